@@ -1,0 +1,46 @@
+"""What the benchmarks share: one table printed, and the same rows as CSV in results/."""
+
+import csv
+import importlib.metadata
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import jax
+import rich
+from rich.table import Table
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+MIB = 2**20
+TARGETS = ("h100", "tpu-v5e")
+
+
+def versions() -> str:
+    names = ("jax", "jaxlib", "flax", "libtpu", "jax-cuda13-plugin", "nvidia-cuda-nvcc")
+    return ", ".join(f"{n} {importlib.metadata.version(n)}" for n in names)
+
+
+def publish(name: str, columns: Sequence[str], rows: Sequence[Sequence]) -> None:
+    """Prints the table, and writes `results/<name>-jax<version>.csv`."""
+    table = Table(*columns, title=f"{name}, jax {jax.__version__}")
+    for row in rows:
+        table.add_row(*(f"{c:,.1f}" if isinstance(c, float) else str(c) for c in row))
+    rich.print(table)
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}-jax{jax.__version__}.csv"
+    with path.open("w", newline="") as file:
+        file.write(
+            f"# python -m benchmarks.{pathlib.Path(sys.argv[0]).stem} {' '.join(sys.argv[1:])}".rstrip()
+        )
+        file.write(f"\n# {versions()}\n")
+        out = csv.writer(file, lineterminator="\n")
+        out.writerow(columns)
+        out.writerows(
+            [round(c, 2) if isinstance(c, float) else c for c in row] for row in rows
+        )
+    print(f"wrote {path.relative_to(RESULTS.parent.parent)}")
+
+
+def verdict(value: float, bar: float | None) -> str:
+    """ "yes", "no", or nothing where there is no bar."""
+    return "" if bar is None else "yes" if value <= bar else "no"

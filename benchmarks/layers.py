@@ -1,0 +1,85 @@
+"""Temp bytes of eight-layer scans with stock layers and with ours, on absent chips.
+
+    python -m benchmarks.layers
+
+Where a layer has a bar in the column "at most", it is held to it.
+"""
+
+from functools import partial
+
+import flax.linen as nn
+import jax
+
+import jaxmem
+from benchmarks import scans
+from benchmarks._common import MIB, TARGETS, publish, verdict
+from jaxmem import ops
+
+
+def flax_layer_norm(x, scale, bias):
+    module = nn.LayerNorm(dtype=x.dtype)
+    return module.apply({"params": {"scale": scale, "bias": bias}}, x)
+
+
+def flax_attention(q, k, v, key, rate=0.1):
+    return nn.dot_product_attention(
+        q, k, v, dropout_rng=key, dropout_rate=rate, broadcast_dropout=False
+    )
+
+
+def lean_attention(q, k, v, key, rate=0.1):
+    return ops.dot_product_attention(q, k, v, dropout_rate=rate, dropout_rng=key)
+
+
+def cases():
+    """(stack, variant, loss and arguments, bars for H100 and TPU v5e in MiB)."""
+    for name, act, bars in (
+        ("jax.nn.gelu", jax.nn.gelu, None),
+        ("gelu, save=input", partial(ops.gelu, save="input"), (650, 515)),
+        ("gelu, save=output", partial(ops.gelu, save="output"), (424, 324)),
+        ("jax.nn.silu", jax.nn.silu, None),
+        ("silu, save=output", partial(ops.silu, save="output"), None),
+        ("jax.nn.relu", jax.nn.relu, None),
+        ("relu", ops.relu, None),
+    ):
+        yield "mlp", name, scans.mlp(act), bars
+    for name, norm, bars in (
+        ("flax.linen.LayerNorm", flax_layer_norm, None),
+        ("layer_norm, save=input", ops.layer_norm, None),
+        (
+            "layer_norm, save=output",
+            partial(ops.layer_norm, save="output"),
+            (424, 262),
+        ),
+    ):
+        yield "pre-norm", name, scans.pre_norm(norm), bars
+    checkpointed = jax.checkpoint(flax_attention)
+    long = dict(layers=1, batch=1, length=4096)
+    for name, attend, bars, long_bars in (
+        ("flax.linen, dropout 0.1", flax_attention, None, None),
+        ("the same in jax.checkpoint", checkpointed, None, None),
+        ("dot_product_attention", lean_attention, (512, 400), (160, 16)),
+    ):
+        yield "attention, B 8 S 512", name, scans.attention(attend), bars
+        yield (
+            "attention, B 1 S 4096, one layer",
+            name,
+            scans.attention(attend, **long),
+            long_bars,
+        )
+
+
+def main() -> None:
+    rows = []
+    for stack, name, (loss, args), bars in cases():
+        for i, target in enumerate(TARGETS):
+            temp = jaxmem.estimate(jax.grad(loss), *args, target=target).temp_bytes
+            bar = bars and bars[i]
+            rows.append(
+                (stack, name, target, temp / MIB, bar or "", verdict(temp / MIB, bar))
+            )
+    publish("layers", ("stack", "layer", "target", "temp MiB", "at most", "met"), rows)
+
+
+if __name__ == "__main__":
+    main()

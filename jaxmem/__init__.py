@@ -1,0 +1,47 @@
+"""Training in JAX that fits in less memory.
+
+Measure a step on the chip it will run on (`estimate`, `residuals`, `max_batch`), then
+replace what keeps too much (`substitute`, `ops`, `nn`). Names are loaded when they
+are first used, so that `import jaxmem` costs next to nothing.
+"""
+
+import importlib
+import importlib.metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxmem import memory as memory
+    from jaxmem import nn as nn
+    from jaxmem import ops as ops
+    from jaxmem import rewriting as rewriting
+    from jaxmem.memory import estimate as estimate
+    from jaxmem.memory import max_batch as max_batch
+    from jaxmem.memory import residuals as residuals
+    from jaxmem.memory import target_mesh as target_mesh
+    from jaxmem.memory import targets as targets
+    from jaxmem.nn import substitute as substitute
+
+_HOME = {
+    "estimate": "jaxmem.memory",
+    "max_batch": "jaxmem.memory",
+    "residuals": "jaxmem.memory",
+    "substitute": "jaxmem.nn",
+    "target_mesh": "jaxmem.memory",
+    "targets": "jaxmem.memory",
+}
+_SUBPACKAGES = ("memory", "nn", "ops", "rewriting")
+
+__all__ = [*_HOME, *_SUBPACKAGES]
+__version__ = importlib.metadata.version("jaxmem")
+
+
+def __getattr__(name: str):
+    if name in _SUBPACKAGES:
+        return importlib.import_module(f"jaxmem.{name}")
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'jaxmem' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,46 @@
+"""Every op against its plain twin: dtype x transform x frozen subset x odd shapes."""
+
+import importlib
+import pkgutil
+
+import pytest
+
+import tests.ops
+from tests import twins
+
+
+def _families():
+    names = (m.name for m in pkgutil.iter_modules(tests.ops.__path__))
+    return [importlib.import_module(f"tests.ops.{n}") for n in names if "_twins" in n]
+
+
+TWINS = [t for family in _families() for t in family.TWINS]
+CASES = [(t, s, d) for t in TWINS for s in t.shapes for d in t.dtypes]
+
+
+def _id(case):
+    return "-".join(map(str, case)).replace(" ", "")
+
+
+@pytest.mark.parametrize("case", CASES, ids=_id)
+def test_equals_plain_twin(case):
+    twins.check_equal(*case, transform="jit")
+
+
+@pytest.mark.parametrize("transform", sorted(twins.TRANSFORMS))
+@pytest.mark.parametrize("twin", TWINS, ids=str)
+def test_under_transform(twin, transform):
+    twins.check_equal(twin, twin.shapes[-1], twin.dtypes[-1], transform)
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=str)
+def test_frozen_subsets(twin):
+    for wanted in twins.subsets(twin.diff):
+        twins.check_equal(twin, twin.shapes[-1], "float32", "scan", wanted)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[0].saves], ids=_id)
+def test_keeps_what_it_says(case):
+    twin, shape, dtype = case
+    for wanted in twins.subsets(twin.diff):
+        twins.check_saves(twin, shape, dtype, wanted)

@@ -1,0 +1,234 @@
+"""One battery over all ops: a lean op equals its plain twin, and keeps what it says.
+
+The reference is the plain twin in float64 on the same (already rounded) inputs. The
+lean op may be off by
+
+    4 eps(dtype) max|reference|  +  2 max|plain twin at that dtype - reference|
+
+The first term is four roundings of the largest element: the op rounds its output
+once, and a backward rule written by hand rounds its residual, its cotangent and its
+result. The second allows twice the twin's own error, since ours has other
+intermediate roundings, and no more of them. `derivative_error` adds the stated error
+of an op that recovers its input from a rounded output.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, PartitionSpec
+
+from jaxmem import _compat
+
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A lean op and its plain twin.
+
+    `args(shape, dtype, rng)` makes the positional arguments (`rng` is a numpy
+    generator); the inexact ones among them must have dtype `dtype`, unless they are
+    meant to stay float32. `diff` are the positions that can be differentiated;
+    `saves(args, wanted)` the bytes kept beyond the arguments themselves when the
+    positions in the frozenset `wanted` are differentiated (None: not checked).
+    `derivative_error` maps a dtype's name to an absolute error of the derivative.
+    """
+
+    name: str
+    lean: Callable[..., Any]
+    plain: Callable[..., Any]
+    args: Callable[[tuple[int, ...], Any, np.random.Generator], tuple[Any, ...]]
+    shapes: tuple[tuple[int, ...], ...] = ((8,), (3, 5, 13))
+    diff: tuple[int, ...] = (0,)
+    saves: Callable[[tuple[Any, ...], frozenset[int]], int] | None = None
+    derivative_error: Mapping[str, float] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = DTYPES
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def unary_args(shape, dtype, rng):
+    """One normal array of spread 2: reaches both tails of every activation."""
+    return (jnp.asarray(2 * rng.standard_normal(shape), dtype),)
+
+
+def nbytes(x) -> int:
+    return int(np.prod(x.shape, dtype=np.int64)) * x.dtype.itemsize
+
+
+def subsets(diff):
+    """Every non-empty subset of the differentiable positions."""
+    sizes = range(1, len(diff) + 1)
+    return [frozenset(c) for n in sizes for c in itertools.combinations(diff, n)]
+
+
+# -- transforms: each takes a function of one example's arguments and runs it on a
+# stack of COPIES examples, so that all are compared against the same reference.
+
+COPIES = 2
+
+
+def _plain_loop(fn, *stacked):
+    outs = [fn(*jax.tree.map(lambda x, i=i: x[i], stacked)) for i in range(COPIES)]
+    return jax.tree.map(lambda *xs: jnp.stack(xs), *outs)
+
+
+def _jit(fn, *stacked):
+    return _plain_loop(jax.jit(fn), *stacked)
+
+
+def _vmap(fn, *stacked):
+    return jax.vmap(fn)(*stacked)
+
+
+def _scan(fn, *stacked):
+    return jax.lax.scan(lambda _, args: (None, fn(*args)), None, stacked)[1]
+
+
+def _remat(fn, *stacked):
+    return _scan(jax.checkpoint(fn), *stacked)
+
+
+def _remat_unrolled(fn, *stacked):
+    policy = jax.checkpoint_policies.nothing_saveable
+    return _plain_loop(jax.checkpoint(fn, policy=policy), *stacked)
+
+
+def _shard_map(fn, *stacked):
+    mesh = jax.make_mesh((COPIES,), ("x",), axis_types=(AxisType.Auto,))
+    spec = PartitionSpec("x")
+
+    def one(*shards):
+        out = fn(*jax.tree.map(lambda x: x[0], shards))
+        return jax.tree.map(lambda x: x[None], out)
+
+    return jax.shard_map(one, mesh=mesh, in_specs=spec, out_specs=spec)(*stacked)
+
+
+TRANSFORMS = {
+    "jit": _jit,
+    "vmap": _vmap,
+    "scan": _scan,
+    "remat": _remat,
+    "remat_unrolled": _remat_unrolled,
+    "shard_map": _shard_map,
+}
+
+
+# -- checks
+
+
+def _seed(*parts) -> np.random.Generator:
+    return np.random.default_rng(abs(hash_text(" ".join(map(str, parts)))))
+
+
+def hash_text(text: str) -> int:
+    return functools.reduce(lambda h, c: (h * 31 + ord(c)) % 2**32, text, 7)
+
+
+def _is_float(x) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+
+
+def _stack(examples):
+    return tuple(jax.tree.map(lambda *xs: jnp.stack(xs), *e) for e in zip(*examples))
+
+
+def _vjp(run, args, wanted, cotangent):
+    """Outputs and the gradients for the `wanted` positions."""
+    order = sorted(wanted)
+
+    def partial(*some):
+        full = list(args)
+        for i, x in zip(order, some, strict=True):
+            full[i] = x
+        return run(*full)
+
+    out, pull = jax.vjp(jax.jit(partial), *(args[i] for i in order))
+    ct = jax.tree.map(lambda o, c: c.astype(o.dtype), out, cotangent(out))
+    return out, pull(ct)
+
+
+def _float64(x):
+    return np.asarray(x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, "f8")
+
+
+def _reference(twin, stacked, wanted, cotangent):
+    with jax.enable_x64(True):
+        args = [jnp.asarray(_float64(x)) if _is_float(x) else x for x in stacked]
+        got = _vjp(functools.partial(_plain_loop, twin.plain), args, wanted, cotangent)
+        return jax.tree.map(np.asarray, got)
+
+
+def check_equal(twin: Twin, shape, dtype: str, transform: str, wanted=None) -> None:
+    """Values and gradients of the lean op under `transform` against float64."""
+    wanted = frozenset(twin.diff) if wanted is None else wanted
+    rng = _seed(twin.name, shape, dtype)
+    stacked = _stack([twin.args(shape, jnp.dtype(dtype), rng) for _ in range(COPIES)])
+
+    def cotangent(out):
+        noise = np.random.default_rng(5)
+        return jax.tree.map(
+            lambda o: jnp.asarray(noise.standard_normal(o.shape).astype("f4")), out
+        )
+
+    lean = _vjp(
+        functools.partial(TRANSFORMS[transform], twin.lean), stacked, wanted, cotangent
+    )
+    plain = _vjp(functools.partial(_plain_loop, twin.plain), stacked, wanted, cotangent)
+    reference = _reference(twin, stacked, wanted, cotangent)
+    slack = twin.derivative_error.get(dtype, 0.0) * 4.0  # |cotangent| stays below 4
+    names = [f"output {i}" for i in range(len(jax.tree.leaves(lean[0])))]
+    names += [f"gradient of argument {i}" for i in sorted(wanted)]
+    leaves = zip(names, *map(jax.tree.leaves, (lean, plain, reference)), strict=True)
+    for what, got, twin_got, want in leaves:
+        extra = slack if what.startswith("gradient") else 0.0
+        _assert_close(f"{twin.name} {what}", got, twin_got, want, dtype, extra)
+
+
+def _assert_close(what, got, twin_got, want, dtype, extra):
+    assert got.dtype == twin_got.dtype, f"{what}: {got.dtype}, twin {twin_got.dtype}"
+    assert got.shape == want.shape, f"{what}: {got.shape} for {want.shape}"
+    if want.size == 0:
+        return
+    got, twin_got = _float64(got), _float64(twin_got)
+    eps = float(jnp.finfo(dtype).eps)
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(np.isfinite(got), finite, err_msg=what)
+    error = np.max(np.abs(got - want), where=finite, initial=0.0)
+    allowed = (
+        4 * eps * np.max(np.abs(want), where=finite, initial=0.0)
+        + 2 * np.max(np.abs(twin_got - want), where=finite, initial=0.0)
+        + extra
+    )
+    assert error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g}"
+
+
+def kept_bytes(fn, args, wanted) -> int:
+    """Bytes that the backward pass keeps beyond arguments and constants."""
+    order = sorted(wanted)
+
+    def partial(*some):
+        full = list(args)
+        for i, x in zip(order, some, strict=True):
+            full[i] = x
+        return fn(*full)
+
+    kept = _compat.saved_residuals(partial, *(args[i] for i in order))
+    own = ("from the argument", "from a constant")
+    return sum(nbytes(aval) for aval, src in kept if not src.startswith(own))
+
+
+def check_saves(twin: Twin, shape, dtype: str, wanted) -> None:
+    """The `Saves:` line of the op, in bytes, for one subset of differentiated inputs."""
+    args = twin.args(shape, jnp.dtype(dtype), _seed(twin.name, shape, dtype))
+    got = kept_bytes(twin.lean, args, wanted)
+    want = twin.saves(args, wanted)
+    assert got == want, f"{twin.name}: keeps {got} bytes for {set(wanted)}, says {want}"
