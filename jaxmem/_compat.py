@@ -22,3 +22,83 @@ def saved_residuals(fn, *args: Any, **kwargs: Any) -> list[tuple[Any, str]]:
     from jax._src.ad_checkpoint import saved_residuals as impl
 
     return impl(fn, *args, **kwargs)
+
+
+def varying_axes(*xs: Any) -> frozenset[str]:
+    """Mesh axes of a `shard_map` over which any of the arrays varies."""
+    return frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in xs))
+
+
+def bind(eqn, args, params=None) -> list[Any]:
+    """Outputs of `eqn` on `args`, under its own source line and name scopes."""
+    from jax._src.source_info_util import current_name_stack, user_context
+
+    info = eqn.source_info
+    stack = current_name_stack() + info.name_stack
+    params = eqn.primitive.get_bind_params(eqn.params if params is None else params)
+    with user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
+        outs = eqn.primitive.bind(*args, **params)
+    return list(outs) if eqn.primitive.multiple_results else [outs]
+
+
+def in_context_of(eqn, fn, *args):
+    """`fn(*args)` under the source line and the name scopes of `eqn`."""
+    from jax._src.source_info_util import current_name_stack, user_context
+
+    info = eqn.source_info
+    stack = current_name_stack() + info.name_stack
+    with user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
+        return fn(*args)
+
+
+def source_line(eqn) -> str:
+    """Where the user wrote `eqn`, as `file:line (function)`."""
+    from jax.extend import source_info_util
+
+    return source_info_util.summarize(eqn.source_info)
+
+
+def name_stack(eqn) -> str:
+    """The name scopes (module path) of `eqn`."""
+    return str(eqn.source_info.name_stack)
+
+
+def constants_first(closed):
+    """A jaxpr without constants of its own: they become the first arguments."""
+    from jax._src.interpreters import partial_eval
+
+    if not hasattr(closed.jaxpr, "consts"):
+        return partial_eval.convert_constvars_jaxpr(closed.jaxpr)
+    n = len(closed.consts)
+    avals = [v.aval for v in [*closed.jaxpr.constvars, *closed.jaxpr.invars]]
+
+    def run(*args):
+        return jax.core.eval_jaxpr(closed.jaxpr, args[:n], *args[n:])
+
+    return jax.make_jaxpr(run)(*avals)
+
+
+def gpu_mesh(name: str, cores: int):
+    """A mesh of one GPU that is not there, for kernels that ask which GPU it is."""
+    from jax.sharding import AbstractDevice
+
+    return jax.sharding.AbstractMesh(
+        (1,),
+        ("_",),
+        axis_types=(jax.sharding.AxisType.Auto,),
+        abstract_device=AbstractDevice(name, cores, "cuda"),
+    )
+
+
+def shard_map_again(eqn, body, args) -> list[Any]:
+    """The `shard_map` of `eqn` with another body, a function of a list of shards."""
+    names = eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
+    mapped = jax.shard_map(
+        lambda *shards: tuple(body(shards)),
+        mesh=eqn.params["mesh"],
+        in_specs=tuple(eqn.params["in_specs"]),
+        out_specs=tuple(eqn.params["out_specs"]),
+        axis_names=names,
+        check_vma=eqn.params["check_vma"],
+    )
+    return list(in_context_of(eqn, mapped, *args))

@@ -1,0 +1,181 @@
+"""Donation that did not happen, and arguments whose bytes are there twice.
+
+An argument is kept twice when its buffer cannot be given up but a second array takes
+its place: either the step returns an updated array of the same shape and dtype that is
+computed from it element by element (parameters, moments) and it is not donated, or the
+compiled program copies the argument as it is. Gradients are no updated arguments: they
+reach their output through a product or a sum.
+"""
+
+import collections
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from jaxmem._jaxpr import bodies, split
+from jaxmem.memory._bytes import format_bytes
+from jaxmem.memory._step import Step
+
+_MIN_BYTES = 1024
+_ELEMENTWISE = frozenset(
+    "abs add add_any and ceil clamp convert_element_type copy copy_p cos div erf exp "
+    "expm1 floor integer_pow log log1p logistic max min mul name ne neg not "
+    "optimization_barrier or pow reduce_precision rem round rsqrt scatter scatter-add "
+    "select_n sharding_constraint sign sin sqrt square sub tanh dynamic_update_slice "
+    "xor".split()
+)
+_CALLS = frozenset(
+    "jit pjit closed_call core_call custom_jvp_call custom_vjp_call remat checkpoint "
+    "remat2 custom_vjp_call_jaxpr".split()
+)
+
+
+def donation_notes(
+    step: Step, traced: Any, result: dict[str, Any], artefact: Any
+) -> tuple[str, ...]:
+    """Sentences for the report; arguments of less than a kibibyte are left out."""
+    aliased = {index for _, index in result["aliases"]}
+    sizes = dict(zip(artefact.kept, result["argument_sizes"], strict=True))
+    notes = list(_unused_donations(step, artefact, aliased))
+    updated = updated_arguments(traced.jaxpr)
+    twice = {
+        i: "it is not donated, and the step returns its updated value: donate it"
+        for i in updated
+        if not step.leaves[i].donated
+    }
+    for number in copied_parameters(result["dump"].get("hlo", "")):
+        index = artefact.kept[number]
+        twice.setdefault(index, "the compiled program copies it as it is")
+    big = {i: why for i, why in twice.items() if sizes.get(i, 0) >= _MIN_BYTES}
+    return (*notes, *_grouped("kept twice", big, step, sizes))
+
+
+def _unused_donations(step: Step, artefact: Any, aliased: set[int]) -> Iterator[str]:
+    donated = [i for i, leaf in enumerate(step.leaves) if leaf.donated]
+    outputs = collections.Counter((a.shape, a.dtype) for a in artefact.out_avals)
+    kinds = [_kind(step, i) for i in donated]
+    why = {}
+    for i in donated:
+        kind = _kind(step, i)
+        if i in aliased:
+            continue
+        if i not in artefact.kept:
+            why[i] = "the step does not read it"
+        elif not outputs[kind]:
+            why[i] = "no output has its shape and dtype"
+        elif kinds.count(kind) > outputs[kind]:
+            why[i] = "each output of its shape and dtype already has another's buffer"
+        else:
+            why[i] = "the compiler gave no output its buffer (sharding, layout or use)"
+    sizes = {i: _whole_bytes(step, i) for i in why}
+    big = {i: text for i, text in why.items() if sizes[i] >= _MIN_BYTES}
+    return _grouped("donated but not reused", big, step, sizes)
+
+
+def _kind(step: Step, index: int) -> tuple[Any, Any]:
+    spec = step.leaves[index].spec
+    return spec.shape, spec.dtype
+
+
+def _whole_bytes(step: Step, index: int) -> int:
+    spec = step.leaves[index].spec
+    return spec.size * spec.dtype.itemsize
+
+
+def _grouped(
+    what: str, reasons: dict[int, str], step: Step, sizes: dict[int, int]
+) -> Iterator[str]:
+    """One sentence a reason, its arguments named, the largest first."""
+    groups: dict[str, list[int]] = {}
+    for index, why in reasons.items():
+        groups.setdefault(why, []).append(index)
+    for why, indices in groups.items():
+        indices.sort(key=lambda i: -sizes[i])
+        total = format_bytes(sum(sizes[i] for i in indices))
+        names = ", ".join(
+            f"{step.leaves[i].name} ({format_bytes(sizes[i])})" for i in indices[:4]
+        )
+        more = f" and {len(indices) - 4} more" if len(indices) > 4 else ""
+        yield f"{what}: {names}{more}, {total} in all: {why}"
+
+
+def updated_arguments(jaxpr: Any) -> dict[int, int]:
+    """{argument: output} where the output is the argument's updated value.
+
+    Each output takes one of the arguments it comes from, those with the fewest to
+    choose from first: p - m / sqrt(v) comes from p, m and v, the new m from m alone.
+    """
+    jaxpr, _ = split(jaxpr)
+    origins = _origins(jaxpr, [frozenset([i]) for i in range(len(jaxpr.invars))])
+    outputs = [
+        (sorted(i for i in found if _same(jaxpr.invars[i], var)), place)
+        for place, (var, found) in enumerate(zip(jaxpr.outvars, origins, strict=True))
+    ]
+    matched: dict[int, int] = {}
+    for candidates, place in sorted(outputs, key=lambda item: len(item[0])):
+        free = [i for i in candidates if i not in matched]
+        if free:
+            matched[free[0]] = place
+    return matched
+
+
+def _origins(jaxpr: Any, inputs: list[frozenset[int]]) -> list[frozenset[int]]:
+    """For each output the arguments that reach it element by element."""
+    known: dict[Any, frozenset[int]] = dict(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(atom: Any) -> frozenset[int]:
+        return frozenset() if hasattr(atom, "val") else known.get(atom, frozenset())
+
+    for eqn in jaxpr.eqns:
+        found = [read(v) for v in eqn.invars]
+        if not any(found):
+            continue
+        for var, origin in zip(eqn.outvars, _through(eqn, found), strict=True):
+            known[var] = origin
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _through(eqn: Any, found: list[frozenset[int]]) -> list[frozenset[int]]:
+    name = eqn.primitive.name
+    inner = bodies(eqn) if name in _CALLS else []
+    if inner and len(split(inner[0])[0].invars) == len(found):
+        return _origins(split(inner[0])[0], found)
+    if name not in _ELEMENTWISE:
+        return [frozenset()] * len(eqn.outvars)
+    return [
+        frozenset().union(
+            *(f for v, f in zip(eqn.invars, found, strict=True) if _same_shape(v, out))
+        )
+        for out in eqn.outvars
+    ]
+
+
+def _same_shape(one: Any, other: Any) -> bool:
+    return getattr(one.aval, "shape", None) == getattr(other.aval, "shape", None)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return _same_shape(one, other) and one.aval.dtype == other.aval.dtype
+
+
+def copied_parameters(hlo: str) -> list[int]:
+    """Numbers of the program's parameters that its entry copies unchanged."""
+    start = hlo.find("\nENTRY ")
+    entry = hlo[start : hlo.find("\n}", start)] if start >= 0 else ""
+    parameters = {
+        name: (shape, int(number))
+        for name, shape, number in re.findall(
+            r"%?([\w.\-]+) = (\w+\[[\d,]*\])\S* parameter\((\d+)\)", entry
+        )
+    }
+    copies = re.findall(
+        r"= \(?(\w+\[[\d,]*\])[^=]*? (?:copy|copy-start)\("
+        r"(?:\w+\[[\d,]*\]\S* )?%?([\w.\-]+)\)",
+        entry,
+    )
+    found = {
+        parameters[name][1]
+        for shape, name in copies
+        if name in parameters and parameters[name][0] == shape
+    }
+    return sorted(found)

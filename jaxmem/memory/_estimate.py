@@ -1,0 +1,170 @@
+"""What a step takes on a chip, by compiling it for that chip.
+
+No array is allocated and no accelerator is needed: arguments may be
+`jax.ShapeDtypeStruct`s, and the compile runs in a worker process. The figures are the
+compiler's own buffer assignment. CPU compiles say nothing about rematerialisation:
+XLA:CPU undoes `jax.checkpoint` in unrolled code.
+"""
+
+import re
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxmem.memory import _cache, _compile
+from jaxmem.memory._donation import donation_notes
+from jaxmem.memory._jitted import own_arguments
+from jaxmem.memory._pool import pool
+from jaxmem.memory._report import MemoryReport, make_report
+from jaxmem.memory._step import Place, Step, make_step, step_name
+from jaxmem.memory._targets import Target, get_target
+
+# fn -> what was made of it, as long as it lives: jit's own contract for its caches
+_SEEN: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def estimate(
+    fn: Callable,
+    *args: Any,
+    target: str | Target | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    timeout: float = 600.0,
+    compiler_options: dict[str, Any] | None = None,
+    cache: bool = True,
+    **kwargs: Any,
+) -> MemoryReport:
+    """Compiles a step for a target and reports the bytes it takes, and who holds them.
+
+    The peak is arguments + outputs + temporaries - donated outputs, in bytes on one
+    device, and leaves out what the framework itself holds. Results are kept on disk,
+    keyed by the lowered program, the target and the versions.
+
+    The report's notes tell of each donation that did not happen, with the reason, and
+    of each argument kept twice: one that is not donated although the step returns an
+    updated array of the same shape and dtype (computed from it element by element), or
+    one that the compiled program copies.
+
+    Args:
+      fn: the step: any function that `jax.jit` takes, already jitted or not. A jitted
+        one brings its own donated and static arguments along.
+      *args: arrays or `jax.ShapeDtypeStruct`s, in any pytrees; with a `NamedSharding`
+        over a mesh (see `jaxmem.target_mesh`) where the step is sharded.
+      target: a name of `jaxmem.targets()`, "cpu" by default.
+      donate_argnums: positional arguments whose buffers the step may reuse.
+      donate_argnames: the same for keyword arguments.
+      static_argnums: positional arguments that are Python values, not arrays.
+      static_argnames: the same for keyword arguments.
+      timeout: seconds that the compile may take.
+      compiler_options: as for `jax.jit`.
+      cache: whether a result on disk may be used.
+      **kwargs: the step's keyword arguments.
+
+    Returns:
+      A `MemoryReport`.
+
+    Raises:
+      ValueError: unknown target, arguments that do not fit the step, a step that calls
+        back into Python.
+      TypeError: a step that cannot be traced, an argument that is no array.
+      RuntimeError: this installation cannot compile for the target (says how to
+        install what is missing), or the compiler failed or died.
+      TimeoutError: the compile took longer than `timeout`.
+
+    Example::
+
+      report = jaxmem.estimate(step, state, batch, target="h100", donate_argnums=0)
+      print(report)
+    """
+    chip = get_target(target)
+    if not timeout > 0:
+        raise ValueError(f"timeout={timeout!r}: seconds, more than 0")
+    donate, static = (
+        [*_many(numbers), *_many(names)]
+        for numbers, names in (
+            (donate_argnums, donate_argnames),
+            (static_argnums, static_argnames),
+        )
+    )
+    step = _step_of(fn, args, kwargs, donate, static)
+    jitted, reports = _memo(fn, step)
+    traced = _compile.trace(jitted, step)
+    options = tuple(sorted((compiler_options or {}).items()))
+    # the jaxpr is the same object as long as jit would not trace anew
+    seen = (id(traced.jaxpr), chip.name, options)
+    if cache and seen in reports:
+        return reports[seen][1]
+    step = _compile.spread(step, traced)
+    artefact = _compile.lower(jitted, traced, step, chip, compiler_options)
+    report = _cache.load(artefact.key) if cache else None
+    if report is None:
+        report = _report(artefact, traced, step, chip, timeout)
+        _cache.store(artefact.key, report)
+    reports[seen] = (traced.jaxpr, report)
+    return report
+
+
+def _many(value: Place | Sequence[Place]) -> tuple[Place, ...]:
+    return (value,) if isinstance(value, int | str) else tuple(value)
+
+
+def _step_of(fn, args, kwargs, donate: list[Place], static: list[Place]) -> Step:
+    """The flattened call, with what a jitted step says of itself."""
+    if isinstance(fn, jax.stages.Wrapped):
+        with _compile.explained(step_name(fn)):
+            own_donated, own_static = own_arguments(fn, args, kwargs)
+        donate = donate or list(own_donated)
+        static = list({*static, *own_static})
+    return make_step(fn, args, kwargs, donate, static)
+
+
+def _memo(fn: Callable, step: Step) -> tuple[Any, dict[Any, Any]]:
+    """The jitted flat step and its reports, the same ones for the same call."""
+    try:
+        per_fn = _SEEN.setdefault(fn, {})
+        found = per_fn.get(step)
+        reference = weakref.ref(fn)
+    except TypeError:  # a callable or a static value without hash or weak reference
+        return _compile.flat_function(fn, step), {}
+    if found is None:
+        # not fn itself: what the dictionary holds must not keep its key alive
+        found = _compile.flat_function(_through(reference), step), {}
+        per_fn[step] = found
+    return found
+
+
+def _through(reference: "weakref.ref[Callable]") -> Callable:
+    """Calls what is referred to, which lives as long as the caller's call."""
+
+    def call(*args, **kwargs):
+        fn = reference()
+        assert fn is not None
+        return fn(*args, **kwargs)
+
+    return call
+
+
+def _report(
+    artefact: _compile.Artefact, traced: Any, step: Step, chip: Target, timeout: float
+) -> MemoryReport:
+    result = pool().run(artefact.request, timeout)
+    names = [leaf.name for leaf in step.leaves]
+    result["dump"]["hlo"] = named_arguments(result["dump"]["hlo"], artefact.kept, names)
+    notes = donation_notes(step, traced, result, artefact)
+    kept = [names[i] for i in artefact.kept]
+    return make_report(
+        result | {"notes": notes}, target=chip, name=step.name, argument_names=kept
+    )
+
+
+def named_arguments(hlo: str, kept: Sequence[int], names: Sequence[str]) -> str:
+    """The text with the user's names in the place of the worker's `leaves[i]`."""
+
+    def name(match: re.Match[str]) -> str:
+        return names[kept[int(match.group(1))]].replace("'", r"\'")
+
+    return re.sub(r"(?<=op_name=\")leaves\[(\d+)\](?=\")", name, hlo)

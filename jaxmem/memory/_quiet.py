@@ -1,0 +1,28 @@
+"""Compilers for absent chips must not complain that the chips are absent.
+
+Once they are installed, jax looks for their hardware in every process and prints what
+it misses. These variables keep that quiet; they are set only where there is no such
+hardware, never over the user's own, and change nothing in what jax then uses.
+"""
+
+import glob
+import os
+from collections.abc import MutableMapping
+
+_NO_GPU = {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
+_NO_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+}
+_GPU_FILES = ("/dev/nvidia*", "/dev/dxg")
+_TPU_FILES = ("/dev/accel*", "/dev/vfio/*")
+
+
+def hush(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Sets the variables for the hardware that this machine does not have."""
+    for variables, files in ((_NO_GPU, _GPU_FILES), (_NO_TPU, _TPU_FILES)):
+        if any(glob.glob(pattern) for pattern in files):
+            continue
+        for name, value in variables.items():
+            environment.setdefault(name, value)

@@ -1,0 +1,184 @@
+"""What `estimate` returns: the bytes of a compiled step, and who holds them.
+
+The numbers are the compiler's own; the rows come from its dumped buffer assignment and
+always add up to the peak: what cannot be attributed is a row of its own.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from jaxmem.memory._attribute import attribute
+from jaxmem.memory._bytes import parse_bytes
+from jaxmem.memory._holder import Holder as Holder
+from jaxmem.memory._holder import ScheduleStep as ScheduleStep
+
+_SIZES = ("argument", "output", "temp", "alias", "generated_code")
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """What a step takes on a target, and who holds the bytes at the peak.
+
+    Sizes are bytes on one device, as the target's compiler assigned them. Printing the
+    report gives the whole story; in a notebook it draws itself.
+
+    Attributes:
+        target: the chip compiled for.
+        memory_bytes: the chip's memory, None where unknown (cpu).
+        name: the step's name.
+        peak_bytes: `argument_bytes + output_bytes + temp_bytes - alias_bytes`.
+        argument_bytes: parameters, optimizer state, batch.
+        output_bytes: what the step returns, donated buffers included.
+        temp_bytes: everything between, residuals above all.
+        alias_bytes: outputs that lie in donated arguments.
+        generated_code_bytes: the program itself; not part of the peak.
+        cost: `"flops"` and `"bytes accessed"` where the compiler counts them.
+        at_peak: who holds the bytes at the peak, largest first. Each buffer of at least
+            a thousandth of the peak has a row; the rows add up to `peak_bytes`.
+        peak_step: the step of the schedule at which the temporaries are fullest.
+        timeline: live bytes over the schedule, thinned out, the peak kept.
+        notes: donations that did not happen, arguments kept twice, and the like.
+        advice: what to do about the largest holders, where that is simple to tell.
+    """
+
+    target: str
+    memory_bytes: int | None
+    name: str
+    peak_bytes: int
+    argument_bytes: int
+    output_bytes: int
+    temp_bytes: int
+    alias_bytes: int
+    generated_code_bytes: int
+    cost: dict[str, float]
+    at_peak: tuple[Holder, ...]
+    peak_step: int
+    timeline: tuple[ScheduleStep, ...]
+    notes: tuple[str, ...]
+    advice: tuple[str, ...]
+
+    def fits(self, memory: int | str | None = None) -> bool:
+        """Whether the step fits in memory.
+
+        Args:
+            memory: bytes, or text such as `"14GiB"`; the target's own by default.
+
+        Returns:
+            Whether `peak_bytes` is at most that.
+
+        Raises:
+            ValueError: no memory given and the target has none of its own (cpu).
+        """
+        limit = self.memory_bytes if memory is None else parse_bytes(memory)
+        if limit is None:
+            raise ValueError(
+                f"target {self.target!r} has no memory of its own: pass memory=, "
+                "bytes or text such as '14GiB'"
+            )
+        return self.peak_bytes <= limit
+
+    def plot(self, path: str | PathLike[str]) -> None:
+        """Draws live bytes over the schedule, stacked by module path.
+
+        Args:
+            path: the image to write; its suffix says the format (.png, .svg, .pdf).
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            ValueError: the compiler dumped no schedule to draw.
+        """
+        from jaxmem.memory._plot import plot_report
+
+        plot_report(self, path)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The report as JSON text; `from_json` reads it back."""
+        return json.dumps(dataclasses.asdict(self), indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> "MemoryReport":
+        """The report that `to_json` wrote.
+
+        Args:
+            text: what `to_json` returned.
+
+        Returns:
+            An equal report.
+
+        Raises:
+            ValueError: the text is not a report.
+        """
+        return _from_plain(json.loads(text))
+
+    def __str__(self) -> str:
+        from jaxmem.memory._text import as_text
+
+        return as_text(self)
+
+    def __rich__(self) -> Any:
+        from jaxmem.memory._text import as_rich
+
+        return as_rich(self)
+
+    def _repr_html_(self) -> str:
+        from jaxmem.memory._html import as_html
+
+        return as_html(self)
+
+
+def _from_plain(plain: Any) -> MemoryReport:
+    """A report from the dicts and lists of its JSON."""
+    names = {f.name for f in dataclasses.fields(MemoryReport)}
+    if not isinstance(plain, dict) or set(plain) != names:
+        raise ValueError("not the JSON of a MemoryReport")
+    holders = (Holder(**{**h, "shape": tuple(h["shape"])}) for h in plain["at_peak"])
+    steps = (
+        ScheduleStep(**{**s, "by_module": tuple((m, b) for m, b in s["by_module"])})
+        for s in plain["timeline"]
+    )
+    return MemoryReport(
+        **{
+            **plain,
+            "at_peak": tuple(holders),
+            "timeline": tuple(steps),
+            "notes": tuple(plain["notes"]),
+            "advice": tuple(plain["advice"]),
+        }
+    )
+
+
+def make_report(
+    result: dict[str, Any], *, target: Any, name: str, argument_names: list[str]
+) -> MemoryReport:
+    """The report of what a compile gave.
+
+    Args:
+        result: `memory` (bytes by `argument`, `output`, `alias`, `temp` and
+            `generated_code`), `cost`, `notes`, and `dump`: the compiler's texts by
+            `hlo`, `buffer_assignment` and `live_range`.
+        target: has `name` and `memory_bytes`.
+        name: of the step.
+        argument_names: of the flat arguments, in order.
+
+    Returns:
+        The report.
+    """
+    sizes = {f"{k}_bytes": int(result["memory"].get(k, 0)) for k in _SIZES}
+    rows = attribute(result.get("dump") or {}, sizes, argument_names)
+    peak = sizes["argument_bytes"] + sizes["output_bytes"]
+    return MemoryReport(
+        target=target.name,
+        memory_bytes=target.memory_bytes,
+        name=name,
+        peak_bytes=peak + sizes["temp_bytes"] - sizes["alias_bytes"],
+        **sizes,
+        cost=dict(result.get("cost") or {}),
+        at_peak=rows.at_peak,
+        peak_step=rows.peak_step,
+        timeline=rows.timeline,
+        notes=(*result.get("notes", ()), *rows.notes),
+        advice=rows.advice,
+    )
