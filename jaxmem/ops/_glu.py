@@ -1,0 +1,131 @@
+"""Gated linear units that keep the projections alone.
+
+The activated gate and its derivative are made again in the backward pass, so two
+arrays of the gate's size are kept where `jax.nn.silu(gate) * up` keeps five and the
+tanh form of GELU seven. One sigmoid (or tanh, or erfc) an element is computed twice.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Shaped
+
+from jaxmem.ops._elementwise import inexact, wide
+
+
+@functools.cache
+def _gated(name, activation):
+    """`activation(gate) * up`, keeping no more than the two."""
+
+    def op(gate, up):
+        with jax.named_scope(f"jaxmem.{name}"):
+            return (activation(wide(gate)) * wide(up)).astype(gate.dtype)
+
+    return jax.checkpoint(op, prevent_cse=False)
+
+
+def _gelu_erf(x):
+    return jax.nn.gelu(x, approximate=False)
+
+
+def _check(name, gate, up):
+    gate, up = inexact(name, gate), inexact(name, up)
+    if gate.shape != up.shape:
+        raise ValueError(
+            f"{name}: gate and up must have one shape, got {gate.shape} and {up.shape}"
+        )
+    if gate.dtype != up.dtype:
+        raise TypeError(
+            f"{name}: gate and up must have one dtype, got {gate.dtype} and {up.dtype}"
+        )
+    return gate, up
+
+
+def glu(x: Shaped[ArrayLike, "..."], axis: int = -1) -> Float[Array, "..."]:
+    """Gated linear unit, as `jax.nn.glu`: the first half times sigmoid of the second.
+
+    Args:
+        x: input with an even size along `axis`; integers become floats.
+        axis: the axis to halve.
+
+    Returns:
+        Array of half the size along `axis`, in the dtype of x.
+
+    Raises:
+        ValueError: the size along `axis` is odd, or x has no such axis.
+        TypeError: x is complex, or no array.
+
+    Saves:
+        x alone.
+
+    Source:
+        Dauphin et al., arXiv 1612.08083, section 2.
+    """
+    x = inexact("glu", x)
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"glu: axis {axis} is none of an array of shape {x.shape}")
+    if x.shape[axis] % 2:
+        raise ValueError(f"glu: axis {axis} must have an even size, got {x.shape}")
+    return _halves(x, axis)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=1)
+def _halves(x, axis):
+    with jax.named_scope("jaxmem.glu"):
+        up, gate = jnp.split(x, 2, axis)
+        return (wide(up) * jax.nn.sigmoid(wide(gate))).astype(x.dtype)
+
+
+def swiglu(
+    gate: Shaped[ArrayLike, "*shape"], up: Shaped[ArrayLike, "*shape"]
+) -> Float[Array, "*shape"]:
+    """silu(gate) times up.
+
+    Args:
+        gate: the projection that is activated.
+        up: the projection that is gated, same shape and dtype.
+
+    Returns:
+        Array of that shape and dtype, computed in float32 and rounded once.
+
+    Raises:
+        ValueError: the shapes differ.
+        TypeError: the dtypes differ, or one is complex.
+
+    Saves:
+        gate and up; gate alone where only `up` is differentiated.
+
+    Source:
+        Shazeer, GLU variants improve transformer, arXiv 2002.05202, section 2.
+    """
+    return _gated("swiglu", jax.nn.silu)(*_check("swiglu", gate, up))
+
+
+def geglu(
+    gate: Shaped[ArrayLike, "*shape"],
+    up: Shaped[ArrayLike, "*shape"],
+    approximate: bool = True,
+) -> Float[Array, "*shape"]:
+    """gelu(gate) times up.
+
+    Args:
+        gate: the projection that is activated.
+        up: the projection that is gated, same shape and dtype.
+        approximate: the tanh form of GELU if true, else the erf form.
+
+    Returns:
+        Array of that shape and dtype, computed in float32 and rounded once.
+
+    Raises:
+        ValueError: the shapes differ.
+        TypeError: the dtypes differ, or one is complex.
+
+    Saves:
+        gate and up; gate alone where only `up` is differentiated.
+
+    Source:
+        Shazeer, GLU variants improve transformer, arXiv 2002.05202, section 2.
+    """
+    activation = jax.nn.gelu if approximate else _gelu_erf
+    return _gated("geglu", activation)(*_check("geglu", gate, up))
