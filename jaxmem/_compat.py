@@ -102,3 +102,8 @@ def shard_map_again(eqn, body, args) -> list[Any]:
         check_vma=eqn.params["check_vma"],
     )
     return list(in_context_of(eqn, mapped, *args))
+
+
+def function_source(jaxpr) -> str:
+    """Name and place of the function that a jaxpr was traced from."""
+    return str(jaxpr.debug_info.func_src_info)

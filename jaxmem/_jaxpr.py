@@ -1,0 +1,125 @@
+"""Walking, evaluating and rebuilding jaxprs.
+
+What rewriting and scheduling share: trace a function of any pytrees, see the bodies
+inside an equation (`scan`, `cond`, `remat`, ...) whatever the parameter is called, and
+run an equation again with other bodies and everything else as it was.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxmem import _compat
+
+# Primitives whose body has no constants of its own: they come in as arguments.
+TAKES_OPEN_JAXPR = ("checkpoint", "remat", "remat2")
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A traced function: its jaxpr, the array leaves it takes, its output tree."""
+
+    jaxpr: Any
+    leaves: list[Any]
+    out_tree: Any
+
+
+def is_array(leaf) -> bool:
+    """Whether a leaf is traced; Python scalars, strings, functions stay as they are."""
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
+def trace(fn: Callable, *args, **kwargs) -> Traced:
+    """The jaxpr of `fn` at these arguments, its non-array leaves held fixed."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    dynamic = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+
+    def flat(*arrays):
+        full = list(leaves)
+        for i, x in zip(dynamic, arrays, strict=True):
+            full[i] = x
+        args, kwargs = jax.tree.unflatten(tree, full)
+        return fn(*args, **kwargs)
+
+    arrays = [leaves[i] for i in dynamic]
+    jaxpr, out = jax.make_jaxpr(flat, return_shape=True)(*arrays)
+    return Traced(jaxpr, arrays, jax.tree.structure(out))
+
+
+def split(body) -> tuple[Any, Sequence[Any]]:
+    """(jaxpr, constants) of a closed or an open jaxpr."""
+    return getattr(body, "jaxpr", body), getattr(body, "consts", ())
+
+
+def is_body(value) -> bool:
+    return isinstance(value, (_compat.Jaxpr, _compat.ClosedJaxpr))
+
+
+def bodies(eqn) -> list[Any]:
+    """The jaxprs among the parameters of an equation, in a fixed order."""
+    found = []
+    for _, value in sorted(eqn.params.items()):
+        values = value if isinstance(value, (tuple, list)) else (value,)
+        found += [v for v in values if is_body(v)]
+    return found
+
+
+def walk(body) -> Iterator[Any]:
+    """Every equation, those of nested bodies after the one that holds them."""
+    for eqn in split(body)[0].eqns:
+        yield eqn
+        for inner in bodies(eqn):
+            yield from walk(inner)
+
+
+def retrace(body, fn: Callable[[list], list]):
+    """A closed jaxpr of `fn`, at the argument types of `body`."""
+    avals = [v.aval for v in split(body)[0].invars]
+    return jax.make_jaxpr(lambda *args: fn(list(args)))(*avals)
+
+
+def rebind(eqn, args: Sequence[Any], new: Sequence[Any]) -> list[Any]:
+    """Outputs of `eqn` with its `bodies` exchanged for the closed jaxprs `new`."""
+    fresh = iter(new)
+    extra: list[Any] = []
+
+    def exchange(value):
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(exchange, value)) if has_body(value) else value
+        if not is_body(value):
+            return value
+        body = next(fresh)
+        if eqn.primitive.name not in TAKES_OPEN_JAXPR:
+            return body
+        extra.extend(body.consts)
+        return _compat.constants_first(body) if body.consts else body.jaxpr
+
+    params = {k: exchange(v) for k, v in sorted(eqn.params.items())}
+    return _compat.bind(eqn, [*extra, *args], params)
+
+
+def has_body(values) -> bool:
+    return any(map(is_body, values))
+
+
+def evaluate(body, args: Sequence[Any], rule: Callable | None = None) -> list[Any]:
+    """Runs a closed jaxpr; `rule(eqn, args)` may answer for an equation, or None."""
+    jaxpr, consts = split(body)
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+    def read(atom):
+        return atom.val if isinstance(atom, _compat.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        values = [read(v) for v in eqn.invars]
+        outs = rule(eqn, values) if rule else None
+        outs = _compat.bind(eqn, values) if outs is None else outs
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def is_abstract(value) -> bool:
+    """Whether a value is not known now (it belongs to a trace around this one)."""
+    return isinstance(value, jax.core.Tracer)

@@ -1,0 +1,187 @@
+"""Dot product attention: what `jax.nn` has, and dropout, in memory linear in length.
+
+This file checks the arguments; `_attention_xla.py` tells what is saved and what is
+computed again.
+"""
+
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+
+from jaxmem.ops import _attention_xla, _random
+from jaxmem.ops._attention_block import Extras
+from jaxmem.ops._attention_mask import Rules
+from jaxmem.ops._blocks import vary_alike
+from jaxmem.ops._dropout import check_rate, need_rng
+
+Implementation = Literal["xla", "pallas"]
+_AVAILABLE = ("xla",)
+
+
+def _four(x, name: str):
+    """`x` with leading axes of length 1, or None."""
+    if x is None:
+        return None
+    x = jnp.asarray(x)
+    if x.ndim > 4:
+        raise ValueError(f"{name} must have at most 4 axes, got shape {x.shape}")
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+
+def _check_qkv(query, key, value) -> None:
+    shapes = f"query {query.shape}, key {key.shape}, value {value.shape}"
+    if query.ndim not in (3, 4) or not query.ndim == key.ndim == value.ndim:
+        raise ValueError(f"query, key and value must be (B)TNH, (B)SKH: got {shapes}")
+    if key.shape != value.shape:
+        raise ValueError(f"key and value must have one shape: got {shapes}")
+    if query.shape[:-3] != key.shape[:-3] or query.shape[-1] != key.shape[-1]:
+        raise ValueError(f"batch and head dimension must agree: got {shapes}")
+    if key.shape[-2] == 0 or query.shape[-2] % key.shape[-2]:
+        raise ValueError(f"key heads must divide query heads: got {shapes}")
+    if key.shape[-3] == 0:
+        raise ValueError(f"there must be at least one key: got {shapes}")
+    dtypes = {x.dtype for x in (query, key, value)}
+    if len(dtypes) != 1 or not jnp.issubdtype(query.dtype, jnp.floating):
+        raise ValueError(
+            "query, key and value must have one floating dtype: got "
+            f"{query.dtype}, {key.dtype}, {value.dtype}"
+        )
+
+
+def _check_broadcast(x, logits: tuple[int, ...], name: str) -> None:
+    if x is None:
+        return
+    if any(n not in (1, m) for n, m in zip(x.shape, logits, strict=True)):
+        raise ValueError(f"{name} {x.shape} does not broadcast to BNTS = {logits}")
+
+
+def _check_mask(mask) -> None:
+    if mask is not None and mask.dtype != jnp.bool_:
+        raise ValueError(f"mask must be boolean, got {mask.dtype}: pass it as bias")
+
+
+def _lengths(x, batch: int, name: str):
+    if x is None:
+        return None
+    x = jnp.asarray(x)
+    if x.shape != (batch,) or not jnp.issubdtype(x.dtype, jnp.integer):
+        raise ValueError(f"{name} must be {batch} integers, got {jax.typeof(x)}")
+    return x.astype(jnp.int32)
+
+
+def _window(size) -> tuple[int, int] | None:
+    if size is None:
+        return None
+    left, right = (size, size) if isinstance(size, int) else size
+    if left < 0 or right < 0:
+        raise ValueError(f"local_window_size must not be negative, got {size}")
+    return int(left), int(right)
+
+
+def _check_implementation(implementation) -> None:
+    if implementation not in (None, *_AVAILABLE):
+        raise ValueError(
+            f"implementation={implementation!r} is not available here: "
+            f"one of {_AVAILABLE}, or None to choose"
+        )
+
+
+def dot_product_attention(
+    query: Float[Array, "*B T N H"],
+    key: Float[Array, "*B S K H"],
+    value: Float[Array, "*B S K H"],
+    bias: Float[Array, "..."] | None = None,
+    mask: Bool[Array, "..."] | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+    query_seq_lengths: Int[Array, " B"] | None = None,
+    key_value_seq_lengths: Int[Array, " B"] | None = None,
+    local_window_size: int | tuple[int, int] | None = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Key[Array, ""] | UInt32[Array, "..."] | None = None,
+    broadcast_dropout: bool = False,
+    deterministic: bool = False,
+    implementation: Implementation | None = None,
+    block_size: int | None = None,
+) -> Float[Array, "*B T N H"]:
+    """softmax(query key' * scale + bias) value, as `jax.nn.dot_product_attention`.
+
+    Logits, softmax and sums are float32 or wider. A row with no key to see takes the
+    mean of all values, as in `jax.nn`. Queries beyond `query_seq_lengths` give zeros.
+
+    Under a sharded `jit` the blocks are laid out so that a sharded batch or sharded
+    heads need no communication; this is known from the mesh of the arguments or from
+    `jax.set_mesh`. Differentiable in reverse mode, also twice, then without the
+    savings. Under `vmap` a block grows by the mapped axis: prefer the batch axis.
+
+    Args:
+      query: T queries for N heads of H, with or without a batch axis B.
+      key: S keys for K heads; K divides N (grouped queries where it is less).
+      value: as `key`.
+      bias: added to the logits; broadcasts to BNTS (leading axes may be absent).
+      mask: boolean, True where a query may see a key; broadcasts to BNTS.
+      scale: of the logits; 1 / sqrt(H) if None.
+      is_causal: query t sees keys 0..t.
+      query_seq_lengths: how many queries of each sequence are real.
+      key_value_seq_lengths: how many keys.
+      local_window_size: query t sees keys t - left .. t + right; an int is both.
+      dropout_rate: in [0, 1], of the probabilities; the others are divided by
+        `1 - dropout_rate`.
+      dropout_rng: a key, typed or raw; needed with dropout.
+      broadcast_dropout: one mask for the whole batch and all heads.
+      deterministic: True switches dropout off.
+      implementation: "xla", or None to choose.
+      block_size: queries a block; None chooses such that a block's float32 logits
+        stay below 16 MiB, and takes one block where all fit.
+
+    Returns:
+      The attended values, shape and dtype of `query`.
+
+    Raises:
+      ValueError: shapes or dtypes that do not fit, a rate outside [0, 1], dropout
+        without a key, an implementation that is not available.
+
+    Saves:
+      query, key, value, the output, 8 bytes for each query and head, and with dropout
+      8 bytes. Where only `value` is differentiated: neither `value` nor the output.
+
+    Source:
+      Vaswani et al., "Attention Is All You Need" (2017), section 3.2; Rabe and Staats,
+      "Self-attention Does Not Need O(n^2) Memory" (2021).
+    """
+    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+    _check_qkv(query, key, value)
+    _check_implementation(implementation)
+    if block_size is not None and block_size < 1:
+        raise ValueError(f"block_size must be at least 1, got {block_size}")
+    q, k, v = (_four(x, "query") for x in (query, key, value))
+    bias, mask = _four(bias, "bias"), _four(mask, "mask")
+    logits = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    _check_broadcast(bias, logits, "bias")
+    _check_broadcast(mask, logits, "mask")
+    _check_mask(mask)
+
+    rate = 0.0 if deterministic else check_rate(dropout_rate, "dropout_rate")
+    if rate == 1.0 or query.size == 0:
+        return jnp.zeros_like(query)
+    if rate:
+        need_rng(dropout_rng, rate, "dropout_rate", "dropout_rng")
+    seed = _random.seed_words(dropout_rng) if rate else None
+    rules = Rules(
+        1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale),
+        is_causal,
+        _window(local_window_size),
+        rate,
+        broadcast_dropout,
+    )
+    q_len = _lengths(query_seq_lengths, q.shape[0], "query_seq_lengths")
+    kv_len = _lengths(key_value_seq_lengths, q.shape[0], "key_value_seq_lengths")
+    with jax.named_scope("jaxmem.dot_product_attention"):
+        q, k, v, bias, *extras = vary_alike(q, k, v, bias, mask, q_len, kv_len, seed)
+        plan = _attention_xla.make_plan(rules, q, k, block_size)
+        o = _attention_xla.attend(plan, q, k, v, bias, Extras(*extras))
+        return o.reshape(query.shape)

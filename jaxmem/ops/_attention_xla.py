@@ -1,0 +1,223 @@
+"""Attention in blocks of the batch and of the queries, in plain XLA.
+
+Kept: q, k, v, the output, and two float32 a row and head (its maximum and the
+logarithm of its sum); with dropout a key of eight bytes. Logits, probabilities and
+dropout's mask are made again in the backward pass, one block at a time, so no
+intermediate is larger than a block's logits (`block_logits_bytes`, a few times over).
+Costs one more product of q and k than the twin: 7 instead of 6.
+
+Not optimal: logits pass through memory in float32, where a kernel holds them on chip.
+By TPU's cost analysis, for 512 queries and keys and 16 heads of 64 in bfloat16, forward
+and backward access 0.86 of the bytes of `jax.nn.dot_product_attention`, and 1.3 times
+those of `flax.linen`'s with dropout, whose logits and softmax are bfloat16. Where heads
+are short and sequences too (128), it is 1.2 and 1.4. Keys that a causal mask or window
+hides are computed all the same, a loop over the batch runs in sequence, and one query's
+logits for all keys must fit: sixteen of them are the smallest block.
+
+Source: Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory" (2021); Dao et
+al., "FlashAttention" (2022), section 3.1, for the backward pass from row statistics.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxmem.ops import _attention_block as block
+from jaxmem.ops._attention_block import Extras, Place
+from jaxmem.ops._attention_mask import Rules
+from jaxmem.ops._blocks import Cut, Out, blockwise, wide
+
+BLOCK_LOGITS_BYTES = 16 * 2**20
+_LEAST_QUERIES = 16
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole static part: what to compute and in which blocks."""
+
+    rules: Rules
+    rows: Cut
+    queries: Cut
+
+
+def _shards(x) -> int:
+    """Over how many devices the compiler may divide `x`."""
+    mesh = jax.typeof(x).sharding.mesh
+    kinds = zip(mesh.axis_sizes, mesh.axis_types, strict=True)
+    manual = jax.sharding.AxisType.Manual
+    return math.prod(size for size, kind in kinds if kind != manual)
+
+
+def _rows(batch: int, most: int, shards: int) -> int:
+    """The largest divisor of the batch up to `most` that `shards` divides."""
+    together = math.gcd(batch, shards)
+    fits = [r for r in range(1, most + 1) if batch % r == 0 and r % together == 0]
+    return max(fits, default=together)
+
+
+def make_plan(rules: Rules, q, k, block_size: int | None) -> Plan:
+    """Blocks whose float32 logits stay within the budget, for each device."""
+    batch, length, heads, _ = q.shape
+    shards = _shards(q)
+    budget = BLOCK_LOGITS_BYTES * math.gcd(batch, shards)
+    query_bytes = max(1, heads * k.shape[1] * 4)
+    least = _rows(batch, 1, shards)
+    if block_size is None:
+        most = max(budget // (query_bytes * least), _LEAST_QUERIES)
+        block_size = length if most >= length else _even(length, most)
+    block_size = max(1, min(block_size, length))
+    rows = _rows(batch, max(1, budget // (query_bytes * block_size)), shards)
+    return Plan(rules, Cut(batch, rows, shards > 1), Cut(length, block_size))
+
+
+def _even(length: int, most: int) -> int:
+    """A block of at most `most`, in tens of 16, that leaves the last nearly full."""
+    most -= most % _LEAST_QUERIES
+    if length % most == 0:
+        return most
+    even = -(-length // -(-length // most))
+    return -(-even // _LEAST_QUERIES) * _LEAST_QUERIES
+
+
+def _axis(x, axis: int):
+    """`axis`, or None where `x` does not vary along it."""
+    return None if x.shape[axis] == 1 else axis
+
+
+def _axes(arrays: dict):
+    """For each array its batch axis, and for each its query axis, or None."""
+    names = ("q", "k", "v", "g", "o", "top", "log_total", "q_len", "kv_len")
+    batch = dict.fromkeys(names, 0)
+    queries = {"q": 1, "g": 1, "o": 1, "top": 2, "log_total": 2}
+    for name in ("bias", "mask"):
+        if name in arrays:
+            batch[name] = _axis(arrays[name], 0)
+            queries[name] = _axis(arrays[name], 2)
+    return batch, queries
+
+
+def _divide(arrays: dict, axes: dict):
+    """The arrays to cut, with their axis, and the others."""
+    cut = {k: (x, axes[k]) for k, x in arrays.items() if axes.get(k) is not None}
+    return cut, {k: x for k, x in arrays.items() if k not in cut}
+
+
+def _outs(plan: Plan, results: dict, batch_axes: dict, query_axes: dict):
+    """The outputs over the batch, and those over the queries of some rows of it."""
+    over_batch, over_queries = {}, {}
+    for name, (shape, dtype) in results.items():
+        b, t = batch_axes[name], query_axes.get(name)
+        over_batch[name] = Out(shape, wide(dtype) if b is None else dtype, b)
+        some = shape if b is None else (plan.rows.size, *shape[1:])
+        over_queries[name] = Out(some, wide(dtype) if None in (b, t) else dtype, t)
+    return over_batch, over_queries
+
+
+def _run(plan: Plan, arrays: dict, results: dict, compute, add: bool = False):
+    """`compute(place, fresh, arrays)` over all blocks of the batch and of the queries.
+
+    `results` maps the name of an output to its (shape, dtype). An output has the axes
+    of the array of its name; one without them is summed.
+    """
+    arrays = {k: x for k, x in arrays.items() if x is not None}
+    likes = tuple(arrays.values())
+    batch_axes, query_axes = _axes(arrays)
+    over_batch, over_queries = _outs(plan, results, batch_axes, query_axes)
+    per_batch, whole = _divide(arrays, batch_axes)
+    keys = jnp.arange(arrays["k"].shape[1], dtype=jnp.int32)
+
+    def some_rows(i, **rows):
+        per_query, fixed = _divide(whole | rows, query_axes)
+
+        def some_queries(j, **queries):
+            times = plan.queries.index(j)
+            zero = (j & 0).astype(jnp.float32)
+            rows = plan.rows.index(i)
+            place = Place(rows, times, keys, plan.queries.length, zero)
+            return compute(place, plan.queries.fresh(j), fixed | queries)
+
+        return blockwise(
+            plan.queries, some_queries, per_query, over_queries, likes, add
+        )
+
+    got = blockwise(plan.rows, some_rows, per_batch, over_batch, likes)
+    return {k: x.astype(results[k][1]) for k, x in got.items()}
+
+
+def _extras(arrays: dict) -> Extras:
+    return Extras(*(arrays.get(name) for name in Extras._fields))
+
+
+def _forward(plan: Plan, q, k, v, bias, extras: Extras):
+    batch, length, heads, _ = q.shape
+    stats = (batch, heads, length), wide(q.dtype)
+    results = {"o": (q.shape, q.dtype), "top": stats, "log_total": stats}
+    arrays = {"q": q, "k": k, "v": v, "bias": bias, **extras._asdict()}
+
+    def compute(place, _, a):
+        got = block.forward(
+            plan.rules, place, a["q"], a["k"], a["v"], a.get("bias"), _extras(a)
+        )
+        return dict(zip(results, got, strict=True))
+
+    got = _run(plan, arrays, results, compute)
+    return tuple(got[name] for name in results)
+
+
+def _backward(plan: Plan, wanted, saved: dict, g):
+    """A dict of the gradients named in `wanted`."""
+    results = {name: (saved[name].shape, saved[name].dtype) for name in wanted - {"v"}}
+    if "v" in wanted:
+        results["v"] = saved["k"].shape, saved["k"].dtype
+    # what the forward pass computed is computed again here, not found and kept
+    q, g, seed = jax.lax.optimization_barrier((saved["q"], g, saved["seed"]))
+    arrays = {**saved, "q": q, "g": g, "seed": seed}
+
+    def compute(place, fresh, a):
+        if plan.queries.ragged:
+            a["g"] = a["g"] * fresh[None, :, None, None].astype(a["g"].dtype)
+        return block.backward(plan.rules, place, wanted, a, _extras(a))
+
+    return _run(plan, arrays, results, compute, add=True)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attend(plan: Plan, q, k, v, bias, extras: Extras):
+    """The output, [b, t, n, h]; differentiable in q, k, v and bias."""
+    return _forward(plan, q, k, v, bias, extras)[0]
+
+
+def _attend_forward(plan, q, k, v, bias, extras):
+    inputs = {"q": q, "k": k, "v": v, "bias": bias}
+    wanted = {name for name, x in inputs.items() if x is not None and x.perturbed}
+    q, k, v, bias, extras = jax.tree.map(
+        lambda x: x.value,
+        (q, k, v, bias, extras),
+        is_leaf=lambda x: isinstance(x, jax.custom_derivatives.CustomVJPPrimal),
+    )
+    names = ("output", "row_max", "row_log_sum")
+    o, top, log_total = (
+        checkpoint_name(x, f"jaxmem_attention_{name}")
+        for name, x in zip(names, _forward(plan, q, k, v, bias, extras), strict=True)
+    )
+    saved = {"q": q, "k": k, "top": top, "log_total": log_total, "bias": bias}
+    if wanted - {"v"}:
+        saved |= {"v": v, "o": o}
+    # a dict of no arrays: residuals may carry their structure, not strings
+    return o, (dict.fromkeys(wanted), saved | extras._asdict())
+
+
+def _attend_backward(plan, residuals, g):
+    wanted, saved = residuals
+    if isinstance(g, jax.custom_derivatives.SymbolicZero):
+        g = jnp.zeros(g.shape, g.dtype)
+    with jax.named_scope("jaxmem.dot_product_attention"):
+        grads = _backward(plan, frozenset(wanted), saved, g)
+    return *(grads.get(name) for name in ("q", "k", "v", "bias")), None
+
+
+attend.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)

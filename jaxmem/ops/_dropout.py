@@ -1,0 +1,118 @@
+"""Dropout that keeps a key: the mask is made again in the backward pass.
+
+Saved: eight bytes. Recomputed: the mask, about ten integer operations an element
+(`_random.py`). Reverse mode only, as every `custom_vjp`; a second derivative keeps the
+mask.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key, UInt32
+
+from jaxmem.ops import _random
+from jaxmem.ops._blocks import vary_alike, wide
+
+
+class _Spec(NamedTuple):
+    rate: float
+    shared: tuple[int, ...]
+
+
+def check_rate(rate: float, name: str = "rate") -> float:
+    """The rate as a float, or ValueError."""
+    if not 0.0 <= rate <= 1.0:
+        raise ValueError(f"{name} must be between 0 and 1, got {rate}")
+    return float(rate)
+
+
+def need_rng(rng, rate: float, rate_name: str, rng_name: str) -> None:
+    """ValueError for dropout without a key."""
+    if rng is None:
+        raise ValueError(
+            f"{rate_name}={rate} needs a random key: pass {rng_name}="
+            "jax.random.key(...), a new one each step, or deterministic=True"
+        )
+
+
+def _apply(spec: _Spec, x, seed):
+    shape = tuple(1 if d in spec.shared else n for d, n in enumerate(x.shape))
+    keep = _random.keep_mask(seed, *_random.positions(shape), spec.rate)
+    scaled = (x.astype(wide(x.dtype)) / (1.0 - spec.rate)).astype(x.dtype)
+    keep = jnp.broadcast_to(keep.reshape(shape), x.shape)
+    # a plain zero, of the shape of x, would be moved out of a scan over layers
+    return jnp.where(keep, scaled, (seed[0] & 0).astype(x.dtype))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _dropout(spec: _Spec, x, seed):
+    return _apply(spec, x, seed)
+
+
+def _forward(spec, x, seed):
+    return _apply(spec, x, seed), seed
+
+
+def _backward(spec, seed, g):
+    # else XLA finds that both passes make the same mask, and keeps it between them
+    seed = jax.lax.optimization_barrier(seed)
+    with jax.named_scope("jaxmem.dropout"):
+        return _apply(spec, g, seed), None
+
+
+# without optimize_remat: it has nothing to save here, and forbids a second derivative
+_dropout.defvjp(_forward, _backward)
+
+
+def dropout(
+    x: Float[Array, "..."],
+    rate: float,
+    rng: Key[Array, ""] | UInt32[Array, "..."] | None = None,
+    *,
+    broadcast_dims: tuple[int, ...] = (),
+    deterministic: bool = False,
+) -> Float[Array, "..."]:
+    """Zeroes elements with probability `rate` and divides the others by `1 - rate`.
+
+    The mask is a function of the key and of the element's position alone: the same
+    under `jit`, `vmap`, `scan`, `jax.checkpoint` and any sharding. Under `shard_map`
+    each shard sees its own positions; give each its own key (`jax.random.fold_in` with
+    `jax.lax.axis_index`) for masks that differ. The random bits are not those of
+    `flax.linen.Dropout`.
+
+    Args:
+      x: any shape, floating.
+      rate: a Python float in [0, 1]; honoured to 2**-32. 0 gives `x` itself, 1 zeros.
+      rng: a key, typed or raw. Needed unless `deterministic`, `rate` 0 or `rate` 1.
+      broadcast_dims: axes along which one mask is shared.
+      deterministic: True gives `x` itself.
+
+    Returns:
+      An array of the shape and dtype of `x`. The division is in float32 or wider.
+
+    Raises:
+      ValueError: `rate` outside [0, 1], a missing or batched key, an axis out of range.
+
+    Saves:
+      8 bytes.
+
+    Source:
+      Srivastava et al., "Dropout: A Simple Way to Prevent Neural Networks from
+      Overfitting" (2014), section 4; a mask made again from a key instead of stored:
+      `_random.py`.
+    """
+    rate = check_rate(rate)
+    x = jnp.asarray(x)
+    if any(not -x.ndim <= d < x.ndim for d in broadcast_dims):
+        raise ValueError(f"broadcast_dims={broadcast_dims} for an array of {x.ndim}-D")
+    if deterministic or rate == 0.0:
+        return x
+    if rate == 1.0:
+        return jnp.zeros_like(x)
+    need_rng(rng, rate, "rate", "rng")
+    shared = tuple(sorted({d % x.ndim for d in broadcast_dims}))
+    with jax.named_scope("jaxmem.dropout"):
+        x, seed = vary_alike(x, _random.seed_words(rng))
+        return _dropout(_Spec(rate, shared), x, seed)

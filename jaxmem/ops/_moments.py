@@ -1,0 +1,177 @@
+"""What the normalisations share: axes, statistics in float32, the affine step.
+
+A normalisation that keeps its input is its plain formula under `jax.checkpoint` with
+one rule: keep the statistics, compute the rest again from the input. Partial
+evaluation then drops what a frozen input does not need, and forward mode, second
+derivatives and collectives come out of JAX itself.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+
+Axes = int | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Norm:
+    """One normalisation: what is reduced, how, and into which dtype. Hashable."""
+
+    name: str
+    axes: tuple[int, ...]
+    features: tuple[int, ...]
+    epsilon: float
+    dtype: Any
+    centred: bool = True
+    fast_variance: bool = True
+    groups: int | None = None
+    axis_name: Any = None
+    axis_index_groups: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def stats_name(self) -> str:
+        return f"jaxmem_{self.name}_stats"
+
+
+def canonical_axes(axis: Axes, ndim: int, name: str = "axis") -> tuple[int, ...]:
+    """Sorted non-negative axes, or a ValueError that names the argument."""
+    given = (axis,) if isinstance(axis, int) else tuple(axis)
+    if not given:
+        raise ValueError(f"{name}={axis!r}: at least one axis is needed")
+    if any(not -ndim <= a < ndim for a in given):
+        raise ValueError(f"{name}={axis!r} is out of range for {ndim} dimensions")
+    axes = tuple(sorted({a % ndim for a in given}))
+    if len(axes) != len(given):
+        raise ValueError(f"{name}={axis!r} names an axis twice")
+    return axes
+
+
+def index_groups(groups: Any) -> tuple[tuple[int, ...], ...] | None:
+    """`axis_index_groups` as something hashable."""
+    return None if groups is None else tuple(tuple(g) for g in groups)
+
+
+def wide_dtype(dtype: Any) -> Any:
+    """The dtype statistics are computed in: float32, or wider where the input is."""
+    return dtype if jnp.finfo(dtype).bits > 32 else jnp.dtype(jnp.float32)
+
+
+def check_input(op: str, x: Array) -> None:
+    """Only real floating input has a mean and a variance here."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"{op}: x has dtype {x.dtype}, a floating dtype is needed")
+
+
+def check_parameter(
+    op: str, name: str, p: Array | None, x: Array, features: tuple[int, ...]
+) -> None:
+    """`scale` and `bias` run along the feature axes of x."""
+    want = tuple(x.shape[a] for a in features)
+    if p is not None and p.shape != want:
+        raise ValueError(
+            f"{op}: {name} has shape {p.shape}, "
+            f"the feature axes {features} of x {x.shape} ask for {want}"
+        )
+
+
+def check_mask(op: str, name: str, mask: Array | None, x: Array) -> Array | None:
+    """The mask as booleans, in its own shape: broadcast late, it is kept as it is."""
+    if mask is None:
+        return None
+    trailing = x.shape[x.ndim - mask.ndim :] if mask.ndim <= x.ndim else ()
+    if len(trailing) != mask.ndim or any(
+        m not in (1, n) for m, n in zip(mask.shape, trailing, strict=True)
+    ):
+        raise ValueError(
+            f"{op}: {name} of shape {mask.shape} does not broadcast to x {x.shape}"
+        )
+    return mask.astype(bool)
+
+
+def full_mask(mask: Array | None, x: Array) -> Array | None:
+    """The mask in x's shape."""
+    return None if mask is None else jnp.broadcast_to(mask, x.shape)
+
+
+def along(p: Array, like: Array, features: tuple[int, ...]) -> Array:
+    """A parameter in `like`'s rank and dtype, broadcastable against it."""
+    shape = [like.shape[a] if a in features else 1 for a in range(like.ndim)]
+    return p.astype(like.dtype).reshape(shape)
+
+
+def mean_over(norm: Norm, axes: tuple[int, ...], mask: Array | None, *xs: Array):
+    """Means over `axes` (kept as ones) and over the named axis, one collective."""
+    means = tuple(jnp.mean(x, axes, where=mask, keepdims=True) for x in xs)
+    if norm.axis_name is not None:
+        groups = norm.axis_index_groups
+        means = jax.lax.pmean(means, norm.axis_name, axis_index_groups=groups)
+    return means
+
+
+def raw_moments(norm: Norm, wide: Array, mask: Array | None):
+    """Mean (None if not centred) and variance before it is clipped at zero."""
+    axes, mask = norm.axes, full_mask(mask, wide)
+    if norm.groups is not None:
+        split = (*wide.shape[:-1], norm.groups, wide.shape[-1] // norm.groups)
+        wide = wide.reshape(split)
+        mask = None if mask is None else mask.reshape(split)
+        axes = (*axes[:-1], wide.ndim - 1)
+    if not norm.centred:
+        return None, mean_over(norm, axes, mask, wide * wide)[0]
+    if not norm.fast_variance:
+        (mean,) = mean_over(norm, axes, mask, wide)
+        off = wide - mean
+        return mean, mean_over(norm, axes, mask, off * off)[0]
+    mean, square = mean_over(norm, axes, mask, wide, wide * wide)
+    return mean, square - mean * mean
+
+
+def clipped(raw_var: Array) -> Array:
+    """Rounding may take E[x^2] - E[x]^2 below zero."""
+    return jnp.maximum(raw_var, 0.0)
+
+
+def spread(norm: Norm, stat: Array, x: Array) -> Array:
+    """A statistic broadcastable against x: group statistics repeat over channels."""
+    if norm.groups is None:
+        return stat
+    size = x.shape[-1] // norm.groups
+    wide = jnp.broadcast_to(stat, (*stat.shape[:-1], size))
+    return wide.reshape(*stat.shape[:-2], x.shape[-1])
+
+
+def affine(norm: Norm, x: Array, mean, var: Array, scale, bias) -> Array:
+    """(x - mean) * (rstd * scale) + bias, in the wide dtype, rounded once."""
+    y = x.astype(wide_dtype(x.dtype))
+    if mean is not None:
+        y = y - spread(norm, mean, y)
+    factor = spread(norm, jax.lax.rsqrt(var + norm.epsilon), y)
+    if scale is not None:
+        factor = factor * along(scale, y, norm.features)
+    y = y * factor
+    if bias is not None:
+        y = y + along(bias, y, norm.features)
+    return y.astype(norm.dtype)
+
+
+def _normalize(norm: Norm, x, scale, bias, mask):
+    """The output, the mean and the clipped variance (statistics with ones kept)."""
+    mean, raw = raw_moments(norm, x.astype(wide_dtype(x.dtype)), mask)
+    if mean is not None:
+        mean = checkpoint_name(mean, norm.stats_name)
+    var = clipped(checkpoint_name(raw, norm.stats_name))
+    return affine(norm, x, mean, var, scale, bias), mean, var
+
+
+@functools.cache
+def keep_input(norm: Norm) -> Callable:
+    """(x, scale, bias, mask) -> (y, mean, var), keeping x and its statistics."""
+    policy = jax.checkpoint_policies.save_only_these_names(norm.stats_name)
+    fn = functools.partial(_normalize, norm)
+    return jax.checkpoint(fn, prevent_cse=False, policy=policy)

@@ -1,0 +1,17 @@
+"""Formulas in a traced function, replaced by lean ops: for any framework.
+
+`rewrite(fn)` traces `fn`, finds the formulas of `LIBRARY` in the jaxpr and evaluates it
+with the lean op in their place. `find` tells what is there. A `Pattern` is an example:
+a plain function and its lean twin.
+
+Only what is written in the traced function is seen; the inside of a `custom_vjp`
+keeps its own rule, and a formula whose interior is used elsewhere is left and reported.
+"""
+
+from jaxmem.rewriting._library import LIBRARY as LIBRARY
+from jaxmem.rewriting._library import library as library
+from jaxmem.rewriting._pattern import Pattern as Pattern
+from jaxmem.rewriting._rewrite import Report as Report
+from jaxmem.rewriting._rewrite import Site as Site
+from jaxmem.rewriting._rewrite import find as find
+from jaxmem.rewriting._rewrite import rewrite as rewrite

@@ -1,0 +1,169 @@
+"""Attention as people write it.
+
+The parts vary independently, so the patterns are made in loops: where the scale is
+applied, how the mask comes in, a bias, dropout on the probabilities, grouped heads.
+The order of dimensions in the einsums needs no entry of its own (`_match`).
+"""
+
+import functools
+import itertools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem import ops
+from jaxmem.rewriting._pattern import Pattern
+
+QUERY, KEY = "batch t n h", "batch s n h"
+LOGITS = "#batch #n #t #s"
+# Below this a masked logit leaves nothing after the softmax, in any dtype.
+FILL = -1e4
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to write attention."""
+
+    scaled: str = "query"
+    mask: str | None = None
+    bias: bool = False
+    dropout: str | None = None
+    shared_mask: bool = False
+    heads: str = "equal"
+    swapped: bool = False
+
+    @property
+    def examples(self) -> tuple[str, ...]:
+        query, key, logits = QUERY, KEY, LOGITS
+        if self.heads != "equal":
+            query = "batch t n=6 h"
+            key = "batch s k=3 h"
+        if self.heads == "grouped":
+            logits = "#batch #t #s"
+        return (
+            *(query, key, key),
+            *([logits] * self.bias),
+            *([f"bool {logits}"] * (self.mask == "mask")),
+            *(["key"] * bool(self.dropout)),
+        )
+
+    @property
+    def scalars(self) -> tuple[str, ...]:
+        fill = ("fill",) if self.mask else ()
+        return ("scale", *fill, *(("keep",) if self.dropout else ()))
+
+    def split(self, extra):
+        """(bias, mask, key) of the arrays after query, key and value."""
+        rest = iter(extra)
+        return tuple(
+            next(rest) if there else None
+            for there in (self.bias, self.mask == "mask", self.dropout)
+        )
+
+
+def _masked(form: Form, logits, mask, fill):
+    t, s = logits.shape[-2:]
+    if form.mask == "tril":
+        mask = jnp.tril(jnp.ones((t, s), bool))
+    if form.mask == "compare":
+        mask = jnp.arange(t)[:, None] >= jnp.arange(s)[None, :]
+    if form.heads == "grouped" and form.mask == "mask":
+        mask = mask[:, None, None]
+    return logits if mask is None else jnp.where(mask, logits, fill)
+
+
+def _dropped(form: Form, probs, key, keep):
+    if form.dropout is None:
+        return probs
+    shape = (1, 1, *probs.shape[2:]) if form.shared_mask else probs.shape
+    mask = jax.random.bernoulli(key, keep, shape)
+    if form.dropout == "select":
+        return jnp.where(mask, probs / keep, 0)
+    return probs * mask.astype(probs.dtype) / keep
+
+
+def _grouped(form: Form, query, key, value):
+    """(query, key, value) and the einsums for the way heads are shared."""
+    if form.heads == "grouped":
+        b, t, n, h = query.shape
+        k = key.shape[2]
+        query = query.reshape(b, t, k, n // k, h)
+        return query, key, value, "btkgh,bskh->bkgts", "bkgts,bskh->btkgh"
+    if form.heads == "repeated":
+        repeats = query.shape[2] // key.shape[2]
+        key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
+    return query, key, value, "btnh,bsnh->bnts", "bnts,bsnh->btnh"
+
+
+def plain_attention(form: Form, query, key, value, *extra, scale, fill=0, keep=1):
+    """Attention in the form `form`."""
+    bias, mask, rng = form.split(extra)
+    shape = query.shape
+    query, key, value, to_logits, to_out = _grouped(form, query, key, value)
+    query = query * scale if form.scaled == "query" else query
+    logits = jnp.einsum(to_logits, query, key)
+    logits = logits * scale if form.scaled == "logits" else logits
+    if bias is not None:
+        logits = logits + bias
+    probs = jax.nn.softmax(_masked(form, logits, mask, fill), axis=-1)
+    probs = _dropped(form, probs, rng, keep)
+    out = jnp.einsum(to_out, probs, value).reshape(shape)
+    return out.swapaxes(1, 2) if form.swapped else out
+
+
+def lean_attention(form: Form, query, key, value, *extra, scale, fill=0, keep=1):
+    """The same, nothing of size t x s kept."""
+    bias, mask, rng = form.split(extra)
+    if form.heads == "grouped" and mask is not None:
+        mask = mask[:, None]
+    out = ops.dot_product_attention(
+        query,
+        key,
+        value,
+        bias,
+        mask,
+        scale=scale,
+        is_causal=form.mask in ("tril", "compare"),
+        dropout_rate=round(1 - keep, 6),
+        dropout_rng=rng,
+        broadcast_dropout=form.shared_mask,
+    )
+    return out.swapaxes(1, 2) if form.swapped else out
+
+
+def _allowed(scale, fill=FILL, keep=1.0) -> bool:
+    return fill <= FILL and 0 < keep <= 1
+
+
+def _forms():
+    dropouts = [(d, s) for d in ("multiply", "select") for s in (False, True)]
+    for scaled, mask, bias, (dropout, shared), swapped in itertools.product(
+        ("query", "logits"),
+        ("tril", "compare", "mask", None),
+        (True, False),
+        (*dropouts, (None, False)),
+        (False, True),
+    ):
+        if not (swapped and dropout):
+            yield Form(scaled, mask, bias, dropout, shared, swapped=swapped)
+    for scaled, mask, heads in itertools.product(
+        ("query", "logits"), ("tril", "compare", "mask", None), ("grouped", "repeated")
+    ):
+        yield Form(scaled, mask, heads=heads)
+
+
+def attention_patterns() -> list[Pattern]:
+    """Every form, those with more in them first."""
+    forms = sorted(_forms(), key=lambda f: -len(f.examples))
+    return [
+        Pattern(
+            "dot_product_attention",
+            functools.partial(plain_attention, form),
+            functools.partial(lean_attention, form),
+            examples=form.examples,
+            scalars=form.scalars,
+            when=_allowed,
+        )
+        for form in forms
+    ]

@@ -1,0 +1,232 @@
+"""`rewrite` and `find`: a function with the formulas in it replaced, and the report."""
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.rewriting._graph import Frame, Graph, Node, Value, build
+from jaxmem.rewriting._library import LIBRARY
+from jaxmem.rewriting._pattern import Pattern
+from jaxmem.rewriting._plan import Plan, plan
+
+
+@dataclass(frozen=True)
+class Site:
+    """A place where a pattern was seen.
+
+    Attributes:
+      pattern: its name.
+      shape: of the array the formula gives.
+      dtype: of that array.
+      path: the name scopes (the modules) it is in.
+      source: file, line and function.
+      why: empty where it was replaced; else why it was left.
+    """
+
+    pattern: str
+    shape: tuple[int, ...]
+    dtype: str
+    path: str
+    source: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.pattern} {self.dtype}{list(self.shape)}"
+        text += f" in {self.path}" if self.path else ""
+        return f"{text} at {self.source}" + (f": {self.why}" if self.why else "")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `find` saw.
+
+    Attributes:
+      found: the formulas that are replaced.
+      left: formulas recognised and left, with the reason.
+      unused: names of patterns that matched nothing.
+    """
+
+    found: tuple[Site, ...]
+    left: tuple[Site, ...]
+    unused: tuple[str, ...]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often each pattern was found."""
+        return dict(Counter(site.pattern for site in self.found))
+
+    def __str__(self) -> str:
+        lines = [f"{n} x {name}" for name, n in self.counts.items()] or [
+            "nothing found"
+        ]
+        return "\n".join([*lines, *(f"left: {site}" for site in self.left)])
+
+
+def find(
+    fn: Callable, *args, patterns: Sequence[Pattern] = LIBRARY, **kwargs
+) -> Report:
+    """What `rewrite` would replace in `fn` at these arguments.
+
+    Args:
+      fn: any function that JAX can trace.
+      *args: its arguments; arrays or `jax.ShapeDtypeStruct`s of any shape and dtype.
+      patterns: formulas to look for, the largest first.
+      **kwargs: keyword arguments of `fn`.
+
+    Returns:
+      The report; nothing is computed.
+    """
+    traced = _jaxpr.trace(fn, *args, **kwargs)
+    return _report(plan(build(traced.jaxpr), patterns), patterns)
+
+
+def rewrite(
+    fn: Callable,
+    patterns: Sequence[Pattern] = LIBRARY,
+    *,
+    on_report: Callable[[Report], Any] | None = None,
+) -> Callable:
+    """A function like `fn` with the formulas in it replaced by lean ones.
+
+    Each call traces `fn` at its arguments, so wrap the result in `jax.jit`, or call it
+    inside a function that is. Differentiate the result, not the argument: what the
+    backward pass keeps is decided when `jax.grad` sees the lean functions. Formulas
+    are found through `jit`, `scan`, `while`, `cond`, `jax.checkpoint`, `shard_map` and
+    `custom_jvp` functions; what is inside a `custom_vjp` keeps its own rule.
+
+    Args:
+      fn: any function that JAX can trace, of any pytrees. Leaves that are not arrays
+        (flags, names) are passed on as they are.
+      patterns: formulas to look for, the largest first.
+      on_report: called with the `Report` of each trace.
+
+    Returns:
+      The new function, of the same signature. It computes what `fn` does, to rounding;
+      a dropout has another mask of the same law. Where nothing is found it is traced
+      to the jaxpr of `fn`.
+
+    Raises:
+      TypeError: `fn` is not callable or `patterns` holds something else.
+    """
+    if not callable(fn):
+        raise TypeError(f"rewrite takes a function, got {type(fn).__name__}")
+    patterns = tuple(patterns)
+    wrong = [p for p in patterns if not isinstance(p, Pattern)]
+    if wrong:
+        raise TypeError(f"patterns must be Pattern objects, got {wrong[0]!r}")
+
+    @functools.wraps(fn)
+    def rewritten(*args, **kwargs):
+        traced = _jaxpr.trace(fn, *args, **kwargs)
+        made = plan(build(traced.jaxpr), patterns)
+        if on_report is not None:
+            on_report(_report(made, patterns))
+        outs = _run_graph(made, traced.leaves)
+        return jax.tree.unflatten(traced.out_tree, outs)
+
+    return rewritten
+
+
+# -- evaluation
+
+
+def _run_graph(made: Plan, args: Sequence[Any]) -> list[Any]:
+    if not made.changes:
+        return _jaxpr.evaluate(made.graph.body, args)
+    return _run_frame(made, made.graph.top, dict(_constants(made.graph)), args)
+
+
+def _constants(graph: Graph) -> Iterator[tuple[Value, Any]]:
+    values = [v for node in graph.nodes for v in node.ins]
+    values += graph.top.outs + [v for f in _frames(graph.top) for v in f.ins + f.outs]
+    return ((v, v.known) for v in values if v.known is not None)
+
+
+def _frames(frame: Frame) -> Iterator[Frame]:
+    for item in frame.items:
+        if isinstance(item, Frame):
+            yield item
+            yield from _frames(item)
+
+
+def _run_frame(made: Plan, frame: Frame, env: dict, args: Sequence[Any]) -> list[Any]:
+    env = env | dict(zip(frame.ins, args, strict=True))
+    _run_items(made, frame, env)
+    return [env[v] for v in frame.outs]
+
+
+def _run_items(made: Plan, frame: Frame, env: dict[Value, Any]) -> None:
+    for item in frame.items:
+        if isinstance(item, Frame) and item in made.opened:
+            _compat.in_context_of(item.eqn, _run_items, made, item, env)
+        elif item in made.matches:
+            match = made.matches[item]
+            env[item.outs[0]] = _compat.in_context_of(item.eqn, match.run, env)
+        elif item not in made.skipped:
+            env.update(zip(item.outs, _run_item(made, item, env), strict=True))
+
+
+def _run_item(made: Plan, item: Node | Frame, env: dict[Value, Any]) -> list[Any]:
+    args = [env[v] for v in item.ins]
+    if isinstance(item, Frame):
+        if item not in made.changed:
+            return _compat.bind(item.eqn, args)
+        known = dict(_constants(made.graph))
+        run = functools.partial(_run_frame, made, item, known)
+        return _jaxpr.rebind(item.eqn, args, [_retrace(item.eqn, 0, run)])
+    plans = made.inner.get(item, [])
+    if not any(p.changes for p in plans):
+        return _compat.bind(item.eqn, args)
+    if item.name == "shard_map":
+        return _compat.shard_map_again(
+            item.eqn, functools.partial(_run_graph, plans[0]), args
+        )
+    new = [
+        _retrace(item.eqn, i, functools.partial(_run_graph, p))
+        for i, p in enumerate(plans)
+    ]
+    return _jaxpr.rebind(item.eqn, args, new)
+
+
+def _retrace(eqn, index: int, run: Callable[[list], list]):
+    return _jaxpr.retrace(_jaxpr.bodies(eqn)[index], run)
+
+
+# -- report
+
+
+def _report(made: Plan, patterns: Sequence[Pattern]) -> Report:
+    sites = list(_sites(made, ""))
+    found = tuple(s for s in sites if not s.why)
+    seen = {s.pattern for s in sites}
+    unused = dict.fromkeys(p.name for p in patterns if p.name not in seen)
+    return Report(found, tuple(s for s in sites if s.why), tuple(unused))
+
+
+def _sites(made: Plan, path: str) -> Iterator[Site]:
+    refused = {r.root: r for r in made.refused}
+    for node in made.graph.nodes:
+        if node in made.matches:
+            yield _site(made.matches[node].pattern, node, path)
+        elif node in refused:
+            yield _site(refused[node].pattern, node, path, refused[node].why)
+        for inner in made.inner.get(node, ()):
+            yield from _sites(inner, _path(node, path))
+
+
+def _path(node: Node, path: str) -> str:
+    eqns = [f.eqn for f in node.frame.path() if f.eqn is not None]
+    names = [path, *(_compat.name_stack(e) for e in (*eqns, node.eqn))]
+    return "/".join(filter(None, names))
+
+
+def _site(pattern: Pattern, node: Node, path: str, why: str = "") -> Site:
+    out = node.outs[0]
+    eqns = [node.eqn, *(f.eqn for f in node.frame.path()[:0:-1])]
+    source = next(filter(None, map(_compat.source_line, eqns)), "")
+    return Site(pattern.name, out.shape, str(out.dtype), _path(node, path), source, why)

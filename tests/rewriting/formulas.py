@@ -1,0 +1,209 @@
+"""Formulas as people write them, with arguments: what the library must recognise."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+S = jax.ShapeDtypeStruct
+
+
+@dataclass(frozen=True)
+class Formula:
+    """`fn` is the pattern `name` once, at `shapes` of floats and then `others`."""
+
+    id: str
+    name: str
+    fn: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...] = ((2, 4, 8),)
+    others: tuple[Any, ...] = ()
+    saves: bool = True
+
+    def args(self, dtype=jnp.float32):
+        rng = np.random.default_rng(3)
+        floats = (jnp.asarray(rng.standard_normal(s), dtype) for s in self.shapes)
+        return (*floats, *self.others)
+
+
+def gelu_by_power(x):
+    """As in the HF Flax models."""
+    root = 0.7978845608028654
+    return 0.5 * x * (1.0 + jnp.tanh(root * (x + 0.044715 * x**3)))
+
+
+def gelu_by_products(x):
+    cube = x * x * x
+    return x * (0.5 * (1 + jnp.tanh((cube * 0.044715 + x) * (2 / np.pi) ** 0.5)))
+
+
+def gelu_erf(x):
+    return x * 0.5 * (1.0 + jax.lax.erf(x / np.sqrt(2).astype("float32")))
+
+
+def mean(x):
+    return x.mean(-1, keepdims=True)
+
+
+def layer_norm_by_sqrt(x, w, b):
+    return (x - mean(x)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5) * w[None, None] + (
+        b[None, None]
+    )
+
+
+def flax_layer_norm(**options):
+    def fn(x, *affine):
+        names = [n for n in ("scale", "bias") if options.get(f"use_{n}", True)]
+        params = dict(zip(names, affine, strict=True))
+        module = nn.LayerNorm(dtype=x.dtype, **options)
+        return module.apply({"params": params}, x)
+
+    return fn
+
+
+def flax_rms_norm(x, w):
+    return nn.RMSNorm(dtype=x.dtype).apply({"params": {"scale": w}}, x)
+
+
+def llama_rms_norm(x, w):
+    h = x.astype(jnp.float32)
+    h = h * jax.lax.rsqrt(mean(jnp.power(h, 2)) + 1e-6)
+    return w[None, None] * h.astype(x.dtype)
+
+
+def gemma_rms_norm(x, w):
+    h = x.astype(jnp.float32)
+    h = h / jnp.sqrt(mean(h * h) + 1e-6)
+    return (h * (1 + w.astype(jnp.float32)[None, None])).astype(x.dtype)
+
+
+def softmax_by_hand(x):
+    e = jnp.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def attention_matmul(q, k, v):
+    """As translated from PyTorch: heads first, and back."""
+    q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
+    w = q @ k.swapaxes(-1, -2) / jnp.sqrt(jnp.asarray(q.shape[-1], q.dtype))
+    causal = jnp.tril(jnp.ones(w.shape[-2:], bool))[None, None]
+    w = jnp.where(causal, w, jnp.finfo(w.dtype).min)
+    w = jax.nn.softmax(w.astype(jnp.float32), axis=-1).astype(q.dtype)
+    return (w @ v).transpose(0, 2, 1, 3)
+
+
+def attention_einsum(q, k, v):
+    w = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    t = jnp.arange(q.shape[1])
+    w = jnp.where((t[:, None] >= t[None, :])[None, None], w, -1e9)
+    return jnp.einsum("bhqk,bkhd->bqhd", softmax_by_hand(w), v)
+
+
+def attention_bias(q, k, v, bias):
+    w = jnp.einsum("bqhd,bkhd->bhqk", q * 0.25, k) + bias
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(w), v)
+
+
+def attention_repeated(q, k, v):
+    k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
+    w = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(w), v)
+
+
+def attention_heads_first(q, k, v):
+    w = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    return jnp.einsum("bhqk,bkhd->bhqd", jax.nn.softmax(w), v)
+
+
+def jax_attention(q, k, v, mask=None, **options):
+    return jax.nn.dot_product_attention(q, k, v, mask=mask, **options)
+
+
+def causal_attention(q, k, v):
+    return jax_attention(q, k, v, is_causal=True)
+
+
+def linen_attention(q, k, v, mask=None):
+    return nn.dot_product_attention(q, k, v, mask=mask)
+
+
+def nnx_attention(q, k, v, mask=None):
+    return nnx.dot_product_attention(q, k, v, mask=mask)
+
+
+def cast_product(x, w):
+    return x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)
+
+
+AFFINE = ((2, 4, 8), (8,), (8,))
+SCALED = AFFINE[:2]
+QKV = ((2, 6, 3, 8),) * 3
+GROUPED = ((2, 6, 4, 8), (2, 6, 2, 8), (2, 6, 2, 8))
+MASK = (
+    jnp.asarray(np.random.default_rng(0).random((2, 1, 6, 6)) < 0.7)
+    .at[..., 0]
+    .set(True),
+)
+ATTENTION = "dot_product_attention"
+
+ELEMENTWISE = (
+    Formula("jax.nn.gelu", "gelu", jax.nn.gelu),
+    Formula("gelu by power", "gelu", gelu_by_power),
+    Formula("gelu by products", "gelu", gelu_by_products),
+    Formula("jax.nn.gelu erf", "gelu", lambda x: jax.nn.gelu(x, approximate=False)),
+    Formula("gelu erf", "gelu", gelu_erf),
+    Formula("jax.nn.silu", "silu", jax.nn.silu),
+    Formula("silu by hand", "silu", lambda x: jax.nn.sigmoid(x) * x),
+    Formula("silu by exp", "silu", lambda x: x / (1 + jnp.exp(-x))),
+    Formula("jax.nn.relu", "relu", jax.nn.relu, saves=False),
+    Formula("maximum", "relu", lambda x: jnp.maximum(x, 0), saves=False),
+    Formula("squared relu", "squared_relu", lambda x: jax.nn.relu(x) ** 2),
+    Formula("jax.nn.softplus", "softplus", jax.nn.softplus),
+    Formula("jax.nn.elu", "elu", lambda x: jax.nn.elu(x, 0.7)),
+    Formula("leaky", "leaky_relu", lambda x: jax.nn.leaky_relu(x, 0.2), saves=False),
+    Formula("jax.nn.mish", "mish", jax.nn.mish),
+    Formula("swiglu", "swiglu", lambda g, u: u * jax.nn.silu(g), ((2, 8),) * 2),
+    Formula("geglu", "geglu", lambda g, u: jax.nn.gelu(g) * u, ((2, 8),) * 2),
+)
+
+REDUCING = (
+    Formula("jax.nn.softmax", "softmax", jax.nn.softmax),
+    Formula("softmax axis 1", "softmax", lambda x: jax.nn.softmax(x, axis=1)),
+    Formula("softmax by hand", "softmax", softmax_by_hand),
+    Formula("jax.nn.log_softmax", "log_softmax", jax.nn.log_softmax),
+    Formula("layer norm", "layer_norm", layer_norm_by_sqrt, AFFINE),
+    Formula("linen.LayerNorm", "layer_norm", flax_layer_norm(), AFFINE),
+    Formula(
+        "linen.LayerNorm two-pass",
+        "layer_norm",
+        flax_layer_norm(use_fast_variance=False),
+        AFFINE,
+    ),
+    Formula("linen, no bias", "layer_norm", flax_layer_norm(use_bias=False), SCALED),
+    Formula("linen, no scale", "layer_norm", flax_layer_norm(use_scale=False), SCALED),
+    Formula("linen.RMSNorm", "rms_norm", flax_rms_norm, SCALED),
+    Formula("llama norm", "rms_norm", llama_rms_norm, SCALED),
+    Formula("gemma norm", "rms_norm", gemma_rms_norm, SCALED),
+)
+
+ATTENTIONS = (
+    Formula("matmul", ATTENTION, attention_matmul, QKV),
+    Formula("einsum", ATTENTION, attention_einsum, QKV),
+    Formula("bias", ATTENTION, attention_bias, (*QKV, (2, 1, 1, 6))),
+    Formula("repeated heads", ATTENTION, attention_repeated, GROUPED),
+    Formula("heads first", ATTENTION, attention_heads_first, QKV),
+    Formula("jax.nn", ATTENTION, jax_attention, QKV),
+    Formula("jax.nn causal", ATTENTION, causal_attention, QKV),
+    Formula("jax.nn mask", ATTENTION, jax_attention, QKV, MASK),
+    Formula("jax.nn grouped", ATTENTION, jax_attention, GROUPED),
+    Formula("linen", ATTENTION, linen_attention, QKV),
+    Formula("linen mask", ATTENTION, linen_attention, QKV, MASK),
+    Formula("nnx", ATTENTION, nnx_attention, QKV),
+    Formula("nnx mask", ATTENTION, nnx_attention, QKV, MASK),
+)
+
+FORMULAS = ELEMENTWISE + REDUCING + ATTENTIONS
