@@ -18,7 +18,7 @@ from benchmarks._common import MIB, publish
 from benchmarks.layers import flax_attention, lean_attention
 from benchmarks.models import Bert, BertConfig, abstract_params, masked_loss
 from jaxmem import ops
-from jaxmem._jaxpr import subjaxprs
+from jaxmem._jaxpr import bodies
 
 SDS = jax.ShapeDtypeStruct
 BF16 = jnp.bfloat16
@@ -28,7 +28,7 @@ def matmul_flops(jaxpr) -> int:
     total = 0
     for eqn in jaxpr.eqns:
         times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        total += times * sum(map(matmul_flops, subjaxprs(eqn)))
+        total += times * sum(map(matmul_flops, (b.jaxpr for b in bodies(eqn))))
         if eqn.primitive.name == "dot_general":
             (contract, _), _ = eqn.params["dimension_numbers"]
             depth = math.prod(eqn.invars[0].aval.shape[i] for i in contract)
