@@ -1,4 +1,4 @@
-"""What the benchmarks share: one table printed, and the same rows as CSV in results/."""
+"""What the benchmarks share: a table printed, and its rows as CSV in results/."""
 
 import csv
 import importlib.metadata
@@ -28,10 +28,10 @@ def publish(name: str, columns: Sequence[str], rows: Sequence[Sequence]) -> None
     rich.print(table)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}-jax{jax.__version__}.csv"
+    module = pathlib.Path(sys.argv[0]).stem
+    command = " ".join(["python -m", f"benchmarks.{module}", *sys.argv[1:]])
     with path.open("w", newline="") as file:
-        file.write(
-            f"# python -m benchmarks.{pathlib.Path(sys.argv[0]).stem} {' '.join(sys.argv[1:])}".rstrip()
-        )
+        file.write(f"# {command}")
         file.write(f"\n# {versions()}\n")
         out = csv.writer(file, lineterminator="\n")
         out.writerow(columns)

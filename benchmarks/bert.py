@@ -1,9 +1,10 @@
 """BERT-Large in Flax linen, plain and after `jaxmem.substitute` alone.
 
-    python -m benchmarks.bert            # temp bytes of the loss gradient, both chips
-    python -m benchmarks.bert --losses   # 100 steps of a small BERT, plain and substituted
+    python -m benchmarks.bert            # temp bytes of the loss gradient
+    python -m benchmarks.bert --losses   # 100 steps of a small BERT, both ways
 
-24 layers in `nn.scan`, batch 8 of 512 tokens, dropout 0.1, bf16 compute, f32 parameters.
+24 layers in `nn.scan`, batch 8 of 512 tokens, dropout 0.1, bf16 compute, f32
+parameters.
 """
 
 import argparse
@@ -70,7 +71,7 @@ def train(model, dtype, steps: int) -> list[float]:
 
 
 def losses(steps: int = 100) -> None:
-    """Dropout 0: the two draw different masks of the same law, so cannot agree with it."""
+    """With dropout 0: else the two draw different masks of the same law."""
     rows = []
     for dtype in (jnp.float32, jnp.bfloat16):
         config = BertConfig(2, 64, 4, 128, 97, 32, dropout=0.0, dtype=dtype)

@@ -2,8 +2,9 @@
 
     python -m benchmarks.cost
 
-Flops: the `dot_general`s of the jaxpr of `jax.vjp`, times the lengths of the scans round
-them. Bytes: TPU v5e's own cost analysis of the compiled program.
+Flops: the `dot_general`s of the jaxpr of `jax.vjp`, times the lengths of the scans
+round them. Bytes: TPU v5e's own cost analysis of the compiled program, which counts the
+body of a loop once.
 """
 
 import math

@@ -138,7 +138,9 @@ def _is_float(x) -> bool:
 
 
 def _stack(examples):
-    return tuple(jax.tree.map(lambda *xs: jnp.stack(xs), *e) for e in zip(*examples))
+    return tuple(
+        jax.tree.map(lambda *xs: jnp.stack(xs), *e) for e in zip(*examples, strict=True)
+    )
 
 
 def _vjp(run, args, wanted, cotangent):
@@ -227,7 +229,7 @@ def kept_bytes(fn, args, wanted) -> int:
 
 
 def check_saves(twin: Twin, shape, dtype: str, wanted) -> None:
-    """The `Saves:` line of the op, in bytes, for one subset of differentiated inputs."""
+    """The `Saves:` line, in bytes, for one subset of differentiated inputs."""
     args = twin.args(shape, jnp.dtype(dtype), _seed(twin.name, shape, dtype))
     got = kept_bytes(twin.lean, args, wanted)
     want = twin.saves(args, wanted)

@@ -9,13 +9,13 @@ from jaxmem.ops._activations import softplus as softplus
 from jaxmem.ops._activations import squared_relu as squared_relu
 from jaxmem.ops._activations import tanh as tanh
 from jaxmem.ops._attention import dot_product_attention as dot_product_attention
+from jaxmem.ops._batch_norm import batch_norm as batch_norm
 from jaxmem.ops._dense import dense as dense
 from jaxmem.ops._dropout import dropout as dropout
 from jaxmem.ops._gelu import gelu as gelu
 from jaxmem.ops._glu import geglu as geglu
 from jaxmem.ops._glu import glu as glu
 from jaxmem.ops._glu import swiglu as swiglu
-from jaxmem.ops._batch_norm import batch_norm as batch_norm
 from jaxmem.ops._group_norm import group_norm as group_norm
 from jaxmem.ops._layer_norm import layer_norm as layer_norm
 from jaxmem.ops._layer_norm import rms_norm as rms_norm

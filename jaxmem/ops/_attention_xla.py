@@ -3,16 +3,23 @@
 Kept: q, k, v, the output, and two float32 a row and head (its maximum and the
 logarithm of its sum); with dropout a key of eight bytes. Logits, probabilities and
 dropout's mask are made again in the backward pass, one block at a time, so no
-intermediate is larger than a block's logits (`block_logits_bytes`, a few times over).
+intermediate is larger than a block's logits (`BLOCK_LOGITS_BYTES`, a few times over).
 Costs one more product of q and k than the twin: 7 instead of 6.
 
 Not optimal: logits pass through memory in float32, where a kernel holds them on chip.
-By TPU's cost analysis, for 512 queries and keys and 16 heads of 64 in bfloat16, forward
-and backward access 0.86 of the bytes of `jax.nn.dot_product_attention`, and 1.3 times
-those of `flax.linen`'s with dropout, whose logits and softmax are bfloat16. Where heads
-are short and sequences too (128), it is 1.2 and 1.4. Keys that a causal mask or window
-hides are computed all the same, a loop over the batch runs in sequence, and one query's
-logits for all keys must fit: sixteen of them are the smallest block.
+Bytes accessed by TPU's cost analysis, forward and backward, 16 heads of 64, bfloat16,
+loops unrolled since it counts a loop's body once:
+
+    batch x length     blocks    of jax.nn's    of flax.linen's with dropout
+    1 x 512                 1    0.86           1.28
+    8 x 128                 1    1.19           1.40
+    8 x 512                 8    1.14           1.77
+    1 x 4096               64    1.89
+
+flax.linen has logits and softmax in bfloat16. Many blocks cost most: each reads keys
+and values, and adds to float32 sums of their gradients. Keys that a causal mask or
+window hides are computed all the same, a loop over the batch runs in sequence, and
+sixteen queries are the smallest block, whatever their logits take.
 
 Source: Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory" (2021); Dao et
 al., "FlashAttention" (2022), section 3.1, for the backward pass from row statistics.

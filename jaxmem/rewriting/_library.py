@@ -92,10 +92,11 @@ def _relu_where(x):
 def activation_patterns() -> list[Pattern]:
     """The rest; the larger first.
 
-    At x = 0 `jnp.maximum(x, 0)` has the slope 1/2 in JAX, and 0 once it is a `relu`.
+    `jnp.maximum(x, 0)` is no `relu`: at 0 its slope is 1/2 in JAX. Squared, it is.
     """
-    relu = (jax.nn.relu, _relu_where, lambda x: jnp.maximum(x, 0))
-    squared = [lambda x, f=f: jnp.square(f(x)) for f in relu]
+    relu = (jax.nn.relu, _relu_where)
+    maximum = lambda x: jnp.maximum(x, 0)
+    squared = [lambda x, f=f: jnp.square(f(x)) for f in (*relu, maximum)]
     softplus = (jax.nn.softplus, lambda x: jnp.log1p(jnp.exp(x)))
     mish = [lambda x, f=f: x * jnp.tanh(f(x)) for f in softplus]
     slope = ("negative_slope",)

@@ -1,0 +1,239 @@
+"""The demonstration in small: data, both models, training, table, picture, JSON."""
+
+import dataclasses
+import io
+import json
+import math
+import time
+from itertools import islice
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from rich.console import Console
+
+import jaxmem
+from jaxmem.demo import (
+    Settings,
+    _gpt_linen,
+    _gpt_nnx,
+    _measure,
+    _run,
+    _train,
+    batches,
+    compare,
+    draw,
+    standard_library,
+    table,
+)
+from jaxmem.demo._largest import Largest, largest_batch, rounded
+
+TINY = Settings(steps=3, batch=2, layers=2, width=32, heads=2, context=64)
+FLAVOURS = {"nnx": _gpt_nnx, "linen": _gpt_linen}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loose_promotion():
+    """optax counts steps in int32 and multiplies them with floats."""
+    before = jax.config.jax_numpy_dtype_promotion
+    # Not the context manager, which the threads that compile would not see.
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
+    yield
+    jax.config.update("jax_numpy_dtype_promotion", before)
+
+
+@pytest.fixture(scope="module", params=["nnx", "linen"])
+def result(request):
+    return compare(dataclasses.replace(TINY, model=request.param), ("cpu",))
+
+
+def test_text_is_the_same_each_time_and_split_by_file():
+    text, again = standard_library(500_000), standard_library(500_000)
+    assert np.array_equal(text.train, again.train)
+    assert len(text.train) > 4 * len(text.validation) > 0
+    assert b"import " in text.train.tobytes()
+    head = text.validation[:200].tobytes()
+    assert head not in text.train.tobytes()
+
+
+def test_batches_are_crops_of_the_text_and_follow_the_seed():
+    text = np.arange(200, dtype=np.uint8)
+    first = list(islice(batches(text, 4, 16, seed=1), 3))
+    again = list(islice(batches(text, 4, 16, seed=1), 3))
+    other = list(islice(batches(text, 4, 16, seed=2), 3))
+    assert all(b.shape == (4, 17) and b.dtype == np.int32 for b in first)
+    assert all((np.diff(b) == 1).all() for b in first)
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model": "torch"},
+        {"steps": 0},
+        {"batch": 0},
+        {"width": 30, "heads": 4},
+        {"dropout": 1.0},
+    ],
+    ids=lambda w: next(iter(w)),
+)
+def test_settings_refuse_what_no_run_can_be_made_of(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        dataclasses.replace(TINY, **wrong)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_model_sees_no_later_byte(flavour):
+    params, forward = _split(flavour)
+    tokens = jnp.arange(32, dtype=jnp.int32)[None]
+    changed = tokens.at[0, 20].set(99)
+    a, b = forward(params, tokens)[0], forward(params, changed)[0]
+    assert jnp.array_equal(a[:20], b[:20]) and not jnp.allclose(a[20:], b[20:])
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_plain_model_starts_at_a_guess_and_learns(flavour):
+    settings = dataclasses.replace(TINY, steps=40, learning_rate=1e-2)
+    one = _train.start(*_split(flavour), settings)
+    text = standard_library(300_000)
+    _train.train({"plain": one}, batches(text.train, 8, 64, 0), settings)
+    # Logits of unit size add about half a nat to log 256.
+    assert math.log(256) - 0.2 < one.losses[0] < math.log(256) + 1.0
+    assert np.mean(one.losses[-5:]) < 3.4
+    assert len(one.seconds) == settings.steps
+    held_back = _train.validate(one, batches(text.validation, 8, 64, 0), 2)
+    assert held_back < 3.6
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_dropout_acts_in_training_alone(flavour):
+    params, forward = _split(flavour, dropout=0.5)
+    tokens = jnp.arange(32, dtype=jnp.int32)[None]
+    still, again = forward(params, tokens), forward(params, tokens)
+    a, b = (forward(params, tokens, jax.random.key(i)) for i in (0, 1))
+    assert jnp.array_equal(still, again)
+    assert not jnp.allclose(a, b) and not jnp.allclose(a, still)
+
+
+def test_substituted_trains_to_the_same_loss_in_fewer_bytes(result):
+    # Both compute in f32 with other orders of summation: a few hundred roundings of
+    # 6e-8 at a loss of 6, and three updates of 1e-3 along them.
+    assert result.loss_gap < 1e-4
+    assert result.plain.validation == pytest.approx(
+        result.substituted.validation, abs=1e-3
+    )
+    assert 0 < result.substituted.residual_bytes < 0.7 * result.plain.residual_bytes
+    assert not result.problems
+    for outcome in (result.plain, result.substituted):
+        assert outcome.compiled["cpu"].temp_bytes > 0
+        assert outcome.seconds > 0
+
+
+def test_bytes_by_module_name_the_parts_of_the_model(result):
+    held = result.plain.compiled["cpu"].by_module
+    assert {"attention", "mlp"} <= held.keys()
+    assert sum(held.values()) <= 1.01 * result.plain.compiled["cpu"].temp_bytes
+
+
+def test_json_holds_settings_figures_and_versions(result):
+    content = json.loads(json.dumps(result.to_json()))
+    assert content["settings"]["model"] == result.settings.model
+    assert content["plain"]["losses"] == pytest.approx(list(result.plain.losses))
+    assert content["versions"]["jax"] == jax.__version__
+
+
+def test_picture_is_written(result, tmp_path):
+    draw(result, tmp_path / "demo.png")
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_table_says_that_masks_differ_with_dropout(result):
+    assert "masks" not in _printed(result)
+    masked = dataclasses.replace(result.settings, dropout=0.1)
+    text = _printed(dataclasses.replace(result, settings=masked))
+    assert "different dropout masks" in text
+    assert "residuals" in text and "compiled for cpu" in text
+
+
+def test_run_prints_and_writes(result, tmp_path, monkeypatch):
+    monkeypatch.setattr(_run, "compare", lambda *args: result)
+    console = Console(file=io.StringIO(), width=120)
+    _run.run(TINY, ["cpu"], tmp_path / "new" / "folder", console)
+    text = console.file.getvalue()
+    assert "validation loss" in text and "demo.png" in text
+    assert {p.name for p in (tmp_path / "new" / "folder").iterdir()} == {
+        "demo.json",
+        "demo.png",
+    }
+
+
+def test_what_fails_to_compile_costs_only_its_own_figures(result, monkeypatch):
+    monkeypatch.setattr(jaxmem, "estimate", _estimate_of_a_line)
+    one = _measure.Probe(lambda x: x, jnp.sum, lambda b: (({}, 0), jnp.ones(b), 0))
+    probes = {"a": one, "b": one._replace(step=None)}
+    targets, told = ("cpu", "h100"), []
+    monkeypatch.setattr(_measure, "residual_bytes", lambda one, batch: 1)
+    found, problems = _measure.measure(
+        probes, targets, TINY, lambda *step: told.append(step), time.monotonic() + 60
+    )
+    assert list(found["a"].compiled) == ["cpu", "h100"] and not found["b"].compiled
+    assert len(problems) == 2 and all("compiler died" in p for p in problems)
+    # 2 MiB and 1 MiB a sequence in the 80,995 MiB of an H100, to two digits.
+    assert found["a"].largest_batch == {"h100": Largest(80_000, True)}
+    assert told[-1][0] == 5 and told[-1][1] == 6
+    text = _printed(dataclasses.replace(result, problems=problems))
+    assert "compiler died [h100]" in text
+
+
+def test_no_largest_batch_after_the_deadline(monkeypatch):
+    one = _measure.Probe(None, None, lambda batch: ())
+    with pytest.raises(TimeoutError, match="largest batch"):
+        largest_batch(one, "h100", (2, 100), time.monotonic() - 1)
+
+
+@pytest.mark.parametrize("exact, shown", [(7, 7), (80_993, 80_000), (2671, 2600)])
+def test_batches_are_rounded_down_to_two_digits(exact, shown):
+    assert rounded(exact) == shown
+
+
+def test_cpu_is_always_a_default_target():
+    assert _run.default_targets()[0] == "cpu"
+
+
+@pytest.mark.parametrize(
+    "path, part",
+    [
+        ("GPT/blocks/attention/query", "attention"),
+        ("GPT/blocks/norm_attention", "attention"),
+        ("GPT/blocks/up", "mlp"),
+        ("GPT/blocks/norm_mlp", "mlp"),
+        ("GPT/blocks/jaxmem.gelu", "mlp"),
+        ("GPT/head", "head and loss"),
+        ("GPT/norm", "head and loss"),
+        ("GPT/blocks", "gelu and sums"),
+        ("", "update and the rest"),
+    ],
+)
+def test_parts_of_module_paths(path, part):
+    assert _measure.part(path) == part
+
+
+def _split(flavour, **changes):
+    settings = dataclasses.replace(TINY, model=flavour, **changes)
+    module = FLAVOURS[flavour]
+    return module.split(module.build(settings), settings)
+
+
+def _estimate_of_a_line(step, x, tokens, number, *, target, **options):
+    if step is None:
+        raise RuntimeError(f"the compiler died [{target}]")
+    peak = (2 + len(tokens)) * 2**20
+    return SimpleNamespace(peak_bytes=peak, temp_bytes=peak, at_peak=())
+
+
+def _printed(result):
+    console = Console(file=io.StringIO(), width=120)
+    console.print(table(result))
+    return console.file.getvalue()
