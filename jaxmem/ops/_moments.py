@@ -99,7 +99,9 @@ def full_mask(mask: Array | None, x: Array) -> Array | None:
     return None if mask is None else jnp.broadcast_to(mask, x.shape)
 
 
-def along(p: Array, like: Array, features: tuple[int, ...]) -> Array:
+def along(
+    p: Array, like: Array | jax.ShapeDtypeStruct, features: tuple[int, ...]
+) -> Array:
     """A parameter in `like`'s rank and dtype, broadcastable against it."""
     shape = [like.shape[a] if a in features else 1 for a in range(like.ndim)]
     return p.astype(like.dtype).reshape(shape)
