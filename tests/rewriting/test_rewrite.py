@@ -152,6 +152,7 @@ NEAR_MISSES = {
         / jnp.sqrt(x.var(-1, keepdims=True, ddof=1) + 1e-6)
     ),
     "cut gradient": lambda x: x * jax.nn.sigmoid(jax.lax.stop_gradient(x)),
+    "slope 1/2 at 0": lambda x: jnp.maximum(x, 0),
     "relu at one": lambda x: jnp.maximum(x, 1),
     "cube": lambda x: 0.5 * x * (1 + jnp.tanh(0.79788456 * (x + 0.044715 * x**2))),
 }
@@ -234,7 +235,7 @@ def test_a_rule_of_its_own_is_part_of_the_formula():
 
     straight_through.defjvp(lambda x, t: (straight_through(*x), t[0]))
     assert counts(straight_through, X) == {}
-    assert counts(jax.nn.relu, X) == counts(lambda x: jnp.maximum(x, 0), X)
+    assert counts(jax.nn.relu, X) == {"relu": 1}
 
 
 def test_more_precision_than_the_op_has_is_left():
