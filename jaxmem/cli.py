@@ -1,0 +1,245 @@
+"""The `jaxmem` command: a thin skin over the public surface."""
+
+import importlib
+import importlib.util
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+app = typer.Typer(
+    name="jaxmem",
+    help="Training in JAX that fits in less memory.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+DOES_NOT_FIT, FAILED = 1, 3
+
+
+class Flavour(StrEnum):
+    """Which Flax API the demo's model is written in."""
+
+    nnx = "nnx"
+    linen = "linen"
+
+
+class Step(NamedTuple):
+    """A step with its arguments, as a user's function hands it over."""
+
+    fn: Any
+    args: tuple
+    options: dict[str, Any]
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+@app.command()
+def demo(
+    model: Annotated[
+        Flavour, typer.Option(help="Flax API of the model.")
+    ] = Flavour.nnx,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each run.")] = 100,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences a step.")] = 8,
+    dropout: Annotated[float, typer.Option(min=0.0, max=0.99)] = 0.0,
+    seed: Annotated[int, typer.Option()] = 0,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="Chip to compile for; may be given again. See `targets`."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path(
+        "jaxmem-demo"
+    ),
+) -> None:
+    """Train a small GPT plain and substituted, and print what it took.
+
+    The text is the Python standard library's own sources. Writes `demo.png` and
+    `demo.json` into the folder `--out`. Ends within 3 minutes on 2 cores.
+    """
+    from jaxmem.demo import Settings
+    from jaxmem.demo._run import run
+
+    try:
+        settings = Settings(
+            model=model.value, steps=steps, batch=batch, dropout=dropout, seed=seed
+        )
+        run(settings, target, out)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+@app.command()
+def estimate(
+    function: Annotated[str, typer.Argument(metavar="MODULE:FUNCTION")],
+    target: Annotated[
+        str | None, typer.Option(help="Chip to compile for. See `jaxmem targets`.")
+    ] = None,
+    maximum: Annotated[
+        str | None,
+        typer.Option("--max", help="Exit 1 where the peak is larger, as in 14GiB."),
+    ] = None,
+    donate: Annotated[
+        list[int] | None,
+        typer.Option(help="Number of a donated argument; may be given again."),
+    ] = None,
+    json_path: Annotated[
+        Path | None, typer.Option("--json", help="Write the report as JSON.")
+    ] = None,
+    plot_path: Annotated[
+        Path | None, typer.Option("--plot", help="Draw bytes over the schedule.")
+    ] = None,
+) -> None:
+    """Say what a step takes on a chip, which need not be there.
+
+    MODULE is a module that can be imported from the current folder, or a path to a
+    `.py` file. FUNCTION takes no arguments and returns `(step, args)`, or `(step,
+    args, options)` with keyword arguments of `jaxmem.estimate`. The arguments are
+    arrays or `jax.ShapeDtypeStruct`s. With this in `train.py`:
+
+        def for_jaxmem():
+            params = jax.eval_shape(init, jax.random.key(0))
+            batch = jax.ShapeDtypeStruct((8, 512), "int32")
+            return train_step, (params, batch), {"donate_argnums": (0,)}
+
+    the command is `jaxmem estimate train:for_jaxmem --target h100 --max 14GiB`.
+
+    Exits 0 where the step fits, 1 where it does not, 2 on bad usage, 3 where the step
+    cannot be traced or compiled.
+    """
+    limit = None if maximum is None else _size(maximum)
+    step = load_step(function)
+    if donate:
+        step.options["donate_argnums"] = tuple(donate)
+    if target:
+        step.options["target"] = target
+    report = _estimate(step)
+    _print(report)
+    if json_path:
+        json_path.write_text(report.to_json(indent=2) + "\n")
+    if plot_path:
+        _plot(report, plot_path)
+    if limit is not None:
+        _hold(report.peak_bytes, limit)
+
+
+@app.command()
+def targets() -> None:
+    """List the known chips, their memory, and which can be compiled for here."""
+    import jaxmem
+
+    _print(jaxmem.targets())
+
+
+def load_step(spec: str) -> Step:
+    """The step that MODULE:FUNCTION returns.
+
+    Raises:
+        typer.BadParameter: where there is no such module or function, or it returns
+            something else than a step with its arguments.
+    """
+    module_name, colon, name = spec.rpartition(":")
+    if not (colon and module_name and name):
+        raise typer.BadParameter(f"expected MODULE:FUNCTION, got {spec!r}")
+    function = getattr(_load_module(module_name), name, None)
+    if not callable(function):
+        raise typer.BadParameter(f"{module_name!r} has no function {name!r}")
+    return _checked(function, spec)
+
+
+def _checked(function, spec: str) -> Step:
+    import inspect
+
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise typer.BadParameter(
+            f"{spec} must take no arguments and return (step, args): {error}"
+        ) from error
+    match function():
+        case (step, tuple(args)) if callable(step):
+            return Step(step, args, {})
+        case (step, tuple(args), dict(options)) if callable(step):
+            return Step(step, args, dict(options))
+        case other:
+            raise typer.BadParameter(
+                f"{spec} must return (step, args) or (step, args, options) with args a "
+                f"tuple and options a dict, got {type(other).__name__}"
+            )
+
+
+def _load_module(name: str):
+    if name.endswith(".py"):
+        return _load_file(Path(name))
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and something it imports is not
+        raise typer.BadParameter(f"no module {name!r} in {Path.cwd()}") from error
+
+
+def _load_file(path: Path):
+    if not path.is_file():
+        raise typer.BadParameter(f"no file {str(path)!r}")
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _size(text: str) -> int:
+    from jaxmem.memory._bytes import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _estimate(step: Step):
+    import jaxmem
+
+    try:
+        return jaxmem.estimate(step.fn, *step.args, **step.options)
+    except (ValueError, ImportError) as error:
+        raise typer.BadParameter(str(error)) from error
+    except Exception as error:
+        typer.echo(f"the step failed: {type(error).__name__}: {error}", err=True)
+        raise typer.Exit(FAILED) from error
+
+
+def _plot(report, path: Path) -> None:
+    try:
+        report.plot(path)
+    except (ValueError, ImportError) as error:
+        typer.echo(f"no picture: {error}", err=True)
+        raise typer.Exit(FAILED) from error
+
+
+def _hold(peak: int, limit: int) -> None:
+    sizes = f"the peak of {peak / 2**30:.3f} GiB and {limit / 2**30:.3f} GiB allowed"
+    difference = abs(peak - limit) / 2**30
+    if peak > limit:
+        typer.echo(f"does not fit: {sizes}, {difference:.3f} GiB too much", err=True)
+        raise typer.Exit(DOES_NOT_FIT)
+    typer.echo(f"fits: {sizes}, {difference:.3f} GiB to spare")
+
+
+def _print(what) -> None:
+    from rich.console import Console
+
+    Console().print(what)
+
+
+if __name__ == "__main__":
+    main()

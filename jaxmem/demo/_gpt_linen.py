@@ -1,0 +1,70 @@
+"""A byte-level GPT in Flax linen, as one would write it without thinking of memory."""
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from jaxmem.demo._settings import Settings
+
+
+class Block(nn.Module):
+    """Pre-LN attention and a GELU MLP, each added to the residual stream."""
+
+    heads: int
+    dropout: float
+
+    @nn.compact
+    def __call__(self, x, mask, deterministic):
+        width = x.shape[-1]
+        h = nn.LayerNorm(name="norm_attention")(x)
+        h = nn.MultiHeadDotProductAttention(
+            self.heads, dropout_rate=self.dropout, name="attention"
+        )(h, h, mask=mask, deterministic=deterministic)
+        x = x + nn.Dropout(self.dropout)(h, deterministic=deterministic)
+        h = nn.LayerNorm(name="norm_mlp")(x)
+        h = nn.gelu(nn.Dense(4 * width, name="up")(h))
+        h = nn.Dense(width, name="down")(h)
+        return x + nn.Dropout(self.dropout)(h, deterministic=deterministic), None
+
+
+class GPT(nn.Module):
+    """Bytes in, logits of the next byte out."""
+
+    settings: Settings
+
+    @nn.compact
+    def __call__(
+        self, tokens: Int[Array, "batch length"], deterministic: bool = True
+    ) -> Float[Array, "batch length 256"]:
+        s, length = self.settings, tokens.shape[1]
+        position = nn.Embed(s.context, s.width, name="position")(jnp.arange(length))
+        x = nn.Embed(256, s.width, name="embed")(tokens) + position[None]
+        mask = nn.make_causal_mask(jnp.ones((1, length)))
+        blocks = nn.scan(  # compiled once, not once a layer
+            Block,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            in_axes=(nn.broadcast, nn.broadcast),
+            length=s.layers,
+        )
+        x, _ = blocks(s.heads, s.dropout, name="blocks")(x, mask, deterministic)
+        return nn.Dense(256, name="head")(nn.LayerNorm(name="norm")(x))
+
+
+def build(settings: Settings) -> GPT:
+    """The model, without values."""
+    return GPT(settings)
+
+
+def split(model: nn.Module, settings: Settings):
+    """Initial parameters and the pure `forward(params, tokens, key)` of a model."""
+    import jax
+
+    tokens = jnp.zeros((1, settings.context), jnp.int32)
+    params = model.init(jax.random.key(settings.seed), tokens)["params"]
+
+    def forward(params, tokens, key=None):
+        rngs = None if key is None else {"dropout": key}
+        return model.apply({"params": params}, tokens, key is None, rngs=rngs)
+
+    return params, forward

@@ -1,0 +1,9 @@
+"""Flax layers that keep less, and `substitute`, which puts them into a whole model."""
+
+from jaxmem.nn import linen as linen
+from jaxmem.nn import nnx as nnx
+from jaxmem.nn._rules import Rule as Rule
+from jaxmem.nn._substitute import report as report
+from jaxmem.nn._substitute import substitute as substitute
+from jaxmem.nn._substitution_report import Replacement as Replacement
+from jaxmem.nn._substitution_report import SubstitutionReport as SubstitutionReport

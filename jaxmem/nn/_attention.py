@@ -1,0 +1,47 @@
+"""Flax's attention functions on `jaxmem.ops`: any number of batch axes, Flax's masks.
+
+Flax broadcasts bias and mask to `[batch..., heads, queries, keys]` from any lower rank;
+the op takes exactly one batch axis. Batch axes are folded into one by a reshape, which
+costs nothing with at most one of them.
+"""
+
+import math
+
+import jax.numpy as jnp
+
+from jaxmem import ops
+
+
+def attend(
+    query, key, value, bias, mask, *, is_causal, dropout_rate, dropout_rng, broadcast
+):
+    """Attention over `[batch..., length, heads, features]` arrays of one dtype."""
+    batch = query.shape[:-3]
+    out = ops.dot_product_attention(
+        _fold(query),
+        _fold(key),
+        _fold(value),
+        _fold_logits(bias, batch),
+        None if mask is None else _fold_logits(jnp.asarray(mask, bool), batch),
+        is_causal=is_causal,
+        dropout_rate=dropout_rate,
+        dropout_rng=dropout_rng,
+        broadcast_dropout=broadcast,
+    )
+    return out if len(batch) == 1 else out.reshape(batch + out.shape[1:])
+
+
+def _fold(x):
+    if x.ndim == 4:
+        return x
+    return x.reshape((math.prod(x.shape[:-3]), *x.shape[-3:]))
+
+
+def _fold_logits(x, batch):
+    """`x`, broadcastable to `[*batch, heads, queries, keys]`, with one batch axis."""
+    if x is None or x.ndim == 4 == len(batch) + 3:
+        return x
+    x = x.reshape((1,) * (len(batch) + 3 - x.ndim) + x.shape)
+    if any(n != 1 for n in x.shape[:-3]):
+        x = jnp.broadcast_to(x, batch + x.shape[-3:])
+    return _fold(x)

@@ -1,0 +1,251 @@
+"""What replaces `__call__` of each linen layer.
+
+Each function takes the bound module, Flax's own call of it (to fall back on, and to
+leave parameter creation to Flax where that is not a line), and the call's arguments.
+So one function serves both the drop-in class and the substitution of a plain layer
+that a model made itself.
+"""
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.linen.dtypes import canonicalize_dtype
+from flax.linen.dtypes import promote_dtype as flax_promote_dtype
+
+from jaxmem import ops
+from jaxmem.nn import _norm
+from jaxmem.nn._attention import attend
+from jaxmem.nn._fallback import fall_back
+
+
+@contextlib.contextmanager
+def _with_fields(module: nn.Module, **fields: Any) -> Iterator[None]:
+    """Bound linen modules are frozen and live for one call: fields set and put back."""
+    before = {name: getattr(module, name) for name in fields}
+    try:
+        for name, value in fields.items():
+            object.__setattr__(module, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            object.__setattr__(module, name, value)
+
+
+def _features(module, x):
+    return tuple(x.shape[i] for i in _norm.axes(x.ndim, module.feature_axes))
+
+
+def _norm_params(module, features, names):
+    """Parameters as Flax makes them: scale first, then bias."""
+    return [
+        module.param(
+            name, getattr(module, f"{name}_init"), features, module.param_dtype
+        )
+        if getattr(module, f"use_{name}")
+        else None
+        for name in names
+    ]
+
+
+def layer_norm(module, flax_call, x, *, mask=None, save="input"):
+    if reason := _norm.obstacle(module, x):
+        fall_back("LayerNorm", reason)
+        return flax_call(x, mask=mask)
+    scale, bias = _norm_params(module, _features(module, x), ("scale", "bias"))
+    dtype = canonicalize_dtype(x, scale, bias, dtype=module.dtype)
+    return _norm.layer_norm(module, x, scale, bias, mask, dtype, save)
+
+
+def rms_norm(module, flax_call, x, *, mask=None, save="input"):
+    if reason := _norm.obstacle(module, x):
+        fall_back("RMSNorm", reason)
+        return flax_call(x, mask=mask)
+    (scale,) = _norm_params(module, _features(module, x), ("scale",))
+    dtype = canonicalize_dtype(x, scale, dtype=module.dtype)
+    return _norm.rms_norm(module, x, scale, mask, dtype, save)
+
+
+def group_norm(module, flax_call, x, *, mask=None):
+    if reason := _norm.obstacle(module, x):
+        fall_back("GroupNorm", reason)
+        return flax_call(x, mask=mask)
+    num_groups = _num_groups(module, x.shape[-1])
+    scale, bias = _norm_params(module, x.shape[-1:], ("scale", "bias"))
+    dtype = canonicalize_dtype(x, scale, bias, dtype=module.dtype)
+    return _norm.group_norm(module, x, scale, bias, mask, dtype, num_groups)
+
+
+def _num_groups(module, channels: int) -> int:
+    if (module.num_groups is None) == (module.group_size is None):
+        raise ValueError(
+            "GroupNorm: give either num_groups or group_size (and num_groups=None), "
+            f"got {module.num_groups} and {module.group_size}"
+        )
+    if module.group_size is None:
+        return module.num_groups
+    if channels % module.group_size:
+        raise ValueError(
+            f"GroupNorm: group_size={module.group_size} does not divide {channels} "
+            "channels"
+        )
+    return channels // module.group_size
+
+
+def batch_norm(module, flax_call, x, use_running_average=None, *, mask=None):
+    if reason := _norm.obstacle(module, x):
+        fall_back("BatchNorm", reason)
+        return flax_call(x, use_running_average, mask=mask)
+    frozen = nn.merge_param(
+        "use_running_average", module.use_running_average, use_running_average
+    )
+    axes = _norm.axes(x.ndim, module.axis)
+    features = tuple(x.shape[i] for i in axes)
+    mean = module.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
+    var = module.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
+    if not frozen:
+        update = functools.partial(_update_statistics, module, mean, var)
+        return _batch_norm_training(module, x, features, mask, update)
+    scale, bias = _norm_params(module, features, ("scale", "bias"))
+    return ops.batch_norm(
+        x,
+        scale,
+        bias,
+        mean=mean.value,
+        var=var.value,
+        axis=axes,
+        epsilon=module.epsilon,
+        dtype=canonicalize_dtype(x, scale, bias, dtype=module.dtype),
+    )
+
+
+def _batch_norm_training(module, x, features, mask, update):
+    scale, bias = _norm_params(module, features, ("scale", "bias"))
+    dtype = canonicalize_dtype(x, scale, bias, dtype=module.dtype)
+    # The mesh axis does not exist yet when parameters are made.
+    axis_name = None if module.is_initializing() else module.axis_name
+    y, mean, var = _norm.batch_norm(module, x, scale, bias, mask, dtype, axis_name)
+    if not module.is_initializing():
+        update(mean, var)
+    return y
+
+
+def _update_statistics(module, mean, var, new_mean, new_var):
+    keep = module.momentum
+    mean.value = keep * mean.value + (1 - keep) * new_mean
+    var.value = keep * var.value + (1 - keep) * new_var
+
+
+def dense(module, flax_call, inputs):
+    """Flax makes and shapes the parameters; the product and the casts are ours."""
+    reason = None
+    if module.dot_general is not None or module.dot_general_cls is not None:
+        reason = "a dot_general of its own"
+    elif module.promote_dtype is not flax_promote_dtype:
+        reason = "a promote_dtype of its own"
+    elif getattr(module, "batch_dims", ()):
+        reason = "batch_dims"
+    if reason:
+        fall_back(type(module).__name__, reason)
+        return flax_call(inputs)
+    computed = []
+
+    def promote(inputs, kernel, bias, dtype=None):
+        computed[:] = [canonicalize_dtype(inputs, kernel, bias, dtype=dtype)]
+        return inputs, kernel, None if bias is None else bias.astype(computed[0])
+
+    def dot_general(inputs, kernel, dimension_numbers, precision=None):
+        axis = dimension_numbers[0][0]
+        return ops.dense(
+            inputs, kernel, axis=axis, dtype=computed[0], precision=precision
+        )
+
+    with _with_fields(module, promote_dtype=promote, dot_general=dot_general):
+        return flax_call(inputs)
+
+
+def dropout(module, flax_call, inputs, deterministic=None, rng=None):
+    deterministic = nn.merge_param("deterministic", module.deterministic, deterministic)
+    if deterministic or module.rate == 0.0:
+        return inputs
+    if module.rate == 1.0:
+        return jnp.zeros_like(inputs)
+    rng = module.make_rng(module.rng_collection) if rng is None else rng
+    return ops.dropout(inputs, module.rate, rng, broadcast_dims=module.broadcast_dims)
+
+
+def attention(module, flax_call, *args, **kwargs):
+    """Flax's own projections and cache; the attention function between them is ours."""
+    reason = attention_obstacle(module, kwargs.get("sow_weights", False))
+    if reason:
+        fall_back(type(module).__name__, reason)
+        return flax_call(*args, **kwargs)
+    with _with_fields(module, attention_fn=dot_product_attention):
+        return flax_call(*args, **kwargs)
+
+
+def attention_obstacle(module, sow_weights) -> str | None:
+    """Why this call needs Flax's attention function, or None."""
+    if module.attention_fn is not nn.dot_product_attention:
+        return "an attention_fn of its own"
+    if sow_weights:
+        return "sow_weights=True asks for the weights"
+    if module.decode:
+        return "decode=True"
+    if module.precision is not None:
+        return "a precision of its own"
+    if module.qk_attn_weights_einsum_cls or module.attn_weights_value_einsum_cls:
+        return "an einsum of its own"
+    return None
+
+
+def dot_product_attention(
+    query,
+    key,
+    value,
+    bias=None,
+    mask=None,
+    broadcast_dropout=True,
+    dropout_rng=None,
+    dropout_rate=0.0,
+    deterministic=False,
+    dtype=None,
+):
+    """As `flax.linen.dot_product_attention`; the softmax is always in float32."""
+    query, key, value = flax_promote_dtype(query, key, value, dtype=dtype)
+    drop = not deterministic and dropout_rate > 0.0
+    return attend(
+        query,
+        key,
+        value,
+        bias,
+        mask,
+        is_causal=False,
+        dropout_rate=dropout_rate if drop else 0.0,
+        dropout_rng=dropout_rng if drop else None,
+        broadcast=broadcast_dropout,
+    )
+
+
+def raw(method: Callable) -> Callable:
+    """The function a Flax class was written with, below Flax's state handling."""
+    return inspect.unwrap(method)
+
+
+# Keyed by function, not by class: it is found whatever class inherits it.
+TABLE = {
+    raw(nn.LayerNorm.__call__): layer_norm,
+    raw(nn.RMSNorm.__call__): rms_norm,
+    raw(nn.GroupNorm.__call__): group_norm,
+    raw(nn.BatchNorm.__call__): batch_norm,
+    raw(nn.Dense.__call__): dense,
+    raw(nn.DenseGeneral.__call__): dense,
+    raw(nn.Dropout.__call__): dropout,
+    raw(nn.MultiHeadDotProductAttention.__call__): attention,
+}
+TAKES_SAVE = (layer_norm, rms_norm)
+INSIDE_ATTENTION = (dense, layer_norm)

@@ -1,0 +1,72 @@
+"""What to replace by what: the user's rules, tried before the built-in table."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One line of a substitution: which modules, and what takes their place.
+
+    Args:
+        match: a module class (its subclasses too), or a regular expression searched
+            for in the module's path (`"encoder/layers_0/norm"`), or a tuple of both.
+        replace: a jaxmem layer class, which takes over the attributes of the same
+            name; or a function that is given the user's (bound) module and returns
+            what is called in its place: a module that keeps the parameters' names, or
+            a plain function of the call's arguments; or None, to leave the module and
+            all inside it as it is.
+
+    Raises:
+        TypeError: when `match` or `replace` is none of these.
+
+    Example::
+
+        def lean_norm(module):
+            scale = module.get_variable("params", "scale")
+            return lambda x: jaxmem.ops.rms_norm(x, scale)
+
+        rules = [Rule(MyRMSNorm, lean_norm), Rule("decoder/", None)]
+    """
+
+    match: type | str | tuple[type, str]
+    replace: type | Callable[[Any], Callable] | None
+
+    def __post_init__(self) -> None:
+        for part in self._parts:
+            if isinstance(part, str):
+                re.compile(part)
+            elif not isinstance(part, type):
+                raise TypeError(
+                    f"Rule(match={self.match!r}): a class, a regular expression on "
+                    "the module path, or a tuple of both"
+                )
+        if self.replace is not None and not callable(self.replace):
+            raise TypeError(
+                f"Rule(replace={self.replace!r}): a class, a function of the module, "
+                "or None"
+            )
+
+    @property
+    def _parts(self) -> tuple:
+        return self.match if isinstance(self.match, tuple) else (self.match,)
+
+    def matches(self, module: Any, path: str) -> bool:
+        """Whether this rule speaks about `module` at `path`."""
+        return all(
+            re.search(part, path) is not None
+            if isinstance(part, str)
+            else isinstance(module, part)
+            for part in self._parts
+        )
+
+    def __str__(self) -> str:
+        names = [p if isinstance(p, str) else p.__name__ for p in self._parts]
+        return " at ".join(map(repr, names))
+
+
+def first_match(rules: tuple[Rule, ...], module: Any, path: str) -> Rule | None:
+    """The first rule that speaks about `module`."""
+    return next((rule for rule in rules if rule.matches(module, path)), None)

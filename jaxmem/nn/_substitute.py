@@ -1,0 +1,163 @@
+"""`substitute`: the same model, keeping less for its backward pass.
+
+Modules are replaced by class (jaxmem.nn.linen, jaxmem.nn.nnx and the user's rules).
+Formulas written without a module (`nn.gelu(x)`, a hand-made norm or attention) are
+replaced in the traced function by `jaxmem.rewriting`. Nothing in jax or flax is
+patched, and nothing has to be entered: the new model carries it all.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+from flax import linen, nnx
+
+from jaxmem.nn._norm import check_save
+from jaxmem.nn._rules import Rule
+from jaxmem.nn._spec import Spec
+from jaxmem.nn._substitute_linen import substitute_linen
+from jaxmem.nn._substitute_nnx import substitute_nnx
+from jaxmem.nn._substitution_report import Recorder, SubstitutionReport
+
+Model = TypeVar("Model")
+
+
+def substitute(
+    model: Model,
+    rules: Sequence[Rule] | None = None,
+    *,
+    save: str = "output",
+    patterns: Any = None,
+    verbose: bool = False,
+) -> Model:
+    """The same model on layers that keep less for the backward pass.
+
+    Parameters, their paths and initial values, outputs and gradients (up to rounding)
+    stay as they were; dropout draws other masks. The model given is left untouched.
+    A linen model comes back as an instance of a subclass of its class, to use as the
+    old one: `init` runs the plain layers, `apply` the lean ones. An nnx model comes
+    back as a copy with the layers' classes exchanged. A function comes back as a
+    function. What was done is told by `jaxmem.nn.report`.
+
+    Limits: a linen model used as a part of a plain one, or through `bind`, has its
+    modules replaced but not the formulas outside of modules; for an nnx model it is
+    `__call__` whose formulas are replaced. A model that branches in Python on values
+    of its inputs cannot be traced, and gets its modules replaced only, with a warning.
+
+    Args:
+        model: a `flax.linen` module (unbound), a `flax.nnx` module, or a function.
+        rules: tried in order, before the built-in table; see `Rule`.
+        save: what norms and GELU/SiLU keep, `"output"` (which the next matmul keeps
+            anyway) or `"input"`. Norms whose scale starts near zero keep their input.
+        patterns: formulas to look for, as in `jaxmem.rewriting.rewrite`; its library
+            if None.
+        verbose: prints the report at the first trace.
+
+    Returns:
+        The new model.
+
+    Raises:
+        TypeError: when `model` is no module and no function.
+        ValueError: when `save` is another word.
+
+    Example::
+
+        model = jaxmem.substitute(model)
+        variables = model.init(key, x)
+        print(jaxmem.nn.report(model, x))
+    """
+    check_save(save)
+    rules = tuple(rules or ())
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise TypeError(f"rules: {rule!r} is not a jaxmem.nn.Rule")
+    spec = Spec(rules, save, patterns, verbose)
+    if isinstance(model, linen.Module):
+        return substitute_linen(model, spec)
+    if isinstance(model, nnx.Module):
+        return substitute_nnx(model, spec)
+    if callable(model) and not inspect.isclass(model):
+        return _substitute_function(model, spec)
+    raise TypeError(
+        f"substitute() got {model!r}: a flax.linen module, a flax.nnx module (the "
+        "instance, not its class) or a function is needed"
+    )
+
+
+def _substitute_function(fn: Callable, spec: Spec) -> Callable:
+    from jaxmem.nn._traced import run_rewritten
+
+    recorder = spec.recorder()
+
+    @functools.wraps(fn)
+    def lean(*args, **kwargs):
+        def call(args, kwargs):
+            return fn(*args, **kwargs)
+
+        library = spec.library()
+        out = run_rewritten(call, (args, kwargs), library, recorder.add_patterns)
+        recorder.first_trace(spec.verbose)
+        return out
+
+    vars(lean)["jaxmem_recorder"] = recorder
+    return lean
+
+
+def report(
+    model: Any, *args: Any, rngs: Any = None, **kwargs: Any
+) -> SubstitutionReport:
+    """What `substitute` did to `model`.
+
+    A linen model's modules, and the formulas of any model, are known once it was
+    traced. With example arguments the model is traced here, abstractly (nothing is
+    computed); without, the report tells of the traces so far.
+
+    Args:
+        model: what `substitute` returned.
+        *args: example arguments of the call: arrays or `jax.ShapeDtypeStruct`s.
+        rngs: for linen, keys by name; `params` and `dropout` if None.
+        **kwargs: further arguments of the call.
+
+    Returns:
+        The report.
+
+    Raises:
+        TypeError: when `model` does not come from `substitute`.
+    """
+    recorder = _recorder(model)
+    if args or kwargs:
+        _trace(model, args, rngs, kwargs)
+    return recorder.report()
+
+
+def _recorder(model) -> Recorder:
+    state = getattr(model, "jaxmem_substitution", None)
+    recorder = getattr(model, "jaxmem_recorder", None) or getattr(
+        state, "recorder", None
+    )
+    if recorder is None:
+        raise TypeError(f"report() got {type(model).__name__}, not from substitute()")
+    return recorder
+
+
+def _trace(model, args, rngs, kwargs) -> None:
+    """Runs the model on shapes only."""
+    if not isinstance(model, linen.Module):
+        shapes = functools.partial(nnx.eval_shape, lambda m, a: m(*a, **kwargs))
+        if not isinstance(model, nnx.Module):
+            shapes = functools.partial(
+                lambda m, a: jax.eval_shape(lambda a: m(*a, **kwargs), a)
+            )
+        shapes(model, args)
+        return
+    rngs = rngs or {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+
+    def init(*args):
+        return model.init(rngs, *args, **kwargs)
+
+    def apply(variables, *args):
+        return model.apply(variables, *args, rngs=rngs, mutable=True, **kwargs)
+
+    jax.eval_shape(apply, jax.eval_shape(init, *args), *args)

@@ -1,0 +1,170 @@
+"""What a substitution did: the report a user reads, and the recorder that fills it."""
+
+import io
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxmem.nn._rules import Rule
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One module of the model and what became of it.
+
+    Args:
+        path: the module's path, as in the parameter tree.
+        module: the name of the user's class.
+        replaced_by: what runs in its place; None where the module was left.
+        reason: why it was left, or with which option it was replaced.
+    """
+
+    path: str
+    module: str
+    replaced_by: str | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class SubstitutionReport:
+    """What `jaxmem.substitute` replaced, what it left and why.
+
+    `print` it, or read its fields; in a notebook it shows itself as a table.
+
+    Args:
+        modules: one entry a module that was replaced, or left for a reason.
+        patterns: a line for each formula replaced in the traced function.
+        patterns_left: a line for each formula recognised and left, with the reason.
+        unused_rules: the rules that matched nothing.
+        traced: whether the model was traced yet; before that a linen model's
+            modules and every model's formulas are unknown.
+        notes: what else the user should know.
+    """
+
+    modules: tuple[Replacement, ...]
+    patterns: tuple[str, ...]
+    patterns_left: tuple[str, ...]
+    unused_rules: tuple[str, ...]
+    traced: bool
+    notes: tuple[str, ...] = ()
+
+    def replaced(self) -> int:
+        """How many modules and formulas run on lean code."""
+        modules = sum(entry.replaced_by is not None for entry in self.modules)
+        return modules + len(self.patterns)
+
+    def _table(self):
+        from rich.table import Table
+
+        table = Table(title="jaxmem.substitute")
+        for column in ("module", "class", "replaced by", "note"):
+            table.add_column(column, overflow="fold")
+        for e in self.modules:
+            table.add_row(e.path or "(model)", e.module, e.replaced_by or "-", e.reason)
+        for line in self.patterns:
+            table.add_row("(traced function)", "formula", "lean op", line)
+        for line in self.patterns_left:
+            table.add_row("(traced function)", "formula", "-", line)
+        for rule in self.unused_rules:
+            table.add_row("", f"rule {rule}", "-", "matched nothing")
+        for note in (*self.notes, *(() if self.traced else (NOT_TRACED,))):
+            table.add_row("", "", "", note)
+        return table
+
+    def _render(self, **options) -> Any:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), record=True, width=120, **options)
+        console.print(self._table())
+        return console
+
+    def __str__(self) -> str:
+        return self._render(color_system=None).export_text()
+
+    def __rich__(self):
+        return self._table()
+
+    def _repr_html_(self) -> str:
+        return self._render().export_html(inline_styles=True)
+
+
+NOT_TRACED = "not traced yet: call the model, or report(model, *example_arguments)"
+
+
+@dataclass
+class Recorder:
+    """Collects what happens while a substituted model is traced."""
+
+    rules: tuple[Rule, ...]
+    modules: dict[str, Replacement] = field(default_factory=dict)
+    patterns: tuple[str, ...] = ()
+    patterns_left: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    used: set[int] = field(default_factory=set)
+    traced: bool = False
+
+    def replaced(self, path: str, module: Any, by: str, reason: str = "") -> None:
+        self.modules[path] = Replacement(path, type(module).__name__, by, reason)
+
+    def left(self, path: str, module: Any, reason: str) -> None:
+        self.modules[path] = Replacement(path, type(module).__name__, None, reason)
+
+    def use(self, rule: Rule) -> None:
+        self.used.add(self.rules.index(rule))
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+            warnings.warn(f"jaxmem.substitute: {text}", stacklevel=5)
+
+    def add_patterns(self, found: Any) -> None:
+        """What the rewriter reports of one trace."""
+        self.patterns = _merged(self.patterns, _lines(found.found))
+        self.patterns_left = _merged(self.patterns_left, map(str, found.left))
+
+    def report(self) -> SubstitutionReport:
+        unused = (str(r) for i, r in enumerate(self.rules) if i not in self.used)
+        return SubstitutionReport(
+            tuple(self.modules.values()),
+            self.patterns,
+            self.patterns_left,
+            tuple(unused),
+            self.traced,
+            tuple(self.notes),
+        )
+
+    def first_trace(self, verbose: bool) -> None:
+        """Says once what the user would otherwise have to look up."""
+        if self.traced:
+            return
+        self.traced = True
+        report = self.report()
+        for rule in report.unused_rules:
+            warnings.warn(
+                f"jaxmem.substitute: rule {rule} matched nothing", stacklevel=5
+            )
+        if not report.replaced():
+            warnings.warn(f"jaxmem.substitute: {LOOKED_FOR}", stacklevel=5)
+        if verbose:
+            print(report)
+
+
+LOOKED_FOR = (
+    "nothing to replace in this model. Looked for Flax's LayerNorm, RMSNorm, "
+    "GroupNorm, BatchNorm, Dense/Linear, Dropout and attention layers (and subclasses "
+    "that keep their __call__), for the modules named in rules, and in the traced "
+    "function for the formulas in jaxmem.rewriting (gelu, softmax, attention, ...)"
+)
+
+
+def _lines(sites: Iterable[Any]) -> list[str]:
+    """A line for each formula and module; what a layer scan repeats counts once."""
+    counts = Counter((site.pattern, site.path or "the model") for site in sites)
+    return [f"{name} in {path}, {n} x" for (name, path), n in counts.items()]
+
+
+def _merged(old: tuple[str, ...], new: Iterable[str]) -> tuple[str, ...]:
+    """Without what an earlier trace has shown already."""
+    return tuple(dict.fromkeys((*old, *new)))

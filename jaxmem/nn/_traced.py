@@ -1,0 +1,60 @@
+"""Running a function of any arguments through the jaxpr rewriter.
+
+Arrays become arguments of the traced function; everything else (bools, strings,
+modules, numpy arrays) stays as it is, and keeps its Python value inside.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+# What a function that looks at the values of its arguments raises under a trace.
+NEEDS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+UNTRACEABLE = (
+    "the model looks at values of its arguments, so it cannot be traced; "
+    "modules are replaced, formulas outside of them are not"
+)
+
+
+def split_arrays(tree: Any) -> tuple[list[jax.Array], Callable[[list], Any]]:
+    """The jax arrays in `tree`, and the function that puts others in their place."""
+    leaves, treedef = jax.tree.flatten(tree)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+    arrays = [leaves[i] for i in places]
+    # The closure must not keep the arrays alive, nor leak tracers out of a trace.
+    rest = [None if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+
+    def rebuild(others):
+        full = list(rest)
+        for i, x in zip(places, others, strict=True):
+            full[i] = x
+        return jax.tree.unflatten(treedef, full)
+
+    return arrays, rebuild
+
+
+def run_rewritten(fn: Callable, args: tuple, patterns, on_report) -> Any:
+    """`fn(*args)`, with the formulas in its jaxpr replaced by lean ops."""
+    from jaxmem.rewriting import rewrite
+
+    arrays, rebuild = split_arrays(args)
+    rebuild_output = []
+
+    def pure(*arrays):
+        out, rebuild_out = split_arrays(fn(*rebuild(list(arrays))))
+        rebuild_output[:] = [rebuild_out]
+        return out
+
+    out = rewrite(pure, patterns, on_report=on_report)(*arrays)
+    return rebuild_output[0](out)
+
+
+def is_concrete(tree: Any) -> bool:
+    """Whether no leaf is a tracer, so that Python may look at values."""
+    return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,237 @@
+"""Drop-in layers for `flax.linen`: the same constructors, parameters and outputs.
+
+Each class is a subclass of Flax's, so fields, names, parameter creation, initial values
+and `isinstance` are Flax's own; `__call__` runs on `jaxmem.ops`. Outputs and gradients
+equal Flax's up to rounding. Two things differ on purpose: dropout masks come from
+jaxmem's counter-based generator (same distribution, other bits than Flax's for the same
+key), and the softmax of the attention is always computed in float32.
+
+What no lean op serves (a `dot_general`, `promote_dtype` or `attention_fn` of one's own,
+`batch_dims`, an attention `precision`, `decode`, `sow_weights`, norms of complex inputs
+or without float32 statistics) runs Flax's own code and warns once.
+"""
+
+import functools
+from dataclasses import field
+from typing import Any
+
+import jax
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from jaxmem.nn import _linen_calls as calls
+from jaxmem.nn._norm import check_save
+
+
+def _flax(cls: type, module: nn.Module):
+    """Flax's own `__call__` on this bound module, inside the compact call under way."""
+    return functools.partial(calls.raw(cls.__call__), module)
+
+
+class LayerNorm(nn.LayerNorm):
+    """`flax.linen.LayerNorm`, built on `jaxmem.ops.layer_norm`.
+
+    Args:
+        save: `"input"` keeps the layer's input, `"output"` its output, which the next
+            matmul keeps anyway; keyword-only. All other fields as in Flax.
+
+    Saves:
+        The input or the output in its own dtype, and one or two float32 a row;
+        Flax keeps three float32 copies of the input.
+    """
+
+    save: str = field(default="input", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_save(self.save)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
+    ) -> Float[Array, "*shape"]:
+        """Normalizes `x`, with statistics over the elements that `mask` marks."""
+        flax_call = _flax(nn.LayerNorm, self)
+        return calls.layer_norm(self, flax_call, x, mask=mask, save=self.save)
+
+
+class RMSNorm(nn.RMSNorm):
+    """`flax.linen.RMSNorm`, built on `jaxmem.ops.rms_norm`.
+
+    Args:
+        save: as in `LayerNorm`; keyword-only. All other fields as in Flax.
+
+    Saves:
+        The input or the output in its own dtype, and one float32 a row.
+    """
+
+    save: str = field(default="input", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_save(self.save)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
+    ) -> Float[Array, "*shape"]:
+        """Normalizes `x`, with statistics over the elements that `mask` marks."""
+        flax_call = _flax(nn.RMSNorm, self)
+        return calls.rms_norm(self, flax_call, x, mask=mask, save=self.save)
+
+
+class GroupNorm(nn.GroupNorm):
+    """`flax.linen.GroupNorm`, built on `jaxmem.ops.group_norm`.
+
+    Saves:
+        The input in its own dtype, and two float32 a group.
+    """
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
+    ) -> Float[Array, "*shape"]:
+        """Normalizes `x` within each group of channels."""
+        return calls.group_norm(self, _flax(nn.GroupNorm, self), x, mask=mask)
+
+
+class BatchNorm(nn.BatchNorm):
+    """`flax.linen.BatchNorm`, built on `jaxmem.ops.batch_norm`.
+
+    Saves:
+        The input in its own dtype, and two float32 a feature.
+    """
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "*shape"],
+        use_running_average: bool | None = None,
+        *,
+        mask: jax.Array | None = None,
+    ) -> Float[Array, "*shape"]:
+        """Normalizes `x` and updates `batch_stats`, as Flax's layer does."""
+        flax_call = _flax(nn.BatchNorm, self)
+        return calls.batch_norm(self, flax_call, x, use_running_average, mask=mask)
+
+
+class Dense(nn.Dense):
+    """`flax.linen.Dense`, built on `jaxmem.ops.dense`.
+
+    Saves:
+        The input and the kernel themselves, and no copy of either in the dtype of
+        the computation.
+    """
+
+    # Flax annotates a field with a protocol that type checkers cannot test.
+    __no_type_check__ = True
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, "*batch d"]) -> Float[Array, "*batch f"]:
+        """Applies the linear map to the last axis."""
+        return calls.dense(self, _flax(nn.Dense, self), inputs)
+
+
+class DenseGeneral(nn.DenseGeneral):
+    """`flax.linen.DenseGeneral`, built on `jaxmem.ops.dense`.
+
+    Saves:
+        The input and the kernel themselves, and no copy of either.
+    """
+
+    # Flax annotates a field with a protocol that type checkers cannot test.
+    __no_type_check__ = True
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Applies the linear map to `self.axis`."""
+        return calls.dense(self, _flax(nn.DenseGeneral, self), inputs)
+
+
+class Dropout(nn.Dropout):
+    """`flax.linen.Dropout`, built on `jaxmem.ops.dropout`.
+
+    Saves:
+        The key; the mask is made again in the backward pass.
+    """
+
+    @nn.compact
+    def __call__(
+        self,
+        inputs: Float[Array, "*shape"],
+        deterministic: bool | None = None,
+        rng: jax.Array | None = None,
+    ) -> Float[Array, "*shape"]:
+        """Drops elements at `self.rate` with a key from `make_rng`."""
+        return calls.dropout(self, None, inputs, deterministic, rng)
+
+
+class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
+    """`flax.linen.MultiHeadDotProductAttention` on `jaxmem.ops`.
+
+    Saves:
+        The layer's inputs, query, key, value, the attention output once (the output
+        projection contracts its head axes directly), and one float32 a row.
+    """
+
+    @nn.compact
+    def __call__(
+        self,
+        inputs_q: Float[Array, "*batch q d"],
+        inputs_k: Float[Array, "*batch k dk"] | None = None,
+        inputs_v: Float[Array, "*batch k dv"] | None = None,
+        **options: Any,
+    ) -> Float[Array, "*batch q f"]:
+        """Projects, attends, projects; `options` as in Flax (`mask`, ...)."""
+        return _lean_attention(
+            self, super().__call__, inputs_q, inputs_k, inputs_v, **options
+        )
+
+
+class MultiHeadAttention(nn.MultiHeadAttention):
+    """`flax.linen.MultiHeadAttention`; see `MultiHeadDotProductAttention`."""
+
+    @nn.compact
+    def __call__(
+        self,
+        inputs_q: Float[Array, "*batch q d"],
+        inputs_k: Float[Array, "*batch k dk"] | None = None,
+        inputs_v: Float[Array, "*batch k dv"] | None = None,
+        **options: Any,
+    ) -> Float[Array, "*batch q f"]:
+        """Projects, attends, projects; `options` as in Flax (`mask`, ...)."""
+        return _lean_attention(
+            self, super().__call__, inputs_q, inputs_k, inputs_v, **options
+        )
+
+
+class SelfAttention(nn.SelfAttention):
+    """`flax.linen.SelfAttention`; see `MultiHeadDotProductAttention`."""
+
+    @nn.compact
+    def __call__(
+        self,
+        inputs_q: Float[Array, "*batch q d"],
+        mask: jax.Array | None = None,
+        deterministic: bool | None = None,
+        dropout_rng: jax.Array | None = None,
+        sow_weights: bool = False,
+    ) -> Float[Array, "*batch q f"]:
+        """Projects, attends to itself, projects; arguments as in Flax."""
+        options = dict(deterministic=deterministic, dropout_rng=dropout_rng)
+        return _lean_attention(
+            self, super().__call__, inputs_q, mask, sow_weights=sow_weights, **options
+        )
+
+
+def _lean_attention(module, flax_call, *args, **kwargs):
+    """Flax's call with our attention function, and our layers for those it makes."""
+
+    def inner(next_call, args, kwargs, context):
+        lean = calls.TABLE.get(context.orig_method.func)
+        if lean not in calls.INSIDE_ATTENTION:
+            return next_call(*args, **kwargs)
+        return lean(context.module, next_call, *args, **kwargs)
+
+    with nn.intercept_methods(inner):
+        return calls.attention(module, flax_call, *args, **kwargs)
