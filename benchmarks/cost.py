@@ -19,7 +19,7 @@ from benchmarks._common import MIB, publish
 from benchmarks.layers import flax_attention, lean_attention
 from benchmarks.models import Bert, BertConfig, abstract_params, masked_loss
 from jaxmem import ops
-from jaxmem._jaxpr import bodies
+from jaxmem._jaxpr import bodies, split
 
 SDS = jax.ShapeDtypeStruct
 BF16 = jnp.bfloat16
@@ -29,7 +29,7 @@ def matmul_flops(jaxpr) -> int:
     total = 0
     for eqn in jaxpr.eqns:
         times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        total += times * sum(map(matmul_flops, (b.jaxpr for b in bodies(eqn))))
+        total += times * sum(map(matmul_flops, (split(b)[0] for b in bodies(eqn))))
         if eqn.primitive.name == "dot_general":
             (contract, _), _ = eqn.params["dimension_numbers"]
             depth = math.prod(eqn.invars[0].aval.shape[i] for i in contract)

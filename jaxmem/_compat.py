@@ -7,6 +7,7 @@ function, so that a new JAX fails there, loudly, and not in a user's step.
 from typing import Any
 
 import jax
+import jax.core
 from jax.extend import core as jex_core
 
 ClosedJaxpr = jex_core.ClosedJaxpr

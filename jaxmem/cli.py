@@ -101,7 +101,7 @@ def estimate(
     MODULE is a module that can be imported from the current folder, or a path to a
     `.py` file. FUNCTION takes no arguments and returns `(step, args)`, or `(step,
     args, options)` with keyword arguments of `jaxmem.estimate`. The arguments are
-    arrays or `jax.ShapeDtypeStruct`s. With this in `train.py`:
+    arrays or `jax.ShapeDtypeStruct`. With this in `train.py`:
 
         def for_jaxmem():
             params = jax.eval_shape(init, jax.random.key(0))
@@ -191,6 +191,7 @@ def _load_file(path: Path):
         raise typer.BadParameter(f"no file {str(path)!r}")
     sys.path.insert(0, str(path.parent.resolve()))
     spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)

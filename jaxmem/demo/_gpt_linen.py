@@ -44,7 +44,7 @@ class GPT(nn.Module):
             Block,
             variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
-            in_axes=(nn.broadcast, nn.broadcast),
+            in_axes=(nn.broadcast, nn.broadcast),  # pyright: ignore[reportArgumentType]
             length=s.layers,
         )
         x, _ = blocks(s.heads, s.dropout, name="blocks")(x, mask, deterministic)

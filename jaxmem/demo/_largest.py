@@ -32,6 +32,7 @@ def largest_batch(one, target: str, small: tuple[int, int], deadline: float) -> 
         deadline: of `time.monotonic()`; after it a prediction is left unconfirmed.
     """
     room = {t.name: t.memory_bytes for t in jaxmem.targets()}[target]
+    assert room is not None  # a chip: no batch is the largest on cpu
 
     def peak(batch):
         left = deadline - time.monotonic()

@@ -40,7 +40,7 @@ def _caption(result: Comparison) -> Text:
 def _rows(result: Comparison) -> Iterator[tuple[str, str, str, str]]:
     a, b = result.plain, result.substituted
     last = (fmean(x.losses[-_LAST:]) for x in (a, b))
-    yield _row(f"training loss, last {_LAST} steps", *last, "{:.4f}")
+    yield _row(f"training loss, last {_LAST} steps", *last, shape="{:.4f}")
     yield _row("validation loss", a.validation, b.validation, "{:.4f}")
     yield _mib("residuals, MiB", a.residual_bytes, b.residual_bytes)
     for target in _both(a.compiled, b.compiled):
@@ -50,7 +50,7 @@ def _rows(result: Comparison) -> Iterator[tuple[str, str, str, str]]:
         largest = [x.largest_batch[target] for x in (a, b)]
         sure = "" if all(x.confirmed for x in largest) else ", predicted"
         batches = (x.batch for x in largest)
-        yield _row(f"largest batch on {target}{sure}", *batches, "{:,}")
+        yield _row(f"largest batch on {target}{sure}", *batches, shape="{:,}")
     ratio = f"{result.time_ratio:.2f}"
     yield _row("seconds a step, here", a.seconds, b.seconds, "{:.3f}")[:3] + (ratio,)
 

@@ -1,7 +1,7 @@
 """What a step takes on a chip, by compiling it for that chip.
 
 No array is allocated and no accelerator is needed: arguments may be
-`jax.ShapeDtypeStruct`s, and the compile runs in a worker process. The figures are the
+`jax.ShapeDtypeStruct`, and the compile runs in a worker process. The figures are the
 compiler's own buffer assignment. CPU compiles say nothing about rematerialisation:
 XLA:CPU undoes `jax.checkpoint` in unrolled code.
 """
@@ -52,7 +52,7 @@ def estimate(
     Args:
       fn: the step: any function that `jax.jit` takes, already jitted or not. A jitted
         one brings its own donated and static arguments along.
-      *args: arrays or `jax.ShapeDtypeStruct`s, in any pytrees; with a `NamedSharding`
+      *args: arrays or `jax.ShapeDtypeStruct`, in any pytrees; with a `NamedSharding`
         over a mesh (see `jaxmem.target_mesh`) where the step is sharded.
       target: a name of `jaxmem.targets()`, "cpu" by default.
       donate_argnums: positional arguments whose buffers the step may reuse.

@@ -34,7 +34,7 @@ def max_batch(
     Args:
       fn: the step, as for `jaxmem.estimate`.
       make_args: from a batch size to the step's arguments, a tuple (or one argument);
-        `jax.ShapeDtypeStruct`s will do.
+        `jax.ShapeDtypeStruct` will do.
       target: a name of `jaxmem.targets()`, "cpu" by default.
       memory: bytes on one device, or a text like "14GiB"; the target's own by default,
         needed for "cpu".

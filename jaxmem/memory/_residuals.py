@@ -117,7 +117,7 @@ def residuals(
 
     Args:
       fn: a differentiable function, jitted or not; a loss or any part of a model.
-      *args: arrays or `jax.ShapeDtypeStruct`s, in any pytrees; what is no array (a
+      *args: arrays or `jax.ShapeDtypeStruct`, in any pytrees; what is no array (a
         string, a function, a bool) is passed on as it is.
       argnums: the positional arguments to differentiate; all by default. The others are
         frozen: what only their gradients need is not kept.

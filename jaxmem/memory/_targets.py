@@ -189,7 +189,7 @@ def target_mesh(
 ) -> AbstractMesh:
     """A mesh of chips that are not there, to build shardings from.
 
-    Put `NamedSharding(mesh, spec)` on the `jax.ShapeDtypeStruct`s that go to
+    Put `NamedSharding(mesh, spec)` on the `jax.ShapeDtypeStruct` that go to
     `jaxmem.estimate`; the step is then compiled for that many chips, with its
     collectives, and every figure is bytes on one device.
 

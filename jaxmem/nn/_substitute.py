@@ -116,7 +116,7 @@ def report(
 
     Args:
         model: what `substitute` returned.
-        *args: example arguments of the call: arrays or `jax.ShapeDtypeStruct`s.
+        *args: example arguments of the call: arrays or `jax.ShapeDtypeStruct`.
         rngs: for linen, keys by name; `params` and `dropout` if None.
         **kwargs: further arguments of the call.
 

@@ -175,7 +175,8 @@ def _starts_near_zero(initializer) -> bool:
 def _replacement(replace: Any, module: nn.Module) -> Any:
     """What a rule puts in the place of a bound module."""
     if inspect.isclass(replace):
-        fields = {f for f in replace.__dataclass_fields__ if hasattr(module, f)}
+        fields = replace.__dataclass_fields__  # pyright: ignore[reportAttributeAccessIssue]
+        fields = {f for f in fields if hasattr(module, f)}
         options = {f: getattr(module, f) for f in fields - {"name", "parent"}}
         lean = replace(**options)
     else:
@@ -205,7 +206,7 @@ def substitute_linen(model: nn.Module, spec: Spec) -> nn.Module:
     for name in _methods(base):
         namespace[name] = _method(base, name, state)
     cls = type(base.__name__, (base,), namespace)
-    cls.jaxmem_substitution = state
+    cls.jaxmem_substitution = state  # pyright: ignore[reportAttributeAccessIssue]
     fields = {f: getattr(model, f) for f in _init_fields(model)}
     return cls(**fields)
 

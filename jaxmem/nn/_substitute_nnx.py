@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from flax import nnx
 
@@ -167,8 +168,9 @@ def _set_up(node, spec: Spec) -> str:
     if not isinstance(node, nnx.LayerNorm | nnx.RMSNorm):
         return ""
     near_zero = spec.save == "output" and _near_zero(node.scale)
-    node.save = "input" if near_zero else spec.save
-    return f'save="{node.save}"' + (": its scale is near zero" if near_zero else "")
+    save = "input" if near_zero else spec.save
+    node.save = save  # pyright: ignore[reportAttributeAccessIssue]
+    return f'save="{save}"' + (": its scale is near zero" if near_zero else "")
 
 
 def _near_zero(scale) -> bool:

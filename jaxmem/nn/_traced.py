@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.core
 
 # What a function that looks at the values of its arguments raises under a trace.
 NEEDS_VALUES = (

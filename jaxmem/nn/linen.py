@@ -112,7 +112,9 @@ class BatchNorm(nn.BatchNorm):
     ) -> Float[Array, "*shape"]:
         """Normalizes `x` and updates `batch_stats`, as Flax's layer does."""
         flax_call = _flax(nn.BatchNorm, self)
-        return calls.batch_norm(self, flax_call, x, use_running_average, mask=mask)
+        y = calls.batch_norm(self, flax_call, x, use_running_average, mask=mask)
+        assert not isinstance(y, tuple)
+        return y
 
 
 class Dense(nn.Dense):
@@ -229,7 +231,7 @@ def _lean_attention(module, flax_call, *args, **kwargs):
 
     def inner(next_call, args, kwargs, context):
         lean = calls.TABLE.get(context.orig_method.func)
-        if lean not in calls.INSIDE_ATTENTION:
+        if lean is None or lean not in calls.INSIDE_ATTENTION:
             return next_call(*args, **kwargs)
         return lean(context.module, next_call, *args, **kwargs)
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.module import first_from
+from flax.nnx.nn import dtypes
 from jaxtyping import Array, Float
 
 from jaxmem import ops
@@ -137,8 +138,17 @@ class BatchNorm(nnx.BatchNorm):
             dtype=self.dtype,
         )
         if frozen:
-            options = dict(axis=self.axis, epsilon=self.epsilon)
-            return ops.batch_norm(x, scale, bias, mean=mean, var=var, **options)
+            y = ops.batch_norm(
+                x,
+                scale,
+                bias,
+                mean=mean,
+                var=var,
+                axis=self.axis,
+                epsilon=self.epsilon,
+            )
+            assert not isinstance(y, tuple)
+            return y
         y, mean, var = _norm.batch_norm(
             self, x, scale, bias, mask, x.dtype, self.axis_name
         )
@@ -160,7 +170,7 @@ def _product_obstacle(module, out_sharding) -> str | None:
         return "a dot_general of its own"
     if getattr(module, "dot_general_cls", None) is not None:
         return "a dot_general of its own"
-    if module.promote_dtype is not nnx.nn.dtypes.promote_dtype:
+    if module.promote_dtype is not dtypes.promote_dtype:
         return "a promote_dtype of its own"
     if out_sharding is not None:
         return "out_sharding"
@@ -208,7 +218,7 @@ class LinearGeneral(nnx.LinearGeneral):
 def _dense(module, x, axis):
     kernel, bias = module.kernel[...], _value(module.bias)
     given = [a for a in (x, kernel, bias) if a is not None]
-    dtype = nnx.nn.dtypes.canonicalize_dtype(*given, dtype=module.dtype)
+    dtype = dtypes.canonicalize_dtype(*given, dtype=module.dtype)
     return ops.dense(
         x,
         kernel,
@@ -253,7 +263,8 @@ class Dropout(nnx.Dropout):
         if isinstance(rngs, nnx.Rngs):
             rngs = rngs[self.rng_collection]
         key = rngs if isinstance(rngs, jax.Array) else rngs()
-        return ops.dropout(inputs, self.rate, key, broadcast_dims=self.broadcast_dims)
+        dims = tuple(self.broadcast_dims)
+        return ops.dropout(inputs, self.rate, key, broadcast_dims=dims)
 
 
 class MultiHeadAttention(nnx.MultiHeadAttention):

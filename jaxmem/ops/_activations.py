@@ -15,6 +15,7 @@ error of the output (as those of `jax.numpy.tanh` do).
 
 import functools
 import numbers
+from typing import SupportsFloat, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -260,8 +261,9 @@ def sigmoid(x: Shaped[ArrayLike, "*shape"]) -> Float[Array, "*shape"]:
     return _sigmoid(inexact("sigmoid", x))
 
 
-def _positive_number(value) -> bool:
-    return isinstance(value, numbers.Real) and value > 0
+def _positive_number(value) -> TypeGuard[SupportsFloat]:
+    real = isinstance(value, numbers.Real)
+    return real and value > 0  # pyright: ignore[reportOperatorIssue]
 
 
 @functools.cache

@@ -5,7 +5,7 @@ computed again.
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ Implementation = Literal["xla", "pallas"]
 _AVAILABLE = ("xla",)
 
 
-def _four(x, name: str):
+def _four(x, name: str) -> Any:
     """`x` with leading axes of length 1, or None."""
     if x is None:
         return None
@@ -184,4 +184,4 @@ def dot_product_attention(
         q, k, v, bias, *extras = vary_alike(q, k, v, bias, mask, q_len, kv_len, seed)
         plan = _attention_xla.make_plan(rules, q, k, block_size)
         o = _attention_xla.attend(plan, q, k, v, bias, Extras(*extras))
-        return o.reshape(query.shape)
+        return o.reshape(query.shape)  # pyright: ignore[reportAttributeAccessIssue]

@@ -163,7 +163,7 @@ def backward(rules: Rules, place: Place, wanted, a: dict, extras: Extras) -> dic
     if seen is not None:
         ds = jnp.where(seen, ds, _zero(place, ds))
     if "bias" in wanted:
-        out["bias"] = _reduced(ds, bias.shape)
+        out["bias"] = _reduced(ds, a["bias"].shape)
     ds = (ds * rules.scale).astype(q.dtype)
     if "q" in wanted:
         out["q"] = _over_keys(ds, k)

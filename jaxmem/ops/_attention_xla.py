@@ -98,8 +98,8 @@ def _axis(x, axis: int):
 def _axes(arrays: dict):
     """For each array its batch axis, and for each its query axis, or None."""
     names = ("q", "k", "v", "g", "o", "top", "log_total", "q_len", "kv_len")
-    batch = dict.fromkeys(names, 0)
-    queries = {"q": 1, "g": 1, "o": 1, "top": 2, "log_total": 2}
+    batch: dict[str, int | None] = dict.fromkeys(names, 0)
+    queries: dict[str, int | None] = {"q": 1, "g": 1, "o": 1, "top": 2, "log_total": 2}
     for name in ("bias", "mask"):
         if name in arrays:
             batch[name] = _axis(arrays[name], 0)
@@ -221,7 +221,7 @@ def _attend_forward(plan, q, k, v, bias, extras):
 def _attend_backward(plan, residuals, g):
     wanted, saved = residuals
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
-        g = jnp.zeros(g.shape, g.dtype)
+        g = jnp.zeros(g.shape, g.dtype)  # pyright: ignore[reportArgumentType]
     with jax.named_scope("jaxmem.dot_product_attention"):
         grads = _backward(plan, frozenset(wanted), saved, g)
     return *(grads.get(name) for name in ("q", "k", "v", "bias")), None

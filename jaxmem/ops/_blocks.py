@@ -92,7 +92,7 @@ def vary(x, axes):
     return jax.lax.pcast(x, missing, to="varying") if missing else x
 
 
-def vary_alike(*xs):
+def vary_alike(*xs) -> tuple[Any, ...]:
     """The arrays (or None), varying alike, as a custom_vjp needs under shard_map."""
     axes = _compat.varying_axes(*(x for x in xs if x is not None))
     return tuple(None if x is None else vary(x, axes) for x in xs)

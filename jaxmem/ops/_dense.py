@@ -34,9 +34,9 @@ def dense(
 
     Args:
         x: the input.
-        kernel: shape (*contracted, *features): its leading axes are the sizes of
+        kernel: shape `(*contracted, *features)`: its leading axes are the sizes of
             x's `axis`, in the order in which `axis` names them.
-        bias: shape (*features,), or None.
+        bias: shape `(*features,)`, or None.
         axis: the axis or axes of x to contract.
         dtype: to compute in; None: the dtype that x, kernel and bias promote to (at
             least a floating one).
@@ -44,7 +44,7 @@ def dense(
         preferred_element_type: of the product, as for `jax.lax.dot_general`.
 
     Returns:
-        Shape (*x without the contracted axes, *features), in `dtype` (or
+        Shape `(*x without the contracted axes, *features)`, in `dtype` (or
         `preferred_element_type`).
 
     Raises:

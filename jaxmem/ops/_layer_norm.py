@@ -87,7 +87,7 @@ def layer_norm(
 
     Limits:
         With `save="output"` the normalised input is recovered from the rounded
-        output, to about eps / 4 * (1 + |bias| / |scale|) (eps: 2^-7 in bfloat16),
+        output, to about `eps / 4 * (1 + |bias| / |scale|)` (eps: 2^-7 in bfloat16),
         except in the guarded channels, where it is kept; where more channels than
         those have zero scales the others' gradient of scale is zero. Do not use it
         where all scales start at zero. Second derivatives are of that accuracy too.

@@ -73,7 +73,7 @@ def log_softmax(
 
     Limits:
         The gradient takes exp of the rounded output: its error is that of one
-        rounding of the output, eps / 2 * |output|, times the probability.
+        rounding of the output, `eps / 2 * |output|`, times the probability.
 
     Source:
         Bridle 1990; the derivative from the output: g - exp(y) * sum(g).
@@ -90,7 +90,8 @@ def _call(op: str, make: Callable, x, axis, where) -> Array:
 
 
 def _included(x: Array, where: Array | None, other: float) -> Array:
-    return x if where is None else jnp.where(full_mask(where, x), x, other)
+    mask = full_mask(where, x)
+    return x if mask is None else jnp.where(mask, x, other)
 
 
 def _shifted(x: Array, axes, where) -> Array:

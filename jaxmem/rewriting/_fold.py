@@ -78,8 +78,9 @@ def _fold(value: Value) -> Number | None:
     function = _FUNCTIONS.get(value.node.name)
     if function is None or not value.node.ins:
         return None
-    parts = [folded(v) for v in value.node.ins]
-    if any(p is None for p in parts):
+    found = [folded(v) for v in value.node.ins]
+    parts = [p for p in found if p is not None]
+    if len(parts) < len(found):
         return None
     extra = [value.node.params["y"]] if value.node.name == "integer_pow" else []
     with np.errstate(all="ignore"):

@@ -32,7 +32,7 @@ class Value:
         return getattr(self.aval, "shape", ())
 
     @property
-    def dtype(self):
+    def dtype(self) -> Any:
         return getattr(self.aval, "dtype", None)
 
 

@@ -166,6 +166,7 @@ def _norm(center: bool, form: str, scaled: bool, biased: bool, shifted: bool):
     def lean(x, *affine, epsilon, save):
         scale, bias = split(affine)
         if shifted:
+            assert scale is not None
             scale = scale.astype(jnp.promote_types(scale.dtype, jnp.float32)) + 1
         options = {"epsilon": epsilon, "save": save}
         if not center:

@@ -187,7 +187,10 @@ class Matcher:
             positions = self._positions(p, lp, seen)
             if positions is not None:
                 choices.append((seen.value, positions))
-        return Bound(*choices[-1], tuple(choices)) if choices else None
+        if not choices:
+            return None
+        base, positions = choices[-1]
+        return Bound(base, positions, tuple(choices))
 
     def _positions(self, p, lp: Labels, seen: Seen) -> tuple[int | None, ...] | None:
         positions = []

@@ -70,13 +70,13 @@ class Pattern:
     @functools.cached_property
     def head(self) -> str:
         """The kind of the pattern's last operation, below casts and views."""
-        return head(self.trace(1 if self.variadic else 0).out)
+        return head(_trace(self, 1 if self.variadic else 0, ()).out)
 
     @functools.cached_property
     def rank(self) -> int:
         """Of the output, without the dimensions that `*` stands for."""
         batch = 1 if self.variadic else 0
-        return len(self.trace(batch).out.shape) - batch
+        return len(_trace(self, batch, ()).out.shape) - batch
 
     def trace(self, batch: int, sizes: Mapping[str, int] | None = None):
         """The graph of `plain` with `batch` dimensions for `*`, at these sizes.

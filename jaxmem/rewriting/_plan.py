@@ -35,8 +35,8 @@ class Argument:
     def build(self, x):
         """The array as the lean function takes it; dimensions that broadcast are 1."""
         x = x if x.dtype == self.dtype else jax.lax.convert_element_type(x, self.dtype)
-        order = [i for i, p in enumerate(self.positions) if p is not None]
-        order.sort(key=lambda i: self.positions[i])
+        placed = [(p, i) for i, p in enumerate(self.positions) if p is not None]
+        order = [i for _, i in sorted(placed)]
         if order != sorted(order):
             rest = [i for i in range(len(self.positions)) if i not in order]
             x = jax.lax.transpose(x, (*rest, *order))
@@ -169,6 +169,7 @@ def find_at(pattern, root: Node, graph: Graph, claimed) -> Match | Refusal | str
     refusal = None
     seen: list[dict[str, int]] = []
     rough_matcher = _matcher(pattern, batch, None)
+    assert rough_matcher is not None  # without sizes there is always one
     for rough in islice(rough_matcher.run(target), 4):
         if rough.sizes in seen:
             continue
@@ -193,10 +194,11 @@ def _judge(
 ) -> Match | Refusal | None:
     traced = pattern.trace(batch, state.sizes)
     assert traced is not None
-    bound = [state.inputs.get(v) for v in traced.inputs]
+    inputs = (state.inputs.get(v) for v in traced.inputs)
+    bound = [b for b in inputs if b is not None]
     holes = traced.holes.items()
     scalars = {n: state.holes[v].value for n, v in holes if v in state.holes}
-    if None in bound or len(scalars) != len(traced.holes):
+    if len(bound) != len(traced.inputs) or len(scalars) != len(traced.holes):
         return None
     if not pattern.when(**scalars):
         return None

@@ -74,7 +74,7 @@ def find(
 
     Args:
       fn: any function that JAX can trace.
-      *args: its arguments; arrays or `jax.ShapeDtypeStruct`s of any shape and dtype.
+      *args: its arguments; arrays or `jax.ShapeDtypeStruct` of any shape and dtype.
       patterns: formulas to look for, the largest first.
       **kwargs: keyword arguments of `fn`.
 

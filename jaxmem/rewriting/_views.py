@@ -27,7 +27,7 @@ MOVES = frozenset(
 class Indices:
     """The labels of one attempt at a match, and the size each runs over."""
 
-    sizes: dict[int, int] = field(default_factory=dict)
+    sizes: dict[int | None, int] = field(default_factory=dict)
     splits: dict[tuple, Labels] = field(default_factory=dict)
     merges: dict[Labels, int] = field(default_factory=dict)
 

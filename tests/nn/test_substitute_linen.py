@@ -103,12 +103,15 @@ def test_a_jitted_plain_model_is_not_affected_and_a_new_one_is():
     assert jnp.array_equal(before, step(variables, TOKENS))
 
 
+JittedNorm = nn.jit(nn.LayerNorm)
+
+
 class Jitted(nn.Module):
-    """A layer behind nn.jit, whose trace Flax caches across models."""
+    """A layer behind nn.jit, whose trace is kept for all instances of the class."""
 
     @nn.compact
     def __call__(self, x):
-        return nn.jit(nn.LayerNorm)(name="norm")(x)
+        return JittedNorm(name="norm")(x)
 
 
 def test_nn_jit_does_not_reuse_the_plain_trace():

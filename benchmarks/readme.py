@@ -1,0 +1,77 @@
+"""Writes the README's table of figures from the files in results/.
+
+python -m benchmarks.readme            # rewrites README.md
+python -m benchmarks.readme --check    # exits 1 if it would change
+"""
+
+import csv
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+VERSION = "jax0.10.2"
+BEGIN, END = "<!-- figures: python -m benchmarks.readme -->", "<!-- end of figures -->"
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    text = (RESULTS / f"{name}-{VERSION}.csv").read_text()
+    lines = (line for line in text.splitlines() if not line.startswith("#"))
+    return list(csv.DictReader(lines))
+
+
+def temp(table: list[dict[str, str]], target: str, **where: str) -> str:
+    """The temp MiB of the one row of these values."""
+    where = {"target": target, **where}
+    (row,) = (r for r in table if all(r[k] == v for k, v in where.items()))
+    return f"{float(row['temp MiB']):,.0f}"
+
+
+def figures() -> str:
+    layers, bert = rows("layers"), rows("bert")
+    short, long = "attention, B 8 S 512", "attention, B 1 S 4096, one layer"
+    stock, ours = "flax.linen, dropout 0.1", "dot_product_attention"
+    pairs = (
+        ("GELU MLP, 8 layers", "mlp", "jax.nn.gelu", "gelu, save=output"),
+        (
+            "pre-LN, 8 layers",
+            "pre-norm",
+            "flax.linen.LayerNorm",
+            "layer_norm, save=output",
+        ),
+        ("attention with dropout, 8 layers, S 512", short, stock, ours),
+        ("attention with dropout, one layer, S 4096", long, stock, ours),
+    )
+    lines = [
+        "| MiB of temporaries, loss gradient | H100 | ours | TPU v5e | ours |",
+        "|---|---|---|---|---|",
+    ]
+    for title, stack, plain, lean in pairs:
+        cells = [
+            temp(layers, target, stack=stack, layer=layer)
+            for target in ("h100", "tpu-v5e")
+            for layer in (plain, lean)
+        ]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    cells = [
+        temp(bert, target, model=model)
+        for target in ("h100", "tpu-v5e")
+        for model in ("plain", "substituted")
+    ]
+    title = "BERT-Large in Flax, B 8 S 512, `substitute` alone"
+    return "\n".join([*lines, f"| {title} | {' | '.join(cells)} |"])
+
+
+def main() -> None:
+    path = ROOT / "README.md"
+    text = path.read_text()
+    head, rest = text.split(BEGIN)
+    tail = rest.split(END)[1]
+    new = f"{head}{BEGIN}\n{figures()}\n{END}{tail}"
+    if "--check" in sys.argv:
+        sys.exit(new != text)
+    path.write_text(new)
+
+
+if __name__ == "__main__":
+    main()
