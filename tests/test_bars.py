@@ -1,0 +1,45 @@
+"""The published bytes, compiled again for the absent chips (pytest -m slow)."""
+
+import jax
+import pytest
+
+import jaxmem
+from benchmarks import bert, layers
+from benchmarks._common import MIB, TARGETS
+from benchmarks.models import BertConfig
+
+pytestmark = pytest.mark.slow
+BARS = [case for case in layers.cases() if case[-1] is not None]
+
+
+@pytest.fixture(autouse=True)
+def standard_jax():
+    """Users' promotion, as the benchmarks have it."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("case", BARS, ids=lambda c: f"{c[0]}: {c[1]}")
+def test_layers(case, target):
+    stack, _, (loss, args), bars = case
+    step = jax.grad(loss, argnums=layers.WANTED[stack])
+    temp = jaxmem.estimate(step, *args, target=target).temp_bytes
+    assert temp / MIB <= bars[TARGETS.index(target)]
+
+
+def test_bert_large_after_substitute_alone():
+    (_, plain), (_, lean) = bert.models(BertConfig())
+    report = lambda model: jaxmem.estimate(
+        bert.gradient(model)[0], *bert.gradient(model)[1], target="h100"
+    )
+    assert report(plain).temp_bytes / MIB > 12000
+    assert report(lean).temp_bytes / MIB <= bert.BARS["substituted", "h100"]
+
+
+def test_bert_losses_agree_to_rounding():
+    """100 steps of Adam; each may add a rounding of the loss, and they do not."""
+    config = BertConfig(2, 64, 4, 128, 97, 32, dropout=0.0, dtype=jax.numpy.float32)
+    plain, lean = (bert.train(m, config.dtype, 100) for _, m in bert.models(config))
+    eps = float(jax.numpy.finfo(config.dtype).eps)
+    assert lean == pytest.approx(plain, rel=100 * eps)
