@@ -5,8 +5,8 @@
 Flops: the `dot_general`s of the jaxpr of `jax.vjp`, times the lengths of the scans
 round them. Bytes: TPU v5e's own cost analysis of the compiled program, which counts the
 body of a loop once (attention in blocks, the layers of BERT), and a prefetch into
-on-chip memory as accesses (dropout alone). `save="output"` is meant for a value that the
-next matmul keeps; alone, it must write and read what it keeps.
+on-chip memory as accesses (dropout alone). `save="output"` is meant for a value that
+the next matmul keeps; alone, it must write and read what it keeps.
 """
 
 import math
