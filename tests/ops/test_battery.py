@@ -17,6 +17,8 @@ def _families():
 TWINS = [t for family in _families() for t in family.TWINS]
 CASES = [(t, s, d) for t in TWINS for s in t.shapes for d in t.dtypes]
 
+assert len({t.name for t in TWINS}) == len(TWINS), "the reference is kept by name"
+
 
 def _id(case):
     return "-".join(map(str, case)).replace(" ", "")
