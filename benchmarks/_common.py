@@ -42,5 +42,5 @@ def publish(name: str, columns: Sequence[str], rows: Sequence[Sequence]) -> None
 
 
 def verdict(value: float, bar: float | None) -> str:
-    """ "yes", "no", or nothing where there is no bar."""
-    return "" if bar is None else "yes" if value <= bar else "no"
+    """ "yes", "no", or nothing where there is no bar; bars are whole numbers."""
+    return "" if bar is None else "yes" if round(value) <= bar else "no"
