@@ -1,8 +1,9 @@
 """Training in JAX that fits in less memory.
 
-Measure a step on the chip it will run on (`estimate`, `residuals`, `max_batch`), then
-replace what keeps too much (`substitute`, `ops`, `nn`). Names are loaded when they
-are first used, so that `import jaxmem` costs next to nothing.
+Measure a step on the chip it will run on (`estimate`, `residuals`, `max_batch`),
+replace what keeps too much (`substitute`, `ops`, `nn`), and fold the optimizer into the
+backward pass (`schedule`, `microbatch`, `adama`). Names are loaded when they are first
+used, so that `import jaxmem` costs next to nothing.
 """
 
 import importlib
@@ -13,23 +14,33 @@ if TYPE_CHECKING:
     from jaxmem import memory as memory
     from jaxmem import nn as nn
     from jaxmem import ops as ops
+    from jaxmem import optim as optim
     from jaxmem import rewriting as rewriting
+    from jaxmem import scheduling as scheduling
+    from jaxmem.accumulate import microbatch as microbatch
     from jaxmem.memory import estimate as estimate
     from jaxmem.memory import max_batch as max_batch
     from jaxmem.memory import residuals as residuals
     from jaxmem.memory import target_mesh as target_mesh
     from jaxmem.memory import targets as targets
     from jaxmem.nn import substitute as substitute
+    from jaxmem.optim import adama as adama
+    from jaxmem.optim import scale_by_adama as scale_by_adama
+    from jaxmem.scheduling import schedule as schedule
 
 _HOME = {
+    "adama": "jaxmem.optim",
     "estimate": "jaxmem.memory",
     "max_batch": "jaxmem.memory",
+    "microbatch": "jaxmem.accumulate",
     "residuals": "jaxmem.memory",
+    "scale_by_adama": "jaxmem.optim",
+    "schedule": "jaxmem.scheduling",
     "substitute": "jaxmem.nn",
     "target_mesh": "jaxmem.memory",
     "targets": "jaxmem.memory",
 }
-_SUBPACKAGES = ("memory", "nn", "ops", "rewriting")
+_SUBPACKAGES = ("memory", "nn", "ops", "optim", "rewriting", "scheduling")
 
 __all__ = [*_HOME, *_SUBPACKAGES]
 __version__ = importlib.metadata.version("jaxmem")

@@ -108,3 +108,28 @@ def shard_map_again(eqn, body, args) -> list[Any]:
 def function_source(jaxpr) -> str:
     """Name and place of the function that a jaxpr was traced from."""
     return str(jaxpr.debug_info.func_src_info)
+
+
+def scan_counts(eqn) -> tuple[int, int]:
+    """(constants, carries) among the inputs of a `scan` equation; the rest are xs."""
+    if "num_consts" in eqn.params:
+        return eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carry, _ = eqn.params["ft_in"].unpack()
+    return len(consts), len(carry)
+
+
+def without_dead_code(closed):
+    """The jaxpr without equations that nobody needs; its inputs stay as they are."""
+    from jax.interpreters import partial_eval
+
+    jaxpr, consts = getattr(closed, "jaxpr", closed), closed.consts
+    used = [True] * len(jaxpr.outvars)
+    jaxpr, _ = partial_eval.dce_jaxpr(jaxpr, used, instantiate=True)
+    return ClosedJaxpr(jaxpr, consts)
+
+
+def is_unspecified(sharding) -> bool:
+    """Whether a `jit` equation leaves a sharding to the compiler."""
+    from jax._src.sharding_impls import UnspecifiedValue
+
+    return isinstance(sharding, UnspecifiedValue)

@@ -20,7 +20,10 @@ ALLOWED = {
     "ops": set(),
     "rewriting": {"_jaxpr", "ops"},
     "nn": {"_jaxpr", "ops", "rewriting"},
-    "demo": {"memory", "nn", "ops", "rewriting"},
+    "optim": set(),
+    "scheduling": {"_jaxpr", "memory"},
+    "accumulate": {"memory", "optim", "scheduling"},
+    "demo": {"accumulate", "memory", "nn", "ops", "optim", "rewriting", "scheduling"},
     "cli": {"demo", "memory", "nn", "ops", "rewriting"},
 }
 
@@ -57,7 +60,8 @@ def test_private_jax_stays_in_compat(path):
 
 
 def _exported():
-    for package in ("jaxmem", "jaxmem.memory", "jaxmem.nn", "jaxmem.ops"):
+    parts = ("accumulate", "memory", "nn", "ops", "optim", "scheduling")
+    for package in ("jaxmem", *(f"jaxmem.{part}" for part in parts)):
         module = importlib.import_module(package)
         names = getattr(module, "__all__", None) or vars(module)
         public = (n for n in names if not n.startswith("_") and n != "jaxtyping")

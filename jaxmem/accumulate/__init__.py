@@ -1,0 +1,9 @@
+"""A train step over micro-batches without a gradient accumulator.
+
+`microbatch` makes the step of a loss function and an optax transformation. With AdamA
+in the transformation each micro-batch's gradient goes into the moments, layer by
+layer, and no tree of gradients is ever whole.
+"""
+
+from jaxmem.accumulate._microbatch import microbatch as microbatch
+from jaxmem.accumulate._step import MicrobatchStep as MicrobatchStep

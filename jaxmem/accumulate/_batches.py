@@ -1,0 +1,82 @@
+"""A batch as n micro-batches, with a key and a share of the gradient for each.
+
+The batch's axis is split as (B/n, n) and then turned: micro-batch i holds examples
+i, i + n, i + 2n, ... So a batch sharded over that axis gives some of each device's own
+examples to every micro-batch, and nothing moves; blocks of consecutive examples would
+each lie on a part of the devices.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr
+
+
+def split_batch(batch, n: int):
+    """Leaves [B, ...] as [n, B/n, ...]; ValueError names the leaf that cannot be."""
+    check_sizes(batch, n)
+    return jax.tree.map(lambda x: _strided(jnp.asarray(x), n), batch)
+
+
+def _strided(x, n: int):
+    return x.reshape(x.shape[0] // n, n, *x.shape[1:]).swapaxes(0, 1)
+
+
+def check_sizes(batch, n: int) -> None:
+    """Every leaf has the same size along axis 0, a multiple of n."""
+    leaves = jax.tree.leaves_with_path(batch)
+    shapes = {f"batch{keystr(path)}": jnp.shape(leaf) for path, leaf in leaves}
+    if not shapes:
+        raise ValueError("batch holds no arrays")
+    first = next(iter(shapes))
+    for name, shape in shapes.items():
+        if not shape:
+            raise ValueError(f"{name} is a scalar: a leaf has the batch on axis 0")
+        if shape[0] != shapes[first][0]:
+            raise ValueError(
+                f"batch leaves of different batch size: {first} has "
+                f"{shapes[first][0]} examples, {name} has {shape[0]}"
+            )
+    size = shapes[first][0]
+    if size == 0 or size % n:
+        raise ValueError(
+            f"n={n} micro-batches of one size cannot be made of {first}: it has "
+            f"{size} examples on axis 0"
+        )
+
+
+def split_keys(rng, n: int):
+    """A key a micro-batch for each key of the tree; one micro-batch gets `rng`."""
+    jax.tree.map(_check_key, rng)
+    if n == 1:
+        return jax.tree.map(lambda key: key[None], rng)
+    return jax.tree.map(lambda key: jax.random.split(key, n), rng)
+
+
+def _check_key(key) -> None:
+    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if key.ndim != (0 if typed else 1) or not (typed or key.dtype == jnp.uint32):
+        raise TypeError(
+            f"rng: {key.dtype}{list(key.shape)} is no key; pass jax.random.key(...), "
+            "a raw key, a pytree of keys, or None"
+        )
+
+
+def weights_of(weight_fn: Callable | None, batches, n: int):
+    """[n] in the default float dtype; None without a function."""
+    if weight_fn is None:
+        return None
+    weights = jax.vmap(weight_fn)(batches)
+    if getattr(weights, "shape", None) != (n,):
+        shapes = jax.tree.map(lambda x: x.shape[1:], weights)
+        raise ValueError(
+            f"weight_fn must return a scalar for a micro-batch, got shape {shapes}"
+        )
+    return weights.astype(jnp.result_type(float))
+
+
+def shares_of(weights):
+    """w / sum(w); zeros where no micro-batch has a weight."""
+    total = weights.sum()
+    return weights / jnp.where(total == 0, jnp.ones_like(total), total)

@@ -1,0 +1,90 @@
+"""Faces of the step: plain pytrees, a Flax TrainState, Flax nnx objects (`_nnx.py`)."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from jaxmem.accumulate._face import Face, next_step
+from jaxmem.accumulate._loss import standard_loss
+from jaxmem.accumulate._options import Options
+from jaxmem.accumulate._train import train
+
+_FP8 = "_overwrite_with_gradient"  # Flax's collection that no optimizer updates
+
+
+def kind_of(first: Any) -> str:
+    """Which face a first argument asks for; Flax is not imported to find out."""
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is not None and isinstance(first, nnx.Module):
+        return "nnx"
+    fields = ("apply_gradients", "params", "opt_state", "tx", "step")
+    if all(hasattr(first, name) for name in fields):
+        return "train_state"
+    return "plain"
+
+
+def make_face(kind: str, loss_fn: Callable, tx, options: Options) -> Face:
+    if kind == "nnx":
+        from jaxmem.accumulate._nnx import nnx_face
+
+        return nnx_face(loss_fn, tx, options)
+    make = _train_state if kind == "train_state" else _plain
+    return make(loss_fn, tx, options)
+
+
+def _plain(loss_fn: Callable, tx, options: Options) -> Face:
+    """(params, opt_state, [model_state,] batch, rng), the first ones come back."""
+    core = functools.partial(train, standard_loss(loss_fn, options), tx, options)
+
+    def microbatch_step(params, opt_state, batch, rng=None):
+        out = core(params, opt_state, None, batch, rng)
+        return out.params, out.opt_state, out.metrics
+
+    def microbatch_step_with_state(params, opt_state, model_state, batch, rng=None):
+        out = core(params, opt_state, model_state, batch, rng)
+        return out.params, out.opt_state, out.model_state, out.metrics
+
+    run, donate = microbatch_step, (0, 1)
+    if options.has_model_state:
+        run, donate = microbatch_step_with_state, (0, 1, 2)
+    return Face(run, donate, lambda args: args[1], lambda out: out[1])
+
+
+def _train_state(loss_fn: Callable, tx, options: Options) -> Face:
+    """(state, batch, rng) -> (state, metrics); a model state is `batch_stats`."""
+    core = functools.partial(train, standard_loss(loss_fn, options), tx, options)
+
+    def microbatch_step(state, batch, rng=None):
+        _check_train_state(state, tx, options)
+        model_state = state.batch_stats if options.has_model_state else None
+        out = core(state.params, state.opt_state, model_state, batch, rng)
+        new = {"params": out.params, "opt_state": out.opt_state}
+        if options.has_model_state:
+            new["batch_stats"] = out.model_state
+        return state.replace(step=next_step(state.step, out.taken), **new), out.metrics
+
+    return Face(
+        microbatch_step,
+        (0,),
+        lambda args: args[0].opt_state,
+        lambda out: out[0].opt_state,
+    )
+
+
+def _check_train_state(state, tx, options: Options) -> None:
+    if state.tx != tx:
+        raise ValueError(
+            "tx is not the TrainState's own transformation: pass microbatch(loss_fn, "
+            "state.tx, n)"
+        )
+    if options.has_model_state and not hasattr(state, "batch_stats"):
+        raise ValueError(
+            "has_model_state=True needs a TrainState with a field batch_stats, "
+            f"{type(state).__name__} has none"
+        )
+    if isinstance(state.params, dict) and _FP8 in state.params:
+        raise ValueError(
+            f"params[{_FP8!r}]: parameters that their gradient overwrites cannot be "
+            "accumulated"
+        )

@@ -1,0 +1,124 @@
+"""`microbatch`: the step of a loss function, an optimizer and a number."""
+
+from collections.abc import Callable
+from typing import Any
+
+import optax
+
+from jaxmem.accumulate._options import check_options
+from jaxmem.accumulate._step import MicrobatchStep
+
+
+def microbatch(
+    loss_fn: Callable[..., Any],
+    tx: optax.GradientTransformation,
+    n: int,
+    *,
+    has_aux: bool = False,
+    has_model_state: bool = False,
+    weight_fn: Callable[[Any], Any] | None = None,
+    remat: bool | Callable[..., Any] = False,
+    skip_nonfinite: bool | str = False,
+    accumulator_dtype: Any = None,
+    clip: str | None = None,
+    donate: bool = True,
+) -> MicrobatchStep:
+    """A train step over `n` micro-batches, without a gradient accumulator.
+
+    The batch is split into n micro-batches that run one after another in a `lax.scan`,
+    with the activations of one at a time; then the parameters are updated once. With
+    AdamA in `tx` (`jaxmem.optim.adama`, alone or in a chain) each gradient goes into
+    the moments, which the scan carries, and `jaxmem.schedule` moves that into the
+    backward pass over scanned layers: bytes for parameters, moments and one layer's
+    gradient. Any other optimizer works as it does on the whole batch; then gradients
+    are summed in an accumulator of one more parameter tree (4 bytes a parameter in
+    float32), of which a line in the log "jaxmem" tells at level INFO. With n=1 there
+    is neither, and the whole update of any elementwise optimizer is moved.
+
+    Args:
+      loss_fn: `(params, batch, rng) -> loss`, the mean over the micro-batch: a floating
+        scalar. With `has_aux` it returns `(loss, aux)`; with `has_model_state` it is
+        `(params, model_state, batch, rng) -> (loss, model_state)`, and with both
+        `(loss, (model_state, aux))`. For nnx: `(model, batch, rng)`, with the model's
+        other state carried on by itself.
+      tx: an optax transformation; that of the TrainState or the nnx.Optimizer if the
+        step is called with one.
+      n: the number of micro-batches, at least 1. It must divide the batch.
+      has_aux: whether `loss_fn` returns numbers of its own: arrays of any shapes, whose
+        averages go into the metrics, under their names if aux is a dict, else as "aux".
+      has_model_state: whether there is a state that the loss function updates
+        (`batch_stats`). It goes from micro-batch to micro-batch, in their order.
+      weight_fn: `(batch) -> scalar`, at least 0: the weight of a micro-batch, say its
+        tokens. `loss_fn` gives the mean over these; gradient i counts w_i / sum(w).
+        All weights are computed before the first gradient, under `vmap`. A micro-batch
+        of weight 0 is left out. Without, each counts 1/n.
+      remat: True to keep nothing of the forward pass but its inputs, or a policy of
+        `jax.checkpoint_policies`: `jax.checkpoint` of `loss_fn`. For layers that are
+        scanned, `jax.checkpoint` of the layer is what saves bytes.
+      skip_nonfinite: True or "loss" leaves out a micro-batch whose loss is not finite,
+        which is known before its backward pass and costs nothing; "gradients" one with
+        an infinity or a NaN in any gradient, which needs them all before the first is
+        taken in: all the gradients of a micro-batch are kept, or, with
+        clip="two_pass", a second backward pass is made. Those left out are counted in
+        the metrics as "skipped"; the others keep their shares. If all are left out, the
+        parameters and the state stay as they were, to the count.
+      accumulator_dtype: of the sum without AdamA, float32 or wider by default.
+      clip: None, or "two_pass" for a `tx` with `optax.clip_by_global_norm` before
+        AdamA: see `jaxmem.schedule`. Each micro-batch's gradient is clipped by itself
+        with AdamA, their mean with any other optimizer.
+      donate: whether the buffers of the parameters and the state are given up for the
+        new ones. Without, both are there while the step runs: a second copy, whose
+        bytes the log tells of.
+
+    Returns:
+      `step(params, opt_state, batch, rng) -> (params, opt_state, metrics)`, with the
+      model state between `opt_state` and the rest on both sides if there is one;
+      `step(train_state, batch, rng) -> (train_state, metrics)`, whose `batch_stats` are
+      the model state; `step(model, optimizer, batch, rng) -> metrics` for an nnx.Module
+      and its nnx.Optimizer, updated in place. All arguments are positional. `batch`:
+      any pytree of arrays [B, ...]. `rng`: a key, typed or raw, a pytree of keys, or
+      None; it is split, a key a micro-batch (n=1 gets it as it is). `metrics`: "loss",
+      averages as weighted as the gradients, over the micro-batches that were not left
+      out, in float32 or wider. The step is compiled, and has `.lower`, `.trace`,
+      `.eval_shape` and `.plan`; `jaxmem.estimate` takes it.
+
+      Micro-batch i holds examples i, i + n, i + 2n, ...: so each device gives its own
+      examples to each micro-batch, if the batch is sharded and n times the number of
+      devices divides it.
+
+    Raises:
+      TypeError, ValueError: here for options, at the first call for a batch that n does
+        not divide (naming the leaf), a loss that is no scalar, another structure than
+        was announced; at any call for an AdamA state from elsewhere that was made with
+        another n or is in the middle of a mini-batch.
+
+    AdamA's second moment is the sum of the squares of the gradients over n, not the
+    square of their mean: see `jaxmem.optim.adama` for what that does to a step.
+
+    Source:
+      Zhang et al., "Adam Accumulation to Reduce Memory Footprints of both Activations
+      and Gradients for Large-scale DNN Training" (arXiv 2305.19982), algorithm 2.
+
+    Example::
+
+      tx = jaxmem.adama(3e-4)
+      step = jaxmem.microbatch(loss_fn, tx, n=8)
+      opt_state = tx.init(params)
+      for batch in batches:
+          rng, key = jax.random.split(rng)
+          params, opt_state, metrics = step(params, opt_state, batch, key)
+    """
+    options = check_options(
+        loss_fn,
+        tx,
+        n,
+        has_aux=has_aux,
+        has_model_state=has_model_state,
+        weight_fn=weight_fn,
+        remat=remat,
+        skip_nonfinite=skip_nonfinite,
+        accumulator_dtype=accumulator_dtype,
+        clip=clip,
+        donate=donate,
+    )
+    return MicrobatchStep(loss_fn, tx, options)

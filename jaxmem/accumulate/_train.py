@@ -1,0 +1,125 @@
+"""The step itself, on plain pytrees: one scan over micro-batches, then one update.
+
+The parameters stay as they are until the scan is over. The last micro-batch is not
+taken out of it: the update is elementwise in the moments and needs no gradient.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxmem.accumulate._batches import shares_of, split_batch, split_keys, weights_of
+from jaxmem.accumulate._options import Options
+from jaxmem.accumulate._trees import all_finite, choose, wide
+from jaxmem.accumulate._ways import Way, way_for
+
+
+class Trained(NamedTuple):
+    """`taken` is a bool scalar, or None for always: whether there was an update."""
+
+    params: Any
+    opt_state: Any
+    model_state: Any
+    metrics: dict[str, Any]
+    taken: Any
+
+
+class Seen(NamedTuple):
+    """Of each micro-batch: its loss, its aux, and whether it was kept."""
+
+    loss: Any
+    aux: dict[str, Any]
+    keep: Any
+
+
+def train(
+    loss_fn: Callable,
+    tx: optax.GradientTransformation,
+    options: Options,
+    params,
+    opt_state,
+    model_state,
+    batch,
+    rng,
+) -> Trained:
+    """One mini-batch. `loss_fn` is in the one form of `_loss.py`."""
+    n = options.n
+    batches, keys = split_batch(batch, n), split_keys(rng, n)
+    weights = weights_of(options.weight_fn, batches, n)
+    shares = None if weights is None else shares_of(weights)
+    way = way_for(tx, params, opt_state, options)
+    body = _body(loss_fn, way, options, params)
+    items = (batches, keys, shares)
+    (carry, model_state), seen = _over(body, (way.start, model_state), items, n)
+    taken = None if seen.keep is None else seen.keep.any()
+    with jax.named_scope("jaxmem.update"):
+        as_it_was, updates, new_state = way.finish(carry)
+        new_params = choose(taken, optax.apply_updates(params, updates), params)
+        opt_state = choose(taken, new_state, as_it_was)
+    metrics = _metrics(seen, weights, options)
+    return Trained(new_params, opt_state, model_state, metrics, taken)
+
+
+def _over(body: Callable, carry, items, n: int):
+    """`lax.scan`, without a loop where there is one micro-batch."""
+    if n > 1:
+        return jax.lax.scan(body, carry, items)
+    carry, seen = body(carry, jax.tree.map(lambda x: x.squeeze(0), items))
+    return carry, jax.tree.map(lambda x: x[None], seen)
+
+
+def _body(loss_fn: Callable, way: Way, options: Options, params) -> Callable:
+    gradient = jax.value_and_grad(loss_fn, has_aux=True)
+
+    def body(carry, item):
+        taken_in, model_state = carry
+        batch, key, share = item
+        out, grads = gradient(params, model_state, batch, key)
+        loss, (new_model_state, aux) = out
+        keep = _keep(options.skip_nonfinite, loss, grads, share)
+        with jax.named_scope("jaxmem.accumulate"):
+            added = way.add(taken_in, grads, share)
+            taken_in = added if taken_in is None else choose(keep, added, taken_in)
+        model_state = choose(keep, new_model_state, model_state)
+        return (taken_in, model_state), Seen(loss, aux, keep)
+
+    return body
+
+
+def _keep(skip: str | None, loss, grads, share):
+    """None, or whether this micro-batch counts.
+
+    One of no weight does not: the mean over its no tokens is 0/0.
+    """
+    checks = [] if share is None else [share > 0]
+    if skip is not None:
+        checks.append(jnp.isfinite(loss))
+    if skip == "gradients":
+        checks.append(all_finite(grads))
+    return jnp.stack(checks).all() if checks else None
+
+
+def _metrics(seen: Seen, weights, options: Options) -> dict[str, Any]:
+    n = options.n
+    weights = jnp.ones((n,)) if weights is None else weights
+    keep = seen.keep
+    if keep is not None:
+        weights = jnp.where(keep, weights, jnp.zeros_like(weights))
+    mean = lambda x: _mean(x, weights, keep)
+    metrics = {"loss": mean(seen.loss), **jax.tree.map(mean, seen.aux)}
+    if keep is not None and options.skip_nonfinite is not None:
+        metrics["skipped"] = jnp.sum(~keep, dtype=jnp.int32)
+    return metrics
+
+
+def _mean(values, weights, keep):
+    """Over axis 0, in float32 or wider; NaN where nothing was kept."""
+    dtype = wide(values.dtype)
+    over = lambda x: jax.lax.broadcast_in_dim(x, values.shape, (0,))
+    parts = values.astype(dtype) * over(weights.astype(dtype))
+    if keep is not None:
+        parts = jnp.where(over(keep), parts, jnp.zeros_like(parts))
+    return parts.sum(0) / weights.sum().astype(dtype)

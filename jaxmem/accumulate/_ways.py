@@ -1,0 +1,111 @@
+"""Two ways to take in a micro-batch's gradient: into the moments, or into a sum.
+
+Their arithmetic is elementwise and leaf by leaf, the carry is the moments themselves,
+and no pass over them comes before the scan: so a scheduler may move the additions into
+the backward pass over the layers, and XLA keeps one buffer from the first micro-batch
+to the last.
+"""
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxmem.accumulate._options import Options
+from jaxmem.accumulate._trees import tree_bytes, wide
+from jaxmem.memory import format_bytes
+from jaxmem.optim import accumulate_step, apply_step, contains_adama
+
+_LOGGER = logging.getLogger("jaxmem")
+
+
+class Way(NamedTuple):
+    """`start` is the carry before the first micro-batch, `add(carry, grads, share)`
+    takes in a gradient, `finish(carry)` gives the optimizer's state as it is if no
+    micro-batch was kept, the updates, and the new state. A share of None is 1/n.
+    """
+
+    start: Any
+    add: Callable
+    finish: Callable
+
+
+def way_for(tx, params, opt_state, options: Options) -> Way:
+    """The moments where AdamA is in the state, else a sum, which the log tells of.
+
+    One micro-batch is a plain step, with nothing before its gradient to add it to.
+    """
+    adama = contains_adama(opt_state)
+    if adama and options.accumulator_dtype is not None:
+        raise ValueError(
+            f"accumulator_dtype={options.accumulator_dtype!r}: AdamA has no "
+            "accumulator; its moments have the dtypes mu_dtype and nu_dtype"
+        )
+    if options.n == 1:
+        extra = {"micro_batches": 1} if adama else {}
+        finish = functools.partial(_update, tx, params, opt_state, **extra)
+        return Way(None, lambda _, grads, share: grads, finish)
+    if adama:
+        return _into_moments(tx, params, opt_state, options)
+    return _into_sum(tx, params, opt_state, options)
+
+
+def _update(tx, params, opt_state, grads, **extra):
+    update = optax.with_extra_args_support(tx).update
+    return opt_state, *update(grads, opt_state, params, **extra)
+
+
+def _into_moments(tx, params, opt_state, options: Options) -> Way:
+    def add(state, grads, share):
+        return accumulate_step(
+            tx, grads, state, params, micro_batches=options.n, weight=share
+        )
+
+    def finish(state):
+        return state, *apply_step(tx, state, params)
+
+    return Way(opt_state, add, finish)
+
+
+def _into_sum(tx, params, opt_state, options: Options) -> Way:
+    def finish(total):
+        # the dtypes that jax.grad gives, which the optimizer's state is made for
+        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), total, params)
+        return _update(tx, params, opt_state, grads)
+
+    zeros = jax.tree.map(lambda p: _zeros(p, options.accumulator_dtype), params)
+    _tell_of(zeros, options.n)
+    return Way(zeros, functools.partial(_add, options.n), finish)
+
+
+def _zeros(param, dtype):
+    return jnp.zeros_like(param, dtype=wide(param.dtype) if dtype is None else dtype)
+
+
+def _add(n: int, total, grads, share):
+    """The products in float32 or wider, rounded once to the accumulator's dtype."""
+
+    def add(t, g):
+        g = g.astype(wide(g.dtype))
+        part = g / n if share is None else g * share.astype(g.dtype)
+        return t + part.astype(t.dtype)
+
+    return jax.tree.map(add, total, grads)
+
+
+def _tell_of(zeros, n: int) -> None:
+    say(
+        "microbatch: there is no AdamA in the optimizer's state, so the gradients of "
+        f"n={n} micro-batches are summed in an accumulator of "
+        f"{format_bytes(tree_bytes(zeros))}, which jaxmem.optim.adama does without"
+    )
+
+
+@functools.cache  # once a process
+def say(message: str) -> None:
+    """To the log of jaxmem, at level INFO."""
+    _LOGGER.info(message)

@@ -1,0 +1,353 @@
+"""AdamA as optax transformations: Adam that accumulates into its moments.
+
+A mini-batch of N micro-batches needs no gradient accumulator: each micro-batch's
+gradient goes into the moments as soon as it exists (arXiv 2305.19982). Against Adam
+with accumulated gradients that is one copy of the parameters less, and two where each
+layer's gradient is taken up inside the backward pass. The first moment is the same;
+the second is another estimate, which is what it costs.
+"""
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, Int32, PyTree
+
+from jaxmem.optim import _moments
+from jaxmem.optim._moments import AdamAState, Mode, Rule, VScale
+
+PHASES = (None, "accumulate", "apply")
+
+
+def scale_by_adama(
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    mu_dtype: DTypeLike | None = None,
+    nu_dtype: DTypeLike | None = None,
+    *,
+    micro_batches: int | Int32[Array, ""] = 1,
+    mode: Mode = "paper",
+    v_scale: VScale = "paper",
+    nesterov: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    r"""Rescales updates by AdamA: Adam without a gradient accumulator.
+
+    `optax.scale_by_adam` for a mini-batch that comes in N micro-batches, each of whose
+    gradients $g_i$ (of the mean loss of that micro-batch) is taken into the moments::
+
+      m <- b1 m,  v <- b2 v                               once, with the first one
+      m <- m + (1 - b1) g_i / N                           for each
+      v <- v + (1 - b2) (g_i / N)^2                       for each
+      update = m / (1 - b1^t) / (sqrt(v / (1 - b2^t) + eps_root) + eps)
+
+    with t the number of mini-batches.
+
+    **How it differs from Adam on the whole mini-batch.** m is the same but for
+    rounding. v takes the sum of squares where Adam takes the square of the sum. For
+    micro-batch gradients of mean $\mu$ and standard deviation $\sigma$ its expectation
+    is $(\mu^2+\sigma^2)/N$ against $\mu^2+\sigma^2/N$, so steps are longer by
+    $\sqrt{(\mu^2+\sigma^2/N) / ((\mu^2+\sigma^2)/N)}$: nothing where noise dominates,
+    1.03 at $\mu/\sigma = 0.1$ and N = 8, up to $\sqrt N$ for noiseless gradients. With
+    N = 1 the result is that of `optax.scale_by_adam` to the bit (for moments in float32
+    or wider; narrower ones are here computed in float32 and rounded when stored).
+
+    `v_scale="mean"` adds $(1-b_2) g_i^2/N$ instead: at least the v of accumulated
+    gradients, by Jensen's inequality, so never a longer step, and up to $\sqrt N$
+    shorter where noise dominates.
+
+    **How to call it**, three ways:
+
+    1. `update(grads, state, params)` once a micro-batch. The updates are zero until the
+       N-th, and what follows in an `optax.chain` sees those zeros: weight decay and
+       schedules after this transformation run once a micro-batch. `adama`, or
+       `jaxmem.optim.MultiSteps` round the chain, runs them once a mini-batch.
+    2. `update(..., phase="accumulate")` once a micro-batch, which does nothing to the
+       parameters and returns zeros, then `update(..., phase="apply")`, which ignores
+       the values of the gradients. Extra arguments of the first: `micro_batches`, in
+       place of the constructor's; `weight`, a scalar in place of 1/N, such as the
+       share of this micro-batch's tokens in the mini-batch's (m would be that of their
+       mean; in the other modes the gradient is multiplied by `weight * N`); `keep`, a
+       bool scalar: False takes the gradient for zeros, even where it is NaN.
+    3. `jaxmem.optim.accumulate_step` and `apply_step`, which do 2 for any chain.
+
+    Args:
+      b1: decay of the first moment, in [0, 1).
+      b2: decay of the second moment, in [0, 1).
+      eps: added to the denominator outside the square root.
+      eps_root: added inside the square root.
+      mu_dtype: dtype of the first moment; the parameter's by default. bfloat16 is fine.
+      nu_dtype: dtype of the second moment; the parameter's by default. bfloat16 stalls
+        with b2=0.999: an increment under 2**-9 of v is rounded away, so v cannot fall,
+        nor rise by little. Pass float32 for bfloat16 parameters.
+      micro_batches: N.
+      mode: "paper", the rule above; "ema", every micro-batch decays and is bias
+        corrected like a step of its own, without 1/N, and only the parameters wait
+        (`count` then counts micro-batches); "fractional", the same with decays
+        b ** (1/N), so that a mini-batch decays as much as one step of Adam.
+      v_scale: "paper" or "mean", see above; for `mode="paper"` only.
+      nesterov: Nesterov momentum (Dozat 2016). It needs the gradient of the whole
+        mini-batch at its end, which AdamA does not keep: for N = 1 only, called the
+        first way, without weight and keep.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs` with an `AdamAState`. Updates have the
+      gradients' dtypes; the moments of `init` have the parameters' shardings (under
+      `jax.jit` give it `out_shardings`, as for any optax transformation).
+
+    Raises:
+      ValueError: an argument out of its range, or `nesterov` with micro-batches.
+      TypeError: parameters that are no real floating arrays.
+
+    Source:
+      Zhang et al., "Adam Accumulation to Reduce Memory Footprints of both Activations
+      and Gradients for Large-scale DNN Training" (2023), arXiv 2305.19982. `mode`,
+      `v_scale="mean"` and `weight` are not in it.
+    """
+    rule = Rule(b1, b2, eps, eps_root, mode, v_scale, nesterov)
+    _check_rule(rule, micro_batches)
+    dtypes = _float_dtype("mu_dtype", mu_dtype), _float_dtype("nu_dtype", nu_dtype)
+
+    def init(params: PyTree) -> Any:
+        mu, nu = (_zeros(params, dtype) for dtype in dtypes)
+        # a copy: an array given here must not be in two places of a donated state
+        n = jnp.array(micro_batches, jnp.int32)
+        count, micro_step = (jnp.zeros((), jnp.int32) for _ in range(2))
+        return AdamAState(count, micro_step, n, mu, nu)
+
+    def update(
+        updates: PyTree,
+        state: Any,
+        params: PyTree | None = None,
+        *,
+        phase: str | None = None,
+        micro_batches: int | Int32[Array, ""] | None = None,
+        weight: ArrayLike | None = None,
+        keep: ArrayLike | None = None,
+        **extra_args: Any,
+    ) -> tuple[PyTree, Any]:
+        del params, extra_args
+        n = default if micro_batches is None else _number(micro_batches)
+        _check_call(rule, phase, n, weight, keep)
+        updates = jax.tree.map(jnp.asarray, updates)  # optax takes Python floats
+        if phase == "apply":
+            return _moments.apply(rule, updates, state)
+        if micro_batches is not None:
+            state = state._replace(micro_batches=jnp.array(n, jnp.int32))
+        state = _moments.accumulate(rule, updates, state, n, weight, keep)
+        if phase == "accumulate":
+            return jax.tree.map(jnp.zeros_like, updates), state
+        done = _moments.apply(rule, updates, state)
+        if _is_one(n):
+            return done
+        waiting = jax.tree.map(jnp.zeros_like, updates), state
+        return _select_step(state.micro_step >= n, done, waiting)
+
+    default = _number(micro_batches)
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def adama(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    mu_dtype: DTypeLike | None = None,
+    nu_dtype: DTypeLike | None = None,
+    weight_decay: optax.ScalarOrSchedule = 0.0,
+    mask: PyTree | Callable[[PyTree], PyTree] | None = None,
+    *,
+    micro_batches: int | Int32[Array, ""] = 1,
+    mode: Mode = "paper",
+    v_scale: VScale = "paper",
+    nesterov: bool = False,
+) -> optax.GradientTransformationExtraArgs:
+    """AdamA with a learning rate and decoupled weight decay.
+
+    `optax.adam` and `optax.adamw` for a mini-batch that comes in micro-batches, without
+    a gradient accumulator. `scale_by_adama` has the rule, how it differs from Adam on
+    the whole mini-batch, and the ways to call it. Weight decay and learning rate act
+    when the last micro-batch is in, however it is called. With `micro_batches=1` the
+    result is that of `optax.adam`, or of `optax.adamw` with this weight decay, to the
+    bit in float32.
+
+    `optax.inject_hyperparams(adama)` counts its calls for the schedules it is given:
+    mini-batches under `MultiSteps`, `accumulate_step` and `apply_step`, micro-batches
+    when called once a micro-batch.
+
+    Args:
+      learning_rate: a scalar, or a schedule of the number of finished mini-batches.
+      b1: decay of the first moment, in [0, 1).
+      b2: decay of the second moment, in [0, 1).
+      eps: added to the denominator outside the square root.
+      eps_root: added inside the square root.
+      mu_dtype: dtype of the first moment; the parameter's by default.
+      nu_dtype: dtype of the second moment; the parameter's by default. Not bfloat16,
+        see `scale_by_adama`.
+      weight_decay: decoupled weight decay, multiplied by the learning rate. Unlike
+        `optax.adamw` none by default.
+      mask: where to decay the weights: a tree of bools, or a function of the parameters
+        that gives one.
+      micro_batches: N, the micro-batches of a mini-batch.
+      mode: "paper", "ema" or "fractional", see `scale_by_adama`.
+      v_scale: "paper" or "mean", see `scale_by_adama`.
+      nesterov: for `micro_batches=1` only, see `scale_by_adama`.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs`. Its state is a chain's: `AdamAState`,
+      that of the weight decay, that of the learning rate.
+
+    Raises:
+      ValueError, TypeError: as `scale_by_adama`.
+
+    Source:
+      Zhang et al. (2023), arXiv 2305.19982; weight decay as in arXiv 1711.05101.
+
+    Example::
+
+      tx = jaxmem.optim.adama(3e-4, weight_decay=0.1, micro_batches=8)
+      state = tx.init(params)
+      for micro_batch in data:  # the parameters move at every eighth
+          updates, state = tx.update(grad(params, micro_batch), state, params)
+          params = optax.apply_updates(params, updates)
+    """
+    moments = scale_by_adama(
+        b1,
+        b2,
+        eps,
+        eps_root,
+        mu_dtype,
+        nu_dtype,
+        micro_batches=micro_batches,
+        mode=mode,
+        v_scale=v_scale,
+        nesterov=nesterov,
+    )
+    none = isinstance(weight_decay, int | float) and weight_decay == 0
+    decay = optax.identity() if none else optax.add_decayed_weights(weight_decay, mask)
+    step = optax.chain(decay, optax.scale_by_learning_rate(learning_rate))
+
+    def init(params: PyTree) -> Any:
+        tail: Any = step.init(params)
+        return (moments.init(params), *tail)
+
+    def update(
+        updates: PyTree, state: Any, params: PyTree | None = None, **extra_args: Any
+    ) -> tuple[PyTree, Any]:
+        moved: Any = moments.update(updates, state[0], params, **extra_args)
+        updates, head = moved
+        phase, rest = extra_args.get("phase"), state[1:]
+        if phase != "accumulate":
+            stepped: Any = step.update(updates, rest, params)
+            updates, rest = stepped
+        if phase is None and not _is_one(_overridden(micro_batches, extra_args)):
+            waiting = jax.tree.map(jnp.zeros_like, updates), state[1:]
+            updates, rest = _select(head.micro_step == 0, (updates, rest), waiting)
+        return updates, (head, *rest)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _overridden(micro_batches, extra_args):
+    given = extra_args.get("micro_batches")
+    return micro_batches if given is None else given
+
+
+def _select(condition, chosen, other):
+    """One of two trees; where they are computed anyway, cheaper than a branch."""
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), chosen, other)
+
+
+def _select_step(condition, done, waiting):
+    """As `_select`, for (updates, AdamAState): the moments are the same in both."""
+    updates, counts = _select(
+        condition, (done[0], done[1][:2]), (waiting[0], waiting[1][:2])
+    )
+    return updates, AdamAState(*counts, *waiting[1][2:])
+
+
+def _zeros(params: PyTree, dtype) -> PyTree:
+    def zeros(path, x):
+        own = jnp.result_type(x)
+        if not jnp.issubdtype(own, jnp.floating):
+            name = jax.tree_util.keystr(path)
+            raise TypeError(
+                f"params{name} is {own}: AdamA takes real floating parameters; "
+                "leave others out with optax.masked or optax.partition"
+            )
+        return jnp.zeros_like(x, dtype=dtype or own)
+
+    return jax.tree_util.tree_map_with_path(zeros, params)
+
+
+def _number(micro_batches):
+    """An int, or an int32 scalar where it is traced or injected."""
+    if isinstance(micro_batches, jax.Array):
+        return micro_batches
+    return operator.index(micro_batches)
+
+
+def _is_one(n) -> bool:
+    return isinstance(n, int) and n == 1
+
+
+def _float_dtype(name: str, dtype):
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(f"{name}={dtype}: a floating dtype, or None")
+    return dtype
+
+
+def _check_rule(rule: Rule, micro_batches) -> None:
+    for name, top in (("b1", 1), ("b2", 1), ("eps", math.inf), ("eps_root", math.inf)):
+        value = getattr(rule, name)
+        if isinstance(value, int | float) and not 0 <= value < top:
+            raise ValueError(f"{name}={value}: at least 0 and less than {top}")
+    for name, kinds in (("mode", Mode), ("v_scale", VScale)):
+        if getattr(rule, name) not in get_args(kinds):
+            value = getattr(rule, name)
+            raise ValueError(f"{name}={value!r}: one of {', '.join(get_args(kinds))}")
+    if rule.mode != "paper" and rule.v_scale != "paper":
+        raise ValueError(
+            f"v_scale={rule.v_scale!r} with mode={rule.mode!r}: v_scale is how "
+            'mode="paper" weighs squares; the other modes have no such factor'
+        )
+    _check_micro_batches(rule, micro_batches)
+
+
+def _check_micro_batches(rule: Rule, n) -> None:
+    if isinstance(n, jax.Array):
+        valid = n.shape == () and jnp.issubdtype(n.dtype, jnp.integer)
+    else:
+        valid = not isinstance(n, bool) and hasattr(n, "__index__") and n >= 1
+    if not valid:
+        raise ValueError(f"micro_batches={n!r}: an integer of at least 1")
+    if rule.nesterov and not _is_one(_number(n)):
+        raise ValueError(
+            f"nesterov=True with micro_batches={n}: Nesterov momentum needs the "
+            "gradient of the whole mini-batch, which AdamA does not keep; only "
+            "micro_batches=1, a Python int (under optax.inject_hyperparams: "
+            'static_args=("micro_batches",))'
+        )
+
+
+def _check_call(rule: Rule, phase, n, weight, keep) -> None:
+    if phase not in PHASES:
+        raise ValueError(f'phase={phase!r}: "accumulate", "apply" or None')
+    _check_micro_batches(rule, n)
+    for name, value in (("weight", weight), ("keep", keep)):
+        if value is not None and jnp.shape(value) != ():
+            raise ValueError(f"{name} has shape {jnp.shape(value)}: a scalar")
+    if keep is not None and jnp.result_type(keep) != jnp.bool_:
+        raise ValueError(f"keep is {jnp.result_type(keep)}: a bool")
+    if rule.nesterov and (phase or weight is not None or keep is not None):
+        raise ValueError(
+            "nesterov=True with phase, weight or keep: Nesterov momentum needs the "
+            "gradient when it is applied; call update(grads, state, params)"
+        )

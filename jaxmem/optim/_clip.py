@@ -1,0 +1,111 @@
+"""Clipping by the norm of a layer's gradient.
+
+A global norm is known only when the whole gradient is; a layer's norm when that
+layer's is. So this clipping leaves the optimizer free to take up each layer's gradient
+inside the backward pass.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
+
+from jaxmem.optim._wide import wide
+
+
+def clip_by_layer_norm(
+    max_norm: ArrayLike,
+    stacked: Callable[[str], bool] | PyTree | None = None,
+) -> optax.GradientTransformation:
+    """Scales down each layer's gradient to a norm of at most `max_norm`.
+
+    A layer is a top-level child of the tree: all its leaves share one norm. Leaves that
+    a scan over layers has stacked along axis 0 form a layer for each index of that
+    axis, with all stacked leaves of the same top-level child. Unlike
+    `optax.clip_by_global_norm` this may change the direction of the whole gradient; a
+    bound on its norm is `max_norm` times the square root of the number of layers.
+
+    Args:
+      max_norm: scalar, more than 0.
+      stacked: which leaves are stacked: a function of the leaf's path, such as
+        "decoder/layers/kernel", or a tree of bools, of the parameters' structure or a
+        prefix of it. None by default.
+
+    Returns:
+      An `optax.GradientTransformation` without state. Norms are computed in float32 or
+      wider, updates keep their dtypes. For stacked leaves it reduces over all axes but
+      the first.
+
+    Raises:
+      ValueError: `max_norm` not positive; from `update`, stacked leaves without an axis
+        0, or of one top-level child with several sizes of it.
+
+    Source:
+      Pascanu et al., "On the difficulty of training recurrent neural networks",
+      arXiv 1211.5063, section 3.2, layer by layer.
+    """
+    if isinstance(max_norm, int | float) and not max_norm > 0:
+        raise ValueError(f"max_norm={max_norm}: more than 0")
+
+    def update(updates, state, params=None):
+        del params
+        leaves, tree = jax.tree_util.tree_flatten_with_path(updates)
+        stacks = _stacks(stacked, updates, leaves)
+        layers = defaultdict(list)
+        for i, ((path, _), stack) in enumerate(zip(leaves, stacks, strict=True)):
+            layers[jax.tree_util.keystr(path[:1]), stack].append(i)
+        clipped: list[Any] = [None] * len(leaves)
+        with jax.named_scope("jaxmem.clip_by_layer_norm"):
+            for (name, stack), places in layers.items():
+                group = [leaves[i][1] for i in places]
+                scaled = _clipped(group, stack, max_norm, name)
+                for i, x in zip(places, scaled, strict=True):
+                    clipped[i] = x
+        return jax.tree.unflatten(tree, clipped), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+
+
+def _stacks(stacked, updates, leaves) -> list[bool]:
+    """For each leaf whether it is stacked."""
+    if stacked is None:
+        return [False] * len(leaves)
+    if callable(stacked):
+        name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
+        return [bool(stacked(name(path))) for path, _ in leaves]
+    marks = jax.tree.map(
+        lambda s, sub: jax.tree.map(lambda _: s, sub), stacked, updates
+    )
+    return [bool(s) for s in jax.tree.leaves(marks)]
+
+
+def _clipped(group: list, stack: bool, max_norm, name: str) -> list:
+    """The leaves of one layer, or of one stack of layers, scaled down alike."""
+    sizes = {x.shape[:1] for x in group}
+    if stack and (len(sizes) > 1 or () in sizes):
+        shapes = ", ".join(str(x.shape) for x in group)
+        raise ValueError(
+            f"stacked leaves of {name or 'the tree'} have shapes {shapes}: they need "
+            "an axis 0 of one size, the layers"
+        )
+    dtype = wide(*group)
+    squares = [_square_sum(x.astype(dtype), stack) for x in group]
+    norm = jnp.sqrt(sum(squares[1:], squares[0]))
+    limit = jnp.asarray(max_norm, dtype)
+    factor = limit / jnp.maximum(norm, limit)  # 1 to the bit within the limit
+    return [_scaled(x, factor, dtype) for x in group]
+
+
+def _square_sum(x, stack: bool):
+    axes = tuple(range(1 if stack else 0, x.ndim))
+    return jnp.sum(jnp.square(x), axis=axes)
+
+
+def _scaled(x, factor, dtype):
+    factor = factor.reshape(factor.shape + (1,) * (x.ndim - factor.ndim))
+    return (x.astype(dtype) * factor).astype(x.dtype)

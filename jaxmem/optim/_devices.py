@@ -1,0 +1,75 @@
+"""Trees that vary over mesh axes, as `jax.shard_map` has it in their types.
+
+Micro-batches may lie on several devices. Then each device takes its own gradients into
+moments of its own, and at the end of the mini-batch one all-reduce makes them those of
+all.
+"""
+
+import math
+from typing import Any
+
+import jax
+from jaxtyping import PyTree
+
+from jaxmem._compat import varying_axes
+
+AxisName = str | tuple[str, ...]
+
+
+def axis_names(axis_name: AxisName | None) -> tuple[str, ...]:
+    """The names as a tuple."""
+    if axis_name is None or isinstance(axis_name, str):
+        return () if axis_name is None else (axis_name,)
+    names = axis_name if isinstance(axis_name, tuple | list) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"axis_name={axis_name!r}: a name or a tuple of names")
+    return tuple(names)
+
+
+def count_devices(names: tuple[str, ...]) -> int:
+    """How many devices the micro-batches are spread over; 1 without an axis."""
+    try:
+        return math.prod(jax.lax.axis_size(name) for name in names)
+    except NameError as error:
+        raise ValueError(
+            f"axis_name={said(names)}: {error}. AdamA with an axis_name runs inside "
+            "jax.shard_map (or vmap) over that axis; under jit with sharded arrays the "
+            "gradients are reduced already: leave axis_name out"
+        ) from None
+
+
+def own(tree: PyTree, names: tuple[str, ...]) -> Any:
+    """The same values, typed as each device's own."""
+    typed = _typed(names)
+
+    def cast(x):
+        missing = tuple(n for n in names if n in typed - varying_axes(x))
+        return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(cast, tree)
+
+
+def same_everywhere(tree: PyTree, names: tuple[str, ...]) -> list[str]:
+    """Paths of leaves whose type does not vary over all these axes."""
+    typed = _typed(names)
+    return [path for path, x in _leaves(tree) if typed - varying_axes(x)]
+
+
+def own_already(tree: PyTree, names: tuple[str, ...]) -> list[str]:
+    """Paths of leaves whose type varies over one of these axes."""
+    return [path for path, x in _leaves(tree) if varying_axes(x) & {*names}]
+
+
+def said(names: tuple[str, ...]) -> str:
+    """As the user wrote it, for messages."""
+    return repr(names[0] if len(names) == 1 else names)
+
+
+def _typed(names: tuple[str, ...]) -> frozenset[str]:
+    """Those axes that types tell of: not under check_vma=False, nor those of a vmap."""
+    return frozenset(n for n in names if n in varying_axes(jax.lax.axis_index(n)))
+
+
+def _leaves(tree: PyTree) -> list[tuple[str, Any]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(jax.tree_util.keystr(path), x) for path, x in leaves]

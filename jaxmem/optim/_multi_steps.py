@@ -1,0 +1,175 @@
+"""Gradient accumulation that runs the optimizer only when a mini-batch is complete.
+
+`optax.MultiSteps` runs the wrapped update on every call and throws most of the results
+away. Here a branch runs it once a mini-batch, and an optimizer that holds an AdamA
+accumulates in its moments, so that no gradient is kept at all.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, Bool, PyTree
+
+from jaxmem.optim._steps import accumulate_step, apply_like, contains_adama
+from jaxmem.optim._wide import wide
+
+
+class MultiSteps:
+    """`optax.MultiSteps` without the updates that are thrown away.
+
+    Each call of `update` takes one micro-batch; every k-th gives updates, the others
+    zeros. Same methods and same state, `optax.MultiStepsState`, as `optax.MultiSteps`,
+    and for any optimizer without AdamA the same result. Where `opt` holds an AdamA
+    (`jaxmem.optim.adama`), gradients go into its moments as they come, with k in the
+    place of its `micro_batches`, and `acc_grads` is empty; schedules and weight decay
+    in `opt` act once a mini-batch.
+
+    Args:
+      opt: an optax transformation.
+      every_k_schedule: k, or a function that gives it for the number of updates so far.
+      use_grad_mean: True takes the mean of k gradients, False their sum.
+      accumulator_dtype: of the accumulated gradients; None for the parameters' own.
+        Sums are computed in float32 or wider either way.
+
+    Raises:
+      ValueError: `every_k_schedule` less than 1; from `update`, an `opt` in which only
+        some of the gradients go into an AdamA, see `accumulate_step`.
+    """
+
+    def __init__(
+        self,
+        opt: optax.GradientTransformation,
+        every_k_schedule: int | Callable[[Array], ArrayLike],
+        *,
+        use_grad_mean: bool = True,
+        accumulator_dtype: DTypeLike | None = jnp.float32,
+    ):
+        if not callable(every_k_schedule) and every_k_schedule < 1:
+            raise ValueError(f"every_k_schedule={every_k_schedule}: at least 1")
+        self._opt = optax.with_extra_args_support(opt)
+        self._every_k = every_k_schedule
+        self._use_grad_mean = use_grad_mean
+        self._dtype = accumulator_dtype
+
+    @property
+    def inner_opt(self) -> optax.GradientTransformationExtraArgs:
+        """The wrapped transformation."""
+        return self._opt
+
+    def init(self, params: PyTree) -> optax.MultiStepsState:
+        """The initial state; `acc_grads` is empty for an AdamA."""
+        inner = self._opt.init(params)
+        zeros = jax.tree.map(lambda p: jnp.zeros_like(p, dtype=self._dtype), params)
+        return optax.MultiStepsState(
+            mini_step=jnp.zeros((), jnp.int32),
+            gradient_step=jnp.zeros((), jnp.int32),
+            inner_opt_state=inner,
+            acc_grads=() if contains_adama(inner) else zeros,
+        )
+
+    def update(
+        self,
+        updates: PyTree,
+        state: Any,
+        params: PyTree | None = None,
+        **extra_args: Any,
+    ) -> tuple[PyTree, optax.MultiStepsState]:
+        """Takes one micro-batch's gradient; zeros, or the updates of k of them."""
+        k = self._k(state.gradient_step)
+        take = self._moments if contains_adama(state.inner_opt_state) else self._sums
+        step, waiting = take(updates, state, params, k, extra_args)
+        emit = jnp.greater_equal(state.mini_step, k - 1)
+        done, inner, acc = _when(emit, step, updates, waiting)
+        return done, optax.MultiStepsState(
+            mini_step=jnp.where(emit, 0, optax.safe_increment(state.mini_step)),
+            gradient_step=jnp.where(
+                emit, optax.safe_increment(state.gradient_step), state.gradient_step
+            ),
+            inner_opt_state=inner,
+            acc_grads=acc,
+            skip_state=state.skip_state,
+        )
+
+    def has_updated(self, state: Any) -> Bool[Array, ""]:
+        """Whether the last call gave updates."""
+        started = jnp.greater(state.gradient_step, 0)
+        return jnp.logical_and(jnp.equal(state.mini_step, 0), started)
+
+    def gradient_transformation(self) -> optax.GradientTransformationExtraArgs:
+        """This as an optax transformation."""
+        return optax.GradientTransformationExtraArgs(self.init, self.update)
+
+    def _k(self, gradient_step):
+        if not callable(self._every_k):
+            return self._every_k
+        k = self._every_k(gradient_step)
+        return k if isinstance(k, int) else jnp.asarray(k, jnp.int32)
+
+    def _moments(self, grads, state, params, k, extra_args):
+        """(what ends a mini-batch, what to keep otherwise), with an AdamA."""
+        inner = accumulate_step(
+            self._opt,
+            grads,
+            state.inner_opt_state,
+            params,
+            micro_batches=k,
+            weight=None if self._use_grad_mean else 1.0,
+            **extra_args,
+        )
+
+        def step():
+            return *apply_like(self._opt, grads, inner, params, **extra_args), ()
+
+        return step, (inner, ())
+
+    def _sums(self, grads, state, params, k, extra_args):
+        """The same, with an accumulator."""
+        del k
+        add = _add_to_mean if self._use_grad_mean else _add
+        total = jax.tree.map(
+            lambda g, a: add(g, a, state.mini_step), grads, state.acc_grads
+        )
+
+        def step():
+            mean = jax.tree.map(lambda t, g: t.astype(g.dtype), total, grads)
+            inner = state.inner_opt_state
+            updates, new = self._opt.update(mean, inner, params, **extra_args)
+            return updates, new, jax.tree.map(jnp.zeros_like, state.acc_grads)
+
+        kept = jax.tree.map(lambda t, a: t.astype(a.dtype), total, state.acc_grads)
+        return step, (state.inner_opt_state, kept)
+
+
+def _when(emit, step, grads, waiting):
+    """`step()`, or zero updates and the states in `waiting`, by a branch."""
+    shapes = jax.eval_shape(step)[0]
+    like = lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype)  # noqa: E731
+
+    def run():
+        updates, *states = step()
+        return updates, *jax.tree.map(like, tuple(states), waiting)
+
+    def wait():
+        zeros = jax.tree.map(
+            lambda g, s: jnp.zeros_like(g, dtype=s.dtype), grads, shapes
+        )
+        return zeros, *waiting
+
+    return jax.lax.cond(emit, run, wait)
+
+
+def _add(g, acc, n):
+    del n
+    dtype = wide(g, acc)
+    return acc.astype(dtype) + g.astype(dtype)
+
+
+def _add_to_mean(g, acc, n):
+    """Welford's mean, as optax has it: no sum that outgrows the dtype."""
+    dtype = wide(g, acc)
+    acc = acc.astype(dtype)
+    return acc + (g.astype(dtype) - acc) / (n + 1).astype(dtype)

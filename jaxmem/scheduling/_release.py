@@ -1,0 +1,385 @@
+"""Gradient release: what follows a scan is done inside it, a layer at a time.
+
+The backward `scan` over layers stacks each layer's gradient, and the optimizer then
+reads the stack. Where all that happens to a stacked output treats the layer axis as a
+batch axis, it is moved into the scan's body, and the stack is never made. State that is
+read and written on the way (parameters, moments, accumulators) goes into the carry and
+is updated in place, slice by slice; the body reads it from there too, or XLA would
+copy it. Reductions over the layers (a norm that is reported) become running sums.
+
+The idea is known as gradient release or optimizer in the backward pass (Lv et al. 2023,
+LOMO, section 3.1); here the step is not changed by hand.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.scheduling._graph import Graph
+from jaxmem.scheduling._layer_axis import (
+    Axis,
+    Batched,
+    Reduced,
+    operand_axes,
+    treatment,
+)
+from jaxmem.scheduling._scans import is_var, split, xs_of, ys_of
+
+Place = tuple[Any, int]  # a variable and the axis along which it is cut
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stacked output of a scan.
+
+    Attributes:
+      var: the variable.
+      maker: the equation that makes a layer of it, in the body; None for an input.
+      released: whether it is no more.
+      why: empty where it is released; else what prevents it.
+    """
+
+    var: Any
+    maker: Any
+    released: bool
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is moved into the body of one scan of a jaxpr.
+
+    Attributes:
+      scan: position of the scan among the equations.
+      moved: positions of the equations that are done in the body, in order.
+      verdicts: for each of them, how it treats the layer axis.
+      axis: along which axis a moved variable has the layers.
+      updated: moved variable -> the buffer that it replaces in place.
+      buffers: whole arrays from outside that the body reads or updates in slices.
+      outputs: moved variables that must still be stacked.
+      stacks: the scan's stacked outputs, with what became of them.
+    """
+
+    scan: int
+    moved: tuple[int, ...] = ()
+    verdicts: Mapping[int, Batched | Reduced] = field(default_factory=dict)
+    axis: Mapping[Any, int] = field(default_factory=dict)
+    updated: Mapping[Any, Place] = field(default_factory=dict)
+    buffers: tuple[Place, ...] = ()
+    outputs: tuple[Any, ...] = ()
+    stacks: tuple[Stack, ...] = ()
+
+
+def releases(closed, aliases: Mapping[Any, Any]) -> Iterator[Release]:
+    """What could be moved into each scan; nothing is moved where nothing is gained.
+
+    `aliases` maps an output variable to the input variable whose memory it will take.
+    """
+    graph = Graph(closed)
+    for i, eqn in enumerate(graph.eqns):
+        if eqn.primitive.name == "scan" and not eqn.effects:
+            yield _plan(graph, i, aliases)
+
+
+# -- analysis
+
+
+def _plan(graph: Graph, scan: int, aliases: Mapping[Any, Any]) -> Release:
+    search = _search(graph, scan)
+    stacked = ys_of(graph.eqns[scan])
+    groups = _groups(graph, search, stacked)
+    chosen = [g for g in groups if _pays(graph, scan, search, g, aliases)]
+    stacks = [
+        Stack(
+            v,
+            _maker(graph.eqns[scan], v),
+            g in chosen,
+            _why(graph, search, g, v, chosen),
+        )
+        for g in groups
+        for v in g.stacks
+    ]
+    if not chosen:
+        return Release(scan, stacks=tuple(stacks))
+    moved = sorted(i for g in chosen for i in g.moved)
+    whole = Group(moved, [v for g in groups for v in g.members], stacked)
+    pairs = _pairs(graph, scan, search, whole, aliases)
+    return Release(
+        scan,
+        tuple(moved),
+        {i: search.verdicts[i] for i in moved},
+        search.axis,
+        pairs,
+        tuple(_buffers(graph, search, moved)),
+        tuple(v for v in whole.needed(graph) if v not in pairs),
+        tuple(stacks),
+    )
+
+
+def _pays(graph: Graph, scan: int, search: "Search", group: "Group", aliases) -> bool:
+    """Whether less is stacked when the group is moved into the body."""
+    pairs = _pairs(graph, scan, search, group, aliases)
+    outs = [v for v in group.needed(graph) if v not in pairs]
+    before, after = (sum(map(_bytes, vs)) for vs in (group.stacks, outs))
+    return bool(group.moved) and after < before
+
+
+def _maker(eqn, v):
+    """The equation of a scan's body that makes a layer of the stack `v`."""
+    body = _jaxpr.split(eqn.params["jaxpr"])[0]
+    inner = body.outvars[eqn.outvars.index(v)]
+    return next((e for e in body.eqns if inner in e.outvars), None)
+
+
+def _why(graph: Graph, search: "Search", group: "Group", v, chosen) -> str:
+    if group in chosen:
+        return ""
+    found = [search.obstacles[w] for w in group.members if w in search.obstacles]
+    if found:
+        return found[0]
+    if v in graph.outputs:
+        return "the step returns it"
+    return "moving what uses it would not make less"
+
+
+def blockers(graph: Graph, scan: int) -> list[Any]:
+    """Numbers made of all layers that operations on the layers wait for.
+
+    Those that one backward pass can find: none of them waits for another.
+    """
+    first = _search(graph, scan)
+    known: set[Any] = set()
+    while True:
+        search = _search(graph, scan, known)
+        new = {v for v in search.blockers if _in_one_pass(graph, v, first, search)}
+        if not new - known:
+            return list(dict.fromkeys(v for v in graph.maker if v in known))
+        known |= new
+
+
+def _in_one_pass(graph: Graph, v, first: "Search", search: "Search") -> bool:
+    """Whether `v` is made of sums over layers that need nothing but the scan."""
+    cone = graph.cone(v, first.later)
+    waits = (
+        i not in first.verdicts
+        for i in cone
+        if any(is_var(w) and w in search.axis for w in graph.eqns[i].invars)
+    )
+    sums = any(isinstance(first.verdicts.get(i), Reduced) for i in cone)
+    return sums and not any(waits)
+
+
+@dataclass
+class Search:
+    """Everything after a scan that works a layer at a time."""
+
+    axis: dict[Any, int]
+    verdicts: dict[int, Batched | Reduced]
+    obstacles: dict[Any, str]  # variable -> why something done to it is not moved
+    blockers: dict[Any, None]  # what is missing when such an operation is at its turn
+    later: set[Any]  # variables that need the scan to have ended
+
+
+def _search(graph: Graph, scan: int, known: Set[Any] = frozenset()) -> Search:
+    """`known` are variables that are there before the scan, whatever makes them."""
+    stacks = ys_of(graph.eqns[scan])
+    found = Search(dict.fromkeys(stacks, 0), {}, {}, {}, graph.after(scan) - known)
+    for i in range(scan + 1, len(graph.eqns)):
+        eqn = graph.eqns[i]
+        layered = [v for v in eqn.invars if is_var(v) and v in found.axis]
+        if not layered:
+            continue
+        verdict = _verdict(graph, eqn, found)
+        if isinstance(verdict, str):
+            found.obstacles.update(dict.fromkeys(layered, verdict))
+            continue
+        found.verdicts[i] = verdict
+        if isinstance(verdict, Batched):
+            found.axis.update(zip(eqn.outvars, verdict.outs, strict=True))
+    return found
+
+
+def _verdict(graph: Graph, eqn, found: Search) -> Batched | Reduced | str:
+    axes = [found.axis.get(v) if is_var(v) else None for v in eqn.invars]
+    verdict = treatment(eqn, axes)
+    if isinstance(verdict, str):
+        return f"`{eqn.primitive.name}` {_at(eqn)}: {verdict}"
+    for v, have, want in zip(eqn.invars, axes, verdict.ins, strict=True):
+        if have is not None and have != want:
+            return f"`{eqn.primitive.name}` {_at(eqn)}: layers along different axes"
+        if is_var(v) and have is None and v in found.later:
+            found.blockers[v] = None
+            return f"`{eqn.primitive.name}` {_at(eqn)} needs {_origin(graph, v, found)}"
+    return verdict
+
+
+def _at(eqn) -> str:
+    line = _compat.source_line(eqn)
+    return f"at {line}" if line else "of the update"
+
+
+def _origin(graph: Graph, v, found: Search) -> str:
+    """What of the scan a blocker is made of, in words."""
+    eqn = _first(graph, v, found)
+    if eqn.primitive.name == "scan":
+        return "a value that the scan ends with"
+    text = f"`{eqn.primitive.name}` over all layers, {_at(eqn)}"
+    return f'{text} (clip="two_pass" finds it in a first backward pass)'
+
+
+def _first(graph: Graph, v, found: Search):
+    """The first equation on a way from the scan to `v` that needs all layers."""
+    while True:
+        i = graph.maker[v]
+        ins = [w for w in graph.eqns[i].invars if is_var(w) and w in found.later]
+        if not ins or any(w in found.axis for w in ins):
+            return graph.eqns[i]
+        # a way that begins with a sum over layers tells more than any other
+        v = next((w for w in ins if _from_reduction(graph, w, found)), ins[0])
+
+
+def _from_reduction(graph: Graph, v, found: Search) -> bool:
+    cone = graph.cone(v, found.later)
+    return any(isinstance(found.verdicts.get(i), Reduced) for i in cone)
+
+
+# -- which of it to move
+
+
+@dataclass
+class Group:
+    """Stacked outputs that moved operations tie together, and those operations."""
+
+    moved: list[int]
+    members: list[Any]
+    stacks: list[Any]
+
+    def needed(self, graph: Graph) -> list[Any]:
+        """Variables with a layer axis that something outside the body reads."""
+        moved, members = set(self.moved), set(self.members)
+        made = [v for i in self.moved for v in graph.eqns[i].outvars if v in members]
+        return [
+            v
+            for v in [*self.stacks, *made]
+            if v in graph.outputs or any(u not in moved for u in graph.users.get(v, ()))
+        ]
+
+
+def _groups(graph: Graph, search: Search, stacked: Sequence[Any]) -> list[Group]:
+    parent = {v: v for v in search.axis}
+
+    def root(v):
+        while parent[v] is not v:
+            v = parent[v]
+        return v
+
+    first: dict[int, Any] = {}
+    for i in search.verdicts:
+        eqn = graph.eqns[i]
+        tied = [v for v in [*eqn.invars, *eqn.outvars] if is_var(v) and v in parent]
+        first[i] = tied[0]
+        for v in tied[1:]:
+            parent[root(v)] = root(tied[0])
+    groups: dict[Any, Group] = {}
+    for v in search.axis:
+        groups.setdefault(root(v), Group([], [], [])).members.append(v)
+    for v in stacked:
+        groups[root(v)].stacks.append(v)
+    for i, v in first.items():
+        groups[root(v)].moved.append(i)
+    return [g for g in groups.values() if g.stacks]
+
+
+def _bytes(v) -> int:
+    return v.aval.size * v.aval.dtype.itemsize
+
+
+def _pairs(graph: Graph, scan: int, search: Search, group: Group, aliases) -> dict:
+    """Which needed variable takes the memory of which array that the body reads."""
+    ancestors = _ancestors(graph, search, group.moved)
+    free = _free(graph, scan, search, set(group.moved))
+    needed = [v for v in group.needed(graph) if v in ancestors]
+    pairs: dict[Any, Place] = {}
+    taken: set[Any] = set()
+
+    def take(v, places):
+        for place in places:
+            fits = place[0] not in taken and _fits(v, search, place)
+            if v not in pairs and fits and free(place[0]):
+                pairs[v] = place
+                taken.add(place[0])
+
+    slices = filter(is_var, xs_of(graph.eqns[scan]))
+    read = [(v, 0) for v in slices if made_of(graph, v, 0) is None]
+    for v in needed:  # what the compiler will alias anyway comes first
+        take(v, [p for p in [*ancestors[v], *read] if p[0] is aliases.get(v)])
+    for v in sorted(needed, key=lambda v: len(ancestors[v])):
+        take(v, [*ancestors[v], *read])
+    return pairs
+
+
+def _free(graph: Graph, scan: int, search: Search, moved: set[int]):
+    """Whether an array may be overwritten by the scan: nobody reads it afterwards."""
+    eqn = graph.eqns[scan]
+    consts, init, _ = split(eqn, eqn.invars)
+    whole = set(filter(is_var, [*consts, *init]))
+
+    def free(v) -> bool:
+        afterwards = (
+            u not in moved and any(w in search.later for w in graph.eqns[u].outvars)
+            for u in graph.users.get(v, ())
+            if u != scan
+        )
+        return v not in graph.outputs and v not in whole and not any(afterwards)
+
+    return free
+
+
+def _fits(v, search: Search, place: Place) -> bool:
+    w, axis = place
+    same = w.aval.shape == v.aval.shape and w.aval.dtype == v.aval.dtype
+    return same and search.axis[v] == axis
+
+
+def _ancestors(graph: Graph, search: Search, moved: Sequence[int]) -> dict[Any, list]:
+    """For each moved variable the arrays from outside that it is made of."""
+    found: dict[Any, list[Place]] = {}
+    for i in moved:
+        eqn, places = graph.eqns[i], {}
+        for v, axis in zip(eqn.invars, search.verdicts[i].ins, strict=True):
+            if not is_var(v):
+                continue
+            if v in search.axis:
+                places |= dict.fromkeys(found.get(v, ()))
+            elif axis is not None:
+                places |= dict.fromkeys(bases(graph, v, axis))
+        found |= dict.fromkeys(eqn.outvars, list(places))
+    return found
+
+
+def bases(graph: Graph, v, axis: int) -> Iterator[Place]:
+    """The arrays that a slice of `v` is made of by operations that cost nothing."""
+    recipe = made_of(graph, v, axis)
+    if recipe is None:
+        yield v, axis
+        return
+    for w, inner in zip(graph.eqns[graph.maker[v]].invars, recipe, strict=True):
+        if is_var(w) and inner is not None:
+            yield from bases(graph, w, inner)
+
+
+def made_of(graph: Graph, v, axis: int) -> tuple[Axis, ...] | None:
+    """Axes of the operands of what makes `v`; None if its slices are read instead."""
+    if v not in graph.maker:
+        return None
+    return operand_axes(graph.eqns[graph.maker[v]], axis)
+
+
+def _buffers(graph: Graph, search: Search, moved) -> list[Place]:
+    found: dict[Place, None] = {}
+    for i in moved:
+        for v, axis in zip(graph.eqns[i].invars, search.verdicts[i].ins, strict=True):
+            if is_var(v) and axis is not None and v not in search.axis:
+                found |= dict.fromkeys(bases(graph, v, axis))
+    return list(found)

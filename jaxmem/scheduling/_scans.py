@@ -1,0 +1,38 @@
+"""The parts of a `scan` equation, and a scan like it."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from jax import lax
+
+from jaxmem import _compat
+
+
+def is_var(atom) -> bool:
+    """Whether an operand is a variable, not a literal."""
+    return not isinstance(atom, _compat.Literal)
+
+
+def split(eqn, values: Sequence[Any]) -> tuple[list, list, list]:
+    """(constants, carry, xs) among what goes into a scan."""
+    n_consts, n_carry = _compat.scan_counts(eqn)
+    end = n_consts + n_carry
+    return list(values[:n_consts]), list(values[n_consts:end]), list(values[end:])
+
+
+def xs_of(eqn) -> list[Any]:
+    """The arrays of which a scan reads a slice each turn."""
+    return split(eqn, eqn.invars)[2]
+
+
+def ys_of(eqn) -> list[Any]:
+    """The arrays that a scan stacks."""
+    return list(eqn.outvars[_compat.scan_counts(eqn)[1] :])
+
+
+def scan_like(eqn, step, init, xs):
+    """A scan of as many turns as that of `eqn`, in its direction and under its name."""
+    length, reverse, unroll = (eqn.params[k] for k in ("length", "reverse", "unroll"))
+    scan = partial(lax.scan, length=length, reverse=reverse, unroll=unroll)
+    return _compat.in_context_of(eqn, scan, step, init, xs)
