@@ -133,3 +133,10 @@ def is_unspecified(sharding) -> bool:
     from jax._src.sharding_impls import UnspecifiedValue
 
     return isinstance(sharding, UnspecifiedValue)
+
+
+def has_side_effects(eqn) -> bool:
+    """Whether an equation does more than compute; naming a mesh axis is no effect."""
+    from jax._src.core import NamedAxisEffect
+
+    return any(not isinstance(e, NamedAxisEffect) for e in eqn.effects)

@@ -21,3 +21,98 @@ def test_jaxpr_types():
     assert isinstance(eqn.primitive, _compat.Primitive)
     assert isinstance(eqn.invars[0], _compat.Var)
     assert isinstance(eqn.invars[1], _compat.Literal)
+
+
+def _traced(fn, *args):
+    return jax.make_jaxpr(fn)(*args)
+
+
+def _scan(x):
+    return jax.lax.scan(lambda c, a: (c * a + 1.0, c), x[0], x, reverse=True)
+
+
+def test_varying_axes():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    seen = []
+
+    def body(x):
+        seen.append(_compat.varying_axes(x))
+        return x
+
+    spec = jax.sharding.PartitionSpec("x")
+    jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)(jnp.ones(8))
+    assert seen == [frozenset({"x"})]
+
+
+def test_equations_run_again_where_they_were():
+    def scoped(x):
+        with jax.named_scope("here"):
+            return jnp.sin(x)
+
+    (eqn,) = _traced(scoped, 1.0).eqns
+    assert _compat.name_stack(eqn) == "here"
+    assert "scoped" in _compat.source_line(eqn)
+    again = _traced(lambda x: _compat.bind(eqn, [x])[0], 1.0)
+    assert _compat.name_stack(again.eqns[0]) == "here"
+    moved = _traced(lambda x: _compat.in_context_of(eqn, jnp.cos, x), 1.0)
+    assert _compat.name_stack(moved.eqns[0]) == "here"
+
+
+def test_constants_first():
+    table = jnp.arange(3.0)
+    closed = _traced(lambda x: x + table, jnp.ones(3))
+    opened = _compat.constants_first(closed)
+    assert len(opened.invars) == len(closed.consts) + 1
+
+
+def test_gpu_mesh():
+    assert _compat.gpu_mesh("NVIDIA H100 80GB HBM3", 132).axis_names == ("_",)
+
+
+def test_shard_map_again():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("x")
+    mapped = jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec)
+    (eqn,) = _traced(mapped, jnp.ones(8)).eqns
+    body = lambda shards: [jnp.cos(shards[0])]
+    (out,) = jax.jit(lambda x: _compat.shard_map_again(eqn, body, [x]))(jnp.ones(8))
+    assert jnp.allclose(out, jnp.cos(1.0))
+
+
+def test_function_source():
+    closed = _traced(lambda x: x + 1.0, 1.0)
+    assert "test_compat" in _compat.function_source(closed.jaxpr)
+
+
+def test_scan_counts():
+    (eqn,) = (e for e in _traced(_scan, jnp.ones(4)).eqns if e.primitive.name == "scan")
+    consts, carries = _compat.scan_counts(eqn)
+    assert carries == 1 and consts + carries + 1 == len(eqn.invars)
+
+
+def test_without_dead_code():
+    def wasteful(x):
+        jnp.sin(x)
+        return jnp.cos(x), x
+
+    closed = _compat.without_dead_code(_traced(wasteful, 1.0))
+    assert [e.primitive.name for e in closed.eqns] == ["cos"]
+    assert len(closed.in_avals) == 1 and len(closed.out_avals) == 2
+
+
+def test_is_unspecified():
+    (eqn,) = _traced(jax.jit(jnp.sin), 1.0).eqns
+    assert all(map(_compat.is_unspecified, eqn.params["in_shardings"]))
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    (eqn,) = _traced(jax.jit(jnp.sin, in_shardings=spread), jnp.ones(8)).eqns
+    assert not any(map(_compat.is_unspecified, eqn.params["in_shardings"]))
+
+
+def test_has_side_effects():
+    (quiet,) = jax.make_jaxpr(lambda x: jax.lax.psum(x, "i"), axis_env=[("i", 2)])(
+        1.0
+    ).eqns
+    loud = _traced(lambda x: jax.debug.print("{}", x), 1.0).eqns[-1]
+    assert not _compat.has_side_effects(quiet)
+    assert _compat.has_side_effects(loud)

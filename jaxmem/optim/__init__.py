@@ -3,8 +3,9 @@
 `adama` folds each micro-batch's gradient into Adam's moments, so that no gradient is
 accumulated; `MultiSteps` accumulates for any optimizer, through the moments where it
 holds an AdamA; `accumulate_step` and `apply_step` are the two halves of a mini-batch
-for a scan over micro-batches; `clip_by_layer_norm` clips without waiting for the
-gradient of the whole model.
+for a scan over micro-batches, which `start_step` begins where the devices of a
+`shard_map` have micro-batches of their own; `clip_by_layer_norm` clips without waiting
+for the gradient of the whole model.
 """
 
 from jaxmem.optim._adama import adama as adama
@@ -15,3 +16,4 @@ from jaxmem.optim._multi_steps import MultiSteps as MultiSteps
 from jaxmem.optim._steps import accumulate_step as accumulate_step
 from jaxmem.optim._steps import apply_step as apply_step
 from jaxmem.optim._steps import contains_adama as contains_adama
+from jaxmem.optim._steps import start_step as start_step

@@ -19,6 +19,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Int32, PyTree
 
 from jaxmem.optim import _moments
+from jaxmem.optim._devices import AxisName, axis_names, check_own, own
 from jaxmem.optim._moments import AdamAState, Mode, Rule, VScale
 
 PHASES = (None, "accumulate", "apply")
@@ -36,6 +37,7 @@ def scale_by_adama(
     mode: Mode = "paper",
     v_scale: VScale = "paper",
     nesterov: bool = False,
+    axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Rescales updates by AdamA: Adam without a gradient accumulator.
 
@@ -77,6 +79,24 @@ def scale_by_adama(
        bool scalar: False takes the gradient for zeros, even where it is NaN.
     3. `jaxmem.optim.accumulate_step` and `apply_step`, which do 2 for any chain.
 
+    **On many devices.** Under `jax.jit` with sharded arrays there is nothing to do:
+    each $g_i$ is that of all devices when it gets here, with one reduction a
+    micro-batch. Under `jax.shard_map` each device can keep the gradients of its own N
+    micro-batches to itself until the end. Then give `axis_name`: the rule is that of
+    N M micro-batches on one device, where M devices are spread over the axis::
+
+      m <- b1 m,  v <- M b2 v                             once, with the first one
+      m, v as above, with the device's own g_i            for each
+      m <- psum(m) / M,  v <- psum(v) / M^2               once, in "apply"
+
+    One all-reduce of both moments takes the place of N of the gradient. The longer
+    steps above are those of N M micro-batches then, Adam to the bit only with N M = 1,
+    and clipping before this transformation sees the gradient of one device. Moments
+    are reduced in their own dtypes. `keep` is each device's to decide; `weight`
+    replaces 1/N, so a device's tokens count against the mean over the devices of their
+    tokens in the mini-batch. Call it the second or third way, and begin each mini-batch
+    with `jaxmem.optim.start_step`; the first way is for N = 1.
+
     Args:
       b1: decay of the first moment, in [0, 1).
       b2: decay of the second moment, in [0, 1).
@@ -94,7 +114,9 @@ def scale_by_adama(
       v_scale: "paper" or "mean", see above; for `mode="paper"` only.
       nesterov: Nesterov momentum (Dozat 2016). It needs the gradient of the whole
         mini-batch at its end, which AdamA does not keep: for N = 1 only, called the
-        first way, without weight and keep.
+        first way, without weight, keep and axis_name.
+      axis_name: mesh axis, or axes, of the `jax.shard_map` (or `vmap`) this runs in,
+        whose devices have micro-batches of their own, see above; for `mode="paper"`.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with an `AdamAState`. Updates have the
@@ -102,15 +124,19 @@ def scale_by_adama(
       `jax.jit` give it `out_shardings`, as for any optax transformation).
 
     Raises:
-      ValueError: an argument out of its range, or `nesterov` with micro-batches.
+      ValueError: an argument out of its range, or `nesterov` with micro-batches; from
+        `update`, with an `axis_name`, gradients or moments that do not vary over it
+        (where `check_vma=False` has not turned off the types that tell).
       TypeError: parameters that are no real floating arrays.
 
     Source:
       Zhang et al., "Adam Accumulation to Reduce Memory Footprints of both Activations
       and Gradients for Large-scale DNN Training" (2023), arXiv 2305.19982. `mode`,
-      `v_scale="mean"` and `weight` are not in it.
+      `v_scale="mean"` and `weight` are not in it; the factors of M are worked out from
+      the rule.
     """
-    rule = Rule(b1, b2, eps, eps_root, mode, v_scale, nesterov)
+    axes = axis_names(axis_name)
+    rule = Rule(b1, b2, eps, eps_root, mode, v_scale, nesterov, axes)
     _check_rule(rule, micro_batches)
     dtypes = _float_dtype("mu_dtype", mu_dtype), _float_dtype("nu_dtype", nu_dtype)
 
@@ -140,6 +166,9 @@ def scale_by_adama(
             return _moments.apply(rule, updates, state)
         if micro_batches is not None:
             state = state._replace(micro_batches=jnp.array(n, jnp.int32))
+        if axes and phase is None:  # no scan carries it
+            state = state._replace(mu=own(state.mu, axes), nu=own(state.nu, axes))
+        check_own(updates, (state.mu, state.nu), axes)
         state = _moments.accumulate(rule, updates, state, n, weight, keep)
         if phase == "accumulate":
             return jax.tree.map(jnp.zeros_like, updates), state
@@ -168,6 +197,7 @@ def adama(
     mode: Mode = "paper",
     v_scale: VScale = "paper",
     nesterov: bool = False,
+    axis_name: AxisName | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """AdamA with a learning rate and decoupled weight decay.
 
@@ -199,6 +229,8 @@ def adama(
       mode: "paper", "ema" or "fractional", see `scale_by_adama`.
       v_scale: "paper" or "mean", see `scale_by_adama`.
       nesterov: for `micro_batches=1` only, see `scale_by_adama`.
+      axis_name: mesh axis, or axes, of a `jax.shard_map` whose devices have
+        micro-batches of their own, see `scale_by_adama`.
 
     Returns:
       An `optax.GradientTransformationExtraArgs`. Its state is a chain's: `AdamAState`,
@@ -229,6 +261,7 @@ def adama(
         mode=mode,
         v_scale=v_scale,
         nesterov=nesterov,
+        axis_name=axis_name,
     )
     none = isinstance(weight_decay, int | float) and weight_decay == 0
     decay = optax.identity() if none else optax.add_decayed_weights(weight_decay, mask)
@@ -318,6 +351,13 @@ def _check_rule(rule: Rule, micro_batches) -> None:
             f"v_scale={rule.v_scale!r} with mode={rule.mode!r}: v_scale is how "
             'mode="paper" weighs squares; the other modes have no such factor'
         )
+    if rule.axis_name and (rule.mode != "paper" or rule.nesterov):
+        raise ValueError(
+            f"axis_name with mode={rule.mode!r}, nesterov={rule.nesterov}: only "
+            'mode="paper" without nesterov can be made whole from the moments of '
+            "several devices; reduce the gradients instead (jax.lax.pmean) and leave "
+            "axis_name out"
+        )
     _check_micro_batches(rule, micro_batches)
 
 
@@ -341,6 +381,12 @@ def _check_call(rule: Rule, phase, n, weight, keep) -> None:
     if phase not in PHASES:
         raise ValueError(f'phase={phase!r}: "accumulate", "apply" or None')
     _check_micro_batches(rule, n)
+    if rule.axis_name and phase is None and not _is_one(n):
+        raise ValueError(
+            f"axis_name with micro_batches={n!r} and no phase: between two calls the "
+            "state would be each device's own; use jaxmem.optim.start_step, "
+            "accumulate_step and apply_step"
+        )
     for name, value in (("weight", weight), ("keep", keep)):
         if value is not None and jnp.shape(value) != ():
             raise ValueError(f"{name} has shape {jnp.shape(value)}: a scalar")

@@ -32,7 +32,7 @@ def count_devices(names: tuple[str, ...]) -> int:
         return math.prod(jax.lax.axis_size(name) for name in names)
     except NameError as error:
         raise ValueError(
-            f"axis_name={said(names)}: {error}. AdamA with an axis_name runs inside "
+            f"axis_name={_said(names)}: {error}. AdamA with an axis_name runs inside "
             "jax.shard_map (or vmap) over that axis; under jit with sharded arrays the "
             "gradients are reduced already: leave axis_name out"
         ) from None
@@ -49,24 +49,49 @@ def own(tree: PyTree, names: tuple[str, ...]) -> Any:
     return jax.tree.map(cast, tree)
 
 
-def same_everywhere(tree: PyTree, names: tuple[str, ...]) -> list[str]:
-    """Paths of leaves whose type does not vary over all these axes."""
+def check_own(grads: PyTree, moments: PyTree, names: tuple[str, ...]) -> None:
+    """ValueError for what is the same on all devices, as far as types tell."""
+    if same := _same_everywhere(grads, names):
+        raise ValueError(
+            f"the gradient {same[0]} does not vary over axis_name={_said(names)}: it "
+            "is summed over its devices already, once a micro-batch. Take it with "
+            "respect to the parameters that jaxmem.optim.start_step returns (map "
+            "jaxmem.microbatch with check_vma=False), or leave axis_name out"
+        )
+    if _same_everywhere(moments, names):
+        raise ValueError(
+            f"the moments do not vary over axis_name={_said(names)}, but each device "
+            "adds its own gradients to them: begin each mini-batch, before the scan "
+            "over micro-batches, with jaxmem.optim.start_step, and end it with "
+            "apply_step (not for MultiSteps, whose state would have to be each "
+            "device's own between two calls: there, reduce the gradients yourself)"
+        )
+
+
+def check_whole(tree: PyTree, names: tuple[str, ...]) -> None:
+    """ValueError for what is not the same on all devices, as far as types tell."""
+    varying = [path for path, x in _leaves(tree) if varying_axes(x) & {*names}]
+    if varying:
+        raise ValueError(
+            f"{varying[0]} varies over axis_name={_said(names)} already: start_step "
+            "takes what is replicated, once a mini-batch. The gradients of parameters "
+            "sharded over an axis are reduced when they reach the shard: AdamA needs "
+            "no axis_name for those"
+        )
+
+
+def _same_everywhere(tree: PyTree, names: tuple[str, ...]) -> list[str]:
     typed = _typed(names)
-    return [path for path, x in _leaves(tree) if typed - varying_axes(x)]
+    return [path for path, x in _leaves(tree) if typed and typed - varying_axes(x)]
 
 
-def own_already(tree: PyTree, names: tuple[str, ...]) -> list[str]:
-    """Paths of leaves whose type varies over one of these axes."""
-    return [path for path, x in _leaves(tree) if varying_axes(x) & {*names}]
-
-
-def said(names: tuple[str, ...]) -> str:
-    """As the user wrote it, for messages."""
+def _said(names: tuple[str, ...]) -> str:
     return repr(names[0] if len(names) == 1 else names)
 
 
 def _typed(names: tuple[str, ...]) -> frozenset[str]:
     """Those axes that types tell of: not under check_vma=False, nor those of a vmap."""
+    count_devices(names)  # raises where there is no such axis
     return frozenset(n for n in names if n in varying_axes(jax.lax.axis_index(n)))
 
 

@@ -1,5 +1,7 @@
 """The two halves of a mini-batch, for any optax transformation that holds an AdamA.
 
+(And, on several devices under `jax.shard_map`, what goes before them.)
+
 The whole transformation runs on every micro-batch and once at the end; then each part
 of its state is taken from the run that was meant for it. What stands before AdamA in a
 chain sees the gradients of micro-batches, what stands after it sees the step. A chain's
@@ -16,6 +18,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
 from jaxmem.optim._dependence import depends_on_input
+from jaxmem.optim._devices import AxisName, axis_names, check_whole, count_devices, own
 from jaxmem.optim._moments import AdamAState
 
 
@@ -23,6 +26,60 @@ def contains_adama(state: PyTree) -> bool:
     """Whether an `AdamAState` is somewhere in an optimizer's state."""
     leaves = jax.tree.leaves(state, is_leaf=lambda s: isinstance(s, AdamAState))
     return any(isinstance(s, AdamAState) for s in leaves)
+
+
+def start_step(
+    state: PyTree, params: PyTree, axis_name: AxisName
+) -> tuple[PyTree, PyTree]:
+    """Starts a mini-batch under `jax.shard_map`, for an AdamA with an `axis_name`.
+
+    Types the moments as each device's own from here on, so that a scan over
+    micro-batches carries them with one type, and with them a copy of the parameters to
+    take gradients with respect to. (The gradient with respect to replicated parameters
+    is a sum over the devices, an all-reduce a micro-batch.) No data moves, and under
+    `check_vma=False` this does nothing.
+
+    Args:
+      state: of a transformation that holds an AdamA, replicated over the axis.
+      params: the parameters, replicated over the axis.
+      axis_name: what AdamA was given.
+
+    Returns:
+      (state, params): the state for `accumulate_step`, the parameters for `jax.grad`.
+      `apply_step` and `optax.apply_updates` take the parameters as they were.
+
+    Raises:
+      ValueError: no AdamA in `state`; no such axis here; moments or parameters that
+        vary over it already.
+
+    Example::
+
+      tx = jaxmem.optim.adama(3e-4, axis_name="data")
+
+      def step(params, state, micro_batches):  # in shard_map over "data"
+          state, own = start_step(state, params, "data")
+
+          def body(state, batch):
+              grads = jax.grad(loss)(own, batch)
+              return accumulate_step(tx, grads, state, params, micro_batches=8), None
+
+          state, _ = jax.lax.scan(body, state, micro_batches)
+          updates, state = apply_step(tx, state, params)
+          return optax.apply_updates(params, updates), state
+    """
+    _need_adama(state)
+    names = axis_names(axis_name)
+    count_devices(names)
+
+    def begun(s):
+        if not isinstance(s, AdamAState):
+            return s
+        check_whole({"mu": s.mu, "nu": s.nu}, names)
+        return s._replace(mu=own(s.mu, names), nu=own(s.nu, names))
+
+    check_whole({"params": params}, names)
+    is_adama = lambda s: isinstance(s, AdamAState)
+    return jax.tree.map(begun, state, is_leaf=is_adama), own(params, names)
 
 
 def accumulate_step(
@@ -47,7 +104,8 @@ def accumulate_step(
       grads: the gradient of the mean loss of this micro-batch.
       state: of `tx`.
       params: as for `tx.update`.
-      micro_batches: N, in place of the one AdamA was made with.
+      micro_batches: N, in place of the one AdamA was made with; with an `axis_name`,
+        of this device.
       weight: scalar in place of 1/N, see `scale_by_adama`.
       keep: bool scalar; False takes this gradient for zeros, even where it is NaN.
       **extra_args: for other transformations in `tx`.
@@ -82,7 +140,8 @@ def apply_step(
     """Ends a mini-batch: the updates of the accumulated moments.
 
     AdamA and what stands after it in its chain advance by one step, what stands before
-    it keeps its state.
+    it keeps its state. With an `axis_name` this is where the devices' moments become
+    one, by an all-reduce of both.
 
     Args:
       tx: the transformation that `accumulate_step` was called with.

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from jax import lax
-
 from jaxmem import _compat, _jaxpr
+from jaxmem.scheduling._scans import barrier
 
 
 def flatten(closed):
@@ -24,7 +23,7 @@ def flatten(closed):
 
     def _open(eqn, args: list) -> list[Any]:
         if eqn.params.get("prevent_cse"):
-            args = lax.optimization_barrier(args)
+            args = barrier(args)
         return _jaxpr.evaluate(_jaxpr.bodies(eqn)[0], args, rule)
 
     flat = _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))

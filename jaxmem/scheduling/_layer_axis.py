@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from jaxmem import _compat
+
 Axis = int | None  # None: not along the layers, the whole array is used
 
 
@@ -39,10 +41,9 @@ def treatment(eqn, axes: Sequence[Axis]) -> Verdict:
     rule = RULES.get(eqn.primitive.name)
     if rule is None:
         return "it is not known to work layer by layer"
-    if eqn.effects:
+    if _compat.has_side_effects(eqn):
         return "it has side effects"
-    sharding = eqn.params.get("sharding", eqn.params.get("out_sharding"))
-    if sharding is not None and eqn.primitive.name != "sharding_constraint":
+    if _sharding(eqn) is not None:
         return "it names a sharding"
     return rule(eqn, axes)
 
@@ -53,13 +54,11 @@ def operand_axes(eqn, out_axis: int) -> tuple[Axis, ...] | None:
     None for an operation that is not worth doing again: only what costs next to nothing
     has an answer.
     """
-    if len(eqn.outvars) != 1 or eqn.effects or eqn.params.get("sharding") is not None:
+    if len(eqn.outvars) != 1 or _sharding(eqn) is not None:
         return None
     name, out = eqn.primitive.name, eqn.outvars[0].aval
     if name in ELEMENTWISE:
-        axes = tuple(out_axis if v.aval.ndim else None for v in eqn.invars)
-        same = all(v.aval.shape in ((), out.shape) for v in eqn.invars)
-        return axes if same else None
+        return _operands_along(eqn, out_axis)
     if name == "broadcast_in_dim":
         return _broadcast_operand(eqn, out_axis)
     if name == "transpose":
@@ -72,9 +71,18 @@ def operand_axes(eqn, out_axis: int) -> tuple[Axis, ...] | None:
     return None
 
 
+def _sharding(eqn):
+    """A sharding that an equation asks for; transposed casts name that of no mesh."""
+    sharding = eqn.params.get("sharding", eqn.params.get("out_sharding"))
+    mesh = getattr(sharding, "mesh", None)
+    return None if mesh is not None and mesh.empty else sharding
+
+
 def narrow(eqn, outs: Sequence[Axis]) -> dict[str, Any]:
     """The parameters of `eqn` where its output has one layer along `outs[0]`."""
     params, name, axis = eqn.params, eqn.primitive.name, outs[0] if outs else None
+    if "sharding" in params:  # that of no mesh, and of the whole array's rank
+        params = params | {"sharding": None}
     key = {"broadcast_in_dim": "shape", "iota": "shape", "reshape": "new_sizes"}
     if name in key and axis is not None:
         sizes = list(params[key[name]])
@@ -99,13 +107,20 @@ _TWO = "its operands have the layers along different axes"
 
 
 def _elementwise(eqn, axes: Sequence[Axis]) -> Verdict:
-    axis, shapes = _one_axis(axes), {v.aval.shape for v in eqn.invars} - {()}
+    axis = _one_axis(axes)
     if axis is None:
         return _TWO
-    if len(shapes) > 1:
-        return "its operands have different shapes"
-    ins = tuple(axis if v.aval.ndim else None for v in eqn.invars)
+    ins = _operands_along(eqn, axis)
+    if any(a is not None and b is None for a, b in zip(axes, ins, strict=True)):
+        return "it repeats a single layer"
     return Batched(ins, (axis,) * len(eqn.outvars))
+
+
+def _operands_along(eqn, axis: int) -> tuple[Axis, ...]:
+    """The axis, or None for a scalar and for one layer that meets all of them."""
+    size = eqn.outvars[0].aval.shape[axis]
+    shapes = (v.aval.shape for v in eqn.invars)
+    return tuple(axis if s and s[axis] == size else None for s in shapes)
 
 
 def _each_alone(eqn, axes: Sequence[Axis]) -> Verdict:
@@ -134,7 +149,7 @@ _COMBINE = {
 
 def _reduce(eqn, axes: Sequence[Axis]) -> Verdict:
     (axis,), over = axes, eqn.params["axes"]
-    if axis in over:
+    if axis is None or axis in over:
         combine = _COMBINE.get(eqn.primitive.name)
         return Reduced((axis,), combine) if combine else "it is over the layers"
     return Batched((axis,), (axis - sum(d < axis for d in over),))
@@ -146,7 +161,8 @@ def _keeps(parameter: str) -> Rule:
     def rule(eqn, axes: Sequence[Axis]) -> Verdict:
         over = eqn.params[parameter]
         over = (over,) if isinstance(over, int) else over
-        return "it is along the layers" if axes[0] in over else _elementwise(eqn, axes)
+        along = _one_axis(axes) in over
+        return "it is along the layers" if along else _elementwise(eqn, axes)
 
     return rule
 
@@ -188,19 +204,22 @@ def _reshape(eqn, axes: Sequence[Axis]) -> Verdict:
 
 def _squeeze(eqn, axes: Sequence[Axis]) -> Verdict:
     (axis,), over = axes, eqn.params["dimensions"]
-    if axis in over:
+    if axis is None or axis in over:
         return "it removes the axis of the layers"
     return Batched((axis,), (axis - sum(d < axis for d in over),))
 
 
 def _transpose(eqn, axes: Sequence[Axis]) -> Verdict:
-    return Batched((axes[0],), (eqn.params["permutation"].index(axes[0]),))
+    out = tuple(eqn.params["permutation"]).index(axes[0])
+    return Batched((axes[0],), (out,))
 
 
 def _slice(eqn, axes: Sequence[Axis]) -> Verdict:
-    axis, p, size = axes[0], eqn.params, eqn.invars[0].aval.shape[axes[0]]
+    axis, p = axes[0], eqn.params
+    assert axis is not None
+    size = eqn.invars[0].aval.shape[axis]
     whole = p["start_indices"][axis] == 0 and p["limit_indices"][axis] == size
-    if not whole or (p["strides"] or {axis: 1})[axis] != 1:
+    if not whole or (p["strides"] and p["strides"][axis] != 1):
         return "it takes some of the layers"
     return Batched((axis,), (axis,))
 
@@ -230,7 +249,7 @@ def _dot_general(eqn, axes: Sequence[Axis]) -> Verdict:
         if axis in contracted[side]:
             return "it sums over the layers"
         if axis not in batch[side]:
-            return _dot_free(eqn, axes, side)
+            return _dot_free(eqn, axes, side, axis)
         i = batch[side].index(axis)
         ins = (batch[0][i], batch[1][i])
         if any(a not in (None, b) for a, b in zip(axes, ins, strict=True)):
@@ -239,7 +258,7 @@ def _dot_general(eqn, axes: Sequence[Axis]) -> Verdict:
     return _TWO
 
 
-def _dot_free(eqn, axes: Sequence[Axis], side: int) -> Verdict:
+def _dot_free(eqn, axes: Sequence[Axis], side: int, axis: int) -> Verdict:
     """The layers are rows (or columns) of a matrix that meets one other matrix."""
     if axes[1 - side] is not None:
         return "it multiplies each layer by every other"
@@ -249,15 +268,22 @@ def _dot_free(eqn, axes: Sequence[Axis], side: int) -> Verdict:
         taken = {*contracted[s], *batch[s]}
         return [d for d in range(eqn.invars[s].aval.ndim) if d not in taken]
 
-    out = len(batch[0]) + free(side).index(axes[side])
+    out = len(batch[0]) + free(side).index(axis)
     return Batched(tuple(axes), (out + (len(free(0)) if side else 0),))
+
+
+_VECTORS = {("householder_product", 1): 1}  # operands with one axis a layer, not two
 
 
 def _batch_of_matrices(eqn, axes: Sequence[Axis]) -> Verdict:
     axis = _one_axis(axes)
     if axis is None:
         return _TWO
-    if any(axis >= v.aval.ndim - 2 for v in eqn.invars):
+    matrices = [
+        v.aval.ndim - (_VECTORS.get((eqn.primitive.name, i), 2))
+        for i, v in enumerate(eqn.invars)
+    ]
+    if any(axis >= batch for batch in matrices):
         return "it decomposes the layers themselves"
     return Batched((axis,) * len(axes), (axis,) * len(eqn.outvars))
 
@@ -269,6 +295,12 @@ ELEMENTWISE = frozenset(
     mul ne neg nextafter not or polynomial population_count pow real reduce_precision
     rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign
     sin sinh sqrt square stop_gradient sub tan tanh xor""".split()
+)
+
+# Operations on one array that move or cast it.
+CHEAP = frozenset(
+    """convert_element_type reshape transpose broadcast_in_dim slice squeeze rev copy
+    copy_p""".split()
 )
 
 RULES: dict[str, Rule] = {

@@ -6,17 +6,16 @@ followed by a barrier that the rest of the backward pass has to go through: it t
 updated state and the cotangent that flows on.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
 from jaxmem import _compat, _jaxpr
 from jaxmem.scheduling._graph import Graph
 from jaxmem.scheduling._layer_axis import ELEMENTWISE
-from jaxmem.scheduling._scans import is_var
+from jaxmem.scheduling._scans import barrier, is_var
 
 LARGE = 2**20  # bytes; a barrier for less costs fusions and gains nothing
 
@@ -44,7 +43,7 @@ def in_order(closed, aliases: Mapping[int, int]):
     """The jaxpr with a barrier after each large update that more gradients follow."""
     graph = Graph(closed)
     updates = sorted(_updates(graph, aliases), key=lambda u: u.ready)
-    ties = {u.ready: (u, tie) for u, tie in _ties(graph, updates)}
+    ties = {u.ready: (u, tie) for u, tie in _ties(graph, updates, aliases)}
     if not ties:
         return closed
 
@@ -69,8 +68,9 @@ def in_order(closed, aliases: Mapping[int, int]):
                 update, tie = ties[i]
                 for k in sorted(update.eqns):
                     evaluate(k)
-                held = [*update.outs, *tie]
-                env.update(zip(held, lax.optimization_barrier([env[v] for v in held])))
+                held = [*update.outs, tie]
+                through = barrier([env[v] for v in held])
+                env.update(zip(held, through, strict=True))
         return [env[v] if is_var(v) else v.val for v in graph.outvars]
 
     return _jaxpr.retrace(closed, run)
@@ -84,24 +84,24 @@ def _updates(graph: Graph, aliases: Mapping[int, int]) -> Iterator[Update]:
     """One for each set of state outputs that are made of the same gradient."""
     found: list[Update] = []
     for o in aliases:
-        v = graph.outvars[o]
-        if is_var(v) and v in graph.maker and _bytes(v) >= LARGE:
-            new = _update(graph, v)
-            if new is None:
-                continue
-            for old in [u for u in found if u.leaves & new.leaves]:
-                found.remove(old)
-                new = Update(
-                    old.eqns | new.eqns,
-                    old.outs + new.outs,
-                    old.leaves | new.leaves,
-                    max(old.ready, new.ready),
-                )
-            found.append(new)
+        new = _update(graph, graph.outvars[o])
+        if new is None:
+            continue
+        for old in [u for u in found if u.leaves & new.leaves]:
+            found.remove(old)
+            new = Update(
+                old.eqns | new.eqns,
+                old.outs + new.outs,
+                old.leaves | new.leaves,
+                max(old.ready, new.ready),
+            )
+        found.append(new)
     yield from found
 
 
 def _update(graph: Graph, out) -> Update | None:
+    if not is_var(out):
+        return None
     eqns, leaves, todo = set(), set(), [out]
     while todo:
         v = todo.pop()
@@ -115,28 +115,36 @@ def _update(graph: Graph, out) -> Update | None:
     gradients = {v for v in leaves if v in graph.maker and v.aval.ndim}
     if not eqns or not gradients:
         return None
-    return Update(eqns, [out], gradients, max(graph.maker[v] for v in gradients))
+    # in place means after the last reader of the old state: the backward pass itself
+    old = [u for v in leaves - gradients if v.aval.ndim for u in graph.users.get(v, ())]
+    readers = [i for i in old if i not in eqns]
+    return Update(
+        eqns, [out], gradients, max([*readers, *(graph.maker[v] for v in gradients)])
+    )
 
 
-def _ties(graph: Graph, updates: list[Update]) -> Iterator[tuple[Update, list[Any]]]:
-    """What the backward pass goes on with after each update but the last."""
+def _ties(
+    graph: Graph, updates: Sequence[Update], aliases: Mapping[int, int]
+) -> Iterator[tuple[Update, Any]]:
+    """What the backward pass goes on with after each large update."""
     inside = {i for u in updates for i in u.eqns}
-    for k, update in enumerate(updates[:-1]):
-        rest = _needed(graph, updates[k + 1 :])
-        if updates[k + 1].ready == update.ready:
+    for update in updates:
+        if sum(map(_bytes, update.outs)) < LARGE:
             continue
-        for i in sorted(rest - inside):
-            if i <= update.ready:
-                continue
+        rest = _rest(graph, update, updates, aliases) - inside
+        for i in sorted(i for i in rest if i > update.ready):
             tie = [v for v in graph.eqns[i].invars if _flows(graph, v, update.ready)]
-            if tie:
-                yield update, list(dict.fromkeys(tie))
+            if tie:  # of a cotangent and a residual the one made last
+                yield update, max(tie, key=lambda v: graph.maker[v])
                 break
 
 
-def _needed(graph: Graph, updates: list[Update]) -> set[int]:
-    """The equations that these updates' gradients are made by."""
-    todo, found = [v for u in updates for v in u.leaves], set()
+def _rest(graph: Graph, update: Update, updates, aliases) -> set[int]:
+    """The equations that make the gradients which are not there yet."""
+    later = [v for u in updates if u.ready > update.ready for v in u.leaves]
+    state = [graph.outvars[o] for o in aliases]
+    scans = [v for v in state if is_var(v) and _by_scan(graph, v)]
+    todo, found = [*later, *scans], set()
     while todo:
         i = graph.maker.get(todo.pop())
         if i is not None and i not in found:
@@ -145,7 +153,11 @@ def _needed(graph: Graph, updates: list[Update]) -> set[int]:
     return found
 
 
+def _by_scan(graph: Graph, v) -> bool:
+    return v in graph.maker and graph.eqns[graph.maker[v]].primitive.name == "scan"
+
+
 def _flows(graph: Graph, v, now: int) -> bool:
-    """Whether a value is there by now, made by the step, and large enough to carry on."""
+    """Whether a value is there by now, made by the step, and carries a cotangent."""
     made = is_var(v) and v in graph.maker and graph.maker[v] <= now
     return made and v.aval.ndim > 0 and jnp.issubdtype(v.aval.dtype, jnp.inexact)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -143,24 +142,12 @@ def _array(entry: Gradient | Remade) -> str:
 
 
 def make_plan(found, reports: Sequence[MemoryReport], undonated: Any) -> Plan:
-    """The plan of a rewritten step; `undonated` are its arguments if none is donated."""
+    """The plan of a rewritten step; `undonated`: its arguments if none is donated."""
     gradients = [
         Gradient(*_described(s.var, s.maker), s.released, s.why) for s in found.stacks
     ]
     residuals = [Remade(*_described(*r), how) for *r, how in found.residuals]
-    notes = []
-    if undonated is not None:
-        size = sum(
-            math.prod(x.shape) * x.dtype.itemsize
-            for x in jax.tree.leaves(undonated)
-            if hasattr(x, "dtype")
-            and not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-        )
-        notes.append(
-            f"no argument is donated: what the step updates, of {format_bytes(size)} of "
-            "arguments, is there twice. Name the parameters and the optimizer state in "
-            "donate_argnums"
-        )
+    notes = [] if undonated is None else [_undonated(undonated)]
     plain, scheduled = reports or (None, None)
     by_size = {"key": lambda x: x.bytes, "reverse": True}
     return Plan(
@@ -169,6 +156,16 @@ def make_plan(found, reports: Sequence[MemoryReport], undonated: Any) -> Plan:
         plain,
         scheduled,
         tuple(notes),
+    )
+
+
+def _undonated(arguments) -> str:
+    arrays = [x for x in jax.tree.leaves(arguments) if hasattr(x, "dtype")]
+    size = sum(x.size * getattr(x.dtype, "itemsize", 0) for x in arrays)
+    return (
+        f"no argument is donated: of {format_bytes(size)} of arguments, what the step "
+        "updates is there twice. Name the parameters and the optimizer state in "
+        "donate_argnums"
     )
 
 

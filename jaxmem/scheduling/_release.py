@@ -78,7 +78,7 @@ def releases(closed, aliases: Mapping[Any, Any]) -> Iterator[Release]:
     """
     graph = Graph(closed)
     for i, eqn in enumerate(graph.eqns):
-        if eqn.primitive.name == "scan" and not eqn.effects:
+        if eqn.primitive.name == "scan" and not _compat.has_side_effects(eqn):
             yield _plan(graph, i, aliases)
 
 
@@ -313,7 +313,8 @@ def _pairs(graph: Graph, scan: int, search: Search, group: Group, aliases) -> di
     slices = filter(is_var, xs_of(graph.eqns[scan]))
     read = [(v, 0) for v in slices if made_of(graph, v, 0) is None]
     for v in needed:  # what the compiler will alias anyway comes first
-        take(v, [p for p in [*ancestors[v], *read] if p[0] is aliases.get(v)])
+        if v in aliases:
+            take(v, [(aliases[v], search.axis[v])])
     for v in sorted(needed, key=lambda v: len(ancestors[v])):
         take(v, [*ancestors[v], *read])
     return pairs

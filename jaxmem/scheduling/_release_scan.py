@@ -9,7 +9,7 @@ from jax import lax
 
 from jaxmem import _compat, _jaxpr
 from jaxmem.scheduling._graph import Graph
-from jaxmem.scheduling._layer_axis import Axis, Batched, Reduced, narrow
+from jaxmem.scheduling._layer_axis import Axis, Reduced, narrow
 from jaxmem.scheduling._release import Place, Release, made_of
 from jaxmem.scheduling._scans import is_var, scan_like, split, xs_of, ys_of
 from jaxmem.scheduling._write_back import narrowed, scan_with_write_back
@@ -83,75 +83,35 @@ def _run_scan(state: _State) -> dict[Any, Any]:
     graph, plan = state.graph, state.plan
     eqn = graph.eqns[plan.scan]
     consts, init, slices = split(eqn, [state.read(v) for v in eqn.invars])
-    xs = xs_of(eqn)
-    updated = {place: v for v, place in plan.updated.items()}
-    whole = _whole(state)
-    in_carry = {v for v, axis in updated if axis == 0}
-    read = [i for i, v in enumerate(xs) if not (is_var(v) and v in in_carry)]
-    sums = [i for i, verdict in plan.verdicts.items() if isinstance(verdict, Reduced)]
-    reverse = eqn.params["reverse"]
-
-    def step(carry, turn):
-        j, inner, buffers, totals = carry
-        env: dict[Place, Any] = {}
-        cut = _Cut(
-            graph, plan, j, whole | dict(zip(updated, buffers, strict=True)), env
-        )
-        given = dict(zip(read, turn, strict=True))
-        for i, v in enumerate(xs):
-            if i not in given:
-                given[i] = jnp.squeeze(cut.slice_of(v, 0), 0)
-        args = [*consts, *inner, *(given[i] for i in range(len(xs)))]
-        outs = _jaxpr.evaluate(eqn.params["jaxpr"], args)
-        env.update(_as_layers(eqn, outs[len(init) :]))
-        for i in plan.moved:
-            cut.run(i)
-        buffers = [
-            lax.dynamic_update_slice_in_dim(buffer, env[v, axis], j, axis)
-            for ((_, axis), v), buffer in zip(updated.items(), buffers, strict=True)
-        ]
-        totals = [
-            getattr(lax, plan.verdicts[i].combine)(
-                total, env[graph.eqns[i].outvars[0], -1]
-            )
-            for i, total in zip(sums, totals, strict=True)
-        ]
-        kept = [jnp.squeeze(env[v, plan.axis[v]], plan.axis[v]) for v in plan.outputs]
-        return (j + (-1 if reverse else 1), outs[: len(init)], buffers, totals), kept
-
-    start = jnp.int32(eqn.params["length"] - 1 if reverse else 0)
+    body = _Body(graph, plan, consts, _whole(state))
+    first = jnp.int32(eqn.params["length"] - 1 if eqn.params["reverse"] else 0)
     carry = (
-        start,
+        (first, first + 1),
         init,
-        [state.read(v) for v, _ in updated],
-        [_neutral(graph.eqns[i]) for i in sums],
+        [state.read(v) for v, _ in body.places],
+        [_neutral(graph.eqns[i]) for i in body.sums],
     )
-    (_, ends, buffers, totals), kept = scan_like(
-        eqn, step, carry, [slices[i] for i in read]
-    )
+    xs = {i: slices[i] for i in body.read}
+    (_, ends, buffers, totals), kept = scan_like(eqn, body, carry, xs)
     found = dict(zip(eqn.outvars, ends, strict=False))
-    found |= dict(zip(updated.values(), buffers, strict=True))
-    found |= {graph.eqns[i].outvars[0]: t for i, t in zip(sums, totals, strict=True)}
+    found |= dict(zip(plan.updated, buffers, strict=True))
+    found |= {
+        graph.eqns[i].outvars[0]: x for i, x in zip(body.sums, totals, strict=True)
+    }
     for v, stack in zip(plan.outputs, kept, strict=True):
         found[v] = jnp.moveaxis(stack, 0, plan.axis[v])
     return found
 
 
-def _as_layers(eqn, ys: Sequence[Any]) -> dict[Place, Any]:
-    """A layer's outputs as slices of the stacks that they would have gone into."""
-    return {(v, 0): jnp.expand_dims(y, 0) for v, y in zip(ys_of(eqn), ys, strict=True)}
-
-
-def _whole(state: _State) -> dict[Any, Any]:
-    """What the body reads from outside: values of buffers by place, others by name."""
+def _whole(state: _State) -> dict[tuple[Any, Axis], Any]:
+    """What the body reads from outside: buffers by place, others with None."""
     graph, plan = state.graph, state.plan
-    found = {place: state.read(place[0]) for place in plan.buffers}
+    found: dict[tuple[Any, Axis], Any] = {p: state.read(p[0]) for p in plan.buffers}
     for i in plan.moved:
         for v, axis in zip(graph.eqns[i].invars, plan.verdicts[i].ins, strict=True):
-            if not is_var(v) or v in plan.axis:
-                continue
-            for w in [v] if axis is None else _unsliced(graph, v, axis):
-                found[w, None] = state.read(w)
+            if is_var(v) and v not in plan.axis:
+                for w in [v] if axis is None else _unsliced(graph, v, axis):
+                    found[w, None] = state.read(w)
     return found
 
 
@@ -163,21 +123,104 @@ def _unsliced(graph: Graph, v, axis: int) -> Iterator[Any]:
     for w, inner in zip(graph.eqns[graph.maker[v]].invars, recipe, strict=True):
         if is_var(w) and inner is None:
             yield w
-        elif is_var(w):
+        elif is_var(w) and inner is not None:
             yield from _unsliced(graph, w, inner)
 
 
+@dataclass(eq=False)  # hashed by identity, as scan wants of a function
+class _Body:
+    """A turn of the scan: the old body, then what was moved, then the slices stored.
+
+    Attributes:
+      places: the buffers that are updated in place.
+      sums: the moved reductions over layers.
+      read: which of the old xs are still xs; the others are read from the carry.
+    """
+
+    graph: Graph
+    plan: Release
+    consts: Sequence[Any]
+    whole: Mapping[tuple[Any, Axis], Any]
+    places: list[Place] = field(init=False)
+    sums: list[int] = field(init=False)
+    read: list[int] = field(init=False)
+
+    def __post_init__(self):
+        verdicts = self.plan.verdicts.items()
+        self.eqn = self.graph.eqns[self.plan.scan]
+        self.places = list(self.plan.updated.values())
+        self.sums = [i for i, verdict in verdicts if isinstance(verdict, Reduced)]
+        carried = {v for v, axis in self.places if axis == 0}
+        xs = enumerate(xs_of(self.eqn))
+        self.read = [i for i, v in xs if not (is_var(v) and v in carried)]
+
+    def __call__(self, carry, turn):
+        (j, after), inner, buffers, totals = carry
+        buffers = dict(zip(self.plan.updated, buffers, strict=True))
+        whole = dict(zip(self.places, buffers.values(), strict=True))
+        layer = _Layer(self.graph, self.plan, j, {**self.whole, **whole})
+        outs = self._old_body(layer, inner, turn)
+        for i in self.plan.moved:
+            layer.run(i)
+            for v in set(self.graph.eqns[i].outvars) & set(buffers):
+                buffers[v] = self._stored(layer, v, buffers[v], after - 1)
+        totals = [
+            self._combined(i, total, layer)
+            for i, total in zip(self.sums, totals, strict=True)
+        ]
+        axes = self.plan.axis
+        kept = [
+            jnp.squeeze(layer.slice_of(v, axes[v]), axes[v]) for v in self.plan.outputs
+        ]
+        step = -1 if self.eqn.params["reverse"] else 1
+        return ((j + step, after + step), outs, list(buffers.values()), totals), kept
+
+    def _stored(self, layer: "_Layer", v, buffer, j_again):
+        """The buffer with this layer's new value; on CPU it is read back from there.
+
+        XLA:CPU would compute the value again from the old slice wherever it is used,
+        and copy the whole buffer in every turn to have it. `j_again` is the same index
+        by another way, or reading would be simplified away.
+        """
+        _, axis = self.plan.updated[v]
+        value = layer.env[v, axis]
+        buffer = lax.dynamic_update_slice_in_dim(buffer, value, layer.j, axis)
+        read = lambda buffer, value: lax.dynamic_slice_in_dim(buffer, j_again, 1, axis)
+        layer.env[v, axis] = lax.platform_dependent(
+            buffer, value, cpu=read, default=lambda buffer, value: value
+        )
+        return buffer
+
+    def _old_body(self, layer: "_Layer", inner, turn) -> list:
+        """Its carry; its stacked outputs go into the layer."""
+        xs = [
+            turn[i] if i in turn else jnp.squeeze(layer.slice_of(v, 0), 0)
+            for i, v in enumerate(xs_of(self.eqn))
+        ]
+        outs = _jaxpr.evaluate(self.eqn.params["jaxpr"], [*self.consts, *inner, *xs])
+        ys = zip(ys_of(self.eqn), outs[len(inner) :], strict=True)
+        layer.env.update({(v, 0): jnp.expand_dims(y, 0) for v, y in ys})
+        return outs[: len(inner)]
+
+    def _combined(self, i: int, total, layer: "_Layer"):
+        verdict = self.plan.verdicts[i]
+        assert isinstance(verdict, Reduced)
+        value = layer.env[self.graph.eqns[i].outvars[0], None]
+        return getattr(lax, verdict.combine)(total, value)
+
+
 @dataclass
-class _Cut:
+class _Layer:
     """Slices of one layer, made as they are asked for."""
 
     graph: Graph
     plan: Release
     j: Any
-    whole: Mapping[Any, Any]
-    env: dict[Any, Any]
+    whole: Mapping[tuple[Any, Axis], Any]
+    env: dict[tuple[Any, Axis], Any] = field(default_factory=dict)
 
     def slice_of(self, atom, axis: Axis):
+        """A slice along `axis`; with None the whole of what comes from outside."""
         if not is_var(atom):
             return atom.val
         if axis is None:
@@ -186,23 +229,24 @@ class _Cut:
             self.env[atom, axis] = self._make(atom, axis)
         return self.env[atom, axis]
 
+    def run(self, i: int) -> None:
+        """A moved equation, on slices."""
+        eqn, verdict = self.graph.eqns[i], self.plan.verdicts[i]
+        args = map(self.slice_of, eqn.invars, verdict.ins)
+        if isinstance(verdict, Reduced):
+            self.env[eqn.outvars[0], None] = _compat.bind(eqn, list(args))[0]
+            return
+        outs = _compat.bind(eqn, list(args), narrow(eqn, verdict.outs))
+        places = zip(eqn.outvars, verdict.outs, strict=True)
+        self.env.update(zip(places, outs, strict=True))
+
     def _make(self, v, axis: int):
         recipe = made_of(self.graph, v, axis)
         if recipe is None:
             return lax.dynamic_slice_in_dim(self.whole[v, axis], self.j, 1, axis)
         eqn = self.graph.eqns[self.graph.maker[v]]
-        args = [self.slice_of(w, a) for w, a in zip(eqn.invars, recipe, strict=True)]
+        args = list(map(self.slice_of, eqn.invars, recipe))
         return _compat.bind(eqn, args, narrow(eqn, (axis,)))[0]
-
-    def run(self, i: int) -> None:
-        eqn, verdict = self.graph.eqns[i], self.plan.verdicts[i]
-        args = [
-            self.slice_of(v, a) for v, a in zip(eqn.invars, verdict.ins, strict=True)
-        ]
-        axes = verdict.outs if isinstance(verdict, Batched) else (-1,)
-        params = narrow(eqn, axes) if isinstance(verdict, Batched) else eqn.params
-        outs = _compat.bind(eqn, args, params)
-        self.env.update(zip(zip(eqn.outvars, axes, strict=True), outs, strict=True))
 
 
 def _neutral(eqn):

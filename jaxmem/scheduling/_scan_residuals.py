@@ -1,10 +1,10 @@
 """Residuals of a forward scan that the backward scan can make itself.
 
 What the backward pass of a `scan` reads of the forward one is stacked, a layer on a
-layer. Some of it need not be: a cast or a transpose of a parameter's slice, a reshape of
-another residual, a layer's output that is the next layer's input, which the backward
-scan, coming from the end, has read one turn before. All of these are made where they are
-read, by casts and moves alone, so the values are the same to the bit.
+layer. Some of it need not be: a cast or a transpose of a parameter's slice, a reshape
+of another residual, a layer's output that is the next layer's input, which the
+backward scan, coming from the end, has read one turn before. All of these are made
+where they are read, by casts and moves alone, so the values are the same to the bit.
 
 Residuals that come from one value by such operations are grouped under it, their root;
 one of them is kept (or the root, or something between), whatever is the smallest.
@@ -16,13 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmem import _compat, _jaxpr
+from jaxmem.scheduling._layer_axis import CHEAP
 from jaxmem.scheduling._scans import is_var, scan_like, split, xs_of
-
-# Operations on one array that move or cast it.
-CHEAP = frozenset(
-    """convert_element_type reshape transpose broadcast_in_dim slice squeeze rev copy
-    copy_p""".split()
-)
 
 
 @dataclass(frozen=True)
@@ -94,9 +89,9 @@ def remakes(closed) -> Iterator[Remake]:
     jaxpr, _ = _jaxpr.split(closed)
     maker = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.outvars}
     for b, eqn in enumerate(jaxpr.eqns):
-        if eqn.primitive.name != "scan" or eqn.effects:
+        if eqn.primitive.name != "scan" or _compat.has_side_effects(eqn):
             continue
-        makers = {maker.get(v) for v in xs_of(eqn) if is_var(v)} - {None}
+        makers = {maker[v] for v in xs_of(eqn) if is_var(v) and v in maker}
         for f in sorted(makers):
             if _is_forward_of(jaxpr.eqns[f], eqn):
                 sources = tuple(_sources(jaxpr, f, b))
@@ -108,7 +103,7 @@ def remakes(closed) -> Iterator[Remake]:
 
 
 def _is_forward_of(first, eqn) -> bool:
-    same = first.primitive.name == "scan" and not first.effects
+    same = first.primitive.name == "scan" and not _compat.has_side_effects(first)
     return (
         same
         and first.params["length"] == eqn.params["length"]
@@ -231,6 +226,7 @@ def remake(closed, plan: Remake):
         def read(atom):
             return env[atom] if is_var(atom) else atom.val
 
+        kept: list = []
         for i, eqn in enumerate(jaxpr.eqns):
             values = [read(v) for v in eqn.invars]
             if i == plan.forward:

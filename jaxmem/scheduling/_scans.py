@@ -31,6 +31,20 @@ def ys_of(eqn) -> list[Any]:
     return list(eqn.outvars[_compat.scan_counts(eqn)[1] :])
 
 
+def barrier(values: Sequence[Any]) -> list[Any]:
+    """`optimization_barrier`, one for each set of mesh axes over which values vary.
+
+    Inside `shard_map` jax 0.10 takes all outputs of a barrier to vary as any of them.
+    """
+    axes = [_compat.varying_axes(x) for x in values]
+    found: dict[int, Any] = {}
+    for kind in dict.fromkeys(axes):
+        places = [i for i, a in enumerate(axes) if a == kind]
+        held = lax.optimization_barrier([values[i] for i in places])
+        found.update(zip(places, held, strict=True))
+    return [found[i] for i in range(len(values))]
+
+
 def scan_like(eqn, step, init, xs):
     """A scan of as many turns as that of `eqn`, in its direction and under its name."""
     length, reverse, unroll = (eqn.params[k] for k in ("length", "reverse", "unroll"))

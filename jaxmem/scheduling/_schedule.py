@@ -1,6 +1,5 @@
 """`schedule`: a train step like the one given, with less alive at its peak."""
 
-import collections
 import functools
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,7 +10,7 @@ import jax
 from jaxmem import _jaxpr
 from jaxmem.memory import Target, estimate
 from jaxmem.memory._jitted import own_arguments
-from jaxmem.scheduling._passes import Aliases, Rewritten, rewrite
+from jaxmem.scheduling._passes import Rewritten, by_shape, rewrite
 from jaxmem.scheduling._plan import Plan, make_plan
 
 Places = int | Sequence[int]
@@ -31,10 +30,13 @@ def schedule(
 
     The step is traced as it is, and its jaxpr rewritten:
 
-    - *Gradient release.* What the optimizer does with the gradients of scanned layers is
-      moved into the backward `scan`: each layer's parameters and moments are updated as
-      soon as its gradient exists, in place, so that the stacked gradients never do.
-      The same holds for accumulators over micro-batches, in an outer `scan`.
+    - *Gradient release.* What the optimizer does with the gradients of scanned layers
+      is moved into the backward `scan`: each layer's parameters and moments are updated
+      as soon as its gradient exists, in place, so that the stacked gradients never do.
+      The same holds for accumulators over micro-batches, in an outer `scan`. On TPU
+      the forward scan also writes each parameter that it casts back as it was read:
+      one more write of the parameters a step, for which the compiler no longer makes
+      narrow copies of all layers at once.
     - *Residuals.* What the backward scan can make itself by casts and moves alone (a
       bf16 copy of a weight, a layer's output that is the next one's input) is not kept.
     - *Order.* Layers that are unrolled are updated right after their gradient: a
@@ -44,8 +46,9 @@ def schedule(
     and a sum over layers may be taken in another order.
 
     Args:
-      step: any function that `jax.jit` takes, already jitted or not; a jitted one brings
-        its own donated arguments along. It should contain the gradient and the update.
+      step: any function that `jax.jit` takes, already jitted or not; a jitted one
+        brings its own donated arguments along. It should contain the gradient and the
+        update.
       donate_argnums: positional arguments whose buffers the step may reuse: the
         parameters and the optimizer state, or nothing is updated in place.
       donate_argnames: the same for keyword arguments.
@@ -70,8 +73,8 @@ def schedule(
       print(step.plan(state, batch, target="h100"))
       state, loss = step(state, batch)
 
-    Source: gradient release as in LOMO (Lv et al. 2023, section 3.1), on the jaxpr of an
-    unmodified step.
+    Source: gradient release as in LOMO (Lv et al. 2023, section 3.1), on the jaxpr of
+    an unmodified step.
     """
     if not callable(step):
         raise TypeError(f"step must be a function, got {type(step).__name__}: {step!r}")
@@ -168,7 +171,7 @@ class Scheduled:
     def _rewrite(self, args, kwargs, donated) -> tuple[Rewritten, list, Any]:
         traced = _jaxpr.trace(self.__wrapped__, *args, **kwargs)
         given = _positions(args, kwargs, donated) or range(len(traced.leaves))
-        aliases = _aliases(traced.jaxpr, given)
+        aliases = by_shape(traced.jaxpr, given)
         found = rewrite(traced.jaxpr, aliases, self._clip)
         return found, traced.leaves, traced.out_tree
 
@@ -222,17 +225,4 @@ def _positions(args, kwargs, places: Sequence) -> list[int]:
         if place in places or (isinstance(place, int) and place - len(args) in places):
             found += range(count, count + len(leaves))
         count += len(leaves)
-    return found
-
-
-def _aliases(closed, inputs: Sequence[int]) -> Aliases:
-    """Output -> input in whose memory it will be: the first of its kind, as in jit."""
-    free: dict[Any, collections.deque[int]] = collections.defaultdict(collections.deque)
-    for i in inputs:
-        aval = closed.in_avals[i]
-        free[aval.shape, aval.dtype].append(i)
-    found = {}
-    for o, aval in enumerate(closed.out_avals):
-        if queue := free.get((aval.shape, aval.dtype)):
-            found[o] = queue.popleft()
     return found

@@ -16,14 +16,13 @@ from jaxmem.scheduling._scans import is_var
 
 
 def blocked_scans(closed) -> list[int]:
-    """Positions of the reverse scans that some number over all layers holds up."""
+    """Positions of the scans that some number over all layers holds up."""
     graph = Graph(closed)
     return [
         i
         for i, eqn in enumerate(graph.eqns)
         if eqn.primitive.name == "scan"
-        and eqn.params["reverse"]
-        and not eqn.effects
+        and not _compat.has_side_effects(eqn)
         and blockers(graph, i)
     ]
 

@@ -1,7 +1,7 @@
 """A forward scan that keeps a TPU from casting all its parameters at once.
 
-XLA for TPU moves the cast of a slice of something that a loop does not change out of the
-loop: bf16 copies of all layers are made before the first. Something that the loop
+XLA for TPU moves the cast of a slice of something that a loop does not change out of
+the loop: bf16 copies of all layers are made before the first. Something that the loop
 changes stays. So parameters that the backward scan will overwrite anyway travel in the
 forward scan's carry, and on TPU each slice is written back as it was read. Elsewhere
 nothing is written, and the carry is what the compiler makes of any loop's input.

@@ -1,0 +1,102 @@
+"""Casts of whole stacks of parameters, done slice by slice inside the scans.
+
+A step that casts all parameters first (bf16 compute, f32 masters) holds a narrow copy
+of every layer from the forward pass to the end of the backward pass. Where nothing but
+scans reads the copy, each turn casts its own slice instead.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.scheduling._graph import Graph
+from jaxmem.scheduling._layer_axis import CHEAP, narrow, operand_axes
+from jaxmem.scheduling._scans import is_var, scan_like, split, xs_of
+
+Recipe = tuple[Any, ...]  # the equations from an input of the jaxpr to an array
+
+
+def cast_inside(closed):
+    """The jaxpr with casts and moves of inputs done where their slices are read."""
+    graph = Graph(closed)
+    recipes = _recipes(graph)
+    if not recipes:
+        return closed
+
+    def run(args: list) -> list:
+        env = graph.inputs(args)
+
+        def read(atom):
+            return env[atom] if is_var(atom) else atom.val
+
+        for eqn in graph.eqns:
+            if eqn.primitive.name == "scan" and any(v in recipes for v in xs_of(eqn)):
+                outs = _scan(eqn, read, recipes)
+            else:
+                outs = _compat.bind(eqn, [read(v) for v in eqn.invars])
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(v) for v in graph.outvars]
+
+    return _compat.without_dead_code(_jaxpr.retrace(closed, run))
+
+
+def _recipes(graph: Graph) -> dict[Any, Recipe]:
+    found = {}
+    for eqn in graph.eqns:
+        if eqn.primitive.name != "scan":
+            continue
+        for v in xs_of(eqn):
+            if is_var(v) and v in graph.maker and _only_for_scans(graph, v):
+                recipe = _recipe(graph, v)
+                if recipe:
+                    found[v] = recipe
+    return found
+
+
+def _only_for_scans(graph: Graph, v) -> bool:
+    """Whether scans read slices of it, and nobody the whole."""
+    return v not in graph.outputs and all(
+        graph.eqns[u].primitive.name == "scan"
+        and v in xs_of(graph.eqns[u])
+        and v not in graph.eqns[u].invars[: sum(_compat.scan_counts(graph.eqns[u]))]
+        for u in graph.users[v]
+    )
+
+
+def _recipe(graph: Graph, v) -> Recipe:
+    """From an input of the jaxpr; empty where the way is not cheap or leaves axis 0."""
+    eqns: list[Any] = []
+    while v in graph.maker:
+        eqn = graph.eqns[graph.maker[v]]
+        if eqn.primitive.name not in CHEAP or operand_axes(eqn, 0) != (0,):
+            return ()
+        eqns.insert(0, eqn)
+        v = eqn.invars[0]
+    return tuple(eqns)
+
+
+def _scan(eqn, read, recipes: Mapping[Any, Recipe]) -> list[Any]:
+    consts, init, _ = split(eqn, [read(v) for v in eqn.invars])
+    ways = [recipes.get(v, ()) if is_var(v) else () for v in xs_of(eqn)]
+    starts = [
+        way[0].invars[0] if way else v for v, way in zip(xs_of(eqn), ways, strict=True)
+    ]
+
+    def step(carry, xs):
+        made = [_made(way, x) for way, x in zip(ways, xs, strict=True)]
+        outs = _jaxpr.evaluate(eqn.params["jaxpr"], [*consts, *carry, *made])
+        return outs[: len(init)], outs[len(init) :]
+
+    ends, ys = scan_like(eqn, step, init, [read(v) for v in starts])
+    return [*ends, *ys]
+
+
+def _made(way: Recipe, x):
+    if not way:
+        return x
+    x = jnp.expand_dims(x, 0)
+    for eqn in way:
+        (x,) = _compat.bind(eqn, [x], narrow(eqn, (0,)))
+    return jnp.squeeze(x, 0)
