@@ -53,6 +53,7 @@ class Bert(nn.Module):
 
     config: BertConfig
     deterministic: bool = False
+    layer: type[nn.Module] = Layer
 
     @nn.compact
     def __call__(self, tokens):
@@ -61,7 +62,7 @@ class Bert(nn.Module):
         place = nn.Embed(c.positions, c.width, dtype=c.dtype, name="positions")
         x = embed(tokens) + place(jnp.arange(tokens.shape[1]))
         stack = nn.scan(
-            Layer,
+            self.layer,
             variable_axes={"params": 0},
             split_rngs={"params": True, "dropout": True},
             length=c.layers,

@@ -30,6 +30,12 @@ def varying_axes(*xs: Any) -> frozenset[str]:
     return frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in xs))
 
 
+def varying_as(x, aval):
+    """`x`, which is the same on all devices, typed to vary over the axes of `aval`."""
+    axes = tuple(aval.manual_axis_type.varying)
+    return jax.lax.pcast(x, axes, to="varying") if axes else x
+
+
 def bind(eqn, args, params=None) -> list[Any]:
     """Outputs of `eqn` on `args`, under its own source line and name scopes."""
     from jax._src.source_info_util import current_name_stack, user_context

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import jaxmem
-from benchmarks import bert, layers
+from benchmarks import accumulation, bert, layers, release
 from benchmarks._common import MIB, TARGETS
 from benchmarks.models import BertConfig
 
@@ -44,3 +44,35 @@ def test_bert_losses_agree_to_rounding():
     plain, lean = (bert.train(m, config.dtype, 100) for _, m in bert.models(config))
     eps = float(jax.numpy.finfo(config.dtype).eps)
     assert lean == pytest.approx(plain, rel=100 * eps)
+
+
+@pytest.mark.parametrize("case", [*release.PEAKS, *release.TEMPS], ids=str)
+def test_exact_adam_of_bert_large(case):
+    plain, ours = release.measure(*case)
+    assert ours.peak_bytes < plain.peak_bytes
+    if case in release.PEAKS:
+        assert ours.peak_bytes / MIB <= release.PEAKS[case]
+    else:
+        assert ours.temp_bytes / MIB <= release.TEMPS[case]
+
+
+def test_scan_residuals_of_bert_large():
+    step, args = bert.gradient(release.model(False, True))
+    report = jaxmem.estimate(release.scheduled(step), *args, target="h100")
+    assert report.temp_bytes / MIB <= release.RESIDUALS["h100"]
+
+
+@pytest.mark.parametrize("way", ["microbatch, AdamA", "microbatch, Adam"])
+def test_micro_batches_of_bert_large(way):
+    peaks = [accumulation.measure(way, n, "h100").peak_bytes / MIB for n in (8, 32)]
+    assert max(peaks) <= accumulation.bar(way, 8, "h100")
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.01)
+
+
+def test_unrolled_layers_are_updated_in_turn():
+    """200 MiB: sixteen dense layers with a barrier after each update."""
+    step, args = release.dense_step()
+    donate = {"donate_argnums": (0, 1)}
+    plain = jaxmem.estimate(jax.jit(step, **donate), *args, target="h100")
+    ours = jaxmem.estimate(jaxmem.schedule(step, **donate), *args, target="h100")
+    assert ours.temp_bytes / MIB <= min(200, plain.temp_bytes / MIB)

@@ -37,11 +37,14 @@ def test_varying_axes():
 
     def body(x):
         seen.append(_compat.varying_axes(x))
+        seen.append(
+            _compat.varying_axes(_compat.varying_as(jnp.ones(1), jax.typeof(x)))
+        )
         return x
 
     spec = jax.sharding.PartitionSpec("x")
     jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec)(jnp.ones(8))
-    assert seen == [frozenset({"x"})]
+    assert seen == [frozenset({"x"})] * 2
 
 
 def test_equations_run_again_where_they_were():

@@ -118,9 +118,22 @@ def _update(graph: Graph, out) -> Update | None:
     # in place means after the last reader of the old state: the backward pass itself
     old = [u for v in leaves - gradients if v.aval.ndim for u in graph.users.get(v, ())]
     readers = [i for i in old if i not in eqns]
-    return Update(
-        eqns, [out], gradients, max([*readers, *(graph.maker[v] for v in gradients)])
-    )
+    made = (_made_by(graph, v) for v in leaves)
+    return Update(eqns, [out], gradients, max([*readers, *made]))
+
+
+def _made_by(graph: Graph, v) -> int:
+    """When a leaf can be there: a number waits for the arrays that it is made of."""
+    if v not in graph.maker:
+        return -1
+    if v.aval.ndim:
+        return graph.maker[v]
+    cone = graph.cone(v, graph.maker.keys())
+    return max((i for i in cone if _reads_arrays(graph.eqns[i])), default=-1)
+
+
+def _reads_arrays(eqn) -> bool:
+    return any(v.aval.ndim for v in eqn.invars)
 
 
 def _ties(

@@ -9,7 +9,7 @@ from jaxmem import _compat, _jaxpr
 from jaxmem.scheduling._flatten import flatten
 from jaxmem.scheduling._graph import Graph
 from jaxmem.scheduling._order import in_order
-from jaxmem.scheduling._release import Stack, releases
+from jaxmem.scheduling._release import HINT, Stack, releases
 from jaxmem.scheduling._release_scan import release
 from jaxmem.scheduling._scan_inputs import cast_inside
 from jaxmem.scheduling._scan_residuals import remake, remakes
@@ -46,6 +46,7 @@ def _level(closed, aliases: Aliases, clip: str | None) -> Rewritten:
     closed, stacks = _release_all(closed, aliases)
     if clip == "two_pass":
         closed, stacks = _twice(closed, aliases, stacks)
+        stacks = [replace(s, why=s.why.replace(HINT, "")) for s in stacks]
     closed = in_order(closed, aliases)
     inner: list[Rewritten] = []
     closed = _inside(closed, clip, inner)

@@ -26,6 +26,8 @@ from jaxmem.scheduling._layer_axis import (
 )
 from jaxmem.scheduling._scans import is_var, split, xs_of, ys_of
 
+HINT = ' (clip="two_pass" finds it in a first backward pass)'
+
 Place = tuple[Any, int]  # a variable and the axis along which it is cut
 
 
@@ -128,8 +130,15 @@ def _pays(graph: Graph, scan: int, search: "Search", group: "Group", aliases) ->
 def _maker(eqn, v):
     """The equation of a scan's body that makes a layer of the stack `v`."""
     body = _jaxpr.split(eqn.params["jaxpr"])[0]
-    inner = body.outvars[eqn.outvars.index(v)]
-    return next((e for e in body.eqns if inner in e.outvars), None)
+    maker, inner = None, body.outvars[eqn.outvars.index(v)]
+    while body is not None:
+        maker = next((e for e in body.eqns if inner in e.outvars), maker)
+        bodies = _jaxpr.bodies(maker) if maker is not None else []
+        body = None
+        if len(bodies) == 1:  # a call: remat, mostly
+            body = _jaxpr.split(bodies[0])[0]
+            inner = body.outvars[maker.outvars.index(inner)]
+    return maker
 
 
 def _why(graph: Graph, search: "Search", group: "Group", v, chosen) -> str:
@@ -225,7 +234,7 @@ def _origin(graph: Graph, v, found: Search) -> str:
     if eqn.primitive.name == "scan":
         return "a value that the scan ends with"
     text = f"`{eqn.primitive.name}` over all layers, {_at(eqn)}"
-    return f'{text} (clip="two_pass" finds it in a first backward pass)'
+    return text + HINT
 
 
 def _first(graph: Graph, v, found: Search):
@@ -339,8 +348,9 @@ def _free(graph: Graph, scan: int, search: Search, moved: set[int]):
 
 def _fits(v, search: Search, place: Place) -> bool:
     w, axis = place
-    same = w.aval.shape == v.aval.shape and w.aval.dtype == v.aval.dtype
-    return same and search.axis[v] == axis
+    a, b = w.aval, v.aval
+    same = a.shape == b.shape and a.dtype == b.dtype and search.axis[v] == axis
+    return same and a.manual_axis_type == b.manual_axis_type
 
 
 def _ancestors(graph: Graph, search: Search, moved: Sequence[int]) -> dict[Any, list]:

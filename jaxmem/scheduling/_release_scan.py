@@ -259,4 +259,4 @@ def _neutral(eqn):
         value = low if name == "reduce_max" else high
     else:
         value = {"reduce_prod": 1, "reduce_and": ~0}.get(name, 0)
-    return jnp.full(aval.shape, value, aval.dtype)
+    return _compat.varying_as(jnp.full(aval.shape, value, aval.dtype), aval)

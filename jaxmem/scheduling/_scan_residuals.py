@@ -77,11 +77,12 @@ class Remake:
     def described(self) -> Iterator[tuple[Any, Any, str]]:
         """(variable, its equation, what it is made of) of each residual saved."""
         for source in self.sources:
-            for chain in source.chains:
-                end = _end(chain)
-                if end is not source.kept:
-                    maker = chain.eqns[-1] if chain.eqns else None
-                    yield self.stacks[chain.slot], maker, _in_words(source, chain)
+            saved = [c for c in source.chains if _end(c) is not source.kept]
+            if source.kept is not None and len(saved) == len(source.chains):
+                saved = saved[1:]  # what is kept in its place is no larger
+            for chain in saved:
+                maker = chain.eqns[-1] if chain.eqns else None
+                yield self.stacks[chain.slot], maker, _in_words(source, chain)
 
 
 def remakes(closed) -> Iterator[Remake]:

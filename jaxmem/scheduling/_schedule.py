@@ -100,7 +100,6 @@ class Scheduled:
         functools.update_wrapper(self, step, updated=())
         self.__wrapped__ = step
         self._donate, self._static, self._clip = donate, static, clip
-        self._own: tuple[tuple, tuple] | None = None
         self._jitted: dict[Any, Any] = {}
         self._warned = donate is not None
 
@@ -149,12 +148,12 @@ class Scheduled:
 
     def _places(self, args, kwargs) -> tuple[tuple, tuple]:
         """(donated, static) positions and names, those of a jitted step included."""
-        if self._own is None:
-            jitted = isinstance(self.__wrapped__, jax.stages.Wrapped)
-            own = own_arguments(self.__wrapped__, args, kwargs) if jitted else ((), ())
-            self._own = tuple(own[0]), tuple(own[1])
-        donated, static = self._own
-        return self._donate or donated, tuple({*self._static, *static})
+        donated, static = self._donate or (), self._static
+        if isinstance(self.__wrapped__, jax.stages.Wrapped):
+            own = own_arguments(self.__wrapped__, args, kwargs)
+            donated = donated or tuple(own[0])
+            static = tuple(dict.fromkeys([*static, *own[1]]))
+        return donated, static
 
     def _jit(self, args, kwargs):
         places = self._places(args, kwargs)
@@ -188,9 +187,10 @@ class Scheduled:
 def _jit(fn: Callable, donated: Sequence, static: Sequence):
     """`jax.jit` with places that are positions or names."""
 
-    def split(places) -> tuple[list[int], list[str]]:
+    def split(places) -> tuple[list[int] | None, list[str] | None]:
         numbers = [p for p in places if isinstance(p, int)]
-        return numbers, [p for p in places if isinstance(p, str)]
+        # None lets jit find positions by names and names by positions
+        return numbers or None, [p for p in places if isinstance(p, str)] or None
 
     (donate_argnums, donate_argnames), (static_argnums, static_argnames) = map(
         split, (donated, static)

@@ -1,0 +1,180 @@
+"""N micro-batches of BERT-Large: what accumulating takes, by every way there is.
+
+    python -m benchmarks.accumulation
+
+Micro-batches of 8 x 128 tokens, remat a layer, bf16 compute, f32 parameters (1,274
+MiB) and moments, all donated (3,823 MiB of state). `optax.MultiSteps` is compiled for
+one of its calls; the others hold all N micro-batches in one step.
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import jaxmem
+from benchmarks._common import MIB, RESULTS, TARGETS, publish, verdict
+from benchmarks.models import abstract_params, masked_loss
+from benchmarks.release import TOKENS, model
+
+COUNTS = (1, 2, 4, 8, 32)
+KEY = jax.eval_shape(lambda: jax.random.key(0))
+LEAST = 4020  # MiB of peak for AdamA through microbatch
+ACCUMULATOR = 1274  # MiB of one more tree of the parameters' size
+
+
+def loss_of(model):
+    loss = masked_loss(model)
+    return lambda params, tokens, key: loss(params, tokens, key)
+
+
+def split(tokens, key, n: int):
+    return tokens.reshape(n, -1, tokens.shape[-1]), jax.random.split(key, n)
+
+
+def multi_steps(loss, n: int):
+    """`optax.MultiSteps`: one call a micro-batch."""
+    tx = optax.MultiSteps(optax.adam(1e-3), n)
+
+    def step(params, state, tokens, key):
+        value, grads = jax.value_and_grad(loss)(params, tokens, key)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    return jax.jit(step, donate_argnums=(0, 1)), tx, 1
+
+
+def by_hand(loss, n: int):
+    """Gradients added up in a `lax.scan`, as most JAX code has it."""
+    tx = optax.adam(1e-3)
+
+    def step(params, state, tokens, key):
+        def add(total, batch):
+            value, grads = jax.value_and_grad(loss)(params, *batch)
+            return jax.tree.map(lambda t, g: t + g / n, total, grads), value
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        grads, values = jax.lax.scan(add, zeros, split(tokens, key, n))
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, values.mean()
+
+    return jax.jit(step, donate_argnums=(0, 1)), tx, n
+
+
+def with_refs(loss, n: int):
+    """Cotangents added in place into references (`jax.vjp(...).with_refs`)."""
+    tx = optax.adam(1e-3)
+
+    def step(params, state, tokens, key):
+        totals = jax.tree.map(lambda p: jax.new_ref(jnp.zeros_like(p)), params)
+
+        def add(_, batch):
+            value, pull = jax.vjp(lambda p: loss(p, *batch) / n, params)
+            pull.with_refs(totals)(jnp.ones_like(value))
+            return None, value
+
+        _, values = jax.lax.scan(add, None, split(tokens, key, n))
+        grads = jax.tree.map(jax.freeze, totals)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, values.sum()
+
+    return jax.jit(step, donate_argnums=(0, 1)), tx, n
+
+
+def adama_by_hand(loss, n: int):
+    """AdamA in a `lax.scan`, as XLA alone compiles it."""
+    tx = jaxmem.adama(1e-3)
+
+    def step(params, state, tokens, key):
+        def add(state, batch):
+            value, grads = jax.value_and_grad(loss)(params, *batch)
+            add = jaxmem.optim.accumulate_step
+            return add(tx, grads, state, params, micro_batches=n), value
+
+        state, values = jax.lax.scan(add, state, split(tokens, key, n))
+        updates, state = jaxmem.optim.apply_step(tx, state, params)
+        return optax.apply_updates(params, updates), state, values.mean()
+
+    return jax.jit(step, donate_argnums=(0, 1)), tx, n
+
+
+def adama(loss, n: int):
+    """`jaxmem.microbatch` with AdamA."""
+    tx = jaxmem.adama(1e-3)
+    return jaxmem.microbatch(loss, tx, n), tx, n
+
+
+def adam(loss, n: int):
+    """`jaxmem.microbatch` with Adam: one accumulator, or none for n = 1."""
+    tx = optax.adam(1e-3)
+    return jaxmem.microbatch(loss, tx, n), tx, n
+
+
+WAYS = {
+    "optax.MultiSteps, Adam": multi_steps,
+    "accumulation by hand, Adam": by_hand,
+    "jax.vjp with_refs, Adam": with_refs,
+    "AdamA in a scan": adama_by_hand,
+    "microbatch, Adam": adam,
+    "microbatch, AdamA": adama,
+}
+
+
+def bar(way: str, n: int, target: str) -> int | None:
+    """The most MiB of peak that is asked for."""
+    if target != "h100":
+        return None
+    if way == "microbatch, AdamA" and n in (8, 32):
+        return LEAST
+    return LEAST + ACCUMULATOR if way == "microbatch, Adam" and n > 1 else None
+
+
+def measure(way: str, n: int, target: str):
+    made = model(remat=True, substituted=False)
+    step, tx, count = WAYS[way](loss_of(made), n)
+    params = abstract_params(made, TOKENS)
+    state = jax.eval_shape(tx.init, params)
+    tokens = jax.ShapeDtypeStruct((TOKENS.shape[0] * count, TOKENS.shape[1]), jnp.int32)
+    return jaxmem.estimate(step, params, state, tokens, KEY, target=target)
+
+
+def main() -> None:
+    rows = []
+    for target in TARGETS:
+        for way in WAYS:
+            for n in COUNTS:
+                report = measure(way, n, target)
+                most, peak = bar(way, n, target), report.peak_bytes / MIB
+                sizes = report.temp_bytes / MIB, peak
+                rows.append((way, n, target, *sizes, most or "", verdict(peak, most)))
+                print(*rows[-1], flush=True)
+    columns = ("way", "N", "target", "temp MiB", "peak MiB", "at most", "met")
+    publish("accumulation", columns, rows)
+    draw(rows)
+
+
+def draw(rows) -> None:
+    """Peaks over N, a picture a target."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, len(TARGETS), figsize=(11, 4.5), sharey=True)
+    for ax, target in zip(axes, TARGETS, strict=True):
+        for way in WAYS:
+            points = [(r[1], r[4]) for r in rows if r[0] == way and r[2] == target]
+            ax.plot(*zip(*points, strict=True), marker="o", label=way)
+        ax.set(
+            title=target, xlabel="micro-batches a step", xscale="log", ylim=(0, None)
+        )
+        ax.set_xticks(COUNTS, [str(n) for n in COUNTS])
+        ax.minorticks_off()
+    axes[0].set_ylabel("peak, MiB")
+    axes[0].axhline(3823, color="grey", linewidth=0.8, linestyle=":")
+    axes[0].text(1, 3823, "parameters and moments", va="bottom", fontsize=8)
+    axes[-1].legend(fontsize=8)
+    figure.tight_layout()
+    path = RESULTS / f"accumulation-jax{jax.__version__}.png"
+    figure.savefig(path, dpi=120)
+    print(f"wrote {path.relative_to(RESULTS.parent.parent)}")
+
+
+if __name__ == "__main__":
+    main()
