@@ -123,6 +123,11 @@ def _operands_along(eqn, axis: int) -> tuple[Axis, ...]:
     return tuple(axis if s and s[axis] == size else None for s in shapes)
 
 
+def _bitcast(eqn, axes: Sequence[Axis]) -> Verdict:
+    same = eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
+    return _elementwise(eqn, axes) if same else "it changes the number of axes"
+
+
 def _each_alone(eqn, axes: Sequence[Axis]) -> Verdict:
     """Operand i gives output i: a sum over devices, a barrier."""
     if any(a is None for a in axes):
@@ -313,6 +318,7 @@ RULES: dict[str, Rule] = {
     "split": _keeps("axis"),
     **dict.fromkeys(["psum", "psum2", "psum_invariant"], _psum),
     **dict.fromkeys(["pvary", "pcast", "optimization_barrier"], _each_alone),
+    "bitcast_convert_type": _bitcast,
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "squeeze": _squeeze,

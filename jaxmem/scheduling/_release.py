@@ -130,15 +130,20 @@ def _pays(graph: Graph, scan: int, search: "Search", group: "Group", aliases) ->
 def _maker(eqn, v):
     """The equation of a scan's body that makes a layer of the stack `v`."""
     body = _jaxpr.split(eqn.params["jaxpr"])[0]
-    maker, inner = None, body.outvars[eqn.outvars.index(v)]
-    while body is not None:
-        maker = next((e for e in body.eqns if inner in e.outvars), maker)
-        bodies = _jaxpr.bodies(maker) if maker is not None else []
-        body = None
-        if len(bodies) == 1:  # a call: remat, mostly
-            body = _jaxpr.split(bodies[0])[0]
-            inner = body.outvars[maker.outvars.index(inner)]
+    inner = body.outvars[eqn.outvars.index(v)]
+    maker = _maker_in(body, inner)
+    while maker is not None and len(bodies := _jaxpr.bodies(maker)) == 1:
+        body = _jaxpr.split(bodies[0])[0]  # a call: remat, mostly
+        inner = body.outvars[maker.outvars.index(inner)]
+        deeper = _maker_in(body, inner)
+        if deeper is None:
+            break
+        maker = deeper
     return maker
+
+
+def _maker_in(body, v):
+    return next((e for e in body.eqns if v in e.outvars), None)
 
 
 def _why(graph: Graph, search: "Search", group: "Group", v, chosen) -> str:

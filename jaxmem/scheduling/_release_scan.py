@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -160,10 +161,11 @@ class _Body:
         whole = dict(zip(self.places, buffers.values(), strict=True))
         layer = _Layer(self.graph, self.plan, j, {**self.whole, **whole})
         outs = self._old_body(layer, inner, turn)
+        at = _after(layer.j, after - 1, outs)
         for i in self.plan.moved:
             layer.run(i)
             for v in set(self.graph.eqns[i].outvars) & set(buffers):
-                buffers[v] = self._stored(layer, v, buffers[v], after - 1)
+                buffers[v] = self._stored(layer, v, buffers[v], at, after - 1)
         totals = [
             self._combined(i, total, layer)
             for i, total in zip(self.sums, totals, strict=True)
@@ -175,7 +177,7 @@ class _Body:
         step = -1 if self.eqn.params["reverse"] else 1
         return ((j + step, after + step), outs, list(buffers.values()), totals), kept
 
-    def _stored(self, layer: "_Layer", v, buffer, j_again):
+    def _stored(self, layer: "_Layer", v, buffer, at, j_again):
         """The buffer with this layer's new value; on CPU it is read back from there.
 
         XLA:CPU would compute the value again from the old slice wherever it is used,
@@ -184,7 +186,7 @@ class _Body:
         """
         _, axis = self.plan.updated[v]
         value = layer.env[v, axis]
-        buffer = lax.dynamic_update_slice_in_dim(buffer, value, layer.j, axis)
+        buffer = lax.dynamic_update_slice_in_dim(buffer, value, at, axis)
         read = lambda buffer, value: lax.dynamic_slice_in_dim(buffer, j_again, 1, axis)
         layer.env[v, axis] = lax.platform_dependent(
             buffer, value, cpu=read, default=lambda buffer, value: value
@@ -247,6 +249,28 @@ class _Layer:
         eqn = self.graph.eqns[self.graph.maker[v]]
         args = list(map(self.slice_of, eqn.invars, recipe))
         return _compat.bind(eqn, args, narrow(eqn, (axis,)))[0]
+
+
+def _after(j, j_again, outs: Sequence[Any]):
+    """`j`; on CPU not before the old body has put out its carry.
+
+    Nothing else says that the body reads the old parameters before they are written:
+    XLA:CPU would copy their whole stack in every turn to be sure.
+    """
+    firsts = [x[(0,) * x.ndim] for x in outs if _has_a_first(x)]
+
+    def on_cpu(j, j_again, *firsts):
+        some = sum((jnp.isnan(x).astype(j.dtype) for x in firsts), jnp.zeros_like(j))
+        return lax.clamp(j_again, some, j)
+
+    default = lambda j, j_again, *firsts: j
+    return lax.platform_dependent(j, j_again, *firsts, cpu=on_cpu, default=default)
+
+
+def _has_a_first(x) -> bool:
+    """Whether one element of a floating-point array can be had: not if it is sharded."""
+    sharded = any(axes is not None for axes in jax.typeof(x).sharding.spec)
+    return jnp.issubdtype(x.dtype, jnp.floating) and x.size > 0 and not sharded
 
 
 def _neutral(eqn):

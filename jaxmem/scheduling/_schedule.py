@@ -206,6 +206,8 @@ def _jit(fn: Callable, donated: Sequence, static: Sequence):
 
 def _abstract(arguments, static: Sequence):
     """Shapes and dtypes of all that is not static, Python scalars included."""
+    count = len(arguments)
+    static = [p + count if isinstance(p, int) and p < 0 else p for p in static]
     items = arguments.items() if isinstance(arguments, dict) else enumerate(arguments)
     made = {k: v if k in static else jax.tree.map(_aval, v) for k, v in items}
     return made if isinstance(arguments, dict) else tuple(made.values())
