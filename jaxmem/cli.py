@@ -28,6 +28,13 @@ class Flavour(StrEnum):
     linen = "linen"
 
 
+class Optimizer(StrEnum):
+    """What the demo's substituted model is trained with."""
+
+    adamw = "adamw"
+    adama = "adama"
+
+
 class Step(NamedTuple):
     """A step with its arguments, as a user's function hands it over."""
 
@@ -50,6 +57,15 @@ def demo(
     batch: Annotated[int, typer.Option(min=1, help="Sequences a step.")] = 8,
     dropout: Annotated[float, typer.Option(min=0.0, max=0.99)] = 0.0,
     seed: Annotated[int, typer.Option()] = 0,
+    optimizer: Annotated[
+        Optimizer, typer.Option(help="Of the substituted run; the plain one has adamw.")
+    ] = Optimizer.adamw,
+    micro_batches: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Parts of a batch in both runs.  [default: 1; with adama, 8]"
+        ),
+    ] = None,
     target: Annotated[
         list[str] | None,
         typer.Option(help="Chip to compile for; may be given again. See `targets`."),
@@ -62,13 +78,22 @@ def demo(
 
     The text is the Python standard library's own sources. Writes `demo.png` and
     `demo.json` into the folder `--out`. Ends within 3 minutes on 2 cores.
+
+    With `--optimizer adama` the plain model trains with AdamW on gradients accumulated
+    over micro-batches, the substituted one through `jaxmem.microbatch` with AdamA.
     """
     from jaxmem.demo import Settings
     from jaxmem.demo._run import run
 
     try:
         settings = Settings(
-            model=model.value, steps=steps, batch=batch, dropout=dropout, seed=seed
+            model=model.value,
+            steps=steps,
+            batch=batch,
+            dropout=dropout,
+            seed=seed,
+            optimizer=optimizer.value,
+            micro_batches=micro_batches,
         )
         run(settings, target, out)
     except ValueError as error:

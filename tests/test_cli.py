@@ -164,7 +164,16 @@ def test_targets_prints_the_table():
     assert "h100" in result.output and "tpu-v5e" in result.output
 
 
-@pytest.mark.parametrize("wrong", [("--model", "torch"), ("--steps", "0")])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--model", "torch"),
+        ("--steps", "0"),
+        ("--optimizer", "sgd"),
+        ("--micro-batches", "3"),
+    ],
+    ids=lambda w: w[0],
+)
 def test_demo_refuses_bad_options(wrong, tmp_path):
     assert invoke("demo", *wrong, "--out", tmp_path).exit_code == 2
 
@@ -172,6 +181,23 @@ def test_demo_refuses_bad_options(wrong, tmp_path):
 def test_demo_refuses_an_unknown_target_before_it_trains(tmp_path):
     result = invoke("demo", "--target", "h1000", "--out", tmp_path)
     assert result.exit_code == 2 and "h1000" in result.output
+
+
+@pytest.mark.parametrize(
+    "flags, optimizer, n",
+    [
+        ((), "adamw", 1),
+        (("--micro-batches", "4"), "adamw", 4),
+        (("--optimizer", "adama"), "adama", 8),
+        (("--optimizer", "adama", "--micro-batches", "2"), "adama", 2),
+    ],
+)
+def test_demo_takes_an_optimizer(flags, optimizer, n, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("jaxmem.demo._run.run", lambda *args: seen.append(args[0]))
+    result = invoke("demo", *flags, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert (seen[0].optimizer, seen[0].n) == (optimizer, n)
 
 
 def test_help_shows_the_convention_and_needs_no_jax():

@@ -61,7 +61,8 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain dicts, lists and numbers."""
-        return asdict(self) | {"loss_gap": self.loss_gap}
+        settings = asdict(self.settings) | {"micro_batches": self.settings.n}
+        return asdict(self) | {"settings": settings, "loss_gap": self.loss_gap}
 
 
 class Listener(NamedTuple):
@@ -106,7 +107,11 @@ def compare(
     began = time.monotonic()
     text = _data.standard_library()
     pairs = models(settings)
-    runs = {name: _train.start(*pair, settings) for name, pair in pairs.items()}
+    adama = {"substituted": settings.optimizer == "adama"}
+    runs = {
+        name: _train.start(*pair, settings, adama.get(name, False))
+        for name, pair in pairs.items()
+    }
     probes = {name: _measure.probe(run, settings) for name, run in runs.items()}
     crops = _data.batches(text.train, settings.batch, settings.context, settings.seed)
 

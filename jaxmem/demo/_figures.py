@@ -60,6 +60,8 @@ def _draw_losses(axes, result: Comparison) -> None:
 def _loss_title(result: Comparison) -> str:
     if result.settings.dropout:
         return "Losses, each run with dropout masks of its own"
+    if result.settings.optimizer == "adama":
+        return "Losses: AdamW accumulated (plain), AdamA (substituted)"
     return f"The same loss: never more than {result.loss_gap:.0e} apart"
 
 

@@ -22,14 +22,17 @@ class Largest:
     confirmed: bool
 
 
-def largest_batch(one, target: str, small: tuple[int, int], deadline: float) -> Largest:
-    """The largest batch, to two digits.
+def largest_batch(
+    one, target: str, small: tuple[int, int], deadline: float, n: int = 1
+) -> Largest:
+    """The largest batch, to two digits, that `n` divides.
 
     Args:
         one: the probe of a run.
         target: the chip.
         small: a batch size and the bytes its step takes there.
         deadline: of `time.monotonic()`; after it a prediction is left unconfirmed.
+        n: micro-batches a step.
     """
     room = {t.name: t.memory_bytes for t in jaxmem.targets()}[target]
     assert room is not None  # a chip: no batch is the largest on cpu
@@ -47,7 +50,7 @@ def largest_batch(one, target: str, small: tuple[int, int], deadline: float) -> 
         ).peak_bytes
 
     batch = small[0] * _FACTOR
-    guess = rounded(predicted(room, small, (batch, peak(batch))))
+    guess = rounded(predicted(room, small, (batch, peak(batch)))) // n * n
     return Largest(guess, _fits(peak, guess, room))
 
 

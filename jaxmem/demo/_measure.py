@@ -77,7 +77,8 @@ def measure(
     one, which ends at the deadline. What fails costs its own figure alone.
     """
     found = {
-        name: Found(residual_bytes(one, settings.batch)) for name, one in probes.items()
+        name: Found(residual_bytes(one, settings.batch // settings.n))
+        for name, one in probes.items()
     }
 
     def compile_one(name, target):
@@ -86,7 +87,9 @@ def measure(
     def find_largest(name, target):
         one = probes[name]
         small = settings.batch, found[name].compiled[target].peak_bytes
-        found[name].largest_batch[target] = largest_batch(one, target, small, deadline)
+        found[name].largest_batch[target] = largest_batch(
+            one, target, small, deadline, settings.n
+        )
 
     pairs = [(name, target) for target in targets for name in probes]
     chips = [pair for pair in pairs if pair[1] != "cpu"]
@@ -112,7 +115,10 @@ def _ordered(by_target: dict, targets: Sequence[str]) -> dict:
 
 
 def residual_bytes(one: Probe, batch: int) -> int:
-    """What the backward pass keeps of the forward pass, beside the parameters."""
+    """What the backward pass keeps of the forward pass, beside the parameters.
+
+    Of as many sequences as are in work at once.
+    """
     (params, _), tokens, number = one.make_args(batch)
     return jaxmem.residuals(one.loss, params, tokens, number).total_bytes
 

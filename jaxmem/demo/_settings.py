@@ -1,6 +1,9 @@
 """What a run of the demonstration is made of."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+_MICRO_BATCHES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +22,10 @@ class Settings:
         heads: of the attention.
         context: bytes a sequence.
         learning_rate: peak of a warm-up and cosine schedule.
+        optimizer: of the substituted run, "adamw" as in the plain one, or "adama".
+        micro_batches: into how many each batch is split, in both runs. None for 1 with
+            adamw, and with adama for the most up to 8 that divide the batch.
+        v_scale: of AdamA, see `jaxmem.adama`.
 
     Raises:
         ValueError: for a value no run can be made of.
@@ -34,6 +41,9 @@ class Settings:
     heads: int = 4
     context: int = 256
     learning_rate: float = 3e-3
+    optimizer: str = "adamw"
+    micro_batches: int | None = None
+    v_scale: Literal["paper", "mean"] = "paper"
 
     def __post_init__(self):
         if self.model not in ("nnx", "linen"):
@@ -47,3 +57,24 @@ class Settings:
             raise ValueError(f"width {self.width} must divide into {self.heads} heads")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
+        self._check_optimizer()
+
+    def _check_optimizer(self):
+        if self.optimizer not in ("adamw", "adama"):
+            raise ValueError(
+                f"optimizer must be 'adamw' or 'adama', got {self.optimizer!r}"
+            )
+        if self.n < 1 or self.batch % self.n:
+            raise ValueError(
+                f"micro_batches must be at least 1 and divide the batch of "
+                f"{self.batch}, got {self.n}"
+            )
+
+    @property
+    def n(self) -> int:
+        """Micro-batches a step."""
+        if self.micro_batches is not None:
+            return self.micro_batches
+        if self.optimizer == "adamw":
+            return 1
+        return max(n for n in range(1, _MICRO_BATCHES + 1) if self.batch % n == 0)

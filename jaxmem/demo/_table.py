@@ -10,6 +10,13 @@ from jaxmem.demo._compare import Comparison
 
 _LAST = 10
 _MASKS = "different dropout masks by design: the losses agree only in the long run"
+_ADAMA = """\
+AdamA adds up squares of micro-batch gradients where AdamW squares their mean: other
+steps by design, the losses agree only in the long run
+clipped by a global norm: with AdamW the mean gradient, with AdamA each micro-batch's,
+in a second backward pass (clip="two_pass"); without, no gradient could be released"""
+
+_VMEM = "what a TPU keeps in its VMEM is not in these bytes: most of a step this small"
 
 
 def table(result: Comparison) -> Table:
@@ -17,21 +24,36 @@ def table(result: Comparison) -> Table:
     s = result.settings
     grid = Table(
         title=f"{s.layers}-layer byte GPT ({s.model}), {s.batch} x {s.context} bytes "
-        f"a step, {s.steps} steps",
+        f"a step{_split(result)}, {s.steps} steps",
         caption=_caption(result),
         title_justify="left",
         caption_justify="left",
     )
     grid.add_column("")
-    for name in ("plain", "substituted", "ratio"):
+    for name in (*_columns(result), "ratio"):
         grid.add_column(name, justify="right")
     for row in _rows(result):
         grid.add_row(*row)
     return grid
 
 
+def _split(result: Comparison) -> str:
+    n = result.settings.n
+    return f" in {n} micro-batches" if n > 1 else ""
+
+
+def _columns(result: Comparison) -> tuple[str, str]:
+    if result.settings.optimizer == "adamw":
+        return "plain", "substituted"
+    return "plain, AdamW accumulated", "substituted, AdamA"
+
+
 def _caption(result: Comparison) -> Text:
     lines = [f"largest difference of the losses at any step: {result.loss_gap:.1e}"]
+    if result.settings.optimizer == "adama":
+        lines.append(_ADAMA)
+    if result.settings.n > 1 and any("tpu" in t for t in result.plain.compiled):
+        lines.append(_VMEM)
     if result.settings.dropout:
         lines.append(_MASKS)
     return Text("\n".join([*lines, *result.problems]))
@@ -46,6 +68,9 @@ def _rows(result: Comparison) -> Iterator[tuple[str, str, str, str]]:
     for target in _both(a.compiled, b.compiled):
         temp = (x.compiled[target].temp_bytes for x in (a, b))
         yield _mib(f"compiled for {target}, MiB of temp", *temp)
+        if result.settings.n > 1:  # with the moments, which accumulation adds to
+            peak = (x.compiled[target].peak_bytes for x in (a, b))
+            yield _mib(f"compiled for {target}, MiB at the peak", *peak)
     for target in _both(a.largest_batch, b.largest_batch):
         largest = [x.largest_batch[target] for x in (a, b)]
         sure = "" if all(x.confirmed for x in largest) else ", predicted"

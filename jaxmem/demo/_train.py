@@ -1,4 +1,4 @@
-"""An ordinary training loop: adamw under `jax.jit` with a donated state.
+"""An ordinary training loop: a step under `jax.jit` with a donated state.
 
 Two runs take turns, step by step, on the same batches, so that whatever else the
 machine does slows both alike and the ratio of their times means something.
@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import optax
 
+from jaxmem.demo._optimizers import make_step, step_key
 from jaxmem.demo._settings import Settings
 
 
@@ -31,16 +32,13 @@ class Run:
     validation: float = float("nan")
 
 
-def make_loss(forward: Callable, seed: int | None = None) -> Callable:
-    """`loss(params, tokens, number)`: cross entropy of the next byte, in nats a byte.
+def make_loss(forward: Callable) -> Callable:
+    """`loss(params, tokens, key)`: cross entropy of the next byte, in nats a byte.
 
-    With a seed dropout acts, with masks of this seed and the number of the step.
+    With a key dropout acts.
     """
 
-    def loss(params, tokens, number):
-        key = None
-        if seed is not None:
-            key = jax.random.fold_in(jax.random.key(seed), number)
+    def loss(params, tokens, key=None):
         logits = forward(params, tokens[:, :-1], key)
         return optax.softmax_cross_entropy_with_integer_labels(
             logits, tokens[:, 1:]
@@ -49,33 +47,15 @@ def make_loss(forward: Callable, seed: int | None = None) -> Callable:
     return loss
 
 
-def make_optimizer(settings: Settings) -> optax.GradientTransformation:
-    """AdamW, warmed up over a tenth of the run and decayed by a cosine."""
-    warm = max(1, settings.steps // 10)
-    rate = optax.warmup_cosine_decay_schedule(
-        0.0, settings.learning_rate, warm, max(settings.steps, warm + 1)
-    )
-    return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate, b2=0.95))
-
-
-def make_step(loss: Callable, optimizer: optax.GradientTransformation) -> Callable:
-    """`step(state, tokens, number)` -> (state, loss); the state may be donated."""
-
-    def step(state, tokens, number):
-        params, moments = state
-        value, grads = jax.value_and_grad(loss)(params, tokens, number)
-        updates, moments = optimizer.update(grads, moments, params)
-        return (optax.apply_updates(params, updates), moments), value
-
-    return step
-
-
-def start(params, forward: Callable, settings: Settings) -> Run:
+def start(params, forward: Callable, settings: Settings, adama: bool = False) -> Run:
     """A run at step 0."""
-    optimizer = make_optimizer(settings)
-    loss = make_loss(forward, settings.seed if settings.dropout else None)
-    step = make_step(loss, optimizer)
-    return Run(forward, step, loss, (params, optimizer.init(params)))
+    loss = make_loss(forward)
+    optimizer, step = make_step(loss, settings, adama)
+
+    def numbered(params, tokens, number):
+        return loss(params, tokens, step_key(settings, number))
+
+    return Run(forward, step, numbered, (params, optimizer.init(params)))
 
 
 def train(
@@ -113,5 +93,5 @@ def _advance(run: Run, step: Callable, tokens: np.ndarray, number: int) -> None:
 def validate(run: Run, batches: Iterator[np.ndarray], count: int) -> float:
     """Mean loss over `count` batches, without dropout."""
     loss = jax.jit(make_loss(run.forward))
-    losses = [loss(run.state[0], next(batches), 0) for _ in range(count)]
+    losses = [loss(run.state[0], next(batches)) for _ in range(count)]
     return float(np.mean([float(x) for x in losses]))

@@ -268,7 +268,7 @@ def _after(j, j_again, outs: Sequence[Any]):
 
 
 def _has_a_first(x) -> bool:
-    """Whether one element of a floating-point array can be had: not if it is sharded."""
+    """Whether one element of a float array can be had: not if it is sharded."""
     sharded = any(axes is not None for axes in jax.typeof(x).sharding.spec)
     return jnp.issubdtype(x.dtype, jnp.floating) and x.size > 0 and not sharded
 
