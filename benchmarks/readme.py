@@ -26,8 +26,11 @@ def temp(table: list[dict[str, str]], target: str, **where: str) -> str:
 
 
 def cell(table: list[dict[str, str]], column: str, **where: str) -> str:
-    """A column of the one row of these values."""
-    (row,) = (r for r in table if all(r[k] == v for k, v in where.items()))
+    """A column of the one row of these values; a dash where it was not measured."""
+    found = [r for r in table if all(r[k] == v for k, v in where.items())]
+    if not found:
+        return "–"
+    (row,) = found
     return f"{float(row[column]):,.0f}"
 
 

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr
 
+from jaxmem.accumulate._devices import Axes, mean, own_key
+
 
 def split_batch(batch, n: int):
     """Leaves [B, ...] as [n, B/n, ...]; ValueError names the leaf that cannot be."""
@@ -46,9 +48,13 @@ def check_sizes(batch, n: int) -> None:
         )
 
 
-def split_keys(rng, n: int):
-    """A key a micro-batch for each key of the tree; one micro-batch gets `rng`."""
+def split_keys(rng, n: int, axes: Axes = ()):
+    """A key a micro-batch for each key of the tree; one micro-batch gets `rng`.
+
+    With `axes` the keys are those of this device.
+    """
     jax.tree.map(_check_key, rng)
+    rng = jax.tree.map(lambda key: own_key(key, axes), rng)
     if n == 1:
         return jax.tree.map(lambda key: key[None], rng)
     return jax.tree.map(lambda key: jax.random.split(key, n), rng)
@@ -76,7 +82,11 @@ def weights_of(weight_fn: Callable | None, batches, n: int):
     return weights.astype(jnp.result_type(float))
 
 
-def shares_of(weights):
-    """w / sum(w); zeros where no micro-batch has a weight."""
-    total = weights.sum()
+def shares_of(weights, axes: Axes = ()):
+    """w / sum(w); zeros where no micro-batch has a weight.
+
+    The mean over devices of these sums, if there are several: theirs of w g are to be
+    averaged as well.
+    """
+    total = mean(weights.sum(), axes)
     return weights / jnp.where(total == 0, jnp.ones_like(total), total)

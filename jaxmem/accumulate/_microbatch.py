@@ -21,6 +21,7 @@ def microbatch(
     skip_nonfinite: bool | str = False,
     accumulator_dtype: Any = None,
     clip: str | None = None,
+    axis_name: str | tuple[str, ...] | None = None,
     donate: bool = True,
 ) -> MicrobatchStep:
     """A train step over `n` micro-batches, without a gradient accumulator.
@@ -66,9 +67,12 @@ def microbatch(
       clip: None, or "two_pass" for a `tx` with `optax.clip_by_global_norm` before
         AdamA: see `jaxmem.schedule`. Each micro-batch's gradient is clipped by itself
         with AdamA, their mean with any other optimizer.
+      axis_name: mesh axis, or axes, of a `jax.shard_map` (or `vmap`) round the step,
+        over whose M devices the micro-batches are spread: see below.
       donate: whether the buffers of the parameters and the state are given up for the
         new ones. Without, both are there while the step runs: a second copy, whose
-        bytes the log tells of.
+        bytes the log tells of. Inside an outer `jax.jit` (and so inside `shard_map`)
+        it has no say: there the outer one donates.
 
     Returns:
       `step(params, opt_state, batch, rng) -> (params, opt_state, metrics)`, with the
@@ -86,11 +90,34 @@ def microbatch(
       examples to each micro-batch, if the batch is sharded and n times the number of
       devices divides it.
 
+    **On many devices.** Under `jax.jit` with sharded arrays there is nothing to do.
+    Gradients are then reduced once a micro-batch; under `jax.shard_map` with
+    `axis_name`, once a step. Parameters and optimizer state are replicated, in and out
+    (`P()`), `batch` is each device's own (`P(axis_name)`), and an AdamA in `tx` has the
+    same `axis_name`. The step is that of n M micro-batches on one device; with
+    another optimizer, whose accumulator is reduced, that of the whole batch.
+    `check_vma` may be True or False.
+
+    - `rng`: the index of the device is folded into each key, for n=1 too. Keys in a
+      model state (those of an nnx model) are the same on all devices.
+    - Weights count against the sum over all devices, and all metrics are of all
+      devices.
+    - A micro-batch left out is a gradient of zero, and parameters and state stay as
+      they were if all on all devices are. With AdamA that takes a scalar of all devices
+      in every micro-batch and, at the end of the step, the bytes of the parameters once
+      more.
+    - A transformation before AdamA in its chain sees the gradients of its device, and
+      may keep no state that depends on them.
+    - The model state goes through the micro-batches of each device and becomes the mean
+      over the devices (of integers, the largest).
+
     Raises:
       TypeError, ValueError: here for options, at the first call for a batch that n does
         not divide (naming the leaf), a loss that is no scalar, another structure than
-        was announced; at any call for an AdamA state from elsewhere that was made with
-        another n or is in the middle of a mini-batch.
+        was announced, with an `axis_name` for a call outside of a map over it, for
+        parameters or moments sharded over it, for an AdamA without it; at any call for
+        an AdamA state from elsewhere that was made with another n or is in the middle
+        of a mini-batch.
 
     AdamA's second moment is the sum of the squares of the gradients over n, not the
     square of their mean: see `jaxmem.optim.adama` for what that does to a step.
@@ -107,6 +134,14 @@ def microbatch(
       for batch in batches:
           rng, key = jax.random.split(rng)
           params, opt_state, metrics = step(params, opt_state, batch, key)
+
+    On many devices, each with n micro-batches of its own::
+
+      tx = jaxmem.adama(3e-4, axis_name="data")
+      step = jaxmem.microbatch(loss_fn, tx, n=8, axis_name="data")
+      specs = (P(), P(), P("data"), P())
+      step = jax.shard_map(step, mesh=mesh, in_specs=specs, out_specs=P())
+      step = jax.jit(step, donate_argnums=(0, 1))
     """
     options = check_options(
         loss_fn,
@@ -119,6 +154,7 @@ def microbatch(
         skip_nonfinite=skip_nonfinite,
         accumulator_dtype=accumulator_dtype,
         clip=clip,
+        axis_name=axis_name,
         donate=donate,
     )
     return MicrobatchStep(loss_fn, tx, options)

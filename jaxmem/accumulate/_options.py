@@ -6,6 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from jaxmem.optim._devices import axis_names
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -17,10 +19,11 @@ class Options:
     skip_nonfinite: str | None = None
     accumulator_dtype: Any = None
     clip: str | None = None
+    axis_name: tuple[str, ...] = ()
     donate: bool = True
 
 
-def check_options(loss_fn, tx, n, *, skip_nonfinite, **options) -> Options:
+def check_options(loss_fn, tx, n, *, skip_nonfinite, axis_name, **options) -> Options:
     """The options as plain data, or an error that names the argument."""
     if not callable(loss_fn):
         raise TypeError(f"loss_fn must be a function, got {loss_fn!r}")
@@ -28,7 +31,11 @@ def check_options(loss_fn, tx, n, *, skip_nonfinite, **options) -> Options:
         raise TypeError(f"tx must be an optax.GradientTransformation, got {tx!r}")
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"n={n!r}: the number of micro-batches, an int of at least 1")
-    checked = Options(n, skip_nonfinite=_skip(skip_nonfinite), **options)
+    options |= {
+        "skip_nonfinite": _skip(skip_nonfinite),
+        "axis_name": axis_names(axis_name),
+    }
+    checked = Options(n, **options)
     _check_functions(checked)
     _check_accumulator(checked.accumulator_dtype)
     if checked.clip not in (None, "two_pass"):

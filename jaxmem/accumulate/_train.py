@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import optax
 
 from jaxmem.accumulate._batches import shares_of, split_batch, split_keys, weights_of
+from jaxmem.accumulate._devices import any_of, check_axes, one_of, total
 from jaxmem.accumulate._options import Options
 from jaxmem.accumulate._trees import all_finite, choose, wide
-from jaxmem.accumulate._ways import Way, way_for
+from jaxmem.accumulate._ways import Way, naming_axis, way_for
+from jaxmem.optim._devices import own
 
 
 class Trained(NamedTuple):
@@ -46,19 +48,20 @@ def train(
     rng,
 ) -> Trained:
     """One mini-batch. `loss_fn` is in the one form of `_loss.py`."""
-    n = options.n
-    batches, keys = split_batch(batch, n), split_keys(rng, n)
+    n, axes = options.n, options.axis_name
+    check_axes(params, axes)
+    batches, keys = split_batch(batch, n), split_keys(rng, n, axes)
     weights = weights_of(options.weight_fn, batches, n)
-    shares = None if weights is None else shares_of(weights)
+    shares = None if weights is None else shares_of(weights, axes)
     way = way_for(tx, params, opt_state, options)
-    body = _body(loss_fn, way, options, params)
-    items = (batches, keys, shares)
-    (carry, model_state), seen = _over(body, (way.start, model_state), items, n)
-    taken = None if seen.keep is None else seen.keep.any()
-    with jax.named_scope("jaxmem.update"):
-        as_it_was, updates, new_state = way.finish(carry)
+    body = _body(loss_fn, way, options, own(params, axes))
+    carry, items = (way.start, own(model_state, axes)), (batches, keys, shares)
+    (carry, new_model_state), seen = _over(body, carry, items, n)
+    taken = any_of(seen.keep, axes)
+    with jax.named_scope("jaxmem.update"), naming_axis(axes):
+        updates, opt_state = way.finish(carry, taken)
         new_params = choose(taken, optax.apply_updates(params, updates), params)
-        opt_state = choose(taken, new_state, as_it_was)
+    model_state = one_of(new_model_state, model_state, taken, axes)
     metrics = _metrics(seen, weights, options)
     return Trained(new_params, opt_state, model_state, metrics, taken)
 
@@ -80,9 +83,8 @@ def _body(loss_fn: Callable, way: Way, options: Options, params) -> Callable:
         out, grads = gradient(params, model_state, batch, key)
         loss, (new_model_state, aux) = out
         keep = _keep(options.skip_nonfinite, loss, grads, share)
-        with jax.named_scope("jaxmem.accumulate"):
-            added = way.add(taken_in, grads, share)
-            taken_in = added if taken_in is None else choose(keep, added, taken_in)
+        with jax.named_scope("jaxmem.accumulate"), naming_axis(options.axis_name):
+            taken_in = way.add(taken_in, grads, share, keep)
         model_state = choose(keep, new_model_state, model_state)
         return (taken_in, model_state), Seen(loss, aux, keep)
 
@@ -103,23 +105,24 @@ def _keep(skip: str | None, loss, grads, share):
 
 
 def _metrics(seen: Seen, weights, options: Options) -> dict[str, Any]:
-    n = options.n
+    n, axes = options.n, options.axis_name
     weights = jnp.ones((n,)) if weights is None else weights
     keep = seen.keep
     if keep is not None:
         weights = jnp.where(keep, weights, jnp.zeros_like(weights))
-    mean = lambda x: _mean(x, weights, keep)
+    whole = total(weights.sum(), axes)
+    mean = lambda x: _mean(x, weights, keep, whole, axes)
     metrics = {"loss": mean(seen.loss), **jax.tree.map(mean, seen.aux)}
     if keep is not None and options.skip_nonfinite is not None:
-        metrics["skipped"] = jnp.sum(~keep, dtype=jnp.int32)
+        metrics["skipped"] = total(jnp.sum(~keep, dtype=jnp.int32), axes)
     return metrics
 
 
-def _mean(values, weights, keep):
-    """Over axis 0, in float32 or wider; NaN where nothing was kept."""
+def _mean(values, weights, keep, whole, axes):
+    """Over axis 0 and all devices, in float32 or wider; NaN where nothing was kept."""
     dtype = wide(values.dtype)
     over = lambda x: jax.lax.broadcast_in_dim(x, values.shape, (0,))
     parts = values.astype(dtype) * over(weights.astype(dtype))
     if keep is not None:
         parts = jnp.where(over(keep), parts, jnp.zeros_like(parts))
-    return parts.sum(0) / weights.sum().astype(dtype)
+    return total(parts.sum(0), axes) / whole.astype(dtype)

@@ -268,9 +268,10 @@ def _after(j, j_again, outs: Sequence[Any]):
 
 
 def _has_a_first(x) -> bool:
-    """Whether one element of a float array can be had: not if it is sharded."""
+    """Whether one element of a float array can be had, the same on all devices."""
     sharded = any(axes is not None for axes in jax.typeof(x).sharding.spec)
-    return jnp.issubdtype(x.dtype, jnp.floating) and x.size > 0 and not sharded
+    differs = sharded or _compat.varying_axes(x)
+    return jnp.issubdtype(x.dtype, jnp.floating) and x.size > 0 and not differs
 
 
 def _neutral(eqn):
