@@ -157,21 +157,24 @@ def draw(rows) -> None:
     """Peaks over N, a picture a target."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(TARGETS), figsize=(11, 4.5), sharey=True)
-    for ax, target in zip(axes, TARGETS, strict=True):
+    targets = list(dict.fromkeys(row[2] for row in rows))
+    figure, axes = plt.subplots(
+        1, len(targets), figsize=(6 * len(targets), 4.5), sharey=True, squeeze=False
+    )
+    ticks = COUNTS["h100"]
+    for ax, target in zip(axes[0], targets, strict=True):
         for way in WAYS:
             points = [(r[1], r[4]) for r in rows if r[0] == way and r[2] == target]
-            if points:
-                ax.plot(*zip(*points, strict=True), marker="o", label=way)
+            ax.plot(*zip(*points, strict=True), marker="o", label=way)
         ax.set(
             title=target, xlabel="micro-batches a step", xscale="log", ylim=(0, None)
         )
-        ax.set_xticks(COUNTS["h100"], [str(n) for n in COUNTS["h100"]])
+        ax.set_xticks(ticks, [str(n) for n in ticks])
         ax.minorticks_off()
-    axes[0].set_ylabel("peak, MiB")
-    axes[0].axhline(3823, color="grey", linewidth=0.8, linestyle=":")
-    axes[0].text(1, 3823, "parameters and moments", va="bottom", fontsize=8)
-    axes[0].legend(fontsize=8)
+        ax.axhline(3823, color="grey", linewidth=0.8, linestyle=":")
+        ax.text(ticks[0], 3790, "parameters and moments", va="top", fontsize=8)
+    axes[0][0].set_ylabel("peak, MiB")
+    axes[0][0].legend(fontsize=8)
     figure.tight_layout()
     path = RESULTS / f"accumulation-jax{jax.__version__}.png"
     figure.savefig(path, dpi=120)

@@ -162,10 +162,12 @@ class _Body:
         layer = _Layer(self.graph, self.plan, j, {**self.whole, **whole})
         outs = self._old_body(layer, inner, turn)
         at = _after(layer.j, after - 1, outs)
+        read = {v for v in xs_of(self.eqn) if is_var(v)}
         for i in self.plan.moved:
             layer.run(i)
             for v in set(self.graph.eqns[i].outvars) & set(buffers):
-                buffers[v] = self._stored(layer, v, buffers[v], at, after - 1)
+                j_now = at if self.plan.updated[v][0] in read else j
+                buffers[v] = self._stored(layer, v, buffers[v], j_now, after - 1)
         totals = [
             self._combined(i, total, layer)
             for i, total in zip(self.sums, totals, strict=True)
