@@ -1,9 +1,10 @@
-"""Who makes and who uses the variables of a jaxpr."""
+"""Who makes and who uses the variables of a jaxpr, and their values."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmem import _jaxpr
+from jaxmem import _compat, _jaxpr
 from jaxmem.scheduling._scans import is_var
 
 
@@ -34,12 +35,56 @@ class Graph:
                 found.update(eqn.outvars)
         return found
 
-    def cone(self, v, within: Set[Any]) -> set[int]:
-        """The equations that make `v`, as far back as variables of `within` go."""
-        todo, found = [v], set()
+    def cone(self, starts: Iterable[Any], within: Set[Any] | None = None) -> set[int]:
+        """The equations that make `starts`, as far back as variables of `within` go."""
+        todo, found = list(starts), set()
         while todo:
             i = self.maker.get(todo.pop())
             if i is not None and i not in found:
                 found.add(i)
-                todo += [w for w in self.eqns[i].invars if is_var(w) and w in within]
+                ins = filter(is_var, self.eqns[i].invars)
+                todo += [w for w in ins if within is None or w in within]
         return found
+
+
+@dataclass
+class Values:
+    """The values of a graph's variables; an equation is done when first needed."""
+
+    graph: Graph
+    env: dict[Any, Any]
+    done: set[int] = field(default_factory=set)
+
+    def read(self, atom):
+        """The value of a variable or literal."""
+        if not is_var(atom):
+            return atom.val
+        if atom not in self.env:
+            self.evaluate(self.graph.maker[atom])
+        return self.env[atom]
+
+    def evaluate(self, i: int) -> None:
+        """Equation `i`, and before it what it needs, unless they have been done."""
+        if i not in self.done:
+            self.done.add(i)
+            self.apply(i)
+
+    def apply(self, i: int) -> None:
+        """What evaluating an equation is: here, to bind it as it is."""
+        eqn = self.graph.eqns[i]
+        self.put(i, _compat.bind(eqn, [self.read(v) for v in eqn.invars]))
+
+    def put(self, i: int, outs: Sequence[Any]) -> None:
+        """These are the outputs of equation `i`."""
+        self.done.add(i)
+        self.env.update(zip(self.graph.eqns[i].outvars, outs, strict=True))
+
+    def evaluate_before(self, end: int) -> None:
+        """Every equation before `end`, in order."""
+        for i in range(end):
+            self.evaluate(i)
+
+    def all_outputs(self) -> list[Any]:
+        """The values of the outputs, with every equation done."""
+        self.evaluate_before(len(self.graph.eqns))
+        return [self.read(v) for v in self.graph.outvars]

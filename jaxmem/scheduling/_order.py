@@ -12,12 +12,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxmem import _compat, _jaxpr
-from jaxmem.scheduling._graph import Graph
+from jaxmem import _jaxpr
+from jaxmem.scheduling._graph import Graph, Values
 from jaxmem.scheduling._layer_axis import ELEMENTWISE
-from jaxmem.scheduling._scans import barrier, is_var
-
-LARGE = 2**20  # bytes; a barrier for less costs fusions and gains nothing
+from jaxmem.scheduling._scans import LARGE, barrier, is_var, size_of
 
 _UPDATE = ELEMENTWISE | {"broadcast_in_dim", "reshape", "squeeze", "transpose"}
 
@@ -48,36 +46,17 @@ def in_order(closed, aliases: Mapping[int, int]):
         return closed
 
     def run(args: list) -> list:
-        env, done = graph.inputs(args), set()
-
-        def evaluate(i: int) -> None:
-            if i in done:
-                return
-            done.add(i)
-            values = []
-            for v in graph.eqns[i].invars:
-                if is_var(v) and v not in env:
-                    evaluate(graph.maker[v])
-                values.append(env[v] if is_var(v) else v.val)
-            outs = _compat.bind(graph.eqns[i], values)
-            env.update(zip(graph.eqns[i].outvars, outs, strict=True))
-
-        for i in range(len(graph.eqns)):
-            evaluate(i)
-            if i in ties:
-                update, tie = ties[i]
-                for k in sorted(update.eqns):
-                    evaluate(k)
-                held = [*update.outs, tie]
-                through = barrier([env[v] for v in held])
-                env.update(zip(held, through, strict=True))
-        return [env[v] if is_var(v) else v.val for v in graph.outvars]
+        values = Values(graph, graph.inputs(args))
+        for i, (update, tie) in sorted(ties.items()):
+            values.evaluate_before(i + 1)
+            for k in sorted(update.eqns):
+                values.evaluate(k)
+            held = [*update.outs, tie]
+            through = barrier([values.env[v] for v in held])
+            values.env.update(zip(held, through, strict=True))
+        return values.all_outputs()
 
     return _jaxpr.retrace(closed, run)
-
-
-def _bytes(v) -> int:
-    return v.aval.size * v.aval.dtype.itemsize
 
 
 def _updates(graph: Graph, aliases: Mapping[int, int]) -> Iterator[Update]:
@@ -128,7 +107,7 @@ def _made_by(graph: Graph, v) -> int:
         return -1
     if v.aval.ndim:
         return graph.maker[v]
-    cone = graph.cone(v, graph.maker.keys())
+    cone = graph.cone([v])
     return max((i for i in cone if _reads_arrays(graph.eqns[i])), default=-1)
 
 
@@ -142,7 +121,7 @@ def _ties(
     """What the backward pass goes on with after each large update."""
     inside = {i for u in updates for i in u.eqns}
     for update in updates:
-        if sum(map(_bytes, update.outs)) < LARGE:
+        if sum(map(size_of, update.outs)) < LARGE:
             continue
         rest = _rest(graph, update, updates, aliases) - inside
         for i in sorted(i for i in rest if i > update.ready):
@@ -157,13 +136,7 @@ def _rest(graph: Graph, update: Update, updates, aliases) -> set[int]:
     later = [v for u in updates if u.ready > update.ready for v in u.leaves]
     state = [graph.outvars[o] for o in aliases]
     scans = [v for v in state if is_var(v) and _by_scan(graph, v)]
-    todo, found = [*later, *scans], set()
-    while todo:
-        i = graph.maker.get(todo.pop())
-        if i is not None and i not in found:
-            found.add(i)
-            todo += filter(is_var, graph.eqns[i].invars)
-    return found
+    return graph.cone([*later, *scans])
 
 
 def _by_scan(graph: Graph, v) -> bool:

@@ -10,6 +10,7 @@ import jax
 
 from jaxmem import _compat
 from jaxmem.memory import MemoryReport, format_bytes
+from jaxmem.scheduling._scans import size_of
 
 _SHOWN = 30
 
@@ -172,4 +173,4 @@ def _undonated(arguments) -> str:
 def _described(var, maker) -> tuple[int, tuple[int, ...], str, str]:
     aval = var.aval
     path = _compat.name_stack(maker) if maker is not None else ""
-    return aval.size * aval.dtype.itemsize, aval.shape, str(aval.dtype), path
+    return size_of(var), aval.shape, str(aval.dtype), path

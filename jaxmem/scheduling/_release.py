@@ -24,7 +24,7 @@ from jaxmem.scheduling._layer_axis import (
     operand_axes,
     treatment,
 )
-from jaxmem.scheduling._scans import is_var, split, xs_of, ys_of
+from jaxmem.scheduling._scans import is_var, size_of, split, xs_of, ys_of
 
 HINT = ' (clip="two_pass" finds it in a first backward pass)'
 
@@ -123,7 +123,7 @@ def _pays(graph: Graph, scan: int, search: "Search", group: "Group", aliases) ->
     """Whether less is stacked when the group is moved into the body."""
     pairs = _pairs(graph, scan, search, group, aliases)
     outs = [v for v in group.needed(graph) if v not in pairs]
-    before, after = (sum(map(_bytes, vs)) for vs in (group.stacks, outs))
+    before, after = (sum(map(size_of, vs)) for vs in (group.stacks, outs))
     return bool(group.moved) and after < before
 
 
@@ -174,7 +174,7 @@ def blockers(graph: Graph, scan: int) -> list[Any]:
 
 def _in_one_pass(graph: Graph, v, first: "Search", search: "Search") -> bool:
     """Whether `v` is made of sums over layers that need nothing but the scan."""
-    cone = graph.cone(v, first.later)
+    cone = graph.cone([v], first.later)
     waits = (
         i not in first.verdicts
         for i in cone
@@ -254,7 +254,7 @@ def _first(graph: Graph, v, found: Search):
 
 
 def _from_reduction(graph: Graph, v, found: Search) -> bool:
-    cone = graph.cone(v, found.later)
+    cone = graph.cone([v], found.later)
     return any(isinstance(found.verdicts.get(i), Reduced) for i in cone)
 
 
@@ -303,10 +303,6 @@ def _groups(graph: Graph, search: Search, stacked: Sequence[Any]) -> list[Group]
     for i, v in first.items():
         groups[root(v)].moved.append(i)
     return [g for g in groups.values() if g.stacks]
-
-
-def _bytes(v) -> int:
-    return v.aval.size * v.aval.dtype.itemsize
 
 
 def _pairs(graph: Graph, scan: int, search: Search, group: Group, aliases) -> dict:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat, _jaxpr
-from jaxmem.scheduling._graph import Graph
+from jaxmem.scheduling._graph import Graph, Values
 from jaxmem.scheduling._layer_axis import Axis, Reduced, narrow
 from jaxmem.scheduling._release import Place, Release, made_of
 from jaxmem.scheduling._scans import is_var, scan_like, split, xs_of, ys_of
@@ -21,34 +21,19 @@ def release(closed, plan: Release):
     graph = Graph(closed)
 
     def run(args: list) -> list:
-        state = _State(graph, plan, graph.inputs(args))
-        for i in range(len(graph.eqns)):
-            state.evaluate(i)
-        return [state.read(v) for v in graph.outvars]
+        moved = set(plan.verdicts)  # done in the scan's body
+        return _State(graph, graph.inputs(args), moved, plan=plan).all_outputs()
 
     return _jaxpr.retrace(closed, run)
 
 
 @dataclass
-class _State:
-    """Values so far; an equation is evaluated when it is first needed."""
+class _State(Values):
+    """Values so far, with the planned scan in the place of the old one."""
 
-    graph: Graph
-    plan: Release
-    env: dict[Any, Any]
-    done: set[int] = field(default_factory=set)
+    plan: Release = field(kw_only=True)
 
-    def read(self, atom):
-        if not is_var(atom):
-            return atom.val
-        if atom not in self.env:
-            self.evaluate(self.graph.maker[atom])
-        return self.env[atom]
-
-    def evaluate(self, i: int) -> None:
-        if i in self.done or i in self.plan.verdicts:
-            return
-        self.done.add(i)
+    def apply(self, i: int) -> None:
         eqn = self.graph.eqns[i]
         if i == self.plan.scan:
             self._before_scan()

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxmem import _compat, _jaxpr
-from jaxmem.scheduling._graph import Graph
+from jaxmem.scheduling._graph import Graph, Values
 from jaxmem.scheduling._layer_axis import CHEAP, narrow, operand_axes
 from jaxmem.scheduling._scans import is_var, scan_like, split, xs_of
 
@@ -26,18 +26,12 @@ def cast_inside(closed):
         return closed
 
     def run(args: list) -> list:
-        env = graph.inputs(args)
-
-        def read(atom):
-            return env[atom] if is_var(atom) else atom.val
-
-        for eqn in graph.eqns:
+        values = Values(graph, graph.inputs(args))
+        for i, eqn in enumerate(graph.eqns):
             if eqn.primitive.name == "scan" and any(v in recipes for v in xs_of(eqn)):
-                outs = _scan(eqn, read, recipes)
-            else:
-                outs = _compat.bind(eqn, [read(v) for v in eqn.invars])
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return [read(v) for v in graph.outvars]
+                values.evaluate_before(i)
+                values.put(i, _scan(eqn, values.read, recipes))
+        return values.all_outputs()
 
     return _compat.without_dead_code(_jaxpr.retrace(closed, run))
 

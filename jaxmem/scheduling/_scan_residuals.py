@@ -10,14 +10,14 @@ Residuals that come from one value by such operations are grouped under it, thei
 one of them is kept (or the root, or something between), whatever is the smallest.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmem import _compat, _jaxpr
+from jaxmem.scheduling._graph import Graph, Values
 from jaxmem.scheduling._layer_axis import CHEAP
-from jaxmem.scheduling._scans import is_var, scan_like, split, xs_of
+from jaxmem.scheduling._scans import is_var, scan_like, size_of, split, xs_of
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,14 @@ class Remake:
 
 def remakes(closed) -> Iterator[Remake]:
     """The pairs of scans in which something can be saved."""
-    jaxpr, _ = _jaxpr.split(closed)
-    maker = {v: i for i, e in enumerate(jaxpr.eqns) for v in e.outvars}
-    for b, eqn in enumerate(jaxpr.eqns):
+    graph = Graph(closed)
+    for b, eqn in enumerate(graph.eqns):
         if eqn.primitive.name != "scan" or _compat.has_side_effects(eqn):
             continue
-        makers = {maker[v] for v in xs_of(eqn) if is_var(v) and v in maker}
-        for f in sorted(makers):
-            if _is_forward_of(jaxpr.eqns[f], eqn):
-                sources = tuple(_sources(jaxpr, f, b))
+        made = (v for v in xs_of(eqn) if is_var(v) and v in graph.maker)
+        for f in sorted({graph.maker[v] for v in made}):
+            if _is_forward_of(graph.eqns[f], eqn):
+                sources = tuple(_sources(graph, f, b))
                 if sources:
                     yield Remake(f, b, sources, tuple(xs_of(eqn)))
 
@@ -112,12 +111,12 @@ def _is_forward_of(first, eqn) -> bool:
     )
 
 
-def _sources(jaxpr, f: int, b: int) -> Iterator[Source]:
-    forward, backward = jaxpr.eqns[f], jaxpr.eqns[b]
+def _sources(graph: Graph, f: int, b: int) -> Iterator[Source]:
+    forward, backward = graph.eqns[f], graph.eqns[b]
     body = _jaxpr.split(forward.params["jaxpr"])[0]
     groups: dict[Any, list[Chain]] = {}
     for slot, v in enumerate(xs_of(backward)):
-        if v in forward.outvars and not _read_elsewhere(jaxpr, v, b):
+        if v in forward.outvars and not _read_elsewhere(graph, v, b):
             chain = _chain(forward, body, slot, body.outvars[forward.outvars.index(v)])
             if chain is not None:
                 key = chain.root if chain.carry is None else chain.carry
@@ -128,9 +127,8 @@ def _sources(jaxpr, f: int, b: int) -> Iterator[Source]:
             yield source
 
 
-def _read_elsewhere(jaxpr, v, b: int) -> bool:
-    others = (e for i, e in enumerate(jaxpr.eqns) if i != b)
-    return v in jaxpr.outvars or any(v in e.invars for e in others)
+def _read_elsewhere(graph: Graph, v, b: int) -> bool:
+    return v in graph.outputs or any(u != b for u in graph.users.get(v, ()))
 
 
 def _chain(forward, body, slot: int, residual) -> Chain | None:
@@ -174,11 +172,11 @@ def _from_kept(body, chains: Sequence[Chain]) -> Source | None:
         return None
     shared = _common_prefix([c.eqns for c in chains])
     path = [early[0].root, *(e.outvars[0] for e in early[0].eqns[:shared])]
-    sizes = [_bytes(v) for v in path]
+    sizes = [size_of(v) for v in path]
     steps = sizes.index(min(sizes))
     ends = {v: None for c in early for v in [_end(c)]}
-    late = sum(_bytes(_end(c)) for c in chains if c.late)
-    if sizes[steps] >= sum(map(_bytes, ends)) + late:
+    late = sum(size_of(_end(c)) for c in chains if c.late)
+    if sizes[steps] >= sum(map(size_of, ends)) + late:
         return None
     return Source(tuple(chains), steps, path[steps])
 
@@ -193,10 +191,6 @@ def _in_words(source: Source, chain: Chain) -> str:
 
 def _end(chain: Chain):
     return chain.eqns[-1].outvars[0] if chain.eqns else chain.root
-
-
-def _bytes(v) -> int:
-    return math.prod(v.aval.shape) * v.aval.dtype.itemsize
 
 
 def _common_prefix(chains: Sequence[Sequence[Any]]) -> int:
@@ -217,29 +211,20 @@ def _alike(a, b) -> bool:
 
 def remake(closed, plan: Remake):
     """The jaxpr with these residuals made in the backward scan."""
-    jaxpr, consts = _jaxpr.split(closed)
+    graph = Graph(closed)
+    forward, backward = graph.eqns[plan.forward], graph.eqns[plan.backward]
 
     def run(args: list) -> list:
-        env = dict(
-            zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True)
-        )
-
-        def read(atom):
-            return env[atom] if is_var(atom) else atom.val
-
-        kept: list = []
-        for i, eqn in enumerate(jaxpr.eqns):
-            values = [read(v) for v in eqn.invars]
-            if i == plan.forward:
-                outs, kept = _run_forward(eqn, values, plan)
-            elif i == plan.backward:
-                outs = _run_backward(
-                    eqn, values, plan, jaxpr.eqns[plan.forward], env, kept
-                )
-            else:
-                outs = _compat.bind(eqn, values)
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return [read(v) for v in jaxpr.outvars]
+        values = Values(graph, graph.inputs(args))
+        values.evaluate_before(plan.forward)
+        ins = [values.read(v) for v in forward.invars]
+        outs, kept = _run_forward(forward, ins, plan)
+        values.put(plan.forward, outs)
+        values.evaluate_before(plan.backward)
+        ins = [values.read(v) for v in backward.invars]
+        given = _Given(plan.sources, forward, values.env, iter(kept))
+        values.put(plan.backward, _run_backward(backward, ins, plan, given))
+        return values.all_outputs()
 
     return _jaxpr.retrace(closed, run)
 
@@ -266,10 +251,9 @@ def _run_forward(eqn, values: list, plan: Remake) -> tuple[list, list]:
     return [*ends, *ys], kept
 
 
-def _run_backward(eqn, values, plan: Remake, forward, env, kept: list) -> list:
+def _run_backward(eqn, values: list, plan: Remake, given: "_Given") -> list:
     consts, init, xs = split(eqn, values)
     stays = [i for i in range(len(xs)) if i not in plan.slots]
-    given = _Given(plan.sources, forward, env, iter(kept))
 
     def step(carry, slices):
         inner, before = carry

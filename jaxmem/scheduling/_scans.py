@@ -1,4 +1,4 @@
-"""The parts of a `scan` equation, and a scan like it."""
+"""Small questions about variables and `scan` equations, and a scan like another."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +12,14 @@ from jaxmem import _compat
 def is_var(atom) -> bool:
     """Whether an operand is a variable, not a literal."""
     return not isinstance(atom, _compat.Literal)
+
+
+LARGE = 2**20  # bytes from which a barrier or a write is worth what it costs
+
+
+def size_of(v) -> int:
+    """Bytes of a variable."""
+    return v.aval.size * v.aval.dtype.itemsize
 
 
 def split(eqn, values: Sequence[Any]) -> tuple[list, list, list]:

@@ -7,12 +7,9 @@ the gradients are summed up layer by layer and dropped; the second time with the
 known. LOMO does the same to clip (Lv et al. 2023, section 3.2).
 """
 
-from typing import Any
-
 from jaxmem import _compat, _jaxpr
-from jaxmem.scheduling._graph import Graph
+from jaxmem.scheduling._graph import Graph, Values
 from jaxmem.scheduling._release import blockers
-from jaxmem.scheduling._scans import is_var
 
 
 def blocked_scans(closed) -> list[int]:
@@ -32,29 +29,17 @@ def two_pass(closed, scan: int):
     graph = Graph(closed)
     first = blockers(graph, scan)
     later = graph.after(scan)
-    cone = sorted({scan, *(i for v in first for i in graph.cone(v, later))})
+    cone = sorted({scan, *graph.cone(first, later)})
 
     def run(args: list) -> list:
-        env = graph.inputs(args)
-        for i in range(len(graph.eqns)):
-            if i == scan:
-                numbers = dict(env)
-                for k in cone:
-                    _evaluate(graph, k, numbers)
-                env |= {v: numbers[v] for v in first}
-            _evaluate(graph, i, env)
-        return [env[v] if is_var(v) else v.val for v in graph.outvars]
+        values = Values(graph, graph.inputs(args))
+        values.evaluate_before(scan)
+        numbers = Values(graph, dict(values.env), set(values.done))
+        for i in cone:
+            numbers.evaluate(i)
+        values.env |= {v: numbers.env[v] for v in first}
+        made = (all(v in values.env for v in graph.eqns[i].outvars) for i in cone)
+        values.done |= {i for i, known in zip(cone, made, strict=True) if known}
+        return values.all_outputs()
 
     return _compat.without_dead_code(_jaxpr.retrace(closed, run))
-
-
-def _evaluate(graph: Graph, i: int, env: dict[Any, Any]) -> None:
-    """Adds the outputs of equation `i`, and what it needs, unless they are there."""
-    eqn = graph.eqns[i]
-    if all(v in env for v in eqn.outvars):
-        return
-    for v in filter(is_var, eqn.invars):
-        if v not in env:
-            _evaluate(graph, graph.maker[v], env)
-    outs = _compat.bind(eqn, [env[v] if is_var(v) else v.val for v in eqn.invars])
-    env.update(zip(eqn.outvars, outs, strict=True))

@@ -14,9 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _jaxpr
-from jaxmem.scheduling._scans import is_var, scan_like, split, xs_of
-
-LARGE = 2**20  # bytes of a stack for which it is done
+from jaxmem.scheduling._scans import LARGE, is_var, scan_like, size_of, split, xs_of
 
 
 def narrowed(eqn, candidates: Sequence[Any]) -> list[int]:
@@ -28,7 +26,7 @@ def narrowed(eqn, candidates: Sequence[Any]) -> list[int]:
         for i, v in enumerate(xs_of(eqn))
         if is_var(v)
         and v in candidates
-        and v.aval.size * v.aval.dtype.itemsize >= LARGE
+        and size_of(v) >= LARGE
         and _is_narrowed(body, inner[i])
     ]
 
