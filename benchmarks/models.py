@@ -1,4 +1,4 @@
-"""BERT in Flax linen, as a user writes it: plain layers, `nn.scan` over the stack."""
+"""Transformers in Flax linen, as a user writes them: plain layers, `nn.scan` over them."""
 
 from dataclasses import dataclass
 
@@ -69,6 +69,112 @@ class Bert(nn.Module):
         )
         x, _ = stack(c, self.deterministic, name="layers")(x, None)
         return embed.attend(x[:, : max(1, int(tokens.shape[1] * 0.15))])
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """Sizes of a stack of blocks; those of GPT-2 medium."""
+
+    layers: int = 24
+    width: int = 1024
+    heads: int = 16
+    kv_heads: int = 16
+    hidden: int = 4096
+    dropout: float = 0.1
+    causal: bool = True
+    dtype: jnp.dtype = jnp.bfloat16
+
+
+GPT2_MEDIUM = StackConfig()
+VIT_LARGE = StackConfig(dropout=0.0, causal=False)
+LLAMA_1B = StackConfig(16, 2048, 32, 8, 8192, 0.0)
+
+
+class PreLNLayer(nn.Module):
+    """A pre-LN layer of GPT-2 or ViT; the carry is the residual stream."""
+
+    config: StackConfig
+
+    @nn.compact
+    def __call__(self, x, _):
+        c = self.config
+        dropout = nn.Dropout(c.dropout, deterministic=c.dropout == 0)
+        mask = nn.make_causal_mask(x[..., 0]) if c.causal else None
+        y = nn.LayerNorm(dtype=c.dtype, name="attention_norm")(x)
+        attention = nn.MultiHeadDotProductAttention(
+            num_heads=c.heads,
+            dtype=c.dtype,
+            dropout_rate=c.dropout,
+            broadcast_dropout=False,
+            deterministic=c.dropout == 0,
+            name="attention",
+        )
+        x = x + dropout(attention(y, mask=mask))
+        y = nn.LayerNorm(dtype=c.dtype, name="mlp_norm")(x)
+        y = nn.gelu(nn.Dense(c.hidden, dtype=c.dtype, name="up")(y))
+        return x + dropout(nn.Dense(c.width, dtype=c.dtype, name="down")(y)), None
+
+
+def rotate(x, positions):
+    """Rotary embedding of [batch, length, heads, channels], halves paired."""
+    half = x.shape[-1] // 2
+    angle = positions[:, None] / 10_000 ** (jnp.arange(half) / half)
+    cos, sin = (f(angle)[:, None].astype(x.dtype) for f in (jnp.cos, jnp.sin))
+    a, b = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+
+class LlamaLayer(nn.Module):
+    """RMSNorm, grouped causal attention with rotary embedding, SwiGLU; no biases."""
+
+    config: StackConfig
+
+    @nn.compact
+    def __call__(self, x, _):
+        c = self.config
+        head = c.width // c.heads
+
+        def dense(features, name, axis=-1):
+            settings = {"use_bias": False, "dtype": c.dtype, "name": name}
+            return nn.DenseGeneral(features, axis, **settings)
+
+        y = nn.RMSNorm(dtype=c.dtype, name="attention_norm")(x)
+        places = jnp.arange(x.shape[1], dtype=jnp.float32)
+        q = rotate(dense((c.heads, head), "query")(y), places)
+        k = rotate(dense((c.kv_heads, head), "key")(y), places)
+        v = dense((c.kv_heads, head), "value")(y)
+        y = jax.nn.dot_product_attention(q, k, v, is_causal=c.causal)
+        x = x + dense(c.width, "out", (-2, -1))(y)
+        y = nn.RMSNorm(dtype=c.dtype, name="mlp_norm")(x)
+        y = nn.silu(dense(c.hidden, "gate")(y)) * dense(c.hidden, "up")(y)
+        return x + dense(c.width, "down")(y), None
+
+
+class Stack(nn.Module):
+    """Layers alone, on what an embedding would give."""
+
+    config: StackConfig
+    layer: type[nn.Module]
+
+    @nn.compact
+    def __call__(self, x):
+        stack = nn.scan(
+            self.layer,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            length=self.config.layers,
+        )
+        return stack(self.config, name="layers")(x, None)[0]
+
+
+def mean_square(model):
+    """`loss(params, x, key)`: a number that needs every layer."""
+
+    def loss(params, x, key):
+        y = model.apply({"params": params}, x, rngs={"dropout": key})
+        return jnp.mean(jnp.square(y.astype(jnp.float32)))
+
+    return loss
 
 
 def masked_loss(model):

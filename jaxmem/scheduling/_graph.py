@@ -12,8 +12,10 @@ class Graph:
     """A closed jaxpr with its makers and users, equations named by position."""
 
     def __init__(self, closed):
-        jaxpr, self._consts = _jaxpr.split(closed)
+        jaxpr, consts = _jaxpr.split(closed)
+        self.constants = dict(zip(jaxpr.constvars, consts, strict=True))
         self.eqns: Sequence[Any] = jaxpr.eqns
+        self.arguments: Sequence[Any] = jaxpr.invars
         self.invars = [*jaxpr.constvars, *jaxpr.invars]
         self.outvars = jaxpr.outvars
         self.outputs = set(filter(is_var, jaxpr.outvars))
@@ -25,7 +27,7 @@ class Graph:
 
     def inputs(self, args: Sequence[Any]) -> dict[Any, Any]:
         """The values that are there before the first equation."""
-        return dict(zip(self.invars, [*self._consts, *args], strict=True))
+        return self.constants | dict(zip(self.arguments, args, strict=True))
 
     def after(self, i: int) -> set[Any]:
         """The variables that need equation `i` to have been done."""

@@ -26,13 +26,13 @@ class Rewritten:
     Attributes:
       jaxpr: closed; computes what the original does.
       stacks: the stacked outputs of its backward scans, released or not.
-      residuals: (variable, what makes a layer of it, in words what it is made of) of
-        what is no more stacked by forward scans.
+      residuals: (aval, what makes a layer of it, in words what it is made of, 1) of the
+        stacks that forward scans no more make; with -1 of those in their place.
     """
 
     jaxpr: Any
     stacks: tuple[Stack, ...] = ()
-    residuals: tuple[tuple[Any, Any, str], ...] = ()
+    residuals: tuple[tuple[Any, Any, str, int], ...] = ()
 
 
 def rewrite(closed, aliases: Aliases, clip: str | None = None) -> Rewritten:

@@ -10,7 +10,6 @@ import jax
 
 from jaxmem import _compat
 from jaxmem.memory import MemoryReport, format_bytes
-from jaxmem.scheduling._scans import size_of
 
 _SHOWN = 30
 
@@ -41,7 +40,7 @@ class Remade:
     """A residual of a forward scan that the backward scan makes itself.
 
     Attributes:
-      bytes: of the whole stack.
+      bytes: of the whole stack; negative for what is kept in the place of others.
       shape: its shape, the layers in front.
       dtype: its dtype.
       path: the name scopes (the modules) of the operation that makes it.
@@ -85,7 +84,7 @@ class Plan:
 
     @property
     def residual_bytes(self) -> int:
-        """Bytes of stacked residuals that are no more kept."""
+        """Bytes of stacked residuals that are no more kept, less what is instead."""
         return sum(r.bytes for r in self.residuals)
 
     def to_json(self) -> str:
@@ -135,7 +134,8 @@ def _rows(plan: Plan) -> Iterator[tuple[str, ...]]:
         what = "released" if g.released else "kept"
         yield what, format_bytes(g.bytes), _array(g), g.path, g.why
     for r in plan.residuals:
-        yield "made again", format_bytes(r.bytes), _array(r), r.path, r.how
+        what = "made again" if r.bytes > 0 else "kept instead"
+        yield what, format_bytes(abs(r.bytes)), _array(r), r.path, r.how
 
 
 def _array(entry: Gradient | Remade) -> str:
@@ -145,9 +145,10 @@ def _array(entry: Gradient | Remade) -> str:
 def make_plan(found, reports: Sequence[MemoryReport], undonated: Any) -> Plan:
     """The plan of a rewritten step; `undonated`: its arguments if none is donated."""
     gradients = [
-        Gradient(*_described(s.var, s.maker), s.released, s.why) for s in found.stacks
+        Gradient(*_described(s.var.aval, s.maker), s.released, s.why)
+        for s in found.stacks
     ]
-    residuals = [Remade(*_described(*r), how) for *r, how in found.residuals]
+    residuals = [_remade(*entry) for entry in found.residuals]
     notes = [] if undonated is None else [_undonated(undonated)]
     plain, scheduled = reports or (None, None)
     by_size = {"key": lambda x: x.bytes, "reverse": True}
@@ -160,6 +161,11 @@ def make_plan(found, reports: Sequence[MemoryReport], undonated: Any) -> Plan:
     )
 
 
+def _remade(aval, maker, how: str, sign: int) -> Remade:
+    size, shape, dtype, path = _described(aval, maker)
+    return Remade(sign * size, shape, dtype, path, how)
+
+
 def _undonated(arguments) -> str:
     arrays = [x for x in jax.tree.leaves(arguments) if hasattr(x, "dtype")]
     size = sum(x.size * getattr(x.dtype, "itemsize", 0) for x in arrays)
@@ -170,7 +176,6 @@ def _undonated(arguments) -> str:
     )
 
 
-def _described(var, maker) -> tuple[int, tuple[int, ...], str, str]:
-    aval = var.aval
+def _described(aval, maker) -> tuple[int, tuple[int, ...], str, str]:
     path = _compat.name_stack(maker) if maker is not None else ""
-    return size_of(var), aval.shape, str(aval.dtype), path
+    return aval.size * aval.dtype.itemsize, aval.shape, str(aval.dtype), path

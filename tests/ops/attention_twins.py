@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmem.ops import _blocks, _random
+from jaxmem.ops import _elementwise, _random
 from jaxmem.ops._attention import dot_product_attention
 from jaxmem.ops._dropout import dropout
 from tests.twins import Twin
@@ -42,7 +42,7 @@ def plain_attention(
     """Softmax attention with its [B, N, T, S] logits written out."""
     groups = q.shape[2] // k.shape[2]
     k, v = (jnp.repeat(x, groups, axis=2) for x in (k, v))
-    wide = _blocks.wide(q.dtype)
+    wide = _elementwise.wide_dtype(q.dtype)
     logits = jnp.einsum("btnh,bsnh->bnts", q, k, preferred_element_type=wide)
     logits = logits / math.sqrt(q.shape[-1])
     if bias is not None:

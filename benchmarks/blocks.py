@@ -1,0 +1,125 @@
+"""Stacks of transformer blocks: every stock checkpoint policy, and ours.
+
+    python -m benchmarks.blocks
+
+Loss gradient with all weights trained, layers in `nn.scan`, bf16 compute, f32
+parameters. "recomputes" is what of the forward pass the backward pass does again, in
+per cent of its matmul flops.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+import jaxmem
+from benchmarks import bert
+from benchmarks._common import MIB, publish, verdict
+from benchmarks.models import (
+    GPT2_MEDIUM,
+    LLAMA_1B,
+    VIT_LARGE,
+    Bert,
+    BertConfig,
+    Layer,
+    LlamaLayer,
+    PreLNLayer,
+    Stack,
+    abstract_params,
+    mean_square,
+)
+from jaxmem import _jaxpr
+
+STACKS = {
+    "GPT-2 medium, 4 x 1024": (GPT2_MEDIUM, PreLNLayer, (4, 1024)),
+    "ViT-L, 16 x 256": (VIT_LARGE, PreLNLayer, (16, 256)),
+    "Llama-1B blocks, 2 x 2048": (LLAMA_1B, LlamaLayer, (2, 2048)),
+}
+POLICIES = {
+    "plain": None,
+    "dots_saveable": jax.checkpoint_policies.dots_saveable,
+    "dots_with_no_batch_dims_saveable": (
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    ),
+    "nothing_saveable": jax.checkpoint_policies.nothing_saveable,
+}
+BARS = {"BERT-Large, 8 x 512": 2100}
+TARGET = "h100"
+
+
+def made(name: str, policy=None):
+    """The model, its layer under a checkpoint policy, and its loss gradient's args."""
+    import flax.linen as nn
+
+    remat = functools.partial(nn.remat, policy=policy, prevent_cse=False)
+    wrap = (lambda layer: layer) if policy is None else remat
+    if name not in STACKS:
+        return bert.gradient, Bert(BertConfig(), layer=wrap(Layer))
+    config, layer, shape = STACKS[name]
+    x = jax.ShapeDtypeStruct((*shape, config.width), config.dtype)
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+
+    def gradient(model):
+        loss = mean_square(model)
+        step = lambda params, x, key: jax.grad(loss)(
+            params, x, jax.random.wrap_key_data(key)
+        )
+        return step, (abstract_params(model, x), x, key)
+
+    return gradient, Stack(config, wrap(layer))
+
+
+def matmul_flops(fn, *args) -> int:
+    """Multiplications and additions of all `dot_general`s, scans counted in full."""
+
+    def count(closed) -> int:
+        total = 0
+        for eqn in _jaxpr.split(closed)[0].eqns:
+            if eqn.primitive.name == "dot_general":
+                (contracted, _), _ = eqn.params["dimension_numbers"]
+                sizes = eqn.invars[0].aval.shape
+                inner = 1
+                for a in contracted:
+                    inner *= sizes[a]
+                total += 2 * inner * eqn.outvars[0].aval.size
+            times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+            total += times * sum(count(body) for body in _jaxpr.bodies(eqn))
+        return total
+
+    return count(jax.make_jaxpr(fn)(*args))
+
+
+def ways(name: str):
+    """(what it is, loss gradient, its arguments) of every row."""
+    for policy, rule in POLICIES.items():
+        gradient, model = made(name, rule)
+        yield policy, *gradient(model)
+    gradient, model = made(name)
+    step, args = gradient(model)
+    yield "schedule", jaxmem.schedule(step, donate_argnums=()), args
+    step, args = gradient(jaxmem.substitute(model))
+    yield "substitute", step, args
+    yield "substitute, schedule", jaxmem.schedule(step, donate_argnums=()), args
+
+
+def table(name: str):
+    """Rows of one model."""
+    plain = None
+    for way, step, args in ways(name):
+        flops = matmul_flops(step, *args)
+        plain = plain or flops
+        temp = jaxmem.estimate(step, *args, target=TARGET).temp_bytes / MIB
+        bar = BARS.get(name) if way == "substitute, schedule" else None
+        again = 100 * (flops - plain) / (plain / 3)
+        yield name, way, temp, again, bar or "", verdict(temp, bar)
+
+
+def main() -> None:
+    names = ["BERT-Large, 8 x 512", *STACKS]
+    rows = [row for name in names for row in table(name)]
+    columns = ("model", "how", "temp MiB", "recomputes %", "at most", "met")
+    publish("blocks", columns, rows)
+
+
+if __name__ == "__main__":
+    main()
