@@ -1,4 +1,4 @@
-"""Transformers in Flax linen, as a user writes them: plain layers, `nn.scan` over them."""
+"""Transformers in Flax linen, as a user writes them: plain layers under `nn.scan`."""
 
 from dataclasses import dataclass
 

@@ -11,6 +11,7 @@ import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from jaxmem import freezing as freezing
     from jaxmem import memory as memory
     from jaxmem import nn as nn
     from jaxmem import ops as ops
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from jaxmem import rewriting as rewriting
     from jaxmem import scheduling as scheduling
     from jaxmem.accumulate import microbatch as microbatch
+    from jaxmem.freezing import trainable as trainable
+    from jaxmem.freezing import value_and_grad as value_and_grad
     from jaxmem.memory import estimate as estimate
     from jaxmem.memory import max_batch as max_batch
     from jaxmem.memory import residuals as residuals
@@ -39,8 +42,10 @@ _HOME = {
     "substitute": "jaxmem.nn",
     "target_mesh": "jaxmem.memory",
     "targets": "jaxmem.memory",
+    "trainable": "jaxmem.freezing",
+    "value_and_grad": "jaxmem.freezing",
 }
-_SUBPACKAGES = ("memory", "nn", "ops", "optim", "rewriting", "scheduling")
+_SUBPACKAGES = ("freezing", "memory", "nn", "ops", "optim", "rewriting", "scheduling")
 
 __all__ = [*_HOME, *_SUBPACKAGES]
 __version__ = importlib.metadata.version("jaxmem")

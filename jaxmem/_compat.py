@@ -4,6 +4,7 @@ Everything here is private to JAX and may move; `tests/test_compat.py` calls eac
 function, so that a new JAX fails there, loudly, and not in a user's step.
 """
 
+import pathlib
 from typing import Any
 
 import jax
@@ -63,6 +64,17 @@ def source_line(eqn) -> str:
     from jax.extend import source_info_util
 
     return source_info_util.summarize(eqn.source_info)
+
+
+def caller_line(eqn) -> str:
+    """The innermost line outside of this package that led to `eqn`, or ""."""
+    from jax._src.source_info_util import user_frames
+
+    own = str(pathlib.Path(__file__).parent)
+    for frame in user_frames(eqn.source_info.traceback):
+        if not frame.file_name.startswith(own):
+            return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
+    return ""
 
 
 def name_stack(eqn) -> str:
@@ -146,3 +158,8 @@ def has_side_effects(eqn) -> bool:
     from jax._src.core import NamedAxisEffect
 
     return any(not isinstance(e, NamedAxisEffect) for e in eqn.effects)
+
+
+def trace_state() -> Any:
+    """What tells, by `==`, whether two moments belong to one trace."""
+    return jex_core.get_opaque_trace_state()

@@ -66,6 +66,13 @@ def demo(
             min=1, help="Parts of a batch in both runs.  [default: 1; with adama, 8]"
         ),
     ] = None,
+    technique: Annotated[
+        str,
+        typer.Option(
+            help="Of the second run: exact, bits-1 to bits-4, regelu2, storage-8, "
+            "storage-4, or (in linen) wta-crs."
+        ),
+    ] = "exact",
     target: Annotated[
         list[str] | None,
         typer.Option(help="Chip to compile for; may be given again. See `targets`."),
@@ -94,6 +101,7 @@ def demo(
             seed=seed,
             optimizer=optimizer.value,
             micro_batches=micro_batches,
+            technique=technique,
         )
         run(settings, target, out)
     except ValueError as error:

@@ -61,6 +61,11 @@ def test_equations_run_again_where_they_were():
     assert _compat.name_stack(moved.eqns[0]) == "here"
 
 
+def test_caller_line():
+    (eqn,) = _traced(lambda x: x + 1.0, 1.0).eqns
+    assert "test_compat" in _compat.caller_line(eqn)
+
+
 def test_constants_first():
     table = jnp.arange(3.0)
     closed = _traced(lambda x: x + table, jnp.ones(3))
@@ -119,3 +124,16 @@ def test_has_side_effects():
     loud = _traced(lambda x: jax.debug.print("{}", x), 1.0).eqns[-1]
     assert not _compat.has_side_effects(quiet)
     assert _compat.has_side_effects(loud)
+
+
+def test_trace_state_tells_traces_apart():
+    outer = _compat.trace_state()
+    inner = []
+
+    def body(x):
+        inner.extend([_compat.trace_state(), _compat.trace_state()])
+        return x
+
+    jax.make_jaxpr(body)(1.0)
+    assert _compat.trace_state() == outer
+    assert inner[0] == inner[1] != outer

@@ -14,6 +14,7 @@ import jaxmem
 from jaxmem.demo import _data, _gpt_linen, _gpt_nnx, _measure, _train
 from jaxmem.demo._largest import Largest
 from jaxmem.demo._settings import Settings
+from jaxmem.demo._techniques import TECHNIQUES
 
 NAMES = ("plain", "substituted")
 _MODELS = {"nnx": _gpt_nnx, "linen": _gpt_linen}
@@ -79,7 +80,8 @@ def models(settings: Settings) -> dict[str, tuple[Any, Callable]]:
     """(initial parameters, forward) of the plain model and of the substituted one."""
     flavour = _MODELS[settings.model]
     plain = flavour.build(settings)
-    both = dict(zip(NAMES, (plain, jaxmem.substitute(plain)), strict=True))
+    lean = TECHNIQUES[settings.technique](plain)
+    both = dict(zip(NAMES, (plain, lean), strict=True))
     return {name: flavour.split(model, settings) for name, model in both.items()}
 
 

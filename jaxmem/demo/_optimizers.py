@@ -43,8 +43,8 @@ def make_optimizer(settings: Settings, adama: bool) -> optax.GradientTransformat
 
 
 def step_key(settings: Settings, number) -> jax.Array | None:
-    """The key of a step's dropout masks; None where there is no dropout."""
-    if not settings.dropout:
+    """The key of a step's dropout masks and samples; None where nothing is drawn."""
+    if not settings.draws:
         return None
     return jax.random.fold_in(jax.random.key(settings.seed), number)
 

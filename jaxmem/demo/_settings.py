@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxmem.demo._techniques import IN_LINEN, TECHNIQUES, WITH_KEY
+
 _MICRO_BATCHES = 8
 
 
@@ -26,6 +28,8 @@ class Settings:
         micro_batches: into how many each batch is split, in both runs. None for 1 with
             adamw, and with adama for the most up to 8 that divide the batch.
         v_scale: of AdamA, see `jaxmem.adama`.
+        technique: what the second run is made with, see `TECHNIQUES`: "exact", or an
+            approximation, whose losses differ by design.
 
     Raises:
         ValueError: for a value no run can be made of.
@@ -44,6 +48,7 @@ class Settings:
     optimizer: str = "adamw"
     micro_batches: int | None = None
     v_scale: Literal["paper", "mean"] = "paper"
+    technique: str = "exact"
 
     def __post_init__(self):
         if self.model not in ("nnx", "linen"):
@@ -58,6 +63,16 @@ class Settings:
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout must be in [0, 1), got {self.dropout}")
         self._check_optimizer()
+        self._check_technique()
+
+    def _check_technique(self):
+        if self.technique not in TECHNIQUES:
+            raise ValueError(
+                f"technique must be one of {', '.join(TECHNIQUES)}, "
+                f"got {self.technique!r}"
+            )
+        if self.technique in IN_LINEN and self.model != "linen":
+            raise ValueError(f"technique {self.technique!r} needs model='linen'")
 
     def _check_optimizer(self):
         if self.optimizer not in ("adamw", "adama"):
@@ -69,6 +84,11 @@ class Settings:
                 f"micro_batches must be at least 1 and divide the batch of "
                 f"{self.batch}, got {self.n}"
             )
+
+    @property
+    def draws(self) -> bool:
+        """Whether a step needs a key."""
+        return self.dropout > 0 or self.technique in WITH_KEY
 
     @property
     def n(self) -> int:

@@ -13,7 +13,17 @@ from jaxmem import ops
 
 
 def attend(
-    query, key, value, bias, mask, *, is_causal, dropout_rate, dropout_rng, broadcast
+    query,
+    key,
+    value,
+    bias,
+    mask,
+    *,
+    is_causal,
+    dropout_rate,
+    dropout_rng,
+    broadcast,
+    save=None,
 ):
     """Attention over `[batch..., length, heads, features]` arrays of one dtype."""
     batch = query.shape[:-3]
@@ -27,6 +37,7 @@ def attend(
         dropout_rate=dropout_rate,
         dropout_rng=dropout_rng,
         broadcast_dropout=broadcast,
+        save=save,
     )
     return out if len(batch) == 1 else out.reshape(batch + out.shape[1:])
 

@@ -18,9 +18,10 @@ from flax.linen.dtypes import canonicalize_dtype
 from flax.linen.dtypes import promote_dtype as flax_promote_dtype
 
 from jaxmem import ops
-from jaxmem.nn import _norm
+from jaxmem.nn import _conv, _norm
 from jaxmem.nn._attention import attend
 from jaxmem.nn._fallback import fall_back
+from jaxmem.ops._quantized import sharing
 
 
 @contextlib.contextmanager
@@ -52,13 +53,19 @@ def _norm_params(module, features, names):
     ]
 
 
+def save_rng(module):
+    """A key for stochastic rounding of codes, where the caller gave one."""
+    return module.make_rng("storage") if module.has_rng("storage") else None
+
+
 def layer_norm(module, flax_call, x, *, mask=None, save="input"):
     if reason := _norm.obstacle(module, x):
         fall_back("LayerNorm", reason)
         return flax_call(x, mask=mask)
     scale, bias = _norm_params(module, _features(module, x), ("scale", "bias"))
     dtype = canonicalize_dtype(x, scale, bias, dtype=module.dtype)
-    return _norm.layer_norm(module, x, scale, bias, mask, dtype, save)
+    rng = save_rng(module)
+    return _norm.layer_norm(module, x, scale, bias, mask, dtype, save, rng)
 
 
 def rms_norm(module, flax_call, x, *, mask=None, save="input"):
@@ -67,7 +74,7 @@ def rms_norm(module, flax_call, x, *, mask=None, save="input"):
         return flax_call(x, mask=mask)
     (scale,) = _norm_params(module, _features(module, x), ("scale",))
     dtype = canonicalize_dtype(x, scale, dtype=module.dtype)
-    return _norm.rms_norm(module, x, scale, mask, dtype, save)
+    return _norm.rms_norm(module, x, scale, mask, dtype, save, save_rng(module))
 
 
 def group_norm(module, flax_call, x, *, mask=None):
@@ -96,7 +103,26 @@ def _num_groups(module, channels: int) -> int:
     return channels // module.group_size
 
 
-def batch_norm(module, flax_call, x, use_running_average=None, *, mask=None):
+def ms_norm(module, op, names, x, mask, save):
+    """The normalised input, beside the parameters that Flax's norm would apply."""
+    parameters = _norm_params(module, x.shape[-1:], names)
+    rng = save_rng(module)
+    return _norm.ms_norm(module, op, x, mask, *parameters, save=save, rng=rng)
+
+
+def inplace_abn(module, x, use_running_average, mask):
+    """A Flax BatchNorm with an activation in it."""
+    names = ("activation", "negative_slope", "alpha", "approximate")
+    options = {name: getattr(module, name) for name in names}
+    op = functools.partial(ops.inplace_abn, **options)
+    if reason := _norm.obstacle(module, x):
+        raise ValueError(f"InPlaceABN: {reason}")
+    return batch_norm(module, None, x, use_running_average, mask=mask, op=op)
+
+
+def batch_norm(
+    module, flax_call, x, use_running_average=None, *, mask=None, op=ops.batch_norm
+):
     if reason := _norm.obstacle(module, x):
         fall_back("BatchNorm", reason)
         return flax_call(x, use_running_average, mask=mask)
@@ -109,9 +135,9 @@ def batch_norm(module, flax_call, x, use_running_average=None, *, mask=None):
     var = module.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
     if not frozen:
         update = functools.partial(_update_statistics, module, mean, var)
-        return _batch_norm_training(module, x, features, mask, update)
+        return _batch_norm_training(module, x, features, mask, update, op)
     scale, bias = _norm_params(module, features, ("scale", "bias"))
-    return ops.batch_norm(
+    return op(
         x,
         scale,
         bias,
@@ -123,12 +149,13 @@ def batch_norm(module, flax_call, x, use_running_average=None, *, mask=None):
     )
 
 
-def _batch_norm_training(module, x, features, mask, update):
+def _batch_norm_training(module, x, features, mask, update, op):
     scale, bias = _norm_params(module, features, ("scale", "bias"))
     dtype = canonicalize_dtype(x, scale, bias, dtype=module.dtype)
     # The mesh axis does not exist yet when parameters are made.
     axis_name = None if module.is_initializing() else module.axis_name
-    y, mean, var = _norm.batch_norm(module, x, scale, bias, mask, dtype, axis_name)
+    options = (mask, dtype, axis_name, op)
+    y, mean, var = _norm.batch_norm(module, x, scale, bias, *options)
     if not module.is_initializing():
         update(mean, var)
     return y
@@ -140,8 +167,9 @@ def _update_statistics(module, mean, var, new_mean, new_var):
     var.value = keep * var.value + (1 - keep) * new_var
 
 
-def dense(module, flax_call, inputs):
+def dense(module, flax_call, inputs, save=None):
     """Flax makes and shapes the parameters; the product and the casts are ours."""
+    given, inputs = inputs, getattr(inputs, "value", inputs)
     reason = None
     if module.dot_general is not None or module.dot_general_cls is not None:
         reason = "a dot_general of its own"
@@ -151,20 +179,48 @@ def dense(module, flax_call, inputs):
         reason = "batch_dims"
     if reason:
         fall_back(type(module).__name__, reason)
-        return flax_call(inputs)
-    computed = []
+        return flax_call(_norm.plain(given))
+    computed, rng = [], save_rng(module)
 
     def promote(inputs, kernel, bias, dtype=None):
         computed[:] = [canonicalize_dtype(inputs, kernel, bias, dtype=dtype)]
         return inputs, kernel, None if bias is None else bias.astype(computed[0])
 
     def dot_general(inputs, kernel, dimension_numbers, precision=None):
-        axis = dimension_numbers[0][0]
         return ops.dense(
-            inputs, kernel, axis=axis, dtype=computed[0], precision=precision
+            given,
+            kernel,
+            axis=dimension_numbers[0][0],
+            dtype=computed[0],
+            precision=precision,
+            save=save,
+            save_rng=rng,
         )
 
     with _with_fields(module, promote_dtype=promote, dot_general=dot_general):
+        return flax_call(inputs)
+
+
+def conv(module, flax_call, inputs, save=None):
+    """Flax makes the parameters and the padding; the convolution is ours."""
+    reason = None
+    if module.conv_general_dilated or module.conv_general_dilated_cls:
+        reason = "a conv_general_dilated of its own"
+    elif module.promote_dtype is not flax_promote_dtype:
+        reason = "a promote_dtype of its own"
+    elif not module.shared_weights:
+        reason = "unshared weights"
+    if reason:
+        fall_back(type(module).__name__, reason)
+        return flax_call(inputs)
+
+    def promote(inputs, kernel, bias, dtype=None):
+        dtype = canonicalize_dtype(inputs, kernel, bias, dtype=dtype)
+        return _conv.promote(inputs, kernel, bias, dtype)
+
+    options = dict(save=save, save_rng=save_rng(module))
+    convolve = functools.partial(_conv.conv_general_dilated, **options)
+    with _with_fields(module, promote_dtype=promote, conv_general_dilated=convolve):
         return flax_call(inputs)
 
 
@@ -178,13 +234,14 @@ def dropout(module, flax_call, inputs, deterministic=None, rng=None):
     return ops.dropout(inputs, module.rate, rng, broadcast_dims=module.broadcast_dims)
 
 
-def attention(module, flax_call, *args, **kwargs):
+def attention(module, flax_call, *args, save=None, **kwargs):
     """Flax's own projections and cache; the attention function between them is ours."""
     reason = attention_obstacle(module, kwargs.get("sow_weights", False))
     if reason:
         fall_back(type(module).__name__, reason)
         return flax_call(*args, **kwargs)
-    with _with_fields(module, attention_fn=dot_product_attention):
+    attention_fn = functools.partial(dot_product_attention, save=save)
+    with _with_fields(module, attention_fn=attention_fn), sharing():
         return flax_call(*args, **kwargs)
 
 
@@ -214,6 +271,8 @@ def dot_product_attention(
     dropout_rate=0.0,
     deterministic=False,
     dtype=None,
+    *,
+    save=None,
 ):
     """As `flax.linen.dot_product_attention`; the softmax is always in float32."""
     query, key, value = flax_promote_dtype(query, key, value, dtype=dtype)
@@ -228,6 +287,7 @@ def dot_product_attention(
         dropout_rate=dropout_rate if drop else 0.0,
         dropout_rng=dropout_rng if drop else None,
         broadcast=broadcast_dropout,
+        save=save,
     )
 
 
@@ -244,8 +304,10 @@ TABLE = {
     raw(nn.BatchNorm.__call__): batch_norm,
     raw(nn.Dense.__call__): dense,
     raw(nn.DenseGeneral.__call__): dense,
+    raw(nn.Conv.__call__): conv,
     raw(nn.Dropout.__call__): dropout,
     raw(nn.MultiHeadDotProductAttention.__call__): attention,
 }
-TAKES_SAVE = (layer_norm, rms_norm)
+TAKES_WORD = (layer_norm, rms_norm)
+TAKES_BITS = (*TAKES_WORD, dense, conv, attention)
 INSIDE_ATTENTION = (dense, layer_norm)

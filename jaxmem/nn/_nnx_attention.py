@@ -1,5 +1,7 @@
 """`flax.nnx.dot_product_attention` on the lean op, with Flax's own as the fallback."""
 
+import functools
+
 import jax
 from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
@@ -7,6 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxmem.nn._attention import attend
 from jaxmem.nn._fallback import fall_back
+from jaxmem.ops._quantize import Quantization
 
 
 def dot_product_attention(
@@ -24,6 +27,8 @@ def dot_product_attention(
     module: nnx.Module | None = None,
     promote_dtype=flax_promote_dtype,
     is_causal: bool = False,
+    *,
+    save: int | Quantization | None = None,
 ) -> Float[Array, "*batch q heads d"]:
     """As `flax.nnx.dot_product_attention`, without anything of size length squared.
 
@@ -46,6 +51,7 @@ def dot_product_attention(
         module: a module to sow the weights into, for Flax's function.
         promote_dtype: as in Flax.
         is_causal: query t sees keys 0..t.
+        save: bits a value, to keep query, key, value and the output as codes.
 
     Returns:
         The attended values, of the shape of `query`.
@@ -87,4 +93,11 @@ def dot_product_attention(
         dropout_rate=dropout_rate if drop else 0.0,
         dropout_rng=dropout_rng if drop else None,
         broadcast=broadcast_dropout,
+        save=save,
     )
+
+
+@functools.cache
+def attention_saving(save: Quantization):
+    """The function with its `save` given; one and the same for equal models."""
+    return functools.partial(dot_product_attention, save=save)

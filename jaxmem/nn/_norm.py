@@ -6,14 +6,20 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxmem import ops
+from jaxmem.ops._quantize import as_quantization
 
 SAVES = ("input", "output")
 
 
-def check_save(save: str) -> None:
+def check_save(save: Any) -> None:
     """At the constructor, not only when the layer runs."""
-    if save not in SAVES:
-        raise ValueError(f"save={save!r}: must be one of {SAVES}")
+    if as_quantization(save) is None and save not in SAVES:
+        raise ValueError(f"save={save!r}: must be one of {SAVES}, or bits a value")
+
+
+def plain(x: Any) -> Any:
+    """`x` as an array, also where it is the output of an MS norm."""
+    return x.array() if isinstance(x, ops.Normalized) else x
 
 
 def axes(ndim: int, given) -> tuple[int, ...]:
@@ -31,7 +37,7 @@ def obstacle(module, x) -> str | None:
     return None
 
 
-def layer_norm(module, x, scale, bias, mask, dtype, save):
+def layer_norm(module, x, scale, bias, mask, dtype, save, rng=None):
     """`ops.layer_norm` with the fields of a Flax LayerNorm."""
     return ops.layer_norm(
         x,
@@ -39,14 +45,28 @@ def layer_norm(module, x, scale, bias, mask, dtype, save):
         bias,
         use_fast_variance=module.use_fast_variance,
         **_options(module, mask, dtype),
-        **_over_features(module, x, save),
+        **_over_features(module, x, save, rng),
     )
 
 
-def rms_norm(module, x, scale, mask, dtype, save):
+def ms_norm(module, op, x, mask, *parameters, save, rng=None):
+    """`op`, an MS norm, with the fields of a Flax norm over the last axis."""
+    reduced = (axes(x.ndim, module.reduction_axes), axes(x.ndim, module.feature_axes))
+    if reduced != ((x.ndim - 1,),) * 2 or module.axis_name is not None:
+        raise ValueError(
+            f"{type(module).__name__}: reduction_axes={module.reduction_axes}, "
+            f"feature_axes={module.feature_axes}, axis_name={module.axis_name}: only "
+            "the last axis, and no named one, can be folded into a dense layer"
+        )
+    options = _options(module, mask, module.dtype)
+    options = {k: options[k] for k in ("epsilon", "mask", "dtype")}
+    return op(x, *parameters, save=save, save_rng=rng, **options)
+
+
+def rms_norm(module, x, scale, mask, dtype, save, rng=None):
     """`ops.rms_norm` with the fields of a Flax RMSNorm."""
     options = _options(module, mask, dtype)
-    return ops.rms_norm(x, scale, **options, **_over_features(module, x, save))
+    return ops.rms_norm(x, scale, **options, **_over_features(module, x, save, rng))
 
 
 def group_norm(module, x, scale, bias, mask, dtype, num_groups):
@@ -62,10 +82,10 @@ def group_norm(module, x, scale, bias, mask, dtype, num_groups):
     )
 
 
-def batch_norm(module, x, scale, bias, mask, dtype, axis_name):
-    """`ops.batch_norm` in training: the output, the batch's mean and variance."""
+def batch_norm(module, x, scale, bias, mask, dtype, axis_name, op=ops.batch_norm):
+    """`op` in training: the output, the batch's mean and variance."""
     options = _options(module, mask, dtype) | dict(axis_name=axis_name)
-    return ops.batch_norm(
+    return op(
         x,
         scale,
         bias,
@@ -85,11 +105,11 @@ def _options(module, mask, dtype) -> dict[str, Any]:
     )
 
 
-def _over_features(module, x, save) -> dict[str, Any]:
+def _over_features(module, x, save, rng) -> dict[str, Any]:
     """Axes, and the input kept where the op cannot do with the output."""
     reduced, features = (
         axes(x.ndim, given) for given in (module.reduction_axes, module.feature_axes)
     )
     if len(reduced) > 1 or reduced != features or module.axis_name is not None:
         save = "input" if save == "output" else save
-    return dict(axis=reduced, feature_axis=features, save=save)
+    return dict(axis=reduced, feature_axis=features, save=save, save_rng=rng)

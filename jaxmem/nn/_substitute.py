@@ -8,18 +8,19 @@ patched, and nothing has to be entered: the new model carries it all.
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
 from flax import linen, nnx
 
-from jaxmem.nn._norm import check_save
 from jaxmem.nn._rules import Rule
 from jaxmem.nn._spec import Spec
+from jaxmem.nn._storage import read_storage
 from jaxmem.nn._substitute_linen import substitute_linen
 from jaxmem.nn._substitute_nnx import substitute_nnx
 from jaxmem.nn._substitution_report import Recorder, SubstitutionReport
+from jaxmem.ops._quantize import Quantization, as_quantization
 
 Model = TypeVar("Model")
 
@@ -28,7 +29,8 @@ def substitute(
     model: Model,
     rules: Sequence[Rule] | None = None,
     *,
-    save: str = "output",
+    save: str | int | Quantization | Mapping[str, str | int | Quantization] = "output",
+    activations: str | int | Quantization | None = None,
     patterns: Any = None,
     verbose: bool = False,
 ) -> Model:
@@ -51,6 +53,16 @@ def substitute(
         rules: tried in order, before the built-in table; see `Rule`.
         save: what norms and GELU/SiLU keep, `"output"` (which the next matmul keeps
             anyway) or `"input"`. Norms whose scale starts near zero keep their input.
+            Bits a value (1 to 8) or a `jaxmem.ops.Quantization` make norms, dense
+            layers, convolutions and attention keep codes; so does a dict from patterns
+            of module paths, `{"layers/*/mlp/*": 8}`, for the modules that a pattern
+            (as of `fnmatch`) names, the first match first, and `"output"` for the rest.
+            A linen model given a key named "storage" rounds at random, else to the
+            nearest code.
+        activations: what GELU/SiLU keep, in place of `save`: a word, the bits of a code
+            of their derivative, or a `Quantization` for codes of their input, which a
+            layer after them that stores codes reads too. None: as `save`, and
+            `"output"` where that is a dict.
         patterns: formulas to look for, as in `jaxmem.rewriting.rewrite`; its library
             if None.
         verbose: prints the report at the first trace.
@@ -59,8 +71,9 @@ def substitute(
         The new model.
 
     Raises:
-        TypeError: when `model` is no module and no function.
-        ValueError: when `save` is another word.
+        TypeError: when `model` is no module and no function, or a key of `save` is no
+            string.
+        ValueError: when `save` is another word, or bits out of range.
 
     Example::
 
@@ -68,12 +81,14 @@ def substitute(
         variables = model.init(key, x)
         print(jaxmem.nn.report(model, x))
     """
-    check_save(save)
+    storage = read_storage(save)
     rules = tuple(rules or ())
     for rule in rules:
         if not isinstance(rule, Rule):
             raise TypeError(f"rules: {rule!r} is not a jaxmem.nn.Rule")
-    spec = Spec(rules, save, patterns, verbose)
+    if activations is None:
+        activations = as_quantization(save) or storage.word
+    spec = Spec(rules, storage, activations, patterns, verbose)
     if isinstance(model, linen.Module):
         return substitute_linen(model, spec)
     if isinstance(model, nnx.Module):
@@ -97,7 +112,8 @@ def _substitute_function(fn: Callable, spec: Spec) -> Callable:
             return fn(*args, **kwargs)
 
         library = spec.library()
-        out = run_rewritten(call, (args, kwargs), library, recorder.add_patterns)
+        found = recorder.add_patterns
+        out = run_rewritten(call, (args, kwargs), library, found, spec.codes)
         recorder.first_trace(spec.verbose)
         return out
 

@@ -26,6 +26,7 @@ from jaxmem.nn._fallback import heard_by
 from jaxmem.nn._rules import first_match
 from jaxmem.nn._spec import LEAVE_SCOPE, NEAR_ZERO, Spec
 from jaxmem.nn._traced import NEEDS_VALUES, UNTRACEABLE, is_concrete, run_rewritten
+from jaxmem.ops._quantized import sharing
 
 _ids = itertools.count(1)
 _jit_key = jax.make_user_context(None)
@@ -36,6 +37,8 @@ _LAYERS = (
     nn.BatchNorm,
     nn.Dense,
     nn.DenseGeneral,
+    nn.Conv,
+    nn.ConvLocal,
     nn.Dropout,
     nn.MultiHeadDotProductAttention,
 )
@@ -61,8 +64,9 @@ class LinenSubstitution:
         """Replaces modules called inside; with `plain`, only notes what it would."""
         self._local.active, self._local.left, self._local.ruled = True, False, set()
         key = _jit_key(None if plain else self._id)
+        intercept = functools.partial(self._intercept, plain)
         try:
-            with key, nn.intercept_methods(functools.partial(self._intercept, plain)):
+            with key, sharing(), nn.intercept_methods(intercept):
                 yield
         finally:
             self._local.active = False
@@ -86,7 +90,7 @@ class LinenSubstitution:
             return call()
         lean = functools.partial(calls.TABLE[written], module, next_call)
         with heard_by(functools.partial(self.recorder.left, path, module)):
-            return lean(*args, **kwargs, **self._options(written, module))
+            return lean(*args, **kwargs, **self._options(written, module, path))
 
     def _by_rule(self, plain, rule, path, module, call):
         self.recorder.use(rule)
@@ -113,10 +117,9 @@ class LinenSubstitution:
             self._local.left = False
 
     def _note(self, written, path, module):
-        reason = ", ".join(
-            f'{k}="{v}"' for k, v in self._options(written, module).items()
-        )
-        if reason and self.spec.save not in reason:
+        options = self._options(written, module, path)
+        reason = ", ".join(f'{k}="{v}"' for k, v in options.items())
+        if options and options["save"] != self.spec.save.at(path)[0]:
             reason += ": its scale starts near zero"
         if _is_users(module) and calls.raw(type(module).__call__) is not written:
             reason = f"{OVERRIDES}; its super().__call__ is lean"
@@ -124,15 +127,18 @@ class LinenSubstitution:
             path, module, f"jaxmem {calls.TABLE[written].__name__}", reason
         )
 
-    def _options(self, written, module) -> dict[str, str]:
-        if calls.TABLE[written] not in calls.TAKES_SAVE:
+    def _options(self, written, module, path) -> dict[str, Any]:
+        call = calls.TABLE[written]
+        save, pattern = self.spec.save.at(path)
+        if isinstance(save, str):
+            if call not in calls.TAKES_WORD:
+                return {}
+            near_zero = module.use_scale and _starts_near_zero(module.scale_init)
+            save = "input" if near_zero else save
+        elif call not in calls.TAKES_BITS:
             return {}
-        return {"save": self._save_for(module)}
-
-    def _save_for(self, module) -> str:
-        if self.spec.save == "output" and module.use_scale:
-            return "input" if _starts_near_zero(module.scale_init) else "output"
-        return self.spec.save
+        self.recorder.use_save(pattern)
+        return {"save": save}
 
     def apply(self, super_apply: Callable, *args: Any) -> Any:
         """`super_apply(*args)` on lean modules and with its formulas replaced."""
@@ -142,8 +148,9 @@ class LinenSubstitution:
                 return super_apply(*args)
 
         try:
+            found = self.recorder.add_patterns
             out = run_rewritten(
-                lean_apply, args, self.spec.library(), self.recorder.add_patterns
+                lean_apply, args, self.spec.library(), found, self.spec.codes
             )
         except NEEDS_VALUES:
             if not is_concrete(args):

@@ -19,10 +19,14 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxmem.nn import nnx as lean
+from jaxmem.nn._nnx_attention import attention_saving
 from jaxmem.nn._rules import Rule, first_match
 from jaxmem.nn._spec import LEAVE_SCOPE, NEAR_ZERO, Spec
+from jaxmem.nn._storage import Save
 from jaxmem.nn._substitution_report import Recorder
 from jaxmem.nn._traced import NEEDS_VALUES, UNTRACEABLE, is_concrete, run_rewritten
+from jaxmem.ops._quantize import Quantization
+from jaxmem.ops._quantized import sharing
 
 TABLE = {
     nnx.LayerNorm: lean.LayerNorm,
@@ -31,9 +35,14 @@ TABLE = {
     nnx.BatchNorm: lean.BatchNorm,
     nnx.Linear: lean.Linear,
     nnx.LinearGeneral: lean.LinearGeneral,
+    nnx.Conv: lean.Conv,
     nnx.Dropout: lean.Dropout,
     nnx.MultiHeadAttention: lean.MultiHeadAttention,
 }
+TAKES_BITS = (
+    *(nnx.LayerNorm, nnx.RMSNorm, nnx.Linear, nnx.LinearGeneral, nnx.Conv),
+    nnx.MultiHeadAttention,
+)
 _TAG = "jaxmem.substitute"
 
 
@@ -51,15 +60,16 @@ class NnxSubstitution:
             return base_call(model, *args, **kwargs)
         self._local.active = True
         try:
-            return self._call(base_call, model, args, kwargs)
+            with sharing():
+                return self._call(base_call, model, args, kwargs)
         finally:
             self._local.active = False
             self.recorder.first_trace(self.spec.verbose)
 
     def _call(self, base_call, model, args, kwargs):
-        library, found = self.spec.library(), self.recorder.add_patterns
+        rewriting = self.spec.library(), self.recorder.add_patterns, self.spec.codes
         try:
-            return _call_traced(base_call, model, args, kwargs, library, found)
+            return _call_traced(base_call, model, args, kwargs, rewriting)
         except NEEDS_VALUES:
             if not is_concrete((nnx.state(model), args, kwargs)):
                 raise
@@ -71,7 +81,7 @@ class _GraphChanged(Exception):
     """The call changed more than the values of Variables."""
 
 
-def _call_traced(base_call, model, args, kwargs, library, on_report):
+def _call_traced(base_call, model, args, kwargs, rewriting):
     """As jit would: Variables are written back, but only those the call has set.
 
     The others may belong to an outer trace, where they cannot be written.
@@ -91,9 +101,9 @@ def _call_traced(base_call, model, args, kwargs, library, on_report):
         return out, [after[path] for path in changed]
 
     try:
-        out, values = run_rewritten(pure, (state,), library, on_report)
+        out, values = run_rewritten(pure, (state,), *rewriting)
     except _GraphChanged:
-        return _call_changing(base_call, inputs, library, on_report)
+        return _call_changing(base_call, inputs, rewriting)
     own = _variables(inputs)
     for path, value in zip(changed, values, strict=True):
         own[path].set_raw_value(value)
@@ -106,7 +116,7 @@ def _variables(node) -> dict[tuple, nnx.Variable]:
 
 
 @nnx.update_context(_TAG)
-def _call_changing(base_call, inputs, library, on_report):
+def _call_changing(base_call, inputs, rewriting):
     """For a call that adds Variables (`sow`) or sets attributes."""
     with nnx.split_context(_TAG) as context:
         graph, state = context.split(inputs)
@@ -118,7 +128,7 @@ def _call_changing(base_call, inputs, library, on_report):
         with nnx.split_context(_TAG) as context:
             return context.split((mine, out))
 
-    graph_out, state_out = run_rewritten(pure, (state,), library, on_report)
+    graph_out, state_out = run_rewritten(pure, (state,), *rewriting)
     with nnx.merge_context(_TAG, inner=False) as context:
         return context.merge(graph_out, state_out)[1]
 
@@ -151,26 +161,42 @@ def _exchange(node, path, spec: Spec, recorder: Recorder) -> str | None:
     if cls.__call__ is not base.__call__:
         recorder.left(where, node, "overrides __call__")
         return None
-    recorder.replaced(
-        where, node, f"jaxmem {TABLE[base].__name__}", _set_up(node, spec)
-    )
+    options = _set_up(node, where, spec, recorder)
+    recorder.replaced(where, node, f"jaxmem {TABLE[base].__name__}", options)
     _set_class(node, TABLE[base] if cls is base else _both(cls, TABLE[base]))
     return None
 
 
-def _set_up(node, spec: Spec) -> str:
+def _set_up(node, where: str, spec: Spec, recorder: Recorder) -> str:
     """Sets the options of the lean class on the node; says which."""
+    save, pattern = spec.save.at(where)
+    if isinstance(save, Quantization) and isinstance(node, TAKES_BITS):
+        recorder.use_save(pattern)
     if isinstance(node, nnx.MultiHeadAttention):
-        if node.attention_fn is not nnx.dot_product_attention:
-            return "keeps its own attention_fn"
+        return _set_up_attention(node, save)
+    if isinstance(node, nnx.LayerNorm | nnx.RMSNorm):
+        recorder.use_save(pattern)
+        return _set_up_norm(node, save)
+    if isinstance(save, str) or not isinstance(node, TAKES_BITS):
+        return ""
+    node.save = save  # pyright: ignore[reportAttributeAccessIssue]
+    return f'save="{save}"'
+
+
+def _set_up_attention(node, save: Save) -> str:
+    if node.attention_fn is not nnx.dot_product_attention:
+        return "keeps its own attention_fn"
+    if isinstance(save, str):
         node.attention_fn = lean.dot_product_attention
         return ""
-    if not isinstance(node, nnx.LayerNorm | nnx.RMSNorm):
-        return ""
-    near_zero = spec.save == "output" and _near_zero(node.scale)
-    save = "input" if near_zero else spec.save
-    node.save = save  # pyright: ignore[reportAttributeAccessIssue]
-    return f'save="{save}"' + (": its scale is near zero" if near_zero else "")
+    node.attention_fn = attention_saving(save)
+    return f'save="{save}"'
+
+
+def _set_up_norm(node, save: Save) -> str:
+    near_zero = save == "output" and _near_zero(node.scale)
+    node.save = "input" if near_zero else save
+    return f'save="{node.save}"' + (": its scale is near zero" if near_zero else "")
 
 
 def _near_zero(scale) -> bool:

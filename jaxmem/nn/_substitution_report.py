@@ -37,7 +37,7 @@ class SubstitutionReport:
         modules: one entry a module that was replaced, or left for a reason.
         patterns: a line for each formula replaced in the traced function.
         patterns_left: a line for each formula recognised and left, with the reason.
-        unused_rules: the rules that matched nothing.
+        unused_rules: the rules, and the patterns of `save`, that matched nothing.
         traced: whether the model was traced yet; before that a linen model's
             modules and every model's formulas are unknown.
         notes: what else the user should know.
@@ -98,11 +98,13 @@ class Recorder:
     """Collects what happens while a substituted model is traced."""
 
     rules: tuple[Rule, ...]
+    saves: tuple[str, ...] = ()
     modules: dict[str, Replacement] = field(default_factory=dict)
     patterns: tuple[str, ...] = ()
     patterns_left: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
     used: set[int] = field(default_factory=set)
+    used_saves: set[str] = field(default_factory=set)
     traced: bool = False
 
     def replaced(self, path: str, module: Any, by: str, reason: str = "") -> None:
@@ -113,6 +115,10 @@ class Recorder:
 
     def use(self, rule: Rule) -> None:
         self.used.add(self.rules.index(rule))
+
+    def use_save(self, pattern: str | None) -> None:
+        if pattern is not None:
+            self.used_saves.add(pattern)
 
     def note(self, text: str) -> None:
         if text not in self.notes:
@@ -125,7 +131,8 @@ class Recorder:
         self.patterns_left = _merged(self.patterns_left, map(str, found.left))
 
     def report(self) -> SubstitutionReport:
-        unused = (str(r) for i, r in enumerate(self.rules) if i not in self.used)
+        unused = [str(r) for i, r in enumerate(self.rules) if i not in self.used]
+        unused += [f"save[{p!r}]" for p in self.saves if p not in self.used_saves]
         return SubstitutionReport(
             tuple(self.modules.values()),
             self.patterns,

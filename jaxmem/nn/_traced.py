@@ -4,11 +4,14 @@ Arrays become arguments of the traced function; everything else (bools, strings,
 modules, numpy arrays) stays as it is, and keeps its Python value inside.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.core
+
+from jaxmem.ops._quantized import marking
 
 # What a function that looks at the values of its arguments raises under a trace.
 NEEDS_VALUES = (
@@ -40,19 +43,24 @@ def split_arrays(tree: Any) -> tuple[list[jax.Array], Callable[[list], Any]]:
     return arrays, rebuild
 
 
-def run_rewritten(fn: Callable, args: tuple, patterns, on_report) -> Any:
-    """`fn(*args)`, with the formulas in its jaxpr replaced by lean ops."""
-    from jaxmem.rewriting import rewrite
+def run_rewritten(fn: Callable, args: tuple, patterns, on_report, codes=False) -> Any:
+    """`fn(*args)`, with the formulas in its jaxpr replaced by lean ops.
+
+    With `codes`, layers that store codes share them with those before and after.
+    """
+    from jaxmem.rewriting import rewrite, share_codes
 
     arrays, rebuild = split_arrays(args)
     rebuild_output = []
 
     def pure(*arrays):
-        out, rebuild_out = split_arrays(fn(*rebuild(list(arrays))))
+        with marking() if codes else contextlib.nullcontext():
+            out, rebuild_out = split_arrays(fn(*rebuild(list(arrays))))
         rebuild_output[:] = [rebuild_out]
         return out
 
-    out = rewrite(pure, patterns, on_report=on_report)(*arrays)
+    lean = rewrite(pure, patterns, on_report=on_report)
+    out = (share_codes(lean) if codes else lean)(*arrays)
     return rebuild_output[0](out)
 
 

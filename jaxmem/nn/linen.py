@@ -19,8 +19,13 @@ import jax
 from flax import linen as nn
 from jaxtyping import Array, Float
 
+from jaxmem import ops
 from jaxmem.nn import _linen_calls as calls
+from jaxmem.nn._lora_linen import LoRADense as LoRADense
 from jaxmem.nn._norm import check_save
+from jaxmem.nn._sampled_linen import SampledDense as SampledDense
+from jaxmem.nn._sampled_linen import VeLoRADense as VeLoRADense
+from jaxmem.ops._quantize import bits_or_none
 
 
 def _flax(cls: type, module: nn.Module):
@@ -33,14 +38,15 @@ class LayerNorm(nn.LayerNorm):
 
     Args:
         save: `"input"` keeps the layer's input, `"output"` its output, which the next
-            matmul keeps anyway; keyword-only. All other fields as in Flax.
+            matmul keeps anyway, bits a value (1 to 8) codes of the normalised input;
+            keyword-only. All other fields as in Flax.
 
     Saves:
         The input or the output in its own dtype, and one or two float32 a row;
         Flax keeps three float32 copies of the input.
     """
 
-    save: str = field(default="input", kw_only=True)
+    save: Any = field(default="input", kw_only=True)
 
     def __post_init__(self) -> None:
         check_save(self.save)
@@ -65,7 +71,7 @@ class RMSNorm(nn.RMSNorm):
         The input or the output in its own dtype, and one float32 a row.
     """
 
-    save: str = field(default="input", kw_only=True)
+    save: Any = field(default="input", kw_only=True)
 
     def __post_init__(self) -> None:
         check_save(self.save)
@@ -78,6 +84,49 @@ class RMSNorm(nn.RMSNorm):
         """Normalizes `x`, with statistics over the elements that `mask` marks."""
         flax_call = _flax(nn.RMSNorm, self)
         return calls.rms_norm(self, flax_call, x, mask=mask, save=self.save)
+
+
+class MSLayerNorm(nn.LayerNorm):
+    """A LayerNorm to be read by dense layers, which apply its scale and bias.
+
+    Fields, parameters and their names as in `flax.linen.LayerNorm`, so a pretrained
+    tree loads as it is; the last axis only. The output is a `jaxmem.ops.Normalized`,
+    which `Dense`, `DenseGeneral` and the attention layers of this module take; give
+    `.array()` of it to anything else.
+
+    Args:
+        save: `"output"`, or bits a value (1 to 8) for codes of the normalised input;
+            keyword-only. All other fields as in Flax.
+
+    Saves:
+        The normalised input, once for the norm and all dense layers that read it, and
+        one float32 a row.
+    """
+
+    save: Any = field(default="output", kw_only=True)
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None):
+        """Normalizes `x`; scale and bias go along for the next layer."""
+        names, op = ("scale", "bias"), ops.ms_layer_norm
+        return calls.ms_norm(self, op, names, x, mask, self.save)
+
+
+class MSRMSNorm(nn.RMSNorm):
+    """An RMSNorm to be read by dense layers, which apply its scale.
+
+    Otherwise as `MSLayerNorm`, with the fields and parameters of `flax.linen.RMSNorm`.
+
+    Saves:
+        As `MSLayerNorm`.
+    """
+
+    save: Any = field(default="output", kw_only=True)
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None):
+        """Normalizes `x`; the scale goes along for the next layer."""
+        return calls.ms_norm(self, ops.ms_rms_norm, ("scale",), x, mask, self.save)
 
 
 class GroupNorm(nn.GroupNorm):
@@ -117,8 +166,48 @@ class BatchNorm(nn.BatchNorm):
         return y
 
 
+class InPlaceABN(nn.BatchNorm):
+    """Batch norm and activation in one, built on `jaxmem.ops.inplace_abn`.
+
+    Fields and variables as in `flax.linen.BatchNorm`, with one feature axis; scales may
+    have any sign.
+
+    Args:
+        activation: "leaky_relu", "elu", "silu", "gelu" or "identity"; keyword-only, as
+            those after it.
+        negative_slope: of leaky_relu; positive.
+        alpha: of elu; positive.
+        approximate: the tanh form of gelu if true, else the erf form.
+
+    Saves:
+        The output, which the next layer keeps anyway; see the op.
+    """
+
+    activation: str = field(default="leaky_relu", kw_only=True)
+    negative_slope: float = field(default=0.01, kw_only=True)
+    alpha: float = field(default=1.0, kw_only=True)
+    approximate: bool = field(default=True, kw_only=True)
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "*shape"],
+        use_running_average: bool | None = None,
+        *,
+        mask: jax.Array | None = None,
+    ) -> Float[Array, "*shape"]:
+        """Normalizes and activates `x`; updates `batch_stats` as Flax's layer does."""
+        y = calls.inplace_abn(self, x, use_running_average, mask)
+        assert not isinstance(y, tuple)
+        return y
+
+
 class Dense(nn.Dense):
     """`flax.linen.Dense`, built on `jaxmem.ops.dense`.
+
+    Args:
+        save: bits a value (1 to 8) or a `jaxmem.ops.Quantization`, to keep codes of
+            the input; keyword-only. All other fields as in Flax.
 
     Saves:
         The input and the kernel themselves, and no copy of either in the dtype of
@@ -128,14 +217,26 @@ class Dense(nn.Dense):
     # Flax annotates a field with a protocol that type checkers cannot test.
     __no_type_check__ = True
 
+    save: Any = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        bits_or_none("Dense", self.save)
+        super().__post_init__()
+
     @nn.compact
-    def __call__(self, inputs: Float[Array, "*batch d"]) -> Float[Array, "*batch f"]:
+    def __call__(
+        self, inputs: Float[Array, "*batch d"] | ops.Normalized
+    ) -> Float[Array, "*batch f"]:
         """Applies the linear map to the last axis."""
-        return calls.dense(self, _flax(nn.Dense, self), inputs)
+        return calls.dense(self, _flax(nn.Dense, self), inputs, save=self.save)
 
 
 class DenseGeneral(nn.DenseGeneral):
     """`flax.linen.DenseGeneral`, built on `jaxmem.ops.dense`.
+
+    Args:
+        save: bits a value (1 to 8) or a `jaxmem.ops.Quantization`, to keep codes of
+            the input; keyword-only. All other fields as in Flax.
 
     Saves:
         The input and the kernel themselves, and no copy of either.
@@ -144,10 +245,46 @@ class DenseGeneral(nn.DenseGeneral):
     # Flax annotates a field with a protocol that type checkers cannot test.
     __no_type_check__ = True
 
+    save: Any = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        bits_or_none("DenseGeneral", self.save)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(
+        self, inputs: Float[Array, "..."] | ops.Normalized
+    ) -> Float[Array, "..."]:
+        """Applies the linear map to `self.axis`."""
+        flax_call = _flax(nn.DenseGeneral, self)
+        return calls.dense(self, flax_call, inputs, save=self.save)
+
+
+class Conv(nn.Conv):
+    """`flax.linen.Conv`, built on `jaxmem.ops.conv`.
+
+    Args:
+        save: bits a value (1 to 8) or a `jaxmem.ops.Quantization`, to keep codes of
+            the input; keyword-only. All other fields as in Flax.
+
+    Saves:
+        The input where the kernel is trained, the kernel itself where the input is
+        differentiated, and no copy of the kernel in the dtype of the computation.
+    """
+
+    # Flax annotates a field with a protocol that type checkers cannot test.
+    __no_type_check__ = True
+
+    save: Any = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        bits_or_none("Conv", self.save)
+        super().__post_init__()
+
     @nn.compact
     def __call__(self, inputs: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Applies the linear map to `self.axis`."""
-        return calls.dense(self, _flax(nn.DenseGeneral, self), inputs)
+        """Convolves the spatial dimensions of the channels-last input."""
+        return calls.conv(self, _flax(nn.Conv, self), inputs, save=self.save)
 
 
 class Dropout(nn.Dropout):
@@ -171,10 +308,21 @@ class Dropout(nn.Dropout):
 class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
     """`flax.linen.MultiHeadDotProductAttention` on `jaxmem.ops`.
 
+    Args:
+        save: bits a value (1 to 8) or a `jaxmem.ops.Quantization`, to keep codes of
+            what attention and projections keep; keyword-only. All other fields as
+            in Flax.
+
     Saves:
         The layer's inputs, query, key, value, the attention output once (the output
         projection contracts its head axes directly), and one float32 a row.
     """
+
+    save: Any = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        bits_or_none("MultiHeadDotProductAttention", self.save)
+        super().__post_init__()
 
     @nn.compact
     def __call__(
@@ -193,6 +341,12 @@ class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
 class MultiHeadAttention(nn.MultiHeadAttention):
     """`flax.linen.MultiHeadAttention`; see `MultiHeadDotProductAttention`."""
 
+    save: Any = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        bits_or_none("MultiHeadAttention", self.save)
+        super().__post_init__()
+
     @nn.compact
     def __call__(
         self,
@@ -209,6 +363,12 @@ class MultiHeadAttention(nn.MultiHeadAttention):
 
 class SelfAttention(nn.SelfAttention):
     """`flax.linen.SelfAttention`; see `MultiHeadDotProductAttention`."""
+
+    save: Any = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        bits_or_none("SelfAttention", self.save)
+        super().__post_init__()
 
     @nn.compact
     def __call__(
@@ -233,7 +393,13 @@ def _lean_attention(module, flax_call, *args, **kwargs):
         lean = calls.TABLE.get(context.orig_method.func)
         if lean is None or lean not in calls.INSIDE_ATTENTION:
             return next_call(*args, **kwargs)
-        return lean(context.module, next_call, *args, **kwargs)
+        save = {} if module.save is None else {"save": module.save}
+        return lean(context.module, next_call, *args, **kwargs, **save)
 
     with nn.intercept_methods(inner):
-        return calls.attention(module, flax_call, *args, **kwargs)
+        return calls.attention(module, flax_call, *args, save=module.save, **kwargs)
+
+
+# After the layers of which they are made.
+from jaxmem.nn._blocks_linen import LlamaBlock as LlamaBlock  # noqa: E402
+from jaxmem.nn._blocks_linen import TransformerBlock as TransformerBlock  # noqa: E402

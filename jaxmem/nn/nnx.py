@@ -7,6 +7,7 @@ no lean op serves runs Flax's own code and warns once.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,9 +18,14 @@ from flax.nnx.nn import dtypes
 from jaxtyping import Array, Float
 
 from jaxmem import ops
-from jaxmem.nn import _norm
+from jaxmem.nn import _conv, _norm
 from jaxmem.nn._fallback import fall_back
+from jaxmem.nn._nnx_attention import attention_saving
 from jaxmem.nn._nnx_attention import dot_product_attention as dot_product_attention
+from jaxmem.nn._sampled_nnx import SampledDense as SampledDense
+from jaxmem.nn._sampled_nnx import VeLoRADense as VeLoRADense
+from jaxmem.ops._quantize import bits_or_none
+from jaxmem.ops._quantized import sharing
 
 
 def _value(param):
@@ -37,7 +43,8 @@ class LayerNorm(nnx.LayerNorm):
 
     Args:
         save: `"input"` keeps the layer's input, `"output"` its output, which the next
-            matmul keeps anyway; keyword-only. All other arguments as in Flax.
+            matmul keeps anyway, bits a value (1 to 8) codes of the normalised input;
+            keyword-only. All other arguments as in Flax.
 
     Saves:
         The input or the output in its own dtype, and one or two float32 a row;
@@ -46,7 +53,7 @@ class LayerNorm(nnx.LayerNorm):
 
     save = "input"
 
-    def __init__(self, *args: Any, save: str = "input", **kwargs: Any):
+    def __init__(self, *args: Any, save: Any = "input", **kwargs: Any):
         _norm.check_save(save)
         super().__init__(*args, **kwargs)
         self.save = save
@@ -74,7 +81,7 @@ class RMSNorm(nnx.RMSNorm):
 
     save = "input"
 
-    def __init__(self, *args: Any, save: str = "input", **kwargs: Any):
+    def __init__(self, *args: Any, save: Any = "input", **kwargs: Any):
         _norm.check_save(save)
         super().__init__(*args, **kwargs)
         self.save = save
@@ -88,6 +95,60 @@ class RMSNorm(nnx.RMSNorm):
             return nnx.RMSNorm.__call__(self, x, mask=mask)
         x, scale = _promoted(self, x, bias=False)
         return _norm.rms_norm(self, x, scale, mask, x.dtype, self.save)
+
+
+class MSLayerNorm(nnx.LayerNorm):
+    """A LayerNorm to be read by dense layers, which apply its scale and bias.
+
+    Arguments and state as in `flax.nnx.LayerNorm`, the last axis only. The output is a
+    `jaxmem.ops.Normalized`, which `Linear`, `LinearGeneral` and `MultiHeadAttention` of
+    this module take; give `.array()` of it to anything else.
+
+    Args:
+        save: `"output"`, or bits a value (1 to 8) for codes of the normalised input;
+            keyword-only. All other arguments as in Flax.
+
+    Saves:
+        The normalised input, once for the norm and all dense layers that read it, and
+        one float32 a row.
+    """
+
+    save = "output"
+
+    def __init__(self, *args: Any, save: Any = "output", **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.save = save
+
+    def __call__(
+        self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
+    ) -> Any:
+        """Normalizes `x`; scale and bias go along for the next layer."""
+        parameters = _value(self.scale), _value(self.bias)
+        op, save = ops.ms_layer_norm, self.save
+        return _norm.ms_norm(self, op, x, mask, *parameters, save=save)
+
+
+class MSRMSNorm(nnx.RMSNorm):
+    """An RMSNorm to be read by dense layers, which apply its scale.
+
+    Otherwise as `MSLayerNorm`, with the arguments and state of `flax.nnx.RMSNorm`.
+
+    Saves:
+        As `MSLayerNorm`.
+    """
+
+    save = "output"
+
+    def __init__(self, *args: Any, save: Any = "output", **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.save = save
+
+    def __call__(
+        self, x: Float[Array, "*shape"], mask: jax.Array | None = None
+    ) -> Any:
+        """Normalizes `x`; the scale goes along for the next layer."""
+        scale, save = _value(self.scale), self.save
+        return _norm.ms_norm(self, ops.ms_rms_norm, x, mask, scale, save=save)
 
 
 class GroupNorm(nnx.GroupNorm):
@@ -137,8 +198,9 @@ class BatchNorm(nnx.BatchNorm):
             (x, self.mean[...], self.var[...], _value(self.scale), _value(self.bias)),
             dtype=self.dtype,
         )
+        op = self._op()
         if frozen:
-            y = ops.batch_norm(
+            y = op(
                 x,
                 scale,
                 bias,
@@ -150,10 +212,13 @@ class BatchNorm(nnx.BatchNorm):
             assert not isinstance(y, tuple)
             return y
         y, mean, var = _norm.batch_norm(
-            self, x, scale, bias, mask, x.dtype, self.axis_name
+            self, x, scale, bias, mask, x.dtype, self.axis_name, op
         )
         self._update(mean, var)
         return y
+
+    def _op(self) -> Callable:
+        return ops.batch_norm
 
     def _update(self, mean, var):
         # A statistic held in a mutable array takes no derivative, as in Flax.
@@ -162,6 +227,60 @@ class BatchNorm(nnx.BatchNorm):
         keep = self.momentum
         self.mean[...] = stop(keep * self.mean[...] + (1 - keep) * mean)
         self.var[...] = stop(keep * self.var[...] + (1 - keep) * var)
+
+
+class InPlaceABN(BatchNorm):
+    """Batch norm and activation in one, built on `jaxmem.ops.inplace_abn`.
+
+    Arguments and state as in `flax.nnx.BatchNorm`, with one feature axis; scales may
+    have any sign.
+
+    Args:
+        activation: "leaky_relu", "elu", "silu", "gelu" or "identity"; keyword-only, as
+            those after it.
+        negative_slope: of leaky_relu; positive.
+        alpha: of elu; positive.
+        approximate: the tanh form of gelu if true, else the erf form.
+
+    Saves:
+        The output, which the next layer keeps anyway; see the op.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        activation: str = "leaky_relu",
+        negative_slope: float = 0.01,
+        alpha: float = 1.0,
+        approximate: bool = True,
+        **kwargs: Any,
+    ):
+        super().__init__(*args, **kwargs)
+        self.activation = activation
+        self.negative_slope = negative_slope
+        self.alpha = alpha
+        self.approximate = approximate
+
+    def __call__(
+        self,
+        x: Float[Array, "*shape"],
+        use_running_average: bool | None = None,
+        *,
+        mask: jax.Array | None = None,
+    ) -> Float[Array, "*shape"]:
+        """Normalizes and activates `x`; updates the statistics as Flax's layer does."""
+        if reason := _norm.obstacle(self, x):
+            raise ValueError(f"InPlaceABN: {reason}")
+        return super().__call__(x, use_running_average, mask=mask)
+
+    def _op(self) -> Callable:
+        return functools.partial(
+            ops.inplace_abn,
+            activation=self.activation,
+            negative_slope=self.negative_slope,
+            alpha=self.alpha,
+            approximate=self.approximate,
+        )
 
 
 def _product_obstacle(module, out_sharding) -> str | None:
@@ -180,44 +299,68 @@ def _product_obstacle(module, out_sharding) -> str | None:
 class Linear(nnx.Linear):
     """`flax.nnx.Linear`, built on `jaxmem.ops.dense`.
 
+    Args:
+        save: bits a value (1 to 8) or a `jaxmem.ops.Quantization`, to keep codes of
+            the input; keyword-only. All other arguments as in Flax.
+
     Saves:
         The input and the kernel themselves, and no copy of either in the dtype of
         the computation.
     """
 
+    save = None
+
+    def __init__(self, *args: Any, save: Any = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.save = bits_or_none("Linear", save)
+
     def __call__(
-        self, inputs: Float[Array, "*batch d"], out_sharding: Any = None
+        self,
+        inputs: Float[Array, "*batch d"] | ops.Normalized,
+        out_sharding: Any = None,
     ) -> Float[Array, "*batch f"]:
         """Applies the linear map to the last axis."""
         reason = _product_obstacle(self, out_sharding)
         if reason:
             fall_back("Linear", reason)
-            return nnx.Linear.__call__(self, inputs, out_sharding)
+            return nnx.Linear.__call__(self, _norm.plain(inputs), out_sharding)
         return _dense(self, inputs, -1)
 
 
 class LinearGeneral(nnx.LinearGeneral):
     """`flax.nnx.LinearGeneral`, built on `jaxmem.ops.dense`.
 
+    Args:
+        save: bits a value (1 to 8) or a `jaxmem.ops.Quantization`, to keep codes of
+            the input; keyword-only. All other arguments as in Flax.
+
     Saves:
         The input and the kernel themselves, and no copy of either.
     """
 
+    save = None
+
+    def __init__(self, *args: Any, save: Any = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.save = bits_or_none("LinearGeneral", save)
+
     def __call__(
-        self, inputs: Float[Array, "..."], out_sharding: Any = None
+        self,
+        inputs: Float[Array, "..."] | ops.Normalized,
+        out_sharding: Any = None,
     ) -> Float[Array, "..."]:
         """Applies the linear map to `self.axis`."""
         reason = _product_obstacle(self, out_sharding)
         reason = reason or ("batch_axis" if self.batch_axis else None)
         if reason:
             fall_back("LinearGeneral", reason)
-            return nnx.LinearGeneral.__call__(self, inputs, out_sharding)
+            return nnx.LinearGeneral.__call__(self, _norm.plain(inputs), out_sharding)
         return _dense(self, inputs, _norm.axes(inputs.ndim, self.axis))
 
 
 def _dense(module, x, axis):
     kernel, bias = module.kernel[...], _value(module.bias)
-    given = [a for a in (x, kernel, bias) if a is not None]
+    given = [a for a in (getattr(x, "value", x), kernel, bias) if a is not None]
     dtype = dtypes.canonicalize_dtype(*given, dtype=module.dtype)
     return ops.dense(
         x,
@@ -227,7 +370,67 @@ def _dense(module, x, axis):
         dtype=dtype,
         precision=module.precision,
         preferred_element_type=module.preferred_element_type,
+        save=module.save,
     )
+
+
+class Conv(nnx.Conv):
+    """`flax.nnx.Conv`, built on `jaxmem.ops.conv`.
+
+    Args:
+        save: bits a value (1 to 8) or a `jaxmem.ops.Quantization`, to keep codes of
+            the input; keyword-only. All other arguments as in Flax.
+
+    Saves:
+        The input where the kernel is trained, the kernel itself where the input is
+        differentiated, and no copy of the kernel in the dtype of the computation.
+    """
+
+    save = None
+
+    def __init__(self, *args: Any, save: Any = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.save = bits_or_none("Conv", save)
+
+    def __call__(
+        self, inputs: Float[Array, "..."], out_sharding: Any = None
+    ) -> Float[Array, "..."]:
+        """Convolves the spatial dimensions of the channels-last input."""
+        if reason := _conv_obstacle(self, out_sharding):
+            fall_back("Conv", reason)
+            return nnx.Conv.__call__(self, inputs, out_sharding)
+        lean: Any = _WithLeanParts(self)
+        return nnx.Conv.__call__(lean, inputs)
+
+
+def _conv_obstacle(module: nnx.Conv, out_sharding) -> str | None:
+    """Why a convolution needs Flax's own, or None."""
+    if module.conv_general_dilated is not jax.lax.conv_general_dilated:
+        return "a conv_general_dilated of its own"
+    if module.promote_dtype is not dtypes.promote_dtype:
+        return "a promote_dtype of its own"
+    return None if out_sharding is None else "out_sharding"
+
+
+class _WithLeanParts:
+    """A convolution as Flax's own `__call__` sees it, with our functions to call."""
+
+    def __init__(self, module: "Conv"):
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    @staticmethod
+    def promote_dtype(args, dtype):
+        return _conv.promote(*args, dtypes.canonicalize_dtype(*args, dtype=dtype))
+
+    def conv_general_dilated(
+        self, lhs, rhs, strides, padding, *, out_sharding, **options
+    ):
+        del out_sharding  # None: see _conv_obstacle
+        options["save"] = self._module.save
+        return _conv.conv_general_dilated(lhs, rhs, strides, padding, **options)
 
 
 class Dropout(nnx.Dropout):
@@ -276,19 +479,32 @@ class MultiHeadAttention(nnx.MultiHeadAttention):
     """
 
     @functools.wraps(nnx.MultiHeadAttention.__init__)
-    def __init__(self, *args: Any, **kwargs: Any):
+    def __init__(self, *args: Any, save: Any = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        use_lean_parts(self)
+        use_lean_parts(self, bits_or_none("MultiHeadAttention", save))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
+        """Projects, attends, projects; arguments as in Flax."""
+        with sharing():
+            return super().__call__(*args, **kwargs)
 
 
 INSIDE_ATTENTION = {nnx.LinearGeneral: LinearGeneral, nnx.LayerNorm: LayerNorm}
 
 
-def use_lean_parts(module: nnx.MultiHeadAttention) -> None:
+def use_lean_parts(module: nnx.MultiHeadAttention, save: Any = None) -> None:
     """Exchanges the attention function and the layers inside an attention module."""
     if module.attention_fn is nnx.dot_product_attention:
-        module.attention_fn = dot_product_attention
+        lean = dot_product_attention if save is None else attention_saving(save)
+        module.attention_fn = lean
     for name in ("query", "key", "value", "out", "query_ln", "key_ln"):
         part = getattr(module, name)
         if type(part) in INSIDE_ATTENTION:
             object.__setattr__(part, "__class__", INSIDE_ATTENTION[type(part)])
+            if save is not None:
+                part.save = save
+
+
+# After the layers of which they are made.
+from jaxmem.nn._blocks_nnx import LlamaBlock as LlamaBlock  # noqa: E402
+from jaxmem.nn._blocks_nnx import TransformerBlock as TransformerBlock  # noqa: E402

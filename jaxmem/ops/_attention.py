@@ -13,9 +13,12 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jaxmem.ops import _attention_xla, _random
 from jaxmem.ops._attention_block import Extras
+from jaxmem.ops._attention_codes import head_codes
 from jaxmem.ops._attention_mask import Rules
 from jaxmem.ops._blocks import vary_alike
 from jaxmem.ops._dropout import check_rate, need_rng
+from jaxmem.ops._quantize import Quantization
+from jaxmem.ops._quantized import remember
 
 Implementation = Literal["xla", "pallas"]
 _AVAILABLE = ("xla",)
@@ -107,6 +110,7 @@ def dot_product_attention(
     deterministic: bool = False,
     implementation: Implementation | None = None,
     block_size: int | None = None,
+    save: int | Quantization | None = None,
 ) -> Float[Array, "*B T N H"]:
     """softmax(query key' * scale + bias) value, as `jax.nn.dot_product_attention`.
 
@@ -137,6 +141,11 @@ def dot_product_attention(
       implementation: "xla", or None to choose.
       block_size: queries a block; None chooses such that a block's float32 logits
         stay below 16 MiB, and takes one block where all fit.
+      save: bits a value (1 to 8) or a `Quantization`, to keep query, key, value and
+        the output as codes, one step for each position and head. The output is exact;
+        gradients are those at the values of the codes, each off by at most half a
+        step. Rounding is to the nearest: no key makes the mean of these exact, since
+        the softmax lies between the two products.
 
     Returns:
       The attended values, shape and dtype of `query`.
@@ -148,6 +157,8 @@ def dot_product_attention(
     Saves:
       query, key, value, the output, 8 bytes for each query and head, and with dropout
       8 bytes. Where only `value` is differentiated: neither `value` nor the output.
+      With `save` these four as codes: bits / 8 byte an element, and a step (2 bytes for
+      bfloat16, else 4) for each position and head of up to 128.
 
     Costs 7/6 of the matmul flops of `jax.nn`'s, forward and backward, and by TPU's cost
     analysis 0.9 to 1.9 times the bytes accessed (1.3 to 1.8 times those of
@@ -171,6 +182,7 @@ def dot_product_attention(
     _check_mask(mask)
 
     rate = 0.0 if deterministic else check_rate(dropout_rate, "dropout_rate")
+    how = head_codes(save)
     if rate == 1.0 or query.size == 0:
         return jnp.zeros_like(query)
     if rate:
@@ -187,6 +199,9 @@ def dot_product_attention(
     kv_len = _lengths(key_value_seq_lengths, q.shape[0], "key_value_seq_lengths")
     with jax.named_scope("jaxmem.dot_product_attention"):
         q, k, v, bias, *extras = vary_alike(q, k, v, bias, mask, q_len, kv_len, seed)
-        plan = _attention_xla.make_plan(rules, q, k, block_size)
-        o = _attention_xla.attend(plan, q, k, v, bias, Extras(*extras))
-        return o.reshape(query.shape)  # pyright: ignore[reportAttributeAccessIssue]
+        plan = _attention_xla.make_plan(rules, q, k, block_size, how)
+        o, coded = _attention_xla.attend(plan, q, k, v, bias, Extras(*extras))  # pyright: ignore[reportGeneralTypeIssues]
+        o = o.reshape(query.shape)
+        if coded is not None and query.ndim == 4:
+            remember(o, coded.kept)
+        return o

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxmem.ops import _attention_mask as masks
 from jaxmem.ops._attention_mask import Rules
-from jaxmem.ops._blocks import wide
+from jaxmem.ops._elementwise import wide_dtype
 
 
 class Place(NamedTuple):
@@ -53,7 +53,7 @@ def _scores(q, k):
         "btkgh,bskh->bkgts",
         _grouped(q, k.shape[2]),
         k,
-        preferred_element_type=wide(q.dtype),
+        preferred_element_type=wide_dtype(q.dtype),
     )
     return out.reshape(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
 
@@ -62,7 +62,9 @@ def _over_keys(p, v):
     """p v for each head: [b, t, n, h], wide."""
     b, n, t, s = p.shape
     p = p.reshape(b, v.shape[2], n // v.shape[2], t, s)
-    out = jnp.einsum("bkgts,bskh->btkgh", p, v, preferred_element_type=wide(v.dtype))
+    out = jnp.einsum(
+        "bkgts,bskh->btkgh", p, v, preferred_element_type=wide_dtype(v.dtype)
+    )
     return out.reshape(b, t, n, v.shape[3])
 
 
@@ -74,7 +76,7 @@ def _over_queries(p, x, kv_heads: int):
         "bkgts,btkgh->bskh",
         p,
         _grouped(x, kv_heads),
-        preferred_element_type=wide(x.dtype),
+        preferred_element_type=wide_dtype(x.dtype),
     )
 
 
@@ -158,6 +160,8 @@ def backward(rules: Rules, place: Place, wanted, a: dict, extras: Extras) -> dic
         out["v"] = _over_queries(drop(p).astype(g.dtype), g, k.shape[2])
     if wanted == {"v"}:
         return out
+    if "v" in wanted:  # first, or the dropped probabilities wait beside what follows
+        out["v"], g = jax.lax.optimization_barrier((out["v"], g))
     delta = (g.astype(p.dtype) * a["o"].astype(p.dtype)).sum(axis=-1)
     ds = p * (drop(_scores(g, a["v"])) - jnp.swapaxes(delta, 1, 2)[..., None])
     if seen is not None:

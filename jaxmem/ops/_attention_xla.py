@@ -34,9 +34,12 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem.ops import _attention_block as block
+from jaxmem.ops import _attention_codes as codes
 from jaxmem.ops._attention_block import Extras, Place
 from jaxmem.ops._attention_mask import Rules
-from jaxmem.ops._blocks import Cut, Out, blockwise, wide
+from jaxmem.ops._blocks import Cut, Out, blockwise
+from jaxmem.ops._elementwise import wide_dtype
+from jaxmem.ops._quantize import Quantization
 
 BLOCK_LOGITS_BYTES = 16 * 2**20
 _LEAST_QUERIES = 16
@@ -49,6 +52,7 @@ class Plan:
     rules: Rules
     rows: Cut
     queries: Cut
+    save: Quantization | None = None
 
 
 def _shards(x) -> int:
@@ -66,7 +70,7 @@ def _rows(batch: int, most: int, shards: int) -> int:
     return max(fits, default=together)
 
 
-def make_plan(rules: Rules, q, k, block_size: int | None) -> Plan:
+def make_plan(rules: Rules, q, k, block_size: int | None, save=None) -> Plan:
     """Blocks whose float32 logits stay within the budget, for each device."""
     batch, length, heads, _ = q.shape
     shards = _shards(q)
@@ -78,7 +82,7 @@ def make_plan(rules: Rules, q, k, block_size: int | None) -> Plan:
         block_size = length if most >= length else _even(length, most)
     block_size = max(1, min(block_size, length))
     rows = _rows(batch, max(1, budget // (query_bytes * block_size)), shards)
-    return Plan(rules, Cut(batch, rows, shards > 1), Cut(length, block_size))
+    return Plan(rules, Cut(batch, rows, shards > 1), Cut(length, block_size), save)
 
 
 def _even(length: int, most: int) -> int:
@@ -118,9 +122,11 @@ def _outs(plan: Plan, results: dict, batch_axes: dict, query_axes: dict):
     over_batch, over_queries = {}, {}
     for name, (shape, dtype) in results.items():
         b, t = batch_axes[name], query_axes.get(name)
-        over_batch[name] = Out(shape, wide(dtype) if b is None else dtype, b)
+        over_batch[name] = Out(shape, wide_dtype(dtype) if b is None else dtype, b)
         some = shape if b is None else (plan.rows.size, *shape[1:])
-        over_queries[name] = Out(some, wide(dtype) if None in (b, t) else dtype, t)
+        over_queries[name] = Out(
+            some, wide_dtype(dtype) if None in (b, t) else dtype, t
+        )
     return over_batch, over_queries
 
 
@@ -161,7 +167,7 @@ def _extras(arrays: dict) -> Extras:
 
 def _forward(plan: Plan, q, k, v, bias, extras: Extras):
     batch, length, heads, _ = q.shape
-    stats = (batch, heads, length), wide(q.dtype)
+    stats = (batch, heads, length), wide_dtype(q.dtype)
     results = {"o": (q.shape, q.dtype), "top": stats, "log_total": stats}
     arrays = {"q": q, "k": k, "v": v, "bias": bias, **extras._asdict()}
 
@@ -194,8 +200,28 @@ def _backward(plan: Plan, wanted, saved: dict, g):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(plan: Plan, q, k, v, bias, extras: Extras):
-    """The output, [b, t, n, h]; differentiable in q, k, v and bias."""
-    return _forward(plan, q, k, v, bias, extras)[0]
+    """The output, [b, t, n, h], and its codes or None.
+
+    Differentiable in q, k, v and bias.
+    """
+    o = _forward(plan, q, k, v, bias, extras)[0]
+    return o, codes.code({"o": o}, plan.save)["o"] if plan.save else None
+
+
+def _stored(v):
+    """`v` [b, s, n, h] as it is kept, [b, n, s h]: a head's rows lie together.
+
+    The backward pass multiplies by it in that order. XLA:GPU would keep it as the
+    forward product had it and, between a scan over layers and its backward scan, copy
+    the whole stack. Positions and channels in one axis leave it no choice.
+    """
+    b, s, n, h = v.shape
+    return jnp.swapaxes(v, 1, 2).reshape(b, n, s * h)
+
+
+def _restored(v, length: int):
+    """The inverse of `_stored`."""
+    return jnp.swapaxes(v.reshape(*v.shape[:2], length, -1), 1, 2)
 
 
 def _attend_forward(plan, q, k, v, bias, extras):
@@ -211,18 +237,23 @@ def _attend_forward(plan, q, k, v, bias, extras):
         checkpoint_name(x, f"jaxmem_attention_{name}")
         for name, x in zip(names, _forward(plan, q, k, v, bias, extras), strict=True)
     )
+    coded = codes.code({"o": o}, plan.save)["o"] if plan.save else None
     saved = {"q": q, "k": k, "top": top, "log_total": log_total, "bias": bias}
     if wanted - {"v"}:
-        saved |= {"v": v, "o": o}
+        saved |= {"v": _stored(v), "o": coded if plan.save else o}
+    saved = codes.code(saved, plan.save)
     # a dict of no arrays: residuals may carry their structure, not strings
-    return o, (dict.fromkeys(wanted), saved | extras._asdict())
+    return (o, coded), (dict.fromkeys(wanted), saved | extras._asdict())
 
 
 def _attend_backward(plan, residuals, g):
     wanted, saved = residuals
+    g, saved = g[0], codes.recall(saved, g[0])
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         g = jnp.zeros(g.shape, g.dtype)  # pyright: ignore[reportArgumentType]
     with jax.named_scope("jaxmem.dot_product_attention"):
+        if "v" in saved:
+            saved = saved | {"v": _restored(saved["v"], saved["k"].shape[1])}
         grads = _backward(plan, frozenset(wanted), saved, g)
     return *(grads.get(name) for name in ("q", "k", "v", "bias")), None
 

@@ -13,6 +13,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
+from jaxmem.ops._elementwise import wide_dtype
 from jaxmem.ops._moments import (
     Axes,
     Norm,
@@ -24,7 +25,6 @@ from jaxmem.ops._moments import (
     check_parameter,
     index_groups,
     keep_input,
-    wide_dtype,
 )
 
 

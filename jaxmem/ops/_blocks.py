@@ -81,11 +81,6 @@ class Cut:
         return x.reshape(shape)
 
 
-def wide(dtype):
-    """The dtype to compute in: float32 or wider."""
-    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
-
-
 def vary(x, axes):
     """`x`, varying over all those mesh axes of a `shard_map`."""
     missing = tuple(frozenset(axes) - _compat.varying_axes(x))

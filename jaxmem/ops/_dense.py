@@ -10,6 +10,7 @@ H100 XLA keeps no cast copies of the plain layer either: there both take the sam
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +19,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Inexact, Num
 
 from jaxmem.ops._moments import canonical_axes
+from jaxmem.ops._ms_norm import Normalized
+from jaxmem.ops._quantize import Quantization, bits_or_none
+from jaxmem.ops._quantized import Rng, Stored, read_from_codes
 
 
 def dense(
-    x: Num[Array, "..."],
+    x: Num[Array, "..."] | Stored | Normalized,
     kernel: Num[Array, "..."],
     bias: Num[Array, "..."] | None = None,
     *,
@@ -29,11 +33,15 @@ def dense(
     dtype: DTypeLike | None = None,
     precision: jax.lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
+    save: int | Quantization | None = None,
+    save_rng: Rng = None,
 ) -> Inexact[Array, "..."]:
     """`x @ kernel + bias`, contracting any axes, as `flax.linen.DenseGeneral`.
 
     Args:
-        x: the input.
+        x: the input; or `Stored`, an input with codes that other functions read too;
+            or `Normalized`, the output of an MS norm, whose scale and bias are folded
+            into the kernel.
         kernel: shape `(*contracted, *features)`: its leading axes are the sizes of
             x's `axis`, in the order in which `axis` names them.
         bias: shape `(*features,)`, or None.
@@ -42,6 +50,11 @@ def dense(
             least a floating one).
         precision: of the product, as for `jax.lax.dot_general`.
         preferred_element_type: of the product, as for `jax.lax.dot_general`.
+        save: bits a value (1 to 8) or a `Quantization`: codes of x are kept in place of
+            x. The output and the gradient of x are exact; the kernel's is off by the
+            rounding of x, at most half a step. None keeps x.
+        save_rng: a key for stochastic rounding, which makes the kernel's gradient
+            unbiased; another each step. None: to the nearest code.
 
     Returns:
         Shape `(*x without the contracted axes, *features)`, in `dtype` (or
@@ -53,7 +66,8 @@ def dense(
 
     Saves:
         x in `dtype`, where the kernel is trained; the kernel as it is given, an
-        argument, where x is differentiated; for bias nothing.
+        argument, where x is differentiated; for bias nothing. With `save` the codes
+        in place of x: bits / 8 byte an element, a step and an offset a block.
 
     Source:
         `jax.checkpoint` round the cast and the product; "Not storing casts":
@@ -62,10 +76,17 @@ def dense(
     """
     axes = _axes(axis, x.ndim)
     _check_shapes(x, kernel, bias, axes)
-    dtype = _compute_dtype(dtype, x, kernel, bias)
+    if isinstance(x, Normalized) and axes != (x.ndim - 1,):
+        raise ValueError(f"dense: axis={axis!r} of a Normalized: only the last, -1")
+    how = bits_or_none("dense", save)
+    dtype = compute_dtype("dense", dtype, x, kernel, bias)
     with jax.named_scope("jaxmem.dense"):
+        product = _product(axes, precision, preferred_element_type)
         # Cast outside: kept in `dtype`, as plain JAX does, and not wider.
-        y = _product(axes, precision, preferred_element_type)(x.astype(dtype), kernel)
+        if isinstance(x, Normalized):
+            y = x.into(product, kernel, dtype, how, save_rng)
+        else:
+            y = read_from_codes(product, x.astype(dtype), how, save_rng, kernel)
         if bias is None:
             return y
         return y + jnp.broadcast_to(bias.astype(dtype), y.shape).astype(y.dtype)
@@ -91,7 +112,7 @@ def _check_shapes(x, kernel, bias, axes: tuple[int, ...]) -> None:
         )
 
 
-def _compute_dtype(dtype: DTypeLike | None, *arrays: Array | None):
+def compute_dtype(op: str, dtype: DTypeLike | None, *arrays: Any):
     """What the arrays promote to; promotion here is meant, and so not strict."""
     if dtype is None:
         with jax.numpy_dtype_promotion("standard"):
@@ -99,7 +120,7 @@ def _compute_dtype(dtype: DTypeLike | None, *arrays: Array | None):
             if not jnp.issubdtype(dtype, jnp.inexact):
                 dtype = jnp.promote_types(dtype, jnp.float32)
     if not jnp.issubdtype(dtype, jnp.inexact):
-        raise ValueError(f"dense: dtype={dtype!r}, a floating or complex one is needed")
+        raise ValueError(f"{op}: dtype={dtype!r}, a floating or complex one is needed")
     return jnp.dtype(dtype)
 
 

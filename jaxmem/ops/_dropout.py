@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, UInt32
 
 from jaxmem.ops import _random
-from jaxmem.ops._blocks import vary_alike, wide
+from jaxmem.ops._blocks import vary_alike
+from jaxmem.ops._elementwise import wide
 
 
 class _Spec(NamedTuple):
@@ -40,7 +41,7 @@ def need_rng(rng, rate: float, rate_name: str, rng_name: str) -> None:
 def _apply(spec: _Spec, x, seed):
     shape = tuple(1 if d in spec.shared else n for d, n in enumerate(x.shape))
     keep = _random.keep_mask(seed, *_random.positions(shape), spec.rate)
-    scaled = (x.astype(wide(x.dtype)) / (1.0 - spec.rate)).astype(x.dtype)
+    scaled = (wide(x) / (1.0 - spec.rate)).astype(x.dtype)
     keep = jnp.broadcast_to(keep.reshape(shape), x.shape)
     # a plain zero, of the shape of x, would be moved out of a scan over layers
     return jnp.where(keep, scaled, (seed[0] & 0).astype(x.dtype))

@@ -11,6 +11,7 @@ Arithmetic is in float32 at least and rounded once at the end.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, ArrayLike, Float
 
 
+def wide_dtype(dtype: Any) -> Any:
+    """The dtype to compute in: float32, or the dtype itself where that is wider."""
+    return dtype if jnp.finfo(dtype).bits > 32 else jnp.dtype(jnp.float32)
+
+
 def wide(x: Array) -> Array:
     """`x` in float32 if it is narrower."""
-    return x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x
+    return x.astype(wide_dtype(x.dtype))
 
 
 @jax.custom_jvp
@@ -58,11 +64,6 @@ def inexact(name: str, x: ArrayLike) -> Array:
     return x.astype(jnp.result_type(float))
 
 
-def check_save(save: str) -> None:
-    if save not in ("input", "output"):
-        raise ValueError(f'save must be "input" or "output", got {save!r}')
-
-
 def of_input(x: Array, y: Array) -> tuple[Array, ...]:
     """Keep the input."""
     return (x,)
@@ -85,13 +86,27 @@ def lean(
     where it is a float. The output carries the name "jaxmem_<name>_output".
     """
 
+    def push(kept, t):
+        return slope(*map(reread, kept)) * wide(t)
+
+    return kept_linear(name, value, push, keep)
+
+
+def kept_linear(
+    name: str,
+    value: Callable[[Array], Array],
+    push: Callable[[tuple[Array, ...], Array], Array],
+    keep: Callable[[Array, Array], tuple[Array, ...]],
+) -> Callable[[Float[Array, "*shape"]], Float[Array, "*shape"]]:
+    """The op `value`, whose tangent is `push(keep(x, y), t)`, linear in t."""
+
     def forward(x):
         with jax.named_scope(f"jaxmem.{name}"):
             return value(wide(x)).astype(x.dtype)
 
     def tangent(kept, t):
         with jax.named_scope(f"jaxmem.{name}"):
-            return (slope(*map(reread, kept)) * wide(t)).astype(t.dtype)
+            return push(kept, t).astype(t.dtype)
 
     op = jax.custom_jvp(forward)
     scaled = jax.checkpoint(tangent, prevent_cse=False)

@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxmem.ops._elementwise import wide
+
 Axes = int | Sequence[int]
 
 
@@ -55,11 +57,6 @@ def canonical_axes(axis: Axes, ndim: int, name: str = "axis") -> tuple[int, ...]
 def index_groups(groups: Any) -> tuple[tuple[int, ...], ...] | None:
     """`axis_index_groups` as something hashable."""
     return None if groups is None else tuple(tuple(g) for g in groups)
-
-
-def wide_dtype(dtype: Any) -> Any:
-    """The dtype statistics are computed in: float32, or wider where the input is."""
-    return dtype if jnp.finfo(dtype).bits > 32 else jnp.dtype(jnp.float32)
 
 
 def check_input(op: str, x: Array) -> None:
@@ -150,7 +147,7 @@ def spread(norm: Norm, stat: Array, x: Array) -> Array:
 
 def affine(norm: Norm, x: Array, mean, var: Array, scale, bias) -> Array:
     """(x - mean) * (rstd * scale) + bias, in the wide dtype, rounded once."""
-    y = x.astype(wide_dtype(x.dtype))
+    y = wide(x)
     if mean is not None:
         y = y - spread(norm, mean, y)
     factor = spread(norm, jax.lax.rsqrt(var + norm.epsilon), y)
@@ -164,7 +161,7 @@ def affine(norm: Norm, x: Array, mean, var: Array, scale, bias) -> Array:
 
 def _normalize(norm: Norm, x, scale, bias, mask):
     """The output, the mean and the clipped variance (statistics with ones kept)."""
-    mean, raw = raw_moments(norm, x.astype(wide_dtype(x.dtype)), mask)
+    mean, raw = raw_moments(norm, wide(x), mask)
     if mean is not None:
         mean = checkpoint_name(mean, norm.stats_name)
     var = clipped(checkpoint_name(raw, norm.stats_name))

@@ -29,6 +29,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
+from jaxmem.ops._elementwise import wide, wide_dtype
 from jaxmem.ops._moments import (
     Norm,
     affine,
@@ -37,7 +38,6 @@ from jaxmem.ops._moments import (
     full_mask,
     mean_over,
     raw_moments,
-    wide_dtype,
 )
 
 
@@ -68,11 +68,24 @@ def _inverse(scale: Array, bias: Array, eps: float) -> Array:
     return shrink / jnp.where(usable, scale, 1.0)
 
 
-def _exact(norm: Norm, x: Array, mean, rstd: Array, index: Array) -> Array:
-    """The normalised input of some channels, in the output's dtype."""
-    columns = jnp.take(x, index, axis=norm.features[0]).astype(rstd.dtype)
-    centred = columns if mean is None else columns - mean
-    return (centred * rstd).astype(norm.dtype)
+def guard(norm: Norm, x: Array, mean, raw: Array, scale, bias):
+    """(places, normalised input in the output's dtype) of the guarded channels."""
+    if scale is None and bias is None:
+        return None, None
+    score = jax.lax.stop_gradient(_condition(*_parameters(norm, x, scale, bias)))
+    index = jax.lax.top_k(-score, guarded_channels(score.size))[1]
+    channel = norm.features[0]
+
+    def some(stat):
+        # The statistics of a batch norm run along the channels too.
+        whole = stat.shape[channel] == 1
+        return stat if whole else jnp.take(stat, index, axis=channel)
+
+    rstd = jax.lax.rsqrt(clipped(some(raw)) + norm.epsilon)
+    columns = jnp.take(x, index, axis=channel).astype(rstd.dtype)
+    centred = columns if mean is None else columns - some(mean)
+    columns = (centred * rstd).astype(norm.dtype)
+    return checkpoint_name((index, columns), f"jaxmem_{norm.name}_guard")
 
 
 def _with_channels(norm: Norm, y: Array, index: Array, columns: Array) -> Array:
@@ -81,31 +94,42 @@ def _with_channels(norm: Norm, y: Array, index: Array, columns: Array) -> Array:
         index if a == norm.features[0] else slice(None) for a in range(y.ndim)
     )
     # Without the promise, XLA checks the bounds of every index again.
+    columns = columns.astype(y.dtype)
     return y.at[where].set(columns, unique_indices=True, mode="promise_in_bounds")
 
 
 def _forward(norm: Norm, x, scale, bias, mask):
     """The output, its row statistics, and the guarded channels with their places."""
     name = f"jaxmem_{norm.name}"
-    mean, raw = raw_moments(norm, x.astype(wide_dtype(x.dtype)), mask)
+    mean, raw = raw_moments(norm, wide(x), mask)
     y = affine(norm, x, mean, clipped(raw), scale, bias)
     raw = checkpoint_name(raw, norm.stats_name)
     y = checkpoint_name(y, f"{name}_output")
-    if scale is None and bias is None:
-        return y, raw, None, None
-    score = jax.lax.stop_gradient(_condition(*_parameters(norm, x, scale, bias)))
-    index = jax.lax.top_k(-score, guarded_channels(score.size))[1]
+    return y, raw, *guard(norm, x, mean, raw, scale, bias)
+
+
+def input_tangent(norm: Norm, xhat: Array, raw: Array, mask, u: Array) -> Array:
+    """The tangent of the normalised input `xhat` for the tangent `u` of the input."""
     rstd = jax.lax.rsqrt(clipped(raw) + norm.epsilon)
-    columns = _exact(norm, x, mean, rstd, index)
-    return y, raw, *checkpoint_name((index, columns), f"{name}_guard")
+    mask = full_mask(mask, xhat)
+    means = mean_over(norm, norm.axes, mask, *((u, u * xhat)[not norm.centred :]))
+    # Where the variance was clipped it does not depend on x.
+    flow = u - xhat * jnp.where(raw > 0, means[-1], 0.0)
+    return rstd * (flow - means[0] if norm.centred else flow)
 
 
-def _tangent(norm: Norm, residuals, scale, bias, mask, tangents) -> Array:
-    """The linear map of the tangents (None: zero) that the residuals determine."""
+def norm_tangent(
+    norm: Norm, residuals, scale, bias, mask, tangents, eps: float, fixed: bool = False
+) -> Array:
+    """The linear map of the tangents (None: zero) that the residuals determine.
+
+    `eps` is that of the dtype in which the output was stored; with `fixed` the
+    statistics were given, and do not depend on x.
+    """
     y, raw, index, columns = residuals
     x_dot, scale_dot, bias_dot = tangents
     s, b = _parameters(norm, y, scale, bias)
-    w = _inverse(s, b, float(jnp.finfo(y.dtype).eps))
+    w = _inverse(s, b, eps)
     shift = b
     if index is not None:
         y = _with_channels(norm, y, index, columns)
@@ -113,16 +137,13 @@ def _tangent(norm: Norm, residuals, scale, bias, mask, tangents) -> Array:
     wide = y.astype(s.dtype)
     at = functools.partial(along, like=wide, features=norm.features)
     parts = []
-    if x_dot is not None:
-        xhat = (wide - at(shift)) * at(w)
+    if x_dot is not None and fixed:
         rstd = jax.lax.rsqrt(clipped(raw) + norm.epsilon)
-        u = x_dot.astype(s.dtype)
-        mask = full_mask(mask, wide)
-        means = mean_over(norm, norm.axes, mask, *((u, u * xhat)[not norm.centred :]))
-        # Where the variance was clipped it does not depend on x.
-        flow = u - xhat * jnp.where(raw > 0, means[-1], 0.0)
-        flow = flow - means[0] if norm.centred else flow
-        parts.append(at(s) * (rstd * flow))
+        parts.append(at(s) * (rstd * x_dot.astype(s.dtype)))
+    elif x_dot is not None:
+        xhat = (wide - at(shift)) * at(w)
+        flow = input_tangent(norm, xhat, raw, mask, x_dot.astype(s.dtype))
+        parts.append(at(s) * flow)
     row = None if bias_dot is None else bias_dot.astype(s.dtype)
     if scale_dot is not None:
         # Factors of a channel stay outside the product with y: transposed, they
@@ -141,7 +162,7 @@ def keep_output(norm: Norm) -> Callable:
 
     @jax.custom_jvp
     def apply(x, scale, bias, mask):
-        mean, raw = raw_moments(norm, x.astype(wide_dtype(x.dtype)), mask)
+        mean, raw = raw_moments(norm, wide(x), mask)
         return affine(norm, x, mean, clipped(raw), scale, bias)
 
     @functools.partial(apply.defjvp, symbolic_zeros=True)
@@ -149,7 +170,9 @@ def keep_output(norm: Norm) -> Callable:
         _, scale, bias, mask = primals
         dots = [None if isinstance(t, SymbolicZero) else t for t in tangents[:3]]
         residuals = _forward(norm, *primals)
-        return residuals[0], _tangent(norm, residuals, scale, bias, mask, dots)
+        eps = float(jnp.finfo(norm.dtype).eps)
+        y_dot = norm_tangent(norm, residuals, scale, bias, mask, dots, eps)
+        return residuals[0], y_dot
 
     names = (norm.stats_name, f"jaxmem_{norm.name}_output", f"jaxmem_{norm.name}_guard")
     policy = jax.checkpoint_policies.save_only_these_names(*names)

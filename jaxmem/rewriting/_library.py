@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import ops
+from jaxmem.ops._quantize import Quantization
+from jaxmem.ops._quantized import coded_activation
 from jaxmem.rewriting._attention import attention_patterns
 from jaxmem.rewriting._pattern import Pattern
 
@@ -57,11 +59,18 @@ def glu_patterns() -> list[Pattern]:
     ]
 
 
-def gelu_and_silu_patterns(save: str) -> list[Pattern]:
+_ERF = functools.partial(ops.gelu, approximate=False)
+
+
+def gelu_and_silu_patterns(save: str | int | Quantization) -> list[Pattern]:
     """The activations that can be kept by their output."""
-    gelu = functools.partial(ops.gelu, save=save)
-    erf = functools.partial(ops.gelu, approximate=False, save=save)
-    silu = functools.partial(ops.silu, save=save)
+
+    def form(op):
+        if isinstance(save, Quantization):
+            return coded_activation(op, save)
+        return functools.partial(op, save=save)
+
+    gelu, erf, silu = (form(op) for op in (ops.gelu, _ERF, ops.silu))
     return [
         *_each("gelu", GELU_TANH, gelu),
         *_each("gelu", GELU_ERF, erf),
@@ -106,7 +115,7 @@ def activation_patterns() -> list[Pattern]:
         *_each("elu", (_jax_elu, _elu), ops.elu, scalars=("alpha",)),
         *_each("leaky_relu", (_leaky, _leaky_strict), ops.leaky_relu, scalars=slope),
         *_each("softplus", softplus, ops.softplus),
-        *_each("relu", relu, ops.relu),
+        *_each("relu", relu, functools.partial(ops.relu, save="auto")),
     ]
 
 
@@ -255,12 +264,17 @@ def dense_patterns() -> list[Pattern]:
     ]
 
 
-def library(save: str = "input", norm_save: str = "input") -> tuple[Pattern, ...]:
+def library(
+    save: str | int | Quantization = "input", norm_save: str = "input"
+) -> tuple[Pattern, ...]:
     """The patterns `rewrite` looks for, the largest first.
 
     Args:
       save: what GELU and SiLU keep: "input", or "output" (and one bit an element),
-        which is free where the next operation keeps the output anyway.
+        which is free where the next operation keeps the output anyway; "auto": that
+        where it is so, else the input (`auto_save`, as ReLU always); or the bits of
+        codes of their derivative, or a `Quantization` for codes of their input, which
+        a dense layer that stores codes shares.
       norm_save: likewise for layer norm and RMS norm. A function does not show whether
         a scale is near zero, where the input cannot be had back from the output, so
         "output" is for those who know that it is not.
@@ -273,7 +287,8 @@ def library(save: str = "input", norm_save: str = "input") -> tuple[Pattern, ...
       ValueError: another word for `save` or `norm_save`.
     """
     for name, value in (("save", save), ("norm_save", norm_save)):
-        if value not in ("input", "output"):
+        more = isinstance(value, int | Quantization) or value == "auto"
+        if not (name == "save" and more) and value not in ("input", "output"):
             raise ValueError(f"{name} must be 'input' or 'output', got {value!r}")
     return (
         *attention_patterns(),

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 
 from jaxmem import _compat, _jaxpr
+from jaxmem.rewriting._auto import auto_save, is_marked
 from jaxmem.rewriting._graph import Frame, Graph, Node, Value, build
 from jaxmem.rewriting._library import LIBRARY
 from jaxmem.rewriting._pattern import Pattern
-from jaxmem.rewriting._plan import Plan, plan
+from jaxmem.rewriting._plan import Match, Plan, plan
 
 
 @dataclass(frozen=True)
@@ -126,10 +127,25 @@ def rewrite(
         made = plan(build(traced.jaxpr), patterns)
         if on_report is not None:
             on_report(_report(made, patterns))
-        outs = _run_graph(made, traced.leaves)
+        run = lambda *leaves: _run_graph(made, leaves)
+        marked = is_marked(traced.jaxpr) or any(map(_marks, _matches(made)))
+        run = auto_save(run) if marked else run
+        outs = run(*traced.leaves)
         return jax.tree.unflatten(traced.out_tree, outs)
 
     return rewritten
+
+
+def _matches(made: Plan) -> Iterator[Match]:
+    yield from made.matches.values()
+    for plans in made.inner.values():
+        for inner in plans:
+            yield from _matches(inner)
+
+
+def _marks(match: Match) -> bool:
+    """Whether the lean function leaves a choice to `auto_save`."""
+    return getattr(match.pattern.lean, "keywords", {}).get("save") == "auto"
 
 
 # -- evaluation

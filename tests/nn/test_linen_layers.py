@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import linen as flax_nn
+from jax.lax import conv_general_dilated
 
 from jaxmem.nn import linen as lean_nn
 from tests.nn.compare import assert_close, assert_trees_identical, kept_bytes
@@ -25,6 +26,9 @@ LAYERS = [
     ("Dense", dict(features=5, use_bias=False)),
     ("DenseGeneral", dict(features=(3, 4), axis=(-2, -1))),
     ("DenseGeneral", dict(features=4, axis=1)),
+    ("Conv", dict(features=4, kernel_size=(3,), strides=2)),
+    ("Conv", dict(features=4, kernel_size=(3,), padding="CAUSAL", use_bias=False)),
+    ("Conv", dict(features=4, kernel_size=(2, 2), padding="CIRCULAR")),
     ("Dropout", dict(rate=0.5, deterministic=True)),
     ("MultiHeadDotProductAttention", dict(num_heads=4)),
     ("MultiHeadDotProductAttention", dict(num_heads=2, normalize_qk=True)),
@@ -144,6 +148,11 @@ def test_norm_masks(name):
             {},
         ),
         ("Dense", dict(features=3, dot_general=jax.lax.dot_general), {}),
+        (
+            "Conv",
+            dict(features=3, kernel_size=3, conv_general_dilated=conv_general_dilated),
+            {},
+        ),
         ("MultiHeadAttention", dict(num_heads=2, precision="highest"), {}),
     ],
 )
@@ -191,4 +200,12 @@ def test_dense_keeps_no_cast_copies():
     x = jnp.ones((64, 128), jnp.bfloat16)
     variables = plain.init(jax.random.key(0), x)
     assert kept_bytes(plain.apply, variables, x) >= 128 * 256 * 2
+    assert kept_bytes(lean.apply, variables, x) == 0
+
+
+def test_conv_keeps_no_cast_copies():
+    plain, lean = pair("Conv", dict(features=8, kernel_size=(3,), dtype=jnp.bfloat16))
+    x = jnp.ones((4, 6, 128), jnp.bfloat16)
+    variables = plain.init(jax.random.key(0), x)
+    assert kept_bytes(plain.apply, variables, x) >= 3 * 128 * 8 * 2
     assert kept_bytes(lean.apply, variables, x) == 0

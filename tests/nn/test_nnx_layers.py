@@ -20,6 +20,9 @@ LAYERS = [
     ("Linear", (8, 5), dict(use_bias=False, preferred_element_type=jnp.float32)),
     ("LinearGeneral", ((6, 8), (3, 4)), dict(axis=(-2, -1))),
     ("LinearGeneral", (8, 4), {}),
+    ("Conv", (8, 4, 3), dict(strides=2)),
+    ("Conv", (8, 4, (2, 2)), dict(padding="CIRCULAR", use_bias=False)),
+    ("Conv", (8, 4, 3), dict(preferred_element_type=jnp.float32)),
     ("Dropout", (0.5,), dict(deterministic=True)),
     ("MultiHeadAttention", (4, 8), dict(decode=False)),
     ("MultiHeadAttention", (4, 8), dict(decode=False, num_kv_heads=2)),
@@ -114,6 +117,7 @@ def test_save_is_keyword_only_and_checked(name):
     "name, args, options",
     [
         ("Linear", (8, 5), dict(promote_dtype=lambda arrays, dtype: arrays)),
+        ("Conv", (8, 5, 3), dict(promote_dtype=lambda arrays, dtype: arrays)),
         ("MultiHeadAttention", (2, 8), dict(decode=False, precision="highest")),
     ],
 )
@@ -129,7 +133,8 @@ def test_unserved_options_run_flax_and_say_so_once(name, args, options, monkeypa
 def test_keeps_less_in_bfloat16():
     options = dict(dtype=jnp.bfloat16)
     x = jnp.ones((2, 64, 256), jnp.bfloat16)
-    for name, args in [("LayerNorm", (256,)), ("Linear", (256, 256))]:
+    layers = [("LayerNorm", (256,)), ("Linear", (256, 256)), ("Conv", (256, 64, 3))]
+    for name, args in layers:
         plain, lean = pair(name, args, options)
 
         def kept(layer):

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 
 from jaxmem import ops
 from jaxmem.ops._bits import packed_nbytes
+from jaxmem.ops._codes import packed_codes_nbytes
+from jaxmem.ops._fewbit_shipped import shipped
 from tests.twins import Twin, nbytes, unary_args
 
 SHAPES = ((7,), (), (3, 5, 13))
@@ -25,6 +27,24 @@ def saves_output(args, wanted):
 
 def saves_output_and_bit(args, wanted):
     return nbytes(args[0]) + packed_nbytes(args[0].shape)
+
+
+def saves_three_bits(args, wanted):
+    return packed_codes_nbytes(args[0].shape, 3)
+
+
+@jax.custom_jvp
+def _gelu_in_steps(x):
+    return jax.nn.gelu(x)
+
+
+@_gelu_in_steps.defjvp
+def _(primals, tangents):
+    """GELU with the derivative of its table of 3 bits."""
+    (x,), (t,) = primals, tangents
+    borders, levels = (jnp.asarray(p, jnp.float32) for p in shipped("gelu_tanh", 3))
+    slope = jnp.vectorize(lambda x: levels[jnp.sum(x >= borders)])
+    return _gelu_in_steps(x), slope(x.astype(jnp.float32)).astype(x.dtype) * t
 
 
 def parameter_args(shape, dtype, rng):
@@ -70,6 +90,9 @@ INVERTED = [
         ),
         ("silu", ops.silu, jax.nn.silu),
     )
+]
+CODED = [
+    _unary("gelu_code", partial(ops.gelu, save=3), _gelu_in_steps, saves_three_bits)
 ]
 KEEP_OUTPUT = [
     _unary(name, lean, plain, saves_output)
@@ -131,4 +154,4 @@ GATED = [
         ),
     )
 ]
-TWINS = INVERTED + KEEP_OUTPUT + KEEP_INPUT + PARAMETERS + GATED
+TWINS = INVERTED + CODED + KEEP_OUTPUT + KEEP_INPUT + PARAMETERS + GATED

@@ -1,0 +1,41 @@
+"""Writes the tables that `jaxmem.ops` ships for its activations.
+
+    python -m benchmarks.fewbit_tables
+
+Numbers are rounded to six decimals, to which the solver finds them; the error is that
+of the unrounded table.
+"""
+
+import json
+import pathlib
+
+import jaxmem.ops
+from jaxmem.ops._fewbit_shipped import FILE, FUNCTIONS, SHIPPED_BITS
+
+DECIMALS = 6
+
+
+def rounded(numbers) -> list[float]:
+    return [round(float(n), DECIMALS) + 0.0 for n in numbers]
+
+
+def tables(name: str) -> dict[str, dict]:
+    found = {b: jaxmem.ops.fewbit_table(FUNCTIONS[name], b) for b in SHIPPED_BITS}
+    return {
+        str(bits): {
+            "borders": rounded(table.borders),
+            "levels": rounded(table.levels),
+            "error": float(f"{table.error:.6g}"),
+        }
+        for bits, table in found.items()
+    }
+
+
+def main() -> None:
+    path = pathlib.Path(jaxmem.ops.__file__).parent / FILE
+    path.write_text(json.dumps({n: tables(n) for n in FUNCTIONS}, indent=1) + "\n")
+    print(f"wrote {path.name}")
+
+
+if __name__ == "__main__":
+    main()

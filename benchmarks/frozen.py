@@ -1,0 +1,190 @@
+"""What training a part keeps: plain Flax beside the same model after `substitute`.
+
+    python -m benchmarks.frozen              # bytes kept for the backward pass
+    python -m benchmarks.frozen --compiled   # temp bytes of the gradient on an H100
+
+The cases are those of Bhatia and Dangel, arXiv 2404.12406: gradients of all parameters,
+of the input alone, of the norms, of every fourth layer; and of the late half of the
+layers, and LoRA. Batch norm runs in inference mode but where all is trained.
+"""
+
+import argparse
+import functools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+import jaxmem
+from benchmarks._common import MIB, publish, verdict
+from benchmarks.frozen_models import (
+    EncoderConfig,
+    EncoderLayer,
+    LlamaConfig,
+    LlamaLayer,
+    Stack,
+)
+from benchmarks.vision_models import ResNet, ResNetConfig, ViT, ViTConfig
+from jaxmem.nn.linen import LoRADense
+
+# In % of what plain training of everything keeps.
+BARS = {("ResNet-101", "input alone"): 20}
+RANK = 16
+
+
+def images(size: int):
+    return jax.ShapeDtypeStruct((64, size, size, 3), jnp.float32)
+
+
+def tokens(batch: int, length: int, width: int):
+    return jax.ShapeDtypeStruct((batch, length, width), jnp.bfloat16)
+
+
+class PlainLoRA(nn.Dense):
+    """LoRA as a user writes it."""
+
+    @nn.compact
+    def __call__(self, x):
+        y = nn.Dense(self.features, self.use_bias, self.dtype, name="base")(x)
+        thin = nn.Dense(RANK, use_bias=False, dtype=self.dtype, name="lora_a")(x)
+        return y + nn.Dense(
+            self.features, use_bias=False, dtype=self.dtype, name="lora_b"
+        )(thin)
+
+
+@dataclass(frozen=True)
+class Model:
+    """`make(train, dense)` gives the linen module, `x` is its input."""
+
+    name: str
+    layers: int
+    make: Callable[[bool, Any], nn.Module]
+    x: Any
+    takes_lora: bool = True
+
+
+def _stack(config, layer):
+    return lambda train, dense: Stack(config, layer, dense)
+
+
+RESNET, VIT = ResNetConfig(), ViTConfig()
+BERT, LLAMA = EncoderConfig(), LlamaConfig()
+MODELS = (
+    Model("ResNet-101", 33, lambda train, _: ResNet(RESNET, train), images(224), False),
+    Model("ViT-B/16", 12, lambda _, dense: ViT(VIT, dense), images(256)),
+    Model("BERT-base", 12, _stack(BERT, EncoderLayer), tokens(16, 512, 768)),
+    Model("Llama 1B, 4 layers", 4, _stack(LLAMA, LlamaLayer), tokens(2, 2048, 2048)),
+)
+
+
+def number_of(path: str) -> int:
+    """Of the layer that a parameter is in; -1 for the stem, the head and the like."""
+    found = re.match(r"(block|layer)_(\d+)/", path)
+    return int(found[2]) if found else -1
+
+
+# For each case the mask for a number of layers, or None for the gradient of the input.
+CASES = {
+    "all": lambda layers: True,
+    "input alone": None,
+    "norms": lambda layers: re.compile("(?i)norm"),
+    "every 4th layer": lambda layers: lambda path, _: number_of(path) % 4 == 0,
+    "late half": lambda layers: lambda path, _: number_of(path) >= layers // 2,
+    "LoRA": lambda layers: re.compile("lora_"),
+}
+
+
+def models(model: Model, case: str):
+    """Plain and substituted."""
+    train, lora = case == "all", case == "LoRA"
+    yield "plain", model.make(train, PlainLoRA if lora else nn.Dense)
+    dense = functools.partial(LoRADense, rank=RANK) if lora else nn.Dense
+    lean = model.make(train, dense)
+    yield "substituted", jaxmem.substitute(lean, activations="auto")
+
+
+def loss_of(module: nn.Module):
+    def loss(params, statistics, x):
+        variables = {"params": params, **statistics}
+        out, _ = module.apply(variables, x, mutable=["batch_stats"])
+        return jnp.mean(jnp.square(out.astype(jnp.float32)))
+
+    return loss
+
+
+def problem(module: nn.Module, x, mask):
+    """(loss of (wanted, rest), its arguments): gradients are of the first."""
+    statistics = dict(jax.eval_shape(module.init, jax.random.key(0), x))
+    params, loss = statistics.pop("params"), loss_of(module)
+    if mask is None:
+        fn = lambda x, rest: loss(*rest, x)
+        return fn, (x, (params, statistics))
+    trained, frozen = jaxmem.trainable(params, mask)
+    fn = lambda trained, rest: loss(rest[0].merge(trained), *rest[1:])
+    return fn, (trained, (frozen, statistics, x))
+
+
+def kept(fn, args) -> float:
+    return jaxmem.residuals(fn, *args, argnums=0).total_bytes / MIB
+
+
+def compiled(fn, args) -> float:
+    step = jax.value_and_grad(fn)
+    return jaxmem.estimate(step, *args, target="h100").temp_bytes / MIB
+
+
+def rows(measure: Callable, names: Sequence[str], cases: Sequence[str]):
+    """`cases` begin with "all", to which shares are."""
+    for model in (m for m in MODELS if m.name in names):
+        training = None
+        for case in cases if model.takes_lora else [c for c in cases if c != "LoRA"]:
+            mask = CASES[case]
+            plain, lean = (
+                measure(*problem(module, model.x, mask and mask(model.layers)))
+                for _, module in models(model, case)
+            )
+            training = training or plain
+            share, bar = 100 * lean / training, BARS.get((model.name, case))
+            met = verdict(share, bar)
+            yield (
+                model.name,
+                case,
+                plain,
+                lean,
+                100 * lean / plain,
+                share,
+                bar or "",
+                met,
+            )
+
+
+COLUMNS = (
+    "model",
+    "gradients of",
+    "plain, MiB",
+    "substituted, MiB",
+    "% of plain",
+    "% of plain, all",
+    "at most",
+    "met",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--compiled", action="store_true")
+    names = [model.name for model in MODELS]
+    if parser.parse_args().compiled:  # minutes each: fewer of them
+        cases = ("all", "input alone", "LoRA")
+        measured = rows(compiled, [n for n in names if n != "ViT-B/16"], cases)
+        publish("frozen_h100", COLUMNS, list(measured))
+    else:
+        publish("frozen", COLUMNS, list(rows(kept, names, list(CASES))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""By name, what the second model of a comparison is made with."""
+
+from collections.abc import Callable
+from dataclasses import field
+from functools import partial
+from typing import Any
+
+import jax
+
+import jaxmem
+from jaxmem.nn import Rule, linen, substitute
+from jaxmem.rewriting import Pattern, library
+
+_MLP = r"(^|/)(up|down)$"
+
+
+def _approx_bp(model):
+    gelu = Pattern("gelu", partial(jax.nn.gelu, approximate=True), jaxmem.ops.regelu2)
+    return substitute(model, patterns=(gelu, *library()))
+
+
+class _Sampled(linen.SampledDense):
+    """With keys from the stream that a model splits over its layers anyway."""
+
+    rng_collection: str = field(default="dropout", kw_only=True)
+
+
+def _sampled(model):
+    # codes of the GELU, whose output would be kept whole for its own derivative
+    return substitute(model, [Rule(_MLP, _Sampled)], activations=4)
+
+
+TECHNIQUES: dict[str, Callable[[Any], Any]] = {
+    "exact": substitute,
+    **{f"bits-{k}": partial(substitute, activations=k) for k in (1, 2, 3, 4)},
+    "regelu2": _approx_bp,
+    "storage-8": partial(substitute, save=8),
+    "storage-4": partial(substitute, save=4),
+    "wta-crs": _sampled,
+}
+WITH_KEY = ("wta-crs",)  # draw random numbers in every step
+IN_LINEN = ("wta-crs",)  # change a class in a way that an nnx object's state forbids

@@ -1,0 +1,84 @@
+"""Parts of an nnx model: states by filter. Flax is imported only for a model of it."""
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxmem.freezing._mask import check_found
+from jaxmem.freezing._paths import has_gradient, matches
+
+
+@dataclass(frozen=True)
+class Paths:
+    """An nnx filter: the Variables at these paths."""
+
+    paths: frozenset[tuple[Any, ...]]
+
+    def __call__(self, path: Sequence[Any], value: Any) -> bool:
+        return tuple(path) in self.paths
+
+
+def is_module(params: Any) -> bool:
+    """Whether this is an nnx model; Flax is not imported to find out."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and isinstance(params, nnx.Module)
+
+
+def split(model: Any, mask: Any) -> tuple[Any, Any, Any]:
+    """(trained, frozen, graph), the first two states of arrays."""
+    from flax import nnx
+
+    wanted = Paths(_chosen(model, mask))
+    graph, trained, frozen = nnx.split(model, wanted, ...)
+    return *nnx.as_pure((trained, frozen)), graph
+
+
+def merge(graph: Any, trained: Any, frozen: Any) -> Any:
+    from flax import nnx
+
+    return nnx.merge(graph, trained, frozen)
+
+
+def paths_of(state: Any) -> frozenset[tuple[Any, ...]]:
+    from flax import nnx
+
+    return frozenset(path for path, _ in nnx.to_flat_state(state))
+
+
+def _chosen(model: Any, mask: Any) -> frozenset[tuple[Any, ...]]:
+    """The paths of the Variables of floats that the mask selects."""
+    from flax import nnx
+
+    found = [(path, v) for path, v in nnx.to_flat_state(nnx.state(model))]
+    named = [("/".join(map(str, path)), v) for path, v in found]
+    given = mask if isinstance(mask, list | tuple) else (mask,)
+    picked = set()
+    for one in given:
+        hits = _of_one(one, found, named)
+        pairs = zip(hits, found, strict=True)
+        picked |= {path for hit, (path, v) in pairs if hit and has_gradient(v)}
+    if not picked:
+        raise ValueError(
+            f"trainable: the mask selects none of {len(found)} Variables, so there is "
+            "nothing to train"
+        )
+    return frozenset(picked)
+
+
+def _of_one(one: Any, found: list, named: list) -> list[bool]:
+    """Path patterns as for any tree; all else is an nnx filter."""
+    from flax import nnx
+
+    if isinstance(one, str | re.Pattern):
+        hits = [matches(one, path) for path, _ in named]
+        check_found(one, hits, named)
+        return hits
+    try:
+        keep: Callable = nnx.filterlib.to_predicate(one)
+    except (TypeError, ValueError):  # which of them depends on Flax's version
+        raise TypeError(
+            f"trainable: mask={one!r}, where path patterns or an nnx filter are needed"
+        ) from None
+    return [bool(keep(path, v)) for path, v in found]

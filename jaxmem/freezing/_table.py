@@ -1,0 +1,100 @@
+"""How much is trained, and what is saved for the rest: the numbers and their table."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxmem.freezing._paths import has_gradient, paths_and_leaves
+from jaxmem.memory import format_bytes
+
+_SHOWN = 6
+_MOMENTS = 2
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a tree of parameters in two parts; arrays without a gradient do not count.
+
+    Attributes:
+      trained: the paths of the arrays that are trained.
+      trained_parameters: how many numbers they hold.
+      trained_bytes: and in how many bytes: those of their gradients.
+      arrays: how many arrays there are, with the frozen ones.
+      parameters: how many numbers these hold.
+      bytes: in how many bytes.
+    """
+
+    trained: tuple[str, ...]
+    trained_parameters: int
+    trained_bytes: int
+    arrays: int
+    parameters: int
+    bytes: int
+
+
+def sizes(trained: Any, frozen: Any) -> Sizes:
+    ours, rest = (
+        [(path, x) for path, x in paths_and_leaves(tree) if has_gradient(x)]
+        for tree in (trained, frozen)
+    )
+    return Sizes(
+        trained=tuple(path for path, _ in ours),
+        trained_parameters=_count(ours),
+        trained_bytes=_bytes(ours),
+        arrays=len(ours) + len(rest),
+        parameters=_count(ours) + _count(rest),
+        bytes=_bytes(ours) + _bytes(rest),
+    )
+
+
+def _count(named: list[tuple[str, Any]]) -> int:
+    return sum(x.size for _, x in named)
+
+
+def _bytes(named: list[tuple[str, Any]]) -> int:
+    return sum(x.size * x.dtype.itemsize for _, x in named)
+
+
+def headline(s: Sizes) -> str:
+    share = 100 * s.trained_parameters / s.parameters
+    return (
+        f"{s.trained_parameters:,} of {s.parameters:,} parameters trained "
+        f"({share:.3g} %), in {len(s.trained)} of {s.arrays} arrays"
+    )
+
+
+COLUMNS = ("bytes", "of all", "of the trained", "saved")
+
+
+def rows(s: Sizes) -> list[tuple[str, ...]]:
+    """Gradients, and moments as Adam keeps them in the parameters' dtype."""
+    return [
+        (name, *map(format_bytes, (n * s.bytes, n * s.trained_bytes, n * saved)))
+        for saved in (s.bytes - s.trained_bytes,)
+        for name, n in (("gradients", 1), ("two moments", _MOMENTS))
+    ]
+
+
+def trained_line(s: Sizes) -> str:
+    more = len(s.trained) - _SHOWN
+    rest = f", and {more} more" if more > 0 else ""
+    return f"trained: {', '.join(s.trained[:_SHOWN])}{rest}"
+
+
+def lines(s: Sizes) -> list[str]:
+    table = [COLUMNS, *rows(s)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    body = [
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in table
+    ]
+    return [headline(s), *body, trained_line(s)]
+
+
+def rich_table(s: Sizes) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*COLUMNS, title=headline(s), caption=Text(trained_line(s)))
+    for row in rows(s):
+        table.add_row(*row)
+    return table

@@ -1,0 +1,69 @@
+"""What the transformer blocks of linen and nnx share.
+
+A block keeps what its matmuls keep anyway, once. A norm keeps its output, which is the
+input of the next projections. The activation is made again in the backward pass, from
+the inputs of the down projection: a GELU in D -> F -> D keeps one [N, F] and not two,
+a SwiGLU two and not three, without a bit or an inverse, and no matmul is done twice.
+In unrolled layers XLA may find the two equal and keep the activation after all; in a
+scan over layers it cannot.
+"""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxmem import ops
+
+NORMS = ("pre", "post")
+
+
+def check_norm(norm: str) -> None:
+    if norm not in NORMS:
+        raise ValueError(f'norm={norm!r}: "pre" or "post" is allowed')
+
+
+def check_heads(width: int, num_heads: int, num_kv_heads: int | None = None) -> None:
+    if width % num_heads:
+        raise ValueError(f"num_heads={num_heads} does not divide the width {width}")
+    if num_kv_heads and num_heads % num_kv_heads:
+        raise ValueError(
+            f"num_kv_heads={num_kv_heads} does not divide num_heads={num_heads}"
+        )
+
+
+def activated_dense(
+    activation: Callable[..., Array], inputs: Sequence[Array], kernel, bias, dtype
+):
+    """`dense(activation(*inputs))` that keeps the inputs and not the activation."""
+
+    def run(inputs, kernel):
+        return ops.dense(activation(*inputs), kernel, dtype=dtype)
+
+    y = jax.checkpoint(run, prevent_cse=False)(tuple(inputs), kernel)
+    return y if bias is None else y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
+
+
+def rotary_embedding(
+    x: Float[Array, "*batch length heads channels"],
+    positions: Int[Array, "*#batch length"],
+    theta: float = 10_000.0,
+) -> Float[Array, "*batch length heads channels"]:
+    """Rotary position embedding, the two halves of the channels paired.
+
+    Computed in float32, rounded once. Saves: cosine and sine, not x.
+
+    Source: Su et al., RoFormer, arXiv 2104.09864, section 3.2.2.
+    """
+    half = x.shape[-1] // 2
+    positions = positions.reshape(
+        *[1] * (x.ndim - 2 - positions.ndim), *positions.shape
+    )
+    rate = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    rate = rate.reshape(*[1] * (x.ndim - 1), half)
+    angle = positions[..., None, None].astype(jnp.float32) * rate
+    cos, sin = jnp.cos(angle), jnp.sin(angle)
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return turned.astype(x.dtype)

@@ -1,0 +1,234 @@
+"""Transformer blocks for `flax.nnx`, of the layers in `nnx.py`; see `_blocks.py`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx as flax_nnx
+from flax.typing import Dtype, Initializer
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxmem import ops
+from jaxmem.nn import nnx
+from jaxmem.nn._blocks import (
+    activated_dense,
+    check_heads,
+    check_norm,
+    rotary_embedding,
+)
+
+_KERNEL_INIT = flax_nnx.initializers.lecun_normal()
+
+
+class _ActivatedLinear(flax_nnx.Linear):
+    """A linear layer of an activation; keeps the inputs of the activation."""
+
+    def __init__(self, *args, activation: Callable[..., Array], **kwargs):
+        super().__init__(*args, **kwargs)
+        self.activation = activation
+
+    def __call__(self, *inputs: Float[Array, "*batch d"]) -> Float[Array, "*batch f"]:
+        kernel = self.kernel[...]
+        bias = None if self.bias is None else self.bias[...]
+        dtype = self.dtype or jnp.result_type(inputs[0], kernel)
+        return activated_dense(self.activation, inputs, kernel, bias, dtype)
+
+
+class _Attention(flax_nnx.Module):
+    """Projections, `jaxmem.ops.dot_product_attention`, projection."""
+
+    def __init__(
+        self, width: int, num_heads: int, kv_heads: int, causal: bool,
+        dropout_rate: float, rope_theta: float | None, options: dict[str, Any],
+        rngs: flax_nnx.Rngs,
+    ):  # fmt: skip
+        head = width // num_heads
+        general = nnx.LinearGeneral
+        self.query = general(width, (num_heads, head), rngs=rngs, **options)
+        self.key = general(width, (kv_heads, head), rngs=rngs, **options)
+        self.value = general(width, (kv_heads, head), rngs=rngs, **options)
+        self.out = general(
+            (num_heads, head), width, axis=(-2, -1), rngs=rngs, **options
+        )
+        self.causal = causal
+        self.dropout_rate = dropout_rate
+        self.rope_theta = rope_theta
+        self.rngs = rngs.dropout.fork() if dropout_rate else None
+
+    def __call__(self, x, mask, positions, deterministic: bool):
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        if self.rope_theta is not None:
+            if positions is None:
+                positions = jnp.arange(x.shape[-2])
+            q, k = (rotary_embedding(y, positions, self.rope_theta) for y in (q, k))
+        rate = 0.0 if deterministic else self.dropout_rate
+        y = ops.dot_product_attention(
+            q,
+            k,
+            v,
+            mask=mask,
+            is_causal=self.causal,
+            dropout_rate=rate,
+            dropout_rng=self.rngs() if rate and self.rngs is not None else None,
+        )
+        return self.out(y)
+
+
+class TransformerBlock(flax_nnx.Module):
+    """`jaxmem.nn.linen.TransformerBlock` for nnx: pre-LN (GPT, ViT) or post-LN (BERT).
+
+    Args:
+        width: D, of the inputs.
+        num_heads: heads of the attention; divides `width`.
+        mlp_dim: width F of the MLP; None: 4 D.
+        norm: "pre" normalises what goes into attention and MLP, "post" the sum after.
+        causal: no position attends to a later one.
+        activation: elementwise, between the two layers of the MLP.
+        dropout_rate: of attention's and the MLP's outputs.
+        attention_dropout_rate: of the attention weights; None: as `dropout_rate`.
+        epsilon: of the norms.
+        use_bias: whether linear layers have one.
+        dtype: to compute in; None: what inputs and parameters promote to.
+        param_dtype: of the parameters.
+        kernel_init: of all kernels.
+        rngs: streams "params" and, for dropout, "dropout".
+
+    Raises:
+        ValueError: another word for `norm`, or heads that do not divide the width.
+
+    Saves:
+        As `jaxmem.nn.linen.TransformerBlock`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        mlp_dim: int | None = None,
+        *,
+        norm: str = "pre",
+        causal: bool = False,
+        activation: Callable[[Array], Array] = ops.gelu,
+        dropout_rate: float = 0.0,
+        attention_dropout_rate: float | None = None,
+        epsilon: float = 1e-6,
+        use_bias: bool = True,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        kernel_init: Initializer = _KERNEL_INIT,
+        rngs: flax_nnx.Rngs,
+    ):
+        check_norm(norm)
+        check_heads(width, num_heads)
+        rate = (
+            dropout_rate if attention_dropout_rate is None else attention_dropout_rate
+        )
+        types = {"dtype": dtype, "param_dtype": param_dtype}
+        dense = {"use_bias": use_bias, "kernel_init": kernel_init, **types}
+        hidden = mlp_dim or 4 * width
+        norms = {"epsilon": epsilon, "save": "output", "rngs": rngs, **types}
+        self.norm = norm
+        self.attention_norm = nnx.LayerNorm(width, **norms)
+        self.attention = _Attention(
+            width, num_heads, num_heads, causal, rate, None, dense, rngs
+        )
+        self.mlp_norm = nnx.LayerNorm(width, **norms)
+        self.up = nnx.Linear(width, hidden, rngs=rngs, **dense)
+        self.down = _ActivatedLinear(
+            hidden, width, activation=activation, rngs=rngs, **dense
+        )
+        self.dropout = nnx.Dropout(dropout_rate, rngs=rngs if dropout_rate else None)
+        self.deterministic = False
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length width"],
+        mask: Bool[Array, "..."] | None = None,
+        *,
+        deterministic: bool | None = None,
+    ) -> Float[Array, "batch length width"]:
+        """`mask`: true where a query may attend, `[batch, heads or 1, length, length]`.
+
+        `deterministic`: None for what `model.train()` or `model.eval()` set.
+        """
+        still = self.deterministic if deterministic is None else deterministic
+
+        def drop(y):
+            return self.dropout(y, deterministic=still or not self.dropout.rate)
+
+        def attend(y):
+            return drop(self.attention(y, mask, None, still))
+
+        def mlp(y):
+            return drop(self.down(self.up(y)))
+
+        if self.norm == "pre":
+            x = x + attend(self.attention_norm(x))
+            return x + mlp(self.mlp_norm(x))
+        x = self.attention_norm(x + attend(x))
+        return self.mlp_norm(x + mlp(x))
+
+
+class LlamaBlock(flax_nnx.Module):
+    """`jaxmem.nn.linen.LlamaBlock` for nnx: RMSNorm, rotary attention, SwiGLU.
+
+    Args:
+        width: D, of the inputs.
+        num_heads: heads of the queries; divides `width`.
+        mlp_dim: width F of the MLP.
+        num_kv_heads: heads of keys and values; None: as `num_heads`.
+        rope_theta: base of the rotary embedding.
+        epsilon: of the norms.
+        dtype: to compute in; None: what inputs and parameters promote to.
+        param_dtype: of the parameters; there are no biases.
+        kernel_init: of all kernels.
+        rngs: stream "params".
+
+    Raises:
+        ValueError: heads that do not divide the width, or each other.
+
+    Saves:
+        As `jaxmem.nn.linen.LlamaBlock`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        mlp_dim: int,
+        *,
+        num_kv_heads: int | None = None,
+        rope_theta: float = 10_000.0,
+        epsilon: float = 1e-6,
+        dtype: Dtype | None = None,
+        param_dtype: Dtype = jnp.float32,
+        kernel_init: Initializer = _KERNEL_INIT,
+        rngs: flax_nnx.Rngs,
+    ):
+        kv_heads = num_kv_heads or num_heads
+        check_heads(width, num_heads, kv_heads)
+        types = {"dtype": dtype, "param_dtype": param_dtype}
+        dense = {"use_bias": False, "kernel_init": kernel_init, **types}
+        norms = {"epsilon": epsilon, "save": "output", "rngs": rngs, **types}
+        self.attention_norm = nnx.RMSNorm(width, **norms)
+        self.attention = _Attention(
+            width, num_heads, kv_heads, True, 0.0, rope_theta, dense, rngs
+        )
+        self.mlp_norm = nnx.RMSNorm(width, **norms)
+        self.gate = nnx.Linear(width, mlp_dim, rngs=rngs, **dense)
+        self.up = nnx.Linear(width, mlp_dim, rngs=rngs, **dense)
+        self.down = _ActivatedLinear(
+            mlp_dim, width, activation=ops.swiglu, rngs=rngs, **dense
+        )
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length width"],
+        mask: Bool[Array, "..."] | None = None,
+        *,
+        positions: Int[Array, "*#batch length"] | None = None,
+    ) -> Float[Array, "batch length width"]:
+        """`mask` as in `TransformerBlock`; `positions`: None for 0, 1, 2, ..."""
+        x = x + self.attention(self.attention_norm(x), mask, positions, True)
+        y = self.mlp_norm(x)
+        return x + self.down(self.gate(y), self.up(y))

@@ -1,0 +1,266 @@
+"""`save="auto"`: which form an activation takes, from who reads its output.
+
+An output is kept anyway where a product with something that is differentiated reads
+it: a matmul or a convolution with a trained kernel, a gate with a trained other half.
+Then "output" costs little on top. Where the kernel is frozen nobody keeps it, and a
+code of a few bits (when asked for) or the input is cheaper.
+
+The traced function shows the readers; what is differentiated only JAX knows, when it
+differentiates. So a marked activation becomes a `custom_jvp` of its input and of what
+it is multiplied with, and asks there which of them has a tangent. That holds through
+`jit`, `scan`, `checkpoint` and whatever else the function is put into later.
+"""
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero, zero_from_primal
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.ops._fewbit_forms import MARKS, Mark
+
+_LOGGER = logging.getLogger("jaxmem")
+
+# What only changes the look of an array: the same bytes are kept.
+VIEWS = frozenset(
+    """
+    broadcast_in_dim copy copy_p mesh_cast name optimization_barrier pvary reshape
+    sharding_constraint squeeze transpose
+    """.split()
+)
+# The derivative in one operand needs the other.
+PRODUCTS = frozenset(
+    "conv_general_dilated dot_general mul ragged_dot ragged_dot_general".split()
+)
+# The derivative needs the operand itself.
+SQUARES = frozenset("integer_pow log reduce_window_max square".split())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `save="auto"` came to in one place, when it was differentiated.
+
+    Attributes:
+      op: the activation.
+      keeps: "output" (and a bit, for GELU and SiLU), "input", or "<n> bits".
+      why: whether the output is kept anyway, and by what.
+      shape: of the activation.
+      source: file, line and function.
+    """
+
+    op: str
+    keeps: str
+    why: str
+    shape: tuple[int, ...]
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.op} {list(self.shape)} keeps {self.keeps} ({self.why}) at " + (
+            self.source or "an unknown place"
+        )
+
+
+def auto_save(
+    fn: Callable, *, on_choice: Callable[[Choice], Any] | None = None
+) -> Callable:
+    """A function like `fn` whose activations with `save="auto"` keep what is cheapest.
+
+    Each keeps its output (GELU and SiLU: and a bit) where the next operation keeps the
+    output anyway: a matmul or convolution whose kernel is differentiated, or a product
+    with a differentiated array. Else it keeps a code of `bits` bits if that was given,
+    and its input if not. Views in between (reshape, transpose) and functions called
+    (`jit`, `checkpoint`, `scan`, ...) are looked through; an output that is cast, that
+    goes through dropout first, or whose reader is outside of `fn` counts as not kept.
+
+    `jaxmem.rewriting.rewrite`, and so `jaxmem.substitute`, do this too.
+
+    Args:
+      fn: any function that JAX can trace, of any pytrees.
+      on_choice: called with the `Choice` of each activation whenever the function is
+        differentiated; the "jaxmem" logger is told at level INFO in any case.
+
+    Returns:
+      A function of the same signature and values; differentiate it, not `fn`.
+
+    Raises:
+      TypeError: `fn` is not callable.
+
+    Example::
+
+        def mlp(w, v, x):
+            return jaxmem.ops.gelu(x @ w, save="auto", bits=2) @ v
+
+        loss = lambda *args: jaxmem.rewriting.auto_save(mlp)(*args).sum()
+        jax.grad(loss, argnums=0)  # v is frozen: 2 bits are kept
+        jax.grad(loss, argnums=(0, 1))  # the matmul keeps the output: and a bit
+    """
+    if not callable(fn):
+        raise TypeError(f"auto_save takes a function, got {type(fn).__name__}")
+
+    @functools.wraps(fn)
+    def resolved(*args, **kwargs):
+        traced = _jaxpr.trace(fn, *args, **kwargs)
+        outs = _run(traced.jaxpr, traced.leaves, _teller(on_choice))
+        return jax.tree.unflatten(traced.out_tree, outs)
+
+    return resolved
+
+
+def is_marked(body: Any) -> bool:
+    """Whether an activation with `save="auto"` is somewhere in a jaxpr."""
+    return any(_mark(eqn) is not None for eqn in _jaxpr.walk(body))
+
+
+def _teller(on_choice: Callable[[Choice], Any] | None) -> Callable[[Choice], None]:
+    def tell(choice: Choice) -> None:
+        _LOGGER.info('save="auto": %s', choice)
+        if on_choice is not None:
+            on_choice(choice)
+
+    return tell
+
+
+def _mark(eqn) -> Mark | None:
+    name = eqn.params.get("name")
+    return MARKS.get(name) if isinstance(name, str) else None
+
+
+# -- who reads an output
+
+
+def _readers(jaxpr, var) -> tuple[list[Any], list[int]]:
+    """What `var` is multiplied with in a jaxpr, and which of its outputs it is."""
+    same, partners = {var}, []
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        for place in [i for i, v in enumerate(eqn.invars) if _in(v, same)]:
+            if name in PRODUCTS:
+                partners += eqn.invars[:place] + eqn.invars[place + 1 :]
+            elif name in SQUARES:
+                partners.append(eqn.invars[place])
+            elif name in VIEWS:
+                out = eqn.outvars[place if len(eqn.outvars) > 1 else 0]
+                same |= {out} if out.aval.size == var.aval.size else set()
+            for inner, offset in _called(eqn, place):
+                found, outs = _inside(inner, place - offset)
+                partners += [eqn.invars[i + offset] for i in found]
+                same.update(eqn.outvars[i] for i in outs)
+    outs = [i for i, v in enumerate(jaxpr.outvars) if _in(v, same)]
+    return list(dict.fromkeys(filter(_is_var, partners))), outs
+
+
+def _inside(jaxpr, place: int) -> tuple[list[int], list[int]]:
+    """`_readers` of an argument of a body, by the arguments they depend on."""
+    partners, outs = _readers(jaxpr, jaxpr.invars[place])
+    needed = _ancestors(jaxpr, partners)
+    return [i for i, v in enumerate(jaxpr.invars) if v in needed], outs
+
+
+def _called(eqn, place: int) -> Iterator[tuple[Any, int]]:
+    """Bodies that take an input, and how many come before the first they take."""
+    if eqn.primitive.name != "while":  # the inputs of its bodies are not in order
+        for body in _jaxpr.bodies(eqn):
+            jaxpr, _ = _jaxpr.split(body)
+            offset = len(eqn.invars) - len(jaxpr.invars)
+            if 0 <= offset <= place:
+                yield jaxpr, offset
+
+
+def _is_var(atom) -> bool:
+    return not isinstance(atom, _compat.Literal)
+
+
+def _in(atom, variables: set) -> bool:
+    return _is_var(atom) and atom in variables
+
+
+def _ancestors(jaxpr, wanted: Iterable) -> set:
+    """Everything that those variables are made of, themselves included."""
+    needed = set(wanted)
+    for eqn in reversed(jaxpr.eqns):
+        if any(out in needed for out in eqn.outvars):
+            needed.update(v for v in eqn.invars if _is_var(v))
+    return needed
+
+
+# -- evaluation
+
+
+def _run(body, args: Sequence[Any], tell: Callable[[Choice], None]) -> list[Any]:
+    """Runs a closed jaxpr with its marks resolved."""
+    jaxpr, consts = _jaxpr.split(body)
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+    made_by = {out: eqn for eqn in jaxpr.eqns for out in eqn.outvars}
+    done, pending = set(), set()
+
+    def read(atom):
+        if not _is_var(atom):
+            return atom.val
+        if atom not in env:  # a partner that is made after the mark
+            run(made_by[atom])
+        return env[atom]
+
+    def run(eqn):
+        if id(eqn) in done:
+            return
+        done.add(id(eqn))
+        values = [read(v) for v in eqn.invars]
+        mark = _mark(eqn)
+        if mark is not None:
+            pending.add(eqn.outvars[0])
+            partners, _ = _readers(jaxpr, eqn.outvars[0])
+            later = [v for v in partners if pending & _ancestors(jaxpr, [v])]
+            # what is made of an output not there yet has a tangent if x has one
+            known = [values[0] if v in later else read(v) for v in partners]
+            op = _asking(mark, _compat.caller_line(eqn), tell)
+            outs = [_compat.in_context_of(eqn, op, values[0], *known)]
+            pending.discard(eqn.outvars[0])
+        elif any(is_marked(inner) for inner in _jaxpr.bodies(eqn)):
+            outs = _again(eqn, values, tell)
+        else:
+            outs = _compat.bind(eqn, values)
+        env.update(zip(eqn.outvars, outs, strict=True))
+
+    for eqn in jaxpr.eqns:
+        run(eqn)
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _again(eqn, values, tell) -> list[Any]:
+    bodies = _jaxpr.bodies(eqn)
+    if eqn.primitive.name == "shard_map":
+        inner = functools.partial(_run, bodies[0], tell=tell)
+        return _compat.shard_map_again(eqn, inner, values)
+    new = [_jaxpr.retrace(b, functools.partial(_run, b, tell=tell)) for b in bodies]
+    return _jaxpr.rebind(eqn, values, new)
+
+
+def _asking(mark: Mark, source: str, tell: Callable[[Choice], None]) -> Callable:
+    """The activation of x, told what its output is multiplied with."""
+
+    @jax.custom_jvp
+    def op(x, *partners):
+        return mark.alone[0](x)
+
+    @functools.partial(op.defjvp, symbolic_zeros=True)
+    def _(primals, tangents):
+        x, t = primals[0], tangents[0]
+        if isinstance(t, SymbolicZero):
+            y = mark.alone[0](x)
+            return y, zero_from_primal(y, symbolic_zeros=True)
+        kept = any(not isinstance(p, SymbolicZero) for p in tangents[1:])
+        form, keeps = mark.shared if kept else mark.alone
+        tell(Choice(mark.name, keeps, _why(kept, len(tangents) > 1), x.shape, source))
+        return jax.jvp(form, (x,), (t,))
+
+    return op
+
+
+def _why(kept: bool, has_readers: bool) -> str:
+    if kept:
+        return "the next product keeps the output anyway"
+    return "the next product is frozen" if has_readers else "no product reads it"

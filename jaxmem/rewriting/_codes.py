@@ -1,0 +1,65 @@
+"""Codes that several layers share, found once the whole function is traced.
+
+`jaxmem.ops` marks what stores codes of a few bits while a model is traced; here each
+mark is run again, in order, so that those which read one array make its codes once, and
+a layer after an activation reads the codes of the activation's input.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.ops._quantized import MARKS, sharing
+
+
+def share_codes(fn: Callable) -> Callable:
+    """A function like `fn`, whose marked layers store one array once.
+
+    Args:
+      fn: any function that JAX can trace, of any pytrees.
+
+    Returns:
+      A function of the same signature and values.
+    """
+
+    @functools.wraps(fn)
+    def shared(*args, **kwargs):
+        traced = _jaxpr.trace(fn, *args, **kwargs)
+        with sharing():
+            outs = _run(traced.jaxpr, traced.leaves)
+        return jax.tree.unflatten(traced.out_tree, outs)
+
+    return shared
+
+
+def _mark(eqn) -> Callable | None:
+    """The mark, whole: a partial evaluation leaves halves of the same name."""
+    name = eqn.params.get("name")
+    mark, arity = MARKS.get(name, (None, 0)) if isinstance(name, str) else (None, 0)
+    whole = len(eqn.invars) == arity and len(eqn.outvars) == 1
+    return mark if whole else None
+
+
+def _is_marked(body: Any) -> bool:
+    return any(_mark(eqn) is not None for eqn in _jaxpr.walk(body))
+
+
+def _run(body, args: Sequence[Any]) -> list[Any]:
+    return _jaxpr.evaluate(body, args, _anew)
+
+
+def _anew(eqn, args) -> list[Any] | None:
+    """The outputs of an equation with marks; None for any other."""
+    mark = _mark(eqn)
+    if mark is not None:
+        return [_compat.in_context_of(eqn, mark, *args)]
+    bodies = _jaxpr.bodies(eqn)
+    if not any(map(_is_marked, bodies)):
+        return None
+    if eqn.primitive.name == "shard_map":
+        return _compat.shard_map_again(eqn, functools.partial(_run, bodies[0]), args)
+    new = [_jaxpr.retrace(b, functools.partial(_run, b)) for b in bodies]
+    return _jaxpr.rebind(eqn, args, new)
