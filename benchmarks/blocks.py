@@ -9,6 +9,7 @@ per cent of its matmul flops.
 
 import functools
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -25,16 +26,42 @@ from benchmarks.models import (
     LlamaLayer,
     PreLNLayer,
     Stack,
+    StackConfig,
     abstract_params,
     mean_square,
 )
 from jaxmem import _jaxpr
+from jaxmem.nn import linen
 
 STACKS = {
     "GPT-2 medium, 4 x 1024": (GPT2_MEDIUM, PreLNLayer, (4, 1024)),
     "ViT-L, 16 x 256": (VIT_LARGE, PreLNLayer, (16, 256)),
     "Llama-1B blocks, 2 x 2048": (LLAMA_1B, LlamaLayer, (2, 2048)),
 }
+
+
+class LeanLayer(nn.Module):
+    """The layer as a block of `jaxmem.nn.linen`."""
+
+    config: StackConfig
+
+    @nn.compact
+    def __call__(self, x, _):
+        c = self.config
+        if c.kv_heads != c.heads:
+            block = linen.LlamaBlock(c.heads, c.hidden, c.kv_heads, dtype=c.dtype)
+            return block(x), None
+        block = linen.TransformerBlock(
+            c.heads,
+            c.hidden,
+            causal=c.causal,
+            dropout_rate=c.dropout,
+            dtype=c.dtype,
+            deterministic=c.dropout == 0,
+        )
+        return block(x), None
+
+
 POLICIES = {
     "plain": None,
     "dots_saveable": jax.checkpoint_policies.dots_saveable,
@@ -47,10 +74,8 @@ BARS = {"BERT-Large, 8 x 512": 2100}
 TARGET = "h100"
 
 
-def made(name: str, policy=None):
+def made(name: str, policy=None, lean: bool = False):
     """The model, its layer under a checkpoint policy, and its loss gradient's args."""
-    import flax.linen as nn
-
     remat = functools.partial(nn.remat, policy=policy, prevent_cse=False)
     wrap = (lambda layer: layer) if policy is None else remat
     if name not in STACKS:
@@ -66,7 +91,7 @@ def made(name: str, policy=None):
         )
         return step, (abstract_params(model, x), x, key)
 
-    return gradient, Stack(config, wrap(layer))
+    return gradient, Stack(config, LeanLayer if lean else wrap(layer))
 
 
 def matmul_flops(fn, *args) -> int:
@@ -100,6 +125,11 @@ def ways(name: str):
     step, args = gradient(jaxmem.substitute(model))
     yield "substitute", step, args
     yield "substitute, schedule", jaxmem.schedule(step, donate_argnums=()), args
+    if name in STACKS:
+        gradient, model = made(name, lean=True)
+        step, args = gradient(model)
+        yield "block", step, args
+        yield "block, schedule", jaxmem.schedule(step, donate_argnums=()), args
 
 
 def table(name: str):

@@ -29,6 +29,7 @@ from jaxmem.demo import (
     standard_library,
     table,
 )
+from jaxmem.demo._compare import models
 from jaxmem.demo._largest import Largest, largest_batch, rounded
 
 TINY = Settings(steps=3, batch=2, layers=2, width=32, heads=2, context=64)
@@ -81,6 +82,8 @@ def test_batches_are_crops_of_the_text_and_follow_the_seed():
         {"optimizer": "sgd"},
         {"micro_batches": 0},
         {"micro_batches": 3},
+        {"technique": "magic"},
+        {"technique": "wta-crs"},
     ],
     ids=lambda w: next(iter(w)),
 )
@@ -158,6 +161,27 @@ def test_adama_releases_every_scanned_gradient_in_spite_of_clipping(flavour):
     stacked = sum(x.nbytes for x in jax.tree.leaves(params["blocks"]))
     assert plans[0].kept_bytes >= stacked  # why the demo asks for two passes
     assert plans[1].kept_bytes == 0 and plans[1].released_bytes >= stacked
+
+
+@pytest.mark.parametrize("technique", ["bits-2", "storage-8", "wta-crs"])
+def test_technique_changes_gradients_and_not_the_loss(technique):
+    settings = dataclasses.replace(TINY, model="linen", layers=1, technique=technique)
+    tokens = np.arange(2 * 65).reshape(2, 65) % 97
+    number, found = jnp.int32(0), []
+    for name, pair in models(settings).items():
+        run = _train.start(*pair, settings)
+        kept = _measure.residual_bytes(_measure.probe(run, settings), 2)
+        value, grads = jax.jit(jax.value_and_grad(run.loss))(
+            run.state[0], tokens, number
+        )
+        found.append((name, kept, value, grads))
+    (_, kept, value, grads), (_, lean, same, others) = found
+    assert lean < kept
+    assert float(value) == pytest.approx(float(same), rel=1e-5)
+    pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(others), strict=True)
+    apart = [float(jnp.linalg.norm(a - b) / jnp.linalg.norm(a)) for a, b in pairs]
+    assert 1e-4 < max(apart)  # else nothing was approximated
+    assert np.median(apart) < 0.6
 
 
 @pytest.fixture(scope="module")

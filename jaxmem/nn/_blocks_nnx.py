@@ -27,7 +27,8 @@ class _ActivatedLinear(flax_nnx.Linear):
         super().__init__(*args, **kwargs)
         self.activation = activation
 
-    def __call__(self, *inputs: Float[Array, "*batch d"]) -> Float[Array, "*batch f"]:
+    def of(self, *inputs: Float[Array, "*batch d"]) -> Float[Array, "*batch f"]:
+        """The layer of the activation of `inputs`."""
         kernel = self.kernel[...]
         bias = None if self.bias is None else self.bias[...]
         dtype = self.dtype or jnp.result_type(inputs[0], kernel)
@@ -160,7 +161,7 @@ class TransformerBlock(flax_nnx.Module):
             return drop(self.attention(y, mask, None, still))
 
         def mlp(y):
-            return drop(self.down(self.up(y)))
+            return drop(self.down.of(self.up(y)))
 
         if self.norm == "pre":
             x = x + attend(self.attention_norm(x))
@@ -231,4 +232,4 @@ class LlamaBlock(flax_nnx.Module):
         """`mask` as in `TransformerBlock`; `positions`: None for 0, 1, 2, ..."""
         x = x + self.attention(self.attention_norm(x), mask, positions, True)
         y = self.mlp_norm(x)
-        return x + self.down(self.gate(y), self.up(y))
+        return x + self.down.of(self.gate(y), self.up(y))

@@ -143,9 +143,7 @@ class MSRMSNorm(nnx.RMSNorm):
         super().__init__(*args, **kwargs)
         self.save = save
 
-    def __call__(
-        self, x: Float[Array, "*shape"], mask: jax.Array | None = None
-    ) -> Any:
+    def __call__(self, x: Float[Array, "*shape"], mask: jax.Array | None = None) -> Any:
         """Normalizes `x`; the scale goes along for the next layer."""
         scale, save = _value(self.scale), self.save
         return _norm.ms_norm(self, ops.ms_rms_norm, x, mask, scale, save=save)
@@ -423,7 +421,9 @@ class _WithLeanParts:
 
     @staticmethod
     def promote_dtype(args, dtype):
-        return _conv.promote(*args, dtypes.canonicalize_dtype(*args, dtype=dtype))
+        x, kernel, bias = args
+        dtype = dtypes.canonicalize_dtype(*args, dtype=dtype)
+        return _conv.promote(x, kernel, bias, dtype)
 
     def conv_general_dilated(
         self, lhs, rhs, strides, padding, *, out_sharding, **options

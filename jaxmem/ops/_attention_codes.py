@@ -55,7 +55,7 @@ def code(saved: dict[str, Any], how: Quantization | None) -> dict[str, Any]:
 
 
 def recall(saved: dict[str, Any], g: Any) -> dict[str, Any]:
-    """The residuals as the backward pass reads them, once its cotangent `g` is there."""
+    """The residuals as the backward pass reads them, once it has its cotangent."""
     coded = {n: x for n, x in saved.items() if _is_coded(x)}
     if coded and not isinstance(g, SymbolicZero):
         coded, _ = jax.lax.optimization_barrier((coded, g))

@@ -37,7 +37,7 @@ from jaxmem.ops import _attention_block as block
 from jaxmem.ops import _attention_codes as codes
 from jaxmem.ops._attention_block import Extras, Place
 from jaxmem.ops._attention_mask import Rules
-from jaxmem.ops._blocks import Cut, Out, blockwise
+from jaxmem.ops._blocks import Cut, Out, blockwise, devices_of
 from jaxmem.ops._elementwise import wide_dtype
 from jaxmem.ops._quantize import Quantization
 
@@ -55,14 +55,6 @@ class Plan:
     save: Quantization | None = None
 
 
-def _shards(x) -> int:
-    """Over how many devices the compiler may divide `x`."""
-    mesh = jax.typeof(x).sharding.mesh
-    kinds = zip(mesh.axis_sizes, mesh.axis_types, strict=True)
-    manual = jax.sharding.AxisType.Manual
-    return math.prod(size for size, kind in kinds if kind != manual)
-
-
 def _rows(batch: int, most: int, shards: int) -> int:
     """The largest divisor of the batch up to `most` that `shards` divides."""
     together = math.gcd(batch, shards)
@@ -73,7 +65,7 @@ def _rows(batch: int, most: int, shards: int) -> int:
 def make_plan(rules: Rules, q, k, block_size: int | None, save=None) -> Plan:
     """Blocks whose float32 logits stay within the budget, for each device."""
     batch, length, heads, _ = q.shape
-    shards = _shards(q)
+    shards = devices_of(q)
     budget = BLOCK_LOGITS_BYTES * math.gcd(batch, shards)
     query_bytes = max(1, heads * k.shape[1] * 4)
     least = _rows(batch, 1, shards)

@@ -13,6 +13,7 @@ would gather it: such an axis is cut `strided`, so that each block takes rows fr
 every shard.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -79,6 +80,14 @@ class Cut:
     def _apart(self, x, axis: int):
         shape = (*x.shape[:axis], self.size, self.count, *x.shape[axis + 1 :])
         return x.reshape(shape)
+
+
+def devices_of(x) -> int:
+    """Over how many devices the compiler may divide `x`."""
+    mesh = jax.typeof(x).sharding.mesh
+    kinds = zip(mesh.axis_sizes, mesh.axis_types, strict=True)
+    manual = jax.sharding.AxisType.Manual
+    return math.prod(size for size, kind in kinds if kind != manual)
 
 
 def vary(x, axes):

@@ -162,9 +162,9 @@ def fewbit(
         bits/8 byte an element, no input and no output.
 
     Limits:
-        The gradient is that of another function: `fewbit_table` tells how far. The second
-        derivative is zero. Outside of the interval the first and last level hold: give
-        an interval that holds your inputs where the derivative does not settle.
+        The gradient is that of another function, at the distance that `fewbit_table`
+        tells; the second derivative is zero. Outside of the interval the first and last
+        level hold: give one that holds your inputs if the derivative does not settle.
 
     Example::
 

@@ -12,8 +12,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxmem.ops._attention_xla import _shards as shards_of
-from jaxmem.ops._blocks import vary_alike
+from jaxmem.ops._blocks import devices_of, vary_alike
 from jaxmem.ops._dense import compute_dtype
 from jaxmem.ops._elementwise import wide_dtype
 from jaxmem.ops._linear_cross_entropy_rows import Head, Rows, block_columns, token_rows
@@ -194,7 +193,7 @@ def _check_sharding(*arrays) -> None:
 
 def _vocabulary_shards(x, kernel, size: int) -> int:
     """In how many equal parts the compiler may have divided the vocabulary."""
-    shards = max(shards_of(x), shards_of(kernel))
+    shards = max(devices_of(x), devices_of(kernel))
     return shards if size % shards == 0 else 1
 
 

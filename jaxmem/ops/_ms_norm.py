@@ -130,8 +130,8 @@ def _check_merge(name: str, kernel, scale, shift) -> None:
 def merge_scale(
     kernel: Float[Array, "..."],
     bias: Float[Array, "..."] | None,
-    scale: Float[Array, " d"] | None = None,
-    shift: Float[Array, " d"] | None = None,
+    scale: Float[Array, "..."] | None = None,
+    shift: Float[Array, "..."] | None = None,
 ) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
     """A norm's scale and shift folded into the dense layer that follows it.
 
@@ -171,8 +171,8 @@ def merge_scale(
 def unmerge_scale(
     kernel: Float[Array, "..."],
     bias: Float[Array, "..."] | None,
-    scale: Float[Array, " d"] | None = None,
-    shift: Float[Array, " d"] | None = None,
+    scale: Float[Array, "..."] | None = None,
+    shift: Float[Array, "..."] | None = None,
 ) -> tuple[Float[Array, "..."], Float[Array, "..."] | None]:
     """The inverse of `merge_scale`: takes scale and shift out of a dense layer again.
 
@@ -209,9 +209,9 @@ def unmerge_scale(
 
 
 def ms_layer_norm(
-    x: Float[Array, "... d"],
-    scale: Float[Array, " d"] | None = None,
-    bias: Float[Array, " d"] | None = None,
+    x: Float[Array, "..."],
+    scale: Float[Array, "..."] | None = None,
+    bias: Float[Array, "..."] | None = None,
     *,
     epsilon: float = 1e-6,
     use_fast_variance: bool = True,
@@ -257,8 +257,8 @@ def ms_layer_norm(
 
 
 def ms_rms_norm(
-    x: Float[Array, "... d"],
-    scale: Float[Array, " d"] | None = None,
+    x: Float[Array, "..."],
+    scale: Float[Array, "..."] | None = None,
     *,
     epsilon: float = 1e-6,
     mask: Bool[Array, "..."] | None = None,

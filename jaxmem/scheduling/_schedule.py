@@ -37,8 +37,10 @@ def schedule(
       the forward scan also writes each parameter that it casts back as it was read:
       one more write of the parameters a step, for which the compiler no longer makes
       narrow copies of all layers at once.
-    - *Residuals.* What the backward scan can make itself by casts and moves alone (a
-      bf16 copy of a weight, a layer's output that is the next one's input) is not kept.
+    - *Residuals.* Of what the backward scan reads of the forward one, the fewest bytes
+      are kept from which the rest can be made by casts, moves and elementwise
+      operations: no bf16 copy of a weight, no activation beside its input, no output
+      that is the next layer's input. No matmul, reduction or random bit is done twice.
     - *Order.* Layers that are unrolled are updated right after their gradient: a
       barrier keeps the compiler from putting all updates last.
 

@@ -141,10 +141,10 @@ def cast_product(x, w):
 
 AFFINE = ((2, 4, 8), (8,), (8,))
 SCALED = AFFINE[:2]
-QKV = ((2, 6, 3, 8),) * 3
-GROUPED = ((2, 6, 4, 8), (2, 6, 2, 8), (2, 6, 2, 8))
+QKV = ((2, 12, 3, 8),) * 3
+GROUPED = ((2, 12, 4, 8), (2, 12, 2, 8), (2, 12, 2, 8))
 MASK = (
-    jnp.asarray(np.random.default_rng(0).random((2, 1, 6, 6)) < 0.7)
+    jnp.asarray(np.random.default_rng(0).random((2, 1, 12, 12)) < 0.7)
     .at[..., 0]
     .set(True),
 )
@@ -193,7 +193,7 @@ REDUCING = (
 ATTENTIONS = (
     Formula("matmul", ATTENTION, attention_matmul, QKV),
     Formula("einsum", ATTENTION, attention_einsum, QKV),
-    Formula("bias", ATTENTION, attention_bias, (*QKV, (2, 1, 1, 6))),
+    Formula("bias", ATTENTION, attention_bias, (*QKV, (2, 1, 1, 12))),
     Formula("repeated heads", ATTENTION, attention_repeated, GROUPED),
     Formula("heads first", ATTENTION, attention_heads_first, QKV),
     Formula("jax.nn", ATTENTION, jax_attention, QKV),
