@@ -35,7 +35,25 @@ def cell(table: list[dict[str, str]], column: str, **where: str) -> str:
 
 
 def figures() -> str:
-    return f"{activations()}\n\n{steps()}"
+    return f"{activations()}\n\n{blocks()}\n\n{steps()}"
+
+
+def blocks() -> str:
+    """Loss gradients of whole models under what JAX offers, and ours."""
+    table = rows("blocks")
+    lines = [
+        "| MiB of temporaries on H100 | plain | `dots_saveable` | "
+        "`dots_with_no_batch_dims_saveable` | `schedule` alone | `substitute` too |",
+        "|---|---|---|---|---|---|",
+    ]
+    ways = ("plain", "dots_saveable", "dots_with_no_batch_dims_saveable")
+    for model in dict.fromkeys(r["model"] for r in table):
+        cells = [
+            cell(table, "temp MiB", model=model, how=how)
+            for how in (*ways, "schedule", "substitute, schedule")
+        ]
+        lines.append(f"| {model} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def steps() -> str:

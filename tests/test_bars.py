@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import jaxmem
-from benchmarks import accumulation, bert, layers, release
+from benchmarks import accumulation, bert, blocks, layers, release
 from benchmarks._common import MIB, TARGETS
 from benchmarks.models import BertConfig
 
@@ -76,3 +76,23 @@ def test_unrolled_layers_are_updated_in_turn():
     plain = jaxmem.estimate(jax.jit(step, **donate), *args, target="h100")
     ours = jaxmem.estimate(jaxmem.schedule(step, **donate), *args, target="h100")
     assert ours.temp_bytes / MIB <= min(200, plain.temp_bytes / MIB)
+
+
+def test_bert_large_in_blocks_and_in_codes():
+    temps = {
+        way: jaxmem.estimate(step, *args, target="h100").temp_bytes / MIB
+        for way, step, args in blocks.ways("BERT-Large, 8 x 512")
+        if ("BERT-Large, 8 x 512", way) in blocks.BARS
+    }
+    assert len(temps) == len(blocks.BARS)
+    for (_, way), bar in blocks.BARS.items():
+        assert temps[way] <= bar
+
+
+@pytest.mark.parametrize("name", blocks.STACKS)
+def test_below_every_policy_that_recomputes_no_more(name):
+    rows = {row[1]: row for row in blocks.table(name)}
+    ours = rows["substitute, schedule"]
+    for way in blocks.POLICIES:
+        if rows[way][3] <= ours[3]:
+            assert ours[2] < rows[way][2]

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import jax
+from flax import linen as nn
 
 import jaxmem
 from jaxmem.nn import Rule, linen, substitute
@@ -20,9 +21,16 @@ def _approx_bp(model):
 
 
 class _Sampled(linen.SampledDense):
-    """With keys from the stream that a model splits over its layers anyway."""
+    """With keys from the stream that a model splits over its layers anyway.
+
+    Without a key, as in validation, a plain dense layer.
+    """
 
     rng_collection: str = field(default="dropout", kw_only=True)
+
+    @nn.compact
+    def __call__(self, inputs):
+        return super().__call__(inputs, not self.has_rng(self.rng_collection))
 
 
 def _sampled(model):
