@@ -1,6 +1,7 @@
 """What approximations do to training: final losses beside exact training's.
 
-    python -m benchmarks.training
+    python -m benchmarks.training           # all; about ten minutes
+    python -m benchmarks.training wta-crs   # this row again, the others as they are
 
 The demo's byte GPT on the Python standard library's sources (4 layers of 128, 150
 steps), and a small ViT on scikit-learn's digits (8 x 8 pixels, 2 x 2 patches, 4 layers
@@ -8,7 +9,9 @@ of 64, 200 steps), three seeds each. Losses are of data not trained on: nats a b
 nats a digit; and of the digits the share that is read right.
 """
 
+import csv
 import itertools
+import sys
 from statistics import fmean
 
 import flax.linen as nn
@@ -17,7 +20,7 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-from benchmarks._common import publish
+from benchmarks._common import RESULTS, publish
 from jaxmem.demo import _data, _train
 from jaxmem.demo._compare import models
 from jaxmem.demo._settings import Settings
@@ -111,14 +114,32 @@ def train_gpt(way: str, seed: int) -> float:
     return _train.validate(run, crops, 32)
 
 
+def measured(way: str) -> tuple:
+    """The row of one technique."""
+    text = [train_gpt(way, seed) for seed in SEEDS]
+    vision, right = zip(*(train_vit(way, seed) for seed in SEEDS), strict=True)
+    means = fmean(text), fmean(vision), 100 * fmean(right)
+    return way, *text, means[0], *vision, *means[1:]
+
+
+def published() -> dict[str, tuple]:
+    """The rows of the file that is there, by technique."""
+    path = RESULTS / f"training-jax{jax.__version__}.csv"
+    if not path.exists():
+        return {}
+    lines = [x for x in path.read_text().splitlines() if not x.startswith("#")]
+    return {row[0]: (row[0], *map(float, row[1:])) for row in csv.reader(lines[1:])}
+
+
 def main() -> None:
-    rows = []
+    chosen = sys.argv[1:] or WAYS
+    old, rows = published(), []
     for way in WAYS:
-        text = [train_gpt(way, seed) for seed in SEEDS]
-        vision, right = zip(*(train_vit(way, seed) for seed in SEEDS), strict=True)
-        means = fmean(text), fmean(vision), 100 * fmean(right)
-        rows.append((way, *text, means[0], *vision, *means[1:]))
-        print(way, *rows[-1][1:], flush=True)
+        if way in chosen:
+            rows.append(measured(way))
+            print(*rows[-1], flush=True)
+        elif way in old:
+            rows.append(old[way])
     seeds = [f"{m}, seed {s}" for m, s in itertools.product(("GPT", "ViT"), SEEDS)]
     columns = ("technique", *seeds[:3], "GPT mean", *seeds[3:], "ViT mean", "right %")
     rows = [tuple(round(x, 4) if isinstance(x, float) else x for x in r) for r in rows]

@@ -12,7 +12,16 @@ def test_there_is_a_notebook():
     assert NOTEBOOKS
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+SLOW = ("adama",)  # trains a model three times over
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(p, marks=pytest.mark.slow if p.stem in SLOW else (), id=p.stem)
+        for p in NOTEBOOKS
+    ],
+)
 def test_notebook_runs(path, monkeypatch):
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")

@@ -24,6 +24,7 @@ def _distance(a, b):
     return float((off / size) ** 0.5)
 
 
+@pytest.mark.slow
 def test_a_scanned_bert_in_8_and_4_bits():
     plain = models.Bert(style="scan", width=64, layers=1)
     variables = plain.init(jax.random.key(0), TOKENS)
