@@ -180,8 +180,8 @@ def inplace_abn(
 
     Limits:
         The normalised input is recovered from the rounded output. In bfloat16 it is off
-        by about 2^-9 (|z| + |bias|) / |scale|, with silu and gelu near their minimum by
-        up to 0.1 / |scale|; an output of elu at its limit -alpha (z below -5 in
+        by about `2^-9 (|z| + |bias|) / |scale|`, with silu and gelu near their minimum
+        by up to `0.1 / |scale|`; an output of elu at its limit -alpha (z below -5 in
         bfloat16, -16 in float32) counts as that z. More than max(1, D // 64) features
         with a scale of zero get no gradient of scale in those beyond. A next layer that
         changes or does not keep the output (a residual sum, a frozen kernel) makes it a
