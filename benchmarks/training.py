@@ -143,7 +143,7 @@ def main() -> None:
     rows = [found[way] for way in WAYS if way in found]
     seeds = [f"{m}, seed {s}" for m, s in itertools.product(("GPT", "ViT"), SEEDS)]
     columns = ("technique", *seeds[:3], "GPT mean", *seeds[3:], "ViT mean", "right %")
-    rows = [tuple(round(x, 4) if isinstance(x, float) else x for x in r) for r in rows]
+    rows = [(name, *(f"{x:.4f}" for x in numbers)) for name, *numbers in rows]
     publish("training", columns, rows)
 
 

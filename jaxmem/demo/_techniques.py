@@ -29,8 +29,9 @@ class _Sampled(linen.SampledDense):
     rng_collection: str = field(default="dropout", kw_only=True)
 
     @nn.compact
-    def __call__(self, inputs):
-        return super().__call__(inputs, not self.has_rng(self.rng_collection))
+    def __call__(self, inputs, deterministic=None, row_norms=None):
+        keyless = not self.has_rng(self.rng_collection)
+        return super().__call__(inputs, deterministic or keyless, row_norms)
 
 
 def _sampled(model):
