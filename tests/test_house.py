@@ -15,13 +15,16 @@ PACKAGE = pathlib.Path(jaxmem.__file__).parent
 # Which parts of jaxmem a part may import, besides itself and `_compat`.
 ALLOWED = {
     "_compat": set(),
+    "_bits": set(),
     "_jaxpr": set(),
     "memory": {"_jaxpr"},
-    "ops": {"_jaxpr"},
+    "ops": {"_bits", "_jaxpr"},
     "rewriting": {"_jaxpr", "ops"},
     "nn": {"_jaxpr", "ops", "rewriting"},
     "optim": set(),
-    "scheduling": {"_jaxpr", "memory"},
+    "planning": set(),
+    "linting": {"_jaxpr", "memory", "scheduling"},
+    "scheduling": {"_bits", "_jaxpr", "memory", "planning"},
     "accumulate": {"memory", "optim", "scheduling"},
     "freezing": {"memory"},
     "demo": {"accumulate", "memory", "nn", "ops", "optim", "rewriting", "scheduling"},
@@ -61,7 +64,10 @@ def test_private_jax_stays_in_compat(path):
 
 
 def _exported():
-    parts = ("accumulate", "freezing", "memory", "nn", "ops", "optim", "scheduling")
+    parts = (
+        *("accumulate", "freezing", "linting", "memory", "nn", "ops", "optim"),
+        *("planning", "scheduling"),
+    )
     for package in ("jaxmem", *(f"jaxmem.{part}" for part in parts)):
         module = importlib.import_module(package)
         names = getattr(module, "__all__", None) or vars(module)

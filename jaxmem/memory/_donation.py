@@ -9,7 +9,7 @@ reach their output through a product or a sum.
 
 import collections
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence, Set
 from typing import Any
 
 from jaxmem._jaxpr import bodies, split
@@ -51,15 +51,25 @@ def donation_notes(
 
 
 def _unused_donations(step: Step, artefact: Any, aliased: set[int]) -> Iterator[str]:
+    why = unused_donations(step, artefact.kept, artefact.out_avals, aliased)
+    sizes = {i: whole_bytes(step, i) for i in why}
+    big = {i: text for i, text in why.items() if sizes[i] >= _MIN_BYTES}
+    return _grouped("donated but not reused", big, step, sizes)
+
+
+def unused_donations(
+    step: Step, kept: Collection[int], out_avals: Sequence[Any], aliased: Set[int]
+) -> dict[int, str]:
+    """{donated leaf: why no output has its buffer}; `kept` are those the step reads."""
     donated = [i for i, leaf in enumerate(step.leaves) if leaf.donated]
-    outputs = collections.Counter((a.shape, a.dtype) for a in artefact.out_avals)
+    outputs = collections.Counter((a.shape, a.dtype) for a in out_avals)
     kinds = [_kind(step, i) for i in donated]
     why = {}
     for i in donated:
         kind = _kind(step, i)
         if i in aliased:
             continue
-        if i not in artefact.kept:
+        if i not in kept:
             why[i] = "the step does not read it"
         elif not outputs[kind]:
             why[i] = "no output has its shape and dtype"
@@ -67,9 +77,7 @@ def _unused_donations(step: Step, artefact: Any, aliased: set[int]) -> Iterator[
             why[i] = "each output of its shape and dtype already has another's buffer"
         else:
             why[i] = "the compiler gave no output its buffer (sharding, layout or use)"
-    sizes = {i: _whole_bytes(step, i) for i in why}
-    big = {i: text for i, text in why.items() if sizes[i] >= _MIN_BYTES}
-    return _grouped("donated but not reused", big, step, sizes)
+    return why
 
 
 def _kind(step: Step, index: int) -> tuple[Any, Any]:
@@ -77,7 +85,8 @@ def _kind(step: Step, index: int) -> tuple[Any, Any]:
     return spec.shape, spec.dtype
 
 
-def _whole_bytes(step: Step, index: int) -> int:
+def whole_bytes(step: Step, index: int) -> int:
+    """Bytes of an argument, on all devices together."""
     spec = step.leaves[index].spec
     return spec.size * spec.dtype.itemsize
 

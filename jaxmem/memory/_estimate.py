@@ -90,7 +90,7 @@ def estimate(
             (static_argnums, static_argnames),
         )
     )
-    step = _step_of(fn, args, kwargs, donate, static)
+    step = step_of(fn, args, kwargs, donate, static)
     jitted, reports = _memo(fn, step)
     traced = _compile.trace(jitted, step)
     options = tuple(sorted((compiler_options or {}).items()))
@@ -112,7 +112,7 @@ def _many(value: Place | Sequence[Place]) -> tuple[Place, ...]:
     return (value,) if isinstance(value, int | str) else tuple(value)
 
 
-def _step_of(fn, args, kwargs, donate: list[Place], static: list[Place]) -> Step:
+def step_of(fn, args, kwargs, donate: list[Place], static: list[Place]) -> Step:
     """The flattened call, with what a jitted step says of itself."""
     if isinstance(fn, jax.stages.Wrapped):
         with _compile.explained(step_name(fn)):

@@ -13,6 +13,7 @@ from typing import Any
 from jaxmem.memory._bytes import format_bytes, parse_bytes
 from jaxmem.memory._estimate import estimate
 from jaxmem.memory._pool import DoesNotFit
+from jaxmem.memory._spinner import spinner
 from jaxmem.memory._targets import Target, get_target
 
 _TOO_MUCH = float("inf")
@@ -67,9 +68,9 @@ def max_batch(
             return _TOO_MUCH
 
     search = Search(peak, room, limit // multiple_of)
-    with _bar(progress, f"largest batch in {format_bytes(room)}") as tell:
+    with spinner(progress, f"largest batch in {format_bytes(room)}") as tell:
         for units in search.steps():
-            tell(units * multiple_of)
+            tell(f"compiling batch {units * multiple_of}")
             search.measure(units)
     return search.fits * multiple_of
 
@@ -142,35 +143,3 @@ class Search:
         (u0, b0), (u1, b1) = points
         slope = (b1 - b0) / (u1 - u0)
         return int(u0 + (self.room - b0) / slope) if slope > 0 else None
-
-
-class _bar:
-    """A spinner that tells which size is being compiled; silent without a terminal."""
-
-    def __init__(self, show: bool, title: str):
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        console = Console(stderr=True)
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not (show and console.is_terminal),
-        )
-        self._task = self._progress.add_task(title, total=None)
-        self._title = title
-
-    def __enter__(self) -> Callable[[int], None]:
-        self._progress.start()
-        return self._tell
-
-    def __exit__(self, *_: Any) -> None:
-        self._progress.stop()
-
-    def _tell(self, batch: int) -> None:
-        self._progress.update(
-            self._task, description=f"{self._title}: compiling batch {batch}"
-        )

@@ -180,6 +180,20 @@ def get_target(name: "str | Target | None", *, check: bool = True) -> Target:
     return target
 
 
+def local_target() -> Target:
+    """The row of this process's first device; raises where it is none that we know."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return get_target("cpu")
+    for target in targets():
+        if target.device.lower() == device.device_kind.lower():
+            return target
+    raise ValueError(
+        f"target=None: this process's device is {device.device_kind!r}, which is none "
+        f"of {', '.join(NAMES)}: name the one that is meant"
+    )
+
+
 def target_mesh(
     target: "str | Target",
     shape: Sequence[int],

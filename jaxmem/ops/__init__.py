@@ -37,9 +37,9 @@ from jaxmem.ops._ms_norm import ms_rms_norm as ms_rms_norm
 from jaxmem.ops._ms_norm import unmerge_scale as unmerge_scale
 from jaxmem.ops._quantize import Quantization as Quantization
 from jaxmem.ops._quantized import Stored as Stored
-from jaxmem.ops._quantized import save_quantized as save_quantized
 from jaxmem.ops._quantized import stored as stored
 from jaxmem.ops._sampled_dense import sampled_dense as sampled_dense
+from jaxmem.ops._save_quantized import save_quantized as save_quantized
 from jaxmem.ops._silu import silu as silu
 from jaxmem.ops._silu import swish as swish
 from jaxmem.ops._softmax import log_softmax as log_softmax

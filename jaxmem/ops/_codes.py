@@ -13,7 +13,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, UInt8
 
-from jaxmem.ops._bits import pack_bits, packed_nbytes, unpack_bits
+from jaxmem._bits import pack_bits, packed_nbytes, unpack_bits
 
 
 def packed_codes_nbytes(shape: tuple[int, ...], bits: int) -> int:

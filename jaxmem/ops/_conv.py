@@ -16,9 +16,10 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Inexact, Num
 
+from jaxmem.ops._code_marks import read_from_codes
 from jaxmem.ops._dense import compute_dtype
 from jaxmem.ops._quantize import Quantization, bits_or_none
-from jaxmem.ops._quantized import Rng, Stored, read_from_codes
+from jaxmem.ops._quantized import Rng, Stored
 
 Sizes = int | Sequence[int]
 Padding = str | int | Sequence[int | tuple[int, int]]

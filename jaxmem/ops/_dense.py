@@ -18,10 +18,11 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Inexact, Num
 
+from jaxmem.ops._code_marks import read_from_codes
 from jaxmem.ops._moments import canonical_axes
 from jaxmem.ops._ms_norm import Normalized
 from jaxmem.ops._quantize import Quantization, bits_or_none
-from jaxmem.ops._quantized import Rng, Stored, read_from_codes
+from jaxmem.ops._quantized import Rng, Stored
 
 
 def dense(

@@ -26,7 +26,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
-from jaxmem.ops._bits import pack_bits, unpack_bits
+from jaxmem._bits import pack_bits, unpack_bits
 from jaxmem.ops._elementwise import reread, wide, wide_dtype
 from jaxmem.ops._gelu import ERF, TANH
 from jaxmem.ops._inverse import Valley, invert, settled

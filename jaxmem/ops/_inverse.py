@@ -21,7 +21,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
 
-from jaxmem.ops._bits import pack_bits, unpack_bits
+from jaxmem._bits import pack_bits, unpack_bits
 from jaxmem.ops._elementwise import lean, of_input, wide
 
 NEWTON_STEPS = 3

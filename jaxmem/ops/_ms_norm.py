@@ -29,10 +29,11 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
+from jaxmem.ops._code_marks import read_from_codes
 from jaxmem.ops._elementwise import wide, wide_dtype
 from jaxmem.ops._layer_norm import layer_norm, rms_norm
 from jaxmem.ops._quantize import Quantization
-from jaxmem.ops._quantized import Rng, read_from_codes
+from jaxmem.ops._quantized import Rng
 
 
 @functools.partial(

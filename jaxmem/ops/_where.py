@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, ArrayLike, Bool, Float
 
-from jaxmem.ops._bits import pack_bits, unpack_bits
+from jaxmem._bits import pack_bits, unpack_bits
 from jaxmem.ops._quantized import is_nonzero
 
 

@@ -14,7 +14,7 @@ def flatten(closed):
     """
 
     def rule(eqn, args: list) -> list[Any] | None:
-        if _is_plain_call(eqn) or _hides_backward_scan(eqn):
+        if is_plain_call(eqn) or _hides_backward_scan(eqn):
             return _compat.in_context_of(eqn, _open, eqn, args)
         if eqn.primitive.name == "scan":
             bodies = [flatten(body) for body in _jaxpr.bodies(eqn)]
@@ -30,7 +30,8 @@ def flatten(closed):
     return _compat.without_dead_code(flat)
 
 
-def _is_plain_call(eqn) -> bool:
+def is_plain_call(eqn) -> bool:
+    """Whether an equation is a call that XLA inlines and that names no sharding."""
     if eqn.primitive.name in ("closed_call", "core_call", "eval_jaxpr"):
         return True
     if eqn.primitive.name not in ("jit", "pjit"):

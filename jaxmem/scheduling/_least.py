@@ -1,12 +1,14 @@
 """The fewest bytes from which a set of values can be made again.
 
-A minimum cut: each variable is an edge with its bytes as capacity, between what cannot
-be made again and what is wanted. Of several cuts of the same bytes it is the one
-nearest to what is wanted, so that the least is computed twice. (The partitioners of
-AOTAutograd and of nvFuser cut forward from backward in the same way.)
+A minimum cut. Each variable is an edge with its bytes as capacity, between what makes
+it and who reads it; each equation that may be evaluated again is an edge from the
+source with what that costs, in bytes that one would pay to be spared it. Of several
+cuts of the same capacity it is the one nearest to what is wanted, so that the least is
+computed twice. (The partitioners of AOTAutograd and of nvFuser cut forward from
+backward in the same way, with equations that cost nothing or may not be repeated.)
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,50 +16,72 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from jaxmem.scheduling._graph import Graph
-from jaxmem.scheduling._scans import is_var, size_of
+from jaxmem.scheduling._scans import is_var, kept_size
 
 _MOST = 2**28  # of a capacity: flows are int32
 _ENDLESS = 2**30
 _SOURCE, _SINK = 0, 1
 
+_TILT = 1e-2  # later equations are that much dearer: no two are equally worth keeping
 
-def least(graph: Graph, wanted: Iterable[Any], free: set[Any], again) -> list[Any]:
+Price = Callable[[Any], float | None]  # of evaluating an equation again, in bytes
+
+
+def price_of(graph: Graph, i: int, price: Price) -> float | None:
+    """The price of equation `i`, with something added for being late."""
+    cost = price(graph.eqns[i])
+    return None if cost is None else cost * (1 + _TILT * i / len(graph.eqns))
+
+
+def least(graph: Graph, wanted: Iterable[Any], free: set[Any], price: Price):
     """Variables to keep so that all of `wanted` can be made of them and of `free`.
 
-    `again(eqn)` says whether an equation may be evaluated a second time.
+    `price(eqn)` is what evaluating an equation a second time may cost at most, in bytes
+    that would else be kept; None where it may not be evaluated again.
     """
     wanted = [v for v in dict.fromkeys(wanted) if v not in free]
-    nodes = list(_makers(graph, wanted, free, again))
-    place = {v: 2 + 2 * i for i, (v, _) in enumerate(nodes)}
-    unit = max(1, sum(size_of(v) for v in place) // _MOST)
+    prices, makers = _reachable(graph, wanted, free, price)
+    first = {v: 2 + 2 * i for i, v in enumerate(makers)}
+    again = {i: 2 + 2 * len(first) + k for k, i in enumerate(prices)}
+    total = sum(map(kept_size, first)) + sum(prices.values())
+    unit = max(1.0, total / _MOST)
     edges: dict[tuple[int, int], int] = {}
-    for v, ins in nodes:
-        edges[place[v], place[v] + 1] = 1 + size_of(v) // unit
-        for w in ins if ins is not None else ():
-            if w in place:
-                edges[place[w] + 1, place[v]] = _ENDLESS
-        if ins is None:
-            edges[_SOURCE, place[v]] = _ENDLESS
+    for v, i in makers.items():
+        edges[first[v], first[v] + 1] = 1 + int(kept_size(v) / unit)
+        edges[_SOURCE if i is None else again[i], first[v]] = _ENDLESS
+    for i, cost in prices.items():
+        edges[_SOURCE, again[i]] = int(cost / unit)
+        for w in filter(is_var, graph.eqns[i].invars):
+            if w in first:
+                edges[first[w] + 1, again[i]] = _ENDLESS
     for v in wanted:
-        edges[place[v] + 1, _SINK] = _ENDLESS
-    near = _reaching_sink(edges, 2 + 2 * len(nodes))
-    return [v for v, i in place.items() if i not in near and i + 1 in near]
+        edges[first[v] + 1, _SINK] = _ENDLESS
+    near = _reaching_sink(edges, 2 + 2 * len(first) + len(again))
+    return [v for v, i in first.items() if i not in near and i + 1 in near]
 
 
-def _makers(graph: Graph, wanted: Sequence[Any], free: set[Any], again):
-    """(variable, what it is made of; None: it cannot be made again), where needed."""
-    todo, seen = list(wanted), set()
+def _reachable(graph: Graph, wanted: Sequence[Any], free: set[Any], price: Price):
+    """Prices by equation, and variable -> equation that makes it, as far as needed.
+
+    None for the equation of a variable that cannot be made again.
+    """
+    todo, prices, makers = list(wanted), {}, {}
     while todo:
         v = todo.pop()
-        if v in seen or v in free:
+        if v in makers or v in free:
             continue
-        seen.add(v)
-        eqn = graph.eqns[graph.maker[v]] if v in graph.maker else None
-        ins = None
-        if eqn is not None and again(eqn):
-            ins = [w for w in eqn.invars if is_var(w)]
-            todo += ins
-        yield v, ins
+        makers[v] = None
+        if v not in graph.maker:
+            continue
+        i = graph.maker[v]
+        cost = price_of(graph, i, price)
+        if cost is None:
+            continue
+        makers[v] = i
+        if i not in prices:
+            prices[i] = cost
+            todo += filter(is_var, graph.eqns[i].invars)
+    return prices, makers
 
 
 def _reaching_sink(edges: dict[tuple[int, int], int], size: int) -> set[int]:

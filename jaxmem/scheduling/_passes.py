@@ -1,20 +1,27 @@
 """The passes in order, over a step and over what it holds inside."""
 
 import collections
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from jaxmem import _compat, _jaxpr
+from jaxmem.scheduling._choice import NO_CHOICE, Choice, price_at
 from jaxmem.scheduling._flatten import flatten
 from jaxmem.scheduling._graph import Graph
+from jaxmem.scheduling._machine import fused_only
 from jaxmem.scheduling._order import in_order
+from jaxmem.scheduling._pairs import Pair, pairs
 from jaxmem.scheduling._release import HINT, Stack, releases
 from jaxmem.scheduling._release_scan import release
 from jaxmem.scheduling._scan_inputs import cast_inside
+from jaxmem.scheduling._scan_part import remake_part
 from jaxmem.scheduling._scan_residuals import remake, remakes
 from jaxmem.scheduling._scans import is_var, xs_of, ys_of
 from jaxmem.scheduling._two_pass import blocked_scans, two_pass
+from jaxmem.scheduling._unrolled import compute_again, is_transposed, unrolled
 
 Aliases = Mapping[int, int]  # position of an output -> of the input in its memory
 
@@ -28,34 +35,83 @@ class Rewritten:
       stacks: the stacked outputs of its backward scans, released or not.
       residuals: (aval, what makes a layer of it, in words what it is made of, 1) of the
         stacks that forward scans no more make; with -1 of those in their place.
+      again: (equation, how often) of what is computed a second time and costs.
+      pairs: its pairs of scans as they are before anything that costs is done again.
+      lists: the same of its equations outside scans.
     """
 
     jaxpr: Any
     stacks: tuple[Stack, ...] = ()
     residuals: tuple[tuple[Any, Any, str, int], ...] = ()
+    again: tuple[tuple[Any, int], ...] = ()
+    pairs: tuple[Pair, ...] = ()
+    lists: tuple[Pair, ...] = ()
 
 
-def rewrite(closed, aliases: Aliases, clip: str | None = None) -> Rewritten:
+def rewrite(
+    closed, aliases: Aliases, clip: str | None = None, choice: Choice = NO_CHOICE
+) -> Rewritten:
     """The step with every update that can be moved in the backward pass."""
-    return _level(flatten(closed), aliases, clip)
+    return _level(flatten(closed), aliases, clip, choice)
 
 
-def _level(closed, aliases: Aliases, clip: str | None) -> Rewritten:
-    """One list of equations, then the bodies of the scans in it."""
+def _level(
+    closed, aliases: Aliases, clip: str | None, choice: Choice, loop=None
+) -> Rewritten:
+    """One list of equations, the body of `loop`; then the bodies of the scans in it."""
     closed, remade = _until_done(cast_inside(closed), remakes, remake)
+    found = tuple(pairs(closed))
+    closed, more = _computed_again(closed, choice)
+    remade += more
+    lists, cut = [], []
+    if loop is None or not is_transposed(loop):  # else its forward pass is elsewhere
+        lists = [pair for pair in [unrolled(closed)] if pair]
+        closed, cut = _again_in_list(closed, choice)
     closed, stacks = _release_all(closed, aliases)
     if clip == "two_pass":
         closed, stacks = _twice(closed, aliases, stacks)
         stacks = [replace(s, why=s.why.replace(HINT, "")) for s in stacks]
     closed = in_order(closed, aliases)
     inner: list[Rewritten] = []
-    closed = _inside(closed, clip, inner)
+    closed = _inside(closed, clip, choice, inner)
     residuals = [made for plan in remade for made in plan.described()]
+    again = [(e, plan.turns) for plan in remade for e in plan.again]
+    again += [(e, 1) for e in cut]
     return Rewritten(
         closed,
         tuple([*stacks, *(s for r in inner for s in r.stacks)]),
         tuple([*residuals, *(x for r in inner for x in r.residuals)]),
+        tuple([*again, *(x for r in inner for x in r.again)]),
+        tuple([*found, *(x for r in inner for x in r.pairs)]),
+        tuple([*lists, *(x for r in inner for x in r.lists)]),
     )
+
+
+def _computed_again(closed, choice: Choice) -> tuple[Any, list]:
+    """What is worth its price, in all layers and then in the first ones."""
+    done = []
+    for rate, part, apply in (
+        (choice.rate, 1.0, remake),
+        (choice.more, choice.part, remake_part),
+    ):
+        if rate is not None and not math.isinf(rate):
+            price = price_at(rate, choice.machine)
+            plans = partial(remakes, price=price, part=part)
+            closed, found = _until_done(closed, plans, apply)
+            done += found
+    return closed, done
+
+
+def _again_in_list(closed, choice: Choice) -> tuple[Any, list[Any]]:
+    """The same outside scans; (jaxpr, equations that cost and are done again)."""
+    if choice.rate is None:
+        return closed, []
+    closed, done = compute_again(closed, price_at(choice.rate, choice.machine))
+    if done is None:
+        return closed, []
+    pair, found = done
+    eqns = [pair.body.eqns[i] for i in found.again]
+    return closed, [e for e in eqns if fused_only(e) is None]
 
 
 def _until_done(closed, plans: Callable, apply: Callable) -> tuple[Any, list]:
@@ -119,16 +175,16 @@ def _pairs(closed, aliases: Aliases) -> dict[Any, Any]:
     }
 
 
-def _inside(closed, clip: str | None, inner: list[Rewritten]):
+def _inside(closed, clip: str | None, choice: Choice, inner: list[Rewritten]):
     """The same for what lies in outer scans (micro-batches) and in `shard_map`."""
 
     def rule(eqn, args: list):
-        if not _holds_scan(eqn):
+        if not _is_opened(eqn):
             return None
         if eqn.primitive.name == "scan":
             n_consts, n_carry = _compat.scan_counts(eqn)
             aliases = {k: n_consts + k for k in range(n_carry)}
-            found = _level(eqn.params["jaxpr"], aliases, clip)
+            found = _level(eqn.params["jaxpr"], aliases, clip, choice, eqn)
             inner.append(found)
             return _jaxpr.rebind(eqn, args, [found.jaxpr])
         return _compat.shard_map_again(eqn, lambda x: shards(eqn, x), args)
@@ -136,20 +192,22 @@ def _inside(closed, clip: str | None, inner: list[Rewritten]):
     def shards(eqn, args: list) -> list:
         body = _jaxpr.bodies(eqn)[0]
         closed = _jaxpr.retrace(body, lambda x: _jaxpr.evaluate(body, x))
-        found = rewrite(closed, by_shape(closed, range(len(args))), clip)
+        found = rewrite(closed, by_shape(closed, range(len(args))), clip, choice)
         inner.append(found)
         return _jaxpr.evaluate(found.jaxpr, args)
 
-    if not any(map(_holds_scan, _jaxpr.split(closed)[0].eqns)):
+    if not any(map(_is_opened, _jaxpr.split(closed)[0].eqns)):
         return closed
     return _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
 
 
-def _holds_scan(eqn) -> bool:
+def _is_opened(eqn) -> bool:
+    """Whether there may be something to do inside: scans, or both passes."""
     if eqn.primitive.name not in ("scan", "shard_map"):
         return False
-    inside = (e for body in _jaxpr.bodies(eqn) for e in _jaxpr.walk(body))
-    return any(e.primitive.name == "scan" for e in inside)
+    inside = [e for body in _jaxpr.bodies(eqn) for e in _jaxpr.walk(body)]
+    both = not is_transposed(eqn) and any(map(is_transposed, inside))
+    return both or any(e.primitive.name == "scan" for e in inside)
 
 
 def by_shape(closed, inputs: Iterable[int]) -> Aliases:

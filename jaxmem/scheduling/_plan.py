@@ -10,6 +10,8 @@ import jax
 
 from jaxmem import _compat
 from jaxmem.memory import MemoryReport, format_bytes
+from jaxmem.scheduling._choice import NO_CHOICE, Choice
+from jaxmem.scheduling._machine import MACHINES, Machine, flops, seconds
 
 _SHOWN = 30
 
@@ -55,12 +57,57 @@ class Remade:
 
 
 @dataclass(frozen=True)
+class Again:
+    """An operation of the forward pass that the backward pass does again.
+
+    Attributes:
+      operation: its name.
+      shape: of what it makes.
+      dtype: of what it makes.
+      path: the name scopes (the modules) it belongs to.
+      times: how often: the number of layers.
+      flops: of all times together, of matmuls and convolutions.
+      seconds: of all times together, by the rates of the machine.
+    """
+
+    operation: str
+    shape: tuple[int, ...]
+    dtype: str
+    path: str
+    times: int
+    flops: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A choice that was compiled on the way to a budget.
+
+    Attributes:
+      choice: what was computed again.
+      peak: its bytes; infinity where the compiler could not fit the chip at all.
+      predicted: the bytes that were expected; None where nothing was known yet.
+      seconds: of computing again, by the rates of the machine.
+    """
+
+    choice: Choice
+    peak: float
+    predicted: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """What is done to a step; prints as a table.
 
     Attributes:
       gradients: the stacked outputs of backward scans, the largest first.
       residuals: what is no more kept of forward scans, the largest first.
+      again: operations that cost something and are done again, the dearest first.
+      choice: what the search for a budget has settled on.
+      budget: bytes; None where none was given.
+      tried: what it compiled, in order.
+      planning_seconds: of the search, its compiles included.
       plain: the compiled bytes of the step as it was given, where a target was named.
       scheduled: the same of the step as it is scheduled.
       notes: what it costs that nothing is donated, and the like.
@@ -68,6 +115,11 @@ class Plan:
 
     gradients: tuple[Gradient, ...]
     residuals: tuple[Remade, ...]
+    again: tuple[Again, ...] = ()
+    choice: Choice = NO_CHOICE
+    budget: int | None = None
+    tried: tuple[Compiled, ...] = ()
+    planning_seconds: float = 0.0
     plain: MemoryReport | None = None
     scheduled: MemoryReport | None = None
     notes: tuple[str, ...] = ()
@@ -86,6 +138,16 @@ class Plan:
     def residual_bytes(self) -> int:
         """Bytes of stacked residuals that are no more kept, less what is instead."""
         return sum(r.bytes for r in self.residuals)
+
+    @property
+    def again_flops(self) -> float:
+        """Flops of matmuls and convolutions that are done again."""
+        return sum(a.flops for a in self.again)
+
+    @property
+    def again_seconds(self) -> float:
+        """Seconds of doing operations again, by the rates of the machine."""
+        return sum(a.seconds for a in self.again)
 
     def to_json(self) -> str:
         """All fields as JSON; bytes are integers."""
@@ -126,6 +188,16 @@ class Plan:
                 f"compiled for {self.plain.target}: peak {format_bytes(before)} as it "
                 f"was, {format_bytes(after)} scheduled"
             )
+        if self.again:
+            yield (
+                f"done again: {self.again_flops:.3g} flops of matmuls, some "
+                f"{1e3 * self.again_seconds:.3g} ms on {self.choice.machine}"
+            )
+        if self.budget is not None:
+            yield (
+                f"budget {format_bytes(self.budget)}: {len(self.tried)} compiles in "
+                f"{self.planning_seconds:.0f} s"
+            )
         yield from self.notes
 
 
@@ -136,28 +208,58 @@ def _rows(plan: Plan) -> Iterator[tuple[str, ...]]:
     for r in plan.residuals:
         what = "made again" if r.bytes > 0 else "kept instead"
         yield what, format_bytes(abs(r.bytes)), _array(r), r.path, r.how
+    for a in plan.again:
+        cost = f"{a.times} times, {1e3 * a.seconds:.3g} ms in all"
+        yield f"{a.operation} again", "", _array(a), a.path, cost
 
 
-def _array(entry: Gradient | Remade) -> str:
+def _array(entry: Gradient | Remade | Again) -> str:
     return f"{entry.dtype}[{','.join(map(str, entry.shape))}]"
 
 
-def make_plan(found, reports: Sequence[MemoryReport], undonated: Any) -> Plan:
-    """The plan of a rewritten step; `undonated`: its arguments if none is donated."""
+def make_plan(
+    rewritten,
+    search: Any,
+    plain: MemoryReport | None,
+    scheduled: MemoryReport | None,
+    notes: Sequence[str],
+) -> Plan:
+    """The plan of a rewritten step.
+
+    `search` tells the choice, the budget, what was tried and how long it took.
+    """
     gradients = [
         Gradient(*_described(s.var.aval, s.maker), s.released, s.why)
-        for s in found.stacks
+        for s in rewritten.stacks
     ]
-    residuals = [_remade(*entry) for entry in found.residuals]
-    notes = [] if undonated is None else [_undonated(undonated)]
-    plain, scheduled = reports or (None, None)
+    residuals = [_remade(*entry) for entry in rewritten.residuals]
+    machine = MACHINES[search.choice.machine]
+    again = [_again(eqn, times, machine) for eqn, times in rewritten.again]
     by_size = {"key": lambda x: x.bytes, "reverse": True}
     return Plan(
         tuple(sorted(gradients, **by_size)),
         tuple(sorted(residuals, **by_size)),
+        tuple(sorted(again, key=lambda a: -a.seconds)),
+        search.choice,
+        search.budget,
+        tuple(Compiled(t.choice, t.peak, t.predicted, t.seconds) for t in search.tried),
+        search.seconds,
         plain,
         scheduled,
         tuple(notes),
+    )
+
+
+def _again(eqn, times: int, machine: Machine) -> Again:
+    aval = eqn.outvars[0].aval
+    return Again(
+        eqn.primitive.name,
+        aval.shape,
+        str(aval.dtype),
+        _compat.name_stack(eqn),
+        times,
+        times * flops(eqn),
+        times * (seconds(eqn, machine) or 0.0),
     )
 
 
@@ -166,7 +268,8 @@ def _remade(aval, maker, how: str, sign: int) -> Remade:
     return Remade(sign * size, shape, dtype, path, how)
 
 
-def _undonated(arguments) -> str:
+def undonated(arguments) -> str:
+    """What it costs that no argument is donated, and what to do."""
     arrays = [x for x in jax.tree.leaves(arguments) if hasattr(x, "dtype")]
     size = sum(x.size * getattr(x.dtype, "itemsize", 0) for x in arrays)
     return (

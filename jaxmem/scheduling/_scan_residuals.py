@@ -16,65 +16,54 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxmem import _compat, _jaxpr
+from jaxmem._bits import pack_bits, unpack_bits
 from jaxmem.scheduling._graph import Graph, Values
-from jaxmem.scheduling._layer_axis import CHEAP, ELEMENTWISE
-from jaxmem.scheduling._least import least, needed
-from jaxmem.scheduling._scans import is_var, scan_like, size_of, split, xs_of
-
-_AGAIN = ELEMENTWISE | CHEAP | {"concatenate", "iota", "name", "pad", "split"}
-
-
-@dataclass(frozen=True)
-class Late:
-    """A residual that is a layer's output, as the next layer's input.
-
-    Attributes:
-      slot: position among the xs of the backward scan.
-      early: the variable of the forward body that the next layer has instead.
-      eqns: what is still to be done to it, one array each.
-      chain: all that is done to the carry, for the last layer, which has no next.
-      carry: its number.
-    """
-
-    slot: int
-    early: Any
-    eqns: tuple[Any, ...]
-    chain: tuple[Any, ...]
-    carry: int
+from jaxmem.scheduling._layer_axis import CHEAP
+from jaxmem.scheduling._least import Price, needed
+from jaxmem.scheduling._machine import fused_only
+from jaxmem.scheduling._pairs import Late, Pair, cut, pairs
+from jaxmem.scheduling._scans import (
+    is_mask,
+    is_var,
+    kept_size,
+    scan_like,
+    size_of,
+    split,
+)
 
 
 @dataclass(frozen=True)
 class Remake:
-    """One pair of scans, and what the second makes itself.
+    """A pair of scans, and what the second makes itself.
 
     Attributes:
-      forward, backward: positions of the scans.
-      body: the graph of the forward body.
+      pair: the scans.
       slots: position among the xs of the backward scan -> variable of the forward body,
-        of the residuals that only this scan reads and are no more stacked.
+        of the residuals that are no more stacked.
       late: those of them that come from the turn before.
       stays: the same of residuals that are stacked as before.
       kept: variables of the forward body that are stacked in their place.
-      inputs: variables of the forward body that are inputs of the scan, no carries.
+      turns: in how many of the layers, the first of the forward scan.
     """
 
-    forward: int
-    backward: int
-    body: Graph
+    pair: Pair
     slots: dict[int, Any]
     late: tuple[Late, ...]
     stays: dict[int, Any]
     kept: tuple[Any, ...]
-    inputs: set[Any]
-    stacks: tuple[Any, ...]  # the xs of the backward scan
-    length: int
+    turns: int
+
+    @property
+    def body(self) -> Graph:
+        return self.pair.body
 
     @property
     def known(self) -> set[Any]:
         """What the backward body is given of the forward body's variables."""
-        return {*self.kept, *self.stays.values(), *self.inputs}
+        return {*self.kept, *self.stays.values(), *self.pair.inputs}
 
     @property
     def wanted(self) -> list[Any]:
@@ -86,153 +75,89 @@ class Remake:
     def described(self) -> Iterator[tuple[Any, Any, str, int]]:
         """(aval, equation, words, 1) of stacks that are saved; -1: kept instead."""
         late = {x.slot for x in self.late}
-        instead = list(self.kept)
+        instead = [v for v in self.kept if not is_mask(v)]
         for slot, v in self.slots.items():
-            like = next((w for w in instead if size_of(w) == size_of(v)), None)
-            if like is not None and slot not in late:
-                instead.remove(like)
+            like = [w for w in instead if size_of(w) == size_of(v)]
+            if like and slot not in late:
+                instead.remove(like[0])
                 continue
-            aval = self.stacks[slot].aval
+            aval = self.pair.stacks[slot].aval
+            aval = jax.ShapeDtypeStruct((self.turns, *aval.shape[1:]), aval.dtype)
             yield aval, self._maker(v), self._words(slot in late, v), 1
-        for v in instead:
-            aval = jax.ShapeDtypeStruct((self.length, *v.aval.shape), v.aval.dtype)
-            yield aval, self._maker(v), "others are made of it", -1
+        for v in [*instead, *filter(is_mask, self.kept)]:
+            shape, dtype = v.aval.shape, v.aval.dtype
+            if is_mask(v):
+                shape, dtype = (kept_size(v),), jnp.dtype(jnp.uint8)
+            aval = jax.ShapeDtypeStruct((self.turns, *shape), dtype)
+            yield aval, self._maker(v), _words_instead(v), -1
+
+    @property
+    def again(self) -> list[Any]:
+        """The equations that are evaluated twice and cost something."""
+        eqns = [self.body.eqns[i] for i in needed(self.body, self.wanted, self.known)]
+        return [e for e in eqns if fused_only(e) is None]
 
     def _maker(self, v):
         return self.body.eqns[self.body.maker[v]] if v in self.body.maker else None
 
     def _words(self, late: bool, v) -> str:
+        if v in self.kept:
+            return "itself in bits"
         if late:
             return "the next layer's input, which the backward scan has just read"
         eqns = [self.body.eqns[i] for i in needed(self.body, [v], self.known)]
         ins = {w for e in eqns for w in e.invars if is_var(w)} | {v}
         if ins & {*self.kept, *self.stays.values()}:
-            moved = all(e.primitive.name in CHEAP for e in eqns)
-            return "another residual" if moved else "elementwise of other residuals"
+            return _words_for(eqns)
         return "an input of the forward scan"
 
 
-def remakes(closed) -> Iterator[Remake]:
-    """The pairs of scans in which something can be saved."""
-    graph = Graph(closed)
-    for b, eqn in enumerate(graph.eqns):
-        if eqn.primitive.name != "scan" or _compat.has_side_effects(eqn):
-            continue
-        made = (v for v in xs_of(eqn) if is_var(v) and v in graph.maker)
-        for f in sorted({graph.maker[v] for v in made}):
-            if _is_forward_of(graph.eqns[f], eqn):
-                plan = _plan(graph, f, b)
-                if plan is not None:
-                    yield plan
+def _words_instead(v) -> str:
+    return (
+        "a mask, eight elements to the byte" if is_mask(v) else "others are made of it"
+    )
+
+
+def _words_for(eqns: Sequence[Any]) -> str:
+    """What is done to residuals to make another one."""
+    names = dict.fromkeys(e.primitive.name for e in eqns)
+    if all(name in CHEAP for name in names):
+        return "another residual"
+    if all(fused_only(e) is not None for e in eqns):
+        return "elementwise of other residuals"
+    paid = (e.primitive.name for e in eqns if fused_only(e) is None)
+    return f"computed again: {', '.join(dict.fromkeys(paid))}"
+
+
+def remakes(closed, price: Price = fused_only, part: float = 1.0) -> Iterator[Remake]:
+    """The pairs of scans in which something can be saved, at `price` or less.
+
+    With `part` below one, in as large a part of the layers, rounded to a layer.
+    """
+    for pair in pairs(closed):
+        plan = _plan(pair, price, part)
+        if plan is not None:
+            yield plan
 
 
 # -- analysis
 
 
-def _is_forward_of(first, eqn) -> bool:
-    same = first.primitive.name == "scan" and not _compat.has_side_effects(first)
-    return (
-        same
-        and first.params["length"] == eqn.params["length"]
-        and first.params["reverse"] != eqn.params["reverse"]
-    )
-
-
-def _plan(graph: Graph, f: int, b: int) -> Remake | None:
-    forward, backward = graph.eqns[f], graph.eqns[b]
-    body = Graph(forward.params["jaxpr"])
-    slots, fixed = {}, {}
-    for slot, v in enumerate(xs_of(backward)):
-        if is_var(v) and v in forward.outvars:
-            inner = body.outvars[forward.outvars.index(v)]
-            own = all(u == b for u in graph.users[v]) and v not in graph.outputs
-            if is_var(inner):
-                (slots if own else fixed)[slot] = inner
-    inputs = _inputs(forward, body)
-    free = {*inputs, *fixed.values()}
-    kept, late = _least_kept(forward, body, slots, free)
-    if _total(kept) >= _total(slots.values()):
+def _plan(pair: Pair, price: Price, part: float) -> Remake | None:
+    turns = round(part * pair.length)
+    whole = turns == pair.length
+    found = cut(pair, price, late=whole)
+    if not turns or found.worth >= pair.bytes:
         return None
     stays = {}
-    for slot, v in slots.items():
-        if v in kept and v not in stays.values():
+    for slot, v in pair.slots.items():
+        in_bits = whole and is_mask(v)
+        if v in found.kept and v not in stays.values() and not in_bits:
             stays[slot] = v
-    rest = {slot: v for slot, v in slots.items() if slot not in stays}
-    new = tuple(v for v in kept if v not in stays.values())
-    stays |= fixed
-    stacks, length = tuple(xs_of(backward)), forward.params["length"]
-    late = tuple(x for x in late if x.slot in rest)
-    return Remake(f, b, body, rest, late, stays, new, inputs, stacks, length)
-
-
-def _total(variables) -> int:
-    return sum(map(size_of, variables))
-
-
-def _inputs(forward, body: Graph) -> set[Any]:
-    """Variables of the body that stand for inputs of the scan, carries excepted."""
-    consts, _, xs = split(forward, body.arguments)
-    return {*body.constants, *consts, *xs}
-
-
-def _again(eqn) -> bool:
-    one = eqn.primitive.name in _AGAIN
-    return one and not _compat.has_side_effects(eqn)
-
-
-def _least_kept(forward, body: Graph, slots, free) -> tuple[list[Any], list[Late]]:
-    """What to stack, and which residuals to take from the turn before."""
-    late: list[Late] = []
-
-    def cut(late: Sequence[Late]) -> list[Any]:
-        apart = {x.slot for x in late}
-        now = [v for slot, v in slots.items() if slot not in apart]
-        return least(body, [*now, *(x.early for x in late)], free, _again)
-
-    best = cut(late)
-    for x in _candidates(forward, body, slots):
-        if _total(found := cut([*late, x])) < _total(best):
-            late, best = [*late, x], found
-    return best, late
-
-
-def _candidates(forward, body: Graph, slots) -> Iterator[Late]:
-    """Residuals that casts and moves alone make of a carry that the body puts out."""
-    early = split(forward, body.arguments)[1]
-    ends = body.outvars[: len(early)]
-    late = {v: k for k, v in enumerate(ends) if is_var(v)}
-    for slot, v in slots.items():
-        chain: list[Any] = []
-        while v not in late and v in body.maker and _moves(eqn := _eqn_of(body, v)):
-            chain.insert(0, eqn)
-            v = eqn.invars[0]
-        if v in late and v not in early:
-            at, rest = _same_of(body, early[late[v]], chain)
-            yield Late(slot, at, tuple(rest), tuple(chain), late[v])
-
-
-def _eqn_of(body: Graph, v):
-    return body.eqns[body.maker[v]]
-
-
-def _moves(eqn) -> bool:
-    one = len(eqn.invars) == 1 and is_var(eqn.invars[0])
-    return one and eqn.primitive.name in {*CHEAP, "name"}
-
-
-def _same_of(body: Graph, v, chain: list[Any]) -> tuple[Any, list[Any]]:
-    """How far the body does the same to `v`: that variable, and what is left to do."""
-    for i, eqn in enumerate(chain):
-        users = (body.eqns[u] for u in body.users.get(v, ()))
-        alike = [e for e in users if _alike(e, eqn)]
-        if not alike:
-            return v, chain[i:]
-        v = alike[0].outvars[0]
-    return v, []
-
-
-def _alike(a, b) -> bool:
-    return a.primitive is b.primitive and a.params == b.params
+    slots = {slot: v for slot, v in pair.slots.items() if slot not in stays}
+    kept = tuple(v for v in found.kept if v not in stays.values())
+    late = tuple(x for x in found.late if x.slot in slots)
+    return Remake(pair, slots, late, stays | pair.fixed, kept, turns)
 
 
 # -- the new jaxpr
@@ -241,21 +166,21 @@ def _alike(a, b) -> bool:
 def remake(closed, plan: Remake):
     """The jaxpr with these residuals made in the backward scan."""
     graph = Graph(closed)
-    forward, backward = graph.eqns[plan.forward], graph.eqns[plan.backward]
+    forward, backward = graph.eqns[plan.pair.forward], graph.eqns[plan.pair.backward]
 
     def run(args: list) -> list:
         values = Values(graph, graph.inputs(args))
-        values.evaluate_before(plan.forward)
+        values.evaluate_before(plan.pair.forward)
         ins = [values.read(v) for v in forward.invars]
         outs, kept = _run_forward(forward, ins, plan)
-        values.put(plan.forward, outs)
-        values.evaluate_before(plan.backward)
+        values.put(plan.pair.forward, outs)
+        values.evaluate_before(plan.pair.backward)
         last = [_apply(x.chain, outs[x.carry]) for x in plan.late]
-        given = _given(forward, ins, plan)
-        given = Given(given.whole, given.slices | kept)
+        part = given(forward, ins, plan)
+        both = Given(part.whole, part.slices | kept)
         ins = [values.read(v) for v in backward.invars]
-        outs = _run_backward(backward, ins, plan, given, last)
-        values.put(plan.backward, outs)
+        outs = _run_backward(backward, ins, plan, both, last)
+        values.put(plan.pair.backward, outs)
         return values.all_outputs()
 
     return _jaxpr.retrace(closed, run)
@@ -269,10 +194,19 @@ def _run_forward(eqn, values: list, plan: Remake) -> tuple[list, dict[Any, Any]]
     def step(carry, x):
         inner = Values(body, body.inputs([*consts, *carry, *x]))
         outs = inner.all_outputs()
-        return outs[: len(init)], (outs[len(init) :], [inner.env[v] for v in plan.kept])
+        kept = [packed(v, inner.env[v]) for v in plan.kept]
+        return outs[: len(init)], (outs[len(init) :], kept)
 
     ends, (ys, kept) = scan_like(eqn, step, init, xs)
     return [*ends, *ys], dict(zip(plan.kept, kept, strict=True))
+
+
+def packed(v, value):
+    return pack_bits(value) if is_mask(v) else value
+
+
+def unpacked(v, value):
+    return unpack_bits(value, v.aval.shape) if is_mask(v) else value
 
 
 class Given(NamedTuple):
@@ -282,7 +216,7 @@ class Given(NamedTuple):
     slices: dict[Any, Any]
 
 
-def _given(forward, values: list, plan: Remake) -> Given:
+def given(forward, values: list, plan: Remake) -> Given:
     """The inputs of the forward scan that the backward body needs."""
     eqns = needed(plan.body, plan.wanted, plan.known)
     read = {v for i in eqns for v in plan.body.eqns[i].invars if is_var(v)}
@@ -300,6 +234,7 @@ def _run_backward(eqn, values: list, plan: Remake, given: Given, last: list) -> 
         inner, before = carry
         x, now = dict(turn[0]), dict(zip(given.slices, turn[1], strict=True))
         known = {v: x[slot] for slot, v in plan.stays.items()}
+        now |= {v: unpacked(v, now[v]) for v in plan.kept}
         values = Values(plan.body, {**given.whole, **known, **now})
         for i in eqns:
             values.evaluate(i)

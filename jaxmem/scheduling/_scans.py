@@ -7,6 +7,7 @@ from typing import Any
 from jax import lax
 
 from jaxmem import _compat
+from jaxmem._bits import packed_nbytes
 
 
 def is_var(atom) -> bool:
@@ -20,6 +21,19 @@ LARGE = 2**20  # bytes from which a barrier or a write is worth what it costs
 def size_of(v) -> int:
     """Bytes of a variable."""
     return v.aval.size * v.aval.dtype.itemsize
+
+
+_MASK = 1024  # elements from which a mask is kept in bits
+
+
+def is_mask(v) -> bool:
+    """Whether a variable is kept with eight elements to the byte."""
+    return v.aval.dtype == bool and v.aval.size >= _MASK
+
+
+def kept_size(v) -> int:
+    """Bytes of a variable as it is kept from the forward to the backward pass."""
+    return packed_nbytes(v.aval.shape) if is_mask(v) else size_of(v)
 
 
 def split(eqn, values: Sequence[Any]) -> tuple[list, list, list]:

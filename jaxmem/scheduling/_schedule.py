@@ -1,17 +1,26 @@
 """`schedule`: a train step like the one given, with less alive at its peak."""
 
 import functools
+import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 
 from jaxmem import _jaxpr
-from jaxmem.memory import Target, estimate
+from jaxmem.memory import MemoryReport, Target, estimate, format_bytes, parse_bytes
 from jaxmem.memory._jitted import own_arguments
+from jaxmem.memory._pool import DoesNotFit
+from jaxmem.memory._spinner import spinner
+from jaxmem.memory._targets import get_target, local_target
+from jaxmem.scheduling._budget import Search, Tried
+from jaxmem.scheduling._choice import NO_CHOICE, Choice
+from jaxmem.scheduling._ladder import Step, ladder
 from jaxmem.scheduling._passes import Rewritten, by_shape, rewrite
-from jaxmem.scheduling._plan import Plan, make_plan
+from jaxmem.scheduling._plan import Plan, make_plan, undonated
 
 Places = int | Sequence[int]
 Names = str | Sequence[str]
@@ -19,12 +28,15 @@ Names = str | Sequence[str]
 
 def schedule(
     step: Callable,
+    budget: int | str | None = None,
     *,
+    target: str | Target | None = None,
     donate_argnums: Places | None = None,
     donate_argnames: Names | None = None,
     static_argnums: Places = (),
     static_argnames: Names = (),
     clip: str | None = None,
+    progress: bool = True,
 ) -> "Scheduled":
     """A function transformation like `jax.jit` that makes a train step take less.
 
@@ -41,6 +53,9 @@ def schedule(
       are kept from which the rest can be made by casts, moves and elementwise
       operations: no bf16 copy of a weight, no activation beside its input, no output
       that is the next layer's input. No matmul, reduction or random bit is done twice.
+    - *A budget.* With `budget`, as much of the forward pass is computed again as it
+      takes to fit, and no more: which values is chosen by the bytes they take and the
+      time they cost on `target`, and the compiler for `target` has the last word.
     - *Order.* Layers that are unrolled are updated right after their gradient: a
       barrier keeps the compiler from putting all updates last.
 
@@ -51,6 +66,12 @@ def schedule(
       step: any function that `jax.jit` takes, already jitted or not; a jitted one
         brings its own donated arguments along. It should contain the gradient and the
         update.
+      budget: the peak that the compiled step may have on one device, arguments
+        included, in bytes or as text like "14GiB"; by default nothing that costs
+        anything is computed again. The first call with new shapes compiles the step a
+        few times to find out.
+      target: the chip of `jaxmem.targets()` that the budget is for; by default the
+        first device of this process.
       donate_argnums: positional arguments whose buffers the step may reuse: the
         parameters and the optimizer state, or nothing is updated in place.
       donate_argnames: the same for keyword arguments.
@@ -60,6 +81,7 @@ def schedule(
         clipping by the global norm does: a first backward pass finds the number, a
         second updates. Costs one more backward pass through the scanned layers. By
         default such a step keeps its stacked gradients, and `plan` names the operation.
+      progress: show a progress bar during the search, where the output is a terminal.
 
     Returns:
       A `Scheduled` step: call it, give it to `jaxmem.estimate` or another `jax.jit`,
@@ -67,11 +89,14 @@ def schedule(
 
     Raises:
       TypeError: `step` is not callable.
-      ValueError: `clip` is another word.
+      ValueError: `clip` is another word, `budget` no size, `target` unknown. When the
+        step is first called or planned: a budget that no choice reaches
+        (`BudgetError`, which names the least and who holds it).
+      RuntimeError: this installation cannot compile for the target.
 
     Example::
 
-      step = jaxmem.schedule(step, donate_argnums=(0,))
+      step = jaxmem.schedule(step, budget="14GiB", target="h100", donate_argnums=(0,))
       print(step.plan(state, batch, target="h100"))
       state, loss = step(state, batch)
 
@@ -86,7 +111,20 @@ def schedule(
     if donate_argnums is not None or donate_argnames is not None:
         donate = (*_many(donate_argnums), *_many(donate_argnames))
     static = (*_many(static_argnums), *_many(static_argnames))
-    return Scheduled(step, donate, static, clip)
+    room = None if budget is None else _room(budget)
+    name = None
+    if target is not None:
+        name = get_target(target).name
+    elif room is not None:
+        name = local_target().name
+    return Scheduled(step, Options(donate, static, clip, room, name, progress))
+
+
+def _room(budget: int | str) -> int:
+    room = parse_bytes(budget)
+    if room <= 0:
+        raise ValueError(f"budget={budget!r}: must be more than 0 bytes")
+    return room
 
 
 def _many(places) -> tuple[Any, ...]:
@@ -95,15 +133,40 @@ def _many(places) -> tuple[Any, ...]:
     return (places,) if isinstance(places, int | str) else tuple(places)
 
 
+@dataclass(frozen=True)
+class Options:
+    """How `schedule` was called."""
+
+    donate: tuple[Any, ...] | None
+    static: tuple[Any, ...]
+    clip: str | None
+    budget: int | None
+    target: str | None
+    progress: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """The choice for some arguments, and what a search has seen on the way to it."""
+
+    choice: Choice
+    budget: int | None = None
+    tried: tuple[Tried, ...] = ()
+    seconds: float = 0.0
+    rewritten: Rewritten | None = None
+    report: MemoryReport | None = None
+
+
 class Scheduled:
     """A step as `schedule` returns it; behaves like a jitted function."""
 
-    def __init__(self, step, donate, static, clip):
+    def __init__(self, step, options: "Options"):
         functools.update_wrapper(self, step, updated=())
         self.__wrapped__ = step
-        self._donate, self._static, self._clip = donate, static, clip
+        self._options = options
         self._jitted: dict[Any, Any] = {}
-        self._warned = donate is not None
+        self._found: dict[Any, Found] = {}
+        self._warned = options.donate is not None
 
     def __call__(self, *args, **kwargs):
         """The step's results; its donated arguments are gone afterwards."""
@@ -138,19 +201,24 @@ class Scheduled:
           What `jaxmem.estimate` raises, where a target is given.
         """
         donated, static = self._places(args, kwargs)
-        abstract = _abstract(args, static), _abstract(kwargs, static)
-        found = self._rewrite(*abstract, donated)[0]
-        reports = ()
+        found = self._find(args, kwargs)
+        rewritten, scheduled = found.rewritten, found.report
+        if rewritten is None:
+            abstract = _abstract(args, static), _abstract(kwargs, static)
+            rewritten = self._rewrite(*abstract, donated, found.choice)[0]
+        plain = None
+        target = target or self._options.target
         if target is not None:
-            plain = _jit(self.__wrapped__, donated, static)
-            reports = tuple(
-                estimate(fn, *args, target=target, **kwargs) for fn in (plain, self)
-            )
-        return make_plan(found, reports, undonated=None if donated else args)
+            jitted = _jit(self.__wrapped__, donated, static)
+            plain = estimate(jitted, *args, target=target, **kwargs)
+            if scheduled is None or get_target(target).name != scheduled.target:
+                scheduled = estimate(self, *args, target=target, **kwargs)
+        notes = () if donated else (undonated(args),)
+        return make_plan(rewritten, found, plain, scheduled, notes)
 
     def _places(self, args, kwargs) -> tuple[tuple, tuple]:
         """(donated, static) positions and names, those of a jitted step included."""
-        donated, static = self._donate or (), self._static
+        donated, static = self._options.donate or (), self._options.static
         if isinstance(self.__wrapped__, jax.stages.Wrapped):
             own = own_arguments(self.__wrapped__, args, kwargs)
             donated = donated or tuple(own[0])
@@ -159,22 +227,47 @@ class Scheduled:
 
     def _jit(self, args, kwargs):
         places = self._places(args, kwargs)
-        if places not in self._jitted:
+        choice = self._find(args, kwargs).choice
+        if (places, choice) not in self._jitted:
 
             @functools.wraps(self.__wrapped__)
             def scheduled(*args, **kwargs):
-                found, leaves, tree = self._rewrite(args, kwargs, places[0])
+                found, leaves, tree = self._rewrite(args, kwargs, places[0], choice)
                 return jax.tree.unflatten(tree, _jaxpr.evaluate(found.jaxpr, leaves))
 
-            self._jitted[places] = _jit(scheduled, *places)
-        return self._jitted[places]
+            self._jitted[places, choice] = _jit(scheduled, *places)
+        return self._jitted[places, choice]
 
-    def _rewrite(self, args, kwargs, donated) -> tuple[Rewritten, list, Any]:
+    def _rewrite(
+        self, args, kwargs, donated, choice: Choice
+    ) -> tuple[Rewritten, list, Any]:
         traced = _jaxpr.trace(self.__wrapped__, *args, **kwargs)
+        found = self._rewritten(traced, args, kwargs, donated, choice)
+        return found, traced.leaves, traced.out_tree
+
+    def _rewritten(self, traced, args, kwargs, donated, choice: Choice) -> Rewritten:
         given = _positions(args, kwargs, donated) or range(len(traced.leaves))
         aliases = by_shape(traced.jaxpr, given)
-        found = rewrite(traced.jaxpr, aliases, self._clip)
-        return found, traced.leaves, traced.out_tree
+        return rewrite(traced.jaxpr, aliases, self._options.clip, choice)
+
+    def _find(self, args, kwargs) -> Found:
+        """The choice for arguments of these shapes."""
+        budget, target = self._options.budget, self._options.target
+        if budget is None or target is None:
+            return Found(NO_CHOICE)
+        donated, static = places = self._places(args, kwargs)
+        args, kwargs = _abstract(args, static), _abstract(kwargs, static)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        key = tree, tuple(_kind(x) for x in leaves)
+        if key not in self._found:
+            traced = _jaxpr.trace(self.__wrapped__, *args, **kwargs)
+            again = partial(self._rewritten, traced, args, kwargs, donated)
+            step = Evaluated(again, traced.out_tree, places, args, kwargs, target)
+            name = getattr(self.__wrapped__, "__name__", "the step")
+            title = f"fitting {name} into {format_bytes(budget)}"
+            with spinner(self._options.progress, title) as tell:
+                self._found[key] = _search(step, budget, tell)
+        return self._found[key]
 
     def _warn(self, args, kwargs) -> None:
         """Once: nothing is donated, and nobody said so."""
@@ -184,6 +277,49 @@ class Scheduled:
         if not self._places(args, kwargs)[0]:
             plan = self.plan(*args, **kwargs)
             warnings.warn("\n".join(plan.notes), stacklevel=3)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A step traced once, to be compiled under several choices."""
+
+    rewritten: Callable[[Choice], Rewritten]
+    out_tree: Any
+    places: tuple[tuple, tuple]
+    args: tuple
+    kwargs: dict[str, Any]
+    target: str
+
+    def compile(self, choice: Choice) -> MemoryReport | None:
+        """The compiler's report; None if it finds no way to fit the chip."""
+        jaxpr = self.rewritten(choice).jaxpr
+
+        def step(*args, **kwargs):
+            leaves = filter(_jaxpr.is_array, jax.tree.leaves((args, kwargs)))
+            outs = _jaxpr.evaluate(jaxpr, list(leaves))
+            return jax.tree.unflatten(self.out_tree, outs)
+
+        jitted = _jit(step, *self.places)
+        try:
+            return estimate(jitted, *self.args, target=self.target, **self.kwargs)
+        except DoesNotFit:
+            return None
+
+
+def _search(step: Evaluated, budget: int, tell: Callable[[str], None]) -> Found:
+    start = time.perf_counter()
+    first = step.rewritten(NO_CHOICE)
+    about = Step(first.pairs, first.lists, step.target)
+    search = Search(ladder(about), about, budget, step.compile, tell)
+    best = search.run()
+    return Found(
+        best.choice,
+        budget,
+        tuple(search.tried),
+        time.perf_counter() - start,
+        step.rewritten(best.choice),
+        best.report,
+    )
 
 
 def _jit(fn: Callable, donated: Sequence, static: Sequence):
@@ -206,7 +342,7 @@ def _jit(fn: Callable, donated: Sequence, static: Sequence):
     )
 
 
-def _abstract(arguments, static: Sequence):
+def _abstract(arguments: Any, static: Sequence) -> Any:
     """Shapes and dtypes of all that is not static, Python scalars included."""
     count = len(arguments)
     static = [p + count if isinstance(p, int) and p < 0 else p for p in static]
@@ -218,7 +354,16 @@ def _abstract(arguments, static: Sequence):
 def _aval(leaf):
     if isinstance(leaf, bool | int | float | complex):
         return jax.eval_shape(lambda x: x, leaf)
+    if _jaxpr.is_abstract(leaf):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     return leaf
+
+
+def _kind(leaf):
+    """What the choice for an argument depends on."""
+    if not _jaxpr.is_array(leaf):
+        return leaf
+    return leaf.shape, str(leaf.dtype), getattr(leaf, "sharding", None)
 
 
 def _positions(args, kwargs, places: Sequence) -> list[int]:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import ops
-from jaxmem.ops._bits import packed_nbytes
+from jaxmem._bits import packed_nbytes
 from jaxmem.ops._codes import packed_codes_nbytes
 from jaxmem.ops._fewbit_shipped import shipped
 from tests.twins import Twin, nbytes, unary_args

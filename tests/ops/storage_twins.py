@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import ops
-from jaxmem.ops._bits import packed_nbytes
+from jaxmem._bits import packed_nbytes
 from jaxmem.ops._codes import packed_codes_nbytes
 from jaxmem.ops._quantize import Quantization, quantized_nbytes
 from tests.ops import normalization_twins as plain

@@ -18,7 +18,7 @@ import pytest
 
 import jaxmem
 from jaxmem import ops
-from jaxmem.ops._bits import packed_nbytes
+from jaxmem._bits import packed_nbytes
 from tests.twins import nbytes
 
 HALF, WIDE = jnp.bfloat16, jnp.float32

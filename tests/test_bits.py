@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxmem.ops._bits import pack_bits, packed_nbytes, unpack_bits
+from jaxmem._bits import pack_bits, packed_nbytes, unpack_bits
 
 SHAPES = [(), (1,), (7,), (8,), (17,), (0,), (4, 0), (3, 5, 13), (16, 3), (197, 24)]
 

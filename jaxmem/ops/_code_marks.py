@@ -1,0 +1,107 @@
+"""Functions that read codes, marked until it is known with whom they share them.
+
+A layer cannot see that its input is made by an activation written without a module. So
+inside `marking` it is traced as a `jax.jit` of a name in `MARKS`, right as it stands;
+`jaxmem.rewriting` runs that again once the whole function is traced, where the codes of
+the activation before it are found.
+"""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jaxtyping import Array
+
+from jaxmem.ops._quantize import Quantization
+from jaxmem.ops._quantized import (
+    Kept,
+    Rng,
+    Stored,
+    kept_of,
+    linearized_at,
+    remember,
+    remembered,
+    seed_of,
+)
+
+# What `jaxmem.rewriting` runs anew once a whole function is traced, and its number of
+# arguments, by name.
+MARKS: dict[str, tuple[Callable, int]] = {}
+_marking: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "jaxmem_marking", default=False
+)
+
+
+@contextlib.contextmanager
+def marking() -> Iterator[None]:
+    """Inside, what stores codes leaves a mark, to find out later what it can share."""
+    token = _marking.set(True)
+    try:
+        yield
+    finally:
+        _marking.reset(token)
+
+
+def _marked(kind: str, fn: Callable, arity: int) -> Callable:
+    name = f"jaxmem_{kind}_{len(MARKS)}"
+    fn.__name__ = fn.__qualname__ = name
+    MARKS[name] = fn, arity
+    return jax.jit(fn)
+
+
+def read_from_codes(
+    fn: Callable[..., Any],
+    x: Any,
+    how: Quantization | None,
+    rng: Rng,
+    *others: Array,
+    own: bool = True,
+) -> Any:
+    """`fn(x, *others)`, storing codes of x where it is `Stored` or `how` is given.
+
+    `own` allows a mark (see `marking`), which lives as long as `fn`.
+    """
+    if isinstance(x, Stored):
+        return _read(fn, x.kept, x.value, *others)
+    if how is None:
+        return fn(x, *others)
+    seed = seed_of(rng)
+    if own and _marking.get() and remembered(x, how) is None:
+        seeds = () if seed is None else (seed,)
+        reader = _reader(fn, how, len(seeds), len(others))
+        return reader(x, *seeds, *others)
+    return _read(fn, kept_of(x, how, seed), x, *others)
+
+
+def _read(fn: Callable[..., Any], kept: Kept | None, x: Array, *others: Array) -> Any:
+    return linearized_at(fn, (x, *others), (kept, *(None for _ in others)))
+
+
+@functools.cache
+def _reader(fn: Callable, how: Quantization, seeds: int, others: int) -> Callable:
+    def read(x, *rest):
+        seed = rest[0] if seeds else None
+        return _read(fn, kept_of(x, how, seed), x, *rest[seeds:])
+
+    return _marked("reads_codes", read, 1 + seeds + others)
+
+
+@functools.cache
+def coded_activation(fn: Callable, how: Quantization) -> Callable:
+    """The elementwise `fn`, marked, which keeps codes of its input.
+
+    A function that stores its output next finds these codes for it.
+    """
+
+    def activation(x):
+        kept = kept_of(x, how)
+        y = _read(fn, kept, x)
+        if kept is not None and kept.via is None:
+            remember(y, replace(kept, via=fn))
+        return y
+
+    return _marked("coded_activation", activation, 1)

@@ -1,0 +1,155 @@
+"""A computation as plain data: operations, values, bytes."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Value:
+    """An array that exists in memory.
+
+    Attributes:
+      bytes: what it takes.
+      name: for people: its shape and dtype, where they are known.
+    """
+
+    bytes: int
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is done at once: an operation, or several that the compiler fuses.
+
+    Attributes:
+      name: what it does.
+      inputs: the values it reads, by their numbers.
+      outputs: the values it makes.
+      scratch: bytes that it holds only while it runs, beside what it reads and makes
+        (the inside of a loop).
+      in_place: (output, input) pairs: the output may be written where the input lies,
+        if nothing reads the input later. An output may have several candidates; it
+        takes one of them.
+      flops: floating-point operations.
+      moved: bytes read and written.
+      path: the module or name scope it belongs to.
+      again: whether it may be done a second time (not if it has side effects).
+    """
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    scratch: int = 0
+    in_place: tuple[tuple[int, int], ...] = ()
+    flops: float = 0.0
+    moved: float = 0.0
+    path: str = ""
+    again: bool = True
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Operations in an order in which they can be done, and what they work on.
+
+    Attributes:
+      operations: in program order: every value is made before it is read.
+      values: by number.
+      arguments: the values that are there before the first operation. Their bytes are
+        held from beginning to end by who calls, and are not counted in a peak.
+      outputs: the values that are there at the end.
+      aliases: output -> argument in whose buffer it will lie (donation). It takes
+        bytes of its own only while the argument is still to be read.
+
+    Raises:
+      ValueError: a value is read before it is made, or made twice; an output is never
+        made; `aliases` or `in_place` names what is not there.
+    """
+
+    operations: tuple[Operation, ...]
+    values: tuple[Value, ...]
+    arguments: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    aliases: Mapping[int, int] = field(default_factory=dict)
+
+    def __post_init__(self):
+        there = set(self.arguments)
+        for place, operation in enumerate(self.operations):
+            missing = [v for v in operation.inputs if v not in there]
+            if missing:
+                raise ValueError(
+                    f"operations[{place}] ({operation.name}) reads value {missing[0]} "
+                    "before it is made"
+                )
+            again = [v for v in operation.outputs if v in there]
+            if again:
+                raise ValueError(
+                    f"operations[{place}] ({operation.name}) makes value {again[0]} "
+                    "a second time"
+                )
+            for v, u in operation.in_place:
+                if v not in operation.outputs or u not in operation.inputs:
+                    raise ValueError(
+                        f"operations[{place}] ({operation.name}) in_place: {(v, u)} is "
+                        "not an (output, input) of it"
+                    )
+            there.update(operation.outputs)
+        missing = [v for v in self.outputs if v not in there]
+        if missing:
+            raise ValueError(f"outputs: value {missing[0]} is never made")
+        arguments, outputs, taken = set(self.arguments), set(self.outputs), set()
+        for v, u in self.aliases.items():
+            if v not in outputs or v in arguments:
+                raise ValueError(f"aliases: value {v} is not an output that is made")
+            if u not in arguments:
+                raise ValueError(f"aliases: value {u} is not an argument")
+            if u in taken:
+                raise ValueError(f"aliases: two outputs in argument {u}")
+            taken.add(u)
+
+    @cached_property
+    def maker(self) -> dict[int, int]:
+        """Value -> the operation that makes it; arguments have none."""
+        return {v: i for i, o in enumerate(self.operations) for v in o.outputs}
+
+    @cached_property
+    def readers(self) -> list[tuple[int, ...]]:
+        """Value -> the operations that read it, each once."""
+        found: list[list[int]] = [[] for _ in self.values]
+        for i, operation in enumerate(self.operations):
+            for v in dict.fromkeys(operation.inputs):
+                found[v].append(i)
+        return [tuple(places) for places in found]
+
+    @cached_property
+    def before(self) -> list[tuple[int, ...]]:
+        """Operation -> the operations whose values it reads, each once."""
+        maker = self.maker
+        return [
+            tuple(dict.fromkeys(maker[v] for v in o.inputs if v in maker))
+            for o in self.operations
+        ]
+
+    @cached_property
+    def after(self) -> list[tuple[int, ...]]:
+        """Operation -> the operations that read its values, each once."""
+        readers = self.readers
+        return [
+            tuple(dict.fromkeys(r for v in o.outputs for r in readers[v]))
+            for o in self.operations
+        ]
+
+    def check_order(self, order: Sequence[int]) -> None:
+        """Raises ValueError unless `order` does every operation once, inputs first."""
+        if sorted(order) != list(range(len(self.operations))):
+            raise ValueError("order: must have every operation once")
+        done: set[int] = set()
+        for i in order:
+            early = [b for b in self.before[i] if b not in done]
+            if early:
+                raise ValueError(f"order: operation {i} comes before {early[0]}")
+            done.add(i)
+
+    def bytes_of(self, values: Iterable[int]) -> int:
+        """Bytes of these values together."""
+        return sum(self.values[v].bytes for v in values)

@@ -1,0 +1,376 @@
+"""Plans for a training step, seen as a chain of blocks: forward, then backward.
+
+The forward pass is cut where few bytes cross. A block is done again from what crosses its
+beginning, or from that and some of its own values: which ones for which price of a byte
+is a minimum cut. Which blocks keep what, which beginnings are kept meanwhile and from
+which a run of blocks starts anew, nested as deep as it takes, is dynamic programming over
+runs of blocks and memory in equal slots; one table has the plan for every budget.
+
+The table counts in slots and takes a block's values to be there at once, so a plan's
+bytes are only near its budget: every plan is evaluated, and mended, by the search.
+
+Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, "Optimal checkpointing for
+heterogeneous chains" (https://arxiv.org/abs/1911.13214), section 4, with several choices
+a block as in Zhao et al., "Rockmate" (ICML 2023), section 3.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from jaxmem.planning._remat_sequence import Events, Tables, staged
+
+SLOTS = 300
+SCALES = (1, 8, 64)  # the plain peak, and parts of it, over which the slots lie
+BLOCKS = 80
+PRICES = 6  # of a byte, for which a block is solved
+
+
+def chain_plans(tables: Tables, cost: np.ndarray, plain: Events) -> Iterator[np.ndarray]:
+    """Sequences, from those that take much memory to those that take little.
+
+    Args:
+      tables: the graph.
+      cost: of each operation.
+      plain: every operation once.
+    """
+    chain = _Chain(tables, cost, plain)
+    if len(chain.blocks) < 3:
+        return
+    before = None
+    for scale in SCALES:
+        table = _Table(chain, plain.peak / scale / SLOTS)
+        for slots in np.geomspace(SLOTS, SLOTS / 10, 24).astype(int).tolist():
+            plan = table.plan(slots)
+            if plan is not None and plan != before:
+                before = plan
+                yield chain.sequence(plan)
+
+
+@dataclass(frozen=True)
+class _Option:
+    """What a block keeps of its own, and what it then does again."""
+
+    kept: frozenset[int]
+    bytes: float
+    cost: float
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A run of forward operations.
+
+    Attributes:
+      start, stop: the operations.
+      back: the first operation of the backward pass that reads of its own.
+      crosses: what is made before it and read by it or later in the forward pass.
+      own: bytes of its values that the backward pass reads.
+      forward: bytes that are alive while it runs, beside what crosses its beginning.
+      backward: bytes of the backward pass alone while it reads this block.
+      cost: of doing it.
+      options: from all kept to little.
+    """
+
+    start: int
+    stop: int
+    back: int
+    crosses: frozenset[int]
+    own: float
+    forward: float
+    backward: float
+    cost: float
+    options: tuple[_Option, ...]
+
+
+class _Chain:
+    def __init__(self, tables: Tables, cost: np.ndarray, plain: Events):
+        self.tables, self._cost = tables, cost
+        self.count = len(tables.makes)
+        self._lifetimes()
+        self.turn = self._turn()
+        self._after_turn()
+        self.blocks = self._blocks(plain.profile)
+
+    def _lifetimes(self) -> None:
+        """For every value: when it is made and read first after the turn, and last."""
+        graph = self.tables.graph
+        self._values = [
+            v for i in range(self.count) for v in self.tables.makes[i]
+        ]
+        self._last = {
+            v: graph.readers[v][-1] if graph.readers[v] else int(self.tables.maker[v])
+            for v in self._values
+        }
+
+    def _turn(self) -> int:
+        """Where the forward pass ends: where most bytes wait that may be made again."""
+        waiting = np.zeros(self.count + 1)
+        for v in self._values:
+            made = int(self.tables.maker[v])
+            if v in self.tables.held_set or not self.tables.again[made]:
+                continue
+            waiting[made + 1] += self.tables.size[v]
+            waiting[self._last[v] + 1 :][:1] -= self.tables.size[v]
+        return int(np.argmax(np.cumsum(waiting)))
+
+    def _after_turn(self) -> None:
+        """Value of the forward pass -> its first reader in the backward pass."""
+        readers = self.tables.graph.readers
+        self.wanted: dict[int, int] = {}
+        self._last_forward: dict[int, int] = {}
+        for v in self._values:
+            made = int(self.tables.maker[v])
+            if made >= self.turn:
+                continue
+            later = [r for r in readers[v] if r >= self.turn]
+            if later:
+                self.wanted[v] = later[0]
+            earlier = [r for r in readers[v] if r < self.turn]
+            self._last_forward[v] = earlier[-1] if earlier else made
+
+    def _blocks(self, profile: np.ndarray) -> list[_Block]:
+        tables, size = self.tables, self.tables.size
+        crossing = np.zeros(self.turn + 2)
+        waiting = np.zeros(self.turn + 2)
+        for v, last in self._last_forward.items():
+            made = int(tables.maker[v])
+            crossing[made + 1] += size[v]
+            crossing[last + 1] -= size[v]
+            if v in self.wanted or v in tables.held_set:
+                waiting[last + 1] += size[v]
+        crossing, waiting = np.cumsum(crossing), np.cumsum(waiting)
+        cuts = _cuts(crossing[: self.turn + 1], self._cost)
+        resting = profile.copy()  # of the backward pass alone
+        for v, last in self._last_forward.items():
+            if v in self.wanted:
+                resting[self.turn : self._last[v] + 1] -= size[v]
+        made: list[_Block] = []
+        limit = self.count
+        for start, stop in zip(cuts, [*cuts[1:], self.turn], strict=True):
+            own = [v for i in range(start, stop) for v in tables.makes[i]]
+            outgoing = {v for v in own if self._last_forward[v] >= stop}
+            wanted = [v for v in own if v in self.wanted]
+            inner = [self.wanted[v] for v in wanted if v not in outgoing]
+            back = min([limit, *inner])
+            crosses = frozenset(
+                v
+                for v, last in self._last_forward.items()
+                if tables.maker[v] < start <= last
+            )
+            made.append(
+                _Block(
+                    start,
+                    stop,
+                    back,
+                    crosses,
+                    float(size[[v for v in wanted if v not in outgoing]].sum()),
+                    float(profile[start:stop].max()) - waiting[start] - crossing[start],
+                    max(float(resting[back:limit].max(initial=0.0)), 0.0),
+                    float(self._cost[start:stop].sum()),
+                    tuple(self._options(start, stop, outgoing)),
+                )
+            )
+            limit = back
+        return made
+
+    def _options(self, start: int, stop: int, outgoing: set[int]) -> Iterator[_Option]:
+        """What to keep of a block, for several prices of a byte."""
+        tables, size = self.tables, self.tables.size
+        weight = np.zeros(stop - start)
+        wanted = np.zeros(stop - start, bool)
+        for i in range(start, stop):
+            for v in tables.makes[i]:
+                if v in self.wanted:
+                    wanted[i - start] = True
+                    weight[i - start] += 0.0 if v in outgoing else size[v]
+        cost = np.where(tables.again[start:stop], self._cost[start:stop], np.inf)
+        each = np.flatnonzero((weight > 0) & np.isfinite(cost) & (cost > 0))
+        ratio = np.unique(cost[each] / weight[each])
+        prices = [0.0]
+        if len(ratio):
+            prices += list(np.geomspace(ratio[0] * 0.9, ratio[-1] * 4, PRICES))
+        seen = set()
+        for price in prices:
+            saved, again = _cut(tables, start, stop, cost, weight * price, wanted)
+            if saved in seen:
+                continue
+            seen.add(saved)
+            kept = frozenset(
+                v for i in saved for v in tables.makes[i] if v in self.wanted
+            )
+            yield _Option(
+                kept,
+                float(weight[[i - start for i in saved]].sum()),
+                float(self._cost[list(again)].sum()),
+            )
+
+    def sequence(self, plan: list[frozenset[int]]) -> np.ndarray:
+        """The sequence that keeps these values while block after block goes back.
+
+        Args:
+          plan: what is kept of the forward pass when the backward pass comes to the last
+            block, the one before, and so on.
+        """
+        tables = self.tables
+        ends = [self.count] + [b.back for b in self.blocks]
+        stages = [list(range(self.blocks[-1].back))]
+        kept = [frozenset(self._values)]
+        for at, held in zip(reversed(range(len(self.blocks))), plan, strict=True):
+            stages.append(list(range(ends[at + 1], ends[at])))
+            # What later blocks made is read for the last time hereabouts.
+            forgotten = {
+                v
+                for v in self._last_forward
+                if tables.maker[v] < self.blocks[at].stop and v not in tables.held_set
+            }
+            kept.append(kept[0] - forgotten | held)
+        return staged(self.tables, stages, kept)
+
+
+def _cuts(crossing: np.ndarray, cost: np.ndarray) -> list[int]:
+    """Where to cut: where fewer bytes cross than right before or after."""
+    inner = np.arange(1, len(crossing) - 1)
+    if len(inner) > BLOCKS:
+        low = (crossing[inner] <= crossing[inner - 1]) & (
+            crossing[inner] < crossing[inner + 1]
+        )
+        inner = inner[low]
+    while len(inner) > BLOCKS:
+        # The worst half of what is too many: those that more bytes cross, then every
+        # other one.
+        widest = crossing[inner].max()
+        fewer = inner[crossing[inner] < widest]
+        inner = fewer if len(fewer) >= BLOCKS // 2 else inner[::2]
+    return [0, *inner.tolist()]
+
+
+def _cut(tables, start, stop, cost, weight, wanted) -> tuple[frozenset, frozenset]:
+    """Operations whose values are kept, and those done again, at the least price.
+
+    Every wanted value is kept, for its weight, or made again, for its cost, from values
+    that are kept or made again.
+    """
+    count = stop - start
+    total = float(cost[np.isfinite(cost)].sum()) + float(weight.sum())
+    scale = 1e8 / total if total else 1.0
+    most = int(1e9)
+    whole = lambda x: most if not np.isfinite(x) else int(round(x * scale))
+    rows, columns, capacity = [], [], []
+    source, sink = 2 * count, 2 * count + 1
+
+    def edge(a, b, c):
+        rows.append(a)
+        columns.append(b)
+        capacity.append(c)
+
+    for k in range(count):
+        edge(source, 2 * k, whole(cost[k]))
+        # One more for a weight of nothing, so that what is kept is what is wanted.
+        edge(2 * k, 2 * k + 1, whole(weight[k]) + (0 if wanted[k] else most // 2))
+        if wanted[k]:
+            edge(2 * k + 1, sink, most)
+        for u in tables.reads[start + k]:
+            j = int(tables.maker[u]) - start
+            if 0 <= j:
+                edge(2 * j + 1, 2 * k, most)
+    shape = (2 * count + 2, 2 * count + 2)
+    graph = csr_array((np.array(capacity, np.int32), (rows, columns)), shape=shape)
+    rest = (graph - maximum_flow(graph, source, sink).flow).tocsr()
+    rest.eliminate_zeros()
+    there = set(
+        breadth_first_order(rest, source, return_predecessors=False).tolist()
+    )
+    saved = frozenset(
+        start + k for k in range(count) if 2 * k in there and 2 * k + 1 not in there
+    )
+    again = frozenset(start + k for k in range(count) if 2 * k not in there)
+    return saved, again
+
+
+class _Table:
+    """The least cost of every run of blocks for every number of slots."""
+
+    def __init__(self, chain: _Chain, unit: float):
+        self._chain, self._unit, blocks = chain, unit, chain.blocks
+        count = len(blocks)
+        self._extra = np.array(
+            [[self._slots(b.crosses - a.crosses) for b in blocks] for a in blocks]
+        )
+        cost = np.cumsum([0.0] + [b.cost for b in blocks])
+        self._cost: dict[tuple[int, int], np.ndarray] = {}
+        self._choice: dict[tuple[int, int], np.ndarray] = {}
+        for length in range(1, count + 1):
+            for i in range(count - length + 1):
+                self._fill(i, i + length, cost)
+
+    def _slots(self, values) -> int:
+        size = self._chain.tables.size
+        return round(float(size[list(values)].sum()) / self._unit)
+
+    def _round(self, size: float) -> int:
+        return round(size / self._unit)
+
+    def _fill(self, i: int, j: int, cost: np.ndarray) -> None:
+        """Choices: -1 - k is option k of the first block, s a restart from block s."""
+        block = self._chain.blocks[i]
+        best = np.full(SLOTS + 1, np.inf)
+        choice = np.zeros(SLOTS + 1, np.int16)
+        need = max(self._round(block.forward), self._round(block.backward + block.own))
+        if j == i + 1:
+            best[min(need, SLOTS + 1) :] = block.cost
+            choice[:] = -1
+            self._cost[i, j], self._choice[i, j] = best, choice
+            return
+        for k, option in enumerate(block.options):
+            held = self._round(option.bytes) + int(self._extra[i, i + 1])
+            rest = self._cost[i + 1, j]
+            value = np.full(SLOTS + 1, np.inf)
+            if held <= SLOTS:
+                value[held:] = rest[: SLOTS + 1 - held] + block.cost + option.cost
+            value[:need] = np.inf
+            better = value < best
+            best[better], choice[better] = value[better], -1 - k
+        forward = 0
+        for s in range(i + 1, j):
+            forward = max(forward, self._round(self._chain.blocks[s - 1].forward))
+            held = int(self._extra[i, s])
+            low = max(held, forward)
+            if low > SLOTS:
+                break
+            value = self._cost[i, s][low:] + (cost[s] - cost[i])
+            value = value + self._cost[s, j][low - held : SLOTS + 1 - held]
+            better = value < best[low:]
+            best[low:][better], choice[low:][better] = value[better], s
+        self._cost[i, j], self._choice[i, j] = best, choice
+
+    def plan(self, slots: int) -> list[frozenset[int]] | None:
+        """What is kept before each block's turn in the backward pass, last block first."""
+        count = len(self._chain.blocks)
+        if not np.isfinite(self._cost[0, count][slots]):
+            return None
+        found: list[frozenset[int]] = []
+        # Runs of blocks still to go back, with what is kept meanwhile, innermost last.
+        stack = [(0, count, slots, self._chain.blocks[0].crosses)]
+        while stack:
+            i, j, slots, held = stack.pop()
+            choice = int(self._choice[i, j][slots])
+            block = self._chain.blocks[i]
+            if j == i + 1:
+                found.append(held)
+                continue
+            if choice < 0:
+                option = block.options[-1 - choice]
+                stay = held | option.kept
+                stack.append((i, i + 1, slots, stay))
+                inner = self._round(option.bytes) + int(self._extra[i, i + 1])
+                further = self._chain.blocks[i + 1].crosses
+                stack.append((i + 1, j, slots - inner, stay | further))
+            else:
+                further = self._chain.blocks[choice].crosses
+                stack.append((i, choice, slots, held))
+                inner = int(self._extra[i, choice])
+                stack.append((choice, j, slots - inner, held | further))
+        return found

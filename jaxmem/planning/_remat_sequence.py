@@ -1,0 +1,269 @@
+"""The bytes of a sequence of operations in which an operation may come again.
+
+There is no "drop" in a sequence: a value lives from its making to its last reader before
+it is made again, so making it again late is what frees it in between. Every sequence is
+sound in which each operation follows the first makers of what it reads; only bytes and
+cost differ. `Tables` evaluates a whole sequence with a few array operations.
+"""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxmem.planning._graph import Graph
+
+
+def sequence_profile(graph: Graph, sequence: Sequence[int]) -> list[int]:
+    """Bytes alive while each operation of a sequence runs, arguments not counted.
+
+    As `profile`, for a sequence with repeats: an output of the graph stays from its last
+    making to the end, everything else from each making to its last reader before the
+    next.
+
+    Args:
+      graph: the graph.
+      sequence: every operation at least once, inputs first.
+
+    Returns:
+      One figure (bytes) an entry of the sequence.
+
+    Raises:
+      ValueError: an operation is missing, comes before what it reads, or comes again
+        although it may not (`Operation.again`, or an output of it lies in the buffer of
+        an argument).
+    """
+    _check(graph, sequence)
+    events = Tables(graph).events(np.asarray(sequence, dtype=np.int64))
+    return [int(b) for b in events.profile]
+
+
+def repeatable(graph: Graph) -> list[bool]:
+    """Which operations may be done again."""
+    return [
+        o.again and not any(v in graph.aliases for v in o.outputs)
+        for o in graph.operations
+    ]
+
+
+def _check(graph: Graph, sequence: Sequence[int]) -> None:
+    again, done = repeatable(graph), set()
+    for place, i in enumerate(sequence):
+        if not 0 <= i < len(graph.operations):
+            raise ValueError(f"sequence[{place}]: there is no operation {i}")
+        early = [b for b in graph.before[i] if b not in done]
+        if early:
+            raise ValueError(f"sequence: operation {i} comes before {early[0]}")
+        if i in done and not again[i]:
+            raise ValueError(f"sequence: operation {i} must not come again")
+        done.add(i)
+    missing = set(range(len(graph.operations))) - done
+    if missing:
+        raise ValueError(f"sequence: operation {min(missing)} is missing")
+
+
+@dataclass(frozen=True)
+class Events:
+    """The makings and reads of a sequence, value by value, and the bytes over time.
+
+    Attributes:
+      sequence: the operations.
+      value, place, make: of each event, which value, at which place of the sequence, and
+        whether it is made or read there; sorted by value, then place. An output of the
+        graph is read once more, one place after the last.
+      profile: bytes alive while each operation runs.
+    """
+
+    sequence: np.ndarray
+    value: np.ndarray
+    place: np.ndarray
+    make: np.ndarray
+    profile: np.ndarray
+
+    @property
+    def peak(self) -> int:
+        return int(self.profile.max(initial=0))
+
+
+class Tables:
+    """A graph as arrays, for evaluating many sequences over it."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        arguments, operations = set(graph.arguments), graph.operations
+        self.size = np.array([v.bytes for v in graph.values], dtype=np.float64)
+        self.maker = np.full(len(graph.values), -1, dtype=np.int64)
+        self.maker[list(graph.maker)] = list(graph.maker.values())
+        self.again = np.array(repeatable(graph), dtype=bool)
+        self.reads = [
+            [
+                v
+                for v in dict.fromkeys(o.inputs)
+                if v not in arguments and v not in graph.aliases
+            ]
+            for o in operations
+        ]
+        self.makes = [
+            [v for v in o.outputs if v not in graph.aliases] for o in operations
+        ]
+        self._scratch = np.array([o.scratch for o in operations], dtype=np.float64)
+        self.held = np.array(
+            [
+                v
+                for v in dict.fromkeys(graph.outputs)
+                if v in graph.maker and v not in graph.aliases
+            ],
+            dtype=np.int64,
+        )
+        self.held_set = frozenset(self.held.tolist())
+        # Reads and makings of an operation: twice the value, and one more for a making.
+        self._touches = _Ragged(
+            [
+                [2 * v for v in read] + [2 * v + 1 for v in made]
+                for read, made in zip(self.reads, self.makes, strict=True)
+            ]
+        )
+        # Which output may lie where which input does.
+        pairs = [
+            [
+                (v, u)
+                for v, u in o.in_place
+                if v not in graph.aliases and u in graph.maker and u not in graph.aliases
+            ]
+            for o in operations
+        ]
+        self._pair_output = _Ragged([[v for v, _ in p] for p in pairs])
+        self._pair_input = _Ragged([[u for _, u in p] for p in pairs])
+        # Outputs that wait until the argument in whose place they go is read no more.
+        new = [v for v, a in graph.aliases.items() if v in graph.maker]
+        new = [v for v in new if graph.readers[graph.aliases[v]]]
+        self._new = np.array(new, dtype=np.int64)
+        old_readers = [graph.readers[graph.aliases[v]] for v in new]
+        self._old_readers = np.array([r for rs in old_readers for r in rs], np.int64)
+        lengths = np.array([len(rs) for rs in old_readers], np.int64)
+        self._old_start = np.cumsum(lengths) - lengths
+
+    def events(self, sequence: np.ndarray) -> Events:
+        """Lifetimes and bytes of a sequence, which must be sound."""
+        steps = len(sequence)
+        touched, place = self._touches.rows(sequence)
+        value = np.concatenate([touched >> 1, self.held])
+        make = np.concatenate([touched & 1, np.zeros(len(self.held), np.int64)])
+        place = np.concatenate([place, np.full(len(self.held), steps)])
+        key = np.sort((value * (steps + 1) + place) * 2 + make)
+        make = (key & 1).astype(bool)
+        value, place = np.divmod(key >> 1, steps + 1)
+        last = np.ones(len(key), bool)
+        last[:-1] = make[1:] | (value[1:] != value[:-1])
+        # Every making is followed by the reads of what it made: `last` closes them.
+        size = self.size[value[make]]
+        alive = np.bincount(place[make], size, steps + 2)
+        alive -= np.bincount(place[last] + 1, size, steps + 2)
+        profile = np.cumsum(alive[:steps]) + self._scratch[sequence]
+        if len(self._new):
+            profile += self._new_arguments(sequence)
+        if len(self._pair_input):
+            self._write_over(profile, sequence, key, last)
+        return Events(sequence, value, place, make, profile)
+
+    def _new_arguments(self, sequence: np.ndarray) -> np.ndarray:
+        """Bytes of aliased outputs while the old argument is still to be read."""
+        steps = len(sequence)
+        latest = np.empty(len(self.graph.operations), np.int64)
+        latest[sequence] = np.arange(steps)  # of equal indices the last one counts
+        made = latest[self.maker[self._new]]
+        end = np.maximum.reduceat(latest[self._old_readers], self._old_start)
+        wait = end > made
+        size = self.size[self._new[wait]]
+        alive = np.bincount(made[wait], size, steps + 1)
+        alive -= np.bincount(end[wait] + 1, size, steps + 1)
+        return np.cumsum(alive[:steps])
+
+    def _write_over(self, profile, sequence, key, last) -> None:
+        """Takes off what is written where an input lies that nothing reads any more.
+
+        Of several pairs of an operation the first counts; then those whose output and
+        input are not taken yet.
+        """
+        source, place = self._pair_input.rows(sequence)
+        target, _ = self._pair_output.rows(sequence)
+        at = np.searchsorted(key, (source * (len(sequence) + 1) + place) * 2)
+        free = np.flatnonzero(last[at])
+        source, target, place = source[free], target[free], place[free]
+        while len(place):
+            _, first = np.unique(place, return_index=True)
+            v, u, p = target[first], source[first], place[first]
+            profile[p] -= np.minimum(self.size[v], self.size[u])
+            which = np.searchsorted(p, place)
+            rest = (target != v[which]) & (source != u[which])
+            source, target, place = source[rest], target[rest], place[rest]
+
+
+def staged(
+    tables: Tables, stages: Sequence[Sequence[int]], kept: Sequence[Set[int]]
+) -> np.ndarray:
+    """The sequence of a plan by stages.
+
+    Args:
+      tables: the graph.
+      stages: the operations in their order, cut into stages.
+      kept: a stage -> what is not forgotten when it begins. What is read and forgotten is
+        made again right before.
+    """
+    alive: set[int] = set()
+    sequence: list[int] = []
+    once = {v for i in np.flatnonzero(~tables.again) for v in tables.makes[i]}
+    for operations, keep in zip(stages, kept, strict=True):
+        alive &= keep | once
+        for i in operations:
+            sequence += with_missing(tables, {i}, alive)
+            alive.update(tables.makes[i])
+    return without_unread(tables, sequence)
+
+
+def with_missing(tables: Tables, run: Set[int], alive: set[int]) -> list[int]:
+    """`run` and what it needs that is not alive, in program order; alive from now on."""
+    found, stack = set(run), list(run)
+    while stack:
+        for u in tables.reads[stack.pop()]:
+            j = int(tables.maker[u])
+            if u not in alive and j not in found:
+                found.add(j)
+                stack.append(j)
+    alive.update(v for j in found for v in tables.makes[j])
+    return sorted(found)
+
+
+def without_unread(tables: Tables, sequence: Sequence[int]) -> np.ndarray:
+    """The sequence without repeats whose values nothing reads before the next making."""
+    first = set(np.unique(sequence, return_index=True)[1].tolist())
+    wanted, kept = set(tables.held_set), []
+    for place in range(len(sequence) - 1, -1, -1):
+        i = int(sequence[place])
+        if place in first or not wanted.isdisjoint(tables.makes[i]):
+            kept.append(i)
+            wanted.difference_update(tables.makes[i])
+            wanted.update(tables.reads[i])
+    return np.array(kept[::-1], dtype=np.int64)
+
+
+class _Ragged:
+    """Rows of different lengths in one array."""
+
+    def __init__(self, rows: Sequence[Sequence[int]]):
+        self._length = np.array([len(r) for r in rows], dtype=np.int64)
+        self._start = np.cumsum(self._length) - self._length
+        self._all = np.array([x for r in rows for x in r], dtype=np.int64)
+
+    def __len__(self):
+        return len(self._all)
+
+    def rows(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The entries of these rows one after another, and the place of each's row."""
+        length = self._length[which]
+        ends = np.cumsum(length)
+        total = int(ends[-1]) if len(ends) else 0
+        offset = np.repeat(self._start[which] - ends + length, length)
+        return self._all[offset + np.arange(total)], np.repeat(
+            np.arange(len(which)), length
+        )

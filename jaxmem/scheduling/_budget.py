@@ -1,0 +1,159 @@
+"""The choice that fits into a budget, in few compiles.
+
+The ladder of choices predicts bytes and seconds, the compiler says what a step takes.
+A prediction starts from the nearest rung that was compiled and adds what the cuts
+differ by, so that a second or third compile is usually the last. Between the first
+rung that fits and the one above it, as few of the layers as will do go by the lower.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxmem.memory import MemoryReport, format_bytes
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._ladder import Rung, Step
+
+_TRIES = 4  # compiles for the number of layers
+_NEAR = 1.1  # of the budget: a prediction may be wrong by that much
+_CLOSE = 0.97  # of the budget: near enough
+
+
+class BudgetError(ValueError):
+    """No choice fits into the budget; the message says what the least is."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A choice and what the compiler made of it.
+
+    Attributes:
+      choice: what is computed again.
+      peak: compiled bytes; infinity where the compiler found no way to fit the chip.
+      predicted: the bytes that were expected; None of the first.
+      seconds: of computing again, by the rates of the machine.
+      report: the compiler's.
+    """
+
+    choice: Choice
+    peak: float
+    predicted: float | None
+    seconds: float
+    report: MemoryReport | None
+
+
+Compile = Callable[[Choice], MemoryReport | None]
+
+
+@dataclass
+class Search:
+    """Rungs and parts of layers that were compiled, and what follows for the others."""
+
+    rungs: Sequence[Rung]
+    step: Step
+    budget: int
+    compile: Compile
+    tell: Callable[[str], None]
+    tried: list[Tried] = field(default_factory=list)
+    peaks: dict[int, float] = field(default_factory=dict)  # of whole rungs
+
+    def run(self) -> Tried:
+        """The choice with the fewest seconds whose compiled peak fits."""
+        first = self._nearby(self._first_that_fits())
+        wasteful = self.peaks[first] < _CLOSE * self.budget
+        if first > 0 and self.step.layers > 1 and wasteful:
+            self._part(first)
+        fit = [t for t in self.tried if t.peak <= self.budget]
+        return min(fit, key=lambda t: (t.seconds, t.peak))
+
+    def _first_that_fits(self) -> int:
+        above, fits = -1, len(self.rungs)
+        at = 0
+        while above + 1 < fits:
+            if self._compile_rung(at) <= self.budget:
+                fits = at
+            else:
+                above = at
+            at = self._guess(above, fits)
+            if at == fits:
+                return fits
+        if fits == len(self.rungs):
+            raise BudgetError(self._unreachable())
+        return fits
+
+    def _nearby(self, fits: int) -> int:
+        """Rungs above that a prediction from afar has ruled out narrowly."""
+        while fits > 0 and fits - 1 not in self.peaks:
+            if self._expected(fits - 1) > _NEAR * self.budget:
+                break
+            if self._compile_rung(fits - 1) > self.budget:
+                break
+            fits -= 1
+        return fits
+
+    def _guess(self, above: int, fits: int) -> int:
+        """The first rung, between those known, that is expected to fit."""
+        for i in range(above + 1, min(fits, len(self.rungs))):
+            if self._expected(i) <= self.budget:
+                return i
+        return fits if fits < len(self.rungs) else len(self.rungs) - 1
+
+    def _expected(self, i: int) -> float:
+        known = [k for k, peak in self.peaks.items() if math.isfinite(peak)]
+        if not known:
+            return math.inf if self.peaks else 0.0
+        near = min(known, key=lambda k: (abs(k - i), k))
+        return self.peaks[near] + self.rungs[i].bytes - self.rungs[near].bytes
+
+    def _compile_rung(self, i: int) -> float:
+        rung = self.rungs[i]
+        expected = self._expected(i) if self.peaks else None
+        self.peaks[i] = self._try(
+            Choice(self.step.machine, rung.rate), rung.seconds, expected
+        )
+        return self.peaks[i]
+
+    def _try(self, choice: Choice, seconds: float, expected: float | None) -> float:
+        self.tell(f"compile {len(self.tried) + 1}")
+        report = self.compile(choice)
+        peak = math.inf if report is None else report.peak_bytes
+        self.tried.append(Tried(choice, peak, expected, seconds, report))
+        return peak
+
+    def _part(self, low: int) -> None:
+        """Tries as few layers as will do on rung `low`, the others one above."""
+        rich, poor = self.rungs[low - 1], self.rungs[low]
+        step = (rich.bytes - poor.bytes) / self.step.layers  # bytes a layer
+        base, fails, fits = self._expected(low - 1), 0, self.step.layers
+        for _ in range(_TRIES):
+            turns = math.ceil((base - self.budget) / step)
+            turns = min(max(turns, fails + 1), fits - 1)
+            if not fails < turns < fits:
+                return
+            choice = Choice(
+                self.step.machine, rich.rate, poor.rate, turns / self.step.layers
+            )
+            part = (poor.seconds - rich.seconds) * turns / self.step.layers
+            expected = base - turns * step
+            peak = self._try(choice, rich.seconds + part, expected)
+            base = peak + turns * step
+            if peak <= self.budget:
+                fits = turns
+                if peak >= _CLOSE * self.budget:
+                    return
+            else:
+                fails = turns
+
+    def _unreachable(self) -> str:
+        best = min(self.tried, key=lambda t: t.peak)
+        text = f"budget={format_bytes(self.budget)} cannot be reached: "
+        if best.report is None:
+            return text + "the compiler found no way to fit any choice into the chip"
+        rows = [f"{format_bytes(h.bytes)} {h}" for h in _largest(best.report)]
+        least = f"the least is {format_bytes(best.peak)}, of which the largest are\n  "
+        return text + least + "\n  ".join(rows)
+
+
+def _largest(report: MemoryReport) -> list[Any]:
+    return sorted(report.at_peak, key=lambda h: -h.bytes)[:3]

@@ -1,0 +1,46 @@
+"""How much of the forward pass is computed again: plain data, and the prices it means.
+
+`Choice` is all that a search over budgets varies, so it is also all that must be kept
+of a plan to have the same step again.
+"""
+
+import math
+from dataclasses import dataclass
+
+from jaxmem.scheduling._least import Price
+from jaxmem.scheduling._machine import MACHINES, fused_only, seconds
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What may be computed again to save bytes.
+
+    Attributes:
+      machine: the target whose rates say what an operation costs.
+      rate: bytes that one would rather keep than compute for a second: the lower, the
+        more is computed again. At infinity it is what costs nothing; None is the same
+        for scans, and leaves layers that are written out as they are.
+      more: the same in the first layers, where it is lower than `rate`.
+      part: how many of the layers these are, as a fraction.
+    """
+
+    machine: str = "cpu"
+    rate: float | None = None
+    more: float | None = None
+    part: float = 0.0
+
+
+NO_CHOICE = Choice()
+
+
+def price_at(rate: float | None, machine: str) -> Price:
+    """What one would pay, in bytes, for not doing an equation again."""
+    if rate is None or math.isinf(rate):
+        return fused_only
+    chip = MACHINES[machine]
+
+    def price(eqn) -> float | None:
+        cost = seconds(eqn, chip)
+        return None if cost is None else cost * rate
+
+    return price

@@ -1,0 +1,95 @@
+"""The choices worth trying: from keeping most to computing most.
+
+The bytes kept, drawn over the seconds of computing again, are a convex curve whose
+corners are cuts, each the best for some rate of bytes a second. Two corners give the
+rate at which they are worth the same; the cut at that rate is another corner between
+them, or there is none.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from jaxmem.scheduling._choice import price_at
+from jaxmem.scheduling._least import price_of
+from jaxmem.scheduling._machine import MACHINES, seconds
+from jaxmem.scheduling._pairs import Pair, cut
+from jaxmem.scheduling._unrolled import without_loops
+
+_LOWEST = 1e-3  # bytes a second: everything that can be is computed again
+_LEAST = 2e-3  # of what is kept at first: what two rungs differ by, or they are one
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A choice of rate, and what it means for all pairs together.
+
+    Attributes:
+      rate: as in `Choice`.
+      bytes: what is kept from the forward to the backward pass.
+      seconds: of computing again.
+    """
+
+    rate: float | None
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """What can be varied in a step.
+
+    Attributes:
+      scans: its pairs of forward and backward scans.
+      lists: lists of equations with a forward and a backward pass.
+      machine: the target whose rates count.
+    """
+
+    scans: Sequence[Pair]
+    lists: Sequence[Pair]
+    machine: str
+
+    @property
+    def layers(self) -> int:
+        """Of the longest scans; 1 where there are none."""
+        return max((pair.length for pair in self.scans), default=1)
+
+
+def ladder(step: Step) -> list[Rung]:
+    """The corners, the fewest seconds first."""
+    ends = [_rung(step, rate) for rate in (None, math.inf, _LOWEST)]
+    least = _LEAST * ends[0].bytes
+    found = [*ends[:2], *_between(step, ends[1], ends[2], least), ends[2]]
+    kept = found[:1]
+    for rung in found[1:]:
+        if kept[-1].bytes - rung.bytes > least:
+            kept.append(rung)
+    return kept
+
+
+def _between(step: Step, rich: Rung, poor: Rung, least: float) -> Iterator[Rung]:
+    if rich.bytes - poor.bytes <= least or poor.seconds <= rich.seconds:
+        return
+    rate = (rich.bytes - poor.bytes) / (poor.seconds - rich.seconds)
+    rung = _rung(step, rate)
+    if min(rich.bytes - rung.bytes, rung.bytes - poor.bytes) > least:
+        yield from _between(step, rich, rung, least)
+        yield rung
+        yield from _between(step, rung, poor, least)
+
+
+def _rung(step: Step, rate: float | None) -> Rung:
+    price = price_at(rate, step.machine)
+    cuts = [(pair, cut(pair, price)) for pair in step.scans]
+    if rate is not None:
+        cuts += [(pair, cut(pair, without_loops(price))) for pair in step.lists]
+    kept = sum(pair.length * found.bytes for pair, found in cuts)
+    kept += sum(pair.bytes for pair in step.lists) if rate is None else 0
+    cost = partial(seconds, machine=MACHINES[step.machine])
+    again = (
+        pair.length * (price_of(pair.body, i, cost) or 0.0)
+        for pair, found in cuts
+        for i in found.again
+    )
+    return Rung(rate, kept, sum(again))

@@ -1,0 +1,232 @@
+"""The graph of a jaxpr: what is run, and what exists in memory.
+
+Calls are written out, and equations that XLA fuses are one operation (`_fusion.py`). A
+loop is one operation: its carry lies where it began, what it stacks or reads a slice of
+is there as a whole, and the inside takes what one turn takes at its own peak.
+
+Not modelled: padding and fragmentation, copies that XLA inserts, workspace of
+libraries.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.planning import Graph, Operation, Value, peak
+from jaxmem.scheduling import _graph
+from jaxmem.scheduling._fusion import Fusion, Kernel, Kind
+from jaxmem.scheduling._machine import flops
+from jaxmem.scheduling._operations_flat import written_out
+from jaxmem.scheduling._scans import size_of, split
+
+PeakOf = Callable[[Graph], int]
+
+
+@dataclass(frozen=True)
+class Operations:
+    """A jaxpr as a graph, and what each part of it stands for.
+
+    Attributes:
+      graph: the operations and the arrays that exist in memory, in program order.
+      closed: the jaxpr with its calls written out; the positions below are in it.
+      equations: operation -> the equations it does; what several compute again in
+        themselves is named by each of them.
+      variables: value -> its variable; None for what only orders (a barrier).
+      values: variable -> the value whose bytes it shows, where it exists in memory.
+    """
+
+    graph: Graph
+    closed: Any
+    equations: tuple[tuple[int, ...], ...]
+    variables: tuple[Any, ...]
+    values: Mapping[Any, int]
+
+
+def operations_of(
+    closed, aliases: Mapping[int, int] | None = None, peak_of: PeakOf = peak
+) -> Operations:
+    """The graph of a closed jaxpr.
+
+    Args:
+      closed: a closed jaxpr, as `jax.make_jaxpr` gives it.
+      aliases: position of an output -> of the donated input in whose memory it lies.
+      peak_of: the bytes that the inside of a loop takes, given its graph: by default
+        those of its program order.
+
+    Returns:
+      `Operations`. Constants and inputs are the graph's arguments.
+    """
+    flat = written_out(closed)
+    return _operations(flat, aliases or {}, peak_of)
+
+
+def _operations(flat, aliases: Mapping[int, int], peak_of: PeakOf) -> Operations:
+    jaxpr = _jaxpr.split(flat)[0]
+    fusion = Fusion(_graph.Graph(flat))
+    build = _Build(fusion, peak_of)
+    arguments = [build.number(v) for v in fusion.graph.invars]
+    for kernel in fusion.kernels():
+        build.add(kernel)
+    outs = [fusion.resolve(v) for v in jaxpr.outvars]
+    outputs = dict.fromkeys(build.numbers[v] for v in outs if v is not None)
+    return Operations(
+        Graph(
+            tuple(build.operations),
+            tuple(build.values),
+            tuple(arguments),
+            tuple(v for v in outputs if v not in arguments),
+            _donated(build.numbers, outs, jaxpr.invars, aliases),
+        ),
+        flat,
+        tuple(build.equations),
+        tuple(build.variables),
+        build.numbers | {v: build.numbers.get(u) for v, u in fusion.source.items()},
+    )
+
+
+def _donated(numbers, outs, ins, aliases) -> dict[int, int]:
+    """Output -> donated argument; an output that is several takes the first."""
+    found: dict[int, int] = {}
+    arguments = {numbers[v] for v in ins}
+    for o, i in aliases.items():
+        out = None if outs[o] is None else numbers[outs[o]]
+        if out is not None and out not in arguments:
+            found.setdefault(out, numbers[ins[i]])
+    return found
+
+
+class _Build:
+    """Operations and values as they are found."""
+
+    def __init__(self, fusion: Fusion, peak_of: PeakOf):
+        self.fusion, self.peak_of = fusion, peak_of
+        self.operations: list[Operation] = []
+        self.equations: list[tuple[int, ...]] = []
+        self.values: list[Value] = []
+        self.variables: list[Any] = []
+        self.numbers: dict[Any, int] = {}
+        self.after: dict[Any, int] = {}  # view behind a barrier -> the barrier's token
+
+    def number(self, v) -> int:
+        """The number of an array's value."""
+        if v not in self.numbers:
+            self.numbers[v] = self.value(size_of(v), v.aval.str_short(), v)
+        return self.numbers[v]
+
+    def value(self, size: int, name: str, variable=None) -> int:
+        self.values.append(Value(size, name))
+        self.variables.append(variable)
+        return len(self.values) - 1
+
+    def add(self, kernel: Kernel) -> None:
+        """The operation of a kernel."""
+        fusion, end = self.fusion, kernel.equations[-1]
+        eqn = fusion.graph.eqns[end]
+        reads = [self.number(v) for v in kernel.reads] + self.tokens(kernel)
+        if fusion.kinds[end] is Kind.TIE:
+            token = self.value(0, "barrier")
+            self.after.update(dict.fromkeys(eqn.outvars, token))
+            writes, scratch, over = [token], 0, ()
+        else:
+            writes = [self.number(v) for v in kernel.writes]
+            scratch = inside(eqn, self.peak_of)
+            over = (*kernel.over, *_carried(fusion, eqn))
+        eqns = [fusion.graph.eqns[i] for i in kernel.equations]
+        self.operations.append(
+            Operation(
+                fusion.name(kernel),
+                tuple(dict.fromkeys(reads)),
+                tuple(writes),
+                scratch,
+                tuple((self.numbers[v], self.numbers[u]) for v, u in over),
+                sum(map(flops, eqns)),
+                float(sum(self.values[v].bytes for v in (*reads, *writes))),
+                _compat.name_stack(eqn),
+            )
+        )
+        self.equations.append(kernel.equations)
+
+    def tokens(self, kernel: Kernel) -> list[int]:
+        """The barriers that a kernel reads through."""
+        found = {}
+        for i in kernel.equations:
+            for v in self.fusion.barriers(i):
+                found[self.after[v]] = None
+        return list(found)
+
+
+def _carried(fusion: Fusion, eqn) -> list[tuple[Any, Any]]:
+    """(last, first) state of a loop, which lie in one place."""
+    if eqn.primitive.name == "scan":
+        first = split(eqn, eqn.invars)[1]
+    elif eqn.primitive.name == "while":
+        first = eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
+    else:
+        return []
+    places = zip(eqn.outvars, map(fusion.resolve, first), strict=False)
+    pairs, taken = [], set()
+    for last, v in places:
+        if v is not None and v not in taken:
+            taken.add(v)
+            pairs.append((last, v))
+    return pairs
+
+
+def inside(eqn, peak_of: PeakOf) -> int:
+    """Bytes that a loop or a branch holds beside what it reads and makes."""
+    name, bodies = eqn.primitive.name, _jaxpr.bodies(eqn)
+    if not bodies or name in ("reduce", "scatter", "scatter-add", "custom_jvp_call"):
+        return 0
+    if name == "scan":
+        turn, aliases = turn_of(eqn)
+        return peak_of(operations_of(turn, aliases, peak_of).graph)
+    if name == "while":
+        body = eqn.params["body_jaxpr"]
+        constants = eqn.params["body_nconsts"]
+        aliases = {k: constants + k for k in range(len(eqn.outvars))}
+        return peak_of(operations_of(body, aliases, peak_of).graph)
+    made = sum(map(size_of, eqn.outvars))
+    graphs = (operations_of(_closed(body), {}, peak_of).graph for body in bodies)
+    return max(0, *(peak_of(g) - made for g in graphs))
+
+
+def _closed(body):
+    return body if hasattr(body, "consts") else _compat.ClosedJaxpr(body, ())
+
+
+def turn_of(eqn) -> tuple[Any, dict[int, int]]:
+    """One turn of a scan on whole stacks: (jaxpr, output -> input in whose place).
+
+    It takes the turn's number, constants, carry, what it slices, and the stacks, and
+    gives the new carry and the stacks with a slice written.
+    """
+    body = _jaxpr.bodies(eqn)[0]
+    constants, carry, xs = split(eqn, eqn.invars)
+    stacks = [v.aval for v in eqn.outvars[len(carry) :]]
+    avals = [v.aval for v in (*constants, *carry, *xs)]
+    kinds = [_shaped(a) for a in [*avals, *stacks]]
+    ends = list(itertools.accumulate(map(len, (constants, carry, xs))))
+
+    def turn(i, *args):
+        held, whole, old = args[: ends[1]], args[ends[1] : ends[2]], args[ends[2] :]
+        slices = [lax.dynamic_index_in_dim(x, i, 0, keepdims=False) for x in whole]
+        outs = _jaxpr.evaluate(body, [*held, *slices])
+        new = [
+            lax.dynamic_update_index_in_dim(stack, y, i, 0)
+            for stack, y in zip(old, outs[len(carry) :], strict=True)
+        ]
+        return *outs[: len(carry)], *new
+
+    closed = jax.make_jaxpr(turn)(jax.ShapeDtypeStruct((), jnp.int32), *kinds)
+    places = [*range(1 + ends[0], 1 + ends[1]), *range(1 + ends[2], 1 + len(kinds))]
+    return closed, dict(enumerate(places))
+
+
+def _shaped(aval):
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

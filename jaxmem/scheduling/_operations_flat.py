@@ -1,0 +1,36 @@
+"""One list of equations, as XLA sees it: whatever it inlines is written out in place.
+
+Inner `jit`s, custom derivatives and remat are no operations of their own; loops and
+branches stay. A `jax.checkpoint` that is being differentiated is what its lowering
+makes of it: the recomputation, behind a barrier.
+"""
+
+from typing import Any
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.scheduling._flatten import is_plain_call
+from jaxmem.scheduling._scans import barrier
+
+_CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+
+
+def written_out(closed):
+    """The closed jaxpr without calls, and without what nobody needs."""
+
+    def rule(eqn, args: list) -> list[Any] | None:
+        if _is_inlined(eqn):
+            return _compat.in_context_of(eqn, _open, eqn, args)
+        return None
+
+    def _open(eqn, args: list) -> list[Any]:
+        if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
+            args = barrier(args)
+        return _jaxpr.evaluate(_jaxpr.bodies(eqn)[0], args, rule)
+
+    flat = _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
+    return _compat.without_dead_code(flat)
+
+
+def _is_inlined(eqn) -> bool:
+    name = eqn.primitive.name
+    return name in _CUSTOM or name in _jaxpr.TAKES_OPEN_JAXPR or is_plain_call(eqn)

@@ -1,0 +1,150 @@
+"""From an order of operations back to a jaxpr, and barriers that make XLA keep it.
+
+Equations are evaluated operation after operation, each once: the values are the same to
+the bit. A compiler schedules anew, though, so after what it would put off (an update
+whose result nobody reads) comes a barrier: it takes what has been made, and what the
+operations behind it read of it. A barrier lies where little is alive, and holds large
+arrays only; arrays that never exist in memory are computed again behind it, as XLA
+would have done in each kernel.
+
+Not ordered: operations behind a barrier that read arguments alone.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxmem import _jaxpr
+from jaxmem.planning import Graph
+from jaxmem.scheduling import _graph
+from jaxmem.scheduling._operations import Operations
+from jaxmem.scheduling._scans import LARGE, barrier
+
+
+def in_given_order(
+    ops: Operations,
+    order: Sequence[int],
+    fences: Iterable[int] = (),
+    least: int = LARGE,
+):
+    """A jaxpr that does the same operations in another order.
+
+    Args:
+      ops: what `operations_of` gave.
+      order: every operation of `ops.graph` once, inputs first.
+      fences: places in `order` before which a barrier is put; see `fences_of`.
+      least: bytes from which a result is held by a barrier.
+
+    Returns:
+      A closed jaxpr like `ops.closed`; its values are the same to the bit.
+
+    Raises:
+      ValueError: `order` is none.
+    """
+    ops.graph.check_order(order)
+    graph = _graph.Graph(ops.closed)
+    held = _held(ops.graph, order, fences, least)
+    tied = _tied(graph)
+    kept = {v for v in ops.variables if v is not None}
+
+    def run(args: list) -> list:
+        values = _Replayed(graph, graph.inputs(args), kept=kept, tied=tied)
+        for place, i in enumerate(order):
+            if place in held:
+                values.fence([ops.variables[v] for v in held[place]])
+            for k in ops.equations[i]:
+                values.evaluate(k)
+        return values.all_outputs()
+
+    return _jaxpr.retrace(ops.closed, run)
+
+
+def fences_of(graph: Graph, order: Sequence[int], least: int = LARGE) -> list[int]:
+    """Where in an order barriers are worth it.
+
+    A barrier comes as soon as `least` bytes of results are there, and the next operation
+    does more than finish results.
+
+    Args:
+      graph: the graph.
+      order: every operation once, inputs first.
+      least: bytes of results between two barriers.
+
+    Returns:
+      Places in `order`, ascending.
+    """
+    outputs, found, done = set(graph.outputs), [], 0
+    for place, i in enumerate(order[:-1]):
+        for v in graph.operations[i].outputs:
+            done += graph.values[v].bytes if v in outputs else 0
+        if done >= least and not _pending(graph, order[place + 1], outputs):
+            found.append(place + 1)
+            done = 0
+    return found
+
+
+def _pending(graph: Graph, i: int, outputs: set[int]) -> bool:
+    """Whether an operation does nothing but finish results, as one before a fence."""
+    return all(v in outputs for v in graph.operations[i].outputs)
+
+
+def _held(graph: Graph, order: Sequence[int], fences: Iterable[int], least: int):
+    """Place -> what its barrier holds: results made since the last, and what flows on."""
+    edges = sorted({f for f in fences if 0 < f < len(order)})
+    found, since = {}, 0
+    for edge, end in zip(edges, [*edges, len(order)][1:], strict=True):
+        made = _made(graph, order[since:edge])
+        earlier = _made(graph, order[:edge])
+        read = {v for i in order[edge:end] for v in graph.operations[i].inputs}
+        large = [v for v in made if graph.values[v].bytes >= least]
+        flows = [v for v in earlier if v in read and graph.values[v].bytes]
+        done = [v for v in large if v in graph.outputs]
+        if done and flows:
+            found[edge] = list(dict.fromkeys([*done, *flows]))
+        since = edge
+    return found
+
+
+def _made(graph: Graph, operations: Iterable[int]) -> dict[int, None]:
+    return dict.fromkeys(v for i in operations for v in graph.operations[i].outputs)
+
+
+@dataclass
+class _Replayed(_graph.Values):
+    """Values of which those that do not exist in memory can be forgotten.
+
+    Attributes:
+      kept: the variables that exist.
+      tied: the outputs of the jaxpr's own barriers -> what they let through.
+      inside: what has been computed of others since they were last forgotten.
+    """
+
+    kept: Set[Any] = frozenset()
+    tied: Mapping[Any, Any] = field(default_factory=dict)
+    inside: list[int] = field(default_factory=list)
+
+    def put(self, i: int, outs: Sequence[Any]) -> None:
+        """These are the outputs of equation `i`."""
+        super().put(i, outs)
+        made = self.graph.eqns[i].outvars
+        if not any(v in self.kept or v in self.tied for v in made):
+            self.inside.append(i)
+
+    def fence(self, held: Sequence[Any]) -> None:
+        """Ties values together; what is behind reads them, and computes of them."""
+        through = barrier([self.env[v] for v in held])
+        self.env.update(zip(held, through, strict=True))
+        tied = {w: self.env[v] for w, v in self.tied.items() if v in held}
+        self.env.update((w, x) for w, x in tied.items() if w in self.env)
+        for i in self.inside:
+            self.done.discard(i)
+            for v in self.graph.eqns[i].outvars:
+                self.env.pop(v, None)
+        self.inside.clear()
+
+
+def _tied(graph: _graph.Graph) -> dict[Any, Any]:
+    """Outputs of barriers, and the variables that go in."""
+    barriers = (e for e in graph.eqns if e.primitive.name == "optimization_barrier")
+    pairs = (zip(e.outvars, e.invars, strict=True) for e in barriers)
+    return {w: v for pair in pairs for w, v in pair}

@@ -1,0 +1,105 @@
+"""Plans run in one flat arena: the step's own bits, or the plan is wrong."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxmem import _jaxpr
+from jaxmem.planning import peak
+from jaxmem.scheduling._arena import Places, places_of, run_in_arena
+from tests.scheduling.problem import array
+from tests.scheduling.test_operations import (
+    any_order,
+    assert_bits,
+    operations,
+    prepared,
+)
+
+
+def layout(buffers):
+    """First fit, the largest first."""
+    offsets, laid = {}, []
+    for b in sorted(buffers, key=lambda b: -b.size):
+        at = 0
+        for start, other in sorted(laid, key=lambda pair: pair[0]):
+            together = b.lower < other.upper and other.lower < b.upper
+            if together and start < at + b.size:
+                at = max(at, start + other.size)
+        offsets[b.id] = at
+        laid.append((at, b))
+    height = max((at + b.size for at, b in laid), default=0)
+    return SimpleNamespace(offsets=offsets, height=height)
+
+
+@pytest.mark.parametrize("name", ["mlp", "block"])
+def test_planned_steps_give_their_own_bits(name):
+    ops, leaves, want = prepared(name)
+    program = range(len(ops.graph.operations))
+    for order in (program, any_order(ops.graph, 1)):
+        places = places_of(ops.graph, order, layout)
+        assert places.size < 1.3 * peak(ops.graph, order)
+        assert_bits(run_in_arena(ops, leaves, order, places), want)
+
+
+def test_loops_branches_and_barriers_run_in_an_arena():
+    def step(state, x, key):
+        w, count = state
+
+        def body(x, w):
+            y = jnp.tanh(x @ w)
+            return y, jnp.sum(y)
+
+        y, sums = jax.lax.scan(body, x, w)
+        y, sums = jax.lax.optimization_barrier((y, sums))
+        noise = jax.random.normal(jax.random.wrap_key_data(key), y.shape)
+        y = jax.lax.cond(count > 2, lambda y: y * 2, lambda y: y + 1, y + noise)
+        return (w - jnp.mean(sums), count + 1), y
+
+    state = array(3, 8, 8, dtype=jnp.float32), jnp.int32(3)
+    args = state, array(8, 8, dtype=jnp.float32), jnp.array([1, 2], jnp.uint32)
+    ops, leaves = operations(step, *args, donate=1), jax.tree.leaves(args)
+    order = range(len(ops.graph.operations))
+    got = run_in_arena(ops, leaves, order, places_of(ops.graph, order, layout))
+    assert_bits(got, _jaxpr.evaluate(_jaxpr.trace(step, *args).jaxpr, leaves))
+
+
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_value_freed_too_early_shows(seed):
+    """Two values alive together, laid one over the other: the results differ."""
+    ops, leaves, want = prepared("mlp")
+    graph = ops.graph
+    order = range(len(graph.operations))
+    good = places_of(graph, order, layout)
+    last = {v: max(r, default=-1) for v, r in enumerate(graph.readers)}
+    pairs = [
+        (u, v)
+        for v, i in graph.maker.items()
+        for u, j in graph.maker.items()
+        if j < i < last[u] and {u, v} <= good.values.keys() and not _scalar(graph, u)
+    ]
+    u, v = pairs[seed % len(pairs)]
+    bad = Places(good.size, {**good.values, v: good.values[u]}, good.scratch)
+    with np.errstate(all="ignore"):
+        got = run_in_arena(ops, leaves, order, bad)
+    with pytest.raises(AssertionError):
+        assert_bits(got, want)
+
+
+def _scalar(graph, v) -> bool:
+    return graph.values[v].bytes <= 4
+
+
+def test_a_place_outside_of_the_arena_is_refused():
+    ops, leaves, _ = prepared("mlp")
+    order = range(len(ops.graph.operations))
+    good = places_of(ops.graph, order, layout)
+    with pytest.raises(ValueError, match="outside of an arena of 16"):
+        run_in_arena(ops, leaves, order, Places(16, good.values, good.scratch))
+    with pytest.raises(ValueError, match="order"):
+        run_in_arena(ops, leaves, [0], good)

@@ -1,0 +1,308 @@
+"""The graph of a jaxpr: what exists in memory, for how long, and the way back."""
+
+import functools
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from jaxmem import _jaxpr
+from jaxmem.planning import peak, profile
+from jaxmem.planning._lifetimes import lifetimes
+from jaxmem.scheduling._operations import operations_of
+from jaxmem.scheduling._operations_order import in_given_order
+from jaxmem.scheduling._passes import by_shape
+from tests.scheduling.problem import array
+
+N = 64
+SQUARE = N * N * 4  # bytes of a square matrix of float32
+
+
+def square(seed=0):
+    return array(N, N, seed=seed, scale=N**-0.5, dtype=jnp.float32)
+
+
+def operations(fn, *args, donate=0):
+    """The graph of a function whose first `donate` arguments are donated."""
+    traced = _jaxpr.trace(fn, *args)
+    count = len(jax.tree.leaves(args[:donate]))
+    return operations_of(traced.jaxpr, by_shape(traced.jaxpr, range(count)))
+
+
+def made(ops) -> list[str]:
+    """What is run, in program order."""
+    return [operation.name for operation in ops.graph.operations]
+
+
+def written(ops) -> list[int]:
+    """Bytes of what each operation makes."""
+    return [ops.graph.bytes_of(o.outputs) for o in ops.graph.operations]
+
+
+def test_a_chain_of_products_holds_two_at_a_time():
+    ops = operations(lambda x, u, v, w: x @ u @ v @ w, *map(square, range(4)))
+    assert made(ops) == ["dot_general"] * 3
+    assert profile(ops.graph) == [SQUARE, 2 * SQUARE, 2 * SQUARE]
+    assert [o.flops for o in ops.graph.operations] == [2.0 * N**3] * 3
+    assert [o.moved for o in ops.graph.operations] == [3.0 * SQUARE] * 3
+
+
+def test_an_activation_is_written_over_the_product_it_is_of():
+    ops = operations(lambda x, u, v: jax.nn.gelu(x @ u) @ v, *map(square, range(3)))
+    assert made(ops) == ["dot_general", "mul", "dot_general"]
+    assert profile(ops.graph) == [SQUARE, SQUARE, 2 * SQUARE]
+
+
+def test_broadcasts_masks_and_random_bits_are_never_written():
+    def fn(x, bias, key):
+        mask = jax.random.bernoulli(jax.random.wrap_key_data(key), 0.5, x.shape)
+        causal = jnp.tril(jnp.ones((N, N), bool))
+        return jnp.sum(jnp.where(mask & causal, x + bias[None], 0))
+
+    key = jax.random.key_data(jax.random.key(0))
+    ops = operations(fn, square(), array(N, dtype=jnp.float32), key)
+    assert made(ops)[-1] == "reduce_sum"
+    assert peak(ops.graph) < N * 4
+
+
+def test_a_softmax_writes_its_result_alone():
+    ops = operations(lambda x: jax.nn.softmax(x), square())
+    assert written(ops).count(SQUARE) == 1
+    assert SQUARE < peak(ops.graph) <= SQUARE + 3 * N * 4
+
+
+def residuals(activation) -> int:
+    """Bytes kept of an activation for the backward pass, beside the product it is of."""
+
+    def loss(u, x, v):
+        return jnp.sum(jnp.square(activation(x @ u) @ v))
+
+    half = (square(i).astype(jnp.bfloat16) for i in range(3))
+    graph = operations(jax.grad(loss, (0, 2)), *half).graph
+    forward = {i for i, o in enumerate(graph.operations) if o.path == "jvp()"}
+    assert graph.operations[0].name == "dot_general"
+    return graph.bytes_of(
+        v
+        for i in forward - {0}
+        for v in graph.operations[i].outputs
+        if graph.operations[i].name != "dot_general"
+        and set(graph.readers[v]) - forward
+    )
+
+
+def test_a_cheap_residual_is_computed_again_and_a_costly_one_kept():
+    """Beside the product of each layer and what the next reads, which both have."""
+    assert residuals(lambda x: jnp.square(jnp.maximum(x, 0))) == SQUARE / 2
+    assert residuals(jax.nn.gelu) == 2 * SQUARE / 2  # the hyperbolic tangent as well
+
+
+def test_transpositions_for_products_are_layouts():
+    def fn(x, u):
+        return x.T @ u.T
+
+    assert made(operations(fn, square(), square(1))) == ["dot_general"]
+    heads = array(2, 8, 4, 16, dtype=jnp.float32)  # batch, length, heads, channels
+
+    def scores(q, k):
+        return jnp.einsum("bqhd,bkhd->bhqk", q, k)
+
+    assert "transpose" not in made(operations(scores, heads, heads))
+    mixed = operations(lambda q, k: scores(q, jnp.transpose(k)), heads, heads.T)
+    assert "transpose" in made(mixed)  # heads amid length and channels: no matrix
+
+
+def test_a_product_writes_the_type_it_is_cast_to():
+    half = square().astype(jnp.bfloat16)
+    ops = operations(lambda x, u: (x @ u).astype(jnp.float32), half, half)
+    assert made(ops) == ["dot_general"] and written(ops) == [SQUARE]
+
+
+def test_donated_state_is_updated_where_it_lies():
+    def step(state, x):
+        (p, m), g = state, x @ x
+        m = 0.9 * m + g
+        return (p - m, m), jnp.sum(g)
+
+    state = square(), square(1)
+    ops = operations(step, state, square(2), donate=1)
+    assert peak(ops.graph) == SQUARE + 4
+    assert peak(operations(step, state, square(2)).graph) == 3 * SQUARE + 4
+    assert len(ops.graph.aliases) == 2
+
+
+def test_a_scan_holds_its_stacks_and_one_turn():
+    def fn(x, w):
+        def body(x, w):
+            y = jnp.tanh(x @ w)
+            return y, y
+
+        return lax.scan(body, x, w)
+
+    stack = array(5, N, N, dtype=jnp.float32)
+    ops = operations(fn, square(), stack)
+    (scan,) = ops.graph.operations
+    assert ops.graph.bytes_of(scan.outputs) == SQUARE + 5 * SQUARE
+    # a slice of the weights, the product, and the carry that it becomes
+    assert 2 * SQUARE <= scan.scratch <= 3 * SQUARE
+    assert scan.flops == 5 * 2.0 * N**3
+
+
+def test_the_carry_of_a_loop_lies_where_it_began():
+    def fn(x):
+        y = x @ x
+        return lax.fori_loop(0, 3, lambda _, c: c * 2 + 1, y)
+
+    ops = operations(fn, square())
+    assert profile(ops.graph)[-1] == SQUARE
+
+
+def test_branches_take_what_the_larger_takes():
+    def fn(flag, x):
+        return lax.cond(flag, lambda x: x @ x @ x, lambda x: x, x)
+
+    ops = operations(fn, True, square())
+    (branch,) = [o for o in ops.graph.operations if o.name == "cond"]
+    assert branch.scratch == SQUARE
+
+
+def test_calls_custom_derivatives_and_remat_are_written_out():
+    @jax.custom_vjp
+    def double(x):
+        return 2 * x
+
+    double.defvjp(lambda x: (double(x), None), lambda _, g: (2 * g,))
+
+    def loss(x, u):
+        return jnp.sum(jax.checkpoint(jax.jit(lambda x: double(jnp.sin(x @ u))))(x))
+
+    ops = operations(jax.grad(loss), square(), square(1))
+    primitives = {e.primitive.name for e in ops.closed.jaxpr.eqns}
+    assert not primitives & {"jit", "pjit", "custom_vjp_call", "checkpoint", "remat2"}
+    assert "optimization_barrier" in primitives
+    # the recomputation, behind the barrier, is no part of a kernel before it
+    assert made(ops).count("dot_general") == 2  # again, and the gradient's
+
+
+def test_a_barrier_orders_and_takes_no_bytes():
+    def fn(x, y):
+        u, v = lax.optimization_barrier((x @ x, y @ y))
+        return u * 2 + v
+
+    ops = operations(fn, square(), square(1))
+    assert made(ops) == ["dot_general", "dot_general", "optimization_barrier", "add"]
+    assert peak(ops.graph) == 2 * SQUARE
+    with pytest.raises(ValueError, match="order"):
+        ops.graph.check_order([0, 1, 3, 2])
+
+
+# The way back: the same values to the bit, whatever the order.
+
+
+def mlp(params, x):
+    for w in params:
+        x = jax.nn.gelu(x @ w)
+    return jnp.mean(x**2)
+
+
+def block(params, x):
+    """A layer of a transformer, with a mask as dropout has it."""
+    q, k, v, out, up, down = params
+    mask = lax.broadcasted_iota(jnp.int32, x.shape, 2) % 5 < 4
+    y = x - jnp.mean(x, -1, keepdims=True)
+    heads = [(y @ w).reshape(*x.shape[:-1], 2, -1) for w in (q, k, v)]
+    scores = jnp.einsum("bqhd,bkhd->bhqk", *heads[:2])
+    y = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), heads[2])
+    x = x + jnp.where(mask, y.reshape(x.shape) @ out, 0)
+    return jnp.mean((x + jax.nn.gelu(x @ up) @ down) ** 2)
+
+
+def adam(loss):
+    def step(state, x):
+        params, mu, nu = state
+        value, grads = jax.value_and_grad(loss)(params, x)
+        mu = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mu, grads)
+        nu = jax.tree.map(lambda n, g: 0.99 * n + 0.01 * g * g, nu, grads)
+
+        def new(p, m, n):
+            return p - 0.01 * m / (jnp.sqrt(n) + 1e-3)
+
+        return (jax.tree.map(new, params, mu, nu), mu, nu), value
+
+    return step
+
+
+def problem(name):
+    """(step, arguments): the state first, to be donated."""
+    shapes = {"mlp": [(16, 16)] * 4, "block": [(16, 16)] * 4 + [(16, 64), (64, 16)]}
+    params = [
+        array(*shape, seed=i, scale=0.3, dtype=jnp.float32)
+        for i, shape in enumerate(shapes[name])
+    ]
+    x = array(2, 8, 16, seed=9, dtype=jnp.float32)
+    moments = [[0.1 * jnp.square(p) for p in params] for _ in "mn"]
+    return adam({"mlp": mlp, "block": block}[name]), ((params, *moments), x)
+
+
+@functools.cache
+def prepared(name):
+    """(operations, leaves, the step's own values) of a problem."""
+    step, args = problem(name)
+    ops = operations(step, *args, donate=1)
+    leaves = jax.tree.leaves(args)
+    return ops, leaves, _jaxpr.evaluate(_jaxpr.trace(step, *args).jaxpr, leaves)
+
+
+def any_order(graph, seed: int) -> list[int]:
+    """An order drawn from all."""
+    draw = random.Random(seed)
+    missing = [len(before) for before in graph.before]
+    ready, order = [i for i, n in enumerate(missing) if not n], []
+    while ready:
+        order.append(i := ready.pop(draw.randrange(len(ready))))
+        for j in graph.after[i]:
+            missing[j] -= 1
+            if not missing[j]:
+                ready.append(j)
+    return order
+
+
+def assert_bits(got, want):
+    for g, w in zip(got, want, strict=True):
+        assert g.dtype == w.dtype
+        assert np.asarray(g).tobytes() == np.asarray(w).tobytes()
+
+
+@pytest.mark.parametrize("name", ["mlp", "block"])
+def test_any_order_with_barriers_gives_the_same_bits(name):
+    ops, leaves, want = prepared(name)
+    for seed in range(3):
+        order = any_order(ops.graph, seed)
+        fences = range(5, len(order), 20)
+        again = in_given_order(ops, order, fences, least=16)
+        barriers = [e.primitive.name for e in again.jaxpr.eqns]
+        assert barriers.count("optimization_barrier") >= len(fences) // 2
+        assert_bits(_jaxpr.evaluate(again, leaves), want)
+
+
+def test_an_order_that_is_none_is_refused():
+    ops, *_ = prepared("mlp")
+    with pytest.raises(ValueError, match="order"):
+        in_given_order(ops, range(len(ops.graph.operations))[::-1])
+
+
+@pytest.mark.parametrize("name", ["mlp", "block"])
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_lifetimes_hold_what_the_profile_counts(name, seed):
+    graph = prepared(name)[0].graph
+    order = any_order(graph, seed)
+    alive = [0] * len(order)
+    for buffer in lifetimes(graph, order).buffers:
+        for t in range(buffer.lower, buffer.upper):
+            alive[t] += buffer.size
+    assert alive == profile(graph, order)
