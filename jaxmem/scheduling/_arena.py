@@ -1,10 +1,10 @@
 """Runs a plan on CPU inside one flat block of bytes, which proves order and layout.
 
-Every array that the plan says exists is a view of the arena at its offset. What is freed
-is overwritten at once, and so is the room that a loop has for its inside: a value read
-after its end, or one laid over another that is still needed, comes out wrong. Inputs
-lie where the caller has them; a donated one is written over by its new value as soon as
-nobody reads it any more.
+Every array that the plan says exists is a view of the arena at its offset. What is
+freed is overwritten at once, and so is the room that a loop has for its inside: a value
+read after its end, or one laid over another that is still needed, comes out wrong.
+Inputs lie where the caller has them; a donated one is written over by its new value as
+soon as nobody reads it any more.
 
 Equations are evaluated one at a time by JAX, loops as a whole.
 """
@@ -137,10 +137,10 @@ class _Arena:
         variables = ((v, self.ops.variables[v]) for v in there)
         env = {w: self.read(v) for v, w in variables if w is not None}
         made = {w for k in equations for w in self.equations.eqns[k].outvars}
-        return _Inside(self.equations, env, outside=self.numbers.keys() - made)
+        return _Inside(self.equations, env, exist=self.numbers.keys(), made=made)
 
     def write(self, v: int, x: np.ndarray) -> None:
-        """Puts a value where it belongs: over a dead donated argument, else in the arena."""
+        """Puts a value in the place of a dead donated argument, else in the arena."""
         argument = self.graph.aliases.get(v)
         if argument is not None and not self.left[argument]:
             self.bytes[v] = self.bytes[argument]
@@ -193,10 +193,12 @@ class _Inside(_graph.Values):
     """The values of variables in an operation, made of nothing but its inputs.
 
     Attributes:
-      outside: variables that exist in memory: they are read there, not made.
+      exist: variables that exist in memory: they are read there, not made.
+      made: those of them that the operation makes.
     """
 
-    outside: Set[Any] = frozenset()
+    exist: Set[Any] = frozenset()
+    made: Set[Any] = frozenset()
 
     def read(self, atom):
         """The value of a variable or literal; a barrier is looked through."""
@@ -204,6 +206,7 @@ class _Inside(_graph.Values):
         eqn = None if maker is None else self.graph.eqns[maker]
         if eqn is not None and eqn.primitive.name == "optimization_barrier":
             return self.read(eqn.invars[eqn.outvars.index(atom)])
-        if is_var(atom) and atom in self.outside and atom not in self.env:
+        foreign = is_var(atom) and atom in self.exist and atom not in self.made
+        if foreign and atom not in self.env:
             raise RuntimeError(f"{atom} is read by an operation that does not name it")
         return super().read(atom)

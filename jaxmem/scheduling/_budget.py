@@ -137,13 +137,18 @@ class Search:
             part = (poor.seconds - rich.seconds) * turns / self.step.layers
             expected = base - turns * step
             peak = self._try(choice, rich.seconds + part, expected)
-            base = peak + turns * step
+            base = self._base(base, peak, turns * step)
             if peak <= self.budget:
                 fits = turns
                 if peak >= _CLOSE * self.budget:
                     return
             else:
                 fails = turns
+
+    @staticmethod
+    def _base(base: float, peak: float, saved: float) -> float:
+        """What no layer would take, by the last compile."""
+        return peak + saved if math.isfinite(peak) else base + saved
 
     def _unreachable(self) -> str:
         best = min(self.tried, key=lambda t: t.peak)

@@ -9,7 +9,7 @@ libraries.
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat, _jaxpr
-from jaxmem.planning import Graph, Operation, Value, peak
+from jaxmem.planning import Graph, Operation, Value, peak, xla_order
 from jaxmem.scheduling import _graph
 from jaxmem.scheduling._fusion import Fusion, Kernel, Kind
 from jaxmem.scheduling._machine import flops
@@ -37,7 +37,7 @@ class Operations:
       closed: the jaxpr with its calls written out; the positions below are in it.
       equations: operation -> the equations it does; what several compute again in
         themselves is named by each of them.
-      variables: value -> its variable; None for what only orders (a barrier).
+      variables: value -> its variable; None for what only orders operations.
       values: variable -> the value whose bytes it shows, where it exists in memory.
     """
 
@@ -48,49 +48,58 @@ class Operations:
     values: Mapping[Any, int]
 
 
+def compiled_peak(graph: Graph) -> int:
+    """The peak of a graph in the order that XLA would choose, in bytes."""
+    return peak(graph, xla_order(graph))
+
+
 def operations_of(
-    closed, aliases: Mapping[int, int] | None = None, peak_of: PeakOf = peak
+    closed,
+    aliases: Mapping[int, int] | None = None,
+    peak_of: PeakOf = compiled_peak,
 ) -> Operations:
     """The graph of a closed jaxpr.
 
     Args:
       closed: a closed jaxpr, as `jax.make_jaxpr` gives it.
       aliases: position of an output -> of the donated input in whose memory it lies.
-      peak_of: the bytes that the inside of a loop takes, given its graph: by default
-        those of its program order.
+      peak_of: the bytes that the inside of a loop takes, given its graph: by default in
+        the order of XLA.
 
     Returns:
       `Operations`. Constants and inputs are the graph's arguments.
+
+    Example::
+
+      closed = jax.make_jaxpr(step)(state, batch)
+      print(jaxmem.planning.peak(operations_of(closed).graph))
     """
     flat = written_out(closed)
-    return _operations(flat, aliases or {}, peak_of)
-
-
-def _operations(flat, aliases: Mapping[int, int], peak_of: PeakOf) -> Operations:
-    jaxpr = _jaxpr.split(flat)[0]
     fusion = Fusion(_graph.Graph(flat))
     build = _Build(fusion, peak_of)
     arguments = [build.number(v) for v in fusion.graph.invars]
     for kernel in fusion.kernels():
         build.add(kernel)
-    outs = [fusion.resolve(v) for v in jaxpr.outvars]
-    outputs = dict.fromkeys(build.numbers[v] for v in outs if v is not None)
+    outs = [fusion.resolve(v) for v in fusion.graph.outvars]
+    results = dict.fromkeys(build.numbers[v] for v in outs if v is not None)
+    graph = Graph(
+        tuple(build.operations),
+        tuple(build.values),
+        tuple(arguments),
+        tuple(v for v in results if v not in set(arguments)),
+        _donated(build.numbers, outs, fusion.graph.arguments, aliases or {}),
+    )
+    shown = {v: build.numbers.get(u) for v, u in fusion.source.items()}
     return Operations(
-        Graph(
-            tuple(build.operations),
-            tuple(build.values),
-            tuple(arguments),
-            tuple(v for v in outputs if v not in arguments),
-            _donated(build.numbers, outs, jaxpr.invars, aliases),
-        ),
+        graph,
         flat,
         tuple(build.equations),
         tuple(build.variables),
-        build.numbers | {v: build.numbers.get(u) for v, u in fusion.source.items()},
+        build.numbers | {v: n for v, n in shown.items() if n is not None},
     )
 
 
-def _donated(numbers, outs, ins, aliases) -> dict[int, int]:
+def _donated(numbers, outs, ins, aliases: Mapping[int, int]) -> dict[int, int]:
     """Output -> donated argument; an output that is several takes the first."""
     found: dict[int, int] = {}
     arguments = {numbers[v] for v in ins}
@@ -111,7 +120,8 @@ class _Build:
         self.values: list[Value] = []
         self.variables: list[Any] = []
         self.numbers: dict[Any, int] = {}
-        self.after: dict[Any, int] = {}  # view behind a barrier -> the barrier's token
+        self.after: dict[Any, int] = {}  # output of a barrier -> the barrier's token
+        self.effect: list[int] = []  # the token of the last operation with side effects
 
     def number(self, v) -> int:
         """The number of an array's value."""
@@ -120,6 +130,7 @@ class _Build:
         return self.numbers[v]
 
     def value(self, size: int, name: str, variable=None) -> int:
+        """The number of a new value."""
         self.values.append(Value(size, name))
         self.variables.append(variable)
         return len(self.values) - 1
@@ -127,73 +138,73 @@ class _Build:
     def add(self, kernel: Kernel) -> None:
         """The operation of a kernel."""
         fusion, end = self.fusion, kernel.equations[-1]
-        eqn = fusion.graph.eqns[end]
-        reads = [self.number(v) for v in kernel.reads] + self.tokens(kernel)
-        if fusion.kinds[end] is Kind.TIE:
-            token = self.value(0, "barrier")
-            self.after.update(dict.fromkeys(eqn.outvars, token))
-            writes, scratch, over = [token], 0, ()
-        else:
-            writes = [self.number(v) for v in kernel.writes]
-            scratch = inside(eqn, self.peak_of)
-            over = (*kernel.over, *_carried(fusion, eqn))
         eqns = [fusion.graph.eqns[i] for i in kernel.equations]
+        last, tied = eqns[-1], fusion.kinds[end] is Kind.TIE
+        again = not _compat.has_side_effects(last)
+        reads = [self.number(v) for v in kernel.reads]
+        reads += self.tokens(kernel) + ([] if again else self.effect)
+        writes = [] if tied else [self.number(v) for v in kernel.writes]
+        over = (*kernel.over, *_carried(fusion, last))
+        if tied:
+            writes = [self.value(0, "barrier")]
+            self.after.update(dict.fromkeys(last.outvars, writes[0]))
+        if not again:
+            self.effect = [self.value(0, "effect")]
+            writes += self.effect
         self.operations.append(
             Operation(
                 fusion.name(kernel),
                 tuple(dict.fromkeys(reads)),
                 tuple(writes),
-                scratch,
+                inside(last, self.peak_of),
                 tuple((self.numbers[v], self.numbers[u]) for v, u in over),
                 sum(map(flops, eqns)),
-                float(sum(self.values[v].bytes for v in (*reads, *writes))),
-                _compat.name_stack(eqn),
+                0.0
+                if tied
+                else float(sum(self.values[v].bytes for v in reads + writes)),
+                _compat.name_stack(last),
+                again,
             )
         )
         self.equations.append(kernel.equations)
 
     def tokens(self, kernel: Kernel) -> list[int]:
         """The barriers that a kernel reads through."""
-        found = {}
-        for i in kernel.equations:
-            for v in self.fusion.barriers(i):
-                found[self.after[v]] = None
-        return list(found)
+        found = (v for i in kernel.equations for v in self.fusion.barriers(i))
+        return list(dict.fromkeys(self.after[v] for v in found))
 
 
-def _carried(fusion: Fusion, eqn) -> list[tuple[Any, Any]]:
+def _carried(fusion: Fusion, eqn) -> Iterator[tuple[Any, Any]]:
     """(last, first) state of a loop, which lie in one place."""
     if eqn.primitive.name == "scan":
         first = split(eqn, eqn.invars)[1]
     elif eqn.primitive.name == "while":
         first = eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
     else:
-        return []
-    places = zip(eqn.outvars, map(fusion.resolve, first), strict=False)
-    pairs, taken = [], set()
-    for last, v in places:
+        return
+    taken = set()
+    for last, v in zip(eqn.outvars, map(fusion.resolve, first), strict=False):
         if v is not None and v not in taken:
             taken.add(v)
-            pairs.append((last, v))
-    return pairs
+            yield last, v
+
+
+_BRANCHES = ("cond", "jit", "pjit", "shard_map")
 
 
 def inside(eqn, peak_of: PeakOf) -> int:
     """Bytes that a loop or a branch holds beside what it reads and makes."""
     name, bodies = eqn.primitive.name, _jaxpr.bodies(eqn)
-    if not bodies or name in ("reduce", "scatter", "scatter-add", "custom_jvp_call"):
-        return 0
     if name == "scan":
-        turn, aliases = turn_of(eqn)
-        return peak_of(operations_of(turn, aliases, peak_of).graph)
+        return peak_of(operations_of(*turn_of(eqn), peak_of).graph)
     if name == "while":
-        body = eqn.params["body_jaxpr"]
-        constants = eqn.params["body_nconsts"]
-        aliases = {k: constants + k for k in range(len(eqn.outvars))}
-        return peak_of(operations_of(body, aliases, peak_of).graph)
-    made = sum(map(size_of, eqn.outvars))
-    graphs = (operations_of(_closed(body), {}, peak_of).graph for body in bodies)
-    return max(0, *(peak_of(g) - made for g in graphs))
+        first = eqn.params["body_nconsts"]
+        aliases = {k: first + k for k in range(len(eqn.outvars))}
+        return peak_of(operations_of(eqn.params["body_jaxpr"], aliases, peak_of).graph)
+    if name not in _BRANCHES:
+        return 0
+    graphs = [operations_of(_closed(body), {}, peak_of).graph for body in bodies]
+    return max(peak_of(g) - g.bytes_of(g.outputs) for g in graphs)
 
 
 def _closed(body):
@@ -208,9 +219,8 @@ def turn_of(eqn) -> tuple[Any, dict[int, int]]:
     """
     body = _jaxpr.bodies(eqn)[0]
     constants, carry, xs = split(eqn, eqn.invars)
-    stacks = [v.aval for v in eqn.outvars[len(carry) :]]
-    avals = [v.aval for v in (*constants, *carry, *xs)]
-    kinds = [_shaped(a) for a in [*avals, *stacks]]
+    avals = [v.aval for v in (*constants, *carry, *xs, *eqn.outvars[len(carry) :])]
+    kinds = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     ends = list(itertools.accumulate(map(len, (constants, carry, xs))))
 
     def turn(i, *args):
@@ -226,7 +236,3 @@ def turn_of(eqn) -> tuple[Any, dict[int, int]]:
     closed = jax.make_jaxpr(turn)(jax.ShapeDtypeStruct((), jnp.int32), *kinds)
     places = [*range(1 + ends[0], 1 + ends[1]), *range(1 + ends[2], 1 + len(kinds))]
     return closed, dict(enumerate(places))
-
-
-def _shaped(aval):
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)

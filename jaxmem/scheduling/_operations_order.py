@@ -54,7 +54,7 @@ def in_given_order(
                 values.fence([ops.variables[v] for v in held[place]])
             for k in ops.equations[i]:
                 values.evaluate(k)
-        return values.all_outputs()
+        return [values.read(v) for v in graph.outvars]
 
     return _jaxpr.retrace(ops.closed, run)
 
@@ -75,30 +75,25 @@ def fences_of(graph: Graph, order: Sequence[int], least: int = LARGE) -> list[in
     """
     outputs, found, done = set(graph.outputs), [], 0
     for place, i in enumerate(order[:-1]):
-        for v in graph.operations[i].outputs:
-            done += graph.values[v].bytes if v in outputs else 0
-        if done >= least and not _pending(graph, order[place + 1], outputs):
+        done += graph.bytes_of(outputs & set(graph.operations[i].outputs))
+        following = graph.operations[order[place + 1]].outputs
+        if done >= least and not outputs.issuperset(following):
             found.append(place + 1)
             done = 0
     return found
 
 
-def _pending(graph: Graph, i: int, outputs: set[int]) -> bool:
-    """Whether an operation does nothing but finish results, as one before a fence."""
-    return all(v in outputs for v in graph.operations[i].outputs)
-
-
-def _held(graph: Graph, order: Sequence[int], fences: Iterable[int], least: int):
+def _held(
+    graph: Graph, order: Sequence[int], fences: Iterable[int], least: int
+) -> dict[int, list[int]]:
     """Place -> what its barrier holds: results made since the last, and what flows on."""
     edges = sorted({f for f in fences if 0 < f < len(order)})
-    found, since = {}, 0
+    outputs, found, since = set(graph.outputs), {}, 0
     for edge, end in zip(edges, [*edges, len(order)][1:], strict=True):
-        made = _made(graph, order[since:edge])
-        earlier = _made(graph, order[:edge])
+        earlier, made = _made(graph, order[:edge]), _made(graph, order[since:edge])
         read = {v for i in order[edge:end] for v in graph.operations[i].inputs}
-        large = [v for v in made if graph.values[v].bytes >= least]
+        done = [v for v in made if v in outputs and graph.values[v].bytes >= least]
         flows = [v for v in earlier if v in read and graph.values[v].bytes]
-        done = [v for v in large if v in graph.outputs]
         if done and flows:
             found[edge] = list(dict.fromkeys([*done, *flows]))
         since = edge
@@ -133,9 +128,9 @@ class _Replayed(_graph.Values):
     def fence(self, held: Sequence[Any]) -> None:
         """Ties values together; what is behind reads them, and computes of them."""
         through = barrier([self.env[v] for v in held])
-        self.env.update(zip(held, through, strict=True))
-        tied = {w: self.env[v] for w, v in self.tied.items() if v in held}
-        self.env.update((w, x) for w, x in tied.items() if w in self.env)
+        new = dict(zip(held, through, strict=True))
+        tied = {w: new[v] for w, v in self.tied.items() if w in self.env and v in new}
+        self.env.update(new | tied)
         for i in self.inside:
             self.done.discard(i)
             for v in self.graph.eqns[i].outvars:

@@ -246,7 +246,7 @@ class Scheduled:
         return found, traced.leaves, traced.out_tree
 
     def _rewritten(self, traced, args, kwargs, donated, choice: Choice) -> Rewritten:
-        given = _positions(args, kwargs, donated) or range(len(traced.leaves))
+        given = positions(args, kwargs, donated) or range(len(traced.leaves))
         aliases = by_shape(traced.jaxpr, given)
         return rewrite(traced.jaxpr, aliases, self._options.clip, choice)
 
@@ -366,7 +366,7 @@ def _kind(leaf):
     return leaf.shape, str(leaf.dtype), getattr(leaf, "sharding", None)
 
 
-def _positions(args, kwargs, places: Sequence) -> list[int]:
+def positions(args, kwargs, places: Sequence) -> list[int]:
     """Which of the array leaves belong to these arguments."""
     found, count = [], 0
     for place, value in [*enumerate(args), *sorted(kwargs.items())]:

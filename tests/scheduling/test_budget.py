@@ -1,0 +1,299 @@
+"""What is computed again under a budget: values, bytes, and the search."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxmem
+from jaxmem import _jaxpr, schedule
+from jaxmem.scheduling import BudgetError, Choice
+from jaxmem.scheduling._budget import Search
+from jaxmem.scheduling._ladder import Rung, Step, ladder
+from jaxmem.scheduling._machine import MACHINES, flops, seconds
+from jaxmem.scheduling._passes import NO_CHOICE, by_shape, rewrite
+from tests.scheduling.test_scan_residuals import same_bits, scans, stacked
+
+L, B, D, F = 6, 32, 16, 64
+RATES = (float("inf"), 1e12, 1e10, 1e-3)
+
+
+def weights(seed=0):
+    keys = jax.random.split(jax.random.key(seed), 2)
+    shapes = (L, D, F), (L, F, D)
+    return [
+        jax.random.normal(k, s) / s[1] ** 0.5 for k, s in zip(keys, shapes, strict=True)
+    ]
+
+
+def layer(x, w, key):
+    """A matmul, a curve, dropout, a matmul, a sum over rows."""
+    h = jnp.tanh(x @ w[0])
+    key = jax.random.wrap_key_data(key)
+    h = jnp.where(jax.random.bernoulli(key, 0.9, h.shape), h / 0.9, 0.0)
+    y = x + h @ w[1]
+    return y / jnp.sqrt(jnp.sum(y * y, -1, keepdims=True))
+
+
+def loss(ws, x, keys, scanned=True):
+    if scanned:
+        step = lambda x, t: (layer(x, t[0], t[1]), None)
+        return jnp.sum(jax.lax.scan(step, x, (ws, keys))[0] ** 3)
+    for i in range(L):
+        x = layer(x, [w[i] for w in ws], keys[i])
+    return jnp.sum(x**3)
+
+
+def problem(scanned=True):
+    keys = jax.random.key_data(jax.random.split(jax.random.key(1), L))
+    args = weights(), jax.random.normal(jax.random.key(2), (B, D)), keys
+    return lambda *args: jax.value_and_grad(loss)(*args, scanned), args
+
+
+def rewritten(fn, args, choice):
+    return rewrite(jax.make_jaxpr(fn)(*args), {}, None, choice)
+
+
+def close(fn, closed, args):
+    """The same to rounding: what XLA fuses in a branch may round less often."""
+    got = _jaxpr.evaluate(closed, jax.tree.leaves(args))
+    for g, w in zip(got, jax.tree.leaves(fn(*args)), strict=True):
+        # a dozen roundings of sums of 64, in units of the largest element
+        np.testing.assert_allclose(g, w, atol=1e-5 * np.abs(w).max(), rtol=0)
+
+
+# -- values
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_scans_give_the_same_at_every_rate(rate):
+    fn, args = problem()
+    made = rewritten(fn, args, Choice("h100", rate))
+    want, leaves = jax.make_jaxpr(fn)(*args), jax.tree.leaves(args)
+    same_bits(want, made.jaxpr, leaves)
+
+
+@pytest.mark.parametrize("turns", range(1, L))
+def test_some_of_the_layers(turns):
+    fn, args = problem()
+    choice = Choice("h100", float("inf"), 1e-3, turns / L)
+    made = rewritten(fn, args, choice)
+    assert {times for _, times in made.again} == {turns}
+    close(fn, made.jaxpr, args)
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_written_out_layers_give_the_same_at_every_rate(rate):
+    """Each operation on its own: to the bit."""
+    fn, args = problem(scanned=False)
+    made = rewritten(fn, args, Choice("h100", rate))
+    leaves = jax.tree.leaves(args)
+    got = _jaxpr.evaluate(made.jaxpr, leaves)
+    want = _jaxpr.evaluate(jax.make_jaxpr(fn)(*args), leaves)
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_array_equal(g, w)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_layers_in_either_direction(reverse):
+    def fn(ws, x):
+        step = lambda x, w: (jnp.tanh(jnp.tanh(x @ w) @ w.T), None)
+        return jax.lax.scan(step, x, ws, reverse=reverse)[0].sum()
+
+    args = weights()[0], jax.random.normal(jax.random.key(2), (B, D))
+    for choice in (Choice("h100", 1e-3), Choice("h100", float("inf"), 1e-3, 0.5)):
+        made = rewritten(jax.grad(fn), args, choice)
+        assert made.again
+        close(jax.grad(fn), made.jaxpr, args)
+
+
+def test_a_train_step_with_released_gradients():
+    """Micro-batches, Adam in the backward scan, and layers computed again: as plain."""
+    tx = optax.adam(1e-3)
+
+    def step(state, x, keys):
+        ws, opt = state
+
+        def add(total, x):
+            return jax.tree.map(jnp.add, total, jax.grad(loss)(ws, x, keys)), None
+
+        zeros = jax.tree.map(jnp.zeros_like, ws)
+        grads, _ = jax.lax.scan(add, zeros, x.reshape(2, B // 2, D))
+        updates, opt = tx.update(grads, opt, ws)
+        return optax.apply_updates(ws, updates), opt
+
+    _, (ws, x, keys) = problem()
+    args = (ws, tx.init(ws)), x, keys
+    with jax.numpy_dtype_promotion("standard"):
+        closed = jax.make_jaxpr(step)(*args)
+    leaves = jax.tree.leaves(args)
+    aliases = by_shape(closed, range(len(jax.tree.leaves(args[0]))))
+    want = _jaxpr.evaluate(closed, leaves)
+    for choice in (Choice("h100", 1e-3), Choice("h100", float("inf"), 1e-3, 0.5)):
+        made = rewrite(closed, aliases, None, choice)
+        assert made.again
+        assert all(s.released for s in made.stacks)
+        got = _jaxpr.evaluate(made.jaxpr, leaves)
+        for g, w in zip(got, want, strict=True):
+            # sums over two micro-batches in another order, through 1 / sqrt(v)
+            np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-6)
+
+
+# -- bytes
+
+
+def test_masks_are_kept_in_bits():
+    fn, args = problem()
+    made = rewritten(fn, args, NO_CHOICE)
+    kept = [v.aval for e in scans(made.jaxpr)[:1] for v in e.outvars]
+    assert L * B * F // 8 in [x.size for x in kept if x.dtype == jnp.uint8]
+    assert all(x.dtype != bool for x in kept)
+
+
+def test_lower_rates_keep_less():
+    fn, args = problem()
+    kept = [
+        sum(stacked(rewritten(fn, args, Choice("h100", rate)).jaxpr)) for rate in RATES
+    ]
+    assert kept == sorted(kept, reverse=True)
+    assert kept[-1] == 4 * L * B * D  # a layer's input
+
+
+def test_the_ladder_is_convex_and_says_what_it_keeps():
+    fn, args = problem()
+    first = rewritten(fn, args, NO_CHOICE)
+    rungs = ladder(Step(first.pairs, first.lists, "h100"))
+    assert len(rungs) > 2
+    slopes = [
+        (a.bytes - b.bytes) / (b.seconds - a.seconds)
+        for a, b in itertools.pairwise(rungs)
+        if b.seconds > a.seconds
+    ]
+    assert slopes == sorted(slopes, reverse=True)
+    lists = sum(pair.bytes for pair in first.lists)
+    assert rungs[0].bytes == sum(stacked(first.jaxpr)) + lists
+
+
+@pytest.mark.parametrize("scanned", [True, False])
+def test_what_is_done_again_is_counted(scanned):
+    fn, args = problem(scanned)
+    made = rewritten(fn, args, Choice("h100", 1e-3))
+    dots = [(e, n) for e, n in made.again if e.primitive.name == "dot_general"]
+    assert 0 < sum(n * flops(e) for e, n in dots) <= 2 * L * 2 * B * D * F
+
+
+def test_flops_and_seconds():
+    f = lambda a, b: jnp.einsum("bij,bjk->bik", a, b)
+    args = jnp.ones((3, 4, 5), jnp.bfloat16), jnp.ones((3, 5, 6), jnp.bfloat16)
+    (eqn,) = (
+        e
+        for e in _jaxpr.walk(jax.make_jaxpr(f)(*args))
+        if e.primitive.name == "dot_general"
+    )
+    assert flops(eqn) == 2 * 3 * 4 * 5 * 6
+    assert seconds(eqn, MACHINES["h100"]) == flops(eqn) / 989e12
+    conv = lambda x, k: jax.lax.conv(x, k, (2, 2), "VALID")
+    args = jnp.ones((2, 3, 9, 9)), jnp.ones((4, 3, 3, 3))
+    (eqn,) = jax.make_jaxpr(conv)(*args).jaxpr.eqns
+    assert flops(eqn) == 2 * (2 * 4 * 4 * 4) * 3 * 3 * 3
+    loop = lambda x: jax.lax.fori_loop(0, x.astype(int)[0], lambda i, y: y * 2, x)
+    eqn = next(
+        e
+        for e in jax.make_jaxpr(loop)(jnp.ones(3)).jaxpr.eqns
+        if e.primitive.name == "while"
+    )
+    assert seconds(eqn, MACHINES["cpu"]) is None
+
+
+# -- the search
+
+
+class Fake:
+    """A compiler whose peaks are the kept bytes and something that depends on them."""
+
+    def __init__(self, rungs, layers, extra=lambda kept: 100):
+        self.rungs, self.layers, self.extra = rungs, layers, extra
+        self.count = 0
+
+    def __call__(self, choice):
+        self.count += 1
+        kept = self.kept(choice.rate)
+        if choice.more is not None:
+            kept += round(choice.part * (self.kept(choice.more) - kept))
+        peak = kept + self.extra(kept)
+        return type("Report", (), {"peak_bytes": peak, "at_peak": ()})()
+
+    def kept(self, rate):
+        return next(r.bytes for r in self.rungs if r.rate == rate)
+
+    def search(self, budget):
+        pair = type("Pair", (), {"length": self.layers})()
+        step = Step([pair], (), "h100")
+        return Search(self.rungs, step, budget, self, lambda text: None)
+
+
+RUNGS = [
+    Rung(None, 8000, 0.0),
+    Rung(8.0, 6000, 1.0),
+    Rung(4.0, 4000, 2.0),
+    Rung(2.0, 2500, 4.0),
+    Rung(1.0, 500, 9.0),
+]
+EXTRAS = [lambda kept: 100, lambda kept: (9000 - kept) // 9]
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_the_search_fits_and_is_monotone(extra):
+    last = 0
+    for budget in range(1500, 8400, 300):
+        fake = Fake(RUNGS, 24, extra)
+        best = fake.search(budget).run()
+        assert 0.95 * min(budget, 8100) <= best.peak <= budget
+        assert best.peak >= last
+        assert fake.count <= 7
+        last = best.peak
+
+
+def test_an_unreachable_budget_names_the_least():
+    with pytest.raises(BudgetError, match=r"the least is 600 B"):
+        Fake(RUNGS, 24).search(400).run()
+
+
+def test_a_chip_that_is_too_small_for_most():
+    fake = Fake(RUNGS, 24)
+    small = lambda choice: fake(choice) if (choice.rate or 9) < 4 else None
+    search = fake.search(3000)
+    search.compile = small
+    assert search.run().peak <= 3000
+
+
+# -- the face
+
+
+def test_schedule_with_a_budget_on_this_machine():
+    fn, args = problem()
+    plain = jaxmem.estimate(fn, *args).peak_bytes
+    step = schedule(fn, plain, donate_argnums=())
+    want = jax.jit(fn)(*args)
+    got = step(*args)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), got, want)
+    plan = step.plan(*args)
+    assert plan.budget == plain
+    assert plan.scheduled.peak_bytes <= plain
+    assert plan.tried[0].choice.rate is None
+    assert "budget" in str(plan)
+
+
+def test_bad_budgets():
+    fn, args = problem()
+    with pytest.raises(ValueError, match="cannot read '14 apples' as bytes"):
+        schedule(fn, "14 apples")
+    with pytest.raises(ValueError, match="budget=0: must be more than 0"):
+        schedule(fn, 0)
+    with pytest.raises(ValueError, match="unknown target 'h1000'"):
+        schedule(fn, "1GiB", target="h1000")
+    with pytest.raises(BudgetError, match=r"budget=1.00 KiB .* the least is"):
+        schedule(fn, "1KiB", donate_argnums=())(*args)
