@@ -24,16 +24,35 @@ _COLOURS = (
 
 def plot_report(report: "MemoryReport", path: str | PathLike[str]) -> None:
     """Writes the picture to `path`."""
+    figure = _import_figure()(figsize=(10, 5.2), layout="constrained")
+    draw(figure.add_subplot(), report)
+    _legend(figure)
+    figure.savefig(path, dpi=150)
+
+
+def plot_both(
+    before: "MemoryReport", after: "MemoryReport", path: str | PathLike[str]
+) -> None:
+    """Writes a picture of two reports side by side, on one scale of bytes."""
+    figure = _import_figure()(figsize=(15, 5.2), layout="constrained")
+    both = figure.subplots(1, 2, sharey=True)
+    top = max(before.peak_bytes, after.peak_bytes)
+    for axes, report in zip(both, (before, after), strict=True):
+        draw(axes, report, top)
+    both[1].set_ylabel("")
+    _legend(figure)
+    figure.savefig(path, dpi=150)
+
+
+def draw(axes: Any, report: "MemoryReport", top: int | None = None) -> None:
+    """Draws a report; `top`: the bytes that the unit of the axis is chosen for."""
     if not report.timeline:
         raise ValueError("nothing to draw: the compiler dumped no schedule")
-    figure = _import_figure()(figsize=(10, 5.2), layout="constrained")
-    axes = figure.add_subplot()
     layers = layers_of(report)
-    scale, unit = _axis_unit(report.peak_bytes)
+    scale, unit = _axis_unit(top or report.peak_bytes)
     _draw_layers(axes, report, layers, scale)
     _draw_peak(axes, report, scale, unit)
     _label(axes, report, unit)
-    figure.savefig(path, dpi=150)
 
 
 def layers_of(report: "MemoryReport") -> dict[str, list[int]]:
@@ -73,7 +92,7 @@ def _draw_layers(axes: Any, report: "MemoryReport", layers, scale: float) -> Non
     axes.stackplot(
         [*steps, steps[-1] + 1],
         [[n / scale for n in [*sizes, sizes[-1]]] for sizes in layers.values()],
-        labels=[_legend(module, sizes) for module, sizes in layers.items()],
+        labels=[_entry(module, sizes) for module, sizes in layers.items()],
         colors=[fixed.get(m) or next(colours) for m in layers],
         step="post",
         linewidth=0,
@@ -120,21 +139,27 @@ def _label(axes: Any, report: "MemoryReport", unit: str) -> None:
     axes.set_xlim(0, max(last, 1))
     axes.set_ylim(0, axes.get_ylim()[1] * 1.08)
     axes.spines[["top", "right"]].set_visible(False)
-    handles, labels = axes.get_legend_handles_labels()
-    # The legend reads from the top of the stack down, as the picture does.
-    axes.figure.legend(
-        handles[::-1],
-        labels[::-1],
-        loc="outside right upper",
-        frameon=False,
-        fontsize=8,
-        title="most held by",
-        title_fontsize=9,
-        alignment="left",
-    )
 
 
-def _legend(module: str, sizes: list[int]) -> str:
+def _legend(figure: Any) -> None:
+    """Reads from the top of the stack down, as the picture does."""
+    many = len(figure.axes) > 1
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        place = {"loc": "upper right"} if many else {"loc": "outside right upper"}
+        (axes if many else figure).legend(
+            handles[::-1],
+            labels[::-1],
+            **place,
+            frameon=False,
+            fontsize=8,
+            title="most held by",
+            title_fontsize=9,
+            alignment="left",
+        )
+
+
+def _entry(module: str, sizes: list[int]) -> str:
     return f"{_clipped(module, 40)}  {format_bytes(max(sizes))}"
 
 

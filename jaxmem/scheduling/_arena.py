@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmem.planning import Graph
-from jaxmem.planning._lifetimes import lifetimes
+from jaxmem.planning import Graph, lifetimes
+from jaxmem.planning._layout import layout
 from jaxmem.scheduling import _graph
 from jaxmem.scheduling._operations import Operations
 from jaxmem.scheduling._scans import is_var
@@ -42,13 +42,13 @@ class Places:
     scratch: Mapping[int, int]
 
 
-def places_of(graph: Graph, order: Sequence[int], layout: Layouter) -> Places:
+def places_of(graph: Graph, order: Sequence[int], layout: Layouter = layout) -> Places:
     """Where everything lies when the operations are done in an order.
 
     Args:
       graph: the graph.
       order: every operation once, inputs first.
-      layout: gives buffers their offsets, as `jaxmem.planning.layout` does.
+      layout: gives buffers their offsets, `jaxmem.planning.layout` or its like.
 
     Returns:
       Offsets that are multiples of 16.

@@ -43,6 +43,17 @@ class Tried:
     report: MemoryReport | None
 
 
+def compiled(
+    choice: Choice,
+    report: MemoryReport | None,
+    predicted: float | None = None,
+    seconds: float = 0.0,
+) -> Tried:
+    """A choice with what the compiler said, which may be that it found no way."""
+    peak = math.inf if report is None else report.peak_bytes
+    return Tried(choice, peak, predicted, seconds, report)
+
+
 Compile = Callable[[Choice], MemoryReport | None]
 
 
@@ -53,6 +64,7 @@ class Search:
     rungs: Sequence[Rung]
     step: Step
     budget: int
+    order: bool
     compile: Compile
     tell: Callable[[str], None]
     tried: list[Tried] = field(default_factory=list)
@@ -109,17 +121,17 @@ class Search:
     def _compile_rung(self, i: int) -> float:
         rung = self.rungs[i]
         expected = self._expected(i) if self.peaks else None
-        self.peaks[i] = self._try(
-            Choice(self.step.machine, rung.rate), rung.seconds, expected
-        )
+        self.peaks[i] = self._try(self._choice(rung.rate), rung.seconds, expected)
         return self.peaks[i]
+
+    def _choice(self, *rates) -> Choice:
+        lists = self.step.is_list
+        return Choice(self.step.machine, *rates, lists=lists, order=self.order)
 
     def _try(self, choice: Choice, seconds: float, expected: float | None) -> float:
         self.tell(f"compile {len(self.tried) + 1}")
-        report = self.compile(choice)
-        peak = math.inf if report is None else report.peak_bytes
-        self.tried.append(Tried(choice, peak, expected, seconds, report))
-        return peak
+        self.tried.append(compiled(choice, self.compile(choice), expected, seconds))
+        return self.tried[-1].peak
 
     def _part(self, low: int) -> None:
         """Tries as few layers as will do on rung `low`, the others one above."""

@@ -18,16 +18,21 @@ class Choice:
     Attributes:
       machine: the target whose rates say what an operation costs.
       rate: bytes that one would rather keep than compute for a second: the lower, the
-        more is computed again. At infinity it is what costs nothing; None is the same
-        for scans, and leaves layers that are written out as they are.
+        more is computed again. At infinity, and with None, it is what costs nothing.
       more: the same in the first layers, where it is lower than `rate`.
       part: how many of the layers these are, as a fraction.
+      lists: whether equations outside of loops are computed again too.
+      order: whether operations outside of loops come in an order of their own.
+      plain: whether the step is left as it was given, whatever the others say.
     """
 
     machine: str = "cpu"
     rate: float | None = None
     more: float | None = None
     part: float = 0.0
+    lists: bool = False
+    order: bool = False
+    plain: bool = False
 
 
 NO_CHOICE = Choice()

@@ -155,7 +155,7 @@ class Fusion:
 
     @cached_property
     def held(self) -> set[Any]:
-        """Arrays that must exist: results, and what is no kernel's inside to compute."""
+        """Arrays that must exist: results, and what no kernel can compute inside."""
         found = self.results | set(self.widened.values())
         for i, (eqn, kind) in enumerate(zip(self.graph.eqns, self.kinds, strict=True)):
             if kind in (Kind.ROOT, Kind.ALONE):
@@ -234,9 +234,8 @@ class Fusion:
         """The kernels, in the order of the equations in which they end."""
         for i, (eqn, kind) in enumerate(zip(self.graph.eqns, self.kinds, strict=True)):
             if kind is Kind.FUSED:
-                yield from (
-                    self._kernel(i, (v,)) for v in eqn.outvars if v in self.kept
-                )
+                kept = (v for v in eqn.outvars if v in self.kept)
+                yield from (self._kernel(i, (v,)) for v in kept)
             elif kind is not Kind.VIEW and not self.widened.keys() & set(eqn.outvars):
                 yield self._kernel(i, tuple(eqn.outvars))
 

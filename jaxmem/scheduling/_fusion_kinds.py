@@ -21,13 +21,13 @@ class Kind(enum.Enum):
 
 
 _VIEWS = frozenset(
-    """reshape squeeze expand_dims name sharding_constraint layout_constraint pvary pcast
-    random_wrap random_unwrap stop_gradient""".split()
+    """reshape squeeze expand_dims name sharding_constraint layout_constraint pvary
+    pcast random_wrap random_unwrap stop_gradient from_edtype to_edtype""".split()
 )
 _MOVES = frozenset(
     """broadcast_in_dim concatenate dynamic_slice gather iota pad random_bits
-    random_fold_in random_seed random_split rev slice split threefry2x32
-    transpose""".split()
+    random_fold_in random_seed random_split rev slice split stack threefry2x32 tile
+    transpose unstack""".split()
 )
 _REDUCES = frozenset(
     """argmax argmin reduce reduce_and reduce_max reduce_min reduce_or reduce_prod
@@ -43,7 +43,7 @@ INTO_FIRST = frozenset(
 # and much more for polynomials.
 _COSTLY = {
     **dict.fromkeys("div sqrt rsqrt rem integer_pow cbrt".split(), 8),
-    **dict.fromkeys("exp exp2 log logistic".split(), 20),
+    **dict.fromkeys("exp exp2 log log2 logistic".split(), 20),
     **dict.fromkeys(
         """acos acosh asin asinh atan atan2 atanh cos cosh erf erf_inv erfc expm1 log1p
         pow sin sinh tan tanh""".split(),
@@ -68,7 +68,7 @@ def kind_of(graph: Graph, eqn) -> Kind:
         return Kind.ALONE
     if name in _VIEWS or _is_view(eqn) or _is_layout(graph, eqn):
         return Kind.VIEW
-    if name in ELEMENTWISE or name in _MOVES:
+    if name in ELEMENTWISE or name in _MOVES or _is_outer(eqn):
         return Kind.FUSED
     return Kind.ROOT if name in _REDUCES or name in INTO_FIRST else Kind.ALONE
 
@@ -88,6 +88,14 @@ def _is_view(eqn) -> bool:
     if name == "convert_element_type":
         return ins[0].dtype == outs[0].dtype
     return name == "concatenate" and len(ins) == 1
+
+
+def _is_outer(eqn) -> bool:
+    """Whether a matrix product sums nothing, and is a product element by element."""
+    if eqn.primitive.name != "dot_general":
+        return False
+    (summed, _), _ = eqn.params["dimension_numbers"]
+    return all(eqn.invars[0].aval.shape[a] == 1 for a in summed)
 
 
 def _is_layout(graph: Graph, eqn) -> bool:

@@ -42,7 +42,8 @@ class Step:
 
     Attributes:
       scans: its pairs of forward and backward scans.
-      lists: lists of equations with a forward and a backward pass.
+      lists: lists of equations with a forward and a backward pass; none where most of
+        what is kept is kept by scans.
       machine: the target whose rates count.
     """
 
@@ -51,9 +52,21 @@ class Step:
     machine: str
 
     @property
+    def is_list(self) -> bool:
+        """Whether equations outside of loops are computed again."""
+        return bool(self.lists)
+
+    @property
     def layers(self) -> int:
         """Of the longest scans; 1 where there are none."""
         return max((pair.length for pair in self.scans), default=1)
+
+
+def step_of(scans: Sequence[Pair], lists: Sequence[Pair], machine: str) -> Step:
+    """What can be varied: loops, or else what is outside of them."""
+    stacked = sum(pair.length * pair.bytes for pair in scans)
+    few = sum(pair.bytes for pair in lists) <= stacked
+    return Step(scans, () if few else lists, machine)
 
 
 def ladder(step: Step) -> list[Rung]:

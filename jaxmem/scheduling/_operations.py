@@ -151,6 +151,7 @@ class _Build:
         if not again:
             self.effect = [self.value(0, "effect")]
             writes += self.effect
+        moved = 0 if tied else sum(self.values[v].bytes for v in reads + writes)
         self.operations.append(
             Operation(
                 fusion.name(kernel),
@@ -159,9 +160,7 @@ class _Build:
                 inside(last, self.peak_of),
                 tuple((self.numbers[v], self.numbers[u]) for v, u in over),
                 sum(map(flops, eqns)),
-                0.0
-                if tied
-                else float(sum(self.values[v].bytes for v in reads + writes)),
+                float(moved),
                 _compat.name_stack(last),
                 again,
             )
@@ -190,6 +189,7 @@ def _carried(fusion: Fusion, eqn) -> Iterator[tuple[Any, Any]]:
 
 
 _BRANCHES = ("cond", "jit", "pjit", "shard_map")
+_INDEX = 4  # bytes
 
 
 def inside(eqn, peak_of: PeakOf) -> int:
@@ -201,6 +201,9 @@ def inside(eqn, peak_of: PeakOf) -> int:
         first = eqn.params["body_nconsts"]
         aliases = {k: first + k for k in range(len(eqn.outvars))}
         return peak_of(operations_of(eqn.params["body_jaxpr"], aliases, peak_of).graph)
+    if name == "select_and_scatter_add":  # where each maximum is, along each axis
+        source = eqn.invars[0].aval
+        return _INDEX * source.ndim * source.size
     if name not in _BRANCHES:
         return 0
     graphs = [operations_of(_closed(body), {}, peak_of).graph for body in bodies]

@@ -62,8 +62,8 @@ def in_given_order(
 def fences_of(graph: Graph, order: Sequence[int], least: int = LARGE) -> list[int]:
     """Where in an order barriers are worth it.
 
-    A barrier comes as soon as `least` bytes of results are there, and the next operation
-    does more than finish results.
+    A barrier comes as soon as `least` bytes of results are there, and the next
+    operation does more than finish results.
 
     Args:
       graph: the graph.
@@ -86,7 +86,7 @@ def fences_of(graph: Graph, order: Sequence[int], least: int = LARGE) -> list[in
 def _held(
     graph: Graph, order: Sequence[int], fences: Iterable[int], least: int
 ) -> dict[int, list[int]]:
-    """Place -> what its barrier holds: results made since the last, and what flows on."""
+    """Place -> what its barrier holds: the latest results, and what flows on."""
     edges = sorted({f for f in fences if 0 < f < len(order)})
     outputs, found, since = set(graph.outputs), {}, 0
     for edge, end in zip(edges, [*edges, len(order)][1:], strict=True):

@@ -16,6 +16,7 @@ from jaxmem.scheduling._order import in_order
 from jaxmem.scheduling._pairs import Pair, pairs
 from jaxmem.scheduling._release import HINT, Stack, releases
 from jaxmem.scheduling._release_scan import release
+from jaxmem.scheduling._reordered import reordered
 from jaxmem.scheduling._scan_inputs import cast_inside
 from jaxmem.scheduling._scan_part import remake_part
 from jaxmem.scheduling._scan_residuals import remake, remakes
@@ -52,6 +53,8 @@ def rewrite(
     closed, aliases: Aliases, clip: str | None = None, choice: Choice = NO_CHOICE
 ) -> Rewritten:
     """The step with every update that can be moved in the backward pass."""
+    if choice.plain:
+        return Rewritten(closed)
     return _level(flatten(closed), aliases, clip, choice)
 
 
@@ -71,7 +74,8 @@ def _level(
     if clip == "two_pass":
         closed, stacks = _twice(closed, aliases, stacks)
         stacks = [replace(s, why=s.why.replace(HINT, "")) for s in stacks]
-    closed = in_order(closed, aliases)
+    ordered = reordered if choice.order and loop is None else in_order
+    closed = ordered(closed, aliases)
     inner: list[Rewritten] = []
     closed = _inside(closed, clip, choice, inner)
     residuals = [made for plan in remade for made in plan.described()]
@@ -104,7 +108,7 @@ def _computed_again(closed, choice: Choice) -> tuple[Any, list]:
 
 def _again_in_list(closed, choice: Choice) -> tuple[Any, list[Any]]:
     """The same outside scans; (jaxpr, equations that cost and are done again)."""
-    if choice.rate is None:
+    if choice.rate is None or not choice.lists:
         return closed, []
     closed, done = compute_again(closed, price_at(choice.rate, choice.machine))
     if done is None:

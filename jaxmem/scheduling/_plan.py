@@ -1,16 +1,20 @@
 """What `schedule` did to a step, in words and bytes."""
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import jax
 
-from jaxmem import _compat
+from jaxmem import _compat, _jaxpr
 from jaxmem.memory import MemoryReport, format_bytes
+from jaxmem.memory._plot import plot_both
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
+from jaxmem.scheduling._expected import predicted_and_bound
 from jaxmem.scheduling._machine import MACHINES, Machine, flops, seconds
 
 _SHOWN = 30
@@ -110,6 +114,11 @@ class Plan:
       planning_seconds: of the search, its compiles included.
       plain: the compiled bytes of the step as it was given, where a target was named.
       scheduled: the same of the step as it is scheduled.
+      predicted_bytes: the peak as the graph of the scheduled step has it, in the order
+        that XLA is expected to take.
+      lower_bound: bytes, arguments and outputs included, below which no order of the
+        scheduled step's operations can have its peak, in the graph's own accounting.
+      fingerprint: tells the step that the plan was made for from others.
       notes: what it costs that nothing is donated, and the like.
     """
 
@@ -122,6 +131,9 @@ class Plan:
     planning_seconds: float = 0.0
     plain: MemoryReport | None = None
     scheduled: MemoryReport | None = None
+    predicted_bytes: int = 0
+    lower_bound: int = 0
+    fingerprint: str = ""
     notes: tuple[str, ...] = ()
 
     @property
@@ -149,9 +161,47 @@ class Plan:
         """Seconds of doing operations again, by the rates of the machine."""
         return sum(a.seconds for a in self.again)
 
-    def to_json(self) -> str:
-        """All fields as JSON; bytes are integers."""
-        return json.dumps(dataclasses.asdict(self), default=str)
+    def to_json(self, indent: int | None = None) -> str:
+        """The plan as JSON text; `from_json` reads it back."""
+        return json.dumps(dataclasses.asdict(self), indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """The plan that `to_json` wrote; `jaxmem.schedule(step, plan=...)` takes it.
+
+        Args:
+          text: what `to_json` returned.
+
+        Returns:
+          An equal plan.
+
+        Raises:
+          ValueError: the text is not a plan.
+        """
+        try:
+            return _from_plain(json.loads(text))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"text: not a plan: {error!r}") from error
+
+    def table(self) -> Any:
+        """The plan as a `rich` table."""
+        return self.__rich__()
+
+    def plot(self, path: str | PathLike[str]) -> None:
+        """Draws the bytes over the compiled schedule, before and after.
+
+        Args:
+          path: where the picture goes, as matplotlib takes it: `"plan.png"`.
+
+        Raises:
+          ValueError: nothing was compiled: give `plan` or `schedule` a target.
+          ImportError: matplotlib is missing (extra `plot`).
+        """
+        if self.plain is None or self.scheduled is None:
+            raise ValueError(
+                "nothing to draw: name a target, as in plan(target='h100')"
+            )
+        plot_both(self.plain, self.scheduled, path)
 
     def __str__(self) -> str:
         rows = [*_rows(self)]
@@ -188,6 +238,11 @@ class Plan:
                 f"compiled for {self.plain.target}: peak {format_bytes(before)} as it "
                 f"was, {format_bytes(after)} scheduled"
             )
+        if self.predicted_bytes:
+            yield (
+                f"predicted peak {format_bytes(self.predicted_bytes)}; no order of its "
+                f"operations is below {format_bytes(self.lower_bound)}"
+            )
         if self.again:
             yield (
                 f"done again: {self.again_flops:.3g} flops of matmuls, some "
@@ -222,6 +277,7 @@ def make_plan(
     search: Any,
     plain: MemoryReport | None,
     scheduled: MemoryReport | None,
+    aliases: Mapping[int, int],
     notes: Sequence[str],
 ) -> Plan:
     """The plan of a rewritten step.
@@ -234,6 +290,7 @@ def make_plan(
     ]
     residuals = [_remade(*entry) for entry in rewritten.residuals]
     machine = MACHINES[search.choice.machine]
+    expected, bound = predicted_and_bound(rewritten.jaxpr, aliases)
     again = [_again(eqn, times, machine) for eqn, times in rewritten.again]
     by_size = {"key": lambda x: x.bytes, "reverse": True}
     return Plan(
@@ -246,7 +303,46 @@ def make_plan(
         search.seconds,
         plain,
         scheduled,
+        expected,
+        bound,
+        search.fingerprint,
         tuple(notes),
+    )
+
+
+def fingerprint(closed) -> str:
+    """What tells a step from another: its operations and what they make."""
+    lines = [str(closed.in_avals)]
+    for eqn in _jaxpr.walk(closed):
+        made = ",".join(v.aval.str_short() for v in eqn.outvars)
+        lines.append(f"{eqn.primitive.name} {made}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def _from_plain(fields: dict[str, Any]) -> Plan:
+    """From what `dataclasses.asdict` makes of a plan."""
+
+    def rows(kind, name: str) -> tuple:
+        made = (kind(**row) for row in fields[name])
+        return tuple(dataclasses.replace(r, shape=tuple(r.shape)) for r in made)
+
+    def report(name: str) -> MemoryReport | None:
+        plain = fields[name]
+        return None if plain is None else MemoryReport.from_json(json.dumps(plain))
+
+    tried = [dict(t, choice=Choice(**t["choice"])) for t in fields["tried"]]
+    return Plan(
+        **fields
+        | {
+            "gradients": rows(Gradient, "gradients"),
+            "residuals": rows(Remade, "residuals"),
+            "again": rows(Again, "again"),
+            "choice": Choice(**fields["choice"]),
+            "tried": tuple(Compiled(**t) for t in tried),
+            "plain": report("plain"),
+            "scheduled": report("scheduled"),
+            "notes": tuple(fields["notes"]),
+        }
     )
 
 

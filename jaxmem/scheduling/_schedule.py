@@ -16,11 +16,11 @@ from jaxmem.memory._jitted import own_arguments
 from jaxmem.memory._pool import DoesNotFit
 from jaxmem.memory._spinner import spinner
 from jaxmem.memory._targets import get_target, local_target
-from jaxmem.scheduling._budget import Search, Tried
+from jaxmem.scheduling._budget import Search, Tried, compiled
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
-from jaxmem.scheduling._ladder import Step, ladder
-from jaxmem.scheduling._passes import Rewritten, by_shape, rewrite
-from jaxmem.scheduling._plan import Plan, make_plan, undonated
+from jaxmem.scheduling._ladder import ladder, step_of
+from jaxmem.scheduling._passes import Aliases, Rewritten, by_shape, rewrite
+from jaxmem.scheduling._plan import Plan, fingerprint, make_plan, undonated
 
 Places = int | Sequence[int]
 Names = str | Sequence[str]
@@ -36,6 +36,7 @@ def schedule(
     static_argnums: Places = (),
     static_argnames: Names = (),
     clip: str | None = None,
+    plan: Plan | None = None,
     progress: bool = True,
 ) -> "Scheduled":
     """A function transformation like `jax.jit` that makes a train step take less.
@@ -70,8 +71,9 @@ def schedule(
         included, in bytes or as text like "14GiB"; by default nothing that costs
         anything is computed again. The first call with new shapes compiles the step a
         few times to find out.
-      target: the chip of `jaxmem.targets()` that the budget is for; by default the
-        first device of this process.
+      target: the chip of `jaxmem.targets()` that the step is for: it is compiled for
+        it both as given and as scheduled, and what takes less is run. By default
+        nothing is compiled to compare, and a budget is for this process's first device.
       donate_argnums: positional arguments whose buffers the step may reuse: the
         parameters and the optimizer state, or nothing is updated in place.
       donate_argnames: the same for keyword arguments.
@@ -81,6 +83,8 @@ def schedule(
         clipping by the global norm does: a first backward pass finds the number, a
         second updates. Costs one more backward pass through the scanned layers. By
         default such a step keeps its stacked gradients, and `plan` names the operation.
+      plan: what an earlier `plan(...)` of the same step has settled on, as
+        `Plan.from_json` reads it back: nothing is compiled to find out again.
       progress: show a progress bar during the search, where the output is a terminal.
 
     Returns:
@@ -111,13 +115,15 @@ def schedule(
     if donate_argnums is not None or donate_argnames is not None:
         donate = (*_many(donate_argnums), *_many(donate_argnames))
     static = (*_many(static_argnums), *_many(static_argnames))
+    if plan is not None and (budget is not None or target is not None):
+        raise ValueError("plan: it has its budget and target already, give no others")
     room = None if budget is None else _room(budget)
     name = None
     if target is not None:
         name = get_target(target).name
     elif room is not None:
         name = local_target().name
-    return Scheduled(step, Options(donate, static, clip, room, name, progress))
+    return Scheduled(step, Options(donate, static, clip, room, name, progress, plan))
 
 
 def _room(budget: int | str) -> int:
@@ -143,6 +149,7 @@ class Options:
     budget: int | None
     target: str | None
     progress: bool
+    plan: Plan | None = None
 
 
 @dataclass(frozen=True)
@@ -155,6 +162,7 @@ class Found:
     seconds: float = 0.0
     rewritten: Rewritten | None = None
     report: MemoryReport | None = None
+    fingerprint: str = ""
 
 
 class Scheduled:
@@ -214,7 +222,8 @@ class Scheduled:
             if scheduled is None or get_target(target).name != scheduled.target:
                 scheduled = estimate(self, *args, target=target, **kwargs)
         notes = () if donated else (undonated(args),)
-        return make_plan(rewritten, found, plain, scheduled, notes)
+        aliases = self._aliases(rewritten.jaxpr, args, kwargs, donated)
+        return make_plan(rewritten, found, plain, scheduled, aliases, notes)
 
     def _places(self, args, kwargs) -> tuple[tuple, tuple]:
         """(donated, static) positions and names, those of a jitted step included."""
@@ -246,14 +255,18 @@ class Scheduled:
         return found, traced.leaves, traced.out_tree
 
     def _rewritten(self, traced, args, kwargs, donated, choice: Choice) -> Rewritten:
-        given = positions(args, kwargs, donated) or range(len(traced.leaves))
-        aliases = by_shape(traced.jaxpr, given)
+        aliases = self._aliases(traced.jaxpr, args, kwargs, donated)
         return rewrite(traced.jaxpr, aliases, self._options.clip, choice)
+
+    def _aliases(self, closed, args, kwargs, donated) -> Aliases:
+        given = positions(args, kwargs, donated) or range(len(closed.in_avals))
+        return by_shape(closed, given)
 
     def _find(self, args, kwargs) -> Found:
         """The choice for arguments of these shapes."""
         budget, target = self._options.budget, self._options.target
-        if budget is None or target is None:
+        plan = self._options.plan
+        if target is None and plan is None:
             return Found(NO_CHOICE)
         donated, static = places = self._places(args, kwargs)
         args, kwargs = _abstract(args, static), _abstract(kwargs, static)
@@ -261,10 +274,18 @@ class Scheduled:
         key = tree, tuple(_kind(x) for x in leaves)
         if key not in self._found:
             traced = _jaxpr.trace(self.__wrapped__, *args, **kwargs)
+            if plan is not None or target is None:
+                assert plan is not None
+                self._found[key] = _loaded(plan, traced.jaxpr)
+                return self._found[key]
             again = partial(self._rewritten, traced, args, kwargs, donated)
-            step = Evaluated(again, traced.out_tree, places, args, kwargs, target)
+            mark = fingerprint(traced.jaxpr)
+            tree = traced.out_tree
+            step = Evaluated(again, tree, places, args, kwargs, target, mark)
             name = getattr(self.__wrapped__, "__name__", "the step")
-            title = f"fitting {name} into {format_bytes(budget)}"
+            title = f"scheduling {name} for {target}"
+            if budget is not None:
+                title += f" in {format_bytes(budget)}"
             with spinner(self._options.progress, title) as tell:
                 self._found[key] = _search(step, budget, tell)
         return self._found[key]
@@ -289,6 +310,7 @@ class Evaluated:
     args: tuple
     kwargs: dict[str, Any]
     target: str
+    fingerprint: str
 
     def compile(self, choice: Choice) -> MemoryReport | None:
         """The compiler's report; None if it finds no way to fit the chip."""
@@ -306,19 +328,49 @@ class Evaluated:
             return None
 
 
-def _search(step: Evaluated, budget: int, tell: Callable[[str], None]) -> Found:
+def _loaded(plan: Plan, closed) -> Found:
+    """The choice of a plan that was made for this step."""
+    mine = fingerprint(closed)
+    if plan.fingerprint != mine:
+        raise ValueError(
+            f"plan: made for another step ({plan.fingerprint or 'unknown'}) than this "
+            f"one ({mine}), or for arguments of other shapes: plan again"
+        )
+    return Found(plan.choice, plan.budget, fingerprint=mine)
+
+
+def _search(step: Evaluated, budget: int | None, tell: Callable[[str], None]) -> Found:
+    """The choice that fits a budget; without one, the one that takes least.
+
+    Without a budget nothing that costs anything is done again.
+    """
     start = time.perf_counter()
     first = step.rewritten(NO_CHOICE)
-    about = Step(first.pairs, first.lists, step.target)
-    search = Search(ladder(about), about, budget, step.compile, tell)
-    best = search.run()
+    about = step_of(first.pairs, first.lists, step.target)
+    free = [Choice(step.target), *([Choice(step.target, order=True)] * about.is_list)]
+    if budget is None:
+        free.append(Choice(step.target, plain=True))
+    tried = []
+    for choice in free if budget is None or about.is_list else ():
+        tell(f"compile {len(tried) + 1}")
+        tried.append(compiled(choice, step.compile(choice)))
+    best = min(tried, key=lambda t: t.peak, default=None)
+    if budget is not None and (best is None or best.peak > budget):
+        order = best is not None and best.choice.order
+        search = Search(ladder(about), about, budget, order, step.compile, tell)
+        best = search.run()
+        tried += search.tried
+    assert best is not None
+    seconds = time.perf_counter() - start
+    rewritten = step.rewritten(best.choice)
     return Found(
         best.choice,
         budget,
-        tuple(search.tried),
-        time.perf_counter() - start,
-        step.rewritten(best.choice),
+        tuple(tried),
+        seconds,
+        rewritten,
         best.report,
+        step.fingerprint,
     )
 
 
