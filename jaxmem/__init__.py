@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxmem import freezing as freezing
+    from jaxmem import linting as linting
     from jaxmem import memory as memory
     from jaxmem import nn as nn
     from jaxmem import ops as ops
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from jaxmem.accumulate import microbatch as microbatch
     from jaxmem.freezing import trainable as trainable
     from jaxmem.freezing import value_and_grad as value_and_grad
+    from jaxmem.linting import lint as lint
     from jaxmem.memory import estimate as estimate
     from jaxmem.memory import max_batch as max_batch
     from jaxmem.memory import residuals as residuals
@@ -29,13 +31,16 @@ if TYPE_CHECKING:
     from jaxmem.nn import substitute as substitute
     from jaxmem.optim import adama as adama
     from jaxmem.optim import scale_by_adama as scale_by_adama
+    from jaxmem.scheduling import remat_policy as remat_policy
     from jaxmem.scheduling import schedule as schedule
 
 _HOME = {
     "adama": "jaxmem.optim",
     "estimate": "jaxmem.memory",
+    "lint": "jaxmem.linting",
     "max_batch": "jaxmem.memory",
     "microbatch": "jaxmem.accumulate",
+    "remat_policy": "jaxmem.scheduling",
     "residuals": "jaxmem.memory",
     "scale_by_adama": "jaxmem.optim",
     "schedule": "jaxmem.scheduling",
@@ -45,7 +50,16 @@ _HOME = {
     "trainable": "jaxmem.freezing",
     "value_and_grad": "jaxmem.freezing",
 }
-_SUBPACKAGES = ("freezing", "memory", "nn", "ops", "optim", "rewriting", "scheduling")
+_SUBPACKAGES = (
+    "freezing",
+    "linting",
+    "memory",
+    "nn",
+    "ops",
+    "optim",
+    "rewriting",
+    "scheduling",
+)
 
 __all__ = [*_HOME, *_SUBPACKAGES]
 __version__ = importlib.metadata.version("jaxmem")

@@ -16,5 +16,7 @@ from jaxmem.scheduling._plan import Compiled as Compiled
 from jaxmem.scheduling._plan import Gradient as Gradient
 from jaxmem.scheduling._plan import Plan as Plan
 from jaxmem.scheduling._plan import Remade as Remade
+from jaxmem.scheduling._remat_policy import RematPolicy as RematPolicy
+from jaxmem.scheduling._remat_policy import remat_policy as remat_policy
 from jaxmem.scheduling._schedule import Scheduled as Scheduled
 from jaxmem.scheduling._schedule import schedule as schedule

@@ -125,8 +125,9 @@ class Search:
         return self.peaks[i]
 
     def _choice(self, *rates) -> Choice:
-        lists = self.step.is_list
-        return Choice(self.step.machine, *rates, lists=lists, order=self.order)
+        lists, named = self.step.is_list, self.step.named
+        machine, order = self.step.machine, self.order
+        return Choice(machine, *rates, lists=lists, named=named, order=order)
 
     def _try(self, choice: Choice, seconds: float, expected: float | None) -> float:
         self.tell(f"compile {len(self.tried) + 1}")

@@ -22,6 +22,7 @@ class Choice:
       more: the same in the first layers, where it is lower than `rate`.
       part: how many of the layers these are, as a fraction.
       lists: whether equations outside of loops are computed again too.
+      named: whether only what has a `checkpoint_name` is kept.
       order: whether operations outside of loops come in an order of their own.
       plain: whether the step is left as it was given, whatever the others say.
     """
@@ -31,11 +32,13 @@ class Choice:
     more: float | None = None
     part: float = 0.0
     lists: bool = False
+    named: bool = False
     order: bool = False
     plain: bool = False
 
 
 NO_CHOICE = Choice()
+NAMED = Choice(named=True)
 
 
 def price_at(rate: float | None, machine: str) -> Price:

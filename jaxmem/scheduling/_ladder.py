@@ -14,7 +14,7 @@ from functools import partial
 from jaxmem.scheduling._choice import price_at
 from jaxmem.scheduling._least import price_of
 from jaxmem.scheduling._machine import MACHINES, seconds
-from jaxmem.scheduling._pairs import Pair, cut
+from jaxmem.scheduling._pairs import Pair, cut, cut_by_names
 from jaxmem.scheduling._unrolled import without_loops
 
 _LOWEST = 1e-3  # bytes a second: everything that can be is computed again
@@ -45,11 +45,13 @@ class Step:
       lists: lists of equations with a forward and a backward pass; none where most of
         what is kept is kept by scans.
       machine: the target whose rates count.
+      named: whether only what has a `checkpoint_name` can be kept.
     """
 
     scans: Sequence[Pair]
     lists: Sequence[Pair]
     machine: str
+    named: bool = False
 
     @property
     def is_list(self) -> bool:
@@ -58,15 +60,19 @@ class Step:
 
     @property
     def layers(self) -> int:
-        """Of the longest scans; 1 where there are none."""
+        """Of the longest scans; 1 where there are none, or all must do the same."""
+        if self.named:
+            return 1
         return max((pair.length for pair in self.scans), default=1)
 
 
-def step_of(scans: Sequence[Pair], lists: Sequence[Pair], machine: str) -> Step:
+def step_of(
+    scans: Sequence[Pair], lists: Sequence[Pair], machine: str, named: bool = False
+) -> Step:
     """What can be varied: loops, or else what is outside of them."""
     stacked = sum(pair.length * pair.bytes for pair in scans)
     few = sum(pair.bytes for pair in lists) <= stacked
-    return Step(scans, () if few else lists, machine)
+    return Step(scans, () if few else lists, machine, named)
 
 
 def ladder(step: Step) -> list[Rung]:
@@ -94,7 +100,8 @@ def _between(step: Step, rich: Rung, poor: Rung, least: float) -> Iterator[Rung]
 
 def _rung(step: Step, rate: float | None) -> Rung:
     price = price_at(rate, step.machine)
-    cuts = [(pair, cut(pair, price)) for pair in step.scans]
+    cut_of = cut_by_names if step.named else cut
+    cuts = [(pair, cut_of(pair, price)) for pair in step.scans]
     if rate is not None:
         cuts += [(pair, cut(pair, without_loops(price))) for pair in step.lists]
     kept = sum(pair.length * found.bytes for pair, found in cuts)

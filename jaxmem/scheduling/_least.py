@@ -33,21 +33,28 @@ def price_of(graph: Graph, i: int, price: Price) -> float | None:
     return None if cost is None else cost * (1 + _TILT * i / len(graph.eqns))
 
 
-def least(graph: Graph, wanted: Iterable[Any], free: set[Any], price: Price):
+def least(
+    graph: Graph,
+    wanted: Iterable[Any],
+    free: set[Any],
+    price: Price,
+    size: Callable[[Any], int] = kept_size,
+):
     """Variables to keep so that all of `wanted` can be made of them and of `free`.
 
     `price(eqn)` is what evaluating an equation a second time may cost at most, in bytes
-    that would else be kept; None where it may not be evaluated again.
+    that would else be kept; None where it may not be evaluated again. `size(variable)`
+    is what keeping it counts for.
     """
     wanted = [v for v in dict.fromkeys(wanted) if v not in free]
     prices, makers = _reachable(graph, wanted, free, price)
     first = {v: 2 + 2 * i for i, v in enumerate(makers)}
     again = {i: 2 + 2 * len(first) + k for k, i in enumerate(prices)}
-    total = sum(map(kept_size, first)) + sum(prices.values())
+    total = sum(map(size, first)) + sum(prices.values())
     unit = max(1.0, total / _MOST)
     edges: dict[tuple[int, int], int] = {}
     for v, i in makers.items():
-        edges[first[v], first[v] + 1] = 1 + int(kept_size(v) / unit)
+        edges[first[v], first[v] + 1] = 1 + int(size(v) / unit)
         edges[_SOURCE if i is None else again[i], first[v]] = _ENDLESS
     for i, cost in prices.items():
         edges[_SOURCE, again[i]] = int(cost / unit)

@@ -15,9 +15,9 @@ import jax
 from jaxmem import _jaxpr
 from jaxmem.memory._jitted import own_arguments
 from jaxmem.planning import Graph, peak
+from jaxmem.scheduling._arguments import positions
 from jaxmem.scheduling._operations import compiled_peak, operations_of
 from jaxmem.scheduling._passes import by_shape
-from jaxmem.scheduling._schedule import positions
 
 
 @dataclass(frozen=True)

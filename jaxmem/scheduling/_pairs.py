@@ -14,6 +14,8 @@ from jaxmem.scheduling._layer_axis import CHEAP
 from jaxmem.scheduling._least import Price, least, needed, price_of
 from jaxmem.scheduling._scans import is_var, kept_size, size_of, split, xs_of
 
+_DEAR = 1000  # how much dearer it is to keep what has no name, where names count
+
 
 @dataclass(frozen=True)
 class Late:
@@ -107,6 +109,18 @@ def pairs(closed) -> Iterator[Pair]:
                 yield _pair(graph, f, b)
 
 
+def named(pair: Pair) -> dict[Any, str]:
+    """Variables of the forward body that carry a `checkpoint_name`."""
+    eqns = (e for e in pair.body.eqns if e.primitive.name == "name")
+    return {e.outvars[0]: e.params["name"] for e in eqns}
+
+
+def cut_by_names(pair: Pair, price: Price) -> Cut:
+    """The cut of the least worth that keeps what has a name, and else what it must."""
+    names = named(pair)
+    return _cut(pair, price, (), lambda v: kept_size(v) * (1 if v in names else _DEAR))
+
+
 def cut(pair: Pair, price: Price, late: bool = True) -> Cut:
     """The cut of the least worth; `late`: whether the turn before may be used."""
     best = _cut(pair, price, ())
@@ -117,11 +131,11 @@ def cut(pair: Pair, price: Price, late: bool = True) -> Cut:
     return best
 
 
-def _cut(pair: Pair, price: Price, late: tuple[Late, ...]) -> Cut:
+def _cut(pair: Pair, price: Price, late: tuple[Late, ...], size=kept_size) -> Cut:
     apart = {x.slot for x in late}
     now = [v for slot, v in pair.slots.items() if slot not in apart]
     wanted = [*now, *(x.early for x in late)]
-    kept = tuple(least(pair.body, wanted, pair.free, price))
+    kept = tuple(least(pair.body, wanted, pair.free, price, size))
     again = tuple(needed(pair.body, wanted, {*kept, *pair.free}))
     prices = (price_of(pair.body, i, price) or 0.0 for i in again)
     return Cut(kept, late, sum(map(kept_size, kept)), sum(prices), again)

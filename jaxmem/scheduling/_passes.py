@@ -19,7 +19,7 @@ from jaxmem.scheduling._release_scan import release
 from jaxmem.scheduling._reordered import reordered
 from jaxmem.scheduling._scan_inputs import cast_inside
 from jaxmem.scheduling._scan_part import remake_part
-from jaxmem.scheduling._scan_residuals import remake, remakes
+from jaxmem.scheduling._scan_residuals import remake, remakes, remakes_by_names
 from jaxmem.scheduling._scans import is_var, xs_of, ys_of
 from jaxmem.scheduling._two_pass import blocked_scans, two_pass
 from jaxmem.scheduling._unrolled import compute_again, is_transposed, unrolled
@@ -62,7 +62,9 @@ def _level(
     closed, aliases: Aliases, clip: str | None, choice: Choice, loop=None
 ) -> Rewritten:
     """One list of equations, the body of `loop`; then the bodies of the scans in it."""
-    closed, remade = _until_done(cast_inside(closed), remakes, remake)
+    closed, remade = cast_inside(closed), []
+    if not choice.named:
+        closed, remade = _until_done(closed, remakes, remake)
     found = tuple(pairs(closed))
     closed, more = _computed_again(closed, choice)
     remade += more
@@ -93,6 +95,9 @@ def _level(
 
 def _computed_again(closed, choice: Choice) -> tuple[Any, list]:
     """What is worth its price, in all layers and then in the first ones."""
+    if choice.named:
+        price = price_at(choice.rate, choice.machine)
+        return _until_done(closed, partial(remakes_by_names, price=price), remake)
     done = []
     for rate, part, apply in (
         (choice.rate, 1.0, remake),

@@ -24,7 +24,7 @@ from jaxmem.scheduling._graph import Graph, Values
 from jaxmem.scheduling._layer_axis import CHEAP
 from jaxmem.scheduling._least import Price, needed
 from jaxmem.scheduling._machine import fused_only
-from jaxmem.scheduling._pairs import Late, Pair, cut, pairs
+from jaxmem.scheduling._pairs import Cut, Late, Pair, cut, cut_by_names, pairs
 from jaxmem.scheduling._scans import (
     is_mask,
     is_var,
@@ -135,20 +135,25 @@ def remakes(closed, price: Price = fused_only, part: float = 1.0) -> Iterator[Re
     With `part` below one, in as large a part of the layers, rounded to a layer.
     """
     for pair in pairs(closed):
-        plan = _plan(pair, price, part)
-        if plan is not None:
+        turns = round(part * pair.length)
+        found = cut(pair, price, late=turns == pair.length)
+        if turns and found.worth < pair.bytes:
+            yield _plan(pair, found, turns)
+
+
+def remakes_by_names(closed, price: Price) -> Iterator[Remake]:
+    """The pairs of scans in which something is kept that has no name."""
+    for pair in pairs(closed):
+        plan = _plan(pair, cut_by_names(pair, price), pair.length)
+        if plan.slots:
             yield plan
 
 
 # -- analysis
 
 
-def _plan(pair: Pair, price: Price, part: float) -> Remake | None:
-    turns = round(part * pair.length)
+def _plan(pair: Pair, found: Cut, turns: int) -> Remake:
     whole = turns == pair.length
-    found = cut(pair, price, late=whole)
-    if not turns or found.worth >= pair.bytes:
-        return None
     stays = {}
     for slot, v in pair.slots.items():
         in_bits = whole and is_mask(v)

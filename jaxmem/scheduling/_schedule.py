@@ -1,7 +1,6 @@
 """`schedule`: a train step like the one given, with less alive at its peak."""
 
 import functools
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,16 +10,15 @@ from typing import Any
 import jax
 
 from jaxmem import _jaxpr
-from jaxmem.memory import MemoryReport, Target, estimate, format_bytes, parse_bytes
+from jaxmem.memory import Target, estimate, format_bytes, parse_bytes
 from jaxmem.memory._jitted import own_arguments
-from jaxmem.memory._pool import DoesNotFit
 from jaxmem.memory._spinner import spinner
 from jaxmem.memory._targets import get_target, local_target
-from jaxmem.scheduling._budget import Search, Tried, compiled
+from jaxmem.scheduling._arguments import abstract, jit_with, kind, positions
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
-from jaxmem.scheduling._ladder import ladder, step_of
 from jaxmem.scheduling._passes import Aliases, Rewritten, by_shape, rewrite
 from jaxmem.scheduling._plan import Plan, fingerprint, make_plan, undonated
+from jaxmem.scheduling._search import Evaluated, Found, loaded, search
 
 Places = int | Sequence[int]
 Names = str | Sequence[str]
@@ -117,20 +115,20 @@ def schedule(
     static = (*_many(static_argnums), *_many(static_argnames))
     if plan is not None and (budget is not None or target is not None):
         raise ValueError("plan: it has its budget and target already, give no others")
-    room = None if budget is None else _room(budget)
-    name = None
-    if target is not None:
-        name = get_target(target).name
-    elif room is not None:
-        name = local_target().name
+    room, name = room_and_target(budget, target)
     return Scheduled(step, Options(donate, static, clip, room, name, progress, plan))
 
 
-def _room(budget: int | str) -> int:
-    room = parse_bytes(budget)
-    if room <= 0:
+def room_and_target(
+    budget: int | str | None, target: str | Target | None
+) -> tuple[int | None, str | None]:
+    """Bytes, and the name of the chip; a budget without one is for this process's."""
+    room = None if budget is None else parse_bytes(budget)
+    if room is not None and room <= 0:
         raise ValueError(f"budget={budget!r}: must be more than 0 bytes")
-    return room
+    if target is not None:
+        return room, get_target(target).name
+    return room, None if room is None else local_target().name
 
 
 def _many(places) -> tuple[Any, ...]:
@@ -150,19 +148,7 @@ class Options:
     target: str | None
     progress: bool
     plan: Plan | None = None
-
-
-@dataclass(frozen=True)
-class Found:
-    """The choice for some arguments, and what a search has seen on the way to it."""
-
-    choice: Choice
-    budget: int | None = None
-    tried: tuple[Tried, ...] = ()
-    seconds: float = 0.0
-    rewritten: Rewritten | None = None
-    report: MemoryReport | None = None
-    fingerprint: str = ""
+    named: bool = False
 
 
 class Scheduled:
@@ -209,15 +195,14 @@ class Scheduled:
           What `jaxmem.estimate` raises, where a target is given.
         """
         donated, static = self._places(args, kwargs)
-        found = self._find(args, kwargs)
+        found = self.find(args, kwargs)
         rewritten, scheduled = found.rewritten, found.report
         if rewritten is None:
-            abstract = _abstract(args, static), _abstract(kwargs, static)
-            rewritten = self._rewrite(*abstract, donated, found.choice)[0]
+            rewritten = self.rewritten(found.choice, *args, **kwargs)
         plain = None
         target = target or self._options.target
         if target is not None:
-            jitted = _jit(self.__wrapped__, donated, static)
+            jitted = jit_with(self.__wrapped__, donated, static)
             plain = estimate(jitted, *args, target=target, **kwargs)
             if scheduled is None or get_target(target).name != scheduled.target:
                 scheduled = estimate(self, *args, target=target, **kwargs)
@@ -236,7 +221,7 @@ class Scheduled:
 
     def _jit(self, args, kwargs):
         places = self._places(args, kwargs)
-        choice = self._find(args, kwargs).choice
+        choice = self.find(args, kwargs).choice
         if (places, choice) not in self._jitted:
 
             @functools.wraps(self.__wrapped__)
@@ -244,8 +229,14 @@ class Scheduled:
                 found, leaves, tree = self._rewrite(args, kwargs, places[0], choice)
                 return jax.tree.unflatten(tree, _jaxpr.evaluate(found.jaxpr, leaves))
 
-            self._jitted[places, choice] = _jit(scheduled, *places)
+            self._jitted[places, choice] = jit_with(scheduled, *places)
         return self._jitted[places, choice]
+
+    def rewritten(self, choice: Choice, *args, **kwargs) -> Rewritten:
+        """The step under a choice, for arguments of these shapes."""
+        donated, static = self._places(args, kwargs)
+        shapes = abstract(args, static), abstract(kwargs, static)
+        return self._rewrite(*shapes, donated, choice)[0]
 
     def _rewrite(
         self, args, kwargs, donated, choice: Choice
@@ -262,21 +253,21 @@ class Scheduled:
         given = positions(args, kwargs, donated) or range(len(closed.in_avals))
         return by_shape(closed, given)
 
-    def _find(self, args, kwargs) -> Found:
+    def find(self, args, kwargs) -> Found:
         """The choice for arguments of these shapes."""
         budget, target = self._options.budget, self._options.target
         plan = self._options.plan
         if target is None and plan is None:
             return Found(NO_CHOICE)
         donated, static = places = self._places(args, kwargs)
-        args, kwargs = _abstract(args, static), _abstract(kwargs, static)
+        args, kwargs = abstract(args, static), abstract(kwargs, static)
         leaves, tree = jax.tree.flatten((args, kwargs))
-        key = tree, tuple(_kind(x) for x in leaves)
+        key = tree, tuple(kind(x) for x in leaves)
         if key not in self._found:
             traced = _jaxpr.trace(self.__wrapped__, *args, **kwargs)
             if plan is not None or target is None:
                 assert plan is not None
-                self._found[key] = _loaded(plan, traced.jaxpr)
+                self._found[key] = loaded(plan, traced.jaxpr)
                 return self._found[key]
             again = partial(self._rewritten, traced, args, kwargs, donated)
             mark = fingerprint(traced.jaxpr)
@@ -287,7 +278,7 @@ class Scheduled:
             if budget is not None:
                 title += f" in {format_bytes(budget)}"
             with spinner(self._options.progress, title) as tell:
-                self._found[key] = _search(step, budget, tell)
+                self._found[key] = search(step, budget, tell, self._options.named)
         return self._found[key]
 
     def _warn(self, args, kwargs) -> None:
@@ -298,132 +289,3 @@ class Scheduled:
         if not self._places(args, kwargs)[0]:
             plan = self.plan(*args, **kwargs)
             warnings.warn("\n".join(plan.notes), stacklevel=3)
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """A step traced once, to be compiled under several choices."""
-
-    rewritten: Callable[[Choice], Rewritten]
-    out_tree: Any
-    places: tuple[tuple, tuple]
-    args: tuple
-    kwargs: dict[str, Any]
-    target: str
-    fingerprint: str
-
-    def compile(self, choice: Choice) -> MemoryReport | None:
-        """The compiler's report; None if it finds no way to fit the chip."""
-        jaxpr = self.rewritten(choice).jaxpr
-
-        def step(*args, **kwargs):
-            leaves = filter(_jaxpr.is_array, jax.tree.leaves((args, kwargs)))
-            outs = _jaxpr.evaluate(jaxpr, list(leaves))
-            return jax.tree.unflatten(self.out_tree, outs)
-
-        jitted = _jit(step, *self.places)
-        try:
-            return estimate(jitted, *self.args, target=self.target, **self.kwargs)
-        except DoesNotFit:
-            return None
-
-
-def _loaded(plan: Plan, closed) -> Found:
-    """The choice of a plan that was made for this step."""
-    mine = fingerprint(closed)
-    if plan.fingerprint != mine:
-        raise ValueError(
-            f"plan: made for another step ({plan.fingerprint or 'unknown'}) than this "
-            f"one ({mine}), or for arguments of other shapes: plan again"
-        )
-    return Found(plan.choice, plan.budget, fingerprint=mine)
-
-
-def _search(step: Evaluated, budget: int | None, tell: Callable[[str], None]) -> Found:
-    """The choice that fits a budget; without one, the one that takes least.
-
-    Without a budget nothing that costs anything is done again.
-    """
-    start = time.perf_counter()
-    first = step.rewritten(NO_CHOICE)
-    about = step_of(first.pairs, first.lists, step.target)
-    free = [Choice(step.target), *([Choice(step.target, order=True)] * about.is_list)]
-    if budget is None:
-        free.append(Choice(step.target, plain=True))
-    tried = []
-    for choice in free if budget is None or about.is_list else ():
-        tell(f"compile {len(tried) + 1}")
-        tried.append(compiled(choice, step.compile(choice)))
-    best = min(tried, key=lambda t: t.peak, default=None)
-    if budget is not None and (best is None or best.peak > budget):
-        order = best is not None and best.choice.order
-        search = Search(ladder(about), about, budget, order, step.compile, tell)
-        best = search.run()
-        tried += search.tried
-    assert best is not None
-    seconds = time.perf_counter() - start
-    rewritten = step.rewritten(best.choice)
-    return Found(
-        best.choice,
-        budget,
-        tuple(tried),
-        seconds,
-        rewritten,
-        best.report,
-        step.fingerprint,
-    )
-
-
-def _jit(fn: Callable, donated: Sequence, static: Sequence):
-    """`jax.jit` with places that are positions or names."""
-
-    def split(places) -> tuple[list[int] | None, list[str] | None]:
-        numbers = [p for p in places if isinstance(p, int)]
-        # None lets jit find positions by names and names by positions
-        return numbers or None, [p for p in places if isinstance(p, str)] or None
-
-    (donate_argnums, donate_argnames), (static_argnums, static_argnames) = map(
-        split, (donated, static)
-    )
-    return jax.jit(
-        fn,
-        donate_argnums=donate_argnums,
-        donate_argnames=donate_argnames,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-    )
-
-
-def _abstract(arguments: Any, static: Sequence) -> Any:
-    """Shapes and dtypes of all that is not static, Python scalars included."""
-    count = len(arguments)
-    static = [p + count if isinstance(p, int) and p < 0 else p for p in static]
-    items = arguments.items() if isinstance(arguments, dict) else enumerate(arguments)
-    made = {k: v if k in static else jax.tree.map(_aval, v) for k, v in items}
-    return made if isinstance(arguments, dict) else tuple(made.values())
-
-
-def _aval(leaf):
-    if isinstance(leaf, bool | int | float | complex):
-        return jax.eval_shape(lambda x: x, leaf)
-    if _jaxpr.is_abstract(leaf):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
-    return leaf
-
-
-def _kind(leaf):
-    """What the choice for an argument depends on."""
-    if not _jaxpr.is_array(leaf):
-        return leaf
-    return leaf.shape, str(leaf.dtype), getattr(leaf, "sharding", None)
-
-
-def positions(args, kwargs, places: Sequence) -> list[int]:
-    """Which of the array leaves belong to these arguments."""
-    found, count = [], 0
-    for place, value in [*enumerate(args), *sorted(kwargs.items())]:
-        leaves = [x for x in jax.tree.leaves(value) if _jaxpr.is_array(x)]
-        if place in places or (isinstance(place, int) and place - len(args) in places):
-            found += range(count, count + len(leaves))
-        count += len(leaves)
-    return found

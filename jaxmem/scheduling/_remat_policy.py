@@ -1,0 +1,101 @@
+"""The choice for a budget as names, for steps that use `jax.checkpoint` themselves."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from jaxmem.memory import MemoryReport, Target
+from jaxmem.scheduling._choice import NAMED, price_at
+from jaxmem.scheduling._pairs import Pair, cut_by_names, named
+from jaxmem.scheduling._schedule import Options, Scheduled, room_and_target
+
+
+@dataclass(frozen=True)
+class RematPolicy:
+    """A policy for `jax.checkpoint`: what to keep, by `checkpoint_name`.
+
+    Attributes:
+      names: what is kept.
+      dropped: the other names of the step.
+      report: the compiled step with this choice; by which the budget was met.
+    """
+
+    names: tuple[str, ...]
+    dropped: tuple[str, ...]
+    report: MemoryReport | None = field(default=None, compare=False, repr=False)
+
+    def __call__(self, prim, *avals: Any, **params: Any) -> Any:
+        """As `jax.checkpoint_policies.save_only_these_names(*names)`."""
+        policy = jax.checkpoint_policies.save_only_these_names(*self.names)
+        return policy(prim, *avals, **params)
+
+
+def remat_policy(
+    fn: Callable,
+    budget: int | str,
+    *args: Any,
+    target: str | Target | None = None,
+    donate_argnums: int | Sequence[int] = (),
+    progress: bool = True,
+    **kwargs: Any,
+) -> RematPolicy:
+    """Which names of a step's layers to keep, so that it fits into a budget.
+
+    For who wants to keep the step his own: the layers, under `jax.lax.scan`, carry
+    `jax.ad_checkpoint.checkpoint_name` where a value may be kept, and are wrapped in
+    `jax.checkpoint(layer, policy=policy, prevent_cse=False)` with what this returns.
+    `jaxmem.schedule` needs neither names nor wrapping, and has more to choose from:
+    it keeps values that have no name, and can treat some layers otherwise than others.
+
+    Args:
+      fn: the step with its gradient, its layers not wrapped in `jax.checkpoint`.
+      budget: the peak that the compiled step may have on one device, arguments
+        included, in bytes or as text like "14GiB".
+      *args: arrays or `jax.ShapeDtypeStruct`.
+      target: the chip that the budget is for; by default this process's first device.
+      donate_argnums: positional arguments whose buffers the step may reuse.
+      progress: show a progress bar, where the output is a terminal.
+      **kwargs: the step's keyword arguments.
+
+    Returns:
+      A `RematPolicy`.
+
+    Raises:
+      ValueError: no scanned layer has a name; the budget is no size, or not reachable
+        with these names (`BudgetError`, which names the least and who holds it).
+      RuntimeError: this installation cannot compile for the target.
+
+    Example::
+
+      policy = jaxmem.remat_policy(step, "14GiB", state, batch, target="h100")
+      layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+    """
+    donated = (donate_argnums,) if isinstance(donate_argnums, int) else donate_argnums
+    room, chip = room_and_target(budget, target)
+    options = Options(tuple(donated), (), None, room, chip, progress, named=True)
+    step = Scheduled(fn, options)
+    names = _names(step.rewritten(NAMED, *args, **kwargs).pairs)
+    if not names:
+        raise ValueError(
+            "fn: no value of its scanned layers has a name: put "
+            "jax.ad_checkpoint.checkpoint_name(x, 'name') where a value may be kept, "
+            "or use jaxmem.schedule, which needs none"
+        )
+    found = step.find(args, kwargs)
+    assert found.rewritten is not None
+    price = price_at(found.choice.rate, found.choice.machine)
+    kept = {
+        named(pair).get(v)
+        for pair in found.rewritten.pairs
+        for v in cut_by_names(pair, price).kept
+    }
+    chosen = names & kept
+    return RematPolicy(
+        tuple(sorted(chosen)), tuple(sorted(names - chosen)), found.report
+    )
+
+
+def _names(pairs: Iterable[Pair]) -> set[str]:
+    return {name for pair in pairs for name in named(pair).values()}

@@ -1,0 +1,108 @@
+"""A traced step, compiled under several choices until one of them will do."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxmem import _jaxpr
+from jaxmem.memory import MemoryReport, estimate
+from jaxmem.memory._pool import DoesNotFit
+from jaxmem.scheduling._arguments import jit_with
+from jaxmem.scheduling._budget import Search, Tried, compiled
+from jaxmem.scheduling._choice import NAMED, NO_CHOICE, Choice
+from jaxmem.scheduling._ladder import ladder, step_of
+from jaxmem.scheduling._passes import Rewritten
+from jaxmem.scheduling._plan import Plan, fingerprint
+
+
+@dataclass(frozen=True)
+class Found:
+    """The choice for some arguments, and what a search has seen on the way to it."""
+
+    choice: Choice
+    budget: int | None = None
+    tried: tuple[Tried, ...] = ()
+    seconds: float = 0.0
+    rewritten: Rewritten | None = None
+    report: MemoryReport | None = None
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A step traced once, to be compiled under several choices."""
+
+    rewritten: Callable[[Choice], Rewritten]
+    out_tree: Any
+    places: tuple[tuple, tuple]
+    args: tuple
+    kwargs: dict[str, Any]
+    target: str
+    fingerprint: str
+
+    def compile(self, choice: Choice) -> MemoryReport | None:
+        """The compiler's report; None if it finds no way to fit the chip."""
+        jaxpr = self.rewritten(choice).jaxpr
+
+        def step(*args, **kwargs):
+            leaves = filter(_jaxpr.is_array, jax.tree.leaves((args, kwargs)))
+            outs = _jaxpr.evaluate(jaxpr, list(leaves))
+            return jax.tree.unflatten(self.out_tree, outs)
+
+        jitted = jit_with(step, *self.places)
+        try:
+            return estimate(jitted, *self.args, target=self.target, **self.kwargs)
+        except DoesNotFit:
+            return None
+
+
+def loaded(plan: Plan, closed) -> Found:
+    """The choice of a plan that was made for this step."""
+    mine = fingerprint(closed)
+    if plan.fingerprint != mine:
+        raise ValueError(
+            f"plan: made for another step ({plan.fingerprint or 'unknown'}) than this "
+            f"one ({mine}), or for arguments of other shapes: plan again"
+        )
+    return Found(plan.choice, plan.budget, fingerprint=mine)
+
+
+def search(
+    step: Evaluated, budget: int | None, tell: Callable[[str], None], named: bool
+) -> Found:
+    """The choice that fits a budget; without one, the one that takes least.
+
+    Without a budget nothing that costs anything is done again. `named`: only what has a
+    `checkpoint_name` is kept.
+    """
+    start = time.perf_counter()
+    first = step.rewritten(NAMED if named else NO_CHOICE)
+    about = step_of(first.pairs, () if named else first.lists, step.target, named)
+    free = [Choice(step.target), *([Choice(step.target, order=True)] * about.is_list)]
+    if budget is None:
+        free.append(Choice(step.target, plain=True))
+    tried = []
+    for choice in free if budget is None or about.is_list else ():
+        tell(f"compile {len(tried) + 1}")
+        tried.append(compiled(choice, step.compile(choice)))
+    best = min(tried, key=lambda t: t.peak, default=None)
+    if budget is not None and (best is None or best.peak > budget):
+        order = best is not None and best.choice.order
+        found = Search(ladder(about), about, budget, order, step.compile, tell)
+        best = found.run()
+        tried += found.tried
+    assert best is not None
+    seconds = time.perf_counter() - start
+    rewritten = step.rewritten(best.choice)
+    return Found(
+        best.choice,
+        budget,
+        tuple(tried),
+        seconds,
+        rewritten,
+        best.report,
+        step.fingerprint,
+    )
