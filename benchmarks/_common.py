@@ -26,6 +26,12 @@ def publish(name: str, columns: Sequence[str], rows: Sequence[Sequence]) -> None
     for row in rows:
         table.add_row(*(f"{c:,.1f}" if isinstance(c, float) else str(c) for c in row))
     rich.print(table)
+    path = write(name, columns, rows)
+    print(f"wrote {path.relative_to(RESULTS.parent.parent)}")
+
+
+def write(name: str, columns: Sequence[str], rows: Sequence[Sequence]) -> pathlib.Path:
+    """Writes the rows alone."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}-jax{jax.__version__}.csv"
     module = pathlib.Path(sys.argv[0]).stem
@@ -38,7 +44,16 @@ def publish(name: str, columns: Sequence[str], rows: Sequence[Sequence]) -> None
         out.writerows(
             [round(c, 2) if isinstance(c, float) else c for c in row] for row in rows
         )
-    print(f"wrote {path.relative_to(RESULTS.parent.parent)}")
+    return path
+
+
+def published(name: str) -> list[list[str]]:
+    """The rows of `results/<name>-jax<version>.csv`, as text; none if there is none."""
+    path = RESULTS / f"{name}-jax{jax.__version__}.csv"
+    if not path.exists():
+        return []
+    lines = (x for x in path.read_text().splitlines() if not x.startswith("#"))
+    return list(csv.reader(lines))[1:]
 
 
 def verdict(value: float, bar: float | None) -> str:

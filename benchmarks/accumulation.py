@@ -16,8 +16,8 @@ from benchmarks._common import MIB, RESULTS, publish, verdict
 from benchmarks.models import abstract_params, masked_loss
 from benchmarks.release import TOKENS, model
 
-# a compile for TPU takes minutes: add "tpu-v5e": (8,) to have it
-COUNTS = {"h100": (1, 2, 4, 8, 32)}
+COUNTS = {"h100": (1, 2, 4, 8, 32), "tpu-v5e": (1, 2, 4, 8, 32)}
+PATIENCE = 3600  # seconds: a compile for TPU takes minutes, more on a busy machine
 KEY = jax.eval_shape(lambda: jax.random.key(0))
 LEAST = 4020  # MiB of peak for AdamA through microbatch
 ACCUMULATOR = 1274  # MiB of one more tree of the parameters' size
@@ -135,7 +135,8 @@ def measure(way: str, n: int, target: str):
     params = abstract_params(made, TOKENS)
     state = jax.eval_shape(tx.init, params)
     tokens = jax.ShapeDtypeStruct((TOKENS.shape[0] * count, TOKENS.shape[1]), jnp.int32)
-    return jaxmem.estimate(step, params, state, tokens, KEY, target=target)
+    args = params, state, tokens, KEY
+    return jaxmem.estimate(step, *args, target=target, timeout=PATIENCE)
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import flax.linen as nn
 import jax.numpy as jnp
 
+from benchmarks.models import run_layers
 from benchmarks.vision_models import SelfAttention
 
 
@@ -32,7 +33,7 @@ class EncoderLayer(nn.Module):
     dense: Any
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, _):
         c = self.config
         norm = functools.partial(nn.LayerNorm, epsilon=1e-12, dtype=c.dtype)
         y = SelfAttention(c, self.dense, name="attention")(x)
@@ -41,7 +42,7 @@ class EncoderLayer(nn.Module):
         y = self.dense(c.width, dtype=c.dtype, name="down")(
             nn.gelu(y, approximate=False)
         )
-        return norm(name="norm_2")(x + y)
+        return norm(name="norm_2")(x + y), None
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class LlamaLayer(nn.Module):
     dense: Any
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, _):
         c = self.config
         norm = functools.partial(nn.RMSNorm, dtype=c.dtype)
         dense = functools.partial(self.dense, use_bias=False, dtype=c.dtype)
@@ -82,7 +83,7 @@ class LlamaLayer(nn.Module):
         x = x + dense(c.width, name="out")(y.reshape(x.shape))
         y = norm(name="norm_2")(x)
         gate, up = (dense(c.hidden, name=name)(y) for name in ("gate", "up"))
-        return x + dense(c.width, name="down")(nn.silu(gate) * up)
+        return x + dense(c.width, name="down")(nn.silu(gate) * up), None
 
 
 def rotary(x, base=500_000.0):
@@ -104,6 +105,5 @@ class Stack(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        for number in range(self.config.layers):
-            x = self.layer(self.config, self.dense, name=f"layer_{number}")(x)
-        return x
+        c = self.config
+        return run_layers(self.layer, c.layers, x, c, self.dense, scanned=False)

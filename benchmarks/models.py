@@ -7,6 +7,21 @@ import jax
 import jax.numpy as jnp
 
 
+def run_layers(layer, count, x, *settings, scanned=True):
+    """`x` through `count` layers: in one `nn.scan`, or one after another by name."""
+    if scanned:
+        stack = nn.scan(
+            layer,
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "dropout": True},
+            length=count,
+        )
+        return stack(*settings, name="layers")(x, None)[0]
+    for number in range(count):
+        x, _ = layer(*settings, name=f"layer_{number}")(x, None)
+    return x
+
+
 @dataclass(frozen=True)
 class BertConfig:
     """Sizes of BERT-Large (Devlin et al. 2018, section 3); smaller ones by argument."""
@@ -61,13 +76,7 @@ class Bert(nn.Module):
         embed = nn.Embed(c.vocabulary, c.width, dtype=c.dtype, name="tokens")
         place = nn.Embed(c.positions, c.width, dtype=c.dtype, name="positions")
         x = embed(tokens) + place(jnp.arange(tokens.shape[1]))
-        stack = nn.scan(
-            self.layer,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            length=c.layers,
-        )
-        x, _ = stack(c, self.deterministic, name="layers")(x, None)
+        x = run_layers(self.layer, c.layers, x, c, self.deterministic)
         return embed.attend(x[:, : max(1, int(tokens.shape[1] * 0.15))])
 
 
@@ -158,13 +167,7 @@ class Stack(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        stack = nn.scan(
-            self.layer,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            length=self.config.layers,
-        )
-        return stack(self.config, name="layers")(x, None)[0]
+        return run_layers(self.layer, self.config.layers, x, self.config)
 
 
 def mean_square(model):

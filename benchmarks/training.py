@@ -12,6 +12,7 @@ nats a byte, nats a digit; and of the digits the share that is read right.
 import csv
 import itertools
 import sys
+from collections.abc import Callable
 from statistics import fmean
 
 import flax.linen as nn
@@ -27,7 +28,10 @@ from jaxmem.demo._settings import Settings
 from jaxmem.demo._techniques import TECHNIQUES
 
 SEEDS = (0, 1, 2)
-WAYS = ("plain", *TECHNIQUES)
+WAYS = (
+    *("plain", "exact", "bits-1", "bits-2", "bits-3", "bits-4", "regelu2"),
+    *("storage-8", "storage-4", "wta-crs"),
+)
 HELD_OUT = 360  # digits
 DIGIT_STEPS, DIGIT_BATCH = 200, 64
 GPT = {"model": "linen", "layers": 2, "width": 64, "context": 64, "batch": 8}
@@ -37,16 +41,20 @@ GPT_STEPS = 150
 class Block(nn.Module):
     """A pre-LN layer as a user writes it."""
 
+    dense: Callable[..., nn.Module] = nn.Dense
+
     @nn.compact
     def __call__(self, x, _):
         y = nn.LayerNorm()(x)
         x = x + nn.MultiHeadDotProductAttention(4, name="attention")(y)
-        y = nn.gelu(nn.Dense(256, name="up")(nn.LayerNorm()(x)))
-        return x + nn.Dense(x.shape[-1], name="down")(y), None
+        y = nn.gelu(self.dense(256, name="up")(nn.LayerNorm()(x)))
+        return x + self.dense(x.shape[-1], name="down")(y), None
 
 
 class ViT(nn.Module):
-    """Logits of ten digits from 8 x 8 pixels."""
+    """Logits of ten digits from 8 x 8 pixels; `dense` are the layers of the MLPs."""
+
+    dense: Callable[..., nn.Module] = nn.Dense
 
     @nn.compact
     def __call__(self, pixels):
@@ -59,7 +67,7 @@ class ViT(nn.Module):
             split_rngs={"params": True, "dropout": True},
             length=4,
         )
-        x = stack(name="layers")(x, None)[0]
+        x = stack(self.dense, name="layers")(x, None)[0]
         return nn.Dense(10, name="head")(nn.LayerNorm()(x).mean(axis=1))
 
 
@@ -77,7 +85,7 @@ def train_vit(way: str, seed: int) -> tuple[float, float]:
     """(loss, share right) of held-out digits."""
     train, held = digits()
     plain = ViT()
-    model = plain if way == "plain" else TECHNIQUES[way](plain)
+    model = plain if way == "plain" else TECHNIQUES[way].change(plain)
     params = plain.init(jax.random.key(seed), held[0][:1])["params"]
     tx = optax.adamw(optax.cosine_decay_schedule(3e-3, DIGIT_STEPS))
 

@@ -1,6 +1,7 @@
 """ResNet and ViT in Flax linen, as a user writes them: plain layers, layer after layer.
 
-Layers are unrolled, with a name each, so that single ones can be chosen for training.
+Layers are unrolled, with a name each, so that single ones can be chosen for training;
+those of ViT may be scanned.
 """
 
 import functools
@@ -9,6 +10,8 @@ from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
+
+from benchmarks.models import run_layers
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class ViT(nn.Module):
 
     config: ViTConfig
     dense: Any = nn.Dense
+    scanned: bool = False
 
     @nn.compact
     def __call__(self, x):
@@ -109,8 +113,7 @@ class ViT(nn.Module):
         x = x.reshape(x.shape[0], -1, c.width)
         place = nn.initializers.normal(0.02)
         x = x + self.param("place", place, (1, *x.shape[1:])).astype(c.dtype)
-        for number in range(c.layers):
-            x = ViTLayer(c, self.dense, name=f"layer_{number}")(x)
+        x = run_layers(ViTLayer, c.layers, x, c, self.dense, scanned=self.scanned)
         x = nn.LayerNorm(dtype=c.dtype, name="norm")(x)
         return nn.Dense(c.classes, dtype=c.dtype, name="head")(x.mean(1))
 
@@ -122,12 +125,12 @@ class ViTLayer(nn.Module):
     dense: Any
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, _):
         c = self.config
         norm = functools.partial(nn.LayerNorm, dtype=c.dtype)
         x = x + SelfAttention(c, self.dense, name="attention")(norm(name="norm_1")(x))
         y = self.dense(c.hidden, dtype=c.dtype, name="up")(norm(name="norm_2")(x))
-        return x + self.dense(c.width, dtype=c.dtype, name="down")(nn.gelu(y))
+        return x + self.dense(c.width, dtype=c.dtype, name="down")(nn.gelu(y)), None
 
 
 class SelfAttention(nn.Module):

@@ -66,13 +66,17 @@ def source_line(eqn) -> str:
     return source_info_util.summarize(eqn.source_info)
 
 
-def caller_line(eqn) -> str:
-    """The innermost line outside of this package that led to `eqn`, or ""."""
+def caller_line(eqn, *libraries: str) -> str:
+    """The innermost line outside of this package that led to `eqn`, or "".
+
+    `libraries` are parts of the names of other files to look past.
+    """
     from jax._src.source_info_util import user_frames
 
     own = str(pathlib.Path(__file__).parent)
     for frame in user_frames(eqn.source_info.traceback):
-        if not frame.file_name.startswith(own):
+        file = frame.file_name
+        if not file.startswith(own) and not any(part in file for part in libraries):
             return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
     return ""
 
@@ -163,3 +167,36 @@ def has_side_effects(eqn) -> bool:
 def trace_state() -> Any:
     """What tells, by `==`, whether two moments belong to one trace."""
     return jex_core.get_opaque_trace_state()
+
+
+def policy_names(policy) -> tuple[frozenset[str], frozenset[str]]:
+    """The `checkpoint_name`s that one of jax's own policies (saves, offloads)."""
+    inside = _closure(policy)
+    saved = getattr(policy, "saveable_names", frozenset())
+    saved = saved.union(inside.get("names_which_can_be_saved", ()))
+    moved = frozenset(inside.get("names_which_can_be_offloaded", ()))
+    for key in ("policy_1", "policy_2"):
+        if key in inside:
+            both = policy_names(inside[key])
+            saved, moved = saved | both[0], moved | both[1]
+    return saved, moved
+
+
+def forgets_its_names(policy) -> bool:
+    """Whether it is a `save_anything_except_these_names` that does not look at them."""
+    maker = jax.checkpoint_policies.save_anything_except_these_names.__name__
+    name = getattr(policy, "__qualname__", "").split(".")[0]
+    return name == maker and not _closure(policy)
+
+
+def _closure(fn) -> dict[str, Any]:
+    """The names that a function closes over, and what they are."""
+    cells = getattr(fn, "__closure__", None) or ()
+    return (
+        {
+            name: cell.cell_contents
+            for name, cell in zip(fn.__code__.co_freevars, cells, strict=True)
+        }
+        if cells
+        else {}
+    )

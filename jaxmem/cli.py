@@ -69,8 +69,10 @@ def demo(
     technique: Annotated[
         str,
         typer.Option(
-            help="Of the second run: exact, bits-1 to bits-4, regelu2, storage-8, "
-            "storage-4, or (in linen) wta-crs."
+            help="Of the second run. To rounding: exact, elementwise, ms-norm, "
+            "linear-cross-entropy, frozen. Approximate: bits-1, bits-2, bits-3, "
+            "bits-4, regelu2, storage-8, storage-4. With --model linen also lora, "
+            "wta-crs and velora."
         ),
     ] = "exact",
     target: Annotated[
@@ -88,6 +90,10 @@ def demo(
 
     With `--optimizer adama` the plain model trains with AdamW on gradients accumulated
     over micro-batches, the substituted one through `jaxmem.microbatch` with AdamA.
+
+    With `--technique frozen` or `lora` both runs train a part of the parameters, the
+    same one. In-place ABN is not shown: no GPT has the batch norms it takes the place
+    of.
     """
     from jaxmem.demo import Settings
     from jaxmem.demo._run import run
@@ -160,6 +166,55 @@ def estimate(
         _plot(report, plot_path)
     if limit is not None:
         _hold(report.peak_bytes, limit)
+
+
+@app.command()
+def layout(
+    file: Annotated[Path, typer.Argument(help="CSV: id, lower, upper, size.")],
+    capacity: Annotated[
+        str | None,
+        typer.Option(
+            help="Bytes of the arena, as in 1048576 or 1MiB; without, the least."
+        ),
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option(min=0, help="Seconds after which the best is taken.")
+    ] = 10.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    output: Annotated[
+        Path | None, typer.Option(help="CSV to write, with a column of offsets.")
+    ] = None,
+    plot_path: Annotated[
+        Path | None, typer.Option("--plot", help="Draw the arena over time.")
+    ] = None,
+) -> None:
+    """Lay buffers with lifetimes out in one arena that is as low as can be found.
+
+    FILE has a header line and a buffer a line, alive from `lower` up to but not
+    including `upper`: the format of minimalloc's benchmark.
+
+    Exits 0 with a layout, within the capacity where there is one, 1 where none was
+    found within it (the best there is gets written all the same), 2 on bad usage.
+    """
+    from jaxmem.planning import NoLayoutError, read_buffers, write_buffers
+
+    failure = None
+    try:
+        limit = None if capacity is None else _size(capacity)
+        buffers = read_buffers(file)
+        found = _laid_out(buffers, limit, time_limit, seed)
+    except NoLayoutError as error:
+        failure, found = error, error.best
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+    _print(found)
+    if output:
+        write_buffers(output, found.buffers, found.offsets)
+    if plot_path:
+        _plot(found, plot_path)
+    if failure:
+        typer.echo(str(failure), err=True)
+        raise typer.Exit(DOES_NOT_FIT)
 
 
 @app.command()
@@ -250,6 +305,30 @@ def _estimate(step: Step):
     except Exception as error:
         typer.echo(f"the step failed: {type(error).__name__}: {error}", err=True)
         raise typer.Exit(FAILED) from error
+
+
+def _laid_out(buffers, capacity: int | None, time_limit: float, seed: int):
+    """The layout, with a bar that runs through the time there is."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from jaxmem.planning import layout
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("best fit", total=time_limit)
+
+        def tell(height: int, bound: int) -> None:
+            text = f"height {height:,} of at least {bound:,}"
+            bar.update(task, description=text, completed=bar.tasks[0].elapsed or 0.0)
+
+        return layout(
+            buffers,
+            capacity=capacity,
+            time_limit=time_limit,
+            seed=seed,
+            progress=tell,
+        )
 
 
 def _plot(report, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem import _compat
 
@@ -64,6 +65,34 @@ def test_equations_run_again_where_they_were():
 def test_caller_line():
     (eqn,) = _traced(lambda x: x + 1.0, 1.0).eqns
     assert "test_compat" in _compat.caller_line(eqn)
+    assert "test_compat" not in _compat.caller_line(eqn, "tests")
+
+
+def test_policy_names():
+    policies = jax.checkpoint_policies
+    offload = policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=["a"],
+        names_which_can_be_offloaded=["b"],
+        offload_src="device",
+        offload_dst="pinned_host",
+    )
+    assert _compat.policy_names(offload) == ({"a"}, {"b"})
+    two = policies.save_only_these_names("c", "d"), policies.dots_saveable
+    both = policies.save_from_both_policies(*two)
+    assert _compat.policy_names(both) == ({"c", "d"}, set())
+    for policy in (None, policies.nothing_saveable, policies.dots_saveable, max):
+        assert _compat.policy_names(policy) == (set(), set())
+
+
+def test_forgets_its_names():
+    policies = jax.checkpoint_policies
+    forgets = _compat.forgets_its_names(policies.save_anything_except_these_names("a"))
+    # jax's own answer: whether it saves the very name it is not to save
+    (eqn,) = _traced(lambda x: checkpoint_name(x, "a"), 1.0).eqns
+    saves = policies.save_anything_except_these_names("a")(eqn.primitive, name="a")
+    assert forgets == bool(saves)
+    for policy in (None, policies.everything_saveable, lambda *_, **__: True):
+        assert not _compat.forgets_its_names(policy)
 
 
 def test_constants_first():

@@ -1,6 +1,7 @@
 """The demonstration in small: data, both models, training, table, picture, JSON."""
 
 import dataclasses
+import functools
 import io
 import json
 import math
@@ -19,6 +20,7 @@ from jaxmem.demo import (
     Settings,
     _gpt_linen,
     _gpt_nnx,
+    _losses,
     _measure,
     _optimizers,
     _run,
@@ -31,6 +33,7 @@ from jaxmem.demo import (
 )
 from jaxmem.demo._compare import models
 from jaxmem.demo._largest import Largest, largest_batch, rounded
+from jaxmem.demo._techniques import TECHNIQUES
 
 TINY = Settings(steps=3, batch=2, layers=2, width=32, heads=2, context=64)
 ADAMA = dataclasses.replace(TINY, optimizer="adama", batch=8)
@@ -110,10 +113,26 @@ def test_model_sees_no_later_byte(flavour):
     assert jnp.array_equal(a[:20], b[:20]) and not jnp.allclose(a[20:], b[20:])
 
 
+def test_both_ways_to_the_loss():
+    random = np.random.default_rng(0)
+    draw = lambda *shape: jnp.asarray(random.standard_normal(shape), jnp.float32)
+    head = {"kernel": draw(16, 256), "bias": draw(256)}
+    params = {"embed": draw(256, 16), "head": head}
+    hidden = lambda params, tokens, key: params["embed"][tokens]
+
+    def logits(params, tokens, key):
+        head = params["head"]
+        return hidden(params, tokens, key) @ head["kernel"] + head["bias"][None, None]
+
+    losses = _losses.from_hidden(hidden), _losses.from_logits(logits)
+    got, want = (jax.jit(jax.value_and_grad(f))(params, _tokens(2)) for f in losses)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_plain_model_starts_at_a_guess_and_learns(flavour):
     settings = dataclasses.replace(TINY, steps=40, learning_rate=1e-2)
-    one = _train.start(*_split(flavour), settings)
+    one = _train.start(*_model(flavour), settings)
     text = standard_library(300_000)
     _train.train({"plain": one}, batches(text.train, 8, 64, 0), settings)
     # Logits of unit size add about half a nat to log 256.
@@ -135,8 +154,7 @@ def test_dropout_acts_in_training_alone(flavour):
 
 
 def test_accumulated_gradient_is_that_of_the_batch():
-    params, forward = _split("linen")
-    loss = _train.make_loss(forward)
+    params, loss = _model("linen")
     tokens = _tokens(8)
     gradient = jax.value_and_grad(loss)
     whole = jax.jit(gradient)(params, tokens, None)
@@ -150,10 +168,9 @@ def test_accumulated_gradient_is_that_of_the_batch():
 
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_adama_releases_every_scanned_gradient_in_spite_of_clipping(flavour):
-    params, forward = _split(flavour)
+    params, loss = _model(flavour)
     optimizer = _optimizers.make_optimizer(ADAMA, adama=True)
     args = params, optimizer.init(params), _tokens(8), None
-    loss = _train.make_loss(forward)
     plans = [
         jaxmem.microbatch(loss, optimizer, ADAMA.n, clip=clip).plan(*args)
         for clip in (None, "two_pass")
@@ -166,22 +183,83 @@ def test_adama_releases_every_scanned_gradient_in_spite_of_clipping(flavour):
 @pytest.mark.parametrize("technique", ["storage-8", "wta-crs"])
 def test_technique_changes_gradients_and_not_the_loss(technique):
     settings = dataclasses.replace(TINY, model="linen", layers=1, technique=technique)
-    tokens = np.arange(2 * 65).reshape(2, 65) % 97
-    number, found = jnp.int32(0), []
-    for name, pair in models(settings).items():
-        run = _train.start(*pair, settings)
-        kept = _measure.residual_bytes(_measure.probe(run, settings), 2)
-        value, grads = jax.jit(jax.value_and_grad(run.loss))(
-            run.state[0], tokens, number
-        )
-        found.append((name, kept, value, grads))
-    (_, kept, value, grads), (_, lean, same, others) = found
-    assert lean < kept
+    key, found = _optimizers.step_key(settings, 0), []
+    for params, loss in models(settings).values():
+        found += jax.jit(jax.value_and_grad(loss))(params, _tokens(2), key)
+    value, grads, same, others = found
     assert float(value) == pytest.approx(float(same), rel=1e-5)
     pairs = zip(jax.tree.leaves(grads), jax.tree.leaves(others), strict=True)
     apart = [float(jnp.linalg.norm(a - b) / jnp.linalg.norm(a)) for a, b in pairs]
     assert 1e-4 < max(apart)  # else nothing was approximated
     assert np.median(apart) < 0.6
+
+
+# The others differ from one of these by a number alone.
+_EACH = [
+    *((name, "linen") for name in TECHNIQUES if name[-1] not in "134"),
+    *((name, "nnx") for name in ("ms-norm", "linear-cross-entropy", "frozen")),
+]
+
+
+def _setting(technique, flavour):
+    """Its settings, and those of which the first run is to be compared with."""
+    settings = dataclasses.replace(TINY, model=flavour, technique=technique)
+    own = settings.draws or settings.how.trains is not True
+    plain = settings if own else dataclasses.replace(settings, technique="exact")
+    return settings, plain
+
+
+@functools.cache
+def _traced(settings, name):
+    """(bytes kept, shapes of the state before and after a step); nothing is run."""
+    kept = []
+
+    def step():
+        run = _train.start(*models(settings)[name], settings)
+        kept.append(_measure.residual_bytes(_measure.probe(run, settings), 2))
+        return run.state, run.step(run.state, _tokens(2), 0)[0]
+
+    before, after = jax.eval_shape(step)
+    return kept[0], before, after
+
+
+@pytest.mark.parametrize("technique, flavour", _EACH)
+def test_technique_keeps_less(technique, flavour):
+    settings, plain = _setting(technique, flavour)
+    lean, before, after = _traced(settings, "substituted")
+    assert 0 < lean < _traced(plain, "plain")[0]
+    assert before == after
+    params, (_, moments, *_) = before
+    part = jaxmem.trainable(params, settings.how.trains)
+    assert _count(part.params) == _count(moments[0].mu) <= _count(params)
+
+
+@functools.cache
+def _short_run(settings, name):
+    """(losses of three steps, parameters before and after)."""
+    run = _train.start(*models(settings)[name], settings)
+    step, (before, _) = jax.jit(run.step), run.state
+    losses = []
+    for number in range(3):
+        run.state, loss = step(run.state, _tokens(settings.batch), np.int32(number))
+        losses.append(float(loss))
+    return losses, before, run.state[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("technique, flavour", _EACH)
+def test_technique_trains_what_it_says(technique, flavour):
+    settings, plain = _setting(technique, flavour)
+    losses, *_ = _short_run(plain, "plain")
+    close, before, after = _short_run(settings, "substituted")
+    assert losses[2] < losses[1] - 0.01  # the first step is of rate zero
+    by_design = "approximate" in settings.how.note
+    np.testing.assert_allclose(close, losses, rtol=2e-2 if by_design else 1e-5)
+    (trained, frozen), (moved, still) = (
+        jaxmem.trainable(params, settings.how.trains) for params in (before, after)
+    )
+    assert all(map(np.array_equal, *map(jax.tree.leaves, (frozen, still))))
+    assert not any(map(np.array_equal, *map(jax.tree.leaves, (trained, moved))))
 
 
 def test_adama_against_accumulation():
@@ -219,7 +297,7 @@ def _table_tells_of_adama_and_of_its_clipping(result):
 
 def test_adama_drops_out_with_masks_of_the_step():
     settings = dataclasses.replace(ADAMA, dropout=0.5, micro_batches=2)
-    one = _train.start(*_split("nnx", dropout=0.5), settings, adama=True)
+    one = _train.start(*_model("nnx", dropout=0.5), settings, adama=True)
     step = jax.jit(one.step)
     losses = [float(step(one.state, _tokens(8), np.int32(i))[1]) for i in (0, 0, 1)]
     assert losses[0] == losses[1] != losses[2]
@@ -257,8 +335,7 @@ def _end(seed, adama, v_scale):
         micro_batches=8,
         v_scale=v_scale,
     )
-    model = _gpt_linen.build(settings)
-    one = _train.start(*_gpt_linen.split(model, settings), settings, adama)
+    one = _train.start(*models(settings)["plain"], settings, adama)
     text = standard_library().train
     crops = batches(text, settings.batch, settings.context, seed)
     _train.train({"one": one}, crops, settings)
@@ -380,6 +457,11 @@ def _split(flavour, **changes):
     settings = dataclasses.replace(TINY, model=flavour, **changes)
     module = FLAVOURS[flavour]
     return module.split(module.build(settings), settings)
+
+
+def _model(flavour, **changes):
+    """Parameters and loss of the plain model."""
+    return models(dataclasses.replace(TINY, model=flavour, **changes))["plain"]
 
 
 def _tokens(batch):

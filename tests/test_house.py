@@ -28,7 +28,7 @@ ALLOWED = {
     "accumulate": {"memory", "optim", "scheduling"},
     "freezing": {"memory"},
     "demo": {"accumulate", "memory", "nn", "ops", "optim", "rewriting", "scheduling"},
-    "cli": {"demo", "memory", "nn", "ops", "rewriting"},
+    "cli": {"demo", "memory", "nn", "ops", "planning", "rewriting"},
 }
 
 

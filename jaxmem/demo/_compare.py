@@ -11,10 +11,9 @@ import jax
 import numpy as np
 
 import jaxmem
-from jaxmem.demo import _data, _gpt_linen, _gpt_nnx, _measure, _train
+from jaxmem.demo import _data, _gpt_linen, _gpt_nnx, _losses, _measure, _train
 from jaxmem.demo._largest import Largest
 from jaxmem.demo._settings import Settings
-from jaxmem.demo._techniques import TECHNIQUES
 
 NAMES = ("plain", "substituted")
 _MODELS = {"nnx": _gpt_nnx, "linen": _gpt_linen}
@@ -77,12 +76,18 @@ _SILENT = Listener()
 
 
 def models(settings: Settings) -> dict[str, tuple[Any, Callable]]:
-    """(initial parameters, forward) of the plain model and of the substituted one."""
-    flavour = _MODELS[settings.model]
-    plain = flavour.build(settings)
-    lean = TECHNIQUES[settings.technique](plain)
-    both = dict(zip(NAMES, (plain, lean), strict=True))
-    return {name: flavour.split(model, settings) for name, model in both.items()}
+    """(initial parameters, loss) of the plain model and of the substituted one."""
+    flavour, how = _MODELS[settings.model], settings.how
+    plain = how.first(flavour.build(settings))
+
+    def made(model, loss):
+        params, forward = flavour.split(model, settings)
+        return params, loss(forward)
+
+    return {
+        "plain": made(plain, _losses.from_logits),
+        "substituted": made(how.change(plain), how.loss),
+    }
 
 
 def compare(

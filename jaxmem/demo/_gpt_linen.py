@@ -1,5 +1,8 @@
 """A byte-level GPT in Flax linen, as one would write it without thinking of memory."""
 
+from collections.abc import Callable
+
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
@@ -12,6 +15,7 @@ class Block(nn.Module):
 
     heads: int
     dropout: float
+    dense: Callable[..., nn.Module] = nn.Dense
 
     @nn.compact
     def __call__(self, x, mask, deterministic):
@@ -22,15 +26,16 @@ class Block(nn.Module):
         )(h, h, mask=mask, deterministic=deterministic)
         x = x + nn.Dropout(self.dropout)(h, deterministic=deterministic)
         h = nn.LayerNorm(name="norm_mlp")(x)
-        h = nn.gelu(nn.Dense(4 * width, name="up")(h))
-        h = nn.Dense(width, name="down")(h)
+        h = nn.gelu(self.dense(4 * width, name="up")(h))
+        h = self.dense(width, name="down")(h)
         return x + nn.Dropout(self.dropout)(h, deterministic=deterministic), None
 
 
 class GPT(nn.Module):
-    """Bytes in, logits of the next byte out."""
+    """Bytes in, logits of the next byte out; `dense` are the layers of the MLPs."""
 
     settings: Settings
+    dense: Callable[..., nn.Module] = nn.Dense
 
     @nn.compact
     def __call__(
@@ -40,15 +45,21 @@ class GPT(nn.Module):
         position = nn.Embed(s.context, s.width, name="position")(jnp.arange(length))
         x = nn.Embed(256, s.width, name="embed")(tokens) + position[None]
         mask = nn.make_causal_mask(jnp.ones((1, length)))
-        blocks = nn.scan(  # compiled once, not once a layer
-            Block,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=(nn.broadcast, nn.broadcast),  # pyright: ignore[reportArgumentType]
-            length=s.layers,
-        )
-        x, _ = blocks(s.heads, s.dropout, name="blocks")(x, mask, deterministic)
+        for name, length in s.stacks.items():
+            blocks = _stack(length)(s.heads, s.dropout, self.dense, name=name)
+            x, _ = blocks(x, mask, deterministic)
         return nn.Dense(256, name="head")(nn.LayerNorm(name="norm")(x))
+
+
+def _stack(length: int):
+    """Blocks one after another: compiled once, not once a layer."""
+    return nn.scan(
+        Block,
+        variable_axes={"params": 0, "velora": 0},
+        split_rngs={"params": True, "dropout": True},
+        in_axes=(nn.broadcast, nn.broadcast),  # pyright: ignore[reportArgumentType]
+        length=length,
+    )
 
 
 def build(settings: Settings) -> GPT:
@@ -58,13 +69,15 @@ def build(settings: Settings) -> GPT:
 
 def split(model: nn.Module, settings: Settings):
     """Initial parameters and the pure `forward(params, tokens, key)` of a model."""
-    import jax
-
-    tokens = jnp.zeros((1, settings.context), jnp.int32)
-    params = model.init(jax.random.key(settings.seed), tokens)["params"]
+    key = jax.random.key(settings.seed)
+    # What is fitted to a first batch (VeLoRA's vectors) sees embeddings as yet random.
+    tokens = jax.random.randint(key, (1, settings.context), 0, 256)
+    rest = dict(model.init(key, tokens))
+    params = rest.pop("params")
 
     def forward(params, tokens, key=None):
         rngs = None if key is None else {"dropout": key}
-        return model.apply({"params": params}, tokens, key is None, rngs=rngs)
+        variables = {"params": params, **rest}
+        return model.apply(variables, tokens, key is None, rngs=rngs)
 
     return params, forward

@@ -42,10 +42,10 @@ class Block(nnx.Module):
             return x + self.dropout(h, **still)
 
 
-def _stacked(settings: Settings, rngs: nnx.Rngs) -> Block:
-    """All blocks as one, their parameters stacked: compiled once, not once a layer."""
+def _stack(length: int, settings: Settings, rngs: nnx.Rngs) -> Block:
+    """Blocks as one, their parameters stacked: compiled once, not once a layer."""
 
-    @nnx.split_rngs(splits=settings.layers)
+    @nnx.split_rngs(splits=length)
     @nnx.vmap
     def make(rngs):
         return Block(settings, rngs)
@@ -65,8 +65,9 @@ class GPT(nnx.Module):
         s = settings
         self.embed = nnx.Embed(256, s.width, rngs=rngs)
         self.position = nnx.Embed(s.context, s.width, rngs=rngs)
-        self.blocks = _stacked(s, rngs)
-        self.layers = s.layers
+        self.stacks = tuple(s.stacks.items())
+        for name, layers in s.stacks.items():
+            setattr(self, name, _stack(layers, s, rngs))
         self.norm = nnx.LayerNorm(s.width, rngs=rngs)
         self.head = nnx.Linear(s.width, 256, rngs=rngs)
 
@@ -77,8 +78,11 @@ class GPT(nnx.Module):
         with jax.named_scope("embed"):
             x = self.embed(tokens) + self.position(jnp.arange(length))[None]
         mask = nnx.make_causal_mask(jnp.ones((1, length)))
-        keys = None if key is None else jax.random.split(key, self.layers)
-        x = _run(self.blocks, x, mask, keys)
+        for number, (name, layers) in enumerate(self.stacks):
+            keys = None
+            if key is not None:
+                keys = jax.random.split(jax.random.fold_in(key, number), layers)
+            x = _run(getattr(self, name), x, mask, keys)
         with jax.named_scope("head"):
             return self.head(self.norm(x))
 

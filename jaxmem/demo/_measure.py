@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 
 import jaxmem
 from jaxmem.demo._largest import Largest, largest_batch
+from jaxmem.demo._optimizers import step_key
 from jaxmem.demo._settings import Settings
 from jaxmem.demo._train import Run
 
@@ -36,11 +38,16 @@ class Compiled:
 
 
 class Probe(NamedTuple):
-    """The training step and its loss, with shapes in place of values."""
+    """The training step and its loss, with shapes in place of values.
+
+    `loss(trained, frozen, tokens, number)` is of the parts that `split` makes of the
+    parameters.
+    """
 
     step: Callable
     loss: Callable
     make_args: Callable[[int], tuple]
+    split: Callable = partial(jaxmem.trainable, mask=True)
 
 
 @dataclass
@@ -61,7 +68,11 @@ def probe(run: Run, settings: Settings) -> Probe:
         tokens = jax.ShapeDtypeStruct((batch, settings.context + 1), jnp.int32)
         return state, tokens, number
 
-    return Probe(run.step, run.loss, make_args)
+    def loss(trained, frozen, tokens, number):
+        return run.loss(frozen.merge(trained), tokens, step_key(settings, number))
+
+    split = partial(jaxmem.trainable, mask=settings.how.trains)
+    return Probe(run.step, loss, make_args, split)
 
 
 def measure(
@@ -120,7 +131,8 @@ def residual_bytes(one: Probe, batch: int) -> int:
     Of as many sequences as are in work at once.
     """
     (params, _), tokens, number = one.make_args(batch)
-    return jaxmem.residuals(one.loss, params, tokens, number).total_bytes
+    args = *one.split(params), tokens, number
+    return jaxmem.residuals(one.loss, *args, argnums=0).total_bytes
 
 
 def compiled(one: Probe, target: str, batch: int) -> Compiled:

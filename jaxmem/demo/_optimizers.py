@@ -22,7 +22,8 @@ def make_step(loss: Callable, settings: Settings, adama: bool = False):
 
     Args:
         loss: `(params, tokens, key)`, the mean over the tokens.
-        settings: its `n` micro-batches are accumulated in each step.
+        settings: its `n` micro-batches are accumulated in each step, which trains what
+            its technique trains: of that part alone are gradients and moments.
         adama: through `jaxmem.microbatch` and AdamA, in place of AdamW.
     """
     optimizer = make_optimizer(settings, adama)
@@ -50,15 +51,18 @@ def step_key(settings: Settings, number) -> jax.Array | None:
 
 
 def _adamw_step(loss, optimizer, settings: Settings) -> Callable:
-    gradient = jax.value_and_grad(loss)
-    if settings.n > 1:
-        gradient = _accumulated(gradient, settings.n)
-
     def step(state, tokens, number):
-        params, moments = state
+        params, frozen = jaxmem.trainable(state[0], settings.how.trains)
+
+        def gradient(params, *batch):
+            return jaxmem.value_and_grad(loss)(params, frozen, *batch)
+
+        if settings.n > 1:
+            gradient = _accumulated(gradient, settings.n)
         value, grads = gradient(params, tokens, step_key(settings, number))
-        updates, moments = optimizer.update(grads, moments, params)
-        return (optax.apply_updates(params, updates), moments), value
+        updates, moments = optimizer.update(grads, state[1], params)
+        params = optax.apply_updates(params, updates)
+        return (frozen.merge(params), moments), value
 
     return step
 
@@ -81,11 +85,17 @@ def _accumulated(gradient: Callable, n: int) -> Callable:
 
 
 def _adama_step(loss, optimizer, settings: Settings) -> Callable:
-    whole = jaxmem.microbatch(loss, optimizer, settings.n, clip="two_pass")
+    def of_part(params, frozen, tokens, key):
+        return loss(frozen.merge(params), tokens, key), frozen
+
+    whole = jaxmem.microbatch(
+        of_part, optimizer, settings.n, has_model_state=True, clip="two_pass"
+    )
 
     def step(state, tokens, number):
+        params, frozen = jaxmem.trainable(state[0], settings.how.trains)
         key = step_key(settings, number)
-        params, moments, metrics = whole(*state, tokens, key)
-        return (params, moments), metrics["loss"]
+        params, moments, frozen, metrics = whole(params, state[1], frozen, tokens, key)
+        return (frozen.merge(params), moments), metrics["loss"]
 
     return step

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxmem.demo._techniques import IN_LINEN, TECHNIQUES, WITH_KEY
+from jaxmem.demo._techniques import TECHNIQUES, Technique
 
 _MICRO_BATCHES = 8
 
@@ -28,8 +28,9 @@ class Settings:
         micro_batches: into how many each batch is split, in both runs. None for 1 with
             adamw, and with adama for the most up to 8 that divide the batch.
         v_scale: of AdamA, see `jaxmem.adama`.
-        technique: what the second run is made with, see `TECHNIQUES`: "exact", or an
-            approximation, whose losses differ by design.
+        technique: what the second run is made with, see `TECHNIQUES`: "exact", another
+            that is exact to rounding, or an approximation, whose losses differ by
+            design.
 
     Raises:
         ValueError: for a value no run can be made of.
@@ -71,8 +72,10 @@ class Settings:
                 f"technique must be one of {', '.join(TECHNIQUES)}, "
                 f"got {self.technique!r}"
             )
-        if self.technique in IN_LINEN and self.model != "linen":
+        if self.how.in_linen and self.model != "linen":
             raise ValueError(f"technique {self.technique!r} needs model='linen'")
+        if self.how.halves and self.layers < 2:
+            raise ValueError(f"technique {self.technique!r} needs layers=2 or more")
 
     def _check_optimizer(self):
         if self.optimizer not in ("adamw", "adama"):
@@ -88,7 +91,22 @@ class Settings:
     @property
     def draws(self) -> bool:
         """Whether a step needs a key."""
-        return self.dropout > 0 or self.technique in WITH_KEY
+        return self.dropout > 0 or self.how.draws
+
+    @property
+    def how(self) -> Technique:
+        """What the technique's name stands for."""
+        return TECHNIQUES[self.technique]
+
+    @property
+    def stacks(self) -> dict[str, int]:
+        """Names and lengths of the stacks of layers, the lowest first.
+
+        A scanned stack is trained or frozen as a whole.
+        """
+        lower = self.layers // 2 if self.how.halves else 0
+        stacks = {"lower": lower, "blocks": self.layers - lower}
+        return {name: length for name, length in stacks.items() if length}
 
     @property
     def n(self) -> int:

@@ -16,7 +16,6 @@ steps by design, the losses agree only in the long run
 clipped by a global norm: with AdamW the mean gradient, with AdamA each micro-batch's,
 in a second backward pass (clip="two_pass"); without, no gradient could be released"""
 
-_APPROXIMATE = "gradients are approximate by design: the losses agree in the long run"
 _VMEM = "what a TPU keeps in its VMEM is not in these bytes: most of a step this small"
 
 
@@ -57,8 +56,8 @@ def _caption(result: Comparison) -> Text:
         lines.append(_ADAMA)
     if result.settings.n > 1 and any("tpu" in t for t in result.plain.compiled):
         lines.append(_VMEM)
-    if result.settings.technique != "exact":
-        lines.append(_APPROXIMATE)
+    if result.settings.how.note:
+        lines.append(result.settings.how.note)
     if result.settings.dropout:
         lines.append(_MASKS)
     return Text("\n".join([*lines, *result.problems]))

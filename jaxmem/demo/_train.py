@@ -13,9 +13,9 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
-from jaxmem.demo._optimizers import make_step, step_key
+import jaxmem
+from jaxmem.demo._optimizers import make_step
 from jaxmem.demo._settings import Settings
 
 
@@ -23,39 +23,19 @@ from jaxmem.demo._settings import Settings
 class Run:
     """One model in training, and what was seen of it."""
 
-    forward: Callable
-    step: Callable
     loss: Callable
+    step: Callable
     state: Any
     losses: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     validation: float = float("nan")
 
 
-def make_loss(forward: Callable) -> Callable:
-    """`loss(params, tokens, key)`: cross entropy of the next byte, in nats a byte.
-
-    With a key dropout acts.
-    """
-
-    def loss(params, tokens, key=None):
-        logits = forward(params, tokens[:, :-1], key)
-        return optax.softmax_cross_entropy_with_integer_labels(
-            logits, tokens[:, 1:]
-        ).mean()
-
-    return loss
-
-
-def start(params, forward: Callable, settings: Settings, adama: bool = False) -> Run:
+def start(params, loss: Callable, settings: Settings, adama: bool = False) -> Run:
     """A run at step 0."""
-    loss = make_loss(forward)
     optimizer, step = make_step(loss, settings, adama)
-
-    def numbered(params, tokens, number):
-        return loss(params, tokens, step_key(settings, number))
-
-    return Run(forward, step, numbered, (params, optimizer.init(params)))
+    trained, _ = jaxmem.trainable(params, settings.how.trains)
+    return Run(loss, step, (params, optimizer.init(trained)))
 
 
 def train(
@@ -92,6 +72,6 @@ def _advance(run: Run, step: Callable, tokens: np.ndarray, number: int) -> None:
 
 def validate(run: Run, batches: Iterator[np.ndarray], count: int) -> float:
     """Mean loss over `count` batches, without dropout."""
-    loss = jax.jit(make_loss(run.forward))
+    loss = jax.jit(run.loss)
     losses = [loss(run.state[0], next(batches)) for _ in range(count)]
     return float(np.mean([float(x) for x in losses]))

@@ -61,7 +61,9 @@ def substitute(
             nearest code.
         activations: what GELU/SiLU keep, in place of `save`: a word, the bits of a code
             of their derivative, or a `Quantization` for codes of their input, which a
-            layer after them that stores codes reads too. None: as `save`, and
+            layer after them that stores codes reads too. The word `"auto"` is
+            `"output"` where the next layer turns out to be trained and `"input"` where
+            it is frozen, and so fits whatever is trained. None: as `save`, and
             `"output"` where that is a dict.
         patterns: formulas to look for, as in `jaxmem.rewriting.rewrite`; its library
             if None.

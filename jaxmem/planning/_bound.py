@@ -180,10 +180,8 @@ class _Network:
         rows, columns = np.array(ends).T
         data = np.fromiter(capacity.values(), np.int32)
         shape = (len(nodes), len(nodes))
-        return (
-            unit
-            * maximum_flow(csr_array((data, (rows, columns)), shape), 0, 1).flow_value
-        )
+        network = csr_array((data, (rows, columns)), shape)
+        return unit * int(maximum_flow(network, 0, 1).flow_value)
 
 
 def _closure(before) -> list[int]:

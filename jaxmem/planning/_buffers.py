@@ -36,7 +36,9 @@ class Buffer:
                 f"got {self.lower} and {self.upper}"
             )
         if self.size < 0:
-            raise ValueError(f"buffer {self.id}: size must not be negative: {self.size}")
+            raise ValueError(
+                f"buffer {self.id}: size must not be negative: {self.size}"
+            )
 
 
 def read_buffers(path: str | PathLike[str]) -> tuple[Buffer, ...]:

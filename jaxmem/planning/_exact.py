@@ -1,8 +1,8 @@
-"""The best order of up to 62 operations: a search over sets of operations done.
+"""The best order of some dozens of operations: a search over sets of operations done.
 
 Is there an order with no more than P bytes? The bytes alive depend on the set of
-operations done, not on their order, so the search goes over sets that can be done first
-(order ideals), those of k operations in the k-th layer, all of a layer at once in numpy.
+operations done, not on their order, so the search goes over sets that can be done
+first (order ideals), those of k operations in the k-th layer, a layer at once in numpy.
 P goes up from a proven bound until there is an order, so what is found is the optimum.
 
 Two rules make it small, and neither loses the optimum:
@@ -24,14 +24,15 @@ then nothing is proven, and it says so.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from jaxmem.planning._pieces import Pieces
 
-LARGEST = 62  # operations: a set is a 64-bit number
+WORD = 64  # operations in a word of a set
 CHUNK = 1 << 18  # sets that are worked on at a time
 
 
@@ -84,7 +85,7 @@ def solve(
     """The best order, or the best that was found.
 
     Args:
-      problem: of at most 62 operations.
+      problem: the operations.
       order: one to start from.
       bound: bytes that every order has alive at some time.
       until: when to stop, by `time.monotonic`.
@@ -160,7 +161,7 @@ def search(
     """An order with at most `limit` bytes alive.
 
     Args:
-      problem: of at most 62 operations.
+      problem: the operations.
       limit: bytes.
       sets: how many sets may be looked at.
       width: how many sets a layer may have; None is all.
@@ -169,62 +170,193 @@ def search(
     Returns:
       `Searched`.
     """
-    operations = _operations(problem)
-    layer, live = np.zeros(1, np.uint64), np.array([problem.base], np.int64)
-    layers, seen, complete, blocked = [layer], 1, True, np.iinfo(np.int64).max
-    for _ in range(len(problem)):
+    steps = _steps(problem)
+    layer = _first(problem)
+    trace: list[_Layer] = []
+    seen, complete, blocked = 1, True, int(np.iinfo(np.int64).max)
+    for _ in steps:
         parts = []
-        for at in range(0, len(layer), CHUNK):
-            part = _Layer(layer[at : at + CHUNK], live[at : at + CHUNK], limit)
-            parts += _merged(part.next(operations))
-            blocked = min(blocked, part.blocked)
+        possible = _possible(layer, steps)
+        for start in range(0, len(layer.live), CHUNK):
+            found, least = _following(layer, start, possible, limit)
+            parts += found
+            blocked = min(blocked, least)
             if time.monotonic() > until:
-                return Searched(None, False, int(blocked), seen)
+                return Searched(None, False, blocked, seen)
         if not parts:
-            return Searched(None, complete, int(blocked), seen)
-        ((layer, live),) = _merged(parts)
-        if width and len(layer) > width:
-            kept = np.sort(np.argsort(live, kind="stable")[:width])
-            layer, live, complete = layer[kept], live[kept], False
-        layers.append(layer)
-        seen += len(layer)
+            return Searched(None, complete, blocked, seen)
+        layer = _merged(parts)
+        if width and len(layer.live) > width:
+            kept = np.sort(np.argsort(layer.live, kind="stable")[:width])
+            layer, complete = layer.at(kept), False
+        trace.append(layer.without_sets())
+        seen += len(layer.live)
         if seen > sets:
-            return Searched(None, False, int(blocked), seen)
-    return Searched(_path(operations, problem, layers, limit), complete, limit, seen)
+            return Searched(None, False, blocked, seen)
+    return Searched(_path(trace), complete, limit, seen)
 
 
-def _merged(parts: list[tuple[np.ndarray, np.ndarray]]) -> list:
-    """Every set once, in order: one pair of arrays, or none."""
-    if not parts:
-        return []
-    sets, first = np.unique(np.concatenate([p[0] for p in parts]), return_index=True)
-    return [(sets, np.concatenate([p[1] for p in parts])[first])]
+# A set of operations as the words in which it has bits; sets are words by sets.
+Mask = tuple[tuple[int, np.uint64], ...]
+
+
+def _mask(operations: Iterable[int]) -> Mask:
+    words: dict[int, int] = {}
+    for i in operations:
+        words[i // WORD] = words.get(i // WORD, 0) | 1 << i % WORD
+    return tuple((word, np.uint64(bits)) for word, bits in words.items())
+
+
+def _all(sets: np.ndarray, mask: Mask) -> np.ndarray | bool:
+    """Which sets have all of it."""
+    found: Any = True
+    for word, bits in mask:
+        found = found & ((sets[word] & bits) == bits)
+    return found
+
+
+def _none(sets: np.ndarray, mask: Mask) -> np.ndarray | bool:
+    """Which sets have nothing of it."""
+    found: Any = True
+    for word, bits in mask:
+        found = found & ((sets[word] & bits) == 0)
+    return found
+
+
+def _number(words: np.ndarray) -> int:
+    """A set as a number with its bits."""
+    return int.from_bytes(words.astype("<u8").tobytes(), "little")
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Sets with as many operations done, and how they came about.
+
+    Attributes:
+      sets: words by sets.
+      live: bytes alive, of each.
+      parent: the place of the set before it in the layer before.
+      last: the operation done since.
+    """
+
+    sets: np.ndarray
+    live: np.ndarray
+    parent: np.ndarray
+    last: np.ndarray
+
+    def at(self, places: np.ndarray) -> "_Layer":
+        """Some of the sets."""
+        return _Layer(
+            self.sets[:, places],
+            self.live[places],
+            self.parent[places],
+            self.last[places],
+        )
+
+    def without_sets(self) -> "_Layer":
+        """What is kept to find the way back."""
+        return replace(self, sets=self.sets[:, :0], live=self.live[:0])
+
+
+def _first(problem: Pieces) -> _Layer:
+    """Nothing done."""
+    nothing = np.zeros((-(-len(problem) // WORD), 1), np.uint64)
+    none = np.zeros(1, np.int32)
+    return _Layer(nothing, np.array([problem.base], np.int64), none, none)
+
+
+def _merged(parts: Sequence[_Layer]) -> _Layer:
+    """Every set once."""
+    whole = _Layer(
+        np.concatenate([p.sets for p in parts], axis=1),
+        np.concatenate([p.live for p in parts]),
+        np.concatenate([p.parent for p in parts]),
+        np.concatenate([p.last for p in parts]),
+    )
+    if len(whole.sets) == 1:
+        return whole.at(np.unique(whole.sets[0], return_index=True)[1])
+    order = np.lexsort(whole.sets)
+    ordered = whole.sets[:, order]
+    new = np.append(True, (ordered[:, 1:] != ordered[:, :-1]).any(axis=0))
+    return whole.at(order[new])
+
+
+def _path(trace: Sequence[_Layer]) -> tuple[int, ...]:
+    """The operations that led to the only set of the last layer."""
+    order, place = [], 0
+    for layer in reversed(trace):
+        order.append(int(layer.last[place]))
+        place = int(layer.parent[place])
+    return tuple(reversed(order))
+
+
+def _following(
+    layer: _Layer, start: int, steps: Sequence["_Step"], limit: int
+) -> tuple[list[_Layer], int]:
+    """What follows from a chunk of a layer, and the least bytes above the limit."""
+    sets = layer.sets[:, start : start + CHUNK]
+    live = layer.live[start : start + CHUNK]
+    settled = np.zeros(len(live), bool)  # what is to be done next is known
+    blocked = int(np.iinfo(np.int64).max)
+
+    def done(step: _Step, at: np.ndarray, after: np.ndarray) -> _Layer:
+        new = sets[:, at]
+        new[step.operation // WORD] |= np.uint64(1 << step.operation % WORD)
+        last = np.full(len(at), step.operation, np.int16)
+        return _Layer(new, live[at] + after, (at + start).astype(np.int32), last)
+
+    found, others = [], []
+    for step in steps:
+        at = step.ready(sets)
+        at = at[~settled[at]]
+        if not len(at):
+            continue
+        during, after = step.cost(sets[:, at])
+        during += live[at]
+        fits = during <= limit
+        falls = fits & (after <= 0)
+        settled[at[falls]] = True
+        found.append(done(step, at[falls], after[falls]))
+        rest = fits & ~falls
+        others.append((step, at[rest], after[rest], at[~fits], during[~fits]))
+    for step, at, after, stuck, during in others:
+        free = ~settled[at]
+        found.append(done(step, at[free], after[free]))
+        high = during[~settled[stuck]]
+        blocked = min(blocked, int(high.min(initial=blocked)))
+    found = [part for part in found if len(part.live)]
+    return [_merged(found)] if found else [], blocked
+
+
+def _possible(layer: _Layer, steps: Sequence["_Step"]) -> list["_Step"]:
+    """What can be next after some of the sets; nearly all steps cannot."""
+    some = _number(np.bitwise_or.reduce(layer.sets, axis=1))
+    every = _number(np.bitwise_and.reduce(layer.sets, axis=1))
+    return [s for s in steps if not every >> s.operation & 1 and not s.needs & ~some]
 
 
 @dataclass(frozen=True)
 class _Change:
-    """A piece that an operation brings or ends, as sets.
+    """A piece that an operation brings or ends, and when it does, as sets.
 
-    It changes if all of `done` are done, and none of `undone` or not all of `waits`.
+    All of `done` are done, none of `undone`, not all of `waits`, some of `any_of`; an
+    empty set asks for nothing.
     """
 
-    size: int
-    done: np.uint64
-    undone: np.uint64
-    waits: np.uint64
-    any_of: np.uint64
     piece: int
+    size: int
+    done: Mask = ()
+    undone: Mask = ()
+    waits: Mask = ()
+    any_of: Mask = ()
 
     def happens(self, sets: np.ndarray) -> np.ndarray | bool:
-        found: np.ndarray | bool = True
-        if self.done:
-            found = found & ((sets & self.done) == self.done)
-        if self.undone:
-            found = found & ((sets & self.undone) == 0)
+        """After which sets it does."""
+        found: Any = _all(sets, self.done) & _none(sets, self.undone)
         if self.waits:
-            found = found & ((sets & self.waits) != self.waits)
+            found = found & ~_all(sets, self.waits)
         if self.any_of:
-            found = found & ((sets & self.any_of) != 0)
+            found = found & ~_none(sets, self.any_of)
         return found
 
 
@@ -232,8 +364,10 @@ class _Change:
 class _Step:
     """An operation, as sets."""
 
-    bit: np.uint64
-    before: np.uint64
+    operation: int
+    needs: int  # what must come before, as one number
+    own: Mask
+    before: Mask
     extra: int
     brings: tuple[_Change, ...]
     ends: tuple[_Change, ...]
@@ -241,24 +375,23 @@ class _Step:
 
     def ready(self, sets: np.ndarray) -> np.ndarray:
         """Places of the sets after which it can be done."""
-        return np.flatnonzero((sets & (self.bit | self.before)) == self.before)
+        return np.flatnonzero(_none(sets, self.own) & _all(sets, self.before))
 
     def cost(self, sets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Bytes more while it runs, and after it, for each set."""
-        during = np.full(len(sets), self.extra, np.int64)
-        after = np.zeros(len(sets), np.int64)
+        count = sets.shape[1]
+        during = np.full(count, self.extra, np.int64)
+        after = np.zeros(count, np.int64)
         changed = {}
         for change in self.brings:
-            happens = change.happens(sets)
+            changed[change.piece] = happens = change.happens(sets)
             after += change.size * happens
-            changed[change.piece] = happens
         during += after
         for change in self.ends:
-            happens = change.happens(sets)
+            changed[change.piece] = happens = change.happens(sets)
             after -= change.size * happens
-            changed[change.piece] = happens
         if self.over:
-            during -= _written_over(self.over, changed, len(sets))
+            during -= _written_over(self.over, changed, count)
         return during, after
 
 
@@ -278,28 +411,30 @@ def _written_over(over, changed, n: int) -> np.ndarray:
     return saved
 
 
-def _operations(problem: Pieces) -> list[_Step]:
+def _steps(problem: Pieces) -> list[_Step]:
     """The operations as sets, twins in order."""
-    steps = []
-    twins = _twins(problem)
+    steps, twins = [], _twins(problem)
     for i in range(len(problem)):
-        own = 1 << i
-        before = _mask(problem.before[i]) | (1 << twins[i] if i in twins else 0)
+        before = set(problem.before[i])
         brings, ends = [], []
         for k in problem.brings[i]:
             p = problem.pieces[k]
-            others = _mask(p.tails) & ~own
-            brings.append(_change(p.size, undone=others, waits=_mask(p.heads), piece=k))
+            heads = () if set(problem.after[i]) & set(p.heads) else p.heads
+            others = (j for j in p.tails if j != i)
+            brings.append(_Change(k, p.size, undone=_mask(others), waits=_mask(heads)))
         for k in problem.ends[i]:
             p = problem.pieces[k]
-            tails = _mask(p.tails)
-            tails = 0 if tails & _mask(problem.before[i]) else tails
-            done = _mask(p.heads) & ~own
-            ends.append(_change(p.size, done=done, any_of=tails, piece=k))
+            tails = () if before & set(p.tails) else p.tails
+            others = (j for j in p.heads if j != i)
+            ends.append(_Change(k, p.size, done=_mask(others), any_of=_mask(tails)))
+        if i in twins:
+            before.add(twins[i])
         steps.append(
             _Step(
-                np.uint64(own),
-                np.uint64(before),
+                i,
+                sum(1 << j for j in before),
+                _mask([i]),
+                _mask(before),
                 problem.extra[i],
                 tuple(brings),
                 tuple(ends),
@@ -307,14 +442,6 @@ def _operations(problem: Pieces) -> list[_Step]:
             )
         )
     return steps
-
-
-def _change(size, piece, done=0, undone=0, waits=0, any_of=0) -> _Change:
-    return _Change(size, *map(np.uint64, (done, undone, waits, any_of)), piece)
-
-
-def _mask(operations: Sequence[int]) -> int:
-    return sum(1 << i for i in operations)
 
 
 def _twins(problem: Pieces) -> dict[int, int]:
@@ -343,73 +470,3 @@ def _twins(problem: Pieces) -> dict[int, int]:
 
 def _sides(problem: Pieces, k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return problem.pieces[k].tails, problem.pieces[k].heads
-
-
-class _Layer:
-    """Sets with as many operations done, and those that follow from them."""
-
-    def __init__(self, sets: np.ndarray, live: np.ndarray, limit: int):
-        self.sets, self.live, self.limit = sets, live, limit
-        self.blocked = np.iinfo(np.int64).max  # the least that is above the limit
-
-    def next(self, steps: Sequence[_Step]) -> list[tuple[np.ndarray, np.ndarray]]:
-        """(sets, bytes alive) with one operation more; a set may come more than once."""
-        settled = np.zeros(len(self.sets), bool)  # what is to be done next is known
-        safe, others = [], []
-        for step in steps:
-            at = step.ready(self.sets)
-            at = at[~settled[at]]
-            if not len(at):
-                continue
-            during, after = step.cost(self.sets[at])
-            during += self.live[at]
-            fits = during <= self.limit
-            falls = fits & (after <= 0)
-            settled[at[falls]] = True
-            safe.append(self._after(step, at[falls], after[falls]))
-            rest = fits & ~falls
-            others.append((step, at[rest], after[rest], at[~fits], during[~fits]))
-        found = safe
-        for step, at, after, stuck, during in others:
-            free = ~settled[at]
-            found.append(self._after(step, at[free], after[free]))
-            high = during[~settled[stuck]]
-            self.blocked = min(self.blocked, int(high.min(initial=self.blocked)))
-        return [pair for pair in found if len(pair[0])]
-
-    def _after(self, step: _Step, at, after) -> tuple[np.ndarray, np.ndarray]:
-        return self.sets[at] | step.bit, self.live[at] + after
-
-
-def _path(steps, problem: Pieces, layers, limit: int) -> tuple[int, ...]:
-    """An order through the layers, found from the end."""
-    done = int(layers[-1][0])
-    order: list[int] = []
-    for layer in reversed(layers[:-1]):
-        for i, step in enumerate(steps):
-            if not done >> i & 1:
-                continue
-            ago = np.array([done ^ (1 << i)], np.uint64)
-            place = np.searchsorted(layer, ago[0])
-            if (
-                place == len(layer)
-                or layer[place] != ago[0]
-                or not len(step.ready(ago))
-            ):
-                continue
-            during, _ = step.cost(ago)
-            if _alive(problem, int(ago[0])) + int(during[0]) <= limit:
-                order.append(i)
-                done ^= 1 << i
-                break
-    return tuple(reversed(order))
-
-
-def _alive(problem: Pieces, done: int) -> int:
-    """Bytes alive when a set of operations has been done."""
-    live = problem.base
-    for p in problem.pieces:
-        there = not p.tails or any(done >> i & 1 for i in p.tails)
-        waits = not p.heads or any(not done >> i & 1 for i in p.heads)
-        live += p.size * (int(there and waits) - int(not p.tails))
-    return live

@@ -81,7 +81,7 @@ def list_order(graph: Graph) -> tuple[int, ...]:
 
 
 def depth_first_order(graph: Graph) -> tuple[int, ...]:
-    """XLA's depth-first scheduler: post-order, the input with most fan-out behind first.
+    """XLA's depth-first scheduler: post-order, inputs with most fan-out behind first.
 
     Ties go to the input with most bytes behind it; both counts go over paths, so they
     are capped, as in the source.
@@ -134,7 +134,7 @@ def least_peak_first_order(graph: Graph) -> tuple[int, ...]:
     front = Front(pieces_of(graph))
     walk, top = front.walk, 0
     fits: list[tuple[int, int, int]] = []  # (bytes after, operation, during)
-    rises: list[tuple[int, int, int, int]] = []  # (during, bytes after, operation)
+    rises: list[tuple[int, int, int]] = []  # (during, bytes after, operation)
     ready: dict[int, tuple[int, int]] = {}
 
     def push(i: int) -> None:

@@ -33,7 +33,9 @@ def best_fit(
       An offset for every buffer, int64.
     """
     shelf = _Shelf(problem, placed, offsets)
-    result = np.zeros(len(problem.size), np.int64) if offsets is None else offsets.copy()
+    result = (
+        np.zeros(len(problem.size), np.int64) if offsets is None else offsets.copy()
+    )
     for buffer in order.tolist():
         result[buffer] = shelf.place(buffer)
     return result
@@ -52,7 +54,9 @@ def orders(problem: Problem, early: np.ndarray | None = None) -> Iterator[np.nda
         yield np.lexsort((problem.first, -size, -length * early, ~early))
     longest = int(length.max(initial=1))
     shares = (0, 1, 2, 4, 8, 16, 64, longest + 1)
-    for least in sorted({longest // share if share else longest + 1 for share in shares}):
+    for least in sorted(
+        {longest // share if share else longest + 1 for share in shares}
+    ):
         yield np.lexsort((problem.first, -size, np.where(length < least, 0, -length)))
 
 

@@ -1,9 +1,8 @@
 """Buffers as arrays: the form in which layouts are searched.
 
-Time counts only as far as it says which buffers are alive together. A moment whose
-buffers are all alive at another moment too says nothing new, so the moments that are
-left are those at which something was just made and something is about to be freed:
-`sections`, about half of all. Sizes are counted in their greatest common divisor.
+Time counts only as far as it says which buffers are alive together: lifetimes are in
+`sections`, the stretches between one event and the next. Sizes are counted in their
+greatest common divisor, and buffers of no bytes are left out.
 """
 
 from dataclasses import dataclass
@@ -11,85 +10,78 @@ from functools import cached_property
 
 import numpy as np
 
-# The sum of all sizes must stay below: sums of two such are still int64.
-MOST = 2**61
-
 
 @dataclass(frozen=True)
 class Problem:
-    """Buffers of at least one byte, with lifetimes in sections.
+    """Buffers of at least one unit.
 
     Attributes:
       first: the first section in which each buffer is alive.
       end: the first section after that in which it is not.
-      size: in units of `unit`.
+      size: in units.
       unit: bytes.
-      index: the place of each buffer in what the problem was made of.
     """
 
     first: np.ndarray
     end: np.ndarray
     size: np.ndarray
     unit: int
-    index: np.ndarray
 
     @cached_property
     def load(self) -> np.ndarray:
-        """What is alive in each section."""
+        """What is alive in each section; no layout is lower than the most of it."""
         change = np.zeros(self.end.max(initial=0) + 1, np.int64)
         np.add.at(change, self.first, self.size)
         np.subtract.at(change, self.end, self.size)
         return change.cumsum()[:-1]
 
     @cached_property
-    def bound(self) -> int:
-        """No layout is lower than what is alive at once."""
-        return int(self.load.max(initial=0))
-
-    @cached_property
     def length(self) -> np.ndarray:
         """Sections in which each buffer is alive."""
         return self.end - self.first
 
-    def part(self, chosen: np.ndarray) -> "Problem":
-        """The same problem of some of its buffers."""
-        return make_problem(
-            self.first[chosen],
-            self.end[chosen],
-            self.size[chosen] * self.unit,
-            self.index[chosen],
-        )
+    def height(self, offsets: np.ndarray) -> int:
+        """The top of the highest buffer."""
+        return int((offsets + self.size).max(initial=0))
 
-    def parts(self) -> list["Problem"]:
-        """One problem for each stretch of time with nothing alive between them."""
+    @cached_property
+    def fullest(self) -> np.ndarray:
+        """The load of the fullest section in which each buffer is alive."""
+        load = np.append(self.load, 0)
+        both = np.stack([self.first, self.end], axis=1).reshape(-1)
+        return np.maximum.reduceat(load, both)[::2] if len(both) else load[:0]
+
+    def part(self, chosen: np.ndarray, thin: bool = False) -> "Problem":
+        """The problem of some of the buffers, in the same unit.
+
+        Args:
+          chosen: their numbers.
+          thin: leave out the sections whose buffers are all alive in another, too. What
+            is a layout does not depend on them.
+        """
+        first, end = _sections(self.first[chosen], self.end[chosen], thin)
+        return Problem(first, end, self.size[chosen], self.unit)
+
+    def stretches(self) -> list[np.ndarray]:
+        """The buffers of each stretch of time, with nothing alive between two."""
         order = self.first.argsort(kind="stable")
         ends = np.maximum.accumulate(self.end[order])
         cuts = np.flatnonzero(self.first[order][1:] >= ends[:-1]) + 1
-        return [self.part(np.sort(chosen)) for chosen in np.split(order, cuts)]
+        return np.split(order, cuts) if len(order) else []
 
 
-def make_problem(
-    lower: np.ndarray,
-    upper: np.ndarray,
-    size: np.ndarray,
-    index: np.ndarray | None = None,
-) -> Problem:
-    """The problem of buffers alive in [lower, upper); those of no bytes are left out."""
-    index = np.arange(len(size)) if index is None else index
-    some = size > 0
-    lower, upper, size, index = lower[some], upper[some], size[some], index[some]
-    first, end = _sections(lower, upper)
+def make_problem(lower: np.ndarray, upper: np.ndarray, size: np.ndarray) -> Problem:
+    """The problem of buffers of at least one byte, alive in [lower, upper)."""
     unit = int(np.gcd.reduce(size)) if len(size) else 1
-    return Problem(first, end, size // unit, unit, index)
+    return Problem(*_sections(lower, upper), size // unit, unit)
 
 
-def _sections(lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Lifetimes counted in the moments that matter."""
+def _sections(
+    lower: np.ndarray, upper: np.ndarray, thin: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     times = np.unique(np.concatenate([lower, upper]))
-    made, freed = np.isin(times, lower), np.isin(times, upper)
-    if len(times) == 0:
-        return lower, upper
-    # [times[i], times[i + 1]) matters if a buffer begins with it and one ends with it.
-    matters = made[:-1] & freed[1:]
-    before = np.concatenate([[0], matters.cumsum()])
-    return before[np.searchsorted(times, lower)], before[np.searchsorted(times, upper)]
+    counts = np.ones(max(len(times) - 1, 0), bool)
+    if thin:  # what counts is between something made and the next that is freed
+        counts = np.isin(times, lower)[:-1] & np.isin(times, upper)[1:]
+    number = np.concatenate([[0], counts.cumsum()])
+    return number[np.searchsorted(times, lower)], number[np.searchsorted(times, upper)]

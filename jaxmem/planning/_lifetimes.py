@@ -25,8 +25,8 @@ class Lifetimes:
     """
 
     buffers: tuple[Buffer, ...]
-    values: Mapping[int, str]
-    scratch: Mapping[int, str]
+    values: Mapping[int, int | str]
+    scratch: Mapping[int, int | str]
 
 
 def lifetimes(
@@ -84,7 +84,7 @@ def _ends(graph: Graph, order: Sequence[int]) -> dict[int, int]:
     For one that lies in a dead argument from the first that is where it is made.
     """
     places = {i: place for place, i in enumerate(order)}
-    arguments, outputs = set(graph.arguments), set(graph.outputs)
+    outputs = set(graph.outputs)
     last = {
         v: 1 + max((places[r] for r in readers), default=-1)
         for v, readers in enumerate(graph.readers)
@@ -97,19 +97,20 @@ def _ends(graph: Graph, order: Sequence[int]) -> dict[int, int]:
             ends[v] = argument if argument > made + 1 else made
         else:
             ends[v] = len(order) if v in outputs else max(last[v], made + 1)
-    return {v: e for v, e in ends.items() if v not in arguments}
+    return ends
 
 
 def _over(graph: Graph, i: int, dead: set[int]) -> dict[int, int]:
     """Output -> the input that it is written over, of those that die here."""
+    outputs = set(graph.outputs)
     pairs = [
         (min(graph.values[v].bytes, graph.values[u].bytes), v, u)
         for v, u in graph.operations[i].in_place
-        if u in dead and u not in graph.outputs and v not in graph.aliases
+        if u in dead and u not in outputs and v not in graph.aliases
     ]
     found: dict[int, int] = {}
-    for _, v, u in sorted(pairs, key=lambda pair: -pair[0]):
-        if v not in found and u not in found.values():
+    for size, v, u in sorted(pairs, key=lambda pair: -pair[0]):
+        if size and v not in found and u not in found.values():
             found[v] = u
     return found
 

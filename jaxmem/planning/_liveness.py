@@ -84,9 +84,10 @@ def written_over(pairs: Iterable[tuple[int, int, int]]) -> int:
 
     The largest first: with more to choose from it never saves less.
     """
-    saved, taken = 0, set()
+    saved, outputs, inputs = 0, set(), set()
     for size, v, u in sorted(pairs, key=lambda pair: -pair[0]):
-        if v not in taken and u not in taken:
+        if v not in outputs and u not in inputs:
             saved += size
-            taken |= {v, u}
+            outputs.add(v)
+            inputs.add(u)
     return saved

@@ -25,7 +25,7 @@ class Once:
         until: float,
         sizes: Sequence[int],
     ) -> Solved:
-        """An order of a problem of at most 62 operations, see `_exact.solve`.
+        """An order of a problem, see `_exact.solve`.
 
         Args:
           problem: the operations.

@@ -24,6 +24,8 @@ from jaxmem.planning._sweep import swept
 from jaxmem.planning._windows import improved
 
 CUTS = 16  # operations for which a minimum cut is found
+SMALL = 64  # operations: up to so many are solved exactly whatever it takes
+MEDIUM = 160  # operations: up to so many a beam is tried on the whole
 ROUNDS = 8  # in which a large part is made better
 
 Progress = Callable[[float, int], None]
@@ -113,6 +115,9 @@ def order(
         if progress is not None:
             good = sum(p.best.peak <= bound for p in parts)
             progress(good / len(parts), max(p.best.peak for p in parts))
+    for part in parts:
+        if time.monotonic() < until:
+            part.best = _tidied(part.problem, part.best)
     exact = sum(p.best.peak <= max(bound, p.best.bound) for p in parts)
     return Order(
         operations=tuple(p.place[i] for p in parts for i in p.best.order),
@@ -133,10 +138,9 @@ def _parts(graph: Graph) -> list[_Part]:
     parts = []
     for place in segments(whole):
         problem = walk.rest(place)
-        own = [
-            tuple(i - place.start for i in o[place.start : place.stop]) for o in starts
-        ]
-        own = sorted(dict.fromkeys(own), key=problem.peak)
+        mine = (start[place.start : place.stop] for start in starts)
+        own = dict.fromkeys(tuple(i - place.start for i in order) for order in mine)
+        own = sorted(own, key=problem.peak)
         best = Solved(own[0], problem.peak(own[0]), max(problem.base, problem.final))
         parts.append(_Part(place, problem, own, best))
         for i in place:
@@ -156,13 +160,14 @@ def _solved(part: _Part, bound: int, once: Once, until: float) -> Solved:
     for start in part.starts:
         if best.peak > aim and time.monotonic() < until:
             best = _better(problem, best, swept(problem, start, aim))
-    if len(problem) <= _exact.LARGEST:
-        found = once.solve(problem, best.order, aim, until, _exact.SIZES)
-        best = replace(
-            _better(problem, best, found.order), bound=max(best.bound, found.bound)
-        )
-        return best
-    return _refined(problem, best, aim, once, until)
+    if len(problem) > SMALL:
+        best = _refined(problem, best, aim, once, until)
+    if best.peak > aim and len(problem) <= MEDIUM:
+        sizes = _exact.SIZES[: None if len(problem) <= SMALL else 2]
+        found = once.solve(problem, best.order, aim, until, sizes)
+        best = replace(best, bound=max(best.bound, found.bound))
+        best = _better(problem, best, found.order)
+    return best
 
 
 def _refined(
@@ -179,6 +184,16 @@ def _refined(
         if best.peak in (before, aim):
             break
     return best
+
+
+def _tidied(problem: Pieces, best: Solved) -> Solved:
+    """Updates early and casts late where the peak does not ask for it either.
+
+    That leaves less alive meanwhile, and room for what the graph does not count.
+    """
+    order = swept(problem, best.order, best.peak)
+    peak = problem.peak(order)
+    return replace(best, order=order, peak=peak) if peak <= best.peak else best
 
 
 def _better(problem: Pieces, best: Solved, order: Sequence[int]) -> Solved:

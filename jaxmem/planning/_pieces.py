@@ -198,9 +198,8 @@ class PieceWalk:
             if self.waits[k] and (tails or there) and not (there and stays):
                 tails, heads = () if there else tails, () if stays else heads
                 found[k] = Piece(piece.size, tails, heads)
-        place = {
-            k: n for n, k in enumerate(sorted(found, key=lambda k: _rank(found[k])))
-        }
+        rank = {k: (p.tails, p.heads, p.size) for k, p in found.items()}
+        place = {k: n for n, k in enumerate(sorted(found, key=lambda k: rank[k]))}
         return Pieces(
             [_renumbered(problem.before[i], number) for i in chosen],
             [_renumbered(problem.after[i], number) for i in chosen],
@@ -209,10 +208,6 @@ class PieceWalk:
             [_pairs(problem.over[i], place) for i in chosen],
             self.live,
         )
-
-
-def _rank(piece: Piece) -> tuple:
-    return piece.tails, piece.heads, piece.size
 
 
 def _renumbered(operations: Iterable[int], number: Mapping[int, int]) -> tuple:

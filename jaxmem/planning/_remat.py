@@ -2,18 +2,20 @@
 
 `frontier` searches once for every budget: from keeping everything down to the least it
 reaches, in steps that depend on the graph alone, by chain plans (`_remat_chain`) and
-small steps from them (`_remat_search`). Every sequence it meets that is cheaper than all
-of at most its peak is kept, and a budget takes the cheapest within it. So the answers are
-monotone: a smaller budget never has the larger peak, nor the lower cost.
+small steps from them (`_remat_search`). Every sequence it meets that is cheaper than
+all of at most its peak is kept, and a budget takes the cheapest within it. So the
+answers are monotone: a smaller budget never has the larger peak, nor the lower cost.
 
 Operations are done for the first time in the graph's own order: order it before. The
-search proves nothing; `rematerialise(..., exact=True)` does, for graphs of some dozens of
-operations (`_remat_exact`).
+search proves nothing; `rematerialise(..., exact=True)` does, for graphs of some dozens
+of operations (`_remat_exact`).
 """
 
 import bisect
+import dataclasses
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -21,14 +23,15 @@ import numpy as np
 
 from jaxmem.planning._graph import Graph, Operation
 from jaxmem.planning._remat_chain import chain_plans
-from jaxmem.planning._remat_exact import rounded, solve
 from jaxmem.planning._remat_search import Search, State
-from jaxmem.planning._remat_sequence import Tables, repeatable
+from jaxmem.planning._remat_sequence import Tables
 
 LEVELS = 40  # peaks aimed at
 LONGEST = 2  # times the operations: longer sequences are not lowered further
+WORK = 500.0  # to lower a sequence to the next peak
+TRIES = 2  # to improve what is between two peaks
 SLACK = 1.2  # what costs this times what is known already is given up
-EFFORT = 10_000.0  # about milliseconds of evaluating sequences, chain plans apart
+EFFORT = 20_000.0  # of work, quarters of a millisecond or so; chain plans on top
 
 Cost = Callable[[Operation], float]
 
@@ -41,11 +44,11 @@ class Rematerialised:
       sequence: numbers of operations; for the first time each comes in program order.
       peak: bytes, as `sequence_profile` has them.
       cost: of what is done again, in the unit of `cost`; seconds by default.
-      recomputed: the operations done again, in the order in which that happens; one that
-        is done three times is in it twice.
+      recomputed: the operations done again, in the order in which that happens; one
+        that is done three times is in it twice.
       lower_bound: bytes; no sequence has a smaller peak.
-      optimal: whether nothing within the budget costs less (among the sequences that the
-        exact search knows, where something is done again).
+      optimal: whether nothing within the budget costs less (among the sequences that
+        the exact search knows, where something is done again).
       seconds: spent planning.
     """
 
@@ -119,33 +122,28 @@ class Frontier:
         k = bisect.bisect_right(self.peaks, budget) - 1
         if k < 0:
             raise OutOfReach(budget, self.peaks[0], self._holders())
-        return _result(
-            self.sequences[k],
+        sequence = self.sequences[k]
+        again = np.delete(sequence, np.unique(sequence, return_index=True)[1])
+        return Rematerialised(
+            tuple(sequence.tolist()),
             self.peaks[k],
             self.costs[k],
+            tuple(again.tolist()),
             self.lower_bound,
             self.costs[k] == 0,
             self.seconds,
         )
 
     def _holders(self) -> tuple[tuple[int, str], ...]:
+        """The largest values at the least peak."""
         events = Tables(self.graph).events(self.sequences[0])
         peak = int(np.argmax(events.profile))
-        # Made at the peak or before, and the next event of the instance is after it.
-        there = {}
-        for value, place, make, following in zip(
-            events.value,
-            events.place,
-            events.make,
-            np.append(np.where(events.make[1:], -1, events.place[1:]), -1),
-            strict=True,
-        ):
-            if place == peak or (place < peak < following):
-                there[int(value)] = (place, make)
-        largest = sorted(there, key=lambda v: -self.graph.values[v].bytes)[:3]
-        return tuple(
-            (self.graph.values[v].bytes, self._described(v)) for v in largest
-        )
+        same = (events.value[1:] == events.value[:-1]) & ~events.make[1:]
+        until = np.append(np.where(same, events.place[1:], -1), -1)
+        there = (events.place == peak) | ((events.place < peak) & (until > peak))
+        bytes_of = lambda v: self.graph.values[v].bytes
+        values = sorted(set(events.value[there].tolist()), key=bytes_of, reverse=True)
+        return tuple((bytes_of(v), self._described(v)) for v in values[:3])
 
     def _described(self, value: int) -> str:
         operation = self.graph.operations[self.graph.maker[value]]
@@ -159,6 +157,7 @@ def rematerialise(
     *,
     cost: Cost | None = None,
     exact: bool = False,
+    effort: float = 1.0,
     time_limit: float = 60.0,
     progress: Callable[[float], None] | None = None,
 ) -> Rematerialised:
@@ -167,13 +166,14 @@ def rematerialise(
     Several budgets for one graph: take `frontier` once, and `.at(budget)`.
 
     Args:
-      graph: the graph. Operations with `again=False`, and those whose output lies in the
-        buffer of an argument, are not repeated.
+      graph: the graph. Operations with `again=False`, and those whose output lies in
+        the buffer of an argument, are not repeated.
       budget: bytes, arguments not counted (as in `peak`).
       cost: of an operation; `seconds()` by default.
       exact: solve the mixed-integer program too: graphs of up to about 40 operations,
         without aliases. Its costs are monotone where they are `optimal`; peaks need not
         be.
+      effort: as in `frontier`.
       time_limit: seconds for the search, and again for the exact one. A search that the
         limit ends gives what it has, which then depends on the machine.
       progress: is called with the part that is done, from 0 to 1.
@@ -182,14 +182,17 @@ def rematerialise(
       OutOfReach: the budget is below the least peak found; a ValueError.
       ValueError: a negative budget or cost; `exact` for a graph with aliases.
 
-    Source: Jain et al., "Checkmate" (https://arxiv.org/abs/1910.02653), for the problem.
+    Source: Jain et al., "Checkmate" (https://arxiv.org/abs/1910.02653), for the
+      problem.
     """
     if not budget >= 0:
         raise ValueError(f"budget: bytes, at least 0; got {budget!r}")
     if exact and graph.aliases:
         raise ValueError("exact: only for graphs without aliases")
     cost = cost or seconds()
-    found = frontier(graph, cost=cost, time_limit=time_limit, progress=progress)
+    found = frontier(
+        graph, cost=cost, effort=effort, time_limit=time_limit, progress=progress
+    )
     return _exact(found, budget, cost, time_limit) if exact else found.at(budget)
 
 
@@ -221,8 +224,8 @@ def frontier(
     Args:
       graph: the graph.
       cost: of an operation; `seconds()` by default.
-      effort: how long to improve, 1 being about ten seconds; the search is deterministic
-        in it.
+      effort: how long to improve, 1 being about five seconds; the search is
+        deterministic in it.
       time_limit: seconds after which it returns what it has, see `Frontier.complete`.
       progress: is called with the part that is done, from 0 to 1.
 
@@ -237,87 +240,100 @@ def frontier(
     bound = least_possible(graph)
     if plain.cost == 0 and plain.peak > bound:
         _descend(search, family, plain, bound, effort * EFFORT, progress)
-    return Frontier(
-        graph,
-        tuple(family.peaks),
-        tuple(family.costs),
-        tuple(family.sequences),
-        bound,
-        not search.late(),
-        time.monotonic() - start,
-    )
+    complete = not search.late()
+    return family.frontier(graph, bound, complete, time.monotonic() - start)
 
 
-def _descend(search: Search, family, plain: State, bound: int, effort, progress) -> None:
+def _descend(
+    search: Search, family: "_Family", plain: State, bound: int, effort: float, progress
+) -> None:
     """Fills the family: from the plain peak down to the bound, and up again."""
     for sequence in chain_plans(search.tables, search.cost, plain.events):
         if search.late():
             return
         search.state(sequence)
     targets = np.geomspace(plain.peak, max(bound, 1), LEVELS)[1:]
-    begin, before, missed, reached = search.work, plain.sequence, 0, []
-    for step, target in enumerate(targets):
+    before, missed, reached = plain.sequence, 0, []
+    refined: Counter[tuple[float, float]] = Counter()
+    begin = search.work
+
+    def visit(target: float, part: float) -> np.ndarray | None:
         best = _level(search, family, target, before)
+        if best is not None:
+            # Up to the next sequence's peak this one is the best.
+            name = target, cost = family.step(target)
+            if refined[name] < TRIES and cost > 0:
+                left = begin + effort * part - search.work
+                search.refine(search.state(best), target, left, refined[name])
+                refined[name] += 1
+        if progress is not None:
+            progress(part)
+        return family.nearest(target)[1]
+
+    for step, target in enumerate(targets):
+        best = visit(target, (step + 1) / (2 * LEVELS))
         if best is None:
             missed += 1
-            if missed == 2 or search.late():
+            if missed == 3 or search.late():
                 break
             continue
+        before = best
         reached.append(target)
-        left = begin + effort * (step + 1) / (2 * LEVELS) - search.work
-        before = search.refine(search.state(best), target, left, step).sequence
-        if progress is not None:
-            progress(step / (2 * LEVELS))
-    begin = search.work
     for step, target in enumerate(reversed(reached)):
-        best = _level(search, family, target, before)
-        left = begin + effort * (step + 1) / (2 * len(reached)) - search.work
-        before = search.refine(search.state(best), target, left, step).sequence
-        if progress is not None:
-            progress(0.5 + step / (2 * len(reached)))
+        if search.work < begin + effort:
+            visit(target, 0.5 + (step + 1) / (2 * len(reached)))
     if progress is not None:
         progress(1.0)
 
 
 def _level(search: Search, family, target: float, before) -> np.ndarray | None:
-    """The cheapest sequence met within the target, from those around it and `before`."""
+    """The cheapest sequence within the target, from those around and `before`."""
     above, below = family.nearest(target)
     if below is not None:
         search.cheapen(search.state(below), target)
-    longest = max(LONGEST * len(search.cost), 400)
+    count = len(search.cost)
+    longest, work = max(LONGEST * count, 1500), WORK + count / 8
     for sequence in [above] if above is before else [above, before]:
         if sequence is None or len(sequence) > longest:
             continue
         known = family.cost(target)
-        lowered = search.lower(search.state(sequence), target, longest, SLACK * known)
+        most = SLACK * known
+        lowered = search.lower(search.state(sequence), target, longest, most, work)
         if lowered.peak <= target:
             search.cheapen(lowered, target)
     return family.nearest(target)[1]
 
 
 class _Family:
-    """The cheapest sequences met: peaks rise, costs fall."""
+    """The cheapest sequences met, by rising peak; of equal costs the shorter."""
 
     def __init__(self):
         self.peaks: list[int] = []
-        self.costs: list[float] = []
+        self._prices: list[tuple[float, int]] = []
         self.sequences: list[np.ndarray] = []
 
     def add(self, state: State) -> None:
+        price = (state.cost, len(state.sequence))
         at = bisect.bisect_right(self.peaks, state.peak)
-        if at and self.costs[at - 1] <= state.cost:
+        if at and self._prices[at - 1] <= price:
             return
         start = stop = bisect.bisect_left(self.peaks, state.peak)
-        while stop < len(self.peaks) and self.costs[stop] >= state.cost:
+        while stop < len(self.peaks) and self._prices[stop] >= price:
             stop += 1
         self.peaks[start:stop] = [state.peak]
-        self.costs[start:stop] = [state.cost]
+        self._prices[start:stop] = [price]
         self.sequences[start:stop] = [state.sequence]
 
     def cost(self, target: float) -> float:
         """Of the cheapest sequence within the target; infinite if there is none."""
         k = bisect.bisect_right(self.peaks, target)
-        return self.costs[k - 1] if k else math.inf
+        return self._prices[k - 1][0] if k else math.inf
+
+    def step(self, target: float) -> tuple[float, float]:
+        """Up to where the cheapest within the target is the cheapest, and its cost."""
+        k = bisect.bisect_right(self.peaks, target)
+        end = self.peaks[k] - 1 if k < len(self.peaks) else target
+        return end, self._prices[k - 1][0]
 
     def nearest(self, target: float) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The sequences with the next larger peak than the target, and at most it."""
@@ -325,50 +341,37 @@ class _Family:
         above = self.sequences[k] if k < len(self.peaks) else None
         return above, self.sequences[k - 1] if k else None
 
+    def frontier(self, graph: Graph, bound: int, complete: bool, seconds: float):
+        return Frontier(
+            graph,
+            tuple(self.peaks),
+            tuple(cost for cost, _ in self._prices),
+            tuple(self.sequences),
+            bound,
+            complete,
+            seconds,
+        )
+
 
 def _exact(found: Frontier, budget: float, cost: Cost, time_limit: float):
-    start = time.monotonic()
-    graph = found.graph
-    tables, costs = Tables(graph), _costs(graph, cost)
-    family = _Family()
+    """The cheapest within the budget of what was found and what the solver finds."""
+    # Here, since scipy.optimize takes longer to import than all of jaxmem.
+    from jaxmem.planning._remat_exact import rounded, solve
+
+    start, graph = time.monotonic(), found.graph
+    tables, costs, family = Tables(graph), _costs(graph, cost), _Family()
     search = Search(tables, costs, family.add)
     for sequence in found.sequences:
         search.state(sequence)
-    _, known = family.nearest(budget)
-    most = math.inf if known is None else search.state(known).cost
-    result = solve(tables, costs, budget, time_limit, most)
+    result = solve(tables, costs, budget, time_limit, family.cost(budget))
     if result.sequence is not None:
         search.state(result.sequence)
-    elif not result.proven:
+    if not result.proven:
         for sequence in rounded(tables, costs, budget, time_limit):
             search.cheapen(search.lower(search.state(sequence), budget), budget)
-    merged = Frontier(
-        graph,
-        tuple(family.peaks),
-        tuple(family.costs),
-        tuple(family.sequences),
-        found.lower_bound,
-        found.complete,
-        found.seconds + time.monotonic() - start,
-    )
-    best = merged.at(budget)
-    proven = result.proven or best.cost <= result.bound * (1 + 1e-6)
-    return _result(
-        np.array(best.sequence),
-        best.peak,
-        best.cost,
-        best.lower_bound,
-        proven,
-        merged.seconds,
-    )
-
-
-def _result(sequence, peak, cost, bound, optimal, seconds) -> Rematerialised:
-    first = np.unique(sequence, return_index=True)[1]
-    again = np.delete(sequence, first).tolist()
-    return Rematerialised(
-        tuple(sequence.tolist()), peak, cost, tuple(again), bound, optimal, seconds
-    )
+    spent = found.seconds + time.monotonic() - start
+    merged = family.frontier(graph, found.lower_bound, found.complete, spent)
+    return dataclasses.replace(merged.at(budget), optimal=result.proven)
 
 
 def _costs(graph: Graph, cost: Cost) -> np.ndarray:

@@ -1,20 +1,21 @@
 """Plans for a training step, seen as a chain of blocks: forward, then backward.
 
-The forward pass is cut where few bytes cross. A block is done again from what crosses its
-beginning, or from that and some of its own values: which ones for which price of a byte
-is a minimum cut. Which blocks keep what, which beginnings are kept meanwhile and from
-which a run of blocks starts anew, nested as deep as it takes, is dynamic programming over
-runs of blocks and memory in equal slots; one table has the plan for every budget.
+The forward pass is cut where few bytes cross. A block is done again from what crosses
+its beginning, or from that and some of its own values: which ones for which price of a
+byte is a minimum cut. Which blocks keep what, which beginnings are kept meanwhile and
+from which a run of blocks starts anew, nested as deep as it takes, is dynamic
+programming over runs of blocks and memory in equal slots; one table has the plan for
+every budget.
 
 The table counts in slots and takes a block's values to be there at once, so a plan's
 bytes are only near its budget: every plan is evaluated, and mended, by the search.
 
 Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, "Optimal checkpointing for
-heterogeneous chains" (https://arxiv.org/abs/1911.13214), section 4, with several choices
-a block as in Zhao et al., "Rockmate" (ICML 2023), section 3.
+heterogeneous chains" (https://arxiv.org/abs/1911.13214), section 4, with several
+choices a block as in Zhao et al., "Rockmate" (ICML 2023), section 3.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,10 +27,14 @@ from jaxmem.planning._remat_sequence import Events, Tables, staged
 SLOTS = 300
 SCALES = (1, 8, 64)  # the plain peak, and parts of it, over which the slots lie
 BLOCKS = 80
+PLANS = 16  # at least, of each scale
+LONGEST = 2.5  # times the operations: nothing longer is looked for
 PRICES = 6  # of a byte, for which a block is solved
 
 
-def chain_plans(tables: Tables, cost: np.ndarray, plain: Events) -> Iterator[np.ndarray]:
+def chain_plans(
+    tables: Tables, cost: np.ndarray, plain: Events
+) -> Iterator[np.ndarray]:
     """Sequences, from those that take much memory to those that take little.
 
     Args:
@@ -40,19 +45,22 @@ def chain_plans(tables: Tables, cost: np.ndarray, plain: Events) -> Iterator[np.
     chain = _Chain(tables, cost, plain)
     if len(chain.blocks) < 3:
         return
-    before = None
+    before, many = None, min(SLOTS, max(PLANS, 20_000 // chain.count))
     for scale in SCALES:
         table = _Table(chain, plain.peak / scale / SLOTS)
-        for slots in np.geomspace(SLOTS, SLOTS / 10, 24).astype(int).tolist():
+        for slots in np.geomspace(SLOTS, SLOTS / 10, many).astype(int).tolist():
             plan = table.plan(slots)
             if plan is not None and plan != before:
                 before = plan
-                yield chain.sequence(plan)
+                sequence = chain.sequence(plan)
+                yield sequence
+                if len(sequence) > max(LONGEST * chain.count, 1500):
+                    return
 
 
 @dataclass(frozen=True)
 class _Option:
-    """What a block keeps of its own, and what it then does again."""
+    """What a block keeps of its own, its bytes, the cost of making the rest again."""
 
     kept: frozenset[int]
     bytes: float
@@ -67,9 +75,9 @@ class _Block:
       start, stop: the operations.
       back: the first operation of the backward pass that reads of its own.
       crosses: what is made before it and read by it or later in the forward pass.
-      own: bytes of its values that the backward pass reads.
+      own: its values.
       forward: bytes that are alive while it runs, beside what crosses its beginning.
-      backward: bytes of the backward pass alone while it reads this block.
+      backward: bytes while the backward pass reads it, with its own values all there.
       cost: of doing it.
       options: from all kept to little.
     """
@@ -78,7 +86,7 @@ class _Block:
     stop: int
     back: int
     crosses: frozenset[int]
-    own: float
+    own: frozenset[int]
     forward: float
     backward: float
     cost: float
@@ -92,32 +100,30 @@ class _Chain:
         self._lifetimes()
         self.turn = self._turn()
         self._after_turn()
-        self.blocks = self._blocks(plain.profile)
+        self.blocks = self._blocks(plain.profile) if self.turn else []
 
     def _lifetimes(self) -> None:
-        """For every value: when it is made and read first after the turn, and last."""
-        graph = self.tables.graph
-        self._values = [
-            v for i in range(self.count) for v in self.tables.makes[i]
-        ]
+        """The values, and where each is read last (where it is made, if nowhere)."""
+        tables = self.tables
+        self._values = [v for i in range(self.count) for v in tables.makes[i]]
         self._last = {
-            v: graph.readers[v][-1] if graph.readers[v] else int(self.tables.maker[v])
+            v: max(tables.graph.readers[v], default=int(tables.maker[v]))
             for v in self._values
         }
 
     def _turn(self) -> int:
         """Where the forward pass ends: where most bytes wait that may be made again."""
-        waiting = np.zeros(self.count + 1)
+        waiting = np.zeros(self.count + 2)
         for v in self._values:
             made = int(self.tables.maker[v])
             if v in self.tables.held_set or not self.tables.again[made]:
                 continue
             waiting[made + 1] += self.tables.size[v]
-            waiting[self._last[v] + 1 :][:1] -= self.tables.size[v]
-        return int(np.argmax(np.cumsum(waiting)))
+            waiting[self._last[v] + 1] -= self.tables.size[v]
+        return int(np.argmax(np.cumsum(waiting)[: self.count]))
 
     def _after_turn(self) -> None:
-        """Value of the forward pass -> its first reader in the backward pass."""
+        """Of the forward pass: first reader in the backward pass, last before it."""
         readers = self.tables.graph.readers
         self.wanted: dict[int, int] = {}
         self._last_forward: dict[int, int] = {}
@@ -142,39 +148,56 @@ class _Chain:
             if v in self.wanted or v in tables.held_set:
                 waiting[last + 1] += size[v]
         crossing, waiting = np.cumsum(crossing), np.cumsum(waiting)
-        cuts = _cuts(crossing[: self.turn + 1], self._cost)
+        cuts = _cuts(crossing[: self.turn + 1])
         resting = profile.copy()  # of the backward pass alone
-        for v, last in self._last_forward.items():
-            if v in self.wanted:
-                resting[self.turn : self._last[v] + 1] -= size[v]
-        made: list[_Block] = []
+        for v in self.wanted:
+            resting[self.turn : self._last[v] + 1] -= size[v]
+        blocks: list[_Block] = []
         limit = self.count
         for start, stop in zip(cuts, [*cuts[1:], self.turn], strict=True):
-            own = [v for i in range(start, stop) for v in tables.makes[i]]
+            own = frozenset(v for i in range(start, stop) for v in tables.makes[i])
             outgoing = {v for v in own if self._last_forward[v] >= stop}
-            wanted = [v for v in own if v in self.wanted]
-            inner = [self.wanted[v] for v in wanted if v not in outgoing]
-            back = min([limit, *inner])
+            wanted = {v for v in own if v in self.wanted}
+            # What goes out may first be read by the next block's backward pass.
+            firsts = [self.wanted[v] for v in (wanted - outgoing or wanted)]
+            back = min([limit, *firsts])
             crosses = frozenset(
                 v
                 for v, last in self._last_forward.items()
                 if tables.maker[v] < start <= last
             )
-            made.append(
+            there = size[list(wanted - outgoing)].sum()
+            there += self._read_too(back, limit, start, wanted - outgoing)
+            forward = float(profile[start:stop].max())
+            forward -= waiting[start] + crossing[start]
+            resting_most = max(float(resting[back:limit].max(initial=0.0)), 0.0)
+            blocks.append(
                 _Block(
                     start,
                     stop,
                     back,
                     crosses,
-                    float(size[[v for v in wanted if v not in outgoing]].sum()),
-                    float(profile[start:stop].max()) - waiting[start] - crossing[start],
-                    max(float(resting[back:limit].max(initial=0.0)), 0.0),
+                    own,
+                    forward,
+                    resting_most + float(there),
                     float(self._cost[start:stop].sum()),
                     tuple(self._options(start, stop, outgoing)),
                 )
             )
             limit = back
-        return made
+        return blocks
+
+    def _read_too(self, back: int, limit: int, start: int, inner: Set[int]) -> float:
+        """Bytes that the backward pass reads of this block's end and of the next."""
+        tables, most = self.tables, 0.0
+        for i in range(back, limit):
+            read = [
+                v
+                for v in tables.reads[i]
+                if start <= tables.maker[v] < self.turn and v not in inner
+            ]
+            most = max(most, float(tables.size[read].sum()))
+        return most
 
     def _options(self, start: int, stop: int, outgoing: set[int]) -> Iterator[_Option]:
         """What to keep of a block, for several prices of a byte."""
@@ -211,8 +234,8 @@ class _Chain:
         """The sequence that keeps these values while block after block goes back.
 
         Args:
-          plan: what is kept of the forward pass when the backward pass comes to the last
-            block, the one before, and so on.
+          plan: what is kept of the forward pass when the backward pass comes to the
+            last block, the one before, and so on.
         """
         tables = self.tables
         ends = [self.count] + [b.back for b in self.blocks]
@@ -230,7 +253,7 @@ class _Chain:
         return staged(self.tables, stages, kept)
 
 
-def _cuts(crossing: np.ndarray, cost: np.ndarray) -> list[int]:
+def _cuts(crossing: np.ndarray) -> list[int]:
     """Where to cut: where fewer bytes cross than right before or after."""
     inner = np.arange(1, len(crossing) - 1)
     if len(inner) > BLOCKS:
@@ -280,9 +303,7 @@ def _cut(tables, start, stop, cost, weight, wanted) -> tuple[frozenset, frozense
     graph = csr_array((np.array(capacity, np.int32), (rows, columns)), shape=shape)
     rest = (graph - maximum_flow(graph, source, sink).flow).tocsr()
     rest.eliminate_zeros()
-    there = set(
-        breadth_first_order(rest, source, return_predecessors=False).tolist()
-    )
+    there = set(breadth_first_order(rest, source, return_predecessors=False).tolist())
     saved = frozenset(
         start + k for k in range(count) if 2 * k in there and 2 * k + 1 not in there
     )
@@ -318,7 +339,7 @@ class _Table:
         block = self._chain.blocks[i]
         best = np.full(SLOTS + 1, np.inf)
         choice = np.zeros(SLOTS + 1, np.int16)
-        need = max(self._round(block.forward), self._round(block.backward + block.own))
+        need = max(self._round(block.forward), self._round(block.backward))
         if j == i + 1:
             best[min(need, SLOTS + 1) :] = block.cost
             choice[:] = -1
@@ -347,7 +368,7 @@ class _Table:
         self._cost[i, j], self._choice[i, j] = best, choice
 
     def plan(self, slots: int) -> list[frozenset[int]] | None:
-        """What is kept before each block's turn in the backward pass, last block first."""
+        """What is kept when each block is about to go back, the last block first."""
         count = len(self._chain.blocks)
         if not np.isfinite(self._cost[0, count][slots]):
             return None
@@ -359,7 +380,7 @@ class _Table:
             choice = int(self._choice[i, j][slots])
             block = self._chain.blocks[i]
             if j == i + 1:
-                found.append(held)
+                found.append(held | block.own)  # done just now, or again
                 continue
             if choice < 0:
                 option = block.options[-1 - choice]

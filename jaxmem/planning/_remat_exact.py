@@ -1,11 +1,11 @@
 """The cheapest recomputation for a budget, by mixed-integer programming.
 
 Stage t ends with the first time operation t is done; before it, in the stage, earlier
-operations may be done again, in program order. What is kept from stage to stage and what
-is done again are binary, the bytes alive after each operation of each stage are linear
-in them. The number of variables grows with the square of the operations: for graphs of
-some dozens. Sequences that do an operation twice within a stage, or again in another
-order, are outside of what is searched.
+operations may be done again, in program order. What is kept from stage to stage and
+what is done again are binary, the bytes alive after each operation of each stage are
+linear in them. The number of variables grows with the square of the operations: for
+graphs of some dozens. Sequences that do an operation twice within a stage, or again in
+another order, are outside of what is searched.
 
 Source: Jain et al., "Checkmate" (https://arxiv.org/abs/1910.02653), sections 4.1 to 4.8
 and 5.1 (two-phase rounding); the budgeted writing-over of inputs is added.
@@ -87,7 +87,6 @@ class _Model:
         self._tables, self._count = tables, len(tables.makes)
         self.unit = float(cost.max(initial=0.0)) or 1.0
         self._bytes = max(float(budget), 1.0)  # bytes are counted in budgets
-        self._upper: list[float] = []
         self._whole: list[int] = []
         self._cost: list[float] = []
         self._entries: list[tuple[int, int, float]] = []
@@ -102,11 +101,11 @@ class _Model:
             self._sound(t)
             self._memory(t)
 
-    def _variable(self, upper: float = 1.0, whole: bool = True, cost=0.0) -> int:
-        self._upper.append(upper)
+    def _variable(self, whole: bool = True, cost: float = 0.0) -> int:
+        """A variable from 0 to 1."""
         self._whole.append(int(whole))
         self._cost.append(cost)
-        return len(self._upper) - 1
+        return len(self._whole) - 1
 
     def _row(self, terms, low: float, high: float) -> None:
         """low <= sum of factor * variable <= high."""
@@ -181,7 +180,7 @@ class _Model:
             for v in tables.makes[i]
             for x, _ in self._stays(t, v)
         ]
-        constant, before = 0.0, None
+        before = None
         for i in range(t + 1):
             if i < t and (t, i) not in self._again:
                 continue
@@ -194,8 +193,8 @@ class _Model:
             so_far = alive if before is None else [(before, 1.0)]
             terms = so_far + [(x, f * (made + scratch)) for x, f in done]
             terms += [(x, -f * scale) for x, f in over]
-            self._row(terms, -np.inf, 1.0 - always * (made + scratch) - constant)
-            after = self._variable(upper=1.0, whole=False)
+            self._row(terms, -np.inf, 1.0 - always * (made + scratch))
+            after = self._variable(whole=False)
             terms = so_far + [(x, f * made) for x, f in done] + [(after, -1.0)]
             terms += [(x, -tables.size[v] * scale) for v, x in freed.items()]
             self._row(terms, -always * made, -always * made)
@@ -244,14 +243,14 @@ class _Model:
 
     def solve(self, time_limit: float, relaxed: bool = False) -> OptimizeResult:
         rows, columns, factors = zip(*self._entries, strict=True)
-        shape = (len(self._limits), len(self._upper))
+        shape = (len(self._limits), len(self._whole))
         matrix = csr_array((factors, (rows, columns)), shape=shape)
         low, high = zip(*self._limits, strict=True)
         return milp(
             np.array(self._cost),
             integrality=np.zeros(shape[1]) if relaxed else np.array(self._whole),
-            bounds=Bounds(0.0, np.array(self._upper)),
-            constraints=LinearConstraint(matrix, low, high),
+            bounds=Bounds(np.zeros(shape[1]), np.ones(shape[1])),  # pyright: ignore
+            constraints=LinearConstraint(matrix, np.array(low), np.array(high)),  # pyright: ignore
             options={"time_limit": time_limit, "mip_rel_gap": GAP},
         )
 

@@ -2,11 +2,12 @@
 
 `lower` brings a sequence down to a target. A value that waits between two readers while
 the target is exceeded can be made again right before the second; whatever is not there
-any more by then, and would exceed the target if it were kept, is made again with it, and
-a later repeat that this makes superfluous goes. Among all such runs the one is taken that
-costs least per byte-time above the target, and the bytes of the whole sequence are
-evaluated anew. `cheapen` takes back repeats that the target does not need. `refine`
-does both in turn after taking back some repeats at random, and keeps what is cheaper.
+any more by then, and would exceed the target if it were kept, is made again with it,
+and a later repeat that this makes superfluous goes. Among all such runs the one is
+taken that costs least per byte-time above the target, and the bytes of the whole
+sequence are evaluated anew. `cheapen` takes back repeats that the target does not need.
+`refine` does both in turn after taking back some repeats at random, and keeps what is
+cheaper.
 
 It is a greedy search: a run is never judged together with the next one, which is what
 the plans of `_remat_chain` are for.
@@ -25,6 +26,8 @@ from jaxmem.planning._remat_sequence import Events, Tables
 TRIED = 12  # runs looked at closely in a step
 ALIKE = 1.05  # runs whose scores differ by less are taken together
 HALF = 0.5
+NOISE = 0.4
+IDLE = 40  # rounds of `refine` in a row without a gain
 PATIENCE = 150  # runs that may fail on the way to a target
 ABOVE = 1e-9
 SHORT = 0.05  # how long a repeat takes, against an operation that is done once
@@ -56,7 +59,7 @@ class Search:
       deadline: `time.monotonic()` at which every search returns what it has.
 
     Attributes:
-      work: what has been evaluated, about milliseconds.
+      work: what has been evaluated, in quarters of a millisecond or so.
     """
 
     def __init__(
@@ -67,9 +70,15 @@ class Search:
         deadline: float = math.inf,
     ):
         self.tables, self.cost, self._found = tables, cost, found
-        self._once = float(cost.sum())
         self._deadline = deadline
+        self._random: np.random.Generator | None = None  # to try other runs first
         self.work = 0.0
+
+    def chance(self) -> float:
+        """A factor round 1 while `refine` runs, else 1."""
+        if self._random is None:
+            return 1.0
+        return math.exp(NOISE * float(self._random.standard_normal()))
 
     def late(self) -> bool:
         return time.monotonic() > self._deadline
@@ -77,10 +86,8 @@ class Search:
     def state(self, sequence: np.ndarray) -> State:
         """Evaluates a sequence."""
         self.work += 0.2 + len(sequence) / 1000
-        cost = float(self.cost[sequence].sum()) - self._once
-        # Nothing but rounding is below; a repeat that costs nothing counts as something.
-        repeats = len(sequence) - len(self.cost)
-        state = State(self.tables.events(sequence), max(cost, 0.0) if repeats else 0.0)
+        again = np.bincount(sequence, minlength=len(self.cost)) - 1
+        state = State(self.tables.events(sequence), float(again @ self.cost))
         self._found(state)
         return state
 
@@ -90,19 +97,22 @@ class Search:
         target: float,
         longest: float = math.inf,
         most: float = math.inf,
+        work: float = math.inf,
     ) -> State:
         """Steps until the peak is at most `target`, or none helps.
 
         Args:
           longest: a sequence that is longer is given back as it is.
           most: and one that costs more.
+          work: how much to evaluate at most, in quarters of a millisecond or so.
         """
-        refused: set[tuple[int, int]] = set()
+        refused, end = set(), self.work + work
         while (
             state.peak > target
             and len(refused) < PATIENCE
             and len(state.sequence) <= longest
             and state.cost <= most
+            and self.work < end
             and not self.late()
         ):
             better = self._step(state, target, refused)
@@ -161,13 +171,13 @@ class Search:
         """Takes back some repeats, lowers and cheapens again; keeps what costs less.
 
         Args:
-          work: how much to evaluate, about milliseconds.
+          work: how much to evaluate, in quarters of a millisecond or so.
         """
-        random, end = np.random.default_rng(seed), self.work + work
-        while self.work < end and not self.late():
+        random, end, idle = np.random.default_rng(seed), self.work + work, 0
+        while self.work < end and idle < IDLE and not self.late():
             repeats = _repeats(state.sequence)
             if len(repeats) == 0 or state.peak > target:
-                return state
+                break
             few = min(len(repeats), int(random.integers(1, 5)))
             if random.random() < 0.5:
                 start = random.integers(0, len(repeats) - few + 1)
@@ -175,11 +185,14 @@ class Search:
             else:
                 gone = random.choice(repeats, few, replace=False)
             other = self.state(np.delete(state.sequence, gone))
+            self._random = random if idle % 2 else None
             other = self.lower(other, target, most=1.1 * state.cost)
-            if other.peak > target:
-                continue
-            other = self.cheapen(other, target)
-            if other.cost <= state.cost:
+            self._random = None
+            if other.peak <= target:
+                other = self.cheapen(other, target)
+            idle += 1
+            if other.peak <= target and other.cost <= state.cost:
+                idle = 0 if other.cost < state.cost else idle
                 state = other
         return state
 
@@ -253,6 +266,7 @@ def _together(runs: Sequence[_Run], above: float) -> list[_Run]:
 def _runs(search: Search, state: State, target: float, refused) -> list[_Run]:
     """The most promising runs, best first."""
     tables, events = search.tables, state.events
+    search.work += 0.5 + len(state.sequence) / 300
     excess = np.maximum(events.profile - target, 0)
     time = np.concatenate([[0], np.cumsum(excess > 0)])
     bulk = np.concatenate([[0.0], np.cumsum(excess)])
@@ -277,7 +291,7 @@ def _runs(search: Search, state: State, target: float, refused) -> list[_Run]:
             continue
         run, later, price = lookup.run(key[0], place)
         if run:
-            score = price / float(gain[k])
+            score = price / float(gain[k]) * search.chance()
             found.append(_Run(run, place, later, float(gain[k]), score, key))
         if len(found) >= TRIED:
             break
@@ -351,9 +365,7 @@ class _Lookup:
 def _removable(tables, state: State, cost, target: float) -> list[int]:
     """Places of repeats whose removal may stay below the target, dearest first."""
     events, steps = state.events, len(state.sequence)
-    again = np.flatnonzero(
-        events.make[1:] & (events.value[1:] == events.value[:-1])
-    )
+    again = np.flatnonzero(events.make[1:] & (events.value[1:] == events.value[:-1]))
     highest = _RangeMax(events.profile)
     start, place = events.place[again] + 1, events.place[again + 1]
     read = np.zeros(len(again), bool)

@@ -1,9 +1,10 @@
 """The bytes of a sequence of operations in which an operation may come again.
 
-There is no "drop" in a sequence: a value lives from its making to its last reader before
-it is made again, so making it again late is what frees it in between. Every sequence is
-sound in which each operation follows the first makers of what it reads; only bytes and
-cost differ. `Tables` evaluates a whole sequence with a few array operations.
+There is no "drop" in a sequence: a value lives from its making to its last reader
+before it is made again, so making it again late is what frees it in between. Every
+sequence is sound in which each operation follows the first makers of what it reads;
+only bytes and cost differ. `Tables` evaluates a whole sequence with a few array
+operations.
 """
 
 from collections.abc import Sequence, Set
@@ -17,9 +18,9 @@ from jaxmem.planning._graph import Graph
 def sequence_profile(graph: Graph, sequence: Sequence[int]) -> list[int]:
     """Bytes alive while each operation of a sequence runs, arguments not counted.
 
-    As `profile`, for a sequence with repeats: an output of the graph stays from its last
-    making to the end, everything else from each making to its last reader before the
-    next.
+    As `profile`, for a sequence with repeats: an output of the graph stays from its
+    last making to the end, everything else from each making to its last reader before
+    the next.
 
     Args:
       graph: the graph.
@@ -68,9 +69,9 @@ class Events:
 
     Attributes:
       sequence: the operations.
-      value, place, make: of each event, which value, at which place of the sequence, and
-        whether it is made or read there; sorted by value, then place. An output of the
-        graph is read once more, one place after the last.
+      value, place, make: of each event, which value, at which place of the sequence,
+        and whether it is made or read there; sorted by value, then place. An output of
+        the graph is read once more, one place after the last.
       profile: bytes alive while each operation runs.
     """
 
@@ -123,13 +124,18 @@ class Tables:
                 for read, made in zip(self.reads, self.makes, strict=True)
             ]
         )
-        # Which output may lie where which input does.
+        # Which output may lie where which input does, the largest first.
+        saved = lambda pair: graph.bytes_of([min(pair, key=self.size.__getitem__)])
         pairs = [
-            [
-                (v, u)
-                for v, u in o.in_place
-                if v not in graph.aliases and u in graph.maker and u not in graph.aliases
-            ]
+            sorted(
+                (
+                    (v, u)
+                    for v, u in o.in_place
+                    if u in graph.maker and not {v, u} & graph.aliases.keys()
+                ),
+                key=saved,
+                reverse=True,
+            )
             for o in operations
         ]
         self._pair_output = _Ragged([[v for v, _ in p] for p in pairs])
@@ -182,7 +188,7 @@ class Tables:
     def _write_over(self, profile, sequence, key, last) -> None:
         """Takes off what is written where an input lies that nothing reads any more.
 
-        Of several pairs of an operation the first counts; then those whose output and
+        Of several pairs of an operation the largest counts; then those whose output and
         input are not taken yet.
         """
         source, place = self._pair_input.rows(sequence)
@@ -207,8 +213,8 @@ def staged(
     Args:
       tables: the graph.
       stages: the operations in their order, cut into stages.
-      kept: a stage -> what is not forgotten when it begins. What is read and forgotten is
-        made again right before.
+      kept: a stage -> what is not forgotten when it begins. What is read and forgotten
+        is made again right before.
     """
     alive: set[int] = set()
     sequence: list[int] = []
@@ -222,7 +228,7 @@ def staged(
 
 
 def with_missing(tables: Tables, run: Set[int], alive: set[int]) -> list[int]:
-    """`run` and what it needs that is not alive, in program order; alive from now on."""
+    """`run` and what it needs and is not alive, in program order; alive from then."""
     found, stack = set(run), list(run)
     while stack:
         for u in tables.reads[stack.pop()]:
@@ -235,7 +241,7 @@ def with_missing(tables: Tables, run: Set[int], alive: set[int]) -> list[int]:
 
 
 def without_unread(tables: Tables, sequence: Sequence[int]) -> np.ndarray:
-    """The sequence without repeats whose values nothing reads before the next making."""
+    """The sequence without repeats of which nothing is read before the next."""
     first = set(np.unique(sequence, return_index=True)[1].tolist())
     wanted, kept = set(tables.held_set), []
     for place in range(len(sequence) - 1, -1, -1):

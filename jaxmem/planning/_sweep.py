@@ -2,7 +2,8 @@
 
 What leaves no more alive than before is done as soon as it fits under the limit: single
 operations, and runs of a few that end lower than they began (a weight's gradient and
-the update that uses it up). Of the rest, the one that the given order has first is
+the update that uses it up); what needs least room first, of equals what has waited
+longest. Of the rest, the one that the given order has first is
 done. So a weight's update comes at once where there is room, and late where its
 gradient would raise the peak.
 
@@ -52,9 +53,8 @@ class _Sweep:
         self.place = {i: n for n, i in enumerate(order)}
         # Ready operations: (bytes above live while it runs, the most on its run, run).
         self.known: dict[int, tuple[int, int, tuple[int, ...]]] = {}
-        self.falling: list[
-            tuple[int, int, int]
-        ] = []  # (most, place, operation) of runs
+        # Runs: (most on it, operations done when it was found, place, operation).
+        self.falling: list[tuple[int, int, int, int]] = []
         self.rising: list[tuple[int, int]] = []  # (place, operation)
         self.in_run: dict[int, set[int]] = {}  # operation -> ready ones that lead to it
         self.order: list[int] = []
@@ -85,10 +85,11 @@ class _Sweep:
     def look(self, i: int) -> None:
         """What doing `i` next would cost, and where it could lead."""
         during, after = self.walk.cost(i)
-        hill, run = (during, (i,)) if after <= 0 else self.follow(i)
+        hill, run = (max(0, during), (i,)) if after <= 0 else self.follow(i)
         self.known[i] = (during, hill, run)
         if run:
-            heapq.heappush(self.falling, (hill, self.place[i], i))
+            entry = (hill, len(self.order), self.place[i], i)
+            heapq.heappush(self.falling, entry)
             for j in run[1:]:
                 self.in_run.setdefault(j, set()).add(i)
         heapq.heappush(self.rising, (self.place[i], i))
@@ -121,7 +122,7 @@ class _Sweep:
         """What is done next."""
         room = self.limit - self.walk.live
         while self.falling:
-            hill, _, i = self.falling[0]
+            hill, _, _, i = self.falling[0]
             known = self.known.get(i)
             if known and known[1] == hill and known[2] and hill <= room:
                 return known[2]

@@ -10,12 +10,12 @@ Not optimal: what would have to move further than a stretch is not found.
 import time
 from collections.abc import Iterator, Sequence
 
-from jaxmem.planning._exact import LARGEST
+from jaxmem.planning._exact import WORD
 from jaxmem.planning._once import Once
 from jaxmem.planning._pieces import Pieces, PieceWalk
 
 SIZES = (3_000, 100_000)  # sets, see `_exact.solve`
-LENGTHS = (16, 32, 48, LARGEST)
+LENGTHS = (16, 32, 48, WORD)
 
 
 def improved(

@@ -38,6 +38,8 @@ PRODUCTS = frozenset(
 )
 # The derivative needs the operand itself.
 SQUARES = frozenset("integer_pow log reduce_window_max square".split())
+# Or would, were it not a lean one.
+_LEAN_POOL = "jaxmem.max_pool"
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,10 @@ def _readers(jaxpr, var) -> tuple[list[Any], list[int]]:
     same, partners = {var}, []
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        for place in [i for i, v in enumerate(eqn.invars) if _in(v, same)]:
+        places = [i for i, v in enumerate(eqn.invars) if _in(v, same)]
+        if places and _LEAN_POOL in _compat.name_stack(eqn):
+            continue
+        for place in places:
             if name in PRODUCTS:
                 partners += eqn.invars[:place] + eqn.invars[place + 1 :]
             elif name in SQUARES:

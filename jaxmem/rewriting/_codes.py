@@ -12,7 +12,8 @@ from typing import Any
 import jax
 
 from jaxmem import _compat, _jaxpr
-from jaxmem.ops._quantized import MARKS, sharing
+from jaxmem.ops._code_marks import MARKS
+from jaxmem.ops._quantized import sharing
 
 
 def share_codes(fn: Callable) -> Callable:

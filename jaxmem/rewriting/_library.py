@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import ops
+from jaxmem.ops._code_marks import coded_activation
 from jaxmem.ops._quantize import Quantization
-from jaxmem.ops._quantized import coded_activation
 from jaxmem.rewriting._attention import attention_patterns
 from jaxmem.rewriting._pattern import Pattern
 
@@ -264,6 +264,31 @@ def dense_patterns() -> list[Pattern]:
     ]
 
 
+def _pool(x):
+    ones = (1,) * x.ndim
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, ones, ones, "VALID")
+
+
+def _lean_pool(x, *, window_dimensions, window_strides, padding, **dilations):
+    sizes, strides = window_dimensions[:-1], window_strides[:-1]
+    return ops.max_pool(x, sizes, strides, padding[:-1])
+
+
+def _is_lean_pool(
+    window_dimensions, window_strides, padding, base_dilation, window_dilation
+) -> bool:
+    """Whether the last axis is not pooled, and no window has holes."""
+    last = window_dimensions[-1:], window_strides[-1:], padding[-1:]
+    return last == ((1,), (1,), ((0, 0),)) and {*base_dilation, *window_dilation} == {1}
+
+
+def pool_patterns() -> list[Pattern]:
+    """Max-pooling with channels last, of any window."""
+    params = ("window_dimensions", "window_strides", "padding")
+    params += ("base_dilation", "window_dilation")
+    return _each("max_pool", (_pool,), _lean_pool, params=params, when=_is_lean_pool)
+
+
 def library(
     save: str | int | Quantization = "input", norm_save: str = "input"
 ) -> tuple[Pattern, ...]:
@@ -280,8 +305,8 @@ def library(
         "output" is for those who know that it is not.
 
     Returns:
-      Patterns for attention, norms, dropout, gated units, softmax, activations and
-      products with cast weights.
+      Patterns for attention, norms, dropout, gated units, softmax, activations,
+      max-pooling and products with cast weights.
 
     Raises:
       ValueError: another word for `save` or `norm_save`.
@@ -298,6 +323,7 @@ def library(
         *gelu_and_silu_patterns(save),
         *activation_patterns(),
         *softmax_patterns(),
+        *pool_patterns(),
         *dense_patterns(),
     )
 

@@ -84,11 +84,15 @@ class State:
 
 @dataclass(frozen=True)
 class Formula:
-    """A pattern, traced: names of the dimensions of each array, scalars, the output."""
+    """A pattern, traced: names of the dimensions of each array, scalars, the output.
+
+    `free` are the parameters of the last operation that may have any value.
+    """
 
     inputs: dict[Value, tuple[str, ...]]
     holes: dict[str, Value]
     out: Value
+    free: frozenset[str] = frozenset()
 
 
 class Matcher:
@@ -390,7 +394,10 @@ class Matcher:
             yield from self._operands(pairs, st)
 
     def _opaque(self, p: Node, lp, t: Node, lt, st) -> Iterator[State]:
-        if not self.loose and not (_same_params(p, t) and lp == lt):
+        free = self.formula.free if p is self.formula.out.node else frozenset()
+        # With other parameters a result may have other sizes.
+        same = _same_params(p, t, free) and (free or lp == lt)
+        if not self.loose and not same:
             return
         pairs = []
         for a, b in zip(p.ins, t.ins, strict=True):
@@ -408,8 +415,8 @@ def _usual_precision(node: Node) -> bool:
     return all(str(p) in ("None", "DEFAULT", "BF16_BF16_F32") for p in asked)
 
 
-def _same_params(p: Node, t: Node) -> bool:
-    keys = (p.params.keys() | t.params.keys()) - IGNORED
+def _same_params(p: Node, t: Node, free: frozenset[str] = frozenset()) -> bool:
+    keys = (p.params.keys() | t.params.keys()) - IGNORED - free
     return all(_equal(p.params.get(k), t.params.get(k)) for k in keys)
 
 

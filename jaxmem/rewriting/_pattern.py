@@ -42,6 +42,9 @@ class Pattern:
       when: called with the scalars; False leaves a formula alone.
       uncast: positions of arrays that must arrive through a cast, and that the lean
         function takes as they were before it (weights kept in another dtype).
+      params: names of parameters of the last operation, a primitive of `jax.lax`, that
+        may be others than in `plain` (a window, strides): keyword arguments of `lean`
+        and `when`, as the operation has them.
 
     Example:
       >>> cube = Pattern("cube", lambda x: x * x * x, lean_cube, examples=("*n",))
@@ -54,6 +57,7 @@ class Pattern:
     scalars: tuple[str, ...] = ()
     when: Callable[..., bool] = _always
     uncast: tuple[int, ...] = ()
+    params: tuple[str, ...] = ()
 
     def __post_init__(self):
         if isinstance(self.examples, str):
@@ -146,7 +150,7 @@ def _trace(pattern: Pattern, batch: int, sizes: tuple[tuple[str, int], ...]) -> 
     inputs = dict(zip(top.ins, map(tuple, names), strict=False))
     # Keyword arguments are flattened in the order of their names.
     holes = dict(zip(sorted(pattern.scalars), top.ins[len(names) :], strict=True))
-    return Formula(inputs, holes, top.outs[0])
+    return Formula(inputs, holes, top.outs[0], frozenset(pattern.params))
 
 
 def _aval(kind: str, shape: tuple[int, ...]) -> Any:

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -51,7 +51,7 @@ class Match:
     pattern: Pattern
     root: Node
     arguments: tuple[Argument, ...]
-    scalars: dict[str, float]
+    scalars: dict[str, Any]
     covered: frozenset[Node]
     frame: Frame
     opened: frozenset[Frame]
@@ -166,6 +166,8 @@ def find_at(pattern, root: Node, graph: Graph, claimed) -> Match | Refusal | str
     batch = len(target.shape) - pattern.rank
     if batch < 0 or (batch > 0 and not pattern.variadic):
         return None
+    if pattern.params and root.name != pattern.head:  # not a view of it
+        return None
     refusal = None
     seen: list[dict[str, int]] = []
     rough_matcher = _matcher(pattern, batch, None)
@@ -200,6 +202,7 @@ def _judge(
     scalars = {n: state.holes[v].value for n, v in holes if v in state.holes}
     if len(bound) != len(traced.inputs) or len(scalars) != len(traced.holes):
         return None
+    scalars |= {name: root.params[name] for name in pattern.params}
     if not pattern.when(**scalars):
         return None
     interior = state.covered - {root}
@@ -219,7 +222,7 @@ def _judge(
     if used is not None:
         why = f"its {used.name} is also used elsewhere"
         return Refusal(pattern, root, why)
-    opened |= _frames_of(a.value for a in arguments) - set(frame.path())
+    opened |= {f for a in arguments for f in _calls_around(a.value, frame)}
     if not _whole_rules(opened | set(frame.path()), state.covered | {root}, graph):
         return Refusal(pattern, root, "inside a function with its own derivative")
     match = Match(
@@ -247,9 +250,14 @@ def _frames(covered, root: Node) -> tuple[Frame, set[Frame]]:
     return frame, {f for p in paths for f in p[depth:]}
 
 
-def _frames_of(values) -> set[Frame]:
-    nodes = [v.node for v in values if v.node is not None]
-    return {f for n in nodes for f in n.frame.path()}
+def _calls_around(value: Value, frame: Frame) -> Iterator[Frame]:
+    """The calls in `frame` that a value is inside of, and of which it is no result."""
+    inner = value.node.frame.path() if value.node is not None else []
+    if frame in inner and value not in frame.ins:
+        for call in inner[inner.index(frame) + 1 :]:
+            if value in call.outs:
+                return
+            yield call
 
 
 def _is_alive(node: Node, graph: Graph) -> bool:

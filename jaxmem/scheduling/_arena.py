@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmem.planning import Graph, lifetimes
-from jaxmem.planning._layout import layout
+from jaxmem.planning import Graph, layout, lifetimes
 from jaxmem.scheduling import _graph
 from jaxmem.scheduling._operations import Operations
 from jaxmem.scheduling._scans import is_var

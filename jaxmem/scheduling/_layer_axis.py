@@ -295,12 +295,12 @@ def _batch_of_matrices(eqn, axes: Sequence[Axis]) -> Verdict:
 
 ELEMENTWISE = frozenset(
     """abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp
-    clz complex conj convert_element_type copy copy_p cos cosh digamma div eq erf
-    erf_inv erfc exp exp2 expm1 floor ge gt imag integer_pow is_finite le lgamma log
-    log1p log2 logistic lt max min mul mulhi ne neg nextafter not one_minus_square
-    or polynomial population_count pow real reduce_precision rem round rsqrt
-    select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh
-    sqrt square stop_gradient sub tan tanh xor""".split()
+    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2
+    expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p log2 logistic lt
+    max min mul ne neg nextafter not one_minus_square or polynomial population_count pow
+    real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic
+    shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
+    xor""".split()
 )
 
 # Operations on one array that move or cast it.

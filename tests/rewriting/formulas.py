@@ -206,4 +206,17 @@ ATTENTIONS = (
     Formula("nnx mask", ATTENTION, nnx_attention, QKV, MASK),
 )
 
-FORMULAS = ELEMENTWISE + REDUCING + ATTENTIONS
+
+def pool(*window):
+    """Of a product, which is there for the pooling alone."""
+    return lambda x: nn.max_pool(2 * x, *window)
+
+
+POOLS = (
+    Formula("2 x 2", "max_pool", pool((2, 2), (2, 2)), ((2, 8, 9, 8),)),
+    Formula("3 x 3", "max_pool", pool((3, 3), (2, 2), "SAME"), ((1, 8, 9, 8),)),
+    Formula("of rows", "max_pool", pool((3,), None, ((1, 1),)), ((2, 9, 8),)),
+    Formula("no batch", "max_pool", pool((2, 2), (2, 2)), ((8, 8, 8),)),
+)
+
+FORMULAS = ELEMENTWISE + REDUCING + ATTENTIONS + POOLS

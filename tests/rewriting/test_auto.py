@@ -190,6 +190,17 @@ def test_rewrite_resolves_and_replaced_relus_are_resolved():
     assert kept == [sum(codes), 16 * 32 * 4 + codes[1]]
 
 
+def test_a_lean_pool_keeps_no_output_of_a_relu():
+    def fn(x, window=(1, 2, 2, 1)):
+        pool = jax.lax.reduce_window
+        return pool(jax.nn.relu(x), -jnp.inf, jax.lax.max, window, window, "VALID")
+
+    x = jnp.ones((2, 8, 16, 8))
+    kept = [jaxmem.residuals(f, x).total_bytes for f in (auto_save(fn), rewrite(fn))]
+    bits = x.size + x.size // 4 * 2  # a bit of each input, two of each output
+    assert kept[0] >= x.nbytes and kept[1] == bits // 8
+
+
 def test_the_library_can_leave_gelu_to_it():
     fn = rewrite(lambda w, v, x: jax.nn.gelu(x @ w) @ v, library(save="auto"))
     outputs = [

@@ -78,6 +78,16 @@ def test_cast_weights_are_not_kept():
     np.testing.assert_array_equal(cast_product(x, w), lean(x, w))
 
 
+@pytest.mark.parametrize("axes", ["channels first", "dilated"])
+def test_another_pooling_is_left(axes):
+    window = (1, 1, 2, 2) if axes == "channels first" else (1, 2, 2, 1)
+    options = {} if axes == "channels first" else {"window_dilation": (1, 2, 2, 1)}
+    pool = lambda x: jax.lax.reduce_window(
+        x, -jnp.inf, jax.lax.max, window, window, "VALID", **options
+    )
+    assert rewriting.find(pool, jnp.ones((2, 8, 8, 4))).counts == {}
+
+
 def test_save_chooses_what_gelu_keeps():
     def fn(x):
         return jax.nn.gelu(x) + 0

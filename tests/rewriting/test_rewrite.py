@@ -238,6 +238,15 @@ def test_a_rule_of_its_own_is_part_of_the_formula():
     assert counts(jax.nn.relu, X) == {"relu": 1}
 
 
+def test_a_formula_of_what_has_a_rule_of_its_own():
+    """The call of relu is a formula itself, or none; it need not be laid open."""
+    fn = lambda x: jax.nn.gelu(jax.nn.relu(x))
+    assert counts(fn, X) == {"gelu": 1, "relu": 1}
+    for lean in (rewrite(fn), rewrite(fn, GELU)):
+        np.testing.assert_allclose(lean(X), fn(X), rtol=1e-6)
+    assert find(fn, X, patterns=GELU).counts == {"gelu": 1}
+
+
 def test_more_precision_than_the_op_has_is_left():
     def fn(q):
         w = jnp.einsum("bqhd,bkhd->bhqk", q, q, precision="highest")

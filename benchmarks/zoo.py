@@ -1,0 +1,160 @@
+"""The zoo: training steps of well-known models, as shapes alone.
+
+`step(name, batch, scanned)` gives one Adam step and its arguments, without an array
+being made: the largest can be traced on a small machine. Parameters, moments and
+statistics are float32; vision nets compute in float32, transformers in bfloat16.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+from benchmarks import zoo_vision as vision
+from benchmarks.models import BertConfig, StackConfig
+from benchmarks.vision_models import ResNet, ResNetConfig, ViT, ViTConfig
+from benchmarks.zoo_transformers import GPT2, Llama, MaskedBert
+
+SDS = jax.ShapeDtypeStruct
+KEY = SDS((2,), jnp.uint32)
+OPTIMIZER = optax.adam(1e-3)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model of the zoo.
+
+    Attributes:
+      make: `make(scanned)` is the linen module.
+      parameters: how many were published.
+      shape: of one input; integers (tokens) if it has one dimension, else pixels.
+      layered: whether its layers can be scanned.
+    """
+
+    make: Callable[[bool], nn.Module]
+    parameters: int
+    shape: tuple[int, ...]
+    layered: bool = True
+
+    def inputs(self, batch: int) -> Any:
+        """Shape and dtype of a batch of inputs."""
+        dtype = jnp.int32 if len(self.shape) == 1 else jnp.float32
+        return SDS((batch, *self.shape), dtype)
+
+
+def _images(make: Callable[[], nn.Module], parameters: int, size=224, channels=3):
+    return Entry(lambda _: make(), parameters, (size, size, channels), layered=False)
+
+
+def _resnet(stages, parameters):
+    return _images(lambda: ResNet(ResNetConfig(stages, dtype=jnp.float32)), parameters)
+
+
+def _bert(layers, width, heads, parameters):
+    config = BertConfig(layers, width, heads, 4 * width)
+    return Entry(lambda scanned: MaskedBert(config, scanned), parameters, (512,))
+
+
+def _gpt2(layers, width, heads, parameters):
+    config = StackConfig(layers, width, heads, heads, 4 * width)
+    return Entry(lambda scanned: GPT2(config, scanned), parameters, (1024,))
+
+
+LLAMA3_8B = StackConfig(32, 4096, 32, 8, 14336, dropout=0.0)
+
+# Parameters as in torchvision and Hugging Face transformers. ViT-B there has one more
+# token, which ours, with the mean of the tokens, does without: 2 x 768 fewer.
+ZOO = {
+    "alexnet": _images(vision.AlexNet, 61_100_840),
+    "vgg16": _images(lambda: vision.VGG((2, 2, 3, 3, 3)), 138_357_544),
+    "vgg19": _images(lambda: vision.VGG((2, 2, 4, 4, 4)), 143_667_240),
+    "mnasnet": _images(vision.MNASNET, 4_383_312),
+    "mobilenet_v2": _images(vision.MOBILENET_V2, 3_504_872),
+    "efficientnet_b0": _images(vision.EFFICIENTNET_B0, 5_288_548),
+    "resnet50": _resnet((3, 4, 6, 3), 25_557_032),
+    "resnet101": _resnet((3, 4, 23, 3), 44_549_160),
+    "unet": _images(vision.UNet, 31_030_658, 512, 1),
+    "vit_b": Entry(
+        lambda scanned: ViT(ViTConfig(), scanned=scanned),
+        86_567_656 - 2 * 768,
+        (224, 224, 3),
+    ),
+    "bert_base": _bert(12, 768, 12, 109_514_298),
+    "bert_large": _bert(24, 1024, 16, 335_174_458),
+    "gpt2_small": _gpt2(12, 768, 12, 124_439_808),
+    "gpt2_medium": _gpt2(24, 1024, 16, 354_823_168),
+    "gpt2_large": _gpt2(36, 1280, 20, 774_030_080),
+    "gpt2_xl": _gpt2(48, 1600, 25, 1_557_611_200),
+    "llama3_8b": Entry(
+        lambda scanned: Llama(LLAMA3_8B, scanned), 8_030_261_248, (2048,)
+    ),
+}
+
+
+def entry(name: str) -> Entry:
+    """The entry of this name; ValueError names those there are."""
+    if name not in ZOO:
+        raise ValueError(f"name={name!r}: the zoo has {', '.join(ZOO)}")
+    return ZOO[name]
+
+
+def abstract(model: nn.Module, inputs, tx) -> tuple[Any, Any]:
+    """The state (parameters, batch statistics, moments) and the logits, as shapes."""
+
+    def init(x, key):
+        logits, variables = model.init_with_output({"params": key, "dropout": key}, x)
+        params = variables.pop("params")
+        return (params, variables, tx.init(params)), logits
+
+    return jax.eval_shape(init, inputs, jax.random.key(0))
+
+
+def train_step(model: nn.Module, tx):
+    """Adam on the mean cross entropy, as a user writes it."""
+
+    def loss(params, statistics, inputs, labels, key):
+        variables = {"params": params, **statistics}
+        rngs = {"dropout": jax.random.wrap_key_data(key)}
+        logits, new = model.apply(variables, inputs, rngs=rngs, mutable=["batch_stats"])
+        entropy = optax.softmax_cross_entropy_with_integer_labels
+        return entropy(logits.astype(jnp.float32), labels).mean(), new
+
+    def step(state, inputs, labels, key):
+        params, statistics, moments = state
+        gradient = jax.value_and_grad(loss, has_aux=True)
+        (value, new), grads = gradient(params, statistics, inputs, labels, key)
+        updates, moments = tx.update(grads, moments, params)
+        return (optax.apply_updates(params, updates), new, moments), value
+
+    return step
+
+
+def step(name: str, batch: int = 1, scanned: bool = False):
+    """A training step of the zoo.
+
+    Args:
+      name: a key of `ZOO`.
+      batch: how many images or sequences.
+      scanned: the layers in one `nn.scan`; else one after another.
+
+    Returns:
+      The step, its abstract arguments (state, inputs, labels, key data), and which of
+      them to donate.
+
+    Raises:
+      ValueError: a name that the zoo does not have, a batch under 1, or a model to be
+        scanned that is no stack of equal layers.
+    """
+    found = entry(name)
+    if batch < 1:
+        raise ValueError(f"batch={batch}: at least 1")
+    if scanned and not found.layered:
+        raise ValueError(f"scanned=True: {name} is no stack of equal layers")
+    model, inputs, tx = found.make(scanned), found.inputs(batch), OPTIMIZER
+    state, logits = abstract(model, inputs, tx)
+    labels = SDS(logits.shape[:-1], jnp.int32)
+    return train_step(model, tx), (state, inputs, labels, KEY), (0,)

@@ -1,0 +1,83 @@
+"""BERT, GPT-2 and Llama in Flax linen, whole, with the parameters that were published.
+
+Layers are those of `models.py`, in one `nn.scan` or one after another. Parameters are
+float32; products are taken in bfloat16, as these models are trained.
+"""
+
+import flax.linen as nn
+import jax.numpy as jnp
+
+from benchmarks.models import (
+    BertConfig,
+    Layer,
+    LlamaLayer,
+    PreLNLayer,
+    StackConfig,
+    run_layers,
+)
+
+
+class MaskedBert(nn.Module):
+    """Token logits at the first 15 % of positions (Devlin et al. 2018).
+
+    From the sums of embeddings to the masked-language head; without the head that tells
+    which sentence comes next.
+    """
+
+    config: BertConfig
+    scanned: bool
+
+    @nn.compact
+    def __call__(self, tokens):
+        c = self.config
+
+        def norm(name):
+            return nn.LayerNorm(epsilon=1e-12, dtype=c.dtype, name=name)
+
+        def embed(count, name):
+            return nn.Embed(count, c.width, dtype=c.dtype, name=name)
+
+        words, length = embed(c.vocabulary, "tokens"), tokens.shape[1]
+        x = words(tokens) + embed(c.positions, "positions")(jnp.arange(length))
+        x = norm("norm")(x + embed(2, "types")(jnp.zeros_like(tokens)))
+        x = nn.Dropout(c.dropout, deterministic=False)(x)
+        x = run_layers(Layer, c.layers, x, c, scanned=self.scanned)
+        x = nn.Dense(c.width, dtype=c.dtype, name="head")(x[:, : int(length * 0.15)])
+        x = norm("head_norm")(nn.gelu(x, approximate=False))
+        bias = self.param("bias", nn.initializers.zeros, (c.vocabulary,))
+        return words.attend(x) + bias.astype(c.dtype)
+
+
+class GPT2(nn.Module):
+    """Token logits at each position [B, S] (Radford et al. 2019); the head is tied."""
+
+    config: StackConfig
+    scanned: bool
+    vocabulary: int = 50257
+    positions: int = 1024
+
+    @nn.compact
+    def __call__(self, tokens):
+        c = self.config
+        words = nn.Embed(self.vocabulary, c.width, dtype=c.dtype, name="tokens")
+        places = nn.Embed(self.positions, c.width, dtype=c.dtype, name="positions")
+        x = words(tokens) + places(jnp.arange(tokens.shape[1]))
+        x = nn.Dropout(c.dropout, deterministic=False)(x)
+        x = run_layers(PreLNLayer, c.layers, x, c, scanned=self.scanned)
+        return words.attend(nn.LayerNorm(dtype=c.dtype, name="norm")(x))
+
+
+class Llama(nn.Module):
+    """Token logits at each position [B, S] (Grattafiori et al. 2024)."""
+
+    config: StackConfig
+    scanned: bool
+    vocabulary: int = 128256
+
+    @nn.compact
+    def __call__(self, tokens):
+        c = self.config
+        words = nn.Embed(self.vocabulary, c.width, dtype=c.dtype, name="tokens")
+        x = run_layers(LlamaLayer, c.layers, words(tokens), c, scanned=self.scanned)
+        x = nn.RMSNorm(dtype=c.dtype, name="norm")(x)
+        return nn.Dense(self.vocabulary, use_bias=False, dtype=c.dtype, name="head")(x)

@@ -1,0 +1,152 @@
+"""`lint`: every check, over one step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxmem import _compat
+from jaxmem.linting._carries import carries_twice
+from jaxmem.linting._copies import wide_copies
+from jaxmem.linting._donated import donated_twice, not_donated, not_reused
+from jaxmem.linting._frozen import frozen_gradients
+from jaxmem.linting._masks import dropout_masks
+from jaxmem.linting._policies import no_policy, saves_all, unmatched_names
+from jaxmem.linting._report import LintReport, merged
+from jaxmem.linting._subject import Compiled, Subject, levels
+from jaxmem.linting._undone import undone
+from jaxmem.linting._whole import whole_losses
+from jaxmem.memory import Target
+from jaxmem.memory import _compile as compiling
+from jaxmem.memory._estimate import step_of
+from jaxmem.memory._pool import pool
+from jaxmem.memory._step import Step
+from jaxmem.memory._targets import get_target
+
+Places = int | Sequence[int]
+Names = str | Sequence[str]
+
+CHECKS = (
+    unmatched_names,
+    no_policy,
+    saves_all,
+    whole_losses,
+    not_donated,
+    not_reused,
+    donated_twice,
+    carries_twice,
+    frozen_gradients,
+    wide_copies,
+    dropout_masks,
+)
+
+
+def lint(
+    step: Callable,
+    *args: Any,
+    donate_argnums: Places = (),
+    donate_argnames: Names = (),
+    static_argnums: Places = (),
+    static_argnames: Names = (),
+    target: str | Target | None = None,
+    timeout: float = 600,
+    **kwargs: Any,
+) -> LintReport:
+    """Names what a training step does to itself.
+
+    The step is traced, not run. What is found:
+
+    - *unmatched name*: a checkpoint policy saves or offloads a name that no residual
+      has;
+    - *policy None*: a `jax.checkpoint` without a policy, which saves nothing;
+    - *policy saves all*: `save_anything_except_these_names` on the versions of jax
+      where it saves those too;
+    - *whole loss*: a `jax.checkpoint` round (nearly) the whole forward pass;
+    - *recomputation undone*: the compiler merged what a checkpoint computes again with
+      what was there (with `target` alone);
+    - *not donated*, *donation not used*, *donated twice*, *donated and read*;
+    - *stacked twice*: a scan that keeps one value in two stacks;
+    - *unused gradient*: of what is not trained;
+    - *wide copy*: a float32 copy of a bfloat16 value, kept for the backward pass;
+    - *dropout mask*: random bits kept for the backward pass.
+
+    Bytes are those of the arrays as traced, on all devices together: a compiler may
+    fuse some of them away. What is under a kibibyte is left out.
+
+    Args:
+      step: any function that `jax.jit` takes, jitted or not, with its backward pass in
+        it; a jitted one brings its own donated and static arguments along.
+      *args: arrays or `jax.ShapeDtypeStruct`, in any pytrees. One buffer donated twice
+        is found on arrays alone.
+      donate_argnums: positional arguments whose buffers the step may reuse.
+      donate_argnames: the same for keyword arguments.
+      static_argnums: positional arguments that are Python values, not arrays.
+      static_argnames: the same for keyword arguments.
+      target: a chip of `jaxmem.targets()` to compile for; None compiles nothing, and
+        leaves out what only the compiled step tells.
+      timeout: seconds that the compile may take.
+      **kwargs: the step's keyword arguments.
+
+    Returns:
+      A `LintReport`.
+
+    Raises:
+      TypeError: no function, a step that cannot be traced, an argument that is no
+        array.
+      ValueError: an unknown target, arguments that do not fit the step.
+      RuntimeError: this installation cannot compile for the target.
+      TimeoutError: the compile took longer than `timeout`.
+
+    Example::
+
+      print(jaxmem.lint(step, state, batch, donate_argnums=0))
+    """
+    donate = [*_many(donate_argnums), *_many(donate_argnames)]
+    static = [*_many(static_argnums), *_many(static_argnames)]
+    chip = None if target is None else get_target(target)
+    call = step_of(step, args, kwargs, donate, static)
+    jitted = compiling.flat_function(step, call)
+    with compiling.explained(call.name, call):
+        traced = jitted.trace(*(leaf.spec for leaf in call.leaves))
+    compiled = None if chip is None else _compiled(jitted, call, chip, timeout)
+    leaves = _leaves(call, args, kwargs)
+    live = _compat.without_dead_code(traced.jaxpr)
+    subject = Subject(call, leaves, traced.jaxpr, live, compiled)
+    found = [f for check in CHECKS for f in check(subject)]
+    skipped = []
+    if compiled is None:
+        skipped.append("no target: whether a recomputation was undone, is not known")
+    else:
+        found += undone(subject)
+    if not _has_backward(subject):
+        skipped.append("no backward pass in the step: give lint the step that has it")
+    return LintReport(call.name, merged(found), tuple(skipped))
+
+
+def _many(places) -> tuple[Any, ...]:
+    return (places,) if isinstance(places, int | str) else tuple(places)
+
+
+def _leaves(call: Step, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The user's own arrays, in the order of the call's leaves."""
+    static = {place for place, _ in call.static}
+    given = tuple(a for i, a in enumerate(args) if i not in static)
+    named = {k: v for k, v in kwargs.items() if k not in static}
+    return tuple(jax.tree.leaves((given, named)))
+
+
+def _compiled(jitted, call: Step, chip: Target, timeout: float) -> Compiled:
+    traced = compiling.trace(jitted, call)
+    call = compiling.spread(call, traced)
+    artefact = compiling.lower(jitted, traced, call, chip)
+    result = pool().run(artefact.request, timeout)
+    aliased = frozenset(index for _, index in result["aliases"])
+    return Compiled(chip.name, result["dump"]["hlo"], aliased)
+
+
+def _has_backward(subject: Subject) -> bool:
+    return any(
+        level.is_backward(eqn)
+        for level in levels(subject.closed)
+        for eqn in level.jaxpr.eqns
+    )

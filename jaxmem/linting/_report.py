@@ -1,0 +1,127 @@
+"""What `lint` returns: findings, the dearest first."""
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from jaxmem.memory import format_bytes
+from jaxmem.memory._module_path import merge_numbered
+
+Severity = Literal["error", "warning", "note"]
+_ORDER = ("error", "warning", "note")
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a step does to itself.
+
+    Attributes:
+      check: which check found it, as in the table of the documentation.
+      severity: "error" for what fails or does not do what its words say, "warning" for
+        what costs bytes or time, "note" for what may be meant.
+      what: one sentence.
+      where: file, line and function; for an argument its name.
+      path: the modules or name scopes it lies in.
+      bytes: what it costs, as traced; 0 where the cost is time, or not known.
+      remedy: what to do.
+      count: how many alike are counted in it (layers, arguments).
+    """
+
+    check: str
+    severity: Severity
+    what: str
+    where: str
+    remedy: str
+    path: str = ""
+    bytes: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class LintReport:
+    """What `jaxmem.lint` found; prints as a table.
+
+    Attributes:
+      name: the step's name.
+      findings: errors first, then warnings, then notes; the dearest first.
+      skipped: checks that were not made, and why.
+    """
+
+    name: str
+    findings: tuple[Finding, ...]
+    skipped: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.findings)
+
+    def __iter__(self):
+        return iter(self.findings)
+
+    def of(self, check: str) -> tuple[Finding, ...]:
+        """The findings of one check."""
+        return tuple(f for f in self.findings if f.check == check)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """All fields as JSON text; bytes are integers."""
+        return json.dumps(dataclasses.asdict(self), indent=indent)
+
+    def __str__(self) -> str:
+        lines = [self._headline()]
+        for f in self.findings:
+            lines.append(f"{f.severity}: {f.what}{_times(f)} [{f.check}]")
+            lines += [f"    {part}" for part in (_place(f), _cost(f), f.remedy) if part]
+        return "\n".join([*lines, *self.skipped])
+
+    def __rich__(self) -> Any:
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table("bytes", "what", "where", "what to do", title=self._headline())
+        table.columns[0].justify = "right"
+        for f in self.findings:
+            what = (
+                f"[{_STYLES[f.severity]}]{f.severity}[/]: {escape(f.what + _times(f))}"
+            )
+            table.add_row(_cost(f), what, escape(_place(f)), escape(f.remedy))
+        table.caption = "\n".join(self.skipped) or None
+        return table
+
+    def _headline(self) -> str:
+        counts = [sum(f.severity == s for f in self.findings) for s in _ORDER]
+        found = [
+            f"{n} {s}{'s' if n > 1 else ''}"
+            for n, s in zip(counts, _ORDER, strict=True)
+            if n
+        ]
+        return f"{self.name}: {', '.join(found) or 'nothing found'}"
+
+
+def _times(finding: Finding) -> str:
+    return f" ({finding.count} times)" if finding.count > 1 else ""
+
+
+def _place(finding: Finding) -> str:
+    return ", in ".join(part for part in (finding.where, finding.path) if part)
+
+
+def _cost(finding: Finding) -> str:
+    return format_bytes(finding.bytes) if finding.bytes else ""
+
+
+def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings alike but for a layer's number as one; in the order of a report."""
+    findings = list(findings)
+    paths = merge_numbered(f.path for f in findings)
+    groups: dict[Finding, list[Finding]] = {}
+    for f in findings:
+        key = replace(f, path=paths[f.path], bytes=0, count=1)
+        groups.setdefault(key, []).append(f)
+    together = [
+        replace(key, bytes=sum(f.bytes for f in fs), count=sum(f.count for f in fs))
+        for key, fs in groups.items()
+    ]
+    rank = lambda f: (_ORDER.index(f.severity), -f.bytes, f.check, f.where)
+    return tuple(sorted(together, key=rank))

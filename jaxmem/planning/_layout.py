@@ -1,0 +1,314 @@
+"""Offsets for buffers in one arena: dynamic storage allocation.
+
+Buffers that are alive together must not overlap; the arena ends where the highest of
+them does. Its least height is hard to find; what is alive at once is a lower bound,
+which a layout often reaches. `layout` splits time where nothing is alive, lays out by
+best fit in a few orders, of which ROAM's is one (`_layout_fit`), and goes on from there
+until it has reached the bound, the capacity or the end of its time (`_layout_improve`).
+"""
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from os import PathLike
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from jaxmem.planning._buffers import Buffer
+from jaxmem.planning._layout_fit import best_fit as fit_in_order
+from jaxmem.planning._layout_improve import improve
+from jaxmem.planning._layout_problem import Problem, make_problem
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# The sum of two heights must still be an int64.
+_MOST = 2**61
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each buffer lies.
+
+    Attributes:
+      buffers: what is laid out.
+      offsets: of each buffer by its id, in bytes from the beginning of the arena.
+      lower_bound: bytes below which no layout is, proven: `load`, or more where the
+        search went through all layouts of that height.
+      seconds: of planning.
+    """
+
+    buffers: tuple[Buffer, ...]
+    offsets: Mapping[int | str, int]
+    lower_bound: int
+    seconds: float = 0.0
+
+    @cached_property
+    def height(self) -> int:
+        """Bytes of the arena."""
+        return max((self.offsets[b.id] + b.size for b in self.buffers), default=0)
+
+    @cached_property
+    def load(self) -> int:
+        """The most bytes alive at once."""
+        return _load(self.buffers)[0]
+
+    @property
+    def optimal(self) -> bool:
+        """Whether it is proven that no layout is lower."""
+        return self.height <= self.lower_bound
+
+    @property
+    def fragmentation(self) -> float:
+        """The part of the height by which it is over the load: 0.02 is 2 % of it."""
+        return 1 - self.load / self.height if self.height else 0.0
+
+    def check(self) -> None:
+        """Raises ValueError if two buffers lie in the same place at the same time.
+
+        A sweep over time that compares what is made with its neighbours in the arena.
+        """
+        from bisect import bisect_left
+
+        events = [(b.upper, False, b) for b in self.buffers if b.size]
+        events += [(b.lower, True, b) for b in self.buffers if b.size]
+        events.sort(key=lambda event: event[:2])
+        alive: list[tuple[int, int, int | str]] = []  # from, to, id; from low to high
+        for _, made, b in events:
+            begin = self.offsets[b.id]
+            row = (begin, begin + b.size, b.id)
+            at = bisect_left(alive, row[:2], key=lambda r: r[:2])
+            if not made:
+                del alive[at]
+                continue
+            if begin < 0:
+                raise ValueError(f"buffer {b.id} lies at {begin}, below the arena")
+            for other in alive[max(at - 1, 0) : at + 1]:
+                if other[0] < row[1] and begin < other[1]:
+                    raise ValueError(
+                        f"buffers {other[2]} and {b.id} overlap: bytes {other[:2]} and "
+                        f"{row[:2]}, both alive at {b.lower}"
+                    )
+            alive.insert(at, row)
+
+    def plot(self, path: str | PathLike[str]) -> None:
+        """Draws the buffers as rectangles, time to the right, bytes upwards.
+
+        Args:
+          path: the image to write; its suffix says the format (.png, .svg, .pdf).
+
+        Raises:
+          ImportError: matplotlib is not installed.
+          ValueError: there is no buffer to draw.
+        """
+        from jaxmem.planning._layout_plot import plot_layout
+
+        plot_layout(self, path)
+
+    def table(self) -> "Table":
+        """Height, bound and what is lost between buffers, for rich to print."""
+        from rich.table import Table
+
+        table = Table("layout", "", show_header=False)
+        for name, value in (
+            ("buffers", f"{len(self.buffers):,}"),
+            ("height", f"{self.height:,} bytes"),
+            ("alive at once", f"{self.load:,} bytes"),
+            ("no layout below", f"{self.lower_bound:,} bytes"),
+            ("fragmentation", f"{self.fragmentation:.2%}"),
+            ("optimal", "yes" if self.optimal else "not proven"),
+            ("seconds", f"{self.seconds:.2f}"),
+        ):
+            table.add_row(name, value)
+        return table
+
+    def __rich__(self) -> "Table":
+        return self.table()
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The layout as JSON text; `from_json` reads it back."""
+        rows = [asdict(b) | {"offset": self.offsets[b.id]} for b in self.buffers]
+        plain = {"lower_bound": self.lower_bound, "seconds": self.seconds}
+        return json.dumps(plain | {"buffers": rows}, indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Layout":
+        """The layout that `to_json` wrote.
+
+        Raises:
+          ValueError: the text is not a layout.
+        """
+        try:
+            plain = json.loads(text)
+            rows = [dict(row) for row in plain["buffers"]]
+            offsets = {row["id"]: row.pop("offset") for row in rows}
+            buffers = tuple(Buffer(**row) for row in rows)
+            return cls(buffers, offsets, plain["lower_bound"], plain["seconds"])
+        except (KeyError, TypeError) as error:
+            raise ValueError("not the JSON of a Layout") from error
+
+
+class NoLayoutError(RuntimeError):
+    """No layout within the capacity was found.
+
+    Attributes:
+      best: the lowest that was.
+      proven: whether there is none.
+    """
+
+    def __init__(self, message: str, best: Layout, proven: bool):
+        super().__init__(message)
+        self.best, self.proven = best, proven
+
+
+def layout(
+    buffers: Iterable[Buffer],
+    *,
+    capacity: int | None = None,
+    time_limit: float = 10.0,
+    long_lived: Collection[int | str] = (),
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Layout:
+    """Lays buffers out in an arena that is as low as can be found.
+
+    Offsets are sums of sizes: for aligned offsets round the sizes up.
+
+    Args:
+      buffers: what to lay out.
+      capacity: bytes of the arena; with it the first layout within is taken. Without,
+        the search goes on until it has the lowest, or no more time.
+      time_limit: seconds after which the best so far is taken; the first layout, by
+        best fit, is always finished.
+      long_lived: ids of what stays for long, such as the activations that a training
+        step keeps for its backward pass: laid at the bottom, before everything else, in
+        one of the first layouts. What lives long is found without, too.
+      seed: of the search's chance. The same seed gives the same layout, where the time
+        suffices.
+      progress: called with the least height so far and the proven bound, in bytes.
+
+    Returns:
+      A `Layout`.
+
+    Raises:
+      ValueError: two buffers have an id, more is alive at once than `capacity`, or an
+        argument is out of range; the message says which.
+      NoLayoutError: none within `capacity` was found in time, or there is none.
+
+    Source: for training steps ROAM (https://arxiv.org/abs/2310.19295, section 3.4).
+    """
+    begin = time.monotonic()
+    buffers = _checked(buffers)
+    load, moment = _load(buffers)
+    if time_limit < 0:
+        raise ValueError(f"time_limit={time_limit}: seconds, at least 0")
+    if capacity is not None and capacity < load:
+        raise ValueError(
+            f"capacity={capacity:,} bytes is less than the {load:,} bytes "
+            f"that are alive at time {moment}"
+        )
+    problem, some = _arrays(buffers)
+    unknown = set(long_lived) - {b.id for b in buffers}
+    if unknown:
+        raise ValueError(f"long_lived: no buffer has the id {min(unknown, key=str)!r}")
+    early = np.array([buffers[i].id in set(long_lived) for i in some], bool)
+    unit = problem.unit
+    offsets, bound = improve(
+        problem,
+        None if capacity is None else capacity // unit,
+        early,
+        begin + time_limit,
+        seed,
+        lambda h, b: progress(h * unit, b * unit) if progress else None,
+    )
+    found = _layout(buffers, problem, some, offsets, bound, begin)
+    if capacity is not None and found.height > capacity:
+        raise _too_high(found, capacity, time_limit)
+    return found
+
+
+def best_fit(
+    buffers: Iterable[Buffer], by: Literal["size", "lifetime"] = "size"
+) -> Layout:
+    """Lays buffers out as XLA does: one after another, each into the tightest gap.
+
+    XLA keeps the lower of the two layouts.
+
+    Args:
+      buffers: what to lay out.
+      by: which comes first: the largest, or the one that lives longest.
+
+    Returns:
+      A `Layout`.
+
+    Raises:
+      ValueError: two buffers have an id, or `by` is something else.
+    """
+    begin = time.monotonic()
+    if by not in ("size", "lifetime"):
+        raise ValueError(f"by={by!r}: 'size' or 'lifetime'")
+    buffers = _checked(buffers)
+    problem, some = _arrays(buffers)
+    lives = np.array([buffers[i].upper - buffers[i].lower for i in some], np.int64)
+    keys = (-problem.size, -lives) if by == "lifetime" else (-lives, -problem.size)
+    offsets = fit_in_order(problem, np.lexsort((problem.first, *keys)))
+    bound = int(problem.load.max(initial=0))
+    return _layout(buffers, problem, some, offsets, bound, begin)
+
+
+def _checked(buffers: Iterable[Buffer]) -> tuple[Buffer, ...]:
+    buffers = tuple(buffers)
+    seen: set[int | str] = set()
+    for b in buffers:
+        if b.id in seen:
+            raise ValueError(f"buffers: two have the id {b.id!r}")
+        seen.add(b.id)
+    if sum(b.size for b in buffers) >= _MOST:
+        raise ValueError("buffers: 2 EiB and more together is more than can be counted")
+    return buffers
+
+
+def _load(buffers: tuple[Buffer, ...]) -> tuple[int, int]:
+    """The most bytes alive at once, and when first."""
+    change: dict[int, int] = {}
+    for b in buffers:
+        change[b.lower] = change.get(b.lower, 0) + b.size
+        change[b.upper] = change.get(b.upper, 0) - b.size
+    load, most, moment = 0, 0, 0
+    for t in sorted(change):
+        load += change[t]
+        if load > most:
+            most, moment = load, t
+    return most, moment
+
+
+def _arrays(buffers: tuple[Buffer, ...]) -> tuple[Problem, list[int]]:
+    """The problem, and which buffers are in it."""
+    some = [i for i, b in enumerate(buffers) if b.size]
+    rows = [(buffers[i].lower, buffers[i].upper, buffers[i].size) for i in some]
+    lower, upper, size = np.array(rows, np.int64).reshape(-1, 3).T
+    return make_problem(lower, upper, size), some
+
+
+def _layout(buffers, problem, some, offsets, bound, begin) -> Layout:
+    found = {b.id: 0 for b in buffers}
+    for i, offset in zip(some, (offsets * problem.unit).tolist(), strict=True):
+        found[buffers[i].id] = offset
+    bound = int(bound) * problem.unit
+    return Layout(buffers, found, bound, time.monotonic() - begin)
+
+
+def _too_high(found: Layout, capacity: int, time_limit: float) -> NoLayoutError:
+    proven = found.lower_bound > capacity
+    over = found.height / capacity - 1
+    message = (
+        f"there is no layout within {capacity:,} bytes: all were searched"
+        if proven
+        else f"no layout within {capacity:,} bytes in {time_limit:g} s: more "
+        "time_limit may find one"
+    )
+    best = f"the lowest found takes {found.height:,} ({over:.2%} more)"
+    return NoLayoutError(f"{message}; {best}", found, proven)
