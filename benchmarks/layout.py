@@ -27,11 +27,11 @@ COLUMNS = (
     "by size / bound",
     "by lifetime / bound",
     "within capacity",
-    "its CPU seconds",
+    "CPU seconds within",
     "lowest",
     "lowest / bound",
     "proven",
-    "its CPU seconds ",
+    "CPU seconds for lowest",
 )
 
 

@@ -16,8 +16,9 @@ Two rules make it small, and neither loses the optimum:
   in the order of their numbers.
 
 The same search runs backward from the end, where the first rule puts off what only
-adds. A graph can be narrow one way and wide the other; both are tried, with ever more
-sets allowed.
+adds. (What is put off may keep a value from being written over; but then it is what
+frees that value, and no write saves more than that.) A graph can be narrow one way and
+wide the other; both are tried, with ever more sets allowed.
 
 Not optimal where the sets of a layer are cut to `width`, the lowest first (a beam);
 then nothing is proven, and it says so.

@@ -9,6 +9,7 @@ until it has reached the bound, the capacity or the end of its time (`_layout_im
 
 import json
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -71,8 +72,6 @@ class Layout:
 
         A sweep over time that compares what is made with its neighbours in the arena.
         """
-        from bisect import bisect_left
-
         events = [(b.upper, False, b) for b in self.buffers if b.size]
         events += [(b.lower, True, b) for b in self.buffers if b.size]
         events.sort(key=lambda event: event[:2])
@@ -179,8 +178,8 @@ def layout(
 
     Args:
       buffers: what to lay out.
-      capacity: bytes of the arena; with it the first layout within is taken. Without,
-        the search goes on until it has the lowest, or no more time.
+      capacity: bytes of the arena; the first layout within is taken. Without, and where
+        there is none, the search goes on until it has the lowest, or no more time.
       time_limit: seconds after which the best so far is taken; the first layout, by
         best fit, is always finished.
       long_lived: ids of what stays for long, such as the activations that a training
@@ -196,7 +195,8 @@ def layout(
     Raises:
       ValueError: two buffers have an id, more is alive at once than `capacity`, or an
         argument is out of range; the message says which.
-      NoLayoutError: none within `capacity` was found in time, or there is none.
+      NoLayoutError: no layout within `capacity` was found in time, or there is none;
+        it has the lowest that was.
 
     Source: for training steps ROAM (https://arxiv.org/abs/2310.19295, section 3.4).
     """

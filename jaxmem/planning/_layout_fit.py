@@ -26,22 +26,21 @@ def best_fit(
     Args:
       problem: the buffers.
       order: those to place.
-      placed: those that lie already.
+      placed: those that lie already, if any.
       offsets: where they lie; an entry for every buffer of the problem.
 
     Returns:
       An offset for every buffer, int64.
     """
-    shelf = _Shelf(problem, placed, offsets)
-    result = (
-        np.zeros(len(problem.size), np.int64) if offsets is None else offsets.copy()
-    )
+    placed = np.zeros(0, np.int64) if placed is None else placed
+    offsets = np.zeros(len(problem.size), np.int64) if offsets is None else offsets
+    shelf, result = _Shelf(problem, placed, offsets), offsets.copy()
     for buffer in order.tolist():
         result[buffer] = shelf.place(buffer)
     return result
 
 
-def orders(problem: Problem, early: np.ndarray | None = None) -> Iterator[np.ndarray]:
+def orders(problem: Problem, early: np.ndarray) -> Iterator[np.ndarray]:
     """Orders that do well on training steps.
 
     Args:
@@ -49,32 +48,27 @@ def orders(problem: Problem, early: np.ndarray | None = None) -> Iterator[np.nda
       early: true for those to be placed before all others.
     """
     size, length = problem.size, problem.length
-    early = np.zeros(len(size), bool) if early is None else early
     if early.any():
         yield np.lexsort((problem.first, -size, -length * early, ~early))
     longest = int(length.max(initial=1))
-    shares = (0, 1, 2, 4, 8, 16, 64, longest + 1)
-    for least in sorted(
-        {longest // share if share else longest + 1 for share in shares}
-    ):
+    shares = {longest // share for share in (1, 2, 4, 8, 16, 64)}
+    for least in sorted({0, longest + 1} | shares):
         yield np.lexsort((problem.first, -size, np.where(length < least, 0, -length)))
 
 
 class _Shelf:
     """The buffers that lie already, from the lowest up."""
 
-    def __init__(self, problem, placed, offsets):
-        self.problem = problem
-        self.count = 0 if placed is None else len(placed)
+    def __init__(self, problem: Problem, placed: np.ndarray, offsets: np.ndarray):
+        self.problem, self.count = problem, len(placed)
+        order = placed[offsets[placed].argsort(kind="stable")]
+        top = offsets + problem.size
+        # Room for all; what is behind `count` is not there yet.
+        rest = np.zeros(len(offsets) - len(placed), np.int64)
         self.first, self.end, self.low, self.top = (
-            np.empty(len(problem.size), np.int64) for _ in range(4)
+            np.concatenate([column[order], rest])
+            for column in (problem.first, problem.end, offsets, top)
         )
-        if self.count:
-            order = placed[offsets[placed].argsort(kind="stable")]
-            rows = slice(0, self.count)
-            self.first[rows], self.end[rows] = problem.first[order], problem.end[order]
-            self.low[rows] = offsets[order]
-            self.top[rows] = offsets[order] + problem.size[order]
 
     def place(self, buffer: int) -> int:
         """Puts a buffer into the tightest gap that takes it; its offset."""

@@ -45,9 +45,7 @@ class Attempt:
 
     Attributes:
       problem: the buffers.
-      goal: the height to reach.
-      fixed: whether to stop once it is proven that the goal cannot be reached; else the
-        lowest height that can is the goal.
+      goal: the height to reach; never below the bound.
       bound: a height below which no layout is, proven.
       offsets: of the best so far.
       order: in which best fit did best.
@@ -56,7 +54,6 @@ class Attempt:
 
     problem: Problem
     goal: int
-    fixed: bool
     bound: int = 0
     offsets: np.ndarray = field(default_factory=_none)
     order: np.ndarray = field(default_factory=_none)
@@ -81,13 +78,12 @@ class Attempt:
     def prove(self, bound: int) -> None:
         """Takes a bound that is higher."""
         self.bound = max(self.bound, bound)
-        if not self.fixed:
-            self.goal = max(self.goal, self.bound)
+        self.goal = max(self.goal, self.bound)
 
     @property
     def over(self) -> bool:
         """Whether there is nothing more to do."""
-        return self.height <= self.goal or self.bound > self.goal
+        return self.height <= self.goal
 
 
 def improve(
@@ -114,7 +110,7 @@ def improve(
     load = int(problem.load.max(initial=0))
     goal = load if capacity is None else capacity
     chosen = problem.stretches()
-    attempts = [Attempt(problem.part(c), goal, capacity is not None) for c in chosen]
+    attempts = [Attempt(problem.part(c), goal) for c in chosen]
 
     def state() -> tuple[int, int]:
         return (
@@ -152,49 +148,51 @@ def _search(
 ) -> None:
     """Tries for lower heights until the deadline."""
     problem, random = attempt.problem, np.random.default_rng(seed)
-    first = np.lexsort((-problem.size, -problem.fullest))[:_KERNEL]
-    kernel, search = np.isin(np.arange(len(problem.size)), first), None
+    kernel = np.sort(np.lexsort((-problem.size, -problem.fullest))[:_KERNEL])
+    search = _search_for(problem, kernel, seed)
     for turn in itertools.count():
         if attempt.over or time.monotonic() > deadline:
             return
-        if search is None:
-            chosen = np.flatnonzero(kernel)
-            search = Search(problem.part(chosen, thin=len(chosen) > _THIN), seed)
         target, taste = attempt.goal, _taste(turn)
-        if turn > len(_TASTES) and turn % 5 % 2:
+        if turn % 3 == 2:
             target += int((attempt.height - target) * random.random())
         try:
             found = search.run(target, taste, deadline)
         except GaveUp:
-            if len(problem.size) > len(chosen):
+            if len(problem.size) > len(kernel):
                 attempt.fit(_promoted(attempt, target, random))
         else:
             if found is None:
                 attempt.prove(search.least)
                 continue
-            offsets = _completed(problem, chosen, found)
+            offsets = _completed(problem, kernel, found)
             attempt.offer(offsets)
-            high = offsets + problem.size > target
-            if high.any():
-                kernel, search = kernel | high, None
+            high = np.flatnonzero(offsets + problem.size > target)
+            if len(high):
+                kernel = np.concatenate([kernel, high])
+                search = _search_for(problem, kernel, seed)
         tell()
+
+
+def _search_for(problem: Problem, kernel: np.ndarray, seed: int) -> Search:
+    return Search(problem.part(kernel, thin=len(kernel) > _THIN), seed)
 
 
 def _taste(turn: int) -> Taste:
     """The taste of a turn; the first of a round may prove that there is no layout."""
     rounds, place = divmod(turn, len(_TASTES) + 1)
     if place == 0:
-        return Taste(1000 * 2**rounds, 1.0 if rounds else 0.0, whole=True)
+        return Taste(200 * 2**rounds, 1.0 if rounds else 0.0, whole=True)
     return _TASTES[place - 1]
 
 
-def _completed(problem: Problem, chosen: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """All offsets: those found for some buffers, and best fit for the rest."""
+def _completed(problem: Problem, kernel: np.ndarray, found: np.ndarray) -> np.ndarray:
+    """All offsets: those found for the kernel, and best fit for the rest."""
     offsets = np.zeros(len(problem.size), np.int64)
-    offsets[chosen] = found
-    rest = np.delete(np.arange(len(problem.size)), chosen)
-    order = rest[problem.size[rest].argsort(kind="stable")[::-1]]
-    return best_fit(problem, order, chosen, offsets)
+    offsets[kernel] = found
+    rest = np.delete(np.arange(len(problem.size)), kernel)
+    order = rest[(-problem.size[rest]).argsort(kind="stable")]
+    return best_fit(problem, order, kernel, offsets)
 
 
 def _promoted(attempt: Attempt, target: int, random: np.random.Generator) -> np.ndarray:

@@ -16,7 +16,7 @@ def plot_layout(layout: "Layout", path: str | PathLike[str]) -> None:
     buffers = [b for b in layout.buffers if b.size]
     if not buffers:
         raise ValueError("nothing to draw: no buffer has any bytes")
-    figure_class, collection, scalar_colours = _import_matplotlib()
+    figure_class, collection, colours = _import_matplotlib()
     low = np.array([layout.offsets[b.id] for b in buffers], float)
     high = low + [b.size for b in buffers]
     left = np.array([b.lower for b in buffers], float)
@@ -30,7 +30,8 @@ def plot_layout(layout: "Layout", path: str | PathLike[str]) -> None:
     rectangles = collection(shapes, linewidths=width, edgecolors="#30343b")
     # Colour says how long a buffer lives: what stays is dark.
     life = np.log(right - left)
-    rectangles.set_facecolor(scalar_colours(1 - 0.8 * life / max(life.max(), 1e-9)))
+    share = (life - life.min()) / max(np.ptp(life), 1e-9)
+    rectangles.set_facecolor(colours(1 - 0.9 * share))
     axes.add_collection(rectangles)
     axes.axhline(layout.load / scale, color="#d62728", linewidth=1, linestyle="--")
     axes.set(

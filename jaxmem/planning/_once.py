@@ -13,9 +13,8 @@ class Once:
     """Solves problems and remembers them; bytes are kept as those above the base."""
 
     def __init__(self):
-        self._known: dict[
-            tuple, tuple[Solved, int]
-        ] = {}  # and the aim it was tried for
+        # What was found, and the aim at which it was looked for.
+        self._known: dict[tuple, tuple[Solved, int]] = {}
 
     def solve(
         self,
@@ -39,9 +38,19 @@ class Once:
         """
         key, base = problem.key(), problem.base
         known, tried = self._known.get(key, (None, 0))
-        if known is None or tried < aim - base and known.peak > known.bound:
-            found = solve(problem, order, aim, until=until, sizes=sizes)
+        if known is None or _worth_more(known, tried, aim - base):
+            start = order if known is None else known.order
+            found = solve(problem, start, aim, until=until, sizes=sizes)
             proven = found.bound - base if found.bound > aim else 0
             known = Solved(found.order, found.peak - base, max(0, proven))
             self._known[key] = known, aim - base
         return Solved(known.order, known.peak + base, known.bound + base)
+
+
+def _worth_more(known: Solved, tried: int, aim: int) -> bool:
+    """Whether another search could bring more than the one at the aim `tried`.
+
+    It could not if it was in vain there and the new aim is as low or lower.
+    """
+    in_vain = known.peak > tried >= aim
+    return known.peak > max(aim, known.bound) and not in_vain

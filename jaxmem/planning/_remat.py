@@ -29,7 +29,7 @@ from jaxmem.planning._remat_sequence import Tables
 LEVELS = 40  # peaks aimed at
 LONGEST = 2  # times the operations: longer sequences are not lowered further
 WORK = 500.0  # to lower a sequence to the next peak
-TRIES = 2  # to improve what is between two peaks
+TRIES = 6  # to improve what is between two peaks
 SLACK = 1.2  # what costs this times what is known already is given up
 EFFORT = 20_000.0  # of work, quarters of a millisecond or so; chain plans on top
 

@@ -1,18 +1,18 @@
 """A large graph in one pass, given an order to lean on and a limit to stay under.
 
 What leaves no more alive than before is done as soon as it fits under the limit: single
-operations, and runs of a few that end lower than they began (a weight's gradient and
-the update that uses it up); what needs least room first, of equals what has waited
-longest. Of the rest, the one that the given order has first is
-done. So a weight's update comes at once where there is room, and late where its
-gradient would raise the peak.
+operations, and runs of a few that end no higher than they began (a weight's gradient
+and the update that uses it up); what needs least room first, of equals what has waited
+longest. Of the rest, the one that the given order has first is done. So a weight's
+update comes at once where there is room, and late where its gradient would raise the
+peak.
 
 The same pass backward puts off what only adds: the cast of a weight, a gradient that
 nothing uses up. With the limit at the peak of the given order neither pass can raise
 it: the bytes alive are submodular, see `_exact.py`. With a lower limit a pass may get
 stuck; it then does what raises the limit least.
 
-Not optimal: runs are followed greedily, a few operations far.
+Not optimal: runs are followed greedily, a few operations far, among a few readers.
 """
 
 import heapq
@@ -22,7 +22,7 @@ from jaxmem.planning._front import Front
 from jaxmem.planning._pieces import Pieces
 
 RUN = 6  # operations that are looked ahead
-LOOK = 32  # operations that are looked at for one that fits
+LOOK = 32  # operations that are looked at: for one that fits, or that goes on a run
 
 
 def swept(problem: Pieces, order: Sequence[int], limit: int) -> tuple[int, ...]:
@@ -46,6 +46,8 @@ def sweep(problem: Pieces, order: Sequence[int], limit: int) -> list[int]:
 
 
 class _Sweep:
+    """A pass: what can be done next, where it leads, and what has been done."""
+
     def __init__(self, problem: Pieces, order: Sequence[int], limit: int):
         self.problem, self.limit = problem, limit
         self.front = Front(problem)
@@ -105,7 +107,7 @@ class _Sweep:
             run.append(i)
             if walk.live <= start:
                 break
-            for j in self.problem.after[i]:
+            for j in self.problem.after[i][:LOOK]:
                 left[j] = left.get(j, missing[j]) - 1
                 if not left[j]:
                     ready.append(j)

@@ -1,7 +1,6 @@
 """The passes in order, over a step and over what it holds inside."""
 
 import collections
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,7 +36,7 @@ class Rewritten:
       residuals: (aval, what makes a layer of it, in words what it is made of, 1) of the
         stacks that forward scans no more make; with -1 of those in their place.
       again: (equation, how often) of what is computed a second time and costs.
-      pairs: its pairs of scans as they are before anything that costs is done again.
+      pairs: its pairs of scans as they are before anything is done again.
       lists: the same of its equations outside scans.
     """
 
@@ -62,12 +61,9 @@ def _level(
     closed, aliases: Aliases, clip: str | None, choice: Choice, loop=None
 ) -> Rewritten:
     """One list of equations, the body of `loop`; then the bodies of the scans in it."""
-    closed, remade = cast_inside(closed), []
-    if not choice.named:
-        closed, remade = _until_done(closed, remakes, remake)
+    closed = cast_inside(closed)
     found = tuple(pairs(closed))
-    closed, more = _computed_again(closed, choice)
-    remade += more
+    closed, remade = _remade(closed, choice)
     lists, cut = [], []
     if loop is None or not is_transposed(loop):  # else its forward pass is elsewhere
         lists = [pair for pair in [unrolled(closed)] if pair]
@@ -93,21 +89,16 @@ def _level(
     )
 
 
-def _computed_again(closed, choice: Choice) -> tuple[Any, list]:
-    """What is worth its price, in all layers and then in the first ones."""
-    if choice.named:
-        price = price_at(choice.rate, choice.machine)
-        return _until_done(closed, partial(remakes_by_names, price=price), remake)
-    done = []
-    for rate, part, apply in (
-        (choice.rate, 1.0, remake),
-        (choice.more, choice.part, remake_part),
-    ):
-        if rate is not None and not math.isinf(rate):
-            price = price_at(rate, choice.machine)
-            plans = partial(remakes, price=price, part=part)
-            closed, found = _until_done(closed, plans, apply)
-            done += found
+def _remade(closed, choice: Choice) -> tuple[Any, list]:
+    """What is worth its price made again, in all layers and then in the first ones."""
+    price = price_at(choice.rate, choice.machine)
+    plans = partial(remakes_by_names if choice.named else remakes, price=price)
+    closed, done = _until_done(closed, plans, remake)
+    if choice.more is not None:
+        price = price_at(choice.more, choice.machine)
+        plans = partial(remakes, price=price, part=choice.part)
+        closed, more = _until_done(closed, plans, remake_part)
+        done += more
     return closed, done
 
 

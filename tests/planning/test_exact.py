@@ -163,5 +163,18 @@ def test_layers_are_solved_once(monkeypatch):
     )
     again = once.solve(higher, range(20), 1000, far, (10**6,))
     assert len(calls) == 1
+    once.solve(higher, range(20), 1500, far, (10**6,))
+    assert len(calls) == 1
     assert again.order == least.order
     assert (again.peak, again.bound) == (least.peak + 1000, least.bound + 1000)
+
+
+def test_what_was_good_enough_is_solved_again_for_less():
+    graph = graphs.randomly(5, 20, large=100)
+    problem, once, far = pieces_of(graph), Once(), np.inf
+    least = solve(problem, range(20), 0).peak
+    start = peak(graph)
+    assert least < start
+    found = once.solve(problem, range(20), start, far, (10**6,))
+    assert found.peak == start
+    assert once.solve(problem, range(20), 0, far, (10**6,)).peak == least
