@@ -357,7 +357,8 @@ def test_a_long_plan_is_cut():
     assert rows > 30
     lines = str(plan).splitlines()
     assert f"... {rows - 30} smaller ones" in lines
-    assert len(lines) == 1 + 30 + 1 + len(plan.notes)
+    assert "predicted peak" in lines[-1 - len(plan.notes)]
+    assert len(lines) == 1 + 30 + 1 + 1 + len(plan.notes)
 
 
 def test_where_a_gradient_comes_from():
