@@ -37,6 +37,7 @@ _TASTES = tuple(
         Taste(10, 10.0, long, full=True),
     )
 )
+_ROUND = 1 + len(_TASTES)
 
 
 @dataclass
@@ -149,11 +150,15 @@ def _search(
     """Tries for lower heights until the deadline."""
     problem, random = attempt.problem, np.random.default_rng(seed)
     kernel = np.sort(np.lexsort((-problem.size, -problem.fullest))[:_KERNEL])
-    search = _search_for(problem, kernel, seed)
+    search = None
     for turn in itertools.count():
         if attempt.over or time.monotonic() > deadline:
             return
-        target, taste = attempt.goal, _taste(turn)
+        rounds, place = divmod(turn, _ROUND)
+        if search is None or place == 0:  # what was learned in a round is forgotten
+            part = problem.part(kernel, thin=len(kernel) > _THIN)
+            search = Search(part, seed + rounds)
+        target, taste = attempt.goal, _taste(rounds, place)
         if turn % 3 == 2:
             target += int((attempt.height - target) * random.random())
         try:
@@ -169,18 +174,13 @@ def _search(
             attempt.offer(offsets)
             high = np.flatnonzero(offsets + problem.size > target)
             if len(high):
-                kernel = np.concatenate([kernel, high])
-                search = _search_for(problem, kernel, seed)
+                kernel = np.union1d(kernel, high)
+                search = None
         tell()
 
 
-def _search_for(problem: Problem, kernel: np.ndarray, seed: int) -> Search:
-    return Search(problem.part(kernel, thin=len(kernel) > _THIN), seed)
-
-
-def _taste(turn: int) -> Taste:
+def _taste(rounds: int, place: int) -> Taste:
     """The taste of a turn; the first of a round may prove that there is no layout."""
-    rounds, place = divmod(turn, len(_TASTES) + 1)
     if place == 0:
         return Taste(200 * 2**rounds, 1.0 if rounds else 0.0, whole=True)
     return _TASTES[place - 1]

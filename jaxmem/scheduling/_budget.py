@@ -8,12 +8,12 @@ rung that fits and the one above it, as few of the layers as will do go by the l
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._ladder import Rung, Step
+from jaxmem.scheduling._ladder import Rung
 
 _TRIES = 4  # compiles for the number of layers
 _NEAR = 1.1  # of the budget: a prediction may be wrong by that much
@@ -62,9 +62,8 @@ class Search:
     """Rungs and parts of layers that were compiled, and what follows for the others."""
 
     rungs: Sequence[Rung]
-    step: Step
+    layers: int
     budget: int
-    order: bool
     compile: Compile
     tell: Callable[[str], None]
     tried: list[Tried] = field(default_factory=list)
@@ -74,7 +73,7 @@ class Search:
         """The choice with the fewest seconds whose compiled peak fits."""
         first = self._nearby(self._first_that_fits())
         wasteful = self.peaks[first] < _CLOSE * self.budget
-        if first > 0 and self.step.layers > 1 and wasteful:
+        if first > 0 and self.layers > 1 and wasteful:
             self._part(first)
         fit = [t for t in self.tried if t.peak <= self.budget]
         return min(fit, key=lambda t: (t.seconds, t.peak))
@@ -83,7 +82,7 @@ class Search:
         above, fits = -1, len(self.rungs)
         at = 0
         while above + 1 < fits:
-            if self._compile_rung(at) <= self.budget:
+            if self._peak(at) <= self.budget:
                 fits = at
             else:
                 above = at
@@ -99,7 +98,7 @@ class Search:
         while fits > 0 and fits - 1 not in self.peaks:
             if self._expected(fits - 1) > _NEAR * self.budget:
                 break
-            if self._compile_rung(fits - 1) > self.budget:
+            if self._peak(fits - 1) > self.budget:
                 break
             fits -= 1
         return fits
@@ -118,16 +117,14 @@ class Search:
         near = min(known, key=lambda k: (abs(k - i), k))
         return self.peaks[near] + self.rungs[i].bytes - self.rungs[near].bytes
 
-    def _compile_rung(self, i: int) -> float:
+    def _peak(self, i: int) -> float:
+        """The compiled peak of a rung."""
+        if i in self.peaks:
+            return self.peaks[i]
         rung = self.rungs[i]
         expected = self._expected(i) if self.peaks else None
-        self.peaks[i] = self._try(self._choice(rung.rate), rung.seconds, expected)
+        self.peaks[i] = self._try(rung.choice, rung.seconds, expected)
         return self.peaks[i]
-
-    def _choice(self, *rates) -> Choice:
-        lists, named = self.step.is_list, self.step.named
-        machine, order = self.step.machine, self.order
-        return Choice(machine, *rates, lists=lists, named=named, order=order)
 
     def _try(self, choice: Choice, seconds: float, expected: float | None) -> float:
         self.tell(f"compile {len(self.tried) + 1}")
@@ -137,19 +134,17 @@ class Search:
     def _part(self, low: int) -> None:
         """Tries as few layers as will do on rung `low`, the others one above."""
         rich, poor = self.rungs[low - 1], self.rungs[low]
-        step = (rich.bytes - poor.bytes) / self.step.layers  # bytes a layer
-        base, fails, fits = self._expected(low - 1), 0, self.step.layers
+        step = (rich.bytes - poor.bytes) / self.layers  # bytes a layer
+        base, fails, fits = self._expected(low - 1), 0, self.layers
         for _ in range(_TRIES):
             turns = math.ceil((base - self.budget) / step)
             turns = min(max(turns, fails + 1), fits - 1)
             if not fails < turns < fits:
                 return
-            choice = Choice(
-                self.step.machine, rich.rate, poor.rate, turns / self.step.layers
-            )
-            part = (poor.seconds - rich.seconds) * turns / self.step.layers
-            expected = base - turns * step
-            peak = self._try(choice, rich.seconds + part, expected)
+            part = turns / self.layers
+            choice = replace(rich.choice, more=poor.choice.rate, part=part)
+            seconds = rich.seconds + part * (poor.seconds - rich.seconds)
+            peak = self._try(choice, seconds, base - turns * step)
             base = self._base(base, peak, turns * step)
             if peak <= self.budget:
                 fits = turns

@@ -5,7 +5,7 @@ of a plan to have the same step again.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxmem.scheduling._least import Price
 from jaxmem.scheduling._machine import MACHINES, fused_only, seconds
@@ -24,6 +24,8 @@ class Choice:
       lists: whether equations outside of loops are computed again too.
       named: whether only what has a `checkpoint_name` is kept.
       order: whether operations outside of loops come in an order of their own.
+      sequence: numbers of operations outside of loops, some of them more than once, as
+        `operations_of` counts them; empty for the order of the step.
       plain: whether the step is left as it was given, whatever the others say.
     """
 
@@ -34,6 +36,7 @@ class Choice:
     lists: bool = False
     named: bool = False
     order: bool = False
+    sequence: tuple[int, ...] = field(default=(), repr=False)
     plain: bool = False
 
 

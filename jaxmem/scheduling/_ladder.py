@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from jaxmem.scheduling._choice import price_at
+from jaxmem.scheduling._choice import Choice, price_at
 from jaxmem.scheduling._least import price_of
 from jaxmem.scheduling._machine import MACHINES, seconds
 from jaxmem.scheduling._pairs import Pair, cut, cut_by_names
@@ -23,15 +23,16 @@ _LEAST = 2e-3  # of what is kept at first: what two rungs differ by, or they are
 
 @dataclass(frozen=True)
 class Rung:
-    """A choice of rate, and what it means for all pairs together.
+    """A choice, and what it means.
 
     Attributes:
-      rate: as in `Choice`.
-      bytes: what is kept from the forward to the backward pass.
+      choice: what is computed again.
+      bytes: what is kept from the forward to the backward pass, or another figure that
+        differs from the peak by about as much on every rung.
       seconds: of computing again.
     """
 
-    rate: float | None
+    choice: Choice
     bytes: int
     seconds: float
 
@@ -46,12 +47,14 @@ class Step:
         what is kept is kept by scans.
       machine: the target whose rates count.
       named: whether only what has a `checkpoint_name` can be kept.
+      order: whether operations outside of loops come in an order of their own.
     """
 
     scans: Sequence[Pair]
     lists: Sequence[Pair]
     machine: str
     named: bool = False
+    order: bool = False
 
     @property
     def is_list(self) -> bool:
@@ -112,4 +115,7 @@ def _rung(step: Step, rate: float | None) -> Rung:
         for pair, found in cuts
         for i in found.again
     )
-    return Rung(rate, kept, sum(again))
+    choice = Choice(
+        step.machine, rate, lists=step.is_list, named=step.named, order=step.order
+    )
+    return Rung(choice, kept, sum(again))

@@ -15,7 +15,7 @@ from jaxmem.scheduling._order import in_order
 from jaxmem.scheduling._pairs import Pair, pairs
 from jaxmem.scheduling._release import HINT, Stack, releases
 from jaxmem.scheduling._release_scan import release
-from jaxmem.scheduling._reordered import reordered
+from jaxmem.scheduling._reordered import reordered, repeat
 from jaxmem.scheduling._scan_inputs import cast_inside
 from jaxmem.scheduling._scan_part import remake_part
 from jaxmem.scheduling._scan_residuals import remake, remakes, remakes_by_names
@@ -38,6 +38,7 @@ class Rewritten:
       again: (equation, how often) of what is computed a second time and costs.
       pairs: its pairs of scans as they are before anything is done again.
       lists: the same of its equations outside scans.
+      unordered: the jaxpr before its operations were put in order.
     """
 
     jaxpr: Any
@@ -46,6 +47,7 @@ class Rewritten:
     again: tuple[tuple[Any, int], ...] = ()
     pairs: tuple[Pair, ...] = ()
     lists: tuple[Pair, ...] = ()
+    unordered: Any = None
 
 
 def rewrite(
@@ -72,8 +74,14 @@ def _level(
     if clip == "two_pass":
         closed, stacks = _twice(closed, aliases, stacks)
         stacks = [replace(s, why=s.why.replace(HINT, "")) for s in stacks]
-    ordered = reordered if choice.order and loop is None else in_order
-    closed = ordered(closed, aliases)
+    unordered = closed
+    if choice.sequence and loop is None:
+        closed, repeated = repeat(closed, aliases, choice.sequence)
+        cut += repeated
+    elif choice.order and loop is None:
+        closed = reordered(closed, aliases)
+    else:
+        closed = in_order(closed, aliases)
     inner: list[Rewritten] = []
     closed = _inside(closed, clip, choice, inner)
     residuals = [made for plan in remade for made in plan.described()]
@@ -86,6 +94,7 @@ def _level(
         tuple([*again, *(x for r in inner for x in r.again)]),
         tuple([*found, *(x for r in inner for x in r.pairs)]),
         tuple([*lists, *(x for r in inner for x in r.lists)]),
+        unordered,
     )
 
 

@@ -330,20 +330,24 @@ def _from_plain(fields: dict[str, Any]) -> Plan:
         plain = fields[name]
         return None if plain is None else MemoryReport.from_json(json.dumps(plain))
 
-    tried = [dict(t, choice=Choice(**t["choice"])) for t in fields["tried"]]
+    tried = [dict(t, choice=_choice(t["choice"])) for t in fields["tried"]]
     return Plan(
         **fields
         | {
             "gradients": rows(Gradient, "gradients"),
             "residuals": rows(Remade, "residuals"),
             "again": rows(Again, "again"),
-            "choice": Choice(**fields["choice"]),
+            "choice": _choice(fields["choice"]),
             "tried": tuple(Compiled(**t) for t in tried),
             "plain": report("plain"),
             "scheduled": report("scheduled"),
             "notes": tuple(fields["notes"]),
         }
     )
+
+
+def _choice(fields: dict[str, Any]) -> Choice:
+    return dataclasses.replace(Choice(**fields), sequence=tuple(fields["sequence"]))
 
 
 def _again(eqn, times: int, machine: Machine) -> Again:

@@ -1,16 +1,53 @@
-"""Operations outside of loops, in the order of the least peak."""
+"""Operations outside of loops in an order of our own, or some of them twice."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from jaxmem import planning
-from jaxmem.scheduling._operations import operations_of
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._ladder import Rung
+from jaxmem.scheduling._machine import MACHINES, fused_only
+from jaxmem.scheduling._operations import Operations, operations_of
 from jaxmem.scheduling._operations_order import fences_of, in_given_order
+from jaxmem.scheduling._operations_sequence import in_sequence
 
 PATIENCE = 40.0  # seconds
 
+Aliases = Mapping[int, int]
 
-def reordered(closed, aliases: Mapping[int, int]):
+
+def reordered(closed, aliases: Aliases):
     """The jaxpr in the order that `planning.order` finds, with barriers to keep it."""
     ops = operations_of(closed, aliases)
     order = planning.order(ops.graph, time_limit=PATIENCE).operations
     return in_given_order(ops, order, fences_of(ops.graph, order))
+
+
+def repeat(closed, aliases: Aliases, sequence: Sequence[int]) -> tuple[Any, list[Any]]:
+    """The jaxpr in this sequence; what of it is done again and costs something."""
+    ops = operations_of(closed, aliases)
+    return in_sequence(ops, sequence), list(_again(ops, sequence))
+
+
+def _again(ops: Operations, sequence: Sequence[int]) -> Iterator[Any]:
+    seen: set[int] = set()
+    for i in sequence:
+        if i in seen:
+            eqns = (ops.closed.eqns[k] for k in ops.equations[i])
+            yield from (e for e in eqns if fused_only(e) is None)
+        seen.add(i)
+
+
+def sequences(closed, aliases: Aliases, machine: str) -> list[Rung]:
+    """The choices of operations to do twice that pay, from none to most."""
+    ops, chip = operations_of(closed, aliases), MACHINES[machine]
+    order = planning.order(ops.graph, time_limit=PATIENCE).operations
+    graph = replace(ops.graph, operations=tuple(ops.graph.operations[i] for i in order))
+    cost = planning.seconds(chip.narrow, chip.bandwidth)
+    found = planning.frontier(graph, cost=cost, time_limit=PATIENCE)
+    rungs = zip(found.peaks, found.costs, found.sequences, strict=True)
+    return [
+        Rung(Choice(machine, sequence=tuple(order[k] for k in places)), peak, price)
+        for peak, price, places in reversed(list(rungs))
+    ]

@@ -272,7 +272,8 @@ class Scheduled:
             again = partial(self._rewritten, traced, args, kwargs, donated)
             mark = fingerprint(traced.jaxpr)
             tree = traced.out_tree
-            step = Evaluated(again, tree, places, args, kwargs, target, mark)
+            aliases = partial(self._aliases, args=args, kwargs=kwargs, donated=donated)
+            step = Evaluated(again, aliases, tree, places, args, kwargs, target, mark)
             name = getattr(self.__wrapped__, "__name__", "the step")
             title = f"scheduling {name} for {target}"
             if budget is not None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -13,9 +13,10 @@ from jaxmem.memory._pool import DoesNotFit
 from jaxmem.scheduling._arguments import jit_with
 from jaxmem.scheduling._budget import Search, Tried, compiled
 from jaxmem.scheduling._choice import NAMED, NO_CHOICE, Choice
-from jaxmem.scheduling._ladder import ladder, step_of
-from jaxmem.scheduling._passes import Rewritten
+from jaxmem.scheduling._ladder import Step, ladder, step_of
+from jaxmem.scheduling._passes import Aliases, Rewritten
 from jaxmem.scheduling._plan import Plan, fingerprint
+from jaxmem.scheduling._reordered import sequences
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Evaluated:
     """A step traced once, to be compiled under several choices."""
 
     rewritten: Callable[[Choice], Rewritten]
+    aliases: Callable[[Any], Aliases]
     out_tree: Any
     places: tuple[tuple, tuple]
     args: tuple
@@ -90,8 +92,10 @@ def search(
         tried.append(compiled(choice, step.compile(choice)))
     best = min(tried, key=lambda t: t.peak, default=None)
     if budget is not None and (best is None or best.peak > budget):
-        order = best is not None and best.choice.order
-        found = Search(ladder(about), about, budget, order, step.compile, tell)
+        rungs = _rungs(step, first, about, best)
+        found = Search(rungs, about.layers, budget, step.compile, tell)
+        if best is not None:
+            found.peaks[0] = best.peak
         best = found.run()
         tried += found.tried
     assert best is not None
@@ -106,3 +110,14 @@ def search(
         best.report,
         step.fingerprint,
     )
+
+
+def _rungs(step: Evaluated, first: Rewritten, about: Step, best: Tried | None):
+    """The choices to try; the first is the best of those that do nothing again."""
+    if best is None:
+        return ladder(about)
+    aliases = step.aliases(first.unordered)
+    rungs = sequences(first.unordered, aliases, step.target)
+    if len(rungs) == 1:  # the lists are in loops over micro-batches
+        rungs = ladder(about)
+    return [replace(rungs[0], choice=best.choice), *rungs[1:]]

@@ -12,9 +12,10 @@ import jaxmem
 from jaxmem import _jaxpr, schedule
 from jaxmem.scheduling import BudgetError, Choice
 from jaxmem.scheduling._budget import Search
-from jaxmem.scheduling._ladder import Rung, Step, ladder, step_of
+from jaxmem.scheduling._ladder import Rung, ladder, step_of
 from jaxmem.scheduling._machine import MACHINES, flops, seconds
 from jaxmem.scheduling._passes import NO_CHOICE, by_shape, rewrite
+from jaxmem.scheduling._reordered import sequences
 from tests.scheduling.test_scan_residuals import same_bits, scans, stacked
 
 L, B, D, F = 6, 32, 16, 64
@@ -95,6 +96,43 @@ def test_written_out_layers_give_the_same_at_every_rate(rate):
     want = _jaxpr.evaluate(jax.make_jaxpr(fn)(*args), leaves)
     for g, w in zip(got, want, strict=True):
         np.testing.assert_array_equal(g, w)
+
+
+def test_operations_that_come_again_give_the_same():
+    """Each operation on its own: to the bit, for every sequence of the search."""
+    fn, args = problem(scanned=False)
+    closed, leaves = jax.make_jaxpr(fn)(*args), jax.tree.leaves(args)
+    first = rewrite(closed, {})
+    rungs = sequences(first.unordered, {}, "h100")
+    assert len(rungs) > 3
+    assert [r.bytes for r in rungs] == sorted({r.bytes for r in rungs}, reverse=True)
+    want = _jaxpr.evaluate(closed, leaves)
+    for rung in (rungs[0], rungs[len(rungs) // 2], rungs[-1]):
+        made = rewrite(closed, {}, None, rung.choice)
+        assert bool(made.again) == (rung is not rungs[0])
+        got = _jaxpr.evaluate(made.jaxpr, leaves)
+        for g, w in zip(got, want, strict=True):
+            np.testing.assert_array_equal(g, w)
+
+
+@pytest.mark.slow
+def test_written_out_layers_fit_a_budget_on_an_absent_chip():
+    """16 layers whose hidden arrays are most of what is kept: a third of the bytes."""
+    ws = [jax.ShapeDtypeStruct((256, 1024), jnp.float32) for _ in range(16)]
+    x = jax.ShapeDtypeStruct((8192, 256), jnp.float32)
+
+    def loss(ws, x):
+        for w in ws:
+            x = x + jnp.tanh(jnp.tanh(x @ w) @ w.T)
+        return jnp.sum(x**2)
+
+    step = jax.grad(loss)
+    plain = jaxmem.estimate(step, ws, x, target="h100").peak_bytes
+    plan = schedule(step, plain // 3, target="h100", donate_argnums=()).plan(ws, x)
+    assert plan.scheduled.peak_bytes <= plain // 3
+    assert plan.again_flops > 0
+    again = jaxmem.scheduling.Plan.from_json(plan.to_json())
+    assert again == plan
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -226,20 +264,18 @@ class Fake:
         return type("Report", (), {"peak_bytes": peak, "at_peak": ()})()
 
     def kept(self, rate):
-        return next(r.bytes for r in self.rungs if r.rate == rate)
+        return next(r.bytes for r in self.rungs if r.choice.rate == rate)
 
     def search(self, budget):
-        pair = type("Pair", (), {"length": self.layers})()
-        step = Step([pair], (), "h100")
-        return Search(self.rungs, step, budget, False, self, lambda text: None)
+        return Search(self.rungs, self.layers, budget, self, lambda text: None)
 
 
 RUNGS = [
-    Rung(None, 8000, 0.0),
-    Rung(8.0, 6000, 1.0),
-    Rung(4.0, 4000, 2.0),
-    Rung(2.0, 2500, 4.0),
-    Rung(1.0, 500, 9.0),
+    Rung(Choice(rate=None), 8000, 0.0),
+    Rung(Choice(rate=8.0), 6000, 1.0),
+    Rung(Choice(rate=4.0), 4000, 2.0),
+    Rung(Choice(rate=2.0), 2500, 4.0),
+    Rung(Choice(rate=1.0), 500, 9.0),
 ]
 EXTRAS = [lambda kept: 100, lambda kept: (9000 - kept) // 9]
 
