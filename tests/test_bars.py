@@ -4,7 +4,7 @@ import jax
 import pytest
 
 import jaxmem
-from benchmarks import accumulation, bert, blocks, layers, release
+from benchmarks import accumulation, bert, blocks, budget, layers, release
 from benchmarks._common import MIB, TARGETS
 from benchmarks.models import BertConfig
 
@@ -96,3 +96,23 @@ def test_below_every_policy_that_recomputes_no_more(name):
     for way in blocks.POLICIES:
         if rows[way][3] <= ours[3]:
             assert ours[2] < rows[way][2]
+
+
+def test_dense_layers_in_the_order_of_the_least_peak():
+    step, args = release.dense_step()
+    scheduled = jaxmem.schedule(step, target="h100", donate_argnums=(0, 1))
+    plan = scheduled.plan(*args)
+    assert plan.scheduled.temp_bytes / MIB <= 200
+    assert plan.scheduled.peak_bytes <= plan.plain.peak_bytes
+
+
+def test_a_plain_bert_large_under_a_budget():
+    """2,300 MiB of temporaries, and no more flops than the stock policy there."""
+    name = "BERT-Large, 8 x 512"
+    rows, _ = budget.stock(name)
+    its = next(r for r in rows if r[0] == "dots_with_no_batch_dims_saveable")
+    _, _, temp, part, again, *_ = budget.row(name, 2300)
+    assert temp <= 2300
+    assert 97 <= part <= 100  # per cent of the budget, arguments included
+    assert its[1] > 2200
+    assert again <= its[2] + 0.01

@@ -93,11 +93,9 @@ def search(
     best = min(tried, key=lambda t: t.peak, default=None)
     if budget is not None and (best is None or best.peak > budget):
         rungs = _rungs(step, first, about, best)
-        found = Search(rungs, about.layers, budget, step.compile, tell)
-        if best is not None:
-            found.peaks[0] = best.peak
-        best = found.run()
-        tried += found.tried
+        known = {} if best is None else {0: best.peak}
+        choose = Search(rungs, about.layers, budget, step.compile, tell, tried, known)
+        best = choose.run()
     assert best is not None
     seconds = time.perf_counter() - start
     rewritten = step.rewritten(best.choice)

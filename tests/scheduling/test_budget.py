@@ -11,7 +11,7 @@ import pytest
 import jaxmem
 from jaxmem import _jaxpr, schedule
 from jaxmem.scheduling import BudgetError, Choice
-from jaxmem.scheduling._budget import Search
+from jaxmem.scheduling._budget import Search, compiled
 from jaxmem.scheduling._ladder import Rung, ladder, step_of
 from jaxmem.scheduling._machine import MACHINES, flops, seconds
 from jaxmem.scheduling._passes import NO_CHOICE, by_shape, rewrite
@@ -295,6 +295,16 @@ def test_the_search_fits_and_is_monotone(extra):
 def test_an_unreachable_budget_names_the_least():
     with pytest.raises(BudgetError, match=r"the least is 600 B"):
         Fake(RUNGS, 24).search(400).run()
+
+
+def test_nothing_to_compute_again():
+    fake = Fake(RUNGS[:1], 1)
+    search = fake.search(400)
+    search.tried.append(compiled(RUNGS[0].choice, fake(RUNGS[0].choice)))
+    search.peaks[0] = search.tried[0].peak
+    with pytest.raises(BudgetError, match="the least is 7.91 KiB"):
+        search.run()
+    assert fake.count == 1
 
 
 def test_a_chip_that_is_too_small_for_most():
