@@ -36,6 +36,13 @@ def test_under_transform(twin, transform):
 
 
 @pytest.mark.parametrize("twin", TWINS, ids=str)
+def test_all_inputs_but_one_frozen(twin):
+    for wanted in twin.diff:
+        twins.check_equal(twin, twin.shapes[-1], "float32", "scan", (wanted,))
+
+
+@pytest.mark.slow  # what is kept is held to every subset below
+@pytest.mark.parametrize("twin", TWINS, ids=str)
 def test_frozen_subsets(twin):
     for wanted in twins.subsets(twin.diff):
         twins.check_equal(twin, twin.shapes[-1], "float32", "scan", wanted)

@@ -1,5 +1,7 @@
 """Buffers as CSV, and the command that lays them out."""
 
+import re
+
 import pytest
 from typer.testing import CliRunner
 
@@ -65,7 +67,8 @@ def test_bad_files_name_the_line(tmp_path, text, message):
         read_buffers(path)
     result = invoke(path)
     assert result.exit_code == 2
-    assert "bad.csv" in result.output.replace("\n", "")
+    # the box of an error message breaks long paths over lines
+    assert "bad.csv" in re.sub(r"[\s│]", "", result.output)
 
 
 def test_command_lays_out(file, tmp_path):
