@@ -14,6 +14,7 @@ import sys
 import jaxmem
 from benchmarks._common import MIB, RESULTS, publish, published
 from benchmarks.blocks import POLICIES, TARGET, made, matmul_flops
+from jaxmem.scheduling import BudgetError
 
 MODELS = ("BERT-Large, 8 x 512", "GPT-2 medium, 4 x 1024", "Llama-1B blocks, 2 x 2048")
 STEPS = 4  # budgets between full remat and keeping all, besides those of the policies
@@ -53,11 +54,15 @@ def row(name: str, budget: float):
     rest = plain.peak_bytes - plain.temp_bytes
     room = rest + round((budget + 0.5) * MIB)
     scheduled = jaxmem.schedule(step, room, target=TARGET, donate_argnums=())
-    plan = scheduled.plan(*args)
     rows, flops = stock(name)
-    again = 300 * plan.again_flops / flops
     fits = [r for r in rows if r[1] <= budget + 0.5]
     policy, temp, its = min(fits, key=lambda r: r[2]) if fits else ("none", 0.0, 1e3)
+    try:
+        plan = scheduled.plan(*args)
+    except BudgetError as error:
+        print(error)
+        return (name, budget, "", "", "", policy, temp, its, "out of reach", "", "")
+    again = 300 * plan.again_flops / flops
     peak = plan.scheduled.peak_bytes
     return (
         *(name, budget, plan.scheduled.temp_bytes / MIB, 100 * peak / room, again),
@@ -67,14 +72,15 @@ def row(name: str, budget: float):
 
 
 def main() -> None:
-    names = sys.argv[1:] or MODELS
-    rows = [r for r in published("budget") if r[0] not in names]
-    for name in names:
+    for name in sys.argv[1:] or MODELS:
+        rows = [r for r in published("budget") if r[0] != name]
         for budget in budgets(name):
             rows.append(row(name, budget))
             print(*rows[-1], flush=True)
-    publish("budget", COLUMNS, sorted(rows, key=lambda r: (r[0], float(r[1]))))
-    draw([[*r[:1], *map(float, r[1:5]), r[5], *map(float, r[6:8])] for r in rows])
+        rows.sort(key=lambda r: (r[0], float(r[1])))
+        publish("budget", COLUMNS, rows)
+        reached = [r for r in rows if r[2]]
+        draw([[r[0], *map(float, r[1:5]), r[5], *map(float, r[6:8])] for r in reached])
 
 
 def draw(rows) -> None:

@@ -63,7 +63,7 @@ def budgets() -> str:
         "stock policy that fits | its MiB | recomputes % |",
         "|---|---|---|---|---|---|",
     ]
-    for r in rows("budget"):
+    for r in (r for r in rows("budget") if r["temp MiB"]):
         ours, its = float(r["temp MiB"]), float(r["its temp MiB"])
         if float(r["budget MiB"]) < 1.01 * its or ours < 0.9 * float(r["budget MiB"]):
             continue  # a budget between those of the stock policies says most

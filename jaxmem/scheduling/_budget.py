@@ -163,10 +163,14 @@ class Search:
         text = f"budget={format_bytes(self.budget)} cannot be reached: "
         if best.report is None:
             return text + "the compiler found no way to fit any choice into the chip"
-        rows = [f"{format_bytes(h.bytes)} {h}" for h in _largest(best.report)]
+        rows = map(_line, sorted(best.report.at_peak, key=lambda h: -h.bytes)[:3])
         least = f"the least is {format_bytes(best.peak)}, of which the largest are\n  "
         return text + least + "\n  ".join(rows)
 
 
-def _largest(report: MemoryReport) -> list[Any]:
-    return sorted(report.at_peak, key=lambda h: -h.bytes)[:3]
+def _line(holder: Any) -> str:
+    """Who holds bytes, in a line."""
+    shape = ",".join(map(str, holder.shape))
+    what = holder.operation if holder.kind == "temp" else f"{holder.kind} {holder.name}"
+    words = f"{holder.dtype}[{shape}]", what, holder.module_path
+    return " ".join([format_bytes(holder.bytes), *filter(None, words)])
