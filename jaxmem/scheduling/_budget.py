@@ -132,43 +132,53 @@ class Search:
         return self.tried[-1].peak
 
     def _part(self, low: int) -> None:
-        """Tries as few layers as will do on rung `low`, the others one above."""
+        """Tries as few layers as will do on rung `low`, the others one above.
+
+        Between a number of layers that is too few and one that will do, peaks are taken
+        to lie on a straight line.
+        """
         rich, poor = self.rungs[low - 1], self.rungs[low]
-        step = (rich.bytes - poor.bytes) / self.layers  # bytes a layer
-        base, fails, fits = self._expected(low - 1), 0, self.layers
+        few, most = (0, self._expected(low - 1)), (self.layers, self.peaks[low])
         for _ in range(_TRIES):
-            turns = math.ceil((base - self.budget) / step)
-            turns = min(max(turns, fails + 1), fits - 1)
-            if not fails < turns < fits:
+            turns = self._between(few, most)
+            if turns is None:
                 return
             part = turns / self.layers
             choice = replace(rich.choice, more=poor.choice.rate, part=part)
             seconds = rich.seconds + part * (poor.seconds - rich.seconds)
-            peak = self._try(choice, seconds, base - turns * step)
-            base = self._base(base, peak, turns * step)
-            if peak <= self.budget:
-                fits = turns
-                if peak >= _CLOSE * self.budget:
-                    return
+            peak = self._try(choice, seconds, self._line(few, most, turns))
+            if peak > self.budget:
+                few = turns, peak
+            elif peak >= _CLOSE * self.budget:
+                return
             else:
-                fails = turns
+                most = turns, peak
+
+    def _between(self, few: tuple[int, float], most: tuple[int, float]) -> int | None:
+        """The least number of layers that should do; None where there is none left."""
+        for turns in range(few[0] + 1, most[0]):
+            if self._line(few, most, turns) <= self.budget:
+                return turns
+        return most[0] - 1 if few[0] + 1 < most[0] else None
 
     @staticmethod
-    def _base(base: float, peak: float, saved: float) -> float:
-        """What no layer would take, by the last compile."""
-        return peak + saved if math.isfinite(peak) else base + saved
+    def _line(few: tuple[int, float], most: tuple[int, float], turns: int) -> float:
+        if not math.isfinite(few[1]):
+            few = few[0], 2 * most[1]
+        share = (turns - few[0]) / (most[0] - few[0])
+        return few[1] + share * (most[1] - few[1])
 
     def _unreachable(self) -> str:
         best = min(self.tried, key=lambda t: t.peak)
         text = f"budget={format_bytes(self.budget)} cannot be reached: "
         if best.report is None:
             return text + "the compiler found no way to fit any choice into the chip"
-        rows = map(_line, sorted(best.report.at_peak, key=lambda h: -h.bytes)[:3])
+        rows = map(_described, sorted(best.report.at_peak, key=lambda h: -h.bytes)[:3])
         least = f"the least is {format_bytes(best.peak)}, of which the largest are\n  "
         return text + least + "\n  ".join(rows)
 
 
-def _line(holder: Any) -> str:
+def _described(holder: Any) -> str:
     """Who holds bytes, in a line."""
     shape = ",".join(map(str, holder.shape))
     what = holder.operation if holder.kind == "temp" else f"{holder.kind} {holder.name}"
