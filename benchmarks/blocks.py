@@ -30,8 +30,8 @@ from benchmarks.models import (
     abstract_params,
     mean_square,
 )
-from jaxmem import _jaxpr
 from jaxmem.nn import linen
+from jaxmem.scheduling._machine import flops
 
 STACKS = {
     "GPT-2 medium, 4 x 1024": (GPT2_MEDIUM, PreLNLayer, (4, 1024)),
@@ -98,24 +98,9 @@ def made(name: str, policy=None, lean: bool = False):
     return gradient, Stack(config, LeanLayer if lean else wrap(layer))
 
 
-def matmul_flops(fn, *args) -> int:
-    """Multiplications and additions of all `dot_general`s, scans counted in full."""
-
-    def count(closed) -> int:
-        total = 0
-        for eqn in _jaxpr.split(closed)[0].eqns:
-            if eqn.primitive.name == "dot_general":
-                (contracted, _), _ = eqn.params["dimension_numbers"]
-                sizes = eqn.invars[0].aval.shape
-                inner = 1
-                for a in contracted:
-                    inner *= sizes[a]
-                total += 2 * inner * eqn.outvars[0].aval.size
-            times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-            total += times * sum(count(body) for body in _jaxpr.bodies(eqn))
-        return total
-
-    return count(jax.make_jaxpr(fn)(*args))
+def matmul_flops(fn, *args) -> float:
+    """Multiplications and additions of all matmuls, scans counted in full."""
+    return sum(map(flops, jax.make_jaxpr(fn)(*args).eqns))
 
 
 def ways(name: str):

@@ -35,20 +35,25 @@ COLUMNS = (
 )
 
 
-def cut(count, width, height, seed):
-    """A rectangle cut in two again and again, the largest piece first."""
+def guillotine(count, time, height, seed):
+    """Buffers that fill an arena without a gap: a rectangle cut, and cut again."""
     random = np.random.default_rng(seed)
-    pieces = [(0, width, 0, height)]
+    pieces = [(0, time, 0, height)]
     while len(pieces) < count:
-        areas = [(b - a) * (d - c) for a, b, c, d in pieces]
-        a, b, c, d = pieces.pop(int(np.argmax(areas)))
+        # The largest that can be cut, so that no piece stays much larger than others.
+        area = [(b - a) * (d - c) for a, b, c, d in pieces]
+        a, b, c, d = pieces.pop(int(np.argmax(area)))
         if d - c < 2 or (b - a >= 2 and random.random() < 0.5):
-            at = int(random.integers(a + 1, b))
-            pieces += [(a, at, c, d), (at, b, c, d)]
+            cut = int(random.integers(a + 1, b))
+            pieces += [(a, cut, c, d), (cut, b, c, d)]
         else:
-            at = int(random.integers(c + 1, d))
-            pieces += [(a, b, c, at), (a, b, at, d)]
-    return [Buffer(i, a, b, d - c) for i, (a, b, c, d) in enumerate(pieces)]
+            cut = int(random.integers(c + 1, d))
+            pieces += [(a, b, c, cut), (a, b, cut, d)]
+    order = random.permutation(len(pieces))
+    return [
+        Buffer(n, *pieces[i][:2], pieces[i][3] - pieces[i][2])
+        for n, i in enumerate(order)
+    ]
 
 
 def instances(files):
@@ -58,7 +63,7 @@ def instances(files):
         yield path.name, planning.read_buffers(path), numbers[0] if numbers else None
     if not files:
         for count in (100, 150, 200, 300):
-            yield f"cut-{count}", cut(count, count, 10_000, seed=count), 10_000
+            yield f"cut-{count}", guillotine(count, count, 10_000, count), 10_000
 
 
 def timed(buffers, capacity, time_limit):

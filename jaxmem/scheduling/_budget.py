@@ -25,22 +25,31 @@ class BudgetError(ValueError):
 
 
 @dataclass(frozen=True)
-class Tried:
-    """A choice and what the compiler made of it.
+class Compiled:
+    """A choice that was compiled on the way to a budget.
 
     Attributes:
-      choice: what is computed again.
-      peak: compiled bytes; infinity where the compiler found no way to fit the chip.
-      predicted: the bytes that were expected; None of the first.
+      choice: what was computed again.
+      peak: its bytes; infinity where the compiler could not fit the chip at all.
+      predicted: the bytes that were expected; None where nothing was known yet.
       seconds: of computing again, by the rates of the machine.
-      report: the compiler's.
     """
 
     choice: Choice
     peak: float
     predicted: float | None
     seconds: float
+
+
+@dataclass(frozen=True)
+class Tried(Compiled):
+    """The same with the compiler's report; None where it found no way."""
+
     report: MemoryReport | None
+
+    def without_report(self) -> Compiled:
+        """What a plan keeps of it."""
+        return Compiled(self.choice, self.peak, self.predicted, self.seconds)
 
 
 def compiled(
@@ -180,7 +189,6 @@ class Search:
 
 def _described(holder: Any) -> str:
     """Who holds bytes, in a line."""
-    shape = ",".join(map(str, holder.shape))
-    what = holder.operation if holder.kind == "temp" else f"{holder.kind} {holder.name}"
-    words = f"{holder.dtype}[{shape}]", what, holder.module_path
+    what = holder.what if holder.kind == "temp" else f"{holder.kind} {holder.name}"
+    words = holder.array, what, holder.module_path
     return " ".join([format_bytes(holder.bytes), *filter(None, words)])

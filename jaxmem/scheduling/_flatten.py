@@ -1,5 +1,6 @@
 """One list of equations: what hides the backward scan or the update is opened."""
 
+from collections.abc import Callable
 from typing import Any
 
 from jaxmem import _compat, _jaxpr
@@ -15,19 +16,25 @@ def flatten(closed):
 
     def rule(eqn, args: list) -> list[Any] | None:
         if is_plain_call(eqn) or _hides_backward_scan(eqn):
-            return _compat.in_context_of(eqn, _open, eqn, args)
+            return opened(eqn, args, rule)
         if eqn.primitive.name == "scan":
             bodies = [flatten(body) for body in _jaxpr.bodies(eqn)]
             return _jaxpr.rebind(eqn, args, bodies)
         return None
 
-    def _open(eqn, args: list) -> list[Any]:
-        if eqn.params.get("prevent_cse"):
+    flat = _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
+    return _compat.without_dead_code(flat)
+
+
+def opened(eqn, args: list, rule: Callable) -> list[Any]:
+    """The outputs of a call whose equations are written out in its place."""
+
+    def run(eqn, args: list) -> list[Any]:
+        if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
             args = barrier(args)
         return _jaxpr.evaluate(_jaxpr.bodies(eqn)[0], args, rule)
 
-    flat = _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
-    return _compat.without_dead_code(flat)
+    return _compat.in_context_of(eqn, run, eqn, args)
 
 
 def is_plain_call(eqn) -> bool:

@@ -10,12 +10,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from jaxmem.scheduling._choice import Choice, price_at
 from jaxmem.scheduling._least import price_of
 from jaxmem.scheduling._machine import MACHINES, seconds
 from jaxmem.scheduling._pairs import Pair, cut, cut_by_names
-from jaxmem.scheduling._unrolled import without_loops
+from jaxmem.scheduling._unrolled import unrolled, without_loops
 
 _LOWEST = 1e-3  # bytes a second: everything that can be is computed again
 _LEAST = 2e-3  # of what is kept at first: what two rungs differ by, or they are one
@@ -47,14 +48,12 @@ class Step:
         what is kept is kept by scans.
       machine: the target whose rates count.
       named: whether only what has a `checkpoint_name` can be kept.
-      order: whether operations outside of loops come in an order of their own.
     """
 
     scans: Sequence[Pair]
     lists: Sequence[Pair]
     machine: str
     named: bool = False
-    order: bool = False
 
     @property
     def is_list(self) -> bool:
@@ -70,12 +69,16 @@ class Step:
 
 
 def step_of(
-    scans: Sequence[Pair], lists: Sequence[Pair], machine: str, named: bool = False
+    scans: Sequence[Pair], lists: Sequence[Any], machine: str, named: bool = False
 ) -> Step:
-    """What can be varied: loops, or else what is outside of them."""
+    """What can be varied: loops, or else what is outside of them.
+
+    `lists`: closed jaxprs whose equations, outside of loops, may hold both passes.
+    """
+    written_out = [pair for pair in map(unrolled, lists) if pair is not None]
     stacked = sum(pair.length * pair.bytes for pair in scans)
-    few = sum(pair.bytes for pair in lists) <= stacked
-    return Step(scans, () if few else lists, machine, named)
+    few = sum(pair.bytes for pair in written_out) <= stacked
+    return Step(scans, () if few else written_out, machine, named)
 
 
 def ladder(step: Step) -> list[Rung]:
@@ -115,7 +118,5 @@ def _rung(step: Step, rate: float | None) -> Rung:
         for pair, found in cuts
         for i in found.again
     )
-    choice = Choice(
-        step.machine, rate, lists=step.is_list, named=step.named, order=step.order
-    )
+    choice = Choice(step.machine, rate, lists=step.is_list, named=step.named)
     return Rung(choice, kept, sum(again))

@@ -7,6 +7,7 @@ nothing where it is fused into its reader. Short kernels are not charged for sta
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +70,7 @@ def flops(eqn) -> float:
         kernel = eqn.invars[1].aval
         out = eqn.params["dimension_numbers"].rhs_spec[0]
         return 2.0 * eqn.outvars[0].aval.size * kernel.size / kernel.shape[out]
-    return _inside(eqn, flops)
+    return _inside(eqn, flops) or 0.0
 
 
 def seconds(eqn, machine: Machine) -> float | None:
@@ -82,8 +83,7 @@ def seconds(eqn, machine: Machine) -> float | None:
     if eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier":
         return 0.0
     if _jaxpr.bodies(eqn) and eqn.primitive.name not in _OPAQUE:
-        parts = _parts(eqn, lambda e: seconds(e, machine))
-        return None if None in parts else _inside(eqn, lambda e: seconds(e, machine))
+        return _inside(eqn, lambda e: seconds(e, machine))
     if eqn.primitive.name in _OPAQUE or eqn.primitive.name in _COLLECTIVES:
         return None
     if eqn.primitive.name in _MATMULS:
@@ -103,12 +103,17 @@ _COLLECTIVES = {
 }
 
 
-def _parts(eqn, of) -> list[Any]:
-    return [of(e) for body in _jaxpr.bodies(eqn) for e in _jaxpr.split(body)[0].eqns]
+def _inside(eqn, of: Callable[[Any], float | None]) -> float | None:
+    """The sum over the equations inside; of the branches of a `cond` the largest.
 
-
-def _inside(eqn, of) -> float:
-    """The sum over the equations inside; of the branches of a `cond` the largest."""
-    bodies = [sum(of(e) for e in _jaxpr.split(b)[0].eqns) for b in _jaxpr.bodies(eqn)]
+    None where `of` is None for any of them.
+    """
+    sums = []
+    for body in _jaxpr.bodies(eqn):
+        parts = [of(e) for e in _jaxpr.split(body)[0].eqns]
+        known = [x for x in parts if x is not None]
+        if len(known) < len(parts):
+            return None
+        sums.append(sum(known))
     times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-    return times * (max(bodies) if eqn.primitive.name == "cond" else sum(bodies))
+    return times * (max(sums) if eqn.primitive.name == "cond" else sum(sums))

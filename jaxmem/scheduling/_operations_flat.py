@@ -8,8 +8,7 @@ makes of it: the recomputation, behind a barrier.
 from typing import Any
 
 from jaxmem import _compat, _jaxpr
-from jaxmem.scheduling._flatten import is_plain_call
-from jaxmem.scheduling._scans import barrier
+from jaxmem.scheduling._flatten import is_plain_call, opened
 
 _CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
@@ -19,13 +18,8 @@ def written_out(closed):
 
     def rule(eqn, args: list) -> list[Any] | None:
         if _is_inlined(eqn):
-            return _compat.in_context_of(eqn, _open, eqn, args)
+            return opened(eqn, args, rule)
         return None
-
-    def _open(eqn, args: list) -> list[Any]:
-        if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
-            args = barrier(args)
-        return _jaxpr.evaluate(_jaxpr.bodies(eqn)[0], args, rule)
 
     flat = _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
     return _compat.without_dead_code(flat)

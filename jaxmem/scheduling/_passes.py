@@ -21,7 +21,7 @@ from jaxmem.scheduling._scan_part import remake_part
 from jaxmem.scheduling._scan_residuals import remake, remakes, remakes_by_names
 from jaxmem.scheduling._scans import is_var, xs_of, ys_of
 from jaxmem.scheduling._two_pass import blocked_scans, two_pass
-from jaxmem.scheduling._unrolled import compute_again, is_transposed, unrolled
+from jaxmem.scheduling._unrolled import compute_again, is_transposed
 
 Aliases = Mapping[int, int]  # position of an output -> of the input in its memory
 
@@ -37,7 +37,7 @@ class Rewritten:
         stacks that forward scans no more make; with -1 of those in their place.
       again: (equation, how often) of what is computed a second time and costs.
       pairs: its pairs of scans as they are before anything is done again.
-      lists: the same of its equations outside scans.
+      lists: its lists of equations that may hold both passes, before the same.
       unordered: the jaxpr before its operations were put in order.
     """
 
@@ -46,7 +46,7 @@ class Rewritten:
     residuals: tuple[tuple[Any, Any, str, int], ...] = ()
     again: tuple[tuple[Any, int], ...] = ()
     pairs: tuple[Pair, ...] = ()
-    lists: tuple[Pair, ...] = ()
+    lists: tuple[Any, ...] = ()
     unordered: Any = None
 
 
@@ -68,7 +68,7 @@ def _level(
     closed, remade = _remade(closed, choice)
     lists, cut = [], []
     if loop is None or not is_transposed(loop):  # else its forward pass is elsewhere
-        lists = [pair for pair in [unrolled(closed)] if pair]
+        lists = [closed]
         closed, cut = _again_in_list(closed, choice)
     closed, stacks = _release_all(closed, aliases)
     if clip == "two_pass":

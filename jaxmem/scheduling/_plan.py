@@ -13,6 +13,7 @@ import jax
 from jaxmem import _compat, _jaxpr
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.memory._plot import plot_both
+from jaxmem.scheduling._budget import Compiled
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._expected import predicted_and_bound
 from jaxmem.scheduling._machine import MACHINES, Machine, flops, seconds
@@ -80,23 +81,6 @@ class Again:
     path: str
     times: int
     flops: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A choice that was compiled on the way to a budget.
-
-    Attributes:
-      choice: what was computed again.
-      peak: its bytes; infinity where the compiler could not fit the chip at all.
-      predicted: the bytes that were expected; None where nothing was known yet.
-      seconds: of computing again, by the rates of the machine.
-    """
-
-    choice: Choice
-    peak: float
-    predicted: float | None
     seconds: float
 
 
@@ -299,7 +283,7 @@ def make_plan(
         tuple(sorted(again, key=lambda a: -a.seconds)),
         search.choice,
         search.budget,
-        tuple(Compiled(t.choice, t.peak, t.predicted, t.seconds) for t in search.tried),
+        tuple(t.without_report() for t in search.tried),
         search.seconds,
         plain,
         scheduled,

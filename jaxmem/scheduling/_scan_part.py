@@ -14,32 +14,25 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat, _jaxpr
-from jaxmem.scheduling._graph import Graph, Values
+from jaxmem.scheduling._graph import Values
 from jaxmem.scheduling._least import needed
-from jaxmem.scheduling._scan_residuals import Remake, given, packed, unpacked
+from jaxmem.scheduling._scan_residuals import (
+    Given,
+    Remake,
+    packed,
+    rebuilt,
+    unpacked,
+)
 from jaxmem.scheduling._scans import scan_like, split
 
 
 def remake_part(closed, plan: Remake):
     """The jaxpr with the residuals of the first `plan.turns` layers made again."""
-    graph = Graph(closed)
-    forward, backward = graph.eqns[plan.pair.forward], graph.eqns[plan.pair.backward]
 
-    def run(args: list) -> list:
-        values = Values(graph, graph.inputs(args))
-        values.evaluate_before(plan.pair.forward)
-        ins = [values.read(v) for v in forward.invars]
-        outs, stacks = _run_forward(forward, ins, plan)
-        values.put(plan.pair.forward, outs)
-        values.evaluate_before(plan.pair.backward)
-        weights = given(forward, ins, plan)
-        ins = [values.read(v) for v in backward.invars]
-        values.put(
-            plan.pair.backward, _run_backward(backward, ins, plan, weights, stacks)
-        )
-        return values.all_outputs()
+    def backward(eqn, ins: list, given: Given, _, stacks: dict) -> list:
+        return _run_backward(eqn, ins, plan, given, stacks)
 
-    return _jaxpr.retrace(closed, run)
+    return rebuilt(closed, plan, _run_forward, backward)
 
 
 def _dropped(plan: Remake) -> list[Any]:

@@ -11,7 +11,7 @@ moves are done again.
 What is stacked is the least from which all of it can be made (`_least.py`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -170,6 +170,21 @@ def _plan(pair: Pair, found: Cut, turns: int) -> Remake:
 
 def remake(closed, plan: Remake):
     """The jaxpr with these residuals made in the backward scan."""
+
+    def backward(eqn, ins: list, given: Given, outs: list, kept: dict) -> list:
+        last = [_apply(x.chain, outs[x.carry]) for x in plan.late]
+        both = Given(given.whole, given.slices | kept)
+        return _run_backward(eqn, ins, plan, both, last)
+
+    return rebuilt(closed, plan, _run_forward, backward)
+
+
+def rebuilt(closed, plan: Remake, run_forward: Callable, run_backward: Callable):
+    """The jaxpr with both scans replaced.
+
+    `run_forward(equation, its values, plan)` gives its outputs, and what it keeps for
+    `run_backward(equation, its values, given, these outputs, what was kept)`.
+    """
     graph = Graph(closed)
     forward, backward = graph.eqns[plan.pair.forward], graph.eqns[plan.pair.backward]
 
@@ -177,15 +192,12 @@ def remake(closed, plan: Remake):
         values = Values(graph, graph.inputs(args))
         values.evaluate_before(plan.pair.forward)
         ins = [values.read(v) for v in forward.invars]
-        outs, kept = _run_forward(forward, ins, plan)
+        outs, kept = run_forward(forward, ins, plan)
         values.put(plan.pair.forward, outs)
         values.evaluate_before(plan.pair.backward)
-        last = [_apply(x.chain, outs[x.carry]) for x in plan.late]
-        part = given(forward, ins, plan)
-        both = Given(part.whole, part.slices | kept)
+        own = given(forward, ins, plan)
         ins = [values.read(v) for v in backward.invars]
-        outs = _run_backward(backward, ins, plan, both, last)
-        values.put(plan.pair.backward, outs)
+        values.put(plan.pair.backward, run_backward(backward, ins, own, outs, kept))
         return values.all_outputs()
 
     return _jaxpr.retrace(closed, run)

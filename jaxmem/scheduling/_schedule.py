@@ -265,11 +265,12 @@ class Scheduled:
         key = tree, tuple(kind(x) for x in leaves)
         if key not in self._found:
             traced = _jaxpr.trace(self.__wrapped__, *args, **kwargs)
-            if plan is not None or target is None:
-                assert plan is not None
+            if plan is not None:
                 self._found[key] = loaded(plan, traced.jaxpr)
                 return self._found[key]
+            assert target is not None
             again = partial(self._rewritten, traced, args, kwargs, donated)
+            again = functools.cache(again)  # of the choice
             mark = fingerprint(traced.jaxpr)
             tree = traced.out_tree
             aliases = partial(self._aliases, args=args, kwargs=kwargs, donated=donated)

@@ -33,14 +33,14 @@ def unrolled(closed) -> Pair | None:
     early = {
         v: None for v in reads if v in graph.maker and graph.maker[v] not in late
     }  # in the order of their readers
-    early = [v for v in early if v not in graph.outputs and jnp.ndim(v.aval) >= 0]
+    early = [v for v in early if v not in graph.outputs]
     least = _SMALL * sum(map(size_of, early))
-    large = [v for v in early if size_of(v) >= least and not _is_stack(graph, v)]
-    rest = {v for v in early if v not in large}
-    free = {*graph.invars, *rest, *graph.outputs}
+    large = {v for v in early if size_of(v) >= least and not _is_stack(graph, v)}
+    free = {*graph.invars, *graph.outputs, *(v for v in early if v not in large)}
     if not large:
         return None
-    return Pair(-1, -1, graph, dict(enumerate(large)), {}, free, (), (), 1)
+    slots = dict(enumerate(v for v in early if v in large))
+    return Pair(-1, -1, graph, slots, {}, free, (), (), 1)
 
 
 def _is_stack(graph: Graph, v) -> bool:

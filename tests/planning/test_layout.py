@@ -8,31 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.layout import guillotine
 from jaxmem import planning
 from jaxmem.planning import Buffer, NoLayoutError
 from jaxmem.planning._layout_problem import make_problem
 from jaxmem.planning._layout_search import Search, Taste
-
-
-def guillotine(count, time, height, seed):
-    """Buffers that fill an arena without a gap: a rectangle cut, and cut again."""
-    random = np.random.default_rng(seed)
-    pieces = [(0, time, 0, height)]
-    while len(pieces) < count:
-        # The largest that can be cut, so that no piece stays much larger than others.
-        area = [(b - a) * (d - c) for a, b, c, d in pieces]
-        a, b, c, d = pieces.pop(int(np.argmax(area)))
-        if d - c < 2 or (b - a >= 2 and random.random() < 0.5):
-            cut = int(random.integers(a + 1, b))
-            pieces += [(a, cut, c, d), (cut, b, c, d)]
-        else:
-            cut = int(random.integers(c + 1, d))
-            pieces += [(a, b, c, cut), (a, b, cut, d)]
-    order = random.permutation(len(pieces))
-    return [
-        Buffer(n, *pieces[i][:2], pieces[i][3] - pieces[i][2])
-        for n, i in enumerate(order)
-    ]
 
 
 def pinwheels(count, seed):

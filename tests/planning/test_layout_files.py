@@ -5,6 +5,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.layout import guillotine
 from jaxmem.cli import app
 from jaxmem.planning import Buffer, read_buffers, write_buffers
 
@@ -97,8 +98,6 @@ def test_command_refuses_too_little(file):
 
 
 def test_command_says_that_nothing_fits(tmp_path):
-    from tests.planning.test_layout import guillotine
-
     path, placed = tmp_path / "hard.csv", tmp_path / "placed.csv"
     write_buffers(path, guillotine(150, 100, 1000, seed=0))
     result = invoke(path, "--capacity", 1000, "--time-limit", 0, "--output", placed)
