@@ -9,8 +9,10 @@ import sys
 import pytest
 
 import jaxmem
+import pallas_kernels
 
 PACKAGE = pathlib.Path(jaxmem.__file__).parent
+KERNELS = pathlib.Path(pallas_kernels.__file__).parent
 
 # Which parts of jaxmem a part may import, besides itself and `_compat`.
 ALLOWED = {
@@ -55,9 +57,21 @@ def test_imports_go_one_way(path):
     part = _part(path)
     used = {n.split(".")[1] for n in _imports(path) if n.startswith("jaxmem.")}
     assert used <= ALLOWED[part] | {part, "_compat"}
+    kernels = [n for n in _imports(path) if n.startswith("pallas_kernels")]
+    assert part in ("ops", "optim") or not kernels
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize("path", sorted(KERNELS.glob("*.py")), ids=lambda p: p.name)
+def test_kernels_stand_on_jax_alone(path):
+    assert not [n for n in _imports(path) if n.split(".")[0] == "jaxmem"]
+
+
+EVERYTHING = [*SOURCES, *KERNELS.glob("*.py")]
+
+
+@pytest.mark.parametrize(
+    "path", EVERYTHING, ids=lambda p: str(p.relative_to(PACKAGE.parent))
+)
 def test_private_jax_stays_in_compat(path):
     private = [n for n in _imports(path) if n.startswith(("jax._src", "jax.extend"))]
     assert path.name == "_compat.py" or not private

@@ -2,20 +2,8 @@
 
 Forward and backward pass, and every block of a blockwise op, make the bits they need
 from where they stand, so a dropout mask never has to be kept. A position is a row and
-a column, each below 2**32. Per row there are two words and per column one, all well
-mixed with the key (cheap: they are vectors); per element there are two multiplies,
-three xor-shifts, an xor and an add, all on uint32, which XLA, Pallas TPU and Pallas
-GPU do alike:
-
-    mix(x):  x ^= x >> 16;  x *= 0x7feb352d;  x ^= x >> 15;  x *= 0x846ca68b
-             x ^= x >> 16
-    a = mix(mix(row ^ k0) + k1)            b = mix(mix(row + k1) ^ k0)
-    c = mix(mix(column ^ ~k1) + k0)
-    bits = mix(a ^ c) with b added before its second multiply
-
-The constants are from Wellons, "Prospecting for Hash Functions" (2018), who measured
-the bias of each output bit. The generator is made for masks: it is not
-cryptographic, and bits of it are not those of `jax.random`.
+a column, each below 2**32; `pallas_kernels/hashing.py` has the generator, whose bits
+are the same in XLA and in kernels.
 """
 
 import jax
@@ -23,20 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, UInt32
 
-_MULTIPLY_1 = np.uint32(0x7FEB352D)
-_MULTIPLY_2 = np.uint32(0x846CA68B)
+from pallas_kernels.hashing import mix, random_bits, threshold
+
 _START = (np.uint32(0x9E3779B9), np.uint32(0x7F4A7C15))
-
-
-def _fold(x, shift: int):
-    return x ^ (x >> np.uint32(shift))
-
-
-def mix(x, between=None):
-    """A bijection of uint32; `between` is added before the second multiply."""
-    x = _fold(_fold(x, 16) * _MULTIPLY_1, 15)
-    x = x if between is None else x + between
-    return _fold(x * _MULTIPLY_2, 16)
 
 
 def seed_words(rng) -> UInt32[Array, "2"]:
@@ -53,20 +30,6 @@ def seed_words(rng) -> UInt32[Array, "2"]:
         k0 = mix(k0 ^ words[i])
         k1 = mix(k1 + k0)
     return jnp.stack([k0, k1])
-
-
-def random_bits(seed, row, column):
-    """Bits at each position; `row` and `column` are uint32 and broadcast."""
-    k0, k1 = seed[0], seed[1]
-    a = mix(mix(row ^ k0) + k1)
-    b = mix(mix(row + k1) ^ k0)
-    c = mix(mix(column ^ ~k1) + k0)
-    return mix(a ^ c, between=b)
-
-
-def threshold(rate: float) -> np.uint32:
-    """Bits below this are dropped: the rate, to 2**-32."""
-    return np.uint32(min(round(rate * 2**32), 2**32 - 1))
 
 
 def keep_mask(seed, row, column, rate: float) -> Bool[Array, "..."]:

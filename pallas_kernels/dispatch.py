@@ -1,0 +1,109 @@
+"""One rule for which implementation of an op runs: plain XLA, or a Pallas kernel.
+
+The choice is made for the platform that is lowered for, not for the one that this
+process runs on: a step that is compiled for an absent H100 contains the H100's kernel.
+"""
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+
+from pallas_kernels._compat import refused
+
+Implementation = Literal["xla", "pallas"]
+
+PLATFORMS = {"tpu": "TPU", "cuda": "GPU"}
+
+# Kernels that `implementation=None` takes: (kernel, platform) pairs for which
+# `benchmarks/results` holds a time on a device that is no worse than XLA's.
+MEASURED: frozenset[tuple[str, str]] = frozenset()
+
+
+def check_implementation(implementation: Any) -> None:
+    """ValueError for what is no implementation."""
+    if implementation not in (None, "xla", "pallas"):
+        raise ValueError(
+            f"implementation={implementation!r}: allowed are None, 'xla' and 'pallas'"
+        )
+
+
+def dispatch(
+    name: str,
+    implementation: Implementation | None,
+    *args: Any,
+    xla: Callable[..., Any],
+    tpu: Callable[..., Any] | None = None,
+    gpu: Callable[..., Any] | None = None,
+) -> Any:
+    """`xla(*args)`, or what the kernel of the platform makes of `args`.
+
+    Args:
+      name: of the kernel, as messages have it: "layer_norm".
+      implementation: "xla"; "pallas" for the kernel; None for the kernel where it was
+        measured to be no slower than XLA, and XLA elsewhere.
+      *args: arrays, in any pytrees.
+      xla, tpu, gpu: functions of `args` that return the same structure, shapes and
+        dtypes. A kernel raises NotImplementedError for arguments it does not do.
+
+    Returns:
+      What the chosen function returns.
+
+    Raises:
+      ValueError: another implementation. With "pallas": no kernel does these
+        arguments; or, when it is lowered, none of the platform it is lowered for.
+
+    Warns:
+      Under None, where a kernel that would have been chosen does not do `args`: once
+      for each message.
+    """
+    check_implementation(implementation)
+    kernels = {"tpu": tpu, "cuda": gpu}
+    wanted = {p: k for p, k in kernels.items() if _is_wanted(name, p, implementation)}
+    if not wanted:
+        return xla(*args)
+    branches, reasons = _supported(wanted, args)
+    if implementation is None:
+        for platform, reason in reasons.items():
+            _warn_once(f"{name} on {PLATFORMS[platform]}: {reason}; XLA does it")
+        return jax.lax.platform_dependent(*args, **branches, default=xla)
+    text = "; ".join(f"{PLATFORMS[p]}: {reason}" for p, reason in reasons.items())
+    if not branches:
+        raise ValueError(f"implementation='pallas': no kernel for this {name}. {text}")
+    like = jax.eval_shape(xla, *args)
+    message = (
+        f"implementation='pallas': {name} has no kernel for the platform that this is "
+        f"lowered for. {text}"
+    )
+    refuse = lambda *args: refused(args, like, message)
+    return jax.lax.platform_dependent(*args, **branches, default=refuse)
+
+
+def _is_wanted(name: str, platform: str, implementation) -> bool:
+    if implementation is None:
+        return (name, platform) in MEASURED
+    return implementation == "pallas"
+
+
+def _supported(
+    kernels: Mapping[str, Callable | None], args
+) -> tuple[dict[str, Callable], dict[str, str]]:
+    """The kernels that take these arguments, and why the others do not."""
+    branches, reasons = {}, {}
+    for platform, kernel in kernels.items():
+        if kernel is None:
+            reasons[platform] = "there is none"
+            continue
+        try:
+            jax.eval_shape(kernel, *args)
+            branches[platform] = kernel
+        except NotImplementedError as error:
+            reasons[platform] = str(error)
+    return branches, reasons
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=4)

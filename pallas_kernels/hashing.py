@@ -1,0 +1,49 @@
+"""Random bits from a counter: a key and a position give 32 bits, and nothing is stored.
+
+Forward and backward pass, and every block of a blockwise op, make the bits they need
+from where they stand, so a dropout mask never has to be kept. A position is a row and
+a column, each below 2**32. Per row there are two words and per column one, all well
+mixed with the key (cheap: they are vectors); per element there are two multiplies,
+three xor-shifts, an xor and an add, all on uint32, which XLA, Pallas TPU and Pallas
+GPU do alike:
+
+    mix(x):  x ^= x >> 16;  x *= 0x7feb352d;  x ^= x >> 15;  x *= 0x846ca68b
+             x ^= x >> 16
+    a = mix(mix(row ^ k0) + k1)            b = mix(mix(row + k1) ^ k0)
+    c = mix(mix(column ^ ~k1) + k0)
+    bits = mix(a ^ c) with b added before its second multiply
+
+The constants are from Wellons, "Prospecting for Hash Functions" (2018), who measured
+the bias of each output bit. The generator is made for masks: it is not
+cryptographic, and bits of it are not those of `jax.random`.
+"""
+
+import numpy as np
+
+_MULTIPLY_1 = np.uint32(0x7FEB352D)
+_MULTIPLY_2 = np.uint32(0x846CA68B)
+
+
+def _fold(x, shift: int):
+    return x ^ (x >> np.uint32(shift))
+
+
+def mix(x, between=None):
+    """A bijection of uint32; `between` is added before the second multiply."""
+    x = _fold(_fold(x, 16) * _MULTIPLY_1, 15)
+    x = x if between is None else x + between
+    return _fold(x * _MULTIPLY_2, 16)
+
+
+def random_bits(seed, row, column):
+    """Bits at each position; `row` and `column` are uint32 and broadcast."""
+    k0, k1 = seed[0], seed[1]
+    a = mix(mix(row ^ k0) + k1)
+    b = mix(mix(row + k1) ^ k0)
+    c = mix(mix(column ^ ~k1) + k0)
+    return mix(a ^ c, between=b)
+
+
+def threshold(rate: float) -> np.uint32:
+    """Bits below this are dropped: the rate, to 2**-32."""
+    return np.uint32(min(round(rate * 2**32), 2**32 - 1))
