@@ -1,5 +1,11 @@
-"""What only `jax.extend` can do: an operation that cannot be lowered, and says why."""
+"""What only `jax.extend` and `jax._src` can do.
 
+An operation that cannot be lowered, and says why; a simulated GPU.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -39,3 +45,36 @@ def _batched(args, dims, *, kinds, message):
 
 
 batching.primitive_batchers[_refused] = _batched
+
+
+_SIMULATED: ContextVar[str | None] = ContextVar("simulated", default=None)
+
+
+def simulated_platform() -> str | None:
+    """The platform of the `simulated` that this runs in."""
+    return _SIMULATED.get()
+
+
+@contextlib.contextmanager
+def simulated(platform: str) -> Iterator[None]:
+    """Inside, `dispatch` takes the kernels of "tpu" or "cuda", simulated on a CPU.
+
+    Memory that nobody wrote holds NaN, and races are looked for.
+    """
+    if platform == "tpu":
+        from jax.experimental.pallas import tpu as pltpu
+
+        make, force = pltpu.InterpretParams, pltpu.force_tpu_interpret_mode
+        reset = pltpu.reset_tpu_interpret_mode_state
+    else:  # public from jax 0.11 on
+        from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call, params
+
+        make, force = params.InterpretGPUParams, params.force_gpu_interpret_mode
+        reset = interpret_pallas_call.reset_gpu_interpret_mode_state
+    token = _SIMULATED.set(platform)
+    try:
+        with force(make(detect_races=True, uninitialized_memory="nan")):
+            yield
+    finally:
+        _SIMULATED.reset(token)
+        reset()

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import jax
 
-from pallas_kernels._compat import refused
+from pallas_kernels._compat import refused, simulated_platform
 
 Implementation = Literal["xla", "pallas"]
 
-PLATFORMS = {"tpu": "TPU", "cuda": "GPU"}
+NAMES = {"tpu": "TPU", "cuda": "GPU"}
 
 # Kernels that `implementation=None` takes: (kernel, platform) pairs for which
 # `benchmarks/results` holds a time on a device that is no worse than XLA's.
@@ -67,11 +67,14 @@ def dispatch(
     branches, reasons = _supported(wanted, args)
     if implementation is None:
         for platform, reason in reasons.items():
-            _warn_once(f"{name} on {PLATFORMS[platform]}: {reason}; XLA does it")
+            _warn_once(f"{name} on {NAMES[platform]}: {reason}; XLA does it")
         return jax.lax.platform_dependent(*args, **branches, default=xla)
-    text = "; ".join(f"{PLATFORMS[p]}: {reason}" for p, reason in reasons.items())
+    text = "; ".join(f"{NAMES[p]}: {reason}" for p, reason in reasons.items())
     if not branches:
         raise ValueError(f"implementation='pallas': no kernel for this {name}. {text}")
+    simulated = simulated_platform()
+    if simulated is not None and simulated in branches:
+        return branches[simulated](*args)
     like = jax.eval_shape(xla, *args)
     message = (
         f"implementation='pallas': {name} has no kernel for the platform that this is "

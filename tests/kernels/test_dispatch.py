@@ -8,6 +8,7 @@ import pytest
 from jax import export
 
 from pallas_kernels import dispatch as module
+from pallas_kernels._compat import simulated
 from pallas_kernels.dispatch import dispatch
 
 X = jnp.arange(4.0)
@@ -79,6 +80,15 @@ def test_no_kernel_for_the_platform_is_said_when_it_is_lowered():
 def test_no_kernel_at_all_is_said_at_the_call():
     with pytest.raises(ValueError, match="no kernel for this op. TPU: even .* GPU: th"):
         call(X, tpu=not_me, gpu=None)
+
+
+@pytest.mark.parametrize("platform, op", [("tpu", jnp.sin), ("cuda", jnp.cos)])
+def test_a_simulated_platform_decides(platform, op):
+    with simulated(platform):
+        assert (call(X) == op(X)).all()
+        assert (call(X, None) == X + 1).all()
+        with pytest.raises(ValueError, match="no kernel for the platform"):
+            call(X, **{"tpu": {"tpu": None}, "cuda": {"gpu": None}}[platform])
 
 
 def test_another_implementation_is_refused():
