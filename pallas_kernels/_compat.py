@@ -61,6 +61,8 @@ def simulated(platform: str) -> Iterator[None]:
 
     Memory that nobody wrote holds NaN, and races are looked for.
     """
+    make: Any
+    force: Any
     if platform == "tpu":
         from jax.experimental.pallas import tpu as pltpu
 
