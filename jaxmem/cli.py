@@ -92,8 +92,7 @@ def demo(
     over micro-batches, the substituted one through `jaxmem.microbatch` with AdamA.
 
     With `--technique frozen` or `lora` both runs train a part of the parameters, the
-    same one. In-place ABN is not shown: no GPT has the batch norms it takes the place
-    of.
+    same one. With `inplace-abn` both have batch norms in their MLPs.
     """
     from jaxmem.demo import Settings
     from jaxmem.demo._run import run

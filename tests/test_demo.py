@@ -33,7 +33,7 @@ from jaxmem.demo import (
 )
 from jaxmem.demo._compare import models
 from jaxmem.demo._largest import Largest, largest_batch, rounded
-from jaxmem.demo._techniques import TECHNIQUES
+from jaxmem.demo._techniques import TECHNIQUES, Technique
 
 TINY = Settings(steps=3, batch=2, layers=2, width=32, heads=2, context=64)
 ADAMA = dataclasses.replace(TINY, optimizer="adama", batch=8)
@@ -205,6 +205,7 @@ def _setting(technique, flavour):
     """Its settings, and those of which the first run is to be compared with."""
     settings = dataclasses.replace(TINY, model=flavour, technique=technique)
     own = settings.draws or settings.how.trains is not True
+    own = own or settings.how.first is not Technique.first
     plain = settings if own else dataclasses.replace(settings, technique="exact")
     return settings, plain
 

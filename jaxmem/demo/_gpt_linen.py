@@ -16,6 +16,7 @@ class Block(nn.Module):
     heads: int
     dropout: float
     dense: Callable[..., nn.Module] = nn.Dense
+    activation: Callable[[], Callable] = lambda: nn.gelu
 
     @nn.compact
     def __call__(self, x, mask, deterministic):
@@ -26,16 +27,20 @@ class Block(nn.Module):
         )(h, h, mask=mask, deterministic=deterministic)
         x = x + nn.Dropout(self.dropout)(h, deterministic=deterministic)
         h = nn.LayerNorm(name="norm_mlp")(x)
-        h = nn.gelu(self.dense(4 * width, name="up")(h))
+        h = self.activation()(self.dense(4 * width, name="up")(h))
         h = self.dense(width, name="down")(h)
         return x + nn.Dropout(self.dropout)(h, deterministic=deterministic), None
 
 
 class GPT(nn.Module):
-    """Bytes in, logits of the next byte out; `dense` are the layers of the MLPs."""
+    """Bytes in, logits of the next byte out.
+
+    `dense` makes the layers of the MLPs, `activation` what stands between them.
+    """
 
     settings: Settings
     dense: Callable[..., nn.Module] = nn.Dense
+    activation: Callable[[], Callable] = lambda: nn.gelu
 
     @nn.compact
     def __call__(
@@ -46,7 +51,8 @@ class GPT(nn.Module):
         x = nn.Embed(256, s.width, name="embed")(tokens) + position[None]
         mask = nn.make_causal_mask(jnp.ones((1, length)))
         for name, length in s.stacks.items():
-            blocks = _stack(length)(s.heads, s.dropout, self.dense, name=name)
+            parts = s.heads, s.dropout, self.dense, self.activation
+            blocks = _stack(length)(*parts, name=name)
             x, _ = blocks(x, mask, deterministic)
         return nn.Dense(256, name="head")(nn.LayerNorm(name="norm")(x))
 

@@ -21,7 +21,15 @@ _CLOSE = 0.97  # of the budget: near enough
 
 
 class BudgetError(ValueError):
-    """No choice fits into the budget; the message says what the least is."""
+    """No choice fits into the budget; the message says what the least is.
+
+    Attributes:
+      least: bytes of the least peak that was compiled; None where nothing compiled.
+    """
+
+    def __init__(self, message: str, least: int | None = None):
+        super().__init__(message)
+        self.least = least
 
 
 @dataclass(frozen=True)
@@ -99,7 +107,7 @@ class Search:
             if at == fits:
                 return fits
         if fits == len(self.rungs):
-            raise BudgetError(self._unreachable())
+            raise self._unreachable()
         return fits
 
     def _nearby(self, fits: int) -> int:
@@ -143,10 +151,14 @@ class Search:
     def _part(self, low: int) -> None:
         """Tries as few layers as will do on rung `low`, the others one above.
 
+        Rungs that differ in what waits on the host are for all layers.
+
         Between a number of layers that is too few and one that will do, peaks are taken
         to lie on a straight line.
         """
         rich, poor = self.rungs[low - 1], self.rungs[low]
+        if poor.choice.offload is not None:
+            return
         few, most = (0, self._expected(low - 1)), (self.layers, self.peaks[low])
         for _ in range(_TRIES):
             turns = self._between(few, most)
@@ -177,14 +189,16 @@ class Search:
         share = (turns - few[0]) / (most[0] - few[0])
         return few[1] + share * (most[1] - few[1])
 
-    def _unreachable(self) -> str:
+    def _unreachable(self) -> BudgetError:
         best = min(self.tried, key=lambda t: t.peak)
         text = f"budget={format_bytes(self.budget)} cannot be reached: "
         if best.report is None:
-            return text + "the compiler found no way to fit any choice into the chip"
+            text += "the compiler found no way to fit any choice into the chip"
+            return BudgetError(text)
         rows = map(_described, sorted(best.report.at_peak, key=lambda h: -h.bytes)[:3])
         least = f"the least is {format_bytes(best.peak)}, of which the largest are\n  "
-        return text + least + "\n  ".join(rows)
+        message = text + least + "\n  ".join(rows)
+        return BudgetError(message, best.report.peak_bytes)
 
 
 def _described(holder: Any) -> str:

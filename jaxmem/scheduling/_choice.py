@@ -21,6 +21,8 @@ class Choice:
         more is computed again. At infinity, and with None, it is what costs nothing.
       more: the same in the first layers, where it is lower than `rate`.
       part: how many of the layers these are, as a fraction.
+      offload: bytes a layer from which what is kept waits in the host's memory; None:
+        nothing does.
       lists: whether equations outside of loops are computed again too.
       named: whether only what has a `checkpoint_name` is kept.
       order: whether operations outside of loops come in an order of their own.
@@ -33,6 +35,7 @@ class Choice:
     rate: float | None = None
     more: float | None = None
     part: float = 0.0
+    offload: int | None = None
     lists: bool = False
     named: bool = False
     order: bool = False

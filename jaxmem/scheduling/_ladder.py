@@ -8,14 +8,15 @@ them, or there is none.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from jaxmem.scheduling._choice import Choice, price_at
 from jaxmem.scheduling._least import price_of
 from jaxmem.scheduling._machine import MACHINES, seconds
-from jaxmem.scheduling._pairs import Pair, cut, cut_by_names
+from jaxmem.scheduling._pairs import Cut, Pair, cut, cut_by_names
+from jaxmem.scheduling._scans import kept_size
 from jaxmem.scheduling._unrolled import unrolled, without_loops
 
 _LOWEST = 1e-3  # bytes a second: everything that can be is computed again
@@ -48,12 +49,14 @@ class Step:
         what is kept is kept by scans.
       machine: the target whose rates count.
       named: whether only what has a `checkpoint_name` can be kept.
+      offload: whether what scans keep may wait in the host's memory.
     """
 
     scans: Sequence[Pair]
     lists: Sequence[Pair]
     machine: str
     named: bool = False
+    offload: bool = False
 
     @property
     def is_list(self) -> bool:
@@ -69,7 +72,11 @@ class Step:
 
 
 def step_of(
-    scans: Sequence[Pair], lists: Sequence[Any], machine: str, named: bool = False
+    scans: Sequence[Pair],
+    lists: Sequence[Any],
+    machine: str,
+    named: bool = False,
+    offload: bool = False,
 ) -> Step:
     """What can be varied: loops, or else what is outside of them.
 
@@ -78,14 +85,17 @@ def step_of(
     written_out = [pair for pair in map(unrolled, lists) if pair is not None]
     stacked = sum(pair.length * pair.bytes for pair in scans)
     few = sum(pair.bytes for pair in written_out) <= stacked
-    return Step(scans, () if few else written_out, machine, named)
+    return Step(scans, () if few else written_out, machine, named, offload)
 
 
 def ladder(step: Step) -> list[Rung]:
     """The corners, the fewest seconds first."""
-    ends = [_rung(step, rate) for rate in (None, math.inf, _LOWEST)]
+    lowest = MACHINES[step.machine].host / 2 if step.offload else _LOWEST
+    ends = [_rung(step, rate) for rate in (None, math.inf, lowest)]
     least = _LEAST * ends[0].bytes
     found = [*ends[:2], *_between(step, ends[1], ends[2], least), ends[2]]
+    if step.offload:
+        found += _away(step, ends[2])
     kept = found[:1]
     for rung in found[1:]:
         if kept[-1].bytes - rung.bytes > least:
@@ -104,10 +114,34 @@ def _between(step: Step, rich: Rung, poor: Rung, least: float) -> Iterator[Rung]
         yield from _between(step, rung, poor, least)
 
 
-def _rung(step: Step, rate: float | None) -> Rung:
+def _away(step: Step, rung: Rung) -> Iterator[Rung]:
+    """More and more of what a rung keeps in the host's memory, the largest first.
+
+    A byte there and back takes the same time whatever it belongs to. So one rate parts
+    what is worth computing again from what is worth sending away: that of this rung.
+    """
+    kept = [
+        (kept_size(v), pair.length)
+        for pair, found in _cuts(step, rung.choice.rate)
+        for v in found.kept
+    ]
+    host = MACHINES[step.machine].host
+    for size in sorted({size for size, _ in kept}, reverse=True):
+        gone = sum(s * length for s, length in kept if s >= size)
+        choice = replace(rung.choice, offload=size)
+        yield Rung(choice, rung.bytes - gone, rung.seconds + 2 * gone / host)
+
+
+def _cuts(step: Step, rate: float | None) -> list[tuple[Pair, Cut]]:
+    """What each pair of scans keeps."""
     price = price_at(rate, step.machine)
     cut_of = cut_by_names if step.named else cut
-    cuts = [(pair, cut_of(pair, price)) for pair in step.scans]
+    return [(pair, cut_of(pair, price)) for pair in step.scans]
+
+
+def _rung(step: Step, rate: float | None) -> Rung:
+    price = price_at(rate, step.machine)
+    cuts = _cuts(step, rate)
     if rate is not None:
         cuts += [(pair, cut(pair, without_loops(price))) for pair in step.lists]
     kept = sum(pair.length * found.bytes for pair, found in cuts)

@@ -23,7 +23,7 @@ from jaxmem.scheduling import _graph
 from jaxmem.scheduling._fusion import Fusion, Kernel, Kind
 from jaxmem.scheduling._machine import flops
 from jaxmem.scheduling._operations_flat import written_out
-from jaxmem.scheduling._scans import size_of, split
+from jaxmem.scheduling._scans import is_on_host, size_of, split
 
 PeakOf = Callable[[Graph], int]
 
@@ -218,11 +218,13 @@ def turn_of(eqn) -> tuple[Any, dict[int, int]]:
     """One turn of a scan on whole stacks: (jaxpr, output -> input in whose place).
 
     It takes the turn's number, constants, carry, what it slices, and the stacks, and
-    gives the new carry and the stacks with a slice written.
+    gives the new carry and the stacks with a slice written; not those on the host.
     """
     body = _jaxpr.bodies(eqn)[0]
     constants, carry, xs = split(eqn, eqn.invars)
-    avals = [v.aval for v in (*constants, *carry, *xs, *eqn.outvars[len(carry) :])]
+    stacks = eqn.outvars[len(carry) :]
+    here = [k for k, v in enumerate(stacks) if not is_on_host(v)]
+    avals = [v.aval for v in (*constants, *carry, *xs, *(stacks[k] for k in here))]
     kinds = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     ends = list(itertools.accumulate(map(len, (constants, carry, xs))))
 
@@ -230,9 +232,10 @@ def turn_of(eqn) -> tuple[Any, dict[int, int]]:
         held, whole, old = args[: ends[1]], args[ends[1] : ends[2]], args[ends[2] :]
         slices = [lax.dynamic_index_in_dim(x, i, 0, keepdims=False) for x in whole]
         outs = _jaxpr.evaluate(body, [*held, *slices])
+        ys = outs[len(carry) :]
         new = [
-            lax.dynamic_update_index_in_dim(stack, y, i, 0)
-            for stack, y in zip(old, outs[len(carry) :], strict=True)
+            lax.dynamic_update_index_in_dim(stack, ys[k], i, 0)
+            for stack, k in zip(old, here, strict=True)
         ]
         return *outs[: len(carry)], *new
 

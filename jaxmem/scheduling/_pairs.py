@@ -12,7 +12,14 @@ from jaxmem import _compat
 from jaxmem.scheduling._graph import Graph
 from jaxmem.scheduling._layer_axis import CHEAP
 from jaxmem.scheduling._least import Price, least, needed, price_of
-from jaxmem.scheduling._scans import is_var, kept_size, size_of, split, xs_of
+from jaxmem.scheduling._scans import (
+    is_on_host,
+    is_var,
+    kept_size,
+    size_of,
+    split,
+    xs_of,
+)
 
 _DEAR = 1000  # how much dearer it is to keep what has no name, where names count
 
@@ -45,7 +52,8 @@ class Pair:
       body: the graph of the forward body.
       slots: position among the xs of the backward scan -> variable of the forward body,
         of the residuals that only this scan reads.
-      fixed: the same of residuals that others read too.
+      fixed: the same of residuals that others read too, or that wait in the host's
+        memory already.
       inputs: variables of the forward body that are inputs of the scan, no carries.
       late: residuals that can be taken from the turn before.
       stacks: the xs of the backward scan.
@@ -159,6 +167,7 @@ def _pair(graph: Graph, f: int, b: int) -> Pair:
         if is_var(v) and v in forward.outvars:
             inner = body.outvars[forward.outvars.index(v)]
             own = all(u == b for u in graph.users[v]) and v not in graph.outputs
+            own = own and not is_on_host(inner)
             if is_var(inner):
                 (slots if own else fixed)[slot] = inner
     inputs = _inputs(forward, body)

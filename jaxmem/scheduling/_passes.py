@@ -39,6 +39,7 @@ class Rewritten:
       pairs: its pairs of scans as they are before anything is done again.
       lists: its lists of equations that may hold both passes, before the same.
       unordered: the jaxpr before its operations were put in order.
+      offloaded: bytes of residuals that wait in the host's memory.
     """
 
     jaxpr: Any
@@ -48,6 +49,7 @@ class Rewritten:
     pairs: tuple[Pair, ...] = ()
     lists: tuple[Any, ...] = ()
     unordered: Any = None
+    offloaded: int = 0
 
 
 def rewrite(
@@ -95,13 +97,16 @@ def _level(
         tuple([*found, *(x for r in inner for x in r.pairs)]),
         tuple([*lists, *(x for r in inner for x in r.lists)]),
         unordered,
+        sum(plan.offloaded for plan in remade) + sum(r.offloaded for r in inner),
     )
 
 
 def _remade(closed, choice: Choice) -> tuple[Any, list]:
     """What is worth its price made again, in all layers and then in the first ones."""
     price = price_at(choice.rate, choice.machine)
-    plans = partial(remakes_by_names if choice.named else remakes, price=price)
+    plans = partial(remakes, price=price, offload=choice.offload)
+    if choice.named:
+        plans = partial(remakes_by_names, price=price)
     closed, done = _until_done(closed, plans, remake)
     if choice.more is not None:
         price = price_at(choice.more, choice.machine)

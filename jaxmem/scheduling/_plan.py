@@ -103,6 +103,7 @@ class Plan:
       lower_bound: bytes, arguments and outputs included, below which no order of the
         scheduled step's operations can have its peak, in the graph's own accounting.
       fingerprint: tells the step that the plan was made for from others.
+      offloaded_bytes: of residuals that wait in the host's memory.
       notes: what it costs that nothing is donated, and the like.
     """
 
@@ -118,6 +119,7 @@ class Plan:
     predicted_bytes: int = 0
     lower_bound: int = 0
     fingerprint: str = ""
+    offloaded_bytes: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -232,6 +234,9 @@ class Plan:
                 f"done again: {self.again_flops:.3g} flops of matmuls, some "
                 f"{1e3 * self.again_seconds:.3g} ms on {self.choice.machine}"
             )
+        if self.offloaded_bytes:
+            size = format_bytes(self.offloaded_bytes)
+            yield f"{size} of residuals wait in the host's memory"
         if self.budget is not None:
             yield (
                 f"budget {format_bytes(self.budget)}: {len(self.tried)} compiles in "
@@ -290,6 +295,7 @@ def make_plan(
         expected,
         bound,
         search.fingerprint,
+        rewritten.offloaded,
         tuple(notes),
     )
 

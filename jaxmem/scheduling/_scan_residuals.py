@@ -11,6 +11,7 @@ moves are done again.
 What is stacked is the least from which all of it can be made (`_least.py`).
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -46,6 +47,7 @@ class Remake:
       late: those of them that come from the turn before.
       stays: the same of residuals that are stacked as before.
       kept: variables of the forward body that are stacked in their place.
+      away: those of them that wait in the host's memory.
       turns: in how many of the layers, the first of the forward scan.
     """
 
@@ -54,6 +56,7 @@ class Remake:
     late: tuple[Late, ...]
     stays: dict[int, Any]
     kept: tuple[Any, ...]
+    away: frozenset[Any]
     turns: int
 
     @property
@@ -75,7 +78,7 @@ class Remake:
     def described(self) -> Iterator[tuple[Any, Any, str, int]]:
         """(aval, equation, words, 1) of stacks that are saved; -1: kept instead."""
         late = {x.slot for x in self.late}
-        instead = [v for v in self.kept if not is_mask(v)]
+        instead = [v for v in self.kept if not is_mask(v) and v not in self.away]
         for slot, v in self.slots.items():
             like = [w for w in instead if size_of(w) == size_of(v)]
             if like and slot not in late:
@@ -84,12 +87,18 @@ class Remake:
             aval = self.pair.stacks[slot].aval
             aval = jax.ShapeDtypeStruct((self.turns, *aval.shape[1:]), aval.dtype)
             yield aval, self._maker(v), self._words(slot in late, v), 1
-        for v in [*instead, *filter(is_mask, self.kept)]:
+        masks = [v for v in self.kept if is_mask(v) and v not in self.away]
+        for v in [*instead, *masks]:
             shape, dtype = v.aval.shape, v.aval.dtype
             if is_mask(v):
                 shape, dtype = (kept_size(v),), jnp.dtype(jnp.uint8)
             aval = jax.ShapeDtypeStruct((self.turns, *shape), dtype)
             yield aval, self._maker(v), _words_instead(v), -1
+
+    @property
+    def offloaded(self) -> int:
+        """Bytes that wait in the host's memory."""
+        return self.turns * sum(map(kept_size, self.away))
 
     @property
     def again(self) -> list[Any]:
@@ -101,6 +110,8 @@ class Remake:
         return self.body.eqns[self.body.maker[v]] if v in self.body.maker else None
 
     def _words(self, late: bool, v) -> str:
+        if v in self.away:
+            return "itself, from the host's memory"
         if v in self.kept:
             return "itself in bits"
         if late:
@@ -129,16 +140,23 @@ def _words_for(eqns: Sequence[Any]) -> str:
     return f"computed again: {', '.join(dict.fromkeys(paid))}"
 
 
-def remakes(closed, price: Price = fused_only, part: float = 1.0) -> Iterator[Remake]:
+def remakes(
+    closed,
+    price: Price = fused_only,
+    part: float = 1.0,
+    offload: int | None = None,
+) -> Iterator[Remake]:
     """The pairs of scans in which something can be saved, at `price` or less.
 
-    With `part` below one, in as large a part of the layers, rounded to a layer.
+    With `part` below one, in as large a part of the layers, rounded to a layer. What is
+    kept and takes `offload` bytes or more waits in the host's memory.
     """
     for pair in pairs(closed):
         turns = round(part * pair.length)
         found = cut(pair, price, late=turns == pair.length)
-        if turns and found.worth < pair.bytes:
-            yield _plan(pair, found, turns)
+        plan = _plan(pair, found, turns, offload)
+        if turns and (found.worth < pair.bytes or plan.away):
+            yield plan
 
 
 def remakes_by_names(closed, price: Price) -> Iterator[Remake]:
@@ -152,17 +170,19 @@ def remakes_by_names(closed, price: Price) -> Iterator[Remake]:
 # -- analysis
 
 
-def _plan(pair: Pair, found: Cut, turns: int) -> Remake:
+def _plan(pair: Pair, found: Cut, turns: int, offload: int | None = None) -> Remake:
     whole = turns == pair.length
+    least = math.inf if offload is None else offload
+    away = frozenset(v for v in found.kept if kept_size(v) >= least)
     stays = {}
     for slot, v in pair.slots.items():
-        in_bits = whole and is_mask(v)
-        if v in found.kept and v not in stays.values() and not in_bits:
+        otherwise = (whole and is_mask(v)) or v in away
+        if v in found.kept and v not in stays.values() and not otherwise:
             stays[slot] = v
     slots = {slot: v for slot, v in pair.slots.items() if slot not in stays}
     kept = tuple(v for v in found.kept if v not in stays.values())
     late = tuple(x for x in found.late if x.slot in slots)
-    return Remake(pair, slots, late, stays | pair.fixed, kept, turns)
+    return Remake(pair, slots, late, stays | pair.fixed, kept, away, turns)
 
 
 # -- the new jaxpr
@@ -211,11 +231,19 @@ def _run_forward(eqn, values: list, plan: Remake) -> tuple[list, dict[Any, Any]]
     def step(carry, x):
         inner = Values(body, body.inputs([*consts, *carry, *x]))
         outs = inner.all_outputs()
-        kept = [packed(v, inner.env[v]) for v in plan.kept]
+        kept = [_sent(plan, v, packed(v, inner.env[v])) for v in plan.kept]
         return outs[: len(init)], (outs[len(init) :], kept)
 
     ends, (ys, kept) = scan_like(eqn, step, init, xs)
     return [*ends, *ys], dict(zip(plan.kept, kept, strict=True))
+
+
+def _sent(plan: Remake, v, value):
+    return jax.device_put(value, jax.memory.Space.Host) if v in plan.away else value
+
+
+def _fetched(plan: Remake, v, value):
+    return jax.device_put(value, jax.memory.Space.Device) if v in plan.away else value
 
 
 def packed(v, value):
@@ -251,7 +279,7 @@ def _run_backward(eqn, values: list, plan: Remake, given: Given, last: list) -> 
         inner, before = carry
         x, now = dict(turn[0]), dict(zip(given.slices, turn[1], strict=True))
         known = {v: x[slot] for slot, v in plan.stays.items()}
-        now |= {v: unpacked(v, now[v]) for v in plan.kept}
+        now |= {v: unpacked(v, _fetched(plan, v, now[v])) for v in plan.kept}
         values = Values(plan.body, {**given.whole, **known, **now})
         for i in eqns:
             values.evaluate(i)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import jax
 from jax import lax
 
 from jaxmem import _compat
@@ -19,8 +20,13 @@ LARGE = 2**20  # bytes from which a barrier or a write is worth what it costs
 
 
 def size_of(v) -> int:
-    """Bytes of a variable."""
-    return v.aval.size * v.aval.dtype.itemsize
+    """Bytes of a variable in the memory of the device."""
+    return 0 if is_on_host(v) else v.aval.size * v.aval.dtype.itemsize
+
+
+def is_on_host(v) -> bool:
+    """Whether a variable lies in the host's memory."""
+    return getattr(v.aval, "memory_space", None) == jax.memory.Space.Host
 
 
 _MASK = 1024  # elements from which a mask is kept in bits

@@ -34,6 +34,7 @@ def schedule(
     static_argnums: Places = (),
     static_argnames: Names = (),
     clip: str | None = None,
+    offload: bool = False,
     plan: Plan | None = None,
     progress: bool = True,
 ) -> "Scheduled":
@@ -81,6 +82,10 @@ def schedule(
         clipping by the global norm does: a first backward pass finds the number, a
         second updates. Costs one more backward pass through the scanned layers. By
         default such a step keeps its stacked gradients, and `plan` names the operation.
+      offload: with a budget, what the forward scans keep may also wait in the host's
+        memory (`pinned_host`), where sending it there and back is thought to be faster
+        than computing it again, or where nothing else fits. It takes the link to the
+        host, which the estimate has as 16 lanes of PCI Express.
       plan: what an earlier `plan(...)` of the same step has settled on, as
         `Plan.from_json` reads it back: nothing is compiled to find out again.
       progress: show a progress bar during the search, where the output is a terminal.
@@ -116,7 +121,10 @@ def schedule(
     if plan is not None and (budget is not None or target is not None):
         raise ValueError("plan: it has its budget and target already, give no others")
     room, name = room_and_target(budget, target)
-    return Scheduled(step, Options(donate, static, clip, room, name, progress, plan))
+    if offload and room is None:
+        raise ValueError("offload=True: needs a budget that says how much is enough")
+    options = Options(donate, static, clip, room, name, progress, plan, offload=offload)
+    return Scheduled(step, options)
 
 
 def room_and_target(
@@ -149,6 +157,7 @@ class Options:
     progress: bool
     plan: Plan | None = None
     named: bool = False
+    offload: bool = False
 
 
 class Scheduled:
@@ -280,7 +289,8 @@ class Scheduled:
             if budget is not None:
                 title += f" in {format_bytes(budget)}"
             with spinner(self._options.progress, title) as tell:
-                self._found[key] = search(step, budget, tell, self._options.named)
+                how = self._options.named, self._options.offload
+                self._found[key] = search(step, budget, tell, *how)
         return self._found[key]
 
     def _warn(self, args, kwargs) -> None:

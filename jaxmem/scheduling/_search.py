@@ -73,16 +73,21 @@ def loaded(plan: Plan, closed) -> Found:
 
 
 def search(
-    step: Evaluated, budget: int | None, tell: Callable[[str], None], named: bool
+    step: Evaluated,
+    budget: int | None,
+    tell: Callable[[str], None],
+    named: bool = False,
+    offload: bool = False,
 ) -> Found:
     """The choice that fits a budget; without one, the one that takes least.
 
     Without a budget nothing that costs anything is done again. `named`: only what has a
-    `checkpoint_name` is kept.
+    `checkpoint_name` is kept. `offload`: what is kept may wait in the host's memory.
     """
     start = time.perf_counter()
     first = step.rewritten(NAMED if named else NO_CHOICE)
-    about = step_of(first.pairs, () if named else first.lists, step.target, named)
+    lists = () if named else first.lists
+    about = step_of(first.pairs, lists, step.target, named, offload)
     free = [Choice(step.target), *([Choice(step.target, order=True)] * about.is_list)]
     if budget is None:
         free.append(Choice(step.target, plain=True))
