@@ -12,7 +12,7 @@ def test_there_is_a_notebook():
     assert NOTEBOOKS
 
 
-SLOW = ("adama", "budget")  # train three times over; compile for an H100
+SLOW = ("adama", "budget", "few_bit", "fine_tuning")  # train, or compile for an H100
 
 
 @pytest.mark.parametrize(

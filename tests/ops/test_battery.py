@@ -1,6 +1,7 @@
 """Every op against its plain twin: dtype x transform x frozen subset x odd shapes."""
 
 import importlib
+import math
 import pkgutil
 
 import pytest
@@ -24,7 +25,14 @@ def _id(case):
     return "-".join(map(str, case)).replace(" ", "")
 
 
-@pytest.mark.parametrize("case", CASES, ids=_id)
+def _one_shape_fast(case):
+    """Each dtype at the largest shape; the others are slow."""
+    twin, shape, _ = case
+    fast = shape == max(twin.shapes, key=math.prod)
+    return pytest.param(case, marks=() if fast else pytest.mark.slow, id=_id(case))
+
+
+@pytest.mark.parametrize("case", [_one_shape_fast(c) for c in CASES])
 def test_equals_plain_twin(case):
     twins.check_equal(*case, transform="jit")
 
