@@ -8,8 +8,8 @@ import jax
 from jaxmem import _jaxpr
 
 
-def jit_with(fn: Callable, donated: Sequence, static: Sequence):
-    """`jax.jit` with places that are positions or names."""
+def jit_with(fn: Callable, donated: Sequence, static: Sequence, options=None):
+    """`jax.jit` with places that are positions or names; `options` of the compiler."""
 
     def split(places) -> tuple[list[int] | None, list[str] | None]:
         numbers = [p for p in places if isinstance(p, int)]
@@ -25,6 +25,7 @@ def jit_with(fn: Callable, donated: Sequence, static: Sequence):
         donate_argnames=donate_argnames,
         static_argnums=static_argnums,
         static_argnames=static_argnames,
+        compiler_options=options,
     )
 
 

@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from jaxmem import _compat
 from jaxmem.scheduling._graph import Graph
-from jaxmem.scheduling._layer_axis import CHEAP
 from jaxmem.scheduling._least import Price, least, needed, price_of
+from jaxmem.scheduling._machine import fused_only
 from jaxmem.scheduling._scans import (
     is_on_host,
     is_var,
@@ -183,7 +185,7 @@ def _inputs(forward, body: Graph) -> set[Any]:
 
 
 def _candidates(forward, body: Graph, slots) -> Iterator[Late]:
-    """Residuals that casts and moves alone make of a carry that the body puts out."""
+    """Residuals that are made elementwise of a carry that the body puts out, alone."""
     early = split(forward, body.arguments)[1]
     ends = body.outvars[: len(early)]
     late = {v: k for k, v in enumerate(ends) if is_var(v)}
@@ -191,7 +193,7 @@ def _candidates(forward, body: Graph, slots) -> Iterator[Late]:
         chain: list[Any] = []
         while v not in late and v in body.maker and _moves(eqn := _eqn_of(body, v)):
             chain.insert(0, eqn)
-            v = eqn.invars[0]
+            v = _operand(eqn)
         if v in late and v not in early:
             at, rest = _same_of(body, early[late[v]], chain)
             yield Late(slot, at, tuple(rest), tuple(chain), late[v])
@@ -201,9 +203,14 @@ def _eqn_of(body: Graph, v):
     return body.eqns[body.maker[v]]
 
 
+def _operand(eqn):
+    """The one variable that an equation reads; None where there are others."""
+    read = list(dict.fromkeys(filter(is_var, eqn.invars)))
+    return read[0] if len(read) == 1 else None
+
+
 def _moves(eqn) -> bool:
-    one = len(eqn.invars) == 1 and is_var(eqn.invars[0])
-    return one and eqn.primitive.name in {*CHEAP, "name"}
+    return _operand(eqn) is not None and fused_only(eqn) is not None
 
 
 def _same_of(body: Graph, v, chain: list[Any]) -> tuple[Any, list[Any]]:
@@ -218,4 +225,10 @@ def _same_of(body: Graph, v, chain: list[Any]) -> tuple[Any, list[Any]]:
 
 
 def _alike(a, b) -> bool:
-    return a.primitive is b.primitive and a.params == b.params
+    """Whether two equations do the same to their operand."""
+    same = a.primitive is b.primitive and a.params == b.params
+    return same and list(map(_literal, a.invars)) == list(map(_literal, b.invars))
+
+
+def _literal(atom):
+    return None if is_var(atom) else np.asarray(atom.val).item()

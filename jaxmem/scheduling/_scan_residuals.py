@@ -115,7 +115,7 @@ class Remake:
         if v in self.kept:
             return "itself in bits"
         if late:
-            return "the next layer's input, which the backward scan has just read"
+            return "of the next layer's input, which the backward scan has just read"
         eqns = [self.body.eqns[i] for i in needed(self.body, [v], self.known)]
         ins = {w for e in eqns for w in e.invars if is_var(w)} | {v}
         if ins & {*self.kept, *self.stays.values()}:
@@ -298,5 +298,7 @@ def _run_backward(eqn, values: list, plan: Remake, given: Given, last: list) -> 
 
 def _apply(eqns: Sequence[Any], value):
     for eqn in eqns:
-        (value,) = _compat.bind(eqn, [value])
+        (value,) = _compat.bind(
+            eqn, [value if is_var(v) else v.val for v in eqn.invars]
+        )
     return value

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from jaxmem import _jaxpr
 from jaxmem.memory import Target, estimate, format_bytes, parse_bytes
@@ -36,6 +37,7 @@ def schedule(
     clip: str | None = None,
     offload: bool = False,
     plan: Plan | None = None,
+    compiler_options: dict[str, Any] | None = None,
     progress: bool = True,
 ) -> "Scheduled":
     """A function transformation like `jax.jit` that makes a train step take less.
@@ -88,6 +90,8 @@ def schedule(
         host, which the estimate has as 16 lanes of PCI Express.
       plan: what an earlier `plan(...)` of the same step has settled on, as
         `Plan.from_json` reads it back: nothing is compiled to find out again.
+      compiler_options: as for `jax.jit`: of the step that is run, and of those that are
+        compiled to find it. Inside another `jax.jit` that one's hold.
       progress: show a progress bar during the search, where the output is a terminal.
 
     Returns:
@@ -123,7 +127,8 @@ def schedule(
     room, name = room_and_target(budget, target)
     if offload and room is None:
         raise ValueError("offload=True: needs a budget that says how much is enough")
-    options = Options(donate, static, clip, room, name, progress, plan, offload=offload)
+    how = {"offload": offload, "compiler_options": compiler_options}
+    options = Options(donate, static, clip, room, name, progress, plan, **how)
     return Scheduled(step, options)
 
 
@@ -158,6 +163,7 @@ class Options:
     plan: Plan | None = None
     named: bool = False
     offload: bool = False
+    compiler_options: dict[str, Any] | None = None
 
 
 class Scheduled:
@@ -212,9 +218,10 @@ class Scheduled:
         target = target or self._options.target
         if target is not None:
             jitted = jit_with(self.__wrapped__, donated, static)
-            plain = estimate(jitted, *args, target=target, **kwargs)
+            own = {"target": target, "compiler_options": self._options.compiler_options}
+            plain = estimate(jitted, *args, **own, **kwargs)
             if scheduled is None or get_target(target).name != scheduled.target:
-                scheduled = estimate(self, *args, target=target, **kwargs)
+                scheduled = estimate(self, *args, **own, **kwargs)
         notes = () if donated else (undonated(args),)
         aliases = self._aliases(rewritten.jaxpr, args, kwargs, donated)
         return make_plan(rewritten, found, plain, scheduled, aliases, notes)
@@ -231,15 +238,20 @@ class Scheduled:
     def _jit(self, args, kwargs):
         places = self._places(args, kwargs)
         choice = self.find(args, kwargs).choice
-        if (places, choice) not in self._jitted:
+        options = self._options.compiler_options
+        leaves = jax.tree.leaves((args, kwargs))
+        if any(isinstance(x, Tracer) for x in leaves):
+            options = None  # those of the jit outside hold
+        key = places, choice, options is None
+        if key not in self._jitted:
 
             @functools.wraps(self.__wrapped__)
             def scheduled(*args, **kwargs):
                 found, leaves, tree = self._rewrite(args, kwargs, places[0], choice)
                 return jax.tree.unflatten(tree, _jaxpr.evaluate(found.jaxpr, leaves))
 
-            self._jitted[places, choice] = jit_with(scheduled, *places)
-        return self._jitted[places, choice]
+            self._jitted[key] = jit_with(scheduled, *places, options)
+        return self._jitted[key]
 
     def rewritten(self, choice: Choice, *args, **kwargs) -> Rewritten:
         """The step under a choice, for arguments of these shapes."""
@@ -283,7 +295,9 @@ class Scheduled:
             mark = fingerprint(traced.jaxpr)
             tree = traced.out_tree
             aliases = partial(self._aliases, args=args, kwargs=kwargs, donated=donated)
-            step = Evaluated(again, aliases, tree, places, args, kwargs, target, mark)
+            options = self._options.compiler_options
+            about = places, args, kwargs, target, mark, options
+            step = Evaluated(again, aliases, tree, *about)
             name = getattr(self.__wrapped__, "__name__", "the step")
             title = f"scheduling {name} for {target}"
             if budget is not None:

@@ -44,6 +44,7 @@ class Evaluated:
     kwargs: dict[str, Any]
     target: str
     fingerprint: str
+    compiler_options: dict[str, Any] | None = None
 
     def compile(self, choice: Choice) -> MemoryReport | None:
         """The compiler's report; None if it finds no way to fit the chip."""
@@ -55,8 +56,9 @@ class Evaluated:
             return jax.tree.unflatten(self.out_tree, outs)
 
         jitted = jit_with(step, *self.places)
+        how = {"target": self.target, "compiler_options": self.compiler_options}
         try:
-            return estimate(jitted, *self.args, target=self.target, **self.kwargs)
+            return estimate(jitted, *self.args, **how, **self.kwargs)
         except DoesNotFit:
             return None
 

@@ -474,3 +474,19 @@ def test_a_step_that_is_a_shard_map():
 def test_numpy_arguments():
     host = jax.tree.map(np.asarray, PARAMS)
     same(schedule(sgd, donate_argnums=())(host, np.asarray(X)))
+
+
+def test_compiler_options_are_those_of_the_outermost_jit():
+    """A wrong one is refused by the compiler, so it has been given it."""
+    step = jax.grad(lambda w: jnp.sum(jnp.tanh(w) ** 2))
+    w = jnp.arange(3.0)
+    good = schedule(step, donate_argnums=(), compiler_options={"xla_cpu_use_acl": False})
+    np.testing.assert_array_equal(good(w), step(w))
+    np.testing.assert_array_equal(jax.jit(good)(w), step(w))
+    bad = schedule(step, donate_argnums=(), compiler_options={"no_such_flag": 1})
+    with pytest.raises(Exception, match="no_such_flag"):
+        bad(w)
+    np.testing.assert_array_equal(jax.jit(bad)(w), step(w))
+    searching = {"target": "cpu", "compiler_options": {"no_such_flag": 1}}
+    with pytest.raises(RuntimeError, match="no_such_flag"):
+        schedule(step, donate_argnums=(), **searching).plan(w)
