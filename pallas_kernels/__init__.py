@@ -8,3 +8,5 @@ of arrays, without a derivative: `jaxmem.ops` puts them under its `custom_vjp`s,
 A kernel raises `NotImplementedError` for a shape, dtype or option that it does not do,
 and says what it does. Nothing here imports `jaxmem`.
 """
+
+from pallas_kernels._compat import simulated as simulated

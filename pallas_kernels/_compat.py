@@ -1,10 +1,11 @@
 """What only `jax.extend` and `jax._src` can do.
 
-An operation that cannot be lowered, and says why; a simulated GPU.
+An operation that cannot be lowered, and says why; references under `vmap`; simulated
+chips.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,7 +23,18 @@ def refused(args: Any, like: Any, message: str) -> Any:
     leaves, tree = jax.tree.flatten(like)
     kinds = tuple((x.shape, x.dtype) for x in leaves)
     outs = _refused.bind(*jax.tree.leaves(args), kinds=kinds, message=message)
+    outs = [varying_as(x, leaf) for x, leaf in zip(outs, leaves, strict=True)]
     return jax.tree.unflatten(tree, outs)
+
+
+def varying_as(x: Any, *likes: Any) -> Any:
+    """`x`, typed to vary over a `shard_map`'s axes as each of `likes` does."""
+    axes = frozenset().union(*map(_varying, likes)) - _varying(jax.typeof(x))
+    return jax.lax.pcast(x, tuple(sorted(axes)), to="varying") if axes else x
+
+
+def _varying(like: Any) -> frozenset:
+    return like.manual_axis_type.varying if like.manual_axis_type else frozenset()
 
 
 @_refused.def_abstract_eval
@@ -47,12 +59,78 @@ def _batched(args, dims, *, kinds, message):
 batching.primitive_batchers[_refused] = _batched
 
 
+_traced_late = Primitive("traced_late")
+_traced_late.multiple_results = True
+
+
+def traced_late(
+    run: Callable[..., tuple], under_vmap: Callable[..., tuple], *args: Any
+) -> tuple:
+    """`run(*args)`, whose references no transformation sees.
+
+    `jax.custom_batching.custom_vmap` cannot hold references (nor can `vmap` go through
+    a GPU kernel that has them, in jax 0.10). So this is traced when it is lowered.
+
+    Args:
+      run: of arrays, gives a tuple of arrays.
+      under_vmap: takes its place under `vmap`, and arrays with an axis in front.
+      *args: arrays.
+
+    Simulated kernels have effects of their own, and are traced at once.
+    """
+    if simulated_platform() == "cuda":
+        return tuple(run(*args))
+    plain = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args]
+    avals = tuple(jax.make_jaxpr(run)(*plain).out_avals)
+    outs = _traced_late.bind(*args, run=run, under_vmap=under_vmap, avals=avals)
+    return tuple(varying_as(x, *map(jax.typeof, args)) for x in outs)
+
+
+_traced_late.def_abstract_eval(lambda *args, run, under_vmap, avals: avals)
+_traced_late.def_impl(lambda *args, run, under_vmap, avals: jax.jit(run)(*args))
+
+
+def _lower_late(ctx, *args, run, under_vmap, avals):
+    # references may not vary over a shard_map's axes
+    plain = [ShapedArray(x.shape, x.dtype) for x in ctx.avals_in]
+    ctx = ctx.replace(avals_in=plain, avals_out=list(avals))
+    return mlir.lower_fun(run, multiple_results=True)(ctx, *args)
+
+
+mlir.register_lowering(_traced_late, _lower_late)
+
+
+def _late_under_vmap(args, dims, *, run, under_vmap, avals):
+    size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    rows = [batching.bdim_at_front(x, d, size) for x, d in zip(args, dims, strict=True)]
+    outs = under_vmap(*rows)
+    return outs, [0] * len(outs)
+
+
+batching.primitive_batchers[_traced_late] = _late_under_vmap
+
+
 _SIMULATED: ContextVar[str | None] = ContextVar("simulated", default=None)
 
 
 def simulated_platform() -> str | None:
     """The platform of the `simulated` that this runs in."""
     return _SIMULATED.get()
+
+
+def aliases(pairs: dict[int, int], *, ragged: bool) -> dict[int, int]:
+    """`input_output_aliases`, none where the simulator has not got them.
+
+    Its aliased outputs keep the padding of blocks that go over an edge.
+    """
+    return {} if ragged and simulated_platform() == "tpu" else pairs
+
+
+def with_layout(x: Any, layout: Any) -> Any:
+    """`plgpu.layout_cast`, a hint that the simulator of jax 0.10 does not know."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    return x if simulated_platform() == "cuda" else plgpu.layout_cast(x, layout)
 
 
 @contextlib.contextmanager

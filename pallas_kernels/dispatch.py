@@ -30,6 +30,12 @@ def check_implementation(implementation: Any) -> None:
         )
 
 
+def considered(name: str, implementation: Implementation | None) -> bool:
+    """Whether a kernel may be taken, on one platform or another."""
+    check_implementation(implementation)
+    return any(_is_wanted(name, platform, implementation) for platform in NAMES)
+
+
 def dispatch(
     name: str,
     implementation: Implementation | None,

@@ -4,8 +4,8 @@ Forward and backward pass, and every block of a blockwise op, make the bits they
 from where they stand, so a dropout mask never has to be kept. A position is a row and
 a column, each below 2**32. Per row there are two words and per column one, all well
 mixed with the key (cheap: they are vectors); per element there are two multiplies,
-three xor-shifts, an xor and an add, all on uint32, which XLA, Pallas TPU and Pallas
-GPU do alike:
+two xor-shifts, an xor and an add, all on uint32, which XLA, Pallas TPU and Pallas GPU
+do alike:
 
     mix(x):  x ^= x >> 16;  x *= 0x7feb352d;  x ^= x >> 15;  x *= 0x846ca68b
              x ^= x >> 16
@@ -28,20 +28,41 @@ def _fold(x, shift: int):
     return x ^ (x >> np.uint32(shift))
 
 
-def mix(x, between=None):
-    """A bijection of uint32; `between` is added before the second multiply."""
-    x = _fold(_fold(x, 16) * _MULTIPLY_1, 15)
-    x = x if between is None else x + between
-    return _fold(x * _MULTIPLY_2, 16)
+def _start_of_mix(x):
+    """`mix` without its last fold, which undoes itself."""
+    return _fold(_fold(x, 16) * _MULTIPLY_1, 15) * _MULTIPLY_2
+
+
+def mix(x):
+    """A bijection of uint32."""
+    return _fold(_start_of_mix(x), 16)
+
+
+def row_words(seed, row):
+    """The two words of each row, for `bits_of`; uint32, of the shape of `row`."""
+    k0, k1 = seed[0], seed[1]
+    a = _start_of_mix(mix(row ^ k0) + k1)
+    return a, mix(mix(row + k1) ^ k0) * _MULTIPLY_2
+
+
+def column_word(seed, column):
+    """The word of each column, for `bits_of`; uint32, of the shape of `column`."""
+    return _start_of_mix(mix(column ^ ~seed[1]) + seed[0])
+
+
+def bits_of(words, column):
+    """Bits at each position, from `row_words` and `column_word`, which broadcast.
+
+    The first fold of a ^ c is that of each, and b times the second factor is added
+    after the multiply: vectors, made once.
+    """
+    a, b = words
+    return _fold(_fold((a ^ column) * _MULTIPLY_1, 15) * _MULTIPLY_2 + b, 16)
 
 
 def random_bits(seed, row, column):
     """Bits at each position; `row` and `column` are uint32 and broadcast."""
-    k0, k1 = seed[0], seed[1]
-    a = mix(mix(row ^ k0) + k1)
-    b = mix(mix(row + k1) ^ k0)
-    c = mix(mix(column ^ ~k1) + k0)
-    return mix(a ^ c, between=b)
+    return bits_of(row_words(seed, row), column_word(seed, column))
 
 
 def threshold(rate: float) -> np.uint32:

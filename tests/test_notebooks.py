@@ -12,7 +12,8 @@ def test_there_is_a_notebook():
     assert NOTEBOOKS
 
 
-SLOW = ("adama", "budget", "few_bit", "fine_tuning")  # train, or compile for an H100
+# train, or compile for an H100
+SLOW = ("adama", "budget", "few_bit", "fine_tuning", "kernels")
 
 
 @pytest.mark.parametrize(

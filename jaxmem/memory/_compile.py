@@ -154,7 +154,7 @@ def lower(
     compiler_options: dict[str, Any] | None = None,
 ) -> Artefact:
     """Lowers a traced step for the target and packs it for a worker."""
-    with _device_of(target, traced), warnings.catch_warnings():
+    with _device_of(target, traced, step), warnings.catch_warnings():
         # the report tells of each donation that was not used, by name
         warnings.filterwarnings("ignore", message="Some donated buffers were not")
         exported = _export(jitted, step, target)
@@ -204,11 +204,16 @@ def _custom_calls(message: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _device_of(target: Target, traced: Any) -> Iterator[None]:
-    """Kernels ask at lowering which GPU they are for; there is none here to ask."""
+def _device_of(target: Target, traced: Any, step: Step) -> Iterator[None]:
+    """Kernels ask at lowering which GPU they are for; there is none here to ask.
+
+    Where the step has a mesh of its own no other can be set round it: kernels in a
+    `shard_map` are lowered without an answer, which those of Mosaic GPU do not need.
+    """
     kernels = ("pallas_call", "core_map", "mosaic_gpu")
     asks = any(eqn.primitive.name in kernels for eqn in walk(traced.jaxpr))
-    if target.platform != "cuda" or not asks:
+    has_mesh = any(leaf.spec.sharding is not None for leaf in step.leaves)
+    if target.platform != "cuda" or has_mesh or not asks:
         yield
         return
     from jaxmem._compat import gpu_mesh

@@ -13,6 +13,10 @@ from jaxmem.ops._batch_norm import batch_norm as batch_norm
 from jaxmem.ops._conv import conv as conv
 from jaxmem.ops._dense import dense as dense
 from jaxmem.ops._dropout import dropout as dropout
+from jaxmem.ops._dropout_add_norm import (
+    dropout_add_layer_norm as dropout_add_layer_norm,
+)
+from jaxmem.ops._dropout_add_norm import dropout_add_rms_norm as dropout_add_rms_norm
 from jaxmem.ops._elementwise_fn import elementwise as elementwise
 from jaxmem.ops._fewbit import fewbit as fewbit
 from jaxmem.ops._fewbit import fewbit_table as fewbit_table

@@ -5,7 +5,7 @@ computed again.
 """
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,13 @@ from jaxmem.ops import _attention_xla, _random
 from jaxmem.ops._attention_block import Extras
 from jaxmem.ops._attention_codes import head_codes
 from jaxmem.ops._attention_mask import Rules
+from jaxmem.ops._attention_pallas import How
+from jaxmem.ops._attention_vjp import attend
 from jaxmem.ops._blocks import vary_alike
 from jaxmem.ops._dropout import check_rate, need_rng
 from jaxmem.ops._quantize import Quantization
 from jaxmem.ops._quantized import remember
-
-Implementation = Literal["xla", "pallas"]
-_AVAILABLE = ("xla",)
+from pallas_kernels.dispatch import Implementation, check_implementation
 
 
 def _four(x, name: str) -> Any:
@@ -84,12 +84,20 @@ def _window(size) -> tuple[int, int] | None:
     return int(left), int(right)
 
 
-def _check_implementation(implementation) -> None:
-    if implementation not in (None, *_AVAILABLE):
-        raise ValueError(
-            f"implementation={implementation!r} is not available here: "
-            f"one of {_AVAILABLE}, or None to choose"
-        )
+def _segments(ours, theirs, query, key):
+    """Segment ids of queries and keys, int32 [b, t] and [b, s]; or None, None."""
+    if ours is None and theirs is None:
+        return None, None
+    if ours is None or theirs is None:
+        raise ValueError("segment ids are needed of queries and of keys, or of neither")
+    return tuple(_ids(x, of.shape[:-2]) for x, of in ((ours, query), (theirs, key)))
+
+
+def _ids(x, shape: tuple[int, ...]):
+    x = jnp.asarray(x)
+    if x.shape != shape or not jnp.issubdtype(x.dtype, jnp.integer):
+        raise ValueError(f"segment ids must be integers {shape}, got {jax.typeof(x)}")
+    return x.astype(jnp.int32).reshape(-1, shape[-1])
 
 
 def dot_product_attention(
@@ -103,6 +111,8 @@ def dot_product_attention(
     is_causal: bool = False,
     query_seq_lengths: Int[Array, " B"] | None = None,
     key_value_seq_lengths: Int[Array, " B"] | None = None,
+    query_segment_ids: Int[Array, "*B T"] | None = None,
+    key_value_segment_ids: Int[Array, "*B S"] | None = None,
     local_window_size: int | tuple[int, int] | None = None,
     dropout_rate: float = 0.0,
     dropout_rng: Key[Array, ""] | UInt32[Array, "..."] | None = None,
@@ -132,15 +142,21 @@ def dot_product_attention(
       is_causal: query t sees keys 0..t.
       query_seq_lengths: how many queries of each sequence are real.
       key_value_seq_lengths: how many keys.
+      query_segment_ids, key_value_segment_ids: a query sees the keys of its segment,
+        as where sequences are packed into one row; both or neither.
       local_window_size: query t sees keys t - left .. t + right; an int is both.
       dropout_rate: in [0, 1], of the probabilities; the others are divided by
         `1 - dropout_rate`.
       dropout_rng: a key, typed or raw; needed with dropout.
       broadcast_dropout: one mask for the whole batch and all heads.
       deterministic: True switches dropout off.
-      implementation: "xla", or None to choose.
+      implementation: "xla"; "pallas" for the kernel of a TPU or GPU, which holds the
+        logits on the chip; None to choose: the kernel where it was measured to be no
+        slower. A kernel takes no `mask`, gives no gradient of a bias, is
+        differentiable once, and on several devices needs a `jax.shard_map`.
       block_size: queries a block; None chooses such that a block's float32 logits
-        stay below 16 MiB, and takes one block where all fit.
+        stay below 16 MiB, and takes one block where all fit; for a kernel it is one
+        that suits the chip.
       save: bits a value (1 to 8) or a `Quantization`, to keep query, key, value and
         the output as codes, one step for each position and head. The output is exact;
         gradients are those at the values of the codes, each off by at most half a
@@ -152,7 +168,7 @@ def dot_product_attention(
 
     Raises:
       ValueError: shapes or dtypes that do not fit, a rate outside [0, 1], dropout
-        without a key, an implementation that is not available.
+        without a key, "pallas" where no kernel does it.
 
     Saves:
       query, key, value, the output, 8 bytes for each query and head, and with dropout
@@ -171,7 +187,7 @@ def dot_product_attention(
     """
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     _check_qkv(query, key, value)
-    _check_implementation(implementation)
+    check_implementation(implementation)
     if block_size is not None and block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     q, k, v = (_four(x, "query") for x in (query, key, value))
@@ -182,7 +198,7 @@ def dot_product_attention(
     _check_mask(mask)
 
     rate = 0.0 if deterministic else check_rate(dropout_rate, "dropout_rate")
-    how = head_codes(save)
+    codes = head_codes(save)
     if rate == 1.0 or query.size == 0:
         return jnp.zeros_like(query)
     if rate:
@@ -197,10 +213,14 @@ def dot_product_attention(
     )
     q_len = _lengths(query_seq_lengths, q.shape[0], "query_seq_lengths")
     kv_len = _lengths(key_value_seq_lengths, q.shape[0], "key_value_seq_lengths")
+    segments = _segments(query_segment_ids, key_value_segment_ids, query, key)
     with jax.named_scope("jaxmem.dot_product_attention"):
-        q, k, v, bias, *extras = vary_alike(q, k, v, bias, mask, q_len, kv_len, seed)
-        plan = _attention_xla.make_plan(rules, q, k, block_size, how)
-        o, coded = _attention_xla.attend(plan, q, k, v, bias, Extras(*extras))  # pyright: ignore[reportGeneralTypeIssues]
+        q, k, v, bias, *extras = vary_alike(
+            *(q, k, v, bias, mask, q_len, kv_len, seed, *segments)
+        )
+        plan = _attention_xla.make_plan(rules, q, k, block_size)
+        how = How(plan, implementation, block_size, codes)
+        o, coded = attend(how, q, k, v, bias, Extras(*extras))  # pyright: ignore[reportGeneralTypeIssues]
         o = o.reshape(query.shape)
         if coded is not None and query.ndim == 4:
             remember(o, coded.kept)

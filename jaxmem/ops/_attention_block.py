@@ -36,6 +36,8 @@ class Extras(NamedTuple):
     q_len: Any = None
     kv_len: Any = None
     seed: Any = None
+    q_segments: Any = None
+    kv_segments: Any = None
 
 
 def _zero(place: Place, x):
@@ -89,9 +91,7 @@ def _logits(rules: Rules, place: Place, q, k, bias, extras: Extras):
     logits = _scores(q, k) * rules.scale
     if bias is not None:
         logits = logits + jnp.broadcast_to(bias, logits.shape).astype(logits.dtype)
-    seen = masks.visible(
-        rules, place.times, place.keys, extras.mask, extras.q_len, extras.kv_len
-    )
+    seen = masks.visible(rules, place.times, place.keys, extras)
     if seen is None:
         return logits, None
     seen = jnp.broadcast_to(seen, logits.shape)

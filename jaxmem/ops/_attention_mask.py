@@ -4,46 +4,26 @@ Nothing here has more elements than one block of logits, and the masks that depe
 positions alone are one comparison in the fusion that reads the logits.
 """
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
-import numpy as np
 
-from jaxmem.ops import _random
-
-MASKED = -0.7 * float(np.finfo(np.float32).max)  # what jax.nn gives a masked logit
-
-
-class Rules(NamedTuple):
-    """The static part of the op: what decides a mask, and the scale."""
-
-    scale: float
-    causal: bool
-    window: tuple[int, int] | None
-    rate: float
-    shared: bool  # one dropout mask over batch and heads
+from pallas_kernels import _attention as common
+from pallas_kernels._attention import MASKED as MASKED
+from pallas_kernels._attention import Rules as Rules
 
 
-def _by_position(rules: Rules, times, keys):
-    """Conditions on [t, 1] and [1, s]."""
-    t, s = times[:, None], keys[None, :]
-    if rules.causal:
-        yield t >= s
-    if rules.window is not None:
-        left, right = rules.window
-        yield t <= s + left
-        yield t >= s - right
-
-
-def visible(rules: Rules, times, keys, mask=None, q_len=None, kv_len=None):
+def visible(rules: Rules, times, keys, extras):
     """Boolean [b|1, n|1, t|1, s|1] of the logits that count; None where all do."""
-    seen = [c[None, None] for c in _by_position(rules, times, keys)]
-    if mask is not None:
-        seen.append(mask)
-    if q_len is not None:
-        seen.append(inside(times, q_len)[:, None, :, None])
-    if kv_len is not None:
-        seen.append(inside(keys, kv_len)[:, None, None, :])
+    near = common.near(rules, times[:, None], keys[None, :])
+    seen = [] if near is None else [near[None, None]]
+    if extras.mask is not None:
+        seen.append(extras.mask)
+    if extras.q_len is not None:
+        seen.append(inside(times, extras.q_len)[:, None, :, None])
+    if extras.kv_len is not None:
+        seen.append(inside(keys, extras.kv_len)[:, None, None, :])
+    if extras.q_segments is not None:
+        ours, theirs = extras.q_segments, extras.kv_segments
+        seen.append(ours[:, None, :, None] == theirs[:, None, None, :])
     result = None
     for condition in seen:
         result = condition if result is None else result & condition
@@ -60,10 +40,10 @@ def kept(rules: Rules, seed, heads: int, length: int, rows, times, keys):
 
     The row of a probability is (b * heads + n) * length + t, its column s.
     """
+    b = rows.astype(jnp.uint32)[:, None, None, None]
+    n = jnp.arange(heads, dtype=jnp.uint32)[None, :, None, None]
     t = times.astype(jnp.uint32)[None, None, :, None]
-    if not rules.shared:
-        b = rows.astype(jnp.uint32)[:, None, None, None]
-        n = jnp.arange(heads, dtype=jnp.uint32)[None, :, None, None]
-        t = (b * np.uint32(heads) + n) * np.uint32(length) + t
     s = keys.astype(jnp.uint32)[None, None, None, :]
-    return _random.keep_mask(seed, t, s, rules.rate)
+    return common.kept(
+        rules, seed, common.dropout_row(rules, b, n, t, heads, length), s
+    )

@@ -25,21 +25,17 @@ Source: Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory" (2021); Da
 al., "FlashAttention" (2022), section 3.1, for the backward pass from row statistics.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem.ops import _attention_block as block
-from jaxmem.ops import _attention_codes as codes
 from jaxmem.ops._attention_block import Extras, Place
 from jaxmem.ops._attention_mask import Rules
 from jaxmem.ops._blocks import Cut, Out, blockwise, devices_of
 from jaxmem.ops._elementwise import wide_dtype
-from jaxmem.ops._quantize import Quantization
 
 BLOCK_LOGITS_BYTES = 16 * 2**20
 _LEAST_QUERIES = 16
@@ -52,7 +48,6 @@ class Plan:
     rules: Rules
     rows: Cut
     queries: Cut
-    save: Quantization | None = None
 
 
 def _rows(batch: int, most: int, shards: int) -> int:
@@ -62,7 +57,7 @@ def _rows(batch: int, most: int, shards: int) -> int:
     return max(fits, default=together)
 
 
-def make_plan(rules: Rules, q, k, block_size: int | None, save=None) -> Plan:
+def make_plan(rules: Rules, q, k, block_size: int | None) -> Plan:
     """Blocks whose float32 logits stay within the budget, for each device."""
     batch, length, heads, _ = q.shape
     shards = devices_of(q)
@@ -74,7 +69,7 @@ def make_plan(rules: Rules, q, k, block_size: int | None, save=None) -> Plan:
         block_size = length if most >= length else _even(length, most)
     block_size = max(1, min(block_size, length))
     rows = _rows(batch, max(1, budget // (query_bytes * block_size)), shards)
-    return Plan(rules, Cut(batch, rows, shards > 1), Cut(length, block_size), save)
+    return Plan(rules, Cut(batch, rows, shards > 1), Cut(length, block_size))
 
 
 def _even(length: int, most: int) -> int:
@@ -93,9 +88,10 @@ def _axis(x, axis: int):
 
 def _axes(arrays: dict):
     """For each array its batch axis, and for each its query axis, or None."""
-    names = ("q", "k", "v", "g", "o", "top", "log_total", "q_len", "kv_len")
-    batch: dict[str, int | None] = dict.fromkeys(names, 0)
     queries: dict[str, int | None] = {"q": 1, "g": 1, "o": 1, "top": 2, "log_total": 2}
+    queries["q_segments"] = 1
+    names = *queries, "k", "v", "q_len", "kv_len", "kv_segments"
+    batch: dict[str, int | None] = dict.fromkeys(names, 0)
     for name in ("bias", "mask"):
         if name in arrays:
             batch[name] = _axis(arrays[name], 0)
@@ -157,7 +153,8 @@ def _extras(arrays: dict) -> Extras:
     return Extras(*(arrays.get(name) for name in Extras._fields))
 
 
-def _forward(plan: Plan, q, k, v, bias, extras: Extras):
+def forward(plan: Plan, q, k, v, bias, extras: Extras):
+    """(o, row maximum [b, n, t], logarithm of the row sum [b, n, t])."""
     batch, length, heads, _ = q.shape
     stats = (batch, heads, length), wide_dtype(q.dtype)
     results = {"o": (q.shape, q.dtype), "top": stats, "log_total": stats}
@@ -173,7 +170,7 @@ def _forward(plan: Plan, q, k, v, bias, extras: Extras):
     return tuple(got[name] for name in results)
 
 
-def _backward(plan: Plan, wanted, saved: dict, g):
+def backward(plan: Plan, wanted, saved: dict, g):
     """A dict of the gradients named in `wanted`."""
     results = {name: (saved[name].shape, saved[name].dtype) for name in wanted - {"v"}}
     if "v" in wanted:
@@ -188,66 +185,3 @@ def _backward(plan: Plan, wanted, saved: dict, g):
         return block.backward(plan.rules, place, wanted, a, _extras(a))
 
     return _run(plan, arrays, results, compute, add=True)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def attend(plan: Plan, q, k, v, bias, extras: Extras):
-    """The output, [b, t, n, h], and its codes or None.
-
-    Differentiable in q, k, v and bias.
-    """
-    o = _forward(plan, q, k, v, bias, extras)[0]
-    return o, codes.code({"o": o}, plan.save)["o"] if plan.save else None
-
-
-def _stored(v):
-    """`v` [b, s, n, h] as it is kept, [b, n, s h]: a head's rows lie together.
-
-    The backward pass multiplies by it in that order. XLA:GPU would keep it as the
-    forward product had it and, between a scan over layers and its backward scan, copy
-    the whole stack. Positions and channels in one axis leave it no choice.
-    """
-    b, s, n, h = v.shape
-    return jnp.swapaxes(v, 1, 2).reshape(b, n, s * h)
-
-
-def _restored(v, length: int):
-    """The inverse of `_stored`."""
-    return jnp.swapaxes(v.reshape(*v.shape[:2], length, -1), 1, 2)
-
-
-def _attend_forward(plan, q, k, v, bias, extras):
-    inputs = {"q": q, "k": k, "v": v, "bias": bias}
-    wanted = {name for name, x in inputs.items() if x is not None and x.perturbed}
-    q, k, v, bias, extras = jax.tree.map(
-        lambda x: x.value,
-        (q, k, v, bias, extras),
-        is_leaf=lambda x: isinstance(x, jax.custom_derivatives.CustomVJPPrimal),
-    )
-    names = ("output", "row_max", "row_log_sum")
-    o, top, log_total = (
-        checkpoint_name(x, f"jaxmem_attention_{name}")
-        for name, x in zip(names, _forward(plan, q, k, v, bias, extras), strict=True)
-    )
-    coded = codes.code({"o": o}, plan.save)["o"] if plan.save else None
-    saved = {"q": q, "k": k, "top": top, "log_total": log_total, "bias": bias}
-    if wanted - {"v"}:
-        saved |= {"v": _stored(v), "o": coded if plan.save else o}
-    saved = codes.code(saved, plan.save)
-    # a dict of no arrays: residuals may carry their structure, not strings
-    return (o, coded), (dict.fromkeys(wanted), saved | extras._asdict())
-
-
-def _attend_backward(plan, residuals, g):
-    wanted, saved = residuals
-    g, saved = g[0], codes.recall(saved, g[0])
-    if isinstance(g, jax.custom_derivatives.SymbolicZero):
-        g = jnp.zeros(g.shape, g.dtype)  # pyright: ignore[reportArgumentType]
-    with jax.named_scope("jaxmem.dot_product_attention"):
-        if "v" in saved:
-            saved = saved | {"v": _restored(saved["v"], saved["k"].shape[1])}
-        grads = _backward(plan, frozenset(wanted), saved, g)
-    return *(grads.get(name) for name in ("q", "k", "v", "bias")), None
-
-
-attend.defvjp(_attend_forward, _attend_backward, symbolic_zeros=True)

@@ -17,7 +17,7 @@ from jaxmem.ops._blocks import vary_alike
 from jaxmem.ops._elementwise import wide
 
 
-class _Spec(NamedTuple):
+class Spec(NamedTuple):
     rate: float
     shared: tuple[int, ...]
 
@@ -38,7 +38,8 @@ def need_rng(rng, rate: float, rate_name: str, rng_name: str) -> None:
         )
 
 
-def _apply(spec: _Spec, x, seed):
+def masked(spec: Spec, x, seed):
+    """`x`, or its gradient, with the mask of `seed`."""
     shape = tuple(1 if d in spec.shared else n for d, n in enumerate(x.shape))
     keep = _random.keep_mask(seed, *_random.positions(shape), spec.rate)
     scaled = (wide(x) / (1.0 - spec.rate)).astype(x.dtype)
@@ -48,19 +49,19 @@ def _apply(spec: _Spec, x, seed):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _dropout(spec: _Spec, x, seed):
-    return _apply(spec, x, seed)
+def _dropout(spec: Spec, x, seed):
+    return masked(spec, x, seed)
 
 
 def _forward(spec, x, seed):
-    return _apply(spec, x, seed), seed
+    return masked(spec, x, seed), seed
 
 
 def _backward(spec, seed, g):
     # else XLA finds that both passes make the same mask, and keeps it between them
     seed = jax.lax.optimization_barrier(seed)
     with jax.named_scope("jaxmem.dropout"):
-        return _apply(spec, g, seed), None
+        return masked(spec, g, seed), None
 
 
 # without optimize_remat: it has nothing to save here, and forbids a second derivative
@@ -120,4 +121,4 @@ def dropout(
     shared = tuple(sorted({d % x.ndim for d in broadcast_dims}))
     with jax.named_scope("jaxmem.dropout"):
         x, seed = vary_alike(x, _random.seed_words(rng))
-        return _dropout(_Spec(rate, shared), x, seed)
+        return _dropout(Spec(rate, shared), x, seed)

@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
+from jaxmem.ops._activation_pallas import forms_for, gelu_erf
 from jaxmem.ops._elementwise import inexact
 from jaxmem.ops._fewbit_forms import forms
 from jaxmem.ops._inverse import Valley, from_input, from_output
+from pallas_kernels.dispatch import Implementation
 
 SQRT_2_OVER_PI = float(np.sqrt(2 / np.pi))
 SQRT_HALF = float(np.sqrt(0.5))
@@ -27,12 +29,17 @@ CUBIC = 0.044715
 FAR = 1e4  # beyond it every derivative is its limit, and no power overflows
 
 
-def _tanh_slope(x):
-    x = jnp.clip(x, -FAR, FAR)
-    square = x * x
-    cdf = jax.nn.sigmoid(2 * SQRT_2_OVER_PI * x * (1 + CUBIC * square))
+def gelu_tanh(x):
+    """Value and slope, which share the distribution function."""
+    near = jnp.clip(x, -FAR, FAR)
+    square = near * near
+    cdf = jax.nn.sigmoid(2 * SQRT_2_OVER_PI * near * (1 + CUBIC * square))
     inner = 2 * SQRT_2_OVER_PI * (1 + 3 * CUBIC * square)
-    return cdf + x * inner * (cdf * (1 - cdf))
+    return x * cdf, cdf + near * inner * (cdf * (1 - cdf))
+
+
+def _tanh_slope(x):
+    return gelu_tanh(x)[1]
 
 
 def _erf_slope(x):
@@ -88,6 +95,7 @@ def gelu(
     *,
     save: str | int = "input",
     bits: int | None = None,
+    implementation: Implementation | None = None,
 ) -> Float[Array, "*shape"]:
     """Gaussian error linear unit, as `jax.nn.gelu`.
 
@@ -105,17 +113,22 @@ def gelu(
             operation keeps the output anyway, else `bits` where given, else "input";
             see `jaxmem.rewriting.auto_save`, without which it is "input".
         bits: of the code, 1 to 8; for save="auto".
+        implementation: "xla"; "pallas" for the kernel of a TPU or GPU, which writes
+            output and code in one pass and the gradient over its cotangent, for
+            "output" and 1 to 4 bits, in reverse mode alone; None: the kernel where it
+            was measured to be no slower.
 
     Returns:
         Array of the shape and dtype of x, computed in float32 and rounded once.
 
     Raises:
-        ValueError: `save` is another word, bits are out of range or not for "auto".
+        ValueError: `save` is another word, bits are out of range or not for "auto", or
+            no kernel does what "pallas" asks for.
         TypeError: x is complex, or no array.
 
     Saves:
         "input": x alone. "output": the output and 1/8 byte an element. A number of
-        bits: bits/8 byte an element and nothing else.
+        bits: bits/8 byte an element and nothing else. With a kernel the same.
 
     Costs:
         In a scan over layers fewer bytes moved than by `jax.nn.gelu`, both passes.
@@ -126,4 +139,8 @@ def gelu(
         Hendrycks and Gimpel, arXiv 1606.08415; the kept bit: Tempo, arXiv 2210.10246,
         section 3.1; the code: Few-Bit Backward, arXiv 2202.00441, section 3.
     """
-    return FORMS[bool(approximate)].op(save, bits)(inexact("gelu", x))
+    x, approximate = inexact("gelu", x), bool(approximate)
+    valley, both = (TANH, gelu_tanh) if approximate else (ERF, gelu_erf)
+    lean = FORMS[approximate]
+    forms_ = forms_for("gelu", x, implementation, save, lean, valley, both)
+    return forms_.op(save, bits)(x)

@@ -11,8 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
+from jaxmem.ops._activation_pallas import gated_for, gelu_erf
 from jaxmem.ops._elementwise import inexact, wide
-from jaxmem.ops._gelu import gelu
+from jaxmem.ops._gelu import gelu, gelu_tanh
+from jaxmem.ops._silu import value_and_slope as silu_both
+from pallas_kernels.dispatch import Implementation
 
 
 @functools.cache
@@ -80,19 +83,25 @@ def _halves(x, axis):
 
 
 def swiglu(
-    gate: Shaped[ArrayLike, "*shape"], up: Shaped[ArrayLike, "*shape"]
+    gate: Shaped[ArrayLike, "*shape"],
+    up: Shaped[ArrayLike, "*shape"],
+    *,
+    implementation: Implementation | None = None,
 ) -> Float[Array, "*shape"]:
     """silu(gate) times up.
 
     Args:
         gate: the projection that is activated.
         up: the projection that is gated, same shape and dtype.
+        implementation: "xla"; "pallas" for the kernel of a TPU or GPU, whose backward
+            pass writes over gate and cotangent, in reverse mode alone; None: the
+            kernel where it was measured to be no slower.
 
     Returns:
         Array of that shape and dtype, computed in float32 and rounded once.
 
     Raises:
-        ValueError: the shapes differ.
+        ValueError: the shapes differ, or no kernel does what "pallas" asks for.
         TypeError: the dtypes differ, or one is complex.
 
     Saves:
@@ -101,13 +110,17 @@ def swiglu(
     Source:
         Shazeer, GLU variants improve transformer, arXiv 2002.05202, section 2.
     """
-    return _gated("swiglu", jax.nn.silu)(*_check("swiglu", gate, up))
+    gate, up = _check("swiglu", gate, up)
+    kernel = gated_for("swiglu", implementation, silu_both, gate)
+    return (kernel or _gated("swiglu", jax.nn.silu))(gate, up)
 
 
 def geglu(
     gate: Shaped[ArrayLike, "*shape"],
     up: Shaped[ArrayLike, "*shape"],
     approximate: bool = True,
+    *,
+    implementation: Implementation | None = None,
 ) -> Float[Array, "*shape"]:
     """gelu(gate) times up.
 
@@ -115,12 +128,15 @@ def geglu(
         gate: the projection that is activated.
         up: the projection that is gated, same shape and dtype.
         approximate: the tanh form of GELU if true, else the erf form.
+        implementation: "xla"; "pallas" for the kernel of a TPU or GPU, whose backward
+            pass writes over gate and cotangent, in reverse mode alone; None: the
+            kernel where it was measured to be no slower.
 
     Returns:
         Array of that shape and dtype, computed in float32 and rounded once.
 
     Raises:
-        ValueError: the shapes differ.
+        ValueError: the shapes differ, or no kernel does what "pallas" asks for.
         TypeError: the dtypes differ, or one is complex.
 
     Saves:
@@ -129,5 +145,8 @@ def geglu(
     Source:
         Shazeer, GLU variants improve transformer, arXiv 2002.05202, section 2.
     """
+    gate, up = _check("geglu", gate, up)
+    both = gelu_tanh if approximate else gelu_erf
     activation = jax.nn.gelu if approximate else _gelu_erf
-    return _gated("geglu", activation)(*_check("geglu", gate, up))
+    kernel = gated_for("geglu", implementation, both, gate)
+    return (kernel or _gated("geglu", activation))(gate, up)

@@ -14,6 +14,7 @@ Inverted Activations' (arXiv 2407.15545); the fits are our own.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -95,9 +96,10 @@ def _log_ratio(valley: Valley, y: Array) -> Array:
     return jnp.where(v < 1 / 16, v * polynomial(LOG_SERIES, v), far)
 
 
-def _start(valley: Valley, y: Array, right: Array) -> Array:
+def start(valley: Valley, y: Array, right: Array, sqrt: Any = jnp.sqrt) -> Array:
+    """`invert` but for Newton's steps, of which float32 needs none."""
     square = jnp.where(right, _above_low(valley, y), _log_ratio(valley, y))
-    z = jnp.sqrt(square)
+    z = sqrt(square)
     s, q = jnp.minimum(z, valley.s_max), jnp.minimum(z, valley.q_max)
     rise = s * polynomial(valley.right, s)
     fall = q * polynomial(valley.left, q)
@@ -118,7 +120,7 @@ def invert(
     valley: Valley, y: Float[Array, "*shape"], right: Bool[Array, "*shape"]
 ) -> Float[Array, "*shape"]:
     """The x right (or left) of the minimum with `valley.value(x) == y`."""
-    x = _start(valley, y, right)
+    x = start(valley, y, right)
     return _newton(valley, x, y) if y.dtype == jnp.float64 else x
 
 

@@ -8,11 +8,14 @@ stream (post-norm) inside a `lax.scan`, both cost the same: the carry is stacked
 second time.
 """
 
+import functools
+
 import jax
 from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
+from jaxmem.ops import _norm_pallas as kernels
 from jaxmem.ops._moments import (
     Axes,
     Norm,
@@ -27,6 +30,7 @@ from jaxmem.ops._norm_codes import keep_codes
 from jaxmem.ops._norm_output import keep_output
 from jaxmem.ops._quantize import Quantization, as_quantization
 from jaxmem.ops._quantized import Rng
+from pallas_kernels.dispatch import Implementation, considered
 
 
 def layer_norm(
@@ -44,6 +48,7 @@ def layer_norm(
     axis_index_groups=None,
     save: str | int | Quantization = "input",
     save_rng: Rng = None,
+    implementation: Implementation | None = None,
 ) -> Float[Array, "..."]:
     """Layer normalisation, `(x - mean) * rsqrt(var + epsilon) * scale + bias`.
 
@@ -69,6 +74,9 @@ def layer_norm(
             input, off by at most half a step: about 0.02 in 8 bits.
         save_rng: a key for stochastic rounding of the codes, another each step; None:
             to the nearest.
+        implementation: "xla"; "pallas" for the kernel of a TPU or GPU, for the last
+            axis without a mask, in reverse mode alone, with the variance in two
+            passes; None: the kernel where it was measured to be no slower.
 
     Returns:
         The normalised input, in x's shape and `dtype`.
@@ -76,12 +84,12 @@ def layer_norm(
     Raises:
         ValueError: an axis out of range, a parameter or mask that does not fit x,
             another word for `save`, or `save="output"` with several axes, other
-            feature axes, or an axis name.
+            feature axes, or an axis name; or no kernel does what "pallas" asks for.
         TypeError: x is not of a real floating dtype.
 
     Saves:
         "input": x and 8 bytes a row; x alone trained or scale alone trained, the
-        same; bias alone trained: nothing.
+        same; bias alone trained: nothing. The kernel: x.
         "output": the output, 4 bytes a row, and the normalised input of
         max(1, D // 64) channels with their int32 places; without 4 bytes a row where
         x is frozen, without the channels where there is neither scale nor bias;
@@ -108,7 +116,7 @@ def layer_norm(
         "layer_norm", x, scale, bias, axis, feature_axis, epsilon, dtype, axis_name,
         axis_index_groups, use_fast_variance, centred=True,
     )  # fmt: skip
-    return _apply(norm, x, scale, bias, mask, save, save_rng)
+    return _apply(norm, x, scale, bias, mask, save, save_rng, implementation)
 
 
 def rms_norm(
@@ -124,6 +132,7 @@ def rms_norm(
     axis_index_groups=None,
     save: str | int | Quantization = "input",
     save_rng: Rng = None,
+    implementation: Implementation | None = None,
 ) -> Float[Array, "..."]:
     """Root mean square normalisation, `x * rsqrt(mean(x^2) + epsilon) * scale`.
 
@@ -147,6 +156,9 @@ def rms_norm(
             input, off by at most half a step: about 0.02 in 8 bits.
         save_rng: a key for stochastic rounding of the codes, another each step; None:
             to the nearest.
+        implementation: "xla"; "pallas" for the kernel of a TPU or GPU, for the last
+            axis without a mask, in reverse mode alone, with the variance in two
+            passes; None: the kernel where it was measured to be no slower.
 
     Returns:
         The normalised input, in x's shape and `dtype`.
@@ -154,11 +166,12 @@ def rms_norm(
     Raises:
         ValueError: an axis out of range, a parameter or mask that does not fit x,
             another word for `save`, or `save="output"` with several axes, other
-            feature axes, or an axis name.
+            feature axes, or an axis name; or no kernel does what "pallas" asks for.
         TypeError: x is not of a real floating dtype.
 
     Saves:
-        "input": x and 4 bytes a row, whether x, scale or both are trained.
+        "input": x and 4 bytes a row, whether x, scale or both are trained. The kernel:
+        x.
         "output": the output, 4 bytes a row, and the normalised input of
         max(1, D // 64) channels with their int32 places; without 4 bytes a row where
         x is frozen, without the channels where there is no scale.
@@ -180,7 +193,7 @@ def rms_norm(
         "rms_norm", x, scale, None, axis, feature_axis, epsilon, dtype, axis_name,
         axis_index_groups, True, centred=False,
     )  # fmt: skip
-    return _apply(norm, x, scale, None, mask, save, save_rng)
+    return _apply(norm, x, scale, None, mask, save, save_rng, implementation)
 
 
 def _norm(
@@ -224,14 +237,25 @@ def _check_save(norm: Norm, save: str) -> None:
         raise ValueError(f'{norm.name}: save="output" takes no axis_name')
 
 
-def _apply(norm: Norm, x, scale, bias, mask, save, rng: Rng) -> Array:
+def _plain(norm: Norm, mask, save, rng: Rng, x, scale, bias) -> Array:
     how = as_quantization(save)
-    if how is None:
+    if how is not None and x.size:
+        return keep_codes(norm, x, scale, bias, mask, how, rng)
+    if save == "output":
+        return keep_output(norm)(x, scale, bias, mask)
+    return keep_input(norm)(x, scale, bias, mask)[0]
+
+
+def _apply(norm: Norm, x, scale, bias, mask, save, rng: Rng, implementation) -> Array:
+    if as_quantization(save) is None:
         _check_save(norm, save)
     with jax.named_scope(f"jaxmem.{norm.name}"):
         mask = check_mask(norm.name, "mask", mask, x)
-        if how is not None and x.size:
-            return keep_codes(norm, x, scale, bias, mask, how, rng)
-        if save == "output":
-            return keep_output(norm)(x, scale, bias, mask)
-        return keep_input(norm)(x, scale, bias, mask)[0]
+        plain = functools.partial(_plain, norm, mask, save, rng)
+        if not considered(norm.name, implementation):
+            return plain(x, scale, bias)
+        reason = kernels.unsupported(norm, x.ndim, mask, save)
+        how = norm.name, implementation
+        if reason is not None:
+            return kernels.refused(*how, reason, plain, x, scale, bias)
+        return kernels.add_norm(norm, save, *how, x, scale, bias)[0]

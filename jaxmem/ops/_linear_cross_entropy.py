@@ -15,7 +15,9 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxmem.ops._blocks import devices_of, vary_alike
 from jaxmem.ops._dense import compute_dtype
 from jaxmem.ops._elementwise import wide_dtype
-from jaxmem.ops._linear_cross_entropy_rows import Head, Rows, block_columns, token_rows
+from jaxmem.ops._linear_cross_entropy_rows import Head, Rows, block_columns
+from jaxmem.ops._linear_cross_entropy_vjp import token_rows
+from pallas_kernels.dispatch import Implementation, check_implementation
 
 _REDUCTIONS = ("mean", "sum", "none")
 
@@ -40,6 +42,7 @@ def linear_cross_entropy(
     accumulator_dtype: DTypeLike | None = None,
     precision: jax.lax.PrecisionLike = None,
     block_size: int | None = None,
+    implementation: Implementation | None = None,
 ) -> Any:
     """Cross entropy of `softmax(x @ kernel + bias)` with integer labels.
 
@@ -81,6 +84,11 @@ def linear_cross_entropy(
       precision: of the products, as for `jax.lax.dot_general`.
       block_size: columns of a block, over all shards; None: as many as keep the
         float32 logits within 32 MiB (times the devices of a mesh), at least 512.
+        With "pallas" a multiple of 128; None: what fits on the chip.
+      implementation: "xla"; "pallas" for a TPU's Pallas kernels, which keep logits and
+        sums on the chip (float32 and bfloat16, features in multiples of 128, arrays of
+        one device, a first derivative); None for them where they were measured to be
+        no slower.
 
     Returns:
       float32 or wider: a scalar, or with "none" the shape of labels; with `return_lse`
@@ -88,13 +96,14 @@ def linear_cross_entropy(
 
     Raises:
       ValueError: shapes that do not fit each other, an option out of range, arrays
-        sharded over explicit mesh axes (wrap the call in `jax.sharding.auto_axes`).
+        sharded over explicit mesh axes (wrap the call in `jax.sharding.auto_axes`), an
+        implementation that is not available.
       TypeError: labels that are not integers, x or kernel that are not floating.
 
     Saves:
       x in `dtype` and the kernel (arguments of this call), the labels, and 8 bytes a
       token. In the backward pass there are also the gradient of x in
-      `accumulator_dtype` and one block of logits.
+      `accumulator_dtype` and one block of logits; with "pallas" neither.
 
     Error:
       Logits, softmax and sums are float32 or wider; only the gradient of the logits is
@@ -105,6 +114,7 @@ def linear_cross_entropy(
       2025), section 4.
     """
     _check_options(reduction, label_smoothing, z_loss, softcap, block_size)
+    check_implementation(implementation)
     axis = _check_shapes(x, kernel, labels, bias, vocab_axis)
     _check_masks(labels, where, weights)
     _check_sharding(x, kernel)
@@ -119,6 +129,8 @@ def linear_cross_entropy(
         precision=precision,
         block=block_columns(labels.size, size, shards, block_size),
         shards=shards,
+        implementation=implementation,
+        kernel_block=block_size,
     )
     with jax.named_scope("jaxmem.linear_cross_entropy"):
         labels = labels.astype(jnp.int32)

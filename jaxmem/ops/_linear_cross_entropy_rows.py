@@ -12,8 +12,7 @@ The blocked part returns four numbers a token (largest logit, log-sum, the label
 logit, the sum of all logits); loss, reductions and the collectives of a sharded
 vocabulary are plain JAX on those.
 
-It is a `custom_vjp`, since what JAX derives from a loop that slices the kernel adds up
-a whole gradient each turn.
+`_linear_cross_entropy_vjp.py` makes the two passes one function.
 
 Not optimal: each block reads all of x and, in the backward pass, reads and writes the
 float32 gradient of x, where a kernel would hold a tile of it on chip; and a softmax
@@ -25,19 +24,17 @@ Source: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (I
 (2018).
 """
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem import _compat
 from jaxmem.ops._blocks import vary
 from jaxmem.ops._elementwise import wide_dtype
+from pallas_kernels.dispatch import Implementation
 
 BLOCK_LOGITS_BYTES = 32 * 2**20
 _LEAST_COLUMNS = 512
@@ -54,6 +51,8 @@ class Head:
     precision: Any
     block: int
     shards: int
+    implementation: Implementation | None = None
+    kernel_block: int | None = None  # columns of a kernel's block, if asked for
 
 
 class Rows(NamedTuple):
@@ -150,13 +149,13 @@ def _capped(head: Head, raw):
     return raw if head.softcap is None else head.softcap * jnp.tanh(raw / head.softcap)
 
 
-def _flat(x, labels):
+def flat(x, labels):
     """Tokens along one axis; kept are the arrays as they came, as others keep them."""
     return x.reshape(labels.size, x.shape[-1]), labels.reshape(labels.size)
 
 
-def _forward(head: Head, x, kernel, bias, labels) -> Rows:
-    x, labels = _flat(x, labels)
+def forward(head: Head, x, kernel, bias, labels) -> Rows:
+    x, labels = flat(x, labels)
     parts = _apart(head, kernel, head.vocab_axis), _bias_apart(head, bias)
 
     def step(rows: Rows, start, size):
@@ -196,7 +195,7 @@ def _logits_gradient(head: Head, raw, rows: Rows, here, g: Rows):
     return d if head.softcap is None else d * (1 - (logits / head.softcap) ** 2)
 
 
-def _in_units(g: Rows):
+def in_units(g: Rows):
     """The cotangents over the largest, and that one: products are scaled afterwards.
 
     Where all tokens weigh the same, a label's gradient is near -1 then, and rounds
@@ -207,11 +206,11 @@ def _in_units(g: Rows):
     return Rows(*(None if t is None else t / unit for t in g)), unit
 
 
-def _backward(head: Head, wanted, saved: dict, g: Rows) -> dict:
+def backward(head: Head, wanted, saved: dict, g: Rows) -> dict:
     """A dict of the gradients named in `wanted`."""
-    x, labels = _flat(saved["x"], saved["labels"])
+    x, labels = flat(saved["x"], saved["labels"])
     rows = saved["rows"]
-    g, unit = _in_units(g)
+    g, unit = in_units(g)
     kernel = _apart(head, saved["kernel"], head.vocab_axis)
     bias = _bias_apart(head, saved["bias"])
 
@@ -241,39 +240,3 @@ def _backward(head: Head, wanted, saved: dict, g: Rows) -> dict:
     return {
         k: v.reshape(saved[k].shape).astype(saved[k].dtype) for k, v in grads.items()
     }
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def token_rows(head: Head, x, kernel, bias, labels) -> Rows:
-    """`Rows` of x [*batch, D], flat; differentiable in x, kernel and bias."""
-    return _forward(head, x, kernel, bias, labels)
-
-
-def _rows_forward(head, x, kernel, bias, labels):
-    inputs = {"x": x, "kernel": kernel, "bias": bias}
-    wanted = {k for k, v in inputs.items() if v is not None and v.perturbed}
-    saved = {k: None if v is None else v.value for k, v in inputs.items()}
-    saved["labels"] = labels.value
-    rows = _forward(head, **saved)
-    names = ("row_max", "row_log_sum")
-    top, log_total = (
-        checkpoint_name(row, f"jaxmem_linear_cross_entropy_{name}")
-        for row, name in zip(rows[:2], names, strict=True)
-    )
-    rows = rows._replace(top=top, log_total=log_total)
-    saved["rows"] = Rows(top, log_total, None, None)
-    # a dict of no arrays: residuals may carry their structure, not strings
-    return rows, (dict.fromkeys(wanted), saved)
-
-
-def _rows_backward(head, residuals, g: Rows):
-    wanted, saved = residuals
-    zero = jnp.zeros_like(saved["rows"].top)
-    symbolic = jax.custom_derivatives.SymbolicZero
-    g = Rows(*(zero if isinstance(t, symbolic) else t for t in g))
-    with jax.named_scope("jaxmem.linear_cross_entropy"):
-        grads = _backward(head, frozenset(wanted), saved, g)
-    return *(grads.get(name) for name in ("x", "kernel", "bias")), None
-
-
-token_rows.defvjp(_rows_forward, _rows_backward, symbolic_zeros=True)

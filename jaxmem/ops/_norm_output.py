@@ -118,6 +118,21 @@ def input_tangent(norm: Norm, xhat: Array, raw: Array, mask, u: Array) -> Array:
     return rstd * (flow - means[0] if norm.centred else flow)
 
 
+def recovery(norm: Norm, residuals, scale, bias, eps: float):
+    """(y, scale, shift, w): the normalised input is `(y - shift) * w` along channels.
+
+    `eps` is that of the dtype in which the output was stored.
+    """
+    y, _, index, columns = residuals
+    s, b = _parameters(norm, y, scale, bias)
+    w = _inverse(s, b, eps)
+    shift = b
+    if index is not None:
+        y = _with_channels(norm, y, index, columns)
+        w, shift = w.at[index].set(1.0), b.at[index].set(0.0)
+    return y, s, shift, w
+
+
 def norm_tangent(
     norm: Norm, residuals, scale, bias, mask, tangents, eps: float, fixed: bool = False
 ) -> Array:
@@ -126,14 +141,9 @@ def norm_tangent(
     `eps` is that of the dtype in which the output was stored; with `fixed` the
     statistics were given, and do not depend on x.
     """
-    y, raw, index, columns = residuals
+    raw = residuals[1]
     x_dot, scale_dot, bias_dot = tangents
-    s, b = _parameters(norm, y, scale, bias)
-    w = _inverse(s, b, eps)
-    shift = b
-    if index is not None:
-        y = _with_channels(norm, y, index, columns)
-        w, shift = w.at[index].set(1.0), b.at[index].set(0.0)
+    y, s, shift, w = recovery(norm, residuals, scale, bias, eps)
     wide = y.astype(s.dtype)
     at = functools.partial(along, like=wide, features=norm.features)
     parts = []

@@ -9,17 +9,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
+from jaxmem.ops._activation_pallas import forms_for
 from jaxmem.ops._elementwise import inexact
 from jaxmem.ops._fewbit_forms import forms
 from jaxmem.ops._inverse import Valley, from_input, from_output
+from pallas_kernels.dispatch import Implementation
 
 FAR = 1e4  # beyond it the derivative is its limit
 
 
+def value_and_slope(x):
+    """Both, which share the sigmoid."""
+    near = jnp.clip(x, -FAR, FAR)
+    s = jax.nn.sigmoid(near)
+    return x * s, s * (1 + near * (1 - s))
+
+
 def _slope(x):
-    x = jnp.clip(x, -FAR, FAR)
-    s = jax.nn.sigmoid(x)
-    return s * (1 + x * (1 - s))
+    return value_and_slope(x)[1]
 
 
 # argmin and low: root of the derivative in 40-digit arithmetic
@@ -49,6 +56,7 @@ def silu(
     *,
     save: str | int = "input",
     bits: int | None = None,
+    implementation: Implementation | None = None,
 ) -> Float[Array, "*shape"]:
     """Sigmoid linear unit x sigmoid(x), as `jax.nn.silu`; also called `swish`.
 
@@ -65,17 +73,22 @@ def silu(
             operation keeps the output anyway, else `bits` where given, else "input";
             see `jaxmem.rewriting.auto_save`, without which it is "input".
         bits: of the code, 1 to 8; for save="auto".
+        implementation: "xla"; "pallas" for the kernel of a TPU or GPU, which writes
+            output and code in one pass and the gradient over its cotangent, for
+            "output" and 1 to 4 bits, in reverse mode alone; None: the kernel where it
+            was measured to be no slower.
 
     Returns:
         Array of the shape and dtype of x, computed in float32 and rounded once.
 
     Raises:
-        ValueError: `save` is another word, bits are out of range or not for "auto".
+        ValueError: `save` is another word, bits are out of range or not for "auto", or
+            no kernel does what "pallas" asks for.
         TypeError: x is complex, or no array.
 
     Saves:
         "input": x alone. "output": the output and 1/8 byte an element. A number of
-        bits: bits/8 byte an element and nothing else.
+        bits: bits/8 byte an element and nothing else. With a kernel the same.
 
     Costs:
         In a scan over layers fewer bytes moved than by `jax.nn.silu`, both passes.
@@ -86,7 +99,9 @@ def silu(
         Hendrycks and Gimpel, arXiv 1606.08415; the kept bit: Inverted Activations,
         arXiv 2407.15545; the code: Few-Bit Backward, arXiv 2202.00441, section 3.
     """
-    return FORMS.op(save, bits)(inexact("silu", x))
+    x = inexact("silu", x)
+    forms_ = forms_for("silu", x, implementation, save, FORMS, SILU, value_and_slope)
+    return forms_.op(save, bits)(x)
 
 
 swish = silu

@@ -11,6 +11,7 @@ for the gradient of the whole model.
 from jaxmem.optim._adama import adama as adama
 from jaxmem.optim._adama import scale_by_adama as scale_by_adama
 from jaxmem.optim._clip import clip_by_layer_norm as clip_by_layer_norm
+from jaxmem.optim._fused_adam import FusedAdam as FusedAdam
 from jaxmem.optim._moments import AdamAState as AdamAState
 from jaxmem.optim._multi_steps import MultiSteps as MultiSteps
 from jaxmem.optim._steps import accumulate_step as accumulate_step

@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxmem.memory import _donation, _estimate, _pool, estimate, target_mesh, targets
+from jaxmem.ops import rms_norm
 
 SDS = jax.ShapeDtypeStruct
 KIB = 1024
@@ -254,6 +255,20 @@ def test_a_mesh_named_only_inside_the_step():
     r = estimate(step, SDS((64, 64), jnp.float32))
     assert r.argument_bytes == 64 * 64 * 4
     assert r.output_bytes == 64 * 16 * 4 // 4
+
+
+@needs_h100
+def test_a_kernel_inside_shard_map():
+    mesh = target_mesh("h100", (8,), ("data",))
+    rows = SDS((1024, 512), jnp.bfloat16, sharding=NamedSharding(mesh, P("data")))
+    scale = SDS((512,), jnp.float32, sharding=NamedSharding(mesh, P()))
+    norm = functools.partial(rms_norm, implementation="pallas")
+    step = jax.shard_map(
+        norm, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data")
+    )
+    r = estimate(step, rows, scale, target="h100")
+    assert r.output_bytes == 1024 * 512 * 2 // 8
+    assert r.temp_bytes < 1024
 
 
 # --- notes --------------------------------------------------------------------------

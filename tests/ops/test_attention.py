@@ -92,6 +92,25 @@ def test_broadcast_bias_and_mask(what, shape, budget, monkeypatch):
         check_against_jax_nn((*qkv(), normal(*shape, seed=3)), None)
 
 
+@pytest.mark.parametrize("budget", [2**24, 1500])
+def test_segments_are_a_mask(budget, monkeypatch):
+    """Rows of the last segment have no key to see."""
+    monkeypatch.setattr(_attention_xla, "BLOCK_LOGITS_BYTES", budget)
+    ours = jnp.asarray([[0] * 6 + [1] * 5 + [9] * 2, [3] * 13])
+    theirs = jnp.asarray([[0] * 5 + [1] * 4, [0] * 4 + [3] * 5])
+    mask = (ours[:, :, None] == theirs[:, None, :])[:, None]
+    ids = {"query_segment_ids": ours, "key_value_segment_ids": theirs}
+    args, g = qkv(), normal(2, 13, 4, 5, seed=9)
+    assert_same(
+        value_and_grads(functools.partial(dot_product_attention, **ids), args, g),
+        value_and_grads(functools.partial(dot_product_attention, mask=mask), args, g),
+    )
+    single = {name: x[0] for name, x in ids.items()}
+    out = dot_product_attention(*(x[0] for x in args), **single)
+    whole = dot_product_attention(*args, **ids)
+    np.testing.assert_allclose(np.asarray(out), np.asarray(whole[0]), atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_rows_masked_by_a_huge_bias(dtype):
     """Where log-sum-exp would lose the logarithm of the number of keys."""
@@ -315,6 +334,7 @@ def test_matmul_flops():
 
 
 Q, K, V = qkv()
+IDS = "query_segment_ids", "key_value_segment_ids"
 
 
 @pytest.fixture
@@ -342,7 +362,10 @@ def unchecked():
         ((Q, K, V), {"dropout_rate": 1.1}, "between 0 and 1"),
         ((Q, K, V), {"local_window_size": -1}, "local_window_size"),
         ((Q, K, V), {"query_seq_lengths": jnp.ones((3,), jnp.int32)}, "seq_lengths"),
-        ((Q, K, V), {"implementation": "pallas"}, "not available"),
+        ((Q, K, V), {"implementation": "cudnn"}, "allowed are"),
+        ((Q, K, V), {"implementation": "pallas"}, "no kernel for the platform"),
+        ((Q, K, V), {"query_segment_ids": jnp.ones((2, 13), int)}, "or of neither"),
+        ((Q, K, V), dict.fromkeys(IDS, jnp.ones((2, 13), int)), "segment ids must be"),
         ((Q, K, V), {"block_size": 0}, "block_size"),
     ],
 )

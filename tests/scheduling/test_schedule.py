@@ -480,7 +480,9 @@ def test_compiler_options_are_those_of_the_outermost_jit():
     """A wrong one is refused by the compiler, so it has been given it."""
     step = jax.grad(lambda w: jnp.sum(jnp.tanh(w) ** 2))
     w = jnp.arange(3.0)
-    good = schedule(step, donate_argnums=(), compiler_options={"xla_cpu_use_acl": False})
+    good = schedule(
+        step, donate_argnums=(), compiler_options={"xla_cpu_use_acl": False}
+    )
     np.testing.assert_array_equal(good(w), step(w))
     np.testing.assert_array_equal(jax.jit(good)(w), step(w))
     bad = schedule(step, donate_argnums=(), compiler_options={"no_such_flag": 1})

@@ -1,0 +1,112 @@
+"""Which implementation computes attention, forward and backward: kernel or XLA.
+
+The kernels hold logits, probabilities and dropout's mask on the chip; the XLA path in
+`_attention_xla.py` is their twin. What a kernel does not do it says, and the choice of
+`pallas_kernels.dispatch` goes on from there. The forward and the backward pass choose
+each for itself: between them are the same arrays.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxmem.ops import _attention_xla
+from jaxmem.ops._attention_block import Extras
+from jaxmem.ops._attention_xla import Plan
+from jaxmem.ops._quantize import Quantization
+from pallas_kernels.dispatch import Implementation, dispatch
+
+_DIFFERENTIATED = ("q", "k", "v", "bias")
+
+
+class How(NamedTuple):
+    """The whole static part: what to compute, by what, and what to keep as codes."""
+
+    plan: Plan
+    implementation: Implementation | None = None
+    block_q: int | None = None
+    save: Quantization | None = None
+
+
+def _tpu():
+    from pallas_kernels import attention_tpu
+
+    return attention_tpu
+
+
+def _gpu():
+    from pallas_kernels import attention_gpu
+
+    return attention_gpu
+
+
+def _options(how: How) -> dict[str, Any]:
+    return how.plan.rules._asdict() | {"block_q": how.block_q}
+
+
+def _inputs(q, k, v, bias, extras: Extras) -> tuple[Any, ...]:
+    """The inputs as kernels take them."""
+    if extras.mask is not None:
+        raise NotImplementedError(
+            "masks by position, lengths and segment ids, not by an array"
+        )
+    segments = extras.q_segments, extras.kv_segments
+    return q, k, v, bias, *segments, extras.q_len, extras.kv_len, extras.seed
+
+
+def _once(kernel):
+    """`kernel`, which says so where it is differentiated."""
+    fn = jax.custom_jvp(kernel)
+
+    @fn.defjvp
+    def rule(primals, tangents):
+        raise ValueError(
+            "implementation='pallas' of dot_product_attention has a first derivative "
+            "alone: implementation='xla' has all"
+        )
+
+    return fn
+
+
+def forward(how: How, q, k, v, bias, extras: Extras):
+    """(o, row maximum [b, n, t], logarithm of the row sum [b, n, t])."""
+
+    def on(platform):
+        @_once
+        def run(q, k, v, bias, extras):
+            inputs = _inputs(q, k, v, bias, extras)
+            return platform().forward(*inputs, **_options(how))
+
+        return run
+
+    return dispatch(
+        *("attention", how.implementation, q, k, v, bias, extras),
+        xla=lambda *inputs: _attention_xla.forward(how.plan, *inputs),
+        tpu=on(_tpu),
+        gpu=on(_gpu),
+    )
+
+
+def backward(how: How, wanted: frozenset[str], saved: dict, g) -> dict[str, Any]:
+    """A dict of the gradients named in `wanted`."""
+
+    def on(platform):
+        @_once
+        def run(saved, g):
+            extras = Extras(*(saved[name] for name in Extras._fields))
+            q, k, v, bias = (saved.get(name) for name in _DIFFERENTIATED)
+            inputs = _inputs(q, k, v, bias, extras)
+            results = (saved.get(name) for name in ("o", "top", "log_total"))
+            options = _options(how) | {"wanted": wanted}
+            grads = platform().backward(*inputs, *results, g, **options)
+            named = zip(_DIFFERENTIATED, grads, strict=True)
+            return {name: x for name, x in named if name in wanted}
+
+        return run
+
+    return dispatch(
+        *("attention", how.implementation, saved, g),
+        xla=lambda saved, g: _attention_xla.backward(how.plan, wanted, saved, g),
+        tpu=on(_tpu),
+        gpu=on(_gpu),
+    )

@@ -1,0 +1,89 @@
+"""Which implementation computes linear cross entropy: a TPU's kernels or XLA.
+
+The kernels hold logits on the chip; `_linear_cross_entropy_rows.py` is its twin. The
+forward and the backward pass choose each for itself: between them are the same arrays.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem.ops import _linear_cross_entropy_rows as xla
+from jaxmem.ops._linear_cross_entropy_rows import Head, Rows
+from pallas_kernels.dispatch import dispatch
+
+_NAME = "linear_cross_entropy"
+
+
+def forward(head: Head, x, kernel, bias, labels) -> Rows:
+    """The numbers of each token."""
+    return dispatch(
+        *(_NAME, head.implementation, x, kernel, bias, labels),
+        xla=functools.partial(xla.forward, head),
+        tpu=_once(functools.partial(_forward, head)),
+    )
+
+
+def backward(head: Head, wanted: frozenset[str], saved: dict, g: Rows) -> dict:
+    """A dict of the gradients named in `wanted`."""
+    return dispatch(
+        *(_NAME, head.implementation, saved, g),
+        xla=functools.partial(xla.backward, head, wanted),
+        tpu=_once(functools.partial(_backward, head, wanted)),
+    )
+
+
+def _forward(head: Head, x, kernel, bias, labels) -> Rows:
+    from pallas_kernels import cross_entropy_tpu
+
+    x, labels = xla.flat(x, labels)
+    options = _options(head)
+    out = cross_entropy_tpu.forward(x, kernel, bias, labels, sums=head.sums, **options)
+    return Rows(*(out.get(name) for name in Rows._fields))
+
+
+def _backward(head: Head, wanted: frozenset[str], saved: dict, g: Rows) -> dict:
+    from pallas_kernels import cross_entropy_tpu
+
+    x, labels = xla.flat(saved["x"], saved["labels"])
+    g, unit = xla.in_units(g)
+    rows = {name: getattr(saved["rows"], name) for name in ("top", "log_total")}
+    cotangents = {name: getattr(g, name) for name in ("log_total", "hit")}
+    cotangents["total"] = g.total if head.sums else None
+    grads = cross_entropy_tpu.backward(
+        *(x, saved["kernel"], saved["bias"], labels, rows, cotangents, unit),
+        wanted=wanted,
+        **_options(head),
+    )
+    return {name: t.reshape(saved[name].shape) for name, t in grads.items()}
+
+
+def _options(head: Head) -> dict[str, Any]:
+    if head.shards > 1:
+        raise NotImplementedError(
+            "arrays of one device (under jit over several: shard_map with axis_name)"
+        )
+    if jnp.finfo(head.accumulator).bits > 32:
+        raise NotImplementedError(f"sums in float32, not {head.accumulator}")
+    return {
+        "vocab_axis": head.vocab_axis,
+        "softcap": head.softcap,
+        "precision": head.precision,
+        "block_vocabulary": head.kernel_block,
+    }
+
+
+def _once(kernel):
+    """A Pallas kernel that says so where it is differentiated."""
+    fn = jax.custom_jvp(kernel)
+
+    @fn.defjvp
+    def rule(primals, tangents):
+        raise ValueError(
+            "implementation='pallas' of linear_cross_entropy has a first derivative "
+            "alone: implementation='xla' has all"
+        )
+
+    return fn

@@ -1,0 +1,43 @@
+"""Adam's update of one leaf, by XLA or by the kernel of a platform."""
+
+import functools
+from typing import Any
+
+import jax
+
+from pallas_kernels import _adam
+from pallas_kernels._compat import simulated_platform
+from pallas_kernels.dispatch import Implementation, dispatch
+
+
+def update_leaf(
+    implementation: Implementation | None, old: dict[str, Any], factors, seed
+) -> dict[str, Any]:
+    """What changes of "p", "m" and "v"; `_adam.update_leaf` has the arguments."""
+    how = implementation, simulated_platform()
+    return _jitted(*how)(old, factors, seed)
+
+
+@functools.cache
+def _jitted(implementation, simulated):
+    """Leaves of one shape are traced and lowered once, a kernel takes a while."""
+    del simulated  # what was traced outside of a simulation is not for inside
+
+    def adam_leaf(*leaf):
+        return dispatch(
+            "adam", implementation, *leaf, xla=_adam.update_leaf, tpu=_tpu, gpu=_gpu
+        )
+
+    return jax.jit(adam_leaf)
+
+
+def _tpu(*leaf):
+    from pallas_kernels import adam_tpu
+
+    return adam_tpu.update(*leaf)
+
+
+def _gpu(*leaf):
+    from pallas_kernels import adam_gpu
+
+    return adam_gpu.update(*leaf)

@@ -1,0 +1,272 @@
+"""Layer norm and RMS norm on GPUs, with dropout and a residual sum in the same pass.
+
+A warpgroup holds a row in its registers, does all there is to do with it, and goes on
+to the next of its rows; several of them on each multiprocessor hide each other's waits.
+The backward pass takes the statistics of the input again from the rows it reads anyway:
+nothing is kept for it but the input. It runs in place: the gradient of the input is
+written over the incoming one. The gradients of scale and bias are summed over a
+program's rows in shared memory, and over the programs by XLA.
+
+Bytes moved, for N rows of D elements of b bytes and P programs (at most 528):
+
+    forward   N D b * 2, with a residual 4; and 8 N where the moments are wanted
+    backward  N D b * 3, with dropout and residual 5; 4 N from the output; and 16 P D
+              for the gradients of scale and bias, most of it in the cache
+
+Not optimal: rows of more than 4096 elements fill the registers, so that the next one is
+not fetched while this one is worked on. Nothing here has been timed on a device.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import _norm, hashing
+from pallas_kernels._compat import traced_late, with_layout
+from pallas_kernels._norm import Rules, struct, wide
+
+DTYPES = ("float32", "bfloat16", "float16")
+THREADS = 128
+WIDEST = 8192
+_WIDEST_AHEAD = 4096
+
+# An H100 has 132 multiprocessors. The backward pass takes fewer programs, since each
+# has a sum of its own for the gradients of scale and bias: of many rows 32 for one, so
+# that the sums of either take a sixteenth of a bfloat16 gradient's bytes at most.
+_MULTIPROCESSORS = 132
+_FORWARD_PROGRAMS = 8 * _MULTIPROCESSORS
+_BACKWARD_PROGRAMS = 4 * _MULTIPROCESSORS
+_ROWS_FOR_A_SUM = 32
+
+
+def programs(rows: int, most: int) -> int:
+    """As few as have no more rows each than `most` programs would have."""
+    return -(-rows // -(-rows // most))
+
+
+def backward_programs(rows: int) -> int:
+    """One a multiprocessor, and more only where there are many rows."""
+    enough = max(rows // _ROWS_FOR_A_SUM, _MULTIPROCESSORS)
+    return programs(rows, min(enough, _BACKWARD_PROGRAMS))
+
+
+class _Row:
+    """A row in the registers of a warpgroup, laid out for rows like those of `ref`."""
+
+    def __init__(self, ref):
+        self.width = width = ref.shape[1]
+        vector = 16 // ref.dtype.itemsize  # a thread's in one load
+        while width % (vector * THREADS):
+            vector //= 2
+        self.layout = plgpu.Layout.WG_STRIDED((width,), vec_size=vector)
+
+    def place(self, x):
+        return with_layout(x, self.layout)
+
+    def vector(self, ref):
+        return wide(self.place(ref[...]))
+
+    def mean(self, x):
+        return jnp.sum(x) / np.float32(self.width)
+
+    def dropout(self, rules: Rules, seed):
+        """Dropout of a row as a function of its position and itself."""
+        words = seed[0], seed[1]
+        column = jax.lax.broadcasted_iota(jnp.uint32, (self.width,), 0)
+        column = hashing.column_word(words, self.place(column))
+
+        def dropped(r, x):
+            keep = _norm.keep(rules, words, r.astype(jnp.uint32), column)
+            return _norm.dropped(rules, keep, x)
+
+        return dropped
+
+
+def _loop(row: _Row, count: int, refs: dict[str, Any], body) -> None:
+    """`body(r, **rows)` for each of this program's rows `r`: every `count`-th one.
+
+    While it works on a row, the next one of each of `refs` is on its way, where the
+    registers have room for both.
+    """
+    rows, first = next(iter(refs.values())).shape[0], jax.lax.axis_index("program")
+    here = jax.lax.div(np.int32(rows - 1) - first, np.int32(count)) + np.int32(1)
+    fetch = lambda r: {k: row.place(ref[r]) for k, ref in refs.items()}
+    work = lambda r, now: body(r, **{k: wide(x) for k, x in now.items()})
+
+    def step(i, now):
+        r = first + i * np.int32(count)
+        if now is None:
+            return work(r, fetch(r))
+        # after the last one this one again: others may be at work on their rows
+        after = r + np.int32(count)
+        following = fetch(jnp.where(after < np.int32(rows), after, r))
+        work(r, now)
+        return following
+
+    start = fetch(first) if row.width <= _WIDEST_AHEAD else None
+    jax.lax.fori_loop(np.int32(0), here, step, start)
+
+
+def _call(body, count: int, name: str, ins: dict[str, Any], outs: dict[str, Any], over):
+    """The kernel in `count` programs; `over`: which output replaces which input.
+
+    Under `vmap` it is launched for each example.
+    """
+    ins = {k: x for k, x in ins.items() if x is not None}
+    new = {k: v for k, v in outs.items() if k not in over}
+
+    def kernel(*refs):
+        inside = dict(zip(ins, refs[: len(ins)], strict=True))
+        made = dict(zip(new, refs[len(ins) :], strict=True))
+        body(inside, made | {o: inside[i] for o, i in over.items()})
+
+    def run(*arrays):
+        held = dict(zip(ins, arrays, strict=True))
+        held |= {
+            i: jax.new_ref(held[i], memory_space=plgpu.GMEM) for i in over.values()
+        }
+        mesh = plgpu.Mesh(grid=(count,), grid_names=("program",))
+        call: Any = pl.kernel(
+            kernel, out_type=tuple(new.values()), mesh=mesh, name=name
+        )
+        made = dict(zip(new, call(*held.values()), strict=True))
+        made |= {o: jax.freeze(held[i]) for o, i in over.items()}
+        return tuple(made[k] for k in outs)
+
+    def one(arrays):
+        return traced_late(run, lambda *many: jax.lax.map(one, many), *arrays)
+
+    return dict(zip(outs, one(tuple(ins.values())), strict=True))
+
+
+def _check(x, *others) -> None:
+    _norm.check_dtypes(DTYPES, x, *others)
+    if x.shape[1] % THREADS or x.shape[1] > WIDEST:
+        raise NotImplementedError(
+            f"rows of a multiple of {THREADS} elements, at most {WIDEST}"
+        )
+    if not 0 < x.size < 2**31:
+        raise NotImplementedError("arrays of 1 to 2**31 - 1 elements")
+
+
+def _vectors(row: _Row, refs, *names):
+    return (row.vector(refs[n]) if n in refs else None for n in names)
+
+
+def _forward_body(rules: Rules, count: int, ins, outs) -> None:
+    row = _Row(ins["x"])
+    scale, bias = _vectors(row, ins, "scale", "bias")
+    dropout = row.dropout(rules, ins["seed"]) if rules.rate else None
+
+    def one(r, x, residual=None):
+        if residual is not None:
+            if dropout is not None:
+                x = wide(dropout(r, x).astype(ins["x"].dtype))
+            total = (residual + x).astype(outs["total"].dtype)
+            outs["total"][r] = total
+            x = wide(total)
+        off, mean, var = _norm.moments(rules, x, row.mean)
+        y = _norm.affine(off, _norm.rstd(rules, var), scale, bias)
+        outs["y"][r] = y.astype(outs["y"].dtype)
+        for name, stat in (("mean", mean), ("var", var)):
+            if name in outs:
+                outs[name][r] = stat
+
+    read = {k: ins[k] for k in ("x", "residual") if k in ins}
+    _loop(row, count, read, one)
+
+
+def forward(
+    x, residual, seed, scale, bias, *, rules: Rules, dtype, stats: bool = False,
+    block: int | None = None,
+):  # fmt: skip
+    """As `norm_tpu.forward`; also float16; `block` is the number of programs.
+
+    Rows of a multiple of 128 elements, at most 8192.
+    """
+    _check(x, residual, scale, bias, jax.ShapeDtypeStruct((), dtype))
+    rows = x.shape[0]
+    count = min(block or programs(rows, _FORWARD_PROGRAMS), rows)
+    ins = {"x": x, "residual": residual, "seed": seed, "scale": scale, "bias": bias}
+    outs = {"y": struct(x, x.shape, dtype)}
+    if residual is not None:
+        outs["total"] = struct(x, x.shape, residual.dtype)
+    if stats:
+        names = ("mean", "var")[not rules.centred :]
+        outs |= {name: struct(x, x.shape[:1], jnp.float32) for name in names}
+    body = functools.partial(_forward_body, rules, count)
+    return _call(body, count, "norm_forward", ins, outs, {})
+
+
+def _backward_body(rules: Rules, count: int, ins, outs) -> None:
+    row = _Row(ins["g"])
+    scale, shift, inverse = _vectors(row, ins, "scale", "shift", "inverse")
+    names = [name for name in ("scale", "bias") if name in outs]
+    dropout = row.dropout(rules, ins["seed"]) if "seed" in ins else None
+
+    def one(sums, r, g, kept, g_total=None):
+        if "inverse" in ins:
+            var = ins["var"][r] if "var" in ins else None
+            xhat = (kept - shift) * inverse
+        else:
+            off, _, var = _norm.moments(rules, kept, row.mean)
+            xhat = off * _norm.rstd(rules, var)
+        shares = {"scale": g * xhat, "bias": g}
+        for name, ref in sums.items():
+            ref[...] = row.vector(ref) + shares[name]
+        if not {"residual", "x"} & set(outs):
+            return
+        u = g if scale is None else g * scale
+        d = _norm.input_gradient(rules, u, xhat, var, row.mean)
+        if g_total is not None:
+            d = d + g_total
+        if "residual" in outs:
+            outs["residual"][r] = d.astype(outs["residual"].dtype)
+        if "x" in outs:
+            d = d if dropout is None else dropout(r, d)
+            outs["x"][r] = d.astype(outs["x"].dtype)
+
+    read = {k: ins[k] for k in ("g", "kept", "g_total") if k in ins}
+
+    def whole(*refs):
+        sums = dict(zip(names, refs, strict=True))
+        for ref in refs:
+            ref[...] = row.place(jnp.zeros(row.width, jnp.float32))
+        _loop(row, count, read, functools.partial(one, sums))
+        for name, ref in sums.items():
+            outs[name][jax.lax.axis_index("program")] = row.vector(ref)
+
+    pl.run_scoped(whole, *(plgpu.SMEM((row.width,), jnp.float32) for _ in names))
+
+
+def backward(
+    g, g_total, kept, seed, scale, output, *, rules: Rules, outs: dict[str, Any],
+    block: int | None = None,
+):  # fmt: skip
+    """As `norm_tpu.backward`; also float16; `block` is the number of programs.
+
+    Rows of a multiple of 128 elements, at most 8192.
+    """
+    big = {k: struct(g, g.shape, d) for k, d in outs.items() if k in ("x", "residual")}
+    _check(g, g_total, kept, scale, *big.values())
+    rows = g.shape[0]
+    count = min(block or backward_programs(rows), rows)
+    var, shift, inverse = (None,) * 3 if output is None else output
+    ins = {"g": g, "g_total": g_total, "kept": kept, "scale": scale, "var": var}
+    ins |= {"shift": shift, "inverse": inverse}
+    ins["seed"] = seed if rules.rate and "x" in outs else None
+    shape = (count, g.shape[1])
+    sums = {k: struct(g, shape, jnp.float32) for k in outs if k not in big}
+    body = functools.partial(_backward_body, rules, count)
+    # references that vary over a `shard_map`'s axes are not taken by jax 0.12
+    varies = jax.typeof(g).manual_axis_type.varying
+    over = {} if varies else _norm.donors(big, ins)
+    got = _call(body, count, "norm_backward", ins, big | sums, over)
+    return {
+        k: x if k in big else jnp.sum(x, axis=0).astype(outs[k]) for k, x in got.items()
+    }

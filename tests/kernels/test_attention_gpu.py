@@ -1,0 +1,319 @@
+"""Attention's kernels for Hopper: values in the simulator, and compiled for an H100.
+
+The twin is `implementation="xla"`, which has tests of its own. Simulated are copies,
+barriers, loops and arithmetic; products are not Mosaic's there. Blocks are of 64.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jaxmem
+from jaxmem.memory import targets
+from jaxmem.ops import _random
+from jaxmem.ops._attention import dot_product_attention
+from pallas_kernels import attention_gpu, attention_gpu_forward
+from pallas_kernels._attention import Rules, dropout_row, kept
+from pallas_kernels._compat import simulated
+
+AVAILABLE = {t.name for t in targets() if t.available}
+needs_gpu = pytest.mark.skipif("h100" not in AVAILABLE, reason="targets extra")
+over_edges = pytest.mark.skipif(
+    jax.__version_info__ < (0, 11),
+    reason="the simulator of jax 0.10.2 refuses copies over an edge, which TMA fills",
+)
+KEY = jax.random.key(23)
+DROPPED = {"dropout_rate": 0.3, "dropout_rng": KEY}
+PLAIN = {"scale": 0.125, "causal": False, "window": None, "rate": 0.0, "shared": False}
+BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(attention_gpu_forward, "BLOCK_Q", 64)
+
+
+def normal(*shape, seed=0, dtype=F32):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def qkv(b=1, t=128, s=128, n=2, k=1, h=64, dtype=BF16):
+    sizes = ((b, t, n, h), (b, s, k, h), (b, s, k, h))
+    return tuple(normal(*x, seed=i, dtype=dtype) for i, x in enumerate(sizes))
+
+
+def run(implementation, q, k, v, *bias, mapped=False, **kw):
+    """The output and the gradients of q, k and v, under one jit."""
+
+    def step(q, k, v):
+        attend = lambda q, k, v: dot_product_attention(
+            *(q, k, v, *bias), implementation=implementation, **kw
+        )
+        out, pull = jax.vjp(attend, q, k, v)
+        return out, *pull(normal(*out.shape, seed=9).astype(out.dtype))
+
+    step = jax.vmap(step) if mapped else step
+    return jax.block_until_ready(jax.jit(step)(q, k, v))
+
+
+def check(args, **kw):
+    """Four roundings of q's dtype.
+
+    Both paths round probabilities and their gradients before a product and the result
+    after it; the kernel rounds probabilities before they are divided by their sum, the
+    twin after. Errors are of the size of the largest result.
+    """
+    want = run("xla", *args, **kw)
+    with simulated("cuda"):
+        got = run("pallas", *args, **kw)
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype and a.shape == b.shape
+        a, b = (np.asarray(x.astype(F32)) for x in (a, b))
+        atol = 4 * float(jnp.finfo(args[0].dtype).eps) / 2 * abs(b).max()
+        np.testing.assert_allclose(a, b, atol=atol, rtol=0)
+
+
+# -- values and gradients
+
+
+def test_causal_with_dropout_and_shared_keys():
+    check(qkv(), is_causal=True, **DROPPED)
+
+
+def test_segments_and_a_bias_of_keys():
+    segments = jnp.arange(128, dtype=jnp.int32)[None] // 50
+    bias = normal(1, 1, 1, 64, seed=5)
+    check(
+        (*qkv(s=64, n=1, h=128, dtype=F16), bias),
+        query_segment_ids=segments,
+        key_value_segment_ids=segments[:, :64],
+    )
+
+
+def test_bias_of_queries_and_keys():
+    """Some rows see nothing but -1e9."""
+    bias = jnp.where(normal(1, 2, 128, 64, seed=5) < -1, -1e9, normal(1, 2, 128, 64))
+    bias = bias.at[:, :, :7].set(-1e9)
+    check((*qkv(s=64), bias), broadcast_dropout=True, **DROPPED)
+
+
+@over_edges
+def test_lengths_and_rows_that_see_nothing():
+    """A block that holds such a row visits all keys; others few, or one for none."""
+    lengths = jnp.asarray([[136, 0], [0, 70]], jnp.int32)
+    kw = {"query_seq_lengths": lengths[0], "key_value_seq_lengths": lengths[1]}
+    check(qkv(b=2, t=136, s=104, n=1), is_causal=True, **kw, **DROPPED)
+
+
+@over_edges
+@pytest.mark.slow
+def test_window_that_ends_before_the_last_queries():
+    check(qkv(t=200, s=72, n=1), local_window_size=(20, 3), **DROPPED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [-0.5, 0.0, 3.0])
+def test_scale(scale):
+    check(qkv(n=1), scale=scale)
+
+
+@pytest.mark.slow
+def test_values_under_x64():
+    with jax.enable_x64(True):
+        check(qkv(t=64, s=128), is_causal=True, **DROPPED)
+
+
+def test_traces_under_x64():
+    with jax.enable_x64(True):
+        args = qkv()
+        run = gradients(is_causal=True, local_window_size=(50, 2), **DROPPED)
+        got = jax.eval_shape(run, *args, args[0])
+    assert [x.dtype for x in got] == [BF16] * 3
+
+
+@pytest.mark.slow
+def test_values_under_vmap():
+    args = (jnp.stack([x, x[..., ::-1]]) for x in qkv(t=64, s=128))
+    check(tuple(args), mapped=True, is_causal=True, **DROPPED)
+
+
+def test_row_statistics():
+    """Those of the XLA path, so that either backward pass can read them."""
+    q, k, v = qkv(t=64, n=1)
+    with simulated("cuda"):
+        _, top, log_total = attention_gpu.forward(q, k, v, *[None] * 6, **PLAIN)
+    logits = jnp.einsum("btnh,bsnh->bnts", *(x.astype(F32) for x in (q, k))) * 0.125
+    np.testing.assert_allclose(top, logits.max(-1), rtol=1e-6)
+    total = jnp.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
+    np.testing.assert_allclose(log_total, jnp.log(total), rtol=1e-6)
+
+
+# -- dropout
+
+
+def mask_of(rules, seed, b, n, t, s):
+    shape = b, n, t, s
+    at = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(4)]
+    return np.asarray(kept(rules, seed, dropout_row(rules, *at[:3], n, t), at[3]))
+
+
+def test_dropout_bits_are_those_of_the_twin():
+    """Of all three kernels: unit vectors make each bit an element of a result."""
+    b, t, s, n, h = 2, 64, 64, 2, 64
+    options = PLAIN | {"rate": 0.5}
+    seed = _random.seed_words(KEY)
+    want = mask_of(Rules(**options), seed, b, n, t, s)
+    q = jnp.zeros((b, t, n, h), BF16)
+    unit = jnp.broadcast_to(jnp.eye(s, h, dtype=BF16)[:, None], (b, s, n, h))
+    inputs = (q, unit, unit, None, None, None, None, None, seed)
+    ones, units = jnp.ones_like(q), jnp.broadcast_to(unit[:, :t], q.shape)
+    with simulated("cuda"):
+        o, *stats = attention_gpu.forward(*inputs, **options)
+        back = lambda g, wanted: attention_gpu.backward(
+            *(*inputs, o, *stats, g), wanted=frozenset(wanted), **options
+        )
+        dq, dv = back(ones, "q")[0], back(units, "v")[2]
+    # o: 2 / s where kept. dq: 2 - 2 (kept part) or minus that. dv: 2 / s where kept.
+    by_head = lambda x: np.asarray(jnp.swapaxes(x, 1, 2).astype(F32))
+    np.testing.assert_array_equal(by_head(o) > 0, want)
+    np.testing.assert_array_equal(by_head(dq) > 0, want)
+    np.testing.assert_array_equal(by_head(dv)[..., :t] > 0, want.swapaxes(2, 3))
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"dtype": F32}, "bfloat16 and float16 alone, not float32"),
+        ({"h": 32}, "heads of 64 and 128 alone, not of 32"),
+        ({"t": 100}, "lengths that 8 divides alone, not 100 queries and 128 keys"),
+        ({"block_q": 96}, "blocks that 64 divides alone, not 96 queries"),
+        ({"bias": (1, 1, 128, 1)}, "a bias of .* alone"),
+        ({"t": 72, "bias": (1, 1, 72, 128)}, "a bias that differs among queries where"),
+        (
+            {"bias": (1, 2, 1, 128)},
+            "no bias of keys that differs among heads of one key",
+        ),
+    ],
+)
+def test_what_it_does_is_said(change, message):
+    change = dict(change)
+    bias = change.pop("bias", None)
+    blocks = {"block_q": change.pop("block_q", None)}
+    args = *qkv(**change), None if bias is None else jnp.zeros(bias)
+    with pytest.raises(NotImplementedError, match=message):
+        attention_gpu.forward(*args, *[None] * 5, **PLAIN, **blocks)
+
+
+def test_gradient_of_a_bias_is_refused():
+    bias = jnp.zeros((1, 1, 1, 128))
+    fn = lambda bias: dot_product_attention(*qkv(), bias, implementation="pallas").sum()
+    with pytest.raises(ValueError, match="GPU: no gradient of the bias"):
+        jax.eval_shape(jax.grad(fn), bias)
+
+
+# -- compiled for an H100 that is not there
+
+
+def spec(*shape, dtype=BF16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def gradients(**kw):
+    def step(q, k, v, g, *bias):
+        attend = lambda q, k, v: dot_product_attention(
+            *(q, k, v, *bias), implementation="pallas", **kw
+        )
+        return jax.vjp(attend, q, k, v)[1](g)
+
+    return jax.jit(step)
+
+
+def compiled_temp_bytes(b, t, s, n, k, h, *bias, dtype=BF16, **kw) -> int:
+    q, key = spec(b, t, n, h, dtype=dtype), spec(b, s, k, h, dtype=dtype)
+    args = (q, key, key, q, *bias)
+    return jaxmem.estimate(gradients(**kw), *args, target="h100").temp_bytes
+
+
+@needs_gpu
+def test_nothing_of_all_pairs_is_compiled():
+    """16 heads of 64 over 8192 positions: less than one byte a pair of one head.
+
+    What there is: the output, 16 MiB, and numbers for each query and head.
+    """
+    length = 8192
+    kw = {"dropout_rate": 0.1, "dropout_rng": KEY}
+    assert compiled_temp_bytes(1, length, length, 16, 16, 64, **kw) < 24 * 2**20
+
+
+@needs_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("h", [64, 128])
+def test_compiles_with_causal_mask_and_shared_keys(h, dtype):
+    kw = {"is_causal": True, **DROPPED}
+    assert compiled_temp_bytes(2, 1024, 1024, 4, 2, h, dtype=dtype, **kw) < 2**22
+
+
+@needs_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("bias", [(1, 4, 512, 512), (2, 1, 1, 512)])
+def test_compiles_with_bias(bias):
+    compiled_temp_bytes(2, 512, 512, 4, 2, 64, spec(*bias, dtype=F32), **DROPPED)
+    compiled_temp_bytes(2, 512, 512, 4, 2, 64, spec(*bias, dtype=BF16))
+
+
+@needs_gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("x64", [False, True])
+def test_compiles_over_edges_with_lengths_segments_and_window(x64):
+    ids = {
+        "query_segment_ids": jnp.zeros((2, 200), jnp.int32),
+        "key_value_segment_ids": jnp.zeros((2, 136), jnp.int32),
+    }
+    lengths = {
+        "query_seq_lengths": jnp.asarray([200, 3], jnp.int32),
+        "key_value_seq_lengths": jnp.asarray([136, 0], jnp.int32),
+    }
+    kw = {**ids, **lengths, "local_window_size": (100, 3), "broadcast_dropout": True}
+    with jax.enable_x64(x64):
+        compiled_temp_bytes(2, 200, 136, 4, 4, 64, is_causal=True, **kw, **DROPPED)
+
+
+@needs_gpu
+@pytest.mark.slow
+def test_compiles_under_vmap():
+    step = jax.vmap(gradients(is_causal=True, **DROPPED))
+    q, k = spec(3, 2, 256, 4, 64), spec(3, 2, 256, 2, 64)
+    jaxmem.estimate(jax.jit(step), q, k, k, q, target="h100")
+
+
+def test_one_gradient_asks_for_no_more_than_it_needs():
+    """That of v alone: one kernel, which takes neither v nor the output."""
+    q, k, _ = qkv()
+    stats = jnp.zeros((1, 2, 128))
+    run = lambda g: attention_gpu.backward(
+        *(q, k, None, *[None] * 6, None, stats, stats, g),
+        wanted=frozenset("v"),
+        **PLAIN,
+    )
+    dq, dk, dv, dbias = jax.eval_shape(run, q)
+    assert dq is dk is dbias is None and dv.shape == k.shape
+
+
+def test_lowers_under_shard_map():
+    """Outputs vary over the mesh as the twin's do, or shard_map refuses them."""
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    part = PartitionSpec("x")
+    step = jax.shard_map(gradients(**DROPPED), mesh=mesh, in_specs=part, out_specs=part)
+    place = NamedSharding(mesh, part)
+    q, k = (jax.ShapeDtypeStruct((8, 64, n, 64), BF16, sharding=place) for n in (2, 1))
+    allowed = [export.DisabledSafetyCheck.custom_call("mosaic_gpu_v2")]
+    how = {"platforms": ["cuda"], "disabled_checks": allowed}
+    exported = export.export(jax.jit(step), **how)(q, k, k, q)
+    assert "mosaic_gpu" in exported.mlir_module()

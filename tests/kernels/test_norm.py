@@ -1,0 +1,485 @@
+"""The norm kernels, simulated, against their XLA twins; their programs compiled.
+
+Values go through the public ops. The bound is that of `tests/twins.py`: four roundings
+of the largest element and twice the twin's own error, against the twin in float64.
+"""
+
+import contextlib
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxmem
+from jaxmem import ops
+from jaxmem.ops import _random
+from pallas_kernels import _compat, _norm, dispatch, norm_gpu, norm_tpu
+from tests import twins
+
+AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
+TARGETS = {"tpu": "tpu-v5e", "cuda": "h100"}
+MODULES = {"tpu": norm_tpu, "cuda": norm_gpu}
+BOTH = pytest.mark.parametrize("platform", TARGETS)
+KEY = jax.random.key(5)
+NAMES = ("layer_norm", "rms_norm", "dropout_add_layer_norm", "dropout_add_rms_norm")
+
+
+@contextlib.contextmanager
+def simulated(platform):
+    """Jitted in there, and done before it ends."""
+    with _compat.simulated(platform):
+        yield lambda fn, *args: jax.block_until_ready(jax.jit(fn)(*args))
+
+
+def _draw(seed, shape, dtype="float32"):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def _arguments(shape, dtype, *, sums: bool, count: int, residual=None):
+    """x, the residual where there is a sum, and `count` of scale and bias."""
+    x, other = _draw(0, shape, dtype), _draw(1, shape, residual or dtype)
+    scale, bias = 1 + _draw(2, shape[-1]) / 4, _draw(3, shape[-1])
+    return x, *(other,) * sums, *(scale, bias)[:count]
+
+
+def _vjp(op, args):
+    """The op's outputs and gradients for one cotangent."""
+    out, pull = jax.vjp(op, *args)
+    ct = jax.tree.map(lambda y: _draw(7, y.shape).astype(y.dtype), out)
+    return out, pull(ct)
+
+
+def _reference(op, args):
+    with jax.enable_x64(True):
+        wide = [jnp.asarray(np.asarray(a.astype("float32"), "f8")) for a in args]
+        return jax.tree.map(np.asarray, _vjp(op, wide))
+
+
+def _assert_close(got, twin, reference, dtype):
+    names = [f"leaf {i}" for i in range(len(jax.tree.leaves(got)))]
+    leaves = map(jax.tree.leaves, (got, twin, reference))
+    for what, a, b, want in zip(names, *leaves, strict=True):
+        twins._assert_close(what, a, b, want, dtype, 0.0)
+
+
+def check(platform, op, args, dtype):
+    plain = functools.partial(op, implementation="xla")
+    with simulated(platform) as run:
+        lean = functools.partial(op, implementation="pallas")
+        got = run(lambda *a: _vjp(lean, a), *args)
+    twin = jax.jit(lambda *a: _vjp(plain, a))(*args)
+    _assert_close(got, twin, _reference(plain, args), dtype)
+
+
+def _dropping(op, rate=0.3, **options):
+    return functools.partial(op, rate=rate, rng=KEY, **options)
+
+
+CASES = {
+    "dropout layer": (
+        _dropping(ops.dropout_add_layer_norm),
+        {"sums": True, "count": 2},
+        "float32",
+    ),
+}
+SLOW_CASES = {
+    "rms output": (
+        functools.partial(ops.rms_norm, save="output"),
+        {"sums": False, "count": 1},
+        "float32",
+    ),
+    "layer": (ops.layer_norm, {"sums": False, "count": 2}, "bfloat16"),
+    "layer float32": (ops.layer_norm, {"sums": False, "count": 2}, "float32"),
+    "layer output": (
+        functools.partial(ops.layer_norm, save="output"),
+        {"sums": False, "count": 2},
+        "bfloat16",
+    ),
+    "layer alone": (ops.layer_norm, {"sums": False, "count": 0}, "bfloat16"),
+    "layer to float32": (
+        functools.partial(ops.layer_norm, dtype=jnp.float32),
+        {"sums": False, "count": 1},
+        "bfloat16",
+    ),
+    "rms": (ops.rms_norm, {"sums": False, "count": 1}, "bfloat16"),
+    "dropout layer bfloat16": (
+        _dropping(ops.dropout_add_layer_norm),
+        {"sums": True, "count": 2},
+        "bfloat16",
+    ),
+    "dropout layer, wide stream": (
+        _dropping(ops.dropout_add_layer_norm),
+        {"sums": True, "count": 2, "residual": "float32"},
+        "bfloat16",
+    ),
+    "dropout layer output": (
+        _dropping(ops.dropout_add_layer_norm, save="output"),
+        {"sums": True, "count": 2},
+        "bfloat16",
+    ),
+    "dropout rms": (
+        _dropping(ops.dropout_add_rms_norm),
+        {"sums": True, "count": 1},
+        "bfloat16",
+    ),
+    "sum and rms": (
+        _dropping(ops.dropout_add_rms_norm, rate=0.0),
+        {"sums": True, "count": 0},
+        "float32",
+    ),
+}
+WIDTHS = {"tpu": 150, "cuda": 384}
+
+
+@BOTH
+@pytest.mark.parametrize("case", CASES)
+def test_equals_twin(platform, case):
+    op, kinds, dtype = CASES[case]
+    args = _arguments((3, 5, WIDTHS[platform]), dtype, **kinds)
+    check(platform, op, args, dtype)
+
+
+@pytest.mark.slow
+@BOTH
+@pytest.mark.parametrize("case", SLOW_CASES)
+def test_every_option_equals_twin(platform, case):
+    op, kinds, dtype = SLOW_CASES[case]
+    args = _arguments((3, 5, WIDTHS[platform]), dtype, **kinds)
+    check(platform, op, args, dtype)
+
+
+@pytest.mark.slow
+def test_float16_on_gpu():
+    args = _arguments((7, 128), "float16", sums=True, count=2)
+    check("cuda", _dropping(ops.dropout_add_layer_norm), args, "float16")
+
+
+SHAPES = [  # blocks and slabs that rows do not fill; several rows a program
+    ("tpu", 40, 5000, 32, True),
+    ("cuda", 11, 128, 3, True),
+    pytest.param("tpu", 300, 130, 128, False, marks=pytest.mark.slow),
+    pytest.param("cuda", 5, 4224, 2, False, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("platform, rows, width, block, x64", SHAPES)
+def test_blocks_that_rows_do_not_fill(platform, rows, width, block, x64):
+    """Everything at once, by the kernel's own functions, in blocks of a given size."""
+    kernels, rules = MODULES[platform], _norm.Rules(1e-6, True, 0.3)
+    x, residual, scale, bias = _arguments((rows, width), "float32", sums=True, count=2)
+    g, g_total = _draw(5, x.shape), _draw(6, x.shape)
+    seed = _random.seed_words(KEY)
+    outs = dict.fromkeys(("x", "residual", "scale", "bias"), jnp.float32)
+
+    def both(x, residual, g, g_total):
+        some = {"rules": rules, "block": block}
+        new = kernels.forward(
+            x, residual, seed, scale, bias, dtype=jnp.float32, stats=True, **some
+        )
+        old = kernels.backward(
+            g, g_total, new["total"], seed, scale, None, outs=outs, **some
+        )
+        mean, var = (new.pop(name) for name in ("mean", "var"))
+        shift, inverse = bias, 1 / scale
+        again = kernels.backward(
+            g, g_total, new["y"], seed, scale, (var, shift, inverse), outs=outs, **some
+        )
+        return new, mean, var, old, again
+
+    with jax.enable_x64(x64), simulated(platform) as run:
+        new, mean, var, old, again = run(both, x, residual, g, g_total)
+    plain = lambda x, r, s, b: ops.dropout_add_layer_norm(
+        x, r, s, b, rate=0.3, rng=KEY, implementation="xla"
+    )
+    (y, total), pull = jax.vjp(plain, x, residual, scale, bias)
+    np.testing.assert_array_equal(new["total"], total)
+    # sums of `width` and of `rows` float32 numbers of size 1, in another order
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-5, atol=2e-5)
+    close(new["y"], y)
+    close(mean, total.mean(-1))
+    close(var, total.var(-1))
+    for name, want in zip(outs, pull((g, g_total)), strict=True):
+        close(old[name], want)
+        # the division by a scale near zero costs digits
+        close(again[name], want, rtol=2e-3, atol=2e-3)
+
+
+@BOTH
+def test_dropout_is_that_of_the_op_to_the_bit(platform):
+    shape = (2, 9, 128)
+    x = jnp.ones(shape, jnp.bfloat16)
+
+    def total(x):
+        return ops.dropout_add_rms_norm(
+            x, jnp.zeros_like(x), rate=0.4, rng=KEY, implementation="pallas"
+        )[1]
+
+    with simulated(platform) as run:
+        out, grad = run(lambda x: _vjp(total, (x,)), x)
+    want = ops.dropout(x, 0.4, KEY)
+    np.testing.assert_array_equal(out, want)
+    np.testing.assert_array_equal(grad[0] == 0, want == 0)
+
+
+# -- what is kept
+
+
+def _op(name, implementation):
+    op = functools.partial(getattr(ops, name), implementation=implementation)
+    return _dropping(op) if name.startswith("dropout") else op
+
+
+@pytest.mark.parametrize("save", ["input", "output"])
+@pytest.mark.parametrize("name", NAMES)
+def test_keeps_no_more_than_the_twin(name, save):
+    sums, count = name.startswith("dropout"), 1 if "rms" in name else 2
+    args = _arguments((3, 5, 128), "bfloat16", sums=sums, count=count)
+    pair = [functools.partial(_op(name, i), save=save) for i in ("pallas", "xla")]
+    for wanted in twins.subsets(range(len(args))):
+        ours, twin = (twins.kept_bytes(op, args, wanted) for op in pair)
+        assert ours <= twin, wanted
+    x, rows, every = args[0], 15, range(len(args))
+    if save == "input":
+        want = (x.nbytes + 8) * sums
+    else:
+        columns = 128 // 64
+        want = x.nbytes + rows * 4 + columns * (rows * 2 + 4) + 8 * sums
+    assert twins.kept_bytes(pair[0], args, every) == want
+
+
+# -- transformations
+
+
+def _mapped(implementation):
+    op = ops.dropout_add_rms_norm
+
+    def one(x, residual, key, scale):
+        run = functools.partial(op, rate=0.3, rng=key, implementation=implementation)
+        return _vjp(run, (x, residual, scale))
+
+    return jax.vmap(one, (0, 0, 0, None))
+
+
+def _batch(width):
+    x, residual, scale = _arguments((2, 5, width), "float32", sums=True, count=1)
+    return x, residual, jax.random.split(KEY, 2), scale
+
+
+@pytest.mark.slow
+def test_under_vmap():
+    """On TPU; the GPU's simulator has no batching rule."""
+    with simulated("tpu") as run:
+        got = run(_mapped("pallas"), *_batch(150))
+    want = _mapped("xla")(*_batch(150))
+    for a, b in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+# -- where None may take a kernel, other platforms take XLA under the same rule
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    every = frozenset((name, "cuda") for name in NAMES)
+    monkeypatch.setattr(dispatch, "MEASURED", every)
+
+
+@pytest.mark.parametrize("save", ["input", "output"])
+@pytest.mark.parametrize("name", NAMES)
+def test_xla_where_a_kernel_was_considered(measured, name, save):
+    sums, count = name.startswith("dropout"), 1 if "rms" in name else 2
+    args = _arguments((3, 128), "bfloat16", sums=sums, count=count)
+    op = functools.partial(_op(name, None), save=save)
+    plain = functools.partial(_op(name, "xla"), save=save)
+    got, twin = (jax.jit(functools.partial(_vjp, f))(args) for f in (op, plain))
+    _assert_close(got, twin, _reference(plain, args), "bfloat16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("save", ["input", "output"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_gradient_alone(measured, name, save):
+    sums, count = name.startswith("dropout"), 1 if "rms" in name else 2
+    for present in {0, count}:
+        args = _arguments((3, 128), "float32", sums=sums, count=present)
+        for wanted in twins.subsets(range(len(args))):
+            got, want = (
+                _some(functools.partial(_op(name, how), save=save), args, wanted)
+                for how in (None, "xla")
+            )
+            for a, b in zip(got, want, strict=True):
+                np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transform", sorted(twins.TRANSFORMS))
+@pytest.mark.parametrize("save", ["input", "output"])
+def test_transformations_where_a_kernel_was_considered(measured, save, transform):
+    op, plain = (
+        functools.partial(_op("dropout_add_layer_norm", how), save=save)
+        for how in (None, "xla")
+    )
+    args = lambda shape, dtype, rng: _arguments(shape, dtype, sums=True, count=2)
+    twin = twins.Twin(f"considered {save}", op, plain, args, diff=(0, 1, 2, 3))
+    twins.check_equal(twin, (3, 128), "float32", transform)
+
+
+def _some(op, args, wanted):
+    """The gradients of the `wanted` arguments."""
+
+    def loss(*some):
+        full = list(args)
+        for i, x in zip(sorted(wanted), some, strict=True):
+            full[i] = x
+        return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(op(*full)))
+
+    return jax.grad(loss, range(len(wanted)))(*(args[i] for i in sorted(wanted)))
+
+
+# -- what is refused
+
+
+X = jnp.ones((3, 128))
+REFUSED = {
+    "a mask": (lambda **k: ops.layer_norm(X, mask=X > 0, **k), "no mask"),
+    "axes": (lambda **k: ops.layer_norm(X, axis=0, **k), "the last axis alone"),
+    "codes": (lambda **k: ops.rms_norm(X, save=8, **k), 'save="input" and'),
+    "no rows": (lambda **k: ops.rms_norm(X[:0], **k), "arrays "),
+    "rate 1": (
+        lambda **k: ops.dropout_add_rms_norm(X, X, rate=1.0, **k),
+        "a rate below 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_kernel_does_is_said(name, measured, monkeypatch):
+    call, message = REFUSED[name]
+    with pytest.raises(ValueError, match=f"no kernel for this .*{message}"):
+        call(implementation="pallas")
+    dispatch._warn_once.cache_clear()
+    with pytest.warns(UserWarning, match=message):
+        jax.block_until_ready(call())
+    dispatch._warn_once.cache_clear()
+
+
+@BOTH
+def test_dtypes_and_widths(platform):
+    kernels, widest = MODULES[platform], MODULES[platform].WIDEST
+    run = functools.partial(
+        kernels.forward, rules=_norm.Rules(1e-6, True), dtype=jnp.float32
+    )
+    none = (None,) * 4
+    with jax.enable_x64(True), pytest.raises(NotImplementedError, match="not float64"):
+        run(jnp.ones((2, 128), jnp.float64), *none)
+    with pytest.raises(NotImplementedError, match=f"at most {widest}"):
+        run(jnp.ones((1, widest + 128)), *none)
+    bad = {"tpu": jnp.ones((2, 128), jnp.float16), "cuda": jnp.ones((2, 100))}
+    with pytest.raises(NotImplementedError):
+        run(bad[platform], *none)
+
+
+def test_second_derivatives_are_refused():
+    fn = lambda x: jnp.sum(ops.rms_norm(x, implementation="pallas") ** 2)
+    with simulated("tpu"), pytest.raises(ValueError, match="first derivative alone"):
+        jax.grad(lambda x: jnp.sum(jax.grad(fn)(x)))(X)
+
+
+# -- compiled for chips that are not here
+
+
+def _estimate(platform, fn, *args, **options):
+    target = TARGETS[platform]
+    if target not in AVAILABLE:
+        pytest.skip("targets extra")
+    specs = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), args)
+    return jaxmem.estimate(jax.jit(fn, **options), *specs, target=target)
+
+
+def _compiled(platform, rows, width, dtype, rate=0.1):
+    """Both passes of the whole op, its incoming gradients given up."""
+    x = jax.ShapeDtypeStruct((rows, width), dtype)
+    vector = jax.ShapeDtypeStruct((width,), "float32")
+
+    def backward(g_total, g, x, residual, scale, bias, key):
+        op = lambda *a: ops.dropout_add_layer_norm(
+            *a, rate=rate, rng=key, implementation="pallas"
+        )
+        return jax.vjp(op, x, residual, scale, bias)[1]((g, g_total))
+
+    donated = {"donate_argnums": (0, 1)}
+    return _estimate(platform, backward, x, x, x, x, vector, vector, KEY, **donated)
+
+
+@pytest.mark.slow
+@BOTH
+def test_gradients_take_the_place_of_incoming_ones(platform):
+    """Of the size of an activation there is the sum alone, which the op returns."""
+    rows, width = 4096, 1024
+    report = _compiled(platform, rows, width, "bfloat16")
+    activation = rows * width * 2
+    assert report.alias_bytes == 2 * activation
+    # the norm's output is not wanted, and lies beside the sum for a moment; on GPU
+    # there are 132 sums for the gradients of scale and bias
+    sums = {"tpu": 0, "cuda": 132 * width * 8}[platform]
+    assert report.temp_bytes <= 2 * activation + sums + 4096
+
+
+@BOTH
+def test_backward_alone_allocates_nothing(platform):
+    rows, width = 4096, 1024
+    x = jax.ShapeDtypeStruct((rows, width), "bfloat16")
+    vector = jax.ShapeDtypeStruct((width,), "float32")
+    outs = {"x": x.dtype, "scale": vector.dtype, "bias": vector.dtype}
+
+    def backward(g, x, scale):
+        rules = _norm.Rules(1e-6, True)
+        return MODULES[platform].backward(
+            g, None, x, None, scale, None, rules=rules, outs=outs
+        )
+
+    report = _estimate(platform, backward, x, x, vector, donate_argnums=0)
+    assert report.alias_bytes == rows * width * 2
+    sums = {"tpu": 0, "cuda": 132 * width * 8}[platform]
+    assert report.temp_bytes <= sums + 256
+
+
+WIDE = [
+    ("tpu", 16384, "float32"),
+    ("tpu", 1000, "bfloat16"),
+    ("cuda", 8192, "float32"),
+    ("cuda", 384, "float16"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform, width, dtype", WIDE)
+def test_widths_compile(platform, width, dtype):
+    _compiled(platform, 1001, width, dtype)
+
+
+@pytest.mark.slow
+@BOTH
+@pytest.mark.parametrize("save", ["input", "output"])
+def test_scan_with_remat_compiles(platform, save):
+    """Layers in a scan, their norms made again in the backward pass."""
+    op = functools.partial(_op("dropout_add_layer_norm", "pallas"), save=save)
+
+    @jax.checkpoint
+    def layer(x, w):
+        y, x = op(jnp.tanh(x @ w), x)
+        return x + y, None
+
+    def loss(x, ws):
+        return jnp.sum(jax.lax.scan(layer, x, ws)[0].astype(jnp.float32))
+
+    x, ws = jnp.ones((64, 128), jnp.bfloat16), jnp.ones((3, 128, 128), jnp.bfloat16)
+    _estimate(platform, jax.grad(loss, (0, 1)), x, ws)
+
+
+@pytest.mark.slow
+@BOTH
+def test_vmap_compiles(platform):
+    _estimate(platform, _mapped("pallas"), *_batch(256))
