@@ -82,9 +82,10 @@ def dispatch(
     if simulated is not None and simulated in branches:
         return branches[simulated](*args)
     like = jax.eval_shape(xla, *args)
+    there = " and ".join(NAMES[platform] for platform in branches)
     message = (
         f"implementation='pallas': {name} has no kernel for the platform that this is "
-        f"lowered for. {text}"
+        f"lowered for, but for {there}. {text}"
     )
     refuse = lambda *args: refused(args, like, message)
     return jax.lax.platform_dependent(*args, **branches, default=refuse)
