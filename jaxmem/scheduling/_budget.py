@@ -2,8 +2,9 @@
 
 The ladder of choices predicts bytes and seconds, the compiler says what a step takes.
 A prediction starts from the nearest rung that was compiled and adds what the cuts
-differ by, so that a second or third compile is usually the last. Between the first
-rung that fits and the one above it, as few of the layers as will do go by the lower.
+differ by, or lies between two that were, so that a second or third compile is usually
+the last. Between the first rung that fits and the one above it, as few of the layers as
+will do go by the lower.
 """
 
 import math
@@ -11,11 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._ladder import Rung
 
 _TRIES = 4  # compiles for the number of layers
+_BETTER = 6  # compiles for rungs above the first that was found to fit
 _NEAR = 1.1  # of the budget: a prediction may be wrong by that much
 _CLOSE = 0.97  # of the budget: near enough
 
@@ -111,13 +115,24 @@ class Search:
         return fits
 
     def _nearby(self, fits: int) -> int:
-        """Rungs above that a prediction from afar has ruled out narrowly."""
-        while fits > 0 and fits - 1 not in self.peaks:
-            if self._expected(fits - 1) > _NEAR * self.budget:
+        """Rungs above that a prediction from afar has ruled out wrongly.
+
+        The next one where it was ruled out narrowly. Where the rung that fits leaves
+        much of the budget, predictions are off: then the one halfway to those known not
+        to fit.
+        """
+        for _ in range(_BETTER):
+            unfit = (i for i, peak in self.peaks.items() if peak > self.budget)
+            above = max((i for i in unfit if i < fits), default=-1)
+            if above + 1 == fits:
                 break
-            if self._peak(fits - 1) > self.budget:
+            narrowly = self._expected(fits - 1) <= _NEAR * self.budget
+            wasteful = self.peaks[fits] < _CLOSE * self.budget
+            if not (narrowly or wasteful):
                 break
-            fits -= 1
+            at = fits - 1 if narrowly else (above + fits) // 2
+            if self._peak(at) <= self.budget:
+                fits = at
         return fits
 
     def _guess(self, above: int, fits: int) -> int:
@@ -131,7 +146,14 @@ class Search:
         known = [k for k, peak in self.peaks.items() if math.isfinite(peak)]
         if not known:
             return math.inf if self.peaks else 0.0
-        near = min(known, key=lambda k: (abs(k - i), k))
+        rich = max((k for k in known if k <= i), default=None)
+        poor = min((k for k in known if k >= i), default=None)
+        if rich is not None and poor is not None:
+            ends = poor, rich  # np.interp wants them ascending
+            kept = [self.rungs[k].bytes for k in ends]
+            peaks = [self.peaks[k] for k in ends]
+            return float(np.interp(self.rungs[i].bytes, kept, peaks))
+        near = max(known) if poor is None else poor
         return self.peaks[near] + self.rungs[i].bytes - self.rungs[near].bytes
 
     def _peak(self, i: int) -> float:

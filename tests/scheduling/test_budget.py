@@ -292,6 +292,18 @@ def test_the_search_fits_and_is_monotone(extra):
         last = best.peak
 
 
+def test_bytes_that_do_not_predict_the_peak():
+    """A third of what is kept is at the peak, but for the first rungs."""
+    rungs = [Rung(Choice(rate=40.0 - i), 1000 * (20 - i), i) for i in range(20)]
+    extra = lambda kept: 0 if kept > 15_000 else -2 * kept // 3
+    for budget in range(1000, 5000, 250):
+        fake = Fake(rungs, 1, extra)
+        best = fake.search(budget).run()
+        fit = (r.seconds for r in rungs if r.bytes + extra(r.bytes) <= budget)
+        assert best.seconds == min(fit)
+        assert fake.count <= 12
+
+
 def test_an_unreachable_budget_names_the_least():
     with pytest.raises(BudgetError, match=r"the least is 600 B"):
         Fake(RUNGS, 24).search(400).run()
