@@ -180,6 +180,7 @@ def test_adama_releases_every_scanned_gradient_in_spite_of_clipping(flavour):
     assert plans[1].kept_bytes == 0 and plans[1].released_bytes >= stacked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("technique", ["storage-8", "wta-crs"])
 def test_technique_changes_gradients_and_not_the_loss(technique):
     settings = dataclasses.replace(TINY, model="linen", layers=1, technique=technique)
@@ -193,6 +194,8 @@ def test_technique_changes_gradients_and_not_the_loss(technique):
     assert 1e-4 < max(apart)  # else nothing was approximated
     assert np.median(apart) < 0.6
 
+
+_FAST = [("exact", "linen"), ("inplace-abn", "linen"), ("frozen", "nnx")]
 
 # The others differ from one of these by a number alone.
 _EACH = [
@@ -224,7 +227,13 @@ def _traced(settings, name):
     return kept[0], before, after
 
 
-@pytest.mark.parametrize("technique, flavour", _EACH)
+@pytest.mark.parametrize(
+    "technique, flavour",
+    [
+        pytest.param(*each, marks=() if each in _FAST else pytest.mark.slow)
+        for each in _EACH
+    ],
+)
 def test_technique_keeps_less(technique, flavour):
     settings, plain = _setting(technique, flavour)
     lean, before, after = _traced(settings, "substituted")
