@@ -48,9 +48,19 @@ def value_and_grad(model, variables, args):
 ROUNDINGS = {"input": 64, "output": 1000}
 
 
+def _slow_but(fast, cases):
+    """All of them, those that are not `fast` in the slow suite."""
+    return [
+        pytest.param(*c, marks=() if c in fast else pytest.mark.slow) for c in cases
+    ]
+
+
 @pytest.mark.parametrize(
     "case, save",
-    [*((c, "output") for c in CASES), ("loop", "input"), ("setup", "input")],
+    _slow_but(
+        [("scan", "output"), ("resnet", "output"), ("setup", "input")],
+        [*((c, "output") for c in CASES), ("loop", "input"), ("setup", "input")],
+    ),
 )
 def test_same_model(case, save):
     plain, args = CASES[case]

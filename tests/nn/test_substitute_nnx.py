@@ -41,7 +41,10 @@ def value_and_grad(model, tokens):
     return value, nnx.to_pure_dict(grads)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=() if c == "stack" else pytest.mark.slow) for c in CASES],
+)
 def test_same_model(case):
     plain = CASES[case]()
     before = jax.tree.map(jnp.copy, state(plain))
