@@ -70,7 +70,7 @@ def dispatch(
     wanted = {p: k for p, k in kernels.items() if _is_wanted(name, p, implementation)}
     if not wanted:
         return xla(*args)
-    branches, reasons = _supported(wanted, args)
+    branches, reasons = _supported(name, wanted, args)
     if implementation is None:
         for platform, reason in reasons.items():
             _warn_once(f"{name} on {NAMES[platform]}: {reason}; XLA does it")
@@ -97,8 +97,26 @@ def _is_wanted(name: str, platform: str, implementation) -> bool:
     return implementation == "pallas"
 
 
+def _once(name: str, kernel: Callable, *args: Any) -> Any:
+    return kernel(*_differentiated_once(name, args))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _differentiated_once(name: str, args: tuple) -> tuple:
+    """`args`, of which a kernel has no derivative of its own: it says so."""
+    return args
+
+
+@_differentiated_once.defjvp
+def _refuse_derivative(name: str, primals, tangents):
+    raise ValueError(
+        f"the kernel of {name} has a first derivative alone: implementation='xla' "
+        "has all"
+    )
+
+
 def _supported(
-    kernels: Mapping[str, Callable | None], args
+    name: str, kernels: Mapping[str, Callable | None], args
 ) -> tuple[dict[str, Callable], dict[str, str]]:
     """The kernels that take these arguments, and why the others do not."""
     branches, reasons = {}, {}
@@ -108,7 +126,7 @@ def _supported(
             continue
         try:
             jax.eval_shape(kernel, *args)
-            branches[platform] = kernel
+            branches[platform] = functools.partial(_once, name, kernel)
         except NotImplementedError as error:
             reasons[platform] = str(error)
     return branches, reasons

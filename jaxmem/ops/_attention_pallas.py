@@ -8,8 +8,6 @@ each for itself: between them are the same arrays.
 
 from typing import Any, NamedTuple
 
-import jax
-
 from jaxmem.ops import _attention_xla
 from jaxmem.ops._attention_block import Extras
 from jaxmem.ops._attention_xla import Plan
@@ -54,25 +52,10 @@ def _inputs(q, k, v, bias, extras: Extras) -> tuple[Any, ...]:
     return q, k, v, bias, *segments, extras.q_len, extras.kv_len, extras.seed
 
 
-def _once(kernel):
-    """`kernel`, which says so where it is differentiated."""
-    fn = jax.custom_jvp(kernel)
-
-    @fn.defjvp
-    def rule(primals, tangents):
-        raise ValueError(
-            "implementation='pallas' of dot_product_attention has a first derivative "
-            "alone: implementation='xla' has all"
-        )
-
-    return fn
-
-
 def forward(how: How, q, k, v, bias, extras: Extras):
     """(o, row maximum [b, n, t], logarithm of the row sum [b, n, t])."""
 
     def on(platform):
-        @_once
         def run(q, k, v, bias, extras):
             inputs = _inputs(q, k, v, bias, extras)
             return platform().forward(*inputs, **_options(how))
@@ -91,7 +74,6 @@ def backward(how: How, wanted: frozenset[str], saved: dict, g) -> dict[str, Any]
     """A dict of the gradients named in `wanted`."""
 
     def on(platform):
-        @_once
         def run(saved, g):
             extras = Extras(*(saved[name] for name in Extras._fields))
             q, k, v, bias = (saved.get(name) for name in _DIFFERENTIATED)

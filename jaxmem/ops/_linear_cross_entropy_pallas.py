@@ -7,7 +7,6 @@ forward and the backward pass choose each for itself: between them are the same 
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from jaxmem.ops import _linear_cross_entropy_rows as xla
@@ -22,7 +21,7 @@ def forward(head: Head, x, kernel, bias, labels) -> Rows:
     return dispatch(
         *(_NAME, head.implementation, x, kernel, bias, labels),
         xla=functools.partial(xla.forward, head),
-        tpu=_once(functools.partial(_forward, head)),
+        tpu=functools.partial(_forward, head),
     )
 
 
@@ -31,7 +30,7 @@ def backward(head: Head, wanted: frozenset[str], saved: dict, g: Rows) -> dict:
     return dispatch(
         *(_NAME, head.implementation, saved, g),
         xla=functools.partial(xla.backward, head, wanted),
-        tpu=_once(functools.partial(_backward, head, wanted)),
+        tpu=functools.partial(_backward, head, wanted),
     )
 
 
@@ -73,17 +72,3 @@ def _options(head: Head) -> dict[str, Any]:
         "precision": head.precision,
         "block_vocabulary": head.kernel_block,
     }
-
-
-def _once(kernel):
-    """A Pallas kernel that says so where it is differentiated."""
-    fn = jax.custom_jvp(kernel)
-
-    @fn.defjvp
-    def rule(primals, tangents):
-        raise ValueError(
-            "implementation='pallas' of linear_cross_entropy has a first derivative "
-            "alone: implementation='xla' has all"
-        )
-
-    return fn

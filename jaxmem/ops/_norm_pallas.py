@@ -96,23 +96,9 @@ def _dropped(plan: Plan, x, seed):
     return _dropout.masked(_dropout.Spec(plan.rate, ()), x, seed) if plan.rate else x
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _once(plan: Plan, arrays):
-    """`arrays`, of which a kernel gives no derivative: it says so."""
-    return arrays
-
-
-@_once.defjvp
-def _refuse_derivative(plan: Plan, primals, tangents):
-    raise ValueError(
-        f"the kernel of {plan.name} has a first derivative alone: implementation='xla' "
-        "has all"
-    )
-
-
 def _dispatch(plan: Plan, xla, kernel, arrays: dict[str, Any]) -> dict[str, Any]:
     """`xla(arrays)`, or `kernel(platform, arrays)`."""
-    on = lambda platform: lambda arrays: kernel(platform, _once(plan, arrays))
+    on = lambda platform: lambda arrays: kernel(platform, arrays)
     return dispatch.dispatch(
         *(plan.name, plan.implementation, arrays), xla=xla, tpu=on("tpu"), gpu=on("gpu")
     )

@@ -239,9 +239,10 @@ class Scheduled:
         places = self._places(args, kwargs)
         choice = self.find(args, kwargs).choice
         options = self._options.compiler_options
-        leaves = jax.tree.leaves((args, kwargs))
-        if any(isinstance(x, Tracer) for x in leaves):
-            options = None  # those of the jit outside hold
+        if options is not None:
+            leaves = jax.tree.leaves((args, kwargs))
+            if any(isinstance(x, Tracer) for x in leaves):
+                options = None  # those of the jit outside hold
         key = places, choice, options is None
         if key not in self._jitted:
 
