@@ -173,13 +173,13 @@ class Search:
     def _part(self, low: int) -> None:
         """Tries as few layers as will do on rung `low`, the others one above.
 
-        Rungs that differ in what waits on the host are for all layers.
+        What waits on the host, and segments, are for all layers.
 
         Between a number of layers that is too few and one that will do, peaks are taken
         to lie on a straight line.
         """
         rich, poor = self.rungs[low - 1], self.rungs[low]
-        if poor.choice.offload is not None:
+        if poor.choice.offload is not None or poor.choice.segment is not None:
             return
         few, most = (0, self._expected(low - 1)), (self.layers, self.peaks[low])
         for _ in range(_TRIES):

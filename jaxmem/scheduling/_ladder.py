@@ -3,7 +3,8 @@
 The bytes kept, drawn over the seconds of computing again, are a convex curve whose
 corners are cuts, each the best for some rate of bytes a second. Two corners give the
 rate at which they are worth the same; the cut at that rate is another corner between
-them, or there is none.
+them, or there is none. Below them come those that run whole segments of layers again,
+or have what they keep wait in the host's memory.
 """
 
 import math
@@ -12,10 +13,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from jaxmem.scheduling._choice import Choice, price_at
 from jaxmem.scheduling._least import price_of
 from jaxmem.scheduling._machine import MACHINES, seconds
 from jaxmem.scheduling._pairs import Cut, Pair, cut, cut_by_names
+from jaxmem.scheduling._scan_segments import segments_of
 from jaxmem.scheduling._scans import kept_size
 from jaxmem.scheduling._unrolled import unrolled, without_loops
 
@@ -96,6 +100,10 @@ def ladder(step: Step) -> list[Rung]:
     found = [*ends[:2], *_between(step, ends[1], ends[2], least), ends[2]]
     if step.offload:
         found += _away(step, ends[2])
+    elif not step.named:
+        flat = tuple(found)
+        found += (r for r in _in_segments(step, flat) if _is_below(r, flat))
+    found.sort(key=lambda rung: rung.seconds)  # in segments it may be fewer
     kept = found[:1]
     for rung in found[1:]:
         if kept[-1].bytes - rung.bytes > least:
@@ -130,6 +138,36 @@ def _away(step: Step, rung: Rung) -> Iterator[Rung]:
         gone = sum(s * length for s, length in kept if s >= size)
         choice = replace(rung.choice, offload=size)
         yield Rung(choice, rung.bytes - gone, rung.seconds + 2 * gone / host)
+
+
+def _in_segments(step: Step, rungs: Sequence[Rung]) -> Iterator[Rung]:
+    """Rungs of which a segment of layers at a time is made again, in any length."""
+    cost = partial(seconds, machine=MACHINES[step.machine])
+    for rung in rungs:
+        price = price_at(rung.choice.rate, step.machine)
+        cuts = [(pair, cut(pair, price, late=False)) for pair in step.scans]
+        for size in range(2, step.layers):
+            kept, again, some = 0, 0.0, False
+            for pair, found in cuts:
+                plan = segments_of(pair, found, size)
+                kept += pair.length * found.bytes if plan is None else plan.bytes
+                twice = [(pair.body.eqns[i], pair.length) for i in found.again]
+                twice = twice if plan is None else plan.repeated
+                again += sum(times * (cost(e) or 0.0) for e, times in twice)
+                some |= plan is not None
+            if some:
+                yield Rung(replace(rung.choice, segment=size), kept, again)
+
+
+def _is_below(rung: Rung, flat: Sequence[Rung]) -> bool:
+    """Whether a part of the layers by one flat rung, and the others by another, is more.
+
+    Seconds are compared, at the same bytes.
+    """
+    if rung.bytes < flat[-1].bytes:
+        return True
+    ends = [(r.bytes, r.seconds) for r in reversed(flat)]
+    return rung.seconds < np.interp(rung.bytes, *zip(*ends, strict=True))
 
 
 def _cuts(step: Step, rate: float | None) -> list[tuple[Pair, Cut]]:

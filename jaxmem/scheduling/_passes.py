@@ -19,6 +19,7 @@ from jaxmem.scheduling._reordered import reordered, repeat
 from jaxmem.scheduling._scan_inputs import cast_inside
 from jaxmem.scheduling._scan_part import remake_part
 from jaxmem.scheduling._scan_residuals import remake, remakes, remakes_by_names
+from jaxmem.scheduling._scan_segments import remake_segments, segmented
 from jaxmem.scheduling._scans import is_var, xs_of, ys_of
 from jaxmem.scheduling._two_pass import blocked_scans, two_pass
 from jaxmem.scheduling._unrolled import compute_again, is_transposed
@@ -87,7 +88,7 @@ def _level(
     inner: list[Rewritten] = []
     closed = _inside(closed, clip, choice, inner)
     residuals = [made for plan in remade for made in plan.described()]
-    again = [(e, plan.turns) for plan in remade for e in plan.again]
+    again = [x for plan in remade for x in plan.repeated]
     again += [(e, 1) for e in cut]
     return Rewritten(
         closed,
@@ -107,7 +108,12 @@ def _remade(closed, choice: Choice) -> tuple[Any, list]:
     plans = partial(remakes, price=price, offload=choice.offload)
     if choice.named:
         plans = partial(remakes_by_names, price=price)
-    closed, done = _until_done(closed, plans, remake)
+    done: list[Any] = []
+    if choice.segment is not None:
+        inside = partial(segmented, price=price, size=choice.segment)
+        closed, done = _until_done(closed, inside, remake_segments)
+    closed, whole = _until_done(closed, plans, remake)
+    done += whole
     if choice.more is not None:
         price = price_at(choice.more, choice.machine)
         plans = partial(remakes, price=price, part=choice.part)

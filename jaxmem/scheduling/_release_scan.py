@@ -12,7 +12,7 @@ from jaxmem import _compat, _jaxpr
 from jaxmem.scheduling._graph import Graph, Values
 from jaxmem.scheduling._layer_axis import Axis, Reduced, narrow
 from jaxmem.scheduling._release import Place, Release, made_of
-from jaxmem.scheduling._scans import is_var, scan_like, split, xs_of, ys_of
+from jaxmem.scheduling._scans import is_ahead, is_var, scan_like, split, xs_of, ys_of
 from jaxmem.scheduling._write_back import narrowed, scan_with_write_back
 
 
@@ -186,10 +186,21 @@ class _Body:
             turn[i] if i in turn else jnp.squeeze(layer.slice_of(v, 0), 0)
             for i, v in enumerate(xs_of(self.eqn))
         ]
-        outs = _jaxpr.evaluate(self.eqn.params["jaxpr"], [*self.consts, *inner, *xs])
+        outs = _jaxpr.evaluate(
+            self.eqn.params["jaxpr"], [*self._consts_now(layer), *inner, *xs]
+        )
         ys = zip(ys_of(self.eqn), outs[len(inner) :], strict=True)
         layer.env.update({(v, 0): jnp.expand_dims(y, 0) for v, y in ys})
         return outs[: len(inner)]
+
+    def _consts_now(self, layer: "_Layer") -> list:
+        """The old constants; those of which it reads rows to come, from the buffer."""
+        now = list(self.consts)
+        for k, v in enumerate(split(self.eqn, self.eqn.invars)[0]):
+            maker = self.graph.maker.get(v) if is_var(v) else None
+            if maker is not None and is_ahead(eqn := self.graph.eqns[maker]):
+                now[k] = layer.whole.get((eqn.invars[0], 0), now[k])
+        return now
 
     def _combined(self, i: int, total, layer: "_Layer"):
         verdict = self.plan.verdicts[i]

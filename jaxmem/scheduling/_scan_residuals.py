@@ -86,14 +86,12 @@ class Remake:
                 continue
             aval = self.pair.stacks[slot].aval
             aval = jax.ShapeDtypeStruct((self.turns, *aval.shape[1:]), aval.dtype)
-            yield aval, self._maker(v), self._words(slot in late, v), 1
+            yield aval, self.maker(v), self._words(slot in late, v), 1
         masks = [v for v in self.kept if is_mask(v) and v not in self.away]
         for v in [*instead, *masks]:
-            shape, dtype = v.aval.shape, v.aval.dtype
-            if is_mask(v):
-                shape, dtype = (kept_size(v),), jnp.dtype(jnp.uint8)
-            aval = jax.ShapeDtypeStruct((self.turns, *shape), dtype)
-            yield aval, self._maker(v), _words_instead(v), -1
+            aval = aval_kept(v)
+            aval = jax.ShapeDtypeStruct((self.turns, *aval.shape), aval.dtype)
+            yield aval, self.maker(v), _words_instead(v), -1
 
     @property
     def offloaded(self) -> int:
@@ -101,12 +99,13 @@ class Remake:
         return self.turns * sum(map(kept_size, self.away))
 
     @property
-    def again(self) -> list[Any]:
-        """The equations that are evaluated twice and cost something."""
+    def repeated(self) -> list[tuple[Any, int]]:
+        """(equation, how often) of what is evaluated again and costs something."""
         eqns = [self.body.eqns[i] for i in needed(self.body, self.wanted, self.known)]
-        return [e for e in eqns if fused_only(e) is None]
+        return [(e, self.turns) for e in eqns if fused_only(e) is None]
 
-    def _maker(self, v):
+    def maker(self, v):
+        """The equation of the forward body that makes a variable, if one does."""
         return self.body.eqns[self.body.maker[v]] if v in self.body.maker else None
 
     def _words(self, late: bool, v) -> str:
@@ -248,6 +247,12 @@ def _fetched(plan: Remake, v, value):
 
 def packed(v, value):
     return pack_bits(value) if is_mask(v) else value
+
+
+def aval_kept(v) -> jax.ShapeDtypeStruct:
+    """What `packed` makes of a variable."""
+    like = jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
+    return jax.eval_shape(pack_bits, like) if is_mask(v) else like
 
 
 def unpacked(v, value):

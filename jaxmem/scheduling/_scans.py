@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem import _compat
 from jaxmem._bits import packed_nbytes
@@ -57,6 +58,22 @@ def xs_of(eqn) -> list[Any]:
 def ys_of(eqn) -> list[Any]:
     """The arrays that a scan stacks."""
     return list(eqn.outvars[_compat.scan_counts(eqn)[1] :])
+
+
+_AHEAD = "rows of layers to come"
+
+
+def ahead(stack):
+    """A stack of which a scan's body reads only rows that the scan is still to come to.
+
+    So they may be read in a buffer into which it writes the others.
+    """
+    return checkpoint_name(stack, _AHEAD)
+
+
+def is_ahead(eqn) -> bool:
+    """Whether an equation is that of `ahead`."""
+    return eqn.primitive.name == "name" and eqn.params["name"] == _AHEAD
 
 
 def barrier(values: Sequence[Any]) -> list[Any]:
