@@ -160,10 +160,7 @@ def _in_segments(step: Step, rungs: Sequence[Rung]) -> Iterator[Rung]:
 
 
 def _is_below(rung: Rung, flat: Sequence[Rung]) -> bool:
-    """Whether a part of the layers by one flat rung, and the others by another, is more.
-
-    Seconds are compared, at the same bytes.
-    """
+    """Whether two flat rungs, each for some of the layers, would take more seconds."""
     if rung.bytes < flat[-1].bytes:
         return True
     ends = [(r.bytes, r.seconds) for r in reversed(flat)]

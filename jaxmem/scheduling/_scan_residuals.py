@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jaxmem import _compat, _jaxpr
 from jaxmem._bits import pack_bits, unpack_bits

@@ -82,7 +82,7 @@ def test_equals_jax_nn(option, block_size):
     ],
 )
 @pytest.mark.parametrize("what", ["bias", "mask"])
-@pytest.mark.parametrize("budget", [2**24, 1500])
+@pytest.mark.parametrize("budget", [pytest.param(2**24, marks=pytest.mark.slow), 1500])
 def test_broadcast_bias_and_mask(what, shape, budget, monkeypatch):
     monkeypatch.setattr(_attention_xla, "BLOCK_LOGITS_BYTES", budget)
     if what == "mask":
