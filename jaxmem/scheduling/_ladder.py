@@ -3,8 +3,9 @@
 The bytes kept, drawn over the seconds of computing again, are a convex curve whose
 corners are cuts, each the best for some rate of bytes a second. Two corners give the
 rate at which they are worth the same; the cut at that rate is another corner between
-them, or there is none. Below them come those that run whole segments of layers again,
-or have what they keep wait in the host's memory.
+them, or there is none. Below them come those that have what they keep wait in the
+host's memory. Running segments of layers again (`in_segments`) is a ladder of its own:
+what a layer needs while it runs is another figure there.
 """
 
 import math
@@ -17,7 +18,7 @@ import numpy as np
 
 from jaxmem.scheduling._choice import Choice, price_at
 from jaxmem.scheduling._least import price_of
-from jaxmem.scheduling._machine import MACHINES, seconds
+from jaxmem.scheduling._machine import MACHINES, flops, seconds
 from jaxmem.scheduling._pairs import Cut, Pair, cut, cut_by_names
 from jaxmem.scheduling._scan_segments import segments_of
 from jaxmem.scheduling._scans import kept_size
@@ -36,11 +37,13 @@ class Rung:
       bytes: what is kept from the forward to the backward pass, or another figure that
         differs from the peak by about as much on every rung.
       seconds: of computing again.
+      flops: of matmuls that are computed again; only segments have them.
     """
 
     choice: Choice
     bytes: int
     seconds: float
+    flops: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -100,12 +103,25 @@ def ladder(step: Step) -> list[Rung]:
     found = [*ends[:2], *_between(step, ends[1], ends[2], least), ends[2]]
     if step.offload:
         found += _away(step, ends[2])
-    elif not step.named:
-        flat = tuple(found)
-        found += (r for r in _in_segments(step, flat) if _is_below(r, flat))
-    found.sort(key=lambda rung: rung.seconds)  # in segments it may be fewer
-    kept = found[:1]
-    for rung in found[1:]:
+    return _descending(found, least)
+
+
+def in_segments(step: Step, flat: Sequence[Rung]) -> list[Rung]:
+    """Rungs that run a segment of layers at a time again, where that is worth it.
+
+    `flat`: the rungs of `ladder`; where their bytes are reached, it has fewer seconds.
+    """
+    if step.named or step.offload or step.is_list:
+        return []
+    found = [r for r in _of_any_length(step, flat) if _is_below(r, flat)]
+    found.sort(key=lambda rung: rung.seconds)
+    return _descending(found, _LEAST * flat[0].bytes)
+
+
+def _descending(rungs: Sequence[Rung], least: float) -> list[Rung]:
+    """Those that keep less than the one before, by more than `least` bytes."""
+    kept = list(rungs[:1])
+    for rung in rungs[1:]:
         if kept[-1].bytes - rung.bytes > least:
             kept.append(rung)
     return kept
@@ -140,31 +156,33 @@ def _away(step: Step, rung: Rung) -> Iterator[Rung]:
         yield Rung(choice, rung.bytes - gone, rung.seconds + 2 * gone / host)
 
 
-def _in_segments(step: Step, rungs: Sequence[Rung]) -> Iterator[Rung]:
-    """Rungs of which a segment of layers at a time is made again, in any length."""
+def _of_any_length(step: Step, rungs: Sequence[Rung]) -> Iterator[Rung]:
+    """What each rung is in segments, of all lengths at which something is saved."""
     cost = partial(seconds, machine=MACHINES[step.machine])
     for rung in rungs:
         price = price_at(rung.choice.rate, step.machine)
         cuts = [(pair, cut(pair, price, late=False)) for pair in step.scans]
         for size in range(2, step.layers):
-            kept, again, some = 0, 0.0, False
+            kept, again, some = 0, [], False
             for pair, found in cuts:
                 plan = segments_of(pair, found, size)
                 kept += pair.length * found.bytes if plan is None else plan.bytes
                 twice = [(pair.body.eqns[i], pair.length) for i in found.again]
                 twice = twice if plan is None else plan.repeated
-                again += sum(times * (cost(e) or 0.0) for e, times in twice)
+                again += twice
                 some |= plan is not None
             if some:
-                yield Rung(replace(rung.choice, segment=size), kept, again)
+                time = sum(times * (cost(e) or 0.0) for e, times in again)
+                work = sum(times * flops(e) for e, times in again)
+                yield Rung(replace(rung.choice, segment=size), kept, time, work)
 
 
 def _is_below(rung: Rung, flat: Sequence[Rung]) -> bool:
     """Whether two flat rungs, each for some of the layers, would take more seconds."""
     if rung.bytes < flat[-1].bytes:
         return True
-    ends = [(r.bytes, r.seconds) for r in reversed(flat)]
-    return rung.seconds < np.interp(rung.bytes, *zip(*ends, strict=True))
+    kept = [r.bytes for r in reversed(flat)]
+    return rung.seconds < np.interp(rung.bytes, kept, [r.seconds for r in flat[::-1]])
 
 
 def _cuts(step: Step, rate: float | None) -> list[tuple[Pair, Cut]]:

@@ -11,9 +11,10 @@ from jaxmem import _jaxpr
 from jaxmem.memory import MemoryReport, estimate
 from jaxmem.memory._pool import DoesNotFit
 from jaxmem.scheduling._arguments import jit_with
-from jaxmem.scheduling._budget import Search, Tried, compiled
+from jaxmem.scheduling._budget import BudgetError, Search, Tried, compiled
 from jaxmem.scheduling._choice import NAMED, NO_CHOICE, Choice
-from jaxmem.scheduling._ladder import Step, ladder, step_of
+from jaxmem.scheduling._ladder import Step, in_segments, ladder, step_of
+from jaxmem.scheduling._machine import flops
 from jaxmem.scheduling._passes import Aliases, Rewritten
 from jaxmem.scheduling._plan import Plan, fingerprint
 from jaxmem.scheduling._reordered import sequences
@@ -102,7 +103,7 @@ def search(
         rungs = _rungs(step, first, about, best)
         known = {} if best is None else {0: best.peak}
         choose = Search(rungs, about.layers, budget, step.compile, tell, tried, known)
-        best = choose.run()
+        best = _fitting(step, choose, about)
     assert best is not None
     seconds = time.perf_counter() - start
     rewritten = step.rewritten(best.choice)
@@ -115,6 +116,36 @@ def search(
         best.report,
         step.fingerprint,
     )
+
+
+_LESS = 0.95  # of the seconds: for more, segments are not looked at
+
+
+def _fitting(step: Evaluated, flat: Search, about: Step) -> Tried:
+    """What a search finds, or another among segments where that is better.
+
+    Better is less by the clock's estimate and no more by the count of flops.
+    """
+    best, failure = None, None
+    try:
+        best = flat.run()
+    except BudgetError as error:
+        failure = error
+    rungs = in_segments(about, flat.rungs)
+    if best is not None:
+        work = sum(times * flops(e) for e, times in step.rewritten(best.choice).again)
+        most = _LESS * best.seconds
+        rungs = [r for r in rungs if r.seconds < most and r.flops <= work]
+    if rungs:
+        rest = min(p - flat.rungs[i].bytes for i, p in flat.peaks.items())
+        try:
+            return replace(flat, rungs=rungs, peaks={}, rest=rest).run()
+        except BudgetError as error:
+            failure = error
+    if best is None:
+        assert failure is not None
+        raise failure
+    return best
 
 
 def _rungs(step: Evaluated, first: Rewritten, about: Step, best: Tried | None):

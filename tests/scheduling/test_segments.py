@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from jaxmem import _jaxpr, schedule
 from jaxmem.memory import estimate
 from jaxmem.scheduling import BudgetError, Choice, Plan
-from jaxmem.scheduling._ladder import ladder, step_of
+from jaxmem.scheduling._ladder import in_segments, ladder, step_of
 from jaxmem.scheduling._machine import flops
 from jaxmem.scheduling._pairs import cut, pairs
 from jaxmem.scheduling._passes import NO_CHOICE, by_shape, rewrite
@@ -76,7 +76,7 @@ def dropout(ws, x):
 LOSSES = (plain_layers, from_the_end, one_weight, many_carries, dropout)
 
 
-def in_segments(fn, args, size, rate=LOWEST):
+def run_again(fn, args, size, rate=LOWEST):
     closed = jax.make_jaxpr(fn)(*args)
     return rewrite(closed, {}, None, Choice("h100", rate, segment=size))
 
@@ -87,7 +87,7 @@ def in_segments(fn, args, size, rate=LOWEST):
 def test_gives_the_same(loss, size):
     args = args_of()
     fn = jax.value_and_grad(loss)
-    made = in_segments(fn, args, size)
+    made = run_again(fn, args, size)
     inner = [e.primitive.name for s in scans(made.jaxpr) for e in _jaxpr.walk(_body(s))]
     assert "while" in inner
     got = jax.jit(lambda *a: _jaxpr.evaluate(made.jaxpr, list(a)))(*args)
@@ -99,7 +99,7 @@ def test_gives_the_same(loss, size):
 def test_gives_the_same_whatever_else_is_kept(rate):
     args = args_of()
     fn = jax.value_and_grad(dropout)
-    made = in_segments(fn, args, 3, rate)
+    made = run_again(fn, args, 3, rate)
     got = jax.jit(lambda *a: _jaxpr.evaluate(made.jaxpr, list(a)))(*args)
     assert_close(got, jax.tree.leaves(fn(*args)))
 
@@ -111,7 +111,7 @@ def _body(eqn):
 @pytest.mark.usefixtures("x64")
 def test_a_length_that_is_one_more_than_a_segment():
     args = args_of(3)
-    made = in_segments(jax.grad(plain_layers), args, 2, float("inf"))
+    made = run_again(jax.grad(plain_layers), args, 2, float("inf"))
     got = _jaxpr.evaluate(made.jaxpr, list(args))
     assert_close(got, [jax.grad(plain_layers)(*args)])
 
@@ -129,7 +129,7 @@ def test_inside_shard_map(check_vma):
     mapped = functools.partial(
         jax.shard_map, mesh=mesh, out_specs=PartitionSpec(), check_vma=check_vma
     )(step, in_specs=specs)
-    made = in_segments(mapped, (ws, x), 3)
+    made = run_again(mapped, (ws, x), 3)
     assert made.again
     got = jax.jit(lambda *a: _jaxpr.evaluate(made.jaxpr, list(a)))(ws, x)
     assert_close(got, [jax.jit(mapped)(ws, x)])
@@ -148,14 +148,14 @@ def test_keeps_a_row_for_each_segment_and_one_segment(size):
     assert plan is not None
     layer = 4 * B * D
     assert plan.bytes == (12 // size + size) * layer
-    forward = scans(in_segments(fn, args, size).jaxpr)[0]
+    forward = scans(run_again(fn, args, size).jaxpr)[0]
     kept = [v.aval for v in forward.outvars if v.aval.ndim == 3]
     assert sum(a.size * a.dtype.itemsize for a in kept) == plan.bytes
 
 
 def test_what_is_done_again_is_counted():
     """The forward pass less a segment, and what a layer makes of its input."""
-    made = in_segments(jax.grad(plain_layers), args_of(12), 4)
+    made = run_again(jax.grad(plain_layers), args_of(12), 4)
     dots = [(e, n) for e, n in made.again if e.primitive.name == "dot_general"]
     one = 2 * B * D * D
     assert sum(n * flops(e) for e, n in dots) == one * (2 * (12 - 4) + 2 * 12)
@@ -168,7 +168,7 @@ def test_a_loop_of_unknown_length_is_not_run_again():
         return jnp.sum(lax.scan(step, x, ws)[0] ** 2)
 
     args = args_of()
-    made = in_segments(jax.grad(loss), args, 3)
+    made = run_again(jax.grad(loss), args, 3)
     flat = rewrite(
         jax.make_jaxpr(jax.grad(loss))(*args), {}, None, Choice("h100", 1e-3)
     )
@@ -250,16 +250,17 @@ def test_the_ladder_goes_on_below_one_input_a_layer():
     args = deep()
     closed = jax.make_jaxpr(jax.grad(plain_layers))(*args)
     first = rewrite(closed, {}, None, NO_CHOICE)
-    rungs = ladder(step_of(first.pairs, [first.jaxpr], "h100"))
+    about = step_of(first.pairs, [first.jaxpr], "h100")
+    flat = ladder(about)
+    rungs = in_segments(about, flat)
     row = 2 * 8192 * 256
     best = min(-(-48 // size) + size for size in range(2, 48))
-    assert rungs[-1].bytes == best * row < 48 * row
-    assert rungs[-1].choice.segment is not None
+    assert rungs[-1].bytes == best * row < flat[-1].bytes == 48 * row
+    assert all(r.choice.segment for r in rungs)
     assert [r.bytes for r in rungs] == sorted((r.bytes for r in rungs), reverse=True)
     assert [r.seconds for r in rungs] == sorted(r.seconds for r in rungs)
-    named = ladder(step_of(first.pairs, (), "h100", named=True))
-    away = ladder(step_of(first.pairs, (), "h100", offload=True))
-    assert not any(r.choice.segment for r in [*named, *away])
+    for how in ({"named": True}, {"offload": True}):
+        assert in_segments(step_of(first.pairs, (), "h100", **how), flat) == []
 
 
 def test_fits_a_budget_below_one_input_a_layer():
