@@ -70,7 +70,8 @@ def float32(*tiles: Tile) -> tuple[Tile, ...]:
 
 
 # -- the plain twins: functions of `activation_tpu.py` and `activation_gpu.py`, which
-# need not agree with them on which elements share a byte
+# need not agree with them on which elements share a byte; the gated ones are also what
+# the kernels do to a tile
 
 
 def forward(x: jax.Array, *, value: Function, code: Function, bits: int):

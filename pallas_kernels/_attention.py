@@ -28,6 +28,40 @@ class Rules(NamedTuple):
     shared: bool  # one dropout mask over batch and heads
 
 
+class Inputs(NamedTuple):
+    """The arrays of attention; all but the first three may be None.
+
+    Attributes:
+      q: [b, t, n, h]; k, v: [b, s, kh, h]. v is None where only its gradient is wanted.
+      bias: [b|1, n|1, t|1, s|1], added to the logits.
+      mask: boolean [b|1, n|1, t|1, s|1]: whether a query may see a key.
+      q_segments, kv_segments: int32 [b, t] and [b, s].
+      q_len, kv_len: int32 [b].
+      seed: uint32 [2].
+    """
+
+    q: Any
+    k: Any
+    v: Any = None
+    bias: Any = None
+    mask: Any = None
+    q_segments: Any = None
+    kv_segments: Any = None
+    q_len: Any = None
+    kv_len: Any = None
+    seed: Any = None
+
+    def masked_bias(self):
+        """The bias [b|1, n|1, t|1, s|1] with -inf where the mask hides a key; or None.
+
+        Two bytes an element where there is no bias: a kernel reads one array.
+        """
+        if self.mask is None:
+            return self.bias
+        bias = jnp.zeros((), jnp.bfloat16) if self.bias is None else self.bias
+        return jnp.where(self.mask, bias, jnp.array(-jnp.inf, bias.dtype))
+
+
 def _all(conditions):
     result = None
     for condition in conditions:
@@ -113,20 +147,17 @@ def bounded(rules: Rules, queries: int, keys: int) -> Rules:
     return rules._replace(window=(left, right))
 
 
-def sees_nothing(
-    rules: Rules,
-    queries: int,
-    keys: int,
-    q_segments=None,
-    kv_segments=None,
-    q_len=None,
-    kv_len=None,
-) -> jax.Array | None:
+def sees_nothing(rules: Rules, inputs: Inputs) -> jax.Array | None:
     """Boolean [b|1, queries] of the rows that perhaps see no key; None if none does.
 
     With segments these are the rows whose own position holds no key of their segment:
     in self-attention none. Rows beyond `q_len` do not count.
     """
+    if inputs.mask is not None:
+        return _masked_rows(rules, inputs)
+    queries, keys = inputs.q.shape[1], inputs.k.shape[1]
+    q_segments, kv_segments = inputs.q_segments, inputs.kv_segments
+    q_len, kv_len = inputs.q_len, inputs.kv_len
     t = jnp.arange(queries, dtype=jnp.int32)[None]
     limit = None if kv_len is None else kv_len[:, None]
     dynamic = kv_len is not None or q_segments is not None
@@ -142,6 +173,27 @@ def sees_nothing(
     if q_len is not None:
         nothing = nothing & (t < q_len[:, None])
     return nothing
+
+
+def _masked_rows(rules: Rules, inputs: Inputs):
+    """`sees_nothing` with a mask, of which every element is looked at."""
+    rows = jnp.arange(inputs.q.shape[1], dtype=jnp.int32)[None, None, :, None]
+    columns = jnp.arange(inputs.k.shape[1], dtype=jnp.int32)[None, None, None, :]
+    q_segments, kv_segments, kv_len = (
+        None if x is None else jnp.expand_dims(x, axes)
+        for x, axes in (
+            (inputs.q_segments, (1, 3)),
+            (inputs.kv_segments, (1, 2)),
+            (inputs.kv_len, (1, 2, 3)),
+        )
+    )
+    seen = visible(rules, rows, columns, q_segments, kv_segments, kv_len)
+    seen = inputs.mask if seen is None else inputs.mask & seen
+    nothing = (~seen.any(axis=3)).any(axis=1)
+    nothing = jnp.broadcast_to(nothing, (nothing.shape[0], rows.size))
+    if inputs.q_len is None:
+        return nothing
+    return nothing & (rows.reshape(1, -1) < inputs.q_len[:, None])
 
 
 def _can_miss(rules: Rules, queries: int, keys: int) -> bool:

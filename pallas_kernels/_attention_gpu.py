@@ -21,6 +21,7 @@ from jax import lax
 
 from pallas_kernels._attention import (
     MASKED,
+    Inputs,
     Rules,
     any_in_blocks,
     bounded,
@@ -48,6 +49,7 @@ class Case(NamedTuple):
     dtype: Any
     block_q: int
     block_kv: int
+    hides: bool  # whether a bias of `FLOOR` or less stands for a mask
 
     @property
     def q_blocks(self) -> int:
@@ -68,10 +70,11 @@ class Case(NamedTuple):
         return self.batch, self.heads, self.q_blocks * self.block_q
 
 
-def make_case(rules: Rules, q, k, block_q: int, block_kv: int) -> Case:
+def make_case(rules: Rules, inputs: Inputs, block_q: int, block_kv: int) -> Case:
     """NotImplementedError for what tensor cores, copies or registers do not take."""
+    q = inputs.q
     batch, queries, heads, size = q.shape
-    keys, kv_heads = k.shape[1:3]
+    keys, kv_heads = inputs.k.shape[1:3]
     if q.dtype not in (jnp.bfloat16, jnp.float16):
         raise NotImplementedError(f"bfloat16 and float16 alone, not {q.dtype}")
     if size not in (64, 128):
@@ -85,9 +88,9 @@ def make_case(rules: Rules, q, k, block_q: int, block_kv: int) -> Case:
         blocks = f"{block_q} queries and {block_kv} keys"
         raise NotImplementedError(f"blocks that {_BLOCK} divides alone, not {blocks}")
     rules = bounded(rules, queries, keys)
-    return Case(
-        rules, batch, queries, keys, heads, kv_heads, size, q.dtype, block_q, block_kv
-    )
+    sizes = batch, queries, keys, heads, kv_heads, size
+    hides = inputs.mask is not None
+    return Case(rules, *sizes, q.dtype, block_q, block_kv, hides)
 
 
 def padded(x, block: int):
@@ -133,18 +136,20 @@ class Tables(NamedTuple):
     rest: dict[str, jax.Array]
 
 
-def make_tables(case: Case, bias, q_segments, kv_segments, q_len, kv_len, seed):
+def make_tables(case: Case, inputs: Inputs) -> Tables:
     """All that masks, bias and dropout come from; "blocks" are those of queries."""
-    per_query, rest = _limits(case, q_segments, kv_segments, q_len, kv_len)
-    per_key = {}
-    if q_segments is not None:
-        per_query["q_segment"] = padded(q_segments[:, None], case.block_q)
-        per_key["kv_segment"] = padded(kv_segments[:, None], case.block_kv)
+    per_query, rest = _limits(case, inputs)
+    per_key, seed, bias = {}, inputs.seed, inputs.masked_bias()
+    if inputs.q_segments is not None:
+        per_query["q_segment"] = padded(inputs.q_segments[:, None], case.block_q)
+        per_key["kv_segment"] = padded(inputs.kv_segments[:, None], case.block_kv)
     if case.rules.rate:
         per_query["word_a"], per_query["word_b"] = row_words(seed, _dropout_rows(case))
         columns = jnp.arange(case.kv_blocks * case.block_kv, dtype=jnp.uint32)
         per_key["word"] = column_word(seed, columns)[None, None]
     if bias is not None:
+        if case.hides and bias.shape[3] == 1:
+            bias = jnp.broadcast_to(bias, (*bias.shape[:3], case.keys))
         _check_bias(case, bias)
         if bias.shape[2] == 1:
             bias = in_base_2(bias[:, :, 0].astype(jnp.float32))
@@ -170,9 +175,9 @@ def _check_bias(case: Case, bias) -> None:
         raise NotImplementedError("no bias of keys that differs among heads of one key")
 
 
-def _limits(case: Case, q_segments, kv_segments, q_len, kv_len):
+def _limits(case: Case, inputs: Inputs):
     """The first and last key of each query, and the blocks that follow from them."""
-    rules = case.rules
+    rules, kv_len = case.rules, inputs.kv_len
     if not rules.causal and rules.window is None and kv_len is None:
         return {}, {}
     t = jnp.arange(case.rows[2], dtype=jnp.int32)[None]
@@ -182,9 +187,7 @@ def _limits(case: Case, q_segments, kv_segments, q_len, kv_len):
     low, high = (
         jnp.broadcast_to(x, shape) for x in keys_seen(rules, t, t, case.keys, limit)
     )
-    nothing = sees_nothing(
-        rules, case.queries, case.keys, q_segments, kv_segments, q_len, kv_len
-    )
+    nothing = sees_nothing(rules, inputs)
     vectors = {"high": high[:, None]}
     if rules.window is not None:
         vectors["low"] = low[:, None]

@@ -94,6 +94,16 @@ class Tile(NamedTuple):
         if "q_segment" in limits:
             segment = self.of_keys(self.per_key["kv_segment"])
             yield self.of_queries(limits["q_segment"]) == segment
+        if self.case.hides and (bias := self._bias()) is not None:
+            yield bias > np.float32(FLOOR)
+
+    def _bias(self):
+        """In base 2; None if there is none."""
+        if "bias" in self.per_key:
+            return self.of_keys(self.per_key["bias"])
+        if self.bias is not None:
+            return in_base_2(self.bias[...].astype(jnp.float32))
+        return None
 
     def seen(self):
         """Where a query sees a key; None where all do."""
@@ -109,10 +119,8 @@ class Tile(NamedTuple):
     def logits(self, products, seen):
         """Scaled, with bias and masks, in base 2; -inf for keys that are not there."""
         x = products * self._scale
-        if "bias" in self.per_key:
-            x = x + self.of_keys(self.per_key["bias"])
-        if self.bias is not None:
-            x = x + in_base_2(self.bias[...].astype(jnp.float32))
+        if (bias := self._bias()) is not None:
+            x = x + bias
         if seen is not None:
             x = jnp.where(seen, x, np.float32(FLOOR))
         if self.case.keys % self.case.block_kv:

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import _attention as common
-from pallas_kernels._attention import Rules
+from pallas_kernels._attention import Inputs, Rules
 
 LANES = 128
 BLOCKS = 512, 256, 128  # the first that leaves room on the chip
@@ -76,6 +76,7 @@ class How(NamedTuple):
     q_len: bool  # whether there are lengths
     kv_len: bool
     segments: bool
+    hides: bool  # whether a bias of -inf stands for a mask
     one_pass: bool  # whether dq has room on the chip, beside dk and dv
 
 
@@ -117,10 +118,12 @@ def _check(q, bias) -> None:
         raise NotImplementedError(f"heads of up to {MOST_HEAD}, not {q.shape[-1]}")
 
 
-def how_for(
-    rules: Rules, q, k, bias, segments, q_len, kv_len, block_q, block_kv
-) -> How:
-    """The static part, with the largest blocks that leave room."""
+def how_for(rules: Rules, inputs: Inputs, bias, block_q, block_kv) -> How:
+    """The static part, with the largest blocks that leave room.
+
+    `bias`: as the kernel reads it, with the mask in it.
+    """
+    q, k = inputs.q, inputs.k
     _check(q, bias)
     options = [_sizes(q, k, block_q or size, block_kv or size) for size in BLOCKS]
     used = [_bytes_on_chip(sizes, q.dtype.itemsize, bias) for sizes in options]
@@ -129,9 +132,10 @@ def how_for(
     return How(
         common.bounded(rules, q.shape[1], k.shape[1]),
         options[best],
-        q_len is not None,
-        kv_len is not None,
-        segments is not None,
+        inputs.q_len is not None,
+        inputs.kv_len is not None,
+        inputs.q_segments is not None,
+        inputs.mask is not None,
         whole <= CHIP_BYTES,
     )
 
@@ -183,11 +187,12 @@ def from_lanes(x, heads: int, head: int):
     return x.reshape(*x.shape[:2], heads, -1)[..., :head]
 
 
-def extras(sizes: Sizes, bias, q_segments, kv_segments) -> dict[str, Any]:
+def extras(sizes: Sizes, bias, inputs: Inputs) -> dict[str, Any]:
     """What a kernel may lack: segments, and the bias by its layout."""
     ins = _bias_by_lanes(bias, sizes.keys)
-    if q_segments is not None:
-        ins |= {"q_segments": q_segments[:, None], "kv_segments": kv_segments[:, None]}
+    if inputs.q_segments is not None:
+        ins["q_segments"] = inputs.q_segments[:, None]
+        ins["kv_segments"] = inputs.kv_segments[:, None]
     return ins
 
 
@@ -215,16 +220,14 @@ class Scalars(NamedTuple):
     kv_spans: Any
 
 
-def scalars_for(how: How, q_segments, kv_segments, q_len, kv_len, seed) -> Scalars:
+def scalars_for(how: How, inputs: Inputs) -> Scalars:
     """Seed, lengths, which blocks of queries may miss all keys, segments of blocks.
 
     Those which may have a row that sees nothing are flags [b, q_blocks + 1], flat, with
     one for any block at the end.
     """
-    sizes = how.sizes
-    nothing = common.sees_nothing(
-        how.rules, sizes.queries, sizes.keys, q_segments, kv_segments, q_len, kv_len
-    )
+    sizes, q_len, kv_len = how.sizes, inputs.q_len, inputs.kv_len
+    nothing = common.sees_nothing(how.rules, inputs)
     if nothing is None:
         misses = jnp.zeros((1,), jnp.int32)
     else:
@@ -236,11 +239,11 @@ def scalars_for(how: How, q_segments, kv_segments, q_len, kv_len, seed) -> Scala
     spans = whole(0), whole(0)
     if how.segments:
         spans = (
-            common.spans(q_segments, sizes.block_q),
-            common.spans(kv_segments, sizes.block_kv),
+            common.spans(inputs.q_segments, sizes.block_q),
+            common.spans(inputs.kv_segments, sizes.block_kv),
         )
     return Scalars(
-        jnp.zeros((2,), jnp.uint32) if seed is None else seed,
+        jnp.zeros((2,), jnp.uint32) if inputs.seed is None else inputs.seed,
         whole(sizes.queries) if q_len is None else jnp.minimum(q_len, sizes.queries),
         whole(sizes.keys) if kv_len is None else kv_len,
         misses.reshape(-1),

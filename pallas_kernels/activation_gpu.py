@@ -89,11 +89,7 @@ def gated_forward(
 ) -> jax.Array:
     """`value(gate) * up`."""
     _activation.check(DTYPES, gate, up)
-
-    def step(gate, up):
-        a, b = float32(gate, up)
-        return ((value(a) * b).astype(gate.dtype),)
-
+    step = lambda gate, up: (_activation.gated_forward(gate, up, value=value),)
     block = block or _GATED
     run = functools.partial(_gated_forward, step=step, block=block)
     flat = [array.reshape(-1) for array in (gate, up)]
@@ -114,12 +110,7 @@ def gated_backward(
     `both` gives value and slope of a float32 tile of the gate.
     """
     _activation.check(DTYPES, g, gate, up)
-
-    def step(g, gate, up):
-        t, a, b = float32(g, gate, up)
-        value, slope = both(a)
-        return (t * value).astype(up.dtype), (t * b * slope).astype(gate.dtype)
-
+    step = lambda *tiles: _activation.gated_backward(*tiles, both=both)[::-1]
     block = block or _GATED
     run = functools.partial(_gated_backward, step=step, block=block)
     flat = [array.reshape(-1) for array in (g, gate, up)]

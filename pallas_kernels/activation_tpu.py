@@ -92,10 +92,7 @@ def gated_forward(
     """`value(gate) * up`."""
     _activation.check(DTYPES, gate, up)
 
-    def step(gate, up):
-        a, b = float32(gate, up)
-        return [(value(a) * b).astype(gate.dtype)]
-
+    step = lambda gate, up: [_activation.gated_forward(gate, up, value=value)]
     (y,) = _sweep(step, [_folded(gate), _folded(up)], [gate.dtype], block)
     return _unfolded(y, gate)
 
@@ -113,12 +110,7 @@ def gated_backward(
     `both` gives value and slope of a float32 tile of the gate.
     """
     _activation.check(DTYPES, g, gate, up)
-
-    def step(g, gate, up):
-        t, a, b = float32(g, gate, up)
-        value, slope = both(a)
-        return (t * b * slope).astype(gate.dtype), (t * value).astype(up.dtype)
-
+    step = functools.partial(_activation.gated_backward, both=both)
     arrays = [_folded(x) for x in (g, gate, up)]
     dtypes = [gate.dtype, up.dtype]
     d_gate, d_up = _sweep(step, arrays, dtypes, block, aliases={0: 1, 1: 0})

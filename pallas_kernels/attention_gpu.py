@@ -6,17 +6,17 @@ dropout's bits are those of the XLA path to the bit, since both count positions 
 (`_attention.dropout_row`). Blocks of keys that no query of a block sees are not
 visited; a query that sees none takes the mean of all values, and its block visits all.
 
-`forward(q[b, t, n, h], k[b, s, kh, h], v, bias, q_segments, kv_segments, q_len, kv_len,
-seed, *, scale, causal, window, rate, shared, block_q, block_kv)` gives
-(o[b, t, n, h], the maximum of each row of logits [b, n, t], the logarithm of its sum).
-`backward(the same arrays, o, row_max, row_log_sum, g, *, wanted, the same options)`
-gives (dq, dk, dv, None), None for what `wanted`, of "q", "k" and "v", does not name.
-For the gradient of v alone neither o nor v is needed: None.
+`forward(inputs, rules, *, block_q, block_kv)`, of the `Inputs` and `Rules` of
+`_attention.py`, gives (o[b, t, n, h], the maximum of each row of logits [b, n, t], the
+logarithm of its sum). `backward(inputs, o, row_max, row_log_sum, g, rules, *, wanted,
+block_q, block_kv)` gives (dq, dk, dv, None), None for what `wanted`, of "q", "k" and
+"v", does not name. For the gradient of v alone neither o nor v is needed: None.
 
 Done: bfloat16 and float16, heads of 64 and 128, lengths that 8 divides, fewer key heads
 than query heads, segments [b, t] and [b, s], lengths [b], a window, `seed` uint32[2],
-and a bias [b|1, n|1, t|1, s] without a gradient: a bias that differs among queries
-where 64 divides the lengths. Other arguments raise NotImplementedError.
+a bias [b|1, n|1, t|1, s] without a gradient and a mask, which becomes one: one that
+differs among queries where 64 divides the lengths. Other arguments raise
+NotImplementedError.
 
 Read and written, in elements of the dtype of q: forward q, k, v and o once, and k and v
 again for each further block of 128 queries, mostly from the second-level cache;

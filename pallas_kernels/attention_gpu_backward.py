@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels._attention import Rules
+from pallas_kernels._attention import Inputs, Rules
 from pallas_kernels._attention_gpu import (
     Case,
     Tables,
@@ -49,40 +49,27 @@ BLOCK_Q, BLOCK_KV = 64, 64
 
 
 def backward(
-    q,
-    k,
-    v,
-    bias,
-    q_segments,
-    kv_segments,
-    q_len,
-    kv_len,
-    seed,
+    inputs: Inputs,
     o,
     row_max,
     row_log_sum,
     g,
+    rules: Rules,
     *,
     wanted: frozenset[str],
-    scale: float,
-    causal: bool,
-    window: tuple[int, int] | None,
-    rate: float,
-    shared: bool,
     block_q: int | None = None,
     block_kv: int | None = None,
 ):
     """(dq, dk, dv, dbias), None for what is not wanted: see `attention_gpu.py`."""
     if "bias" in wanted:
         raise NotImplementedError("no gradient of the bias")
-    rules = Rules(scale, causal, window, rate, shared)
-    case = make_case(rules, q, k, block_q or BLOCK_Q, block_kv or BLOCK_KV)
-    tables = make_tables(case, bias, q_segments, kv_segments, q_len, kv_len, seed)
-    g = live_queries(case, g, q_len)
-    arrays = {"q": q, "g": g, "k": k}
+    case = make_case(rules, inputs, block_q or BLOCK_Q, block_kv or BLOCK_KV)
+    tables = make_tables(case, inputs)
+    g = live_queries(case, g, inputs.q_len)
+    arrays = {"q": inputs.q, "g": g, "k": inputs.k}
     rows = {"top": in_base_2(row_max), "log_total": in_base_2(row_log_sum)}
     if wanted & {"q", "k"}:
-        arrays["v"] = v
+        arrays["v"] = inputs.v
         delta = g.astype(_F32) * o.astype(_F32)
         rows["delta"] = jnp.swapaxes(delta.sum(axis=-1), 1, 2)
     rows = {name: padded(x, case.block_q) for name, x in rows.items()}

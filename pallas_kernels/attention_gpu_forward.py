@@ -8,7 +8,7 @@ the output stay in registers.
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels._attention import Rules
+from pallas_kernels._attention import Inputs, Rules
 from pallas_kernels._attention_gpu import (
     from_base_2,
     like,
@@ -23,29 +23,17 @@ BLOCK_Q, BLOCK_KV = 128, 64
 
 
 def forward(
-    q,
-    k,
-    v,
-    bias,
-    q_segments,
-    kv_segments,
-    q_len,
-    kv_len,
-    seed,
+    inputs: Inputs,
+    rules: Rules,
     *,
-    scale: float,
-    causal: bool,
-    window: tuple[int, int] | None,
-    rate: float,
-    shared: bool,
     block_q: int | None = None,
     block_kv: int | None = None,
 ):
     """(o, row maximum, logarithm of the row sum): see `attention_gpu.py`."""
-    rules = Rules(scale, causal, window, rate, shared)
-    case = make_case(rules, q, k, block_q or BLOCK_Q, block_kv or BLOCK_KV)
-    tables = make_tables(case, bias, q_segments, kv_segments, q_len, kv_len, seed)
-    kept = np.float32(1 - rate)
+    q = inputs.q
+    case = make_case(rules, inputs, block_q or BLOCK_Q, block_kv or BLOCK_KV)
+    tables = make_tables(case, inputs)
+    kept = np.float32(1 - rules.rate)
 
     def start():
         o = jnp.zeros((case.block_q, case.size), _F32)
@@ -70,7 +58,7 @@ def forward(
 
     number = like(q, case.rows, _F32)
     outs = {"o": like(q, q.shape, q.dtype), "top": number, "total": number}
-    arrays = {"q": q, "k": k, "v": v}
+    arrays = {"q": q, "k": inputs.k, "v": inputs.v}
     got = over_keys("jaxmem_attention", case, arrays, tables, outs, start, step, end)
     top, total = (got[name][..., : case.queries] for name in ("top", "total"))
-    return live_queries(case, got["o"], q_len), from_base_2(top), jnp.log(total)
+    return live_queries(case, got["o"], inputs.q_len), from_base_2(top), jnp.log(total)

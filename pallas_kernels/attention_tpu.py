@@ -38,7 +38,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import _attention as common
-from pallas_kernels._attention import MASKED, Rules
+from pallas_kernels._attention import MASKED, Inputs, Rules
 from pallas_kernels._attention_tpu import (
     At,
     How,
@@ -153,6 +153,9 @@ def _logits(how: How, place: Place, ins, n: int):
     if "q_segments" in ins:
         segments = ins["q_segments"][0], _column(ins["kv_segments"][0])
     seen = common.visible(how.rules, place.t, place.s, *segments, kv_len=place.kv_len)
+    if how.hides and bias is not None:
+        shown = jnp.broadcast_to(bias, logits.shape) > -np.inf
+        seen = shown if seen is None else seen & shown
     logits = _where(seen, logits, MASKED)
     return _where(_real_keys(how, place), logits, -jnp.inf), seen
 
@@ -226,50 +229,32 @@ def _finish(how: How, place: Place, outs, tops, totals, sums):
 
 
 def forward(
-    q,
-    k,
-    v,
-    bias,
-    q_segments,
-    kv_segments,
-    q_len,
-    kv_len,
-    seed,
+    inputs: Inputs,
+    rules: Rules,
     *,
-    scale: float,
-    causal: bool,
-    window: tuple[int, int] | None,
-    rate: float,
-    shared: bool,
     block_q: int | None = None,
     block_kv: int | None = None,
 ):
     """(o [b, t, n, h], row maximum, logarithm of the row sum), the last [b, n, t].
 
     Args:
-      q: [b, t, n, h]; k, v: [b, s, kh, h].
-      bias: None, or [b|1, n|1, t|1, s|1].
-      q_segments, kv_segments: None, or int32 [b, t] and [b, s].
-      q_len, kv_len: None, or int32 [b].
-      seed: uint32 [2]; None without dropout.
-      scale, causal, window, rate, shared: as in `_attention.Rules`.
+      inputs, rules: as in `_attention`.
       block_q, block_kv: multiples of 128; None for 512, or what has room on the chip.
 
     Raises:
       NotImplementedError: what this kernel does not do.
     """
-    rules = Rules(scale, causal, window, rate, shared)
-    how = how_for(rules, q, k, bias, q_segments, q_len, kv_len, block_q, block_kv)
+    q, k, v, bias = inputs.q, inputs.k, inputs.v, inputs.masked_bias()
+    how = how_for(rules, inputs, bias, block_q, block_kv)
     sizes, order = how.sizes, queries_outside(how)
-    scalars = scalars_for(how, q_segments, kv_segments, q_len, kv_len, seed)
     ins = {"q": lanes(q, sizes), "k": kv_lanes(k, sizes), "v": kv_lanes(v, sizes)}
-    ins |= extras(sizes, bias, q_segments, kv_segments)
+    ins |= extras(sizes, bias, inputs)
     outs = {"o": like(q, ins["q"].shape, q.dtype)}
     for name in ("top", "log_total"):
         outs[name] = like(q, sizes.stats, jnp.float32)
     rows = sizes.pack, 1, sizes.block_q
     scratch = rows, rows, (sizes.width, sizes.block_q)
-    name = "attention_forward"
+    name, scalars = "attention_forward", scalars_for(how, inputs)
     got = call(name, _forward_kernel, how, order, scalars, ins, outs, scratch)
     stats = (got[n].reshape(q.shape[0], -1, q.shape[1]) for n in ("top", "log_total"))
     return from_lanes(got["o"], q.shape[2], q.shape[3]), *stats
@@ -401,26 +386,14 @@ def _over_repeats(how: How, x):
 
 
 def backward(
-    q,
-    k,
-    v,
-    bias,
-    q_segments,
-    kv_segments,
-    q_len,
-    kv_len,
-    seed,
+    inputs: Inputs,
     o,
     row_max,
     row_log_sum,
     g,
+    rules: Rules,
     *,
     wanted: frozenset[str],
-    scale: float,
-    causal: bool,
-    window: tuple[int, int] | None,
-    rate: float,
-    shared: bool,
     block_q: int | None = None,
     block_kv: int | None = None,
 ):
@@ -435,19 +408,18 @@ def backward(
     """
     if "bias" in wanted:
         raise NotImplementedError("a bias without a gradient (use stop_gradient)")
-    rules = Rules(scale, causal, window, rate, shared)
-    how = how_for(rules, q, k, bias, q_segments, q_len, kv_len, block_q, block_kv)
-    sizes = how.sizes
-    scalars = scalars_for(how, q_segments, kv_segments, q_len, kv_len, seed)
+    q, k, bias = inputs.q, inputs.k, inputs.masked_bias()
+    how = how_for(rules, inputs, bias, block_q, block_kv)
+    sizes, scalars = how.sizes, scalars_for(how, inputs)
     ins = {"q": lanes(q, sizes), "k": kv_lanes(k, sizes), "g": lanes(g, sizes)}
     ins |= {"top": row_max, "log_total": row_log_sum}
     if wanted != {"v"}:
-        ins["v"] = kv_lanes(v, sizes)
+        ins["v"] = kv_lanes(inputs.v, sizes)
         delta = (g.astype(jnp.float32) * o.astype(jnp.float32)).sum(axis=-1)
         ins["delta"] = jnp.swapaxes(delta, 1, 2)
     stats = ins.keys() & {"top", "log_total", "delta"}
     ins |= {n: ins[n].reshape(sizes.stats) for n in stats}
-    ins |= extras(sizes, bias, q_segments, kv_segments)
+    ins |= extras(sizes, bias, inputs)
     shapes = {"dq": ins["q"], "dk": ins["k"], "dv": ins["k"]}
     outs = {f"d{n}": like(g, shapes[f"d{n}"].shape, q.dtype) for n in wanted}
     grads = _gradients(how, scalars, ins, outs)

@@ -152,8 +152,8 @@ def dot_product_attention(
       deterministic: True switches dropout off.
       implementation: "xla"; "pallas" for the kernel of a TPU or GPU, which holds the
         logits on the chip; None to choose: the kernel where it was measured to be no
-        slower. A kernel takes no `mask`, gives no gradient of a bias, is
-        differentiable once, and on several devices needs a `jax.shard_map`.
+        slower. A kernel reads a `mask` as a bias of two bytes, gives no gradient of
+        a bias, is differentiable once, and on several devices needs a `jax.shard_map`.
       block_size: queries a block; None chooses such that a block's float32 logits
         stay below 16 MiB, and takes one block where all fit; for a kernel it is one
         that suits the chip.

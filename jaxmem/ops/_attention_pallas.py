@@ -12,6 +12,7 @@ from jaxmem.ops import _attention_xla
 from jaxmem.ops._attention_block import Extras
 from jaxmem.ops._attention_xla import Plan
 from jaxmem.ops._quantize import Quantization
+from pallas_kernels._attention import Inputs
 from pallas_kernels.dispatch import Implementation, dispatch
 
 _DIFFERENTIATED = ("q", "k", "v", "bias")
@@ -38,27 +39,13 @@ def _gpu():
     return attention_gpu
 
 
-def _options(how: How) -> dict[str, Any]:
-    return how.plan.rules._asdict() | {"block_q": how.block_q}
-
-
-def _inputs(q, k, v, bias, extras: Extras) -> tuple[Any, ...]:
-    """The inputs as kernels take them."""
-    if extras.mask is not None:
-        raise NotImplementedError(
-            "masks by position, lengths and segment ids, not by an array"
-        )
-    segments = extras.q_segments, extras.kv_segments
-    return q, k, v, bias, *segments, extras.q_len, extras.kv_len, extras.seed
-
-
 def forward(how: How, q, k, v, bias, extras: Extras):
     """(o, row maximum [b, n, t], logarithm of the row sum [b, n, t])."""
 
     def on(platform):
         def run(q, k, v, bias, extras):
-            inputs = _inputs(q, k, v, bias, extras)
-            return platform().forward(*inputs, **_options(how))
+            inputs = Inputs(q, k, v, bias, **extras._asdict())
+            return platform().forward(inputs, how.plan.rules, block_q=how.block_q)
 
         return run
 
@@ -76,11 +63,11 @@ def backward(how: How, wanted: frozenset[str], saved: dict, g) -> dict[str, Any]
     def on(platform):
         def run(saved, g):
             extras = Extras(*(saved[name] for name in Extras._fields))
-            q, k, v, bias = (saved.get(name) for name in _DIFFERENTIATED)
-            inputs = _inputs(q, k, v, bias, extras)
+            arrays = (saved.get(name) for name in _DIFFERENTIATED)
+            inputs = Inputs(*arrays, **extras._asdict())
             results = (saved.get(name) for name in ("o", "top", "log_total"))
-            options = _options(how) | {"wanted": wanted}
-            grads = platform().backward(*inputs, *results, g, **options)
+            options = {"wanted": wanted, "block_q": how.block_q}
+            grads = platform().backward(inputs, *results, g, how.plan.rules, **options)
             named = zip(_DIFFERENTIATED, grads, strict=True)
             return {name: x for name, x in named if name in wanted}
 

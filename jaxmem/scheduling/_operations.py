@@ -21,6 +21,7 @@ from jaxmem import _compat, _jaxpr
 from jaxmem.planning import Graph, Operation, Value, peak, xla_order
 from jaxmem.scheduling import _graph
 from jaxmem.scheduling._fusion import Fusion, Kernel, Kind
+from jaxmem.scheduling._fusion_pools import early_zeros
 from jaxmem.scheduling._machine import flops
 from jaxmem.scheduling._operations_flat import written_out
 from jaxmem.scheduling._scans import is_on_host, size_of, split
@@ -121,6 +122,8 @@ class _Build:
         self.variables: list[Any] = []
         self.numbers: dict[Any, int] = {}
         self.after: dict[Any, int] = {}  # output of a barrier -> the barrier's token
+        self.pools = early_zeros(fusion.graph)
+        self.zeros: dict[Any, int] = {}  # what is pooled -> zeros for its gradient
         self.effect: list[int] = []  # the token of the last operation with side effects
 
     def number(self, v) -> int:
@@ -151,6 +154,9 @@ class _Build:
         if not again:
             self.effect = [self.value(0, "effect")]
             writes += self.effect
+        over = [(self.numbers[v], self.numbers[u]) for v, u in over]
+        if end in self.pools:
+            self.pool(self.pools[end], reads, writes, over)
         moved = 0 if tied else sum(self.values[v].bytes for v in reads + writes)
         self.operations.append(
             Operation(
@@ -158,7 +164,7 @@ class _Build:
                 tuple(dict.fromkeys(reads)),
                 tuple(writes),
                 inside(last, self.peak_of),
-                tuple((self.numbers[v], self.numbers[u]) for v, u in over),
+                tuple(over),
                 sum(map(flops, eqns)),
                 float(moved),
                 _compat.name_stack(last),
@@ -166,6 +172,15 @@ class _Build:
             )
         )
         self.equations.append(kernel.equations)
+
+    def pool(self, pooled, reads: list[int], writes: list[int], over: list) -> None:
+        """A pool makes zeros besides; its gradient writes over them."""
+        if pooled in self.zeros:
+            reads.append(self.zeros[pooled])
+            over.append((writes[0], self.zeros[pooled]))
+        else:
+            self.zeros[pooled] = self.value(size_of(pooled), "zeros")
+            writes.append(self.zeros[pooled])
 
     def tokens(self, kernel: Kernel) -> list[int]:
         """The barriers that a kernel reads through."""

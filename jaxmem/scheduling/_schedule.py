@@ -57,7 +57,8 @@ def schedule(
       that is the next layer's input. No matmul, reduction or random bit is done twice.
     - *A budget.* With `budget`, as much of the forward pass is computed again as it
       takes to fit, and no more: which values is chosen by the bytes they take and the
-      time they cost on `target`, and the compiler for `target` has the last word.
+      time they cost on `target`, and the compiler for `target` has the last word. Below
+      one input for each layer, segments of layers are run again (Chen et al. 2016).
     - *Order.* Layers that are unrolled are updated right after their gradient: a
       barrier keeps the compiler from putting all updates last.
 

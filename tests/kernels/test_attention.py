@@ -136,6 +136,21 @@ def test_blocks_that_segments_hide():
     check(qkv(b=2, t=340, s=340, n=1, k=1), **segments)
 
 
+def test_mask_of_keys():
+    """Padding on the left, so that with a causal mask the first queries see nothing."""
+    mask = jnp.arange(150)[None] >= jnp.asarray([[130], [0]])
+    check(qkv(b=2, n=1, k=1), mask=mask[:, None, None], is_causal=True, **DROPPED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(2, 2, 200, 150), (1, 1, 200, 1), (1, 2, 200, 150)])
+def test_mask_of_queries_and_keys(shape):
+    """Some rows see nothing; the bias is added to what is seen."""
+    mask = (normal(*shape, seed=7) > 0).at[:, :, :9].set(False)
+    args = *qkv(b=2), normal(1, 2, 1, 150, seed=5)
+    check(args, mask=mask, local_window_size=(60, 9), **DROPPED)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2, 2, 200, 150), (1, 1, 1, 150), (1, 2, 200, 1)])
 def test_bias(shape):
@@ -213,15 +228,24 @@ RULES = [
 def test_rows_that_see_nothing_are_known(rules):
     t, s = np.arange(23)[:, None], np.arange(9)[None, :]
     for q_len, kv_len in ((None, None), (23, 4), (7, 9), (20, 0)):
+        q, k = jnp.zeros((1, 23, 1, 1)), jnp.zeros((1, 9, 1, 1))
         seen = np.broadcast_to(True, (23, 9))
         for condition in (common.near(rules, t, s), kv_len and s < kv_len):
             seen = seen if condition is None else seen & condition
-        want = ~seen.any(axis=1) & (np.arange(23) < (q_len or 23))
-        lengths = (None if x is None else jnp.full((1,), x) for x in (q_len, kv_len))
-        got = common.sees_nothing(rules, 23, 9, None, None, *lengths)
-        np.testing.assert_array_equal(
-            np.zeros(23, bool) if got is None else np.asarray(got)[0], want
-        )
+        real = np.arange(23) < (23 if q_len is None else q_len)
+        lengths = {"q_len": q_len, "kv_len": kv_len}
+        lengths = {
+            k: None if x is None else jnp.full((1,), x) for k, x in lengths.items()
+        }
+        got = common.sees_nothing(rules, common.Inputs(q, k, **lengths))
+        got = np.zeros(23, bool) if got is None else np.asarray(got)[0]
+        np.testing.assert_array_equal(got, ~seen.any(axis=1) & real)
+        for shape in ((1, 2, 23, 9), (1, 1, 1, 9), (1, 1, 23, 1)):
+            mask = np.random.default_rng(0).random(shape) < 0.3
+            inputs = common.Inputs(q, k, mask=jnp.asarray(mask), **lengths)
+            nothing = ~(seen & mask).any(axis=3).all(axis=(0, 1)) & real
+            got = np.asarray(common.sees_nothing(rules, inputs))[0]
+            np.testing.assert_array_equal(got, nothing)
 
 
 @pytest.mark.parametrize("rules", RULES, ids=lambda r: f"{r.causal}-{r.window}")
@@ -342,6 +366,7 @@ MANY = {
     "query_segment_ids": jax.ShapeDtypeStruct((2, 600), jnp.int32),
     "key_value_segment_ids": jax.ShapeDtypeStruct((2, 333), jnp.int32),
     "bias": jax.ShapeDtypeStruct((2, 4, 600, 333), jnp.float32),
+    "mask": jax.ShapeDtypeStruct((2, 1, 1, 333), jnp.bool_),
 }
 
 
@@ -390,7 +415,6 @@ Q, K, V = qkv(t=16, s=16)
 @pytest.mark.parametrize(
     ("args", "kwargs", "text"),
     [
-        ((Q, K, V), {"mask": jnp.ones((16, 16), bool)}, "TPU: masks by position"),
         ([x.astype(jnp.float16) for x in (Q, K, V)], {}, "float32 and bfloat16, not"),
         ((Q, K, V), {"bias": jnp.ones((16, 16), jnp.float16)}, "a bias of float32"),
         (qkv(t=16, s=16, h=264), {}, "TPU: heads of up to 256, not 264"),

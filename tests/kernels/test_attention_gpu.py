@@ -16,7 +16,7 @@ from jaxmem.memory import targets
 from jaxmem.ops import _random
 from jaxmem.ops._attention import dot_product_attention
 from pallas_kernels import attention_gpu, attention_gpu_forward
-from pallas_kernels._attention import Rules, dropout_row, kept
+from pallas_kernels._attention import Inputs, Rules, dropout_row, kept
 from pallas_kernels._compat import simulated
 
 AVAILABLE = {t.name for t in targets() if t.available}
@@ -27,7 +27,7 @@ over_edges = pytest.mark.skipif(
 )
 KEY = jax.random.key(23)
 DROPPED = {"dropout_rate": 0.3, "dropout_rng": KEY}
-PLAIN = {"scale": 0.125, "causal": False, "window": None, "rate": 0.0, "shared": False}
+PLAIN = Rules(scale=0.125, causal=False, window=None, rate=0.0, shared=False)
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 
 
@@ -100,6 +100,21 @@ def test_bias_of_queries_and_keys():
     check((*qkv(s=64), bias), broadcast_dropout=True, **DROPPED)
 
 
+def test_mask_of_keys():
+    """Padding on the left, so that with a causal mask the first queries see nothing."""
+    mask = (jnp.arange(128) >= 70)[None, None, None]
+    check(qkv(n=1), mask=mask, is_causal=True, **DROPPED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(2, 1, 128, 64), (1, 2, 128, 64), (1, 1, 128, 1)])
+def test_mask_of_queries_and_keys(shape):
+    """Some rows see nothing; the bias is added to what is seen."""
+    mask = (normal(*shape, seed=7) > 0).at[:, :, :9].set(False)
+    bias = normal(1, 1, 1, 64, seed=5)
+    check((*qkv(b=2, s=64), bias), mask=mask, local_window_size=(30, 9))
+
+
 @over_edges
 def test_lengths_and_rows_that_see_nothing():
     """A block that holds such a row visits all keys; others few, or one for none."""
@@ -144,7 +159,7 @@ def test_row_statistics():
     """Those of the XLA path, so that either backward pass can read them."""
     q, k, v = qkv(t=64, n=1)
     with simulated("cuda"):
-        _, top, log_total = attention_gpu.forward(q, k, v, *[None] * 6, **PLAIN)
+        _, top, log_total = attention_gpu.forward(Inputs(q, k, v), PLAIN)
     logits = jnp.einsum("btnh,bsnh->bnts", *(x.astype(F32) for x in (q, k))) * 0.125
     np.testing.assert_allclose(top, logits.max(-1), rtol=1e-6)
     total = jnp.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
@@ -163,17 +178,17 @@ def mask_of(rules, seed, b, n, t, s):
 def test_dropout_bits_are_those_of_the_twin():
     """Of all three kernels: unit vectors make each bit an element of a result."""
     b, t, s, n, h = 2, 64, 64, 2, 64
-    options = PLAIN | {"rate": 0.5}
+    rules = PLAIN._replace(rate=0.5)
     seed = _random.seed_words(KEY)
-    want = mask_of(Rules(**options), seed, b, n, t, s)
+    want = mask_of(rules, seed, b, n, t, s)
     q = jnp.zeros((b, t, n, h), BF16)
     unit = jnp.broadcast_to(jnp.eye(s, h, dtype=BF16)[:, None], (b, s, n, h))
-    inputs = (q, unit, unit, None, None, None, None, None, seed)
+    inputs = Inputs(q, unit, unit, seed=seed)
     ones, units = jnp.ones_like(q), jnp.broadcast_to(unit[:, :t], q.shape)
     with simulated("cuda"):
-        o, *stats = attention_gpu.forward(*inputs, **options)
+        o, *stats = attention_gpu.forward(inputs, rules)
         back = lambda g, wanted: attention_gpu.backward(
-            *(*inputs, o, *stats, g), wanted=frozenset(wanted), **options
+            inputs, o, *stats, g, rules, wanted=frozenset(wanted)
         )
         dq, dv = back(ones, "q")[0], back(units, "v")[2]
     # o: 2 / s where kept. dq: 2 - 2 (kept part) or minus that. dv: 2 / s where kept.
@@ -207,7 +222,7 @@ def test_what_it_does_is_said(change, message):
     blocks = {"block_q": change.pop("block_q", None)}
     args = *qkv(**change), None if bias is None else jnp.zeros(bias)
     with pytest.raises(NotImplementedError, match=message):
-        attention_gpu.forward(*args, *[None] * 5, **PLAIN, **blocks)
+        attention_gpu.forward(Inputs(*args), PLAIN, **blocks)
 
 
 def test_gradient_of_a_bias_is_refused():
@@ -270,6 +285,15 @@ def test_compiles_with_bias(bias):
 
 @needs_gpu
 @pytest.mark.slow
+@pytest.mark.parametrize("mask", [(1, 4, 512, 512), (2, 1, 1, 512), (1, 1, 512, 1)])
+def test_compiles_with_mask(mask):
+    kw = {"is_causal": True, **DROPPED}
+    mask = jnp.ones(mask, bool).at[..., :3].set(False)
+    compiled_temp_bytes(2, 512, 512, 4, 2, 64, mask=mask, **kw)
+
+
+@needs_gpu
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [False, True])
 def test_compiles_over_edges_with_lengths_segments_and_window(x64):
     ids = {
@@ -298,9 +322,7 @@ def test_one_gradient_asks_for_no_more_than_it_needs():
     q, k, _ = qkv()
     stats = jnp.zeros((1, 2, 128))
     run = lambda g: attention_gpu.backward(
-        *(q, k, None, *[None] * 6, None, stats, stats, g),
-        wanted=frozenset("v"),
-        **PLAIN,
+        *(Inputs(q, k), None, stats, stats, g, PLAIN), wanted=frozenset("v")
     )
     dq, dk, dv, dbias = jax.eval_shape(run, q)
     assert dq is dk is dbias is None and dv.shape == k.shape

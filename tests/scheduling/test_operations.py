@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 import jaxmem
-from benchmarks import models, release, vision_models
+from benchmarks import models, release, vision_models, zoo
 from jaxmem import _jaxpr
 from jaxmem.planning import lifetimes, order, peak, profile
 from jaxmem.scheduling._operations import operations_of
@@ -226,6 +226,33 @@ def test_a_step_is_predicted_with_what_it_gives_back():
     assert predict(step, square(1), x).output_bytes == 2 * SQUARE
 
 
+def pooled(kernel, bias, x, skip=False, norm=False):
+    """A convolution with its bias, a relu, and a maximum over windows."""
+    dims = ("NHWC", "HWIO", "NHWC")
+    y = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=dims)
+    y = y * 0.5 + bias if norm else y + bias
+    y = jax.nn.relu(y)
+    window = (1, 2, 2, 1)
+    z = lax.reduce_window(y, -jnp.inf, lax.max, window, window, "VALID")
+    return jnp.sum(z**2) + (jnp.sum(jnp.concatenate([y, y]) ** 2) if skip else 0.0)
+
+
+@pytest.mark.parametrize("how", [{}, {"skip": True}, {"norm": True}])
+def test_a_pool_makes_the_zeros_of_its_gradient(how):
+    fn = jax.grad(functools.partial(pooled, **how), argnums=(0, 1))
+    sizes = (3, 3, 4, 8), (1, 1, 1, 8), (2, 16, 16, 4)
+    graph = operations(fn, *(array(*s, dtype=jnp.float32) for s in sizes)).graph
+    zeros = [n for n, v in enumerate(graph.values) if v.name == "zeros"]
+    assert len(zeros) == (0 if how else 1)
+    for n in zeros:
+        assert graph.values[n].bytes == 4 * 2 * 16 * 16 * 8
+        (reader,) = graph.readers[n]
+        (maker,) = (i for i, o in enumerate(graph.operations) if n in o.outputs)
+        names = [graph.operations[i].name for i in (maker, reader)]
+        assert names == ["reduce_window_max", "select_and_scatter_add"]
+        assert n in [u for _, u in graph.operations[reader].in_place]
+
+
 # The way back: the same values to the bit, whatever the order.
 
 
@@ -338,7 +365,7 @@ def test_lifetimes_hold_what_the_profile_counts(name, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dense", "scanned", "convolutions"])
+@pytest.mark.parametrize("name", ["dense", "scanned", "convolutions", "pools"])
 def test_predicted_peaks_are_those_of_the_compiler(name, standard_jax):
     step, args, donate = compiled_problem(name)
     report = jaxmem.estimate(step, *args, target="h100", donate_argnums=donate)
@@ -377,6 +404,8 @@ def compiled_problem(name):
     """(step, arguments, donated) of a training step with Adam."""
     if name == "dense":
         return *release.dense_step(), (0, 1)
+    if name == "pools":
+        return zoo.step("vgg16", 8)
     tx = optax.adam(1e-3)
     if name == "scanned":
         config = models.BertConfig(layers=2, vocabulary=8192)

@@ -1,0 +1,70 @@
+"""What deep models take at least: an input for each layer, or segments of layers.
+
+    python -m benchmarks.depth
+
+The loss gradient of GPT-2 medium's blocks, 1 x 1024, with more and more layers,
+compiled for an H100; the gradients are outputs and not counted. "a layer" computes each
+layer again from its own input (the last rung of the ladder), "segments" is the least
+that `jaxmem.schedule` reaches. Recomputation is in per cent of the forward pass's
+matmul flops.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+import jaxmem
+from benchmarks._common import MIB, publish
+from benchmarks.blocks import TARGET, matmul_flops
+from benchmarks.models import (
+    GPT2_MEDIUM,
+    PreLNLayer,
+    Stack,
+    abstract_params,
+    mean_square,
+)
+from jaxmem.scheduling import BudgetError
+
+DEPTHS = (12, 24, 48, 96, 192)
+COLUMNS = (
+    *("layers", "plain MiB", "a layer: MiB", "recomputes %"),
+    *("segments: MiB", "layers in one", "recomputes %"),
+)
+
+
+def problem(layers: int):
+    """(loss gradient, its arguments)."""
+    model = Stack(dataclasses.replace(GPT2_MEDIUM, layers=layers), PreLNLayer)
+    loss = mean_square(model)
+    step = lambda params, x, key: jax.grad(loss)(
+        params, x, jax.random.wrap_key_data(key)
+    )
+    x = jax.ShapeDtypeStruct((1, 1024, GPT2_MEDIUM.width), GPT2_MEDIUM.dtype)
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    return step, (abstract_params(model, x), x, key)
+
+
+def row(layers: int):
+    step, args = problem(layers)
+    how = {"target": TARGET, "donate_argnums": ()}
+    try:
+        jaxmem.schedule(step, 1, **how).plan(*args)
+    except BudgetError as error:
+        least = error.least
+    plan = jaxmem.schedule(step, least, **how).plan(*args)
+    lowest = dataclasses.replace(plan.choice, rate=1e-3, segment=None)
+    flat = jaxmem.schedule(step, plan=dataclasses.replace(plan, choice=lowest), **how)
+    flat = flat.plan(*args)
+    forward = matmul_flops(step, *args) / 3
+    again = [100 * p.again_flops / forward for p in (flat, plan)]
+    mib = [p.temp_bytes / MIB for p in (plan.plain, flat.scheduled, plan.scheduled)]
+    return layers, *mib[:2], again[0], mib[2], plan.choice.segment or 1, again[1]
+
+
+def main() -> None:
+    publish("depth", COLUMNS, [row(layers) for layers in DEPTHS])
+
+
+if __name__ == "__main__":
+    main()
