@@ -16,6 +16,7 @@ from jaxmem.scheduling._pairs import Pair, pairs
 from jaxmem.scheduling._release import HINT, Stack, releases
 from jaxmem.scheduling._release_scan import release
 from jaxmem.scheduling._reordered import reordered, repeat
+from jaxmem.scheduling._scan_constants import constants_inside
 from jaxmem.scheduling._scan_inputs import cast_inside
 from jaxmem.scheduling._scan_part import remake_part
 from jaxmem.scheduling._scan_residuals import remake, remakes, remakes_by_names
@@ -66,7 +67,7 @@ def _level(
     closed, aliases: Aliases, clip: str | None, choice: Choice, loop=None
 ) -> Rewritten:
     """One list of equations, the body of `loop`; then the bodies of the scans in it."""
-    closed = cast_inside(closed)
+    closed = constants_inside(cast_inside(closed))
     found = tuple(pairs(closed))
     closed, remade = _remade(closed, choice)
     lists, cut = [], []
