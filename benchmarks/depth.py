@@ -54,8 +54,9 @@ def row(layers: int):
         least = error.least
     plan = jaxmem.schedule(step, least, **how).plan(*args)
     lowest = dataclasses.replace(plan.choice, rate=1e-3, segment=None)
-    flat = jaxmem.schedule(step, plan=dataclasses.replace(plan, choice=lowest), **how)
-    flat = flat.plan(*args)
+    lowest = dataclasses.replace(plan, choice=lowest)
+    flat = jaxmem.schedule(step, plan=lowest, donate_argnums=())
+    flat = flat.plan(*args, target=TARGET)
     forward = matmul_flops(step, *args) / 3
     again = [100 * p.again_flops / forward for p in (flat, plan)]
     mib = [p.temp_bytes / MIB for p in (plan.plain, flat.scheduled, plan.scheduled)]
