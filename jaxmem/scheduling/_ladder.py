@@ -20,7 +20,7 @@ from jaxmem.scheduling._choice import Choice, price_at
 from jaxmem.scheduling._least import price_of
 from jaxmem.scheduling._machine import MACHINES, flops, seconds
 from jaxmem.scheduling._pairs import Cut, Pair, cut, cut_by_names
-from jaxmem.scheduling._scan_segments import segments_of
+from jaxmem.scheduling._scan_segments import of_every_size
 from jaxmem.scheduling._scans import kept_size
 from jaxmem.scheduling._unrolled import unrolled, without_loops
 
@@ -162,19 +162,17 @@ def _of_any_length(step: Step, rungs: Sequence[Rung]) -> Iterator[Rung]:
     for rung in rungs:
         price = price_at(rung.choice.rate, step.machine)
         cuts = [(pair, cut(pair, price, late=False)) for pair in step.scans]
-        for size in range(2, step.layers):
-            kept, again, some = 0, [], False
-            for pair, found in cuts:
-                plan = segments_of(pair, found, size)
+        plans = [{p.size: p for p in of_every_size(*found)} for found in cuts]
+        for size in sorted({size for found in plans for size in found}):
+            kept, again = 0, []
+            for (pair, found), of_size in zip(cuts, plans, strict=True):
+                plan = of_size.get(size)
                 kept += pair.length * found.bytes if plan is None else plan.bytes
                 twice = [(pair.body.eqns[i], pair.length) for i in found.again]
-                twice = twice if plan is None else plan.repeated
-                again += twice
-                some |= plan is not None
-            if some:
-                time = sum(times * (cost(e) or 0.0) for e, times in again)
-                work = sum(times * flops(e) for e, times in again)
-                yield Rung(replace(rung.choice, segment=size), kept, time, work)
+                again += twice if plan is None else plan.repeated
+            time = sum(times * (cost(e) or 0.0) for e, times in again)
+            work = sum(times * flops(e) for e, times in again)
+            yield Rung(replace(rung.choice, segment=size), kept, time, work)
 
 
 def _is_below(rung: Rung, flat: Sequence[Rung]) -> bool:

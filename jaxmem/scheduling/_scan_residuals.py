@@ -11,6 +11,7 @@ moves are done again.
 What is stacked is the least from which all of it can be made (`_least.py`).
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ class Remake:
         """Bytes that wait in the host's memory."""
         return self.turns * sum(map(kept_size, self.away))
 
-    @property
+    @functools.cached_property
     def repeated(self) -> list[tuple[Any, int]]:
         """(equation, how often) of what is evaluated again and costs something."""
         eqns = [self.body.eqns[i] for i in needed(self.body, self.wanted, self.known)]

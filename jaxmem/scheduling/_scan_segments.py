@@ -45,12 +45,14 @@ class Segments:
       remake: what a layer keeps, and what it makes of that.
       size: layers in a segment; the first segment has what is left.
       carried: numbers of the carries that the first layer of a segment keeps.
+      replayed: equations of the forward body that a segment is run again by.
       offloaded: bytes in the host's memory: none.
     """
 
     remake: Remake
     size: int
     carried: tuple[int, ...]
+    replayed: tuple[Any, ...]
     offloaded: int = 0
 
     @property
@@ -67,15 +69,6 @@ class Segments:
         """Variables of the forward body that the first layer of a segment keeps."""
         early = _carries(self.pair)
         return [early[k] for k in self.carried]
-
-    @property
-    def replayed(self) -> list[Any]:
-        """The equations of the forward body that a segment is run again by."""
-        body = self.pair.body
-        known = {*body.constants, *body.arguments}
-        ends = [body.outvars[k] for k in self.carried]
-        wanted = filter(is_var, [*self.remake.kept, *ends])
-        return [body.eqns[i] for i in needed(body, wanted, known)]
 
     @property
     def bytes(self) -> int:
@@ -102,26 +95,29 @@ class Segments:
             yield _stacked(v, self.size), self.remake.maker(v), words, -1
 
 
-def segments_of(pair: Pair, found: Cut, size: int) -> Segments | None:
-    """The segments of a pair whose layers keep `found`; None where there are none.
+def of_every_size(pair: Pair, found: Cut) -> Iterator[Segments]:
+    """The segments of a pair whose layers keep `found`, where they save something.
 
-    There are none if nothing would be saved, or an equation's cost is not known.
+    None where the cost of an equation is not known.
     """
     slots, turns = dict(pair.slots), pair.length
     remake = Remake(pair, slots, (), pair.fixed, found.kept, frozenset(), turns)
-    plan = Segments(remake, size, _carried(pair, found.kept))
-    fits = 1 < size < pair.length and plan.carried and not found.late
-    known = all(seconds(e, MACHINES["cpu"]) is not None for e in plan.replayed)
-    saves = plan.bytes < pair.length * found.bytes
-    return plan if fits and known and saves else None
+    carried = _carried(pair, found.kept)
+    replayed = _replayed_by(pair, found.kept, carried)
+    known = all(seconds(e, MACHINES["cpu"]) is not None for e in replayed)
+    if not carried or not known or found.late:
+        return
+    for size in range(2, pair.length):
+        plan = Segments(remake, size, carried, replayed)
+        if plan.bytes < pair.length * found.bytes:
+            yield plan
 
 
 def segmented(closed, price: Price, size: int) -> Iterator[Segments]:
     """The pairs of scans of which less is kept in segments."""
     for pair in pairs(closed):
-        plan = segments_of(pair, cut(pair, price, late=False), size)
-        if plan is not None:
-            yield plan
+        plans = of_every_size(pair, cut(pair, price, late=False))
+        yield from (plan for plan in plans if plan.size == size)
 
 
 def _carries(pair: Pair) -> list[Any]:
@@ -142,6 +138,14 @@ def _carried(pair: Pair, kept) -> tuple[int, ...]:
         if more <= found:
             return tuple(sorted(found))
         found |= more
+
+
+def _replayed_by(pair: Pair, kept, carried: tuple[int, ...]) -> tuple[Any, ...]:
+    """The equations that make what a layer keeps, and the next input, of its input."""
+    body = pair.body
+    known = {*body.constants, *body.arguments}
+    wanted = filter(is_var, [*kept, *(body.outvars[k] for k in carried)])
+    return tuple(body.eqns[i] for i in needed(body, wanted, known))
 
 
 def _stacked(v, rows: int):

@@ -17,7 +17,7 @@ from jaxmem.scheduling._ladder import in_segments, ladder, step_of
 from jaxmem.scheduling._machine import flops
 from jaxmem.scheduling._pairs import cut, pairs
 from jaxmem.scheduling._passes import NO_CHOICE, by_shape, rewrite
-from jaxmem.scheduling._scan_segments import segments_of
+from jaxmem.scheduling._scan_segments import of_every_size
 from tests.scheduling.problem import array, assert_close
 from tests.scheduling.test_scan_residuals import scans
 
@@ -144,8 +144,8 @@ def test_keeps_a_row_for_each_segment_and_one_segment(size):
     closed = jax.make_jaxpr(fn)(*args)
     (pair,) = pairs(rewrite(closed, {}).jaxpr)
     price = lambda eqn: 0.0
-    plan = segments_of(pair, cut(pair, price, late=False), size)
-    assert plan is not None
+    plans = of_every_size(pair, cut(pair, price, late=False))
+    (plan,) = (p for p in plans if p.size == size)
     layer = 4 * B * D
     assert plan.bytes == (12 // size + size) * layer
     forward = scans(run_again(fn, args, size).jaxpr)[0]
