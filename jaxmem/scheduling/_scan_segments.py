@@ -195,9 +195,8 @@ def _run_forward(eqn, values: list, plan: Segments) -> tuple[list, _Kept]:
     """
     consts, init, xs = split(eqn, values)
     body, size, unread = plan.pair.body, plan.size, plan.count - 1
-    first = [init[k] for k in plan.carried]
     starts = [_empty(v, plan.count) for v in plan.starts]
-    starts = [_written(s, v, unread - 1) for s, v in zip(starts, first, strict=True)]
+    starts = _written(starts, _starts(plan, init), unread - 1)
     rows = [_empty(v, size) for v in plan.remake.kept]
 
     def step(carry, x):
@@ -205,11 +204,9 @@ def _run_forward(eqn, values: list, plan: Segments) -> tuple[list, _Kept]:
         values = Values(body, body.inputs([*consts, *inner, *x]))
         outs = values.all_outputs()
         at = jnp.where(left < 2 * size, unread, left // size - 2)
-        now = [inner[k] for k in plan.carried]
-        starts = [_written(s, v, at) for s, v in zip(starts, now, strict=True)]
+        starts = _written(starts, _starts(plan, inner), at)
         kept = [packed(v, values.read(v)) for v in plan.remake.kept]
-        at = (size - left) % size
-        rows = [_written(r, v, at) for r, v in zip(rows, kept, strict=True)]
+        rows = _written(rows, kept, (size - left) % size)
         return (left - 1, outs[: len(init)], starts, rows), outs[len(init) :]
 
     start = jnp.int32(plan.pair.length), init, starts, rows
@@ -252,7 +249,10 @@ def _replayed(plan: Segments, kept: _Kept, weights: list, done, rows: list) -> l
     new = (done > 0) & (done % size == 0)
     turns = jnp.where(new, jnp.minimum(left, size), 0)
     number = jnp.maximum(done // size - 1, 0)
-    first = [lax.dynamic_index_in_dim(s, number, 0, False) for s in kept.starts]
+    first = [
+        unpacked(v, lax.dynamic_index_in_dim(stack, number, 0, keepdims=False))
+        for v, stack in zip(plan.starts, kept.starts, strict=True)
+    ]
 
     def layer(i, carry):
         inner, rows = carry
@@ -263,8 +263,8 @@ def _replayed(plan: Segments, kept: _Kept, weights: list, done, rows: list) -> l
         carries = [now.get(k) for k in range(len(_carries(plan.pair)))]
         values = Values(body, body.inputs([*kept.consts, *carries, *x]))
         made = [packed(v, values.read(v)) for v in plan.remake.kept]
-        rows = [_written(r, v, i) for r, v in zip(rows, made, strict=True)]
-        return [values.read(body.outvars[k]) for k in plan.carried], rows
+        ends = [values.read(body.outvars[k]) for k in plan.carried]
+        return ends, _written(rows, made, i)
 
     return lax.fori_loop(0, turns, layer, (first, rows))[1]
 
@@ -274,5 +274,11 @@ def _empty(v, rows: int):
     return _compat.varying_as(jnp.zeros(aval.shape, aval.dtype), v.aval)
 
 
-def _written(stack, value, at):
-    return lax.dynamic_update_index_in_dim(stack, value, at, 0)
+def _starts(plan: Segments, carry: list) -> list:
+    """What the first layer of a segment keeps of its carry."""
+    return [packed(v, carry[k]) for k, v in zip(plan.carried, plan.starts, strict=True)]
+
+
+def _written(stacks: list, values: list, at) -> list:
+    write = lambda stack, x: lax.dynamic_update_index_in_dim(stack, x, at, 0)
+    return list(map(write, stacks, values))
