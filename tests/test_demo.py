@@ -34,6 +34,7 @@ from jaxmem.demo import (
 from jaxmem.demo._compare import models
 from jaxmem.demo._largest import Largest, largest_batch, rounded
 from jaxmem.demo._techniques import TECHNIQUES, Technique
+from tests.sets import some_fast
 
 TINY = Settings(steps=3, batch=2, layers=2, width=32, heads=2, context=64)
 ADAMA = dataclasses.replace(TINY, optimizer="adama", batch=8)
@@ -50,7 +51,7 @@ def loose_promotion():
     jax.config.update("jax_numpy_dtype_promotion", before)
 
 
-@pytest.fixture(scope="module", params=["nnx", "linen"])
+@pytest.fixture(scope="module", params=some_fast(["nnx", "linen"]))
 def result(request):
     return compare(dataclasses.replace(TINY, model=request.param), ("cpu",))
 
@@ -129,7 +130,7 @@ def test_both_ways_to_the_loss():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", some_fast(FLAVOURS))
 def test_plain_model_starts_at_a_guess_and_learns(flavour):
     settings = dataclasses.replace(TINY, steps=40, learning_rate=1e-2)
     one = _train.start(*_model(flavour), settings)

@@ -17,6 +17,7 @@ from jaxmem.accumulate import microbatch
 from jaxmem.optim import AdamAState, adama, scale_by_adama
 from tests.accumulate import problem
 from tests.accumulate.problem import LR, RTOL, assert_close, assert_same
+from tests.sets import some_fast
 
 M = 8
 PARAMS = problem.params()
@@ -124,7 +125,7 @@ def check(make, n, batches, *, loss=problem.loss, **options):
 
 
 @OPTIMIZERS
-@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("n", some_fast([4, 1]))
 def test_as_on_one_device(make, n):
     def loss(params, batch, rng):
         return problem.loss(params, batch, rng), {"sum": batch["x"].sum(0)}

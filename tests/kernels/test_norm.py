@@ -17,6 +17,7 @@ from jaxmem import ops
 from jaxmem.ops import _random
 from pallas_kernels import _compat, _norm, dispatch, norm_gpu, norm_tpu
 from tests import twins
+from tests.sets import some_fast
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
 TARGETS = {"tpu": "tpu-v5e", "cuda": "h100"}
@@ -287,7 +288,7 @@ def measured(monkeypatch):
 
 
 @pytest.mark.parametrize("save", ["input", "output"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", some_fast(NAMES, every=4))
 def test_xla_where_a_kernel_was_considered(measured, name, save):
     sums, count = name.startswith("dropout"), 1 if "rms" in name else 2
     args = _arguments((3, 128), "bfloat16", sums=sums, count=count)

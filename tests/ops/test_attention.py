@@ -14,6 +14,7 @@ from jaxmem import _jaxpr
 from jaxmem.ops import _attention_xla
 from jaxmem.ops._attention import dot_product_attention
 from tests.ops.attention_twins import KEY, RATE, lean_attention, plain_attention
+from tests.sets import some_fast
 from tests.twins import kept_bytes
 
 
@@ -64,7 +65,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("block_size", [None, 5])
+@pytest.mark.parametrize("block_size", some_fast([5, None]))
 @pytest.mark.parametrize("option", OPTIONS)
 def test_equals_jax_nn(option, block_size):
     check_against_jax_nn(qkv(), block_size, **OPTIONS[option])
@@ -155,7 +156,7 @@ BLOCKS = [{}, {"block_size": 4}, {"block_size": 5}]
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("budget", [2**24, 1500])
+@pytest.mark.parametrize("budget", some_fast([1500, 2**24]))
 def test_dropout_mask_does_not_depend_on_blocks(shared, budget, monkeypatch):
     monkeypatch.setattr(_attention_xla, "BLOCK_LOGITS_BYTES", budget)
     args, g = qkv(b=6), normal(6, 13, 4, 5)

@@ -25,6 +25,7 @@ from tests.scheduling.problem import (
     train_step,
     whys,
 )
+from tests.sets import some_fast
 
 pytestmark = pytest.mark.usefixtures("x64", "standard_promotion")
 
@@ -91,7 +92,7 @@ BLOCKED = {
 }
 
 
-@pytest.mark.parametrize("name", LAYERWISE)
+@pytest.mark.parametrize("name", some_fast(LAYERWISE))
 def test_layerwise_optimizers_release_everything(name):
     tx = LAYERWISE[name]
     args = state_of(tx, problem.params(), problem.inputs())
