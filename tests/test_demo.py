@@ -273,6 +273,7 @@ def test_technique_trains_what_it_says(technique, flavour):
     assert not any(map(np.array_equal, *map(jax.tree.leaves, (trained, moved))))
 
 
+@pytest.mark.slow  # what is released is asked for each flavour above
 def test_adama_against_accumulation():
     """One comparison for all three, which takes a quarter of a minute to make."""
     result = compare(dataclasses.replace(ADAMA, steps=12), ("cpu",))

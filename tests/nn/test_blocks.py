@@ -12,6 +12,7 @@ from jaxmem import _jaxpr
 from jaxmem.nn import linen, nnx
 from jaxmem.nn._blocks import rotary_embedding
 from tests.nn.compare import assert_close, kept_bytes
+from tests.sets import some_fast
 
 B, S, D, F, H, K = 2, 8, 16, 32, 4, 2
 N = B * S
@@ -105,7 +106,7 @@ def parameters(name: str):
     return jax.tree.map(lambda p: p + noise(p), params)
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", some_fast(BLOCKS))
 def test_equals_plain_layers(name):
     block, plain = BLOCKS[name]
     params = parameters(name)
