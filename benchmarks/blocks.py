@@ -78,6 +78,17 @@ CODES = jaxmem.ops.Quantization(8, block_size=512, symmetric=True)
 TARGET = "h100"
 
 
+def gradient_of_stack(model: Stack, shape: tuple[int, int]):
+    """(loss gradient, its arguments) of a stack; `shape`: batch and positions."""
+    loss, config = mean_square(model), model.config
+    step = lambda params, x, key: jax.grad(loss)(
+        params, x, jax.random.wrap_key_data(key)
+    )
+    x = jax.ShapeDtypeStruct((*shape, config.width), config.dtype)
+    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
+    return step, (abstract_params(model, x), x, key)
+
+
 def made(name: str, policy=None, lean: bool = False):
     """The model, its layer under a checkpoint policy, and its loss gradient's args."""
     remat = functools.partial(nn.remat, policy=policy, prevent_cse=False)
@@ -85,16 +96,7 @@ def made(name: str, policy=None, lean: bool = False):
     if name not in STACKS:
         return bert.gradient, Bert(BertConfig(), layer=wrap(Layer))
     config, layer, shape = STACKS[name]
-    x = jax.ShapeDtypeStruct((*shape, config.width), config.dtype)
-    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-
-    def gradient(model):
-        loss = mean_square(model)
-        step = lambda params, x, key: jax.grad(loss)(
-            params, x, jax.random.wrap_key_data(key)
-        )
-        return step, (abstract_params(model, x), x, key)
-
+    gradient = functools.partial(gradient_of_stack, shape=shape)
     return gradient, Stack(config, LeanLayer if lean else wrap(layer))
 
 

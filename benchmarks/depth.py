@@ -11,20 +11,11 @@ matmul flops.
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
-
 import jaxmem
 from benchmarks._common import MIB, publish
-from benchmarks.blocks import TARGET, matmul_flops
-from benchmarks.models import (
-    GPT2_MEDIUM,
-    PreLNLayer,
-    Stack,
-    abstract_params,
-    mean_square,
-)
-from jaxmem.scheduling import BudgetError
+from benchmarks.blocks import TARGET, gradient_of_stack, matmul_flops
+from benchmarks.models import GPT2_MEDIUM, PreLNLayer, Stack
+from benchmarks.offload import least
 
 DEPTHS = (12, 24, 48, 96, 192)
 COLUMNS = (
@@ -33,26 +24,10 @@ COLUMNS = (
 )
 
 
-def problem(layers: int):
-    """(loss gradient, its arguments)."""
-    model = Stack(dataclasses.replace(GPT2_MEDIUM, layers=layers), PreLNLayer)
-    loss = mean_square(model)
-    step = lambda params, x, key: jax.grad(loss)(
-        params, x, jax.random.wrap_key_data(key)
-    )
-    x = jax.ShapeDtypeStruct((1, 1024, GPT2_MEDIUM.width), GPT2_MEDIUM.dtype)
-    key = jax.ShapeDtypeStruct((2,), jnp.uint32)
-    return step, (abstract_params(model, x), x, key)
-
-
 def row(layers: int):
-    step, args = problem(layers)
-    how = {"target": TARGET, "donate_argnums": ()}
-    try:
-        jaxmem.schedule(step, 1, **how).plan(*args)
-    except BudgetError as error:
-        least = error.least
-    plan = jaxmem.schedule(step, least, **how).plan(*args)
+    model = Stack(dataclasses.replace(GPT2_MEDIUM, layers=layers), PreLNLayer)
+    step, args = gradient_of_stack(model, (1, 1024))
+    plan = least(step, args, offload=False)
     lowest = dataclasses.replace(plan.choice, rate=1e-3, segment=None)
     lowest = dataclasses.replace(plan, choice=lowest)
     flat = jaxmem.schedule(step, plan=lowest, donate_argnums=())

@@ -36,23 +36,20 @@ STEPS = {
     "GPT-2 medium, 4 x 1024, scanned": lambda: gradient_of("GPT-2 medium, 4 x 1024"),
     "ViT-L, 16 x 256, scanned": lambda: gradient_of("ViT-L, 16 x 256"),
 }
-WRITTEN_OUT = (
-    "vit_b",
-    "bert_base",
-    "gpt2_small",
-)  # of the layered ones; those below 1 GB
+WRITTEN_OUT = ("vit_b", "bert_base", "gpt2_small")  # of those with layers
 PATIENCE = 1800  # seconds: a compile for TPU takes minutes
 
 
 def of_the_zoo() -> Iterator[tuple[str, Callable]]:
     """Its steps with Adam: nets without layers at both batches, others at 1."""
     for name, entry in zoo.ZOO.items():
-        for batch in (1,) if entry.layered else (1, 32):
-            for scanned in (False, True) if entry.layered else (False,):
-                if scanned or not entry.layered or name in WRITTEN_OUT:
-                    how = "scanned" if scanned else "unrolled"
-                    make = functools.partial(zoo.step, name, batch, scanned)
-                    yield f"{name}, {batch}, {how}, Adam", make
+        ways = [(1, False), (32, False)]
+        if entry.layered:
+            ways = [(1, False), (1, True)] if name in WRITTEN_OUT else [(1, True)]
+        for batch, scanned in ways:
+            how = "scanned" if scanned else "unrolled"
+            make = functools.partial(zoo.step, name, batch, scanned)
+            yield f"{name}, {batch}, {how}, Adam", make
 
 
 STEPS |= dict(of_the_zoo())
