@@ -1,6 +1,6 @@
 """Who makes and who uses the variables of a jaxpr, and their values."""
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,3 +90,19 @@ class Values:
         """The values of the outputs, with every equation done."""
         self.evaluate_before(len(self.graph.eqns))
         return [self.read(v) for v in self.graph.outvars]
+
+
+def done_otherwise(closed, graph: Graph, chosen: Iterable[int], apply: Callable):
+    """The jaxpr of a graph, where `apply(equation, values)` does some equations.
+
+    It gives their outputs; all before them has been done. `chosen` are in order.
+    """
+
+    def run(args: list) -> list:
+        values = Values(graph, graph.inputs(args))
+        for i in chosen:
+            values.evaluate_before(i)
+            values.put(i, apply(graph.eqns[i], values))
+        return values.all_outputs()
+
+    return _compat.without_dead_code(_jaxpr.retrace(closed, run))

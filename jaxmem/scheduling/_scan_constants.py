@@ -7,10 +7,11 @@ each turn it is part of the kernel that reads it.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from jaxmem import _compat, _jaxpr
-from jaxmem.scheduling._graph import Graph, Values
+from jaxmem import _jaxpr
+from jaxmem.scheduling._graph import Graph, Values, done_otherwise
 from jaxmem.scheduling._machine import fused_only
 from jaxmem.scheduling._scans import LARGE, is_var, scan_like, size_of, split
 
@@ -21,18 +22,14 @@ def constants_inside(closed):
     """The jaxpr with such constants made in each turn of the scans that read them."""
     graph = Graph(closed)
     leaves = dict(_made_of_little(graph))
-    if not leaves:
+    readers = [
+        i
+        for i, eqn in enumerate(graph.eqns)
+        if eqn.primitive.name == "scan" and leaves.keys() & set(_constants(eqn))
+    ]
+    if not readers:
         return closed
-
-    def run(args: list) -> list:
-        values = Values(graph, graph.inputs(args))
-        for i, eqn in enumerate(graph.eqns):
-            if eqn.primitive.name == "scan" and leaves.keys() & set(_constants(eqn)):
-                values.evaluate_before(i)
-                values.put(i, _scan(eqn, values, leaves))
-        return values.all_outputs()
-
-    return _compat.without_dead_code(_jaxpr.retrace(closed, run))
+    return done_otherwise(closed, graph, readers, partial(_scan, leaves=leaves))
 
 
 def _constants(eqn) -> list[Any]:

@@ -6,12 +6,13 @@ scans reads the copy, each turn casts its own slice instead.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 
 from jaxmem import _compat, _jaxpr
-from jaxmem.scheduling._graph import Graph, Values
+from jaxmem.scheduling._graph import Graph, Values, done_otherwise
 from jaxmem.scheduling._layer_axis import CHEAP, narrow, operand_axes
 from jaxmem.scheduling._scans import is_var, scan_like, split, xs_of
 
@@ -22,18 +23,14 @@ def cast_inside(closed):
     """The jaxpr with casts and moves of inputs done where their slices are read."""
     graph = Graph(closed)
     recipes = _recipes(graph)
-    if not recipes:
+    readers = [
+        i
+        for i, eqn in enumerate(graph.eqns)
+        if eqn.primitive.name == "scan" and any(v in recipes for v in xs_of(eqn))
+    ]
+    if not readers:
         return closed
-
-    def run(args: list) -> list:
-        values = Values(graph, graph.inputs(args))
-        for i, eqn in enumerate(graph.eqns):
-            if eqn.primitive.name == "scan" and any(v in recipes for v in xs_of(eqn)):
-                values.evaluate_before(i)
-                values.put(i, _scan(eqn, values.read, recipes))
-        return values.all_outputs()
-
-    return _compat.without_dead_code(_jaxpr.retrace(closed, run))
+    return done_otherwise(closed, graph, readers, partial(_scan, recipes=recipes))
 
 
 def _recipes(graph: Graph) -> dict[Any, Recipe]:
@@ -71,8 +68,8 @@ def _recipe(graph: Graph, v) -> Recipe:
     return tuple(eqns)
 
 
-def _scan(eqn, read, recipes: Mapping[Any, Recipe]) -> list[Any]:
-    consts, init, _ = split(eqn, [read(v) for v in eqn.invars])
+def _scan(eqn, values: Values, recipes: Mapping[Any, Recipe]) -> list[Any]:
+    consts, init, _ = split(eqn, [values.read(v) for v in eqn.invars])
     ways = [recipes.get(v, ()) if is_var(v) else () for v in xs_of(eqn)]
     starts = [
         way[0].invars[0] if way else v for v, way in zip(xs_of(eqn), ways, strict=True)
@@ -83,7 +80,7 @@ def _scan(eqn, read, recipes: Mapping[Any, Recipe]) -> list[Any]:
         outs = _jaxpr.evaluate(eqn.params["jaxpr"], [*consts, *carry, *made])
         return outs[: len(init)], outs[len(init) :]
 
-    ends, ys = scan_like(eqn, step, init, [read(v) for v in starts])
+    ends, ys = scan_like(eqn, step, init, [values.read(v) for v in starts])
     return [*ends, *ys]
 
 
