@@ -89,7 +89,7 @@ class Search:
     tell: Callable[[str], None]
     tried: list[Tried] = field(default_factory=list)
     peaks: dict[int, float] = field(default_factory=dict)  # of whole rungs
-    rest: float | None = None  # peaks less the bytes kept, as another ladder had it
+    rest: float | None = None  # a peak less the bytes kept, as another ladder had it
 
     def run(self) -> Tried:
         """The choice with the fewest seconds whose compiled peak fits."""
@@ -102,7 +102,7 @@ class Search:
 
     def _first_that_fits(self) -> int:
         above, fits = -1, len(self.rungs)
-        at = 0 if self.rest is None else self._guess(above, fits)
+        at = self._guess(above, fits)
         while above + 1 < fits:
             if self._peak(at) <= self.budget:
                 fits = at
@@ -144,9 +144,9 @@ class Search:
         return fits if fits < len(self.rungs) else len(self.rungs) - 1
 
     def _expected(self, i: int) -> float:
-        known = [k for k, peak in self.peaks.items() if math.isfinite(peak)]
-        if not known and not self.peaks:
+        if not self.peaks:
             return 0.0 if self.rest is None else self.rungs[i].bytes + self.rest
+        known = [k for k, peak in self.peaks.items() if math.isfinite(peak)]
         if not known:
             return math.inf
         rich = max((k for k in known if k <= i), default=None)

@@ -166,10 +166,12 @@ def _of_any_length(step: Step, rungs: Sequence[Rung]) -> Iterator[Rung]:
         for size in sorted({size for found in plans for size in found}):
             kept, again = 0, []
             for (pair, found), of_size in zip(cuts, plans, strict=True):
-                plan = of_size.get(size)
-                kept += pair.length * found.bytes if plan is None else plan.bytes
-                twice = [(pair.body.eqns[i], pair.length) for i in found.again]
-                again += twice if plan is None else plan.repeated
+                if (plan := of_size.get(size)) is not None:
+                    kept += plan.bytes
+                    again += plan.repeated
+                else:
+                    kept += pair.length * found.bytes
+                    again += [(pair.body.eqns[i], pair.length) for i in found.again]
             time = sum(times * (cost(e) or 0.0) for e, times in again)
             work = sum(times * flops(e) for e, times in again)
             yield Rung(replace(rung.choice, segment=size), kept, time, work)

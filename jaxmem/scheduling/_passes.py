@@ -109,17 +109,17 @@ def _remade(closed, choice: Choice) -> tuple[Any, list]:
     plans = partial(remakes, price=price, offload=choice.offload)
     if choice.named:
         plans = partial(remakes_by_names, price=price)
-    done: list[Any] = []
+    ways: list[tuple[Callable, Callable]] = [(plans, remake)]
     if choice.segment is not None:
-        inside = partial(segmented, price=price, size=choice.segment)
-        closed, done = _until_done(closed, inside, remake_segments)
-    closed, whole = _until_done(closed, plans, remake)
-    done += whole
+        plans = partial(segmented, price=price, size=choice.segment)
+        ways.insert(0, (plans, remake_segments))
     if choice.more is not None:
         price = price_at(choice.more, choice.machine)
-        plans = partial(remakes, price=price, part=choice.part)
-        closed, more = _until_done(closed, plans, remake_part)
-        done += more
+        ways.append((partial(remakes, price=price, part=choice.part), remake_part))
+    done = []
+    for plans, apply in ways:
+        closed, found = _until_done(closed, plans, apply)
+        done += found
     return closed, done
 
 

@@ -46,18 +46,21 @@ class Segments:
       size: layers in a segment; the first segment has what is left.
       carried: numbers of the carries that the first layer of a segment keeps.
       replayed: equations of the forward body that a segment is run again by.
-      offloaded: bytes in the host's memory: none.
     """
 
     remake: Remake
     size: int
     carried: tuple[int, ...]
     replayed: tuple[Any, ...]
-    offloaded: int = 0
 
     @property
     def pair(self) -> Pair:
         return self.remake.pair
+
+    @property
+    def offloaded(self) -> int:
+        """Bytes that wait in the host's memory."""
+        return self.remake.offloaded
 
     @property
     def count(self) -> int:

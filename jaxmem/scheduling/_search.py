@@ -13,7 +13,7 @@ from jaxmem.memory._pool import DoesNotFit
 from jaxmem.scheduling._arguments import jit_with
 from jaxmem.scheduling._budget import BudgetError, Search, Tried, compiled
 from jaxmem.scheduling._choice import NAMED, NO_CHOICE, Choice
-from jaxmem.scheduling._ladder import Step, in_segments, ladder, step_of
+from jaxmem.scheduling._ladder import Rung, Step, in_segments, ladder, step_of
 from jaxmem.scheduling._machine import flops
 from jaxmem.scheduling._passes import Aliases, Rewritten
 from jaxmem.scheduling._plan import Plan, fingerprint
@@ -126,26 +126,29 @@ def _fitting(step: Evaluated, flat: Search, about: Step) -> Tried:
 
     Better is less by the clock's estimate and no more by the count of flops.
     """
-    best, failure = None, None
     try:
         best = flat.run()
-    except BudgetError as error:
-        failure = error
+    except BudgetError:
+        rungs = in_segments(about, flat.rungs)
+        if not rungs:
+            raise
+        return _among(rungs, flat).run()
+    if not best.seconds:
+        return best
+    work = sum(times * flops(e) for e, times in step.rewritten(best.choice).again)
+    most = _LESS * best.seconds
     rungs = in_segments(about, flat.rungs)
-    if best is not None:
-        work = sum(times * flops(e) for e, times in step.rewritten(best.choice).again)
-        most = _LESS * best.seconds
-        rungs = [r for r in rungs if r.seconds < most and r.flops <= work]
-    if rungs:
-        rest = min(p - flat.rungs[i].bytes for i, p in flat.peaks.items())
-        try:
-            return replace(flat, rungs=rungs, peaks={}, rest=rest).run()
-        except BudgetError as error:
-            failure = error
-    if best is None:
-        assert failure is not None
-        raise failure
-    return best
+    rungs = [r for r in rungs if r.seconds < most and r.flops <= work]
+    try:
+        return _among(rungs, flat).run() if rungs else best
+    except BudgetError:
+        return best
+
+
+def _among(rungs: list[Rung], flat: Search) -> Search:
+    """The search over segments, after one over the ladder."""
+    rest = min(peak - flat.rungs[i].bytes for i, peak in flat.peaks.items())
+    return replace(flat, rungs=rungs, peaks={}, rest=rest)
 
 
 def _rungs(step: Evaluated, first: Rewritten, about: Step, best: Tried | None):
