@@ -12,6 +12,7 @@ ours, with the bytes that no order can do without. Then the arena that holds the
 XLA's best fit, largest and longest-lived first, and ours. "planned" are the seconds for
 both, one core, without the tracing. With `--eager` every equation is an operation that
 makes arrays, as ROAM counts (`eager.py`); the models are then those of its table.
+Time over memory, where operations are done twice, is `benchmarks.curve`.
 """
 
 import argparse

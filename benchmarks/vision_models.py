@@ -56,6 +56,7 @@ class ResNet(nn.Module):
 
     config: ResNetConfig
     train: bool = True
+    layer: type[nn.Module] = Bottleneck
 
     @nn.compact
     def __call__(self, x):
@@ -70,7 +71,7 @@ class ResNet(nn.Module):
         for stage, blocks in enumerate(c.stages):
             for block in range(blocks):
                 stride = 2 if stage and not block else 1
-                x = Bottleneck(
+                x = self.layer(
                     c.width * 2**stage,
                     stride,
                     self.train,
@@ -94,30 +95,6 @@ class ViTConfig:
     dtype: Any = jnp.bfloat16
 
 
-class ViT(nn.Module):
-    """Class logits of images [B, H, W, 3], from the mean of the tokens.
-
-    `dense` makes the linear layers of a block, say with LoRA in them.
-    """
-
-    config: ViTConfig
-    dense: Any = nn.Dense
-    scanned: bool = False
-
-    @nn.compact
-    def __call__(self, x):
-        c = self.config
-        x = nn.Conv(
-            c.width, (c.patch, c.patch), c.patch, dtype=c.dtype, name="patches"
-        )(x.astype(c.dtype))
-        x = x.reshape(x.shape[0], -1, c.width)
-        place = nn.initializers.normal(0.02)
-        x = x + self.param("place", place, (1, *x.shape[1:])).astype(c.dtype)
-        x = run_layers(ViTLayer, c.layers, x, c, self.dense, scanned=self.scanned)
-        x = nn.LayerNorm(dtype=c.dtype, name="norm")(x)
-        return nn.Dense(c.classes, dtype=c.dtype, name="head")(x.mean(1))
-
-
 class ViTLayer(nn.Module):
     """A pre-LN encoder layer."""
 
@@ -131,6 +108,31 @@ class ViTLayer(nn.Module):
         x = x + SelfAttention(c, self.dense, name="attention")(norm(name="norm_1")(x))
         y = self.dense(c.hidden, dtype=c.dtype, name="up")(norm(name="norm_2")(x))
         return x + self.dense(c.width, dtype=c.dtype, name="down")(nn.gelu(y)), None
+
+
+class ViT(nn.Module):
+    """Class logits of images [B, H, W, 3], from the mean of the tokens.
+
+    `dense` makes the linear layers of a block, say with LoRA in them.
+    """
+
+    config: ViTConfig
+    dense: Any = nn.Dense
+    scanned: bool = False
+    layer: type[nn.Module] = ViTLayer
+
+    @nn.compact
+    def __call__(self, x):
+        c = self.config
+        x = nn.Conv(
+            c.width, (c.patch, c.patch), c.patch, dtype=c.dtype, name="patches"
+        )(x.astype(c.dtype))
+        x = x.reshape(x.shape[0], -1, c.width)
+        place = nn.initializers.normal(0.02)
+        x = x + self.param("place", place, (1, *x.shape[1:])).astype(c.dtype)
+        x = run_layers(self.layer, c.layers, x, c, self.dense, scanned=self.scanned)
+        x = nn.LayerNorm(dtype=c.dtype, name="norm")(x)
+        return nn.Dense(c.classes, dtype=c.dtype, name="head")(x.mean(1))
 
 
 class SelfAttention(nn.Module):

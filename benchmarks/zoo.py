@@ -5,6 +5,7 @@ being made: the largest can be traced on a small machine. Parameters, moments an
 statistics are float32; vision nets compute in float32, transformers in bfloat16.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -113,8 +114,8 @@ def abstract(model: nn.Module, inputs, tx) -> tuple[Any, Any]:
     return jax.eval_shape(init, inputs, jax.random.key(0))
 
 
-def train_step(model: nn.Module, tx):
-    """Adam on the mean cross entropy, as a user writes it."""
+def train_step(model: nn.Module, tx, wrap=lambda loss: loss):
+    """Adam on the mean cross entropy, as a user writes it; `wrap` changes the loss."""
 
     def loss(params, statistics, inputs, labels, key):
         variables = {"params": params, **statistics}
@@ -125,7 +126,7 @@ def train_step(model: nn.Module, tx):
 
     def step(state, inputs, labels, key):
         params, statistics, moments = state
-        gradient = jax.value_and_grad(loss, has_aux=True)
+        gradient = jax.value_and_grad(wrap(loss), has_aux=True)
         (value, new), grads = gradient(params, statistics, inputs, labels, key)
         updates, moments = tx.update(grads, moments, params)
         return (optax.apply_updates(params, updates), new, moments), value
@@ -133,13 +134,15 @@ def train_step(model: nn.Module, tx):
     return step
 
 
-def step(name: str, batch: int = 1, scanned: bool = False):
+def step(name: str, batch: int = 1, scanned: bool = False, policy=None):
     """A training step of the zoo.
 
     Args:
       name: a key of `ZOO`.
       batch: how many images or sequences.
       scanned: the layers in one `nn.scan`; else one after another.
+      policy: of `jax.checkpoint_policies`, for each layer or block; for the whole loss
+        where a model has none.
 
     Returns:
       The step, its abstract arguments (state, inputs, labels, key data), and which of
@@ -155,6 +158,11 @@ def step(name: str, batch: int = 1, scanned: bool = False):
     if scanned and not found.layered:
         raise ValueError(f"scanned=True: {name} is no stack of equal layers")
     model, inputs, tx = found.make(scanned), found.inputs(batch), OPTIMIZER
+    wrap = lambda loss: loss
+    if policy is not None and hasattr(model, "layer"):
+        model = model.clone(layer=nn.remat(model.layer, policy=policy))
+    elif policy is not None:
+        wrap = functools.partial(jax.checkpoint, policy=policy)
     state, logits = abstract(model, inputs, tx)
     labels = SDS(logits.shape[:-1], jnp.int32)
-    return train_step(model, tx), (state, inputs, labels, KEY), (0,)
+    return train_step(model, tx, wrap), (state, inputs, labels, KEY), (0,)

@@ -26,6 +26,7 @@ class MaskedBert(nn.Module):
 
     config: BertConfig
     scanned: bool
+    layer: type[nn.Module] = Layer
 
     @nn.compact
     def __call__(self, tokens):
@@ -41,7 +42,7 @@ class MaskedBert(nn.Module):
         x = words(tokens) + embed(c.positions, "positions")(jnp.arange(length))
         x = norm("norm")(x + embed(2, "types")(jnp.zeros_like(tokens)))
         x = nn.Dropout(c.dropout, deterministic=False)(x)
-        x = run_layers(Layer, c.layers, x, c, scanned=self.scanned)
+        x = run_layers(self.layer, c.layers, x, c, scanned=self.scanned)
         x = nn.Dense(c.width, dtype=c.dtype, name="head")(x[:, : int(length * 0.15)])
         x = norm("head_norm")(nn.gelu(x, approximate=False))
         bias = self.param("bias", nn.initializers.zeros, (c.vocabulary,))
@@ -53,6 +54,7 @@ class GPT2(nn.Module):
 
     config: StackConfig
     scanned: bool
+    layer: type[nn.Module] = PreLNLayer
     vocabulary: int = 50257
     positions: int = 1024
 
@@ -63,7 +65,7 @@ class GPT2(nn.Module):
         places = nn.Embed(self.positions, c.width, dtype=c.dtype, name="positions")
         x = words(tokens) + places(jnp.arange(tokens.shape[1]))
         x = nn.Dropout(c.dropout, deterministic=False)(x)
-        x = run_layers(PreLNLayer, c.layers, x, c, scanned=self.scanned)
+        x = run_layers(self.layer, c.layers, x, c, scanned=self.scanned)
         return words.attend(nn.LayerNorm(dtype=c.dtype, name="norm")(x))
 
 
@@ -72,12 +74,14 @@ class Llama(nn.Module):
 
     config: StackConfig
     scanned: bool
+    layer: type[nn.Module] = LlamaLayer
     vocabulary: int = 128256
 
     @nn.compact
     def __call__(self, tokens):
         c = self.config
         words = nn.Embed(self.vocabulary, c.width, dtype=c.dtype, name="tokens")
-        x = run_layers(LlamaLayer, c.layers, words(tokens), c, scanned=self.scanned)
+        x = words(tokens)
+        x = run_layers(self.layer, c.layers, x, c, scanned=self.scanned)
         x = nn.RMSNorm(dtype=c.dtype, name="norm")(x)
         return nn.Dense(self.vocabulary, use_bias=False, dtype=c.dtype, name="head")(x)

@@ -127,11 +127,12 @@ class InvertedResiduals(nn.Module):
     act: Callable
     excite: bool = False
     drop: float = 0.0
+    layer: type[nn.Module] = InvertedResidual
 
     @nn.compact
     def __call__(self, x):
         total = sum(blocks for _, _, blocks, _, _ in self.stages)
-        make = functools.partial(InvertedResidual, act=self.act, excite=self.excite)
+        make = functools.partial(self.layer, act=self.act, excite=self.excite)
         x = ConvNorm(32, 3, 2, act=self.act)(x)
         number = 0
         for expand, features, blocks, stride, kernel in self.stages:

@@ -10,7 +10,7 @@ libraries.
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -92,7 +92,7 @@ def operations_of(
     )
     shown = {v: build.numbers.get(u) for v, u in fusion.source.items()}
     return Operations(
-        graph,
+        _passed_on(graph),
         flat,
         tuple(build.equations),
         tuple(build.variables),
@@ -109,6 +109,25 @@ def _donated(numbers, outs, ins, aliases: Mapping[int, int]) -> dict[int, int]:
         if out is not None and out not in arguments:
             found.setdefault(out, numbers[ins[i]])
     return found
+
+
+def _passed_on(graph: Graph) -> Graph:
+    """The graph, where what lies in a donated argument takes nothing.
+
+    That is what a loop, its last reader, writes over the argument, for the operation
+    that makes the output there.
+    """
+    values, output = list(graph.values), {a: o for o, a in graph.aliases.items()}
+    for i, operation in enumerate(graph.operations):
+        for v, a in operation.in_place if operation.name in _LOOPS else ():
+            if a not in output or v in graph.aliases or graph.readers[a] != (i,):
+                continue
+            if graph.readers[v] == (graph.maker[output[a]],):
+                values[v] = replace(values[v], bytes=0)
+    return replace(graph, values=tuple(values))
+
+
+_LOOPS = ("scan", "while")
 
 
 class _Build:

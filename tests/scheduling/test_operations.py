@@ -163,6 +163,17 @@ def test_the_carry_of_a_loop_lies_where_it_began():
     assert profile(ops.graph)[-1] == SQUARE
 
 
+def test_a_loop_hands_a_donated_buffer_on():
+    def step(w, x):
+        turn = lambda c, _: (c * 2.0, None)
+        again = lax.scan(turn, w, None, length=3)[0]
+        return lax.scan(lambda c, _: (c @ x, None), again, None, length=3)[0]
+
+    given = square(), square(1)
+    assert peak(operations(step, *given, donate=1).graph) == 0
+    assert peak(operations(step, *given).graph) == SQUARE
+
+
 def test_branches_take_what_the_larger_takes():
     def fn(flag, x):
         return lax.cond(flag, lambda x: x @ x @ x, lambda x: x, x)

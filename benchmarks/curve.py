@@ -1,0 +1,165 @@
+"""Time over memory for the zoo: `schedule`'s choices beside stock checkpoint policies.
+
+    python -m benchmarks.curve                  # every model at batch 32
+    python -m benchmarks.curve gpt2_xl vgg16    # some; rows of others are kept
+
+All in the graph's own accounting, nothing compiled: bytes are the temporaries at the
+predicted peak, "more time" what the added operations take at the rates of an H100, in
+per cent of the step. Of `schedule`'s choices every one is printed that no other beats;
+a policy goes round each layer or block as `nn.remat` does, round the whole loss where
+a net has none (`zoo.step`), and its peak is the lower of XLA's order and its own.
+"ours" is the time that our choices, joined by straight lines (some layers do the one,
+some the other), take at a policy's bytes.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks import zoo
+from benchmarks._common import MIB, RESULTS, publish, published, write
+from benchmarks.blocks import POLICIES, TARGET
+from benchmarks.scheduling import Case, cases
+from jaxmem import _jaxpr, planning
+from jaxmem.scheduling._choice import NO_CHOICE
+from jaxmem.scheduling._ladder import in_segments, ladder, step_of
+from jaxmem.scheduling._machine import MACHINES, seconds
+from jaxmem.scheduling._operations import operations_of
+from jaxmem.scheduling._operations_predict import compiled_peak
+from jaxmem.scheduling._passes import by_shape, rewrite
+from jaxmem.scheduling._reordered import sequences
+
+CHIP = MACHINES[TARGET]
+BATCH = 32
+SHOWN = 10  # of our choices
+_CLOSE = 0.98  # of the fewest bytes: still the same
+CASES = [case for case in cases(list(zoo.ZOO)) if case.batch == BATCH]
+COLUMNS = ("model", "layers", "batch", "strategy", "MiB", "more time %", "ours %")
+
+
+class Traced(NamedTuple):
+    """A step, and which outputs lie in which inputs' memory."""
+
+    closed: Any
+    aliases: Mapping[int, int]
+
+    def temporaries(self, written: bool = False) -> int:
+        """At the predicted peak; `written`: or in the order of the jaxpr, if less."""
+        graph = operations_of(*self).graph
+        peak = compiled_peak(graph)
+        return min(peak, planning.peak(graph)) if written else peak
+
+    def seconds(self, scanned: bool) -> float:
+        """As the choices are priced: by equations in loops, else by kernels."""
+        if scanned:
+            return sum(seconds(e, CHIP) or 0.0 for e in self.closed.eqns)
+        cost = planning.seconds(CHIP.narrow, CHIP.bandwidth)
+        return sum(map(cost, operations_of(*self).graph.operations))
+
+
+def traced(case: Case, policy=None) -> Traced:
+    step, args, _ = zoo.step(case.model, case.batch, case.scanned, policy)
+    closed = _jaxpr.trace(step, *args).jaxpr
+    return Traced(closed, by_shape(closed, range(len(jax.tree.leaves(args[0])))))
+
+
+def choices(step: Traced) -> Iterator[tuple[int, float]]:
+    """(bytes, seconds more) of what `schedule` would choose from."""
+    first = rewrite(*step, choice=NO_CHOICE)
+    about = step_of(first.pairs, first.lists, TARGET)
+    if about.is_list:
+        for rung in sequences(first.unordered, step.aliases, TARGET):
+            yield rung.bytes, rung.seconds
+        return
+    flat = ladder(about)
+    for rung in [*flat, *in_segments(about, flat)]:
+        again = Traced(rewrite(*step, choice=rung.choice).jaxpr, step.aliases)
+        yield again.temporaries(), rung.seconds
+
+
+def unbeaten(points: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The points that no other beats in bytes and time, the fewest bytes first."""
+    found: list[tuple[int, float]] = []
+    for size, time in sorted(points, key=lambda point: point[::-1]):
+        if not found or size < found[-1][0]:
+            found.append((size, time))
+    return found[::-1]
+
+
+def some(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The ends, and points at about equal ratios of bytes between them."""
+    sizes = [size for size, _ in points]
+    wanted = np.geomspace(sizes[0], sizes[-1], SHOWN)
+    return [points[k] for k in sorted({int(np.searchsorted(sizes, w)) for w in wanted})]
+
+
+def rows(case: Case) -> Iterator[tuple]:
+    plain = traced(case)
+    whole = plain.seconds(case.scanned)
+    mine = [(size, 100 * time / whole) for size, time in unbeaten(choices(plain))]
+    for size, more in some(mine):
+        yield *case.key, "schedule", size / MIB, more, ""
+    for name, policy in POLICIES.items():
+        step = traced(case, policy)
+        size = step.temporaries(written=policy is not None)
+        more = 100 * (step.seconds(case.scanned) / whole - 1)
+        yield *case.key, name, size / MIB, more, interpolated(mine, size)
+
+
+def interpolated(points: list[tuple[int, float]], size: int) -> float | str:
+    """The time at some bytes; nothing where they are too few."""
+    if size < _CLOSE * points[0][0]:
+        return ""
+    sizes, times = zip(*points, strict=True)
+    return float(np.interp(size, sizes, times))
+
+
+def draw(rows: list[list[str]]) -> None:
+    """A panel a model: time over bytes, both in per cent of the plain step's."""
+    import matplotlib.pyplot as plt
+
+    names = list(dict.fromkeys(tuple(row[:3]) for row in rows))
+    across = 6
+    figure, axes = plt.subplots(
+        -(-len(names) // across), across, figsize=(18, 12), squeeze=False
+    )
+    for ax in axes.flat[len(names) :]:
+        ax.set_axis_off()
+    for ax, name in zip(axes.flat, names, strict=False):
+        points = [
+            (r[3], float(r[4]), float(r[5])) for r in rows if tuple(r[:3]) == name
+        ]
+        ours = [(size, more) for how, size, more in points if how == "schedule"]
+        ax.plot(*zip(*ours, strict=True), marker="o", markersize=3, label="schedule")
+        for how, size, more in points:
+            if how != "schedule":
+                ax.plot(size, more, marker="x", linestyle="", label=how)
+        ax.set_title(f"{name[0]}, {name[1]}", fontsize=9)
+        ax.set(xscale="log", ylim=(-3, None))
+    axes[0][0].legend(fontsize=6)
+    figure.supxlabel("temporaries, MiB")
+    figure.supylabel("more time, %")
+    figure.tight_layout()
+    figure.savefig(RESULTS / "curve.png", dpi=100)
+
+
+def main() -> None:
+    """One model after another, each published as soon as it is there."""
+    order = {case.key: n for n, case in enumerate(CASES)}
+    for case in CASES:
+        if sys.argv[1:] and case.model not in sys.argv[1:]:
+            continue
+        others = (row for row in published("curve") if tuple(row[:3]) != case.key)
+        found = [*others, *rows(case)]
+        found.sort(key=lambda row: order[tuple(row[:3])])
+        write("curve", COLUMNS, found)
+        print(*case.key, "done", flush=True)
+    publish("curve", COLUMNS, published("curve"))
+    draw(published("curve"))
+
+
+if __name__ == "__main__":
+    main()
