@@ -22,11 +22,14 @@ NAMES = {"tpu": "TPU", "cuda": "GPU"}
 MEASURED: frozenset[tuple[str, str]] = frozenset()
 
 
-def check_implementation(implementation: Any) -> None:
-    """ValueError for what is no implementation."""
-    if implementation not in (None, "xla", "pallas"):
+def check_implementation(implementation: Any, *more: str) -> None:
+    """ValueError for what is no implementation; `more`: those that an op has besides."""
+    names = ("xla", "pallas", *more)
+    if implementation not in (None, *names):
+        *first, last = (f"{name!r}" for name in names)
         raise ValueError(
-            f"implementation={implementation!r}: allowed are None, 'xla' and 'pallas'"
+            f"implementation={implementation!r}: allowed are None, {', '.join(first)} "
+            f"and {last}"
         )
 
 

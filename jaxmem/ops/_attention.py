@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 from jaxmem.ops import _attention_xla, _random
 from jaxmem.ops._attention_block import Extras
 from jaxmem.ops._attention_codes import head_codes
+from jaxmem.ops._attention_library import LIBRARIES, Library, attend_by, check_plain
 from jaxmem.ops._attention_mask import Rules
 from jaxmem.ops._attention_pallas import How
 from jaxmem.ops._attention_vjp import attend
@@ -118,7 +119,7 @@ def dot_product_attention(
     dropout_rng: Key[Array, ""] | UInt32[Array, "..."] | None = None,
     broadcast_dropout: bool = False,
     deterministic: bool = False,
-    implementation: Implementation | None = None,
+    implementation: Implementation | Library | None = None,
     block_size: int | None = None,
     save: int | Quantization | None = None,
 ) -> Float[Array, "*B T N H"]:
@@ -154,6 +155,9 @@ def dot_product_attention(
         logits on the chip; None to choose: the kernel where it was measured to be no
         slower. A kernel reads a `mask` as a bias of two bytes, gives no gradient of
         a bias, is differentiable once, and on several devices needs a `jax.shard_map`.
+        Or the kernel of a library, for what has no dropout, codes, segments or blocks:
+        "cudnn", as in `jax.nn`; "tokamax" (`pip install jaxmem[tokamax]`). These choose
+        by the device of the process, not by the platform that is compiled for.
       block_size: queries a block; None chooses such that a block's float32 logits
         stay below 16 MiB, and takes one block where all fit; for a kernel it is one
         that suits the chip.
@@ -168,7 +172,8 @@ def dot_product_attention(
 
     Raises:
       ValueError: shapes or dtypes that do not fit, a rate outside [0, 1], dropout
-        without a key, "pallas" where no kernel does it.
+        without a key, "pallas" where no kernel does it, a library with what it has not.
+      ImportError: "tokamax" where it is not installed.
 
     Saves:
       query, key, value, the output, 8 bytes for each query and head, and with dropout
@@ -187,7 +192,7 @@ def dot_product_attention(
     """
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     _check_qkv(query, key, value)
-    check_implementation(implementation)
+    check_implementation(implementation, *LIBRARIES)
     if block_size is not None and block_size < 1:
         raise ValueError(f"block_size must be at least 1, got {block_size}")
     q, k, v = (_four(x, "query") for x in (query, key, value))
@@ -201,6 +206,23 @@ def dot_product_attention(
     codes = head_codes(save)
     if rate == 1.0 or query.size == 0:
         return jnp.zeros_like(query)
+    if implementation == "cudnn" or implementation == "tokamax":
+        check_plain(
+            implementation,
+            dropout_rate=rate or None,
+            query_segment_ids=query_segment_ids,
+            key_value_segment_ids=key_value_segment_ids,
+            block_size=block_size,
+            save=save,
+        )
+        return attend_by(
+            *(implementation, query, key, value, bias, mask),
+            scale=scale,
+            is_causal=is_causal,
+            query_seq_lengths=query_seq_lengths,
+            key_value_seq_lengths=key_value_seq_lengths,
+            local_window_size=local_window_size,
+        )
     if rate:
         need_rng(dropout_rng, rate, "dropout_rate", "dropout_rng")
     seed = _random.seed_words(dropout_rng) if rate else None

@@ -363,7 +363,7 @@ def unchecked():
         ((Q, K, V), {"dropout_rate": 1.1}, "between 0 and 1"),
         ((Q, K, V), {"local_window_size": -1}, "local_window_size"),
         ((Q, K, V), {"query_seq_lengths": jnp.ones((3,), jnp.int32)}, "seq_lengths"),
-        ((Q, K, V), {"implementation": "cudnn"}, "allowed are"),
+        ((Q, K, V), {"implementation": "triton"}, "allowed are .* 'cudnn' and"),
         ((Q, K, V), {"implementation": "pallas"}, "no kernel for the platform"),
         ((Q, K, V), {"query_segment_ids": jnp.ones((2, 13), int)}, "or of neither"),
         ((Q, K, V), dict.fromkeys(IDS, jnp.ones((2, 13), int)), "segment ids must be"),

@@ -1,0 +1,43 @@
+"""Attention by the kernel of another library: what has neither dropout nor codes.
+
+cuDNN's comes through `jax.nn`, tokamax's from the package of that name. They choose by
+the device of this process: for a chip that is not there cuDNN's does not compile, and
+tokamax takes XLA.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+
+Library = Literal["cudnn", "tokamax"]
+LIBRARIES: tuple[Library, ...] = ("cudnn", "tokamax")
+
+
+def attend_by(library: Library, query, key, value, bias, mask, **options: Any) -> Any:
+    """What `library` makes of the arguments of `jax.nn.dot_product_attention`."""
+    if library == "cudnn":
+        options["implementation"] = "cudnn"
+    return _function(library)(query, key, value, bias, mask, **options)
+
+
+def _function(library: Library) -> Callable[..., Any]:
+    if library == "cudnn":
+        return jax.nn.dot_product_attention
+    try:
+        import tokamax  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise ImportError(
+            "implementation='tokamax' needs a package: pip install 'jaxmem[tokamax]'"
+        ) from error
+    return tokamax.dot_product_attention
+
+
+def check_plain(library: Library, **given: Any) -> None:
+    """ValueError if an argument is given that only our implementations have."""
+    extra = [name for name, value in given.items() if value is not None]
+    if extra:
+        raise ValueError(
+            f"implementation={library!r} does not take {', '.join(extra)}: "
+            "'xla' and 'pallas' do"
+        )
