@@ -28,17 +28,16 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels._cross_entropy import LOWEST, TINY, dot, like, logits_gradient, only
+
 LANES = 128
 DTYPES = (jnp.float32, jnp.bfloat16)
-LOWEST = np.float32(np.finfo(np.float32).min)
-TINY = np.float32(np.finfo(np.float32).tiny)
 # Blocks take at most this much of a core's memory (v5e and v6e have 128 MiB of it,
 # v5p and v7x 64), and the compiler may use the second figure.
 BLOCKS_BYTES, VMEM_BYTES = 40 * 2**20, 60 * 2**20
@@ -101,7 +100,7 @@ def forward(
     how = How(axis, softcap, precision, *sizes)
     ins = {"x": x, "kernel": kernel, "bias": bias, "labels": labels}
     names = ["top", "log_total", "hit"] + ["total"] * sums
-    row = _like(x, (1, how.tokens), jnp.float32)
+    row = like(x, (1, how.tokens), jnp.float32)
     outs = _call(_forward_body, how, ins, dict.fromkeys(names, row), over_tokens=False)
     return {name: out[0] for name, out in outs.items()}
 
@@ -145,7 +144,7 @@ def backward(
         # x and its gradient twice, and a sum in float32
         sizes = _sizes(x, kernel, axis, (4 * narrow + 4, 2 * wide), given)
         how = How(axis, softcap, precision, *sizes)
-        outs = {"x": _like(x, x.shape, x.dtype)}
+        outs = {"x": like(x, x.shape, x.dtype)}
         made |= _call(_dx_body, how, ins, outs, over_tokens=False)
     if wanted & {"kernel", "bias"}:
         costs = 2 * narrow, 4 * wide + 4
@@ -153,7 +152,7 @@ def backward(
         how = How(axis, softcap, precision, *sizes)
         bias_sum = (1, how.vocabulary), jnp.float32
         outs = {"kernel": (kernel.shape, kernel.dtype), "bias": bias_sum}
-        outs = {name: _like(x, *outs[name]) for name in wanted & set(outs)}
+        outs = {name: like(x, *outs[name]) for name in wanted & set(outs)}
         made |= _call(_dkernel_body, how, ins, outs, over_tokens=True)
     if "kernel" in wanted and axis != vocab_axis:
         made["kernel"] = made["kernel"].T.reshape(shape)
@@ -173,12 +172,6 @@ def _as_it_lies(kernel, axis: int):
     if axis == 1 and kernel.shape[1] % LANES:
         return kernel.T, 0
     return kernel, axis
-
-
-def _like(x, shape, dtype) -> jax.ShapeDtypeStruct:
-    """An output that varies over a mesh as `x` does."""
-    kind = jax.typeof(x).manual_axis_type
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=kind)
 
 
 def _sizes(x, kernel, axis: int, costs, given, tokens_first: bool = True):
@@ -280,14 +273,7 @@ def _block_of(name: str, shape, how: How):
 
 
 def _dot(how: How, a, b, axes: tuple[int, int]):
-    exact = a.dtype == jnp.float32
-    return lax.dot_general(
-        a,
-        b,
-        (((axes[0],), (axes[1],)), ((), ())),
-        precision=how.precision if exact else None,
-        preferred_element_type=jnp.float32,
-    )
+    return dot(a, b, axes, how.precision if a.dtype == jnp.float32 else None)
 
 
 def _inside(shape, axis: int, first, length: int):
@@ -321,10 +307,6 @@ def _column_numbers(how: How, logits, first):
     return column, column < how.vocabulary
 
 
-def _only(inside, t, otherwise):
-    return t if inside is None else jnp.where(inside, t, np.float32(otherwise))
-
-
 def _forward_body(how: How, ins, outs, sums) -> None:
     del sums  # the rows are added up where they leave from
     block = pl.program_id(1)
@@ -332,7 +314,6 @@ def _forward_body(how: How, ins, outs, sums) -> None:
     @pl.when(block == 0)
     def start():
         for name, ref in outs.items():
-            # Not -inf, so that a column may be masked by a bias of -inf.
             ref[...] = jnp.full(ref.shape, LOWEST if name == "top" else 0, jnp.float32)
 
     first = block * how.block_vocabulary
@@ -340,7 +321,7 @@ def _forward_body(how: How, ins, outs, sums) -> None:
     column, inside = _column_numbers(how, logits, first)
     here = column == ins["labels"][...]
     here = here if inside is None else here & inside
-    masked = _only(inside, logits, -np.inf)
+    masked = only(inside, logits, -np.inf)
     add = lambda t: jnp.sum(t, axis=0, keepdims=True)
     before = outs["top"][...]
     top = jnp.maximum(before, jnp.max(masked, axis=0, keepdims=True))
@@ -349,7 +330,7 @@ def _forward_body(how: How, ins, outs, sums) -> None:
     outs["log_total"][...] = total
     outs["hit"][...] += add(jnp.where(here, logits, np.float32(0)))
     if "total" in outs:
-        outs["total"][...] += add(_only(inside, logits, 0))
+        outs["total"][...] += add(only(inside, logits, 0))
 
     @pl.when(block == how.blocks[1] - 1)
     def end():
@@ -361,15 +342,9 @@ def _logits_gradient(how: How, ins, w, first):
     """The cotangent of a block of logits in units, zero past the vocabulary's end."""
     logits = _logits(how, ins, w)
     column, inside = _column_numbers(how, logits, first)
-    p = jnp.exp(logits - ins["top"][...] - ins["log_total"][...])
     here = column == ins["labels"][...]
-    d = p * ins["g_log_total"][...]
-    d = d + jnp.where(here, ins["g_hit"][...], np.float32(0))
-    if "g_total" in ins:
-        d = d + ins["g_total"][...]
-    if how.softcap is not None:
-        d = d * (1 - jnp.square(logits / np.float32(how.softcap)))
-    return _only(inside, d, 0)
+    row = lambda name: ins[name][...] if name in ins else None
+    return only(inside, logits_gradient(how.softcap, logits, here, row), 0)
 
 
 def _add_up(block, count: int, unit, sums, outs, parts) -> None:

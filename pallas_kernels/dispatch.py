@@ -23,7 +23,7 @@ MEASURED: frozenset[tuple[str, str]] = frozenset()
 
 
 def check_implementation(implementation: Any, *more: str) -> None:
-    """ValueError for what is no implementation; `more`: those that an op has besides."""
+    """ValueError for what is no implementation; `more`: what else an op has."""
     names = ("xla", "pallas", *more)
     if implementation not in (None, *names):
         *first, last = (f"{name!r}" for name in names)

@@ -1,4 +1,4 @@
-"""Which implementation computes linear cross entropy: a TPU's kernels or XLA.
+"""Which implementation computes linear cross entropy: kernels or XLA.
 
 The kernels hold logits on the chip; `_linear_cross_entropy_rows.py` is its twin. The
 forward and the backward pass choose each for itself: between them are the same arrays.
@@ -21,7 +21,8 @@ def forward(head: Head, x, kernel, bias, labels) -> Rows:
     return dispatch(
         *(_NAME, head.implementation, x, kernel, bias, labels),
         xla=functools.partial(xla.forward, head),
-        tpu=functools.partial(_forward, head),
+        tpu=functools.partial(_forward, "tpu", head),
+        gpu=functools.partial(_forward, "gpu", head),
     )
 
 
@@ -30,28 +31,35 @@ def backward(head: Head, wanted: frozenset[str], saved: dict, g: Rows) -> dict:
     return dispatch(
         *(_NAME, head.implementation, saved, g),
         xla=functools.partial(xla.backward, head, wanted),
-        tpu=functools.partial(_backward, head, wanted),
+        tpu=functools.partial(_backward, "tpu", head, wanted),
+        gpu=functools.partial(_backward, "gpu", head, wanted),
     )
 
 
-def _forward(head: Head, x, kernel, bias, labels) -> Rows:
-    from pallas_kernels import cross_entropy_tpu
+def _kernels(chip: str) -> Any:
+    if chip == "tpu":
+        from pallas_kernels import cross_entropy_tpu as module
+    else:
+        from pallas_kernels import cross_entropy_gpu as module
+    return module
 
+
+def _forward(chip: str, head: Head, x, kernel, bias, labels) -> Rows:
     x, labels = xla.flat(x, labels)
-    options = _options(head)
-    out = cross_entropy_tpu.forward(x, kernel, bias, labels, sums=head.sums, **options)
+    run = _kernels(chip).forward
+    out = run(x, kernel, bias, labels, sums=head.sums, **_options(head))
     return Rows(*(out.get(name) for name in Rows._fields))
 
 
-def _backward(head: Head, wanted: frozenset[str], saved: dict, g: Rows) -> dict:
-    from pallas_kernels import cross_entropy_tpu
-
+def _backward(
+    chip: str, head: Head, wanted: frozenset[str], saved: dict, g: Rows
+) -> dict:
     x, labels = xla.flat(saved["x"], saved["labels"])
     g, unit = xla.in_units(g)
     rows = {name: getattr(saved["rows"], name) for name in ("top", "log_total")}
     cotangents = {name: getattr(g, name) for name in ("log_total", "hit")}
     cotangents["total"] = g.total if head.sums else None
-    grads = cross_entropy_tpu.backward(
+    grads = _kernels(chip).backward(
         *(x, saved["kernel"], saved["bias"], labels, rows, cotangents, unit),
         wanted=wanted,
         **_options(head),
