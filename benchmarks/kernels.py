@@ -2,7 +2,6 @@
 
     python -m benchmarks.kernels            # without a device: compiles for both chips
     python -m benchmarks.kernels --time     # on a GPU or TPU: times, as ratios
-    python -m benchmarks.kernels --bert     # on a GPU or TPU: a training step
 
 "MiB" are the temporaries of forward and backward pass together (of the update, for an
 optimizer) beside arguments and results. A limit is what must pass through memory at the
@@ -22,12 +21,9 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
-from benchmarks import bert
 from benchmarks._common import MIB, RESULTS, TARGETS, publish, published
-from benchmarks.models import Bert, BertConfig
 from jaxmem import ops
 from jaxmem.scheduling._machine import MACHINES, flops
-from pallas_kernels import dispatch
 
 SDS = jax.ShapeDtypeStruct
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -251,28 +247,6 @@ def time_row(name: str, target: str, rate: float, old: list | None):
     return [name, target, *before, xla, kernel, library, share]
 
 
-def train_steps() -> None:
-    """BERT-Large, 8 x 512: the plain step, and the substituted one with kernels."""
-    args, times = None, {}
-    for name in ("plain", "substituted", "substituted, kernels"):
-        model = Bert(BertConfig())
-        model = model if name == "plain" else jaxmem.substitute(model)
-        every = {(k, p) for k in KERNELS for p in ("tpu", "cuda")}
-        dispatch.MEASURED = frozenset(every if "kernels" in name else ())
-        step, shapes = bert.gradient(model)
-        args = jax.tree.map(filled, shapes) if args is None else args
-        times[name] = milliseconds(step, args)
-    rows = [(k, ms, ms / times["plain"]) for k, ms in times.items()]
-    publish(f"kernels-bert-{chip()}", ("step", "ms", "of plain"), rows)
-
-
-KERNELS = (
-    *("attention", "layer_norm", "rms_norm"),
-    *("dropout_add_layer_norm", "dropout_add_rms_norm"),
-    *("gelu", "silu", "geglu", "swiglu", "linear_cross_entropy", "adam"),
-)
-
-
 def write_docs(rows) -> None:
     """The table as docs/kernels.md includes it."""
     lines = [" | ".join(("", *COLUMNS, "")).strip(), "|" + "---|" * len(COLUMNS)]
@@ -285,10 +259,7 @@ def write_docs(rows) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--time", action="store_true")
-    parser.add_argument("--bert", action="store_true")
     options = parser.parse_args()
-    if options.bert:
-        return train_steps()
     there = {(r[0], r[1]): [*r[:3], *map(number, r[3:])] for r in published("kernels")}
     if options.time:
         target, rate = chip(), bandwidth()
