@@ -15,6 +15,7 @@ heterogeneous chains" (https://arxiv.org/abs/1911.13214), section 4, with severa
 choices a block as in Zhao et al., "Rockmate" (ICML 2023), section 3.
 """
 
+from collections import deque
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
@@ -27,9 +28,11 @@ from jaxmem.planning._remat_sequence import Events, Tables, staged
 SLOTS = 300
 SCALES = (1, 8, 64)  # the plain peak, and parts of it, over which the slots lie
 BLOCKS = 80
+PARTS = (100, 50, 30, 20, 12, 8, 5)
+SMALL = 0.01  # of a block's largest value
 PLANS = 16  # at least, of each scale
 LONGEST = 2.5  # times the operations: nothing longer is looked for
-PRICES = 6  # of a byte, for which a block is solved
+OPTIONS = 10  # of what to keep of a block
 
 
 def chain_plans(
@@ -42,9 +45,14 @@ def chain_plans(
       cost: of each operation.
       plain: every operation once.
     """
-    chain = _Chain(tables, cost, plain)
-    if len(chain.blocks) < 3:
-        return
+    for parts in PARTS:
+        chain = _Chain(tables, cost, plain, parts)
+        if 3 <= len(chain.blocks) <= BLOCKS:
+            yield from _plans(chain, plain)
+
+
+def _plans(chain: "_Chain", plain: Events) -> Iterator[np.ndarray]:
+    """Of one way of cutting, from much memory to little."""
     before, many = None, min(SLOTS, max(PLANS, 20_000 // chain.count))
     for scale in SCALES:
         table = _Table(chain, plain.peak / scale / SLOTS)
@@ -74,6 +82,7 @@ class _Block:
     Attributes:
       start, stop: the operations.
       back: the first operation of the backward pass that reads of its own.
+      early: small values of its own that are read before.
       crosses: what is made before it and read by it or later in the forward pass.
       own: its values.
       forward: bytes that are alive while it runs, beside what crosses its beginning.
@@ -85,6 +94,7 @@ class _Block:
     start: int
     stop: int
     back: int
+    early: frozenset[int]
     crosses: frozenset[int]
     own: frozenset[int]
     forward: float
@@ -94,8 +104,8 @@ class _Block:
 
 
 class _Chain:
-    def __init__(self, tables: Tables, cost: np.ndarray, plain: Events):
-        self.tables, self._cost = tables, cost
+    def __init__(self, tables: Tables, cost: np.ndarray, plain: Events, parts: int):
+        self.tables, self._cost, self._parts = tables, cost, parts
         self.count = len(tables.makes)
         self._lifetimes()
         self.turn = self._turn()
@@ -148,7 +158,11 @@ class _Chain:
             if v in self.wanted or v in tables.held_set:
                 waiting[last + 1] += size[v]
         crossing, waiting = np.cumsum(crossing), np.cumsum(waiting)
-        cuts = _cuts(crossing[: self.turn + 1])
+        made = np.zeros(self.turn + 1)
+        for v in self.wanted:
+            made[int(tables.maker[v]) + 1] += size[v]
+        held = np.cumsum(made)
+        cuts = _cuts(crossing[: self.turn + 1], held, held[-1] / self._parts)
         resting = profile.copy()  # of the backward pass alone
         for v in self.wanted:
             resting[self.turn : self._last[v] + 1] -= size[v]
@@ -159,8 +173,7 @@ class _Chain:
             outgoing = {v for v in own if self._last_forward[v] >= stop}
             wanted = {v for v in own if v in self.wanted}
             # What goes out may first be read by the next block's backward pass.
-            firsts = [self.wanted[v] for v in (wanted - outgoing or wanted)]
-            back = min([limit, *firsts])
+            back, early = self._back(wanted - outgoing or wanted, limit)
             crosses = frozenset(
                 v
                 for v, last in self._last_forward.items()
@@ -176,6 +189,7 @@ class _Chain:
                     start,
                     stop,
                     back,
+                    early,
                     crosses,
                     own,
                     forward,
@@ -186,6 +200,16 @@ class _Chain:
             )
             limit = back
         return blocks
+
+    def _back(self, wanted: Set[int], limit: int) -> tuple[int, frozenset[int]]:
+        """Where the backward pass begins to read these values, and which before that.
+
+        Small ones do not count: a mask or a number that is read long before the rest.
+        """
+        size = self.tables.size
+        small = SMALL * max((size[v] for v in wanted), default=0.0)
+        back = min([limit, *(self.wanted[v] for v in wanted if size[v] >= small)])
+        return back, frozenset(v for v in wanted if self.wanted[v] < back)
 
     def _read_too(self, back: int, limit: int, start: int, inner: Set[int]) -> float:
         """Bytes that the backward pass reads of this block's end and of the next."""
@@ -199,36 +223,52 @@ class _Chain:
             most = max(most, float(tables.size[read].sum()))
         return most
 
-    def _options(self, start: int, stop: int, outgoing: set[int]) -> Iterator[_Option]:
-        """What to keep of a block, for several prices of a byte."""
-        tables, size = self.tables, self.tables.size
+    def _options(self, start: int, stop: int, outgoing: set[int]) -> list[_Option]:
+        """What to keep of a block: all, as little as it takes, the best between them.
+
+        The price of a byte at which two neighbours come to the same finds the best
+        one between them, or that there is none.
+        """
+        weight, cost = self._weighed(start, stop, outgoing)
+        each = np.flatnonzero((weight > 0) & np.isfinite(cost) & (cost > 0))
+        if not len(each):
+            return [self._option(start, weight, cost, 0.0)]
+        least = 4 * (cost[each] / weight[each]).max()
+        options = [self._option(start, weight, cost, price) for price in (0.0, least)]
+        pairs = deque([(options[0], options[1])])
+        while pairs and len(options) < OPTIONS:
+            more, less = pairs.popleft()
+            if more.bytes <= less.bytes or more.cost >= less.cost:
+                continue
+            price = (less.cost - more.cost) / (more.bytes - less.bytes)
+            found = self._option(start, weight, cost, price)
+            if less.bytes < found.bytes < more.bytes:
+                options.append(found)
+                pairs += [(more, found), (found, less)]
+        return sorted(options, key=lambda o: -o.bytes)
+
+    def _weighed(self, start: int, stop: int, outgoing: set[int]):
+        """Bytes that each operation of a block leaves to keep, and what it costs."""
+        tables = self.tables
         weight = np.zeros(stop - start)
-        wanted = np.zeros(stop - start, bool)
         for i in range(start, stop):
             for v in tables.makes[i]:
-                if v in self.wanted:
-                    wanted[i - start] = True
-                    weight[i - start] += 0.0 if v in outgoing else size[v]
-        cost = np.where(tables.again[start:stop], self._cost[start:stop], np.inf)
-        each = np.flatnonzero((weight > 0) & np.isfinite(cost) & (cost > 0))
-        ratio = np.unique(cost[each] / weight[each])
-        prices = [0.0]
-        if len(ratio):
-            prices += list(np.geomspace(ratio[0] * 0.9, ratio[-1] * 4, PRICES))
-        seen = set()
-        for price in prices:
-            saved, again = _cut(tables, start, stop, cost, weight * price, wanted)
-            if saved in seen:
-                continue
-            seen.add(saved)
-            kept = frozenset(
-                v for i in saved for v in tables.makes[i] if v in self.wanted
-            )
-            yield _Option(
-                kept,
-                float(weight[[i - start for i in saved]].sum()),
-                float(self._cost[list(again)].sum()),
-            )
+                if v in self.wanted and v not in outgoing:
+                    weight[i - start] += tables.size[v]
+        return weight, np.where(
+            tables.again[start:stop], self._cost[start:stop], np.inf
+        )
+
+    def _option(self, start: int, weight, cost, price: float) -> _Option:
+        """What is kept at this price of a byte."""
+        tables, stop = self.tables, start + len(cost)
+        wanted = np.array(
+            [any(v in self.wanted for v in tables.makes[i]) for i in range(start, stop)]
+        )
+        saved, again = _cut(tables, start, stop, cost, weight * price, wanted)
+        kept = frozenset(v for i in saved for v in tables.makes[i] if v in self.wanted)
+        held = float(weight[[i - start for i in saved]].sum())
+        return _Option(kept, held, float(self._cost[list(again)].sum()))
 
     def sequence(self, plan: list[frozenset[int]]) -> np.ndarray:
         """The sequence that keeps these values while block after block goes back.
@@ -239,6 +279,7 @@ class _Chain:
         """
         tables = self.tables
         ends = [self.count] + [b.back for b in self.blocks]
+        stay = tables.held_set.union(*(b.early for b in self.blocks))
         stages = [list(range(self.blocks[-1].back))]
         kept = [frozenset(self._values)]
         for at, held in zip(reversed(range(len(self.blocks))), plan, strict=True):
@@ -247,27 +288,31 @@ class _Chain:
             forgotten = {
                 v
                 for v in self._last_forward
-                if tables.maker[v] < self.blocks[at].stop and v not in tables.held_set
+                if tables.maker[v] < self.blocks[at].stop and v not in stay
             }
             kept.append(kept[0] - forgotten | held)
         return staged(self.tables, stages, kept)
 
 
-def _cuts(crossing: np.ndarray) -> list[int]:
-    """Where to cut: where fewer bytes cross than right before or after."""
-    inner = np.arange(1, len(crossing) - 1)
-    if len(inner) > BLOCKS:
-        low = (crossing[inner] <= crossing[inner - 1]) & (
-            crossing[inner] < crossing[inner + 1]
-        )
-        inner = inner[low]
-    while len(inner) > BLOCKS:
-        # The worst half of what is too many: those that more bytes cross, then every
-        # other one.
-        widest = crossing[inner].max()
-        fewer = inner[crossing[inner] < widest]
-        inner = fewer if len(fewer) >= BLOCKS // 2 else inner[::2]
-    return [0, *inner.tolist()]
+def _cuts(crossing: np.ndarray, held: np.ndarray, most: float) -> list[int]:
+    """The cuts that the fewest bytes cross in all; no block between them holds more.
+
+    Args:
+      crossing: bytes that cross each place, from before the first operation.
+      held: bytes that the backward pass reads, made before each place.
+      most: bytes that a block of several operations may hold.
+    """
+    count = len(crossing)
+    first = np.searchsorted(held, held - most)
+    total, before = np.zeros(count), np.zeros(count, np.int64)
+    for at in range(1, count):
+        start = min(int(first[at]), at - 1)
+        before[at] = start + int(np.argmin(total[start:at]))
+        total[at] = total[before[at]] + crossing[at]
+    cuts = [int(before[count - 1])]
+    while cuts[-1]:
+        cuts.append(int(before[cuts[-1]]))
+    return cuts[::-1]
 
 
 def _cut(tables, start, stop, cost, weight, wanted) -> tuple[frozenset, frozenset]:

@@ -21,6 +21,7 @@ from jaxmem.scheduling._ladder import Rung
 _TRIES = 4  # compiles for the number of layers
 _BETTER = 6  # compiles for rungs above the first that was found to fit
 _NEAR = 1.1  # of the budget: a prediction may be wrong by that much
+_WAITING = 1.3  # of the budget: what products that wait for others may gain
 _CLOSE = 0.97  # of the budget: near enough
 
 
@@ -87,6 +88,7 @@ class Search:
     budget: int
     compile: Compile
     tell: Callable[[str], None]
+    waits: bool = False  # whether products can wait for others
     tried: list[Tried] = field(default_factory=list)
     peaks: dict[int, float] = field(default_factory=dict)  # of whole rungs
     rest: float | None = None  # a peak less the bytes kept, as another ladder had it
@@ -169,6 +171,17 @@ class Search:
         return self.peaks[i]
 
     def _try(self, choice: Choice, seconds: float, expected: float | None) -> float:
+        """The compiled peak; with products that wait for others where that may help."""
+        peak = self._compiled(choice, seconds, expected)
+        is_near = self.budget < peak <= _WAITING * self.budget
+        is_last = peak > self.budget and choice == self.rungs[-1].choice
+        if self.waits and (is_near or is_last):
+            peak = min(peak, self._compiled(replace(choice, waits=True), seconds, peak))
+        return peak
+
+    def _compiled(
+        self, choice: Choice, seconds: float, expected: float | None
+    ) -> float:
         self.tell(f"compile {len(self.tried) + 1}")
         self.tried.append(compiled(choice, self.compile(choice), expected, seconds))
         return self.tried[-1].peak

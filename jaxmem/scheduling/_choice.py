@@ -27,6 +27,7 @@ class Choice:
         backward pass runs them forward again; None: every layer keeps its own.
       lists: whether equations outside of loops are computed again too.
       named: whether only what has a `checkpoint_name` is kept.
+      waits: whether products that make much wait for those that free much.
       order: whether operations outside of loops come in an order of their own.
       sequence: numbers of operations outside of loops, some of them more than once, as
         `operations_of` counts them; empty for the order of the step.
@@ -41,6 +42,7 @@ class Choice:
     segment: int | None = None
     lists: bool = False
     named: bool = False
+    waits: bool = False
     order: bool = False
     sequence: tuple[int, ...] = field(default=(), repr=False)
     plain: bool = False

@@ -101,6 +101,8 @@ def done_otherwise(closed, graph: Graph, chosen: Iterable[int], apply: Callable)
     def run(args: list) -> list:
         values = Values(graph, graph.inputs(args))
         for i in chosen:
+            if i in values.done:  # it was needed before its turn
+                continue
             values.evaluate_before(i)
             values.put(i, apply(graph.eqns[i], values))
         return values.all_outputs()

@@ -25,6 +25,7 @@ from jaxmem.scheduling._scans import kept_size
 from jaxmem.scheduling._unrolled import unrolled, without_loops
 
 _LOWEST = 1e-3  # bytes a second: everything that can be is computed again
+_STEP = 8.0  # from one rate to the next that is looked at
 _LEAST = 2e-3  # of what is kept at first: what two rungs differ by, or they are one
 
 
@@ -97,13 +98,30 @@ def step_of(
 
 def ladder(step: Step) -> list[Rung]:
     """The corners, the fewest seconds first."""
+    first, free = _rung(step, None), _rung(step, math.inf)
+    least = _LEAST * first.bytes
     lowest = MACHINES[step.machine].host / 2 if step.offload else _LOWEST
-    ends = [_rung(step, rate) for rate in (None, math.inf, lowest)]
-    least = _LEAST * ends[0].bytes
-    found = [*ends[:2], *_between(step, ends[1], ends[2], least), ends[2]]
+    last = _cheapest(step, _rung(step, lowest), least)
+    found = [first, free, *_between(step, free, last, least), last]
     if step.offload:
-        found += _away(step, ends[2])
+        found += _away(step, last)
     return _descending(found, least)
+
+
+def _cheapest(step: Step, rung: Rung, least: float) -> Rung:
+    """The rung of the highest rate that keeps next to nothing more than this one.
+
+    A softmax's maxima and sums are such: few bytes, and dear, since all logits must be
+    there to make them again.
+    """
+    best = rung
+    while best.seconds > 0:
+        rate = _STEP * (best.choice.rate or 0.0)
+        following = _rung(step, rate)
+        if following.bytes - rung.bytes > least:
+            break
+        best = following
+    return best
 
 
 def in_segments(step: Step, flat: Sequence[Rung]) -> list[Rung]:

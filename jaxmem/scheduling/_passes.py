@@ -22,6 +22,7 @@ from jaxmem.scheduling._scan_part import remake_part
 from jaxmem.scheduling._scan_residuals import remake, remakes, remakes_by_names
 from jaxmem.scheduling._scan_segments import remake_segments, segmented
 from jaxmem.scheduling._scans import is_var, xs_of, ys_of
+from jaxmem.scheduling._shrink_first import shrink_first
 from jaxmem.scheduling._two_pass import blocked_scans, two_pass
 from jaxmem.scheduling._unrolled import compute_again, is_transposed
 
@@ -42,6 +43,7 @@ class Rewritten:
       lists: its lists of equations that may hold both passes, before the same.
       unordered: the jaxpr before its operations were put in order.
       offloaded: bytes of residuals that wait in the host's memory.
+      waits: whether products wait for others (`shrink_first`).
     """
 
     jaxpr: Any
@@ -52,6 +54,7 @@ class Rewritten:
     lists: tuple[Any, ...] = ()
     unordered: Any = None
     offloaded: int = 0
+    waits: bool = False
 
 
 def rewrite(
@@ -86,7 +89,9 @@ def _level(
         closed = reordered(closed, aliases)
     else:
         closed = in_order(closed, aliases)
-    inner: list[Rewritten] = []
+    before, inner = closed, []
+    closed = shrink_first(closed) if choice.waits else closed
+    waits = closed is not before
     closed = _inside(closed, clip, choice, inner)
     residuals = [made for plan in remade for made in plan.described()]
     again = [x for plan in remade for x in plan.repeated]
@@ -100,6 +105,7 @@ def _level(
         tuple([*lists, *(x for r in inner for x in r.lists)]),
         unordered,
         sum(plan.offloaded for plan in remade) + sum(r.offloaded for r in inner),
+        waits or any(r.waits for r in inner),
     )
 
 

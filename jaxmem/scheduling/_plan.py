@@ -18,6 +18,7 @@ from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._expected import predicted_and_bound
 from jaxmem.scheduling._machine import MACHINES, Machine, flops, seconds
 
+_BARRIER = "optimization_barrier"
 _SHOWN = 30
 
 
@@ -104,6 +105,7 @@ class Plan:
         scheduled step's operations can have its peak, in the graph's own accounting.
       fingerprint: tells the step that the plan was made for from others.
       offloaded_bytes: of residuals that wait in the host's memory.
+      barriers: in the scheduled step, its own included; one in a loop counts once.
       notes: what it costs that nothing is donated, and the like.
     """
 
@@ -120,6 +122,7 @@ class Plan:
     lower_bound: int = 0
     fingerprint: str = ""
     offloaded_bytes: int = 0
+    barriers: int = 0
     notes: tuple[str, ...] = ()
 
     @property
@@ -237,6 +240,8 @@ class Plan:
         if self.offloaded_bytes:
             size = format_bytes(self.offloaded_bytes)
             yield f"{size} of residuals wait in the host's memory"
+        if self.barriers:
+            yield f"{self.barriers} barriers"
         if self.budget is not None:
             yield (
                 f"budget {format_bytes(self.budget)}: {len(self.tried)} compiles in "
@@ -296,6 +301,7 @@ def make_plan(
         bound,
         search.fingerprint,
         rewritten.offloaded,
+        sum(e.primitive.name == _BARRIER for e in _jaxpr.walk(rewritten.jaxpr)),
         tuple(notes),
     )
 

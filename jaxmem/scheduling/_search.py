@@ -91,7 +91,10 @@ def search(
     first = step.rewritten(NAMED if named else NO_CHOICE)
     lists = () if named else first.lists
     about = step_of(first.pairs, lists, step.target, named, offload)
+    waiting = Choice(step.target, waits=True)
+    can_wait = not named and step.rewritten(waiting).waits  # names cannot say it
     free = [Choice(step.target), *([Choice(step.target, order=True)] * about.is_list)]
+    free += [waiting] * can_wait
     if budget is None:
         free.append(Choice(step.target, plain=True))
     tried = []
@@ -102,7 +105,8 @@ def search(
     if budget is not None and (best is None or best.peak > budget):
         rungs = _rungs(step, first, about, best)
         known = {} if best is None else {0: best.peak}
-        choose = Search(rungs, about.layers, budget, step.compile, tell, tried, known)
+        how = about.layers, budget, step.compile, tell, can_wait
+        choose = Search(rungs, *how, tried, known)
         best = _fitting(step, choose, about)
     assert best is not None
     seconds = time.perf_counter() - start

@@ -404,13 +404,6 @@ def test_barriers_make_the_compiler_keep_an_order(standard_jax):
     assert ours.temp_bytes == pytest.approx(found.peak, rel=0.1)
 
 
-@pytest.fixture
-def standard_jax():
-    """Users' promotion, as the benchmarks have it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
 def compiled_problem(name):
     """(step, arguments, donated) of a training step with Adam."""
     if name == "dense":

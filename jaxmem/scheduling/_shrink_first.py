@@ -1,0 +1,111 @@
+"""In a backward scan's body, products that free an array before those that make one.
+
+The gradient of attention's probabilities is as large as they are; that of the values
+reads them, for the last time. Both products are ready together, and where the compiler
+takes the first one first both arrays are there at once. So each product that makes much
+of little waits, behind a barrier, for those of its operands' other products that make
+little of much.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.scheduling._graph import Graph, Values, done_otherwise
+from jaxmem.scheduling._layer_axis import CHEAP
+from jaxmem.scheduling._scans import LARGE, barrier, is_var, size_of
+from jaxmem.scheduling._unrolled import is_transposed
+
+_TIMES = 2  # as large, at least: much of little, little of much
+
+
+def shrink_first(closed):
+    """The jaxpr with such barriers in the bodies of its backward scans."""
+    graph = Graph(closed)
+    found = {
+        id(eqn): body
+        for eqn in graph.eqns
+        if eqn.primitive.name == "scan" and is_transposed(eqn)
+        if (body := _fenced(eqn.params["jaxpr"])) is not None
+    }
+    if not found:
+        return closed
+
+    def rule(eqn, args: list):
+        body = found.get(id(eqn))
+        return None if body is None else _jaxpr.rebind(eqn, args, [body])
+
+    return _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
+
+
+def _fenced(body):
+    """The body with its barriers; None where there are none."""
+    graph = Graph(body)
+    waits = _waits(graph)
+    if not waits:
+        return None
+
+    def apply(eqn, values: Values) -> list:
+        first = waits[graph.maker[eqn.outvars[0]]]
+        for k in first:
+            values.evaluate(k)
+        results = [v for k in first for v in graph.eqns[k].outvars]
+        operands = list(filter(is_var, eqn.invars))
+        held = [*operands, *results]
+        through = barrier([values.read(v) for v in held])
+        own = dict(zip(operands, through, strict=False))
+        values.env.update(zip(results, through[len(operands) :], strict=True))
+        read = lambda v: own[v] if v in operands else values.read(v)
+        return _compat.bind(eqn, [read(v) for v in eqn.invars])
+
+    return done_otherwise(body, graph, sorted(waits), apply)
+
+
+def _waits(graph: Graph) -> dict[int, list[int]]:
+    """Product that makes much -> those that it is to wait for."""
+    dots = [i for i, e in enumerate(graph.eqns) if e.primitive.name == "dot_general"]
+    reads = {i: _sources(graph, i) for i in dots}
+    waits: dict[int, list[int]] = {}
+    for i in filter(lambda i: _grows(graph.eqns[i]), dots):
+        for k in filter(lambda k: _shrinks(graph.eqns[k]), dots):
+            apart = k not in _before(graph, [i], waits)
+            if reads[i] & reads[k] and apart and i not in _before(graph, [k], waits):
+                waits.setdefault(i, []).append(k)
+    return waits
+
+
+def _grows(eqn) -> bool:
+    made = size_of(eqn.outvars[0])
+    return made >= max(LARGE, _TIMES * max(map(_bytes, eqn.invars)))
+
+
+def _shrinks(eqn) -> bool:
+    read = max(map(_bytes, eqn.invars))
+    return read >= max(LARGE, _TIMES * size_of(eqn.outvars[0]))
+
+
+def _bytes(atom) -> int:
+    return size_of(atom) if is_var(atom) else 0
+
+
+def _sources(graph: Graph, i: int) -> set[Any]:
+    """What an equation reads, moves and casts looked through."""
+    found = set()
+    for v in filter(is_var, graph.eqns[i].invars):
+        while v in graph.maker and graph.eqns[graph.maker[v]].primitive.name in CHEAP:
+            v = graph.eqns[graph.maker[v]].invars[0]
+        found.add(v)
+    return found
+
+
+def _before(graph: Graph, ends: Iterable[int], waits: Mapping[int, list[int]]) -> set:
+    """The equations that must be done before these, by what they read or wait for."""
+    todo, found = list(ends), set()
+    while todo:
+        i = todo.pop()
+        makers = (graph.maker.get(v) for v in graph.eqns[i].invars if is_var(v))
+        for k in (*makers, *waits.get(i, ())):
+            if k is not None and k not in found:
+                found.add(k)
+                todo.append(k)
+    return found
