@@ -120,6 +120,7 @@ def interpolated(points: list[tuple[int, float]], size: int) -> float | str:
 def draw(rows: list[list[str]]) -> None:
     """A panel a model: time over bytes, both in per cent of the plain step's."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullFormatter
 
     names = list(dict.fromkeys(tuple(row[:3]) for row in rows))
     across = 6
@@ -139,6 +140,7 @@ def draw(rows: list[list[str]]) -> None:
                 ax.plot(size, more, marker="x", linestyle="", label=how)
         ax.set_title(f"{name[0]}, {name[1]}", fontsize=9)
         ax.set(xscale="log", ylim=(-3, None))
+        ax.xaxis.set_minor_formatter(NullFormatter())  # they overlap
     axes[0][0].legend(fontsize=6)
     figure.supxlabel("temporaries, MiB")
     figure.supylabel("more time, %")
@@ -149,8 +151,10 @@ def draw(rows: list[list[str]]) -> None:
 def main() -> None:
     """One model after another, each published as soon as it is there."""
     order = {case.key: n for n, case in enumerate(CASES)}
+    models = sys.argv[1:] or zoo.ZOO
+    sys.argv[1:] = []  # the file is that of the whole table
     for case in CASES:
-        if sys.argv[1:] and case.model not in sys.argv[1:]:
+        if case.model not in models:
             continue
         others = (row for row in published("curve") if tuple(row[:3]) != case.key)
         found = [*others, *rows(case)]

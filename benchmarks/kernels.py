@@ -1,6 +1,7 @@
 """Pallas kernels beside their XLA twins: what compiles, what it takes, how fast it is.
 
     python -m benchmarks.kernels            # without a device: compiles for both chips
+    python -m benchmarks.kernels adam norm  # those with such a name; others stay
     python -m benchmarks.kernels --time     # on a GPU or TPU: times, as ratios
 
 "MiB" are the temporaries of forward and backward pass together (of the update, for an
@@ -11,6 +12,7 @@ docs/kernels.md is written too.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -258,17 +260,21 @@ def write_docs(rows) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("names", nargs="*")
     parser.add_argument("--time", action="store_true")
     options = parser.parse_args()
+    words = options.names or [""]
+    sys.argv[1:] = []  # the file is that of the whole table
+    chosen = [n for n in CASES if any(word in n for word in words)]
     there = {(r[0], r[1]): [*r[:3], *map(number, r[3:])] for r in published("kernels")}
     if options.time:
         target, rate = chip(), bandwidth()
-        for name in CASES:
+        for name in chosen:
             old = there.get((name, target))
             there[name, target] = time_row(name, target, rate, old)
     else:
         for target in TARGETS:
-            for name in CASES:
+            for name in chosen:
                 row = compile_row(name, target)
                 old = there.get((name, target))
                 there[name, target] = [*row[:5], *(old[5:] if old else row[5:])]

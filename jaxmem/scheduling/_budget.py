@@ -198,14 +198,16 @@ class Search:
         if poor.choice.offload is not None or poor.choice.segment is not None:
             return
         few, most = (0, self._expected(low - 1)), (self.layers, self.peaks[low])
+        waits = next(t.choice.waits for t in self.tried if t.peak == self.peaks[low])
         for _ in range(_TRIES):
             turns = self._between(few, most)
             if turns is None:
                 return
             part = turns / self.layers
-            choice = replace(rich.choice, more=poor.choice.rate, part=part)
+            more = {"more": poor.choice.rate, "part": part, "waits": waits}
+            choice = replace(rich.choice, **more)
             seconds = rich.seconds + part * (poor.seconds - rich.seconds)
-            peak = self._try(choice, seconds, self._line(few, most, turns))
+            peak = self._compiled(choice, seconds, self._line(few, most, turns))
             if peak > self.budget:
                 few = turns, peak
             elif peak >= _CLOSE * self.budget:
