@@ -1,11 +1,11 @@
 """Plans for a training step, seen as a chain of blocks: forward, then backward.
 
-The forward pass is cut where few bytes cross. A block is done again from what crosses
-its beginning, or from that and some of its own values: which ones for which price of a
-byte is a minimum cut. Which blocks keep what, which beginnings are kept meanwhile and
-from which a run of blocks starts anew, nested as deep as it takes, is dynamic
-programming over runs of blocks and memory in equal slots; one table has the plan for
-every budget.
+The forward pass is cut where few bytes cross, into few large blocks or many small ones.
+A block is done again from what crosses its beginning, or from that and some of its own
+values: which ones for which price of a byte is a minimum cut. Which blocks keep what,
+which beginnings are kept meanwhile and from which a run of blocks starts anew, nested
+as deep as it takes, is dynamic programming over runs of blocks and memory in equal
+slots; one table has the plan for every budget.
 
 The table counts in slots and takes a block's values to be there at once, so a plan's
 bytes are only near its budget: every plan is evaluated, and mended, by the search.
@@ -16,7 +16,7 @@ choices a block as in Zhao et al., "Rockmate" (ICML 2023), section 3.
 """
 
 from collections import deque
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,10 +25,10 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from jaxmem.planning._remat_sequence import Events, Tables, staged
 
-SLOTS = 300
-SCALES = (1, 8, 64)  # the plain peak, and parts of it, over which the slots lie
+SLOTS = 500
+SCALES = (1, 4, 16, 64)  # the plain peak, and parts of it, over which the slots lie
 BLOCKS = 80
-PARTS = (100, 50, 30, 20, 12, 8, 5)
+PARTS = (BLOCKS, 30, 20, 14, 8, 5)  # of the bytes: what a block holds at most
 SMALL = 0.01  # of a block's largest value
 PLANS = 16  # at least, of each scale
 LONGEST = 2.5  # times the operations: nothing longer is looked for
@@ -45,10 +45,13 @@ def chain_plans(
       cost: of each operation.
       plain: every operation once.
     """
+    chain, known = _Chain(tables, cost, plain), set()
     for parts in PARTS:
-        chain = _Chain(tables, cost, plain, parts)
-        if 3 <= len(chain.blocks) <= BLOCKS:
-            yield from _plans(chain, plain)
+        cuts = tuple(chain.cuts(parts))
+        if cuts in known or not 3 <= len(cuts) <= BLOCKS:
+            continue
+        known.add(cuts)
+        yield from _plans(chain.cut(cuts), plain)
 
 
 def _plans(chain: "_Chain", plain: Events) -> Iterator[np.ndarray]:
@@ -56,6 +59,8 @@ def _plans(chain: "_Chain", plain: Events) -> Iterator[np.ndarray]:
     before, many = None, min(SLOTS, max(PLANS, 20_000 // chain.count))
     for scale in SCALES:
         table = _Table(chain, plain.peak / scale / SLOTS)
+        if table.plan(SLOTS) is None:
+            return
         for slots in np.geomspace(SLOTS, SLOTS / 10, many).astype(int).tolist():
             plan = table.plan(slots)
             if plan is not None and plan != before:
@@ -104,13 +109,13 @@ class _Block:
 
 
 class _Chain:
-    def __init__(self, tables: Tables, cost: np.ndarray, plain: Events, parts: int):
-        self.tables, self._cost, self._parts = tables, cost, parts
+    def __init__(self, tables: Tables, cost: np.ndarray, plain: Events):
+        self.tables, self._cost, self._profile = tables, cost, plain.profile
         self.count = len(tables.makes)
         self._lifetimes()
         self.turn = self._turn()
         self._after_turn()
-        self.blocks = self._blocks(plain.profile) if self.turn else []
+        self.blocks: list[_Block] = []  # see `cut`
 
     def _lifetimes(self) -> None:
         """The values, and where each is read last (where it is made, if nowhere)."""
@@ -147,22 +152,33 @@ class _Chain:
             earlier = [r for r in readers[v] if r < self.turn]
             self._last_forward[v] = earlier[-1] if earlier else made
 
-    def _blocks(self, profile: np.ndarray) -> list[_Block]:
+    def cuts(self, parts: int) -> list[int]:
+        """Where blocks begin that hold about as much as so many parts; all, of few."""
+        if self.turn <= parts:
+            return list(range(self.turn))
+        made = np.zeros(self.turn + 1)
+        for v in self.wanted:
+            made[int(self.tables.maker[v]) + 1] += self.tables.size[v]
+        most = made.sum() / parts
+        # What is large alone is not worth a block of its own.
+        held = np.cumsum(np.minimum(made, most / 2))
+        return _cuts(self._crossing()[0], held, most)
+
+    def _crossing(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bytes before each place that the forward pass reads later; that only wait."""
         tables, size = self.tables, self.tables.size
-        crossing = np.zeros(self.turn + 2)
-        waiting = np.zeros(self.turn + 2)
+        crossing, waiting = np.zeros((2, self.turn + 2))
         for v, last in self._last_forward.items():
-            made = int(tables.maker[v])
-            crossing[made + 1] += size[v]
+            crossing[int(tables.maker[v]) + 1] += size[v]
             crossing[last + 1] -= size[v]
             if v in self.wanted or v in tables.held_set:
                 waiting[last + 1] += size[v]
-        crossing, waiting = np.cumsum(crossing), np.cumsum(waiting)
-        made = np.zeros(self.turn + 1)
-        for v in self.wanted:
-            made[int(tables.maker[v]) + 1] += size[v]
-        held = np.cumsum(made)
-        cuts = _cuts(crossing[: self.turn + 1], held, held[-1] / self._parts)
+        return np.cumsum(crossing)[:-1], np.cumsum(waiting)[:-1]
+
+    def cut(self, cuts: Sequence[int]) -> "_Chain":
+        """The chain with blocks that begin at these operations."""
+        tables, size, profile = self.tables, self.tables.size, self._profile
+        crossing, waiting = self._crossing()
         resting = profile.copy()  # of the backward pass alone
         for v in self.wanted:
             resting[self.turn : self._last[v] + 1] -= size[v]
@@ -199,7 +215,8 @@ class _Chain:
                 )
             )
             limit = back
-        return blocks
+        self.blocks = blocks
+        return self
 
     def _back(self, wanted: Set[int], limit: int) -> tuple[int, frozenset[int]]:
         """Where the backward pass begins to read these values, and which before that.

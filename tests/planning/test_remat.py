@@ -330,6 +330,35 @@ def test_a_long_chain_needs_the_root_of_its_length_for_a_forward_pass_more():
     assert min(peak for peak, _ in plans) <= 8
 
 
+def blocks(widths, inner):
+    """Blocks of `inner` operations twice as wide as what crosses between two."""
+    return [(2 * w if k else w, 1.0) for w in widths for k in range(inner)]
+
+
+def least_of_chain_plans(graph, cost):
+    """The least peak of chain plans that cost no more than that."""
+    tables, count = Tables(graph), len(graph.operations)
+    costs = np.array([o.flops for o in graph.operations])
+    plain = tables.events(np.arange(count))
+    more = lambda s: float((np.bincount(s, minlength=count) - 1) @ costs)
+    found = [
+        (tables.events(s).peak, more(s)) for s in chain_plans(tables, costs, plain)
+    ]
+    return min((peak for peak, price in found if price <= cost), default=plain.peak)
+
+
+def test_wide_blocks_are_cut_where_a_long_narrow_end_follows():
+    wide, narrow, inner = [16] * 12, [1] * 24, 8
+    graph = chain(blocks(wide + narrow, inner))
+    kept = sum(wide) + sum(narrow)
+    inside = 16 * (1 + 2 * (inner - 1))
+    # Each block from its beginning, its values all there, and two gradients.
+    budget = 4 * (kept + inside + 2 * 2 * 16)
+    forward = len(wide + narrow) * inner
+    assert max(planning.profile(graph)) > 4 * budget
+    assert least_of_chain_plans(graph, forward) <= budget
+
+
 def test_checkmates_vgg19_fits_a_batch_of_289_where_keeping_all_fits_222():
     network = vgg()
     layers = network.ordered()
