@@ -9,7 +9,8 @@ per cent of the step. Of `schedule`'s choices every one is printed that no other
 a policy goes round each layer or block as `nn.remat` does, round the whole loss where
 a net has none (`zoo.step`), and its peak is the lower of XLA's order and its own.
 "ours" is the time that our choices, joined by straight lines (some layers do the one,
-some the other), take at a policy's bytes.
+some the other), take at a policy's bytes. Of layers that are written out it is an upper
+figure: what is done again is priced as a kernel of its own, though it may be fused.
 """
 
 import sys
