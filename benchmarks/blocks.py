@@ -105,6 +105,10 @@ def matmul_flops(fn, *args) -> float:
     return sum(map(flops, jax.make_jaxpr(fn)(*args).eqns))
 
 
+def scheduled(step):
+    return jaxmem.schedule(step, target=TARGET, donate_argnums=())
+
+
 def ways(name: str):
     """(what it is, loss gradient, its arguments) of every row."""
     for policy, rule in POLICIES.items():
@@ -112,18 +116,18 @@ def ways(name: str):
         yield policy, *gradient(model)
     gradient, model = made(name)
     step, args = gradient(model)
-    yield "schedule", jaxmem.schedule(step, donate_argnums=()), args
+    yield "schedule", scheduled(step), args
     step, args = gradient(jaxmem.substitute(model))
     yield "substitute", step, args
-    yield "substitute, schedule", jaxmem.schedule(step, donate_argnums=()), args
+    yield "substitute, schedule", scheduled(step), args
     gradient, model = made(name)
     step, args = gradient(jaxmem.substitute(model, save=CODES))
-    yield "8-bit storage, schedule", jaxmem.schedule(step, donate_argnums=()), args
+    yield "8-bit storage, schedule", scheduled(step), args
     if name in STACKS:
         gradient, model = made(name, lean=True)
         step, args = gradient(model)
         yield "block", step, args
-        yield "block, schedule", jaxmem.schedule(step, donate_argnums=()), args
+        yield "block, schedule", scheduled(step), args
 
 
 def table(name: str):
