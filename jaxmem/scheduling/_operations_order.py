@@ -51,7 +51,8 @@ def in_given_order(
         values = _Replayed(graph, graph.inputs(args), kept=kept, tied=tied)
         for place, i in enumerate(order):
             if place in held:
-                values.fence([ops.variables[v] for v in held[place]])
+                variables = (ops.variables[v] for v in held[place])
+                values.fence([v for v in variables if v is not None])
             for k in ops.equations[i]:
                 values.evaluate(k)
         return [values.read(v) for v in graph.outvars]
