@@ -15,9 +15,11 @@ heterogeneous chains" (https://arxiv.org/abs/1911.13214), section 4, with severa
 choices a block as in Zhao et al., "Rockmate" (ICML 2023), section 3.
 """
 
+import copy
 from collections import deque
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -162,8 +164,9 @@ class _Chain:
         most = made.sum() / parts
         # What is large alone is not worth a block of its own.
         held = np.cumsum(np.minimum(made, most / 2))
-        return _cuts(self._crossing()[0], held, most)
+        return _cuts(self._crossing[0], held, most)
 
+    @cached_property
     def _crossing(self) -> tuple[np.ndarray, np.ndarray]:
         """Bytes before each place that the forward pass reads later; that only wait."""
         tables, size = self.tables, self.tables.size
@@ -178,7 +181,7 @@ class _Chain:
     def cut(self, cuts: Sequence[int]) -> "_Chain":
         """The chain with blocks that begin at these operations."""
         tables, size, profile = self.tables, self.tables.size, self._profile
-        crossing, waiting = self._crossing()
+        crossing, waiting = self._crossing
         resting = profile.copy()  # of the backward pass alone
         for v in self.wanted:
             resting[self.turn : self._last[v] + 1] -= size[v]
@@ -215,8 +218,9 @@ class _Chain:
                 )
             )
             limit = back
-        self.blocks = blocks
-        return self
+        chain = copy.copy(self)
+        chain.blocks = blocks
+        return chain
 
     def _back(self, wanted: Set[int], limit: int) -> tuple[int, frozenset[int]]:
         """Where the backward pass begins to read these values, and which before that.
@@ -246,42 +250,42 @@ class _Chain:
         The price of a byte at which two neighbours come to the same finds the best
         one between them, or that there is none.
         """
-        weight, cost = self._weighed(start, stop, outgoing)
+        weight, cost, wanted = self._weighed(start, stop, outgoing)
+        option = partial(self._option, start, weight, cost, wanted)
         each = np.flatnonzero((weight > 0) & np.isfinite(cost) & (cost > 0))
         if not len(each):
-            return [self._option(start, weight, cost, 0.0)]
+            return [option(0.0)]
         least = 4 * (cost[each] / weight[each]).max()
-        options = [self._option(start, weight, cost, price) for price in (0.0, least)]
+        options = [option(0.0), option(least)]
         pairs = deque([(options[0], options[1])])
         while pairs and len(options) < OPTIONS:
             more, less = pairs.popleft()
             if more.bytes <= less.bytes or more.cost >= less.cost:
                 continue
             price = (less.cost - more.cost) / (more.bytes - less.bytes)
-            found = self._option(start, weight, cost, price)
+            found = option(price)
             if less.bytes < found.bytes < more.bytes:
                 options.append(found)
                 pairs += [(more, found), (found, less)]
         return sorted(options, key=lambda o: -o.bytes)
 
     def _weighed(self, start: int, stop: int, outgoing: set[int]):
-        """Bytes that each operation of a block leaves to keep, and what it costs."""
+        """Of a block's operations: bytes to keep, costs, which are wanted."""
         tables = self.tables
+        wanted = np.array(
+            [any(v in self.wanted for v in tables.makes[i]) for i in range(start, stop)]
+        )
         weight = np.zeros(stop - start)
         for i in range(start, stop):
             for v in tables.makes[i]:
                 if v in self.wanted and v not in outgoing:
                     weight[i - start] += tables.size[v]
-        return weight, np.where(
-            tables.again[start:stop], self._cost[start:stop], np.inf
-        )
+        cost = np.where(tables.again[start:stop], self._cost[start:stop], np.inf)
+        return weight, cost, wanted
 
-    def _option(self, start: int, weight, cost, price: float) -> _Option:
+    def _option(self, start: int, weight, cost, wanted, price: float) -> _Option:
         """What is kept at this price of a byte."""
         tables, stop = self.tables, start + len(cost)
-        wanted = np.array(
-            [any(v in self.wanted for v in tables.makes[i]) for i in range(start, stop)]
-        )
         saved, again = _cut(tables, start, stop, cost, weight * price, wanted)
         kept = frozenset(v for i in saved for v in tables.makes[i] if v in self.wanted)
         held = float(weight[[i - start for i in saved]].sum())
