@@ -1,6 +1,6 @@
 """Who makes and who uses the variables of a jaxpr, and their values."""
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,19 +92,19 @@ class Values:
         return [self.read(v) for v in self.graph.outvars]
 
 
-def done_otherwise(closed, graph: Graph, chosen: Iterable[int], apply: Callable):
-    """The jaxpr of a graph, where `apply(equation, values)` does some equations.
+def done_otherwise(closed, graph: Graph, instead: Mapping[int, Callable]):
+    """The jaxpr of a graph, where `instead` of an equation gives its outputs.
 
-    It gives their outputs; all before them has been done. `chosen` are in order.
+    It is a function of the values, with all that comes before done.
     """
 
     def run(args: list) -> list:
         values = Values(graph, graph.inputs(args))
-        for i in chosen:
+        for i in sorted(instead):
             if i in values.done:  # it was needed before its turn
                 continue
             values.evaluate_before(i)
-            values.put(i, apply(graph.eqns[i], values))
+            values.put(i, instead[i](values))
         return values.all_outputs()
 
     return _compat.without_dead_code(_jaxpr.retrace(closed, run))

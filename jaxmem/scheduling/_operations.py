@@ -24,7 +24,7 @@ from jaxmem.scheduling._fusion import Fusion, Kernel, Kind
 from jaxmem.scheduling._fusion_pools import early_zeros
 from jaxmem.scheduling._machine import flops
 from jaxmem.scheduling._operations_flat import written_out
-from jaxmem.scheduling._scans import is_on_host, size_of, split
+from jaxmem.scheduling._scans import LOOPS, is_on_host, size_of, split
 
 PeakOf = Callable[[Graph], int]
 
@@ -119,15 +119,12 @@ def _passed_on(graph: Graph) -> Graph:
     """
     values, output = list(graph.values), {a: o for o, a in graph.aliases.items()}
     for i, operation in enumerate(graph.operations):
-        for v, a in operation.in_place if operation.name in _LOOPS else ():
+        for v, a in operation.in_place if operation.name in LOOPS else ():
             if a not in output or v in graph.aliases or graph.readers[a] != (i,):
                 continue
             if graph.readers[v] == (graph.maker[output[a]],):
                 values[v] = replace(values[v], bytes=0)
     return replace(graph, values=tuple(values))
-
-
-_LOOPS = ("scan", "while")
 
 
 class _Build:

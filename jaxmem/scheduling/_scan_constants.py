@@ -22,14 +22,12 @@ def constants_inside(closed):
     """The jaxpr with such constants made in each turn of the scans that read them."""
     graph = Graph(closed)
     leaves = dict(_made_of_little(graph))
-    readers = [
-        i
+    readers = {
+        i: partial(_scan, eqn, leaves)
         for i, eqn in enumerate(graph.eqns)
         if eqn.primitive.name == "scan" and leaves.keys() & set(_constants(eqn))
-    ]
-    if not readers:
-        return closed
-    return done_otherwise(closed, graph, readers, partial(_scan, leaves=leaves))
+    }
+    return done_otherwise(closed, graph, readers) if readers else closed
 
 
 def _constants(eqn) -> list[Any]:
@@ -60,7 +58,7 @@ def _leaves(graph: Graph, v) -> set[Any]:
     return found
 
 
-def _scan(eqn, values: Values, leaves: Mapping[Any, set[Any]]) -> list[Any]:
+def _scan(eqn, leaves: Mapping[Any, set[Any]], values: Values) -> list[Any]:
     _, init, xs = split(eqn, [values.read(v) for v in eqn.invars])
     atoms = split(eqn, eqn.invars)[0]
     # what the body reads from outside: leaves, and the constants that stay

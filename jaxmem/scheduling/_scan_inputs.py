@@ -23,14 +23,12 @@ def cast_inside(closed):
     """The jaxpr with casts and moves of inputs done where their slices are read."""
     graph = Graph(closed)
     recipes = _recipes(graph)
-    readers = [
-        i
+    readers = {
+        i: partial(_scan, eqn, recipes)
         for i, eqn in enumerate(graph.eqns)
         if eqn.primitive.name == "scan" and any(v in recipes for v in xs_of(eqn))
-    ]
-    if not readers:
-        return closed
-    return done_otherwise(closed, graph, readers, partial(_scan, recipes=recipes))
+    }
+    return done_otherwise(closed, graph, readers) if readers else closed
 
 
 def _recipes(graph: Graph) -> dict[Any, Recipe]:
@@ -68,7 +66,7 @@ def _recipe(graph: Graph, v) -> Recipe:
     return tuple(eqns)
 
 
-def _scan(eqn, values: Values, recipes: Mapping[Any, Recipe]) -> list[Any]:
+def _scan(eqn, recipes: Mapping[Any, Recipe], values: Values) -> list[Any]:
     consts, init, _ = split(eqn, [values.read(v) for v in eqn.invars])
     ways = [recipes.get(v, ()) if is_var(v) else () for v in xs_of(eqn)]
     starts = [

@@ -17,6 +17,7 @@ def is_var(atom) -> bool:
     return not isinstance(atom, _compat.Literal)
 
 
+LOOPS = ("scan", "while")
 LARGE = 2**20  # bytes from which a barrier or a write is worth what it costs
 
 

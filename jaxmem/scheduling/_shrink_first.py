@@ -8,6 +8,7 @@ little of much.
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from jaxmem import _compat, _jaxpr
@@ -23,53 +24,50 @@ def shrink_first(closed):
     """The jaxpr with such barriers in the bodies of its backward scans."""
     graph = Graph(closed)
     found = {
-        id(eqn): body
-        for eqn in graph.eqns
+        i: partial(_with_body, eqn, body)
+        for i, eqn in enumerate(graph.eqns)
         if eqn.primitive.name == "scan" and is_transposed(eqn)
         if (body := _fenced(eqn.params["jaxpr"])) is not None
     }
-    if not found:
-        return closed
+    return done_otherwise(closed, graph, found) if found else closed
 
-    def rule(eqn, args: list):
-        body = found.get(id(eqn))
-        return None if body is None else _jaxpr.rebind(eqn, args, [body])
 
-    return _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
+def _with_body(eqn, body, values: Values) -> list[Any]:
+    return _jaxpr.rebind(eqn, [values.read(v) for v in eqn.invars], [body])
 
 
 def _fenced(body):
     """The body with its barriers; None where there are none."""
     graph = Graph(body)
-    waits = _waits(graph)
-    if not waits:
-        return None
+    late = {i: partial(_after, i, first) for i, first in _waits(graph).items()}
+    return done_otherwise(body, graph, late) if late else None
 
-    def apply(eqn, values: Values) -> list:
-        first = waits[graph.maker[eqn.outvars[0]]]
-        for k in first:
-            values.evaluate(k)
-        results = [v for k in first for v in graph.eqns[k].outvars]
-        operands = list(filter(is_var, eqn.invars))
-        held = [*operands, *results]
-        through = barrier([values.read(v) for v in held])
-        own = dict(zip(operands, through, strict=False))
-        values.env.update(zip(results, through[len(operands) :], strict=True))
-        read = lambda v: own[v] if v in operands else values.read(v)
-        return _compat.bind(eqn, [read(v) for v in eqn.invars])
 
-    return done_otherwise(body, graph, sorted(waits), apply)
+def _after(i: int, first: list[int], values: Values) -> list[Any]:
+    """Equation `i`, whose operands wait behind a barrier for those that come first."""
+    eqns = values.graph.eqns
+    for k in first:
+        values.evaluate(k)
+    results = [v for k in first for v in eqns[k].outvars]
+    operands = list(filter(is_var, eqns[i].invars))
+    held = [*operands, *results]
+    through = barrier([values.read(v) for v in held])
+    own = dict(zip(operands, through, strict=False))
+    values.env.update(zip(results, through[len(operands) :], strict=True))
+    read = lambda v: own[v] if v in operands else values.read(v)
+    return _compat.bind(eqns[i], [read(v) for v in eqns[i].invars])
 
 
 def _waits(graph: Graph) -> dict[int, list[int]]:
     """Product that makes much -> those that it is to wait for."""
     dots = [i for i, e in enumerate(graph.eqns) if e.primitive.name == "dot_general"]
     reads = {i: _sources(graph, i) for i in dots}
+    small = [i for i in dots if _shrinks(graph.eqns[i])]
     waits: dict[int, list[int]] = {}
-    for i in filter(lambda i: _grows(graph.eqns[i]), dots):
-        for k in filter(lambda k: _shrinks(graph.eqns[k]), dots):
+    for i in (i for i in dots if _grows(graph.eqns[i])):
+        for k in (k for k in small if reads[i] & reads[k]):
             apart = k not in _before(graph, [i], waits)
-            if reads[i] & reads[k] and apart and i not in _before(graph, [k], waits):
+            if apart and i not in _before(graph, [k], waits):
                 waits.setdefault(i, []).append(k)
     return waits
 

@@ -19,10 +19,9 @@ from jaxmem import _compat, _jaxpr
 from jaxmem.scheduling._graph import Graph, Values
 from jaxmem.scheduling._least import Price, needed
 from jaxmem.scheduling._pairs import Cut, Pair, cut
-from jaxmem.scheduling._scans import barrier, is_var, size_of
+from jaxmem.scheduling._scans import LOOPS, barrier, is_var, size_of
 
 _SMALL = 1e-3  # of all that is kept: not worth a barrier
-_LOOPS = ("scan", "while")
 
 
 def unrolled(closed) -> Pair | None:
@@ -45,7 +44,7 @@ def unrolled(closed) -> Pair | None:
 
 def _is_stack(graph: Graph, v) -> bool:
     """Whether a loop made it: loops are not run again."""
-    return graph.eqns[graph.maker[v]].primitive.name in _LOOPS
+    return graph.eqns[graph.maker[v]].primitive.name in LOOPS
 
 
 def is_transposed(eqn) -> bool:
@@ -66,7 +65,7 @@ def _late(graph: Graph) -> set[int]:
 
 def without_loops(price: Price) -> Price:
     """The same price, but loops are not run again."""
-    return lambda eqn: None if eqn.primitive.name in _LOOPS else price(eqn)
+    return lambda eqn: None if eqn.primitive.name in LOOPS else price(eqn)
 
 
 def compute_again(closed, price: Price):
