@@ -5,7 +5,6 @@ the device of this process: for a chip that is not there cuDNN's does not compil
 tokamax takes XLA.
 """
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -16,21 +15,16 @@ LIBRARIES: tuple[Library, ...] = ("cudnn", "tokamax")
 
 def attend_by(library: Library, query, key, value, bias, mask, **options: Any) -> Any:
     """What `library` makes of the arguments of `jax.nn.dot_product_attention`."""
+    inputs = query, key, value, bias, mask
     if library == "cudnn":
-        options["implementation"] = "cudnn"
-    return _function(library)(query, key, value, bias, mask, **options)
-
-
-def _function(library: Library) -> Callable[..., Any]:
-    if library == "cudnn":
-        return jax.nn.dot_product_attention
+        return jax.nn.dot_product_attention(*inputs, implementation="cudnn", **options)
     try:
         import tokamax  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ImportError(
             "implementation='tokamax' needs a package: pip install 'jaxmem[tokamax]'"
         ) from error
-    return tokamax.dot_product_attention
+    return tokamax.dot_product_attention(*inputs, **options)
 
 
 def check_plain(library: Library, **given: Any) -> None:

@@ -192,9 +192,8 @@ def test_compiles_in_double_precision_mode():
         losses(200, 128, 300, dtype="float32")
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_lowers_in_a_shard_map(check_vma):
-    x, kernel, _, labels = arrays(16, 128, 512)
+def step_in_a_shard_map(check_vma: bool):
+    """Loss and gradients of x, kernel and labels, the vocabulary on four devices."""
     mesh = jax.make_mesh((4,), ("v",), axis_types=(AxisType.Auto,))
     loss = jax.shard_map(
         functools.partial(linear_cross_entropy, axis_name="v", implementation="pallas"),
@@ -203,7 +202,13 @@ def test_lowers_in_a_shard_map(check_vma):
         out_specs=P(),
         check_vma=check_vma,
     )
-    step = jax.jit(jax.value_and_grad(loss, (0, 1)))
+    return jax.jit(jax.value_and_grad(loss, (0, 1)))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_lowers_in_a_shard_map(check_vma):
+    x, kernel, _, labels = arrays(16, 128, 512)
+    step = step_in_a_shard_map(check_vma)
     text = export.export(step, platforms=["tpu"])(x, kernel, labels).mlir_module()
     assert text.count("tpu_custom_call") == 3
 

@@ -11,14 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
-from jax.sharding import AxisType
-from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem.ops import linear_cross_entropy
 from pallas_kernels import cross_entropy_gpu
 from pallas_kernels._compat import simulated
-from tests.kernels.test_cross_entropy import EVERYTHING, arrays, losses, outcome
+from tests.kernels.test_cross_entropy import (
+    EVERYTHING,
+    arrays,
+    losses,
+    outcome,
+    step_in_a_shard_map,
+)
 from tests.sets import some_fast
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
@@ -177,15 +181,7 @@ def test_compiles_with_every_option(dtype, axis, words, x64):
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_lowers_in_a_shard_map(check_vma):
     x, kernel, _, labels = half(16, 128, 512)
-    mesh = jax.make_mesh((4,), ("v",), axis_types=(AxisType.Auto,))
-    loss = jax.shard_map(
-        functools.partial(linear_cross_entropy, axis_name="v", implementation="pallas"),
-        mesh=mesh,
-        in_specs=(P(), P(None, "v"), P()),
-        out_specs=P(),
-        check_vma=check_vma,
-    )
-    step = jax.jit(jax.value_and_grad(loss, (0, 1)))
+    step = step_in_a_shard_map(check_vma)
     allowed = [export.DisabledSafetyCheck.custom_call("mosaic_gpu_v2")]
     how = {"platforms": ["cuda"], "disabled_checks": allowed}
     text = export.export(step, **how)(x, kernel, labels).mlir_module()
