@@ -47,6 +47,14 @@ def write(name: str, columns: Sequence[str], rows: Sequence[Sequence]) -> pathli
     return path
 
 
+def as_a_whole() -> None:
+    """Rows that the command line does not name are kept: the file is that of them all.
+
+    So the command that is written above the rows has its options, but no names.
+    """
+    sys.argv[1:] = [word for word in sys.argv[1:] if word.startswith("-")]
+
+
 def published(name: str) -> list[list[str]]:
     """The rows of `results/<name>-jax<version>.csv`, as text; none if there is none."""
     path = RESULTS / f"{name}-jax{jax.__version__}.csv"

@@ -12,7 +12,7 @@ import functools
 import sys
 
 import jaxmem
-from benchmarks._common import MIB, RESULTS, publish, published
+from benchmarks._common import MIB, RESULTS, as_a_whole, publish, published
 from benchmarks.blocks import POLICIES, TARGET, made, matmul_flops
 from jaxmem.scheduling import BudgetError
 
@@ -72,7 +72,9 @@ def row(name: str, budget: float):
 
 
 def main() -> None:
-    for name in sys.argv[1:] or MODELS:
+    names = sys.argv[1:] or MODELS
+    as_a_whole()
+    for name in names:
         rows = [r for r in published("budget") if r[0] != name]
         for budget in budgets(name):
             rows.append(row(name, budget))

@@ -5,8 +5,8 @@
 
 All in the graph's own accounting, nothing compiled: bytes are the temporaries at the
 predicted peak, "more time" what the added operations take at the rates of an H100, in
-per cent of the step. Of `schedule`'s choices every one is printed that no other beats;
-a policy goes round each layer or block as `nn.remat` does, round the whole loss where
+per cent of the step. Of `schedule`'s choices some are printed that no other beats; a
+policy goes round each layer or block as `nn.remat` does, round the whole loss where
 a net has none (`zoo.step`), and its peak is the lower of XLA's order and its own.
 "ours" is the time that our choices, joined by straight lines (some layers do the one,
 some the other), take at a policy's bytes. Of layers that are written out it is an upper
@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from benchmarks import zoo
-from benchmarks._common import MIB, RESULTS, publish, published, write
+from benchmarks._common import MIB, RESULTS, as_a_whole, publish, published, write
 from benchmarks.blocks import POLICIES, TARGET
 from benchmarks.scheduling import Case, cases
 from jaxmem import _jaxpr, planning
@@ -29,7 +29,7 @@ from jaxmem.scheduling._choice import NO_CHOICE
 from jaxmem.scheduling._ladder import in_segments, ladder, step_of
 from jaxmem.scheduling._machine import MACHINES, seconds
 from jaxmem.scheduling._operations import operations_of
-from jaxmem.scheduling._operations_predict import compiled_peak
+from jaxmem.scheduling._operations_predict import predicted
 from jaxmem.scheduling._passes import by_shape, rewrite
 from jaxmem.scheduling._reordered import sequences
 
@@ -49,9 +49,9 @@ class Traced(NamedTuple):
 
     def temporaries(self, written: bool = False) -> int:
         """At the predicted peak; `written`: or in the order of the jaxpr, if less."""
-        graph = operations_of(*self).graph
-        peak = compiled_peak(graph)
-        return min(peak, planning.peak(graph)) if written else peak
+        found = predicted(*self)
+        peaks = found.temp_bytes, found.program_bytes
+        return min(peaks) if written else found.temp_bytes
 
     def seconds(self, scanned: bool) -> float:
         """As the choices are priced: by equations in loops, else by kernels."""
@@ -119,7 +119,7 @@ def interpolated(points: list[tuple[int, float]], size: int) -> float | str:
 
 
 def draw(rows: list[list[str]]) -> None:
-    """A panel a model: time over bytes, both in per cent of the plain step's."""
+    """A panel a model: more time over bytes."""
     import matplotlib.pyplot as plt
     from matplotlib.ticker import NullFormatter
 
@@ -153,7 +153,7 @@ def main() -> None:
     """One model after another, each published as soon as it is there."""
     order = {case.key: n for n, case in enumerate(CASES)}
     models = sys.argv[1:] or zoo.ZOO
-    sys.argv[1:] = []  # the file is that of the whole table
+    as_a_whole()
     for case in CASES:
         if case.model not in models:
             continue

@@ -12,7 +12,6 @@ docs/kernels.md is written too.
 """
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
-from benchmarks._common import MIB, RESULTS, TARGETS, publish, published
+from benchmarks._common import MIB, RESULTS, TARGETS, as_a_whole, publish, published
 from jaxmem import ops
 from jaxmem.scheduling._machine import MACHINES, flops
 
@@ -264,7 +263,7 @@ def main() -> None:
     parser.add_argument("--time", action="store_true")
     options = parser.parse_args()
     words = options.names or [""]
-    sys.argv[1:] = []  # the file is that of the whole table
+    as_a_whole()
     chosen = [n for n in CASES if any(word in n for word in words)]
     there = {(r[0], r[1]): [*r[:3], *map(number, r[3:])] for r in published("kernels")}
     if options.time:

@@ -27,7 +27,7 @@ import jax
 import jaxmem
 import jaxmem.planning as planning
 from benchmarks import zoo
-from benchmarks._common import MIB, RESULTS, publish, published, write
+from benchmarks._common import MIB, RESULTS, as_a_whole, publish, published, write
 from benchmarks.eager import every_equation
 from jaxmem import _jaxpr
 from jaxmem.planning._layout import best_fit, layout
@@ -245,6 +245,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--draw", action="store_true")
     chosen = parser.parse_args()
+    as_a_whole()
     if chosen.eager:
         eager([case for case in cases(chosen.models or ROAM) if not case.scanned])
         return
