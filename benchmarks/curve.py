@@ -26,7 +26,8 @@ from benchmarks.blocks import POLICIES, TARGET
 from benchmarks.scheduling import Case, cases
 from jaxmem import _jaxpr, planning
 from jaxmem.scheduling._choice import NO_CHOICE
-from jaxmem.scheduling._ladder import in_segments, ladder, step_of
+from jaxmem.scheduling._ladder import ladder, step_of
+from jaxmem.scheduling._ladder_segments import in_segments
 from jaxmem.scheduling._machine import MACHINES, seconds
 from jaxmem.scheduling._operations import operations_of
 from jaxmem.scheduling._operations_predict import predicted

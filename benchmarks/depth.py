@@ -5,8 +5,8 @@
 The loss gradient of GPT-2 medium's blocks, 1 x 1024, with more and more layers,
 compiled for an H100; the gradients are outputs and not counted. "a layer" computes each
 layer again from its own input (the last rung of the ladder), "segments" is the least
-that `jaxmem.schedule` reaches. Recomputation is in per cent of the forward pass's
-matmul flops.
+that `jaxmem.schedule` reaches, with the layers in a segment and in those inside of it.
+Recomputation is in per cent of the forward pass's matmul flops.
 """
 
 import dataclasses
@@ -28,14 +28,15 @@ def row(layers: int):
     model = Stack(dataclasses.replace(GPT2_MEDIUM, layers=layers), PreLNLayer)
     step, args = gradient_of_stack(model, (1, 1024))
     plan = least(step, args, offload=False)
-    lowest = dataclasses.replace(plan.choice, rate=1e-3, segment=None)
+    lowest = dataclasses.replace(plan.choice, rate=1e-3, segments=())
     lowest = dataclasses.replace(plan, choice=lowest)
     flat = jaxmem.schedule(step, plan=lowest, donate_argnums=())
     flat = flat.plan(*args, target=TARGET)
     forward = matmul_flops(step, *args) / 3
     again = [100 * p.again_flops / forward for p in (flat, plan)]
     mib = [p.temp_bytes / MIB for p in (plan.plain, flat.scheduled, plan.scheduled)]
-    return layers, *mib[:2], again[0], mib[2], plan.choice.segment or 1, again[1]
+    sizes = " / ".join(map(str, plan.choice.segments))
+    return layers, *mib[:2], again[0], mib[2], sizes, again[1]
 
 
 def main() -> None:

@@ -2,10 +2,11 @@
 
     python -m benchmarks.predict                 # every step, for every target
     python -m benchmarks.predict alexnet h100    # those with such a name; others stay
+    python -m benchmarks.predict --anew          # beside the compiled figures it has
 
 `jaxmem.scheduling.predict` compiles nothing: its figure is that of the order that XLA
-is expected to take, without copies, padding and workspaces. "off" is of the peak,
-arguments and outputs included.
+is expected to take, without copies and workspaces. "off" is of the peak, arguments and
+outputs included. What does not fit a TPU v5e is compiled for a v5p.
 """
 
 import functools
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import jaxmem
 from benchmarks import zoo
-from benchmarks._common import MIB, TARGETS, as_a_whole, publish, published, write
+from benchmarks._common import MIB, TARGETS, publish, published, write
 from benchmarks.blocks import made
 from benchmarks.latency_hiding import scanned_step
 from benchmarks.release import dense_step
@@ -36,16 +37,18 @@ STEPS = {
     "GPT-2 medium, 4 x 1024, scanned": lambda: gradient_of("GPT-2 medium, 4 x 1024"),
     "ViT-L, 16 x 256, scanned": lambda: gradient_of("ViT-L, 16 x 256"),
 }
-WRITTEN_OUT = ("vit_b", "bert_base", "gpt2_small")  # of those with layers
+WRITTEN_OUT = ("vit_b", "bert_base", "gpt2_small")  # besides, at batch 1
 PATIENCE = 1800  # seconds: a compile for TPU takes minutes
+LARGER = {"tpu-v5e": "tpu-v5p"}  # chip -> another for what does not fit
+TOO_LARGE = "does not fit"
 
 
 def of_the_zoo() -> Iterator[tuple[str, Callable]]:
-    """Its steps with Adam: nets without layers at both batches, others at 1."""
+    """Its steps with Adam at both batches; of those with layers, scanned."""
     for name, entry in zoo.ZOO.items():
-        ways = [(1, False), (32, False)]
-        if entry.layered:
-            ways = [(1, False), (1, True)] if name in WRITTEN_OUT else [(1, True)]
+        ways = [(1, entry.layered), (32, entry.layered)]
+        if name in WRITTEN_OUT:
+            ways = [(1, False), *ways]
         for batch, scanned in ways:
             how = "scanned" if scanned else "unrolled"
             make = functools.partial(zoo.step, name, batch, scanned)
@@ -55,30 +58,53 @@ def of_the_zoo() -> Iterator[tuple[str, Callable]]:
 STEPS |= dict(of_the_zoo())
 
 
-def row(name: str, target: str):
+def compiled(name: str, target: str) -> float | str:
+    """MiB of the compiled step, or why there are none."""
     step, args, donated = STEPS[name]()
-    found = predict(step, *args, donate_argnums=donated).peak_bytes
     how = {"target": target, "donate_argnums": donated, "timeout": PATIENCE}
     try:
-        peak = jaxmem.estimate(step, *args, **how).peak_bytes
+        return jaxmem.estimate(step, *args, **how).peak_bytes / MIB
     except DoesNotFit:
-        return name, target, found / MIB, "does not fit", ""
+        return TOO_LARGE
     except CompileError as error:  # XLA itself refuses some of these
         print(name, target, str(error)[:200])
-        return name, target, found / MIB, "does not compile", ""
-    return name, target, found / MIB, peak / MIB, 100 * (found / peak - 1)
+        return "does not compile"
+
+
+def row(name: str, target: str, peak: float | str):
+    step, args, donated = STEPS[name]()
+    how = {"target": target, "donate_argnums": donated}
+    found = predict(step, *args, **how).peak_bytes / MIB
+    off = "" if isinstance(peak, str) else 100 * (found / peak - 1)
+    return name, target, found, peak, off
+
+
+def row_of_a_compile(name: str, target: str):
+    peak = compiled(name, target)
+    if peak == TOO_LARGE and target in LARGER:
+        target = LARGER[target]
+        peak = compiled(name, target)
+    return row(name, target, peak)
+
+
+def number(cell: str) -> float | str:
+    return cell if cell.startswith("does not") else float(cell)
 
 
 def main() -> None:
-    words = [w for w in sys.argv[1:] if w not in TARGETS]
+    words = [w for w in sys.argv[1:] if w not in (*TARGETS, "--anew")]
     targets = [t for t in TARGETS if t in sys.argv] or TARGETS
     chosen = [n for n in STEPS if not words or any(w in n for w in words)]
-    as_a_whole()
+    anew = "--anew" in sys.argv
+    sys.argv[1:] = []  # the file is that of all rows, whatever is asked for
     rows = {(r[0], r[1]): r for r in published("predict")}
-    for target in targets:
+    for name, target, _, peak, _ in [*rows.values()] if anew else []:
+        rows[name, target] = row(name, target, number(peak))
+    for target in () if anew else targets:
         for name in chosen:
-            rows[name, target] = row(name, target)
-            print(*rows[name, target], flush=True)
+            found = row_of_a_compile(name, target)
+            rows[found[:2]] = found
+            print(*found, flush=True)
             write("predict", COLUMNS, [*rows.values()])
     publish("predict", COLUMNS, [*rows.values()])
 

@@ -195,7 +195,7 @@ class Search:
         to lie on a straight line.
         """
         rich, poor = self.rungs[low - 1], self.rungs[low]
-        if poor.choice.offload is not None or poor.choice.segment is not None:
+        if poor.choice.offload is not None or poor.choice.segments:
             return
         few, most = (0, self._expected(low - 1)), (self.layers, self.peaks[low])
         waits = next(t.choice.waits for t in self.tried if t.peak == self.peaks[low])

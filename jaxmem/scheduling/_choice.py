@@ -23,8 +23,9 @@ class Choice:
       part: how many of the layers these are, as a fraction.
       offload: bytes a layer from which what is kept waits in the host's memory; None:
         nothing does.
-      segment: layers in a segment, of which only the first keeps its input until the
-        backward pass runs them forward again; None: every layer keeps its own.
+      segments: layers in a segment, of which only the first keeps its input until the
+        backward pass runs them forward again, and in one of the segments inside of it;
+        empty: every layer keeps its own.
       lists: whether equations outside of loops are computed again too.
       named: whether only what has a `checkpoint_name` is kept.
       waits: whether products that make much wait for those that free much.
@@ -39,7 +40,7 @@ class Choice:
     more: float | None = None
     part: float = 0.0
     offload: int | None = None
-    segment: int | None = None
+    segments: tuple[int, ...] = ()
     lists: bool = False
     named: bool = False
     waits: bool = False

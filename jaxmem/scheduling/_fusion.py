@@ -24,6 +24,7 @@ from jaxmem.scheduling._fusion_kinds import (
 from jaxmem.scheduling._graph import Graph
 from jaxmem.scheduling._layer_axis import ELEMENTWISE
 from jaxmem.scheduling._scans import is_var, size_of
+from jaxmem.scheduling._tpu import Images, computes_inside, images_of
 
 # A byte of memory traffic takes as long as so many operations (H100: 33e12 a second on
 # its lanes, 3.35e12 bytes).
@@ -55,10 +56,20 @@ class Fusion:
     """The kernels of a flat jaxpr."""
 
     graph: Graph
+    tpu: bool = False
     kinds: list[Kind] = field(init=False)
 
     def __post_init__(self):
-        self.kinds = [kind_of(self.graph, eqn) for eqn in self.graph.eqns]
+        self.kinds = [self._kind_of(eqn) for eqn in self.graph.eqns]
+
+    def _kind_of(self, eqn) -> Kind:
+        kind = kind_of(self.graph, eqn)
+        reads = self.tpu and kind is Kind.ALONE and computes_inside(eqn, self.images)
+        return Kind.ROOT if reads else kind
+
+    @cached_property
+    def images(self) -> dict[tuple[int, ...], Images]:
+        return images_of(self.graph)
 
     # Views and barriers.
 

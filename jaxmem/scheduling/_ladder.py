@@ -4,8 +4,8 @@ The bytes kept, drawn over the seconds of computing again, are a convex curve wh
 corners are cuts, each the best for some rate of bytes a second. Two corners give the
 rate at which they are worth the same; the cut at that rate is another corner between
 them, or there is none. Below them come those that have what they keep wait in the
-host's memory. Running segments of layers again (`in_segments`) is a ladder of its own:
-what a layer needs while it runs is another figure there.
+host's memory. Running segments of layers again (`_ladder_segments.py`) is a ladder of
+its own: what a layer needs while it runs is another figure there.
 """
 
 import math
@@ -14,19 +14,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from jaxmem.scheduling._choice import Choice, price_at
 from jaxmem.scheduling._least import price_of
-from jaxmem.scheduling._machine import MACHINES, flops, seconds
+from jaxmem.scheduling._machine import MACHINES, seconds
 from jaxmem.scheduling._pairs import Cut, Pair, cut, cut_by_names
-from jaxmem.scheduling._scan_segments import of_every_size
 from jaxmem.scheduling._scans import kept_size
 from jaxmem.scheduling._unrolled import unrolled, without_loops
 
 _LOWEST = 1e-3  # bytes a second: everything that can be is computed again
 _STEP = 8.0  # from one rate to the next that is looked at
-_LEAST = 2e-3  # of what is kept at first: what two rungs differ by, or they are one
+LEAST = 2e-3  # of what is kept at first: what two rungs differ by, or they are one
 
 
 @dataclass(frozen=True)
@@ -99,13 +96,13 @@ def step_of(
 def ladder(step: Step) -> list[Rung]:
     """The corners, the fewest seconds first."""
     first, free = _rung(step, None), _rung(step, math.inf)
-    least = _LEAST * first.bytes
+    least = LEAST * first.bytes
     lowest = MACHINES[step.machine].host / 2 if step.offload else _LOWEST
     last = _cheapest(step, _rung(step, lowest), least)
     found = [first, free, *_between(step, free, last, least), last]
     if step.offload:
         found += _away(step, last)
-    return _descending(found, least)
+    return descending(found, least)
 
 
 def _cheapest(step: Step, rung: Rung, least: float) -> Rung:
@@ -124,19 +121,7 @@ def _cheapest(step: Step, rung: Rung, least: float) -> Rung:
     return best
 
 
-def in_segments(step: Step, flat: Sequence[Rung]) -> list[Rung]:
-    """Rungs that run a segment of layers at a time again, where that is worth it.
-
-    `flat`: the rungs of `ladder`; where their bytes are reached, it has fewer seconds.
-    """
-    if step.named or step.offload or step.is_list:
-        return []
-    found = [r for r in _of_any_length(step, flat) if _is_below(r, flat)]
-    found.sort(key=lambda rung: rung.seconds)
-    return _descending(found, _LEAST * flat[0].bytes)
-
-
-def _descending(rungs: Sequence[Rung], least: float) -> list[Rung]:
+def descending(rungs: Sequence[Rung], least: float) -> list[Rung]:
     """Those that keep less than the one before, by more than `least` bytes."""
     kept = list(rungs[:1])
     for rung in rungs[1:]:
@@ -172,35 +157,6 @@ def _away(step: Step, rung: Rung) -> Iterator[Rung]:
         gone = sum(s * length for s, length in kept if s >= size)
         choice = replace(rung.choice, offload=size)
         yield Rung(choice, rung.bytes - gone, rung.seconds + 2 * gone / host)
-
-
-def _of_any_length(step: Step, rungs: Sequence[Rung]) -> Iterator[Rung]:
-    """What each rung is in segments, of all lengths at which something is saved."""
-    cost = partial(seconds, machine=MACHINES[step.machine])
-    for rung in rungs:
-        price = price_at(rung.choice.rate, step.machine)
-        cuts = [(pair, cut(pair, price, late=False)) for pair in step.scans]
-        plans = [{p.size: p for p in of_every_size(*found)} for found in cuts]
-        for size in sorted({size for found in plans for size in found}):
-            kept, again = 0, []
-            for (pair, found), of_size in zip(cuts, plans, strict=True):
-                if (plan := of_size.get(size)) is not None:
-                    kept += plan.bytes
-                    again += plan.repeated
-                else:
-                    kept += pair.length * found.bytes
-                    again += [(pair.body.eqns[i], pair.length) for i in found.again]
-            time = sum(times * (cost(e) or 0.0) for e, times in again)
-            work = sum(times * flops(e) for e, times in again)
-            yield Rung(replace(rung.choice, segment=size), kept, time, work)
-
-
-def _is_below(rung: Rung, flat: Sequence[Rung]) -> bool:
-    """Whether two flat rungs, each for some of the layers, would take more seconds."""
-    if rung.bytes < flat[-1].bytes:
-        return True
-    kept = [r.bytes for r in reversed(flat)]
-    return rung.seconds < np.interp(rung.bytes, kept, [r.seconds for r in flat[::-1]])
 
 
 def _cuts(step: Step, rate: float | None) -> list[tuple[Pair, Cut]]:

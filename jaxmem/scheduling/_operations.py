@@ -25,6 +25,7 @@ from jaxmem.scheduling._fusion_pools import early_zeros
 from jaxmem.scheduling._machine import flops
 from jaxmem.scheduling._operations_flat import written_out
 from jaxmem.scheduling._scans import LOOPS, is_on_host, size_of, split
+from jaxmem.scheduling._tpu import in_tiles
 
 PeakOf = Callable[[Graph], int]
 
@@ -58,6 +59,7 @@ def operations_of(
     closed,
     aliases: Mapping[int, int] | None = None,
     peak_of: PeakOf = compiled_peak,
+    tpu: bool = False,
 ) -> Operations:
     """The graph of a closed jaxpr.
 
@@ -66,6 +68,7 @@ def operations_of(
       aliases: position of an output -> of the donated input in whose memory it lies.
       peak_of: the bytes that the inside of a loop takes, given its graph: by default in
         the order of XLA.
+      tpu: whether XLA compiles it for a TPU (`_tpu.py`); else it is for a GPU.
 
     Returns:
       `Operations`. Constants and inputs are the graph's arguments.
@@ -76,7 +79,7 @@ def operations_of(
       print(jaxmem.planning.peak(operations_of(closed).graph))
     """
     flat = written_out(closed)
-    fusion = Fusion(_graph.Graph(flat))
+    fusion = Fusion(_graph.Graph(flat), tpu)
     build = _Build(fusion, peak_of)
     arguments = [build.number(v) for v in fusion.graph.invars]
     for kernel in fusion.kernels():
@@ -90,6 +93,8 @@ def operations_of(
         tuple(v for v in results if v not in set(arguments)),
         _donated(build.numbers, outs, fusion.graph.arguments, aliases or {}),
     )
+    if tpu:
+        graph = in_tiles(graph, build.variables, fusion.images)
     shown = {v: build.numbers.get(u) for v, u in fusion.source.items()}
     return Operations(
         _passed_on(graph),
@@ -138,7 +143,7 @@ class _Build:
         self.variables: list[Any] = []
         self.numbers: dict[Any, int] = {}
         self.after: dict[Any, int] = {}  # output of a barrier -> the barrier's token
-        self.pools = early_zeros(fusion.graph)
+        self.pools = {} if fusion.tpu else early_zeros(fusion.graph)
         self.zeros: dict[Any, int] = {}  # what is pooled -> zeros for its gradient
         self.effect: list[int] = []  # the token of the last operation with side effects
 
@@ -179,7 +184,7 @@ class _Build:
                 fusion.name(kernel),
                 tuple(dict.fromkeys(reads)),
                 tuple(writes),
-                inside(last, self.peak_of),
+                inside(last, self.peak_of, fusion.tpu),
                 tuple(over),
                 sum(map(flops, eqns)),
                 float(moved),
@@ -223,21 +228,25 @@ _BRANCHES = ("cond", "jit", "pjit", "shard_map")
 _INDEX = 4  # bytes
 
 
-def inside(eqn, peak_of: PeakOf) -> int:
+def inside(eqn, peak_of: PeakOf, tpu: bool) -> int:
     """Bytes that a loop or a branch holds beside what it reads and makes."""
     name, bodies = eqn.primitive.name, _jaxpr.bodies(eqn)
+
+    def graph_of(body, aliases) -> Graph:
+        return operations_of(body, aliases, peak_of, tpu).graph
+
     if name == "scan":
-        return peak_of(operations_of(*turn_of(eqn), peak_of).graph)
+        return peak_of(graph_of(*turn_of(eqn)))
     if name == "while":
         first = eqn.params["body_nconsts"]
         aliases = {k: first + k for k in range(len(eqn.outvars))}
-        return peak_of(operations_of(eqn.params["body_jaxpr"], aliases, peak_of).graph)
+        return peak_of(graph_of(eqn.params["body_jaxpr"], aliases))
     if name == "select_and_scatter_add":  # where each maximum is, along each axis
         source = eqn.invars[0].aval
         return _INDEX * source.ndim * source.size
     if name not in _BRANCHES:
         return 0
-    graphs = [operations_of(_closed(body), {}, peak_of).graph for body in bodies]
+    graphs = [graph_of(_closed(body), {}) for body in bodies]
     return max(peak_of(g) - g.bytes_of(g.outputs) for g in graphs)
 
 

@@ -1,9 +1,8 @@
 """What a step will take, without compiling it: from the graph of its jaxpr.
 
 XLA takes the best of three greedy orders; so does the prediction, for the step and for
-the inside of each loop. Copies, workspaces, padding and fragmentation are not in it.
-Tested on H100 compiles; what a TPU does otherwise (tiles of 8 by 128, its own
-rematerialisation) is not modelled.
+the inside of each loop. Copies, workspaces, padding and fragmentation are not in it:
+but for convolutions, not that to a TPU's tiles either.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from jaxmem.planning import Graph, peak
 from jaxmem.scheduling._arguments import positions
 from jaxmem.scheduling._operations import compiled_peak, operations_of
 from jaxmem.scheduling._passes import by_shape
+from jaxmem.scheduling._tpu import is_tpu
 
 
 @dataclass(frozen=True)
@@ -43,32 +43,43 @@ class Prediction:
 
 
 def predict(
-    fn: Callable, *args: Any, donate_argnums: int | Sequence[int] = (), **kwargs: Any
+    fn: Callable,
+    *args: Any,
+    target: str = "h100",
+    donate_argnums: int | Sequence[int] = (),
+    **kwargs: Any,
 ) -> Prediction:
-    """Predicts what a step takes on a GPU; nothing is compiled, nothing allocated.
+    """Predicts what a step takes on a chip; nothing is compiled, nothing allocated.
 
     Args:
       fn: the step, jitted or not; a jitted one brings its donated arguments along.
       *args: arrays or `jax.ShapeDtypeStruct`, in any pytrees.
+      target: the chip's name, one of `jaxmem.targets()`. The compiler for it need not
+        be installed; GPUs are all alike here, and TPUs are.
       donate_argnums: positional arguments whose buffers the step may reuse.
       **kwargs: the step's keyword arguments.
 
     Returns:
-      A `Prediction`. Over the training steps of `benchmarks/scheduling.py` its peak is
-      that of the H100 compile to a few percent; `jaxmem.estimate` gives the compiler's
-      own figure.
+      A `Prediction`. `python -m benchmarks.predict` holds its peak against the
+      compilers for H100 and TPU; `jaxmem.estimate` gives the compiler's own figure.
+
+    Raises:
+      ValueError: no chip has this name.
     """
+    tpu = is_tpu(target)
     donated = [donate_argnums] if isinstance(donate_argnums, int) else donate_argnums
     if not donated and isinstance(fn, jax.stages.Wrapped):
         donated = own_arguments(fn, args, kwargs)[0]
     traced = _jaxpr.trace(fn, *args, **kwargs)
     aliases = by_shape(traced.jaxpr, positions(args, kwargs, tuple(donated)))
-    return predicted(traced.jaxpr, aliases)
+    return predicted(traced.jaxpr, aliases, tpu)
 
 
-def predicted(closed, aliases: Mapping[int, int] | None = None) -> Prediction:
+def predicted(
+    closed, aliases: Mapping[int, int] | None = None, tpu: bool = False
+) -> Prediction:
     """The same for a closed jaxpr; `aliases`: output -> donated input, by position."""
-    graph = operations_of(closed, aliases).graph
+    graph = operations_of(closed, aliases, tpu=tpu).graph
     apart = set(graph.outputs) - graph.aliases.keys()
     inner = _without(graph, apart)
     return Prediction(

@@ -20,8 +20,9 @@ from jaxmem.scheduling._scan_constants import constants_inside
 from jaxmem.scheduling._scan_inputs import cast_inside
 from jaxmem.scheduling._scan_part import remake_part
 from jaxmem.scheduling._scan_residuals import remake, remakes, remakes_by_names
-from jaxmem.scheduling._scan_segments import remake_segments, segmented
+from jaxmem.scheduling._scan_segments import remake_segments
 from jaxmem.scheduling._scans import is_var, xs_of, ys_of
+from jaxmem.scheduling._segments import segmented
 from jaxmem.scheduling._shrink_first import shrink_first
 from jaxmem.scheduling._two_pass import blocked_scans, two_pass
 from jaxmem.scheduling._unrolled import compute_again, is_transposed
@@ -116,8 +117,8 @@ def _remade(closed, choice: Choice) -> tuple[Any, list]:
     if choice.named:
         plans = partial(remakes_by_names, price=price)
     ways: list[tuple[Callable, Callable]] = [(plans, remake)]
-    if choice.segment is not None:
-        plans = partial(segmented, price=price, size=choice.segment)
+    if choice.segments:
+        plans = partial(segmented, price=price, sizes=choice.segments)
         ways.insert(0, (plans, remake_segments))
     if choice.more is not None:
         price = price_at(choice.more, choice.machine)

@@ -284,7 +284,9 @@ def make_plan(
     ]
     residuals = [_remade(*entry) for entry in rewritten.residuals]
     machine = MACHINES[search.choice.machine]
-    expected, bound = predicted_and_bound(rewritten.jaxpr, aliases)
+    expected, bound = predicted_and_bound(
+        rewritten.jaxpr, aliases, search.choice.machine
+    )
     again = [_again(eqn, times, machine) for eqn, times in rewritten.again]
     by_size = {"key": lambda x: x.bytes, "reverse": True}
     return Plan(
@@ -343,7 +345,8 @@ def _from_plain(fields: dict[str, Any]) -> Plan:
 
 
 def _choice(fields: dict[str, Any]) -> Choice:
-    return dataclasses.replace(Choice(**fields), sequence=tuple(fields["sequence"]))
+    tuples = {k: tuple(fields[k]) for k in ("segments", "sequence")}
+    return dataclasses.replace(Choice(**fields), **tuples)
 
 
 def _again(eqn, times: int, machine: Machine) -> Again:

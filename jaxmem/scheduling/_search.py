@@ -13,7 +13,8 @@ from jaxmem.memory._pool import DoesNotFit
 from jaxmem.scheduling._arguments import jit_with
 from jaxmem.scheduling._budget import BudgetError, Search, Tried, compiled
 from jaxmem.scheduling._choice import NAMED, NO_CHOICE, Choice
-from jaxmem.scheduling._ladder import Rung, Step, in_segments, ladder, step_of
+from jaxmem.scheduling._ladder import Rung, Step, ladder, step_of
+from jaxmem.scheduling._ladder_segments import in_segments
 from jaxmem.scheduling._machine import flops
 from jaxmem.scheduling._passes import Aliases, Rewritten
 from jaxmem.scheduling._plan import Plan, fingerprint

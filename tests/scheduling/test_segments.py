@@ -13,17 +13,19 @@ from jax.sharding import PartitionSpec
 from jaxmem import _jaxpr, schedule
 from jaxmem.memory import estimate
 from jaxmem.scheduling import BudgetError, Choice, Plan
-from jaxmem.scheduling._ladder import in_segments, ladder, step_of
+from jaxmem.scheduling._ladder import ladder, step_of
+from jaxmem.scheduling._ladder_segments import in_segments
 from jaxmem.scheduling._machine import flops
 from jaxmem.scheduling._pairs import cut, pairs
 from jaxmem.scheduling._passes import NO_CHOICE, by_shape, rewrite
-from jaxmem.scheduling._scan_segments import of_every_size
+from jaxmem.scheduling._segments import of_every_size
 from tests.scheduling.problem import array, assert_close
 from tests.scheduling.test_scan_residuals import scans
 from tests.sets import some_fast
 
 L, B, D = 9, 4, 6
 LOWEST = 1e-3
+SIZES = some_fast([(4,), (2,), (3,), (6,), (4, 2), (6, 3), (6, 2), (8, 4)], every=4)
 
 
 def block(x, w):
@@ -91,30 +93,31 @@ def mask_and_key(ws, x):
 LOSSES = (plain_layers, mask_and_key, from_the_end, one_weight, many_carries, dropout)
 
 
-def run_again(fn, args, size, rate=LOWEST):
+def run_again(fn, args, sizes, rate=LOWEST):
     closed = jax.make_jaxpr(fn)(*args)
-    return rewrite(closed, {}, None, Choice("h100", rate, segment=size))
+    return rewrite(closed, {}, None, Choice("h100", rate, segments=sizes))
 
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("size", some_fast([4, 2, 3, 6], every=4))
-def test_gives_the_same(loss, size):
+@pytest.mark.parametrize("sizes", SIZES)
+def test_gives_the_same(loss, sizes):
     args = args_of()
     fn = jax.value_and_grad(loss)
-    made = run_again(fn, args, size)
+    made = run_again(fn, args, sizes)
     inner = [e.primitive.name for s in scans(made.jaxpr) for e in _jaxpr.walk(_body(s))]
-    assert "while" in inner
+    assert inner.count("while") == len(sizes)
     got = jax.jit(lambda *a: _jaxpr.evaluate(made.jaxpr, list(a)))(*args)
     assert_close(got, jax.tree.leaves(fn(*args)))
 
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("rate", [None, float("inf"), 1e10])
-def test_gives_the_same_whatever_else_is_kept(rate):
+@pytest.mark.parametrize("sizes", [(3,), (4, 2)])
+def test_gives_the_same_whatever_else_is_kept(rate, sizes):
     args = args_of()
     fn = jax.value_and_grad(dropout)
-    made = run_again(fn, args, 3, rate)
+    made = run_again(fn, args, sizes, rate)
     got = jax.jit(lambda *a: _jaxpr.evaluate(made.jaxpr, list(a)))(*args)
     assert_close(got, jax.tree.leaves(fn(*args)))
 
@@ -126,14 +129,15 @@ def _body(eqn):
 @pytest.mark.usefixtures("x64")
 def test_a_length_that_is_one_more_than_a_segment():
     args = args_of(3)
-    made = run_again(jax.grad(plain_layers), args, 2, float("inf"))
+    made = run_again(jax.grad(plain_layers), args, (2,), float("inf"))
     got = _jaxpr.evaluate(made.jaxpr, list(args))
     assert_close(got, [jax.grad(plain_layers)(*args)])
 
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("check_vma", [False, True])
-def test_inside_shard_map(check_vma):
+@pytest.mark.parametrize("sizes", [(3,), (4, 2)])
+def test_inside_shard_map(check_vma, sizes):
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     ws, x = args_of()[0], array(16, D, seed=3)
 
@@ -144,7 +148,7 @@ def test_inside_shard_map(check_vma):
     mapped = functools.partial(
         jax.shard_map, mesh=mesh, out_specs=PartitionSpec(), check_vma=check_vma
     )(step, in_specs=specs)
-    made = run_again(mapped, (ws, x), 3)
+    made = run_again(mapped, (ws, x), sizes)
     assert made.again
     got = jax.jit(lambda *a: _jaxpr.evaluate(made.jaxpr, list(a)))(ws, x)
     assert_close(got, [jax.jit(mapped)(ws, x)])
@@ -153,27 +157,39 @@ def test_inside_shard_map(check_vma):
 # -- what is kept, and what is done
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_keeps_a_row_for_each_segment_and_one_segment(size):
+@pytest.mark.parametrize(
+    ("sizes", "rows"),
+    [((2,), 6 + 2), ((3,), 4 + 3), ((4,), 3 + 4), ((4, 2), 3 + 2 + 2)],
+)
+def test_keeps_a_row_for_each_segment_and_one_segment(sizes, rows):
     fn, args = jax.grad(plain_layers), args_of(12)
     closed = jax.make_jaxpr(fn)(*args)
     (pair,) = pairs(rewrite(closed, {}).jaxpr)
     price = lambda eqn: 0.0
     plans = of_every_size(pair, cut(pair, price, late=False))
-    (plan,) = (p for p in plans if p.size == size)
+    (plan,) = (p for p in plans if p.sizes == sizes)
     layer = 4 * B * D
-    assert plan.bytes == (12 // size + size) * layer
-    forward = scans(run_again(fn, args, size).jaxpr)[0]
+    assert plan.bytes == rows * layer
+    forward = scans(run_again(fn, args, sizes).jaxpr)[0]
     kept = [v.aval for v in forward.outvars if v.aval.ndim == 3]
     assert sum(a.size * a.dtype.itemsize for a in kept) == plan.bytes
 
 
-def test_what_is_done_again_is_counted():
-    """The forward pass less a segment, and what a layer makes of its input."""
-    made = run_again(jax.grad(plain_layers), args_of(12), 4)
+@pytest.mark.parametrize(
+    ("length", "sizes", "turns"),
+    [
+        (12, (4,), 12 - 4),
+        (12, (4, 2), 12 - 4 + 3 * (4 - 2)),
+        (13, (4, 2), 13 - 4 + 3 * (4 - 2)),  # segments of 1, 4, 4 and 4
+        (15, (4, 2), 15 - 4 + (3 - 2) + 3 * (4 - 2)),
+    ],
+)
+def test_what_is_done_again_is_counted(length, sizes, turns):
+    """The forward pass less a segment for each size, and what a layer makes again."""
+    made = run_again(jax.grad(plain_layers), args_of(length), sizes)
     dots = [(e, n) for e, n in made.again if e.primitive.name == "dot_general"]
     one = 2 * B * D * D
-    assert sum(n * flops(e) for e, n in dots) == one * (2 * (12 - 4) + 2 * 12)
+    assert sum(n * flops(e) for e, n in dots) == one * (2 * turns + 2 * length)
 
 
 def test_a_loop_of_unknown_length_is_not_run_again():
@@ -183,7 +199,7 @@ def test_a_loop_of_unknown_length_is_not_run_again():
         return jnp.sum(lax.scan(step, x, ws)[0] ** 2)
 
     args = args_of()
-    made = run_again(jax.grad(loss), args, 3)
+    made = run_again(jax.grad(loss), args, (3,))
     flat = rewrite(
         jax.make_jaxpr(jax.grad(loss))(*args), {}, None, Choice("h100", 1e-3)
     )
@@ -203,11 +219,11 @@ def train(tx, loss):
     return step
 
 
-def scheduled(step, state, x, size):
+def scheduled(step, state, x, sizes):
     with jax.numpy_dtype_promotion("standard"):
         closed = jax.make_jaxpr(step)(state, x)
     aliases = by_shape(closed, range(len(jax.tree.leaves(state))))
-    made = rewrite(closed, aliases, None, Choice("h100", LOWEST, segment=size))
+    made = rewrite(closed, aliases, None, Choice("h100", LOWEST, segments=sizes))
     tree = jax.tree.structure((state, 0))
 
     def run(state, x):
@@ -218,14 +234,14 @@ def scheduled(step, state, x, size):
 
 
 @pytest.mark.usefixtures("x64", "standard_promotion")
-@pytest.mark.parametrize("length", [7, 8])
-def test_updates_are_released_into_it(length):
+@pytest.mark.parametrize(("length", "sizes"), [(7, (3,)), (8, (3,)), (9, (4, 2))])
+def test_updates_are_released_into_it(length, sizes):
     """Weights are overwritten layer by layer while earlier layers are still read."""
     tx = optax.adam(1e-2)
     ws, x = args_of(length)
     state = ws, tx.init(ws)
     step = train(tx, plain_layers)
-    made, run = scheduled(step, state, x, 3)
+    made, run = scheduled(step, state, x, sizes)
     assert [s.released for s in made.stacks] == [True]
     got, want = state, state
     for _ in range(2):
@@ -235,19 +251,23 @@ def test_updates_are_released_into_it(length):
 
 
 def test_no_copy_of_the_weights_for_an_absent_chip():
-    """Layers' inputs are 16 rows; in segments of 4, 4 and 4; all else is the same."""
+    """Layers' inputs are 16 rows; in segments of 4, 4 and 4; all else is the same.
+
+    In segments of 8 with segments of 2 inside of them, 2 and 4 and 2.
+    """
     tx = optax.adam(1e-2)
     ws = jax.ShapeDtypeStruct((16, 512, 512), jnp.float32)
     x = jax.ShapeDtypeStruct((2048, 512), jnp.float32)
     state = ws, jax.eval_shape(tx.init, ws)
     row, weights = 4 * 2048 * 512, 4 * 16 * 512 * 512
     temps = {}
-    for size in (None, 4):
-        run = scheduled(train(tx, plain_layers), state, x, size)[1]
+    for sizes in ((), (4,), (8, 2)):
+        run = scheduled(train(tx, plain_layers), state, x, sizes)[1]
         jitted = jax.jit(run, donate_argnums=0)
-        temps[size] = estimate(jitted, state, x, target="h100").temp_bytes
-    assert temps[None] - temps[4] >= (16 - 8 - 2) * row
-    assert temps[None] - temps[4] > weights  # no room for another copy of them
+        temps[sizes] = estimate(jitted, state, x, target="h100").temp_bytes
+    for sizes in ((4,), (8, 2)):
+        assert temps[()] - temps[sizes] >= (16 - 8 - 2) * row
+        assert temps[()] - temps[sizes] > weights  # no room for another copy of them
 
 
 # -- the ladder and the search
@@ -269,13 +289,14 @@ def test_the_ladder_goes_on_below_one_input_a_layer():
     flat = ladder(about)
     rungs = in_segments(about, flat)
     row = 2 * 8192 * 256
-    best = min(-(-48 // size) + size for size in range(2, 48))
+    best = 48 // 12 + 12 // 3 + 3  # 4, or 6 and 2, or 16 and 4 make 12, 11 and 11
     assert rungs[-1].bytes == best * row < flat[-1].bytes == 48 * row
-    assert all(r.choice.segment for r in rungs)
+    assert all(r.choice.segments for r in rungs)
     assert [r.bytes for r in rungs] == sorted((r.bytes for r in rungs), reverse=True)
     assert [r.seconds for r in rungs] == sorted(r.seconds for r in rungs)
-    for how in ({"named": True}, {"offload": True}):
-        assert in_segments(step_of(first.pairs, (), "h100", **how), flat) == []
+    away = step_of(first.pairs, (), "h100", offload=True)
+    assert in_segments(away, [*flat, *ladder(away)]) == rungs
+    assert in_segments(step_of(first.pairs, (), "h100", named=True), flat) == []
 
 
 def test_fits_a_budget_below_one_input_a_layer():
@@ -283,7 +304,7 @@ def test_fits_a_budget_below_one_input_a_layer():
     room = 48 * 2 * 8192 * 256 * 2 // 3
     plan = schedule(step, room, target="h100", donate_argnums=()).plan(*args)
     assert plan.scheduled.peak_bytes <= room
-    assert plan.choice.segment is not None
+    assert plan.choice.segments
     assert Plan.from_json(plan.to_json()).choice == plan.choice
     assert "of a segment's first layer" in str(plan)
 
