@@ -59,12 +59,6 @@ def check(dtypes: tuple[str, ...], *arrays: jax.Array, bits: int = 0) -> None:
         raise NotImplementedError(f"codes of at most {MOST_BITS} bits, not {bits}")
 
 
-def like(x: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    """An output that varies over the mesh axes that x varies over."""
-    kind = jax.typeof(x).manual_axis_type
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=kind)
-
-
 def float32(*tiles: Tile) -> tuple[Tile, ...]:
     return tuple(tile.astype(jnp.float32) for tile in tiles)
 

@@ -29,6 +29,7 @@ from pallas_kernels._attention import (
     keys_seen,
     sees_nothing,
 )
+from pallas_kernels._programs_gpu import padded
 from pallas_kernels.hashing import column_word, row_words
 
 FLOOR = -1e38  # a masked logit in base 2, where `MASKED` would be infinite
@@ -93,12 +94,6 @@ def make_case(rules: Rules, inputs: Inputs, block_q: int, block_kv: int) -> Case
     return Case(rules, *sizes, q.dtype, block_q, block_kv, hides)
 
 
-def padded(x, block: int):
-    """`x` with zeros behind its last axis, to a multiple of `block`."""
-    missing = -x.shape[-1] % block
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
-
-
 def in_base_2(x):
     """Natural logits or bias in base 2, which saves kernels a multiply each."""
     return jnp.maximum(x * np.float32(1 / math.log(2)), np.float32(FLOOR))
@@ -108,12 +103,6 @@ def from_base_2(top):
     """The natural row maximum."""
     natural = top * np.float32(math.log(2))
     return jnp.where(top > np.float32(FLOOR), natural, np.float32(MASKED))
-
-
-def like(x, shape: tuple[int, ...], dtype) -> jax.ShapeDtypeStruct:
-    """An output that varies over a `shard_map`'s mesh as `x` does."""
-    kind = jax.typeof(x).manual_axis_type
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=kind)
 
 
 def live_queries(case: Case, x, q_len):

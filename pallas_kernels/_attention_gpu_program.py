@@ -1,14 +1,9 @@
-"""What attention's programs on Hopper are made of: products, tiles, streams of tiles.
+"""What attention's programs on Hopper are made of: products, and tiles of logits.
 
 A program is one warpgroup: 128 threads. A tile of logits lies in registers as tensor
 cores leave it, with queries along its first axis (`across == 0`) or its second: such
 that what the next product sums over lies along the rows of its left operand, which
 tensor cores take from registers.
-
-What makes each asynchronous operation's result visible: a copy in, the barrier that is
-waited for; a product, the wait at the end of `run_scoped`'s read or of `run_state`; a
-copy out, `commit_smem` before it and `wait_smem_to_gmem` after it; a copy in over what
-was read, `commit_smem` after the reads, and the barrier that Mosaic puts before a copy.
 """
 
 import math
@@ -24,10 +19,15 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels._attention_gpu import FLOOR, Case, Tables, in_base_2
 from pallas_kernels._compat import simulated_platform
+from pallas_kernels._programs_gpu import (
+    Named,
+    launch,
+    load_once,
+    spread,
+    store,
+    stream,
+)
 from pallas_kernels.hashing import bits_of, threshold
-
-STAGES = 2  # tiles of a stream on their way or in use
-Named = dict[str, Any]
 
 
 def _dot(a, b, contracted: tuple[int, int]):
@@ -54,11 +54,6 @@ def accumulate(acc, a, b):
         return acc + _dot(a, b, (1, 0))
     add = pl.run_state(lambda ref: plgpu.wgmma(ref, a, b))
     return add(plgpu.ACC.init(acc))
-
-
-def spread(vector, shape: tuple[int, int], axis: int):
-    """A matrix that has `vector` along `axis` and is constant along the other."""
-    return lax.broadcast_in_dim(vector, shape, [axis])
 
 
 class Tile(NamedTuple):
@@ -146,34 +141,6 @@ class Tile(NamedTuple):
         return lax.optimization_barrier(x)  # else rounded one by one, not in pairs
 
 
-def launch(name: str, body: Callable, inputs: Named, outs: Named, scratch: Named, grid):
-    """`body` of a dict of all refs, for each point of the grid; a dict of the outs."""
-
-    def kernel(*refs):
-        body(dict(zip((*inputs, *outs, *scratch), refs, strict=True)))
-
-    run = plgpu.kernel(
-        kernel,
-        out_type=list(outs.values()),
-        scratch_types=list(scratch.values()),
-        grid=tuple(grid.values()),
-        grid_names=tuple(grid),
-        kernel_name=name,
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
-        ),
-    )
-    with jax.enable_x64(False):  # where it is on, emit_pipeline mixes its integers
-        got = run(*inputs.values())
-    return {x: _varying(value, outs[x]) for x, value in zip(outs, got, strict=True)}
-
-
-def _varying(x, out: jax.ShapeDtypeStruct):
-    """`x`, typed to vary over a `shard_map`'s mesh as `out` does; kernels forget it."""
-    axes = out.manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying
-    return lax.pcast(x, tuple(axes), to="varying") if axes else x
-
-
 def row_at(ref, b, n) -> tuple[Any, Any]:
     """The indices of a sequence and a head in [b|1, n|1, ...]."""
     return b if ref.shape[0] > 1 else 0, n if ref.shape[1] > 1 else 0
@@ -187,40 +154,6 @@ def bounds(refs: Named, b, i, every: int):
     row = b if ref.shape[0] > 1 else 0
     first = ref[row, i, 0]
     return first, ref[row, i, 1] - first
-
-
-def load_once(copies: list, barrier) -> None:
-    """Starts all copies (source, target), and waits until each is there."""
-    for source, target in copies:
-        plgpu.copy_gmem_to_smem(source, target, barrier)
-    plgpu.barrier_wait(barrier)
-
-
-def store(copies: list) -> None:
-    """Copies what was just written to, (source, target), and waits until it is out."""
-    plgpu.commit_smem()
-    for source, target in copies:
-        plgpu.copy_smem_to_gmem(source, target)
-    plgpu.wait_smem_to_gmem(0)
-
-
-def stream(refs: Named, specs: Named, steps: tuple, step: Callable, start):
-    """The last `carry = step(indices, tiles by name, carry)` over blocks of refs."""
-
-    def body(indices, *rest):
-        *tiles, carry = rest
-        carry = step(indices, dict(zip(specs, tiles, strict=True)), carry)
-        plgpu.commit_smem()  # all is read before the next copies overwrite it
-        return carry
-
-    run = plgpu.emit_pipeline(
-        body,
-        grid=steps,
-        in_specs=list(specs.values()),
-        max_concurrent_steps=STAGES,
-        init_carry=start,
-    )
-    return run(*(refs[name] for name in specs))
 
 
 def over_keys(

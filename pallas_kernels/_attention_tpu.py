@@ -158,12 +158,6 @@ def _bytes_of_dq(sizes: Sizes, itemsize: int) -> int:
     return (4 + 2 * itemsize) * rows * sizes.group * sizes.width
 
 
-def like(x, shape, dtype) -> jax.ShapeDtypeStruct:
-    """An output that varies over a mesh as `x` does."""
-    kind = jax.typeof(x).manual_axis_type
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=kind)
-
-
 def lanes(x, sizes: Sizes):
     """[b, t, n, h] as [b, t, n * h], heads padded."""
     x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, sizes.head - x.shape[3])))

@@ -1,6 +1,5 @@
 """What cross entropy's kernels for TPU and GPU share, on blocks of logits."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -8,12 +7,6 @@ from jax import lax
 # Not -inf, so that a column may be masked by a bias of -inf.
 LOWEST = np.float32(np.finfo(np.float32).min)
 TINY = np.float32(np.finfo(np.float32).tiny)
-
-
-def like(x, shape, dtype) -> jax.ShapeDtypeStruct:
-    """An output that varies over a mesh as `x` does."""
-    kind = jax.typeof(x).manual_axis_type
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=kind)
 
 
 def dot(a, b, axes: tuple[int, int], precision=None):

@@ -4,8 +4,7 @@ A tile is 128 tokens by 128 columns of the vocabulary, in registers as tensor co
 leave it. Features stream past it through shared memory in chunks; a bias is where its
 sums start. Numbers of a token are vectors along the tile's first axis.
 
-What makes copies and products visible is told in `_attention_gpu_program.py`, whose
-launches and streams these are.
+What makes copies and products visible is told in `_programs_gpu.py`.
 """
 
 from typing import NamedTuple
@@ -17,7 +16,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels._attention_gpu_program import (
+from pallas_kernels._compat import simulated_platform, with_layout
+from pallas_kernels._cross_entropy import LOWEST, dot, logits_gradient, only
+from pallas_kernels._outputs import like
+from pallas_kernels._programs_gpu import (
     Named,
     launch,
     load_once,
@@ -25,8 +27,6 @@ from pallas_kernels._attention_gpu_program import (
     store,
     stream,
 )
-from pallas_kernels._compat import simulated_platform, with_layout
-from pallas_kernels._cross_entropy import LOWEST, dot, like, logits_gradient, only
 
 TOKENS, COLUMNS, CHUNK = 128, 128, 64
 _NOT_OF_TOKENS = "x", "kernel", "first", "bias"

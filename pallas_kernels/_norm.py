@@ -31,12 +31,6 @@ def check_dtypes(allowed: tuple[str, ...], *arrays) -> None:
             raise NotImplementedError(f"{', '.join(allowed)}, not {x.dtype.name}")
 
 
-def struct(like, shape: tuple[int, ...], dtype) -> jax.ShapeDtypeStruct:
-    """An output that varies over a `shard_map`'s mesh as `like` does."""
-    axes = jax.typeof(like).manual_axis_type
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=axes)
-
-
 def wide(x):
     return x.astype(jnp.float32)
 

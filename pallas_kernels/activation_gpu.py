@@ -28,7 +28,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import _activation
+from pallas_kernels import _activation, _outputs
 from pallas_kernels._activation import Function, float32
 from pallas_kernels._compat import traced_late, with_layout
 from pallas_kernels.bits_gpu import THREADS, pack_eight, unpack_eight
@@ -136,7 +136,7 @@ def _forward(x, *, step, spare, block):
         for at, plane in zip(bytes_, planes, strict=True):
             packed_ref[at] = plane.astype(jnp.uint8)
 
-    outs = _activation.like(x, x.shape, x.dtype), _activation.like(x, (nbytes,), "u1")
+    outs = _outputs.like(x, x.shape, x.dtype), _outputs.like(x, (nbytes,), "u1")
     y, packed = (jnp.zeros(o.shape, o.dtype) for o in outs)
     if whole:
         y, packed = plgpu.kernel(
@@ -221,7 +221,7 @@ def _gated(step, block, programs: int, count: int, *arrays):
     like = arrays[0]
     return plgpu.kernel(
         _gated_body(step, block, len(arrays)),
-        out_type=[_activation.like(like, like.shape, like.dtype)] * count,
+        out_type=[_outputs.like(like, like.shape, like.dtype)] * count,
         grid=(programs,),
         grid_names=("block",),
         compiler_params=_params(like.dtype),

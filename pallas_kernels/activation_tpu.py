@@ -25,7 +25,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels import _activation, _compat
+from pallas_kernels import _activation, _compat, _outputs
 from pallas_kernels._activation import LANES, Function, float32
 from pallas_kernels.bits_tpu import pack_rows, unpack_rows
 
@@ -180,9 +180,9 @@ def _sweep(step, arrays, outs, block, aliases=None):
     return pl.pallas_call(
         functools.partial(_kernel, step=step, inputs=len(arrays), wide=blocks.wide),
         out_shape=[
-            _activation.like(first, out, jnp.uint8)
+            _outputs.like(first, out, jnp.uint8)
             if isinstance(out, tuple)
-            else _activation.like(first, first.shape, out)
+            else _outputs.like(first, first.shape, out)
             for out in outs
         ],
         grid=tuple(map(pl.cdiv, first.shape, blocks.block)),

@@ -23,23 +23,25 @@ from pallas_kernels._attention_gpu import (
     Case,
     Tables,
     in_base_2,
-    like,
     live_queries,
     make_case,
     make_tables,
-    padded,
     transposed,
 )
 from pallas_kernels._attention_gpu_program import (
-    Named,
     Tile,
     accumulate,
     bounds,
-    launch,
-    load_once,
     over_keys,
     product,
     row_at,
+)
+from pallas_kernels._outputs import like
+from pallas_kernels._programs_gpu import (
+    Named,
+    launch,
+    load_once,
+    padded,
     store,
     stream,
 )

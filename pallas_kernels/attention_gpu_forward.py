@@ -11,12 +11,13 @@ import numpy as np
 from pallas_kernels._attention import Inputs, Rules
 from pallas_kernels._attention_gpu import (
     from_base_2,
-    like,
     live_queries,
     make_case,
     make_tables,
 )
-from pallas_kernels._attention_gpu_program import accumulate, over_keys, product, spread
+from pallas_kernels._attention_gpu_program import accumulate, over_keys, product
+from pallas_kernels._outputs import like
+from pallas_kernels._programs_gpu import spread
 
 _F32 = jnp.float32
 BLOCK_Q, BLOCK_KV = 128, 64

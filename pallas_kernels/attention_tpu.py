@@ -50,12 +50,12 @@ from pallas_kernels._attention_tpu import (
     keys_outside,
     kv_lanes,
     lanes,
-    like,
     queries_outside,
     repeats,
     scalars_for,
     visited,
 )
+from pallas_kernels._outputs import like
 
 # -- one block, with queries along lanes
 

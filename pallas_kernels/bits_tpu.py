@@ -21,7 +21,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels._activation import LANES, like
+from pallas_kernels._activation import LANES
+from pallas_kernels._outputs import like
 
 _ROWS = 256  # 32 rows of bytes, a whole tile of them
 _COLUMNS = 512

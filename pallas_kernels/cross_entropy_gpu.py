@@ -39,7 +39,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_kernels._attention_gpu import padded
 from pallas_kernels._cross_entropy import TINY, dot
 from pallas_kernels._cross_entropy_gpu_program import (
     CHUNK,
@@ -49,6 +48,7 @@ from pallas_kernels._cross_entropy_gpu_program import (
     gradient,
     statistics,
 )
+from pallas_kernels._programs_gpu import padded
 
 DTYPES = (jnp.bfloat16, jnp.float16)
 # An H100 has 132 multiprocessors, each of which has room for two programs.

@@ -34,7 +34,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels._cross_entropy import LOWEST, TINY, dot, like, logits_gradient, only
+from pallas_kernels._cross_entropy import LOWEST, TINY, dot, logits_gradient, only
+from pallas_kernels._outputs import like
 
 LANES = 128
 DTYPES = (jnp.float32, jnp.bfloat16)

@@ -28,7 +28,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import _norm, hashing
 from pallas_kernels._compat import traced_late, with_layout
-from pallas_kernels._norm import Rules, struct, wide
+from pallas_kernels._norm import Rules, wide
+from pallas_kernels._outputs import like
 
 DTYPES = ("float32", "bfloat16", "float16")
 THREADS = 128
@@ -193,12 +194,12 @@ def forward(
     rows = x.shape[0]
     count = min(block or programs(rows, _FORWARD_PROGRAMS), rows)
     ins = {"x": x, "residual": residual, "seed": seed, "scale": scale, "bias": bias}
-    outs = {"y": struct(x, x.shape, dtype)}
+    outs = {"y": like(x, x.shape, dtype)}
     if residual is not None:
-        outs["total"] = struct(x, x.shape, residual.dtype)
+        outs["total"] = like(x, x.shape, residual.dtype)
     if stats:
         names = ("mean", "var")[not rules.centred :]
-        outs |= {name: struct(x, x.shape[:1], jnp.float32) for name in names}
+        outs |= {name: like(x, x.shape[:1], jnp.float32) for name in names}
     body = functools.partial(_forward_body, rules, count)
     return _call(body, count, "norm_forward", ins, outs, {})
 
@@ -252,7 +253,7 @@ def backward(
 
     Rows of a multiple of 128 elements, at most 8192.
     """
-    big = {k: struct(g, g.shape, d) for k, d in outs.items() if k in ("x", "residual")}
+    big = {k: like(g, g.shape, d) for k, d in outs.items() if k in ("x", "residual")}
     _check(g, g_total, kept, scale, *big.values())
     rows = g.shape[0]
     count = min(block or backward_programs(rows), rows)
@@ -261,7 +262,7 @@ def backward(
     ins |= {"shift": shift, "inverse": inverse}
     ins["seed"] = seed if rules.rate and "x" in outs else None
     shape = (count, g.shape[1])
-    sums = {k: struct(g, shape, jnp.float32) for k in outs if k not in big}
+    sums = {k: like(g, shape, jnp.float32) for k in outs if k not in big}
     body = functools.partial(_backward_body, rules, count)
     # references that vary over a `shard_map`'s axes are not taken by jax 0.12
     varies = jax.typeof(g).manual_axis_type.varying

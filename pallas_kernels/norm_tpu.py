@@ -26,7 +26,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import _compat, _norm, hashing
-from pallas_kernels._norm import Rules, struct, wide
+from pallas_kernels._norm import Rules, wide
+from pallas_kernels._outputs import like
 
 DTYPES = ("float32", "bfloat16")
 LANES = 128
@@ -231,13 +232,13 @@ def forward(
     cut = _Cut(x.shape, block)
     ins = {"x": x, "residual": residual, "seed": _words(seed)}
     ins |= {"scale": _vector(scale), "bias": _vector(bias)}
-    outs = {"y": struct(x, x.shape, dtype)}
+    outs = {"y": like(x, x.shape, dtype)}
     if residual is not None:
-        outs["total"] = struct(x, x.shape, residual.dtype)
+        outs["total"] = like(x, x.shape, residual.dtype)
     if stats:
         shape = (cut.count, *cut.stat_shape)
         names = ("mean", "var")[not rules.centred :]
-        outs |= {name: struct(x, shape, jnp.float32) for name in names}
+        outs |= {name: like(x, shape, jnp.float32) for name in names}
     body = functools.partial(_forward_body, rules, cut)
     got = _call(cut, body, "norm_forward", ins, outs, {})
     return {k: cut.unpack(v) if KINDS.get(k) == "stats" else v for k, v in got.items()}
@@ -309,7 +310,7 @@ def backward(
     Raises:
       NotImplementedError: another dtype, rows too wide, or an empty array.
     """
-    big = {k: struct(g, g.shape, d) for k, d in outs.items() if k in ("x", "residual")}
+    big = {k: like(g, g.shape, d) for k, d in outs.items() if k in ("x", "residual")}
     _check(g, g_total, kept, *big.values())
     cut = _Cut(g.shape, block)
     var, shift, inverse = (None,) * 3 if output is None else output
@@ -317,7 +318,7 @@ def backward(
     ins |= {"shift": _vector(shift), "inverse": _vector(inverse)}
     ins["var"] = None if var is None else cut.pack(var)
     ins["seed"] = _words(seed) if rules.rate and "x" in outs else None
-    sums = {k: struct(g, (1, cut.width), jnp.float32) for k in outs if k not in big}
+    sums = {k: like(g, (1, cut.width), jnp.float32) for k in outs if k not in big}
     body = functools.partial(_backward_body, rules, cut)
     got = _call(cut, body, "norm_backward", ins, big | sums, _norm.donors(big, ins))
     return {k: x if k in big else x[0].astype(outs[k]) for k, x in got.items()}
