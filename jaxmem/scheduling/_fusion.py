@@ -5,7 +5,8 @@ written. An array that several kernels read is made again in each of them where 
 costs less than writing it once and reading it back; it never exists either, and what it
 is made of lives longer. (XLA's priority fusion puts a producer into all of its
 consumers or into none, by a model of the time.) Matrix products do casts themselves: of
-an operand that nobody else reads, and of a result that nobody else wants.
+an operand that nobody else reads, and of a result that nobody else wants, for a single
+reader; several do the cast themselves.
 
 Not modelled: kernels with several outputs, limits on a kernel's size, other epilogues.
 """
@@ -161,8 +162,10 @@ class Fusion:
         users = self.users.get(v, ())
         if len(users) != 1 or v in self.results:
             return None
-        is_cast = self._name(users[0]) == "convert_element_type"
-        return self.graph.eqns[users[0]].outvars[0] if is_cast else None
+        if self._name(users[0]) != "convert_element_type":
+            return None
+        (cast,) = self.graph.eqns[users[0]].outvars
+        return cast if len(self.users.get(cast, ())) < 2 else None
 
     @cached_property
     def held(self) -> set[Any]:

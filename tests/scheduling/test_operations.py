@@ -124,6 +124,20 @@ def test_a_product_writes_the_type_it_is_cast_to():
     assert made(ops) == ["dot_general"] and written(ops) == [SQUARE]
 
 
+def test_several_readers_of_a_cast_do_it_themselves():
+    """As the maximum and the sum of a softmax, and its gradient."""
+
+    def fn(x, u):
+        y = (x @ u).astype(jnp.float32)
+        top = jnp.max(y, -1, keepdims=True)
+        return jnp.sum(jnp.exp(y - top), -1)
+
+    half = square().astype(jnp.bfloat16)
+    ops = operations(fn, half, half)
+    assert made(ops) == ["dot_general", "reduce_max", "reduce_sum"]
+    assert written(ops)[0] == SQUARE // 2
+
+
 def test_donated_state_is_updated_where_it_lies():
     def step(state, x):
         (p, m), g = state, x @ x
