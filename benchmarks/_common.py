@@ -4,15 +4,19 @@ import csv
 import importlib.metadata
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import rich
 from rich.table import Table
 
+import jaxmem
+from jaxmem.memory._pool import CompileError, DoesNotFit
+
 RESULTS = pathlib.Path(__file__).parent / "results"
 MIB = 2**20
 TARGETS = ("h100", "tpu-v5e")
+TOO_LARGE = "does not fit"
 
 
 def versions() -> str:
@@ -62,6 +66,17 @@ def published(name: str) -> list[list[str]]:
         return []
     lines = (x for x in path.read_text().splitlines() if not x.startswith("#"))
     return list(csv.reader(lines))[1:]
+
+
+def compiled(step: Callable, *args, what: str, **how) -> float | str:
+    """MiB of `what` ("peak_bytes"), or why there are none: XLA refuses some steps."""
+    try:
+        return getattr(jaxmem.estimate(step, *args, **how), what) / MIB
+    except DoesNotFit:
+        return TOO_LARGE
+    except CompileError as error:
+        print(str(error)[:200])
+        return "does not compile"
 
 
 def verdict(value: float, bar: float | None) -> str:

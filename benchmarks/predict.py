@@ -13,13 +13,19 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 
-import jaxmem
 from benchmarks import zoo
-from benchmarks._common import MIB, TARGETS, publish, published, write
+from benchmarks._common import (
+    MIB,
+    TARGETS,
+    TOO_LARGE,
+    compiled,
+    publish,
+    published,
+    write,
+)
 from benchmarks.blocks import made
 from benchmarks.latency_hiding import scanned_step
 from benchmarks.release import dense_step
-from jaxmem.memory._pool import CompileError, DoesNotFit
 from jaxmem.scheduling import predict
 
 COLUMNS = ("step", "target", "predicted MiB", "compiled MiB", "off %")
@@ -40,7 +46,6 @@ STEPS = {
 WRITTEN_OUT = ("vit_b", "bert_base", "gpt2_small")  # besides, at batch 1
 PATIENCE = 1800  # seconds: a compile for TPU takes minutes
 LARGER = {"tpu-v5e": "tpu-v5p"}  # chip -> another for what does not fit
-TOO_LARGE = "does not fit"
 
 
 def of_the_zoo() -> Iterator[tuple[str, Callable]]:
@@ -58,19 +63,6 @@ def of_the_zoo() -> Iterator[tuple[str, Callable]]:
 STEPS |= dict(of_the_zoo())
 
 
-def compiled(name: str, target: str) -> float | str:
-    """MiB of the compiled step, or why there are none."""
-    step, args, donated = STEPS[name]()
-    how = {"target": target, "donate_argnums": donated, "timeout": PATIENCE}
-    try:
-        return jaxmem.estimate(step, *args, **how).peak_bytes / MIB
-    except DoesNotFit:
-        return TOO_LARGE
-    except CompileError as error:  # XLA itself refuses some of these
-        print(name, target, str(error)[:200])
-        return "does not compile"
-
-
 def row(name: str, target: str, peak: float | str):
     step, args, donated = STEPS[name]()
     how = {"target": target, "donate_argnums": donated}
@@ -80,10 +72,12 @@ def row(name: str, target: str, peak: float | str):
 
 
 def row_of_a_compile(name: str, target: str):
-    peak = compiled(name, target)
+    step, args, donated = STEPS[name]()
+    how = {"what": "peak_bytes", "donate_argnums": donated, "timeout": PATIENCE}
+    peak = compiled(step, *args, target=target, **how)
     if peak == TOO_LARGE and target in LARGER:
         target = LARGER[target]
-        peak = compiled(name, target)
+        peak = compiled(step, *args, target=target, **how)
     return row(name, target, peak)
 
 
