@@ -7,7 +7,8 @@
 - Memory is tiles of 8 rows by 128 lanes. Images have their number and their features as
   rows and lanes, or the other way round; of few images, the last axis of space and the
   features.
-- What is read by convolutions alone is rounded to what they multiply, bfloat16.
+- What is read by convolutions alone is rounded to what they multiply at default
+  precision, bfloat16.
 
 Read off compiled steps, some of which `benchmarks/predict.py` holds it against. Not
 modelled: fragmentation (up to a third of what small steps take), what stays in the
