@@ -87,8 +87,8 @@ def _run_backward(eqn, values: list, plan: Segments, given: Given, kept: _Kept) 
         rows = _read(plan.remake.kept, stacks[-1], size - 1 - done % size)
         x, now = dict(turn[0]), dict(zip(given.slices, turn[1], strict=True))
         known = {v: x[slot] for slot, v in remake.stays.items()}
-        inside = Values(body, {**given.whole, **known, **now, **rows})
-        x |= {slot: inside.read(v) for slot, v in slots.items()}
+        values = Values(body, {**given.whole, **known, **now, **rows})
+        x |= {slot: values.read(v) for slot, v in slots.items()}
         args = [*consts, *inner, *(x[i] for i in range(len(xs)))]
         outs = _jaxpr.evaluate(eqn.params["jaxpr"], args)
         return (done + 1, outs[: len(init)], stacks[1:]), outs[len(init) :]
