@@ -9,8 +9,8 @@ per cent of the step. Of `schedule`'s choices some are printed that no other bea
 policy goes round each layer or block as `nn.remat` does, round the whole loss where
 a net has none (`zoo.step`), and its peak is the lower of XLA's order and its own.
 "ours" is the time that our choices, joined by straight lines (some layers do the one,
-some the other), take at a policy's bytes. Of layers that are written out it is an upper
-figure: what is done again is priced as a kernel of its own, though it may be fused.
+some the other), take at a policy's bytes. Less than none is where what is done again
+costs less than writing it and reading it back.
 """
 
 import sys
@@ -69,12 +69,20 @@ def traced(case: Case, policy=None) -> Traced:
 
 
 def choices(step: Traced) -> Iterator[tuple[int, float]]:
-    """(bytes, seconds more) of what `schedule` would choose from."""
+    """(bytes, seconds more) of what `schedule` would choose from.
+
+    Of layers that are written out it is some of them, fused anew as steps of their own.
+    """
     first = rewrite(*step, choice=NO_CHOICE)
     about = step_of(first.pairs, first.lists, TARGET)
     if about.is_list:
-        for rung in sequences(first.unordered, step.aliases, TARGET):
-            yield rung.bytes, rung.seconds
+        rungs = sequences(first.unordered, step.aliases, TARGET)
+        found = {(rung.bytes, rung.seconds): rung.choice for rung in rungs}
+        whole = step.seconds(scanned=False)
+        for point in some(unbeaten(found)):
+            again = Traced(rewrite(*step, choice=found[point]).jaxpr, step.aliases)
+            more = again.seconds(scanned=False) - whole
+            yield again.temporaries(written=True), more
         return
     flat = ladder(about)
     for rung in [*flat, *in_segments(about, flat)]:
@@ -141,7 +149,7 @@ def draw(rows: list[list[str]]) -> None:
             if how != "schedule":
                 ax.plot(size, more, marker="x", linestyle="", label=how)
         ax.set_title(f"{name[0]}, {name[1]}", fontsize=9)
-        ax.set(xscale="log", ylim=(-3, None))
+        ax.set(xscale="log", ylim=(-10, None))
         ax.xaxis.set_minor_formatter(NullFormatter())  # they overlap
     axes[0][0].legend(fontsize=6)
     figure.supxlabel("temporaries, MiB")
