@@ -68,17 +68,17 @@ def traced(case: Case, policy=None) -> Traced:
     return Traced(closed, by_shape(closed, range(len(jax.tree.leaves(args[0])))))
 
 
-def choices(step: Traced) -> Iterator[tuple[int, float]]:
+def choices(step: Traced, whole: float) -> Iterator[tuple[int, float]]:
     """(bytes, seconds more) of what `schedule` would choose from.
 
-    Of layers that are written out it is some of them, fused anew as steps of their own.
+    `whole`: the seconds of the step. Of layers that are written out it is some of the
+    choices, fused anew as steps of their own.
     """
     first = rewrite(*step, choice=NO_CHOICE)
     about = step_of(first.pairs, first.lists, TARGET)
     if about.is_list:
         rungs = sequences(first.unordered, step.aliases, TARGET)
         found = {(rung.bytes, rung.seconds): rung.choice for rung in rungs}
-        whole = step.seconds(scanned=False)
         for point in some(unbeaten(found)):
             again = Traced(rewrite(*step, choice=found[point]).jaxpr, step.aliases)
             more = again.seconds(scanned=False) - whole
@@ -109,7 +109,9 @@ def some(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 def rows(case: Case) -> Iterator[tuple]:
     plain = traced(case)
     whole = plain.seconds(case.scanned)
-    mine = [(size, 100 * time / whole) for size, time in unbeaten(choices(plain))]
+    mine = [
+        (size, 100 * time / whole) for size, time in unbeaten(choices(plain, whole))
+    ]
     for size, more in some(mine):
         yield *case.key, "schedule", size / MIB, more, ""
     for name, policy in POLICIES.items():

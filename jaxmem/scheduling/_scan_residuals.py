@@ -89,9 +89,7 @@ class Remake:
             yield aval, self.maker(v), self._words(slot in late, v), 1
         masks = [v for v in self.kept if is_mask(v) and v not in self.away]
         for v in [*instead, *masks]:
-            aval = aval_kept(v)
-            aval = jax.ShapeDtypeStruct((self.turns, *aval.shape), aval.dtype)
-            yield aval, self.maker(v), _words_instead(v), -1
+            yield stacked(v, self.turns), self.maker(v), _words_instead(v), -1
 
     @property
     def offloaded(self) -> int:
@@ -249,10 +247,11 @@ def packed(v, value):
     return pack_bits(value) if is_mask(v) else value
 
 
-def aval_kept(v) -> jax.ShapeDtypeStruct:
-    """What `packed` makes of a variable."""
-    like = jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
-    return jax.eval_shape(pack_bits, like) if is_mask(v) else like
+def stacked(v, rows: int) -> jax.ShapeDtypeStruct:
+    """That many rows of what `packed` makes of a variable."""
+    row = jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
+    row = jax.eval_shape(pack_bits, row) if is_mask(v) else row
+    return jax.ShapeDtypeStruct((rows, *row.shape), row.dtype)
 
 
 def unpacked(v, value):

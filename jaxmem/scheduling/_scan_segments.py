@@ -19,9 +19,9 @@ from jax import lax
 
 from jaxmem import _compat, _jaxpr
 from jaxmem.scheduling._graph import Values
-from jaxmem.scheduling._scan_residuals import Given, packed, rebuilt, unpacked
+from jaxmem.scheduling._scan_residuals import Given, packed, rebuilt, stacked, unpacked
 from jaxmem.scheduling._scans import ahead, scan_like, split
-from jaxmem.scheduling._segments import Segments, carries, stacked
+from jaxmem.scheduling._segments import Segments, carries
 
 
 def remake_segments(closed, plan: Segments):

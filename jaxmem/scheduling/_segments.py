@@ -7,17 +7,17 @@ is of that order too.) A segment may have segments of its own, which keep L / S 
 S / T of them and what T layers keep, for up to two forward passes more (section 4.4).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
-
-import jax
 
 from jaxmem.scheduling._least import Price, needed
 from jaxmem.scheduling._machine import MACHINES, fused_only, seconds
 from jaxmem.scheduling._pairs import Cut, Pair, cut, pairs
-from jaxmem.scheduling._scan_residuals import Remake, aval_kept
+from jaxmem.scheduling._scan_residuals import Remake, stacked
 from jaxmem.scheduling._scans import is_var, kept_size
+
+Sizes = tuple[int, ...]  # layers in a segment, in one of those inside of it, ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Segments:
     """
 
     remake: Remake
-    sizes: tuple[int, ...]
+    sizes: Sizes
     carried: tuple[int, ...]
     replayed: tuple[Any, ...]
 
@@ -108,22 +108,26 @@ def of_every_size(pair: Pair, found: Cut) -> Iterator[Segments]:
 
     None where the cost of an equation is not known.
     """
+    return _of_sizes(pair, found, _sizes(pair.length))
+
+
+def _of_sizes(pair: Pair, found: Cut, among: Iterable[Sizes]) -> Iterator[Segments]:
     if (some := _in_one(pair, found)) is None:
         return
-    for sizes in _sizes(pair.length):
+    for sizes in among:
         plan = replace(some, sizes=sizes)
         if plan.bytes < pair.length * found.bytes:
             yield plan
 
 
-def segmented(closed, price: Price, sizes: tuple[int, ...]) -> Iterator[Segments]:
+def segmented(closed, price: Price, sizes: Sizes) -> Iterator[Segments]:
     """The pairs of scans of which less is kept in segments of these sizes."""
     for pair in pairs(closed):
-        plans = of_every_size(pair, cut(pair, price, late=False))
-        yield from (plan for plan in plans if plan.sizes == sizes)
+        if sizes[0] < pair.length:
+            yield from _of_sizes(pair, cut(pair, price, late=False), [sizes])
 
 
-def _sizes(length: int) -> Iterator[tuple[int, ...]]:
+def _sizes(length: int) -> Iterator[Sizes]:
     """What segments may have: any size, and one inside of them that divides it."""
     inner = range(2, length)
     yield from ((size,) for size in inner)
@@ -170,9 +174,3 @@ def _replayed_by(pair: Pair, kept, carried: tuple[int, ...]) -> tuple[Any, ...]:
     known = {*body.constants, *body.arguments}
     wanted = filter(is_var, [*kept, *(body.outvars[k] for k in carried)])
     return tuple(body.eqns[i] for i in needed(body, wanted, known))
-
-
-def stacked(v, rows: int) -> jax.ShapeDtypeStruct:
-    """That many rows of what is kept of a variable."""
-    aval = aval_kept(v)
-    return jax.ShapeDtypeStruct((rows, *aval.shape), aval.dtype)
