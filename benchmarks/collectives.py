@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from benchmarks._common import MIB, publish
+from jaxmem.frameworks import pure_call
 from jaxmem.memory import _compile
 from jaxmem.memory._hlo import Hlo, Instruction, parse_hlo
 from jaxmem.memory._pool import pool
@@ -194,10 +195,11 @@ def arguments(tx, spec):
 
 def compiled(fn, *args):
     """(text, temporary bytes) of the step with parameters and state donated."""
-    step = make_step(fn, args, {}, [0, 1], [])
-    jitted = _compile.flat_function(fn, step)
-    traced = _compile.trace(jitted, step)
-    artefact = _compile.lower(jitted, traced, step, get_target(TARGET))
+    with pure_call(fn, args, {}, donate=(0, 1)) as call:
+        step = make_step(fn, call)
+        jitted = _compile.flat_function(lambda: fn, step)
+        traced = _compile.trace(jitted, step)
+        artefact = _compile.lower(jitted, traced, step, get_target(TARGET))
     result = pool().run(artefact.request, 600.0)
     return result["dump"]["hlo"], result["memory"]["temp"]
 

@@ -164,6 +164,14 @@ def has_side_effects(eqn) -> bool:
     return any(not isinstance(e, NamedAxisEffect) for e in eqn.effects)
 
 
+def jit_info(fn) -> Any:
+    """What `jax.jit` was told: `donate_argnums`, `static_argnames`, ...; or None.
+
+    Positions and names are both complete: jax finds one by the other.
+    """
+    return getattr(fn, "_jit_info", None)
+
+
 def trace_state() -> Any:
     """What tells, by `==`, whether two moments belong to one trace."""
     return jex_core.get_opaque_trace_state()

@@ -5,6 +5,7 @@ inside an equation (`scan`, `cond`, `remat`, ...) whatever the parameter is call
 run an equation again with other bodies and everything else as it was.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +48,14 @@ def trace(fn: Callable, *args, **kwargs) -> Traced:
     arrays = [leaves[i] for i in dynamic]
     jaxpr, out = jax.make_jaxpr(flat, return_shape=True)(*arrays)
     return Traced(jaxpr, arrays, jax.tree.structure(out))
+
+
+SYMBOLIC = 128  # what a dimension of `jax.export` without a number counts as
+
+
+def elements(shape: Sequence[Any]) -> int:
+    """How many elements an array has, to compare it with others."""
+    return math.prod(d if isinstance(d, int) else SYMBOLIC for d in shape)
 
 
 def split(body) -> tuple[Any, Sequence[Any]]:

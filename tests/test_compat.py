@@ -166,3 +166,12 @@ def test_trace_state_tells_traces_apart():
     jax.make_jaxpr(body)(1.0)
     assert _compat.trace_state() == outer
     assert inner[0] == inner[1] != outer
+
+
+def test_jit_info():
+    fn = jax.jit(lambda x, n: x, static_argnames="n", donate_argnums=0)
+    info = _compat.jit_info(fn)
+    assert info.static_argnums == (1,) and info.static_argnames == ("n",)
+    assert info.donate_argnums == (0,) and info.donate_argnames == ("x",)
+    assert info.compiler_options_kvs == ()
+    assert _compat.jit_info(lambda x: x) is None

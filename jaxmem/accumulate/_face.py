@@ -1,7 +1,7 @@
 """What a step is made of, for each kind of argument that it takes.
 
-A face's `run` takes as many arguments as the step does, in the same order, as pytrees
-that `jax.jit` knows; it is what gets traced, donated and scheduled.
+A face's `run` takes the step's own arguments; it is what gets traced, donated and
+scheduled.
 """
 
 from collections.abc import Callable
@@ -13,17 +13,16 @@ import jax
 class Face(NamedTuple):
     """How a step is called.
 
-    `state_in` and `state_out` find the optimizer's state in the arguments and the
-    results of `run`; `take_apart` makes `run`'s arguments of the step's, `hand_back`
-    the step's result of (the step's arguments, `run`'s result).
+    `state_in(args)` and `state_out(args, out)` find the optimizer's state in the
+    step's arguments and, after a call, in those and its results. `check(args)` raises
+    for arguments of the wrong kind.
     """
 
     run: Callable
     donate: tuple[int, ...]
     state_in: Callable
     state_out: Callable
-    take_apart: Callable = lambda *args: args
-    hand_back: Callable = lambda args, out: out
+    check: Callable = lambda args: None
 
 
 def next_step(step, taken):

@@ -1,7 +1,8 @@
-"""Faces of the step: plain pytrees, a Flax TrainState, Flax nnx objects (`_nnx.py`)."""
+"""Faces of the step: plain pytrees, Equinox modules among them, a Flax TrainState, and
+Flax nnx objects (`_nnx.py`).
+"""
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,15 +10,17 @@ from jaxmem.accumulate._face import Face, next_step
 from jaxmem.accumulate._loss import standard_loss
 from jaxmem.accumulate._options import Options
 from jaxmem.accumulate._train import train
+from jaxmem.frameworks import is_equinox_module, is_nnx_object
 
 _FP8 = "_overwrite_with_gradient"  # Flax's collection that no optimizer updates
 
 
 def kind_of(first: Any) -> str:
-    """Which face a first argument asks for; Flax is not imported to find out."""
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is not None and isinstance(first, nnx.Module):
+    """Which face a first argument asks for; no framework is imported to find out."""
+    if is_nnx_object(first):
         return "nnx"
+    if is_equinox_module(first):
+        return "equinox"
     fields = ("apply_gradients", "params", "opt_state", "tx", "step")
     if all(hasattr(first, name) for name in fields):
         return "train_state"
@@ -29,26 +32,46 @@ def make_face(kind: str, loss_fn: Callable, tx, options: Options) -> Face:
         from jaxmem.accumulate._nnx import nnx_face
 
         return nnx_face(loss_fn, tx, options)
-    make = _train_state if kind == "train_state" else _plain
-    return make(loss_fn, tx, options)
+    if kind == "train_state":
+        return _train_state(loss_fn, tx, options)
+    return _plain(loss_fn, tx, options, _float_arrays if kind == "equinox" else _all)
 
 
-def _plain(loss_fn: Callable, tx, options: Options) -> Face:
+def _all(params):
+    """(what is trained, how to make the whole of it)."""
+    return params, lambda trained: trained
+
+
+def _float_arrays(model):
+    """The same of an Equinox module, whose other leaves have no gradient."""
+    import equinox
+
+    params, rest = equinox.partition(model, equinox.is_inexact_array)
+    return params, lambda trained: equinox.combine(trained, rest)
+
+
+def _plain(loss_fn: Callable, tx, options: Options, split: Callable) -> Face:
     """(params, opt_state, [model_state,] batch, rng), the first ones come back."""
-    core = functools.partial(train, standard_loss(loss_fn, options), tx, options)
+
+    def update(params, opt_state, model_state, batch, rng):
+        trained, whole = split(params)
+        loss = lambda trained, *args: loss_fn(whole(trained), *args)
+        loss = standard_loss(loss, options)
+        out = train(loss, tx, options, trained, opt_state, model_state, batch, rng)
+        return out._replace(params=whole(out.params))
 
     def microbatch_step(params, opt_state, batch, rng=None):
-        out = core(params, opt_state, None, batch, rng)
+        out = update(params, opt_state, None, batch, rng)
         return out.params, out.opt_state, out.metrics
 
     def microbatch_step_with_state(params, opt_state, model_state, batch, rng=None):
-        out = core(params, opt_state, model_state, batch, rng)
+        out = update(params, opt_state, model_state, batch, rng)
         return out.params, out.opt_state, out.model_state, out.metrics
 
     run, donate = microbatch_step, (0, 1)
     if options.has_model_state:
         run, donate = microbatch_step_with_state, (0, 1, 2)
-    return Face(run, donate, lambda args: args[1], lambda out: out[1])
+    return Face(run, donate, lambda args: args[1], lambda args, out: out[1])
 
 
 def _train_state(loss_fn: Callable, tx, options: Options) -> Face:
@@ -68,7 +91,7 @@ def _train_state(loss_fn: Callable, tx, options: Options) -> Face:
         microbatch_step,
         (0,),
         lambda args: args[0].opt_state,
-        lambda out: out[0].opt_state,
+        lambda args, out: out[0].opt_state,
     )
 
 

@@ -17,6 +17,7 @@ from jaxmem.accumulate._train import train
 
 
 def nnx_face(loss_fn: Callable, tx, options: Options) -> Face:
+    """A step that updates its objects; `schedule` carries them."""
     if options.has_model_state:
         raise ValueError(
             "has_model_state=True with an nnx.Module, which holds its own: leave it out"
@@ -24,21 +25,25 @@ def nnx_face(loss_fn: Callable, tx, options: Options) -> Face:
     inner = dataclasses.replace(options, has_model_state=True)
 
     def microbatch_step(model, optimizer, batch, rng=None):
-        (graphdef, params, rest), (opt_state, step) = model, optimizer
+        _check_optimizer(tx, optimizer)
+        graphdef, *states = nnx.split(model, optimizer.wrt, ...)
+        params, rest = nnx.as_pure(states)  # without Variables: as optax has them
+        opt_state, step = nnx.as_pure((optimizer.opt_state, optimizer.step))
         loss = functools.partial(_loss, loss_fn, options, graphdef)
         loss = standard_loss(loss, inner)
         out = train(loss, tx, inner, params, opt_state, rest, batch, rng)
-        new_model = (graphdef, out.params, out.model_state)
-        return new_model, (out.opt_state, next_step(step, out.taken)), out.metrics
+        nnx.update(model, out.params, out.model_state)
+        nnx.update(optimizer.opt_state, nnx.state(out.opt_state))
+        optimizer.step.set_value(next_step(step, out.taken))
+        return out.metrics
 
-    return Face(
-        microbatch_step,
-        (0, 1),
-        lambda args: args[1][0],
-        lambda out: out[1][0],
-        functools.partial(_take_apart, tx),
-        _hand_back,
-    )
+    def check(args):
+        _check_optimizer(tx, args[1])
+
+    def state(args, out=None):
+        return nnx.as_pure(args[1].opt_state)
+
+    return Face(microbatch_step, (0, 1), state, state, check)
 
 
 def _loss(loss_fn: Callable, options: Options, graphdef, params, rest, batch, rng):
@@ -51,8 +56,7 @@ def _loss(loss_fn: Callable, options: Options, graphdef, params, rest, batch, rn
     return loss, (rest, aux) if options.has_aux else rest
 
 
-def _take_apart(tx, model, optimizer, *others):
-    """Arrays without nnx.Variable round them, as flax's own `update` has them."""
+def _check_optimizer(tx, optimizer) -> None:
     if not isinstance(optimizer, nnx.Optimizer):
         raise TypeError(
             "the second argument after an nnx.Module is its nnx.Optimizer, got "
@@ -63,15 +67,3 @@ def _take_apart(tx, model, optimizer, *others):
             "tx is not the nnx.Optimizer's own transformation: pass "
             "microbatch(loss_fn, optimizer.tx, n)"
         )
-    graphdef, params, rest = nnx.split(model, optimizer.wrt, ...)
-    state = (optimizer.opt_state, optimizer.step)
-    return (graphdef, *nnx.as_pure((params, rest))), nnx.as_pure(state), *others
-
-
-def _hand_back(args, out):
-    model, optimizer = args[:2]
-    (_, params, rest), (opt_state, step), metrics = out
-    nnx.update(model, params, rest)
-    nnx.update(optimizer.opt_state, nnx.state(opt_state))
-    optimizer.step.set_value(step)
-    return metrics

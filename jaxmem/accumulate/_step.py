@@ -4,14 +4,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
 from jaxmem.accumulate._face import Face
 from jaxmem.accumulate._faces import kind_of, make_face
 from jaxmem.accumulate._mini_batch import check_mini_batch, counters
 from jaxmem.accumulate._options import Options
 from jaxmem.accumulate._trees import tree_bytes
 from jaxmem.accumulate._ways import say
+from jaxmem.frameworks import Jitted
 from jaxmem.memory import format_bytes
 
 
@@ -36,33 +35,33 @@ class MicrobatchStep:
         self._given: list[Any] = []  # counters of the state that the last call gave
 
     def __call__(self, *args):
-        face, scheduled, inner = self._prepare(args)
-        check_mini_batch(face.state_in(inner), self.options.n, self._given)
-        out = scheduled(*inner)
-        self._given = counters(face.state_out(out))
-        return face.hand_back(args, out)
+        face, scheduled = self._prepare(args)
+        check_mini_batch(face.state_in(args), self.options.n, self._given)
+        out = scheduled(*args)
+        self._given = counters(face.state_out(args, out))
+        return out
 
     def trace(self, *args):
         """`jax.stages.Traced`, with what is donated."""
-        _, scheduled, inner = self._prepare(args)
-        return scheduled.trace(*inner)
+        return self._prepare(args)[1].trace(*args)
 
     def lower(self, *args):
         """`jax.stages.Lowered`, for arrays or `jax.ShapeDtypeStruct`s."""
-        _, scheduled, inner = self._prepare(args)
-        return scheduled.lower(*inner)
+        return self._prepare(args)[1].lower(*args)
 
     def eval_shape(self, *args):
-        """Shapes and dtypes of what the step returns (nnx: and of both objects)."""
-        face, _, inner = self._prepare(args)
-        return jax.eval_shape(face.run, *inner)
+        """Shapes and dtypes of what the step returns."""
+        return self._prepare(args)[1].eval_shape(*args)
 
     def plan(self, *args, target=None):
         """What was moved into the backward pass, and the bytes: see `schedule`."""
-        _, scheduled, inner = self._prepare(args)
-        return scheduled.plan(*inner, target=target)
+        return self._prepare(args)[1].plan(*args, target=target)
 
-    def _prepare(self, args) -> tuple[Face, Any, tuple[Any, ...]]:
+    def jit_options(self, *args) -> Jitted:
+        """Which arguments are donated, for who calls this step in another."""
+        return self._prepare(args)[1].jit_options(*args)
+
+    def _prepare(self, args) -> tuple[Face, Any]:
         if not args:
             raise TypeError("a step takes params, a TrainState or an nnx.Module first")
         kind = kind_of(args[0])
@@ -70,11 +69,11 @@ class MicrobatchStep:
             self._scheduled[kind] = self._schedule(make_face(kind, *self._made_of))
         face, scheduled = self._scheduled[kind]
         _check_count(face.run, args)
-        inner = face.take_apart(*args)
+        face.check(args)
         if not (self.options.donate or self._told):
-            _tell_of_copies([inner[i] for i in face.donate])
+            _tell_of_copies([args[i] for i in face.donate])
             self._told = True
-        return face, scheduled, inner
+        return face, scheduled
 
     def _schedule(self, face: Face) -> tuple[Face, Any]:
         from jaxmem.scheduling import schedule

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
+from jaxmem.frameworks import as_places, pure_call
 from jaxmem.linting._carries import carries_twice
 from jaxmem.linting._copies import wide_copies
 from jaxmem.linting._donated import donated_twice, not_donated, not_reused
@@ -18,9 +19,8 @@ from jaxmem.linting._undone import undone
 from jaxmem.linting._whole import whole_losses
 from jaxmem.memory import Target
 from jaxmem.memory import _compile as compiling
-from jaxmem.memory._estimate import step_of
 from jaxmem.memory._pool import pool
-from jaxmem.memory._step import Step
+from jaxmem.memory._step import Step, make_step
 from jaxmem.memory._targets import get_target
 
 Places = int | Sequence[int]
@@ -101,15 +101,16 @@ def lint(
 
       print(jaxmem.lint(step, state, batch, donate_argnums=0))
     """
-    donate = [*_many(donate_argnums), *_many(donate_argnames)]
-    static = [*_many(static_argnums), *_many(static_argnames)]
+    donate = as_places(donate_argnums, donate_argnames)
+    static = as_places(static_argnums, static_argnames)
     chip = None if target is None else get_target(target)
-    call = step_of(step, args, kwargs, donate, static)
-    jitted = compiling.flat_function(step, call)
-    with compiling.explained(call.name, call):
-        traced = jitted.trace(*(leaf.spec for leaf in call.leaves))
-    compiled = None if chip is None else _compiled(jitted, call, chip, timeout)
-    leaves = _leaves(call, args, kwargs)
+    with pure_call(step, args, kwargs, donate or None, static) as pure:
+        call = make_step(step, pure)
+        jitted = compiling.flat_function(lambda: step, call)
+        with compiling.explained(call.name, call):
+            traced = jitted.trace(*(leaf.spec for leaf in call.leaves))
+        compiled = None if chip is None else _compiled(jitted, call, chip, timeout)
+    leaves = tuple(jax.tree.leaves((pure.args, pure.kwargs)))
     live = _compat.without_dead_code(traced.jaxpr)
     subject = Subject(call, leaves, traced.jaxpr, live, compiled)
     found = [f for check in CHECKS for f in check(subject)]
@@ -121,18 +122,6 @@ def lint(
     if not _has_backward(subject):
         skipped.append("no backward pass in the step: give lint the step that has it")
     return LintReport(call.name, merged(found), tuple(skipped))
-
-
-def _many(places) -> tuple[Any, ...]:
-    return (places,) if isinstance(places, int | str) else tuple(places)
-
-
-def _leaves(call: Step, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    """The user's own arrays, in the order of the call's leaves."""
-    static = {place for place, _ in call.static}
-    given = tuple(a for i, a in enumerate(args) if i not in static)
-    named = {k: v for k, v in kwargs.items() if k not in static}
-    return tuple(jax.tree.leaves((given, named)))
 
 
 def _compiled(jitted, call: Step, chip: Target, timeout: float) -> Compiled:

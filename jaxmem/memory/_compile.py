@@ -7,9 +7,8 @@ needs none of its devices. The worker turns the artefact into a program.
 import contextlib
 import dataclasses
 import re
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -40,32 +39,23 @@ class Artefact:
     out_avals: tuple[Any, ...]
 
 
-def flat_function(fn: Callable, step: Step) -> Any:
-    """`fn` of the leaves, jitted with their donation."""
+def flat_function(get: Callable[[], Callable], step: Step) -> Any:
+    """The step as a function of its leaves, jitted with their donation.
+
+    An open call (`pure_call`) of the step's form must be round its tracing.
+
+    Args:
+      get: gives the user's function, such as a weak reference to it.
+      step: a call of it.
+    """
 
     def run(*leaves):
         args, kwargs = step.rebuild(leaves)
-        out = fn(*args, **kwargs)
-        return jax.tree.leaves(out) + updated_in_place((args, kwargs), leaves)
+        return jax.tree.leaves(step.form.pure(get())(*args, **kwargs))
 
     run.__name__ = run.__qualname__ = step.name
     donate = tuple(i for i, leaf in enumerate(step.leaves) if leaf.donated)
     return jax.jit(run, donate_argnums=donate)
-
-
-def updated_in_place(arguments: Any, leaves: Sequence[Any]) -> list[Any]:
-    """New values of arguments that are Flax nnx objects: a step changes them in place.
-
-    `nnx.jit` returns them; without them the whole update would be dead code.
-    """
-    nnx = sys.modules.get("flax.nnx")
-    if nnx is None or not any(
-        isinstance(x, nnx.Pytree | nnx.Module)
-        for x in jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, nnx.Pytree))
-    ):
-        return []
-    before = {id(leaf) for leaf in leaves}
-    return [x for x in jax.tree.leaves(arguments) if id(x) not in before]
 
 
 def trace(jitted: Any, step: Step) -> Any:

@@ -9,16 +9,15 @@ XLA:CPU undoes `jax.checkpoint` in unrolled code.
 import re
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
-import jax
-
+from jaxmem.frameworks import as_places, pure_call
+from jaxmem.frameworks import jitted as jitted_options
 from jaxmem.memory import _cache, _compile
 from jaxmem.memory._donation import donation_notes
-from jaxmem.memory._jitted import own_arguments
 from jaxmem.memory._pool import pool
 from jaxmem.memory._report import MemoryReport, make_report
-from jaxmem.memory._step import Place, Step, make_step, step_name
+from jaxmem.memory._step import Step, make_step
 from jaxmem.memory._targets import Target, get_target
 
 # fn -> what was made of it, as long as it lives: jit's own contract for its caches
@@ -83,43 +82,28 @@ def estimate(
     chip = get_target(target)
     if not timeout > 0:
         raise ValueError(f"timeout={timeout!r}: seconds, more than 0")
-    donate, static = (
-        [*_many(numbers), *_many(names)]
-        for numbers, names in (
-            (donate_argnums, donate_argnames),
-            (static_argnums, static_argnames),
-        )
-    )
-    step = step_of(fn, args, kwargs, donate, static)
-    jitted, reports = _memo(fn, step)
-    traced = _compile.trace(jitted, step)
-    options = tuple(sorted((compiler_options or {}).items()))
-    # the jaxpr is the same object as long as jit would not trace anew
-    seen = (id(traced.jaxpr), chip.name, options)
-    if cache and seen in reports:
-        return reports[seen][1]
-    step = _compile.spread(step, traced)
-    artefact = _compile.lower(jitted, traced, step, chip, compiler_options)
+    donate = as_places(donate_argnums, donate_argnames)
+    static = as_places(static_argnums, static_argnames)
+    with pure_call(fn, args, kwargs, donate or None, static) as call:
+        step = make_step(fn, call)
+        jitted, reports = _memo(fn, step)
+        traced = _compile.trace(jitted, step)
+        if compiler_options is None:
+            own = jitted_options(fn, args, kwargs)
+            compiler_options = own.compiler_options if own else None
+        options = tuple(sorted((compiler_options or {}).items()))
+        # the jaxpr is the same object as long as jit would not trace anew
+        seen = (id(traced.jaxpr), chip.name, options)
+        if cache and seen in reports:
+            return reports[seen][1]
+        step = _compile.spread(step, traced)
+        artefact = _compile.lower(jitted, traced, step, chip, compiler_options)
     report = _cache.load(artefact.key) if cache else None
     if report is None:
         report = _report(artefact, traced, step, chip, timeout)
         _cache.store(artefact.key, report)
     reports[seen] = (traced.jaxpr, report)
     return report
-
-
-def _many(value: Place | Sequence[Place]) -> tuple[Place, ...]:
-    return (value,) if isinstance(value, int | str) else tuple(value)
-
-
-def step_of(fn, args, kwargs, donate: list[Place], static: list[Place]) -> Step:
-    """The flattened call, with what a jitted step says of itself."""
-    if isinstance(fn, jax.stages.Wrapped):
-        with _compile.explained(step_name(fn)):
-            own_donated, own_static = own_arguments(fn, args, kwargs)
-        donate = donate or list(own_donated)
-        static = list({*static, *own_static})
-    return make_step(fn, args, kwargs, donate, static)
 
 
 def _memo(fn: Callable, step: Step) -> tuple[Any, dict[Any, Any]]:
@@ -129,23 +113,12 @@ def _memo(fn: Callable, step: Step) -> tuple[Any, dict[Any, Any]]:
         found = per_fn.get(step)
         reference = weakref.ref(fn)
     except TypeError:  # a callable or a static value without hash or weak reference
-        return _compile.flat_function(fn, step), {}
+        return _compile.flat_function(lambda: fn, step), {}
     if found is None:
         # not fn itself: what the dictionary holds must not keep its key alive
-        found = _compile.flat_function(_through(reference), step), {}
+        found = _compile.flat_function(cast(Callable, reference), step), {}
         per_fn[step] = found
     return found
-
-
-def _through(reference: "weakref.ref[Callable]") -> Callable:
-    """Calls what is referred to, which lives as long as the caller's call."""
-
-    def call(*args, **kwargs):
-        fn = reference()
-        assert fn is not None
-        return fn(*args, **kwargs)
-
-    return call
 
 
 def _report(

@@ -14,7 +14,7 @@ import jax
 from jax.sharding import NamedSharding
 from jax.tree_util import keystr, tree_flatten_with_path
 
-Place = int | str
+from jaxmem.frameworks import Call, Form, Place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,57 +34,31 @@ class Step:
     name: str
     leaves: tuple[Leaf, ...]
     treedef: Any
-    static: tuple[tuple[Place, Any], ...]
+    form: Form
 
-    def rebuild(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The positional and keyword arguments with these leaves in them."""
+    def rebuild(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the pure function with these leaves in them."""
         values = [
             x
             if leaf.key_impl is None
             else jax.random.wrap_key_data(x, impl=leaf.key_impl)
             for x, leaf in zip(leaves, self.leaves, strict=True)
         ]
-        args, kwargs = jax.tree.unflatten(self.treedef, values)
-        args, kwargs = list(args), dict(kwargs)
-        for place, value in self.static:
-            if isinstance(place, int):
-                args.insert(place, value)
-            else:
-                kwargs[place] = value
-        return args, kwargs
+        return jax.tree.unflatten(self.treedef, values)
 
 
-def make_step(
-    fn: Callable,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    donate: Place | Sequence[Place] = (),
-    static: Place | Sequence[Place] = (),
-) -> Step:
-    """Flattens a call; `donate` and `static` are positions and keywords."""
-    if not callable(fn):
-        raise TypeError(f"fn must be a function, got {type(fn).__name__}: {fn!r}")
+def make_step(fn: Callable, call: Call) -> Step:
+    """Flattens a call of `fn`."""
     name = step_name(fn)
-    donated = _places("donate_argnums", donate, len(args), kwargs)
-    fixed = _places("static_argnums", static, len(args), kwargs)
-    if clash := donated & fixed:
-        raise ValueError(f"arguments {sorted(map(str, clash))} are donated and static")
-    places = [i for i in range(len(args)) if i not in fixed]
-    dynamic = (
-        tuple(args[i] for i in places),
-        {k: v for k, v in kwargs.items() if k not in fixed},
-    )
-    titles = _titles(fn, len(args))
+    titles = _titles(fn, call)
+    donated = call.form.donated
     leaves = []
-    for path, value in tree_flatten_with_path(dynamic)[0]:
-        place = places[path[1].idx] if path[0].idx == 0 else path[1].key
-        title = titles[place] if isinstance(place, int) else place
-        title += keystr(path[2:])
+    for path, value in tree_flatten_with_path((call.args, call.kwargs))[0]:
+        place = path[1].idx if path[0].idx == 0 else path[1].key
+        title = titles[place] + keystr(path[2:]).removesuffix(".")
         leaves.append(_leaf(_spec(value, title, name), title, place in donated))
-    kept_apart = [(i, args[i]) for i in range(len(args)) if i in fixed]
-    kept_apart += [(k, v) for k, v in kwargs.items() if k in fixed]
-    treedef = jax.tree.structure(dynamic)
-    return Step(name, tuple(leaves), treedef, tuple(kept_apart))
+    treedef = jax.tree.structure((call.args, call.kwargs))
+    return Step(name, tuple(leaves), treedef, call.form)
 
 
 def step_name(fn: Callable) -> str:
@@ -104,23 +78,10 @@ def describe_sharding(sharding: NamedSharding | None) -> tuple | None:
     return mesh.axis_sizes, mesh.axis_names, spec, sharding.memory_kind
 
 
-def _places(
-    what: str, places: Place | Sequence[Place], count: int, kwargs: dict[str, Any]
-) -> frozenset[Place]:
-    """Positions counted from the front; each must be an argument of the call."""
-    places = (places,) if isinstance(places, int | str) else tuple(places)
-    for place in places:
-        known = place in kwargs if isinstance(place, str) else -count <= place < count
-        if not known:
-            raise ValueError(
-                f"{what}={place!r}: the call has {count} positional arguments and "
-                f"the keywords {sorted(kwargs)}"
-            )
-    return frozenset(p % count if isinstance(p, int) else p for p in places)
-
-
-def _titles(fn: Callable, count: int) -> list[str]:
+def _titles(fn: Callable, call: Call) -> dict[Place, str]:
     """The parameters' names; `args[i]` where there is no signature."""
+    static = {place for place, _ in call.form.static}
+    count = len(call.args) + sum(isinstance(place, int) for place in static)
     try:
         parameters = list(inspect.signature(fn).parameters.values())
     except (TypeError, ValueError):
@@ -130,7 +91,9 @@ def _titles(fn: Callable, count: int) -> list[str]:
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
     )
     names = [p.name for p in parameters if p.kind in positional]
-    return [*names[:count], *(f"args[{i}]" for i in range(len(names), count))]
+    names = [*names[:count], *(f"args[{i}]" for i in range(len(names), count))]
+    names = [name for i, name in enumerate(names) if i not in static]
+    return dict(enumerate(names)) | {key: key for key in call.kwargs}
 
 
 def _leaf(spec: jax.ShapeDtypeStruct, title: str, donated: bool) -> Leaf:
@@ -158,6 +121,11 @@ def _spec(value: Any, title: str, step: str) -> jax.ShapeDtypeStruct:
                 "jax.ShapeDtypeStruct; name it in static_argnums (or "
                 "static_argnames) if the step does not compute with it"
             ) from error
+    if not all(isinstance(d, int) for d in value.shape):
+        raise ValueError(
+            f"{step}: argument {title} has the symbolic shape {value.shape}, and bytes "
+            "take numbers: pass an array of the size that is meant"
+        )
     sharding = getattr(value, "sharding", None)
     spread = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
     return jax.ShapeDtypeStruct(

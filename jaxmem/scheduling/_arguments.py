@@ -6,36 +6,22 @@ from typing import Any
 import jax
 
 from jaxmem import _jaxpr
+from jaxmem.frameworks import Place
 
 
-def jit_with(fn: Callable, donated: Sequence, static: Sequence, options=None):
-    """`jax.jit` with places that are positions or names; `options` of the compiler."""
-
-    def split(places) -> tuple[list[int] | None, list[str] | None]:
-        numbers = [p for p in places if isinstance(p, int)]
-        # None lets jit find positions by names and names by positions
-        return numbers or None, [p for p in places if isinstance(p, str)] or None
-
-    (donate_argnums, donate_argnames), (static_argnums, static_argnames) = map(
-        split, (donated, static)
-    )
+def jit_with(fn: Callable, donated: Sequence[Place], options=None):
+    """`jax.jit` with donated positions and names; `options` of the compiler."""
     return jax.jit(
         fn,
-        donate_argnums=donate_argnums,
-        donate_argnames=donate_argnames,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
+        donate_argnums=[p for p in donated if isinstance(p, int)],
+        donate_argnames=[p for p in donated if isinstance(p, str)],
         compiler_options=options,
     )
 
 
-def abstract(arguments: Any, static: Sequence) -> Any:
-    """Shapes and dtypes of all that is not static, Python scalars included."""
-    count = len(arguments)
-    static = [p + count if isinstance(p, int) and p < 0 else p for p in static]
-    items = arguments.items() if isinstance(arguments, dict) else enumerate(arguments)
-    made = {k: v if k in static else jax.tree.map(_aval, v) for k, v in items}
-    return made if isinstance(arguments, dict) else tuple(made.values())
+def abstract(arguments: Any) -> Any:
+    """Shapes and dtypes of all leaves, Python scalars included."""
+    return jax.tree.map(_aval, arguments)
 
 
 def _aval(leaf):
@@ -47,10 +33,11 @@ def _aval(leaf):
 
 
 def kind(leaf):
-    """What the choice for an argument depends on."""
+    """What the choice for an argument depends on; hashable."""
     if not _jaxpr.is_array(leaf):
-        return leaf
-    return leaf.shape, str(leaf.dtype), getattr(leaf, "sharding", None)
+        return type(leaf)  # traced, as in jit, whatever its value
+    sharding = None if _jaxpr.is_abstract(leaf) else getattr(leaf, "sharding", None)
+    return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), sharding
 
 
 def positions(args, kwargs, places: Sequence) -> list[int]:
@@ -62,3 +49,15 @@ def positions(args, kwargs, places: Sequence) -> list[int]:
             found += range(count, count + len(leaves))
         count += len(leaves)
     return found
+
+
+def check_numbers(what: str, arguments: Any) -> None:
+    """ValueError for a shape of `jax.export` whose sizes are not known."""
+    for path, leaf in jax.tree.leaves_with_path(arguments):
+        shape = getattr(leaf, "shape", ())
+        if not all(isinstance(d, int) for d in shape):
+            raise ValueError(
+                f"{what}: argument {jax.tree_util.keystr(path)} has the symbolic shape "
+                f"{shape}, and bytes take numbers: pass an array of the size that is "
+                "meant"
+            )

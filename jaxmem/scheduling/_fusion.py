@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from jaxmem._jaxpr import elements
 from jaxmem.scheduling._fusion_kinds import (
     INTO_FIRST,
     Kind,
@@ -227,7 +228,8 @@ class Fusion:
         leaves: dict[Any, frozenset[Any]] = {}
         for i, eqn in enumerate(self.graph.eqns):
             for v in eqn.outvars if self._is_fused(i) else ():
-                operations, inside = operations_an_element(eqn) * v.aval.size, set()
+                count = elements(v.aval.shape)
+                operations, inside = operations_an_element(eqn) * count, set()
                 for u in self.operands(i):
                     if u in leaves and u not in there and self._inside(u, work[u]):
                         operations += work[u][0]
@@ -263,11 +265,12 @@ class Fusion:
         straight: dict[Any, None] = {}  # read element by element, from end to end
         crooked: dict[Any, None] = {}
         todo, seen = [(end, True)], {(end, True)}
+        size = elements(writes[0].aval.shape) if writes else None
         while todo:
             i, elementwise = todo.pop()
             elementwise = elementwise and self._name(i) in ELEMENTWISE
             for v in self.operands(i):
-                same = elementwise and v.aval.size == writes[0].aval.size
+                same = elementwise and elements(v.aval.shape) == size
                 maker = self.graph.maker.get(v)
                 if maker is None or v in self.kept:
                     fits = same and size_of(v) == size_of(writes[0])

@@ -6,12 +6,12 @@ there or needed for others anyway); anything else takes its bytes at the memory'
 nothing where it is fused into its reader. Short kernels are not charged for starting.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from jaxmem import _compat, _jaxpr
+from jaxmem._jaxpr import elements
 from jaxmem.scheduling._layer_axis import CHEAP, ELEMENTWISE
 from jaxmem.scheduling._scans import is_var, size_of
 
@@ -67,11 +67,12 @@ def flops(eqn) -> float:
     if name == "dot_general":
         (contracted, _), _ = eqn.params["dimension_numbers"]
         shape = eqn.invars[0].aval.shape
-        return 2.0 * math.prod(shape[a] for a in contracted) * eqn.outvars[0].aval.size
+        inner = elements([shape[a] for a in contracted])
+        return 2.0 * inner * elements(eqn.outvars[0].aval.shape)
     if name == "conv_general_dilated":
-        kernel = eqn.invars[1].aval
-        out = eqn.params["dimension_numbers"].rhs_spec[0]
-        return 2.0 * eqn.outvars[0].aval.size * kernel.size / kernel.shape[out]
+        kernel = list(eqn.invars[1].aval.shape)
+        kernel.pop(eqn.params["dimension_numbers"].rhs_spec[0])
+        return 2.0 * elements(eqn.outvars[0].aval.shape) * elements(kernel)
     return _inside(eqn, flops) or 0.0
 
 

@@ -9,12 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
-
 from jaxmem import _jaxpr
-from jaxmem.memory._jitted import own_arguments
+from jaxmem.frameworks import as_places, pure_call
 from jaxmem.planning import Graph, peak
-from jaxmem.scheduling._arguments import positions
+from jaxmem.scheduling._arguments import abstract, check_numbers, positions
 from jaxmem.scheduling._operations import compiled_peak, operations_of
 from jaxmem.scheduling._passes import by_shape
 from jaxmem.scheduling._tpu import is_tpu
@@ -47,6 +45,9 @@ def predict(
     *args: Any,
     target: str = "h100",
     donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
     **kwargs: Any,
 ) -> Prediction:
     """Predicts what a step takes on a chip; nothing is compiled, nothing allocated.
@@ -57,6 +58,9 @@ def predict(
       target: the chip's name, one of `jaxmem.targets()`. The compiler for it need not
         be installed; GPUs are all alike here, and TPUs are.
       donate_argnums: positional arguments whose buffers the step may reuse.
+      donate_argnames: the same for keyword arguments.
+      static_argnums: positional arguments that are Python values, not arrays.
+      static_argnames: the same for keyword arguments.
       **kwargs: the step's keyword arguments.
 
     Returns:
@@ -67,12 +71,14 @@ def predict(
       ValueError: no chip has this name.
     """
     tpu = is_tpu(target)
-    donated = [donate_argnums] if isinstance(donate_argnums, int) else donate_argnums
-    if not donated and isinstance(fn, jax.stages.Wrapped):
-        donated = own_arguments(fn, args, kwargs)[0]
-    traced = _jaxpr.trace(fn, *args, **kwargs)
-    aliases = by_shape(traced.jaxpr, positions(args, kwargs, tuple(donated)))
-    return predicted(traced.jaxpr, aliases, tpu)
+    donate = as_places(donate_argnums, donate_argnames)
+    static = as_places(static_argnums, static_argnames)
+    with pure_call(fn, args, kwargs, donate or None, static) as call:
+        args, kwargs = abstract(call.args), abstract(call.kwargs)
+        check_numbers("predict", (args, kwargs))
+        traced = _jaxpr.trace(call.form.pure(fn), *args, **kwargs)
+    donated = positions(args, kwargs, call.form.donated)
+    return predicted(traced.jaxpr, by_shape(traced.jaxpr, donated), tpu)
 
 
 def predicted(

@@ -84,10 +84,10 @@ def _level(
         stacks = [replace(s, why=s.why.replace(HINT, "")) for s in stacks]
     unordered = closed
     if choice.sequence and loop is None:
-        closed, repeated = repeat(closed, aliases, choice.sequence)
+        closed, repeated = repeat(closed, aliases, choice.sequence, choice.machine)
         cut += repeated
     elif choice.order and loop is None:
-        closed = reordered(closed, aliases)
+        closed = reordered(closed, aliases, choice.machine)
     else:
         closed = in_order(closed, aliases)
     before, inner = closed, []
@@ -191,7 +191,7 @@ def _twice(closed, aliases: Aliases, stacks: list[Stack]) -> tuple[Any, list[Sta
 
 
 def _kept(stacks: list[Stack]) -> int:
-    return sum(s.var.aval.size for s in stacks if not s.released)
+    return sum(_jaxpr.elements(s.var.aval.shape) for s in stacks if not s.released)
 
 
 def _pairs(closed, aliases: Aliases) -> dict[Any, Any]:

@@ -1,7 +1,6 @@
 """What `schedule` did to a step, in words and bytes."""
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,6 +106,7 @@ class Plan:
       offloaded_bytes: of residuals that wait in the host's memory.
       barriers: in the scheduled step, its own included; one in a loop counts once.
       notes: what it costs that nothing is donated, and the like.
+      jax_version: of the jax that traced the step: another may trace it otherwise.
     """
 
     gradients: tuple[Gradient, ...]
@@ -124,6 +124,7 @@ class Plan:
     offloaded_bytes: int = 0
     barriers: int = 0
     notes: tuple[str, ...] = ()
+    jax_version: str = ""
 
     @property
     def released_bytes(self) -> int:
@@ -305,16 +306,8 @@ def make_plan(
         rewritten.offloaded,
         sum(e.primitive.name == _BARRIER for e in _jaxpr.walk(rewritten.jaxpr)),
         tuple(notes),
+        jax.__version__,
     )
-
-
-def fingerprint(closed) -> str:
-    """What tells a step from another: its operations and what they make."""
-    lines = [str(closed.in_avals)]
-    for eqn in _jaxpr.walk(closed):
-        made = ",".join(v.aval.str_short() for v in eqn.outvars)
-        lines.append(f"{eqn.primitive.name} {made}")
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def _from_plain(fields: dict[str, Any]) -> Plan:
@@ -369,8 +362,8 @@ def _remade(aval, maker, how: str, sign: int) -> Remade:
 
 def undonated(arguments) -> str:
     """What it costs that no argument is donated, and what to do."""
-    arrays = [x for x in jax.tree.leaves(arguments) if hasattr(x, "dtype")]
-    size = sum(x.size * getattr(x.dtype, "itemsize", 0) for x in arrays)
+    arrays = filter(_jaxpr.is_array, jax.tree.leaves(arguments))
+    size = sum(map(_nbytes, arrays))
     return (
         f"no argument is donated: of {format_bytes(size)} of arguments, what the step "
         "updates is there twice. Name the parameters and the optimizer state in "
@@ -380,4 +373,9 @@ def undonated(arguments) -> str:
 
 def _described(aval, maker) -> tuple[int, tuple[int, ...], str, str]:
     path = _compat.name_stack(maker) if maker is not None else ""
-    return aval.size * aval.dtype.itemsize, aval.shape, str(aval.dtype), path
+    return _nbytes(aval), aval.shape, str(aval.dtype), path
+
+
+def _nbytes(array) -> int:
+    """A PRNG key has no size of its own."""
+    return _jaxpr.elements(array.shape) * getattr(array.dtype, "itemsize", 0)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jaxmem.frameworks import as_places
 from jaxmem.memory import MemoryReport, Target
 from jaxmem.scheduling._choice import NAMED, price_at
 from jaxmem.scheduling._pairs import Pair, cut_by_names, named
@@ -38,6 +39,9 @@ def remat_policy(
     *args: Any,
     target: str | Target | None = None,
     donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
     progress: bool = True,
     **kwargs: Any,
 ) -> RematPolicy:
@@ -56,6 +60,9 @@ def remat_policy(
       *args: arrays or `jax.ShapeDtypeStruct`.
       target: the chip that the budget is for; by default this process's first device.
       donate_argnums: positional arguments whose buffers the step may reuse.
+      donate_argnames: the same for keyword arguments.
+      static_argnums: positional arguments that are Python values, not arrays.
+      static_argnames: the same for keyword arguments.
       progress: show a progress bar, where the output is a terminal.
       **kwargs: the step's keyword arguments.
 
@@ -72,9 +79,10 @@ def remat_policy(
       policy = jaxmem.remat_policy(step, "14GiB", state, batch, target="h100")
       layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
     """
-    donated = (donate_argnums,) if isinstance(donate_argnums, int) else donate_argnums
+    donated = as_places(donate_argnums, donate_argnames)
+    static = as_places(static_argnums, static_argnames)
     room, chip = room_and_target(budget, target)
-    options = Options(tuple(donated), (), None, room, chip, progress, named=True)
+    options = Options(donated or None, static, None, room, chip, progress, named=True)
     step = Scheduled(fn, options)
     names = _names(step.rewritten(NAMED, *args, **kwargs).pairs)
     if not names:

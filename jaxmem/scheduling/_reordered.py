@@ -11,22 +11,25 @@ from jaxmem.scheduling._machine import MACHINES, fused_only
 from jaxmem.scheduling._operations import Operations, operations_of
 from jaxmem.scheduling._operations_order import fences_of, in_given_order
 from jaxmem.scheduling._operations_sequence import in_sequence
+from jaxmem.scheduling._tpu import is_tpu
 
 PATIENCE = 40.0  # seconds
 
 Aliases = Mapping[int, int]
 
 
-def reordered(closed, aliases: Aliases):
+def reordered(closed, aliases: Aliases, machine: str):
     """The jaxpr in the order that `planning.order` finds, with barriers to keep it."""
-    ops = operations_of(closed, aliases)
+    ops = operations_of(closed, aliases, tpu=is_tpu(machine))
     order = planning.order(ops.graph, time_limit=PATIENCE).operations
     return in_given_order(ops, order, fences_of(ops.graph, order))
 
 
-def repeat(closed, aliases: Aliases, sequence: Sequence[int]) -> tuple[Any, list[Any]]:
+def repeat(
+    closed, aliases: Aliases, sequence: Sequence[int], machine: str
+) -> tuple[Any, list[Any]]:
     """The jaxpr in this sequence; what of it is done again and costs something."""
-    ops = operations_of(closed, aliases)
+    ops = operations_of(closed, aliases, tpu=is_tpu(machine))
     return in_sequence(ops, sequence), list(_again(ops, sequence))
 
 
@@ -41,7 +44,9 @@ def _again(ops: Operations, sequence: Sequence[int]) -> Iterator[Any]:
 
 def sequences(closed, aliases: Aliases, machine: str) -> list[Rung]:
     """The choices of operations to do twice that pay, from none to most."""
-    ops, chip = operations_of(closed, aliases), MACHINES[machine]
+    # operations are numbered as the graph of this chip has them, here and in `repeat`
+    ops = operations_of(closed, aliases, tpu=is_tpu(machine))
+    chip = MACHINES[machine]
     order = planning.order(ops.graph, time_limit=PATIENCE).operations
     graph = replace(ops.graph, operations=tuple(ops.graph.operations[i] for i in order))
     cost = planning.seconds(chip.narrow, chip.bandwidth)

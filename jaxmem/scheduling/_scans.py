@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem import _compat
 from jaxmem._bits import packed_nbytes
+from jaxmem._jaxpr import elements
 
 
 def is_var(atom) -> bool:
@@ -23,7 +24,7 @@ LARGE = 2**20  # bytes from which a barrier or a write is worth what it costs
 
 def size_of(v) -> int:
     """Bytes of a variable in the memory of the device."""
-    return 0 if is_on_host(v) else v.aval.size * v.aval.dtype.itemsize
+    return 0 if is_on_host(v) else elements(v.aval.shape) * v.aval.dtype.itemsize
 
 
 def is_on_host(v) -> bool:
@@ -36,7 +37,10 @@ _MASK = 1024  # elements from which a mask is kept in bits
 
 def is_mask(v) -> bool:
     """Whether a variable is kept with eight elements to the byte."""
-    return v.aval.dtype == bool and v.aval.size >= _MASK
+    shape = v.aval.shape
+    if not all(isinstance(d, int) for d in shape):
+        return False  # bits are packed along axes of a known size
+    return v.aval.dtype == bool and elements(shape) >= _MASK
 
 
 def kept_size(v) -> int:

@@ -3,22 +3,36 @@
 import functools
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
-from jax.core import Tracer
 
 from jaxmem import _jaxpr
-from jaxmem.memory import Target, estimate, format_bytes, parse_bytes
-from jaxmem.memory._jitted import own_arguments
+from jaxmem.frameworks import (
+    Call,
+    Jitted,
+    as_places,
+    copied_objects,
+    jitted,
+    pure_call,
+)
+from jaxmem.memory import MemoryReport, Target, estimate, format_bytes, parse_bytes
 from jaxmem.memory._spinner import spinner
 from jaxmem.memory._targets import get_target, local_target
-from jaxmem.scheduling._arguments import abstract, jit_with, kind, positions
+from jaxmem.scheduling._arguments import (
+    abstract,
+    check_numbers,
+    jit_with,
+    kind,
+    positions,
+)
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
+from jaxmem.scheduling._fingerprint import fingerprint
 from jaxmem.scheduling._passes import Aliases, Rewritten, by_shape, rewrite
-from jaxmem.scheduling._plan import Plan, fingerprint, make_plan, undonated
+from jaxmem.scheduling._plan import Plan, make_plan, undonated
 from jaxmem.scheduling._search import Evaluated, Found, loaded, search
 
 Places = int | Sequence[int]
@@ -121,8 +135,8 @@ def schedule(
         raise ValueError(f"clip={clip!r}: allowed are None and 'two_pass'")
     donate = None
     if donate_argnums is not None or donate_argnames is not None:
-        donate = (*_many(donate_argnums), *_many(donate_argnames))
-    static = (*_many(static_argnums), *_many(static_argnames))
+        donate = as_places(donate_argnums, donate_argnames)
+    static = as_places(static_argnums, static_argnames)
     if plan is not None and (budget is not None or target is not None):
         raise ValueError("plan: it has its budget and target already, give no others")
     room, name = room_and_target(budget, target)
@@ -143,12 +157,6 @@ def room_and_target(
     if target is not None:
         return room, get_target(target).name
     return room, None if room is None else local_target().name
-
-
-def _many(places) -> tuple[Any, ...]:
-    if places is None:
-        return ()
-    return (places,) if isinstance(places, int | str) else tuple(places)
 
 
 @dataclass(frozen=True)
@@ -178,22 +186,45 @@ class Scheduled:
         self._found: dict[Any, Found] = {}
         self._warned = options.donate is not None
 
+    def __get__(self, obj, objtype=None):
+        """As a method of a class: the object comes first."""
+        return self if obj is None else functools.partial(self, obj)
+
     def __call__(self, *args, **kwargs):
         """The step's results; its donated arguments are gone afterwards."""
-        self._warn(args, kwargs)
-        return self._jit(args, kwargs)(*args, **kwargs)
+        with self._open(args, kwargs) as call:
+            self._warn(call)
+            return call.finish(self._jit(call)(*call.args, **call.kwargs))
 
     def trace(self, *args, **kwargs):
         """As `jax.jit(step).trace`."""
-        return self._jit(args, kwargs).trace(*args, **kwargs)
+        with self._open(args, kwargs) as call:
+            return self._jit(call).trace(*call.args, **call.kwargs)
 
     def lower(self, *args, **kwargs):
-        """As `jax.jit(step).lower`."""
-        return self._jit(args, kwargs).lower(*args, **kwargs)
+        """As `jax.jit(step).lower`; what is compiled of it takes arrays for objects."""
+        with self._open(args, kwargs) as call:
+            return self._jit(call).lower(*call.args, **call.kwargs)
 
     def eval_shape(self, *args, **kwargs):
-        """As `jax.jit(step).eval_shape`."""
-        return self._jit(args, kwargs).eval_shape(*args, **kwargs)
+        """As `jax.jit(step).eval_shape`; no object is updated."""
+        args, kwargs = copied_objects((args, kwargs))
+        with self._open(args, kwargs) as call:
+            shapes = self._jit(call).eval_shape(*call.args, **call.kwargs)
+            return call.finish(shapes)
+
+    def jit_options(self, *args, **kwargs) -> Jitted:
+        """Which arguments are donated and static, for who calls this step in another.
+
+        Args:
+          *args: as for the step.
+          **kwargs: as for the step.
+        """
+        own = jitted(self.__wrapped__, args, kwargs) or Jitted()
+        given = self._options
+        donated = own.donated if given.donate is None else given.donate
+        options = given.compiler_options or own.compiler_options
+        return Jitted(donated, (*given.static, *own.static), options)
 
     def plan(self, *args, target: str | Target | None = None, **kwargs) -> Plan:
         """What is released, what is not and why; nothing is run.
@@ -210,96 +241,119 @@ class Scheduled:
         Raises:
           What `jaxmem.estimate` raises, where a target is given.
         """
-        donated, static = self._places(args, kwargs)
-        found = self.find(args, kwargs)
-        rewritten, scheduled = found.rewritten, found.report
-        if rewritten is None:
-            rewritten = self.rewritten(found.choice, *args, **kwargs)
+        with self._open(args, kwargs) as call:
+            check_numbers("plan", (call.args, call.kwargs))
+            found = self._find(call)
+            rewritten, scheduled = found.rewritten, found.report
+            if rewritten is None:
+                rewritten = self._rewrite(_abstract(call), found.choice)[0]
         plain = None
         target = target or self._options.target
         if target is not None:
-            jitted = jit_with(self.__wrapped__, donated, static)
-            own = {"target": target, "compiler_options": self._options.compiler_options}
-            plain = estimate(jitted, *args, **own, **kwargs)
+            plain = self._estimated(self.__wrapped__, target, args, kwargs)
             if scheduled is None or get_target(target).name != scheduled.target:
-                scheduled = estimate(self, *args, **own, **kwargs)
-        notes = () if donated else (undonated(args),)
-        aliases = self._aliases(rewritten.jaxpr, args, kwargs, donated)
+                scheduled = self._estimated(self, target, args, kwargs)
+        notes = () if call.form.donated else (undonated(call.args),)
+        aliases = self._aliases(rewritten.jaxpr, call)
         return make_plan(rewritten, found, plain, scheduled, aliases, notes)
 
-    def _places(self, args, kwargs) -> tuple[tuple, tuple]:
-        """(donated, static) positions and names, those of a jitted step included."""
-        donated, static = self._options.donate or (), self._options.static
-        if isinstance(self.__wrapped__, jax.stages.Wrapped):
-            own = own_arguments(self.__wrapped__, args, kwargs)
-            donated = donated or tuple(own[0])
-            static = tuple(dict.fromkeys([*static, *own[1]]))
-        return donated, static
+    def _estimated(self, step, target: str | Target, args, kwargs) -> MemoryReport:
+        own = self.jit_options(*args, **kwargs)
+        return estimate(
+            step,
+            *args,
+            target=target,
+            donate_argnums=[p for p in own.donated if isinstance(p, int)],
+            donate_argnames=[p for p in own.donated if isinstance(p, str)],
+            static_argnums=[p for p in own.static if isinstance(p, int)],
+            static_argnames=[p for p in own.static if isinstance(p, str)],
+            compiler_options=own.compiler_options,
+            **kwargs,
+        )
 
-    def _jit(self, args, kwargs):
-        places = self._places(args, kwargs)
-        choice = self.find(args, kwargs).choice
-        options = self._options.compiler_options
+    def _open(self, args, kwargs) -> AbstractContextManager[Call]:
+        options = self._options
+        return pure_call(self.__wrapped__, args, kwargs, options.donate, options.static)
+
+    def _jit(self, call: Call):
+        choice = self._find(call).choice
+        options = self._compiler_options(call)
         if options is not None:
-            leaves = jax.tree.leaves((args, kwargs))
-            if any(isinstance(x, Tracer) for x in leaves):
+            leaves = jax.tree.leaves((call.args, call.kwargs))
+            if any(map(_jaxpr.is_abstract, leaves)):
                 options = None  # those of the jit outside hold
-        key = places, choice, options is None
+        key = call.form, choice, options is None
         if key not in self._jitted:
 
             @functools.wraps(self.__wrapped__)
             def scheduled(*args, **kwargs):
-                found, leaves, tree = self._rewrite(args, kwargs, places[0], choice)
+                inside = replace(call, args=args, kwargs=kwargs)
+                found, leaves, tree = self._rewrite(inside, choice)
                 return jax.tree.unflatten(tree, _jaxpr.evaluate(found.jaxpr, leaves))
 
-            self._jitted[key] = jit_with(scheduled, *places, options)
+            self._jitted[key] = jit_with(scheduled, call.form.donated, options)
         return self._jitted[key]
+
+    def _compiler_options(self, call: Call) -> dict[str, Any] | None:
+        if self._options.compiler_options is not None:
+            return self._options.compiler_options
+        own = jitted(self.__wrapped__, call.args, call.kwargs)
+        return None if own is None else own.compiler_options
 
     def rewritten(self, choice: Choice, *args, **kwargs) -> Rewritten:
         """The step under a choice, for arguments of these shapes."""
-        donated, static = self._places(args, kwargs)
-        shapes = abstract(args, static), abstract(kwargs, static)
-        return self._rewrite(*shapes, donated, choice)[0]
-
-    def _rewrite(
-        self, args, kwargs, donated, choice: Choice
-    ) -> tuple[Rewritten, list, Any]:
-        traced = _jaxpr.trace(self.__wrapped__, *args, **kwargs)
-        found = self._rewritten(traced, args, kwargs, donated, choice)
-        return found, traced.leaves, traced.out_tree
-
-    def _rewritten(self, traced, args, kwargs, donated, choice: Choice) -> Rewritten:
-        aliases = self._aliases(traced.jaxpr, args, kwargs, donated)
-        return rewrite(traced.jaxpr, aliases, self._options.clip, choice)
-
-    def _aliases(self, closed, args, kwargs, donated) -> Aliases:
-        given = positions(args, kwargs, donated) or range(len(closed.in_avals))
-        return by_shape(closed, given)
+        with self._open(args, kwargs) as call:
+            return self._rewrite(_abstract(call), choice)[0]
 
     def find(self, args, kwargs) -> Found:
         """The choice for arguments of these shapes."""
+        with self._open(args, kwargs) as call:
+            return self._find(call)
+
+    def _rewrite(self, call: Call, choice: Choice) -> tuple[Rewritten, list, Any]:
+        traced = self._trace(call)
+        found = self._rewritten(traced, call, choice)
+        return found, traced.leaves, traced.out_tree
+
+    def _trace(self, call: Call) -> _jaxpr.Traced:
+        return _jaxpr.trace(call.form.pure(self.__wrapped__), *call.args, **call.kwargs)
+
+    def _rewritten(self, traced, call: Call, choice: Choice) -> Rewritten:
+        aliases = self._aliases(traced.jaxpr, call)
+        return rewrite(traced.jaxpr, aliases, self._options.clip, choice)
+
+    def _aliases(self, closed, call: Call) -> Aliases:
+        given = positions(call.args, call.kwargs, call.form.donated)
+        return by_shape(closed, given or range(len(closed.in_avals)))
+
+    def _find(self, call: Call) -> Found:
         budget, target = self._options.budget, self._options.target
         plan = self._options.plan
         if target is None and plan is None:
             return Found(NO_CHOICE)
-        donated, static = places = self._places(args, kwargs)
-        args, kwargs = abstract(args, static), abstract(kwargs, static)
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        key = tree, tuple(kind(x) for x in leaves)
+        leaves, tree = jax.tree.flatten((call.args, call.kwargs))
+        key = call.form, tree, tuple(map(kind, leaves))
         if key not in self._found:
-            traced = _jaxpr.trace(self.__wrapped__, *args, **kwargs)
+            call = _abstract(call)
+            traced = self._trace(call)
+            given = positions(call.args, call.kwargs, call.form.donated)
+            mark = fingerprint(traced.jaxpr, given, self._options.clip)
             if plan is not None:
-                self._found[key] = loaded(plan, traced.jaxpr)
+                self._found[key] = loaded(plan, mark)
                 return self._found[key]
             assert target is not None
-            again = partial(self._rewritten, traced, args, kwargs, donated)
-            again = functools.cache(again)  # of the choice
-            mark = fingerprint(traced.jaxpr)
-            tree = traced.out_tree
-            aliases = partial(self._aliases, args=args, kwargs=kwargs, donated=donated)
-            options = self._options.compiler_options
-            about = places, args, kwargs, target, mark, options
-            step = Evaluated(again, aliases, tree, *about)
+            again = functools.cache(partial(self._rewritten, traced, call))
+            step = Evaluated(
+                again,
+                partial(self._aliases, call=call),
+                traced.out_tree,
+                call.form.donated,
+                call.args,
+                call.kwargs,
+                target,
+                mark,
+                self._compiler_options(call),
+            )
             name = getattr(self.__wrapped__, "__name__", "the step")
             title = f"scheduling {name} for {target}"
             if budget is not None:
@@ -309,11 +363,17 @@ class Scheduled:
                 self._found[key] = search(step, budget, tell, *how)
         return self._found[key]
 
-    def _warn(self, args, kwargs) -> None:
+    def _warn(self, call: Call) -> None:
         """Once: nothing is donated, and nobody said so."""
-        if self._warned or any(map(_jaxpr.is_abstract, jax.tree.leaves(args))):
+        if self._warned:
             return
+        if any(map(_jaxpr.is_abstract, jax.tree.leaves(call.args))):
+            return  # the step outside decides
         self._warned = True
-        if not self._places(args, kwargs)[0]:
-            plan = self.plan(*args, **kwargs)
-            warnings.warn("\n".join(plan.notes), stacklevel=3)
+        if not call.form.donated:
+            warnings.warn(undonated(call.args), stacklevel=3)
+
+
+def _abstract(call: Call) -> Call:
+    """The call with shapes and dtypes for arrays."""
+    return replace(call, args=abstract(call.args), kwargs=abstract(call.kwargs))

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxmem import _jaxpr
+from jaxmem.frameworks import Place
 from jaxmem.memory import MemoryReport, estimate
 from jaxmem.memory._pool import DoesNotFit
 from jaxmem.scheduling._arguments import jit_with
@@ -17,7 +18,7 @@ from jaxmem.scheduling._ladder import Rung, Step, ladder, step_of
 from jaxmem.scheduling._ladder_segments import in_segments
 from jaxmem.scheduling._machine import flops
 from jaxmem.scheduling._passes import Aliases, Rewritten
-from jaxmem.scheduling._plan import Plan, fingerprint
+from jaxmem.scheduling._plan import Plan
 from jaxmem.scheduling._reordered import sequences
 
 
@@ -41,7 +42,7 @@ class Evaluated:
     rewritten: Callable[[Choice], Rewritten]
     aliases: Callable[[Any], Aliases]
     out_tree: Any
-    places: tuple[tuple, tuple]
+    donated: tuple[Place, ...]
     args: tuple
     kwargs: dict[str, Any]
     target: str
@@ -57,7 +58,7 @@ class Evaluated:
             outs = _jaxpr.evaluate(jaxpr, list(leaves))
             return jax.tree.unflatten(self.out_tree, outs)
 
-        jitted = jit_with(step, *self.places)
+        jitted = jit_with(step, self.donated)
         how = {"target": self.target, "compiler_options": self.compiler_options}
         try:
             return estimate(jitted, *self.args, **how, **self.kwargs)
@@ -65,13 +66,19 @@ class Evaluated:
             return None
 
 
-def loaded(plan: Plan, closed) -> Found:
-    """The choice of a plan that was made for this step."""
-    mine = fingerprint(closed)
+def loaded(plan: Plan, mine: str) -> Found:
+    """The choice of a plan that was made for the step of this fingerprint."""
+    if plan.jax_version != jax.__version__:
+        raise ValueError(
+            f"plan: made with jax {plan.jax_version or 'unknown'}, this is jax "
+            f"{jax.__version__}, which may trace and compile the step otherwise: plan "
+            "again"
+        )
     if plan.fingerprint != mine:
         raise ValueError(
             f"plan: made for another step ({plan.fingerprint or 'unknown'}) than this "
-            f"one ({mine}), or for arguments of other shapes: plan again"
+            f"one ({mine}): for other operations, shapes, types, donated arguments or "
+            "another clip: plan again"
         )
     return Found(plan.choice, plan.budget, fingerprint=mine)
 

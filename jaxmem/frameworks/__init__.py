@@ -1,0 +1,19 @@
+"""A step of any framework as a pure function of arrays.
+
+Plain JAX, Flax linen, Flax nnx and Equinox differ in what a step takes and how it hands
+its results over. Everything else in this library sees one form: pytrees of arrays in,
+pytrees of arrays out.
+"""
+
+from jaxmem.frameworks import _equinox, _nnx
+from jaxmem.frameworks._call import Call as Call
+from jaxmem.frameworks._call import copied_objects as copied_objects
+from jaxmem.frameworks._call import pure_call as pure_call
+from jaxmem.frameworks._form import Form as Form
+from jaxmem.frameworks._jitted import Jitted as Jitted
+from jaxmem.frameworks._jitted import jitted as jitted
+from jaxmem.frameworks._places import Place as Place
+from jaxmem.frameworks._places import as_places as as_places
+
+is_equinox_module = _equinox.is_module
+is_nnx_object = _nnx.is_object

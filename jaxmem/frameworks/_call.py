@@ -1,0 +1,157 @@
+"""One call of a step, as a pure function of pytrees of arrays.
+
+    with pure_call(step, args, kwargs) as call:
+        out = jax.jit(call.form.pure(step))(*call.args, **call.kwargs)
+        result = call.finish(out)
+
+`call.args` have `Parts` in the place of objects (nnx objects, Equinox modules), and no
+static arguments. `finish` updates the user's nnx objects and returns what the step
+returns. A call that has neither objects nor static arguments is left as it is.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxmem.frameworks import _equinox, _nnx
+from jaxmem.frameworks._form import Form, give_back, leaf_of, splitting
+from jaxmem.frameworks._jitted import Jitted, is_filter_jit, is_nnx_jit, jitted
+from jaxmem.frameworks._places import Place, resolve
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call as `pure_call` makes it.
+
+    Attributes:
+      args: positional arguments of the pure function.
+      kwargs: its keyword arguments.
+      form: everything else; the same function, form and shapes trace the same.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    form: Form
+
+    def finish(self, out: Any) -> Any:
+        """The step's own result; its nnx objects are updated.
+
+        Args:
+          out: what the pure function has returned.
+        """
+        if self.form.as_it_is:
+            return out
+        return give_back(self.form, (self.args, self.kwargs), out)
+
+
+@contextlib.contextmanager
+def pure_call(
+    fn: Callable,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    donate: Sequence[Place] | None = None,
+    static: Sequence[Place] = (),
+) -> Iterator[Call]:
+    """Opens a call; it must be open while its pure function is traced or run.
+
+    Args:
+      fn: the step; a jitted one brings its donated and static arguments along.
+      args: its positional arguments.
+      kwargs: its keyword arguments.
+      donate: positions and names of donated arguments; None for those of a jitted step.
+      static: positions and names of static arguments, beside those of a jitted step.
+
+    Raises:
+      TypeError: `fn` is no function, a static argument cannot be hashed.
+      ValueError: a place that is no argument, or is both donated and static.
+    """
+    if not callable(fn):
+        raise TypeError(f"fn must be a function, got {type(fn).__name__}: {fn!r}")
+    donated, fixed = _places(fn, args, kwargs, donate, static)
+    values = _static_values(fixed, args, kwargs)
+    rest = tuple(x for i, x in enumerate(args) if i not in fixed)
+    named = {k: v for k, v in kwargs.items() if k not in fixed}
+    states, filtered = is_nnx_jit(fn), is_filter_jit(fn)
+    with contextlib.ExitStack() as stack:
+        objects, modules = _found((rest, named), states)
+        if objects:
+            stack.enter_context(_nnx.carried())
+        as_it_is = not (objects or modules or values or filtered)
+        shifted = _without_gaps(donated, fixed)
+        form = Form(as_it_is, values, shifted, objects, states, filtered)
+        if not as_it_is:
+            with splitting(form) as split:
+                rest = tuple(map(split, rest))
+                named = {k: split(v) for k, v in named.items()}
+        yield Call(rest, named, form)
+
+
+def _places(
+    fn, args, kwargs, donate, static
+) -> tuple[frozenset[Place], frozenset[Place]]:
+    """(donated, static) as the call has them."""
+    own = jitted(fn, args, kwargs) or Jitted()
+    donated = own.donated if donate is None else donate
+    donated = resolve("donate_argnums", fn, donated, args, kwargs)
+    fixed = resolve("static_argnums", fn, (*static, *own.static), args, kwargs)
+    if clash := donated & fixed:
+        raise ValueError(f"arguments {sorted(map(str, clash))} are donated and static")
+    return donated, fixed
+
+
+def _static_values(fixed, args, kwargs) -> tuple[tuple[Place, Any], ...]:
+    """(place, value) by position, then by name."""
+    found: list[tuple[Place, Any]] = []
+    for place in sorted(fixed, key=lambda p: (isinstance(p, str), p)):
+        value = args[place] if isinstance(place, int) else kwargs[place]
+        try:
+            hash(value)
+        except TypeError as error:
+            raise TypeError(
+                f"static argument {place!r} is {value!r}, which has no hash: a static "
+                "argument tells by hash and equality whether a step is compiled anew"
+            ) from error
+        found.append((place, value))
+    return tuple(found)
+
+
+def _without_gaps(donated, fixed) -> tuple[Place, ...]:
+    """Donated places counted without the static positions before them."""
+    before = lambda p: sum(isinstance(f, int) and f < p for f in fixed)
+    numbers = sorted(p - before(p) for p in donated if isinstance(p, int))
+    return (*numbers, *sorted(p for p in donated if isinstance(p, str)))
+
+
+_KNOWN: dict[Any, tuple[bool, bool]] = {}  # structure and types of leaves -> `_found`
+
+
+def _found(tree: Any, states: bool) -> tuple[bool, bool]:
+    """Whether there are (nnx objects, Equinox modules) in a pytree."""
+    if not ({"flax.nnx", "equinox"} & sys.modules.keys()):
+        return False, False
+    leaves, structure = jax.tree.flatten(tree)
+    key = structure, frozenset(map(type, leaves)), states
+    try:
+        if key not in _KNOWN:
+            _KNOWN[key] = _search(tree, states)
+        return _KNOWN[key]
+    except TypeError:  # a structure with something in it that has no hash
+        return _search(tree, states)
+
+
+def _search(tree: Any, states: bool) -> tuple[bool, bool]:
+    parts = jax.tree.leaves(tree, is_leaf=leaf_of(states))
+    return any(map(_nnx.is_object, parts)), any(map(_equinox.is_module, parts))
+
+
+def copied_objects(tree: Any) -> Any:
+    """The pytree with copies of its nnx objects, for who must not update the user's."""
+    if not _found(tree, states=False)[0]:
+        return tree
+    from flax import nnx
+
+    return nnx.clone(tree)

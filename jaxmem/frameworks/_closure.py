@@ -1,0 +1,96 @@
+"""What a step closes over and updates: no call can carry it, so the error names it."""
+
+import contextlib
+import functools
+import pathlib
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jaxmem.frameworks._nnx import is_object
+
+
+@contextlib.contextmanager
+def naming_closure(fn: Callable) -> Iterator[None]:
+    """Turns nnx's complaint about an object of another trace into one that names it."""
+    try:
+        yield
+    except Exception as error:
+        # nnx raises a class of its own where one sets a Variable, a ValueError where a
+        # transformation such as nnx.grad is to carry one
+        if "different trace level" not in str(error):
+            raise
+        touched = _in_frames_of_flax(error.__traceback__)
+        found = _closed_over(fn)
+        named = [name for name, x in found.items() if touched & _inside(x)]
+        names = ", ".join(f"`{name}` ({type(found[name]).__name__})" for name in named)
+        if not names:
+            raise
+        raise ValueError(
+            f"{getattr(fn, '__name__', fn)} updates {names}, which it closes over: an "
+            "object that a step updates must be one of its arguments, or its new "
+            "values would be lost"
+        ) from error
+
+
+def _closed_over(fn: Any, depth: int = 3) -> dict[str, Any]:
+    """The nnx objects that a function reads without being given them, by name."""
+    if depth == 0:
+        return {}
+    found: dict[str, Any] = {}
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    inner = getattr(fn, "__wrapped__", None)
+    if inner is not None:
+        found |= _closed_over(inner, depth)
+    if isinstance(fn, types.MethodType):
+        found |= _objects_of("self", fn.__self__)
+        fn = fn.__func__
+    if not isinstance(fn, types.FunctionType):
+        return found
+    for name, value in _free_values(fn):
+        found |= _objects_of(name, value)
+        if callable(value):
+            found |= _closed_over(value, depth - 1)
+    return found
+
+
+def _free_values(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    code = fn.__code__
+    for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a cell that is not filled yet
+            yield name, cell.cell_contents
+    for name in code.co_names:
+        if name in fn.__globals__:
+            yield name, fn.__globals__[name]
+
+
+def _objects_of(name: str, value: Any) -> dict[str, Any]:
+    """The object itself, or those that a plain Python object holds."""
+    if is_object(value):
+        return {name: value}
+    attributes = getattr(value, "__dict__", None)
+    if not isinstance(attributes, dict) or isinstance(value, type | types.ModuleType):
+        return {}
+    return {f"{name}.{k}": v for k, v in attributes.items() if is_object(v)}
+
+
+def _inside(x: Any) -> set[int]:
+    """The ids of an object and of all that it holds."""
+    from flax import nnx
+
+    return {id(node) for _, node in nnx.iter_graph(x)}
+
+
+def _in_frames_of_flax(traceback: types.TracebackType | None) -> set[int]:
+    """The ids of what flax's functions were at work on that led to an error."""
+    import flax
+
+    folder = str(pathlib.Path(flax.__file__).parent)
+    found: set[int] = set()
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if frame.f_code.co_filename.startswith(folder):
+            found |= set(map(id, frame.f_locals.values()))
+        traceback = traceback.tb_next
+    return found

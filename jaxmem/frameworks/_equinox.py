@@ -1,0 +1,53 @@
+"""Equinox modules: pytrees whose leaves are not all arrays.
+
+`equinox.filter_jit` traces the arrays and takes everything else (activation functions,
+flags, rates) as static. The same is done here to each module among the arguments and
+results, and to whole arguments where the step is a `filter_jit` itself.
+"""
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from jaxmem import _jaxpr
+from jaxmem.frameworks._parts import Parts
+
+
+@dataclass(frozen=True)
+class Filtered:
+    """All of a pytree but its arrays; `rest` has None where an array was.
+
+    Equal and hashable as its parts are, so that a jitted function is traced anew where
+    a static leaf changes.
+    """
+
+    structure: Any
+    rest: tuple[Any, ...]
+    is_array: tuple[bool, ...]
+
+    def merge(self, arrays) -> Any:
+        """The pytree with these arrays in it."""
+        arrays = iter(arrays)
+        pairs = zip(self.is_array, self.rest, strict=True)
+        leaves = [next(arrays) if dynamic else leaf for dynamic, leaf in pairs]
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def is_module(x: Any) -> bool:
+    """Whether it is an Equinox module; Equinox is not imported to find out."""
+    equinox = sys.modules.get("equinox")
+    return equinox is not None and isinstance(x, equinox.Module)
+
+
+def split(tree: Any) -> Parts:
+    """The arrays of a pytree, and a recipe for it."""
+    found, structure = tree_flatten_with_path(tree)
+    is_array = tuple(_jaxpr.is_array(leaf) for _, leaf in found)
+    pairs = list(zip(found, is_array, strict=True))
+    rest = tuple(None if dynamic else leaf for (_, leaf), dynamic in pairs)
+    names = [keystr(path).removeprefix(".") for (path, _), dynamic in pairs if dynamic]
+    arrays = [leaf for (_, leaf), dynamic in pairs if dynamic]
+    return Parts(arrays, names, Filtered(structure, rest, is_array))

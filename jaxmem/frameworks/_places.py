@@ -1,0 +1,76 @@
+"""Which arguments of a call are meant, by position or by name."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Place = int | str
+
+
+def as_places(*given: Place | Sequence[Place] | None) -> tuple[Place, ...]:
+    """Positions and names in one tuple; each may be one value, several, or None."""
+    found: list[Place] = []
+    for places in given:
+        if places is None:
+            continue
+        found += [places] if isinstance(places, int | str) else list(places)
+    return tuple(found)
+
+
+def resolve(
+    what: str,
+    fn: Callable,
+    places: Sequence[Place],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> frozenset[Place]:
+    """The places as this call has them: positions from the front, and keywords.
+
+    As in `jax.jit`, a position means the parameter there, also where the call passes it
+    by name, and the other way round. A parameter that the call leaves to its default is
+    no place.
+
+    Raises:
+      ValueError: a place that is no argument of the call; `what` names the option.
+    """
+    names, more = _positional(fn)
+    # jax counts from the back of the signature, or of the call where that is open
+    total = len(args) if more else len(names)
+    found: set[Place] = set()
+    for place in places:
+        counted = place + total if isinstance(place, int) and place < 0 else place
+        here = _in_call(counted, names, len(args), kwargs)
+        if here is not None:
+            found.add(here)
+        elif not (counted in names or counted in range(len(names))):
+            raise ValueError(
+                f"{what}={place!r}: the call has {len(args)} positional arguments and "
+                f"the keywords {sorted(kwargs)}"
+            )
+    return frozenset(found)
+
+
+def _in_call(
+    place: Place, names: list[str], count: int, kwargs: dict[str, Any]
+) -> Place | None:
+    if isinstance(place, int):
+        if 0 <= place < count:
+            return place
+        name = names[place] if 0 <= place < len(names) else None
+        return name if name in kwargs else None
+    if place in kwargs:
+        return place
+    position = names.index(place) if place in names else count
+    return position if position < count else None
+
+
+def _positional(fn: Callable) -> tuple[list[str], bool]:
+    """Names of the parameters that go by position, and whether there may be more."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return [], True  # a callable without a signature
+    kind = inspect.Parameter
+    both = (kind.POSITIONAL_ONLY, kind.POSITIONAL_OR_KEYWORD)
+    more = any(p.kind is kind.VAR_POSITIONAL for p in parameters)
+    return [p.name for p in parameters if p.kind in both], more

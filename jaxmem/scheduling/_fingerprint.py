@@ -1,0 +1,71 @@
+"""What tells one step from another: a hash that is the same in every process.
+
+A plan holds positions of operations, and was compiled for a donation: for a step that
+is wired, typed, donated or clipped otherwise it would be another plan.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jaxmem import _compat, _jaxpr
+
+
+def fingerprint(closed, donated: Sequence[int] = (), clip: str | None = None) -> str:
+    """A short hash of a step.
+
+    Args:
+      closed: its jaxpr.
+      donated: positions of its donated inputs.
+      clip: as given to `schedule`.
+    """
+    digest = hashlib.sha256(f"{sorted(donated)} {clip}".encode())
+    for line in _lines(closed):
+        digest.update(line.encode())
+        digest.update(b"\n")
+    return digest.hexdigest()[:16]
+
+
+def _lines(body) -> Iterator[str]:
+    """Every equation with its operands numbered, those of nested bodies within."""
+    jaxpr, _ = _jaxpr.split(body)
+    numbers: dict[Any, int] = {}
+
+    def number(v) -> str:
+        if isinstance(v, _compat.Literal):
+            return f"{v.val!r}:{_type(v.aval)}"
+        return f"%{numbers.setdefault(v, len(numbers))}"
+
+    for v in [*jaxpr.constvars, *jaxpr.invars]:
+        yield f"{number(v)}:{_type(v.aval)}"
+    for eqn in jaxpr.eqns:
+        reads = " ".join(map(number, eqn.invars))
+        makes = " ".join(f"{number(v)}:{_type(v.aval)}" for v in eqn.outvars)
+        params = " ".join(f"{k}={_text(v)}" for k, v in sorted(eqn.params.items()))
+        yield f"{makes} = {eqn.primitive.name}[{params}] {reads}"
+        for inner in _jaxpr.bodies(eqn):
+            yield "{"
+            yield from _lines(inner)
+            yield "}"
+    yield "return " + " ".join(map(number, jaxpr.outvars))
+
+
+def _type(aval) -> str:
+    weak = "~" if getattr(aval, "weak_type", False) else ""
+    return f"{weak}{aval.str_short()}"
+
+
+def _text(value: Any) -> str:
+    """A parameter as text, without addresses; bodies have their own lines."""
+    if _jaxpr.is_body(value):
+        return "body"
+    if isinstance(value, (tuple, list)):
+        return f"({','.join(map(_text, value))})"
+    if isinstance(value, (set, frozenset)):
+        return f"{{{','.join(sorted(map(_text, value)))}}}"  # sets have no order
+    if isinstance(value, dict):
+        return f"{{{','.join(sorted(f'{k}:{_text(v)}' for k, v in value.items()))}}}"
+    text = repr(value)
+    if " at 0x" not in text:
+        return text
+    return getattr(value, "__qualname__", type(value).__qualname__)
