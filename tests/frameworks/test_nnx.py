@@ -5,12 +5,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 
 import jaxmem
 from tests.frameworks.forms import TX, D, Nnx, X, mean_square, nnx_args, nnx_step
+from tests.frameworks.stacks import stack_args, step
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),
@@ -62,16 +62,6 @@ class Full(nnx.Module):
 def full():
     model = Full(nnx.Rngs(0))
     return model, nnx.Optimizer(model, TX, wrt=nnx.Param)
-
-
-def loss_of(model, x):
-    return mean_square(model(x))
-
-
-def step(model, optimizer, x):
-    loss, grads = nnx.value_and_grad(loss_of)(model, x)
-    optimizer.update(model, grads)
-    return loss
 
 
 @pytest.mark.parametrize("donate", [(), (0, 1)], ids=["kept", "donated"])
@@ -186,41 +176,12 @@ def test_what_stays_as_it_is_is_no_output():
     assert int(model.calls[...]) == 1
 
 
-class Layer(nnx.Module):
-    def __init__(self, rngs):
-        self.up = nnx.Linear(D, 4 * D, rngs=rngs)
-        self.down = nnx.Linear(4 * D, D, rngs=rngs)
-
-    def __call__(self, x):
-        return x + self.down(nnx.gelu(self.up(x)))
-
-
-class Stack(nnx.Module):
-    """Layers made by nnx.vmap and run by nnx.scan."""
-
-    def __init__(self, rngs):
-        @nnx.split_rngs(splits=4)
-        @nnx.vmap(in_axes=0, out_axes=0)
-        def make(rngs):
-            return Layer(rngs)
-
-        self.layers = make(rngs)
-
-    def __call__(self, x):
-        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
-        def run(x, layer):
-            return layer(x)
-
-        return run(x, self.layers)
-
-
 @pytest.mark.parametrize("jit", [nnx.jit, lambda f: f], ids=["nnx.jit", "as it is"])
 def test_scanned_layers_are_released(jit):
     """Each layer of the objects is updated as soon as its gradient is there."""
 
     def make():
-        model = Stack(nnx.Rngs(0))
-        return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+        return stack_args()[:2]
 
     scheduled = jaxmem.schedule(jit(step), donate_argnums=(0, 1))
     (model, optimizer), (want, twin) = make(), make()
@@ -239,8 +200,7 @@ def test_a_budget():
     """The search compiles the step with its objects, and what it finds trains."""
 
     def make():
-        model = Stack(nnx.Rngs(0))
-        return model, nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+        return stack_args()[:2]
 
     model, optimizer = make()
     plain = jaxmem.estimate(step, model, optimizer, X, donate_argnums=(0, 1))

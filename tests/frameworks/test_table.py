@@ -11,10 +11,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
+from typer.testing import CliRunner
 
 import jaxmem
+from jaxmem.cli import app
 from jaxmem.scheduling import predict
 from tests.frameworks.forms import FORMS, LINEN_STATE, MAIN, NNX, TX, X, losses
+from tests.frameworks.stacks import stack_args, step
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),
@@ -136,3 +139,26 @@ def test_inside_of_jit():
     scheduled = jaxmem.schedule(NNX.step)
     outer = nnx.jit(lambda *args: scheduled(*args))
     assert losses(outer, NNX) == wanted(NNX)
+
+
+def test_remat_policy_of_an_nnx_step():
+    """Names inside of scanned nnx layers are found."""
+    policy = jaxmem.remat_policy(
+        step, "1GiB", *stack_args(), target="cpu", donate_argnums=(0, 1)
+    )
+    assert policy.names == ("up",)
+    assert policy.report.alias_bytes > 0
+
+
+def test_the_command_line_takes_objects(tmp_path):
+    file = tmp_path / "train.py"
+    file.write_text(
+        "from tests.frameworks.forms import NNX_JIT, nnx_args\n"
+        "def for_jaxmem():\n"
+        "    return NNX_JIT, nnx_args(), {'donate_argnums': (0, 1)}\n"
+    )
+    out = tmp_path / "report.json"
+    result = CliRunner().invoke(app, ["estimate", f"{file}:for_jaxmem", "--json", out])
+    assert result.exit_code == 0, result.output
+    report = jaxmem.memory.MemoryReport.from_json(out.read_text())
+    assert report.alias_bytes >= STATE_BYTES
