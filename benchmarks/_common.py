@@ -1,10 +1,16 @@
-"""What the benchmarks share: a table printed, and its rows as CSV in results/."""
+"""What the benchmarks share: a table printed, and its rows as CSV in results/.
+
+The last column of a file says at which commit a row was measured: commands that measure
+some rows anew keep the others, which then come from other commits.
+"""
 
 import csv
+import functools
 import importlib.metadata
 import pathlib
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import rich
@@ -17,6 +23,7 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 MIB = 2**20
 TARGETS = ("h100", "tpu-v5e")
 TOO_LARGE = "does not fit"
+COMMIT = "commit"
 
 
 def versions() -> str:
@@ -34,8 +41,26 @@ def publish(name: str, columns: Sequence[str], rows: Sequence[Sequence]) -> None
     print(f"wrote {path.relative_to(RESULTS.parent.parent)}")
 
 
+class Row(list):
+    """The cells of a row, and the commit at which they were measured."""
+
+    def __init__(self, cells: Iterable, commit: str):
+        super().__init__(cells)
+        self.commit = commit
+
+
+@functools.cache
+def commit() -> str:
+    """The commit of the working tree, with a plus if the tree differs from it."""
+    git = functools.partial(subprocess.run, cwd=RESULTS.parent, text=True, check=True)
+    said = lambda *words: git(["git", *words], capture_output=True).stdout.strip()
+    # results themselves change while benchmarks run
+    changed = said("status", "--porcelain", "--", ":/", ":!/benchmarks/results")
+    return said("rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
+
+
 def write(name: str, columns: Sequence[str], rows: Sequence[Sequence]) -> pathlib.Path:
-    """Writes the rows alone."""
+    """Writes the rows alone; a `Row` keeps its commit, others are of this one."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}-jax{jax.__version__}.csv"
     module = pathlib.Path(sys.argv[0]).stem
@@ -44,10 +69,10 @@ def write(name: str, columns: Sequence[str], rows: Sequence[Sequence]) -> pathli
         file.write(f"# {command}")
         file.write(f"\n# {versions()}\n")
         out = csv.writer(file, lineterminator="\n")
-        out.writerow(columns)
-        out.writerows(
-            [round(c, 2) if isinstance(c, float) else c for c in row] for row in rows
-        )
+        out.writerow([*columns, COMMIT])
+        for row in rows:
+            cells = [round(c, 2) if isinstance(c, float) else c for c in row]
+            out.writerow([*cells, getattr(row, "commit", None) or commit()])
     return path
 
 
@@ -59,13 +84,13 @@ def as_a_whole() -> None:
     sys.argv[1:] = [word for word in sys.argv[1:] if word.startswith("-")]
 
 
-def published(name: str) -> list[list[str]]:
+def published(name: str) -> list[Row]:
     """The rows of `results/<name>-jax<version>.csv`, as text; none if there is none."""
     path = RESULTS / f"{name}-jax{jax.__version__}.csv"
     if not path.exists():
         return []
     lines = (x for x in path.read_text().splitlines() if not x.startswith("#"))
-    return list(csv.reader(lines))[1:]
+    return [Row(cells, commit) for *cells, commit in list(csv.reader(lines))[1:]]
 
 
 def compiled(step: Callable, *args, what: str, **how) -> float | str:

@@ -22,7 +22,15 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
-from benchmarks._common import MIB, RESULTS, TARGETS, as_a_whole, publish, published
+from benchmarks._common import (
+    MIB,
+    RESULTS,
+    TARGETS,
+    Row,
+    as_a_whole,
+    publish,
+    published,
+)
 from jaxmem import ops
 from jaxmem.scheduling._machine import MACHINES, flops
 
@@ -257,6 +265,11 @@ def write_docs(rows) -> None:
     DOCS.write_text("\n".join(lines) + "\n")
 
 
+def numbers(row: Row) -> Row:
+    """A published row, its figures as numbers."""
+    return Row([*row[:3], *map(number, row[3:])], row.commit)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*")
@@ -265,7 +278,7 @@ def main() -> None:
     words = options.names or [""]
     as_a_whole()
     chosen = [n for n in CASES if any(word in n for word in words)]
-    there = {(r[0], r[1]): [*r[:3], *map(number, r[3:])] for r in published("kernels")}
+    there = {(r[0], r[1]): numbers(r) for r in published("kernels")}
     if options.time:
         target, rate = chip(), bandwidth()
         for name in chosen:

@@ -9,7 +9,6 @@ patches, 4 layers of 64, 200 steps), three seeds each. Losses are of data held o
 nats a byte, nats a digit; and of the digits the share that is read right.
 """
 
-import csv
 import itertools
 import sys
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-from benchmarks._common import RESULTS, publish
+from benchmarks._common import publish, published
 from jaxmem.demo import _data, _train
 from jaxmem.demo._compare import models
 from jaxmem.demo._settings import Settings
@@ -130,28 +129,19 @@ def measured(way: str) -> tuple:
     return way, *text, means[0], *vision, *means[1:]
 
 
-def published() -> dict[str, tuple]:
-    """The rows of the file that is there, by technique."""
-    path = RESULTS / f"training-jax{jax.__version__}.csv"
-    if not path.exists():
-        return {}
-    lines = [x for x in path.read_text().splitlines() if not x.startswith("#")]
-    return {row[0]: (row[0], *map(float, row[1:])) for row in csv.reader(lines[1:])}
-
-
 def main() -> None:
     chosen = sys.argv[1:] or WAYS
     if unknown := set(chosen) - set(WAYS):
         sys.exit(f"unknown: {', '.join(unknown)}; known: {', '.join(WAYS)}")
     new = {}
     for way in chosen:
-        new[way] = measured(way)
+        name, *figures = measured(way)
+        new[way] = (name, *(f"{x:.4f}" for x in figures))
         print(*new[way], flush=True)
-    found = published() | new
+    found = {row[0]: row for row in published("training")} | new
     rows = [found[way] for way in WAYS if way in found]
     seeds = [f"{m}, seed {s}" for m, s in itertools.product(("GPT", "ViT"), SEEDS)]
     columns = ("technique", *seeds[:3], "GPT mean", *seeds[3:], "ViT mean", "right %")
-    rows = [(name, *(f"{x:.4f}" for x in numbers)) for name, *numbers in rows]
     publish("training", columns, rows)
 
 
