@@ -7,16 +7,18 @@ used, so that `import jaxmem` costs next to nothing.
 """
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from jaxmem import accumulate as accumulate
+    from jaxmem import demo as demo
     from jaxmem import freezing as freezing
     from jaxmem import linting as linting
     from jaxmem import memory as memory
     from jaxmem import nn as nn
     from jaxmem import ops as ops
     from jaxmem import optim as optim
+    from jaxmem import planning as planning
     from jaxmem import rewriting as rewriting
     from jaxmem import scheduling as scheduling
     from jaxmem.accumulate import microbatch as microbatch
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from jaxmem.optim import scale_by_adama as scale_by_adama
     from jaxmem.scheduling import remat_policy as remat_policy
     from jaxmem.scheduling import schedule as schedule
+
+    __version__: str
 
 _HOME = {
     "adama": "jaxmem.optim",
@@ -51,18 +55,20 @@ _HOME = {
     "value_and_grad": "jaxmem.freezing",
 }
 _SUBPACKAGES = (
+    "accumulate",
+    "demo",
     "freezing",
     "linting",
     "memory",
     "nn",
     "ops",
     "optim",
+    "planning",
     "rewriting",
     "scheduling",
 )
 
 __all__ = [*_HOME, *_SUBPACKAGES]
-__version__ = importlib.metadata.version("jaxmem")
 
 
 def __getattr__(name: str):
@@ -70,8 +76,10 @@ def __getattr__(name: str):
         return importlib.import_module(f"jaxmem.{name}")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)
+    if name == "__version__":  # reading what is installed takes more than all of this
+        return importlib.import_module("importlib.metadata").version("jaxmem")
     raise AttributeError(f"module 'jaxmem' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "__version__"])

@@ -289,7 +289,7 @@ def _size(text: str) -> int:
     from jaxmem.memory._bytes import parse_bytes
 
     try:
-        return parse_bytes(text)
+        return parse_bytes(text, "size")
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

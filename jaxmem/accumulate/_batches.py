@@ -6,12 +6,14 @@ examples to every micro-batch, and nothing moves; blocks of consecutive examples
 each lie on a part of the devices.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr
 
+from jaxmem._checks import check_key, shown
 from jaxmem.accumulate._devices import Axes, mean, own_key
 
 
@@ -30,11 +32,11 @@ def check_sizes(batch, n: int) -> None:
     leaves = jax.tree.leaves_with_path(batch)
     shapes = {f"batch{keystr(path)}": jnp.shape(leaf) for path, leaf in leaves}
     if not shapes:
-        raise ValueError("batch holds no arrays")
+        raise ValueError(f"batch={shown(batch)} holds no arrays")
     first = next(iter(shapes))
     for name, shape in shapes.items():
         if not shape:
-            raise ValueError(f"{name} is a scalar: a leaf has the batch on axis 0")
+            raise ValueError(f"{name} is a scalar: an array has the batch on axis 0")
         if shape[0] != shapes[first][0]:
             raise ValueError(
                 f"batch leaves of different batch size: {first} has "
@@ -44,7 +46,7 @@ def check_sizes(batch, n: int) -> None:
     if size == 0 or size % n:
         raise ValueError(
             f"n={n} micro-batches of one size cannot be made of {first}: it has "
-            f"{size} examples on axis 0"
+            f"{size} examples on axis 0 of {shapes[first]}"
         )
 
 
@@ -53,20 +55,11 @@ def split_keys(rng, n: int, axes: Axes = ()):
 
     With `axes` the keys are those of this device.
     """
-    jax.tree.map(_check_key, rng)
+    jax.tree.map(functools.partial(check_key, "rng"), rng)
     rng = jax.tree.map(lambda key: own_key(key, axes), rng)
     if n == 1:
         return jax.tree.map(lambda key: key[None], rng)
     return jax.tree.map(lambda key: jax.random.split(key, n), rng)
-
-
-def _check_key(key) -> None:
-    typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    if key.ndim != (0 if typed else 1) or not (typed or key.dtype == jnp.uint32):
-        raise TypeError(
-            f"rng: {key.dtype}{list(key.shape)} is no key; pass jax.random.key(...), "
-            "a raw key, a pytree of keys, or None"
-        )
 
 
 def weights_of(weight_fn: Callable | None, batches, n: int):

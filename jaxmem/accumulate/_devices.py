@@ -62,18 +62,19 @@ def own_key(key, axes: Axes):
     return jax.random.fold_in(key, jax.lax.axis_index(axes)) if axes else key
 
 
-def one_of(model_state, before, taken, axes: Axes):
+def one_of(model_state, before, taken, axes: Axes, reduce=jax.lax.pmean):
     """The model states of all devices as one, or the one before if none was taken."""
     if not axes:
         return model_state
-    return choose(taken, jax.tree.map(lambda x: _one(x, axes), model_state), before)
+    one = jax.tree.map(lambda x: _one(x, axes, reduce), model_state)
+    return choose(taken, one, before)
 
 
-def _one(x, axes: Axes):
-    """The mean; the largest of what is counted, and of keys, which are the same."""
+def _one(x, axes: Axes, reduce):
+    """By `reduce`; the largest of what is counted, and of keys, which are the same."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = jax.lax.pmax(jax.random.key_data(x), axes)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
     if jnp.issubdtype(x.dtype, jnp.inexact):
-        return jax.lax.pmean(x.astype(wide(x.dtype)), axes).astype(x.dtype)
+        return reduce(x.astype(wide(x.dtype)), axes).astype(x.dtype)
     return jax.lax.pmax(x, axes)

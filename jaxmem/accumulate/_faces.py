@@ -6,13 +6,18 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr
+
+from jaxmem._checks import shown
 from jaxmem.accumulate._face import Face, next_step
 from jaxmem.accumulate._loss import standard_loss
 from jaxmem.accumulate._options import Options
+from jaxmem.accumulate._overwritten import take_apart
 from jaxmem.accumulate._train import train
 from jaxmem.frameworks import is_equinox_module, is_nnx_object
-
-_FP8 = "_overwrite_with_gradient"  # Flax's collection that no optimizer updates
+from jaxmem.optim import contains_adama
 
 
 def kind_of(first: Any) -> str:
@@ -55,6 +60,7 @@ def _plain(loss_fn: Callable, tx, options: Options, split: Callable) -> Face:
 
     def update(params, opt_state, model_state, batch, rng):
         trained, whole = split(params)
+        check_opt_state(tx, trained, opt_state)
         loss = lambda trained, *args: loss_fn(whole(trained), *args)
         loss = standard_loss(loss, options)
         out = train(loss, tx, options, trained, opt_state, model_state, batch, rng)
@@ -72,6 +78,34 @@ def _plain(loss_fn: Callable, tx, options: Options, split: Callable) -> Face:
     if options.has_model_state:
         run, donate = microbatch_step_with_state, (0, 1, 2)
     return Face(run, donate, lambda args: args[1], lambda args, out: out[1])
+
+
+def check_opt_state(tx, params, opt_state) -> None:
+    """TypeError for what is no state of `tx` for these parameters, as far as seen."""
+    trained = jax.tree.map(jax.typeof, take_apart(params)[0])
+    for path, x in jax.tree.leaves_with_path(trained):
+        if not jnp.issubdtype(x.dtype, jnp.inexact) and not contains_adama(params):
+            raise TypeError(
+                f"params{keystr(path)} is {shown(x)}: gradients are taken of floating "
+                "arrays; what is not trained goes with has_model_state=True"
+            )
+    try:
+        wanted = jax.tree.structure(jax.eval_shape(tx.init, trained))
+    except Exception as error:
+        if contains_adama(params):
+            raise _no_state(params, opt_state) from error
+        return  # an init that reads values cannot be traced
+    if jax.tree.structure(opt_state) != wanted:
+        raise _no_state(params, opt_state)
+
+
+def _no_state(params, opt_state) -> TypeError:
+    return TypeError(
+        f"opt_state={shown(opt_state)} is not of the structure that tx.init(params) "
+        f"gives for params={shown(params)}. A step takes (params, opt_state, ...), in "
+        "this order; with parameters that their gradient overwrites (Flax's fp8) the "
+        "state is that of tx.init(params['params'])"
+    )
 
 
 def _train_state(loss_fn: Callable, tx, options: Options) -> Face:
@@ -105,9 +139,4 @@ def _check_train_state(state, tx, options: Options) -> None:
         raise ValueError(
             "has_model_state=True needs a TrainState with a field batch_stats, "
             f"{type(state).__name__} has none"
-        )
-    if isinstance(state.params, dict) and _FP8 in state.params:
-        raise ValueError(
-            f"params[{_FP8!r}]: parameters that their gradient overwrites cannot be "
-            "accumulated"
         )

@@ -43,7 +43,8 @@ def microbatch(
         `(loss, (model_state, aux))`. For nnx: `(model, batch, rng)`, with the model's
         other state carried on by itself.
       tx: an optax transformation; that of the TrainState or the nnx.Optimizer if the
-        step is called with one.
+        step is called with one. A `jaxmem.optim.MultiSteps(opt, k)` moves the
+        parameters at every k-th step; with an AdamA in `opt` its mini-batch is of k n.
       n: the number of micro-batches, at least 1. It must divide the batch.
       has_aux: whether `loss_fn` returns numbers of its own: arrays of any shapes, whose
         averages go into the metrics, under their names if aux is a dict, else as "aux".
@@ -110,6 +111,13 @@ def microbatch(
       may keep no state that depends on them.
     - The model state goes through the micro-batches of each device and becomes the mean
       over the devices (of integers, the largest).
+
+    Parameters that their gradient overwrites, the scales and histories of Flax's fp8
+    layers, are taken as Flax's TrainState takes them: params are `{"params": ...,
+    "_overwrite_with_gradient": ...}`, and `opt_state` is that of `params["params"]`.
+    They go from micro-batch to micro-batch like a model state, so that a history is of
+    micro-batches; on several devices the largest of each is taken. An nnx model with
+    such state is refused.
 
     Raises:
       TypeError, ValueError: here for options, at the first call for a batch that n does

@@ -4,8 +4,14 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
-
+from jaxmem._checks import (
+    check_bool,
+    check_callable,
+    check_choice,
+    check_dtype,
+    check_int,
+    wrong_type,
+)
 from jaxmem.optim._devices import axis_names
 
 
@@ -25,48 +31,34 @@ class Options:
 
 def check_options(loss_fn, tx, n, *, skip_nonfinite, axis_name, **options) -> Options:
     """The options as plain data, or an error that names the argument."""
-    if not callable(loss_fn):
-        raise TypeError(f"loss_fn must be a function, got {loss_fn!r}")
+    check_callable("loss_fn", loss_fn)
     if not (hasattr(tx, "init") and hasattr(tx, "update")):
-        raise TypeError(f"tx must be an optax.GradientTransformation, got {tx!r}")
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"n={n!r}: the number of micro-batches, an int of at least 1")
+        raise wrong_type("tx", tx, "an optax.GradientTransformation")
+    n = check_int("n", n, 1)
     options |= {
         "skip_nonfinite": _skip(skip_nonfinite),
         "axis_name": axis_names(axis_name),
     }
     checked = Options(n, **options)
     _check_functions(checked)
-    _check_accumulator(checked.accumulator_dtype)
-    if checked.clip not in (None, "two_pass"):
-        raise ValueError(f"clip={checked.clip!r}: None or 'two_pass'")
+    if checked.accumulator_dtype is not None:
+        check_dtype("accumulator_dtype", checked.accumulator_dtype, "inexact")
+    check_choice("clip", checked.clip, (None, "two_pass"))
     for name in ("has_aux", "has_model_state", "donate"):
-        if not isinstance(getattr(checked, name), bool):
-            raise TypeError(f"{name}={getattr(checked, name)!r}: True or False")
+        check_bool(name, getattr(checked, name))
     return checked
 
 
 def _skip(value) -> str | None:
     """`True` is the check that costs nothing."""
-    if isinstance(value, bool):
-        return "loss" if value else None
-    if value not in ("loss", "gradients"):
-        raise ValueError(
-            f"skip_nonfinite={value!r}: False, True, 'loss' or 'gradients'"
-        )
-    return value
+    choices = (False, True, "loss", "gradients")
+    value = check_choice("skip_nonfinite", value, choices)
+    return {False: None, True: "loss"}.get(value, value)
 
 
 def _check_functions(options: Options) -> None:
-    if not isinstance(options.remat, bool) and not callable(options.remat):
-        raise TypeError(
-            f"remat={options.remat!r}: True, False or a policy of "
-            "jax.checkpoint_policies"
-        )
-    if options.weight_fn is not None and not callable(options.weight_fn):
-        raise TypeError(f"weight_fn={options.weight_fn!r}: a function of a micro-batch")
-
-
-def _check_accumulator(dtype) -> None:
-    if dtype is not None and not jnp.issubdtype(jnp.dtype(dtype), jnp.inexact):
-        raise ValueError(f"accumulator_dtype={dtype!r}: a floating dtype")
+    if not isinstance(options.remat, bool):
+        allowed = "True, False or a policy of jax.checkpoint_policies"
+        check_callable("remat", options.remat, allowed)
+    if options.weight_fn is not None:
+        check_callable("weight_fn", options.weight_fn, "a function of a micro-batch")

@@ -10,16 +10,31 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxmem.accumulate._devices import any_of, said
 from jaxmem.accumulate._options import Options
 from jaxmem.accumulate._trees import choose
-from jaxmem.optim import AdamAState, accumulate_step, apply_step, start_step
+from jaxmem.optim import (
+    AdamAState,
+    accumulate_step,
+    apply_step,
+    contains_adama,
+    start_step,
+)
 from jaxmem.optim._dependence import depends_on_input
 
 
 def begin(tx, params, opt_state, options: Options):
     """The carry, with moments typed as each device's own."""
+    is_multi = lambda s: isinstance(s, optax.MultiStepsState)
+    multi = filter(is_multi, jax.tree.leaves(opt_state, is_leaf=is_multi))
+    if any(contains_adama(s) for s in multi):
+        raise ValueError(
+            f"microbatch(axis_name={said(options.axis_name)}) with a MultiSteps round "
+            "an AdamA: between two steps its moments would be each device's own; pass "
+            "the AdamA itself, and a larger n"
+        )
     state, params = start_step(opt_state, params, options.axis_name)
     _check_reduced(tx, params, state, options)
     _check_alike(tx, params, state, options)

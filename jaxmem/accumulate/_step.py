@@ -1,13 +1,19 @@
 """The step as one callable, traced, compiled and planned as a jitted function is."""
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
+import jax
+from jax.tree_util import keystr
+
+from jaxmem._checks import wrong_type
 from jaxmem.accumulate._face import Face
 from jaxmem.accumulate._faces import kind_of, make_face
 from jaxmem.accumulate._mini_batch import check_mini_batch, counters
 from jaxmem.accumulate._options import Options
+from jaxmem.accumulate._overwritten import check_nnx
 from jaxmem.accumulate._trees import tree_bytes
 from jaxmem.accumulate._ways import say
 from jaxmem.frameworks import Jitted
@@ -37,7 +43,8 @@ class MicrobatchStep:
     def __call__(self, *args):
         face, scheduled = self._prepare(args)
         check_mini_batch(face.state_in(args), self.options.n, self._given)
-        out = scheduled(*args)
+        with _naming_arguments(face.run, args):
+            out = scheduled(*args)
         self._given = counters(face.state_out(args, out))
         return out
 
@@ -66,6 +73,8 @@ class MicrobatchStep:
             raise TypeError("a step takes params, a TrainState or an nnx.Module first")
         kind = kind_of(args[0])
         if kind not in self._scheduled:
+            if kind == "nnx":
+                check_nnx(args[0])
             self._scheduled[kind] = self._schedule(make_face(kind, *self._made_of))
         face, scheduled = self._scheduled[kind]
         _check_count(face.run, args)
@@ -90,6 +99,19 @@ def _check_count(run: Callable, args) -> None:
         signature.bind(*args)
     except TypeError as error:
         raise TypeError(f"{run.__name__}{signature}: {error}") from None
+
+
+@contextlib.contextmanager
+def _naming_arguments(run: Callable, args):
+    """A TypeError for what is no array: with the argument's name."""
+    try:
+        yield
+    except TypeError as error:
+        for name, arg in zip(inspect.signature(run).parameters, args, strict=False):
+            for path, x in jax.tree.leaves_with_path(arg):
+                if not (hasattr(x, "dtype") or isinstance(x, int | float | complex)):
+                    raise wrong_type(f"{name}{keystr(path)}", x, "an array") from error
+        raise
 
 
 def _tell_of_copies(kept: list[Any]) -> None:

@@ -14,6 +14,7 @@ import optax
 from jaxmem.accumulate._batches import shares_of, split_batch, split_keys, weights_of
 from jaxmem.accumulate._devices import any_of, check_axes, one_of, total
 from jaxmem.accumulate._options import Options
+from jaxmem.accumulate._overwritten import put_together, take_apart
 from jaxmem.accumulate._trees import all_finite, choose, wide
 from jaxmem.accumulate._ways import Way, naming_axis, way_for
 from jaxmem.optim._devices import own
@@ -53,17 +54,29 @@ def train(
     batches, keys = split_batch(batch, n), split_keys(rng, n, axes)
     weights = weights_of(options.weight_fn, batches, n)
     shares = None if weights is None else shares_of(weights, axes)
-    way = way_for(tx, params, opt_state, options)
-    body = _body(loss_fn, way, options, own(params, axes))
-    carry, items = (way.start, own(model_state, axes)), (batches, keys, shares)
-    (carry, new_model_state), seen = _over(body, carry, items, n)
+    trained, overwritten = take_apart(params)
+    way = way_for(tx, trained, opt_state, options)
+    body = _body(_of_parts(loss_fn, params), way, options, own(trained, axes))
+    states = own((model_state, overwritten), axes)
+    (carry, states), seen = _over(body, (way.start, states), (batches, keys, shares), n)
     taken = any_of(seen.keep, axes)
     with jax.named_scope("jaxmem.update"), naming_axis(axes):
         updates, opt_state = way.finish(carry, taken)
-        new_params = choose(taken, optax.apply_updates(params, updates), params)
-    model_state = one_of(new_model_state, model_state, taken, axes)
+        new = choose(taken, optax.apply_updates(trained, updates), trained)
+    model_state = one_of(states[0], model_state, taken, axes)
+    overwritten = one_of(states[1], overwritten, taken, axes, jax.lax.pmax)
+    new_params = put_together(new, overwritten, params)
     metrics = _metrics(seen, weights, options)
     return Trained(new_params, opt_state, model_state, metrics, taken)
+
+
+def _of_parts(loss_fn: Callable, params) -> Callable:
+    """The loss of what is trained and, as a second argument, what is overwritten."""
+
+    def loss(trained, overwritten, *others):
+        return loss_fn(put_together(trained, overwritten, params), *others)
+
+    return loss
 
 
 def _over(body: Callable, carry, items, n: int):
@@ -75,18 +88,18 @@ def _over(body: Callable, carry, items, n: int):
 
 
 def _body(loss_fn: Callable, way: Way, options: Options, params) -> Callable:
-    gradient = jax.value_and_grad(loss_fn, has_aux=True)
+    gradient = jax.value_and_grad(loss_fn, argnums=(0, 1), has_aux=True)
 
     def body(carry, item):
-        taken_in, model_state = carry
+        taken_in, (model_state, overwritten) = carry
         batch, key, share = item
-        out, grads = gradient(params, model_state, batch, key)
+        out, (grads, written) = gradient(params, overwritten, model_state, batch, key)
         loss, (new_model_state, aux) = out
-        keep = _keep(options.skip_nonfinite, loss, grads, share)
+        keep = _keep(options.skip_nonfinite, loss, (grads, written), share)
         with jax.named_scope("jaxmem.accumulate"), naming_axis(options.axis_name):
             taken_in = way.add(taken_in, grads, share, keep)
-        model_state = choose(keep, new_model_state, model_state)
-        return (taken_in, model_state), Seen(loss, aux, keep)
+        states = choose(keep, (new_model_state, written), (model_state, overwritten))
+        return (taken_in, states), Seen(loss, aux, keep)
 
     return body
 

@@ -96,8 +96,8 @@ def _places(
     """(donated, static) as the call has them."""
     own = jitted(fn, args, kwargs) or Jitted()
     donated = own.donated if donate is None else donate
-    donated = resolve("donate_argnums", fn, donated, args, kwargs)
-    fixed = resolve("static_argnums", fn, (*static, *own.static), args, kwargs)
+    donated = resolve("donate", fn, donated, args, kwargs)
+    fixed = resolve("static", fn, (*static, *own.static), args, kwargs)
     if clash := donated & fixed:
         raise ValueError(f"arguments {sorted(map(str, clash))} are donated and static")
     return donated, fixed

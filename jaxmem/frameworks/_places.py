@@ -7,16 +7,6 @@ from typing import Any
 Place = int | str
 
 
-def as_places(*given: Place | Sequence[Place] | None) -> tuple[Place, ...]:
-    """Positions and names in one tuple; each may be one value, several, or None."""
-    found: list[Place] = []
-    for places in given:
-        if places is None:
-            continue
-        found += [places] if isinstance(places, int | str) else list(places)
-    return tuple(found)
-
-
 def resolve(
     what: str,
     fn: Callable,
@@ -31,7 +21,8 @@ def resolve(
     no place.
 
     Raises:
-      ValueError: a place that is no argument of the call; `what` names the option.
+      ValueError: a place that is no argument of the call; `what` is "donate" or
+        "static".
     """
     names, more = _positional(fn)
     # jax counts from the back of the signature, or of the call where that is open
@@ -43,9 +34,10 @@ def resolve(
         if here is not None:
             found.add(here)
         elif not (counted in names or counted in range(len(names))):
+            kind = "argnames" if isinstance(place, str) else "argnums"
             raise ValueError(
-                f"{what}={place!r}: the call has {len(args)} positional arguments and "
-                f"the keywords {sorted(kwargs)}"
+                f"{what}_{kind}={place!r}: the call has {len(args)} positional "
+                f"arguments and the keywords {sorted(kwargs)}"
             )
     return frozenset(found)
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxmem.freezing._mask import check_found
-from jaxmem.freezing._paths import has_gradient, matches
+from jaxmem._paths import check_found, has_gradient, matches
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
+from jaxmem._checks import check_bool, check_callable, shown
+from jaxmem._paths import paths_and_leaves
 from jaxmem.freezing import _nnx
-from jaxmem.freezing._paths import paths_and_leaves
 from jaxmem.freezing._table import Sizes, lines, rich_table, sizes
 
 
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["params"],
-    meta_fields=["structure", "graph"],
+    meta_fields=["structure", "graph", "shapes"],
 )
 @dataclass(frozen=True)
 class Frozen:
@@ -38,34 +40,66 @@ class Frozen:
         For nnx, the state without what is trained.
       structure: that of the trained part.
       graph: for nnx, the definition of the model.
+      shapes: of the arrays of the trained part, as they were split off.
     """
 
     params: Any
     structure: Any
     graph: Any = None
+    shapes: tuple[tuple[int, ...], ...] | None = None
 
     def merge(self, params: Any) -> Any:
         """The whole parameters, or the nnx model.
 
         Args:
-          params: the trained part, of the structure that `trainable` gave it.
+          params: the trained part, of the structure and the shapes that `trainable`
+            gave it; all arrays may have more or fewer leading axes, as in the body of
+            a `vmap` or a `scan` over both parts.
 
         Returns:
           A tree of the structure that was split; for nnx a new model.
 
         Raises:
-          ValueError: a tree of another structure.
+          ValueError: a tree of another structure, or with arrays of other shapes.
         """
         structure = jax.tree.structure(params)
         if structure != self.structure:
             raise ValueError(
-                "merge: these are not the trained parameters that were split off"
-                + _difference(structure, self.structure)
+                f"merge: params={shown(params)} are not the trained parameters that "
+                "were split off" + _difference(structure, self.structure)
             )
+        if self.shapes is not None:
+            _check_shapes(params, self.shapes)
         if self.graph is not None:
             return _nnx.merge(self.graph, params, self.params)
         is_gap = lambda x: x is None
         return jax.tree.map(_either, params, self.params, is_leaf=is_gap)
+
+
+def shapes_of(params: Any) -> tuple[tuple[int, ...], ...]:
+    """The shape of each array of the trained part."""
+    return tuple(jnp.shape(x) for x in jax.tree.leaves(params))
+
+
+def _check_shapes(params: Any, wanted: tuple[tuple[int, ...], ...]) -> None:
+    """ValueError for other shapes, but for leading axes that all have or lack alike.
+
+    What is no array (a tree of shardings, say) passes.
+    """
+    arrays = [
+        (path, x.shape, want)
+        for (path, x), want in zip(paths_and_leaves(params), wanted, strict=True)
+        if hasattr(x, "shape") and hasattr(x, "dtype")
+    ]
+    alike = len({len(shape) - len(want) for _, shape, want in arrays}) == 1
+    for path, shape, want in arrays:
+        common = min(len(shape), len(want))
+        same = shape[len(shape) - common :] == want[len(want) - common :]
+        if shape != want and not (same and alike):
+            raise ValueError(
+                f"merge: params have {path!r} of shape {shape}, but an array of shape "
+                f"{want} was split off there"
+            )
 
 
 def _difference(given: Any, wanted: Any) -> str:
@@ -130,13 +164,16 @@ def value_and_grad(loss_fn: Callable[..., Any], has_aux: bool = False) -> Callab
       `nnx.value_and_grad(argnums=nnx.DiffState(0, part.filter))` keeps it.
 
     Raises:
-      TypeError: at the call, for a second argument that is not the frozen part.
+      TypeError: `loss_fn` is no function or `has_aux` no bool; when called, a second
+        argument that is not the frozen part.
 
     Example::
 
       params, frozen = jaxmem.trainable(params, "**/lora_*")
       loss, grads = jaxmem.value_and_grad(loss_fn)(params, frozen, batch)
     """
+    check_callable("loss_fn", loss_fn)
+    check_bool("has_aux", has_aux)
 
     def loss_of_part(params, frozen, *args, **kwargs):
         if not isinstance(frozen, Frozen):

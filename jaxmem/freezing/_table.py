@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from jaxmem.freezing._paths import has_gradient, paths_and_leaves
+from jaxmem._paths import has_gradient, paths_and_leaves
 from jaxmem.memory import format_bytes
 
 _SHOWN = 6

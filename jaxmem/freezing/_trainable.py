@@ -6,7 +6,7 @@ import jax
 
 from jaxmem.freezing import _nnx
 from jaxmem.freezing._mask import chosen
-from jaxmem.freezing._part import Frozen, Part
+from jaxmem.freezing._part import Frozen, Part, shapes_of
 
 
 def trainable(params: Any, mask: Any) -> Part:
@@ -61,7 +61,7 @@ def trainable(params: Any, mask: Any) -> Part:
     """
     if _nnx.is_module(params):
         trained, rest, graph = _nnx.split(params, mask)
-        return Part(trained, Frozen(rest, jax.tree.structure(trained), graph))
+        return Part(trained, _frozen(rest, trained, graph))
     picked = chosen(params, mask)
     leaves, structure = jax.tree.flatten(params)
     trained, rest = (
@@ -73,4 +73,8 @@ def trainable(params: Any, mask: Any) -> Part:
         )
         for ours in (True, False)
     )
-    return Part(trained, Frozen(rest, jax.tree.structure(trained)))
+    return Part(trained, _frozen(rest, trained))
+
+
+def _frozen(rest: Any, trained: Any, graph: Any = None) -> Frozen:
+    return Frozen(rest, jax.tree.structure(trained), graph, shapes_of(trained))

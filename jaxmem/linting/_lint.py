@@ -6,7 +6,8 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem.frameworks import as_places, pure_call
+from jaxmem._checks import check_callable, check_float, check_places
+from jaxmem.frameworks import pure_call
 from jaxmem.linting._carries import carries_twice
 from jaxmem.linting._copies import wide_copies
 from jaxmem.linting._donated import donated_twice, not_donated, not_reused
@@ -101,8 +102,14 @@ def lint(
 
       print(jaxmem.lint(step, state, batch, donate_argnums=0))
     """
-    donate = as_places(donate_argnums, donate_argnames)
-    static = as_places(static_argnums, static_argnames)
+    check_callable("step", step)
+    timeout = check_float("timeout", timeout, above=0)
+    donate = check_places(
+        donate_argnums=donate_argnums, donate_argnames=donate_argnames
+    )
+    static = check_places(
+        static_argnums=static_argnums, static_argnames=static_argnames
+    )
     chip = None if target is None else get_target(target)
     with pure_call(step, args, kwargs, donate or None, static) as pure:
         call = make_step(step, pure)

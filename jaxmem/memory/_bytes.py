@@ -1,6 +1,9 @@
 """Bytes as people write and read them."""
 
 import re
+from fractions import Fraction
+
+from jaxmem._checks import check_float, wrong_type, wrong_value
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _FACTORS = {
@@ -9,6 +12,10 @@ _FACTORS = {
     **{u[:1].lower() + "ib": 1024**i for i, u in enumerate(_UNITS) if i},
     **{u[:1].lower() + "b": 1000**i for i, u in enumerate(_UNITS) if i},
 }
+_ALLOWED = (
+    f"bytes, as a number or as text with one of {', '.join(_UNITS)} (of 1024) or kB, "
+    "MB, GB, TB (of 1000), as in '14GiB'"
+)
 
 
 def format_bytes(count: float) -> str:
@@ -20,6 +27,7 @@ def format_bytes(count: float) -> str:
     Returns:
         The number in B, KiB, MiB, GiB or TiB.
     """
+    count = check_float("count", count)
     sign, count = ("-" if count < 0 else ""), abs(count)
     unit = 0
     while count >= 999.5 and unit < len(_UNITS) - 1:
@@ -30,25 +38,29 @@ def format_bytes(count: float) -> str:
     return f"{sign}{count:.{digits}f} {_UNITS[unit]}"
 
 
-def parse_bytes(text: int | float | str) -> int:
+def parse_bytes(text: int | float | str, name: str = "text") -> int:
     """Text such as `"14GiB"` or `"16 GB"` as a number of bytes.
 
     Args:
-        text: a number with a unit, or bytes as a number, which stay.
+        text: a number with a unit, or a number of bytes, rounded down.
+        name: what an error calls it: the argument that it was given as.
 
     Returns:
         The bytes.
 
     Raises:
-        ValueError: the text is not a number with one of the units B, KiB, MiB, GiB,
-            TiB (of 1024) or kB, MB, GB, TB (of 1000).
+        TypeError: neither a number nor a text.
+        ValueError: a negative number, an infinity or NaN, or a text that is no number
+            with one of the units B, KiB, MiB, GiB, TiB (of 1024) or kB, MB, GB, TB (of
+            1000), in letters of either case.
     """
-    if isinstance(text, int | float):
-        return int(text)
-    match = re.fullmatch(r"\s*([\d.]+)\s*([a-zA-Z]*)\s*", text)
+    if not isinstance(text, str):
+        try:
+            check_float(name, text, at_least=0)
+        except TypeError:
+            raise wrong_type(name, text, _ALLOWED) from None
+        return int(text)  # not of the float: it may have fewer digits
+    match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z]*)\s*", text)
     if not match or match.group(2).lower() not in _FACTORS:
-        raise ValueError(
-            f"cannot read {text!r} as bytes: write a number and one of "
-            f"{', '.join(_UNITS)} (of 1024) or kB, MB, GB, TB (of 1000), as in '14GiB'"
-        )
-    return int(float(match.group(1)) * _FACTORS[match.group(2).lower()])
+        raise wrong_value(name, text, _ALLOWED)
+    return int(Fraction(match.group(1)) * _FACTORS[match.group(2).lower()])

@@ -11,8 +11,15 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from jaxmem.frameworks import as_places, pure_call
+from jaxmem._checks import (
+    check_bool,
+    check_callable,
+    check_float,
+    check_options,
+    check_places,
+)
 from jaxmem.frameworks import jitted as jitted_options
+from jaxmem.frameworks import pure_call
 from jaxmem.memory import _cache, _compile
 from jaxmem.memory._donation import donation_notes
 from jaxmem.memory._pool import pool
@@ -80,10 +87,16 @@ def estimate(
       print(report)
     """
     chip = get_target(target)
-    if not timeout > 0:
-        raise ValueError(f"timeout={timeout!r}: seconds, more than 0")
-    donate = as_places(donate_argnums, donate_argnames)
-    static = as_places(static_argnums, static_argnames)
+    check_callable("fn", fn)
+    timeout = check_float("timeout", timeout, above=0)
+    check_bool("cache", cache)
+    compiler_options = check_options("compiler_options", compiler_options)
+    donate = check_places(
+        donate_argnums=donate_argnums, donate_argnames=donate_argnames
+    )
+    static = check_places(
+        static_argnums=static_argnums, static_argnames=static_argnames
+    )
     with pure_call(fn, args, kwargs, donate or None, static) as call:
         step = make_step(fn, call)
         jitted, reports = _memo(fn, step)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxmem._checks import check_bool, check_callable, check_int
 from jaxmem.memory._bytes import format_bytes, parse_bytes
 from jaxmem.memory._estimate import estimate
 from jaxmem.memory._pool import DoesNotFit
@@ -54,7 +55,12 @@ def max_batch(
     """
     chip = get_target(target)
     room = _room(chip, memory)
-    if multiple_of < 1 or limit < multiple_of:
+    check_callable("fn", fn)
+    check_callable("make_args", make_args, "a function of a batch size")
+    check_bool("progress", progress)
+    multiple_of = check_int("multiple_of", multiple_of, 1)
+    limit = check_int("limit", limit, 1)
+    if limit < multiple_of:
         raise ValueError(
             f"multiple_of={multiple_of}, limit={limit}: need 1 <= multiple_of <= limit"
         )
@@ -76,7 +82,7 @@ def max_batch(
 
 
 def _room(chip: Target, memory: int | str | None) -> int:
-    room = chip.memory_bytes if memory is None else parse_bytes(memory)
+    room = chip.memory_bytes if memory is None else parse_bytes(memory, "memory")
     if room is None:
         raise ValueError(
             f"max_batch: the memory of target {chip.name!r} is not known: pass "

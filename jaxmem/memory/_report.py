@@ -72,7 +72,7 @@ class MemoryReport:
         Raises:
             ValueError: no memory given and the target has none of its own (cpu).
         """
-        limit = self.memory_bytes if memory is None else parse_bytes(memory)
+        limit = self.memory_bytes if memory is None else parse_bytes(memory, "memory")
         if limit is None:
             raise ValueError(
                 f"target {self.target!r} has no memory of its own: pass memory=, "

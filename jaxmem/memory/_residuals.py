@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxmem import _compat
+from jaxmem._checks import check_callable, check_numbers
 from jaxmem._jaxpr import bodies, split
 from jaxmem.memory._bytes import format_bytes
 from jaxmem.memory._compile import explained
@@ -131,7 +132,7 @@ def residuals(
         that do not fit.
       TypeError: a function that cannot be traced.
     """
-    name = step_name(fn)
+    name = step_name(check_callable("fn", fn))
     leaves, treedef, chosen = _arguments(name, args, kwargs, argnums)
     arrays = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
     split_at = [i for i in arrays if i in chosen]
@@ -163,8 +164,9 @@ def _arguments(
     argnums: int | Sequence[int] | None,
 ) -> tuple[list[Any], Any, set[int]]:
     """Leaves, their tree, and which leaves are differentiated."""
-    numbers = range(len(args)) if argnums is None else argnums
-    numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    numbers = range(len(args))
+    if argnums is not None:
+        numbers = check_numbers("argnums", argnums)
     for number in numbers:
         if not -len(args) <= number < len(args):
             raise ValueError(

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType
 
+from jaxmem._checks import check_names, check_numbers, shown, wrong_type
 from jaxmem.memory._bytes import format_bytes
 
 INSTALL = 'pip install "jaxmem[targets]"'
@@ -168,8 +169,8 @@ def targets() -> Targets:
 
 def get_target(name: "str | Target | None", *, check: bool = True) -> Target:
     """The row of a name; raises where there is none or nothing can compile for it."""
-    name = name.name if isinstance(name, Target) else name or "cpu"
-    if name not in NAMES:
+    name = name.name if isinstance(name, Target) else "cpu" if name is None else name
+    if not isinstance(name, str) or name not in NAMES:
         raise ValueError(
             f"unknown target {name!r}: jaxmem knows {', '.join(NAMES)} "
             "(see jaxmem.targets())"
@@ -217,17 +218,28 @@ def target_mesh(
       A `jax.sharding.AbstractMesh`, which no plugin has to be started for.
 
     Raises:
-      ValueError: unknown target, or shape and names of different lengths.
+      TypeError: `axis_types` are no AxisTypes, one for each axis.
+      ValueError: unknown target, no shape of devices that there are, or shape and names
+        of different lengths.
     """
     chip = get_target(target, check=False)
-    if len(shape) != len(axis_names):
+    sizes = check_numbers("shape", shape, "devices along each axis, ints of at least 1")
+    names = check_names("axis_names", axis_names)
+    if not sizes or min(sizes) < 1 or len(set(names)) != len(sizes):
         raise ValueError(
-            f"target_mesh: shape {tuple(shape)} has {len(shape)} axes, "
-            f"axis_names {tuple(axis_names)} has {len(axis_names)}"
+            f"target_mesh: shape={shown(shape)} and axis_names={shown(axis_names)}: at "
+            "least one device along each axis, and a name of its own for each"
         )
-    topology(chip.name, math.prod(shape))
-    types = tuple(axis_types or (AxisType.Auto,) * len(shape))
-    return AbstractMesh(tuple(shape), tuple(axis_names), axis_types=types)
+    types = (AxisType.Auto,) * len(sizes) if axis_types is None else axis_types
+    right = isinstance(types, tuple | list) and len(types) == len(sizes)
+    if not right or not all(isinstance(t, AxisType) for t in types):
+        allowed = f"{len(sizes)} of jax.sharding.AxisType, one for each axis"
+        raise wrong_type("axis_types", axis_types, allowed)
+    try:
+        topology(chip.name, math.prod(sizes))
+    except ValueError as error:
+        raise ValueError(f"target_mesh: shape={shown(shape)}: {error}") from None
+    return AbstractMesh(sizes, names, axis_types=tuple(types))
 
 
 def topology(name: str, devices: int) -> dict[str, Any]:

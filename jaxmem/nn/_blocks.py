@@ -16,22 +16,6 @@ from jaxtyping import Array, Float, Int
 
 from jaxmem import ops
 
-NORMS = ("pre", "post")
-
-
-def check_norm(norm: str) -> None:
-    if norm not in NORMS:
-        raise ValueError(f'norm={norm!r}: "pre" or "post" is allowed')
-
-
-def check_heads(width: int, num_heads: int, num_kv_heads: int | None = None) -> None:
-    if width % num_heads:
-        raise ValueError(f"num_heads={num_heads} does not divide the width {width}")
-    if num_kv_heads and num_heads % num_kv_heads:
-        raise ValueError(
-            f"num_kv_heads={num_kv_heads} does not divide num_heads={num_heads}"
-        )
-
 
 def activated_dense(
     activation: Callable[..., Array], inputs: Sequence[Array], kernel, bias, dtype
@@ -60,7 +44,7 @@ def rotary_embedding(
     positions = positions.reshape(
         *[1] * (x.ndim - 2 - positions.ndim), *positions.shape
     )
-    rate = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    rate = float(theta) ** (-jnp.arange(half, dtype=jnp.float32) / half)
     rate = rate.reshape(*[1] * (x.ndim - 1), half)
     angle = positions[..., None, None].astype(jnp.float32) * rate
     cos, sin = jnp.cos(angle), jnp.sin(angle)

@@ -10,12 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxmem import ops
 from jaxmem.nn import linen
-from jaxmem.nn._blocks import (
-    activated_dense,
-    check_heads,
-    check_norm,
-    rotary_embedding,
-)
+from jaxmem.nn._blocks import activated_dense, rotary_embedding
+from jaxmem.nn._constructor import check_heads, check_llama, check_transformer
 
 
 class _ActivatedDense(nn.Dense):
@@ -130,6 +126,20 @@ class TransformerBlock(nn.Module):
     kernel_init: Initializer = nn.linear.default_kernel_init
     deterministic: bool | None = None
 
+    def __post_init__(self) -> None:
+        check_transformer(
+            num_heads=self.num_heads,
+            mlp_dim=self.mlp_dim,
+            norm=self.norm,
+            causal=self.causal,
+            activation=self.activation,
+            dropout_rate=self.dropout_rate,
+            attention_dropout_rate=self.attention_dropout_rate,
+            epsilon=self.epsilon,
+            use_bias=self.use_bias,
+        )
+        super().__post_init__()
+
     @nn.compact
     def __call__(
         self,
@@ -139,7 +149,6 @@ class TransformerBlock(nn.Module):
         deterministic: bool | None = None,
     ) -> Float[Array, "batch length width"]:
         """`mask`: true where a query attends, `[batch, heads or 1, length, length]`."""
-        check_norm(self.norm)
         width = x.shape[-1]
         check_heads(width, self.num_heads)
         rates = self.dropout_rate, self.attention_dropout_rate
@@ -210,6 +219,16 @@ class LlamaBlock(nn.Module):
     dtype: Dtype | None = None
     param_dtype: Dtype = jnp.float32
     kernel_init: Initializer = nn.linear.default_kernel_init
+
+    def __post_init__(self) -> None:
+        check_llama(
+            num_heads=self.num_heads,
+            mlp_dim=self.mlp_dim,
+            num_kv_heads=self.num_kv_heads,
+            rope_theta=self.rope_theta,
+            epsilon=self.epsilon,
+        )
+        super().__post_init__()
 
     @nn.compact
     def __call__(

@@ -10,12 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxmem import ops
 from jaxmem.nn import nnx
-from jaxmem.nn._blocks import (
-    activated_dense,
-    check_heads,
-    check_norm,
-    rotary_embedding,
-)
+from jaxmem.nn._blocks import activated_dense, rotary_embedding
+from jaxmem.nn._constructor import check_heads, check_llama, check_transformer
 
 _KERNEL_INIT = flax_nnx.initializers.lecun_normal()
 
@@ -119,7 +115,17 @@ class TransformerBlock(flax_nnx.Module):
         kernel_init: Initializer = _KERNEL_INIT,
         rngs: flax_nnx.Rngs,
     ):
-        check_norm(norm)
+        check_transformer(
+            num_heads=num_heads,
+            mlp_dim=mlp_dim,
+            norm=norm,
+            causal=causal,
+            activation=activation,
+            dropout_rate=dropout_rate,
+            attention_dropout_rate=attention_dropout_rate,
+            epsilon=epsilon,
+            use_bias=use_bias,
+        )
         check_heads(width, num_heads)
         rate = (
             dropout_rate if attention_dropout_rate is None else attention_dropout_rate
@@ -206,6 +212,13 @@ class LlamaBlock(flax_nnx.Module):
         kernel_init: Initializer = _KERNEL_INIT,
         rngs: flax_nnx.Rngs,
     ):
+        check_llama(
+            num_heads=num_heads,
+            mlp_dim=mlp_dim,
+            num_kv_heads=num_kv_heads,
+            rope_theta=rope_theta,
+            epsilon=epsilon,
+        )
         kv_heads = num_kv_heads or num_heads
         check_heads(width, num_heads, kv_heads)
         types = {"dtype": dtype, "param_dtype": param_dtype}

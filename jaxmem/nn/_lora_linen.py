@@ -15,6 +15,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxmem import ops
+from jaxmem._checks import check_float, check_int
 from jaxmem.nn import _linen_calls as calls
 
 
@@ -52,8 +53,9 @@ class LoRADense(nn.Dense):
     b_init: Callable[..., Any] = field(default=nn.initializers.zeros, kw_only=True)
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise ValueError(f"LoRADense: rank={self.rank}, at least 1 is needed")
+        check_int("LoRADense: rank", self.rank, 1)
+        if self.alpha is not None:
+            check_float("LoRADense: alpha", self.alpha)
         super().__post_init__()
 
     @nn.compact
@@ -66,4 +68,5 @@ class LoRADense(nn.Dense):
         b = self.param("lora_b", self.b_init, shapes[1], self.param_dtype)
         thin = ops.dense(inputs, a, dtype=y.dtype, precision=self.precision)
         added = ops.dense(thin, b, dtype=y.dtype, precision=self.precision)
-        return y + (1.0 if self.alpha is None else self.alpha / self.rank) * added
+        alpha = self.rank if self.alpha is None else self.alpha
+        return y + float(alpha / self.rank) * added

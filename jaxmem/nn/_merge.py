@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxmem import ops
+from jaxmem._checks import check_names, check_text, shown, wrong_type, wrong_value
 
 Model = TypeVar("Model")
 
@@ -37,10 +38,12 @@ def merge_norm(model: Model, norm: str, into: str | Sequence[str]) -> Model:
         Yang et al. 2024, arXiv 2406.16282, section 4.3.
     """
 
+    into = check_names("into", into)
+
     def merged(tree):
         scale, shift = _read_norm(tree, norm)
-        for path in _paths(into):
-            layer = _at(tree, path)
+        for path in into:
+            layer = _at(tree, path, "into")
             if shift is not None and layer.get("bias") is None:
                 raise ValueError(f"merge_norm: {path} has no bias for that of {norm}")
             _fold(layer, ops.merge_scale, scale, shift)
@@ -72,18 +75,37 @@ def unmerge_norm(
         Yang et al. 2024, arXiv 2406.16282, section 4.3.
     """
 
+    into = check_names("into", into)
+
     def unmerged(tree):
         now = _read_norm(tree, norm)
-        for path in _paths(into):
+        for path in into:
+            layer = _at(tree, path, "into")
+            _check_against(layer["kernel"], scale=scale, bias=bias)
+            if bias is not None and layer.get("bias") is None:
+                raise ValueError(
+                    f"bias={shown(bias)}: {path} has no bias that this one's share "
+                    "could be taken from"
+                )
             # What the norm has learned since goes into the layer first.
-            _fold(_at(tree, path), ops.merge_scale, *now)
-            _fold(_at(tree, path), ops.unmerge_scale, scale, bias)
+            _fold(layer, ops.merge_scale, *now)
+            _fold(layer, ops.unmerge_scale, scale, bias)
         _write_norm(tree, norm, scale, bias, jnp.asarray, jnp.asarray)
 
     return _changed(model, unmerged)
 
 
+def _check_against(kernel: Any, **vectors: Any) -> None:
+    """Errors for what is no vector of the kernel's inputs."""
+    wanted = kernel.shape[:1]
+    for name, value in vectors.items():
+        if value is not None and getattr(value, "shape", None) != wanted:
+            raise wrong_value(name, value, f"an array of shape {wanted}, or None")
+
+
 def _changed(model: Any, change: Callable) -> Any:
+    if not (isinstance(model, nnx.Module) or hasattr(model, "items")):
+        raise wrong_type("model", model, "a tree of parameters, or an nnx.Module")
     if not isinstance(model, nnx.Module):
         tree = _copied(model)
         change(tree)
@@ -103,15 +125,14 @@ def _copied(tree: Any) -> Any:
     return tree
 
 
-def _paths(into: str | Sequence[str]) -> Sequence[str]:
-    return [into] if isinstance(into, str) else into
-
-
-def _at(tree: Any, path: str) -> dict[str, Any]:
+def _at(tree: Any, path: str, argument: str) -> dict[str, Any]:
+    check_text(argument, path, "the path of a layer")
     for name in path.split("/"):
         key = name if name in tree else _index(name)
         if key not in tree:
-            raise KeyError(f"{path!r}: no {name!r} among {sorted(map(str, tree))}")
+            raise KeyError(
+                f"{argument}={path!r}: no {name!r} among {sorted(map(str, tree))}"
+            )
         tree = tree[key]
     return tree
 
@@ -122,12 +143,12 @@ def _index(name: str) -> Any:
 
 
 def _read_norm(tree: Any, path: str) -> tuple[Any, Any]:
-    layer = _at(tree, path)
+    layer = _at(tree, path, "norm")
     return layer.get("scale"), layer.get("bias")
 
 
 def _write_norm(tree, path: str, scale, bias, of_scale, of_bias) -> None:
-    layer = _at(tree, path)
+    layer = _at(tree, path, "norm")
     for name, value, make in (("scale", scale, of_scale), ("bias", bias, of_bias)):
         if value is not None:
             layer[name] = make(value)

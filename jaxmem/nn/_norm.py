@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxmem import ops
+from jaxmem._checks import wrong_value
 from jaxmem.ops._quantize import as_quantization
 
 SAVES = ("input", "output")
@@ -13,8 +14,9 @@ SAVES = ("input", "output")
 
 def check_save(save: Any) -> None:
     """At the constructor, not only when the layer runs."""
-    if as_quantization(save) is None and save not in SAVES:
-        raise ValueError(f"save={save!r}: must be one of {SAVES}, or bits a value")
+    word = isinstance(save, str) and save in SAVES
+    if as_quantization(save) is None and not word:
+        raise wrong_value("save", save, f"one of {SAVES}, or bits a value")
 
 
 def plain(x: Any) -> Any:

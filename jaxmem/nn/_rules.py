@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from jaxmem._checks import check_callable, wrong_type, wrong_value
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -21,6 +23,7 @@ class Rule:
 
     Raises:
         TypeError: when `match` or `replace` is none of these.
+        ValueError: when a text is no regular expression, or empty.
 
     Example::
 
@@ -35,19 +38,17 @@ class Rule:
     replace: type | Callable[[Any], Callable] | None
 
     def __post_init__(self) -> None:
+        allowed = "a class, a regular expression on the module path, or a tuple of both"
+        if not self._parts:
+            raise wrong_value("Rule: match", self.match, allowed)
         for part in self._parts:
+            if not isinstance(part, str | type):
+                raise wrong_type("Rule: match", self.match, allowed)
             if isinstance(part, str):
-                re.compile(part)
-            elif not isinstance(part, type):
-                raise TypeError(
-                    f"Rule(match={self.match!r}): a class, a regular expression on "
-                    "the module path, or a tuple of both"
-                )
-        if self.replace is not None and not callable(self.replace):
-            raise TypeError(
-                f"Rule(replace={self.replace!r}): a class, a function of the module, "
-                "or None"
-            )
+                _check_expression(part, self.match, allowed)
+        if self.replace is not None:
+            allowed = "a class, a function of the module, or None"
+            check_callable("Rule: replace", self.replace, allowed)
 
     @property
     def _parts(self) -> tuple:
@@ -65,6 +66,15 @@ class Rule:
     def __str__(self) -> str:
         names = [p if isinstance(p, str) else p.__name__ for p in self._parts]
         return " at ".join(map(repr, names))
+
+
+def _check_expression(text: str, match: Any, allowed: str) -> None:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise wrong_value("Rule: match", match, f"{allowed}: {error}") from None
+    if not text:
+        raise wrong_value("Rule: match", match, f"{allowed} that is not empty")
 
 
 def first_match(rules: tuple[Rule, ...], module: Any, path: str) -> Rule | None:

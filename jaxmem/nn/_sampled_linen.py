@@ -9,6 +9,7 @@ from flax.linen.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
 from jaxmem import ops
+from jaxmem.nn._constructor import check_sampling, check_velora
 
 _COLLECTION = "velora"
 
@@ -56,6 +57,10 @@ class SampledDense(nn.Dense):
     deterministic: bool | None = field(default=None, kw_only=True)
     rng_collection: str = field(default="sampling", kw_only=True)
 
+    def __post_init__(self) -> None:
+        check_sampling(self.budget, self.method)
+        super().__post_init__()
+
     @nn.compact
     def __call__(
         self,
@@ -98,6 +103,10 @@ class VeLoRADense(nn.Dense):
 
     groups: int = field(default=32, kw_only=True)
     scale: float = field(default=1.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_velora(self.groups, self.scale)
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, inputs: Float[Array, "*batch d"]) -> Float[Array, "*batch f"]:

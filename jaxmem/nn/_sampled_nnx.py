@@ -9,6 +9,7 @@ from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
 from jaxmem import ops
+from jaxmem.nn._constructor import check_sampling, check_velora
 
 
 def _parameters(module: nnx.Linear, out_sharding):
@@ -51,6 +52,7 @@ class SampledDense(nnx.Linear):
         deterministic: bool = False,
         **kwargs: Any,
     ):
+        check_sampling(budget, method)
         super().__init__(*args, rngs=rngs, **kwargs)
         self.budget, self.method, self.deterministic = budget, method, deterministic
         self.rngs = rngs["sampling"].fork()
@@ -98,6 +100,7 @@ class VeLoRADense(nnx.Linear):
         scale: float = 1.0,
         **kwargs: Any,
     ):
+        check_velora(groups, scale)
         super().__init__(*args, **kwargs)
         self.groups, self.scale = groups, scale
         blank = jnp.zeros(self.in_features, jnp.float32)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxmem._checks import wrong_value
 from jaxmem.nn._norm import SAVES
 from jaxmem.ops._quantize import Quantization, as_quantization
 
@@ -40,10 +41,9 @@ def read_storage(save: Any) -> Storage:
 def read_save(save: Any) -> Save:
     """A word or bits, checked."""
     how = as_quantization(save)
-    if how is None and save not in SAVES:
-        raise ValueError(
-            f"save={save!r}: one of {SAVES}, bits a value (1 to 8) or a Quantization"
-        )
+    if how is None and not (isinstance(save, str) and save in SAVES):
+        allowed = f"one of {SAVES}, bits a value (1 to 8) or a Quantization"
+        raise wrong_value("save", save, allowed)
     return save if how is None else how
 
 

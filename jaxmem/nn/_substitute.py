@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import jax
 from flax import linen, nnx
 
+from jaxmem._checks import check_bool, wrong_type, wrong_value
 from jaxmem.nn._rules import Rule
 from jaxmem.nn._spec import Spec
 from jaxmem.nn._storage import read_storage
@@ -84,10 +85,14 @@ def substitute(
         print(jaxmem.nn.report(model, x))
     """
     storage = read_storage(save)
-    rules = tuple(rules or ())
-    for rule in rules:
-        if not isinstance(rule, Rule):
-            raise TypeError(f"rules: {rule!r} is not a jaxmem.nn.Rule")
+    rules = _checked_rules(rules)
+    check_bool("verbose", verbose)
+    if patterns is not None:
+        _check_patterns(patterns)
+    if activations is not None and as_quantization(activations, "activations") is None:
+        if activations not in ("input", "output", "auto"):
+            allowed = "'input', 'output', 'auto', bits (1 to 8), a Quantization or None"
+            raise wrong_value("activations", activations, allowed)
     if activations is None:
         activations = as_quantization(save) or storage.word
     spec = Spec(rules, storage, activations, patterns, verbose)
@@ -97,10 +102,30 @@ def substitute(
         return substitute_nnx(model, spec)
     if callable(model) and not inspect.isclass(model):
         return _substitute_function(model, spec)
-    raise TypeError(
-        f"substitute() got {model!r}: a flax.linen module, a flax.nnx module (the "
-        "instance, not its class) or a function is needed"
+    raise wrong_type(
+        "substitute: model",
+        model,
+        "a flax.linen module, a flax.nnx module (the instance, not its class) or a "
+        "function",
     )
+
+
+def _checked_rules(rules: Any) -> tuple[Rule, ...]:
+    given = () if rules is None else rules
+    if not isinstance(given, list | tuple) or not all(
+        isinstance(rule, Rule) for rule in given
+    ):
+        raise wrong_type("rules", rules, "a sequence of jaxmem.nn.Rule, or None")
+    return tuple(given)
+
+
+def _check_patterns(patterns: Any) -> None:
+    from jaxmem.rewriting import Pattern  # only now: it traces its library
+
+    several = isinstance(patterns, list | tuple)
+    if not several or not all(isinstance(p, Pattern) for p in patterns):
+        allowed = "a sequence of jaxmem.rewriting.Pattern, or None"
+        raise wrong_type("patterns", patterns, allowed)
 
 
 def _substitute_function(fn: Callable, spec: Spec) -> Callable:
@@ -156,7 +181,7 @@ def _recorder(model) -> Recorder:
         state, "recorder", None
     )
     if recorder is None:
-        raise TypeError(f"report() got {type(model).__name__}, not from substitute()")
+        raise wrong_type("report: model", model, "what substitute returned")
     return recorder
 
 

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float
 
 from jaxmem import ops
 from jaxmem.nn import _linen_calls as calls
+from jaxmem.nn._constructor import check_abn, check_ms_save
 from jaxmem.nn._lora_linen import LoRADense as LoRADense
 from jaxmem.nn._norm import check_save
 from jaxmem.nn._sampled_linen import SampledDense as SampledDense
@@ -105,6 +106,10 @@ class MSLayerNorm(nn.LayerNorm):
 
     save: Any = field(default="output", kw_only=True)
 
+    def __post_init__(self) -> None:
+        check_ms_save(self.save)
+        super().__post_init__()
+
     @nn.compact
     def __call__(self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None):
         """Normalizes `x`; scale and bias go along for the next layer."""
@@ -122,6 +127,10 @@ class MSRMSNorm(nn.RMSNorm):
     """
 
     save: Any = field(default="output", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_ms_save(self.save)
+        super().__post_init__()
 
     @nn.compact
     def __call__(self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None):
@@ -187,6 +196,11 @@ class InPlaceABN(nn.BatchNorm):
     negative_slope: float = field(default=0.01, kw_only=True)
     alpha: float = field(default=1.0, kw_only=True)
     approximate: bool = field(default=True, kw_only=True)
+
+    def __post_init__(self) -> None:
+        numbers = self.negative_slope, self.alpha, self.approximate
+        check_abn(self.activation, *numbers)
+        super().__post_init__()
 
     @nn.compact
     def __call__(

@@ -18,7 +18,7 @@ from flax.nnx.nn import dtypes
 from jaxtyping import Array, Float
 
 from jaxmem import ops
-from jaxmem.nn import _conv, _norm
+from jaxmem.nn import _constructor, _conv, _norm
 from jaxmem.nn._fallback import fall_back
 from jaxmem.nn._nnx_attention import attention_saving
 from jaxmem.nn._nnx_attention import dot_product_attention as dot_product_attention
@@ -116,6 +116,7 @@ class MSLayerNorm(nnx.LayerNorm):
     save = "output"
 
     def __init__(self, *args: Any, save: Any = "output", **kwargs: Any):
+        _constructor.check_ms_save(save)
         super().__init__(*args, **kwargs)
         self.save = save
 
@@ -140,6 +141,7 @@ class MSRMSNorm(nnx.RMSNorm):
     save = "output"
 
     def __init__(self, *args: Any, save: Any = "output", **kwargs: Any):
+        _constructor.check_ms_save(save)
         super().__init__(*args, **kwargs)
         self.save = save
 
@@ -253,6 +255,7 @@ class InPlaceABN(BatchNorm):
         approximate: bool = True,
         **kwargs: Any,
     ):
+        _constructor.check_abn(activation, negative_slope, alpha, approximate)
         super().__init__(*args, **kwargs)
         self.activation = activation
         self.negative_slope = negative_slope
@@ -309,8 +312,9 @@ class Linear(nnx.Linear):
     save = None
 
     def __init__(self, *args: Any, save: Any = None, **kwargs: Any):
+        save = bits_or_none("Linear", save)
         super().__init__(*args, **kwargs)
-        self.save = bits_or_none("Linear", save)
+        self.save = save
 
     def __call__(
         self,
@@ -339,8 +343,9 @@ class LinearGeneral(nnx.LinearGeneral):
     save = None
 
     def __init__(self, *args: Any, save: Any = None, **kwargs: Any):
+        save = bits_or_none("LinearGeneral", save)
         super().__init__(*args, **kwargs)
-        self.save = bits_or_none("LinearGeneral", save)
+        self.save = save
 
     def __call__(
         self,
@@ -387,8 +392,9 @@ class Conv(nnx.Conv):
     save = None
 
     def __init__(self, *args: Any, save: Any = None, **kwargs: Any):
+        save = bits_or_none("Conv", save)
         super().__init__(*args, **kwargs)
-        self.save = bits_or_none("Conv", save)
+        self.save = save
 
     def __call__(
         self, inputs: Float[Array, "..."], out_sharding: Any = None
@@ -480,8 +486,9 @@ class MultiHeadAttention(nnx.MultiHeadAttention):
 
     @functools.wraps(nnx.MultiHeadAttention.__init__)
     def __init__(self, *args: Any, save: Any = None, **kwargs: Any):
+        save = bits_or_none("MultiHeadAttention", save)
         super().__init__(*args, **kwargs)
-        use_lean_parts(self, bits_or_none("MultiHeadAttention", save))
+        use_lean_parts(self, save)
 
     def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
         """Projects, attends, projects; arguments as in Flax."""

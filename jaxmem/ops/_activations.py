@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Num, Shaped
 
+from jaxmem._checks import check_scalar
 from jaxmem.ops._elementwise import inexact, lean, of_input, of_output
 from jaxmem.ops._fewbit import as_table, coded, solve
 from jaxmem.ops._fewbit_forms import Forms, forms, of_any_input
@@ -146,7 +147,10 @@ def relu(
         Nair and Hinton, Rectified linear units improve restricted Boltzmann machines,
         section 2.
     """
-    if jnp.issubdtype(jnp.result_type(x), jnp.integer):
+    integer = isinstance(x, int) or jnp.issubdtype(
+        getattr(x, "dtype", jnp.float32), jnp.integer
+    )
+    if integer and not isinstance(x, bool):
         return _rectified(jnp.asarray(x))
     return _RELU.op(save, bits)(inexact("relu", x))
 
@@ -247,7 +251,7 @@ def elu(
     Source:
         Clevert et al., arXiv 1511.07289, section 3.
     """
-    x = inexact("elu", x)
+    x, alpha = inexact("elu", x), check_scalar("elu: alpha", alpha)
     if _positive_number(alpha):
         return _elu(float(alpha)).op(save, bits)(x)
     _check_words("elu", "alpha", save, bits)
@@ -288,6 +292,7 @@ def leaky_relu(
         section 2.
     """
     x = inexact("leaky_relu", x)
+    negative_slope = check_scalar("leaky_relu: negative_slope", negative_slope)
     if _positive_number(negative_slope):
         return _leaky_relu(float(negative_slope)).op(save, bits)(x)
     _check_words("leaky_relu", "negative_slope", save, bits)

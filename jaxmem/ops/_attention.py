@@ -5,12 +5,23 @@ computed again.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
+from jaxmem._checks import (
+    check_array,
+    check_bool,
+    check_float,
+    check_int,
+    check_key,
+    check_numbers,
+    shown,
+    wrong_value,
+)
 from jaxmem.ops import _attention_xla, _random
 from jaxmem.ops._attention_block import Extras
 from jaxmem.ops._attention_codes import head_codes
@@ -29,9 +40,9 @@ def _four(x, name: str) -> Any:
     """`x` with leading axes of length 1, or None."""
     if x is None:
         return None
-    x = jnp.asarray(x)
+    x = jnp.asarray(check_array(name, x))
     if x.ndim > 4:
-        raise ValueError(f"{name} must have at most 4 axes, got shape {x.shape}")
+        raise wrong_value(name, x, "an array of at most 4 axes")
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
@@ -51,38 +62,41 @@ def _check_qkv(query, key, value) -> None:
     if len(dtypes) != 1 or not jnp.issubdtype(query.dtype, jnp.floating):
         raise ValueError(
             "query, key and value must have one floating dtype: got "
-            f"{query.dtype}, {key.dtype}, {value.dtype}"
+            f"{shown(query)}, {shown(key)}, {shown(value)}"
         )
 
 
-def _check_broadcast(x, logits: tuple[int, ...], name: str) -> None:
+def _against(logits: tuple[int, ...], name: str, given) -> Any:
+    """With four axes; an error for what does not broadcast to the logits."""
+    x = _four(given, name)
     if x is None:
-        return
+        return None
     if any(n not in (1, m) for n, m in zip(x.shape, logits, strict=True)):
-        raise ValueError(f"{name} {x.shape} does not broadcast to BNTS = {logits}")
-
-
-def _check_mask(mask) -> None:
-    if mask is not None and mask.dtype != jnp.bool_:
-        raise ValueError(f"mask must be boolean, got {mask.dtype}: pass it as bias")
+        allowed = f"a shape that broadcasts to BNTS = {logits}"
+        raise wrong_value(name, given, allowed)
+    if name == "mask" and x.dtype != jnp.bool_:
+        raise wrong_value(name, given, "boolean: pass other numbers as bias")
+    return x
 
 
 def _lengths(x, batch: int, name: str):
     if x is None:
         return None
-    x = jnp.asarray(x)
+    x = jnp.asarray(check_array(name, x))
     if x.shape != (batch,) or not jnp.issubdtype(x.dtype, jnp.integer):
-        raise ValueError(f"{name} must be {batch} integers, got {jax.typeof(x)}")
+        raise wrong_value(name, x, f"{batch} integers, one an example")
     return x.astype(jnp.int32)
 
 
 def _window(size) -> tuple[int, int] | None:
     if size is None:
         return None
-    left, right = (size, size) if isinstance(size, int) else size
-    if left < 0 or right < 0:
-        raise ValueError(f"local_window_size must not be negative, got {size}")
-    return int(left), int(right)
+    allowed = "an int of at least 0, or two: (left, right)"
+    sides = check_numbers("local_window_size", size, allowed)
+    sides = sides if isinstance(size, Sequence) else sides * 2
+    if len(sides) != 2 or min(sides) < 0:
+        raise wrong_value("local_window_size", size, allowed)
+    return sides[0], sides[1]
 
 
 def _segments(ours, theirs, query, key):
@@ -90,14 +104,18 @@ def _segments(ours, theirs, query, key):
     if ours is None and theirs is None:
         return None, None
     if ours is None or theirs is None:
-        raise ValueError("segment ids are needed of queries and of keys, or of neither")
-    return tuple(_ids(x, of.shape[:-2]) for x, of in ((ours, query), (theirs, key)))
+        raise ValueError(
+            f"query_segment_ids={shown(ours)}, key_value_segment_ids={shown(theirs)}: "
+            "segment ids are needed of queries and of keys, or of neither"
+        )
+    named = ("query_segment_ids", ours, query), ("key_value_segment_ids", theirs, key)
+    return tuple(_ids(name, x, of.shape[:-2]) for name, x, of in named)
 
 
-def _ids(x, shape: tuple[int, ...]):
-    x = jnp.asarray(x)
+def _ids(name: str, x, shape: tuple[int, ...]):
+    x = jnp.asarray(check_array(name, x))
     if x.shape != shape or not jnp.issubdtype(x.dtype, jnp.integer):
-        raise ValueError(f"segment ids must be integers {shape}, got {jax.typeof(x)}")
+        raise wrong_value(name, x, f"integers {shape}")
     return x.astype(jnp.int32).reshape(-1, shape[-1])
 
 
@@ -190,19 +208,23 @@ def dot_product_attention(
       Vaswani et al., "Attention Is All You Need" (2017), section 3.2; Rabe and Staats,
       "Self-attention Does Not Need O(n^2) Memory" (2021).
     """
-    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+    query, key, value = (
+        jnp.asarray(check_array(name, x))
+        for name, x in (("query", query), ("key", key), ("value", value))
+    )
     _check_qkv(query, key, value)
     check_implementation(implementation, *LIBRARIES)
-    if block_size is not None and block_size < 1:
-        raise ValueError(f"block_size must be at least 1, got {block_size}")
+    block_size = None if block_size is None else check_int("block_size", block_size, 1)
+    scale = None if scale is None else check_float("scale", scale)
+    check_bool("is_causal", is_causal)
+    check_bool("broadcast_dropout", broadcast_dropout)
+    if dropout_rng is not None:
+        check_key("dropout_rng", dropout_rng)
     q, k, v = (_four(x, "query") for x in (query, key, value))
-    bias, mask = _four(bias, "bias"), _four(mask, "mask")
     logits = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
-    _check_broadcast(bias, logits, "bias")
-    _check_broadcast(mask, logits, "mask")
-    _check_mask(mask)
-
-    rate = 0.0 if deterministic else check_rate(dropout_rate, "dropout_rate")
+    bias, mask = _against(logits, "bias", bias), _against(logits, "mask", mask)
+    rate = check_rate(dropout_rate, "dropout_rate")
+    rate = 0.0 if check_bool("deterministic", deterministic) else rate
     codes = head_codes(save)
     if rate == 1.0 or query.size == 0:
         return jnp.zeros_like(query)
@@ -227,7 +249,7 @@ def dot_product_attention(
         need_rng(dropout_rng, rate, "dropout_rate", "dropout_rng")
     seed = _random.seed_words(dropout_rng) if rate else None
     rules = Rules(
-        1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale),
+        1.0 / math.sqrt(q.shape[-1]) if scale is None else scale,
         is_causal,
         _window(local_window_size),
         rate,

@@ -8,11 +8,11 @@ input, and that only for the gradient of the scale.
 import functools
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
+from jaxmem._checks import shown
 from jaxmem.ops._elementwise import wide_dtype
 from jaxmem.ops._moments import (
     Axes,
@@ -23,8 +23,8 @@ from jaxmem.ops._moments import (
     check_input,
     check_mask,
     check_parameter,
-    index_groups,
     keep_input,
+    make_norm,
 )
 
 
@@ -83,21 +83,24 @@ def batch_norm(
     """
     check_input("batch_norm", x)
     if (mean is None) != (var is None):
-        raise ValueError("batch_norm: mean and var are given together or not at all")
+        raise ValueError(
+            f"batch_norm: mean={shown(mean)}, var={shown(var)}: both or neither"
+        )
     features = canonical_axes(axis, x.ndim)
     reduced = tuple(a for a in range(x.ndim) if a not in features)
     named = {"scale": scale, "bias": bias, "mean": mean, "var": var}
     for name, p in named.items():
         check_parameter("batch_norm", name, p, x, features)
-    norm = Norm(
-        name="batch_norm",
+    norm = make_norm(
+        "batch_norm",
+        x,
         axes=reduced,
         features=features,
         epsilon=epsilon,
-        dtype=jnp.dtype(x.dtype if dtype is None else dtype),
+        dtype=dtype,
         fast_variance=use_fast_variance,
         axis_name=axis_name,
-        axis_index_groups=index_groups(axis_index_groups),
+        axis_index_groups=axis_index_groups,
     )
     with jax.named_scope("jaxmem.batch_norm"):
         if mean is not None:

@@ -16,8 +16,16 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Inexact, Num
 
+from jaxmem._checks import (
+    check_array,
+    check_int,
+    check_key,
+    check_numbers,
+    check_precision,
+    wrong_value,
+)
 from jaxmem.ops._code_marks import read_from_codes
-from jaxmem.ops._dense import compute_dtype
+from jaxmem.ops._dense import check_element_type, compute_dtype
 from jaxmem.ops._quantize import Quantization, bits_or_none
 from jaxmem.ops._quantized import Rng, Stored
 
@@ -84,15 +92,21 @@ def conv(
         As `dense`; what frozen kernels save: Bhatia and Dangel, "Lowering PyTorch's
         Memory Consumption for Selective Differentiation", arXiv 2404.12406, section 3.
     """
+    for name, array in (("x", x), ("kernel", kernel)):
+        check_array(f"conv: {name}", array)
+    check_precision("conv: precision", precision)
+    check_element_type("conv", preferred_element_type)
+    if save_rng is not None:
+        check_key("save_rng", save_rng)
+    groups = check_int("conv: feature_group_count", feature_group_count, 1)
+    batch_groups = check_int("conv: batch_group_count", batch_group_count, 1)
     if x.ndim < 3 or kernel.ndim != x.ndim:
         raise ValueError(
             f"conv: x {x.shape} and kernel {kernel.shape} must have one rank, of at "
             "least 3"
         )
-    numbers = jax.lax.conv_dimension_numbers(
-        x.shape, kernel.shape, _channels_last(x.ndim, dimension_numbers)
-    )
-    _check_shapes(x, kernel, bias, numbers, feature_group_count)
+    numbers = _numbers(x, kernel, dimension_numbers)
+    _check_shapes(x, kernel, bias, numbers, groups, batch_groups)
     count = x.ndim - 2
     options = (
         ("window_strides", _each("strides", strides, count)),
@@ -100,8 +114,8 @@ def conv(
         ("lhs_dilation", _each("input_dilation", input_dilation, count)),
         ("rhs_dilation", _each("kernel_dilation", kernel_dilation, count)),
         ("dimension_numbers", numbers),
-        ("feature_group_count", feature_group_count),
-        ("batch_group_count", batch_group_count),
+        ("feature_group_count", groups),
+        ("batch_group_count", batch_groups),
         ("precision", precision),
         ("preferred_element_type", preferred_element_type),
     )
@@ -124,7 +138,23 @@ def _channels_last(ndim: int, given: Any) -> Any:
     return jax.lax.ConvDimensionNumbers(sides, kernel, sides)
 
 
-def _check_shapes(x, kernel, bias, numbers, groups: int) -> None:
+def _numbers(x, kernel, given: Any) -> Any:
+    try:
+        spec = _channels_last(x.ndim, given)
+        return jax.lax.conv_dimension_numbers(x.shape, kernel.shape, spec)
+    except (TypeError, ValueError) as error:
+        allowed = f"as of jax.lax.conv_dimension_numbers, or None: {error}"
+        raise wrong_value("conv: dimension_numbers", given, allowed) from None
+
+
+def _check_shapes(x, kernel, bias, numbers, groups: int, batch_groups: int) -> None:
+    for name, size in (("x", x.shape[numbers.lhs_spec[0]]), ("kernel", None)):
+        size = kernel.shape[numbers.rhs_spec[0]] if size is None else size
+        if size % batch_groups:
+            raise ValueError(
+                f"conv: batch_group_count={batch_groups} does not divide the {size} "
+                f"{'examples' if name == 'x' else 'features'} of {name}"
+            )
     channels, want = x.shape[numbers.lhs_spec[1]], kernel.shape[numbers.rhs_spec[1]]
     if channels != want * groups:
         raise ValueError(
@@ -132,7 +162,7 @@ def _check_shapes(x, kernel, bias, numbers, groups: int) -> None:
             f"for {want} in each of feature_group_count={groups} groups"
         )
     features = (kernel.shape[numbers.rhs_spec[0]],)
-    if bias is not None and bias.shape != features:
+    if bias is not None and check_array("conv: bias", bias).shape != features:
         raise ValueError(
             f"conv: bias has shape {bias.shape}, the kernel's features are {features}"
         )
@@ -140,27 +170,35 @@ def _check_shapes(x, kernel, bias, numbers, groups: int) -> None:
 
 def _each(name: str, given: Sizes, count: int) -> tuple[int, ...]:
     """One number for each spatial dimension."""
-    sizes = (given,) * count if isinstance(given, int) else tuple(given)
+    allowed = f"an int of at least 1, or {count} of them, one a spatial dimension"
+    sizes = check_numbers(f"conv: {name}", given, allowed)
+    if not isinstance(given, Sequence):
+        sizes *= count
     if len(sizes) != count or any(n < 1 for n in sizes):
-        raise ValueError(
-            f"conv: {name}={given!r}, a positive number, or {count} of them, one for "
-            "each spatial dimension"
-        )
+        raise wrong_value(f"conv: {name}", given, allowed)
     return sizes
 
 
 def _padding(given: Padding, count: int) -> str | tuple[tuple[int, int], ...]:
     """What lax takes, hashable."""
+    allowed = (
+        f'"SAME", "VALID", "SAME_LOWER", an int, or {count} ints or pairs (low, high), '
+        "one for each spatial dimension"
+    )
     if isinstance(given, str):
+        if given.upper() not in ("SAME", "VALID", "SAME_LOWER"):
+            raise wrong_value("conv: padding", given, allowed)
         return given
-    sides = (given,) * count if isinstance(given, int) else tuple(given)
-    pairs = tuple((p, p) if isinstance(p, int) else tuple(p) for p in sides)
-    if len(pairs) != count or any(len(p) != 2 for p in pairs):
-        raise ValueError(
-            f"conv: padding={given!r}, a word, a number, or {count} numbers or pairs "
-            "(low, high), one for each spatial dimension"
+    sides = given if isinstance(given, Sequence) else (given,) * count
+    pairs = [
+        check_numbers(
+            "conv: padding", s if isinstance(s, Sequence) else (s, s), allowed
         )
-    return pairs  # pyright: ignore[reportReturnType]
+        for s in sides
+    ]
+    if len(pairs) != count or any(len(pair) != 2 for pair in pairs):
+        raise wrong_value("conv: padding", given, allowed)
+    return tuple((low, high) for low, high in pairs)
 
 
 def _along(bias: Array, y: Array, numbers) -> Array:

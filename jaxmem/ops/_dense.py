@@ -18,6 +18,14 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Inexact, Num
 
+from jaxmem._checks import (
+    check_array,
+    check_dtype,
+    check_key,
+    check_numbers,
+    check_precision,
+    wrong_value,
+)
 from jaxmem.ops._code_marks import read_from_codes
 from jaxmem.ops._moments import canonical_axes
 from jaxmem.ops._ms_norm import Normalized
@@ -75,6 +83,14 @@ def dense(
         mixed-precision training, Micikevicius et al. 2018, arXiv 1710.03740, keeps
         one master copy of the weights and casts in each pass.
     """
+    for name, array in (("x", x), ("kernel", kernel)):
+        check_array(f"dense: {name}", array)
+    check_precision("dense: precision", precision)
+    check_element_type("dense", preferred_element_type)
+    if save_rng is not None:
+        check_key("save_rng", save_rng)
+    if x.ndim == 0:
+        raise wrong_value("dense: x", x, "an array with at least one axis")
     axes = _axes(axis, x.ndim)
     _check_shapes(x, kernel, bias, axes)
     if isinstance(x, Normalized) and axes != (x.ndim - 1,):
@@ -96,7 +112,7 @@ def dense(
 def _axes(axis: int | Sequence[int], ndim: int) -> tuple[int, ...]:
     """Non-negative axes in the order given, which is that of the kernel's axes."""
     canonical_axes(axis, ndim)
-    return tuple(a % ndim for a in ((axis,) if isinstance(axis, int) else axis))
+    return tuple(a % ndim for a in check_numbers("axis", axis))
 
 
 def _check_shapes(x, kernel, bias, axes: tuple[int, ...]) -> None:
@@ -107,7 +123,7 @@ def _check_shapes(x, kernel, bias, axes: tuple[int, ...]) -> None:
             f"the sizes of axes {axes} of x {x.shape}"
         )
     features = kernel.shape[len(axes) :]
-    if bias is not None and bias.shape != features:
+    if bias is not None and check_array("dense: bias", bias).shape != features:
         raise ValueError(
             f"dense: bias has shape {bias.shape}, the kernel's features are {features}"
         )
@@ -115,14 +131,19 @@ def _check_shapes(x, kernel, bias, axes: tuple[int, ...]) -> None:
 
 def compute_dtype(op: str, dtype: DTypeLike | None, *arrays: Any):
     """What the arrays promote to; promotion here is meant, and so not strict."""
-    if dtype is None:
-        with jax.numpy_dtype_promotion("standard"):
-            dtype = jnp.result_type(*(a.dtype for a in arrays if a is not None))
-            if not jnp.issubdtype(dtype, jnp.inexact):
-                dtype = jnp.promote_types(dtype, jnp.float32)
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        raise ValueError(f"{op}: dtype={dtype!r}, a floating or complex one is needed")
+    if dtype is not None:
+        return check_dtype(f"{op}: dtype", dtype, "inexact")
+    with jax.numpy_dtype_promotion("standard"):
+        dtype = jnp.result_type(*(a.dtype for a in arrays if a is not None))
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            dtype = jnp.promote_types(dtype, jnp.float32)
     return jnp.dtype(dtype)
+
+
+def check_element_type(op: str, dtype: DTypeLike | None) -> None:
+    """Errors for what is no dtype."""
+    if dtype is not None:
+        check_dtype(f"{op}: preferred_element_type", dtype, "number")
 
 
 @functools.cache

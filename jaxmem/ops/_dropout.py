@@ -12,6 +12,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, UInt32
 
+from jaxmem._checks import (
+    check_array,
+    check_bool,
+    check_float,
+    check_key,
+    check_numbers,
+)
 from jaxmem.ops import _random
 from jaxmem.ops._blocks import vary_alike
 from jaxmem.ops._elementwise import wide
@@ -24,17 +31,16 @@ class Spec(NamedTuple):
 
 def check_rate(rate: float, name: str = "rate") -> float:
     """The rate as a float, or ValueError."""
-    if not 0.0 <= rate <= 1.0:
-        raise ValueError(f"{name} must be between 0 and 1, got {rate}")
-    return float(rate)
+    return check_float(name, rate, at_least=0, at_most=1)
 
 
 def need_rng(rng, rate: float, rate_name: str, rng_name: str) -> None:
     """ValueError for dropout without a key."""
     if rng is None:
         raise ValueError(
-            f"{rate_name}={rate} needs a random key: pass {rng_name}="
-            "jax.random.key(...), a new one each step, or deterministic=True"
+            f"{rate_name}={rate} needs a random key, and {rng_name}=None: pass "
+            f"{rng_name}=jax.random.key(...), a new one each step, or "
+            "deterministic=True"
         )
 
 
@@ -110,15 +116,18 @@ def dropout(
       `_random.py`.
     """
     rate = check_rate(rate)
-    x = jnp.asarray(x)
-    if any(not -x.ndim <= d < x.ndim for d in broadcast_dims):
+    x = jnp.asarray(check_array("dropout: x", x, "floating"))
+    dims = check_numbers("broadcast_dims", broadcast_dims)
+    if any(not -x.ndim <= d < x.ndim for d in dims):
         raise ValueError(f"broadcast_dims={broadcast_dims} for an array of {x.ndim}-D")
-    if deterministic or rate == 0.0:
+    if rng is not None:
+        check_key("rng", rng)
+    if check_bool("deterministic", deterministic) or rate == 0.0:
         return x
     if rate == 1.0:
         return jnp.zeros_like(x)
     need_rng(rng, rate, "rate", "rng")
-    shared = tuple(sorted({d % x.ndim for d in broadcast_dims}))
+    shared = tuple(sorted({d % x.ndim for d in dims}))
     with jax.named_scope("jaxmem.dropout"):
         x, seed = vary_alike(x, _random.seed_words(rng))
         return _dropout(Spec(rate, shared), x, seed)

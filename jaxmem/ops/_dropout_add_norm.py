@@ -13,6 +13,13 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, UInt32
 
+from jaxmem._checks import (
+    check_bool,
+    check_choice,
+    check_dtype,
+    check_float,
+    check_key,
+)
 from jaxmem.ops import _norm_pallas as kernels
 from jaxmem.ops import _random
 from jaxmem.ops._dropout import check_rate, dropout, need_rng
@@ -130,7 +137,7 @@ def dropout_add_rms_norm(
 def _check(op: str, x, residual, scale, bias) -> tuple[int, ...]:
     """The axis of the norm, of arguments that fit."""
     check_input(op, x)
-    check_input(op, residual)
+    check_input(op, residual, "residual")
     if x.ndim == 0 or residual.shape != x.shape:
         raise ValueError(
             f"{op}: x {x.shape} and residual {residual.shape} must have the same "
@@ -147,7 +154,14 @@ def _apply(
     rate, rng, epsilon, deterministic, dtype, save, implementation,
 ):  # fmt: skip
     last = _check(op, x, residual, scale, bias)
-    rate = 0.0 if deterministic else check_rate(rate)
+    rate = check_rate(rate)
+    rate = 0.0 if check_bool("deterministic", deterministic) else rate
+    if rng is not None:
+        check_key("rng", rng)
+    epsilon = check_float("epsilon", epsilon, at_least=0)
+    check_choice(f"{op}: save", save, ("input", "output"))
+    if dtype is not None:
+        check_dtype("dtype", dtype)
     if 0.0 < rate < 1.0:
         need_rng(rng, rate, "rate", "rng")
     dtype = jnp.dtype(x.dtype if dtype is None else dtype)

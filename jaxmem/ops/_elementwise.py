@@ -19,6 +19,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, ArrayLike, Float
 
+from jaxmem._checks import check_array, wrong_type
+
 
 def wide_dtype(dtype: Any) -> Any:
     """The dtype to compute in: float32, or the dtype itself where that is wider."""
@@ -52,13 +54,13 @@ def _reread_jvp(primals, tangents):
     return reread(kept), wide(t) if t.dtype != jax.dtypes.float0 else t
 
 
-def inexact(name: str, x: ArrayLike) -> Array:
+def inexact(name: str, x: ArrayLike, argument: str = "x") -> Array:
     """`x` as an array of floats; integers and booleans become the default float."""
-    if isinstance(x, list | tuple | str) or x is None:
-        raise TypeError(f"{name}: x must be an array or a scalar, got {type(x)}")
+    if not isinstance(x, bool | int | float):
+        check_array(f"{name}: {argument}", x)
     x = jnp.asarray(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        raise TypeError(f"{name}: x must be real, got dtype {x.dtype}")
+        raise wrong_type(f"{name}: {argument}", x, "an array or a scalar, real")
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return x
     return x.astype(jnp.result_type(float))

@@ -23,6 +23,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from jaxmem import _compat, _jaxpr
+from jaxmem._checks import check_callable, check_key
 from jaxmem.ops._elementwise import wide
 from jaxmem.ops._quantize import Quantization, bits_or_none
 from jaxmem.ops._quantized import Rng, is_nonzero, kept_of, seed_of
@@ -95,6 +96,9 @@ def elementwise(
     Source:
         Guo et al., Nested Forward Automatic Differentiation, arXiv 2209.10778.
     """
+    check_callable("fn", fn)
+    if rng is not None:
+        check_key("rng", rng)
     how = bits_or_none("elementwise", save)
     name = getattr(fn, "__name__", type(fn).__name__)
 

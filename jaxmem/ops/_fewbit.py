@@ -10,8 +10,6 @@ many selections: little up to 4 bits; at 8 bits 255 of each, which a GPU feels.
 """
 
 import functools
-import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +19,15 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
+from jaxmem._checks import (
+    check_callable,
+    check_choice,
+    check_float,
+    check_int,
+    shown,
+    wrong_type,
+    wrong_value,
+)
 from jaxmem.ops._codes import pack_codes, unpack_codes
 from jaxmem.ops._elementwise import inexact, kept_linear, wide, wide_dtype
 from jaxmem.ops._fewbit_primitive import best_polygon
@@ -86,10 +93,7 @@ def solve(
 ):
     """`fewbit_table` of a function whose derivative may jump at `breaks`."""
     bits = as_bits("fewbit_table", bits)
-    if objective not in OBJECTIVES:
-        raise ValueError(
-            f'objective must be "derivative" or "primitive", got {objective!r}'
-        )
+    check_choice("objective", objective, tuple(OBJECTIVES))
     interval = _as_interval(interval)
     _check_scalar(fn)
     with np.errstate(under="ignore"):
@@ -99,27 +103,21 @@ def solve(
 
 def as_bits(op: str, bits: Any) -> int:
     """A number of bits as an int; a bool is none."""
-    try:
-        number = operator.index(bits)
-    except TypeError:
-        number = 0
-    if isinstance(bits, bool) or not 1 <= number <= MOST_BITS:
-        raise ValueError(f"{op}: bits must be 1 to {MOST_BITS}, got {bits!r}")
-    return number
+    return check_int(f"{op}: bits", bits, 1, MOST_BITS)
 
 
 def _as_interval(interval) -> tuple[float, float]:
-    ends = tuple(interval) if isinstance(interval, Sequence) else ()
-    if len(ends) != 2 or not all(math.isfinite(e) for e in ends) or ends[0] >= ends[1]:
-        raise ValueError(
-            f"interval must be (low, high), finite and increasing, got {interval!r}"
-        )
-    return float(ends[0]), float(ends[1])
+    allowed = "(low, high), finite and increasing"
+    if isinstance(interval, str) or not isinstance(interval, Sequence | np.ndarray):
+        raise wrong_type("interval", interval, allowed)
+    ends = [check_float(f"interval={shown(interval)}: an end", e) for e in interval]
+    if len(ends) != 2 or ends[0] >= ends[1]:
+        raise wrong_value("interval", interval, allowed)
+    return ends[0], ends[1]
 
 
 def _check_scalar(fn: Callable) -> None:
-    if not callable(fn):
-        raise TypeError(f"fewbit takes a function of a scalar, got {fn!r}")
+    check_callable("fewbit: fn", fn, "a function of a scalar")
     try:
         out = jax.eval_shape(fn, jax.ShapeDtypeStruct((), jnp.float32))
     except Exception as error:
@@ -175,7 +173,7 @@ def fewbit(
     """
     _check_scalar(fn)
     if table is None and bits is None:
-        raise ValueError("fewbit: give bits=1 ... 8, or a table")
+        raise ValueError("fewbit: bits=None: give bits=1 ... 8, or a table")
     if table is None:
         table = solve(fn, bits, weight, interval, objective)
     op = coded("fewbit", jnp.vectorize(fn), *as_table(table, bits))
@@ -191,15 +189,17 @@ def as_table(table: Any, bits: int | None = None) -> tuple[tuple, tuple]:
     try:
         borders, levels = (np.asarray(part, np.float64) for part in table[:2])
     except (TypeError, ValueError) as error:
-        raise ValueError(f"table must be (borders, levels): {error}") from None
+        allowed = f"(borders, levels), of numbers: {error}"
+        raise wrong_value("table", table, allowed) from None
     most = 2 ** (MOST_BITS if bits is None else as_bits("fewbit", bits))
     if borders.ndim != 1 or levels.shape != (borders.size + 1,) or levels.size > most:
         raise ValueError(
-            f"table: one level more than borders and at most {most} levels are needed, "
+            f"table={shown(table)}: one level more than borders and at most {most} "
+            "levels are needed, "
             f"got shapes {borders.shape} and {levels.shape}"
         )
     if not (np.all(np.isfinite(levels)) and np.all(np.diff(borders) > 0)):
-        raise ValueError("table: borders must increase and levels be finite")
+        raise wrong_value("table", table, "borders that increase, finite levels")
     return tuple(borders.tolist()), tuple(levels.tolist())
 
 

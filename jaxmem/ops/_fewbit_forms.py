@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
+from jaxmem._checks import check_int, wrong_type, wrong_value
 from jaxmem.ops._elementwise import lean, of_input
 from jaxmem.ops._fewbit import MOST_BITS, as_bits, coded
 from jaxmem.ops._fewbit_shipped import shipped
@@ -54,13 +55,14 @@ class Forms:
             )
         if isinstance(save, str) and save in self.exact:
             return self.exact[save]
-        if isinstance(save, str | bool):
-            words = ", ".join(f'"{word}"' for word in [*self.exact, "auto"])
-            raise ValueError(
-                f"{self.name}: save must be {words} or a number of bits from 1 to "
-                f"{MOST_BITS}, got {save!r}"
-            )
-        return self.coded(as_bits(self.name, save))
+        words = ", ".join(f'"{word}"' for word in [*self.exact, "auto"])
+        allowed = f"{words} or a number of bits from 1 to {MOST_BITS}"
+        try:
+            return self.coded(check_int("save", save, 1, MOST_BITS))
+        except (TypeError, ValueError) as error:
+            value = isinstance(save, str) or isinstance(error, ValueError)
+            wrong = wrong_value if value else wrong_type
+            raise wrong(f"{self.name}: save", save, allowed) from None
 
 
 def forms(name: str, value: Callable, exact: Mapping[str, Op], table: str) -> Forms:

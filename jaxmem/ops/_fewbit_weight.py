@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxmem._checks import wrong_type, wrong_value
+
 FLOOR = 1e-6  # of the mass is spread evenly, so that no stretch weighs nothing
 BINS = 512
 STRAY = 1e-3  # a smaller share outside of the interval is no reason to warn
@@ -23,18 +25,25 @@ class Weight(NamedTuple):
 
 def as_weight(weight: Any, interval: tuple[float, float]) -> Weight:
     """ "uniform", "normal", a (counts, edges) histogram, or an array of samples."""
+    allowed = (
+        '"uniform", "normal", a (counts, edges) histogram or an array of inputs, '
+        "finite and not empty"
+    )
     if isinstance(weight, str):
         if weight == "uniform":
             return Weight(np.ones_like, floor=0.0)
         if weight == "normal":
             return _warned(_normal(interval), interval)
-        raise ValueError(
-            'weight must be "uniform", "normal", a (counts, edges) histogram or an '
-            f"array of inputs, got {weight!r}"
-        )
+        raise wrong_value("weight", weight, allowed)
     if isinstance(weight, tuple):
         return _warned(_histogram(*_counts_and_edges(weight), interval), interval)
-    return _warned(_samples(np.asarray(weight, np.float64).ravel(), interval), interval)
+    try:
+        samples = np.asarray(weight, np.float64).ravel()
+    except (TypeError, ValueError):
+        raise wrong_type("weight", weight, allowed) from None
+    if not samples.size or not np.all(np.isfinite(samples)):
+        raise wrong_value("weight", weight, allowed)
+    return _warned(_samples(samples, interval), interval)
 
 
 def _warned(weight: Weight, interval: tuple[float, float]) -> Weight:
@@ -56,8 +65,6 @@ def _normal(interval: tuple[float, float]) -> Weight:
 
 
 def _samples(x: np.ndarray, interval: tuple[float, float]) -> Weight:
-    if not x.size or not np.all(np.isfinite(x)):
-        raise ValueError("weight: an array of inputs must be finite and not empty")
     inside = x[(x >= interval[0]) & (x <= interval[1])]
     counts, edges = np.histogram(inside, BINS, interval)
     density = _histogram(counts / x.size, edges, interval)
@@ -66,7 +73,7 @@ def _samples(x: np.ndarray, interval: tuple[float, float]) -> Weight:
 
 def _counts_and_edges(weight: tuple) -> tuple[np.ndarray, np.ndarray]:
     if len(weight) != 2:
-        raise ValueError(f"weight: a histogram is (counts, edges), got {len(weight)}")
+        raise wrong_value("weight", weight, "a histogram is (counts, edges)")
     counts, edges = (np.asarray(part, np.float64) for part in weight)
     if counts.ndim != 1 or edges.shape != (counts.size + 1,) or not counts.size:
         raise ValueError(

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
+from jaxmem._checks import check_bool
 from jaxmem.ops._activation_pallas import forms_for, gelu_erf
 from jaxmem.ops._elementwise import inexact
 from jaxmem.ops._fewbit_forms import forms
@@ -139,7 +140,7 @@ def gelu(
         Hendrycks and Gimpel, arXiv 1606.08415; the kept bit: Tempo, arXiv 2210.10246,
         section 3.1; the code: Few-Bit Backward, arXiv 2202.00441, section 3.
     """
-    x, approximate = inexact("gelu", x), bool(approximate)
+    x, approximate = inexact("gelu", x), check_bool("gelu: approximate", approximate)
     valley, both = (TANH, gelu_tanh) if approximate else (ERF, gelu_erf)
     lean = FORMS[approximate]
     forms_ = forms_for("gelu", x, implementation, save, lean, valley, both)

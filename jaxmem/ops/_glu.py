@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
+from jaxmem._checks import check_bool, check_int
 from jaxmem.ops._activation_pallas import gated_for, gelu_erf
 from jaxmem.ops._elementwise import inexact, wide
 from jaxmem.ops._gelu import gelu, gelu_tanh
@@ -35,7 +36,7 @@ def _gelu_erf(x):
 
 
 def _check(name, gate, up):
-    gate, up = inexact(name, gate), inexact(name, up)
+    gate, up = inexact(name, gate, "gate"), inexact(name, up, "up")
     if gate.shape != up.shape:
         raise ValueError(
             f"{name}: gate and up must have one shape, got {gate.shape} and {up.shape}"
@@ -68,10 +69,11 @@ def glu(x: Shaped[ArrayLike, "..."], axis: int = -1) -> Float[Array, "..."]:
         Dauphin et al., arXiv 1612.08083, section 2.
     """
     x = inexact("glu", x)
+    axis = check_int("glu: axis", axis)
     if not -x.ndim <= axis < x.ndim:
-        raise ValueError(f"glu: axis {axis} is none of an array of shape {x.shape}")
+        raise ValueError(f"glu: axis={axis} is none of an array of shape {x.shape}")
     if x.shape[axis] % 2:
-        raise ValueError(f"glu: axis {axis} must have an even size, got {x.shape}")
+        raise ValueError(f"glu: axis={axis} must have an even size, got {x.shape}")
     return _halves(x, axis)
 
 
@@ -146,7 +148,7 @@ def geglu(
         Shazeer, GLU variants improve transformer, arXiv 2002.05202, section 2.
     """
     gate, up = _check("geglu", gate, up)
-    both = gelu_tanh if approximate else gelu_erf
+    both = gelu_tanh if check_bool("geglu: approximate", approximate) else gelu_erf
     activation = jax.nn.gelu if approximate else _gelu_erf
     kernel = gated_for("geglu", implementation, both, gate)
     return (kernel or _gated("geglu", activation))(gate, up)

@@ -8,15 +8,15 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
+from jaxmem._checks import check_int
 from jaxmem.ops._moments import (
     Axes,
-    Norm,
     canonical_axes,
     check_input,
     check_mask,
     check_parameter,
-    index_groups,
     keep_input,
+    make_norm,
 )
 
 
@@ -69,20 +69,22 @@ def group_norm(
     """
     check_input("group_norm", x)
     last = x.ndim - 1
+    num_groups = check_int("num_groups", num_groups, 1)
     _check_groups(num_groups, x.shape[-1])
     axes = _reduction_axes(reduction_axes, x.ndim)
     check_parameter("group_norm", "scale", scale, x, (last,))
     check_parameter("group_norm", "bias", bias, x, (last,))
-    norm = Norm(
-        name="group_norm",
+    norm = make_norm(
+        "group_norm",
+        x,
         axes=axes,
         features=(last,),
         epsilon=epsilon,
-        dtype=jax.numpy.dtype(x.dtype if dtype is None else dtype),
+        dtype=dtype,
         fast_variance=use_fast_variance,
         groups=num_groups,
         axis_name=axis_name,
-        axis_index_groups=index_groups(axis_index_groups),
+        axis_index_groups=axis_index_groups,
     )
     with jax.named_scope("jaxmem.group_norm"):
         mask = check_mask("group_norm", "mask", mask, x)
@@ -90,7 +92,7 @@ def group_norm(
 
 
 def _check_groups(num_groups: int, channels: int) -> None:
-    if num_groups < 1 or channels % num_groups:
+    if channels % num_groups:
         raise ValueError(
             f"group_norm: num_groups={num_groups} does not divide {channels} channels"
         )

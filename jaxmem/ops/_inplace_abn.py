@@ -27,6 +27,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from jaxmem._bits import pack_bits, unpack_bits
+from jaxmem._checks import check_bool, check_float, shown, wrong_value
 from jaxmem.ops._elementwise import reread, wide, wide_dtype
 from jaxmem.ops._gelu import ERF, TANH
 from jaxmem.ops._inverse import Valley, invert, settled
@@ -40,7 +41,7 @@ from jaxmem.ops._moments import (
     check_mask,
     check_parameter,
     clipped,
-    index_groups,
+    make_norm,
     raw_moments,
 )
 from jaxmem.ops._norm_output import guard, norm_tangent
@@ -101,21 +102,16 @@ def _activation(name: str, negative_slope, alpha, approximate) -> Invertible:
     if name in ("silu", "swish"):
         return SILUS
     if name == "gelu":
-        return GELUS[bool(approximate)]
+        return GELUS[check_bool("inplace_abn: approximate", approximate)]
     if name == "identity":
         return IDENTITY
     hint = ": relu has no inverse, take leaky_relu" if name == "relu" else ""
-    raise ValueError(
-        f"inplace_abn: activation={name!r}, one of {ACTIVATIONS} is needed{hint}"
-    )
+    allowed = f"one of {ACTIVATIONS}{hint}"
+    raise wrong_value("inplace_abn: activation", name, allowed)
 
 
 def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise ValueError(
-            f"inplace_abn: {name}={value}, it must be positive for an inverse"
-        )
-    return float(value)
+    return check_float(f"inplace_abn, which inverts: {name}", value, above=0)
 
 
 def inplace_abn(
@@ -194,7 +190,9 @@ def inplace_abn(
     """
     check_input("inplace_abn", x)
     if (mean is None) != (var is None):
-        raise ValueError("inplace_abn: mean and var are given together or not at all")
+        raise ValueError(
+            f"inplace_abn: mean={shown(mean)}, var={shown(var)}: both or neither"
+        )
     act = _activation(activation, negative_slope, alpha, approximate)
     features = canonical_axes(axis, x.ndim)
     if len(features) > 1:
@@ -203,15 +201,16 @@ def inplace_abn(
     named = {"scale": scale, "bias": bias, "mean": mean, "var": var}
     for name, p in named.items():
         check_parameter("inplace_abn", name, p, x, features)
-    norm = Norm(
-        name="inplace_abn",
+    norm = make_norm(
+        "inplace_abn",
+        x,
         axes=axes,
         features=features,
         epsilon=epsilon,
-        dtype=jnp.dtype(x.dtype if dtype is None else dtype),
+        dtype=dtype,
         fast_variance=use_fast_variance,
         axis_name=axis_name,
-        axis_index_groups=index_groups(axis_index_groups),
+        axis_index_groups=axis_index_groups,
     )
     with jax.named_scope("jaxmem.inplace_abn"):
         if mean is not None and var is not None:

@@ -15,6 +15,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
+from jaxmem._checks import check_key, wrong_value
 from jaxmem.ops import _norm_pallas as kernels
 from jaxmem.ops._moments import (
     Axes,
@@ -23,8 +24,8 @@ from jaxmem.ops._moments import (
     check_input,
     check_mask,
     check_parameter,
-    index_groups,
     keep_input,
+    make_norm,
 )
 from jaxmem.ops._norm_codes import keep_codes
 from jaxmem.ops._norm_output import keep_output
@@ -208,24 +209,23 @@ def _norm(
         features = canonical_axes(feature_axis, x.ndim, "feature_axis")
     check_parameter(op, "scale", scale, x, features)
     check_parameter(op, "bias", bias, x, features)
-    return Norm(
-        name=op,
+    return make_norm(
+        op,
+        x,
         axes=axes,
         features=features,
         epsilon=epsilon,
-        dtype=jax.numpy.dtype(x.dtype if dtype is None else dtype),
+        dtype=dtype,
         centred=centred,
         fast_variance=fast,
         axis_name=axis_name,
-        axis_index_groups=index_groups(groups),
+        axis_index_groups=groups,
     )
 
 
 def _check_save(norm: Norm, save: str) -> None:
-    if save not in ("input", "output"):
-        raise ValueError(
-            f'{norm.name}: save={save!r}, "input", "output" or bits are allowed'
-        )
+    if not isinstance(save, str) or save not in ("input", "output"):
+        raise wrong_value(f"{norm.name}: save", save, '"input", "output" or bits')
     if save == "input":
         return
     if len(norm.axes) > 1 or norm.features != norm.axes:
@@ -249,6 +249,8 @@ def _plain(norm: Norm, mask, save, rng: Rng, x, scale, bias) -> Array:
 def _apply(norm: Norm, x, scale, bias, mask, save, rng: Rng, implementation) -> Array:
     if as_quantization(save) is None:
         _check_save(norm, save)
+    if rng is not None:
+        check_key("save_rng", rng)
     with jax.named_scope(f"jaxmem.{norm.name}"):
         mask = check_mask(norm.name, "mask", mask, x)
         plain = functools.partial(_plain, norm, mask, save, rng)

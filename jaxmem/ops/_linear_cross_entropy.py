@@ -12,6 +12,17 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxmem._checks import (
+    check_array,
+    check_axis_name,
+    check_bool,
+    check_choice,
+    check_dtype,
+    check_float,
+    check_int,
+    check_precision,
+    wrong_type,
+)
 from jaxmem.ops._blocks import devices_of, vary_alike
 from jaxmem.ops._dense import compute_dtype
 from jaxmem.ops._elementwise import wide_dtype
@@ -117,7 +128,16 @@ def linear_cross_entropy(
       Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (ICLR
       2025), section 4.
     """
-    _check_options(reduction, label_smoothing, z_loss, softcap, block_size)
+    check_choice("reduction", reduction, _REDUCTIONS)
+    smoothing, z_loss = label_smoothing, check_float("z_loss", z_loss, at_least=0)
+    smoothing = check_float("label_smoothing", smoothing, at_least=0, at_most=1)
+    softcap = None if softcap is None else check_float("softcap", softcap, above=0)
+    block_size = None if block_size is None else check_int("block_size", block_size, 1)
+    check_bool("return_lse", return_lse)
+    check_axis_name("axis_name", axis_name)
+    check_precision("precision", precision)
+    if ignore_index is not None:
+        ignore_index = check_int("ignore_index", ignore_index)
     check_implementation(implementation)
     axis = _check_shapes(x, kernel, labels, bias, vocab_axis)
     _check_masks(labels, where, weights)
@@ -128,7 +148,7 @@ def linear_cross_entropy(
     head = Head(
         vocab_axis=axis,
         softcap=softcap,
-        sums=label_smoothing > 0,
+        sums=smoothing > 0,
         accumulator=_accumulator(accumulator_dtype, dtype),
         precision=precision,
         block=block_columns(labels.size, size, shards, block_size),
@@ -143,7 +163,7 @@ def linear_cross_entropy(
             mine = labels - lax.axis_index(axis_name) * size
         rows: Any = token_rows(head, *vary_alike(x.astype(dtype), kernel, bias, mine))
         size, rows = _whole_vocabulary(rows, size, axis_name)
-        loss, lse = _token_losses(rows, size, label_smoothing, z_loss)
+        loss, lse = _token_losses(rows, size, smoothing, z_loss)
         loss, lse = loss.reshape(labels.shape), lse.reshape(labels.shape)
         loss = loss + jnp.where((labels >= 0) & (labels < size), 0.0, jnp.nan)
         share = _share(loss, labels, ignore_index, where, weights)
@@ -216,33 +236,16 @@ def _vocabulary_shards(x, kernel, size: int) -> int:
 def _accumulator(accumulator_dtype, dtype):
     if accumulator_dtype is None:
         return jnp.dtype(wide_dtype(dtype))
-    return compute_dtype("linear_cross_entropy accumulator", accumulator_dtype)
-
-
-def _check_options(reduction, label_smoothing, z_loss, softcap, block_size) -> None:
-    op = "linear_cross_entropy"
-    if reduction not in _REDUCTIONS:
-        raise ValueError(f"{op}: reduction={reduction!r}, one of {_REDUCTIONS}")
-    if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"{op}: label_smoothing={label_smoothing} is not in [0, 1]")
-    if not z_loss >= 0:
-        raise ValueError(f"{op}: z_loss={z_loss} must not be negative")
-    if softcap is not None and not softcap > 0:
-        raise ValueError(f"{op}: softcap={softcap} must be positive")
-    if block_size is not None and block_size < 1:
-        raise ValueError(f"{op}: block_size={block_size} must be at least 1")
+    return check_dtype("accumulator_dtype", accumulator_dtype, "inexact")
 
 
 def _check_shapes(x, kernel, labels, bias, vocab_axis: int) -> int:
     """The kernel's axis of the vocabulary, 0 or 1."""
     op = "linear_cross_entropy"
     for name, array in (("x", x), ("kernel", kernel)):
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise TypeError(f"{op}: {name} has dtype {array.dtype}, not a floating one")
-    if not jnp.issubdtype(labels.dtype, jnp.integer):
-        raise TypeError(f"{op}: labels have dtype {labels.dtype}, not an integer one")
-    if vocab_axis not in (-2, -1, 0, 1):
-        raise ValueError(f"{op}: vocab_axis={vocab_axis}, the kernel has axes 0 and 1")
+        check_array(f"{op}: {name}", array, "floating")
+    check_array(f"{op}: labels", labels, "integer")
+    vocab_axis = check_int(f"{op}: vocab_axis", vocab_axis, -2, 1)
     if kernel.ndim != 2 or x.ndim == 0:
         raise ValueError(
             f"{op}: x {x.shape} and kernel {kernel.shape}, not [..., d] and two axes"
@@ -260,7 +263,7 @@ def _check_shapes(x, kernel, labels, bias, vocab_axis: int) -> int:
         raise ValueError(
             f"{op}: labels {labels.shape} for x {x.shape}: the batch axes must agree"
         )
-    if bias is not None and bias.shape != (kernel.shape[axis],):
+    if bias is not None and check_array("bias", bias).shape != (kernel.shape[axis],):
         raise ValueError(
             f"{op}: bias {bias.shape} for a vocabulary of {kernel.shape[axis]}"
         )
@@ -270,7 +273,7 @@ def _check_shapes(x, kernel, labels, bias, vocab_axis: int) -> int:
 def _check_masks(labels, where, weights) -> None:
     op = "linear_cross_entropy"
     for name, array in (("where", where), ("weights", weights)):
-        if array is not None and array.shape != labels.shape:
+        if array is not None and check_array(name, array).shape != labels.shape:
             raise ValueError(f"{op}: {name} {array.shape} for labels {labels.shape}")
     if where is not None and where.dtype != jnp.bool_:
-        raise TypeError(f"{op}: where has dtype {where.dtype}, not bool: pass weights")
+        raise wrong_type(f"{op}: where", where, "an array of bools; or pass weights")

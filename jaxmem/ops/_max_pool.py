@@ -22,6 +22,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
+from jaxmem._checks import check_array, check_numbers, wrong_type, wrong_value
 from jaxmem.ops._codes import pack_codes, unpack_codes
 
 MOST_PLACES = 256
@@ -88,16 +89,15 @@ def max_pool(
     Source:
         Bhatia and Dangel, arXiv 2404.12406, section 3.
     """
-    if not jnp.issubdtype(inputs.dtype, jnp.floating):
-        raise TypeError(f"max_pool: inputs have dtype {inputs.dtype}, need a floating")
+    check_array("max_pool: inputs", inputs, "floating")
     window = _window(inputs.shape, window_shape, strides, padding)
     with jax.named_scope("jaxmem.max_pool"):
         return _pool(window, inputs)
 
 
 def _window(shape, sizes, strides, padding) -> _Window:
-    sizes = tuple(sizes)
-    strides = (1,) * len(sizes) if strides is None else tuple(strides)
+    sizes = _sizes("window_shape", sizes)
+    strides = (1,) * len(sizes) if strides is None else _sizes("strides", strides)
     if len(shape) < len(sizes) + 1:
         raise ValueError(
             f"max_pool: inputs {shape} have fewer axes than window_shape={sizes} and "
@@ -114,17 +114,26 @@ def _window(shape, sizes, strides, padding) -> _Window:
     return _Window(full, steps, _pads(shape, full, steps, padding, len(sizes)))
 
 
+def _sizes(name: str, given: Any) -> tuple[int, ...]:
+    allowed = "a sequence of ints, one for each axis that is pooled"
+    if not isinstance(given, list | tuple):
+        raise wrong_type(f"max_pool: {name}", given, allowed)
+    return check_numbers(f"max_pool: {name}", given, allowed)
+
+
 def _pads(shape, sizes, strides, padding: Any, count: int):
     if isinstance(padding, str):
         if padding not in ("SAME", "VALID"):
             raise ValueError(f'max_pool: padding={padding!r}, "SAME" or "VALID"')
         return tuple(jax.lax.padtype_to_pads(shape, sizes, strides, padding))
-    pairs = tuple(tuple(pair) for pair in padding)
+    allowed = f'"SAME", "VALID" or {count} pairs (low, high) of ints, at least 0'
+    if not isinstance(padding, list | tuple):
+        raise wrong_type("max_pool: padding", padding, allowed)
+    pairs = tuple(check_numbers("max_pool: padding", p, allowed) for p in padding)
     if len(pairs) != count or any(len(p) != 2 or min(p) < 0 for p in pairs):
-        raise ValueError(
-            f"max_pool: padding={padding!r}, a word or {count} pairs (low, high)"
-        )
-    return ((0, 0),) * (len(shape) - count - 1) + pairs + ((0, 0),)
+        raise wrong_value("max_pool: padding", padding, allowed)
+    sides = tuple((low, high) for low, high in pairs)
+    return ((0, 0),) * (len(shape) - count - 1) + sides + ((0, 0),)
 
 
 def _largest(window: _Window, x: Array) -> Array:

@@ -13,9 +13,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxmem._checks import (
+    check_array,
+    check_axis_name,
+    check_bool,
+    check_dtype,
+    check_float,
+    check_numbers,
+    wrong_type,
+)
 from jaxmem.ops._elementwise import wide
 
 Axes = int | Sequence[int]
@@ -41,9 +51,25 @@ class Norm:
         return f"jaxmem_{self.name}_stats"
 
 
+def make_norm(name: str, x: Array, *, dtype, epsilon, axis_name=None, **what) -> Norm:
+    """The description of one call, its options checked."""
+    across = check_axis_name("axis_name", axis_name)
+    what["fast_variance"] = check_bool(
+        "use_fast_variance", what.get("fast_variance", True)
+    )
+    return Norm(
+        name=name,
+        epsilon=check_float("epsilon", epsilon, at_least=0),
+        dtype=jnp.dtype(x.dtype if dtype is None else check_dtype("dtype", dtype)),
+        axis_name=across or None,
+        axis_index_groups=index_groups(what.pop("axis_index_groups", None)),
+        **what,
+    )
+
+
 def canonical_axes(axis: Axes, ndim: int, name: str = "axis") -> tuple[int, ...]:
-    """Sorted non-negative axes, or a ValueError that names the argument."""
-    given = (axis,) if isinstance(axis, int) else tuple(axis)
+    """Sorted non-negative axes, or an error that names the argument."""
+    given = check_numbers(name, axis)
     if not given:
         raise ValueError(f"{name}={axis!r}: at least one axis is needed")
     if any(not -ndim <= a < ndim for a in given):
@@ -56,13 +82,18 @@ def canonical_axes(axis: Axes, ndim: int, name: str = "axis") -> tuple[int, ...]
 
 def index_groups(groups: Any) -> tuple[tuple[int, ...], ...] | None:
     """`axis_index_groups` as something hashable."""
-    return None if groups is None else tuple(tuple(g) for g in groups)
+    if groups is None:
+        return None
+    allowed = "a sequence of sequences of ints, or None"
+    several = isinstance(groups, list | tuple)
+    if not several or not all(isinstance(g, list | tuple | np.ndarray) for g in groups):
+        raise wrong_type("axis_index_groups", groups, allowed)
+    return tuple(check_numbers("axis_index_groups", g, allowed) for g in groups)
 
 
-def check_input(op: str, x: Array) -> None:
+def check_input(op: str, x: Array, name: str = "x") -> None:
     """Only real floating input has a mean and a variance here."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"{op}: x has dtype {x.dtype}, a floating dtype is needed")
+    check_array(f"{op}: {name}", x, "floating")
 
 
 def check_parameter(
@@ -70,7 +101,7 @@ def check_parameter(
 ) -> None:
     """`scale` and `bias` run along the feature axes of x."""
     want = tuple(x.shape[a] for a in features)
-    if p is not None and p.shape != want:
+    if p is not None and check_array(f"{op}: {name}", p).shape != want:
         raise ValueError(
             f"{op}: {name} has shape {p.shape}, "
             f"the feature axes {features} of x {x.shape} ask for {want}"
@@ -81,6 +112,8 @@ def check_mask(op: str, name: str, mask: Array | None, x: Array) -> Array | None
     """The mask as booleans, in its own shape: broadcast late, it is kept as it is."""
     if mask is None:
         return None
+    if jnp.issubdtype(check_array(f"{op}: {name}", mask).dtype, jnp.inexact):
+        raise wrong_type(f"{op}: {name}", mask, "an array of bools")
     trailing = x.shape[x.ndim - mask.ndim :] if mask.ndim <= x.ndim else ()
     if len(trailing) != mask.ndim or any(
         m not in (1, n) for m, n in zip(mask.shape, trailing, strict=True)

@@ -29,10 +29,11 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
+from jaxmem._checks import check_array, wrong_value
 from jaxmem.ops._code_marks import read_from_codes
 from jaxmem.ops._elementwise import wide, wide_dtype
 from jaxmem.ops._layer_norm import layer_norm, rms_norm
-from jaxmem.ops._quantize import Quantization
+from jaxmem.ops._quantize import Quantization, as_quantization
 from jaxmem.ops._quantized import Rng
 
 
@@ -119,9 +120,12 @@ def _shift(shift: Array, kernel: Array) -> Array:
     return jnp.sum(_column(shift, kernel) * wide(kernel), axis=0)
 
 
-def _check_merge(name: str, kernel, scale, shift) -> None:
+def _check_merge(name: str, kernel, bias, scale, shift) -> None:
+    check_array(f"{name}: kernel", kernel)
+    if bias is not None and check_array("bias", bias).shape != kernel.shape[1:]:
+        raise wrong_value(f"{name}: bias", bias, f"{kernel.shape[1:]}, as the kernel's")
     for what, p in (("scale", scale), ("shift", shift)):
-        if p is not None and p.shape != kernel.shape[:1]:
+        if p is not None and check_array(what, p).shape != kernel.shape[:1]:
             raise ValueError(
                 f"{name}: {what} has shape {p.shape}, the kernel {kernel.shape} asks "
                 f"for {kernel.shape[:1]}"
@@ -157,7 +161,7 @@ def merge_scale(
     Source:
         Yang et al. 2024, arXiv 2406.16282, section 4.3.
     """
-    _check_merge("merge_scale", kernel, scale, shift)
+    _check_merge("merge_scale", kernel, bias, scale, shift)
     if shift is not None:
         add = _shift(shift, kernel)
         if bias is None:
@@ -197,10 +201,11 @@ def unmerge_scale(
     Source:
         Yang et al. 2024, arXiv 2406.16282, section 4.3.
     """
-    _check_merge("unmerge_scale", kernel, scale, shift)
+    _check_merge("unmerge_scale", kernel, bias, scale, shift)
     if scale is not None:
         if not isinstance(scale, jax.core.Tracer) and bool(jnp.any(scale == 0)):
-            raise ValueError("unmerge_scale: a scale of zero cannot be divided out")
+            allowed = "without a zero, which cannot be divided out"
+            raise wrong_value("unmerge_scale: scale", scale, allowed)
         kernel = (wide(kernel) / _column(scale, kernel)).astype(kernel.dtype)
     if shift is not None:
         if bias is None:
@@ -297,14 +302,17 @@ def ms_rms_norm(
 
 
 def _checked(save: Any) -> Any:
-    if save == "input":
-        raise ValueError('ms norms keep their output: save="output" or bits')
+    word = isinstance(save, str) and save == "output"
+    if not word and as_quantization(save) is None:
+        allowed = 'ms norms keep their output: "output" or bits'
+        raise wrong_value("save", save, allowed)
     return save
 
 
 def _normalized(name: str, norm: Callable, x, scale, bias, options) -> Normalized:
+    check_array(f"{name}: x", x, "floating")
     for what, p in (("scale", scale), ("bias", bias)):
-        if p is not None and p.shape != x.shape[-1:]:
+        if p is not None and check_array(what, p).shape != x.shape[-1:]:
             raise ValueError(
                 f"{name}: {what} has shape {p.shape}, the last axis of x {x.shape} "
                 f"asks for {x.shape[-1:]}"

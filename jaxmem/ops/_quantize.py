@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, UInt32
 
+from jaxmem._checks import check_bool, check_int, wrong_type
 from jaxmem.ops import _random
 from jaxmem.ops._codes import pack_codes, packed_codes_nbytes, unpack_codes
 from jaxmem.ops._elementwise import wide, wide_dtype
@@ -56,11 +57,11 @@ class Quantization:
     symmetric: bool = False
 
     def __post_init__(self) -> None:
-        least = 2 if self.symmetric else 1
-        if not _is_int(self.bits) or not least <= self.bits <= MOST_BITS:
-            raise ValueError(f"bits={self.bits!r}: {least} to {MOST_BITS} are allowed")
-        if not _is_int(self.block_size) or self.block_size < 1:
-            raise ValueError(f"block_size={self.block_size!r}: at least 1 is needed")
+        least = 2 if check_bool("symmetric", self.symmetric) else 1
+        ints = {"bits": (least, MOST_BITS), "block_size": (1, None)}
+        for name, limits in ints.items():
+            number = check_int(name, getattr(self, name), *limits)
+            object.__setattr__(self, name, number)
 
     def __str__(self) -> str:
         return f"{self.bits} bits"
@@ -78,17 +79,20 @@ def _is_int(x: Any) -> bool:
     return isinstance(x, int | np.integer) and not isinstance(x, bool)
 
 
-def as_quantization(save: Any) -> Quantization | None:
+def as_quantization(save: Any, name: str = "save") -> Quantization | None:
     """An int is the bits; None where `save` is something else (a word)."""
     if isinstance(save, Quantization):
         return save
-    return Quantization(int(save)) if _is_int(save) else None
+    if not _is_int(save):
+        return None
+    check_int(name, save, 1, MOST_BITS)
+    return Quantization(int(save))
 
 
 def bits_or_none(op: str, save: Any) -> Quantization | None:
     """`as_quantization`, of ops whose only other choice is None."""
     if save is not None and as_quantization(save) is None:
-        raise TypeError(f"{op}: save={save!r}: bits, a Quantization or None")
+        raise wrong_type(f"{op}: save", save, "bits, a Quantization or None")
     return as_quantization(save)
 
 

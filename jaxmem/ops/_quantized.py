@@ -31,6 +31,7 @@ from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Key, UInt32
 
 from jaxmem import _compat
+from jaxmem._checks import check_array, check_key, wrong_type
 from jaxmem.ops import _random
 from jaxmem.ops._quantize import Quantization, as_quantization, dequantize, quantize
 
@@ -150,9 +151,10 @@ def stored(
     """
     how = as_quantization(save)
     if how is None:
-        raise TypeError(f"stored: save={save!r}, bits or a Quantization are needed")
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"stored: x has dtype {x.dtype}, a floating dtype is needed")
+        raise wrong_type("stored: save", save, "bits or a Quantization")
+    check_array("stored: x", x, "floating")
+    if rng is not None:
+        check_key("rng", rng)
     with jax.named_scope("jaxmem.stored"):
         return Stored(x, kept_of(x, how, seed_of(rng)))
 

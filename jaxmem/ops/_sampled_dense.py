@@ -17,12 +17,24 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, UInt32
 
+from jaxmem._checks import (
+    check_array,
+    check_choice,
+    check_float,
+    check_key,
+    check_precision,
+)
 from jaxmem.ops import _sampled_projection as projection
 from jaxmem.ops._blocks import vary_alike
 from jaxmem.ops._dense import compute_dtype, dense
 from jaxmem.ops._elementwise import wide
 from jaxmem.ops._random import seed_words
-from jaxmem.ops._sampled_gradient import add_bias, product, with_kernel_gradient
+from jaxmem.ops._sampled_gradient import (
+    add_bias,
+    check_product,
+    product,
+    with_kernel_gradient,
+)
 from jaxmem.ops._sampled_rows import CHOICES
 
 Method = Literal["wta", "crs", "uniform", "gaussian", "rademacher"]
@@ -93,7 +105,11 @@ def sampled_dense(
       Liu et al., WTA-CRS (NeurIPS 2023), arXiv 2305.15265, section 3; Bershatsky et
       al., randomized linear layers (2022), arXiv 2201.13195, section 2.
     """
-    _check(x, kernel, row_norms, budget, method)
+    check_product("sampled_dense", x, kernel, bias)
+    budget = check_sampling(budget, method)
+    check_key("sampled_dense: key", key)
+    check_precision("sampled_dense: precision", precision)
+    _check_norms(x, row_norms, method)
     dtype = compute_dtype("sampled_dense", dtype, x, kernel, bias)
     rows = math.prod(x.shape[:-1])
     k = math.ceil(budget * rows - 1e-6)
@@ -144,16 +160,17 @@ def _by_projection(method: str, k: int):
     return keep, tangent
 
 
-def _check(x, kernel, row_norms, budget: float, method: str) -> None:
+def check_sampling(budget: float, method: str) -> float:
+    """The budget; errors for one out of range and for an unknown method."""
+    check_choice("method", method, _METHODS)
+    return check_float("budget", budget, above=0, at_most=1)
+
+
+def _check_norms(x, row_norms, method: str) -> None:
     op = "sampled_dense"
-    if not 0 < budget <= 1:
-        raise ValueError(f"{op}: budget={budget} is not in (0, 1]")
-    if method not in _METHODS:
-        raise ValueError(f"{op}: method={method!r}, one of {_METHODS}")
-    if kernel.ndim != 2:
-        raise ValueError(f"{op}: kernel of shape {kernel.shape}, two axes are needed")
     if row_norms is None:
         return
+    check_array(f"{op}: row_norms", row_norms, "floating")
     if method not in ("wta", "crs"):
         raise ValueError(f"{op}: row_norms are for wta and crs, not {method!r}")
     if row_norms.shape != x.shape[:-1]:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from jaxmem._checks import check_array, shown, wrong_value
 from jaxmem.ops._dense import dense
 
 
@@ -53,6 +54,21 @@ def with_kernel_gradient(keep: Callable, tangent: Callable, precision) -> Callab
 def product(a, b):
     """a @ b."""
     return jax.lax.dot_general(a, b, (((a.ndim - 1,), (0,)), ((), ())))
+
+
+def check_product(op: str, x, kernel, bias, key=None) -> None:
+    """Errors for arrays that make no product of [..., d] and [d, f]."""
+    for name, array in (("x", x), ("kernel", kernel)):
+        check_array(f"{op}: {name}", array, "floating")
+    if kernel.ndim != 2:
+        raise wrong_value(f"{op}: kernel", kernel, "an array of two axes")
+    if x.ndim == 0 or x.shape[-1] != kernel.shape[0]:
+        raise ValueError(
+            f"{op}: x={shown(x)} must have as its last axis the first of "
+            f"kernel={shown(kernel)}"
+        )
+    if bias is not None and check_array(f"{op}: bias", bias).shape != kernel.shape[1:]:
+        raise wrong_value(f"{op}: bias", bias, f"of shape {kernel.shape[1:]}")
 
 
 def add_bias(y, bias):

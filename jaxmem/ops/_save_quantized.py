@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmem._checks import check_callable, check_key, check_numbers, wrong_value
 from jaxmem.ops._quantize import Quantization
 from jaxmem.ops._quantized import Kept, Rng, Stored, kept_of, linearized_at, seed_of
 
@@ -64,8 +65,13 @@ def save_quantized(
         Mesa, Pan et al., arXiv 2111.11124, section 3; unbiased by stochastic rounding:
         ActNN, Chen et al., arXiv 2104.14129, section 3.
     """
+    check_callable("fn", fn)
+    if rng is not None:
+        check_key("rng", rng)
     how = Quantization(bits, block_size, symmetric)
-    chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    chosen = check_numbers("argnums", argnums)
+    if not chosen:
+        raise wrong_value("argnums", argnums, "at least one position")
     name = getattr(fn, "__name__", type(fn).__name__)
 
     def wrapped(*args, **kwargs):

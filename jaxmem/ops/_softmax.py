@@ -14,6 +14,7 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Bool, Float
 
+from jaxmem._checks import check_array, check_key
 from jaxmem.ops._elementwise import wide, wide_dtype
 from jaxmem.ops._moments import canonical_axes, check_mask, full_mask
 from jaxmem.ops._quantize import Quantization, bits_or_none
@@ -57,6 +58,9 @@ def softmax(
         Bridle 1990; the derivative from the output: y * (g - sum(y * g)).
     """
     how = bits_or_none("softmax", save)
+    check_array("softmax: x", x, "floating")
+    if save_rng is not None:
+        check_key("save_rng", save_rng)
     if how is None or x.size == 0:
         return _call("softmax", _softmax, x, axis, where)
     make = functools.partial(_softmax_codes, how, save_rng)
@@ -96,8 +100,7 @@ def log_softmax(
 
 
 def _call(op: str, make: Callable, x, axis, where) -> Array:
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"{op}: x has dtype {x.dtype}, a floating dtype is needed")
+    check_array(f"{op}: x", x, "floating")
     axes = canonical_axes(range(x.ndim) if axis is None else axis, x.ndim)
     with jax.named_scope(f"jaxmem.{op}"):
         return make(axes)(x, check_mask(op, "where", where, x))

@@ -16,10 +16,22 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from jaxmem._checks import (
+    check_array,
+    check_float,
+    check_int,
+    check_precision,
+    wrong_value,
+)
 from jaxmem.ops._blocks import vary_alike
 from jaxmem.ops._dense import compute_dtype
 from jaxmem.ops._elementwise import wide
-from jaxmem.ops._sampled_gradient import add_bias, product, with_kernel_gradient
+from jaxmem.ops._sampled_gradient import (
+    add_bias,
+    check_product,
+    product,
+    with_kernel_gradient,
+)
 
 
 def velora_dense(
@@ -66,17 +78,19 @@ def velora_dense(
     Source:
       Miles et al., VeLoRA (NeurIPS 2024), arXiv 2405.17991, section 3.
     """
+    check_product("velora_dense", x, kernel, bias)
+    check_array("velora_dense: projection", projection, "floating")
+    check_precision("velora_dense: precision", precision)
+    scale = check_float("velora_dense: scale", scale)
     if projection.ndim != 1 or projection.size == 0 or x.shape[-1] % projection.size:
         raise ValueError(
             f"velora_dense: projection {projection.shape} must be one vector whose "
             f"length divides the {x.shape[-1]} features of x"
         )
-    if kernel.ndim != 2:
-        raise ValueError(f"velora_dense: kernel {kernel.shape}, two axes are needed")
     dtype = compute_dtype("velora_dense", dtype, x, kernel, bias)
     with jax.named_scope("jaxmem.velora_dense"):
         x, kernel, v = vary_alike(x, kernel, projection)
-        multiply = _rank_one(float(scale), precision)
+        multiply = _rank_one(scale, precision)
         return add_bias(multiply(x.astype(dtype), kernel, v.astype(dtype)), bias)
 
 
@@ -117,8 +131,12 @@ def velora_projection(x: Float[Array, "*batch d"], groups: int) -> Float[Array, 
     Source:
       Miles et al., VeLoRA (NeurIPS 2024), section 3.
     """
-    size = x.shape[-1]
-    if groups < 1 or size % groups:
+    check_array("velora_projection: x", x, "floating")
+    groups = check_int("velora_projection: groups", groups, 1)
+    size = x.shape[-1] if x.ndim else 0
+    if size == 0:
+        raise wrong_value("velora_projection: x", x, "an array with a last axis")
+    if size % groups:
         raise ValueError(f"velora_projection: groups={groups} must divide {size}")
     parts = wide(jax.lax.stop_gradient(x)).reshape(-1, size // groups)
     mean = parts.mean(0)

@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, ArrayLike, Bool, Float
 
 from jaxmem._bits import pack_bits, unpack_bits
+from jaxmem._checks import check_array, shown, wrong_type
 from jaxmem.ops._quantized import is_nonzero
 
 
@@ -40,14 +41,23 @@ def where(
     Source:
         The packed mask of Bhatia and Dangel, arXiv 2404.12406, section 3.
     """
+    if not isinstance(condition, bool):
+        check_array("where: condition", condition, "bool_")
     condition = jnp.asarray(condition)
-    if condition.dtype != jnp.bool_:
-        raise TypeError(f"where: condition has dtype {condition.dtype}, need bool")
+    for name, value in (("x", x), ("y", y)):
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            check_array(f"where: {name}", value, "floating")
     dtype = jnp.result_type(x, y)
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"where: x and y are of dtype {dtype}, need a floating dtype")
+        raise wrong_type("where: x", x, f"and y={shown(y)}: one of a floating dtype")
     x, y = jnp.asarray(x, dtype), jnp.asarray(y, dtype)
-    shape = jnp.broadcast_shapes(condition.shape, x.shape, y.shape)
+    try:
+        shape = jnp.broadcast_shapes(condition.shape, x.shape, y.shape)
+    except ValueError:
+        raise ValueError(
+            f"where: condition={shown(condition)}, x={shown(x)}, y={shown(y)}: shapes "
+            "that broadcast to one"
+        ) from None
     with jax.named_scope("jaxmem.where"):
         x, y = jnp.broadcast_to(x, shape), jnp.broadcast_to(y, shape)
         return _where(condition, x, y)

@@ -7,10 +7,8 @@ layer's gradient is taken up inside the backward pass. The first moment is the s
 the second is another estimate, which is what it costs.
 """
 
-import math
-import operator
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +16,20 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Int32, PyTree
 
+from jaxmem._checks import check_choice, check_count, check_dtype, shown
 from jaxmem.optim import _moments
+from jaxmem.optim._arguments import (
+    PHASES,
+    check_call,
+    check_decays,
+    check_mask,
+    check_rate,
+    check_rule,
+    check_state,
+    is_one,
+)
 from jaxmem.optim._devices import AxisName, axis_names, check_own, own
 from jaxmem.optim._moments import AdamAState, Mode, Rule, VScale
-
-PHASES = (None, "accumulate", "apply")
 
 
 def scale_by_adama(
@@ -136,9 +143,13 @@ def scale_by_adama(
       the rule.
     """
     axes = axis_names(axis_name)
+    b1, b2, eps, eps_root = check_decays(b1, b2, eps, eps_root)
     rule = Rule(b1, b2, eps, eps_root, mode, v_scale, nesterov, axes)
-    _check_rule(rule, micro_batches)
-    dtypes = _float_dtype("mu_dtype", mu_dtype), _float_dtype("nu_dtype", nu_dtype)
+    check_rule(rule, micro_batches)
+    for name, dtype in (("mu_dtype", mu_dtype), ("nu_dtype", nu_dtype)):
+        if dtype is not None:
+            check_dtype(name, dtype)
+    dtypes = mu_dtype, nu_dtype
 
     def init(params: PyTree) -> Any:
         mu, nu = (_zeros(params, dtype) for dtype in dtypes)
@@ -159,8 +170,11 @@ def scale_by_adama(
         **extra_args: Any,
     ) -> tuple[PyTree, Any]:
         del params, extra_args
-        n = default if micro_batches is None else _number(micro_batches)
-        _check_call(rule, phase, n, weight, keep)
+        check_choice("phase", phase, PHASES)
+        names = {"apply": "params", "accumulate": "grads", None: "updates"}
+        check_state(state, updates, names[phase])
+        n = default if micro_batches is None else micro_batches
+        n = check_call(rule, phase, n, weight, keep)
         updates = jax.tree.map(jnp.asarray, updates)  # optax takes Python floats
         if phase == "apply":
             return _moments.apply(rule, updates, state)
@@ -173,12 +187,12 @@ def scale_by_adama(
         if phase == "accumulate":
             return jax.tree.map(jnp.zeros_like, updates), state
         done = _moments.apply(rule, updates, state)
-        if _is_one(n):
+        if is_one(n):
             return done
         waiting = jax.tree.map(jnp.zeros_like, updates), state
         return _select_step(state.micro_step >= n, done, waiting)
 
-    default = _number(micro_batches)
+    default = check_count("micro_batches", micro_batches)
     return optax.GradientTransformationExtraArgs(init, update)
 
 
@@ -263,6 +277,9 @@ def adama(
         nesterov=nesterov,
         axis_name=axis_name,
     )
+    learning_rate = check_rate("learning_rate", learning_rate)
+    weight_decay = check_rate("weight_decay", weight_decay)
+    check_mask(mask)
     none = isinstance(weight_decay, int | float) and weight_decay == 0
     decay = optax.identity() if none else optax.add_decayed_weights(weight_decay, mask)
     step = optax.chain(decay, optax.scale_by_learning_rate(learning_rate))
@@ -274,13 +291,14 @@ def adama(
     def update(
         updates: PyTree, state: Any, params: PyTree | None = None, **extra_args: Any
     ) -> tuple[PyTree, Any]:
+        check_state(state[0] if isinstance(state, tuple) and state else state)
         moved: Any = moments.update(updates, state[0], params, **extra_args)
         updates, head = moved
         phase, rest = extra_args.get("phase"), state[1:]
         if phase != "accumulate":
             stepped: Any = step.update(updates, rest, params)
             updates, rest = stepped
-        if phase is None and not _is_one(_overridden(micro_batches, extra_args)):
+        if phase is None and not is_one(_overridden(micro_batches, extra_args)):
             waiting = jax.tree.map(jnp.zeros_like, updates), state[1:]
             updates, rest = _select(head.micro_step == 0, (updates, rest), waiting)
         return updates, (head, *rest)
@@ -308,92 +326,14 @@ def _select_step(condition, done, waiting):
 
 def _zeros(params: PyTree, dtype) -> PyTree:
     def zeros(path, x):
-        own = jnp.result_type(x)
-        if not jnp.issubdtype(own, jnp.floating):
+        array = hasattr(x, "dtype") or isinstance(x, bool | int | float)
+        own = jnp.result_type(x) if array else None
+        if own is None or not jnp.issubdtype(own, jnp.floating):
             name = jax.tree_util.keystr(path)
             raise TypeError(
-                f"params{name} is {own}: AdamA takes real floating parameters; "
+                f"params{name} is {shown(x)}: AdamA takes real floating parameters; "
                 "leave others out with optax.masked or optax.partition"
             )
         return jnp.zeros_like(x, dtype=dtype or own)
 
     return jax.tree_util.tree_map_with_path(zeros, params)
-
-
-def _number(micro_batches):
-    """An int, or an int32 scalar where it is traced or injected."""
-    if isinstance(micro_batches, jax.Array):
-        return micro_batches
-    return operator.index(micro_batches)
-
-
-def _is_one(n) -> bool:
-    return isinstance(n, int) and n == 1
-
-
-def _float_dtype(name: str, dtype):
-    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
-        raise ValueError(f"{name}={dtype}: a floating dtype, or None")
-    return dtype
-
-
-def _check_rule(rule: Rule, micro_batches) -> None:
-    for name, top in (("b1", 1), ("b2", 1), ("eps", math.inf), ("eps_root", math.inf)):
-        value = getattr(rule, name)
-        if isinstance(value, int | float) and not 0 <= value < top:
-            raise ValueError(f"{name}={value}: at least 0 and less than {top}")
-    for name, kinds in (("mode", Mode), ("v_scale", VScale)):
-        if getattr(rule, name) not in get_args(kinds):
-            value = getattr(rule, name)
-            raise ValueError(f"{name}={value!r}: one of {', '.join(get_args(kinds))}")
-    if rule.mode != "paper" and rule.v_scale != "paper":
-        raise ValueError(
-            f"v_scale={rule.v_scale!r} with mode={rule.mode!r}: v_scale is how "
-            'mode="paper" weighs squares; the other modes have no such factor'
-        )
-    if rule.axis_name and (rule.mode != "paper" or rule.nesterov):
-        raise ValueError(
-            f"axis_name with mode={rule.mode!r}, nesterov={rule.nesterov}: only "
-            'mode="paper" without nesterov can be made whole from the moments of '
-            "several devices; reduce the gradients instead (jax.lax.pmean) and leave "
-            "axis_name out"
-        )
-    _check_micro_batches(rule, micro_batches)
-
-
-def _check_micro_batches(rule: Rule, n) -> None:
-    if isinstance(n, jax.Array):
-        valid = n.shape == () and jnp.issubdtype(n.dtype, jnp.integer)
-    else:
-        valid = not isinstance(n, bool) and hasattr(n, "__index__") and n >= 1
-    if not valid:
-        raise ValueError(f"micro_batches={n!r}: an integer of at least 1")
-    if rule.nesterov and not _is_one(_number(n)):
-        raise ValueError(
-            f"nesterov=True with micro_batches={n}: Nesterov momentum needs the "
-            "gradient of the whole mini-batch, which AdamA does not keep; only "
-            "micro_batches=1, a Python int (under optax.inject_hyperparams: "
-            'static_args=("micro_batches",))'
-        )
-
-
-def _check_call(rule: Rule, phase, n, weight, keep) -> None:
-    if phase not in PHASES:
-        raise ValueError(f'phase={phase!r}: "accumulate", "apply" or None')
-    _check_micro_batches(rule, n)
-    if rule.axis_name and phase is None and not _is_one(n):
-        raise ValueError(
-            f"axis_name with micro_batches={n!r} and no phase: between two calls the "
-            "state would be each device's own; use jaxmem.optim.start_step, "
-            "accumulate_step and apply_step"
-        )
-    for name, value in (("weight", weight), ("keep", keep)):
-        if value is not None and jnp.shape(value) != ():
-            raise ValueError(f"{name} has shape {jnp.shape(value)}: a scalar")
-    if keep is not None and jnp.result_type(keep) != jnp.bool_:
-        raise ValueError(f"keep is {jnp.result_type(keep)}: a bool")
-    if rule.nesterov and (phase or weight is not None or keep is not None):
-        raise ValueError(
-            "nesterov=True with phase, weight or keep: Nesterov momentum needs the "
-            "gradient when it is applied; call update(grads, state, params)"
-        )

@@ -6,21 +6,30 @@ inside the backward pass.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
-from jaxtyping import PyTree
 
+from jaxmem._checks import check_scalar
+from jaxmem._paths import (
+    check_bools,
+    paths_and_leaves,
+    selected,
+    selectors,
+    spread_bools,
+)
 from jaxmem.optim._wide import wide
+
+_STACKED = "clip_by_layer_norm: stacked"
+_ALLOWED = "path patterns, a function (path) -> bool, or a tree of bools"
 
 
 def clip_by_layer_norm(
     max_norm: ArrayLike,
-    stacked: Callable[[str], bool] | PyTree | None = None,
+    stacked: Any = None,
 ) -> optax.GradientTransformation:
     """Scales down each layer's gradient to a norm of at most `max_norm`.
 
@@ -32,9 +41,10 @@ def clip_by_layer_norm(
 
     Args:
       max_norm: scalar, more than 0.
-      stacked: which leaves are stacked: a function of the leaf's path, such as
-        "decoder/layers/kernel", or a tree of bools, of the parameters' structure or a
-        prefix of it. None by default.
+      stacked: which leaves are stacked, by default none: patterns of paths as
+        `jaxmem.trainable` takes them ("layers", "decoder/layers/**", a compiled regular
+        expression), a function of the leaf's path ("decoder/layers/kernel"), a list of
+        these; or a tree of bools, of the parameters' structure or a prefix of it.
 
     Returns:
       An `optax.GradientTransformation` without state. Norms are computed in float32 or
@@ -42,20 +52,23 @@ def clip_by_layer_norm(
       the first.
 
     Raises:
-      ValueError: `max_norm` not positive; from `update`, stacked leaves without an axis
-        0, or of one top-level child with several sizes of it.
+      TypeError: `stacked` is none of these.
+      ValueError: `max_norm` not positive; from `update`, a pattern that matches no
+        leaf, stacked leaves without an axis 0, or of one top-level child with several
+        sizes of it.
 
     Source:
       Pascanu et al., "On the difficulty of training recurrent neural networks",
       arXiv 1211.5063, section 3.2, layer by layer.
     """
-    if isinstance(max_norm, int | float) and not max_norm > 0:
-        raise ValueError(f"max_norm={max_norm}: more than 0")
+    check_scalar("max_norm", max_norm, above=0)
+    if stacked is not None and selectors(stacked) is None:
+        check_bools(_STACKED, stacked, _ALLOWED)
 
     def update(updates, state, params=None):
         del params
         leaves, tree = jax.tree_util.tree_flatten_with_path(updates)
-        stacks = _stacks(stacked, updates, leaves)
+        stacks = _stacks(stacked, updates)
         layers = defaultdict(list)
         for i, ((path, _), stack) in enumerate(zip(leaves, stacks, strict=True)):
             layers[jax.tree_util.keystr(path[:1]), stack].append(i)
@@ -71,17 +84,15 @@ def clip_by_layer_norm(
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
-def _stacks(stacked, updates, leaves) -> list[bool]:
+def _stacks(stacked, updates) -> list[bool]:
     """For each leaf whether it is stacked."""
     if stacked is None:
-        return [False] * len(leaves)
-    if callable(stacked):
-        name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
-        return [bool(stacked(name(path))) for path, _ in leaves]
-    marks = jax.tree.map(
-        lambda s, sub: jax.tree.map(lambda _: s, sub), stacked, updates
-    )
-    return [bool(s) for s in jax.tree.leaves(marks)]
+        return [False] * len(jax.tree.leaves(updates))
+    given = selectors(stacked)
+    if given is None:
+        return spread_bools(_STACKED, updates, stacked, _ALLOWED)
+    ask = lambda fn, path, leaf: fn(path)
+    return selected(_STACKED, paths_and_leaves(updates), given, ask)
 
 
 def _clipped(group: list, stack: bool, max_norm, name: str) -> list:

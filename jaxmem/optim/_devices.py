@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
+from jaxmem._checks import check_axis_name
 from jaxmem._compat import varying_axes
 
 AxisName = str | tuple[str, ...]
@@ -18,12 +19,7 @@ AxisName = str | tuple[str, ...]
 
 def axis_names(axis_name: AxisName | None) -> tuple[str, ...]:
     """The names as a tuple."""
-    if axis_name is None or isinstance(axis_name, str):
-        return () if axis_name is None else (axis_name,)
-    names = axis_name if isinstance(axis_name, tuple | list) else ()
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"axis_name={axis_name!r}: a name or a tuple of names")
-    return tuple(names)
+    return check_axis_name("axis_name", axis_name)
 
 
 def count_devices(names: tuple[str, ...]) -> int:

@@ -19,8 +19,10 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Int32, PyTree
 
+from jaxmem._checks import check_count, check_key, check_scalar, shown
 from jaxmem.optim._adam_pallas import update_leaf
 from jaxmem.optim._adama import scale_by_adama
+from jaxmem.optim._arguments import check_mask, check_rate, check_state
 from jaxmem.optim._moments import AdamAState
 from pallas_kernels._adam import Factors, uses_bits
 from pallas_kernels.dispatch import Implementation, check_implementation
@@ -94,6 +96,9 @@ class FusedAdam:
 
     def __post_init__(self):
         check_implementation(self.implementation)
+        check_rate("learning_rate", self.learning_rate)
+        check_rate("weight_decay", self.weight_decay)
+        check_mask(self.mask)
         self._moments()
 
     def init(self, params: PyTree) -> AdamAState:
@@ -124,6 +129,7 @@ class FusedAdam:
           micro_batches: N, as for `accumulate`.
           weight: as for `accumulate`.
         """
+        _check_trees(state, grads=grads, params=params)
         return self._update(grads, state, params, micro_batches, weight, rng)
 
     def accumulate(
@@ -142,12 +148,14 @@ class FusedAdam:
           micro_batches: N, in how many a mini-batch comes.
           weight: scalar in place of 1/N.
         """
+        _check_trees(state, grads=grads)
         return self._update(grads, state, None, micro_batches, weight, None)[1]
 
     def apply(
         self, state: AdamAState, params: PyTree, *, rng: Array | None = None
     ) -> tuple[PyTree, AdamAState]:
         """(parameters, state) at the end of a mini-batch; `rng` as for `step`."""
+        _check_trees(state, params=params)
         return self._update(None, state, params, 1, None, rng)
 
     def _moments(self) -> optax.GradientTransformation:
@@ -156,6 +164,11 @@ class FusedAdam:
         )
 
     def _update(self, grads, state, params, n, weight, rng):
+        n = check_count("micro_batches", n)
+        if weight is not None:
+            check_scalar("weight", weight)
+        if rng is not None:
+            check_key("rng", rng)
         tree = jax.tree.structure(state.mu)
         leaves = _leaves(tree, p=params, m=state.mu, v=state.nu, g=grads)
         _check_shapes(state.mu, leaves)
@@ -187,8 +200,6 @@ class FusedAdam:
 
     def _factors(self, state: AdamAState, n, weight) -> Factors:
         """As `scale_by_adama` and optax have them, to the bit."""
-        if isinstance(n, int) and n < 1:
-            raise ValueError(f"FusedAdam: micro_batches={n}: at least 1")
         count = optax.safe_increment(state.count)
         first = state.micro_step == 0
         number = lambda x: jnp.asarray(x, float)
@@ -208,6 +219,18 @@ class FusedAdam:
             decay=at(self.weight_decay),
             rate=at(self.learning_rate),
         )
+
+
+def _check_trees(state, **trees) -> None:
+    """Errors for what is no state of FusedAdam, and for trees not as its parameters."""
+    check_state(state)
+    wanted = jax.tree.structure(state.mu)
+    for name, tree in trees.items():
+        if jax.tree.structure(tree) != wanted:
+            raise ValueError(
+                f"{name}={shown(tree)}: not of the structure of the parameters that "
+                f"the state was made for, {shown(state.mu)}"
+            )
 
 
 def _leaves(tree, **trees) -> list[dict[str, Any]]:

@@ -14,7 +14,13 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, PyTree
 
-from jaxmem.optim._steps import accumulate_step, apply_like, contains_adama
+from jaxmem._checks import check_bool, check_dtype, check_int, shown
+from jaxmem.optim._steps import (
+    accumulate_step,
+    apply_like,
+    as_transformation,
+    contains_adama,
+)
 from jaxmem.optim._wide import wide
 
 
@@ -28,6 +34,10 @@ class MultiSteps:
     place of its `micro_batches`, and `acc_grads` is empty; schedules and weight decay
     in `opt` act once a mini-batch.
 
+    In `jaxmem.microbatch`, and under `accumulate_step` and `apply_step`, a call has n
+    micro-batches: then an AdamA in `opt` takes mini-batches of k n of them, and the
+    parameters move at every k-th step.
+
     Args:
       opt: an optax transformation.
       every_k_schedule: k, or a function that gives it for the number of updates so far.
@@ -36,6 +46,8 @@ class MultiSteps:
         Sums are computed in float32 or wider either way.
 
     Raises:
+      TypeError: an argument of another kind; from `update`, a state that is not of
+        `init`.
       ValueError: `every_k_schedule` less than 1; from `update`, an `opt` in which only
         some of the gradients go into an AdamA, see `accumulate_step`.
     """
@@ -48,11 +60,13 @@ class MultiSteps:
         use_grad_mean: bool = True,
         accumulator_dtype: DTypeLike | None = jnp.float32,
     ):
-        if not callable(every_k_schedule) and every_k_schedule < 1:
-            raise ValueError(f"every_k_schedule={every_k_schedule}: at least 1")
-        self._opt = optax.with_extra_args_support(opt)
+        if not callable(every_k_schedule):
+            every_k_schedule = check_int("every_k_schedule", every_k_schedule, 1)
+        if accumulator_dtype is not None:
+            check_dtype("accumulator_dtype", accumulator_dtype, "inexact")
+        self._opt = as_transformation("opt", opt)
         self._every_k = every_k_schedule
-        self._use_grad_mean = use_grad_mean
+        self._use_grad_mean = check_bool("use_grad_mean", use_grad_mean)
         self._dtype = accumulator_dtype
 
     @property
@@ -78,12 +92,24 @@ class MultiSteps:
         params: PyTree | None = None,
         **extra_args: Any,
     ) -> tuple[PyTree, optax.MultiStepsState]:
-        """Takes one micro-batch's gradient; zeros, or the updates of k of them."""
+        """Takes one micro-batch's gradient; zeros, or the updates of k of them.
+
+        With an AdamA, the `phase`, `micro_batches`, `weight` and `keep` of
+        `scale_by_adama` are those of one call in k.
+        """
+        _check_state(state)
         k = self._k(state.gradient_step)
-        take = self._moments if contains_adama(state.inner_opt_state) else self._sums
-        step, waiting = take(updates, state, params, k, extra_args)
+        if not contains_adama(state.inner_opt_state):
+            step, waiting = self._sums(updates, state, params, extra_args)
+        elif extra_args.get("phase") == "accumulate":
+            return _zeros_like(updates), state._replace(
+                inner_opt_state=self._added(updates, state, params, k, **extra_args)
+            )
+        else:
+            step, waiting = self._moments(updates, state, params, k, **extra_args)
         emit = jnp.greater_equal(state.mini_step, k - 1)
-        done, inner, acc = _when(emit, step, updates, waiting)
+        always = isinstance(k, int) and k == 1
+        done, inner, acc = _when(True if always else emit, step, updates, waiting)
         return done, optax.MultiStepsState(
             mini_step=jnp.where(emit, 0, optax.safe_increment(state.mini_step)),
             gradient_step=jnp.where(
@@ -106,29 +132,41 @@ class MultiSteps:
     def _k(self, gradient_step):
         if not callable(self._every_k):
             return self._every_k
-        k = self._every_k(gradient_step)
-        return k if isinstance(k, int) else jnp.asarray(k, jnp.int32)
+        k: Any = self._every_k(gradient_step)
+        if isinstance(k, jax.Array):
+            return k.astype(jnp.int32)
+        whole = isinstance(k, float) and k.is_integer()
+        return check_int("every_k_schedule(...)", int(k) if whole else k, 1)
 
-    def _moments(self, grads, state, params, k, extra_args):
+    def _moments(self, grads, state, params, k, phase=None, **extra_args):
         """(what ends a mini-batch, what to keep otherwise), with an AdamA."""
-        inner = accumulate_step(
-            self._opt,
-            grads,
-            state.inner_opt_state,
-            params,
-            micro_batches=k,
-            weight=None if self._use_grad_mean else 1.0,
-            **extra_args,
-        )
+        inner = state.inner_opt_state
+        if phase != "apply":
+            check_int("micro_batches", extra_args.get("micro_batches", 1), 1, 1)
+            inner = self._added(grads, state, params, k, **extra_args)
+        for name in ("micro_batches", "weight", "keep"):
+            extra_args.pop(name, None)
 
         def step():
             return *apply_like(self._opt, grads, inner, params, **extra_args), ()
 
         return step, (inner, ())
 
-    def _sums(self, grads, state, params, k, extra_args):
+    def _added(
+        self, grads, state, params, k, *, micro_batches=1, weight=None, **extra_args
+    ):
+        """The state of `opt` with a micro-batch more, of k calls' micro-batches."""
+        extra_args.pop("phase", None)
+        if not self._use_grad_mean:
+            weight = 1 / micro_batches if weight is None else weight
+        elif weight is not None:
+            weight = weight / k
+        extra_args |= {"micro_batches": k * micro_batches, "weight": weight}
+        inner = state.inner_opt_state
+        return accumulate_step(self._opt, grads, inner, params, **extra_args)
+
+    def _sums(self, grads, state, params, extra_args):
         """The same, with an accumulator."""
-        del k
         add = _add_to_mean if self._use_grad_mean else _add
         total = jax.tree.map(
             lambda g, a: add(g, a, state.mini_step), grads, state.acc_grads
@@ -144,8 +182,23 @@ class MultiSteps:
         return step, (state.inner_opt_state, kept)
 
 
+def _check_state(state) -> None:
+    if not isinstance(state, optax.MultiStepsState):
+        raise TypeError(
+            f"MultiSteps: state={shown(state)}: the MultiStepsState of init, in "
+            "update(updates, state, params)"
+        )
+
+
+def _zeros_like(tree):
+    return jax.tree.map(jnp.zeros_like, tree)
+
+
 def _when(emit, step, grads, waiting):
-    """`step()`, or zero updates and the states in `waiting`, by a branch."""
+    """`step()`, or zero updates and the states in `waiting`, by a branch.
+
+    True for `emit` is always.
+    """
     shapes = jax.eval_shape(step)[0]
     like = lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype)  # noqa: E731
 
@@ -159,7 +212,7 @@ def _when(emit, step, grads, waiting):
         )
         return zeros, *waiting
 
-    return jax.lax.cond(emit, run, wait)
+    return run() if emit is True else jax.lax.cond(emit, run, wait)
 
 
 def _add(g, acc, n):

@@ -17,9 +17,22 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
+from jaxmem._checks import check_count, shown
 from jaxmem.optim._dependence import depends_on_input
 from jaxmem.optim._devices import AxisName, axis_names, check_whole, count_devices, own
 from jaxmem.optim._moments import AdamAState
+
+
+def as_transformation(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:
+    """`tx` with extra arguments, a MultiSteps object by its `gradient_transformation`.
+
+    TypeError for what is no optax transformation.
+    """
+    if not (callable(getattr(tx, "init", None)) and hasattr(tx, "update")):
+        raise TypeError(f"{name}={shown(tx)}: an optax.GradientTransformation")
+    whole: Any = getattr(tx, "gradient_transformation", None)
+    given: Any = whole() if callable(whole) else tx
+    return optax.with_extra_args_support(given)
 
 
 def contains_adama(state: PyTree) -> bool:
@@ -69,6 +82,8 @@ def start_step(
     """
     _need_adama(state)
     names = axis_names(axis_name)
+    if not names:
+        raise TypeError(f"axis_name={axis_name!r}: a name or a tuple of names")
     count_devices(names)
 
     def begun(s):
@@ -121,7 +136,9 @@ def accumulate_step(
         `optax.set_to_zero()` passes.
     """
     _need_adama(state)
-    update = optax.with_extra_args_support(tx).update
+    _check_multi_steps(state)
+    micro_batches = check_count("micro_batches", micro_batches)
+    update = as_transformation("tx", tx).update
     extra_args |= {"micro_batches": micro_batches, "weight": weight, "keep": keep}
 
     def run(grads):
@@ -164,7 +181,7 @@ def apply_like(
     """`apply_step` with the updates' structure and dtypes from `like`."""
     _need_adama(state)
     zeros = jax.tree.map(jnp.zeros_like, like)
-    update = optax.with_extra_args_support(tx).update
+    update = as_transformation("tx", tx).update
     updates, new = update(zeros, state, params, phase="apply", **extra_args)
     return updates, _merged(state, new, accumulating=False)
 
@@ -210,9 +227,21 @@ def _merged_chain(old: list, new: list, accumulating: bool) -> list:
 def _need_adama(state) -> None:
     if not contains_adama(state):
         raise ValueError(
-            "the state holds no AdamAState: use jaxmem.optim.adama or scale_by_adama "
-            "in tx, or jaxmem.optim.MultiSteps, which takes any optimizer"
+            f"state={shown(state)} holds no AdamAState: use jaxmem.optim.adama or "
+            "scale_by_adama in tx, or jaxmem.optim.MultiSteps, for any optimizer"
         )
+
+
+def _check_multi_steps(state) -> None:
+    """ValueError for optax's MultiSteps round an AdamA: the state is no other's."""
+    is_multi = lambda s: isinstance(s, optax.MultiStepsState)
+    for s in filter(is_multi, jax.tree.leaves(state, is_leaf=is_multi)):
+        if contains_adama(s.inner_opt_state) and jax.tree.leaves(s.acc_grads):
+            raise ValueError(
+                "tx is an optax.MultiSteps round an AdamA, which keeps gradients in an "
+                "accumulator of its own and loses those of micro-batches: use "
+                "jaxmem.optim.MultiSteps, or the AdamA without either"
+            )
 
 
 def _check_nothing_is_lost(updates_of, grads, state) -> None:

@@ -21,7 +21,8 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
-from jaxmem.planning._graph import Graph
+from jaxmem._checks import check_int
+from jaxmem.planning._graph import Graph, checked
 from jaxmem.planning._liveness import written_over
 from jaxmem.planning._pieces import Pieces, pieces_of
 
@@ -39,7 +40,8 @@ def lower_bound(graph: Graph, *, cuts: int = 16) -> int:
     Returns:
       Bytes; the arguments are not counted.
     """
-    return Bounds(pieces_of(graph)).largest(cuts)
+    cuts = check_int("cuts", cuts, 0)
+    return Bounds(pieces_of(checked(graph))).largest(cuts)
 
 
 class Bounds:

@@ -9,6 +9,9 @@ import csv
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from os import PathLike
+from typing import Any
+
+from jaxmem._checks import check_int, shown, wrong_type, wrong_value
 
 _COLUMNS = ("id", "lower", "upper", "size")
 
@@ -30,6 +33,14 @@ class Buffer:
     size: int
 
     def __post_init__(self):
+        if type(self.id) not in (int, str):
+            if isinstance(self.id, bool) or not isinstance(self.id, int | str):
+                raise wrong_type("buffer id", self.id, "an int or a text")
+        for name in ("lower", "upper", "size"):
+            value = getattr(self, name)
+            if type(value) is not int:  # there are many buffers
+                value = check_int(f"buffer {self.id}: {name}", value)
+                object.__setattr__(self, name, value)
         if self.lower >= self.upper:
             raise ValueError(
                 f"buffer {self.id}: lower must be below upper, "
@@ -55,6 +66,7 @@ def read_buffers(path: str | PathLike[str]) -> tuple[Buffer, ...]:
       ValueError: a column is missing, or a row is not a buffer; the message has the
         number of the line.
     """
+    check_path(path)
     with open(path, newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file, skipinitialspace=True)
         header = [name.strip().lower() for name in next(rows, [])]
@@ -95,12 +107,49 @@ def write_buffers(
       buffers: one a line.
       offsets: of each buffer by its id, in bytes; a fifth column.
     """
+    check_path(path)
+    buffers = check_buffers(buffers)
+    if offsets is not None:
+        check_offsets(offsets, buffers)
     with open(path, "w", newline="", encoding="utf-8") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(_COLUMNS if offsets is None else (*_COLUMNS, "offset"))
         for b in buffers:
             offset = () if offsets is None else (offsets[b.id],)
             out.writerow((b.id, b.lower, b.upper, b.size, *offset))
+
+
+def check_path(path: Any) -> None:
+    """TypeError for what is no path: an int would be an open file's number."""
+    if not isinstance(path, str | PathLike) or not str(path):
+        raise wrong_type("path", path, "a path, as a text or an os.PathLike")
+
+
+def check_buffers(buffers: Any) -> tuple[Buffer, ...]:
+    """The buffers; errors for what is none, and for two of one id."""
+    allowed = "a sequence of jaxmem.planning.Buffer"
+    if not isinstance(buffers, Iterable):
+        raise wrong_type("buffers", buffers, allowed)
+    buffers = tuple(buffers)
+    seen: set[int | str] = set()
+    for b in buffers:
+        if not isinstance(b, Buffer):
+            raise wrong_type("buffers", b, f"{allowed}, and this is none")
+        if b.id in seen:
+            raise ValueError(f"buffers: two have the id {b.id!r}: {shown(b)}")
+        seen.add(b.id)
+    return buffers
+
+
+def check_offsets(offsets: Any, buffers: Iterable[Buffer]) -> None:
+    """Errors unless each buffer has an offset."""
+    allowed = "a mapping from the id of each buffer to its offset, an int"
+    if not isinstance(offsets, Mapping):
+        raise wrong_type("offsets", offsets, allowed)
+    for b in buffers:
+        if b.id not in offsets:
+            raise wrong_value("offsets", offsets, f"{allowed}: {b.id!r} has none")
+        check_int(f"offsets[{b.id!r}]", offsets[b.id])
 
 
 def _buffer(cells: list[str]) -> Buffer:

@@ -4,6 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from jaxmem._checks import check_int, check_numbers, shown, wrong_type
+
+
+def _all_are(kind: type, items: object) -> bool:
+    return isinstance(items, tuple | list) and all(isinstance(x, kind) for x in items)
+
 
 @dataclass(frozen=True)
 class Value:
@@ -16,6 +22,10 @@ class Value:
 
     bytes: int
     name: str = ""
+
+    def __post_init__(self):
+        if type(self.bytes) is not int or self.bytes < 0:  # there are many values
+            object.__setattr__(self, "bytes", check_int("bytes", self.bytes, 0))
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,7 @@ class Graph:
     aliases: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self):
+        self._check_kinds()
         there = set(self.arguments)
         for place, operation in enumerate(self.operations):
             missing = [v for v in operation.inputs if v not in there]
@@ -94,18 +105,36 @@ class Graph:
                         "not an (output, input) of it"
                     )
             there.update(operation.outputs)
+        if beyond := there.difference(range(len(self.values))):
+            raise ValueError(
+                f"values={shown(self.values)}: there is none of number "
+                f"{min(beyond, key=str)!r}, which is an argument or made"
+            )
         missing = [v for v in self.outputs if v not in there]
         if missing:
-            raise ValueError(f"outputs: value {missing[0]} is never made")
+            raise ValueError(f"outputs: value {missing[0]!r} is never made")
         arguments, outputs, taken = set(self.arguments), set(self.outputs), set()
         for v, u in self.aliases.items():
             if v not in outputs or v in arguments:
-                raise ValueError(f"aliases: value {v} is not an output that is made")
+                raise ValueError(f"aliases: value {v!r} is not an output that is made")
             if u not in arguments:
-                raise ValueError(f"aliases: value {u} is not an argument")
+                raise ValueError(f"aliases: value {u!r} is not an argument")
             if u in taken:
                 raise ValueError(f"aliases: two outputs in argument {u}")
             taken.add(u)
+
+    def _check_kinds(self) -> None:
+        """Errors for what holds no operations, values and numbers of values."""
+        for name, kind in (("operations", Operation), ("values", Value)):
+            items = getattr(self, name)
+            if not _all_are(kind, items):
+                raise wrong_type(name, items, f"a tuple of {kind.__name__}s")
+        for name in ("arguments", "outputs"):
+            items = getattr(self, name)
+            if not _all_are(int, items):
+                raise wrong_type(name, items, "a tuple of numbers of values")
+        if not isinstance(self.aliases, Mapping):
+            raise wrong_type("aliases", self.aliases, "a mapping of numbers of values")
 
     @cached_property
     def maker(self) -> dict[int, int]:
@@ -139,17 +168,31 @@ class Graph:
             for o in self.operations
         ]
 
-    def check_order(self, order: Sequence[int]) -> None:
-        """Raises ValueError unless `order` does every operation once, inputs first."""
+    def check_order(self, order: Sequence[int]) -> tuple[int, ...]:
+        """The order; ValueError unless it does every operation once, inputs first."""
+        allowed = "must have every operation once"
+        if isinstance(order, str | Mapping) or not isinstance(order, Iterable):
+            raise wrong_type("order", order, f"a sequence of numbers, {allowed}")
+        order = check_numbers("order", order)
         if sorted(order) != list(range(len(self.operations))):
-            raise ValueError("order: must have every operation once")
+            raise ValueError(f"order: {allowed}: {shown(order)}")
         done: set[int] = set()
         for i in order:
             early = [b for b in self.before[i] if b not in done]
             if early:
-                raise ValueError(f"order: operation {i} comes before {early[0]}")
+                raise ValueError(
+                    f"order: operation {i} comes before {early[0]}: {shown(order)}"
+                )
             done.add(i)
+        return order
 
     def bytes_of(self, values: Iterable[int]) -> int:
         """Bytes of these values together."""
         return sum(self.values[v].bytes for v in values)
+
+
+def checked(graph: Graph) -> Graph:
+    """The graph; TypeError for what is none."""
+    if not isinstance(graph, Graph):
+        raise wrong_type("graph", graph, "a jaxmem.planning.Graph")
+    return graph

@@ -8,8 +8,8 @@ import heapq
 from collections.abc import Callable, Iterable
 
 from jaxmem.planning._front import Front
-from jaxmem.planning._graph import Graph
-from jaxmem.planning._liveness import peak
+from jaxmem.planning._graph import Graph, checked
+from jaxmem.planning._liveness import walked
 from jaxmem.planning._pieces import pieces_of
 
 SCALAR = 8  # bytes: an operation that makes no more than one number
@@ -17,7 +17,7 @@ SCALAR = 8  # bytes: an operation that makes no more than one number
 
 def program_order(graph: Graph) -> tuple[int, ...]:
     """As it is written."""
-    return tuple(range(len(graph.operations)))
+    return tuple(range(len(checked(graph).operations)))
 
 
 def list_order(graph: Graph) -> tuple[int, ...]:
@@ -28,7 +28,7 @@ def list_order(graph: Graph) -> tuple[int, ...]:
 
     Source: openxla/xla, xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc.
     """
-    sizes, arguments = [v.bytes for v in graph.values], set(graph.arguments)
+    sizes, arguments = [v.bytes for v in checked(graph).values], set(graph.arguments)
     uses = [len(readers) for readers in graph.readers]
     for v in graph.outputs:
         uses[v] += 1
@@ -88,7 +88,7 @@ def depth_first_order(graph: Graph) -> tuple[int, ...]:
 
     Source: openxla/xla, xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc.
     """
-    most = len(graph.operations)
+    most = len(checked(graph).operations)
     fan, size, total = [0] * most, [0] * most, 0
     for i, operation in enumerate(graph.operations):
         own = graph.bytes_of(operation.outputs)
@@ -103,7 +103,7 @@ def depth_first_order(graph: Graph) -> tuple[int, ...]:
 
 def post_order(graph: Graph) -> tuple[int, ...]:
     """Depth first from the outputs, inputs as they are written."""
-    return _post_order(graph, list)
+    return _post_order(checked(graph), list)
 
 
 def _post_order(
@@ -131,7 +131,7 @@ def least_peak_first_order(graph: Graph) -> tuple[int, ...]:
 
     Source: pytorch, torch/_inductor/memory.py, `topological_sort_lpmf`.
     """
-    front = Front(pieces_of(graph))
+    front = Front(pieces_of(checked(graph)))
     walk, top = front.walk, 0
     fits: list[tuple[int, int, int]] = []  # (bytes after, operation, during)
     rises: list[tuple[int, int, int]] = []  # (during, bytes after, operation)
@@ -194,4 +194,5 @@ def best_greedy(graph: Graph) -> tuple[int, ...]:
 def _best(
     graph: Graph, makers: Iterable[Callable[[Graph], tuple[int, ...]]]
 ) -> tuple[int, ...]:
-    return min((make(graph) for make in makers), key=lambda o: peak(graph, o))
+    orders = (make(graph) for make in makers)
+    return min(orders, key=lambda o: max(walked(graph, o), default=0))

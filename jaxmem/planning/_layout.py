@@ -14,11 +14,18 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from os import PathLike
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from jaxmem.planning._buffers import Buffer
+from jaxmem._checks import (
+    check_callable,
+    check_choice,
+    check_float,
+    check_int,
+    wrong_type,
+)
+from jaxmem.planning._buffers import Buffer, check_buffers, check_offsets
 from jaxmem.planning._layout_fit import best_fit as fit_in_order
 from jaxmem.planning._layout_improve import improve
 from jaxmem.planning._layout_problem import Problem, make_problem
@@ -72,6 +79,7 @@ class Layout:
 
         A sweep over time that compares what is made with its neighbours in the arena.
         """
+        check_offsets(self.offsets, self.buffers)
         events = [(b.upper, False, b) for b in self.buffers if b.size]
         events += [(b.lower, True, b) for b in self.buffers if b.size]
         events.sort(key=lambda event: event[:2])
@@ -202,19 +210,21 @@ def layout(
     """
     begin = time.monotonic()
     buffers = _checked(buffers)
+    time_limit = check_float("time_limit", time_limit, at_least=0, infinite=True)
+    seed = check_int("seed", seed, 0)
+    if capacity is not None:
+        capacity = check_int("capacity", capacity, 0)
+    if progress is not None:
+        check_callable("progress", progress, "a function, or None")
     load, moment = _load(buffers)
-    if time_limit < 0:
-        raise ValueError(f"time_limit={time_limit}: seconds, at least 0")
     if capacity is not None and capacity < load:
         raise ValueError(
             f"capacity={capacity:,} bytes is less than the {load:,} bytes "
             f"that are alive at time {moment}"
         )
     problem, some = _arrays(buffers)
-    unknown = set(long_lived) - {b.id for b in buffers}
-    if unknown:
-        raise ValueError(f"long_lived: no buffer has the id {min(unknown, key=str)!r}")
-    early = np.array([buffers[i].id in set(long_lived) for i in some], bool)
+    wanted = _long_lived(long_lived, {b.id for b in buffers})
+    early = np.array([buffers[i].id in wanted for i in some], bool)
     unit = problem.unit
     offsets, bound = improve(
         problem,
@@ -248,8 +258,7 @@ def best_fit(
       ValueError: two buffers have an id, or `by` is something else.
     """
     begin = time.monotonic()
-    if by not in ("size", "lifetime"):
-        raise ValueError(f"by={by!r}: 'size' or 'lifetime'")
+    check_choice("by", by, ("size", "lifetime"))
     buffers = _checked(buffers)
     problem, some = _arrays(buffers)
     lives = np.array([buffers[i].upper - buffers[i].lower for i in some], np.int64)
@@ -260,15 +269,24 @@ def best_fit(
 
 
 def _checked(buffers: Iterable[Buffer]) -> tuple[Buffer, ...]:
-    buffers = tuple(buffers)
-    seen: set[int | str] = set()
-    for b in buffers:
-        if b.id in seen:
-            raise ValueError(f"buffers: two have the id {b.id!r}")
-        seen.add(b.id)
+    buffers = check_buffers(buffers)
     if sum(b.size for b in buffers) >= _MOST:
         raise ValueError("buffers: 2 EiB and more together is more than can be counted")
     return buffers
+
+
+def _long_lived(ids: Any, known: set[int | str]) -> set[int | str]:
+    """The ids, each of a buffer."""
+    allowed = "a collection of ids of buffers"
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
+        raise wrong_type("long_lived", ids, allowed)
+    found = list(ids)
+    for one in found:
+        if not isinstance(one, int | str):
+            raise wrong_type("long_lived", ids, allowed)
+        if one not in known:
+            raise ValueError(f"long_lived: no buffer has the id {one!r}; {allowed}")
+    return set(found)
 
 
 def _load(buffers: tuple[Buffer, ...]) -> tuple[int, int]:

@@ -9,8 +9,9 @@ whose lifetimes overlap; so the load of the buffers is the peak of the order.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from jaxmem._checks import check_int
 from jaxmem.planning._buffers import Buffer
-from jaxmem.planning._graph import Graph
+from jaxmem.planning._graph import Graph, checked
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,9 @@ def lifetimes(
     Raises:
       ValueError: `order` is none, or `alignment` is not at least 1.
     """
-    order = range(len(graph.operations)) if order is None else order
-    graph.check_order(order)
-    if alignment < 1:
-        raise ValueError(f"alignment={alignment}: bytes, at least 1")
+    order = range(len(checked(graph).operations)) if order is None else order
+    order = checked(graph).check_order(order)
+    alignment = check_int("alignment", alignment, 1)
     end = _ends(graph, order)
     start: dict[int, int] = {}  # root value -> the place where its buffer begins
     until: dict[int, int] = {}  # root value -> the place after its buffer's end

@@ -6,7 +6,7 @@ so the bytes of an order are a walk over sets, which is what the searches rely o
 
 from collections.abc import Iterable, Sequence
 
-from jaxmem.planning._graph import Graph
+from jaxmem.planning._graph import Graph, checked
 
 
 def profile(graph: Graph, order: Sequence[int] | None = None) -> list[int]:
@@ -21,16 +21,26 @@ def profile(graph: Graph, order: Sequence[int] | None = None) -> list[int]:
 
     Returns:
       One figure an operation, in this order.
+
+    Raises:
+      ValueError: `order` is none.
     """
-    walk = Walk(graph)
-    return [
-        walk.do(i) for i in (range(len(graph.operations)) if order is None else order)
-    ]
+    if order is None:
+        order = range(len(checked(graph).operations))
+    else:
+        order = checked(graph).check_order(order)
+    return walked(graph, order)
 
 
 def peak(graph: Graph, order: Sequence[int] | None = None) -> int:
     """The largest figure of `profile`; 0 for a graph without operations."""
     return max(profile(graph, order), default=0)
+
+
+def walked(graph: Graph, order: Iterable[int]) -> list[int]:
+    """`profile` of an order that is known to be one."""
+    walk = Walk(graph)
+    return [walk.do(i) for i in order]
 
 
 class Walk:

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from jaxmem._checks import check_callable, check_float
 from jaxmem.planning import _exact
 from jaxmem.planning._bound import Bounds
 from jaxmem.planning._exact import Solved
-from jaxmem.planning._graph import Graph
+from jaxmem.planning._graph import Graph, checked
 from jaxmem.planning._greedy import GREEDY
 from jaxmem.planning._once import Once
 from jaxmem.planning._pieces import Pieces, PieceWalk, pieces_of
@@ -99,8 +100,10 @@ def order(
     Source: ROAM (arXiv:2310.19295) for segments and the placement of updates; Serenity
     (MLSys 2020) for the search over sets of operations.
     """
-    if not time_limit > 0:
-        raise ValueError(f"time_limit: must be above 0 seconds, not {time_limit}")
+    checked(graph)
+    time_limit = check_float("time_limit", time_limit, above=0, infinite=True)
+    if progress is not None:
+        check_callable("progress", progress, "a function, or None")
     began = time.monotonic()
     until, once = began + time_limit, Once()
     parts = _parts(graph)

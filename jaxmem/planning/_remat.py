@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxmem.planning._graph import Graph, Operation
+from jaxmem._checks import check_bool, check_callable, check_float, wrong_type
+from jaxmem.planning._graph import Graph, Operation, checked
 from jaxmem.planning._remat_chain import chain_plans
 from jaxmem.planning._remat_search import Search, State
 from jaxmem.planning._remat_sequence import Tables
@@ -85,6 +86,8 @@ def seconds(peak_flops: float = 1e15, bandwidth: float = 3.3e12) -> Cost:
       peak_flops: operations a second.
       bandwidth: bytes a second. The defaults are about those of an H100.
     """
+    peak_flops = check_float("peak_flops", peak_flops, above=0)
+    bandwidth = check_float("bandwidth", bandwidth, above=0)
     return lambda o: max(o.flops / peak_flops, o.moved / bandwidth)
 
 
@@ -185,11 +188,10 @@ def rematerialise(
     Source: Jain et al., "Checkmate" (https://arxiv.org/abs/1910.02653), for the
       problem.
     """
-    if not budget >= 0:
-        raise ValueError(f"budget: bytes, at least 0; got {budget!r}")
-    if exact and graph.aliases:
+    check_float("budget", budget, at_least=0, infinite=True)
+    if check_bool("exact", exact) and checked(graph).aliases:
         raise ValueError("exact: only for graphs without aliases")
-    cost = cost or seconds()
+    cost = seconds() if cost is None else cost
     found = frontier(
         graph, cost=cost, effort=effort, time_limit=time_limit, progress=progress
     )
@@ -206,6 +208,11 @@ def curve(
       budgets: bytes.
       **options: of `frontier`.
     """
+    if isinstance(budgets, str) or not isinstance(budgets, Iterable):
+        raise wrong_type("budgets", budgets, "a sequence of numbers of bytes")
+    budgets = list(budgets)
+    for budget in budgets:
+        check_float("budgets", budget, at_least=0, infinite=True)
     found = frontier(graph, **options)
     least = found.peaks[0]
     return [found.at(b) if b >= least else None for b in budgets]
@@ -233,7 +240,12 @@ def frontier(
       ValueError: a cost that is negative or not finite.
     """
     start = time.monotonic()
-    costs = _costs(graph, cost or seconds())
+    effort = check_float("effort", effort, at_least=0)
+    time_limit = check_float("time_limit", time_limit, at_least=0, infinite=True)
+    for name, given in (("cost", cost), ("progress", progress)):
+        if given is not None:
+            check_callable(name, given, "a function, or None")
+    costs = _costs(checked(graph), seconds() if cost is None else cost)
     tables, family = Tables(graph), _Family()
     search = Search(tables, costs, family.add, start + time_limit)
     plain = search.state(np.arange(len(graph.operations)))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxmem.planning._graph import Graph
+from jaxmem._checks import check_numbers, shown
+from jaxmem.planning._graph import Graph, checked
 
 
 def sequence_profile(graph: Graph, sequence: Sequence[int]) -> list[int]:
@@ -34,7 +35,7 @@ def sequence_profile(graph: Graph, sequence: Sequence[int]) -> list[int]:
         although it may not (`Operation.again`, or an output of it lies in the buffer of
         an argument).
     """
-    _check(graph, sequence)
+    sequence = _check(graph, sequence)
     events = Tables(graph).events(np.asarray(sequence, dtype=np.int64))
     return [int(b) for b in events.profile]
 
@@ -47,20 +48,23 @@ def repeatable(graph: Graph) -> list[bool]:
     ]
 
 
-def _check(graph: Graph, sequence: Sequence[int]) -> None:
-    again, done = repeatable(graph), set()
+def _check(graph: Graph, sequence: Sequence[int]) -> tuple[int, ...]:
+    sequence = check_numbers("sequence", sequence, "numbers of operations")
+    again, done = repeatable(checked(graph)), set()
+    said = f": {shown(sequence)}"
     for place, i in enumerate(sequence):
         if not 0 <= i < len(graph.operations):
-            raise ValueError(f"sequence[{place}]: there is no operation {i}")
+            raise ValueError(f"sequence[{place}]: there is no operation {i}{said}")
         early = [b for b in graph.before[i] if b not in done]
         if early:
-            raise ValueError(f"sequence: operation {i} comes before {early[0]}")
+            raise ValueError(f"sequence: operation {i} comes before {early[0]}{said}")
         if i in done and not again[i]:
-            raise ValueError(f"sequence: operation {i} must not come again")
+            raise ValueError(f"sequence: operation {i} must not come again{said}")
         done.add(i)
     missing = set(range(len(graph.operations))) - done
     if missing:
-        raise ValueError(f"sequence: operation {min(missing)} is missing")
+        raise ValueError(f"sequence: operation {min(missing)} is missing{said}")
+    return sequence
 
 
 @dataclass(frozen=True)

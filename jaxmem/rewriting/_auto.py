@@ -21,6 +21,7 @@ import jax
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from jaxmem import _compat, _jaxpr
+from jaxmem._checks import check_callable
 from jaxmem.ops._fewbit_forms import MARKS, Mark
 
 _LOGGER = logging.getLogger("jaxmem")
@@ -100,8 +101,9 @@ def auto_save(
         jax.grad(loss, argnums=0)  # v is frozen: 2 bits are kept
         jax.grad(loss, argnums=(0, 1))  # the matmul keeps the output: and a bit
     """
-    if not callable(fn):
-        raise TypeError(f"auto_save takes a function, got {type(fn).__name__}")
+    check_callable("fn", fn)
+    if on_choice is not None:
+        check_callable("on_choice", on_choice, "a function of a Choice, or None")
 
     @functools.wraps(fn)
     def resolved(*args, **kwargs):

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat, _jaxpr
+from jaxmem._checks import check_callable
 from jaxmem.ops._code_marks import MARKS
 from jaxmem.ops._quantized import sharing
 
@@ -25,6 +26,7 @@ def share_codes(fn: Callable) -> Callable:
     Returns:
       A function of the same signature and values.
     """
+    check_callable("fn", fn)
 
     @functools.wraps(fn)
     def shared(*args, **kwargs):

@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import ops
+from jaxmem._checks import check_choice, wrong_value
 from jaxmem.ops._code_marks import coded_activation
-from jaxmem.ops._quantize import Quantization
+from jaxmem.ops._quantize import Quantization, as_quantization
 from jaxmem.rewriting._attention import attention_patterns
 from jaxmem.rewriting._pattern import Pattern
 
@@ -311,10 +312,10 @@ def library(
     Raises:
       ValueError: another word for `save` or `norm_save`.
     """
-    for name, value in (("save", save), ("norm_save", norm_save)):
-        more = isinstance(value, int | Quantization) or value == "auto"
-        if not (name == "save" and more) and value not in ("input", "output"):
-            raise ValueError(f"{name} must be 'input' or 'output', got {value!r}")
+    if as_quantization(save) is None and save not in ("input", "output", "auto"):
+        allowed = "'input', 'output', 'auto', bits (1 to 8) or a Quantization"
+        raise wrong_value("save", save, f"one of {allowed}")
+    check_choice("norm_save", norm_save, ("input", "output"))
     return (
         *attention_patterns(),
         *norm_patterns(norm_save),

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxmem._checks import check_callable, check_numbers, check_text, wrong_type
 from jaxmem.rewriting._graph import build
 from jaxmem.rewriting._match import Formula, head
 
@@ -60,8 +61,17 @@ class Pattern:
     params: tuple[str, ...] = ()
 
     def __post_init__(self):
-        if isinstance(self.examples, str):
-            raise TypeError(f"examples of {self.name!r} must be a tuple of strings")
+        check_text("name", self.name)
+        for name in ("plain", "lean", "when"):
+            check_callable(name, getattr(self, name))
+        for name in ("examples", "scalars", "params"):
+            texts = getattr(self, name)
+            right = isinstance(texts, tuple) and all(isinstance(t, str) for t in texts)
+            if not right or (name == "examples" and not texts):
+                raise wrong_type(name, texts, f"of {self.name!r}, a tuple of texts")
+        if not isinstance(self.uncast, tuple):
+            raise wrong_type("uncast", self.uncast, "a tuple of positions, ints")
+        check_numbers("uncast", self.uncast)
 
     @functools.cached_property
     def specs(self) -> "tuple[Spec, ...]":

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat, _jaxpr
+from jaxmem._checks import check_callable, wrong_type
 from jaxmem.rewriting._auto import auto_save, is_marked
 from jaxmem.rewriting._graph import Frame, Graph, Node, Value, build
 from jaxmem.rewriting._library import LIBRARY
@@ -82,6 +83,8 @@ def find(
     Returns:
       The report; nothing is computed.
     """
+    check_callable("fn", fn)
+    patterns = check_patterns(patterns)
     traced = _jaxpr.trace(fn, *args, **kwargs)
     return _report(plan(build(traced.jaxpr), patterns), patterns)
 
@@ -114,12 +117,10 @@ def rewrite(
     Raises:
       TypeError: `fn` is not callable or `patterns` holds something else.
     """
-    if not callable(fn):
-        raise TypeError(f"rewrite takes a function, got {type(fn).__name__}")
-    patterns = tuple(patterns)
-    wrong = [p for p in patterns if not isinstance(p, Pattern)]
-    if wrong:
-        raise TypeError(f"patterns must be Pattern objects, got {wrong[0]!r}")
+    check_callable("fn", fn)
+    patterns = check_patterns(patterns)
+    if on_report is not None:
+        check_callable("on_report", on_report, "a function of a Report, or None")
 
     @functools.wraps(fn)
     def rewritten(*args, **kwargs):
@@ -134,6 +135,14 @@ def rewrite(
         return jax.tree.unflatten(traced.out_tree, outs)
 
     return rewritten
+
+
+def check_patterns(patterns: Any) -> tuple[Pattern, ...]:
+    """The patterns; TypeError for what is none."""
+    several = isinstance(patterns, list | tuple)
+    if not several or not all(isinstance(p, Pattern) for p in patterns):
+        raise wrong_type("patterns", patterns, "a sequence of Pattern objects")
+    return tuple(patterns)
 
 
 def _matches(made: Plan) -> Iterator[Match]:

@@ -17,9 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxmem._checks import check_callable, wrong_type, wrong_value
 from jaxmem.planning import Graph, layout, lifetimes
 from jaxmem.scheduling import _graph
 from jaxmem.scheduling._operations import Operations
+from jaxmem.scheduling._operations_order import check_operations
 from jaxmem.scheduling._scans import is_var
 
 _POISON = 0xA5
@@ -52,6 +54,9 @@ def places_of(graph: Graph, order: Sequence[int], layout: Layouter = layout) -> 
     Returns:
       Offsets that are multiples of 16.
     """
+    if order is None:
+        raise wrong_type("order", order, "a sequence of numbers of operations")
+    check_callable("layout", layout, "a function of buffers")
     held = lifetimes(graph, order, alignment=16)
     found = layout(held.buffers)
     return Places(
@@ -79,11 +84,22 @@ def run_in_arena(
       ValueError: `order` is none, or something that is to lie in the arena has no
         offset, or one outside of it.
     """
-    ops.graph.check_order(order)
+    order = check_operations(ops).graph.check_order(order)
+    _check_args(args, ops.closed.in_avals)
+    if not isinstance(places, Places):
+        raise wrong_type("places", places, "Places, of places_of(...)")
     arena = _Arena(ops, args, places)
     for i in order:
         arena.do(i)
     return arena.results()
+
+
+def _check_args(args: Any, wanted: Sequence[Any]) -> None:
+    allowed = f"{len(wanted)} arrays, as {', '.join(a.str_short() for a in wanted)}"
+    if isinstance(args, str) or not isinstance(args, Sequence):
+        raise wrong_type("args", args, allowed)
+    if [getattr(x, "shape", None) for x in args] != [a.shape for a in wanted]:
+        raise wrong_value("args", args, allowed)
 
 
 class _Arena:

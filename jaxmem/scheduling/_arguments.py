@@ -51,7 +51,7 @@ def positions(args, kwargs, places: Sequence) -> list[int]:
     return found
 
 
-def check_numbers(what: str, arguments: Any) -> None:
+def check_fixed_sizes(what: str, arguments: Any) -> None:
     """ValueError for a shape of `jax.export` whose sizes are not known."""
     for path, leaf in jax.tree.leaves_with_path(arguments):
         shape = getattr(leaf, "shape", ())

@@ -18,6 +18,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat, _jaxpr
+from jaxmem._checks import (
+    check_bool,
+    check_callable,
+    check_int,
+    wrong_type,
+    wrong_value,
+)
 from jaxmem.planning import Graph, Operation, Value, peak, xla_order
 from jaxmem.scheduling import _graph
 from jaxmem.scheduling._fusion import Fusion, Kernel, Kind
@@ -70,6 +77,10 @@ def operations_of(
         the order of XLA.
       tpu: whether XLA compiles it for a TPU (`_tpu.py`); else it is for a GPU.
 
+    Raises:
+      TypeError: no closed jaxpr, or another argument not of its kind.
+      ValueError: `aliases` of positions that are not there.
+
     Returns:
       `Operations`. Constants and inputs are the graph's arguments.
 
@@ -78,6 +89,12 @@ def operations_of(
       closed = jax.make_jaxpr(step)(state, batch)
       print(jaxmem.planning.peak(operations_of(closed).graph))
     """
+    if not isinstance(closed, _compat.ClosedJaxpr):
+        raise wrong_type("closed", closed, "a closed jaxpr, of jax.make_jaxpr")
+    check_callable("peak_of", peak_of, "a function of a graph")
+    check_bool("tpu", tpu)
+    if aliases is not None:
+        _check_aliases(aliases, closed)
     flat = written_out(closed)
     fusion = Fusion(_graph.Graph(flat), tpu)
     build = _Build(fusion, peak_of)
@@ -103,6 +120,17 @@ def operations_of(
         tuple(build.variables),
         build.numbers | {v: n for v, n in shown.items() if n is not None},
     )
+
+
+def _check_aliases(aliases: Any, closed) -> None:
+    allowed = "a mapping from positions of outputs to positions of inputs, or None"
+    if not isinstance(aliases, Mapping):
+        raise wrong_type("aliases", aliases, allowed)
+    counts = len(closed.out_avals), len(closed.in_avals)
+    for pair in aliases.items():
+        for place, count in zip(pair, counts, strict=True):
+            if not 0 <= check_int("aliases", place) < count:
+                raise wrong_value("aliases", aliases, f"{allowed}; there are {counts}")
 
 
 def _donated(numbers, outs, ins, aliases: Mapping[int, int]) -> dict[int, int]:

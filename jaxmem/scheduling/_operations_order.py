@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmem import _jaxpr
+from jaxmem._checks import check_int, check_numbers, wrong_type
 from jaxmem.planning import Graph
 from jaxmem.scheduling import _graph
 from jaxmem.scheduling._operations import Operations
@@ -41,7 +42,9 @@ def in_given_order(
     Raises:
       ValueError: `order` is none.
     """
-    ops.graph.check_order(order)
+    order = check_operations(ops).graph.check_order(order)
+    fences = check_numbers("fences", fences)
+    least = check_int("least", least, 0)
     graph = _graph.Graph(ops.closed)
     held = _held(ops.graph, order, fences, least)
     tied = _tied(graph)
@@ -74,6 +77,10 @@ def fences_of(graph: Graph, order: Sequence[int], least: int = LARGE) -> list[in
     Returns:
       Places in `order`, ascending.
     """
+    if not isinstance(graph, Graph):
+        raise wrong_type("graph", graph, "a jaxmem.planning.Graph")
+    order = graph.check_order(order)
+    least = check_int("least", least, 0)
     outputs, found, done = set(graph.outputs), [], 0
     for place, i in enumerate(order[:-1]):
         done += graph.bytes_of(outputs & set(graph.operations[i].outputs))
@@ -82,6 +89,13 @@ def fences_of(graph: Graph, order: Sequence[int], least: int = LARGE) -> list[in
             found.append(place + 1)
             done = 0
     return found
+
+
+def check_operations(ops: Any) -> Operations:
+    """What `operations_of` gave; TypeError for anything else."""
+    if not isinstance(ops, Operations):
+        raise wrong_type("ops", ops, "Operations, of operations_of(...)")
+    return ops
 
 
 def _held(

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxmem import _jaxpr
-from jaxmem.frameworks import as_places, pure_call
+from jaxmem._checks import check_callable, check_places, wrong_type
+from jaxmem.frameworks import pure_call
 from jaxmem.planning import Graph, peak
-from jaxmem.scheduling._arguments import abstract, check_numbers, positions
+from jaxmem.scheduling._arguments import abstract, check_fixed_sizes, positions
 from jaxmem.scheduling._operations import compiled_peak, operations_of
 from jaxmem.scheduling._passes import by_shape
 from jaxmem.scheduling._tpu import is_tpu
@@ -70,12 +71,19 @@ def predict(
     Raises:
       ValueError: no chip has this name.
     """
+    check_callable("fn", fn)
+    if target is None:
+        raise wrong_type("target", target, "a name of jaxmem.targets()")
     tpu = is_tpu(target)
-    donate = as_places(donate_argnums, donate_argnames)
-    static = as_places(static_argnums, static_argnames)
+    donate = check_places(
+        donate_argnums=donate_argnums, donate_argnames=donate_argnames
+    )
+    static = check_places(
+        static_argnums=static_argnums, static_argnames=static_argnames
+    )
     with pure_call(fn, args, kwargs, donate or None, static) as call:
         args, kwargs = abstract(call.args), abstract(call.kwargs)
-        check_numbers("predict", (args, kwargs))
+        check_fixed_sizes("predict", (args, kwargs))
         traced = _jaxpr.trace(call.form.pure(fn), *args, **kwargs)
     donated = positions(args, kwargs, call.form.donated)
     return predicted(traced.jaxpr, by_shape(traced.jaxpr, donated), tpu)

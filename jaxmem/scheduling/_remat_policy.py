@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxmem.frameworks import as_places
+from jaxmem._checks import check_bool, check_callable, check_places, wrong_type
 from jaxmem.memory import MemoryReport, Target
 from jaxmem.scheduling._choice import NAMED, price_at
 from jaxmem.scheduling._pairs import Pair, cut_by_names, named
@@ -79,8 +79,16 @@ def remat_policy(
       policy = jaxmem.remat_policy(step, "14GiB", state, batch, target="h100")
       layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
     """
-    donated = as_places(donate_argnums, donate_argnames)
-    static = as_places(static_argnums, static_argnames)
+    check_callable("fn", fn)
+    check_bool("progress", progress)
+    donated = check_places(
+        donate_argnums=donate_argnums, donate_argnames=donate_argnames
+    )
+    static = check_places(
+        static_argnums=static_argnums, static_argnames=static_argnames
+    )
+    if budget is None:
+        raise wrong_type("budget", budget, "bytes, as a number or as text like '14GiB'")
     room, chip = room_and_target(budget, target)
     options = Options(donated or None, static, None, room, chip, progress, named=True)
     step = Scheduled(fn, options)

@@ -11,10 +11,17 @@ from typing import Any
 import jax
 
 from jaxmem import _jaxpr
+from jaxmem._checks import (
+    check_bool,
+    check_callable,
+    check_choice,
+    check_options,
+    check_places,
+    wrong_type,
+)
 from jaxmem.frameworks import (
     Call,
     Jitted,
-    as_places,
     copied_objects,
     jitted,
     pure_call,
@@ -24,7 +31,7 @@ from jaxmem.memory._spinner import spinner
 from jaxmem.memory._targets import get_target, local_target
 from jaxmem.scheduling._arguments import (
     abstract,
-    check_numbers,
+    check_fixed_sizes,
     jit_with,
     kind,
     positions,
@@ -114,7 +121,7 @@ def schedule(
       lower it, or ask it for its `plan`.
 
     Raises:
-      TypeError: `step` is not callable.
+      TypeError: `step` is not callable, or another argument not of its kind.
       ValueError: `clip` is another word, `budget` no size, `target` unknown. When the
         step is first called or planned: a budget that no choice reaches
         (`BudgetError`, which names the least and who holds it).
@@ -129,14 +136,21 @@ def schedule(
     Source: gradient release as in LOMO (Lv et al. 2023, section 3.1), on the jaxpr of
     an unmodified step.
     """
-    if not callable(step):
-        raise TypeError(f"step must be a function, got {type(step).__name__}: {step!r}")
-    if clip not in (None, "two_pass"):
-        raise ValueError(f"clip={clip!r}: allowed are None and 'two_pass'")
-    donate = None
-    if donate_argnums is not None or donate_argnames is not None:
-        donate = as_places(donate_argnums, donate_argnames)
-    static = as_places(static_argnums, static_argnames)
+    check_callable("step", step)
+    check_choice("clip", clip, (None, "two_pass"))
+    check_bool("offload", offload)
+    check_bool("progress", progress)
+    compiler_options = check_options("compiler_options", compiler_options)
+    donate = check_places(
+        donate_argnums=donate_argnums, donate_argnames=donate_argnames
+    )
+    if donate_argnums is None and donate_argnames is None:
+        donate = None
+    static = check_places(
+        static_argnums=static_argnums, static_argnames=static_argnames
+    )
+    if plan is not None and not isinstance(plan, Plan):
+        raise wrong_type("plan", plan, "a Plan, of plan(...) or Plan.from_json(...)")
     if plan is not None and (budget is not None or target is not None):
         raise ValueError("plan: it has its budget and target already, give no others")
     room, name = room_and_target(budget, target)
@@ -151,7 +165,7 @@ def room_and_target(
     budget: int | str | None, target: str | Target | None
 ) -> tuple[int | None, str | None]:
     """Bytes, and the name of the chip; a budget without one is for this process's."""
-    room = None if budget is None else parse_bytes(budget)
+    room = None if budget is None else parse_bytes(budget, "budget")
     if room is not None and room <= 0:
         raise ValueError(f"budget={budget!r}: must be more than 0 bytes")
     if target is not None:
@@ -242,13 +256,13 @@ class Scheduled:
           What `jaxmem.estimate` raises, where a target is given.
         """
         with self._open(args, kwargs) as call:
-            check_numbers("plan", (call.args, call.kwargs))
+            check_fixed_sizes("plan", (call.args, call.kwargs))
             found = self._find(call)
             rewritten, scheduled = found.rewritten, found.report
             if rewritten is None:
                 rewritten = self._rewrite(_abstract(call), found.choice)[0]
         plain = None
-        target = target or self._options.target
+        target = self._options.target if target is None else target
         if target is not None:
             plain = self._estimated(self.__wrapped__, target, args, kwargs)
             if scheduled is None or get_target(target).name != scheduled.target:

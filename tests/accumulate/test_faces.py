@@ -200,10 +200,6 @@ def test_bad_faces():
         microbatch(nnx_loss, tx, N, has_model_state=True)(model, optimizer, BATCH)
     with pytest.raises(TypeError, match="its nnx.Optimizer, got tuple"):
         microbatch(nnx_loss, tx, N)(model, nnx.as_pure(optimizer.opt_state), BATCH)
-    fp8 = {"params": problem.params(), "_overwrite_with_gradient": {}}
-    state = TrainState.create(apply_fn=None, params=problem.params(), tx=tx)
-    with pytest.raises(ValueError, match="cannot be accumulated"):
-        microbatch(problem.loss, tx, N)(state.replace(params=fp8), BATCH)
 
 
 def test_a_model_that_grows_state():

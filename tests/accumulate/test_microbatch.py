@@ -305,7 +305,7 @@ def test_the_log_tells_once_what_an_accumulator_costs(caplog):
 
 def test_an_own_state_is_not_read_again(monkeypatch):
     reads = []
-    monkeypatch.setattr(_mini_batch, "_check_values", lambda s, n: reads.append(n))
+    monkeypatch.setattr(_mini_batch, "_check_values", lambda s, n, k: reads.append(n))
     tx = adama(LR)
     step = microbatch(problem.loss, tx, 2)
     params, state = copy(PARAMS), tx.init(PARAMS)

@@ -117,7 +117,7 @@ def test_donation_behind_a_static_argument():
 def test_places_that_are_no_arguments():
     with pytest.raises(ValueError, match="donate_argnums=5: the call has 2"):
         jaxmem.schedule(times, donate_argnums=5)(X, 2)
-    with pytest.raises(ValueError, match="static_argnums='m': the call has 2"):
+    with pytest.raises(ValueError, match="static_argnames='m': the call has 2"):
         jaxmem.schedule(times, static_argnames="m")(X, 2)
     with pytest.raises(ValueError, match="are donated and static"):
         jaxmem.schedule(times, donate_argnums=1, static_argnums=1)(X, 2)

@@ -230,11 +230,25 @@ def test_a_side_network_keeps_nothing_of_the_backbone():
     assert everything.argument_bytes > 0
 
 
+WAS = r"'{}' of shape \({}\), but an array of shape \({}\) was split off"
+
 BAD_MERGES = [
     (lambda trained: {}, "'head/bias' is missing"),
     (lambda trained: params(), "'codes' is none of them"),
     (lambda trained: {**trained, "head": None}, "'head/bias' is missing"),
     (lambda trained: {**trained, "more": {}}, "split off"),
+    (
+        lambda trained: jax.tree.map(lambda x: x.T, trained),
+        WAS.format("layers/up/lora_a", "2, 6, 3", "3, 6, 2"),
+    ),
+    (
+        lambda trained: jax.tree.map(lambda x: x[..., :1], trained),
+        WAS.format("head/bias", "1,", "3,"),
+    ),
+    (
+        lambda trained: jax.tree.map(lambda x: x.ravel(), trained),
+        WAS.format("layers/up/lora_a", "36,", "3, 6, 2"),
+    ),
 ]
 
 
@@ -243,6 +257,19 @@ def test_merge_of_something_else(change, message):
     trained, frozen = jaxmem.trainable(params(), MASK)
     with pytest.raises(ValueError, match=message):
         frozen.merge(change(trained))
+
+
+def test_merge_in_the_body_of_a_map_over_both_parts():
+    """Leading axes come and go, and of all arrays alike."""
+    stacked = jax.tree.map(lambda x: jnp.stack([x, x]), params())
+    trained, frozen = jaxmem.trainable(stacked, MASK)
+    ranks = jax.vmap(lambda t, f: jax.tree.map(jnp.ndim, f.merge(t)))(trained, frozen)
+    assert jax.tree.map(lambda r: int(r[0]), ranks) == jax.tree.map(jnp.ndim, params())
+    more = jax.tree.map(lambda x: x[None], (trained, frozen))
+    merged = more[1].merge(more[0])
+    assert jax.tree.map(jnp.shape, merged) == jax.tree.map(
+        lambda x: (1, *x.shape), stacked
+    )
 
 
 def test_value_and_grad_without_the_frozen_part():

@@ -75,7 +75,7 @@ def test_a_function_without_a_backward_pass_is_told():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: jaxmem.lint(3, X), TypeError, "fn"),
+        (lambda: jaxmem.lint(3, X), TypeError, "step=3: a function"),
         (lambda: jaxmem.lint(jnp.sin, X, target="h1000"), ValueError, "h1000"),
         (lambda: jaxmem.lint(jnp.sin, X, donate_argnums=4), ValueError, "positional"),
         (lambda: jaxmem.lint(lambda x, y: x, X, "x"), TypeError, "neither an array"),

@@ -82,7 +82,7 @@ def test_running_out_of_memory_means_that_it_does_not_fit(monkeypatch):
     ("words", "call"),
     [
         ("memory of target 'cpu' is not known", lambda: max_batch(sgd, args)),
-        ("cannot read 'much'", lambda: max_batch(sgd, args, memory="much")),
+        ("memory='much'", lambda: max_batch(sgd, args, memory="much")),
         ("multiple_of=0", lambda: max_batch(sgd, args, memory="1GiB", multiple_of=0)),
         ("memory=0", lambda: max_batch(sgd, args, memory=0)),
     ],

@@ -6,10 +6,12 @@ import inspect
 import io
 import json
 import pickle
+import re
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxmem
@@ -125,7 +127,7 @@ def test_fits():
 def test_fits_needs_a_memory(stack):
     with pytest.raises(ValueError, match="'cpu' has no memory"):
         stack.fits()
-    with pytest.raises(ValueError, match="cannot read '14 bananas'"):
+    with pytest.raises(ValueError, match="memory='14 bananas': bytes"):
         stack.fits("14 bananas")
 
 
@@ -225,9 +227,50 @@ def test_bytes_as_text(count, text):
     assert format_bytes(count) == text
 
 
-def test_bytes_from_text():
-    assert parse_bytes("14GiB") == 14 * 2**30 and parse_bytes("16 GB") == 16 * 10**9
-    assert parse_bytes("1.5kib") == 1536 and parse_bytes(7) == parse_bytes("7") == 7
+@pytest.mark.parametrize(
+    "text, count",
+    [
+        ("14GiB", 14 * 2**30),
+        ("16 GB", 16 * 10**9),
+        ("14 GiB ", 14 * 2**30),
+        ("1.5gib", 3 * 2**29),
+        ("512MiB", 2**29),
+        ("1.5kib", 1536),
+        (".5 TiB", 2**39),
+        ("2.", 2),
+        ("0.1GB", 10**8),
+        ("9007199254740993", 9007199254740993),  # no float between text and bytes
+        ("7", 7),
+        (7, 7),
+        (9007199254740993, 9007199254740993),
+        (0, 0),
+        (1e9, 10**9),
+        (12.7, 12),
+        (np.int64(2**40), 2**40),
+        (np.float32(8.0), 8),
+        (np.array(5), 5),
+        (jnp.int32(3), 3),
+    ],
+)
+def test_bytes_from_text(text, count, untyped):
+    assert parse_bytes(text) == count
+    assert type(parse_bytes(text)) is int
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "GiB", "3.3.3GiB", "1..5MiB", ".", "-5GiB", "14 GiX", "much", "inf", "nan"]
+    + [-1, float("inf"), float("nan"), np.float64("inf"), "1,5GiB", "14 GiB GiB"],
+)
+def test_no_bytes(text):
+    with pytest.raises(ValueError, match=f"memory={re.escape(repr(text))}: "):
+        parse_bytes(text, "memory")
+
+
+@pytest.mark.parametrize("text", [None, True, np.bool_(True), [1], {}, b"1GiB", 1j])
+def test_no_bytes_at_all(text, untyped):
+    with pytest.raises(TypeError, match=f"{re.escape(repr(text))}: bytes, .* '14GiB'"):
+        parse_bytes(text)
 
 
 @pytest.mark.parametrize("name", ["h100", "tpu-v5e"])

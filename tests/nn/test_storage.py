@@ -191,7 +191,7 @@ def test_inplace_abn_modules():
 def test_bad_arguments():
     with pytest.raises(ValueError, match="save='both'"):
         jaxmem.nn.substitute(Mlp(), save={"*": "both"})
-    with pytest.raises(ValueError, match="bits=9"):
+    with pytest.raises(ValueError, match="save=9"):
         jaxmem.nn.substitute(Mlp(), save=9)
     with pytest.raises(TypeError, match="no pattern"):
         jaxmem.nn.substitute(Mlp(), save={3: 8})

@@ -50,20 +50,20 @@ def test_float16_and_float64_keep_their_dtype():
 
 @pytest.mark.parametrize("op", [ops.gelu, ops.silu])
 def test_save_of_another_word(op):
-    with pytest.raises(ValueError, match="save must be .* got 'x'"):
+    with pytest.raises(ValueError, match="save='x': .* or a number of bits"):
         op(jnp.ones(3), save="x")
 
 
 def test_bad_arguments():
     with pytest.raises(TypeError):
         ops.gelu([1.0, 2.0])
-    with pytest.raises(TypeError, match="silu: x must be real"):
+    with pytest.raises(TypeError, match="silu: x=complex64.* real"):
         ops.silu(jnp.ones(3, jnp.complex64))
     with pytest.raises((ValueError, TypeError)):  # jaxtyping is first in the tests
         ops.swiglu(jnp.ones(3), jnp.ones(4))
-    with pytest.raises(ValueError, match="glu: axis -1 must have an even size"):
+    with pytest.raises(ValueError, match="glu: axis=-1 must have an even size"):
         ops.glu(jnp.ones((2, 3)))
-    with pytest.raises(ValueError, match="glu: axis 2 is none"):
+    with pytest.raises(ValueError, match="glu: axis=2 is none"):
         ops.glu(jnp.ones((2, 4)), axis=2)
 
 

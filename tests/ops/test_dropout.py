@@ -114,8 +114,8 @@ def test_dropped_values_need_not_be_finite():
 @pytest.mark.parametrize(
     ("args", "kwargs", "text"),
     [
-        ((X, -0.1, KEY), {}, "between 0 and 1"),
-        ((X, 1.5, KEY), {}, "between 0 and 1"),
+        ((X, -0.1, KEY), {}, "rate=-0.1: .*at least 0"),
+        ((X, 1.5, KEY), {}, "rate=1.5: .*at most 1"),
         ((X, 0.5), {}, "needs a random key"),
         ((X, 0.5, KEY), {"broadcast_dims": (3,)}, "broadcast_dims"),
     ],

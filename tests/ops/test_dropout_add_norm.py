@@ -130,7 +130,7 @@ BAD = [
     (lambda: ops.dropout_add_rms_norm(X[0, 0], R[0, 0]), "one axis"),
     (lambda: ops.dropout_add_rms_norm(X, R, X[0, :3]), "scale has shape"),
     (lambda: ops.dropout_add_layer_norm(X, R, rate=0.1), "pass rng="),
-    (lambda: ops.dropout_add_layer_norm(X, R, rate=2.0), "between 0 and"),
+    (lambda: ops.dropout_add_layer_norm(X, R, rate=2.0), "at least 0 and at most 1"),
     (lambda: ops.dropout_add_layer_norm(X, R, save="sum"), "save='sum'"),
 ]
 

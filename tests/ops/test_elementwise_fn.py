@@ -64,5 +64,5 @@ def test_bad_arguments():
         ops.elementwise(lambda x, y: x * y)(X, X[0])
     with pytest.raises(TypeError, match="one floating array"):
         ops.elementwise(lambda x: x > 0)(X)
-    with pytest.raises(ValueError, match="bits=9"):
+    with pytest.raises(ValueError, match="save=9"):
         ops.elementwise(_chain, save=9)

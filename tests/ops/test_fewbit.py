@@ -180,11 +180,11 @@ def test_bad_input():
     one = jnp.ones(3)
     with pytest.raises(ValueError, match='gelu_tanh: bits=3 goes with save="auto"'):
         ops.gelu(one, bits=3)
-    with pytest.raises(ValueError, match="bits must be 1 to 8, got 9"):
+    with pytest.raises(ValueError, match="bits=9: an int, at least 1 and at most 8"):
         ops.gelu(one, save="auto", bits=9)
-    with pytest.raises(ValueError, match="got True"):
+    with pytest.raises(TypeError, match="save=True: "):
         ops.gelu(one, save=True)
-    with pytest.raises(ValueError, match='mish: save must be "input", "auto" or'):
+    with pytest.raises(ValueError, match='mish: save=.output.: "input", "auto" or'):
         ops.mish(one, save="output")
     with pytest.raises(ValueError, match="alpha is no positive number"):
         ops.elu(one, jnp.float32(1.0), save=2)
@@ -194,7 +194,7 @@ def test_bad_input():
         fewbit(jnp.sin, table=([0.0], [1.0]))
     with pytest.raises(ValueError, match="at most 2 levels"):
         fewbit(jnp.sin, 1, table=([0.0, 1.0], [1.0, 2.0, 3.0]))
-    with pytest.raises(ValueError, match="borders must increase"):
+    with pytest.raises(ValueError, match="borders that increase"):
         fewbit(jnp.sin, table=([1.0, 0.0], [1.0, 2.0, 3.0]))
-    with pytest.raises(TypeError, match="fewbit: x must be real"):
+    with pytest.raises(TypeError, match="fewbit: x=complex64.* real"):
         fewbit(jnp.sin, 1)(jnp.ones(3, jnp.complex64))

@@ -177,23 +177,23 @@ def _kinked(x):
 
 
 BAD = [
-    ("bits must be 1 to 8, got 0", GELU, 0, {}),
-    ("bits must be 1 to 8, got 9", GELU, 9, {}),
-    ("bits must be 1 to 8, got True", GELU, True, {}),
-    ("bits must be 1 to 8, got 2.0", GELU, 2.0, {}),
+    ("bits=0: an int, at least 1 and at most 8", GELU, 0, {}),
+    ("bits=9: an int, at least 1 and at most 8", GELU, 9, {}),
+    ("bits=True: an int, at least 1 and at most 8", GELU, True, {}),
+    ("bits=2.0: an int, at least 1 and at most 8", GELU, 2.0, {}),
     ("relu is not smooth: its derivative jumps by 1 at 0", jax.nn.relu, 2, {}),
     ("_kinked is not smooth: its derivative jumps by 1 at 1.2345", _kinked, 2, {}),
     ("floor is not smooth: it rises by 19", jnp.floor, 2, {}),
     ("log or its derivative is not finite at -9.99", jnp.log, 2, {}),
-    ("interval must be", GELU, 2, {"interval": (1.0, 1.0)}),
-    ("interval must be", GELU, 2, {"interval": (-np.inf, 1.0)}),
-    ("interval must be", GELU, 2, {"interval": 10.0}),
-    ('weight must be "uniform"', GELU, 2, {"weight": "even"}),
+    ("finite and increasing", GELU, 2, {"interval": (1.0, 1.0)}),
+    ("an end=-inf: a number", GELU, 2, {"interval": (-np.inf, 1.0)}),
+    ("finite and increasing", GELU, 2, {"interval": 10.0}),
+    ("weight='even': \"uniform\"", GELU, 2, {"weight": "even"}),
     ("one edge more than counts", GELU, 2, {"weight": (np.ones(3), np.ones(3))}),
     ("edges of a histogram", GELU, 2, {"weight": (np.ones(1), np.ones(2))}),
     ("counts of a histogram", GELU, 2, {"weight": (np.zeros(1), np.arange(2.0))}),
-    ("must be finite and not empty", GELU, 2, {"weight": np.array([np.nan])}),
-    ("objective must be", GELU, 2, {"objective": "value"}),
+    ("inputs, finite and not empty", GELU, 2, {"weight": np.array([np.nan])}),
+    ("objective='value': one of 'derivative'", GELU, 2, {"objective": "value"}),
 ]
 
 

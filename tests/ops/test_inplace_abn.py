@@ -80,7 +80,7 @@ BAD = [
     (lambda: ops.inplace_abn(X, negative_slope=0.0), "negative_slope=0.0"),
     (lambda: ops.inplace_abn(X, activation="elu", alpha=-1), "alpha=-1"),
     (lambda: ops.inplace_abn(X, axis=(1, 2)), "one feature axis"),
-    (lambda: ops.inplace_abn(X, mean=jnp.ones(8)), "together"),
+    (lambda: ops.inplace_abn(X, mean=jnp.ones(8)), "both or neither"),
     (lambda: ops.inplace_abn(X[0, 0]), "leaves none"),
 ]
 

@@ -379,10 +379,10 @@ BAD = [
     ((X, KERNEL, LABELS), {"softcap": 0.0}, "softcap=0.0"),
     ((X, KERNEL, LABELS), {"block_size": 0}, "block_size=0"),
     ((X, KERNEL, LABELS), {"dtype": "int32"}, "dtype='int32'"),
-    ((X, KERNEL, LABELS), {"accumulator_dtype": "int8"}, "accumulator: dtype='int8'"),
-    ((X, KERNEL, LABELS.astype("f4")), {}, "labels have dtype"),
-    ((LABELS[:, None], KERNEL, LABELS), {}, "x has dtype"),
-    ((X, KERNEL, LABELS), {"where": LABELS}, "not bool"),
+    ((X, KERNEL, LABELS), {"accumulator_dtype": "int8"}, "accumulator_dtype='int8'"),
+    ((X, KERNEL, LABELS.astype("f4")), {}, "labels=float32"),
+    ((LABELS[:, None], KERNEL, LABELS), {}, "x=int32"),
+    ((X, KERNEL, LABELS), {"where": LABELS}, "where=.*bools"),
 ]
 
 

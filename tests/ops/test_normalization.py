@@ -262,7 +262,7 @@ BAD = [
     (lambda: ops.rms_norm(X, save=""), "save=''"),
     (lambda: ops.group_norm(X, num_groups=3), "does not divide"),
     (lambda: ops.group_norm(X, num_groups=2, reduction_axes=(0, 1)), "last axis"),
-    (lambda: ops.batch_norm(X, mean=jnp.ones(8)), "together"),
+    (lambda: ops.batch_norm(X, mean=jnp.ones(8)), "both or neither"),
     (lambda: ops.batch_norm(X, axis=(0, 1, 2)), "leaves none"),
 ]
 

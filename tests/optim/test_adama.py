@@ -403,8 +403,8 @@ def test_a_scan_of_micro_batches_keeps_no_gradient():
         ({"micro_batches": 2.0}, "micro_batches=2.0"),
         ({"micro_batches": True}, "micro_batches=True"),
         ({"micro_batches": jnp.zeros(2, jnp.int32)}, "micro_batches"),
-        ({"mode": "optimi"}, "one of paper, ema, fractional"),
-        ({"v_scale": "max"}, "one of paper, mean"),
+        ({"mode": "optimi"}, "one of 'paper', 'ema', 'fractional'"),
+        ({"v_scale": "max"}, "one of 'paper', 'mean'"),
         ({"mode": "ema", "v_scale": "mean"}, "v_scale='mean' with mode='ema'"),
         ({"nesterov": True, "micro_batches": 2}, "nesterov=True with micro_batches=2"),
         ({"nu_dtype": jnp.int8}, "nu_dtype"),
@@ -412,7 +412,7 @@ def test_a_scan_of_micro_batches_keeps_no_gradient():
     ],
 )
 def test_bad_arguments(kwargs, text):
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((TypeError, ValueError), match=text):
         adama(1e-3, **kwargs)
 
 
@@ -420,9 +420,9 @@ def test_bad_arguments(kwargs, text):
     ("nesterov", "kwargs", "text"),
     [
         (False, {"phase": "finish"}, "phase='finish'"),
-        (False, {"weight": jnp.ones(2)}, "weight has shape"),
-        (False, {"keep": jnp.ones(())}, "keep is float32"),
-        (False, {"keep": jnp.ones(2, bool)}, "keep has shape"),
+        (False, {"weight": jnp.ones(2)}, "weight=float32"),
+        (False, {"keep": jnp.ones(())}, "keep=.*a bool"),
+        (False, {"keep": jnp.ones(2, bool)}, "keep=bool.*a bool"),
         (False, {"phase": "accumulate", "micro_batches": -1}, "micro_batches=-1"),
         (True, {"phase": "apply"}, "nesterov=True with phase"),
         (True, {"keep": True}, "nesterov=True with phase"),
@@ -431,7 +431,7 @@ def test_bad_arguments(kwargs, text):
 )
 def test_bad_calls(nesterov, kwargs, text):
     tx = adama(1e-3, nesterov=nesterov)
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises((TypeError, ValueError), match=text):
         tx.update(PARAMS, tx.init(PARAMS), PARAMS, **kwargs)
 
 

@@ -1,6 +1,7 @@
 """Clipping by layer, against NumPy."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +58,19 @@ def update(tx, grads):
 near = functools.partial(np.testing.assert_allclose, rtol=2e-6)
 
 
-@pytest.mark.parametrize("stacked", [in_layers, MASK], ids=["function", "mask"])
+STACKED = {
+    "function": in_layers,
+    "mask": MASK,
+    "branch": "decoder/layers",
+    "pattern": "decoder/layers/**",
+    "anywhere": "**/layers",
+    "several": ["decoder/layers/[wb]", re.compile("layers/s$")],
+    "mixed": ("decoder/layers/w", lambda path: path.endswith(("layers/b", "layers/s"))),
+    "expression": re.compile("/layers/"),
+}
+
+
+@pytest.mark.parametrize("stacked", STACKED.values(), ids=STACKED)
 @pytest.mark.parametrize("max_norm", [0.5, 2.5, 4.0, 100.0])
 def test_equals_the_reference(stacked, max_norm):
     grads = draw()
@@ -126,6 +139,29 @@ def test_stacks_that_do_not_fit(grads, shapes):
         tx.update(grads, tx.init(grads))
 
 
-def test_bad_norm():
-    with pytest.raises(ValueError, match="max_norm=0"):
-        clip_by_layer_norm(0)
+@pytest.mark.parametrize("max_norm", [0, -1.0, float("nan"), float("inf")])
+def test_bad_norm(max_norm):
+    with pytest.raises(ValueError, match="max_norm=.* more than 0"):
+        clip_by_layer_norm(max_norm)
+
+
+@pytest.mark.parametrize("stacked", [3, 1.0, {"a": "layers"}, {"a": None}, ["a", True]])
+def test_what_is_no_mask_is_refused_at_the_call(stacked):
+    with pytest.raises(TypeError, match="stacked must be path patterns"):
+        clip_by_layer_norm(1.0, stacked)
+
+
+@pytest.mark.parametrize(
+    ("stacked", "text"),
+    [
+        ("layers", r"'layers' matches no path; '\*\*/layers' would match"),
+        (["decoder/layers", "decoder/blocks"], "'decoder/blocks' matches no path"),
+        ("", "'' matches no path"),
+        ([], "prefix of it"),
+        ({"embed": True}, "prefix of it"),
+    ],
+)
+def test_what_selects_nothing_is_refused(stacked, text):
+    grads, tx = draw(), clip_by_layer_norm(1.0, stacked)
+    with pytest.raises(ValueError, match=f"clip_by_layer_norm: stacked.*{text}"):
+        tx.update(grads, tx.init(grads))

@@ -158,7 +158,7 @@ def test_progress_and_time():
 
 @pytest.mark.parametrize("limit", [0, -1, float("nan")])
 def test_no_time(limit):
-    with pytest.raises(ValueError, match="time_limit: must be above 0 seconds"):
+    with pytest.raises(ValueError, match="time_limit=.*: a number, more than 0"):
         order(graphs.chain(1, 2), time_limit=limit)
 
 

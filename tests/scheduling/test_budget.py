@@ -365,7 +365,7 @@ def test_a_plan_is_saved_and_loaded(tmp_path):
 
 def test_bad_budgets():
     fn, args = problem()
-    with pytest.raises(ValueError, match="cannot read '14 apples' as bytes"):
+    with pytest.raises(ValueError, match="budget='14 apples': bytes"):
         schedule(fn, "14 apples")
     with pytest.raises(ValueError, match="budget=0: must be more than 0"):
         schedule(fn, 0)

@@ -1,0 +1,151 @@
+"""Leaves of a tree by path, and masks: patterns of paths, functions, trees of bools.
+
+A path is what leads to a leaf, joined by slashes: "encoder/layers_0/attention/kernel".
+A pattern names a branch of the tree, and with it all that grows on it.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr
+
+from jaxmem._checks import shown
+
+Pattern = str | re.Pattern[str]
+Selector = Pattern | Callable[..., bool]
+
+_NEAREST = 3
+
+
+def path_of(keys: Sequence[Any]) -> str:
+    return keystr(tuple(keys), simple=True, separator="/")
+
+
+def has_gradient(leaf: Any) -> bool:
+    """Whether a leaf is an array of floats; keys and counters are never trained."""
+    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def paths_and_leaves(tree: Any) -> list[tuple[str, Any]]:
+    return [(path_of(keys), leaf) for keys, leaf in jax.tree.leaves_with_path(tree)]
+
+
+def matches(pattern: Pattern, path: str) -> bool:
+    if isinstance(pattern, re.Pattern):
+        return pattern.search(path) is not None
+    return _on_branch(pattern.split("/"), path.split("/"))
+
+
+def _on_branch(pattern: list[str], path: list[str]) -> bool:
+    """Whether the path begins with what the pattern names."""
+    if not pattern:
+        return True
+    first, *rest = pattern
+    if first == "**":
+        return any(_on_branch(rest, path[i:]) for i in range(len(path) + 1))
+    return bool(path) and fnmatchcase(path[0], first) and _on_branch(rest, path[1:])
+
+
+def selectors(mask: Any) -> tuple[Selector, ...] | None:
+    """The mask as patterns and functions, or None where it is something else."""
+    given = tuple(mask) if isinstance(mask, list | tuple) else (mask,)
+    if given and all(_is_selector(one) for one in given):
+        return given
+    return None
+
+
+def _is_selector(one: Any) -> bool:
+    function = callable(one) and not isinstance(one, type)
+    return function or isinstance(one, str | re.Pattern)
+
+
+def selected(
+    who: str,
+    named: Sequence[tuple[str, Any]],
+    given: Sequence[Selector],
+    ask: Callable[[Callable, str, Any], Any] = lambda fn, path, leaf: fn(path, leaf),
+) -> list[bool]:
+    """For each (path, leaf) whether any of the selectors wants it.
+
+    `ask` calls a selector that is a function; `who` is named in errors.
+    """
+    rows = [_selected_by(who, named, one, ask) for one in given]
+    return [any(column) for column in zip(*rows, strict=True)]
+
+
+def _selected_by(who, named, one: Selector, ask) -> list[bool]:
+    if isinstance(one, str | re.Pattern):
+        found = [matches(one, path) for path, _ in named]
+        check_found(one, found, named, who)
+        return found
+    return [has_gradient(leaf) and bool(ask(one, path, leaf)) for path, leaf in named]
+
+
+def check_found(
+    pattern: Pattern,
+    found: list[bool],
+    named: Sequence[tuple[str, Any]],
+    who: str = "trainable: mask",
+) -> None:
+    """ValueError for a pattern that finds no array of floats, which is a mistake."""
+    hits = [pair for pair, hit in zip(named, found, strict=True) if hit]
+    said = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+    if not hits:
+        paths = [path for path, leaf in named if has_gradient(leaf)]
+        raise ValueError(f"{who}: {said!r} matches no path; {hint(pattern, paths)}")
+    if not any(has_gradient(leaf) for _, leaf in hits):
+        path, leaf = hits[0]
+        raise ValueError(
+            f"{who}: {said!r} matches only what has no gradient, as {path!r} of "
+            f"dtype {getattr(leaf, 'dtype', type(leaf).__name__)}"
+        )
+
+
+def hint(pattern: Pattern, paths: Sequence[str]) -> str:
+    """What may have been meant by a pattern that matches no path."""
+    if not paths:
+        return "there are no arrays of floats"
+    if isinstance(pattern, re.Pattern):
+        return f"the first paths are {_quoted(paths[:_NEAREST])}"
+    deeper = f"**/{pattern}"
+    found = [path for path in paths if matches(deeper, path)]
+    if found:
+        return f"{deeper!r} would match {_quoted(found[:_NEAREST])}"
+    near = difflib.get_close_matches(pattern, paths, _NEAREST, cutoff=0.0)
+    return f"the nearest paths are {_quoted(near)}"
+
+
+def _quoted(paths: Sequence[str]) -> str:
+    return ", ".join(map(repr, paths))
+
+
+def check_bools(name: str, mask: Any, allowed: str) -> None:
+    """TypeError for a tree with a leaf that is no bool."""
+    for value in jax.tree.leaves(mask, is_leaf=lambda x: x is None):
+        if not isinstance(value, bool | np.bool_):
+            raise TypeError(
+                f"{name} must be {allowed}; got {shown(value)} in its place"
+            )
+
+
+def spread_bools(who: str, tree: Any, mask: Any, allowed: str) -> list[bool]:
+    """A bool a leaf: of a tree of bools of the structure of `tree`, or a prefix of it.
+
+    As optax takes masks. ValueError for another structure, TypeError for other leaves.
+    """
+    spread = lambda one, branch: jax.tree.map(lambda _: one, branch)
+    try:
+        whole = jax.tree.map(spread, mask, tree)
+    except ValueError as error:
+        raise ValueError(
+            f"{who}={shown(mask)}: no pattern, no function, and no tree of bools of "
+            f"the structure of the parameters or a prefix of it: {error}"
+        ) from None
+    check_bools(who, whole, allowed)
+    return [bool(value) for value in jax.tree.leaves(whole)]

@@ -1,0 +1,64 @@
+"""Parameters that their gradient overwrites: the state of Flax's fp8 layers.
+
+`flax.linen.fp8_ops` keeps scales and histories of the largest magnitudes in a
+collection beside the parameters. The "gradient" of one is its new value, which
+`TrainState.apply_gradients` puts in its place, and of which the optimizer sees nothing.
+Here it goes from micro-batch to micro-batch, as batch statistics do: each micro-batch
+is scaled by what was seen before it, and n of them take as many places in a history as
+n steps.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jax.tree_util import keystr
+
+from jaxmem._checks import shown
+
+KEY = "_overwrite_with_gradient"
+
+
+def take_apart(params: Any) -> tuple[Any, Any]:
+    """(what the optimizer updates, what gradients overwrite or None)."""
+    if not (isinstance(params, Mapping) and KEY in params):
+        _check_deeper(params)
+        return params, None
+    if set(params) != {"params", KEY}:
+        raise ValueError(
+            f"params with {KEY!r} have {shown(sorted(params))}: beside it they need "
+            "'params', as Flax's TrainState has it, and nothing else (batch statistics "
+            "are a model state, has_model_state=True)"
+        )
+    _check_deeper(params["params"])
+    return params["params"], params[KEY]
+
+
+def put_together(trained: Any, overwritten: Any, like: Any) -> Any:
+    """Parameters as the loss function takes them, of the type of `like`."""
+    if overwritten is None:
+        return trained
+    return type(like)({"params": trained, KEY: overwritten})
+
+
+def check_nnx(model: Any) -> None:
+    """ValueError for an nnx model with such state: `nnx.Optimizer` leaves it alone."""
+    from flax import nnx
+
+    for path, variable in nnx.to_flat_state(nnx.state(model)):
+        if getattr(variable, "type", type(variable)).__name__ == KEY:
+            raise ValueError(
+                f"the model's {'/'.join(map(str, path))} is of {KEY!r}: its gradient "
+                "would have to overwrite it, which an nnx.Optimizer does not do; train "
+                "the linen model with a TrainState, or without fp8"
+            )
+
+
+def _check_deeper(params: Any) -> None:
+    """ValueError where an optimizer would take such parameters for ordinary ones."""
+    for path, _ in jax.tree.leaves_with_path(params):
+        if any(getattr(key, "key", None) == KEY for key in path):
+            raise ValueError(
+                f"params{keystr(path)}: {KEY!r} is taken at the root of the parameters "
+                f"alone, as {{'params': ..., {KEY!r}: ...}}"
+            )

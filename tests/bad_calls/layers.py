@@ -1,0 +1,80 @@
+"""Flax drop-ins: what they have beside Flax's own arguments."""
+
+from flax import nnx as flax_nnx
+
+from jaxmem.nn import linen, nnx
+from tests.bad_calls.call import (
+    COUNT,
+    FLAG,
+    INF,
+    NAN,
+    NOT_NEGATIVE,
+    POSITIVE,
+    SHARE,
+    WORD,
+    Call,
+)
+
+BITS = (0, 9, 1.5, True, "x")
+NORM = {"save": (None, 0, 9, 1.5, True, "banana", "", [])}
+MS = {"save": (*NORM["save"], "input")}
+ABN = {"activation": (None, *WORD, "relu"), "negative_slope": (None, *POSITIVE)}
+ABN |= {"alpha": (None, *POSITIVE), "approximate": (None, 3, "tanh")}
+SAMPLED = {"budget": (None, *SHARE, 0), "method": (None, *WORD)}
+VELORA = {"groups": (None, *COUNT), "scale": (None, "x", True, NAN, INF, [1.0])}
+BLOCK = {
+    "norm": (None, *WORD), "causal": FLAG, "activation": (None, 3, "gelu"),
+    "dropout_rate": (None, *SHARE), "attention_dropout_rate": SHARE,
+    "epsilon": (None, *NOT_NEGATIVE), "use_bias": FLAG, "mlp_dim": COUNT,
+    "num_heads": (None, *COUNT),
+}  # fmt: skip
+LLAMA = {
+    "num_heads": (None, *COUNT), "num_kv_heads": (*COUNT, 3),
+    "mlp_dim": (None, *COUNT), "rope_theta": (None, *POSITIVE),
+    "epsilon": (None, *NOT_NEGATIVE),
+}  # fmt: skip
+LORA = {"rank": (None, *COUNT), "alpha": ("x", True, NAN, INF, [1.0])}
+RNGS = flax_nnx.Rngs(0)
+
+LINEN = [
+    (linen.LayerNorm, {}, NORM),
+    (linen.RMSNorm, {}, NORM),
+    (linen.MSLayerNorm, {}, MS),
+    (linen.MSRMSNorm, {}, MS),
+    (linen.InPlaceABN, {}, ABN),
+    (linen.Dense, {"features": 2}, {"save": BITS}),
+    (linen.DenseGeneral, {"features": 2}, {"save": BITS}),
+    (linen.Conv, {"features": 2, "kernel_size": (2, 2)}, {"save": BITS}),
+    (linen.MultiHeadAttention, {"num_heads": 2}, {"save": BITS}),
+    (linen.MultiHeadDotProductAttention, {"num_heads": 2}, {"save": BITS}),
+    (linen.SelfAttention, {"num_heads": 2}, {"save": BITS}),
+    (linen.SampledDense, {"features": 2}, SAMPLED),
+    (linen.VeLoRADense, {"features": 2}, VELORA),
+    (linen.LoRADense, {"features": 2}, LORA),
+    (linen.TransformerBlock, {"num_heads": 2}, BLOCK),
+    (linen.LlamaBlock, {"num_heads": 4, "mlp_dim": 8}, LLAMA),
+]
+NNX = [
+    (nnx.LayerNorm, {"num_features": 4}, NORM),
+    (nnx.RMSNorm, {"num_features": 4}, NORM),
+    (nnx.MSLayerNorm, {"num_features": 4}, MS),
+    (nnx.MSRMSNorm, {"num_features": 4}, MS),
+    (nnx.InPlaceABN, {"num_features": 4}, ABN),
+    (nnx.Linear, {"in_features": 4, "out_features": 4}, {"save": BITS}),
+    (nnx.LinearGeneral, {"in_features": 4, "out_features": 4}, {"save": BITS}),
+    (nnx.Conv, {"in_features": 4, "out_features": 4, "kernel_size": (2,)},
+        {"save": BITS}),
+    (nnx.MultiHeadAttention, {"num_heads": 2, "in_features": 4}, {"save": BITS}),
+    (nnx.SampledDense, {"in_features": 4, "out_features": 4}, SAMPLED),
+    (nnx.VeLoRADense, {"in_features": 32, "out_features": 4}, VELORA),
+    (nnx.TransformerBlock, {"width": 8, "num_heads": 2},
+        {**BLOCK, "width": (None, *COUNT, 7)}),
+    (nnx.LlamaBlock, {"width": 8, "num_heads": 4, "mlp_dim": 8},
+        {**LLAMA, "width": (None, *COUNT, 7)}),
+]  # fmt: skip
+
+CALLS = [
+    *(Call(f"linen.{cls.__name__}", cls, good, bad) for cls, good, bad in LINEN),
+    *(Call(f"nnx.{cls.__name__}", cls, {"rngs": RNGS, **good}, bad)
+        for cls, good, bad in NNX),
+]  # fmt: skip

@@ -1,0 +1,129 @@
+"""Optimizers and trained parts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxmem
+from jaxmem import optim
+from tests.bad_calls.call import (
+    ARRAY,
+    COUNT,
+    DTYPE,
+    FLAG,
+    FUNCTION,
+    INF,
+    NAN,
+    NOT_NEGATIVE,
+    NOT_NUMBER,
+    POSITIVE,
+    WORD,
+    Call,
+)
+
+PARAMS = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
+ADAMA = optim.adama(0.1)
+ADAM = optax.adam(0.1)
+STATE = ADAMA.init(PARAMS)
+MOMENTS = optim.scale_by_adama()
+FUSED = optim.FusedAdam(0.1)
+MULTI = optim.MultiSteps(ADAMA, 2)
+PART = jaxmem.trainable(PARAMS, "w")
+
+DECAY = (*NOT_NUMBER, 1, -0.1, INF)
+RULE = {
+    "b1": DECAY,
+    "b2": DECAY,
+    "eps": NOT_NEGATIVE,
+    "eps_root": NOT_NEGATIVE,
+    "mu_dtype": DTYPE,
+    "nu_dtype": DTYPE,
+}
+MODES = {
+    "micro_batches": (None, *COUNT, jnp.ones((2,), jnp.int32), jnp.float32(2.0)),
+    "mode": (None, *WORD),
+    "v_scale": (None, *WORD),
+    "nesterov": FLAG,
+    "axis_name": (3, (), "", ["data", 3], {"data": 1}),
+}
+RATE = ("fast", None, True, [0.1], NAN, {}, ARRAY)
+TREE = (None, 3, "x")  # for a state
+OTHER = {"w": PARAMS["w"]}  # lacks a parameter
+UPDATE = {"updates": (STATE, OTHER), "state": (*TREE, PARAMS, ADAM.init(PARAMS))}
+MASK = (3, "w", {"w": 1, "b": True}, {"w": None, "b": True}, [2.0])
+
+CALLS = [
+    Call("adama", optim.adama, {"learning_rate": 0.1}, {
+        "learning_rate": RATE, **RULE, **MODES, "weight_decay": RATE, "mask": MASK,
+    }),
+    Call("scale_by_adama", optim.scale_by_adama, {}, {**RULE, **MODES}),
+    Call("FusedAdam", optim.FusedAdam, {"learning_rate": 0.1}, {
+        "learning_rate": RATE, **RULE, "weight_decay": RATE, "mask": MASK,
+        "implementation": ("banana", "", 3, True, ["xla"]),
+    }),
+    Call("MultiSteps", optim.MultiSteps, {"opt": ADAMA, "every_k_schedule": 2}, {
+        "opt": (None, 3, "adam", optax.adam), "every_k_schedule": (None, *COUNT),
+        "use_grad_mean": FLAG, "accumulator_dtype": DTYPE,
+    }),
+    Call("clip_by_layer_norm", optim.clip_by_layer_norm, {"max_norm": 1.0}, {
+        "max_norm": (None, *POSITIVE), "stacked": (3, 1.0, {"w": "x"}, {"w": None}),
+    }),
+    Call("adama.update", ADAMA.update,
+        {"updates": PARAMS, "state": STATE, "params": PARAMS}, UPDATE, trace=True),
+    Call("scale_by_adama.update", MOMENTS.update,
+        {"updates": PARAMS, "state": MOMENTS.init(PARAMS), "params": PARAMS}, {
+            **UPDATE, "phase": WORD, "micro_batches": COUNT,
+            "weight": ("1", True, ARRAY, [1.0]), "keep": ("yes", 1, ARRAY > 0, 1.0),
+        }, trace=True),
+    Call("MultiSteps.update", MULTI.update,
+        {"updates": PARAMS, "state": MULTI.init(PARAMS), "params": PARAMS},
+        {"state": (*TREE, PARAMS, STATE)}, trace=True),
+    Call("accumulate_step", optim.accumulate_step,
+        {"tx": ADAMA, "grads": PARAMS, "state": STATE, "params": PARAMS,
+         "micro_batches": 2}, {
+            "tx": (None, 3, "adam", optim.adama), "grads": (STATE, OTHER),
+            "state": (*TREE, PARAMS, ADAM.init(PARAMS)),
+            "micro_batches": (None, *COUNT),
+        }, trace=True),
+    Call("apply_step", optim.apply_step,
+        {"tx": ADAMA, "state": STATE, "params": PARAMS}, {
+            "tx": (None, 3, "adam", optim.adama),
+            "state": (*TREE, PARAMS, ADAM.init(PARAMS)), "params": (STATE, OTHER),
+        }, trace=True),
+    Call("start_step", lambda **kwargs: jax.vmap(
+            lambda _: optim.start_step(**kwargs), axis_name="data")(jnp.ones(2)),
+        {"state": STATE, "params": PARAMS, "axis_name": "data"}, {
+            "state": (*TREE, PARAMS, ADAM.init(PARAMS)),
+            "axis_name": (None, 3, (), "", "other"),
+        }, trace=True),
+    Call("FusedAdam.init", FUSED.init, {"params": PARAMS}, {
+        "params": ({"w": jnp.ones(2, jnp.int32)}, {"w": "x"}),
+    }, trace=True),
+    Call("FusedAdam.step", FUSED.step,
+        {"grads": PARAMS, "state": FUSED.init(PARAMS), "params": PARAMS}, {
+            "grads": (None, STATE, OTHER), "state": (*TREE, PARAMS, STATE),
+            "params": (None, STATE, OTHER), "micro_batches": (None, *COUNT),
+            "weight": ("1", True, ARRAY), "rng": (3, "key", jnp.ones(2)),
+        }, trace=True),
+    Call("FusedAdam.accumulate", FUSED.accumulate,
+        {"grads": PARAMS, "state": FUSED.init(PARAMS), "micro_batches": 2}, {
+            "grads": (None, STATE, OTHER), "state": (*TREE, PARAMS, STATE),
+            "micro_batches": (None, *COUNT), "weight": ("1", True, ARRAY),
+        }, trace=True),
+    Call("FusedAdam.apply", FUSED.apply,
+        {"state": FUSED.init(PARAMS), "params": PARAMS}, {
+            "state": (*TREE, PARAMS, STATE), "params": (None, STATE, OTHER),
+            "rng": (3, "key", jnp.ones(2)),
+        }, trace=True),
+    Call("trainable", jaxmem.trainable, {"params": PARAMS, "mask": "w"}, {
+        "params": (None, 3, {}, {"w": "x"}, {"w": np.arange(3)}),
+        "mask": (None, 3, [], "", "x/y", {"w": 1, "b": True}, {"w": True}),
+    }),
+    Call("value_and_grad", jaxmem.value_and_grad, {"loss_fn": len}, {
+        "loss_fn": FUNCTION, "has_aux": FLAG,
+    }),
+    Call("Frozen.merge", PART.frozen.merge, {"params": PART.params}, {
+        "params": (None, PARAMS, {"w": jnp.ones((3, 2)), "b": None}),
+    }, trace=True),
+]  # fmt: skip

@@ -1,0 +1,114 @@
+"""What takes a train step or makes one."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import jaxmem
+from jaxmem import scheduling
+from jaxmem.memory import format_bytes, parse_bytes
+from tests.bad_calls.call import (
+    BYTES,
+    COUNT,
+    DTYPE,
+    FLAG,
+    FUNCTION,
+    FUNCTION_OR_NONE,
+    NAMES,
+    NOT_NUMBER,
+    NUMBERS,
+    OPTIONS,
+    POSITIVE,
+    TARGET,
+    WORD,
+    Call,
+)
+from tests.bad_calls.optimizers import ADAMA, PARAMS, STATE
+
+X = jax.ShapeDtypeStruct((4, 3), jnp.float32)
+
+
+def step(w, x):
+    return w - jax.grad(lambda w: jnp.sum(jnp.tanh(x @ w)))(w)
+
+
+W = jax.ShapeDtypeStruct((3, 3), jnp.float32)
+PLACES = {
+    "donate_argnums": (*NUMBERS, 5, -3),
+    "donate_argnames": (*NAMES, "z"),
+    "static_argnums": (*NUMBERS, 5),
+    "static_argnames": (*NAMES, "z"),
+}
+BATCH = jnp.ones((4, 3))
+GIB = "1GiB"
+
+
+def loss(params, batch, rng):
+    return jnp.mean(batch @ params["w"].T) + jnp.sum(params["b"])
+
+
+def micro(**changed):
+    """One call of a step of `microbatch`."""
+    made = jaxmem.microbatch(loss, ADAMA, 2, donate=False)
+    good = {"params": PARAMS, "opt_state": STATE, "batch": BATCH, "rng": None}
+    return made(*(good | changed).values())
+
+
+CALLS = [
+    Call("microbatch", jaxmem.microbatch, {"loss_fn": loss, "tx": ADAMA, "n": 2}, {
+        "loss_fn": FUNCTION, "tx": (None, 3, "adam", optax.adam, STATE),
+        "n": (None, *COUNT), "has_aux": FLAG, "has_model_state": FLAG,
+        "weight_fn": FUNCTION_OR_NONE, "remat": (None, 3, "all", []),
+        "skip_nonfinite": (None, 3, *WORD[:2], ["loss"]), "accumulator_dtype": DTYPE,
+        "clip": WORD, "axis_name": (3, (), "", ["x", 1]), "donate": FLAG,
+    }),
+    Call("microbatch step", micro, {}, {
+        "params": (STATE, None, 3, {"w": "x"}), "opt_state": (PARAMS, None, 3),
+        "batch": (None, "x", jnp.ones((3, 3)), {}),
+        "rng": (3, "key", jnp.ones(2)),
+    }, unchecked=True),
+    Call("schedule", jaxmem.schedule, {"step": step}, {
+        "step": FUNCTION, "budget": (*BYTES, 0), "target": TARGET,
+        "donate_argnums": NUMBERS, "donate_argnames": NAMES,
+        "static_argnums": NUMBERS, "static_argnames": NAMES, "clip": WORD,
+        "offload": (*FLAG, True), "plan": ({}, 3, "plan.json", scheduling.Plan),
+        "compiler_options": OPTIONS, "progress": FLAG,
+    }),
+    Call("Scheduled.plan", lambda **kw: jaxmem.schedule(step).plan(W, X, **kw), {},
+        {"target": TARGET}),
+    Call("remat_policy",
+        lambda fn, budget, **kw: jaxmem.remat_policy(fn, budget, W, X, **kw),
+        {"fn": step, "budget": GIB}, {
+            "fn": FUNCTION, "budget": (None, *BYTES, 0), "target": TARGET,
+            "donate_argnums": NUMBERS, "progress": FLAG,
+        }, unchecked=True),
+    Call("predict", lambda fn, **kw: scheduling.predict(fn, W, X, **kw),
+        {"fn": step}, {
+            "fn": FUNCTION, "target": (None, *TARGET), "donate_argnums": NUMBERS,
+        }),
+    Call("estimate", lambda fn, **kw: jaxmem.estimate(fn, W, X, **kw), {"fn": step}, {
+        "fn": FUNCTION, "target": TARGET, **PLACES, "timeout": (None, *POSITIVE),
+        "compiler_options": OPTIONS, "cache": FLAG,
+    }, unchecked=True),
+    Call("lint", lambda step, **kw: jaxmem.lint(step, W, X, **kw), {"step": step}, {
+        "step": FUNCTION, "target": TARGET, **PLACES, "timeout": (None, *POSITIVE),
+    }),
+    Call("max_batch", jaxmem.max_batch,
+        {"fn": step, "make_args": lambda n: (W, X), "memory": GIB}, {
+            "fn": FUNCTION, "make_args": FUNCTION, "target": TARGET,
+            "memory": (*BYTES, 0), "multiple_of": (None, *COUNT),
+            "limit": (None, *COUNT), "progress": FLAG,
+        }, unchecked=True),
+    Call("residuals", lambda fn, **kw: jaxmem.residuals(fn, W, X, **kw),
+        {"fn": lambda w, x: jnp.sum(x @ w)}, {
+            "fn": FUNCTION, "argnums": (*NUMBERS, 2, -3, ()),
+        }),
+    Call("target_mesh", jaxmem.target_mesh,
+        {"target": "h100", "shape": (2,), "axis_names": ("data",)}, {
+            "target": TARGET, "shape": (None, (), (0,), (1.5,), "2", (9,), 1.5),
+            "axis_names": (None, (), (3,), ("a", "b"), ("",), 3),
+            "axis_types": ("Auto", 3, ("Auto",), ()),
+        }),
+    Call("format_bytes", format_bytes, {"count": 3}, {"count": (None, *NOT_NUMBER)}),
+    Call("parse_bytes", parse_bytes, {"text": 3}, {"text": (None, *BYTES)}),
+]  # fmt: skip

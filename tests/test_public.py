@@ -1,0 +1,117 @@
+"""What `import jaxmem` offers: light, complete, and what the documentation names."""
+
+import ast
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import jaxmem
+
+PACKAGE = pathlib.Path(jaxmem.__file__).parent
+ROOT = PACKAGE.parent
+LIGHT = "import sys; before = set(sys.modules); import jaxmem; "
+
+
+def _new_modules(code: str) -> set[str]:
+    """What a fresh interpreter loads, by the first part of the name."""
+    code = (
+        f"{LIGHT}{code}; import json; print(json.dumps([*{{*sys.modules}} - before]))"
+    )
+    command = [sys.executable, "-c", code]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return {name.split(".")[0] for name in json.loads(run.stdout)}
+
+
+def test_import_loads_nothing_else():
+    """Of what is installed jaxmem alone, and nothing of jax, numpy or flax."""
+    loaded = _new_modules("dir(jaxmem)")
+    assert loaded - set(sys.stdlib_module_names) <= {"jaxmem"}
+    assert len(loaded) < 30  # beside the interpreter's own; importlib.metadata is 50
+
+
+def test_planning_loads_no_jax():
+    assert not _new_modules("jaxmem.planning") & {"jax", "jaxlib", "flax"}
+
+
+def test_subpackages_are_all_there():
+    found = {p.parent.name for p in PACKAGE.glob("*/__init__.py")}
+    inner = {
+        "frameworks"
+    }  # what the others use to call steps; users have no need of it
+    assert found == set(jaxmem._SUBPACKAGES) | inner
+
+
+@pytest.mark.parametrize("name", jaxmem.__all__)
+def test_every_name_is_there_by_itself(name):
+    assert jaxmem.__getattr__(name) is not None
+
+
+def test_lists_of_names_agree():
+    assert len(set(jaxmem.__all__)) == len(jaxmem.__all__)
+    assert {n for n in dir(jaxmem) if not n.startswith("__")} == set(jaxmem.__all__)
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    (typed,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in typed.body if isinstance(node, ast.ImportFrom)]
+    homes = {a.asname: node.module for node in imports for a in node.names}
+    parts = dict.fromkeys(jaxmem._SUBPACKAGES, "jaxmem")
+    assert homes == {**jaxmem._HOME, **parts}
+
+
+def test_no_other_name():
+    with pytest.raises(AttributeError, match="'jaxmem' has no attribute 'banana'"):
+        jaxmem.banana  # noqa: B018
+
+
+def test_version():
+    assert re.match(r"\d+\.\d+", jaxmem.__version__)
+
+
+def _documents():
+    for pattern in ("README.md", "CHANGELOG.md", "docs/*.md", "notebooks/*.md"):
+        for path in sorted(ROOT.glob(pattern)):
+            yield str(path.relative_to(ROOT)), _named_in_prose(path.read_text())
+    for path in sorted(PACKAGE.rglob("*.py")):
+        names = re.findall(r"`(jaxmem(?:\.\w+)+)", path.read_text())
+        if names:
+            yield str(path.relative_to(ROOT)), set(names)
+
+
+def _named_in_prose(text: str) -> set[str]:
+    names = set(re.findall(r"(?<![\w/.-])jaxmem(?:\.[A-Za-z_]\w*)+", text))
+    for module, what in re.findall(r"from (jaxmem[\w.]*) import ([\w, ]+)", text):
+        names |= {f"{module}.{name.strip()}" for name in what.split(",")}
+    return names
+
+
+DOCUMENTS = dict(_documents())
+
+
+def _find(name: str):
+    """By attributes, as after `import jaxmem` and no other import in the process."""
+    _, first, *rest = name.split(".")
+    value = jaxmem.__getattr__(first)
+    for part in rest:
+        value = getattr(value, part)
+    return value
+
+
+@pytest.mark.parametrize("path", DOCUMENTS)
+def test_names_in_the_documentation_exist(path):
+    missing = []
+    for name in sorted(DOCUMENTS[path]):
+        try:
+            _find(name)
+        except AttributeError:
+            missing.append(name)
+    assert not missing
+
+
+def test_the_documentation_names_something():
+    """Guards the pattern above: these are in the README."""
+    assert {"jaxmem.planning", "jaxmem.ops", "jaxmem.schedule"} <= DOCUMENTS[
+        "README.md"
+    ]
