@@ -80,6 +80,10 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN = """
     Rematerialised Replacement Report Residual Residuals Scheduled Site Sizes Stored
     SubstitutionReport Target contains_adama swish targets
 """.split()
+# What the other packages compile with; `estimate` checks the arguments.
+WITHOUT_ARGUMENTS_OF_ITS_OWN += (
+    "CompileError DoesNotFit Pending begin start_worker".split()
+)
 # Flax's own arguments alone
 AS_IN_FLAX = {"linen.BatchNorm", "linen.Dropout", "linen.GroupNorm"}
 AS_IN_FLAX |= {name.replace("linen", "nnx") for name in AS_IN_FLAX}

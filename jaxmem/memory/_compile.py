@@ -29,14 +29,19 @@ _SHOWN_ARGUMENTS = 12
 class Artefact:
     """A lowered step, ready to be compiled elsewhere.
 
-    `request` is what the worker gets; `key` names its result in the cache; `kept` are
-    the leaves that the program takes, the step does not read the others.
+    Attributes:
+      request: what the worker gets.
+      key: the same for the same program, whatever it and its arguments are called.
+      kept: the leaves that the program takes; the step does not read the others.
+      out_avals: of its outputs.
+      kernels: whether it calls code that is not XLA's.
     """
 
     request: dict[str, Any]
     key: str
     kept: tuple[int, ...]
     out_avals: tuple[Any, ...]
+    kernels: bool
 
 
 def flat_function(get: Callable[[], Callable], step: Step) -> Any:
@@ -53,7 +58,8 @@ def flat_function(get: Callable[[], Callable], step: Step) -> Any:
         args, kwargs = step.rebuild(leaves)
         return jax.tree.leaves(step.form.pure(get())(*args, **kwargs))
 
-    run.__name__ = run.__qualname__ = step.name
+    # one name for all steps: the program, and so its key, does not depend on it
+    run.__name__ = run.__qualname__ = "step"
     donate = tuple(i for i, leaf in enumerate(step.leaves) if leaf.donated)
     return jax.jit(run, donate_argnums=donate)
 
@@ -149,20 +155,20 @@ def lower(
         warnings.filterwarnings("ignore", message="Some donated buffers were not")
         exported = _export(jitted, step, target)
     request = {
-        "name": step.name,
         "target": topology(target.name, exported.nr_devices),
         "donate": tuple(i for i, leaf in enumerate(step.leaves) if leaf.donated),
         "shardings": [describe_sharding(leaf.spec.sharding) for leaf in step.leaves],
         "x64": bool(jax.config.read("jax_enable_x64")),
         "compiler_options": compiler_options or None,
     }
-    names = [leaf.name for leaf in step.leaves]
-    key = _cache.key_of(fingerprint(exported), request, names)
+    kept = tuple(exported.module_kept_var_idx)
+    data = bytes(exported.serialize())
     return Artefact(
-        request=request | {"exported": bytes(exported.serialize())},
-        key=key,
-        kept=tuple(exported.module_kept_var_idx),
+        request=request | {"name": step.name, "kept": kept, "exported": data},
+        key=_cache.key_of(fingerprint(exported), request),
+        kept=kept,
         out_avals=tuple(exported.out_avals),
+        kernels=bool(exported.disabled_safety_checks),
     )
 
 

@@ -8,11 +8,16 @@ reach their output through a product or a sum.
 """
 
 import collections
+import dataclasses
+import math
 import re
 from collections.abc import Collection, Iterator, Sequence, Set
 from typing import Any
 
+import jax
+
 from jaxmem._jaxpr import bodies, split
+from jaxmem.frameworks import Form
 from jaxmem.memory._bytes import format_bytes
 from jaxmem.memory._step import Step
 
@@ -30,31 +35,74 @@ _CALLS = frozenset(
 )
 
 
-def donation_notes(
-    step: Step, traced: Any, result: dict[str, Any], artefact: Any
-) -> tuple[str, ...]:
-    """Sentences for the report; arguments of less than a kibibyte are left out."""
-    aliased = {index for _, index in result["aliases"]}
-    sizes = dict(zip(artefact.kept, result["argument_sizes"], strict=True))
-    notes = list(_unused_donations(step, artefact, aliased))
-    updated = updated_arguments(traced.jaxpr)
-    twice = {
-        i: "it is not donated, and the step returns its updated value: donate it"
-        for i in updated
-        if not step.leaves[i].donated
-    }
-    for number in copied_parameters(result["dump"].get("hlo", "")):
-        index = artefact.kept[number]
-        twice.setdefault(index, "the compiled program copies it as it is")
-    big = {i: why for i, why in twice.items() if sizes.get(i, 0) >= _MIN_BYTES}
-    return (*notes, *_grouped("kept twice", big, step, sizes))
+@dataclasses.dataclass(frozen=True)
+class Donations:
+    """What of a step the notes on donation are made of, as plain data.
+
+    Attributes:
+      step: its leaves, without the user's trees, static values and shardings.
+      kept: the leaves that the program takes.
+      out_avals: shape and dtype of its outputs.
+      sizes: bytes on one device of each leaf that the program takes.
+      updated: leaf -> the output that is its updated value.
+    """
+
+    step: Step
+    kept: tuple[int, ...]
+    out_avals: tuple[Any, ...]
+    sizes: dict[int, int]
+    updated: dict[int, int]
+
+    def notes(self, aliases: Sequence[tuple[str, int]], hlo: str) -> tuple[str, ...]:
+        """Sentences for the report; arguments of less than a kibibyte are left out.
+
+        Args:
+          aliases: (output index, leaf) of each buffer that an output reuses.
+          hlo: the text of the compiled module.
+        """
+        unused = list(self._unused({index for _, index in aliases}))
+        twice = {
+            i: "it is not donated, and the step returns its updated value: donate it"
+            for i in self.updated
+            if not self.step.leaves[i].donated
+        }
+        for number in copied_parameters(hlo):
+            twice.setdefault(
+                self.kept[number], "the compiled program copies it as it is"
+            )
+        big = {i: why for i, why in twice.items() if self.sizes.get(i, 0) >= _MIN_BYTES}
+        return (*unused, *_grouped("kept twice", big, self.step, self.sizes))
+
+    def _unused(self, aliased: set[int]) -> Iterator[str]:
+        why = unused_donations(self.step, self.kept, self.out_avals, aliased)
+        sizes = {i: whole_bytes(self.step, i) for i in why}
+        big = {i: text for i, text in why.items() if sizes[i] >= _MIN_BYTES}
+        return _grouped("donated but not reused", big, self.step, sizes)
 
 
-def _unused_donations(step: Step, artefact: Any, aliased: set[int]) -> Iterator[str]:
-    why = unused_donations(step, artefact.kept, artefact.out_avals, aliased)
-    sizes = {i: whole_bytes(step, i) for i in why}
-    big = {i: text for i, text in why.items() if sizes[i] >= _MIN_BYTES}
-    return _grouped("donated but not reused", big, step, sizes)
+def donations(
+    step: Step, traced: Any, kept: Sequence[int], out_avals: Sequence[Any]
+) -> Donations:
+    """The plain data of a traced and lowered step."""
+
+    def bare(aval: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+    leaves = (dataclasses.replace(x, spec=bare(x.spec)) for x in step.leaves)
+    return Donations(
+        dataclasses.replace(step, leaves=tuple(leaves), treedef=None, form=Form()),
+        tuple(kept),
+        tuple(map(bare, out_avals)),
+        {i: device_bytes(step.leaves[i].spec) for i in kept},
+        updated_arguments(traced.jaxpr),
+    )
+
+
+def device_bytes(spec: jax.ShapeDtypeStruct) -> int:
+    """Bytes of an array on one device."""
+    sharding = spec.sharding
+    shape = spec.shape if sharding is None else sharding.shard_shape(spec.shape)
+    return math.prod(shape) * spec.dtype.itemsize
 
 
 def unused_donations(

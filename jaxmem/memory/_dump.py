@@ -5,6 +5,7 @@ allocation, and from which step of the schedule to which it is alive.
 """
 
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 
 _ALLOCATION = re.compile(r"allocation (\d+): size (\d+)(.*)")
@@ -15,6 +16,9 @@ _VALUE = re.compile(
 _RANGE = re.compile(r"\s+([^\s{]+)\{([\d,]*)\}:(\d+)-(\d+)$")
 _STEP = re.compile(r"\s+(\d+):(\S+)$")
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=\s]*)\]")
+
+_KINDS = ("argument", "output", "alias", "temp", "generated_code")
+_TOTAL = re.compile(r"\(color=(\d+)\)\s+Total bytes: (\d+)")
 
 Key = tuple[str, tuple[int, ...]]
 
@@ -69,6 +73,35 @@ def parse_buffer_assignment(text: str) -> list[Allocation]:
         elif allocations and not line.startswith(" "):
             break
     return allocations
+
+
+def assigned_bytes(assignment: str, usage: str) -> dict[str, int] | None:
+    """Bytes of a compiled step by kind, as the compiler counts them at the end.
+
+    Args:
+      assignment: the text of a `*buffer-assignment.txt`.
+      usage: that of the `*memory-usage-report.txt`, which XLA writes after it.
+
+    Returns:
+      Bytes in the memory of one device by `argument`, `output`, `alias`, `temp` and
+      `generated_code` (0: there is none yet); None where the two texts do not agree.
+    """
+    sizes: dict[str, int] = dict.fromkeys(_KINDS, 0)
+    by_color: Counter[int] = Counter()
+    for line in assignment.splitlines():
+        if not line.startswith("allocation "):
+            continue
+        found = _allocation(line)
+        by_color[found.color] += found.size
+        if found.color == 0:
+            is_argument = found.kind == "parameter"
+            is_temp = "preallocated-temp" in line
+            sizes["argument"] += found.size * is_argument
+            sizes["output"] += found.size * found.live_out
+            sizes["alias"] += found.size * (is_argument and found.live_out)
+            sizes["temp"] += found.size * is_temp
+    totals = {int(color): int(size) for color, size in _TOTAL.findall(usage)}
+    return sizes if totals and +by_color == Counter(totals) else None
 
 
 def parse_live_range(text: str) -> LiveRanges:

@@ -1,7 +1,8 @@
 """A lowered module as text that depends on the program alone.
 
 JAX writes the whole call stack into a module. The line an operation was written on
-belongs to it (the report shows it), the line that called `estimate` does not.
+belongs to it (the report shows it), the line that called `estimate` does not. Nor does
+it make another program that a step was jitted before.
 """
 
 import re
@@ -9,6 +10,11 @@ from typing import Any
 
 _LARGE = 64 * 2**20
 _LOCATION = re.compile(r"#loc\d*\b")
+_PREFIX = "jit(step)"  # what `_compile.flat_function` calls each step
+_NOWHERE = re.compile(r"loc\(loc\(\"jit\(step\)\"\(.*$")
+_SOLE = re.compile(
+    r"    %0(?::(?P<count>\d+))? = call @(?P<name>[\w.$]+)\((?P<given>[^)]*)\)"
+)
 _CALL = re.compile(r"loc\(callsite\((#loc\d*) at ")
 
 
@@ -16,11 +22,13 @@ def fingerprint(exported: Any) -> bytes:
     """What the key of a result is made of."""
     data = exported.mlir_module_serialized
     # large constants take long to print: then the stack is part of the key
-    return data if len(data) > _LARGE else without_callers(exported.mlir_module())
+    if len(data) > _LARGE:
+        return data
+    return "\n".join(without_jit(without_callers(exported.mlir_module()))).encode()
 
 
-def without_callers(text: str) -> bytes:
-    """The module with each location written out, down to its innermost frame."""
+def without_callers(text: str) -> list[str]:
+    """The module's lines, each location written out down to its innermost frame."""
     lines = text.splitlines()
     table = dict(line.split(" = ", 1) for line in lines if line.startswith("#loc"))
     known: dict[str, str] = {}
@@ -34,5 +42,43 @@ def without_callers(text: str) -> bytes:
     def expand(line: str) -> str:
         return _LOCATION.sub(lambda match: resolve(match.group()), line)
 
-    body = (expand(line) for line in lines if not line.startswith("#loc"))
-    return "\n".join(body).encode()
+    return [expand(line) for line in lines if not line.startswith("#loc")]
+
+
+def without_jit(lines: list[str]) -> list[str]:
+    """A module whose `main` does what it does itself, and by no call of one function.
+
+    `main` of a jitted step is a call of it, in which the names of operations do not
+    begin with that of `main`.
+    """
+    start, end = _function(lines, "@main(")
+    main, rest = lines[start + 1 : end], lines[end:]
+    while (called := _sole_call(main)) is not None:
+        first, last = _function(rest, f"@{called}(")
+        main, rest = rest[first + 1 : last], [*rest[:first], *rest[last + 1 :]]
+    main = [_NOWHERE.sub("loc(loc(unknown))", line) for line in main]
+    main = [line.replace(f'"{_PREFIX}/', '"') for line in main]
+    # where a function ends says nothing of the program
+    main = [x.split(" loc(")[0] if x.startswith("    return") else x for x in main]
+    rest = ["  }" if line.startswith("  } loc(") else line for line in rest]
+    return [*lines[: start + 1], *main, *rest]
+
+
+def _function(lines: list[str], name: str) -> tuple[int, int]:
+    """Where a function begins, and where it ends."""
+    start = next(
+        i for i, x in enumerate(lines) if x.startswith("  func.func") and name in x
+    )
+    ends = range(start + 1, len(lines))
+    return start, next(i for i in ends if lines[i].startswith("  }"))
+
+
+def _sole_call(body: list[str]) -> str | None:
+    """The function that a function is nothing but a call of."""
+    if len(body) != 2 or not (call := _SOLE.match(body[0])):
+        return None
+    given = re.findall(r"%arg(\d+)", call["given"])
+    results = [f"%0#{i}" for i in range(int(call["count"] or 0))] or ["%0"]
+    returned = body[1].split(" : ")[0].removeprefix("    return ").split(", ")
+    in_order = given == [str(i) for i in range(len(given))]
+    return call["name"] if in_order and returned == results else None

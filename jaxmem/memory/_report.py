@@ -1,21 +1,27 @@
 """What `estimate` returns: the bytes of a compiled step, and who holds them.
 
 The numbers are the compiler's own; the rows come from its dumped buffer assignment and
-always add up to the peak: what cannot be attributed is a row of its own.
+always add up to the peak: what cannot be attributed is a row of its own. They are made
+when one of them is first read: a search over many compiles reads the numbers alone.
 """
 
 import dataclasses
 import json
+import re
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 from jaxmem.memory._attribute import attribute
 from jaxmem.memory._bytes import parse_bytes
+from jaxmem.memory._donation import Donations
 from jaxmem.memory._holder import Holder as Holder
 from jaxmem.memory._holder import ScheduleStep as ScheduleStep
 
 _SIZES = ("argument", "output", "temp", "alias", "generated_code")
+_READ = ("at_peak", "peak_step", "timeline", "notes", "advice")
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,16 @@ class MemoryReport:
     timeline: tuple[ScheduleStep, ...]
     notes: tuple[str, ...]
     advice: tuple[str, ...]
+
+    def __getattr__(self, name: str) -> Any:
+        """Reads the rows from the compiler's texts; asked for what is not there yet."""
+        unread = self.__dict__.get("_unread")
+        if name not in _READ or unread is None:
+            kind = type(self).__name__
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+        self.__dict__.update(unread.rows())
+        self.__dict__.pop("_unread", None)
+        return self.__dict__[name]
 
     def fits(self, memory: int | str | None = None) -> bool:
         """Whether the step fits in memory.
@@ -150,35 +166,108 @@ def _from_plain(plain: Any) -> MemoryReport:
     )
 
 
+@dataclass(frozen=True)
+class Unread:
+    """The compiler's texts, of which the rows of a report will be made.
+
+    Attributes:
+        name: of the step.
+        texts: by `hlo`, `buffer_assignment` and `live_range`, packed.
+        sizes: bytes by `argument_bytes` and so on.
+        argument_names: of the flat arguments, in order.
+        donations: what there is to say of donation; None: nothing.
+        aliases: (output index, argument) of each buffer that an output reuses.
+        notes: what else there is to say.
+    """
+
+    name: str
+    texts: bytes
+    sizes: dict[str, int]
+    argument_names: list[str]
+    donations: Donations | None = None
+    aliases: tuple[tuple[str, int], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def rows(self) -> dict[str, Any]:
+        """The fields of a report that are made of the texts."""
+        dump = unpack(self.texts)
+        hlo = dump.get("hlo") or ""
+        dump["hlo"] = _named(hlo, self.name, self.argument_names)
+        found = attribute(dump, self.sizes, self.argument_names)
+        own = self.donations and self.donations.notes(self.aliases, dump["hlo"])
+        notes = (*self.notes, *(own or ()), *found.notes)
+        return {k: getattr(found, k) for k in _READ} | {"notes": notes}
+
+
+def pack(dump: dict[str, Any]) -> bytes:
+    """The texts that rows are made of, in a tenth of their bytes."""
+    texts = {k: dump.get(k) for k in ("hlo", "buffer_assignment", "live_range")}
+    return zlib.compress(json.dumps(texts).encode(), level=1)
+
+
+def unpack(texts: bytes) -> dict[str, Any]:
+    """What `pack` was given."""
+    return json.loads(zlib.decompress(texts))
+
+
+def _named(hlo: str, step: str, names: Sequence[str]) -> str:
+    """The text with the user's names, as far as a report shows them.
+
+    The worker's `leaves[i]` are the arguments. The calls through which the worker comes
+    to the step, and that of the step itself where it was jitted before, are no part of
+    an operation's name.
+    """
+
+    def name(match: re.Match[str]) -> str:
+        return names[int(match.group(1))].replace("'", r"\'")
+
+    if names:
+        hlo = re.sub(r"(?<=op_name=\")leaves\[(\d+)\](?=\")", name, hlo)
+    outer = r"(?<=op_name=\")jit\(step\)/call_exported/jit\(step\)"
+    return re.sub(rf"{outer}(/jit\({re.escape(step)}\))?", "jit(step)", hlo)
+
+
 def make_report(
-    result: dict[str, Any], *, target: Any, name: str, argument_names: list[str]
+    result: dict[str, Any],
+    *,
+    target: Any,
+    name: str,
+    argument_names: list[str],
+    donations: Donations | None = None,
 ) -> MemoryReport:
     """The report of what a compile gave.
 
     Args:
         result: `memory` (bytes by `argument`, `output`, `alias`, `temp` and
-            `generated_code`), `cost`, `notes`, and `dump`: the compiler's texts by
-            `hlo`, `buffer_assignment` and `live_range`.
+            `generated_code`), `cost`, `aliases`, `notes`, and `texts`: the compiler's,
+            packed.
         target: has `name` and `memory_bytes`.
         name: of the step.
         argument_names: of the flat arguments, in order.
+        donations: what there is to say of donation.
 
     Returns:
         The report.
     """
     sizes = {f"{k}_bytes": int(result["memory"].get(k, 0)) for k in _SIZES}
-    rows = attribute(result.get("dump") or {}, sizes, argument_names)
     peak = sizes["argument_bytes"] + sizes["output_bytes"]
-    return MemoryReport(
+    unread = Unread(
+        name,
+        result["texts"],
+        sizes,
+        argument_names,
+        donations,
+        tuple(result.get("aliases", ())),
+        tuple(result.get("notes", ())),
+    )
+    report = object.__new__(MemoryReport)
+    report.__dict__.update(
         target=target.name,
         memory_bytes=target.memory_bytes,
         name=name,
         peak_bytes=peak + sizes["temp_bytes"] - sizes["alias_bytes"],
         **sizes,
         cost=dict(result.get("cost") or {}),
-        at_peak=rows.at_peak,
-        peak_step=rows.peak_step,
-        timeline=rows.timeline,
-        notes=(*result.get("notes", ()), *rows.notes),
-        advice=rows.advice,
+        _unread=unread,
     )
+    return report

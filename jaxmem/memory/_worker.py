@@ -1,237 +1,260 @@
-"""The process that compiles for a chip that is not there; run as a file, on its own.
+"""The process that compiles for chips that are not there; run as a file, on its own.
 
-It reads requests as length-prefixed pickles on stdin and answers on the stdout it was
-started with; everything else that XLA and its plugins print goes to stderr. Each
-request is a serialized `jax.export` artefact with the target's topology; the answer is
-plain data. This file imports nothing of jaxmem, so that a worker starts as fast as jax.
+It has jax imported and nothing started: it has one thread beside the one that listens,
+and no backend. Each compile is a fork of it: it pays for no import, has an environment
+of its own, and leaves nothing behind in a process that others compile in (Mosaic GPU
+keeps its kernels by their code, not by the chip). Where there is no safe fork, each
+compile is a new process.
+
+Commands come as lines of JSON on stdin, all else is files in a folder for each compile:
+
+- `request`, which the caller writes, and `answer`, which the compile writes;
+- `dump`, what XLA dumps, and `log`, what the compile prints;
+- `ended`, how the compile ended, which comes last.
+
+A compile that is watched is ended as soon as XLA has written its buffer assignment: the
+code that it would generate then is nothing that a report shows.
 """
 
+import ctypes
+import gc
 import glob
 import importlib
-import math
+import json
 import os
-import pickle
 import queue
-import re
-import shutil
-import struct
+import runpy
+import signal
+import subprocess
 import sys
 import threading
 import time
-from typing import Any, BinaryIO
+import traceback
+import warnings
+from dataclasses import dataclass
+from typing import Any
 
 IDLE_SECONDS = 300.0
-_HEADER = struct.Struct("<Q")
-_MEMORY = ("argument", "output", "alias", "temp", "generated_code")
-_DUMPS = {
-    "buffer_assignment": "*buffer-assignment.txt",
-    "buffer_assignment_values": "*buffer-assignment-values.txt",
-    "live_range": "*live-range.txt",
-    "memory_usage_report": "*memory-usage-report.txt",
-    "hlo": "*after_optimizations.txt",
+_POLL = 0.01  # seconds from one look at the running compiles to the next
+_FORKS = sys.platform == "linux"  # elsewhere system libraries have threads by now
+_HERE = os.path.dirname(os.path.abspath(__file__))
+# A file that XLA writes after the assignment and the module's text, by platform.
+FENCES = {
+    "cpu": "*.debug_options",
+    "cuda": "*.debug_options",
+    "tpu": "*after_optimizations_after_buffer_assignment.txt",
 }
 
 
-def write_frame(stream: BinaryIO, value: Any) -> None:
-    """One length-prefixed pickle."""
-    payload = pickle.dumps(value, protocol=5)
-    stream.write(_HEADER.pack(len(payload)))
-    stream.write(payload)
-    stream.flush()
+def newest(folder: str, pattern: str) -> str | None:
+    """The path of the newest file of this kind, None where there is none."""
+    paths = glob.glob(os.path.join(glob.escape(folder), pattern))
+    return max(paths, key=os.path.getmtime, default=None)
 
 
-def read_frame(stream: BinaryIO) -> Any:
-    """The next value written by `write_frame`; EOFError at the end."""
-    header = _read_exactly(stream, _HEADER.size)
-    return pickle.loads(_read_exactly(stream, _HEADER.unpack(header)[0]))
+def assigned(dump_dir: str, fence: str) -> bool:
+    """Whether the buffer assignment and the module's text are on disk as a whole.
+
+    XLA closes a file before it opens the next one, so that those that are older than
+    another one are complete.
+    """
+    last = newest(dump_dir, fence)
+    report = newest(dump_dir, "*memory-usage-report.txt")
+    hlo = newest(dump_dir, "*after_optimizations.txt")
+    if not (last and report and hlo):
+        return False
+    written = max(os.stat(path).st_mtime_ns for path in (report, hlo))
+    if os.stat(last).st_mtime_ns < written:  # of an earlier stage
+        return False
+    with open(hlo, "rb") as file:
+        file.seek(-min(8, os.path.getsize(hlo)), os.SEEK_END)
+        return file.read().rstrip().endswith(b"}")
 
 
-def _read_exactly(stream: BinaryIO, size: int) -> bytes:
-    chunks, left = [], size
-    while left:
-        chunk = stream.read(left)
-        if not chunk:
-            raise EOFError("the other side closed the pipe")
-        chunks.append(chunk)
-        left -= len(chunk)
-    return b"".join(chunks)
+class _Fork:
+    """A fork of this process that compiles; to be used like a `Popen`."""
+
+    def __init__(self, folder: str, compile_into: Any):
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _stand_alone(folder)
+                compile_into(folder)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def kill(self) -> None:
+        """Ends it, with the assembler it may be waiting for."""
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has no group of its own yet
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        while self.poll() is None:
+            time.sleep(_POLL / 10)
 
 
-def devices_for(target: dict[str, Any]) -> list[Any]:
-    """The devices of the target: of a topology, or this process's own for cpu."""
-    import jax
-    from jax.experimental import topologies
-
-    if target["platform"] == "cpu":
-        return jax.devices("cpu")
-    if target["platform"] == "tpu":
-        options = {"topology_name": target["topology"], **target["options"]}
-        return topologies.get_topology_desc(platform="tpu", **options).devices
-    options = {"target_config": target["config"], "topology": target["topology"]}
-    return topologies.get_topology_desc(target["name"], "cuda", **options).devices
+def _stand_alone(folder: str) -> None:
+    """In the fork: its own group and output; it ends with the worker."""
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    null, log = os.open(os.devnull, os.O_RDONLY), _log(folder)
+    for source, own in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, own)
 
 
-def compile_request(request: dict[str, Any], dump_dir: str) -> dict[str, Any]:
-    """Compiles one artefact; the numbers, the aliases and the dumped text."""
-    import jax
-    from jax import export
-
-    jax.config.update("jax_enable_x64", request["x64"])
-    if b"mosaic_gpu" in request["exported"]:
-        # tells the compiler where the kernels' runtime library is
-        importlib.import_module("jax.experimental.pallas.mosaic_gpu")
-    exported = export.deserialize(bytearray(request["exported"]))
-    devices = devices_for(request["target"])[: exported.nr_devices]
-    started = time.perf_counter()
-    function, specs, donate = _call_of(exported, request, devices)
-    # without arguments nothing else says which device the program is for
-    place = jax.sharding.SingleDeviceSharding(devices[0])
-    where: dict[str, Any] = {} if specs else {"out_shardings": place}
-    lowered = jax.jit(function, donate_argnums=donate, **where).lower(*specs)
-    compiled = lowered.compile(compiler_options=request["compiler_options"])
-    dump = _read_dump(dump_dir)
-    dump["hlo"] = dump["hlo"] or compiled.as_text() or ""
-    return {
-        "memory": _memory(compiled),
-        "cost": _cost(compiled),
-        "aliases": _aliases(dump["hlo"], exported.module_kept_var_idx),
-        "argument_sizes": [_device_bytes(spec) for spec in specs],
-        "dump": dump,
-        "compile_seconds": time.perf_counter() - started,
-    }
+def _log(folder: str) -> int:
+    return os.open(os.path.join(folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
-def _call_of(exported: Any, request: dict[str, Any], devices: list[Any]):
-    """A function of the used arguments alone, as jit passes no others to the chip."""
-    import jax
-    import jax.numpy as jnp
-
-    kept = exported.module_kept_var_idx
-    position = {index: i for i, index in enumerate(kept)}
-    avals = exported.in_avals
-
-    def step(*leaves):
-        full = [
-            leaves[position[i]] if i in position else jnp.zeros(aval.shape, aval.dtype)
-            for i, aval in enumerate(avals)
-        ]
-        return exported.call(*full)
-
-    step.__name__ = step.__qualname__ = request["name"]
-    shardings = _shardings(request["shardings"], devices, exported.nr_devices)
-    specs = [
-        jax.ShapeDtypeStruct(avals[i].shape, avals[i].dtype, sharding=shardings[i])
-        for i in kept
-    ]
-    return step, specs, tuple(position[i] for i in request["donate"] if i in position)
-
-
-def _device_bytes(spec: Any) -> int:
-    """Bytes of an argument on one device."""
-    sharding = spec.sharding
-    shape = sharding.shard_shape(spec.shape) if sharding is not None else spec.shape
-    return math.prod(shape) * spec.dtype.itemsize
-
-
-def _shardings(described: list[Any], devices: list[Any], count: int) -> list[Any]:
-    """The shardings of `_compile.describe_sharding`, over this target's devices."""
-    import jax
-    import numpy as np
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
-
-    if count == 1:
-        return [jax.sharding.SingleDeviceSharding(devices[0])] * len(described)
-    if len(devices) < count:
-        raise ValueError(f"the step needs {count} devices, the target has fewer")
-
-    def make(item):
-        if item is None:
-            return None
-        shape, names, spec, memory_kind = item
-        mesh = Mesh(np.array(devices).reshape(shape), names)
-        return NamedSharding(mesh, PartitionSpec(*spec), memory_kind=memory_kind)
-
-    return [make(item) for item in described]
-
-
-def _memory(compiled: Any) -> dict[str, int]:
-    """Bytes on one device. Peak by one definition everywhere: XLA's own differs."""
-    analysis = compiled.memory_analysis()
-    if analysis is None:
-        raise RuntimeError("the compiler gave no memory analysis for this target")
-    sizes = {k: int(getattr(analysis, f"{k}_size_in_bytes")) for k in _MEMORY}
-    live = sizes["argument"] + sizes["output"] + sizes["temp"] - sizes["alias"]
-    return sizes | {"peak": live}
-
-
-def _cost(compiled: Any) -> dict[str, float]:
-    """Flops and bytes accessed, where the target's compiler counts them."""
+def _process(folder: str) -> Any:
+    """A new process that compiles, where there is no safe fork."""
+    log = _log(folder)
+    command = [sys.executable, "-s", __file__, "once", folder]
     try:
-        cost = compiled.cost_analysis()
-    except Exception:  # plugins differ in what they raise for "not implemented"
-        return {}
-    keep = ("flops", "bytes accessed", "transcendentals", "optimal_seconds")
-    return {k: float(cost[k]) for k in keep if cost and k in cost}
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    finally:
+        os.close(log)
 
 
-def _aliases(hlo: str, kept: tuple[int, ...]) -> list[tuple[str, int]]:
-    """(output index, flat argument) of each input buffer that an output reuses."""
-    start = hlo.find("input_output_alias={")
-    if start < 0:
-        return []
-    line = hlo[start : hlo.find("\n", start)]
-    pairs = re.findall(r"\{([\d, ]*)\}: \((\d+), \{[\d, ]*\}", line)
-    return [(out, kept[int(number)]) for out, number in pairs]
+@dataclass
+class _Running:
+    """A compile under way, and until when."""
+
+    process: Any
+    folder: str
+    fence: str | None
+    deadline: float
+
+    def over(self) -> str | None:
+        """How it ended; it is ended here where it need not go on."""
+        if (code := self.process.poll()) is not None:
+            return f"exit {code}"
+        if self.fence and assigned(os.path.join(self.folder, "dump"), self.fence):
+            self.end()
+            return "assigned"
+        if time.monotonic() > self.deadline:
+            self.end()
+            return "timeout"
+        return None
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
 
-def _read_dump(dump_dir: str) -> dict[str, str]:
-    """The largest file of each kind: small helper modules are compiled beside."""
-    return {kind: _largest(dump_dir, pattern) for kind, pattern in _DUMPS.items()}
+class Server:
+    """Compiles what it is asked for, so many at a time, first come first served."""
+
+    def __init__(self, most: int, start: Any):
+        self.most, self.start = most, start
+        self.waiting: list[dict[str, Any]] = []
+        self.running: list[_Running] = []
+
+    def obey(self, command: dict[str, Any]) -> None:
+        """Notes what to compile, or ends a compile that nobody waits for any more."""
+        if command["do"] == "compile":
+            self.waiting.append(command)
+            return
+        folder = command["folder"]
+        self.waiting = [c for c in self.waiting if c["folder"] != folder]
+        for job in [j for j in self.running if j.folder == folder]:
+            job.end()
+            self.running.remove(job)
+            _tell(folder, "cancelled")
+
+    def advance(self) -> None:
+        """Ends what has ended, starts what there is room for."""
+        for job in list(self.running):
+            if (how := job.over()) is not None:
+                self.running.remove(job)
+                _tell(job.folder, how)
+        while self.waiting and len(self.running) < self.most:
+            command = self.waiting.pop(0)
+            folder, deadline = command["folder"], time.monotonic() + command["timeout"]
+            started = self.start(folder)
+            job = _Running(started, folder, command["fence"], deadline)
+            self.running.append(job)
+
+    def close(self) -> None:
+        """Ends all."""
+        for job in self.running:
+            job.end()
 
 
-def _largest(dump_dir: str, pattern: str) -> str:
-    paths = glob.glob(os.path.join(glob.escape(dump_dir), pattern))
-    if not paths:
-        return ""
-    with open(max(paths, key=os.path.getsize), errors="replace") as file:
-        return file.read()
-
-
-def _clear(dump_dir: str) -> None:
-    shutil.rmtree(dump_dir, ignore_errors=True)
-    os.makedirs(dump_dir, exist_ok=True)
-
-
-def answer(request: dict[str, Any], dump_dir: str) -> dict[str, Any]:
-    """The result of a request, or the error as text: classes may not unpickle."""
-    _clear(dump_dir)
+def _tell(folder: str, how: str) -> None:
+    part = os.path.join(folder, "ended.part")
     try:
-        return {"result": compile_request(request, dump_dir)}
-    except Exception as error:
-        return {"error": str(error), "type": type(error).__name__}
+        with open(part, "w") as file:
+            file.write(how)
+        os.replace(part, os.path.join(folder, "ended"))
+    except FileNotFoundError:
+        pass  # the caller has gone, and its folder with it
 
 
-def main(dump_dir: str) -> None:
-    """Serves requests until stdin closes or nothing was asked for long."""
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    requests: queue.Queue = queue.Queue()
+def main(most: int) -> None:
+    """Serves until stdin closes, or nothing was asked for in a long time."""
+    compile_into = _compile_into()
+    commands: queue.Queue = queue.Queue()
 
     def listen():
-        while True:
-            try:
-                requests.put(read_frame(sys.stdin.buffer))
-            except EOFError:  # the caller has gone: also amid a long compile
-                os._exit(0)
+        for line in sys.stdin:
+            commands.put(json.loads(line))
+        commands.put(None)  # the caller has gone
 
+    if _FORKS:
+        _import_all()
     threading.Thread(target=listen, daemon=True).start()
+    start = (lambda folder: _Fork(folder, compile_into)) if _FORKS else _process
+    server = Server(most, start)
     while True:
+        busy = server.running or server.waiting
         try:
-            request = requests.get(timeout=IDLE_SECONDS)
+            command = commands.get(timeout=_POLL if busy else IDLE_SECONDS)
         except queue.Empty:
-            os._exit(0)
-        write_frame(out, answer(request, dump_dir))
+            command = {}
+        if command is None or not (command or busy):
+            break
+        if command:
+            server.obey(command)
+        server.advance()
+    server.close()
+    os._exit(0)
+
+
+def _compile_into() -> Any:
+    return runpy.run_path(os.path.join(_HERE, "_worker_compile.py"))["compile_into"]
+
+
+def _import_all() -> None:
+    """What every compile needs; none of it may start a thread, see `os.fork`."""
+    for name in (
+        *("jax", "jax.export", "jax.numpy", "jax.experimental.topologies"),
+        *("jaxlib.mlir.dialects.mhlo", "scipy.linalg.cython_blas"),
+    ):
+        importlib.import_module(name)
+    # jax warns of its own threads; here it has not begun any
+    warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    gc.collect()
+    gc.freeze()  # else each fork would look through, and copy, all that is imported
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[1] == "once":
+        _compile_into()(sys.argv[2])
+    else:
+        main(int(sys.argv[1]))

@@ -4,9 +4,11 @@ The ladder of choices predicts bytes and seconds, the compiler says what a step 
 A prediction starts from the nearest rung that was compiled and adds what the cuts
 differ by, or lies between two that were, so that a second or third compile is usually
 the last. Between the first rung that fits and the one above it, as few of the layers as
-will do go by the lower.
+will do go by the lower. The search ends where nothing that may still fit is better by
+more than `slack`.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -76,31 +78,74 @@ def compiled(
     return Tried(choice, peak, predicted, seconds, report)
 
 
+def saved(least: Tried | None) -> str:
+    """The best so far, for a line of progress."""
+    if least is None or math.isinf(least.peak):
+        return ""
+    again = f", {1e3 * least.seconds:.3g} ms again" if least.seconds else ""
+    return f" (best so far {format_bytes(least.peak)}{again})"
+
+
+def unreachable(budget: int, best: Tried) -> BudgetError:
+    """The error for a budget that is below the least peak there is."""
+    text = f"budget={format_bytes(budget)} cannot be reached: "
+    if best.report is None:
+        text += "the compiler found no way to fit any choice into the chip"
+        return BudgetError(text)
+    rows = map(_described, sorted(best.report.at_peak, key=lambda h: -h.bytes)[:3])
+    least = f"the least is {format_bytes(best.peak)}, of which the largest are\n  "
+    return BudgetError(text + least + "\n  ".join(rows), best.report.peak_bytes)
+
+
 Compile = Callable[[Choice], MemoryReport | None]
+
+
+def best_of(tried: Sequence[Tried], budget: float = math.inf) -> Tried | None:
+    """The one with the fewest seconds of those that fit; None where none does."""
+    fit = [t for t in tried if t.peak <= budget]
+    return min(fit, key=lambda t: (t.seconds, t.peak), default=None)
 
 
 @dataclass
 class Search:
-    """Rungs and parts of layers that were compiled, and what follows for the others."""
+    """Rungs and parts of layers that were compiled, and what follows for the others.
+
+    Attributes:
+      rungs: by descending bytes and ascending seconds.
+      layers: of the longest scans.
+      budget: bytes.
+      compile: from a choice to its report; None where nothing fits.
+      tell: shows a line of progress.
+      waits: whether products can wait for others.
+      tried: what was compiled, in order.
+      peaks: of whole rungs, by number.
+      rest: a peak less the bytes kept, as another ladder had it.
+      slack: seconds that are not worth another compile.
+      ahead: told what is compiled now, and what probably next.
+    """
 
     rungs: Sequence[Rung]
     layers: int
     budget: int
     compile: Compile
     tell: Callable[[str], None]
-    waits: bool = False  # whether products can wait for others
+    waits: bool = False
     tried: list[Tried] = field(default_factory=list)
-    peaks: dict[int, float] = field(default_factory=dict)  # of whole rungs
-    rest: float | None = None  # a peak less the bytes kept, as another ladder had it
+    peaks: dict[int, float] = field(default_factory=dict)
+    rest: float | None = None
+    slack: float = 0.0
+    ahead: Callable[[Sequence[Choice]], None] = lambda choices: None
 
     def run(self) -> Tried:
         """The choice with the fewest seconds whose compiled peak fits."""
+        self._start = list(self.tried), dict(self.peaks)
         first = self._nearby(self._first_that_fits())
         wasteful = self.peaks[first] < _CLOSE * self.budget
         if first > 0 and self.layers > 1 and wasteful:
             self._part(first)
-        fit = [t for t in self.tried if t.peak <= self.budget]
-        return min(fit, key=lambda t: (t.seconds, t.peak))
+        best = best_of(self.tried, self.budget)
+        assert best is not None
+        return best
 
     def _first_that_fits(self) -> int:
         above, fits = -1, len(self.rungs)
@@ -114,7 +159,7 @@ class Search:
             if at == fits:
                 return fits
         if fits == len(self.rungs):
-            raise self._unreachable()
+            raise unreachable(self.budget, min(self.tried, key=lambda t: t.peak))
         return fits
 
     def _nearby(self, fits: int) -> int:
@@ -127,7 +172,7 @@ class Search:
         for _ in range(_BETTER):
             unfit = (i for i, peak in self.peaks.items() if peak > self.budget)
             above = max((i for i in unfit if i < fits), default=-1)
-            if above + 1 == fits:
+            if above + 1 == fits or self._gain(above + 1, fits) <= self.slack:
                 break
             narrowly = self._expected(fits - 1) <= _NEAR * self.budget
             wasteful = self.peaks[fits] < _CLOSE * self.budget
@@ -137,6 +182,10 @@ class Search:
             if self._peak(at) <= self.budget:
                 fits = at
         return fits
+
+    def _gain(self, rich: int, poor: int) -> float:
+        """Seconds that one rung takes less than another."""
+        return self.rungs[poor].seconds - self.rungs[rich].seconds
 
     def _guess(self, above: int, fits: int) -> int:
         """The first rung, between those known, that is expected to fit."""
@@ -182,9 +231,30 @@ class Search:
     def _compiled(
         self, choice: Choice, seconds: float, expected: float | None
     ) -> float:
-        self.tell(f"compile {len(self.tried) + 1}")
+        best = best_of(self.tried, self.budget)
+        self.tell(f"compile {len(self.tried) + 1}{saved(best)}")
+        self.ahead([choice, *self._following()])
         self.tried.append(compiled(choice, self.compile(choice), expected, seconds))
         return self.tried[-1].peak
+
+    def _following(self) -> list[Choice]:
+        """What is probably compiled after the next one; empty where it is the last.
+
+        If that comes out as expected, else if it does not fit.
+        """
+        tried, peaks = self._start
+        for supposed in (None, self.budget + 1.0):
+            fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+            search = _Foreseen(**fields | {"tried": list(tried), "peaks": dict(peaks)})
+            search.known = {t.choice: t.peak for t in self.tried}
+            search.supposed = supposed
+            try:
+                search.run()
+            except _AsksFor as asked:
+                return [asked.args[0]]
+            except BudgetError:
+                pass
+        return []
 
     def _part(self, low: int) -> None:
         """Tries as few layers as will do on rung `low`, the others one above.
@@ -201,7 +271,8 @@ class Search:
         waits = next(t.choice.waits for t in self.tried if t.peak == self.peaks[low])
         for _ in range(_TRIES):
             turns = self._between(few, most)
-            if turns is None:
+            gain = (most[0] - few[0] - 1) / self.layers * self._gain(low - 1, low)
+            if turns is None or gain <= self.slack:
                 return
             part = turns / self.layers
             more = {"more": poor.choice.rate, "part": part, "waits": waits}
@@ -229,16 +300,30 @@ class Search:
         share = (turns - few[0]) / (most[0] - few[0])
         return few[1] + share * (most[1] - few[1])
 
-    def _unreachable(self) -> BudgetError:
-        best = min(self.tried, key=lambda t: t.peak)
-        text = f"budget={format_bytes(self.budget)} cannot be reached: "
-        if best.report is None:
-            text += "the compiler found no way to fit any choice into the chip"
-            return BudgetError(text)
-        rows = map(_described, sorted(best.report.at_peak, key=lambda h: -h.bytes)[:3])
-        least = f"the least is {format_bytes(best.peak)}, of which the largest are\n  "
-        message = text + least + "\n  ".join(rows)
-        return BudgetError(message, best.report.peak_bytes)
+
+class _AsksFor(Exception):
+    """What a search would compile next."""
+
+
+class _Foreseen(Search):
+    """A search gone through once more, to see what comes after its next compile."""
+
+    known: dict[Choice, float]
+    supposed: float | None  # the next compile's peak; as expected where None
+    asked = False
+
+    def _compiled(
+        self, choice: Choice, seconds: float, expected: float | None
+    ) -> float:
+        peak = self.known.get(choice)
+        if peak is None and self.asked:
+            raise _AsksFor(choice)
+        if peak is None:
+            self.asked = True
+            peak = expected if self.supposed is None else self.supposed
+        peak = float(self.budget) if peak is None else peak
+        self.tried.append(Tried(choice, peak, expected, seconds, None))
+        return peak
 
 
 def _described(holder: Any) -> str:

@@ -6,8 +6,10 @@ followed by a barrier that the rest of the backward pass has to go through: it t
 updated state and the cotangent that flows on.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -62,8 +64,9 @@ def in_order(closed, aliases: Mapping[int, int]):
 def _updates(graph: Graph, aliases: Mapping[int, int]) -> Iterator[Update]:
     """One for each set of state outputs that are made of the same gradient."""
     found: list[Update] = []
+    made_by = functools.cache(partial(_made_by, graph))  # a number is read by them all
     for o in aliases:
-        new = _update(graph, graph.outvars[o])
+        new = _update(graph, graph.outvars[o], made_by)
         if new is None:
             continue
         for old in [u for u in found if u.leaves & new.leaves]:
@@ -78,7 +81,7 @@ def _updates(graph: Graph, aliases: Mapping[int, int]) -> Iterator[Update]:
     yield from found
 
 
-def _update(graph: Graph, out) -> Update | None:
+def _update(graph: Graph, out, made_by: Callable[[Any], int]) -> Update | None:
     if not is_var(out):
         return None
     eqns, leaves, todo = set(), set(), [out]
@@ -97,8 +100,7 @@ def _update(graph: Graph, out) -> Update | None:
     # in place means after the last reader of the old state: the backward pass itself
     old = [u for v in leaves - gradients if v.aval.ndim for u in graph.users.get(v, ())]
     readers = [i for i in old if i not in eqns]
-    made = (_made_by(graph, v) for v in leaves)
-    return Update(eqns, [out], gradients, max([*readers, *made]))
+    return Update(eqns, [out], gradients, max([*readers, *map(made_by, leaves)]))
 
 
 def _made_by(graph: Graph, v) -> int:

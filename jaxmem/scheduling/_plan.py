@@ -14,6 +14,7 @@ from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.memory._plot import plot_both
 from jaxmem.scheduling._budget import Compiled
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
+from jaxmem.scheduling._compared import Compared
 from jaxmem.scheduling._expected import predicted_and_bound
 from jaxmem.scheduling._machine import MACHINES, Machine, flops, seconds
 
@@ -98,6 +99,8 @@ class Plan:
       planning_seconds: of the search, its compiles included.
       plain: the compiled bytes of the step as it was given, where a target was named.
       scheduled: the same of the step as it is scheduled.
+      target: the chip that both were compiled for, "" where for none; a report that is
+        None then means that the compiler found no way to fit the chip.
       predicted_bytes: the peak as the graph of the scheduled step has it, in the order
         that XLA is expected to take.
       lower_bound: bytes, arguments and outputs included, below which no order of the
@@ -125,6 +128,7 @@ class Plan:
     barriers: int = 0
     notes: tuple[str, ...] = ()
     jax_version: str = ""
+    target: str = ""
 
     @property
     def released_bytes(self) -> int:
@@ -188,9 +192,10 @@ class Plan:
           ImportError: matplotlib is missing (extra `plot`).
         """
         if self.plain is None or self.scheduled is None:
-            raise ValueError(
-                "nothing to draw: name a target, as in plan(target='h100')"
-            )
+            why = "name a target, as in plan(target='h100')"
+            if self.target:
+                why = f"the step does not fit {self.target}, which has compiled nothing"
+            raise ValueError(f"nothing to draw: {why}")
         plot_both(self.plain, self.scheduled, path)
 
     def __str__(self) -> str:
@@ -222,12 +227,9 @@ class Plan:
     def _footer(self, count: int) -> Iterator[str]:
         if count > _SHOWN:
             yield f"... {count - _SHOWN} smaller ones"
-        if self.plain is not None and self.scheduled is not None:
-            before, after = self.plain.peak_bytes, self.scheduled.peak_bytes
-            yield (
-                f"compiled for {self.plain.target}: peak {format_bytes(before)} as it "
-                f"was, {format_bytes(after)} scheduled"
-            )
+        if self.target:
+            before, after = map(_peak, (self.plain, self.scheduled))
+            yield f"compiled for {self.target}: {before} as it was, {after} scheduled"
         if self.predicted_bytes:
             yield (
                 f"predicted peak {format_bytes(self.predicted_bytes)}; no order of its "
@@ -252,6 +254,13 @@ class Plan:
 
 
 def _rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    for report, which in (
+        (plan.plain, "the step as it was given"),
+        (plan.scheduled, "the scheduled step"),
+    ):
+        if plan.target and not _fits(report):
+            size = "" if report is None else format_bytes(report.peak_bytes)
+            yield "does not fit", size, "", "", f"{which}, on {plan.target}"
     for g in plan.gradients:
         what = "released" if g.released else "kept"
         yield what, format_bytes(g.bytes), _array(g), g.path, g.why
@@ -263,6 +272,21 @@ def _rows(plan: Plan) -> Iterator[tuple[str, ...]]:
         yield f"{a.operation} again", "", _array(a), a.path, cost
 
 
+def _fits(report: MemoryReport | None) -> bool:
+    """Whether the chip has the memory; None stands for a step that it refused."""
+    return report is not None and (report.memory_bytes is None or report.fits())
+
+
+def _peak(report: MemoryReport | None) -> str:
+    """The peak; None stands for a step that the compiler refused."""
+    if report is None:
+        return "does not fit"
+    fits = report.memory_bytes is None or report.fits()
+    return f"peak {format_bytes(report.peak_bytes)}" + (
+        "" if fits else ", does not fit,"
+    )
+
+
 def _array(entry: Gradient | Remade | Again) -> str:
     return f"{entry.dtype}[{','.join(map(str, entry.shape))}]"
 
@@ -270,14 +294,15 @@ def _array(entry: Gradient | Remade | Again) -> str:
 def make_plan(
     rewritten,
     search: Any,
-    plain: MemoryReport | None,
-    scheduled: MemoryReport | None,
+    both: Compared,
+    target: str,
     aliases: Mapping[int, int],
     notes: Sequence[str],
 ) -> Plan:
     """The plan of a rewritten step.
 
-    `search` tells the choice, the budget, what was tried and how long it took.
+    `search` tells the choice, the budget, what was tried and how long it took; `both`
+    are compiled for `target`.
     """
     gradients = [
         Gradient(*_described(s.var.aval, s.maker), s.released, s.why)
@@ -298,8 +323,8 @@ def make_plan(
         search.budget,
         tuple(t.without_report() for t in search.tried),
         search.seconds,
-        plain,
-        scheduled,
+        both.plain,
+        both.scheduled,
         expected,
         bound,
         search.fingerprint,
@@ -307,6 +332,7 @@ def make_plan(
         sum(e.primitive.name == _BARRIER for e in _jaxpr.walk(rewritten.jaxpr)),
         tuple(notes),
         jax.__version__,
+        target,
     )
 
 

@@ -10,7 +10,12 @@ from jaxmem._checks import check_bool, check_callable, check_places, wrong_type
 from jaxmem.memory import MemoryReport, Target
 from jaxmem.scheduling._choice import NAMED, price_at
 from jaxmem.scheduling._pairs import Pair, cut_by_names, named
-from jaxmem.scheduling._schedule import Options, Scheduled, room_and_target
+from jaxmem.scheduling._schedule import (
+    Options,
+    Scheduled,
+    check_seconds,
+    room_and_target,
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ def remat_policy(
     donate_argnames: str | Sequence[str] = (),
     static_argnums: int | Sequence[int] = (),
     static_argnames: str | Sequence[str] = (),
+    search_seconds: float | None = None,
     progress: bool = True,
     **kwargs: Any,
 ) -> RematPolicy:
@@ -63,6 +69,8 @@ def remat_policy(
       donate_argnames: the same for keyword arguments.
       static_argnums: positional arguments that are Python values, not arrays.
       static_argnames: the same for keyword arguments.
+      search_seconds: after which the best that fits so far is taken; by default the
+        search goes on until nothing better is likely.
       progress: show a progress bar, where the output is a terminal.
       **kwargs: the step's keyword arguments.
 
@@ -70,8 +78,11 @@ def remat_policy(
       A `RematPolicy`.
 
     Raises:
+      TypeError: `search_seconds` is no number.
       ValueError: no scanned layer has a name; the budget is no size, or not reachable
-        with these names (`BudgetError`, which names the least and who holds it).
+        with these names (`BudgetError`, which names the least and who holds it);
+        `search_seconds` is not above 0.
+      TimeoutError: nothing that fits was found in `search_seconds`.
       RuntimeError: this installation cannot compile for the target.
 
     Example::
@@ -90,7 +101,9 @@ def remat_policy(
     if budget is None:
         raise wrong_type("budget", budget, "bytes, as a number or as text like '14GiB'")
     room, chip = room_and_target(budget, target)
-    options = Options(donated or None, static, None, room, chip, progress, named=True)
+    check_seconds(search_seconds)
+    how = {"named": True, "search_seconds": search_seconds}
+    options = Options(donated or None, static, None, room, chip, progress, **how)
     step = Scheduled(fn, options)
     names = _names(step.rewritten(NAMED, *args, **kwargs).pairs)
     if not names:

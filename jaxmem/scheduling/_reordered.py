@@ -42,15 +42,20 @@ def _again(ops: Operations, sequence: Sequence[int]) -> Iterator[Any]:
         seen.add(i)
 
 
-def sequences(closed, aliases: Aliases, machine: str) -> list[Rung]:
-    """The choices of operations to do twice that pay, from none to most."""
+def sequences(
+    closed, aliases: Aliases, machine: str, patience: float = PATIENCE
+) -> list[Rung]:
+    """The choices of operations to do twice that pay, from none to most.
+
+    `patience`: seconds for each of two searches, which end sooner where all is found.
+    """
     # operations are numbered as the graph of this chip has them, here and in `repeat`
     ops = operations_of(closed, aliases, tpu=is_tpu(machine))
     chip = MACHINES[machine]
-    order = planning.order(ops.graph, time_limit=PATIENCE).operations
+    order = planning.order(ops.graph, time_limit=patience).operations
     graph = replace(ops.graph, operations=tuple(ops.graph.operations[i] for i in order))
     cost = planning.seconds(chip.narrow, chip.bandwidth)
-    found = planning.frontier(graph, cost=cost, time_limit=PATIENCE)
+    found = planning.frontier(graph, cost=cost, time_limit=patience)
     rungs = zip(found.peaks, found.costs, found.sequences, strict=True)
     return [
         Rung(Choice(machine, sequence=tuple(order[k] for k in places)), peak, price)

@@ -15,6 +15,7 @@ from jaxmem._checks import (
     check_bool,
     check_callable,
     check_choice,
+    check_float,
     check_options,
     check_places,
     wrong_type,
@@ -26,7 +27,7 @@ from jaxmem.frameworks import (
     jitted,
     pure_call,
 )
-from jaxmem.memory import MemoryReport, Target, estimate, format_bytes, parse_bytes
+from jaxmem.memory import Pending, Target, begin, format_bytes, parse_bytes
 from jaxmem.memory._spinner import spinner
 from jaxmem.memory._targets import get_target, local_target
 from jaxmem.scheduling._arguments import (
@@ -36,8 +37,11 @@ from jaxmem.scheduling._arguments import (
     kind,
     positions,
 )
+from jaxmem.scheduling._budget import BudgetError
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
+from jaxmem.scheduling._compared import Compared, compared
 from jaxmem.scheduling._fingerprint import fingerprint
+from jaxmem.scheduling._once import Once
 from jaxmem.scheduling._passes import Aliases, Rewritten, by_shape, rewrite
 from jaxmem.scheduling._plan import Plan, make_plan, undonated
 from jaxmem.scheduling._search import Evaluated, Found, loaded, search
@@ -59,6 +63,7 @@ def schedule(
     offload: bool = False,
     plan: Plan | None = None,
     compiler_options: dict[str, Any] | None = None,
+    search_seconds: float | None = None,
     progress: bool = True,
 ) -> "Scheduled":
     """A function transformation like `jax.jit` that makes a train step take less.
@@ -114,7 +119,11 @@ def schedule(
         `Plan.from_json` reads it back: nothing is compiled to find out again.
       compiler_options: as for `jax.jit`: of the step that is run, and of those that are
         compiled to find it. Inside another `jax.jit` that one's hold.
-      progress: show a progress bar during the search, where the output is a terminal.
+      search_seconds: after which a search takes the best that fits so far; by default
+        it goes on until nothing better is likely. An interrupt (Ctrl-C) is taken as
+        "that will do" as well.
+      progress: show a progress bar during the search, with the best so far, where the
+        output is a terminal.
 
     Returns:
       A `Scheduled` step: call it, give it to `jaxmem.estimate` or another `jax.jit`,
@@ -122,9 +131,11 @@ def schedule(
 
     Raises:
       TypeError: `step` is not callable, or another argument not of its kind.
-      ValueError: `clip` is another word, `budget` no size, `target` unknown. When the
-        step is first called or planned: a budget that no choice reaches
-        (`BudgetError`, which names the least and who holds it).
+      ValueError: `clip` is another word, `budget` no size, `target` unknown,
+        `search_seconds` not above 0. When the step is first called or planned: a
+        budget that no choice reaches (`BudgetError`, which names the least and who
+        holds it).
+      TimeoutError: nothing that fits was found in `search_seconds`.
       RuntimeError: this installation cannot compile for the target.
 
     Example::
@@ -156,9 +167,23 @@ def schedule(
     room, name = room_and_target(budget, target)
     if offload and room is None:
         raise ValueError("offload=True: needs a budget that says how much is enough")
+    check_seconds(search_seconds)
+    if search_seconds is not None and name is None:
+        raise ValueError(
+            f"search_seconds={search_seconds!r}: without a budget or a target there is "
+            "no search"
+        )
     how = {"offload": offload, "compiler_options": compiler_options}
+    how |= {"search_seconds": search_seconds}
     options = Options(donate, static, clip, room, name, progress, plan, **how)
     return Scheduled(step, options)
+
+
+def check_seconds(seconds: float | None) -> float | None:
+    """Raises where the seconds of a search are no number above 0."""
+    if seconds is None:
+        return None
+    return check_float("search_seconds", seconds, above=0)
 
 
 def room_and_target(
@@ -187,6 +212,7 @@ class Options:
     named: bool = False
     offload: bool = False
     compiler_options: dict[str, Any] | None = None
+    search_seconds: float | None = None
 
 
 class Scheduled:
@@ -197,7 +223,7 @@ class Scheduled:
         self.__wrapped__ = step
         self._options = options
         self._jitted: dict[Any, Any] = {}
-        self._found: dict[Any, Found] = {}
+        self._found: Once[Found] = Once(BudgetError)
         self._warned = options.donate is not None
 
     def __get__(self, obj, objtype=None):
@@ -261,29 +287,25 @@ class Scheduled:
             rewritten, scheduled = found.rewritten, found.report
             if rewritten is None:
                 rewritten = self._rewrite(_abstract(call), found.choice)[0]
-        plain = None
+        both, chip = Compared(None, None), ""
         target = self._options.target if target is None else target
         if target is not None:
-            plain = self._estimated(self.__wrapped__, target, args, kwargs)
-            if scheduled is None or get_target(target).name != scheduled.target:
-                scheduled = self._estimated(self, target, args, kwargs)
+            chip = get_target(target).name
+            begun = partial(self._begun, args, kwargs, target)
+            same = scheduled is not None and chip == scheduled.target
+            plain, own = partial(begun, self.__wrapped__), partial(begun, self)
+            known, products = (scheduled, found.products) if same else (None, None)
+            both = compared(plain, own, known, products)
         notes = () if call.form.donated else (undonated(call.args),)
         aliases = self._aliases(rewritten.jaxpr, call)
-        return make_plan(rewritten, found, plain, scheduled, aliases, notes)
+        return make_plan(rewritten, found, both, chip, aliases, (*found.notes, *notes))
 
-    def _estimated(self, step, target: str | Target, args, kwargs) -> MemoryReport:
+    def _begun(self, args, kwargs, target: str | Target, step, **how) -> Pending:
+        """The compile of a step with the places of this one's arguments."""
         own = self.jit_options(*args, **kwargs)
-        return estimate(
-            step,
-            *args,
-            target=target,
-            donate_argnums=[p for p in own.donated if isinstance(p, int)],
-            donate_argnames=[p for p in own.donated if isinstance(p, str)],
-            static_argnums=[p for p in own.static if isinstance(p, int)],
-            static_argnames=[p for p in own.static if isinstance(p, str)],
-            compiler_options=own.compiler_options,
-            **kwargs,
-        )
+        how |= {"compiler_options": own.compiler_options, "target": target}
+        how |= {"donate": own.donated, "static": own.static}
+        return begin(step, args, kwargs, **how)
 
     def _open(self, args, kwargs) -> AbstractContextManager[Call]:
         options = self._options
@@ -341,41 +363,41 @@ class Scheduled:
         return by_shape(closed, given or range(len(closed.in_avals)))
 
     def _find(self, call: Call) -> Found:
-        budget, target = self._options.budget, self._options.target
-        plan = self._options.plan
-        if target is None and plan is None:
+        if self._options.target is None and self._options.plan is None:
             return Found(NO_CHOICE)
         leaves, tree = jax.tree.flatten((call.args, call.kwargs))
         key = call.form, tree, tuple(map(kind, leaves))
-        if key not in self._found:
-            call = _abstract(call)
-            traced = self._trace(call)
-            given = positions(call.args, call.kwargs, call.form.donated)
-            mark = fingerprint(traced.jaxpr, given, self._options.clip)
-            if plan is not None:
-                self._found[key] = loaded(plan, mark)
-                return self._found[key]
-            assert target is not None
-            again = functools.cache(partial(self._rewritten, traced, call))
-            step = Evaluated(
-                again,
-                partial(self._aliases, call=call),
-                traced.out_tree,
-                call.form.donated,
-                call.args,
-                call.kwargs,
-                target,
-                mark,
-                self._compiler_options(call),
-            )
-            name = getattr(self.__wrapped__, "__name__", "the step")
-            title = f"scheduling {name} for {target}"
-            if budget is not None:
-                title += f" in {format_bytes(budget)}"
-            with spinner(self._options.progress, title) as tell:
-                how = self._options.named, self._options.offload
-                self._found[key] = search(step, budget, tell, *how)
-        return self._found[key]
+        return self._found.get(key, partial(self._look, call))
+
+    def _look(self, call: Call) -> Found:
+        """The choice of a plan, or else that of a search."""
+        budget, target = self._options.budget, self._options.target
+        call = _abstract(call)
+        traced = self._trace(call)
+        given = positions(call.args, call.kwargs, call.form.donated)
+        mark = fingerprint(traced.jaxpr, given, self._options.clip)
+        if self._options.plan is not None:
+            return loaded(self._options.plan, mark)
+        assert target is not None
+        step = Evaluated(
+            functools.cache(partial(self._rewritten, traced, call)),  # of the choice
+            partial(self._aliases, call=call),
+            traced.out_tree,
+            self.__wrapped__,
+            call.form.donated,
+            call.args,
+            call.kwargs,
+            target,
+            mark,
+            self._compiler_options(call),
+        )
+        name = getattr(self.__wrapped__, "__name__", "the step")
+        title = f"scheduling {name} for {target}"
+        if budget is not None:
+            title += f" in {format_bytes(budget)}"
+        with spinner(self._options.progress, title) as tell:
+            how = self._options.named, self._options.offload
+            return search(step, budget, tell, *how, self._options.search_seconds)
 
     def _warn(self, call: Call) -> None:
         """Once: nothing is donated, and nobody said so."""

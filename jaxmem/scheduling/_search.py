@@ -1,25 +1,42 @@
 """A traced step, compiled under several choices until one of them will do."""
 
+import functools
+import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 
 from jaxmem import _jaxpr
 from jaxmem.frameworks import Place
-from jaxmem.memory import MemoryReport, estimate
-from jaxmem.memory._pool import DoesNotFit
+from jaxmem.memory import MemoryReport, Pending, begin, format_bytes, start_worker
 from jaxmem.scheduling._arguments import jit_with
-from jaxmem.scheduling._budget import BudgetError, Search, Tried, compiled
+from jaxmem.scheduling._budget import (
+    BudgetError,
+    Search,
+    Tried,
+    best_of,
+    compiled,
+    saved,
+    unreachable,
+)
+from jaxmem.scheduling._candidates import Candidates, OtherOptions, OutOfTime
 from jaxmem.scheduling._choice import NAMED, NO_CHOICE, Choice
 from jaxmem.scheduling._ladder import Rung, Step, ladder, step_of
 from jaxmem.scheduling._ladder_segments import in_segments
-from jaxmem.scheduling._machine import flops
+from jaxmem.scheduling._machine import MACHINES, flops, seconds
+from jaxmem.scheduling._operations import compiled_peak, operations_of
 from jaxmem.scheduling._passes import Aliases, Rewritten
 from jaxmem.scheduling._plan import Plan
-from jaxmem.scheduling._reordered import sequences
+from jaxmem.scheduling._reordered import PATIENCE, sequences
+from jaxmem.scheduling._tpu import is_tpu
+
+_ENOUGH = 0.02  # of the step's own seconds: less is not worth another compile
+_FAR = 1.1  # of the budget: what is predicted above it will not fit
+_LESS = 0.95  # of the seconds: for more, segments are not looked at
+_CONFIRMED = 4  # compiles to the end for one budget
 
 
 @dataclass(frozen=True)
@@ -33,6 +50,8 @@ class Found:
     rewritten: Rewritten | None = None
     report: MemoryReport | None = None
     fingerprint: str = ""
+    products: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,6 +61,7 @@ class Evaluated:
     rewritten: Callable[[Choice], Rewritten]
     aliases: Callable[[Any], Aliases]
     out_tree: Any
+    given: Callable
     donated: tuple[Place, ...]
     args: tuple
     kwargs: dict[str, Any]
@@ -49,21 +69,26 @@ class Evaluated:
     fingerprint: str
     compiler_options: dict[str, Any] | None = None
 
-    def compile(self, choice: Choice) -> MemoryReport | None:
-        """The compiler's report; None if it finds no way to fit the chip."""
+    def begin(self, choice: Choice, **how: Any) -> Pending:
+        """Starts its compile; `how`: as for `jaxmem.memory.begin`."""
         jaxpr = self.rewritten(choice).jaxpr
 
+        # the same program as `Scheduled` makes, its name included: compiled once
+        @functools.wraps(self.given)
         def step(*args, **kwargs):
             leaves = filter(_jaxpr.is_array, jax.tree.leaves((args, kwargs)))
             outs = _jaxpr.evaluate(jaxpr, list(leaves))
             return jax.tree.unflatten(self.out_tree, outs)
 
         jitted = jit_with(step, self.donated)
-        how = {"target": self.target, "compiler_options": self.compiler_options}
-        try:
-            return estimate(jitted, *self.args, **how, **self.kwargs)
-        except DoesNotFit:
-            return None
+        how |= {"target": self.target, "compiler_options": self.compiler_options}
+        return begin(jitted, self.args, self.kwargs, **how)
+
+    def slack(self) -> float:
+        """Seconds of computing again that are not worth another compile."""
+        jaxpr = self.rewritten(Choice(self.target, plain=True)).jaxpr
+        eqns = _jaxpr.split(jaxpr)[0].eqns
+        return _ENOUGH * sum(seconds(e, MACHINES[self.target]) or 0.0 for e in eqns)
 
 
 def loaded(plan: Plan, mine: str) -> Found:
@@ -89,86 +114,233 @@ def search(
     tell: Callable[[str], None],
     named: bool = False,
     offload: bool = False,
+    most: float | None = None,
 ) -> Found:
     """The choice that fits a budget; without one, the one that takes least.
 
     Without a budget nothing that costs anything is done again. `named`: only what has a
     `checkpoint_name` is kept. `offload`: what is kept may wait in the host's memory.
+    After `most` seconds, or when interrupted, it is the best so far.
     """
     start = time.perf_counter()
-    first = step.rewritten(NAMED if named else NO_CHOICE)
-    lists = () if named else first.lists
-    about = step_of(first.pairs, lists, step.target, named, offload)
-    waiting = Choice(step.target, waits=True)
-    can_wait = not named and step.rewritten(waiting).waits  # names cannot say it
-    free = [Choice(step.target), *([Choice(step.target, order=True)] * about.is_list)]
-    free += [waiting] * can_wait
-    if budget is None:
-        free.append(Choice(step.target, plain=True))
-    tried = []
-    for choice in free if budget is None or about.is_list else ():
-        tell(f"compile {len(tried) + 1}")
-        tried.append(compiled(choice, step.compile(choice)))
-    best = min(tried, key=lambda t: t.peak, default=None)
-    if budget is not None and (best is None or best.peak > budget):
-        rungs = _rungs(step, first, about, best)
-        known = {} if best is None else {0: best.peak}
-        how = about.layers, budget, step.compile, tell, can_wait
-        choose = Search(rungs, *how, tried, known)
-        best = _fitting(step, choose, about)
-    assert best is not None
-    seconds = time.perf_counter() - start
-    rewritten = step.rewritten(best.choice)
+    start_worker()
+    deadline = None if most is None else time.monotonic() + most
+    products = None
+    while True:
+        candidates = Candidates(step.begin, deadline, products)
+        run = Run(step, budget, tell, candidates, named, offload)
+        try:
+            best = run.best()
+            break
+        except OtherOptions as other:  # all once more, so that all are compiled alike
+            products = other.products
+        finally:
+            candidates.close()
     return Found(
         best.choice,
         budget,
-        tuple(tried),
-        seconds,
-        rewritten,
+        tuple(run.tried),
+        time.perf_counter() - start,
+        step.rewritten(best.choice),
         best.report,
         step.fingerprint,
+        products,
+        run.notes,
     )
 
 
-_LESS = 0.95  # of the seconds: for more, segments are not looked at
+@dataclass
+class Run:
+    """A search whose compiles all have the same options.
 
-
-def _fitting(step: Evaluated, flat: Search, about: Step) -> Tried:
-    """What a search finds, or another among segments where that is better.
-
-    Better is less by the clock's estimate and no more by the count of flops.
+    Attributes:
+      tried: what was compiled, in order.
+      notes: what there is to say of how it ended.
+      excess: bytes that a step took above what its assigned buffers had told.
     """
-    try:
-        best = flat.run()
-    except BudgetError:
-        rungs = in_segments(about, flat.rungs)
-        if not rungs:
-            raise
-        return _among(rungs, flat).run()
-    if not best.seconds:
+
+    step: Evaluated
+    budget: int | None
+    tell: Callable[[str], None]
+    candidates: Candidates
+    named: bool = False
+    offload: bool = False
+    tried: list[Tried] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+    excess: int = 0
+
+    @property
+    def limit(self) -> float:
+        """What assigned buffers may take."""
+        return math.inf if self.budget is None else self.budget - self.excess
+
+    def best(self) -> Tried:
+        """What was asked for; the best so far where there is no time for more."""
+        try:
+            if self.budget is None:
+                return self._least(self._free())
+            return self._within(self.budget)
+        except (KeyboardInterrupt, OutOfTime) as stop:
+            late = isinstance(stop, OutOfTime)
+            best = best_of(self.tried, self.limit)
+            if best is None or math.isinf(best.peak):
+                if late:
+                    raise TimeoutError(self._too_late()) from None
+                raise
+            why = "out of time" if late else "interrupted"
+            count = len(self.tried)
+            text = f"the search was {why} after {count} compiles: the best so far"
+            self.notes = (text,)
+            return self._settled(best)
+
+    def _too_late(self) -> str:
+        tried = len(self.tried)
+        least = min((t.peak for t in self.tried), default=math.inf)
+        text = f"search_seconds: nothing that fits was found in {tried} compiles"
+        if math.isfinite(least):
+            text += f"; the least of them is {format_bytes(least)}"
+        return text + ": give it more time"
+
+    def _within(self, budget: int) -> Tried:
+        """What fits once it is compiled to the end."""
+        best = None
+        for _ in range(_CONFIRMED):
+            try:
+                found = self._search(self.limit)
+            except BudgetError:
+                found = min(self.tried, key=lambda t: t.peak)
+                best = self._settled(found)
+                if best.peak > budget:
+                    break
+            else:
+                best = self._settled(found)
+            if best.peak <= budget:
+                return best
+            self.excess = int(best.peak - found.peak)
+        assert best is not None
+        raise unreachable(budget, best)
+
+    def _least(self, choices: Sequence[Choice]) -> Tried:
+        """The least peak; never more than that of the step as it was given."""
+        best = min(self._compiled(choices), key=lambda t: t.peak)
+        best = self._settled(best)
+        plain = next(t for t in self.tried if t.choice.plain)
+        return min(best, self._settled(plain), key=lambda t: t.peak)
+
+    def _settled(self, found: Tried) -> Tried:
+        """With the figures of a compile to the end."""
+        self.tell(f"compile to the end{saved(found)}")
+        report = self.candidates.settled(found.choice)
+        best = compiled(found.choice, report, found.predicted, found.seconds)
+        self.tried = [best if t.choice == best.choice else t for t in self.tried]
         return best
-    work = sum(times * flops(e) for e, times in step.rewritten(best.choice).again)
-    most = _LESS * best.seconds
-    rungs = in_segments(about, flat.rungs)
-    rungs = [r for r in rungs if r.seconds < most and r.flops <= work]
-    try:
-        return _among(rungs, flat).run() if rungs else best
-    except BudgetError:
-        return best
+
+    @functools.cached_property
+    def _first(self) -> Rewritten:
+        return self.step.rewritten(NAMED if self.named else NO_CHOICE)
+
+    @functools.cached_property
+    def _about(self) -> Step:
+        lists = () if self.named else self._first.lists
+        target = self.step.target
+        return step_of(self._first.pairs, lists, target, self.named, self.offload)
+
+    @functools.cached_property
+    def _can_wait(self) -> bool:
+        # names cannot say it
+        waiting = Choice(self.step.target, waits=True)
+        return not self.named and self.step.rewritten(waiting).waits
+
+    def _free(self) -> list[Choice]:
+        """What costs nothing; the step as it was given where nothing is asked for."""
+        plain = Choice(self.step.target)
+        free = [plain, *([replace(plain, order=True)] * self._about.is_list)]
+        free += [replace(plain, waits=True)] * self._can_wait
+        return free + [replace(plain, plain=True)] * (self.budget is None)
+
+    def _compiled(self, choices: Sequence[Choice]) -> Iterator[Tried]:
+        """These, two at a time."""
+        for i, choice in enumerate(choices):
+            best = best_of(self.tried, self.limit)
+            self.tell(f"compile {len(self.tried) + 1}{saved(best)}")
+            self.candidates.ahead(choices[i : i + 2])
+            self.tried.append(compiled(choice, self.candidates(choice)))
+            yield self.tried[-1]
+
+    def _search(self, limit: float) -> Tried:
+        """The fewest seconds whose assigned buffers are within a limit."""
+        self.tried = []
+        free = self._free() if self._about.is_list else []
+        if free:
+            self.candidates.ahead(free[:1])
+            free = [c for c in free if not (c.order and self._order_is_vain(limit))]
+        for one in self._compiled(free):
+            if one.peak <= limit:
+                return one
+        best = min(self.tried, key=lambda t: t.peak, default=None)
+        rungs = self._rungs(best)
+        known = {} if best is None else {0: best.peak}
+        how = self._about.layers, int(limit), self.candidates, self.tell
+        more = {"slack": self.step.slack(), "ahead": self.candidates.ahead}
+        about = rungs, *how, self._can_wait, self.tried, known
+        return self._fitting(Search(*about, **more))
+
+    def _fitting(self, flat: Search) -> Tried:
+        """What a search finds, or another among segments where that is better.
+
+        Better is less by the clock's estimate and no more by the count of flops.
+        """
+        try:
+            best = flat.run()
+        except BudgetError:
+            rungs = in_segments(self._about, flat.rungs)
+            if not rungs:
+                raise
+            return _among(rungs, flat).run()
+        if not best.seconds:
+            return best
+        again = self.step.rewritten(best.choice).again
+        work = sum(times * flops(e) for e, times in again)
+        most = _LESS * best.seconds
+        rungs = in_segments(self._about, flat.rungs)
+        rungs = [r for r in rungs if r.seconds < most and r.flops <= work]
+        try:
+            return _among(rungs, flat).run() if rungs else best
+        except BudgetError:
+            return best
+
+    def _order_is_vain(self, limit: float) -> bool:
+        """Whether an order alone will not do, nor tell more than the order there is.
+
+        Where it is far from the limit, what may be done again is looked for at once,
+        while the first choice is compiled.
+        """
+        first = self._first.unordered
+        tpu = is_tpu(self.step.target)
+        graph = operations_of(first, self.step.aliases(first), tpu=tpu).graph
+        there, peak = graph.bytes_of(graph.arguments), compiled_peak(graph)
+        if there + peak <= _FAR * limit:
+            return False
+        least = self._sequences[0].bytes
+        return there + least > _FAR * limit and least > (1 - _ENOUGH) * peak
+
+    @functools.cached_property
+    def _sequences(self) -> list[Rung]:
+        first = self._first.unordered
+        patience = min(PATIENCE, self.candidates.left() / 2)
+        return sequences(first, self.step.aliases(first), self.step.target, patience)
+
+    def _rungs(self, best: Tried | None) -> list[Rung]:
+        """The choices to try; the first is the best of those that cost nothing."""
+        if best is None:
+            return ladder(self._about)
+        rungs = self._sequences
+        if len(rungs) == 1:  # the lists are in loops over micro-batches
+            rungs = ladder(self._about)
+        return [replace(rungs[0], choice=best.choice), *rungs[1:]]
 
 
 def _among(rungs: list[Rung], flat: Search) -> Search:
     """The search over segments, after one over the ladder."""
     rest = min(peak - flat.rungs[i].bytes for i, peak in flat.peaks.items())
     return replace(flat, rungs=rungs, peaks={}, rest=rest)
-
-
-def _rungs(step: Evaluated, first: Rewritten, about: Step, best: Tried | None):
-    """The choices to try; the first is the best of those that do nothing again."""
-    if best is None:
-        return ladder(about)
-    aliases = step.aliases(first.unordered)
-    rungs = sequences(first.unordered, aliases, step.target)
-    if len(rungs) == 1:  # the lists are in loops over micro-batches
-        rungs = ladder(about)
-    return [replace(rungs[0], choice=best.choice), *rungs[1:]]

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxmem.memory._report import make_report
+from jaxmem.memory._report import make_report, pack
 
 CPU = SimpleNamespace(name="cpu", memory_bytes=None)
 _FILES = {
@@ -38,6 +38,7 @@ def _largest(folder, pattern):
 
 def report(result, target=CPU, name="step", argument_names=()):
     names = list(argument_names)
+    result = result | {"texts": pack(result["dump"])}
     return make_report(result, target=target, name=name, argument_names=names)
 
 
