@@ -73,16 +73,17 @@ def cases():
         )
 
 
+def temp(stack: str, loss, args, target: str) -> float:
+    step = jax.grad(loss, argnums=WANTED[stack])
+    return jaxmem.estimate(step, *args, target=target).temp_bytes / MIB
+
+
 def main() -> None:
     rows = []
     for stack, name, (loss, args), bars in cases():
         for i, target in enumerate(TARGETS):
-            step = jax.grad(loss, argnums=WANTED[stack])
-            temp = jaxmem.estimate(step, *args, target=target).temp_bytes
-            bar = bars and bars[i]
-            rows.append(
-                (stack, name, target, temp / MIB, bar or "", verdict(temp / MIB, bar))
-            )
+            size, bar = temp(stack, loss, args, target), bars and bars[i]
+            rows.append((stack, name, target, size, bar or "", verdict(size, bar)))
     publish("layers", ("stack", "layer", "target", "temp MiB", "at most", "met"), rows)
 
 

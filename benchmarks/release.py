@@ -128,17 +128,17 @@ def dense_step(layers: int = 16, width: int = 4096, batch: int = 256):
     return step, (params, jax.eval_shape(tx.init, params), x)
 
 
-def unrolled() -> None:
+def unrolled_temps(target: str) -> list[float]:
+    """Of the step as it is, and scheduled."""
     step, args = dense_step()
     plain = jax.jit(step, donate_argnums=(0, 1))
     ours = jaxmem.schedule(step, donate_argnums=(0, 1))
-    rows = []
-    for target in TARGETS:
-        temps = (
-            jaxmem.estimate(fn, *args, target=target).temp_bytes / MIB
-            for fn in (plain, ours)
-        )
-        rows.append((target, *temps))
+    reports = (jaxmem.estimate(fn, *args, target=target) for fn in (plain, ours))
+    return [report.temp_bytes / MIB for report in reports]
+
+
+def unrolled() -> None:
+    rows = [(target, *unrolled_temps(target)) for target in TARGETS]
     columns = ("target", "XLA: temp MiB", "scheduled: temp MiB")
     publish("release_unrolled", columns, rows)
 

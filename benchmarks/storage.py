@@ -112,17 +112,23 @@ def sampled():
         yield name, jax.grad(loss, (0, 1)), (weights, x, keys)
 
 
+STACKS = {
+    "BERT-Large": berts,
+    "norm and dense": pre_norms,
+    "MLP": mlps,
+    "sampled MLP": sampled,
+}
+
+
+def temp(step, args) -> float:
+    return jaxmem.estimate(step, *args, target=TARGET).temp_bytes / MIB
+
+
 def main() -> None:
     rows = []
-    for stack, cases in (
-        ("BERT-Large", berts),
-        ("norm and dense", pre_norms),
-        ("MLP", mlps),
-        ("sampled MLP", sampled),
-    ):
+    for stack, cases in STACKS.items():
         for name, step, args in cases():
-            report = jaxmem.estimate(step, *args, target=TARGET)
-            rows.append((stack, name, report.temp_bytes / MIB))
+            rows.append((stack, name, temp(step, args)))
             print(*rows[-1], flush=True)
     publish("storage", ("stack", "kept", "temp MiB"), rows)
 

@@ -1,0 +1,233 @@
+"""Figures that stand within the sentences of docs/."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from benchmarks._figures_of import Row, figures, row, rows, value, whole
+
+SEEDS = range(3)
+WITHIN = 10  # per cent
+GPUS, TPUS = ("h100",), ("tpu-v5e", "tpu-v5p")
+
+
+def constant(name: str, render: Callable[..., str], *args) -> None:
+    figures(name)(lambda: render(*args))
+
+
+# -- single cells
+
+CELLS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
+    "storage, BERT in 8 bits": (
+        "storage",
+        "temp MiB",
+        {"stack": "BERT-Large", "kept": "8 bits"},
+    ),
+    "storage, a chain": ("storage", "temp MiB", {"kept": "a chain, plain"}),
+    "storage, its derivative": (
+        "storage",
+        "temp MiB",
+        {"kept": "the chain by elementwise"},
+    ),
+    "storage, its derivative in 8 bits": (
+        "storage",
+        "temp MiB",
+        {"kept": "the chain by elementwise, 8 bits"},
+    ),
+    "norms, shared": ("storage", "temp MiB", {"kept": "ms_layer_norm"}),
+    "norms, output": ("storage", "temp MiB", {"kept": "save=output"}),
+    "norms, Flax": (
+        "layers",
+        "temp MiB",
+        {"layer": "flax.linen.LayerNorm", "target": "h100"},
+    ),
+    "head, XLA, 32,768 words": (
+        "kernels",
+        "XLA MiB",
+        {"kernel": "linear_cross_entropy", "chip": "h100"},
+    ),
+    "head, kernels, 32,768 words": (
+        "kernels",
+        "kernel MiB",
+        {"kernel": "linear_cross_entropy", "chip": "h100"},
+    ),
+    "batch, plain": ("batch", "largest batch", {"step": "plain"}),
+    "batch, substituted": ("batch", "largest batch", {"step": "substituted"}),
+    "batch, scheduled": ("batch", "largest batch", {"step": "substituted, schedule"}),
+    "batch, kernels": (
+        "batch",
+        "largest batch",
+        {"step": "substituted, kernels, schedule"},
+    ),
+}
+for _name, _cell in CELLS.items():
+    constant(_name, whole, *_cell)
+
+
+def attention(chip: str) -> str:
+    """MiB that the kernel takes with dropout, both passes."""
+    where = {"kernel": "attention, S 8192, dropout", "chip": chip}
+    return f"{value('kernels', 'kernel MiB', where):,.1f}"
+
+
+constant("attention's kernel, TPU", attention, "tpu-v5e")
+constant("attention's kernel, GPU", attention, "h100")
+
+
+# -- frozen parts: shares of what plain training of everything keeps
+
+
+def share(name: str) -> str:
+    where = {"model": "ResNet-101", "gradients of": "input alone"}
+    return f"{value(name, '% of plain, all', where):.1f}"
+
+
+constant("frozen, share kept", share, "frozen")
+constant("frozen, share compiled", share, "frozen_h100")
+
+
+# -- few bits
+
+
+def largest_error(bits: str) -> str:
+    where = {"activation": "gelu_tanh", "bits": bits}
+    return f"{value('fewbit-tables', 'largest error', where):.2f}"
+
+
+for _bits in "234":
+    constant(f"few bits, largest error, {_bits}", largest_error, _bits)
+
+
+def squared_error(activation: str) -> str:
+    where = {"activation": activation, "bits": "2"}
+    return f"{value('fewbit-tables', 'squared error', where):.3f}"
+
+
+constant("few bits, ReGELU2's error", squared_error, "regelu2")
+constant("few bits, GELU's error", squared_error, "gelu_tanh")
+
+
+# -- training
+
+
+def of_seeds(technique: str, model: str) -> list[float]:
+    r = row("training", {"technique": technique})
+    return [float(r[f"{model}, seed {n}"]) for n in SEEDS]
+
+
+def apart(model: str) -> str:
+    """How far seeds alone are from each other."""
+    losses = of_seeds("plain", model)
+    return f"{max(losses) - min(losses):.3f}"
+
+
+def lost(techniques: Iterable[str], model: str) -> list[float]:
+    """What each seed loses by a technique."""
+    plain = of_seeds("plain", model)
+    return [
+        ours - theirs
+        for technique in techniques
+        for ours, theirs in zip(of_seeds(technique, model), plain, strict=True)
+    ]
+
+
+def least_and_most(techniques: Iterable[str], model: str) -> str:
+    found = lost(techniques, model)
+    return f"{min(found):.4f} to {max(found):.4f}"
+
+
+def most(technique: str, model: str) -> str:
+    return f"{max(map(abs, lost([technique], model))):.4f}"
+
+
+constant("training, seeds of the GPT", apart, "GPT")
+constant("training, seeds of the ViT", apart, "ViT")
+constant("training, few", least_and_most, ("bits-1", "bits-2", "regelu2"), "GPT")
+constant("training, more bits", least_and_most, ("bits-3", "bits-4"), "GPT")
+constant("training, sampled", least_and_most, ("wta-crs",), "GPT")
+constant("training, 8 bits", most, "storage-8", "GPT")
+constant("training, 4 bits", most, "storage-4", "GPT")
+constant("training, 4 bits of the ViT", most, "storage-4", "ViT")
+
+
+# -- budgets
+
+
+@figures("budget, compiles")
+def budget_compiles() -> str:
+    found = [int(r["compiles"]) for r in rows("budget")]
+    return (
+        f"{min(found)} to {max(found)} compiles, {np.median(found):.0f} in the median"
+    )
+
+
+def policies() -> list[tuple[float, float]]:
+    """(more time, ours at its bytes) of every policy whose bytes are in our reach."""
+    found = [r for r in rows("curve") if r["ours %"] and r["strategy"] != "plain"]
+    return [(float(r["more time %"]), float(r["ours %"])) for r in found]
+
+
+@figures("curve, policies slower")
+def policies_slower() -> str:
+    found = policies()
+    slower = sum(theirs > ours for theirs, ours in found)
+    return f"Of {len(found)} points of policies {slower}"
+
+
+# -- predictions
+
+
+def compiled_of(targets: Iterable[str]) -> tuple[list[Row], int]:
+    """The rows that were compiled, and how many were not."""
+    found = [r for r in rows("predict") if r["target"] in targets]
+    there = [r for r in found if r["off %"]]
+    return there, len(found) - len(there)
+
+
+def within(targets: Iterable[str], state: bool) -> str:
+    """How many predictions are near, of peaks with the state in them or without."""
+    found, _ = compiled_of(targets)
+    near = sum(abs(off(r, state)) <= WITHIN for r in found)
+    return f"{near} of {len(found)}"
+
+
+def off(r: Row, state: bool) -> float:
+    """Per cent of the compiled bytes, with the state or of the rest."""
+    base = 0.0 if state else float(r["state MiB"])
+    compiled, predicted = (
+        float(r[f"{k} MiB"]) - base for k in ("compiled", "predicted")
+    )
+    return 100 * (predicted / compiled - 1)
+
+
+def left_out(targets: Iterable[str]) -> str:
+    return str(compiled_of(targets)[1])
+
+
+def farthest(targets: Iterable[str]) -> str:
+    """The peaks that are not within the tenth, by name."""
+    found, _ = compiled_of(targets)
+    far = [r for r in found if abs(off(r, True)) > WITHIN]
+    far.sort(key=lambda r: -abs(off(r, True)))
+    return "; ".join(f"{r['step']}: {off(r, True):+.0f} %" for r in far) or "none"
+
+
+for _chip, _targets in (("GPU", GPUS), ("TPU", TPUS)):
+    constant(f"predictions, {_chip}", within, _targets, True)
+    constant(f"predictions without state, {_chip}", within, _targets, False)
+    constant(f"predictions left out, {_chip}", left_out, _targets)
+    constant(f"predictions farthest, {_chip}", farthest, _targets)
+
+
+# -- AdamA
+
+
+@figures("adama, above")
+def adama_above() -> str:
+    """How far the mean of AdamA's seeds is above the worst of AdamW's."""
+    small, large = dict.fromkeys(r["model"] for r in rows("adama"))
+    of = lambda optimizer: [
+        float(row("adama", {"model": large, "optimizer": optimizer})[f"seed {n}"])
+        for n in SEEDS
+    ]
+    return f"{np.mean(of('AdamA')) - max(of('AdamW, accumulated')):+.3f}"
