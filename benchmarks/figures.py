@@ -1,7 +1,7 @@
 """Writes the figures of README.md and docs/ from the files in results/.
 
     python -m benchmarks.figures            # rewrites the marked blocks
-    python -m benchmarks.figures --check    # exits 1, naming the blocks that would change
+    python -m benchmarks.figures --check    # exits 1, naming what would change
 
 What stands between `<!-- figures: NAME -->` and `<!-- end of figures -->` is written by
 the renderer NAME: a table on lines of its own, or a figure within a sentence. No figure
@@ -21,7 +21,7 @@ MARKED = re.compile(
     r"(?P<body>.*?)(?P<end><!-- end of figures -->)",
     re.DOTALL,
 )
-# Markdown takes a line that begins with a comment as HTML: bold and links would be lost.
+# Markdown takes a line that begins with a comment as HTML, with all that follows.
 ASTRAY = re.compile(r"^[ ]*<!-- figures: ([^>]*?) -->[^\n]", re.MULTILINE)
 
 
