@@ -161,17 +161,16 @@ def budget_compiles() -> str:
     )
 
 
-def policies() -> list[tuple[float, float]]:
-    """(more time, ours at its bytes) of every policy whose bytes are in our reach."""
-    found = [r for r in rows("curve") if r["ours %"] and r["strategy"] != "plain"]
-    return [(float(r["more time %"]), float(r["ours %"])) for r in found]
-
-
 @figures("curve, policies slower")
 def policies_slower() -> str:
-    found = policies()
-    slower = sum(theirs > ours for theirs, ours in found)
-    return f"Of {len(found)} points of policies {slower}"
+    """How many take more time than ours at their bytes; we may not reach so few."""
+    found = [r for r in rows("curve") if r["strategy"] not in ("plain", "schedule")]
+    slower = [r for r in found if r["ours %"] and theirs(r) > float(r["ours %"])]
+    return f"Of {len(found)} points of policies {len(slower)}"
+
+
+def theirs(r: Row) -> float:
+    return float(r["more time %"])
 
 
 # -- predictions
