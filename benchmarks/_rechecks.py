@@ -12,11 +12,14 @@ from benchmarks import (
     fewbit,
     kernels,
     layers,
+    predict,
     release,
+    scheduling,
     storage,
 )
 from benchmarks._common import MIB
 from benchmarks.models import BertConfig
+from jaxmem import planning
 
 Row = Mapping[str, str]
 
@@ -30,7 +33,8 @@ class Check(NamedTuple):
       columns: those that are measured.
       measure: a row's figures, in the order of `columns`.
       cheap: whether a row is among those that are measured by default: compiles for
-        the GPU end at the buffer assignment, seconds for a stack of layers.
+        the GPU end at the buffer assignment, seconds for a stack of layers, and some
+        rows are of graphs that need no compile.
     """
 
     file: str
@@ -90,6 +94,20 @@ def of_release(row: Row):
     return [size / MIB for pair in sizes for size in pair]
 
 
+def of_predict(row: Row):
+    made = predict.row(row["step"], row["target"], "not compiled")
+    return made[2:4]
+
+
+def of_order(row: Row):
+    """In the order of the program and in XLA's: ours is that of a timed search."""
+    scanned = row["layers"] == "scanned"
+    case = scheduling.Case(row["model"], int(row["batch"]), scanned)
+    graph = case.operations()[0].graph
+    made = (scheduling.GREEDY[name](graph) for name in ("program", "XLA"))
+    return [planning.peak(graph, order) / MIB for order in made]
+
+
 def of_unrolled(row: Row):
     return release.unrolled_temps(row["target"])
 
@@ -99,6 +117,8 @@ def of_accumulation(row: Row):
     return [report.temp_bytes / MIB, report.peak_bytes / MIB]
 
 
+FEW = 200  # operations: traced and ordered in a second
+QUICK = ("alexnet", "dense", "vgg16", "gpt2_small, 1, scanned")  # to predict
 _TEMP = ("temp MiB",)
 _BOTH = [
     f"{who}: {what} MiB" for who in ("XLA", "scheduled") for what in ("temp", "peak")
@@ -121,6 +141,20 @@ CHECKS = (
         ("XLA: temp MiB", "scheduled: temp MiB"),
         of_unrolled,
         on_gpu,
+    ),
+    Check(
+        "predict",
+        ("step", "target"),
+        ("state MiB", "predicted MiB"),
+        of_predict,
+        lambda row: row["step"].startswith(QUICK),
+    ),
+    Check(
+        "scheduling_order",
+        ("model", "layers", "batch"),
+        ("program", "XLA"),
+        of_order,
+        lambda row: int(row["operations"]) < FEW,
     ),
     Check("bert", ("model", "target"), _TEMP, of_bert, on_gpu),
     Check("blocks", ("model", "how"), _TEMP, of_blocks),

@@ -73,7 +73,7 @@ def test_tables_of_measured_bytes_are_marked():
 # -- results against the code
 
 CHEAP = [(check, row) for check, row in recheck.chosen([], every=False)]
-FEWBIT = ("jax.nn.relu", "relu, save=bit")
+FEWBIT = ("jax.nn.relu", "relu, save=bit", "gelu, save=2")
 AT_ONCE = [
     (check, row) for check, row in CHEAP if row.get("activation") in FEWBIT
 ]  # the quickest to compile
