@@ -1,10 +1,12 @@
 """Temp bytes of eight-layer scans with stock layers and with ours, on absent chips.
 
     python -m benchmarks.layers
+    python -m benchmarks.layers dot_product    # those with such a name; others stay
 
 Where a layer has a bar in the column "at most", it is held to it.
 """
 
+import sys
 from collections import defaultdict
 from functools import partial
 
@@ -13,7 +15,14 @@ import jax
 
 import jaxmem
 from benchmarks import scans
-from benchmarks._common import MIB, TARGETS, publish, verdict
+from benchmarks._common import (
+    MIB,
+    TARGETS,
+    as_a_whole,
+    publish,
+    published,
+    verdict,
+)
 from jaxmem import ops
 
 # The gradient of the weights; for the MLP that of its input too.
@@ -79,12 +88,19 @@ def temp(stack: str, loss, args, target: str) -> float:
 
 
 def main() -> None:
-    rows = []
+    words = sys.argv[1:] or [""]
+    as_a_whole()
+    rows = {tuple(r[:3]): r for r in published("layers")}
+    order = []
     for stack, name, (loss, args), bars in cases():
         for i, target in enumerate(TARGETS):
-            size, bar = temp(stack, loss, args, target), bars and bars[i]
-            rows.append((stack, name, target, size, bar or "", verdict(size, bar)))
-    publish("layers", ("stack", "layer", "target", "temp MiB", "at most", "met"), rows)
+            order.append((stack, name, target))
+            if any(word in name for word in words):
+                size, bar = temp(stack, loss, args, target), bars and bars[i]
+                rows[order[-1]] = (*order[-1], size, bar or "", verdict(size, bar))
+                print(*rows[order[-1]], flush=True)
+    columns = ("stack", "layer", "target", "temp MiB", "at most", "met")
+    publish("layers", columns, [rows[key] for key in order if key in rows])
 
 
 if __name__ == "__main__":
