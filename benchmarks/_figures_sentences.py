@@ -7,8 +7,6 @@ import numpy as np
 from benchmarks._figures_of import Row, figures, row, rows, value, whole
 
 SEEDS = range(3)
-WITHIN = 10  # per cent
-GPUS, TPUS = ("h100",), ("tpu-v5e", "tpu-v5p")
 
 
 def constant(name: str, render: Callable[..., str], *args) -> None:
@@ -90,7 +88,7 @@ constant("frozen, share compiled", share, "frozen_h100")
 
 
 def largest_error(bits: str) -> str:
-    where = {"activation": "gelu_tanh", "bits": bits}
+    where = {"activation": "gelu_erf", "bits": bits}
     return f"{value('fewbit-tables', 'largest error', where):.2f}"
 
 
@@ -104,7 +102,7 @@ def squared_error(activation: str) -> str:
 
 
 constant("few bits, ReGELU2's error", squared_error, "regelu2")
-constant("few bits, GELU's error", squared_error, "gelu_tanh")
+constant("few bits, GELU's error", squared_error, "gelu_erf")
 
 
 # -- training
@@ -171,51 +169,6 @@ def policies_slower() -> str:
 
 def theirs(r: Row) -> float:
     return float(r["more time %"])
-
-
-# -- predictions
-
-
-def compiled_of(targets: Iterable[str]) -> tuple[list[Row], int]:
-    """The rows that were compiled, and how many were not."""
-    found = [r for r in rows("predict") if r["target"] in targets]
-    there = [r for r in found if r["off %"]]
-    return there, len(found) - len(there)
-
-
-def within(targets: Iterable[str], state: bool) -> str:
-    """How many predictions are near, of peaks with the state in them or without."""
-    found, _ = compiled_of(targets)
-    near = sum(abs(off(r, state)) <= WITHIN for r in found)
-    return f"{near} of {len(found)}"
-
-
-def off(r: Row, state: bool) -> float:
-    """Per cent of the compiled bytes, with the state or of the rest."""
-    base = 0.0 if state else float(r["state MiB"])
-    compiled, predicted = (
-        float(r[f"{k} MiB"]) - base for k in ("compiled", "predicted")
-    )
-    return 100 * (predicted / compiled - 1)
-
-
-def left_out(targets: Iterable[str]) -> str:
-    return str(compiled_of(targets)[1])
-
-
-def farthest(targets: Iterable[str]) -> str:
-    """The peaks that are not within the tenth, by name."""
-    found, _ = compiled_of(targets)
-    far = [r for r in found if abs(off(r, True)) > WITHIN]
-    far.sort(key=lambda r: -abs(off(r, True)))
-    return "; ".join(f"{r['step']}: {off(r, True):+.0f} %" for r in far) or "none"
-
-
-for _chip, _targets in (("GPU", GPUS), ("TPU", TPUS)):
-    constant(f"predictions, {_chip}", within, _targets, True)
-    constant(f"predictions without state, {_chip}", within, _targets, False)
-    constant(f"predictions left out, {_chip}", left_out, _targets)
-    constant(f"predictions farthest, {_chip}", farthest, _targets)
 
 
 # -- AdamA

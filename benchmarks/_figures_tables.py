@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Mapping
 
-from benchmarks._figures_of import figures, row, rows, table, value, whole
+from benchmarks._figures_of import Row, figures, row, rows, table, value, whole
 
 TWO_CHIPS = ("h100", "tpu-v5e")
 
@@ -60,7 +60,7 @@ def few_bit_bytes() -> str:
 
 @figures("few bits, errors")
 def few_bit_errors() -> str:
-    functions = ("gelu_tanh", "silu", "tanh", "softplus")
+    functions = ("gelu_erf", "silu", "tanh", "softplus")
     error = lambda name, bits: value(
         "fewbit-tables", "squared error", {"activation": name, "bits": bits}
     )
@@ -176,3 +176,37 @@ def adama_training() -> str:
         seeds = (f"{float(r[f'seed {n}']):.3f}" for n in range(3))
         lines.append((title, *seeds))
     return table(("", "seed 0", "seed 1", "seed 2"), lines)
+
+
+# -- predictions
+
+WITHIN = 10  # per cent
+CHIPS = {"H100": ("h100",), "TPU v5e, or v5p": ("tpu-v5e", "tpu-v5p")}
+
+
+@figures("predictions")
+def predictions() -> str:
+    """How many are near, with the state in the peaks and without, and which are not."""
+    lines = []
+    for title, targets in CHIPS.items():
+        found = [r for r in rows("predict") if r["target"] in targets]
+        compiled = [r for r in found if r["off %"]]
+        near = (sum(abs(off(r, s)) <= WITHIN for r in compiled) for s in (True, False))
+        shares = [f"{n} of {len(compiled)}" for n in near]
+        lines.append((title, *shares, str(len(found) - len(compiled)), far(compiled)))
+    head = ("with the state", "without it", "left out", "farthest with it")
+    return table(("", *head), lines)
+
+
+def off(r: Row, state: bool) -> float:
+    """Per cent of the compiled bytes, with the state or of the rest."""
+    base = 0.0 if state else float(r["state MiB"])
+    compiled, predicted = float(r["compiled MiB"]), float(r["predicted MiB"])
+    return 100 * ((predicted - base) / (compiled - base) - 1)
+
+
+def far(compiled: list[Row]) -> str:
+    """Those that are not near, by name."""
+    found = [r for r in compiled if abs(off(r, True)) > WITHIN]
+    found.sort(key=lambda r: -abs(off(r, True)))
+    return "; ".join(f"{r['step']}: {off(r, True):+.0f} %" for r in found) or "none"
