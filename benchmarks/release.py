@@ -1,6 +1,7 @@
 """One exact Adam step of BERT-Large, as XLA compiles it and through `jaxmem.schedule`.
 
     python -m benchmarks.release             # gradient release
+    python -m benchmarks.release h100        # of one chip; rows of the other stay
     python -m benchmarks.release --residuals # the loss gradient at S 512
     python -m benchmarks.release --unrolled  # order: 16 dense layers in a Python loop
 
@@ -9,6 +10,7 @@ parameters and moments, all donated: 3,823 MiB of state.
 """
 
 import argparse
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
@@ -17,7 +19,14 @@ import optax
 
 import jaxmem
 from benchmarks import bert
-from benchmarks._common import MIB, TARGETS, publish, verdict
+from benchmarks._common import (
+    MIB,
+    TARGETS,
+    as_a_whole,
+    publish,
+    published,
+    verdict,
+)
 from benchmarks.models import Bert, BertConfig, Layer, abstract_params, masked_loss
 
 TOKENS = jax.ShapeDtypeStruct((8, 128), jnp.int32)
@@ -72,23 +81,36 @@ def measure(remat: bool, substituted: bool, target: str):
     return [jaxmem.estimate(fn, *args, target=target) for fn in (plain, scheduled)]
 
 
-def release() -> None:
-    rows = []
+def row(remat: bool, substituted: bool, target: str) -> tuple:
+    case = remat, substituted, target
+    plain, ours = measure(*case)
+    bar = PEAKS.get(case) or TEMPS.get(case)
+    value = ours.peak_bytes if case in PEAKS else ours.temp_bytes
+    return (
+        *key(*case),
+        *(plain.temp_bytes / MIB, plain.peak_bytes / MIB),
+        *(ours.temp_bytes / MIB, ours.peak_bytes / MIB),
+        f"{'peak' if case in PEAKS else 'temp'} {bar}" if bar else "",
+        verdict(value / MIB, bar),
+    )
+
+
+def key(remat: bool, substituted: bool, target: str) -> tuple[str, str, str]:
+    """The first cells of a row."""
+    return "a layer" if remat else "none", "yes" if substituted else "no", target
+
+
+def release(targets: Sequence[str]) -> None:
+    as_a_whole()
+    rows = {tuple(r[:3]): r for r in published("release")}
     for case in cases():
-        plain, ours = measure(*case)
-        remat, substituted, target = case
-        bar = PEAKS.get(case) or TEMPS.get(case)
-        value = ours.peak_bytes if case in PEAKS else ours.temp_bytes
-        rows.append(
-            ("a layer" if remat else "none", "yes" if substituted else "no", target)
-            + (plain.temp_bytes / MIB, plain.peak_bytes / MIB)
-            + (ours.temp_bytes / MIB, ours.peak_bytes / MIB)
-            + (f"{'peak' if case in PEAKS else 'temp'} {bar}" if bar else "",)
-            + (verdict(value / MIB, bar),)
-        )
+        if case[2] in (targets or TARGETS):
+            rows[key(*case)] = row(*case)
+            print(*rows[key(*case)], flush=True)
     columns = ("remat", "substituted", "target", "XLA: temp MiB", "XLA: peak MiB")
     ours = ("scheduled: temp MiB", "scheduled: peak MiB", "at most", "met")
-    publish("release", (*columns, *ours), rows)
+    order = [key(*case) for case in cases()]
+    publish("release", (*columns, *ours), [rows[k] for k in order if k in rows])
 
 
 def residuals() -> None:
@@ -145,6 +167,7 @@ def unrolled() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("targets", nargs="*", choices=[*TARGETS, []])
     parser.add_argument("--residuals", action="store_true")
     parser.add_argument("--unrolled", action="store_true")
     chosen = parser.parse_args()
@@ -153,4 +176,4 @@ if __name__ == "__main__":
     elif chosen.unrolled:
         unrolled()
     else:
-        release()
+        release(chosen.targets)
