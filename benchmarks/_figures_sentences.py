@@ -169,17 +169,3 @@ def policies_slower() -> str:
 
 def theirs(r: Row) -> float:
     return float(r["more time %"])
-
-
-# -- AdamA
-
-
-@figures("adama, above")
-def adama_above() -> str:
-    """How far the mean of AdamA's seeds is above the worst of AdamW's."""
-    small, large = dict.fromkeys(r["model"] for r in rows("adama"))
-    of = lambda optimizer: [
-        float(row("adama", {"model": large, "optimizer": optimizer})[f"seed {n}"])
-        for n in SEEDS
-    ]
-    return f"{np.mean(of('AdamA')) - max(of('AdamW, accumulated')):+.3f}"
