@@ -160,6 +160,13 @@ def kernels() -> str:
     return table(columns, lines)
 
 
+@figures("kernels, chips")
+def kernels_on_chips() -> str:
+    found = rows("kernels_chips")
+    columns = [c for c in found[0] if c != "commit"]
+    return table(columns, ([r[c] for c in columns] for r in found))
+
+
 def shown(cell: str) -> str:
     """A number with one decimal; anything else as it is."""
     try:

@@ -101,18 +101,6 @@ def constants_first(closed):
     return jax.make_jaxpr(run)(*avals)
 
 
-def gpu_mesh(name: str, cores: int):
-    """A mesh of one GPU that is not there, for kernels that ask which GPU it is."""
-    from jax.sharding import AbstractDevice
-
-    return jax.sharding.AbstractMesh(
-        (1,),
-        ("_",),
-        axis_types=(jax.sharding.AxisType.Auto,),
-        abstract_device=AbstractDevice(name, cores, "cuda"),
-    )
-
-
 def shard_map_again(eqn, body, args) -> list[Any]:
     """The `shard_map` of `eqn` with another body, a function of a list of shards."""
     names = eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))

@@ -102,10 +102,6 @@ def test_constants_first():
     assert len(opened.invars) == len(closed.consts) + 1
 
 
-def test_gpu_mesh():
-    assert _compat.gpu_mesh("NVIDIA H100 80GB HBM3", 132).axis_names == ("_",)
-
-
 def test_shard_map_again():
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec("x")

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from jaxmem import _compat, _jaxpr
+from jaxmem.scheduling._carried import carried
 from jaxmem.scheduling._choice import NO_CHOICE, Choice, price_at
 from jaxmem.scheduling._flatten import flatten
 from jaxmem.scheduling._graph import Graph
@@ -64,7 +65,8 @@ def rewrite(
     """The step with every update that can be moved in the backward pass."""
     if choice.plain:
         return Rewritten(closed)
-    return _level(flatten(closed), aliases, clip, choice)
+    found = _level(flatten(closed), aliases, clip, choice)
+    return replace(found, jaxpr=carried(found.jaxpr, aliases))
 
 
 def _level(

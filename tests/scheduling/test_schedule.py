@@ -228,13 +228,14 @@ def test_no_warning_where_it_is_meant_or_inside_another_jit():
 
 @pytest.mark.parametrize("step", [3, None, "step", [sgd]])
 def test_not_callable(step):
-    with pytest.raises(TypeError, match=type(step).__name__):
+    with pytest.raises(TypeError, match="step=.*: a function"):
         schedule(step)
 
 
 @pytest.mark.parametrize("clip", ["three_pass", "", True, 1.0])
 def test_another_word_for_clip(clip):
-    with pytest.raises(ValueError, match="allowed are None and 'two_pass'"):
+    wrong = ValueError if isinstance(clip, str) else TypeError
+    with pytest.raises(wrong, match="clip=.*: one of None, 'two_pass'"):
         schedule(sgd, clip=clip)
 
 
