@@ -1,7 +1,7 @@
 """The loss head of a large vocabulary: temp bytes on absent chips, matmul flops, time.
 
     python -m benchmarks.cross_entropy
-    python -m benchmarks.cross_entropy kernels    # those with such a name; others stay
+    python -m benchmarks.cross_entropy kernels    # rows that have it; others stay
     python -m benchmarks.cross_entropy time
 
 8,192 tokens, 131,072 words, 4,096 features, bfloat16, gradients of x and kernel (which
@@ -24,9 +24,8 @@ import jaxmem
 from benchmarks._common import (
     MIB,
     TARGETS,
-    as_a_whole,
     publish,
-    published,
+    publish_some,
     verdict,
 )
 from benchmarks.cost import matmul_flops
@@ -98,25 +97,22 @@ def flops(loss, vocab_axis=1) -> int:
     return matmul_flops(jax.make_jaxpr(step)(*arguments(vocab_axis)).jaxpr)
 
 
-def compiled_row(name: str, loss, axis: int, held: bool, target: str) -> tuple:
+def row(loss, axis: int, held: bool, target: str) -> tuple:
     """Of the kernels no flops are counted: they are inside of calls."""
-    bar = BARS[target] if held else None
-    size = temp(loss, axis, target)
+    size, bar = temp(loss, axis, target), BARS[target] if held else None
     ratio = "" if loss is kernels else f"{flops(loss, axis) / flops(whole):.3f}"
-    return name, target, size, bar or "", verdict(size, bar), ratio
+    return size, bar or "", verdict(size, bar), ratio
 
 
 def bytes_and_flops(words: Sequence[str]) -> None:
-    as_a_whole()
-    every = [*ways(), ("the same, kernels", kernels, 1, False)]
-    rows = {tuple(r[:2]): r for r in published("cross_entropy")}
-    for way in every:
-        for target in TARGETS if not words or any(w in way[0] for w in words) else ():
-            rows[way[0], target] = compiled_row(*way, target)
-            print(*rows[way[0], target], flush=True)
+    every = (*ways(), ("the same, kernels", kernels, 1, False))
+    rows = {
+        (name, target): functools.partial(row, *way, target)
+        for name, *way in every
+        for target in TARGETS
+    }
     columns = ("loss", "target", "temp MiB", "at most", "met", "matmul flops, ratio")
-    keys = [(way[0], target) for way in every for target in TARGETS]
-    publish("cross_entropy", columns, [rows[key] for key in keys if key in rows])
+    publish_some("cross_entropy", columns, rows, words)
 
 
 def seconds(step, args) -> float:

@@ -1,7 +1,7 @@
 """Temp bytes of eight-layer scans with stock layers and with ours, on absent chips.
 
     python -m benchmarks.layers
-    python -m benchmarks.layers dot_product    # those with such a name; others stay
+    python -m benchmarks.layers dot_product    # rows that have it; others stay
 
 Where a layer has a bar in the column "at most", it is held to it.
 """
@@ -18,9 +18,7 @@ from benchmarks import scans
 from benchmarks._common import (
     MIB,
     TARGETS,
-    as_a_whole,
-    publish,
-    published,
+    publish_some,
     verdict,
 )
 from jaxmem import ops
@@ -87,20 +85,19 @@ def temp(stack: str, loss, args, target: str) -> float:
     return jaxmem.estimate(step, *args, target=target).temp_bytes / MIB
 
 
+def row(stack: str, loss, args, bar: int | None, target: str) -> tuple:
+    size = temp(stack, loss, args, target)
+    return size, bar or "", verdict(size, bar)
+
+
 def main() -> None:
-    words = sys.argv[1:] or [""]
-    as_a_whole()
-    rows = {tuple(r[:3]): r for r in published("layers")}
-    order = []
-    for stack, name, (loss, args), bars in cases():
-        for i, target in enumerate(TARGETS):
-            order.append((stack, name, target))
-            if any(word in name for word in words):
-                size, bar = temp(stack, loss, args, target), bars and bars[i]
-                rows[order[-1]] = (*order[-1], size, bar or "", verdict(size, bar))
-                print(*rows[order[-1]], flush=True)
+    rows = {
+        (stack, name, target): partial(row, stack, *made, bars and bars[i], target)
+        for stack, name, made, bars in cases()
+        for i, target in enumerate(TARGETS)
+    }
     columns = ("stack", "layer", "target", "temp MiB", "at most", "met")
-    publish("layers", columns, [rows[key] for key in order if key in rows])
+    publish_some("layers", columns, rows, sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """One exact Adam step of BERT-Large, as XLA compiles it and through `jaxmem.schedule`.
 
     python -m benchmarks.release             # gradient release
-    python -m benchmarks.release h100        # of one chip; rows of the other stay
+    python -m benchmarks.release h100        # rows that have it; others stay
     python -m benchmarks.release --residuals # the loss gradient at S 512
     python -m benchmarks.release --unrolled  # order: 16 dense layers in a Python loop
 
@@ -10,6 +10,7 @@ parameters and moments, all donated: 3,823 MiB of state.
 """
 
 import argparse
+import functools
 from collections.abc import Sequence
 
 import flax.linen as nn
@@ -22,9 +23,8 @@ from benchmarks import bert
 from benchmarks._common import (
     MIB,
     TARGETS,
-    as_a_whole,
     publish,
-    published,
+    publish_some,
     verdict,
 )
 from benchmarks.models import Bert, BertConfig, Layer, abstract_params, masked_loss
@@ -81,13 +81,11 @@ def measure(remat: bool, substituted: bool, target: str):
     return [jaxmem.estimate(fn, *args, target=target) for fn in (plain, scheduled)]
 
 
-def row(remat: bool, substituted: bool, target: str) -> tuple:
-    case = remat, substituted, target
+def row(*case) -> tuple:
     plain, ours = measure(*case)
     bar = PEAKS.get(case) or TEMPS.get(case)
     value = ours.peak_bytes if case in PEAKS else ours.temp_bytes
     return (
-        *key(*case),
         *(plain.temp_bytes / MIB, plain.peak_bytes / MIB),
         *(ours.temp_bytes / MIB, ours.peak_bytes / MIB),
         f"{'peak' if case in PEAKS else 'temp'} {bar}" if bar else "",
@@ -95,35 +93,36 @@ def row(remat: bool, substituted: bool, target: str) -> tuple:
     )
 
 
-def key(remat: bool, substituted: bool, target: str) -> tuple[str, str, str]:
-    """The first cells of a row."""
-    return "a layer" if remat else "none", "yes" if substituted else "no", target
-
-
-def release(targets: Sequence[str]) -> None:
-    as_a_whole()
-    rows = {tuple(r[:3]): r for r in published("release")}
-    for case in cases():
-        if case[2] in (targets or TARGETS):
-            rows[key(*case)] = row(*case)
-            print(*rows[key(*case)], flush=True)
+def release(words: Sequence[str]) -> None:
+    rows = {
+        ("a layer" if remat else "none", "yes" if lean else "no", target): (
+            functools.partial(row, remat, lean, target)
+        )
+        for remat, lean, target in cases()
+    }
     columns = ("remat", "substituted", "target", "XLA: temp MiB", "XLA: peak MiB")
     ours = ("scheduled: temp MiB", "scheduled: peak MiB", "at most", "met")
-    order = [key(*case) for case in cases()]
-    publish("release", (*columns, *ours), [rows[k] for k in order if k in rows])
+    publish_some("release", (*columns, *ours), rows, words)
 
 
-def residuals() -> None:
+def residual_row(fn, args, bar: int | None, target: str) -> tuple:
+    temp = jaxmem.estimate(fn, *args, target=target).temp_bytes / MIB
+    return temp, bar or "", verdict(temp, bar)
+
+
+def residuals(words: Sequence[str]) -> None:
     """What the backward scan makes itself: the loss gradient, nothing to release."""
     step, args = bert.gradient(model(False, True))
-    rows = []
-    for target in TARGETS:
-        for name, fn in (("substituted", step), ("scheduled too", scheduled(step))):
-            temp = jaxmem.estimate(fn, *args, target=target).temp_bytes / MIB
-            bar = RESIDUALS.get(target) if name == "scheduled too" else None
-            rows.append((name, target, temp, bar or "", verdict(temp, bar)))
+    ways = ("substituted", step, {}), ("scheduled too", scheduled(step), RESIDUALS)
+    rows = {
+        (name, target): functools.partial(
+            residual_row, fn, args, bars.get(target), target
+        )
+        for target in TARGETS
+        for name, fn, bars in ways
+    }
     columns = ("model", "target", "temp MiB", "at most", "met")
-    publish("release_residuals", columns, rows)
+    publish_some("release_residuals", columns, rows, words)
 
 
 def scheduled(step):
@@ -167,13 +166,13 @@ def unrolled() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("targets", nargs="*", choices=[*TARGETS, []])
+    parser.add_argument("words", nargs="*")
     parser.add_argument("--residuals", action="store_true")
     parser.add_argument("--unrolled", action="store_true")
     chosen = parser.parse_args()
     if chosen.residuals:
-        residuals()
+        residuals(chosen.words)
     elif chosen.unrolled:
         unrolled()
     else:
-        release(chosen.targets)
+        release(chosen.words)
