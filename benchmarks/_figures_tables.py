@@ -175,15 +175,6 @@ def shown(cell: str) -> str:
         return cell
 
 
-@figures("adama, training")
-def adama_training() -> str:
-    lines = []
-    for r in rows("adama"):
-        seeds = (f"{float(r[f'seed {n}']):.3f}" for n in range(3))
-        lines.append((r["optimizer"], *seeds))
-    return table(("", "seed 0", "seed 1", "seed 2"), lines)
-
-
 # -- predictions
 
 WITHIN = 10  # per cent
