@@ -31,10 +31,18 @@ def varying_axes(*xs: Any) -> frozenset[str]:
     return frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in xs))
 
 
-def varying_as(x, aval):
-    """`x`, which is the same on all devices, typed to vary over the axes of `aval`."""
+def typed_as(x, aval):
+    """`x`, the same on all devices, typed to vary and be sharded as `aval`.
+
+    `x` may have more axes, in front: they are not sharded.
+    """
     axes = tuple(aval.manual_axis_type.varying)
-    return jax.lax.pcast(x, axes, to="varying") if axes else x
+    x = jax.lax.pcast(x, axes, to="varying") if axes else x
+    spec = aval.sharding.spec
+    if all(names is None for names in spec):
+        return x
+    spec = jax.sharding.PartitionSpec(*[None] * (x.ndim - aval.ndim), *spec)
+    return jax.sharding.reshard(x, jax.NamedSharding(aval.sharding.mesh, spec))
 
 
 def bind(eqn, args, params=None) -> list[Any]:
@@ -158,6 +166,12 @@ def jit_info(fn) -> Any:
     Positions and names are both complete: jax finds one by the other.
     """
     return getattr(fn, "_jit_info", None)
+
+
+def names_shardings(info) -> bool:
+    """Whether `jit_info` has a sharding of an argument or a result."""
+    leaves = (*info.in_shardings_leaves, *info.out_shardings_leaves)
+    return any(isinstance(s, jax.sharding.Sharding) for s in leaves)
 
 
 def trace_state() -> Any:

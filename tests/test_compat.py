@@ -38,9 +38,7 @@ def test_varying_axes():
 
     def body(x):
         seen.append(_compat.varying_axes(x))
-        seen.append(
-            _compat.varying_axes(_compat.varying_as(jnp.ones(1), jax.typeof(x)))
-        )
+        seen.append(_compat.varying_axes(_compat.typed_as(jnp.ones(1), jax.typeof(x))))
         return x
 
     spec = jax.sharding.PartitionSpec("x")
