@@ -4,6 +4,7 @@ Everything here is private to JAX and may move; `tests/test_compat.py` calls eac
 function, so that a new JAX fails there, loudly, and not in a user's step.
 """
 
+import os
 import pathlib
 from typing import Any
 
@@ -17,6 +18,10 @@ JaxprEqn = jex_core.JaxprEqn
 Literal = jex_core.Literal
 Primitive = jex_core.Primitive
 Var = jex_core.Var
+
+_HERE = pathlib.Path(__file__).parent
+# The folders of this package, and of the kernels that come with it.
+OWN = tuple(f"{path}{os.sep}" for path in (_HERE, _HERE.parent / "pallas_kernels"))
 
 
 def saved_residuals(fn, *args: Any, **kwargs: Any) -> list[tuple[Any, str]]:
@@ -74,6 +79,10 @@ def source_line(eqn) -> str:
     return source_info_util.summarize(eqn.source_info)
 
 
+# Parts of the names of files that are nobody's own.
+INSTALLED = ("/site-packages/", "/dist-packages/", "<frozen ")
+
+
 def caller_line(eqn, *libraries: str) -> str:
     """The innermost line outside of this package that led to `eqn`, or "".
 
@@ -81,12 +90,19 @@ def caller_line(eqn, *libraries: str) -> str:
     """
     from jax._src.source_info_util import user_frames
 
-    own = str(pathlib.Path(__file__).parent)
     for frame in user_frames(eqn.source_info.traceback):
         file = frame.file_name
-        if not file.startswith(own) and not any(part in file for part in libraries):
+        if not file.startswith(OWN) and not any(part in file for part in libraries):
             return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
     return ""
+
+
+def is_own_line(eqn) -> bool:
+    """Whether a file of this package wrote `eqn`: its innermost line lies in one."""
+    from jax._src.source_info_util import user_frames
+
+    innermost = next(iter(user_frames(eqn.source_info.traceback)), None)
+    return innermost is not None and innermost.file_name.startswith(OWN)
 
 
 def name_stack(eqn) -> str:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+import jaxmem
 from jaxmem import _compat
 
 
@@ -160,6 +161,15 @@ def test_trace_state_tells_traces_apart():
     jax.make_jaxpr(body)(1.0)
     assert _compat.trace_state() == outer
     assert inner[0] == inner[1] != outer
+
+
+def test_is_own_line():
+    (eqn,) = _traced(lambda x: x + 1.0, 1.0).eqns
+    assert not _compat.is_own_line(eqn)
+    (eqn,) = _traced(lambda x: _compat.varying_as(x, jax.typeof(x)) + 1.0, 1.0).eqns
+    assert not _compat.is_own_line(eqn)
+    closed = jax.make_jaxpr(lambda x: jaxmem.ops.glu(x))(jnp.ones(4))
+    assert any(_compat.is_own_line(eqn) for eqn in closed.eqns)
 
 
 def test_jit_info():

@@ -25,7 +25,7 @@ ALLOWED = {
     "memory": {"_jaxpr", "frameworks"},
     "ops": {"_bits", "_jaxpr"},
     "rewriting": {"_jaxpr", "ops"},
-    "nn": {"_jaxpr", "ops", "rewriting"},
+    "nn": {"_jaxpr", "memory", "ops", "rewriting"},
     "optim": {"_paths"},
     "planning": set(),
     "linting": {"_jaxpr", "frameworks", "memory", "scheduling"},
