@@ -14,7 +14,11 @@ from jaxmem._checks import check_callable, check_places, wrong_type
 from jaxmem.frameworks import pure_call
 from jaxmem.planning import Graph, peak
 from jaxmem.scheduling._arguments import abstract, check_fixed_sizes, positions
-from jaxmem.scheduling._operations import compiled_peak, operations_of
+from jaxmem.scheduling._operations import (
+    as_compiled,
+    compiled_peak,
+    operations_of,
+)
 from jaxmem.scheduling._passes import by_shape
 from jaxmem.scheduling._tpu import is_tpu
 
@@ -93,14 +97,14 @@ def predicted(
     closed, aliases: Mapping[int, int] | None = None, tpu: bool = False
 ) -> Prediction:
     """The same for a closed jaxpr; `aliases`: output -> donated input, by position."""
-    graph = operations_of(closed, aliases, tpu=tpu).graph
+    ops = operations_of(closed, aliases, tpu=tpu)
+    graph = ops.graph
     apart = set(graph.outputs) - graph.aliases.keys()
-    inner = _without(graph, apart)
     return Prediction(
         graph.bytes_of(graph.arguments),
         graph.bytes_of(apart),
-        compiled_peak(inner),
-        peak(inner),
+        compiled_peak(_without(as_compiled(ops, tpu), apart)),
+        peak(_without(graph, apart)),
     )
 
 
