@@ -12,11 +12,10 @@ from typing import Any
 from jaxmem import _jaxpr
 from jaxmem._checks import check_callable, check_places, wrong_type
 from jaxmem.frameworks import pure_call
-from jaxmem.planning import Graph, peak
+from jaxmem.planning import Graph, best_fit, lifetimes, peak, xla_order
 from jaxmem.scheduling._arguments import abstract, check_fixed_sizes, positions
 from jaxmem.scheduling._operations import (
     as_compiled,
-    compiled_peak,
     operations_of,
 )
 from jaxmem.scheduling._passes import by_shape
@@ -103,9 +102,15 @@ def predicted(
     return Prediction(
         graph.bytes_of(graph.arguments),
         graph.bytes_of(apart),
-        compiled_peak(_without(as_compiled(ops, tpu), apart)),
+        _laid_out(_without(as_compiled(ops, tpu), apart)),
         peak(_without(graph, apart)),
     )
+
+
+def _laid_out(graph: Graph) -> int:
+    """Bytes of what XLA puts a graph's buffers into, the better of its two ways."""
+    buffers = lifetimes(graph, xla_order(graph)).buffers
+    return min(best_fit(buffers, by).height for by in ("size", "lifetime"))
 
 
 def _without(graph: Graph, apart: set[int]) -> Graph:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxmem.planning import Graph, Operation, Value
+from jaxmem.scheduling._fusion_kinds import MOVES
+from jaxmem.scheduling._layer_axis import ELEMENTWISE
 from jaxmem.scheduling._scans import LOOPS, is_var, size_of
 
 PRODUCT = "dot_general"
@@ -38,7 +40,7 @@ def merged(
         if operation.name == PRODUCT
     ]
     groups = list(_groups(graph, products))
-    return _Rewrite(graph).run(groups) if groups else graph
+    return _Rewrite(graph, equations).run(groups) if groups else graph
 
 
 @dataclass(frozen=True)
@@ -138,17 +140,18 @@ class _Order:
 class _Rewrite:
     """A graph in which products become one."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, equations: Sequence[Sequence[Any]]):
         self.graph, self.values = graph, list(graph.values)
+        self.equations = equations
+        self.gone: set[int] = set()
         self.read_as: dict[int, int] = {}  # result of a product -> the merged result
         self.new: list[tuple[int, Operation]] = []  # each with a place in the order
 
     def run(self, groups: Sequence[_Product]) -> Graph:
-        gone = {i for group in groups for i in group.operations}
         for group in groups:
             self._merge(group)
-        kept = (x for x in enumerate(self.graph.operations) if x[0] not in gone)
-        operations = [*((i, self._renamed(o)) for i, o in kept), *self.new]
+        kept = (x for x in enumerate(self.graph.operations) if x[0] not in self.gone)
+        operations = [(i, self._renamed(o)) for i, o in (*kept, *self.new)]
         return replace(
             self.graph, operations=_sorted(operations), values=tuple(self.values)
         )
@@ -163,7 +166,10 @@ class _Rewrite:
         assert group.shared is not None
         shared = group.keys[group.shared][0]
         reads = dict.fromkeys(v for part in parts for v in part.inputs)
-        others = tuple(v for v in reads if v != shared)
+        self.gone.update(group.operations)
+        group_of = set(group.operations)
+        beside_of = (self._of(v, group_of) for v in reads if v != shared)
+        others = dict.fromkeys(u for found in beside_of for u in found)
         beside = self._value(group.sizes[1 - group.shared], "operands side by side")
         made = [v for part in parts for v in part.outputs]
         result = self._value(graph.bytes_of(made), "products side by side")
@@ -175,7 +181,7 @@ class _Rewrite:
             moved=sum(part.moved for part in parts),
         )
         self.new += [
-            (place, Operation("concatenate", others, (beside,), path=product.path)),
+            (place, Operation("concatenate", tuple(others), (beside,), path=product.path)),
             (place, product),
         ]
         for v in made:
@@ -183,6 +189,19 @@ class _Rewrite:
                 self.new.append((place, Operation("slice", (result,), (v,))))
             else:
                 self.read_as[v] = result
+
+    def _of(self, v: int, group: set[int]) -> tuple[int, ...]:
+        """What is read to put `v` beside others: it may be computed there at once."""
+        i = self.graph.maker.get(v)
+        if i is None or v in self.graph.outputs or i in self.gone:
+            return (v,)
+        operation, eqns = self.graph.operations[i], self.equations[i]
+        names = {e.primitive.name for e in eqns}
+        alone = operation.outputs == (v,) and group.issuperset(self.graph.readers[v])
+        if not alone or not names <= ELEMENTWISE | MOVES:
+            return (v,)
+        self.gone.add(i)
+        return operation.inputs
 
     def _is_apart(self, v: int) -> bool:
         """Whether a result must lie in memory by itself, not be read where it is."""
