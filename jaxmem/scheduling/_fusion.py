@@ -307,7 +307,6 @@ class Fusion:
         equations = tuple(sorted({i for i, _ in seen}))
         return Kernel(equations, (*(straight | crooked),), writes, tuple(over))
 
-
     def _lies_apart(self, end: int, writes: tuple[Any, ...], reads: Iterable) -> bool:
         """Whether XLA:GPU gives what a kernel makes memory of its own.
 

@@ -19,19 +19,19 @@ _SUMS = ("add", "add_any")
 
 
 def folded(graph: Graph) -> dict[int, int]:
-    """Position of a scatter -> of the sum that scatters instead."""
+    """Position of a scatter into zeros -> of the sum that scatters instead."""
     found: dict[int, int] = {}
     for i, eqn in enumerate(graph.eqns):
-        (out, *_), users = eqn.outvars, graph.users.get(eqn.outvars[0], ())
-        if eqn.primitive.name not in _SCATTERS or len(users) != 1:
+        if eqn.primitive.name not in _SCATTERS or not _are_zeros(graph, eqn.invars[0]):
             continue
-        j, total = users[0], graph.eqns[users[0]]
-        others = [v for v in total.invars if v is not out]
-        if total.primitive.name not in _SUMS or out in graph.outputs:
+        (out,) = eqn.outvars
+        users = graph.users.get(out, ())
+        if len(users) != 1 or out in graph.outputs or users[0] in found.values():
             continue
-        if _are_zeros(graph, eqn.invars[0]) and len(others) == 1 and is_var(others[0]):
-            if j not in found.values():
-                found[i] = j
+        total = graph.eqns[users[0]]
+        others = [v for v in total.invars if v is not out and is_var(v)]
+        if total.primitive.name in _SUMS and others:
+            found[i] = users[0]
     return found
 
 

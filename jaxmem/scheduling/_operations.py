@@ -104,7 +104,7 @@ def operations_of(
     check_bool("tpu", tpu)
     if aliases is not None:
         _check_aliases(aliases, closed)
-    flat = written_out(closed)
+    flat = written_out(closed, duplicates=tpu)
     fusion = Fusion(_graph.Graph(flat), tpu)
     build = _Build(fusion, peak_of)
     arguments = [build.number(v) for v in fusion.graph.invars]

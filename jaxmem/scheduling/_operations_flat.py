@@ -2,9 +2,11 @@
 
 Inner `jit`s, custom derivatives and remat are no operations of their own; loops and
 branches stay. A `jax.checkpoint` that is being differentiated is what its lowering
-makes of it: the recomputation, behind a barrier. What is computed twice of the same
-arrays is computed once, as a weight that each iteration of a written-out recurrence
-puts together anew.
+makes of it: the recomputation, behind a barrier.
+
+What is computed twice of the same arrays is computed once, as a weight that each
+iteration of a written-out recurrence puts together anew. That is left out for a TPU,
+whose products compute in themselves what they read.
 """
 
 from collections.abc import Hashable
@@ -18,14 +20,17 @@ from jaxmem.scheduling._flatten import is_plain_call, opened
 _CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 
-def written_out(closed):
-    """The closed jaxpr without calls, duplicates, and what nobody needs."""
+def written_out(closed, duplicates: bool = False):
+    """The closed jaxpr without calls, and without what nobody needs.
+
+    `duplicates`: whether what is computed twice stays so.
+    """
     made: dict[Hashable, tuple[list, list]] = {}  # with operands, so that ids stay
 
     def rule(eqn, args: list) -> list[Any] | None:
         if _is_inlined(eqn):
             return opened(eqn, args, rule)
-        key = _key(eqn, args)
+        key = None if duplicates else _key(eqn, args)
         if key is None:
             return None
         if key not in made:
@@ -57,8 +62,6 @@ def _key(eqn, args: list) -> Hashable:
 
 
 def _operand(x) -> Hashable:
-    if _jaxpr.is_abstract(x):
-        return id(x)
-    if np.ndim(x):
+    if _jaxpr.is_abstract(x) or np.ndim(x):
         return id(x)
     return type(x), np.asarray(x).tobytes()

@@ -16,6 +16,7 @@ from jaxmem.planning import Graph, best_fit, lifetimes, peak, xla_order
 from jaxmem.scheduling._arguments import abstract, check_fixed_sizes, positions
 from jaxmem.scheduling._operations import (
     as_compiled,
+    compiled_peak,
     operations_of,
 )
 from jaxmem.scheduling._passes import by_shape
@@ -102,7 +103,7 @@ def predicted(
     return Prediction(
         graph.bytes_of(graph.arguments),
         graph.bytes_of(apart),
-        _laid_out(_without(as_compiled(ops, tpu), apart)),
+        compiled_peak(_without(as_compiled(ops, tpu), apart)),
         peak(_without(graph, apart)),
     )
 

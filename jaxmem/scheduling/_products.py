@@ -60,7 +60,9 @@ class _Product:
     shared: int | None = None
 
     @classmethod
-    def of(cls, i: int, operation: Operation, eqns: Sequence[Any], values) -> "_Product":
+    def of(
+        cls, i: int, operation: Operation, eqns: Sequence[Any], values
+    ) -> "_Product":
         (eqn,) = (e for e in eqns if e.primitive.name == PRODUCT)
         (out,) = eqn.outvars
         how = tuple(str(eqn.params[k]) for k in ("dimension_numbers", "precision"))
@@ -181,7 +183,10 @@ class _Rewrite:
             moved=sum(part.moved for part in parts),
         )
         self.new += [
-            (place, Operation("concatenate", tuple(others), (beside,), path=product.path)),
+            (
+                place,
+                Operation("concatenate", tuple(others), (beside,), path=product.path),
+            ),
             (place, product),
         ]
         for v in made:
