@@ -11,6 +11,7 @@ Source: openxla/xla, xla/service/dot_merger.cc.
 """
 
 import heapq
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,7 +36,7 @@ def merged(
       values: variable -> the value whose bytes it shows.
     """
     products = [
-        _Product.of(i, operation, equations[i], values)
+        _Product.of(i, equations[i], values)
         for i, operation in enumerate(graph.operations)
         if operation.name == PRODUCT
     ]
@@ -60,9 +61,7 @@ class _Product:
     shared: int | None = None
 
     @classmethod
-    def of(
-        cls, i: int, operation: Operation, eqns: Sequence[Any], values
-    ) -> "_Product":
+    def of(cls, i: int, eqns: Sequence[Any], values: Mapping[Any, int]) -> "_Product":
         (eqn,) = (e for e in eqns if e.primitive.name == PRODUCT)
         (out,) = eqn.outvars
         how = tuple(str(eqn.params[k]) for k in ("dimension_numbers", "precision"))
@@ -169,9 +168,8 @@ class _Rewrite:
         shared = group.keys[group.shared][0]
         reads = dict.fromkeys(v for part in parts for v in part.inputs)
         self.gone.update(group.operations)
-        group_of = set(group.operations)
-        beside_of = (self._of(v, group_of) for v in reads if v != shared)
-        others = dict.fromkeys(u for found in beside_of for u in found)
+        found = (self._read_for(v, group) for v in reads if v != shared)
+        others = tuple(dict.fromkeys(itertools.chain.from_iterable(found)))
         beside = self._value(group.sizes[1 - group.shared], "operands side by side")
         made = [v for part in parts for v in part.outputs]
         result = self._value(graph.bytes_of(made), "products side by side")
@@ -195,14 +193,15 @@ class _Rewrite:
             else:
                 self.read_as[v] = result
 
-    def _of(self, v: int, group: set[int]) -> tuple[int, ...]:
+    def _read_for(self, v: int, group: _Product) -> tuple[int, ...]:
         """What is read to put `v` beside others: it may be computed there at once."""
         i = self.graph.maker.get(v)
         if i is None or v in self.graph.outputs or i in self.gone:
             return (v,)
         operation, eqns = self.graph.operations[i], self.equations[i]
         names = {e.primitive.name for e in eqns}
-        alone = operation.outputs == (v,) and group.issuperset(self.graph.readers[v])
+        readers = set(self.graph.readers[v])
+        alone = operation.outputs == (v,) and readers <= set(group.operations)
         if not alone or not names <= ELEMENTWISE | MOVES:
             return (v,)
         self.gone.add(i)
