@@ -23,7 +23,7 @@ from jaxmem.scheduling._fusion_kinds import (
     kind_of,
     operations_an_element,
 )
-from jaxmem.scheduling._fusion_scatter import folded, same_zeros
+from jaxmem.scheduling._fusion_scatter import AT_ONCE, folded, same_zeros
 from jaxmem.scheduling._graph import Graph
 from jaxmem.scheduling._layer_axis import ELEMENTWISE
 from jaxmem.scheduling._scans import is_var, size_of
@@ -267,7 +267,7 @@ class Fusion:
 
     def _zeros(self) -> dict[int, tuple[int, ...]]:
         """First of the equations that make the same zeros -> all; the others: none."""
-        if self.tpu:
+        if self.tpu or not AT_ONCE:
             return {}
         kept = (self.graph.maker[v] for v in self.kept)
         found: dict[int, tuple[int, ...]] = {}

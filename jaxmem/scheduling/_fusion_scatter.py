@@ -2,12 +2,14 @@
 
 To a scattered gradient something else is often added: then XLA scatters into that, and
 there are no zeros. Where there are, one kernel makes those of a shape for all scatters,
-since they read the same number: they exist from the first of them on.
+since they read the same number: they exist from the first of them on. (With jax 0.12
+each scatter has its zeros made right before it.)
 """
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxmem import _compat
@@ -16,6 +18,7 @@ from jaxmem.scheduling._scans import is_var
 
 _SCATTERS = ("scatter-add", "scatter_add")
 _SUMS = ("add", "add_any")
+AT_ONCE = jax.__version_info__ < (0, 12)
 
 
 def folded(graph: Graph) -> dict[int, int]:

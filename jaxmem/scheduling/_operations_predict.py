@@ -1,8 +1,9 @@
 """What a step will take, without compiling it: from the graph of its jaxpr.
 
 XLA takes the best of three greedy orders; so does the prediction, for the step and for
-the inside of each loop. For a GPU it first merges products (`_products.py`). Copies, workspaces, padding and fragmentation are not in it:
-but for convolutions, not that to a TPU's tiles either.
+the inside of each loop. For a GPU products are merged before (`_products.py`). Copies,
+workspaces, padding and fragmentation are not in it: but for convolutions, not that to a
+TPU's tiles either.
 """
 
 from collections.abc import Callable, Mapping, Sequence
