@@ -11,6 +11,7 @@ Published for Tempo (https://arxiv.org/abs/2210.10246, section 5): twice the bat
 
 import argparse
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,10 +23,13 @@ from benchmarks.kernels import chip, filled, milliseconds
 from benchmarks.models import Bert, BertConfig
 from benchmarks.release import KEY, adam_step
 from pallas_kernels import dispatch
+from pallas_kernels.chips import GPUS, TPUS
 
 MEMORY = "16GiB"
 SMALL = 8
 TARGET = "h100"
+CHIPS = (*GPUS, *TPUS)
+DTYPES = ("float32", "bfloat16", "float16")
 KERNELS = (
     *("attention", "layer_norm", "rms_norm", "gelu", "silu", "geglu", "swiglu"),
     *("dropout_add_layer_norm", "dropout_add_rms_norm", "linear_cross_entropy"),
@@ -40,8 +44,9 @@ COLUMNS = (
 def kernels_taken(wanted: bool) -> Iterator[None]:
     """`implementation=None` takes every kernel, or XLA alone."""
     before = dispatch.MEASURED
-    every = {(name, platform) for name in KERNELS for platform in dispatch.NAMES}
-    dispatch.MEASURED = frozenset(every if wanted else ())
+    kinds = itertools.product(KERNELS, CHIPS, DTYPES, (0,), (False, True))
+    every = tuple(dispatch.Measured(*kind) for kind in kinds)
+    dispatch.MEASURED = every if wanted else ()
     try:
         yield
     finally:

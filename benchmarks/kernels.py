@@ -2,16 +2,17 @@
 
     python -m benchmarks.kernels            # without a device: compiles for both chips
     python -m benchmarks.kernels adam norm  # those with such a name; others stay
+    python -m benchmarks.kernels --chips    # which of them compile for which chip
     python -m benchmarks.kernels --time     # on a GPU or TPU: times, as ratios
 
 "MiB" are the temporaries of forward and backward pass together (of the update, for an
 optimizer) beside arguments and results. A limit is what must pass through memory at the
 bandwidth that a copy reaches, or the matmul flops at the vendor's rate, whichever takes
-longer. Rows of the other modes, and of other chips, are kept. The table of
-docs/kernels.md is written too.
+longer. Rows of the other modes, and of other chips, are kept.
 """
 
 import argparse
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ import jax.numpy as jnp
 import jaxmem
 from benchmarks._common import (
     MIB,
-    RESULTS,
     TARGETS,
     Row,
     as_a_whole,
@@ -33,11 +33,12 @@ from benchmarks._common import (
 )
 from jaxmem import ops
 from jaxmem.scheduling._machine import MACHINES, flops
+from pallas_kernels.chips import chip_name
 
 SDS = jax.ShapeDtypeStruct
 BF16, F32 = jnp.bfloat16, jnp.float32
 TOKENS, WIDTH = 8192, 4096
-DOCS = RESULTS.parent.parent / "docs" / "kernels_table.md"
+RATES = "one of " + ", ".join(name for name in MACHINES if name != "cpu")
 COLUMNS = (
     *("kernel", "chip", "status", "XLA MiB", "kernel MiB"),
     *("XLA ms", "kernel ms", "library ms", "% of limit"),
@@ -193,6 +194,28 @@ def compile_row(name: str, target: str):
     return [name, target, status, xla, kernel, "", "", "", ""]
 
 
+# -- on every chip
+
+
+def on_chip(name: str, target: str) -> str:
+    """ "compiles", or what the kernel needs that the chip has not."""
+    try:
+        compiled(CASES[name](), "pallas", target)
+    except ValueError as error:
+        missing = re.search("the pallas kernel needs (.*), this is", str(error))
+        if missing is None:
+            raise
+        return f"needs {missing[1]}"
+    return "compiles"
+
+
+def chips_table() -> None:
+    """Every kernel on every target."""
+    names = [target.name for target in jaxmem.targets() if target.platform != "cpu"]
+    rows = [[name, *(on_chip(name, target) for target in names)] for name in CASES]
+    publish("kernels_chips", ("kernel", *names), rows)
+
+
 # -- on a device
 
 
@@ -225,13 +248,13 @@ def bandwidth() -> float:
 
 def chip() -> str:
     """The target that this process's device is."""
-    kind = jax.devices()[0].device_kind.lower()
-    known = {"h100": "h100", "h200": "h200", "b200": "b200", "v5 lite": "tpu-v5e"}
-    known |= {"v5e": "tpu-v5e", "v6": "tpu-v6e", "v5p": "tpu-v5p", "v4": "tpu-v4"}
-    for part, name in known.items():
-        if part in kind:
-            return name
-    raise SystemExit(f"--time: no rates are known of {kind!r}; run it on a GPU or TPU")
+    device = jax.devices()[0]
+    name = None if device.platform == "cpu" else chip_name(device)
+    name = f"tpu-{name}" if device.platform == "tpu" else name
+    if name not in MACHINES:
+        kind = device.device_kind
+        raise SystemExit(f"--time: no rates are known of {kind!r}; run it on {RATES}")
+    return name
 
 
 def time_row(name: str, target: str, rate: float, old: list | None):
@@ -256,15 +279,6 @@ def time_row(name: str, target: str, rate: float, old: list | None):
     return [name, target, *before, xla, kernel, library, share]
 
 
-def write_docs(rows) -> None:
-    """The table as docs/kernels.md includes it."""
-    lines = [" | ".join(("", *COLUMNS, "")).strip(), "|" + "---|" * len(COLUMNS)]
-    for row in rows:
-        cells = (f"{c:,.1f}" if isinstance(c, float) else str(c) for c in row)
-        lines.append(" | ".join(("", *cells, "")).strip())
-    DOCS.write_text("\n".join(lines) + "\n")
-
-
 def numbers(row: Row) -> Row:
     """A published row, its figures as numbers."""
     return Row([*row[:3], *map(number, row[3:])], row.commit)
@@ -273,8 +287,11 @@ def numbers(row: Row) -> Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--chips", action="store_true")
     parser.add_argument("--time", action="store_true")
     options = parser.parse_args()
+    if options.chips:
+        return chips_table()
     words = options.names or [""]
     as_a_whole()
     chosen = [n for n in CASES if any(word in n for word in words)]
@@ -293,7 +310,6 @@ def main() -> None:
                 print(*there[name, target], flush=True)
     rows = sorted(there.values(), key=lambda r: (r[1], list(CASES).index(r[0])))
     publish("kernels", COLUMNS, rows)
-    write_docs(rows)
 
 
 def number(text: str) -> float | str:

@@ -4,6 +4,7 @@ Everything here is private to JAX and may move; `tests/test_compat.py` calls eac
 function, so that a new JAX fails there, loudly, and not in a user's step.
 """
 
+import os
 import pathlib
 from typing import Any
 
@@ -18,6 +19,10 @@ Literal = jex_core.Literal
 Primitive = jex_core.Primitive
 Var = jex_core.Var
 
+_HERE = pathlib.Path(__file__).parent
+# The folders of this package, and of the kernels that come with it.
+OWN = tuple(f"{path}{os.sep}" for path in (_HERE, _HERE.parent / "pallas_kernels"))
+
 
 def saved_residuals(fn, *args: Any, **kwargs: Any) -> list[tuple[Any, str]]:
     """(aval, source text) of each value that the backward pass of `fn` keeps."""
@@ -31,10 +36,18 @@ def varying_axes(*xs: Any) -> frozenset[str]:
     return frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in xs))
 
 
-def varying_as(x, aval):
-    """`x`, which is the same on all devices, typed to vary over the axes of `aval`."""
+def typed_as(x, aval):
+    """`x`, the same on all devices, typed to vary and be sharded as `aval`.
+
+    `x` may have more axes, in front: they are not sharded.
+    """
     axes = tuple(aval.manual_axis_type.varying)
-    return jax.lax.pcast(x, axes, to="varying") if axes else x
+    x = jax.lax.pcast(x, axes, to="varying") if axes else x
+    spec = aval.sharding.spec
+    if all(names is None for names in spec):
+        return x
+    spec = jax.sharding.PartitionSpec(*[None] * (x.ndim - aval.ndim), *spec)
+    return jax.sharding.reshard(x, jax.NamedSharding(aval.sharding.mesh, spec))
 
 
 def bind(eqn, args, params=None) -> list[Any]:
@@ -66,6 +79,10 @@ def source_line(eqn) -> str:
     return source_info_util.summarize(eqn.source_info)
 
 
+# Parts of the names of files that are nobody's own.
+INSTALLED = ("/site-packages/", "/dist-packages/", "<frozen ")
+
+
 def caller_line(eqn, *libraries: str) -> str:
     """The innermost line outside of this package that led to `eqn`, or "".
 
@@ -73,12 +90,19 @@ def caller_line(eqn, *libraries: str) -> str:
     """
     from jax._src.source_info_util import user_frames
 
-    own = str(pathlib.Path(__file__).parent)
     for frame in user_frames(eqn.source_info.traceback):
         file = frame.file_name
-        if not file.startswith(own) and not any(part in file for part in libraries):
+        if not file.startswith(OWN) and not any(part in file for part in libraries):
             return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
     return ""
+
+
+def is_own_line(eqn) -> bool:
+    """Whether a file of this package wrote `eqn`: its innermost line lies in one."""
+    from jax._src.source_info_util import user_frames
+
+    innermost = next(iter(user_frames(eqn.source_info.traceback)), None)
+    return innermost is not None and innermost.file_name.startswith(OWN)
 
 
 def name_stack(eqn) -> str:
@@ -99,18 +123,6 @@ def constants_first(closed):
         return jax.core.eval_jaxpr(closed.jaxpr, args[:n], *args[n:])
 
     return jax.make_jaxpr(run)(*avals)
-
-
-def gpu_mesh(name: str, cores: int):
-    """A mesh of one GPU that is not there, for kernels that ask which GPU it is."""
-    from jax.sharding import AbstractDevice
-
-    return jax.sharding.AbstractMesh(
-        (1,),
-        ("_",),
-        axis_types=(jax.sharding.AxisType.Auto,),
-        abstract_device=AbstractDevice(name, cores, "cuda"),
-    )
 
 
 def shard_map_again(eqn, body, args) -> list[Any]:
@@ -170,6 +182,12 @@ def jit_info(fn) -> Any:
     Positions and names are both complete: jax finds one by the other.
     """
     return getattr(fn, "_jit_info", None)
+
+
+def names_shardings(info) -> bool:
+    """Whether `jit_info` has a sharding of an argument or a result."""
+    leaves = (*info.in_shardings_leaves, *info.out_shardings_leaves)
+    return any(isinstance(s, jax.sharding.Sharding) for s in leaves)
 
 
 def trace_state() -> Any:

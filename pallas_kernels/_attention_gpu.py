@@ -105,12 +105,33 @@ def from_base_2(top):
     return jnp.where(top > np.float32(FLOOR), natural, np.float32(MASKED))
 
 
+def row_statistics(case: Case, row_max, row_log_sum, q_len) -> dict[str, jax.Array]:
+    """ "top" and "log_total" in base 2, of whole blocks of queries.
+
+    The maximum of a row past the array or past its sequence is infinite, so that its
+    probabilities are zero whatever its logits are: copies fill a block with zeros,
+    whose logits are the bias, and the twin knows no maximum of what it has masked.
+    """
+    top, log_total = in_base_2(row_max), in_base_2(row_log_sum)
+    if q_len is not None:
+        live = _live(case, q_len)[:, None]
+        top = jnp.where(live, top, np.float32(np.inf))
+    return {
+        "top": padded(top, case.block_q, np.inf),
+        "log_total": padded(log_total, case.block_q),
+    }
+
+
+def _live(case: Case, q_len):
+    """Boolean [b, queries]: which queries their sequence has."""
+    return jnp.arange(case.queries, dtype=jnp.int32)[None] < q_len[:, None]
+
+
 def live_queries(case: Case, x, q_len):
     """`x` [b, t, n, h] with zeros for the queries beyond their sequence."""
     if q_len is None:
         return x
-    live = jnp.arange(case.queries, dtype=jnp.int32)[None] < q_len[:, None]
-    return jnp.where(live[..., None, None], x, jnp.zeros_like(x))
+    return jnp.where(_live(case, q_len)[..., None, None], x, jnp.zeros_like(x))
 
 
 class Tables(NamedTuple):

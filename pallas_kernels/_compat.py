@@ -1,18 +1,54 @@
 """What only `jax.extend` and `jax._src` can do.
 
 An operation that cannot be lowered, and says why; references under `vmap`; simulated
-chips.
+chips; which device a program is lowered for.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
 import jax
+from jax._src import xla_bridge
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
+from jax.extend.backend import get_default_device
+from jax.extend.core import Primitive as Primitive
+from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.interpreters import batching, mlir
+
+# What a platform's devices call it: `jax.Device`, and what it is lowered for.
+_PLATFORMS = {"cuda": ("cuda", "gpu"), "tpu": ("tpu",)}
+
+
+def device_in_context(platform: str) -> Any:
+    """The device that is traced or lowered for, if it is of this platform; or None.
+
+    That of the mesh in whose context this is (`shard_map` sets it, and whoever lowers
+    for a chip that is not there); else the first of this process, as Mosaic takes it.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    if _is_of(device, platform):
+        return device
+    if xla_bridge.backends_are_initialized():
+        device = get_default_device()
+    return device if _is_of(device, platform) else None
+
+
+def _is_of(device: Any, platform: str) -> bool:
+    return device is not None and device.platform in _PLATFORMS[platform]
+
+
+def on_one_device(lowering: Any) -> bool:
+    """Whether a lowering rule's program, or its part of it, is that of one device."""
+    axes = lowering.module_context.axis_context
+    mesh = getattr(axes, "mesh", None)
+    if mesh is not None:  # in a `shard_map`, perhaps over some of the axes alone
+        left = [n for name, n in mesh.shape.items() if name not in axes.manual_axes]
+        return math.prod(left) == 1
+    return getattr(axes, "num_devices", 1) == 1
+
 
 _refused = Primitive("refused")
 _refused.multiple_results = True
@@ -90,14 +126,23 @@ _traced_late.def_abstract_eval(lambda *args, run, under_vmap, avals: avals)
 _traced_late.def_impl(lambda *args, run, under_vmap, avals: jax.jit(run)(*args))
 
 
-def _lower_late(ctx, *args, run, under_vmap, avals):
-    # references may not vary over a shard_map's axes
-    plain = [ShapedArray(x.shape, x.dtype) for x in ctx.avals_in]
-    ctx = ctx.replace(avals_in=plain, avals_out=list(avals))
+def lower_plainly(run: Callable[..., tuple], ctx, *args):
+    """`run` as a lowering rule's result, of arrays that do not vary over a mesh.
+
+    References may not, and what was traced of such arrays has no casts between them.
+    """
+    plain, outs = (
+        [ShapedArray(x.shape, x.dtype) for x in avals]
+        for avals in (ctx.avals_in, ctx.avals_out)
+    )
+    ctx = ctx.replace(avals_in=plain, avals_out=outs)
     return mlir.lower_fun(run, multiple_results=True)(ctx, *args)
 
 
-mlir.register_lowering(_traced_late, _lower_late)
+mlir.register_lowering(
+    _traced_late,
+    lambda ctx, *args, run, under_vmap, avals: lower_plainly(run, ctx, *args),
+)
 
 
 def _late_under_vmap(args, dims, *, run, under_vmap, avals):

@@ -83,7 +83,10 @@ def spread(vector, shape: tuple[int, int], axis: int):
     return lax.broadcast_in_dim(vector, shape, [axis])
 
 
-def padded(x, block: int):
-    """`x` with zeros behind its last axis, to a multiple of `block`."""
+def padded(x, block: int, fill: float = 0.0):
+    """`x` with `fill` behind its last axis, to a multiple of `block`."""
     missing = -x.shape[-1] % block
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+    if not missing:
+        return x
+    behind = [(0, 0)] * (x.ndim - 1) + [(0, missing)]
+    return jnp.pad(x, behind, constant_values=jnp.asarray(fill, x.dtype))

@@ -22,10 +22,10 @@ from pallas_kernels._attention import Inputs, Rules
 from pallas_kernels._attention_gpu import (
     Case,
     Tables,
-    in_base_2,
     live_queries,
     make_case,
     make_tables,
+    row_statistics,
     transposed,
 )
 from pallas_kernels._attention_gpu_program import (
@@ -69,12 +69,12 @@ def backward(
     tables = make_tables(case, inputs)
     g = live_queries(case, g, inputs.q_len)
     arrays = {"q": inputs.q, "g": g, "k": inputs.k}
-    rows = {"top": in_base_2(row_max), "log_total": in_base_2(row_log_sum)}
+    rows = row_statistics(case, row_max, row_log_sum, inputs.q_len)
     if wanted & {"q", "k"}:
         arrays["v"] = inputs.v
         delta = g.astype(_F32) * o.astype(_F32)
-        rows["delta"] = jnp.swapaxes(delta.sum(axis=-1), 1, 2)
-    rows = {name: padded(x, case.block_q) for name, x in rows.items()}
+        delta = jnp.swapaxes(delta.sum(axis=-1), 1, 2)
+        rows["delta"] = padded(delta, case.block_q)
     tables = tables._replace(per_query=tables.per_query | rows)
     of_keys = wanted & {"k", "v"}
     got = {"q": _of_queries(case, arrays, tables)} if "q" in wanted else {}

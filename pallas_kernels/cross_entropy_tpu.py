@@ -34,13 +34,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels import chips
 from pallas_kernels._cross_entropy import LOWEST, TINY, dot, logits_gradient, only
+from pallas_kernels._lowering import for_chip
 from pallas_kernels._outputs import like
 
 LANES = 128
 DTYPES = (jnp.float32, jnp.bfloat16)
-# Blocks take at most this much of a core's memory (v5e and v6e have 128 MiB of it,
-# v5p and v7x 64), and the compiler may use the second figure.
+# Blocks take at most the first figure of a core's memory, and seven eighths of it where
+# there is less than the second (v2 to v4); the compiler may use the second, or all.
 BLOCKS_BYTES, VMEM_BYTES = 40 * 2**20, 60 * 2**20
 
 
@@ -54,6 +56,7 @@ class How(NamedTuple):
     vocabulary: int
     block_tokens: int
     block_vocabulary: int
+    vmem: int  # bytes of a core's memory that the blocks want
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -176,7 +179,7 @@ def _as_it_lies(kernel, axis: int):
 
 
 def _sizes(x, kernel, axis: int, costs, given, tokens_first: bool = True):
-    """(tokens, vocabulary, and a block of each).
+    """(tokens, vocabulary, a block of each, the memory that these want).
 
     Args:
       costs: bytes a feature, of a token in a block and of a column.
@@ -197,20 +200,31 @@ def _sizes(x, kernel, axis: int, costs, given, tokens_first: bool = True):
         raise NotImplementedError(f"blocks in multiples of {LANES}, not {given}")
     cast = x.dtype.itemsize * (kernel.dtype != x.dtype)
 
-    def fits(block):
+    def used(block):
         logits = 6 * 4 * block[0] * block[1]
         a_feature = block[0] * costs[0] + block[1] * (costs[1] + cast)
-        return features * a_feature + logits <= BLOCKS_BYTES
+        return features * a_feature + logits
 
     pairs = list(itertools.product((512, 256, LANES), repeat=2))
     pairs = pairs if tokens_first else [pair[::-1] for pair in pairs]
-    block = next(filter(fits, pairs), None)
+    room = BLOCKS_BYTES if _vmem() == VMEM_BYTES else _vmem() * 7 // 8
+    block = next((pair for pair in pairs if used(pair) <= room), None)
     if block is None:
-        raise NotImplementedError(f"fewer features than {features}")
+        least, most = used(pairs[-1]) / chips.MIB, room / chips.MIB
+        raise NotImplementedError(
+            f"fewer features than {features}: the least blocks take {least:.1f} MiB of "
+            f"the chip's memory, of {most:.1f}"
+        )
     lengths = tokens, vocabulary
     whole = [pl.cdiv(length, LANES) * LANES for length in lengths]
-    chosen = (want or size for want, size in zip(given, block, strict=True))
-    return *lengths, *map(min, chosen, whole)
+    chosen = [want or size for want, size in zip(given, block, strict=True)]
+    block = min(chosen[0], whole[0]), min(chosen[1], whole[1])
+    return *lengths, *block, used(block) * 8 // 7
+
+
+def _vmem() -> int:
+    """What the compiler may use of a core's memory, on the chip that is traced for."""
+    return min(chips.vmem_in_context() or VMEM_BYTES, VMEM_BYTES)
 
 
 ROWS = {"labels", "top", "log_total", "hit", "total"}
@@ -224,6 +238,8 @@ def _call(body: Callable, how: How, ins, outs, *, over_tokens: bool) -> dict[str
     their arrays' names, and what is added up over the inner loop is on the chip.
     """
     ins = {k: t for k, t in sorted(ins.items()) if t is not None}
+    name = "linear_cross_entropy"
+    ins |= for_chip({"x": ins["x"]}, chips.Needs(name, "tpu", vmem=how.vmem))
     ins |= {k: t[None] for k, t in ins.items() if k in ROWS or k == "bias"}
     outs = dict(sorted(outs.items()))
     order = (lambda j, i: (i, j)) if over_tokens else (lambda i, j: (i, j))
@@ -248,7 +264,7 @@ def _call(body: Callable, how: How, ins, outs, *, over_tokens: bool) -> dict[str
         scratch_shapes=(sums,),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"),
-            vmem_limit_bytes=VMEM_BYTES,
+            vmem_limit_bytes=_vmem(),
         ),
         name=f"jaxmem_cross_entropy{body.__name__.removesuffix('_body')}",
     )(ins)

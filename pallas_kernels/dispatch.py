@@ -1,25 +1,46 @@
 """One rule for which implementation of an op runs: plain XLA, or a Pallas kernel.
 
-The choice is made for the platform that is lowered for, not for the one that this
-process runs on: a step that is compiled for an absent H100 contains the H100's kernel.
+The choice is made for the platform and the chip that is lowered for, not for those that
+this process runs on: a step that is compiled for an absent H100 contains the H100's
+kernel.
 """
 
 import functools
-import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 
+from pallas_kernels import chips
 from pallas_kernels._compat import refused, simulated_platform
+from pallas_kernels._lowering import Candidate, for_chip, kernel_or_xla
 
 Implementation = Literal["xla", "pallas"]
 
 NAMES = {"tpu": "TPU", "cuda": "GPU"}
 
-# Kernels that `implementation=None` takes: (kernel, platform) pairs for which
-# `benchmarks/results` holds a time on a device that is no worse than XLA's.
-MEASURED: frozenset[tuple[str, str]] = frozenset()
+
+class Measured(NamedTuple):
+    """A time on a device that is no worse than XLA's, of a pass of a kernel.
+
+    Attributes:
+      kernel: its name, as `dispatch` is given it.
+      chip: "h100", "v5e": a name of `chips`.
+      dtype: of the array that the pass is sized by, as "bfloat16".
+      smallest: elements of that array, from which on the kernel is no slower.
+      backward: whether this is the backward pass.
+    """
+
+    kernel: str
+    chip: str
+    dtype: str
+    smallest: int
+    backward: bool
+
+
+# What `implementation=None` takes kernels for, each with its times in
+# `benchmarks/results`: on one device, or inside of `shard_map`.
+MEASURED: tuple[Measured, ...] = ()
 
 
 def check_implementation(implementation: Any, *more: str) -> None:
@@ -33,10 +54,15 @@ def check_implementation(implementation: Any, *more: str) -> None:
         )
 
 
-def considered(name: str, implementation: Implementation | None) -> bool:
-    """Whether a kernel may be taken, on one platform or another."""
+def considered(name: str, implementation: Implementation | None, x: Any) -> bool:
+    """Whether a kernel may be taken in either pass, on one chip or another.
+
+    `x`: the array that its passes are sized by.
+    """
     check_implementation(implementation)
-    return any(_is_wanted(name, platform, implementation) for platform in NAMES)
+    if implementation is None:
+        return bool(_measured(name, x, (False, True)))
+    return implementation == "pallas"
 
 
 def dispatch(
@@ -46,38 +72,75 @@ def dispatch(
     xla: Callable[..., Any],
     tpu: Callable[..., Any] | None = None,
     gpu: Callable[..., Any] | None = None,
+    sized_by: Any = None,
+    backward: bool = False,
 ) -> Any:
     """`xla(*args)`, or what the kernel of the platform makes of `args`.
 
     Args:
       name: of the kernel, as messages have it: "layer_norm".
-      implementation: "xla"; "pallas" for the kernel; None for the kernel where it was
-        measured to be no slower than XLA, and XLA elsewhere.
+      implementation: "xla"; "pallas" for the kernel; None for the kernel where
+        `MEASURED` has it for the chip, dtype, size and pass, on one device or inside
+        of `shard_map`, and XLA elsewhere, under `vmap` and in further derivatives.
       *args: arrays, in any pytrees.
       xla, tpu, gpu: functions of `args` that return the same structure, shapes and
         dtypes. A kernel raises NotImplementedError for arguments it does not do.
+      sized_by: the array whose dtype and size `MEASURED` goes by; None: the first.
+      backward: whether this is a backward pass.
 
     Returns:
       What the chosen function returns.
 
     Raises:
       ValueError: another implementation. With "pallas": no kernel does these
-        arguments; or, when it is lowered, none of the platform it is lowered for.
+        arguments; or, when it is lowered, none of the platform or for the chip.
 
     Warns:
       Under None, where a kernel that would have been chosen does not do `args`: once
-      for each message.
+      for each message, when it is lowered.
     """
     check_implementation(implementation)
+    x = jax.tree.leaves(args)[0] if sized_by is None else sized_by
     kernels = {"tpu": tpu, "cuda": gpu}
-    wanted = {p: k for p, k in kernels.items() if _is_wanted(name, p, implementation)}
-    if not wanted:
-        return xla(*args)
-    branches, reasons = _supported(name, wanted, args)
+    found = _measured(name, x, (backward,))
     if implementation is None:
-        for platform, reason in reasons.items():
-            _warn_once(f"{name} on {NAMES[platform]}: {reason}; XLA does it")
-        return jax.lax.platform_dependent(*args, **branches, default=xla)
+        kernels = {p: k for p, k in kernels.items() if p in found}
+    if implementation == "xla" or not kernels:
+        return xla(*args)
+    branches, reasons = _supported(name, kernels, args)
+    if implementation is None:
+        candidates = _candidates(name, kernels, reasons, found, args)
+        return kernel_or_xla(xla, candidates, *args)
+    return _by_platform(name, branches, reasons, xla, args)
+
+
+def _measured(name: str, x, passes: tuple[bool, ...]) -> dict[str, set[str]]:
+    """Chips, by platform, on which one of these passes was measured for such an `x`."""
+    found: dict[str, set[str]] = {}
+    for entry in MEASURED:
+        large = entry.dtype == x.dtype.name and entry.smallest <= x.size
+        if entry.kernel == name and entry.backward in passes and large:
+            found.setdefault(chips.platform_of(entry.chip), set()).add(entry.chip)
+    return found
+
+
+def _candidates(name, kernels, reasons, found, args) -> list[Candidate]:
+    tree = jax.tree.structure(args)
+
+    def one(platform: str, kernel) -> Candidate:
+        return Candidate(
+            platform,
+            lambda device: chips.chip_name(device) in found[platform],
+            lambda *leaves: tuple(jax.tree.leaves(kernel(*tree.unflatten(leaves)))),
+            reasons.get(platform, ""),
+            f"{name} on {NAMES[platform]}",
+        )
+
+    return [one(*item) for item in kernels.items()]
+
+
+def _by_platform(name: str, branches, reasons, xla, args):
+    """The kernel of the platform that is lowered for, and an error elsewhere."""
     text = "; ".join(f"{NAMES[p]}: {reason}" for p, reason in reasons.items())
     if not branches:
         raise ValueError(f"implementation='pallas': no kernel for this {name}. {text}")
@@ -94,14 +157,9 @@ def dispatch(
     return jax.lax.platform_dependent(*args, **branches, default=refuse)
 
 
-def _is_wanted(name: str, platform: str, implementation) -> bool:
-    if implementation is None:
-        return (name, platform) in MEASURED
-    return implementation == "pallas"
-
-
-def _once(name: str, kernel: Callable, *args: Any) -> Any:
-    return kernel(*_differentiated_once(name, args))
+def _once(name: str, platform: str, kernel: Callable, *args: Any) -> Any:
+    args = _differentiated_once(name, args)
+    return kernel(*for_chip(args, chips.needs(name, platform)))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
@@ -129,12 +187,7 @@ def _supported(
             continue
         try:
             jax.eval_shape(kernel, *args)
-            branches[platform] = functools.partial(_once, name, kernel)
+            branches[platform] = functools.partial(_once, name, platform, kernel)
         except NotImplementedError as error:
             reasons[platform] = str(error)
     return branches, reasons
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=4)

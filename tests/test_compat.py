@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+import jaxmem
 from jaxmem import _compat
 
 
@@ -38,9 +39,7 @@ def test_varying_axes():
 
     def body(x):
         seen.append(_compat.varying_axes(x))
-        seen.append(
-            _compat.varying_axes(_compat.varying_as(jnp.ones(1), jax.typeof(x)))
-        )
+        seen.append(_compat.varying_axes(_compat.typed_as(jnp.ones(1), jax.typeof(x))))
         return x
 
     spec = jax.sharding.PartitionSpec("x")
@@ -100,10 +99,6 @@ def test_constants_first():
     closed = _traced(lambda x: x + table, jnp.ones(3))
     opened = _compat.constants_first(closed)
     assert len(opened.invars) == len(closed.consts) + 1
-
-
-def test_gpu_mesh():
-    assert _compat.gpu_mesh("NVIDIA H100 80GB HBM3", 132).axis_names == ("_",)
 
 
 def test_shard_map_again():
@@ -166,6 +161,15 @@ def test_trace_state_tells_traces_apart():
     jax.make_jaxpr(body)(1.0)
     assert _compat.trace_state() == outer
     assert inner[0] == inner[1] != outer
+
+
+def test_is_own_line():
+    (eqn,) = _traced(lambda x: x + 1.0, 1.0).eqns
+    assert not _compat.is_own_line(eqn)
+    (eqn,) = _traced(lambda x: _compat.varying_as(x, jax.typeof(x)) + 1.0, 1.0).eqns
+    assert not _compat.is_own_line(eqn)
+    closed = jax.make_jaxpr(lambda x: jaxmem.ops.glu(x))(jnp.ones(4))
+    assert any(_compat.is_own_line(eqn) for eqn in closed.eqns)
 
 
 def test_jit_info():

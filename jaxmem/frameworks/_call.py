@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 
+from jaxmem import _jaxpr
 from jaxmem.frameworks import _equinox, _nnx
 from jaxmem.frameworks._form import Form, give_back, leaf_of, splitting
 from jaxmem.frameworks._jitted import Jitted, is_filter_jit, is_nnx_jit, jitted
@@ -31,11 +32,13 @@ class Call:
       args: positional arguments of the pure function.
       kwargs: its keyword arguments.
       form: everything else; the same function, form and shapes trace the same.
+      inside: whether it is traced as part of another function.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     form: Form
+    inside: bool = False
 
     def finish(self, out: Any) -> Any:
         """The step's own result; its nnx objects are updated.
@@ -87,7 +90,8 @@ def pure_call(
             with splitting(form) as split:
                 rest = tuple(map(split, rest))
                 named = {k: split(v) for k, v in named.items()}
-        yield Call(rest, named, form)
+        inside = any(map(_jaxpr.is_abstract, jax.tree.leaves((rest, named))))
+        yield Call(rest, named, form, inside)
 
 
 def _places(

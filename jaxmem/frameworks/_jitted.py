@@ -21,11 +21,13 @@ class Jitted:
       donated: positions and names of the arguments whose buffers it may reuse.
       static: those that are Python values.
       compiler_options: as given to `jax.jit`; None where there are none.
+      placed: whether it names shardings of its arguments or results.
     """
 
     donated: tuple[Place, ...] = ()
     static: tuple[Place, ...] = ()
     compiler_options: dict[str, Any] | None = None
+    placed: bool = False
 
 
 def jitted(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> Jitted | None:
@@ -47,6 +49,7 @@ def jitted(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> Jitted 
         (*info.donate_argnums, *info.donate_argnames),
         (*info.static_argnums, *info.static_argnames),
         dict(info.compiler_options_kvs) or None,
+        _compat.names_shardings(info),
     )
 
 
@@ -79,7 +82,8 @@ def without_nnx_jit(fn: Callable) -> Callable:
     """The function inside `nnx.jit`; the same function where there is no such.
 
     Objects are split and merged here already, and what the step leaves as it was need
-    not be an output. One that names shardings stays as it is: they are part of it.
+    not be an output. One that names shardings stays as it is: nnx makes of them what
+    each array of an object has, and the call that is traced names it.
     """
     if not is_nnx_jit(fn):
         return fn

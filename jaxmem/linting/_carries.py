@@ -1,7 +1,8 @@
 """Scans that stack one value twice."""
 
-from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 from jaxmem import _compat
 from jaxmem.linting._kept import origin
@@ -17,8 +18,22 @@ from jaxmem.linting._subject import (
 from jaxmem.scheduling._scans import is_var, size_of
 
 
+@dataclass
+class _Stacked:
+    """One value of a scan: its stacks, and what we know of it.
+
+    Attributes:
+      carried: whether it is a carry.
+      own: whether an op of this package makes it.
+    """
+
+    carried: bool
+    own: bool
+    stacks: list[Any] = field(default_factory=list)
+
+
 def carries_twice(subject: Subject) -> Iterator[Finding]:
-    """A carry stacked as it comes into a turn and as it goes out, or just twice."""
+    """A carry stacked as it enters an iteration and as it leaves, or just twice."""
     for level in levels(subject.live):
         for eqn in level.jaxpr.eqns:
             if eqn.primitive.name == "scan":
@@ -26,26 +41,10 @@ def carries_twice(subject: Subject) -> Iterator[Finding]:
 
 
 def _stacked_twice(level: Level, eqn) -> Iterator[Finding]:
-    (inner,) = level.inside(eqn)
-    n_consts, n_carry = _compat.scan_counts(eqn)
-    # what leaves one turn is what comes into the next: one value, under one name
-    same = {
-        origin(inner, out).key: (carried,)
-        for out, carried in zip(
-            inner.jaxpr.outvars[:n_carry], inner.jaxpr.invars[n_consts:], strict=False
-        )
-        if is_var(out)
-    }
-    stacks = defaultdict(list)
-    ys = zip(eqn.outvars[n_carry:], inner.jaxpr.outvars[n_carry:], strict=True)
-    for stack, var in ys:
-        if is_var(var) and size_of(stack) >= LEAST:
-            value = origin(inner, var).key
-            stacks[same.get(value, value)].append(stack)
-    carried = set(same.values())
-    for value, found in stacks.items():
+    for value in _values(level, eqn):
+        found = _counted(level, value)
         if len(found) > 1:
-            what = "carry" if value in carried else "value"
+            what = "carry" if value.carried else "value"
             more = sorted(map(size_of, found))[:-1]
             yield Finding(
                 check="stacked twice",
@@ -59,3 +58,44 @@ def _stacked_twice(level: Level, eqn) -> Iterator[Finding]:
                 ),
                 **place(level, eqn),
             )
+
+
+def _values(level: Level, eqn) -> list[_Stacked]:
+    """The values that a scan stacks, each with all its stacks."""
+    (inner,) = level.inside(eqn)
+    n_consts, n_carry = _compat.scan_counts(eqn)
+    carries = zip(
+        inner.jaxpr.outvars[:n_carry], inner.jaxpr.invars[n_consts:], strict=False
+    )
+    # what leaves one iteration is what enters the next: one value, under one name
+    leaving = [(origin(inner, out), var) for out, var in carries if is_var(out)]
+    same = {made.key: (var,) for made, var in leaving}
+    own = {(var,) for made, var in leaving if made.is_own}
+    found: dict[tuple[Any, ...], _Stacked] = {}
+    ys = zip(eqn.outvars[n_carry:], inner.jaxpr.outvars[n_carry:], strict=True)
+    for stack, var in ys:
+        if is_var(var) and size_of(stack) >= LEAST:
+            made = origin(inner, var)
+            key = same.get(made.key, made.key)
+            new = _Stacked(key in same.values(), key in own or made.is_own)
+            found.setdefault(key, new).stacks.append(stack)
+    return list(found.values())
+
+
+def _counted(level: Level, value: _Stacked) -> list[Any]:
+    """The stacks to tell of.
+
+    What an op of ours gives, and keeps beside what its reader keeps of it, counts once:
+    that is how the op works, and nothing that the user wrote.
+    """
+    if not value.own:
+        return value.stacks
+    kept = [v for v in value.stacks if _is_residual(level, v)]
+    return kept[:1] + [v for v in value.stacks if v not in kept]
+
+
+def _is_residual(level: Level, var) -> bool:
+    """Whether the backward pass alone reads a value."""
+    readers = [e for e in level.jaxpr.eqns if var in filter(is_var, e.invars)]
+    backward = all(map(level.is_backward, readers))
+    return bool(readers) and backward and var not in level.jaxpr.outvars

@@ -20,7 +20,7 @@ def wide_copies(subject: Subject) -> Iterator[Finding]:
     narrow = {k.made.key for k in values}
     for value in values:
         source = _cast_from(value)
-        if source is None:
+        if source is None or value.made.is_own:
             continue
         wide, thin = value.made.var.aval, source.aval
         made = origin(value.made.level, source)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxmem.linting._subject import CALLS, LEAST, Level, source
+from jaxmem.linting._subject import CALLS, LEAST, Level, is_own
 from jaxmem.scheduling._scans import is_var, size_of
 
 # an array as another is, or a part of it
@@ -39,6 +39,11 @@ class Made:
         """What tells one value from another."""
         return *self.calls, self.var
 
+    @property
+    def is_own(self) -> bool:
+        """Whether an op of ours makes it, and its docstring says what it keeps."""
+        return self.eqn is not None and is_own(self.level, self.eqn)
+
     def place(self) -> dict[str, Any]:
         """`where` and `path` of a finding."""
         return {"where": self.source, "path": self.level.path(self.eqn)}
@@ -49,7 +54,7 @@ class Kept:
     """A value that the backward pass reads and the forward pass made.
 
     Attributes:
-      bytes: of the whole array; of a scan, with all turns.
+      bytes: of the whole array; of a scan, with all iterations.
       var: its variable among the equations that hold both passes.
       made: what it is, where it was made.
     """
@@ -78,14 +83,14 @@ def kept(level: Level) -> Iterator[Kept]:
 def origin(level: Level, var) -> Made:
     """Where a value comes from, through views and into loops and calls."""
     while (eqn := level.makers.get(var)) is not None:
-        line = source(eqn)
+        line = level.source(eqn)
         if inner := _holder(level, eqn):
             out = inner.jaxpr.outvars[eqn.outvars.index(var)]
-            found = origin(inner, out) if is_var(out) else Made(level, var, eqn)
+            found = origin(inner, out) if is_var(out) else Made(level, var, eqn, line)
             given = _operand(eqn, inner, found)
             if given is None:
                 calls = (id(eqn), *found.calls)
-                return replace(found, source=found.source or line, calls=calls)
+                return replace(found, calls=calls)
         else:
             given = eqn.invars[0] if eqn.primitive.name in _VIEWS else None
             if not _is_same(given, var):

@@ -16,18 +16,19 @@ _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"}
 def dropout_masks(subject: Subject) -> Iterator[Finding]:
     """A kept value made of random bits and of no data."""
     for value in kept(Level.of(subject.live)):
-        if value.made.eqn is not None and _is_random(value.made):
+        made = value.made
+        if made.eqn is not None and not made.is_own and _is_random(made):
             yield Finding(
                 check="dropout mask",
                 severity="warning",
-                what=f"{array(value.made.var.aval)} of random bits is kept for the "
+                what=f"{array(made.var.aval)} of random bits is kept for the "
                 "backward pass",
                 bytes=value.bytes,
                 remedy=(
                     "keep the key and make the bits again: jaxmem.substitute, "
                     "jaxmem.nn.linen.Dropout or jaxmem.ops.dropout"
                 ),
-                **value.made.place(),
+                **made.place(),
             )
 
 

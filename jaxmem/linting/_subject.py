@@ -10,10 +10,11 @@ from jaxmem.linting._report import Finding as Finding
 from jaxmem.memory._module_path import parse_op_name
 from jaxmem.memory._step import Step
 
-INSTALLED = ("/site-packages/", "/dist-packages/", "<frozen ")
 LEAST = 1024  # bytes from which something is worth a line
 PRODUCTS = ("dot_general", "conv_general_dilated")
 CALLS = ("jit", "pjit", "closed_call", *_jaxpr.TAKES_OPEN_JAXPR)
+# Every op of this package works in such a scope; the others are put round users' code.
+_OWN_SCOPE, _USERS_SCOPES = "jaxmem.", ("jaxmem.leave", "jaxmem.update")
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,18 @@ class Level:
       jaxpr: the equations, open.
       stack: the name scopes round all of them.
       times: how often it is done, as far as loops say.
-      carry: of the body of a scan, what comes from the turn before.
+      carry: of the body of a scan, what comes from the iteration before.
+      line: the user's line that led to the equation round them.
+      library: whether they are a function of a library's: jax traces it once, and what
+        it notes of the caller is the first one's.
     """
 
     jaxpr: Any
     stack: str = ""
     times: int = 1
     carry: frozenset[Any] = frozenset()
+    line: str = ""
+    library: bool = False
 
     @classmethod
     def of(cls, closed) -> "Level":
@@ -82,7 +88,36 @@ class Level:
 
     def path(self, eqn) -> str:
         """The modules that an equation lies in."""
-        return parse_op_name(f"{self.scopes(eqn)}/{eqn.primitive.name}").module_path
+        path = parse_op_name(f"{self.scopes(eqn)}/{eqn.primitive.name}").module_path
+        # jax puts the scopes of a checkpoint behind those of its backward pass
+        return _once(path) if is_differentiated(eqn) else path
+
+    def source(self, eqn) -> str:
+        """The user's own line that led to an equation; a library's, if there is none.
+
+        The innermost one: in a model of the user's the line of the module, else the
+        line that calls the model.
+        """
+        return self._line_of(eqn) or _compat.source_line(eqn)
+
+    def _line_of(self, eqn) -> str:
+        line = _users_line(eqn)
+        line = self.line if self.library and self.line else line or self.line
+        if line or _OWN_SCOPE not in self.scopes(eqn):
+            return line
+        # jax traces an op of ours once, and forgets who asked for it the second time:
+        # another equation of the op, or of the module it is in, knows
+        path = self.path(eqn)
+        module = path[: path.index(_OWN_SCOPE)].rstrip("/")
+        return self._lines.get(path) or self._lines.get(module, "")
+
+    @cached_property
+    def _lines(self) -> dict[str, str]:
+        """The modules an equation lies in -> the user's line of the last such one."""
+        found = (
+            (e, _compat.caller_line(e, *_compat.INSTALLED)) for e in self.jaxpr.eqns
+        )
+        return {self.path(eqn): line for eqn, line in found if line}
 
     def is_backward(self, eqn) -> bool:
         """Whether an equation belongs to a backward pass."""
@@ -96,7 +131,12 @@ class Level:
                 turns = eqn.params["length"]
                 n_consts, n_carry = _compat.scan_counts(eqn)
                 carry = frozenset(jaxpr.invars[n_consts : n_consts + n_carry])
-            yield Level(jaxpr, self.scopes(eqn), self.times * turns, carry)
+            line, made_by = self._line_of(eqn), _compat.function_source(jaxpr)
+            library = any(
+                part in made_by for part in (*_compat.INSTALLED, *_compat.OWN)
+            )
+            times = self.times * turns
+            yield Level(jaxpr, self.scopes(eqn), times, carry, line, library)
 
 
 def levels(closed) -> Iterator[Level]:
@@ -112,10 +152,26 @@ def levels(closed) -> Iterator[Level]:
 
 
 def checkpoints(closed) -> Iterator[tuple[Level, Any]]:
-    """Every `jax.checkpoint` in a backward pass, with what is round it."""
+    """Every `jax.checkpoint` of the user's in a backward pass, with what is round it.
+
+    Those inside this package's ops are the ops' own business.
+    """
     for level in levels(closed):
         for eqn in filter(is_differentiated, level.jaxpr.eqns):
-            yield level, eqn
+            if not is_own(level, eqn):
+                yield level, eqn
+
+
+def is_own(level: Level, eqn) -> bool:
+    """Whether this package wrote an equation, and not the user.
+
+    By its scope where an op was put in the place of a formula, whose line it then has;
+    by its line where a module of this package has it outside of an op.
+    """
+    scopes = level.scopes(eqn)
+    for scope in _USERS_SCOPES:
+        scopes = scopes.replace(scope, "")
+    return _OWN_SCOPE in scopes or _compat.is_own_line(eqn)
 
 
 def is_differentiated(eqn) -> bool:
@@ -128,14 +184,22 @@ def is_recomputed(eqn) -> bool:
     return "rematted_computation" in _compat.name_stack(eqn)
 
 
-def source(eqn) -> str:
-    """The user's own line that led to an equation; a library's, if there is none."""
-    return _compat.caller_line(eqn, *INSTALLED) or _compat.source_line(eqn)
+def _users_line(eqn) -> str:
+    return _compat.caller_line(eqn, *_compat.INSTALLED)
+
+
+def _once(path: str) -> str:
+    """`M/norm/norm` and `M/norm/M/norm` without the repetition."""
+    parts = path.split("/")
+    for size in range(len(parts) // 2, 0, -1):
+        if parts[-size:] == parts[-2 * size : -size]:
+            return "/".join(parts[:-size])
+    return path
 
 
 def place(level: Level, eqn) -> dict[str, Any]:
     """`where` and `path` of a finding."""
-    return {"where": source(eqn), "path": level.path(eqn)}
+    return {"where": level.source(eqn), "path": level.path(eqn)}
 
 
 def array(aval) -> str:

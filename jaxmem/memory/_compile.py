@@ -19,9 +19,14 @@ from jaxmem._jaxpr import walk
 from jaxmem.memory import _cache
 from jaxmem.memory._fingerprint import fingerprint
 from jaxmem.memory._step import Step, describe_sharding
-from jaxmem.memory._targets import Target, topology
+from jaxmem.memory._targets import Target, chip_mesh, topology
 
 _CALLBACKS = ("debug_callback", "debug_print", "io_callback", "pure_callback")
+_KERNELS = frozenset(
+    "core_map for_chip kernel_or_xla mosaic_gpu mpmd_map pallas_call".split()
+)
+# what they are lowered to, which the compiler hands to another one
+_KERNEL_CALLS = (b"mosaic_gpu", b"tpu_custom_call", b"triton")
 _SHOWN_ARGUMENTS = 12
 
 
@@ -168,7 +173,7 @@ def lower(
         key=_cache.key_of(fingerprint(exported), request),
         kept=kept,
         out_avals=tuple(exported.out_avals),
-        kernels=bool(exported.disabled_safety_checks),
+        kernels=any(name in data for name in _KERNEL_CALLS),
     )
 
 
@@ -201,20 +206,21 @@ def _custom_calls(message: str) -> list[str]:
 
 @contextlib.contextmanager
 def _device_of(target: Target, traced: Any, step: Step) -> Iterator[None]:
-    """Kernels ask at lowering which GPU they are for; there is none here to ask.
+    """Kernels ask at lowering which chip they are for; there is none here to ask.
 
-    Where the step has a mesh of its own no other can be set round it: kernels in a
-    `shard_map` are lowered without an answer, which those of Mosaic GPU do not need.
+    Where the step has a mesh of its own no other can be set round it, and that may be
+    of other devices: kernels that say what they need are asked here.
     """
-    kernels = ("pallas_call", "core_map", "mosaic_gpu")
-    asks = any(eqn.primitive.name in kernels for eqn in walk(traced.jaxpr))
-    has_mesh = any(leaf.spec.sharding is not None for leaf in step.leaves)
-    if target.platform != "cuda" or has_mesh or not asks:
+    asks = [eqn for eqn in walk(traced.jaxpr) if eqn.primitive.name in _KERNELS]
+    if target.platform == "cpu" or not asks:
         yield
         return
-    from jaxmem._compat import gpu_mesh
-    from jaxmem.memory._targets import gpu_facts
-
-    facts = gpu_facts(target.name)
-    with jax.sharding.use_abstract_mesh(gpu_mesh(facts.name, facts.cores)):
-        yield
+    mesh = chip_mesh(target)
+    if all(leaf.spec.sharding is None for leaf in step.leaves):
+        with jax.sharding.use_abstract_mesh(mesh):
+            yield
+        return
+    for needs in (eqn.params.get("needs") for eqn in asks):
+        if needs is not None and needs.platform == target.platform:
+            needs.check(mesh.abstract_device)
+    yield

@@ -4,7 +4,8 @@ An argument is kept twice when its buffer cannot be given up but a second array 
 its place: either the step returns an updated array of the same shape and dtype that is
 computed from it element by element (parameters, moments) and it is not donated, or the
 compiled program copies the argument as it is. Gradients are no updated arguments: they
-reach their output through a product or a sum.
+reach their output through a product or a sum, or from a backward pass, which may be
+elementwise in the argument (that of a norm which divides by its scale is).
 """
 
 import collections
@@ -16,6 +17,7 @@ from typing import Any
 
 import jax
 
+from jaxmem import _compat
 from jaxmem._jaxpr import bodies, split
 from jaxmem.frameworks import Form
 from jaxmem.memory._bytes import format_bytes
@@ -194,6 +196,8 @@ def _origins(jaxpr: Any, inputs: list[frozenset[int]]) -> list[frozenset[int]]:
 
 def _through(eqn: Any, found: list[frozenset[int]]) -> list[frozenset[int]]:
     name = eqn.primitive.name
+    if "transpose(" in _compat.name_stack(eqn):  # of a backward pass
+        return [frozenset()] * len(eqn.outvars)
     inner = bodies(eqn) if name in _CALLS else []
     if inner and len(split(inner[0])[0].invars) == len(found):
         return _origins(split(inner[0])[0], found)

@@ -8,7 +8,7 @@ it made of them.
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,6 +20,8 @@ from jaxmem._checks import check_callable, check_numbers
 from jaxmem._jaxpr import bodies, split
 from jaxmem.memory._bytes import format_bytes
 from jaxmem.memory._compile import explained
+from jaxmem.memory._formula import formula_of
+from jaxmem.memory._module_path import parse_op_name
 from jaxmem.memory._step import step_name
 
 _SHOWN = 40
@@ -37,6 +39,10 @@ class Residual:
         argument's name, or "constant".
       source: file, line and function where that operation was written; may be empty.
       kind: "argument", "constant" or "intermediate".
+      formula: the chain of operations that makes it, as `x * sigmoid(1.702 * x)`.
+      path: the name scopes (modules) it is made in.
+      line: the innermost line outside of installed libraries that led to it; may be
+        empty.
     """
 
     bytes: int
@@ -45,6 +51,9 @@ class Residual:
     operation: str
     source: str
     kind: str
+    formula: str = ""
+    path: str = ""
+    line: str = ""
 
 
 @dataclass(frozen=True)
@@ -226,7 +235,10 @@ def _read(closed: Any, names: list[str]) -> Residuals:
             entries.append((var, _entry(var, "constant", "", "constant")))
         else:
             operation, source = _describe(eqn, var)
-            entries.append((var, _entry(var, operation, source, "intermediate")))
+            entry = _entry(var, operation, source, "intermediate")
+            path, line = _place(eqn, var)
+            entry = replace(entry, formula=formula_of(jaxpr, var), path=path, line=line)
+            entries.append((var, entry))
     unique = dict(entries).values()
     return Residuals(tuple(sorted(unique, key=lambda e: -e.bytes)))
 
@@ -258,6 +270,21 @@ def _describe(eqn: Any, var: Any) -> tuple[str, str]:
                 # jax's own code inside, such as jnp.where, has no line of the user's
                 return operation, source or _compat.source_line(eqn)
     return _operation(eqn), _compat.source_line(eqn)
+
+
+def _place(eqn: Any, var: Any, stack: str = "", line: str = "") -> tuple[str, str]:
+    """The name scopes of the innermost operation, and the user's line for it."""
+    stack = "/".join(part for part in (stack, _compat.name_stack(eqn)) if part)
+    line = _compat.caller_line(eqn, *_compat.INSTALLED) or line
+    place = eqn.outvars.index(var)
+    for body in bodies(eqn):
+        inner, _ = split(body)
+        if len(inner.outvars) == len(eqn.outvars):
+            out = inner.outvars[place]
+            for candidate in inner.eqns:
+                if not hasattr(out, "val") and out in candidate.outvars:
+                    return _place(candidate, out, stack, line)
+    return parse_op_name(f"{stack}/{eqn.primitive.name}").module_path, line
 
 
 def _operation(eqn: Any) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from jaxmem._checks import check_names, check_numbers, shown, wrong_type
 from jaxmem.memory._bytes import format_bytes
@@ -40,10 +40,11 @@ class GpuFacts:
 
 @dataclasses.dataclass(frozen=True)
 class TpuFacts:
-    """How libtpu calls a chip, and the slices it is lent in, by number of chips."""
+    """How libtpu calls a chip, the slices it is lent in, and a device's cores."""
 
     name: str
     slices: tuple[str, ...]
+    cores: int = 1
     options: tuple[tuple[str, Any], ...] = ()
 
 
@@ -147,10 +148,10 @@ _TPUS = {
     "tpu-v4": (
         int(30.75 * _GIB),
         # without it a v4 chip is two devices, which is not how jax lends it
-        TpuFacts("v4", tuple(_CUBE), (("chip_config_name", "megacore"),)),
+        TpuFacts("v4", tuple(_CUBE), 2, (("chip_config_name", "megacore"),)),
     ),
     "tpu-v5e": (int(15.75 * _GIB), TpuFacts("v5e", tuple(_FLAT))),
-    "tpu-v5p": (int(95.73 * _GIB), TpuFacts("v5p", tuple(_CUBE))),
+    "tpu-v5p": (int(95.73 * _GIB), TpuFacts("v5p", tuple(_CUBE), 2)),
     "tpu-v6e": (int(31.24 * _GIB), TpuFacts("v6e", tuple(_FLAT))),
 }
 
@@ -239,7 +240,21 @@ def target_mesh(
         topology(chip.name, math.prod(sizes))
     except ValueError as error:
         raise ValueError(f"target_mesh: shape={shown(shape)}: {error}") from None
-    return AbstractMesh(sizes, names, axis_types=tuple(types))
+    device = _abstract_device(chip)
+    return AbstractMesh(sizes, names, tuple(types), abstract_device=device)
+
+
+def chip_mesh(target: Target) -> AbstractMesh:
+    """A mesh of one chip that is not there, for kernels that ask which chip it is."""
+    device = _abstract_device(target)
+    return AbstractMesh((1,), ("_",), (AxisType.Auto,), abstract_device=device)
+
+
+def _abstract_device(chip: Target) -> AbstractDevice | None:
+    if chip.platform == "cpu":
+        return None
+    cores = (_GPUS | _TPUS)[chip.name][1].cores
+    return AbstractDevice(chip.device, cores, chip.platform)
 
 
 def topology(name: str, devices: int) -> dict[str, Any]:
@@ -347,8 +362,3 @@ def version_of(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def gpu_facts(name: str) -> GpuFacts:
-    """The row of a GPU."""
-    return _GPUS[name][1]

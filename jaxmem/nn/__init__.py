@@ -2,6 +2,8 @@
 
 from jaxmem.nn import linen as linen
 from jaxmem.nn import nnx as nnx
+from jaxmem.nn._left import Kept as Kept
+from jaxmem.nn._left import Left as Left
 from jaxmem.nn._merge import merge_norm as merge_norm
 from jaxmem.nn._merge import unmerge_norm as unmerge_norm
 from jaxmem.nn._rules import Rule as Rule

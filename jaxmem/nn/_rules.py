@@ -7,6 +7,9 @@ from typing import Any
 
 from jaxmem._checks import check_callable, wrong_type, wrong_value
 
+# The rewriter looks into no scope whose name starts with `jaxmem.`.
+LEAVE_SCOPE = "jaxmem.leave"
+
 
 @dataclass(frozen=True)
 class Rule:

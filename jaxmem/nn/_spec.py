@@ -13,9 +13,6 @@ from jaxmem.ops._quantize import Quantization
 # eight bits and more.
 NEAR_ZERO = 1e-2
 
-# The rewriter looks into no scope whose name starts with `jaxmem.`.
-LEAVE_SCOPE = "jaxmem.leave"
-
 
 @dataclass(frozen=True)
 class Spec:

@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from flax import linen, nnx
 
 from jaxmem._checks import check_bool, wrong_type, wrong_value
+from jaxmem.nn._left import Kept, kept_by
 from jaxmem.nn._rules import Rule
 from jaxmem.nn._spec import Spec
 from jaxmem.nn._storage import read_storage
@@ -61,11 +63,12 @@ def substitute(
             A linen model given a key named "storage" rounds at random, else to the
             nearest code.
         activations: what GELU/SiLU keep, in place of `save`: a word, the bits of a code
-            of their derivative, or a `Quantization` for codes of their input, which a
-            layer after them that stores codes reads too. The word `"auto"` is
-            `"output"` where the next layer turns out to be trained and `"input"` where
-            it is frozen, and so fits whatever is trained. None: as `save`, and
-            `"output"` where that is a dict.
+            of their derivative, or a `Quantization` for codes of their input, as gated
+            units and other activations then keep, which a layer after them that stores
+            codes reads too (codes beside an exact output come on top). The word
+            `"auto"` is `"output"` where the next layer turns out to be trained and
+            `"input"` where it is frozen, and so fits whatever is trained. None: as
+            `save`, and `"output"` where that is a dict.
         patterns: formulas to look for, as in `jaxmem.rewriting.rewrite`; its library
             if None.
         verbose: prints the report at the first trace.
@@ -155,7 +158,9 @@ def report(
 
     A linen model's modules, and the formulas of any model, are known once it was
     traced. With example arguments the model is traced here, abstractly (nothing is
-    computed); without, the report tells of the traces so far.
+    computed), and the report tells what the backward pass keeps after the substitution,
+    formula by formula (`kept`, `left`): of a module's parameters, of all floats that a
+    function is given. Without, the report tells of the traces so far.
 
     Args:
         model: what `substitute` returned.
@@ -171,7 +176,7 @@ def report(
     """
     recorder = _recorder(model)
     if args or kwargs:
-        _trace(model, args, rngs, kwargs)
+        recorder.kept = _trace(model, args, rngs, kwargs)
     return recorder.report()
 
 
@@ -185,22 +190,59 @@ def _recorder(model) -> Recorder:
     return recorder
 
 
-def _trace(model, args, rngs, kwargs) -> None:
-    """Runs the model on shapes only."""
-    if not isinstance(model, linen.Module):
-        shapes = functools.partial(nnx.eval_shape, lambda m, a: m(*a, **kwargs))
-        if not isinstance(model, nnx.Module):
-            shapes = functools.partial(
-                lambda m, a: jax.eval_shape(lambda a: m(*a, **kwargs), a)
-            )
-        shapes(model, args)
-        return
+def _trace(model, args, rngs, kwargs) -> Kept | None:
+    """What a model keeps at these arguments; runs it on shapes only."""
+    if isinstance(model, linen.Module):
+        fn, args = _linen_call(model, args, rngs, kwargs)
+    elif isinstance(model, nnx.Module):
+        fn, args = _nnx_call(model, args, kwargs)
+    else:
+        fn, *args = _of_arrays(model, args, kwargs)
+    if any(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(args[0])):
+        return kept_by(fn, *args)
+    jax.eval_shape(fn, *args)
+    return None
+
+
+def _of_arrays(fn: Callable, args, kwargs) -> tuple[Callable, list[Any]]:
+    """The call as a function of its arrays alone, and these."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype")]
+
+    def call(arrays):
+        full = list(leaves)
+        for i, x in zip(places, arrays, strict=True):
+            full[i] = x
+        args, kwargs = jax.tree.unflatten(tree, full)
+        return fn(*args, **kwargs)
+
+    return call, [leaves[i] for i in places]
+
+
+def _linen_call(model, args, rngs, kwargs) -> tuple[Callable, tuple]:
+    """The call as a function of the parameters first, and the arguments for that."""
     rngs = rngs or {"params": jax.random.key(0), "dropout": jax.random.key(1)}
+    init, arrays = _of_arrays(functools.partial(model.init, rngs), args, kwargs)
+    variables = dict(jax.eval_shape(init, arrays))
 
-    def init(*args):
-        return model.init(rngs, *args, **kwargs)
+    def run(variables, *args, **kwargs):
+        return model.apply(variables, *args, rngs=rngs, mutable=True, **kwargs)[0]
 
-    def apply(variables, *args):
-        return model.apply(variables, *args, rngs=rngs, mutable=True, **kwargs)
+    def apply(params, rest, arrays):
+        variables = {"params": params, **rest}
+        call, _ = _of_arrays(functools.partial(run, variables), args, kwargs)
+        return call(arrays)
 
-    jax.eval_shape(apply, jax.eval_shape(init, *args), *args)
+    return apply, (variables.pop("params", {}), variables, arrays)
+
+
+def _nnx_call(model, args, kwargs) -> tuple[Callable, tuple]:
+    """The same of an nnx model, whose own state stays as it is."""
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def run(params, rest, arrays):
+        mine = nnx.merge(graph, params, rest, copy=True)
+        call, _ = _of_arrays(mine, args, kwargs)
+        return call(arrays)
+
+    return run, (params, rest, _of_arrays(model, args, kwargs)[1])

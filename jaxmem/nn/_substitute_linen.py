@@ -23,8 +23,8 @@ from flax import linen as nn
 
 from jaxmem.nn import _linen_calls as calls
 from jaxmem.nn._fallback import heard_by
-from jaxmem.nn._rules import first_match
-from jaxmem.nn._spec import LEAVE_SCOPE, NEAR_ZERO, Spec
+from jaxmem.nn._rules import LEAVE_SCOPE, first_match
+from jaxmem.nn._spec import NEAR_ZERO, Spec
 from jaxmem.nn._traced import NEEDS_VALUES, UNTRACEABLE, is_concrete, run_rewritten
 from jaxmem.ops._quantized import sharing
 
@@ -85,12 +85,15 @@ class LinenSubstitution:
             if context.method_name == "__call__" and _is_users(module):
                 self.recorder.left(path, module, OVERRIDES)
             return call()
+        options = self._options(written, module, path)
+        if calls.TABLE[written] is calls.dense and not options and _is_given(module):
+            return call()
         self._note(written, path, module)
         if plain:
             return call()
         lean = functools.partial(calls.TABLE[written], module, next_call)
         with heard_by(functools.partial(self.recorder.left, path, module)):
-            return lean(*args, **kwargs, **self._options(written, module, path))
+            return lean(*args, **kwargs, **options)
 
     def _by_rule(self, plain, rule, path, module, call):
         self.recorder.use(rule)
@@ -168,6 +171,16 @@ def _is_users(module: nn.Module) -> bool:
     """Whether this is a user's subclass of a layer."""
     own = type(module).__module__.startswith(("flax.", "jaxmem."))
     return isinstance(module, _LAYERS) and not own
+
+
+def _is_given(module: nn.Module) -> bool:
+    """Whether a part of the model has its parameters from an `apply` of its own.
+
+    They are made of others then, as a head's kernel is of the embedding, transposed:
+    the rewriter sees of which, and keeps those.
+    """
+    own = hasattr(type(module), "jaxmem_substitution")
+    return module.scope is not None and not module.scope.path and not own
 
 
 @functools.lru_cache(maxsize=256)

@@ -20,8 +20,8 @@ from flax import nnx
 
 from jaxmem.nn import nnx as lean
 from jaxmem.nn._nnx_attention import attention_saving
-from jaxmem.nn._rules import Rule, first_match
-from jaxmem.nn._spec import LEAVE_SCOPE, NEAR_ZERO, Spec
+from jaxmem.nn._rules import LEAVE_SCOPE, Rule, first_match
+from jaxmem.nn._spec import NEAR_ZERO, Spec
 from jaxmem.nn._storage import Save
 from jaxmem.nn._substitution_report import Recorder
 from jaxmem.nn._traced import NEEDS_VALUES, UNTRACEABLE, is_concrete, run_rewritten

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxmem.memory import format_bytes
+from jaxmem.nn._left import Kept, Left
 from jaxmem.nn._rules import Rule
 
 
@@ -41,6 +43,8 @@ class SubstitutionReport:
         traced: whether the model was traced yet; before that a linen model's
             modules and every model's formulas are unknown.
         notes: what else the user should know.
+        kept: what the backward pass keeps now, as a `Kept`; None where `report` was
+            given no example arguments, or the model has nothing to differentiate.
     """
 
     modules: tuple[Replacement, ...]
@@ -49,6 +53,12 @@ class SubstitutionReport:
     unused_rules: tuple[str, ...]
     traced: bool
     notes: tuple[str, ...] = ()
+    kept: Kept | None = None
+
+    @property
+    def left(self) -> tuple[Left, ...]:
+        """What no lean op has a say in, the largest first."""
+        return self.kept.left if self.kept else ()
 
     def replaced(self) -> int:
         """How many modules and formulas run on lean code."""
@@ -73,23 +83,55 @@ class SubstitutionReport:
             table.add_row("", "", "", note)
         return table
 
+    def _left_table(self):
+        from rich.markup import escape
+        from rich.table import Table
+
+        assert self.kept is not None
+        table = Table("bytes", "array", "formula", "where")
+        table.columns[-1].overflow = "fold"
+        table.columns[0].justify = "right"
+        table.title = (
+            f"{format_bytes(self.kept.total_bytes)} kept for the backward pass, "
+            f"{format_bytes(self.kept.lean_bytes)} of it by lean ops; the rest is"
+        )
+        for row in self.left[:_SHOWN]:
+            size = f"{format_bytes(row.bytes)}{_times(row)}"
+            place = ", in ".join(part for part in (row.source, row.path) if part)
+            table.add_row(size, *map(escape, (row.array, row.formula, place)))
+        more = self.left[_SHOWN:]
+        if more:
+            size = format_bytes(sum(row.bytes for row in more))
+            table.caption = f"... {len(more)} smaller ones, {size}"
+        return table
+
+    def _tables(self):
+        from rich.console import Group
+
+        return Group(self._table(), *([self._left_table()] if self.kept else []))
+
     def _render(self, **options) -> Any:
         from rich.console import Console
 
         console = Console(file=io.StringIO(), record=True, width=120, **options)
-        console.print(self._table())
+        console.print(self._tables())
         return console
 
     def __str__(self) -> str:
         return self._render(color_system=None).export_text()
 
     def __rich__(self):
-        return self._table()
+        return self._tables()
 
     def _repr_html_(self) -> str:
         return self._render().export_html(inline_styles=True)
 
 
+def _times(row: Left) -> str:
+    return f" in {row.count}" if row.count > 1 else ""
+
+
+_SHOWN = 20
 NOT_TRACED = "not traced yet: call the model, or report(model, *example_arguments)"
 
 
@@ -106,6 +148,7 @@ class Recorder:
     used: set[int] = field(default_factory=set)
     used_saves: set[str] = field(default_factory=set)
     traced: bool = False
+    kept: Kept | None = None
 
     def replaced(self, path: str, module: Any, by: str, reason: str = "") -> None:
         self.modules[path] = Replacement(path, type(module).__name__, by, reason)
@@ -140,6 +183,7 @@ class Recorder:
             tuple(unused),
             self.traced,
             tuple(self.notes),
+            self.kept,
         )
 
     def first_trace(self, verbose: bool) -> None:

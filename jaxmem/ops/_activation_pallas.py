@@ -138,7 +138,7 @@ def forms_for(
 def _considered(op: str, implementation: Implementation | None, x: Array) -> bool:
     """float64 is XLA's unless a kernel is asked for, and refuses it."""
     is_double = x.dtype == jnp.float64 and implementation is None
-    return considered(op, implementation) and not is_double
+    return considered(op, implementation, x) and not is_double
 
 
 @functools.cache
@@ -193,7 +193,8 @@ def _dispatch(op: str, implementation, function: str, *arrays: Array, **how) -> 
 
     with jax.named_scope(f"jaxmem.{op}"):
         each = {platform: on(platform) for platform in ("xla", "tpu", "gpu")}
-        return dispatch(op, implementation, *arrays, **each)
+        is_backward = function.endswith("backward")
+        return dispatch(op, implementation, *arrays, **each, backward=is_backward)
 
 
 def _modules() -> dict[str, Any]:

@@ -401,11 +401,16 @@ def _positive_number(value) -> TypeGuard[SupportsFloat]:
 def _recomputed(name, plain):
     """`plain(x, parameter)`, keeping no more than its arguments."""
 
+    @functools.partial(jax.checkpoint, prevent_cse=False)
     def op(x, parameter):
-        with jax.named_scope(f"jaxmem.{name}"):
-            return plain(x, parameter).astype(x.dtype)
+        return plain(x, parameter).astype(x.dtype)
 
-    return jax.checkpoint(op, prevent_cse=False)
+    # the checkpoint inside of the scope: it is ours too
+    def scoped(x, parameter):
+        with jax.named_scope(f"jaxmem.{name}"):
+            return op(x, parameter)
+
+    return scoped
 
 
 def _check_words(name: str, parameter: str, save, bits) -> None:

@@ -146,7 +146,8 @@ def _kept(rules: Rules, place: Place, shape, extras: Extras):
 def backward(rules: Rules, place: Place, wanted, a: dict, extras: Extras) -> dict:
     """Wide gradients of those of q, k, v, bias that `wanted` names.
 
-    `a` holds q, k, g, top and log_total; and v and o unless only v is wanted.
+    `a` holds q, k, g, top and log_total; and unless only v is wanted v and delta, the
+    sums of g and the output.
     """
     q, k, bias = a["q"], a["k"], a.get("bias")
     g = _queries_inside(place, extras, a["g"])
@@ -162,8 +163,11 @@ def backward(rules: Rules, place: Place, wanted, a: dict, extras: Extras) -> dic
         return out
     if "v" in wanted:  # first, or the dropped probabilities wait beside what follows
         out["v"], g = jax.lax.optimization_barrier((out["v"], g))
-    delta = (g.astype(p.dtype) * a["o"].astype(p.dtype)).sum(axis=-1)
-    ds = p * (drop(_scores(g, a["v"])) - jnp.swapaxes(delta, 1, 2)[..., None])
+    delta = a["delta"]
+    if extras.q_len is not None:  # a cotangent of padding may be anything
+        live = masks.inside(place.times, extras.q_len)[:, None]
+        delta = jnp.where(live, delta, jnp.zeros_like(delta))
+    ds = p * (drop(_scores(g, a["v"])) - delta[..., None])
     if seen is not None:
         ds = jnp.where(seen, ds, _zero(place, ds))
     if "bias" in wanted:

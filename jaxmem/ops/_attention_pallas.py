@@ -78,4 +78,6 @@ def backward(how: How, wanted: frozenset[str], saved: dict, g) -> dict[str, Any]
         xla=lambda saved, g: _attention_xla.backward(how.plan, wanted, saved, g),
         tpu=on(_tpu),
         gpu=on(_gpu),
+        sized_by=saved["q"],
+        backward=True,
     )

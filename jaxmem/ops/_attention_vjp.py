@@ -14,6 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxmem.ops import _attention_codes as codes
 from jaxmem.ops._attention_block import Extras
 from jaxmem.ops._attention_pallas import How, backward, forward
+from pallas_kernels.dispatch import considered
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -26,15 +27,15 @@ def attend(how: How, q, k, v, bias, extras: Extras):
     return o, codes.code({"o": o}, how.save)["o"] if how.save else None
 
 
-def _stored(how: How, v):
+def _stored(how: How, q, v):
     """`v` [b, s, n, h] as it is kept, [b, n, s h]: a head's rows lie together.
 
     The backward pass multiplies by it in that order. XLA:GPU would keep it as the
     forward product had it and, between a scan over layers and its backward scan, copy
     the whole stack. Positions and channels in one axis leave it no choice. A kernel
-    reads it as it comes.
+    reads it as it comes, and so it is kept as it is where one may be taken.
     """
-    if how.implementation == "pallas":
+    if considered("attention", how.implementation, q):
         return v
     b, s, n, h = v.shape
     return jnp.swapaxes(v, 1, 2).reshape(b, n, s * h)
@@ -63,7 +64,7 @@ def _attend_forward(how, q, k, v, bias, extras):
     coded = codes.code({"o": o}, how.save)["o"] if how.save else None
     saved = {"q": q, "k": k, "top": top, "log_total": log_total, "bias": bias}
     if wanted - {"v"}:
-        saved |= {"v": _stored(how, v), "o": coded if how.save else o}
+        saved |= {"v": _stored(how, q, v), "o": coded if how.save else o}
     saved = codes.code(saved, how.save)
     # a dict of no arrays: residuals may carry their structure, not strings
     return (o, coded), (dict.fromkeys(wanted), saved | extras._asdict())

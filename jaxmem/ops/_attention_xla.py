@@ -88,8 +88,8 @@ def _axis(x, axis: int):
 
 def _axes(arrays: dict):
     """For each array its batch axis, and for each its query axis, or None."""
-    queries: dict[str, int | None] = {"q": 1, "g": 1, "o": 1, "top": 2, "log_total": 2}
-    queries["q_segments"] = 1
+    queries: dict[str, int | None] = {"q": 1, "g": 1, "o": 1, "q_segments": 1}
+    queries |= {"top": 2, "log_total": 2, "delta": 2}
     names = *queries, "k", "v", "q_len", "kv_len", "kv_segments"
     batch: dict[str, int | None] = dict.fromkeys(names, 0)
     for name in ("bias", "mask"):
@@ -149,6 +149,12 @@ def _run(plan: Plan, arrays: dict, results: dict, compute, add: bool = False):
     return {k: x.astype(results[k][1]) for k, x in got.items()}
 
 
+def _row_sums(g, o):
+    """sum(g * o) of each query and head, wide: [b, n, t]."""
+    wide = wide_dtype(o.dtype)
+    return jnp.swapaxes((g.astype(wide) * o.astype(wide)).sum(axis=-1), 1, 2)
+
+
 def _extras(arrays: dict) -> Extras:
     return Extras(*(arrays.get(name) for name in Extras._fields))
 
@@ -178,10 +184,15 @@ def backward(plan: Plan, wanted, saved: dict, g):
     # what the forward pass computed is computed again here, not found and kept
     q, g, seed = jax.lax.optimization_barrier((saved["q"], g, saved["seed"]))
     arrays = {**saved, "q": q, "g": g, "seed": seed}
+    if wanted != {"v"}:
+        # before the loop, so that the output need not wait for its end
+        arrays["delta"] = _row_sums(g, arrays.pop("o"))
 
     def compute(place, fresh, a):
-        if plan.queries.ragged:
+        if plan.queries.ragged:  # rows of an earlier block count there alone
             a["g"] = a["g"] * fresh[None, :, None, None].astype(a["g"].dtype)
+            if "delta" in a:
+                a["delta"] = a["delta"] * fresh[None, None].astype(a["delta"].dtype)
         return block.backward(plan.rules, place, wanted, a, _extras(a))
 
     return _run(plan, arrays, results, compute, add=True)

@@ -119,6 +119,9 @@ def blockwise(
 
     `add` adds a block to what an overlapping earlier one wrote. The first of `ins`
     is the array that the counter is tied to. `likes`: every array `fn` uses.
+
+    An output that has the name of an input, and its shape, dtype and axis, is written
+    over it, block by block: the loop then holds one array for both.
     """
     if cut.count == 1:
         blocks = {k: x for k, (x, _) in ins.items()}
@@ -134,10 +137,21 @@ def blockwise(
         return cut.put(whole, block, out.axis, n)
 
     def body(carry, n):
-        blocks = {k: cut.take(x, axis, n) for k, (x, axis) in ins.items()}
+        blocks = {
+            k: cut.take(carry[k] if k in over else x, axis, n)
+            for k, (x, axis) in ins.items()
+        }
         got = fn(_tied(n, blocks), **blocks)
         return {k: write(carry[k], got[k], o, n) for k, o in outs.items()}, None
 
+    over = {k for k, o in outs.items() if k in ins and _takes_place(cut, o, *ins[k])}
     axes = _compat.varying_axes(*likes)
-    init = {k: vary(jnp.zeros(o.shape, o.dtype), axes) for k, o in outs.items()}
+    start = lambda k, o: ins[k][0] if k in over else jnp.zeros(o.shape, o.dtype)
+    init = {k: vary(start(k, o), axes) for k, o in outs.items()}
     return jax.lax.scan(body, init, jnp.arange(cut.count, dtype=jnp.int32))[0]
+
+
+def _takes_place(cut: Cut, out: Out, x, axis: int) -> bool:
+    """Whether an output may be written over an input: no block is read twice."""
+    same = out.shape == x.shape and out.dtype == x.dtype
+    return same and out.axis == axis and not cut.ragged

@@ -91,17 +91,19 @@ def _reader(fn: Callable, how: Quantization, seeds: int, others: int) -> Callabl
 
 
 @functools.cache
-def coded_activation(fn: Callable, how: Quantization) -> Callable:
-    """The elementwise `fn`, marked, which keeps codes of its input.
+def coded_activation(fn: Callable, how: Quantization, arity: int = 1) -> Callable:
+    """The elementwise `fn` of `arity` arrays of one shape, keeping codes of these.
 
-    A function that stores its output next finds these codes for it.
+    It is marked: a function that stores its output next finds these codes for it.
     """
 
-    def activation(x):
-        kept = kept_of(x, how)
-        y = _read(fn, kept, x)
-        if kept is not None and kept.via is None:
-            remember(y, replace(kept, via=fn))
+    def activation(*xs):
+        with jax.named_scope("jaxmem.coded_activation"):
+            kept = [kept_of(x, how) for x in xs]
+            y = linearized_at(fn, xs, kept)
+        direct = [k for k in kept if k is not None and k.via is None]
+        if len(direct) == len(xs):
+            remember(y, replace(direct[0], via=fn, more=tuple(direct[1:])))
         return y
 
-    return _marked("coded_activation", activation, 1)
+    return _marked("coded_activation", activation, arity)

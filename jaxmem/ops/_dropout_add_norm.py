@@ -174,7 +174,7 @@ def _apply(
         return norm(total, scale, **options), total
 
     with jax.named_scope(f"jaxmem.{op}"):
-        if not considered(op, implementation):
+        if not considered(op, implementation, x):
             return plain(x, residual)
         name = "layer_norm" if centred else "rms_norm"
         what = Norm(name, last, last, epsilon, dtype, centred)

@@ -23,11 +23,16 @@ from pallas_kernels.dispatch import Implementation
 def _gated(name, activation):
     """`activation(gate) * up`, keeping no more than the two."""
 
+    @functools.partial(jax.checkpoint, prevent_cse=False)
     def op(gate, up):
-        with jax.named_scope(f"jaxmem.{name}"):
-            return (activation(wide(gate)) * wide(up)).astype(gate.dtype)
+        return (activation(wide(gate)) * wide(up)).astype(gate.dtype)
 
-    return jax.checkpoint(op, prevent_cse=False)
+    # the checkpoint inside of the scope: it is ours too
+    def scoped(gate, up):
+        with jax.named_scope(f"jaxmem.{name}"):
+            return op(gate, up)
+
+    return scoped
 
 
 def _gelu_erf(x):
@@ -74,14 +79,14 @@ def glu(x: Shaped[ArrayLike, "..."], axis: int = -1) -> Float[Array, "..."]:
         raise ValueError(f"glu: axis={axis} is none of an array of shape {x.shape}")
     if x.shape[axis] % 2:
         raise ValueError(f"glu: axis={axis} must have an even size, got {x.shape}")
-    return _halves(x, axis)
+    with jax.named_scope("jaxmem.glu"):
+        return _halves(x, axis)
 
 
 @functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=1)
 def _halves(x, axis):
-    with jax.named_scope("jaxmem.glu"):
-        up, gate = jnp.split(x, 2, axis)
-        return (wide(up) * jax.nn.sigmoid(wide(gate))).astype(x.dtype)
+    up, gate = jnp.split(x, 2, axis)
+    return (wide(up) * jax.nn.sigmoid(wide(gate))).astype(x.dtype)
 
 
 def swiglu(

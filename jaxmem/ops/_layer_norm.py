@@ -254,7 +254,7 @@ def _apply(norm: Norm, x, scale, bias, mask, save, rng: Rng, implementation) -> 
     with jax.named_scope(f"jaxmem.{norm.name}"):
         mask = check_mask(norm.name, "mask", mask, x)
         plain = functools.partial(_plain, norm, mask, save, rng)
-        if not considered(norm.name, implementation):
+        if not considered(norm.name, implementation, x):
             return plain(x, scale, bias)
         reason = kernels.unsupported(norm, x.ndim, mask, save)
         how = norm.name, implementation

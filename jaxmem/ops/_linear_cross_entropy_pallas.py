@@ -33,6 +33,8 @@ def backward(head: Head, wanted: frozenset[str], saved: dict, g: Rows) -> dict:
         xla=functools.partial(xla.backward, head, wanted),
         tpu=functools.partial(_backward, "tpu", head, wanted),
         gpu=functools.partial(_backward, "gpu", head, wanted),
+        sized_by=saved["x"],
+        backward=True,
     )
 
 

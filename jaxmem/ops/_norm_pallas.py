@@ -96,11 +96,18 @@ def _dropped(plan: Plan, x, seed):
     return _dropout.masked(_dropout.Spec(plan.rate, ()), x, seed) if plan.rate else x
 
 
-def _dispatch(plan: Plan, xla, kernel, arrays: dict[str, Any]) -> dict[str, Any]:
+def _dispatch(
+    plan: Plan, xla, kernel, arrays: dict[str, Any], *, backward: bool
+) -> dict[str, Any]:
     """`xla(arrays)`, or `kernel(platform, arrays)`."""
     on = lambda platform: lambda arrays: kernel(platform, arrays)
     return dispatch.dispatch(
-        *(plan.name, plan.implementation, arrays), xla=xla, tpu=on("tpu"), gpu=on("gpu")
+        *(plan.name, plan.implementation, arrays),
+        xla=xla,
+        tpu=on("tpu"),
+        gpu=on("gpu"),
+        sized_by=arrays["g" if backward else "x"],
+        backward=backward,
     )
 
 
@@ -133,7 +140,7 @@ def _forward_kernel(plan: Plan, stats: bool, platform: str, a) -> dict[str, Any]
 def _forward(plan: Plan, stats: bool, arrays) -> dict[str, Any]:
     xla = functools.partial(_forward_xla, plan, stats)
     kernel = functools.partial(_forward_kernel, plan, stats)
-    return _dispatch(plan, xla, kernel, arrays)
+    return _dispatch(plan, xla, kernel, arrays, backward=False)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -230,7 +237,7 @@ def _backward_kernel(plan: Plan, outs, platform: str, a) -> dict[str, Any]:
 def _backward(plan: Plan, x_dtype, outs, arrays) -> dict[str, Any]:
     xla = functools.partial(_backward_xla, plan, x_dtype, outs)
     kernel = functools.partial(_backward_kernel, plan, outs)
-    return _dispatch(plan, xla, kernel, arrays)
+    return _dispatch(plan, xla, kernel, arrays, backward=True)
 
 
 def _gradients(plan: Plan, wanted, saved, g, g_total) -> dict[str, Any]:

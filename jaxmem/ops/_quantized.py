@@ -40,7 +40,7 @@ Rng = Key[Array, ""] | UInt32[Array, "..."] | None
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["codes", "scale", "bias"],
+    data_fields=["codes", "scale", "bias", "more"],
     meta_fields=["how", "via"],
 )
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Kept:
 
     A norm codes its normalised input and the next layer needs `scale` times that plus
     `bias` (vectors along the last axis, or None); an activation codes its input and the
-    next layer needs `via` of it.
+    next layer needs `via` of it; of a gated one, `via` of it and of `more`.
     """
 
     codes: Any
@@ -57,6 +57,7 @@ class Kept:
     scale: Any = None
     bias: Any = None
     via: Callable | None = None
+    more: "tuple[Kept, ...]" = ()
 
     def recall(self, like: Any) -> Array:
         """What was stored, in shape and dtype of `like`."""
@@ -65,7 +66,9 @@ class Kept:
             if p is not None:
                 x = apply(x, jnp.broadcast_to(p.astype(x.dtype), x.shape))
         x = x.astype(like.dtype)
-        return x if self.via is None else self.via(x)
+        if self.via is None:
+            return x
+        return self.via(x, *(kept.recall(like) for kept in self.more))
 
 
 @functools.partial(

@@ -3,16 +3,26 @@
 `jax.nn.silu` keeps two arrays of the input's size. Here the derivative is made again
 in the backward pass from the input, or from the output and the bit that tells the
 side of the minimum (`_inverse.py`), or taken from a table by a code (`_fewbit.py`).
+
+With a factor b inside, x sigmoid(b x) is silu(b x) / b: its derivative is that of SiLU
+at b x, which the output y gives as the inverse at b y.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
+from jaxmem._bits import pack_bits, unpack_bits
+from jaxmem._checks import check_float
 from jaxmem.ops._activation_pallas import forms_for
-from jaxmem.ops._elementwise import inexact
-from jaxmem.ops._fewbit_forms import forms
-from jaxmem.ops._inverse import Valley, from_input, from_output
+from jaxmem.ops._elementwise import inexact, lean, of_input, wide
+from jaxmem.ops._fewbit import coded
+from jaxmem.ops._fewbit_forms import Forms, Op, forms
+from jaxmem.ops._fewbit_shipped import shipped
+from jaxmem.ops._inverse import Valley, from_input, from_output, invert, settled
 from pallas_kernels.dispatch import Implementation
 
 FAR = 1e4  # beyond it the derivative is its limit
@@ -51,17 +61,62 @@ FORMS = forms(
 )
 
 
+@functools.cache
+def _with_factor(beta: float) -> Forms:
+    """The forms of silu(beta x) / beta."""
+
+    def value(x):
+        return SILU.value(beta * x) / beta
+
+    def exact_value(x):
+        return settled(SILU)(beta * x) / beta
+
+    def slope(x):
+        return SILU.slope(beta * x)
+
+    def keep(x, y):
+        side = pack_bits(beta * wide(x) >= SILU.argmin)
+        return y, checkpoint_name(side, "jaxmem_silu_side")
+
+    def slope_of_output(y, side):
+        return SILU.slope(invert(SILU, beta * y, unpack_bits(side, y.shape)))
+
+    def code(bits: int) -> Op:
+        borders, levels = shipped("silu", bits)
+        return coded("silu", value, tuple(b / beta for b in borders), levels)
+
+    exact = {
+        "input": lean("silu", value, slope, of_input),
+        "output": lean("silu", exact_value, slope_of_output, keep),
+    }
+    return Forms(f"silu_{beta!r}", exact, code)
+
+
+def _check_beta(beta, implementation) -> float:
+    beta = check_float("beta", beta, above=0)
+    if beta != 1 and implementation == "pallas":
+        raise ValueError(
+            f"silu: implementation='pallas' has no kernel for beta={beta!r}: leave "
+            "beta at 1, or the implementation at None"
+        )
+    return beta
+
+
 def silu(
     x: Shaped[ArrayLike, "*shape"],
     *,
+    beta: float = 1.0,
     save: str | int = "input",
     bits: int | None = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "*shape"]:
-    """Sigmoid linear unit x sigmoid(x), as `jax.nn.silu`; also called `swish`.
+    """Sigmoid linear unit x sigmoid(beta x), as `jax.nn.silu`; also called `swish`.
+
+    With `beta=1.702` it is the quick GELU of CLIP.
 
     Args:
         x: input of any shape; integers become floats.
+        beta: the factor inside, a number above zero.
         save: what the backward pass keeps. "input": x, and the derivative is exact.
             "output": the output, which costs nothing when the next matmul keeps it
             too, and one bit an element; the derivative is that at the x recovered
@@ -82,9 +137,9 @@ def silu(
         Array of the shape and dtype of x, computed in float32 and rounded once.
 
     Raises:
-        ValueError: `save` is another word, bits are out of range or not for "auto", or
-            no kernel does what "pallas" asks for.
-        TypeError: x is complex, or no array.
+        ValueError: `save` is another word, bits are out of range or not for "auto",
+            beta is not above zero, or no kernel does what "pallas" asks for.
+        TypeError: x is complex, or no array; beta is no number.
 
     Saves:
         "input": x alone. "output": the output and 1/8 byte an element. A number of
@@ -96,10 +151,14 @@ def silu(
         fuses the plain op away there (4096 x 4096 bfloat16, TPU: 320 MiB to 128).
 
     Source:
-        Hendrycks and Gimpel, arXiv 1606.08415; the kept bit: Inverted Activations,
-        arXiv 2407.15545; the code: Few-Bit Backward, arXiv 2202.00441, section 3.
+        Hendrycks and Gimpel, arXiv 1606.08415; beta: Ramachandran et al., arXiv
+        1710.05941; the kept bit: Inverted Activations, arXiv 2407.15545; the
+        code: Few-Bit Backward, arXiv 2202.00441, section 3.
     """
     x = inexact("silu", x)
+    beta = _check_beta(beta, implementation)
+    if beta != 1:
+        return _with_factor(beta).op(save, bits)(x)
     forms_ = forms_for("silu", x, implementation, save, FORMS, SILU, value_and_slope)
     return forms_.op(save, bits)(x)
 

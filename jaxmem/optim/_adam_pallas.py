@@ -25,7 +25,11 @@ def _jitted(implementation, simulated):
 
     def adam_leaf(*leaf):
         return dispatch(
-            "adam", implementation, *leaf, xla=_adam.update_leaf, tpu=_tpu, gpu=_gpu
+            *("adam", implementation, *leaf),
+            xla=_adam.update_leaf,
+            tpu=_tpu,
+            gpu=_gpu,
+            sized_by=leaf[0].get("p", leaf[0]["m"]),
         )
 
     return jax.jit(adam_leaf)

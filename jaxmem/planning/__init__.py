@@ -5,8 +5,9 @@ Stands on numpy and scipy alone: what is planned need not be a jaxpr.
 
 from jaxmem.planning._bound import lower_bound as lower_bound
 from jaxmem.planning._buffers import Buffer as Buffer
-from jaxmem.planning._buffers import read_buffers as read_buffers
-from jaxmem.planning._buffers import write_buffers as write_buffers
+from jaxmem.planning._buffers import Gap as Gap
+from jaxmem.planning._buffers_csv import read_buffers as read_buffers
+from jaxmem.planning._buffers_csv import write_buffers as write_buffers
 from jaxmem.planning._graph import Graph as Graph
 from jaxmem.planning._graph import Operation as Operation
 from jaxmem.planning._graph import Value as Value

@@ -1,19 +1,57 @@
-"""Buffers with lifetimes, and the CSV that layout benchmarks exchange.
+"""Buffers with lifetimes: what is laid out in an arena."""
 
-The format is that of minimalloc (https://github.com/google/minimalloc): a header line
-with `id,lower,upper,size`, then one buffer a line; a result has `offset` as a fifth
-column.
-"""
-
-import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxmem._checks import check_int, shown, wrong_type, wrong_value
 
-_COLUMNS = ("id", "lower", "upper", "size")
+TIMES = -(2**63), 2**63 - 1  # a time is an int64
+SIZES = 0, 2**61 - 1  # the sum of two heights must still be an int64
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A time in the life of a buffer in which it is not there, or only a part of it.
+
+    Attributes:
+      lower: when it begins.
+      upper: when it ends: the gap is [lower, upper).
+      window: the bytes of the buffer that are there meanwhile, [low, high) from its
+        beginning; None is none of them.
+
+    Raises:
+      ValueError: `lower` is not below `upper`, or `window` is no range of bytes.
+    """
+
+    lower: int
+    upper: int
+    window: tuple[int, int] | None = None
+
+    def __post_init__(self):
+        for name in ("lower", "upper"):
+            value = _whole("gap", name, getattr(self, name), TIMES)
+            object.__setattr__(self, name, value)
+        if self.lower >= self.upper:
+            raise ValueError(
+                f"gap: lower must be below upper, got {self.lower} and {self.upper}"
+            )
+        if self.window is not None:
+            object.__setattr__(self, "window", _window(self.window))
+
+    def __str__(self) -> str:
+        """As in a CSV of minimalloc: 7-9, or 7-9@0:64 with a window."""
+        part = "" if self.window is None else "@{}:{}".format(*self.window)
+        return f"{self.lower}-{self.upper}{part}"
+
+
+class Piece(NamedTuple):
+    """A rectangle of a buffer: bytes [low, high) of it are there in [lower, upper)."""
+
+    lower: int
+    upper: int
+    low: int
+    high: int
 
 
 @dataclass(frozen=True)
@@ -22,107 +60,100 @@ class Buffer:
 
     Attributes:
       id: its name, unlike that of any other buffer.
-      lower: when it is made, a whole number in any unit of time.
+      lower: when it is made, a whole number in any unit of time, an int64.
       upper: when it is freed: alive in [lower, upper).
-      size: in bytes; it may be 0.
+      size: in bytes, below 2 ** 61; it may be 0.
+      alignment: its offset must be a multiple of this, in bytes.
+      gaps: when it is not there meanwhile, or only in part; within its life, without
+        overlap.
+
+    Raises:
+      ValueError: one of them is out of range; the message says which.
     """
 
     id: int | str
     lower: int
     upper: int
     size: int
+    alignment: int = 1
+    gaps: tuple[Gap, ...] = ()
 
     def __post_init__(self):
         if type(self.id) not in (int, str):
             if isinstance(self.id, bool) or not isinstance(self.id, int | str):
                 raise wrong_type("buffer id", self.id, "an int or a text")
-        for name in ("lower", "upper", "size"):
-            value = getattr(self, name)
-            if type(value) is not int:  # there are many buffers
-                value = check_int(f"buffer {self.id}: {name}", value)
-                object.__setattr__(self, name, value)
+        what = f"buffer {self.id}"
+        for name, allowed in _COLUMNS.items():
+            value = _whole(what, name, getattr(self, name), allowed)
+            object.__setattr__(self, name, value)
         if self.lower >= self.upper:
             raise ValueError(
-                f"buffer {self.id}: lower must be below upper, "
-                f"got {self.lower} and {self.upper}"
+                f"{what}: lower must be below upper, got {self.lower} and {self.upper}"
             )
-        if self.size < 0:
-            raise ValueError(
-                f"buffer {self.id}: size must not be negative: {self.size}"
-            )
+        if self.gaps:
+            self._check_gaps(what)
+
+    def _check_gaps(self, what: str) -> None:
+        given: Any = self.gaps
+        several = isinstance(given, Iterable) and not isinstance(given, str | Gap)
+        gaps: tuple[Any, ...] = tuple(given) if several else (given,)
+        if not all(isinstance(gap, Gap) for gap in gaps):
+            raise wrong_type(f"{what}: gaps", self.gaps, "a sequence of Gap")
+        object.__setattr__(self, "gaps", gaps)
+        wrong = lambda why: wrong_value(f"{what}: gaps", gaps, why)
+        before = None
+        for gap in sorted(gaps, key=_lower):
+            if gap.lower < self.lower or gap.upper > self.upper:
+                life = f"[{self.lower}, {self.upper})"
+                raise wrong(f"must lie within {life}, and {gap} does not")
+            if before is not None and gap.lower < before.upper:
+                raise wrong(f"must not overlap, as {before} and {gap} do")
+            if gap.window is not None and gap.window[1] > self.size:
+                raise wrong(f"windows must lie within {self.size} bytes, unlike {gap}")
+            before = gap
+
+    def pieces(self) -> Iterator[Piece]:
+        """The rectangles that it takes, in the order of time; none without bytes."""
+        if not self.size:
+            return
+        since = self.lower
+        for gap in sorted(self.gaps, key=_lower):
+            if since < gap.lower:
+                yield Piece(since, gap.lower, 0, self.size)
+            if gap.window is not None:
+                yield Piece(gap.lower, gap.upper, *gap.window)
+            since = gap.upper
+        if since < self.upper:
+            yield Piece(since, self.upper, 0, self.size)
 
 
-def read_buffers(path: str | PathLike[str]) -> tuple[Buffer, ...]:
-    """The buffers of a CSV file.
-
-    Args:
-      path: a file whose header names the columns id, lower, upper and size, in any
-        order. Others, such as the offset of a result, are passed over.
-
-    Returns:
-      A buffer a line; ids that are whole numbers are `int`, others `str`.
-
-    Raises:
-      ValueError: a column is missing, or a row is not a buffer; the message has the
-        number of the line.
-    """
-    check_path(path)
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        rows = csv.reader(file, skipinitialspace=True)
-        header = [name.strip().lower() for name in next(rows, [])]
-        missing = [name for name in _COLUMNS if name not in header]
-        if missing:
-            raise ValueError(
-                f"{path}, line 1: no column {missing[0]!r}; "
-                f"the header must name {', '.join(_COLUMNS)}"
-            )
-        places = [header.index(name) for name in _COLUMNS]
-        lines: dict[int | str, int] = {}
-        buffers = []
-        for row in filter(None, rows):
-            try:
-                buffer = _buffer([row[p].strip() for p in places])
-            except (IndexError, ValueError) as error:
-                what = "too few columns" if isinstance(error, IndexError) else error
-                raise ValueError(f"{path}, line {rows.line_num}: {what}") from error
-            if buffer.id in lines:
-                raise ValueError(
-                    f"{path}, line {rows.line_num}: buffer {buffer.id} was on line "
-                    f"{lines[buffer.id]} already"
-                )
-            lines[buffer.id] = rows.line_num
-            buffers.append(buffer)
-    return tuple(buffers)
+def _lower(gap: Gap) -> int:
+    return gap.lower
 
 
-def write_buffers(
-    path: str | PathLike[str],
-    buffers: Iterable[Buffer],
-    offsets: Mapping[int | str, int] | None = None,
-) -> None:
-    """Writes buffers as CSV, which `read_buffers` reads.
-
-    Args:
-      path: the file.
-      buffers: one a line.
-      offsets: of each buffer by its id, in bytes; a fifth column.
-    """
-    check_path(path)
-    buffers = check_buffers(buffers)
-    if offsets is not None:
-        check_offsets(offsets, buffers)
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        out = csv.writer(file, lineterminator="\n")
-        out.writerow(_COLUMNS if offsets is None else (*_COLUMNS, "offset"))
-        for b in buffers:
-            offset = () if offsets is None else (offsets[b.id],)
-            out.writerow((b.id, b.lower, b.upper, b.size, *offset))
+_COLUMNS = {
+    "lower": TIMES,
+    "upper": TIMES,
+    "size": SIZES,
+    "alignment": (1, SIZES[1]),
+}
 
 
-def check_path(path: Any) -> None:
-    """TypeError for what is no path: an int would be an open file's number."""
-    if not isinstance(path, str | PathLike) or not str(path):
-        raise wrong_type("path", path, "a path, as a text or an os.PathLike")
+def _whole(what: str, name: str, value: Any, allowed: tuple[int, int]) -> int:
+    if type(value) is int and allowed[0] <= value <= allowed[1]:
+        return value  # the common case first: there are many buffers
+    return check_int(f"{what}: {name}", value, *allowed)
+
+
+def _window(window: Any) -> tuple[int, int]:
+    if not isinstance(window, tuple | list) or len(window) != 2:
+        raise wrong_type("gap: window", window, "two numbers of bytes, or None")
+    low, high = (_whole("gap", "window", part, SIZES) for part in window)
+    if low >= high:
+        raise ValueError(
+            f"gap: the window must begin below its end, got {low} and {high}"
+        )
+    return low, high
 
 
 def check_buffers(buffers: Any) -> tuple[Buffer, ...]:
@@ -150,14 +181,3 @@ def check_offsets(offsets: Any, buffers: Iterable[Buffer]) -> None:
         if b.id not in offsets:
             raise wrong_value("offsets", offsets, f"{allowed}: {b.id!r} has none")
         check_int(f"offsets[{b.id!r}]", offsets[b.id])
-
-
-def _buffer(cells: list[str]) -> Buffer:
-    name, *numbers = cells
-    for column, cell in zip(_COLUMNS[1:], numbers, strict=True):
-        if not cell.removeprefix("-").isdecimal():
-            raise ValueError(f"{column} must be a whole number, got {cell!r}")
-    lower, upper, size = map(int, numbers)
-    # 7 and "07" stay two.
-    plain = name.isdecimal() and str(int(name)) == name
-    return Buffer(int(name) if plain else name, lower, upper, size)

@@ -5,13 +5,15 @@ them does. Its least height is hard to find; what is alive at once is a lower bo
 which a layout often reaches. `layout` splits time where nothing is alive, lays out by
 best fit in a few orders, of which ROAM's is one (`_layout_fit`), and goes on from there
 until it has reached the bound, the capacity or the end of its time (`_layout_improve`).
+A buffer may have gaps, in which it is not there or only a part of it, and an alignment.
 """
 
 import json
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,16 +27,15 @@ from jaxmem._checks import (
     check_int,
     wrong_type,
 )
-from jaxmem.planning._buffers import Buffer, check_buffers, check_offsets
+from jaxmem.planning._buffers import SIZES, Buffer, Gap, check_buffers, check_offsets
+from jaxmem.planning._layout_attempt import least_height
 from jaxmem.planning._layout_fit import best_fit as fit_in_order
+from jaxmem.planning._layout_fit import simple_order
 from jaxmem.planning._layout_improve import improve
 from jaxmem.planning._layout_problem import Problem, make_problem
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-# The sum of two heights must still be an int64.
-_MOST = 2**61
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Layout:
     Attributes:
       buffers: what is laid out.
       offsets: of each buffer by its id, in bytes from the beginning of the arena.
-      lower_bound: bytes below which no layout is, proven: `load`, or more where the
-        search went through all layouts of that height.
+      lower_bound: bytes below which no layout is, proven: `load` or the largest buffer,
+        or more where the search went through all layouts of that height.
       seconds: of planning.
     """
 
@@ -75,29 +76,40 @@ class Layout:
         return 1 - self.load / self.height if self.height else 0.0
 
     def check(self) -> None:
-        """Raises ValueError if two buffers lie in the same place at the same time.
+        """Raises ValueError unless the layout is one.
 
-        A sweep over time that compares what is made with its neighbours in the arena.
+        Two buffers must not lie in the same place at the same time, none below the
+        arena, and each aligned. A sweep over time that compares what is made with its
+        neighbours in the arena.
         """
         check_offsets(self.offsets, self.buffers)
-        events = [(b.upper, False, b) for b in self.buffers if b.size]
-        events += [(b.lower, True, b) for b in self.buffers if b.size]
+        for b in self.buffers:
+            if self.offsets[b.id] < 0:
+                raise ValueError(
+                    f"buffer {b.id} lies at {self.offsets[b.id]}, below the arena"
+                )
+            if self.offsets[b.id] % b.alignment:
+                raise ValueError(
+                    f"buffer {b.id} lies at {self.offsets[b.id]}, which is no multiple "
+                    f"of its alignment {b.alignment}"
+                )
+        pieces = [(p, b.id) for b in self.buffers for p in b.pieces()]
+        events = [(p.upper, False, p, name) for p, name in pieces]
+        events += [(p.lower, True, p, name) for p, name in pieces]
         events.sort(key=lambda event: event[:2])
         alive: list[tuple[int, int, int | str]] = []  # from, to, id; from low to high
-        for _, made, b in events:
-            begin = self.offsets[b.id]
-            row = (begin, begin + b.size, b.id)
+        for _, made, piece, name in events:
+            begin = self.offsets[name] + piece.low
+            row = (begin, self.offsets[name] + piece.high, name)
             at = bisect_left(alive, row[:2], key=lambda r: r[:2])
             if not made:
                 del alive[at]
                 continue
-            if begin < 0:
-                raise ValueError(f"buffer {b.id} lies at {begin}, below the arena")
             for other in alive[max(at - 1, 0) : at + 1]:
                 if other[0] < row[1] and begin < other[1]:
                     raise ValueError(
-                        f"buffers {other[2]} and {b.id} overlap: bytes {other[:2]} and "
-                        f"{row[:2]}, both alive at {b.lower}"
+                        f"buffers {other[2]} and {name} overlap: bytes {other[:2]} and "
+                        f"{row[:2]}, both alive at {piece.lower}"
                     )
             alive.insert(at, row)
 
@@ -146,16 +158,23 @@ class Layout:
         """The layout that `to_json` wrote.
 
         Raises:
-          ValueError: the text is not a layout.
+          ValueError: the text is not a layout; the message says what of it is not.
         """
         try:
             plain = json.loads(text)
             rows = [dict(row) for row in plain["buffers"]]
             offsets = {row["id"]: row.pop("offset") for row in rows}
+            for row in rows:
+                row["gaps"] = tuple(map(_gap, row.get("gaps", ())))
             buffers = tuple(Buffer(**row) for row in rows)
             return cls(buffers, offsets, plain["lower_bound"], plain["seconds"])
         except (KeyError, TypeError) as error:
             raise ValueError("not the JSON of a Layout") from error
+
+
+def _gap(row: Mapping) -> Gap:
+    window = row["window"]
+    return Gap(row["lower"], row["upper"], None if window is None else tuple(window))
 
 
 class NoLayoutError(RuntimeError):
@@ -175,6 +194,7 @@ def layout(
     buffers: Iterable[Buffer],
     *,
     capacity: int | None = None,
+    alignment: int = 1,
     time_limit: float = 10.0,
     long_lived: Collection[int | str] = (),
     seed: int = 0,
@@ -182,14 +202,15 @@ def layout(
 ) -> Layout:
     """Lays buffers out in an arena that is as low as can be found.
 
-    Offsets are sums of sizes: for aligned offsets round the sizes up.
+    Without a capacity it is never higher than the lower of the two of `best_fit`.
 
     Args:
       buffers: what to lay out.
       capacity: bytes of the arena; the first layout within is taken. Without, and where
         there is none, the search goes on until it has the lowest, or no more time.
-      time_limit: seconds after which the best so far is taken; the first layout, by
-        best fit, is always finished.
+      alignment: of every buffer, in bytes, beside its own.
+      time_limit: seconds after which the best so far is taken; the first two layouts,
+        those of `best_fit`, are always finished.
       long_lived: ids of what stays for long, such as the activations that a training
         step keeps for its backward pass: laid at the bottom, before everything else, in
         one of the first layouts. What lives long is found without, too.
@@ -209,7 +230,7 @@ def layout(
     Source: for training steps ROAM (https://arxiv.org/abs/2310.19295, section 3.4).
     """
     begin = time.monotonic()
-    buffers = _checked(buffers)
+    buffers = _aligned(_checked(buffers), alignment)
     time_limit = check_float("time_limit", time_limit, at_least=0, infinite=True)
     seed = check_int("seed", seed, 0)
     if capacity is not None:
@@ -217,6 +238,12 @@ def layout(
     if progress is not None:
         check_callable("progress", progress, "a function, or None")
     load, moment = _load(buffers)
+    largest = max(buffers, key=lambda b: b.size, default=None)
+    if capacity is not None and largest is not None and capacity < largest.size:
+        raise ValueError(
+            f"capacity={capacity:,} bytes is less than the {largest.size:,} bytes of "
+            f"buffer {largest.id}"
+        )
     if capacity is not None and capacity < load:
         raise ValueError(
             f"capacity={capacity:,} bytes is less than the {load:,} bytes "
@@ -241,7 +268,10 @@ def layout(
 
 
 def best_fit(
-    buffers: Iterable[Buffer], by: Literal["size", "lifetime"] = "size"
+    buffers: Iterable[Buffer],
+    by: Literal["size", "lifetime"] = "size",
+    *,
+    alignment: int = 1,
 ) -> Layout:
     """Lays buffers out as XLA does: one after another, each into the tightest gap.
 
@@ -250,29 +280,45 @@ def best_fit(
     Args:
       buffers: what to lay out.
       by: which comes first: the largest, or the one that lives longest.
+      alignment: of every buffer, in bytes, beside its own.
 
     Returns:
       A `Layout`.
 
     Raises:
-      ValueError: two buffers have an id, or `by` is something else.
+      ValueError: two buffers have an id, or another argument is something else.
     """
     begin = time.monotonic()
     check_choice("by", by, ("size", "lifetime"))
-    buffers = _checked(buffers)
+    buffers = _aligned(_checked(buffers), alignment)
     problem, some = _arrays(buffers)
-    lives = np.array([buffers[i].upper - buffers[i].lower for i in some], np.int64)
-    keys = (-problem.size, -lives) if by == "lifetime" else (-lives, -problem.size)
-    offsets = fit_in_order(problem, np.lexsort((problem.first, *keys)))
-    bound = int(problem.load.max(initial=0))
+    offsets = fit_in_order(problem, simple_order(problem, by))
+    bound = least_height(problem)
     return _layout(buffers, problem, some, offsets, bound, begin)
 
 
 def _checked(buffers: Iterable[Buffer]) -> tuple[Buffer, ...]:
     buffers = check_buffers(buffers)
-    if sum(b.size for b in buffers) >= _MOST:
+    if sum(b.size for b in buffers) > SIZES[1]:
         raise ValueError("buffers: 2 EiB and more together is more than can be counted")
     return buffers
+
+
+def _aligned(buffers: tuple[Buffer, ...], alignment: int) -> tuple[Buffer, ...]:
+    """The buffers with an alignment beside their own, which leaves room to count."""
+    alignment = check_int("alignment", alignment, 1)
+    common = [math.lcm(b.alignment, alignment) for b in buffers]
+    # Every buffer may be moved up by as much.
+    if sum(common) + sum(b.size for b in buffers) > SIZES[1]:
+        most = max(zip(common, buffers, strict=True), key=lambda pair: pair[0])
+        raise ValueError(
+            f"alignment: {most[0]:,} bytes for buffer {most[1].id}: with as much lost "
+            "at each, more than 2 EiB together is more than can be counted"
+        )
+    if alignment == 1:
+        return buffers
+    pairs = zip(buffers, common, strict=True)
+    return tuple(replace(b, alignment=a) for b, a in pairs)
 
 
 def _long_lived(ids: Any, known: set[int | str]) -> set[int | str]:
@@ -293,8 +339,10 @@ def _load(buffers: tuple[Buffer, ...]) -> tuple[int, int]:
     """The most bytes alive at once, and when first."""
     change: dict[int, int] = {}
     for b in buffers:
-        change[b.lower] = change.get(b.lower, 0) + b.size
-        change[b.upper] = change.get(b.upper, 0) - b.size
+        for piece in b.pieces():
+            size = piece.high - piece.low
+            change[piece.lower] = change.get(piece.lower, 0) + size
+            change[piece.upper] = change.get(piece.upper, 0) - size
     load, most, moment = 0, 0, 0
     for t in sorted(change):
         load += change[t]
@@ -305,17 +353,16 @@ def _load(buffers: tuple[Buffer, ...]) -> tuple[int, int]:
 
 def _arrays(buffers: tuple[Buffer, ...]) -> tuple[Problem, list[int]]:
     """The problem, and which buffers are in it."""
-    some = [i for i, b in enumerate(buffers) if b.size]
-    rows = [(buffers[i].lower, buffers[i].upper, buffers[i].size) for i in some]
-    lower, upper, size = np.array(rows, np.int64).reshape(-1, 3).T
-    return make_problem(lower, upper, size), some
+    some = [i for i, b in enumerate(buffers) if next(b.pieces(), None) is not None]
+    return make_problem([buffers[i] for i in some]), some
 
 
 def _layout(buffers, problem, some, offsets, bound, begin) -> Layout:
     found = {b.id: 0 for b in buffers}
     for i, offset in zip(some, (offsets * problem.unit).tolist(), strict=True):
         found[buffers[i].id] = offset
-    bound = int(bound) * problem.unit
+    # One that is never there, for its gaps, lies within the arena, too.
+    bound = max(int(bound) * problem.unit, max((b.size for b in buffers), default=0))
     return Layout(buffers, found, bound, time.monotonic() - begin)
 
 

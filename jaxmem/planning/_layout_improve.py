@@ -1,90 +1,38 @@
 """From a layout to a lower one, until the time is up.
 
-Heights are tried for: the lowest there can be, then in turn with some between it and
-the best so far. In a large problem only its *kernel* is searched for
-(`_layout_search`), what is alive where memory is fullest: the rest has room and
-follows by best fit, and what of it lies too high joins the kernel. Where that fails,
-best fit is done again with what lay too high placed earlier, as TelaMalloc
-(doi 10.1145/3567955.3567961) does with what did not fit.
+A stretch of time with nothing alive at its ends is laid out by itself, and each turn
+goes to the stretch that is highest. There are three kinds of turns.
+
+Small problems are searched exactly (`_layout_search`), for the lowest height there can
+be, then for some between it and the best so far. Of a large one only the *kernel* is
+searched, what is alive where memory is fullest: the rest has room and follows by best
+fit, and what of it lies too high joins the kernel. Where that fails, best fit is done
+again with what lay too high placed earlier, as TelaMalloc (doi 10.1145/3567955.3567961)
+does with what did not fit. And layouts are repaired (`_layout_repair`) under a height
+between the lowest and the best.
+
+In a training step most of what is alive at the peak is alive for long, and stacks at
+the bottom almost without a gap. There it stays: the kernel, and what is repaired, are
+of the rest, above it (`_layout_bottom`).
 """
 
-import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
-from jaxmem.planning._layout_fit import best_fit, orders
+from jaxmem.planning._layout_attempt import Attempt, least_height
+from jaxmem.planning._layout_bottom import Bottom, bottoms, no_bottom
+from jaxmem.planning._layout_fit import orders, simple_order
+from jaxmem.planning._layout_kernel import KernelTurns
 from jaxmem.planning._layout_problem import Problem
-from jaxmem.planning._layout_search import GaveUp, Search, Taste
+from jaxmem.planning._layout_repair import Repair, RepairTurns
 
-# Buffers that are searched for at once, and those beyond which fewer sections of time
-# are worth more than the choice between them.
-_KERNEL = 1000
-_THIN = 600
-
-_none = partial(np.zeros, 0, np.int64)
-
-_TASTES = tuple(
-    taste
-    for long in (0.0, 0.5, 1.0)
-    for taste in (
-        Taste(30, 1.0, long),
-        Taste(10, 1.0, long),
-        Taste(30, 1.0, long),
-        Taste(10, 10.0, long, full=True),
-    )
-)
-_ROUND = 1 + len(_TASTES)
-
-
-@dataclass
-class Attempt:
-    """The lowest layout so far of one problem.
-
-    Attributes:
-      problem: the buffers.
-      goal: the height to reach; never below the bound.
-      bound: a height below which no layout is, proven.
-      offsets: of the best so far.
-      order: in which best fit did best.
-      fitted: the offsets that it gave.
-    """
-
-    problem: Problem
-    goal: int
-    bound: int = 0
-    offsets: np.ndarray = field(default_factory=_none)
-    order: np.ndarray = field(default_factory=_none)
-    fitted: np.ndarray = field(default_factory=_none)
-
-    @property
-    def height(self) -> int:
-        return self.problem.height(self.offsets)
-
-    def offer(self, offsets: np.ndarray) -> None:
-        """Takes a layout, if it is lower."""
-        if not len(self.offsets) or self.problem.height(offsets) < self.height:
-            self.offsets = offsets
-
-    def fit(self, order: np.ndarray) -> None:
-        """Offers what best fit makes of an order, and takes it, if it is not worse."""
-        fitted, height = best_fit(self.problem, order), self.problem.height
-        if not len(self.fitted) or height(fitted) <= height(self.fitted):
-            self.order, self.fitted = order, fitted
-        self.offer(fitted)
-
-    def prove(self, bound: int) -> None:
-        """Takes a bound that is higher."""
-        self.bound = max(self.bound, bound)
-        self.goal = max(self.goal, self.bound)
-
-    @property
-    def over(self) -> bool:
-        """Whether there is nothing more to do."""
-        return self.height <= self.goal
+_ORDERS = 0.2  # of the time, for best fit in other orders than XLA's
+_SMALL = 500  # buffers of a problem in which search is worth more than repair
+_SHARE = 0.1, 0.75  # of the time for repair: in small problems, in others
+_FIRST = 13, 1  # searches before any repair: in small problems (a round), in others
+_ROOM = 0.3  # of what is over the goal: what a bottom may take of it
 
 
 def improve(
@@ -101,15 +49,16 @@ def improve(
       problem: the buffers.
       capacity: the height to reach, at least the load; None is the lowest.
       early: true for the buffers to be placed first in one of the first layouts.
-      deadline: when to stop, in seconds of `time.monotonic`.
+      deadline: when to stop, in seconds of `time.monotonic`; XLA's two layouts are made
+        all the same.
       seed: of chance.
       tell: called with height and bound as they change.
 
     Returns:
       Offsets and the bound, in units.
     """
-    load = int(problem.load.max(initial=0))
-    goal = load if capacity is None else capacity
+    load = least_height(problem)
+    goal = load if capacity is None else max(load, capacity)
     chosen = problem.stretches()
     attempts = [Attempt(problem.part(c), goal) for c in chosen]
 
@@ -119,17 +68,23 @@ def improve(
             max((a.bound for a in attempts), default=load),
         )
 
+    now = time.monotonic()
+    until = now + _ORDERS * (deadline - now)
     for attempt, c in zip(attempts, chosen, strict=True):
-        attempt.prove(int(attempt.problem.load.max()))
-        _fit(attempt, early[c], deadline)
+        attempt.prove(least_height(attempt.problem))
+        _fit(attempt, early[c], until)
     tell(*state())
-    open_ones = sorted((a for a in attempts if not a.over), key=lambda a: -a.height)
-    for i, attempt in enumerate(open_ones):
-        now = time.monotonic()
-        until = now + (deadline - now) / (len(open_ones) - i)
-        # It need not be lower than what another stretch needs for certain.
-        attempt.goal = max(attempt.goal, *(a.bound for a in attempts))
-        _search(attempt, until, seed, lambda: tell(*state()))
+    turns: dict[int, _Turns] = {}
+    while attempts and time.monotonic() < deadline:
+        # What counts is the highest; it need not be lower than another needs to be.
+        worst = max(attempts, key=lambda a: a.height)
+        worst.goal = max(worst.goal, *(a.bound for a in attempts))
+        if worst.over:
+            break
+        if id(worst) not in turns:
+            turns[id(worst)] = _Turns(worst, seed)
+        turns[id(worst)].next(deadline)
+        tell(*state())
     offsets = np.zeros(len(problem.size), np.int64)
     for attempt, c in zip(attempts, chosen, strict=True):
         offsets[c] = attempt.offsets
@@ -137,69 +92,55 @@ def improve(
 
 
 def _fit(attempt: Attempt, early: np.ndarray, deadline: float) -> None:
-    """Best fit in some orders."""
-    for order in orders(attempt.problem, early):
-        attempt.fit(order)
-        if attempt.over or time.monotonic() > deadline:
-            return
+    """Best fit in some orders; in XLA's two whatever time it takes."""
+    problem = attempt.problem
+    simple = [simple_order(problem, by).tobytes() for by in ("size", "lifetime")]
+    for order in orders(problem, early):
+        if order.tobytes() in simple or time.monotonic() < deadline:
+            fitted = attempt.fit(order)
+            if order.tobytes() == simple[1]:
+                attempt.long = fitted
+            if attempt.over:
+                return
 
 
-def _search(
-    attempt: Attempt, deadline: float, seed: int, tell: Callable[[], object]
-) -> None:
-    """Tries for lower heights until the deadline."""
-    problem, random = attempt.problem, np.random.default_rng(seed)
-    kernel = np.sort(np.lexsort((-problem.size, -problem.fullest))[:_KERNEL])
-    search = None
-    for turn in itertools.count():
-        if attempt.over or time.monotonic() > deadline:
-            return
-        rounds, place = divmod(turn, _ROUND)
-        if search is None or place == 0:  # what was learned in a round is forgotten
-            part = problem.part(kernel, thin=len(kernel) > _THIN)
-            search = Search(part, seed + rounds)
-        target, taste = attempt.goal, _taste(rounds, place)
-        if turn % 3 == 2:
-            target += int((attempt.height - target) * random.random())
-        try:
-            found = search.run(target, taste, deadline)
-        except GaveUp:
-            if len(problem.size) > len(kernel):
-                attempt.fit(_promoted(attempt, target, random))
+class _Turns:
+    """What is done for one problem, a turn after another."""
+
+    def __init__(self, attempt: Attempt, seed: int):
+        self._attempt, self._seed = attempt, seed
+        self._bottoms: list[Bottom] = []
+        self._kernels: dict[int, KernelTurns] = {}
+        self._repairs: dict[int, RepairTurns] = {}
+        self._small = len(attempt.problem.size) <= _SMALL
+        which = 0 if self._small else 1
+        self._share, self._first = _SHARE[which], _FIRST[which]
+        self._spent = [0.0, 0.0]  # seconds of search and of repair
+
+    def next(self, deadline: float) -> None:
+        """A turn of what has had less than its share of the time."""
+        attempt, begin = self._attempt, time.monotonic()
+        which = self._bottom()
+        bottom = self._bottoms[which]
+        if which not in self._repairs:
+            repair = Repair(bottom.above, self._seed)
+            self._kernels[which] = KernelTurns(attempt, bottom, repair, self._seed)
+            self._repairs[which] = RepairTurns(attempt, bottom, repair)
+        self._first -= 1
+        due = self._spent[1] <= self._share * sum(self._spent)
+        searched = (self._first >= 0 or not due) and not attempt.problem.windowed
+        if searched:
+            self._kernels[which].turn(deadline)
         else:
-            if found is None:
-                attempt.prove(search.least)
-                continue
-            offsets = _completed(problem, kernel, found)
-            attempt.offer(offsets)
-            high = np.flatnonzero(offsets + problem.size > target)
-            if len(high):
-                kernel = np.union1d(kernel, high)
-                search = None
-        tell()
+            self._repairs[which].turn(deadline)
+        self._spent[0 if searched else 1] += time.monotonic() - begin
 
-
-def _taste(rounds: int, place: int) -> Taste:
-    """The taste of a turn; the first of a round may prove that there is no layout."""
-    if place == 0:
-        return Taste(200 * 2**rounds, 1.0 if rounds else 0.0, whole=True)
-    return _TASTES[place - 1]
-
-
-def _completed(problem: Problem, kernel: np.ndarray, found: np.ndarray) -> np.ndarray:
-    """All offsets: those found for the kernel, and best fit for the rest."""
-    offsets = np.zeros(len(problem.size), np.int64)
-    offsets[kernel] = found
-    rest = np.delete(np.arange(len(problem.size)), kernel)
-    order = rest[(-problem.size[rest]).argsort(kind="stable")]
-    return best_fit(problem, order, kernel, offsets)
-
-
-def _promoted(attempt: Attempt, target: int, random: np.random.Generator) -> np.ndarray:
-    """The best order, with some of what lies above the target earlier."""
-    place = np.empty(len(attempt.order))
-    place[attempt.order] = np.arange(len(place))
-    high = np.flatnonzero(attempt.fitted + attempt.problem.size > target)
-    some = high[random.random(len(high)) < 0.3]
-    place[some if len(some) else high] *= random.random()
-    return place.argsort(kind="stable")
+    def _bottom(self) -> int:
+        """The number of the largest bottom that lets a lower height be found."""
+        attempt = self._attempt
+        if not self._bottoms:
+            if not self._small:  # all of a small problem can be searched
+                self._bottoms = bottoms(attempt.problem, attempt.long)
+            self._bottoms.append(no_bottom(attempt.problem))
+        most = attempt.goal + _ROOM * (attempt.height - attempt.goal)
+        return next(k for k, b in enumerate(self._bottoms) if b.need <= most)

@@ -16,6 +16,9 @@ farther than ever a number of decisions is taken back, twice as many each time, 
 there are no more the search is given up, to be begun again with another `Taste`, which
 says where to begin and what to try first.
 
+Gaps are sections in which a buffer is not there. One of which a part is there in a gap
+is taken to be there as a whole, so with windows nothing is proven.
+
 Not optimal: floors come from below only, no two sections are looked at together, and
 what was learned from decisions taken back is lost, but for the sections it died in.
 """
@@ -79,9 +82,12 @@ class Search:
         self._problem = problem
         self._random = np.random.default_rng(seed)
         self._size = np.append(problem.size, 0)  # one more, to fill up `_members`
-        self._members = _members(problem)
+        self._sections = _sections(problem)
+        self._members = _members(self._sections, len(problem.load))
+        self._load = self._size[self._members].sum(axis=0)
         self._beside = _beside(problem)
         self._twins = _twins(problem)
+        self._aligned = bool((problem.alignment > 1).any())
         self._deaths = np.ones(len(problem.load))
         self.least = 0
 
@@ -137,13 +143,14 @@ class Search:
         """What to try first, of the buffers and of the sections."""
         size = self._problem.size * self._problem.length**taste.long
         rank = size * (1 + taste.chance * self._random.random(len(size)))
-        room = 1 - self._problem.load / self._capacity
+        room = np.maximum(1 - self._load / self._capacity, 0.0)
         weight = 1 / (0.02 + room) if taste.full else self._deaths
         return rank[self._twins], weight
 
     def _start(self) -> _State | None:
-        load, size = self._problem.load, self._problem.size
-        floor = np.append(np.zeros_like(size), self._capacity)
+        problem, load = self._problem, self._load
+        every = np.arange(len(problem.size))
+        floor = np.append(problem.raised(problem.floor, every), self._capacity)
         nothing = np.zeros_like(load)
         empty = _State(0, floor, load, nothing, nothing, nothing)
         return self._seen(empty, slice(0, len(load)))
@@ -170,9 +177,9 @@ class Search:
         top = floor[buffer] + self._size[buffer]
         beside = self._beside[buffer]
         raised = beside[floor[beside] < top]
-        floor[raised] = top
+        floor[raised] = self._raised(top, raised)
         floor[buffer] = self._capacity
-        left[first:end] -= self._size[buffer]
+        left[self._sections[buffer]] -= self._size[buffer]
         if len(raised):
             first = min(first, self._problem.first[raised].min())
             end = max(end, self._problem.end[raised].max())
@@ -189,9 +196,13 @@ class Search:
         beside = self._beside[buffer]
         beside = beside[twins[beside] != twins[buffer]]
         tops = floor[beside] + self._size[beside]
-        floor[same] = tops.min(initial=self._capacity)
+        least = self._raised(tops.min(initial=self._capacity), buffer)
+        floor[same] = np.minimum(least, self._capacity)
         sections = slice(self._problem.first[buffer], self._problem.end[buffer])
         return self._seen(state._replace(floor=floor), sections)
+
+    def _raised(self, offset, buffers):
+        return self._problem.raised(offset, buffers) if self._aligned else offset
 
     def _seen(self, state: _State, sections: slice) -> _State | None:
         """The state with these looked at; None if one cannot hold what is to come."""
@@ -219,14 +230,27 @@ def _with(whole: np.ndarray, where: slice, part: np.ndarray) -> np.ndarray:
     return whole
 
 
-def _members(problem: Problem) -> np.ndarray:
-    """(most, sections) buffers alive in each section, filled up with one too many."""
-    count, sections = len(problem.size), len(problem.load)
-    found = [
-        np.flatnonzero((problem.first <= s) & (problem.end > s))
-        for s in range(sections)
+def _sections(problem: Problem) -> list[np.ndarray]:
+    """The sections in which each buffer is alive."""
+    pieces = problem.pieces
+    each = [
+        np.arange(first, end)
+        for first, end in zip(pieces.first, pieces.end, strict=True)
     ]
-    members = np.full((max(map(len, found), default=0), sections), count)
+    starts = problem.start.tolist()
+    return [
+        each[a] if b == a + 1 else np.concatenate(each[a:b])
+        for a, b in zip(starts, starts[1:], strict=False)
+    ]
+
+
+def _members(sections: list[np.ndarray], count: int) -> np.ndarray:
+    """(most, sections) buffers alive in each section, filled up with one too many."""
+    found: list[list[int]] = [[] for _ in range(count)]
+    for buffer, alive in enumerate(sections):
+        for section in alive.tolist():
+            found[section].append(buffer)
+    members = np.full((max(map(len, found), default=0), count), len(sections))
     for section, alive in enumerate(found):
         members[: len(alive), section] = alive
     return members
@@ -234,16 +258,23 @@ def _members(problem: Problem) -> np.ndarray:
 
 def _beside(problem: Problem) -> list[np.ndarray]:
     """The buffers alive together with each."""
-    found = []
-    for buffer, (first, end) in enumerate(zip(problem.first, problem.end, strict=True)):
-        together = (problem.first < end) & (problem.end > first)
+    pieces, starts, found = problem.pieces, problem.start.tolist(), []
+    for buffer, (a, b) in enumerate(zip(starts, starts[1:], strict=False)):
+        together = np.zeros(len(problem.size), bool)
+        for first, end in zip(pieces.first[a:b], pieces.end[a:b], strict=True):
+            rows = (pieces.first < end) & (pieces.end > first)
+            together[pieces.owner[rows]] = True
         together[buffer] = False
         found.append(np.flatnonzero(together))
     return found
 
 
 def _twins(problem: Problem) -> np.ndarray:
-    """The first buffer with the same lifetime and size as each."""
-    same = np.stack([problem.first, problem.end, problem.size])
-    _, first, which = np.unique(same, axis=1, return_index=True, return_inverse=True)
-    return first[which.reshape(-1)]
+    """The first buffer of the same times, size, alignment and floor as each."""
+    same: dict[tuple, int] = {}
+    columns = problem.size, problem.alignment, problem.floor
+    each = zip(*(column.tolist() for column in columns), strict=True)
+    twins = []
+    for buffer, (alive, rest) in enumerate(zip(_sections(problem), each, strict=True)):
+        twins.append(same.setdefault((*rest, alive.tobytes()), buffer))
+    return np.array(twins, np.int64)

@@ -1,44 +1,46 @@
 """Plans for a training step, seen as a chain of blocks: forward, then backward.
 
 The forward pass is cut where few bytes cross, into few large blocks or many small ones.
-A block is done again from what crosses its beginning, or from that and some of its own
-values: which ones for which price of a byte is a minimum cut. Which blocks keep what,
-which beginnings are kept meanwhile and from which a run of blocks starts anew, nested
-as deep as it takes, is dynamic programming over runs of blocks and memory in equal
-slots; one table has the plan for every budget.
+What a block keeps of its own values is chosen at several prices of a byte
+(`_remat_keep`); which blocks keep what, which beginnings are kept meanwhile and from
+which a run of blocks is recomputed, nested as deep as it takes, is dynamic programming
+over runs of blocks, for every amount of memory at once (`_remat_persistent`).
 
-The table counts in slots and takes a block's values to be there at once, so a plan's
-bytes are only near its budget: every plan is evaluated, and mended, by the search.
+Of a chain of single operations the figures given to that are the bytes of the sequence;
+of blocks of several they are only near them, so every plan is evaluated, and mended, by
+the search.
 
 Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, "Optimal checkpointing for
 heterogeneous chains" (https://arxiv.org/abs/1911.13214), section 4, with several
 choices a block as in Zhao et al., "Rockmate" (ICML 2023), section 3.
 """
 
-import copy
-from collections import deque
-from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from jaxmem.planning._remat_keep import Option, options
+from jaxmem.planning._remat_passes import Passes
+from jaxmem.planning._remat_persistent import ALIKE, Keeping, Schedules, Stages, Step
 from jaxmem.planning._remat_sequence import Events, Tables, staged
 
-SLOTS = 500
-SCALES = (1, 4, 16, 64)  # the plain peak, and parts of it, over which the slots lie
 BLOCKS = 80
 PARTS = (BLOCKS, 30, 20, 14, 8, 5)  # of the bytes: what a block holds at most
 SMALL = 0.01  # of a block's largest value
-PLANS = 16  # at least, of each scale
-LONGEST = 2.5  # times the operations: nothing longer is looked for
-OPTIONS = 10  # of what to keep of a block
+PLANS = 48, 60_000  # of each way of cutting: at least; operations in all of them
+LONGEST = 2.5, 6_000  # operations of a sequence: times those of the graph; in any case
 
 
 def chain_plans(
-    tables: Tables, cost: np.ndarray, plain: Events
+    tables: Tables,
+    cost: np.ndarray,
+    plain: Events,
+    known: Callable[[float], float] = lambda size: math.inf,
+    late: Callable[[], bool] = lambda: False,
 ) -> Iterator[np.ndarray]:
     """Sequences, from those that take much memory to those that take little.
 
@@ -46,40 +48,39 @@ def chain_plans(
       tables: the graph.
       cost: of each operation.
       plain: every operation once.
+      known: bytes -> the least cost of what is known within them. Plans that promise no
+        less are left out.
+      late: whether to stop; the plans of one way of cutting are not cut short.
     """
-    chain, known = _Chain(tables, cost, plain), set()
+    passes, before = Passes(tables, plain), set()
     for parts in PARTS:
-        cuts = tuple(chain.cuts(parts))
-        if cuts in known or not 3 <= len(cuts) <= BLOCKS:
-            continue
-        known.add(cuts)
-        yield from _plans(chain.cut(cuts), plain)
-
-
-def _plans(chain: "_Chain", plain: Events) -> Iterator[np.ndarray]:
-    """Of one way of cutting, from much memory to little."""
-    before, many = None, min(SLOTS, max(PLANS, 20_000 // chain.count))
-    for scale in SCALES:
-        table = _Table(chain, plain.peak / scale / SLOTS)
-        if table.plan(SLOTS) is None:
+        if late():
             return
-        for slots in np.geomspace(SLOTS, SLOTS / 10, many).astype(int).tolist():
-            plan = table.plan(slots)
-            if plan is not None and plan != before:
-                before = plan
-                sequence = chain.sequence(plan)
-                yield sequence
-                if len(sequence) > max(LONGEST * chain.count, 1500):
-                    return
+        cuts = tuple(passes.cuts(parts))
+        if cuts not in before and 3 <= len(cuts) <= BLOCKS:
+            before.add(cuts)
+            plans = _plans(_Blocks(passes, cost, cuts), known)
+            yield from itertools.takewhile(lambda _: not late(), plans)
 
 
-@dataclass(frozen=True)
-class _Option:
-    """What a block keeps of its own, its bytes, the cost of making the rest again."""
-
-    kept: frozenset[int]
-    bytes: float
-    cost: float
+def _plans(blocks: "_Blocks", known: Callable[[float], float]) -> Iterator[np.ndarray]:
+    """Of one way of cutting, from much memory to little."""
+    count = blocks.passes.count
+    stages = blocks.stages()
+    schedules = Schedules(stages, float(blocks.passes.profile.max()))
+    points, most = len(schedules.bytes), max(PLANS[0], PLANS[1] // count)
+    chosen = np.arange(points)
+    if points > most:
+        ends = np.geomspace(max(schedules.bytes[0], 1.0), schedules.bytes[-1], most)
+        chosen = np.unique(np.searchsorted(schedules.bytes, ends, "right") - 1)
+    once = float(stages.cost.sum())
+    for point in reversed(chosen.tolist()):
+        if schedules.cost[point] - once >= known(schedules.bytes[point]) * (1 - ALIKE):
+            continue
+        sequence = blocks.sequence(schedules.plan(point))
+        yield sequence
+        if len(sequence) > max(LONGEST[0] * count, LONGEST[1]):
+            return
 
 
 @dataclass(frozen=True)
@@ -89,375 +90,237 @@ class _Block:
     Attributes:
       start, stop: the operations.
       back: the first operation of the backward pass that reads of its own.
-      early: small values of its own that are read before.
-      crosses: what is made before it and read by it or later in the forward pass.
-      own: its values.
-      forward: bytes that are alive while it runs, beside what crosses its beginning.
-      backward: bytes while the backward pass reads it, with its own values all there.
-      cost: of doing it.
-      options: from all kept to little.
+      own: its values but for those that stay.
+      wanted: those of them that the backward pass reads.
+      outgoing: those of them that later blocks read.
     """
 
     start: int
     stop: int
     back: int
-    early: frozenset[int]
-    crosses: frozenset[int]
     own: frozenset[int]
-    forward: float
-    backward: float
-    cost: float
-    options: tuple[_Option, ...]
+    wanted: frozenset[int]
+    outgoing: frozenset[int]
 
 
-class _Chain:
-    def __init__(self, tables: Tables, cost: np.ndarray, plain: Events):
-        self.tables, self._cost, self._profile = tables, cost, plain.profile
-        self.count = len(tables.makes)
-        self._lifetimes()
-        self.turn = self._turn()
-        self._after_turn()
-        self.blocks: list[_Block] = []  # see `cut`
+class _Blocks:
+    """The forward pass in blocks that begin at some operations."""
 
-    def _lifetimes(self) -> None:
-        """The values, and where each is read last (where it is made, if nowhere)."""
-        tables = self.tables
-        self._values = [v for i in range(self.count) for v in tables.makes[i]]
-        self._last = {
-            v: max(tables.graph.readers[v], default=int(tables.maker[v]))
-            for v in self._values
-        }
+    def __init__(self, passes: Passes, cost: np.ndarray, cuts: Sequence[int]):
+        self.passes, self._cost = passes, np.where(passes.tables.again, cost, 0.0)
+        pairs = zip(cuts, [*cuts[1:], passes.turn], strict=True)
+        blocks = [self._block(start, stop) for start, stop in pairs]
+        # A block goes backward no later than the one before it.
+        backs = np.minimum.accumulate([b.back for b in blocks]).tolist()
+        early: set[int] = set()
+        for block, back, later in zip(blocks, backs, [*backs[1:], 0], strict=True):
+            # What goes out is there, too, while the next block goes backward.
+            inner = block.wanted - block.outgoing
+            since = back if inner else later
+            early |= {v for v in inner or block.wanted if passes.wanted[v] < since}
+        self.stay = passes.stay | early
+        self.blocks = [
+            replace(
+                block,
+                back=back,
+                own=block.own - early,
+                wanted=block.wanted - early,
+                outgoing=block.outgoing - early,
+            )
+            for block, back in zip(blocks, backs, strict=True)
+        ]
+        self.crosses = [self._crossing(b.start) for b in self.blocks] + [frozenset()]
 
-    def _turn(self) -> int:
-        """Where the forward pass ends: where most bytes wait that may be made again."""
-        waiting = np.zeros(self.count + 2)
-        for v in self._values:
-            made = int(self.tables.maker[v])
-            if v in self.tables.held_set or not self.tables.again[made]:
-                continue
-            waiting[made + 1] += self.tables.size[v]
-            waiting[self._last[v] + 1] -= self.tables.size[v]
-        return int(np.argmax(np.cumsum(waiting)[: self.count]))
+    def _block(self, start: int, stop: int) -> _Block:
+        """A block by itself.
 
-    def _after_turn(self) -> None:
-        """Of the forward pass: first reader in the backward pass, last before it."""
-        readers = self.tables.graph.readers
-        self.wanted: dict[int, int] = {}
-        self._last_forward: dict[int, int] = {}
-        for v in self._values:
-            made = int(self.tables.maker[v])
-            if made >= self.turn:
-                continue
-            later = [r for r in readers[v] if r >= self.turn]
-            if later:
-                self.wanted[v] = later[0]
-            earlier = [r for r in readers[v] if r < self.turn]
-            self._last_forward[v] = earlier[-1] if earlier else made
+        It begins to go backward where what it keeps inside is read. A mask or a number
+        may be read long before the rest: that does not count, and it stays.
+        """
+        passes, tables = self.passes, self.passes.tables
+        made = {v for makes in tables.makes[start:stop] for v in makes}
+        own = made - passes.stay
+        outgoing = {v for v in own if passes.last_forward[v] >= stop}
+        wanted = {v for v in own if v in passes.wanted}
+        inner = wanted - outgoing
+        small = SMALL * max((tables.size[v] for v in inner or wanted), default=0.0)
+        large = [v for v in inner or wanted if tables.size[v] >= small]
+        first = passes.wanted.__getitem__ if inner else partial(self._first, stop)
+        back = min([passes.count, *map(first, large)])
+        return _Block(start, stop, back, *map(frozenset, (own, wanted, outgoing)))
 
-    def cuts(self, parts: int) -> list[int]:
-        """Where blocks begin that hold about as much as so many parts; all, of few."""
-        if self.turn <= parts:
-            return list(range(self.turn))
-        made = np.zeros(self.turn + 1)
-        for v in self.wanted:
-            made[int(self.tables.maker[v]) + 1] += self.tables.size[v]
-        most = made.sum() / parts
-        # What is large alone is not worth a block of its own.
-        held = np.cumsum(np.minimum(made, most / 2))
-        return _cuts(self._crossing[0], held, most)
+    def _first(self, stop: int, v: int) -> int:
+        """The first to read `v`, and of later blocks nothing, in the backward pass.
+
+        Who reads of both belongs to the later block, for which `v` is there anyway.
+        """
+        passes, tables = self.passes, self.passes.tables
+        for i in tables.graph.readers[v]:
+            if i >= passes.turn and not any(
+                stop <= tables.maker[u] < passes.turn and u not in passes.stay
+                for u in tables.reads[i]
+            ):
+                return i
+        return passes.wanted[v]
+
+    def _crossing(self, start: int) -> frozenset[int]:
+        """What is made before an operation and read by it or later, going forward."""
+        maker = self.passes.tables.maker
+        return frozenset(
+            v
+            for v, last in self.passes.last_forward.items()
+            if maker[v] < start <= last and v not in self.stay
+        )
 
     @cached_property
-    def _crossing(self) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes before each place that the forward pass reads later; that only wait."""
-        tables, size = self.tables, self.tables.size
-        crossing, waiting = np.zeros((2, self.turn + 2))
-        for v, last in self._last_forward.items():
-            crossing[int(tables.maker[v]) + 1] += size[v]
-            crossing[last + 1] -= size[v]
-            if v in self.wanted or v in tables.held_set:
-                waiting[last + 1] += size[v]
-        return np.cumsum(crossing)[:-1], np.cumsum(waiting)[:-1]
+    def options(self) -> list[list[Option]]:
+        """What each block may keep, from all to as little as it takes."""
+        tables = self.passes.tables
+        return [
+            options(tables, self._cost, b.start, b.stop, b.wanted, b.outgoing)
+            for b in self.blocks
+        ]
 
-    def cut(self, cuts: Sequence[int]) -> "_Chain":
-        """The chain with blocks that begin at these operations."""
-        tables, size, profile = self.tables, self.tables.size, self._profile
-        crossing, waiting = self._crossing
-        resting = profile.copy()  # of the backward pass alone
-        for v in self.wanted:
-            resting[self.turn : self._last[v] + 1] -= size[v]
-        blocks: list[_Block] = []
-        limit = self.count
-        for start, stop in zip(cuts, [*cuts[1:], self.turn], strict=True):
-            own = frozenset(v for i in range(start, stop) for v in tables.makes[i])
-            outgoing = {v for v in own if self._last_forward[v] >= stop}
-            wanted = {v for v in own if v in self.wanted}
-            # What goes out may first be read by the next block's backward pass.
-            back, early = self._back(wanted - outgoing or wanted, limit)
-            crosses = frozenset(
-                v
-                for v, last in self._last_forward.items()
-                if tables.maker[v] < start <= last
-            )
-            there = size[list(wanted - outgoing)].sum()
-            there += self._read_too(back, limit, start, wanted - outgoing)
-            forward = float(profile[start:stop].max())
-            forward -= waiting[start] + crossing[start]
-            resting_most = max(float(resting[back:limit].max(initial=0.0)), 0.0)
-            blocks.append(
-                _Block(
-                    start,
-                    stop,
-                    back,
-                    early,
-                    crosses,
-                    own,
-                    forward,
-                    resting_most + float(there),
-                    float(self._cost[start:stop].sum()),
-                    tuple(self._options(start, stop, outgoing)),
-                )
-            )
-            limit = back
-        chain = copy.copy(self)
-        chain.blocks = blocks
-        return chain
-
-    def _back(self, wanted: Set[int], limit: int) -> tuple[int, frozenset[int]]:
-        """Where the backward pass begins to read these values, and which before that.
-
-        Small ones do not count: a mask or a number that is read long before the rest.
-        """
-        size = self.tables.size
-        small = SMALL * max((size[v] for v in wanted), default=0.0)
-        back = min([limit, *(self.wanted[v] for v in wanted if size[v] >= small)])
-        return back, frozenset(v for v in wanted if self.wanted[v] < back)
-
-    def _read_too(self, back: int, limit: int, start: int, inner: Set[int]) -> float:
-        """Bytes that the backward pass reads of this block's end and of the next."""
-        tables, most = self.tables, 0.0
-        for i in range(back, limit):
-            read = [
-                v
-                for v in tables.reads[i]
-                if start <= tables.maker[v] < self.turn and v not in inner
-            ]
-            most = max(most, float(tables.size[read].sum()))
-        return most
-
-    def _options(self, start: int, stop: int, outgoing: set[int]) -> list[_Option]:
-        """What to keep of a block: all, as little as it takes, the best between them.
-
-        The price of a byte at which two neighbours come to the same finds the best
-        one between them, or that there is none.
-        """
-        weight, cost, wanted = self._weighed(start, stop, outgoing)
-        option = partial(self._option, start, weight, cost, wanted)
-        each = np.flatnonzero((weight > 0) & np.isfinite(cost) & (cost > 0))
-        if not len(each):
-            return [option(0.0)]
-        least = 4 * (cost[each] / weight[each]).max()
-        options = [option(0.0), option(least)]
-        pairs = deque([(options[0], options[1])])
-        while pairs and len(options) < OPTIONS:
-            more, less = pairs.popleft()
-            if more.bytes <= less.bytes or more.cost >= less.cost:
-                continue
-            price = (less.cost - more.cost) / (more.bytes - less.bytes)
-            found = option(price)
-            if less.bytes < found.bytes < more.bytes:
-                options.append(found)
-                pairs += [(more, found), (found, less)]
-        return sorted(options, key=lambda o: -o.bytes)
-
-    def _weighed(self, start: int, stop: int, outgoing: set[int]):
-        """Of a block's operations: bytes to keep, costs, which are wanted."""
-        tables = self.tables
-        wanted = np.array(
-            [any(v in self.wanted for v in tables.makes[i]) for i in range(start, stop)]
+    def stages(self) -> Stages:
+        """The chain as figures."""
+        size, blocks, crosses = self.passes.tables.size, self.blocks, self.crosses
+        total = lambda values: float(size[list(values)].sum())
+        forward = self._forward()
+        return Stages(
+            np.array([[f[b.start : b.stop].max() for b in blocks] for f in forward]),
+            np.array([[total(s - i) for s in crosses] for i in crosses[:-1]]),
+            self._resting(),
+            self._backward(),
+            np.array(
+                [
+                    self._while_kept(f, b, b.wanted)
+                    for f, b in zip(forward, blocks, strict=True)
+                ]
+            ),
+            np.array([self._cost[b.start : b.stop].sum() for b in blocks]),
+            np.array([self._remainder(b) for b in blocks]),
+            [
+                [Keeping(o.bytes, self._while_kept(f, b, o.kept), o.cost) for o in some]
+                for f, b, some in zip(forward, blocks, self.options, strict=True)
+            ],
         )
-        weight = np.zeros(stop - start)
-        for i in range(start, stop):
-            for v in tables.makes[i]:
-                if v in self.wanted and v not in outgoing:
-                    weight[i - start] += tables.size[v]
-        cost = np.where(tables.again[start:stop], self._cost[start:stop], np.inf)
-        return weight, cost, wanted
 
-    def _option(self, start: int, weight, cost, wanted, price: float) -> _Option:
-        """What is kept at this price of a byte."""
-        tables, stop = self.tables, start + len(cost)
-        saved, again = _cut(tables, start, stop, cost, weight * price, wanted)
-        kept = frozenset(v for i in saved for v in tables.makes[i] if v in self.wanted)
-        held = float(weight[[i - start for i in saved]].sum())
-        return _Option(kept, held, float(self._cost[list(again)].sum()))
+    def _forward(self) -> list[np.ndarray]:
+        """For each block: bytes of every operation beyond what crosses its beginning.
 
-    def sequence(self, plan: list[frozenset[int]]) -> np.ndarray:
-        """The sequence that keeps these values while block after block goes back.
+        In a sweep that keeps nothing.
+        """
+        passes, maker = self.passes, self.passes.tables.maker
+        last = passes.last_forward
+        waits = [v for v in last if v in passes.wanted or v in self.stay]
+        since = [int(maker[v]) if v in self.stay else last[v] + 1 for v in waits]
+        waiting = passes.sums(waits, since, [passes.turn] * len(waits))
+        live = (passes.profile - waiting[: passes.count])[: passes.turn]
+        found = []
+        for cross in self.crosses[:-1]:
+            there = list(cross)
+            until = [last[v] + 1 for v in there]
+            crossing = passes.sums(there, np.zeros(len(there)), until)
+            found.append(live - crossing[: passes.turn])
+        return found
+
+    def _while_kept(self, forward: np.ndarray, block: _Block, kept: Set[int]) -> float:
+        """Bytes while a block is done and keeps these values."""
+        last, stop = self.passes.last_forward, block.stop
+        some = [v for v in kept if last[v] + 1 < stop]
+        held = self.passes.sums(some, [last[v] + 1 for v in some], [stop] * len(some))
+        return float((forward + held[: self.passes.turn])[block.start : stop].max())
+
+    def _earlier(self) -> np.ndarray:
+        """(blocks + 1, count + 2) bytes of earlier blocks that wait meanwhile."""
+        passes, rows = self.passes, []
+        for block in self.blocks:
+            some = list(block.own)
+            until = [passes.last[v] + 1 for v in some]
+            rows.append(passes.sums(some, np.zeros(len(some)), until))
+        return np.cumsum([np.zeros(passes.count + 2), *rows], axis=0)
+
+    def _resting(self) -> np.ndarray:
+        """What is there, but for values of earlier blocks, when each goes backward."""
+        passes, maker = self.passes, self.passes.tables.maker
+        values, held = list(passes.last), passes.tables.held_set
+        ends = [passes.count if v in held else passes.last[v] for v in values]
+        # Between operations: of what is made later or read no more there is nothing.
+        alive = passes.sums(values, maker[values] + 1, np.array(ends) + 1)
+        alive = alive[: passes.count] + passes.tables.waiting_outputs(
+            np.arange(passes.count)
+        )
+        backs = [b.back for b in self.blocks]
+        found = [
+            alive[min(back, passes.count - 1)] - earlier[back]
+            for back, earlier in zip(backs, self._earlier()[1:], strict=True)
+        ]
+        some = [v for v in self.stay if maker[v] < passes.turn]
+        first = self.passes.tables.size[some].sum()  # of the first forward pass
+        return np.array([0.0, *found[:-1], first])
+
+    def _backward(self) -> np.ndarray:
+        """Bytes while each block goes backward, beyond those of earlier blocks."""
+        passes, earlier = self.passes, self._earlier()
+        stops = [passes.count, *(b.back for b in self.blocks)]
+        starts = [*(b.back for b in self.blocks[:-1]), passes.turn]
+        rest = passes.profile - earlier[:-1, : passes.count]
+        return np.array(
+            [
+                max(0.0, float(rest[k, start:stop].max(initial=0.0)))
+                for k, (start, stop) in enumerate(zip(starts, stops[:-1], strict=True))
+            ]
+        )
+
+    def _remainder(self, block: _Block) -> float:
+        """What it costs to recompute a block when what goes out of it is there."""
+        tables = self.passes.tables
+        wanted = [int(tables.maker[v]) for v in block.wanted - block.outgoing]
+        found, stack = set(wanted), wanted
+        while stack:
+            for u in tables.reads[stack.pop()]:
+                i = int(tables.maker[u])
+                if u in block.own - block.outgoing and i not in found:
+                    found.add(i)
+                    stack.append(i)
+        return float(self._cost[list(found)].sum())
+
+    def sequence(self, plan: Sequence[Step]) -> np.ndarray:
+        """The sequence that keeps what the plan says while blocks go backward.
 
         Args:
-          plan: what is kept of the forward pass when the backward pass comes to the
-            last block, the one before, and so on.
+          plan: what is in memory when the backward pass comes to the last block, the
+            one before, and so on.
         """
-        tables = self.tables
-        ends = [self.count] + [b.back for b in self.blocks]
-        stay = tables.held_set.union(*(b.early for b in self.blocks))
-        stages = [list(range(self.blocks[-1].back))]
-        kept = [frozenset(self._values)]
-        for at, held in zip(reversed(range(len(self.blocks))), plan, strict=True):
-            stages.append(list(range(ends[at + 1], ends[at])))
-            # What later blocks made is read for the last time hereabouts.
-            forgotten = {
+        passes, blocks = self.passes, self.blocks
+        ends = [passes.count, *(b.back for b in blocks)]
+        stages = [list(range(blocks[-1].back))]
+        kept: list[Set[int]] = [frozenset(passes.last)]
+        for step in plan:
+            stages.append(list(range(ends[step.block + 1], ends[step.block])))
+            held = set(self._others[step.block])
+            if step.block == len(blocks) - 1:
+                held |= blocks[-1].own
+            held.update(*(self.crosses[s] for s in step.crossings))
+            held.update(*(self.options[i][k].kept for i, k in step.keepings))
+            kept.append(held)
+        return staged(passes.tables, stages, kept)
+
+    @cached_property
+    def _others(self) -> list[frozenset[int]]:
+        """What no plan drops when each block goes backward.
+
+        Of the forward pass what stays, and what later blocks made: it is read for the
+        last time hereabouts.
+        """
+        passes, maker = self.passes, self.passes.tables.maker
+        return [
+            frozenset(
                 v
-                for v in self._last_forward
-                if tables.maker[v] < self.blocks[at].stop and v not in stay
-            }
-            kept.append(kept[0] - forgotten | held)
-        return staged(self.tables, stages, kept)
-
-
-def _cuts(crossing: np.ndarray, held: np.ndarray, most: float) -> list[int]:
-    """The cuts that the fewest bytes cross in all; no block between them holds more.
-
-    Args:
-      crossing: bytes that cross each place, from before the first operation.
-      held: bytes that the backward pass reads, made before each place.
-      most: bytes that a block of several operations may hold.
-    """
-    count = len(crossing)
-    first = np.searchsorted(held, held - most)
-    total, before = np.zeros(count), np.zeros(count, np.int64)
-    for at in range(1, count):
-        start = min(int(first[at]), at - 1)
-        before[at] = start + int(np.argmin(total[start:at]))
-        total[at] = total[before[at]] + crossing[at]
-    cuts = [int(before[count - 1])]
-    while cuts[-1]:
-        cuts.append(int(before[cuts[-1]]))
-    return cuts[::-1]
-
-
-def _cut(tables, start, stop, cost, weight, wanted) -> tuple[frozenset, frozenset]:
-    """Operations whose values are kept, and those done again, at the least price.
-
-    Every wanted value is kept, for its weight, or made again, for its cost, from values
-    that are kept or made again.
-    """
-    count = stop - start
-    total = float(cost[np.isfinite(cost)].sum()) + float(weight.sum())
-    scale = 1e8 / total if total else 1.0
-    most = int(1e9)
-    whole = lambda x: most if not np.isfinite(x) else int(round(x * scale))
-    rows, columns, capacity = [], [], []
-    source, sink = 2 * count, 2 * count + 1
-
-    def edge(a, b, c):
-        rows.append(a)
-        columns.append(b)
-        capacity.append(c)
-
-    for k in range(count):
-        edge(source, 2 * k, whole(cost[k]))
-        # One more for a weight of nothing, so that what is kept is what is wanted.
-        edge(2 * k, 2 * k + 1, whole(weight[k]) + (0 if wanted[k] else most // 2))
-        if wanted[k]:
-            edge(2 * k + 1, sink, most)
-        for u in tables.reads[start + k]:
-            j = int(tables.maker[u]) - start
-            if 0 <= j:
-                edge(2 * j + 1, 2 * k, most)
-    shape = (2 * count + 2, 2 * count + 2)
-    graph = csr_array((np.array(capacity, np.int32), (rows, columns)), shape=shape)
-    rest = (graph - maximum_flow(graph, source, sink).flow).tocsr()
-    rest.eliminate_zeros()
-    there = set(breadth_first_order(rest, source, return_predecessors=False).tolist())
-    saved = frozenset(
-        start + k for k in range(count) if 2 * k in there and 2 * k + 1 not in there
-    )
-    again = frozenset(start + k for k in range(count) if 2 * k not in there)
-    return saved, again
-
-
-class _Table:
-    """The least cost of every run of blocks for every number of slots."""
-
-    def __init__(self, chain: _Chain, unit: float):
-        self._chain, self._unit, blocks = chain, unit, chain.blocks
-        count = len(blocks)
-        self._extra = np.array(
-            [[self._slots(b.crosses - a.crosses) for b in blocks] for a in blocks]
-        )
-        cost = np.cumsum([0.0] + [b.cost for b in blocks])
-        self._cost: dict[tuple[int, int], np.ndarray] = {}
-        self._choice: dict[tuple[int, int], np.ndarray] = {}
-        for length in range(1, count + 1):
-            for i in range(count - length + 1):
-                self._fill(i, i + length, cost)
-
-    def _slots(self, values) -> int:
-        size = self._chain.tables.size
-        return round(float(size[list(values)].sum()) / self._unit)
-
-    def _round(self, size: float) -> int:
-        return round(size / self._unit)
-
-    def _fill(self, i: int, j: int, cost: np.ndarray) -> None:
-        """Choices: -1 - k is option k of the first block, s a restart from block s."""
-        block = self._chain.blocks[i]
-        best = np.full(SLOTS + 1, np.inf)
-        choice = np.zeros(SLOTS + 1, np.int16)
-        need = max(self._round(block.forward), self._round(block.backward))
-        if j == i + 1:
-            best[min(need, SLOTS + 1) :] = block.cost
-            choice[:] = -1
-            self._cost[i, j], self._choice[i, j] = best, choice
-            return
-        for k, option in enumerate(block.options):
-            held = self._round(option.bytes) + int(self._extra[i, i + 1])
-            rest = self._cost[i + 1, j]
-            value = np.full(SLOTS + 1, np.inf)
-            if held <= SLOTS:
-                value[held:] = rest[: SLOTS + 1 - held] + block.cost + option.cost
-            value[:need] = np.inf
-            better = value < best
-            best[better], choice[better] = value[better], -1 - k
-        forward = 0
-        for s in range(i + 1, j):
-            forward = max(forward, self._round(self._chain.blocks[s - 1].forward))
-            held = int(self._extra[i, s])
-            low = max(held, forward)
-            if low > SLOTS:
-                break
-            value = self._cost[i, s][low:] + (cost[s] - cost[i])
-            value = value + self._cost[s, j][low - held : SLOTS + 1 - held]
-            better = value < best[low:]
-            best[low:][better], choice[low:][better] = value[better], s
-        self._cost[i, j], self._choice[i, j] = best, choice
-
-    def plan(self, slots: int) -> list[frozenset[int]] | None:
-        """What is kept when each block is about to go back, the last block first."""
-        count = len(self._chain.blocks)
-        if not np.isfinite(self._cost[0, count][slots]):
-            return None
-        found: list[frozenset[int]] = []
-        # Runs of blocks still to go back, with what is kept meanwhile, innermost last.
-        stack = [(0, count, slots, self._chain.blocks[0].crosses)]
-        while stack:
-            i, j, slots, held = stack.pop()
-            choice = int(self._choice[i, j][slots])
-            block = self._chain.blocks[i]
-            if j == i + 1:
-                found.append(held | block.own)  # done just now, or again
-                continue
-            if choice < 0:
-                option = block.options[-1 - choice]
-                stay = held | option.kept
-                stack.append((i, i + 1, slots, stay))
-                inner = self._round(option.bytes) + int(self._extra[i, i + 1])
-                further = self._chain.blocks[i + 1].crosses
-                stack.append((i + 1, j, slots - inner, stay | further))
-            else:
-                further = self._chain.blocks[choice].crosses
-                stack.append((i, choice, slots, held))
-                inner = int(self._extra[i, choice])
-                stack.append((choice, j, slots - inner, held | further))
-        return found
+                for v in passes.last
+                if v not in passes.last_forward
+                or v in self.stay
+                or maker[v] >= block.stop
+            )
+            for block in self.blocks
+        ]

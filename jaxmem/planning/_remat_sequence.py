@@ -170,15 +170,16 @@ class Tables:
         alive = np.bincount(place[make], size, steps + 2)
         alive -= np.bincount(place[last] + 1, size, steps + 2)
         profile = np.cumsum(alive[:steps]) + self._scratch[sequence]
-        if len(self._new):
-            profile += self._new_arguments(sequence)
+        profile += self.waiting_outputs(sequence)
         if len(self._pair_input):
             self._write_over(profile, sequence, key, last)
         return Events(sequence, value, place, make, profile)
 
-    def _new_arguments(self, sequence: np.ndarray) -> np.ndarray:
+    def waiting_outputs(self, sequence: np.ndarray) -> np.ndarray:
         """Bytes of aliased outputs while the old argument is still to be read."""
         steps = len(sequence)
+        if not len(self._new):
+            return np.zeros(steps)
         latest = np.empty(len(self.graph.operations), np.int64)
         latest[sequence] = np.arange(steps)  # of equal indices the last one counts
         made = latest[self.maker[self._new]]

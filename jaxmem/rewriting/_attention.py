@@ -8,6 +8,7 @@ The order of dimensions in the einsums needs no entry of its own (`_match`).
 import functools
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,8 @@ QUERY, KEY = "batch t n h", "batch s n h"
 LOGITS = "#batch #n #t #s"
 # Below this a masked logit leaves nothing after the softmax, in any dtype.
 FILL = -1e4
+# Below this it also swallows a bias that is added to it.
+LOW_FILL = -1e9
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Form:
 
     scaled: str = "query"
     mask: str | None = None
-    bias: bool = False
+    bias: str | None = None
     dropout: str | None = None
     shared_mask: bool = False
     heads: str = "equal"
@@ -43,8 +46,8 @@ class Form:
             logits = "#batch #t #s"
         return (
             *(query, key, key),
-            *([logits] * self.bias),
-            *([f"bool {logits}"] * (self.mask == "mask")),
+            *([f"+{logits}"] * bool(self.bias)),
+            *([f"+bool {logits}"] * (self.mask == "mask")),
             *(["key"] * bool(self.dropout)),
         )
 
@@ -53,13 +56,18 @@ class Form:
         fill = ("fill",) if self.mask else ()
         return ("scale", *fill, *(("keep",) if self.dropout else ()))
 
-    def split(self, extra):
+    @property
+    def highest_fill(self) -> float:
+        """A row without a key to see must come out as the mean of all values."""
+        causal = self.mask != "mask"  # there is no such row
+        return FILL if causal or self.bias != "after the mask" else LOW_FILL
+
+    def split(self, extra) -> tuple[Any, Any, Any]:
         """(bias, mask, key) of the arrays after query, key and value."""
         rest = iter(extra)
-        return tuple(
-            next(rest) if there else None
-            for there in (self.bias, self.mask == "mask", self.dropout)
-        )
+        there = (self.bias, self.mask == "mask", self.dropout)
+        bias, mask, key = (next(rest) if part else None for part in there)
+        return bias, mask, key
 
 
 def _masked(form: Form, logits, mask, fill):
@@ -83,33 +91,43 @@ def _dropped(form: Form, probs, key, keep):
     return probs * mask.astype(probs.dtype) / keep
 
 
-def _grouped(form: Form, query, key, value):
-    """(query, key, value) and the einsums for the way heads are shared."""
+def _shared(form: Form, query, key, value):
+    """(query, key, value, the einsum of the logits) for the way heads are shared."""
     if form.heads == "grouped":
         b, t, n, h = query.shape
         k = key.shape[2]
         query = query.reshape(b, t, k, n // k, h)
-        return query, key, value, "btkgh,bskh->bkgts", "bkgts,bskh->btkgh"
+        return query, key, value, "btkgh,bskh->bkgts"
     if form.heads == "repeated":
         repeats = query.shape[2] // key.shape[2]
         key, value = (jnp.repeat(x, repeats, axis=2) for x in (key, value))
-    return query, key, value, "btnh,bsnh->bnts", "bnts,bsnh->btnh"
+    return query, key, value, "btnh,bsnh->bnts"
+
+
+def _output(form: Form, logits, value, rng, keep):
+    """What comes after the logits."""
+    probs = _dropped(form, jax.nn.softmax(logits, axis=-1), rng, keep)
+    grouped = form.heads == "grouped"
+    out = jnp.einsum(
+        "bkgts,bskh->btkgh" if grouped else "bnts,bsnh->btnh", probs, value
+    )
+    out = out.reshape(*out.shape[:2], -1, out.shape[-1]) if grouped else out
+    return out.swapaxes(1, 2) if form.swapped else out
 
 
 def plain_attention(form: Form, query, key, value, *extra, scale, fill=0, keep=1):
     """Attention in the form `form`."""
     bias, mask, rng = form.split(extra)
-    shape = query.shape
-    query, key, value, to_logits, to_out = _grouped(form, query, key, value)
+    query, key, value, to_logits = _shared(form, query, key, value)
     query = query * scale if form.scaled == "query" else query
     logits = jnp.einsum(to_logits, query, key)
     logits = logits * scale if form.scaled == "logits" else logits
-    if bias is not None:
-        logits = logits + bias
-    probs = jax.nn.softmax(_masked(form, logits, mask, fill), axis=-1)
-    probs = _dropped(form, probs, rng, keep)
-    out = jnp.einsum(to_out, probs, value).reshape(shape)
-    return out.swapaxes(1, 2) if form.swapped else out
+    if form.bias == "before the mask":
+        logits = jnp.add(logits, bias)
+    logits = _masked(form, logits, mask, fill)
+    if form.bias == "after the mask":
+        logits = jnp.add(logits, bias)
+    return _output(form, logits, value, rng, keep)
 
 
 def lean_attention(form: Form, query, key, value, *extra, scale, fill=0, keep=1):
@@ -132,8 +150,8 @@ def lean_attention(form: Form, query, key, value, *extra, scale, fill=0, keep=1)
     return out.swapaxes(1, 2) if form.swapped else out
 
 
-def _allowed(scale, fill=FILL, keep=1.0) -> bool:
-    return fill <= FILL and 0 < keep <= 1
+def _allowed(most: float, scale, fill=LOW_FILL, keep=1.0) -> bool:
+    return fill <= most and 0 < keep <= 1
 
 
 def _forms():
@@ -141,16 +159,37 @@ def _forms():
     for scaled, mask, bias, (dropout, shared), swapped in itertools.product(
         ("query", "logits"),
         ("tril", "compare", "mask", None),
-        (True, False),
+        ("before the mask", "after the mask", None),
         (*dropouts, (None, False)),
         (False, True),
     ):
-        if not (swapped and dropout):
+        orders = mask is not None or bias != "after the mask"
+        if orders and not (swapped and dropout):
             yield Form(scaled, mask, bias, dropout, shared, swapped=swapped)
     for scaled, mask, heads in itertools.product(
         ("query", "logits"), ("tril", "compare", "mask", None), ("grouped", "repeated")
     ):
         yield Form(scaled, mask, heads=heads)
+
+
+@functools.cache
+def _gate(grouped: bool, dropout: str | None, shared: bool, swapped: bool) -> Pattern:
+    """What comes after the logits, whatever they are."""
+    heads = "grouped" if grouped else "equal"
+    form = Form(dropout=dropout, shared_mask=shared, heads=heads, swapped=swapped)
+
+    def plain(logits, value, *key, keep=1):
+        return _output(form, logits, value, key[0] if key else None, keep)
+
+    names = "k=3 g=2" if grouped else "n"
+    value = "batch s k=3 h" if grouped else "batch s n h"
+    return Pattern(
+        "attention",
+        plain,
+        plain,
+        examples=(f"batch {names} t s", value, *(["key"] * bool(dropout))),
+        scalars=("keep",) if dropout else (),
+    )
 
 
 def attention_patterns() -> list[Pattern]:
@@ -163,7 +202,10 @@ def attention_patterns() -> list[Pattern]:
             functools.partial(lean_attention, form),
             examples=form.examples,
             scalars=form.scalars,
-            when=_allowed,
+            when=functools.partial(_allowed, form.highest_fill),
+            gate=_gate(
+                *(form.heads == "grouped", form.dropout, form.shared_mask, form.swapped)
+            ),
         )
         for form in forms
     ]

@@ -50,6 +50,18 @@ def _is_marked(body: Any) -> bool:
     return any(_mark(eqn) is not None for eqn in _jaxpr.walk(body))
 
 
+def _is_call_of_marks(eqn) -> bool:
+    """A `jit` of nothing else, as round most functions of `jax.nn`."""
+    if eqn.primitive.name not in ("jit", "pjit"):
+        return False
+    jaxpr, _ = _jaxpr.split(_jaxpr.bodies(eqn)[0])
+    marks = [e for e in jaxpr.eqns if _mark(e) is not None]
+    made = {v for e in marks for v in e.outvars}
+    read = [v for e in marks for v in e.invars]
+    known = {v for v in (*read, *jaxpr.outvars) if not isinstance(v, _compat.Literal)}
+    return len(known) > 0 and known <= made.union(jaxpr.invars)
+
+
 def _run(body, args: Sequence[Any]) -> list[Any]:
     return _jaxpr.evaluate(body, args, _anew)
 
@@ -64,5 +76,8 @@ def _anew(eqn, args) -> list[Any] | None:
         return None
     if eqn.primitive.name == "shard_map":
         return _compat.shard_map_again(eqn, functools.partial(_run, bodies[0]), args)
+    if _is_call_of_marks(eqn):
+        # laid open: codes are shared within one trace
+        return _compat.in_context_of(eqn, _run, bodies[0], args)
     new = [_jaxpr.retrace(b, functools.partial(_run, b)) for b in bodies]
     return _jaxpr.rebind(eqn, args, new)

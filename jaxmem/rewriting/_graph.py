@@ -6,7 +6,7 @@ that calls them (each call gets values of its own), because formulas cross them:
 back. Other bodies (`scan`, `cond`, `remat`, ...) become graphs of their own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,3 +150,18 @@ def _note_users(top: Frame) -> None:
             alive.update(node.ins)
             for value in node.ins:
                 value.users.append(node)
+
+
+def made_of(node: Node, within: Container[Node]) -> list[Node]:
+    """The nodes among `within` that a node is made of, itself the last."""
+    found: dict[Node, None] = {}
+
+    def visit(node: Node) -> None:
+        for value in node.ins:
+            before = value.node
+            if before is not None and before in within and before not in found:
+                visit(before)
+        found[node] = None
+
+    visit(node)
+    return list(found)

@@ -16,9 +16,12 @@ from jaxmem._checks import check_choice, wrong_value
 from jaxmem.ops._code_marks import coded_activation
 from jaxmem.ops._quantize import Quantization, as_quantization
 from jaxmem.rewriting._attention import attention_patterns
+from jaxmem.rewriting._norms import batch_norm_patterns, norm_patterns
 from jaxmem.rewriting._pattern import Pattern
+from jaxmem.rewriting._products import conv_patterns, dense_patterns
 
 GATED = ("*batch", "*batch")
+Save = str | int | Quantization
 
 
 def _gelu_expanded(x):
@@ -38,44 +41,68 @@ def _gelu_jax_erf(x):
 GELU_TANH = (jax.nn.gelu, _gelu_expanded)
 GELU_ERF = (_gelu_jax_erf, _gelu_erf)
 SILU = (jax.nn.silu, lambda x: x / (1 + jnp.exp(-x)))
+# the quick GELU of CLIP with beta = 1.702
+SWISH = (
+    lambda x, beta: x * jax.nn.sigmoid(beta * x),
+    lambda x, beta: x / (1 + jnp.exp(-beta * x)),
+)
 
 
 def _each(name: str, plains, lean: Callable, **options) -> list[Pattern]:
     return [Pattern(name, plain, lean, **options) for plain in plains]
 
 
+@functools.cache
+def _bound(op: Callable, **scalars: float) -> Callable:
+    """One and the same for equal numbers: codes are shared by the function."""
+    return functools.partial(op, **scalars)
+
+
+def _coded(op: Callable, how: Quantization) -> Callable:
+    """The op, keeping codes of its arrays, which the next layer reads too."""
+
+    def lean(*xs, **scalars):
+        return coded_activation(_bound(op, **scalars), how, len(xs))(*xs)
+
+    return lean
+
+
 def _gated(plain: Callable) -> Callable:
     return lambda gate, up: plain(gate) * up
 
 
-def glu_patterns() -> list[Pattern]:
+_GEGLU_ERF = functools.partial(ops.geglu, approximate=False)
+
+
+def glu_patterns(save: Save) -> list[Pattern]:
     """An activation times another projection: the two projections are kept, no more."""
-    erf = functools.partial(ops.geglu, approximate=False)
-    forms = (("geglu", GELU_TANH, ops.geglu), ("geglu", GELU_ERF, erf))
+    forms = (("geglu", GELU_TANH, ops.geglu), ("geglu", GELU_ERF, _GEGLU_ERF))
     forms += (("swiglu", SILU, ops.swiglu),)
+    lean = lambda op: _coded(op, save) if isinstance(save, Quantization) else op
     return [
-        Pattern(name, _gated(plain), lean, examples=GATED)
-        for name, plains, lean in forms
+        Pattern(name, _gated(plain), lean(op), examples=GATED)
+        for name, plains, op in forms
         for plain in plains
     ]
 
 
-_ERF = functools.partial(ops.gelu, approximate=False)
+_GELU_ERF = functools.partial(ops.gelu, approximate=False)
 
 
-def gelu_and_silu_patterns(save: str | int | Quantization) -> list[Pattern]:
+def gelu_and_silu_patterns(save: Save) -> list[Pattern]:
     """The activations that can be kept by their output."""
 
     def form(op):
         if isinstance(save, Quantization):
-            return coded_activation(op, save)
+            return _coded(op, save)
         return functools.partial(op, save=save)
 
-    gelu, erf, silu = (form(op) for op in (ops.gelu, _ERF, ops.silu))
+    gelu, erf, silu = (form(op) for op in (ops.gelu, _GELU_ERF, ops.silu))
     return [
         *_each("gelu", GELU_TANH, gelu),
         *_each("gelu", GELU_ERF, erf),
         *_each("silu", SILU, silu),
+        *_each("swish", SWISH, silu, scalars=("beta",), when=lambda beta: beta > 0),
     ]
 
 
@@ -99,24 +126,35 @@ def _relu_where(x):
     return jnp.where(x > 0, x, 0)
 
 
-def activation_patterns() -> list[Pattern]:
+def _leaky_bit(x, negative_slope):
+    """A bit tells the sign of the output only where the slope is a positive one."""
+    save = "bit" if negative_slope > 0 else "output"
+    return ops.leaky_relu(x, negative_slope, save=save)
+
+
+def activation_patterns(save: Save) -> list[Pattern]:
     """The rest; the larger first.
 
     `jnp.maximum(x, 0)` is no `relu`: at 0 its slope is 1/2 in JAX. Squared, it is.
+    Where the next layer stores codes, it keeps no output: a bit, or codes to share.
     """
+    codes = isinstance(save, Quantization)
+    form = lambda op: _coded(op, save) if isinstance(save, Quantization) else op
     relu = (jax.nn.relu, _relu_where)
     maximum = lambda x: jnp.maximum(x, 0)
     squared = [lambda x, f=f: jnp.square(f(x)) for f in (*relu, maximum)]
     softplus = (jax.nn.softplus, lambda x: jnp.log1p(jnp.exp(x)))
     mish = [lambda x, f=f: x * jnp.tanh(f(x)) for f in softplus]
+    leaky = _leaky_bit if codes else ops.leaky_relu
+    rectifier = functools.partial(ops.relu, save="bit" if codes else "auto")
     slope = ("negative_slope",)
     return [
-        *_each("mish", mish, ops.mish),
-        *_each("squared_relu", squared, ops.squared_relu),
-        *_each("elu", (_jax_elu, _elu), ops.elu, scalars=("alpha",)),
-        *_each("leaky_relu", (_leaky, _leaky_strict), ops.leaky_relu, scalars=slope),
-        *_each("softplus", softplus, ops.softplus),
-        *_each("relu", relu, functools.partial(ops.relu, save="auto")),
+        *_each("mish", mish, form(ops.mish)),
+        *_each("squared_relu", squared, form(ops.squared_relu)),
+        *_each("elu", (_jax_elu, _elu), form(ops.elu), scalars=("alpha",)),
+        *_each("leaky_relu", (_leaky, _leaky_strict), leaky, scalars=slope),
+        *_each("softplus", softplus, form(ops.softplus)),
+        *_each("relu", relu, rectifier),
     ]
 
 
@@ -140,78 +178,6 @@ def softmax_patterns() -> list[Pattern]:
         found += _each("softmax", plain, lean, examples=(dims,))
     plain = (jax.nn.log_softmax, _log_softmax_by_sum)
     found += _each("log_softmax", plain, ops.log_softmax, examples=("*batch n",))
-    return found
-
-
-def _affine(y, scale, bias, shifted: bool):
-    if scale is not None:
-        y = y * (1 + scale if shifted else scale)
-    return y if bias is None else y + bias
-
-
-def _variance(x, form: str):
-    mean = x.mean(-1, keepdims=True)
-    if form == "two_pass":
-        return jnp.square(x - mean).mean(-1, keepdims=True)
-    fast = jnp.square(x).mean(-1, keepdims=True) - jnp.square(mean)
-    return fast if form == "fast_unclipped" else jnp.maximum(0, fast)
-
-
-def _norm(center: bool, form: str, scaled: bool, biased: bool, shifted: bool):
-    """The plain norm and its lean twin, for one way to write it."""
-
-    def split(affine):
-        affine = list(affine)
-        scale = affine.pop(0) if scaled else None
-        return scale, affine.pop(0) if biased else None
-
-    def plain(x, *affine, epsilon):
-        if center:
-            y = x - x.mean(-1, keepdims=True)
-            y = y * jax.lax.rsqrt(_variance(x, form) + epsilon)
-        else:
-            y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
-        return _affine(y, *split(affine), shifted)
-
-    def lean(x, *affine, epsilon, save):
-        scale, bias = split(affine)
-        if shifted:
-            assert scale is not None
-            scale = scale.astype(jnp.promote_types(scale.dtype, jnp.float32)) + 1
-        options = {"epsilon": epsilon, "save": save}
-        if not center:
-            return ops.rms_norm(x, scale, **options)
-        fast = form != "two_pass"
-        return ops.layer_norm(x, scale, bias, use_fast_variance=fast, **options)
-
-    return plain, lean
-
-
-def norm_patterns(save: str) -> list[Pattern]:
-    """Layer norm and RMS norm over the last axis, with what follows them."""
-    found = []
-    affine = ((True, True), (True, False), (False, True), (False, False))
-    forms = [
-        (True, form, *a, False)
-        for form in ("fast", "fast_unclipped", "two_pass")
-        for a in affine
-    ]
-    forms += [(False, "", True, False, True)]
-    forms += [(False, "", scaled, False, False) for scaled in (True, False)]
-    for center, form, scaled, biased, shifted in sorted(
-        forms, key=lambda f: -sum(f[2:])
-    ):
-        plain, lean = _norm(center, form, scaled, biased, shifted)
-        found.append(
-            Pattern(
-                "layer_norm" if center else "rms_norm",
-                plain,
-                functools.partial(lean, save=save),
-                examples=("*batch n", *["n"] * (scaled + biased)),
-                scalars=("epsilon",),
-                when=lambda epsilon: 0 <= epsilon < 0.1,
-            )
-        )
     return found
 
 
@@ -242,29 +208,6 @@ def dropout_patterns() -> list[Pattern]:
     )
 
 
-def dense_patterns() -> list[Pattern]:
-    """A product with a weight that is cast for it; the cast weight is not kept."""
-
-    def pattern(x_dims, w_dims, axes: int) -> Pattern:
-        def lean(x, w):
-            axis = tuple(range(-axes, 0))
-            return ops.dense(x, w, axis=axis, dtype=x.dtype)
-
-        return Pattern(
-            "dense",
-            lambda x, w: jnp.tensordot(x, w, axes),
-            lean,
-            examples=(x_dims, w_dims),
-            uncast=(1,),
-        )
-
-    return [
-        pattern("*batch d", "d f", 1),
-        pattern("*batch d", "d n h", 1),
-        pattern("*batch n h", "n h d", 2),
-    ]
-
-
 def _pool(x):
     ones = (1,) * x.ndim
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, ones, ones, "VALID")
@@ -290,9 +233,7 @@ def pool_patterns() -> list[Pattern]:
     return _each("max_pool", (_pool,), _lean_pool, params=params, when=_is_lean_pool)
 
 
-def library(
-    save: str | int | Quantization = "input", norm_save: str = "input"
-) -> tuple[Pattern, ...]:
+def library(save: Save = "input", norm_save: str = "input") -> tuple[Pattern, ...]:
     """The patterns `rewrite` looks for, the largest first.
 
     Args:
@@ -300,14 +241,15 @@ def library(
         which is free where the next operation keeps the output anyway; "auto": that
         where it is so, else the input (`auto_save`, as ReLU always); or the bits of
         codes of their derivative, or a `Quantization` for codes of their input, which
-        a dense layer that stores codes shares.
+        a dense layer that stores codes shares; gated units and the other activations
+        then keep such codes too, ReLU and leaky ReLU a bit.
       norm_save: likewise for layer norm and RMS norm. A function does not show whether
         a scale is near zero, where the input cannot be had back from the output, so
         "output" is for those who know that it is not.
 
     Returns:
       Patterns for attention, norms, dropout, gated units, softmax, activations,
-      max-pooling and products with cast weights.
+      max-pooling, and products and convolutions with cast weights.
 
     Raises:
       ValueError: another word for `save` or `norm_save`.
@@ -319,13 +261,15 @@ def library(
     return (
         *attention_patterns(),
         *norm_patterns(norm_save),
+        *batch_norm_patterns(),
         *dropout_patterns(),
-        *glu_patterns(),
+        *glu_patterns(save),
         *gelu_and_silu_patterns(save),
-        *activation_patterns(),
+        *activation_patterns(save),
         *softmax_patterns(),
         *pool_patterns(),
         *dense_patterns(),
+        *conv_patterns(),
     )
 
 

@@ -13,7 +13,7 @@ which the pattern is then traced anew, for the strict match.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax.numpy as jnp
 
@@ -26,8 +26,9 @@ from jaxmem.rewriting._algebra import (
     terms_of,
     without_numbers,
 )
-from jaxmem.rewriting._fold import Number, error_of, folded, plus, power, times
+from jaxmem.rewriting._fold import Number, folded, plus, power, times
 from jaxmem.rewriting._graph import Node, Value
+from jaxmem.rewriting._state import Bound, Formula, State
 from jaxmem.rewriting._views import (
     Indices,
     Labels,
@@ -53,46 +54,6 @@ IGNORED = frozenset(
     ["accuracy", "out_sharding", "sharding", "precision", "preferred_element_type"]
     + ["new_dtype", "weak_type", "dtype", "inplace"]
 )
-
-
-@dataclass(frozen=True)
-class Bound:
-    """What an input of the pattern stands for.
-
-    `base` is the value below all casts and views that keep the indices; `choices`
-    are the values on the way to it, each with the positions of its dimensions among
-    those of the input.
-    """
-
-    base: Value
-    positions: tuple[int | None, ...]
-    choices: tuple[tuple[Value, tuple[int | None, ...]], ...]
-
-
-@dataclass(frozen=True)
-class State:
-    """What a partial match has found."""
-
-    inputs: dict[Value, Bound]
-    holes: dict[Value, Number]
-    covered: frozenset[Node]
-    sizes: dict[str, int]
-
-    def cover(self, nodes) -> "State":
-        return replace(self, covered=self.covered.union(nodes)) if nodes else self
-
-
-@dataclass(frozen=True)
-class Formula:
-    """A pattern, traced: names of the dimensions of each array, scalars, the output.
-
-    `free` are the parameters of the last operation that may have any value.
-    """
-
-    inputs: dict[Value, tuple[str, ...]]
-    holes: dict[str, Value]
-    out: Value
-    free: frozenset[str] = frozenset()
 
 
 class Matcher:
@@ -128,7 +89,7 @@ class Matcher:
         if number is not None or p in self.holes:
             yield from self._number(p, number, folded(t), st)
         elif p in self.inputs:
-            yield from self._bind(p, lp, t, lt, st)
+            yield from self._bind(p, lp, [(t, lt, 1)], st)
         elif is_product(p):
             yield from self._product(p, lp, [(t, lt, 1.0)], 1.0, st)
         elif is_sum(p):
@@ -164,10 +125,12 @@ class Matcher:
             best = min(before, found, key=lambda n: n.error)
             yield replace(st, holes=st.holes | {hole: best})
 
-    def _bind(self, p, lp: Labels, t, lt: Labels, st: State) -> Iterator[State]:
-        bound = self._bound(p, lp, t, lt)
-        if bound is None:
+    def _bind(self, p, lp: Labels, parts: list, st: State) -> Iterator[State]:
+        """`p` stands for all the `parts`: values, their labels and signs."""
+        first, *more = (self._bound(p, lp, *part) for part in parts)
+        if first is None or None in more:
             return
+        bound = replace(first, more=tuple(more))
         sizes = self._named_sizes(p, lp, st)
         if sizes is None:
             return
@@ -175,15 +138,13 @@ class Matcher:
         before = st.inputs.get(p)
         if before is None:
             yield replace(st, inputs=st.inputs | {p: bound})
-        elif before.base is bound.base and before.positions == bound.positions:
-            common = tuple(c for c in before.choices if c in bound.choices)
-            wider = _widest(before, bound) if not common else bound
-            merged = replace(wider, choices=common or wider.choices)
+        elif before.key == bound.key:
+            merged = bound if more else before.merged(bound)
             yield replace(st, inputs=st.inputs | {p: merged})
         else:
             self.conflicts += 1
 
-    def _bound(self, p, lp: Labels, t, lt: Labels) -> Bound | None:
+    def _bound(self, p, lp: Labels, t, lt: Labels, sign: float) -> Bound | None:
         choices = []
         for seen in look_through(t, lt, self.indices):
             if _kind(seen.value.dtype) != _kind(p.dtype):
@@ -194,7 +155,7 @@ class Matcher:
         if not choices:
             return None
         base, positions = choices[-1]
-        return Bound(base, positions, tuple(choices))
+        return Bound(base, positions, tuple(choices), int(sign))
 
     def _positions(self, p, lp: Labels, seen: Seen) -> tuple[int | None, ...] | None:
         positions = []
@@ -286,9 +247,15 @@ class Matcher:
         items, const = without_numbers(items, const, exponents=False)
         if not terms and not items:
             yield from self._settle_sum(const, goal, st)
-        if not terms or len(items) > len(terms):
+        gathers = any(p in self.formula.gathers for p, _, _ in terms)
+        if not terms or (len(items) > len(terms) and not gathers):
             return
         (p, lp, sign), rest = terms[0], terms[1:]
+        if p in self.formula.gathers and items:
+            parts = [(t, lt, g * sign) for t, lt, g in items]
+            for found in self._bind(p, lp, parts, st):
+                yield from self._terms(rest, [], const, found, goal)
+            return
         for i, (t, lt, g) in enumerate(items):
             others = [*items[:i], *items[i + 1 :]]
             for found in self._product(p, lp, [(t, lt, 1.0)], g * sign, st):
@@ -332,7 +299,9 @@ class Matcher:
         if len(t.ins) != len(p.ins) or t.rule != p.rule:
             return
         st = st.cover((*seen.through, t))
-        if p.name in ELEMENTWISE:
+        if self._is_masking(p, lp):
+            yield from self._selection(p, lp, t, seen.labels, st)
+        elif p.name in ELEMENTWISE:
             yield from self._elementwise(p, lp, t, seen.labels, st)
         elif p.name in REDUCES:
             yield from self._reduction(p, lp, t, seen.labels, st)
@@ -365,6 +334,52 @@ class Matcher:
                 for a, b in zip(p.ins, order, strict=True)
             ]
             yield from self._operands(pairs, st)
+
+    def _selection(self, p: Node, lp, t: Node, lt, st, outer=()) -> Iterator[State]:
+        """A number where a mask says so: the mask or its opposite, one or several.
+
+        `outer` are the masks and the numbers of the selections round this one.
+        """
+        mask, *sides = (self._bottom(v, elementwise(v, lp)) for v in p.ins)
+        place = 1 if self._is_number(sides[0].value) else 0
+        kept, number = sides[place], sides[1 - place].value
+        for sign in (1, -1):
+            ins = t.ins[1:] if sign == 1 else t.ins[:0:-1]
+            fill = folded(ins[1 - place])
+            if fill is None:
+                continue
+            choice = t.ins[0], elementwise(t.ins[0], lt), sign
+            found = (*outer, (choice, fill))
+            inner = self._bottom(ins[place], elementwise(ins[place], lt))
+            covered = st.cover(inner.through)
+            for state in self.match(
+                kept.value, kept.labels, inner.value, inner.labels, covered
+            ):
+                yield from self._masked(mask, number, found, state)
+            below = inner.value.node
+            gathers = mask.value in self.formula.gathers
+            if below is not None and gathers and _is_selection(below, p):
+                covered = covered.cover((below,))
+                yield from self._selection(p, lp, below, inner.labels, covered, found)
+
+    def _masked(self, mask: Seen, number, found, st: State) -> Iterator[State]:
+        """Binds the masks, if all put the same number there."""
+        fill = found[0][1]
+        if not self.loose and not all(fill.agrees(f) for _, f in found):
+            return
+        for state in self._number(number, folded(number), fill, st):
+            choices = [choice for choice, _ in found]
+            yield from self._bind(mask.value, mask.labels, choices, state)
+
+    def _is_number(self, value: Value) -> bool:
+        return value in self.holes or folded(value) is not None
+
+    def _is_masking(self, p: Node, lp: Labels) -> bool:
+        """Whether a node of the pattern puts a number where an input says so."""
+        if p.name != "select_n" or len(p.ins) != 3:
+            return False
+        mask, *sides = (self._bottom(v, elementwise(v, lp)).value for v in p.ins)
+        return mask in self.inputs and any(map(self._is_number, sides))
 
     def _reduction(self, p: Node, lp, t: Node, lt, st) -> Iterator[State]:
         axes = [sorted(map(int, node.params["axes"])) for node in (p, t)]
@@ -408,6 +423,12 @@ class Matcher:
         yield from self._operands(pairs, st)
 
 
+def _is_selection(node: Node, like: Node) -> bool:
+    """Whether a node chooses between two arrays, under the same rule."""
+    same = node.name == "select_n" and node.rule == like.rule
+    return same and len(node.ins) == len(like.ins)
+
+
 def _usual_precision(node: Node) -> bool:
     """Whether nobody asked for more precision than the lean op has."""
     asked = node.params.get("precision")
@@ -433,10 +454,6 @@ def _kind(dtype) -> str:
         if jnp.issubdtype(dtype, kind):
             return name
     return str(dtype)
-
-
-def _widest(a: Bound, b: Bound) -> Bound:
-    return min(a, b, key=lambda c: min(error_of(v.dtype) for v, _ in c.choices))
 
 
 def head(value: Value) -> str:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from jaxmem._checks import check_callable, check_numbers, check_text, wrong_type
 from jaxmem.rewriting._graph import build
-from jaxmem.rewriting._match import Formula, head
+from jaxmem.rewriting._match import head
+from jaxmem.rewriting._state import Formula
 
 # Sizes of the dimensions while the real ones are not known: no two alike, none 1.
 _SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
@@ -37,12 +38,19 @@ class Pattern:
       examples: the dimensions of each array, as jaxtyping names them: `"*batch d"`;
         `"#n"` may be of size one where the formula broadcasts; `"n=6"` is a size that
         the formula can be traced with; `"bool "` in front for a mask, and `"key"` for
-        a random key. Alike names are alike sizes.
+        a random key. Alike names are alike sizes. `"+"` in front: an array that is
+        added stands for all terms there are, also subtracted ones; a mask for several,
+        one in the other.
       scalars: names of numbers in the formula that may have any value (an epsilon, a
         slope): keyword arguments of `plain` and `lean`.
       when: called with the scalars; False leaves a formula alone.
-      uncast: positions of arrays that must arrive through a cast, and that the lean
-        function takes as they were before it (weights kept in another dtype).
+      uncast: positions of arrays that must arrive through a cast or a transposition,
+        and that the lean function takes as they were before it (weights kept in another
+        dtype, or used both ways).
+      typed: whether the lean function takes the dtype of its output as `dtype`; its
+        arguments then stay as narrow as they are.
+      gate: a simpler formula that is there wherever this one is: many patterns with one
+        gate are looked for where it is found, and nowhere else.
       params: names of parameters of the last operation, a primitive of `jax.lax`, that
         may be others than in `plain` (a window, strides): keyword arguments of `lean`
         and `when`, as the operation has them.
@@ -59,6 +67,8 @@ class Pattern:
     when: Callable[..., bool] = _always
     uncast: tuple[int, ...] = ()
     params: tuple[str, ...] = ()
+    typed: bool = False
+    gate: "Pattern | None" = None
 
     def __post_init__(self):
         check_text("name", self.name)
@@ -112,6 +122,7 @@ class Spec:
     kind: str
     dims: tuple[tuple[str, bool], ...]
     hints: tuple[tuple[str, int], ...] = ()
+    gathers: bool = False
 
     @property
     def variadic(self) -> bool:
@@ -128,14 +139,14 @@ class Spec:
 
 def parse(text: str) -> Spec:
     """One example: `"bool #*batch n"`."""
-    words = text.split()
+    words = text.removeprefix("+").split()
     kind = words.pop(0) if words and words[0] in ("bool", "int", "key") else "float"
     dims, hints = [], []
     for word in words:
         name, _, size = word.replace("#", "").partition("=")
         dims.append((name, "#" in word))
         hints += [(name, int(size))] if size else []
-    return Spec(kind, tuple(dims), tuple(hints))
+    return Spec(kind, tuple(dims), tuple(hints), text.startswith("+"))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -160,7 +171,9 @@ def _trace(pattern: Pattern, batch: int, sizes: tuple[tuple[str, int], ...]) -> 
     inputs = dict(zip(top.ins, map(tuple, names), strict=False))
     # Keyword arguments are flattened in the order of their names.
     holes = dict(zip(sorted(pattern.scalars), top.ins[len(names) :], strict=True))
-    return Formula(inputs, holes, top.outs[0], frozenset(pattern.params))
+    arrays = zip(top.ins, pattern.specs, strict=False)
+    gathers = frozenset(v for v, spec in arrays if spec.gathers)
+    return Formula(inputs, holes, top.outs[0], frozenset(pattern.params), gathers)
 
 
 def _aval(kind: str, shape: tuple[int, ...]) -> Any:

@@ -11,10 +11,11 @@ import jax
 from jaxmem import _compat, _jaxpr
 from jaxmem._checks import check_callable, wrong_type
 from jaxmem.rewriting._auto import auto_save, is_marked
+from jaxmem.rewriting._find import Match
 from jaxmem.rewriting._graph import Frame, Graph, Node, Value, build
 from jaxmem.rewriting._library import LIBRARY
 from jaxmem.rewriting._pattern import Pattern
-from jaxmem.rewriting._plan import Match, Plan, plan
+from jaxmem.rewriting._plan import Plan, inputs_of, plan
 
 
 @dataclass(frozen=True)
@@ -192,8 +193,28 @@ def _run_items(made: Plan, frame: Frame, env: dict[Value, Any]) -> None:
         elif item in made.matches:
             match = made.matches[item]
             env[item.outs[0]] = _compat.in_context_of(item.eqn, match.run, env)
+        elif item in made.recomputed:
+            outs = _compat.in_context_of(item.eqn, _recompute, made, item, env)
+            env.update(zip(item.outs, outs, strict=True))
         elif item not in made.skipped:
             env.update(zip(item.outs, _run_item(made, item, env), strict=True))
+
+
+def _recompute(made: Plan, node: Node, env: dict[Value, Any]) -> list[Any]:
+    """A node inside a replaced formula, which keeps what the formula is given."""
+    nodes = made.recomputed[node]
+    inputs = inputs_of(nodes)
+
+    def run(*args):
+        known = {v: v.known for n in nodes for v in n.ins if v.known is not None}
+        inner = known | dict(zip(inputs, args, strict=True))
+        for n in nodes:
+            outs = _compat.bind(n.eqn, [inner[v] for v in n.ins])
+            inner.update(zip(n.outs, outs, strict=True))
+        return [inner[v] for v in node.outs]
+
+    with jax.named_scope("jaxmem.recomputed"):
+        return jax.checkpoint(run, prevent_cse=False)(*(env[v] for v in inputs))
 
 
 def _run_item(made: Plan, item: Node | Frame, env: dict[Value, Any]) -> list[Any]:

@@ -9,10 +9,16 @@ from jaxmem import _jaxpr
 from jaxmem.frameworks import Place
 
 
-def jit_with(fn: Callable, donated: Sequence[Place], options=None):
-    """`jax.jit` with donated positions and names; `options` of the compiler."""
+def jit_with(fn: Callable, donated: Sequence[Place], options=None, shardings=()):
+    """`jax.jit` with donated positions and names; `options` of the compiler.
+
+    `shardings`: trees for arguments and results, None where there are none.
+    """
+    names = ("in_shardings", "out_shardings")
+    named = {k: s for k, s in zip(names, shardings, strict=False) if s is not None}
     return jax.jit(
         fn,
+        **named,
         donate_argnums=[p for p in donated if isinstance(p, int)],
         donate_argnames=[p for p in donated if isinstance(p, str)],
         compiler_options=options,

@@ -29,6 +29,15 @@ class Graph:
         """The values that are there before the first equation."""
         return self.constants | dict(zip(self.arguments, args, strict=True))
 
+    def is_given(self, v) -> bool:
+        """Whether a variable is an input, or one that is held to a sharding."""
+        while v in self.maker:
+            eqn = self.eqns[self.maker[v]]
+            if eqn.primitive.name != "sharding_constraint":
+                return False
+            v = eqn.invars[0]
+        return True
+
     def after(self, i: int) -> set[Any]:
         """The variables that need equation `i` to have been done."""
         found = set(self.eqns[i].outvars)

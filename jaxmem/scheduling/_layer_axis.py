@@ -43,7 +43,7 @@ def treatment(eqn, axes: Sequence[Axis]) -> Verdict:
         return "it is not known to work layer by layer"
     if _compat.has_side_effects(eqn):
         return "it has side effects"
-    if _sharding(eqn) is not None:
+    if eqn.primitive.name != _CONSTRAINT and _sharding(eqn) is not None:
         return "it names a sharding"
     return rule(eqn, axes)
 
@@ -54,10 +54,12 @@ def operand_axes(eqn, out_axis: int) -> tuple[Axis, ...] | None:
     None for an operation that is not worth doing again: only what costs next to nothing
     has an answer.
     """
+    if eqn.primitive.name == _CONSTRAINT:
+        return (out_axis,) if _leaves_whole(eqn, out_axis) else None
     if len(eqn.outvars) != 1 or _sharding(eqn) is not None:
         return None
     name, out = eqn.primitive.name, eqn.outvars[0].aval
-    if name in ELEMENTWISE:
+    if name in ELEMENTWISE or name in VARYING:
         return _operands_along(eqn, out_axis)
     if name == "broadcast_in_dim":
         return _broadcast_operand(eqn, out_axis)
@@ -81,6 +83,8 @@ def _sharding(eqn):
 def narrow(eqn, outs: Sequence[Axis]) -> dict[str, Any]:
     """The parameters of `eqn` where its output has one layer along `outs[0]`."""
     params, name, axis = eqn.params, eqn.primitive.name, outs[0] if outs else None
+    if name == _CONSTRAINT:
+        return params
     if "sharding" in params:  # that of no mesh, and of the whole array's rank
         params = params | {"sharding": None}
     key = {"broadcast_in_dim": "shape", "iota": "shape", "reshape": "new_sizes"}
@@ -135,6 +139,23 @@ def _each_alone(eqn, axes: Sequence[Axis]) -> Verdict:
     return Batched(tuple(axes), tuple(a for a in axes if a is not None))
 
 
+_CONSTRAINT = "sharding_constraint"
+
+
+def _constraint(eqn, axes: Sequence[Axis]) -> Verdict:
+    axis = _one_axis(axes)
+    if axis is None or not _leaves_whole(eqn, axis):
+        return "it spreads the layers over devices"
+    return Batched((axis,), (axis,))
+
+
+def _leaves_whole(eqn, axis: int) -> bool:
+    """Whether a constraint holds for a slice along an axis as it is."""
+    spec = getattr(eqn.params["sharding"], "spec", None)
+    free = eqn.params["layout"] is None and axis not in eqn.params["unconstrained_dims"]
+    return spec is not None and free and (axis >= len(spec) or spec[axis] is None)
+
+
 def _psum(eqn, axes: Sequence[Axis]) -> Verdict:
     named = all(isinstance(a, str) for a in eqn.params["axes"])
     if not named or eqn.params.get("axis_index_groups") is not None:
@@ -149,6 +170,7 @@ _COMBINE = {
     "reduce_prod": "mul",
     "reduce_and": "bitwise_and",
     "reduce_or": "bitwise_or",
+    "reduce_xor": "bitwise_xor",
 }
 
 
@@ -303,23 +325,27 @@ ELEMENTWISE = frozenset(
     xor""".split()
 )
 
+# Inside `shard_map`: the same array, typed to differ between devices.
+VARYING = frozenset({"pvary", "pcast"})
+
 # Operations on one array that move or cast it.
-CHEAP = frozenset(
+CHEAP = VARYING | frozenset(
     """convert_element_type reshape transpose broadcast_in_dim slice squeeze rev copy
     copy_p""".split()
 )
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **dict.fromkeys([*_COMBINE, "argmax", "argmin", "reduce_xor"], _reduce),
+    **dict.fromkeys([*_COMBINE, "argmax", "argmin"], _reduce),
     **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin"], _keeps("axis")),
     "cumlogsumexp": _keeps("axis"),
     "rev": _keeps("dimensions"),
     "sort": _keeps("dimension"),
     "split": _keeps("axis"),
     **dict.fromkeys(["psum", "psum2", "psum_invariant"], _psum),
-    **dict.fromkeys(["pvary", "pcast", "optimization_barrier"], _each_alone),
+    **dict.fromkeys([*VARYING, "optimization_barrier"], _each_alone),
     "bitcast_convert_type": _bitcast,
+    _CONSTRAINT: _constraint,
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "squeeze": _squeeze,

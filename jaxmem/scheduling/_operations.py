@@ -33,6 +33,7 @@ from jaxmem.scheduling._machine import flops
 from jaxmem.scheduling._operations_flat import written_out
 from jaxmem.scheduling._products import merged
 from jaxmem.scheduling._scans import LOOPS, is_on_host, size_of, split
+from jaxmem.scheduling._shard_maps import aliases_inside, inside_of, whole_step
 from jaxmem.scheduling._tpu import in_tiles
 
 PeakOf = Callable[[Graph], int]
@@ -77,7 +78,7 @@ def operations_of(
     peak_of: PeakOf = compiled_peak,
     tpu: bool = False,
 ) -> Operations:
-    """The graph of a closed jaxpr.
+    """The graph of a closed jaxpr; of one device's part where all is one `shard_map`.
 
     Args:
       closed: a closed jaxpr, as `jax.make_jaxpr` gives it.
@@ -105,6 +106,9 @@ def operations_of(
     if aliases is not None:
         _check_aliases(aliases, closed)
     flat = written_out(closed, duplicates=tpu)
+    if (eqn := whole_step(flat)) is not None:
+        pairs = aliases_inside(flat, eqn, aliases or {})
+        return inside_of(eqn, lambda body: operations_of(body, pairs, peak_of, tpu))
     fusion = Fusion(_graph.Graph(flat), tpu)
     build = _Build(fusion, peak_of)
     arguments = [build.number(v) for v in fusion.graph.invars]
@@ -261,7 +265,7 @@ def _carried(fusion: Fusion, eqn) -> Iterator[tuple[Any, Any]]:
             yield last, v
 
 
-_BRANCHES = ("cond", "jit", "pjit", "shard_map")
+_BRANCHES = ("cond", "jit", "pjit")
 _INDEX = 4  # bytes
 
 
@@ -281,6 +285,9 @@ def inside(eqn, peak_of: PeakOf, tpu: bool) -> int:
     if name == "select_and_scatter_add":  # where each maximum is, along each axis
         source = eqn.invars[0].aval
         return _INDEX * source.ndim * source.size
+    if name == "shard_map":
+        graph = inside_of(eqn, lambda body: graph_of(body, {}))
+        return peak_of(graph) - graph.bytes_of(graph.outputs)
     if name not in _BRANCHES:
         return 0
     graphs = [graph_of(_closed(body), {}) for body in bodies]
@@ -289,6 +296,11 @@ def inside(eqn, peak_of: PeakOf, tpu: bool) -> int:
 
 def _closed(body):
     return body if hasattr(body, "consts") else _compat.ClosedJaxpr(body, ())
+
+
+def _on_device(aval):
+    """The type of an array in the device's memory, sharded and varying as it is."""
+    return aval.update(memory_space=jax.memory.Space.Device)
 
 
 def turn_of(eqn) -> tuple[Any, dict[int, int]]:
@@ -302,7 +314,7 @@ def turn_of(eqn) -> tuple[Any, dict[int, int]]:
     stacks = eqn.outvars[len(carry) :]
     here = [k for k, v in enumerate(stacks) if not is_on_host(v)]
     avals = [v.aval for v in (*constants, *carry, *xs, *(stacks[k] for k in here))]
-    kinds = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    kinds = list(map(_on_device, avals))
     ends = list(itertools.accumulate(map(len, (constants, carry, xs))))
 
     def turn(i, *args):

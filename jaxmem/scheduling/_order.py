@@ -4,10 +4,14 @@ A compiler that is free to may put all weight gradients, or all updates, at the 
 the backward pass, and keeps all of them until then. Here the update of a parameter is
 followed by a barrier that the rest of the backward pass has to go through: it takes the
 updated state and the cotangent that flows on.
+
+That is so where the new state lies in the memory of the old one, which is donated.
+Where it does not, its own memory is there from the beginning, and as long as an update
+waits the gradient can lie in it: nothing is put in order.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +23,9 @@ from jaxmem.scheduling._graph import Graph, Values
 from jaxmem.scheduling._layer_axis import ELEMENTWISE
 from jaxmem.scheduling._scans import LARGE, barrier, is_var, size_of
 
-_UPDATE = ELEMENTWISE | {"broadcast_in_dim", "reshape", "squeeze", "transpose"}
+_UPDATE = ELEMENTWISE | frozenset(
+    "broadcast_in_dim reshape sharding_constraint squeeze transpose".split()
+)
 
 
 @dataclass
@@ -29,20 +35,30 @@ class Update:
     Attributes:
       eqns: their positions.
       outs: the new state.
-      leaves: what they start from: gradients, old state, numbers.
-      ready: position of the last equation before they can be done.
+      apart: what of it has memory of its own.
+      leaves: the gradients they start from.
+      own: position of the last equation that makes a gradient or reads the old state.
+      number: the same of what a number that they need is made of; -1 for none.
     """
 
     eqns: set[int]
     outs: list[Any]
+    apart: list[Any]
     leaves: set[Any]
-    ready: int
+    own: int
+    number: int
+
+    @property
+    def ready(self) -> int:
+        """Position of the last equation before they can be done."""
+        return max(self.own, self.number)
 
 
 def in_order(closed, aliases: Mapping[int, int]):
     """The jaxpr with a barrier after each large update that more gradients follow."""
     graph = Graph(closed)
-    updates = sorted(_updates(graph, aliases), key=lambda u: u.ready)
+    updates = filter(_is_in_place, updates_of(graph, aliases))
+    updates = sorted(updates, key=lambda u: u.ready)
     ties = {u.ready: (u, tie) for u, tie in _ties(graph, updates, aliases)}
     if not ties:
         return closed
@@ -61,46 +77,68 @@ def in_order(closed, aliases: Mapping[int, int]):
     return _jaxpr.retrace(closed, run)
 
 
-def _updates(graph: Graph, aliases: Mapping[int, int]) -> Iterator[Update]:
-    """One for each set of state outputs that are made of the same gradient."""
+def updates_of(graph: Graph, aliases: Mapping[int, int]) -> list[Update]:
+    """One for each set of outputs that are made of the same gradient."""
     found: list[Update] = []
     made_by = functools.cache(partial(_made_by, graph))  # a number is read by them all
-    for o in aliases:
-        new = _update(graph, graph.outvars[o], made_by)
+    for o, out in enumerate(graph.outvars):
+        new = _update(graph, out, o in aliases, made_by)
         if new is None:
             continue
         for old in [u for u in found if u.leaves & new.leaves]:
             found.remove(old)
-            new = Update(
-                old.eqns | new.eqns,
-                old.outs + new.outs,
-                old.leaves | new.leaves,
-                max(old.ready, new.ready),
-            )
+            new = _both(old, new)
         found.append(new)
-    yield from found
+    return found
 
 
-def _update(graph: Graph, out, made_by: Callable[[Any], int]) -> Update | None:
+def _is_in_place(update: Update) -> bool:
+    """Whether it frees the gradients' memory: what it makes has none of its own."""
+    some = len(update.apart) < len(update.outs)
+    return some and _bytes(update.apart) < _bytes(update.leaves)
+
+
+def _both(a: Update, b: Update) -> Update:
+    return Update(
+        a.eqns | b.eqns,
+        a.outs + b.outs,
+        a.apart + b.apart,
+        a.leaves | b.leaves,
+        max(a.own, b.own),
+        max(a.number, b.number),
+    )
+
+
+def _bytes(variables: Iterable[Any]) -> int:
+    return sum(map(size_of, variables))
+
+
+def _update(
+    graph: Graph, out, is_aliased: bool, made_by: Callable[[Any], int]
+) -> Update | None:
     if not is_var(out):
         return None
     eqns, leaves, todo = set(), set(), [out]
     while todo:
         v = todo.pop()
         i = graph.maker.get(v)
-        if i is not None and graph.eqns[i].primitive.name in _UPDATE:
+        moves = i is not None and graph.eqns[i].primitive.name in _UPDATE
+        if i is not None and moves and not graph.is_given(v):
             if i not in eqns:
                 eqns.add(i)
                 todo += filter(is_var, graph.eqns[i].invars)
         else:
             leaves.add(v)
-    gradients = {v for v in leaves if v in graph.maker and v.aval.ndim}
+    arrays = {v for v in leaves if v.aval.ndim}
+    gradients = {v for v in arrays if not graph.is_given(v)}
     if not eqns or not gradients:
         return None
     # in place means after the last reader of the old state: the backward pass itself
-    old = [u for v in leaves - gradients if v.aval.ndim for u in graph.users.get(v, ())]
-    readers = [i for i in old if i not in eqns]
-    return Update(eqns, [out], gradients, max([*readers, *map(made_by, leaves)]))
+    old = [u for v in arrays - gradients for u in graph.users.get(v, ())]
+    own = max([*(i for i in old if i not in eqns), *map(made_by, gradients)])
+    number = max(map(made_by, leaves - arrays), default=-1)
+    apart = [] if is_aliased else [out]
+    return Update(eqns, [out], apart, gradients, own, number)
 
 
 def _made_by(graph: Graph, v) -> int:
@@ -123,7 +161,7 @@ def _ties(
     """What the backward pass goes on with after each large update."""
     inside = {i for u in updates for i in u.eqns}
     for update in updates:
-        if sum(map(size_of, update.outs)) < LARGE:
+        if _bytes(update.outs) < LARGE:
             continue
         rest = _rest(graph, update, updates, aliases) - inside
         for i in sorted(i for i in rest if i > update.ready):

@@ -7,14 +7,16 @@ from functools import partial
 from typing import Any
 
 from jaxmem import _compat, _jaxpr
+from jaxmem.scheduling._carried import carried
 from jaxmem.scheduling._choice import NO_CHOICE, Choice, price_at
 from jaxmem.scheduling._flatten import flatten
 from jaxmem.scheduling._graph import Graph
 from jaxmem.scheduling._machine import fused_only
 from jaxmem.scheduling._order import in_order
 from jaxmem.scheduling._pairs import Pair, pairs
-from jaxmem.scheduling._release import HINT, Stack, releases
+from jaxmem.scheduling._release import Stack, releases
 from jaxmem.scheduling._release_scan import release
+from jaxmem.scheduling._release_search import HINT
 from jaxmem.scheduling._reordered import reordered, repeat
 from jaxmem.scheduling._scan_constants import constants_inside
 from jaxmem.scheduling._scan_inputs import cast_inside
@@ -23,6 +25,7 @@ from jaxmem.scheduling._scan_residuals import remake, remakes, remakes_by_names
 from jaxmem.scheduling._scan_segments import remake_segments
 from jaxmem.scheduling._scans import is_var, xs_of, ys_of
 from jaxmem.scheduling._segments import segmented
+from jaxmem.scheduling._shard_maps import aliases_inside, whole_step
 from jaxmem.scheduling._shrink_first import shrink_first
 from jaxmem.scheduling._two_pass import blocked_scans, two_pass
 from jaxmem.scheduling._unrolled import compute_again, is_transposed
@@ -45,6 +48,9 @@ class Rewritten:
       unordered: the jaxpr before its operations were put in order.
       offloaded: bytes of residuals that wait in the host's memory.
       waits: whether products wait for others (`shrink_first`).
+      levels: the lists of equations, one inside another, before their operations were
+        put in order, with the aliases of each.
+      flat: the jaxpr before all passes, its calls written out.
     """
 
     jaxpr: Any
@@ -56,6 +62,8 @@ class Rewritten:
     unordered: Any = None
     offloaded: int = 0
     waits: bool = False
+    levels: tuple[tuple[Any, Aliases], ...] = ()
+    flat: Any = None
 
 
 def rewrite(
@@ -63,8 +71,46 @@ def rewrite(
 ) -> Rewritten:
     """The step with every update that can be moved in the backward pass."""
     if choice.plain:
-        return Rewritten(closed)
-    return _level(flatten(closed), aliases, clip, choice)
+        return Rewritten(closed, flat=closed)
+    closed = flatten(closed)
+    eqn = whole_step(closed)
+    if eqn is None:
+        found = _level(closed, aliases, clip, choice)
+        return replace(found, jaxpr=carried(found.jaxpr, aliases), flat=closed)
+    pairs = aliases_inside(closed, eqn, aliases)
+    return _whole(closed, lambda body: rewrite(body, pairs, clip, choice))
+
+
+def _whole(closed, rewrites: Callable[[Any], Rewritten]) -> Rewritten:
+    """A step that is one `shard_map`: all is done to what one device does."""
+    inner: list[Rewritten] = []
+    opened = _with_shards(closed, rewrites, inner)
+    found = replace(inner[0], flat=closed)
+    if found.unordered is None:
+        return replace(found, jaxpr=opened)
+    before = replace(found, jaxpr=found.unordered)
+    unordered = _with_shards(closed, lambda _: before, [])
+    return replace(found, jaxpr=opened, unordered=unordered)
+
+
+def _with_shards(closed, rewrites: Callable[[Any], Rewritten], inner: list[Rewritten]):
+    """The jaxpr with other bodies in its `shard_map`s."""
+
+    def rule(eqn, args: list) -> list[Any] | None:
+        if eqn.primitive.name != "shard_map":
+            return None
+        return _shard_map(eqn, args, rewrites, inner)
+
+    return _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
+
+
+def _shard_map(eqn, args: list, rewrites, inner: list[Rewritten]) -> list[Any]:
+    def shards(args: list) -> list[Any]:
+        found = rewrites(_compat.ClosedJaxpr(_jaxpr.bodies(eqn)[0], ()))
+        inner.append(found)
+        return _jaxpr.evaluate(found.jaxpr, args)
+
+    return _compat.shard_map_again(eqn, shards, args)
 
 
 def _level(
@@ -93,7 +139,7 @@ def _level(
     before, inner = closed, []
     closed = shrink_first(closed) if choice.waits else closed
     waits = closed is not before
-    closed = _inside(closed, clip, choice, inner)
+    closed = _inside(closed, aliases, clip, choice, inner)
     residuals = [made for plan in remade for made in plan.described()]
     again = [x for plan in remade for x in plan.repeated]
     again += [(e, 1) for e in cut]
@@ -107,6 +153,7 @@ def _level(
         unordered,
         sum(plan.offloaded for plan in remade) + sum(r.offloaded for r in inner),
         waits or any(r.waits for r in inner),
+        tuple([(unordered, aliases), *(x for r in inner for x in r.levels)]),
     )
 
 
@@ -203,8 +250,11 @@ def _pairs(closed, aliases: Aliases) -> dict[Any, Any]:
     }
 
 
-def _inside(closed, clip: str | None, choice: Choice, inner: list[Rewritten]):
+def _inside(
+    closed, aliases: Aliases, clip: str | None, choice: Choice, inner: list[Rewritten]
+):
     """The same for what lies in outer scans (micro-batches) and in `shard_map`."""
+    graph = Graph(closed)
 
     def rule(eqn, args: list):
         if not _is_opened(eqn):
@@ -215,16 +265,14 @@ def _inside(closed, clip: str | None, choice: Choice, inner: list[Rewritten]):
             found = _level(eqn.params["jaxpr"], aliases, clip, choice, eqn)
             inner.append(found)
             return _jaxpr.rebind(eqn, args, [found.jaxpr])
-        return _compat.shard_map_again(eqn, lambda x: shards(eqn, x), args)
+        return _shard_map(eqn, args, partial(shards, eqn), inner)
 
-    def shards(eqn, args: list) -> list:
-        body = _jaxpr.bodies(eqn)[0]
-        closed = _jaxpr.retrace(body, lambda x: _jaxpr.evaluate(body, x))
-        found = rewrite(closed, by_shape(closed, range(len(args))), clip, choice)
-        inner.append(found)
-        return _jaxpr.evaluate(found.jaxpr, args)
+    def shards(eqn, body) -> Rewritten:
+        body = flatten(body)
+        own = by_shape(body, _given_up(graph, eqn, aliases))
+        return _level(body, own, clip, choice, eqn)
 
-    if not any(map(_is_opened, _jaxpr.split(closed)[0].eqns)):
+    if not any(map(_is_opened, graph.eqns)):
         return closed
     return _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
 
@@ -236,6 +284,17 @@ def _is_opened(eqn) -> bool:
     inside = [e for body in _jaxpr.bodies(eqn) for e in _jaxpr.walk(body)]
     both = not is_transposed(eqn) and any(map(is_transposed, inside))
     return both or any(e.primitive.name == "scan" for e in inside)
+
+
+def _given_up(graph: Graph, eqn, aliases: Aliases) -> list[int]:
+    """Positions of the inputs of an equation that nobody else reads or keeps."""
+    donated = {graph.arguments[i] for i in aliases.values()}
+
+    def is_last(v) -> bool:
+        own = is_var(v) and (v in donated or v in graph.maker)
+        return own and v not in graph.outputs and len(graph.users[v]) == 1
+
+    return [k for k, v in enumerate(eqn.invars) if is_last(v)]
 
 
 def by_shape(closed, inputs: Iterable[int]) -> Aliases:

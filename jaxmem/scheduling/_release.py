@@ -11,22 +11,16 @@ The idea is known as gradient release or optimizer in the backward pass (Lv et a
 LOMO, section 3.1); here the step is not changed by hand.
 """
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxmem import _compat, _jaxpr
+from jaxmem.memory import format_bytes
 from jaxmem.scheduling._graph import Graph
-from jaxmem.scheduling._layer_axis import (
-    Axis,
-    Batched,
-    Reduced,
-    operand_axes,
-    treatment,
-)
+from jaxmem.scheduling._layer_axis import Axis, Batched, Reduced, operand_axes
+from jaxmem.scheduling._release_search import Search, search_after
 from jaxmem.scheduling._scans import is_var, size_of, split, xs_of, ys_of
-
-HINT = ' (clip="two_pass" finds it in a first backward pass)'
 
 Place = tuple[Any, int]  # a variable and the axis along which it is cut
 
@@ -88,20 +82,17 @@ def releases(closed, aliases: Mapping[Any, Any]) -> Iterator[Release]:
 
 
 def _plan(graph: Graph, scan: int, aliases: Mapping[Any, Any]) -> Release:
-    search = _search(graph, scan)
+    search = search_after(graph, scan)
     stacked = ys_of(graph.eqns[scan])
     groups = _groups(graph, search, stacked)
-    chosen = [g for g in groups if _pays(graph, scan, search, g, aliases)]
-    stacks = [
-        Stack(
-            v,
-            _maker(graph.eqns[scan], v),
-            g in chosen,
-            _why(graph, search, g, v, chosen),
-        )
-        for g in groups
-        for v in g.stacks
-    ]
+    chosen, stacks = [], []
+    for group in groups:
+        new = _writes(graph, scan, search, group, aliases)
+        pays = _pays(new, group)
+        chosen += [group] if pays else []
+        for v in group.stacks:
+            why = "" if pays else _why(graph, search, group, new, v)
+            stacks.append(Stack(v, _maker(graph.eqns[scan], v), pays, why))
     if not chosen:
         return Release(scan, stacks=tuple(stacks))
     moved = sorted(i for g in chosen for i in g.moved)
@@ -119,12 +110,38 @@ def _plan(graph: Graph, scan: int, aliases: Mapping[Any, Any]) -> Release:
     )
 
 
-def _pays(graph: Graph, scan: int, search: "Search", group: "Group", aliases) -> bool:
-    """Whether less is stacked when the group is moved into the body."""
+def _pays(writes: "Writes", group: "Group") -> bool:
+    """Whether new arrays take less when the group is moved into the body.
+
+    They take nothing where they overwrite what the step may: an array of its own, or a
+    donated one in whose memory an output will be. Any other output needs memory of its
+    own either way, and as long as the update waits the gradient can lie there.
+    """
+    new = _bytes(writes.stacked) + _bytes(writes.copied)
+    return bool(group.moved) and new < _bytes(group.stacks)
+
+
+class Writes(NamedTuple):
+    """What a group's update writes into new memory.
+
+    Attributes:
+      stacked: what replaces no array.
+      copied: what replaces an argument that is not donated.
+    """
+
+    stacked: list[Any]
+    copied: list[Any]
+
+
+def _writes(graph: Graph, scan: int, search: Search, group: "Group", aliases):
     pairs = _pairs(graph, scan, search, group, aliases)
-    outs = [v for v in group.needed(graph) if v not in pairs]
-    before, after = (sum(map(size_of, vs)) for vs in (group.stacks, outs))
-    return bool(group.moved) and after < before
+    owned = set(aliases.values())
+    kept = [v for v, (w, _) in pairs.items() if graph.is_given(w) and w not in owned]
+    return Writes([v for v in group.needed(graph) if v not in pairs], kept)
+
+
+def _bytes(variables: Iterable[Any]) -> int:
+    return sum(map(size_of, variables))
 
 
 def _maker(eqn, v):
@@ -146,116 +163,16 @@ def _maker_in(body, v):
     return next((e for e in body.eqns if v in e.outvars), None)
 
 
-def _why(graph: Graph, search: "Search", group: "Group", v, chosen) -> str:
-    if group in chosen:
-        return ""
+def _why(graph: Graph, search: Search, group: "Group", new: Writes, v) -> str:
     found = [search.obstacles[w] for w in group.members if w in search.obstacles]
     if found:
         return found[0]
     if v in graph.outputs:
         return "the step returns it"
+    if _pays(new._replace(copied=[]), group):
+        size = format_bytes(_bytes(new.copied))
+        return f"not donated: its update would write {size} beside what is updated"
     return "moving what uses it would not make less"
-
-
-def blockers(graph: Graph, scan: int) -> list[Any]:
-    """Numbers made of all layers that operations on the layers wait for.
-
-    Those that one backward pass can find: none of them waits for another.
-    """
-    first = _search(graph, scan)
-    known: set[Any] = set()
-    while True:
-        search = _search(graph, scan, known)
-        new = {v for v in search.blockers if _in_one_pass(graph, v, first, search)}
-        if not new - known:
-            return list(dict.fromkeys(v for v in graph.maker if v in known))
-        known |= new
-
-
-def _in_one_pass(graph: Graph, v, first: "Search", search: "Search") -> bool:
-    """Whether `v` is made of sums over layers that need nothing but the scan."""
-    cone = graph.cone([v], first.later)
-    waits = (
-        i not in first.verdicts
-        for i in cone
-        if any(is_var(w) and w in search.axis for w in graph.eqns[i].invars)
-    )
-    sums = any(isinstance(first.verdicts.get(i), Reduced) for i in cone)
-    return sums and not any(waits)
-
-
-@dataclass
-class Search:
-    """Everything after a scan that works a layer at a time."""
-
-    axis: dict[Any, int]
-    verdicts: dict[int, Batched | Reduced]
-    obstacles: dict[Any, str]  # variable -> why something done to it is not moved
-    blockers: dict[Any, None]  # what is missing when such an operation is at its turn
-    later: set[Any]  # variables that need the scan to have ended
-
-
-def _search(graph: Graph, scan: int, known: Set[Any] = frozenset()) -> Search:
-    """`known` are variables that are there before the scan, whatever makes them."""
-    stacks = ys_of(graph.eqns[scan])
-    found = Search(dict.fromkeys(stacks, 0), {}, {}, {}, graph.after(scan) - known)
-    for i in range(scan + 1, len(graph.eqns)):
-        eqn = graph.eqns[i]
-        layered = [v for v in eqn.invars if is_var(v) and v in found.axis]
-        if not layered:
-            continue
-        verdict = _verdict(graph, eqn, found)
-        if isinstance(verdict, str):
-            found.obstacles.update(dict.fromkeys(layered, verdict))
-            continue
-        found.verdicts[i] = verdict
-        if isinstance(verdict, Batched):
-            found.axis.update(zip(eqn.outvars, verdict.outs, strict=True))
-    return found
-
-
-def _verdict(graph: Graph, eqn, found: Search) -> Batched | Reduced | str:
-    axes = [found.axis.get(v) if is_var(v) else None for v in eqn.invars]
-    verdict = treatment(eqn, axes)
-    if isinstance(verdict, str):
-        return f"`{eqn.primitive.name}` {_at(eqn)}: {verdict}"
-    for v, have, want in zip(eqn.invars, axes, verdict.ins, strict=True):
-        if have is not None and have != want:
-            return f"`{eqn.primitive.name}` {_at(eqn)}: layers along different axes"
-        if is_var(v) and have is None and v in found.later:
-            found.blockers[v] = None
-            return f"`{eqn.primitive.name}` {_at(eqn)} needs {_origin(graph, v, found)}"
-    return verdict
-
-
-def _at(eqn) -> str:
-    line = _compat.source_line(eqn)
-    return f"at {line}" if line else "of the update"
-
-
-def _origin(graph: Graph, v, found: Search) -> str:
-    """What of the scan a blocker is made of, in words."""
-    eqn = _first(graph, v, found)
-    if eqn.primitive.name == "scan":
-        return "a value that the scan ends with"
-    text = f"`{eqn.primitive.name}` over all layers, {_at(eqn)}"
-    return text + HINT
-
-
-def _first(graph: Graph, v, found: Search):
-    """The first equation on a way from the scan to `v` that needs all layers."""
-    while True:
-        i = graph.maker[v]
-        ins = [w for w in graph.eqns[i].invars if is_var(w) and w in found.later]
-        if not ins or any(w in found.axis for w in ins):
-            return graph.eqns[i]
-        # a way that begins with a sum over layers tells more than any other
-        v = next((w for w in ins if _from_reduction(graph, w, found)), ins[0])
-
-
-def _from_reduction(graph: Graph, v, found: Search) -> bool:
-    cone = graph.cone([v], found.later)
-    return any(isinstance(found.verdicts.get(i), Reduced) for i in cone)
 
 
 # -- which of it to move

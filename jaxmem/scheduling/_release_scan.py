@@ -11,7 +11,7 @@ from jax import lax
 from jaxmem import _compat, _jaxpr
 from jaxmem.scheduling._graph import Graph, Values
 from jaxmem.scheduling._layer_axis import Axis, Reduced, narrow
-from jaxmem.scheduling._release import Place, Release, made_of
+from jaxmem.scheduling._release import Place, Release, bases, made_of
 from jaxmem.scheduling._scans import is_ahead, is_var, scan_like, split, xs_of, ys_of
 from jaxmem.scheduling._write_back import narrowed, scan_with_write_back
 
@@ -75,7 +75,7 @@ def _run_scan(state: _State) -> dict[Any, Any]:
         (first, first + 1),
         init,
         [state.read(v) for v, _ in body.places],
-        [_neutral(graph.eqns[i]) for i in body.sums],
+        [_of_no_layer(graph.eqns[i], verdict) for i, verdict in body.sums.items()],
     )
     xs = {i: slices[i] for i in body.read}
     (_, ends, buffers, totals), kept = scan_like(eqn, body, carry, xs)
@@ -98,6 +98,8 @@ def _whole(state: _State) -> dict[tuple[Any, Axis], Any]:
             if is_var(v) and v not in plan.axis:
                 for w in [v] if axis is None else _unsliced(graph, v, axis):
                     found[w, None] = state.read(w)
+    for v in filter(is_var, xs_of(graph.eqns[plan.scan])):
+        found |= {(w, None): state.read(w) for w in _unsliced(graph, v, 0)}
     return found
 
 
@@ -120,7 +122,8 @@ class _Body:
     Attributes:
       places: the buffers that are updated in place.
       sums: the moved reductions over layers.
-      read: which of the old xs are still xs; the others are read from the carry.
+      read: which of the old xs are still xs.
+      carried: the others, whose slices are read from the buffers.
     """
 
     graph: Graph
@@ -128,17 +131,23 @@ class _Body:
     consts: Sequence[Any]
     whole: Mapping[tuple[Any, Axis], Any]
     places: list[Place] = field(init=False)
-    sums: list[int] = field(init=False)
+    sums: dict[int, Reduced] = field(init=False)
     read: list[int] = field(init=False)
+    carried: list[Any] = field(init=False)
 
     def __post_init__(self):
         verdicts = self.plan.verdicts.items()
         self.eqn = self.graph.eqns[self.plan.scan]
         self.places = list(self.plan.updated.values())
-        self.sums = [i for i, verdict in verdicts if isinstance(verdict, Reduced)]
-        carried = {v for v, axis in self.places if axis == 0}
+        self.sums = {i: how for i, how in verdicts if isinstance(how, Reduced)}
+        self.carried = [v for v in filter(is_var, xs_of(self.eqn)) if self._has(v)]
         xs = enumerate(xs_of(self.eqn))
-        self.read = [i for i, v in xs if not (is_var(v) and v in carried)]
+        self.read = [i for i, v in xs if not (is_var(v) and v in self.carried)]
+
+    def _has(self, v) -> bool:
+        """Whether an array is a buffer, or made of buffers by what costs nothing."""
+        made_of_it = list(bases(self.graph, v, 0))
+        return bool(made_of_it) and all(place in self.places for place in made_of_it)
 
     def __call__(self, carry, turn):
         (j, after), inner, buffers, totals = carry
@@ -147,11 +156,11 @@ class _Body:
         layer = _Layer(self.graph, self.plan, j, {**self.whole, **whole})
         outs = self._old_body(layer, inner, turn)
         at = _after(layer.j, after - 1, outs)
-        read = {v for v in xs_of(self.eqn) if is_var(v)}
+        read = {place for v in self.carried for place in bases(self.graph, v, 0)}
         for i in self.plan.moved:
             layer.run(i)
             for v in set(self.graph.eqns[i].outvars) & set(buffers):
-                j_now = at if self.plan.updated[v][0] in read else j
+                j_now = at if self.plan.updated[v] in read else j
                 buffers[v] = self._stored(layer, v, buffers[v], j_now, after - 1)
         totals = [
             self._combined(i, total, layer)
@@ -203,10 +212,8 @@ class _Body:
         return now
 
     def _combined(self, i: int, total, layer: "_Layer"):
-        verdict = self.plan.verdicts[i]
-        assert isinstance(verdict, Reduced)
         value = layer.env[self.graph.eqns[i].outvars[0], None]
-        return getattr(lax, verdict.combine)(total, value)
+        return getattr(lax, self.sums[i].combine)(total, value)
 
 
 @dataclass
@@ -272,14 +279,13 @@ def _has_a_first(x) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating) and x.size > 0 and not differs
 
 
-def _neutral(eqn):
-    """What a running sum (product, maximum, ...) starts from."""
-    aval, name = eqn.outvars[0].aval, eqn.primitive.name
-    inexact = jnp.issubdtype(aval.dtype, jnp.inexact)
-    if name in ("reduce_max", "reduce_min"):
-        info = jnp.finfo(aval.dtype) if inexact else jnp.iinfo(aval.dtype)
-        low, high = (-jnp.inf, jnp.inf) if inexact else (info.min, info.max)
-        value = low if name == "reduce_max" else high
-    else:
-        value = {"reduce_prod": 1, "reduce_and": ~0}.get(name, 0)
-    return _compat.varying_as(jnp.full(aval.shape, value, aval.dtype), aval)
+def _of_no_layer(eqn, reduced: Reduced):
+    """What a running sum (product, maximum, ...) starts from.
+
+    The reduction says so itself, of zero layers: not every dtype has an infinity for
+    the maximum to start from.
+    """
+    aval, (axis,) = eqn.invars[0].aval, reduced.ins
+    shape = [0 if d == axis else size for d, size in enumerate(aval.shape)]
+    nothing = _compat.typed_as(jnp.zeros(shape, aval.dtype), aval)
+    return _compat.bind(eqn, [nothing])[0]

@@ -1,7 +1,6 @@
 """Operations outside of loops in an order of our own, or some of them twice."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from jaxmem import planning
@@ -53,11 +52,10 @@ def sequences(
     ops = operations_of(closed, aliases, tpu=is_tpu(machine))
     chip = MACHINES[machine]
     order = planning.order(ops.graph, time_limit=patience).operations
-    graph = replace(ops.graph, operations=tuple(ops.graph.operations[i] for i in order))
     cost = planning.seconds(chip.narrow, chip.bandwidth)
-    found = planning.frontier(graph, cost=cost, time_limit=patience)
+    found = planning.frontier(ops.graph, order=order, cost=cost, time_limit=patience)
     rungs = zip(found.peaks, found.costs, found.sequences, strict=True)
     return [
-        Rung(Choice(machine, sequence=tuple(order[k] for k in places)), peak, price)
-        for peak, price, places in reversed(list(rungs))
+        Rung(Choice(machine, sequence=tuple(sequence.tolist())), peak, price)
+        for peak, price, sequence in reversed(list(rungs))
     ]

@@ -51,7 +51,7 @@ def _empty(plan: Remake, v, early: bool):
     rows = plan.turns + 1 if early else plan.pair.length - plan.turns
     value = packed(v, jnp.zeros(v.aval.shape, v.aval.dtype)) if early else v.aval
     zeros = jnp.zeros((rows, *value.shape), value.dtype)
-    return _compat.varying_as(zeros, v.aval)
+    return _compat.typed_as(zeros, v.aval)
 
 
 def _run_forward(eqn, values: list, plan: Remake) -> tuple[list, dict[Any, Any]]:

@@ -137,7 +137,7 @@ def _empty(plan: Segments) -> _Stacks:
 
 def _zeros(v, rows: int):
     aval = stacked(v, rows)
-    return _compat.varying_as(jnp.zeros(aval.shape, aval.dtype), v.aval)
+    return _compat.typed_as(jnp.zeros(aval.shape, aval.dtype), v.aval)
 
 
 def _row_of(plan: Segments, level: int, after):

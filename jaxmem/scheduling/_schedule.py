@@ -4,7 +4,7 @@ import functools
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from jaxmem._checks import (
     check_bool,
     check_callable,
     check_choice,
-    check_float,
     check_options,
     check_places,
     wrong_type,
@@ -27,9 +26,9 @@ from jaxmem.frameworks import (
     jitted,
     pure_call,
 )
-from jaxmem.memory import Pending, Target, begin, format_bytes, parse_bytes
+from jaxmem.memory import Pending, Target, begin, format_bytes
 from jaxmem.memory._spinner import spinner
-from jaxmem.memory._targets import get_target, local_target
+from jaxmem.memory._targets import get_target
 from jaxmem.scheduling._arguments import (
     abstract,
     check_fixed_sizes,
@@ -41,8 +40,18 @@ from jaxmem.scheduling._budget import BudgetError
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._compared import Compared, compared
 from jaxmem.scheduling._fingerprint import fingerprint
+from jaxmem.scheduling._notes import notes_of
 from jaxmem.scheduling._once import Once
+from jaxmem.scheduling._options import Options, check_seconds, room_and_target
 from jaxmem.scheduling._passes import Aliases, Rewritten, by_shape, rewrite
+from jaxmem.scheduling._placed import (
+    NO_SHARDINGS,
+    Placed,
+    Shardings,
+    placed,
+    shardings_of,
+    with_results_placed,
+)
 from jaxmem.scheduling._plan import Plan, make_plan, undonated
 from jaxmem.scheduling._search import Evaluated, Found, loaded, search
 
@@ -103,7 +112,9 @@ def schedule(
         it both as given and as scheduled, and what takes less is run. By default
         nothing is compiled to compare, and a budget is for this process's first device.
       donate_argnums: positional arguments whose buffers the step may reuse: the
-        parameters and the optimizer state, or nothing is updated in place.
+        parameters and the optimizer state, or nothing is updated in place and no
+        gradient released. Inside another `jax.jit` or a scan, where nothing is named
+        here, all arguments count as donated: name those that are, or `()`.
       donate_argnames: the same for keyword arguments.
       static_argnums: positional arguments that are Python values, not arrays.
       static_argnames: the same for keyword arguments.
@@ -179,51 +190,16 @@ def schedule(
     return Scheduled(step, options)
 
 
-def check_seconds(seconds: float | None) -> float | None:
-    """Raises where the seconds of a search are no number above 0."""
-    if seconds is None:
-        return None
-    return check_float("search_seconds", seconds, above=0)
-
-
-def room_and_target(
-    budget: int | str | None, target: str | Target | None
-) -> tuple[int | None, str | None]:
-    """Bytes, and the name of the chip; a budget without one is for this process's."""
-    room = None if budget is None else parse_bytes(budget, "budget")
-    if room is not None and room <= 0:
-        raise ValueError(f"budget={budget!r}: must be more than 0 bytes")
-    if target is not None:
-        return room, get_target(target).name
-    return room, None if room is None else local_target().name
-
-
-@dataclass(frozen=True)
-class Options:
-    """How `schedule` was called."""
-
-    donate: tuple[Any, ...] | None
-    static: tuple[Any, ...]
-    clip: str | None
-    budget: int | None
-    target: str | None
-    progress: bool
-    plan: Plan | None = None
-    named: bool = False
-    offload: bool = False
-    compiler_options: dict[str, Any] | None = None
-    search_seconds: float | None = None
-
-
 class Scheduled:
     """A step as `schedule` returns it; behaves like a jitted function."""
 
-    def __init__(self, step, options: "Options"):
+    def __init__(self, step, options: Options):
         functools.update_wrapper(self, step, updated=())
         self.__wrapped__ = step
         self._options = options
         self._jitted: dict[Any, Any] = {}
         self._found: Once[Found] = Once(BudgetError)
+        self._places: dict[Any, Shardings] = {}
         self._warned = options.donate is not None
 
     def __get__(self, obj, objtype=None):
@@ -286,7 +262,10 @@ class Scheduled:
             found = self._find(call)
             rewritten, scheduled = found.rewritten, found.report
             if rewritten is None:
-                rewritten = self._rewrite(_abstract(call), found.choice)[0]
+                rewritten = self._rewrite(self._abstract(call), found.choice)[0]
+            if call.form.as_it_is:  # where a jitted step says its arguments are
+                places = self._shardings(call)
+                args, kwargs = places.of(abstract((args, kwargs)))
         both, chip = Compared(None, None), ""
         target = self._options.target if target is None else target
         if target is not None:
@@ -296,16 +275,25 @@ class Scheduled:
             plain, own = partial(begun, self.__wrapped__), partial(begun, self)
             known, products = (scheduled, found.products) if same else (None, None)
             both = compared(plain, own, known, products)
-        notes = () if call.form.donated else (undonated(call.args),)
+        notes = [] if call.form.donated else [undonated(call.args)]
+        notes += notes_of(rewritten, found.choice)
         aliases = self._aliases(rewritten.jaxpr, call)
         return make_plan(rewritten, found, both, chip, aliases, (*found.notes, *notes))
 
     def _begun(self, args, kwargs, target: str | Target, step, **how) -> Pending:
         """The compile of a step with the places of this one's arguments."""
         own = self.jit_options(*args, **kwargs)
+        if step is self:
+            step = self._told(own.donated)
         how |= {"compiler_options": own.compiler_options, "target": target}
         how |= {"donate": own.donated, "static": own.static}
         return begin(step, args, kwargs, **how)
+
+    def _told(self, donated) -> "Scheduled":
+        """The same step, which no function round it tells what is donated."""
+        told = Scheduled(self.__wrapped__, replace(self._options, donate=donated))
+        told._found = self._found
+        return told
 
     def _open(self, args, kwargs) -> AbstractContextManager[Call]:
         options = self._options
@@ -314,11 +302,10 @@ class Scheduled:
     def _jit(self, call: Call):
         choice = self._find(call).choice
         options = self._compiler_options(call)
-        if options is not None:
-            leaves = jax.tree.leaves((call.args, call.kwargs))
-            if any(map(_jaxpr.is_abstract, leaves)):
-                options = None  # those of the jit outside hold
-        key = call.form, choice, options is None
+        if call.inside:
+            options = None  # those of the jit outside hold
+        shardings = self._shardings(call)
+        key = call.form, choice, options is None, self._undecided(call), shardings
         if key not in self._jitted:
 
             @functools.wraps(self.__wrapped__)
@@ -327,7 +314,8 @@ class Scheduled:
                 found, leaves, tree = self._rewrite(inside, choice)
                 return jax.tree.unflatten(tree, _jaxpr.evaluate(found.jaxpr, leaves))
 
-            self._jitted[key] = jit_with(scheduled, call.form.donated, options)
+            how = options, shardings.for_jit()
+            self._jitted[key] = jit_with(scheduled, call.form.donated, *how)
         return self._jitted[key]
 
     def _compiler_options(self, call: Call) -> dict[str, Any] | None:
@@ -339,7 +327,7 @@ class Scheduled:
     def rewritten(self, choice: Choice, *args, **kwargs) -> Rewritten:
         """The step under a choice, for arguments of these shapes."""
         with self._open(args, kwargs) as call:
-            return self._rewrite(_abstract(call), choice)[0]
+            return self._rewrite(self._abstract(call), choice)[0]
 
     def find(self, args, kwargs) -> Found:
         """The choice for arguments of these shapes."""
@@ -351,16 +339,50 @@ class Scheduled:
         found = self._rewritten(traced, call, choice)
         return found, traced.leaves, traced.out_tree
 
-    def _trace(self, call: Call) -> _jaxpr.Traced:
-        return _jaxpr.trace(call.form.pure(self.__wrapped__), *call.args, **call.kwargs)
+    def _trace(self, call: Call) -> Placed:
+        step = call.form.pure(self.__wrapped__)
+        traced = _jaxpr.trace(step, *call.args, **call.kwargs)
+        if self._names_shardings(call):
+            return placed(traced)
+        return Placed(traced.jaxpr, traced.leaves, traced.out_tree)
 
-    def _rewritten(self, traced, call: Call, choice: Choice) -> Rewritten:
+    def _names_shardings(self, call: Call) -> bool:
+        own = jitted(self.__wrapped__, call.args, call.kwargs)
+        return own is not None and own.placed
+
+    def _shardings(self, call: Call) -> Shardings:
+        """Those that a jitted step names."""
+        if not self._names_shardings(call):
+            return NO_SHARDINGS
+        leaves, tree = jax.tree.flatten((call.args, call.kwargs))
+        key = call.form, tree, tuple(map(kind, leaves))
+        if key not in self._places:
+            args, kwargs = abstract((call.args, call.kwargs))
+            step = call.form.pure(self.__wrapped__)
+            traced = _jaxpr.trace(step, *args, **kwargs)
+            self._places[key] = shardings_of(traced, tree)
+        return self._places[key]
+
+    def _abstract(self, call: Call) -> Call:
+        """The call with shapes and dtypes for arrays."""
+        arguments = abstract((call.args, call.kwargs))
+        args, kwargs = self._shardings(call).of(arguments)
+        return replace(call, args=args, kwargs=kwargs)
+
+    def _rewritten(self, traced: Placed, call: Call, choice: Choice) -> Rewritten:
         aliases = self._aliases(traced.jaxpr, call)
-        return rewrite(traced.jaxpr, aliases, self._options.clip, choice)
+        found = rewrite(traced.jaxpr, aliases, self._options.clip, choice)
+        return replace(found, jaxpr=with_results_placed(found.jaxpr, traced.outs))
 
     def _aliases(self, closed, call: Call) -> Aliases:
         given = positions(call.args, call.kwargs, call.form.donated)
-        return by_shape(closed, given or range(len(closed.in_avals)))
+        if self._undecided(call):
+            given = range(len(closed.in_avals))
+        return by_shape(closed, given)
+
+    def _undecided(self, call: Call) -> bool:
+        """Whether a function round the step says what is donated."""
+        return call.inside and self._options.donate is None and not call.form.donated
 
     def _find(self, call: Call) -> Found:
         if self._options.target is None and self._options.plan is None:
@@ -372,7 +394,7 @@ class Scheduled:
     def _look(self, call: Call) -> Found:
         """The choice of a plan, or else that of a search."""
         budget, target = self._options.budget, self._options.target
-        call = _abstract(call)
+        call = self._abstract(call)
         traced = self._trace(call)
         given = positions(call.args, call.kwargs, call.form.donated)
         mark = fingerprint(traced.jaxpr, given, self._options.clip)
@@ -401,15 +423,8 @@ class Scheduled:
 
     def _warn(self, call: Call) -> None:
         """Once: nothing is donated, and nobody said so."""
-        if self._warned:
+        if self._warned or self._undecided(call):
             return
-        if any(map(_jaxpr.is_abstract, jax.tree.leaves(call.args))):
-            return  # the step outside decides
         self._warned = True
         if not call.form.donated:
             warnings.warn(undonated(call.args), stacklevel=3)
-
-
-def _abstract(call: Call) -> Call:
-    """The call with shapes and dtypes for arrays."""
-    return replace(call, args=abstract(call.args), kwargs=abstract(call.kwargs))

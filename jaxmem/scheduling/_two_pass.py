@@ -9,7 +9,7 @@ known. LOMO does the same to clip (Lv et al. 2023, section 3.2).
 
 from jaxmem import _compat, _jaxpr
 from jaxmem.scheduling._graph import Graph, Values
-from jaxmem.scheduling._release import blockers
+from jaxmem.scheduling._release_search import blockers
 
 
 def blocked_scans(closed) -> list[int]:

@@ -27,7 +27,7 @@ _SMALL = 1e-3  # of all that is kept: not worth a barrier
 def unrolled(closed) -> Pair | None:
     """The two passes of a list of equations; None where nothing is kept between."""
     graph = Graph(closed)
-    late = _late(graph)
+    late = late_of(graph)
     reads = (v for i in sorted(late) for v in graph.eqns[i].invars if is_var(v))
     early = {
         v: None for v in reads if v in graph.maker and graph.maker[v] not in late
@@ -52,7 +52,7 @@ def is_transposed(eqn) -> bool:
     return "transpose(" in _compat.name_stack(eqn)
 
 
-def _late(graph: Graph) -> set[int]:
+def late_of(graph: Graph) -> set[int]:
     """The equations of the backward pass and of all that comes after it."""
     found: set[int] = set()
     made: set[Any] = set()
@@ -91,7 +91,7 @@ class _Again(Values):
     def of(cls, pair: Pair, found: Cut, args: Sequence[Any]) -> "_Again":
         graph = pair.body
         kept = {*found.kept, *pair.free}
-        return cls(graph, graph.inputs(args), late=_late(graph), kept=kept)
+        return cls(graph, graph.inputs(args), late=late_of(graph), kept=kept)
 
     def apply(self, i: int) -> None:
         eqn = self.graph.eqns[i]

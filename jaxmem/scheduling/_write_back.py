@@ -27,11 +27,11 @@ def narrowed(eqn, candidates: Sequence[Any]) -> list[int]:
         if is_var(v)
         and v in candidates
         and size_of(v) >= LARGE
-        and _is_narrowed(body, inner[i])
+        and is_narrowed(body, inner[i])
     ]
 
 
-def _is_narrowed(body, v) -> bool:
+def is_narrowed(body, v) -> bool:
     """Whether a variable is cast to fewer bytes, here or in a function it goes into."""
     for eqn in (e for e in body.eqns if v in e.invars):
         if eqn.primitive.name == "convert_element_type":
@@ -39,7 +39,7 @@ def _is_narrowed(body, v) -> bool:
                 return True
         for inner in (_jaxpr.split(b)[0] for b in _jaxpr.bodies(eqn)):
             if len(inner.invars) == len(eqn.invars):
-                if _is_narrowed(inner, inner.invars[eqn.invars.index(v)]):
+                if is_narrowed(inner, inner.invars[eqn.invars.index(v)]):
                     return True
     return False
 

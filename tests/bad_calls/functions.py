@@ -100,6 +100,11 @@ CALLS = [
     Call("Buffer", Buffer, {"id": 0, "lower": 0, "upper": 2, "size": 8}, {
         "id": (None, 1.5, [0]), "lower": (None, *NOT_INT, 2),
         "upper": (None, *NOT_INT, 0), "size": (None, *NOT_NEGATIVE_INT),
+        "alignment": (None, *COUNT), "gaps": (3, "x", [3], (planning.Gap(1, 3),)),
+    }),
+    Call("Gap", planning.Gap, {"lower": 0, "upper": 2}, {
+        "lower": (None, *NOT_INT, 2), "upper": (None, *NOT_INT, 0),
+        "window": (3, "x", (1,), (4, 4), (-1, 4)),
     }),
     Call("Graph", Graph,
         {"operations": GRAPH.operations, "values": GRAPH.values, "arguments": (0,)}, {
@@ -126,19 +131,19 @@ CALLS = [
         "graph": NO_GRAPH, "cuts": (None, *NOT_NEGATIVE_INT),
     }),
     Call("best_fit", planning.best_fit, {"buffers": BUFFERS}, {
-        "buffers": NO_BUFFERS, "by": (None, *WORD),
+        "buffers": NO_BUFFERS, "by": (None, *WORD), "alignment": (None, *COUNT),
     }),
     Call("layout", planning.layout, {"buffers": BUFFERS}, {
         "buffers": NO_BUFFERS, "capacity": (*NOT_INT, -1, 3, INF),
         "time_limit": (None, *LIMIT), "long_lived": (3, "0", [7], [[0]]),
-        "seed": (None, *NOT_NEGATIVE_INT), **PROGRESS,
+        "seed": (None, *NOT_NEGATIVE_INT), "alignment": (None, *COUNT), **PROGRESS,
     }),
     Call("rematerialise", planning.rematerialise, {"graph": GRAPH, "budget": 100}, {
         "graph": NO_GRAPH, "budget": (None, *NOT_NUMBER, -1), "exact": FLAG,
-        **REMAT, **PROGRESS,
+        "order": (None, *ORDER), **REMAT, **PROGRESS,
     }),
     Call("frontier", planning.frontier, {"graph": GRAPH}, {
-        "graph": NO_GRAPH, **REMAT, **PROGRESS,
+        "graph": NO_GRAPH, "order": (None, *ORDER), **REMAT, **PROGRESS,
     }),
     Call("curve", planning.curve, {"graph": GRAPH, "budgets": [100]}, {
         "graph": NO_GRAPH, "budgets": (None, 3, "x", ["x"], [-1], [True]),

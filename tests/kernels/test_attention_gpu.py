@@ -13,10 +13,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxmem
 from jaxmem.memory import targets
-from jaxmem.ops import _random
+from jaxmem.ops import _attention_xla, _random
 from jaxmem.ops._attention import dot_product_attention
+from jaxmem.ops._attention_block import Extras
 from pallas_kernels import attention_gpu, attention_gpu_forward
 from pallas_kernels._attention import Inputs, Rules, dropout_row, kept
+from pallas_kernels._attention_gpu import make_case, row_statistics
 from pallas_kernels._compat import simulated
 
 AVAILABLE = {t.name for t in targets() if t.available}
@@ -164,6 +166,54 @@ def test_row_statistics():
     np.testing.assert_allclose(top, logits.max(-1), rtol=1e-6)
     total = jnp.exp(logits - logits.max(-1, keepdims=True)).sum(-1)
     np.testing.assert_allclose(log_total, jnp.log(total), rtol=1e-6)
+
+
+# -- extreme values
+
+
+@over_edges
+@pytest.mark.parametrize("height", [100.0, -1e4])
+def test_rows_past_the_queries_weigh_nothing(height):
+    """Copies fill a block with queries of zeros, whose logits are the bias alone."""
+    check((*qkv(t=72, s=64, n=1), jnp.full((1, 1, 1, 64), height)))
+
+
+def test_statistics_of_rows_past_the_queries():
+    """No logit is above that of a row which is not there."""
+    case = make_case(PLAIN, Inputs(*qkv(t=72, s=64, n=1)), 64, 64)
+    got = row_statistics(case, jnp.zeros((1, 1, 72)), jnp.zeros((1, 1, 72)), None)
+    assert (got["top"][..., 72:] == jnp.inf).all() and got["top"].shape[-1] == 128
+    lengths = jnp.asarray([70], jnp.int32)
+    got = row_statistics(case, jnp.zeros((1, 1, 72)), jnp.zeros((1, 1, 72)), lengths)
+    assert (got["top"][..., 70:] == jnp.inf).all()
+    assert (got["top"][..., :70] == 0).all()
+
+
+@pytest.mark.slow
+def test_hidden_rows_whatever_hides_them():
+    """A row of -3e8, -4e8 ... is the mean of all values, as 0 is: so are gradients."""
+    low = -1e8 * (3 + jnp.arange(64.0))
+    low = low.at[:3].set(jnp.asarray([-1e30, -jnp.inf, jnp.finfo(F32).min]))
+    bias = jnp.broadcast_to(low[:, None], (64, 64))[None, None]
+    bias = bias.at[0, 0, 1, 0].set(0)  # all of -inf is NaN, as it is in `jax.nn`
+    check((*qkv(t=64, s=64, n=1), bias))
+
+
+def test_queries_beyond_their_sequence_by_statistics_of_the_twin():
+    """The twin says of them what it says of rows that see nothing."""
+    q, k, v = qkv(t=64, s=64, n=1)
+    inputs = Inputs(q, k, v, q_len=jnp.asarray([40], jnp.int32))
+    plan = _attention_xla.make_plan(PLAIN, q, k, None)
+    o, *stats = _attention_xla.forward(plan, q, k, v, None, Extras(q_len=inputs.q_len))
+    g, wanted = normal(*q.shape, seed=9, dtype=BF16), frozenset("qkv")
+    with simulated("cuda"):
+        got = attention_gpu.backward(inputs, o, *stats, g, PLAIN, wanted=wanted)[:3]
+        mine = attention_gpu.forward(inputs, PLAIN)
+        want = attention_gpu.backward(inputs, *mine, g, PLAIN, wanted=wanted)[:3]
+    for a, b in zip(got, want, strict=True):
+        a, b = (np.asarray(x.astype(F32)) for x in (a, b))
+        eps = float(jnp.finfo(BF16).eps)
+        np.testing.assert_allclose(a, b, atol=eps * abs(b).max(), rtol=0)
 
 
 # -- dropout

@@ -4,9 +4,18 @@ import warnings
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import export
+from jax.sharding import (
+    AbstractDevice,
+    AbstractMesh,
+    AxisType,
+    NamedSharding,
+    PartitionSpec,
+)
 
+import jaxmem
 from pallas_kernels import dispatch as module
 from pallas_kernels._compat import simulated
 from pallas_kernels.dispatch import dispatch
@@ -51,21 +60,144 @@ def test_plain_where_nothing_was_measured(implementation):
         assert "stablehlo.add" in text and "stablehlo.cosine" not in text
 
 
-def test_what_was_measured_is_taken(monkeypatch):
-    monkeypatch.setattr(module, "MEASURED", frozenset({("op", "cuda")}))
-    assert (call(X, None) == X + 1).all()  # here, on a CPU
-    how = {"implementation": None}
-    assert "stablehlo.cosine" in lowered("cuda", **how).mlir_module()
-    assert "stablehlo.add" in lowered("tpu", **how).mlir_module()
+# -- what None takes, where something was measured
 
 
-def test_a_wanted_kernel_that_falls_back_warns_once(monkeypatch):
-    monkeypatch.setattr(module, "MEASURED", frozenset({("op", "tpu")}))
-    with pytest.warns(UserWarning, match="op on TPU: even lengths alone; XLA does it"):
-        assert (call(X, None, tpu=not_me) == X + 1).all()
+def chip_mesh(kind, size=1):
+    platform = "tpu" if kind.startswith("TPU") else "cuda"
+    device = AbstractDevice(kind, 1, platform)
+    return AbstractMesh((size,), ("x",), (AxisType.Auto,), abstract_device=device)
+
+
+def takes_kernel(fn, *args, kind="NVIDIA H100 80GB HBM3", platform="cuda", size=1):
+    """Whether the kernel is in what is lowered for that many of a chip."""
+    with jax.sharding.use_abstract_mesh(chip_mesh(kind, size)):
+        run = jax.jit(lambda *args: fn(*args))  # no trace from before an entry
+        text = export.export(run, platforms=[platform])(*args).mlir_module()
+    return ("stablehlo.cosine" in text) or ("stablehlo.sine" in text)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The forward pass of float32 arrays of four elements or more, on an H100."""
+    entry = module.Measured("op", "h100", "float32", 4, backward=False)
+    monkeypatch.setattr(module, "MEASURED", (entry,))
+
+
+def chosen(x, **how):
+    return dispatch("op", None, x, xla=plain, tpu=on_tpu, gpu=on_gpu, **how)
+
+
+def test_a_measured_kernel_is_taken_on_its_chip(measured):
+    assert takes_kernel(chosen, X)
+    assert not takes_kernel(chosen, X, kind="NVIDIA H200")
+    assert not takes_kernel(chosen, X, kind="NVIDIA A100-SXM4-40GB")
+    assert not takes_kernel(chosen, X, kind="TPU v5 lite", platform="tpu")
+    assert not takes_kernel(chosen, X, platform="cpu")
+    assert "cosine" not in lowered("cuda", implementation=None).mlir_module()
+    for run in (chosen, jax.jit(chosen)):  # here, on a CPU
+        assert (run(X) == X + 1).all()
+
+
+def test_a_measured_kernel_is_taken_for_its_dtype_size_and_pass(measured):
+    assert not takes_kernel(chosen, X.astype("bfloat16"))
+    assert not takes_kernel(chosen, X[:3])
+    assert not takes_kernel(lambda x: chosen(x, backward=True), X)
+    assert takes_kernel(lambda x: chosen(x, sized_by=jnp.zeros(9)), X[:3])
+
+
+def test_names_of_chips_are_those_of_devices(monkeypatch):
+    entry = module.Measured("op", "v5e", "float32", 0, backward=False)
+    monkeypatch.setattr(module, "MEASURED", (entry,))
+    assert takes_kernel(chosen, X, kind="TPU v5 lite", platform="tpu")
+    assert not takes_kernel(chosen, X, kind="TPU v5", platform="tpu")
+
+
+def test_a_sharded_jit_takes_xla_and_its_shard_map_the_kernel(measured):
+    mesh, part = chip_mesh("NVIDIA H100 80GB HBM3", 2), PartitionSpec("x")
+    x = jax.ShapeDtypeStruct((8,), X.dtype, sharding=NamedSharding(mesh, part))
+    assert not takes_kernel(chosen, x, size=2)
+    for check in (True, False):
+        each = jax.shard_map(
+            chosen, mesh=mesh, in_specs=part, out_specs=part, check_vma=check
+        )
+        assert takes_kernel(each, x, size=2)
+
+
+def test_a_shard_map_over_some_axes_takes_xla(measured):
+    device = AbstractDevice("NVIDIA H100 80GB HBM3", 1, "cuda")
+    types = (AxisType.Auto,) * 2
+    mesh = AbstractMesh((2, 2), ("x", "y"), types, abstract_device=device)
+    part = PartitionSpec("x")
+    place = NamedSharding(mesh, part)
+    x = jax.ShapeDtypeStruct((8,), X.dtype, sharding=place)
+    how = {"mesh": mesh, "in_specs": part, "out_specs": part}
+    for axes, taken in (({"x"}, False), ({"x", "y"}, True)):
+        each = jax.jit(jax.shard_map(chosen, axis_names=axes, check_vma=False, **how))
+        text = export.export(each, platforms=["cuda"])(x).mlir_module()
+        assert ("stablehlo.cosine" in text) == taken
+
+
+def test_transformations_of_what_was_measured(measured):
+    """Nothing was measured under `vmap`, and a kernel has no derivative."""
+    assert not takes_kernel(jax.vmap(chosen), jnp.ones((2, 4)))
+    for derive in (jax.jacfwd, jax.jacrev):
+        assert not takes_kernel(derive(chosen), X)
+        np.testing.assert_array_equal(derive(chosen)(X), np.eye(4))
+    assert takes_kernel(jax.checkpoint(chosen), X)
+    scanned = lambda x: jax.lax.scan(lambda c, _: (chosen(c), None), x, length=3)[0]
+    assert takes_kernel(scanned, X)
+
+
+def test_a_measured_kernel_that_does_not_do_it_warns_once(measured):
+    run = lambda x: dispatch("op", None, x, xla=plain, tpu=on_tpu, gpu=not_me)
+    assert (run(X) == X + 1).all()
+    with pytest.warns(UserWarning, match="op on GPU: even lengths alone; XLA does it"):
+        assert not takes_kernel(run, X)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        call(X, None, tpu=not_me)
+        assert not takes_kernel(run, X)
+
+
+def test_an_op_takes_what_was_measured_of_each_pass(monkeypatch):
+    """The forward pass by the kernel and the backward pass by XLA, and so on."""
+    x = jnp.ones((8, 1024), "bfloat16")
+
+    def step(gate, up):
+        out, pull = jax.vjp(jaxmem.ops.swiglu, gate, up)
+        return out, pull(gate)
+
+    for passes in ((), (False,), (True,), (False, True)):
+        entries = (
+            module.Measured("swiglu", "h100", "bfloat16", x.size, backward)
+            for backward in passes
+        )
+        monkeypatch.setattr(module, "MEASURED", tuple(entries))
+        with jax.sharding.use_abstract_mesh(chip_mesh("NVIDIA H100 80GB HBM3")):
+            how = [export.DisabledSafetyCheck.custom_call("mosaic_gpu_v2")]
+            run = jax.jit(lambda *args: step(*args))
+            exported = export.export(run, platforms=["cuda"], disabled_checks=how)
+            text = exported(x, x).mlir_module()
+        assert text.count("@mosaic_gpu_v2(") == len(passes)
+
+
+def test_attention_keeps_values_as_a_measured_kernel_reads_them(monkeypatch):
+    """Transposed for XLA alone; a kernel would transpose them all again."""
+    x = jax.ShapeDtypeStruct((1, 8, 2, 16), "bfloat16")
+
+    def transposed():
+        attend = jaxmem.ops.dot_product_attention
+        pull = jax.eval_shape(lambda x: jax.vjp(attend, x, x, x)[1], x)
+        return (1, 2, 8 * 16) in [leaf.shape for leaf in jax.tree.leaves(pull)]
+
+    assert transposed()
+    for kernel, length in (("attention", 0), ("swiglu", 0), ("attention", 2**20)):
+        entry = module.Measured(kernel, "h100", "bfloat16", length, backward=True)
+        monkeypatch.setattr(module, "MEASURED", (entry,))
+        assert transposed() == ((kernel, length) != ("attention", 0))
+
+
+# -- "pallas" where there is no kernel
 
 
 def test_no_kernel_for_the_platform_is_said_when_it_is_lowered():

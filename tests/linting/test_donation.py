@@ -69,3 +69,26 @@ def test_one_buffer_donated_twice():
 def test_shapes_are_no_buffers():
     step = lambda a, b: (a + 1, b + 1)
     assert not jaxmem.lint(step, W, W, donate_argnums=(0, 1)).findings
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda p, x: jnp.sum(p["w"] ** 2 * x),
+        lambda p, x: jnp.sum(jnp.tanh(x * p["w"])),
+        lambda p, x: jnp.sum(
+            jaxmem.ops.layer_norm(x, p["w"][0], p["w"][1], save="output") ** 2
+        ),
+    ],
+)
+def test_a_gradient_is_no_updated_value(loss):
+    """Also where it is elementwise in the parameter that it is the gradient of."""
+    step = jax.value_and_grad(loss)
+    params = {"w": W.update(shape=(64, 512))}
+    x = SDS((64, 512), jnp.float32)
+    assert not jaxmem.lint(step, params, x).of("not donated")
+
+    def trains(params, x):
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, step(params, x)[1])
+
+    assert jaxmem.lint(trains, params, x).of("not donated")

@@ -68,6 +68,60 @@ def test_neighbours_share_their_codes():
     assert kept == norm + 4 * rows + hidden
 
 
+def quick_gelu(x):
+    return x * nn.sigmoid(1.702 * x)
+
+
+ACTIVATIONS = {
+    "swiglu": lambda gate, up: nn.silu(gate) * up,
+    "geglu": lambda gate, up: up * nn.gelu(gate, approximate=False),
+    "gelu": lambda gate, up: nn.gelu(gate + up),
+    "silu": lambda gate, up: nn.silu(gate + up),
+    "quick gelu": lambda gate, up: quick_gelu(gate + up),
+    "mish": lambda gate, up: jax.nn.mish(gate + up),
+    "squared relu": lambda gate, up: nn.relu(gate + up) ** 2,
+    "softplus": lambda gate, up: nn.softplus(gate + up),
+    "elu": lambda gate, up: nn.elu(gate + up, 0.7),
+    "leaky relu": lambda gate, up: nn.leaky_relu(gate + up, 0.2),
+    "relu": lambda gate, up: nn.relu(gate + up),
+}
+
+
+class Gated(nn.Module):
+    """A block as in Llama, or with another activation of the two projections."""
+
+    kind: str
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.RMSNorm(name="norm")(x)
+        gate, up = (nn.Dense(64, name=n, use_bias=False)(h) for n in ("gate", "up"))
+        return nn.Dense(16, name="down")(ACTIVATIONS[self.kind](gate, up))
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_an_activation_and_the_layer_after_it_store_one_array(kind):
+    """Of a gated one: the two projections, and not their product beside them."""
+    model, how = Gated(kind), jaxmem.ops.Quantization(8, 16, symmetric=True)
+    variables = model.init(jax.random.key(0), X)
+    words, codes = (jaxmem.nn.substitute(model, save=s) for s in ("output", how))
+    loss = lambda m: lambda v: jnp.sin(m.apply(v, X)).sum()
+    (value, want), (other, got) = (
+        jax.jit(jax.value_and_grad(loss(m)))(variables) for m in (model, codes)
+    )
+    np.testing.assert_allclose(other, value, rtol=1e-6, atol=1e-5)
+    assert _distance(got, want) < 0.01  # steps of 1/127 of a block's largest
+    rows = 16
+    norm, hidden = rows * (16 + 4) + 4 * rows, rows * (64 + 4 * 4)
+    bits = rows * 64 // 8 if kind in ("relu", "leaky relu") else 0
+    arrays = 2 if kind in ("swiglu", "geglu") else 1
+    kept = {
+        m: kept_bytes(lambda v, x, m=m: m.apply(v, x), variables, X)
+        for m in (words, codes)
+    }
+    assert kept[codes] == norm + arrays * hidden + bits < kept[words]
+
+
 def test_patterns_name_modules_and_say_what_matched_nothing():
     variables = Mlp().init(jax.random.key(0), X)
     new = jaxmem.nn.substitute(Mlp(), save={"do*": 4, "norm": "input", "nobody": 8})

@@ -89,6 +89,11 @@ INVERTED = [
             partial(jax.nn.gelu, approximate=False),
         ),
         ("silu", ops.silu, jax.nn.silu),
+        (
+            "silu_beta",
+            partial(ops.silu, beta=1.702),
+            lambda x: x * jax.nn.sigmoid(jnp.asarray(1.702, x.dtype) * x),
+        ),
     )
 ]
 CODED = [

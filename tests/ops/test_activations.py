@@ -1,5 +1,7 @@
 """What the battery does not reach: dtypes, extremes, bad input, sharing in a scan."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,6 +54,27 @@ def test_float16_and_float64_keep_their_dtype():
 def test_save_of_another_word(op):
     with pytest.raises(ValueError, match="save='x': .* or a number of bits"):
         op(jnp.ones(3), save="x")
+
+
+@pytest.mark.parametrize("save", [2, 3])
+def test_a_factor_scales_the_code_of_silu(save):
+    """The derivative of x sigmoid(b x) at x is that of SiLU at b x, level by level."""
+    x = jnp.linspace(-8, 8, 1001)
+    slope = lambda fn, x: jax.grad(lambda x: jnp.sum(fn(x)))(x)
+    got = slope(functools.partial(ops.silu, beta=2.0, save=save), x)
+    want = slope(functools.partial(ops.silu, save=save), 2.0 * x)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("beta", [0.0, -1.0, np.inf])
+def test_a_factor_of_silu_must_be_positive(beta):
+    with pytest.raises(ValueError, match="beta="):
+        ops.silu(jnp.ones(3), beta=beta)
+
+
+def test_a_factor_of_silu_has_no_kernel():
+    with pytest.raises(ValueError, match="no kernel for beta"):
+        ops.silu(jnp.ones(3), beta=2.0, implementation="pallas", save="output")
 
 
 def test_bad_arguments():

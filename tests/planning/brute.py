@@ -1,5 +1,9 @@
 """The optimum by trying every order."""
 
+import heapq
+import itertools
+import math
+
 from jaxmem.planning import Graph
 from jaxmem.planning._liveness import Walk
 
@@ -25,3 +29,51 @@ def least(graph: Graph) -> int:
         return max(map(walk.do, order), default=0)
 
     return min(map(peak, orders(graph)))
+
+
+def cheapest(graph: Graph, budget: float) -> float:
+    """The least flops of repeats within a budget, over all orders; infinite if none.
+
+    The shortest path over (operations done at least once, values there). Whatever is
+    there may be dropped at any time; what an operation reads may be dropped as it runs,
+    and is written over then. For about six operations, without aliases.
+    """
+    size = [v.bytes for v in graph.values]
+    outputs = set(graph.outputs) - set(graph.arguments)
+    start = frozenset(graph.arguments)
+    queue, seen, number = [(0.0, 0, frozenset(), start)], set(), itertools.count(1)
+    while queue:
+        cost, _, done, there = heapq.heappop(queue)
+        if (done, there) in seen:
+            continue
+        seen.add((done, there))
+        if len(done) == len(graph.operations) and outputs <= there:
+            return cost
+        after = [(0.0, done, there - {v}) for v in there - start]
+        for i, operation in enumerate(graph.operations):
+            if set(operation.inputs) <= there and (i not in done or operation.again):
+                price = operation.flops if i in done else 0.0
+                for left in _after(graph, size, i, there, budget):
+                    after.append((price, done | {i}, left))
+        for price, *state in after:
+            heapq.heappush(queue, (cost + price, next(number), *state))
+    return math.inf
+
+
+def _after(graph: Graph, size, i: int, there: frozenset[int], budget: float):
+    """What can be there after an operation, whatever of it dies as it runs."""
+    operation, arguments = graph.operations[i], set(graph.arguments)
+    total = there | set(operation.outputs)
+    bytes_there = sum(size[v] for v in total - arguments) + operation.scratch
+    inputs = set(operation.inputs) - arguments
+    for count in range(len(inputs) + 1):
+        for dying in itertools.combinations(inputs, count):
+            pairs = [(v, u) for v, u in operation.in_place if u in dying]
+            pairs.sort(key=lambda p: -min(size[p[0]], size[p[1]]))
+            taken, saved = set(), 0
+            for v, u in pairs:
+                if not {("to", v), ("from", u)} & taken:
+                    taken |= {("to", v), ("from", u)}
+                    saved += min(size[v], size[u])
+            if bytes_there - saved <= budget:
+                yield total - set(dying)

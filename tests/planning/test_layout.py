@@ -285,8 +285,7 @@ def test_an_exhausted_search_proves(buffers):
     """A unit below the least height there is nothing, and the search says how much."""
     if not buffers:
         return
-    rows = np.array([(b.lower, b.upper, b.size) for b in buffers])
-    problem, least = make_problem(*rows.T), least_height(buffers)
+    problem, least = make_problem(buffers), least_height(buffers)
     search = Search(problem)
     whole = Taste(float("inf"), whole=True)
     found = search.run(least // problem.unit, whole, float("inf"))

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from benchmarks.layout import guillotine
 from jaxmem.cli import app
-from jaxmem.planning import Buffer, read_buffers, write_buffers
+from jaxmem.planning import Buffer, Gap, read_buffers, write_buffers
 
 SMALL = "id,lower,upper,size\n0,0,3,4\nb1,2,5,6\n2,3,9,4\n"
 
@@ -59,6 +59,20 @@ def test_columns_may_come_in_any_order(tmp_path):
         ("id,lower,upper,size\n0,3,3,4\n", "line 2: .* lower must be below upper"),
         ("id,lower,upper,size\n0,0,1,-4\n", "line 2: .* negative: -4"),
         ("id,lower,upper,size\n0,0,1,4\n\n0,2,3,4\n", "line 4: .* was on line 2"),
+        (f"id,lower,upper,size\n0,0,{2**63},4\n", "line 2: upper .* got '92233720"),
+        (f"id,lower,upper,size\n0,{-(2**63) - 1},1,4\n", "line 2: lower must be a w"),
+        (f"id,lower,end,size\n0,0,{2**63 - 1},4\n", "line 2: buffer 0: upper=92233"),
+        (f"id,lower,upper,size\n0,0,1,{'9' * 5000}\n", r"size .* got '9{40}\.\.\.'"),
+        (f"id,lower,upper,size\n0,0,1,{2**61}\n", "line 2: size must be a whole"),
+        ("id,lower,upper,size\n,0,1,4\n", "line 2: id must not be empty"),
+        ("id,lower,upper,size\n  ,0,1,4\n", "line 2: id must not be empty"),
+        ("id,lower,upper,size,size\n0,0,1,4,5\n", "line 1: two columns 'size'"),
+        ("id,start,lower,upper,size\n0,0,1,4,5\n", "line 1: two columns 'lower'"),
+        ("id,lower,upper,size\n0,0,1,4,5\n", "line 2: too many columns: 5"),
+        ("id,lower,upper,size,alignment\n0,0,1,4,0\n", "line 2: alignment .* got '0'"),
+        ("id,lower,upper,size,gaps\n0,0,9,4,3:5\n", "line 2: gaps must be lower-upp"),
+        ("id,lower,upper,size,gaps\n0,0,9,4,3-11\n", "line 2: .* must lie within"),
+        ('id,lower,upper,size\n"0,0,1,4\n', "line 2: unexpected end of data"),
     ],
 )
 def test_bad_files_name_the_line(tmp_path, text, message):
@@ -70,6 +84,61 @@ def test_bad_files_name_the_line(tmp_path, text, message):
     assert result.exit_code == 2
     # the box of an error message breaks long paths over lines
     assert "bad.csv" in re.sub(r"[\s│]", "", result.output)
+
+
+def test_a_file_that_is_not_utf_8_is_named(tmp_path):
+    path = tmp_path / "latin.csv"
+    path.write_bytes("id,lower,upper,size\nä,0,1,4\n".encode("latin-1"))
+    message = r"latin\.csv, line 2: the file must be UTF-8; byte 20 is 0xe4"
+    with pytest.raises(ValueError, match=message):
+        read_buffers(path)
+    result = invoke(path)
+    assert result.exit_code == 2
+    assert "mustbeUTF-8" in re.sub(r"[\s│]", "", result.output)
+
+
+def test_alignments_and_gaps_are_read_and_written(tmp_path):
+    path = tmp_path / "gaps.csv"
+    path.write_text(
+        "id,lower,upper,size,alignment,gaps\na,-3,20,64,32,-1-2 7-9@0:16\nb,0,5,8,,\n"
+    )
+    buffers = read_buffers(path)
+    assert buffers == (
+        Buffer("a", -3, 20, 64, 32, (Gap(-1, 2), Gap(7, 9, (0, 16)))),
+        Buffer("b", 0, 5, 8),
+    )
+    write_buffers(tmp_path / "again.csv", buffers)
+    assert read_buffers(tmp_path / "again.csv") == buffers
+
+
+def test_the_last_moment_of_a_gap_counts_where_that_of_a_life_does(tmp_path):
+    """minimalloc's older names: an end is the last time at which it is there."""
+    path = tmp_path / "older.csv"
+    path.write_text("buffer,start,end,size,gaps\n0,0,9,4,2-4\n")
+    assert read_buffers(path) == (Buffer(0, 0, 10, 4, gaps=(Gap(2, 5),)),)
+
+
+@pytest.mark.parametrize(
+    "ids, message",
+    [
+        (["", "a"], "must not be empty"),
+        ([" a", "b"], "nor begin or end with a blank"),
+        ([7, "7"], "two have the id '7' in a CSV"),
+    ],
+)
+def test_ids_that_a_file_would_not_keep_are_not_written(tmp_path, ids, message):
+    path = tmp_path / "ids.csv"
+    with pytest.raises(ValueError, match=message):
+        write_buffers(path, [Buffer(name, 0, 1, 1) for name in ids])
+    assert not path.exists()
+
+
+def test_the_limits_of_time_are_read_and_laid_out(tmp_path):
+    path = tmp_path / "wide.csv"
+    buffers = Buffer(0, -(2**63), 2**63 - 1, 4), Buffer(1, 0, 1, 2**60)
+    write_buffers(path, buffers)
+    assert read_buffers(path) == buffers
+    assert invoke(path).exit_code == 0
 
 
 def test_command_lays_out(file, tmp_path):

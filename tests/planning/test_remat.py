@@ -13,20 +13,10 @@ from benchmarks.remat_models import Layer, training_graph, transformer, vgg
 from jaxmem import planning
 from jaxmem.planning import Graph, Operation, Value, sequence_profile
 from jaxmem.planning._remat_chain import chain_plans
-from jaxmem.planning._remat_exact import rounded
 from jaxmem.planning._remat_sequence import Tables, repeatable, without_unread
+from tests.planning.chains import layered as chain
 
 flops = lambda operation: operation.flops
-
-
-def chain(layers):
-    """A training step of layers (bytes / 4, cost) one after another."""
-    return training_graph(
-        [
-            Layer("layer", (i - 1,) if i else (), (size,), float(cost))
-            for i, (size, cost) in enumerate(layers)
-        ]
-    )
 
 
 def skips(sizes):
@@ -225,7 +215,8 @@ def test_every_plan_keeps_its_word(graph):
         assert all(may[i] for i in plan.recomputed)
         assert len(plan.sequence) == len(graph.operations) + len(plan.recomputed)
         assert plan.lower_bound <= peak
-    assert found.peaks[-1] == planning.peak(graph)
+    orders = planning.program_order(graph), planning.order(graph).operations
+    assert found.peaks[-1] == min(planning.peak(graph, order) for order in orders)
     assert found.costs[-1] == 0
 
 
@@ -248,45 +239,6 @@ def test_the_search_is_as_cheap_as_exhaustive_search(graph):
             assert found.peaks[0] > budget
         else:
             assert found.at(budget).cost == pytest.approx(least)
-
-
-def test_the_solver_finds_what_exhaustive_search_finds():
-    graph = chain([(3, 2.0), (1, 5.0), (4, 1.0), (2, 3.0), (5, 2.0)])
-    high = planning.peak(graph)
-    for budget in (int(0.8 * high), high - 1):
-        plan = planning.rematerialise(
-            graph, budget, cost=flops, exact=True, effort=0, time_limit=30
-        )
-        least = cheapest(graph, budget)
-        assert plan.optimal and 0 < least < np.inf
-        assert plan.cost == pytest.approx(least)
-        assert max(simulated(graph, plan.sequence)) <= budget
-
-
-def test_the_solver_knows_scratch_and_writing_over():
-    operations = (
-        Operation("make", (), (0,), flops=1.0),
-        Operation("wide", (0,), (1,), flops=3.0),
-        Operation("over", (0,), (2,), 4, ((2, 0),), flops=1.0),
-        Operation("grow", (2,), (3,), flops=1.0),
-        Operation("join", (1, 3), (4,), flops=1.0),
-    )
-    graph = Graph(operations, tuple(Value(b) for b in (8, 8, 8, 2, 1)), (), (4,))
-    for budget, cost in ((20, 0.0), (19, 4.0), (18, 4.0)):
-        plan = planning.rematerialise(graph, budget, cost=flops, exact=True, effort=0)
-        assert plan.optimal and plan.cost == cost
-        assert max(simulated(graph, plan.sequence)) == plan.peak <= budget
-    with pytest.raises(planning.OutOfReach):
-        planning.rematerialise(graph, 15, cost=flops, exact=True, effort=0)
-
-
-def test_rounding_the_relaxation_gives_sound_sequences():
-    graph = chain([(3, 2.0), (1, 5.0), (4, 1.0), (2, 3.0), (5, 2.0)])
-    cost = np.array([o.flops for o in graph.operations])
-    budget = 0.8 * planning.peak(graph)
-    found = rounded(Tables(graph), cost, budget, 30.0)
-    peaks = [max(sequence_profile(graph, s.tolist())) for s in found]
-    assert min(peaks) < planning.peak(graph)
 
 
 def test_a_smaller_budget_has_neither_the_larger_peak_nor_the_lower_cost():
@@ -348,7 +300,7 @@ def least_of_chain_plans(graph, cost):
 
 
 def test_wide_blocks_are_cut_where_a_long_narrow_end_follows():
-    wide, narrow, inner = [16] * 12, [1] * 24, 8
+    wide, narrow, inner = [16] * 8, [1] * 16, 6
     graph = chain(blocks(wide + narrow, inner))
     kept = sum(wide) + sum(narrow)
     inside = 16 * (1 + 2 * (inner - 1))
@@ -356,7 +308,7 @@ def test_wide_blocks_are_cut_where_a_long_narrow_end_follows():
     budget = 4 * (kept + inside + 2 * 2 * 16)
     forward = len(wide + narrow) * inner
     assert max(planning.profile(graph)) > 4 * budget
-    assert least_of_chain_plans(graph, forward) <= budget
+    assert least_of_chain_plans(graph, forward) <= budget / 2
 
 
 def test_checkmates_vgg19_fits_a_batch_of_289_where_keeping_all_fits_222():
@@ -388,7 +340,7 @@ def test_cost_is_not_a_count():
         (planning.seconds(peak_flops=1e9, bandwidth=1e12), 1),
         (planning.seconds(peak_flops=1e15, bandwidth=1e6), 0),
     ):
-        plan = planning.rematerialise(graph, 150, cost=machine)
+        plan = planning.rematerialise(graph, 150, order="program", cost=machine)
         assert plan.recomputed == (expected,)
         assert plan.cost == pytest.approx(machine(operations[expected]))
 

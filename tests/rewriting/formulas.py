@@ -119,6 +119,25 @@ def attention_heads_first(q, k, v):
     return jnp.einsum("bhqk,bkhd->bhqd", jax.nn.softmax(w), v)
 
 
+def masked_attention(masked):
+    """`softmax(masked(q k', *extra)) v`, scaled before the mask."""
+
+    def fn(q, k, v, *extra):
+        w = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+        w = jax.nn.softmax(masked(w, *extra).astype(jnp.float32)).astype(q.dtype)
+        return jnp.einsum("bhqk,bkhd->bqhd", w, v)
+
+    return fn
+
+
+def tril(w):
+    return jnp.tril(jnp.ones(w.shape[-2:], bool))[None, None]
+
+
+def lowest(w):
+    return jnp.finfo(w.dtype).min
+
+
 def jax_attention(q, k, v, mask=None, **options):
     return jax.nn.dot_product_attention(q, k, v, mask=mask, **options)
 
@@ -135,20 +154,117 @@ def nnx_attention(q, k, v, mask=None):
     return nnx.dot_product_attention(q, k, v, mask=mask)
 
 
+def hugging_face_rms_norm(x, w):
+    """Of the Flax Llama: the statistics in float32, the scale after a cast back."""
+    v = jnp.power(jnp.asarray(x, jnp.float32), 2).mean(-1, keepdims=True)
+    return w[None, None] * jnp.asarray(x / jnp.sqrt(v + 1e-6), x.dtype)
+
+
+def flax_batch_norm(training, *, channels=-1, module=nn.BatchNorm, **options):
+    def fn(x, *affine):
+        names = [n for n in ("scale", "bias") if options.get(f"use_{n}", True)]
+        n = x.shape[channels]
+        mean, var = np.linspace(-1, 1, n), np.linspace(0.5, 2, n)
+        stats = {"mean": jnp.asarray(mean), "var": jnp.asarray(var)}
+        params = dict(zip(names, affine, strict=True))
+        variables = {"params": params, "batch_stats": stats}
+        norm = module(not training, axis=channels, dtype=x.dtype, **options)
+        return norm.apply(variables, x, mutable=["batch_stats"])[0]
+
+    return fn
+
+
+def nnx_batch_norm(x, w, b):
+    norm = nnx.BatchNorm(x.shape[-1], rngs=nnx.Rngs(0), dtype=x.dtype)
+    norm.scale, norm.bias = nnx.Param(w), nnx.Param(b)
+    ones = jnp.ones(w.shape)
+    norm.mean, norm.var = nnx.BatchStat(ones), nnx.BatchStat(ones)
+    return norm(x)
+
+
+def batch_norm_by_var(x, w, b):
+    """As from a textbook, channels first."""
+    axes = (0, 2, 3)
+    mean, var = (f(x, axes, keepdims=True) for f in (jnp.mean, jnp.var))
+    w, b = (p[None, :, None, None] for p in (w, b))
+    return w * (x - mean) / jnp.sqrt(var + 1e-5) + b
+
+
+def batch_norm_given(x, mean, var, w, b):
+    """With running statistics."""
+    pad = lambda p: p[None, None]
+    return (x - pad(mean)) * pad(w / jnp.sqrt(var**2 + 1e-3)) + pad(b)
+
+
+def tied_head(x, embedding):
+    """What a model with one embedding for both ends does last."""
+    return x @ embedding.astype(x.dtype).T
+
+
 def cast_product(x, w):
     return x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)
 
 
+ROWS = ((6, 8), (8,), (8,))
 AFFINE = ((2, 4, 8), (8,), (8,))
 SCALED = AFFINE[:2]
+PIXELS = ((3, 4, 2, 8), (8,), (8,))
 QKV = ((2, 12, 3, 8),) * 3
+# Several biases are added up, and that is kept: less than plain keeps, of long rows.
+LONG = ((2, 36, 3, 8),) * 3
 GROUPED = ((2, 12, 4, 8), (2, 12, 2, 8), (2, 12, 2, 8))
+# True where a key is not seen; each query sees the first
+UNSEEN = (
+    jnp.asarray(np.random.default_rng(5).random((2, 1, 1, 12)) < 0.4)
+    .at[..., 0]
+    .set(False),
+)
 MASK = (
     jnp.asarray(np.random.default_rng(0).random((2, 1, 12, 12)) < 0.7)
     .at[..., 0]
     .set(True),
 )
 ATTENTION = "dot_product_attention"
+ROW = ((2, 1, 1, 12),)
+BIASES = ((2, 1, 1, 36), (1, 3, 36, 36))
+# name, what is done to the logits, shapes of floats and other arrays that it takes
+MASKED = (
+    ("the opposite of a mask", lambda w, m: jnp.where(m, -1e9, w), (), UNSEEN),
+    ("a mask negated", lambda w, m: jnp.where(~m, w, -jnp.inf), (), UNSEEN),
+    ("above the diagonal", lambda w: jnp.where(tril(w), w, -1e9), (), ()),
+    ("triu", lambda w: jnp.where(~tril(w), -jnp.inf, w), (), ()),
+    (
+        "a mask in a causal one",
+        lambda w, m: jnp.where(tril(w), jnp.where(m, w, lowest(w)), lowest(w)),
+        (),
+        MASK,
+    ),
+    (
+        "three masks",
+        lambda w, m, n: jnp.where(
+            n, -1e9, jnp.where(tril(w), jnp.where(m, w, -1e9), -1e9)
+        ),
+        (),
+        (*MASK, *UNSEEN),
+    ),
+    ("bias subtracted", lambda w, b: w - b, ROW, ()),
+    ("1 - mask", lambda w, m: w - 1e30 * (1 - m.astype(w.dtype)), (), MASK),
+    (
+        "lowest (1 - mask)",
+        lambda w, m: w + (1 - m.astype(w.dtype)) * lowest(w),
+        (),
+        MASK,
+    ),
+    ("two biases", lambda w, a, b: w + a + b, BIASES, ()),
+    ("bias and mask", lambda w, b, m: jnp.where(m, w + b, -1e9), ROW, MASK),
+    (
+        "bias after mask",
+        lambda w, a, b: jnp.where(tril(w), w, -1e9) - a + b,
+        BIASES,
+        (),
+    ),
+    ("bias by where", lambda w, m: w + jnp.where(m, 0.0, -1e9), (), MASK),
+)
 
 ELEMENTWISE = (
     Formula("jax.nn.gelu", "gelu", jax.nn.gelu),
@@ -159,6 +275,8 @@ ELEMENTWISE = (
     Formula("jax.nn.silu", "silu", jax.nn.silu),
     Formula("silu by hand", "silu", lambda x: jax.nn.sigmoid(x) * x),
     Formula("silu by exp", "silu", lambda x: x / (1 + jnp.exp(-x))),
+    Formula("quick gelu", "swish", lambda x: x * jax.nn.sigmoid(1.702 * x)),
+    Formula("swish by exp", "swish", lambda x: x / (1 + jnp.exp(x * -0.7))),
     Formula("jax.nn.relu", "relu", jax.nn.relu, saves=False),
     Formula("squared relu", "squared_relu", lambda x: jax.nn.relu(x) ** 2),
     Formula("squared maximum", "squared_relu", lambda x: jnp.maximum(x, 0) ** 2),
@@ -188,12 +306,50 @@ REDUCING = (
     Formula("linen.RMSNorm", "rms_norm", flax_rms_norm, SCALED),
     Formula("llama norm", "rms_norm", llama_rms_norm, SCALED),
     Formula("gemma norm", "rms_norm", gemma_rms_norm, SCALED),
+    Formula("hugging face norm", "rms_norm", hugging_face_rms_norm, SCALED),
+    Formula("linen.BatchNorm", "batch_norm", flax_batch_norm(True), PIXELS),
+    Formula(
+        "linen.BatchNorm, channels first",
+        "batch_norm",
+        flax_batch_norm(True, channels=1),
+        ((3, 8, 4, 2), (8,), (8,)),
+    ),
+    Formula(
+        "linen.BatchNorm two-pass",
+        "batch_norm",
+        flax_batch_norm(True, use_fast_variance=False),
+        PIXELS,
+    ),
+    Formula(
+        "linen.BatchNorm, bare",
+        "batch_norm",
+        flax_batch_norm(True, use_scale=False, use_bias=False),
+        PIXELS[:1],
+    ),
+    Formula("linen.BatchNorm, of rows", "batch_norm", flax_batch_norm(True), ROWS),
+    Formula("linen.BatchNorm, inference", "batch_norm", flax_batch_norm(False), PIXELS),
+    Formula("nnx.BatchNorm", "batch_norm", nnx_batch_norm, PIXELS),
+    Formula(
+        "batch norm by var", "batch_norm", batch_norm_by_var, ((3, 8, 4, 2), (8,), (8,))
+    ),
+    Formula(
+        "given statistics", "batch_norm", batch_norm_given, ((3, 4, 8), *[(8,)] * 4)
+    ),
+    Formula("tied head", "dense", tied_head, ((2, 4, 8), (16, 8))),
 )
 
 ATTENTIONS = (
     Formula("matmul", ATTENTION, attention_matmul, QKV),
     Formula("einsum", ATTENTION, attention_einsum, QKV),
     Formula("bias", ATTENTION, attention_bias, (*QKV, (2, 1, 1, 12))),
+    *(
+        Formula(
+            *(name, ATTENTION, masked_attention(masked)),
+            (*(LONG if shapes is BIASES else QKV), *shapes),
+            others,
+        )
+        for name, masked, shapes, others in MASKED
+    ),
     Formula("repeated heads", ATTENTION, attention_repeated, GROUPED),
     Formula("heads first", ATTENTION, attention_heads_first, QKV),
     Formula("jax.nn", ATTENTION, jax_attention, QKV),

@@ -10,6 +10,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxmem._jaxpr import walk
 from jaxmem.rewriting import Pattern, find, rewrite
+from tests.rewriting.formulas import hugging_face_rms_norm
+from tests.twins import kept_bytes
 
 X = jnp.asarray(np.random.default_rng(1).standard_normal((4, 8)), jnp.float32)
 GELU = (Pattern("gelu", jax.nn.gelu, lambda x: jnp.tanh(x) * 0 + jax.nn.gelu(x)),)
@@ -138,7 +140,11 @@ def test_arguments_of_any_kind():
 
 NEAR_MISSES = {
     "constant": lambda x: 0.5 * x * (1 + jnp.tanh(0.7979 * (x + 0.0457 * x**3))),
-    "factor": lambda x: x * jax.nn.sigmoid(1.702 * x),
+    "negative factor": lambda x: x * jax.nn.sigmoid(-1.702 * x),
+    "shifted sigmoid": lambda x: x * jax.nn.sigmoid(1.702 * x + 1),
+    "batch norm over the rows alone": lambda x: (
+        (x - x.mean(1, keepdims=True)) * jax.lax.rsqrt(x.var(0, keepdims=True) + 1e-6)
+    ),
     "other input": lambda x: x * jax.nn.sigmoid(x[::-1]),
     "softmax of two axes": lambda x: (
         jnp.exp(x - x.max(-1, keepdims=True))
@@ -181,6 +187,161 @@ def test_attention_near_misses():
     assert counts(attention(fill=-1.0), q) == {"softmax": 1}
     # Heads and positions are of one size here: only their roles tell them apart.
     assert counts(attention("bhqk,bhkd->bqhd"), q) == {"softmax": 1}
+
+
+def softmaxed(masked):
+    def fn(q, *extra):
+        w = masked(jnp.einsum("bqhd,bkhd->bhqk", q, q), *extra)
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(w), q)
+
+    return fn
+
+
+def test_masks_that_differ_are_left():
+    """Numbers that differ, one that is not low, and one that a bias can reach."""
+    q, m = jnp.ones((2, 5, 3, 8)), jnp.ones((2, 1, 5, 5), bool)
+    bias = jnp.ones((2, 1, 1, 5))
+    inner = lambda low, high: lambda w, m, n: jnp.where(m, jnp.where(n, w, low), high)
+    after = lambda fill: lambda w, m, b: jnp.where(m, w, fill) + b
+    name = {"dot_product_attention": 1}
+    assert counts(softmaxed(inner(-1e9, -1e9)), q, m, m) == name
+    assert counts(softmaxed(inner(-1e9, -1e30)), q, m, m) == {"softmax": 1}
+    assert counts(softmaxed(lambda w, m: jnp.where(m, 1.0, w)), q, m) == {"softmax": 1}
+    assert counts(softmaxed(after(-1e9)), q, m, bias) == name
+    assert counts(softmaxed(after(-1e4)), q, m, bias) == {"softmax": 1}
+
+
+def test_a_row_without_a_key_to_see_is_the_mean_as_before():
+    """All masks of the fully masked row put the same number there."""
+    q = jnp.asarray(np.random.default_rng(2).standard_normal((1, 6, 2, 4)), jnp.float32)
+    m = jnp.ones((1, 1, 6, 6), bool).at[..., 2, :].set(False)
+    fn = softmaxed(lambda w, m, n: jnp.where(m, -1e9, jnp.where(n, w, -1e9)))
+    for masks in ((~m, jnp.ones_like(m)), (jnp.zeros_like(m), m)):
+        assert counts(fn, q, *masks) == {"dot_product_attention": 1}
+        np.testing.assert_allclose(rewrite(fn)(q, *masks), fn(q, *masks), atol=1e-6)
+
+
+LARGE = jnp.ones((64, 256))
+
+
+def statistics_too(x):
+    """A batch norm whose statistics are averaged, as in training."""
+    mean = x.mean(0)
+    var = jnp.maximum(0, jnp.square(x).mean(0) - jnp.square(mean))
+    y = (x - mean[None]) * jax.lax.rsqrt(var + 1e-5)[None]
+    return jnp.sin(y), 0.9 + 0.1 * mean, 0.1 * var
+
+
+def test_statistics_that_are_read_elsewhere_hold_nothing_back():
+    """They are made of the input again, and keep nothing else."""
+    assert counts(statistics_too, X) == {"batch_norm": 1}
+    lean = rewrite(statistics_too)
+    for a, b in zip(statistics_too(X), lean(X), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+    def loss(fn):
+        return lambda x: sum(jnp.sum(jnp.cos(y)) for y in fn(x))
+
+    want, got = (jax.grad(loss(fn))(X) for fn in (statistics_too, lean))
+    np.testing.assert_allclose(want, got, rtol=2e-5, atol=2e-5)
+    plain, kept = (kept_bytes(fn, (LARGE,), {0}) for fn in (statistics_too, lean))
+    assert kept <= 1.1 * LARGE.nbytes < plain  # the sine's derivative, and statistics
+
+
+def test_statistics_in_float32_keep_no_copy_of_a_bfloat16_input():
+    """As Flax takes them; the sine keeps its derivative, and they the input itself."""
+
+    def fn(x):
+        wide = x.astype(jnp.float32)
+        y, *statistics = statistics_too(wide)
+        return y.astype(x.dtype), *statistics
+
+    def of_product(fn):
+        return lambda x: fn(x * 2)
+
+    x = LARGE.astype(jnp.bfloat16)
+    with jax.numpy_dtype_promotion("standard"):
+        assert counts(fn, x) == {"batch_norm": 1}
+        kept = kept_bytes(of_product(rewrite(fn)), (x,), {0})
+        assert kept <= 1.1 * (2 * x.nbytes + x.nbytes)
+
+
+@pytest.mark.parametrize("scale", ["float32", "bfloat16"])
+def test_an_rms_norm_in_bfloat16_keeps_no_float32_copy_of_its_input(scale):
+    """As transformers writes it, the input made by another layer."""
+    x, w = LARGE.astype(jnp.bfloat16), jnp.ones(256, scale)
+    fn = lambda x, w: hugging_face_rms_norm((x * 2).reshape(4, 16, 256), w)
+    with jax.numpy_dtype_promotion("standard"):
+        assert counts(fn, x, w) == {"rms_norm": 1}
+        plain, kept = (kept_bytes(f, (x, w), {0, 1}) for f in (fn, rewrite(fn)))
+    # the input and a float32 number a row; plain three float32 arrays of that size
+    assert kept == x.nbytes + 64 * 4 < plain / 5
+
+
+def test_what_is_dear_and_read_elsewhere_is_left():
+    """The sum of a softmax over a product would cost the product again."""
+
+    def fn(q):
+        w = jnp.einsum("bqhd,bkhd->bhqk", q, q)
+        top = w.max(-1, keepdims=True)
+        e = jnp.exp(w - top)
+        total = e.sum(-1, keepdims=True)
+        return jnp.einsum("bhqk,bkhd->bqhd", e / total, q), jnp.log(total) + top
+
+    report = find(fn, jnp.ones((2, 64, 3, 8)))
+    assert report.counts == {"softmax": 1}
+
+
+def test_what_is_left_is_no_part_of_what_was_replaced():
+    """The cast after a dropout is read twice, and so is the dropout itself."""
+
+    def fn(x, key):
+        y = jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0)
+        z = y.astype(jnp.float32)
+        return y + jnp.sum(z, -1, keepdims=True).astype(y.dtype), jnp.cos(z)
+
+    x = jnp.ones((4, 8), jnp.bfloat16)
+    report = find(fn, x, jax.random.key(0))
+    assert report.counts == {"dropout": 1} and not report.left
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 8, 4), (3, 3, 8, 4), (3, 3, 2, 4)])
+@pytest.mark.parametrize("first", [False, True])
+def test_convolutions_keep_no_cast_kernel(shape, first):
+    """Of any window, stride, groups and layout."""
+    layout = ("NCHW", "OIHW", "NCHW") if first else ("NHWC", "HWIO", "NHWC")
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 6, 6, 8)), "bfloat16")
+    w = jnp.asarray(np.random.default_rng(1).standard_normal(shape), jnp.float32)
+    groups = 8 // shape[2]
+    x = x.transpose(0, 3, 1, 2) if first else x
+    w = w.transpose(3, 2, 0, 1) if first else w
+
+    def fn(x, w):
+        return jax.lax.conv_general_dilated(
+            *(x, w.astype(x.dtype), (2, 1), ((1, 0), (0, 1))),
+            rhs_dilation=(1, 2),
+            dimension_numbers=layout,
+            feature_group_count=groups,
+        )
+
+    assert counts(fn, x, w) == {"conv": 1}
+    assert kept_bytes(fn, (x, w), {0, 1}) == w.size * 2
+    assert kept_bytes(rewrite(fn), (x, w), {0, 1}) == 0
+    loss = lambda fn: lambda x, w: jnp.sum(jnp.sin(fn(x, w).astype(jnp.float32)))
+    gradients = (jax.grad(loss(f), (0, 1))(x, w) for f in (fn, rewrite(fn)))
+    for a, b in zip(*gradients, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_tied_head_keeps_no_copy_of_the_embedding():
+    """Neither a transposed one nor a cast one."""
+    x, w = jnp.ones((4, 8)), jnp.ones((16, 8))
+    for dtype in (jnp.float32, jnp.bfloat16):
+        fn = lambda x, w, dtype=dtype: x.astype(dtype) @ w.astype(dtype).T
+        assert counts(fn, x, w) == {"dense": 1}
+        inputs = 0 if dtype == x.dtype else x.size * 2
+        assert kept_bytes(fn, (x, w), {0, 1}) == inputs + w.size * dtype.dtype.itemsize
+        assert kept_bytes(rewrite(fn), (x, w), {0, 1}) == inputs
 
 
 def test_a_mask_that_is_not_causal_stays_a_mask():

@@ -119,10 +119,9 @@ def reductions():
         yield Case(functools.partial(apart, axes=(1,)), (x.mT,), (0,), (0,))
         last = jnp.moveaxis(x, 0, 2)
         yield Case(functools.partial(apart, axes=(0,)), (last,), (2,), (1,))
-        over = "it is over the layers" if name == "xor" else "reduced"
         for axes in ((0,), (0, 2), (0, 1, 2)):
-            yield Case(functools.partial(apart, axes=axes), (x,), (0,), over)
-        yield Case(functools.partial(apart, axes=(1, 2)), (last,), (2,), over)
+            yield Case(functools.partial(apart, axes=axes), (x,), (0,), "reduced")
+        yield Case(functools.partial(apart, axes=(1, 2)), (last,), (2,), "reduced")
     for fn in (lax.argmax, lax.argmin):
         index = functools.partial(fn, axis=1, index_dtype=jnp.int32)
         yield Case(index, (X,), (0,), (0,))
@@ -361,8 +360,9 @@ def test_layers_combine_to_the_reduction(case):
 
 
 def test_every_rule_has_a_case():
-    with_axis_names = {"psum", "psum2", "psum_invariant", "pvary", "pcast"}
-    seen = {c.eqn.primitive.name for c in CASES} | ELEMENTWISE | with_axis_names
+    on_a_mesh = {"psum", "psum2", "psum_invariant", "pvary", "pcast"}
+    on_a_mesh |= {"sharding_constraint"}
+    seen = {c.eqn.primitive.name for c in CASES} | ELEMENTWISE | on_a_mesh
     older = {"geqrf"}  # no public function makes it, in any jax of today
     assert set(RULES) - seen <= older
 
@@ -401,6 +401,29 @@ def test_sums_over_devices_are_done_by_layers(name):
     eqns = [e for e in _jaxpr.walk(jaxpr) if e.primitive.name != "shard_map"]
     assert {e.primitive.name for e in eqns} <= set(RULES)
     assert_close(jax.jit(mapped(by_layers))(x), jax.jit(mapped(fn))(x))
+
+
+@pytest.mark.parametrize("spec", [(), (None, "x"), (None, None)], ids=str)
+def test_a_constraint_that_leaves_the_layers_whole(spec):
+    eqn = constraint(spec)
+    assert treatment(eqn, [0]) == Batched((0,), (0,))
+    assert operand_axes(eqn, 0) == (0,)
+    assert narrow(eqn, (0,)) == eqn.params
+    (part,) = _compat.bind(eqn, [normal(1, 4)], narrow(eqn, (0,)))
+    assert_close(part, normal(1, 4))
+
+
+def test_a_constraint_that_spreads_the_layers_is_refused():
+    eqn = constraint(("x", None))
+    assert treatment(eqn, [0]) == "it spreads the layers over devices"
+    assert operand_axes(eqn, 0) is None
+
+
+def constraint(spec):
+    mesh = jax.make_mesh((2,), ("x",), (AxisType.Auto,), devices=jax.devices()[:2])
+    sharding = jax.sharding.NamedSharding(mesh, PartitionSpec(*spec))
+    fn = lambda x: lax.with_sharding_constraint(x, sharding)
+    return equation(fn, (normal(L, 4) if spec[:1] != ("x",) else normal(2 * L, 4),))
 
 
 def test_a_sum_over_a_mapped_axis_is_not_of_a_mesh():

@@ -1,0 +1,127 @@
+"""Which chips a kernel is for, and how much memory its blocks may take there.
+
+A kernel that is lowered for another chip aborts the compiler, or ends in an error from
+inside of it. So a kernel says what it needs, and the chip that a program is lowered for
+is asked first. What is not known of a chip is not held against it.
+"""
+
+import re
+from typing import Any, NamedTuple
+
+from pallas_kernels._compat import device_in_context
+
+Capability = tuple[int, int]
+MIB = 2**20
+
+# Compute capabilities, for devices that do not tell theirs:
+# https://developer.nvidia.com/cuda-gpus
+GPUS: dict[str, Capability] = {
+    "v100": (7, 0), "t4": (7, 5), "a100": (8, 0), "a10": (8, 6), "l4": (8, 9),
+    "l40s": (8, 9), "h100": (9, 0), "h200": (9, 0), "gh200": (9, 0),
+    "b200": (10, 0), "gb200": (10, 0),
+}  # fmt: skip
+
+# MiB of a core's memory that blocks lie in, as `pltpu.get_tpu_info` has them.
+TPUS = {"v2": 16, "v3": 16, "v4": 16, "v5e": 128, "v5p": 64, "v6e": 128, "7x": 64}
+_OF_DEVICES = {"v5 lite": "v5e", "v5": "v5p", "v6 lite": "v6e"}
+
+HOPPER = (9, 0)
+# Their products are instructions that Hopper alone has.
+_HOPPER_ALONE = ("attention", "linear_cross_entropy")
+
+
+def chip_name(device: Any) -> str | None:
+    """A name of `GPUS` or `TPUS`, None where the device is none of these."""
+    kind = device.device_kind.lower()
+    if device.platform == "tpu":
+        name = kind.removeprefix("tpu").strip()
+        name = _OF_DEVICES.get(name, name)
+        return name if name in TPUS else None
+    return next((word for word in re.split(r"[^a-z0-9]+", kind) if word in GPUS), None)
+
+
+def platform_of(chip: str) -> str:
+    """ "tpu" or "cuda", of a name of `TPUS` or `GPUS`."""
+    return "tpu" if chip in TPUS else "cuda"
+
+
+def capability(device: Any) -> Capability | None:
+    """The compute capability of a GPU, if it is known."""
+    told = getattr(device, "compute_capability", None)
+    if told is None:
+        return GPUS.get(chip_name(device) or "")
+    major, _, minor = str(told).partition(".")
+    return (int(major), int(minor or 0))
+
+
+def vmem_bytes(device: Any) -> int | None:
+    """The memory of a TPU's core that blocks lie in, if it is known."""
+    name = chip_name(device)
+    return None if name is None else TPUS[name] * MIB
+
+
+def vmem_in_context() -> int | None:
+    """`vmem_bytes` of the TPU that is traced for, if one is known."""
+    device = device_in_context("tpu")
+    return None if device is None else vmem_bytes(device)
+
+
+class Needs(NamedTuple):
+    """What a kernel asks of the chip that it is lowered for.
+
+    Attributes:
+      kernel: its name, as messages have it.
+      platform: "cuda" or "tpu".
+      least, most: compute capabilities of a GPU, both included; None: any.
+      vmem: bytes of a TPU core's memory that its blocks take.
+    """
+
+    kernel: str
+    platform: str
+    least: Capability | None = None
+    most: Capability | None = None
+    vmem: int = 0
+
+    def check(self, device: Any) -> None:
+        """ValueError if the kernel is known not to be for this device."""
+        what, has = self._on_tpu if self.platform == "tpu" else self._on_gpu
+        if found := has(device):
+            raise ValueError(
+                f"{self.kernel}: the pallas kernel needs {what}, this is {found} "
+                f"({device.device_kind}); use implementation='xla'"
+            )
+
+    @property
+    def _on_gpu(self):
+        """What is needed, and what a device has that lacks it."""
+        least = self.least or (0, 0)
+        later = "" if self.most == self.least else " or later"
+
+        def has(device):
+            found = capability(device)
+            if found is None or least <= found <= (self.most or found):
+                return ""
+            return _dotted(found)
+
+        return f"compute capability {_dotted(least)}{later}", has
+
+    @property
+    def _on_tpu(self):
+        def has(device):
+            size = vmem_bytes(device)
+            if size is None or size >= self.vmem:
+                return ""
+            return f"one of {size // MIB} MiB"
+
+        return f"a chip of at least {self.vmem / MIB:.1f} MiB of VMEM a core", has
+
+
+def _dotted(capability: Capability) -> str:
+    return ".".join(map(str, capability))
+
+
+def needs(kernel: str, platform: str) -> Needs:
+    """What the kernel of this name asks of a platform's chips, whatever its shapes."""
+    if platform == "tpu":
+        return Needs(kernel, platform)
+    return Needs(kernel, platform, HOPPER, HOPPER if kernel in _HOPPER_ALONE else None)

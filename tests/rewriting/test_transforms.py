@@ -1,0 +1,85 @@
+"""Formulas replaced, against the plain ones: dtype x transformation x frozen inputs."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxmem import rewriting
+from tests import twins
+from tests.rewriting.formulas import FORMULAS, Formula
+
+# One of each kind that differs from the others by its pattern; all in the slow suite.
+OFTEN = (
+    *("quick gelu", "hugging face norm", "linen.BatchNorm", "nnx.BatchNorm"),
+    *("linen.BatchNorm, inference", "batch norm by var", "given statistics"),
+    *("tied head", "bias subtracted", "1 - mask", "three masks", "bias after mask"),
+    *("the opposite of a mask", "two biases", "a mask in a causal one"),
+)
+# Dropout has another mask; the formulas are written for the usual promotion.
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+
+@pytest.fixture
+def standard_promotion():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def twin_of(formula: Formula) -> twins.Twin:
+    """The formula as the battery takes it."""
+
+    def args(shape, dtype, rng):
+        floats = (jnp.asarray(rng.standard_normal(s), dtype) for s in formula.shapes)
+        return (*floats, *formula.others)
+
+    return twins.Twin(
+        f"{formula.name}, {formula.id}",
+        rewriting.rewrite(formula.fn),
+        formula.fn,
+        args,
+        shapes=((),),
+        diff=tuple(range(len(formula.shapes))),
+    )
+
+
+TWINS = {f.id: twin_of(f) for f in FORMULAS}
+assert set(OFTEN) <= set(TWINS)
+
+
+def _cases():
+    """Every formula, dtype and transformation; of some one of each is fast."""
+    ways = [(d, t) for d in twins.DTYPES for t in sorted(twins.TRANSFORMS)]
+    for id_, twin in TWINS.items():
+        often = OFTEN.index(id_) if id_ in OFTEN else None
+        for i, (dtype, name) in enumerate(ways):
+            fast = often is not None and 5 * often % len(ways) == i
+            marks = () if fast else pytest.mark.slow
+            case = f"{id_}-{dtype}-{name}"
+            yield pytest.param(twin, dtype, name, marks=marks, id=case)
+
+
+@pytest.mark.parametrize(("twin", "dtype", "transform"), [*_cases()])
+def test_equals_the_plain_formula(twin, dtype, transform):
+    twins.check_equal(twin, (), dtype, transform)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("twin", TWINS.values(), ids=TWINS)
+def test_with_all_inputs_but_some_frozen(twin):
+    for wanted in twins.subsets(twin.diff):
+        twins.check_equal(twin, (), "float32", "scan", wanted)
+
+
+# Several biases are added up: the sum is as large as the probabilities that jax keeps,
+# and at these sizes what is kept beside it is as large as what is not.
+KEEPS = [i for i in OFTEN if i not in ("two biases", "bias after mask")]
+
+
+@pytest.mark.parametrize("twin", [TWINS[i] for i in KEEPS], ids=KEEPS)
+def test_keeps_no_more_than_plain_whatever_is_frozen(twin):
+    args = twin.args((), jnp.dtype("bfloat16"), twins._seed(twin.name))
+    for wanted in twins.subsets(twin.diff):
+        plain, lean = (
+            twins.kept_bytes(fn, args, wanted) for fn in (twin.plain, twin.lean)
+        )
+        assert lean <= plain, f"{set(wanted)}: {lean} bytes, plain {plain}"
