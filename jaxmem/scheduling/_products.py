@@ -83,7 +83,8 @@ class _Product:
         sizes[shared] = self.sizes[shared]
         keys = tuple(k if s == shared else None for s, k in enumerate(self.keys))
         both = self.operations + other.operations
-        return _Product(both, (keys[0], keys[1]), (*sizes,), shared)
+        first, second, result = sizes
+        return _Product(both, (keys[0], keys[1]), (first, second, result), shared)
 
 
 def _groups(graph: Graph, products: Sequence[_Product]) -> Iterator[_Product]:
