@@ -56,8 +56,9 @@ def sequences(
     chip = MACHINES[machine]
     order = planning.order(ops.graph, time_limit=patience).operations
     cost = planning.seconds(chip.narrow, chip.bandwidth)
-    limits = {"effort": EFFORT, "time_limit": patience}
-    found = planning.frontier(ops.graph, order=order, cost=cost, **limits)
+    found = planning.frontier(
+        ops.graph, order=order, cost=cost, effort=EFFORT, time_limit=patience
+    )
     rungs = zip(found.peaks, found.costs, found.sequences, strict=True)
     return [
         Rung(Choice(machine, sequence=tuple(sequence.tolist())), peak, price)
