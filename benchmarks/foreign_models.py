@@ -49,7 +49,7 @@ class Size:
 
 
 SMALL = Size(2, 32, 4, 16, 2, 64, 32, jnp.float32)  # for values, on a CPU
-REAL = Size(4, 512, 8, 128, 8, 8192, 224, jnp.bfloat16)  # for bytes
+REAL = Size(2, 512, 8, 128, 8, 8192, 224, jnp.bfloat16)  # for bytes
 
 # (params, statistics, batch, key; None for no dropout) -> (loss, new statistics)
 Loss = Callable[[Tree, Tree, Tree, Any], tuple[jax.Array, Tree]]

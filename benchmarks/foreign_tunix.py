@@ -34,7 +34,6 @@ class Family:
         plain = self.make(size)
         lean = jaxmem.substitute(plain)
         inputs = _inputs(size)
-        _, params = nnx.split(plain, nnx.Param)
 
         def report(params, statistics, batch):
             return jaxmem.nn.report(lean, *_given(batch))
