@@ -30,7 +30,7 @@ def _cases(libraries=checks.LIBRARIES):
         yield from (pytest.param(*f, id="-".join(f)) for f in families([library]))
 
 
-@pytest.mark.parametrize(("library", "family"), _cases())
+@pytest.mark.parametrize(("library", "family"), list(_cases()))
 @pytest.mark.parametrize("check", checks.every_check)
 def test_every_family(check, library, family):
     checks.every_check[check](checks.built(library, family))
