@@ -10,7 +10,7 @@ import importlib.metadata
 import pathlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import rich
@@ -91,6 +91,26 @@ def published(name: str) -> list[Row]:
         return []
     lines = (x for x in path.read_text().splitlines() if not x.startswith("#"))
     return [Row(cells, commit) for *cells, commit in list(csv.reader(lines))[1:]]
+
+
+def publish_some(
+    name: str,
+    columns: Sequence[str],
+    cases: Mapping[tuple[str, ...], Callable[[], Sequence]],
+    words: Sequence[str],
+) -> None:
+    """Measures the rows whose first cells have all of the words, and keeps the others.
+
+    `cases`: the first cells of each row -> the rest of it, measured when it is called.
+    """
+    as_a_whole()
+    first = len(next(iter(cases)))
+    rows: dict[tuple, Sequence] = {tuple(r[:first]): r for r in published(name)}
+    for key, measure in cases.items():
+        if all(any(word in cell for cell in key) for word in words):
+            rows[key] = (*key, *measure())
+            print(*rows[key], flush=True)
+    publish(name, columns, [rows[key] for key in cases if key in rows])
 
 
 def compiled(step: Callable, *args, what: str, **how) -> float | str:

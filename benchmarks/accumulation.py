@@ -1,18 +1,22 @@
 """N micro-batches of BERT-Large: what accumulating takes, by every way there is.
 
     python -m benchmarks.accumulation
+    python -m benchmarks.accumulation microbatch h100    # rows that have both
 
 Micro-batches of 8 x 128 tokens, remat a layer, bf16 compute, f32 parameters (1,274
 MiB) and moments, all donated (3,823 MiB of state). `optax.MultiSteps` is compiled for
 one of its calls; the others hold all N micro-batches in one step.
 """
 
+import functools
+import sys
+
 import jax
 import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks._common import MIB, RESULTS, publish, verdict
+from benchmarks._common import MIB, RESULTS, publish_some, published, verdict
 from benchmarks.models import abstract_params, masked_loss
 from benchmarks.release import TOKENS, model
 
@@ -139,18 +143,24 @@ def measure(way: str, n: int, target: str):
     return jaxmem.estimate(step, *args, target=target, timeout=PATIENCE)
 
 
+def row(way: str, n: int, target: str) -> tuple:
+    report = measure(way, n, target)
+    most, peak = bar(way, n, target), report.peak_bytes / MIB
+    return report.temp_bytes / MIB, peak, most or "", verdict(peak, most)
+
+
 def main() -> None:
-    rows = []
-    for target in COUNTS:
-        for way in WAYS:
-            for n in COUNTS[target]:
-                report = measure(way, n, target)
-                most, peak = bar(way, n, target), report.peak_bytes / MIB
-                sizes = report.temp_bytes / MIB, peak
-                rows.append((way, n, target, *sizes, most or "", verdict(peak, most)))
+    rows = {
+        (way, str(n), target): functools.partial(row, way, n, target)
+        for target in COUNTS
+        for way in WAYS
+        for n in COUNTS[target]
+    }
     columns = ("way", "N", "target", "temp MiB", "peak MiB", "at most", "met")
-    publish("accumulation", columns, rows)
-    draw(rows)
+    publish_some("accumulation", columns, rows, sys.argv[1:])
+    draw(
+        [(r[0], int(r[1]), r[2], r[3], float(r[4])) for r in published("accumulation")]
+    )
 
 
 def draw(rows) -> None:

@@ -1,6 +1,7 @@
 """BERT-Large in Flax linen, plain and after `jaxmem.substitute` alone.
 
     python -m benchmarks.bert            # temp bytes of the loss gradient
+    python -m benchmarks.bert h100       # rows that have it; others stay
     python -m benchmarks.bert --losses   # 100 steps of a small BERT, both ways
 
 24 layers in `nn.scan`, batch 8 of 512 tokens, dropout 0.1, bf16 compute, f32
@@ -8,6 +9,8 @@ parameters.
 """
 
 import argparse
+import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +18,7 @@ import numpy as np
 import optax
 
 import jaxmem
-from benchmarks._common import MIB, TARGETS, publish, verdict
+from benchmarks._common import MIB, TARGETS, publish, publish_some, verdict
 from benchmarks.models import Bert, BertConfig, abstract_params, masked_loss
 
 BARS = {("substituted", "h100"): 2600}
@@ -38,15 +41,24 @@ def models(config, **kwargs):
     yield "substituted", jaxmem.substitute(plain)
 
 
-def memory() -> None:
-    rows = []
-    for name, model in models(BertConfig()):
-        step, args = gradient(model)
-        for target in TARGETS:
-            report = jaxmem.estimate(step, *args, target=target)
-            temp, bar = report.temp_bytes / MIB, BARS.get((name, target))
-            rows.append((name, target, temp, bar or "", verdict(temp, bar)))
-    publish("bert", ("model", "target", "temp MiB", "at most", "met"), rows)
+def temp(model, target: str) -> float:
+    """MiB of the loss gradient's temporaries."""
+    step, args = gradient(model)
+    return jaxmem.estimate(step, *args, target=target).temp_bytes / MIB
+
+
+def row(name: str, model, target: str) -> tuple:
+    size, bar = temp(model, target), BARS.get((name, target))
+    return size, bar or "", verdict(size, bar)
+
+
+def memory(words: Sequence[str]) -> None:
+    rows = {
+        (name, target): functools.partial(row, name, model, target)
+        for name, model in models(BertConfig())
+        for target in TARGETS
+    }
+    publish_some("bert", ("model", "target", "temp MiB", "at most", "met"), rows, words)
 
 
 def train(model, dtype, steps: int) -> list[float]:
@@ -87,5 +99,7 @@ def losses(steps: int = 100) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*")
     parser.add_argument("--losses", action="store_true")
-    losses() if parser.parse_args().losses else memory()
+    options = parser.parse_args()
+    losses() if options.losses else memory(options.words)

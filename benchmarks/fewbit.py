@@ -1,13 +1,19 @@
 """Few-bit derivatives: errors of the tables, bytes of a scan with frozen next weights.
 
     python -m benchmarks.fewbit
+    python -m benchmarks.fewbit --package=builtin.npz
 
-Three tables: the squared error of the derivative of the best tables, beside that of
-the tables in the package of Few-Bit Backward and its bar; temp bytes of the eight-layer
-MLP scan of `benchmarks.scans` with its second weights frozen; and the largest error of
-the derivative from a rounded output, over every number of a dtype.
+Three tables: the errors of the derivative of the best tables, beside that of the tables
+in the package of Few-Bit Backward and its bar; temp bytes of the eight-layer MLP scan
+of `benchmarks.scans` with its second weights frozen; and the largest error of the
+derivative from a rounded output, over every number of a dtype. The package's tables are
+read from its file `fewbit/data/builtin.npz` (https://github.com/skolai/fewbit); without
+`--package` their column stays as it was.
 """
 
+import argparse
+import pathlib
+import sys
 from functools import partial
 
 import jax
@@ -16,7 +22,7 @@ import numpy as np
 
 import jaxmem
 from benchmarks import scans
-from benchmarks._common import MIB, TARGETS, publish, verdict
+from benchmarks._common import MIB, TARGETS, publish, published, verdict
 from jaxmem import ops
 from jaxmem.ops._fewbit_shipped import FUNCTIONS
 
@@ -28,37 +34,66 @@ TABLE_BARS = {
     ("silu", 3): 0.01727,
     ("silu", 4): 0.00456,
 }
-# (borders, levels) of the package `fewbit`, to the digits its file has them
-PACKAGE = {
-    ("gelu_erf", 2): ((-0.4536, 0, 0.4536), (-0.00148, 0.32506, 0.67495, 1.00148)),
-    ("gelu_erf", 3): (
-        (-2.4166, -0.7100, -0.3258, 0.0001, 0.3261, 0.7102, 2.4145),
-        (-0.00019, -0.08828, 0.12568, 0.37231) + (0.62785, 0.87445, 1.08835, 1.0002),
-    ),
-    ("silu", 2): ((-0.7433, 0, 0.7433), (-0.0024, 0.3223, 0.6777, 1.0024)),
-}
+PACKAGE_NAMES = {"gelu_erf": "gelu"}  # activations that the package calls otherwise
 SCAN_BARS = {("gelu, save=2", "h100"): 230}
 OUTPUT_BARS = {"bfloat16": 0.016, "float32": 1e-4}
 
 
-def square_error(fn, borders, levels) -> float:
-    """The squared L2 distance of any table from the derivative, over -10 .. 10."""
+def differences(fn, borders, levels) -> np.ndarray:
+    """Of any table from the derivative, at even distances over -10 .. 10."""
     x = np.linspace(-10, 10, 2_000_001)
     with jax.enable_x64(True):
         slope = np.asarray(jax.vmap(jax.grad(fn))(x))
-    steps = np.asarray(levels)[np.searchsorted(borders, x, side="right")]
-    return float(np.mean((slope - steps) ** 2) * 20)
+    return slope - np.asarray(levels)[np.searchsorted(borders, x, side="right")]
 
 
-def table_rows():
+def square_error(fn, borders, levels) -> float:
+    """The integral of the squared difference over -10 .. 10."""
+    return float(np.mean(differences(fn, borders, levels) ** 2) * 20)
+
+
+def of_package(path: pathlib.Path) -> dict[tuple[str, int], str]:
+    """Squared errors of the package's tables, of the activations that we have too."""
+    found = {}
+    with np.load(path, allow_pickle=False) as tables:
+        for name, fn in FUNCTIONS.items():
+            for bits in range(1, 5):
+                key = f"{PACKAGE_NAMES.get(name, name)}{bits:02}"
+                if f"{key}-levels" in tables:
+                    inner = tables[f"{key}-borders"][1:-1]  # the outer two are the ends
+                    error = square_error(fn, inner, tables[f"{key}-levels"])
+                    found[name, bits] = f"{error:.5f}"
+    return found
+
+
+def kept_package() -> dict[tuple[str, int], str]:
+    """The same as published."""
+    column = TABLE_COLUMNS.index("package")
+    return {(r[0], int(r[1])): r[column] for r in published("fewbit-tables")}
+
+
+def table_rows(package: dict[tuple[str, int], str]):
     for name, fn in FUNCTIONS.items():
         for bits in range(1, 5):
-            error = ops.fewbit_table(fn, bits).error
-            package = PACKAGE.get((name, bits))
-            theirs = f"{square_error(fn, *package):.5f}" if package else ""
+            found = ops.fewbit_table(fn, bits)
+            largest = np.abs(differences(fn, found.borders, found.levels)).max()
             bar = TABLE_BARS.get((name, bits))
-            met = "" if bar is None else "yes" if error <= bar else "no"
-            yield name, bits, f"{error:.6f}", theirs, str(bar or ""), met
+            met = "" if bar is None else "yes" if found.error <= bar else "no"
+            theirs = package.get((name, bits), "")
+            figures = f"{found.error:.6f}", f"{largest:.3f}", theirs
+            yield name, bits, *figures, str(bar or ""), met
+    gelu = FUNCTIONS["gelu_erf"]
+    error = square_error(gelu, *regelu2_table())
+    largest = np.abs(differences(gelu, *regelu2_table())).max()
+    yield "regelu2", 2, f"{error:.6f}", f"{largest:.3f}", "", "", ""
+
+
+def regelu2_table() -> tuple[np.ndarray, np.ndarray]:
+    """(borders, levels), read off the op's own derivative."""
+    x = np.linspace(-10, 10, 2_000_001, dtype=np.float32)
+    slope = np.asarray(jax.vjp(ops.regelu2, jnp.asarray(x))[1](jnp.ones(x.shape))[0])
+    jumps = np.flatnonzero(np.diff(slope))
+    return x[jumps + 1], np.append(slope[jumps], slope[-1])
 
 
 ACTIVATIONS = {
@@ -126,9 +161,20 @@ def output_rows():
             yield name, dtype, f"{error:.2e}", str(bar), met
 
 
+TABLE_COLUMNS = (
+    *("activation", "bits", "squared error", "largest error", "package"),
+    *("at most", "met"),
+)
+
+
 def main() -> None:
-    columns = ("activation", "bits", "squared error", "package", "at most", "met")
-    publish("fewbit-tables", columns, list(table_rows()))
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--package", type=pathlib.Path)
+    path = parser.parse_args().package
+    if path:
+        sys.argv[1:] = [f"--package={path.name}"]  # a path is this machine's alone
+    package = of_package(path) if path else kept_package()
+    publish("fewbit-tables", TABLE_COLUMNS, list(table_rows(package)))
     columns = ("save=output", "dtype", "largest error", "at most", "met")
     publish("fewbit-output", columns, list(output_rows()))
     columns = ("activation", "target", "temp MiB", "at most", "met")

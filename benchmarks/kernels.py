@@ -8,8 +8,7 @@
 "MiB" are the temporaries of forward and backward pass together (of the update, for an
 optimizer) beside arguments and results. A limit is what must pass through memory at the
 bandwidth that a copy reaches, or the matmul flops at the vendor's rate, whichever takes
-longer. Rows of the other modes, and of other chips, are kept. The tables of
-docs/kernels.md are written too.
+longer. Rows of the other modes, and of other chips, are kept.
 """
 
 import argparse
@@ -26,7 +25,6 @@ import jax.numpy as jnp
 import jaxmem
 from benchmarks._common import (
     MIB,
-    RESULTS,
     TARGETS,
     Row,
     as_a_whole,
@@ -40,7 +38,6 @@ from pallas_kernels.chips import chip_name
 SDS = jax.ShapeDtypeStruct
 BF16, F32 = jnp.bfloat16, jnp.float32
 TOKENS, WIDTH = 8192, 4096
-DOCS = RESULTS.parent.parent / "docs"
 RATES = "one of " + ", ".join(name for name in MACHINES if name != "cpu")
 COLUMNS = (
     *("kernel", "chip", "status", "XLA MiB", "kernel MiB"),
@@ -213,11 +210,10 @@ def on_chip(name: str, target: str) -> str:
 
 
 def chips_table() -> None:
-    """Every kernel on every target, as a CSV and as docs/kernels.md includes it."""
+    """Every kernel on every target."""
     names = [target.name for target in jaxmem.targets() if target.platform != "cpu"]
     rows = [[name, *(on_chip(name, target) for target in names)] for name in CASES]
     publish("kernels_chips", ("kernel", *names), rows)
-    write_docs("kernels_chips.md", ("kernel", *names), rows)
 
 
 # -- on a device
@@ -283,15 +279,6 @@ def time_row(name: str, target: str, rate: float, old: list | None):
     return [name, target, *before, xla, kernel, library, share]
 
 
-def write_docs(name: str, columns, rows) -> None:
-    """A table as docs/kernels.md includes it."""
-    lines = [" | ".join(("", *columns, "")).strip(), "|" + "---|" * len(columns)]
-    for row in rows:
-        cells = (f"{c:,.1f}" if isinstance(c, float) else str(c) for c in row)
-        lines.append(" | ".join(("", *cells, "")).strip())
-    (DOCS / name).write_text("\n".join(lines) + "\n")
-
-
 def numbers(row: Row) -> Row:
     """A published row, its figures as numbers."""
     return Row([*row[:3], *map(number, row[3:])], row.commit)
@@ -323,7 +310,6 @@ def main() -> None:
                 print(*there[name, target], flush=True)
     rows = sorted(there.values(), key=lambda r: (r[1], list(CASES).index(r[0])))
     publish("kernels", COLUMNS, rows)
-    write_docs("kernels_table.md", COLUMNS, rows)
 
 
 def number(text: str) -> float | str:

@@ -1,10 +1,12 @@
 """Temp bytes of eight-layer scans with stock layers and with ours, on absent chips.
 
     python -m benchmarks.layers
+    python -m benchmarks.layers dot_product    # rows that have it; others stay
 
 Where a layer has a bar in the column "at most", it is held to it.
 """
 
+import sys
 from collections import defaultdict
 from functools import partial
 
@@ -13,7 +15,12 @@ import jax
 
 import jaxmem
 from benchmarks import scans
-from benchmarks._common import MIB, TARGETS, publish, verdict
+from benchmarks._common import (
+    MIB,
+    TARGETS,
+    publish_some,
+    verdict,
+)
 from jaxmem import ops
 
 # The gradient of the weights; for the MLP that of its input too.
@@ -73,17 +80,24 @@ def cases():
         )
 
 
+def temp(stack: str, loss, args, target: str) -> float:
+    step = jax.grad(loss, argnums=WANTED[stack])
+    return jaxmem.estimate(step, *args, target=target).temp_bytes / MIB
+
+
+def row(stack: str, loss, args, bar: int | None, target: str) -> tuple:
+    size = temp(stack, loss, args, target)
+    return size, bar or "", verdict(size, bar)
+
+
 def main() -> None:
-    rows = []
-    for stack, name, (loss, args), bars in cases():
-        for i, target in enumerate(TARGETS):
-            step = jax.grad(loss, argnums=WANTED[stack])
-            temp = jaxmem.estimate(step, *args, target=target).temp_bytes
-            bar = bars and bars[i]
-            rows.append(
-                (stack, name, target, temp / MIB, bar or "", verdict(temp / MIB, bar))
-            )
-    publish("layers", ("stack", "layer", "target", "temp MiB", "at most", "met"), rows)
+    rows = {
+        (stack, name, target): partial(row, stack, *made, bars and bars[i], target)
+        for stack, name, made, bars in cases()
+        for i, target in enumerate(TARGETS)
+    }
+    columns = ("stack", "layer", "target", "temp MiB", "at most", "met")
+    publish_some("layers", columns, rows, sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """One exact Adam step of BERT-Large, as XLA compiles it and through `jaxmem.schedule`.
 
     python -m benchmarks.release             # gradient release
+    python -m benchmarks.release h100        # rows that have it; others stay
     python -m benchmarks.release --residuals # the loss gradient at S 512
     python -m benchmarks.release --unrolled  # order: 16 dense layers in a Python loop
 
@@ -9,6 +10,8 @@ parameters and moments, all donated: 3,823 MiB of state.
 """
 
 import argparse
+import functools
+from collections.abc import Sequence
 
 import flax.linen as nn
 import jax
@@ -17,7 +20,13 @@ import optax
 
 import jaxmem
 from benchmarks import bert
-from benchmarks._common import MIB, TARGETS, publish, verdict
+from benchmarks._common import (
+    MIB,
+    TARGETS,
+    publish,
+    publish_some,
+    verdict,
+)
 from benchmarks.models import Bert, BertConfig, Layer, abstract_params, masked_loss
 
 TOKENS = jax.ShapeDtypeStruct((8, 128), jnp.int32)
@@ -72,36 +81,48 @@ def measure(remat: bool, substituted: bool, target: str):
     return [jaxmem.estimate(fn, *args, target=target) for fn in (plain, scheduled)]
 
 
-def release() -> None:
-    rows = []
-    for case in cases():
-        plain, ours = measure(*case)
-        remat, substituted, target = case
-        bar = PEAKS.get(case) or TEMPS.get(case)
-        value = ours.peak_bytes if case in PEAKS else ours.temp_bytes
-        rows.append(
-            ("a layer" if remat else "none", "yes" if substituted else "no", target)
-            + (plain.temp_bytes / MIB, plain.peak_bytes / MIB)
-            + (ours.temp_bytes / MIB, ours.peak_bytes / MIB)
-            + (f"{'peak' if case in PEAKS else 'temp'} {bar}" if bar else "",)
-            + (verdict(value / MIB, bar),)
+def row(*case) -> tuple:
+    plain, ours = measure(*case)
+    bar = PEAKS.get(case) or TEMPS.get(case)
+    value = ours.peak_bytes if case in PEAKS else ours.temp_bytes
+    return (
+        *(plain.temp_bytes / MIB, plain.peak_bytes / MIB),
+        *(ours.temp_bytes / MIB, ours.peak_bytes / MIB),
+        f"{'peak' if case in PEAKS else 'temp'} {bar}" if bar else "",
+        verdict(value / MIB, bar),
+    )
+
+
+def release(words: Sequence[str]) -> None:
+    rows = {
+        ("a layer" if remat else "none", "yes" if lean else "no", target): (
+            functools.partial(row, remat, lean, target)
         )
+        for remat, lean, target in cases()
+    }
     columns = ("remat", "substituted", "target", "XLA: temp MiB", "XLA: peak MiB")
     ours = ("scheduled: temp MiB", "scheduled: peak MiB", "at most", "met")
-    publish("release", (*columns, *ours), rows)
+    publish_some("release", (*columns, *ours), rows, words)
 
 
-def residuals() -> None:
+def residual_row(fn, args, bar: int | None, target: str) -> tuple:
+    temp = jaxmem.estimate(fn, *args, target=target).temp_bytes / MIB
+    return temp, bar or "", verdict(temp, bar)
+
+
+def residuals(words: Sequence[str]) -> None:
     """What the backward scan makes itself: the loss gradient, nothing to release."""
     step, args = bert.gradient(model(False, True))
-    rows = []
-    for target in TARGETS:
-        for name, fn in (("substituted", step), ("scheduled too", scheduled(step))):
-            temp = jaxmem.estimate(fn, *args, target=target).temp_bytes / MIB
-            bar = RESIDUALS.get(target) if name == "scheduled too" else None
-            rows.append((name, target, temp, bar or "", verdict(temp, bar)))
+    ways = ("substituted", step, {}), ("scheduled too", scheduled(step), RESIDUALS)
+    rows = {
+        (name, target): functools.partial(
+            residual_row, fn, args, bars.get(target), target
+        )
+        for target in TARGETS
+        for name, fn, bars in ways
+    }
     columns = ("model", "target", "temp MiB", "at most", "met")
-    publish("release_residuals", columns, rows)
+    publish_some("release_residuals", columns, rows, words)
 
 
 def scheduled(step):
@@ -128,29 +149,30 @@ def dense_step(layers: int = 16, width: int = 4096, batch: int = 256):
     return step, (params, jax.eval_shape(tx.init, params), x)
 
 
-def unrolled() -> None:
+def unrolled_temps(target: str) -> list[float]:
+    """Of the step as it is, and scheduled."""
     step, args = dense_step()
     plain = jax.jit(step, donate_argnums=(0, 1))
     ours = jaxmem.schedule(step, donate_argnums=(0, 1))
-    rows = []
-    for target in TARGETS:
-        temps = (
-            jaxmem.estimate(fn, *args, target=target).temp_bytes / MIB
-            for fn in (plain, ours)
-        )
-        rows.append((target, *temps))
+    reports = (jaxmem.estimate(fn, *args, target=target) for fn in (plain, ours))
+    return [report.temp_bytes / MIB for report in reports]
+
+
+def unrolled() -> None:
+    rows = [(target, *unrolled_temps(target)) for target in TARGETS]
     columns = ("target", "XLA: temp MiB", "scheduled: temp MiB")
     publish("release_unrolled", columns, rows)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*")
     parser.add_argument("--residuals", action="store_true")
     parser.add_argument("--unrolled", action="store_true")
     chosen = parser.parse_args()
     if chosen.residuals:
-        residuals()
+        residuals(chosen.words)
     elif chosen.unrolled:
         unrolled()
     else:
-        release()
+        release(chosen.words)

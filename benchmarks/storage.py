@@ -1,6 +1,7 @@
 """Temp bytes with activations stored in codes, in another form, or in part, on an H100.
 
     python -m benchmarks.storage
+    python -m benchmarks.storage BERT    # rows that have it; others stay
 
 BERT-Large after `substitute` alone (batch 8 of 512 tokens, the loss gradient), and
 scans over eight layers in bfloat16 with 4096 tokens: `x + dense(norm(x))` of 4096
@@ -8,6 +9,7 @@ channels, an MLP of 1024 to 4096, and `x + gelu(x @ w1) @ w2` with sampled kerne
 gradients.
 """
 
+import sys
 from functools import partial
 
 import jax
@@ -15,7 +17,7 @@ import jax.numpy as jnp
 
 import jaxmem
 from benchmarks import bert, scans
-from benchmarks._common import MIB, publish
+from benchmarks._common import MIB, publish_some
 from benchmarks.models import Bert, BertConfig
 from jaxmem import ops
 from jaxmem.ops._quantized import sharing
@@ -112,19 +114,25 @@ def sampled():
         yield name, jax.grad(loss, (0, 1)), (weights, x, keys)
 
 
+STACKS = {
+    "BERT-Large": berts,
+    "norm and dense": pre_norms,
+    "MLP": mlps,
+    "sampled MLP": sampled,
+}
+
+
+def temp(step, args) -> float:
+    return jaxmem.estimate(step, *args, target=TARGET).temp_bytes / MIB
+
+
 def main() -> None:
-    rows = []
-    for stack, cases in (
-        ("BERT-Large", berts),
-        ("norm and dense", pre_norms),
-        ("MLP", mlps),
-        ("sampled MLP", sampled),
-    ):
-        for name, step, args in cases():
-            report = jaxmem.estimate(step, *args, target=TARGET)
-            rows.append((stack, name, report.temp_bytes / MIB))
-            print(*rows[-1], flush=True)
-    publish("storage", ("stack", "kept", "temp MiB"), rows)
+    rows = {
+        (stack, name): lambda step=step, args=args: (temp(step, args),)
+        for stack, cases in STACKS.items()
+        for name, step, args in cases()
+    }
+    publish_some("storage", ("stack", "kept", "temp MiB"), rows, sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -121,12 +121,3 @@ def test_import_is_cheap():
         for _ in range(3)
     )
     assert min(float(r.stdout) for r in runs) < 0.3
-
-
-def test_readme_figures_are_those_of_the_results():
-    """The table in the README is what its command makes of the result files."""
-    root = PACKAGE.parent
-    if not (root / "benchmarks").is_dir():
-        pytest.skip("an installed package, without its benchmarks")
-    command = [sys.executable, "-m", "benchmarks.readme", "--check"]
-    assert subprocess.run(command, cwd=root).returncode == 0

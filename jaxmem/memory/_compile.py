@@ -22,6 +22,11 @@ from jaxmem.memory._step import Step, describe_sharding
 from jaxmem.memory._targets import Target, chip_mesh, topology
 
 _CALLBACKS = ("debug_callback", "debug_print", "io_callback", "pure_callback")
+_KERNELS = frozenset(
+    "core_map for_chip kernel_or_xla mosaic_gpu mpmd_map pallas_call".split()
+)
+# what they are lowered to, which the compiler hands to another one
+_KERNEL_CALLS = (b"mosaic_gpu", b"tpu_custom_call", b"triton")
 _SHOWN_ARGUMENTS = 12
 
 
@@ -168,7 +173,7 @@ def lower(
         key=_cache.key_of(fingerprint(exported), request),
         kept=kept,
         out_avals=tuple(exported.out_avals),
-        kernels=bool(exported.disabled_safety_checks),
+        kernels=any(name in data for name in _KERNEL_CALLS),
     )
 
 
@@ -206,8 +211,7 @@ def _device_of(target: Target, traced: Any, step: Step) -> Iterator[None]:
     Where the step has a mesh of its own no other can be set round it, and that may be
     of other devices: kernels that say what they need are asked here.
     """
-    kernels = ("pallas_call", "core_map", "mosaic_gpu", "for_chip", "kernel_or_xla")
-    asks = [eqn for eqn in walk(traced.jaxpr) if eqn.primitive.name in kernels]
+    asks = [eqn for eqn in walk(traced.jaxpr) if eqn.primitive.name in _KERNELS]
     if target.platform == "cpu" or not asks:
         yield
         return

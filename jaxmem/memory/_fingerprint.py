@@ -13,7 +13,8 @@ _LOCATION = re.compile(r"#loc\d*\b")
 _PREFIX = "jit(step)"  # what `_compile.flat_function` calls each step
 _NOWHERE = re.compile(r"loc\(loc\(\"jit\(step\)\"\(.*$")
 _SOLE = re.compile(
-    r"    %0(?::(?P<count>\d+))? = call @(?P<name>[\w.$]+)\((?P<given>[^)]*)\)"
+    r"    %0(?::(?P<count>\d+))? = call "
+    r"@(?P<name>\"[^\"]*\"|[\w.$]+)\((?P<given>[^)]*)\)"
 )
 _CALL = re.compile(r"loc\(callsite\((#loc\d*) at ")
 

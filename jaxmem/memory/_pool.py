@@ -166,12 +166,14 @@ class Compile:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def cancel(self) -> None:
-        """Ends the compile, if it has not ended."""
+        """Ends the compile, of which nobody wants to know; its files go with it."""
         if not os.path.exists(os.path.join(self.folder, "ended")):
             try:
-                self._pool.tell(self._worker, do="cancel", folder=self.folder)
+                # the worker removes the files, once nobody writes them any more
+                return self._pool.tell(self._worker, do="cancel", folder=self.folder)
             except _Gone:
                 pass
+        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _wait(self) -> str:
         """How the compile ended."""

@@ -69,11 +69,12 @@ class MemoryReport:
     def __getattr__(self, name: str) -> Any:
         """Reads the rows from the compiler's texts; asked for what is not there yet."""
         unread = self.__dict__.get("_unread")
-        if name not in _READ or unread is None:
+        if name in _READ and unread is not None:
+            self.__dict__.update(unread.rows())
+            self.__dict__.pop("_unread", None)
+        if name not in self.__dict__:  # another thread may have read it meanwhile
             kind = type(self).__name__
             raise AttributeError(f"{kind!r} object has no attribute {name!r}")
-        self.__dict__.update(unread.rows())
-        self.__dict__.pop("_unread", None)
         return self.__dict__[name]
 
     def fits(self, memory: int | str | None = None) -> bool:

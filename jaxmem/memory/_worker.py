@@ -24,6 +24,7 @@ import json
 import os
 import queue
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -174,7 +175,7 @@ class Server:
         for job in [j for j in self.running if j.folder == folder]:
             job.end()
             self.running.remove(job)
-            _tell(folder, "cancelled")
+        shutil.rmtree(folder, ignore_errors=True)
 
     def advance(self) -> None:
         """Ends what has ended, starts what there is room for."""

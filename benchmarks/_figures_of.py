@@ -1,0 +1,60 @@
+"""What the renderers of figures share: rows of the results files, cells, tables."""
+
+import csv
+import functools
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+ROOT = pathlib.Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+VERSION = "jax0.10.2"
+
+Row = Mapping[str, str]
+FIGURES: dict[str, Callable[[], str]] = {}
+
+
+def figures(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
+    """Registers the renderer of a marked block, or of a figure within a sentence."""
+
+    def register(render: Callable[[], str]) -> Callable[[], str]:
+        if name in FIGURES:
+            raise ValueError(f"two renderers of {name!r}")
+        FIGURES[name] = render
+        return render
+
+    return register
+
+
+@functools.cache
+def rows(name: str) -> list[Row]:
+    """The rows of `results/<name>-<version>.csv`."""
+    text = (RESULTS / f"{name}-{VERSION}.csv").read_text()
+    lines = (line for line in text.splitlines() if not line.startswith("#"))
+    return list(csv.DictReader(lines))
+
+
+def row(name: str, where: Mapping[str, str]) -> Row:
+    """The one row of these values."""
+    found = [r for r in rows(name) if all(r[k] == v for k, v in where.items())]
+    if len(found) != 1:
+        raise ValueError(f"{name}: {len(found)} rows have {dict(where)}, one is wanted")
+    return found[0]
+
+
+def value(name: str, column: str, where: Mapping[str, str]) -> float:
+    return float(row(name, where)[column])
+
+
+def whole(name: str, column: str, where: Mapping[str, str]) -> str:
+    """A cell to the unit, as figures in MiB are shown."""
+    return f"{value(name, column, where):,.0f}"
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown."""
+    rule = "|" + "---|" * len(head)
+    return "\n".join([_line(head), rule, *map(_line, lines)])
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |" if any(cells) else "|" + " |" * len(cells)

@@ -1,0 +1,209 @@
+"""The tables of docs/."""
+
+import functools
+from collections.abc import Mapping
+
+from benchmarks._figures_of import Row, figures, row, rows, table, value, whole
+
+TWO_CHIPS = ("h100", "tpu-v5e")
+
+
+def of_both(name: str, column: str, where: Mapping[str, str]) -> list[str]:
+    """A figure on either chip."""
+    return [whole(name, column, {**where, "target": chip}) for chip in TWO_CHIPS]
+
+
+@figures("depth")
+def depth() -> str:
+    head = ("layers", "plain", "one input for each layer", "segments")
+    lines = [
+        (
+            r["layers"],
+            *(f"{float(r[c]):,.0f}" for c in ("plain MiB", "a layer: MiB")),
+            f"{float(r['segments: MiB']):,.0f}",
+            r["layers in one"].replace(" / ", ", of "),
+        )
+        for r in rows("depth")
+    ]
+    return table((*head, "layers in one, and in those in it"), lines)
+
+
+@figures("cross entropy")
+def cross_entropy() -> str:
+    ways = {
+        "whole logits": "whole logits",
+        "8 chunks of tokens in `jax.checkpoint`": "checkpointed chunks",
+        "`linear_cross_entropy`": "linear_cross_entropy",
+        "with every option": "the same, all options",
+        "`accumulator_dtype=bfloat16`": "the same, bfloat16 accumulator",
+        '`implementation="pallas"`': "the same, kernels",
+    }
+    lines = [
+        (title, *of_both("cross_entropy", "temp MiB", {"loss": loss}))
+        for title, loss in ways.items()
+    ]
+    return table(("", "H100", "TPU v5e"), lines)
+
+
+@figures("few bits, bytes")
+def few_bit_bytes() -> str:
+    ways = {"`jax.nn.gelu`": "jax.nn.gelu"}
+    ways |= {f'`gelu(x, save="{w}")`': f"gelu, save={w}" for w in ("output", "input")}
+    ways |= {f"`gelu(x, save={n})`": f"gelu, save={n}" for n in (4, 3, 2)}
+    title = "eight layers x → gelu(x W) V in a scan, V frozen, 4096 tokens, 1024 → 4096"
+    lines = [
+        (title, *of_both("fewbit-scan", "temp MiB", {"activation": way}))
+        for title, way in ways.items()
+    ]
+    return table((f"{title}, bfloat16", "H100, MiB", "TPU v5e, MiB"), lines)
+
+
+@figures("few bits, errors")
+def few_bit_errors() -> str:
+    functions = ("gelu_erf", "silu", "tanh", "softplus")
+    error = lambda name, bits: value(
+        "fewbit-tables", "squared error", {"activation": name, "bits": bits}
+    )
+    lines = [
+        (bits, *(f"{error(name, bits):#.3g}" for name in functions)) for bits in "1234"
+    ]
+    return table(("bits", "GELU", "SiLU", "tanh", "softplus"), lines)
+
+
+def trained(titles: Mapping[str, str], units: bool) -> str:
+    """Held-out losses of the small GPT and ViT; `titles`: title -> technique."""
+    lines = []
+    for title, technique in titles.items():
+        r = row("training", {"technique": technique})
+        losses = f"{float(r['GPT mean']):.4f}", f"{float(r['ViT mean']):.3f}"
+        lines.append((title, *losses, f"{float(r['right %']):.1f}"))
+    head = ("GPT, nats a byte", "ViT, nats a digit") if units else ("GPT", "ViT")
+    return table(("", *head, "right, %"), lines)
+
+
+@figures("few bits, training")
+def few_bit_training() -> str:
+    ways = {f"{n} bit{'s' * (n > 1)}": f"bits-{n}" for n in (1, 2, 3, 4)}
+    return trained({"plain": "plain", **ways, "ReGELU2": "regelu2"}, units=False)
+
+
+@figures("storage, training")
+def storage_training() -> str:
+    ways = {f"{n} bits": f"storage-{n}" for n in (8, 4)}
+    return trained({"plain": "plain", **ways}, units=True)
+
+
+@figures("sampled, training")
+def sampled_training() -> str:
+    sampled = {"4 bits alone": "bits-4", "4 bits and `SampledDense`": "wta-crs"}
+    return trained({"plain": "plain", **sampled}, units=True)
+
+
+@figures("storage, bytes")
+def storage_bytes() -> str:
+    mib = functools.partial(whole, "storage", "temp MiB")
+    bert = lambda kept: mib({"stack": "BERT-Large", "kept": kept})
+    norm = lambda kept: mib({"stack": "norm and dense", "kept": kept})
+    outputs = "outputs (exact but for rounding)", bert("outputs"), norm("save=output")
+    blocks = "8 bits in blocks of 256", bert("8 bits, blocks of 256"), ""
+    eight, four = ((w, bert(w), norm(w)) for w in ("8 bits", "4 bits"))
+    head = ("kept", "BERT-Large", "norm and dense")
+    return table(head, (outputs, eight, blocks, four))
+
+
+@figures("sampled, bytes")
+def sampled_bytes() -> str:
+    ways = {
+        "jax.nn.gelu": "jax.nn.gelu",
+        '`gelu(save="output")`': "gelu, save=output",
+        '`gelu(save="input")`, both layers sampled at 0.3': (
+            "gelu, save=input, sampled at 0.3"
+        ),
+        "`gelu(save=3)`, both layers plain": "gelu, save=3",
+        "`gelu(save=3)`, both layers sampled at 0.3": "gelu, save=3, sampled at 0.3",
+    }
+    stack = {"stack": "sampled MLP"}
+    lines = [
+        (title, whole("storage", "temp MiB", {**stack, "kept": kept}))
+        for title, kept in ways.items()
+    ]
+    return table(("", ""), lines)
+
+
+def of_parts(name: str) -> str:
+    """Plain / substituted, a row a part that is trained, a column a model."""
+    models = list(dict.fromkeys(r["model"] for r in rows(name)))
+    lines = {r["gradients of"]: [""] * len(models) for r in rows(name)}
+    for r in rows(name):
+        both = (f"{float(r[f'{way}, MiB']):,.0f}" for way in ("plain", "substituted"))
+        lines[r["gradients of"]][models.index(r["model"])] = " / ".join(both)
+    cells = [[part, *figures] for part, figures in lines.items()]
+    return table(("gradients of", *models), cells)
+
+
+@figures("frozen, kept")
+def frozen_kept() -> str:
+    return of_parts("frozen")
+
+
+@figures("frozen, compiled")
+def frozen_compiled() -> str:
+    return of_parts("frozen_h100")
+
+
+@figures("kernels")
+def kernels() -> str:
+    """Every column but the commit; those of which no device has told are left out."""
+    found = rows("kernels")
+    columns = [c for c in found[0] if c != "commit" and any(r[c] for r in found)]
+    lines = [[shown(r[c]) for c in columns] for r in found]
+    return table(columns, lines)
+
+
+@figures("kernels, chips")
+def kernels_on_chips() -> str:
+    found = rows("kernels_chips")
+    columns = [c for c in found[0] if c != "commit"]
+    return table(columns, ([r[c] for c in columns] for r in found))
+
+
+def shown(cell: str) -> str:
+    """A number with one decimal; anything else as it is."""
+    try:
+        return f"{float(cell):,.1f}"
+    except ValueError:
+        return cell
+
+
+# -- predictions
+
+WITHIN = 10  # per cent
+CHIPS = {"H100": ("h100",), "TPU v5e, or v5p": ("tpu-v5e", "tpu-v5p")}
+
+
+@figures("predictions")
+def predictions() -> str:
+    """How many are near, with the state in the peaks and without, and which are not."""
+    lines = []
+    for title, targets in CHIPS.items():
+        found = [r for r in rows("predict") if r["target"] in targets]
+        compiled = [r for r in found if r["off %"]]
+        near = (sum(abs(off(r, s)) <= WITHIN for r in compiled) for s in (True, False))
+        shares = [f"{n} of {len(compiled)}" for n in near]
+        lines.append((title, *shares, str(len(found) - len(compiled)), far(compiled)))
+    head = ("with the state", "without it", "left out", "farthest with it")
+    return table(("", *head), lines)
+
+
+def off(r: Row, state: bool) -> float:
+    """Per cent of the compiled bytes, with the state or of the rest."""
+    base = 0.0 if state else float(r["state MiB"])
+    compiled, predicted = float(r["compiled MiB"]), float(r["predicted MiB"])
+    return 100 * ((predicted - base) / (compiled - base) - 1)
+
+
+def far(compiled: list[Row]) -> str:
+    """Those that are not near, by name."""
+    found = [r for r in compiled if abs(off(r, True)) > WITHIN]
+    found.sort(key=lambda r: -abs(off(r, True)))
+    return "; ".join(f"{r['step']}: {off(r, True):+.0f} %" for r in found) or "none"

@@ -1,0 +1,93 @@
+"""The process that compiles: what is done when it dies, and what it leaves behind."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from jaxmem.memory import CompileError, _pool, _worker, begin, estimate
+from tests.memory.test_estimate import W, X, needs_h100, sgd
+from tests.memory.test_estimate import fresh_pool as fresh_pool
+from tests.memory.test_estimate import own_cache as own_cache
+
+FORKS = pytest.mark.skipif(not _worker._FORKS, reason="no safe fork here")
+
+
+def kill(worker):
+    os.kill(worker.process.pid, signal.SIGKILL)
+
+
+def test_a_worker_that_died_while_idle_is_replaced(fresh_pool):
+    first = fresh_pool.worker()
+    kill(first)
+    first.process.wait()
+    assert estimate(sgd, W, X, cache=False).peak_bytes > 0
+    assert fresh_pool.worker() is not first
+
+
+def test_a_worker_that_dies_over_a_compile_is_replaced_once(fresh_pool):
+    """Killed after it was asked: what it was asked for is asked of another one."""
+    pending = begin(sgd, (W, X), {}, cache=False)
+    first = fresh_pool.worker()
+    kill(first)
+    assert pending.result().peak_bytes > 0
+    assert fresh_pool.worker() is not first
+
+
+def test_a_worker_that_never_lives_is_an_error(fresh_pool, monkeypatch, tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text("raise SystemExit('no such library')")
+    monkeypatch.setattr(_pool._worker, "__file__", str(script))
+    with pytest.raises(CompileError, match=r"(?s)died with the worker.*no such libr"):
+        estimate(sgd, W, X, cache=False)
+
+
+@needs_h100
+def test_compiles_leave_no_files_and_no_processes(fresh_pool):
+    one = begin(sgd, (W, X), {}, target="h100", cache=False)
+    one.result()  # ended in the middle
+    other = begin(sgd, (W, X), {}, target="cpu", cache=False)
+    other.cancel()
+    assert _left(fresh_pool) == []
+
+
+def test_the_pool_ends_its_worker(fresh_pool):
+    worker = fresh_pool.worker()
+    begin(sgd, (W, X), {}, cache=False)
+    fresh_pool.close()
+    assert not worker.alive
+    assert not os.path.exists(fresh_pool._folder)
+
+
+@FORKS
+def test_an_interrupted_compile_is_ended(fresh_pool, monkeypatch):
+    def interrupt(self):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_pool.Compile, "_wait", interrupt)
+        pending = begin(sgd, (W, X), {}, cache=False)
+        with pytest.raises(KeyboardInterrupt):
+            pending.result()
+    assert estimate(sgd, W, X, cache=False).peak_bytes > 0
+    assert _left(fresh_pool) == []
+
+
+def _left(pool, seconds=30):
+    """Folders and processes of compiles, after a while in which they may go."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = [f for f in os.listdir(pool._folder) if f != "log"]
+        left += _children(pool.worker().process.pid)
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.01)
+
+
+def _children(pid):
+    path = f"/proc/{pid}/task/{pid}/children"
+    if not os.path.exists(path):
+        pytest.skip("this system does not tell a process's children")
+    with open(path) as file:
+        return file.read().split()

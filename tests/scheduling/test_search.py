@@ -1,0 +1,372 @@
+"""A search as its caller sees it: what it compiles, when it ends, what it remembers."""
+
+import contextlib
+import math
+import os
+import re
+import signal
+import threading
+import time
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxmem
+from jaxmem import schedule
+from jaxmem.memory import _pool, estimate, targets
+from jaxmem.scheduling import (
+    BudgetError,
+    _candidates,
+    _schedule,
+    _search,
+)
+from tests.scheduling.test_budget import RUNGS, Fake, problem
+
+SDS = jax.ShapeDtypeStruct
+AVAILABLE = {t.name for t in targets() if t.available}
+needs_tpu = pytest.mark.skipif("tpu-v5e" not in AVAILABLE, reason="targets extra")
+needs_h100 = pytest.mark.skipif("h100" not in AVAILABLE, reason="targets extra")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    """One for all tests of this file: they search for the same step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAXMEM_CACHE_DIR", str(tmp_path_factory.mktemp("reports")))
+        yield
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAXMEM_CACHE_DIR", str(tmp_path))
+
+
+@pytest.fixture
+def submitted(monkeypatch):
+    """The compiles that a worker was asked for."""
+    seen = []
+    submit = _pool.Pool.submit
+
+    def count(self, *args, **kwargs):
+        seen.append(submit(self, *args, **kwargs))
+        return seen[-1]
+
+    monkeypatch.setattr(_pool.Pool, "submit", count)
+    return seen
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """The lines of progress; `told.then` is called with each."""
+    seen = SimpleNamespace(lines=[], then=lambda text: None)
+
+    @contextlib.contextmanager
+    def spinner(show, title):
+        def tell(text):
+            seen.lines.append(text)
+            seen.then(text)
+
+        yield tell
+
+    monkeypatch.setattr(_schedule, "spinner", spinner)
+    return seen
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """How many searches were begun."""
+    seen = []
+    search = _schedule.search
+
+    def count(*args):
+        seen.append(args)
+        return search(*args)
+
+    monkeypatch.setattr(_schedule, "search", count)
+    return seen
+
+
+def in_budget(share, **options):
+    """A step in a share of its temporaries, and its arguments."""
+    fn, args = problem()
+    plain = estimate(fn, *args)
+    room = plain.peak_bytes - plain.temp_bytes + int(share * plain.temp_bytes)
+    return schedule(fn, room, target="cpu", donate_argnums=(), **options), args
+
+
+# The second compile is the first that fits, and a later one is better.
+SHARE = 0.5
+
+
+# -- how many compiles
+
+
+def test_a_plan_compiles_nothing_that_estimate_has_compiled(submitted, empty_cache):
+    fn, args = problem()
+    step = schedule(fn, donate_argnums=())
+    estimate(fn, *args)
+    estimate(step, *args)
+    assert len(submitted) == 2
+    plan = step.plan(*args, target="cpu")
+    assert plan.plain is not None and plan.scheduled is not None
+    assert len(submitted) == 2
+
+
+def test_one_program_has_one_key_whoever_asks(submitted, empty_cache):
+    """Jitted or not, called or searched for, another function of the same name."""
+    fn, args = problem()
+    estimate(fn, *args)
+    estimate(jax.jit(fn), *args)
+    estimate(problem()[0], *args)
+    assert len(submitted) == 1
+    schedule(fn, target="cpu", donate_argnums=()).plan(*args)
+    count = len(submitted)
+    estimate(schedule(fn, target="cpu", donate_argnums=()), *args)
+    assert len(submitted) == count
+
+
+def test_the_first_that_fits_within_a_slack_ends_the_search():
+    counts = {}
+    for slack in (0.0, 2.5, 100.0):
+        fake = Fake(RUNGS, 24)
+        search = fake.search(3000)
+        search.slack = slack
+        best = search.run()
+        assert best.peak <= 3000
+        counts[slack] = fake.count
+        # of those that would fit, in whole layers, the best has 4 s
+        assert best.seconds <= 4.0
+    assert counts[0.0] > counts[2.5] > counts[100.0] == 2
+
+
+def test_two_per_cent_of_the_step_are_not_worth_a_compile(monkeypatch):
+    step, args = in_budget(SHARE)
+    best = step.find(args, {})
+    fits = [t for t in best.tried if t.peak <= best.budget]
+    assert len(fits) > 1
+    monkeypatch.setattr(_search, "_ENOUGH", 1e3)  # anything that fits is enough
+    first = in_budget(SHARE)[0].find(args, {})
+    assert len(first.tried) < len(best.tried)
+    assert first.tried[-1].peak <= first.budget
+    assert first.choice == fits[0].choice
+
+
+def test_slack_is_two_per_cent_of_the_products():
+    """512 x 512 x 512, as long as they take an H100's float32 units."""
+    x = SDS((512, 512), jnp.float32)
+    seen = []
+    made = lambda choice: SimpleNamespace(jaxpr=jax.make_jaxpr(jnp.matmul)(x, x))
+    step = _search.Evaluated(made, seen, None, None, (), (), {}, "h100", "")
+    (eqn,) = (
+        e
+        for e in jaxmem._jaxpr.walk(jax.make_jaxpr(jnp.matmul)(x, x))
+        if e.primitive.name == "dot_general"
+    )
+    seconds = _search.seconds(eqn, _search.MACHINES["h100"])
+    assert math.isclose(step.slack(), 0.02 * seconds)
+
+
+def test_candidates_are_compiled_two_at_a_time(submitted, told, empty_cache):
+    """The next one is under way when the first is asked for, and no third."""
+    under_way = []
+
+    def count(text):
+        folders = (c.folder for c in submitted if os.path.exists(c.folder))
+        under_way.append(sum(not os.path.exists(f + "/ended") for f in folders))
+
+    told.then = count
+    step, args = in_budget(SHARE)
+    found = step.find(args, {})
+    assert max(under_way) <= 2
+    # what was foreseen wrongly is at most one for each that was tried
+    assert len(found.tried) < len(submitted) <= 2 * len(found.tried) + 1
+
+
+# -- what does not fit
+
+
+@needs_tpu
+def test_a_plain_step_that_the_compiler_refuses_is_a_row_of_the_plan():
+    huge = SDS((1 << 17, 1 << 16), jnp.float32)
+    plan = schedule(lambda x: x @ x.T, donate_argnums=()).plan(huge, target="tpu-v5e")
+    assert plan.plain is None
+    assert re.search(r"does not fit .*the step as it was given, on tpu-v5e", str(plan))
+    assert jaxmem.scheduling.Plan.from_json(plan.to_json()) == plan
+
+
+@needs_h100
+def test_a_plain_step_larger_than_the_chip_is_a_row_of_the_plan():
+    huge = SDS((1 << 15, 1 << 20), jnp.float32)
+    plan = schedule(lambda x: x + 1, donate_argnums=()).plan(huge, target="h100")
+    assert plan.plain.peak_bytes == 2 * 4 << 35
+    assert re.search(r"does not fit +256 GiB .*as it was given, on h100", str(plan))
+
+
+# -- when to end
+
+
+def test_progress_shows_the_best_so_far(told):
+    step, args = in_budget(SHARE)
+    found = step.find(args, {})
+    fits = next(t for t in found.tried if t.peak <= found.budget)
+    later = told.lines[found.tried.index(fits) + 1]
+    assert f"best so far {jaxmem.memory.format_bytes(fits.peak)}" in later
+    assert not any("best so far" in line for line in told.lines[:1])
+
+
+def interrupt_at(told, words):
+    def then(text):
+        if words in text:
+            told.then = lambda text: None
+            signal.raise_signal(signal.SIGINT)
+
+    told.then = then
+
+
+def test_an_interrupt_takes_the_best_so_far(told):
+    interrupt_at(told, "best so far")
+    step, args = in_budget(SHARE)
+    plan = step.plan(*args)
+    assert plan.scheduled.peak_bytes <= plan.budget
+    count = len(plan.tried)
+    assert plan.notes[0] == (
+        f"the search was interrupted after {count} compiles: the best so far"
+    )
+    assert plan.notes[0] in str(plan)
+    assert len(in_budget(SHARE)[0].find(args, {}).tried) > count
+    step(*args)  # and is what is run
+
+
+def test_an_interrupt_before_anything_fits_is_one(told):
+    interrupt_at(told, "compile 1")
+    step, args = in_budget(SHARE)
+    with pytest.raises(KeyboardInterrupt):
+        step.find(args, {})
+    # the next call searches, as if nothing had been
+    assert step.find(args, {}).report.peak_bytes <= step._options.budget
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds of a search, as the test says."""
+    now = SimpleNamespace(seconds=0.0)
+    fake = SimpleNamespace(
+        monotonic=lambda: now.seconds, perf_counter=time.perf_counter
+    )
+    monkeypatch.setattr(_search, "time", fake)
+    monkeypatch.setattr(_candidates, "time", fake)
+    return now
+
+
+def test_search_seconds_take_the_best_so_far(told, clock):
+    def late(text):
+        clock.seconds += 1e4 * ("best so far" in text)
+
+    told.then = late
+    step, args = in_budget(SHARE, search_seconds=1e3)
+    plan = step.plan(*args)
+    assert plan.scheduled.peak_bytes <= plan.budget
+    assert "out of time" in plan.notes[0] and "the best so far" in plan.notes[0]
+
+
+def test_search_seconds_without_a_fit_are_an_error(told, clock):
+    def late(text):
+        clock.seconds += 1e4 * ("compile 2" in text)
+
+    told.then = late
+    step, args = in_budget(SHARE, search_seconds=1e3)
+    with pytest.raises(TimeoutError, match=r"search_seconds: nothing .* in 1 compiles"):
+        step.find(args, {})
+
+
+def test_order_has_no_more_time_than_the_search(monkeypatch):
+    """Half of what is left for each of its two searches, when it is short."""
+    asked = []
+    monkeypatch.setattr(_search, "sequences", lambda *args: asked.append(args[3]) or [])
+    fn, args = problem(scanned=False)
+    closed = jax.make_jaxpr(fn)(*args)
+    step = SimpleNamespace(aliases=lambda jaxpr: {}, target="cpu")
+    for most in (1.0, None):
+        deadline = None if most is None else time.monotonic() + most
+        candidates = _candidates.Candidates(None, deadline)
+        run = _search.Run(step, 1, print, candidates)
+        run.__dict__["_first"] = SimpleNamespace(unordered=closed)
+        assert run._sequences == []
+    assert 0 < asked[0] <= 0.5 and asked[1] == _search.PATIENCE
+
+
+# -- once
+
+
+def test_threads_share_one_search(searches):
+    step, args = in_budget(SHARE)
+    start, found = threading.Barrier(3), []
+
+    def look():
+        start.wait()
+        found.append(step.find(args, {}))
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(searches) == 1
+    assert len(found) == 3 and found[0] is found[1] is found[2]
+
+
+def test_threads_share_one_search_that_fails(searches):
+    step, args = in_budget(0.01)
+    start, errors = threading.Barrier(3), []
+
+    def look():
+        start.wait()
+        try:
+            step.find(args, {})
+        except BudgetError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(searches) == 1
+    assert len({(str(e), e.least) for e in errors}) == 1 and len(errors) == 3
+    assert errors[0].least > step._options.budget
+
+
+def test_a_budget_out_of_reach_is_searched_for_once(searches):
+    step, args = in_budget(0.01)
+    for _ in range(3):
+        with pytest.raises(BudgetError, match="cannot be reached"):
+            step(*args)
+    assert len(searches) == 1
+    with pytest.raises(BudgetError):
+        step(args[0], args[1][:8], args[2])  # other shapes are another question
+    assert len(searches) == 2
+
+
+def test_other_errors_are_not_remembered(searches, monkeypatch):
+    step, args = in_budget(SHARE)
+    with monkeypatch.context() as patch:
+        patch.setattr(_search, "start_worker", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            step.find(args, {})
+    assert step.find(args, {}).report is not None
+    assert len(searches) == 2
+
+
+def test_a_search_reads_no_report(monkeypatch):
+    """Who holds the bytes is found out for the plan alone, and only when it is read."""
+    read = []
+    rows = jaxmem.memory._report.Unread.rows
+    count = lambda self: read.append(self) or rows(self)
+    monkeypatch.setattr(jaxmem.memory._report.Unread, "rows", count)
+    step, args = in_budget(SHARE)
+    plan = step.plan(*args)
+    assert len(plan.tried) > 2 and not read
+    assert plan.scheduled.at_peak
+    assert len(read) == 1

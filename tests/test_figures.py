@@ -1,0 +1,125 @@
+"""Figures of the README and the docs come from results, and results from the code."""
+
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from benchmarks import _rechecks, figures, recheck
+from benchmarks._figures_of import FIGURES, ROOT, VERSION, rows
+
+PAGES = figures.pages()
+BEGIN, END = "<!-- figures: depth -->", "<!-- end of figures -->"
+
+
+def test_figures_are_those_of_the_results():
+    command = [sys.executable, "-m", "benchmarks.figures", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_renderer_has_its_place():
+    found = set().union(*(figures.names(page.read_text()) for page in PAGES))
+    assert found == set(FIGURES)
+
+
+def test_a_figure_that_was_changed_by_hand_is_found_and_mended():
+    text = (ROOT / "docs" / "budget.md").read_text()
+    wrong = text.replace("| 2,555 |", "| 2,554 |")
+    assert wrong != text
+    assert figures.written(wrong) == (text, ["depth"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"<!-- figures: no such -->\n{END}", "no renderer of 'no such'"),
+        (f"{BEGIN}\n| a |\n", "no end"),
+        (f"Here\n{BEGIN}3{END} are.", "depth: a figure must not begin a line"),
+    ],
+    ids=["unknown", "open", "begins a line"],
+)
+def test_a_block_that_cannot_be_written_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        figures.written(text)
+
+
+# What the prose may say in bytes: sizes that the code sets or that a formula gives.
+GIVEN = {
+    "docs/cross_entropy.md": {"4 GiB", "32 MiB"},
+    "docs/kernels.md": {"16 GiB"},
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_figure_in_bytes_is_typed(page):
+    text = figures.MARKED.sub("", page.read_text())
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    found = set(re.findall(r"(?<!\w)\d[\d,.]*\s(?:KiB|MiB|GiB)", text))
+    assert found <= GIVEN.get(str(page.relative_to(ROOT)), set())
+
+
+def test_tables_of_measured_bytes_are_marked():
+    """A row with two numbers of four digits is not a formula."""
+    for page in PAGES:
+        text = figures.MARKED.sub("", page.read_text())
+        lines = [line for line in text.splitlines() if line.startswith("|")]
+        typed = [x for x in lines if len(re.findall(r"\d,\d{3}|\d{3}\.\d", x)) > 1]
+        assert not typed, page.name
+
+
+# -- results against the code
+
+CHEAP = [(check, row) for check, row in recheck.chosen([], every=False)]
+FEWBIT = ("jax.nn.relu", "relu, save=bit", "gelu, save=2")
+AT_ONCE = [
+    (check, row) for check, row in CHEAP if row.get("activation") in FEWBIT
+]  # the quickest to compile
+of_this_jax = pytest.mark.skipif(
+    f"jax{jax.__version__}" != VERSION, reason=f"the results are of {VERSION}"
+)
+
+
+@pytest.fixture
+def standard_jax():
+    """Users' promotion, as the benchmarks have it."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def name_of(case) -> str:
+    return recheck.name_of(*case) if isinstance(case, tuple) else ""
+
+
+def test_a_tenth_of_the_compiled_rows_is_cheap():
+    assert len(CHEAP) >= recheck.compiled_rows() / 10
+
+
+@of_this_jax
+@pytest.mark.usefixtures("standard_jax")
+@pytest.mark.parametrize("case", AT_ONCE, ids=name_of)
+def test_rows_are_what_the_code_gives(case):
+    assert recheck.recheck(*case) == []
+
+
+@of_this_jax
+@pytest.mark.slow
+@pytest.mark.usefixtures("standard_jax")
+@pytest.mark.parametrize("case", CHEAP, ids=name_of)
+def test_a_tenth_of_the_rows_is_what_the_code_gives(case):
+    assert recheck.recheck(*case) == []
+
+
+def test_a_stale_row_is_named_with_its_figures():
+    (check,) = (c for c in _rechecks.CHECKS if c.file == "release_unrolled")
+    row = next(r for r in rows(check.file) if r["target"] == "h100")
+    measured = [float(row[column]) for column in check.columns]
+    near = [measured[0] + 0.004, measured[1] - 0.004]  # the file has two digits
+    assert recheck.differences(check, row, near) == []
+    (sentence,) = recheck.differences(check, row, [measured[0], measured[1] + 0.006])
+    assert sentence == (
+        f"release_unrolled: h100: scheduled: temp MiB is {measured[1] + 0.01:.2f}; "
+        f"the file has {row['scheduled: temp MiB']}, of {row['commit']}"
+    )
