@@ -4,8 +4,9 @@
 
 An Adam step, state donated, compiled for an H100: its temporaries as the library has
 it, substituted, scheduled for that chip, and both. Two layers of width 512, 8 sequences
-of 128 tokens or 8 images of 224 x 224; dropout as each model has it by default. It needs
-the extra `foreign`. Families that are named are measured anew, the other rows kept.
+of 128 tokens or 8 images of 224 x 224; dropout as each model has it by default. It
+needs the extra `foreign`. Families that are named are measured anew, and the other rows
+kept.
 """
 
 import functools
