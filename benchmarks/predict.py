@@ -27,6 +27,7 @@ from benchmarks._common import (
 )
 from benchmarks.blocks import made
 from benchmarks.latency_hiding import scanned_step
+from benchmarks.predict_steps import dense_net, losses, lstm
 from benchmarks.release import dense_step
 from jaxmem.scheduling import predict
 
@@ -44,6 +45,18 @@ STEPS = {
     "BERT-Large, 8 x 512, scanned": lambda: gradient_of("BERT-Large, 8 x 512"),
     "GPT-2 medium, 4 x 1024, scanned": lambda: gradient_of("GPT-2 medium, 4 x 1024"),
     "ViT-L, 16 x 256, scanned": lambda: gradient_of("ViT-L, 16 x 256"),
+}
+STEPS |= {
+    "LSTM, 48 steps, 64 x 512, unrolled, Adam": lambda: lstm(48, 64, 512),
+    "DenseNet-121, 1, Adam": lambda: dense_net((6, 12, 24, 16), 1, 224),
+    "DenseNet-121, 32, Adam": lambda: dense_net((6, 12, 24, 16), 32, 224),
+    **{
+        f"six losses, {kind}, 8192 x {classes}": functools.partial(
+            losses, kind, 8192, 256, classes
+        )
+        for kind in ("picked", "one-hot", "logsumexp")
+        for classes in (1024, 5888)
+    },
 }
 WRITTEN_OUT = ("vit_b", "bert_base", "gpt2_small")  # besides, at batch 1
 PATIENCE = 1800  # seconds: a compile for TPU takes minutes

@@ -166,7 +166,7 @@ def test_trace_state_tells_traces_apart():
 def test_is_own_line():
     (eqn,) = _traced(lambda x: x + 1.0, 1.0).eqns
     assert not _compat.is_own_line(eqn)
-    (eqn,) = _traced(lambda x: _compat.varying_as(x, jax.typeof(x)) + 1.0, 1.0).eqns
+    (eqn,) = _traced(lambda x: _compat.typed_as(x, jax.typeof(x)) + 1.0, 1.0).eqns
     assert not _compat.is_own_line(eqn)
     closed = jax.make_jaxpr(lambda x: jaxmem.ops.glu(x))(jnp.ones(4))
     assert any(_compat.is_own_line(eqn) for eqn in closed.eqns)

@@ -3,7 +3,11 @@
 from collections.abc import Mapping
 
 from jaxmem import planning
-from jaxmem.scheduling._operations import compiled_peak, operations_of
+from jaxmem.scheduling._operations import (
+    as_compiled,
+    compiled_peak,
+    operations_of,
+)
 from jaxmem.scheduling._tpu import is_tpu
 
 _CUTS = 4  # of the dearest operations get the bound that takes a flow
@@ -13,7 +17,9 @@ def predicted_and_bound(
     closed, aliases: Mapping[int, int], target: str
 ) -> tuple[int, int]:
     """Bytes of the peak as XLA's orders have it, and a bound for every order."""
-    graph = operations_of(closed, aliases, tpu=is_tpu(target)).graph
+    tpu = is_tpu(target)
+    ops = operations_of(closed, aliases, tpu=tpu)
+    graph = ops.graph
     there = graph.bytes_of(graph.arguments)
     bound = planning.lower_bound(graph, cuts=_CUTS)
-    return there + compiled_peak(graph), there + bound
+    return there + compiled_peak(as_compiled(ops, tpu)), there + bound

@@ -11,7 +11,7 @@ reader; several do the cast themselves.
 Not modelled: kernels with several outputs, limits on a kernel's size, other epilogues.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,6 +23,7 @@ from jaxmem.scheduling._fusion_kinds import (
     kind_of,
     operations_an_element,
 )
+from jaxmem.scheduling._fusion_scatter import AT_ONCE, folded, same_zeros
 from jaxmem.scheduling._graph import Graph
 from jaxmem.scheduling._layer_axis import ELEMENTWISE
 from jaxmem.scheduling._scans import is_var, size_of
@@ -60,9 +61,13 @@ class Fusion:
     graph: Graph
     tpu: bool = False
     kinds: list[Kind] = field(init=False)
+    folded: dict[int, int] = field(init=False)  # scatter -> the sum that scatters
 
     def __post_init__(self):
         self.kinds = [self._kind_of(eqn) for eqn in self.graph.eqns]
+        self.folded = {} if self.tpu else folded(self.graph)
+        for scatter, total in self.folded.items():
+            self.kinds[scatter], self.kinds[total] = Kind.FUSED, Kind.ROOT
 
     def _kind_of(self, eqn) -> Kind:
         kind = kind_of(self.graph, eqn)
@@ -177,7 +182,7 @@ class Fusion:
                 found.update(v for v in eqn.outvars if v not in self.widened)
             if kind in (Kind.TIE, Kind.ALONE):
                 found.update(v for v in self.operands(i) if v not in self.narrowed)
-            if eqn.primitive.name in INTO_FIRST:
+            if eqn.primitive.name in INTO_FIRST and i not in self.folded:
                 found.add(self.resolve(eqn.invars[0]))
         return found & self.graph.maker.keys()
 
@@ -248,12 +253,27 @@ class Fusion:
 
     def kernels(self) -> Iterator[Kernel]:
         """The kernels, in the order of the equations in which they end."""
+        zeros = self._zeros()
         for i, (eqn, kind) in enumerate(zip(self.graph.eqns, self.kinds, strict=True)):
-            if kind is Kind.FUSED:
+            if i in zeros:
+                if same := zeros[i]:
+                    outs = (self.graph.eqns[j].outvars[0] for j in same)
+                    yield Kernel(same, (), tuple(outs))
+            elif kind is Kind.FUSED:
                 kept = (v for v in eqn.outvars if v in self.kept)
                 yield from (self._kernel(i, (v,)) for v in kept)
             elif kind is not Kind.VIEW and not self.widened.keys() & set(eqn.outvars):
                 yield self._kernel(i, tuple(eqn.outvars))
+
+    def _zeros(self) -> dict[int, tuple[int, ...]]:
+        """First of the equations that make the same zeros -> all; the others: none."""
+        if self.tpu or not AT_ONCE:
+            return {}
+        kept = (self.graph.maker[v] for v in self.kept)
+        found: dict[int, tuple[int, ...]] = {}
+        for same in same_zeros(self.graph, sorted(kept)):
+            found |= dict.fromkeys(same, ()) | {same[0]: same}
+        return found
 
     def name(self, kernel: Kernel) -> str:
         """What a kernel is about: the library's call in it, else what ends it."""
@@ -279,11 +299,42 @@ class Fusion:
                     seen.add((maker, same))
                     todo.append((maker, same))
         over = [(writes[0], v) for v in straight if v not in crooked]
+        if over and self._lies_apart(end, writes, straight | crooked):
+            over = []
         if self._name(end) in INTO_FIRST:
             first = self.resolve(self.graph.eqns[end].invars[0])
             over = [(writes[0], first)] if first is not None else []
         equations = tuple(sorted({i for i, _ in seen}))
         return Kernel(equations, (*(straight | crooked),), writes, tuple(over))
+
+    def _lies_apart(self, end: int, writes: tuple[Any, ...], reads: Iterable) -> bool:
+        """Whether XLA:GPU gives what a kernel makes memory of its own.
+
+        It does where a scatter will write into it. And where rows are read for their
+        sums or maxima first: one kernel does that and the rest.
+        """
+        if self.tpu:
+            return False
+        if end in self.folded.values() or not self._scattered_into.isdisjoint(writes):
+            return True
+        reads = set(reads)
+        return any(not reads.isdisjoint(self._rows(v)) for v in reads)
+
+    @cached_property
+    def _scattered_into(self) -> set[Any]:
+        eqns = self.graph.eqns
+        places = (i for i in range(len(eqns)) if self._name(i) in INTO_FIRST)
+        return {self.resolve(eqns[i].invars[0]) for i in places if i not in self.folded}
+
+    def _rows(self, v) -> tuple[Any, ...]:
+        """What is read, row by row, for a sum or a maximum of rows."""
+        i = self.graph.maker.get(v)
+        if i is None or not self._name(i).startswith("reduce_"):
+            return ()
+        eqn = self.graph.eqns[i]
+        if eqn.params.get("axes") != (eqn.invars[0].aval.ndim - 1,):
+            return ()
+        return self._kernel(i, (v,)).reads
 
 
 def _pays(size: int, kernels: int, operations: float, read: int) -> bool:

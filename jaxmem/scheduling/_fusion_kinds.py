@@ -24,7 +24,7 @@ _VIEWS = frozenset(
     """reshape squeeze expand_dims name sharding_constraint layout_constraint pvary
     pcast random_wrap random_unwrap stop_gradient from_edtype to_edtype""".split()
 )
-_MOVES = frozenset(
+MOVES = frozenset(
     """broadcast_in_dim concatenate dynamic_slice gather iota pad random_bits
     random_fold_in random_seed random_split rev slice split stack threefry2x32 tile
     transpose unstack""".split()
@@ -68,7 +68,7 @@ def kind_of(graph: Graph, eqn) -> Kind:
         return Kind.ALONE
     if name in _VIEWS or _is_view(eqn) or _is_layout(graph, eqn):
         return Kind.VIEW
-    if name in ELEMENTWISE or name in _MOVES or _is_outer(eqn):
+    if name in ELEMENTWISE or name in MOVES or _is_outer(eqn):
         return Kind.FUSED
     return Kind.ROOT if name in _REDUCES or name in INTO_FIRST else Kind.ALONE
 

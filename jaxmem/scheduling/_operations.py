@@ -31,6 +31,7 @@ from jaxmem.scheduling._fusion import Fusion, Kernel, Kind
 from jaxmem.scheduling._fusion_pools import early_zeros
 from jaxmem.scheduling._machine import flops
 from jaxmem.scheduling._operations_flat import written_out
+from jaxmem.scheduling._products import merged
 from jaxmem.scheduling._scans import LOOPS, is_on_host, size_of, split
 from jaxmem.scheduling._shard_maps import aliases_inside, inside_of, whole_step
 from jaxmem.scheduling._tpu import in_tiles
@@ -61,6 +62,14 @@ class Operations:
 def compiled_peak(graph: Graph) -> int:
     """The peak of a graph in the order that XLA would choose, in bytes."""
     return peak(graph, xla_order(graph))
+
+
+def as_compiled(ops: Operations, tpu: bool = False) -> Graph:
+    """The graph where no order is asked for: XLA:GPU then merges products."""
+    if tpu:
+        return ops.graph
+    equations = [[ops.closed.eqns[i] for i in places] for places in ops.equations]
+    return merged(ops.graph, equations, ops.values)
 
 
 def operations_of(
@@ -96,7 +105,7 @@ def operations_of(
     check_bool("tpu", tpu)
     if aliases is not None:
         _check_aliases(aliases, closed)
-    flat = written_out(closed)
+    flat = written_out(closed, duplicates=tpu)
     if (eqn := whole_step(flat)) is not None:
         pairs = aliases_inside(flat, eqn, aliases or {})
         return inside_of(eqn, lambda body: operations_of(body, pairs, peak_of, tpu))
@@ -265,7 +274,7 @@ def inside(eqn, peak_of: PeakOf, tpu: bool) -> int:
     name, bodies = eqn.primitive.name, _jaxpr.bodies(eqn)
 
     def graph_of(body, aliases) -> Graph:
-        return operations_of(body, aliases, peak_of, tpu).graph
+        return as_compiled(operations_of(body, aliases, peak_of, tpu), tpu)
 
     if name == "scan":
         return peak_of(graph_of(*turn_of(eqn)))

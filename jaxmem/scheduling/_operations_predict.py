@@ -1,8 +1,9 @@
 """What a step will take, without compiling it: from the graph of its jaxpr.
 
 XLA takes the best of three greedy orders; so does the prediction, for the step and for
-the inside of each loop. Copies, workspaces, padding and fragmentation are not in it:
-but for convolutions, not that to a TPU's tiles either.
+the inside of each loop. For a GPU products are merged before (`_products.py`). Copies,
+workspaces, padding and fragmentation are not in it: but for convolutions, not that to a
+TPU's tiles either.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +13,13 @@ from typing import Any
 from jaxmem import _jaxpr
 from jaxmem._checks import check_callable, check_places, wrong_type
 from jaxmem.frameworks import pure_call
-from jaxmem.planning import Graph, peak
+from jaxmem.planning import Graph, best_fit, lifetimes, peak, xla_order
 from jaxmem.scheduling._arguments import abstract, check_fixed_sizes, positions
-from jaxmem.scheduling._operations import compiled_peak, operations_of
+from jaxmem.scheduling._operations import (
+    as_compiled,
+    compiled_peak,
+    operations_of,
+)
 from jaxmem.scheduling._passes import by_shape
 from jaxmem.scheduling._tpu import is_tpu
 
@@ -93,15 +98,21 @@ def predicted(
     closed, aliases: Mapping[int, int] | None = None, tpu: bool = False
 ) -> Prediction:
     """The same for a closed jaxpr; `aliases`: output -> donated input, by position."""
-    graph = operations_of(closed, aliases, tpu=tpu).graph
+    ops = operations_of(closed, aliases, tpu=tpu)
+    graph = ops.graph
     apart = set(graph.outputs) - graph.aliases.keys()
-    inner = _without(graph, apart)
     return Prediction(
         graph.bytes_of(graph.arguments),
         graph.bytes_of(apart),
-        compiled_peak(inner),
-        peak(inner),
+        compiled_peak(_without(as_compiled(ops, tpu), apart)),
+        peak(_without(graph, apart)),
     )
+
+
+def _laid_out(graph: Graph) -> int:
+    """Bytes of what XLA puts a graph's buffers into, the better of its two ways."""
+    buffers = lifetimes(graph, xla_order(graph)).buffers
+    return min(best_fit(buffers, by).height for by in ("size", "lifetime"))
 
 
 def _without(graph: Graph, apart: set[int]) -> Graph:

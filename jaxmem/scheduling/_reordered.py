@@ -13,6 +13,9 @@ from jaxmem.scheduling._operations_sequence import in_sequence
 from jaxmem.scheduling._tpu import is_tpu
 
 PATIENCE = 40.0  # seconds
+# Of the frontier's own effort. Ten times as much finds plans of GPT-2 that recompute at
+# most 5 % less, and takes five times as long where there are two layers.
+EFFORT = 0.1
 
 Aliases = Mapping[int, int]
 
@@ -53,7 +56,8 @@ def sequences(
     chip = MACHINES[machine]
     order = planning.order(ops.graph, time_limit=patience).operations
     cost = planning.seconds(chip.narrow, chip.bandwidth)
-    found = planning.frontier(ops.graph, order=order, cost=cost, time_limit=patience)
+    limits = {"effort": EFFORT, "time_limit": patience}
+    found = planning.frontier(ops.graph, order=order, cost=cost, **limits)
     rungs = zip(found.peaks, found.costs, found.sequences, strict=True)
     return [
         Rung(Choice(machine, sequence=tuple(sequence.tolist())), peak, price)
