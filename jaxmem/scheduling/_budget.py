@@ -5,7 +5,8 @@ A prediction starts from the nearest rung that was compiled and adds what the cu
 differ by, or lies between two that were, so that a second or third compile is usually
 the last. Between the first rung that fits and the one above it, as few of the layers as
 will do go by the lower. The search ends where nothing that may still fit is better by
-more than `slack`.
+more than `slack`. Where nothing fits, all that may have the least peak is compiled, so
+that the least that is told is the same for every budget.
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ _BETTER = 6  # compiles for rungs above the first that was found to fit
 _NEAR = 1.1  # of the budget: a prediction may be wrong by that much
 _WAITING = 1.3  # of the budget: what products that wait for others may gain
 _CLOSE = 0.97  # of the budget: near enough
+_STEP = 0.01  # of the least peak: sequences that differ by less are alike
 
 
 class BudgetError(ValueError):
@@ -159,8 +161,43 @@ class Search:
             if at == fits:
                 return fits
         if fits == len(self.rungs):
+            self._explore()
+            fit = (i for i, peak in self.peaks.items() if peak <= self.budget)
+            fits = min(fit, default=fits)
+        if fits == len(self.rungs):
             raise unreachable(self.budget, min(self.tried, key=lambda t: t.peak))
         return fits
+
+    def _explore(self) -> None:
+        """Compiles what may have the least peak, whatever the budget is.
+
+        A sequence can take more than predicted: then one of which more was predicted
+        may take less. Looked at are, from the least on, all that would be below the
+        best if what they take above their prediction is the least that was seen. None
+        of this depends on the budget, and so the least does not.
+        """
+        if not self.rungs[-1].choice.sequence:
+            return
+        seen, last = {0: self._peak(0)}, -math.inf
+        for i in reversed(range(len(self.rungs))):
+            rung, best = self.rungs[i], min(seen.values())
+            above = (peak - self.rungs[k].bytes for k, peak in seen.items())
+            lowest = rung.bytes + min(filter(math.isfinite, above), default=0.0)
+            if lowest >= best:
+                break
+            if rung.bytes - last >= _STEP * best:
+                seen[i], last = self._either(i), rung.bytes
+
+    def _either(self, i: int) -> float:
+        """The compiled peak of a rung, products waiting or not, whatever the budget."""
+        rung = self.rungs[i]
+        ways = [rung.choice, *([replace(rung.choice, waits=True)] * self.waits)]
+        tried = {t.choice for t in self.tried}
+        for choice in ways:
+            if choice not in tried:
+                self._compiled(choice, rung.seconds, self._expected(i))
+        self.peaks[i] = min(t.peak for t in self.tried if t.choice in ways)
+        return self.peaks[i]
 
     def _nearby(self, fits: int) -> int:
         """Rungs above that a prediction from afar has ruled out wrongly.

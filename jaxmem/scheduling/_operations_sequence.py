@@ -1,11 +1,16 @@
 """From a sequence in which operations come again back to a jaxpr.
 
-What comes again stands behind a barrier, with what was made right before it: without
-it XLA would find that the values are there already, and keep them from their first
-making. Runs of operations that come again share one barrier. Later readers see the
-newest making of a value, so the old one can go.
+What comes again stands behind a barrier, with what is furthest along of what was made
+before it: without it XLA would find that the values are there already, and keep them
+from their first making. Runs of operations that come again share one barrier. Later
+readers see the newest making of a value, so the old one can go.
+
+XLA drops from a barrier what nobody reads behind it, so a barrier holds but what is
+read later, and whoever reads it reads it from there.
 """
 
+import bisect
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +18,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxmem import _compat, _jaxpr
+from jaxmem.planning import Graph
 from jaxmem.scheduling import _graph
 from jaxmem.scheduling._operations import Operations
 from jaxmem.scheduling._scans import barrier, is_var
@@ -30,10 +36,10 @@ def in_sequence(ops: Operations, sequence: Sequence[int]):
       A closed jaxpr like `ops.closed`; its values are the same to the bit.
     """
     graph = _graph.Graph(ops.closed)
-    runs = list(_runs(sequence))
+    runs, readers = list(_runs(sequence)), _Readers(ops.graph, sequence)
 
     def run(args: list) -> list:
-        state = _State(ops, graph, graph.inputs(args))
+        state = _State(ops, graph, graph.inputs(args), readers)
         for operations, again in runs:
             if again:
                 state.fence(operations)
@@ -60,19 +66,44 @@ def _runs(sequence: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
         yield run, again
 
 
+class _Readers:
+    """Which values are read from some place of a sequence on, as they are there."""
+
+    def __init__(self, graph: Graph, sequence: Sequence[int]):
+        self._events: dict[int, list[tuple[int, bool]]] = defaultdict(list)
+        for place, i in enumerate(sequence):
+            operation = graph.operations[i]
+            for v in dict.fromkeys(operation.inputs):
+                self._events[v].append((place, True))
+            for v in operation.outputs:
+                self._events[v].append((place, False))
+        for v in graph.outputs:
+            self._events[v].append((len(sequence), True))
+
+    def wait(self, value: int, place: int) -> bool:
+        """Whether a value is read before it is made anew."""
+        events = self._events[value]
+        following = bisect.bisect_left(events, (place, False))
+        return following < len(events) and events[following][1]
+
+
 @dataclass
 class _State:
     """The newest making of each array that exists.
 
     Attributes:
       env: by variable.
-      newest: an array that the last operation has made.
+      readers: of the values.
+      depth: how many operations one after another have led to an array.
+      place: in the sequence.
     """
 
     ops: Operations
     graph: _graph.Graph
     env: dict[Any, Any]
-    newest: Any = None
+    readers: _Readers
+    depth: dict[int, int] = field(default_factory=dict)
+    place: int = 0
     exist: set[Any] = field(init=False)
 
     def __post_init__(self):
@@ -95,23 +126,59 @@ class _State:
         for k in self.ops.equations[i]:
             if not all(v in inside for v in self.graph.eqns[k].outvars):
                 self._evaluate(k, inside)
-        mine = self.ops.graph.operations[i].outputs
-        made = {v: x for v, x in inside.items() if self._number(v) in mine}
+        operation = self.ops.graph.operations[i]
+        made = {v: x for v, x in inside.items() if self._number(v) in operation.outputs}
         self.env.update(made)
-        floats = [x for x in made.values() if jnp.issubdtype(x.dtype, jnp.floating)]
-        self.newest = max(floats, key=lambda x: x.size, default=self.newest)
+        depth = 1 + max((self.depth.get(v, 0) for v in operation.inputs), default=0)
+        self.depth.update(dict.fromkeys(operation.outputs, depth))
+        self.place += 1
 
     def fence(self, operations: Sequence[int]) -> None:
-        """What these operations read from outside is not there before `newest` is."""
-        numbers = {v for i in operations for v in self.ops.graph.operations[i].outputs}
-        read = {v for i in operations for v in self.ops.graph.operations[i].inputs}
-        variables = [self.ops.variables[v] for v in sorted(read - numbers)]
-        held = [v for v in variables if v is not None and v in self.env]
-        made = [v for v in held if v in self.graph.maker]
-        held = made or held[:1]  # one argument will do where there is nothing else
-        if held and self.newest is not None:
-            through = barrier([*(self.env[v] for v in held), self.newest])
-            self.env.update(zip(held, through, strict=False))
+        """None of these operations can be done before all else that was begun."""
+        held, furthest = self._tied(operations), self._furthest()
+        if not held or furthest is None:
+            return
+        held = list(dict.fromkeys([*held, furthest]))
+        variables = [self.ops.variables[v] for v in held]
+        through = barrier([self.env[v] for v in variables])
+        self.env.update(zip(variables, through, strict=True))
+        self.depth.update(dict.fromkeys(held, 1 + self.depth[furthest]))
+
+    def _furthest(self) -> int | None:
+        """The value, of those still read, to which most operations have led."""
+        there = (v for v in self.depth if self._there(v))
+        waiting = [v for v in there if self.readers.wait(v, self.place)]
+        floats = [v for v in waiting if self._is_float(v)]
+        return max(floats, key=self.depth.__getitem__, default=None)
+
+    def _is_float(self, value: int) -> bool:
+        return jnp.issubdtype(self.ops.variables[value].aval.dtype, jnp.floating)
+
+    def _tied(self, operations: Sequence[int]) -> list[int]:
+        """Values from before that each of the operations reads, if through others.
+
+        All that the step has made; of what it was given, one value for an operation
+        that reads nothing else. An operation that could be done without any of them
+        would be, to the compiler, the one that was done the first time.
+        """
+        tied: dict[int, None] = {}
+        since: set[int] = set()  # made by these operations, after the barrier
+        for i in operations:
+            operation = self.ops.graph.operations[i]
+            before = [v for v in operation.inputs if v not in since and self._there(v)]
+            made = [v for v in before if self.ops.variables[v] in self.graph.maker]
+            tied.update(dict.fromkeys(made))
+            reads = set(operation.inputs)
+            if reads.isdisjoint(tied) and reads.isdisjoint(since):
+                tied.update(dict.fromkeys(before[:1]))
+            if not (reads.isdisjoint(tied) and reads.isdisjoint(since)):
+                since.update(operation.outputs)
+        return list(tied)
+
+    def _there(self, value: int) -> bool:
+        """Whether a value is an array that has been made by now."""
+        variable = self.ops.variables[value]
+        return variable is not None and variable in self.env
 
     def _number(self, v) -> int | None:
         """Of a variable that exists in memory under its own name."""

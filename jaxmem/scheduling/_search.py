@@ -37,6 +37,9 @@ _ENOUGH = 0.02  # of the step's own seconds: less is not worth another compile
 _FAR = 1.1  # of the budget: what is predicted above it will not fit
 _LESS = 0.95  # of the seconds: for more, segments are not looked at
 _CONFIRMED = 4  # compiles to the end for one budget
+_REMEMBERED = 8  # steps
+
+_SEQUENCES: dict[tuple[str, str], list[Rung]] = {}  # by fingerprint and target
 
 
 @dataclass(frozen=True)
@@ -203,22 +206,21 @@ class Run:
 
     def _within(self, budget: int) -> Tried:
         """What fits once it is compiled to the end."""
-        best = None
+        least = None
         for _ in range(_CONFIRMED):
             try:
-                found = self._search(self.limit)
+                found, out_of_reach = self._search(self.limit), False
             except BudgetError:
-                found = min(self.tried, key=lambda t: t.peak)
-                best = self._settled(found)
-                if best.peak > budget:
-                    break
-            else:
-                best = self._settled(found)
+                found, out_of_reach = min(self.tried, key=lambda t: t.peak), True
+            best = self._settled(found)
             if best.peak <= budget:
                 return best
+            least = min(best, least or best, key=lambda t: t.peak)
+            if out_of_reach:
+                break
             self.excess = int(best.peak - found.peak)
-        assert best is not None
-        raise unreachable(budget, best)
+        assert least is not None
+        raise unreachable(budget, least)
 
     def _least(self, choices: Sequence[Choice]) -> Tried:
         """The least peak; never more than that of the step as it was given."""
@@ -326,9 +328,19 @@ class Run:
 
     @functools.cached_property
     def _sequences(self) -> list[Rung]:
-        first = self._first.unordered
-        patience = min(PATIENCE, self.candidates.left() / 2)
-        return sequences(first, self.step.aliases(first), self.step.target, patience)
+        first, target = self._first.unordered, self.step.target
+        left = self.candidates.left() / 2
+        if left < PATIENCE:
+            return sequences(first, self.step.aliases(first), target, left)
+        # time ends some of these searches: another budget gets the same sequences
+        key = self.step.fingerprint, target
+        found = _SEQUENCES.get(key)
+        if found is None:
+            found = sequences(first, self.step.aliases(first), target, PATIENCE)
+            _SEQUENCES[key] = found
+            for old in list(_SEQUENCES)[:-_REMEMBERED]:
+                _SEQUENCES.pop(old, None)
+        return found
 
     def _rungs(self, best: Tried | None) -> list[Rung]:
         """The choices to try; the first is the best of those that cost nothing."""

@@ -106,7 +106,7 @@ class _Again(Values):
         ]
         outs = _compat.bind(eqn, values)
         self.put(i, outs)
-        floats = [x for x in outs if jnp.issubdtype(x.dtype, jnp.floating)]
+        floats = [v for v in eqn.outvars if jnp.issubdtype(v.aval.dtype, jnp.floating)]
         self.newest = floats[0] if floats else self.newest
 
     def _is_gone(self, v) -> bool:
@@ -117,7 +117,7 @@ class _Again(Values):
         """A value of the backward pass that `eqn` reads, or else the newest."""
         for v in eqn.invars:
             if is_var(v) and self.graph.maker.get(v) in self.late:
-                return self.read(v)
+                return v
         return self.newest
 
     def _make(self, wanted: Sequence[Any], anchor) -> None:
@@ -134,8 +134,10 @@ class _Again(Values):
             held = [v for v in self.graph.invars if v in read][:1]
             known = {v: self.read(v) for v in held}
         if anchor is not None and held:
-            values = barrier([*known.values(), anchor])
-            known = dict(zip(held, values, strict=False))
+            # whoever reads the anchor does so behind the barrier: XLA drops from one
+            # what nobody reads there
+            *values, self.env[anchor] = barrier([*known.values(), self.read(anchor)])
+            known = dict(zip(held, values, strict=True))
         inner = Values(self.graph, {v: self.env[v] for v in arguments} | known)
         for i in eqns:
             inner.evaluate(i)

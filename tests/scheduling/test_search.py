@@ -282,19 +282,24 @@ def test_search_seconds_without_a_fit_are_an_error(told, clock):
 
 
 def test_order_has_no_more_time_than_the_search(monkeypatch):
-    """Half of what is left for each of its two searches, when it is short."""
+    """Half of what is left for each of its two searches, when it is short.
+
+    What a search with all its time has found is not looked for once more.
+    """
     asked = []
+    monkeypatch.setattr(_search, "_SEQUENCES", {})
     monkeypatch.setattr(_search, "sequences", lambda *args: asked.append(args[3]) or [])
     fn, args = problem(scanned=False)
     closed = jax.make_jaxpr(fn)(*args)
-    step = SimpleNamespace(aliases=lambda jaxpr: {}, target="cpu")
-    for most in (1.0, None):
+    about = {"target": "cpu", "fingerprint": "of this step"}
+    step = SimpleNamespace(aliases=lambda jaxpr: {}, **about)
+    for most in (1.0, None, None):
         deadline = None if most is None else time.monotonic() + most
         candidates = _candidates.Candidates(None, deadline)
         run = _search.Run(step, 1, print, candidates)
         run.__dict__["_first"] = SimpleNamespace(unordered=closed)
         assert run._sequences == []
-    assert 0 < asked[0] <= 0.5 and asked[1] == _search.PATIENCE
+    assert 0 < asked[0] <= 0.5 and asked[1:] == [_search.PATIENCE]
 
 
 # -- once
