@@ -207,3 +207,17 @@ def far(compiled: list[Row]) -> str:
     found = [r for r in compiled if abs(off(r, True)) > WITHIN]
     found.sort(key=lambda r: -abs(off(r, True)))
     return "; ".join(f"{r['step']}: {off(r, True):+.0f} %" for r in found) or "none"
+
+
+@figures("foreign")
+def foreign() -> str:
+    ways = ("plain", "substituted", "scheduled", "both")
+
+    def cell(text: str) -> str:
+        return f"{float(text):,.1f}" if text.replace(".", "").isdigit() else text
+
+    lines = [
+        (r["library"], r["family"], *(cell(r[f"{way} (MiB)"]) for way in ways))
+        for r in rows("foreign")
+    ]
+    return table(("library", "family", *ways), lines)

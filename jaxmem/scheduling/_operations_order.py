@@ -19,7 +19,7 @@ from jaxmem._checks import check_int, check_numbers, wrong_type
 from jaxmem.planning import Graph
 from jaxmem.scheduling import _graph
 from jaxmem.scheduling._operations import Operations
-from jaxmem.scheduling._scans import LARGE, barrier
+from jaxmem.scheduling._scans import LARGE, barrier, is_var
 
 
 def in_given_order(
@@ -157,4 +157,5 @@ def _tied(graph: _graph.Graph) -> dict[Any, Any]:
     """Outputs of barriers, and the variables that go in."""
     barriers = (e for e in graph.eqns if e.primitive.name == "optimization_barrier")
     pairs = (zip(e.outvars, e.invars, strict=True) for e in barriers)
-    return {w: v for pair in pairs for w, v in pair}
+    # a literal is no value of the graph: what a barrier made of it stays as it is
+    return {w: v for pair in pairs for w, v in pair if is_var(v)}

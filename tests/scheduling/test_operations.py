@@ -384,6 +384,20 @@ def test_any_order_with_barriers_gives_the_same_bits(name):
         assert_bits(_jaxpr.evaluate(again, leaves), want)
 
 
+def test_a_barrier_of_the_step_round_a_literal_is_carried_over():
+    """What others' steps hold behind barriers may be a plain number."""
+
+    def step(a, b):
+        x, two = lax.optimization_barrier((a @ b, 2.0))
+        return [(x * two) @ b, x @ a, (x @ b) @ a]
+
+    leaves = [jnp.eye(4) + i for i in range(2)]
+    ops, want = operations(step, *leaves), step(*leaves)
+    everything = range(len(ops.graph.operations))
+    again = in_given_order(ops, everything, everything, least=16)
+    assert_bits(_jaxpr.evaluate(again, leaves), want)
+
+
 def test_an_order_that_is_none_is_refused():
     ops, *_ = prepared("mlp")
     with pytest.raises(ValueError, match="order"):
