@@ -6,10 +6,11 @@ and a kernel, which is XLA for every transformation but lowering.
 
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from pallas_kernels._compat import (
@@ -87,10 +88,32 @@ def kernel_or_xla(xla: Callable, candidates: list[Candidate], *args: Any) -> Any
         return tuple(jax.tree.leaves(xla(*tree.unflatten(leaves))))
 
     plain = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
-    jaxpr = jax.make_jaxpr(run)(*plain)
-    outs = _choice.bind(*leaves, jaxpr=jaxpr, xla=run, candidates=tuple(candidates))
+    closed = jax.make_jaxpr(run)(*plain)
+    consts, number = closed.consts, len(closed.consts)
+    if consts:
+        # Arrays that `xla` closes over, such as a mask that no kernel takes, may be of
+        # the trace outside: they become arguments.
+        run = partial(_of_consts, closed, number)
+        plain = [jax.ShapeDtypeStruct(jnp.shape(c), c.dtype) for c in consts] + plain
+        closed = jax.make_jaxpr(run)(*plain)
+        candidates = [
+            k._replace(run=partial(_without, number, k.run)) for k in candidates
+        ]
+        leaves = [*consts, *leaves]
+    outs = _choice.bind(*leaves, jaxpr=closed, xla=run, candidates=tuple(candidates))
     outs = [varying_as(x, *map(jax.typeof, leaves)) for x in outs]
     return jax.tree.unflatten(jax.tree.structure(jax.eval_shape(xla, *args)), outs)
+
+
+def _of_consts(closed, number: int, *arrays) -> tuple:
+    """What a jaxpr gives with the first arrays as its constants."""
+    with_consts = closed.replace(consts=list(arrays[:number]))
+    return tuple(jaxpr_as_fun(with_consts)(*arrays[number:]))
+
+
+def _without(number: int, kernel: Callable, *arrays) -> tuple:
+    """What a kernel makes of all but the first arrays."""
+    return kernel(*arrays[number:])
 
 
 def _chosen(ctx, jaxpr, candidates) -> Callable:

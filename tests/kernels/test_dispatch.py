@@ -19,6 +19,7 @@ import jaxmem
 from pallas_kernels import dispatch as module
 from pallas_kernels._compat import simulated
 from pallas_kernels.dispatch import dispatch
+from tests.kernels.meshes import chip_mesh
 
 X = jnp.arange(4.0)
 
@@ -61,12 +62,6 @@ def test_plain_where_nothing_was_measured(implementation):
 
 
 # -- what None takes, where something was measured
-
-
-def chip_mesh(kind, size=1):
-    platform = "tpu" if kind.startswith("TPU") else "cuda"
-    device = AbstractDevice(kind, 1, platform)
-    return AbstractMesh((size,), ("x",), (AxisType.Auto,), abstract_device=device)
 
 
 def takes_kernel(fn, *args, kind="NVIDIA H100 80GB HBM3", platform="cuda", size=1):

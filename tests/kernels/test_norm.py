@@ -6,17 +6,20 @@ of the largest element and twice the twin's own error, against the twin in float
 
 import contextlib
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 
 import jaxmem
 from jaxmem import ops
 from jaxmem.ops import _random
-from pallas_kernels import _compat, _norm, dispatch, norm_gpu, norm_tpu
+from pallas_kernels import _compat, _lowering, _norm, dispatch, norm_gpu, norm_tpu
 from tests import twins
+from tests.kernels.meshes import chip_mesh
 from tests.sets import some_fast
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
@@ -283,7 +286,11 @@ def test_under_vmap():
 
 @pytest.fixture
 def measured(monkeypatch):
-    every = frozenset((name, "cuda") for name in NAMES)
+    kinds = itertools.product(NAMES, ["float32", "bfloat16"], [False, True])
+    every = tuple(
+        dispatch.Measured(name, "h100", dtype, 0, backward)
+        for name, dtype, backward in kinds
+    )
     monkeypatch.setattr(dispatch, "MEASURED", every)
 
 
@@ -360,10 +367,11 @@ def test_what_no_kernel_does_is_said(name, measured, monkeypatch):
     call, message = REFUSED[name]
     with pytest.raises(ValueError, match=f"no kernel for this .*{message}"):
         call(implementation="pallas")
-    dispatch._warn_once.cache_clear()
-    with pytest.warns(UserWarning, match=message):
-        jax.block_until_ready(call())
-    dispatch._warn_once.cache_clear()
+    _lowering._warn_once.cache_clear()
+    with jax.sharding.use_abstract_mesh(chip_mesh("NVIDIA H100 80GB HBM3")):
+        run = jax.jit(lambda: call())
+        with pytest.warns(UserWarning, match=message):
+            export.export(run, platforms=["cuda"])()
 
 
 @BOTH
