@@ -105,7 +105,7 @@ def test_micro_batches_by_default(optimizer, batch, n):
     assert Settings(optimizer=optimizer, batch=batch, micro_batches=1).n == 1
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", some_fast(FLAVOURS))
 def test_model_sees_no_later_byte(flavour):
     params, forward = _split(flavour)
     tokens = jnp.arange(32, dtype=jnp.int32)[None]
@@ -144,7 +144,7 @@ def test_plain_model_starts_at_a_guess_and_learns(flavour):
     assert held_back < 3.6
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", some_fast(FLAVOURS))
 def test_dropout_acts_in_training_alone(flavour):
     params, forward = _split(flavour, dropout=0.5)
     tokens = jnp.arange(32, dtype=jnp.int32)[None]
@@ -167,7 +167,7 @@ def test_accumulated_gradient_is_that_of_the_batch():
     assert jnp.abs(whole[1]["head"]["kernel"]).max() > 1e-2
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
+@pytest.mark.parametrize("flavour", some_fast(FLAVOURS))
 def test_adama_releases_every_scanned_gradient_in_spite_of_clipping(flavour):
     params, loss = _model(flavour)
     optimizer = _optimizers.make_optimizer(ADAMA, adama=True)
