@@ -7,7 +7,7 @@ dropout's bits are those of the XLA path to the bit, since both count positions 
 visited; a query that sees none takes the mean of all values, and its block visits all.
 
 `forward(inputs, rules, *, block_q, block_kv)`, of the `Inputs` and `Rules` of
-`_attention.py`, gives (o[b, t, n, h], the maximum of each row of logits [b, n, t], the
+`dot_product.py`, gives (o[b, t, n, h], the maximum of each row of logits [b, n, t], the
 logarithm of its sum). `backward(inputs, o, row_max, row_log_sum, g, rules, *, wanted,
 block_q, block_kv)` gives (dq, dk, dv, None), None for what `wanted`, of "q", "k" and
 "v", does not name. For the gradient of v alone neither o nor v is needed: None.

@@ -13,7 +13,7 @@ keys, blocks of queries in sequence, with dk and dv as sums, and dq of all queri
 float32 sum on the chip. Where that has no room there (at 64 channels and bfloat16 from
 some 9000 queries on), a pass of its own, in the order of the forward pass, makes dq.
 Blocks hidden by position (causal, window, lengths) are neither computed nor fetched,
-those hidden by segments not computed; see `_attention.py` for rows that see nothing.
+those hidden by segments not computed; see `dot_product.py` for rows that see nothing.
 
 Through memory, in elements, with Q = b t n h, K = b s n h and `seen` the fraction of
 block pairs that are visited: forward 2 Q + 2 K (t / block_q) seen; backward

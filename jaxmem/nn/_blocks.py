@@ -1,7 +1,7 @@
 """What the transformer blocks of linen and nnx share.
 
 A block keeps what its matmuls keep anyway, once. A norm keeps its output, which is the
-input of the next projections. The activation is made again in the backward pass, from
+input of the next projections. The activation is recomputed in the backward pass, from
 the inputs of the down projection: a GELU in D -> F -> D keeps one [N, F] and not two,
 a SwiGLU two and not three, without a bit or an inverse, and no matmul is done twice.
 In unrolled layers XLA may find the two equal and keep the activation after all; in a

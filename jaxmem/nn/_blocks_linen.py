@@ -205,7 +205,7 @@ class LlamaBlock(nn.Module):
     Saves:
         For N tokens: the outputs of both norms, query and attention's output (4 N D
         numbers), key and value (2 N D K / heads), both projections of the MLP (2 N F;
-        their product is made again), and a few float32 a token.
+        their product is recomputed), and a few float32 a token.
 
     Source:
         Touvron et al., LLaMA, arXiv 2302.13971, section 2.2.

@@ -1,4 +1,4 @@
-"""Transformer blocks for `flax.nnx`, of the layers in `nnx.py`; see `_blocks.py`."""
+"""Transformer blocks for `flax.nnx`, of the layers in `nnx.py`; see `blocks.py`."""
 
 from collections.abc import Callable
 from typing import Any

@@ -21,7 +21,7 @@ from jaxmem import ops
 from jaxmem.nn import _conv, _norm
 from jaxmem.nn._attention import attend
 from jaxmem.nn._fallback import fall_back
-from jaxmem.ops._quantized import sharing
+from jaxmem.ops.codes import sharing
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def save_rng(module):
 
 
 def layer_norm(module, flax_call, x, *, mask=None, save="input"):
-    if reason := _norm.obstacle(module, x):
+    if reason := _norm.unsupported_reason(module, x):
         fall_back("LayerNorm", reason)
         return flax_call(x, mask=mask)
     scale, bias = _norm_params(module, _features(module, x), ("scale", "bias"))
@@ -69,7 +69,7 @@ def layer_norm(module, flax_call, x, *, mask=None, save="input"):
 
 
 def rms_norm(module, flax_call, x, *, mask=None, save="input"):
-    if reason := _norm.obstacle(module, x):
+    if reason := _norm.unsupported_reason(module, x):
         fall_back("RMSNorm", reason)
         return flax_call(x, mask=mask)
     (scale,) = _norm_params(module, _features(module, x), ("scale",))
@@ -78,7 +78,7 @@ def rms_norm(module, flax_call, x, *, mask=None, save="input"):
 
 
 def group_norm(module, flax_call, x, *, mask=None):
-    if reason := _norm.obstacle(module, x):
+    if reason := _norm.unsupported_reason(module, x):
         fall_back("GroupNorm", reason)
         return flax_call(x, mask=mask)
     num_groups = _num_groups(module, x.shape[-1])
@@ -115,7 +115,7 @@ def inplace_abn(module, x, use_running_average, mask):
     names = ("activation", "negative_slope", "alpha", "approximate")
     options = {name: getattr(module, name) for name in names}
     op = functools.partial(ops.inplace_abn, **options)
-    if reason := _norm.obstacle(module, x):
+    if reason := _norm.unsupported_reason(module, x):
         raise ValueError(f"InPlaceABN: {reason}")
     return batch_norm(module, None, x, use_running_average, mask=mask, op=op)
 
@@ -123,7 +123,7 @@ def inplace_abn(module, x, use_running_average, mask):
 def batch_norm(
     module, flax_call, x, use_running_average=None, *, mask=None, op=ops.batch_norm
 ):
-    if reason := _norm.obstacle(module, x):
+    if reason := _norm.unsupported_reason(module, x):
         fall_back("BatchNorm", reason)
         return flax_call(x, use_running_average, mask=mask)
     frozen = nn.merge_param(
@@ -236,7 +236,7 @@ def dropout(module, flax_call, inputs, deterministic=None, rng=None):
 
 def attention(module, flax_call, *args, save=None, **kwargs):
     """Flax's own projections and cache; the attention function between them is ours."""
-    reason = attention_obstacle(module, kwargs.get("sow_weights", False))
+    reason = attention_reason(module, kwargs.get("sow_weights", False))
     if reason:
         fall_back(type(module).__name__, reason)
         return flax_call(*args, **kwargs)
@@ -245,7 +245,7 @@ def attention(module, flax_call, *args, save=None, **kwargs):
         return flax_call(*args, **kwargs)
 
 
-def attention_obstacle(module, sow_weights) -> str | None:
+def attention_reason(module, sow_weights) -> str | None:
     """Why this call needs Flax's attention function, or None."""
     if module.attention_fn is not nn.dot_product_attention:
         return "an attention_fn of its own"

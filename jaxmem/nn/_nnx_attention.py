@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxmem.nn._attention import attend
 from jaxmem.nn._fallback import fall_back
-from jaxmem.ops._quantize import Quantization
+from jaxmem.ops.codes import Quantization
 
 
 def dot_product_attention(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxmem import ops
 from jaxmem._checks import wrong_value
-from jaxmem.ops._quantize import as_quantization
+from jaxmem.ops.codes import as_quantization
 
 SAVES = ("input", "output")
 
@@ -30,7 +30,7 @@ def axes(ndim: int, given) -> tuple[int, ...]:
     return tuple(sorted({axis % ndim for axis in given}))
 
 
-def obstacle(module, x) -> str | None:
+def unsupported_reason(module, x) -> str | None:
     """Why this call cannot run on a lean op, or None."""
     if not getattr(module, "force_float32_reductions", True):
         return "force_float32_reductions=False"

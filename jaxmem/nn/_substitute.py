@@ -16,14 +16,14 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from jaxmem._checks import check_bool, wrong_type, wrong_value
-from jaxmem.nn._left import Kept, kept_by
+from jaxmem.nn._options import SubstitutionOptions
+from jaxmem.nn._remaining import KeptArrays, kept_by
 from jaxmem.nn._rules import Rule
-from jaxmem.nn._spec import Spec
 from jaxmem.nn._storage import read_storage
 from jaxmem.nn._substitute_linen import substitute_linen
 from jaxmem.nn._substitute_nnx import substitute_nnx
 from jaxmem.nn._substitution_report import Recorder, SubstitutionReport
-from jaxmem.ops._quantize import Quantization, as_quantization
+from jaxmem.ops.codes import Quantization, as_quantization
 
 Model = TypeVar("Model")
 
@@ -98,13 +98,13 @@ def substitute(
             raise wrong_value("activations", activations, allowed)
     if activations is None:
         activations = as_quantization(save) or storage.word
-    spec = Spec(rules, storage, activations, patterns, verbose)
+    options_ = SubstitutionOptions(rules, storage, activations, patterns, verbose)
     if isinstance(model, linen.Module):
-        return substitute_linen(model, spec)
+        return substitute_linen(model, options_)
     if isinstance(model, nnx.Module):
-        return substitute_nnx(model, spec)
+        return substitute_nnx(model, options_)
     if callable(model) and not inspect.isclass(model):
-        return _substitute_function(model, spec)
+        return _substitute_function(model, options_)
     raise wrong_type(
         "substitute: model",
         model,
@@ -131,20 +131,20 @@ def _check_patterns(patterns: Any) -> None:
         raise wrong_type("patterns", patterns, allowed)
 
 
-def _substitute_function(fn: Callable, spec: Spec) -> Callable:
+def _substitute_function(fn: Callable, options_: SubstitutionOptions) -> Callable:
     from jaxmem.nn._traced import run_rewritten
 
-    recorder = spec.recorder()
+    recorder = options_.recorder()
 
     @functools.wraps(fn)
     def lean(*args, **kwargs):
         def call(args, kwargs):
             return fn(*args, **kwargs)
 
-        library = spec.library()
+        library = options_.library()
         found = recorder.add_patterns
-        out = run_rewritten(call, (args, kwargs), library, found, spec.codes)
-        recorder.first_trace(spec.verbose)
+        out = run_rewritten(call, (args, kwargs), library, found, options_.codes)
+        recorder.first_trace(options_.verbose)
         return out
 
     vars(lean)["jaxmem_recorder"] = recorder
@@ -190,7 +190,7 @@ def _recorder(model) -> Recorder:
     return recorder
 
 
-def _trace(model, args, rngs, kwargs) -> Kept | None:
+def _trace(model, args, rngs, kwargs) -> KeptArrays | None:
     """What a model keeps at these arguments; runs it on shapes only."""
     if isinstance(model, linen.Module):
         fn, args = _linen_call(model, args, rngs, kwargs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmem.memory import format_bytes
-from jaxmem.nn._left import Kept, Left
+from jaxmem.nn._remaining import KeptArrays, RemainingArrays
 from jaxmem.nn._rules import Rule
 
 
@@ -43,8 +43,8 @@ class SubstitutionReport:
         traced: whether the model was traced yet; before that a linen model's
             modules and every model's formulas are unknown.
         notes: what else the user should know.
-        kept: what the backward pass keeps now, as a `Kept`; None where `report` was
-            given no example arguments, or the model has nothing to differentiate.
+        kept: what the backward pass keeps now; None where `report` was given no
+            example arguments, or the model has nothing to differentiate.
     """
 
     modules: tuple[Replacement, ...]
@@ -53,10 +53,10 @@ class SubstitutionReport:
     unused_rules: tuple[str, ...]
     traced: bool
     notes: tuple[str, ...] = ()
-    kept: Kept | None = None
+    kept: KeptArrays | None = None
 
     @property
-    def left(self) -> tuple[Left, ...]:
+    def left(self) -> tuple[RemainingArrays, ...]:
         """What no lean op has a say in, the largest first."""
         return self.kept.left if self.kept else ()
 
@@ -127,7 +127,7 @@ class SubstitutionReport:
         return self._render().export_html(inline_styles=True)
 
 
-def _times(row: Left) -> str:
+def _times(row: RemainingArrays) -> str:
     return f" in {row.count}" if row.count > 1 else ""
 
 
@@ -148,7 +148,7 @@ class Recorder:
     used: set[int] = field(default_factory=set)
     used_saves: set[str] = field(default_factory=set)
     traced: bool = False
-    kept: Kept | None = None
+    kept: KeptArrays | None = None
 
     def replaced(self, path: str, module: Any, by: str, reason: str = "") -> None:
         self.modules[path] = Replacement(path, type(module).__name__, by, reason)

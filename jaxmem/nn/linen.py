@@ -26,7 +26,7 @@ from jaxmem.nn._lora_linen import LoRADense as LoRADense
 from jaxmem.nn._norm import check_save
 from jaxmem.nn._sampled_linen import SampledDense as SampledDense
 from jaxmem.nn._sampled_linen import VeLoRADense as VeLoRADense
-from jaxmem.ops._quantize import bits_or_none
+from jaxmem.ops.codes import bits_or_none
 
 
 def _flax(cls: type, module: nn.Module):
@@ -305,7 +305,7 @@ class Dropout(nn.Dropout):
     """`flax.linen.Dropout`, built on `jaxmem.ops.dropout`.
 
     Saves:
-        The key; the mask is made again in the backward pass.
+        The key; the mask is recomputed in the backward pass.
     """
 
     @nn.compact
@@ -414,6 +414,6 @@ def _lean_attention(module, flax_call, *args, **kwargs):
         return calls.attention(module, flax_call, *args, save=module.save, **kwargs)
 
 
-# After the layers of which they are made.
+# At the end: the blocks are made of the layers above.
 from jaxmem.nn._blocks_linen import LlamaBlock as LlamaBlock  # noqa: E402
 from jaxmem.nn._blocks_linen import TransformerBlock as TransformerBlock  # noqa: E402

@@ -24,8 +24,7 @@ from jaxmem.nn._nnx_attention import attention_saving
 from jaxmem.nn._nnx_attention import dot_product_attention as dot_product_attention
 from jaxmem.nn._sampled_nnx import SampledDense as SampledDense
 from jaxmem.nn._sampled_nnx import VeLoRADense as VeLoRADense
-from jaxmem.ops._quantize import bits_or_none
-from jaxmem.ops._quantized import sharing
+from jaxmem.ops.codes import bits_or_none, sharing
 
 
 def _value(param):
@@ -62,7 +61,7 @@ class LayerNorm(nnx.LayerNorm):
         self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
     ) -> Float[Array, "*shape"]:
         """Normalizes `x`, with statistics over the elements that `mask` marks."""
-        if reason := _norm.obstacle(self, x):
+        if reason := _norm.unsupported_reason(self, x):
             fall_back("LayerNorm", reason)
             return nnx.LayerNorm.__call__(self, x, mask=mask)
         x, scale, bias = _promoted(self, x)
@@ -90,7 +89,7 @@ class RMSNorm(nnx.RMSNorm):
         self, x: Float[Array, "*shape"], mask: jax.Array | None = None
     ) -> Float[Array, "*shape"]:
         """Normalizes `x`, with statistics over the elements that `mask` marks."""
-        if reason := _norm.obstacle(self, x):
+        if reason := _norm.unsupported_reason(self, x):
             fall_back("RMSNorm", reason)
             return nnx.RMSNorm.__call__(self, x, mask=mask)
         x, scale = _promoted(self, x, bias=False)
@@ -162,7 +161,7 @@ class GroupNorm(nnx.GroupNorm):
         self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
     ) -> Float[Array, "*shape"]:
         """Normalizes `x` within each group of channels."""
-        if reason := _norm.obstacle(self, x):
+        if reason := _norm.unsupported_reason(self, x):
             fall_back("GroupNorm", reason)
             return nnx.GroupNorm.__call__(self, x, mask=mask)
         x, scale, bias = _promoted(self, x)
@@ -191,7 +190,7 @@ class BatchNorm(nnx.BatchNorm):
             error_msg="BatchNorm needs `use_running_average`: in the constructor, in "
             "the call, or through nnx.view",
         )
-        if reason := _norm.obstacle(self, x):
+        if reason := _norm.unsupported_reason(self, x):
             fall_back("BatchNorm", reason)
             return nnx.BatchNorm.__call__(self, x, frozen, mask=mask)
         x, mean, var, scale, bias = self.promote_dtype(
@@ -270,7 +269,7 @@ class InPlaceABN(BatchNorm):
         mask: jax.Array | None = None,
     ) -> Float[Array, "*shape"]:
         """Normalizes and activates `x`; updates the statistics as Flax's layer does."""
-        if reason := _norm.obstacle(self, x):
+        if reason := _norm.unsupported_reason(self, x):
             raise ValueError(f"InPlaceABN: {reason}")
         return super().__call__(x, use_running_average, mask=mask)
 
@@ -284,7 +283,7 @@ class InPlaceABN(BatchNorm):
         )
 
 
-def _product_obstacle(module, out_sharding) -> str | None:
+def _product_reason(module, out_sharding) -> str | None:
     """Why a linear layer needs Flax's own product, or None."""
     if module.dot_general not in (None, jax.lax.dot_general):
         return "a dot_general of its own"
@@ -322,7 +321,7 @@ class Linear(nnx.Linear):
         out_sharding: Any = None,
     ) -> Float[Array, "*batch f"]:
         """Applies the linear map to the last axis."""
-        reason = _product_obstacle(self, out_sharding)
+        reason = _product_reason(self, out_sharding)
         if reason:
             fall_back("Linear", reason)
             return nnx.Linear.__call__(self, _norm.plain(inputs), out_sharding)
@@ -353,7 +352,7 @@ class LinearGeneral(nnx.LinearGeneral):
         out_sharding: Any = None,
     ) -> Float[Array, "..."]:
         """Applies the linear map to `self.axis`."""
-        reason = _product_obstacle(self, out_sharding)
+        reason = _product_reason(self, out_sharding)
         reason = reason or ("batch_axis" if self.batch_axis else None)
         if reason:
             fall_back("LinearGeneral", reason)
@@ -400,14 +399,14 @@ class Conv(nnx.Conv):
         self, inputs: Float[Array, "..."], out_sharding: Any = None
     ) -> Float[Array, "..."]:
         """Convolves the spatial dimensions of the channels-last input."""
-        if reason := _conv_obstacle(self, out_sharding):
+        if reason := _conv_reason(self, out_sharding):
             fall_back("Conv", reason)
             return nnx.Conv.__call__(self, inputs, out_sharding)
         lean: Any = _WithLeanParts(self)
         return nnx.Conv.__call__(lean, inputs)
 
 
-def _conv_obstacle(module: nnx.Conv, out_sharding) -> str | None:
+def _conv_reason(module: nnx.Conv, out_sharding) -> str | None:
     """Why a convolution needs Flax's own, or None."""
     if module.conv_general_dilated is not jax.lax.conv_general_dilated:
         return "a conv_general_dilated of its own"
@@ -434,7 +433,7 @@ class _WithLeanParts:
     def conv_general_dilated(
         self, lhs, rhs, strides, padding, *, out_sharding, **options
     ):
-        del out_sharding  # None: see _conv_obstacle
+        del out_sharding  # None: see _conv_reason
         options["save"] = self._module.save
         return _conv.conv_general_dilated(lhs, rhs, strides, padding, **options)
 
@@ -443,7 +442,7 @@ class Dropout(nnx.Dropout):
     """`flax.nnx.Dropout`, built on `jaxmem.ops.dropout`.
 
     Saves:
-        The key; the mask is made again in the backward pass.
+        The key; the mask is recomputed in the backward pass.
     """
 
     def __call__(
@@ -512,6 +511,6 @@ def use_lean_parts(module: nnx.MultiHeadAttention, save: Any = None) -> None:
                 part.save = save
 
 
-# After the layers of which they are made.
+# At the end: the blocks are made of the layers above.
 from jaxmem.nn._blocks_nnx import LlamaBlock as LlamaBlock  # noqa: E402
 from jaxmem.nn._blocks_nnx import TransformerBlock as TransformerBlock  # noqa: E402

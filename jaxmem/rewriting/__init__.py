@@ -8,7 +8,7 @@ Only what is written in the traced function is seen; the inside of a `custom_vjp
 keeps its own rule, and a formula whose interior is used elsewhere is left and reported.
 """
 
-from jaxmem.rewriting._auto import Choice as Choice
+from jaxmem.rewriting._auto import SaveSaveChoice as SaveChoice
 from jaxmem.rewriting._auto import auto_save as auto_save
 from jaxmem.rewriting._codes import share_codes as share_codes
 from jaxmem.rewriting._library import LIBRARY as LIBRARY

@@ -25,7 +25,7 @@ LOW_FILL = -1e9
 
 
 @dataclass(frozen=True)
-class Form:
+class AttentionFormula:
     """One way to write attention."""
 
     scaled: str = "query"
@@ -70,7 +70,7 @@ class Form:
         return bias, mask, key
 
 
-def _masked(form: Form, logits, mask, fill):
+def _masked(form: AttentionFormula, logits, mask, fill):
     t, s = logits.shape[-2:]
     if form.mask == "tril":
         mask = jnp.tril(jnp.ones((t, s), bool))
@@ -81,7 +81,7 @@ def _masked(form: Form, logits, mask, fill):
     return logits if mask is None else jnp.where(mask, logits, fill)
 
 
-def _dropped(form: Form, probs, key, keep):
+def _dropped(form: AttentionFormula, probs, key, keep):
     if form.dropout is None:
         return probs
     shape = (1, 1, *probs.shape[2:]) if form.shared_mask else probs.shape
@@ -91,7 +91,7 @@ def _dropped(form: Form, probs, key, keep):
     return probs * mask.astype(probs.dtype) / keep
 
 
-def _shared(form: Form, query, key, value):
+def _shared(form: AttentionFormula, query, key, value):
     """(query, key, value, the einsum of the logits) for the way heads are shared."""
     if form.heads == "grouped":
         b, t, n, h = query.shape
@@ -104,7 +104,7 @@ def _shared(form: Form, query, key, value):
     return query, key, value, "btnh,bsnh->bnts"
 
 
-def _output(form: Form, logits, value, rng, keep):
+def _output(form: AttentionFormula, logits, value, rng, keep):
     """What comes after the logits."""
     probs = _dropped(form, jax.nn.softmax(logits, axis=-1), rng, keep)
     grouped = form.heads == "grouped"
@@ -115,7 +115,9 @@ def _output(form: Form, logits, value, rng, keep):
     return out.swapaxes(1, 2) if form.swapped else out
 
 
-def plain_attention(form: Form, query, key, value, *extra, scale, fill=0, keep=1):
+def plain_attention(
+    form: AttentionFormula, query, key, value, *extra, scale, fill=0, keep=1
+):
     """Attention in the form `form`."""
     bias, mask, rng = form.split(extra)
     query, key, value, to_logits = _shared(form, query, key, value)
@@ -130,7 +132,9 @@ def plain_attention(form: Form, query, key, value, *extra, scale, fill=0, keep=1
     return _output(form, logits, value, rng, keep)
 
 
-def lean_attention(form: Form, query, key, value, *extra, scale, fill=0, keep=1):
+def lean_attention(
+    form: AttentionFormula, query, key, value, *extra, scale, fill=0, keep=1
+):
     """The same, nothing of size t x s kept."""
     bias, mask, rng = form.split(extra)
     if form.heads == "grouped" and mask is not None:
@@ -165,18 +169,20 @@ def _forms():
     ):
         orders = mask is not None or bias != "after the mask"
         if orders and not (swapped and dropout):
-            yield Form(scaled, mask, bias, dropout, shared, swapped=swapped)
+            yield AttentionFormula(scaled, mask, bias, dropout, shared, swapped=swapped)
     for scaled, mask, heads in itertools.product(
         ("query", "logits"), ("tril", "compare", "mask", None), ("grouped", "repeated")
     ):
-        yield Form(scaled, mask, heads=heads)
+        yield AttentionFormula(scaled, mask, heads=heads)
 
 
 @functools.cache
 def _gate(grouped: bool, dropout: str | None, shared: bool, swapped: bool) -> Pattern:
     """What comes after the logits, whatever they are."""
     heads = "grouped" if grouped else "equal"
-    form = Form(dropout=dropout, shared_mask=shared, heads=heads, swapped=swapped)
+    form = AttentionFormula(
+        dropout=dropout, shared_mask=shared, heads=heads, swapped=swapped
+    )
 
     def plain(logits, value, *key, keep=1):
         return _output(form, logits, value, key[0] if key else None, keep)

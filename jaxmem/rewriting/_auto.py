@@ -22,7 +22,8 @@ from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from jaxmem import _compat, _jaxpr
 from jaxmem._checks import check_callable
-from jaxmem.ops._fewbit_forms import MARKS, Mark
+from jaxmem.ops.activations import AutoSave
+from jaxmem.ops.marks import record_of
 
 _LOGGER = logging.getLogger("jaxmem")
 
@@ -44,31 +45,32 @@ _LEAN_POOL = "jaxmem.max_pool"
 
 
 @dataclass(frozen=True)
-class Choice:
+class SaveChoice:
     """What `save="auto"` came to in one place, when it was differentiated.
 
     Attributes:
       op: the activation.
       keeps: "output" (and a bit, for GELU and SiLU), "input", or "<n> bits".
-      why: whether the output is kept anyway, and by what.
+      reason: whether the output is kept anyway, and by what.
       shape: of the activation.
       source: file, line and function.
     """
 
     op: str
     keeps: str
-    why: str
+    reason: str
     shape: tuple[int, ...]
     source: str
 
     def __str__(self) -> str:
-        return f"{self.op} {list(self.shape)} keeps {self.keeps} ({self.why}) at " + (
-            self.source or "an unknown place"
+        return (
+            f"{self.op} {list(self.shape)} keeps {self.keeps} ({self.reason}) at "
+            + (self.source or "an unknown place")
         )
 
 
 def auto_save(
-    fn: Callable, *, on_choice: Callable[[Choice], Any] | None = None
+    fn: Callable, *, on_choice: Callable[[SaveChoice], Any] | None = None
 ) -> Callable:
     """A function like `fn` whose activations with `save="auto"` keep what is cheapest.
 
@@ -83,8 +85,8 @@ def auto_save(
 
     Args:
       fn: any function that JAX can trace, of any pytrees.
-      on_choice: called with the `Choice` of each activation whenever the function is
-        differentiated; the "jaxmem" logger is told at level INFO in any case.
+      on_choice: called with the `SaveChoice` of each activation whenever the function
+        is differentiated; the "jaxmem" logger is told at level INFO in any case.
 
     Returns:
       A function of the same signature and values; differentiate it, not `fn`.
@@ -103,7 +105,7 @@ def auto_save(
     """
     check_callable("fn", fn)
     if on_choice is not None:
-        check_callable("on_choice", on_choice, "a function of a Choice, or None")
+        check_callable("on_choice", on_choice, "a function of a SaveChoice, or None")
 
     @functools.wraps(fn)
     def resolved(*args, **kwargs):
@@ -119,8 +121,10 @@ def is_marked(body: Any) -> bool:
     return any(_mark(eqn) is not None for eqn in _jaxpr.walk(body))
 
 
-def _teller(on_choice: Callable[[Choice], Any] | None) -> Callable[[Choice], None]:
-    def tell(choice: Choice) -> None:
+def _teller(
+    on_choice: Callable[[SaveChoice], Any] | None,
+) -> Callable[[SaveChoice], None]:
+    def tell(choice: SaveChoice) -> None:
         _LOGGER.info('save="auto": %s', choice)
         if on_choice is not None:
             on_choice(choice)
@@ -128,9 +132,8 @@ def _teller(on_choice: Callable[[Choice], Any] | None) -> Callable[[Choice], Non
     return tell
 
 
-def _mark(eqn) -> Mark | None:
-    name = eqn.params.get("name")
-    return MARKS.get(name) if isinstance(name, str) else None
+def _mark(eqn) -> AutoSave | None:
+    return record_of(eqn, AutoSave)
 
 
 # -- who reads an output
@@ -197,7 +200,7 @@ def _ancestors(jaxpr, wanted: Iterable) -> set:
 # -- evaluation
 
 
-def _run(body, args: Sequence[Any], tell: Callable[[Choice], None]) -> list[Any]:
+def _run(body, args: Sequence[Any], tell: Callable[[SaveChoice], None]) -> list[Any]:
     """Runs a closed jaxpr with its marks resolved."""
     jaxpr, consts = _jaxpr.split(body)
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -227,7 +230,7 @@ def _run(body, args: Sequence[Any], tell: Callable[[Choice], None]) -> list[Any]
             outs = [_compat.in_context_of(eqn, op, values[0], *known)]
             pending.discard(eqn.outvars[0])
         elif any(is_marked(inner) for inner in _jaxpr.bodies(eqn)):
-            outs = _again(eqn, values, tell)
+            outs = _with_resolved_bodies(eqn, values, tell)
         else:
             outs = _compat.bind(eqn, values)
         env.update(zip(eqn.outvars, outs, strict=True))
@@ -237,7 +240,7 @@ def _run(body, args: Sequence[Any], tell: Callable[[Choice], None]) -> list[Any]
     return [read(v) for v in jaxpr.outvars]
 
 
-def _again(eqn, values, tell) -> list[Any]:
+def _with_resolved_bodies(eqn, values, tell) -> list[Any]:
     bodies = _jaxpr.bodies(eqn)
     if eqn.primitive.name == "shard_map":
         inner = functools.partial(_run, bodies[0], tell=tell)
@@ -246,7 +249,9 @@ def _again(eqn, values, tell) -> list[Any]:
     return _jaxpr.rebind(eqn, values, new)
 
 
-def _asking(mark: Mark, source: str, tell: Callable[[Choice], None]) -> Callable:
+def _asking(
+    mark: AutoSave, source: str, tell: Callable[[SaveChoice], None]
+) -> Callable:
     """The activation of x, told what its output is multiplied with."""
 
     @jax.custom_jvp
@@ -261,7 +266,9 @@ def _asking(mark: Mark, source: str, tell: Callable[[Choice], None]) -> Callable
             return y, zero_from_primal(y, symbolic_zeros=True)
         kept = any(not isinstance(p, SymbolicZero) for p in tangents[1:])
         form, keeps = mark.shared if kept else mark.alone
-        tell(Choice(mark.name, keeps, _why(kept, len(tangents) > 1), x.shape, source))
+        tell(
+            SaveChoice(mark.name, keeps, _why(kept, len(tangents) > 1), x.shape, source)
+        )
         return jax.jvp(form, (x,), (t,))
 
     return op

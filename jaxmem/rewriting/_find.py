@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem.rewriting._arguments import Argument, argument_of
+from jaxmem.rewriting._flat_graph import FlatGraph, FlatValue, Frame, Node, made_of
 from jaxmem.rewriting._fold import folded
-from jaxmem.rewriting._graph import Frame, Graph, Node, Value, made_of
 from jaxmem.rewriting._match import Matcher, head
+from jaxmem.rewriting._partial_match import PartialMatch
 from jaxmem.rewriting._pattern import Pattern
-from jaxmem.rewriting._state import State
 from jaxmem.rewriting._views import MOVES, neutral
 
 
@@ -32,11 +32,11 @@ class Match:
     opened: frozenset[Frame]
 
     @property
-    def values(self) -> list[Value]:
+    def values(self) -> list[FlatValue]:
         """What the arguments are made of."""
         return [part.value for a in self.arguments for part in a.parts]
 
-    def run(self, env: dict[Value, Any]):
+    def run(self, env: dict[FlatValue, Any]):
         """The output of the lean function."""
         arrays = [a.build(env) for a in self.arguments]
         out = self.pattern.lean(*arrays, **self.scalars)
@@ -52,7 +52,7 @@ class Refusal:
     pattern: Pattern
     root: Node
     covered: frozenset[Node]
-    why: str
+    reason: str
 
 
 # How much smaller than the root what others read too must be, and what is dear.
@@ -66,7 +66,9 @@ _DEAR = frozenset(
 ELSEWHERE = "elsewhere"
 
 
-def find_at(pattern, root: Node, graph: Graph, claimed) -> Match | Refusal | str | None:
+def find_at(
+    pattern, root: Node, graph: FlatGraph, claimed
+) -> Match | Refusal | str | None:
     """The pattern with its output at `root`, if it is there and may be replaced."""
     target = root.outs[0]
     batch = _batch(pattern, root)
@@ -114,7 +116,7 @@ def _matcher(pattern: Pattern, batch: int, sizes) -> Matcher | None:
 
 
 def _judge(
-    pattern, batch, state: State, root, graph, claimed
+    pattern, batch, state: PartialMatch, root, graph, claimed
 ) -> Match | Refusal | None:
     traced = pattern.trace(batch, state.sizes)
     assert traced is not None
@@ -173,7 +175,7 @@ def _frames(covered, root: Node) -> tuple[Frame, set[Frame]]:
     return frame, {f for p in paths for f in p[depth:]}
 
 
-def _calls_around(value: Value, frame: Frame) -> Iterator[Frame]:
+def _calls_around(value: FlatValue, frame: Frame) -> Iterator[Frame]:
     """The calls in `frame` that a value is inside of, and of which it is no result."""
     inner = value.node.frame.path() if value.node is not None else []
     if frame in inner and value not in frame.ins:
@@ -183,11 +185,11 @@ def _calls_around(value: Value, frame: Frame) -> Iterator[Frame]:
             yield call
 
 
-def is_alive(node: Node, graph: Graph) -> bool:
+def is_alive(node: Node, graph: FlatGraph) -> bool:
     return any(v.users or v in graph.top.outs for v in node.outs)
 
 
-def _whole_rules(frames, covered, graph: Graph) -> bool:
+def _whole_rules(frames, covered, graph: FlatGraph) -> bool:
     """Whether functions with their own derivative are replaced as a whole or not."""
     for frame in frames:
         if frame.has_own_rule:

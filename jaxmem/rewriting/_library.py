@@ -13,8 +13,7 @@ import jax.numpy as jnp
 
 from jaxmem import ops
 from jaxmem._checks import check_choice, wrong_value
-from jaxmem.ops._code_marks import coded_activation
-from jaxmem.ops._quantize import Quantization, as_quantization
+from jaxmem.ops.codes import Quantization, as_quantization, coded_activation
 from jaxmem.rewriting._attention import attention_patterns
 from jaxmem.rewriting._norms import batch_norm_patterns, norm_patterns
 from jaxmem.rewriting._pattern import Pattern
@@ -182,7 +181,7 @@ def softmax_patterns() -> list[Pattern]:
 
 
 def dropout_patterns() -> list[Pattern]:
-    """A drawn mask; replaced by another of the same law, made again when needed."""
+    """A drawn mask; replaced by another of the same law, recomputed when needed."""
 
     def selected(x, key, keep):
         mask = jax.random.bernoulli(key, keep, x.shape)

@@ -23,7 +23,7 @@ def _is_small(epsilon: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Form:
+class NormFormula:
     """One way to write a norm.
 
     Attributes:
@@ -61,7 +61,7 @@ def _moments(x, axes, form: str):
     return mean, fast if form == "fast_unclipped" else jnp.maximum(0, fast)
 
 
-def _plain_norm(form: Form, x, *affine, epsilon):
+def _plain_norm(form: NormFormula, x, *affine, epsilon):
     if form.variance is None:
         y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
     else:
@@ -70,7 +70,7 @@ def _plain_norm(form: Form, x, *affine, epsilon):
     return form.apply(y, affine)
 
 
-def _lean_norm(form: Form, x, *affine, epsilon, save, dtype):
+def _lean_norm(form: NormFormula, x, *affine, epsilon, save, dtype):
     scale, bias = form.split(affine)
     if form.shifted:
         assert scale is not None
@@ -85,7 +85,7 @@ def _lean_norm(form: Form, x, *affine, epsilon, save, dtype):
 @functools.cache
 def _gate(centred: bool, scaled: bool, biased: bool, shifted: bool) -> Pattern:
     """The norms of these parts, whatever their statistics are."""
-    form = Form(None, scaled, biased, shifted)
+    form = NormFormula(None, scaled, biased, shifted)
     count = scaled + biased
 
     def plain(x, *given, epsilon):
@@ -99,9 +99,9 @@ def _gate(centred: bool, scaled: bool, biased: bool, shifted: bool) -> Pattern:
 
 def norm_patterns(save: str) -> list[Pattern]:
     """Layer norm and RMS norm over the last axis, those with more in them first."""
-    forms = [Form(v, *affine) for v in FORMS for affine in AFFINE]
-    forms += [Form(None, True, False, shifted=True)]
-    forms += [Form(None, scaled, False) for scaled in (True, False)]
+    forms = [NormFormula(v, *affine) for v in FORMS for affine in AFFINE]
+    forms += [NormFormula(None, True, False, shifted=True)]
+    forms += [NormFormula(None, scaled, False) for scaled in (True, False)]
     forms.sort(key=lambda f: -(f.scaled + f.biased + f.shifted))
     return [
         Pattern(
@@ -120,21 +120,21 @@ def norm_patterns(save: str) -> list[Pattern]:
     ]
 
 
-def _plain_batch_norm(form: Form, axis: int, x, *affine, epsilon):
+def _plain_batch_norm(form: NormFormula, axis: int, x, *affine, epsilon):
     axes = tuple(a for a in range(x.ndim) if a != axis % x.ndim)
     assert form.variance is not None
     mean, variance = _moments(x, axes, form.variance)
     return form.apply((x - mean) * jax.lax.rsqrt(variance + epsilon), affine, axis)
 
 
-def _lean_batch_norm(form: Form, axis: int, x, *affine, epsilon, dtype):
+def _lean_batch_norm(form: NormFormula, axis: int, x, *affine, epsilon, dtype):
     scale, bias = form.split(affine)
     fast = form.variance != "two_pass"
     options = {"epsilon": epsilon, "dtype": dtype, "use_fast_variance": fast}
     return ops.batch_norm(x, scale, bias, axis=axis, **options)[0]
 
 
-def _plain_given(form: Form, axis: int, x, mean, var, *affine, epsilon):
+def _plain_given(form: NormFormula, axis: int, x, mean, var, *affine, epsilon):
     shape = [1] * x.ndim
     shape[axis] = -1
     factor = jax.lax.rsqrt(var.reshape(shape) + epsilon)
@@ -142,7 +142,7 @@ def _plain_given(form: Form, axis: int, x, mean, var, *affine, epsilon):
 
 
 def _lean_given(
-    form: Form, axis: int, x, mean, var, *affine, epsilon, dtype
+    form: NormFormula, axis: int, x, mean, var, *affine, epsilon, dtype
 ) -> jax.Array:
     scale, bias = form.split(affine)
     options = {"epsilon": epsilon, "dtype": dtype, "axis": axis}
@@ -155,9 +155,9 @@ def batch_norm_patterns() -> list[Pattern]:
     """Over all axes but the last, or the second; with given statistics too."""
     layouts = ((-1, "*batch n"), (1, "b n *space"))
     found = []
-    ways = itertools.product(AFFINE, layouts, (*FORMS, None))
-    for affine, (axis, example), variance in ways:
-        form = Form(variance, *affine)
+    variants = itertools.product(AFFINE, layouts, (*FORMS, None))
+    for affine, (axis, example), variance in variants:
+        form = NormFormula(variance, *affine)
         plain, lean, given = _plain_batch_norm, _lean_batch_norm, ()
         if variance is None:
             plain, lean, given = _plain_given, _lean_given, ("n", "n")

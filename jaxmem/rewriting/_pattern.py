@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._checks import check_callable, check_numbers, check_text, wrong_type
-from jaxmem.rewriting._graph import build
+from jaxmem.rewriting._flat_graph import build
 from jaxmem.rewriting._match import head
-from jaxmem.rewriting._state import Formula
+from jaxmem.rewriting._partial_match import Formula
 
 # Sizes of the dimensions while the real ones are not known: no two alike, none 1.
 _SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
@@ -84,7 +84,7 @@ class Pattern:
         check_numbers("uncast", self.uncast)
 
     @functools.cached_property
-    def specs(self) -> "tuple[Spec, ...]":
+    def specs(self) -> "tuple[ArrayExample, ...]":
         return tuple(map(parse, self.examples))
 
     @functools.cached_property
@@ -116,7 +116,7 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Spec:
+class ArrayExample:
     """Dimensions of one input: (name, may be broadcast); where `*` stands; its kind."""
 
     kind: str
@@ -137,7 +137,7 @@ class Spec:
         return out
 
 
-def parse(text: str) -> Spec:
+def parse(text: str) -> ArrayExample:
     """One example: `"bool #*batch n"`."""
     words = text.removeprefix("+").split()
     kind = words.pop(0) if words and words[0] in ("bool", "int", "key") else "float"
@@ -146,7 +146,7 @@ def parse(text: str) -> Spec:
         name, _, size = word.replace("#", "").partition("=")
         dims.append((name, "#" in word))
         hints += [(name, int(size))] if size else []
-    return Spec(kind, tuple(dims), tuple(hints), text.startswith("+"))
+    return ArrayExample(kind, tuple(dims), tuple(hints), text.startswith("+"))
 
 
 @functools.lru_cache(maxsize=4096)

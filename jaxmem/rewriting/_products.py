@@ -1,6 +1,6 @@
 """Products and convolutions with a weight that is cast or transposed for them.
 
-jax keeps the cast, transposed copy for the backward pass. Here it is made again from
+jax keeps the cast, transposed copy for the backward pass. Here it is recomputed from
 the weight, which is there anyway: for a cast or a transposition, and no product.
 """
 

@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxmem
 from jaxmem import _jaxpr
 from jaxmem.memory import target_mesh, targets
-from jaxmem.ops._attention import dot_product_attention
+from jaxmem.ops.attention.dot_product import dot_product_attention
 from pallas_kernels import _attention as common
 from pallas_kernels import _attention_tpu
 from pallas_kernels._compat import simulated

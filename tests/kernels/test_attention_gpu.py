@@ -13,9 +13,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxmem
 from jaxmem.memory import targets
-from jaxmem.ops import _attention_xla, _random
-from jaxmem.ops._attention import dot_product_attention
-from jaxmem.ops._attention_block import Extras
+from jaxmem.ops.attention import blockwise
+from jaxmem.ops.attention.block import Extras
+from jaxmem.ops.attention.dot_product import dot_product_attention
+from jaxmem.ops.randomness.bits import seed_words
 from pallas_kernels import attention_gpu, attention_gpu_forward
 from pallas_kernels._attention import Inputs, Rules, dropout_row, kept
 from pallas_kernels._attention_gpu import make_case, row_statistics
@@ -203,8 +204,8 @@ def test_queries_beyond_their_sequence_by_statistics_of_the_twin():
     """The twin says of them what it says of rows that see nothing."""
     q, k, v = qkv(t=64, s=64, n=1)
     inputs = Inputs(q, k, v, q_len=jnp.asarray([40], jnp.int32))
-    plan = _attention_xla.make_plan(PLAIN, q, k, None)
-    o, *stats = _attention_xla.forward(plan, q, k, v, None, Extras(q_len=inputs.q_len))
+    plan = blockwise.make_blocks(PLAIN, q, k, None)
+    o, *stats = blockwise.forward(plan, q, k, v, None, Extras(q_len=inputs.q_len))
     g, wanted = normal(*q.shape, seed=9, dtype=BF16), frozenset("qkv")
     with simulated("cuda"):
         got = attention_gpu.backward(inputs, o, *stats, g, PLAIN, wanted=wanted)[:3]
@@ -229,7 +230,7 @@ def test_dropout_bits_are_those_of_the_twin():
     """Of all three kernels: unit vectors make each bit an element of a result."""
     b, t, s, n, h = 2, 64, 64, 2, 64
     rules = PLAIN._replace(rate=0.5)
-    seed = _random.seed_words(KEY)
+    seed = seed_words(KEY)
     want = mask_of(rules, seed, b, n, t, s)
     q = jnp.zeros((b, t, n, h), BF16)
     unit = jnp.broadcast_to(jnp.eye(s, h, dtype=BF16)[:, None], (b, s, n, h))

@@ -16,7 +16,7 @@ from jax import export
 
 import jaxmem
 from jaxmem import ops
-from jaxmem.ops import _random
+from jaxmem.ops.randomness.bits import seed_words
 from pallas_kernels import _compat, _lowering, _norm, dispatch, norm_gpu, norm_tpu
 from tests import twins
 from tests.kernels.meshes import chip_mesh
@@ -174,7 +174,7 @@ def test_blocks_that_rows_do_not_fill(platform, rows, width, block, x64):
     kernels, rules = MODULES[platform], _norm.Rules(1e-6, True, 0.3)
     x, residual, scale, bias = _arguments((rows, width), "float32", sums=True, count=2)
     g, g_total = _draw(5, x.shape), _draw(6, x.shape)
-    seed = _random.seed_words(KEY)
+    seed = seed_words(KEY)
     outs = dict.fromkeys(("x", "residual", "scale", "bias"), jnp.float32)
 
     def both(x, residual, g, g_total):

@@ -11,7 +11,7 @@ from flax import nnx
 
 import jaxmem
 from jaxmem.nn import report
-from jaxmem.nn._left import kept_by
+from jaxmem.nn._remaining import kept_by
 from jaxmem.nn._substitute import _linen_call
 
 X = jax.ShapeDtypeStruct((8, 64), jnp.float32)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from jaxmem import ops
 from jaxmem._bits import packed_nbytes
-from jaxmem.ops._codes import packed_codes_nbytes
-from jaxmem.ops._fewbit_shipped import shipped
+from jaxmem.ops.codes.packing import packed_codes_nbytes
+from jaxmem.ops.few_bit.tables import shipped
 from tests.twins import Twin, nbytes, unary_args
 
 SHAPES = ((7,), (), (3, 5, 13))

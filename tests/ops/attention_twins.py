@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmem.ops import _elementwise, _random
-from jaxmem.ops._attention import dot_product_attention
-from jaxmem.ops._dropout import dropout
+from jaxmem.ops.attention.dot_product import dot_product_attention
+from jaxmem.ops.common.lean import wide_dtype
+from jaxmem.ops.randomness.bits import keep_mask, positions, seed_words
+from jaxmem.ops.randomness.dropout import dropout
 from tests.twins import Twin
 
 KEY = jax.random.key(23)
@@ -21,7 +22,7 @@ RATE = 0.3
 
 
 def plain_dropout(x):
-    keep = _random.keep_mask(_random.seed_words(KEY), *_random.positions(x.shape), RATE)
+    keep = keep_mask(seed_words(KEY), *positions(x.shape), RATE)
     return jnp.where(keep.reshape(x.shape), x / (1 - RATE), jnp.zeros((), x.dtype))
 
 
@@ -42,7 +43,7 @@ def plain_attention(
     """Softmax attention with its [B, N, T, S] logits written out."""
     groups = q.shape[2] // k.shape[2]
     k, v = (jnp.repeat(x, groups, axis=2) for x in (k, v))
-    wide = _elementwise.wide_dtype(q.dtype)
+    wide = wide_dtype(q.dtype)
     logits = jnp.einsum("btnh,bsnh->bnts", q, k, preferred_element_type=wide)
     logits = logits / math.sqrt(q.shape[-1])
     if bias is not None:
@@ -53,8 +54,8 @@ def plain_attention(
     p = jax.nn.softmax(jnp.where(seen, logits, -2e38), axis=-1)
     if rate:
         shape = (1, 1, *p.shape[2:]) if broadcast_dropout else p.shape
-        row, column = _random.positions(shape)
-        keep = _random.keep_mask(_random.seed_words(KEY), row, column, rate)
+        row, column = positions(shape)
+        keep = keep_mask(seed_words(KEY), row, column, rate)
         p = jnp.where(jnp.broadcast_to(keep, p.shape), p / (1 - rate), 0.0)
     return jnp.einsum("bnts,bsnh->btnh", p.astype(v.dtype), v)
 

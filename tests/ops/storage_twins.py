@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from jaxmem import ops
 from jaxmem._bits import packed_nbytes
-from jaxmem.ops._codes import packed_codes_nbytes
-from jaxmem.ops._quantize import Quantization, quantized_nbytes
+from jaxmem.ops.codes.packing import packed_codes_nbytes
+from jaxmem.ops.codes.quantization import Quantization, quantized_nbytes
 from tests.ops import normalization_twins as plain
 from tests.twins import Twin, nbytes, unary_args
 

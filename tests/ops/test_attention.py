@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxmem import _jaxpr
-from jaxmem.ops import _attention_xla
-from jaxmem.ops._attention import dot_product_attention
+from jaxmem.ops.attention import blockwise
+from jaxmem.ops.attention.dot_product import dot_product_attention
 from tests.ops.attention_twins import KEY, RATE, lean_attention, plain_attention
 from tests.sets import some_fast
 from tests.twins import kept_bytes
@@ -85,7 +85,7 @@ def test_equals_jax_nn(option, block_size):
 @pytest.mark.parametrize("what", ["bias", "mask"])
 @pytest.mark.parametrize("budget", [pytest.param(2**24, marks=pytest.mark.slow), 1500])
 def test_broadcast_bias_and_mask(what, shape, budget, monkeypatch):
-    monkeypatch.setattr(_attention_xla, "BLOCK_LOGITS_BYTES", budget)
+    monkeypatch.setattr(blockwise, "BLOCK_LOGITS_BYTES", budget)
     if what == "mask":
         mask = normal(*shape, seed=3) < 0  # leaves rows with nothing to see
         check_against_jax_nn(qkv(), None, mask=mask)
@@ -96,7 +96,7 @@ def test_broadcast_bias_and_mask(what, shape, budget, monkeypatch):
 @pytest.mark.parametrize("budget", [2**24, 1500])
 def test_segments_are_a_mask(budget, monkeypatch):
     """Rows of the last segment have no key to see."""
-    monkeypatch.setattr(_attention_xla, "BLOCK_LOGITS_BYTES", budget)
+    monkeypatch.setattr(blockwise, "BLOCK_LOGITS_BYTES", budget)
     ours = jnp.asarray([[0] * 6 + [1] * 5 + [9] * 2, [3] * 13])
     theirs = jnp.asarray([[0] * 5 + [1] * 4, [0] * 4 + [3] * 5])
     mask = (ours[:, :, None] == theirs[:, None, :])[:, None]
@@ -158,7 +158,7 @@ BLOCKS = [{}, {"block_size": 4}, {"block_size": 5}]
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("budget", some_fast([1500, 2**24]))
 def test_dropout_mask_does_not_depend_on_blocks(shared, budget, monkeypatch):
-    monkeypatch.setattr(_attention_xla, "BLOCK_LOGITS_BYTES", budget)
+    monkeypatch.setattr(blockwise, "BLOCK_LOGITS_BYTES", budget)
     args, g = qkv(b=6), normal(6, 13, 4, 5)
     kw = {"rate": RATE, "broadcast_dropout": shared}
     want = value_and_grads(functools.partial(plain_attention, **kw), args, g)

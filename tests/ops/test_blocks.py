@@ -7,12 +7,15 @@ import pytest
 
 from jaxmem import _jaxpr
 from jaxmem.ops import dot_product_attention
-from jaxmem.ops._blocks import Cut, Out, blockwise
+from jaxmem.ops.common.blocks import BlockedAxis, BlockedOutput, blockwise
 
 
 def doubled_and_summed(cut):
     def fn(x):
-        outs = {"x": Out(x.shape, x.dtype, 0), "total": Out((), x.dtype, None)}
+        outs = {
+            "x": BlockedOutput(x.shape, x.dtype, 0),
+            "total": BlockedOutput((), x.dtype, None),
+        }
 
         def each(n, x):
             fresh = jnp.where(cut.fresh(n)[:, None] | cut.strided, x, 0.0)
@@ -32,7 +35,7 @@ def loop_of(fn, *args):
 @pytest.mark.parametrize(("length", "strided"), [(12, False), (12, True), (10, False)])
 def test_an_output_is_written_over_the_input_of_its_name(length, strided):
     """Unless blocks overlap: an earlier one would have written what a later reads."""
-    cut = Cut(length, 4, strided)
+    cut = BlockedAxis(length, 4, strided)
     x = jnp.arange(length * 3.0).reshape(length, 3)
     fn = doubled_and_summed(cut)
     twice, total = fn(x)

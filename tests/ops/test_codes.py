@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxmem.ops._codes import pack_codes, packed_codes_nbytes, unpack_codes
+from jaxmem.ops.codes.packing import pack_codes, packed_codes_nbytes, unpack_codes
 
 SHAPES = [(), (7,), (4, 0), (3, 5, 13), (197, 24)]
 BITS = range(1, 9)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxmem.ops import _random
-from jaxmem.ops._dropout import dropout
+from jaxmem.ops.randomness.bits import keep_mask, positions, seed_words
+from jaxmem.ops.randomness.dropout import dropout
 from tests.twins import kept_bytes
 
 KEY = jax.random.key(11)
@@ -31,8 +31,8 @@ def both(fn, x=X):
 
 def test_scales_as_flax():
     out, grad = both(lean)
-    seed = _random.seed_words(KEY)
-    keep = np.asarray(_random.keep_mask(seed, *_random.positions(X.shape), RATE))
+    seed = seed_words(KEY)
+    keep = np.asarray(keep_mask(seed, *positions(X.shape), RATE))
     np.testing.assert_array_equal(out, np.where(keep, np.asarray(X / (1 - RATE)), 0))
     one = np.float32(1) / np.float32(1 - RATE)
     np.testing.assert_array_equal(grad, np.where(keep, one, np.float32(0)))

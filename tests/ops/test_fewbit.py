@@ -8,9 +8,9 @@ import pytest
 import jaxmem
 from jaxmem import ops
 from jaxmem.ops import fewbit, fewbit_table
-from jaxmem.ops._codes import packed_codes_nbytes
-from jaxmem.ops._fewbit_approx import GELU_SUM, SILU_SUM
-from jaxmem.ops._fewbit_shipped import FUNCTIONS, shipped
+from jaxmem.ops.activations.relu_sums import GELU_SUM, SILU_SUM
+from jaxmem.ops.codes.packing import packed_codes_nbytes
+from jaxmem.ops.few_bit.tables import FUNCTIONS, shipped
 
 NAMES = {n: n for n in FUNCTIONS if not n.startswith("gelu")} | {"gelu": "gelu_tanh"}
 TWO_VALUED = ("relu", "leaky_relu")

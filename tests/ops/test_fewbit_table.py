@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from jaxmem.ops import fewbit_table
-from jaxmem.ops._fewbit import INTERVAL, solve
-from jaxmem.ops._fewbit_approx import GELU_SUM, SILU_SUM
-from jaxmem.ops._fewbit_shipped import FUNCTIONS, SHIPPED_BITS, shipped
-from jaxmem.ops._fewbit_steps import best_steps, sample
-from jaxmem.ops._fewbit_weight import as_weight
+from jaxmem.ops.activations.relu_sums import GELU_SUM, SILU_SUM
+from jaxmem.ops.few_bit.derivative import INTERVAL, solve
+from jaxmem.ops.few_bit.steps import best_steps, sample
+from jaxmem.ops.few_bit.tables import FUNCTIONS, SHIPPED_BITS, shipped
+from jaxmem.ops.few_bit.weight import as_weight
 
 GELU, GELU_ERF, SILU = (FUNCTIONS[n] for n in ("gelu_tanh", "gelu_erf", "silu"))
 X = np.linspace(-10, 10, 200_001)

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmem.ops import _inverse, gelu, silu
-from jaxmem.ops._gelu import ERF, TANH
-from jaxmem.ops._silu import SILU
+from jaxmem.ops import gelu, silu
+from jaxmem.ops.activations.gelu import ERF, TANH
+from jaxmem.ops.activations.inverse import invert
+from jaxmem.ops.activations.silu import SILU
 
 OPS = {
     "gelu_tanh": (lambda x: gelu(x, save="output"), TANH),
@@ -24,8 +25,8 @@ def _every_number(dtype):
     return numbers[np.isfinite(numbers.astype(np.float32))]
 
 
-def _float32_grid(valley):
-    near = valley.argmin + np.linspace(-0.02, 0.02, 200_001)
+def _float32_grid(unimodal):
+    near = unimodal.argmin + np.linspace(-0.02, 0.02, 200_001)
     far = np.linspace(-20, 20, 100_001)
     scales = np.logspace(-45, 38, 1000)
     return np.concatenate([near, far, scales, -scales]).astype(np.float32)
@@ -38,12 +39,12 @@ def _derivative(op, x):
 @pytest.mark.parametrize("dtype", sorted(BOUNDS))
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_derivative_error(name, dtype):
-    op, valley = OPS[name]
+    op, unimodal = OPS[name]
     dtype = jnp.dtype(dtype)
-    x = _float32_grid(valley) if dtype == np.float32 else _every_number(dtype)
+    x = _float32_grid(unimodal) if dtype == np.float32 else _every_number(dtype)
     got = np.asarray(_derivative(op, jnp.asarray(x)), np.float64)
     with jax.enable_x64(True):
-        want = np.asarray(valley.slope(jnp.asarray(x.astype(np.float64))))
+        want = np.asarray(unimodal.slope(jnp.asarray(x.astype(np.float64))))
     # the derivative itself is rounded to dtype: half an ulp of at most 1.13
     rounding = 0.5 * float(jnp.finfo(dtype).eps)
     assert np.max(np.abs(got - want)) <= BOUNDS[dtype.name] + rounding
@@ -51,11 +52,11 @@ def test_derivative_error(name, dtype):
 
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_float64_reaches_beyond_float32(name):
-    op, valley = OPS[name]
+    op, unimodal = OPS[name]
     with jax.enable_x64(True):
         x = jnp.asarray(np.linspace(-6, 20, 4001))
-        error = jnp.abs(_derivative(op, x) - valley.slope(x))
-        away = jnp.abs(x - valley.argmin) > 0.01
+        error = jnp.abs(_derivative(op, x) - unimodal.slope(x))
+        away = jnp.abs(x - unimodal.argmin) > 0.01
         # what y loses to rounding: its ulp times f'' / f', which is 100 at 0.01
         assert float(jnp.max(jnp.where(away, error, 0.0))) < 1e-10
         assert float(jnp.max(error)) < 1e-6
@@ -63,22 +64,22 @@ def test_float64_reaches_beyond_float32(name):
 
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_minimum_is_the_root_of_the_derivative(name):
-    _, valley = OPS[name]
+    _, unimodal = OPS[name]
     with jax.enable_x64(True):
-        argmin = jnp.asarray(valley.argmin, jnp.float64)
-        assert abs(float(valley.slope(argmin))) < 1e-15
-        assert abs(float(valley.value(argmin)) - valley.low) < 1e-16
-        bends = jax.grad(jax.grad(valley.value))(argmin)
-        assert abs(float(bends) / 2 - valley.bottom[0]) < 1e-11
+        argmin = jnp.asarray(unimodal.argmin, jnp.float64)
+        assert abs(float(unimodal.slope(argmin))) < 1e-15
+        assert abs(float(unimodal.value(argmin)) - unimodal.low) < 1e-16
+        bends = jax.grad(jax.grad(unimodal.value))(argmin)
+        assert abs(float(bends) / 2 - unimodal.bottom[0]) < 1e-11
 
 
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_tails_and_outputs_below_the_minimum_are_finite(name):
-    _, valley = OPS[name]
-    below = np.nextafter(np.float32(valley.low), np.float32(-1))
-    y = jnp.asarray([below, valley.low, -1e-30, -1e-45, -0.0], jnp.float32)
-    x = _inverse.invert(valley, y, jnp.zeros(y.shape, bool))
-    slope = np.asarray(valley.slope(x))
+    _, unimodal = OPS[name]
+    below = np.nextafter(np.float32(unimodal.low), np.float32(-1))
+    y = jnp.asarray([below, unimodal.low, -1e-30, -1e-45, -0.0], jnp.float32)
+    x = invert(unimodal, y, jnp.zeros(y.shape, bool))
+    slope = np.asarray(unimodal.slope(x))
     assert np.all(np.isfinite(slope))
     assert np.all(np.abs(slope[2:]) < 1e-8)
     assert np.all(np.abs(slope[:2]) < 1e-4)
@@ -86,9 +87,9 @@ def test_tails_and_outputs_below_the_minimum_are_finite(name):
 
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_second_derivative(name):
-    op, valley = OPS[name]
+    op, unimodal = OPS[name]
     x = jnp.asarray(np.linspace(-5, 5, 40), jnp.float32)
-    want = jax.vmap(jax.grad(valley.slope))(x)
+    want = jax.vmap(jax.grad(unimodal.slope))(x)
     forward_over_reverse = jax.vmap(lambda x: jax.jvp(jax.grad(op), (x,), (1.0,))[1])
     # the third derivative, at most 1, times the error of x: that of the derivative,
     # 1e-4, over the second derivative, 0.2 at the minimum. The grid stays 0.015 away

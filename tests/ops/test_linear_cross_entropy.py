@@ -14,7 +14,7 @@ from benchmarks import cross_entropy as benchmark
 from benchmarks.cost import matmul_flops
 from jaxmem import _jaxpr
 from jaxmem.ops import linear_cross_entropy
-from jaxmem.ops._elementwise import wide
+from jaxmem.ops.common.lean import widen
 from tests import twins
 from tests.twins import Twin, kept_bytes
 
@@ -27,7 +27,7 @@ def plain(x, kernel, bias, labels, weights, **options):
     o = options.get
     kernel = kernel.T if o("vocab_axis") == 0 else kernel
     logits = x @ kernel + jnp.broadcast_to(bias, (*x.shape[:-1], V))
-    logits = wide(logits)
+    logits = widen(logits)
     if cap := o("softcap"):
         logits = cap * jnp.tanh(logits / cap)
     log_p, lse = jax.nn.log_softmax(logits), jax.nn.logsumexp(logits, -1)
@@ -223,7 +223,7 @@ def test_bfloat16_errs_no_more_than_float32_logits():
 
 
 def _whole(x, kernel, labels):
-    log_p = jax.nn.log_softmax(wide(x @ kernel))
+    log_p = jax.nn.log_softmax(widen(x @ kernel))
     return -jnp.take_along_axis(log_p, labels[:, None], 1).mean()
 
 

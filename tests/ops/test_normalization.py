@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jaxmem import ops
-from jaxmem.ops import _norm_output
+from jaxmem.ops.norms import from_output
+from jaxmem.ops.norms.from_output import keep_output
 from tests.ops import normalization_twins as plain
 
 D = 1024
@@ -175,15 +176,15 @@ def _error(scale, bias, save):
 
 
 def _without_guard(monkeypatch):
-    _norm_output.keep_output.cache_clear()
-    monkeypatch.setattr(_norm_output, "guarded_channels", lambda size: 0)
+    keep_output.cache_clear()
+    monkeypatch.setattr(from_output, "guarded_channels", lambda size: 0)
 
 
 @pytest.fixture
 def fresh():
-    _norm_output.keep_output.cache_clear()
+    keep_output.cache_clear()
     yield
-    _norm_output.keep_output.cache_clear()
+    keep_output.cache_clear()
 
 
 @pytest.mark.parametrize("name", SCALES)

@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 
 from jaxmem import ops
-from jaxmem.ops._quantize import Quantization, dequantize, quantize, quantized_nbytes
-from jaxmem.ops._quantized import seed_of, sharing
+from jaxmem.ops.codes.quantization import (
+    Quantization,
+    dequantize,
+    quantize,
+    quantized_nbytes,
+)
+from jaxmem.ops.codes.stored import seed_of, sharing
 from tests.twins import kept_bytes, nbytes
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmem.ops import _random
+from jaxmem.ops.randomness.bits import positions, random_bits, seed_words, threshold
 
 RATES = (0.001, 0.1, 0.25, 0.5, 0.9)
 
@@ -40,9 +40,9 @@ def bits_np(seed, row, column):
 
 
 def bits(key, rows=2048, columns=2048, at=(0, 0)):
-    row, column = _random.positions((rows, columns))
+    row, column = positions((rows, columns))
     row, column = row + np.uint32(at[0]), column + np.uint32(at[1])
-    return np.asarray(_random.random_bits(_random.seed_words(key), row, column))
+    return np.asarray(random_bits(seed_words(key), row, column))
 
 
 @pytest.mark.parametrize("at", [(0, 0), (5, 17), (2**32 - 3, 2**32 - 2)])
@@ -71,9 +71,9 @@ def test_a_block_is_a_slice_of_the_whole():
 
 
 def test_rows_are_the_leading_axes_flattened():
-    seed = _random.seed_words(jax.random.key(0))
-    a = _random.random_bits(seed, *_random.positions((3, 5, 7)))
-    b = _random.random_bits(seed, *_random.positions((15, 7)))
+    seed = seed_words(jax.random.key(0))
+    a = random_bits(seed, *positions((3, 5, 7)))
+    b = random_bits(seed, *positions((15, 7)))
     np.testing.assert_array_equal(np.asarray(a).reshape(15, 7), np.asarray(b))
 
 
@@ -81,8 +81,8 @@ def test_keys_of_every_kind():
     for impl in ("threefry2x32", "rbg", "unsafe_rbg"):
         typed = jax.random.key(5, impl=impl)
         raw = jax.random.key_data(typed)
-        got = _random.seed_words(typed)
-        np.testing.assert_array_equal(got, _random.seed_words(raw))
+        got = seed_words(typed)
+        np.testing.assert_array_equal(got, seed_words(raw))
         assert got.shape == (2,) and got.dtype == jnp.uint32
 
 
@@ -91,7 +91,7 @@ def test_keys_of_every_kind():
 )
 def test_not_a_key(bad):
     with pytest.raises(ValueError, match="must be one key"):
-        _random.seed_words(bad)
+        seed_words(bad)
 
 
 # -- statistics: all on fixed keys, with bounds of five standard deviations, so that
@@ -100,7 +100,7 @@ def test_not_a_key(bad):
 
 @pytest.mark.parametrize("rate", RATES)
 def test_keep_rate(rate):
-    drop = bits(jax.random.key(1)) < _random.threshold(rate)
+    drop = bits(jax.random.key(1)) < threshold(rate)
     n = drop.size
     sigma = np.sqrt(rate * (1 - rate))
     assert abs(drop.mean() - rate) < 5 * sigma / np.sqrt(n)
@@ -120,7 +120,7 @@ def _correlation(a, b):
     "step", [(0, 1), (1, 0), (1, 1), (0, 2), (2, 0), (64, 0), (0, 128)]
 )
 def test_neighbours_are_not_correlated(rate, step):
-    keep = (bits(jax.random.key(2)) >= _random.threshold(rate)).astype("f8")
+    keep = (bits(jax.random.key(2)) >= threshold(rate)).astype("f8")
     r, c = step
     a, b = keep[r:, c:], keep[: keep.shape[0] - r, : keep.shape[1] - c]
     assert abs(_correlation(a, b)) < 5 / np.sqrt(a.size)
@@ -135,9 +135,7 @@ def _some_keys():
 
 
 def test_keys_are_independent():
-    masks = [
-        (bits(k, 512, 512) < _random.threshold(0.1)).astype("f8") for k in _some_keys()
-    ]
+    masks = [(bits(k, 512, 512) < threshold(0.1)).astype("f8") for k in _some_keys()]
     for i, a in enumerate(masks):
         for b in masks[:i]:
             assert abs(_correlation(a, b)) < 5 / 512
@@ -170,7 +168,7 @@ def test_no_two_rows_share_their_mask_up_to_order():
 
 
 def test_threshold_is_exact():
-    assert _random.threshold(0.5) == 2**31
-    assert _random.threshold(2.0**-32) == 1
-    assert _random.threshold(1 - 2.0**-40) == 2**32 - 1
-    assert _random.threshold(0.1) == round(0.1 * 2**32)
+    assert threshold(0.5) == 2**31
+    assert threshold(2.0**-32) == 1
+    assert threshold(1 - 2.0**-40) == 2**32 - 1
+    assert threshold(0.1) == round(0.1 * 2**32)

@@ -358,7 +358,7 @@ def test_interior_used_elsewhere_is_left_and_said():
     report = find(fn, X)
     assert report.counts == {}
     (site,) = report.left
-    assert site.pattern == "gelu" and "used elsewhere" in site.why
+    assert site.pattern == "gelu" and "used elsewhere" in site.reason
     assert "left: gelu" in str(report)
 
 
@@ -447,7 +447,7 @@ def test_own_patterns_and_the_report():
 def test_a_lean_function_of_another_shape_is_left():
     wrong = Pattern("sine", jnp.sin, lambda x: jnp.sin(x).sum(), ("*n",))
     report = find(jnp.sin, X, patterns=[wrong])
-    assert report.counts == {} and "does not give" in report.left[0].why
+    assert report.counts == {} and "does not give" in report.left[0].reason
 
 
 def test_bad_arguments():

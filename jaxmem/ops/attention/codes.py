@@ -1,0 +1,62 @@
+"""What attention keeps, as codes of a few bits: one step for each position and head.
+
+The codes are symmetric, since queries, keys and values lie about zero, and a head's
+numbers are one block of them: nothing is shared between heads, whose sizes differ.
+Rounding is to the nearest code: the softmax between its two products makes no mean
+exact anyway.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero
+
+from jaxmem.ops.codes.quantization import Quantization, bits_or_none
+from jaxmem.ops.codes.stored import codes_of
+
+NAMES = ("q", "k", "v", "o")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["kept"],
+    meta_fields=["shape", "dtype"],
+)
+@dataclass(frozen=True)
+class Coded:
+    """The codes of an array of this shape and dtype."""
+
+    kept: Any
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def _is_coded(x: Any) -> bool:
+    return isinstance(x, Coded)
+
+
+def head_codes(save: Any) -> Quantization | None:
+    """The bits, symmetric unless a whole `Quantization` is given."""
+    how = bits_or_none("dot_product_attention", save)
+    if how is None or isinstance(save, Quantization):
+        return how
+    return Quantization(how.bits, how.block_size, symmetric=True)
+
+
+def code(saved: dict[str, Any], how: Quantization | None) -> dict[str, Any]:
+    """The residuals, with codes in place of what `how` is for."""
+    if how is None:
+        return saved
+    named = {n: x for n, x in saved.items() if n in NAMES and not _is_coded(x)}
+    coded = {n: Coded(codes_of(x, how), x.shape, x.dtype) for n, x in named.items()}
+    return saved | coded
+
+
+def recall(saved: dict[str, Any], g: Any) -> dict[str, Any]:
+    """The residuals as the backward pass reads them, once it has its cotangent."""
+    coded = {n: x for n, x in saved.items() if _is_coded(x)}
+    if coded and not isinstance(g, SymbolicZero):
+        coded, _ = jax.lax.optimization_barrier((coded, g))
+    return saved | {n: x.kept.recall(x) for n, x in coded.items()}
