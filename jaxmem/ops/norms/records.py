@@ -1,4 +1,4 @@
-"""Norms as people write them, with the scale and the bias that follow.
+"""The records of the norms: how people write them, with the scale and the bias after.
 
 The statistics are written in three ways, and their places vary: layer and RMS norm take
 them over the last axis, batch norm over all but the channels, or is given them.
@@ -6,13 +6,22 @@ them over the last axis, batch norm over all but the channels, or is given them.
 
 import functools
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
-from jaxmem import ops
-from jaxmem.rewriting._pattern import Pattern
+from jaxmem.ops.norms.batch_norm import batch_norm
+from jaxmem.ops.norms.dropout_add_norm import (
+    dropout_add_layer_norm,
+    dropout_add_rms_norm,
+)
+from jaxmem.ops.norms.group_norm import group_norm
+from jaxmem.ops.norms.inplace_abn import inplace_abn
+from jaxmem.ops.norms.layer_norm import layer_norm, rms_norm
+from jaxmem.ops.norms.ms_norm import ms_layer_norm, ms_rms_norm
+from jaxmem.ops.record import Formula, Layers, OpRecord, Saving
 
 FORMS = ("fast", "fast_unclipped", "two_pass")
 AFFINE = ((True, True), (True, False), (False, True), (False, False))
@@ -77,13 +86,13 @@ def _lean_norm(form: NormFormula, x, *affine, epsilon, save, dtype):
         scale = scale.astype(jnp.promote_types(scale.dtype, jnp.float32)) + 1
     options = {"epsilon": epsilon, "save": save, "dtype": dtype}
     if form.variance is None:
-        return ops.rms_norm(x, scale, **options)
+        return rms_norm(x, scale, **options)
     fast = form.variance != "two_pass"
-    return ops.layer_norm(x, scale, bias, use_fast_variance=fast, **options)
+    return layer_norm(x, scale, bias, use_fast_variance=fast, **options)
 
 
 @functools.cache
-def _gate(centred: bool, scaled: bool, biased: bool, shifted: bool) -> Pattern:
+def _gate(centred: bool, scaled: bool, biased: bool, shifted: bool) -> Formula:
     """The norms of these parts, whatever their statistics are."""
     form = NormFormula(None, scaled, biased, shifted)
     count = scaled + biased
@@ -94,30 +103,31 @@ def _gate(centred: bool, scaled: bool, biased: bool, shifted: bool) -> Pattern:
         return form.apply(x * jax.lax.rsqrt(var + epsilon), affine)
 
     examples = ("*batch n", *["n"] * count, *["*batch n"] * (1 + centred))
-    return Pattern("norm", plain, plain, examples=examples, scalars=("epsilon",))
+    return Formula(plain, examples=examples, scalars=("epsilon",))
 
 
-def norm_patterns(save: str) -> list[Pattern]:
-    """Layer norm and RMS norm over the last axis, those with more in them first."""
-    forms = [NormFormula(v, *affine) for v in FORMS for affine in AFFINE]
-    forms += [NormFormula(None, True, False, shifted=True)]
-    forms += [NormFormula(None, scaled, False) for scaled in (True, False)]
-    forms.sort(key=lambda f: -(f.scaled + f.biased + f.shifted))
-    return [
-        Pattern(
-            "rms_norm" if form.variance is None else "layer_norm",
+def _norm_formulas(variances, affine) -> tuple[Formula, ...]:
+    """Of a norm over the last axis."""
+    forms = [NormFormula(v, *parts) for v in variances for parts in affine]
+    return tuple(
+        Formula(
             functools.partial(_plain_norm, form),
-            functools.partial(_lean_norm, form, save=save),
+            lean=functools.partial(_lean_norm, form),
             examples=("*batch n", *["n"] * (form.scaled + form.biased)),
             scalars=("epsilon",),
             when=_is_small,
             typed=True,
+            parts=form.scaled + form.biased + form.shifted,
             gate=_gate(
                 form.variance is not None, form.scaled, form.biased, form.shifted
             ),
         )
         for form in forms
-    ]
+    )
+
+
+def _by_norm_word(lean: Callable, saving: Saving) -> Callable:
+    return functools.partial(lean, save=saving.norms)
 
 
 def _plain_batch_norm(form: NormFormula, axis: int, x, *affine, epsilon):
@@ -131,7 +141,7 @@ def _lean_batch_norm(form: NormFormula, axis: int, x, *affine, epsilon, dtype):
     scale, bias = form.split(affine)
     fast = form.variance != "two_pass"
     options = {"epsilon": epsilon, "dtype": dtype, "use_fast_variance": fast}
-    return ops.batch_norm(x, scale, bias, axis=axis, **options)[0]
+    return batch_norm(x, scale, bias, axis=axis, **options)[0]
 
 
 def _plain_given(form: NormFormula, axis: int, x, mean, var, *affine, epsilon):
@@ -146,12 +156,12 @@ def _lean_given(
 ) -> jax.Array:
     scale, bias = form.split(affine)
     options = {"epsilon": epsilon, "dtype": dtype, "axis": axis}
-    y = ops.batch_norm(x, scale, bias, mean=mean, var=var, **options)
+    y = batch_norm(x, scale, bias, mean=mean, var=var, **options)
     assert not isinstance(y, tuple)
     return y
 
 
-def batch_norm_patterns() -> list[Pattern]:
+def _batch_norm_formulas() -> tuple[Formula, ...]:
     """Over all axes but the last, or the second; with given statistics too."""
     layouts = ((-1, "*batch n"), (1, "b n *space"))
     found = []
@@ -162,10 +172,9 @@ def batch_norm_patterns() -> list[Pattern]:
         if variance is None:
             plain, lean, given = _plain_given, _lean_given, ("n", "n")
         found.append(
-            Pattern(
-                "batch_norm",
+            Formula(
                 functools.partial(plain, form, axis),
-                functools.partial(lean, form, axis),
+                lean=functools.partial(lean, form, axis),
                 examples=(example, *given, *["n"] * sum(affine)),
                 scalars=("epsilon",),
                 when=_is_small,
@@ -173,4 +182,31 @@ def batch_norm_patterns() -> list[Pattern]:
                 gate=_gate(True, *affine, False),
             )
         )
-    return found
+    return tuple(found)
+
+
+NORMS = (
+    OpRecord(
+        layer_norm,
+        _norm_formulas(FORMS, AFFINE),
+        _by_norm_word,
+        Layers(("LayerNorm",), ("LayerNorm",), words=True, bits=True),
+        family="norm",
+    ),
+    OpRecord(
+        rms_norm,
+        _norm_formulas((None,), ((True, False, True), (True, False), (False, False))),
+        _by_norm_word,
+        Layers(("RMSNorm",), ("RMSNorm",), words=True, bits=True),
+        # A two-pass layer norm contains an RMS norm, of x less its mean.
+        family="norm",
+    ),
+    OpRecord(
+        batch_norm,
+        _batch_norm_formulas(),
+        layers=Layers(("BatchNorm",), ("BatchNorm",)),
+    ),
+    OpRecord(group_norm, layers=Layers(("GroupNorm",), ("GroupNorm",))),
+    *map(OpRecord, (ms_layer_norm, ms_rms_norm, inplace_abn)),
+    *map(OpRecord, (dropout_add_layer_norm, dropout_add_rms_norm)),
+)

@@ -1,4 +1,4 @@
-"""Products and convolutions with a weight that is cast or transposed for them.
+"""The records of products and convolutions, for weights cast or transposed for them.
 
 jax keeps the cast, transposed copy for the backward pass. Here it is recomputed from
 the weight, which is there anyway: for a cast or a transposition, and no product.
@@ -11,18 +11,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmem import ops
-from jaxmem.rewriting._pattern import Pattern
+from jaxmem.ops.linear.conv import conv
+from jaxmem.ops.linear.dense import dense
+from jaxmem.ops.record import Formula, Layers, OpRecord
 
 
-def _dense(axes: int, x_dims: str, w_dims: str) -> Pattern:
+def _dense(axes: int, x_dims: str, w_dims: str) -> Formula:
     def lean(x, w):
-        return ops.dense(x, w, axis=tuple(range(-axes, 0)), dtype=x.dtype)
+        return dense(x, w, axis=tuple(range(-axes, 0)), dtype=x.dtype)
 
-    return Pattern(
-        "dense",
+    return Formula(
         lambda x, w: jnp.tensordot(x, w, axes),
-        lean,
+        lean=lean,
         examples=(x_dims, w_dims),
         uncast=(1,),
     )
@@ -38,20 +38,24 @@ def _tied_head(x, w):
         return jax.checkpoint(_transposed, prevent_cse=False)(x, w)
 
 
-def dense_patterns() -> list[Pattern]:
-    """Kernels of Flax's layers, and an embedding that is used as a head."""
-    return [
+DENSE = OpRecord(
+    dense,
+    (
         _dense(1, "*batch d", "d f"),
         _dense(1, "*batch d", "d n h"),
         _dense(2, "*batch n h", "n h d"),
-        Pattern(
-            "dense",
+        # an embedding that is used as a head
+        Formula(
             lambda x, w: jnp.einsum("...d,fd->...f", x, w),
-            _tied_head,
+            lean=_tied_head,
             examples=("*batch d", "f d"),
             uncast=(1,),
         ),
-    ]
+    ),
+    layers=Layers(
+        linen=("Dense", "DenseGeneral"), nnx=("Linear", "LinearGeneral"), bits=True
+    ),
+)
 
 
 _CONV_PARAMS = (
@@ -75,27 +79,30 @@ def _plain_conv(channels_last: bool, x, w):
 
 def _lean_conv(x, w, **params: Any):
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def conv(x, w):
+    def convolution(x, w):
         return lax.conv_general_dilated(x, w.astype(x.dtype), **params)
 
     with jax.named_scope("jaxmem.conv"):
-        return conv(x, w)
+        return convolution(x, w)
 
 
-def conv_patterns() -> list[Pattern]:
-    """Any convolution of channels last or first; its parameters stay."""
-    layouts = {
-        True: ("b *space i=6", "*kernel j=3 o=4"),
-        False: ("b i=6 *space", "o=4 j=3 *kernel"),
-    }
-    return [
-        Pattern(
-            "conv",
+_LAYOUTS = {
+    True: ("b *space i=6", "*kernel j=3 o=4"),
+    False: ("b i=6 *space", "o=4 j=3 *kernel"),
+}
+CONV = OpRecord(
+    conv,
+    # Any convolution of channels last or first; its parameters stay.
+    tuple(
+        Formula(
             functools.partial(_plain_conv, channels_last),
-            _lean_conv,
+            lean=_lean_conv,
             examples=examples,
             uncast=(1,),
             params=_CONV_PARAMS,
         )
-        for channels_last, examples in layouts.items()
-    ]
+        for channels_last, examples in _LAYOUTS.items()
+    ),
+    # Both classes run one and the same `__call__`.
+    layers=Layers(linen=("Conv", "ConvLocal"), nnx=("Conv",), bits=True),
+)

@@ -1,8 +1,8 @@
-"""Attention as people write it.
+"""The record of attention: how people write it.
 
-The parts vary independently, so the patterns are made in loops: where the scale is
+The parts vary independently, so the formulas are made in loops: where the scale is
 applied, how the mask comes in, a bias, dropout on the probabilities, grouped heads.
-The order of dimensions in the einsums needs no entry of its own (`_match`).
+The order of dimensions in the einsums needs no entry of its own (`jaxmem.rewriting`).
 """
 
 import functools
@@ -13,8 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem import ops
-from jaxmem.rewriting._pattern import Pattern
+from jaxmem.ops.attention.dot_product import dot_product_attention
+from jaxmem.ops.record import Formula, Layers, OpRecord
 
 QUERY, KEY = "batch t n h", "batch s n h"
 LOGITS = "#batch #n #t #s"
@@ -139,7 +139,7 @@ def lean_attention(
     bias, mask, rng = form.split(extra)
     if form.heads == "grouped" and mask is not None:
         mask = mask[:, None]
-    out = ops.dot_product_attention(
+    out = dot_product_attention(
         query,
         key,
         value,
@@ -177,7 +177,7 @@ def _forms():
 
 
 @functools.cache
-def _gate(grouped: bool, dropout: str | None, shared: bool, swapped: bool) -> Pattern:
+def _gate(grouped: bool, dropout: str | None, shared: bool, swapped: bool) -> Formula:
     """What comes after the logits, whatever they are."""
     heads = "grouped" if grouped else "equal"
     form = AttentionFormula(
@@ -189,23 +189,20 @@ def _gate(grouped: bool, dropout: str | None, shared: bool, swapped: bool) -> Pa
 
     names = "k=3 g=2" if grouped else "n"
     value = "batch s k=3 h" if grouped else "batch s n h"
-    return Pattern(
-        "attention",
-        plain,
+    return Formula(
         plain,
         examples=(f"batch {names} t s", value, *(["key"] * bool(dropout))),
         scalars=("keep",) if dropout else (),
     )
 
 
-def attention_patterns() -> list[Pattern]:
+def attention_formulas() -> tuple[Formula, ...]:
     """Every form, those with more in them first."""
     forms = sorted(_forms(), key=lambda f: -len(f.examples))
-    return [
-        Pattern(
-            "dot_product_attention",
+    return tuple(
+        Formula(
             functools.partial(plain_attention, form),
-            functools.partial(lean_attention, form),
+            lean=functools.partial(lean_attention, form),
             examples=form.examples,
             scalars=form.scalars,
             when=functools.partial(_allowed, form.highest_fill),
@@ -214,4 +211,13 @@ def attention_patterns() -> list[Pattern]:
             ),
         )
         for form in forms
-    ]
+    )
+
+
+ATTENTION = OpRecord(
+    dot_product_attention,
+    attention_formulas(),
+    layers=Layers(
+        linen=("MultiHeadDotProductAttention",), nnx=("MultiHeadAttention",), bits=True
+    ),
+)
