@@ -27,21 +27,11 @@ from jaxmem.nn._options import NEAR_ZERO, SubstitutionOptions
 from jaxmem.nn._rules import LEAVE_SCOPE, first_match
 from jaxmem.nn._traced import NEEDS_VALUES, UNTRACEABLE, is_concrete, run_rewritten
 from jaxmem.ops.codes import sharing
+from jaxmem.ops.records import RECORDS
 
 _ids = itertools.count(1)
 _jit_key = jax.make_user_context(None)
-_LAYERS = (
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.GroupNorm,
-    nn.BatchNorm,
-    nn.Dense,
-    nn.DenseGeneral,
-    nn.Conv,
-    nn.ConvLocal,
-    nn.Dropout,
-    nn.MultiHeadDotProductAttention,
-)
+_LAYERS = tuple(getattr(nn, name) for r in RECORDS for name in r.layers.linen)
 
 
 class LinenSubstitution:

@@ -26,22 +26,13 @@ from jaxmem.nn._storage import Save
 from jaxmem.nn._substitution_report import Recorder
 from jaxmem.nn._traced import NEEDS_VALUES, UNTRACEABLE, is_concrete, run_rewritten
 from jaxmem.ops.codes import Quantization, sharing
+from jaxmem.ops.records import RECORDS
 
-TABLE = {
-    nnx.LayerNorm: lean.LayerNorm,
-    nnx.RMSNorm: lean.RMSNorm,
-    nnx.GroupNorm: lean.GroupNorm,
-    nnx.BatchNorm: lean.BatchNorm,
-    nnx.Linear: lean.Linear,
-    nnx.LinearGeneral: lean.LinearGeneral,
-    nnx.Conv: lean.Conv,
-    nnx.Dropout: lean.Dropout,
-    nnx.MultiHeadAttention: lean.MultiHeadAttention,
+_NAMES = [(name, r.layers) for r in RECORDS for name in r.layers.nnx]
+TABLE: dict[type, type] = {
+    getattr(nnx, name): getattr(lean, name) for name, _ in _NAMES
 }
-TAKES_BITS = (
-    *(nnx.LayerNorm, nnx.RMSNorm, nnx.Linear, nnx.LinearGeneral, nnx.Conv),
-    nnx.MultiHeadAttention,
-)
+TAKES_BITS = tuple(getattr(nnx, name) for name, layers in _NAMES if layers.bits)
 _TAG = "jaxmem.substitute"
 
 

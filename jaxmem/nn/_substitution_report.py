@@ -10,6 +10,7 @@ from typing import Any
 from jaxmem.memory import format_bytes
 from jaxmem.nn._remaining import KeptArrays, RemainingArrays
 from jaxmem.nn._rules import Rule
+from jaxmem.ops.records import RECORDS
 
 
 @dataclass(frozen=True)
@@ -202,11 +203,12 @@ class Recorder:
             print(report)
 
 
+_LAYERS = dict.fromkeys(n for r in RECORDS for n in (*r.layers.linen, *r.layers.nnx))
 LOOKED_FOR = (
-    "nothing to replace in this model. Looked for Flax's LayerNorm, RMSNorm, "
-    "GroupNorm, BatchNorm, Dense/Linear, Dropout and attention layers (and subclasses "
-    "that keep their __call__), for the modules named in rules, and in the traced "
-    "function for the formulas in jaxmem.rewriting (gelu, softmax, attention, ...)"
+    f"nothing to replace in this model. Looked for Flax's {', '.join(_LAYERS)} (and "
+    "subclasses that keep their __call__), for the modules named in rules, and in the "
+    "traced function for the formulas in jaxmem.rewriting (gelu, softmax, attention, "
+    "...)"
 )
 
 

@@ -31,13 +31,47 @@ def _value(param):
     return None if param is None else param[...]
 
 
-def _promoted(module, x, bias=True):
-    """Input, scale and bias as Flax promotes them."""
-    params = (module.scale, module.bias) if bias else (module.scale,)
-    return module.promote_dtype((x, *map(_value, params)), dtype=module.dtype)
+def _parameters(module, x, names):
+    """The input, its dtype and the parameters of a norm, as Flax promotes them."""
+    params = (_value(getattr(module, name)) for name in names)
+    x, *params = module.promote_dtype((x, *params), dtype=module.dtype)
+    return x, x.dtype, *params
 
 
-class LayerNorm(nnx.LayerNorm):
+class _SavesWord(nnx.Module):
+    """A layer that keeps its input, its output or codes, checked where it is made."""
+
+    save = "input"
+
+    def __init__(self, *args: Any, save: Any = "input", **kwargs: Any):
+        _norm.check_save(save)
+        super().__init__(*args, **kwargs)
+        self.save = save
+
+
+class _SavesNormalized(nnx.Module):
+    """A layer that keeps its normalised input, or codes of it."""
+
+    save = "output"
+
+    def __init__(self, *args: Any, save: Any = "output", **kwargs: Any):
+        _constructor.check_ms_save(save)
+        super().__init__(*args, **kwargs)
+        self.save = save
+
+
+class _SavesBits(nnx.Module):
+    """A layer that keeps its input, or codes of it."""
+
+    save = None
+
+    def __init__(self, *args: Any, save: Any = None, **kwargs: Any):
+        save = bits_or_none(type(self).__name__, save)
+        super().__init__(*args, **kwargs)
+        self.save = save
+
+
+class LayerNorm(_SavesWord, nnx.LayerNorm):
     """`flax.nnx.LayerNorm`, built on `jaxmem.ops.layer_norm`.
 
     Args:
@@ -50,25 +84,16 @@ class LayerNorm(nnx.LayerNorm):
         Flax keeps three float32 copies of the input.
     """
 
-    save = "input"
-
-    def __init__(self, *args: Any, save: Any = "input", **kwargs: Any):
-        _norm.check_save(save)
-        super().__init__(*args, **kwargs)
-        self.save = save
-
     def __call__(
         self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
     ) -> Float[Array, "*shape"]:
         """Normalizes `x`, with statistics over the elements that `mask` marks."""
-        if reason := _norm.unsupported_reason(self, x):
-            fall_back("LayerNorm", reason)
-            return nnx.LayerNorm.__call__(self, x, mask=mask)
-        x, scale, bias = _promoted(self, x)
-        return _norm.layer_norm(self, x, scale, bias, mask, x.dtype, self.save)
+        flax_call = functools.partial(nnx.LayerNorm.__call__, self)
+        call = functools.partial(_norm.layer_norm, _parameters, self, flax_call)
+        return call(x, mask=mask, save=self.save)
 
 
-class RMSNorm(nnx.RMSNorm):
+class RMSNorm(_SavesWord, nnx.RMSNorm):
     """`flax.nnx.RMSNorm`, built on `jaxmem.ops.rms_norm`.
 
     Args:
@@ -78,25 +103,16 @@ class RMSNorm(nnx.RMSNorm):
         The input or the output in its own dtype, and one float32 a row.
     """
 
-    save = "input"
-
-    def __init__(self, *args: Any, save: Any = "input", **kwargs: Any):
-        _norm.check_save(save)
-        super().__init__(*args, **kwargs)
-        self.save = save
-
     def __call__(
         self, x: Float[Array, "*shape"], mask: jax.Array | None = None
     ) -> Float[Array, "*shape"]:
         """Normalizes `x`, with statistics over the elements that `mask` marks."""
-        if reason := _norm.unsupported_reason(self, x):
-            fall_back("RMSNorm", reason)
-            return nnx.RMSNorm.__call__(self, x, mask=mask)
-        x, scale = _promoted(self, x, bias=False)
-        return _norm.rms_norm(self, x, scale, mask, x.dtype, self.save)
+        flax_call = functools.partial(nnx.RMSNorm.__call__, self)
+        call = functools.partial(_norm.rms_norm, _parameters, self, flax_call)
+        return call(x, mask=mask, save=self.save)
 
 
-class MSLayerNorm(nnx.LayerNorm):
+class MSLayerNorm(_SavesNormalized, nnx.LayerNorm):
     """A LayerNorm to be read by dense layers, which apply its scale and bias.
 
     Arguments and state as in `flax.nnx.LayerNorm`, the last axis only. The output is a
@@ -112,13 +128,6 @@ class MSLayerNorm(nnx.LayerNorm):
         one float32 a row.
     """
 
-    save = "output"
-
-    def __init__(self, *args: Any, save: Any = "output", **kwargs: Any):
-        _constructor.check_ms_save(save)
-        super().__init__(*args, **kwargs)
-        self.save = save
-
     def __call__(
         self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
     ) -> Any:
@@ -128,7 +137,7 @@ class MSLayerNorm(nnx.LayerNorm):
         return _norm.ms_norm(self, op, x, mask, *parameters, save=save)
 
 
-class MSRMSNorm(nnx.RMSNorm):
+class MSRMSNorm(_SavesNormalized, nnx.RMSNorm):
     """An RMSNorm to be read by dense layers, which apply its scale.
 
     Otherwise as `MSLayerNorm`, with the arguments and state of `flax.nnx.RMSNorm`.
@@ -136,13 +145,6 @@ class MSRMSNorm(nnx.RMSNorm):
     Saves:
         As `MSLayerNorm`.
     """
-
-    save = "output"
-
-    def __init__(self, *args: Any, save: Any = "output", **kwargs: Any):
-        _constructor.check_ms_save(save)
-        super().__init__(*args, **kwargs)
-        self.save = save
 
     def __call__(self, x: Float[Array, "*shape"], mask: jax.Array | None = None) -> Any:
         """Normalizes `x`; the scale goes along for the next layer."""
@@ -161,12 +163,9 @@ class GroupNorm(nnx.GroupNorm):
         self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
     ) -> Float[Array, "*shape"]:
         """Normalizes `x` within each group of channels."""
-        if reason := _norm.unsupported_reason(self, x):
-            fall_back("GroupNorm", reason)
-            return nnx.GroupNorm.__call__(self, x, mask=mask)
-        x, scale, bias = _promoted(self, x)
-        groups = self.num_groups
-        return _norm.group_norm(self, x, scale, bias, mask, x.dtype, groups)
+        flax_call = functools.partial(nnx.GroupNorm.__call__, self)
+        call = functools.partial(_norm.group_norm, _parameters, self, flax_call)
+        return call(x, mask=mask, groups=lambda *_: self.num_groups)
 
 
 class BatchNorm(nnx.BatchNorm):
@@ -199,15 +198,8 @@ class BatchNorm(nnx.BatchNorm):
         )
         op = self._op()
         if frozen:
-            y = op(
-                x,
-                scale,
-                bias,
-                mean=mean,
-                var=var,
-                axis=self.axis,
-                epsilon=self.epsilon,
-            )
+            options = dict(axis=self.axis, epsilon=self.epsilon)
+            y = op(x, scale, bias, mean=mean, var=var, **options)
             assert not isinstance(y, tuple)
             return y
         y, mean, var = _norm.batch_norm(
@@ -274,13 +266,7 @@ class InPlaceABN(BatchNorm):
         return super().__call__(x, use_running_average, mask=mask)
 
     def _op(self) -> Callable:
-        return functools.partial(
-            ops.inplace_abn,
-            activation=self.activation,
-            negative_slope=self.negative_slope,
-            alpha=self.alpha,
-            approximate=self.approximate,
-        )
+        return _norm.abn_op(self)
 
 
 def _product_reason(module, out_sharding) -> str | None:
@@ -296,7 +282,7 @@ def _product_reason(module, out_sharding) -> str | None:
     return None
 
 
-class Linear(nnx.Linear):
+class Linear(_SavesBits, nnx.Linear):
     """`flax.nnx.Linear`, built on `jaxmem.ops.dense`.
 
     Args:
@@ -307,13 +293,6 @@ class Linear(nnx.Linear):
         The input and the kernel themselves, and no copy of either in the dtype of
         the computation.
     """
-
-    save = None
-
-    def __init__(self, *args: Any, save: Any = None, **kwargs: Any):
-        save = bits_or_none("Linear", save)
-        super().__init__(*args, **kwargs)
-        self.save = save
 
     def __call__(
         self,
@@ -328,7 +307,7 @@ class Linear(nnx.Linear):
         return _dense(self, inputs, -1)
 
 
-class LinearGeneral(nnx.LinearGeneral):
+class LinearGeneral(_SavesBits, nnx.LinearGeneral):
     """`flax.nnx.LinearGeneral`, built on `jaxmem.ops.dense`.
 
     Args:
@@ -338,13 +317,6 @@ class LinearGeneral(nnx.LinearGeneral):
     Saves:
         The input and the kernel themselves, and no copy of either.
     """
-
-    save = None
-
-    def __init__(self, *args: Any, save: Any = None, **kwargs: Any):
-        save = bits_or_none("LinearGeneral", save)
-        super().__init__(*args, **kwargs)
-        self.save = save
 
     def __call__(
         self,
@@ -376,7 +348,7 @@ def _dense(module, x, axis):
     )
 
 
-class Conv(nnx.Conv):
+class Conv(_SavesBits, nnx.Conv):
     """`flax.nnx.Conv`, built on `jaxmem.ops.conv`.
 
     Args:
@@ -387,13 +359,6 @@ class Conv(nnx.Conv):
         The input where the kernel is trained, the kernel itself where the input is
         differentiated, and no copy of the kernel in the dtype of the computation.
     """
-
-    save = None
-
-    def __init__(self, *args: Any, save: Any = None, **kwargs: Any):
-        save = bits_or_none("Conv", save)
-        super().__init__(*args, **kwargs)
-        self.save = save
 
     def __call__(
         self, inputs: Float[Array, "..."], out_sharding: Any = None
