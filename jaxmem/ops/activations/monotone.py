@@ -70,18 +70,6 @@ def _two_valued(op, key, value, slope, border, levels) -> Forms:
 
 
 _RELU = _two_valued("relu", "relu", _rectified, _is_positive, ABOVE_ZERO, (0.0, 1.0))
-_SQUARED_RELU = _monotone(
-    "squared_relu", lambda x: _rectified(x) ** 2, _squared_relu_slope
-)
-_SOFTPLUS = _monotone("softplus", jax.nn.softplus, lambda y: -jnp.expm1(-y))
-_TANH = _monotone("tanh", jnp.tanh, lambda y: (1 + y) * (1 - y))
-_SIGMOID = _monotone("sigmoid", jax.nn.sigmoid, lambda y: y * (1 - y))
-_MISH = forms(
-    "mish",
-    jax.nn.mish,
-    {"input": lean("mish", jax.nn.mish, _mish_slope, of_input)},
-    "mish",
-)
 
 
 @functools.cache
@@ -152,70 +140,6 @@ def relu(
     if integer and not isinstance(x, bool):
         return _rectified(jnp.asarray(x))
     return _RELU.op(save, bits)(inexact("relu", x))
-
-
-def squared_relu(
-    x: Shaped[ArrayLike, "*shape"],
-    *,
-    save: str | int = "output",
-    bits: int | None = None,
-) -> Float[Array, "*shape"]:
-    """max(x, 0) squared.
-
-    Args:
-        x: input of any shape; integers become floats.
-        save: what the backward pass keeps: "output" or "input", exact; a number of
-            bits from 1 to 8, for inputs up to 10 alone, beyond which the derivative
-            stays below 20: off by 1.2 at 2 bits, 0.55 at 3, 0.27 at 4 (root mean
-            square over -10 .. 10); or "auto", as in `gelu`.
-        bits: of the code, for save="auto".
-
-    Returns:
-        Array of the shape and dtype of x, computed in float32 and rounded once.
-
-    Raises:
-        ValueError: `save` or bits out of range, or bits without "auto".
-        TypeError: x is complex, or no array.
-
-    Saves:
-        The output alone; the derivative is twice its root. Or bits/8 byte an element.
-
-    Source:
-        So et al., Primer, arXiv 2109.08668, section 4.1.
-    """
-    return _SQUARED_RELU.op(save, bits)(inexact("squared_relu", x))
-
-
-def softplus(
-    x: Shaped[ArrayLike, "*shape"],
-    *,
-    save: str | int = "output",
-    bits: int | None = None,
-) -> Float[Array, "*shape"]:
-    """log(1 + exp(x)), as `jax.nn.softplus`.
-
-    Args:
-        x: input of any shape; integers become floats.
-        save: what the backward pass keeps: "output" or "input", exact; a number of
-            bits from 1 to 8, with a derivative off by 0.052 at 2 bits, 0.025 at 3,
-            0.012 at 4 (root mean square over -10 .. 10); or "auto", as in `gelu`.
-        bits: of the code, for save="auto".
-
-    Returns:
-        Array of the shape and dtype of x, computed in float32 and rounded once.
-
-    Raises:
-        ValueError: `save` or bits out of range, or bits without "auto".
-        TypeError: x is complex, or no array.
-
-    Saves:
-        The output y alone; the derivative is 1 - exp(-y). Or bits/8 byte an element.
-
-    Source:
-        Dugas et al., Incorporating second-order functional knowledge for better
-        option pricing, section 3.
-    """
-    return _SOFTPLUS.op(save, bits)(inexact("softplus", x))
 
 
 def elu(
@@ -298,99 +222,6 @@ def leaky_relu(
     return _recomputed("leaky_relu", jax.nn.leaky_relu)(x, negative_slope)
 
 
-def mish(
-    x: Shaped[ArrayLike, "*shape"],
-    *,
-    save: str | int = "input",
-    bits: int | None = None,
-) -> Float[Array, "*shape"]:
-    """x tanh(softplus(x)), as `jax.nn.mish`.
-
-    Args:
-        x: input of any shape; integers become floats.
-        save: what the backward pass keeps: "input", exact; a number of
-            bits from 1 to 8, with a derivative off by 0.045 at 2 bits, 0.026 at 3,
-            0.013 at 4 (root mean square over -10 .. 10); or "auto", as in `gelu`.
-        bits: of the code, for save="auto".
-
-    Returns:
-        Array of the shape and dtype of x, computed in float32 and rounded once.
-
-    Raises:
-        ValueError: `save` or bits out of range, or bits without "auto".
-        TypeError: x is complex, or no array.
-
-    Saves:
-        x alone, or bits/8 byte an element.
-
-    Source:
-        Misra, arXiv 1908.08681, section 2.
-    """
-    return _MISH.op(save, bits)(inexact("mish", x))
-
-
-def tanh(
-    x: Shaped[ArrayLike, "*shape"],
-    *,
-    save: str | int = "output",
-    bits: int | None = None,
-) -> Float[Array, "*shape"]:
-    """Hyperbolic tangent, as `jax.numpy.tanh`.
-
-    Args:
-        x: input of any shape; integers become floats.
-        save: what the backward pass keeps: "output" or "input", exact; a number of
-            bits from 1 to 8, with a derivative off by 0.075 at 2 bits, 0.036 at 3,
-            0.018 at 4 (root mean square over -10 .. 10); or "auto", as in `gelu`.
-        bits: of the code, for save="auto".
-
-    Returns:
-        Array of the shape and dtype of x, computed in float32 and rounded once.
-
-    Raises:
-        ValueError: `save` or bits out of range, or bits without "auto".
-        TypeError: x is complex, or no array.
-
-    Saves:
-        The output alone; the derivative is 1 - y squared. Or bits/8 byte an element.
-
-    Source:
-        `jax.numpy.tanh`, which keeps its output and one array more.
-    """
-    return _TANH.op(save, bits)(inexact("tanh", x))
-
-
-def sigmoid(
-    x: Shaped[ArrayLike, "*shape"],
-    *,
-    save: str | int = "output",
-    bits: int | None = None,
-) -> Float[Array, "*shape"]:
-    """1 / (1 + exp(-x)), as `jax.nn.sigmoid`.
-
-    Args:
-        x: input of any shape; integers become floats.
-        save: what the backward pass keeps: "output" or "input", exact; a number of
-            bits from 1 to 8, with a derivative off by 0.026 at 2 bits, 0.012 at 3,
-            0.006 at 4 (root mean square over -10 .. 10); or "auto", as in `gelu`.
-        bits: of the code, for save="auto".
-
-    Returns:
-        Array of the shape and dtype of x, computed in float32 and rounded once.
-
-    Raises:
-        ValueError: `save` or bits out of range, or bits without "auto".
-        TypeError: x is complex, or no array.
-
-    Saves:
-        The output y alone; the derivative is y (1 - y). Or bits/8 byte an element.
-
-    Source:
-        `jax.nn.sigmoid`, which keeps its output and one array more.
-    """
-    return _SIGMOID.op(save, bits)(inexact("sigmoid", x))
-
-
 def _positive_number(value) -> TypeGuard[SupportsFloat]:
     real = isinstance(value, numbers.Real)
     return real and value > 0  # pyright: ignore[reportOperatorIssue]
@@ -418,3 +249,90 @@ def _check_words(name: str, parameter: str, save, bits) -> None:
             f'{name}: save must be "input" or "output" where {parameter} is no '
             f"positive number, got save={save!r}, bits={bits!r}"
         )
+
+
+_DOC = """{what}.
+
+Args:
+    x: input of any shape; integers become floats.
+    save: what the backward pass keeps: {words}, exact; a number of bits from 1 to 8,
+        {errors} (root mean square over -10 .. 10); or "auto", as in `gelu`.
+    bits: of the code, for save="auto".
+
+Returns:
+    Array of the shape and dtype of x, computed in float32 and rounded once.
+
+Raises:
+    ValueError: `save` or bits out of range, or bits without "auto".
+    TypeError: x is complex, or no array.
+
+Saves:
+    {saves} Or bits/8 byte an element.
+
+Source:
+    {source}
+"""
+
+
+def _public(forms: Forms, what: str, errors: str, saves: str, source: str):
+    """The op of these forms, for those that differ in nothing else."""
+
+    # Without a result annotated: a type checker then sees the signature of `op`.
+    def op(
+        x: Shaped[ArrayLike, "*shape"],
+        *,
+        save: str | int = forms.shared,
+        bits: int | None = None,
+    ) -> Float[Array, "*shape"]:
+        return forms.op(save, bits)(inexact(forms.name, x))
+
+    op.__name__ = op.__qualname__ = forms.name
+    words = " or ".join(f'"{word}"' for word in reversed(forms.exact))
+    op.__doc__ = _DOC.format(
+        what=what, words=words, errors=errors, saves=saves, source=source
+    )
+    return op
+
+
+squared_relu = _public(
+    _monotone("squared_relu", lambda x: _rectified(x) ** 2, _squared_relu_slope),
+    "max(x, 0) squared",
+    "for inputs up to 10 alone, beyond which the derivative stays below 20: off by 1.2 "
+    "at 2 bits, 0.55 at 3, 0.27 at 4",
+    "The output alone; the derivative is twice its root.",
+    "So et al., Primer, arXiv 2109.08668, section 4.1.",
+)
+softplus = _public(
+    _monotone("softplus", jax.nn.softplus, lambda y: -jnp.expm1(-y)),
+    "log(1 + exp(x)), as `jax.nn.softplus`",
+    "with a derivative off by 0.052 at 2 bits, 0.025 at 3, 0.012 at 4",
+    "The output y alone; the derivative is 1 - exp(-y).",
+    "Dugas et al., Incorporating second-order functional knowledge for better option "
+    "pricing, section 3.",
+)
+mish = _public(
+    forms(
+        "mish",
+        jax.nn.mish,
+        {"input": lean("mish", jax.nn.mish, _mish_slope, of_input)},
+        "mish",
+    ),
+    "x tanh(softplus(x)), as `jax.nn.mish`",
+    "with a derivative off by 0.045 at 2 bits, 0.026 at 3, 0.013 at 4",
+    "x alone.",
+    "Misra, arXiv 1908.08681, section 2.",
+)
+tanh = _public(
+    _monotone("tanh", jnp.tanh, lambda y: (1 + y) * (1 - y)),
+    "Hyperbolic tangent, as `jax.numpy.tanh`",
+    "with a derivative off by 0.075 at 2 bits, 0.036 at 3, 0.018 at 4",
+    "The output alone; the derivative is 1 - y squared.",
+    "`jax.numpy.tanh`, which keeps its output and one array more.",
+)
+sigmoid = _public(
+    _monotone("sigmoid", jax.nn.sigmoid, lambda y: y * (1 - y)),
+    "1 / (1 + exp(-x)), as `jax.nn.sigmoid`",
+    "with a derivative off by 0.026 at 2 bits, 0.012 at 3, 0.006 at 4",
+    "The output y alone; the derivative is y (1 - y).",
+    "`jax.nn.sigmoid`, which keeps its output and one array more.",
+)

@@ -121,21 +121,13 @@ def silu(
     Args:
         x: input of any shape; integers become floats.
         beta: the factor inside, a number above zero.
-        save: what the backward pass keeps. "input": x, and the derivative is exact.
-            "output": the output, which costs nothing when the next matmul keeps it
-            too, and one bit an element; the derivative is that at the x recovered
-            from the rounded output, off by at most 1e-4 in float32, 0.0075 in
-            float16 and 0.016 in bfloat16, near the minimum at -1.28. A number from 1
-            to 8: a code of so many bits, and the derivative is one of 2**bits levels:
-            off by 0.049 at 2 bits, 0.029 at 3, 0.015 at 4 (root mean square over
-            -10 .. 10), by at most 0.19, 0.13, 0.07. "auto": "output" where the next
-            operation keeps the output anyway, else `bits` where given, else "input";
-            see `jaxmem.rewriting.auto_save`, without which it is "input".
+        save: what the backward pass keeps, as in `gelu`. The derivative from the
+            output is off by at most 1e-4 in float32, 0.0075 in float16 and 0.016 in
+            bfloat16, near the minimum at -1.28; that from a code by 0.049 at 2 bits,
+            0.029 at 3, 0.015 at 4 (root mean square over -10 .. 10), by at most 0.19,
+            0.13, 0.07.
         bits: of the code, 1 to 8; for save="auto".
-        implementation: "xla"; "pallas" for the kernel of a TPU or GPU, which writes
-            output and code in one pass and the gradient over its cotangent, for
-            "output" and 1 to 4 bits, in reverse mode alone; None: the kernel where it
-            was measured to be no slower.
+        implementation: as in `gelu`; a kernel has no other beta than 1.
 
     Returns:
         Array of the shape and dtype of x, computed in float32 and rounded once.
@@ -150,9 +142,7 @@ def silu(
         bits: bits/8 byte an element and nothing else. With a kernel the same.
 
     Costs:
-        In a scan over layers fewer bytes moved than by `jax.nn.silu`, both passes.
-        Alone in one program with its own backward pass "output" moves more, as XLA
-        fuses the plain op away there (4096 x 4096 bfloat16, TPU: 320 MiB to 128).
+        As `gelu`.
 
     Source:
         Hendrycks and Gimpel, arXiv 1606.08415; beta: Ramachandran et al., arXiv

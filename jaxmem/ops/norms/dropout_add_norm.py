@@ -7,6 +7,7 @@ both gradients over the two that came in.
 """
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -79,8 +80,10 @@ def dropout_add_layer_norm(
         2205.14135 (the library's layer_norm extension); the ops: see `dropout` and
         `layer_norm`.
     """
-    how = rate, rng, epsilon, deterministic, dtype, save, implementation
-    return _apply("dropout_add_layer_norm", True, x, residual, scale, bias, *how)
+    dropped = _Dropped(x, residual, rate, rng, deterministic)
+    options = dict(epsilon=epsilon, dtype=dtype, save=save)
+    options |= dict(implementation=implementation)
+    return _apply("dropout_add_layer_norm", True, dropped, scale, bias, **options)
 
 
 def dropout_add_rms_norm(
@@ -104,22 +107,14 @@ def dropout_add_rms_norm(
         x: the output of a layer.
         residual: the stream that it is added to; its dtype is that of the sum.
         scale: one number for each element of the last axis, or None for ones.
-        rate: of the dropout of `x`, a Python float in [0, 1].
-        rng: a key, typed or raw. Needed unless `deterministic`, `rate` 0 or `rate` 1.
+        rate: as in `dropout_add_layer_norm`, like the arguments after it.
         epsilon: added to the mean square.
-        deterministic: True switches dropout off.
-        dtype: of the norm; None: that of x.
-        save: "input", or "output" where the next operation keeps the norm anyway and
-            nothing keeps the sum. "output" is not exact: see `rms_norm`.
-        implementation: "xla"; "pallas" for the kernel of a TPU or GPU, in reverse mode
-            alone; None: the kernel where it was measured to be no slower.
 
     Returns:
         (the norm, the sum), in x's shape.
 
     Raises:
-        ValueError: shapes that differ, a rate outside [0, 1], a missing key, another
-            word for `save`, or no kernel does what "pallas" asks for.
+        ValueError: as `dropout_add_layer_norm`.
         TypeError: x or residual is not of a real floating dtype.
 
     Saves:
@@ -130,8 +125,20 @@ def dropout_add_rms_norm(
     Source:
         As `dropout_add_layer_norm`; Zhang and Sennrich 2019, arXiv 1910.07467.
     """
-    how = rate, rng, epsilon, deterministic, dtype, save, implementation
-    return _apply("dropout_add_rms_norm", False, x, residual, scale, None, *how)
+    dropped = _Dropped(x, residual, rate, rng, deterministic)
+    options = dict(epsilon=epsilon, dtype=dtype, save=save)
+    options |= dict(implementation=implementation)
+    return _apply("dropout_add_rms_norm", False, dropped, scale, None, **options)
+
+
+class _Dropped(NamedTuple):
+    """What is dropped out and added to what."""
+
+    x: Any
+    residual: Any
+    rate: Any
+    rng: Any
+    deterministic: Any
 
 
 def _check(op: str, x, residual, scale, bias) -> tuple[int, ...]:
@@ -150,9 +157,18 @@ def _check(op: str, x, residual, scale, bias) -> tuple[int, ...]:
 
 
 def _apply(
-    op: str, centred: bool, x, residual, scale, bias,
-    rate, rng, epsilon, deterministic, dtype, save, implementation,
-):  # fmt: skip
+    op: str,
+    centred: bool,
+    dropped: _Dropped,
+    scale,
+    bias,
+    *,
+    epsilon,
+    dtype,
+    save,
+    implementation,
+):
+    x, residual, rate, rng, deterministic = dropped
     last = _check(op, x, residual, scale, bias)
     rate = check_rate(rate)
     rate = 0.0 if check_bool("deterministic", deterministic) else rate

@@ -9,6 +9,7 @@ second time.
 """
 
 import functools
+from typing import Any
 
 import jax
 from jax import Array
@@ -113,10 +114,9 @@ def layer_norm(
         Ba et al. 2016, arXiv 1607.06450; keeping the output: Tempo, Andoorveedu et
         al., NeurIPS 2022, arXiv 2210.10246, section 3.2.
     """
-    norm = _norm(
-        "layer_norm", x, scale, bias, axis, feature_axis, epsilon, dtype, axis_name,
-        axis_index_groups, use_fast_variance, centred=True,
-    )  # fmt: skip
+    options = dict(axis_name=axis_name, axis_index_groups=axis_index_groups)
+    options |= dict(epsilon=epsilon, dtype=dtype, fast_variance=use_fast_variance)
+    norm = _norm("layer_norm", x, scale, bias, axis, feature_axis, **options)
     return _apply(norm, x, scale, bias, mask, save, save_rng, implementation)
 
 
@@ -144,30 +144,17 @@ def rms_norm(
         x: the input, any shape.
         scale: one number for each element of the feature axes, or None for ones.
         axis: the axis or axes over which the mean square is taken.
-        feature_axis: the axis or axes along which `scale` runs, in rising order;
-            None: those of `axis`.
+        feature_axis: as in `layer_norm`, for `scale`.
         epsilon: added to the mean square.
         mask: which elements count in the mean square, broadcastable to x.
         dtype: of the output; None: that of x.
-        axis_name: a mapped axis (`shard_map`, `vmap`) the mean also runs over.
-        axis_index_groups: groups of indices within `axis_name`.
-        save: "input", or "output" where the next operation keeps the output anyway
-            (a matmul with a trained kernel). "output" is not exact: see Limits.
-            Bits a value (1 to 8) or a `Quantization` keep codes of the normalised
-            input, off by at most half a step: about 0.02 in 8 bits.
-        save_rng: a key for stochastic rounding of the codes, another each step; None:
-            to the nearest.
-        implementation: "xla"; "pallas" for the kernel of a TPU or GPU, for the last
-            axis without a mask, in reverse mode alone, with the variance in two
-            passes; None: the kernel where it was measured to be no slower.
+        axis_name: as in `layer_norm`, like the arguments after it.
 
     Returns:
         The normalised input, in x's shape and `dtype`.
 
     Raises:
-        ValueError: an axis out of range, a parameter or mask that does not fit x,
-            another word for `save`, or `save="output"` with several axes, other
-            feature axes, or an axis name; or no kernel does what "pallas" asks for.
+        ValueError: as `layer_norm`.
         TypeError: x is not of a real floating dtype.
 
     Saves:
@@ -190,17 +177,13 @@ def rms_norm(
         Zhang and Sennrich 2019, arXiv 1910.07467; keeping the output: Tempo,
         Andoorveedu et al., NeurIPS 2022, arXiv 2210.10246, section 3.2.
     """
-    norm = _norm(
-        "rms_norm", x, scale, None, axis, feature_axis, epsilon, dtype, axis_name,
-        axis_index_groups, True, centred=False,
-    )  # fmt: skip
+    options = dict(axis_name=axis_name, axis_index_groups=axis_index_groups)
+    options |= dict(epsilon=epsilon, dtype=dtype, centred=False)
+    norm = _norm("rms_norm", x, scale, None, axis, feature_axis, **options)
     return _apply(norm, x, scale, None, mask, save, save_rng, implementation)
 
 
-def _norm(
-    op, x, scale, bias, axis, feature_axis, epsilon, dtype, axis_name, groups, fast,
-    centred,
-) -> Norm:  # fmt: skip
+def _norm(op: str, x, scale, bias, axis, feature_axis, **options: Any) -> Norm:
     """The checked description of one call."""
     check_input(op, x)
     axes = canonical_axes(axis, x.ndim)
@@ -209,18 +192,7 @@ def _norm(
         features = canonical_axes(feature_axis, x.ndim, "feature_axis")
     check_parameter(op, "scale", scale, x, features)
     check_parameter(op, "bias", bias, x, features)
-    return make_norm(
-        op,
-        x,
-        axes=axes,
-        features=features,
-        epsilon=epsilon,
-        dtype=dtype,
-        centred=centred,
-        fast_variance=fast,
-        axis_name=axis_name,
-        axis_index_groups=groups,
-    )
+    return make_norm(op, x, axes=axes, features=features, **options)
 
 
 def _check_save(norm: Norm, save: str) -> None:
