@@ -6,31 +6,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import ops
-from jaxmem._bits import packed_nbytes
-from jaxmem.ops.codes.packing import packed_codes_nbytes
+from jaxmem.ops.activations.records import INPUT, OUTPUT, UNARY, UNIMODAL
 from jaxmem.ops.few_bit.tables import shipped
-from tests.twins import Twin, nbytes, unary_args
+from jaxmem.ops.record import Kept
+from tests.twins import Twin, unary_args
 
 SHAPES = ((7,), (), (3, 5, 13))
 
-# the derivative from the rounded output: half a cell of y at the minimum, and the fit
-FROM_OUTPUT = {"float32": 1e-4, "bfloat16": 0.016}
 
-
-def saves_nothing(args, wanted):
-    return 0
-
-
-def saves_output(args, wanted):
-    return nbytes(args[0])
-
-
-def saves_output_and_bit(args, wanted):
-    return nbytes(args[0]) + packed_nbytes(args[0].shape)
-
-
-def saves_three_bits(args, wanted):
-    return packed_codes_nbytes(args[0].shape, 3)
+def saves(kept):
+    return lambda args, wanted: kept.nbytes(args[0])
 
 
 @jax.custom_jvp
@@ -56,12 +41,27 @@ def pair_args(shape, dtype, rng):
     return (*unary_args(shape, dtype, rng), *unary_args(shape, dtype, rng))
 
 
-def _unary(name, lean, plain, saves, **more):
-    return Twin(name, lean, plain, unary_args, SHAPES, saves=saves, **more)
+def _unary(name, lean, plain, kept):
+    """A function of one array, which is off by no more than `kept` says."""
+    return Twin(
+        name,
+        lean,
+        plain,
+        unary_args,
+        SHAPES,
+        saves=saves(kept),
+        derivative_error=kept.error,
+    )
 
 
-def _squared_relu(x):
-    return jnp.square(jax.nn.relu(x))
+def _of_records():
+    """Every op in all forms but those whose derivative is JAX's own, of the input."""
+    for record in UNARY:
+        for save, kept in record.kept.items():
+            if save == "input" and record.kept.get("output") == OUTPUT:
+                continue
+            lean = partial(record.op, save=save)
+            yield _unary(f"{record.name}_{save}", lean, record.reference, kept)
 
 
 def _swiglu(gate, up):
@@ -72,61 +72,40 @@ def _geglu(gate, up, approximate=True):
     return jax.nn.gelu(gate, approximate) * up
 
 
-INVERTED = [
-    _unary(
-        f"{name}_{save}",
-        partial(lean, save=save),
-        plain,
-        saves_nothing if save == "input" else saves_output_and_bit,
-        derivative_error={} if save == "input" else FROM_OUTPUT,
-    )
-    for save in ("input", "output")
+OF_RECORDS = [*_of_records()]
+# The same ops with other arguments.
+VARIANTS = [
+    _unary(f"{name}_{save}", partial(lean, save=save), plain, kept)
+    for save, kept in UNIMODAL.items()
     for name, lean, plain in (
-        ("gelu_tanh", ops.gelu, jax.nn.gelu),
         (
             "gelu_erf",
             partial(ops.gelu, approximate=False),
             partial(jax.nn.gelu, approximate=False),
         ),
-        ("silu", ops.silu, jax.nn.silu),
         (
             "silu_beta",
             partial(ops.silu, beta=1.702),
             lambda x: x * jax.nn.sigmoid(jnp.asarray(1.702, x.dtype) * x),
         ),
     )
-]
-CODED = [
-    _unary("gelu_code", partial(ops.gelu, save=3), _gelu_in_steps, saves_three_bits)
-]
-KEEP_OUTPUT = [
-    _unary(name, lean, plain, saves_output)
-    for name, lean, plain in (
-        ("relu", ops.relu, jax.nn.relu),
-        ("squared_relu", ops.squared_relu, _squared_relu),
-        ("softplus", ops.softplus, jax.nn.softplus),
-        ("elu", ops.elu, jax.nn.elu),
-        ("elu_2", partial(ops.elu, alpha=2.0), partial(jax.nn.elu, alpha=2.0)),
-        ("leaky_relu", ops.leaky_relu, jax.nn.leaky_relu),
-        ("tanh", ops.tanh, jnp.tanh),
-        ("sigmoid", ops.sigmoid, jax.nn.sigmoid),
-    )
-]
-KEEP_INPUT = [
-    _unary(name, lean, plain, saves_nothing)
-    for name, lean, plain in (
-        ("mish", ops.mish, jax.nn.mish),
-        (
-            "elu_negative",
-            partial(ops.elu, alpha=-0.5),
-            partial(jax.nn.elu, alpha=-0.5),
-        ),
-        (
-            "leaky_relu_zero",
-            partial(ops.leaky_relu, negative_slope=0.0),
-            partial(jax.nn.leaky_relu, negative_slope=0.0),
-        ),
-    )
+] + [
+    _unary("gelu_code", partial(ops.gelu, save=3), _gelu_in_steps, Kept(bits=3)),
+    _unary(
+        "elu_2", partial(ops.elu, alpha=2.0), partial(jax.nn.elu, alpha=2.0), OUTPUT
+    ),
+    _unary(
+        "elu_negative",
+        partial(ops.elu, alpha=-0.5),
+        partial(jax.nn.elu, alpha=-0.5),
+        INPUT,
+    ),
+    _unary(
+        "leaky_relu_zero",
+        partial(ops.leaky_relu, negative_slope=0.0),
+        partial(jax.nn.leaky_relu, negative_slope=0.0),
+        INPUT,
+    ),
 ]
 PARAMETERS = [
     Twin(
@@ -136,7 +115,7 @@ PARAMETERS = [
         parameter_args,
         SHAPES[::2],
         diff=(0, 1),
-        saves=saves_nothing,
+        saves=saves(INPUT),
     )
     for name, lean, plain in (
         ("elu_array", ops.elu, jax.nn.elu),
@@ -144,11 +123,9 @@ PARAMETERS = [
     )
 ]
 GATED = [
-    Twin(
-        "glu", ops.glu, jax.nn.glu, unary_args, ((6,), (3, 5, 14)), saves=saves_nothing
-    )
+    Twin("glu", ops.glu, jax.nn.glu, unary_args, ((6,), (3, 5, 14)), saves=saves(INPUT))
 ] + [
-    Twin(name, lean, plain, pair_args, SHAPES, diff=(0, 1), saves=saves_nothing)
+    Twin(name, lean, plain, pair_args, SHAPES, diff=(0, 1), saves=saves(INPUT))
     for name, lean, plain in (
         ("swiglu", ops.swiglu, _swiglu),
         ("geglu", ops.geglu, _geglu),
@@ -159,4 +136,4 @@ GATED = [
         ),
     )
 ]
-TWINS = INVERTED + CODED + KEEP_OUTPUT + KEEP_INPUT + PARAMETERS + GATED
+TWINS = OF_RECORDS + VARIANTS + PARAMETERS + GATED
