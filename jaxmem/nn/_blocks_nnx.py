@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxmem import ops
 from jaxmem.nn import nnx
-from jaxmem.nn._blocks import activated_dense, rotary_embedding
+from jaxmem.nn._blocks import activated_dense, attend, residual_pair
 from jaxmem.nn._constructor import check_heads, check_llama, check_transformer
 
 _KERNEL_INIT = flax_nnx.initializers.lecun_normal()
@@ -54,19 +54,12 @@ class _Attention(flax_nnx.Module):
 
     def __call__(self, x, mask, positions, deterministic: bool):
         q, k, v = self.query(x), self.key(x), self.value(x)
-        if self.rope_theta is not None:
-            if positions is None:
-                positions = jnp.arange(x.shape[-2])
-            q, k = (rotary_embedding(y, positions, self.rope_theta) for y in (q, k))
-        rate = 0.0 if deterministic else self.dropout_rate
-        y = ops.dot_product_attention(
-            q,
-            k,
-            v,
-            mask=mask,
-            is_causal=self.causal,
-            dropout_rate=rate,
-            dropout_rng=self.rngs() if rate and self.rngs is not None else None,
+        y = attend(
+            *(q, k, v, mask, positions),
+            rope_theta=self.rope_theta,
+            causal=self.causal,
+            rate=0.0 if deterministic else self.dropout_rate,
+            rng=lambda: None if self.rngs is None else self.rngs(),
         )
         return self.out(y)
 
@@ -115,17 +108,7 @@ class TransformerBlock(flax_nnx.Module):
         kernel_init: Initializer = _KERNEL_INIT,
         rngs: flax_nnx.Rngs,
     ):
-        check_transformer(
-            num_heads=num_heads,
-            mlp_dim=mlp_dim,
-            norm=norm,
-            causal=causal,
-            activation=activation,
-            dropout_rate=dropout_rate,
-            attention_dropout_rate=attention_dropout_rate,
-            epsilon=epsilon,
-            use_bias=use_bias,
-        )
+        check_transformer(locals())
         check_heads(width, num_heads)
         rate = (
             dropout_rate if attention_dropout_rate is None else attention_dropout_rate
@@ -163,17 +146,14 @@ class TransformerBlock(flax_nnx.Module):
         def drop(y):
             return self.dropout(y, deterministic=still or not self.dropout.rate)
 
-        def attend(y):
+        def attended(y):
             return drop(self.attention(y, mask, None, still))
 
         def mlp(y):
             return drop(self.down.of(self.up(y)))
 
-        if self.norm == "pre":
-            x = x + attend(self.attention_norm(x))
-            return x + mlp(self.mlp_norm(x))
-        x = self.attention_norm(x + attend(x))
-        return self.mlp_norm(x + mlp(x))
+        norms = self.attention_norm, self.mlp_norm
+        return residual_pair(self.norm, x, norms, (attended, mlp))
 
 
 class LlamaBlock(flax_nnx.Module):
@@ -212,13 +192,7 @@ class LlamaBlock(flax_nnx.Module):
         kernel_init: Initializer = _KERNEL_INIT,
         rngs: flax_nnx.Rngs,
     ):
-        check_llama(
-            num_heads=num_heads,
-            mlp_dim=mlp_dim,
-            num_kv_heads=num_kv_heads,
-            rope_theta=rope_theta,
-            epsilon=epsilon,
-        )
+        check_llama(locals())
         kv_heads = num_kv_heads or num_heads
         check_heads(width, num_heads, kv_heads)
         types = {"dtype": dtype, "param_dtype": param_dtype}

@@ -1,6 +1,6 @@
 """Arguments of layers checked where the layer is made, not only when it runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -73,7 +73,7 @@ def check_heads(width: int, num_heads: int, num_kv_heads: int | None = None) -> 
             )
 
 
-def check_transformer(**given: Any) -> None:
+def check_transformer(given: Mapping[str, Any]) -> None:
     """The arguments of a `TransformerBlock`, but for its width and dtypes."""
     check_int("num_heads", given["num_heads"], 1)
     if given["mlp_dim"] is not None:
@@ -88,7 +88,7 @@ def check_transformer(**given: Any) -> None:
     check_float("epsilon", given["epsilon"], at_least=0)
 
 
-def check_llama(**given: Any) -> None:
+def check_llama(given: Mapping[str, Any]) -> None:
     """The arguments of a `LlamaBlock`, but for its width and dtypes."""
     heads = check_int("num_heads", given["num_heads"], 1)
     check_heads(heads, heads, given["num_kv_heads"])

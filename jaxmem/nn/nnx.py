@@ -271,9 +271,8 @@ class InPlaceABN(BatchNorm):
 
 def _product_reason(module, out_sharding) -> str | None:
     """Why a linear layer needs Flax's own product, or None."""
-    if module.dot_general not in (None, jax.lax.dot_general):
-        return "a dot_general of its own"
-    if getattr(module, "dot_general_cls", None) is not None:
+    own = module.dot_general not in (None, jax.lax.dot_general)
+    if own or getattr(module, "dot_general_cls", None) is not None:
         return "a dot_general of its own"
     if module.promote_dtype is not dtypes.promote_dtype:
         return "a promote_dtype of its own"
