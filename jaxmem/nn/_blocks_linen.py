@@ -30,7 +30,7 @@ class _ActivatedDense(nn.Dense):
         return activated_dense(self.activation, inputs, kernel, bias, dtype)
 
 
-class _Attention(nn.Module):
+class _LinenAttention(nn.Module):
     """Projections, `jaxmem.ops.dot_product_attention`, projection."""
 
     num_heads: int
@@ -141,7 +141,7 @@ class TransformerBlock(nn.Module):
             )
         types = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         dense = {"use_bias": self.use_bias, "kernel_init": self.kernel_init, **types}
-        attention = _Attention(
+        attention = _LinenAttention(
             self.num_heads,
             self.num_heads,
             self.causal,
@@ -220,7 +220,7 @@ class LlamaBlock(nn.Module):
         check_heads(width, self.num_heads, kv_heads)
         types = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         dense = {"use_bias": False, "kernel_init": self.kernel_init, **types}
-        attention = _Attention(
+        attention = _LinenAttention(
             self.num_heads,
             kv_heads,
             True,

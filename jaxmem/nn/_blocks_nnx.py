@@ -31,7 +31,7 @@ class _ActivatedLinear(flax_nnx.Linear):
         return activated_dense(self.activation, inputs, kernel, bias, dtype)
 
 
-class _Attention(flax_nnx.Module):
+class _NnxAttention(flax_nnx.Module):
     """Projections, `jaxmem.ops.dot_product_attention`, projection."""
 
     def __init__(
@@ -119,7 +119,7 @@ class TransformerBlock(flax_nnx.Module):
         norms = {"epsilon": epsilon, "save": "output", "rngs": rngs, **types}
         self.norm = norm
         self.attention_norm = nnx.LayerNorm(width, **norms)
-        self.attention = _Attention(
+        self.attention = _NnxAttention(
             width, num_heads, num_heads, causal, rate, None, dense, rngs
         )
         self.mlp_norm = nnx.LayerNorm(width, **norms)
@@ -199,7 +199,7 @@ class LlamaBlock(flax_nnx.Module):
         dense = {"use_bias": False, "kernel_init": kernel_init, **types}
         norms = {"epsilon": epsilon, "save": "output", "rngs": rngs, **types}
         self.attention_norm = nnx.RMSNorm(width, **norms)
-        self.attention = _Attention(
+        self.attention = _NnxAttention(
             width, num_heads, kv_heads, True, 0.0, rope_theta, dense, rngs
         )
         self.mlp_norm = nnx.RMSNorm(width, **norms)

@@ -38,7 +38,7 @@ def _parameters(module, x, names):
     return x, x.dtype, *params
 
 
-class _SavesWord(nnx.Module):
+class _WordLayer(nnx.Module):
     """A layer that keeps its input, its output or codes, checked where it is made."""
 
     save = "input"
@@ -49,7 +49,7 @@ class _SavesWord(nnx.Module):
         self.save = save
 
 
-class _SavesNormalized(nnx.Module):
+class _NormalizedLayer(nnx.Module):
     """A layer that keeps its normalised input, or codes of it."""
 
     save = "output"
@@ -60,7 +60,7 @@ class _SavesNormalized(nnx.Module):
         self.save = save
 
 
-class _SavesBits(nnx.Module):
+class _BitsLayer(nnx.Module):
     """A layer that keeps its input, or codes of it."""
 
     save = None
@@ -71,7 +71,7 @@ class _SavesBits(nnx.Module):
         self.save = save
 
 
-class LayerNorm(_SavesWord, nnx.LayerNorm):
+class LayerNorm(_WordLayer, nnx.LayerNorm):
     """`flax.nnx.LayerNorm`, built on `jaxmem.ops.layer_norm`.
 
     Args:
@@ -93,7 +93,7 @@ class LayerNorm(_SavesWord, nnx.LayerNorm):
         return call(x, mask=mask, save=self.save)
 
 
-class RMSNorm(_SavesWord, nnx.RMSNorm):
+class RMSNorm(_WordLayer, nnx.RMSNorm):
     """`flax.nnx.RMSNorm`, built on `jaxmem.ops.rms_norm`.
 
     Args:
@@ -112,7 +112,7 @@ class RMSNorm(_SavesWord, nnx.RMSNorm):
         return call(x, mask=mask, save=self.save)
 
 
-class MSLayerNorm(_SavesNormalized, nnx.LayerNorm):
+class MSLayerNorm(_NormalizedLayer, nnx.LayerNorm):
     """A LayerNorm to be read by dense layers, which apply its scale and bias.
 
     Arguments and state as in `flax.nnx.LayerNorm`, the last axis only. The output is a
@@ -137,7 +137,7 @@ class MSLayerNorm(_SavesNormalized, nnx.LayerNorm):
         return _norm.ms_norm(self, op, x, mask, *parameters, save=save)
 
 
-class MSRMSNorm(_SavesNormalized, nnx.RMSNorm):
+class MSRMSNorm(_NormalizedLayer, nnx.RMSNorm):
     """An RMSNorm to be read by dense layers, which apply its scale.
 
     Otherwise as `MSLayerNorm`, with the arguments and state of `flax.nnx.RMSNorm`.
@@ -281,7 +281,7 @@ def _product_reason(module, out_sharding) -> str | None:
     return None
 
 
-class Linear(_SavesBits, nnx.Linear):
+class Linear(_BitsLayer, nnx.Linear):
     """`flax.nnx.Linear`, built on `jaxmem.ops.dense`.
 
     Args:
@@ -306,7 +306,7 @@ class Linear(_SavesBits, nnx.Linear):
         return _dense(self, inputs, -1)
 
 
-class LinearGeneral(_SavesBits, nnx.LinearGeneral):
+class LinearGeneral(_BitsLayer, nnx.LinearGeneral):
     """`flax.nnx.LinearGeneral`, built on `jaxmem.ops.dense`.
 
     Args:
@@ -347,7 +347,7 @@ def _dense(module, x, axis):
     )
 
 
-class Conv(_SavesBits, nnx.Conv):
+class Conv(_BitsLayer, nnx.Conv):
     """`flax.nnx.Conv`, built on `jaxmem.ops.conv`.
 
     Args:

@@ -112,7 +112,7 @@ class Layers:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptByForm:
     """What an elementwise op keeps beyond its arguments, for one form of `save`.
 
     Attributes:
@@ -156,7 +156,7 @@ class OpRecord:
     saving: Callable[[Callable, Saving], Callable] = unchanged
     layers: Layers = Layers()
     reference: Callable[..., Any] | None = None
-    kept: Mapping[str | int, Kept] = field(default_factory=dict)
+    kept: Mapping[str | int, KeptByForm] = field(default_factory=dict)
     family: str | None = None
 
     @property

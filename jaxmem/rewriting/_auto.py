@@ -24,6 +24,7 @@ from jaxmem import _compat, _jaxpr
 from jaxmem._checks import check_callable
 from jaxmem.ops.activations import AutoSave
 from jaxmem.ops.marks import record_of
+from jaxmem.rewriting._bodies import with_bodies
 
 _LOGGER = logging.getLogger("jaxmem")
 
@@ -230,7 +231,8 @@ def _run(body, args: Sequence[Any], tell: Callable[[SaveChoice], None]) -> list[
             outs = [_compat.in_context_of(eqn, op, values[0], *known)]
             pending.discard(eqn.outvars[0])
         elif any(is_marked(inner) for inner in _jaxpr.bodies(eqn)):
-            outs = _with_resolved_bodies(eqn, values, tell)
+            inner = [functools.partial(_run, b, tell=tell) for b in _jaxpr.bodies(eqn)]
+            outs = with_bodies(eqn, values, inner)
         else:
             outs = _compat.bind(eqn, values)
         env.update(zip(eqn.outvars, outs, strict=True))
@@ -238,15 +240,6 @@ def _run(body, args: Sequence[Any], tell: Callable[[SaveChoice], None]) -> list[
     for eqn in jaxpr.eqns:
         run(eqn)
     return [read(v) for v in jaxpr.outvars]
-
-
-def _with_resolved_bodies(eqn, values, tell) -> list[Any]:
-    bodies = _jaxpr.bodies(eqn)
-    if eqn.primitive.name == "shard_map":
-        inner = functools.partial(_run, bodies[0], tell=tell)
-        return _compat.shard_map_again(eqn, inner, values)
-    new = [_jaxpr.retrace(b, functools.partial(_run, b, tell=tell)) for b in bodies]
-    return _jaxpr.rebind(eqn, values, new)
 
 
 def _asking(

@@ -15,6 +15,7 @@ from jaxmem import _compat, _jaxpr
 from jaxmem._checks import check_callable
 from jaxmem.ops.codes import CodeReader, sharing
 from jaxmem.ops.marks import record_of
+from jaxmem.rewriting._bodies import with_bodies
 
 
 def share_codes(fn: Callable) -> Callable:
@@ -74,10 +75,7 @@ def _anew(eqn, args) -> list[Any] | None:
     bodies = _jaxpr.bodies(eqn)
     if not any(map(_is_marked, bodies)):
         return None
-    if eqn.primitive.name == "shard_map":
-        return _compat.shard_map_again(eqn, functools.partial(_run, bodies[0]), args)
     if _is_call_of_marks(eqn):
         # laid open: codes are shared within one trace
         return _compat.in_context_of(eqn, _run, bodies[0], args)
-    new = [_jaxpr.retrace(b, functools.partial(_run, b)) for b in bodies]
-    return _jaxpr.rebind(eqn, args, new)
+    return with_bodies(eqn, args, [functools.partial(_run, b) for b in bodies])

@@ -28,7 +28,7 @@ from jaxmem.rewriting._algebra import (
 )
 from jaxmem.rewriting._flat_graph import FlatValue, Node
 from jaxmem.rewriting._fold import Number, folded, plus, power, times
-from jaxmem.rewriting._partial_match import Bound, Formula, PartialMatch
+from jaxmem.rewriting._partial_match import Bound, PartialMatch, TracedFormula
 from jaxmem.rewriting._views import (
     Indices,
     Labels,
@@ -62,7 +62,7 @@ class Matcher:
     `conflicts` counts where an input of the formula stood for two different values.
     """
 
-    def __init__(self, formula: Formula, loose: bool, sizes: dict[str, int]):
+    def __init__(self, formula: TracedFormula, loose: bool, sizes: dict[str, int]):
         self.formula, self.loose, self.sizes = formula, loose, sizes
         self.inputs = formula.inputs
         self.holes = frozenset(formula.holes.values())

@@ -54,7 +54,7 @@ class PartialMatch:
 
 
 @dataclass(frozen=True)
-class Formula:
+class TracedFormula:
     """A pattern, traced: names of the dimensions of each array, scalars, the output.
 
     `free` are the parameters of the last operation that may have any value; `gathers`

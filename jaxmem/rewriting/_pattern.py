@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxmem._checks import check_callable, check_numbers, check_text, wrong_type
 from jaxmem.rewriting._flat_graph import build
 from jaxmem.rewriting._match import head
-from jaxmem.rewriting._partial_match import Formula
+from jaxmem.rewriting._partial_match import TracedFormula
 
 # Sizes of the dimensions while the real ones are not known: no two alike, none 1.
 _SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
@@ -150,7 +150,9 @@ def parse(text: str) -> ArrayExample:
 
 
 @functools.lru_cache(maxsize=4096)
-def _trace(pattern: Pattern, batch: int, sizes: tuple[tuple[str, int], ...]) -> Formula:
+def _trace(
+    pattern: Pattern, batch: int, sizes: tuple[tuple[str, int], ...]
+) -> TracedFormula:
     known = dict(h for spec in pattern.specs for h in spec.hints) | dict(sizes)
     names = [[n for n, _ in spec.names(batch)] for spec in pattern.specs]
     free = iter(_SIZES * 4)
@@ -173,7 +175,7 @@ def _trace(pattern: Pattern, batch: int, sizes: tuple[tuple[str, int], ...]) -> 
     holes = dict(zip(sorted(pattern.scalars), top.ins[len(names) :], strict=True))
     arrays = zip(top.ins, pattern.specs, strict=False)
     gathers = frozenset(v for v, spec in arrays if spec.gathers)
-    return Formula(inputs, holes, top.outs[0], frozenset(pattern.params), gathers)
+    return TracedFormula(inputs, holes, top.outs[0], frozenset(pattern.params), gathers)
 
 
 def _aval(kind: str, shape: tuple[int, ...]) -> Any:

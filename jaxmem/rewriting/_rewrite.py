@@ -11,6 +11,7 @@ import jax
 from jaxmem import _compat, _jaxpr
 from jaxmem._checks import check_callable, wrong_type
 from jaxmem.rewriting._auto import auto_save, is_marked
+from jaxmem.rewriting._bodies import with_bodies
 from jaxmem.rewriting._find import Match
 from jaxmem.rewriting._flat_graph import FlatGraph, FlatValue, Frame, Node, build
 from jaxmem.rewriting._library import LIBRARY
@@ -232,23 +233,12 @@ def _run_item(
             return _compat.bind(item.eqn, args)
         known = dict(_constants(rewrites.graph))
         run = functools.partial(_run_frame, rewrites, item, known)
-        return _jaxpr.rebind(item.eqn, args, [_retrace(item.eqn, 0, run)])
+        return with_bodies(item.eqn, args, [run])
     plans = rewrites.inner.get(item, [])
     if not any(p.changes for p in plans):
         return _compat.bind(item.eqn, args)
-    if item.name == "shard_map":
-        return _compat.shard_map_again(
-            item.eqn, functools.partial(_run_graph, plans[0]), args
-        )
-    new = [
-        _retrace(item.eqn, i, functools.partial(_run_graph, p))
-        for i, p in enumerate(plans)
-    ]
-    return _jaxpr.rebind(item.eqn, args, new)
-
-
-def _retrace(eqn, index: int, run: Callable[[list], list]):
-    return _jaxpr.retrace(_jaxpr.bodies(eqn)[index], run)
+    runs = [functools.partial(_run_graph, p) for p in plans]
+    return with_bodies(item.eqn, args, runs)
 
 
 # -- report

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxmem import ops
 from jaxmem.ops.activations.records import INPUT, OUTPUT, UNARY, UNIMODAL
 from jaxmem.ops.few_bit.tables import shipped
-from jaxmem.ops.record import Kept
+from jaxmem.ops.record import KeptByForm
 from tests.twins import Twin, unary_args
 
 SHAPES = ((7,), (), (3, 5, 13))
@@ -90,7 +90,7 @@ VARIANTS = [
         ),
     )
 ] + [
-    _unary("gelu_code", partial(ops.gelu, save=3), _gelu_in_steps, Kept(bits=3)),
+    _unary("gelu_code", partial(ops.gelu, save=3), _gelu_in_steps, KeptByForm(bits=3)),
     _unary(
         "elu_2", partial(ops.elu, alpha=2.0), partial(jax.nn.elu, alpha=2.0), OUTPUT
     ),

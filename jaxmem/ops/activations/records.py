@@ -27,14 +27,14 @@ from jaxmem.ops.activations.relu_sums import regelu2, resilu2
 from jaxmem.ops.activations.silu import silu
 from jaxmem.ops.activations.softmax import log_softmax, softmax
 from jaxmem.ops.few_bit.derivative import fewbit
-from jaxmem.ops.record import Formula, Kept, OpRecord, Saving, by_codes, by_word
+from jaxmem.ops.record import Formula, KeptByForm, OpRecord, Saving, by_codes, by_word
 
-INPUT, OUTPUT = Kept(), Kept(output=True)
+INPUT, OUTPUT = KeptByForm(), KeptByForm(output=True)
 # The derivative from the rounded output: half a cell of y at the minimum, and the fit.
-SIDE = Kept(output=True, bits=1, error={"float32": 1e-4, "bfloat16": 0.016})
+SIDE = KeptByForm(output=True, bits=1, error={"float32": 1e-4, "bfloat16": 0.016})
 UNIMODAL = {"input": INPUT, "output": SIDE}
 MONOTONE = {"output": OUTPUT, "input": INPUT}
-TWO_SLOPES = {**MONOTONE, "bit": Kept(bits=1)}
+TWO_SLOPES = {**MONOTONE, "bit": KeptByForm(bits=1)}
 
 
 def _gelu_factored(x):

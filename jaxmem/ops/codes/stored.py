@@ -76,26 +76,10 @@ class KeptCodes:
         return self.via(x, *(kept.recall(like) for kept in self.more))
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["value", "kept"], meta_fields=[]
-)
-@dataclass(frozen=True)
-class Stored:
-    """An array and its codes, to give to several functions that store it once.
-
-    Made by `stored`. What is given one computes with `value` in the forward pass, and
-    keeps the codes for the backward pass.
-
-    Args:
-        value: the array.
-        kept: its codes.
-
-    Saves:
-        The codes, where a derivative needs the array.
-    """
+class WithArray:
+    """What has an array in `value`, with its shape and dtype."""
 
     value: Any
-    kept: Any = field(repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -111,6 +95,28 @@ class Stored:
     def dtype(self) -> Any:
         """That of the array."""
         return self.value.dtype
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["value", "kept"], meta_fields=[]
+)
+@dataclass(frozen=True)
+class Stored(WithArray):
+    """An array and its codes, to give to several functions that store it once.
+
+    Made by `stored`. What is given one computes with `value` in the forward pass, and
+    keeps the codes for the backward pass.
+
+    Args:
+        value: the array.
+        kept: its codes.
+
+    Saves:
+        The codes, where a derivative needs the array.
+    """
+
+    value: Any
+    kept: Any = field(repr=False)
 
     def astype(self, dtype: Any) -> "Stored":
         """The array in another dtype, with the codes it has."""

@@ -12,19 +12,16 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
-from jaxmem._checks import shown
 from jaxmem.ops.common.lean import wide_dtype
 from jaxmem.ops.norms.moments import (
     Axes,
     Norm,
     affine,
     along,
-    canonical_axes,
-    check_input,
     check_mask,
-    check_parameter,
+    check_reduced,
     keep_input,
-    make_norm,
+    make_batch_norm,
 )
 
 
@@ -81,21 +78,8 @@ def batch_norm(
     Source:
         Ioffe and Szegedy 2015, arXiv 1502.03167.
     """
-    check_input("batch_norm", x)
-    if (mean is None) != (var is None):
-        raise ValueError(
-            f"batch_norm: mean={shown(mean)}, var={shown(var)}: both or neither"
-        )
-    features = canonical_axes(axis, x.ndim)
-    reduced = tuple(a for a in range(x.ndim) if a not in features)
-    named = {"scale": scale, "bias": bias, "mean": mean, "var": var}
-    for name, p in named.items():
-        check_parameter("batch_norm", name, p, x, features)
-    norm = make_norm(
-        "batch_norm",
-        x,
-        axes=reduced,
-        features=features,
+    norm = make_batch_norm(
+        *("batch_norm", x, axis, dict(scale=scale, bias=bias, mean=mean, var=var)),
         epsilon=epsilon,
         dtype=dtype,
         fast_variance=use_fast_variance,
@@ -109,8 +93,7 @@ def batch_norm(
 
 
 def _training(norm: Norm, x, scale, bias, mask):
-    if not norm.axes:
-        raise ValueError(f"batch_norm: axis leaves none of {x.ndim} axes to reduce")
+    check_reduced(norm, x.ndim)
     mask = check_mask("batch_norm", "mask", mask, x)
     y, mean, var = keep_input(norm)(x, scale, bias, mask)
     return y, mean.squeeze(norm.axes), var.squeeze(norm.axes)

@@ -27,7 +27,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from jaxmem._bits import pack_bits, unpack_bits
-from jaxmem._checks import check_bool, check_float, shown, wrong_value
+from jaxmem._checks import check_bool, check_float, wrong_value
 from jaxmem.ops.activations.gelu import ERF, TANH
 from jaxmem.ops.activations.inverse import UnimodalFunction, invert, settled
 from jaxmem.ops.activations.silu import SILU
@@ -39,12 +39,10 @@ from jaxmem.ops.norms.moments import (
     Norm,
     affine,
     along,
-    canonical_axes,
-    check_input,
     check_mask,
-    check_parameter,
+    check_reduced,
     clipped,
-    make_norm,
+    make_batch_norm,
     raw_moments,
 )
 
@@ -188,42 +186,28 @@ def inplace_abn(
         Rota Bulo et al., CVPR 2018, arXiv 1712.02616, section 3; the bit: Tempo, arXiv
         2210.10246, section 3.1.
     """
-    check_input("inplace_abn", x)
-    if (mean is None) != (var is None):
-        raise ValueError(
-            f"inplace_abn: mean={shown(mean)}, var={shown(var)}: both or neither"
-        )
     act = _activation(activation, negative_slope, alpha, approximate)
-    features = canonical_axes(axis, x.ndim)
-    if len(features) > 1:
-        raise ValueError(f"inplace_abn: axis={axis!r}, one feature axis is needed")
-    axes = tuple(a for a in range(x.ndim) if a not in features)
-    named = {"scale": scale, "bias": bias, "mean": mean, "var": var}
-    for name, p in named.items():
-        check_parameter("inplace_abn", name, p, x, features)
-    norm = make_norm(
-        "inplace_abn",
-        x,
-        axes=axes,
-        features=features,
+    norm = make_batch_norm(
+        *("inplace_abn", x, axis, dict(scale=scale, bias=bias, mean=mean, var=var)),
         epsilon=epsilon,
         dtype=dtype,
         fast_variance=use_fast_variance,
         axis_name=axis_name,
         axis_index_groups=axis_index_groups,
     )
+    if len(norm.features) > 1:
+        raise ValueError(f"inplace_abn: axis={axis!r}, one feature axis is needed")
     with jax.named_scope("jaxmem.inplace_abn"):
         if mean is not None and var is not None:
             like = jax.ShapeDtypeStruct(x.shape, wide_dtype(x.dtype))
-            stats = tuple(along(s, like, features) for s in (mean, var))
+            stats = tuple(along(s, like, norm.features) for s in (mean, var))
             return _keep_output(norm, act, False)(x, scale, bias, None, stats)
-        if not axes:
-            raise ValueError(f"inplace_abn: axis leaves none of {x.ndim} to reduce")
+        check_reduced(norm, x.ndim)
         mask = check_mask("inplace_abn", "mask", mask, x)
         stats = raw_moments(norm, widen(jax.lax.stop_gradient(x)), mask)
         mean, var = cast(tuple[Array, Array], stats)
         y = _keep_output(norm, act, True)(x, scale, bias, mask, stats)
-        return y, jnp.squeeze(mean, axes), jnp.squeeze(clipped(var), axes)
+        return y, jnp.squeeze(mean, norm.axes), jnp.squeeze(clipped(var), norm.axes)
 
 
 def _sides(act: Invertible, z: Array) -> Array | None:

@@ -24,6 +24,7 @@ from jaxmem._checks import (
     check_dtype,
     check_float,
     check_numbers,
+    shown,
     wrong_type,
 )
 from jaxmem.ops.common.lean import widen
@@ -65,6 +66,32 @@ def make_norm(name: str, x: Array, *, dtype, epsilon, axis_name=None, **what) ->
         axis_index_groups=index_groups(what.pop("axis_index_groups", None)),
         **what,
     )
+
+
+def make_batch_norm(
+    name: str, x: Array, axis: Axes, parameters: dict[str, Any], **options: Any
+) -> Norm:
+    """The description of a call over all axes but `axis`.
+
+    `parameters` are scale, bias, mean and var by name, each an array or None.
+    """
+    check_input(name, x)
+    mean, var = parameters["mean"], parameters["var"]
+    if (mean is None) != (var is None):
+        raise ValueError(
+            f"{name}: mean={shown(mean)}, var={shown(var)}: both or neither"
+        )
+    features = canonical_axes(axis, x.ndim)
+    for what, p in parameters.items():
+        check_parameter(name, what, p, x, features)
+    reduced = tuple(a for a in range(x.ndim) if a not in features)
+    return make_norm(name, x, axes=reduced, features=features, **options)
+
+
+def check_reduced(norm: Norm, ndim: int) -> None:
+    """ValueError where batch statistics would be taken over nothing."""
+    if not norm.axes:
+        raise ValueError(f"{norm.name}: axis leaves none of {ndim} axes to reduce")
 
 
 def canonical_axes(axis: Axes, ndim: int, name: str = "axis") -> tuple[int, ...]:

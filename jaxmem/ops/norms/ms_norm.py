@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Float
 from jaxmem._checks import check_array, wrong_value
 from jaxmem.ops.codes.quantization import Quantization, as_quantization
 from jaxmem.ops.codes.readers import read_from_codes
-from jaxmem.ops.codes.stored import Rng
+from jaxmem.ops.codes.stored import Rng, WithArray
 from jaxmem.ops.common.lean import wide_dtype, widen
 from jaxmem.ops.norms.layer_norm import layer_norm, rms_norm
 
@@ -43,7 +43,7 @@ from jaxmem.ops.norms.layer_norm import layer_norm, rms_norm
     meta_fields=[],
 )
 @dataclass(frozen=True)
-class Normalized:
+class Normalized(WithArray):
     """A normalised array, whose scale and bias wait for the next dense layer.
 
     Made by `ms_layer_norm` and `ms_rms_norm`; taken by `dense` in place of an array.
@@ -61,21 +61,6 @@ class Normalized:
     value: Any
     scale: Any = None
     bias: Any = None
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """That of the array."""
-        return self.value.shape
-
-    @property
-    def ndim(self) -> int:
-        """That of the array."""
-        return self.value.ndim
-
-    @property
-    def dtype(self) -> Any:
-        """That of the array."""
-        return self.value.dtype
 
     def array(self) -> Array:
         """`value * scale + bias`, for what is no dense layer."""
