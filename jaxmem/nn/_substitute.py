@@ -159,8 +159,8 @@ def report(
     A linen model's modules, and the formulas of any model, are known once it was
     traced. With example arguments the model is traced here, abstractly (nothing is
     computed), and the report tells what the backward pass keeps after the substitution,
-    formula by formula (`kept`, `left`): of a module's parameters, of all floats that a
-    function is given. Without, the report tells of the traces so far.
+    formula by formula (`residuals`, `left`): of a module's parameters, of all floats
+    that a function is given. Without, the report tells of the traces so far.
 
     Args:
         model: what `substitute` returned.
@@ -176,7 +176,7 @@ def report(
     """
     recorder = _recorder(model)
     if args or kwargs:
-        recorder.kept = _trace(model, args, rngs, kwargs)
+        recorder.residuals = _trace(model, args, rngs, kwargs)
     return recorder.report()
 
 

@@ -44,7 +44,7 @@ class SubstitutionReport:
         traced: whether the model was traced yet; before that a linen model's
             modules and every model's formulas are unknown.
         notes: what else the user should know.
-        kept: what the backward pass keeps now; None where `report` was given no
+        residuals: what the backward pass keeps now; None where `report` was given no
             example arguments, or the model has nothing to differentiate.
     """
 
@@ -54,12 +54,12 @@ class SubstitutionReport:
     unused_rules: tuple[str, ...]
     traced: bool
     notes: tuple[str, ...] = ()
-    kept: KeptArrays | None = None
+    residuals: KeptArrays | None = None
 
     @property
     def left(self) -> tuple[RemainingArrays, ...]:
         """What no lean op has a say in, the largest first."""
-        return self.kept.left if self.kept else ()
+        return self.residuals.left if self.residuals else ()
 
     def replaced(self) -> int:
         """How many modules and formulas run on lean code."""
@@ -88,13 +88,13 @@ class SubstitutionReport:
         from rich.markup import escape
         from rich.table import Table
 
-        assert self.kept is not None
+        assert self.residuals is not None
         table = Table("bytes", "array", "formula", "where")
         table.columns[-1].overflow = "fold"
         table.columns[0].justify = "right"
         table.title = (
-            f"{format_bytes(self.kept.total_bytes)} kept for the backward pass, "
-            f"{format_bytes(self.kept.lean_bytes)} of it by lean ops; the rest is"
+            f"{format_bytes(self.residuals.total_bytes)} kept for the backward pass, "
+            f"{format_bytes(self.residuals.lean_bytes)} of it by lean ops; the rest is"
         )
         for row in self.left[:_SHOWN]:
             size = f"{format_bytes(row.bytes)}{_times(row)}"
@@ -109,7 +109,7 @@ class SubstitutionReport:
     def _tables(self):
         from rich.console import Group
 
-        return Group(self._table(), *([self._left_table()] if self.kept else []))
+        return Group(self._table(), *([self._left_table()] if self.residuals else []))
 
     def _render(self, **options) -> Any:
         from rich.console import Console
@@ -149,7 +149,7 @@ class Recorder:
     used: set[int] = field(default_factory=set)
     used_saves: set[str] = field(default_factory=set)
     traced: bool = False
-    kept: KeptArrays | None = None
+    residuals: KeptArrays | None = None
 
     def replaced(self, path: str, module: Any, by: str, reason: str = "") -> None:
         self.modules[path] = Replacement(path, type(module).__name__, by, reason)
@@ -171,7 +171,7 @@ class Recorder:
 
     def add_patterns(self, found: Any) -> None:
         """What the rewriter reports of one trace."""
-        self.patterns = _merged(self.patterns, _lines(found.found))
+        self.patterns = _merged(self.patterns, _lines(found.replaced))
         self.patterns_left = _merged(self.patterns_left, map(str, found.left))
 
     def report(self) -> SubstitutionReport:
@@ -184,7 +184,7 @@ class Recorder:
             tuple(unused),
             self.traced,
             tuple(self.notes),
-            self.kept,
+            self.residuals,
         )
 
     def first_trace(self, verbose: bool) -> None:

@@ -147,7 +147,7 @@ class OpRecord:
       saving: makes the lean function from the one of a formula and what is wanted.
       layers: of Flax, which run on it.
       reference: the same in plain JAX, of the op's first arguments.
-      kept: for an elementwise op, what it keeps for each value of `save`.
+      residuals: for an elementwise op, what it keeps for each value of `save`.
       family: of ops whose formulas contain one another; None: the op alone.
     """
 
@@ -156,7 +156,7 @@ class OpRecord:
     saving: Callable[[Callable, Saving], Callable] = unchanged
     layers: Layers = Layers()
     reference: Callable[..., Any] | None = None
-    kept: Mapping[str | int, KeptByForm] = field(default_factory=dict)
+    residuals: Mapping[str | int, KeptByForm] = field(default_factory=dict)
     family: str | None = None
 
     @property

@@ -76,7 +76,7 @@ def argument_of(
     `sizes` are those of its dimensions; `uncast` takes the value below a cast or a
     transposition, one of which must be there.
     """
-    parts = [_part(b, sizes, frame, uncast) for b in (bound, *bound.more)]
+    parts = [_part(b, sizes, frame, uncast) for b in (bound, *bound.further)]
     if None in parts:
         return None
     found = tuple(part for part in parts if part is not None)

@@ -138,7 +138,7 @@ class Matcher:
         first, *more = (self._bound(p, lp, *part) for part in parts)
         if first is None or None in more:
             return
-        bound = replace(first, more=tuple(more))
+        bound = replace(first, further=tuple(more))
         sizes = self._named_sizes(p, lp, st)
         if sizes is None:
             return

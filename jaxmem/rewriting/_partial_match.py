@@ -16,19 +16,19 @@ class Bound:
     `base` is the value below all casts and views that keep the indices; `choices`
     are the values on the way to it, each with the positions of its dimensions among
     those of the input. A `sign` of -1 means the negative of that, of a mask its
-    opposite. `more` are further values, which are added to it: of masks, "and".
+    opposite. `further` are values, which are added to it: of masks, "and".
     """
 
     base: FlatValue
     positions: Positions
     choices: tuple[tuple[FlatValue, Positions], ...]
     sign: int = 1
-    more: "tuple[Bound, ...]" = ()
+    further: "tuple[Bound, ...]" = ()
 
     @property
     def key(self) -> tuple:
         """What tells whether two are the same array."""
-        return id(self.base), self.positions, self.sign, *(b.key for b in self.more)
+        return id(self.base), self.positions, self.sign, *(b.key for b in self.further)
 
     def merged(self, other: "Bound") -> "Bound":
         """One for both, which are the same array."""

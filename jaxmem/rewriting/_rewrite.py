@@ -50,19 +50,19 @@ class Report:
     """What `find` saw.
 
     Attributes:
-      found: the formulas that are replaced.
+      replaced: the formulas that are replaced.
       left: formulas recognised and left, with the reason.
       unused: names of patterns that matched nothing.
     """
 
-    found: tuple[Site, ...]
+    replaced: tuple[Site, ...]
     left: tuple[Site, ...]
     unused: tuple[str, ...]
 
     @property
     def counts(self) -> dict[str, int]:
         """How often each pattern was found."""
-        return dict(Counter(site.pattern for site in self.found))
+        return dict(Counter(site.pattern for site in self.replaced))
 
     def __str__(self) -> str:
         lines = [f"{n} x {name}" for name, n in self.counts.items()] or [

@@ -57,8 +57,8 @@ def _unary(name, lean, plain, kept):
 def _of_records():
     """Every op in all forms but those whose derivative is JAX's own, of the input."""
     for record in UNARY:
-        for save, kept in record.kept.items():
-            if save == "input" and record.kept.get("output") == OUTPUT:
+        for save, kept in record.residuals.items():
+            if save == "input" and record.residuals.get("output") == OUTPUT:
                 continue
             lean = partial(record.op, save=save)
             yield _unary(f"{record.name}_{save}", lean, record.reference, kept)

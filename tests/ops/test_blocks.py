@@ -134,7 +134,7 @@ def test_codes_wait_for_the_cotangent():
 def test_codes_that_wait_take_less(monkeypatch):
     def at_once(saved, g):
         coded = {n: x for n, x in saved.items() if attention_codes._is_coded(x)}
-        return saved | {n: x.kept.recall(x) for n, x in coded.items()}, g
+        return saved | {n: x.codes.recall(x) for n, x in coded.items()}, g
 
     args = of_layers(8, 256, layers=8)
     fn = lambda w, x: layers(w, x, save=8)

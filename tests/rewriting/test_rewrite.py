@@ -109,7 +109,7 @@ def test_names_and_lines_are_reported():
         with jax.named_scope("mlp"):
             return jax.jit(jax.nn.gelu)(x)
 
-    (site,) = find(fn, X).found
+    (site,) = find(fn, X).replaced
     assert site.path.startswith("mlp")
     assert "test_rewrite.py" in site.source
     assert (site.shape, site.dtype) == ((4, 8), "float32")

@@ -99,7 +99,7 @@ def elementwise(
     check_callable("fn", fn)
     if rng is not None:
         check_key("rng", rng)
-    how = bits_or_none("elementwise", save)
+    quantization = bits_or_none("elementwise", save)
     name = getattr(fn, "__name__", type(fn).__name__)
 
     def wrapped(*args):
@@ -114,12 +114,12 @@ def elementwise(
         xs += hoisted
         _check(name, body, xs)
         with jax.named_scope(f"jaxmem.elementwise.{name}"):
-            return _nested(body, xs, how, rng)
+            return _nested(body, xs, quantization, rng)
 
     return functools.wraps(fn)(wrapped) if hasattr(fn, "__name__") else wrapped
 
 
-def _nested(fn: Callable, xs: list[Array], how, rng: Rng) -> Array:
+def _nested(fn: Callable, xs: list[Array], quantization, rng: Rng) -> Array:
     @jax.custom_jvp
     def op(xs):
         return fn(*xs)
@@ -131,7 +131,7 @@ def _nested(fn: Callable, xs: list[Array], how, rng: Rng) -> Array:
         for i, dot in enumerate(dots):
             if is_nonzero(dot):
                 slope = _slope(fn, xs, i)
-                parts.append(_times(slope, dot, how, seed_of(rng, i)))
+                parts.append(_times(slope, dot, quantization, seed_of(rng, i)))
         return fn(*xs), sum(parts[1:], parts[0])
 
     return op(xs)
@@ -145,9 +145,9 @@ def _slope(fn: Callable, xs: list[Array], i: int) -> Array:
     return checkpoint_name(y_dot.astype(kept), "jaxmem_elementwise_slope")
 
 
-def _times(slope: Array, dot: Array, how: Quantization | None, seed) -> Array:
+def _times(slope: Array, dot: Array, quantization: Quantization | None, seed) -> Array:
     """slope * dot, in the dtype of the output, keeping the slope or its codes."""
-    kept = None if how is None else codes_of(slope, how, seed)
+    kept = None if quantization is None else codes_of(slope, quantization, seed)
     like = jax.ShapeDtypeStruct(slope.shape, slope.dtype)
 
     def product(slope, kept, dot):

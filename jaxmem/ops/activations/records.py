@@ -118,7 +118,7 @@ UNARY = (
         (*_each(GELU_TANH), *_each(GELU_ERF, lean=GELU_BY_ERF)),
         by_word,
         reference=jax.nn.gelu,
-        kept=UNIMODAL,
+        residuals=UNIMODAL,
     ),
     OpRecord(
         silu,
@@ -128,14 +128,14 @@ UNARY = (
         ),
         by_word,
         reference=jax.nn.silu,
-        kept=UNIMODAL,
+        residuals=UNIMODAL,
     ),
     OpRecord(
         mish,
         _each([lambda x, f=f: x * jnp.tanh(f(x)) for f in SOFTPLUS]),
         by_codes,
         reference=jax.nn.mish,
-        kept={"input": INPUT},
+        residuals={"input": INPUT},
     ),
     # `jnp.maximum(x, 0)` is no `relu`: at 0 its slope is 1/2 in JAX. Squared, it is.
     OpRecord(
@@ -146,28 +146,34 @@ UNARY = (
         ),
         by_codes,
         reference=lambda x: jnp.square(jax.nn.relu(x)),
-        kept=MONOTONE,
+        residuals=MONOTONE,
     ),
     OpRecord(
         elu,
         _each((_jax_elu, _elu), scalars=("alpha",)),
         by_codes,
         reference=jax.nn.elu,
-        kept=MONOTONE,
+        residuals=MONOTONE,
     ),
     OpRecord(
         leaky_relu,
         _each((_jax_leaky, _leaky_strict), scalars=("negative_slope",)),
         _leaky,
         reference=jax.nn.leaky_relu,
-        kept=TWO_SLOPES,
+        residuals=TWO_SLOPES,
     ),
     OpRecord(
-        softplus, _each(SOFTPLUS), by_codes, reference=jax.nn.softplus, kept=MONOTONE
+        softplus,
+        _each(SOFTPLUS),
+        by_codes,
+        reference=jax.nn.softplus,
+        residuals=MONOTONE,
     ),
-    OpRecord(relu, _each(RELU), _rectifier, reference=jax.nn.relu, kept=TWO_SLOPES),
-    OpRecord(tanh, reference=jnp.tanh, kept=MONOTONE),
-    OpRecord(sigmoid, reference=jax.nn.sigmoid, kept=MONOTONE),
+    OpRecord(
+        relu, _each(RELU), _rectifier, reference=jax.nn.relu, residuals=TWO_SLOPES
+    ),
+    OpRecord(tanh, reference=jnp.tanh, residuals=MONOTONE),
+    OpRecord(sigmoid, reference=jax.nn.sigmoid, residuals=MONOTONE),
     *map(OpRecord, (regelu2, resilu2, fewbit, elementwise)),
 )
 

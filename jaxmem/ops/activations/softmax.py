@@ -57,13 +57,13 @@ def softmax(
     Source:
         Bridle 1990; the derivative from the output: y * (g - sum(y * g)).
     """
-    how = bits_or_none("softmax", save)
+    quantization = bits_or_none("softmax", save)
     check_array("softmax: x", x, "floating")
     if save_rng is not None:
         check_key("save_rng", save_rng)
-    if how is None or x.size == 0:
+    if quantization is None or x.size == 0:
         return _call("softmax", _softmax, x, axis, where)
-    make = functools.partial(_softmax_codes, how, save_rng)
+    make = functools.partial(_softmax_codes, quantization, save_rng)
     return _call("softmax", make, x, axis, where)
 
 
@@ -137,7 +137,9 @@ def _softmax_rule(axes: tuple[int, ...]) -> tuple[Callable, Callable]:
     return value, tangent
 
 
-def _softmax_codes(how: Quantization, rng: Rng, axes: tuple[int, ...]) -> Callable:
+def _softmax_codes(
+    quantization: Quantization, rng: Rng, axes: tuple[int, ...]
+) -> Callable:
     """As `_softmax`, from codes of the output."""
     value, tangent = _softmax_rule(axes)
 
@@ -157,7 +159,7 @@ def _softmax_codes(how: Quantization, rng: Rng, axes: tuple[int, ...]) -> Callab
 
     def apply(x, where):
         fixed = value(jax.lax.stop_gradient(x), where)
-        kept = new_codes(fixed, how, seed_of(rng))
+        kept = new_codes(fixed, quantization, seed_of(rng))
         y = softmax(x, where, fixed, kept)
         remember(y, kept)
         return y

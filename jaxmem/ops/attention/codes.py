@@ -21,14 +21,14 @@ NAMES = ("q", "k", "v", "o")
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["kept"],
+    data_fields=["codes"],
     meta_fields=["shape", "dtype"],
 )
 @dataclass(frozen=True)
 class Coded:
     """The codes of an array of this shape and dtype."""
 
-    kept: Any
+    codes: Any
     shape: tuple[int, ...]
     dtype: Any
 
@@ -39,18 +39,20 @@ def _is_coded(x: Any) -> bool:
 
 def head_codes(save: Any) -> Quantization | None:
     """The bits, symmetric unless a whole `Quantization` is given."""
-    how = bits_or_none("dot_product_attention", save)
-    if how is None or isinstance(save, Quantization):
-        return how
-    return Quantization(how.bits, how.block_size, symmetric=True)
+    quantization = bits_or_none("dot_product_attention", save)
+    if quantization is None or isinstance(save, Quantization):
+        return quantization
+    return Quantization(quantization.bits, quantization.block_size, symmetric=True)
 
 
-def code(saved: dict[str, Any], how: Quantization | None) -> dict[str, Any]:
-    """The residuals, with codes in place of what `how` is for."""
-    if how is None:
+def code(saved: dict[str, Any], quantization: Quantization | None) -> dict[str, Any]:
+    """The residuals, with codes in place of what `quantization` is for."""
+    if quantization is None:
         return saved
     named = {n: x for n, x in saved.items() if n in NAMES and not _is_coded(x)}
-    coded = {n: Coded(codes_of(x, how), x.shape, x.dtype) for n, x in named.items()}
+    coded = {
+        n: Coded(codes_of(x, quantization), x.shape, x.dtype) for n, x in named.items()
+    }
     return saved | coded
 
 
@@ -64,4 +66,4 @@ def recall(saved: dict[str, Any], g: Any) -> tuple[dict[str, Any], Any]:
     coded = {n: x for n, x in saved.items() if _is_coded(x)}
     if coded and not isinstance(g, SymbolicZero):
         coded, g = jax.lax.optimization_barrier((coded, g))
-    return saved | {n: x.kept.recall(x) for n, x in coded.items()}, g
+    return saved | {n: x.codes.recall(x) for n, x in coded.items()}, g

@@ -268,5 +268,5 @@ def dot_product_attention(
         o, coded = attend(call, q, k, v, bias, Extras(*extras))  # pyright: ignore[reportGeneralTypeIssues]
         o = o.reshape(query.shape)
         if coded is not None and query.ndim == 4:
-            remember(o, coded.kept)
+            remember(o, coded.codes)
         return o

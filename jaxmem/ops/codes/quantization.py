@@ -135,10 +135,12 @@ def _outwards(x: Array, dtype: Any, sign: int) -> Array:
     return (x + sign * float(jnp.finfo(dtype).eps) * jnp.abs(x)).astype(dtype)
 
 
-def _ends(how: Quantization, blocks: Array, dtype: Any) -> tuple[Array, Array | None]:
+def _ends(
+    quantization: Quantization, blocks: Array, dtype: Any
+) -> tuple[Array, Array | None]:
     """Step and offset (None if symmetric) in the dtypes they are stored in."""
-    levels = 2**how.bits - 1
-    if how.symmetric:
+    levels = 2**quantization.bits - 1
+    if quantization.symmetric:
         low, reach = None, widen(jnp.max(jnp.abs(blocks), axis=-1)) / (levels // 2)
     else:
         low = _outwards(jnp.min(blocks, axis=-1), dtype, -1)
@@ -155,7 +157,7 @@ def _uniform(seed: UInt32[Array, "2"], shape: tuple[int, ...]) -> Array:
 
 def quantize(
     x: Float[Array, "..."],
-    how: Quantization,
+    quantization: Quantization,
     seed: UInt32[Array, "2"] | None = None,
     stats: Any = None,
 ) -> Codes:
@@ -164,42 +166,48 @@ def quantize(
     `stats` is the dtype of offsets (that of `x` if None), and so of the steps.
     """
     values = x.reshape(x.shape or (1,))
-    blocks = _in_blocks(values, how.block_size)
-    step, low = _ends(how, blocks, jnp.dtype(x.dtype if stats is None else stats))
+    blocks = _in_blocks(values, quantization.block_size)
+    step, low = _ends(
+        quantization, blocks, jnp.dtype(x.dtype if stats is None else stats)
+    )
     at = widen(step)[..., None]
-    offset = -(2 ** (how.bits - 1)) * at if low is None else widen(low)[..., None]
+    offset = (
+        -(2 ** (quantization.bits - 1)) * at if low is None else widen(low)[..., None]
+    )
     place = (widen(blocks) - offset) / jnp.where(at > 0, at, 1.0)
     place = _flat(place, values.shape[-1])
     if seed is None:
         place = jnp.round(place)
     else:
         place = jnp.floor(place + _uniform(seed, values.shape).astype(place.dtype))
-    codes = jnp.clip(place, 0, 2**how.bits - 1).astype(jnp.uint8)
+    codes = jnp.clip(place, 0, 2**quantization.bits - 1).astype(jnp.uint8)
     stats = _turned(step), None if low is None else _turned(low)
-    return Codes(pack_codes(codes.reshape(x.shape), how.bits), *stats)
+    return Codes(pack_codes(codes.reshape(x.shape), quantization.bits), *stats)
 
 
 def dequantize(
-    codes: Codes, how: Quantization, shape: tuple[int, ...]
+    codes: Codes, quantization: Quantization, shape: tuple[int, ...]
 ) -> Float[Array, "..."]:
     """The array of shape `shape` that the codes stand for, in float32 or wider."""
     full = shape or (1,)
     dtype = wide_dtype(codes.step.dtype)
-    values = unpack_codes(codes.packed, how.bits, shape).reshape(full)
-    blocks = _in_blocks(values, how.block_size).astype(dtype)
+    values = unpack_codes(codes.packed, quantization.bits, shape).reshape(full)
+    blocks = _in_blocks(values, quantization.block_size).astype(dtype)
     step = widen(_turned(codes.step))[..., None]
     if codes.low is None:
-        out = (blocks - 2 ** (how.bits - 1)) * step
+        out = (blocks - 2 ** (quantization.bits - 1)) * step
     else:
         out = widen(_turned(codes.low))[..., None] + blocks * step
     return _flat(out, full[-1]).reshape(shape)
 
 
-def quantized_nbytes(shape: tuple[int, ...], dtype: Any, how: Quantization) -> int:
+def quantized_nbytes(
+    shape: tuple[int, ...], dtype: Any, quantization: Quantization
+) -> int:
     """Bytes of the codes of an array, their steps and offsets included."""
     full = shape or (1,)
     rows, dtype = int(np.prod(full[:-1])), jnp.dtype(dtype)
-    count, _ = _split(full[-1], how.block_size)
+    count, _ = _split(full[-1], quantization.block_size)
     step = jnp.dtype(_step_dtype(dtype)).itemsize
-    stat = step if how.symmetric else step + dtype.itemsize
-    return packed_codes_nbytes(shape, how.bits) + rows * count * stat
+    stat = step if quantization.symmetric else step + dtype.itemsize
+    return packed_codes_nbytes(shape, quantization.bits) + rows * count * stat

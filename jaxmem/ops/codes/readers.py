@@ -19,9 +19,9 @@ from jaxtyping import Array
 
 from jaxmem.ops.codes.quantization import Quantization
 from jaxmem.ops.codes.stored import (
-    KeptCodes,
     Rng,
     Stored,
+    StoredCodes,
     codes_of,
     linearized_at,
     remember,
@@ -63,45 +63,49 @@ def _marked(kind: str, fn: Callable, arity: int) -> Callable:
 def read_from_codes(
     fn: Callable[..., Any],
     x: Any,
-    how: Quantization | None,
+    quantization: Quantization | None,
     rng: Rng,
     *others: Array,
-    own: bool = True,
+    markable: bool = True,
 ) -> Any:
-    """`fn(x, *others)`, storing codes of x where it is `Stored` or `how` is given.
+    """`fn(x, *others)`, with codes of x: those of a `Stored`, or of a `quantization`.
 
-    `own` allows a mark (see `marking`), which lives as long as `fn`.
+    `markable` allows a mark (see `marking`), which lives as long as `fn`.
     """
     if isinstance(x, Stored):
-        return _read(fn, x.kept, x.value, *others)
-    if how is None:
+        return _read(fn, x.codes, x.value, *others)
+    if quantization is None:
         return fn(x, *others)
     seed = seed_of(rng)
-    if own and _marking.get() and remembered(x, how) is None:
+    if markable and _marking.get() and remembered(x, quantization) is None:
         seeds = () if seed is None else (seed,)
-        reader = _reader(fn, how, len(seeds), len(others))
+        reader = _reader(fn, quantization, len(seeds), len(others))
         return reader(x, *seeds, *others)
-    return _read(fn, codes_of(x, how, seed), x, *others)
+    return _read(fn, codes_of(x, quantization, seed), x, *others)
 
 
 def _read(
-    fn: Callable[..., Any], kept: KeptCodes | None, x: Array, *others: Array
+    fn: Callable[..., Any], kept: StoredCodes | None, x: Array, *others: Array
 ) -> Any:
     return linearized_at(fn, (x, *others), (kept, *(None for _ in others)))
 
 
 # Bounded, with room for every kind of layer in a model.
 @functools.lru_cache(maxsize=1024)
-def _reader(fn: Callable, how: Quantization, seeds: int, others: int) -> Callable:
+def _reader(
+    fn: Callable, quantization: Quantization, seeds: int, others: int
+) -> Callable:
     def read(x, *rest):
         seed = rest[0] if seeds else None
-        return _read(fn, codes_of(x, how, seed), x, *rest[seeds:])
+        return _read(fn, codes_of(x, quantization, seed), x, *rest[seeds:])
 
     return _marked("reads_codes", read, 1 + seeds + others)
 
 
 @functools.lru_cache(maxsize=1024)
-def coded_activation(fn: Callable, how: Quantization, arity: int = 1) -> Callable:
+def coded_activation(
+    fn: Callable, quantization: Quantization, arity: int = 1
+) -> Callable:
     """The elementwise `fn` of `arity` arrays of one shape, keeping codes of these.
 
     It is marked: a function that stores its output next finds these codes for it.
@@ -109,11 +113,11 @@ def coded_activation(fn: Callable, how: Quantization, arity: int = 1) -> Callabl
 
     def activation(*xs):
         with jax.named_scope("jaxmem.coded_activation"):
-            kept = [codes_of(x, how) for x in xs]
+            kept = [codes_of(x, quantization) for x in xs]
             y = linearized_at(fn, xs, kept)
-        direct = [k for k in kept if k is not None and k.via is None]
+        direct = [k for k in kept if k is not None and k.function is None]
         if len(direct) == len(xs):
-            remember(y, replace(direct[0], via=fn, more=tuple(direct[1:])))
+            remember(y, replace(direct[0], function=fn, partners=tuple(direct[1:])))
         return y
 
     return _marked("coded_activation", activation, arity)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxmem._checks import check_callable, check_key, check_numbers, wrong_value
 from jaxmem.ops.codes.quantization import Quantization
 from jaxmem.ops.codes.stored import (
-    KeptCodes,
     Rng,
     Stored,
+    StoredCodes,
     codes_of,
     linearized_at,
     seed_of,
@@ -75,7 +75,7 @@ def save_quantized(
     check_callable("fn", fn)
     if rng is not None:
         check_key("rng", rng)
-    how = Quantization(bits, block_size, symmetric)
+    quantization = Quantization(bits, block_size, symmetric)
     chosen = check_numbers("argnums", argnums)
     if not chosen:
         raise wrong_value("argnums", argnums, "at least one position")
@@ -85,7 +85,7 @@ def save_quantized(
         with jax.named_scope(f"jaxmem.save_quantized.{name}"):
             leaves, rebuild = _arrays(args, kwargs, _places(name, args, chosen))
             kept = [
-                _kept(leaf, coded, how, seed_of(rng, i))
+                _kept(leaf, coded, quantization, seed_of(rng, i))
                 for i, (leaf, coded) in enumerate(leaves)
             ]
             values = [getattr(leaf, "value", leaf) for leaf, _ in leaves]
@@ -145,10 +145,12 @@ def _arrays(args: tuple, kwargs: dict, places: set[int]):
     return [(leaves[i], owners[i] in places) for i in found], rebuild
 
 
-def _kept(leaf: Any, coded: bool, how: Quantization, seed) -> KeptCodes | None:
+def _kept(
+    leaf: Any, coded: bool, quantization: Quantization, seed
+) -> StoredCodes | None:
     if _is_stored(leaf):
-        return leaf.kept
-    return codes_of(leaf, how, seed) if coded else None
+        return leaf.codes
+    return codes_of(leaf, quantization, seed) if coded else None
 
 
 def _check_output(name: str, out: Any) -> None:

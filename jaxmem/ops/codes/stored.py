@@ -45,35 +45,36 @@ Rng = Key[Array, ""] | UInt32[Array, "..."] | None
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["codes", "scale", "bias", "more"],
-    meta_fields=["how", "via"],
+    data_fields=["codes", "scale", "bias", "partners"],
+    meta_fields=["quantization", "function"],
 )
 @dataclass(frozen=True)
-class KeptCodes:
+class StoredCodes:
     """Codes, and what takes the coded values to those that were stored.
 
     A norm codes its normalised input and the next layer needs `scale` times that plus
     `bias` (vectors along the last axis, or None); an activation codes its input and the
-    next layer needs `via` of it; of a gated one, `via` of it and of `more`.
+    next layer needs `function` of it; of a gated one, `function` of it and of
+    `partners`.
     """
 
     codes: Any
-    how: Quantization
+    quantization: Quantization
     scale: Any = None
     bias: Any = None
-    via: Callable | None = None
-    more: "tuple[KeptCodes, ...]" = ()
+    function: Callable | None = None
+    partners: "tuple[StoredCodes, ...]" = ()
 
     def recall(self, like: Any) -> Array:
         """What was stored, in shape and dtype of `like`."""
-        x = dequantize(self.codes, self.how, like.shape)
+        x = dequantize(self.codes, self.quantization, like.shape)
         for p, apply in ((self.scale, jnp.multiply), (self.bias, jnp.add)):
             if p is not None:
                 x = apply(x, jnp.broadcast_to(p.astype(x.dtype), x.shape))
         x = x.astype(like.dtype)
-        if self.via is None:
+        if self.function is None:
             return x
-        return self.via(x, *(kept.recall(like) for kept in self.more))
+        return self.function(x, *(codes.recall(like) for codes in self.partners))
 
 
 class WithArray:
@@ -98,7 +99,7 @@ class WithArray:
 
 
 @functools.partial(
-    jax.tree_util.register_dataclass, data_fields=["value", "kept"], meta_fields=[]
+    jax.tree_util.register_dataclass, data_fields=["value", "codes"], meta_fields=[]
 )
 @dataclass(frozen=True)
 class Stored(WithArray):
@@ -109,14 +110,14 @@ class Stored(WithArray):
 
     Args:
         value: the array.
-        kept: its codes.
+        codes: its codes.
 
     Saves:
         The codes, where a derivative needs the array.
     """
 
     value: Any
-    kept: Any = field(repr=False)
+    codes: Any = field(repr=False)
 
     def astype(self, dtype: Any) -> "Stored":
         """The array in another dtype, with the codes it has."""
@@ -163,14 +164,14 @@ def stored(
     Source:
         Mesa, Pan et al., arXiv 2111.11124, section 3.
     """
-    how = as_quantization(save)
-    if how is None:
+    quantization = as_quantization(save)
+    if quantization is None:
         raise wrong_type("stored: save", save, "bits or a Quantization")
     check_array("stored: x", x, "floating")
     if rng is not None:
         check_key("rng", rng)
     with jax.named_scope("jaxmem.stored"):
-        return Stored(x, codes_of(x, how, seed_of(rng)))
+        return Stored(x, codes_of(x, quantization, seed_of(rng)))
 
 
 # Pairs of an array and its codes, each with the trace that they belong to.
@@ -192,40 +193,45 @@ def sharing() -> Iterator[None]:
         _shared.reset(token)
 
 
-def remember(x: Any, kept: KeptCodes | None) -> None:
+def remember(x: Any, codes: StoredCodes | None) -> None:
     """Who stores `x` next inside `sharing` finds these codes of it."""
     shared = _shared.get()
     if shared is not None and isinstance(x, jax.core.Tracer):
-        shared.append((x, _compat.trace_state(), kept))
+        shared.append((x, _compat.trace_state(), codes))
 
 
-def remembered(x: Any, how: Quantization) -> KeptCodes | None:
+def remembered(x: Any, quantization: Quantization) -> StoredCodes | None:
     """Codes of `x` of no fewer bits, made in this very trace."""
     shared: list[Any] = _shared.get() or []
-    for y, trace, kept in reversed(shared):
-        if x is y and trace == _compat.trace_state() and kept.how.bits >= how.bits:
-            return kept
+    for y, trace, codes in reversed(shared):
+        if (
+            x is y
+            and trace == _compat.trace_state()
+            and codes.quantization.bits >= quantization.bits
+        ):
+            return codes
     return None
 
 
 def codes_of(
-    x: Array, how: Quantization, seed: Array | None = None
-) -> KeptCodes | None:
+    x: Array, quantization: Quantization, seed: Array | None = None
+) -> StoredCodes | None:
     """The codes of `x`, apart from any derivative; None for nothing to code."""
     if x.size == 0:
         return None
-    if (kept := remembered(x, how)) is None:
-        kept = new_codes(lax.stop_gradient(x), how, seed)
-        remember(x, kept)
-    return kept
+    if (codes := remembered(x, quantization)) is None:
+        codes = new_codes(lax.stop_gradient(x), quantization, seed)
+        remember(x, codes)
+    return codes
 
 
 def new_codes(
-    x: Array, how: Quantization, seed: Array | None = None, stats: Any = None
-) -> KeptCodes:
+    x: Array, quantization: Quantization, seed: Array | None = None, stats: Any = None
+) -> StoredCodes:
     """New codes of `x`, under the name by which a remat policy may keep them."""
-    return KeptCodes(
-        checkpoint_name(quantize(x, how, seed, stats), "jaxmem_codes"), how
+    return StoredCodes(
+        checkpoint_name(quantize(x, quantization, seed, stats), "jaxmem_codes"),
+        quantization,
     )
 
 
@@ -237,7 +243,7 @@ def is_nonzero(tangent: Any) -> bool:
 
 
 def linearized_at(
-    fn: Callable[..., Any], args: Sequence[Array], kept: Sequence[KeptCodes | None]
+    fn: Callable[..., Any], args: Sequence[Array], kept: Sequence[StoredCodes | None]
 ) -> Any:
     """`fn(*args)`; its derivative is that at what was kept of the arguments.
 

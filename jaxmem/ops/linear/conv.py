@@ -112,12 +112,14 @@ def conv(
         ("precision", precision),
         ("preferred_element_type", preferred_element_type),
     )
-    how = bits_or_none("conv", save)
+    quantization = bits_or_none("conv", save)
     dtype = compute_dtype("conv", dtype, x, kernel, bias)
     with jax.named_scope("jaxmem.conv"):
         # Cast outside: kept in `dtype`, as plain JAX does, and not wider.
         convolution = _convolution(options)
-        y = read_from_codes(convolution, x.astype(dtype), how, save_rng, kernel)
+        y = read_from_codes(
+            convolution, x.astype(dtype), quantization, save_rng, kernel
+        )
         return y if bias is None else y + _along(bias.astype(dtype), y, numbers)
 
 

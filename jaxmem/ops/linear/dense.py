@@ -91,15 +91,17 @@ def dense(
     _check_shapes(x, kernel, bias, axes)
     if isinstance(x, Normalized) and axes != (x.ndim - 1,):
         raise ValueError(f"dense: axis={axis!r} of a Normalized: only the last, -1")
-    how = bits_or_none("dense", save)
+    quantization = bits_or_none("dense", save)
     dtype = compute_dtype("dense", dtype, x, kernel, bias)
     with jax.named_scope("jaxmem.dense"):
         product = _product(axes, precision, preferred_element_type)
         # Cast outside: kept in `dtype`, as plain JAX does, and not wider.
         if isinstance(x, Normalized):
-            y = x.into(product, kernel, dtype, how, save_rng)
+            y = x.into(product, kernel, dtype, quantization, save_rng)
         else:
-            y = read_from_codes(product, x.astype(dtype), how, save_rng, kernel)
+            y = read_from_codes(
+                product, x.astype(dtype), quantization, save_rng, kernel
+            )
         if bias is None:
             return y
         return y + jnp.broadcast_to(bias.astype(dtype), y.shape).astype(y.dtype)

@@ -59,14 +59,16 @@ def _keep_codes(norm: Norm):
     return apply
 
 
-def keep_codes(norm: Norm, x, scale, bias, mask, how: Quantization, rng: Rng) -> Array:
+def keep_codes(
+    norm: Norm, x, scale, bias, mask, quantization: Quantization, rng: Rng
+) -> Array:
     """The norm's output; kept are codes of the normalised input, and its variance."""
     fixed = widen(lax.stop_gradient(x))
     mean, raw = raw_moments(norm, fixed, mask)
     raw = checkpoint_name(raw, norm.stats_name)
     plain = replace(norm, dtype=fixed.dtype)
     xhat = affine(plain, fixed, mean, clipped(raw), None, None)
-    kept = new_codes(xhat, how, seed_of(rng), stats=x.dtype)
+    kept = new_codes(xhat, quantization, seed_of(rng), stats=x.dtype)
     y = _keep_codes(norm)(x, scale, bias, mask, (mean, raw), kept)
     if norm.features == (x.ndim - 1,):
         remember(y, replace(kept, scale=scale, bias=bias))

@@ -76,7 +76,7 @@ class Normalized(WithArray):
         product: Callable,
         kernel: Array,
         dtype: Any,
-        how: Quantization | None,
+        quantization: Quantization | None,
         rng: Rng,
     ) -> Array:
         """`product(array, kernel)`, with scale and bias folded into the kernel."""
@@ -87,7 +87,7 @@ class Normalized(WithArray):
         x = self.value.astype(dtype)
         scale = () if self.scale is None else (self.scale,)
         folded = jax.checkpoint(folded, prevent_cse=False)
-        y = read_from_codes(folded, x, how, rng, kernel, *scale, own=False)
+        y = read_from_codes(folded, x, quantization, rng, kernel, *scale, markable=False)
         if self.bias is None:
             return y
         shift = jax.checkpoint(_shift, prevent_cse=False)(self.bias, kernel)
