@@ -76,6 +76,6 @@ def _anew(eqn, args) -> list[Any] | None:
     if not any(map(_is_marked, bodies)):
         return None
     if _is_call_of_marks(eqn):
-        # laid open: codes are shared within one trace
+        # inlined: codes are shared within one trace
         return _compat.in_context_of(eqn, _run, bodies[0], args)
     return with_bodies(eqn, args, [functools.partial(_run, b) for b in bodies])

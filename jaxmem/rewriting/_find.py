@@ -55,9 +55,10 @@ class Refusal:
     reason: str
 
 
-# How much smaller than the root what others read too must be, and what is dear.
+# A statistic that other nodes read is recomputed for them: it must be so many times
+# smaller than the formula's output, and made without these operations.
 _SMALL = 8
-_DEAR = frozenset(
+_EXPENSIVE = frozenset(
     """
     conv_general_dilated custom_vjp_call dot_general random_bits sort threefry2x32
     """.split()
@@ -94,7 +95,7 @@ def find_at(
 
 
 def _batch(pattern: Pattern, root: Node) -> int | None:
-    """How many dimensions `*` stands for; None where they cannot be so many."""
+    """How many dimensions `*` stands for; None where the ranks do not fit."""
     count = len(root.outs[0].shape) - pattern.rank
     return count if count == 0 or (count > 0 and pattern.variadic) else None
 
@@ -229,7 +230,7 @@ def _is_statistic(node: Node, root: Node, covered) -> bool:
     if size * _SMALL > whole:
         return False
     inside = made_of(node, covered)
-    return not any(n.name in _DEAR or n.bodies for n in inside)
+    return not any(n.name in _EXPENSIVE or n.bodies for n in inside)
 
 
 def _with_dtype(match: Match) -> Match | None:

@@ -1,4 +1,4 @@
-"""A jaxpr as a graph for matching: calls laid open, values with their users.
+"""A jaxpr as a graph for matching: calls inlined, values with their users.
 
 The bodies of `jit` and `custom_jvp_call` are flattened into the graph of the function
 that calls them (each call gets values of its own), because formulas cross them: the
@@ -66,7 +66,7 @@ class Node:
 
 @dataclass(eq=False)
 class Frame:
-    """A call laid open: what it ran, and between which values."""
+    """A call that was inlined: what it ran, and between which values."""
 
     eqn: Any
     parent: "Frame | None"

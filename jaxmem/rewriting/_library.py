@@ -5,6 +5,7 @@ casts and in layout (`_match`); what a record lists twice differs by more than t
 """
 
 import functools
+from collections.abc import Sequence
 
 from jaxmem._checks import check_choice, wrong_value
 from jaxmem.ops.codes import as_quantization
@@ -13,7 +14,12 @@ from jaxmem.ops.records import RECORDS
 from jaxmem.rewriting._pattern import Pattern
 
 
-def library(save: Save = "input", norm_save: str = "input") -> tuple[Pattern, ...]:
+def library(
+    save: Save = "input",
+    norm_save: str = "input",
+    *,
+    records: Sequence[OpRecord] = RECORDS,
+) -> tuple[Pattern, ...]:
     """The patterns `rewrite` looks for, the largest first.
 
     Args:
@@ -26,6 +32,7 @@ def library(save: Save = "input", norm_save: str = "input") -> tuple[Pattern, ..
       norm_save: likewise for layer norm and RMS norm. A function does not show whether
         a scale is near zero, where the input cannot be had back from the output, so
         "output" is for those who know that it is not.
+      records: of the ops whose formulas are wanted.
 
     Returns:
       Patterns for attention, norms, dropout, gated units, softmax, activations,
@@ -39,14 +46,15 @@ def library(save: Save = "input", norm_save: str = "input") -> tuple[Pattern, ..
         raise wrong_value("save", save, f"one of {allowed}")
     check_choice("norm_save", norm_save, ("input", "output"))
     saving = Saving(save, norm_save)
-    return tuple(_pattern(r, f, saving) for r, f in _largest_first())
+    return tuple(_pattern(r, f, saving) for r, f in _largest_first(records))
 
 
-def _largest_first() -> list[tuple[OpRecord, Formula]]:
+def _largest_first(records: Sequence[OpRecord]) -> list[tuple[OpRecord, Formula]]:
+    """Formulas in the order of the records, but within a family by their parts."""
     families: dict[str, int] = {}
-    for record in RECORDS:
+    for record in records:
         families.setdefault(record.family or record.name, len(families))
-    pairs = [(record, formula) for record in RECORDS for formula in record.formulas]
+    pairs = [(record, formula) for record in records for formula in record.formulas]
     return sorted(
         pairs, key=lambda p: (families[p[0].family or p[0].name], -p[1].parts)
     )

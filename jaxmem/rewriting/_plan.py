@@ -125,7 +125,7 @@ def _try(
 
 
 def settle(rewrites: RewritePlan) -> None:
-    """Works out what is skipped, which calls are laid open and which are rebuilt."""
+    """Works out what is skipped, which calls are inlined and which are rebuilt."""
     for match in rewrites.matches.values():
         rewrites.opened |= match.opened
         rewrites.changed |= set(match.frame.path())

@@ -2,16 +2,21 @@
 
 import inspect
 import pathlib
+import re
 
 import flax.linen
 import flax.nnx
+import jax
+import jax.numpy as jnp
 import pytest
 
-from jaxmem import ops
+from jaxmem import ops, rewriting
 from jaxmem.nn import nnx as lean_nnx
 from jaxmem.ops.records import RECORDS, table
+from tests.twins import kept_bytes
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
+ROOT = pathlib.Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 # They make, merge or measure something for an op, and keep nothing of their own.
 HELPERS = {"fewbit_table", "merge_scale", "stored", "unmerge_scale"}
 HELPERS |= {"velora_projection"}
@@ -35,3 +40,20 @@ def test_a_record_says_what_is_there(record):
     assert all(hasattr(flax.linen, name) for name in layers.linen)
     for name in layers.nnx:
         assert issubclass(getattr(lean_nnx, name), getattr(flax.nnx, name))
+
+
+def test_the_new_op_of_the_contributing_guide():
+    """Its record is all that the rewriter needs."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names = {"jax": jax, "jnp": jnp}
+    exec(code, names)
+    record, x = names["SOFTSIGN"], jnp.linspace(-3, 3, 7)
+    patterns = rewriting.library(records=(record,))
+    assert rewriting.find(jax.nn.soft_sign, x, patterns=patterns).counts == {
+        "softsign": 1
+    }
+    lean = rewriting.rewrite(jax.nn.soft_sign, patterns)
+    assert jnp.allclose(lean(x), record.reference(x))
+    kept = record.residuals["input"].nbytes(x)
+    assert kept_bytes(lean, (x,), {0}) == kept < kept_bytes(record.reference, (x,), {0})

@@ -105,8 +105,8 @@ class WithArray:
 class Stored(WithArray):
     """An array and its codes, to give to several functions that store it once.
 
-    Made by `stored`. What is given one computes with `value` in the forward pass, and
-    keeps the codes for the backward pass.
+    Made by `stored`. A function that is given one computes with `value` in the forward
+    pass, and keeps the codes for the backward pass.
 
     Args:
         value: the array.
@@ -137,7 +137,7 @@ def stored(
     *,
     rng: Rng = None,
 ) -> Stored:
-    """`x` and its codes, for functions that shall share them.
+    """`x` and its codes, for functions that are to share them.
 
     Args:
         x: any floating array.
@@ -194,7 +194,7 @@ def sharing() -> Iterator[None]:
 
 
 def remember(x: Any, codes: StoredCodes | None) -> None:
-    """Who stores `x` next inside `sharing` finds these codes of it."""
+    """Inside `sharing`, what stores `x` next takes these codes of it."""
     shared = _shared.get()
     if shared is not None and isinstance(x, jax.core.Tracer):
         shared.append((x, _compat.trace_state(), codes))

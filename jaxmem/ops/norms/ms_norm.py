@@ -44,7 +44,7 @@ from jaxmem.ops.norms.layer_norm import layer_norm, rms_norm
 )
 @dataclass(frozen=True)
 class Normalized(WithArray):
-    """A normalised array, whose scale and bias wait for the next dense layer.
+    """A normalised array; the next dense layer applies its scale and bias.
 
     Made by `ms_layer_norm` and `ms_rms_norm`; taken by `dense` in place of an array.
     `array()` is what a plain norm gives.
@@ -87,7 +87,8 @@ class Normalized(WithArray):
         x = self.value.astype(dtype)
         scale = () if self.scale is None else (self.scale,)
         folded = jax.checkpoint(folded, prevent_cse=False)
-        y = read_from_codes(folded, x, quantization, rng, kernel, *scale, markable=False)
+        given = kernel, *scale
+        y = read_from_codes(folded, x, quantization, rng, *given, markable=False)
         if self.bias is None:
             return y
         shift = jax.checkpoint(_shift, prevent_cse=False)(self.bias, kernel)
