@@ -156,7 +156,7 @@ class OpRecord:
     saving: Callable[[Callable, Saving], Callable] = unchanged
     layers: Layers = Layers()
     reference: Callable[..., Any] | None = None
-    residuals: Mapping[str | int, KeptByForm] = field(default_factory=dict)
+    residuals: Mapping[str, KeptByForm] = field(default_factory=dict)
     family: str | None = None
 
     @property

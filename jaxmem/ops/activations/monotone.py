@@ -287,7 +287,7 @@ def _public(forms: Forms, what: str, errors: str, saves: str, source: str):
         return forms.op(save, bits)(inexact(forms.name, x))
 
     op.__name__ = op.__qualname__ = forms.name
-    words = " or ".join(f'"{word}"' for word in reversed(forms.exact))
+    words = " or ".join(f'"{word}"' for word in [*forms.exact][::-1])
     op.__doc__ = _DOC.format(
         what=what, words=words, errors=errors, saves=saves, source=source
     )
