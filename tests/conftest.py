@@ -4,7 +4,10 @@ The tests compile thousands of small programs and run each for a moment: what XL
 spend on making them fast, more than half of the suite's time, is left out.
 """
 
+import ctypes
+import gc
 import os
+import sys
 
 _FLAGS = (
     "--xla_force_host_platform_device_count=8",
@@ -26,6 +29,28 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+MOST_RESIDENT = 2 * 2**30  # bytes of a process: a file may add to them meanwhile
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_memory():
+    """Compiled programs are forgotten where a process holds too much after a file.
+
+    They lie between what compiles have freed, so that the C library can give that back
+    to the system only once they are gone.
+    """
+    yield
+    if sys.platform == "linux" and _resident() > MOST_RESIDENT:
+        jax.clear_caches()
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @pytest.fixture
