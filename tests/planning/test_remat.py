@@ -397,11 +397,11 @@ def test_progress_comes_to_its_end():
 
 
 @pytest.mark.slow
-def test_a_transformer_of_2600_operations_is_planned_in_half_a_minute(monkeypatch):
-    # Of this process, whatever else the machine does.
+def test_a_transformer_of_2600_operations_is_planned_within_its_time(monkeypatch):
+    # A minute of this process, whatever else the machine does.
     monkeypatch.setattr(time, "monotonic", time.process_time)
     graph = transformer()
-    found = planning.frontier(graph, time_limit=30)
+    found = planning.frontier(graph)
     assert found.complete
     cost = planning.seconds()
     step = sum(cost(o) for o in graph.operations)
