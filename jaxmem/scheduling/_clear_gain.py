@@ -45,7 +45,8 @@ def clearly_ordered(closed, aliases: Mapping[int, int]) -> tuple[Any, list[str]]
 
 
 def _no_order(before: int, gain: int, loss: int) -> str:
-    why = f"would save {format_bytes(max(gain, 0))} of {format_bytes(before)} at most"
+    saved = f"{format_bytes(max(gain, 0))} of {format_bytes(before)}"
+    why = f"would save {saved} at most, and it may be off by more"
     if loss > 0:
         why = f"would take {format_bytes(loss)} more than XLA's own order"
     return (

@@ -92,6 +92,22 @@ def test_no_barriers_where_activations_are_most_of_it():
     assert "would save 0 B of" in note
 
 
+@pytest.mark.parametrize(("rows", "count"), [(2, 3), (4096, 0)])
+def test_the_same_inside_a_loop_over_micro_batches(rows, count):
+    def step(params, state, batches):
+        def one(carry, x):
+            params, state, value = momentum(*carry, x)
+            return (params, state), value
+
+        return jax.lax.scan(one, (params, state), batches)
+
+    params, state, x = written_out(rows)
+    batches = SDS((3, *x.shape), x.dtype)
+    plan = schedule(step, donate_argnums=(0, 1)).plan(params, state, batches)
+    assert plan.barriers == count
+    assert len(said(plan)) == (not count)
+
+
 def test_with_a_target_they_are_compared():
     scheduled = schedule(momentum, donate_argnums=(0, 1))
     found = scheduled.rewritten(Choice("h100"), *written_out(4096))
