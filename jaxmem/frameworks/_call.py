@@ -10,8 +10,9 @@ returns. A call that has neither objects nor static arguments is left as it is.
 """
 
 import contextlib
+import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,12 +34,20 @@ class Call:
       kwargs: its keyword arguments.
       form: everything else; the same function, form and shapes trace the same.
       inside: whether it is traced as part of another function.
+      own: the options of the step itself, where it is jitted.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     form: Form
     inside: bool = False
+    own: Jitted = Jitted()
+
+    @functools.cached_property
+    def signature(self) -> Hashable:
+        """Equal for calls that trace the same, with arrays on the same devices."""
+        leaves, tree = jax.tree.flatten((self.args, self.kwargs))
+        return self.form, tree, tuple(map(_kind, leaves))
 
     def finish(self, out: Any) -> Any:
         """The step's own result; its nnx objects are updated.
@@ -74,7 +83,9 @@ def pure_call(
     """
     if not callable(fn):
         raise TypeError(f"fn must be a function, got {type(fn).__name__}: {fn!r}")
-    donated, fixed = _places(fn, args, kwargs, donate, static)
+    own = jitted(fn, args, kwargs) or Jitted()
+    donated = own.donated if donate is None else donate
+    donated, fixed = _places(fn, args, kwargs, donated, (*static, *own.static))
     values = _static_values(fixed, args, kwargs)
     rest = tuple(x for i, x in enumerate(args) if i not in fixed)
     named = {k: v for k, v in kwargs.items() if k not in fixed}
@@ -91,17 +102,15 @@ def pure_call(
                 rest = tuple(map(split, rest))
                 named = {k: split(v) for k, v in named.items()}
         inside = any(map(_jaxpr.is_abstract, jax.tree.leaves((rest, named))))
-        yield Call(rest, named, form, inside)
+        yield Call(rest, named, form, inside, own)
 
 
 def _places(
     fn, args, kwargs, donate, static
 ) -> tuple[frozenset[Place], frozenset[Place]]:
     """(donated, static) as the call has them."""
-    own = jitted(fn, args, kwargs) or Jitted()
-    donated = own.donated if donate is None else donate
-    donated = resolve("donate", fn, donated, args, kwargs)
-    fixed = resolve("static", fn, (*static, *own.static), args, kwargs)
+    donated = resolve("donate", fn, donate, args, kwargs)
+    fixed = resolve("static", fn, static, args, kwargs)
     if clash := donated & fixed:
         raise ValueError(f"arguments {sorted(map(str, clash))} are donated and static")
     return donated, fixed
@@ -128,6 +137,14 @@ def _without_gaps(donated, fixed) -> tuple[Place, ...]:
     before = lambda p: sum(isinstance(f, int) and f < p for f in fixed)
     numbers = sorted(p - before(p) for p in donated if isinstance(p, int))
     return (*numbers, *sorted(p for p in donated if isinstance(p, str)))
+
+
+def _kind(leaf: Any) -> Hashable:
+    """What tells an argument from another; a Python scalar is traced, as in `jit`."""
+    if not _jaxpr.is_array(leaf):
+        return type(leaf)
+    sharding = None if _jaxpr.is_abstract(leaf) else getattr(leaf, "sharding", None)
+    return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), sharding
 
 
 _KNOWN: dict[Any, tuple[bool, bool]] = {}  # structure and types of leaves -> `_found`

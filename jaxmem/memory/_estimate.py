@@ -18,7 +18,6 @@ from jaxmem._checks import (
     check_places,
 )
 from jaxmem.frameworks import Place, pure_call
-from jaxmem.frameworks import jitted as jitted_options
 from jaxmem.memory import _compile
 from jaxmem.memory._donation import donations
 from jaxmem.memory._pending import Extent, Pending
@@ -156,8 +155,7 @@ def begin(
         jitted, known = _memo(fn, step)
         traced = _compile.trace(jitted, step)
         if compiler_options is None:
-            own = jitted_options(fn, args, kwargs)
-            compiler_options = own.compiler_options if own else None
+            compiler_options = call.own.compiler_options
         options = tuple(sorted((compiler_options or {}).items()))
         # the jaxpr is the same object as long as jit would not trace anew
         seen = id(traced.jaxpr), chip.name, options, own_flags(), extent, products

@@ -38,14 +38,6 @@ def _aval(leaf):
     return leaf
 
 
-def kind(leaf):
-    """What the choice for an argument depends on; hashable."""
-    if not _jaxpr.is_array(leaf):
-        return type(leaf)  # traced, as in jit, whatever its value
-    sharding = None if _jaxpr.is_abstract(leaf) else getattr(leaf, "sharding", None)
-    return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), sharding
-
-
 def positions(args, kwargs, places: Sequence) -> list[int]:
     """Which of the array leaves belong to these arguments."""
     found, count = [], 0

@@ -28,18 +28,29 @@ def flatten(closed):
     return _compat.without_dead_code(flat)
 
 
-def opened(eqn, args: list, rule: Callable) -> list[Any]:
+def opened(
+    eqn, args: list, rule: Callable | None = None, apart: Set[Any] = frozenset()
+) -> list[Any]:
     """The outputs of a call whose equations are written out in its place.
 
     What the call says of shardings, its operands and results are constrained to.
+
+    `apart`: variables whose shardings are said elsewhere.
     """
 
+    def asked(variables: Sequence[Any], shardings: str) -> list[Any] | None:
+        named = eqn.params.get(shardings)
+        if named is None:
+            return None
+        pairs = zip(variables, named, strict=True)
+        return [None if is_var(v) and v in apart else s for v, s in pairs]
+
     def run(eqn, args: list) -> list[Any]:
-        args = constrained(args, eqn.params.get("in_shardings"))
+        args = constrained(args, asked(eqn.invars, "in_shardings"))
         if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
             args = barrier(args)
         outs = _jaxpr.evaluate(_jaxpr.bodies(eqn)[0], args, rule)
-        return constrained(outs, eqn.params.get("out_shardings"))
+        return constrained(outs, asked(eqn.outvars, "out_shardings"))
 
     return _compat.in_context_of(eqn, run, eqn, args)
 

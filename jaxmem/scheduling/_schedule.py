@@ -33,7 +33,6 @@ from jaxmem.scheduling._arguments import (
     abstract,
     check_fixed_sizes,
     jit_with,
-    kind,
     positions,
 )
 from jaxmem.scheduling._budget import BudgetError
@@ -301,9 +300,8 @@ class Scheduled:
 
     def _jit(self, call: Call):
         choice = self._find(call).choice
-        options = self._compiler_options(call)
-        if call.inside:
-            options = None  # those of the jit outside hold
+        # in another function those of the jit outside hold
+        options = None if call.inside else self._compiler_options(call)
         shardings = self._shardings(call)
         key = call.form, choice, options is None, self._undecided(call), shardings
         if key not in self._jitted:
@@ -321,8 +319,7 @@ class Scheduled:
     def _compiler_options(self, call: Call) -> dict[str, Any] | None:
         if self._options.compiler_options is not None:
             return self._options.compiler_options
-        own = jitted(self.__wrapped__, call.args, call.kwargs)
-        return None if own is None else own.compiler_options
+        return call.own.compiler_options
 
     def rewritten(self, choice: Choice, *args, **kwargs) -> Rewritten:
         """The step under a choice, for arguments of these shapes."""
@@ -342,26 +339,21 @@ class Scheduled:
     def _trace(self, call: Call) -> Placed:
         step = call.form.pure(self.__wrapped__)
         traced = _jaxpr.trace(step, *call.args, **call.kwargs)
-        if self._names_shardings(call):
+        if call.own.placed:
             return placed(traced)
         return Placed(traced.jaxpr, traced.leaves, traced.out_tree)
 
-    def _names_shardings(self, call: Call) -> bool:
-        own = jitted(self.__wrapped__, call.args, call.kwargs)
-        return own is not None and own.placed
-
     def _shardings(self, call: Call) -> Shardings:
         """Those that a jitted step names."""
-        if not self._names_shardings(call):
+        if not call.own.placed:
             return NO_SHARDINGS
-        leaves, tree = jax.tree.flatten((call.args, call.kwargs))
-        key = call.form, tree, tuple(map(kind, leaves))
-        if key not in self._places:
-            args, kwargs = abstract((call.args, call.kwargs))
+        if call.signature not in self._places:
+            arguments = abstract((call.args, call.kwargs))
             step = call.form.pure(self.__wrapped__)
-            traced = _jaxpr.trace(step, *args, **kwargs)
-            self._places[key] = shardings_of(traced, tree)
-        return self._places[key]
+            traced = _jaxpr.trace(step, *arguments[0], **arguments[1])
+            tree = jax.tree.structure(arguments)
+            self._places[call.signature] = shardings_of(traced, tree)
+        return self._places[call.signature]
 
     def _abstract(self, call: Call) -> Call:
         """The call with shapes and dtypes for arrays."""
@@ -387,9 +379,7 @@ class Scheduled:
     def _find(self, call: Call) -> Found:
         if self._options.target is None and self._options.plan is None:
             return Found(NO_CHOICE)
-        leaves, tree = jax.tree.flatten((call.args, call.kwargs))
-        key = call.form, tree, tuple(map(kind, leaves))
-        return self._found.get(key, partial(self._look, call))
+        return self._found.get(call.signature, partial(self._look, call))
 
     def _look(self, call: Call) -> Found:
         """The choice of a plan, or else that of a search."""
