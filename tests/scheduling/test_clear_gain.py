@@ -17,7 +17,7 @@ from tests.scheduling.problem import array
 from tests.scheduling.test_order import WIDE, barriers, momentum
 from tests.scheduling.test_undonated import OPTIMIZERS, peak
 
-pytestmark = pytest.mark.usefixtures("standard_promotion")
+pytestmark = pytest.mark.usefixtures("standard_jax")
 
 SDS = jax.ShapeDtypeStruct
 
