@@ -23,7 +23,7 @@ from jaxmem.scheduling._budget import (
     unreachable,
 )
 from jaxmem.scheduling._candidates import Candidates, OtherOptions, OutOfTime
-from jaxmem.scheduling._choice import NAMED, NO_CHOICE, Choice
+from jaxmem.scheduling._choice import NAMED, Choice
 from jaxmem.scheduling._ladder import Rung, Step, ladder, step_of
 from jaxmem.scheduling._ladder_segments import in_segments
 from jaxmem.scheduling._machine import MACHINES, flops, seconds
@@ -243,7 +243,7 @@ class Run:
 
     @functools.cached_property
     def _first(self) -> Rewritten:
-        return self.step.rewritten(NAMED if self.named else NO_CHOICE)
+        return self.step.rewritten(NAMED if self.named else Choice(self.step.target))
 
     @functools.cached_property
     def _about(self) -> Step:
