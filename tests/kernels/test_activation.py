@@ -20,7 +20,7 @@ from jaxmem.ops.activations.silu import FORMS, SILU, value_and_slope
 from jaxmem.ops.few_bit.tables import shipped
 from pallas_kernels import _activation, activation_gpu, activation_tpu, dispatch
 from pallas_kernels._compat import simulated
-from tests.twins import kept_bytes
+from tests.references import kept_bytes
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
 MODULES = {"tpu": activation_tpu, "cuda": activation_gpu}

@@ -23,7 +23,7 @@ from jaxmem.ops.attention.dot_product import dot_product_attention
 from pallas_kernels import _attention as common
 from pallas_kernels import _attention_tpu
 from pallas_kernels._compat import simulated
-from tests.twins import kept_bytes
+from tests.references import kept_bytes
 
 AVAILABLE = {t.name for t in targets() if t.available}
 needs = lambda chip: pytest.mark.skipif(chip not in AVAILABLE, reason="targets extra")

@@ -14,7 +14,7 @@ import jaxmem
 from jaxmem.ops import linear_cross_entropy
 from pallas_kernels import cross_entropy_tpu
 from pallas_kernels._compat import simulated
-from tests.twins import kept_bytes
+from tests.references import kept_bytes
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
 OUT = -100

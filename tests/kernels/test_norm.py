@@ -18,7 +18,7 @@ import jaxmem
 from jaxmem import ops
 from jaxmem.ops.randomness.bits import seed_words
 from pallas_kernels import _compat, _lowering, _norm, dispatch, norm_gpu, norm_tpu
-from tests import twins
+from tests import references as twins
 from tests.kernels.meshes import chip_mesh
 from tests.sets import some_fast
 
@@ -330,7 +330,7 @@ def test_transformations_where_a_kernel_was_considered(measured, save, transform
         for how in (None, "xla")
     )
     args = lambda shape, dtype, rng: _arguments(shape, dtype, sums=True, count=2)
-    twin = twins.Twin(f"considered {save}", op, plain, args, diff=(0, 1, 2, 3))
+    twin = twins.Comparison(f"considered {save}", op, plain, args, diff=(0, 1, 2, 3))
     twins.check_equal(twin, (3, 128), "float32", transform)
 
 

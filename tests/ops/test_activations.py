@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxmem import _compat, ops
-from tests.twins import nbytes
+from tests.references import nbytes
 
 UNARY = ["elu", "gelu", "leaky_relu", "mish", "relu", "sigmoid", "silu", "softplus"]
 EXTREMES = [-3e38, -1e30, -200.0, -1e-30, -0.0, 0.0, 1e-30, 200.0, 1e30, 3e38]

@@ -13,9 +13,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxmem import _jaxpr
 from jaxmem.ops.attention import blockwise
 from jaxmem.ops.attention.dot_product import dot_product_attention
-from tests.ops.attention_twins import KEY, RATE, lean_attention, plain_attention
+from tests.ops.attention_references import KEY, RATE, lean_attention, plain_attention
+from tests.references import kept_bytes
 from tests.sets import some_fast
-from tests.twins import kept_bytes
 
 
 def normal(*shape, seed=0, dtype=jnp.float32):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxmem import ops
-from tests.ops.conv_twins import lean_conv, plain_conv
-from tests.twins import kept_bytes
+from tests.ops.conv_references import lean_conv, plain_conv
+from tests.references import kept_bytes
 
 
 def _normal(seed, shape, dtype="float32"):

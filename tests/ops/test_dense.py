@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxmem import ops
-from tests.twins import kept_bytes
+from tests.references import kept_bytes
 
 
 def _normal(seed, shape, dtype="float32"):

@@ -8,7 +8,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxmem.ops.randomness.bits import keep_mask, positions, seed_words
 from jaxmem.ops.randomness.dropout import dropout
-from tests.twins import kept_bytes
+from tests.references import kept_bytes
 
 KEY = jax.random.key(11)
 X = jnp.asarray(np.random.default_rng(0).standard_normal((16, 24, 40)), jnp.float32)

@@ -1,4 +1,4 @@
-"""Dropout, sum and norm in one op: its plain twin, what it keeps, what it refuses."""
+"""Dropout, sum and norm in one op: its reference, what it keeps, what it refuses."""
 
 import functools
 
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jaxmem import ops
-from tests import twins
-from tests.ops import normalization_twins as plain
-from tests.twins import Twin
+from tests import references
+from tests.ops import normalization_references as plain
+from tests.references import Comparison
 
 KEY = jax.random.key(3)
 RATE = 0.25
@@ -34,7 +34,7 @@ def _plain(norm):
 def _args(count):
     def args(shape, dtype, rng):
         x, *parameters = plain.norm_args(count)(shape, dtype, rng)
-        return (x, *twins.unary_args(shape, dtype, rng), *parameters)
+        return (x, *references.unary_args(shape, dtype, rng), *parameters)
 
     return args
 
@@ -46,7 +46,11 @@ def _saves(row_bytes):
         x = args[0]
         if wanted == frozenset({3}):
             return 0
-        return twins.nbytes(x) + row_bytes * (x.size // x.shape[-1]) + 8 * (0 in wanted)
+        return (
+            references.nbytes(x)
+            + row_bytes * (x.size // x.shape[-1])
+            + 8 * (0 in wanted)
+        )
 
     return saves
 
@@ -55,8 +59,8 @@ def _op(op, **options):
     return functools.partial(op, rate=RATE, rng=KEY, **options)
 
 
-TWINS = [
-    Twin(
+COMPARISONS = [
+    Comparison(
         "dropout_add_layer_norm",
         _op(ops.dropout_add_layer_norm),
         _plain(plain.plain_layer_norm),
@@ -65,7 +69,7 @@ TWINS = [
         (0, 1, 2, 3),
         _saves(8),
     ),
-    Twin(
+    Comparison(
         "dropout_add_rms_norm",
         _op(ops.dropout_add_rms_norm),
         _plain(plain.plain_rms_norm),
@@ -75,24 +79,24 @@ TWINS = [
         _saves(4),
     ),
 ]
-CASES = [(t, s, d) for t in TWINS for s in t.shapes for d in t.dtypes]
+CASES = [(t, s, d) for t in COMPARISONS for s in t.shapes for d in t.dtypes]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[2]}")
-def test_equals_plain_twin(case):
-    twins.check_equal(*case, transform="jit")
+def test_equals_plain_reference(case):
+    references.check_equal(*case, transform="jit")
 
 
 @pytest.mark.parametrize("transform", ["vmap", "remat", "shard_map"])
 def test_under_transform(transform):
-    twins.check_equal(TWINS[0], (3, 5, 13), "float32", transform)
+    references.check_equal(COMPARISONS[0], (3, 5, 13), "float32", transform)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[2]}")
 def test_keeps_what_it_says(case):
-    twin, shape, dtype = case
-    for wanted in twins.subsets(twin.diff):
-        twins.check_saves(twin, shape, dtype, wanted)
+    reference, shape, dtype = case
+    for wanted in references.subsets(reference.diff):
+        references.check_saves(reference, shape, dtype, wanted)
 
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((4, 24)), jnp.float32)

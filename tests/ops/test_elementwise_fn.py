@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxmem import ops
-from tests.twins import kept_bytes
+from tests.references import kept_bytes
 
 X = jnp.asarray(np.random.default_rng(0).standard_normal((4, 64)), jnp.float32)
 

@@ -15,8 +15,8 @@ from benchmarks.cost import matmul_flops
 from jaxmem import _jaxpr
 from jaxmem.ops import linear_cross_entropy
 from jaxmem.ops.common.lean import widen
-from tests import twins
-from tests.twins import Twin, kept_bytes
+from tests import references
+from tests.references import Comparison, kept_bytes
 
 V = 40
 LABELS_OUT = -100
@@ -63,8 +63,8 @@ def args(vocab_axis=-1):
     return make
 
 
-def twin(name, **options):
-    return Twin(
+def comparison(name, **options):
+    return Comparison(
         name,
         functools.partial(lean, **options),
         functools.partial(plain, **options),
@@ -73,8 +73,8 @@ def twin(name, **options):
     )
 
 
-DEFAULTS = twin("defaults")
-EVERYTHING = twin(
+DEFAULTS = comparison("defaults")
+EVERYTHING = comparison(
     "everything",
     block_size=7,  # the last block is a part of one
     vocab_axis=0,
@@ -84,22 +84,24 @@ EVERYTHING = twin(
     return_lse=True,
     reduction="sum",
 )
-ONE_BLOCK = twin("one block", block_size=64, reduction="none", label_smoothing=1.0)
+ONE_BLOCK = comparison(
+    "one block", block_size=64, reduction="none", label_smoothing=1.0
+)
 
 
 @pytest.mark.parametrize("case", [DEFAULTS, ONE_BLOCK, EVERYTHING], ids=str)
 def test_options(case):
-    twins.check_equal(case, (3, 5), "float32", "scan")
+    references.check_equal(case, (3, 5), "float32", "scan")
 
 
 @pytest.mark.parametrize("transform", ["vmap", "remat", "shard_map"])
 def test_under_transform(transform):
-    twins.check_equal(EVERYTHING, (3, 5), "float32", transform)
+    references.check_equal(EVERYTHING, (3, 5), "float32", transform)
 
 
 @pytest.mark.parametrize("wanted", [{0}, {1}, {2}], ids=str)
 def test_frozen_inputs(wanted):
-    twins.check_equal(DEFAULTS, (3, 5), "float32", "scan", frozenset(wanted))
+    references.check_equal(DEFAULTS, (3, 5), "float32", "scan", frozenset(wanted))
 
 
 def arrays(tokens=6, d=5, v=V, dtype="float32", seed=0):
@@ -242,7 +244,7 @@ def test_float16_gradients_of_a_mean_do_not_underflow():
 # -- what is kept, what exists, what is computed
 
 
-@pytest.mark.parametrize("wanted", twins.subsets((0, 1, 2)), ids=str)
+@pytest.mark.parametrize("wanted", references.subsets((0, 1, 2)), ids=str)
 def test_keeps_eight_bytes_a_token(wanted):
     """No copy of the float32 kernel, and x in the dtype of the product."""
     x, kernel, labels, bias = arrays(24)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxmem import ops
-from tests.twins import kept_bytes
+from tests.references import kept_bytes
 
 # Half-integers: many ties.
 X = jnp.round(np.random.default_rng(0).standard_normal((2, 9, 11, 4)) * 2) / 2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxmem import ops
-from tests.twins import kept_bytes, nbytes
+from tests.references import kept_bytes, nbytes
 
 
 def _normal(seed, shape):

@@ -11,7 +11,7 @@ import pytest
 from jaxmem import ops
 from jaxmem.ops.norms import from_output
 from jaxmem.ops.norms.from_output import keep_output
-from tests.ops import normalization_twins as plain
+from tests.ops import normalization_references as plain
 
 D = 1024
 
@@ -237,7 +237,7 @@ SECOND = {
 
 @pytest.mark.parametrize("name", SECOND)
 def test_second_derivative(name):
-    lean, twin = SECOND[name]
+    lean, reference = SECOND[name]
     args = _normal(0, (6, 8)), 1 + _normal(1, 8) / 4, _normal(2, 8) / 4
 
     def penalty(op, *args):
@@ -245,7 +245,7 @@ def test_second_derivative(name):
         return sum(jnp.sum(jnp.cos(g)) for g in inner)
 
     got = jax.grad(functools.partial(penalty, lean), (0, 1, 2))(*args)
-    want = jax.grad(functools.partial(penalty, twin), (0, 1, 2))(*args)
+    want = jax.grad(functools.partial(penalty, reference), (0, 1, 2))(*args)
     for a, b in zip(got, want, strict=True):
         # Cancellations in the recovered input: some tens of float32 roundings.
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)

@@ -13,7 +13,7 @@ from jaxmem.ops.codes.quantization import (
     quantized_nbytes,
 )
 from jaxmem.ops.codes.stored import seed_of, sharing
-from tests.twins import kept_bytes, nbytes
+from tests.references import kept_bytes, nbytes
 
 
 def _normal(seed, shape, dtype="float32"):

@@ -13,7 +13,7 @@ import pytest
 from jaxmem import ops, rewriting
 from jaxmem.nn import nnx as lean_nnx
 from jaxmem.ops.records import RECORDS, table
-from tests.twins import kept_bytes
+from tests.references import kept_bytes
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs"

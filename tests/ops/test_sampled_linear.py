@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxmem import _jaxpr
 from jaxmem.ops import sampled_dense, velora_dense, velora_projection
-from tests import twins
-from tests.twins import Twin, kept_bytes
+from tests import references
+from tests.references import Comparison, kept_bytes
 
 METHODS = ("wta", "crs", "uniform", "gaussian", "rademacher")
 KEY = jax.random.key(3)
@@ -124,36 +124,39 @@ def plain(x, kernel, bias):
     return y + jnp.broadcast_to(bias, y.shape)
 
 
-def twin_args(shape, dtype, rng):
+def small_args(shape, dtype, rng):
     normal = lambda *s: jnp.asarray(rng.standard_normal(s), dtype)
     return normal(*shape), normal(shape[-1], 4), normal(4)
 
 
-TWINS = [
-    *(Twin(m, lean(m), plain, twin_args, diff=(0, 2)) for m in ("wta", "gaussian")),
-    Twin(
+COMPARISONS = [
+    *(
+        Comparison(m, lean(m), plain, small_args, diff=(0, 2))
+        for m in ("wta", "gaussian")
+    ),
+    Comparison(
         "velora",
         lambda x, k, b: velora_dense(x, k, b, projection=jnp.ones(1, k.dtype)),
         plain,
-        twin_args,
+        small_args,
         diff=(0, 2),
     ),
 ]
 
 
-@pytest.mark.parametrize("twin", TWINS, ids=str)
-def test_other_gradients_are_exact(twin):
-    dtype = "bfloat16" if twin.name == "wta" else "float32"
-    twins.check_equal(twin, (3, 5, 6), dtype, "scan")
+@pytest.mark.parametrize("reference", COMPARISONS, ids=str)
+def test_other_gradients_are_exact(reference):
+    dtype = "bfloat16" if reference.name == "wta" else "float32"
+    references.check_equal(reference, (3, 5, 6), dtype, "scan")
 
 
-@pytest.mark.parametrize("transform", sorted(set(twins.TRANSFORMS) - {"jit"}))
+@pytest.mark.parametrize("transform", sorted(set(references.TRANSFORMS) - {"jit"}))
 @pytest.mark.parametrize("method", ["wta", "gaussian"])
 def test_same_estimate_under_transform(method, transform):
     """A key gives one choice, under every transform."""
     want = gradient(*(arrays()[i] for i in (0, 1, 3)), key=KEY, method=method)
     x, kernel, bias, g = (jnp.stack([a, a]) for a in arrays())
-    run = functools.partial(twins.TRANSFORMS[transform], lean(method))
+    run = functools.partial(references.TRANSFORMS[transform], lean(method))
     got = jax.jit(lambda k: jax.vjp(lambda k: run(x, k, bias), k)[1](g)[0])(kernel)
     np.testing.assert_allclose(got, jnp.stack([want, want]), rtol=2e-5, atol=1e-5)
 
@@ -208,7 +211,7 @@ def test_each_device_its_own_rows():
 # -- what is kept
 
 
-@pytest.mark.parametrize("wanted", twins.subsets((0, 1, 2)), ids=str)
+@pytest.mark.parametrize("wanted", references.subsets((0, 1, 2)), ids=str)
 @pytest.mark.parametrize("method", METHODS)
 def test_keeps_the_rows_alone(method, wanted):
     x, kernel, bias, _ = arrays(20, dtype="bfloat16")
@@ -266,7 +269,7 @@ def test_velora_is_exact_where_the_vector_explains_all():
     np.testing.assert_allclose(got, x.T @ g, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("wanted", twins.subsets((0, 1, 2)), ids=str)
+@pytest.mark.parametrize("wanted", references.subsets((0, 1, 2)), ids=str)
 def test_velora_keeps_a_number_a_group(wanted):
     x, kernel, bias, _ = arrays(20, dtype="bfloat16")
     v = velora_projection(x, 2).astype("bfloat16")

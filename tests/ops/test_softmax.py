@@ -54,7 +54,7 @@ def test_where(name):
 def test_where_is_kept_as_given():
     where = jnp.asarray([True, False, True, True])
     loss = lambda x: ops.log_softmax(x, where=where)
-    from tests.twins import kept_bytes
+    from tests.references import kept_bytes
 
     assert kept_bytes(loss, (jnp.ones((64, 4)),), frozenset({0})) <= 64 * 4 * 4 + 4
 

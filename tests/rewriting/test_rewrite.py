@@ -10,8 +10,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxmem._jaxpr import walk
 from jaxmem.rewriting import Pattern, find, rewrite
+from tests.references import kept_bytes
 from tests.rewriting.formulas import hugging_face_rms_norm
-from tests.twins import kept_bytes
 
 X = jnp.asarray(np.random.default_rng(1).standard_normal((4, 8)), jnp.float32)
 GELU = (Pattern("gelu", jax.nn.gelu, lambda x: jnp.tanh(x) * 0 + jax.nn.gelu(x)),)

@@ -1,4 +1,4 @@
-"""Plain twins of the convolution, with Flax's layout."""
+"""Plain references of the convolution, with Flax's layout."""
 
 import functools
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import ops
-from tests.twins import Twin, unary_args
+from tests.references import Comparison, unary_args
 
 
 def plain_conv(x, kernel, bias=None, *, padding="SAME", **options):
@@ -39,8 +39,8 @@ def lean_conv(x, *parameters, **options):
     return ops.conv(x, *parameters, dtype=x.dtype, **options)
 
 
-def _twin(name, shape, groups, biased, lean, plain):
-    return Twin(
+def _comparison(name, shape, groups, biased, lean, plain):
+    return Comparison(
         name,
         functools.partial(lean_conv, **lean),
         functools.partial(plain_conv, **plain),
@@ -51,8 +51,8 @@ def _twin(name, shape, groups, biased, lean, plain):
     )
 
 
-TWINS = [
-    _twin(
+COMPARISONS = [
+    _comparison(
         "conv with strides",
         (1, 5, 7, 6),
         1,
@@ -60,7 +60,7 @@ TWINS = [
         dict(strides=(2, 1), padding=(1, (0, 2))),
         dict(window_strides=(2, 1), padding=((1, 1), (0, 2))),
     ),
-    _twin(
+    _comparison(
         "conv dilated in groups",
         (3, 13, 6),
         2,

@@ -9,7 +9,7 @@ from jaxmem import ops
 from jaxmem.ops.activations.records import INPUT, OUTPUT, UNARY, UNIMODAL
 from jaxmem.ops.few_bit.tables import shipped
 from jaxmem.ops.record import KeptByForm
-from tests.twins import Twin, unary_args
+from tests.references import Comparison, unary_args
 
 SHAPES = ((7,), (), (3, 5, 13))
 
@@ -43,7 +43,7 @@ def pair_args(shape, dtype, rng):
 
 def _unary(name, lean, plain, kept):
     """A function of one array, which is off by no more than `kept` says."""
-    return Twin(
+    return Comparison(
         name,
         lean,
         plain,
@@ -108,7 +108,7 @@ VARIANTS = [
     ),
 ]
 PARAMETERS = [
-    Twin(
+    Comparison(
         name,
         lean,
         plain,
@@ -123,9 +123,11 @@ PARAMETERS = [
     )
 ]
 GATED = [
-    Twin("glu", ops.glu, jax.nn.glu, unary_args, ((6,), (3, 5, 14)), saves=saves(INPUT))
+    Comparison(
+        "glu", ops.glu, jax.nn.glu, unary_args, ((6,), (3, 5, 14)), saves=saves(INPUT)
+    )
 ] + [
-    Twin(name, lean, plain, pair_args, SHAPES, diff=(0, 1), saves=saves(INPUT))
+    Comparison(name, lean, plain, pair_args, SHAPES, diff=(0, 1), saves=saves(INPUT))
     for name, lean, plain in (
         ("swiglu", ops.swiglu, _swiglu),
         ("geglu", ops.geglu, _geglu),
@@ -136,4 +138,4 @@ GATED = [
         ),
     )
 ]
-TWINS = OF_RECORDS + VARIANTS + PARAMETERS + GATED
+COMPARISONS = OF_RECORDS + VARIANTS + PARAMETERS + GATED

@@ -1,4 +1,4 @@
-"""Plain twins of the normalisations, softmax and the dense layer."""
+"""Plain references of the normalisations, softmax and the dense layer."""
 
 import functools
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import ops
-from tests.twins import Twin, nbytes, unary_args
+from tests.references import Comparison, nbytes, unary_args
 
 SHAPES = ((8,), (3, 5, 13), (2, 4, 130))
 
@@ -139,7 +139,7 @@ def keeps_output(parameters=True):
 RECOVERED = {"float32": 2e-6, "bfloat16": 0.06}
 
 LAYER_NORM = [
-    Twin(
+    Comparison(
         "layer_norm input",
         ops.layer_norm,
         plain_layer_norm,
@@ -148,7 +148,7 @@ LAYER_NORM = [
         (0, 1, 2),
         keeps_statistics(8),
     ),
-    Twin(
+    Comparison(
         "layer_norm output",
         functools.partial(ops.layer_norm, save="output"),
         plain_layer_norm,
@@ -158,7 +158,7 @@ LAYER_NORM = [
         keeps_output(),
         RECOVERED,
     ),
-    Twin(
+    Comparison(
         "layer_norm scale alone",
         functools.partial(ops.layer_norm, save="output"),
         plain_layer_norm,
@@ -168,7 +168,7 @@ LAYER_NORM = [
         keeps_output(),
         RECOVERED,
     ),
-    Twin(
+    Comparison(
         "layer_norm without parameters",
         functools.partial(ops.layer_norm, save="output"),
         plain_layer_norm,
@@ -178,7 +178,7 @@ LAYER_NORM = [
         keeps_output(parameters=False),
         RECOVERED,
     ),
-    Twin(
+    Comparison(
         "layer_norm masked",
         lambda x, s, b, m: ops.layer_norm(x, s, b, mask=m),
         plain_layer_norm,
@@ -187,7 +187,7 @@ LAYER_NORM = [
         (0, 1, 2),
         keeps_statistics(8),
     ),
-    Twin(
+    Comparison(
         "layer_norm masked output",
         lambda x, s, b, m: ops.layer_norm(x, s, b, mask=m, save="output"),
         plain_layer_norm,
@@ -200,7 +200,7 @@ LAYER_NORM = [
 ]
 
 RMS_NORM = [
-    Twin(
+    Comparison(
         "rms_norm input",
         ops.rms_norm,
         plain_rms_norm,
@@ -209,7 +209,7 @@ RMS_NORM = [
         (0, 1),
         keeps_statistics(4),
     ),
-    Twin(
+    Comparison(
         "rms_norm output",
         functools.partial(ops.rms_norm, save="output"),
         plain_rms_norm,
@@ -222,7 +222,7 @@ RMS_NORM = [
 ]
 
 GROUP_NORM = [
-    Twin(
+    Comparison(
         f"group_norm {groups}",
         functools.partial(ops.group_norm, num_groups=groups),
         functools.partial(plain_group_norm, groups=groups),
@@ -235,7 +235,7 @@ GROUP_NORM = [
 ]
 
 BATCH_NORM = [
-    Twin(
+    Comparison(
         "batch_norm",
         ops.batch_norm,
         plain_batch_norm,
@@ -244,7 +244,7 @@ BATCH_NORM = [
         (0, 1, 2),
         keeps_statistics(8, lambda x: x.shape[-1]),
     ),
-    Twin(
+    Comparison(
         "batch_norm inference",
         lambda x, s, b, m, v: ops.batch_norm(x, s, b, mean=m, var=v),
         plain_batch_norm_inference,
@@ -256,7 +256,7 @@ BATCH_NORM = [
 ]
 
 SOFTMAX = [
-    Twin(
+    Comparison(
         name,
         getattr(ops, name),
         getattr(jax.nn, name),
@@ -267,7 +267,7 @@ SOFTMAX = [
     )
     for name in ("softmax", "log_softmax")
 ] + [
-    Twin(
+    Comparison(
         "softmax where",
         lambda x, w: ops.softmax(x, where=w),
         lambda x, w: jax.nn.softmax(x, where=w),
@@ -279,7 +279,7 @@ SOFTMAX = [
 ]
 
 DENSE = [
-    Twin(
+    Comparison(
         f"dense of {count} parameters",
         lambda x, *parameters: ops.dense(x, *parameters, dtype=x.dtype),
         plain_dense,
@@ -291,4 +291,4 @@ DENSE = [
     for count in (1, 2)
 ]
 
-TWINS = LAYER_NORM + RMS_NORM + GROUP_NORM + BATCH_NORM + SOFTMAX + DENSE
+COMPARISONS = LAYER_NORM + RMS_NORM + GROUP_NORM + BATCH_NORM + SOFTMAX + DENSE

@@ -15,7 +15,7 @@ from jaxmem.ops.attention.dot_product import dot_product_attention
 from jaxmem.ops.common.lean import wide_dtype
 from jaxmem.ops.randomness.bits import keep_mask, positions, seed_words
 from jaxmem.ops.randomness.dropout import dropout
-from tests.twins import Twin
+from tests.references import Comparison
 
 KEY = jax.random.key(23)
 RATE = 0.3
@@ -86,8 +86,8 @@ def saves(args, wanted):
 SHAPES = ((1, 8, 8, 2, 2, 4), (2, 13, 7, 4, 2, 3))
 
 
-def twin(name, args=qkv, diff=(0, 1, 2), kept=None, block_size=5, **kw):
-    return Twin(
+def comparison(name, args=qkv, diff=(0, 1, 2), kept=None, block_size=5, **kw):
+    return Comparison(
         name,
         functools.partial(lean_attention, block_size=block_size, **kw),
         functools.partial(plain_attention, **kw),
@@ -98,18 +98,18 @@ def twin(name, args=qkv, diff=(0, 1, 2), kept=None, block_size=5, **kw):
     )
 
 
-TWINS = [
-    Twin(
+COMPARISONS = [
+    Comparison(
         "dropout",
         lambda x: dropout(x, RATE, KEY),
         plain_dropout,
         lambda shape, dtype, rng: (jnp.asarray(rng.standard_normal(shape), dtype),),
         shapes=((8,), (3, 5, 13)),
     ),
-    twin("attention", kept=saves),
-    twin("attention in one block", kept=saves, block_size=None),
-    twin("attention with bias", qkv_bias, (0, 3), saves),
-    twin("attention, causal window", is_causal=True, local_window_size=(9, 0)),
-    twin("attention with dropout", rate=RATE),
-    twin("attention with shared dropout", rate=RATE, broadcast_dropout=True),
+    comparison("attention", kept=saves),
+    comparison("attention in one block", kept=saves, block_size=None),
+    comparison("attention with bias", qkv_bias, (0, 3), saves),
+    comparison("attention, causal window", is_causal=True, local_window_size=(9, 0)),
+    comparison("attention with dropout", rate=RATE),
+    comparison("attention with shared dropout", rate=RATE, broadcast_dropout=True),
 ]

@@ -1,13 +1,13 @@
-"""One battery over all ops: a lean op equals its plain twin, and keeps what it says.
+"""One battery over all ops: an op equals its reference, and keeps what it says.
 
-The reference is the plain twin in float64 on the same (already rounded) inputs. The
+The reference is the plain function in float64 on the same (already rounded) inputs. The
 lean op may be off by
 
-    4 eps(dtype) max|reference|  +  2 max|plain twin at that dtype - reference|
+    4 eps(dtype) max|reference|  +  2 max|plain at that dtype - reference|
 
 The first term is four roundings of the largest element: the op rounds its output
 once, and a backward rule written by hand rounds its residual, its cotangent and its
-result. The second allows twice the twin's own error, since ours has other
+result. The second allows twice the plain function's own error, since ours has other
 intermediate roundings, and no more of them. `derivative_error` adds the stated error
 of an op that recovers its input from a rounded output, `recomputed` that of one whose
 backward pass computes an intermediate of the forward pass again, with its own rounding.
@@ -30,8 +30,8 @@ DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Twin:
-    """A lean op and its plain twin.
+class Comparison:
+    """A lean op and the plain function that it is held to.
 
     `args(shape, dtype, rng)` makes the positional arguments (`rng` is a numpy
     generator); the inexact ones among them must have dtype `dtype`, unless they are
@@ -173,20 +173,25 @@ def _cotangent(out):
     )
 
 
-def _stacked_args(twin, shape, dtype):
-    rng = _seed(twin.name, shape, dtype)
-    return _stack([twin.args(shape, jnp.dtype(dtype), rng) for _ in range(COPIES)])
+def _stacked_args(comparison, shape, dtype):
+    rng = _seed(comparison.name, shape, dtype)
+    return _stack(
+        [comparison.args(shape, jnp.dtype(dtype), rng) for _ in range(COPIES)]
+    )
 
 
 _EXPECTED: dict[tuple[str, tuple[int, ...], str], tuple[Any, Any]] = {}
 
 
-def _expected(twin, shape, dtype):
-    """The plain twin's output and gradients, at `dtype` and in float64; made once."""
-    key = (twin.name, shape, dtype)
+def _expected(comparison, shape, dtype):
+    """The reference's output and gradients, at `dtype` and in float64; made once."""
+    key = (comparison.name, shape, dtype)
     if key not in _EXPECTED:
-        stacked, wanted = _stacked_args(twin, shape, dtype), frozenset(twin.diff)
-        run = functools.partial(_plain_loop, twin.plain)
+        stacked, wanted = (
+            _stacked_args(comparison, shape, dtype),
+            frozenset(comparison.diff),
+        )
+        run = functools.partial(_plain_loop, comparison.plain)
         plain = _vjp(run, stacked, wanted, _cotangent)
         with jax.enable_x64(True):
             wide = [jnp.asarray(_float64(x)) if _is_float(x) else x for x in stacked]
@@ -203,51 +208,60 @@ def _some(outcome, diff, wanted):
     return out, tuple(g for i, g in pairs if i in wanted)
 
 
-def _stated_errors(twin, stacked, out, dtype) -> dict[str, float]:
+def _stated_errors(comparison, stacked, out, dtype) -> dict[str, float]:
     """What each gradient may be off by beyond roundings, by what is said of the op."""
-    stated = twin.derivative_error.get(dtype, 0.0) * 4.0  # |cotangent| stays below 4
-    errors = [stated] * len(twin.diff)
-    if twin.recomputed is not None:
+    stated = (
+        comparison.derivative_error.get(dtype, 0.0) * 4.0
+    )  # |cotangent| stays below 4
+    errors = [stated] * len(comparison.diff)
+    if comparison.recomputed is not None:
         wide = [_float64(x) if _is_float(x) else np.asarray(x) for x in stacked]
         g = _float64(_cotangent(out).astype(dtype))
         examples = ([x[i] for x in (*wide, g)] for i in range(COPIES))
-        found = [twin.recomputed(args, g) for *args, g in examples]
+        found = [comparison.recomputed(args, g) for *args, g in examples]
         errors = [stated + max(es) for es in zip(*found, strict=True)]
-    names = (f"gradient of argument {i}" for i in sorted(twin.diff))
+    names = (f"gradient of argument {i}" for i in sorted(comparison.diff))
     return dict(zip(names, errors, strict=True))
 
 
-def check_equal(twin: Twin, shape, dtype: str, transform: str, wanted=None) -> None:
+def check_equal(
+    comparison: Comparison, shape, dtype: str, transform: str, wanted=None
+) -> None:
     """Values and gradients of the lean op under `transform` against float64."""
-    wanted = frozenset(twin.diff) if wanted is None else wanted
-    stacked = _stacked_args(twin, shape, dtype)
-    run = functools.partial(TRANSFORMS[transform], twin.lean)
+    wanted = frozenset(comparison.diff) if wanted is None else wanted
+    stacked = _stacked_args(comparison, shape, dtype)
+    run = functools.partial(TRANSFORMS[transform], comparison.lean)
     lean = _vjp(run, stacked, wanted, _cotangent)
     plain, reference = (
-        _some(outcome, twin.diff, wanted) for outcome in _expected(twin, shape, dtype)
+        _some(outcome, comparison.diff, wanted)
+        for outcome in _expected(comparison, shape, dtype)
     )
-    stated = _stated_errors(twin, stacked, plain[0], dtype)
+    stated = _stated_errors(comparison, stacked, plain[0], dtype)
     names = [f"output {i}" for i in range(len(jax.tree.leaves(lean[0])))]
     names += [f"gradient of argument {i}" for i in sorted(wanted)]
     leaves = zip(names, *map(jax.tree.leaves, (lean, plain, reference)), strict=True)
-    for what, got, twin_got, want in leaves:
+    for what, got, reference_got, want in leaves:
         extra = stated.get(what, 0.0)
-        _assert_close(f"{twin.name} {what}", got, twin_got, want, dtype, extra)
+        _assert_close(
+            f"{comparison.name} {what}", got, reference_got, want, dtype, extra
+        )
 
 
-def _assert_close(what, got, twin_got, want, dtype, extra):
-    assert got.dtype == twin_got.dtype, f"{what}: {got.dtype}, twin {twin_got.dtype}"
+def _assert_close(what, got, reference_got, want, dtype, extra):
+    assert got.dtype == reference_got.dtype, (
+        f"{what}: {got.dtype}, reference {reference_got.dtype}"
+    )
     assert got.shape == want.shape, f"{what}: {got.shape} for {want.shape}"
     if want.size == 0:
         return
-    got, twin_got = _float64(got), _float64(twin_got)
+    got, reference_got = _float64(got), _float64(reference_got)
     eps = float(jnp.finfo(dtype).eps)
     finite = np.isfinite(want)
     np.testing.assert_array_equal(np.isfinite(got), finite, err_msg=what)
     error = np.max(np.abs(got - want), where=finite, initial=0.0)
     allowed = (
         4 * eps * np.max(np.abs(want), where=finite, initial=0.0)
-        + 2 * np.max(np.abs(twin_got - want), where=finite, initial=0.0)
+        + 2 * np.max(np.abs(reference_got - want), where=finite, initial=0.0)
         + extra
     )
     assert error <= allowed, f"{what}: error {error:.3g}, allowed {allowed:.3g}"
@@ -268,9 +282,13 @@ def kept_bytes(fn, args, wanted) -> int:
     return sum(nbytes(aval) for aval, src in kept if not src.startswith(own))
 
 
-def check_saves(twin: Twin, shape, dtype: str, wanted) -> None:
+def check_saves(comparison: Comparison, shape, dtype: str, wanted) -> None:
     """The `Saves:` line, in bytes, for one subset of differentiated inputs."""
-    args = twin.args(shape, jnp.dtype(dtype), _seed(twin.name, shape, dtype))
-    got = kept_bytes(twin.lean, args, wanted)
-    want = twin.saves(args, wanted)
-    assert got == want, f"{twin.name}: keeps {got} bytes for {set(wanted)}, says {want}"
+    args = comparison.args(
+        shape, jnp.dtype(dtype), _seed(comparison.name, shape, dtype)
+    )
+    got = kept_bytes(comparison.lean, args, wanted)
+    want = comparison.saves(args, wanted)
+    assert got == want, (
+        f"{comparison.name}: keeps {got} bytes for {set(wanted)}, says {want}"
+    )

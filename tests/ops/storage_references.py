@@ -10,8 +10,8 @@ from jaxmem import ops
 from jaxmem._bits import packed_nbytes
 from jaxmem.ops.codes.packing import packed_codes_nbytes
 from jaxmem.ops.codes.quantization import Quantization, quantized_nbytes
-from tests.ops import normalization_twins as plain
-from tests.twins import Twin, nbytes, unary_args
+from tests.ops import normalization_references as plain
+from tests.references import Comparison, nbytes, unary_args
 
 BITS = Quantization(8, block_size=8)
 
@@ -93,7 +93,7 @@ def _pool(sizes, strides, padding):
         out = jax.eval_shape(functools.partial(ops.max_pool, **options), *args)
         return packed_codes_nbytes(out.shape, bits)
 
-    return Twin(
+    return Comparison(
         f"max_pool {sizes}",
         functools.partial(ops.max_pool, **options),
         functools.partial(nn.max_pool, **options),
@@ -110,8 +110,8 @@ CODED = dict.fromkeys(("float32", "bfloat16"), 0.3)
 # Of the recovered normalised input: see the Limits of the op; summed over 15 rows.
 INVERTED = {"float32": 3e-4, "bfloat16": 0.15}
 
-TWINS = [
-    Twin(
+COMPARISONS = [
+    Comparison(
         "elementwise chain",
         ops.elementwise(_chain),
         _chain,
@@ -120,7 +120,7 @@ TWINS = [
         (0, 1),
         lambda args, wanted: len(wanted) * nbytes(args[0]),
     ),
-    Twin(
+    Comparison(
         "dense in 8 bits",
         lambda x, k: ops.dense(x, k, dtype=x.dtype, save=BITS),
         plain.plain_dense,
@@ -130,7 +130,7 @@ TWINS = [
         _saves_dense,
         CODED,
     ),
-    Twin(
+    Comparison(
         "layer_norm in 8 bits",
         functools.partial(ops.layer_norm, save=BITS),
         plain.plain_layer_norm,
@@ -140,7 +140,7 @@ TWINS = [
         _saves_norm,
         CODED,
     ),
-    Twin(
+    Comparison(
         "ms_layer_norm into dense",
         _ms,
         _layer_norm_dense,
@@ -152,7 +152,7 @@ TWINS = [
         {"float32": 0.0, "bfloat16": 0.05},
     ),
     *(
-        Twin(
+        Comparison(
             f"inplace_abn {name}",
             functools.partial(_abn, activation=name),
             functools.partial(_plain_abn, activation=activation),
