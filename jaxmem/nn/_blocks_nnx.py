@@ -68,23 +68,10 @@ class TransformerBlock(flax_nnx.Module):
     """`jaxmem.nn.linen.TransformerBlock` for nnx: pre-LN (GPT, ViT) or post-LN (BERT).
 
     Args:
-        width: D, of the inputs.
-        num_heads: heads of the attention; divides `width`.
-        mlp_dim: width F of the MLP; None: 4 D.
-        norm: "pre" normalises what goes into attention and MLP, "post" the sum after.
-        causal: no position attends to a later one.
-        activation: elementwise, between the two layers of the MLP.
-        dropout_rate: of attention's and the MLP's outputs.
-        attention_dropout_rate: of the attention weights; None: as `dropout_rate`.
-        epsilon: of the norms.
-        use_bias: whether linear layers have one.
-        dtype: to compute in; None: what inputs and parameters promote to.
-        param_dtype: of the parameters.
-        kernel_init: of all kernels.
+        width: D, of the inputs; `num_heads` divides it.
         rngs: streams "params" and, for dropout, "dropout".
 
-    Raises:
-        ValueError: another word for `norm`, or heads that do not divide the width.
+    The other arguments, and errors, as of that block.
 
     Saves:
         As `jaxmem.nn.linen.TransformerBlock`.
@@ -160,19 +147,10 @@ class LlamaBlock(flax_nnx.Module):
     """`jaxmem.nn.linen.LlamaBlock` for nnx: RMSNorm, rotary attention, SwiGLU.
 
     Args:
-        width: D, of the inputs.
-        num_heads: heads of the queries; divides `width`.
-        mlp_dim: width F of the MLP.
-        num_kv_heads: heads of keys and values; None: as `num_heads`.
-        rope_theta: base of the rotary embedding.
-        epsilon: of the norms.
-        dtype: to compute in; None: what inputs and parameters promote to.
-        param_dtype: of the parameters; there are no biases.
-        kernel_init: of all kernels.
+        width: D, of the inputs; `num_heads` divides it.
         rngs: stream "params".
 
-    Raises:
-        ValueError: heads that do not divide the width, or each other.
+    The other arguments, and errors, as of that block.
 
     Saves:
         As `jaxmem.nn.linen.LlamaBlock`.

@@ -74,14 +74,7 @@ class _BitsLayer(nnx.Module):
 class LayerNorm(_WordLayer, nnx.LayerNorm):
     """`flax.nnx.LayerNorm`, built on `jaxmem.ops.layer_norm`.
 
-    Args:
-        save: `"input"` keeps the layer's input, `"output"` its output, which the next
-            matmul keeps anyway, bits a value (1 to 8) codes of the normalised input;
-            keyword-only. All other arguments as in Flax.
-
-    Saves:
-        The input or the output in its own dtype, and one or two float32 a row;
-        Flax keeps three float32 copies of the input.
+    `save` and what is saved are as in `jaxmem.nn.linen.LayerNorm`.
     """
 
     def __call__(
@@ -96,11 +89,7 @@ class LayerNorm(_WordLayer, nnx.LayerNorm):
 class RMSNorm(_WordLayer, nnx.RMSNorm):
     """`flax.nnx.RMSNorm`, built on `jaxmem.ops.rms_norm`.
 
-    Args:
-        save: as in `LayerNorm`; keyword-only. All other arguments as in Flax.
-
-    Saves:
-        The input or the output in its own dtype, and one float32 a row.
+    `save` and what is saved are as in `jaxmem.nn.linen.RMSNorm`.
     """
 
     def __call__(
@@ -117,15 +106,8 @@ class MSLayerNorm(_NormalizedLayer, nnx.LayerNorm):
 
     Arguments and state as in `flax.nnx.LayerNorm`, the last axis only. The output is a
     `jaxmem.ops.Normalized`, which `Linear`, `LinearGeneral` and `MultiHeadAttention` of
-    this module take; give `.array()` of it to anything else.
-
-    Args:
-        save: `"output"`, or bits a value (1 to 8) for codes of the normalised input;
-            keyword-only. All other arguments as in Flax.
-
-    Saves:
-        The normalised input, once for the norm and all dense layers that read it, and
-        one float32 a row.
+    this module take; give `.array()` of it to anything else. `save` and what is saved
+    are as in `jaxmem.nn.linen.MSLayerNorm`.
     """
 
     def __call__(
@@ -223,18 +205,8 @@ class BatchNorm(nnx.BatchNorm):
 class InPlaceABN(BatchNorm):
     """Batch norm and activation in one, built on `jaxmem.ops.inplace_abn`.
 
-    Arguments and state as in `flax.nnx.BatchNorm`, with one feature axis; scales may
-    have any sign.
-
-    Args:
-        activation: "leaky_relu", "elu", "silu", "gelu" or "identity"; keyword-only, as
-            those after it.
-        negative_slope: of leaky_relu; positive.
-        alpha: of elu; positive.
-        approximate: the tanh form of gelu if true, else the erf form.
-
-    Saves:
-        The output, which the next layer keeps anyway; see the op.
+    Arguments and state as in `flax.nnx.BatchNorm`, with one feature axis; the further
+    ones, all keyword-only, as in `jaxmem.nn.linen.InPlaceABN`.
     """
 
     def __init__(
@@ -284,13 +256,7 @@ def _product_reason(module, out_sharding) -> str | None:
 class Linear(_BitsLayer, nnx.Linear):
     """`flax.nnx.Linear`, built on `jaxmem.ops.dense`.
 
-    Args:
-        save: bits a value (1 to 8) or a `jaxmem.ops.Quantization`, to keep codes of
-            the input; keyword-only. All other arguments as in Flax.
-
-    Saves:
-        The input and the kernel themselves, and no copy of either in the dtype of
-        the computation.
+    `save` and what is saved are as in `jaxmem.nn.linen.Dense`.
     """
 
     def __call__(
@@ -309,12 +275,7 @@ class Linear(_BitsLayer, nnx.Linear):
 class LinearGeneral(_BitsLayer, nnx.LinearGeneral):
     """`flax.nnx.LinearGeneral`, built on `jaxmem.ops.dense`.
 
-    Args:
-        save: bits a value (1 to 8) or a `jaxmem.ops.Quantization`, to keep codes of
-            the input; keyword-only. All other arguments as in Flax.
-
-    Saves:
-        The input and the kernel themselves, and no copy of either.
+    `save` and what is saved are as in `jaxmem.nn.linen.DenseGeneral`.
     """
 
     def __call__(
@@ -350,13 +311,7 @@ def _dense(module, x, axis):
 class Conv(_BitsLayer, nnx.Conv):
     """`flax.nnx.Conv`, built on `jaxmem.ops.conv`.
 
-    Args:
-        save: bits a value (1 to 8) or a `jaxmem.ops.Quantization`, to keep codes of
-            the input; keyword-only. All other arguments as in Flax.
-
-    Saves:
-        The input where the kernel is trained, the kernel itself where the input is
-        differentiated, and no copy of the kernel in the dtype of the computation.
+    `save` and what is saved are as in `jaxmem.nn.linen.Conv`.
     """
 
     def __call__(
@@ -442,9 +397,7 @@ class Dropout(nnx.Dropout):
 class MultiHeadAttention(nnx.MultiHeadAttention):
     """`flax.nnx.MultiHeadAttention` on `jaxmem.ops`.
 
-    Saves:
-        The layer's inputs, query, key, value, the attention output once (the output
-        projection contracts its head axes directly), and one float32 a row.
+    `save` and what is saved are as in `jaxmem.nn.linen.MultiHeadDotProductAttention`.
     """
 
     @functools.wraps(nnx.MultiHeadAttention.__init__)

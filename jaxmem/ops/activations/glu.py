@@ -132,19 +132,12 @@ def geglu(
     """gelu(gate) times up.
 
     Args:
-        gate: the projection that is activated.
-        up: the projection that is gated, same shape and dtype.
+        gate: as in `swiglu`, like `up` and `implementation`.
+        up: the projection that is gated.
         approximate: the tanh form of GELU if true, else the erf form.
-        implementation: "xla"; "pallas" for the kernel of a TPU or GPU, whose backward
-            pass writes over gate and cotangent, in reverse mode alone; None: the
-            kernel where it was measured to be no slower.
 
     Returns:
         Array of that shape and dtype, computed in float32 and rounded once.
-
-    Raises:
-        ValueError: the shapes differ, or no kernel does what "pallas" asks for.
-        TypeError: the dtypes differ, or one is complex.
 
     Saves:
         gate and up; gate alone where only `up` is differentiated.

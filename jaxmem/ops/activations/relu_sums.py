@@ -5,7 +5,7 @@ paper publishes. `fewbit_table(..., objective="primitive")` finds slightly bette
 ones.
 """
 
-import functools
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
@@ -26,59 +26,57 @@ SILU_SUM = (
 )
 
 
-@functools.cache
-def _op(name, value, sum_of_relus):
+_DOC = """{function}, its derivative from 2 bits an element: {name}.
+
+Args:
+    x: input of any shape; integers become floats.
+
+Returns:
+    Array of the shape and dtype of x: {function}, computed in float32, rounded once.
+
+Raises:
+    TypeError: x is complex, or no array.
+
+Saves:
+    1/4 byte an element.
+
+Limits:
+    {limits}
+
+Source:
+    Yang et al., Approx-BP, arXiv 2406.16282, section 4.
+"""
+
+
+def _op(value: Callable, sum_of_relus, **words: str):
+    """The op whose derivative is that of a sum of ReLUs."""
     rises, corners = sum_of_relus
-    return coded(name, value, *as_table((corners, np.cumsum([0.0, *rises]))))
+    name = words["name"].lower()
+    apply = coded(name, value, *as_table((corners, np.cumsum([0.0, *rises]))))
+
+    def op(x: Shaped[ArrayLike, "*shape"]) -> Float[Array, "*shape"]:
+        return apply(inexact(name, x))
+
+    op.__name__ = op.__qualname__ = name
+    op.__doc__ = _DOC.format(**words)
+    return op
 
 
-def regelu2(x: Shaped[ArrayLike, "*shape"]) -> Float[Array, "*shape"]:
-    """GELU (erf form), its derivative from 2 bits an element: ReGELU2.
-
-    Args:
-        x: input of any shape; integers become floats.
-
-    Returns:
-        Array of the shape and dtype of x: GELU, computed in float32, rounded once.
-
-    Raises:
-        TypeError: x is complex, or no array.
-
-    Saves:
-        1/4 byte an element.
-
-    Limits:
-        The derivative is 0, -0.05, 1.05 or 1: off by up to 0.55 near zero, but its
-        integral is never far from GELU (squared distance 0.0095, ReLU 0.062).
-        `gelu(x, save=2)` is off by up to 0.18.
-
-    Source:
-        Yang et al., Approx-BP, arXiv 2406.16282, section 4.
-    """
-    return _op("regelu2", ERF.value, GELU_SUM)(inexact("regelu2", x))
-
-
-def resilu2(x: Shaped[ArrayLike, "*shape"]) -> Float[Array, "*shape"]:
-    """SiLU, its derivative from 2 bits an element: ReSiLU2.
-
-    Args:
-        x: input of any shape; integers become floats.
-
-    Returns:
-        Array of the shape and dtype of x: SiLU, computed in float32, rounded once.
-
-    Raises:
-        TypeError: x is complex, or no array.
-
-    Saves:
-        1/4 byte an element.
-
-    Limits:
-        The derivative is 0, -0.04, 1.04 or 1: off by up to 0.54 near zero, but its
-        integral is never far from SiLU (squared distance 0.040). `silu(x, save=2)` is
-        off by up to 0.19.
-
-    Source:
-        Yang et al., Approx-BP, arXiv 2406.16282, section 4.
-    """
-    return _op("resilu2", SILU.value, SILU_SUM)(inexact("resilu2", x))
+regelu2 = _op(
+    ERF.value,
+    GELU_SUM,
+    name="ReGELU2",
+    function="GELU (erf form)",
+    limits="The derivative is 0, -0.05, 1.05 or 1: off by up to 0.55 near zero, but "
+    "its integral is never far from GELU (squared distance 0.0095, ReLU 0.062). "
+    "`gelu(x, save=2)` is off by up to 0.18.",
+)
+resilu2 = _op(
+    SILU.value,
+    SILU_SUM,
+    name="ReSiLU2",
+    function="SiLU",
+    limits="The derivative is 0, -0.04, 1.04 or 1: off by up to 0.54 near zero, but "
+    "its integral is never far from SiLU (squared distance 0.040). `silu(x, save=2)` "
+    "is off by up to 0.19.",
+)

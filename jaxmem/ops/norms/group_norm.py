@@ -47,11 +47,7 @@ def group_norm(
         epsilon: added to the variance.
         reduction_axes: the axes of the statistics, the last one among them; None:
             all but the first.
-        use_fast_variance: variance as E[x^2] - E[x]^2 in one pass, clipped at zero.
-        mask: which elements count in the statistics, broadcastable to x.
-        dtype: of the output; None: that of x.
-        axis_name: a mapped axis (`shard_map`, `vmap`) the statistics also run over.
-        axis_index_groups: groups of indices within `axis_name`.
+        use_fast_variance: as in `layer_norm`, like the arguments after it.
 
     Returns:
         The normalised input, in x's shape and `dtype`.

@@ -149,11 +149,7 @@ def inplace_abn(
         approximate: the tanh form of gelu if true, else the erf form.
         axis: the feature axis, which is not reduced.
         epsilon: added to the variance.
-        use_fast_variance: variance as E[x^2] - E[x]^2 in one pass, clipped at zero.
-        mask: which elements count in the statistics, broadcastable to x.
-        dtype: of the output; None: that of x.
-        axis_name: a mapped axis (`shard_map`, `vmap`) the statistics also run over.
-        axis_index_groups: groups of indices within `axis_name`.
+        use_fast_variance: as in `layer_norm`, like the arguments after it.
 
     Returns:
         Without `mean` and `var`: (output, mean, variance), the statistics in float32
