@@ -22,7 +22,7 @@ _seen: set[str] = set()  # options that an op has taken already; layers are made
 
 def _ask(op: Callable, shapes: dict[str, tuple[int, ...]], **options: Any) -> None:
     """Raises what the op itself says of these options, on shapes alone."""
-    asked = f"{op.__name__}{options!r}"
+    asked = f"{op.__name__}{options!r}"  # tracing takes milliseconds
     if asked in _seen:
         return
     dtypes = {"key": jnp.uint32}

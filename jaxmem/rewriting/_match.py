@@ -83,7 +83,8 @@ class Matcher:
     ) -> Iterator[PartialMatch]:
         """Extends `st` so that target `t` (labels `lt`) is pattern `p`."""
         self.steps += 1
-        if self.steps > 20_000:  # a formula that matches itself in too many ways
+        # A formula of many like operands matches itself in factorially many ways.
+        if self.steps > 20_000:
             return
         p_seen = self._bottom(p, lp)
         p, lp = p_seen.value, p_seen.labels

@@ -13,7 +13,8 @@ from jaxmem.rewriting._flat_graph import build
 from jaxmem.rewriting._match import head
 from jaxmem.rewriting._partial_match import TracedFormula
 
-# Sizes of the dimensions while the real ones are not known: no two alike, none 1.
+# Sizes of the dimensions while the real ones are not known: no two alike, so that no
+# reshape can confuse them, and none 1, which would broadcast.
 _SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
 
 

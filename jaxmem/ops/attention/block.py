@@ -126,6 +126,7 @@ def forward(rules: Rules, place: BlockPosition, q, k, v, bias, extras: Extras):
     o = _over_keys(p.astype(v.dtype), v)
     o = o / _to_times_first(total * (1.0 - rules.rate))
     o = _queries_inside(place, extras, o.astype(q.dtype))
+    # Not their sum: where a bias masks a row with -1e9, it would swallow the logarithm.
     return o, top, jnp.log(total)
 
 

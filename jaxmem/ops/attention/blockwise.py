@@ -37,7 +37,9 @@ from jaxmem.ops.attention.mask import Rules
 from jaxmem.ops.common.blocks import BlockedAxis, BlockedOutput, blockwise, devices_of
 from jaxmem.ops.common.lean import wide_dtype
 
+# Small beside what a layer keeps, and large enough that few blocks are needed.
 BLOCK_LOGITS_BYTES = 16 * 2**20
+# A matrix unit's rows: with fewer queries a product leaves most of it idle.
 _LEAST_QUERIES = 16
 
 

@@ -107,6 +107,7 @@ def _in_blocks(x: Array, block_size: int) -> Array:
     count, size = _split(x.shape[-1], block_size)
     rest = count * size - x.shape[-1]
     if rest:
+        # By its last element: zeros could widen the range of the last block.
         padding = [(0, 0)] * (x.ndim - 1) + [(0, rest)]
         x = jnp.pad(x, padding, mode="edge")
     return x.reshape(*x.shape[:-1], count, size)
@@ -132,6 +133,8 @@ def _outwards(x: Array, dtype: Any, sign: int) -> Array:
     """`x` in `dtype`, rounded up (sign 1) or down (-1), and exact where it can be."""
     if x.dtype == dtype:
         return x
+    # A value beyond a rounded end would be clipped, and its error not bounded by a
+    # step.
     return (x + sign * float(jnp.finfo(dtype).eps) * jnp.abs(x)).astype(dtype)
 
 
@@ -174,6 +177,7 @@ def quantize(
     offset = (
         -(2 ** (quantization.bits - 1)) * at if low is None else widen(low)[..., None]
     )
+    # A block of equal numbers has a step of zero, and code 0 gives its offset back.
     place = (widen(blocks) - offset) / jnp.where(at > 0, at, 1.0)
     place = _flat(place, values.shape[-1])
     if seed is None:

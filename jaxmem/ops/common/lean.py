@@ -44,6 +44,7 @@ def reread(kept: Array) -> Array:
     too, but makes a TPU scan copy what it stored.
     """
     if kept.dtype == jnp.bfloat16:
+        # A bfloat16 is the upper half of a float32.
         half = lax.bitcast_convert_type(kept, jnp.uint16).astype(jnp.uint32)
         return lax.bitcast_convert_type(half << 16, jnp.float32)
     if kept.dtype == jnp.float16:
@@ -114,6 +115,9 @@ def kept_linear(
             return push(kept, t).astype(t.dtype)
 
     op = jax.custom_jvp(forward)
+    # Partial evaluation of a checkpoint keeps its arguments and nothing made inside: so
+    # exactly what `keep` chose is a residual. No barriers (`prevent_cse`): the residual
+    # may be the very value that the next operation keeps.
     scaled = jax.checkpoint(tangent, prevent_cse=False)
 
     @op.defjvp

@@ -36,7 +36,9 @@ from jaxmem.ops.common.blocks import tied, vary
 from jaxmem.ops.common.lean import wide_dtype
 from pallas_kernels.dispatch import Implementation
 
+# Small beside the gradient of x in float32 that is added up beside a block.
 BLOCK_LOGITS_BYTES = 32 * 2**20
+# Below this each block reads all of x for too few columns.
 _LEAST_COLUMNS = 512
 
 

@@ -35,7 +35,9 @@ from jaxmem.ops.few_bit.steps import Table, best_steps, sample
 from jaxmem.ops.few_bit.weight import as_weight
 
 MOST_BITS = 8
-UNROLLED = 16  # levels up to which every comparison is an operation of its own
+# Up to so many levels every comparison is an operation of its own, which XLA fuses; for
+# more the graph would grow, and one comparison runs along an axis of borders.
+UNROLLED = 16
 OBJECTIVES = {"derivative": best_steps, "primitive": best_polygon}
 INTERVAL = (-10.0, 10.0)
 

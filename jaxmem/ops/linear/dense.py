@@ -165,4 +165,5 @@ def _product(axes, precision, preferred_element_type) -> Callable:
             preferred_element_type=preferred_element_type,
         )
 
+    # The arguments of a checkpoint are kept, so the kernel and not its cast copy.
     return jax.checkpoint(product, prevent_cse=False)

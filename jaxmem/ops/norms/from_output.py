@@ -43,6 +43,7 @@ from jaxmem.ops.norms.moments import (
 
 def guarded_channels(size: int) -> int:
     """How many channels keep their normalised input exactly."""
+    # Small beside the output, and one channel at least.
     return max(1, size // 64)
 
 
@@ -63,6 +64,7 @@ def _parameters(norm: Norm, x: Array, scale, bias) -> tuple[Array, Array]:
 def _inverse(scale: Array, bias: Array, eps: float) -> Array:
     """The factor that takes y - bias to xhat, shrunk where y is mostly rounding."""
     usable = jnp.abs(scale) >= jnp.finfo(scale.dtype).tiny
+    # A constant of second derivatives: it is an estimate of noise, no part of the norm.
     q = jax.lax.stop_gradient(_condition(scale, bias))
     shrink = jnp.where(usable, q * q / (q * q + (eps / 4) ** 2), 0.0)
     return shrink / jnp.where(usable, scale, 1.0)

@@ -231,6 +231,7 @@ def _normalize(norm: Norm, x, scale, bias, mask):
 @functools.cache
 def keep_input(norm: Norm) -> Callable:
     """(x, scale, bias, mask) -> (y, mean, var), keeping x and its statistics."""
+    # The statistics are named: recomputing a reduction costs a pass over the input.
     policy = jax.checkpoint_policies.save_only_these_names(norm.stats_name)
     fn = functools.partial(_normalize, norm)
     return jax.checkpoint(fn, prevent_cse=False, policy=policy)

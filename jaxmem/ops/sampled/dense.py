@@ -112,7 +112,7 @@ def sampled_dense(
     _check_norms(x, row_norms, method)
     dtype = compute_dtype("sampled_dense", dtype, x, kernel, bias)
     rows = math.prod(x.shape[:-1])
-    k = math.ceil(budget * rows - 1e-6)
+    k = math.ceil(budget * rows - 1e-6)  # 0.3 * 10 rows are 3, in spite of rounding
     with jax.named_scope("jaxmem.sampled_dense"):
         if k >= rows:
             return dense(x, kernel, bias, dtype=dtype, precision=precision)

@@ -20,6 +20,7 @@ from jaxmem.ops.common.lean import widen
 from jaxmem.ops.randomness.bits import random_bits
 from jaxmem.ops.sampled.gradient import product
 
+# Of P at a time: 16 MiB in float32.
 _BLOCK_ENTRIES = 2**22
 
 

@@ -26,7 +26,7 @@ from jaxtyping import Float
 from jaxmem._checks import check_array, check_numbers, wrong_type, wrong_value
 from jaxmem.ops.codes.packing import pack_codes, unpack_codes
 
-MOST_PLACES = 256
+MOST_PLACES = 256  # a code is a byte at most
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,7 @@ def _places(window: _Window, x: Array, y: Array) -> Array:
     """For each output the first place in its window that holds it, packed."""
     padded = window.padded(x, -math.inf)
     place = jnp.zeros(y.shape, jnp.uint8)
+    # From the last to the first: of equal elements the first one stays.
     for code, offset in reversed([*window.offsets()]):
         here = window.taken(padded, offset, y.shape) == y
         place = jnp.where(here, jnp.uint8(code), place)
