@@ -12,10 +12,9 @@ from tests.sets import one_of, slow_unless
 
 
 def _families():
-    names = (m.name for m in pkgutil.iter_modules(tests.ops.__path__))
-    return [
-        importlib.import_module(f"tests.ops.{n}") for n in names if "_references" in n
-    ]
+    modules = pkgutil.walk_packages(tests.ops.__path__, "tests.ops.")
+    names = (m.name for m in modules if m.name.endswith("_references"))
+    return [importlib.import_module(name) for name in names]
 
 
 COMPARISONS = [t for family in _families() for t in family.COMPARISONS]

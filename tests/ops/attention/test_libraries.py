@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem.ops.attention.dot_product import dot_product_attention
-from tests.ops.test_attention import OPTIONS, Q, assert_same, normal, qkv
-from tests.ops.test_attention import value_and_grads as results
+from tests.ops.attention.test_attention import OPTIONS, Q, assert_same, normal, qkv
+from tests.ops.attention.test_attention import value_and_grads as results
 
 
 @pytest.fixture

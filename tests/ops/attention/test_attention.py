@@ -13,7 +13,12 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxmem import _jaxpr
 from jaxmem.ops.attention import blockwise
 from jaxmem.ops.attention.dot_product import dot_product_attention
-from tests.ops.attention_references import KEY, RATE, lean_attention, plain_attention
+from tests.ops.attention.attention_references import (
+    KEY,
+    RATE,
+    lean_attention,
+    plain_attention,
+)
 from tests.references import kept_bytes
 from tests.sets import some_fast
 

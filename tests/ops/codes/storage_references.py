@@ -10,7 +10,7 @@ from jaxmem import ops
 from jaxmem._bits import packed_nbytes
 from jaxmem.ops.codes.packing import packed_codes_nbytes
 from jaxmem.ops.codes.quantization import Quantization, quantized_nbytes
-from tests.ops import normalization_references as plain
+from tests.ops.norms import normalization_references as plain
 from tests.references import Comparison, nbytes, unary_args
 
 BITS = Quantization(8, block_size=8)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxmem import ops
-from tests.ops.conv_references import lean_conv, plain_conv
+from tests.ops.linear.conv_references import lean_conv, plain_conv
 from tests.references import kept_bytes
 
 

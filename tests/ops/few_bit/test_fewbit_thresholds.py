@@ -1,4 +1,4 @@
-"""The published figures of few-bit derivatives, again (pytest -m slow)."""
+"""The published figures of few-bit derivatives compiled anew (pytest -m slow)."""
 
 import jax
 import pytest

@@ -9,7 +9,7 @@ import pytest
 
 from jaxmem import ops
 from tests import references
-from tests.ops import normalization_references as plain
+from tests.ops.norms import normalization_references as plain
 from tests.references import Comparison
 
 KEY = jax.random.key(3)

@@ -11,7 +11,7 @@ import pytest
 from jaxmem import ops
 from jaxmem.ops.norms import from_output
 from jaxmem.ops.norms.from_output import keep_output
-from tests.ops import normalization_references as plain
+from tests.ops.norms import normalization_references as plain
 
 D = 1024
 
