@@ -47,7 +47,7 @@ def check_ms_save(save: Any) -> None:
     _ask(ops.ms_rms_norm, {"x": (2, 1)}, save=save)
 
 
-def check_sampling(budget: Any, method: Any) -> None:
+def check_sampled_dense(budget: Any, method: Any) -> None:
     """How many rows a `SampledDense` keeps, and how it chooses them."""
     shapes = {"x": (4, 1), "kernel": (1, 1), "key": (2,)}
     _ask(ops.sampled_dense, shapes, budget=budget, method=method)

@@ -1,4 +1,8 @@
-"""Lean functions: the signatures of `jax.nn`, and less kept for the backward pass."""
+"""Lean functions: the signatures of `jax.nn`, and less kept for the backward pass.
+
+A family of ops is a folder: an op has a file in it, and `records.py` says what the rest
+of the library is made from. What several families share is in `common` and `codes`.
+"""
 
 from jaxmem.ops.activations.elementwise import elementwise as elementwise
 from jaxmem.ops.activations.gelu import gelu as gelu

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jaxmem._checks import check_int, wrong_type, wrong_value
+from jaxmem.ops.codes.packing import MOST_BITS
 from jaxmem.ops.common.lean import lean, of_input
-from jaxmem.ops.few_bit.derivative import MOST_BITS, as_bits, coded
+from jaxmem.ops.few_bit.derivative import as_bits, coded
 from jaxmem.ops.few_bit.tables import shipped
 from jaxmem.ops.marks import marked
 

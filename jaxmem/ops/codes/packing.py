@@ -15,6 +15,8 @@ from jaxtyping import Array, UInt8
 
 from jaxmem._bits import pack_bits, packed_nbytes, unpack_bits
 
+MOST_BITS = 8  # of a code
+
 
 def packed_codes_nbytes(shape: tuple[int, ...], bits: int) -> int:
     """Bytes that `pack_codes` makes of codes of this shape."""

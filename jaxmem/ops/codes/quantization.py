@@ -23,11 +23,14 @@ import numpy as np
 from jaxtyping import Array, Float, UInt32
 
 from jaxmem._checks import check_bool, check_int, wrong_type
-from jaxmem.ops.codes.packing import pack_codes, packed_codes_nbytes, unpack_codes
+from jaxmem.ops.codes.packing import (
+    MOST_BITS,
+    pack_codes,
+    packed_codes_nbytes,
+    unpack_codes,
+)
 from jaxmem.ops.common.lean import wide_dtype, widen
 from jaxmem.ops.randomness.bits import positions, random_bits
-
-MOST_BITS = 8
 
 
 @dataclass(frozen=True)

@@ -28,13 +28,12 @@ from jaxmem._checks import (
     wrong_type,
     wrong_value,
 )
-from jaxmem.ops.codes.packing import pack_codes, unpack_codes
+from jaxmem.ops.codes.packing import MOST_BITS, pack_codes, unpack_codes
 from jaxmem.ops.common.lean import inexact, kept_linear, wide_dtype, widen
 from jaxmem.ops.few_bit.polygon import best_polygon
 from jaxmem.ops.few_bit.steps import Table, best_steps, sample
 from jaxmem.ops.few_bit.weight import as_weight
 
-MOST_BITS = 8
 # Up to so many levels every comparison is an operation of its own, which XLA fuses; for
 # more the graph would grow, and one comparison runs along an axis of borders.
 UNROLLED = 16
