@@ -149,11 +149,8 @@ def _readers(jaxpr, var) -> tuple[list[Any], list[int]]:
         if places and _LEAN_POOL in _compat.name_stack(eqn):
             continue
         for place in places:
-            if name in PRODUCTS:
-                partners += eqn.invars[:place] + eqn.invars[place + 1 :]
-            elif name in SQUARES:
-                partners.append(eqn.invars[place])
-            elif name in VIEWS:
+            partners += _multiplied(eqn, place)
+            if name in VIEWS:
                 out = eqn.outvars[place if len(eqn.outvars) > 1 else 0]
                 same |= {out} if out.aval.size == var.aval.size else set()
             for inner, offset in _called(eqn, place):
@@ -162,6 +159,13 @@ def _readers(jaxpr, var) -> tuple[list[Any], list[int]]:
                 same.update(eqn.outvars[i] for i in outs)
     outs = [i for i, v in enumerate(jaxpr.outvars) if _in(v, same)]
     return list(dict.fromkeys(filter(_is_var, partners))), outs
+
+
+def _multiplied(eqn, place: int) -> list[Any]:
+    """What an operation multiplies its input at `place` with."""
+    if eqn.primitive.name in PRODUCTS:
+        return eqn.invars[:place] + eqn.invars[place + 1 :]
+    return [eqn.invars[place]] if eqn.primitive.name in SQUARES else []
 
 
 def _inside(jaxpr, place: int) -> tuple[list[int], list[int]]:
@@ -215,6 +219,18 @@ def _run(body, args: Sequence[Any], tell: Callable[[SaveChoice], None]) -> list[
             run(made_by[atom])
         return env[atom]
 
+    def resolved(eqn, mark: AutoSave, x):
+        out = eqn.outvars[0]
+        pending.add(out)
+        partners, _ = _readers(jaxpr, out)
+        later = [v for v in partners if pending & _ancestors(jaxpr, [v])]
+        # what is made of an output not there yet has a tangent if x has one
+        known = [x if v in later else read(v) for v in partners]
+        op = _asking(mark, _compat.caller_line(eqn), tell)
+        y = _compat.in_context_of(eqn, op, x, *known)
+        pending.discard(out)
+        return y
+
     def run(eqn):
         if id(eqn) in done:
             return
@@ -222,14 +238,7 @@ def _run(body, args: Sequence[Any], tell: Callable[[SaveChoice], None]) -> list[
         values = [read(v) for v in eqn.invars]
         mark = _mark(eqn)
         if mark is not None:
-            pending.add(eqn.outvars[0])
-            partners, _ = _readers(jaxpr, eqn.outvars[0])
-            later = [v for v in partners if pending & _ancestors(jaxpr, [v])]
-            # what is made of an output not there yet has a tangent if x has one
-            known = [values[0] if v in later else read(v) for v in partners]
-            op = _asking(mark, _compat.caller_line(eqn), tell)
-            outs = [_compat.in_context_of(eqn, op, values[0], *known)]
-            pending.discard(eqn.outvars[0])
+            outs = [resolved(eqn, mark, values[0])]
         elif any(is_marked(inner) for inner in _jaxpr.bodies(eqn)):
             inner = [functools.partial(_run, b, tell=tell) for b in _jaxpr.bodies(eqn)]
             outs = with_bodies(eqn, values, inner)

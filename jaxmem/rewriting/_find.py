@@ -121,28 +121,16 @@ def _matcher(pattern: Pattern, batch: int, sizes) -> Matcher | None:
 def _judge(
     pattern, batch, state: PartialMatch, root, graph, claimed
 ) -> Match | Refusal | None:
-    traced = pattern.trace(batch, state.sizes)
-    assert traced is not None
-    inputs = (state.inputs.get(v) for v in traced.inputs)
-    bound = [b for b in inputs if b is not None]
-    holes = traced.holes.items()
-    scalars = {n: state.holes[v].value for n, v in holes if v in state.holes}
-    if len(bound) != len(traced.inputs) or len(scalars) != len(traced.holes):
-        return None
-    scalars |= {name: root.params[name] for name in pattern.params}
-    if not pattern.when(**scalars):
-        return None
+    """The match that a state is, or why it may not be replaced; None for no match."""
+    given = _given(pattern, batch, state, root)
     interior = state.covered - {root}
-    if any(n in claimed for n in interior):
+    if given is None or not interior.isdisjoint(claimed):
         return None
+    bound, scalars = given
     frame, opened = _frames(state.covered | {root}, root)
-    arguments = []
-    for i, (b, spec) in enumerate(zip(bound, pattern.specs, strict=True)):
-        full = tuple(state.sizes.get(n, 1) for n, _ in spec.names(batch))
-        argument = argument_of(b, spec, full, batch, frame, i in pattern.uncast)
-        if argument is None:
-            return None
-        arguments.append(argument)
+    arguments = _arguments(pattern, batch, state, bound, frame)
+    if arguments is None:
+        return None
     if root.name in MOVES and not all(a.in_order() for a in arguments):
         return None
     used = _used_elsewhere(interior, root, state.covered, graph)
@@ -163,6 +151,32 @@ def _judge(
         frozenset(opened),
     )
     return _with_dtype(match) or refuse(_no_dtype(root))
+
+
+def _given(pattern, batch, state: PartialMatch, root: Node):
+    """What the inputs and the scalars of a formula stand for, if that is allowed."""
+    traced = pattern.trace(batch, state.sizes)
+    assert traced is not None
+    inputs = (state.inputs.get(v) for v in traced.inputs)
+    bound = [b for b in inputs if b is not None]
+    holes = traced.holes.items()
+    scalars = {n: state.holes[v].value for n, v in holes if v in state.holes}
+    if len(bound) != len(traced.inputs) or len(scalars) != len(traced.holes):
+        return None
+    scalars |= {name: root.params[name] for name in pattern.params}
+    return (bound, scalars) if pattern.when(**scalars) else None
+
+
+def _arguments(pattern, batch, state: PartialMatch, bound, frame: Frame):
+    """The arguments of the lean function, if all can be had in `frame`."""
+    arguments = []
+    for i, (b, spec) in enumerate(zip(bound, pattern.specs, strict=True)):
+        full = tuple(state.sizes.get(n, 1) for n, _ in spec.names(batch))
+        argument = argument_of(b, spec, full, batch, frame, i in pattern.uncast)
+        if argument is None:
+            return None
+        arguments.append(argument)
+    return arguments
 
 
 def _frames(covered, root: Node) -> tuple[Frame, set[Frame]]:

@@ -56,16 +56,14 @@ def plan_rewrites(
             rewrites.inner[node] = [
                 plan_rewrites(b, patterns, absent) for b in node.bodies
             ]
-    for pattern in patterns:
-        for root in by_head[pattern.head]:
-            look = (pattern, looks[root])
-            if root in claimed or look in absent:
-                continue
-            if not (
-                _may_be(pattern.gate, root, looks[root], gates)
-                and _try(rewrites, pattern, root, claimed)
-            ):
-                absent.add(look)
+    tries = ((p, root) for p in patterns for root in by_head[p.head])
+    for pattern, root in tries:
+        look = (pattern, looks[root])
+        if root in claimed or look in absent:
+            continue
+        possible = _may_be(pattern.gate, root, looks[root], gates)
+        if not (possible and _try(rewrites, pattern, root, claimed)):
+            absent.add(look)
     # what is a part of a formula that was replaced, is not left
     rewrites.refused = [
         r for r in rewrites.refused if not claimed.intersection(r.covered)
@@ -135,6 +133,11 @@ def settle(rewrites: RewritePlan) -> None:
     if not rewrites.changes:
         return
     rewrites.changed |= {f for o in rewrites.opened for f in o.path()}
+    _settle_covered(rewrites)
+
+
+def _settle_covered(rewrites: RewritePlan) -> None:
+    """Which of the nodes inside formulas go, and which are recomputed for others."""
     covered = {n: m for m in rewrites.matches.values() for n in m.covered}
     needed = _needed(rewrites, set(covered))
     for node in reversed(rewrites.graph.nodes):

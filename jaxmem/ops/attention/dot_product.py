@@ -120,6 +120,14 @@ def _ids(name: str, x, shape: tuple[int, ...]):
     return x.astype(jnp.int32).reshape(-1, shape[-1])
 
 
+def _check_options(block_size, scale, dropout_rng) -> tuple[int | None, float | None]:
+    """Those that may be None."""
+    if dropout_rng is not None:
+        check_key("dropout_rng", dropout_rng)
+    size = None if block_size is None else check_int("block_size", block_size, 1)
+    return size, None if scale is None else check_float("scale", scale)
+
+
 def dot_product_attention(
     query: Float[Array, "*B T N H"],
     key: Float[Array, "*B S K H"],
@@ -215,12 +223,9 @@ def dot_product_attention(
     )
     _check_qkv(query, key, value)
     check_implementation(implementation, *LIBRARIES)
-    block_size = None if block_size is None else check_int("block_size", block_size, 1)
-    scale = None if scale is None else check_float("scale", scale)
+    block_size, scale = _check_options(block_size, scale, dropout_rng)
     check_bool("is_causal", is_causal)
     check_bool("broadcast_dropout", broadcast_dropout)
-    if dropout_rng is not None:
-        check_key("dropout_rng", dropout_rng)
     q, k, v = (_four(x, "query") for x in (query, key, value))
     logits = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     bias, mask = _against(logits, "bias", bias), _against(logits, "mask", mask)
@@ -229,7 +234,7 @@ def dot_product_attention(
     codes = head_codes(save)
     if rate == 1.0 or query.size == 0:
         return jnp.zeros_like(query)
-    if implementation == "cudnn" or implementation == "tokamax":
+    if implementation in LIBRARIES:
         check_plain(
             implementation,
             dropout_rate=rate or None,

@@ -138,27 +138,30 @@ def blockwise(
         got = fn(tied(jnp.int32(0), _first(blocks)), **blocks)
         return {k: got[k].astype(o.dtype) for k, o in outs.items()}
 
-    def write(whole, block, out: BlockedOutput, n):
-        block = block.astype(out.dtype)
-        if out.axis is None:
-            return whole + block
-        if add and cut.ragged:
-            block = block + cut.take(whole, out.axis, n)
-        return cut.put(whole, block, out.axis, n)
-
     def body(carry, n):
         blocks = {
             k: cut.take(carry[k] if k in over else x, axis, n)
             for k, (x, axis) in ins.items()
         }
         got = fn(tied(n, _first(blocks)), **blocks)
-        return {k: write(carry[k], got[k], o, n) for k, o in outs.items()}, None
+        new = {k: _written(cut, carry[k], got[k], o, n, add) for k, o in outs.items()}
+        return new, None
 
     over = {k for k, o in outs.items() if k in ins and _takes_place(cut, o, *ins[k])}
     axes = _compat.varying_axes(*likes)
     start = lambda k, o: ins[k][0] if k in over else jnp.zeros(o.shape, o.dtype)
     init = {k: vary(start(k, o), axes) for k, o in outs.items()}
     return jax.lax.scan(body, init, jnp.arange(cut.count, dtype=jnp.int32))[0]
+
+
+def _written(cut: BlockedAxis, whole, block, out: BlockedOutput, n, add: bool):
+    """The whole output with block `n` in it."""
+    block = block.astype(out.dtype)
+    if out.axis is None:
+        return whole + block
+    if add and cut.ragged:
+        block = block + cut.take(whole, out.axis, n)
+    return cut.put(whole, block, out.axis, n)
 
 
 def _takes_place(cut: BlockedAxis, out: BlockedOutput, x, axis: int) -> bool:
