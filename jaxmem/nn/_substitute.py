@@ -98,13 +98,13 @@ def substitute(
             raise wrong_value("activations", activations, allowed)
     if activations is None:
         activations = as_quantization(save) or storage.word
-    options_ = SubstitutionOptions(rules, storage, activations, patterns, verbose)
+    request = SubstitutionOptions(rules, storage, activations, patterns, verbose)
     if isinstance(model, linen.Module):
-        return substitute_linen(model, options_)
+        return substitute_linen(model, request)
     if isinstance(model, nnx.Module):
-        return substitute_nnx(model, options_)
+        return substitute_nnx(model, request)
     if callable(model) and not inspect.isclass(model):
-        return _substitute_function(model, options_)
+        return _substitute_function(model, request)
     raise wrong_type(
         "substitute: model",
         model,
@@ -131,20 +131,20 @@ def _check_patterns(patterns: Any) -> None:
         raise wrong_type("patterns", patterns, allowed)
 
 
-def _substitute_function(fn: Callable, options_: SubstitutionOptions) -> Callable:
+def _substitute_function(fn: Callable, request: SubstitutionOptions) -> Callable:
     from jaxmem.nn._traced import run_rewritten
 
-    recorder = options_.recorder()
+    recorder = request.recorder()
 
     @functools.wraps(fn)
     def lean(*args, **kwargs):
         def call(args, kwargs):
             return fn(*args, **kwargs)
 
-        library = options_.library()
+        library = request.library()
         found = recorder.add_patterns
-        out = run_rewritten(call, (args, kwargs), library, found, options_.codes)
-        recorder.first_trace(options_.verbose)
+        out = run_rewritten(call, (args, kwargs), library, found, request.codes)
+        recorder.first_trace(request.verbose)
         return out
 
     vars(lean)["jaxmem_recorder"] = recorder

@@ -39,9 +39,9 @@ _TAG = "jaxmem.substitute"
 class NnxSubstitution:
     """The state shared by all copies of one substituted nnx model."""
 
-    def __init__(self, options_: SubstitutionOptions) -> None:
-        self.options_ = options_
-        self.recorder = options_.recorder()
+    def __init__(self, request: SubstitutionOptions) -> None:
+        self.request = request
+        self.recorder = request.recorder()
         self._local = threading.local()
 
     def call(self, base_call: Callable, model: nnx.Module, args, kwargs) -> Any:
@@ -54,13 +54,13 @@ class NnxSubstitution:
                 return self._call(base_call, model, args, kwargs)
         finally:
             self._local.active = False
-            self.recorder.first_trace(self.options_.verbose)
+            self.recorder.first_trace(self.request.verbose)
 
     def _call(self, base_call, model, args, kwargs):
         rewriting = (
-            self.options_.library(),
+            self.request.library(),
             self.recorder.add_patterns,
-            self.options_.codes,
+            self.request.codes,
         )
         try:
             return _call_traced(base_call, model, args, kwargs, rewriting)
@@ -127,15 +127,15 @@ def _call_changing(base_call, inputs, rewriting):
         return context.merge(graph_out, state_out)[1]
 
 
-def substitute_nnx(model: nnx.Module, options_: SubstitutionOptions) -> nnx.Module:
+def substitute_nnx(model: nnx.Module, request: SubstitutionOptions) -> nnx.Module:
     """A copy of `model` on lean layers."""
     new = nnx.clone(model)
-    state = NnxSubstitution(options_)
+    state = NnxSubstitution(request)
     left: list[tuple] = []
     for path, node in list(nnx.iter_graph(new)):
         inside_left = any(path[: len(prefix)] == prefix for prefix in left)
         if isinstance(node, nnx.Module) and not inside_left:
-            if _exchange(node, path, options_, state.recorder) == "left":
+            if _exchange(node, path, request, state.recorder) == "left":
                 left.append(path)
     if callable(new):
         _set_class(new, _with_call(type(new), state))
@@ -143,11 +143,11 @@ def substitute_nnx(model: nnx.Module, options_: SubstitutionOptions) -> nnx.Modu
 
 
 def _exchange(
-    node, path, options_: SubstitutionOptions, recorder: Recorder
+    node, path, request: SubstitutionOptions, recorder: Recorder
 ) -> str | None:
     """Gives one node the lean class for its own, where there is one."""
     where = "/".join(map(str, path))
-    rule = first_match(options_.rules, node, where)
+    rule = first_match(request.rules, node, where)
     if rule is not None:
         return _exchange_by_rule(rule, node, where, recorder)
     cls = type(node)
@@ -157,15 +157,15 @@ def _exchange(
     if cls.__call__ is not base.__call__:
         recorder.left(where, node, "overrides __call__")
         return None
-    options = _set_up(node, where, options_, recorder)
+    options = _set_up(node, where, request, recorder)
     recorder.replaced(where, node, f"jaxmem {TABLE[base].__name__}", options)
     _set_class(node, TABLE[base] if cls is base else _both(cls, TABLE[base]))
     return None
 
 
-def _set_up(node, where: str, options_: SubstitutionOptions, recorder: Recorder) -> str:
+def _set_up(node, where: str, request: SubstitutionOptions, recorder: Recorder) -> str:
     """Sets the options of the lean class on the node; says which."""
-    save, pattern = options_.save.at(where)
+    save, pattern = request.save.at(where)
     if isinstance(save, Quantization) and isinstance(node, TAKES_BITS):
         recorder.use_save(pattern)
     if isinstance(node, nnx.MultiHeadAttention):
