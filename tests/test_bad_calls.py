@@ -78,7 +78,7 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN = """
     Layout Left Lifetimes LintReport MemoryReport MicrobatchStep NoLayoutError
     Normalized Operation Operations Order OutOfReach Part Places Plan Prediction
     RematPolicy Remade Rematerialised Replacement Report Residual Residuals Scheduled
-    Site Sizes Stored SubstitutionReport Target contains_adama swish targets
+    Site Sizes Stored SubstitutionReport Target accumulates swish targets
 """.split()
 # What the other packages compile with; `estimate` checks the arguments.
 WITHOUT_ARGUMENTS_OF_ITS_OWN += (

@@ -1,10 +1,11 @@
-"""What `microbatch` was asked for, checked once, when the step is made."""
+"""The options of `microbatch`, checked once, when the step is made."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from jaxmem._checks import (
+    check_axis_name,
     check_bool,
     check_callable,
     check_choice,
@@ -12,7 +13,6 @@ from jaxmem._checks import (
     check_int,
     wrong_type,
 )
-from jaxmem.optim._devices import axis_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ def check_options(loss_fn, tx, n, *, skip_nonfinite, axis_name, **options) -> Op
     n = check_int("n", n, 1)
     options |= {
         "skip_nonfinite": _skip(skip_nonfinite),
-        "axis_name": axis_names(axis_name),
+        "axis_name": check_axis_name("axis_name", axis_name),
     }
     checked = Options(n, **options)
     _check_functions(checked)

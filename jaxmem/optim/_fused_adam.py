@@ -22,8 +22,8 @@ from jaxtyping import Array, Int32, PyTree
 from jaxmem._checks import check_count, check_key, check_scalar, shown
 from jaxmem.optim._adam_pallas import update_leaf
 from jaxmem.optim._adama import scale_by_adama
-from jaxmem.optim._arguments import check_mask, check_rate, check_state
-from jaxmem.optim._moments import AdamAState
+from jaxmem.optim._adama_arguments import check_mask, check_rate, check_state
+from jaxmem.optim._adama_rule import AdamAState
 from pallas_kernels._adam import Factors, uses_bits
 from pallas_kernels.dispatch import Implementation, check_implementation
 

@@ -15,13 +15,14 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, PyTree
 
 from jaxmem._checks import check_bool, check_dtype, check_int, shown
-from jaxmem.optim._steps import (
+from jaxmem.optim.accumulation.dtypes import accumulation_dtype
+from jaxmem.optim.accumulation.states import accumulates
+from jaxmem.optim.accumulation.steps import (
     accumulate_step,
     apply_like,
     as_transformation,
-    contains_adama,
 )
-from jaxmem.optim._wide import wide
+from jaxmem.optim.accumulation.transformation import zeros_like
 
 
 class MultiSteps:
@@ -82,7 +83,7 @@ class MultiSteps:
             mini_step=jnp.zeros((), jnp.int32),
             gradient_step=jnp.zeros((), jnp.int32),
             inner_opt_state=inner,
-            acc_grads=() if contains_adama(inner) else zeros,
+            acc_grads=() if accumulates(inner) else zeros,
         )
 
     def update(
@@ -99,10 +100,10 @@ class MultiSteps:
         """
         _check_state(state)
         k = self._k(state.gradient_step)
-        if not contains_adama(state.inner_opt_state):
+        if not accumulates(state.inner_opt_state):
             step, waiting = self._sums(updates, state, params, extra_args)
         elif extra_args.get("phase") == "accumulate":
-            return _zeros_like(updates), state._replace(
+            return zeros_like(updates), state._replace(
                 inner_opt_state=self._added(updates, state, params, k, **extra_args)
             )
         else:
@@ -190,10 +191,6 @@ def _check_state(state) -> None:
         )
 
 
-def _zeros_like(tree):
-    return jax.tree.map(jnp.zeros_like, tree)
-
-
 def _when(emit, step, grads, waiting):
     """`step()`, or zero updates and the states in `waiting`, by a branch.
 
@@ -217,12 +214,12 @@ def _when(emit, step, grads, waiting):
 
 def _add(g, acc, n):
     del n
-    dtype = wide(g, acc)
+    dtype = accumulation_dtype(g, acc)
     return acc.astype(dtype) + g.astype(dtype)
 
 
 def _add_to_mean(g, acc, n):
     """Welford's mean, as optax has it: no sum that outgrows the dtype."""
-    dtype = wide(g, acc)
+    dtype = accumulation_dtype(g, acc)
     acc = acc.astype(dtype)
     return acc + (g.astype(dtype) - acc) / (n + 1).astype(dtype)

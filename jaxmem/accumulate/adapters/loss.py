@@ -1,7 +1,7 @@
-"""The user's loss function in one form, and what it returns checked.
+"""The user's loss function in one form, and checks of its results.
 
-The form: (params, model_state, batch, rng) -> (loss, (model_state, aux)), with None
-for a model state or an aux that is not there.
+The form is (params, model_state, batch, rng) -> (loss, (model_state, aux)), with None
+for an absent model state and {} for an absent aux.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from jaxmem.accumulate._options import Options
 
 
 def standard_loss(loss_fn: Callable, options: Options) -> Callable:
-    """`loss_fn` in the one form, rematerialised if that was asked for."""
+    """`loss_fn` in the one form, rematerialized if that was asked for."""
 
     def standard(params, model_state, batch, rng):
         first = (params, model_state) if options.has_model_state else (params,)
@@ -72,23 +72,23 @@ def _named(aux, options: Options) -> dict:
         return {}
     named = dict(aux) if isinstance(aux, dict) else {"aux": aux}
     named = jax.tree.map(jnp.asarray, named)
-    if taken := {"loss", "skipped"} & set(named):
+    if clash := {"loss", "skipped"} & set(named):
         raise ValueError(
-            f"aux has the names {sorted(taken)}, which the metrics have already"
+            f"aux has the names {sorted(clash)}, which the metrics have already"
         )
     return named
 
 
 def check_same(old, new) -> None:
-    """The model state comes back as it went in: one carry for all micro-batches."""
-    was, now = (
+    """ValueError for a model state of other types: a scan carries it."""
+    before, after = (
         {keystr(path): jax.typeof(x) for path, x in jax.tree.leaves_with_path(tree)}
         for tree in (old, new)
     )
     changed = [
-        f"{name}: {was.get(name, 'nothing')} in, {now.get(name, 'nothing')} out"
-        for name in dict.fromkeys([*was, *now])
-        if name not in was or name not in now or not _alike(was[name], now[name])
+        f"{name}: {before.get(name, 'nothing')} in, {after.get(name, 'nothing')} out"
+        for name in dict.fromkeys([*before, *after])
+        if not _same_type(before.get(name), after.get(name))
     ]
     if changed or jax.tree.structure(old) != jax.tree.structure(new):
         raise ValueError(
@@ -97,7 +97,9 @@ def check_same(old, new) -> None:
         )
 
 
-def _alike(one, other) -> bool:
+def _same_type(one, other) -> bool:
+    if one is None or other is None:
+        return False
     return one.shape == other.shape and one.dtype == other.dtype
 
 

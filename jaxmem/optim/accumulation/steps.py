@@ -1,11 +1,11 @@
-"""The two halves of a mini-batch, for any optax transformation that holds an AdamA.
+"""A mini-batch in steps: start, accumulate each micro-batch, apply.
 
-(And, on several devices under `jax.shard_map`, what goes before them.)
-
-The whole transformation runs on every micro-batch and once at the end; then each part
-of its state is taken from the run that was meant for it. What stands before AdamA in a
-chain sees the gradients of micro-batches, what stands after it sees the step. A chain's
-state is a plain tuple (a named chain's an OrderedDict), so position tells.
+They work for any optax transformation that holds an accumulating optimizer, such as
+AdamA. The whole transformation runs on every micro-batch and once at the end; then each
+part of its state is taken from the run that was meant for it. Transformations before
+the accumulating one in a chain see the gradients of micro-batches, those after it see
+the step. A chain's state is a plain tuple (a named chain's an OrderedDict), so the
+position tells which is which.
 """
 
 from collections import OrderedDict
@@ -17,10 +17,21 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
-from jaxmem._checks import check_count, shown
-from jaxmem.optim._dependence import depends_on_input
-from jaxmem.optim._devices import AxisName, axis_names, check_whole, count_devices, own
-from jaxmem.optim._moments import AdamAState
+from jaxmem._checks import check_axis_name, check_count, shown
+from jaxmem.optim.accumulation.dependence import depends_on_input
+from jaxmem.optim.accumulation.devices import (
+    AxisName,
+    check_replicated,
+    count_devices,
+    per_device,
+)
+from jaxmem.optim.accumulation.states import (
+    accumulates,
+    is_accumulating,
+    map_accumulating,
+    map_per_device,
+    per_device_fields,
+)
 
 
 def as_transformation(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:
@@ -35,25 +46,20 @@ def as_transformation(name: str, tx: Any) -> optax.GradientTransformationExtraAr
     return optax.with_extra_args_support(given)
 
 
-def contains_adama(state: PyTree) -> bool:
-    """Whether an `AdamAState` is somewhere in an optimizer's state."""
-    leaves = jax.tree.leaves(state, is_leaf=lambda s: isinstance(s, AdamAState))
-    return any(isinstance(s, AdamAState) for s in leaves)
-
-
 def start_step(
     state: PyTree, params: PyTree, axis_name: AxisName
 ) -> tuple[PyTree, PyTree]:
     """Starts a mini-batch under `jax.shard_map`, for an AdamA with an `axis_name`.
 
-    Types the moments as each device's own from here on, so that a scan over
-    micro-batches carries them with one type, and with them a copy of the parameters to
-    take gradients with respect to. (The gradient with respect to replicated parameters
-    is a sum over the devices, an all-reduce a micro-batch.) No data moves, and under
-    `check_vma=False` this does nothing.
+    The moments are typed as varying over the devices from here on, so that a scan over
+    micro-batches carries them with one type. The parameters that are returned are typed
+    so too: take gradients with respect to them. (The gradient with respect to
+    replicated parameters is a sum over the devices, an all-reduce a micro-batch.) No
+    data moves, and under `check_vma=False` this function does nothing.
 
     Args:
-      state: of a transformation that holds an AdamA, replicated over the axis.
+      state: of a transformation that holds an AdamA (or another accumulating
+        optimizer), replicated over the axis.
       params: the parameters, replicated over the axis.
       axis_name: what AdamA was given.
 
@@ -70,31 +76,28 @@ def start_step(
       tx = jaxmem.optim.adama(3e-4, axis_name="data")
 
       def step(params, state, micro_batches):  # in shard_map over "data"
-          state, own = start_step(state, params, "data")
+          state, local = start_step(state, params, "data")
 
           def body(state, batch):
-              grads = jax.grad(loss)(own, batch)
+              grads = jax.grad(loss)(local, batch)
               return accumulate_step(tx, grads, state, params, micro_batches=8), None
 
           state, _ = jax.lax.scan(body, state, micro_batches)
           updates, state = apply_step(tx, state, params)
           return optax.apply_updates(params, updates), state
     """
-    _need_adama(state)
-    names = axis_names(axis_name)
-    if not names:
+    _check_accumulates(state)
+    axes = check_axis_name("axis_name", axis_name)
+    if not axes:
         raise TypeError(f"axis_name={axis_name!r}: a name or a tuple of names")
-    count_devices(names)
+    count_devices(axes)
 
-    def begun(s):
-        if not isinstance(s, AdamAState):
-            return s
-        check_whole({"mu": s.mu, "nu": s.nu}, names)
-        return s._replace(mu=own(s.mu, names), nu=own(s.nu, names))
+    def started(s):
+        check_replicated(per_device_fields(s), axes)
+        return map_per_device(lambda tree: per_device(tree, axes), s)
 
-    check_whole({"params": params}, names)
-    is_adama = lambda s: isinstance(s, AdamAState)
-    return jax.tree.map(begun, state, is_leaf=is_adama), own(params, names)
+    check_replicated({"params": params}, axes)
+    return map_accumulating(started, state), per_device(params, axes)
 
 
 def accumulate_step(
@@ -115,7 +118,8 @@ def accumulate_step(
     schedules), and the counts of wrappers such as `optax.inject_hyperparams`, stay.
 
     Args:
-      tx: any optax transformation, nested in any way, that holds an AdamA.
+      tx: any optax transformation, nested in any way, that holds an AdamA (or another
+        accumulating optimizer).
       grads: the gradient of the mean loss of this micro-batch.
       state: of `tx`.
       params: as for `tx.update`.
@@ -131,11 +135,11 @@ def accumulate_step(
     Raises:
       ValueError: `tx` holds no AdamA, or has parameters whose gradients reach none, as
         in `optax.partition({"a": adama(...), "b": optax.sgd(...)}, ...)`: they would be
-        lost, since only AdamA keeps what a micro-batch brings. This is read off a
-        trace: no update may depend on the gradient during accumulation. A group of
-        `optax.set_to_zero()` passes.
+        lost, since only AdamA keeps them. A trace of the update decides: no update may
+        depend on the gradient during accumulation. A group of `optax.set_to_zero()`
+        passes.
     """
-    _need_adama(state)
+    _check_accumulates(state)
     _check_multi_steps(state)
     micro_batches = check_count("micro_batches", micro_batches)
     update = as_transformation("tx", tx).update
@@ -156,9 +160,9 @@ def apply_step(
 ) -> tuple[PyTree, PyTree]:
     """Ends a mini-batch: the updates of the accumulated moments.
 
-    AdamA and what stands after it in its chain advance by one step, what stands before
-    it keeps its state. With an `axis_name` this is where the devices' moments become
-    one, by an all-reduce of both.
+    AdamA and the transformations after it in its chain advance by one step, those
+    before it keep their states. With an `axis_name` an all-reduce of both moments
+    combines those of the devices.
 
     Args:
       tx: the transformation that `accumulate_step` was called with.
@@ -179,7 +183,7 @@ def apply_like(
     tx, like: PyTree, state: PyTree, params: PyTree | None, **extra_args: Any
 ) -> tuple[PyTree, PyTree]:
     """`apply_step` with the updates' structure and dtypes from `like`."""
-    _need_adama(state)
+    _check_accumulates(state)
     zeros = jax.tree.map(jnp.zeros_like, like)
     update = as_transformation("tx", tx).update
     updates, new = update(zeros, state, params, phase="apply", **extra_args)
@@ -187,16 +191,16 @@ def apply_like(
 
 
 def _merged(old, new, *, accumulating: bool):
-    """The old state where a part has to wait, else the new one."""
-    if isinstance(old, AdamAState):
+    """The old state where a transformation has to wait, else the new one."""
+    if is_accumulating(old):
         return new
-    if not contains_adama(old):
+    if not accumulates(old):
         return old if accumulating else new
     if type(old) is tuple:
         return tuple(_merged_chain(list(old), list(new), accumulating))
     if isinstance(old, OrderedDict):
-        parts = _merged_chain(list(old.values()), list(new.values()), accumulating)
-        return OrderedDict(zip(old, parts, strict=True))
+        states = _merged_chain(list(old.values()), list(new.values()), accumulating)
+        return OrderedDict(zip(old, states, strict=True))
     return jax.tree.map(
         lambda o, n: _merged(o, n, accumulating=accumulating),
         old,
@@ -206,58 +210,60 @@ def _merged(old, new, *, accumulating: bool):
 
 
 def _merged_chain(old: list, new: list, accumulating: bool) -> list:
-    holders = [i for i, s in enumerate(old) if contains_adama(s)]
-    parts = []
+    holders = [i for i, s in enumerate(old) if accumulates(s)]
+    states = []
     for i, (o, n) in enumerate(zip(old, new, strict=True)):
         if i in holders:
-            parts.append(_merged(o, n, accumulating=accumulating))
+            states.append(_merged(o, n, accumulating=accumulating))
         elif i < holders[0]:
-            parts.append(n if accumulating else o)
+            states.append(n if accumulating else o)
         elif i > holders[-1] or not jax.tree.leaves(o):
-            parts.append(o if accumulating else n)
+            states.append(o if accumulating else n)
         else:
             raise ValueError(
-                f"entry {i} of a chain has a state and stands between two that hold an "
-                "AdamA: it is unclear whether it advances with each micro-batch or "
-                "with each mini-batch; move it before the first or after the last"
+                f"entry {i} of a chain has a state and stands between two that "
+                "accumulate: it is unclear whether it advances with each micro-batch "
+                "or with each mini-batch; move it before the first or after the last"
             )
-    return parts
+    return states
 
 
-def _need_adama(state) -> None:
-    if not contains_adama(state):
+def _check_accumulates(state) -> None:
+    if not accumulates(state):
         raise ValueError(
-            f"state={shown(state)} holds no AdamAState: use jaxmem.optim.adama or "
-            "scale_by_adama in tx, or jaxmem.optim.MultiSteps, for any optimizer"
+            f"state={shown(state)} holds no AdamAState, nor another that accumulates: "
+            "use jaxmem.optim.adama or scale_by_adama in tx, or "
+            "jaxmem.optim.MultiSteps, for any optimizer"
         )
 
 
 def _check_multi_steps(state) -> None:
-    """ValueError for optax's MultiSteps round an AdamA: the state is no other's."""
+    """ValueError for optax's own MultiSteps around an accumulating optimizer."""
     is_multi = lambda s: isinstance(s, optax.MultiStepsState)
     for s in filter(is_multi, jax.tree.leaves(state, is_leaf=is_multi)):
-        if contains_adama(s.inner_opt_state) and jax.tree.leaves(s.acc_grads):
+        if accumulates(s.inner_opt_state) and jax.tree.leaves(s.acc_grads):
             raise ValueError(
-                "tx is an optax.MultiSteps round an AdamA, which keeps gradients in an "
-                "accumulator of its own and loses those of micro-batches: use "
-                "jaxmem.optim.MultiSteps, or the AdamA without either"
+                "tx is an optax.MultiSteps around an optimizer that accumulates by "
+                "itself: it keeps gradients in an accumulator of its own and loses "
+                "those of micro-batches; use jaxmem.optim.MultiSteps, or the inner "
+                "optimizer without either"
             )
 
 
 def _check_nothing_is_lost(updates_of, grads, state) -> None:
-    """ValueError for gradients that go past AdamA."""
+    """ValueError for gradients that no accumulating optimizer takes in."""
     jaxpr, updates = jax.make_jaxpr(updates_of, return_shape=True)(grads)
-    paths = jax.tree_util.tree_flatten_with_path(updates)[0]
-    past = zip(paths, depends_on_input(jaxpr), strict=True)
-    lost = [jax.tree_util.keystr(path) for (path, _), depends in past if depends]
+    paths = [path for path, _ in jax.tree.leaves_with_path(updates)]
+    dependent = zip(paths, depends_on_input(jaxpr), strict=True)
+    lost = [jax.tree_util.keystr(path) for path, depends in dependent if depends]
     if not lost:
         return
-    groups = _groups_without_adama(state)
+    groups = _groups_without_accumulation(state)
     named = f"; optax.partition groups without AdamA: {groups}" if groups else ""
-    more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
+    others = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
     raise ValueError(
-        f"the gradients of {', '.join(lost[:5])}{more} do not all go into an AdamA and "
-        f"would be lost, since nothing else keeps a micro-batch{named}. Give these "
+        f"the gradients of {', '.join(lost[:5])}{others} do not all go into an AdamA "
+        f"and would be lost, since nothing else keeps a micro-batch{named}. Give these "
         "parameters an AdamA, freeze them with optax.set_to_zero(), or accumulate "
         "their gradients yourself. A wrapper that decides by the gradient's values "
         "(optax.apply_if_finite: pass keep= instead) or does not pass extra arguments "
@@ -265,13 +271,12 @@ def _check_nothing_is_lost(updates_of, grads, state) -> None:
     )
 
 
-def _groups_without_adama(state) -> list:
-    is_partition = lambda s: isinstance(s, optax.MultiTransformState)  # noqa: E731
-    found = jax.tree.leaves(state, is_leaf=is_partition)
-    partitions = [s for s in found if is_partition(s)]
+def _groups_without_accumulation(state) -> list:
+    is_partition = lambda s: isinstance(s, optax.MultiTransformState)
+    leaves = jax.tree.leaves(state, is_leaf=is_partition)
     return [
         label
-        for partition in partitions
+        for partition in filter(is_partition, leaves)
         for label, inner in partition.inner_states.items()
-        if not contains_adama(inner)
+        if not accumulates(inner)
     ]

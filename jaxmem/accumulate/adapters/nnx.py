@@ -1,7 +1,8 @@
-"""The step for Flax nnx: (model, optimizer, batch, rng) -> metrics, both in place.
+"""The step for Flax nnx: (model, optimizer, batch, rng) -> metrics.
 
-What is no parameter of the optimizer (batch statistics, counters of random streams,
-frozen parameters) goes from micro-batch to micro-batch as the model state.
+It updates the model and the optimizer in place. The Variables that the optimizer does
+not train (batch statistics, counters of random streams, frozen parameters) are the
+model state, which goes from micro-batch to micro-batch.
 """
 
 import dataclasses
@@ -10,13 +11,13 @@ from collections.abc import Callable
 
 from flax import nnx
 
-from jaxmem.accumulate._face import Face, next_step
-from jaxmem.accumulate._loss import standard_loss, unpack
+from jaxmem.accumulate._mini_batch import run_mini_batch
 from jaxmem.accumulate._options import Options
-from jaxmem.accumulate._train import train
+from jaxmem.accumulate.adapters.adapter import Adapter, next_step
+from jaxmem.accumulate.adapters.loss import standard_loss, unpack
 
 
-def nnx_face(loss_fn: Callable, tx, options: Options) -> Face:
+def nnx_adapter(loss_fn: Callable, tx, options: Options) -> Adapter:
     """A step that updates its objects; `schedule` carries them."""
     if options.has_model_state:
         raise ValueError(
@@ -31,10 +32,10 @@ def nnx_face(loss_fn: Callable, tx, options: Options) -> Face:
         opt_state, step = nnx.as_pure((optimizer.opt_state, optimizer.step))
         loss = functools.partial(_loss, loss_fn, options, graphdef)
         loss = standard_loss(loss, inner)
-        out = train(loss, tx, inner, params, opt_state, rest, batch, rng)
+        out = run_mini_batch(loss, tx, inner, params, opt_state, rest, batch, rng)
         nnx.update(model, out.params, out.model_state)
         nnx.update(optimizer.opt_state, nnx.state(out.opt_state))
-        optimizer.step.set_value(next_step(step, out.taken))
+        optimizer.step.set_value(next_step(step, out.updated))
         return out.metrics
 
     def check(args):
@@ -43,11 +44,11 @@ def nnx_face(loss_fn: Callable, tx, options: Options) -> Face:
     def state(args, out=None):
         return nnx.as_pure(args[1].opt_state)
 
-    return Face(microbatch_step, (0, 1), state, state, check)
+    return Adapter(microbatch_step, (0, 1), state, state, check)
 
 
 def _loss(loss_fn: Callable, options: Options, graphdef, params, rest, batch, rng):
-    """The loss of a model of these parts, and the other part as the loss left it."""
+    """The loss of a model of these states, and its other state after the loss."""
     model = nnx.merge(graphdef, params, rest)
     loss, _, aux = unpack(loss_fn(model, batch, rng), options)
     paths = {path for path, _ in nnx.to_flat_state(params)}

@@ -1,20 +1,13 @@
-"""What AdamA is given, checked: hyperparameters when it is made, the rest at a call."""
+"""The arguments of AdamA: hyperparameters at construction, the others at each call."""
 
 from typing import Any, get_args
 
 import jax
-import jax.numpy as jnp
 
 from jaxmem._checks import check_bool, check_choice, check_count, check_scalar, shown
 from jaxmem._paths import check_bools
-from jaxmem.optim._moments import AdamAState, Mode, Rule, VScale
-
-PHASES = (None, "accumulate", "apply")
-
-
-def is_one(n: Any) -> bool:
-    """Whether there is one micro-batch, as far as that is known."""
-    return isinstance(n, int) and n == 1
+from jaxmem.optim._adama_rule import AdamARule, AdamAState, Mode, VScale
+from jaxmem.optim.accumulation.transformation import is_one
 
 
 def check_state(state: Any, tree: Any = None, name: str = "updates") -> None:
@@ -56,8 +49,8 @@ def check_decays(b1: Any, b2: Any, eps: Any, eps_root: Any) -> tuple[Any, ...]:
     return *decays, *(check_scalar(n, x, at_least=0) for n, x in small)
 
 
-def check_rule(rule: Rule, micro_batches) -> None:
-    """How micro-batches are taken in."""
+def check_rule(rule: AdamARule, micro_batches) -> None:
+    """ValueError for hyperparameters that exclude each other."""
     check_choice("mode", rule.mode, get_args(Mode))
     check_choice("v_scale", rule.v_scale, get_args(VScale))
     check_bool("nesterov", rule.nesterov)
@@ -68,17 +61,15 @@ def check_rule(rule: Rule, micro_batches) -> None:
         )
     if rule.axis_name and (rule.mode != "paper" or rule.nesterov):
         raise ValueError(
-            f"axis_name with mode={rule.mode!r}, nesterov={rule.nesterov}: only "
-            'mode="paper" without nesterov can be made whole from the moments of '
-            "several devices; reduce the gradients instead (jax.lax.pmean) and leave "
+            f"axis_name with mode={rule.mode!r}, nesterov={rule.nesterov}: only for "
+            'mode="paper" without nesterov can the moments of several devices be '
+            "combined; reduce the gradients instead (jax.lax.pmean) and leave "
             "axis_name out"
         )
-    _check_micro_batches(rule, micro_batches)
+    _check_nesterov(rule, check_count("micro_batches", micro_batches))
 
 
-def _check_micro_batches(rule: Rule, n) -> Any:
-    """The number, as an int or an array."""
-    n = check_count("micro_batches", n)
+def _check_nesterov(rule: AdamARule, n) -> None:
     if rule.nesterov and not is_one(n):
         raise ValueError(
             f"nesterov=True with micro_batches={n}: Nesterov momentum needs the "
@@ -86,27 +77,15 @@ def _check_micro_batches(rule: Rule, n) -> Any:
             "micro_batches=1, a Python int (under optax.inject_hyperparams: "
             'static_args=("micro_batches",))'
         )
-    return n
 
 
-def check_call(rule: Rule, phase, n, weight, keep) -> Any:
-    """The number of micro-batches, with all else checked."""
-    n = _check_micro_batches(rule, n)
-    if rule.axis_name and phase is None and not is_one(n):
-        raise ValueError(
-            f"axis_name with micro_batches={n!r} and no phase: between two calls the "
-            "state would be each device's own; use jaxmem.optim.start_step, "
-            "accumulate_step and apply_step"
-        )
-    if weight is not None:
-        check_scalar("weight", weight)
-    if keep is not None and not isinstance(keep, jax.Array):
-        check_bool("keep", keep)
-    elif keep is not None and (keep.shape != () or keep.dtype != jnp.bool_):
-        raise TypeError(f"keep={shown(keep)}: a bool, or a scalar array of one")
+def check_call(rule: AdamARule, updates, state, phase, n, weight, keep) -> None:
+    """Errors for a state that is not AdamA's, and for calls that `rule` excludes."""
+    names = {"apply": "params", "accumulate": "grads", None: "updates"}
+    check_state(state, updates, names[phase])
+    _check_nesterov(rule, n)
     if rule.nesterov and (phase or weight is not None or keep is not None):
         raise ValueError(
             "nesterov=True with phase, weight or keep: Nesterov momentum needs the "
             "gradient when it is applied; call update(grads, state, params)"
         )
-    return n

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def depends_on_input(jaxpr: Any) -> list[bool]:
-    """For each output of a closed jaxpr, whether any input goes into it."""
+    """For each output of a closed jaxpr, whether it depends on any input."""
     inner = jaxpr.jaxpr
     return _tainted_outputs(inner, [True] * len(inner.invars))
 

@@ -1,8 +1,7 @@
 """AdamA's arithmetic: a micro-batch into the moments, the moments into a step.
 
-Pure functions, elementwise on every leaf, so that they can run where the gradient of a
-layer is made. The decay of a mini-batch is a scalar factor of its first micro-batch,
-never a pass over the moments of its own: XLA would keep both versions.
+The functions are pure and elementwise on every leaf, so that they can run where the
+gradient of a layer is computed.
 """
 
 import functools
@@ -15,13 +14,15 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
-from jaxmem.optim._devices import count_devices
-from jaxmem.optim._wide import wide
+from jaxmem.optim.accumulation.devices import count_devices
+from jaxmem.optim.accumulation.dtypes import accumulation_dtype
+from jaxmem.optim.accumulation.states import accumulating_state
 
 Mode = Literal["paper", "ema", "fractional"]
 VScale = Literal["paper", "mean"]
 
 
+@accumulating_state("mu", "nu")
 class AdamAState(NamedTuple):
     """State of `scale_by_adama`.
 
@@ -32,7 +33,7 @@ class AdamAState(NamedTuple):
       mu: first moment, shaped as the parameters.
       nu: second moment, shaped as the parameters.
 
-    With an `axis_name`, `mu` and `nu` are each device's own within a mini-batch.
+    With an `axis_name`, `mu` and `nu` differ between devices within a mini-batch.
     """
 
     count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -43,10 +44,10 @@ class AdamAState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
+class AdamARule:
     """The hyperparameters of a step; numbers may be traced scalars.
 
-    `axis_name` are mesh axes whose devices have micro-batches of their own.
+    `axis_name` are the mesh axes whose devices have micro-batches of their own.
     """
 
     b1: ArrayLike
@@ -60,7 +61,7 @@ class Rule:
 
 
 def accumulate(
-    rule: Rule,
+    rule: AdamARule,
     grads: PyTree,
     state: AdamAState,
     micro_batches: int | Int32[Array, ""],
@@ -70,21 +71,21 @@ def accumulate(
     """The state with one more micro-batch in its moments."""
     scale = _scale(rule, micro_batches, weight)
     m_decay, m_add = _factors(rule, rule.b1, state, micro_batches)
-    old = _share_of_old(rule)
-    v_decay, v_add = _factors(rule, rule.b2, state, micro_batches, old)
+    copies = _copies_of_nu(rule)
+    v_decay, v_add = _factors(rule, rule.b2, state, micro_batches, copies)
 
     def first(g, m):
-        g = g.astype(wide(g, m))
+        g = g.astype(accumulation_dtype(g, m))
         return _moved(m, _times(m_add, _times(scale, g)), m_decay, keep)
 
     def second(g, v):
-        g = g.astype(wide(g, v))
+        g = g.astype(accumulation_dtype(g, v))
         mean = rule.v_scale == "mean"
         square = _times(scale, jnp.square(g)) if mean else jnp.square(_times(scale, g))
         return _moved(v, _times(v_add, square), v_decay, keep)
 
     def untouched(v):
-        return v if old == 1 else _as(_first(state, old), v.dtype) * v
+        return v if copies == 1 else _as(_at_first(state, copies), v.dtype) * v
 
     with jax.named_scope("jaxmem.adama.accumulate"):
         return state._replace(
@@ -98,7 +99,9 @@ def accumulate(
         )
 
 
-def apply(rule: Rule, grads: PyTree, state: AdamAState) -> tuple[PyTree, AdamAState]:
+def apply(
+    rule: AdamARule, grads: PyTree, state: AdamAState
+) -> tuple[PyTree, AdamAState]:
     """The step that the moments make, and the state after this mini-batch.
 
     Of `grads` only the structure and the dtypes count, unless `rule.nesterov`.
@@ -107,7 +110,7 @@ def apply(rule: Rule, grads: PyTree, state: AdamAState) -> tuple[PyTree, AdamASt
     count = _advanced(rule, state)
 
     def widened(tree):
-        cast = lambda x, m, v: None if x is None else x.astype(wide(m, v))
+        cast = lambda x, m, v: None if x is None else x.astype(accumulation_dtype(m, v))
         return _map(cast, tree, state.mu, state.nu)
 
     with jax.named_scope("jaxmem.adama.apply"):
@@ -122,42 +125,45 @@ def apply(rule: Rule, grads: PyTree, state: AdamAState) -> tuple[PyTree, AdamASt
     )
 
 
-def _share_of_old(rule: Rule) -> int:
-    """What the second moment is multiplied by, once, on each of M devices.
+def _copies_of_nu(rule: AdamARule) -> int:
+    """The factor of the old second moment, once a mini-batch, on each of M devices.
 
-    `_reduced` divides the sum over them by M**2, as squares of 1/M of the gradient need
-    it; M such copies of what was there before are M**2.
+    `_reduced` divides the sum over the devices by M**2, since the gradients enter with
+    a factor of 1/M before they are squared. So each device multiplies the old moment by
+    M: the sum then has M**2 copies of it.
     """
     return count_devices(rule.axis_name) if rule.v_scale == "paper" else 1
 
 
-def _reduced(rule: Rule, state: AdamAState) -> AdamAState:
-    """The moments of all devices, from each device's own; in their own dtypes."""
+def _reduced(rule: AdamARule, state: AdamAState) -> AdamAState:
+    """The moments over all devices, from those of each; reduced in their own dtypes."""
     names = rule.axis_name
     if not names:
         return state
     devices = count_devices(names)
     with jax.named_scope("jaxmem.adama.reduce"):
         mu, nu = jax.lax.psum((state.mu, state.nu), names)
-        squares = devices * _share_of_old(rule)
+        squares = devices * _copies_of_nu(rule)
         return state._replace(
             mu=jax.tree.map(lambda m: m / devices, mu),
             nu=jax.tree.map(lambda v: v / squares, nu),
         )
 
 
-def _first(state: AdamAState, factor):
+def _at_first(state: AdamAState, factor):
     """`factor` at the first micro-batch of a mini-batch, else 1."""
     return jnp.where(state.micro_step == 0, factor, 1.0)
 
 
-def _factors(rule: Rule, beta, state: AdamAState, n, old: int = 1):
+def _factors(rule: AdamARule, beta, state: AdamAState, n, copies: int = 1):
     """(decay, add) of a micro-batch: moment <- decay * moment + add * gradient."""
     if rule.mode == "ema":
         return beta, 1 - beta
     if rule.mode == "fractional":
         return _root(beta, n)
-    return _first(state, old * beta), 1 - beta
+    # A scalar factor of the first micro-batch, not a pass over the moments before it:
+    # XLA would keep both versions of the moments.
+    return _at_first(state, copies * beta), 1 - beta
 
 
 def _root(beta, n):
@@ -166,11 +172,11 @@ def _root(beta, n):
         decay = beta ** (1.0 / n)
         return decay, 1 - decay
     exponent = jnp.log(jnp.asarray(beta, float)) / jnp.asarray(n, float)
-    # 1 - b would have lost all but a few digits of float32
+    # 1 - b would lose all but a few digits of float32
     return jnp.exp(exponent), -jnp.expm1(exponent)
 
 
-def _scale(rule: Rule, n, weight):
+def _scale(rule: AdamARule, n, weight):
     """What a micro-batch's gradient is multiplied by."""
     if weight is not None and not isinstance(weight, int | float):
         weight = jnp.asarray(weight, float)
@@ -180,7 +186,7 @@ def _scale(rule: Rule, n, weight):
     return 1.0 if weight is None else weight * number
 
 
-def _advanced(rule: Rule, state: AdamAState):
+def _advanced(rule: AdamARule, state: AdamAState):
     """The number that bias correction goes by, after this mini-batch."""
     if rule.mode != "ema":
         return optax.safe_increment(state.count)
@@ -190,7 +196,7 @@ def _advanced(rule: Rule, state: AdamAState):
     )
 
 
-def _look_ahead(rule: Rule, mu, grads, count):
+def _look_ahead(rule: AdamARule, mu, grads, count):
     """Nesterov's first moment (Dozat 2016), as `optax.scale_by_adam` has it."""
     return _map(
         lambda m, g: None if m is None else _times(rule.b1, m) + _times(1 - rule.b1, g),
@@ -206,7 +212,7 @@ def _unbiased(moment, beta, count):
     return jax.tree.map(lambda x: x / correction.astype(x.dtype), moment)
 
 
-def _ratio(rule: Rule, g, m, v):
+def _ratio(rule: AdamARule, g, m, v):
     if g is None:
         return None
     eps_root, eps = _as(rule.eps_root, v.dtype), _as(rule.eps, v.dtype)
@@ -214,7 +220,7 @@ def _ratio(rule: Rule, g, m, v):
 
 
 def _moved(moment, increment, decay, keep):
-    if keep is not None:  # on the increment: what is not taken may be NaN
+    if keep is not None:  # applies to the increment, which may be NaN if it is dropped
         increment = jnp.where(keep, increment, jnp.zeros_like(increment))
     decayed = _as(decay, increment.dtype) * moment.astype(increment.dtype)
     return (increment + decayed).astype(moment.dtype)
