@@ -11,9 +11,9 @@ import pytest
 from jaxmem.optim import (
     AdamAState,
     accumulate_step,
+    accumulates,
     adama,
     apply_step,
-    accumulates,
     scale_by_adama,
 )
 from tests.optim.reference import (
