@@ -1,4 +1,4 @@
-"""Bars of selective differentiation: traced alone, nothing is compiled."""
+"""Thresholds of selective differentiation: traced alone, nothing is compiled."""
 
 import pytest
 

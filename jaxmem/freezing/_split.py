@@ -1,12 +1,12 @@
-"""The two parts of a tree of parameters, and the gradient by one of them.
+"""Trained and frozen parameters, and the gradient with respect to the trained ones.
 
-Both parts are pytrees of the user's own structure, with None where the other part has
-its leaf: names and paths stay, optimizers skip a None, and either part can be an
-argument of a jitted step, donated or not, or a carry of a scan. What a leaf belongs to
-is structure, and so known when a step is traced.
+Both are pytrees of the user's own structure, with None where the other has its leaf:
+names and paths stay, optimizers skip a None, and either can be an argument of a jitted
+step, donated or not, or a carry of a scan. The structure tells which leaf is trained,
+so it is known when a step is traced.
 
-Nothing here saves memory by itself. JAX keeps for the backward pass what the gradients
-that were asked for need, and no more, if no operation in between does otherwise.
+Nothing here saves memory by itself. JAX keeps for the backward pass only what the
+requested gradients need, unless an operation in between keeps more.
 """
 
 import functools
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxmem._checks import check_bool, check_callable, shown
 from jaxmem._paths import paths_and_leaves
 from jaxmem.freezing import _nnx
-from jaxmem.freezing._table import Sizes, lines, rich_table, sizes
+from jaxmem.freezing._table import TrainedSizes, lines, rich_table, sizes
 
 
 @functools.partial(
@@ -30,17 +30,17 @@ from jaxmem.freezing._table import Sizes, lines, rich_table, sizes
 )
 @dataclass(frozen=True)
 class Frozen:
-    """The frozen parameters, which know how to take the trained ones in again.
+    """The frozen parameters, and how to merge them with the trained ones.
 
-    A pytree: hand it to a jitted step as an argument. A step that closes over it has
-    the frozen parameters as constants in its program.
+    This is a pytree: pass it to a jitted step as an argument. A step that closes over
+    it has the frozen parameters as constants in its program.
 
     Attributes:
-      params: a tree like the whole one, with None in the place of what is trained.
-        For nnx, the state without what is trained.
-      structure: that of the trained part.
+      params: a tree like the whole one, with None in the place of each trained array.
+        For nnx, the state without the trained Variables.
+      structure: that of the trained parameters.
       graph: for nnx, the definition of the model.
-      shapes: of the arrays of the trained part, as they were split off.
+      shapes: of the trained arrays when they were split off.
     """
 
     params: Any
@@ -52,9 +52,9 @@ class Frozen:
         """The whole parameters, or the nnx model.
 
         Args:
-          params: the trained part, of the structure and the shapes that `trainable`
-            gave it; all arrays may have more or fewer leading axes, as in the body of
-            a `vmap` or a `scan` over both parts.
+          params: the trained parameters, of the structure and the shapes that
+            `trainable` returned; all arrays may have more or fewer leading axes, as in
+            the body of a `vmap` or a `scan` over both trees.
 
         Returns:
           A tree of the structure that was split; for nnx a new model.
@@ -77,25 +77,25 @@ class Frozen:
 
 
 def shapes_of(params: Any) -> tuple[tuple[int, ...], ...]:
-    """The shape of each array of the trained part."""
+    """The shape of each trained array."""
     return tuple(jnp.shape(x) for x in jax.tree.leaves(params))
 
 
 def _check_shapes(params: Any, wanted: tuple[tuple[int, ...], ...]) -> None:
-    """ValueError for other shapes, but for leading axes that all have or lack alike.
+    """ValueError for other shapes, unless all arrays gain or lose leading axes alike.
 
-    What is no array (a tree of shardings, say) passes.
+    A leaf that is no array (a sharding, say) passes.
     """
     arrays = [
         (path, x.shape, want)
         for (path, x), want in zip(paths_and_leaves(params), wanted, strict=True)
         if hasattr(x, "shape") and hasattr(x, "dtype")
     ]
-    alike = len({len(shape) - len(want) for _, shape, want in arrays}) == 1
+    same_rank = len({len(shape) - len(want) for _, shape, want in arrays}) == 1
     for path, shape, want in arrays:
         common = min(len(shape), len(want))
         same = shape[len(shape) - common :] == want[len(want) - common :]
-        if shape != want and not (same and alike):
+        if shape != want and not (same and same_rank):
             raise ValueError(
                 f"merge: params have {path!r} of shape {shape}, but an array of shape "
                 f"{want} was split off there"
@@ -104,26 +104,26 @@ def _check_shapes(params: Any, wanted: tuple[tuple[int, ...], ...]) -> None:
 
 def _difference(given: Any, wanted: Any) -> str:
     """The first path that one structure has and the other has not, if there is one."""
-    has, needs = (
+    paths, wanted_paths = (
         [path for path, _ in paths_and_leaves(s.unflatten(range(s.num_leaves)))]
         for s in (given, wanted)
     )
-    lacking = [f"; {path!r} is missing" for path in needs if path not in has]
-    beyond = [f"; {path!r} is none of them" for path in has if path not in needs]
-    return "".join(lacking[:1] + beyond[:1])
+    missing = [f"; {p!r} is missing" for p in wanted_paths if p not in paths]
+    unknown = [f"; {p!r} is none of them" for p in paths if p not in wanted_paths]
+    return "".join(missing[:1] + unknown[:1])
 
 
 def _either(trained: Any, frozen: Any) -> Any:
     return frozen if trained is None else trained
 
 
-class Part(NamedTuple):
-    """What `trainable` returns; prints as a table of what is trained, and saved.
+class SplitParameters(NamedTuple):
+    """The result of `trainable`; prints as a table of the trained arrays and the bytes.
 
     Attributes:
-      params: what is trained: a tree like the whole one, with None in the place of
-        what is frozen. For nnx, an `nnx.State` of what is trained alone.
-      frozen: the rest, a `Frozen`, whose `merge` takes the trained part in again.
+      params: the trained parameters: a tree like the whole one, with None in the place
+        of each frozen array. For nnx, an `nnx.State` of the trained Variables.
+      frozen: the other parameters, whose `merge` gives the whole ones.
     """
 
     params: Any
@@ -131,13 +131,13 @@ class Part(NamedTuple):
 
     @property
     def filter(self) -> Callable[..., bool]:
-        """For nnx, what is trained as an nnx filter: `nnx.Optimizer(..., wrt=)`."""
+        """For nnx, a filter of the trained Variables: `nnx.Optimizer(..., wrt=)`."""
         if self.frozen.graph is None:
-            raise TypeError("filter: these are no parts of an nnx.Module")
+            raise TypeError("filter: these are not the parameters of an nnx.Module")
         return _nnx.Paths(_nnx.paths_of(self.params))
 
     @property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> TrainedSizes:
         """How many parameters and bytes are trained, and how many there are."""
         return sizes(self.params, self.frozen.params)
 
@@ -149,7 +149,7 @@ class Part(NamedTuple):
 
 
 def value_and_grad(loss_fn: Callable[..., Any], has_aux: bool = False) -> Callable:
-    """`jax.value_and_grad` by the trained part alone.
+    """`jax.value_and_grad` with respect to the trained parameters alone.
 
     Args:
       loss_fn: `(params, *args, **kwargs) -> loss`, of the whole parameters (for nnx, of
@@ -158,14 +158,14 @@ def value_and_grad(loss_fn: Callable[..., Any], has_aux: bool = False) -> Callab
 
     Returns:
       `(params, frozen, *args, **kwargs) -> (loss, gradients)`, or `((loss, aux),
-      gradients)`: the two parts first, as `trainable` returns them. Gradients are of
-      the structure of the trained part. For nnx, what the loss does to the model that
-      it is given (statistics, keys) is lost unless it is returned as aux;
-      `nnx.value_and_grad(argnums=nnx.DiffState(0, part.filter))` keeps it.
+      gradients)`: the results of `trainable` come first. Gradients have the structure
+      of the trained parameters. For nnx, the loss function's changes of the model
+      (statistics, keys) are lost unless it returns them as aux;
+      `nnx.value_and_grad(argnums=nnx.DiffState(0, split.filter))` keeps them.
 
     Raises:
       TypeError: `loss_fn` is no function or `has_aux` no bool; when called, a second
-        argument that is not the frozen part.
+        argument that is no `Frozen`.
 
     Example::
 
@@ -175,12 +175,12 @@ def value_and_grad(loss_fn: Callable[..., Any], has_aux: bool = False) -> Callab
     check_callable("loss_fn", loss_fn)
     check_bool("has_aux", has_aux)
 
-    def loss_of_part(params, frozen, *args, **kwargs):
+    def loss_of_trained(params, frozen, *args, **kwargs):
         if not isinstance(frozen, Frozen):
             raise TypeError(
-                "value_and_grad: call it as (params, frozen, ...), with both parts "
-                f"from jaxmem.trainable; the second is a {type(frozen).__name__}"
+                "value_and_grad: call it as (params, frozen, ...), with both results "
+                f"of jaxmem.trainable; the second is a {type(frozen).__name__}"
             )
         return loss_fn(frozen.merge(params), *args, **kwargs)
 
-    return jax.value_and_grad(loss_of_part, has_aux=has_aux)
+    return jax.value_and_grad(loss_of_trained, has_aux=has_aux)
