@@ -24,9 +24,9 @@ def naming_closure(fn: Callable) -> Iterator[None]:
         if "different trace level" not in str(error):
             raise
         touched = _in_frames_of_flax(error.__traceback__)
-        found = _closed_over(fn)
-        named = [name for name, x in found.items() if touched & _inside(x)]
-        names = ", ".join(f"`{name}` ({type(found[name]).__name__})" for name in named)
+        objects = _closed_over(fn).items()
+        named = [(name, x) for name, x in objects if touched & _inside(x)]
+        names = ", ".join(f"`{name}` ({type(x).__name__})" for name, x in named)
         if not names:
             raise
         raise ValueError(

@@ -7,7 +7,6 @@ is exact, so each test compares it with `optax.sgd` on the whole batch.
 import pathlib
 from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,7 +23,7 @@ from jaxmem.optim.accumulation import (
     accumulating_transformation,
 )
 from tests.accumulate import problem
-from tests.accumulate.problem import LR, RTOL
+from tests.accumulate.problem import LR, RTOL, assert_close, assert_same
 
 DECAY, DEVICES, LAYERS = 0.9, 8, 6
 WEIGHTS = np.random.default_rng(0).uniform(0.1, 0.5, (LAYERS, 3, 3))
@@ -108,8 +107,8 @@ def on_whole_batch(params, all_batches, kept=1.0):
 def assert_as_on_whole_batch(params, state, want):
     # a step is at most LR times a momentum of 20, with as many roundings as a gradient,
     # which through six layers are four times those of the problem without them
-    chex.assert_trees_all_close(params, want[0], rtol=4 * RTOL, atol=20 * LR * RTOL)
-    chex.assert_trees_all_close(state.trace, want[1], rtol=8 * RTOL)
+    assert_close(params, want[0], rtol=4 * RTOL, atol=20 * LR * RTOL)
+    assert_close(state.trace, want[1], rtol=8 * RTOL)
 
 
 @pytest.mark.parametrize("n", [1, 4])
@@ -149,9 +148,7 @@ def test_on_devices(n, check_vma):
     none = batches(DEVICES * 8, bad=DEVICES * 8)[1]
     unchanged = run(params, state, none, None)
     keep = lambda s: (s.count, s.micro_step, s.trace)
-    chex.assert_trees_all_equal(
-        (unchanged[0], keep(unchanged[1])), (params, keep(state))
-    )
+    assert_same((unchanged[0], keep(unchanged[1])), (params, keep(state)))
 
 
 def test_in_multi_steps():

@@ -19,7 +19,7 @@ def _tainted_outputs(jaxpr, tainted: list[bool]) -> list[bool]:
 
 
 def _through(eqn, tainted: list[bool]) -> list[bool]:
-    """A jitted function output by output; anything else as a whole."""
+    """Output by output for a jitted function; all outputs alike for any other."""
     if eqn.primitive.name in ("jit", "pjit"):
         return _tainted_outputs(eqn.params["jaxpr"].jaxpr, tainted)
     return [any(tainted)] * len(eqn.outvars)

@@ -41,9 +41,9 @@ def as_transformation(name: str, tx: Any) -> optax.GradientTransformationExtraAr
     """
     if not (callable(getattr(tx, "init", None)) and hasattr(tx, "update")):
         raise TypeError(f"{name}={shown(tx)}: an optax.GradientTransformation")
-    whole: Any = getattr(tx, "gradient_transformation", None)
-    given: Any = whole() if callable(whole) else tx
-    return optax.with_extra_args_support(given)
+    convert: Any = getattr(tx, "gradient_transformation", None)
+    transformation: Any = convert() if callable(convert) else tx
+    return optax.with_extra_args_support(transformation)
 
 
 def start_step(
