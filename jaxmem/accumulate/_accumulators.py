@@ -145,9 +145,9 @@ def _check_multi_steps(opt_state, axes) -> None:
     multi = filter(is_multi, jax.tree.leaves(opt_state, is_leaf=is_multi))
     if any(accumulates(s) for s in multi):
         raise ValueError(
-            f"microbatch(axis_name={axis_text(axes)}) with a MultiSteps round an "
-            "AdamA: between two steps its moments would differ from device to device; "
-            "pass the AdamA itself, and a larger n"
+            f"microbatch(axis_name={axis_text(axes)}) with a MultiSteps around an "
+            "optimizer that accumulates: between two steps its moments would differ "
+            "from device to device; pass that optimizer itself, and a larger n"
         )
 
 
@@ -157,8 +157,8 @@ def _check_reduced(tx, params, state, axes) -> None:
     reduced = {getattr(effect, "name", None) for effect in traced.effects}
     if missing := {*axes} - reduced:
         raise ValueError(
-            f"microbatch(axis_name={axis_text(axes)}), but the AdamA in tx does not "
-            f"reduce its moments over {sorted(missing)}: give it the same axis_name"
+            f"microbatch(axis_name={axis_text(axes)}), but the optimizer in tx does "
+            f"not reduce its moments over {sorted(missing)}: give it the same axis_name"
         )
 
 
@@ -176,7 +176,7 @@ def _check_same_on_devices(tx, params, state, options: Options) -> None:
         raise ValueError(
             f"opt_state{names[0]} depends on the gradients of micro-batches, so with "
             f"axis_name={axis_text(options.axis_name)} it would differ from device to "
-            "device: no transformation before AdamA may keep such a state there"
+            "device: no other transformation in tx may keep such a state there"
         )
 
 
@@ -216,15 +216,15 @@ def _add(n: int, total, grads, share, keep):
 
 @contextlib.contextmanager
 def naming_axis(axes: tuple[str, ...]):
-    """Adds which argument is missing to the error of an AdamA outside of its axis."""
+    """Adds the missing argument to the error of an optimizer outside of its axis."""
     try:
         yield
     except ValueError as error:
         if axes or "axis_name=" not in str(error):
             raise
         raise ValueError(
-            f"{error}. A step of microbatch(axis_name=...), with the axis_name that "
-            "AdamA has, does what is needed"
+            f"{error}. A step of microbatch(axis_name=...), with the axis_name of the "
+            "optimizer, does what is needed"
         ) from error
 
 

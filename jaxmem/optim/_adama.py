@@ -162,7 +162,7 @@ def scale_by_adama(
     return accumulating_transformation(
         init,
         functools.partial(_adama_rule.accumulate, rule),
-        functools.partial(_adama_rule.apply, rule),
+        lambda grads, state, params: _adama_rule.apply(rule, grads, state),
         check=functools.partial(check_call, rule),
         micro_batches=micro_batches,
         axes=axes,

@@ -109,8 +109,8 @@ def test_nnx_is_updated_in_place(make):
     """As flax itself does it, micro-batch by micro-batch."""
     model, optimizer = nnx_pair(make)
     step = microbatch(nnx_loss, optimizer.tx, N)
-    want, twin = nnx_pair(make)
-    state = nnx.as_pure(twin.opt_state)
+    want, reference = nnx_pair(make)
+    state = nnx.as_pure(reference.opt_state)
     losses = []
     for seed in range(2):
         metrics = step(model, optimizer, problem.batch(seed=seed), None)
@@ -122,13 +122,13 @@ def test_nnx_is_updated_in_place(make):
         params = nnx.as_pure(nnx.state(want, nnx.Param))
         if make is adama:
             for g in grads:
-                state = twin.tx.update(
+                state = reference.tx.update(
                     g, state, params, phase="accumulate", micro_batches=N
                 )[1]
-            updates, state = twin.tx.update(params, state, params, phase="apply")
+            updates, state = reference.tx.update(params, state, params, phase="apply")
         else:
             mean = jax.tree.map(lambda *gs: sum(gs) / N, *grads)
-            updates, state = twin.tx.update(mean, state, params)
+            updates, state = reference.tx.update(mean, state, params)
         nnx.update(want, optax.apply_updates(params, updates))
     assert_close(metrics["loss"], np.mean(losses[N:]), rtol=NORM_RTOL)
     rest = nnx.Not(nnx.Param)

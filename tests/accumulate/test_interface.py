@@ -62,8 +62,8 @@ def momentum(axis_name=None):
         trace = jax.tree.map(add, grads, state.trace)
         return state._replace(micro_step=state.micro_step + 1, trace=trace)
 
-    def apply(grads, state):
-        del grads
+    def apply(grads, state, params):
+        del grads, params
         trace = jax.lax.pmean(state.trace, axes) if axes else state.trace
         new = state._replace(
             count=state.count + 1, micro_step=jnp.zeros((), jnp.int32), trace=trace

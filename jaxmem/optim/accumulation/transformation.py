@@ -23,7 +23,7 @@ PHASES = (None, "accumulate", "apply")
 def accumulating_transformation(
     init: Callable[..., Any],
     accumulate: Callable[..., Any],
-    apply: Callable[[PyTree, Any], tuple[PyTree, Any]],
+    apply: Callable[..., tuple[PyTree, Any]],
     *,
     check: Callable[..., None],
     micro_batches: int | Int32[Array, ""] = 1,
@@ -42,10 +42,10 @@ def accumulating_transformation(
       accumulate: `(grads, state, n, weight, keep) -> state`, with one more micro-batch
         of n in it, counted in `micro_step`. A weight of None is 1/n; a keep of False
         takes the gradient for zeros, even where it is NaN; None is True.
-      apply: `(grads, state) -> (updates, state)`, which ends the mini-batch: `count`
-        advances, `micro_step` is 0. With `axes` it reduces the per-device fields over
-        them. Of `grads` only the structure and the dtypes are known, except where a
-        mini-batch is one call.
+      apply: `(grads, state, params) -> (updates, state)`, which ends the mini-batch:
+        `count` advances, `micro_step` is 0. With `axes` it reduces the per-device
+        fields over them. Of `grads` only the structure and the dtypes are known, except
+        where a mini-batch is one call; `params` are None where the caller has none.
       check: `(updates, state, phase, n, weight, keep) -> None`, which raises TypeError
         for a state that is not of `init`, and for what this optimizer cannot do.
       micro_batches: n where a call does not say it.
@@ -67,7 +67,7 @@ def accumulating_transformation(
         keep: ArrayLike | None = None,
         **extra_args: Any,
     ) -> tuple[PyTree, Any]:
-        del params, extra_args
+        del extra_args
         check_choice("phase", phase, PHASES)
         n = default if micro_batches is None else micro_batches
         n = check_count("micro_batches", n)
@@ -75,7 +75,7 @@ def accumulating_transformation(
         _check_call(axes, phase, n, weight, keep)
         updates = jax.tree.map(jnp.asarray, updates)  # optax takes Python floats
         if phase == "apply":
-            return apply(updates, state)
+            return apply(updates, state, params)
         if micro_batches is not None:
             state = state._replace(micro_batches=jnp.array(n, jnp.int32))
         if axes and phase is None:  # no scan carries it
@@ -84,7 +84,7 @@ def accumulating_transformation(
         state = accumulate(updates, state, n, weight, keep)
         if phase == "accumulate":
             return zeros_like(updates), state
-        done = apply(updates, state)
+        done = apply(updates, state, params)
         if is_one(n):
             return done
         waiting = zeros_like(updates), state
