@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxmem.accumulate._options import Options
+from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate._trees import any_of, choose, mean
 from jaxmem.memory import format_bytes
 from jaxmem.optim.accumulation import (
@@ -56,7 +56,7 @@ class Accumulator(NamedTuple):
     finalize: Callable
 
 
-def accumulator_for(tx, params, opt_state, options: Options) -> Accumulator:
+def accumulator_for(tx, params, opt_state, options: StepOptions) -> Accumulator:
     """Accumulates in the optimizer's state if the optimizer can, else in a sum.
 
     One micro-batch on one device is a plain update: there is nothing to add up.
@@ -84,7 +84,7 @@ def _update(tx, params, opt_state, grads, updated, **extra):
     return updates, choose(updated, new_state, opt_state)
 
 
-def _in_state(tx, params, opt_state, options: Options) -> Accumulator:
+def _in_state(tx, params, opt_state, options: StepOptions) -> Accumulator:
     def update(state, grads, share, keep):
         new = accumulate_step(
             tx, grads, state, params, micro_batches=options.n, weight=share
@@ -98,7 +98,7 @@ def _in_state(tx, params, opt_state, options: Options) -> Accumulator:
     return Accumulator(opt_state, update, finalize)
 
 
-def _in_per_device_state(tx, params, opt_state, options: Options) -> Accumulator:
+def _in_per_device_state(tx, params, opt_state, options: StepOptions) -> Accumulator:
     """If a device skips an iteration, it contributes a zero gradient.
 
     If all devices skip it, the iteration leaves the state as it was. This takes a
@@ -162,7 +162,7 @@ def _check_reduced(tx, params, state, axes) -> None:
         )
 
 
-def _check_same_on_devices(tx, params, state, options: Options) -> None:
+def _check_same_on_devices(tx, params, state, options: StepOptions) -> None:
     """Only accumulating states may depend on a gradient: others would differ."""
 
     def others(grads):
@@ -180,7 +180,7 @@ def _check_same_on_devices(tx, params, state, options: Options) -> None:
         )
 
 
-def _in_sum(tx, params, opt_state, options: Options) -> Accumulator:
+def _in_sum(tx, params, opt_state, options: StepOptions) -> Accumulator:
     def zeros(p):
         dtype = options.accumulator_dtype
         return jnp.zeros_like(

@@ -19,7 +19,7 @@ from jaxmem.accumulate._accumulators import (
     naming_axis,
 )
 from jaxmem.accumulate._batches import shares_of, split_batch, split_keys, weights_of
-from jaxmem.accumulate._options import Options
+from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate._overwritten import put_together, take_apart
 from jaxmem.accumulate._trees import (
     Axes,
@@ -56,7 +56,7 @@ class MicroBatchResult(NamedTuple):
 def run_mini_batch(
     loss_fn: Callable,
     tx: optax.GradientTransformation,
-    options: Options,
+    options: StepOptions,
     params,
     opt_state,
     model_state,
@@ -120,7 +120,7 @@ def _scan(body: Callable, carry, items, n: int):
 
 
 def _body(
-    loss_fn: Callable, accumulator: Accumulator, options: Options, params
+    loss_fn: Callable, accumulator: Accumulator, options: StepOptions, params
 ) -> Callable:
     gradient = jax.value_and_grad(loss_fn, argnums=(0, 1), has_aux=True)
 
@@ -149,7 +149,9 @@ def _keep(skip: str | None, loss, grads, share):
     return jnp.stack(checks).all() if checks else None
 
 
-def _metrics(results: MicroBatchResult, weights, options: Options) -> dict[str, Any]:
+def _metrics(
+    results: MicroBatchResult, weights, options: StepOptions
+) -> dict[str, Any]:
     n, axes = options.n, options.axis_name
     weights = jnp.ones((n,)) if weights is None else weights
     keep = results.keep

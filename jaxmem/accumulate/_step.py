@@ -10,7 +10,7 @@ from jax.tree_util import keystr
 
 from jaxmem._checks import wrong_type
 from jaxmem.accumulate._accumulators import log_once, tree_bytes
-from jaxmem.accumulate._options import Options
+from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate._overwritten import check_nnx
 from jaxmem.accumulate.adapters import Adapter, kind_of, make_adapter
 from jaxmem.frameworks import Jitted
@@ -29,7 +29,7 @@ class MicrobatchStep:
       metrics = step(model, optimizer, batch, rng)          # Flax nnx, in place
     """
 
-    def __init__(self, loss_fn: Callable, tx: Any, options: Options):
+    def __init__(self, loss_fn: Callable, tx: Any, options: StepOptions):
         self.options = options
         self.__name__ = "microbatch_step"
         self._definition = (loss_fn, tx, options)

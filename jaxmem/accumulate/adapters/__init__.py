@@ -7,7 +7,7 @@ one for Flax nnx objects.
 from collections.abc import Callable
 from typing import Any
 
-from jaxmem.accumulate._options import Options
+from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate.adapters.adapter import Adapter as Adapter
 from jaxmem.accumulate.adapters.plain import equinox_adapter, plain_adapter
 from jaxmem.accumulate.adapters.train_state import train_state_adapter
@@ -26,7 +26,7 @@ def kind_of(first: Any) -> str:
     return "plain"
 
 
-def make_adapter(kind: str, loss_fn: Callable, tx, options: Options) -> Adapter:
+def make_adapter(kind: str, loss_fn: Callable, tx, options: StepOptions) -> Adapter:
     """The adapter for this kind of first argument."""
     if kind == "nnx":
         from jaxmem.accumulate.adapters.nnx import nnx_adapter

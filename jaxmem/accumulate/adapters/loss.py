@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import keystr
 
-from jaxmem.accumulate._options import Options
+from jaxmem.accumulate._options import StepOptions
 
 
-def standard_loss(loss_fn: Callable, options: Options) -> Callable:
+def standard_loss(loss_fn: Callable, options: StepOptions) -> Callable:
     """`loss_fn` in the one form, rematerialized if that was asked for."""
 
     def standard(params, model_state, batch, rng):
@@ -28,7 +28,7 @@ def standard_loss(loss_fn: Callable, options: Options) -> Callable:
     return jax.checkpoint(standard, policy=policy)
 
 
-def unpack(out, options: Options):
+def unpack(out, options: StepOptions):
     """(loss, model_state, aux) of what the loss function returned."""
     if not (options.has_aux or options.has_model_state):
         if isinstance(out, tuple):
@@ -45,7 +45,7 @@ def unpack(out, options: Options):
     return loss, *_pair(rest, options)
 
 
-def _pair(out, options: Options):
+def _pair(out, options: StepOptions):
     if isinstance(out, tuple) and len(out) == 2:
         return out
     form = "(loss, aux)"
@@ -66,7 +66,7 @@ def _scalar(loss):
     return loss
 
 
-def _named(aux, options: Options) -> dict:
+def _named(aux, options: StepOptions) -> dict:
     """A mapping keeps its names in the metrics, anything else goes under "aux"."""
     if not options.has_aux:
         return {}

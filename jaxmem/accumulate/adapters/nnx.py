@@ -12,12 +12,12 @@ from collections.abc import Callable
 from flax import nnx
 
 from jaxmem.accumulate._mini_batch import run_mini_batch
-from jaxmem.accumulate._options import Options
+from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate.adapters.adapter import Adapter, next_step
 from jaxmem.accumulate.adapters.loss import standard_loss, unpack
 
 
-def nnx_adapter(loss_fn: Callable, tx, options: Options) -> Adapter:
+def nnx_adapter(loss_fn: Callable, tx, options: StepOptions) -> Adapter:
     """A step that updates its objects; `schedule` carries them."""
     if options.has_model_state:
         raise ValueError(
@@ -47,7 +47,7 @@ def nnx_adapter(loss_fn: Callable, tx, options: Options) -> Adapter:
     return Adapter(microbatch_step, (0, 1), state, state, check)
 
 
-def _loss(loss_fn: Callable, options: Options, graphdef, params, rest, batch, rng):
+def _loss(loss_fn: Callable, options: StepOptions, graphdef, params, rest, batch, rng):
     """The loss of a model of these states, and its other state after the loss."""
     model = nnx.merge(graphdef, params, rest)
     loss, _, aux = unpack(loss_fn(model, batch, rng), options)

@@ -11,19 +11,19 @@ from jax.tree_util import keystr
 
 from jaxmem._checks import shown
 from jaxmem.accumulate._mini_batch import run_mini_batch
-from jaxmem.accumulate._options import Options
+from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate._overwritten import take_apart
 from jaxmem.accumulate.adapters.adapter import Adapter
 from jaxmem.accumulate.adapters.loss import standard_loss
 from jaxmem.optim import accumulates
 
 
-def plain_adapter(loss_fn: Callable, tx, options: Options) -> Adapter:
+def plain_adapter(loss_fn: Callable, tx, options: StepOptions) -> Adapter:
     """The whole tree of parameters is trained."""
     return _adapter(loss_fn, tx, options, lambda params: (params, lambda new: new))
 
 
-def equinox_adapter(loss_fn: Callable, tx, options: Options) -> Adapter:
+def equinox_adapter(loss_fn: Callable, tx, options: StepOptions) -> Adapter:
     """The floating arrays of a module are trained; other leaves have no gradient."""
     import equinox
 
@@ -34,7 +34,7 @@ def equinox_adapter(loss_fn: Callable, tx, options: Options) -> Adapter:
     return _adapter(loss_fn, tx, options, split)
 
 
-def _adapter(loss_fn: Callable, tx, options: Options, split: Callable) -> Adapter:
+def _adapter(loss_fn: Callable, tx, options: StepOptions, split: Callable) -> Adapter:
     """`split` gives the trained tree, and a function that makes the whole of it."""
 
     def update(params, opt_state, model_state, batch, rng):

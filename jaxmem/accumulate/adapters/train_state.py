@@ -4,12 +4,12 @@ import functools
 from collections.abc import Callable
 
 from jaxmem.accumulate._mini_batch import run_mini_batch
-from jaxmem.accumulate._options import Options
+from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate.adapters.adapter import Adapter, next_step
 from jaxmem.accumulate.adapters.loss import standard_loss
 
 
-def train_state_adapter(loss_fn: Callable, tx, options: Options) -> Adapter:
+def train_state_adapter(loss_fn: Callable, tx, options: StepOptions) -> Adapter:
     """The model state, if there is one, is the field `batch_stats`."""
     loss = standard_loss(loss_fn, options)
     run = functools.partial(run_mini_batch, loss, tx, options)
@@ -32,7 +32,7 @@ def train_state_adapter(loss_fn: Callable, tx, options: Options) -> Adapter:
     )
 
 
-def _check_state(state, tx, options: Options) -> None:
+def _check_state(state, tx, options: StepOptions) -> None:
     if state.tx != tx:
         raise ValueError(
             "tx is not the TrainState's own transformation: pass microbatch(loss_fn, "
