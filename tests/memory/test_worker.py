@@ -6,12 +6,14 @@ import time
 
 import pytest
 
-from jaxmem.memory import CompileError, _pool, _worker, begin, estimate
+from jaxmem.memory import CompileError, begin, estimate
+from jaxmem.memory.compile import pool as pooling
+from jaxmem.memory.compile import worker as working
 from tests.memory.test_estimate import W, X, needs_h100, sgd
 from tests.memory.test_estimate import fresh_pool as fresh_pool
 from tests.memory.test_estimate import own_cache as own_cache
 
-FORKS = pytest.mark.skipif(not _worker._FORKS, reason="no safe fork here")
+FORKS = pytest.mark.skipif(not working._FORKS, reason="no safe fork here")
 
 
 def kill(worker):
@@ -38,7 +40,7 @@ def test_a_worker_that_dies_over_a_compile_is_replaced_once(fresh_pool):
 def test_a_worker_that_never_lives_is_an_error(fresh_pool, monkeypatch, tmp_path):
     script = tmp_path / "worker.py"
     script.write_text("raise SystemExit('no such library')")
-    monkeypatch.setattr(_pool._worker, "__file__", str(script))
+    monkeypatch.setattr(working, "__file__", str(script))
     with pytest.raises(CompileError, match=r"(?s)died with the worker.*no such libr"):
         estimate(sgd, W, X, cache=False)
 
@@ -66,7 +68,7 @@ def test_an_interrupted_compile_is_ended(fresh_pool, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(_pool.Compile, "_wait", interrupt)
+        patch.setattr(pooling.Compile, "_wait", interrupt)
         pending = begin(sgd, (W, X), {}, cache=False)
         with pytest.raises(KeyboardInterrupt):
             pending.result()
