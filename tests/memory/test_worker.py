@@ -7,6 +7,7 @@ import time
 import pytest
 
 from jaxmem.memory import CompileError, begin, estimate
+from jaxmem.memory.compile import answer
 from jaxmem.memory.compile import pool as pooling
 from jaxmem.memory.compile import worker as working
 from tests.memory.test_estimate import W, X, needs_h100, sgd
@@ -52,6 +53,17 @@ def test_compiles_leave_no_files_and_no_processes(fresh_pool):
     other = begin(sgd, (W, X), {}, target="cpu", cache=False)
     other.cancel()
     assert _left(fresh_pool) == []
+
+
+def test_the_largest_dump_of_a_kind_is_read(tmp_path):
+    """In a folder whose name reads like a pattern itself."""
+    dump = tmp_path / "a[b]*" / "dump"
+    assert answer._largest(str(dump.parent), "*-hlo.txt") == ""
+    dump.mkdir(parents=True)
+    files = {"m1-hlo.txt": "a", "m2-hlo.txt": "largest", "m3-hlo.txt.bak": "x" * 99}
+    for name, text in files.items():
+        (dump / name).write_text(text)
+    assert answer._largest(str(dump.parent), "*-hlo.txt") == "largest"
 
 
 def test_the_pool_ends_its_worker(fresh_pool):

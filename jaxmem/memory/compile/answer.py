@@ -1,10 +1,10 @@
 """What a compile has left in its folder, read: bytes, texts, errors."""
 
-import glob
 import os
 import pickle
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxmem.memory.buffers.assignment import assigned_bytes
@@ -105,8 +105,7 @@ def aliases_of(hlo: str, used: Sequence[int]) -> list[tuple[str, int]]:
 
 def _largest(folder: str, pattern: str) -> str:
     """The text of the largest file of a kind: XLA compiles small helpers beside."""
-    paths = glob.glob(os.path.join(glob.escape(folder), "dump", pattern))
+    paths = list(Path(folder, "dump").glob(pattern))
     if not paths:
         return ""
-    with open(max(paths, key=os.path.getsize), errors="replace") as file:
-        return file.read()
+    return max(paths, key=os.path.getsize).read_text(errors="replace")
