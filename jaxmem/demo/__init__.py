@@ -11,5 +11,6 @@ from jaxmem.demo._data import Text as Text
 from jaxmem.demo._data import batches as batches
 from jaxmem.demo._data import standard_library as standard_library
 from jaxmem.demo._figures import draw as draw
+from jaxmem.demo._run import run as run
 from jaxmem.demo._settings import Settings as Settings
 from jaxmem.demo._table import table as table
