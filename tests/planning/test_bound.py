@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxmem.planning import Graph, Operation, Value, lower_bound, peak, profile
-from jaxmem.planning._bound import LARGEST, Bounds
-from jaxmem.planning._pieces import pieces_of
+from jaxmem.planning._live_ranges import pieces_of
+from jaxmem.planning._lower_bound import LARGEST, Bounds
 from tests.planning import brute, graphs
 
 

@@ -16,9 +16,10 @@ from jaxmem.planning import (
     peak,
     profile,
 )
-from jaxmem.planning._exact import search, solve
-from jaxmem.planning._once import Once
-from jaxmem.planning._pieces import PieceWalk, pieces_of
+from jaxmem.planning._live_ranges import PieceWalk, pieces_of
+from jaxmem.planning.order import cache
+from jaxmem.planning.order.cache import Once
+from jaxmem.planning.order.exact import search, solve
 from tests.planning import brute, graphs
 
 
@@ -149,7 +150,9 @@ def test_layers_are_solved_once(monkeypatch):
     """The same stretch above other bytes is not searched again, unless for more."""
     problem, calls = pieces_of(graphs.randomly(5, 20, large=100)), []
     monkeypatch.setattr(
-        "jaxmem.planning._once.solve", lambda *a, **k: calls.append(a) or solve(*a, **k)
+        cache,
+        "solve",
+        lambda *a, **k: calls.append(a) or solve(*a, **k),
     )
     once, far = Once(), np.inf
     least = once.solve(problem, range(20), 0, far, (10**6,))

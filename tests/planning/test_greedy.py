@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from jaxmem import planning
 from jaxmem.planning import Graph, peak
-from jaxmem.planning._greedy import GREEDY
+from jaxmem.planning.order.greedy import GREEDY
 from tests.planning import graphs
 
 MIB = 2**20  # so that no operation is a scalar

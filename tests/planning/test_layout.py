@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from benchmarks.layout import guillotine
 from jaxmem import planning
 from jaxmem.planning import Buffer, NoLayoutError
-from jaxmem.planning._layout_problem import make_problem
-from jaxmem.planning._layout_search import Search, Taste
+from jaxmem.planning.layout.exact import Search, Taste
+from jaxmem.planning.layout.problem import make_problem
 
 
 def pinwheels(count, seed):

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.layout import guillotine
 from jaxmem import planning
 from jaxmem.planning import Buffer
-from jaxmem.planning._layout_fit import orders, simple_order
-from jaxmem.planning._layout_problem import make_problem
+from jaxmem.planning.layout.fit import orders, simple_order
+from jaxmem.planning.layout.problem import make_problem
 from tests.planning.layouts import exponential, training_step
 
 

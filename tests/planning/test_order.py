@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxmem.planning import Graph, best_greedy, lower_bound, order, peak
-from jaxmem.planning._pieces import pieces_of
-from jaxmem.planning._segments import segments
-from jaxmem.planning._sweep import sweep, swept
+from jaxmem.planning._live_ranges import pieces_of
+from jaxmem.planning.order.segments import segments
+from jaxmem.planning.order.sweep import sweep, swept
 from tests.planning import brute, graphs
 
 

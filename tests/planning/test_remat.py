@@ -12,8 +12,8 @@ import pytest
 from benchmarks.remat_models import Layer, training_graph, transformer, vgg
 from jaxmem import planning
 from jaxmem.planning import Graph, Operation, Value, sequence_profile
-from jaxmem.planning._remat_chain import chain_plans
-from jaxmem.planning._remat_sequence import Tables, repeatable, without_unread
+from jaxmem.planning.remat.chain import chain_plans
+from jaxmem.planning.remat.sequence import Tables, repeatable, without_unread
 from tests.planning.chains import layered as chain
 
 flops = lambda operation: operation.flops

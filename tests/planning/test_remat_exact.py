@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from jaxmem import planning
-from jaxmem.planning import Graph, Operation, Value, _remat_proof, sequence_profile
-from jaxmem.planning._remat_exact import rounded
-from jaxmem.planning._remat_exhaustive import Exhaustive, search_all
-from jaxmem.planning._remat_sequence import Tables
+from jaxmem.planning import Graph, Operation, Value, sequence_profile
+from jaxmem.planning.remat import proof
+from jaxmem.planning.remat.exhaustive import Exhaustive, search_all
+from jaxmem.planning.remat.integer_program import rounded
+from jaxmem.planning.remat.sequence import Tables
 from tests.planning.brute import cheapest
 from tests.planning.chains import layered
 from tests.planning.graphs import randomly
@@ -85,7 +86,7 @@ def test_a_cheaper_plan_in_another_order_is_found(budget, cost):
 
 def without_exhaustive(monkeypatch):
     gave_up = lambda *args, **options: Exhaustive(None, False)
-    monkeypatch.setattr(_remat_proof, "search_all", gave_up)
+    monkeypatch.setattr(proof, "search_all", gave_up)
 
 
 def test_where_only_an_order_was_searched_it_says_so(monkeypatch):

@@ -1,0 +1,280 @@
+"""Exact search for a layout within a capacity.
+
+Any layout can be pushed down until each buffer lies on the ground or on another, so it
+is enough to look for such ones. The state of the search is, for each buffer that does
+not lie yet, the least offset at which it still can: its *floor*, the top of what lies
+below it. A step takes a section of time, whose lowest floor some buffers have in
+common, and asks which of them lies there: one after another, or none, which leaves a
+hole. It takes the section with the fewest answers, as long as nothing else fits below
+them; so most steps are forced. A state is dropped as soon as a section cannot hold what
+is still to come above its lowest floor. (minimalloc, doi 10.1145/3623278.3624752, cuts
+by sections and pushes down too; it places in the order of offsets, this where there is
+least to choose from.)
+
+Such searches end soon or not at all. So after some dead ends without having come
+farther than ever a number of decisions is taken back, twice as many each time, and when
+there are no more the search is given up, to be begun again with another `Taste`, which
+says where to begin and what to try first.
+
+Gaps are sections in which a buffer is not there. One of which a part is there in a gap
+is taken to be there as a whole, so with windows nothing is proven.
+
+Not optimal: floors come from below only, no two sections are looked at together, and
+what was learned from decisions taken back is lost, but for the sections it died in.
+"""
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxmem.planning.layout.problem import Problem
+
+# Decisions that are taken back, about, when a search is stuck for the first time.
+_LEAP = 4
+
+
+class GaveUp(Exception):
+    """The search came to its limit before its end."""
+
+
+class Taste(NamedTuple):
+    """How one search goes about it.
+
+    Attributes:
+      dead_ends: after how many, without having come farther than ever, decisions are
+        taken back.
+      chance: how much of it there is in which buffer is tried first: 0 is the largest
+        there is, 1 is up to a factor of two between two of them.
+      long: how much it counts to live long: the size is multiplied by the length of
+        the life to this power.
+      full: begin where memory is nearly full, else where searches died before.
+      whole: take none back, but give up: only then a search can come to its end and
+        prove that there is no layout.
+    """
+
+    dead_ends: float
+    chance: float = 0.0
+    long: float = 0.0
+    full: bool = False
+    whole: bool = False
+
+
+class _State(NamedTuple):
+    """What is known after some decisions."""
+
+    placed: int  # how many buffers lie
+    floor: np.ndarray  # of each buffer; the capacity for those that lie
+    left: np.ndarray  # what is still to come in each section
+    low: np.ndarray  # the least floor in each section
+    ties: np.ndarray  # how many buffers have it
+    top: np.ndarray  # the least top that a buffer on its floor would have
+
+
+class Search:
+    """Looks for layouts of one problem, again and again.
+
+    Attributes:
+      least: of the last search, if it came to its end in vain: no layout is lower.
+    """
+
+    def __init__(self, problem: Problem, seed: int = 0):
+        self._problem = problem
+        self._random = np.random.default_rng(seed)
+        self._size = np.append(problem.size, 0)  # one more, to fill up `_members`
+        self._sections = _sections(problem)
+        self._members = _members(self._sections, len(problem.load))
+        self._load = self._size[self._members].sum(axis=0)
+        self._beside = _beside(problem)
+        self._twins = _twins(problem)
+        self._aligned = bool((problem.alignment > 1).any())
+        self._deaths = np.ones(len(problem.load))
+        self.least = 0
+
+    def run(self, capacity: int, taste: Taste, deadline: float) -> np.ndarray | None:
+        """Searches once.
+
+        Args:
+          capacity: in units, at least the load.
+          taste: how.
+          deadline: when to give up, in seconds of `time.monotonic`.
+
+        Returns:
+          Offsets in units, or None if there is no layout within the capacity.
+
+        Raises:
+          GaveUp: at one of the limits.
+        """
+        self._capacity, self.least = capacity, np.iinfo(np.int64).max
+        rank, weight = self._preferences(taste)
+        offsets = np.zeros(len(self._problem.size), np.int64)
+        waiting: list[tuple[_State, int]] = []  # decisions whose contrary is to come
+        dead_ends, farthest, leap, leapt = 0, 0, _LEAP, False
+        state = self._start()
+        while state is None or state.placed < len(offsets):
+            if time.monotonic() > deadline:
+                raise GaveUp
+            if state is not None:
+                if state.placed > farthest:
+                    dead_ends, farthest, leap = 0, state.placed, _LEAP
+                buffer = self._choose(state, rank, weight)
+                waiting.append((state, buffer))
+                offsets[buffer] = state.floor[buffer]
+                state = self._place(state, buffer)
+                continue
+            dead_ends += 1
+            if dead_ends > taste.dead_ends:
+                if taste.whole:
+                    raise GaveUp
+                back = round(leap * self._random.uniform(0.5, 1.5))
+                if back >= len(waiting):
+                    raise GaveUp
+                del waiting[-back:]
+                dead_ends, leap, leapt = 0, 2 * leap, True
+                rank, weight = self._preferences(taste)
+            if not waiting:
+                if leapt:
+                    raise GaveUp
+                return None
+            state = self._lift(*waiting.pop())
+        return offsets
+
+    def _preferences(self, taste: Taste) -> tuple[np.ndarray, np.ndarray]:
+        """What to try first, of the buffers and of the sections."""
+        size = self._problem.size * self._problem.length**taste.long
+        rank = size * (1 + taste.chance * self._random.random(len(size)))
+        room = np.maximum(1 - self._load / self._capacity, 0.0)
+        weight = 1 / (0.02 + room) if taste.full else self._deaths
+        return rank[self._twins], weight
+
+    def _start(self) -> _State | None:
+        problem, load = self._problem, self._load
+        every = np.arange(len(problem.size))
+        floor = np.append(problem.raised(problem.floor, every), self._capacity)
+        nothing = np.zeros_like(load)
+        empty = _State(0, floor, load, nothing, nothing, nothing)
+        return self._seen(empty, slice(0, len(load)))
+
+    def _choose(self, state: _State, rank: np.ndarray, weight: np.ndarray) -> int:
+        """The buffer to place next, on its floor or, failing that, higher."""
+        problem = self._problem
+        score = state.ties / weight
+        score[state.left == 0] = np.inf
+        while True:  # where the lowest floor of all is, nothing fits below
+            section = int(score.argmin())
+            low, members = state.low[section], self._members[:, section]
+            tied = members[state.floor[members] == low]
+            if all(
+                state.top[problem.first[b] : problem.end[b]].min() > low for b in tied
+            ):
+                return int(tied[rank[tied].argmax()])
+            score[section] = np.inf
+
+    def _place(self, state: _State, buffer: int) -> _State | None:
+        """The state with a buffer on its floor; None if it is a dead end."""
+        first, end = self._problem.first[buffer], self._problem.end[buffer]
+        floor, left = state.floor.copy(), state.left.copy()
+        top = floor[buffer] + self._size[buffer]
+        beside = self._beside[buffer]
+        raised = beside[floor[beside] < top]
+        floor[raised] = self._raised(top, raised)
+        floor[buffer] = self._capacity
+        left[self._sections[buffer]] -= self._size[buffer]
+        if len(raised):
+            first = min(first, self._problem.first[raised].min())
+            end = max(end, self._problem.end[raised].max())
+        placed = state._replace(placed=state.placed + 1, floor=floor, left=left)
+        return self._seen(placed, slice(first, end))
+
+    def _lift(self, state: _State, buffer: int) -> _State | None:
+        """The state with a buffer, and its twins, above their floor.
+
+        They lie on something that does not lie yet, then.
+        """
+        floor, twins = state.floor.copy(), self._twins
+        same = np.flatnonzero((twins == twins[buffer]) & (floor[:-1] == floor[buffer]))
+        beside = self._beside[buffer]
+        beside = beside[twins[beside] != twins[buffer]]
+        tops = floor[beside] + self._size[beside]
+        least = self._raised(tops.min(initial=self._capacity), buffer)
+        floor[same] = np.minimum(least, self._capacity)
+        sections = slice(self._problem.first[buffer], self._problem.end[buffer])
+        return self._seen(state._replace(floor=floor), sections)
+
+    def _raised(self, offset, buffers):
+        return self._problem.raised(offset, buffers) if self._aligned else offset
+
+    def _seen(self, state: _State, sections: slice) -> _State | None:
+        """The state with these looked at; None if one cannot hold what is to come."""
+        members = self._members[:, sections]
+        floors = state.floor[members]
+        low = floors.min(axis=0)
+        need = low + state.left[sections]
+        most = int(need.max(initial=0))
+        if most > self._capacity:
+            self.least = min(self.least, most)
+            self._deaths[sections][need > self._capacity] += 1
+            return None
+        ties = (floors == low).sum(axis=0)
+        top = (floors + self._size[members]).min(axis=0)
+        return state._replace(
+            low=_with(state.low, sections, low),
+            ties=_with(state.ties, sections, ties),
+            top=_with(state.top, sections, top),
+        )
+
+
+def _with(whole: np.ndarray, where: slice, part: np.ndarray) -> np.ndarray:
+    whole = whole.copy()
+    whole[where] = part
+    return whole
+
+
+def _sections(problem: Problem) -> list[np.ndarray]:
+    """The sections in which each buffer is alive."""
+    pieces = problem.pieces
+    each = [
+        np.arange(first, end)
+        for first, end in zip(pieces.first, pieces.end, strict=True)
+    ]
+    starts = problem.start.tolist()
+    return [
+        each[a] if b == a + 1 else np.concatenate(each[a:b])
+        for a, b in zip(starts, starts[1:], strict=False)
+    ]
+
+
+def _members(sections: list[np.ndarray], count: int) -> np.ndarray:
+    """(most, sections) buffers alive in each section, filled up with one too many."""
+    found: list[list[int]] = [[] for _ in range(count)]
+    for buffer, alive in enumerate(sections):
+        for section in alive.tolist():
+            found[section].append(buffer)
+    members = np.full((max(map(len, found), default=0), count), len(sections))
+    for section, alive in enumerate(found):
+        members[: len(alive), section] = alive
+    return members
+
+
+def _beside(problem: Problem) -> list[np.ndarray]:
+    """The buffers alive together with each."""
+    pieces, starts, found = problem.pieces, problem.start.tolist(), []
+    for buffer, (a, b) in enumerate(zip(starts, starts[1:], strict=False)):
+        together = np.zeros(len(problem.size), bool)
+        for first, end in zip(pieces.first[a:b], pieces.end[a:b], strict=True):
+            rows = (pieces.first < end) & (pieces.end > first)
+            together[pieces.owner[rows]] = True
+        together[buffer] = False
+        found.append(np.flatnonzero(together))
+    return found
+
+
+def _twins(problem: Problem) -> np.ndarray:
+    """The first buffer of the same times, size, alignment and floor as each."""
+    same: dict[tuple, int] = {}
+    columns = problem.size, problem.alignment, problem.floor
+    each = zip(*(column.tolist() for column in columns), strict=True)
+    twins = []
+    for buffer, (alive, rest) in enumerate(zip(_sections(problem), each, strict=True)):
+        twins.append(same.setdefault((*rest, alive.tobytes()), buffer))
+    return np.array(twins, np.int64)

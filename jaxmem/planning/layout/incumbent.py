@@ -1,0 +1,68 @@
+"""The lowest layout so far of a problem, and what is known of the least height."""
+
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from jaxmem.planning.layout.fit import best_fit
+from jaxmem.planning.layout.problem import Problem
+
+_none = partial(np.zeros, 0, np.int64)
+
+
+@dataclass
+class Attempt:
+    """The lowest layout so far of one problem.
+
+    Attributes:
+      problem: the buffers.
+      goal: the height to reach; never below the bound.
+      bound: a height below which no layout is, proven.
+      offsets: of the best so far.
+      height: of the best so far.
+      order: in which best fit did best.
+      fitted: the offsets that it gave.
+      long: the offsets that it gave when what lives longest came first.
+    """
+
+    problem: Problem
+    goal: int
+    bound: int = 0
+    offsets: np.ndarray = field(default_factory=_none)
+    height: int = 2**62
+    order: np.ndarray = field(default_factory=_none)
+    fitted: np.ndarray = field(default_factory=_none)
+    long: np.ndarray = field(default_factory=_none)
+
+    def offer(self, offsets: np.ndarray) -> bool:
+        """Takes a layout, if it is lower; whether it is."""
+        height = self.problem.height(offsets)
+        lower = height < self.height
+        if lower:
+            self.offsets, self.height = offsets, height
+        return lower
+
+    def fit(self, order: np.ndarray) -> np.ndarray:
+        """Offers what best fit makes of an order, and takes it, if it is not worse."""
+        fitted, height = best_fit(self.problem, order), self.problem.height
+        if not len(self.fitted) or height(fitted) <= height(self.fitted):
+            self.order, self.fitted = order, fitted
+        self.offer(fitted)
+        return fitted
+
+    def prove(self, bound: int) -> None:
+        """Takes a bound that is higher."""
+        self.bound = max(self.bound, bound)
+        self.goal = max(self.goal, self.bound)
+
+    @property
+    def over(self) -> bool:
+        """Whether there is nothing more to do."""
+        return self.height <= self.goal
+
+
+def least_height(problem: Problem) -> int:
+    """What is alive at once, or one buffer by itself: no layout is lower."""
+    alone = int(problem.size.max(initial=0))
+    return max(int(problem.load.max(initial=0)), alone)

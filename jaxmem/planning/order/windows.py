@@ -1,0 +1,65 @@
+"""A long order made better where it is worst, a stretch at a time.
+
+Only the place with the most bytes counts. A stretch of the order round it is a problem
+of its own, with what is done before and after it as it is, and small enough to be
+solved exactly.
+
+Not optimal: what would have to move further than a stretch is not found.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+
+from jaxmem.planning._live_ranges import Pieces, PieceWalk
+from jaxmem.planning.order.cache import Once
+from jaxmem.planning.order.exact import WORD
+
+SIZES = (3_000, 100_000)  # sets, see `_exact.solve`
+LENGTHS = (16, 32, 48, WORD)
+
+
+def improved(
+    problem: Pieces, order: Sequence[int], aim: int, once: Once, until: float
+) -> tuple[int, ...]:
+    """The order with its worst stretches solved, as long as that lowers the peak.
+
+    Args:
+      problem: the operations.
+      order: a valid order of them.
+      aim: bytes that are low enough.
+      once: solves the stretches.
+      until: when to stop, by `time.monotonic`.
+    """
+    order = list(order)
+    walk = PieceWalk(problem)
+    at = 0  # how much of the order has been walked
+    while time.monotonic() < until:
+        profile = problem.profile(order)
+        top = max(profile, default=0)
+        if top <= aim:
+            break
+        for a, b in _stretches(profile.index(top), len(order)):
+            for i in order[at:a]:
+                walk.do(i)
+            for i in reversed(order[a:at]):
+                walk.undo(i)
+            at = a
+            part = walk.rest(order[a:b])
+            found = once.solve(part, range(b - a), aim, until, SIZES)
+            if found.peak < top:
+                order[a:b] = [order[a + i] for i in found.order]
+                break
+        else:
+            break
+    return tuple(order)
+
+
+def _stretches(at: int, n: int) -> Iterator[tuple[int, int]]:
+    """Stretches round a place, short ones first: it in their middle, late, early."""
+    seen = set()
+    for length in LENGTHS:
+        for before in (length // 2, 3 * length // 4, length // 4):
+            a = max(0, min(at - before, n - length))
+            if (a, length) not in seen:
+                seen.add((a, length))
+                yield a, min(n, a + length)

@@ -1,0 +1,74 @@
+"""In which order operations are done for the first time, where some are recomputed.
+
+The searches number operations in that order. So a graph is renumbered before they see
+it, and what they find is told in the numbers that the caller knows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from jaxmem._checks import wrong_value
+from jaxmem.planning._graph import Graph
+from jaxmem.planning._liveness import peak
+from jaxmem.planning.order.search import order as best_order
+
+FirstOrder = Literal["search", "program"] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """A graph whose operations are numbered in the order of their first times.
+
+    Attributes:
+      graph: the graph.
+      numbers: of the operations in the graph of the caller.
+    """
+
+    graph: Graph
+    numbers: np.ndarray
+
+    def told(self, sequence: np.ndarray) -> np.ndarray:
+        """A sequence in the numbers of the caller."""
+        return self.numbers[sequence]
+
+
+def first_orders(
+    graph: Graph, order: FirstOrder, time_limit: float
+) -> tuple[list[InOrder], bool]:
+    """The orders to search in, that with the lowest peak first.
+
+    Args:
+      graph: the graph.
+      order: "program" for the graph's own; every operation once, inputs first; or
+        "search" for the graph's own, and that of `order` too if its peak is lower.
+      time_limit: seconds to look for one.
+
+    Returns:
+      The orders, and whether looking for one came to its end within the time.
+
+    Raises:
+      ValueError: `order` is none of these.
+    """
+    program = tuple(range(len(graph.operations)))
+    if isinstance(order, str):
+        if order not in ("search", "program"):
+            allowed = "'search', 'program' or every operation once"
+            raise wrong_value("order", order, allowed)
+        orders, complete = [program], order == "program"
+        if order == "search" and time_limit > 0:
+            found = best_order(graph, time_limit=time_limit)
+            complete = found.seconds < time_limit
+            if found.peak < peak(graph):
+                orders.insert(0, found.operations)
+    else:
+        orders, complete = [graph.check_order(order)], True
+    return [_in_order(graph, o) for o in orders], complete
+
+
+def _in_order(graph: Graph, order: tuple[int, ...]) -> InOrder:
+    operations = tuple(graph.operations[i] for i in order)
+    renumbered = replace(graph, operations=operations)
+    return InOrder(renumbered, np.array(order, np.int64))

@@ -1,0 +1,86 @@
+"""The forward pass of a training step: where it ends, and where it may be cut."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxmem.planning.remat.sequence import Events, Tables
+
+
+class Passes:
+    """Where the forward pass ends, and what of it is read when.
+
+    Attributes:
+      count: the operations.
+      turn: the first operation that does not belong to the forward pass.
+      last: value -> its last reader, or its maker.
+      wanted: value of the forward pass -> the first operation after it that reads it.
+      last_forward: value of the forward pass -> the last operation of it that reads it.
+      stay: values that nothing drops: outputs of the graph, and what is made once only.
+    """
+
+    def __init__(self, tables: Tables, plain: Events):
+        self.tables, self.profile = tables, plain.profile
+        self.count = len(tables.makes)
+        readers, maker = tables.graph.readers, tables.maker
+        values = [v for makes in tables.makes for v in makes]
+        self.last = {v: max(readers[v], default=int(maker[v])) for v in values}
+        self.stay = tables.held_set | {v for v in values if not tables.again[maker[v]]}
+        self.turn = self._turn(values)
+        forward = [v for v in values if maker[v] < self.turn]
+        firsts = {v: [r for r in readers[v] if r >= self.turn] for v in forward}
+        self.wanted = {v: later[0] for v, later in firsts.items() if later}
+        self.last_forward = {
+            v: max((r for r in readers[v] if r < self.turn), default=int(maker[v]))
+            for v in forward
+        }
+
+    def _turn(self, values: Sequence[int]) -> int:
+        """Where most bytes wait that may be recomputed."""
+        some = [v for v in values if v not in self.stay]
+        made = self.tables.maker[some] + 1
+        waiting = self.sums(some, made, [self.last[v] + 1 for v in some])
+        return int(np.argmax(waiting[: self.count]))
+
+    def sums(self, values: Sequence[int], start, stop) -> np.ndarray:
+        """(count + 2,) bytes of the values there, each from `start` up to `stop`."""
+        size, change = self.tables.size[list(values)], np.zeros(self.count + 3)
+        np.add.at(change, np.asarray(start, np.int64), size)
+        np.subtract.at(change, np.asarray(stop, np.int64), size)
+        return np.cumsum(change)[:-1]
+
+    def cuts(self, parts: int) -> list[int]:
+        """Where blocks begin that hold about as much as so many parts; all, of few."""
+        if self.turn <= parts:
+            return list(range(self.turn))
+        made = np.zeros(self.turn + 1)
+        for v in self.wanted:
+            made[int(self.tables.maker[v]) + 1] += self.tables.size[v]
+        most = made.sum() / parts
+        # What is large alone is not worth a block of its own.
+        held = np.cumsum(np.minimum(made, most / 2))
+        some = list(self.last_forward)
+        ends = [self.last_forward[v] + 1 for v in some]
+        crossing = self.sums(some, self.tables.maker[some] + 1, ends)
+        return _cuts(crossing[: self.turn + 1], held, most)
+
+
+def _cuts(crossing: np.ndarray, held: np.ndarray, most: float) -> list[int]:
+    """The cuts that the fewest bytes cross in all; no block between them holds more.
+
+    Args:
+      crossing: bytes that cross each place, from before the first operation.
+      held: bytes that the backward pass reads, made before each place.
+      most: bytes that a block of several operations may hold.
+    """
+    count = len(crossing)
+    first = np.searchsorted(held, held - most)
+    total, before = np.zeros(count), np.zeros(count, np.int64)
+    for at in range(1, count):
+        start = min(int(first[at]), at - 1)
+        before[at] = start + int(np.argmin(total[start:at]))
+        total[at] = total[before[at]] + crossing[at]
+    cuts = [int(before[count - 1])]
+    while cuts[-1]:
+        cuts.append(int(before[cuts[-1]]))
+    return cuts[::-1]

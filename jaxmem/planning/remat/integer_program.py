@@ -1,0 +1,268 @@
+"""The cheapest recomputation for a budget, by mixed-integer programming.
+
+Stage t ends with the first time operation t is done; before it, in the stage, earlier
+operations may be done again, in program order. What is kept from stage to stage and
+what is done again are binary, the bytes alive after each operation of each stage are
+linear in them. The number of variables grows with the square of the operations: for
+graphs of some dozens. Sequences that do an operation twice within a stage, or again in
+another order, are outside of what is searched.
+
+Source: Jain et al., "Checkmate" (https://arxiv.org/abs/1910.02653), sections 4.1 to 4.8
+and 5.1 (two-phase rounding); the budgeted writing-over of inputs is added.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
+from scipy.sparse import csr_array
+
+from jaxmem.planning.remat.sequence import Tables, staged, with_missing
+
+GAP = 1e-6  # relative, to which optimality is proven
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What the solver found.
+
+    Attributes:
+      sequence: the cheapest found, or None.
+      bound: no sequence of this kind costs less beyond doing everything once.
+      proven: whether nothing is cheaper than the sequence, or than what was known.
+    """
+
+    sequence: np.ndarray | None
+    bound: float
+    proven: bool
+
+
+def solve(
+    tables: Tables,
+    cost: np.ndarray,
+    budget: float,
+    time_limit: float,
+    most: float = np.inf,
+) -> Exact:
+    """The cheapest sequence within the budget.
+
+    Args:
+      tables: a graph without aliases.
+      cost: of each operation.
+      budget: bytes.
+      time_limit: seconds.
+      most: the cost of a sequence that is known already; only cheaper ones are looked
+        for.
+    """
+    model = _Model(tables, cost, budget)
+    model.at_most(most)
+    result = model.solve(time_limit)
+    if result.status == 2:
+        return Exact(None, most, True)
+    bound = getattr(result, "mip_dual_bound", None)
+    bound = 0.0 if bound is None else max(0.0, float(bound)) * model.unit
+    if result.x is None:
+        return Exact(None, bound, False)
+    return Exact(model.sequence(result.x), bound, result.status == 0)
+
+
+def rounded(
+    tables: Tables, cost: np.ndarray, budget: float, time_limit: float
+) -> list[np.ndarray]:
+    """Sequences from the linear relaxation: what is kept by at least a threshold.
+
+    What is done again follows from what is kept. The sequences may exceed the budget.
+    """
+    model = _Model(tables, cost, budget)
+    result = model.solve(time_limit, relaxed=True)
+    if result.x is None:
+        return []
+    return [model.sequence(result.x, above) for above in (0.3, 0.4, 0.5, 0.6, 0.7)]
+
+
+class _Model:
+    """The program; variables are numbered as they are asked for."""
+
+    def __init__(self, tables: Tables, cost: np.ndarray, budget: float):
+        self._tables, self._count = tables, len(tables.makes)
+        self.unit = float(cost.max(initial=0.0)) or 1.0
+        self._bytes = max(float(budget), 1.0)  # bytes are counted in budgets
+        self._whole: list[int] = []
+        self._cost: list[float] = []
+        self._entries: list[tuple[int, int, float]] = []
+        self._limits: list[tuple[float, float]] = []
+        self._again: dict[tuple[int, int], int] = {}
+        self._kept: dict[tuple[int, int], int] = {}
+        self._readers = [
+            [i for i in tables.graph.readers[v]] for v in range(len(tables.size))
+        ]
+        self._variables(cost)
+        for t in range(self._count):
+            self._sound(t)
+            self._memory(t)
+
+    def _variable(self, whole: bool = True, cost: float = 0.0) -> int:
+        """A variable from 0 to 1."""
+        self._whole.append(int(whole))
+        self._cost.append(cost)
+        return len(self._whole) - 1
+
+    def _row(self, terms, low: float, high: float) -> None:
+        """low <= sum of factor * variable <= high."""
+        row = len(self._limits)
+        self._entries.extend((row, x, f) for x, f in terms)
+        self._limits.append((low, high))
+
+    def _variables(self, cost) -> None:
+        tables = self._tables
+        for t in range(self._count):
+            for i in range(t):
+                if tables.again[i]:
+                    self._again[t, i] = self._variable(cost=cost[i] / self.unit)
+        held = set(tables.held.tolist())
+        for t in range(1, self._count + 1):
+            for i in range(t):
+                for v in tables.makes[i]:
+                    later = self._readers[v] and self._readers[v][-1] >= t
+                    if t == self._count and v not in held:
+                        continue
+                    if later or v in held or self._read_again(v, t):
+                        self._kept[t, v] = self._variable()
+        for v in held:
+            self._row([(self._kept[self._count, v], 1.0)], 1.0, 1.0)
+
+    def _read_again(self, v: int, t: int) -> bool:
+        """Whether a repeat in stage t or later may read the value."""
+        return any(self._tables.again[i] for i in self._readers[v])
+
+    def _done(self, t: int, i: int) -> tuple[list[tuple[int, float]], float]:
+        """Whether operation i is done in stage t: a term, or a constant."""
+        if i == t:
+            return [], 1.0
+        x = self._again.get((t, i))
+        return ([], 0.0) if x is None else ([(x, 1.0)], 0.0)
+
+    def _stays(self, t: int, v: int) -> list[tuple[int, float]]:
+        x = self._kept.get((t, v))
+        return [] if x is None else [(x, 1.0)]
+
+    def _sound(self, t: int) -> None:
+        """What is read is there; what is kept was there."""
+        tables = self._tables
+        for i in range(t + 1):
+            if i < t and (t, i) not in self._again:
+                continue
+            done, always = self._done(t, i)
+            for u in tables.reads[i]:
+                made, _ = self._done(t, int(tables.maker[u]))
+                terms = made + self._stays(t, u) + [(x, -f) for x, f in done]
+                self._row(terms, always, np.inf)
+            for v in tables.makes[i]:
+                made, constant = self._done(t, i)
+                there = made + self._stays(t, v)
+                if (t + 1, v) in self._kept:
+                    terms = there + [(self._kept[t + 1, v], -1.0)]
+                    self._row(terms, -constant, np.inf)
+        for i in range(t):
+            if (t, i) in self._again:
+                continue
+            for v in tables.makes[i]:
+                if (t + 1, v) in self._kept:
+                    terms = self._stays(t, v) + [(self._kept[t + 1, v], -1.0)]
+                    self._row(terms, 0.0, np.inf)
+
+    def _memory(self, t: int) -> None:
+        """The bytes alive while each operation of the stage runs fit."""
+        tables, scale = self._tables, 1.0 / self._bytes
+        alive = [
+            (x, tables.size[v] * scale)
+            for i in range(t)
+            for v in tables.makes[i]
+            for x, _ in self._stays(t, v)
+        ]
+        before = None
+        for i in range(t + 1):
+            if i < t and (t, i) not in self._again:
+                continue
+            done, always = self._done(t, i)
+            made = sum(tables.size[v] for v in tables.makes[i]) * scale
+            scratch = tables.graph.operations[i].scratch * scale
+            freed = self._freed(t, i)
+            over = self._over(t, i, freed)
+            # `before`: a variable for the bytes alive after the operation before.
+            so_far = alive if before is None else [(before, 1.0)]
+            terms = so_far + [(x, f * (made + scratch)) for x, f in done]
+            terms += [(x, -f * scale) for x, f in over]
+            self._row(terms, -np.inf, 1.0 - always * (made + scratch))
+            after = self._variable(whole=False)
+            terms = so_far + [(x, f * made) for x, f in done] + [(after, -1.0)]
+            terms += [(x, -tables.size[v] * scale) for v, x in freed.items()]
+            self._row(terms, -always * made, -always * made)
+            before = after
+
+    def _freed(self, t: int, i: int) -> dict[int, int]:
+        """Value -> whether nothing needs it after operation i of stage t."""
+        tables, found = self._tables, {}
+        for v in [*tables.reads[i], *tables.makes[i]]:
+            x = found[v] = self._variable()
+            done, always = self._done(t, i)
+            if not always:
+                self._row([(x, 1.0), *((d, -f) for d, f in done)], -np.inf, 0.0)
+            stays = self._stays(t + 1, v)
+            if stays:
+                self._row([(x, 1.0), *stays], -np.inf, 1.0)
+            for j in self._readers[v]:
+                if i < j <= t:
+                    later, certain = self._done(t, j)
+                    if later or certain:
+                        self._row([(x, 1.0), *later], -np.inf, 1.0 - certain)
+        return found
+
+    def _over(self, t: int, i: int, freed: dict[int, int]) -> list[tuple[int, float]]:
+        """What operation i writes over: pairs, each output and input once."""
+        size, found = self._tables.size, []
+        of: dict[tuple[str, int], list[int]] = {}
+        for v, u in self._tables.graph.operations[i].in_place:
+            if u not in freed:
+                continue
+            x = self._variable()
+            self._row([(x, 1.0), (freed[u], -1.0)], -np.inf, 0.0)
+            of.setdefault(("output", v), []).append(x)
+            of.setdefault(("input", u), []).append(x)
+            found.append((x, float(min(size[v], size[u]))))
+        for group in of.values():
+            if len(group) > 1:
+                self._row([(x, 1.0) for x in group], -np.inf, 1.0)
+        return found
+
+    def at_most(self, cost: float) -> None:
+        """Only what costs no more than this."""
+        if np.isfinite(cost):
+            terms = [(x, self._cost[x]) for x in self._again.values()]
+            self._row(terms, -np.inf, cost / self.unit * (1 + GAP))
+
+    def solve(self, time_limit: float, relaxed: bool = False) -> OptimizeResult:
+        rows, columns, factors = zip(*self._entries, strict=True)
+        shape = (len(self._limits), len(self._whole))
+        matrix = csr_array((factors, (rows, columns)), shape=shape)
+        low, high = zip(*self._limits, strict=True)
+        return milp(
+            np.array(self._cost),
+            integrality=np.zeros(shape[1]) if relaxed else np.array(self._whole),
+            bounds=Bounds(np.zeros(shape[1]), np.ones(shape[1])),  # pyright: ignore
+            constraints=LinearConstraint(matrix, np.array(low), np.array(high)),  # pyright: ignore
+            options={"time_limit": time_limit, "mip_rel_gap": GAP},
+        )
+
+    def sequence(self, x: np.ndarray, above: float = 0.5) -> np.ndarray:
+        """The sequence that keeps what is kept by more than `above`."""
+        tables = self._tables
+        kept: list[set[int]] = [set() for _ in range(self._count + 1)]
+        for (t, v), column in self._kept.items():
+            if x[column] > above:
+                kept[t].add(v)
+        stages = []
+        for t in range(self._count):
+            anew = {int(tables.maker[v]) for v in kept[t + 1] - kept[t]}
+            stages.append(with_missing(tables, anew | {t}, set(kept[t])))
+        return staged(tables, stages, kept[:-1])
