@@ -44,7 +44,7 @@ class Operation:
       flops: floating-point operations.
       moved: bytes read and written.
       path: the module or name scope it belongs to.
-      again: whether it may be done a second time (not if it has side effects).
+      recomputable: whether it may run a second time (false for side effects).
     """
 
     name: str
@@ -55,7 +55,7 @@ class Operation:
     flops: float = 0.0
     moved: float = 0.0
     path: str = ""
-    again: bool = True
+    recomputable: bool = True
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from jaxmem.planning._liveness import written_over
 
 
 @dataclass(frozen=True)
-class Piece:
+class LiveRange:
     """Bytes that are there from a tail on until the last head.
 
     Attributes:
@@ -35,7 +35,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class OrderProblem:
     """Operations to put in order, and the pieces they bring and end.
 
     Attributes:
@@ -50,7 +50,7 @@ class Pieces:
 
     before: Sequence[tuple[int, ...]]
     after: Sequence[tuple[int, ...]]
-    pieces: Sequence[Piece]
+    pieces: Sequence[LiveRange]
     extra: Sequence[int]
     over: Sequence[tuple[tuple[int, int, int], ...]]
     base: int = 0
@@ -75,12 +75,12 @@ class Pieces:
         return self.base + brought - sum(p.size for p in self.pieces if not p.tails)
 
     @cached_property
-    def reversed(self) -> "Pieces":
+    def reversed(self) -> "OrderProblem":
         """The same operations undone from the end."""
-        return Pieces(
+        return OrderProblem(
             self.after,
             self.before,
-            [Piece(p.size, p.heads, p.tails) for p in self.pieces],
+            [LiveRange(p.size, p.heads, p.tails) for p in self.pieces],
             self.extra,
             self.over,
             self.final,
@@ -92,7 +92,7 @@ class Pieces:
 
     def profile(self, order: Iterable[int]) -> list[int]:
         """Bytes alive while each operation runs, in this order."""
-        walk = PieceWalk(self)
+        walk = LiveWalk(self)
         return [walk.do(i) for i in order]
 
     def key(self) -> tuple:
@@ -110,7 +110,7 @@ def _by_operation(n: int, sides: Iterable[tuple[int, ...]]) -> list[list[int]]:
     return found
 
 
-def pieces_of(graph: Graph) -> Pieces:
+def order_problem(graph: Graph) -> OrderProblem:
     """The graph's operations, all of them, as a problem."""
     outputs = set(graph.outputs)
     pieces, piece_of = [], {}
@@ -128,7 +128,7 @@ def pieces_of(graph: Graph) -> Pieces:
             continue
         if size:
             piece_of[v] = len(pieces)
-            pieces.append(Piece(size, (maker,), heads))
+            pieces.append(LiveRange(size, (maker,), heads))
     over = []
     for operation in graph.operations:
         pairs = [
@@ -137,13 +137,13 @@ def pieces_of(graph: Graph) -> Pieces:
             if u in piece_of and u not in outputs and v not in graph.aliases
         ]
         over.append(tuple(sorted((p for p in pairs if p[0]), key=lambda p: -p[0])))
-    return Pieces(graph.before, graph.after, pieces, extra, over)
+    return OrderProblem(graph.before, graph.after, pieces, extra, over)
 
 
-class PieceWalk:
+class LiveWalk:
     """The bytes alive as operations are done one after another."""
 
-    def __init__(self, problem: Pieces):
+    def __init__(self, problem: OrderProblem):
         self.problem = problem
         self.live = problem.base
         self.brought = [int(not p.tails) for p in problem.pieces]  # tails done
@@ -181,7 +181,7 @@ class PieceWalk:
             self.waits[k] += 1
         self.live -= self.cost(i)[1]
 
-    def rest(self, chosen: Sequence[int]) -> Pieces:
+    def rest(self, chosen: Sequence[int]) -> OrderProblem:
         """The problem of doing `chosen` next, numbered as they stand there.
 
         All that they need must be among them, or done.
@@ -197,10 +197,10 @@ class PieceWalk:
             stays = len(heads) < self.waits[k]
             if self.waits[k] and (tails or there) and not (there and stays):
                 tails, heads = () if there else tails, () if stays else heads
-                found[k] = Piece(piece.size, tails, heads)
+                found[k] = LiveRange(piece.size, tails, heads)
         rank = {k: (p.tails, p.heads, p.size) for k, p in found.items()}
         place = {k: n for n, k in enumerate(sorted(found, key=lambda k: rank[k]))}
-        return Pieces(
+        return OrderProblem(
             [_renumbered(problem.before[i], number) for i in chosen],
             [_renumbered(problem.after[i], number) for i in chosen],
             [found[k] for k in place],

@@ -23,7 +23,7 @@ from scipy.sparse.csgraph import maximum_flow
 
 from jaxmem._checks import check_int
 from jaxmem.planning._graph import Graph, checked
-from jaxmem.planning._live_ranges import Pieces, pieces_of
+from jaxmem.planning._live_ranges import OrderProblem, order_problem
 from jaxmem.planning._liveness import written_over
 
 LARGEST = 2**31 - 1  # capacities are 32-bit
@@ -41,10 +41,10 @@ def lower_bound(graph: Graph, *, cuts: int = 16) -> int:
       Bytes; the arguments are not counted.
     """
     cuts = check_int("cuts", cuts, 0)
-    return Bounds(pieces_of(checked(graph))).largest(cuts)
+    return PeakBounds(order_problem(checked(graph))).largest(cuts)
 
 
-class Bounds:
+class PeakBounds:
     """The bounds of a problem (one that goes forward), found when they are asked for.
 
     Attributes:
@@ -52,7 +52,7 @@ class Bounds:
       ahead: operation -> itself and all that must come after it, as a bit set.
     """
 
-    def __init__(self, problem: Pieces):
+    def __init__(self, problem: OrderProblem):
         self.problem = problem
         self.behind, self.ahead = _closure(problem.before), _closure(problem.after)
         self._cuts: dict[int, int] = {}
@@ -117,7 +117,7 @@ class Bounds:
         Source: an edge with several ends, as in hypergraph partitioning: all of its
         bytes are cut as soon as a tail is on this side and a head on the other.
         """
-        network = _Network()
+        network = _FlowNetwork()
         done, undone = self.behind[i], self.ahead[i]
         free = ((1 << len(self.problem)) - 1) & ~(done | undone)
         for size, tails, heads in pieces:
@@ -144,7 +144,7 @@ class Bounds:
         return max(best, *(self.cut(int(i)) for i in first)) if cuts else best
 
 
-class _Network:
+class _FlowNetwork:
     """A flow network; node 0 is the source, 1 the sink."""
 
     def __init__(self):

@@ -51,7 +51,9 @@ def cheapest(graph: Graph, budget: float) -> float:
             return cost
         after = [(0.0, done, there - {v}) for v in there - start]
         for i, operation in enumerate(graph.operations):
-            if set(operation.inputs) <= there and (i not in done or operation.again):
+            if set(operation.inputs) <= there and (
+                i not in done or operation.recomputable
+            ):
                 price = operation.flops if i in done else 0.0
                 for left in _after(graph, size, i, there, budget):
                     after.append((price, done | {i}, left))

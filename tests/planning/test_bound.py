@@ -1,12 +1,12 @@
-"""Bounds: never above the optimum, each at least the one before it."""
+"""PeakBounds: never above the optimum, each at least the one before it."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxmem.planning import Graph, Operation, Value, lower_bound, peak, profile
-from jaxmem.planning._live_ranges import pieces_of
-from jaxmem.planning._lower_bound import LARGEST, Bounds
+from jaxmem.planning._live_ranges import order_problem
+from jaxmem.planning._lower_bound import LARGEST, PeakBounds
 from tests.planning import brute, graphs
 
 
@@ -39,7 +39,7 @@ def cuts() -> Graph:
 def test_a_minimum_cut_sees_what_could_be_done_by_then():
     """Before y come: nothing, or a, or a and x. Its own bytes count in any case."""
     graph = cuts()
-    bounds = Bounds(pieces_of(graph))
+    bounds = PeakBounds(order_problem(graph))
     assert [int(b) for b in bounds.necessary] == [10, 17, 20]
     assert [bounds.cut(i) for i in range(3)] == [10, 17, 20]
     assert lower_bound(graph) == 27  # all outputs, at the end
@@ -55,7 +55,7 @@ def test_a_cut_above_what_is_necessary():
     u = made.do("u", (made.do("z", (y,), 1),), 9)
     made.output(made.do("end", (u, made.do("x", (y,), 4)), 1))
     graph = made.graph()
-    bounds = Bounds(pieces_of(graph))
+    bounds = PeakBounds(order_problem(graph))
     assert (bounds.necessary[2], bounds.cut(2)) == (10, 14)
     assert lower_bound(graph) == brute.least(graph) == 14
     assert lower_bound(graph, cuts=0) == 13 + 1
@@ -74,7 +74,7 @@ def least_during(graph: Graph) -> list[int]:
 @given(st.integers(0, 10**6), st.integers(1, 6))
 def test_never_above_the_optimum(seed, n):
     graph = graphs.randomly(seed, n)
-    bounds = Bounds(pieces_of(graph))
+    bounds = PeakBounds(order_problem(graph))
     assert bounds.largest(0) <= bounds.largest(n) <= brute.least(graph)
     for i, least in enumerate(least_during(graph)):
         assert bounds.necessary[i] <= bounds.cut(i) <= least
@@ -84,7 +84,7 @@ def test_never_above_the_optimum(seed, n):
 @given(st.integers(0, 10**6), st.integers(1, 6))
 def test_a_cut_is_exact_for_one_operation(seed, n):
     graph = graphs.randomly(seed, n, plain=True)
-    bounds = Bounds(pieces_of(graph))
+    bounds = PeakBounds(order_problem(graph))
     assert [bounds.cut(i) for i in range(n)] == least_during(graph)
 
 

@@ -16,9 +16,9 @@ from jaxmem.planning import (
     peak,
     profile,
 )
-from jaxmem.planning._live_ranges import PieceWalk, pieces_of
+from jaxmem.planning._live_ranges import LiveWalk, order_problem
 from jaxmem.planning.order import cache
-from jaxmem.planning.order.cache import Once
+from jaxmem.planning.order.cache import SolutionCache
 from jaxmem.planning.order.exact import search, solve
 from tests.planning import brute, graphs
 
@@ -27,7 +27,7 @@ from tests.planning import brute, graphs
 @given(st.integers(0, 10**6), st.integers(1, 7))
 def test_finds_the_optimum_from_any_bound(seed, n):
     graph = graphs.randomly(seed, n)
-    problem, least = pieces_of(graph), brute.least(graph)
+    problem, least = order_problem(graph), brute.least(graph)
     for bound in (0, least):
         found = solve(problem, range(n), bound)
         assert found.peak == found.bound == least == peak(graph, found.order)
@@ -39,7 +39,7 @@ def test_finds_the_optimum_from_any_bound(seed, n):
 def test_both_ways_say_whether_there_is_an_order(seed, n):
     graph = graphs.randomly(seed, n)
     least = brute.least(graph)
-    for problem in (pieces_of(graph), pieces_of(graph).reversed):
+    for problem in (order_problem(graph), order_problem(graph).reversed):
         found = search(problem, least)
         assert problem.peak(found.order) <= least
         none = search(problem, least - 1)
@@ -50,7 +50,7 @@ def test_both_ways_say_whether_there_is_an_order(seed, n):
 @given(st.integers(0, 10**6), st.integers(1, 30))
 def test_backward_in_time_has_the_same_bytes(seed, n):
     graph = graphs.randomly(seed, n)
-    problem, order = pieces_of(graph), best_greedy(graph)
+    problem, order = order_problem(graph), best_greedy(graph)
     assert problem.profile(order) == profile(graph, order)
     backward = problem.reversed.profile(order[::-1])
     assert backward[::-1] == profile(graph, order)
@@ -61,10 +61,10 @@ def test_backward_in_time_has_the_same_bytes(seed, n):
 @given(st.integers(0, 10**6), st.integers(2, 30), st.data())
 def test_a_part_has_the_bytes_of_the_whole(seed, n, data):
     graph = graphs.randomly(seed, n)
-    problem, order = pieces_of(graph), best_greedy(graph)
+    problem, order = order_problem(graph), best_greedy(graph)
     a = data.draw(st.integers(0, n - 1))
     b = data.draw(st.integers(a + 1, n))
-    walk = PieceWalk(problem)
+    walk = LiveWalk(problem)
     before = [walk.do(i) for i in order[:a]]
     live = walk.live
     part = walk.rest(order[a:b])
@@ -79,7 +79,7 @@ def test_a_part_has_the_bytes_of_the_whole(seed, n, data):
 def test_forty_operations(near, reads, plain):
     """To the optimum; nothing is found with a byte less, whichever way it goes."""
     graph = graphs.randomly(0, 40, near, reads, 100, plain)
-    problem = pieces_of(graph)
+    problem = order_problem(graph)
     found = solve(problem, best_greedy(graph), 0)
     assert found.peak == found.bound == peak(graph, found.order)
     for way in (problem, problem.reversed):
@@ -97,7 +97,7 @@ def independent(n: int, alike: bool) -> Graph:
 @pytest.mark.parametrize("n", [64, 65, 200])
 def test_twins(n):
     """What can change places is done in one order; sets of one word and of several."""
-    problem = pieces_of(independent(n, alike=True))
+    problem = order_problem(independent(n, alike=True))
     found = search(problem, n + 4)
     assert found.order is None and found.complete and found.sets <= n
     assert found.next == n + 5
@@ -106,7 +106,7 @@ def test_twins(n):
 
 def test_more_operations_than_a_word_has_bits():
     graph = graphs.randomly(0, 80, near=4, large=100)
-    problem = pieces_of(graph)
+    problem = order_problem(graph)
     found = solve(problem, best_greedy(graph), lower_bound(graph))
     graph.check_order(found.order)
     assert found.peak == found.bound == peak(graph, found.order)
@@ -117,14 +117,14 @@ def test_one_way_narrow_the_other_wide():
     """Forward any set may come first; backward what fits in the end goes there."""
     graph = independent(40, alike=False)
     began = time.process_time()
-    found = solve(pieces_of(graph), range(40), 0)
+    found = solve(order_problem(graph), range(40), 0)
     assert found.peak == found.bound == peak(graph, found.order)
     assert time.process_time() - began < 5
 
 
 def test_a_search_that_is_cut_short_proves_nothing():
     graph = graphs.randomly(1, 40, 40, 2, 100, plain=True)
-    problem = pieces_of(graph)
+    problem = order_problem(graph)
     best = solve(problem, best_greedy(graph), 0)
     for cut in (
         search(problem, best.peak - 1, sets=50),
@@ -140,7 +140,7 @@ def test_a_search_that_is_cut_short_proves_nothing():
 def test_a_beam_finds_what_it_can():
     """Where no search comes to an end; then nothing is proven."""
     graph = graphs.randomly(4, 60, 60, 2, 100, plain=True)
-    problem, greedy = pieces_of(graph), best_greedy(graph)
+    problem, greedy = order_problem(graph), best_greedy(graph)
     found = solve(problem, greedy, lower_bound(graph), sizes=(50,))
     graph.check_order(found.order)
     assert found.bound < found.peak == peak(graph, found.order) < peak(graph, greedy)
@@ -148,13 +148,13 @@ def test_a_beam_finds_what_it_can():
 
 def test_layers_are_solved_once(monkeypatch):
     """The same stretch above other bytes is not searched again, unless for more."""
-    problem, calls = pieces_of(graphs.randomly(5, 20, large=100)), []
+    problem, calls = order_problem(graphs.randomly(5, 20, large=100)), []
     monkeypatch.setattr(
         cache,
         "solve",
         lambda *a, **k: calls.append(a) or solve(*a, **k),
     )
-    once, far = Once(), np.inf
+    once, far = SolutionCache(), np.inf
     least = once.solve(problem, range(20), 0, far, (10**6,))
     higher = type(problem)(
         problem.before,
@@ -174,7 +174,7 @@ def test_layers_are_solved_once(monkeypatch):
 
 def test_what_was_good_enough_is_solved_again_for_less():
     graph = graphs.randomly(5, 20, large=100)
-    problem, once, far = pieces_of(graph), Once(), np.inf
+    problem, once, far = order_problem(graph), SolutionCache(), np.inf
     least = solve(problem, range(20), 0).peak
     start = peak(graph)
     assert least < start

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.layout import guillotine
 from jaxmem import planning
 from jaxmem.planning import Buffer, NoLayoutError
-from jaxmem.planning.layout.exact import Search, Taste
+from jaxmem.planning.layout.exact import LayoutSearch, LayoutSearchOptions
 from jaxmem.planning.layout.problem import make_problem
 
 
@@ -286,8 +286,8 @@ def test_an_exhausted_search_proves(buffers):
     if not buffers:
         return
     problem, least = make_problem(buffers), least_height(buffers)
-    search = Search(problem)
-    whole = Taste(float("inf"), whole=True)
+    search = LayoutSearch(problem)
+    whole = LayoutSearchOptions(float("inf"), whole=True)
     found = search.run(least // problem.unit, whole, float("inf"))
     assert found is not None
     assert problem.height(found) * problem.unit == least

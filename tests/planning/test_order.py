@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxmem.planning import Graph, best_greedy, lower_bound, order, peak
-from jaxmem.planning._live_ranges import pieces_of
+from jaxmem.planning._live_ranges import order_problem
 from jaxmem.planning.order.segments import segments
 from jaxmem.planning.order.sweep import sweep, swept
 from tests.planning import brute, graphs
@@ -99,11 +99,11 @@ def pearls(n: int) -> Graph:
 
 def test_segments_that_every_order_does_one_after_another():
     graph = pearls(4)
-    parts = segments(pieces_of(graph))
+    parts = segments(order_problem(graph))
     assert [i for part in parts for i in part] == list(range(len(graph.operations)))
     inner = [part for part in parts if len(part) > 1]
     assert len(inner) == 4 and len({len(part) for part in inner}) == 1
-    assert [len(p) for p in segments(pieces_of(graphs.chain(1, 2, 3)))] == [1, 1, 1]
+    assert [len(p) for p in segments(order_problem(graphs.chain(1, 2, 3)))] == [1, 1, 1]
 
 
 def test_segments_are_solved_by_themselves():
@@ -116,7 +116,7 @@ def test_segments_are_solved_by_themselves():
 def test_segments_are_where_all_orders_pass():
     for seed in range(30):
         graph = graphs.randomly(seed, 7, near=3)
-        ends = {part.stop for part in segments(pieces_of(graph))}
+        ends = {part.stop for part in segments(order_problem(graph))}
         for found in brute.orders(graph):
             assert all(sorted(found[:end]) == list(range(end)) for end in ends)
 
@@ -125,7 +125,7 @@ def test_segments_are_where_all_orders_pass():
 @given(st.integers(0, 10**6), st.integers(1, 40))
 def test_a_pass_under_the_peak_of_its_order_does_not_raise_it(seed, n):
     graph = graphs.randomly(seed, n)
-    problem, start = pieces_of(graph), best_greedy(graph)
+    problem, start = order_problem(graph), best_greedy(graph)
     limit = peak(graph, start)
     forward = sweep(problem, start, limit)
     graph.check_order(forward)
@@ -137,7 +137,7 @@ def test_a_pass_under_the_peak_of_its_order_does_not_raise_it(seed, n):
 
 def test_updates_come_early_and_casts_late():
     graph = graphs.training(6, 128, 32)
-    found = swept(pieces_of(graph), range(len(graph.operations)), peak(graph))
+    found = swept(order_problem(graph), range(len(graph.operations)), peak(graph))
     assert max(between(graph, found, "dW", max)) <= 2  # the two moments
     assert max(between(graph, found, "cast", min)) <= 4
 

@@ -13,14 +13,14 @@ from benchmarks.remat_models import Layer, training_graph, transformer, vgg
 from jaxmem import planning
 from jaxmem.planning import Graph, Operation, Value, sequence_profile
 from jaxmem.planning.remat.chain import chain_plans
-from jaxmem.planning.remat.sequence import Tables, repeatable, without_unread
+from jaxmem.planning.remat.sequence import SequenceTables, repeatable, without_unread
 from tests.planning.chains import layered as chain
 
 flops = lambda operation: operation.flops
 
 
 def skips(sizes):
-    """A training step in which layer i is read again by layer -i."""
+    """A training step in which layer i is read once more by layer -i."""
     count = len(sizes)
     return training_graph(
         [
@@ -81,7 +81,7 @@ def simulated(graph, sequence):
 
 
 def cheapest(graph, budget):
-    """Exhaustive: shortest path over (operations done once, values alive)."""
+    """ExhaustiveResult: shortest path over (operations done once, values alive)."""
     size = [v.bytes for v in graph.values]
     count = len(graph.operations)
     queue, done = [(0.0, 0, frozenset())], set()
@@ -128,7 +128,7 @@ def graphs(draw, fewest=1, most=9):
                 draw(st.integers(0, 9)),
                 tuple(p for p in pairs if draw(st.booleans())),
                 flops=float(draw(st.integers(1, 9))),
-                again=draw(st.integers(0, 5)) > 0,
+                recomputable=draw(st.integers(0, 5)) > 0,
             )
         )
     outputs = draw(st.lists(st.sampled_from(made), unique=True, max_size=3))
@@ -141,10 +141,10 @@ def graphs(draw, fewest=1, most=9):
 @st.composite
 def graphs_and_sequences(draw):
     graph = draw(graphs())
-    again = [i for i, may in enumerate(repeatable(graph)) if may]
+    recomputable = [i for i, may in enumerate(repeatable(graph)) if may]
     sequence = list(range(len(graph.operations)))
-    for _ in range(draw(st.integers(0, 6)) if again else 0):
-        i = draw(st.sampled_from(again))
+    for _ in range(draw(st.integers(0, 6)) if recomputable else 0):
+        i = draw(st.sampled_from(recomputable))
         sequence.insert(draw(st.integers(sequence.index(i) + 1, len(sequence))), i)
     return graph, sequence
 
@@ -180,13 +180,13 @@ def test_a_value_made_again_is_not_there_in_between():
         ([0, 1, 2, 3, 5, 4], "operation 5 comes before 4"),
         ([0, 1, 2, 3, 4, 5], "operation 6 is missing"),
         ([0, 1, 2, 3, 4, 5, 7], r"sequence\[6\]: there is no operation 7"),
-        ([0, 1, 0, 2, 3, 4, 5, 6], "operation 0 must not come again"),
+        ([0, 1, 0, 2, 3, 4, 5, 6], "operation 0 must not be repeated"),
     ],
 )
 def test_a_bad_sequence_is_refused(sequence, message):
     graph = chain([(1, 1)] * 3)
     operations = list(graph.operations)
-    operations[0] = Operation("effect", (), (0,), again=False)
+    operations[0] = Operation("effect", (), (0,), recomputable=False)
     graph = Graph(tuple(operations), graph.values, (), graph.outputs)
     with pytest.raises(ValueError, match=message):
         sequence_profile(graph, sequence)
@@ -194,7 +194,7 @@ def test_a_bad_sequence_is_refused(sequence, message):
 
 def test_unread_repeats_go():
     graph = chain([(1, 1)] * 3)
-    found = without_unread(Tables(graph), [0, 1, 2, 0, 3, 0, 4, 5, 6])
+    found = without_unread(SequenceTables(graph), [0, 1, 2, 0, 3, 0, 4, 5, 6])
     assert found.tolist() == [0, 1, 2, 3, 0, 4, 5, 6]
 
 
@@ -268,9 +268,9 @@ def test_a_long_chain_needs_the_root_of_its_length_for_a_forward_pass_more():
     length = 36
     graph = chain([(1, 1.0)] * length)
     sequences = chain_plans(
-        Tables(graph),
+        SequenceTables(graph),
         np.array([o.flops for o in graph.operations]),
-        Tables(graph).events(np.arange(len(graph.operations))),
+        SequenceTables(graph).events(np.arange(len(graph.operations))),
     )
     plans = [
         (max(sequence_profile(graph, s)) / 4, len(s) - 2 * length - 1)
@@ -278,7 +278,7 @@ def test_a_long_chain_needs_the_root_of_its_length_for_a_forward_pass_more():
     ]
     # sqrt(36) beginnings, a segment of as many, and the gradients.
     assert min(more for peak, more in plans if peak <= 6 + 6 + 4) <= length
-    # Nested: less memory, more than once again.
+    # Nested: less memory, more than once.
     assert min(peak for peak, _ in plans) <= 8
 
 
@@ -289,7 +289,7 @@ def blocks(widths, inner):
 
 def least_of_chain_plans(graph, cost):
     """The least peak of chain plans that cost no more than that."""
-    tables, count = Tables(graph), len(graph.operations)
+    tables, count = SequenceTables(graph), len(graph.operations)
     costs = np.array([o.flops for o in graph.operations])
     plain = tables.events(np.arange(count))
     more = lambda s: float((np.bincount(s, minlength=count) - 1) @ costs)

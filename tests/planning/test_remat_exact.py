@@ -9,9 +9,9 @@ import pytest
 from jaxmem import planning
 from jaxmem.planning import Graph, Operation, Value, sequence_profile
 from jaxmem.planning.remat import proof
-from jaxmem.planning.remat.exhaustive import Exhaustive, search_all
+from jaxmem.planning.remat.exhaustive import ExhaustiveResult, search_all
 from jaxmem.planning.remat.integer_program import rounded
-from jaxmem.planning.remat.sequence import Tables
+from jaxmem.planning.remat.sequence import SequenceTables
 from tests.planning.brute import cheapest
 from tests.planning.chains import layered
 from tests.planning.graphs import randomly
@@ -24,7 +24,9 @@ def small_graph(seed):
     chance = random.Random(seed)
     graph = randomly(seed, chance.randint(2, 6), near=4, plain=chance.random() < 0.4)
     operations = tuple(
-        replace(o, flops=float(chance.randint(1, 9)), again=chance.random() < 0.8)
+        replace(
+            o, flops=float(chance.randint(1, 9)), recomputable=chance.random() < 0.8
+        )
         for o in graph.operations
     )
     return replace(graph, aliases={}, operations=operations)
@@ -85,7 +87,7 @@ def test_a_cheaper_plan_in_another_order_is_found(budget, cost):
 
 
 def without_exhaustive(monkeypatch):
-    gave_up = lambda *args, **options: Exhaustive(None, False)
+    gave_up = lambda *args, **options: ExhaustiveResult(None, False)
     monkeypatch.setattr(proof, "search_all", gave_up)
 
 
@@ -123,15 +125,15 @@ def test_the_search_without_exact_claims_nothing():
 
 def test_a_search_that_is_cut_short_claims_nothing():
     graph = layered([(1, 1.0)] * 8)
-    tables, cost = Tables(graph), np.array([o.flops for o in graph.operations])
+    tables, cost = SequenceTables(graph), np.array([o.flops for o in graph.operations])
     found = search_all(tables, cost, planning.peak(graph) - 1, states=20)
-    assert found == Exhaustive(None, False)
+    assert found == ExhaustiveResult(None, False)
 
 
 def test_rounding_the_relaxation_gives_sound_sequences():
     graph = layered([(3, 2.0), (1, 5.0), (4, 1.0), (2, 3.0), (5, 2.0)])
     cost = np.array([o.flops for o in graph.operations])
     budget = 0.8 * planning.peak(graph)
-    found = rounded(Tables(graph), cost, budget, 30.0)
+    found = rounded(SequenceTables(graph), cost, budget, 30.0)
     peaks = [max(sequence_profile(graph, s.tolist())) for s in found]
     assert min(peaks) < planning.peak(graph)

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxmem.planning.layout.fit import simple_order
-from jaxmem.planning.layout.problem import Problem
+from jaxmem.planning.layout.problem import LayoutProblem
 
 _SHARES = (2, 4, 8, 16, 64)  # of the longest life: what is called long
 _LEAST = 0.05  # of the buffers: fewer are not worth it
 
 
 @dataclass(frozen=True)
-class Bottom:
+class BottomStack:
     """Some buffers at their places.
 
     Attributes:
@@ -31,7 +31,7 @@ class Bottom:
     offsets: np.ndarray
     long: np.ndarray
     rest: np.ndarray
-    above: Problem
+    above: LayoutProblem
     need: int
 
     def with_rest(self, offsets: np.ndarray) -> np.ndarray:
@@ -41,14 +41,14 @@ class Bottom:
         return found
 
 
-def no_bottom(problem: Problem) -> Bottom:
+def no_bottom(problem: LayoutProblem) -> BottomStack:
     """All buffers are free."""
     none = np.zeros(len(problem.size), bool)
     offsets = np.zeros(len(problem.size), np.int64)
-    return Bottom(offsets, none, np.arange(len(problem.size)), problem, 0)
+    return BottomStack(offsets, none, np.arange(len(problem.size)), problem, 0)
 
 
-def bottoms(problem: Problem, offsets: np.ndarray) -> list[Bottom]:
+def bottoms(problem: LayoutProblem, offsets: np.ndarray) -> list[BottomStack]:
     """What may stay at the bottom, the most first.
 
     Args:
@@ -81,7 +81,7 @@ def _stack(problem, offsets, buffers, base, rest_load) -> None:
             rest_load[where] -= pieces.high[p] - pieces.low[p]
 
 
-def _bottom(problem, offsets, buffers, base, need: int) -> Bottom:
+def _bottom(problem, offsets, buffers, base, need: int) -> BottomStack:
     long = np.zeros(len(problem.size), bool)
     long[buffers] = True
     rest = np.flatnonzero(~long)
@@ -90,4 +90,4 @@ def _bottom(problem, offsets, buffers, base, need: int) -> Bottom:
     under = np.maximum.reduceat(np.append(base, 0), both)[::2] - pieces.low
     floor = np.maximum(np.maximum.reduceat(under, problem.start[:-1]), 0)
     above = problem.part(rest).above(floor[rest])
-    return Bottom(offsets, long, rest, above, need)
+    return BottomStack(offsets, long, rest, above, need)

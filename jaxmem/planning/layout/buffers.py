@@ -45,7 +45,7 @@ class Gap:
         return f"{self.lower}-{self.upper}{part}"
 
 
-class Piece(NamedTuple):
+class Rectangle(NamedTuple):
     """A rectangle of a buffer: bytes [low, high) of it are there in [lower, upper)."""
 
     lower: int
@@ -112,19 +112,19 @@ class Buffer:
                 raise wrong(f"windows must lie within {self.size} bytes, unlike {gap}")
             before = gap
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Iterator[Rectangle]:
         """The rectangles that it takes, in the order of time; none without bytes."""
         if not self.size:
             return
         since = self.lower
         for gap in sorted(self.gaps, key=_lower):
             if since < gap.lower:
-                yield Piece(since, gap.lower, 0, self.size)
+                yield Rectangle(since, gap.lower, 0, self.size)
             if gap.window is not None:
-                yield Piece(gap.lower, gap.upper, *gap.window)
+                yield Rectangle(gap.lower, gap.upper, *gap.window)
             since = gap.upper
         if since < self.upper:
-            yield Piece(since, self.upper, 0, self.size)
+            yield Rectangle(since, self.upper, 0, self.size)
 
 
 def _lower(gap: Gap) -> int:

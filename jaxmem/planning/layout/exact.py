@@ -13,7 +13,7 @@ least to choose from.)
 
 Such searches end soon or not at all. So after some dead ends without having come
 farther than ever a number of decisions is taken back, twice as many each time, and when
-there are no more the search is given up, to be begun again with another `Taste`, which
+there are no more the search is given up, to be begun again with another `LayoutSearchOptions`, which
 says where to begin and what to try first.
 
 Gaps are sections in which a buffer is not there. One of which a part is there in a gap
@@ -28,17 +28,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxmem.planning.layout.problem import Problem
+from jaxmem.planning.layout.problem import LayoutProblem
 
 # Decisions that are taken back, about, when a search is stuck for the first time.
 _LEAP = 4
 
 
-class GaveUp(Exception):
+class SearchStopped(Exception):
     """The search came to its limit before its end."""
 
 
-class Taste(NamedTuple):
+class LayoutSearchOptions(NamedTuple):
     """How one search goes about it.
 
     Attributes:
@@ -60,7 +60,7 @@ class Taste(NamedTuple):
     whole: bool = False
 
 
-class _State(NamedTuple):
+class _LayoutState(NamedTuple):
     """What is known after some decisions."""
 
     placed: int  # how many buffers lie
@@ -71,14 +71,14 @@ class _State(NamedTuple):
     top: np.ndarray  # the least top that a buffer on its floor would have
 
 
-class Search:
+class LayoutSearch:
     """Looks for layouts of one problem, again and again.
 
     Attributes:
       least: of the last search, if it came to its end in vain: no layout is lower.
     """
 
-    def __init__(self, problem: Problem, seed: int = 0):
+    def __init__(self, problem: LayoutProblem, seed: int = 0):
         self._problem = problem
         self._random = np.random.default_rng(seed)
         self._size = np.append(problem.size, 0)  # one more, to fill up `_members`
@@ -91,29 +91,33 @@ class Search:
         self._deaths = np.ones(len(problem.load))
         self.least = 0
 
-    def run(self, capacity: int, taste: Taste, deadline: float) -> np.ndarray | None:
+    def run(
+        self, capacity: int, options: LayoutSearchOptions, deadline: float
+    ) -> np.ndarray | None:
         """Searches once.
 
         Args:
           capacity: in units, at least the load.
-          taste: how.
+          options: how.
           deadline: when to give up, in seconds of `time.monotonic`.
 
         Returns:
           Offsets in units, or None if there is no layout within the capacity.
 
         Raises:
-          GaveUp: at one of the limits.
+          SearchStopped: at one of the limits.
         """
         self._capacity, self.least = capacity, np.iinfo(np.int64).max
-        rank, weight = self._preferences(taste)
+        rank, weight = self._preferences(options)
         offsets = np.zeros(len(self._problem.size), np.int64)
-        waiting: list[tuple[_State, int]] = []  # decisions whose contrary is to come
+        waiting: list[
+            tuple[_LayoutState, int]
+        ] = []  # decisions whose contrary is to come
         dead_ends, farthest, leap, leapt = 0, 0, _LEAP, False
         state = self._start()
         while state is None or state.placed < len(offsets):
             if time.monotonic() > deadline:
-                raise GaveUp
+                raise SearchStopped
             if state is not None:
                 if state.placed > farthest:
                     dead_ends, farthest, leap = 0, state.placed, _LEAP
@@ -123,39 +127,41 @@ class Search:
                 state = self._place(state, buffer)
                 continue
             dead_ends += 1
-            if dead_ends > taste.dead_ends:
-                if taste.whole:
-                    raise GaveUp
+            if dead_ends > options.dead_ends:
+                if options.whole:
+                    raise SearchStopped
                 back = round(leap * self._random.uniform(0.5, 1.5))
                 if back >= len(waiting):
-                    raise GaveUp
+                    raise SearchStopped
                 del waiting[-back:]
                 dead_ends, leap, leapt = 0, 2 * leap, True
-                rank, weight = self._preferences(taste)
+                rank, weight = self._preferences(options)
             if not waiting:
                 if leapt:
-                    raise GaveUp
+                    raise SearchStopped
                 return None
             state = self._lift(*waiting.pop())
         return offsets
 
-    def _preferences(self, taste: Taste) -> tuple[np.ndarray, np.ndarray]:
+    def _preferences(
+        self, options: LayoutSearchOptions
+    ) -> tuple[np.ndarray, np.ndarray]:
         """What to try first, of the buffers and of the sections."""
-        size = self._problem.size * self._problem.length**taste.long
-        rank = size * (1 + taste.chance * self._random.random(len(size)))
+        size = self._problem.size * self._problem.length**options.long
+        rank = size * (1 + options.chance * self._random.random(len(size)))
         room = np.maximum(1 - self._load / self._capacity, 0.0)
-        weight = 1 / (0.02 + room) if taste.full else self._deaths
+        weight = 1 / (0.02 + room) if options.full else self._deaths
         return rank[self._twins], weight
 
-    def _start(self) -> _State | None:
+    def _start(self) -> _LayoutState | None:
         problem, load = self._problem, self._load
         every = np.arange(len(problem.size))
         floor = np.append(problem.raised(problem.floor, every), self._capacity)
         nothing = np.zeros_like(load)
-        empty = _State(0, floor, load, nothing, nothing, nothing)
+        empty = _LayoutState(0, floor, load, nothing, nothing, nothing)
         return self._seen(empty, slice(0, len(load)))
 
-    def _choose(self, state: _State, rank: np.ndarray, weight: np.ndarray) -> int:
+    def _choose(self, state: _LayoutState, rank: np.ndarray, weight: np.ndarray) -> int:
         """The buffer to place next, on its floor or, failing that, higher."""
         problem = self._problem
         score = state.ties / weight
@@ -170,7 +176,7 @@ class Search:
                 return int(tied[rank[tied].argmax()])
             score[section] = np.inf
 
-    def _place(self, state: _State, buffer: int) -> _State | None:
+    def _place(self, state: _LayoutState, buffer: int) -> _LayoutState | None:
         """The state with a buffer on its floor; None if it is a dead end."""
         first, end = self._problem.first[buffer], self._problem.end[buffer]
         floor, left = state.floor.copy(), state.left.copy()
@@ -186,7 +192,7 @@ class Search:
         placed = state._replace(placed=state.placed + 1, floor=floor, left=left)
         return self._seen(placed, slice(first, end))
 
-    def _lift(self, state: _State, buffer: int) -> _State | None:
+    def _lift(self, state: _LayoutState, buffer: int) -> _LayoutState | None:
         """The state with a buffer, and its twins, above their floor.
 
         They lie on something that does not lie yet, then.
@@ -204,7 +210,7 @@ class Search:
     def _raised(self, offset, buffers):
         return self._problem.raised(offset, buffers) if self._aligned else offset
 
-    def _seen(self, state: _State, sections: slice) -> _State | None:
+    def _seen(self, state: _LayoutState, sections: slice) -> _LayoutState | None:
         """The state with these looked at; None if one cannot hold what is to come."""
         members = self._members[:, sections]
         floors = state.floor[members]
@@ -230,7 +236,7 @@ def _with(whole: np.ndarray, where: slice, part: np.ndarray) -> np.ndarray:
     return whole
 
 
-def _sections(problem: Problem) -> list[np.ndarray]:
+def _sections(problem: LayoutProblem) -> list[np.ndarray]:
     """The sections in which each buffer is alive."""
     pieces = problem.pieces
     each = [
@@ -256,7 +262,7 @@ def _members(sections: list[np.ndarray], count: int) -> np.ndarray:
     return members
 
 
-def _beside(problem: Problem) -> list[np.ndarray]:
+def _beside(problem: LayoutProblem) -> list[np.ndarray]:
     """The buffers alive together with each."""
     pieces, starts, found = problem.pieces, problem.start.tolist(), []
     for buffer, (a, b) in enumerate(zip(starts, starts[1:], strict=False)):
@@ -269,7 +275,7 @@ def _beside(problem: Problem) -> list[np.ndarray]:
     return found
 
 
-def _twins(problem: Problem) -> np.ndarray:
+def _twins(problem: LayoutProblem) -> np.ndarray:
     """The first buffer of the same times, size, alignment and floor as each."""
     same: dict[tuple, int] = {}
     columns = problem.size, problem.alignment, problem.floor

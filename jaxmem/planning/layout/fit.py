@@ -13,11 +13,11 @@ from typing import Literal
 
 import numpy as np
 
-from jaxmem.planning.layout.problem import Problem
+from jaxmem.planning.layout.problem import LayoutProblem
 
 
 def best_fit(
-    problem: Problem,
+    problem: LayoutProblem,
     order: np.ndarray,
     placed: np.ndarray | None = None,
     offsets: np.ndarray | None = None,
@@ -35,20 +35,20 @@ def best_fit(
     """
     placed = np.zeros(0, np.int64) if placed is None else placed
     offsets = np.zeros(len(problem.size), np.int64) if offsets is None else offsets
-    shelf, result = _Shelf(problem, placed, offsets), offsets.copy()
+    shelf, result = _PlacedRectangles(problem, placed, offsets), offsets.copy()
     for buffer in order.tolist():
         result[buffer] = shelf.place(buffer)
     return result
 
 
-def simple_order(problem: Problem, by: Literal["size", "lifetime"]) -> np.ndarray:
+def simple_order(problem: LayoutProblem, by: Literal["size", "lifetime"]) -> np.ndarray:
     """The order of `best_fit`: the largest first, or what lives longest."""
     keys = -problem.life, -problem.size
     keys = keys if by == "size" else keys[::-1]
     return np.lexsort((problem.first, *keys))
 
 
-def orders(problem: Problem, early: np.ndarray) -> Iterator[np.ndarray]:
+def orders(problem: LayoutProblem, early: np.ndarray) -> Iterator[np.ndarray]:
     """Orders that do well on training steps, each once; XLA's two among the first.
 
     Args:
@@ -62,7 +62,7 @@ def orders(problem: Problem, early: np.ndarray) -> Iterator[np.ndarray]:
             yield order
 
 
-def _orders(problem: Problem, early: np.ndarray) -> Iterator[np.ndarray]:
+def _orders(problem: LayoutProblem, early: np.ndarray) -> Iterator[np.ndarray]:
     size, length = problem.size, problem.length
     if early.any():
         yield np.lexsort((problem.first, -size, -length * early, ~early))
@@ -74,10 +74,10 @@ def _orders(problem: Problem, early: np.ndarray) -> Iterator[np.ndarray]:
         yield np.lexsort((problem.first, -size, np.where(length < least, 0, -length)))
 
 
-class _Shelf:
+class _PlacedRectangles:
     """The pieces that lie already, from the lowest up."""
 
-    def __init__(self, problem: Problem, placed: np.ndarray, offsets: np.ndarray):
+    def __init__(self, problem: LayoutProblem, placed: np.ndarray, offsets: np.ndarray):
         self.problem, pieces = problem, problem.pieces
         lying = np.zeros(len(problem.size), bool)
         lying[placed] = True

@@ -1,6 +1,6 @@
 """From a layout to a lower one, until the time is up.
 
-A stretch of time with nothing alive at its ends is laid out by itself, and each turn
+A stretch of time with nothing alive at its ends is laid out by itself, and each iterate
 goes to the stretch that is highest. There are three kinds of turns.
 
 Small problems are searched exactly (`_layout_search`), for the lowest height there can
@@ -21,12 +21,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxmem.planning.layout.bottom import Bottom, bottoms, no_bottom
+from jaxmem.planning.layout.bottom import BottomStack, bottoms, no_bottom
 from jaxmem.planning.layout.fit import orders, simple_order
-from jaxmem.planning.layout.incumbent import Attempt, least_height
-from jaxmem.planning.layout.kernel import KernelTurns
-from jaxmem.planning.layout.problem import Problem
-from jaxmem.planning.layout.repair import Repair, RepairTurns
+from jaxmem.planning.layout.incumbent import Incumbent, least_height
+from jaxmem.planning.layout.kernel import KernelSearch
+from jaxmem.planning.layout.problem import LayoutProblem
+from jaxmem.planning.layout.repair import EjectionRepair, RepairSearch
 
 _ORDERS = 0.2  # of the time, for best fit in other orders than XLA's
 _SMALL = 500  # buffers of a problem in which search is worth more than repair
@@ -36,7 +36,7 @@ _ROOM = 0.3  # of what is over the goal: what a bottom may take of it
 
 
 def improve(
-    problem: Problem,
+    problem: LayoutProblem,
     capacity: int | None,
     early: np.ndarray,
     deadline: float,
@@ -60,87 +60,87 @@ def improve(
     load = least_height(problem)
     goal = load if capacity is None else max(load, capacity)
     chosen = problem.stretches()
-    attempts = [Attempt(problem.part(c), goal) for c in chosen]
+    incumbents = [Incumbent(problem.part(c), goal) for c in chosen]
 
     def state() -> tuple[int, int]:
         return (
-            max((a.height for a in attempts), default=0),
-            max((a.bound for a in attempts), default=load),
+            max((a.height for a in incumbents), default=0),
+            max((a.bound for a in incumbents), default=load),
         )
 
     now = time.monotonic()
     until = now + _ORDERS * (deadline - now)
-    for attempt, c in zip(attempts, chosen, strict=True):
-        attempt.prove(least_height(attempt.problem))
-        _fit(attempt, early[c], until)
+    for incumbent, c in zip(incumbents, chosen, strict=True):
+        incumbent.prove(least_height(incumbent.problem))
+        _fit(incumbent, early[c], until)
     tell(*state())
-    turns: dict[int, _Turns] = {}
-    while attempts and time.monotonic() < deadline:
+    turns: dict[int, _Improver] = {}
+    while incumbents and time.monotonic() < deadline:
         # What counts is the highest; it need not be lower than another needs to be.
-        worst = max(attempts, key=lambda a: a.height)
-        worst.goal = max(worst.goal, *(a.bound for a in attempts))
+        worst = max(incumbents, key=lambda a: a.height)
+        worst.goal = max(worst.goal, *(a.bound for a in incumbents))
         if worst.over:
             break
         if id(worst) not in turns:
-            turns[id(worst)] = _Turns(worst, seed)
+            turns[id(worst)] = _Improver(worst, seed)
         turns[id(worst)].next(deadline)
         tell(*state())
     offsets = np.zeros(len(problem.size), np.int64)
-    for attempt, c in zip(attempts, chosen, strict=True):
-        offsets[c] = attempt.offsets
+    for incumbent, c in zip(incumbents, chosen, strict=True):
+        offsets[c] = incumbent.offsets
     return offsets, state()[1]
 
 
-def _fit(attempt: Attempt, early: np.ndarray, deadline: float) -> None:
+def _fit(incumbent: Incumbent, early: np.ndarray, deadline: float) -> None:
     """Best fit in some orders; in XLA's two whatever time it takes."""
-    problem = attempt.problem
+    problem = incumbent.problem
     simple = [simple_order(problem, by).tobytes() for by in ("size", "lifetime")]
     for order in orders(problem, early):
         if order.tobytes() in simple or time.monotonic() < deadline:
-            fitted = attempt.fit(order)
+            fitted = incumbent.fit(order)
             if order.tobytes() == simple[1]:
-                attempt.long = fitted
-            if attempt.over:
+                incumbent.long = fitted
+            if incumbent.over:
                 return
 
 
-class _Turns:
-    """What is done for one problem, a turn after another."""
+class _Improver:
+    """What is done for one problem, a iterate after another."""
 
-    def __init__(self, attempt: Attempt, seed: int):
-        self._attempt, self._seed = attempt, seed
-        self._bottoms: list[Bottom] = []
-        self._kernels: dict[int, KernelTurns] = {}
-        self._repairs: dict[int, RepairTurns] = {}
-        self._small = len(attempt.problem.size) <= _SMALL
+    def __init__(self, incumbent: Incumbent, seed: int):
+        self._incumbent, self._seed = incumbent, seed
+        self._bottoms: list[BottomStack] = []
+        self._kernels: dict[int, KernelSearch] = {}
+        self._repairs: dict[int, RepairSearch] = {}
+        self._small = len(incumbent.problem.size) <= _SMALL
         which = 0 if self._small else 1
         self._share, self._first = _SHARE[which], _FIRST[which]
         self._spent = [0.0, 0.0]  # seconds of search and of repair
 
     def next(self, deadline: float) -> None:
-        """A turn of what has had less than its share of the time."""
-        attempt, begin = self._attempt, time.monotonic()
+        """A iterate of what has had less than its share of the time."""
+        incumbent, begin = self._incumbent, time.monotonic()
         which = self._bottom()
         bottom = self._bottoms[which]
         if which not in self._repairs:
-            repair = Repair(bottom.above, self._seed)
-            self._kernels[which] = KernelTurns(attempt, bottom, repair, self._seed)
-            self._repairs[which] = RepairTurns(attempt, bottom, repair)
+            repair = EjectionRepair(bottom.above, self._seed)
+            self._kernels[which] = KernelSearch(incumbent, bottom, repair, self._seed)
+            self._repairs[which] = RepairSearch(incumbent, bottom, repair)
         self._first -= 1
         due = self._spent[1] <= self._share * sum(self._spent)
-        searched = (self._first >= 0 or not due) and not attempt.problem.windowed
+        searched = (self._first >= 0 or not due) and not incumbent.problem.windowed
         if searched:
-            self._kernels[which].turn(deadline)
+            self._kernels[which].iterate(deadline)
         else:
-            self._repairs[which].turn(deadline)
+            self._repairs[which].iterate(deadline)
         self._spent[0 if searched else 1] += time.monotonic() - begin
 
     def _bottom(self) -> int:
         """The number of the largest bottom that lets a lower height be found."""
-        attempt = self._attempt
+        incumbent = self._incumbent
         if not self._bottoms:
             if not self._small:  # all of a small problem can be searched
-                self._bottoms = bottoms(attempt.problem, attempt.long)
-            self._bottoms.append(no_bottom(attempt.problem))
-        most = attempt.goal + _ROOM * (attempt.height - attempt.goal)
+                self._bottoms = bottoms(incumbent.problem, incumbent.long)
+            self._bottoms.append(no_bottom(incumbent.problem))
+        most = incumbent.goal + _ROOM * (incumbent.height - incumbent.goal)
         return next(k for k, b in enumerate(self._bottoms) if b.need <= most)

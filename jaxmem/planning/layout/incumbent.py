@@ -6,13 +6,13 @@ from functools import partial
 import numpy as np
 
 from jaxmem.planning.layout.fit import best_fit
-from jaxmem.planning.layout.problem import Problem
+from jaxmem.planning.layout.problem import LayoutProblem
 
 _none = partial(np.zeros, 0, np.int64)
 
 
 @dataclass
-class Attempt:
+class Incumbent:
     """The lowest layout so far of one problem.
 
     Attributes:
@@ -26,7 +26,7 @@ class Attempt:
       long: the offsets that it gave when what lives longest came first.
     """
 
-    problem: Problem
+    problem: LayoutProblem
     goal: int
     bound: int = 0
     offsets: np.ndarray = field(default_factory=_none)
@@ -62,7 +62,7 @@ class Attempt:
         return self.height <= self.goal
 
 
-def least_height(problem: Problem) -> int:
+def least_height(problem: LayoutProblem) -> int:
     """What is alive at once, or one buffer by itself: no layout is lower."""
     alone = int(problem.size.max(initial=0))
     return max(int(problem.load.max(initial=0)), alone)

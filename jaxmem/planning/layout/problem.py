@@ -17,7 +17,7 @@ import numpy as np
 from jaxmem.planning.layout.buffers import Buffer
 
 
-class Pieces(NamedTuple):
+class Rectangles(NamedTuple):
     """Rectangles, those of a buffer one after another.
 
     Attributes:
@@ -35,7 +35,7 @@ class Pieces(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Problem:
+class LayoutProblem:
     """Buffers of at least one unit.
 
     Attributes:
@@ -51,7 +51,7 @@ class Problem:
     life: np.ndarray
     alignment: np.ndarray
     floor: np.ndarray
-    pieces: Pieces
+    pieces: Rectangles
     unit: int
 
     @cached_property
@@ -112,7 +112,7 @@ class Problem:
         alignment = self.alignment[which]
         return -(-offsets // alignment) * alignment
 
-    def part(self, chosen: np.ndarray, thin: bool = False) -> "Problem":
+    def part(self, chosen: np.ndarray, thin: bool = False) -> "LayoutProblem":
         """The problem of some of the buffers, in the same unit.
 
         Args:
@@ -127,16 +127,16 @@ class Problem:
         some += np.repeat(self.start[:-1][chosen] - ends + counts, counts)
         first, end = _sections(pieces.first[some], pieces.end[some], thin)
         owner = np.repeat(np.arange(len(chosen)), counts)
-        return Problem(
+        return LayoutProblem(
             self.size[chosen],
             self.life[chosen],
             self.alignment[chosen],
             self.floor[chosen],
-            Pieces(owner, first, end, pieces.low[some], pieces.high[some]),
+            Rectangles(owner, first, end, pieces.low[some], pieces.high[some]),
             self.unit,
         )
 
-    def above(self, floor: np.ndarray) -> "Problem":
+    def above(self, floor: np.ndarray) -> "LayoutProblem":
         """The problem of the same buffers with nothing below these units.
 
         Args:
@@ -153,7 +153,7 @@ class Problem:
         return np.split(order, cuts) if len(order) else []
 
 
-def make_problem(buffers: Sequence[Buffer]) -> Problem:
+def make_problem(buffers: Sequence[Buffer]) -> LayoutProblem:
     """The problem of buffers of which something is there at some time."""
     rows = [(i, *p) for i, b in enumerate(buffers) for p in b.pieces()]
     owner, lower, upper, low, high = np.array(rows, np.int64).reshape(-1, 5).T
@@ -169,12 +169,12 @@ def make_problem(buffers: Sequence[Buffer]) -> Problem:
     # In Python's numbers: a life may be longer than an int64.
     life = [b.upper - b.lower for b in buffers]
     ranks = {length: rank for rank, length in enumerate(sorted(set(life)))}
-    return Problem(
+    return LayoutProblem(
         size // unit,
         column(ranks[length] for length in life),
         np.maximum(alignment // unit, 1),
         np.zeros(len(buffers), np.int64),
-        Pieces(owner, *_sections(lower, upper), low // unit, high // unit),
+        Rectangles(owner, *_sections(lower, upper), low // unit, high // unit),
         unit,
     )
 

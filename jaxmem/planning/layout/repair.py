@@ -16,57 +16,59 @@ import time
 
 import numpy as np
 
-from jaxmem.planning.layout.bottom import Bottom
+from jaxmem.planning.layout.bottom import BottomStack
 from jaxmem.planning.layout.fit import tightest
-from jaxmem.planning.layout.incumbent import Attempt
-from jaxmem.planning.layout.problem import Problem
+from jaxmem.planning.layout.incumbent import Incumbent
+from jaxmem.planning.layout.problem import LayoutProblem
 
 NOISE = 0.3  # in what counts least
 CHECKED = 64  # steps between two looks at the clock
 PATIENCE = 4, 2_000  # steps without a gain: times the buffers; in any case
 KNOWN = 20_000_000  # entries of lists of neighbours that are remembered
 STEPS = 0.7, 0.98  # how much of what is over the goal is left, at first; at most
-SLICE = 0.25, 0.5  # of the time that is left, for a turn; seconds, at least
+SLICE = 0.25, 0.5  # of the time that is left, for a iterate; seconds, at least
 
 
-class RepairTurns:
+class RepairSearch:
     """Repairs layouts under heights between the goal and the best so far.
 
     Args:
-      attempt: the problem, and what is known.
+      incumbent: the problem, and what is known.
       bottom: what stays where it is.
       repair: of the rest.
     """
 
-    def __init__(self, attempt: Attempt, bottom: Bottom, repair: "Repair"):
-        self._attempt, self._bottom, self._repair = attempt, bottom, repair
+    def __init__(
+        self, incumbent: Incumbent, bottom: BottomStack, repair: "EjectionRepair"
+    ):
+        self._incumbent, self._bottom, self._repair = incumbent, bottom, repair
         self._step, self._patience = STEPS[0], 1
-        self._start = bottom.offsets if bottom.long.any() else attempt.offsets
+        self._start = bottom.offsets if bottom.long.any() else incumbent.offsets
 
-    def turn(self, deadline: float) -> None:
+    def iterate(self, deadline: float) -> None:
         """One repair: for less height after it was found, for more after it was not."""
-        attempt, bottom = self._attempt, self._bottom
-        goal = max(attempt.goal, bottom.need)
-        target = goal + int((attempt.height - 1 - goal) * self._step)
+        incumbent, bottom = self._incumbent, self._bottom
+        goal = max(incumbent.goal, bottom.need)
+        target = goal + int((incumbent.height - 1 - goal) * self._step)
         left = deadline - time.monotonic()
         until = time.monotonic() + min(left, max(SLICE[0] * left, SLICE[1]))
         if not bottom.long.any():
-            self._start = attempt.offsets
+            self._start = incumbent.offsets
         begin = self._start[bottom.rest]
         found = self._repair.run(begin, target, self._patience, until)
         if found is not None:
             self._start = bottom.with_rest(found)
-            attempt.offer(self._start)
+            incumbent.offer(self._start)
             return
         self._step = (1 + self._step) / 2
         if self._step > STEPS[1]:
             self._step, self._patience = STEPS[0], 2 * self._patience
 
 
-class Repair:
+class EjectionRepair:
     """Layouts of one problem, made within one height after another."""
 
-    def __init__(self, problem: Problem, seed: int):
+    def __init__(self, problem: LayoutProblem, seed: int):
         self._problem, self._random = problem, np.random.default_rng(seed)
         size = problem.size * problem.length.astype(np.float64)
         self._area = size / max(size.mean(), 1.0) if len(size) else size
@@ -137,7 +139,7 @@ class Repair:
         return slice(self._problem.start[buffer], self._problem.start[buffer + 1])
 
     def _forbidden(self, buffer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Pieces that lie beside a buffer, and between which offsets each is hit."""
+        """Rectangles that lie beside a buffer, and between which offsets each is hit."""
         pieces, found = self._problem.pieces, []
         beside = self._neighbours(buffer)
         for piece, near in zip(

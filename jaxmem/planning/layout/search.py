@@ -38,7 +38,7 @@ from jaxmem.planning.layout.fit import best_fit as fit_in_order
 from jaxmem.planning.layout.fit import simple_order
 from jaxmem.planning.layout.improve import improve
 from jaxmem.planning.layout.incumbent import least_height
-from jaxmem.planning.layout.problem import Problem, make_problem
+from jaxmem.planning.layout.problem import LayoutProblem, make_problem
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -357,7 +357,7 @@ def _load(buffers: tuple[Buffer, ...]) -> tuple[int, int]:
     return most, moment
 
 
-def _arrays(buffers: tuple[Buffer, ...]) -> tuple[Problem, list[int]]:
+def _arrays(buffers: tuple[Buffer, ...]) -> tuple[LayoutProblem, list[int]]:
     """The problem, and which buffers are in it."""
     some = [i for i, b in enumerate(buffers) if next(b.pieces(), None) is not None]
     return make_problem([buffers[i] for i in some]), some

@@ -5,25 +5,25 @@ The layers of a network are: what was found for one holds for all.
 
 from collections.abc import Sequence
 
-from jaxmem.planning._live_ranges import Pieces
-from jaxmem.planning.order.exact import Solved, solve
+from jaxmem.planning._live_ranges import OrderProblem
+from jaxmem.planning.order.exact import SolvedOrder, solve
 
 
-class Once:
+class SolutionCache:
     """Solves problems and remembers them; bytes are kept as those above the base."""
 
     def __init__(self):
         # What was found, and the aim at which it was looked for.
-        self._known: dict[tuple, tuple[Solved, int]] = {}
+        self._known: dict[tuple, tuple[SolvedOrder, int]] = {}
 
     def solve(
         self,
-        problem: Pieces,
+        problem: OrderProblem,
         order: Sequence[int],
         aim: int,
         until: float,
         sizes: Sequence[int],
-    ) -> Solved:
+    ) -> SolvedOrder:
         """An order of a problem, see `_exact.solve`.
 
         Args:
@@ -34,7 +34,7 @@ class Once:
           sizes: how much may be searched.
 
         Returns:
-          `Solved`; its bound is the larger of what is proven and 0 above the base.
+          `SolvedOrder`; its bound is the larger of what is proven and 0 above the base.
         """
         key, base = problem.key(), problem.base
         known, tried = self._known.get(key, (None, 0))
@@ -42,12 +42,12 @@ class Once:
             start = order if known is None else known.order
             found = solve(problem, start, aim, until=until, sizes=sizes)
             proven = found.bound - base if found.bound > aim else 0
-            known = Solved(found.order, found.peak - base, max(0, proven))
+            known = SolvedOrder(found.order, found.peak - base, max(0, proven))
             self._known[key] = known, aim - base
-        return Solved(known.order, known.peak + base, known.bound + base)
+        return SolvedOrder(known.order, known.peak + base, known.bound + base)
 
 
-def _worth_more(known: Solved, tried: int, aim: int) -> bool:
+def _worth_more(known: SolvedOrder, tried: int, aim: int) -> bool:
     """Whether another search could bring more than the one at the aim `tried`.
 
     It could not if it was in vain there and the new aim is as low or lower.

@@ -31,14 +31,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxmem.planning._live_ranges import Pieces
+from jaxmem.planning._live_ranges import OrderProblem
 
 WORD = 64  # operations in a word of a set
 CHUNK = 1 << 18  # sets that are worked on at a time
 
 
 @dataclass(frozen=True)
-class Searched:
+class LimitedOrder:
     """What a search for an order under a limit came to.
 
     Attributes:
@@ -56,7 +56,7 @@ class Searched:
 
 
 @dataclass(frozen=True)
-class Solved:
+class SolvedOrder:
     """An order and what is known of the optimum.
 
     Attributes:
@@ -76,13 +76,13 @@ HALVES = 6  # limits that a beam is tried under
 
 
 def solve(
-    problem: Pieces,
+    problem: OrderProblem,
     order: Sequence[int],
     bound: int,
     *,
     until: float = float("inf"),
     sizes: Sequence[int] = SIZES,
-) -> Solved:
+) -> SolvedOrder:
     """The best order, or the best that was found.
 
     Args:
@@ -94,9 +94,9 @@ def solve(
         tried again with the next number.
 
     Returns:
-      `Solved`; optimal if `peak == bound`.
+      `SolvedOrder`; optimal if `peak == bound`.
     """
-    best = Solved(tuple(order), problem.peak(order), bound)
+    best = SolvedOrder(tuple(order), problem.peak(order), bound)
     ways = ((problem, 1), (problem.reversed, -1))
     aims, beamed = 0, False
     while best.bound < best.peak:
@@ -117,12 +117,14 @@ def solve(
     return best
 
 
-Ways = Sequence[tuple[Pieces, int]]  # problems, and the step that puts orders right
+Ways = Sequence[
+    tuple[OrderProblem, int]
+]  # problems, and the step that puts orders right
 
 
 def _either(
     ways: Ways, limit: int, sizes: Sequence[int], until: float
-) -> Searched | None:
+) -> LimitedOrder | None:
     """A search that came to an end, one way or the other."""
     for size in sizes:
         for problem, step in ways:
@@ -134,7 +136,7 @@ def _either(
     return None
 
 
-def _beam(ways: Ways, best: Solved, until: float) -> Solved:
+def _beam(ways: Ways, best: SolvedOrder, until: float) -> SolvedOrder:
     """What searches with narrow layers find, under limits that halve the gap."""
     for problem, step in ways:
         low = best.bound
@@ -152,13 +154,13 @@ def _beam(ways: Ways, best: Solved, until: float) -> Solved:
 
 
 def search(
-    problem: Pieces,
+    problem: OrderProblem,
     limit: int,
     *,
     sets: int = SIZES[-1],
     width: int | None = None,
     until: float = float("inf"),
-) -> Searched:
+) -> LimitedOrder:
     """An order with at most `limit` bytes alive.
 
     Args:
@@ -169,11 +171,11 @@ def search(
       until: when to stop, by `time.monotonic`.
 
     Returns:
-      `Searched`.
+      `LimitedOrder`.
     """
     steps = _steps(problem)
     layer = _first(problem)
-    trace: list[_Layer] = []
+    trace: list[_IdealLayer] = []
     seen, complete, blocked = 1, True, int(np.iinfo(np.int64).max)
     for _ in steps:
         parts = []
@@ -183,9 +185,9 @@ def search(
             parts += found
             blocked = min(blocked, least)
             if time.monotonic() > until:
-                return Searched(None, False, blocked, seen)
+                return LimitedOrder(None, False, blocked, seen)
         if not parts:
-            return Searched(None, complete, blocked, seen)
+            return LimitedOrder(None, complete, blocked, seen)
         layer = _merged(parts)
         if width and len(layer.live) > width:
             kept = np.sort(np.argsort(layer.live, kind="stable")[:width])
@@ -193,8 +195,8 @@ def search(
         trace.append(layer.without_sets())
         seen += len(layer.live)
         if seen > sets:
-            return Searched(None, False, blocked, seen)
-    return Searched(_path(trace), complete, limit, seen)
+            return LimitedOrder(None, False, blocked, seen)
+    return LimitedOrder(_path(trace), complete, limit, seen)
 
 
 # A set of operations as the words in which it has bits; sets are words by sets.
@@ -230,7 +232,7 @@ def _number(words: np.ndarray) -> int:
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _IdealLayer:
     """Sets with as many operations done, and how they came about.
 
     Attributes:
@@ -245,30 +247,30 @@ class _Layer:
     parent: np.ndarray
     last: np.ndarray
 
-    def at(self, places: np.ndarray) -> "_Layer":
+    def at(self, places: np.ndarray) -> "_IdealLayer":
         """Some of the sets."""
-        return _Layer(
+        return _IdealLayer(
             self.sets[:, places],
             self.live[places],
             self.parent[places],
             self.last[places],
         )
 
-    def without_sets(self) -> "_Layer":
+    def without_sets(self) -> "_IdealLayer":
         """What is kept to find the way back."""
         return replace(self, sets=self.sets[:, :0], live=self.live[:0])
 
 
-def _first(problem: Pieces) -> _Layer:
+def _first(problem: OrderProblem) -> _IdealLayer:
     """Nothing done."""
     nothing = np.zeros((-(-len(problem) // WORD), 1), np.uint64)
     none = np.zeros(1, np.int32)
-    return _Layer(nothing, np.array([problem.base], np.int64), none, none)
+    return _IdealLayer(nothing, np.array([problem.base], np.int64), none, none)
 
 
-def _merged(parts: Sequence[_Layer]) -> _Layer:
+def _merged(parts: Sequence[_IdealLayer]) -> _IdealLayer:
     """Every set once."""
-    whole = _Layer(
+    whole = _IdealLayer(
         np.concatenate([p.sets for p in parts], axis=1),
         np.concatenate([p.live for p in parts]),
         np.concatenate([p.parent for p in parts]),
@@ -282,7 +284,7 @@ def _merged(parts: Sequence[_Layer]) -> _Layer:
     return whole.at(order[new])
 
 
-def _path(trace: Sequence[_Layer]) -> tuple[int, ...]:
+def _path(trace: Sequence[_IdealLayer]) -> tuple[int, ...]:
     """The operations that led to the only set of the last layer."""
     order, place = [], 0
     for layer in reversed(trace):
@@ -292,19 +294,19 @@ def _path(trace: Sequence[_Layer]) -> tuple[int, ...]:
 
 
 def _following(
-    layer: _Layer, start: int, steps: Sequence["_Step"], limit: int
-) -> tuple[list[_Layer], int]:
+    layer: _IdealLayer, start: int, steps: Sequence["_SetOperation"], limit: int
+) -> tuple[list[_IdealLayer], int]:
     """What follows from a chunk of a layer, and the least bytes above the limit."""
     sets = layer.sets[:, start : start + CHUNK]
     live = layer.live[start : start + CHUNK]
     settled = np.zeros(len(live), bool)  # what is to be done next is known
     blocked = int(np.iinfo(np.int64).max)
 
-    def done(step: _Step, at: np.ndarray, after: np.ndarray) -> _Layer:
+    def done(step: _SetOperation, at: np.ndarray, after: np.ndarray) -> _IdealLayer:
         new = sets[:, at]
         new[step.operation // WORD] |= np.uint64(1 << step.operation % WORD)
         last = np.full(len(at), step.operation, np.int16)
-        return _Layer(new, live[at] + after, (at + start).astype(np.int32), last)
+        return _IdealLayer(new, live[at] + after, (at + start).astype(np.int32), last)
 
     found, others = [], []
     for step in steps:
@@ -329,7 +331,9 @@ def _following(
     return [_merged(found)] if found else [], blocked
 
 
-def _possible(layer: _Layer, steps: Sequence["_Step"]) -> list["_Step"]:
+def _possible(
+    layer: _IdealLayer, steps: Sequence["_SetOperation"]
+) -> list["_SetOperation"]:
     """What can be next after some of the sets; nearly all steps cannot."""
     some = _number(np.bitwise_or.reduce(layer.sets, axis=1))
     every = _number(np.bitwise_and.reduce(layer.sets, axis=1))
@@ -337,7 +341,7 @@ def _possible(layer: _Layer, steps: Sequence["_Step"]) -> list["_Step"]:
 
 
 @dataclass(frozen=True)
-class _Change:
+class _RangeChange:
     """A piece that an operation brings or ends, and when it does, as sets.
 
     All of `done` are done, none of `undone`, not all of `waits`, some of `any_of`; an
@@ -362,7 +366,7 @@ class _Change:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _SetOperation:
     """An operation, as sets."""
 
     operation: int
@@ -370,8 +374,8 @@ class _Step:
     own: Mask
     before: Mask
     extra: int
-    brings: tuple[_Change, ...]
-    ends: tuple[_Change, ...]
+    brings: tuple[_RangeChange, ...]
+    ends: tuple[_RangeChange, ...]
     over: tuple[tuple[int, int, int], ...]
 
     def ready(self, sets: np.ndarray) -> np.ndarray:
@@ -412,7 +416,7 @@ def _written_over(over, changed, n: int) -> np.ndarray:
     return saved
 
 
-def _steps(problem: Pieces) -> list[_Step]:
+def _steps(problem: OrderProblem) -> list[_SetOperation]:
     """The operations as sets, twins in order."""
     steps, twins = [], _twins(problem)
     for i in range(len(problem)):
@@ -422,16 +426,20 @@ def _steps(problem: Pieces) -> list[_Step]:
             p = problem.pieces[k]
             heads = () if set(problem.after[i]) & set(p.heads) else p.heads
             others = (j for j in p.tails if j != i)
-            brings.append(_Change(k, p.size, undone=_mask(others), waits=_mask(heads)))
+            brings.append(
+                _RangeChange(k, p.size, undone=_mask(others), waits=_mask(heads))
+            )
         for k in problem.ends[i]:
             p = problem.pieces[k]
             tails = () if before & set(p.tails) else p.tails
             others = (j for j in p.heads if j != i)
-            ends.append(_Change(k, p.size, done=_mask(others), any_of=_mask(tails)))
+            ends.append(
+                _RangeChange(k, p.size, done=_mask(others), any_of=_mask(tails))
+            )
         if i in twins:
             before.add(twins[i])
         steps.append(
-            _Step(
+            _SetOperation(
                 i,
                 sum(1 << j for j in before),
                 _mask([i]),
@@ -445,7 +453,7 @@ def _steps(problem: Pieces) -> list[_Step]:
     return steps
 
 
-def _twins(problem: Pieces) -> dict[int, int]:
+def _twins(problem: OrderProblem) -> dict[int, int]:
     """Operation -> the one before it that could change places with it."""
 
     def own(k: int, alone: tuple[int, ...], others: tuple[int, ...]) -> tuple:
@@ -469,5 +477,5 @@ def _twins(problem: Pieces) -> dict[int, int]:
     return found
 
 
-def _sides(problem: Pieces, k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _sides(problem: OrderProblem, k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return problem.pieces[k].tails, problem.pieces[k].heads

@@ -8,9 +8,9 @@ import heapq
 from collections.abc import Callable, Iterable
 
 from jaxmem.planning._graph import Graph, checked
-from jaxmem.planning._live_ranges import pieces_of
+from jaxmem.planning._live_ranges import order_problem
 from jaxmem.planning._liveness import walked
-from jaxmem.planning.order.ready import Front
+from jaxmem.planning.order.ready import ReadyOperations
 
 SCALAR = 8  # bytes: an operation that makes no more than one number
 
@@ -131,7 +131,7 @@ def least_peak_first_order(graph: Graph) -> tuple[int, ...]:
 
     Source: pytorch, torch/_inductor/memory.py, `topological_sort_lpmf`.
     """
-    front = Front(pieces_of(checked(graph)))
+    front = ReadyOperations(order_problem(checked(graph)))
     walk, top = front.walk, 0
     fits: list[tuple[int, int, int]] = []  # (bytes after, operation, during)
     rises: list[tuple[int, int, int]] = []  # (during, bytes after, operation)

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from jaxmem.planning._live_ranges import Pieces, PieceWalk
+from jaxmem.planning._live_ranges import LiveWalk, OrderProblem
 
 
-class Front:
+class ReadyOperations:
     """A walk that knows what is ready.
 
     Attributes:
@@ -14,9 +14,9 @@ class Front:
       done: operation -> whether it has been done.
     """
 
-    def __init__(self, problem: Pieces):
+    def __init__(self, problem: OrderProblem):
         self.problem = problem
-        self.walk = PieceWalk(problem)
+        self.walk = LiveWalk(problem)
         self.missing = [len(b) for b in problem.before]
         self.done = [False] * len(problem)
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 
 from jaxmem._checks import check_callable, check_float
 from jaxmem.planning._graph import Graph, checked
-from jaxmem.planning._live_ranges import Pieces, PieceWalk, pieces_of
-from jaxmem.planning._lower_bound import Bounds
+from jaxmem.planning._live_ranges import LiveWalk, OrderProblem, order_problem
+from jaxmem.planning._lower_bound import PeakBounds
 from jaxmem.planning.order import exact
-from jaxmem.planning.order.cache import Once
-from jaxmem.planning.order.exact import Solved
+from jaxmem.planning.order.cache import SolutionCache
+from jaxmem.planning.order.exact import SolvedOrder
 from jaxmem.planning.order.greedy import GREEDY
 from jaxmem.planning.order.segments import segments
 from jaxmem.planning.order.sweep import swept
@@ -68,13 +68,13 @@ class Order:
 
 
 @dataclass
-class _Part:
+class _Segment:
     """A segment: where it lies, its problem, and what is known of its order."""
 
     place: range
-    problem: Pieces
+    problem: OrderProblem
     starts: list[tuple[int, ...]]
-    best: Solved
+    best: SolvedOrder
 
 
 def order(
@@ -105,7 +105,7 @@ def order(
     if progress is not None:
         check_callable("progress", progress, "a function, or None")
     began = time.monotonic()
-    until, once = began + time_limit, Once()
+    until, once = began + time_limit, SolutionCache()
     parts = _parts(graph)
     bound = max((p.best.bound for p in parts), default=0)
     decided: set[int] = set()
@@ -135,28 +135,32 @@ def order(
     )
 
 
-def _parts(graph: Graph) -> list[_Part]:
+def _parts(graph: Graph) -> list[_Segment]:
     """The segments, each with the greedy orders of its operations."""
-    whole = pieces_of(graph)
+    whole = order_problem(graph)
     starts = [make(graph) for make in GREEDY]
-    walk = PieceWalk(whole)
+    walk = LiveWalk(whole)
     parts = []
     for place in segments(whole):
         problem = walk.rest(place)
         mine = (start[place.start : place.stop] for start in starts)
         own = dict.fromkeys(tuple(i - place.start for i in order) for order in mine)
         own = sorted(own, key=problem.peak)
-        best = Solved(own[0], problem.peak(own[0]), max(problem.base, problem.final))
-        parts.append(_Part(place, problem, own, best))
+        best = SolvedOrder(
+            own[0], problem.peak(own[0]), max(problem.base, problem.final)
+        )
+        parts.append(_Segment(place, problem, own, best))
         for i in place:
             walk.do(i)
     return parts
 
 
-def _solved(part: _Part, bound: int, once: Once, until: float) -> Solved:
+def _solved(
+    part: _Segment, bound: int, once: SolutionCache, until: float
+) -> SolvedOrder:
     """A segment's order, as good as `bound` asks for or as it gets."""
     problem, best = part.problem, part.best
-    bounds = Bounds(problem)
+    bounds = PeakBounds(problem)
     for cuts in (0, CUTS):
         best = replace(best, bound=max(best.bound, bounds.largest(cuts)))
         if best.peak <= max(bound, best.bound):
@@ -176,8 +180,12 @@ def _solved(part: _Part, bound: int, once: Once, until: float) -> Solved:
 
 
 def _refined(
-    problem: Pieces, best: Solved, aim: int, once: Once, until: float
-) -> Solved:
+    problem: OrderProblem,
+    best: SolvedOrder,
+    aim: int,
+    once: SolutionCache,
+    until: float,
+) -> SolvedOrder:
     """Swept under limits between the aim and the peak, and its worst places solved."""
     for _ in range(ROUNDS):
         before = best.peak
@@ -191,7 +199,7 @@ def _refined(
     return best
 
 
-def _tidied(problem: Pieces, best: Solved) -> Solved:
+def _tidied(problem: OrderProblem, best: SolvedOrder) -> SolvedOrder:
     """Updates early and casts late where the peak does not ask for it either.
 
     That leaves less alive meanwhile, and room for what the graph does not count.
@@ -201,6 +209,8 @@ def _tidied(problem: Pieces, best: Solved) -> Solved:
     return replace(best, order=order, peak=peak) if peak <= best.peak else best
 
 
-def _better(problem: Pieces, best: Solved, order: Sequence[int]) -> Solved:
+def _better(
+    problem: OrderProblem, best: SolvedOrder, order: Sequence[int]
+) -> SolvedOrder:
     peak = problem.peak(order)
     return replace(best, order=tuple(order), peak=peak) if peak < best.peak else best

@@ -12,10 +12,10 @@ places them (`_sweep.py`), and no order is excluded.
 
 from collections.abc import Sequence
 
-from jaxmem.planning._live_ranges import Pieces
+from jaxmem.planning._live_ranges import OrderProblem
 
 
-def segments(problem: Pieces) -> list[range]:
+def segments(problem: OrderProblem) -> list[range]:
     """Ranges of operations that every order does one after another.
 
     Args:

@@ -18,20 +18,20 @@ Not optimal: runs are followed greedily, a few operations far, among a few reade
 import heapq
 from collections.abc import Sequence
 
-from jaxmem.planning._live_ranges import Pieces
-from jaxmem.planning.order.ready import Front
+from jaxmem.planning._live_ranges import OrderProblem
+from jaxmem.planning.order.ready import ReadyOperations
 
 RUN = 6  # operations that are looked ahead
 LOOK = 32  # operations that are looked at: for one that fits, or that goes on a run
 
 
-def swept(problem: Pieces, order: Sequence[int], limit: int) -> tuple[int, ...]:
+def swept(problem: OrderProblem, order: Sequence[int], limit: int) -> tuple[int, ...]:
     """The operations in a pass forward, then one backward over its order."""
     forward = sweep(problem, order, limit)
     return tuple(sweep(problem.reversed, forward[::-1], limit)[::-1])
 
 
-def sweep(problem: Pieces, order: Sequence[int], limit: int) -> list[int]:
+def sweep(problem: OrderProblem, order: Sequence[int], limit: int) -> list[int]:
     """One pass forward.
 
     Args:
@@ -48,9 +48,9 @@ def sweep(problem: Pieces, order: Sequence[int], limit: int) -> list[int]:
 class _Sweep:
     """A pass: what can be done next, where it leads, and what has been done."""
 
-    def __init__(self, problem: Pieces, order: Sequence[int], limit: int):
+    def __init__(self, problem: OrderProblem, order: Sequence[int], limit: int):
         self.problem, self.limit = problem, limit
-        self.front = Front(problem)
+        self.front = ReadyOperations(problem)
         self.walk = self.front.walk
         self.place = {i: n for n, i in enumerate(order)}
         # Ready operations: (bytes above live while it runs, the most on its run, run).

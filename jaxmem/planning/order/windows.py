@@ -10,8 +10,8 @@ Not optimal: what would have to move further than a stretch is not found.
 import time
 from collections.abc import Iterator, Sequence
 
-from jaxmem.planning._live_ranges import Pieces, PieceWalk
-from jaxmem.planning.order.cache import Once
+from jaxmem.planning._live_ranges import LiveWalk, OrderProblem
+from jaxmem.planning.order.cache import SolutionCache
 from jaxmem.planning.order.exact import WORD
 
 SIZES = (3_000, 100_000)  # sets, see `_exact.solve`
@@ -19,7 +19,11 @@ LENGTHS = (16, 32, 48, WORD)
 
 
 def improved(
-    problem: Pieces, order: Sequence[int], aim: int, once: Once, until: float
+    problem: OrderProblem,
+    order: Sequence[int],
+    aim: int,
+    once: SolutionCache,
+    until: float,
 ) -> tuple[int, ...]:
     """The order with its worst stretches solved, as long as that lowers the peak.
 
@@ -31,7 +35,7 @@ def improved(
       until: when to stop, by `time.monotonic`.
     """
     order = list(order)
-    walk = PieceWalk(problem)
+    walk = LiveWalk(problem)
     at = 0  # how much of the order has been walked
     while time.monotonic() < until:
         profile = problem.profile(order)

@@ -16,13 +16,13 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
-from jaxmem.planning.remat.sequence import Tables
+from jaxmem.planning.remat.sequence import SequenceTables
 
 OPTIONS = 10  # of what to keep of a block
 
 
 @dataclass(frozen=True)
-class Option:
+class BlockOption:
     """What a block keeps of its own, its bytes, the cost of recomputing the rest."""
 
     kept: frozenset[int]
@@ -31,13 +31,13 @@ class Option:
 
 
 def options(
-    tables: Tables,
+    tables: SequenceTables,
     cost: np.ndarray,
     start: int,
     stop: int,
     wanted: Set[int],
     outgoing: Set[int],
-) -> list[Option]:
+) -> list[BlockOption]:
     """What to keep of a block, from all to as little as it takes.
 
     Args:
@@ -53,7 +53,7 @@ def options(
         mine = [v for v in tables.makes[i] if v in wanted and v not in outgoing]
         weight[i - start] = tables.size[mine].sum()
     read = np.array([not wanted.isdisjoint(m) for m in tables.makes[start:stop]])
-    cost = np.where(tables.again[start:stop], cost[start:stop], np.inf)
+    cost = np.where(tables.recomputable[start:stop], cost[start:stop], np.inf)
     option = partial(_option, tables, start, weight, cost, read, wanted)
     each = np.flatnonzero((weight > 0) & np.isfinite(cost) & (cost > 0))
     if not len(each):
@@ -74,21 +74,27 @@ def options(
 
 
 def _option(
-    tables: Tables, start: int, weight, cost, read, wanted: Set[int], price: float
-) -> Option:
+    tables: SequenceTables,
+    start: int,
+    weight,
+    cost,
+    read,
+    wanted: Set[int],
+    price: float,
+) -> BlockOption:
     """What is kept at this price of a byte."""
     stop = start + len(cost)
-    saved, again = _cut(tables, start, stop, cost, weight * price, read)
+    saved, recomputable = _cut(tables, start, stop, cost, weight * price, read)
     kept = frozenset(v for i in saved for v in tables.makes[i] if v in wanted)
     held = float(weight[[i - start for i in saved]].sum())
-    return Option(kept, held, float(sum(cost[i - start] for i in again)))
+    return BlockOption(kept, held, float(sum(cost[i - start] for i in recomputable)))
 
 
 def _cut(tables, start, stop, cost, weight, wanted) -> tuple[frozenset, frozenset]:
-    """Operations whose values are kept, and those done again, at the least price.
+    """Operations whose values are kept, and those repeated, at the least price.
 
-    Every wanted value is kept, for its weight, or made again, for its cost, from values
-    that are kept or made again.
+    Every wanted value is kept, for its weight, or recomputed, for its cost, from values
+    that are kept or recomputed.
     """
     count = stop - start
     total = float(cost[np.isfinite(cost)].sum()) + float(weight.sum())
@@ -121,5 +127,5 @@ def _cut(tables, start, stop, cost, weight, wanted) -> tuple[frozenset, frozense
     saved = frozenset(
         start + k for k in range(count) if 2 * k in there and 2 * k + 1 not in there
     )
-    again = frozenset(start + k for k in range(count) if 2 * k not in there)
-    return saved, again
+    recomputable = frozenset(start + k for k in range(count) if 2 * k not in there)
+    return saved, recomputable

@@ -1,7 +1,7 @@
 """Bytes that no sequence stays below, in whatever order and however often."""
 
 from jaxmem.planning._graph import Graph
-from jaxmem.planning.remat.sequence import Tables
+from jaxmem.planning.remat.sequence import SequenceTables
 
 
 def least_possible(graph: Graph) -> int:
@@ -9,7 +9,7 @@ def least_possible(graph: Graph) -> int:
 
     An operation by itself: what it reads and makes, and its scratch.
     """
-    tables = Tables(graph)
+    tables = SequenceTables(graph)
     most = tables.size[tables.held].sum()
     for i, operation in enumerate(graph.operations):
         there = tables.size[[*tables.reads[i], *tables.makes[i]]].sum()

@@ -1,4 +1,4 @@
-"""Recomputation under a budget: which operations are done again, and when.
+"""Recomputation under a budget: which operations are repeated, and when.
 
 `frontier` searches once for every budget (`_remat_levels`), in program order and in the
 order that `order` finds, if that has the lower peak: the first time that operations are
@@ -19,10 +19,10 @@ import numpy as np
 from jaxmem._checks import check_bool, check_callable, check_float, wrong_type
 from jaxmem.planning._graph import Graph, Operation, checked
 from jaxmem.planning.remat.bound import least_possible
-from jaxmem.planning.remat.first_orders import FirstOrder, InOrder, first_orders
-from jaxmem.planning.remat.levels import Family, descend
-from jaxmem.planning.remat.local_search import Search
-from jaxmem.planning.remat.sequence import Tables
+from jaxmem.planning.remat.first_orders import FirstOrder, RenumberedGraph, first_orders
+from jaxmem.planning.remat.levels import ParetoFront, descend
+from jaxmem.planning.remat.local_search import RematSearch
+from jaxmem.planning.remat.sequence import SequenceTables
 
 ORDERING = 0.25  # of the time limit, to look for an order
 
@@ -154,7 +154,7 @@ class Frontier:
 
     def _holders(self) -> tuple[tuple[int, str], ...]:
         """The largest values at the least peak."""
-        events = Tables(self.graph).events(self.sequences[0])
+        events = SequenceTables(self.graph).events(self.sequences[0])
         if not len(events.profile):
             return ()
         peak = int(np.argmax(events.profile))
@@ -187,7 +187,7 @@ def rematerialise(
     Several budgets for one graph: take `frontier` once, and `.at(budget)`.
 
     Args:
-      graph: the graph. Operations with `again=False`, and those whose output lies in
+      graph: the graph. Operations with `recomputable=False`, and those whose output lies in
         the buffer of an argument, are not repeated.
       budget: bytes, arguments not counted (as in `peak`).
       order: as in `frontier`.
@@ -198,7 +198,7 @@ def rematerialise(
         proven is in `optimal` and `optimal_in_order`. Costs are monotone in the budget
         where they are `optimal`; peaks need not be.
       effort: as in `frontier`.
-      time_limit: seconds for the search, and again for the exact one. A search that the
+      time_limit: seconds for the search, and as many for the exact one. A search that the
         limit ends gives what it has, which then depends on the machine.
       progress: is called with the part that is done, from 0 to 1.
 
@@ -214,7 +214,7 @@ def rematerialise(
     check_float("budget", budget, at_least=0, infinite=True)
     if check_bool("exact", exact) and checked(graph).aliases:
         raise ValueError("exact: only for graphs without aliases")
-    options = _Options.checked(cost, effort, time_limit, progress)
+    options = _RematOptions.checked(cost, effort, time_limit, progress)
     if not exact:
         return _searched(graph, order, options).at(budget)
     # Here, since scipy.optimize takes longer to import than all of jaxmem.
@@ -271,12 +271,12 @@ def frontier(
     Raises:
       ValueError: a cost that is negative or not finite; an `order` that is none.
     """
-    options = _Options.checked(cost, effort, time_limit, progress)
+    options = _RematOptions.checked(cost, effort, time_limit, progress)
     return _searched(graph, order, options)
 
 
 @dataclass(frozen=True)
-class _Options:
+class _RematOptions:
     """How to search."""
 
     cost: Cost
@@ -285,7 +285,7 @@ class _Options:
     progress: Callable[[float], None] | None
 
     @classmethod
-    def checked(cls, cost, effort, time_limit, progress) -> "_Options":
+    def checked(cls, cost, effort, time_limit, progress) -> "_RematOptions":
         """The options as the caller gave them; errors name them."""
         for name, given in (("cost", cost), ("progress", progress)):
             if given is not None:
@@ -298,7 +298,7 @@ class _Options:
         )
 
 
-def _searched(graph: Graph, order: FirstOrder, options: _Options) -> Frontier:
+def _searched(graph: Graph, order: FirstOrder, options: _RematOptions) -> Frontier:
     """The frontier, with the time for an order in the limit."""
     start = time.monotonic()
     limit = options.time_limit
@@ -312,17 +312,19 @@ def _searched(graph: Graph, order: FirstOrder, options: _Options) -> Frontier:
     )
 
 
-def _frontier(graph: Graph, orders: list[InOrder], options: _Options) -> Frontier:
+def _frontier(
+    graph: Graph, orders: list[RenumberedGraph], options: _RematOptions
+) -> Frontier:
     """The cheapest sequences whose first times follow one of the orders."""
     start, bound, complete = time.monotonic(), least_possible(graph), True
-    costs, merged = costs_of(graph, options.cost), Family()
+    costs, merged = costs_of(graph, options.cost), ParetoFront()
     until = start + options.time_limit
     for k, each in enumerate(orders):
         now = time.monotonic()
         deadline = now + (until - now) / (len(orders) - k)
-        family = Family()
-        tables, mine = Tables(each.graph), costs[each.numbers]
-        search = Search(tables, mine, family.add, deadline)
+        family = ParetoFront()
+        tables, mine = SequenceTables(each.graph), costs[each.numbers]
+        search = RematSearch(tables, mine, family.add, deadline)
         plain = search.state(np.arange(len(graph.operations)))
         if merged.cost(bound) > 0 and plain.peak > bound:
             progress = options.progress

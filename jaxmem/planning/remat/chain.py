@@ -23,16 +23,16 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from jaxmem.planning.remat.block_options import Option, options
+from jaxmem.planning.remat.block_options import BlockOption, options
 from jaxmem.planning.remat.chain_schedules import (
     ALIKE,
-    Keeping,
-    Schedules,
-    Stages,
-    Step,
+    BackwardStep,
+    ChainFigures,
+    ChainSchedules,
+    OptionFigures,
 )
-from jaxmem.planning.remat.forward_pass import Passes
-from jaxmem.planning.remat.sequence import Events, Tables, staged
+from jaxmem.planning.remat.forward_pass import ForwardPass
+from jaxmem.planning.remat.sequence import SequenceEvents, SequenceTables, staged
 
 BLOCKS = 80
 PARTS = (BLOCKS, 30, 20, 14, 8, 5)  # of the bytes: what a block holds at most
@@ -42,9 +42,9 @@ LONGEST = 2.5, 6_000  # operations of a sequence: times those of the graph; in a
 
 
 def chain_plans(
-    tables: Tables,
+    tables: SequenceTables,
     cost: np.ndarray,
-    plain: Events,
+    plain: SequenceEvents,
     known: Callable[[float], float] = lambda size: math.inf,
     late: Callable[[], bool] = lambda: False,
 ) -> Iterator[np.ndarray]:
@@ -58,22 +58,24 @@ def chain_plans(
         less are left out.
       late: whether to stop; the plans of one way of cutting are not cut short.
     """
-    passes, before = Passes(tables, plain), set()
+    passes, before = ForwardPass(tables, plain), set()
     for parts in PARTS:
         if late():
             return
         cuts = tuple(passes.cuts(parts))
         if cuts not in before and 3 <= len(cuts) <= BLOCKS:
             before.add(cuts)
-            plans = _plans(_Blocks(passes, cost, cuts), known)
+            plans = _plans(_BlockChain(passes, cost, cuts), known)
             yield from itertools.takewhile(lambda _: not late(), plans)
 
 
-def _plans(blocks: "_Blocks", known: Callable[[float], float]) -> Iterator[np.ndarray]:
+def _plans(
+    blocks: "_BlockChain", known: Callable[[float], float]
+) -> Iterator[np.ndarray]:
     """Of one way of cutting, from much memory to little."""
     count = blocks.passes.count
     stages = blocks.stages()
-    schedules = Schedules(stages, float(blocks.passes.profile.max()))
+    schedules = ChainSchedules(stages, float(blocks.passes.profile.max()))
     points, most = len(schedules.bytes), max(PLANS[0], PLANS[1] // count)
     chosen = np.arange(points)
     if points > most:
@@ -90,7 +92,7 @@ def _plans(blocks: "_Blocks", known: Callable[[float], float]) -> Iterator[np.nd
 
 
 @dataclass(frozen=True)
-class _Block:
+class _ChainBlock:
     """A run of forward operations.
 
     Attributes:
@@ -109,11 +111,14 @@ class _Block:
     outgoing: frozenset[int]
 
 
-class _Blocks:
+class _BlockChain:
     """The forward pass in blocks that begin at some operations."""
 
-    def __init__(self, passes: Passes, cost: np.ndarray, cuts: Sequence[int]):
-        self.passes, self._cost = passes, np.where(passes.tables.again, cost, 0.0)
+    def __init__(self, passes: ForwardPass, cost: np.ndarray, cuts: Sequence[int]):
+        self.passes, self._cost = (
+            passes,
+            np.where(passes.tables.recomputable, cost, 0.0),
+        )
         pairs = zip(cuts, [*cuts[1:], passes.turn], strict=True)
         blocks = [self._block(start, stop) for start, stop in pairs]
         # A block goes backward no later than the one before it.
@@ -137,7 +142,7 @@ class _Blocks:
         ]
         self.crosses = [self._crossing(b.start) for b in self.blocks] + [frozenset()]
 
-    def _block(self, start: int, stop: int) -> _Block:
+    def _block(self, start: int, stop: int) -> _ChainBlock:
         """A block by itself.
 
         It begins to go backward where what it keeps inside is read. A mask or a number
@@ -153,7 +158,7 @@ class _Blocks:
         large = [v for v in inner or wanted if tables.size[v] >= small]
         first = passes.wanted.__getitem__ if inner else partial(self._first, stop)
         back = min([passes.count, *map(first, large)])
-        return _Block(start, stop, back, *map(frozenset, (own, wanted, outgoing)))
+        return _ChainBlock(start, stop, back, *map(frozenset, (own, wanted, outgoing)))
 
     def _first(self, stop: int, v: int) -> int:
         """The first to read `v`, and of later blocks nothing, in the backward pass.
@@ -179,7 +184,7 @@ class _Blocks:
         )
 
     @cached_property
-    def options(self) -> list[list[Option]]:
+    def options(self) -> list[list[BlockOption]]:
         """What each block may keep, from all to as little as it takes."""
         tables = self.passes.tables
         return [
@@ -187,12 +192,12 @@ class _Blocks:
             for b in self.blocks
         ]
 
-    def stages(self) -> Stages:
+    def stages(self) -> ChainFigures:
         """The chain as figures."""
         size, blocks, crosses = self.passes.tables.size, self.blocks, self.crosses
         total = lambda values: float(size[list(values)].sum())
         forward = self._forward()
-        return Stages(
+        return ChainFigures(
             np.array([[f[b.start : b.stop].max() for b in blocks] for f in forward]),
             np.array([[total(s - i) for s in crosses] for i in crosses[:-1]]),
             self._resting(),
@@ -206,7 +211,10 @@ class _Blocks:
             np.array([self._cost[b.start : b.stop].sum() for b in blocks]),
             np.array([self._remainder(b) for b in blocks]),
             [
-                [Keeping(o.bytes, self._while_kept(f, b, o.kept), o.cost) for o in some]
+                [
+                    OptionFigures(o.bytes, self._while_kept(f, b, o.kept), o.cost)
+                    for o in some
+                ]
                 for f, b, some in zip(forward, blocks, self.options, strict=True)
             ],
         )
@@ -230,7 +238,9 @@ class _Blocks:
             found.append(live - crossing[: passes.turn])
         return found
 
-    def _while_kept(self, forward: np.ndarray, block: _Block, kept: Set[int]) -> float:
+    def _while_kept(
+        self, forward: np.ndarray, block: _ChainBlock, kept: Set[int]
+    ) -> float:
         """Bytes while a block is done and keeps these values."""
         last, stop = self.passes.last_forward, block.stop
         some = [v for v in kept if last[v] + 1 < stop]
@@ -278,7 +288,7 @@ class _Blocks:
             ]
         )
 
-    def _remainder(self, block: _Block) -> float:
+    def _remainder(self, block: _ChainBlock) -> float:
         """What it costs to recompute a block when what goes out of it is there."""
         tables = self.passes.tables
         wanted = [int(tables.maker[v]) for v in block.wanted - block.outgoing]
@@ -291,7 +301,7 @@ class _Blocks:
                     stack.append(i)
         return float(self._cost[list(found)].sum())
 
-    def sequence(self, plan: Sequence[Step]) -> np.ndarray:
+    def sequence(self, plan: Sequence[BackwardStep]) -> np.ndarray:
         """The sequence that keeps what the plan says while blocks go backward.
 
         Args:

@@ -35,7 +35,7 @@ ALIKE = 1e-9  # costs that differ by a smaller part are the same
 
 
 @dataclass(frozen=True)
-class Keeping:
+class OptionFigures:
     """One way to do a block such that it keeps some of its values.
 
     Attributes:
@@ -50,7 +50,7 @@ class Keeping:
 
 
 @dataclass(frozen=True)
-class Stages:
+class ChainFigures:
     """A chain of n blocks; all figures are bytes, but for costs.
 
     Attributes:
@@ -76,16 +76,16 @@ class Stages:
     whole: np.ndarray
     cost: np.ndarray
     remainder: np.ndarray
-    keeping: Sequence[Sequence[Keeping]]
+    keeping: Sequence[Sequence[OptionFigures]]
 
 
-class Step(NamedTuple):
+class BackwardStep(NamedTuple):
     """What is in memory for a block when it goes backward.
 
     Attributes:
       block: the block.
       crossings: blocks whose crossing values have been kept.
-      keepings: (block, number of the `Keeping` by which it was done).
+      keepings: (block, number of the `OptionFigures` by which it was done).
     """
 
     block: int
@@ -93,12 +93,12 @@ class Step(NamedTuple):
     keepings: tuple[tuple[int, int], ...]
 
 
-class _Kept(NamedTuple):
+class _SavedValues(NamedTuple):
     """What a run keeps: what crosses the beginning of a block, or some of its values.
 
     Attributes:
       block: the block.
-      keeping: the number of its `Keeping`; None for what crosses its beginning.
+      keeping: the number of its `OptionFigures`; None for what crosses its beginning.
       until: the end of the run.
     """
 
@@ -107,10 +107,10 @@ class _Kept(NamedTuple):
     until: int
 
 
-class _Front(NamedTuple):
+class _RunFront(NamedTuple):
     """Bytes, rising; the cost that they allow, falling; what to do first.
 
-    A choice below 0 is -1 - k, `Keeping` k of the first block; others are a block s,
+    A choice below 0 is -1 - k, `OptionFigures` k of the first block; others are a block s,
     from which the run is split. In `given` is whether it is a run that is given what
     crosses its end.
     """
@@ -125,7 +125,7 @@ class _Front(NamedTuple):
         return int(np.searchsorted(self.bytes, size, "right")) - 1
 
 
-class _Row:
+class _FrontRow:
     """The fronts of the runs with one beginning, or with one end, one after another.
 
     Attributes:
@@ -138,7 +138,7 @@ class _Row:
         self.bytes, self.cost = np.zeros(0), np.zeros(0)
         self.which, self.start = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
-    def append(self, front: _Front) -> None:
+    def append(self, front: _RunFront) -> None:
         place = np.full(len(front.bytes), len(self.start))
         self.start = np.append(self.start, len(self.bytes))
         self.bytes = np.concatenate([self.bytes, front.bytes])
@@ -146,7 +146,7 @@ class _Row:
         self.which = np.concatenate([self.which, place])
 
 
-class Schedules:
+class ChainSchedules:
     """The schedules of all blocks of a chain.
 
     Args:
@@ -158,15 +158,15 @@ class Schedules:
       cost: of all that is done in the forward pass and recomputed, falling.
     """
 
-    def __init__(self, stages: Stages, most: float = np.inf):
+    def __init__(self, stages: ChainFigures, most: float = np.inf):
         self._stages, self._most = stages, most
         count = self._count = len(stages.cost)
         self._before = np.concatenate([[0.0], np.cumsum(stages.cost)])
-        self._fronts: dict[tuple[int, int, bool], _Front] = {}
-        self._left: dict[tuple[int, int], _Front] = {}
-        self._lefts = [_Row() for _ in range(count)]
+        self._fronts: dict[tuple[int, int, bool], _RunFront] = {}
+        self._left: dict[tuple[int, int], _RunFront] = {}
+        self._lefts = [_FrontRow() for _ in range(count)]
         # By end, and whether it is given what crosses there; later beginnings first.
-        self._rights = [(_Row(), _Row()) for _ in range(count + 1)]
+        self._rights = [(_FrontRow(), _FrontRow()) for _ in range(count + 1)]
         for length in range(1, count + 1):
             for i in range(count - length + 1):
                 self._fill(i, i + length)
@@ -183,16 +183,16 @@ class Schedules:
         self._left[i, j] = _pareto(*both)
         self._lefts[i].append(self._left[i, j])
 
-    def _single(self, i: int, given: bool) -> _Front:
+    def _single(self, i: int, given: bool) -> _RunFront:
         stages, need = self._stages, self._stages.backward[i]
         cost = stages.remainder[i] if given else stages.cost[i]
         if not given or cost > 0:
             need = max(need, stages.whole[i] + self._resting(i, i + 1, given))
         inside = int(need <= self._most)
         row = (np.array([x])[:inside] for x in (float(need), float(cost), -1, given))
-        return _Front(*row)
+        return _RunFront(*row)
 
-    def _run(self, i: int, j: int, given: bool) -> _Front:
+    def _run(self, i: int, j: int, given: bool) -> _RunFront:
         """The front of a run of several blocks."""
         parts = [*self._kept(i, j, given), self._split(i, j, given)]
         size, cost, choice = (np.concatenate(c) for c in zip(*parts, strict=True))
@@ -230,9 +230,9 @@ class Schedules:
         # By the place in the row of rights, where the beginning j - 1 comes first.
         least = (np.maximum(sweep, 0.0) + rest)[::-1]
         held = stages.crossing[i, i + 1 : j][::-1]
-        again = (self._before[i + 1 : j] - self._before[i])[::-1]
+        recomputable = (self._before[i + 1 : j] - self._before[i])[::-1]
         size = np.maximum(right.bytes + held[right.which], least[right.which])
-        cost = right.cost + again[right.which]
+        cost = right.cost + recomputable[right.which]
         last = j - i - 2
         of_left = _within(left, left.bytes, last - right.which, size)
         of_right = _within(right, size, last - left.which, left.bytes)
@@ -245,7 +245,7 @@ class Schedules:
             np.concatenate([j - 1 - right.which[a], i + 1 + left.which[b]]),
         )
 
-    def plan(self, point: int) -> list[Step]:
+    def plan(self, point: int) -> list[BackwardStep]:
         """What is there when each block begins to go backward, the last block first.
 
         What a run keeps is made in the sweep of its last block, so it is there when the
@@ -257,7 +257,7 @@ class Schedules:
         """
         found, size = [], float(self.bytes[point])
         # Runs still to go backward, the next one last, and what is kept meanwhile.
-        waiting: list[tuple[int, int, float, bool, tuple[_Kept, ...]]]
+        waiting: list[tuple[int, int, float, bool, tuple[_SavedValues, ...]]]
         waiting = [(0, self._count, size, False, ())]
         while waiting:
             i, j, size, given, kept = waiting.pop()
@@ -269,27 +269,31 @@ class Schedules:
             if s < 0:
                 keeping, s = -1 - s, i + 1
                 held = self._stages.keeping[i][keeping].held
-                kept = (*kept, _Kept(i, keeping, j))
+                kept = (*kept, _SavedValues(i, keeping, j))
             else:
                 left, held = self._left[i, s], 0.0
                 rest = bool(left.given[left.at(size)])
             held += self._stages.crossing[i, s]
             waiting.append((i, s, size, rest, kept))
-            waiting.append((s, j, size - held, given, (*kept, _Kept(s, None, j))))
+            waiting.append(
+                (s, j, size - held, given, (*kept, _SavedValues(s, None, j)))
+            )
         return found
 
-    def _step(self, block: int, kept: Sequence[_Kept], given: bool) -> Step:
+    def _step(
+        self, block: int, kept: Sequence[_SavedValues], given: bool
+    ) -> BackwardStep:
         made = [k for k in kept if k.until > block + 1 or k.until == self._count]
         crossings = [k.block for k in made if k.keeping is None]
         keepings = [(k.block, k.keeping) for k in made if k.keeping is not None]
-        return Step(
+        return BackwardStep(
             block,
             (*crossings, block + 1) if given else tuple(crossings),
             tuple(keepings),
         )
 
 
-def _within(row: _Row, size: np.ndarray, which: np.ndarray, most: np.ndarray):
+def _within(row: _FrontRow, size: np.ndarray, which: np.ndarray, most: np.ndarray):
     """The last point of a front of the row that takes no more; -1 if there is none.
 
     Args:
@@ -304,7 +308,7 @@ def _within(row: _Row, size: np.ndarray, which: np.ndarray, most: np.ndarray):
     return np.where(found >= row.start[which], found, -1)
 
 
-def _pareto(size, cost, choice, given) -> _Front:
+def _pareto(size, cost, choice, given) -> _RunFront:
     """The points that no other beats, by rising bytes."""
     order = np.argsort(size, kind="stable")
     size, cost = size[order], cost[order]
@@ -313,14 +317,14 @@ def _pareto(size, cost, choice, given) -> _Front:
     better[1:] = cost[1:] < np.minimum.accumulate(cost)[:-1] * (1 - ALIKE)
     order, size, cost = order[better], size[better], cost[better]
     last = np.append(size[1:] > size[:-1], True)[: len(size)]  # of as many bytes
-    return _Front(size[last], cost[last], choice[order][last], given[order][last])
+    return _RunFront(size[last], cost[last], choice[order][last], given[order][last])
 
 
-def _thinned(front: _Front) -> _Front:
+def _thinned(front: _RunFront) -> _RunFront:
     """At most `POINTS` points, at about equal ratios of bytes, with both ends."""
     if len(front.bytes) <= POINTS:
         return front
     ends = np.geomspace(max(front.bytes[0], 1.0), front.bytes[-1], POINTS)
     chosen = np.unique(np.searchsorted(front.bytes, ends, "right") - 1)
     chosen[-1] = len(front.bytes) - 1
-    return _Front(*(column[chosen] for column in front))
+    return _RunFront(*(column[chosen] for column in front))

@@ -26,13 +26,13 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxmem.planning._liveness import written_over
-from jaxmem.planning.remat.sequence import Tables
+from jaxmem.planning.remat.sequence import SequenceTables
 
 STATES = 100_000
 
 
 @dataclass(frozen=True)
-class Exhaustive:
+class ExhaustiveResult:
     """What the search over all sequences came to.
 
     Attributes:
@@ -46,13 +46,13 @@ class Exhaustive:
 
 
 def search_all(
-    tables: Tables,
+    tables: SequenceTables,
     cost: np.ndarray,
     budget: float,
     most: float = np.inf,
     states: int = STATES,
     until: float = np.inf,
-) -> Exhaustive:
+) -> ExhaustiveResult:
     """The cheapest of all sequences within a budget.
 
     Args:
@@ -64,27 +64,29 @@ def search_all(
       states: how many may be looked at.
       until: when to stop, by `time.monotonic`.
     """
-    return _Walks(tables, cost.tolist(), budget).cheapest(most, states, until)
+    return _ExhaustiveSearch(tables, cost.tolist(), budget).cheapest(
+        most, states, until
+    )
 
 
-class _State(NamedTuple):
+class _ExhaustiveState(NamedTuple):
     """Sets are whole numbers with a bit for each operation or value."""
 
     done: int
     there: int
 
 
-class _Walks:
-    def __init__(self, tables: Tables, cost: list[float], budget: float):
+class _ExhaustiveSearch:
+    def __init__(self, tables: SequenceTables, cost: list[float], budget: float):
         self._cost, self._budget = cost, budget
         self._count = len(tables.makes)
         self._size = [int(s) for s in tables.size]
         self._reads = [_set(r) for r in tables.reads]
         self._makes = [_set(m) for m in tables.makes]
-        self._again = tables.again.tolist()
+        self._recomputable = tables.recomputable.tolist()
         self._maker = tables.maker.tolist()
         self._held = _set(tables.held.tolist())
-        once = [m for i, m in enumerate(tables.makes) if not self._again[i]]
+        once = [m for i, m in enumerate(tables.makes) if not self._recomputable[i]]
         self._once = _set(v for made in once for v in made)
         operations = tables.graph.operations
         self._scratch = [o.scratch for o in operations]
@@ -98,9 +100,9 @@ class _Walks:
         ]
         self._useful_after: dict[int, int] = {}
 
-    def cheapest(self, most: float, states: int, until: float) -> Exhaustive:
-        everything, start = (1 << self._count) - 1, _State(0, 0)
-        came: dict[_State, tuple[_State, int]] = {}
+    def cheapest(self, most: float, states: int, until: float) -> ExhaustiveResult:
+        everything, start = (1 << self._count) - 1, _ExhaustiveState(0, 0)
+        came: dict[_ExhaustiveState, tuple[_ExhaustiveState, int]] = {}
         best, number = {start: 0.0}, itertools.count()
         queue = [(0.0, 0, next(number), start)]
         settled: dict[int, list[int]] = {}
@@ -112,20 +114,20 @@ class _Walks:
             if any(state.there & ~other == 0 for other in largest):
                 continue
             if state.done == everything and self._held & ~state.there == 0:
-                return Exhaustive(_sequence(came, state), True)
+                return ExhaustiveResult(_sequence(came, state), True)
             largest.append(state.there)
             states -= 1
             if states < 0 or time.monotonic() > until:
-                return Exhaustive(None, False)
+                return ExhaustiveResult(None, False)
             for i, after in self._steps(state):
                 price = cost + (self._cost[i] if state.done >> i & 1 else 0.0)
                 if price < most and price < best.get(after, np.inf):
                     best[after], came[after] = price, (state, i)
                     left = self._count - after.done.bit_count()
                     heapq.heappush(queue, (price, left, next(number), after))
-        return Exhaustive(None, True)
+        return ExhaustiveResult(None, True)
 
-    def _steps(self, state: _State) -> Iterator[tuple[int, _State]]:
+    def _steps(self, state: _ExhaustiveState) -> Iterator[tuple[int, _ExhaustiveState]]:
         """What can be done next, and what is there after it."""
         useful = self._useful(state.done)
         for i in range(self._count):
@@ -133,10 +135,10 @@ class _Walks:
                 continue
             first = not state.done >> i & 1
             lacking = self._makes[i] & useful & ~state.there
-            if first or (self._again[i] and lacking):
+            if first or (self._recomputable[i] and lacking):
                 done = state.done | 1 << i
                 for there in self._after(i, state.there, done):
-                    yield i, _State(done, there)
+                    yield i, _ExhaustiveState(done, there)
 
     def _after(self, i: int, there: int, done: int) -> Iterator[int]:
         """What can be there after an operation, dropping as little as it takes."""
@@ -199,7 +201,7 @@ class _Walks:
         seen = set(stack)
         while stack:
             i = stack.pop()
-            if done >> i & 1 and not self._again[i]:
+            if done >> i & 1 and not self._recomputable[i]:
                 continue
             useful |= self._reads[i]
             makers = {self._maker[v] for v in _members(self._reads[i])} - seen
@@ -220,7 +222,7 @@ class _Walks:
         return sum(self._size[v] for v in _members(values))
 
 
-def _sequence(came, state: _State) -> np.ndarray:
+def _sequence(came, state: _ExhaustiveState) -> np.ndarray:
     steps = []
     while state in came:
         state, i = came[state]

@@ -19,7 +19,7 @@ FirstOrder = Literal["search", "program"] | Sequence[int]
 
 
 @dataclass(frozen=True)
-class InOrder:
+class RenumberedGraph:
     """A graph whose operations are numbered in the order of their first times.
 
     Attributes:
@@ -37,7 +37,7 @@ class InOrder:
 
 def first_orders(
     graph: Graph, order: FirstOrder, time_limit: float
-) -> tuple[list[InOrder], bool]:
+) -> tuple[list[RenumberedGraph], bool]:
     """The orders to search in, that with the lowest peak first.
 
     Args:
@@ -68,7 +68,7 @@ def first_orders(
     return [_in_order(graph, o) for o in orders], complete
 
 
-def _in_order(graph: Graph, order: tuple[int, ...]) -> InOrder:
+def _in_order(graph: Graph, order: tuple[int, ...]) -> RenumberedGraph:
     operations = tuple(graph.operations[i] for i in order)
     renumbered = replace(graph, operations=operations)
-    return InOrder(renumbered, np.array(order, np.int64))
+    return RenumberedGraph(renumbered, np.array(order, np.int64))

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxmem.planning.remat.sequence import Events, Tables
+from jaxmem.planning.remat.sequence import SequenceEvents, SequenceTables
 
 
-class Passes:
+class ForwardPass:
     """Where the forward pass ends, and what of it is read when.
 
     Attributes:
@@ -19,13 +19,15 @@ class Passes:
       stay: values that nothing drops: outputs of the graph, and what is made once only.
     """
 
-    def __init__(self, tables: Tables, plain: Events):
+    def __init__(self, tables: SequenceTables, plain: SequenceEvents):
         self.tables, self.profile = tables, plain.profile
         self.count = len(tables.makes)
         readers, maker = tables.graph.readers, tables.maker
         values = [v for makes in tables.makes for v in makes]
         self.last = {v: max(readers[v], default=int(maker[v])) for v in values}
-        self.stay = tables.held_set | {v for v in values if not tables.again[maker[v]]}
+        self.stay = tables.held_set | {
+            v for v in values if not tables.recomputable[maker[v]]
+        }
         self.turn = self._turn(values)
         forward = [v for v in values if maker[v] < self.turn]
         firsts = {v: [r for r in readers[v] if r >= self.turn] for v in forward}

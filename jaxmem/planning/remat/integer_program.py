@@ -1,10 +1,10 @@
 """The cheapest recomputation for a budget, by mixed-integer programming.
 
 Stage t ends with the first time operation t is done; before it, in the stage, earlier
-operations may be done again, in program order. What is kept from stage to stage and
-what is done again are binary, the bytes alive after each operation of each stage are
+operations may be repeated, in program order. What is kept from stage to stage and
+what is repeated are binary, the bytes alive after each operation of each stage are
 linear in them. The number of variables grows with the square of the operations: for
-graphs of some dozens. Sequences that do an operation twice within a stage, or again in
+graphs of some dozens. Sequences that do an operation twice within a stage, or once more in
 another order, are outside of what is searched.
 
 Source: Jain et al., "Checkmate" (https://arxiv.org/abs/1910.02653), sections 4.1 to 4.8
@@ -17,13 +17,13 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, milp
 from scipy.sparse import csr_array
 
-from jaxmem.planning.remat.sequence import Tables, staged, with_missing
+from jaxmem.planning.remat.sequence import SequenceTables, staged, with_missing
 
 GAP = 1e-6  # relative, to which optimality is proven
 
 
 @dataclass(frozen=True)
-class Exact:
+class ProgramResult:
     """What the solver found.
 
     Attributes:
@@ -38,12 +38,12 @@ class Exact:
 
 
 def solve(
-    tables: Tables,
+    tables: SequenceTables,
     cost: np.ndarray,
     budget: float,
     time_limit: float,
     most: float = np.inf,
-) -> Exact:
+) -> ProgramResult:
     """The cheapest sequence within the budget.
 
     Args:
@@ -54,36 +54,36 @@ def solve(
       most: the cost of a sequence that is known already; only cheaper ones are looked
         for.
     """
-    model = _Model(tables, cost, budget)
+    model = _IntegerProgram(tables, cost, budget)
     model.at_most(most)
     result = model.solve(time_limit)
     if result.status == 2:
-        return Exact(None, most, True)
+        return ProgramResult(None, most, True)
     bound = getattr(result, "mip_dual_bound", None)
     bound = 0.0 if bound is None else max(0.0, float(bound)) * model.unit
     if result.x is None:
-        return Exact(None, bound, False)
-    return Exact(model.sequence(result.x), bound, result.status == 0)
+        return ProgramResult(None, bound, False)
+    return ProgramResult(model.sequence(result.x), bound, result.status == 0)
 
 
 def rounded(
-    tables: Tables, cost: np.ndarray, budget: float, time_limit: float
+    tables: SequenceTables, cost: np.ndarray, budget: float, time_limit: float
 ) -> list[np.ndarray]:
     """Sequences from the linear relaxation: what is kept by at least a threshold.
 
-    What is done again follows from what is kept. The sequences may exceed the budget.
+    What is repeated follows from what is kept. The sequences may exceed the budget.
     """
-    model = _Model(tables, cost, budget)
+    model = _IntegerProgram(tables, cost, budget)
     result = model.solve(time_limit, relaxed=True)
     if result.x is None:
         return []
     return [model.sequence(result.x, above) for above in (0.3, 0.4, 0.5, 0.6, 0.7)]
 
 
-class _Model:
+class _IntegerProgram:
     """The program; variables are numbered as they are asked for."""
 
-    def __init__(self, tables: Tables, cost: np.ndarray, budget: float):
+    def __init__(self, tables: SequenceTables, cost: np.ndarray, budget: float):
         self._tables, self._count = tables, len(tables.makes)
         self.unit = float(cost.max(initial=0.0)) or 1.0
         self._bytes = max(float(budget), 1.0)  # bytes are counted in budgets
@@ -91,7 +91,7 @@ class _Model:
         self._cost: list[float] = []
         self._entries: list[tuple[int, int, float]] = []
         self._limits: list[tuple[float, float]] = []
-        self._again: dict[tuple[int, int], int] = {}
+        self._recomputable: dict[tuple[int, int], int] = {}
         self._kept: dict[tuple[int, int], int] = {}
         self._readers = [
             [i for i in tables.graph.readers[v]] for v in range(len(tables.size))
@@ -117,8 +117,8 @@ class _Model:
         tables = self._tables
         for t in range(self._count):
             for i in range(t):
-                if tables.again[i]:
-                    self._again[t, i] = self._variable(cost=cost[i] / self.unit)
+                if tables.recomputable[i]:
+                    self._recomputable[t, i] = self._variable(cost=cost[i] / self.unit)
         held = set(tables.held.tolist())
         for t in range(1, self._count + 1):
             for i in range(t):
@@ -133,13 +133,13 @@ class _Model:
 
     def _read_again(self, v: int, t: int) -> bool:
         """Whether a repeat in stage t or later may read the value."""
-        return any(self._tables.again[i] for i in self._readers[v])
+        return any(self._tables.recomputable[i] for i in self._readers[v])
 
     def _done(self, t: int, i: int) -> tuple[list[tuple[int, float]], float]:
         """Whether operation i is done in stage t: a term, or a constant."""
         if i == t:
             return [], 1.0
-        x = self._again.get((t, i))
+        x = self._recomputable.get((t, i))
         return ([], 0.0) if x is None else ([(x, 1.0)], 0.0)
 
     def _stays(self, t: int, v: int) -> list[tuple[int, float]]:
@@ -150,7 +150,7 @@ class _Model:
         """What is read is there; what is kept was there."""
         tables = self._tables
         for i in range(t + 1):
-            if i < t and (t, i) not in self._again:
+            if i < t and (t, i) not in self._recomputable:
                 continue
             done, always = self._done(t, i)
             for u in tables.reads[i]:
@@ -164,7 +164,7 @@ class _Model:
                     terms = there + [(self._kept[t + 1, v], -1.0)]
                     self._row(terms, -constant, np.inf)
         for i in range(t):
-            if (t, i) in self._again:
+            if (t, i) in self._recomputable:
                 continue
             for v in tables.makes[i]:
                 if (t + 1, v) in self._kept:
@@ -182,7 +182,7 @@ class _Model:
         ]
         before = None
         for i in range(t + 1):
-            if i < t and (t, i) not in self._again:
+            if i < t and (t, i) not in self._recomputable:
                 continue
             done, always = self._done(t, i)
             made = sum(tables.size[v] for v in tables.makes[i]) * scale
@@ -238,7 +238,7 @@ class _Model:
     def at_most(self, cost: float) -> None:
         """Only what costs no more than this."""
         if np.isfinite(cost):
-            terms = [(x, self._cost[x]) for x in self._again.values()]
+            terms = [(x, self._cost[x]) for x in self._recomputable.values()]
             self._row(terms, -np.inf, cost / self.unit * (1 + GAP))
 
     def solve(self, time_limit: float, relaxed: bool = False) -> OptimizeResult:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from jaxmem.planning.remat.chain import chain_plans
-from jaxmem.planning.remat.local_search import Search, State
+from jaxmem.planning.remat.local_search import EvaluatedSequence, RematSearch
 
 LEVELS = 40  # peaks aimed at
 LONGEST = 2  # times the operations: longer sequences are not lowered further
@@ -26,7 +26,7 @@ EFFORT = 30_000.0  # of work, quarters of a millisecond or so; chain plans on to
 FARTHER = (1, 3, 7, 15, 31)  # sequences above the next one, tried where none is known
 
 
-class Family:
+class ParetoFront:
     """The cheapest sequences met, by rising peak; of equal costs the shorter.
 
     Attributes:
@@ -45,7 +45,7 @@ class Family:
         costs = (cost for cost, _ in self.prices)
         return zip(self.peaks, costs, self.sequences, strict=True)
 
-    def add(self, state: State) -> None:
+    def add(self, state: EvaluatedSequence) -> None:
         self.offer(state.peak, state.cost, state.sequence)
 
     def offer(self, peak: int, cost: float, sequence: np.ndarray) -> None:
@@ -83,14 +83,14 @@ class Family:
 
 
 def descend(
-    search: Search,
-    family: Family,
-    plain: State,
+    search: RematSearch,
+    family: ParetoFront,
+    plain: EvaluatedSequence,
     bound: int,
     effort: float,
     progress: Callable[[float], None] | None = None,
 ) -> None:
-    """Fills the family: from the plain peak down to the bound, and up again.
+    """Fills the family: from the plain peak down to the bound, and up once more.
 
     Args:
       search: tells the family of every sequence that it evaluates.
@@ -108,7 +108,7 @@ def descend(
         search.state(sequence)
     if search.late():
         return
-    levels = _Levels(search, family, plain, effort * EFFORT)
+    levels = _LevelSearch(search, family, plain, effort * EFFORT)
     targets = np.geomspace(plain.peak, max(bound, 1), LEVELS)[1:]
     missed, reached = 0, []
     for step, target in enumerate(targets):
@@ -130,14 +130,20 @@ def descend(
     tell(1.0)
 
 
-class _Levels:
+class _LevelSearch:
     """The search at one peak after another.
 
     Attributes:
       before: a sequence to lower: the best of the level before.
     """
 
-    def __init__(self, search: Search, family: Family, plain: State, effort: float):
+    def __init__(
+        self,
+        search: RematSearch,
+        family: ParetoFront,
+        plain: EvaluatedSequence,
+        effort: float,
+    ):
         self._search, self._family, self._effort = search, family, effort
         self.before, self._begin = plain.sequence, search.work
         self._refined: Counter[tuple[float, float]] = Counter()

@@ -1,8 +1,8 @@
-"""Recomputation by small steps on the exact bytes: make again what frees most per cost.
+"""Recomputation by small steps on the exact bytes: recompute what frees most per cost.
 
 `lower` brings a sequence down to a target. A value that waits between two readers while
-the target is exceeded can be made again right before the second; whatever is not there
-any more by then, and would exceed the target if it were kept, is made again with it,
+the target is exceeded can be recomputed right before the second; whatever is not there
+any more by then, and would exceed the target if it were kept, is recomputed with it,
 and a later repeat that this makes superfluous goes. Among all such runs the one is
 taken that costs least per byte-time above the target, and the bytes of the whole
 sequence are evaluated anew. `cheapen` takes back repeats that the target does not need.
@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxmem.planning.remat.sequence import Events, Tables
+from jaxmem.planning.remat.sequence import SequenceEvents, SequenceTables
 
 TRIED = 12  # runs looked at closely in a step
 ALIKE = 1.05  # runs whose scores differ by less are taken together
@@ -34,10 +34,10 @@ SHORT = 0.05  # how long a repeat takes, against an operation that is done once
 
 
 @dataclass(frozen=True)
-class State:
+class EvaluatedSequence:
     """A sequence, what it takes, and what it costs beyond doing everything once."""
 
-    events: Events
+    events: SequenceEvents
     cost: float
 
     @property
@@ -49,7 +49,7 @@ class State:
         return self.events.peak
 
 
-class Search:
+class RematSearch:
     """Sequences over one graph.
 
     Args:
@@ -64,9 +64,9 @@ class Search:
 
     def __init__(
         self,
-        tables: Tables,
+        tables: SequenceTables,
         cost: np.ndarray,
-        found: Callable[[State], None],
+        found: Callable[[EvaluatedSequence], None],
         deadline: float = math.inf,
     ):
         self.tables, self.cost, self._found = tables, cost, found
@@ -83,22 +83,24 @@ class Search:
     def late(self) -> bool:
         return time.monotonic() > self._deadline
 
-    def state(self, sequence: np.ndarray) -> State:
+    def state(self, sequence: np.ndarray) -> EvaluatedSequence:
         """Evaluates a sequence."""
         self.work += 0.2 + len(sequence) / 1000
-        again = np.bincount(sequence, minlength=len(self.cost)) - 1
-        state = State(self.tables.events(sequence), float(again @ self.cost))
+        recomputable = np.bincount(sequence, minlength=len(self.cost)) - 1
+        state = EvaluatedSequence(
+            self.tables.events(sequence), float(recomputable @ self.cost)
+        )
         self._found(state)
         return state
 
     def lower(
         self,
-        state: State,
+        state: EvaluatedSequence,
         target: float,
         longest: float = math.inf,
         most: float = math.inf,
         work: float = math.inf,
-    ) -> State:
+    ) -> EvaluatedSequence:
         """Steps until the peak is at most `target`, or none helps.
 
         Args:
@@ -121,7 +123,9 @@ class Search:
             state = better
         return state
 
-    def _step(self, state: State, target: float, refused) -> State | None:
+    def _step(
+        self, state: EvaluatedSequence, target: float, refused
+    ) -> EvaluatedSequence | None:
         above = _above(state, target)
         while runs := _runs(self, state, target, refused):
             together = _together(runs, above)
@@ -139,7 +143,9 @@ class Search:
                 refused.add(run.key)
         return None
 
-    def _better(self, state, runs, target, above, part: float = 0.0) -> State | None:
+    def _better(
+        self, state, runs, target, above, part: float = 0.0
+    ) -> EvaluatedSequence | None:
         """The state with these runs, if it is lower by that part of their gain."""
         after = self.state(_with_runs(state.sequence, runs))
         gain = max(part * sum(r.gain for r in runs), above * ABOVE)
@@ -147,7 +153,7 @@ class Search:
             return None
         return after if after.peak <= max(state.peak, target) else None
 
-    def cheapen(self, state: State, target: float) -> State:
+    def cheapen(self, state: EvaluatedSequence, target: float) -> EvaluatedSequence:
         """Takes back the dearest repeats as long as the peak stays at most `target`."""
         kept: set[tuple[int, int]] = set()
         many = 1
@@ -167,8 +173,10 @@ class Search:
                 many = len(gone) // 2
         return state
 
-    def refine(self, state: State, target: float, work: float, seed: int) -> State:
-        """Takes back some repeats, lowers and cheapens again; keeps what costs less.
+    def refine(
+        self, state: EvaluatedSequence, target: float, work: float, seed: int
+    ) -> EvaluatedSequence:
+        """Takes back some repeats, lowers and cheapens; keeps what costs less.
 
         Args:
           work: how much to evaluate, in quarters of a millisecond or so.
@@ -197,7 +205,7 @@ class Search:
         return state
 
 
-def _above(state: State, target: float) -> float:
+def _above(state: EvaluatedSequence, target: float) -> float:
     """Byte-time above the target; a repeat is a short time."""
     excess = np.maximum(state.events.profile - target, 0)
     repeats = float(excess[_repeats(state.sequence)].sum())
@@ -223,8 +231,8 @@ def _occurrences(sequence: np.ndarray, places) -> tuple[list[int], list[int]]:
 
 
 @dataclass(frozen=True)
-class _Run:
-    """Operations to be done again right before a place; what that costs and frees.
+class _RecomputedRun:
+    """Operations to be repeated right before a place; what that costs and frees.
 
     Attributes:
       operations: in program order.
@@ -232,7 +240,7 @@ class _Run:
       later: places of repeats that they make superfluous.
       gain: byte-time above the target that goes with them, about.
       score: cost for the gain.
-      key: the value that is made again, and the operation that reads it.
+      key: the value that is recomputed, and the operation that reads it.
     """
 
     operations: tuple[int, ...]
@@ -243,7 +251,7 @@ class _Run:
     key: tuple[int, int]
 
 
-def _with_runs(sequence: np.ndarray, runs: Sequence[_Run]) -> np.ndarray:
+def _with_runs(sequence: np.ndarray, runs: Sequence[_RecomputedRun]) -> np.ndarray:
     places = [r.place for r in runs for _ in r.operations]
     wider = np.insert(sequence, places, [i for r in runs for i in r.operations])
     gone = np.array(sorted({p for r in runs for p in r.later}), np.int64)
@@ -251,7 +259,7 @@ def _with_runs(sequence: np.ndarray, runs: Sequence[_Run]) -> np.ndarray:
     return np.delete(wider, gone + np.searchsorted(np.sort(places), gone, "right"))
 
 
-def _together(runs: Sequence[_Run], above: float) -> list[_Run]:
+def _together(runs: Sequence[_RecomputedRun], above: float) -> list[_RecomputedRun]:
     """Runs as good as the best one, for half of what is above the target."""
     found, gain = [], 0.0
     for run in runs:
@@ -263,7 +271,9 @@ def _together(runs: Sequence[_Run], above: float) -> list[_Run]:
     return found
 
 
-def _runs(search: Search, state: State, target: float, refused) -> list[_Run]:
+def _runs(
+    search: RematSearch, state: EvaluatedSequence, target: float, refused
+) -> list[_RecomputedRun]:
     """The most promising runs, best first."""
     tables, events = search.tables, state.events
     search.work += 0.5 + len(state.sequence) / 300
@@ -279,10 +289,10 @@ def _runs(search: Search, state: State, target: float, refused) -> list[_Run]:
     steps = len(state.sequence)
     gain = np.minimum(tables.size[value] * (time[b] - time[a]), bulk[b] - bulk[a])
     maker = tables.maker[value]
-    good = np.flatnonzero((gain > 0) & tables.again[maker])
+    good = np.flatnonzero((gain > 0) & tables.recomputable[maker])
     hopeful = search.cost[maker[good]] / gain[good]
-    lookup = _Lookup(tables, state, search.cost, target)
-    found: list[_Run] = []
+    lookup = _SequenceLookup(tables, state, search.cost, target)
+    found: list[_RecomputedRun] = []
     for k in good[np.argsort(hopeful, kind="stable")]:
         place = int(b[k])
         reader = int(state.sequence[place]) if place < steps else -1
@@ -292,29 +302,38 @@ def _runs(search: Search, state: State, target: float, refused) -> list[_Run]:
         run, later, price = lookup.run(key[0], place)
         if run:
             score = price / float(gain[k]) * search.chance()
-            found.append(_Run(run, place, later, float(gain[k]), score, key))
+            found.append(_RecomputedRun(run, place, later, float(gain[k]), score, key))
         if len(found) >= TRIED:
             break
     return sorted(found, key=lambda r: r.score)
 
 
-class _Lookup:
+class _SequenceLookup:
     """What is there when, in a sequence; plain lists, which are quick one by one."""
 
-    def __init__(self, tables: Tables, state: State, cost: np.ndarray, target: float):
+    def __init__(
+        self,
+        tables: SequenceTables,
+        state: EvaluatedSequence,
+        cost: np.ndarray,
+        target: float,
+    ):
         events = state.events
         self._tables, self._target = tables, target
         self._cost, self._maker = cost.tolist(), tables.maker.tolist()
-        self._size, self._again = tables.size.tolist(), tables.again.tolist()
+        self._size, self._recomputable = (
+            tables.size.tolist(),
+            tables.recomputable.tolist(),
+        )
         self._place, self._make = events.place.tolist(), events.make.tolist()
         numbers = np.arange(len(tables.size) + 1)
         self._start = np.searchsorted(events.value, numbers).tolist()
         self._highest = _RangeMax(events.profile)
 
     def run(self, value: int, place: int):
-        """What makes `value` again before `place`: operations, repeats to drop, cost.
+        """What recomputes `value` before `place`: operations, repeats to drop, cost.
 
-        Operations are none if something in it must not be done again.
+        Operations are none if something in it must not be repeated.
         """
         needed, later, cost = set(), set(), 0.0
         stack = [self._maker[value]]
@@ -322,7 +341,7 @@ class _Lookup:
             i = stack.pop()
             if i in needed:
                 continue
-            if not self._again[i]:
+            if not self._recomputable[i]:
                 return (), (), 0.0
             needed.add(i)
             superfluous = self._superfluous(i, place)
@@ -362,19 +381,21 @@ class _Lookup:
         return self._highest(start, stop) + self._size[v] <= self._target
 
 
-def _removable(tables, state: State, cost, target: float) -> list[int]:
+def _removable(tables, state: EvaluatedSequence, cost, target: float) -> list[int]:
     """Places of repeats whose removal may stay below the target, dearest first."""
     events, steps = state.events, len(state.sequence)
-    again = np.flatnonzero(events.make[1:] & (events.value[1:] == events.value[:-1]))
-    highest = _RangeMax(events.profile)
-    start, place = events.place[again] + 1, events.place[again + 1]
-    read = np.zeros(len(again), bool)
-    following = again + 2
-    inside = following < len(events.value)
-    read[inside] = (events.value[following[inside]] == events.value[again[inside]]) & (
-        ~events.make[following[inside]]
+    recomputable = np.flatnonzero(
+        events.make[1:] & (events.value[1:] == events.value[:-1])
     )
-    size = tables.size[events.value[again]]
+    highest = _RangeMax(events.profile)
+    start, place = events.place[recomputable] + 1, events.place[recomputable + 1]
+    read = np.zeros(len(recomputable), bool)
+    following = recomputable + 2
+    inside = following < len(events.value)
+    read[inside] = (
+        events.value[following[inside]] == events.value[recomputable[inside]]
+    ) & (~events.make[following[inside]])
+    size = tables.size[events.value[recomputable]]
     fits = ~read | (start >= place) | (highest.many(start, place) + size <= target)
     bad = np.zeros(steps, bool)
     bad[place[~fits]] = True

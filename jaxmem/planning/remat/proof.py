@@ -12,18 +12,18 @@ import numpy as np
 
 from jaxmem.planning.remat.budget import Cost, Frontier, Rematerialised, costs_of
 from jaxmem.planning.remat.exhaustive import search_all
-from jaxmem.planning.remat.first_orders import InOrder
+from jaxmem.planning.remat.first_orders import RenumberedGraph
 from jaxmem.planning.remat.integer_program import rounded, solve
-from jaxmem.planning.remat.levels import Family
-from jaxmem.planning.remat.local_search import Search
-from jaxmem.planning.remat.sequence import Tables
+from jaxmem.planning.remat.levels import ParetoFront
+from jaxmem.planning.remat.local_search import RematSearch
+from jaxmem.planning.remat.sequence import SequenceTables
 
 EVERYWHERE = 0.25  # of the time limit, for the search among all sequences
 
 
 def proven(
     found: Frontier,
-    orders: Sequence[InOrder],
+    orders: Sequence[RenumberedGraph],
     budget: float,
     cost: Cost,
     time_limit: float,
@@ -40,9 +40,9 @@ def proven(
     Raises:
       OutOfReach: nothing was found within the budget, or there is nothing.
     """
-    start, graph, family = time.monotonic(), found.graph, Family()
+    start, graph, family = time.monotonic(), found.graph, ParetoFront()
     until, costs = start + time_limit, costs_of(graph, cost)
-    search = Search(Tables(graph), costs, family.add)
+    search = RematSearch(SequenceTables(graph), costs, family.add)
     for sequence in found.sequences:
         search.state(sequence)
     if budget < found.lower_bound or family.cost(budget) == 0:
@@ -76,15 +76,19 @@ def proven(
 
 
 def _in_order(
-    each: InOrder, family: Family, costs: np.ndarray, budget: float, time_limit: float
+    each: RenumberedGraph,
+    family: ParetoFront,
+    costs: np.ndarray,
+    budget: float,
+    time_limit: float,
 ) -> bool:
     """Solves the program in one order; whether nothing of its kind is cheaper.
 
     What it finds goes to the family.
     """
-    tables, mine = Tables(each.graph), costs[each.numbers]
+    tables, mine = SequenceTables(each.graph), costs[each.numbers]
     tell = lambda state: family.offer(state.peak, state.cost, each.told(state.sequence))
-    search = Search(tables, mine, tell)
+    search = RematSearch(tables, mine, tell)
     result = solve(tables, mine, budget, time_limit, family.cost(budget))
     if result.sequence is not None:
         search.state(result.sequence)

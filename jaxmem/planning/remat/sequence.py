@@ -1,9 +1,9 @@
-"""The bytes of a sequence of operations in which an operation may come again.
+"""The bytes of a sequence of operations in which an operation may be repeated.
 
 There is no "drop" in a sequence: a value lives from its making to its last reader
-before it is made again, so making it again late is what frees it in between. Every
+before it is recomputed, so making it recomputable late is what frees it in between. Every
 sequence is sound in which each operation follows the first makers of what it reads;
-only bytes and cost differ. `Tables` evaluates a whole sequence with a few array
+only bytes and cost differ. `SequenceTables` evaluates a whole sequence with a few array
 operations.
 """
 
@@ -31,26 +31,26 @@ def sequence_profile(graph: Graph, sequence: Sequence[int]) -> list[int]:
       One figure (bytes) an entry of the sequence.
 
     Raises:
-      ValueError: an operation is missing, comes before what it reads, or comes again
-        although it may not (`Operation.again`, or an output of it lies in the buffer of
+      ValueError: an operation is missing, comes before what it reads, or is repeated
+        although it may not (`Operation.recomputable`, or an output of it lies in the buffer of
         an argument).
     """
     sequence = _check(graph, sequence)
-    events = Tables(graph).events(np.asarray(sequence, dtype=np.int64))
+    events = SequenceTables(graph).events(np.asarray(sequence, dtype=np.int64))
     return [int(b) for b in events.profile]
 
 
 def repeatable(graph: Graph) -> list[bool]:
-    """Which operations may be done again."""
+    """Which operations may be repeated."""
     return [
-        o.again and not any(v in graph.aliases for v in o.outputs)
+        o.recomputable and not any(v in graph.aliases for v in o.outputs)
         for o in graph.operations
     ]
 
 
 def _check(graph: Graph, sequence: Sequence[int]) -> tuple[int, ...]:
     sequence = check_numbers("sequence", sequence, "numbers of operations")
-    again, done = repeatable(checked(graph)), set()
+    recomputable, done = repeatable(checked(graph)), set()
     said = f": {shown(sequence)}"
     for place, i in enumerate(sequence):
         if not 0 <= i < len(graph.operations):
@@ -58,8 +58,8 @@ def _check(graph: Graph, sequence: Sequence[int]) -> tuple[int, ...]:
         early = [b for b in graph.before[i] if b not in done]
         if early:
             raise ValueError(f"sequence: operation {i} comes before {early[0]}{said}")
-        if i in done and not again[i]:
-            raise ValueError(f"sequence: operation {i} must not come again{said}")
+        if i in done and not recomputable[i]:
+            raise ValueError(f"sequence: operation {i} must not be repeated{said}")
         done.add(i)
     missing = set(range(len(graph.operations))) - done
     if missing:
@@ -68,7 +68,7 @@ def _check(graph: Graph, sequence: Sequence[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Events:
+class SequenceEvents:
     """The makings and reads of a sequence, value by value, and the bytes over time.
 
     Attributes:
@@ -90,7 +90,7 @@ class Events:
         return int(self.profile.max(initial=0))
 
 
-class Tables:
+class SequenceTables:
     """A graph as arrays, for evaluating many sequences over it."""
 
     def __init__(self, graph: Graph):
@@ -99,7 +99,7 @@ class Tables:
         self.size = np.array([v.bytes for v in graph.values], dtype=np.float64)
         self.maker = np.full(len(graph.values), -1, dtype=np.int64)
         self.maker[list(graph.maker)] = list(graph.maker.values())
-        self.again = np.array(repeatable(graph), dtype=bool)
+        self.recomputable = np.array(repeatable(graph), dtype=bool)
         self.reads = [
             [
                 v
@@ -153,7 +153,7 @@ class Tables:
         lengths = np.array([len(rs) for rs in old_readers], np.int64)
         self._old_start = np.cumsum(lengths) - lengths
 
-    def events(self, sequence: np.ndarray) -> Events:
+    def events(self, sequence: np.ndarray) -> SequenceEvents:
         """Lifetimes and bytes of a sequence, which must be sound."""
         steps = len(sequence)
         touched, place = self._touches.rows(sequence)
@@ -173,7 +173,7 @@ class Tables:
         profile += self.waiting_outputs(sequence)
         if len(self._pair_input):
             self._write_over(profile, sequence, key, last)
-        return Events(sequence, value, place, make, profile)
+        return SequenceEvents(sequence, value, place, make, profile)
 
     def waiting_outputs(self, sequence: np.ndarray) -> np.ndarray:
         """Bytes of aliased outputs while the old argument is still to be read."""
@@ -211,7 +211,7 @@ class Tables:
 
 
 def staged(
-    tables: Tables, stages: Sequence[Sequence[int]], kept: Sequence[Set[int]]
+    tables: SequenceTables, stages: Sequence[Sequence[int]], kept: Sequence[Set[int]]
 ) -> np.ndarray:
     """The sequence of a plan by stages.
 
@@ -219,11 +219,11 @@ def staged(
       tables: the graph.
       stages: the operations in their order, cut into stages.
       kept: a stage -> what is not forgotten when it begins. What is read and forgotten
-        is made again right before.
+        is recomputed right before.
     """
     alive: set[int] = set()
     sequence: list[int] = []
-    once = {v for i in np.flatnonzero(~tables.again) for v in tables.makes[i]}
+    once = {v for i in np.flatnonzero(~tables.recomputable) for v in tables.makes[i]}
     for operations, keep in zip(stages, kept, strict=True):
         alive &= keep | once
         for i in operations:
@@ -232,7 +232,7 @@ def staged(
     return without_unread(tables, sequence)
 
 
-def with_missing(tables: Tables, run: Set[int], alive: set[int]) -> list[int]:
+def with_missing(tables: SequenceTables, run: Set[int], alive: set[int]) -> list[int]:
     """`run` and what it needs and is not alive, in program order; alive from then."""
     found, stack = set(run), list(run)
     while stack:
@@ -245,7 +245,7 @@ def with_missing(tables: Tables, run: Set[int], alive: set[int]) -> list[int]:
     return sorted(found)
 
 
-def without_unread(tables: Tables, sequence: Sequence[int]) -> np.ndarray:
+def without_unread(tables: SequenceTables, sequence: Sequence[int]) -> np.ndarray:
     """The sequence without repeats of which nothing is read before the next."""
     first = set(np.unique(sequence, return_index=True)[1].tolist())
     wanted, kept = set(tables.held_set), []
