@@ -1,14 +1,16 @@
-"""A graph as the searches for an order see it, forward or backward in time.
+"""A graph as the order searches see it: live ranges, forward or backward in time.
 
-Each value that takes bytes is a *piece*: it is there once one of its `tails` is done
-and until all of its `heads` are. A value is a piece whose tail makes it and whose heads
-read it; an output that will lie in a donated argument waits elsewhere till the
-argument's last reader. So the bytes alive are a cut function of the set of operations
-that have been done, and a cut function is submodular: what an operation adds to them
-gets less, never more, as others are done. The searches rest on that.
+Each value with bytes has a *live range*: it is alive once one of its `starts` has run
+and until all of its `ends` have. For a value the start is the operation that makes it,
+and the ends are those that read it. An output that takes over a donated argument waits
+in a buffer of its own until the argument's last reader has run. The bytes alive are
+therefore a cut function of the set of operations that have run, and cut functions are
+submodular: the more operations have run, the less another one adds. The searches rely
+on that.
 
-Undoing a graph from its end is the same kind of problem with tails and heads exchanged,
-which is why a piece may have several tails. Every order has the same peak both ways.
+Undoing a graph from its end is the same kind of problem with starts and ends
+exchanged, which is why a live range may have several starts. Every order has the same
+peak in both directions.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,63 +18,63 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from jaxmem.planning._graph import Graph
-from jaxmem.planning._liveness import written_over
 
 
 @dataclass(frozen=True)
 class LiveRange:
-    """Bytes that are there from a tail on until the last head.
+    """Bytes that are alive from the first start to the last end.
 
     Attributes:
       size: bytes, more than 0.
-      tails: the operations that bring it; empty if it is there at the start.
-      heads: the operations that it waits for; empty if it stays to the end.
+      starts: operations that bring it to life; empty if it is alive from the beginning.
+      ends: operations that have to run before it dies; empty if it never does.
     """
 
     size: int
-    tails: tuple[int, ...]
-    heads: tuple[int, ...]
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class OrderProblem:
-    """Operations to put in order, and the pieces they bring and end.
+    """Operations to put in order, and their live ranges.
 
     Attributes:
-      before: operation -> those that must be done before it.
-      after: operation -> those that must be done after it.
-      pieces: all that changes; what is there from start to end is in `base`.
-      extra: operation -> bytes that it holds only while it runs.
-      over: operation -> (bytes, output, piece): what it saves if this piece changes by
-        it, each output and piece once, most bytes first.
+      before: operation -> those that must run before it.
+      after: operation -> those that must run after it.
+      ranges: all that changes; what is alive throughout is in `base`.
+      scratch: operation -> bytes that it holds only while it runs.
+      overwrites: operation -> (bytes, output, range) triples: the bytes it saves if it
+        starts or ends this range. It uses each output and range once, and most bytes
+        come first.
       base: bytes alive at the start.
     """
 
     before: Sequence[tuple[int, ...]]
     after: Sequence[tuple[int, ...]]
-    pieces: Sequence[LiveRange]
-    extra: Sequence[int]
-    over: Sequence[tuple[tuple[int, int, int], ...]]
+    ranges: Sequence[LiveRange]
+    scratch: Sequence[int]
+    overwrites: Sequence[tuple[tuple[int, int, int], ...]]
     base: int = 0
 
     def __len__(self) -> int:
         return len(self.before)
 
     @cached_property
-    def brings(self) -> list[list[int]]:
-        """Operation -> the pieces of which it is a tail."""
-        return _by_operation(len(self), (p.tails for p in self.pieces))
+    def started_by(self) -> list[list[int]]:
+        """Operation -> the ranges of which it is a start."""
+        return _by_operation(len(self), (r.starts for r in self.ranges))
 
     @cached_property
-    def ends(self) -> list[list[int]]:
-        """Operation -> the pieces of which it is a head."""
-        return _by_operation(len(self), (p.heads for p in self.pieces))
+    def ended_by(self) -> list[list[int]]:
+        """Operation -> the ranges of which it is an end."""
+        return _by_operation(len(self), (r.ends for r in self.ranges))
 
     @cached_property
     def final(self) -> int:
         """Bytes alive at the end."""
-        brought = sum(p.size for p in self.pieces if not p.heads)
-        return self.base + brought - sum(p.size for p in self.pieces if not p.tails)
+        started = sum(r.size for r in self.ranges if not r.ends)
+        return self.base + started - sum(r.size for r in self.ranges if not r.starts)
 
     @cached_property
     def reversed(self) -> "OrderProblem":
@@ -80,9 +82,9 @@ class OrderProblem:
         return OrderProblem(
             self.after,
             self.before,
-            [LiveRange(p.size, p.heads, p.tails) for p in self.pieces],
-            self.extra,
-            self.over,
+            [LiveRange(r.size, r.ends, r.starts) for r in self.ranges],
+            self.scratch,
+            self.overwrites,
             self.final,
         )
 
@@ -96,116 +98,152 @@ class OrderProblem:
         return [walk.do(i) for i in order]
 
     def key(self) -> tuple:
-        """What is the same for two problems that differ in nothing but `base`."""
-        pieces = tuple((p.size, p.tails, p.heads) for p in self.pieces)
+        """Equal for two problems that differ in nothing but `base`."""
+        ranges = tuple((r.size, r.starts, r.ends) for r in self.ranges)
         before = tuple(map(tuple, self.before))
-        return before, pieces, tuple(self.extra), tuple(self.over)
+        return before, ranges, tuple(self.scratch), tuple(self.overwrites)
 
 
 def _by_operation(n: int, sides: Iterable[tuple[int, ...]]) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(n)]
+    ranges: list[list[int]] = [[] for _ in range(n)]
     for k, operations in enumerate(sides):
         for i in operations:
-            found[i].append(k)
-    return found
+            ranges[i].append(k)
+    return ranges
 
 
 def order_problem(graph: Graph) -> OrderProblem:
-    """The graph's operations, all of them, as a problem."""
+    """The problem of ordering all operations of a graph."""
     outputs = set(graph.outputs)
-    pieces, piece_of = [], {}
-    extra = [operation.scratch for operation in graph.operations]
+    ranges, range_of = [], {}
+    scratch = [operation.scratch for operation in graph.operations]
     for v, maker in graph.maker.items():
-        size, heads = graph.values[v].bytes, graph.readers[v]
+        size, ends = graph.values[v].bytes, graph.readers[v]
         if v in graph.aliases:
-            heads = tuple(i for i in graph.readers[graph.aliases[v]] if i != maker)
-            if not heads:
+            ends = tuple(i for i in graph.readers[graph.aliases[v]] if i != maker)
+            if not ends:  # it is written over the argument at once
                 continue
         elif v in outputs:
-            heads = ()
-        elif not heads:
-            extra[maker] += size
+            ends = ()
+        elif not ends:  # nothing reads it, so it lives while its maker runs
+            scratch[maker] += size
             continue
         if size:
-            piece_of[v] = len(pieces)
-            pieces.append(LiveRange(size, (maker,), heads))
-    over = []
+            range_of[v] = len(ranges)
+            ranges.append(LiveRange(size, (maker,), ends))
+    overwrites = []
     for operation in graph.operations:
         pairs = [
-            (min(graph.values[v].bytes, graph.values[u].bytes), v, piece_of[u])
+            (min(graph.values[v].bytes, graph.values[u].bytes), v, range_of[u])
             for v, u in operation.in_place
-            if u in piece_of and u not in outputs and v not in graph.aliases
+            if u in range_of and u not in outputs and v not in graph.aliases
         ]
-        over.append(tuple(sorted((p for p in pairs if p[0]), key=lambda p: -p[0])))
-    return OrderProblem(graph.before, graph.after, pieces, extra, over)
+        overwrites.append(tuple(sorted((p for p in pairs if p[0]), key=_size_first)))
+    return OrderProblem(graph.before, graph.after, ranges, scratch, overwrites)
+
+
+def _size_first(pair: tuple[int, int, int]) -> int:
+    return -pair[0]
+
+
+def overwritten_pairs(
+    pairs: Iterable[tuple[int, int, int]],
+) -> list[tuple[int, int, int]]:
+    """Those of (bytes, output, input) pairs to use, each output and input once.
+
+    The largest come first: with more pairs to choose from, they never save less.
+    """
+    chosen, outputs, inputs = [], set(), set()
+    for pair in sorted(pairs, key=_size_first):
+        if pair[1] not in outputs and pair[2] not in inputs:
+            chosen.append(pair)
+            outputs.add(pair[1])
+            inputs.add(pair[2])
+    return chosen
+
+
+def overwritten_bytes(pairs: Iterable[tuple[int, int, int]]) -> int:
+    """Bytes saved by `overwritten_pairs`."""
+    return sum(pair[0] for pair in overwritten_pairs(pairs))
 
 
 class LiveWalk:
-    """The bytes alive as operations are done one after another."""
+    """The bytes alive as operations run one after another.
+
+    Attributes:
+      live: bytes alive now.
+      started: range -> how many of its starts have run.
+      pending: range -> how many of its ends have yet to run.
+    """
 
     def __init__(self, problem: OrderProblem):
         self.problem = problem
         self.live = problem.base
-        self.brought = [int(not p.tails) for p in problem.pieces]  # tails done
-        self.waits = [len(p.heads) or 1 for p in problem.pieces]  # heads not done
-        self._sizes = [p.size for p in problem.pieces]
-        self._brings, self._ends = problem.brings, problem.ends
+        # A range without starts is alive from the beginning, one without ends for ever.
+        self.started = [int(not r.starts) for r in problem.ranges]
+        self.pending = [len(r.ends) or 1 for r in problem.ranges]
+        self._sizes = [r.size for r in problem.ranges]
+        self._started_by, self._ended_by = problem.started_by, problem.ended_by
 
     def cost(self, i: int) -> tuple[int, int]:
         """Bytes above `live` while `i` runs, and after it."""
-        brought, waits, sizes = self.brought, self.waits, self._sizes
-        new = [k for k in self._brings[i] if not brought[k] and waits[k]]
-        gone = [k for k in self._ends[i] if waits[k] == 1 and brought[k]]
-        more = sum([sizes[k] for k in new])
-        during = more + self.problem.extra[i]
-        if over := self.problem.over[i]:
-            during -= written_over(p for p in over if p[2] in new or p[2] in gone)
-        return during, more - sum([sizes[k] for k in gone])
+        started, pending, sizes = self.started, self.pending, self._sizes
+        new = [k for k in self._started_by[i] if not started[k] and pending[k]]
+        dead = [k for k in self._ended_by[i] if pending[k] == 1 and started[k]]
+        new_bytes = sum([sizes[k] for k in new])
+        during = new_bytes + self.problem.scratch[i]
+        if pairs := self.problem.overwrites[i]:
+            during -= overwritten_bytes(p for p in pairs if p[2] in new or p[2] in dead)
+        return during, new_bytes - sum([sizes[k] for k in dead])
 
     def do(self, i: int) -> int:
-        """Does operation `i`; the bytes alive while it runs."""
+        """Runs operation `i`; the bytes alive while it runs."""
         during, after = self.cost(i)
         during += self.live
         self.live += after
-        for k in self._brings[i]:
-            self.brought[k] += 1
-        for k in self._ends[i]:
-            self.waits[k] -= 1
+        for k in self._started_by[i]:
+            self.started[k] += 1
+        for k in self._ended_by[i]:
+            self.pending[k] -= 1
         return during
 
     def undo(self, i: int) -> None:
-        """Takes back `i`, the last operation that was done."""
-        for k in self._brings[i]:
-            self.brought[k] -= 1
-        for k in self._ends[i]:
-            self.waits[k] += 1
+        """Takes back `i`, the last operation that ran."""
+        for k in self._started_by[i]:
+            self.started[k] -= 1
+        for k in self._ended_by[i]:
+            self.pending[k] += 1
         self.live -= self.cost(i)[1]
 
     def rest(self, chosen: Sequence[int]) -> OrderProblem:
-        """The problem of doing `chosen` next, numbered as they stand there.
+        """The problem of running `chosen` next, renumbered by their position.
 
-        All that they need must be among them, or done.
+        All that they need must be among them, or have run.
         """
         problem, number = self.problem, {i: n for n, i in enumerate(chosen)}
-        touched = {k for i in chosen for k in (*self._brings[i], *self._ends[i])}
-        found = {}
+        touched = {
+            k for i in chosen for k in (*self._started_by[i], *self._ended_by[i])
+        }
+        ranges = {}
         for k in touched:
-            piece = problem.pieces[k]
-            tails = tuple(number[i] for i in piece.tails if i in number)
-            heads = tuple(number[i] for i in piece.heads if i in number)
-            there = self.brought[k] > 0
-            stays = len(heads) < self.waits[k]
-            if self.waits[k] and (tails or there) and not (there and stays):
-                tails, heads = () if there else tails, () if stays else heads
-                found[k] = LiveRange(piece.size, tails, heads)
-        rank = {k: (p.tails, p.heads, p.size) for k, p in found.items()}
-        place = {k: n for n, k in enumerate(sorted(found, key=lambda k: rank[k]))}
+            whole = problem.ranges[k]
+            starts = tuple(number[i] for i in whole.starts if i in number)
+            ends = tuple(number[i] for i in whole.ends if i in number)
+            alive = self.started[k] > 0
+            outlives = len(ends) < self.pending[k]
+            if self.pending[k] and (starts or alive) and not (alive and outlives):
+                starts, ends = () if alive else starts, () if outlives else ends
+                ranges[k] = LiveRange(whole.size, starts, ends)
+        # In an order that does not depend on where the operations stand in the whole,
+        # so that two equal layers of a network come to the same `key`.
+        rank = {k: (r.starts, r.ends, r.size) for k, r in ranges.items()}
+        place = {k: n for n, k in enumerate(sorted(ranges, key=lambda k: rank[k]))}
         return OrderProblem(
             [_renumbered(problem.before[i], number) for i in chosen],
             [_renumbered(problem.after[i], number) for i in chosen],
-            [found[k] for k in place],
-            [problem.extra[i] for i in chosen],
-            [_pairs(problem.over[i], place) for i in chosen],
+            [ranges[k] for k in place],
+            [problem.scratch[i] for i in chosen],
+            [_pairs_within(problem.overwrites[i], place) for i in chosen],
             self.live,
         )
 
@@ -214,11 +252,13 @@ def _renumbered(operations: Iterable[int], number: Mapping[int, int]) -> tuple:
     return tuple(sorted(number[i] for i in operations if i in number))
 
 
-def _pairs(over: Iterable[tuple[int, int, int]], place: Mapping[int, int]) -> tuple:
-    """Those whose piece can change; outputs are numbered as they come."""
+def _pairs_within(
+    pairs: Iterable[tuple[int, int, int]], place: Mapping[int, int]
+) -> tuple:
+    """Those whose range can change; outputs are numbered as they come."""
     outputs: dict[int, int] = {}
     return tuple(
         (size, outputs.setdefault(v, len(outputs)), place[k])
-        for size, v, k in over
+        for size, v, k in pairs
         if k in place
     )

@@ -1,16 +1,16 @@
 """Bytes that no order can do with fewer of.
 
-Three bounds, each at least the one before it; all are about a single operation, for
-which the bytes alive while it runs are bounded from below:
+There are three bounds, each at least the one before it. Each bounds the bytes alive
+while a single operation runs:
 
-1. its working set: what it reads, makes and holds;
-2. what is necessarily alive then: made by what must come before it, and read by what
-   must come after it;
-3. the least over every set of operations that can be done by then. The bytes alive are
-   a cut function, so that is a minimum cut, and exact for one operation alone.
+1. its working set: its inputs, outputs and scratch;
+2. all that is necessarily alive then: what its predecessors make and its successors
+   read;
+3. the least over every set of operations that may have run by then. The bytes alive
+   are a cut function, so this is a minimum cut, and exact for one operation alone.
 
-The largest over the operations bounds the peak. It is not the optimum in general: each
-operation has a set of its own, and one order has to pass through all of them.
+The largest figure over the operations bounds the peak. It is not always the optimum:
+the sets that are best for two operations may not occur in one order.
 """
 
 import math
@@ -22,11 +22,16 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
 from jaxmem._checks import check_int
+from jaxmem.planning._bitsets import members, union
 from jaxmem.planning._graph import Graph, checked
-from jaxmem.planning._live_ranges import OrderProblem, order_problem
-from jaxmem.planning._liveness import written_over
+from jaxmem.planning._live_ranges import (
+    LiveRange,
+    OrderProblem,
+    order_problem,
+    overwritten_bytes,
+)
 
-LARGEST = 2**31 - 1  # capacities are 32-bit
+LARGEST = 2**31 - 1  # scipy's maximum flow takes capacities of 32 bits
 
 
 def lower_bound(graph: Graph, *, cuts: int = 16) -> int:
@@ -34,22 +39,25 @@ def lower_bound(graph: Graph, *, cuts: int = 16) -> int:
 
     Args:
       graph: the graph.
-      cuts: for how many operations a minimum cut is found: those where the bound
-        without is largest. More can only raise the bound.
+      cuts: the number of operations to solve a minimum cut for: those where the second
+        bound is largest. A larger number can only raise the bound.
 
     Returns:
       Bytes; the arguments are not counted.
+
+    Raises:
+      ValueError: `cuts` is negative.
     """
     cuts = check_int("cuts", cuts, 0)
     return PeakBounds(order_problem(checked(graph))).largest(cuts)
 
 
 class PeakBounds:
-    """The bounds of a problem (one that goes forward), found when they are asked for.
+    """The bounds of a forward problem, computed on demand.
 
     Attributes:
-      behind: operation -> itself and all that must come before it, as a bit set.
-      ahead: operation -> itself and all that must come after it, as a bit set.
+      behind: operation -> itself and all its predecessors, as a bit set.
+      ahead: operation -> itself and all its successors, as a bit set.
     """
 
     def __init__(self, problem: OrderProblem):
@@ -62,28 +70,35 @@ class PeakBounds:
         """Operation -> bytes necessarily alive while it runs (the second bound)."""
         problem, n = self.problem, len(self.problem)
         total = np.full(n, problem.base, np.int64)
-        total -= sum(p.size for p in problem.pieces if not p.tails)
-        for piece in problem.pieces:
-            total[_unpacked(self._alive(piece), n)] += piece.size
-        saved = [self._saved(i) if over else 0 for i, over in enumerate(problem.over)]
-        return total + np.asarray(problem.extra, np.int64) - np.asarray(saved, np.int64)
-
-    def _alive(self, piece) -> int:
-        """The operations during which a piece is there in every order."""
-        everything = (1 << len(self.problem)) - 1
-        made = _union(self.ahead[i] for i in piece.tails) if piece.tails else everything
-        read = (
-            _union(self.behind[i] for i in piece.heads) if piece.heads else everything
+        total -= sum(r.size for r in problem.ranges if not r.starts)
+        for live_range in problem.ranges:
+            total[_unpacked(self._alive(live_range), n)] += live_range.size
+        saved = [
+            self._saved(i) if pairs else 0 for i, pairs in enumerate(problem.overwrites)
+        ]
+        return (
+            total + np.asarray(problem.scratch, np.int64) - np.asarray(saved, np.int64)
         )
-        return made & read
+
+    def _alive(self, live_range: LiveRange) -> int:
+        """The operations during which a range is alive in every order."""
+        alive = (1 << len(self.problem)) - 1
+        if live_range.starts:
+            alive &= union(self.ahead[i] for i in live_range.starts)
+        if live_range.ends:
+            alive &= union(self.behind[i] for i in live_range.ends)
+        return alive
 
     def _saved(self, i: int) -> int:
-        """The most that `i` can save by writing over what it reads."""
-        return written_over(p for p in self.problem.over[i] if self._can_end(i, p[2]))
+        """The most bytes that `i` can save by overwriting its inputs."""
+        return overwritten_bytes(
+            p for p in self.problem.overwrites[i] if self._can_end(i, p[2])
+        )
 
     def _can_end(self, i: int, k: int) -> bool:
-        heads = self.problem.pieces[k].heads
-        return i in heads and not any(self.ahead[i] >> j & 1 for j in heads if j != i)
+        """Whether `i` can be the last of the ends of range `k`."""
+        ends = self.problem.ranges[k].ends
+        return i in ends and not any(self.ahead[i] >> j & 1 for j in ends if j != i)
 
     def cut(self, i: int) -> int:
         """The least bytes alive while `i` runs, in any order (the third bound)."""
@@ -92,44 +107,45 @@ class PeakBounds:
         return self._cuts[i]
 
     def _least(self, i: int) -> int:
-        problem, over = self.problem, self.problem.over[i]
-        base = problem.base - sum(p.size for p in problem.pieces if not p.tails)
-        base += problem.extra[i]
-        pieces = [(p.size, p.tails, p.heads) for p in problem.pieces]
-        least = self._minimum_cut(i, pieces) - self._saved(i)
-        if over:  # or each piece that may be written over as if it were, when it can be
-            saves: dict[int, int] = {}
-            for size, _, k in over:
-                saves[k] = max(size, saves.get(k, 0))
+        problem = self.problem
+        base = problem.base - sum(r.size for r in problem.ranges if not r.starts)
+        base += problem.scratch[i]
+        ranges = [(r.size, r.starts, r.ends) for r in problem.ranges]
+        least = self._minimum_cut(i, ranges) - self._saved(i)
+        # A second relaxation: each range that may be overwritten is, whenever it can be.
+        saves: dict[int, int] = {}
+        for size, _, k in problem.overwrites[i]:
+            saves[k] = max(size, saves.get(k, 0))
+        if saves:
             for k, saved in saves.items():
-                size, tails, heads = pieces[k]
-                others = tuple(j for j in heads if j != i)
-                if i in heads:
-                    pieces[k] = (size - saved, tails, heads)
+                size, starts, ends = ranges[k]
+                others = tuple(j for j in ends if j != i)
+                if i in ends:
+                    ranges[k] = (size - saved, starts, ends)
                     if others:
-                        pieces.append((saved, tails, others))
-            least = max(least, self._minimum_cut(i, pieces))
+                        ranges.append((saved, starts, others))
+            least = max(least, self._minimum_cut(i, ranges))
         return base + least
 
-    def _minimum_cut(self, i: int, pieces: Iterable[tuple]) -> int:
-        """The least bytes of `pieces` that are there while `i` runs.
+    def _minimum_cut(self, i: int, ranges: Iterable[tuple]) -> int:
+        """The least bytes of `ranges`, of (size, starts, ends), alive while `i` runs.
 
-        Source: an edge with several ends, as in hypergraph partitioning: all of its
-        bytes are cut as soon as a tail is on this side and a head on the other.
+        A range is an edge with several ends, as in hypergraph partitioning: all of its
+        bytes are cut as soon as a start has run and an end has not.
         """
         network = _FlowNetwork()
         done, undone = self.behind[i], self.ahead[i]
         free = ((1 << len(self.problem)) - 1) & ~(done | undone)
-        for size, tails, heads in pieces:
-            there = not tails or any(done >> j & 1 for j in tails)
-            stays = not heads or any(undone >> j & 1 for j in heads)
-            starts = [0] if there else [j + 2 for j in tails if free >> j & 1]
-            stops = [1] if stays else [j + 2 for j in heads if free >> j & 1]
-            if size and starts and stops:
-                network.add(size, starts, stops)
+        for size, starts, ends in ranges:
+            begun = not starts or any(done >> j & 1 for j in starts)
+            stays = not ends or any(undone >> j & 1 for j in ends)
+            sources = [0] if begun else [j + 2 for j in starts if free >> j & 1]
+            sinks = [1] if stays else [j + 2 for j in ends if free >> j & 1]
+            if size and sources and sinks:
+                network.add(size, sources, sinks)
         if not network.edges:
             return network.constant
-        for j in _bits(free):
+        for j in members(free):
             network.implied += [
                 (j + 2, b + 2) for b in self.problem.before[j] if free >> b & 1
             ]
@@ -145,7 +161,7 @@ class PeakBounds:
 
 
 class _FlowNetwork:
-    """A flow network; node 0 is the source, 1 the sink."""
+    """A flow network; node 0 is the source, node 1 the sink."""
 
     def __init__(self):
         self.constant = 0
@@ -154,7 +170,7 @@ class _FlowNetwork:
         self._inner = -1
 
     def add(self, size: int, starts: list[int], stops: list[int]) -> None:
-        """Bytes that are cut when a start is on this side and a stop on the other."""
+        """Adds bytes that are cut when a start is on the source's side, a stop not."""
         if starts == [0] and stops == [1]:
             self.constant += size
             return
@@ -171,7 +187,7 @@ class _FlowNetwork:
         return self._inner
 
     def minimum(self) -> int:
-        """The least bytes cut, rounded down where 32 bits cannot hold them."""
+        """The least bytes cut, rounded down where 32 bits cannot hold the sizes."""
         unit = math.gcd(*self.edges.values())
         unit *= -(-sum(self.edges.values()) // unit // (LARGEST - 1)) or 1
         never = sum(size // unit for size in self.edges.values()) + 1
@@ -188,35 +204,18 @@ class _FlowNetwork:
 
 def _closure(before) -> list[int]:
     """Operation -> itself and all that can be reached, as a bit set."""
-    found: list[int] = [0] * len(before)
+    reached: list[int] = [0] * len(before)
     for i in _sorted(before):
-        bits = 1 << i
-        for j in before[i]:
-            bits |= found[j]
-        found[i] = bits
-    return found
+        reached[i] = union(reached[j] for j in before[i]) | 1 << i
+    return reached
 
 
 def _sorted(before) -> Iterable[int]:
-    """The operations, what is before each first: program order or its reverse."""
-    upward = all(j < i for i, found in enumerate(before) for j in found)
+    """The operations, predecessors first: program order or its reverse."""
+    upward = all(j < i for i, earlier in enumerate(before) for j in earlier)
     return range(len(before)) if upward else range(len(before) - 1, -1, -1)
-
-
-def _union(sets: Iterable[int]) -> int:
-    bits = 0
-    for found in sets:
-        bits |= found
-    return bits
 
 
 def _unpacked(bits: int, n: int) -> np.ndarray:
     data = np.frombuffer(bits.to_bytes(-(-n // 8), "little"), np.uint8)
     return np.unpackbits(data, count=n, bitorder="little").view(bool)
-
-
-def _bits(bits: int) -> Iterable[int]:
-    while bits:
-        low = bits & -bits
-        yield low.bit_length() - 1
-        bits ^= low

@@ -51,7 +51,8 @@ def test_both_ways_say_whether_there_is_an_order(seed, n):
 def test_backward_in_time_has_the_same_bytes(seed, n):
     graph = graphs.randomly(seed, n)
     problem, order = order_problem(graph), best_greedy(graph)
-    assert problem.profile(order) == profile(graph, order)
+    walk = brute.ValueWalk(graph)
+    assert profile(graph, order) == [walk.do(i) for i in order]
     backward = problem.reversed.profile(order[::-1])
     assert backward[::-1] == profile(graph, order)
     assert problem.reversed.final == problem.base == 0
@@ -159,9 +160,9 @@ def test_layers_are_solved_once(monkeypatch):
     higher = type(problem)(
         problem.before,
         problem.after,
-        problem.pieces,
-        problem.extra,
-        problem.over,
+        problem.ranges,
+        problem.scratch,
+        problem.overwrites,
         base=1000,
     )
     again = once.solve(higher, range(20), 1000, far, (10**6,))

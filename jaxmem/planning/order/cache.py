@@ -1,6 +1,6 @@
-"""Small problems that are the same but for what lies alive beneath them, solved once.
+"""Solves each problem once, where problems differ only in the bytes alive beneath them.
 
-The layers of a network are: what was found for one holds for all.
+The layers of a network are such problems: the order found for one serves them all.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from jaxmem.planning.order.exact import SolvedOrder, solve
 
 
 class SolutionCache:
-    """Solves problems and remembers them; bytes are kept as those above the base."""
+    """Solves problems and remembers the orders, with bytes relative to the base."""
 
     def __init__(self):
-        # What was found, and the aim at which it was looked for.
+        # Problem -> the solution, and the peak that was aimed at.
         self._known: dict[tuple, tuple[SolvedOrder, int]] = {}
 
     def solve(
@@ -24,7 +24,7 @@ class SolutionCache:
         until: float,
         sizes: Sequence[int],
     ) -> SolvedOrder:
-        """An order of a problem, see `_exact.solve`.
+        """An order of a problem, see `exact.solve`.
 
         Args:
           problem: the operations.
@@ -34,23 +34,24 @@ class SolutionCache:
           sizes: how much may be searched.
 
         Returns:
-          `SolvedOrder`; its bound is the larger of what is proven and 0 above the base.
+          `SolvedOrder`; its bound is the larger of what is proven and the base.
         """
         key, base = problem.key(), problem.base
         known, tried = self._known.get(key, (None, 0))
         if known is None or _worth_more(known, tried, aim - base):
             start = order if known is None else known.order
-            found = solve(problem, start, aim, until=until, sizes=sizes)
-            proven = found.bound - base if found.bound > aim else 0
-            known = SolvedOrder(found.order, found.peak - base, max(0, proven))
+            solved = solve(problem, start, aim, until=until, sizes=sizes)
+            # A bound that is no more than the aim was assumed, not proven.
+            proven = solved.bound - base if solved.bound > aim else 0
+            known = SolvedOrder(solved.order, solved.peak - base, max(0, proven))
             self._known[key] = known, aim - base
         return SolvedOrder(known.order, known.peak + base, known.bound + base)
 
 
 def _worth_more(known: SolvedOrder, tried: int, aim: int) -> bool:
-    """Whether another search could bring more than the one at the aim `tried`.
+    """Whether another search could find more than the one that aimed at `tried`.
 
-    It could not if it was in vain there and the new aim is as low or lower.
+    It cannot if that search failed and the new aim is as low or lower.
     """
-    in_vain = known.peak > tried >= aim
-    return known.peak > max(aim, known.bound) and not in_vain
+    failed = known.peak > tried >= aim
+    return known.peak > max(aim, known.bound) and not failed

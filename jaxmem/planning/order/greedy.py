@@ -1,7 +1,7 @@
-"""The orders that compilers choose from: greedy ones, each of a single pass.
+"""The orders that compilers choose from: greedy ones, each found in a single pass.
 
-Re-implementations from descriptions and sources, to compare with; sizes are those of
-the graph. None of them looks further than one operation ahead.
+These are re-implementations from descriptions and sources, to compare with. Sizes are
+those of the graph. None of them looks further than one operation ahead.
 """
 
 import heapq
@@ -9,82 +9,95 @@ from collections.abc import Callable, Iterable
 
 from jaxmem.planning._graph import Graph, checked
 from jaxmem.planning._live_ranges import order_problem
-from jaxmem.planning._liveness import walked
 from jaxmem.planning.order.ready import ReadyOperations
 
-SCALAR = 8  # bytes: an operation that makes no more than one number
+SCALAR = 8  # bytes: the output of an operation that makes no more than one number
 
 
 def program_order(graph: Graph) -> tuple[int, ...]:
-    """As it is written."""
+    """The operations as they are written."""
     return tuple(range(len(checked(graph).operations)))
 
 
 def list_order(graph: Graph) -> tuple[int, ...]:
     """XLA's list scheduler: most bytes freed less bytes made, then most readers.
 
-    It knows what is alive before and after an operation, not while it runs, and nothing
-    of donation; scratch counts as made. Scalars come first. Of equals the last found.
+    It knows what is alive before and after an operation, not while it runs, and it
+    knows nothing of donation; scratch counts as output. Scalars come first. Of equals
+    the one found last runs first.
 
     Source: openxla/xla, xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc.
     """
-    sizes, arguments = [v.bytes for v in checked(graph).values], set(graph.arguments)
-    uses = [len(readers) for readers in graph.readers]
-    for v in graph.outputs:
-        uses[v] += 1
-    missing = [len(b) for b in graph.before]
+    return _ListScheduler(checked(graph)).run()
 
-    def priority(i: int) -> tuple[float, float]:
-        operation = graph.operations[i]
+
+class _ListScheduler:
+    """Ready operations by priority; an operation is pushed anew when it changes."""
+
+    def __init__(self, graph: Graph):
+        self._graph = graph
+        self._arguments = set(graph.arguments)
+        self._uses = [len(readers) for readers in graph.readers]
+        for v in graph.outputs:
+            self._uses[v] += 1
+        self._missing = [len(b) for b in graph.before]
+        self._heap: list[tuple[float, float, int, int]] = []
+        self._current: dict[int, tuple[float, float]] = {}
+        self._pushed = 0
+
+    def run(self) -> tuple[int, ...]:
+        for i, missing in enumerate(self._missing):
+            if not missing:
+                self._push(i)
+        order: list[int] = []
+        while self._heap:
+            freed, users, _, i = heapq.heappop(self._heap)
+            if self._current.get(i) == (-freed, -users):
+                del self._current[i]
+                order.append(i)
+                self._ran(i)
+        return tuple(order)
+
+    def _ran(self, i: int) -> None:
+        """Pushes what becomes ready, and what would now free an input of `i`."""
+        graph, last_use = self._graph, []
+        for v in dict.fromkeys(graph.operations[i].inputs):
+            self._uses[v] -= 1
+            if self._uses[v] == 1:
+                last_use.append(v)
+        for j in graph.after[i]:
+            self._missing[j] -= 1
+            if not self._missing[j]:
+                self._push(j)
+        for j in (j for v in last_use for j in graph.readers[v]):
+            if j in self._current:
+                self._push(j)
+
+    def _push(self, i: int) -> None:
+        priority = self._priority(i)
+        if self._current.get(i) != priority:
+            self._current[i] = priority
+            self._pushed += 1
+            heapq.heappush(self._heap, (-priority[0], -priority[1], -self._pushed, i))
+
+    def _priority(self, i: int) -> tuple[float, float]:
+        graph, operation = self._graph, self._graph.operations[i]
         made = graph.bytes_of(operation.outputs)
         if made <= SCALAR and not operation.scratch:
             return float("inf"), float("inf")
-        inputs = dict.fromkeys(operation.inputs)
-        freed = sum(sizes[v] for v in inputs if uses[v] == 1 and v not in arguments)
+        freed = graph.bytes_of(
+            v
+            for v in dict.fromkeys(operation.inputs)
+            if self._uses[v] == 1 and v not in self._arguments
+        )
         return freed - made - operation.scratch, len(graph.after[i])
-
-    heap: list[tuple[float, float, int, int]] = []
-    current: dict[int, tuple[float, float]] = {}
-    count = 0
-
-    def push(i: int) -> None:
-        nonlocal count
-        new = priority(i)
-        if current.get(i) != new:
-            current[i], count = new, count - 1
-            heapq.heappush(heap, (-new[0], -new[1], count, i))
-
-    for i, b in enumerate(missing):
-        if not b:
-            push(i)
-    order: list[int] = []
-    while heap:
-        freed, users, _, i = heapq.heappop(heap)
-        if current.get(i) != (-freed, -users):
-            continue
-        del current[i]
-        order.append(i)
-        last = []
-        for v in dict.fromkeys(graph.operations[i].inputs):
-            uses[v] -= 1
-            if uses[v] == 1:
-                last.append(v)
-        for j in graph.after[i]:
-            missing[j] -= 1
-            if not missing[j]:
-                push(j)
-        for v in last:
-            for j in graph.readers[v]:
-                if j in current:
-                    push(j)
-    return tuple(order)
 
 
 def depth_first_order(graph: Graph) -> tuple[int, ...]:
-    """XLA's depth-first scheduler: post-order, inputs with most fan-out behind first.
+    """XLA's depth-first scheduler: post-order, inputs with most fan-out first.
 
-    Ties go to the input with most bytes behind it; both counts go over paths, so they
-    are capped, as in the source.
+    Ties go to the input with most bytes among its predecessors. Both counts are over
+    paths, so they are capped, as in the source.
 
     Source: openxla/xla, xla/hlo/transforms/simplifiers/hlo_memory_scheduler.cc.
     """
@@ -97,12 +110,12 @@ def depth_first_order(graph: Graph) -> tuple[int, ...]:
         fan[i] = min(most, extra + sum(fan[b] for b in graph.before[i]))
         size[i] = min(total, own + sum(size[b] for b in graph.before[i]))
     return _post_order(
-        graph, lambda found: sorted(found, key=lambda i: (-fan[i], -size[i], i))
+        graph, lambda inputs: sorted(inputs, key=lambda i: (-fan[i], -size[i], i))
     )
 
 
 def post_order(graph: Graph) -> tuple[int, ...]:
-    """Depth first from the outputs, inputs as they are written."""
+    """Depth first from the outputs, inputs in the order in which they are written."""
     return _post_order(checked(graph), list)
 
 
@@ -127,12 +140,12 @@ def _post_order(
 
 
 def least_peak_first_order(graph: Graph) -> tuple[int, ...]:
-    """Inductor's: what raises the peak least, then what leaves least alive.
+    """Inductor's order: what raises the peak least, then what leaves least alive.
 
     Source: pytorch, torch/_inductor/memory.py, `topological_sort_lpmf`.
     """
-    front = ReadyOperations(order_problem(checked(graph)))
-    walk, top = front.walk, 0
+    operations = ReadyOperations(order_problem(checked(graph)))
+    walk, top = operations.walk, 0
     fits: list[tuple[int, int, int]] = []  # (bytes after, operation, during)
     rises: list[tuple[int, int, int]] = []  # (during, bytes after, operation)
     ready: dict[int, tuple[int, int]] = {}
@@ -144,7 +157,7 @@ def least_peak_first_order(graph: Graph) -> tuple[int, ...]:
         else:
             heapq.heappush(rises, (during, after, i))
 
-    for i in front.start():
+    for i in operations.start():
         push(i)
     order: list[int] = []
     while ready:
@@ -165,7 +178,7 @@ def least_peak_first_order(graph: Graph) -> tuple[int, ...]:
                 continue
         del ready[i]
         order.append(i)
-        during, new, touched = front.do(i)
+        during, new, touched = operations.do(i)
         top = max(top, during)
         for j in {*new, *(touched & ready.keys())}:
             push(j)
@@ -173,7 +186,7 @@ def least_peak_first_order(graph: Graph) -> tuple[int, ...]:
 
 
 def xla_order(graph: Graph) -> tuple[int, ...]:
-    """What XLA takes: the best of list, depth-first and post-order; of equals that."""
+    """XLA's: the best of list, depth-first and post-order; of equals the first."""
     return _best(graph, (list_order, depth_first_order, post_order))
 
 
@@ -187,12 +200,12 @@ GREEDY = (
 
 
 def best_greedy(graph: Graph) -> tuple[int, ...]:
-    """The order with the lowest peak of all in this file; of equals the first."""
+    """The order of `GREEDY` with the lowest peak; of equals the first."""
     return _best(graph, GREEDY)
 
 
 def _best(
     graph: Graph, makers: Iterable[Callable[[Graph], tuple[int, ...]]]
 ) -> tuple[int, ...]:
-    orders = (make(graph) for make in makers)
-    return min(orders, key=lambda o: max(walked(graph, o), default=0))
+    problem = order_problem(checked(graph))
+    return min((make(graph) for make in makers), key=problem.peak)

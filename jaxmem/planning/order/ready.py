@@ -1,4 +1,4 @@
-"""The operations that can be done next, and whose costs a step has changed."""
+"""The operations that can run next, and those whose cost a step has changed."""
 
 from collections.abc import Iterator
 
@@ -6,12 +6,12 @@ from jaxmem.planning._live_ranges import LiveWalk, OrderProblem
 
 
 class ReadyOperations:
-    """A walk that knows what is ready.
+    """A walk that knows which operations are ready.
 
     Attributes:
       walk: the bytes alive.
-      missing: operation -> how many of those before it are still to be done.
-      done: operation -> whether it has been done.
+      missing: operation -> how many of its predecessors have yet to run.
+      done: operation -> whether it has run.
     """
 
     def __init__(self, problem: OrderProblem):
@@ -21,15 +21,15 @@ class ReadyOperations:
         self.done = [False] * len(problem)
 
     def start(self) -> list[int]:
-        """What is ready when nothing has been done."""
+        """The operations without predecessors."""
         return [i for i, missing in enumerate(self.missing) if not missing]
 
     def do(self, i: int) -> tuple[int, list[int], set[int]]:
-        """Does operation `i`.
+        """Runs operation `i`.
 
         Returns:
-          The bytes alive while it runs, the operations that are ready by it, and those
-          not done whose cost may have changed.
+          The bytes alive while it runs, the operations that become ready, and those yet
+          to run whose cost may have changed.
         """
         during = self.walk.do(i)
         self.done[i] = True
@@ -41,14 +41,16 @@ class ReadyOperations:
         return during, ready, {j for j in self._touched(i) if not self.done[j]}
 
     def _touched(self, i: int) -> Iterator[int]:
-        walk, pieces = self.walk, self.problem.pieces
-        for k in self.problem.brings[i]:
-            if walk.brought[k] == 1:
-                yield from pieces[k].tails
-                if walk.waits[k] == 1:
-                    yield from pieces[k].heads
-        for k in self.problem.ends[i]:
-            if walk.waits[k] == 1:
-                yield from pieces[k].heads
-            elif not walk.waits[k]:
-                yield from pieces[k].tails
+        # A range changes the cost of others when it comes to life, when one end is
+        # left (that one will free it), and when it is dead before a start has run.
+        walk, ranges = self.walk, self.problem.ranges
+        for k in self.problem.started_by[i]:
+            if walk.started[k] == 1:
+                yield from ranges[k].starts
+                if walk.pending[k] == 1:
+                    yield from ranges[k].ends
+        for k in self.problem.ended_by[i]:
+            if walk.pending[k] == 1:
+                yield from ranges[k].ends
+            elif not walk.pending[k]:
+                yield from ranges[k].starts

@@ -1,12 +1,13 @@
-"""The order in which a graph is done, chosen for the fewest bytes at the peak.
+"""The order of a graph's operations with the fewest bytes at the peak.
 
-The graph is split where every order passes; the parts are taken from the worst on,
-until the worst one left cannot be improved or need not be. Small parts are solved
-exactly. Large ones start from every greedy order and are swept (updates of weights go
-where they lower the peak, at once or later); then their worst stretches are solved.
+The graph is split at the points that every order passes (`segments`). The segments are
+solved from the worst on, until the worst one that is left cannot be improved or need
+not be. Small segments are solved exactly (`exact`). Large ones start from every greedy
+order (`greedy`) and are swept (`sweep`), which moves the updates of weights to where
+they lower the peak; then their worst stretches are solved exactly (`windows`).
 
-Not optimal for large parts; how far from it at most, the bound says. Only values put
-operations in order: side effects must be values too.
+The result is not always optimal for large segments; the bound says how far off it can
+be. Only values constrain the order, so side effects must be values too.
 """
 
 import time
@@ -17,18 +18,17 @@ from jaxmem._checks import check_callable, check_float
 from jaxmem.planning._graph import Graph, checked
 from jaxmem.planning._live_ranges import LiveWalk, OrderProblem, order_problem
 from jaxmem.planning._lower_bound import PeakBounds
-from jaxmem.planning.order import exact
 from jaxmem.planning.order.cache import SolutionCache
-from jaxmem.planning.order.exact import SolvedOrder
+from jaxmem.planning.order.exact import SIZES, SolvedOrder
 from jaxmem.planning.order.greedy import GREEDY
-from jaxmem.planning.order.segments import segments
+from jaxmem.planning.order.segments import segment_ranges
 from jaxmem.planning.order.sweep import swept
 from jaxmem.planning.order.windows import improved
 
-CUTS = 16  # operations for which a minimum cut is found
-SMALL = 64  # operations: up to so many are solved exactly whatever it takes
-MEDIUM = 160  # operations: up to so many a beam is tried on the whole
-ROUNDS = 8  # in which a large part is made better
+CUTS = 16  # operations for which a minimum segments is solved
+SMALL = 64  # operations of a segment up to which it is solved exactly
+MEDIUM = 160  # operations of a segment up to which a beam is tried on the whole
+ROUNDS = 8  # of improvement of a large segment
 
 Progress = Callable[[float, int], None]
 
@@ -41,11 +41,11 @@ class Order:
       operations: every operation once, inputs first.
       peak: the most bytes alive while one runs; arguments are not counted.
       lower_bound: bytes that every order has alive at some time (proven).
-      segments: into how many parts the graph falls that are ordered alone.
-      exact: of those, how many have an order that is proven to be good enough: their
-        own optimum, or no more than the whole cannot do without.
-      searched: how many of them have one that a search found, with nothing proven.
-      seconds: what the search took.
+      segments: the number of segments, which are ordered separately.
+      exact: the number of segments whose order is proven to be good enough: it is their
+        own optimum, or takes no more than `lower_bound`.
+      searched: the number of the other segments, of which nothing is proven.
+      seconds: the duration of the search.
     """
 
     operations: tuple[int, ...]
@@ -69,7 +69,7 @@ class Order:
 
 @dataclass
 class _Segment:
-    """A segment: where it lies, its problem, and what is known of its order."""
+    """A segment: its operations, its problem, and what is known of its order."""
 
     place: range
     problem: OrderProblem
@@ -80,19 +80,21 @@ class _Segment:
 def order(
     graph: Graph, *, time_limit: float = 60.0, progress: Progress | None = None
 ) -> Order:
-    """The order with the lowest peak that is found.
+    """Finds an order with a low peak.
 
     Args:
-      graph: the graph. Up to 64 operations (and any whose segments are no larger) are
-        solved to proven optimality, unless time runs out: 40 take seconds at most in
-        random graphs, 60 half a minute.
-      time_limit: seconds after which the best so far is given back. A single step of
-        the search, a few seconds at most on ten thousand operations, is not cut short.
-      progress: called with the fraction of segments that are decided, and the peak.
+      graph: the graph. Graphs whose segments have up to 64 operations are solved to
+        proven optimality, unless time runs out: random graphs of 40 operations take
+        seconds at most, of 60 half a minute.
+      time_limit: seconds after which the best order so far is returned. A single step
+        of the search, a few seconds at most on ten thousand operations, is not segments
+        short.
+      progress: called with the fraction of segments that are decided, and the peak in
+        bytes.
 
     Returns:
-      `Order`: never worse than program order or than any order of `GREEDY`. The same
-      graph has the same order, unless time runs out.
+      `Order`: never worse than program order or any order of `GREEDY`. The same graph
+      gives the same order, unless time runs out.
 
     Raises:
       ValueError: `time_limit` is not above 0.
@@ -105,77 +107,85 @@ def order(
     if progress is not None:
         check_callable("progress", progress, "a function, or None")
     began = time.monotonic()
-    until, once = began + time_limit, SolutionCache()
-    parts = _parts(graph)
-    bound = max((p.best.bound for p in parts), default=0)
-    decided: set[int] = set()
-    while parts:
-        worst = max(range(len(parts)), key=lambda k: parts[k].best.peak)
-        if worst in decided or parts[worst].best.peak <= bound:
-            break
-        part = parts[worst]
-        part.best = _solved(part, bound, once, until)
-        bound = max(bound, part.best.bound)
-        decided.add(worst)
-        if progress is not None:
-            good = sum(p.best.peak <= bound for p in parts)
-            progress(good / len(parts), max(p.best.peak for p in parts))
-    for part in parts:
+    until = began + time_limit
+    segments = _segments(graph)
+    bound = _improve_worst(segments, until, progress)
+    for segment in segments:
         if time.monotonic() < until:
-            part.best = _tidied(part.problem, part.best)
-    exact = sum(p.best.peak <= max(bound, p.best.bound) for p in parts)
+            segment.best = _tidied(segment.problem, segment.best)
+    exact = sum(s.best.peak <= max(bound, s.best.bound) for s in segments)
     return Order(
-        operations=tuple(p.place[i] for p in parts for i in p.best.order),
-        peak=max((p.best.peak for p in parts), default=0),
+        operations=tuple(s.place[i] for s in segments for i in s.best.order),
+        peak=max((s.best.peak for s in segments), default=0),
         lower_bound=bound,
-        segments=len(parts),
+        segments=len(segments),
         exact=exact,
-        searched=len(parts) - exact,
+        searched=len(segments) - exact,
         seconds=time.monotonic() - began,
     )
 
 
-def _parts(graph: Graph) -> list[_Segment]:
+def _improve_worst(
+    segments: list[_Segment], until: float, progress: Progress | None
+) -> int:
+    """Improves the segment with the highest peak until that is decided; the bound."""
+    bound, cache = max((s.best.bound for s in segments), default=0), SolutionCache()
+    decided: set[int] = set()
+    while segments:
+        worst = max(range(len(segments)), key=lambda k: segments[k].best.peak)
+        segment = segments[worst]
+        if worst in decided or segment.best.peak <= bound:
+            break
+        segment.best = _solved(segment, bound, cache, until)
+        bound = max(bound, segment.best.bound)
+        decided.add(worst)
+        if progress is not None:
+            good = sum(s.best.peak <= bound for s in segments)
+            progress(good / len(segments), max(s.best.peak for s in segments))
+    return bound
+
+
+def _segments(graph: Graph) -> list[_Segment]:
     """The segments, each with the greedy orders of its operations."""
     whole = order_problem(graph)
     starts = [make(graph) for make in GREEDY]
     walk = LiveWalk(whole)
-    parts = []
-    for place in segments(whole):
+    found = []
+    for place in segment_ranges(whole):
         problem = walk.rest(place)
         mine = (start[place.start : place.stop] for start in starts)
-        own = dict.fromkeys(tuple(i - place.start for i in order) for order in mine)
-        own = sorted(own, key=problem.peak)
+        orders = dict.fromkeys(tuple(i - place.start for i in o) for o in mine)
+        orders = sorted(orders, key=problem.peak)
         best = SolvedOrder(
-            own[0], problem.peak(own[0]), max(problem.base, problem.final)
+            orders[0], problem.peak(orders[0]), max(problem.base, problem.final)
         )
-        parts.append(_Segment(place, problem, own, best))
+        found.append(_Segment(place, problem, orders, best))
         for i in place:
             walk.do(i)
-    return parts
+    return found
 
 
 def _solved(
-    part: _Segment, bound: int, once: SolutionCache, until: float
+    segment: _Segment, bound: int, cache: SolutionCache, until: float
 ) -> SolvedOrder:
     """A segment's order, as good as `bound` asks for or as it gets."""
-    problem, best = part.problem, part.best
+    problem, best = segment.problem, segment.best
     bounds = PeakBounds(problem)
     for cuts in (0, CUTS):
         best = replace(best, bound=max(best.bound, bounds.largest(cuts)))
         if best.peak <= max(bound, best.bound):
             return best
     aim = max(bound, best.bound)
-    for start in part.starts:
+    for start in segment.starts:
         if best.peak > aim and time.monotonic() < until:
             best = _better(problem, best, swept(problem, start, aim))
     if len(problem) > SMALL:
-        best = _refined(problem, best, aim, once, until)
+        best = _refined(problem, best, aim, cache, until)
     if best.peak > aim and len(problem) <= MEDIUM:
-        sizes = exact.SIZES[: None if len(problem) <= SMALL else 2]
-        found = once.solve(problem, best.order, aim, until, sizes)
-        best = replace(best, bound=max(best.bound, found.bound))
-        best = _better(problem, best, found.order)
+        sizes = SIZES if len(problem) <= SMALL else SIZES[:2]
+        solved = cache.solve(problem, best.order, aim, until, sizes)
+        best = replace(best, bound=max(best.bound, solved.bound))
+        best = _better(problem, best, solved.order)
     return best
 
 
@@ -183,26 +193,27 @@ def _refined(
     problem: OrderProblem,
     best: SolvedOrder,
     aim: int,
-    once: SolutionCache,
+    cache: SolutionCache,
     until: float,
 ) -> SolvedOrder:
-    """Swept under limits between the aim and the peak, and its worst places solved."""
+    """The order swept under several limits, and its worst stretches solved."""
     for _ in range(ROUNDS):
         before = best.peak
         for share in (1, 2, 4):
             limit = aim + (best.peak - 1 - aim) // share
             if best.peak > aim and time.monotonic() < until:
                 best = _better(problem, best, swept(problem, best.order, limit))
-        best = _better(problem, best, improved(problem, best.order, aim, once, until))
+        best = _better(problem, best, improved(problem, best.order, aim, cache, until))
         if best.peak in (before, aim):
             break
     return best
 
 
 def _tidied(problem: OrderProblem, best: SolvedOrder) -> SolvedOrder:
-    """Updates early and casts late where the peak does not ask for it either.
+    """The order with updates early and casts late even where the peak does not ask.
 
-    That leaves less alive meanwhile, and room for what the graph does not count.
+    That leaves fewer bytes alive between, which is room for what the graph does not
+    count.
     """
     order = swept(problem, best.order, best.peak)
     peak = problem.peak(order)

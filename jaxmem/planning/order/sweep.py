@@ -1,18 +1,20 @@
-"""A large graph in one pass, given an order to lean on and a limit to stay under.
+"""Orders a large graph in one pass, given an order to follow and a limit to stay under.
 
-What leaves no more alive than before is done as soon as it fits under the limit: single
-operations, and runs of a few that end no higher than they began (a weight's gradient
-and the update that uses it up); what needs least room first, of equals what has waited
-longest. Of the rest, the one that the given order has first is done. So a weight's
-update comes at once where there is room, and late where its gradient would raise the
-peak.
+An operation that leaves no more bytes alive than before runs as soon as it fits under
+the limit. So does a run of a few operations that ends no higher than it began, such as
+a weight's gradient and the update that consumes it. What needs the least room comes
+first; of equals, what has waited longest. Of the other operations, the first one in
+the given order runs. A weight's update therefore runs at once where there is room, and
+late where its gradient would raise the peak.
 
-The same pass backward puts off what only adds: the cast of a weight, a gradient that
-nothing uses up. With the limit at the peak of the given order neither pass can raise
-it: the bytes alive are submodular, see `_exact.py`. With a lower limit a pass may get
-stuck; it then does what raises the limit least.
+The same pass backward delays what only adds bytes: the cast of a weight, a gradient
+that nothing consumes. If the limit is the peak of the given order and nothing is
+overwritten in place, neither pass can raise it, since the bytes alive are submodular
+(see `ideals`). In-place pairs may raise it in rare cases, so callers compare peaks. With
+a lower limit a pass may get stuck; it then raises the limit by as little as it can.
 
-Not optimal: runs are followed greedily, a few operations far, among a few readers.
+The result is not optimal: runs are followed greedily, over a few operations and among
+a few readers.
 """
 
 import heapq
@@ -21,12 +23,12 @@ from collections.abc import Sequence
 from jaxmem.planning._live_ranges import OrderProblem
 from jaxmem.planning.order.ready import ReadyOperations
 
-RUN = 6  # operations that are looked ahead
-LOOK = 32  # operations that are looked at: for one that fits, or that goes on a run
+RUN = 6  # operations that a run may have
+LOOK = 32  # candidates that are looked at in one step
 
 
 def swept(problem: OrderProblem, order: Sequence[int], limit: int) -> tuple[int, ...]:
-    """The operations in a pass forward, then one backward over its order."""
+    """The operations after a pass forward and one backward over its order."""
     forward = sweep(problem, order, limit)
     return tuple(sweep(problem.reversed, forward[::-1], limit)[::-1])
 
@@ -40,29 +42,30 @@ def sweep(problem: OrderProblem, order: Sequence[int], limit: int) -> list[int]:
       limit: bytes to stay under where possible.
 
     Returns:
-      The operations in order.
+      The operations in their new order.
     """
     return _Sweep(problem, order, limit).run()
 
 
 class _Sweep:
-    """A pass: what can be done next, where it leads, and what has been done."""
+    """One pass: what can run next, where it leads, and what has run."""
 
     def __init__(self, problem: OrderProblem, order: Sequence[int], limit: int):
         self.problem, self.limit = problem, limit
-        self.front = ReadyOperations(problem)
-        self.walk = self.front.walk
+        self.ready = ReadyOperations(problem)
+        self.walk = self.ready.walk
         self.place = {i: n for n, i in enumerate(order)}
-        # Ready operations: (bytes above live while it runs, the most on its run, run).
+        # Ready operation -> (bytes above `live` while it runs, most on its run, run).
         self.known: dict[int, tuple[int, int, tuple[int, ...]]] = {}
-        # Runs: (most on it, operations done when it was found, place, operation).
+        # Runs that end no higher: (the most on it, operations that had run when it was
+        # found, place, operation).
         self.falling: list[tuple[int, int, int, int]] = []
         self.rising: list[tuple[int, int]] = []  # (place, operation)
         self.in_run: dict[int, set[int]] = {}  # operation -> ready ones that lead to it
         self.order: list[int] = []
 
     def run(self) -> list[int]:
-        for i in self.front.start():
+        for i in self.ready.start():
             self.look(i)
         while self.known:
             for i in self.choose():
@@ -71,39 +74,40 @@ class _Sweep:
 
     def do(self, i: int) -> None:
         self.known.pop(i, None)
-        _, ready, touched = self.front.do(i)
+        _, ready, touched = self.ready.do(i)
         self.order.append(i)
-        again = set(ready)
+        stale = set(ready)
         for j in touched:
-            again.update(self.in_run.pop(j, ()))
-            again.add(j)
+            stale.update(self.in_run.pop(j, ()))
+            stale.add(j)
         for j in self.problem.after[i]:
-            if self.front.missing[j] == 1:
-                again.update(b for b in self.problem.before[j] if b in self.known)
-        for j in sorted(again):
-            if not self.front.missing[j] and not self.front.done[j]:
+            # One predecessor is missing: a run from it now goes on to `j`.
+            if self.ready.missing[j] == 1:
+                stale.update(b for b in self.problem.before[j] if b in self.known)
+        for j in sorted(stale):
+            if not self.ready.missing[j] and not self.ready.done[j]:
                 self.look(j)
 
     def look(self, i: int) -> None:
-        """What doing `i` next would cost, and where it could lead."""
+        """Records what running `i` next would cost, and where it could lead."""
         during, after = self.walk.cost(i)
-        hill, run = (max(0, during), (i,)) if after <= 0 else self.follow(i)
-        self.known[i] = (during, hill, run)
+        most, run = (max(0, during), (i,)) if after <= 0 else self.follow(i)
+        self.known[i] = (during, most, run)
         if run:
-            entry = (hill, len(self.order), self.place[i], i)
+            entry = (most, len(self.order), self.place[i], i)
             heapq.heappush(self.falling, entry)
             for j in run[1:]:
                 self.in_run.setdefault(j, set()).add(i)
         heapq.heappush(self.rising, (self.place[i], i))
 
     def follow(self, i: int) -> tuple[int, tuple[int, ...]]:
-        """The run that begins with `i` and ends no higher; without one, no run."""
-        walk, missing = self.walk, self.front.missing
-        start, hill, run = walk.live, 0, []
+        """The run from `i` that ends no higher, and its most; () if there is none."""
+        walk, missing = self.walk, self.ready.missing
+        start, most, run = walk.live, 0, []
         left: dict[int, int] = {}
         ready: list[int] = []
         while True:
-            hill = max(hill, walk.do(i) - start)
+            most = max(most, walk.do(i) - start)
             run.append(i)
             if walk.live <= start:
                 break
@@ -115,26 +119,26 @@ class _Sweep:
                 break
             i = min(ready, key=lambda j: (walk.cost(j)[1], self.place[j]))
             ready.remove(i)
-        found = tuple(run) if walk.live <= start else ()
+        falls = walk.live <= start
         for j in reversed(run):
             walk.undo(j)
-        return hill, found
+        return most, tuple(run) if falls else ()
 
     def choose(self) -> tuple[int, ...]:
-        """What is done next."""
+        """The operations to run next."""
         room = self.limit - self.walk.live
         while self.falling:
-            hill, _, _, i = self.falling[0]
+            most, _, _, i = self.falling[0]
             known = self.known.get(i)
-            if known and known[1] == hill and known[2] and hill <= room:
-                return known[2]
-            if known and known[1] == hill and known[2]:
+            if known and known[1] == most and known[2]:
+                if most <= room:
+                    return known[2]
                 break
-            heapq.heappop(self.falling)
+            heapq.heappop(self.falling)  # its cost has changed since
         return (self.climb(room),)
 
     def climb(self, room: int) -> int:
-        """Of what is ready the first that fits, or the lowest of the first few."""
+        """The first ready operation that fits, or the lowest of the first few."""
         seen: list[tuple[int, int]] = []
         while self.rising and len(seen) < LOOK:
             entry = heapq.heappop(self.rising)

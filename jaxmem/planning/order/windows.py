@@ -1,10 +1,8 @@
-"""A long order made better where it is worst, a stretch at a time.
+"""Improves a long order where it is worst, one stretch at a time.
 
-Only the place with the most bytes counts. A stretch of the order round it is a problem
-of its own, with what is done before and after it as it is, and small enough to be
-solved exactly.
-
-Not optimal: what would have to move further than a stretch is not found.
+Only the place with the most bytes counts. A stretch of the order around it is a problem
+of its own, with everything before and after it fixed, and small enough to be solved
+exactly. The result is not optimal: an operation cannot move out of its stretch.
 """
 
 import time
@@ -12,17 +10,17 @@ from collections.abc import Iterator, Sequence
 
 from jaxmem.planning._live_ranges import LiveWalk, OrderProblem
 from jaxmem.planning.order.cache import SolutionCache
-from jaxmem.planning.order.exact import WORD
+from jaxmem.planning.order.ideals import WORD
 
-SIZES = (3_000, 100_000)  # sets, see `_exact.solve`
-LENGTHS = (16, 32, 48, WORD)
+SIZES = (3_000, 100_000)  # sets, see `exact.solve`
+LENGTHS = (16, 32, 48, WORD)  # operations of a stretch; a set of them fits in a word
 
 
 def improved(
     problem: OrderProblem,
     order: Sequence[int],
     aim: int,
-    once: SolutionCache,
+    cache: SolutionCache,
     until: float,
 ) -> tuple[int, ...]:
     """The order with its worst stretches solved, as long as that lowers the peak.
@@ -31,7 +29,7 @@ def improved(
       problem: the operations.
       order: a valid order of them.
       aim: bytes that are low enough.
-      once: solves the stretches.
+      cache: solves the stretches.
       until: when to stop, by `time.monotonic`.
     """
     order = list(order)
@@ -48,10 +46,10 @@ def improved(
             for i in reversed(order[a:at]):
                 walk.undo(i)
             at = a
-            part = walk.rest(order[a:b])
-            found = once.solve(part, range(b - a), aim, until, SIZES)
-            if found.peak < top:
-                order[a:b] = [order[a + i] for i in found.order]
+            stretch = walk.rest(order[a:b])
+            solved = cache.solve(stretch, range(b - a), aim, until, SIZES)
+            if solved.peak < top:
+                order[a:b] = [order[a + i] for i in solved.order]
                 break
         else:
             break
@@ -59,7 +57,7 @@ def improved(
 
 
 def _stretches(at: int, n: int) -> Iterator[tuple[int, int]]:
-    """Stretches round a place, short ones first: it in their middle, late, early."""
+    """Stretches around a place, short ones first: it in their middle, late, early."""
     seen = set()
     for length in LENGTHS:
         for before in (length // 2, 3 * length // 4, length // 4):
