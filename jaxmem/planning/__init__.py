@@ -9,14 +9,14 @@ from jaxmem.planning._graph import Value as Value
 from jaxmem.planning._liveness import peak as peak
 from jaxmem.planning._liveness import profile as profile
 from jaxmem.planning._lower_bound import lower_bound as lower_bound
+from jaxmem.planning.layout.arena import Layout as Layout
+from jaxmem.planning.layout.arena import NoLayoutError as NoLayoutError
 from jaxmem.planning.layout.buffers import Buffer as Buffer
 from jaxmem.planning.layout.buffers import Gap as Gap
 from jaxmem.planning.layout.buffers_csv import read_buffers as read_buffers
 from jaxmem.planning.layout.buffers_csv import write_buffers as write_buffers
 from jaxmem.planning.layout.lifetimes import Lifetimes as Lifetimes
 from jaxmem.planning.layout.lifetimes import lifetimes as lifetimes
-from jaxmem.planning.layout.search import Layout as Layout
-from jaxmem.planning.layout.search import NoLayoutError as NoLayoutError
 from jaxmem.planning.layout.search import best_fit as best_fit
 from jaxmem.planning.layout.search import layout as layout
 from jaxmem.planning.order.greedy import best_greedy as best_greedy

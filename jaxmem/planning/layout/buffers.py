@@ -1,4 +1,4 @@
-"""Buffers with lifetimes: what is laid out in an arena."""
+"""Buffers with lifetimes, which are laid out in an arena."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ SIZES = 0, 2**61 - 1  # the sum of two heights must still be an int64
 
 @dataclass(frozen=True)
 class Gap:
-    """A time in the life of a buffer in which it is not there, or only a part of it.
+    """A time in the life of a buffer in which none or only a part of it is in use.
 
     Attributes:
       lower: when it begins.
       upper: when it ends: the gap is [lower, upper).
-      window: the bytes of the buffer that are there meanwhile, [low, high) from its
-        beginning; None is none of them.
+      window: the bytes of the buffer that stay in use, [low, high) from its beginning;
+        None means none of them.
 
     Raises:
       ValueError: `lower` is not below `upper`, or `window` is no range of bytes.
@@ -46,7 +46,7 @@ class Gap:
 
 
 class Rectangle(NamedTuple):
-    """A rectangle of a buffer: bytes [low, high) of it are there in [lower, upper)."""
+    """Bytes [low, high) of a buffer that are in use during [lower, upper)."""
 
     lower: int
     upper: int
@@ -56,16 +56,16 @@ class Rectangle(NamedTuple):
 
 @dataclass(frozen=True)
 class Buffer:
-    """What takes bytes for a while.
+    """Bytes that are in use for a while.
 
     Attributes:
       id: its name, unlike that of any other buffer.
-      lower: when it is made, a whole number in any unit of time, an int64.
-      upper: when it is freed: alive in [lower, upper).
+      lower: when it is allocated: an int64 in any unit of time.
+      upper: when it is freed: it is alive in [lower, upper).
       size: in bytes, below 2 ** 61; it may be 0.
-      alignment: its offset must be a multiple of this, in bytes.
-      gaps: when it is not there meanwhile, or only in part; within its life, without
-        overlap.
+      alignment: bytes; its offset must be a multiple of this.
+      gaps: times at which none or only a part of it is in use; within its life and
+        without overlap.
 
     Raises:
       ValueError: one of them is out of range; the message says which.
@@ -112,8 +112,8 @@ class Buffer:
                 raise wrong(f"windows must lie within {self.size} bytes, unlike {gap}")
             before = gap
 
-    def pieces(self) -> Iterator[Rectangle]:
-        """The rectangles that it takes, in the order of time; none without bytes."""
+    def rectangles(self) -> Iterator[Rectangle]:
+        """The rectangles that it occupies, in the order of time; none without bytes."""
         if not self.size:
             return
         since = self.lower
@@ -141,7 +141,7 @@ _COLUMNS = {
 
 def _whole(what: str, name: str, value: Any, allowed: tuple[int, int]) -> int:
     if type(value) is int and allowed[0] <= value <= allowed[1]:
-        return value  # the common case first: there are many buffers
+        return value  # there are many buffers, and most are valid
     return check_int(f"{what}: {name}", value, *allowed)
 
 
@@ -157,7 +157,7 @@ def _window(window: Any) -> tuple[int, int]:
 
 
 def check_buffers(buffers: Any) -> tuple[Buffer, ...]:
-    """The buffers; errors for what is none, and for two of one id."""
+    """Returns the buffers; errors for other types, and for two with one id."""
     allowed = "a sequence of jaxmem.planning.Buffer"
     if not isinstance(buffers, Iterable):
         raise wrong_type("buffers", buffers, allowed)
@@ -173,7 +173,7 @@ def check_buffers(buffers: Any) -> tuple[Buffer, ...]:
 
 
 def check_offsets(offsets: Any, buffers: Iterable[Buffer]) -> None:
-    """Errors unless each buffer has an offset."""
+    """Raises an error unless each buffer has an offset."""
     allowed = "a mapping from the id of each buffer to its offset, an int"
     if not isinstance(offsets, Mapping):
         raise wrong_type("offsets", offsets, allowed)

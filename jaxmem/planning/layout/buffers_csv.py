@@ -1,8 +1,8 @@
 """The CSV that layout benchmarks exchange.
 
 The format is that of minimalloc (https://github.com/google/minimalloc): a header line
-that names the columns, then a buffer a line. `id`, `lower`, `upper` and `size` there
-must be, `alignment` and `gaps` there may; a result has `offset`. Gaps are separated by
+that names the columns, then one buffer a line. `id`, `lower`, `upper` and `size` are
+required, `alignment` and `gaps` optional; a result has `offset`. Gaps are separated by
 blanks, each `lower-upper`, or `lower-upper@low:high` where bytes low to high stay.
 """
 
@@ -27,7 +27,7 @@ from jaxmem.planning.layout.buffers import (
 
 _NEEDED = ("id", "lower", "upper", "size")
 _OPTIONAL = ("alignment", "gaps")
-# Older names; an "end" is the last time at which the buffer is there.
+# Older names; an "end" is inclusive: the last time at which the buffer is in use.
 _ALIASES = {"buffer": "id", "buffer_id": "id", "start": "lower", "begin": "lower"}
 _INCLUSIVE = "end"
 _GAP = re.compile(r"(-?\d+)-(-?\d+)(?:@(\d+):(\d+))?", re.ASCII)
@@ -39,17 +39,17 @@ def read_buffers(path: str | PathLike[str]) -> tuple[Buffer, ...]:
 
     Args:
       path: a file in UTF-8 whose header names the columns id, lower, upper and size,
-        and alignment and gaps where there are any, in any order (or by minimalloc's
-        older names: buffer, start and end, the last moment). Others, such as the offset
-        of a result, are passed over, and so are blank lines.
+        and optionally alignment and gaps, in any order (or by minimalloc's older names:
+        buffer, start and end, which is inclusive). Other columns, such as the offset of
+        a result, and blank lines are ignored.
 
     Returns:
-      A buffer a line; ids that are whole numbers are `int`, others `str`.
+      One buffer a line; ids that are whole numbers are `int`, others `str`.
 
     Raises:
-      ValueError: the file is not UTF-8 or no CSV, a column is missing or is there
-        twice, or a row is not a buffer; the message has the file, the line, the column
-        and what is allowed.
+      ValueError: the file is not UTF-8 or no CSV, a column is missing or given twice,
+        or a row is not a buffer; the message names the file, the line, the column and
+        what is allowed.
       OSError: the file cannot be read.
     """
     _check_path(path)
@@ -77,7 +77,7 @@ def read_buffers(path: str | PathLike[str]) -> tuple[Buffer, ...]:
 
 
 def _check_path(path: Any) -> None:
-    """TypeError for what is no path: an int would be an open file's number."""
+    """TypeError for anything but a path; `open` would take an int as a descriptor."""
     if not isinstance(path, str | PathLike) or not str(path):
         raise wrong_type("path", path, "a path, as a text or an os.PathLike")
 
@@ -95,11 +95,11 @@ def _text(path: str | PathLike[str]) -> str:
 
 
 class _Columns:
-    """Where in a row the columns are."""
+    """The positions of the columns in a row."""
 
     def __init__(self, header: Sequence[str]):
         given = [name.strip().lower() for name in header]
-        self._last = 1 if _INCLUSIVE in given else 0  # what is added to an upper
+        self._last = 1 if _INCLUSIVE in given else 0  # is added to each upper
         names = [_ALIASES.get(name, name) for name in given]
         names = ["upper" if name == _INCLUSIVE else name for name in names]
         missing = [name for name in _NEEDED if name not in names]
@@ -116,11 +116,7 @@ class _Columns:
         }
 
     def buffer(self, row: Sequence[str]) -> Buffer:
-        """The buffer of a row.
-
-        Raises:
-          ValueError: it is none.
-        """
+        """The buffer of a row; ValueError for a row that has none."""
         count = len(self._names)
         if len(row) < count:
             raise ValueError(f"too few columns: {len(row)}, the header names {count}")
@@ -171,8 +167,7 @@ def _number(name: str, cell: str, allowed: tuple[int, int]) -> int:
 
 
 def _id(cell: str) -> int | str:
-    """A whole number, unless it is written in another way than numbers are."""
-    # 7 and "07" stay two.
+    """An int if the cell is its plain form; "07" stays a text, unlike 7."""
     plain = cell.isascii() and cell.isdecimal() and len(cell) < 20
     return int(cell) if plain and str(int(cell)) == cell else cell
 
@@ -186,7 +181,7 @@ def write_buffers(
 
     Args:
       path: the file.
-      buffers: one a line; the columns alignment and gaps are there where one has any.
+      buffers: one a line; columns alignment and gaps are written if a buffer has any.
       offsets: of each buffer by its id, in bytes; a last column.
 
     Raises:
@@ -214,7 +209,7 @@ def write_buffers(
 
 
 def _check_ids(buffers: Iterable[Buffer]) -> None:
-    """ValueError for ids that a CSV does not keep: 7 and "7" are one there."""
+    """ValueError for ids that a CSV cannot tell apart, such as 7 and "7"."""
     seen: set[str] = set()
     for b in buffers:
         name = str(b.id)

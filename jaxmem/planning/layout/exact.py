@@ -1,26 +1,26 @@
 """Exact search for a layout within a capacity.
 
-Any layout can be pushed down until each buffer lies on the ground or on another, so it
-is enough to look for such ones. The state of the search is, for each buffer that does
-not lie yet, the least offset at which it still can: its *floor*, the top of what lies
-below it. A step takes a section of time, whose lowest floor some buffers have in
-common, and asks which of them lies there: one after another, or none, which leaves a
-hole. It takes the section with the fewest answers, as long as nothing else fits below
-them; so most steps are forced. A state is dropped as soon as a section cannot hold what
-is still to come above its lowest floor. (minimalloc, doi 10.1145/3623278.3624752, cuts
-by sections and pushes down too; it places in the order of offsets, this where there is
-least to choose from.)
+Any layout can be pushed down until each buffer lies on the ground or on another one, so
+it is enough to search for such layouts. The state of the search is, for each unplaced
+buffer, the least offset it can still have: its *floor*, the top of what lies below it.
+A step takes a section of time, whose lowest floor some buffers share, and decides which
+of them lies there: one after another, or none, which leaves a hole. It takes the
+section with the fewest choices, provided that nothing else fits below them; so most
+steps are forced. A state is dropped as soon as a section cannot hold its unplaced
+buffers above its lowest floor. (minimalloc, doi 10.1145/3623278.3624752, cuts by
+sections and pushes down too; it places buffers in the order of offsets, this search
+where there is least choice.)
 
-Such searches end soon or not at all. So after some dead ends without having come
-farther than ever a number of decisions is taken back, twice as many each time, and when
-there are no more the search is given up, to be begun again with another `LayoutSearchOptions`, which
-says where to begin and what to try first.
+Such searches end soon or not at all. So after some dead ends without progress a number
+of decisions is undone, twice as many each time. When none are left the search stops, to
+be started anew with other `LayoutSearchOptions`.
 
-Gaps are sections in which a buffer is not there. One of which a part is there in a gap
-is taken to be there as a whole, so with windows nothing is proven.
+A gap is a run of sections in which a buffer is not in use. A buffer of which a part is
+in use in a gap counts as a whole there, so with windows nothing is proven.
 
-Not optimal: floors come from below only, no two sections are looked at together, and
-what was learned from decisions taken back is lost, but for the sections it died in.
+The search is not optimal within its limits: floors come from below only, no two
+sections are considered together, and of decisions undone it remembers nothing but the
+sections in which they failed.
 """
 
 import time
@@ -30,27 +30,26 @@ import numpy as np
 
 from jaxmem.planning.layout.problem import LayoutProblem
 
-# Decisions that are taken back, about, when a search is stuck for the first time.
-_LEAP = 4
+_LEAP = 4  # decisions that are undone, about, when a search is first stuck
 
 
 class SearchStopped(Exception):
-    """The search came to its limit before its end."""
+    """The search reached a limit before its end."""
 
 
 class LayoutSearchOptions(NamedTuple):
-    """How one search goes about it.
+    """Options of one search.
 
     Attributes:
-      dead_ends: after how many, without having come farther than ever, decisions are
-        taken back.
-      chance: how much of it there is in which buffer is tried first: 0 is the largest
-        there is, 1 is up to a factor of two between two of them.
-      long: how much it counts to live long: the size is multiplied by the length of
-        the life to this power.
-      full: begin where memory is nearly full, else where searches died before.
-      whole: take none back, but give up: only then a search can come to its end and
-        prove that there is no layout.
+      dead_ends: how many dead ends, without a new maximum of placed buffers, lead to
+        undoing decisions.
+      chance: the randomness of which buffer is tried first: 0 takes the largest, 1
+        multiplies sizes by up to two.
+      long: the exponent of the life's length by which the size is multiplied when
+        buffers are ranked.
+      full: begin where memory is nearly full; otherwise where searches failed before.
+      whole: stop instead of undoing decisions: only then can a search reach its end
+        and prove that there is no layout.
     """
 
     dead_ends: float
@@ -61,32 +60,32 @@ class LayoutSearchOptions(NamedTuple):
 
 
 class _LayoutState(NamedTuple):
-    """What is known after some decisions."""
+    """The state after some decisions."""
 
-    placed: int  # how many buffers lie
-    floor: np.ndarray  # of each buffer; the capacity for those that lie
-    left: np.ndarray  # what is still to come in each section
-    low: np.ndarray  # the least floor in each section
-    ties: np.ndarray  # how many buffers have it
-    top: np.ndarray  # the least top that a buffer on its floor would have
+    placed: int  # number of buffers placed
+    floor: np.ndarray  # least offset of each buffer; the capacity for placed ones
+    left: np.ndarray  # units of unplaced buffers in each section
+    low: np.ndarray  # least floor in each section
+    ties: np.ndarray  # number of buffers that have it
+    top: np.ndarray  # least top that an unplaced buffer on its floor would have
 
 
 class LayoutSearch:
-    """Looks for layouts of one problem, again and again.
+    """Searches for layouts of one problem, as often as it is called.
 
     Attributes:
-      least: of the last search, if it came to its end in vain: no layout is lower.
+      least: a lower bound of the height, if the last search ended without a layout.
     """
 
     def __init__(self, problem: LayoutProblem, seed: int = 0):
         self._problem = problem
         self._random = np.random.default_rng(seed)
-        self._size = np.append(problem.size, 0)  # one more, to fill up `_members`
+        self._size = np.append(problem.size, 0)  # one more, which pads `_members`
         self._sections = _sections(problem)
         self._members = _members(self._sections, len(problem.load))
         self._load = self._size[self._members].sum(axis=0)
         self._beside = _beside(problem)
-        self._twins = _twins(problem)
+        self._alike = _alike(problem)
         self._aligned = bool((problem.alignment > 1).any())
         self._deaths = np.ones(len(problem.load))
         self.least = 0
@@ -98,8 +97,8 @@ class LayoutSearch:
 
         Args:
           capacity: in units, at least the load.
-          options: how.
-          deadline: when to give up, in seconds of `time.monotonic`.
+          options: how to search.
+          deadline: when to stop, in seconds of `time.monotonic`.
 
         Returns:
           Offsets in units, or None if there is no layout within the capacity.
@@ -146,12 +145,12 @@ class LayoutSearch:
     def _preferences(
         self, options: LayoutSearchOptions
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What to try first, of the buffers and of the sections."""
+        """The rank of each buffer and the weight of each section: high ones first."""
         size = self._problem.size * self._problem.length**options.long
         rank = size * (1 + options.chance * self._random.random(len(size)))
         room = np.maximum(1 - self._load / self._capacity, 0.0)
         weight = 1 / (0.02 + room) if options.full else self._deaths
-        return rank[self._twins], weight
+        return rank[self._alike], weight
 
     def _start(self) -> _LayoutState | None:
         problem, load = self._problem, self._load
@@ -166,7 +165,8 @@ class LayoutSearch:
         problem = self._problem
         score = state.ties / weight
         score[state.left == 0] = np.inf
-        while True:  # where the lowest floor of all is, nothing fits below
+        # The loop ends: nothing fits below the lowest floor of all sections.
+        while True:
             section = int(score.argmin())
             low, members = state.low[section], self._members[:, section]
             tied = members[state.floor[members] == low]
@@ -193,14 +193,14 @@ class LayoutSearch:
         return self._seen(placed, slice(first, end))
 
     def _lift(self, state: _LayoutState, buffer: int) -> _LayoutState | None:
-        """The state with a buffer, and its twins, above their floor.
+        """The state in which a buffer, and those like it, lie above their floor.
 
-        They lie on something that does not lie yet, then.
+        They then lie on a buffer that is not placed yet.
         """
-        floor, twins = state.floor.copy(), self._twins
-        same = np.flatnonzero((twins == twins[buffer]) & (floor[:-1] == floor[buffer]))
+        floor, alike = state.floor.copy(), self._alike
+        same = np.flatnonzero((alike == alike[buffer]) & (floor[:-1] == floor[buffer]))
         beside = self._beside[buffer]
-        beside = beside[twins[beside] != twins[buffer]]
+        beside = beside[alike[beside] != alike[buffer]]
         tops = floor[beside] + self._size[beside]
         least = self._raised(tops.min(initial=self._capacity), buffer)
         floor[same] = np.minimum(least, self._capacity)
@@ -211,7 +211,7 @@ class LayoutSearch:
         return self._problem.raised(offset, buffers) if self._aligned else offset
 
     def _seen(self, state: _LayoutState, sections: slice) -> _LayoutState | None:
-        """The state with these looked at; None if one cannot hold what is to come."""
+        """The state with these sections updated; None if one of them is overfull."""
         members = self._members[:, sections]
         floors = state.floor[members]
         low = floors.min(axis=0)
@@ -238,10 +238,10 @@ def _with(whole: np.ndarray, where: slice, part: np.ndarray) -> np.ndarray:
 
 def _sections(problem: LayoutProblem) -> list[np.ndarray]:
     """The sections in which each buffer is alive."""
-    pieces = problem.pieces
+    rectangles = problem.rectangles
     each = [
         np.arange(first, end)
-        for first, end in zip(pieces.first, pieces.end, strict=True)
+        for first, end in zip(rectangles.first, rectangles.end, strict=True)
     ]
     starts = problem.start.tolist()
     return [
@@ -251,36 +251,36 @@ def _sections(problem: LayoutProblem) -> list[np.ndarray]:
 
 
 def _members(sections: list[np.ndarray], count: int) -> np.ndarray:
-    """(most, sections) buffers alive in each section, filled up with one too many."""
-    found: list[list[int]] = [[] for _ in range(count)]
+    """(most, sections) buffers alive in each section, padded with their number."""
+    buffers: list[list[int]] = [[] for _ in range(count)]
     for buffer, alive in enumerate(sections):
         for section in alive.tolist():
-            found[section].append(buffer)
-    members = np.full((max(map(len, found), default=0), count), len(sections))
-    for section, alive in enumerate(found):
+            buffers[section].append(buffer)
+    members = np.full((max(map(len, buffers), default=0), count), len(sections))
+    for section, alive in enumerate(buffers):
         members[: len(alive), section] = alive
     return members
 
 
 def _beside(problem: LayoutProblem) -> list[np.ndarray]:
     """The buffers alive together with each."""
-    pieces, starts, found = problem.pieces, problem.start.tolist(), []
+    rectangles, starts, beside = problem.rectangles, problem.start.tolist(), []
     for buffer, (a, b) in enumerate(zip(starts, starts[1:], strict=False)):
         together = np.zeros(len(problem.size), bool)
-        for first, end in zip(pieces.first[a:b], pieces.end[a:b], strict=True):
-            rows = (pieces.first < end) & (pieces.end > first)
-            together[pieces.owner[rows]] = True
+        for first, end in zip(rectangles.first[a:b], rectangles.end[a:b], strict=True):
+            rows = (rectangles.first < end) & (rectangles.end > first)
+            together[rectangles.owner[rows]] = True
         together[buffer] = False
-        found.append(np.flatnonzero(together))
-    return found
+        beside.append(np.flatnonzero(together))
+    return beside
 
 
-def _twins(problem: LayoutProblem) -> np.ndarray:
+def _alike(problem: LayoutProblem) -> np.ndarray:
     """The first buffer of the same times, size, alignment and floor as each."""
     same: dict[tuple, int] = {}
     columns = problem.size, problem.alignment, problem.floor
     each = zip(*(column.tolist() for column in columns), strict=True)
-    twins = []
+    alike = []
     for buffer, (alive, rest) in enumerate(zip(_sections(problem), each, strict=True)):
-        twins.append(same.setdefault((*rest, alive.tobytes()), buffer))
-    return np.array(twins, np.int64)
+        alike.append(same.setdefault((*rest, alive.tobytes()), buffer))
+    return np.array(alike, np.int64)

@@ -1,11 +1,12 @@
-"""Best fit: buffers one after another, each into the tightest gap that takes it.
+"""Best fit: places buffers one after another, each in the tightest gap that takes it.
 
 XLA lays out twice by best fit, in the order of falling size and in that of falling
 lifetime, and keeps the lower layout (`GlobalDecreasingSizeBestFitHeap`). ROAM
-(https://arxiv.org/abs/2310.19295, section 3.4) puts what lives long, a training step's
-kept activations, at the bottom first: their lifetimes are nested, so they stack without
-a gap, and the short-lived fill what is above. `orders` has both, and what lies between:
-long-lived ones first, for several meanings of long.
+(https://arxiv.org/abs/2310.19295, section 3.4) first places long-lived buffers, such as
+the activations a training step keeps, at the bottom: their lifetimes are nested, so
+they stack without a gap, and short-lived buffers fill the space above. `orders` yields
+both, and orders between them that place long-lived buffers first, for several meanings
+of long.
 """
 
 from collections.abc import Iterator
@@ -22,13 +23,13 @@ def best_fit(
     placed: np.ndarray | None = None,
     offsets: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Offsets when buffers are placed in this order.
+    """Offsets of buffers that are placed in this order.
 
     Args:
       problem: the buffers.
-      order: those to place.
-      placed: those that lie already, if any.
-      offsets: where they lie; an entry for every buffer of the problem.
+      order: the buffers to place.
+      placed: the buffers that have an offset already, if any.
+      offsets: an entry for every buffer of the problem; those of `placed` count.
 
     Returns:
       An offset for every buffer, int64.
@@ -42,7 +43,7 @@ def best_fit(
 
 
 def simple_order(problem: LayoutProblem, by: Literal["size", "lifetime"]) -> np.ndarray:
-    """The order of `best_fit`: the largest first, or what lives longest."""
+    """The order of `best_fit`: by falling size, or by falling lifetime."""
     keys = -problem.life, -problem.size
     keys = keys if by == "size" else keys[::-1]
     return np.lexsort((problem.first, *keys))
@@ -53,13 +54,10 @@ def orders(problem: LayoutProblem, early: np.ndarray) -> Iterator[np.ndarray]:
 
     Args:
       problem: the buffers.
-      early: true for those to be placed before all others.
+      early: (buffers,) bool; true for those to be placed before all others.
     """
-    known: set[bytes] = set()
-    for order in _orders(problem, early):
-        if order.tobytes() not in known:
-            known.add(order.tobytes())
-            yield order
+    distinct = {order.tobytes(): order for order in _orders(problem, early)}
+    yield from distinct.values()
 
 
 def _orders(problem: LayoutProblem, early: np.ndarray) -> Iterator[np.ndarray]:
@@ -75,31 +73,31 @@ def _orders(problem: LayoutProblem, early: np.ndarray) -> Iterator[np.ndarray]:
 
 
 class _PlacedRectangles:
-    """The pieces that lie already, from the lowest up."""
+    """The rectangles that are placed, from the lowest up."""
 
     def __init__(self, problem: LayoutProblem, placed: np.ndarray, offsets: np.ndarray):
-        self.problem, pieces = problem, problem.pieces
+        self.problem, rectangles = problem, problem.rectangles
         lying = np.zeros(len(problem.size), bool)
         lying[placed] = True
-        rows = np.flatnonzero(lying[pieces.owner])
-        low = offsets[pieces.owner] + pieces.low
-        top = offsets[pieces.owner] + pieces.high
+        rows = np.flatnonzero(lying[rectangles.owner])
+        low = offsets[rectangles.owner] + rectangles.low
+        top = offsets[rectangles.owner] + rectangles.high
         rows, self.count = rows[low[rows].argsort(kind="stable")], len(rows)
-        # Room for all; what is behind `count` is not there yet.
-        rest = np.zeros(len(pieces.owner) - len(rows), np.int64)
+        # The columns have room for all rectangles; entries from `count` on are unused.
+        rest = np.zeros(len(rectangles.owner) - len(rows), np.int64)
         self.first, self.end, self.low, self.top = (
             np.concatenate([column[rows], rest])
-            for column in (pieces.first, pieces.end, low, top)
+            for column in (rectangles.first, rectangles.end, low, top)
         )
-        self._pieces = list(
-            zip(*(column.tolist() for column in pieces[1:]), strict=True)
+        self._rectangles = list(
+            zip(*(column.tolist() for column in rectangles[1:]), strict=True)
         )
         self._start = problem.start.tolist()
 
     def place(self, buffer: int) -> int:
-        """Puts a buffer into the tightest gap that takes it; its offset."""
+        """Places a buffer in the tightest gap that takes it; returns its offset."""
         problem = self.problem
-        mine = self._pieces[self._start[buffer] : self._start[buffer + 1]]
+        mine = self._rectangles[self._start[buffer] : self._start[buffer + 1]]
         below, top = self._forbidden(mine)
         floor, alignment = int(problem.floor[buffer]), int(problem.alignment[buffer])
         offset = tightest(below, top, floor, alignment)
@@ -107,16 +105,16 @@ class _PlacedRectangles:
             self._insert(first, end, offset + low, offset + high)
         return offset
 
-    def _forbidden(self, pieces) -> tuple[np.ndarray, np.ndarray]:
-        """Ranges between which an offset would overlap, by rising beginning."""
-        count, found = self.count, []
-        for first, end, low, high in pieces:
+    def _forbidden(self, rectangles) -> tuple[np.ndarray, np.ndarray]:
+        """Ranges of offsets at which a buffer would overlap, by rising beginning."""
+        count, ranges = self.count, []
+        for first, end, low, high in rectangles:
             beside = (self.first[:count] < end) & (self.end[:count] > first)
             below = self.low[:count][beside] - high
-            found.append((below, self.top[:count][beside] - low))
-        if len(found) == 1:
-            return found[0]
-        below, top = (np.concatenate(x) for x in zip(*found, strict=True))
+            ranges.append((below, self.top[:count][beside] - low))
+        if len(ranges) == 1:
+            return ranges[0]
+        below, top = (np.concatenate(x) for x in zip(*ranges, strict=True))
         order = below.argsort(kind="stable")
         return below[order], top[order]
 
@@ -136,10 +134,10 @@ def tightest(
     """The lowest offset of the smallest gap; -1 if there is none.
 
     Args:
-      below, top: ranges in which no offset may be, ends excluded, by rising beginning.
+      below, top: forbidden ranges of offsets, ends excluded, by rising beginning.
       floor: the least offset, aligned.
-      alignment: of which it must be a multiple.
-      most: the largest offset; without it there is always one, on top of all.
+      alignment: the offset must be a multiple of it.
+      most: the largest offset; by default there is always one, on top of all.
     """
     if not len(below):
         return floor if floor <= most else -1

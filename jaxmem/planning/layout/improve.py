@@ -1,19 +1,19 @@
-"""From a layout to a lower one, until the time is up.
+"""From a layout to a lower one, until the deadline.
 
-A stretch of time with nothing alive at its ends is laid out by itself, and each iterate
-goes to the stretch that is highest. There are three kinds of turns.
+Each stretch of time with nothing alive at its ends is laid out by itself, and each
+iteration goes to the stretch that is highest. There are three kinds of iterations.
 
-Small problems are searched exactly (`_layout_search`), for the lowest height there can
-be, then for some between it and the best so far. Of a large one only the *kernel* is
-searched, what is alive where memory is fullest: the rest has room and follows by best
-fit, and what of it lies too high joins the kernel. Where that fails, best fit is done
-again with what lay too high placed earlier, as TelaMalloc (doi 10.1145/3567955.3567961)
-does with what did not fit. And layouts are repaired (`_layout_repair`) under a height
-between the lowest and the best.
+Small problems are searched exactly (`exact`), for the lowest possible height, then for
+some heights between it and the best so far. Of a large problem only the *kernel* is
+searched, the buffers alive where memory is fullest. The others have room and follow by
+best fit; those that end too high join the kernel. If the search fails, best fit runs
+anew with buffers that were too high placed earlier, as TelaMalloc
+(doi 10.1145/3567955.3567961) does. Finally, layouts are repaired (`repair`) under a
+height between the lowest and the best.
 
-In a training step most of what is alive at the peak is alive for long, and stacks at
-the bottom almost without a gap. There it stays: the kernel, and what is repaired, are
-of the rest, above it (`_layout_bottom`).
+In a training step most of what is alive at the peak lives long, and stacks at the
+bottom almost without a gap (`bottom`). It stays there: search and repair work on the
+other buffers, above it.
 """
 
 import time
@@ -29,10 +29,10 @@ from jaxmem.planning.layout.problem import LayoutProblem
 from jaxmem.planning.layout.repair import EjectionRepair, RepairSearch
 
 _ORDERS = 0.2  # of the time, for best fit in other orders than XLA's
-_SMALL = 500  # buffers of a problem in which search is worth more than repair
-_SHARE = 0.1, 0.75  # of the time for repair: in small problems, in others
-_FIRST = 13, 1  # searches before any repair: in small problems (a round), in others
-_ROOM = 0.3  # of what is over the goal: what a bottom may take of it
+_SMALL = 500  # buffers up to which search is worth more than repair
+_SHARE = 0.1, 0.75  # of the time, for repair: in small problems, in others
+_FIRST = 13, 1  # searches before any repair: in small problems (one round), in others
+_ROOM = 0.3  # of the excess over the goal that a bottom stack may take
 
 
 def improve(
@@ -48,10 +48,10 @@ def improve(
     Args:
       problem: the buffers.
       capacity: the height to reach, at least the load; None is the lowest.
-      early: true for the buffers to be placed first in one of the first layouts.
-      deadline: when to stop, in seconds of `time.monotonic`; XLA's two layouts are made
-        all the same.
-      seed: of chance.
+      early: (buffers,) bool; true for those to place first in one of the first layouts.
+      deadline: when to stop, in seconds of `time.monotonic`; XLA's two layouts are
+        computed in any case.
+      seed: of the random choices.
       tell: called with height and bound as they change.
 
     Returns:
@@ -74,16 +74,16 @@ def improve(
         incumbent.prove(least_height(incumbent.problem))
         _fit(incumbent, early[c], until)
     tell(*state())
-    turns: dict[int, _Improver] = {}
+    improvers: dict[int, _Improver] = {}
     while incumbents and time.monotonic() < deadline:
-        # What counts is the highest; it need not be lower than another needs to be.
+        # Only the highest counts, and it need not go below the bound of another.
         worst = max(incumbents, key=lambda a: a.height)
         worst.goal = max(worst.goal, *(a.bound for a in incumbents))
         if worst.over:
             break
-        if id(worst) not in turns:
-            turns[id(worst)] = _Improver(worst, seed)
-        turns[id(worst)].next(deadline)
+        if id(worst) not in improvers:
+            improvers[id(worst)] = _Improver(worst, seed)
+        improvers[id(worst)].next(deadline)
         tell(*state())
     offsets = np.zeros(len(problem.size), np.int64)
     for incumbent, c in zip(incumbents, chosen, strict=True):
@@ -92,7 +92,7 @@ def improve(
 
 
 def _fit(incumbent: Incumbent, early: np.ndarray, deadline: float) -> None:
-    """Best fit in some orders; in XLA's two whatever time it takes."""
+    """Best fit in some orders; in XLA's two even after the deadline."""
     problem = incumbent.problem
     simple = [simple_order(problem, by).tobytes() for by in ("size", "lifetime")]
     for order in orders(problem, early):
@@ -105,7 +105,7 @@ def _fit(incumbent: Incumbent, early: np.ndarray, deadline: float) -> None:
 
 
 class _Improver:
-    """What is done for one problem, a iterate after another."""
+    """Improves one problem, an iteration of search or repair at a time."""
 
     def __init__(self, incumbent: Incumbent, seed: int):
         self._incumbent, self._seed = incumbent, seed
@@ -118,7 +118,7 @@ class _Improver:
         self._spent = [0.0, 0.0]  # seconds of search and of repair
 
     def next(self, deadline: float) -> None:
-        """A iterate of what has had less than its share of the time."""
+        """Runs whichever of search and repair is behind its share of the time."""
         incumbent, begin = self._incumbent, time.monotonic()
         which = self._bottom()
         bottom = self._bottoms[which]
@@ -136,7 +136,7 @@ class _Improver:
         self._spent[0 if searched else 1] += time.monotonic() - begin
 
     def _bottom(self) -> int:
-        """The number of the largest bottom that lets a lower height be found."""
+        """The number of the largest stack that leaves room for a lower height."""
         incumbent = self._incumbent
         if not self._bottoms:
             if not self._small:  # all of a small problem can be searched

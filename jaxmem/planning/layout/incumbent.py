@@ -18,12 +18,12 @@ class Incumbent:
     Attributes:
       problem: the buffers.
       goal: the height to reach; never below the bound.
-      bound: a height below which no layout is, proven.
-      offsets: of the best so far.
-      height: of the best so far.
-      order: in which best fit did best.
-      fitted: the offsets that it gave.
-      long: the offsets that it gave when what lives longest came first.
+      bound: a proven lower bound of the height.
+      offsets: of the best layout.
+      height: of the best layout.
+      order: the order in which best fit gave the lowest layout.
+      fitted: the offsets of that layout.
+      long: the offsets of best fit in the order of falling lifetime.
     """
 
     problem: LayoutProblem
@@ -36,7 +36,7 @@ class Incumbent:
     long: np.ndarray = field(default_factory=_none)
 
     def offer(self, offsets: np.ndarray) -> bool:
-        """Takes a layout, if it is lower; whether it is."""
+        """Takes a layout if it is lower; returns whether it is."""
         height = self.problem.height(offsets)
         lower = height < self.height
         if lower:
@@ -44,7 +44,7 @@ class Incumbent:
         return lower
 
     def fit(self, order: np.ndarray) -> np.ndarray:
-        """Offers what best fit makes of an order, and takes it, if it is not worse."""
+        """Offers the layout of best fit in an order; returns its offsets."""
         fitted, height = best_fit(self.problem, order), self.problem.height
         if not len(self.fitted) or height(fitted) <= height(self.fitted):
             self.order, self.fitted = order, fitted
@@ -52,17 +52,17 @@ class Incumbent:
         return fitted
 
     def prove(self, bound: int) -> None:
-        """Takes a bound that is higher."""
+        """Raises the bound to what has been proven."""
         self.bound = max(self.bound, bound)
         self.goal = max(self.goal, self.bound)
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing more to do."""
+        """Whether the goal is reached."""
         return self.height <= self.goal
 
 
 def least_height(problem: LayoutProblem) -> int:
-    """What is alive at once, or one buffer by itself: no layout is lower."""
+    """The most alive at once, or the largest buffer: no layout is lower."""
     alone = int(problem.size.max(initial=0))
     return max(int(problem.load.max(initial=0)), alone)

@@ -1,4 +1,4 @@
-"""Turns of exact search: for all of a small problem, for the kernel of a large one."""
+"""Exact searches: for all of a small problem, for the kernel of a large one."""
 
 import time
 
@@ -15,11 +15,9 @@ from jaxmem.planning.layout.incumbent import Incumbent
 from jaxmem.planning.layout.problem import LayoutProblem
 from jaxmem.planning.layout.repair import EjectionRepair
 
-# Buffers that are searched for at once, and those beyond which fewer sections of time
-# are worth more than the choice between them.
-_KERNEL = 1000
-_THIN = 600
-_PATIENCE = 0.25  # of a repair of what did not fit beside the kernel
+_KERNEL = 1000  # buffers that are searched at once
+_THIN = 600  # buffers above which thinned sections are worth the narrower choice
+_PATIENCE = 0.25  # for repairing buffers that did not fit beside the kernel
 
 _OPTIONS = tuple(
     options
@@ -38,10 +36,10 @@ class KernelSearch:
     """Searches for heights between the goal and the best layout so far.
 
     Args:
-      incumbent: the problem, and what is known.
-      bottom: what is not searched for.
-      repair: of what is searched for.
-      seed: of chance.
+      incumbent: the problem, and the best layout so far.
+      bottom: the buffers that keep their offsets.
+      repair: of the others.
+      seed: of the random choices.
     """
 
     def __init__(
@@ -58,10 +56,10 @@ class KernelSearch:
         self._search: LayoutSearch | None = None
 
     def iterate(self, deadline: float) -> None:
-        """One search, and what follows from it."""
+        """Searches once, and completes the layout or raises the bound."""
         rounds, place = divmod(self._iteration, _ROUND)
         if self._search is None or place == 0:
-            # What was learned in a round is forgotten.
+            # A round starts afresh: weights learned in the last one did not succeed.
             thin = len(self._kernel) > _THIN
             part = self._bottom.above.part(self._kernel, thin=thin)
             self._search = LayoutSearch(part, self._seed + rounds)
@@ -83,19 +81,19 @@ class KernelSearch:
             incumbent.prove(self._search.least)
 
     def _take(self, found: np.ndarray, target: int, deadline: float) -> None:
-        """Completes what was found, by best fit and then by repair.
+        """Completes a layout of the kernel, by best fit and then by repair.
 
-        What of the rest is too high after best fit joins the kernel.
+        Buffers that best fit places too high join the kernel.
         """
         problem, bottom = self._incumbent.problem, self._bottom
         kernel = bottom.rest[self._kernel]
         offsets = bottom.offsets.copy()
         offsets[kernel] = found
-        there = bottom.long.copy()
-        there[kernel] = True
-        left = np.flatnonzero(~there)
+        placed = bottom.long.copy()
+        placed[kernel] = True
+        left = np.flatnonzero(~placed)
         order = left[(-problem.size[left]).argsort(kind="stable")]
-        offsets = best_fit(problem, order, np.flatnonzero(there), offsets)
+        offsets = best_fit(problem, order, np.flatnonzero(placed), offsets)
         self._incumbent.offer(offsets)
         high = offsets[bottom.rest] + problem.size[bottom.rest] > target
         if high.any():
@@ -107,13 +105,13 @@ class KernelSearch:
 
 
 def _kernel(problem: LayoutProblem) -> np.ndarray:
-    """What is alive where memory is fullest, with what lies below: the most of it."""
+    """The buffers alive where memory, with what lies below, is fullest."""
     fullest = problem.fullest + problem.floor
     return np.sort(np.lexsort((-problem.size, -fullest))[:_KERNEL])
 
 
 def _options(rounds: int, place: int) -> LayoutSearchOptions:
-    """The options of a iterate; the first of a round may prove that there is no layout."""
+    """The options of one search; the first of a round may prove that none fits."""
     if place == 0:
         return LayoutSearchOptions(200 * 2**rounds, 1.0 if rounds else 0.0, whole=True)
     return _OPTIONS[place - 1]
@@ -122,7 +120,7 @@ def _options(rounds: int, place: int) -> LayoutSearchOptions:
 def _promoted(
     incumbent: Incumbent, target: int, random: np.random.Generator
 ) -> np.ndarray:
-    """The best order, with some of what lies above the target earlier."""
+    """The best order, with some of the buffers above the target moved forward."""
     place = np.empty(len(incumbent.order))
     place[incumbent.order] = np.arange(len(place))
     high = np.flatnonzero(incumbent.fitted + incumbent.problem.size > target)

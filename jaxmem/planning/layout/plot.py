@@ -1,4 +1,4 @@
-"""Draws a layout: a rectangle a buffer, time to the right, bytes upwards."""
+"""Draws a layout: one rectangle a buffer, time to the right, bytes upwards."""
 
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from jaxmem.planning.layout.search import Layout
+    from jaxmem.planning.layout.arena import Layout
 
-_EDGES = 2000  # rectangles beyond which lines between them would be all there is
+_EDGES = 2000  # buffers above which outlines would cover the picture
 
 
 def plot_layout(layout: "Layout", path: str | PathLike[str]) -> None:
@@ -28,7 +28,7 @@ def plot_layout(layout: "Layout", path: str | PathLike[str]) -> None:
     axes = figure.add_subplot()
     width = 0.3 if len(buffers) <= _EDGES else 0.0
     rectangles = collection(shapes, linewidths=width, edgecolors="#30343b")
-    # Colour says how long a buffer lives: what stays is dark.
+    # Long-lived buffers are dark.
     life = np.log(right - left)
     share = (life - life.min()) / max(np.ptp(life), 1e-9)
     rectangles.set_facecolor(colours(1 - 0.9 * share))
