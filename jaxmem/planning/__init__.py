@@ -30,11 +30,11 @@ from jaxmem.planning.order.greedy import program_order as program_order
 from jaxmem.planning.order.greedy import xla_order as xla_order
 from jaxmem.planning.order.search import Order as Order
 from jaxmem.planning.order.search import order as order
-from jaxmem.planning.remat.budget import Frontier as Frontier
-from jaxmem.planning.remat.budget import OutOfReach as OutOfReach
-from jaxmem.planning.remat.budget import Rematerialised as Rematerialised
 from jaxmem.planning.remat.budget import curve as curve
 from jaxmem.planning.remat.budget import frontier as frontier
 from jaxmem.planning.remat.budget import rematerialise as rematerialise
-from jaxmem.planning.remat.budget import seconds as seconds
+from jaxmem.planning.remat.costs import seconds as seconds
+from jaxmem.planning.remat.frontier import Frontier as Frontier
+from jaxmem.planning.remat.frontier import OutOfReach as OutOfReach
+from jaxmem.planning.remat.frontier import Rematerialised as Rematerialised
 from jaxmem.planning.remat.sequence import sequence_profile as sequence_profile

@@ -145,7 +145,7 @@ class LayoutProblem:
         return replace(self, floor=self.raised(np.maximum(self.floor, floor), every))
 
     def stretches(self) -> list[np.ndarray]:
-        """The buffers of each stretch of time; nothing is alive between two stretches."""
+        """The buffers of each stretch of time, with nothing alive between two."""
         order = self.first.argsort(kind="stable")
         ends = np.maximum.accumulate(self.end[order])
         cuts = np.flatnonzero(self.first[order][1:] >= ends[:-1]) + 1

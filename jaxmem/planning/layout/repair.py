@@ -46,7 +46,7 @@ class RepairSearch:
         self._start = bottom.offsets if bottom.long.any() else incumbent.offsets
 
     def iterate(self, deadline: float) -> None:
-        """Repairs once: under a lower height after a success, a higher one otherwise."""
+        """Repairs once; the height aimed at falls after a success, else it rises."""
         incumbent, bottom = self._incumbent, self._bottom
         goal = max(incumbent.goal, bottom.need)
         target = goal + int((incumbent.height - 1 - goal) * self._step)
@@ -139,7 +139,7 @@ class EjectionRepair:
         return slice(self._problem.start[buffer], self._problem.start[buffer + 1])
 
     def _forbidden(self, buffer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Placed rectangles beside a buffer, and the offsets between which each is hit."""
+        """Placed rectangles beside a buffer, and the offsets at which each is hit."""
         rectangles, ranges = self._problem.rectangles, []
         beside = self._neighbours(buffer)
         for rectangle, near in zip(

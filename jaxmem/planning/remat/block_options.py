@@ -1,8 +1,8 @@
-"""What a block keeps for its backward pass: all, little, the best between.
+"""What a block keeps for its backward pass: all, little, and the best between.
 
 Which values to keep at a price of a byte, and so which to recompute, is a minimum cut.
-The price at which two neighbours come to the same finds the best one between them, or
-that there is none.
+The price at which two neighbouring options cost the same yields the best option between
+them, or shows that there is none.
 
 Source: several choices a block as in Zhao et al., "Rockmate" (ICML 2023), section 3.
 """
@@ -23,7 +23,7 @@ OPTIONS = 10  # of what to keep of a block
 
 @dataclass(frozen=True)
 class BlockOption:
-    """What a block keeps of its own, its bytes, the cost of recomputing the rest."""
+    """Values that a block keeps, their bytes, and the cost of recomputing the others."""
 
     kept: frozenset[int]
     bytes: float
@@ -38,7 +38,7 @@ def options(
     wanted: Set[int],
     outgoing: Set[int],
 ) -> list[BlockOption]:
-    """What to keep of a block, from all to as little as it takes.
+    """What a block may keep, from all values to as few as possible.
 
     Args:
       tables: the graph.
@@ -46,7 +46,7 @@ def options(
       start: the first operation of the block.
       stop: the one after its last.
       wanted: values that the backward pass reads.
-      outgoing: those that are kept whatever it costs, since the next block reads them.
+      outgoing: those that the next block reads, which are kept at any price.
     """
     weight = np.zeros(stop - start)
     for i in range(start, stop):
@@ -59,73 +59,73 @@ def options(
     if not len(each):
         return [option(0.0)]
     least = 4 * (cost[each] / weight[each]).max()
-    found = [option(0.0), option(least)]
-    pairs = deque([(found[0], found[1])])
-    while pairs and len(found) < OPTIONS:
-        more, less = pairs.popleft()
-        if more.bytes <= less.bytes or more.cost >= less.cost:
+    choices = [option(0.0), option(least)]
+    pairs = deque([(choices[0], choices[1])])
+    while pairs and len(choices) < OPTIONS:
+        large, small = pairs.popleft()
+        if large.bytes <= small.bytes or large.cost >= small.cost:
             continue
-        price = (less.cost - more.cost) / (more.bytes - less.bytes)
+        # The price at which both are worth the same: the best option between them, if
+        # there is one, is cheaper than both there.
+        price = (small.cost - large.cost) / (large.bytes - small.bytes)
         between = option(price)
-        if less.bytes < between.bytes < more.bytes:
-            found.append(between)
-            pairs += [(more, between), (between, less)]
-    return sorted(found, key=lambda o: -o.bytes)
+        if small.bytes < between.bytes < large.bytes:
+            choices.append(between)
+            pairs += [(large, between), (between, small)]
+    return sorted(choices, key=lambda o: -o.bytes)
 
 
 def _option(
     tables: SequenceTables,
     start: int,
-    weight,
-    cost,
-    read,
+    weight: np.ndarray,
+    cost: np.ndarray,
+    read: np.ndarray,
     wanted: Set[int],
     price: float,
 ) -> BlockOption:
-    """What is kept at this price of a byte."""
+    """The best option at this price of a byte."""
     stop = start + len(cost)
-    saved, recomputable = _cut(tables, start, stop, cost, weight * price, read)
+    saved, recomputed = _cut(tables, start, stop, cost, weight * price, read)
     kept = frozenset(v for i in saved for v in tables.makes[i] if v in wanted)
     held = float(weight[[i - start for i in saved]].sum())
-    return BlockOption(kept, held, float(sum(cost[i - start] for i in recomputable)))
+    return BlockOption(kept, held, float(sum(cost[i - start] for i in recomputed)))
 
 
 def _cut(tables, start, stop, cost, weight, wanted) -> tuple[frozenset, frozenset]:
-    """Operations whose values are kept, and those repeated, at the least price.
+    """Operations whose values are kept, and those to recompute, at the least price.
 
     Every wanted value is kept, for its weight, or recomputed, for its cost, from values
-    that are kept or recomputed.
+    that are kept or recomputed. An operation is two nodes of the network: 2 k on the
+    sink's side means that it is recomputed or kept, 2 k + 1 that its values are read.
     """
     count = stop - start
     total = float(cost[np.isfinite(cost)].sum()) + float(weight.sum())
-    scale = 1e8 / total if total else 1.0
+    scale = 1e8 / total if total else 1.0  # scipy's capacities are 32-bit integers
     most = int(1e9)
     whole = lambda x: most if not np.isfinite(x) else int(round(x * scale))
-    rows, columns, capacity = [], [], []
     source, sink = 2 * count, 2 * count + 1
-
-    def edge(a, b, c):
-        rows.append(a)
-        columns.append(b)
-        capacity.append(c)
-
+    edges: list[tuple[int, int, int]] = []
     for k in range(count):
-        edge(source, 2 * k, whole(cost[k]))
-        # One more for a weight of nothing, so that what is kept is what is wanted.
-        edge(2 * k, 2 * k + 1, whole(weight[k]) + (0 if wanted[k] else most // 2))
+        edges.append((source, 2 * k, whole(cost[k])))
+        # An operation that the backward pass does not read is kept only at the highest
+        # price, so that what is kept is what is wanted.
+        unread = 0 if wanted[k] else most // 2
+        edges.append((2 * k, 2 * k + 1, whole(weight[k]) + unread))
         if wanted[k]:
-            edge(2 * k + 1, sink, most)
+            edges.append((2 * k + 1, sink, most))
         for u in tables.reads[start + k]:
             j = int(tables.maker[u]) - start
             if 0 <= j:
-                edge(2 * j + 1, 2 * k, most)
+                edges.append((2 * j + 1, 2 * k, most))
+    rows, columns, capacity = zip(*edges, strict=True)
     shape = (2 * count + 2, 2 * count + 2)
     graph = csr_array((np.array(capacity, np.int32), (rows, columns)), shape=shape)
     rest = (graph - maximum_flow(graph, source, sink).flow).tocsr()
     rest.eliminate_zeros()
-    there = set(breadth_first_order(rest, source, return_predecessors=False).tolist())
+    near = set(breadth_first_order(rest, source, return_predecessors=False).tolist())
     saved = frozenset(
-        start + k for k in range(count) if 2 * k in there and 2 * k + 1 not in there
+        start + k for k in range(count) if 2 * k in near and 2 * k + 1 not in near
     )
-    recomputable = frozenset(start + k for k in range(count) if 2 * k not in there)
-    return saved, recomputable
+    recomputed = frozenset(start + k for k in range(count) if 2 * k not in near)
+    return saved, recomputed

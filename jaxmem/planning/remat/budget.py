@@ -1,174 +1,31 @@
-"""Recomputation under a budget: which operations are repeated, and when.
+"""Recomputation under a budget: which operations to repeat, and when.
 
-`frontier` searches once for every budget (`_remat_levels`), in program order and in the
-order that `order` finds, if that has the lower peak: the first time that operations are
-done follows one of them. The search proves nothing; `rematerialise(..., exact=True)`
-does, over all orders for a dozen operations or two (`_remat_exhaustive`), in these
-orders for some dozens (`_remat_exact`).
+`frontier` searches once for every budget (`levels`), in program order and in the order
+that `order` finds, if that has the lower peak: the first runs of the operations follow
+one of them. The search proves nothing. `rematerialise(..., exact=True)` does (`proof`):
+over all orders for a dozen operations or two (`exhaustive`), in these orders for some
+dozens (`integer_program`).
 """
 
-import bisect
 import dataclasses
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from jaxmem._checks import check_bool, check_callable, check_float, wrong_type
-from jaxmem.planning._graph import Graph, Operation, checked
-from jaxmem.planning.remat.bound import least_possible
+from jaxmem.planning._graph import Graph, checked
+from jaxmem.planning.remat.costs import Cost, costs_of, seconds
 from jaxmem.planning.remat.first_orders import FirstOrder, RenumberedGraph, first_orders
-from jaxmem.planning.remat.levels import ParetoFront, descend
+from jaxmem.planning.remat.frontier import Frontier, Rematerialised
+from jaxmem.planning.remat.levels import descend
 from jaxmem.planning.remat.local_search import RematSearch
-from jaxmem.planning.remat.sequence import SequenceTables
+from jaxmem.planning.remat.pareto import ParetoFront
+from jaxmem.planning.remat.sequence import SequenceTables, least_possible
 
-ORDERING = 0.25  # of the time limit, to look for an order
-
-Cost = Callable[[Operation], float]
-
-
-@dataclass(frozen=True)
-class Rematerialised:
-    """A sequence of operations in which an operation may be recomputed.
-
-    Attributes:
-      sequence: numbers of operations in the graph.
-      peak: bytes, as `sequence_profile` has them.
-      cost: of what is recomputed, in the unit of `cost`; seconds by default.
-      recomputed: the operations done more than once, in the order in which that
-        happens; one that is done three times is in it twice.
-      lower_bound: bytes; no sequence has a smaller peak.
-      optimal: whether it is proven that nothing within the budget costs less, in
-        whatever order and however often operations are done.
-      optimal_in_order: whether it is proven of less: of sequences in which the first
-        times follow an order that was tried (see `order` of `frontier`), and where
-        between two first times an operation is done once more at most, in that order.
-        A cheaper sequence of another kind may exist. True wherever `optimal` is.
-      seconds: spent planning.
-    """
-
-    sequence: tuple[int, ...]
-    peak: int
-    cost: float
-    recomputed: tuple[int, ...]
-    lower_bound: int
-    optimal: bool
-    optimal_in_order: bool
-    seconds: float
-
-
-class OutOfReach(ValueError):
-    """No sequence was found within the budget.
-
-    Attributes:
-      least: the smallest peak found, bytes.
-      holders: the three largest values at that peak: bytes, and what they are.
-      proven: whether there is none; otherwise there may be one that was not found.
-    """
-
-    def __init__(
-        self,
-        budget: float,
-        least: int,
-        holders: tuple[tuple[int, str], ...],
-        proven: bool = False,
-    ):
-        self.least, self.holders, self.proven = least, holders, proven
-        listed = "; ".join(f"{size:,} {what}" for size, what in holders)
-        sure = "no sequence stays within" if proven else "none was found within"
-        super().__init__(
-            f"budget: {sure} {budget:,.0f} bytes; the least peak found is "
-            f"{least:,}. Largest there: {listed}"
-        )
-
-
-def seconds(peak_flops: float = 1e15, bandwidth: float = 3.3e12) -> Cost:
-    """What an operation takes: by its arithmetic, or by its traffic if that is slower.
-
-    Args:
-      peak_flops: operations a second.
-      bandwidth: bytes a second. The defaults are about those of an H100.
-    """
-    peak_flops = check_float("peak_flops", peak_flops, above=0)
-    bandwidth = check_float("bandwidth", bandwidth, above=0)
-    return lambda o: max(o.flops / peak_flops, o.moved / bandwidth)
-
-
-@dataclass(frozen=True)
-class Frontier:
-    """The cheapest sequences found, for every budget.
-
-    Attributes:
-      graph: the graph.
-      peaks: bytes, rising.
-      costs: of each peak's sequence, falling; that of the largest is 0.
-      sequences: of each peak, in the numbers of the graph's operations.
-      lower_bound: bytes; no sequence has a smaller peak.
-      complete: whether the search came to its end before the time limit.
-      seconds: spent planning.
-    """
-
-    graph: Graph
-    peaks: tuple[int, ...]
-    costs: tuple[float, ...]
-    sequences: tuple[np.ndarray, ...] = field(repr=False)
-    lower_bound: int
-    complete: bool
-    seconds: float
-
-    def at(self, budget: float) -> Rematerialised:
-        """The cheapest sequence within a budget.
-
-        Args:
-          budget: bytes.
-
-        Raises:
-          OutOfReach: nothing that was found is within it.
-        """
-        k = bisect.bisect_right(self.peaks, budget) - 1
-        if k < 0:
-            raise self.out_of_reach(budget, budget < self.lower_bound)
-        sequence = self.sequences[k]
-        repeats = np.delete(sequence, np.unique(sequence, return_index=True)[1])
-        return Rematerialised(
-            sequence=tuple(sequence.tolist()),
-            peak=self.peaks[k],
-            cost=self.costs[k],
-            recomputed=tuple(repeats.tolist()),
-            lower_bound=self.lower_bound,
-            optimal=self.costs[k] == 0,
-            optimal_in_order=self.costs[k] == 0,
-            seconds=self.seconds,
-        )
-
-    def out_of_reach(self, budget: float, proven: bool) -> OutOfReach:
-        """The error that says that nothing is within a budget.
-
-        Args:
-          budget: bytes.
-          proven: whether there is nothing, or nothing was found.
-        """
-        return OutOfReach(budget, self.peaks[0], self._holders(), proven)
-
-    def _holders(self) -> tuple[tuple[int, str], ...]:
-        """The largest values at the least peak."""
-        events = SequenceTables(self.graph).events(self.sequences[0])
-        if not len(events.profile):
-            return ()
-        peak = int(np.argmax(events.profile))
-        same = (events.value[1:] == events.value[:-1]) & ~events.make[1:]
-        until = np.append(np.where(same, events.place[1:], -1), -1)
-        there = (events.place == peak) | ((events.place < peak) & (until > peak))
-        bytes_of = lambda v: self.graph.values[v].bytes
-        values = sorted(set(events.value[there].tolist()), key=bytes_of, reverse=True)
-        return tuple((bytes_of(v), self._described(v)) for v in values[:3])
-
-    def _described(self, value: int) -> str:
-        operation = self.graph.operations[self.graph.maker[value]]
-        words = (self.graph.values[value].name, "of", operation.name, operation.path)
-        return " ".join(w for w in words if w)
+ORDERING = 0.25  # of the time limit, to search for an order
 
 
 def rematerialise(
@@ -184,28 +41,28 @@ def rematerialise(
 ) -> Rematerialised:
     """The cheapest sequence with repeats that stays within a budget.
 
-    Several budgets for one graph: take `frontier` once, and `.at(budget)`.
+    For several budgets of one graph call `frontier` once, and `.at(budget)`.
 
     Args:
-      graph: the graph. Operations with `recomputable=False`, and those whose output lies in
-        the buffer of an argument, are not repeated.
+      graph: the graph. Operations with `recomputable=False`, and those whose output
+        takes over the buffer of an argument, are not repeated.
       budget: bytes, arguments not counted (as in `peak`).
       order: as in `frontier`.
       cost: of an operation; `seconds()` by default.
-      exact: look for the optimum: among all sequences, which ends for a dozen or two of
-        operations; where it does not, by a mixed-integer program in each order that is
-        tried, for up to about 40 operations. Graphs without aliases only. What is
-        proven is in `optimal` and `optimal_in_order`. Costs are monotone in the budget
-        where they are `optimal`; peaks need not be.
+      exact: search for the optimum: first among all sequences, which finishes for a
+        dozen or two of operations; otherwise by a mixed-integer program in each order
+        that is tried, for up to about 40 operations. Only for graphs without aliases.
+        `optimal` and `optimal_in_order` say what is proven. Costs are monotone in the
+        budget where they are `optimal`; peaks need not be.
       effort: as in `frontier`.
-      time_limit: seconds for the search, and as many for the exact one. A search that the
-        limit ends gives what it has, which then depends on the machine.
-      progress: is called with the part that is done, from 0 to 1.
+      time_limit: seconds for the search, and as many for the exact one. The result of
+        a search that the limit ends depends on the machine.
+      progress: called with the fraction that is done, from 0 to 1.
 
     Raises:
-      OutOfReach: nothing was found within the budget, or there is nothing (`proven`); a
-        ValueError.
-      ValueError: a negative budget or cost; an `order` that is none; `exact` for a
+      OutOfReach: no sequence within the budget was found, or there is none (`proven`);
+        a ValueError.
+      ValueError: the budget or a cost is negative; `order` is invalid; `exact` for a
         graph with aliases.
 
     Source: Jain et al., "Checkmate" (https://arxiv.org/abs/1910.02653), for the
@@ -217,7 +74,7 @@ def rematerialise(
     options = _RematOptions.checked(cost, effort, time_limit, progress)
     if not exact:
         return _searched(graph, order, options).at(budget)
-    # Here, since scipy.optimize takes longer to import than all of jaxmem.
+    # Imported here, since scipy.optimize takes longer to import than all of jaxmem.
     from jaxmem.planning.remat.proof import proven
 
     orders, _ = first_orders(graph, order, options.time_limit * ORDERING)
@@ -228,7 +85,7 @@ def rematerialise(
 def curve(
     graph: Graph, budgets: Iterable[float], **options
 ) -> list[Rematerialised | None]:
-    """`rematerialise` for several budgets in one search; None where out of reach.
+    """`rematerialise` for several budgets in one search; None for one out of reach.
 
     Args:
       graph: the graph.
@@ -258,18 +115,18 @@ def frontier(
 
     Args:
       graph: the graph.
-      order: in which operations are done for the first time. "search": in program order
-        and, where `jaxmem.planning.order` finds one with a lower peak, in that one too
-        (two searches); every budget takes the better. "program": in the graph's own
-        alone. Or every operation once, inputs first.
+      order: the order of the operations' first runs. "search" tries program order and,
+        if `jaxmem.planning.order` finds one with a lower peak, that one too (two
+        searches); every budget takes the better. "program" tries only the graph's own
+        order. Otherwise, every operation once, inputs first.
       cost: of an operation; `seconds()` by default.
       effort: how long to improve in each order, 1 being five to ten seconds; the search
         is deterministic in it.
       time_limit: seconds after which it returns what it has, see `Frontier.complete`.
-      progress: is called with the part that is done, from 0 to 1.
+      progress: called with the fraction that is done, from 0 to 1.
 
     Raises:
-      ValueError: a cost that is negative or not finite; an `order` that is none.
+      ValueError: a cost is negative or not finite, or `order` is invalid.
     """
     options = _RematOptions.checked(cost, effort, time_limit, progress)
     return _searched(graph, order, options)
@@ -277,7 +134,7 @@ def frontier(
 
 @dataclass(frozen=True)
 class _RematOptions:
-    """How to search."""
+    """The options that `rematerialise` and `frontier` share."""
 
     cost: Cost
     effort: float
@@ -286,7 +143,7 @@ class _RematOptions:
 
     @classmethod
     def checked(cls, cost, effort, time_limit, progress) -> "_RematOptions":
-        """The options as the caller gave them; errors name them."""
+        """The options of the caller, checked."""
         for name, given in (("cost", cost), ("progress", progress)):
             if given is not None:
                 check_callable(name, given, "a function, or None")
@@ -299,7 +156,7 @@ class _RematOptions:
 
 
 def _searched(graph: Graph, order: FirstOrder, options: _RematOptions) -> Frontier:
-    """The frontier, with the time for an order in the limit."""
+    """The frontier; the search for an order counts towards the time limit."""
     start = time.monotonic()
     limit = options.time_limit
     orders, complete = first_orders(checked(graph), order, limit * ORDERING)
@@ -315,24 +172,24 @@ def _searched(graph: Graph, order: FirstOrder, options: _RematOptions) -> Fronti
 def _frontier(
     graph: Graph, orders: list[RenumberedGraph], options: _RematOptions
 ) -> Frontier:
-    """The cheapest sequences whose first times follow one of the orders."""
+    """The cheapest sequences whose first runs follow one of the orders."""
     start, bound, complete = time.monotonic(), least_possible(graph), True
     costs, merged = costs_of(graph, options.cost), ParetoFront()
     until = start + options.time_limit
     for k, each in enumerate(orders):
         now = time.monotonic()
         deadline = now + (until - now) / (len(orders) - k)
-        family = ParetoFront()
-        tables, mine = SequenceTables(each.graph), costs[each.numbers]
-        search = RematSearch(tables, mine, family.add, deadline)
+        front = ParetoFront()
+        tables, order_costs = SequenceTables(each.graph), costs[each.numbers]
+        search = RematSearch(tables, order_costs, front.add, deadline)
         plain = search.state(np.arange(len(graph.operations)))
         if merged.cost(bound) > 0 and plain.peak > bound:
             progress = options.progress
-            tell = progress and partial(_part, progress, k, len(orders))
-            descend(search, family, plain, bound, options.effort, tell)
+            tell = progress and partial(_fraction, progress, k, len(orders))
+            descend(search, front, plain, bound, options.effort, tell)
         complete &= not search.late()
-        for peak, price, found in family:
-            merged.offer(peak, price, each.told(found))
+        for peak, price, found in front:
+            merged.offer(peak, price, each.in_graph(found))
     return Frontier(
         graph,
         tuple(merged.peaks),
@@ -344,22 +201,5 @@ def _frontier(
     )
 
 
-def _part(progress: Callable[[float], None], k: int, count: int, part: float) -> None:
-    progress((k + part) / count)
-
-
-def costs_of(graph: Graph, cost: Cost) -> np.ndarray:
-    """What each operation costs.
-
-    Raises:
-      ValueError: one is negative or not finite.
-    """
-    costs = np.array([cost(o) for o in graph.operations], dtype=np.float64)
-    bad = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
-    if len(bad):
-        name = graph.operations[bad[0]].name
-        raise ValueError(
-            f"cost: must be finite and at least 0; got {costs[bad[0]]} for "
-            f"operations[{bad[0]}] ({name})"
-        )
-    return costs
+def _fraction(progress: Callable[[float], None], k: int, count: int, f: float) -> None:
+    progress((k + f) / count)

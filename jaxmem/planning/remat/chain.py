@@ -119,7 +119,7 @@ class _BlockChain:
             passes,
             np.where(passes.tables.recomputable, cost, 0.0),
         )
-        pairs = zip(cuts, [*cuts[1:], passes.turn], strict=True)
+        pairs = zip(cuts, [*cuts[1:], passes.end], strict=True)
         blocks = [self._block(start, stop) for start, stop in pairs]
         # A block goes backward no later than the one before it.
         backs = np.minimum.accumulate([b.back for b in blocks]).tolist()
@@ -128,8 +128,10 @@ class _BlockChain:
             # What goes out is there, too, while the next block goes backward.
             inner = block.wanted - block.outgoing
             since = back if inner else later
-            early |= {v for v in inner or block.wanted if passes.wanted[v] < since}
-        self.stay = passes.stay | early
+            early |= {
+                v for v in inner or block.wanted if passes.backward_reader[v] < since
+            }
+        self.permanent = passes.permanent | early
         self.blocks = [
             replace(
                 block,
@@ -150,13 +152,15 @@ class _BlockChain:
         """
         passes, tables = self.passes, self.passes.tables
         made = {v for makes in tables.makes[start:stop] for v in makes}
-        own = made - passes.stay
+        own = made - passes.permanent
         outgoing = {v for v in own if passes.last_forward[v] >= stop}
-        wanted = {v for v in own if v in passes.wanted}
+        wanted = {v for v in own if v in passes.backward_reader}
         inner = wanted - outgoing
         small = SMALL * max((tables.size[v] for v in inner or wanted), default=0.0)
         large = [v for v in inner or wanted if tables.size[v] >= small]
-        first = passes.wanted.__getitem__ if inner else partial(self._first, stop)
+        first = (
+            passes.backward_reader.__getitem__ if inner else partial(self._first, stop)
+        )
         back = min([passes.count, *map(first, large)])
         return _ChainBlock(start, stop, back, *map(frozenset, (own, wanted, outgoing)))
 
@@ -167,12 +171,12 @@ class _BlockChain:
         """
         passes, tables = self.passes, self.passes.tables
         for i in tables.graph.readers[v]:
-            if i >= passes.turn and not any(
-                stop <= tables.maker[u] < passes.turn and u not in passes.stay
+            if i >= passes.end and not any(
+                stop <= tables.maker[u] < passes.end and u not in passes.permanent
                 for u in tables.reads[i]
             ):
                 return i
-        return passes.wanted[v]
+        return passes.backward_reader[v]
 
     def _crossing(self, start: int) -> frozenset[int]:
         """What is made before an operation and read by it or later, going forward."""
@@ -180,7 +184,7 @@ class _BlockChain:
         return frozenset(
             v
             for v, last in self.passes.last_forward.items()
-            if maker[v] < start <= last and v not in self.stay
+            if maker[v] < start <= last and v not in self.permanent
         )
 
     @cached_property
@@ -226,16 +230,16 @@ class _BlockChain:
         """
         passes, maker = self.passes, self.passes.tables.maker
         last = passes.last_forward
-        waits = [v for v in last if v in passes.wanted or v in self.stay]
-        since = [int(maker[v]) if v in self.stay else last[v] + 1 for v in waits]
-        waiting = passes.sums(waits, since, [passes.turn] * len(waits))
-        live = (passes.profile - waiting[: passes.count])[: passes.turn]
+        waits = [v for v in last if v in passes.backward_reader or v in self.permanent]
+        since = [int(maker[v]) if v in self.permanent else last[v] + 1 for v in waits]
+        waiting = passes.sums(waits, since, [passes.end] * len(waits))
+        live = (passes.profile - waiting[: passes.count])[: passes.end]
         found = []
         for cross in self.crosses[:-1]:
             there = list(cross)
             until = [last[v] + 1 for v in there]
             crossing = passes.sums(there, np.zeros(len(there)), until)
-            found.append(live - crossing[: passes.turn])
+            found.append(live - crossing[: passes.end])
         return found
 
     def _while_kept(
@@ -245,7 +249,7 @@ class _BlockChain:
         last, stop = self.passes.last_forward, block.stop
         some = [v for v in kept if last[v] + 1 < stop]
         held = self.passes.sums(some, [last[v] + 1 for v in some], [stop] * len(some))
-        return float((forward + held[: self.passes.turn])[block.start : stop].max())
+        return float((forward + held[: self.passes.end])[block.start : stop].max())
 
     def _earlier(self) -> np.ndarray:
         """(blocks + 1, count + 2) bytes of earlier blocks that wait meanwhile."""
@@ -271,7 +275,7 @@ class _BlockChain:
             alive[min(back, passes.count - 1)] - earlier[back]
             for back, earlier in zip(backs, self._earlier()[1:], strict=True)
         ]
-        some = [v for v in self.stay if maker[v] < passes.turn]
+        some = [v for v in self.permanent if maker[v] < passes.end]
         first = self.passes.tables.size[some].sum()  # of the first forward pass
         return np.array([0.0, *found[:-1], first])
 
@@ -279,7 +283,7 @@ class _BlockChain:
         """Bytes while each block goes backward, beyond those of earlier blocks."""
         passes, earlier = self.passes, self._earlier()
         stops = [passes.count, *(b.back for b in self.blocks)]
-        starts = [*(b.back for b in self.blocks[:-1]), passes.turn]
+        starts = [*(b.back for b in self.blocks[:-1]), passes.end]
         rest = passes.profile - earlier[:-1, : passes.count]
         return np.array(
             [
@@ -335,7 +339,7 @@ class _BlockChain:
                 v
                 for v in passes.last
                 if v not in passes.last_forward
-                or v in self.stay
+                or v in self.permanent
                 or maker[v] >= block.stop
             )
             for block in self.blocks

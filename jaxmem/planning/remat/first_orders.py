@@ -1,7 +1,7 @@
-"""In which order operations are done for the first time, where some are recomputed.
+"""The orders in which operations run for the first time, where some are recomputed.
 
-The searches number operations in that order. So a graph is renumbered before they see
-it, and what they find is told in the numbers that the caller knows.
+The searches number operations in that order. A graph is therefore renumbered before
+they see it, and their sequences are translated back.
 """
 
 from collections.abc import Sequence
@@ -20,34 +20,35 @@ FirstOrder = Literal["search", "program"] | Sequence[int]
 
 @dataclass(frozen=True)
 class RenumberedGraph:
-    """A graph whose operations are numbered in the order of their first times.
+    """A graph whose operations are numbered in the order of their first runs.
 
     Attributes:
       graph: the graph.
-      numbers: of the operations in the graph of the caller.
+      numbers: (operations,) their numbers in the graph of the caller.
     """
 
     graph: Graph
     numbers: np.ndarray
 
-    def told(self, sequence: np.ndarray) -> np.ndarray:
-        """A sequence in the numbers of the caller."""
+    def in_graph(self, sequence: np.ndarray) -> np.ndarray:
+        """A sequence in the numbers of the caller's graph."""
         return self.numbers[sequence]
 
 
 def first_orders(
     graph: Graph, order: FirstOrder, time_limit: float
 ) -> tuple[list[RenumberedGraph], bool]:
-    """The orders to search in, that with the lowest peak first.
+    """The orders to search in, the one with the lowest peak first.
 
     Args:
       graph: the graph.
-      order: "program" for the graph's own; every operation once, inputs first; or
-        "search" for the graph's own, and that of `order` too if its peak is lower.
-      time_limit: seconds to look for one.
+      order: "program" for the graph's own; "search" for the graph's own, and that of
+        `planning.order` too if its peak is lower; or every operation once, inputs
+        first.
+      time_limit: seconds to search for one.
 
     Returns:
-      The orders, and whether looking for one came to its end within the time.
+      The orders, and whether the search for one ended within the time limit.
 
     Raises:
       ValueError: `order` is none of these.

@@ -1,16 +1,15 @@
-"""Recomputation by small steps on the exact bytes: recompute what frees most per cost.
+"""Recomputation by small steps: repeats what frees most bytes for its cost.
 
 `lower` brings a sequence down to a target. A value that waits between two readers while
-the target is exceeded can be recomputed right before the second; whatever is not there
-any more by then, and would exceed the target if it were kept, is recomputed with it,
-and a later repeat that this makes superfluous goes. Among all such runs the one is
-taken that costs least per byte-time above the target, and the bytes of the whole
-sequence are evaluated anew. `cheapen` takes back repeats that the target does not need.
-`refine` does both in turn after taking back some repeats at random, and keeps what is
-cheaper.
+the target is exceeded can be recomputed right before the second one. Whatever is not
+alive by then, and would exceed the target if it stayed, is recomputed with it, and a
+later repeat that becomes superfluous is removed. Among all such *runs* of operations
+the one with the least cost per byte-time above the target is inserted, and the whole
+sequence is evaluated anew. `cheapen` removes repeats that the target does not need.
+`refine` removes some repeats at random, does both, and keeps the cheaper sequence.
 
-It is a greedy search: a run is never judged together with the next one, which is what
-the plans of `_remat_chain` are for.
+The search is greedy: it never judges a run together with the next one, which is what
+the plans of `chain` are for.
 """
 
 import bisect
@@ -21,21 +20,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxmem.planning.remat.sequence import SequenceEvents, SequenceTables
+from jaxmem.planning.remat.sequence import SequenceEvents, SequenceTables, repeats
 
-TRIED = 12  # runs looked at closely in a step
-ALIKE = 1.05  # runs whose scores differ by less are taken together
-HALF = 0.5
-NOISE = 0.4
+TRIED = 12  # runs evaluated in a step
+ALIKE = 1.05  # runs whose scores differ by a smaller factor are inserted together
+HALF = 0.5  # of their estimated gain, that runs together must bring
+NOISE = 0.4  # standard deviation of the logarithm of a score's random factor
 IDLE = 40  # rounds of `refine` in a row without a gain
 PATIENCE = 150  # runs that may fail on the way to a target
-ABOVE = 1e-9
-SHORT = 0.05  # how long a repeat takes, against an operation that is done once
+ABOVE = 1e-9  # relative: a smaller gain is rounding
+SHORT = 0.05  # duration of a repeat relative to a first run
 
 
 @dataclass(frozen=True)
 class EvaluatedSequence:
-    """A sequence, what it takes, and what it costs beyond doing everything once."""
+    """A sequence, its bytes, and the cost of its repeats."""
 
     events: SequenceEvents
     cost: float
@@ -50,32 +49,32 @@ class EvaluatedSequence:
 
 
 class RematSearch:
-    """Sequences over one graph.
+    """Searches for sequences of one graph.
 
     Args:
       tables: the graph.
-      cost: seconds, or what the caller counts in, of each operation.
-      found: is told of every sequence evaluated.
+      cost: (operations,) of each, in seconds or the caller's unit.
+      report: called with every sequence that is evaluated.
       deadline: `time.monotonic()` at which every search returns what it has.
 
     Attributes:
-      work: what has been evaluated, in quarters of a millisecond or so.
+      work: the effort so far, in units of about a quarter of a millisecond.
     """
 
     def __init__(
         self,
         tables: SequenceTables,
         cost: np.ndarray,
-        found: Callable[[EvaluatedSequence], None],
+        report: Callable[[EvaluatedSequence], None],
         deadline: float = math.inf,
     ):
-        self.tables, self.cost, self._found = tables, cost, found
+        self.tables, self.cost, self._report = tables, cost, report
         self._deadline = deadline
-        self._random: np.random.Generator | None = None  # to try other runs first
+        self._random: np.random.Generator | None = None  # varies which run comes first
         self.work = 0.0
 
     def chance(self) -> float:
-        """A factor round 1 while `refine` runs, else 1."""
+        """A random factor around 1 in every other round of `refine`, else 1."""
         if self._random is None:
             return 1.0
         return math.exp(NOISE * float(self._random.standard_normal()))
@@ -86,11 +85,11 @@ class RematSearch:
     def state(self, sequence: np.ndarray) -> EvaluatedSequence:
         """Evaluates a sequence."""
         self.work += 0.2 + len(sequence) / 1000
-        recomputable = np.bincount(sequence, minlength=len(self.cost)) - 1
+        repeated = np.bincount(sequence, minlength=len(self.cost)) - 1
         state = EvaluatedSequence(
-            self.tables.events(sequence), float(recomputable @ self.cost)
+            self.tables.events(sequence), float(repeated @ self.cost)
         )
-        self._found(state)
+        self._report(state)
         return state
 
     def lower(
@@ -104,9 +103,9 @@ class RematSearch:
         """Steps until the peak is at most `target`, or none helps.
 
         Args:
-          longest: a sequence that is longer is given back as it is.
-          most: and one that costs more.
-          work: how much to evaluate at most, in quarters of a millisecond or so.
+          longest: a longer sequence is returned as it is.
+          most: so is one that costs more.
+          work: the effort to spend at most, in units of `work`.
         """
         refused, end = set(), self.work + work
         while (
@@ -146,7 +145,7 @@ class RematSearch:
     def _better(
         self, state, runs, target, above, part: float = 0.0
     ) -> EvaluatedSequence | None:
-        """The state with these runs, if it is lower by that part of their gain."""
+        """The state with these runs, if it is lower by that fraction of their gain."""
         after = self.state(_with_runs(state.sequence, runs))
         gain = max(part * sum(r.gain for r in runs), above * ABOVE)
         if _above(after, target) >= above - gain:
@@ -154,13 +153,13 @@ class RematSearch:
         return after if after.peak <= max(state.peak, target) else None
 
     def cheapen(self, state: EvaluatedSequence, target: float) -> EvaluatedSequence:
-        """Takes back the dearest repeats as long as the peak stays at most `target`."""
-        kept: set[tuple[int, int]] = set()
-        many = 1
+        """Removes the most expensive repeats while the peak stays within `target`."""
+        needed: set[tuple[int, int]] = set()
+        many = 1  # repeats removed at a time: doubled on success, halved on failure
         while not self.late():
             places = _removable(self.tables, state, self.cost, target)
             names = zip(*_occurrences(state.sequence, places), strict=True)
-            left = [(p, n) for p, n in zip(places, names, strict=True) if n not in kept]
+            left = [x for x in zip(places, names, strict=True) if x[1] not in needed]
             if not left:
                 break
             gone = [p for p, _ in left[:many]]
@@ -168,7 +167,7 @@ class RematSearch:
             if without.peak <= target:
                 state, many = without, 2 * many
             elif len(gone) == 1:
-                kept.add(left[0][1])
+                needed.add(left[0][1])
             else:
                 many = len(gone) // 2
         return state
@@ -176,22 +175,25 @@ class RematSearch:
     def refine(
         self, state: EvaluatedSequence, target: float, work: float, seed: int
     ) -> EvaluatedSequence:
-        """Takes back some repeats, lowers and cheapens; keeps what costs less.
+        """Removes some repeats at random, lowers and cheapens; keeps what costs less.
 
         Args:
-          work: how much to evaluate, in quarters of a millisecond or so.
+          state: a sequence within the target.
+          target: bytes.
+          work: the effort to spend, in units of `work`.
+          seed: of the random choices.
         """
         random, end, idle = np.random.default_rng(seed), self.work + work, 0
         while self.work < end and idle < IDLE and not self.late():
-            repeats = _repeats(state.sequence)
-            if len(repeats) == 0 or state.peak > target:
+            places = repeats(state.sequence)
+            if len(places) == 0 or state.peak > target:
                 break
-            few = min(len(repeats), int(random.integers(1, 5)))
-            if random.random() < 0.5:
-                start = random.integers(0, len(repeats) - few + 1)
-                gone = repeats[start : start + few]
+            few = min(len(places), int(random.integers(1, 5)))
+            if random.random() < 0.5:  # neighbours, which often belong together
+                start = random.integers(0, len(places) - few + 1)
+                gone = places[start : start + few]
             else:
-                gone = random.choice(repeats, few, replace=False)
+                gone = random.choice(places, few, replace=False)
             other = self.state(np.delete(state.sequence, gone))
             self._random = random if idle % 2 else None
             other = self.lower(other, target, most=1.1 * state.cost)
@@ -206,22 +208,14 @@ class RematSearch:
 
 
 def _above(state: EvaluatedSequence, target: float) -> float:
-    """Byte-time above the target; a repeat is a short time."""
+    """Byte-time above the target, in which a repeat is a short time."""
     excess = np.maximum(state.events.profile - target, 0)
-    repeats = float(excess[_repeats(state.sequence)].sum())
-    return float(excess.sum()) - (1 - SHORT) * repeats
-
-
-def _repeats(sequence: np.ndarray) -> np.ndarray:
-    """The places of the operations that were done before."""
-    first = np.unique(sequence, return_index=True)[1]
-    repeat = np.ones(len(sequence), bool)
-    repeat[first] = False
-    return np.flatnonzero(repeat)
+    in_repeats = float(excess[repeats(state.sequence)].sum())
+    return float(excess.sum()) - (1 - SHORT) * in_repeats
 
 
 def _occurrences(sequence: np.ndarray, places) -> tuple[list[int], list[int]]:
-    """Which operations stand at these places, and for which time they do."""
+    """The operations at these places, and how often each ran before."""
     order = np.argsort(sequence, kind="stable")
     rank = np.empty(len(sequence), np.int64)
     rank[order] = np.arange(len(sequence))
@@ -232,14 +226,14 @@ def _occurrences(sequence: np.ndarray, places) -> tuple[list[int], list[int]]:
 
 @dataclass(frozen=True)
 class _RecomputedRun:
-    """Operations to be repeated right before a place; what that costs and frees.
+    """Operations to repeat right before a place, with their cost and gain.
 
     Attributes:
       operations: in program order.
-      place: before which they come.
+      place: the place in the sequence before which they come.
       later: places of repeats that they make superfluous.
-      gain: byte-time above the target that goes with them, about.
-      score: cost for the gain.
+      gain: estimated byte-time above the target that they save.
+      score: cost divided by gain.
       key: the value that is recomputed, and the operation that reads it.
     """
 
@@ -255,20 +249,20 @@ def _with_runs(sequence: np.ndarray, runs: Sequence[_RecomputedRun]) -> np.ndarr
     places = [r.place for r in runs for _ in r.operations]
     wider = np.insert(sequence, places, [i for r in runs for i in r.operations])
     gone = np.array(sorted({p for r in runs for p in r.later}), np.int64)
-    # A place moves by what was inserted at it or before.
+    # A place moves by the number of operations inserted at it or before it.
     return np.delete(wider, gone + np.searchsorted(np.sort(places), gone, "right"))
 
 
 def _together(runs: Sequence[_RecomputedRun], above: float) -> list[_RecomputedRun]:
-    """Runs as good as the best one, for half of what is above the target."""
-    found, gain = [], 0.0
+    """Runs about as good as the best one, for at most half of the excess."""
+    together, gain = [], 0.0
     for run in runs:
         gain += run.gain
         if run.score > runs[0].score * ALIKE or gain > HALF * above:
             break
-        if all(not set(run.operations) & set(r.operations) for r in found):
-            found.append(run)
-    return found
+        if all(not set(run.operations) & set(r.operations) for r in together):
+            together.append(run)
+    return together
 
 
 def _runs(
@@ -280,6 +274,7 @@ def _runs(
     excess = np.maximum(events.profile - target, 0)
     time = np.concatenate([[0], np.cumsum(excess > 0)])
     bulk = np.concatenate([[0.0], np.cumsum(excess)])
+    # Values that wait, for longer than one operation, for their next read.
     gap = np.flatnonzero(
         (events.value[1:] == events.value[:-1])
         & ~events.make[1:]
@@ -290,10 +285,11 @@ def _runs(
     gain = np.minimum(tables.size[value] * (time[b] - time[a]), bulk[b] - bulk[a])
     maker = tables.maker[value]
     good = np.flatnonzero((gain > 0) & tables.recomputable[maker])
-    hopeful = search.cost[maker[good]] / gain[good]
+    # By the cost of the maker alone, before the whole run is known.
+    estimate = search.cost[maker[good]] / gain[good]
     lookup = _SequenceLookup(tables, state, search.cost, target)
-    found: list[_RecomputedRun] = []
-    for k in good[np.argsort(hopeful, kind="stable")]:
+    runs: list[_RecomputedRun] = []
+    for k in good[np.argsort(estimate, kind="stable")]:
         place = int(b[k])
         reader = int(state.sequence[place]) if place < steps else -1
         key = (int(value[k]), reader)
@@ -302,14 +298,17 @@ def _runs(
         run, later, price = lookup.run(key[0], place)
         if run:
             score = price / float(gain[k]) * search.chance()
-            found.append(_RecomputedRun(run, place, later, float(gain[k]), score, key))
-        if len(found) >= TRIED:
+            runs.append(_RecomputedRun(run, place, later, float(gain[k]), score, key))
+        if len(runs) >= TRIED:
             break
-    return sorted(found, key=lambda r: r.score)
+    return sorted(runs, key=lambda r: r.score)
 
 
 class _SequenceLookup:
-    """What is there when, in a sequence; plain lists, which are quick one by one."""
+    """When values are alive in a sequence.
+
+    In Python lists, since single entries of numpy arrays are slow to read.
+    """
 
     def __init__(
         self,
@@ -331,9 +330,11 @@ class _SequenceLookup:
         self._highest = _RangeMax(events.profile)
 
     def run(self, value: int, place: int):
-        """What recomputes `value` before `place`: operations, repeats to drop, cost.
+        """The run that recomputes `value` before `place`.
 
-        Operations are none if something in it must not be repeated.
+        Returns:
+          The operations (none if one of them must not be repeated), the places of later
+          repeats that become superfluous, and the cost.
         """
         needed, later, cost = set(), set(), 0.0
         stack = [self._maker[value]]
@@ -356,13 +357,13 @@ class _SequenceLookup:
         return tuple(sorted(needed)), tuple(sorted(later)), cost
 
     def _end_before(self, u: int, place: int) -> int:
-        """Until when the instance of `u` before `place` lives; `place` if beyond it."""
+        """The last read of `u` before `place`; `place` if `u` is alive there."""
         high = self._start[u + 1]
         k = bisect.bisect_left(self._place, place, self._start[u], high)
         return place if k < high and not self._make[k] else self._place[k - 1]
 
     def _superfluous(self, i: int, place: int) -> int | None:
-        """The next repeat of operation i, if its values can be kept from `place` on."""
+        """The next repeat of operation i, if its values can stay from `place` on."""
         at = None
         for v in self._tables.makes[i]:
             high = self._start[v + 1]
@@ -375,32 +376,30 @@ class _SequenceLookup:
         return at
 
     def _fits(self, v: int, start: int, stop: int) -> bool:
-        """Whether `v` can be kept from `start` to before `stop`."""
+        """Whether `v` can stay alive from `start` to before `stop`."""
         if stop <= start:
             return True
         return self._highest(start, stop) + self._size[v] <= self._target
 
 
-def _removable(tables, state: EvaluatedSequence, cost, target: float) -> list[int]:
-    """Places of repeats whose removal may stay below the target, dearest first."""
-    events, steps = state.events, len(state.sequence)
-    recomputable = np.flatnonzero(
-        events.make[1:] & (events.value[1:] == events.value[:-1])
-    )
+def _removable(
+    tables: SequenceTables, state: EvaluatedSequence, cost: np.ndarray, target: float
+) -> list[int]:
+    """Repeats whose removal may stay below the target, the most expensive first."""
+    events = state.events
+    same = events.value[1:] == events.value[:-1]
+    # Events after which the same value is made anew; without that one, the value has to
+    # stay until its next read.
+    last = np.flatnonzero(events.make[1:] & same)
     highest = _RangeMax(events.profile)
-    start, place = events.place[recomputable] + 1, events.place[recomputable + 1]
-    read = np.zeros(len(recomputable), bool)
-    following = recomputable + 2
-    inside = following < len(events.value)
-    read[inside] = (
-        events.value[following[inside]] == events.value[recomputable[inside]]
-    ) & (~events.make[following[inside]])
-    size = tables.size[events.value[recomputable]]
+    start, place = events.place[last] + 1, events.place[last + 1]
+    read = np.append(same & ~events.make[1:], [False, False])[last + 1]
+    size = tables.size[events.value[last]]
     fits = ~read | (start >= place) | (highest.many(start, place) + size <= target)
-    bad = np.zeros(steps, bool)
-    bad[place[~fits]] = True
-    places = _repeats(state.sequence)
-    places = places[~bad[places]]
+    needed = np.zeros(len(state.sequence), bool)
+    needed[place[~fits]] = True
+    places = repeats(state.sequence)
+    places = places[~needed[places]]
     return places[np.argsort(-cost[state.sequence[places]], kind="stable")].tolist()
 
 
@@ -421,7 +420,7 @@ class _RangeMax:
         return max(row[start], row[stop - (1 << level)])
 
     def many(self, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        """As a call, for many; 0 where there is nothing between."""
+        """The same for arrays of places; 0 where `stop` is not above `start`."""
         result = np.zeros(len(start))
         length = stop - start
         for level, row in enumerate(self._rows):

@@ -1,10 +1,9 @@
 """The bytes of a sequence of operations in which an operation may be repeated.
 
-There is no "drop" in a sequence: a value lives from its making to its last reader
-before it is recomputed, so making it recomputable late is what frees it in between. Every
-sequence is sound in which each operation follows the first makers of what it reads;
-only bytes and cost differ. `SequenceTables` evaluates a whole sequence with a few array
-operations.
+A sequence has no "drop": a value lives from when it is made to its last reader before
+it is made anew, so recomputing it late is what frees it in between. Every sequence is
+valid in which each operation follows the first makers of its inputs; only bytes and
+cost differ. `SequenceTables` evaluates a whole sequence with a few array operations.
 """
 
 from collections.abc import Sequence, Set
@@ -19,21 +18,21 @@ from jaxmem.planning._graph import Graph, checked
 def sequence_profile(graph: Graph, sequence: Sequence[int]) -> list[int]:
     """Bytes alive while each operation of a sequence runs, arguments not counted.
 
-    As `profile`, for a sequence with repeats: an output of the graph stays from its
-    last making to the end, everything else from each making to its last reader before
-    the next.
+    As `profile`, for a sequence with repeats. An output of the graph is alive from the
+    last time it is made to the end; any other value from each time it is made to its
+    last reader before the next.
 
     Args:
       graph: the graph.
       sequence: every operation at least once, inputs first.
 
     Returns:
-      One figure (bytes) an entry of the sequence.
+      Bytes, one figure for each entry of the sequence.
 
     Raises:
       ValueError: an operation is missing, comes before what it reads, or is repeated
-        although it may not (`Operation.recomputable`, or an output of it lies in the buffer of
-        an argument).
+        although it must not be (`Operation.recomputable`, or its output takes over the
+        buffer of an argument).
     """
     sequence = _check(graph, sequence)
     events = SequenceTables(graph).events(np.asarray(sequence, dtype=np.int64))
@@ -69,13 +68,13 @@ def _check(graph: Graph, sequence: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class SequenceEvents:
-    """The makings and reads of a sequence, value by value, and the bytes over time.
+    """When a sequence makes and reads each value, and the bytes over time.
 
     Attributes:
       sequence: the operations.
-      value, place, make: of each event, which value, at which place of the sequence,
-        and whether it is made or read there; sorted by value, then place. An output of
-        the graph is read once more, one place after the last.
+      value, place, make: (events,) the value, the place in the sequence, and whether
+        the value is made or read there; sorted by value, then place. An output of the
+        graph is read once more, one place after the last.
       profile: bytes alive while each operation runs.
     """
 
@@ -91,7 +90,16 @@ class SequenceEvents:
 
 
 class SequenceTables:
-    """A graph as arrays, for evaluating many sequences over it."""
+    """A graph as arrays, for evaluating many sequences of its operations.
+
+    Attributes:
+      graph: the graph.
+      size: (values,) bytes.
+      maker: (values,) the operation that makes each; -1 for arguments.
+      recomputable: (operations,) whether each may be repeated.
+      reads, makes: operation -> values, without arguments and aliased outputs.
+      held, held_set: the graph's outputs among these, which stay alive to the end.
+    """
 
     def __init__(self, graph: Graph):
         self.graph = graph
@@ -100,35 +108,30 @@ class SequenceTables:
         self.maker = np.full(len(graph.values), -1, dtype=np.int64)
         self.maker[list(graph.maker)] = list(graph.maker.values())
         self.recomputable = np.array(repeatable(graph), dtype=bool)
+        own = lambda values: [v for v in values if v not in graph.aliases]
         self.reads = [
-            [
-                v
-                for v in dict.fromkeys(o.inputs)
-                if v not in arguments and v not in graph.aliases
-            ]
+            own(v for v in dict.fromkeys(o.inputs) if v not in arguments)
             for o in operations
         ]
-        self.makes = [
-            [v for v in o.outputs if v not in graph.aliases] for o in operations
-        ]
+        self.makes = [own(o.outputs) for o in operations]
         self._scratch = np.array([o.scratch for o in operations], dtype=np.float64)
-        self.held = np.array(
-            [
-                v
-                for v in dict.fromkeys(graph.outputs)
-                if v in graph.maker and v not in graph.aliases
-            ],
-            dtype=np.int64,
-        )
+        made = (v for v in dict.fromkeys(graph.outputs) if v in graph.maker)
+        self.held = np.array(own(made), dtype=np.int64)
         self.held_set = frozenset(self.held.tolist())
-        # Reads and makings of an operation: twice the value, and one more for a making.
+        # The values that an operation reads and makes: 2 v for a read, 2 v + 1 for a
+        # value made, so that one sort puts a read before the next making.
         self._touches = _Ragged(
             [
                 [2 * v for v in read] + [2 * v + 1 for v in made]
                 for read, made in zip(self.reads, self.makes, strict=True)
             ]
         )
-        # Which output may lie where which input does, the largest first.
+        self._set_pairs()
+        self._set_aliases()
+
+    def _set_pairs(self) -> None:
+        """The (output, input) pairs of each operation, the largest first."""
+        graph = self.graph
         saved = lambda pair: graph.bytes_of([min(pair, key=self.size.__getitem__)])
         pairs = [
             sorted(
@@ -140,11 +143,14 @@ class SequenceTables:
                 key=saved,
                 reverse=True,
             )
-            for o in operations
+            for o in graph.operations
         ]
         self._pair_output = _Ragged([[v for v, _ in p] for p in pairs])
         self._pair_input = _Ragged([[u for _, u in p] for p in pairs])
-        # Outputs that wait until the argument in whose place they go is read no more.
+
+    def _set_aliases(self) -> None:
+        """The outputs that wait until the argument they take over has been read."""
+        graph = self.graph
         new = [v for v, a in graph.aliases.items() if v in graph.maker]
         new = [v for v in new if graph.readers[graph.aliases[v]]]
         self._new = np.array(new, dtype=np.int64)
@@ -154,7 +160,7 @@ class SequenceTables:
         self._old_start = np.cumsum(lengths) - lengths
 
     def events(self, sequence: np.ndarray) -> SequenceEvents:
-        """Lifetimes and bytes of a sequence, which must be sound."""
+        """Lifetimes and bytes of a sequence, which must be valid."""
         steps = len(sequence)
         touched, place = self._touches.rows(sequence)
         value = np.concatenate([touched >> 1, self.held])
@@ -165,7 +171,8 @@ class SequenceTables:
         value, place = np.divmod(key >> 1, steps + 1)
         last = np.ones(len(key), bool)
         last[:-1] = make[1:] | (value[1:] != value[:-1])
-        # Every making is followed by the reads of what it made: `last` closes them.
+        # After sorting, the reads of a value follow its making; `last` marks the event
+        # after which it is dead.
         size = self.size[value[make]]
         alive = np.bincount(place[make], size, steps + 2)
         alive -= np.bincount(place[last] + 1, size, steps + 2)
@@ -176,7 +183,7 @@ class SequenceTables:
         return SequenceEvents(sequence, value, place, make, profile)
 
     def waiting_outputs(self, sequence: np.ndarray) -> np.ndarray:
-        """Bytes of aliased outputs while the old argument is still to be read."""
+        """Bytes of aliased outputs while the old argument has yet to be read."""
         steps = len(sequence)
         if not len(self._new):
             return np.zeros(steps)
@@ -191,9 +198,9 @@ class SequenceTables:
         return np.cumsum(alive[:steps])
 
     def _write_over(self, profile, sequence, key, last) -> None:
-        """Takes off what is written where an input lies that nothing reads any more.
+        """Subtracts from the profile the bytes that overwrite dead inputs.
 
-        Of several pairs of an operation the largest counts; then those whose output and
+        Of several pairs of an operation the largest counts, then those whose output and
         input are not taken yet.
         """
         source, place = self._pair_input.rows(sequence)
@@ -218,8 +225,8 @@ def staged(
     Args:
       tables: the graph.
       stages: the operations in their order, cut into stages.
-      kept: a stage -> what is not forgotten when it begins. What is read and forgotten
-        is recomputed right before.
+      kept: for each stage, the values that stay alive when it begins. Other values are
+        recomputed right before they are read.
     """
     alive: set[int] = set()
     sequence: list[int] = []
@@ -233,20 +240,20 @@ def staged(
 
 
 def with_missing(tables: SequenceTables, run: Set[int], alive: set[int]) -> list[int]:
-    """`run` and what it needs and is not alive, in program order; alive from then."""
-    found, stack = set(run), list(run)
+    """`run` and the makers of what it lacks, in program order; adds to `alive`."""
+    needed, stack = set(run), list(run)
     while stack:
         for u in tables.reads[stack.pop()]:
             j = int(tables.maker[u])
-            if u not in alive and j not in found:
-                found.add(j)
+            if u not in alive and j not in needed:
+                needed.add(j)
                 stack.append(j)
-    alive.update(v for j in found for v in tables.makes[j])
-    return sorted(found)
+    alive.update(v for j in needed for v in tables.makes[j])
+    return sorted(needed)
 
 
 def without_unread(tables: SequenceTables, sequence: Sequence[int]) -> np.ndarray:
-    """The sequence without repeats of which nothing is read before the next."""
+    """The sequence without repeats whose values nothing reads before the next one."""
     first = set(np.unique(sequence, return_index=True)[1].tolist())
     wanted, kept = set(tables.held_set), []
     for place in range(len(sequence) - 1, -1, -1):
@@ -256,6 +263,35 @@ def without_unread(tables: SequenceTables, sequence: Sequence[int]) -> np.ndarra
             wanted.difference_update(tables.makes[i])
             wanted.update(tables.reads[i])
     return np.array(kept[::-1], dtype=np.int64)
+
+
+def repeats(sequence: np.ndarray) -> np.ndarray:
+    """The places of operations that ran before."""
+    first = np.unique(sequence, return_index=True)[1]
+    repeat = np.ones(len(sequence), bool)
+    repeat[first] = False
+    return np.flatnonzero(repeat)
+
+
+def least_possible(graph: Graph) -> int:
+    """Bytes that every sequence has alive at some time, whatever it repeats.
+
+    The largest working set of a single operation (its inputs, outputs and scratch), or
+    the graph's outputs at the end.
+    """
+    tables = SequenceTables(graph)
+    most = tables.size[tables.held].sum()
+    for i, operation in enumerate(graph.operations):
+        working = tables.size[[*tables.reads[i], *tables.makes[i]]].sum()
+        overwritten = sum(
+            max(
+                (tables.size[[v, u]].min() for w, u in operation.in_place if w == v),
+                default=0.0,
+            )
+            for v in tables.makes[i]
+        )
+        most = max(most, working - overwritten + operation.scratch)
+    return int(most)
 
 
 class _Ragged:
@@ -270,7 +306,7 @@ class _Ragged:
         return len(self._all)
 
     def rows(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The entries of these rows one after another, and the place of each's row."""
+        """The entries of these rows in sequence, and for each the place of its row."""
         length = self._length[which]
         ends = np.cumsum(length)
         total = int(ends[-1]) if len(ends) else 0
