@@ -96,7 +96,7 @@ class Graph:
         self._check_aliases()
 
     def _check_operations(self) -> set[int]:
-        """Checks that each value is made once, before it is read; returns the values."""
+        """All values; ValueError unless each is made once, before it is read."""
         known = set(self.arguments)
         for place, operation in enumerate(self.operations):
             missing = [v for v in operation.inputs if v not in known]

@@ -112,7 +112,7 @@ class PeakBounds:
         base += problem.scratch[i]
         ranges = [(r.size, r.starts, r.ends) for r in problem.ranges]
         least = self._minimum_cut(i, ranges) - self._saved(i)
-        # A second relaxation: each range that may be overwritten is, whenever it can be.
+        # A second relaxation: each range that may be overwritten is, where it can be.
         saves: dict[int, int] = {}
         for size, _, k in problem.overwrites[i]:
             saves[k] = max(size, saves.get(k, 0))

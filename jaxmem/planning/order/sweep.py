@@ -10,8 +10,8 @@ late where its gradient would raise the peak.
 The same pass backward delays what only adds bytes: the cast of a weight, a gradient
 that nothing consumes. If the limit is the peak of the given order and nothing is
 overwritten in place, neither pass can raise it, since the bytes alive are submodular
-(see `ideals`). In-place pairs may raise it in rare cases, so callers compare peaks. With
-a lower limit a pass may get stuck; it then raises the limit by as little as it can.
+(see `ideals`). In-place pairs may raise it in rare cases, so callers compare peaks.
+With a lower limit a pass may get stuck; it then raises the limit as little as it can.
 
 The result is not optimal: runs are followed greedily, over a few operations and among
 a few readers.

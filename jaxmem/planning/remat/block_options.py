@@ -23,7 +23,7 @@ OPTIONS = 10  # of what to keep of a block
 
 @dataclass(frozen=True)
 class BlockOption:
-    """Values that a block keeps, their bytes, and the cost of recomputing the others."""
+    """Values that a block keeps, their bytes, and the cost of recomputing the rest."""
 
     kept: frozenset[int]
     bytes: float

@@ -1,14 +1,14 @@
 """Plans for a training step, seen as a chain of blocks: forward, then backward.
 
-The forward pass is cut where few bytes cross, into few large blocks or many small ones.
-What a block keeps of its own values is chosen at several prices of a byte
-(`_remat_keep`); which blocks keep what, which beginnings are kept meanwhile and from
-which a run of blocks is recomputed, nested as deep as it takes, is dynamic programming
-over runs of blocks, for every amount of memory at once (`_remat_persistent`).
+The forward pass is cut where few bytes cross, into few large blocks or many small ones
+(`forward_pass`). What a block keeps of its own values is chosen at several prices of a
+byte (`block_options`). Which blocks keep what, which beginnings are kept meanwhile and
+from which a run of blocks is recomputed, nested to any depth, is dynamic programming
+over runs of blocks, for every amount of memory at once (`chain_schedules`).
 
-Of a chain of single operations the figures given to that are the bytes of the sequence;
-of blocks of several they are only near them, so every plan is evaluated, and mended, by
-the search.
+In a chain of single operations the dynamic program knows the exact bytes. With blocks
+of several operations its figures are approximate, so the local search evaluates every
+plan, and improves it.
 
 Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, "Optimal checkpointing for
 heterogeneous chains" (https://arxiv.org/abs/1911.13214), section 4, with several
@@ -34,11 +34,11 @@ from jaxmem.planning.remat.chain_schedules import (
 from jaxmem.planning.remat.forward_pass import ForwardPass
 from jaxmem.planning.remat.sequence import SequenceEvents, SequenceTables, staged
 
-BLOCKS = 80
-PARTS = (BLOCKS, 30, 20, 14, 8, 5)  # of the bytes: what a block holds at most
-SMALL = 0.01  # of a block's largest value
-PLANS = 48, 60_000  # of each way of cutting: at least; operations in all of them
-LONGEST = 2.5, 6_000  # operations of a sequence: times those of the graph; in any case
+BLOCKS = 80  # of a chain; the dynamic program is cubic in them
+PARTS = (BLOCKS, 30, 20, 14, 8, 5)  # blocks into which the pass is cut, about
+SMALL = 0.01  # of a block's largest value: smaller ones do not delay its backward pass
+PLANS = 48, 60_000  # of each chain: at least; the number of operations in all of them
+LONGEST = 2.5, 6_000  # operations of a sequence: times those of the graph; at least
 
 
 def chain_plans(
@@ -54,17 +54,17 @@ def chain_plans(
       tables: the graph.
       cost: of each operation.
       plain: every operation once.
-      known: bytes -> the least cost of what is known within them. Plans that promise no
-        less are left out.
-      late: whether to stop; the plans of one way of cutting are not cut short.
+      known: bytes -> the least cost known within them. Plans that promise no less are
+        left out.
+      late: whether to stop; the dynamic program of one chain is not cut short.
     """
-    passes, before = ForwardPass(tables, plain), set()
+    passes, tried = ForwardPass(tables, plain), set()
     for parts in PARTS:
         if late():
             return
         cuts = tuple(passes.cuts(parts))
-        if cuts not in before and 3 <= len(cuts) <= BLOCKS:
-            before.add(cuts)
+        if cuts not in tried and 3 <= len(cuts) <= BLOCKS:
+            tried.add(cuts)
             plans = _plans(_BlockChain(passes, cost, cuts), known)
             yield from itertools.takewhile(lambda _: not late(), plans)
 
@@ -72,16 +72,16 @@ def chain_plans(
 def _plans(
     blocks: "_BlockChain", known: Callable[[float], float]
 ) -> Iterator[np.ndarray]:
-    """Of one way of cutting, from much memory to little."""
+    """The plans of one chain, from much memory to little."""
     count = blocks.passes.count
-    stages = blocks.stages()
-    schedules = ChainSchedules(stages, float(blocks.passes.profile.max()))
+    figures = blocks.figures()
+    schedules = ChainSchedules(figures, float(blocks.passes.profile.max()))
     points, most = len(schedules.bytes), max(PLANS[0], PLANS[1] // count)
     chosen = np.arange(points)
     if points > most:
         ends = np.geomspace(max(schedules.bytes[0], 1.0), schedules.bytes[-1], most)
         chosen = np.unique(np.searchsorted(schedules.bytes, ends, "right") - 1)
-    once = float(stages.cost.sum())
+    once = float(figures.cost.sum())
     for point in reversed(chosen.tolist()):
         if schedules.cost[point] - once >= known(schedules.bytes[point]) * (1 - ALIKE):
             continue
@@ -97,47 +97,51 @@ class _ChainBlock:
 
     Attributes:
       start, stop: the operations.
-      back: the first operation of the backward pass that reads of its own.
-      own: its values but for those that stay.
-      wanted: those of them that the backward pass reads.
+      back: the first operation of the backward pass that reads the block's values.
+      values: its values, except permanent ones.
+      read_backward: those of them that the backward pass reads.
       outgoing: those of them that later blocks read.
     """
 
     start: int
     stop: int
     back: int
-    own: frozenset[int]
-    wanted: frozenset[int]
+    values: frozenset[int]
+    read_backward: frozenset[int]
     outgoing: frozenset[int]
 
 
 class _BlockChain:
-    """The forward pass in blocks that begin at some operations."""
+    """The forward pass as a chain of blocks that begin at given operations.
+
+    Attributes:
+      passes: the forward pass.
+      permanent: values that no plan drops.
+      blocks: the blocks.
+      crosses: for each block, the values that cross its beginning; none at the end.
+    """
 
     def __init__(self, passes: ForwardPass, cost: np.ndarray, cuts: Sequence[int]):
-        self.passes, self._cost = (
-            passes,
-            np.where(passes.tables.recomputable, cost, 0.0),
-        )
+        self.passes = passes
+        self._cost = np.where(passes.tables.recomputable, cost, 0.0)
         pairs = zip(cuts, [*cuts[1:], passes.end], strict=True)
         blocks = [self._block(start, stop) for start, stop in pairs]
         # A block goes backward no later than the one before it.
         backs = np.minimum.accumulate([b.back for b in blocks]).tolist()
         early: set[int] = set()
         for block, back, later in zip(blocks, backs, [*backs[1:], 0], strict=True):
-            # What goes out is there, too, while the next block goes backward.
-            inner = block.wanted - block.outgoing
+            # An outgoing value is in memory while the next block goes backward, too.
+            inner = block.read_backward - block.outgoing
             since = back if inner else later
-            early |= {
-                v for v in inner or block.wanted if passes.backward_reader[v] < since
-            }
+            reader = passes.backward_reader
+            early |= {v for v in inner or block.read_backward if reader[v] < since}
         self.permanent = passes.permanent | early
         self.blocks = [
             replace(
                 block,
                 back=back,
-                own=block.own - early,
-                wanted=block.wanted - early,
+                values=block.values - early,
+                read_backward=block.read_backward - early,
                 outgoing=block.outgoing - early,
             )
             for block, back in zip(blocks, backs, strict=True)
@@ -147,27 +151,27 @@ class _BlockChain:
     def _block(self, start: int, stop: int) -> _ChainBlock:
         """A block by itself.
 
-        It begins to go backward where what it keeps inside is read. A mask or a number
-        may be read long before the rest: that does not count, and it stays.
+        It begins to go backward where its inner values are first read. A mask or a
+        scalar may be read long before the others: it does not count, and is permanent.
         """
         passes, tables = self.passes, self.passes.tables
         made = {v for makes in tables.makes[start:stop] for v in makes}
-        own = made - passes.permanent
-        outgoing = {v for v in own if passes.last_forward[v] >= stop}
-        wanted = {v for v in own if v in passes.backward_reader}
-        inner = wanted - outgoing
-        small = SMALL * max((tables.size[v] for v in inner or wanted), default=0.0)
-        large = [v for v in inner or wanted if tables.size[v] >= small]
-        first = (
-            passes.backward_reader.__getitem__ if inner else partial(self._first, stop)
-        )
+        values = made - passes.permanent
+        outgoing = {v for v in values if passes.last_forward[v] >= stop}
+        reader = passes.backward_reader
+        read = {v for v in values if v in reader}
+        inner = read - outgoing
+        small = SMALL * max((tables.size[v] for v in inner or read), default=0.0)
+        large = [v for v in inner or read if tables.size[v] >= small]
+        first = reader.__getitem__ if inner else partial(self._first, stop)
         back = min([passes.count, *map(first, large)])
-        return _ChainBlock(start, stop, back, *map(frozenset, (own, wanted, outgoing)))
+        return _ChainBlock(start, stop, back, *map(frozenset, (values, read, outgoing)))
 
     def _first(self, stop: int, v: int) -> int:
-        """The first to read `v`, and of later blocks nothing, in the backward pass.
+        """The first backward operation that reads `v` and nothing of later blocks.
 
-        Who reads of both belongs to the later block, for which `v` is there anyway.
+        An operation that reads of both belongs to the later block, for which `v` is in
+        memory anyway.
         """
         passes, tables = self.passes, self.passes.tables
         for i in tables.graph.readers[v]:
@@ -179,7 +183,7 @@ class _BlockChain:
         return passes.backward_reader[v]
 
     def _crossing(self, start: int) -> frozenset[int]:
-        """What is made before an operation and read by it or later, going forward."""
+        """Values made before an operation and read by it or later in the pass."""
         maker = self.passes.tables.maker
         return frozenset(
             v
@@ -189,15 +193,15 @@ class _BlockChain:
 
     @cached_property
     def options(self) -> list[list[BlockOption]]:
-        """What each block may keep, from all to as little as it takes."""
+        """What each block may keep, from all values to as few as possible."""
         tables = self.passes.tables
         return [
-            options(tables, self._cost, b.start, b.stop, b.wanted, b.outgoing)
+            options(tables, self._cost, b.start, b.stop, b.read_backward, b.outgoing)
             for b in self.blocks
         ]
 
-    def stages(self) -> ChainFigures:
-        """The chain as figures."""
+    def figures(self) -> ChainFigures:
+        """The bytes and costs of the chain."""
         size, blocks, crosses = self.passes.tables.size, self.blocks, self.crosses
         total = lambda values: float(size[list(values)].sum())
         forward = self._forward()
@@ -208,7 +212,7 @@ class _BlockChain:
             self._backward(),
             np.array(
                 [
-                    self._while_kept(f, b, b.wanted)
+                    self._while_kept(f, b, b.read_backward)
                     for f, b in zip(forward, blocks, strict=True)
                 ]
             ),
@@ -224,9 +228,9 @@ class _BlockChain:
         )
 
     def _forward(self) -> list[np.ndarray]:
-        """For each block: bytes of every operation beyond what crosses its beginning.
+        """For each block, the bytes of every operation in a sweep that keeps nothing.
 
-        In a sweep that keeps nothing.
+        Without those of the values that cross the block's beginning.
         """
         passes, maker = self.passes, self.passes.tables.maker
         last = passes.last_forward
@@ -234,50 +238,49 @@ class _BlockChain:
         since = [int(maker[v]) if v in self.permanent else last[v] + 1 for v in waits]
         waiting = passes.sums(waits, since, [passes.end] * len(waits))
         live = (passes.profile - waiting[: passes.count])[: passes.end]
-        found = []
-        for cross in self.crosses[:-1]:
-            there = list(cross)
-            until = [last[v] + 1 for v in there]
-            crossing = passes.sums(there, np.zeros(len(there)), until)
-            found.append(live - crossing[: passes.end])
-        return found
+        rows = []
+        for cross in map(list, self.crosses[:-1]):
+            until = [last[v] + 1 for v in cross]
+            crossing = passes.sums(cross, np.zeros(len(cross)), until)
+            rows.append(live - crossing[: passes.end])
+        return rows
 
     def _while_kept(
         self, forward: np.ndarray, block: _ChainBlock, kept: Set[int]
     ) -> float:
-        """Bytes while a block is done and keeps these values."""
+        """The most bytes while a block runs and keeps these values."""
         last, stop = self.passes.last_forward, block.stop
         some = [v for v in kept if last[v] + 1 < stop]
         held = self.passes.sums(some, [last[v] + 1 for v in some], [stop] * len(some))
         return float((forward + held[: self.passes.end])[block.start : stop].max())
 
     def _earlier(self) -> np.ndarray:
-        """(blocks + 1, count + 2) bytes of earlier blocks that wait meanwhile."""
+        """(blocks + 1, count + 2) bytes of earlier blocks' values at each operation."""
         passes, rows = self.passes, []
         for block in self.blocks:
-            some = list(block.own)
+            some = list(block.values)
             until = [passes.last[v] + 1 for v in some]
             rows.append(passes.sums(some, np.zeros(len(some)), until))
         return np.cumsum([np.zeros(passes.count + 2), *rows], axis=0)
 
     def _resting(self) -> np.ndarray:
-        """What is there, but for values of earlier blocks, when each goes backward."""
+        """Bytes alive when each block goes backward, without earlier blocks."""
         passes, maker = self.passes, self.passes.tables.maker
         values, held = list(passes.last), passes.tables.held_set
         ends = [passes.count if v in held else passes.last[v] for v in values]
-        # Between operations: of what is made later or read no more there is nothing.
+        # Between operations: a value is alive after its maker up to its last reader.
         alive = passes.sums(values, maker[values] + 1, np.array(ends) + 1)
         alive = alive[: passes.count] + passes.tables.waiting_outputs(
             np.arange(passes.count)
         )
         backs = [b.back for b in self.blocks]
-        found = [
+        resting = [
             alive[min(back, passes.count - 1)] - earlier[back]
             for back, earlier in zip(backs, self._earlier()[1:], strict=True)
         ]
         some = [v for v in self.permanent if maker[v] < passes.end]
         first = self.passes.tables.size[some].sum()  # of the first forward pass
-        return np.array([0.0, *found[:-1], first])
+        return np.array([0.0, *resting[:-1], first])
 
     def _backward(self) -> np.ndarray:
         """Bytes while each block goes backward, beyond those of earlier blocks."""
@@ -293,20 +296,20 @@ class _BlockChain:
         )
 
     def _remainder(self, block: _ChainBlock) -> float:
-        """What it costs to recompute a block when what goes out of it is there."""
+        """The cost of recomputing a block whose outgoing values are in memory."""
         tables = self.passes.tables
-        wanted = [int(tables.maker[v]) for v in block.wanted - block.outgoing]
+        wanted = [int(tables.maker[v]) for v in block.read_backward - block.outgoing]
         found, stack = set(wanted), wanted
         while stack:
             for u in tables.reads[stack.pop()]:
                 i = int(tables.maker[u])
-                if u in block.own - block.outgoing and i not in found:
+                if u in block.values - block.outgoing and i not in found:
                     found.add(i)
                     stack.append(i)
         return float(self._cost[list(found)].sum())
 
     def sequence(self, plan: Sequence[BackwardStep]) -> np.ndarray:
-        """The sequence that keeps what the plan says while blocks go backward.
+        """The sequence of a plan.
 
         Args:
           plan: what is in memory when the backward pass comes to the last block, the
@@ -320,18 +323,18 @@ class _BlockChain:
             stages.append(list(range(ends[step.block + 1], ends[step.block])))
             held = set(self._others[step.block])
             if step.block == len(blocks) - 1:
-                held |= blocks[-1].own
+                held |= blocks[-1].values
             held.update(*(self.crosses[s] for s in step.crossings))
-            held.update(*(self.options[i][k].kept for i, k in step.keepings))
+            held.update(*(self.options[i][k].kept for i, k in step.options))
             kept.append(held)
         return staged(passes.tables, stages, kept)
 
     @cached_property
     def _others(self) -> list[frozenset[int]]:
-        """What no plan drops when each block goes backward.
+        """Values that no plan drops when each block goes backward.
 
-        Of the forward pass what stays, and what later blocks made: it is read for the
-        last time hereabouts.
+        Those of the backward pass, permanent ones, and those of later blocks: they are
+        read for the last time about then.
         """
         passes, maker = self.passes, self.passes.tables.maker
         return [

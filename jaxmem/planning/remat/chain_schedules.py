@@ -1,27 +1,27 @@
 """The cheapest persistent schedules of a chain of blocks, for every amount of memory.
 
-A *run* of blocks i to j - 1 is to go backward, its last block first, while what crosses
-its beginning stays in memory. Either its first block is done and keeps some of its own
-values until it goes backward itself (F_all, or a part of that), and the run without it
-follows. Or blocks i to s - 1 are done and keep nothing (F_none) but what crosses the
-beginning of block s (F_ck): the run from s on goes backward, then the one from i to s
-is recomputed. Persistent means that a checkpoint stays until its own block has gone
-backward.
+A *run* of blocks i to j - 1 goes backward, its last block first, while what crosses its
+beginning stays in memory. There are two choices:
 
-What crosses the beginning of s is there when the run from s on has gone backward, and
-the last block of the run from i to s need not make it a second time: such a run is
+- Its first block runs and keeps some of its own values until it goes backward itself
+  (F_all in the paper, or a part of it), and the run without it follows.
+- Blocks i to s - 1 run and keep nothing (F_none) but what crosses the beginning of
+  block s (F_ck): the run from s on goes backward, then the one from i to s recomputes.
+
+Persistent means that a checkpoint stays until its own block has gone backward. What
+crosses the beginning of s is still in memory when the run from s on has gone backward,
+so the last block of the run from i to s need not make it a second time: such a run is
 *given* it, if that pays.
 
-For each run there is the whole Pareto front of bytes and cost: no unit of memory is
-chosen beforehand, and one table serves every budget. A front with more than `POINTS`
-points is thinned, which loses less than the step between two of them; so this is
-optimal among persistent schedules of these blocks up to that, as far as the bytes
-stated for the blocks are right.
+Each run has the whole Pareto front of bytes and cost: no unit of memory is chosen
+beforehand, and one table serves every budget. A front with more than `POINTS` points is
+thinned, which loses less than the step between two of them. Up to that the result is
+optimal among persistent schedules, as far as the figures of the blocks are right.
 
 Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, "Optimal checkpointing for
-heterogeneous chains" (https://arxiv.org/abs/1911.13214), section 4; the fronts in the
-place of memory slots, the choice of what a block keeps, and runs that are given what
-crosses their end are added.
+heterogeneous chains" (https://arxiv.org/abs/1911.13214), section 4. Added are fronts in
+the place of memory slots, the choice of what a block keeps, and runs that are given
+what crosses their end.
 """
 
 from collections.abc import Sequence
@@ -30,17 +30,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-POINTS = 1200  # of a front of a run
-ALIKE = 1e-9  # costs that differ by a smaller part are the same
+POINTS = 1200  # of the front of a run
+ALIKE = 1e-9  # relative: costs that differ by less are the same, up to rounding
 
 
 @dataclass(frozen=True)
 class OptionFigures:
-    """One way to do a block such that it keeps some of its values.
+    """The figures of one option of what a block keeps (`BlockOption`).
 
     Attributes:
       held: bytes kept, beside what crosses the beginning of the next block.
-      need: bytes while the block is done so, beside what crosses its own beginning.
+      need: bytes while the block runs so, beside what crosses its own beginning.
       cost: of recomputing the rest when the block goes backward.
     """
 
@@ -51,22 +51,23 @@ class OptionFigures:
 
 @dataclass(frozen=True)
 class ChainFigures:
-    """A chain of n blocks; all figures are bytes, but for costs.
+    """The figures of a chain of n blocks: bytes, except for costs.
 
     Attributes:
-      forward: (n, n); while block k is done in a sweep from the beginning of block i
+      forward: (n, n) bytes while block k runs in a sweep from the beginning of block i
         that keeps nothing, beyond what crosses the beginning of i.
-      crossing: (n, n + 1); what crosses the beginning of s beyond what crosses that of
-        i; nothing crosses n.
-      resting: (n + 1,); what the backward pass has in memory, beside values of earlier
-        blocks, when it comes to block j - 1.
-      backward: (n,); while a block goes backward with its own values all there, beyond
-        what crosses its beginning.
-      whole: (n,); while a block is recomputed with all that its backward pass reads.
-      cost: (n,); of doing a block.
-      remainder: (n,); of recomputing what its backward pass reads when what crosses its
-        end is there.
-      keeping: ways to do each block; some keep all that its backward pass reads.
+      crossing: (n, n + 1) bytes that cross the beginning of s and not that of i;
+        nothing crosses n.
+      resting: (n + 1,) bytes that the backward pass has in memory, beside values of
+        earlier blocks, when it comes to block j - 1.
+      backward: (n,) bytes while a block goes backward with all of its own values in
+        memory, beyond what crosses its beginning.
+      whole: (n,) bytes while a block is recomputed with all that its backward pass
+        reads.
+      cost: (n,) of running a block.
+      remainder: (n,) cost of recomputing what its backward pass reads when what
+        crosses its end is in memory.
+      options: of each block; some keep all that its backward pass reads.
     """
 
     forward: np.ndarray
@@ -76,43 +77,43 @@ class ChainFigures:
     whole: np.ndarray
     cost: np.ndarray
     remainder: np.ndarray
-    keeping: Sequence[Sequence[OptionFigures]]
+    options: Sequence[Sequence[OptionFigures]]
 
 
 class BackwardStep(NamedTuple):
-    """What is in memory for a block when it goes backward.
+    """What is in memory when a block goes backward.
 
     Attributes:
       block: the block.
-      crossings: blocks whose crossing values have been kept.
-      keepings: (block, number of the `OptionFigures` by which it was done).
+      crossings: blocks of which the values that cross their beginning are in memory.
+      options: (block, number of its option) of blocks that keep some of their values.
     """
 
     block: int
     crossings: tuple[int, ...]
-    keepings: tuple[tuple[int, int], ...]
+    options: tuple[tuple[int, int], ...]
 
 
 class _SavedValues(NamedTuple):
-    """What a run keeps: what crosses the beginning of a block, or some of its values.
+    """Values that a run keeps: those crossing a block's beginning, or its own.
 
     Attributes:
       block: the block.
-      keeping: the number of its `OptionFigures`; None for what crosses its beginning.
-      until: the end of the run.
+      option: the number of its option; None for what crosses its beginning.
+      end: the end of the run.
     """
 
     block: int
-    keeping: int | None
-    until: int
+    option: int | None
+    end: int
 
 
 class _RunFront(NamedTuple):
-    """Bytes, rising; the cost that they allow, falling; what to do first.
+    """The Pareto front of a run: bytes, rising; cost, falling; and the first choice.
 
-    A choice below 0 is -1 - k, `OptionFigures` k of the first block; others are a block s,
-    from which the run is split. In `given` is whether it is a run that is given what
-    crosses its end.
+    A choice below 0 is -1 - k, for option k of the first block; others are the block s
+    at which the run is split. `given` says whether the run is given what crosses its
+    end.
     """
 
     bytes: np.ndarray
@@ -126,12 +127,12 @@ class _RunFront(NamedTuple):
 
 
 class _FrontRow:
-    """The fronts of the runs with one beginning, or with one end, one after another.
+    """The concatenated fronts of the runs with the same beginning, or the same end.
 
     Attributes:
       bytes, cost: of all their points.
-      which: the place of each point's front in the row.
-      start: where each front begins.
+      which: the number of each point's front in the row.
+      start: the first point of each front.
     """
 
     def __init__(self):
@@ -147,21 +148,21 @@ class _FrontRow:
 
 
 class ChainSchedules:
-    """The schedules of all blocks of a chain.
+    """The Pareto front of schedules of a chain.
 
     Args:
-      stages: the chain.
+      figures: the chain.
       most: bytes; schedules that take more are left out.
 
     Attributes:
       bytes: of each schedule, rising.
-      cost: of all that is done in the forward pass and recomputed, falling.
+      cost: of the forward pass and all recomputation, falling.
     """
 
-    def __init__(self, stages: ChainFigures, most: float = np.inf):
-        self._stages, self._most = stages, most
-        count = self._count = len(stages.cost)
-        self._before = np.concatenate([[0.0], np.cumsum(stages.cost)])
+    def __init__(self, figures: ChainFigures, most: float = np.inf):
+        self._figures, self._most = figures, most
+        count = self._count = len(figures.cost)
+        self._before = np.concatenate([[0.0], np.cumsum(figures.cost)])
         self._fronts: dict[tuple[int, int, bool], _RunFront] = {}
         self._left: dict[tuple[int, int], _RunFront] = {}
         self._lefts = [_FrontRow() for _ in range(count)]
@@ -184,10 +185,10 @@ class ChainSchedules:
         self._lefts[i].append(self._left[i, j])
 
     def _single(self, i: int, given: bool) -> _RunFront:
-        stages, need = self._stages, self._stages.backward[i]
-        cost = stages.remainder[i] if given else stages.cost[i]
+        figures, need = self._figures, self._figures.backward[i]
+        cost = figures.remainder[i] if given else figures.cost[i]
         if not given or cost > 0:
-            need = max(need, stages.whole[i] + self._resting(i, i + 1, given))
+            need = max(need, figures.whole[i] + self._resting(i, i + 1, given))
         inside = int(need <= self._most)
         row = (np.array([x])[:inside] for x in (float(need), float(cost), -1, given))
         return _RunFront(*row)
@@ -202,37 +203,37 @@ class ChainSchedules:
         return _thinned(front) if j - i < self._count else front
 
     def _resting(self, i: int, j: int, given: bool) -> float:
-        """Bytes there all the time, beyond what crosses the beginning of i."""
-        stages = self._stages
-        return stages.resting[j] + (stages.crossing[i, j] if given else 0.0)
+        """Bytes alive all the time, beyond what crosses the beginning of i."""
+        figures = self._figures
+        return figures.resting[j] + (figures.crossing[i, j] if given else 0.0)
 
     def _kept(self, i: int, j: int, given: bool):
-        """Bytes, costs and choices where the first block keeps some of its values."""
-        stages, rest = self._stages, self._resting(i, j, given)
+        """Bytes, costs and choices if the first block keeps some of its values."""
+        figures, rest = self._figures, self._resting(i, j, given)
         right = self._fronts[i + 1, j, given]
-        for k, keeping in enumerate(stages.keeping[i]):
-            need = max(keeping.need + rest, stages.backward[i])
-            if keeping.cost > 0:
-                need = max(need, stages.whole[i] + stages.resting[i + 1])
-            size = right.bytes + (keeping.held + stages.crossing[i, i + 1])
-            cost = right.cost + (stages.cost[i] + keeping.cost)
+        for k, option in enumerate(figures.options[i]):
+            need = max(option.need + rest, figures.backward[i])
+            if option.cost > 0:
+                need = max(need, figures.whole[i] + figures.resting[i + 1])
+            size = right.bytes + (option.held + figures.crossing[i, i + 1])
+            cost = right.cost + (figures.cost[i] + option.cost)
             yield np.maximum(size, need), cost, np.full(len(size), -1 - k)
 
     def _split(self, i: int, j: int, given: bool):
-        """The same where a sweep to block s keeps nothing but what crosses there.
+        """The same if a sweep to block s keeps nothing but what crosses there.
 
-        At every step of either side, for all s at once: what the other one costs within
-        as many bytes.
+        For each point of either side, and all s at once, this takes the least cost of
+        the other side within as many bytes.
         """
-        stages, rest = self._stages, self._resting(i, j, given)
+        figures, rest = self._figures, self._resting(i, j, given)
         right, left = self._rights[j][given], self._lefts[i]
-        sweep = np.maximum.accumulate(stages.forward[i, i : j - 1])
+        sweep = np.maximum.accumulate(figures.forward[i, i : j - 1])
         # By the place in the row of rights, where the beginning j - 1 comes first.
         least = (np.maximum(sweep, 0.0) + rest)[::-1]
-        held = stages.crossing[i, i + 1 : j][::-1]
-        recomputable = (self._before[i + 1 : j] - self._before[i])[::-1]
+        held = figures.crossing[i, i + 1 : j][::-1]
+        sweep_cost = (self._before[i + 1 : j] - self._before[i])[::-1]
         size = np.maximum(right.bytes + held[right.which], least[right.which])
-        cost = right.cost + recomputable[right.which]
+        cost = right.cost + sweep_cost[right.which]
         last = j - i - 2
         of_left = _within(left, left.bytes, last - right.which, size)
         of_right = _within(right, size, last - left.which, left.bytes)
@@ -246,70 +247,71 @@ class ChainSchedules:
         )
 
     def plan(self, point: int) -> list[BackwardStep]:
-        """What is there when each block begins to go backward, the last block first.
+        """What is in memory when each block goes backward, the last block first.
 
-        What a run keeps is made in the sweep of its last block, so it is there when the
-        blocks before that one begin; but for the first forward pass, which comes before
+        What a run keeps is made in the sweep to its last block, so it is in memory for
+        the blocks before that one; except in the first forward pass, which comes before
         all of them.
 
         Args:
           point: the number of the schedule in `bytes`.
         """
-        found, size = [], float(self.bytes[point])
+        steps, size = [], float(self.bytes[point])
         # Runs still to go backward, the next one last, and what is kept meanwhile.
         waiting: list[tuple[int, int, float, bool, tuple[_SavedValues, ...]]]
         waiting = [(0, self._count, size, False, ())]
         while waiting:
             i, j, size, given, kept = waiting.pop()
             if j == i + 1:
-                found.append(self._step(i, kept, given))
+                steps.append(self._step(i, kept, given))
                 continue
             front = self._fronts[i, j, given]
             s, rest = int(front.choice[front.at(size)]), False
             if s < 0:
-                keeping, s = -1 - s, i + 1
-                held = self._stages.keeping[i][keeping].held
-                kept = (*kept, _SavedValues(i, keeping, j))
+                option, s = -1 - s, i + 1
+                held = self._figures.options[i][option].held
+                kept = (*kept, _SavedValues(i, option, j))
             else:
                 left, held = self._left[i, s], 0.0
                 rest = bool(left.given[left.at(size)])
-            held += self._stages.crossing[i, s]
+            held += self._figures.crossing[i, s]
             waiting.append((i, s, size, rest, kept))
             waiting.append(
                 (s, j, size - held, given, (*kept, _SavedValues(s, None, j)))
             )
-        return found
+        return steps
 
     def _step(
         self, block: int, kept: Sequence[_SavedValues], given: bool
     ) -> BackwardStep:
-        made = [k for k in kept if k.until > block + 1 or k.until == self._count]
-        crossings = [k.block for k in made if k.keeping is None]
-        keepings = [(k.block, k.keeping) for k in made if k.keeping is not None]
+        made = [k for k in kept if k.end > block + 1 or k.end == self._count]
+        crossings = [k.block for k in made if k.option is None]
+        options = [(k.block, k.option) for k in made if k.option is not None]
         return BackwardStep(
             block,
             (*crossings, block + 1) if given else tuple(crossings),
-            tuple(keepings),
+            tuple(options),
         )
 
 
 def _within(row: _FrontRow, size: np.ndarray, which: np.ndarray, most: np.ndarray):
-    """The last point of a front of the row that takes no more; -1 if there is none.
+    """The last point of a front within a number of bytes; -1 if there is none.
 
     Args:
       row: fronts.
       size: bytes of their points, rising in each front.
-      which: the place of the front, for each question.
-      most: bytes, for each question.
+      which: (queries,) the number of the front.
+      most: (queries,) bytes.
     """
+    # One sorted array serves all fronts, since their keys do not overlap.
     apart = 1 + max(size.max(initial=0.0), most.max(initial=0.0))
     keys = row.which * apart + size
-    found = np.searchsorted(keys, which * apart + most, "right") - 1
-    return np.where(found >= row.start[which], found, -1)
+    at = np.searchsorted(keys, which * apart + most, "right") - 1
+    return np.where(at >= row.start[which], at, -1)
 
 
 def _pareto(size, cost, choice, given) -> _RunFront:
-    """The points that no other beats, by rising bytes."""
+    """The points that no other dominates, by rising bytes."""
     order = np.argsort(size, kind="stable")
     size, cost = size[order], cost[order]
     better = np.ones(len(order), bool)

@@ -1,19 +1,19 @@
 """The cheapest recomputation over all orders and repeats, for a few operations.
 
-A shortest path (Dijkstra) over what has been done at least once and what is in memory.
-Doing an operation for the first time is free, in whatever order; a repeat has its cost;
-to drop a value is free. What is proven here is proven of every sequence.
+A shortest path (Dijkstra) over what has run at least once and what is in memory. The
+first run of an operation is free, in any order; a repeat has its cost; dropping a value
+is free. What is proven here is proven of every sequence.
 
-Three rules make it small, and none loses the optimum:
+Three rules keep the number of states small, and none loses the optimum:
 
 - A value that nothing can read any more is dropped at once.
-- Otherwise values are dropped only when an operation would not fit, and then no more of
-  them than it takes: what is there can still be dropped later.
-- A state is left out when another one, reached at no higher cost, has the same done and
-  as much or more in memory.
+- Other values are dropped only when an operation would not fit, and then a minimal set
+  of them: what stays can still be dropped later.
+- A state is left out when another one, reached at no higher cost, has run the same
+  operations and has at least the same values in memory.
 
-The states grow exponentially with the operations that can be in any order; up to a
-dozen or two of them it ends.
+The number of states grows exponentially with the operations that can run in any order;
+the search finishes for up to a dozen or two of them.
 """
 
 import heapq
@@ -25,20 +25,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxmem.planning._liveness import written_over
+from jaxmem.planning._bitsets import bitset, members, union
+from jaxmem.planning._live_ranges import overwritten_bytes
 from jaxmem.planning.remat.sequence import SequenceTables
 
-STATES = 100_000
+STATES = 100_000  # expanded at most, by default: a minute or so
 
 
 @dataclass(frozen=True)
 class ExhaustiveResult:
-    """What the search over all sequences came to.
+    """The result of a search over all sequences.
 
     Attributes:
-      sequence: the cheapest, if one cheaper than what was known was found.
-      complete: whether it came to its end: nothing is cheaper than the sequence, or,
-        without one, than what was known; where nothing was known, there is none.
+      sequence: the cheapest sequence, if it is cheaper than the known one.
+      complete: whether the search ended: nothing is cheaper than the sequence or,
+        without one, than the known one; if none was known, there is none.
     """
 
     sequence: np.ndarray | None
@@ -59,9 +60,8 @@ def search_all(
       tables: a graph without aliases.
       cost: of a repeat of each operation.
       budget: bytes.
-      most: the cost of a sequence that is known already; only cheaper ones are looked
-        for.
-      states: how many may be looked at.
+      most: the cost of a known sequence; only cheaper ones are searched for.
+      states: how many may be expanded.
       until: when to stop, by `time.monotonic`.
     """
     return _ExhaustiveSearch(tables, cost.tolist(), budget).cheapest(
@@ -70,27 +70,30 @@ def search_all(
 
 
 class _ExhaustiveState(NamedTuple):
-    """Sets are whole numbers with a bit for each operation or value."""
+    """The operations that have run, and the values in memory, as bit sets."""
 
     done: int
-    there: int
+    alive: int
 
 
 class _ExhaustiveSearch:
+    """Dijkstra's algorithm over states; an edge is an operation that runs."""
+
     def __init__(self, tables: SequenceTables, cost: list[float], budget: float):
         self._cost, self._budget = cost, budget
         self._count = len(tables.makes)
         self._size = [int(s) for s in tables.size]
-        self._reads = [_set(r) for r in tables.reads]
-        self._makes = [_set(m) for m in tables.makes]
+        self._reads = [bitset(r) for r in tables.reads]
+        self._makes = [bitset(m) for m in tables.makes]
         self._recomputable = tables.recomputable.tolist()
         self._maker = tables.maker.tolist()
-        self._held = _set(tables.held.tolist())
-        once = [m for i, m in enumerate(tables.makes) if not self._recomputable[i]]
-        self._once = _set(v for made in once for v in made)
+        self._held = bitset(tables.held.tolist())
+        self._once = union(
+            made for i, made in enumerate(self._makes) if not self._recomputable[i]
+        )
         operations = tables.graph.operations
         self._scratch = [o.scratch for o in operations]
-        self._over = [
+        self._overwrites = [
             [
                 (min(self._size[v], self._size[u]), v, u)
                 for v, u in o.in_place
@@ -111,11 +114,11 @@ class _ExhaustiveSearch:
             if cost >= most:
                 break
             largest = settled.setdefault(state.done, [])
-            if any(state.there & ~other == 0 for other in largest):
-                continue
-            if state.done == everything and self._held & ~state.there == 0:
+            if any(state.alive & ~other == 0 for other in largest):
+                continue  # another state has as much in memory at no higher cost
+            if state.done == everything and self._held & ~state.alive == 0:
                 return ExhaustiveResult(_sequence(came, state), True)
-            largest.append(state.there)
+            largest.append(state.alive)
             states -= 1
             if states < 0 or time.monotonic() > until:
                 return ExhaustiveResult(None, False)
@@ -128,48 +131,46 @@ class _ExhaustiveSearch:
         return ExhaustiveResult(None, True)
 
     def _steps(self, state: _ExhaustiveState) -> Iterator[tuple[int, _ExhaustiveState]]:
-        """What can be done next, and what is there after it."""
+        """The operations that can run next, with the states that follow."""
         useful = self._useful(state.done)
         for i in range(self._count):
-            if self._reads[i] & ~state.there:
+            if self._reads[i] & ~state.alive:
                 continue
             first = not state.done >> i & 1
-            lacking = self._makes[i] & useful & ~state.there
+            lacking = self._makes[i] & useful & ~state.alive
             if first or (self._recomputable[i] and lacking):
                 done = state.done | 1 << i
-                for there in self._after(i, state.there, done):
-                    yield i, _ExhaustiveState(done, there)
+                for alive in self._after(i, state.alive, done):
+                    yield i, _ExhaustiveState(done, alive)
 
-    def _after(self, i: int, there: int, done: int) -> Iterator[int]:
-        """What can be there after an operation, dropping as little as it takes."""
+    def _after(self, i: int, alive: int, done: int) -> Iterator[int]:
+        """What can be alive after an operation, dropping as little as possible."""
         useful, fixed = self._useful(done), self._fixed(done)
         reads, makes = self._reads[i], self._makes[i]
-        there &= useful | reads  # the rest may go before it runs
+        alive &= useful | reads  # nothing needs the others, so they go first
         dead = reads & ~useful
-        droppable = list(_members(there & useful & ~fixed))
-        over = {u for _, _, u in self._over[i]}
-        dying = [u for u in droppable if u in over and reads >> u & 1]
+        droppable = list(members(alive & useful & ~fixed))
+        overwritable = {u for _, _, u in self._overwrites[i]}
+        dying = [u for u in droppable if u in overwritable and reads >> u & 1]
         others = [v for v in droppable if not (reads | makes) >> v & 1]
-        whole = self._bytes(there | makes) + self._scratch[i]
+        whole = self._bytes(alive | makes) + self._scratch[i]
         fitting: list[int] = []
-        # Inputs that die here may be written over: none of them, if that is enough.
+        # Inputs may be dropped here to be overwritten; none of them, if that fits.
         for count in range(len(dying) + 1):
             for some in itertools.combinations(dying, count):
-                last = dead | _set(some)
+                last = dead | bitset(some)
                 if any(last & f == f for f in fitting):
                     continue
-                saved = written_over(p for p in self._over[i] if last >> p[2] & 1)
+                pairs = (p for p in self._overwrites[i] if last >> p[2] & 1)
+                saved = overwritten_bytes(pairs)
                 excess = whole - saved - self._budget
                 for dropped in self._least_drops(others, excess):
                     if not dropped:
                         fitting.append(last)
-                    yield (there | makes) & useful & ~_set(some) & ~dropped
+                    yield (alive | makes) & useful & ~bitset(some) & ~dropped
 
     def _least_drops(self, values: list[int], excess: float) -> Iterator[int]:
-        """The sets of values of which none can be left out, of at least so many bytes.
-
-        Nothing, if that is enough.
-        """
+        """The minimal sets of values of at least `excess` bytes."""
         if excess <= 0:
             yield 0
             return
@@ -179,7 +180,7 @@ class _ExhaustiveSearch:
         total = list(itertools.accumulate((self._size[v] for v in values), initial=0))
 
         def rest(count: int, missing: float) -> Iterator[int]:
-            """Of the first so many, the largest first; so the last one is needed."""
+            """Of the first `count` values; from large to small, so each is needed."""
             if missing <= 0:
                 yield 0
                 return
@@ -192,26 +193,27 @@ class _ExhaustiveSearch:
         yield from rest(len(values), excess)
 
     def _useful(self, done: int) -> int:
-        """Values that may be read when these operations have been done, and outputs."""
+        """Outputs, and values that may be read after these operations have run."""
         known = self._useful_after.get(done)
         if known is not None:
             return known
         useful, stack = self._held, [i for i in range(self._count) if not done >> i & 1]
-        stack += [self._maker[v] for v in _members(self._held)]
+        stack += [self._maker[v] for v in members(self._held)]
         seen = set(stack)
         while stack:
             i = stack.pop()
             if done >> i & 1 and not self._recomputable[i]:
                 continue
             useful |= self._reads[i]
-            makers = {self._maker[v] for v in _members(self._reads[i])} - seen
+            # Any of these values may be dropped and recomputed, from what it needs.
+            makers = {self._maker[v] for v in members(self._reads[i])} - seen
             seen |= makers
             stack += makers
         self._useful_after[done] = useful
         return useful
 
     def _fixed(self, done: int) -> int:
-        """Values that must not be dropped: they are needed, and made only once."""
+        """Values that must not be dropped: they are needed and cannot be recomputed."""
         needed = self._held
         for i in range(self._count):
             if not done >> i & 1:
@@ -219,7 +221,7 @@ class _ExhaustiveSearch:
         return needed & self._once
 
     def _bytes(self, values: int) -> int:
-        return sum(self._size[v] for v in _members(values))
+        return sum(self._size[v] for v in members(values))
 
 
 def _sequence(came, state: _ExhaustiveState) -> np.ndarray:
@@ -228,17 +230,3 @@ def _sequence(came, state: _ExhaustiveState) -> np.ndarray:
         state, i = came[state]
         steps.append(i)
     return np.array(steps[::-1], np.int64)
-
-
-def _set(members) -> int:
-    found = 0
-    for k in members:
-        found |= 1 << k
-    return found
-
-
-def _members(values: int) -> Iterator[int]:
-    while values:
-        low = values & -values
-        yield low.bit_length() - 1
-        values ^= low

@@ -1,14 +1,14 @@
 """The cheapest recomputation for a budget, by mixed-integer programming.
 
-Stage t ends with the first time operation t is done; before it, in the stage, earlier
-operations may be repeated, in program order. What is kept from stage to stage and
-what is repeated are binary, the bytes alive after each operation of each stage are
-linear in them. The number of variables grows with the square of the operations: for
-graphs of some dozens. Sequences that do an operation twice within a stage, or once more in
-another order, are outside of what is searched.
+Stage t ends with the first run of operation t; before it, in the stage, earlier
+operations may be repeated, in program order. Binary variables say what is kept from
+stage to stage and what is repeated; the bytes alive after each operation of each stage
+are linear in them. The number of variables grows with the square of the operations, so
+this is for graphs of some dozens. It does not cover sequences that run an operation
+twice within a stage, or repeat operations in another order.
 
 Source: Jain et al., "Checkmate" (https://arxiv.org/abs/1910.02653), sections 4.1 to 4.8
-and 5.1 (two-phase rounding); the budgeted writing-over of inputs is added.
+and 5.1 (two-phase rounding); overwriting of inputs is added.
 """
 
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ from scipy.sparse import csr_array
 
 from jaxmem.planning.remat.sequence import SequenceTables, staged, with_missing
 
-GAP = 1e-6  # relative, to which optimality is proven
+GAP = 1e-6  # relative difference to which optimality is proven
 
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """What the solver found.
+    """The result of the solver.
 
     Attributes:
       sequence: the cheapest found, or None.
-      bound: no sequence of this kind costs less beyond doing everything once.
-      proven: whether nothing is cheaper than the sequence, or than what was known.
+      bound: a lower bound of the cost of the repeats, in sequences of this kind.
+      proven: whether nothing is cheaper than the sequence, or than the known one.
     """
 
     sequence: np.ndarray | None
@@ -51,8 +51,7 @@ def solve(
       cost: of each operation.
       budget: bytes.
       time_limit: seconds.
-      most: the cost of a sequence that is known already; only cheaper ones are looked
-        for.
+      most: the cost of a known sequence; only cheaper ones are searched for.
     """
     model = _IntegerProgram(tables, cost, budget)
     model.at_most(most)
@@ -69,9 +68,10 @@ def solve(
 def rounded(
     tables: SequenceTables, cost: np.ndarray, budget: float, time_limit: float
 ) -> list[np.ndarray]:
-    """Sequences from the linear relaxation: what is kept by at least a threshold.
+    """Sequences from the linear relaxation, rounded at several thresholds.
 
-    What is repeated follows from what is kept. The sequences may exceed the budget.
+    The kept values are rounded; the repeats follow from them. The sequences may exceed
+    the budget.
     """
     model = _IntegerProgram(tables, cost, budget)
     result = model.solve(time_limit, relaxed=True)
@@ -81,21 +81,23 @@ def rounded(
 
 
 class _IntegerProgram:
-    """The program; variables are numbered as they are asked for."""
+    """The program; variables are numbered in the order of their creation.
+
+    Attributes:
+      unit: the cost that counts as 1 in the objective.
+    """
 
     def __init__(self, tables: SequenceTables, cost: np.ndarray, budget: float):
         self._tables, self._count = tables, len(tables.makes)
         self.unit = float(cost.max(initial=0.0)) or 1.0
-        self._bytes = max(float(budget), 1.0)  # bytes are counted in budgets
+        self._bytes = max(float(budget), 1.0)  # the unit of bytes, against rounding
         self._whole: list[int] = []
         self._cost: list[float] = []
         self._entries: list[tuple[int, int, float]] = []
         self._limits: list[tuple[float, float]] = []
         self._recomputable: dict[tuple[int, int], int] = {}
         self._kept: dict[tuple[int, int], int] = {}
-        self._readers = [
-            [i for i in tables.graph.readers[v]] for v in range(len(tables.size))
-        ]
+        self._readers = tables.graph.readers
         self._variables(cost)
         for t in range(self._count):
             self._sound(t)
@@ -126,17 +128,17 @@ class _IntegerProgram:
                     later = self._readers[v] and self._readers[v][-1] >= t
                     if t == self._count and v not in held:
                         continue
-                    if later or v in held or self._read_again(v, t):
+                    if later or v in held or self._may_be_reread(v):
                         self._kept[t, v] = self._variable()
         for v in held:
             self._row([(self._kept[self._count, v], 1.0)], 1.0, 1.0)
 
-    def _read_again(self, v: int, t: int) -> bool:
-        """Whether a repeat in stage t or later may read the value."""
+    def _may_be_reread(self, v: int) -> bool:
+        """Whether a repeat may read the value."""
         return any(self._tables.recomputable[i] for i in self._readers[v])
 
     def _done(self, t: int, i: int) -> tuple[list[tuple[int, float]], float]:
-        """Whether operation i is done in stage t: a term, or a constant."""
+        """Whether operation i runs in stage t: terms, and a constant."""
         if i == t:
             return [], 1.0
         x = self._recomputable.get((t, i))
@@ -147,7 +149,7 @@ class _IntegerProgram:
         return [] if x is None else [(x, 1.0)]
 
     def _sound(self, t: int) -> None:
-        """What is read is there; what is kept was there."""
+        """Inputs are in memory, and so was what is kept for the next stage."""
         tables = self._tables
         for i in range(t + 1):
             if i < t and (t, i) not in self._recomputable:
@@ -159,9 +161,9 @@ class _IntegerProgram:
                 self._row(terms, always, np.inf)
             for v in tables.makes[i]:
                 made, constant = self._done(t, i)
-                there = made + self._stays(t, v)
                 if (t + 1, v) in self._kept:
-                    terms = there + [(self._kept[t + 1, v], -1.0)]
+                    before = self._stays(t, v)
+                    terms = [*made, *before, (self._kept[t + 1, v], -1.0)]
                     self._row(terms, -constant, np.inf)
         for i in range(t):
             if (t, i) in self._recomputable:
@@ -172,7 +174,7 @@ class _IntegerProgram:
                     self._row(terms, 0.0, np.inf)
 
     def _memory(self, t: int) -> None:
-        """The bytes alive while each operation of the stage runs fit."""
+        """The bytes alive while each operation of the stage runs are in the budget."""
         tables, scale = self._tables, 1.0 / self._bytes
         alive = [
             (x, tables.size[v] * scale)
@@ -188,11 +190,11 @@ class _IntegerProgram:
             made = sum(tables.size[v] for v in tables.makes[i]) * scale
             scratch = tables.graph.operations[i].scratch * scale
             freed = self._freed(t, i)
-            over = self._over(t, i, freed)
-            # `before`: a variable for the bytes alive after the operation before.
+            overwritten = self._overwritten(t, i, freed)
+            # `before` is a variable: the bytes alive after the previous operation.
             so_far = alive if before is None else [(before, 1.0)]
             terms = so_far + [(x, f * (made + scratch)) for x, f in done]
-            terms += [(x, -f * scale) for x, f in over]
+            terms += [(x, -f * scale) for x, f in overwritten]
             self._row(terms, -np.inf, 1.0 - always * (made + scratch))
             after = self._variable(whole=False)
             terms = so_far + [(x, f * made) for x, f in done] + [(after, -1.0)]
@@ -201,7 +203,7 @@ class _IntegerProgram:
             before = after
 
     def _freed(self, t: int, i: int) -> dict[int, int]:
-        """Value -> whether nothing needs it after operation i of stage t."""
+        """Value -> a variable: nothing needs it after operation i in stage t."""
         tables, found = self._tables, {}
         for v in [*tables.reads[i], *tables.makes[i]]:
             x = found[v] = self._variable()
@@ -218,9 +220,14 @@ class _IntegerProgram:
                         self._row([(x, 1.0), *later], -np.inf, 1.0 - certain)
         return found
 
-    def _over(self, t: int, i: int, freed: dict[int, int]) -> list[tuple[int, float]]:
-        """What operation i writes over: pairs, each output and input once."""
-        size, found = self._tables.size, []
+    def _overwritten(
+        self, t: int, i: int, freed: dict[int, int]
+    ) -> list[tuple[int, float]]:
+        """Variables and bytes of the pairs that operation i overwrites.
+
+        Each output and each input is in one pair at most.
+        """
+        size, pairs = self._tables.size, []
         of: dict[tuple[str, int], list[int]] = {}
         for v, u in self._tables.graph.operations[i].in_place:
             if u not in freed:
@@ -229,14 +236,14 @@ class _IntegerProgram:
             self._row([(x, 1.0), (freed[u], -1.0)], -np.inf, 0.0)
             of.setdefault(("output", v), []).append(x)
             of.setdefault(("input", u), []).append(x)
-            found.append((x, float(min(size[v], size[u]))))
+            pairs.append((x, float(min(size[v], size[u]))))
         for group in of.values():
             if len(group) > 1:
                 self._row([(x, 1.0) for x in group], -np.inf, 1.0)
-        return found
+        return pairs
 
     def at_most(self, cost: float) -> None:
-        """Only what costs no more than this."""
+        """Adds the constraint that the repeats cost no more than this."""
         if np.isfinite(cost):
             terms = [(x, self._cost[x]) for x in self._recomputable.values()]
             self._row(terms, -np.inf, cost / self.unit * (1 + GAP))
@@ -255,7 +262,7 @@ class _IntegerProgram:
         )
 
     def sequence(self, x: np.ndarray, above: float = 0.5) -> np.ndarray:
-        """The sequence that keeps what is kept by more than `above`."""
+        """The sequence that keeps the values whose variables exceed `above`."""
         tables = self._tables
         kept: list[set[int]] = [set() for _ in range(self._count + 1)]
         for (t, v), column in self._kept.items():
@@ -263,6 +270,6 @@ class _IntegerProgram:
                 kept[t].add(v)
         stages = []
         for t in range(self._count):
-            anew = {int(tables.maker[v]) for v in kept[t + 1] - kept[t]}
-            stages.append(with_missing(tables, anew | {t}, set(kept[t])))
+            makers = {int(tables.maker[v]) for v in kept[t + 1] - kept[t]}
+            stages.append(with_missing(tables, makers | {t}, set(kept[t])))
         return staged(tables, stages, kept[:-1])

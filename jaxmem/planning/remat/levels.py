@@ -134,7 +134,7 @@ class _LevelSearch:
         return front.within(target)
 
     def _starts(self, target: float) -> list[np.ndarray]:
-        """Sequences to lower: the next one above, the previous level's, some farther."""
+        """Sequences to lower: the next above, the previous level's, some farther."""
         above = list(self._front.above(target))
         starts = above[:1]
         if not starts or starts[0] is not self.before:
