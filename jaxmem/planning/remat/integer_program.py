@@ -187,7 +187,7 @@ class _IntegerProgram:
             if i < t and (t, i) not in self._recomputable:
                 continue
             done, always = self._done(t, i)
-            made = sum(tables.size[v] for v in tables.makes[i]) * scale
+            made = float(sum(tables.size[v] for v in tables.makes[i])) * scale
             scratch = tables.graph.operations[i].scratch * scale
             freed = self._freed(t, i)
             overwritten = self._overwritten(t, i, freed)
