@@ -22,6 +22,7 @@ from jaxmem.scheduling import (
     _schedule,
     _search,
 )
+from jaxmem.scheduling._operations import compiled_peak, operations_of
 from tests.scheduling.test_budget import RUNGS, Fake, problem
 
 SDS = jax.ShapeDtypeStruct
@@ -302,43 +303,55 @@ def test_order_has_no_more_time_than_the_search(monkeypatch):
     assert 0 < asked[0] <= 0.5 and asked[1:] == [_search.PATIENCE]
 
 
+@pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
+def test_an_order_that_keeps_products_apart_is_not_vain(target):
+    """XLA:GPU would merge both, and hold weights and results side by side."""
+    n = 256
+    x = SDS((n, n), jnp.float32)
+    closed = jax.make_jaxpr(lambda x, u, v: jnp.tanh(x @ u) * jnp.tanh(x @ v))(x, x, x)
+    step = SimpleNamespace(aliases=lambda jaxpr: {}, target=target)
+    run = _search.Run(step, 1, print, None)
+    run.__dict__["_first"] = SimpleNamespace(unordered=closed)
+    least = compiled_peak(operations_of(closed, tpu=target != "h100").graph)
+    run.__dict__["_sequences"] = [SimpleNamespace(bytes=least)]
+    assert run._order_is_vain(limit=1) == (target != "h100")
+
+
 # -- once
 
 
-def test_threads_share_one_search(searches):
-    step, args = in_budget(SHARE)
+def in_three_threads(step, args):
+    """What each found, or the error that says that there is nothing."""
     start, found = threading.Barrier(3), []
 
     def look():
         start.wait()
-        found.append(step.find(args, {}))
+        try:
+            found.append(step.find(args, {}))
+        except BudgetError as error:
+            found.append(error)
 
     threads = [threading.Thread(target=look) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return found
+
+
+def test_threads_share_one_search(searches):
+    step, args = in_budget(SHARE)
+    found = in_three_threads(step, args)
     assert len(searches) == 1
+    assert not isinstance(found[0], BudgetError)
     assert len(found) == 3 and found[0] is found[1] is found[2]
 
 
 def test_threads_share_one_search_that_fails(searches):
     step, args = in_budget(0.01)
-    start, errors = threading.Barrier(3), []
-
-    def look():
-        start.wait()
-        try:
-            step.find(args, {})
-        except BudgetError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=look) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    errors = in_three_threads(step, args)
     assert len(searches) == 1
+    assert all(isinstance(e, BudgetError) for e in errors)
     assert len({(str(e), e.least) for e in errors}) == 1 and len(errors) == 3
     assert errors[0].least > step._options.budget
 

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from jaxmem.planning import Graph, best_greedy, lower_bound, order, peak
 from jaxmem.planning._live_ranges import order_problem
+from jaxmem.planning.order import cache, exact
+from jaxmem.planning.order import search as order_search
 from jaxmem.planning.order.segments import segment_ranges
 from jaxmem.planning.order.sweep import sweep, swept
 from tests.planning import brute, graphs
@@ -111,11 +113,27 @@ def test_segments_that_every_order_does_one_after_another():
     ]
 
 
-def test_segments_are_solved_by_themselves():
-    one, many = order(pearls(1)), order(pearls(30))
+@pytest.fixture
+def worked(monkeypatch):
+    """The names of the steps of the search that were taken."""
+    seen = []
+    for name in ("swept", "improved"):
+        step = getattr(order_search, name)
+        counted = lambda *a, name=name, step=step: seen.append(name) or step(*a)
+        monkeypatch.setattr(order_search, name, counted)
+    solve = lambda *a, **k: seen.append("solve") or exact.solve(*a, **k)
+    monkeypatch.setattr(cache, "solve", solve)
+    return seen
+
+
+def test_segments_are_solved_by_themselves(worked):
+    one = order(pearls(1))
+    worked.clear()
+    many = order(pearls(30))
     assert one.optimal and many.optimal and one.peak == many.peak
     assert many.segments == 60 and many.searched == 0
-    assert many.seconds < 5
+    # A greedy order is the best of each; it is made tidy once, and nothing is searched.
+    assert worked == ["swept"] * many.segments
 
 
 def test_segments_are_where_all_orders_pass():
@@ -161,16 +179,16 @@ def test_updates_come_early_and_casts_late():
     assert max(between(graph, found, "cast", min)) <= 4
 
 
-def test_progress_and_time():
+def test_progress_and_time(worked):
     calls = []
     found = order(
         graphs.training(4, 128, 32), progress=lambda share, peak: calls.append(peak)
     )
     assert calls[-1] == found.peak
     graph = graphs.training(60, 128, 32)
-    began = time.monotonic()
-    short = order(graph, time_limit=0.001)
-    assert time.monotonic() - began < 10
+    worked.clear()
+    short = order(graph, time_limit=0.001)  # it is over when the graph has been read
+    assert "swept" not in worked
     assert short.peak <= peak(graph, best_greedy(graph))
     assert short.lower_bound <= short.peak
 
