@@ -1,6 +1,9 @@
-"""Plans over plain graphs: in which order, at which offsets, what to compute twice.
+"""Plans over plain graphs: the order, the layout in memory, and what to recompute.
 
-Stands on numpy and scipy alone: what is planned need not be a jaxpr.
+It depends on numpy and scipy alone: a graph need not come from a jaxpr. `order` has the
+searches for an order, `layout` those for offsets in an arena, `remat` those for
+recomputation under a budget. They share the graph (`_graph`), the bytes that are alive
+(`_liveness`, `_live_ranges`) and their lower bounds (`_lower_bound`).
 """
 
 from jaxmem.planning._graph import Graph as Graph

@@ -81,7 +81,7 @@ class LayoutSearch:
         self._problem = problem
         self._random = np.random.default_rng(seed)
         self._size = np.append(problem.size, 0)  # one more, which pads `_members`
-        self._sections = _sections(problem)
+        self._sections = _sections_of(problem)
         self._members = _members(self._sections, len(problem.load))
         self._load = self._size[self._members].sum(axis=0)
         self._beside = _beside(problem)
@@ -236,7 +236,7 @@ def _with(whole: np.ndarray, where: slice, part: np.ndarray) -> np.ndarray:
     return whole
 
 
-def _sections(problem: LayoutProblem) -> list[np.ndarray]:
+def _sections_of(problem: LayoutProblem) -> list[np.ndarray]:
     """The sections in which each buffer is alive."""
     rectangles = problem.rectangles
     each = [
@@ -281,6 +281,8 @@ def _alike(problem: LayoutProblem) -> np.ndarray:
     columns = problem.size, problem.alignment, problem.floor
     each = zip(*(column.tolist() for column in columns), strict=True)
     alike = []
-    for buffer, (alive, rest) in enumerate(zip(_sections(problem), each, strict=True)):
+    for buffer, (alive, rest) in enumerate(
+        zip(_sections_of(problem), each, strict=True)
+    ):
         alike.append(same.setdefault((*rest, alive.tobytes()), buffer))
     return np.array(alike, np.int64)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxmem.planning.layout.problem import LayoutProblem
 
 
-def best_fit(
+def place_in_order(
     problem: LayoutProblem,
     order: np.ndarray,
     placed: np.ndarray | None = None,

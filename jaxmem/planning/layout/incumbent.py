@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from jaxmem.planning.layout.fit import best_fit
+from jaxmem.planning.layout.fit import place_in_order
 from jaxmem.planning.layout.problem import LayoutProblem
 
 _none = partial(np.zeros, 0, np.int64)
@@ -45,7 +45,7 @@ class Incumbent:
 
     def fit(self, order: np.ndarray) -> np.ndarray:
         """Offers the layout of best fit in an order; returns its offsets."""
-        fitted, height = best_fit(self.problem, order), self.problem.height
+        fitted, height = place_in_order(self.problem, order), self.problem.height
         if not len(self.fitted) or height(fitted) <= height(self.fitted):
             self.order, self.fitted = order, fitted
         self.offer(fitted)

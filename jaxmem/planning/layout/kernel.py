@@ -10,7 +10,7 @@ from jaxmem.planning.layout.exact import (
     LayoutSearchOptions,
     SearchStopped,
 )
-from jaxmem.planning.layout.fit import best_fit
+from jaxmem.planning.layout.fit import place_in_order
 from jaxmem.planning.layout.incumbent import Incumbent
 from jaxmem.planning.layout.problem import LayoutProblem
 from jaxmem.planning.layout.repair import EjectionRepair
@@ -93,7 +93,7 @@ class KernelSearch:
         placed[kernel] = True
         left = np.flatnonzero(~placed)
         order = left[(-problem.size[left]).argsort(kind="stable")]
-        offsets = best_fit(problem, order, np.flatnonzero(placed), offsets)
+        offsets = place_in_order(problem, order, np.flatnonzero(placed), offsets)
         self._incumbent.offer(offsets)
         high = offsets[bottom.rest] + problem.size[bottom.rest] > target
         if high.any():

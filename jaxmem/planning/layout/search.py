@@ -29,8 +29,7 @@ from jaxmem.planning.layout.buffers import (
     Buffer,
     check_buffers,
 )
-from jaxmem.planning.layout.fit import best_fit as fit_in_order
-from jaxmem.planning.layout.fit import simple_order
+from jaxmem.planning.layout.fit import place_in_order, simple_order
 from jaxmem.planning.layout.improve import improve
 from jaxmem.planning.layout.incumbent import least_height
 from jaxmem.planning.layout.problem import LayoutProblem, make_problem
@@ -127,7 +126,7 @@ def best_fit(
     check_choice("by", by, ("size", "lifetime"))
     buffers = _aligned(_checked(buffers), alignment)
     problem, used = _arrays(buffers)
-    offsets = fit_in_order(problem, simple_order(problem, by))
+    offsets = place_in_order(problem, simple_order(problem, by))
     bound = least_height(problem)
     return _layout(buffers, problem, used, offsets, bound, begin)
 

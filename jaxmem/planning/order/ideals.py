@@ -55,7 +55,7 @@ def _none(sets: np.ndarray, mask: Mask) -> np.ndarray | bool:
     return hits
 
 
-def _number(words: np.ndarray) -> int:
+def _integer(words: np.ndarray) -> int:
     """A set as a Python integer."""
     return int.from_bytes(words.astype("<u8").tobytes(), "little")
 
@@ -170,8 +170,8 @@ def possible(
     layer: IdealLayer, operations: Sequence["SetOperation"]
 ) -> list["SetOperation"]:
     """The operations that can run after some of the sets; most of them cannot."""
-    some = _number(np.bitwise_or.reduce(layer.sets, axis=1))
-    every = _number(np.bitwise_and.reduce(layer.sets, axis=1))
+    some = _integer(np.bitwise_or.reduce(layer.sets, axis=1))
+    every = _integer(np.bitwise_and.reduce(layer.sets, axis=1))
     return [
         s for s in operations if not every >> s.operation & 1 and not s.needs & ~some
     ]

@@ -66,10 +66,10 @@ def first_orders(
                 orders.insert(0, found.operations)
     else:
         orders, complete = [graph.check_order(order)], True
-    return [_in_order(graph, o) for o in orders], complete
+    return [_renumbered_graph(graph, o) for o in orders], complete
 
 
-def _in_order(graph: Graph, order: tuple[int, ...]) -> RenumberedGraph:
+def _renumbered_graph(graph: Graph, order: tuple[int, ...]) -> RenumberedGraph:
     operations = tuple(graph.operations[i] for i in order)
     renumbered = replace(graph, operations=operations)
     return RenumberedGraph(renumbered, np.array(order, np.int64))

@@ -37,7 +37,7 @@ class ProgramResult:
     proven: bool
 
 
-def solve(
+def solve_program(
     tables: SequenceTables,
     cost: np.ndarray,
     budget: float,

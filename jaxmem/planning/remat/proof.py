@@ -14,7 +14,7 @@ from jaxmem.planning.remat.costs import Cost, costs_of
 from jaxmem.planning.remat.exhaustive import search_all
 from jaxmem.planning.remat.first_orders import RenumberedGraph
 from jaxmem.planning.remat.frontier import Frontier, Rematerialised
-from jaxmem.planning.remat.integer_program import rounded, solve
+from jaxmem.planning.remat.integer_program import rounded, solve_program
 from jaxmem.planning.remat.local_search import RematSearch
 from jaxmem.planning.remat.pareto import ParetoFront
 from jaxmem.planning.remat.sequence import SequenceTables
@@ -52,7 +52,9 @@ def proven(
     in_order = complete
     if not complete:
         results = [
-            _in_order(each, front, costs, budget, (until - now) / (len(orders) - k))
+            _solved_in_order(
+                each, front, costs, budget, (until - now) / (len(orders) - k)
+            )
             for k, each in enumerate(orders)
             if (now := time.monotonic()) < until
         ]
@@ -80,7 +82,7 @@ def _searched_all(
     return result.complete
 
 
-def _in_order(
+def _solved_in_order(
     each: RenumberedGraph,
     front: ParetoFront,
     costs: np.ndarray,
@@ -96,7 +98,7 @@ def _in_order(
         state.peak, state.cost, each.in_graph(state.sequence)
     )
     search = RematSearch(tables, order_costs, tell)
-    result = solve(tables, order_costs, budget, time_limit, front.cost(budget))
+    result = solve_program(tables, order_costs, budget, time_limit, front.cost(budget))
     if result.sequence is not None:
         search.state(result.sequence)
     if not result.proven:
