@@ -91,5 +91,5 @@ def _bottom(problem, offsets, buffers, base, need: int) -> BottomStack:
     both = np.stack([rectangles.first, rectangles.end], axis=1).reshape(-1)
     under = np.maximum.reduceat(np.append(base, 0), both)[::2] - rectangles.low
     floor = np.maximum(np.maximum.reduceat(under, problem.start[:-1]), 0)
-    above = problem.part(rest).above(floor[rest])
+    above = problem.subset(rest).above(floor[rest])
     return BottomStack(offsets, long, rest, above, need)

@@ -60,7 +60,7 @@ def improve(
     load = least_height(problem)
     goal = load if capacity is None else max(load, capacity)
     chosen = problem.stretches()
-    incumbents = [Incumbent(problem.part(c), goal) for c in chosen]
+    incumbents = [Incumbent(problem.subset(c), goal) for c in chosen]
 
     def state() -> tuple[int, int]:
         return (

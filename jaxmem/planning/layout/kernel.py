@@ -61,7 +61,7 @@ class KernelSearch:
         if self._search is None or place == 0:
             # A round starts afresh: weights learned in the last one did not succeed.
             thin = len(self._kernel) > _THIN
-            part = self._bottom.above.part(self._kernel, thin=thin)
+            part = self._bottom.above.subset(self._kernel, thin=thin)
             self._search = LayoutSearch(part, self._seed + rounds)
         incumbent, target = self._incumbent, self._incumbent.goal
         if self._iteration % 3 == 2:

@@ -111,7 +111,7 @@ class LayoutProblem:
         alignment = self.alignment[which]
         return -(-offsets // alignment) * alignment
 
-    def part(self, chosen: np.ndarray, thin: bool = False) -> "LayoutProblem":
+    def subset(self, chosen: np.ndarray, thin: bool = False) -> "LayoutProblem":
         """The problem of some of the buffers, in the same unit.
 
         Args:

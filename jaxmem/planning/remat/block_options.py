@@ -25,7 +25,7 @@ OPTIONS = 10  # of what to keep of a block
 class BlockOption:
     """Values that a block keeps, their bytes, and the cost of recomputing the rest."""
 
-    kept: frozenset[int]
+    values: frozenset[int]
     bytes: float
     cost: float
 
@@ -96,8 +96,8 @@ def _cut(tables, start, stop, cost, weight, wanted) -> tuple[frozenset, frozense
     """Operations whose values are kept, and those to recompute, at the least price.
 
     Every wanted value is kept, for its weight, or recomputed, for its cost, from values
-    that are kept or recomputed. An operation is two nodes of the network: 2 k on the
-    sink's side means that it is recomputed or kept, 2 k + 1 that its values are read.
+    that are kept or recomputed. An operation is two nodes of the network. It is
+    recomputed if 2 k is on the sink's side, kept if only 2 k + 1 is, and not needed if neither is.
     """
     count = stop - start
     total = float(cost[np.isfinite(cost)].sum()) + float(weight.sum())

@@ -220,7 +220,7 @@ class _BlockChain:
             np.array([self._remainder(b) for b in blocks]),
             [
                 [
-                    OptionFigures(o.bytes, self._while_kept(f, b, o.kept), o.cost)
+                    OptionFigures(o.bytes, self._while_kept(f, b, o.values), o.cost)
                     for o in some
                 ]
                 for f, b, some in zip(forward, blocks, self.options, strict=True)
@@ -325,7 +325,7 @@ class _BlockChain:
             if step.block == len(blocks) - 1:
                 held |= blocks[-1].values
             held.update(*(self.crosses[s] for s in step.crossings))
-            held.update(*(self.options[i][k].kept for i, k in step.options))
+            held.update(*(self.options[i][k].values for i, k in step.options))
             kept.append(held)
         return staged(passes.tables, stages, kept)
 

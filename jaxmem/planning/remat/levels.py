@@ -45,7 +45,7 @@ def descend(
       effort: in units of `EFFORT`.
       progress: called with the fraction that is done, from 0 to 1.
     """
-    tell = progress or (lambda part: None)
+    tell = progress or (lambda fraction: None)
     plans = chain_plans(
         search.tables, search.cost, plain.events, front.cost, search.late
     )
@@ -57,21 +57,21 @@ def descend(
     targets = np.geomspace(plain.peak, max(bound, 1), LEVELS)[1:]
     missed, reached = 0, []
     for step, target in enumerate(targets):
-        part = (step + 1) / (2 * LEVELS)
-        best = levels.visit(target, part)
+        fraction = (step + 1) / (2 * LEVELS)
+        best = levels.visit(target, fraction)
         if best is None:
             missed += 1
         else:
             levels.before = best
             reached.append(target)
-        tell(part)
+        tell(fraction)
         if missed == MISSES or search.late():
             break
     for step, target in enumerate(reversed(reached)):
-        part = 0.5 + (step + 1) / (2 * len(reached))
+        fraction = 0.5 + (step + 1) / (2 * len(reached))
         if levels.left(1.0) > 0:
-            levels.visit(target, part)
-            tell(part)
+            levels.visit(target, fraction)
+            tell(fraction)
     tell(1.0)
 
 
@@ -93,16 +93,16 @@ class _LevelSearch:
         self.before, self._begin = plain.sequence, search.work
         self._refined: Counter[tuple[float, float]] = Counter()
 
-    def left(self, part: float) -> float:
+    def left(self, fraction: float) -> float:
         """Work that is left until this fraction of the effort is spent."""
-        return self._begin + self._effort * part - self._search.work
+        return self._begin + self._effort * fraction - self._search.work
 
-    def visit(self, target: float, part: float) -> np.ndarray | None:
+    def visit(self, target: float, fraction: float) -> np.ndarray | None:
         """The cheapest sequence within a target, lowered from known ones and improved.
 
         Args:
           target: bytes.
-          part: the fraction of the effort that may be spent by its end.
+          fraction: the fraction of the effort that may be spent by its end.
         """
         search, front, refined = self._search, self._front, self._refined
         best = self._lowered(target)
@@ -112,7 +112,7 @@ class _LevelSearch:
         # a few times only, with a new seed each time.
         name = end, cost = front.step(target)
         if refined[name] < TRIES and cost > 0:
-            search.refine(search.state(best), end, self.left(part), refined[name])
+            search.refine(search.state(best), end, self.left(fraction), refined[name])
             refined[name] += 1
         return front.within(end)
 

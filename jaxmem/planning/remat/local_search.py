@@ -143,11 +143,11 @@ class RematSearch:
         return None
 
     def _better(
-        self, state, runs, target, above, part: float = 0.0
+        self, state, runs, target, above, fraction: float = 0.0
     ) -> EvaluatedSequence | None:
         """The state with these runs, if it is lower by that fraction of their gain."""
         after = self.state(_with_runs(state.sequence, runs))
-        gain = max(part * sum(r.gain for r in runs), above * ABOVE)
+        gain = max(fraction * sum(r.gain for r in runs), above * ABOVE)
         if _above(after, target) >= above - gain:
             return None
         return after if after.peak <= max(state.peak, target) else None
