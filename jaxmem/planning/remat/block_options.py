@@ -97,7 +97,8 @@ def _cut(tables, start, stop, cost, weight, wanted) -> tuple[frozenset, frozense
 
     Every wanted value is kept, for its weight, or recomputed, for its cost, from values
     that are kept or recomputed. An operation is two nodes of the network. It is
-    recomputed if 2 k is on the sink's side, kept if only 2 k + 1 is, and not needed if neither is.
+    recomputed if 2 k is on the sink's side, kept if only 2 k + 1 is, and not needed if
+    neither is.
     """
     count = stop - start
     total = float(cost[np.isfinite(cost)].sum()) + float(weight.sum())
