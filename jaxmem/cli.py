@@ -94,8 +94,7 @@ def demo(
     With `--technique frozen` or `lora` both runs train a part of the parameters, the
     same one. With `inplace-abn` both have batch norms in their MLPs.
     """
-    from jaxmem.demo import Settings
-    from jaxmem.demo._run import run
+    from jaxmem.demo import Settings, run
 
     try:
         settings = Settings(

@@ -6,6 +6,7 @@ kernel.
 """
 
 import functools
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +14,7 @@ import jax
 
 from pallas_kernels import chips
 from pallas_kernels._compat import refused, simulated_platform
-from pallas_kernels._lowering import Candidate, for_chip, kernel_or_xla
+from pallas_kernels.lowering import KernelCandidate, for_chip, kernel_or_xla
 
 Implementation = Literal["xla", "pallas"]
 
@@ -43,8 +44,16 @@ class Measured(NamedTuple):
 MEASURED: tuple[Measured, ...] = ()
 
 
+def kernel_module(kernel: str, platform: str) -> Any:
+    """The module of a kernel's folder: "tpu", "gpu" or "reference".
+
+    It is imported only when a kernel may run, since Pallas takes long to import.
+    """
+    return importlib.import_module(f"pallas_kernels.{kernel}.{platform}")
+
+
 def check_implementation(implementation: Any, *more: str) -> None:
-    """ValueError for what is no implementation; `more`: what else an op has."""
+    """Raises ValueError for an unknown implementation; an op allows `more` names."""
     names = ("xla", "pallas", *more)
     if implementation not in (None, *names):
         *first, last = (f"{name!r}" for name in names)
@@ -124,11 +133,11 @@ def _measured(name: str, x, passes: tuple[bool, ...]) -> dict[str, set[str]]:
     return found
 
 
-def _candidates(name, kernels, reasons, found, args) -> list[Candidate]:
+def _candidates(name, kernels, reasons, found, args) -> list[KernelCandidate]:
     tree = jax.tree.structure(args)
 
-    def one(platform: str, kernel) -> Candidate:
-        return Candidate(
+    def one(platform: str, kernel) -> KernelCandidate:
+        return KernelCandidate(
             platform,
             lambda device: chips.chip_name(device) in found[platform],
             lambda *leaves: tuple(jax.tree.leaves(kernel(*tree.unflatten(leaves)))),

@@ -6,9 +6,9 @@ positions alone are one comparison in the fusion that reads the logits.
 
 import jax.numpy as jnp
 
-from pallas_kernels import _attention as common
-from pallas_kernels._attention import MASKED as MASKED
-from pallas_kernels._attention import Rules as Rules
+from pallas_kernels import attention as common
+from pallas_kernels.attention import MASKED as MASKED
+from pallas_kernels.attention import Rules as Rules
 
 
 def visible(rules: Rules, times, keys, extras):

@@ -1,0 +1,1 @@
+"""GELU, SiLU and their gated units: see `reference.py` for what kernels compute."""
