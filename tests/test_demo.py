@@ -221,7 +221,7 @@ def _traced(settings, name):
 
     def step():
         run = training.start(*training.pair(settings)[name], settings)
-        kept.append(measuring.residual_bytes(measuring.probe(run, settings), 2))
+        kept.append(measuring.residual_bytes(run, settings))
         return run.state, run.step(run.state, _tokens(2), 0)[0]
 
     before, after = jax.eval_shape(step)
@@ -396,7 +396,7 @@ def test_table_says_that_masks_differ_with_dropout(result):
 
 
 def test_run_prints_and_writes(result, tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "compare", lambda *args: result)
+    monkeypatch.setattr(report, "compare", lambda *args, **how: result)
     console = Console(file=io.StringIO(), width=120)
     report.run(TINY, ["cpu"], tmp_path / "new" / "folder", console)
     text = console.file.getvalue()
@@ -409,12 +409,11 @@ def test_run_prints_and_writes(result, tmp_path, monkeypatch):
 
 def test_what_fails_to_compile_costs_only_its_own_figures(result, monkeypatch):
     monkeypatch.setattr(jaxmem, "estimate", _estimate_of_a_line)
-    one = measuring.Probe(lambda x: x, jnp.sum, lambda b: (({}, 0), jnp.ones(b), 0))
-    probes = {"a": one, "b": one._replace(step=None)}
+    runs = {"a": _idle(), "b": training.Run(jnp.sum, None, ({}, 0))}
     targets, told = ("cpu", "h100"), []
-    monkeypatch.setattr(measuring, "residual_bytes", lambda one, batch: 1)
+    monkeypatch.setattr(measuring, "residual_bytes", lambda *args: 1)
     found, problems = measuring.measure(
-        probes, targets, TINY, lambda *step: told.append(step), time.monotonic() + 60
+        runs, TINY, targets, time.monotonic() + 60, lambda *step: told.append(step)
     )
     assert (
         list(found["a"]["compiled"]) == ["cpu", "h100"] and not found["b"]["compiled"]
@@ -428,15 +427,15 @@ def test_what_fails_to_compile_costs_only_its_own_figures(result, monkeypatch):
 
 
 def test_no_largest_batch_after_the_deadline(monkeypatch):
-    one = measuring.Probe(None, None, lambda batch: ())
     with pytest.raises(TimeoutError, match="largest batch"):
-        largest_batch(one, "h100", (2, 100), time.monotonic() - 1)
+        largest_batch(_idle(), TINY, "h100", 100, time.monotonic() - 1)
 
 
 def test_largest_batch_is_one_that_the_micro_batches_divide(monkeypatch):
     monkeypatch.setattr(jaxmem, "estimate", _estimate_of_a_line)
-    one = measuring.Probe(lambda x: x, None, lambda b: (({}, 0), jnp.ones(b), 0))
-    found = largest_batch(one, "h100", (8, 10 * 2**20), time.monotonic() + 60, 7)
+    settings = dataclasses.replace(TINY, batch=7, micro_batches=7)
+    args = "h100", 9 * 2**20, time.monotonic() + 60
+    found = largest_batch(_idle(), settings, *args)
     assert found == Largest(80_000 // 7 * 7, True)
 
 
@@ -486,10 +485,14 @@ def _count(params):
     return sum(x.size for x in jax.tree.leaves(params))
 
 
+def _idle():
+    return training.Run(jnp.sum, lambda x: x, ({}, 0))
+
+
 def _estimate_of_a_line(step, x, tokens, number, *, target, **options):
     if step is None:
         raise RuntimeError(f"the compiler died [{target}]")
-    peak = (2 + len(tokens)) * 2**20
+    peak = (2 + tokens.shape[0]) * 2**20
     return SimpleNamespace(peak_bytes=peak, temp_bytes=peak, at_peak=())
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax
 import jax
@@ -62,29 +62,22 @@ class Comparison:
         return asdict(self) | {"settings": settings, "loss_gap": self.loss_gap}
 
 
-class Listener(NamedTuple):
-    """Functions that are told of the progress of a comparison."""
-
-    training: Callable[[int, dict[str, float]], None] = lambda step, losses: None
-    measuring: Callable[[int, int, str], None] = lambda done, total, what: None
-
-
-_SILENT = Listener()
-
-
 def compare(
     settings: Settings,
     targets: Sequence[str] = ("cpu",),
-    listener: Listener = _SILENT,
     seconds: float = 160.0,
+    *,
+    on_step: Callable[[int, dict[str, float]], None] = lambda step, losses: None,
+    on_compile: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> Comparison:
     """Runs the demonstration.
 
     Args:
         settings: model and course of the training.
         targets: chips to compile the training step for, as in `jaxmem.targets()`.
-        listener: is told of each step and each compile.
         seconds: when to give up the search for the largest batch.
+        on_step: is called with the number of the step and the loss of each run.
+        on_compile: is called with the number of compiles done, their total, and a name.
 
     Returns:
         Losses, times and bytes of both runs.
@@ -100,19 +93,17 @@ def compare(
         name: training.start(*pair, settings, adama.get(name, False))
         for name, pair in training.pair(settings).items()
     }
-    probes = {name: measuring.probe(run, settings) for name, run in runs.items()}
     crops = data.batches(text.train, settings.batch, settings.context, settings.seed)
 
     def report(step, runs):
-        listener.training(step, {name: run.losses[-1] for name, run in runs.items()})
+        on_step(step, {name: run.losses[-1] for name, run in runs.items()})
 
     training.train(runs, crops, settings, report)
     for run in runs.values():
         crops = data.batches(text.validation, settings.batch, settings.context, 0)
         run.validation = training.validate(run, crops, _VALIDATION_BATCHES)
-    figures, problems = measuring.measure(
-        probes, targets, settings, listener.measuring, deadline
-    )
+    measured = measuring.measure(runs, settings, targets, deadline, on_compile)
+    figures, problems = measured
     outcomes = {
         name: Outcome(
             tuple(run.losses), run.validation, median(run.seconds), **figures[name]

@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,55 +47,32 @@ class Largest:
     confirmed: bool
 
 
-class Probe(NamedTuple):
-    """The training step and its loss, with shapes in place of values.
-
-    `loss(trained, frozen, tokens, number)` takes the parts that `split` makes of the
-    parameters.
-    """
-
-    step: Callable
-    loss: Callable
-    make_args: Callable[[int], tuple]
-    split: Callable = partial(jaxmem.trainable, mask=True)
-
-    def estimate(self, target: str, batch: int, **options) -> Any:
-        """The `MemoryReport` of the step at this batch, with a donated state."""
-        args = self.make_args(batch)
-        return jaxmem.estimate(
-            self.step, *args, target=target, donate_argnums=(0,), **options
-        )
-
-
-def probe(run: Run, settings: Settings) -> Probe:
-    """A probe of a run whose state is not donated yet."""
-    state = jax.eval_shape(lambda: run.state)
+def _shapes(run: Run, settings: Settings, batch: int) -> tuple[Any, Any, Any]:
+    """The arguments of a step at this batch, as shapes."""
+    tokens = jax.ShapeDtypeStruct((batch, settings.context + 1), jnp.int32)
     number = jax.ShapeDtypeStruct((), jnp.int32)
+    return jax.eval_shape(lambda: run.state), tokens, number
 
-    def make_args(batch):
-        tokens = jax.ShapeDtypeStruct((batch, settings.context + 1), jnp.int32)
-        return state, tokens, number
 
-    def loss(trained, frozen, tokens, number):
-        return run.loss(frozen.merge(trained), tokens, step_key(settings, number))
-
-    split = partial(jaxmem.trainable, mask=settings.how.trains)
-    return Probe(run.step, loss, make_args, split)
+def _estimate(run: Run, settings: Settings, target: str, batch: int, **options) -> Any:
+    """The report on a step with a donated state, as `jaxmem.estimate` makes it."""
+    args, donated = _shapes(run, settings, batch), {"donate_argnums": (0,)}
+    return jaxmem.estimate(run.step, *args, target=target, **donated, **options)
 
 
 def measure(
-    probes: Mapping[str, Probe],
-    targets: Sequence[str],
+    runs: Mapping[str, Run],
     settings: Settings,
-    report: Callable[[int, int, str], None],
+    targets: Sequence[str],
     deadline: float,
+    report: Callable[[int, int, str], None],
 ) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
     """By name the fields of `comparison.Outcome`, and what failed with the reason.
 
     Compiles run side by side. Those at the given batch come first; the search for the
     largest batch ends at the deadline. What fails costs only its own figure.
     """
-    pairs = [(name, target) for target in targets for name in probes]
+    pairs = [(name, target) for target in targets for name in runs]
     chips = [pair for pair in pairs if pair[1] != "cpu"]
     total, done, problems = len(pairs) + len(chips), count(1), []
 
@@ -114,36 +90,35 @@ def measure(
         return results
 
     def find_largest(name, target):
-        small = settings.batch, at_batch[name, target].peak_bytes
-        return largest_batch(probes[name], target, small, deadline, settings.n)
+        peak = at_batch[name, target].peak_bytes
+        return largest_batch(runs[name], settings, target, peak, deadline)
 
-    held = {
-        name: residual_bytes(one, settings.batch // settings.n)
-        for name, one in probes.items()
-    }
-    at_batch = each(lambda name, t: compiled(probes[name], t, settings.batch), pairs)
+    at_batch = each(lambda name, t: compiled(runs[name], settings, t), pairs)
     largest = each(find_largest, [pair for pair in chips if pair in at_batch])
-    figures = {"compiled": at_batch, "largest_batch": largest}
-    return {
-        name: {"residual_bytes": held[name]}
-        | {
-            figure: {t: by_pair[name, t] for t in targets if (name, t) in by_pair}
-            for figure, by_pair in figures.items()
-        }
-        for name in probes
-    }, tuple(sorted(problems))
+    figures = {}
+    for name, run in runs.items():
+        figures[name] = {"residual_bytes": residual_bytes(run, settings)}
+        for figure, found in (("compiled", at_batch), ("largest_batch", largest)):
+            of_run = {t: found[name, t] for t in targets if (name, t) in found}
+            figures[name][figure] = of_run
+    return figures, tuple(sorted(problems))
 
 
-def residual_bytes(one: Probe, batch: int) -> int:
-    """What the forward pass of `batch` sequences saves, beside the parameters."""
-    (params, _), tokens, number = one.make_args(batch)
-    args = *one.split(params), tokens, number
-    return jaxmem.residuals(one.loss, *args, argnums=0).total_bytes
+def residual_bytes(run: Run, settings: Settings) -> int:
+    """What the forward pass of a micro-batch saves, beside the parameters."""
+    batch = settings.batch // settings.n
+    (params, _), tokens, number = _shapes(run, settings, batch)
+
+    def loss(trained, frozen, tokens, number):
+        return run.loss(frozen.merge(trained), tokens, step_key(settings, number))
+
+    parts = jaxmem.trainable(params, settings.how.trains)
+    return jaxmem.residuals(loss, *parts, tokens, number, argnums=0).total_bytes
 
 
-def compiled(one: Probe, target: str, batch: int) -> Compiled:
-    """The bytes of the step at this batch on one target."""
-    report = one.estimate(target, batch)
+def compiled(run: Run, settings: Settings, target: str) -> Compiled:
+    """The bytes of the step on one target."""
+    report = _estimate(run, settings, target, settings.batch)
     by_module = defaultdict(int)
     for holder in report.at_peak:
         if holder.kind == "temp":
@@ -157,20 +132,15 @@ def part(path: str) -> str:
 
 
 def largest_batch(
-    one: Probe, target: str, small: tuple[int, int], deadline: float, n: int = 1
+    run: Run, settings: Settings, target: str, peak_bytes: int, deadline: float
 ) -> Largest:
-    """The largest batch that fits a chip, to two digits, and divisible by n.
+    """The largest batch that fits a chip, to two digits, of whole micro-batches.
 
     The demonstration has three minutes, and `jaxmem.max_batch`, which finds the exact
     number, takes more compiles. The peak is close to a straight line in the batch: one
-    more compile gives the line, and another one confirms what it predicts.
-
-    Args:
-        one: the probe of a run.
-        target: the chip.
-        small: a batch size and the bytes its step takes there.
-        deadline: of `time.monotonic()`; after it a prediction is left unconfirmed.
-        n: micro-batches a step.
+    more compile gives the line, and another one confirms what it predicts. After the
+    deadline, of `time.monotonic()`, a prediction is left unconfirmed. `peak_bytes` is
+    the peak at the settings' batch.
     """
     room = {t.name: t.memory_bytes for t in jaxmem.targets()}[target]
     assert room is not None  # a chip: no batch is the largest on cpu
@@ -179,15 +149,17 @@ def largest_batch(
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("no time left to look for the largest batch")
-        return one.estimate(target, batch, timeout=left).peak_bytes
+        return _estimate(run, settings, target, batch, timeout=left).peak_bytes
 
-    batch, bytes_ = small[0] * _FACTOR, peak(small[0] * _FACTOR)
-    slope = (bytes_ - small[1]) / (batch - small[0])
-    guess = rounded(int(batch + (room - bytes_) / slope)) // n * n
+    batch = settings.batch * _FACTOR
+    bytes_ = peak(batch)
+    slope = (bytes_ - peak_bytes) / (batch - settings.batch)
+    fits = rounded(int(batch + (room - bytes_) / slope))
+    fits = fits // settings.n * settings.n
     try:
-        return Largest(guess, peak(guess) <= room)
+        return Largest(fits, peak(fits) <= room)
     except (TimeoutError, RuntimeError):  # no time left, or the compiler ran out
-        return Largest(guess, False)
+        return Largest(fits, False)
 
 
 def rounded(batch: int) -> int:

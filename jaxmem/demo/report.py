@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -17,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 import jaxmem
-from jaxmem.demo.comparison import Comparison, Listener, compare
+from jaxmem.demo.comparison import Comparison, compare
 from jaxmem.demo.figures import draw
 from jaxmem.demo.settings import Settings
 
@@ -45,7 +46,7 @@ def run(
     columns = TextColumn("{task.description:<10}"), *columns
     note = TextColumn("{task.fields[note]}")
     with Progress(*columns, note, console=console) as progress:
-        result = compare(settings, targets, _listener(progress, settings))
+        result = compare(settings, targets, **_listeners(progress, settings))
     console.print(table(result))
     (out / "demo.json").write_text(json.dumps(result.to_json(), indent=2) + "\n")
     console.print(f"wrote {out / 'demo.json'}")
@@ -74,7 +75,7 @@ def checked(targets: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(targets))
 
 
-def _listener(progress: Progress, settings: Settings) -> Listener:
+def _listeners(progress: Progress, settings: Settings) -> dict[str, Any]:
     training = progress.add_task("training", total=settings.steps, note="compiling")
     measuring = progress.add_task("measuring", total=None, note="", start=False)
 
@@ -82,11 +83,11 @@ def _listener(progress: Progress, settings: Settings) -> Listener:
         note = "  ".join(f"{name} {loss:.3f}" for name, loss in losses.items())
         progress.update(training, completed=step, note=note)
 
-    def on_measure(done, total, what):
+    def on_compile(done, total, what):
         progress.start_task(measuring)
         progress.update(measuring, completed=done, total=total, note=what)
 
-    return Listener(on_step, on_measure)
+    return {"on_step": on_step, "on_compile": on_compile}
 
 
 def table(result: Comparison) -> Table:
