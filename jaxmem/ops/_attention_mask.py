@@ -44,6 +44,6 @@ def kept(rules: Rules, seed, heads: int, length: int, rows, times, keys):
     n = jnp.arange(heads, dtype=jnp.uint32)[None, :, None, None]
     t = times.astype(jnp.uint32)[None, None, :, None]
     s = keys.astype(jnp.uint32)[None, None, None, :]
-    return common.kept(
+    return common.dropout_mask(
         rules, seed, common.dropout_row(rules, b, n, t, heads, length), s
     )

@@ -217,7 +217,7 @@ def _backward_kernel(plan: Plan, outs, platform: str, a) -> dict[str, Any]:
         kept, _, shift, inverse = recovery(plan.norm, *_recoverable(plan, a))
         var = None if a["var"] is None else a["var"].reshape(-1)
         output = var, shift, inverse
-    rows = {"g": _rows(g), "g_total": _rows(a["g_total"]), "kept": _rows(kept)}
+    rows = {"g": _rows(g), "g_total": _rows(a["g_total"]), "saved": _rows(kept)}
     rows |= {"seed": a.get("seed"), "scale": a["scale"]}
     run = dispatch.kernel_module("norm", platform).backward
     grads = run(rows, output, rules=_rules(plan), outs=outs)

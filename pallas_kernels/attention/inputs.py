@@ -113,7 +113,7 @@ def dropout_row(rules: Rules, b, n, t, heads: int, length: int):
     return (b * np.uint32(heads) + n) * np.uint32(length) + t
 
 
-def kept(rules: Rules, seed, row, column):
+def dropout_mask(rules: Rules, seed, row, column):
     """Dropout's mask; `row` and `column` are uint32 and broadcast."""
     return random_bits(seed, row, column) >= threshold(rules.rate)
 

@@ -209,12 +209,12 @@ def _backward_body(rules: NormRules, count: int, ins, outs) -> None:
     names = [name for name in ("scale", "bias") if name in outs]
     dropout = row.dropout(rules, ins["seed"]) if "seed" in ins else None
 
-    def one(sums, r, g, kept, g_total=None):
+    def one(sums, r, g, saved, g_total=None):
         if "inverse" in ins:
             var = ins["var"][r] if "var" in ins else None
-            xhat = (kept - shift) * inverse
+            xhat = (saved - shift) * inverse
         else:
-            off, _, var = arithmetic.moments(rules, kept, row.mean)
+            off, _, var = arithmetic.moments(rules, saved, row.mean)
             xhat = off * arithmetic.rstd(rules, var)
         shares = {"scale": g * xhat, "bias": g}
         for name, ref in sums.items():
@@ -231,7 +231,7 @@ def _backward_body(rules: NormRules, count: int, ins, outs) -> None:
             d = d if dropout is None else dropout(r, d)
             outs["x"][r] = d.astype(outs["x"].dtype)
 
-    read = {k: ins[k] for k in ("g", "kept", "g_total") if k in ins}
+    read = {k: ins[k] for k in ("g", "saved", "g_total") if k in ins}
 
     def whole(*refs):
         sums = dict(zip(names, refs, strict=True))
@@ -252,7 +252,7 @@ def backward(
 
     Rows of a multiple of 128 elements, at most 8192.
     """
-    ins: dict[str, Any] = {k: arrays.get(k) for k in ("g", "g_total", "kept", "scale")}
+    ins: dict[str, Any] = {k: arrays.get(k) for k in ("g", "g_total", "saved", "scale")}
     g = ins["g"]
     big = {k: like(g, g.shape, d) for k, d in outs.items() if k in ("x", "residual")}
     _check(*ins.values(), *big.values())

@@ -262,12 +262,12 @@ def _backward_body(rules: NormRules, blocks: _RowBlocks, ins, outs) -> None:
 
     def slab(first):
         rows = pl.ds(first, blocks.slab)
-        g, kept = float32(ins["g"][rows, :]), float32(ins["kept"][rows, :])
+        g, saved = float32(ins["g"][rows, :]), float32(ins["saved"][rows, :])
         if "inverse" in ins:
             var = blocks.take(ins["var"], first) if "var" in ins else None
-            xhat = (kept - shift) * inverse
+            xhat = (saved - shift) * inverse
         else:
-            off, _, var = arithmetic.moments(rules, kept, _mean_of)
+            off, _, var = arithmetic.moments(rules, saved, _mean_of)
             xhat = off * arithmetic.rstd(rules, var)
         shares = {"scale": g * xhat, "bias": g}
         for name in sums:
@@ -301,11 +301,11 @@ def backward(
       arrays: by name; those that are not there may be None or missing.
         "g": [N, D], the gradient of the output.
         "g_total": [N, D], that of the sum.
-        "kept": [N, D], what was normalised; with `output`, what the norm returned.
+        "saved": [N, D], what was normalised; with `output`, what the norm returned.
         "seed": uint32[2], if there was dropout and "x" is wanted.
         "scale": [D].
       output: None, or (variance [N], shift [D], inverse [D]) such that the normalised
-        input is `(kept - shift) * inverse`; the variance may be None where neither "x"
+        input is `(saved - shift) * inverse`; the variance may be None where neither "x"
         nor "residual" is wanted.
       rules: the formula.
       outs: the wanted gradients and their dtypes: "x", "residual" (that of the sum),
@@ -320,7 +320,7 @@ def backward(
     """
     g = arrays["g"]
     big = {k: like(g, g.shape, d) for k, d in outs.items() if k in ("x", "residual")}
-    _check(g, arrays.get("g_total"), arrays["kept"], *big.values())
+    _check(g, arrays.get("g_total"), arrays["saved"], *big.values())
     blocks = _RowBlocks(g.shape, block)
     var, shift, inverse = (None,) * 3 if output is None else output
     ins = _laid_out(arrays | {"shift": shift, "inverse": inverse})

@@ -16,7 +16,7 @@ from jaxmem.memory import targets
 from jaxmem.ops import _attention_xla, _random
 from jaxmem.ops._attention import dot_product_attention
 from pallas_kernels import simulated
-from pallas_kernels.attention import Extras, Inputs, Rules, dropout_row, kept
+from pallas_kernels.attention import Extras, Inputs, Rules, dropout_mask, dropout_row
 from pallas_kernels.attention import gpu as attention_gpu
 from pallas_kernels.attention.gpu import tables
 from pallas_kernels.attention.gpu.tables import make_case, row_statistics
@@ -223,7 +223,9 @@ def test_queries_beyond_their_sequence_by_statistics_of_the_twin():
 def mask_of(rules, seed, b, n, t, s):
     shape = b, n, t, s
     at = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(4)]
-    return np.asarray(kept(rules, seed, dropout_row(rules, *at[:3], n, t), at[3]))
+    return np.asarray(
+        dropout_mask(rules, seed, dropout_row(rules, *at[:3], n, t), at[3])
+    )
 
 
 def test_dropout_bits_are_those_of_the_twin():

@@ -187,11 +187,11 @@ def test_blocks_that_rows_do_not_fill(platform, rows, width, block, x64):
         inputs = common | {"x": x, "residual": residual, "bias": bias}
         new = kernels.forward(inputs, dtype=jnp.float32, stats=True, **some)
         back = common | {"g": g, "g_total": g_total}
-        old = kernels.backward(back | {"kept": new["total"]}, outs=outs, **some)
+        old = kernels.backward(back | {"saved": new["total"]}, outs=outs, **some)
         mean, var = (new.pop(name) for name in ("mean", "var"))
         shift, inverse = bias, 1 / scale
         again = kernels.backward(
-            back | {"kept": new["y"]}, (var, shift, inverse), outs=outs, **some
+            back | {"saved": new["y"]}, (var, shift, inverse), outs=outs, **some
         )
         return new, mean, var, old, again
 
@@ -447,7 +447,7 @@ def test_backward_alone_allocates_nothing(platform):
     def backward(g, x, scale):
         rules = NormRules(1e-6, True)
         return MODULES[platform].backward(
-            {"g": g, "kept": x, "scale": scale}, rules=rules, outs=outs
+            {"g": g, "saved": x, "scale": scale}, rules=rules, outs=outs
         )
 
     report = _estimate(platform, backward, x, x, vector, donate_argnums=0)

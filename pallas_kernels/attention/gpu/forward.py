@@ -32,7 +32,7 @@ def forward(
     q = inputs.q
     case = make_case(rules, inputs, "forward", blocks)
     tables = make_tables(case, inputs)
-    kept = np.float32(1 - rules.rate)
+    share = np.float32(1 - rules.rate)  # of probabilities that dropout keeps
 
     def start():
         o = jnp.zeros((case.block_q, case.size), _F32)
@@ -52,7 +52,7 @@ def forward(
 
     def end(carry):
         o, top, total = carry
-        factor = np.float32(1) / (total * kept)
+        factor = np.float32(1) / (total * share)
         return {"o": o * spread(factor, o.shape, 0), "top": top, "total": total}
 
     number = like(q, case.rows, _F32)

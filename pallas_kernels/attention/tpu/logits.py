@@ -115,5 +115,7 @@ class LogitsBlock:
             for x in (self.at.b, self.at.pack * sizes.pack + n, self.t, self.s)
         )
         row = common.dropout_row(rules, b, head, t, sizes.heads, sizes.queries)
-        keep = common.kept(rules, (self.scalars.seed[0], self.scalars.seed[1]), row, s)
+        keep = common.dropout_mask(
+            rules, (self.scalars.seed[0], self.scalars.seed[1]), row, s
+        )
         return lambda x: where(keep, x)
