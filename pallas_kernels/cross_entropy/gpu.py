@@ -9,8 +9,8 @@ tokens, and both are too large for a chip. So a kernel recomputes the logits of 
 and writes their cotangent, in the dtype of x, to a workspace, and XLA computes the
 product: for x a block is some tokens and the whole vocabulary, for the kernel some
 columns and all tokens. Neither product is then summed over blocks, which would need a
-float32 gradient of x. The cost is to compute the logits twice: five products where plain
-jax in blocks needs four, and three where only one of the gradients is wanted.
+float32 gradient of x. The cost is to compute the logits twice: five products where
+plain jax in blocks needs four, and three where only one of the gradients is wanted.
 
 Supported: bfloat16 and float16, x and kernel alike, features in multiples of 64, and a
 vocabulary in multiples of 64. `LossOptions.precision` has no effect.
