@@ -33,6 +33,8 @@ class Choice:
       sequence: numbers of operations outside of loops, some of them more than once, as
         `operations_of` counts them; empty for the order of the step.
       plain: whether the step is left as it was given, whatever the others say.
+      compared: whether a compiler compares the step with the one given; else nothing is
+        done but what the step's graph shows to gain clearly (`_clear_gain.py`).
     """
 
     machine: str = "cpu"
@@ -47,9 +49,10 @@ class Choice:
     order: bool = False
     sequence: tuple[int, ...] = field(default=(), repr=False)
     plain: bool = False
+    compared: bool = True
 
 
-NO_CHOICE = Choice()
+NO_CHOICE = Choice(compared=False)
 NAMED = Choice(named=True)
 
 

@@ -19,10 +19,12 @@ def notes_of(found: Rewritten, choice: Choice) -> Iterator[str]:
         yield from held_up(closed, aliases)
     closed = list(dict.fromkeys(_closed(found)))
     yield from closed
+    yield from dict.fromkeys(found.left)
     if choice.plain:
         yield "nothing is changed: as it was given the step takes least"
     elif fingerprint(found.flat) == fingerprint(found.jaxpr):
-        why = "" if closed else f": {_why_nothing(found.flat)}"
+        said = closed or found.left
+        why = "" if said else f": {_why_nothing(found.flat)}"
         yield f"nothing is changed{why}"
 
 

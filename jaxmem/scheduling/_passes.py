@@ -1,7 +1,7 @@
 """The passes in order, over a step and over what it holds inside."""
 
 import collections
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from jaxmem import _compat, _jaxpr
 from jaxmem.scheduling._carried import carried
 from jaxmem.scheduling._choice import NO_CHOICE, Choice, price_at
+from jaxmem.scheduling._clear_gain import clearly_ordered, gains_clearly, not_made
 from jaxmem.scheduling._flatten import flatten
 from jaxmem.scheduling._graph import Graph
 from jaxmem.scheduling._machine import fused_only
@@ -21,7 +22,12 @@ from jaxmem.scheduling._reordered import reordered, repeat
 from jaxmem.scheduling._scan_constants import constants_inside
 from jaxmem.scheduling._scan_inputs import cast_inside
 from jaxmem.scheduling._scan_part import remake_part
-from jaxmem.scheduling._scan_residuals import remake, remakes, remakes_by_names
+from jaxmem.scheduling._scan_residuals import (
+    Remake,
+    remake,
+    remakes,
+    remakes_by_names,
+)
 from jaxmem.scheduling._scan_segments import remake_segments
 from jaxmem.scheduling._scans import is_var, xs_of, ys_of
 from jaxmem.scheduling._segments import segmented
@@ -51,6 +57,7 @@ class Rewritten:
       levels: the lists of equations, one inside another, before their operations were
         put in order, with the aliases of each.
       flat: the jaxpr before all passes, its calls written out.
+      left: in words, what was not done since no compiler could compare.
     """
 
     jaxpr: Any
@@ -64,6 +71,7 @@ class Rewritten:
     waits: bool = False
     levels: tuple[tuple[Any, Aliases], ...] = ()
     flat: Any = None
+    left: tuple[str, ...] = ()
 
 
 def rewrite(
@@ -119,7 +127,7 @@ def _level(
     """One list of equations, the body of `loop`; then the bodies of the scans in it."""
     closed = constants_inside(cast_inside(closed))
     found = tuple(pairs(closed))
-    closed, remade = _remade(closed, choice)
+    closed, remade, left = _remade(closed, choice)
     lists, cut = [], []
     if loop is None or not is_transposed(loop):  # else its forward pass is elsewhere
         lists = [closed]
@@ -134,8 +142,11 @@ def _level(
         cut += repeated
     elif choice.order and loop is None:
         closed = reordered(closed, aliases, choice.machine)
-    else:
+    elif choice.compared:
         closed = in_order(closed, aliases)
+    else:
+        closed, why = clearly_ordered(closed, aliases)
+        left += why
     before, inner = closed, []
     closed = shrink_first(closed) if choice.waits else closed
     waits = closed is not before
@@ -154,11 +165,15 @@ def _level(
         sum(plan.offloaded for plan in remade) + sum(r.offloaded for r in inner),
         waits or any(r.waits for r in inner),
         tuple([(unordered, aliases), *(x for r in inner for x in r.levels)]),
+        left=tuple([*left, *(x for r in inner for x in r.left)]),
     )
 
 
-def _remade(closed, choice: Choice) -> tuple[Any, list]:
-    """What is worth its price made again, in all layers and then in the first ones."""
+def _remade(closed, choice: Choice) -> tuple[Any, list, list[str]]:
+    """What is worth its price made again, in all layers and then in the first ones.
+
+    The jaxpr, what was done, and in words what was not.
+    """
     price = price_at(choice.rate, choice.machine)
     plans = partial(remakes, price=price, offload=choice.offload)
     if choice.named:
@@ -170,11 +185,19 @@ def _remade(closed, choice: Choice) -> tuple[Any, list]:
     if choice.more is not None:
         price = price_at(choice.more, choice.machine)
         ways.append((partial(remakes, price=price, part=choice.part), remake_part))
-    done = []
+    done, left = [], []
     for plans, apply in ways:
-        closed, found = _until_done(closed, plans, apply)
+        if choice.compared:
+            closed, found = _until_done(closed, plans, apply)
+        else:
+            closed, found = _until_done(closed, partial(_gaining, plans), apply)
+            left += not_made(closed, plans(closed))
         done += found
-    return closed, done
+    return closed, done, left
+
+
+def _gaining(plans: Callable, closed) -> Iterator[Remake]:
+    return (plan for plan in plans(closed) if gains_clearly(closed, plan))
 
 
 def _again_in_list(closed, choice: Choice) -> tuple[Any, list[Any]]:

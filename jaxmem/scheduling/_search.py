@@ -23,11 +23,15 @@ from jaxmem.scheduling._budget import (
     unreachable,
 )
 from jaxmem.scheduling._candidates import Candidates, OtherOptions, OutOfTime
-from jaxmem.scheduling._choice import NAMED, NO_CHOICE, Choice
+from jaxmem.scheduling._choice import NAMED, Choice
 from jaxmem.scheduling._ladder import Rung, Step, ladder, step_of
 from jaxmem.scheduling._ladder_segments import in_segments
 from jaxmem.scheduling._machine import MACHINES, flops, seconds
-from jaxmem.scheduling._operations import compiled_peak, operations_of
+from jaxmem.scheduling._operations import (
+    as_compiled,
+    compiled_peak,
+    operations_of,
+)
 from jaxmem.scheduling._passes import Aliases, Rewritten
 from jaxmem.scheduling._plan import Plan
 from jaxmem.scheduling._reordered import PATIENCE, sequences
@@ -239,7 +243,7 @@ class Run:
 
     @functools.cached_property
     def _first(self) -> Rewritten:
-        return self.step.rewritten(NAMED if self.named else NO_CHOICE)
+        return self.step.rewritten(NAMED if self.named else Choice(self.step.target))
 
     @functools.cached_property
     def _about(self) -> Step:
@@ -315,12 +319,14 @@ class Run:
         """Whether an order alone will not do, nor tell more than the order there is.
 
         Where it is far from the limit, what may be done again is looked for at once,
-        while the first choice is compiled.
+        while the first choice is compiled. XLA:GPU merges products there, which it
+        cannot do across the barriers of an order.
         """
         first = self._first.unordered
         tpu = is_tpu(self.step.target)
-        graph = operations_of(first, self.step.aliases(first), tpu=tpu).graph
-        there, peak = graph.bytes_of(graph.arguments), compiled_peak(graph)
+        ops = operations_of(first, self.step.aliases(first), tpu=tpu)
+        there = ops.graph.bytes_of(ops.graph.arguments)
+        peak = compiled_peak(as_compiled(ops, tpu))
         if there + peak <= _FAR * limit:
             return False
         least = self._sequences[0].bytes
