@@ -1,7 +1,8 @@
-"""What is decided where a program is lowered: there its chip and devices are known.
+"""Decisions at lowering, when a program's chip and number of devices are known.
 
-A check, which is the identity, that a kernel is for the chip; and a choice between XLA
-and a kernel, which is XLA for every transformation but lowering.
+There are two primitives. One is the identity, and checks that a kernel supports the
+chip. The other chooses between XLA and a kernel; every transformation but lowering
+treats it as XLA.
 """
 
 import warnings
@@ -30,7 +31,7 @@ _for_chip.multiple_results = True
 
 
 def for_chip(args: Any, needs: Needs) -> Any:
-    """`args`, arrays in a pytree; ValueError if lowered for a chip that will not do."""
+    """`args`, a pytree; lowering for a chip without these needs raises ValueError."""
     leaves, tree = jax.tree.flatten(args)
     return jax.tree.unflatten(tree, _for_chip.bind(*leaves, needs=needs))
 
@@ -59,10 +60,10 @@ class KernelCandidate(NamedTuple):
 
     Attributes:
       platform: "cuda" or "tpu".
-      wins: whether it is to be taken on a device.
-      run: of flat arrays; gives a tuple of arrays.
-      reason: why it does not take these arguments; empty where it does.
-      name: of the kernel and the platform, as a warning has it.
+      wins: predicate of a device: whether to take the kernel there.
+      run: function of flat arrays to a tuple of arrays.
+      reason: why it does not support these arguments; empty if it does.
+      name: of the kernel and the platform, for warnings.
     """
 
     platform: str
@@ -77,10 +78,10 @@ _choice.multiple_results = True
 
 
 def kernel_or_xla(xla: Callable, candidates: list[KernelCandidate], *args: Any) -> Any:
-    """`xla(*args)`, or what a candidate gives where it wins, on one device.
+    """`xla(*args)`, or on one device the result of the first candidate that wins.
 
-    Under `vmap` and in a further derivative it is `xla(*args)`: nothing was measured
-    there, and kernels have no derivative of their own.
+    Under `vmap` and in derivatives it is `xla(*args)`: nothing was measured there, and
+    kernels have no derivative of their own.
     """
     leaves, tree = jax.tree.flatten(args)
 
@@ -91,8 +92,8 @@ def kernel_or_xla(xla: Callable, candidates: list[KernelCandidate], *args: Any) 
     closed = jax.make_jaxpr(run)(*plain)
     consts, number = closed.consts, len(closed.consts)
     if consts:
-        # Arrays that `xla` closes over, such as a mask that no kernel takes, may be of
-        # the trace outside: they become arguments.
+        # Arrays that `xla` closes over, such as a mask that no kernel supports, may be
+        # tracers of the enclosing trace, so they become arguments.
         run = partial(_of_consts, closed, number)
         plain = [jax.ShapeDtypeStruct(jnp.shape(c), c.dtype) for c in consts] + plain
         closed = jax.make_jaxpr(run)(*plain)
@@ -106,13 +107,13 @@ def kernel_or_xla(xla: Callable, candidates: list[KernelCandidate], *args: Any) 
 
 
 def _of_consts(closed, number: int, *arrays) -> tuple:
-    """What a jaxpr gives with the first arrays as its constants."""
+    """The results of a jaxpr with the first arrays as its constants."""
     with_consts = closed.replace(consts=list(arrays[:number]))
     return tuple(jaxpr_as_fun(with_consts)(*arrays[number:]))
 
 
 def _without(number: int, kernel: Callable, *arrays) -> tuple:
-    """What a kernel makes of all but the first arrays."""
+    """The results of a kernel on all but the first arrays."""
     return kernel(*arrays[number:])
 
 
