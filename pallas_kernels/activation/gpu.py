@@ -109,7 +109,7 @@ def gated_backward(
     `both` gives value and slope of a float32 tile of the gate.
     """
     step = lambda *tiles: reference.gated_backward(*tiles, both=both)[::-1]
-    d_up, d_gate = _gated(_gated_backward, step, block, g, gate, up)
+    d_gate, d_up = _gated(_gated_backward, step, block, g, gate, up)
     return d_gate, d_up
 
 
@@ -205,7 +205,8 @@ def _gated_backward(g, gate, up, *, step, block):
         how = programs, None, _params(g.dtype)
         new = update_in_place("jaxmem_activation", body, inputs, written, *how)
         g, gate = new["g"], new["gate"]
-    return _with_rest([g, gate], step, block, g, gate, up)
+    # the cotangent of `up` is in the place of g, that of the gate in its own
+    return _with_rest([g, gate], step, block, g, gate, up)[::-1]
 
 
 def _gated_body(step, block: int, inputs, written, refs) -> None:
