@@ -24,10 +24,7 @@ def visible(rules: Rules, times, keys, extras):
     if extras.q_segments is not None:
         ours, theirs = extras.q_segments, extras.kv_segments
         seen.append(ours[:, None, :, None] == theirs[:, None, None, :])
-    result = None
-    for condition in seen:
-        result = condition if result is None else result & condition
-    return result
+    return common.all_of(seen)
 
 
 def inside(positions, lengths):

@@ -40,25 +40,10 @@ _GATED = 4 * THREADS * _VECTOR  # smaller, since a program holds up to three arr
 
 
 def forward(
-    x: jax.Array,
-    *,
-    value: Function,
-    code: Function,
-    bits: int,
+    x: jax.Array, *, value: Function, code: Function, bits: int,
     block: int | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """`value(x)`, and the bits of `code(x)` as uint8 of `packed_shape(x.shape, bits)`.
-
-    Args:
-      x: an array of one of `DTYPES`.
-      value, code: functions of a float32 tile; `code` gives int32 below 2**bits.
-      bits: 1 to 4.
-      block: elements of a program, a multiple of 4096. The backward pass must use the
-        same.
-
-    Raises:
-      NotImplementedError: for another dtype, number of bits or size of x.
-    """
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """`value(x)`, and the bits of `code(x)`."""
     reference.check(DTYPES, x, bits=bits)
     shape = reference.packed_shape(x.shape, bits)
     block = block or _BLOCK
@@ -71,13 +56,10 @@ def forward(
 
 
 def backward(
-    g: jax.Array,
-    packed: jax.Array,
-    *saved: jax.Array,
-    slope: Function,
+    g: jax.Array, packed: jax.Array, *saved: jax.Array, slope: Function,
     block: int | None = None,
-) -> jax.Array:
-    """`slope(code, *saved) * g`, written over g; `saved` have the shape of g."""
+) -> jax.Array:  # fmt: skip
+    """`slope(code, *saved) * g`, written over g."""
     bits = packed.shape[0]
     reference.check(DTYPES, g, *saved, bits=bits)
     block = block or _BLOCK
@@ -97,17 +79,10 @@ def gated_forward(
 
 
 def gated_backward(
-    g: jax.Array,
-    gate: jax.Array,
-    up: jax.Array,
-    *,
-    both: Function,
+    g: jax.Array, gate: jax.Array, up: jax.Array, *, both: Function,
     block: int | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """The cotangents of gate and up, written over gate and g.
-
-    `both` gives value and slope of a float32 tile of the gate.
-    """
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """The cotangents of gate and up, written over gate and g."""
     step = lambda *tiles: reference.gated_backward(*tiles, both=both)[::-1]
     d_gate, d_up = _gated(_gated_backward, step, block, g, gate, up)
     return d_gate, d_up

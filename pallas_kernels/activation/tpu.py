@@ -39,25 +39,10 @@ Block = tuple[int, int, int]
 
 
 def forward(
-    x: jax.Array,
-    *,
-    value: Function,
-    code: Function,
-    bits: int,
+    x: jax.Array, *, value: Function, code: Function, bits: int,
     block: Block | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """`value(x)`, and the bits of `code(x)` as uint8 of `packed_shape(x.shape, bits)`.
-
-    Args:
-      x: an array of one of `DTYPES`.
-      value, code: functions of a float32 tile; `code` gives int32 below 2**bits.
-      bits: 1 to 4.
-      block: (lead, rows, columns): rows a multiple of 256, or all of them rounded up to
-        a multiple of 8; columns a multiple of 128, or all.
-
-    Raises:
-      NotImplementedError: for another dtype, number of bits or size of x.
-    """
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """`value(x)`, and the bits of `code(x)`."""
     reference.check(DTYPES, x, bits=bits)
 
     def step(x):
@@ -72,13 +57,10 @@ def forward(
 
 
 def backward(
-    g: jax.Array,
-    packed: jax.Array,
-    *saved: jax.Array,
-    slope: Function,
+    g: jax.Array, packed: jax.Array, *saved: jax.Array, slope: Function,
     block: Block | None = None,
-) -> jax.Array:
-    """`slope(code, *saved) * g` written over g; `saved` have the shape of g."""
+) -> jax.Array:  # fmt: skip
+    """`slope(code, *saved) * g`, written over g."""
     reference.check(DTYPES, g, *saved, bits=packed.shape[0])
 
     def step(g, planes, *saved):
@@ -103,17 +85,10 @@ def gated_forward(
 
 
 def gated_backward(
-    g: jax.Array,
-    gate: jax.Array,
-    up: jax.Array,
-    *,
-    both: Function,
+    g: jax.Array, gate: jax.Array, up: jax.Array, *, both: Function,
     block: Block | None = None,
-) -> tuple[jax.Array, jax.Array]:
-    """The cotangents of gate and up, written over gate and g.
-
-    `both` gives value and slope of a float32 tile of the gate.
-    """
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+    """The cotangents of gate and up, written over gate and g."""
     reference.check(DTYPES, g, gate, up)
     step = functools.partial(reference.gated_backward, both=both)
     arrays = [_folded(x) for x in (g, gate, up)]

@@ -89,8 +89,9 @@ def update(old, factors, seed=None, *, block_size=None):
 
 def _kernel(factors, seed, *refs, order, names, view):
     tiles = {k: ref[...] for k, ref in zip(order, refs[: len(order)], strict=True)}
+    scalars = reference.read_factors(factors)
     bits = None if view is None else _bits(seed, tiles["p"].shape, view)
-    new = reference.update_tile(tiles, reference.read_factors(factors), bits)
+    new = reference.update_tile(tiles, scalars, bits)
     for name, ref in zip(names, refs[len(order) :], strict=True):
         ref[...] = new[name]
 

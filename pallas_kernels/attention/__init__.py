@@ -13,6 +13,7 @@ from pallas_kernels.attention.inputs import MASKED as MASKED
 from pallas_kernels.attention.inputs import Extras as Extras
 from pallas_kernels.attention.inputs import Inputs as Inputs
 from pallas_kernels.attention.inputs import Rules as Rules
+from pallas_kernels.attention.inputs import all_of as all_of
 from pallas_kernels.attention.inputs import dropout_mask as dropout_mask
 from pallas_kernels.attention.inputs import dropout_row as dropout_row
 from pallas_kernels.attention.inputs import near as near

@@ -72,7 +72,8 @@ class Inputs(NamedTuple):
         return jnp.where(self.extras.mask, bias, jnp.array(-jnp.inf, bias.dtype))
 
 
-def _all(conditions):
+def all_of(conditions):
+    """The conjunction of arrays of booleans; None, which holds everywhere, of none."""
     result = None
     for condition in conditions:
         result = condition if result is None else result & condition
@@ -90,7 +91,7 @@ def _by_position(rules: Rules, t, s):
 
 def near(rules: Rules, t, s):
     """Whether query t may see key s by the rules alone; None where all may."""
-    return _all(_by_position(rules, t, s))
+    return all_of(_by_position(rules, t, s))
 
 
 def visible(rules: Rules, t, s, q_segment=None, kv_segment=None, kv_len=None):
@@ -103,7 +104,7 @@ def visible(rules: Rules, t, s, q_segment=None, kv_segment=None, kv_len=None):
         seen.append(q_segment == kv_segment)
     if kv_len is not None:
         seen.append(s < kv_len)
-    return _all(seen)
+    return all_of(seen)
 
 
 def dropout_row(rules: Rules, b, n, t, heads: int, length: int):

@@ -19,6 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels._compat import simulated_platform
 from pallas_kernels.arrays import dot
 from pallas_kernels.attention.gpu.tables import FLOOR, GpuCase, MaskTables, in_base_2
+from pallas_kernels.attention.inputs import all_of
 from pallas_kernels.gpu import TILED, Named, launch, load_once, spread, store, stream
 from pallas_kernels.hashing import bits_of, threshold
 
@@ -90,10 +91,7 @@ class LogitsTile(NamedTuple):
 
     def seen(self):
         """Where a query sees a key; None where all do."""
-        result = None
-        for condition in self._conditions():
-            result = condition if result is None else result & condition
-        return result
+        return all_of(self._conditions())
 
     @property
     def _scale(self):
