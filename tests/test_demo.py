@@ -409,7 +409,7 @@ def test_run_prints_and_writes(result, tmp_path, monkeypatch):
 
 def test_what_fails_to_compile_costs_only_its_own_figures(result, monkeypatch):
     monkeypatch.setattr(jaxmem, "estimate", _estimate_of_a_line)
-    runs = {"a": _idle(), "b": training.Run(jnp.sum, None, ({}, 0))}
+    runs = {"a": _idle(), "b": training.TrainingRun(jnp.sum, None, ({}, 0))}
     targets, told = ("cpu", "h100"), []
     monkeypatch.setattr(measuring, "residual_bytes", lambda *args: 1)
     found, problems = measuring.measure(
@@ -486,7 +486,7 @@ def _count(params):
 
 
 def _idle():
-    return training.Run(jnp.sum, lambda x: x, ({}, 0))
+    return training.TrainingRun(jnp.sum, lambda x: x, ({}, 0))
 
 
 def _estimate_of_a_line(step, x, tokens, number, *, target, **options):

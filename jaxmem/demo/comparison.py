@@ -35,7 +35,7 @@ class Outcome:
     validation: float
     seconds: float
     residual_bytes: int
-    compiled: dict[str, measuring.Compiled]
+    compiled: dict[str, measuring.CompiledBytes]
     largest_batch: dict[str, measuring.Largest]
 
 

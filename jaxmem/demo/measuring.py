@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 import jaxmem
 from jaxmem.demo.settings import Settings
-from jaxmem.demo.training import Run, step_key
+from jaxmem.demo.training import TrainingRun, step_key
 
 SIDE_BY_SIDE = 2  # compiles
 _FACTOR = 64  # between the two batches that a line is drawn through
@@ -31,7 +31,7 @@ _PARTS = (
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompiledBytes:
     """Bytes of the training step as compiled for one target."""
 
     temp_bytes: int
@@ -47,21 +47,23 @@ class Largest:
     confirmed: bool
 
 
-def _shapes(run: Run, settings: Settings, batch: int) -> tuple[Any, Any, Any]:
+def _shapes(run: TrainingRun, settings: Settings, batch: int) -> tuple[Any, Any, Any]:
     """The arguments of a step at this batch, as shapes."""
     tokens = jax.ShapeDtypeStruct((batch, settings.context + 1), jnp.int32)
     number = jax.ShapeDtypeStruct((), jnp.int32)
     return jax.eval_shape(lambda: run.state), tokens, number
 
 
-def _estimate(run: Run, settings: Settings, target: str, batch: int, **options) -> Any:
+def _estimate(
+    run: TrainingRun, settings: Settings, target: str, batch: int, **options
+) -> Any:
     """The report on a step with a donated state, as `jaxmem.estimate` makes it."""
     args, donated = _shapes(run, settings, batch), {"donate_argnums": (0,)}
     return jaxmem.estimate(run.step, *args, target=target, **donated, **options)
 
 
 def measure(
-    runs: Mapping[str, Run],
+    runs: Mapping[str, TrainingRun],
     settings: Settings,
     targets: Sequence[str],
     deadline: float,
@@ -104,7 +106,7 @@ def measure(
     return figures, tuple(sorted(problems))
 
 
-def residual_bytes(run: Run, settings: Settings) -> int:
+def residual_bytes(run: TrainingRun, settings: Settings) -> int:
     """What the forward pass of a micro-batch saves, beside the parameters."""
     batch = settings.batch // settings.n
     (params, _), tokens, number = _shapes(run, settings, batch)
@@ -116,14 +118,14 @@ def residual_bytes(run: Run, settings: Settings) -> int:
     return jaxmem.residuals(loss, *parts, tokens, number, argnums=0).total_bytes
 
 
-def compiled(run: Run, settings: Settings, target: str) -> Compiled:
+def compiled(run: TrainingRun, settings: Settings, target: str) -> CompiledBytes:
     """The bytes of the step on one target."""
     report = _estimate(run, settings, target, settings.batch)
     by_module = defaultdict(int)
     for holder in report.at_peak:
         if holder.kind == "temp":
             by_module[part(holder.module_path)] += holder.bytes
-    return Compiled(report.temp_bytes, report.peak_bytes, dict(by_module))
+    return CompiledBytes(report.temp_bytes, report.peak_bytes, dict(by_module))
 
 
 def part(path: str) -> str:
@@ -132,7 +134,7 @@ def part(path: str) -> str:
 
 
 def largest_batch(
-    run: Run, settings: Settings, target: str, peak_bytes: int, deadline: float
+    run: TrainingRun, settings: Settings, target: str, peak_bytes: int, deadline: float
 ) -> Largest:
     """The largest batch that fits a chip, to two digits, of whole micro-batches.
 

@@ -23,7 +23,7 @@ from jaxmem.demo.techniques import loss_from_logits
 
 
 @dataclass
-class Run:
+class TrainingRun:
     """One model in training, and its history."""
 
     loss: Callable
@@ -71,7 +71,9 @@ def step_key(settings: Settings, number) -> jax.Array | None:
     return jax.random.fold_in(jax.random.key(settings.seed), number)
 
 
-def start(params, loss: Callable, settings: Settings, adama: bool = False) -> Run:
+def start(
+    params, loss: Callable, settings: Settings, adama: bool = False
+) -> TrainingRun:
     """A run at step 0, with `step((params, moments), tokens, number)`.
 
     Args:
@@ -90,7 +92,7 @@ def start(params, loss: Callable, settings: Settings, adama: bool = False) -> Ru
         return (frozen.merge(trained), moments), value
 
     trained, _ = jaxmem.trainable(params, settings.how.trains)
-    return Run(loss, step, (params, optimizer.init(trained)))
+    return TrainingRun(loss, step, (params, optimizer.init(trained)))
 
 
 def _adamw(loss, optimizer, n: int) -> Callable:
@@ -141,15 +143,15 @@ def _adama(loss, optimizer, n: int) -> Callable:
 
 
 def train(
-    runs: Mapping[str, Run],
+    runs: Mapping[str, TrainingRun],
     batches: Iterator[np.ndarray],
     settings: Settings,
-    report: Callable[[int, Mapping[str, Run]], None] = lambda step, runs: None,
+    report: Callable[[int, Mapping[str, TrainingRun]], None] = lambda step, runs: None,
 ) -> None:
     """Trains the runs alternately on the same batches; `report` is called each step."""
     order, tokens = list(runs), next(batches)
 
-    def compile_step(run: Run) -> Callable:
+    def compile_step(run: TrainingRun) -> Callable:
         step = jax.jit(run.step, donate_argnums=0)
         return step.lower(run.state, tokens, np.int32(0)).compile()
 
@@ -166,7 +168,7 @@ def train(
         report(number + 1, runs)
 
 
-def validate(run: Run, batches: Iterator[np.ndarray], count: int) -> float:
+def validate(run: TrainingRun, batches: Iterator[np.ndarray], count: int) -> float:
     """The mean loss over `count` batches, without dropout."""
     loss = jax.jit(run.loss)
     return float(np.mean([loss(run.state[0], next(batches)) for _ in range(count)]))

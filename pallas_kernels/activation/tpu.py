@@ -111,14 +111,14 @@ def _unfolded(x: jax.Array, original: jax.Array) -> jax.Array:
     return x.reshape(original.shape)
 
 
-class _Blocks(NamedTuple):
+class _ChunkedBlock(NamedTuple):
     """A block of [lead, rows, columns], and how many columns are computed at once."""
 
     block: Block
     wide: int
 
 
-def _blocks(view: Block, itemsize: int, block: Block | None) -> _Blocks:
+def _blocks(view: Block, itemsize: int, block: Block | None) -> _ChunkedBlock:
     lead, rows, columns = view
     high = min(block[1] if block else _ROWS, 8 * -(-rows // 8))
     wide = _share(columns, max(LANES, _CHUNK // high))
@@ -128,7 +128,7 @@ def _blocks(view: Block, itemsize: int, block: Block | None) -> _Blocks:
         broad = min(block[2], LANES * -(-columns // LANES))
         wide = math.gcd(wide, broad)
     deep = block[0] if block else max(1, _BLOCK // (high * broad * itemsize))
-    return _Blocks((min(deep, lead) if high >= rows else 1, high, broad), wide)
+    return _ChunkedBlock((min(deep, lead) if high >= rows else 1, high, broad), wide)
 
 
 def _share(columns: int, most: int) -> int:

@@ -137,6 +137,18 @@ def _as_it_lies(kernel, axis: int):
     return kernel, axis
 
 
+def _check(x, kernel, options: LossOptions) -> None:
+    """Raises NotImplementedError for what is not supported."""
+    check_dtypes(DTYPES, x, kernel)
+    if x.shape[1] % LANES or not x.shape[0]:
+        raise NotImplementedError(
+            f"some tokens, and features in multiples of {LANES}, not {x.shape}"
+        )
+    blocks = options.block_tokens, options.block_vocabulary
+    if any(block and block % LANES for block in blocks):
+        raise NotImplementedError(f"blocks in multiples of {LANES}, not {blocks}")
+
+
 def _case(
     x, kernel, axis: int, costs, options: LossOptions, tokens_first: bool = True
 ) -> TpuLoss:
@@ -149,13 +161,7 @@ def _case(
     """
     given = options.block_tokens, options.block_vocabulary
     (tokens, features), vocabulary = x.shape, kernel.shape[axis]
-    check_dtypes(DTYPES, x, kernel)
-    if features % LANES or not tokens:
-        raise NotImplementedError(
-            f"some tokens, and features in multiples of {LANES}, not {x.shape}"
-        )
-    if any(block and block % LANES for block in given):
-        raise NotImplementedError(f"blocks in multiples of {LANES}, not {given}")
+    _check(x, kernel, options)
     cast = x.dtype.itemsize * (kernel.dtype != x.dtype)
 
     def used(block):

@@ -42,6 +42,18 @@ def rstd(rules: NormRules, var):
     return jax.lax.rsqrt(var + np.float32(rules.epsilon))
 
 
+def normalised(rules: NormRules, saved, output, mean_of):
+    """(the normalised input, its variance) from the input or the output that was saved.
+
+    `output` is (variance, shift, inverse); the last two are None if it is the input.
+    """
+    var, shift, inverse = output
+    if inverse is None:
+        off, _, var = moments(rules, saved, mean_of)
+        return off * rstd(rules, var), var
+    return (saved - shift) * inverse, var
+
+
 def affine(off, factor, scale, bias):
     """`off * factor * scale + bias`; scale and bias may be None."""
     y = off * (factor if scale is None else factor * scale)

@@ -57,7 +57,7 @@ def backward_programs(rows: int) -> int:
     return programs(rows, min(enough, _BACKWARD_PROGRAMS))
 
 
-class _Row:
+class _RowLayout:
     """The layout of a row of `ref` in the registers of a warpgroup."""
 
     def __init__(self, ref):
@@ -89,7 +89,7 @@ class _Row:
         return dropped
 
 
-def _loop(row: _Row, count: int, refs: dict[str, Any], body) -> None:
+def _loop(row: _RowLayout, count: int, refs: dict[str, Any], body) -> None:
     """`body(r, **rows)` for each of this program's rows `r`: every `count`-th one.
 
     While it works on a row, the next row of each of `refs` is being fetched, if the
@@ -151,12 +151,12 @@ def _check(x, *others) -> None:
         raise NotImplementedError("arrays of 1 to 2**31 - 1 elements")
 
 
-def _vectors(row: _Row, refs, *names):
+def _vectors(row: _RowLayout, refs, *names):
     return (row.vector(refs[n]) if n in refs else None for n in names)
 
 
 def _forward_body(rules: NormRules, count: int, ins, outs) -> None:
-    row = _Row(ins["x"])
+    row = _RowLayout(ins["x"])
     scale, bias = _vectors(row, ins, "scale", "bias")
     dropout = row.dropout(rules, ins["seed"]) if rules.rate else None
 
@@ -204,18 +204,15 @@ def forward(
 
 
 def _backward_body(rules: NormRules, count: int, ins, outs) -> None:
-    row = _Row(ins["g"])
+    row = _RowLayout(ins["g"])
     scale, shift, inverse = _vectors(row, ins, "scale", "shift", "inverse")
     names = [name for name in ("scale", "bias") if name in outs]
     dropout = row.dropout(rules, ins["seed"]) if "seed" in ins else None
 
     def one(sums, r, g, saved, g_total=None):
-        if "inverse" in ins:
-            var = ins["var"][r] if "var" in ins else None
-            xhat = (saved - shift) * inverse
-        else:
-            off, _, var = arithmetic.moments(rules, saved, row.mean)
-            xhat = off * arithmetic.rstd(rules, var)
+        var = ins["var"][r] if "var" in ins else None
+        output = var, shift, inverse
+        xhat, var = arithmetic.normalised(rules, saved, output, row.mean)
         shares = {"scale": g * xhat, "bias": g}
         for name, ref in sums.items():
             ref[...] = row.vector(ref) + shares[name]

@@ -263,12 +263,9 @@ def _backward_body(rules: NormRules, blocks: _RowBlocks, ins, outs) -> None:
     def slab(first):
         rows = pl.ds(first, blocks.slab)
         g, saved = float32(ins["g"][rows, :]), float32(ins["saved"][rows, :])
-        if "inverse" in ins:
-            var = blocks.take(ins["var"], first) if "var" in ins else None
-            xhat = (saved - shift) * inverse
-        else:
-            off, _, var = arithmetic.moments(rules, saved, _mean_of)
-            xhat = off * arithmetic.rstd(rules, var)
+        var = blocks.take(ins["var"], first) if "var" in ins else None
+        output = var, shift, inverse
+        xhat, var = arithmetic.normalised(rules, saved, output, _mean_of)
         shares = {"scale": g * xhat, "bias": g}
         for name in sums:
             share = shares[name]

@@ -165,11 +165,9 @@ def over_keys(
     stay = tuple(x for x in arrays if x not in ("k", "v"))
     inputs = arrays | tables.per_query | tables.per_key | tables.rest
     first_out, *vectors = outs
-    scratch = {x: plgpu.SMEM((case.block_q, case.size), case.dtype) for x in stay}
-    for x, table in tables.per_query.items():
-        scratch[x] = plgpu.SMEM((case.block_q,), table.dtype)
-    arrived = plgpu.Barrier(num_arrivals=len(scratch))
-    scratch |= {x: plgpu.SMEM((case.block_q,), outs[x].dtype) for x in vectors}
+    once = (*stay, *tables.per_query)
+    scratch = _scratch(case, stay, tables.per_query | {x: outs[x] for x in vectors})
+    arrived = plgpu.Barrier(num_arrivals=len(once))
     local = {f"{x}_here": ref for x, ref in scratch.items()} | {"arrived": arrived}
 
     def program(refs):
@@ -185,7 +183,6 @@ def over_keys(
             return ref.at[(*row_at(ref, b, n), rows)]
 
         here = {x: refs[f"{x}_here"] for x in scratch}
-        once = (*stay, *tables.per_query)
         load_once([(part(x), here[x]) for x in once], refs["arrived"])
         queries = {x: here[x][...] for x in tables.per_query}
         first, steps = bounds(refs, b, i, case.kv_blocks)
@@ -205,6 +202,16 @@ def over_keys(
 
     grid = {"batch": case.batch, "heads": case.heads, "blocks": case.q_blocks}
     return launch(name, program, inputs, outs, grid, local, TILED)
+
+
+def _scratch(case: GpuCase, blocks, vectors: Named) -> Named:
+    """Shared memory for blocks of queries, and for vectors over such a block."""
+    scratch: Named = {
+        x: plgpu.SMEM((case.block_q, case.size), case.dtype) for x in blocks
+    }
+    return scratch | {
+        x: plgpu.SMEM((case.block_q,), vector.dtype) for x, vector in vectors.items()
+    }
 
 
 def _key_specs(case: GpuCase, refs: Named, tables: MaskTables, b, n, i, first) -> Named:
