@@ -66,8 +66,7 @@ def pack(
     return _launch("jaxmem_pack", body, x, out, x.shape, block)
 
 
-def _pack(x_ref, packed_ref, byte, rows, layout, *, holds):
-    width = layout.shape[0]
+def _pack(x_ref, packed_ref, width: int, byte, rows, layout, *, holds):
     wide = jnp.float32 if jnp.issubdtype(x_ref.dtype, jnp.floating) else jnp.int32
     bits = []
     for start, is_row in rows:
@@ -84,8 +83,7 @@ def unpack(packed: jax.Array, rows: int, *, block: int | None = None) -> jax.Arr
     return _launch("jaxmem_unpack", _unpack, packed, shape, shape, block) != 0
 
 
-def _unpack(packed_ref, out_ref, byte, rows, layout):
-    width = layout.shape[0]
+def _unpack(packed_ref, out_ref, width: int, byte, rows, layout):
     packed = with_layout(packed_ref[pl.ds(byte, width)], layout).astype(jnp.int32)
     for (start, is_row), bit in zip(rows, unpack_eight([packed]), strict=True):
 
@@ -104,7 +102,7 @@ def _launch(name: str, body, x, out, shape, block: int | None):
     *lead, rows, columns = shape
     width = block or math.gcd(columns, THREADS * _VECTOR)
     grid = {"group": math.prod(lead) * -(-rows // 8), "stretch": columns // width}
-    run = lambda refs: body(refs["x"], refs["out"], *_place(shape, width))
+    run = lambda refs: body(refs["x"], refs["out"], width, *_place(shape, width))
     outs = {"out": like(x, (math.prod(out),), jnp.uint8)}
     return launch(name, run, {"x": x.reshape(-1)}, outs, grid)["out"].reshape(out)
 
