@@ -77,12 +77,14 @@ def test_imports_go_one_way(path):
     assert part in ("ops", "optim") or not kernels
 
 
-@pytest.mark.parametrize("path", sorted(KERNELS.glob("*.py")), ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "path", sorted(KERNELS.rglob("*.py")), ids=lambda p: str(p.relative_to(KERNELS))
+)
 def test_kernels_stand_on_jax_alone(path):
     assert not [n for n in _imports(path) if n.split(".")[0] == "jaxmem"]
 
 
-EVERYTHING = [*SOURCES, *KERNELS.glob("*.py")]
+EVERYTHING = [*SOURCES, *KERNELS.rglob("*.py")]
 
 
 @pytest.mark.parametrize(

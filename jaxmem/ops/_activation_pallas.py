@@ -27,7 +27,12 @@ from jaxmem.ops._elementwise import wide
 from jaxmem.ops._fewbit_forms import Forms, Op
 from jaxmem.ops._fewbit_shipped import shipped
 from jaxmem.ops._inverse import Valley, settled, start
-from pallas_kernels.dispatch import Implementation, considered, dispatch
+from pallas_kernels.dispatch import (
+    Implementation,
+    considered,
+    dispatch,
+    kernel_module,
+)
 
 FAR = 1e4  # beyond it every derivative is its limit, and no power overflows
 INV_SQRT_2PI = 0.3989422804014327
@@ -187,20 +192,16 @@ def _dispatch(op: str, implementation, function: str, *arrays: Array, **how) -> 
 
     def on(platform):
         def run(*arrays):
-            return getattr(_modules()[platform], function)(*arrays, **how)
+            return getattr(kernel_module("activation", platform), function)(
+                *arrays, **how
+            )
 
         return run
 
     with jax.named_scope(f"jaxmem.{op}"):
-        each = {platform: on(platform) for platform in ("xla", "tpu", "gpu")}
+        each = {"xla": on("reference"), "tpu": on("tpu"), "gpu": on("gpu")}
         is_backward = function.endswith("backward")
         return dispatch(op, implementation, *arrays, **each, backward=is_backward)
-
-
-def _modules() -> dict[str, Any]:
-    from pallas_kernels import _activation, activation_gpu, activation_tpu
-
-    return {"xla": _activation, "tpu": activation_tpu, "gpu": activation_gpu}
 
 
 def gated_for(

@@ -12,8 +12,8 @@ from jaxmem.ops import _attention_xla
 from jaxmem.ops._attention_block import Extras
 from jaxmem.ops._attention_xla import Plan
 from jaxmem.ops._quantize import Quantization
-from pallas_kernels._attention import Inputs
-from pallas_kernels.dispatch import Implementation, dispatch
+from pallas_kernels.attention import Inputs
+from pallas_kernels.dispatch import Implementation, dispatch, kernel_module
 
 _DIFFERENTIATED = ("q", "k", "v", "bias")
 
@@ -27,33 +27,22 @@ class How(NamedTuple):
     save: Quantization | None = None
 
 
-def _tpu():
-    from pallas_kernels import attention_tpu
-
-    return attention_tpu
-
-
-def _gpu():
-    from pallas_kernels import attention_gpu
-
-    return attention_gpu
-
-
 def forward(how: How, q, k, v, bias, extras: Extras):
     """(o, row maximum [b, n, t], logarithm of the row sum [b, n, t])."""
 
     def on(platform):
         def run(q, k, v, bias, extras):
-            inputs = Inputs(q, k, v, bias, **extras._asdict())
-            return platform().forward(inputs, how.plan.rules, block_q=how.block_q)
+            run = kernel_module("attention", platform).forward
+            inputs, blocks = Inputs(q, k, v, bias, extras), (how.block_q, None)
+            return run(inputs, how.plan.rules, blocks=blocks)
 
         return run
 
     return dispatch(
         *("attention", how.implementation, q, k, v, bias, extras),
         xla=lambda *inputs: _attention_xla.forward(how.plan, *inputs),
-        tpu=on(_tpu),
-        gpu=on(_gpu),
+        tpu=on("tpu"),
+        gpu=on("gpu"),
     )
 
 
@@ -64,10 +53,11 @@ def backward(how: How, wanted: frozenset[str], saved: dict, g) -> dict[str, Any]
         def run(saved, g):
             extras = Extras(*(saved[name] for name in Extras._fields))
             arrays = (saved.get(name) for name in _DIFFERENTIATED)
-            inputs = Inputs(*arrays, **extras._asdict())
-            results = (saved.get(name) for name in ("o", "top", "log_total"))
-            options = {"wanted": wanted, "block_q": how.block_q}
-            grads = platform().backward(inputs, *results, g, how.plan.rules, **options)
+            results = tuple(saved.get(name) for name in ("o", "top", "log_total"))
+            run = kernel_module("attention", platform).backward
+            inputs, blocks = Inputs(*arrays, extras=extras), (how.block_q, None)
+            args = inputs, results, g, how.plan.rules
+            grads = run(*args, wanted=wanted, blocks=blocks)
             named = zip(_DIFFERENTIATED, grads, strict=True)
             return {name: x for name, x in named if name in wanted}
 
@@ -76,8 +66,8 @@ def backward(how: How, wanted: frozenset[str], saved: dict, g) -> dict[str, Any]
     return dispatch(
         *("attention", how.implementation, saved, g),
         xla=lambda saved, g: _attention_xla.backward(how.plan, wanted, saved, g),
-        tpu=on(_tpu),
-        gpu=on(_gpu),
+        tpu=on("tpu"),
+        gpu=on("gpu"),
         sized_by=saved["q"],
         backward=True,
     )

@@ -23,7 +23,7 @@ from jaxmem.optim._adam_pallas import update_leaf
 from jaxmem.optim._adama import scale_by_adama
 from jaxmem.optim._adama_arguments import check_mask, check_rate, check_state
 from jaxmem.optim._adama_rule import AdamAState
-from pallas_kernels._adam import Factors, uses_bits
+from pallas_kernels.adam import Factors, uses_bits
 from pallas_kernels.dispatch import Implementation, check_implementation
 
 
