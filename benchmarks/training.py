@@ -21,10 +21,8 @@ import optax
 from sklearn.datasets import load_digits
 
 from benchmarks._common import publish, published
-from jaxmem.demo import _data, _train
-from jaxmem.demo._compare import models
-from jaxmem.demo._settings import Settings
-from jaxmem.demo._techniques import TECHNIQUES
+from jaxmem.demo import Settings, data, training
+from jaxmem.demo.techniques import TECHNIQUES
 
 SEEDS = (0, 1, 2)
 WAYS = (
@@ -113,12 +111,12 @@ def train_gpt(way: str, seed: int) -> float:
     technique = "exact" if way == "plain" else way
     settings = Settings(**GPT, steps=GPT_STEPS, seed=seed, technique=technique)
     name = "plain" if way == "plain" else "substituted"
-    run = _train.start(*models(settings)[name], settings)
-    text = _data.standard_library()
-    crops = _data.batches(text.train, settings.batch, settings.context, seed)
-    _train.train({name: run}, crops, settings)
-    crops = _data.batches(text.validation, settings.batch, settings.context, 0)
-    return _train.validate(run, crops, 32)
+    run = training.start(*training.pair(settings)[name], settings)
+    text = data.standard_library()
+    crops = data.batches(text.train, settings.batch, settings.context, seed)
+    training.train({name: run}, crops, settings)
+    crops = data.batches(text.validation, settings.batch, settings.context, 0)
+    return training.validate(run, crops, 32)
 
 
 def measured(way: str) -> tuple:

@@ -1,7 +1,7 @@
-"""What only `jax.extend` and `jax._src` can do.
+"""Everything that needs `jax.extend` or `jax._src`.
 
-An operation that cannot be lowered, and says why; references under `vmap`; simulated
-chips; which device a program is lowered for.
+It is the device that a program is lowered for; an operation that raises an error when
+it is lowered; references under `vmap`; and simulated chips.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from jax.extend.core import Primitive as Primitive
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.interpreters import batching, mlir
 
-# What a platform's devices call it: `jax.Device`, and what it is lowered for.
+# The names that a platform has in `jax.Device` and in lowering rules.
 _PLATFORMS = {"cuda": ("cuda", "gpu"), "tpu": ("tpu",)}
 
 
 def device_in_context(platform: str) -> Any:
     """The device that is traced or lowered for, if it is of this platform; or None.
 
-    That of the mesh in whose context this is (`shard_map` sets it, and whoever lowers
-    for a chip that is not there); else the first of this process, as Mosaic takes it.
+    It is the device of the mesh in context, which `shard_map` sets, and code that
+    lowers for an absent chip; otherwise the first of this process, as in Mosaic.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     if _is_of(device, platform):
@@ -41,7 +41,7 @@ def _is_of(device: Any, platform: str) -> bool:
 
 
 def on_one_device(lowering: Any) -> bool:
-    """Whether a lowering rule's program, or its part of it, is that of one device."""
+    """Whether a lowering rule is for one device, or for one device's shard."""
     axes = lowering.module_context.axis_context
     mesh = getattr(axes, "mesh", None)
     if mesh is not None:  # in a `shard_map`, perhaps over some of the axes alone
@@ -104,15 +104,14 @@ def traced_late(
 ) -> tuple:
     """`run(*args)`, whose references no transformation sees.
 
-    `jax.custom_batching.custom_vmap` cannot hold references (nor can `vmap` go through
-    a GPU kernel that has them, in jax 0.10). So this is traced when it is lowered.
+    `jax.custom_batching.custom_vmap` cannot hold references, and in jax 0.10 `vmap`
+    does not support GPU kernels that have them. So `run` is traced when it is lowered.
+    Only simulated kernels, which have effects of their own, are traced at once.
 
     Args:
-      run: of arrays, gives a tuple of arrays.
-      under_vmap: takes its place under `vmap`, and arrays with an axis in front.
+      run: function of arrays to a tuple of arrays.
+      under_vmap: replaces it under `vmap`, for arrays with an additional leading axis.
       *args: arrays.
-
-    Simulated kernels have effects of their own, and are traced at once.
     """
     if simulated_platform() == "cuda":
         return tuple(run(*args))
@@ -127,9 +126,9 @@ _traced_late.def_impl(lambda *args, run, under_vmap, avals: jax.jit(run)(*args))
 
 
 def lower_plainly(run: Callable[..., tuple], ctx, *args):
-    """`run` as a lowering rule's result, of arrays that do not vary over a mesh.
+    """Lowers `run` of `args`, typed as arrays that do not vary over a mesh.
 
-    References may not, and what was traced of such arrays has no casts between them.
+    References must not vary, and a program traced for such arrays has no casts.
     """
     plain, outs = (
         [ShapedArray(x.shape, x.dtype) for x in avals]
@@ -159,20 +158,20 @@ _SIMULATED: ContextVar[str | None] = ContextVar("simulated", default=None)
 
 
 def simulated_platform() -> str | None:
-    """The platform of the `simulated` that this runs in."""
+    """The platform that is simulated here, or None."""
     return _SIMULATED.get()
 
 
 def aliases(pairs: dict[int, int], *, ragged: bool) -> dict[int, int]:
-    """`input_output_aliases`, none where the simulator has not got them.
+    """`input_output_aliases`; none where the simulator does not support them.
 
-    Its aliased outputs keep the padding of blocks that go over an edge.
+    Its aliased outputs would contain the padding of blocks that extend past an edge.
     """
     return {} if ragged and simulated_platform() == "tpu" else pairs
 
 
 def with_layout(x: Any, layout: Any) -> Any:
-    """`plgpu.layout_cast`, a hint that the simulator of jax 0.10 does not know."""
+    """`plgpu.layout_cast`; nothing in a simulation, which jax 0.10 cannot cast in."""
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     return x if simulated_platform() == "cuda" else plgpu.layout_cast(x, layout)
@@ -180,9 +179,9 @@ def with_layout(x: Any, layout: Any) -> Any:
 
 @contextlib.contextmanager
 def simulated(platform: str) -> Iterator[None]:
-    """Inside, `dispatch` takes the kernels of "tpu" or "cuda", simulated on a CPU.
+    """A context in which `dispatch` runs the kernels of "tpu" or "cuda" on a CPU.
 
-    Memory that nobody wrote holds NaN, and races are looked for.
+    Memory that was not written holds NaN, and races are detected.
     """
     make: Any
     force: Any

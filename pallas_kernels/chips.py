@@ -1,8 +1,8 @@
 """Which chips a kernel is for, and how much memory its blocks may take there.
 
-A kernel that is lowered for another chip aborts the compiler, or ends in an error from
-inside of it. So a kernel says what it needs, and the chip that a program is lowered for
-is asked first. What is not known of a chip is not held against it.
+A kernel that is lowered for another chip aborts the compiler, or fails with an internal
+error. So kernels state what they need, and the chip that a program is lowered for is
+checked first. A chip of which nothing is known passes.
 """
 
 import re
@@ -26,7 +26,7 @@ TPUS = {"v2": 16, "v3": 16, "v4": 16, "v5e": 128, "v5p": 64, "v6e": 128, "7x": 6
 _OF_DEVICES = {"v5 lite": "v5e", "v5": "v5p", "v6 lite": "v6e"}
 
 HOPPER = (9, 0)
-# Their products are instructions that Hopper alone has.
+# Their matrix products use instructions that only Hopper has.
 _HOPPER_ALONE = ("attention", "linear_cross_entropy")
 
 
@@ -83,37 +83,30 @@ class Needs(NamedTuple):
     vmem: int = 0
 
     def check(self, device: Any) -> None:
-        """ValueError if the kernel is known not to be for this device."""
-        what, has = self._on_tpu if self.platform == "tpu" else self._on_gpu
-        if found := has(device):
+        """Raises ValueError if the kernel is known not to be for this device."""
+        on_tpu = self.platform == "tpu"
+        needed, lacking = (self._on_tpu if on_tpu else self._on_gpu)(device)
+        if lacking:
             raise ValueError(
-                f"{self.kernel}: the pallas kernel needs {what}, this is {found} "
+                f"{self.kernel}: the pallas kernel needs {needed}, this is {lacking} "
                 f"({device.device_kind}); use implementation='xla'"
             )
 
-    @property
-    def _on_gpu(self):
-        """What is needed, and what a device has that lacks it."""
-        least = self.least or (0, 0)
+    def _on_gpu(self, device: Any) -> tuple[str, str]:
+        """What is needed, and what the device has instead, or nothing."""
+        least, has = self.least or (0, 0), capability(device)
         later = "" if self.most == self.least else " or later"
+        needed = f"compute capability {_dotted(least)}{later}"
+        if has is None or least <= has <= (self.most or has):
+            return needed, ""
+        return needed, _dotted(has)
 
-        def has(device):
-            found = capability(device)
-            if found is None or least <= found <= (self.most or found):
-                return ""
-            return _dotted(found)
-
-        return f"compute capability {_dotted(least)}{later}", has
-
-    @property
-    def _on_tpu(self):
-        def has(device):
-            size = vmem_bytes(device)
-            if size is None or size >= self.vmem:
-                return ""
-            return f"one of {size // MIB} MiB"
-
-        return f"a chip of at least {self.vmem / MIB:.1f} MiB of VMEM a core", has
+    def _on_tpu(self, device: Any) -> tuple[str, str]:
+        size = vmem_bytes(device)
+        needed = f"a chip of at least {self.vmem / MIB:.1f} MiB of VMEM a core"
+        if size is None or size >= self.vmem:
+            return needed, ""
+        return needed, f"one of {size // MIB} MiB"
 
 
 def _dotted(capability: Capability) -> str:

@@ -1,11 +1,11 @@
-"""One rule for which implementation of an op runs: plain XLA, or a Pallas kernel.
+"""The choice of an op's implementation: plain XLA, or a Pallas kernel.
 
-The choice is made for the platform and the chip that is lowered for, not for those that
-this process runs on: a step that is compiled for an absent H100 contains the H100's
-kernel.
+It is made for the platform and the chip that are lowered for, not for those that this
+process runs on: a step that is compiled for an absent H100 contains the H100's kernel.
 """
 
 import functools
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -13,7 +13,7 @@ import jax
 
 from pallas_kernels import chips
 from pallas_kernels._compat import refused, simulated_platform
-from pallas_kernels._lowering import Candidate, for_chip, kernel_or_xla
+from pallas_kernels.lowering import KernelCandidate, for_chip, kernel_or_xla
 
 Implementation = Literal["xla", "pallas"]
 
@@ -21,13 +21,13 @@ NAMES = {"tpu": "TPU", "cuda": "GPU"}
 
 
 class Measured(NamedTuple):
-    """A time on a device that is no worse than XLA's, of a pass of a kernel.
+    """A pass of a kernel that was measured to be no slower than XLA on a device.
 
     Attributes:
-      kernel: its name, as `dispatch` is given it.
-      chip: "h100", "v5e": a name of `chips`.
-      dtype: of the array that the pass is sized by, as "bfloat16".
-      smallest: elements of that array, from which on the kernel is no slower.
+      kernel: its name in calls of `dispatch`.
+      chip: a name of `chips`, such as "h100" or "v5e".
+      dtype: of the array that the pass is sized by, such as "bfloat16".
+      smallest: the number of elements from which on the kernel is no slower.
       backward: whether this is the backward pass.
     """
 
@@ -38,13 +38,21 @@ class Measured(NamedTuple):
     backward: bool
 
 
-# What `implementation=None` takes kernels for, each with its times in
-# `benchmarks/results`: on one device, or inside of `shard_map`.
+# `implementation=None` takes a kernel in these cases, on one device or inside of
+# `shard_map`. The times of each are in `benchmarks/results`.
 MEASURED: tuple[Measured, ...] = ()
 
 
+def kernel_module(kernel: str, platform: str) -> Any:
+    """The module of a kernel's folder: "tpu", "gpu" or "reference".
+
+    It is imported only when a kernel may run, since Pallas takes long to import.
+    """
+    return importlib.import_module(f"pallas_kernels.{kernel}.{platform}")
+
+
 def check_implementation(implementation: Any, *more: str) -> None:
-    """ValueError for what is no implementation; `more`: what else an op has."""
+    """Raises ValueError for an unknown implementation; an op allows `more` names."""
     names = ("xla", "pallas", *more)
     if implementation not in (None, *names):
         *first, last = (f"{name!r}" for name in names)
@@ -55,9 +63,9 @@ def check_implementation(implementation: Any, *more: str) -> None:
 
 
 def considered(name: str, implementation: Implementation | None, x: Any) -> bool:
-    """Whether a kernel may be taken in either pass, on one chip or another.
+    """Whether a kernel may be taken in either pass on any chip.
 
-    `x`: the array that its passes are sized by.
+    `x` is the array that its passes are sized by.
     """
     check_implementation(implementation)
     if implementation is None:
@@ -75,29 +83,30 @@ def dispatch(
     sized_by: Any = None,
     backward: bool = False,
 ) -> Any:
-    """`xla(*args)`, or what the kernel of the platform makes of `args`.
+    """`xla(*args)`, or the result of the platform's kernel.
 
     Args:
-      name: of the kernel, as messages have it: "layer_norm".
+      name: of the kernel in messages, such as "layer_norm".
       implementation: "xla"; "pallas" for the kernel; None for the kernel where
         `MEASURED` has it for the chip, dtype, size and pass, on one device or inside
         of `shard_map`, and XLA elsewhere, under `vmap` and in further derivatives.
       *args: arrays, in any pytrees.
       xla, tpu, gpu: functions of `args` that return the same structure, shapes and
-        dtypes. A kernel raises NotImplementedError for arguments it does not do.
-      sized_by: the array whose dtype and size `MEASURED` goes by; None: the first.
+        dtypes. A kernel raises NotImplementedError for arguments it does not support.
+      sized_by: the array whose dtype and size are compared with `MEASURED`; None for
+        the first.
       backward: whether this is a backward pass.
 
     Returns:
       What the chosen function returns.
 
     Raises:
-      ValueError: another implementation. With "pallas": no kernel does these
-        arguments; or, when it is lowered, none of the platform or for the chip.
+      ValueError: unknown implementation. With "pallas": no kernel supports these
+        arguments; or, at lowering, there is none for the platform or the chip.
 
     Warns:
-      Under None, where a kernel that would have been chosen does not do `args`: once
-      for each message, when it is lowered.
+      With None, if a kernel that would have been chosen does not support `args`: once
+      for each message, at lowering.
     """
     check_implementation(implementation)
     x = jax.tree.leaves(args)[0] if sized_by is None else sized_by
@@ -115,7 +124,7 @@ def dispatch(
 
 
 def _measured(name: str, x, passes: tuple[bool, ...]) -> dict[str, set[str]]:
-    """Chips, by platform, on which one of these passes was measured for such an `x`."""
+    """The chips on which one of these passes was measured for such an `x`."""
     found: dict[str, set[str]] = {}
     for entry in MEASURED:
         large = entry.dtype == x.dtype.name and entry.smallest <= x.size
@@ -124,11 +133,11 @@ def _measured(name: str, x, passes: tuple[bool, ...]) -> dict[str, set[str]]:
     return found
 
 
-def _candidates(name, kernels, reasons, found, args) -> list[Candidate]:
+def _candidates(name, kernels, reasons, found, args) -> list[KernelCandidate]:
     tree = jax.tree.structure(args)
 
-    def one(platform: str, kernel) -> Candidate:
-        return Candidate(
+    def one(platform: str, kernel) -> KernelCandidate:
+        return KernelCandidate(
             platform,
             lambda device: chips.chip_name(device) in found[platform],
             lambda *leaves: tuple(jax.tree.leaves(kernel(*tree.unflatten(leaves)))),
@@ -140,7 +149,7 @@ def _candidates(name, kernels, reasons, found, args) -> list[Candidate]:
 
 
 def _by_platform(name: str, branches, reasons, xla, args):
-    """The kernel of the platform that is lowered for, and an error elsewhere."""
+    """The kernel of the platform that is lowered for; an error on others."""
     text = "; ".join(f"{NAMES[p]}: {reason}" for p, reason in reasons.items())
     if not branches:
         raise ValueError(f"implementation='pallas': no kernel for this {name}. {text}")
@@ -164,7 +173,7 @@ def _once(name: str, platform: str, kernel: Callable, *args: Any) -> Any:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _differentiated_once(name: str, args: tuple) -> tuple:
-    """`args`, of which a kernel has no derivative of its own: it says so."""
+    """`args`; its derivative raises an error, since kernels have none."""
     return args
 
 
@@ -179,7 +188,7 @@ def _refuse_derivative(name: str, primals, tangents):
 def _supported(
     name: str, kernels: Mapping[str, Callable | None], args
 ) -> tuple[dict[str, Callable], dict[str, str]]:
-    """The kernels that take these arguments, and why the others do not."""
+    """The kernels that support these arguments, and the others with the reason."""
     branches, reasons = {}, {}
     for platform, kernel in kernels.items():
         if kernel is None:

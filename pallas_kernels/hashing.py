@@ -1,11 +1,11 @@
-"""Random bits from a counter: a key and a position give 32 bits, and nothing is stored.
+"""Counter-based random bits: a key and a position give 32 bits, and nothing is stored.
 
-Forward and backward pass, and every block of a blockwise op, make the bits they need
-from where they stand, so a dropout mask never has to be kept. A position is a row and
-a column, each below 2**32. Per row there are two words and per column one, all well
-mixed with the key (cheap: they are vectors); per element there are two multiplies,
-two xor-shifts, an xor and an add, all on uint32, which XLA, Pallas TPU and Pallas GPU
-do alike:
+Forward and backward pass, and every block of a blockwise op, compute the bits they need
+from their position, so a dropout mask is never saved. A position is a row and a column,
+each below 2**32. A row has two words and a column one, all well mixed with the key
+(which is cheap, since they are vectors). An element costs two multiplies, two
+xor-shifts, an xor and an add, all on uint32, which XLA, Pallas TPU and Pallas GPU
+compute alike:
 
     mix(x):  x ^= x >> 16;  x *= 0x7feb352d;  x ^= x >> 15;  x *= 0x846ca68b
              x ^= x >> 16
@@ -53,8 +53,8 @@ def column_word(seed, column):
 def bits_of(words, column):
     """Bits at each position, from `row_words` and `column_word`, which broadcast.
 
-    The first fold of a ^ c is that of each, and b times the second factor is added
-    after the multiply: vectors, made once.
+    The first fold of a ^ c is that of each word, and b times the second factor is added
+    after the multiply: both are computed once for each vector.
     """
     a, b = words
     return _fold(_fold((a ^ column) * _MULTIPLY_1, 15) * _MULTIPLY_2 + b, 16)

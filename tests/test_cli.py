@@ -194,7 +194,7 @@ def test_demo_refuses_an_unknown_target_before_it_trains(tmp_path):
 )
 def test_demo_takes_an_optimizer(flags, optimizer, n, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("jaxmem.demo._run.run", lambda *args: seen.append(args[0]))
+    monkeypatch.setattr("jaxmem.demo.run", lambda *args: seen.append(args[0]))
     result = invoke("demo", *flags, "--out", tmp_path)
     assert result.exit_code == 0, result.output
     assert (seen[0].optimizer, seen[0].n) == (optimizer, n)

@@ -18,27 +18,24 @@ from rich.console import Console
 import jaxmem
 from jaxmem.demo import (
     Settings,
-    _gpt_linen,
-    _gpt_nnx,
-    _losses,
-    _measure,
-    _optimizers,
-    _run,
-    _train,
     batches,
     compare,
     draw,
+    measuring,
+    models,
+    report,
     standard_library,
     table,
+    techniques,
+    training,
 )
-from jaxmem.demo._compare import models
-from jaxmem.demo._largest import Largest, largest_batch, rounded
-from jaxmem.demo._techniques import TECHNIQUES, Technique
+from jaxmem.demo.measuring import Largest, largest_batch, rounded
+from jaxmem.demo.techniques import TECHNIQUES, Technique
 from tests.sets import some_fast
 
 TINY = Settings(steps=3, batch=2, layers=2, width=32, heads=2, context=64)
 ADAMA = dataclasses.replace(TINY, optimizer="adama", batch=8)
-FLAVOURS = {"nnx": _gpt_nnx, "linen": _gpt_linen}
+FLAVOURS = ("nnx", "linen")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -125,7 +122,10 @@ def test_both_ways_to_the_loss():
         head = params["head"]
         return hidden(params, tokens, key) @ head["kernel"] + head["bias"][None, None]
 
-    losses = _losses.from_hidden(hidden), _losses.from_logits(logits)
+    losses = (
+        techniques.loss_from_hidden(hidden),
+        techniques.loss_from_logits(logits),
+    )
     got, want = (jax.jit(jax.value_and_grad(f))(params, _tokens(2)) for f in losses)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
 
@@ -133,14 +133,14 @@ def test_both_ways_to_the_loss():
 @pytest.mark.parametrize("flavour", some_fast(FLAVOURS, "nnx"))
 def test_plain_model_starts_at_a_guess_and_learns(flavour):
     settings = dataclasses.replace(TINY, steps=40, learning_rate=1e-2)
-    one = _train.start(*_model(flavour), settings)
+    one = training.start(*_model(flavour), settings)
     text = standard_library(300_000)
-    _train.train({"plain": one}, batches(text.train, 8, 64, 0), settings)
+    training.train({"plain": one}, batches(text.train, 8, 64, 0), settings)
     # Logits of unit size add about half a nat to log 256.
     assert math.log(256) - 0.2 < one.losses[0] < math.log(256) + 1.0
     assert np.mean(one.losses[-5:]) < 3.4
     assert len(one.seconds) == settings.steps
-    held_back = _train.validate(one, batches(text.validation, 8, 64, 0), 2)
+    held_back = training.validate(one, batches(text.validation, 8, 64, 0), 2)
     assert held_back < 3.6
 
 
@@ -159,7 +159,7 @@ def test_accumulated_gradient_is_that_of_the_batch():
     tokens = _tokens(8)
     gradient = jax.value_and_grad(loss)
     whole = jax.jit(gradient)(params, tokens, None)
-    summed = jax.jit(_optimizers._accumulated(gradient, 4))(params, tokens, None)
+    summed = jax.jit(training.accumulated(gradient, 4))(params, tokens, None)
     # Sums of some 500 terms below 1 in another order: roundings of 6e-8 of each.
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=3e-5), whole, summed
@@ -170,7 +170,7 @@ def test_accumulated_gradient_is_that_of_the_batch():
 @pytest.mark.parametrize("flavour", some_fast(FLAVOURS, "nnx"))
 def test_adama_releases_every_scanned_gradient_in_spite_of_clipping(flavour):
     params, loss = _model(flavour)
-    optimizer = _optimizers.make_optimizer(ADAMA, adama=True)
+    optimizer = training.make_optimizer(ADAMA, adama=True)
     args = params, optimizer.init(params), _tokens(8), None
     plans = [
         jaxmem.microbatch(loss, optimizer, ADAMA.n, clip=clip).plan(*args)
@@ -185,8 +185,8 @@ def test_adama_releases_every_scanned_gradient_in_spite_of_clipping(flavour):
 @pytest.mark.parametrize("technique", ["storage-8", "wta-crs"])
 def test_technique_changes_gradients_and_not_the_loss(technique):
     settings = dataclasses.replace(TINY, model="linen", layers=1, technique=technique)
-    key, found = _optimizers.step_key(settings, 0), []
-    for params, loss in models(settings).values():
+    key, found = training.step_key(settings, 0), []
+    for params, loss in training.pair(settings).values():
         found += jax.jit(jax.value_and_grad(loss))(params, _tokens(2), key)
     value, grads, same, others = found
     assert float(value) == pytest.approx(float(same), rel=1e-5)
@@ -220,8 +220,8 @@ def _traced(settings, name):
     kept = []
 
     def step():
-        run = _train.start(*models(settings)[name], settings)
-        kept.append(_measure.residual_bytes(_measure.probe(run, settings), 2))
+        run = training.start(*training.pair(settings)[name], settings)
+        kept.append(measuring.residual_bytes(run, settings))
         return run.state, run.step(run.state, _tokens(2), 0)[0]
 
     before, after = jax.eval_shape(step)
@@ -248,7 +248,7 @@ def test_technique_keeps_less(technique, flavour):
 @functools.cache
 def _short_run(settings, name):
     """(losses of three steps, parameters before and after)."""
-    run = _train.start(*models(settings)[name], settings)
+    run = training.start(*training.pair(settings)[name], settings)
     step, (before, _) = jax.jit(run.step), run.state
     losses = []
     for number in range(3):
@@ -309,7 +309,7 @@ def _table_tells_of_adama_and_of_its_clipping(result):
 
 def test_adama_drops_out_with_masks_of_the_step():
     settings = dataclasses.replace(ADAMA, dropout=0.5, micro_batches=2)
-    one = _train.start(*_model("nnx", dropout=0.5), settings, adama=True)
+    one = training.start(*_model("nnx", dropout=0.5), settings, adama=True)
     step = jax.jit(one.step)
     losses = [float(step(one.state, _tokens(8), np.int32(i))[1]) for i in (0, 0, 1)]
     assert losses[0] == losses[1] != losses[2]
@@ -347,10 +347,10 @@ def _end(seed, adama, v_scale):
         micro_batches=8,
         v_scale=v_scale,
     )
-    one = _train.start(*models(settings)["plain"], settings, adama)
+    one = training.start(*training.pair(settings)["plain"], settings, adama)
     text = standard_library().train
     crops = batches(text, settings.batch, settings.context, seed)
-    _train.train({"one": one}, crops, settings)
+    training.train({"one": one}, crops, settings)
     return float(np.mean(one.losses[-20:]))
 
 
@@ -396,9 +396,9 @@ def test_table_says_that_masks_differ_with_dropout(result):
 
 
 def test_run_prints_and_writes(result, tmp_path, monkeypatch):
-    monkeypatch.setattr(_run, "compare", lambda *args: result)
+    monkeypatch.setattr(report, "compare", lambda *args, **how: result)
     console = Console(file=io.StringIO(), width=120)
-    _run.run(TINY, ["cpu"], tmp_path / "new" / "folder", console)
+    report.run(TINY, ["cpu"], tmp_path / "new" / "folder", console)
     text = console.file.getvalue()
     assert "validation loss" in text and "demo.png" in text
     assert {p.name for p in (tmp_path / "new" / "folder").iterdir()} == {
@@ -409,32 +409,33 @@ def test_run_prints_and_writes(result, tmp_path, monkeypatch):
 
 def test_what_fails_to_compile_costs_only_its_own_figures(result, monkeypatch):
     monkeypatch.setattr(jaxmem, "estimate", _estimate_of_a_line)
-    one = _measure.Probe(lambda x: x, jnp.sum, lambda b: (({}, 0), jnp.ones(b), 0))
-    probes = {"a": one, "b": one._replace(step=None)}
+    runs = {"a": _idle(), "b": training.TrainingRun(jnp.sum, None, ({}, 0))}
     targets, told = ("cpu", "h100"), []
-    monkeypatch.setattr(_measure, "residual_bytes", lambda one, batch: 1)
-    found, problems = _measure.measure(
-        probes, targets, TINY, lambda *step: told.append(step), time.monotonic() + 60
+    monkeypatch.setattr(measuring, "residual_bytes", lambda *args: 1)
+    found, problems = measuring.measure(
+        runs, TINY, targets, time.monotonic() + 60, lambda *step: told.append(step)
     )
-    assert list(found["a"].compiled) == ["cpu", "h100"] and not found["b"].compiled
+    assert (
+        list(found["a"]["compiled"]) == ["cpu", "h100"] and not found["b"]["compiled"]
+    )
     assert len(problems) == 2 and all("compiler died" in p for p in problems)
     # 2 MiB and 1 MiB a sequence in the 80,995 MiB of an H100, to two digits.
-    assert found["a"].largest_batch == {"h100": Largest(80_000, True)}
+    assert found["a"]["largest_batch"] == {"h100": Largest(80_000, True)}
     assert told[-1][0] == 5 and told[-1][1] == 6
     text = _printed(dataclasses.replace(result, problems=problems))
     assert "compiler died [h100]" in text
 
 
 def test_no_largest_batch_after_the_deadline(monkeypatch):
-    one = _measure.Probe(None, None, lambda batch: ())
     with pytest.raises(TimeoutError, match="largest batch"):
-        largest_batch(one, "h100", (2, 100), time.monotonic() - 1)
+        largest_batch(_idle(), TINY, "h100", 100, time.monotonic() - 1)
 
 
 def test_largest_batch_is_one_that_the_micro_batches_divide(monkeypatch):
     monkeypatch.setattr(jaxmem, "estimate", _estimate_of_a_line)
-    one = _measure.Probe(lambda x: x, None, lambda b: (({}, 0), jnp.ones(b), 0))
-    found = largest_batch(one, "h100", (8, 10 * 2**20), time.monotonic() + 60, 7)
+    settings = dataclasses.replace(TINY, batch=7, micro_batches=7)
+    args = "h100", 9 * 2**20, time.monotonic() + 60
+    found = largest_batch(_idle(), settings, *args)
     assert found == Largest(80_000 // 7 * 7, True)
 
 
@@ -444,7 +445,7 @@ def test_batches_are_rounded_down_to_two_digits(exact, shown):
 
 
 def test_cpu_is_always_a_default_target():
-    assert _run.default_targets()[0] == "cpu"
+    assert report.default_targets()[0] == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -462,18 +463,17 @@ def test_cpu_is_always_a_default_target():
     ],
 )
 def test_parts_of_module_paths(path, part):
-    assert _measure.part(path) == part
+    assert measuring.part(path) == part
 
 
 def _split(flavour, **changes):
     settings = dataclasses.replace(TINY, model=flavour, **changes)
-    module = FLAVOURS[flavour]
-    return module.split(module.build(settings), settings)
+    return models.split(models.build(settings), settings)
 
 
 def _model(flavour, **changes):
     """Parameters and loss of the plain model."""
-    return models(dataclasses.replace(TINY, model=flavour, **changes))["plain"]
+    return training.pair(dataclasses.replace(TINY, model=flavour, **changes))["plain"]
 
 
 def _tokens(batch):
@@ -485,10 +485,14 @@ def _count(params):
     return sum(x.size for x in jax.tree.leaves(params))
 
 
+def _idle():
+    return training.TrainingRun(jnp.sum, lambda x: x, ({}, 0))
+
+
 def _estimate_of_a_line(step, x, tokens, number, *, target, **options):
     if step is None:
         raise RuntimeError(f"the compiler died [{target}]")
-    peak = (2 + len(tokens)) * 2**20
+    peak = (2 + tokens.shape[0]) * 2**20
     return SimpleNamespace(peak_bytes=peak, temp_bytes=peak, at_peak=())
 
 

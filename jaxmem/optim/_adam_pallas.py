@@ -5,15 +5,14 @@ from typing import Any
 
 import jax
 
-from pallas_kernels import _adam
-from pallas_kernels._compat import simulated_platform
-from pallas_kernels.dispatch import Implementation, dispatch
+from pallas_kernels import adam, simulated_platform
+from pallas_kernels.dispatch import Implementation, dispatch, kernel_module
 
 
 def update_leaf(
     implementation: Implementation | None, old: dict[str, Any], factors, seed
 ) -> dict[str, Any]:
-    """What changes of "p", "m" and "v"; `_adam.update_leaf` has the arguments."""
+    """What changes of "p", "m" and "v"; `adam.update_leaf` has the arguments."""
     how = implementation, simulated_platform()
     return _jitted(*how)(old, factors, seed)
 
@@ -26,22 +25,10 @@ def _jitted(implementation, simulated):
     def adam_leaf(*leaf):
         return dispatch(
             *("adam", implementation, *leaf),
-            xla=_adam.update_leaf,
-            tpu=_tpu,
-            gpu=_gpu,
+            xla=adam.update_leaf,
+            tpu=lambda *leaf: kernel_module("adam", "tpu").update(*leaf),
+            gpu=lambda *leaf: kernel_module("adam", "gpu").update(*leaf),
             sized_by=leaf[0].get("p", leaf[0]["m"]),
         )
 
     return jax.jit(adam_leaf)
-
-
-def _tpu(*leaf):
-    from pallas_kernels import adam_tpu
-
-    return adam_tpu.update(*leaf)
-
-
-def _gpu(*leaf):
-    from pallas_kernels import adam_gpu
-
-    return adam_gpu.update(*leaf)

@@ -18,8 +18,10 @@ from jaxmem.ops.activations import gelu as _gelu
 from jaxmem.ops.activations import kernels as wiring
 from jaxmem.ops.activations.silu import FORMS, SILU, value_and_slope
 from jaxmem.ops.few_bit.tables import shipped
-from pallas_kernels import _activation, activation_gpu, activation_tpu, dispatch
-from pallas_kernels._compat import simulated
+from pallas_kernels import dispatch, simulated
+from pallas_kernels.activation import gpu as activation_gpu
+from pallas_kernels.activation import reference
+from pallas_kernels.activation import tpu as activation_tpu
 from tests.references import kept_bytes
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
@@ -102,7 +104,7 @@ def test_equals_the_plain_twin(platform, shape, dtype):
     with simulated(platform):
         run = functools.partial(every_function, MODULES[platform])
         got = jax.jit(run)(*args)
-    want = jax.jit(functools.partial(every_function, _activation))(*args)
+    want = jax.jit(functools.partial(every_function, reference))(*args)
     for ours, theirs in zip(got, want, strict=True):
         assert_near(ours, theirs)
 
@@ -115,7 +117,7 @@ def test_tpu_packs_as_the_plain_twin_does():
     )
     with simulated("tpu"):
         got = run(activation_tpu)(x)
-    np.testing.assert_array_equal(got, run(_activation)(x))
+    np.testing.assert_array_equal(got, run(reference)(x))
 
 
 @pytest.mark.slow
@@ -135,7 +137,7 @@ def test_blocks_may_be_chosen(platform):
         setattr(Blocked, name, staticmethod(run))
     with simulated(platform):
         got = jax.jit(functools.partial(every_function, Blocked))(x, g, up)
-    want = jax.jit(functools.partial(every_function, _activation))(x, g, up)
+    want = jax.jit(functools.partial(every_function, reference))(x, g, up)
     for ours, theirs in zip(got, want, strict=True):
         assert_near(ours, theirs)
 
@@ -154,7 +156,7 @@ def test_under_x64(platform):
         x = draw((64, 128), "float32")
         with simulated(platform):
             got = jax.jit(functools.partial(run, MODULES[platform]))(x)
-        assert_near(got, run(_activation, x))
+        assert_near(got, run(reference, x))
 
 
 def test_examples_of_whole_blocks_run_as_one_array_on_gpu():

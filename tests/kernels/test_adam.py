@@ -12,14 +12,16 @@ import pytest
 
 import jaxmem
 from jaxmem.optim import AdamAState, FusedAdam
-from pallas_kernels import _adam, adam_gpu, adam_tpu
-from pallas_kernels._compat import simulated
+from pallas_kernels import simulated
+from pallas_kernels.adam import gpu as adam_gpu
+from pallas_kernels.adam import reference
+from pallas_kernels.adam import tpu as adam_tpu
 from tests.optim.reference import RTOL, adama_tree, assert_near, at, gradients, tree
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
 KERNELS = {"tpu": adam_tpu.update, "cuda": adam_gpu.update}
 FACTORS = jnp.asarray(
-    _adam.Factors(0.5, 0.9, 0.1, 0.99, 0.01, 1.9, 1.7, 1e-8, 1e-9, 0.1, 1e-2), "f4"
+    reference.Factors(0.5, 0.9, 0.1, 0.99, 0.01, 1.9, 1.7, 1e-8, 1e-9, 0.1, 1e-2), "f4"
 )
 SEED = jnp.asarray([3, 4], jnp.uint32)
 MASK = {"w": True, "b": False}
@@ -118,9 +120,9 @@ def test_weights_take_the_place_of_the_number():
 
 def rounded(values, seed=SEED):
     x = jnp.asarray(values, jnp.float32)
-    place = _adam.leaf_positions(x.shape)
-    bits = jnp.broadcast_to(_adam.random_bits(seed, *place), x.shape)
-    return _adam.rounded(x, jnp.bfloat16, bits)
+    place = reference.leaf_positions(x.shape)
+    bits = jnp.broadcast_to(reference.random_bits(seed, *place), x.shape)
+    return reference.rounded(x, jnp.bfloat16, bits)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.01, 0.3, 0.99])
@@ -216,12 +218,12 @@ def test_kernel_on_other_shapes(platform, x64, shape, p):
 
 def compare(platform, old):
     """float32 to three roundings of it; bfloat16 to that, and so mostly to the bit."""
-    want = jax.jit(_adam.update_leaf)(old, FACTORS, SEED)
+    want = jax.jit(reference.update_leaf)(old, FACTORS, SEED)
     size = blocks(platform, old["m"])
     kernel = functools.partial(KERNELS[platform], block_size=size)
     with simulated(platform):
         got = jax.jit(kernel)(old, FACTORS, SEED)
-    assert set(got) == set(want) == set(_adam.written(old))
+    assert set(got) == set(want) == set(reference.written(old))
     for name, w in want.items():
         g = got[name]
         assert (g.dtype, g.shape) == (w.dtype, w.shape)
@@ -246,7 +248,7 @@ def test_kernel_has_the_same_bits(platform):
     p, zeros = jnp.ones(shape, jnp.bfloat16), jnp.zeros(shape)
     old = {"p": p, "m": zeros, "v": zeros + 1}
     factors = jnp.zeros(11).at[7].set(1.0).at[9].set(0.3 * 2**-8).at[10].set(1.0)
-    want = jax.jit(_adam.update_leaf)(old, factors, SEED)["p"]
+    want = jax.jit(reference.update_leaf)(old, factors, SEED)["p"]
     with simulated(platform):
         got = jax.jit(KERNELS[platform])(old, factors, SEED)["p"]
     assert 0.25 < float((want != 1).mean()) < 0.35
@@ -263,7 +265,7 @@ SMALL = [(2, 130, 4, 6), (4, 30, 2, 5), (1024,), (), (1, 1)]
 @pytest.mark.parametrize("shape", SHAPES + SMALL, ids=str)
 def test_view_knows_where_elements_are(shape):
     view = adam_tpu._view(shape)
-    numbers = [np.broadcast_to(x, shape) for x in _adam.leaf_positions(shape)]
+    numbers = [np.broadcast_to(x, shape) for x in reference.leaf_positions(shape)]
     index = np.indices(view.shape)
     for want, strides in zip(numbers, (view.row, view.column), strict=True):
         seen = np.asarray(adam_tpu._seen(jnp.asarray(want), view))
@@ -299,7 +301,7 @@ def test_under_vmap(platform):
     old = leaf((3, 520), p="bfloat16")
     factors, seeds = jnp.stack([FACTORS, FACTORS * 0.5, FACTORS]), jnp.stack([SEED] * 3)
     args = old, factors, seeds
-    want = jax.jit(jax.vmap(_adam.update_leaf))(*args)
+    want = jax.jit(jax.vmap(reference.update_leaf))(*args)
     with simulated(platform):
         got = jax.jit(jax.vmap(KERNELS[platform]))(*args)
     assert_near(got, want, 2**-7)

@@ -20,9 +20,9 @@ import jaxmem
 from jaxmem import _jaxpr
 from jaxmem.memory import target_mesh, targets
 from jaxmem.ops.attention.dot_product import dot_product_attention
-from pallas_kernels import _attention as common
-from pallas_kernels import _attention_tpu
-from pallas_kernels._compat import simulated
+from pallas_kernels import simulated
+from pallas_kernels.attention import inputs as common
+from pallas_kernels.attention.tpu import blocks, grid
 from tests.references import kept_bytes
 
 AVAILABLE = {t.name for t in targets() if t.available}
@@ -82,7 +82,7 @@ def check(args, wanted=(0, 1, 2), atol=5e-6, platform="tpu", **kw):
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(_attention_tpu, "BLOCKS", (128,))
+    monkeypatch.setattr(blocks, "BLOCKS", (128,))
 
 
 # -- values and gradients
@@ -115,7 +115,7 @@ def test_dropout_bits_are_those_of_the_twin():
 
 @pytest.mark.slow
 def test_two_passes_shared_dropout_and_grouped_queries(monkeypatch):
-    monkeypatch.setattr(_attention_tpu, "CHIP_BYTES", 0)
+    monkeypatch.setattr(blocks, "CHIP_BYTES", 0)
     dropped = DROPPED | {"broadcast_dropout": True}
     check(qkv(b=2, t=150, n=4, k=2), local_window_size=(20, 40), **dropped)
 
@@ -191,7 +191,7 @@ def test_some_gradients(wanted):
 def test_under_vmap(monkeypatch):
     """The mapped axis has one dropout mask, as on the XLA path."""
     # the simulator cannot map a grid whose dimensions are said to be parallel
-    monkeypatch.setattr(_attention_tpu.pltpu, "CompilerParams", lambda **_: None)
+    monkeypatch.setattr(grid.pltpu, "CompilerParams", lambda **_: None)
     args = tuple(jnp.stack([x, -x]) for x in qkv(n=1, k=1, s=200))
     lengths = jnp.asarray([[200], [90]])
 
@@ -237,12 +237,15 @@ def test_rows_that_see_nothing_are_known(rules):
         lengths = {
             k: None if x is None else jnp.full((1,), x) for k, x in lengths.items()
         }
-        got = common.sees_nothing(rules, common.Inputs(q, k, **lengths))
+        got = common.sees_nothing(
+            rules, common.Inputs(q, k, extras=common.Extras(**lengths))
+        )
         got = np.zeros(23, bool) if got is None else np.asarray(got)[0]
         np.testing.assert_array_equal(got, ~seen.any(axis=1) & real)
         for shape in ((1, 2, 23, 9), (1, 1, 1, 9), (1, 1, 23, 1)):
             mask = np.random.default_rng(0).random(shape) < 0.3
-            inputs = common.Inputs(q, k, mask=jnp.asarray(mask), **lengths)
+            extras = common.Extras(mask=jnp.asarray(mask), **lengths)
+            inputs = common.Inputs(q, k, extras=extras)
             nothing = ~(seen & mask).any(axis=3).all(axis=(0, 1)) & real
             got = np.asarray(common.sees_nothing(rules, inputs))[0]
             np.testing.assert_array_equal(got, nothing)
@@ -327,7 +330,7 @@ def long_args(length=8192):
 
 @pytest.fixture
 def usual_blocks(monkeypatch):
-    monkeypatch.setattr(_attention_tpu, "BLOCKS", (512, 256, 128))
+    monkeypatch.setattr(blocks, "BLOCKS", (512, 256, 128))
 
 
 @pytest.mark.usefixtures("usual_blocks")

@@ -14,13 +14,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxmem
 from jaxmem.memory import targets
 from jaxmem.ops.attention import blockwise
-from jaxmem.ops.attention.block import Extras
 from jaxmem.ops.attention.dot_product import dot_product_attention
 from jaxmem.ops.randomness.bits import seed_words
-from pallas_kernels import attention_gpu, attention_gpu_forward
-from pallas_kernels._attention import Inputs, Rules, dropout_row, kept
-from pallas_kernels._attention_gpu import make_case, row_statistics
-from pallas_kernels._compat import simulated
+from pallas_kernels import simulated
+from pallas_kernels.attention import Extras, Inputs, Rules, dropout_mask, dropout_row
+from pallas_kernels.attention import gpu as attention_gpu
+from pallas_kernels.attention.gpu import tables
+from pallas_kernels.attention.gpu.tables import make_case, row_statistics
 
 AVAILABLE = {t.name for t in targets() if t.available}
 needs_gpu = pytest.mark.skipif("h100" not in AVAILABLE, reason="targets extra")
@@ -36,7 +36,7 @@ BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(attention_gpu_forward, "BLOCK_Q", 64)
+    monkeypatch.setitem(tables.BLOCKS, "forward", (64, 64))
 
 
 def normal(*shape, seed=0, dtype=F32):
@@ -181,7 +181,7 @@ def test_rows_past_the_queries_weigh_nothing(height):
 
 def test_statistics_of_rows_past_the_queries():
     """No logit is above that of a row which is not there."""
-    case = make_case(PLAIN, Inputs(*qkv(t=72, s=64, n=1)), 64, 64)
+    case = make_case(PLAIN, Inputs(*qkv(t=72, s=64, n=1)), "forward", (64, 64))
     got = row_statistics(case, jnp.zeros((1, 1, 72)), jnp.zeros((1, 1, 72)), None)
     assert (got["top"][..., 72:] == jnp.inf).all() and got["top"].shape[-1] == 128
     lengths = jnp.asarray([70], jnp.int32)
@@ -204,11 +204,12 @@ def test_queries_beyond_their_sequence_by_statistics_of_the_twin():
     """The twin says of them what it says of rows that see nothing."""
     q, k, v = qkv(t=64, s=64, n=1)
     inputs = Inputs(q, k, v, q_len=jnp.asarray([40], jnp.int32))
-    plan = blockwise.make_blocks(PLAIN, q, k, None)
-    o, *stats = blockwise.forward(plan, q, k, v, None, Extras(q_len=inputs.q_len))
+    blocks = blockwise.make_blocks(PLAIN, q, k, None)
+    o, *stats = blockwise.forward(blocks, q, k, v, None, inputs.extras)
     g, wanted = normal(*q.shape, seed=9, dtype=BF16), frozenset("qkv")
     with simulated("cuda"):
-        got = attention_gpu.backward(inputs, o, *stats, g, PLAIN, wanted=wanted)[:3]
+        args = inputs, (o, *stats), g, PLAIN
+        got = attention_gpu.backward(*args, wanted=wanted)[:3]
         mine = attention_gpu.forward(inputs, PLAIN)
         want = attention_gpu.backward(inputs, *mine, g, PLAIN, wanted=wanted)[:3]
     for a, b in zip(got, want, strict=True):
@@ -223,7 +224,9 @@ def test_queries_beyond_their_sequence_by_statistics_of_the_twin():
 def mask_of(rules, seed, b, n, t, s):
     shape = b, n, t, s
     at = [jax.lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(4)]
-    return np.asarray(kept(rules, seed, dropout_row(rules, *at[:3], n, t), at[3]))
+    return np.asarray(
+        dropout_mask(rules, seed, dropout_row(rules, *at[:3], n, t), at[3])
+    )
 
 
 def test_dropout_bits_are_those_of_the_twin():
@@ -234,12 +237,12 @@ def test_dropout_bits_are_those_of_the_twin():
     want = mask_of(rules, seed, b, n, t, s)
     q = jnp.zeros((b, t, n, h), BF16)
     unit = jnp.broadcast_to(jnp.eye(s, h, dtype=BF16)[:, None], (b, s, n, h))
-    inputs = Inputs(q, unit, unit, seed=seed)
+    inputs = Inputs(q, unit, unit, extras=Extras(seed=seed))
     ones, units = jnp.ones_like(q), jnp.broadcast_to(unit[:, :t], q.shape)
     with simulated("cuda"):
         o, *stats = attention_gpu.forward(inputs, rules)
         back = lambda g, wanted: attention_gpu.backward(
-            inputs, o, *stats, g, rules, wanted=frozenset(wanted)
+            inputs, (o, *stats), g, rules, wanted=frozenset(wanted)
         )
         dq, dv = back(ones, "q")[0], back(units, "v")[2]
     # o: 2 / s where kept. dq: 2 - 2 (kept part) or minus that. dv: 2 / s where kept.
@@ -270,7 +273,7 @@ def test_dropout_bits_are_those_of_the_twin():
 def test_what_it_does_is_said(change, message):
     change = dict(change)
     bias = change.pop("bias", None)
-    blocks = {"block_q": change.pop("block_q", None)}
+    blocks = {"blocks": (change.pop("block_q", None), None)}
     args = *qkv(**change), None if bias is None else jnp.zeros(bias)
     with pytest.raises(NotImplementedError, match=message):
         attention_gpu.forward(Inputs(*args), PLAIN, **blocks)

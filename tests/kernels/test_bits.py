@@ -7,8 +7,9 @@ import pytest
 
 import jaxmem
 from jaxmem._bits import pack_bits, unpack_bits
-from pallas_kernels import bits_gpu, bits_tpu
-from pallas_kernels._compat import simulated
+from pallas_kernels import simulated
+from pallas_kernels.bits import gpu as bits_gpu
+from pallas_kernels.bits import tpu as bits_tpu
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
 MODULES = {"tpu": bits_tpu, "cuda": bits_gpu}

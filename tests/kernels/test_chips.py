@@ -12,7 +12,9 @@ import jaxmem
 from benchmarks import kernels as benchmark
 from jaxmem import ops
 from jaxmem.memory import target_mesh, targets
-from pallas_kernels import chips, cross_entropy_tpu
+from pallas_kernels import chips
+from pallas_kernels.cross_entropy import LossOptions
+from pallas_kernels.cross_entropy import tpu as cross_entropy_tpu
 
 CHIPS = [t for t in targets() if t.platform != "cpu"]
 X = jax.ShapeDtypeStruct((64, 1024), jnp.bfloat16)
@@ -163,11 +165,12 @@ def entropy(features):
 
 def test_blocks_fit_the_chip_that_is_traced_for():
     x, kernel = entropy(2048)[1][:2]
-    sizes = lambda: cross_entropy_tpu._sizes(x, kernel, 1, (12, 4), (None, None))
-    *_, block, _, large = sizes()
+    case = lambda: cross_entropy_tpu._case(x, kernel, 1, (12, 4), LossOptions())
+    v5e = case()
     with jax.sharding.use_abstract_mesh(target_mesh("tpu-v4", (1,), ("_",))):
-        *_, smaller, _, small = sizes()
-    assert smaller < block and small <= chips.TPUS["v4"] * chips.MIB < large
+        v4 = case()
+    assert v4.block_tokens < v5e.block_tokens
+    assert v4.vmem <= chips.TPUS["v4"] * chips.MIB < v5e.vmem
 
 
 def test_blocks_that_do_not_fit_are_refused():

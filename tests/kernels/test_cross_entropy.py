@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem.ops import linear_cross_entropy
-from pallas_kernels import cross_entropy_tpu
-from pallas_kernels._compat import simulated
+from pallas_kernels import simulated
+from pallas_kernels.cross_entropy import LossOptions
+from pallas_kernels.cross_entropy import tpu as cross_entropy_tpu
 from tests.references import kept_bytes
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
@@ -119,11 +120,12 @@ def test_several_blocks_of_tokens():
     unit, wanted = jnp.float32(0.5), frozenset({"x", "kernel", "bias"})
 
     def run(block_tokens):
-        how = {"block_tokens": block_tokens, "block_vocabulary": 128}
-        rows = cross_entropy_tpu.forward(x, kernel, bias, labels, sums=True, **how)
+        how = LossOptions(block_tokens=block_tokens, block_vocabulary=128)
+        arrays = x, kernel, bias, labels
+        rows = cross_entropy_tpu.forward(*arrays, how, sums=True)
         g = {"log_total": x[:, 0], "hit": x[:, 1], "total": x[:, 2]}
-        args = x, kernel, bias, labels, {k: rows[k] for k in ("top", "log_total")}
-        back = cross_entropy_tpu.backward(*args, g, unit, wanted=wanted, **how)
+        args = arrays, {k: rows[k] for k in ("top", "log_total")}, g, unit, how
+        back = cross_entropy_tpu.backward(*args, wanted=wanted)
         return rows, back
 
     with simulated("tpu"):

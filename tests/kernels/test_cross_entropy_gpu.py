@@ -14,8 +14,9 @@ from jax import export
 
 import jaxmem
 from jaxmem.ops import linear_cross_entropy
-from pallas_kernels import cross_entropy_gpu
-from pallas_kernels._compat import simulated
+from pallas_kernels import simulated
+from pallas_kernels.cross_entropy import LossOptions
+from pallas_kernels.cross_entropy import gpu as cross_entropy_gpu
 from tests.kernels.test_cross_entropy import (
     EVERYTHING,
     arrays,
@@ -137,7 +138,7 @@ REFUSED = {
 @pytest.mark.parametrize("message", REFUSED)
 def test_what_it_does_is_said(message):
     with pytest.raises(NotImplementedError, match=message):
-        cross_entropy_gpu.forward(*REFUSED[message])
+        cross_entropy_gpu.forward(*REFUSED[message], LossOptions())
 
 
 # -- compiled for an H100 that is not there

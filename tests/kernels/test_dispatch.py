@@ -17,7 +17,7 @@ from jax.sharding import (
 
 import jaxmem
 from pallas_kernels import dispatch as module
-from pallas_kernels._compat import simulated
+from pallas_kernels import simulated
 from pallas_kernels.dispatch import dispatch
 from tests.kernels.meshes import chip_mesh
 

@@ -15,9 +15,13 @@ import pytest
 from jax import export
 
 import jaxmem
+import pallas_kernels
 from jaxmem import ops
 from jaxmem.ops.randomness.bits import seed_words
-from pallas_kernels import _compat, _lowering, _norm, dispatch, norm_gpu, norm_tpu
+from pallas_kernels import dispatch, lowering
+from pallas_kernels.norm import NormRules
+from pallas_kernels.norm import gpu as norm_gpu
+from pallas_kernels.norm import tpu as norm_tpu
 from tests import references as twins
 from tests.kernels.meshes import chip_mesh
 from tests.sets import some_fast
@@ -33,7 +37,7 @@ NAMES = ("layer_norm", "rms_norm", "dropout_add_layer_norm", "dropout_add_rms_no
 @contextlib.contextmanager
 def simulated(platform):
     """Jitted in there, and done before it ends."""
-    with _compat.simulated(platform):
+    with pallas_kernels.simulated(platform):
         yield lambda fn, *args: jax.block_until_ready(jax.jit(fn)(*args))
 
 
@@ -171,7 +175,7 @@ SHAPES = [  # blocks and slabs that rows do not fill; several rows a program
 @pytest.mark.parametrize("platform, rows, width, block, x64", SHAPES)
 def test_blocks_that_rows_do_not_fill(platform, rows, width, block, x64):
     """Everything at once, by the kernel's own functions, in blocks of a given size."""
-    kernels, rules = MODULES[platform], _norm.Rules(1e-6, True, 0.3)
+    kernels, rules = MODULES[platform], NormRules(1e-6, True, 0.3)
     x, residual, scale, bias = _arguments((rows, width), "float32", sums=True, count=2)
     g, g_total = _draw(5, x.shape), _draw(6, x.shape)
     seed = seed_words(KEY)
@@ -179,16 +183,15 @@ def test_blocks_that_rows_do_not_fill(platform, rows, width, block, x64):
 
     def both(x, residual, g, g_total):
         some = {"rules": rules, "block": block}
-        new = kernels.forward(
-            x, residual, seed, scale, bias, dtype=jnp.float32, stats=True, **some
-        )
-        old = kernels.backward(
-            g, g_total, new["total"], seed, scale, None, outs=outs, **some
-        )
+        common = {"seed": seed, "scale": scale}
+        inputs = common | {"x": x, "residual": residual, "bias": bias}
+        new = kernels.forward(inputs, dtype=jnp.float32, stats=True, **some)
+        back = common | {"g": g, "g_total": g_total}
+        old = kernels.backward(back | {"saved": new["total"]}, outs=outs, **some)
         mean, var = (new.pop(name) for name in ("mean", "var"))
         shift, inverse = bias, 1 / scale
         again = kernels.backward(
-            g, g_total, new["y"], seed, scale, (var, shift, inverse), outs=outs, **some
+            back | {"saved": new["y"]}, (var, shift, inverse), outs=outs, **some
         )
         return new, mean, var, old, again
 
@@ -367,7 +370,7 @@ def test_what_no_kernel_does_is_said(name, measured, monkeypatch):
     call, message = REFUSED[name]
     with pytest.raises(ValueError, match=f"no kernel for this .*{message}"):
         call(implementation="pallas")
-    _lowering._warn_once.cache_clear()
+    lowering._warn_once.cache_clear()
     with jax.sharding.use_abstract_mesh(chip_mesh("NVIDIA H100 80GB HBM3")):
         run = jax.jit(lambda: call())
         with pytest.warns(UserWarning, match=message):
@@ -377,17 +380,15 @@ def test_what_no_kernel_does_is_said(name, measured, monkeypatch):
 @BOTH
 def test_dtypes_and_widths(platform):
     kernels, widest = MODULES[platform], MODULES[platform].WIDEST
-    run = functools.partial(
-        kernels.forward, rules=_norm.Rules(1e-6, True), dtype=jnp.float32
-    )
-    none = (None,) * 4
+    how = {"rules": NormRules(1e-6, True), "dtype": jnp.float32}
+    run = lambda x: kernels.forward({"x": x}, **how)
     with jax.enable_x64(True), pytest.raises(NotImplementedError, match="not float64"):
-        run(jnp.ones((2, 128), jnp.float64), *none)
+        run(jnp.ones((2, 128), jnp.float64))
     with pytest.raises(NotImplementedError, match=f"at most {widest}"):
-        run(jnp.ones((1, widest + 128)), *none)
+        run(jnp.ones((1, widest + 128)))
     bad = {"tpu": jnp.ones((2, 128), jnp.float16), "cuda": jnp.ones((2, 100))}
     with pytest.raises(NotImplementedError):
-        run(bad[platform], *none)
+        run(bad[platform])
 
 
 def test_second_derivatives_are_refused():
@@ -444,9 +445,9 @@ def test_backward_alone_allocates_nothing(platform):
     outs = {"x": x.dtype, "scale": vector.dtype, "bias": vector.dtype}
 
     def backward(g, x, scale):
-        rules = _norm.Rules(1e-6, True)
+        rules = NormRules(1e-6, True)
         return MODULES[platform].backward(
-            g, None, x, None, scale, None, rules=rules, outs=outs
+            {"g": g, "saved": x, "scale": scale}, rules=rules, outs=outs
         )
 
     report = _estimate(platform, backward, x, x, vector, donate_argnums=0)

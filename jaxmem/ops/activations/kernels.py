@@ -27,7 +27,12 @@ from jaxmem.ops.activations.forms import Forms, Op
 from jaxmem.ops.activations.inverse import UnimodalFunction, settled, start
 from jaxmem.ops.common.lean import FAR_OUT, widen
 from jaxmem.ops.few_bit.tables import shipped
-from pallas_kernels.dispatch import Implementation, considered, dispatch
+from pallas_kernels.dispatch import (
+    Implementation,
+    considered,
+    dispatch,
+    kernel_module,
+)
 
 INV_SQRT_2PI = 0.3989422804014327
 # P(-u) = exp(-u^2 / 2) times this polynomial without constant in 1 / (1 + 0.35 u), to
@@ -188,20 +193,16 @@ def _dispatch(op: str, implementation, function: str, *arrays: Array, **how) -> 
 
     def on(platform):
         def run(*arrays):
-            return getattr(_modules()[platform], function)(*arrays, **how)
+            return getattr(kernel_module("activation", platform), function)(
+                *arrays, **how
+            )
 
         return run
 
     with jax.named_scope(f"jaxmem.{op}"):
-        each = {platform: on(platform) for platform in ("xla", "tpu", "gpu")}
+        each = {"xla": on("reference"), "tpu": on("tpu"), "gpu": on("gpu")}
         is_backward = function.endswith("backward")
         return dispatch(op, implementation, *arrays, **each, backward=is_backward)
-
-
-def _modules() -> dict[str, Any]:
-    from pallas_kernels import _activation, activation_gpu, activation_tpu
-
-    return {"xla": _activation, "tpu": activation_tpu, "gpu": activation_gpu}
 
 
 def gated_for(

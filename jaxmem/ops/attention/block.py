@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxmem.ops.attention import mask as masks
 from jaxmem.ops.attention.mask import Rules
 from jaxmem.ops.common.lean import wide_dtype
+from pallas_kernels.attention import Extras as Extras
 
 
 class BlockPosition(NamedTuple):
@@ -27,17 +28,6 @@ class BlockPosition(NamedTuple):
     keys: Any
     length: int
     zero: Any
-
-
-class Extras(NamedTuple):
-    """Inputs without a gradient, each an array or None."""
-
-    mask: Any = None
-    q_len: Any = None
-    kv_len: Any = None
-    seed: Any = None
-    q_segments: Any = None
-    kv_segments: Any = None
 
 
 def _zero(place: BlockPosition, x):

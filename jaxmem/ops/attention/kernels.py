@@ -12,8 +12,8 @@ from jaxmem.ops.attention import blockwise
 from jaxmem.ops.attention.block import Extras
 from jaxmem.ops.attention.blockwise import AttentionBlocks
 from jaxmem.ops.codes.quantization import Quantization
-from pallas_kernels._attention import Inputs
-from pallas_kernels.dispatch import Implementation, dispatch
+from pallas_kernels.attention import Inputs
+from pallas_kernels.dispatch import Implementation, dispatch, kernel_module
 
 _DIFFERENTIATED = ("q", "k", "v", "bias")
 
@@ -27,33 +27,22 @@ class AttentionCall(NamedTuple):
     save: Quantization | None = None
 
 
-def _tpu():
-    from pallas_kernels import attention_tpu
-
-    return attention_tpu
-
-
-def _gpu():
-    from pallas_kernels import attention_gpu
-
-    return attention_gpu
-
-
 def forward(call: AttentionCall, q, k, v, bias, extras: Extras):
     """(o, row maximum [b, n, t], logarithm of the row sum [b, n, t])."""
 
     def on(platform):
         def run(q, k, v, bias, extras):
-            inputs = Inputs(q, k, v, bias, **extras._asdict())
-            return platform().forward(inputs, call.blocks.rules, block_q=call.block_q)
+            run = kernel_module("attention", platform).forward
+            inputs, blocks = Inputs(q, k, v, bias, extras), (call.block_q, None)
+            return run(inputs, call.blocks.rules, blocks=blocks)
 
         return run
 
     return dispatch(
         *("attention", call.implementation, q, k, v, bias, extras),
         xla=lambda *inputs: blockwise.forward(call.blocks, *inputs),
-        tpu=on(_tpu),
-        gpu=on(_gpu),
+        tpu=on("tpu"),
+        gpu=on("gpu"),
     )
 
 
@@ -66,12 +55,11 @@ def backward(
         def run(saved, g):
             extras = Extras(*(saved[name] for name in Extras._fields))
             arrays = (saved.get(name) for name in _DIFFERENTIATED)
-            inputs = Inputs(*arrays, **extras._asdict())
-            results = (saved.get(name) for name in ("o", "top", "log_total"))
-            options = {"wanted": wanted, "block_q": call.block_q}
-            grads = platform().backward(
-                inputs, *results, g, call.blocks.rules, **options
-            )
+            results = tuple(saved.get(name) for name in ("o", "top", "log_total"))
+            run = kernel_module("attention", platform).backward
+            inputs, blocks = Inputs(*arrays, extras=extras), (call.block_q, None)
+            args = inputs, results, g, call.blocks.rules
+            grads = run(*args, wanted=wanted, blocks=blocks)
             named = zip(_DIFFERENTIATED, grads, strict=True)
             return {name: x for name, x in named if name in wanted}
 
@@ -80,8 +68,8 @@ def backward(
     return dispatch(
         *("attention", call.implementation, saved, g),
         xla=lambda saved, g: blockwise.backward(call.blocks, wanted, saved, g),
-        tpu=on(_tpu),
-        gpu=on(_gpu),
+        tpu=on("tpu"),
+        gpu=on("gpu"),
         sized_by=saved["q"],
         backward=True,
     )

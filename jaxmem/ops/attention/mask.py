@@ -6,9 +6,9 @@ positions alone are one comparison in the fusion that reads the logits.
 
 import jax.numpy as jnp
 
-from pallas_kernels import _attention as common
-from pallas_kernels._attention import MASKED as MASKED
-from pallas_kernels._attention import Rules as Rules
+from pallas_kernels import attention as common
+from pallas_kernels.attention import MASKED as MASKED
+from pallas_kernels.attention import Rules as Rules
 
 
 def visible(rules: Rules, times, keys, extras):
@@ -24,10 +24,7 @@ def visible(rules: Rules, times, keys, extras):
     if extras.q_segments is not None:
         ours, theirs = extras.q_segments, extras.kv_segments
         seen.append(ours[:, None, :, None] == theirs[:, None, None, :])
-    result = None
-    for condition in seen:
-        result = condition if result is None else result & condition
-    return result
+    return common.all_of(seen)
 
 
 def inside(positions, lengths):
@@ -44,6 +41,6 @@ def kept(rules: Rules, seed, heads: int, length: int, rows, times, keys):
     n = jnp.arange(heads, dtype=jnp.uint32)[None, :, None, None]
     t = times.astype(jnp.uint32)[None, None, :, None]
     s = keys.astype(jnp.uint32)[None, None, None, :]
-    return common.kept(
+    return common.dropout_mask(
         rules, seed, common.dropout_row(rules, b, n, t, heads, length), s
     )

@@ -5,13 +5,13 @@ forward and the backward pass choose each for itself: between them are the same 
 """
 
 import functools
-from typing import Any
 
 import jax.numpy as jnp
 
 from jaxmem.ops.cross_entropy import rows as xla
 from jaxmem.ops.cross_entropy.rows import Head, Rows
-from pallas_kernels.dispatch import dispatch
+from pallas_kernels.cross_entropy import LossOptions
+from pallas_kernels.dispatch import dispatch, kernel_module
 
 _NAME = "linear_cross_entropy"
 
@@ -38,18 +38,10 @@ def backward(head: Head, wanted: frozenset[str], saved: dict, g: Rows) -> dict:
     )
 
 
-def _kernels(chip: str) -> Any:
-    if chip == "tpu":
-        from pallas_kernels import cross_entropy_tpu as module
-    else:
-        from pallas_kernels import cross_entropy_gpu as module
-    return module
-
-
 def _forward(chip: str, head: Head, x, kernel, bias, labels) -> Rows:
     x, labels = xla.flat(x, labels)
-    run = _kernels(chip).forward
-    out = run(x, kernel, bias, labels, sums=head.sums, **_options(head))
+    run = kernel_module("cross_entropy", chip).forward
+    out = run(x, kernel, bias, labels, _options(head), sums=head.sums)
     return Rows(*(out.get(name) for name in Rows._fields))
 
 
@@ -61,24 +53,22 @@ def _backward(
     rows = {name: getattr(saved["rows"], name) for name in ("top", "log_total")}
     cotangents = {name: getattr(g, name) for name in ("log_total", "hit")}
     cotangents["total"] = g.total if head.sums else None
-    grads = _kernels(chip).backward(
-        *(x, saved["kernel"], saved["bias"], labels, rows, cotangents, unit),
-        wanted=wanted,
-        **_options(head),
-    )
+    arrays = x, saved["kernel"], saved["bias"], labels
+    run = kernel_module("cross_entropy", chip).backward
+    grads = run(arrays, rows, cotangents, unit, _options(head), wanted=wanted)
     return {name: t.reshape(saved[name].shape) for name, t in grads.items()}
 
 
-def _options(head: Head) -> dict[str, Any]:
+def _options(head: Head) -> LossOptions:
     if head.shards > 1:
         raise NotImplementedError(
             "arrays of one device (under jit over several: shard_map with axis_name)"
         )
     if jnp.finfo(head.accumulator).bits > 32:
         raise NotImplementedError(f"sums in float32, not {head.accumulator}")
-    return {
-        "vocab_axis": head.vocab_axis,
-        "softcap": head.softcap,
-        "precision": head.precision,
-        "block_vocabulary": head.kernel_block,
-    }
+    return LossOptions(
+        vocab_axis=head.vocab_axis,
+        softcap=head.softcap,
+        precision=head.precision,
+        block_vocabulary=head.kernel_block,
+    )

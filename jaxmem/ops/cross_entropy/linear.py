@@ -1,7 +1,7 @@
 """Cross entropy of a linear layer's logits, which never exist whole.
 
-This file checks the arguments and makes the loss of what `_linear_cross_entropy_rows`
-tells of each token; that file says what is computed in blocks, and at what cost.
+This file checks the arguments and makes the loss of what `rows.py` tells of
+each token; that file says what is computed in blocks, and at what cost.
 """
 
 from typing import Any, Literal

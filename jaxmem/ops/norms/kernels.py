@@ -21,7 +21,7 @@ from jaxmem.ops.norms.from_output import guard, norm_tangent, recovery
 from jaxmem.ops.norms.moments import Norm, affine, clipped, raw_moments
 from jaxmem.ops.randomness.dropout import DropoutMask, masked
 from pallas_kernels import dispatch
-from pallas_kernels._norm import Rules
+from pallas_kernels.norm import NormRules
 
 NAMES = ("x", "residual", "scale", "bias")
 
@@ -75,17 +75,8 @@ def add_norm(
     return out
 
 
-def _kernel(platform: str, direction: str):
-    """A platform's kernel; the import is late since Pallas takes long to import."""
-    if platform == "tpu":
-        from pallas_kernels import norm_tpu as module
-    else:
-        from pallas_kernels import norm_gpu as module
-    return getattr(module, direction)
-
-
-def _rules(call: AddNorm) -> Rules:
-    return Rules(call.norm.epsilon, call.norm.centred, call.rate)
+def _rules(call: AddNorm) -> NormRules:
+    return NormRules(call.norm.epsilon, call.norm.centred, call.rate)
 
 
 def _rows(x):
@@ -129,10 +120,9 @@ def _forward_xla(call: AddNorm, stats: bool, a) -> dict[str, Any]:
 
 def _forward_kernel(call: AddNorm, stats: bool, platform: str, a) -> dict[str, Any]:
     shape = a["x"].shape
-    out = _kernel(platform, "forward")(
-        _rows(a["x"]), _rows(a["residual"]), a["seed"], a["scale"], a["bias"],
-        rules=_rules(call), dtype=call.norm.dtype, stats=stats,
-    )  # fmt: skip
+    run = dispatch.kernel_module("norm", platform).forward
+    rows = a | {"x": _rows(a["x"]), "residual": _rows(a["residual"])}
+    out = run(rows, rules=_rules(call), dtype=call.norm.dtype, stats=stats)
     one = (*shape[:-1], 1)
     return {k: v.reshape(one if v.ndim == 1 else shape) for k, v in out.items()}
 
@@ -227,10 +217,10 @@ def _backward_kernel(call: AddNorm, outs, platform: str, a) -> dict[str, Any]:
         kept, _, shift, inverse = recovery(call.norm, *_recoverable(call, a))
         var = None if a["var"] is None else a["var"].reshape(-1)
         output = var, shift, inverse
-    grads = _kernel(platform, "backward")(
-        _rows(g), _rows(a["g_total"]), _rows(kept), a.get("seed"), a["scale"], output,
-        rules=_rules(call), outs=outs,
-    )  # fmt: skip
+    rows = {"g": _rows(g), "g_total": _rows(a["g_total"]), "saved": _rows(kept)}
+    rows |= {"seed": a.get("seed"), "scale": a["scale"]}
+    run = dispatch.kernel_module("norm", platform).backward
+    grads = run(rows, output, rules=_rules(call), outs=outs)
     return {k: x.reshape(g.shape) if x.ndim > 1 else x for k, x in grads.items()}
 
 

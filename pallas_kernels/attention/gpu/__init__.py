@@ -1,0 +1,36 @@
+"""Attention on Hopper (compute capability 9.0), forward and backward, with dropout.
+
+Tensor cores make a tile of logits from blocks of queries and of keys in shared memory;
+it stays in registers. Dropout's bits are exactly those of the XLA path, since both
+count positions alike (`inputs.dropout_row`). Blocks of keys that no query of a block
+sees are not visited; a query that sees none takes the mean of all values, and its block
+visits all.
+
+Supported: bfloat16 and float16, heads of 64 and 128, lengths divisible by 8, fewer key
+heads than query heads, segments [b, t] and [b, s], lengths [b], a window, `seed`
+uint32[2], a bias [b|1, n|1, t|1, s] without a gradient, and a mask, which becomes a
+bias. If the bias differs among queries, 64 must divide the lengths.
+
+Memory traffic in elements of the dtype of q: forward q, k, v and o once, and k and v
+once more for each further block of 128 queries, mostly from the second-level cache;
+backward q, k, v and g by each of two kernels, o, and dq, dk, dv. In addition up to
+eight numbers of four bytes for each query and head. Products: 2 forward, 7 backward, of
+2 b n t s h operations each, about half of them with a causal mask.
+
+Limits: a program is one warpgroup, which copies, multiplies and exponentiates in turn:
+tensor cores wait unless another program of the same processor has work for them (two or
+three fit). Dropout's bits take seven integer operations an element, forward once and
+backward twice, which is more than the exponential. Blocks that a mask leaves whole are
+compared all the same. The block sizes are the largest that registers hold; nothing was
+timed on a device. With `q_len`, o and g are copied once.
+
+jax's own kernel refuses a causal mask under CUDA 12.8.0 to 12.9.0, whose ptxas
+miscompiles it; this one does not check for that. The simulator computes products with
+XLA, since it supports none with an operand in registers.
+
+Source: Dao et al., "FlashAttention" (2022), and Dao, "FlashAttention-2" (2023): the
+running softmax, and the backward pass from row statistics.
+"""
+
+from pallas_kernels.attention.gpu.backward import backward as backward
+from pallas_kernels.attention.gpu.forward import forward as forward

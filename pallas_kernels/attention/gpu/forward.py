@@ -1,0 +1,67 @@
+"""Attention's forward pass on Hopper: one program for each block of queries.
+
+A block of queries stays in shared memory; keys and values stream past it, and the next
+block is copied while one is multiplied. The running maximum, the sum and the output
+stay in registers.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.arrays import like
+from pallas_kernels.attention.gpu.programs import accumulate, over_keys, product
+from pallas_kernels.attention.gpu.tables import (
+    from_base_2,
+    live_queries,
+    make_case,
+    make_tables,
+)
+from pallas_kernels.attention.inputs import Inputs, Rules
+from pallas_kernels.gpu import spread
+
+_F32 = jnp.float32
+
+
+def forward(
+    inputs: Inputs,
+    rules: Rules,
+    *,
+    blocks: tuple[int | None, int | None] = (None, None),
+):
+    """(o, row maximum, logarithm of the row sum): see the package `attention`."""
+    q = inputs.q
+    case = make_case(rules, inputs, "forward", blocks)
+    tables = make_tables(case, inputs)
+    share = np.float32(1 - rules.rate)  # of probabilities that dropout keeps
+
+    def start():
+        o = jnp.zeros((case.block_q, case.size), _F32)
+        top = jnp.full((case.block_q,), -np.inf, _F32)
+        return o, top, jnp.zeros((case.block_q,), _F32)
+
+    def step(tile, here, k, v, carry):
+        o, top, total = carry
+        products = product(here["q"], k)
+        x = tile.logits(products, tile.seen())
+        higher = jnp.maximum(top, tile.row_max(products, x))
+        shrink = jnp.exp2(top - higher)
+        p = jnp.exp2(x - tile.of_queries(higher))
+        total = total * shrink + p.sum(axis=1)
+        p = tile.dropped(p).astype(case.dtype)
+        return accumulate(o * spread(shrink, o.shape, 0), p, v), higher, total
+
+    def end(carry):
+        o, top, total = carry
+        factor = np.float32(1) / (total * share)
+        return {"o": o * spread(factor, o.shape, 0), "top": top, "total": total}
+
+    number = like(q, case.rows, _F32)
+    outs = {"o": like(q, q.shape, q.dtype), "top": number, "total": number}
+    arrays = {"q": q, "k": inputs.k, "v": inputs.v}
+    got = over_keys("jaxmem_attention", case, arrays, tables, outs, start, step, end)
+    top, total = (got[name][..., : case.queries] for name in ("top", "total"))
+    return (
+        live_queries(case, got["o"], inputs.extras.q_len),
+        from_base_2(top),
+        jnp.log(total),
+    )

@@ -1,0 +1,237 @@
+"""What attention's programs on Hopper are made of: products, and tiles of logits.
+
+A tile of logits lies in registers as tensor cores leave it, with queries along its
+first axis (`across == 0`) or its second. Tensor cores take the left operand of the next
+product from registers, and the axis it sums over must lie along that operand's rows.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels._compat import simulated_platform
+from pallas_kernels.arrays import dot
+from pallas_kernels.attention.gpu.tables import FLOOR, GpuCase, MaskTables, in_base_2
+from pallas_kernels.attention.inputs import all_of
+from pallas_kernels.gpu import TILED, Named, launch, load_once, spread, store, stream
+from pallas_kernels.hashing import bits_of, threshold
+
+
+def product(a, b):
+    """a b' of two tiles in shared memory; float32."""
+    if simulated_platform():
+        return dot(a[...], b[...], (1, 1))
+
+    def multiply(acc):
+        plgpu.wgmma(acc, a, b.transpose((1, 0)))
+        return acc[...]
+
+    return pl.run_scoped(multiply, plgpu.ACC((a.shape[0], b.shape[0]), jnp.float32))
+
+
+def accumulate(acc, a, b):
+    """acc + a b, for `a` in registers and `b` in shared memory."""
+    if simulated_platform():
+        # The simulator supports no left operand in registers.
+        return acc + dot(a, b[...], (1, 0))
+    add = pl.run_state(lambda ref: plgpu.wgmma(ref, a, b))
+    return add(plgpu.ACC.init(acc))
+
+
+class LogitsTile(NamedTuple):
+    """A tile of logits: its vectors by query and by key, and where its keys start."""
+
+    case: GpuCase
+    across: int  # the axis of queries
+    per_query: Named
+    per_key: Named
+    first_key: Any
+    bias: Any = None  # in shared memory
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        q, kv = self.case.block_q, self.case.block_kv
+        return (q, kv) if self.across == 0 else (kv, q)
+
+    def of_queries(self, vector):
+        return spread(vector, self.shape, self.across)
+
+    def of_keys(self, vector):
+        return spread(vector, self.shape, 1 - self.across)
+
+    def _key(self):
+        return lax.broadcasted_iota(jnp.int32, self.shape, 1 - self.across)
+
+    def _conditions(self):
+        limits = self.per_query
+        if "high" in limits:
+            yield self._key() <= self.of_queries(limits["high"] - self.first_key)
+        if "low" in limits:
+            yield self._key() >= self.of_queries(limits["low"] - self.first_key)
+        if "q_segment" in limits:
+            segment = self.of_keys(self.per_key["kv_segment"])
+            yield self.of_queries(limits["q_segment"]) == segment
+        if self.case.hides and (bias := self._bias()) is not None:
+            yield bias > np.float32(FLOOR)
+
+    def _bias(self):
+        """The bias in base 2, or None."""
+        if "bias" in self.per_key:
+            return self.of_keys(self.per_key["bias"])
+        if self.bias is not None:
+            return in_base_2(self.bias[...].astype(jnp.float32))
+        return None
+
+    def seen(self):
+        """Where a query sees a key; None where all do."""
+        return all_of(self._conditions())
+
+    @property
+    def _scale(self):
+        return np.float32(self.case.rules.scale / math.log(2))
+
+    def logits(self, products, seen):
+        """Scaled, with bias and masks, in base 2; -inf for keys that are not there."""
+        x = products * self._scale
+        if (bias := self._bias()) is not None:
+            x = x + bias
+        if seen is not None:
+            x = jnp.where(seen, x, np.float32(FLOOR))
+        if self.case.keys % self.case.block_kv:
+            there = self._key() < self.case.keys - self.first_key
+            x = jnp.where(there, x, np.float32(-np.inf))
+        return x
+
+    def row_max(self, products, x):
+        """Row maxima of `x`; from the products if that is the same and cheaper."""
+        changed = {"high", "q_segment"} & set(self.per_query) or "bias" in self.per_key
+        ragged = self.case.keys % self.case.block_kv
+        if changed or ragged or self.bias is not None or self._scale < 0:
+            return x.max(axis=1)
+        return products.max(axis=1) * self._scale
+
+    def dropped(self, x):
+        """`x` with zeros where dropout has them."""
+        if not self.case.rules.rate:
+            return x
+        a, b = (self.of_queries(self.per_query[name]) for name in ("word_a", "word_b"))
+        bits = bits_of((a, b), self.of_keys(self.per_key["word"]))
+        x = jnp.where(bits >= threshold(self.case.rules.rate), x, np.float32(0))
+        # Without the barrier elements are rounded one by one, not in pairs.
+        return lax.optimization_barrier(x)
+
+
+def row_at(ref, b, n) -> tuple[Any, Any]:
+    """The indices of a sequence and a head in [b|1, n|1, ...]."""
+    return b if ref.shape[0] > 1 else 0, n if ref.shape[1] > 1 else 0
+
+
+def bounds(refs: Named, b, i, every: int):
+    """The first block to visit, and how many, for block `i` that stays."""
+    if "blocks" not in refs:
+        return 0, every
+    ref = refs["blocks"]
+    row = b if ref.shape[0] > 1 else 0
+    first = ref[row, i, 0]
+    return first, ref[row, i, 1] - first
+
+
+def over_keys(
+    name: str,
+    case: GpuCase,
+    arrays: Named,
+    tables: MaskTables,
+    outs: Named,
+    start: Callable,
+    step: Callable,
+    end: Callable,
+) -> dict[str, jax.Array]:
+    """A kernel in which a block of queries stays, and keys and values stream past it.
+
+    Args:
+      arrays: k and v, q, and what else stays as q does.
+      outs: the first like q, written where q was; others like `case.rows`.
+      start: makes the first carry.
+      step: function of (tile, tiles that stay, k, v, carry) to the next carry.
+      end: function of the last carry to blocks of the outs, by name.
+    """
+    stay = tuple(x for x in arrays if x not in ("k", "v"))
+    inputs = arrays | tables.per_query | tables.per_key | tables.rest
+    first_out, *vectors = outs
+    once = (*stay, *tables.per_query)
+    scratch = _scratch(case, stay, tables.per_query | {x: outs[x] for x in vectors})
+    arrived = plgpu.Barrier(num_arrivals=len(once))
+    local = {f"{x}_here": ref for x, ref in scratch.items()} | {"arrived": arrived}
+
+    def program(refs):
+        b, n = lax.axis_index("batch"), lax.axis_index("heads")
+        # The last block takes longest with a causal mask, so it is started first.
+        i = case.q_blocks - 1 - lax.axis_index("blocks")
+        rows = pl.ds(i * case.block_q, case.block_q)
+
+        def part(x):
+            ref = refs[x]
+            if x in stay or x == first_out:
+                return ref.at[b, rows, n]
+            return ref.at[(*row_at(ref, b, n), rows)]
+
+        here = {x: refs[f"{x}_here"] for x in scratch}
+        load_once([(part(x), here[x]) for x in once], refs["arrived"])
+        queries = {x: here[x][...] for x in tables.per_query}
+        first, steps = bounds(refs, b, i, case.kv_blocks)
+
+        def visit(indices, got, carry):
+            keys = {x: got[x][...] for x in tables.per_key}
+            position = (indices[0] + first) * case.block_kv
+            tile = LogitsTile(case, 0, queries, keys, position, got.get("bias_tile"))
+            return step(tile, here, got["k"], got["v"], carry)
+
+        specs = _key_specs(case, refs, tables, b, n, i, first)
+        carry = stream(refs, specs, (steps,), visit, start())
+        here[first_out] = here["q"]
+        for x, value in end(carry).items():
+            here[x][...] = value.astype(outs[x].dtype)
+        store([(here[x], part(x)) for x in outs])
+
+    grid = {"batch": case.batch, "heads": case.heads, "blocks": case.q_blocks}
+    return launch(name, program, inputs, outs, grid, local, TILED)
+
+
+def _scratch(case: GpuCase, blocks, vectors: Named) -> Named:
+    """Shared memory for blocks of queries, and for vectors over such a block."""
+    scratch: Named = {
+        x: plgpu.SMEM((case.block_q, case.size), case.dtype) for x in blocks
+    }
+    return scratch | {
+        x: plgpu.SMEM((case.block_q,), vector.dtype) for x, vector in vectors.items()
+    }
+
+
+def _key_specs(case: GpuCase, refs: Named, tables: MaskTables, b, n, i, first) -> Named:
+    """The blocks that stream past block `i` of the queries of head `n`."""
+    kv_head = lax.div(n, np.int32(case.group))
+    specs: Named = dict.fromkeys(
+        ("k", "v"),
+        plgpu.BlockSpec(
+            (None, case.block_kv, None, case.size), lambda j: (b, j + first, kv_head, 0)
+        ),
+    )
+    for x in tables.per_key:
+        specs[x] = plgpu.BlockSpec(
+            (None, None, case.block_kv),
+            lambda j, ref=refs[x]: (*row_at(ref, b, n), j + first),
+        )
+    if "bias_tile" in tables.rest:
+        bias = refs["bias_tile"]
+        specs["bias_tile"] = plgpu.BlockSpec(
+            (None, None, case.block_q, case.block_kv),
+            lambda j: (*row_at(bias, b, n), i, j + first),
+        )
+    return specs

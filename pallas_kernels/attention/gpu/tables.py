@@ -1,0 +1,248 @@
+"""The shapes and tables of attention on Hopper, which XLA computes for the kernels.
+
+What a mask or dropout needs is a vector over queries or over keys: the first and the
+last key that a query may see, its segment, its two words of the random generator; a
+key's segment, word and bias. Kernels read these beside their tiles, so an element of a
+tile costs only two comparisons and two multiplies. If the kernel computed a vector over
+a tile's columns, that would cost as much as the tile: each of its threads holds a
+quarter of all columns.
+
+The tables take two four-byte numbers for each query and head with dropout, and up to
+three for each query and each key of a sequence.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from pallas_kernels.arrays import padded
+from pallas_kernels.attention.inputs import (
+    MASKED,
+    Inputs,
+    Rules,
+    any_in_blocks,
+    bounded,
+    dropout_row,
+    keys_seen,
+    sees_nothing,
+)
+from pallas_kernels.hashing import column_word, row_words
+
+FLOOR = -1e38  # a masked logit in base 2, where `MASKED` would be infinite
+# (queries, keys) of a block: the largest for which a program has registers.
+BLOCKS = {"forward": (128, 64), "backward": (64, 64)}
+_BLOCK = 64  # the rows of a warpgroup's product
+_TILING = 8  # rows that shared memory holds together
+
+
+class GpuCase(NamedTuple):
+    """The static part of a call."""
+
+    rules: Rules
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    size: int
+    dtype: Any
+    block_q: int
+    block_kv: int
+    hides: bool  # whether a bias of `FLOOR` or less stands for a mask
+
+    @property
+    def q_blocks(self) -> int:
+        return -(-self.queries // self.block_q)
+
+    @property
+    def kv_blocks(self) -> int:
+        return -(-self.keys // self.block_kv)
+
+    @property
+    def group(self) -> int:
+        """Query heads for each key head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def rows(self) -> tuple[int, int, int]:
+        """The shape of a number for each query and head, whole blocks of queries."""
+        return self.batch, self.heads, self.q_blocks * self.block_q
+
+
+def make_case(rules: Rules, inputs: Inputs, direction: str, blocks) -> GpuCase:
+    """The static part; NotImplementedError for what the kernels do not support."""
+    block_q, block_kv = map(lambda a, b: a or b, blocks, BLOCKS[direction])
+    q = inputs.q
+    batch, queries, heads, size = q.shape
+    keys, kv_heads = inputs.k.shape[1:3]
+    if q.dtype not in (jnp.bfloat16, jnp.float16):
+        raise NotImplementedError(f"bfloat16 and float16 alone, not {q.dtype}")
+    if size not in (64, 128):
+        raise NotImplementedError(f"heads of 64 and 128 alone, not of {size}")
+    if queries % _TILING or keys % _TILING:
+        lengths = f"{queries} queries and {keys} keys"
+        raise NotImplementedError(
+            f"lengths that {_TILING} divides alone, not {lengths}"
+        )
+    if block_q % _BLOCK or block_kv % _BLOCK:
+        blocks = f"{block_q} queries and {block_kv} keys"
+        raise NotImplementedError(f"blocks that {_BLOCK} divides alone, not {blocks}")
+    rules = bounded(rules, queries, keys)
+    sizes = batch, queries, keys, heads, kv_heads, size
+    hides = inputs.extras.mask is not None
+    return GpuCase(rules, *sizes, q.dtype, block_q, block_kv, hides)
+
+
+def in_base_2(x):
+    """Natural logits or bias in base 2, which saves kernels a multiply each."""
+    return jnp.maximum(x * np.float32(1 / math.log(2)), np.float32(FLOOR))
+
+
+def from_base_2(top):
+    """The natural row maximum."""
+    natural = top * np.float32(math.log(2))
+    return jnp.where(top > np.float32(FLOOR), natural, np.float32(MASKED))
+
+
+def row_statistics(case: GpuCase, row_max, row_log_sum, q_len) -> dict[str, jax.Array]:
+    """ "top" and "log_total" in base 2, of whole blocks of queries.
+
+    The maximum of a row past the array or past its sequence is set to infinity, so that
+    its probabilities are zero whatever its logits are. Copies fill such rows with
+    zeros, whose logits are the bias; the forward pass has no maximum of masked rows.
+    """
+    top, log_total = in_base_2(row_max), in_base_2(row_log_sum)
+    if q_len is not None:
+        live = _live(case, q_len)[:, None]
+        top = jnp.where(live, top, np.float32(np.inf))
+    return {
+        "top": padded(top, case.block_q, np.inf),
+        "log_total": padded(log_total, case.block_q),
+    }
+
+
+def _live(case: GpuCase, q_len):
+    """Boolean [b, queries]: which queries their sequence has."""
+    return jnp.arange(case.queries, dtype=jnp.int32)[None] < q_len[:, None]
+
+
+def live_queries(case: GpuCase, x, q_len):
+    """`x` [b, t, n, h] with zeros for the queries beyond their sequence."""
+    if q_len is None:
+        return x
+    return jnp.where(_live(case, q_len)[..., None, None], x, jnp.zeros_like(x))
+
+
+class MaskTables(NamedTuple):
+    """Vectors [b|1, n|1, positions], and the rest: "bias_tile" and "blocks".
+
+    "bias_tile" is a bias [b|1, n|1, queries, keys]. "blocks" [b|1, blocks, 2] has the
+    first block that each block visits, and one past the last; without it all are.
+    """
+
+    per_query: dict[str, jax.Array]
+    per_key: dict[str, jax.Array]
+    rest: dict[str, jax.Array]
+
+
+def make_tables(case: GpuCase, inputs: Inputs) -> MaskTables:
+    """The tables of masks, bias and dropout; "blocks" are those of queries."""
+    per_query, rest = _limits(case, inputs)
+    per_key, extras, bias = {}, inputs.extras, inputs.masked_bias()
+    if extras.q_segments is not None:
+        per_query["q_segment"] = padded(extras.q_segments[:, None], case.block_q)
+        per_key["kv_segment"] = padded(extras.kv_segments[:, None], case.block_kv)
+    if case.rules.rate:
+        per_query["word_a"], per_query["word_b"] = row_words(
+            extras.seed, _dropout_rows(case)
+        )
+        columns = jnp.arange(case.kv_blocks * case.block_kv, dtype=jnp.uint32)
+        per_key["word"] = column_word(extras.seed, columns)[None, None]
+    if bias is not None:
+        if case.hides and bias.shape[3] == 1:
+            bias = jnp.broadcast_to(bias, (*bias.shape[:3], case.keys))
+        _check_bias(case, bias)
+        if bias.shape[2] == 1:
+            bias = in_base_2(bias[:, :, 0].astype(jnp.float32))
+            per_key["bias"] = padded(bias, case.block_kv)
+        else:
+            rest["bias_tile"] = bias
+    return MaskTables(per_query, per_key, rest)
+
+
+def _check_bias(case: GpuCase, bias) -> None:
+    if bias.shape[2:] not in ((1, case.keys), (case.queries, case.keys)):
+        raise NotImplementedError(
+            f"a bias of [b|1, n|1, t|1, s] alone, not {bias.shape}"
+        )
+    if bias.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
+        raise NotImplementedError(f"a bias of 16 or 32 bits alone, not {bias.dtype}")
+    if bias.shape[2] > 1 and (case.queries % _BLOCK or case.keys % _BLOCK):
+        raise NotImplementedError(
+            f"a bias that differs among queries where {_BLOCK} divides the lengths "
+            f"alone, not {bias.shape}"
+        )
+    if bias.shape[1] > 1 and bias.shape[2] == 1 and case.group > 1:
+        raise NotImplementedError("no bias of keys that differs among heads of one key")
+
+
+def _limits(case: GpuCase, inputs: Inputs):
+    """The first and last key of each query, and the blocks that follow from them."""
+    rules, kv_len = case.rules, inputs.extras.kv_len
+    if not rules.causal and rules.window is None and kv_len is None:
+        return {}, {}
+    t = jnp.arange(case.rows[2], dtype=jnp.int32)[None]
+    t = jnp.minimum(t, case.queries - 1)
+    limit = None if kv_len is None else kv_len[:, None]
+    shape = (1 if kv_len is None else case.batch, t.shape[1])
+    low, high = (
+        jnp.broadcast_to(x, shape) for x in keys_seen(rules, t, t, case.keys, limit)
+    )
+    nothing = sees_nothing(rules, inputs)
+    vectors = {"high": high[:, None]}
+    if rules.window is not None:
+        vectors["low"] = low[:, None]
+    return vectors, {"blocks": _key_blocks(case, low, high, nothing)}
+
+
+def _key_blocks(case: GpuCase, low, high, nothing):
+    """At least one for each block of queries; all where a query sees nothing."""
+    low, high = (x.reshape(x.shape[0], -1, case.block_q) for x in (low, high))
+    first = jnp.clip(low.min(axis=-1) // case.block_kv, 0, case.kv_blocks - 1)
+    stop = jnp.maximum(high.max(axis=-1) // case.block_kv, first) + 1
+    if nothing is not None:
+        everything = any_in_blocks(nothing, case.block_q)
+        first = jnp.where(everything, 0, first)
+        stop = jnp.where(everything, case.kv_blocks, stop)
+    return jnp.stack([first, stop], axis=-1).astype(jnp.int32)
+
+
+def transposed(case: GpuCase, tables: MaskTables) -> MaskTables:
+    """The same tables, with "blocks" those of keys, and the bias [b|1, n|1, s, t]."""
+    rest = dict(tables.rest)
+    if "blocks" in rest:
+        rest["blocks"] = _query_blocks(case, rest["blocks"])
+    if "bias_tile" in rest:
+        rest["bias_tile"] = jnp.swapaxes(rest["bias_tile"], 2, 3)
+    return tables._replace(rest=rest)
+
+
+def _query_blocks(case: GpuCase, key_blocks):
+    """From the first to the last block of queries that visits each block of keys."""
+    j = jnp.arange(case.kv_blocks, dtype=jnp.int32)[None, None]
+    first, stop = key_blocks[..., 0, None], key_blocks[..., 1, None]
+    visits = (first <= j) & (j < stop)
+    lowest = jnp.argmax(visits, axis=1)
+    past = case.q_blocks - jnp.argmax(visits[:, ::-1], axis=1)
+    past = jnp.where(visits.any(axis=1), past, lowest)
+    return jnp.stack([lowest, past], axis=-1).astype(jnp.int32)
+
+
+def _dropout_rows(case: GpuCase):
+    shape = (1, 1, case.rows[2]) if case.rules.shared else case.rows
+    b, n, t = (lax.broadcasted_iota(jnp.uint32, shape, axis) for axis in range(3))
+    return dropout_row(case.rules, b, n, t, case.heads, case.queries)

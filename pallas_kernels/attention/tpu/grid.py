@@ -1,0 +1,212 @@
+"""Grids of attention's kernels on a TPU: which blocks are visited, in which order."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.attention import inputs as common
+from pallas_kernels.attention.tpu.blocks import Scalars, TpuCase
+
+ZERO = np.int32(0)  # a plain 0 would be an int64 where x64 is enabled
+
+
+def visited(case: TpuCase, scalars: Scalars, at):
+    """Whether the block of queries visits the block of keys at this point."""
+    first, last = _visited_keys(case, scalars, at.b, at.i)
+    inside = (first <= at.j) & (at.j <= last)
+    if not case.segments:
+        return inside
+    q = 2 * (at.b * case.sizes.q_blocks + at.i)
+    kv = 2 * (at.b * case.sizes.kv_blocks + at.j)
+    below = scalars.q_spans[q] <= scalars.kv_spans[kv + 1]
+    meet = below & (scalars.kv_spans[kv] <= scalars.q_spans[q + 1])
+    return inside & (meet | _misses(case, scalars, at.b, at.i))
+
+
+def _visited_keys(case: TpuCase, scalars: Scalars, b, i):
+    """(first, last) block of keys, by position, that block i of queries visits."""
+    sizes, start = case.sizes, i * case.sizes.block_q
+    end = jnp.minimum(start + sizes.block_q, sizes.queries) - 1
+    low, high = common.keys_seen(case.rules, start, end, sizes.keys, scalars.kv_len[b])
+    low, high = _blocks(low, high, sizes.block_kv)
+    low, high = _all_if_missing(case, scalars, b, i, low, high, sizes.kv_blocks)
+    return low, jnp.where(start < scalars.q_len[b], high, low - 1)
+
+
+def _all_if_missing(case: TpuCase, scalars: Scalars, b, i, low, high, blocks: int):
+    if scalars.misses.shape == (1,):
+        return low, high
+    misses = _misses(case, scalars, b, i)
+    return jnp.where(misses, ZERO, low), jnp.where(misses, np.int32(blocks - 1), high)
+
+
+def _misses(case: TpuCase, scalars: Scalars, b, i):
+    return scalars.misses[b * (case.sizes.q_blocks + 1) + i] != 0
+
+
+def _visited_queries(case: TpuCase, scalars: Scalars, b, j):
+    """(first, last) block of queries that block j of keys may be visited by."""
+    sizes, start = case.sizes, j * case.sizes.block_kv
+    end = jnp.minimum(start + sizes.block_kv, sizes.keys) - 1
+    q_len = scalars.q_len[b]
+    low, high = common.queries_seeing(case.rules, start, end, sizes.queries, q_len)
+    low, high = _blocks(low, high, sizes.block_q)
+    n = sizes.q_blocks
+    return _all_if_missing(case, scalars, b, n, low, high, n)
+
+
+def _blocks(low, high, size: int):
+    """Blocks of positions low..high, which may be none."""
+    none = low > high
+    low = jax.lax.div(jnp.maximum(low, 0), jnp.int32(size))
+    high = jax.lax.div(jnp.maximum(high, 0), jnp.int32(size))
+    return low, jnp.where(none, low - 1, high)
+
+
+def _nearest(i, low, high, blocks: int):
+    """Block i, or the one next to it that is visited: what is there needs no fetch."""
+    i = jnp.minimum(jnp.maximum(i, low), high)
+    return jnp.minimum(jnp.maximum(i, 0), blocks - 1)
+
+
+# -- grids
+
+
+class GridPoint(NamedTuple):
+    """A point of the grid: batch, pack of query heads and of key heads, and blocks."""
+
+    b: Any
+    pack: Any
+    i: Any
+    kv_pack: Any
+    j: Any
+
+
+class GridOrder(NamedTuple):
+    """A grid: its size, the point that an index is, and what is fetched there."""
+
+    grid: tuple[int, ...]
+    at: Callable[..., GridPoint]
+    fetched: Callable[..., GridPoint]
+
+
+def queries_outside(case: TpuCase) -> GridOrder:
+    """For each block of queries the blocks of keys in sequence."""
+    sizes = case.sizes
+
+    def at(b, pack, i, j):
+        return GridPoint(b, pack, i, jax.lax.div(pack, jnp.int32(sizes.group)), j)
+
+    def fetched(b, pack, i, j, *refs):
+        low, high = _visited_keys(case, Scalars(*refs), b, i)
+        return at(b, pack, i, _nearest(j, low, high, sizes.kv_blocks))
+
+    grid = sizes.batch, sizes.packs, sizes.q_blocks, sizes.kv_blocks
+    return GridOrder(grid, at, fetched)
+
+
+def keys_outside(case: TpuCase) -> GridOrder:
+    """For each block of keys the blocks of queries, of all heads that share them."""
+    sizes = case.sizes
+
+    def at(b, kv_pack, j, n):
+        pack = kv_pack * sizes.group + jax.lax.div(n, jnp.int32(sizes.q_blocks))
+        return GridPoint(b, pack, jax.lax.rem(n, jnp.int32(sizes.q_blocks)), kv_pack, j)
+
+    def fetched(b, kv_pack, j, n, *refs):
+        low, high = _visited_queries(case, Scalars(*refs), b, j)
+        point = at(b, kv_pack, j, n)
+        return point._replace(i=_nearest(point.i, low, high, sizes.q_blocks))
+
+    grid = sizes.batch, sizes.kv_packs, sizes.kv_blocks, sizes.group * sizes.q_blocks
+    return GridOrder(grid, at, fetched)
+
+
+def _block_of(name: str, case: TpuCase, shape) -> tuple[tuple[int, ...], Callable]:
+    """The shape of a block of the array of this name, and its index at a point."""
+    sizes = case.sizes
+    if name in ("q", "g", "dq", "o"):
+        return (1, sizes.block_q, sizes.width), lambda at: (at.b, at.i, at.pack)
+    if name in ("k", "v", "dk", "dv"):
+        return (1, sizes.block_kv, sizes.width), lambda at: (at.b, at.j, at.kv_pack)
+    if name == "dq_of_group":
+        block = 1, sizes.q_blocks * sizes.block_q, sizes.group * sizes.width
+        return block, lambda at: (at.b, ZERO, at.kv_pack)
+    if name in ("top", "log_total", "delta"):
+        return (1, 1, sizes.pack, sizes.block_q), lambda at: (at.b, at.pack, ZERO, at.i)
+    if name == "q_segments":
+        return (1, 1, sizes.block_q), lambda at: (at.b, ZERO, at.i)
+    if name == "kv_segments":
+        return (1, 1, sizes.block_kv), lambda at: (at.b, ZERO, at.j)
+    return _block_of_bias(name, case, shape)
+
+
+def _block_of_bias(name: str, case: TpuCase, shape):
+    batched, by_head = shape[0] > 1, shape[1] > 1
+    t, s = {
+        "bias": (case.sizes.block_q, case.sizes.block_kv),
+        "bias_of_keys": (1, case.sizes.block_kv),
+        "bias_of_queries": (1, case.sizes.block_q),
+    }[name]
+
+    def index(at):
+        lead = at.b if batched else ZERO, at.pack if by_head else ZERO
+        last = at.i if name == "bias_of_queries" else at.j
+        return *lead, at.i if name == "bias" else ZERO, last
+
+    return (1, case.sizes.pack if by_head else 1, t, s), index
+
+
+def _spec(name: str, case: TpuCase, order: GridOrder, shape) -> pl.BlockSpec:
+    block, index = _block_of(name, case, shape)
+    return pl.BlockSpec(block, lambda *grid: index(order.fetched(*grid)))
+
+
+def call(
+    name: str, kernel, case: TpuCase, order: GridOrder, scalars, ins, outs, scratch
+):
+    """`kernel(at, scalars, ins, outs, scratch)` at each point of the grid."""
+
+    def body(*refs):
+        at = order.at(*(pl.program_id(axis) for axis in range(4)))
+        ins, outs, *scratch = refs[len(scalars) :]
+        kernel(case, at, Scalars(*refs[: len(scalars)]), ins, outs, scratch)
+
+    specs = {n: _spec(n, case, order, x.shape) for n, x in (ins | outs).items()}
+    return pl.pallas_call(
+        body,
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=order.grid,
+            in_specs=[{n: specs[n] for n in ins}],
+            out_specs={n: specs[n] for n in outs},
+            scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
+        ),
+        out_shape=outs,
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary")
+        ),
+        cost_estimate=_cost(case, ins, outs),
+        name=name,
+    )(*scalars, ins)
+
+
+_PRODUCTS = {"o": 1, "dq": 1, "dq_of_group": 1, "dk": 1, "dv": 1, "delta": 1}
+
+
+def _cost(case: TpuCase, ins, outs) -> pl.CostEstimate:
+    """A product for the logits, one for each sum, one for their gradient."""
+    arrays = ins | outs
+    sizes, products = case.sizes, 1 + sum(_PRODUCTS.get(name, 0) for name in arrays)
+    logits = sizes.batch * sizes.heads * sizes.queries * sizes.keys
+    logits = logits // 2 if case.rules.causal else logits
+    return pl.CostEstimate(
+        flops=2 * products * logits * sizes.head,
+        transcendentals=logits,
+        bytes_accessed=sum(x.size * x.dtype.itemsize for x in arrays.values()),
+    )

@@ -1,0 +1,141 @@
+"""What kernels for NVIDIA GPUs share: launches, copies, and streams of tiles.
+
+A program is one warpgroup of 128 threads.
+
+Asynchronous operations become visible as follows. A copy into shared memory: by waiting
+for its barrier. A matrix product: by the wait at the end of the read in `run_scoped`,
+or of `run_state`. A copy out of shared memory: by `commit_smem` before it and
+`wait_smem_to_gmem` after it. A copy into memory that was read before: by `commit_smem`
+after the reads, and by the barrier that Mosaic puts before a copy.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels._compat import varying_as
+
+THREADS = 128  # of a warpgroup
+STAGES = 2  # tiles of a stream that are in use or on their way
+Named = dict[str, Any]
+# With warpgroup semantics Mosaic infers layouts and emits `wgmma`.
+TILED = plgpu.CompilerParams(
+    approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup
+)
+
+
+def launch(
+    name: str,
+    body: Callable[[Named], None],
+    inputs: Named,
+    outs: Named,
+    grid: dict[str, int],
+    scratch: Named | None = None,
+    params: Any = None,
+) -> Named:
+    """Runs `body(references by name)` at each point of the grid; returns the outs.
+
+    Args:
+      name: of the kernel, in profiles.
+      inputs: arrays.
+      outs: types of the outputs, as `arrays.like` makes them.
+      grid: sizes by the names that `lax.axis_index` takes.
+      scratch: types of shared memory and barriers.
+      params: `plgpu.CompilerParams`.
+    """
+    scratch = scratch or {}
+
+    def kernel(*refs):
+        body(dict(zip((*inputs, *outs, *scratch), refs, strict=True)))
+
+    run = plgpu.kernel(
+        kernel,
+        out_type=list(outs.values()),
+        scratch_types=list(scratch.values()),
+        grid=tuple(grid.values()),
+        grid_names=tuple(grid),
+        kernel_name=name,
+        compiler_params=params,
+    )
+    with jax.enable_x64(False):  # where it is on, emit_pipeline mixes its integers
+        results = run(*inputs.values())
+    return {x: varying_as(y, outs[x]) for x, y in zip(outs, results, strict=True)}
+
+
+def update_in_place(
+    name: str,
+    body: Callable[[Named], None],
+    inputs: Named,
+    written: Iterable[str],
+    programs: int,
+    outs: Named | None = None,
+    params: Any = None,
+) -> Named:
+    """Runs `body(references by name)` in programs along the grid axis "program".
+
+    The inputs named in `written` become references, which the body writes over: no
+    second array of their size exists, which `launch` would make for its outputs.
+
+    Returns:
+      The new values of `written`, and the outs.
+    """
+    outs, written = outs or {}, tuple(written)
+    refs = {k: jax.new_ref(inputs[k], memory_space=plgpu.GMEM) for k in written}
+
+    def kernel(*refs):
+        body(dict(zip((*inputs, *outs), refs, strict=True)))
+
+    mesh = plgpu.Mesh(grid=(programs,), grid_names=("program",))
+    run: Any = pl.kernel(
+        kernel,
+        out_type=tuple(outs.values()),
+        mesh=mesh,
+        compiler_params=params,
+        name=name,
+    )
+    results = run(*(inputs | refs).values())
+    new = dict(zip(outs, results, strict=True)) if outs else {}
+    return new | {k: jax.freeze(ref) for k, ref in refs.items()}
+
+
+def load_once(copies: list, barrier) -> None:
+    """Starts all copies (source, target), and waits until each has arrived."""
+    for source, target in copies:
+        plgpu.copy_gmem_to_smem(source, target, barrier)
+    plgpu.barrier_wait(barrier)
+
+
+def store(copies: list) -> None:
+    """Copies what was just written (source, target), and waits for the copies."""
+    plgpu.commit_smem()
+    for source, target in copies:
+        plgpu.copy_smem_to_gmem(source, target)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def stream(refs: Named, specs: Named, steps: tuple, step: Callable, start):
+    """The last `carry = step(indices, tiles by name, carry)` over blocks of refs."""
+
+    def body(indices, *rest):
+        *tiles, carry = rest
+        carry = step(indices, dict(zip(specs, tiles, strict=True)), carry)
+        plgpu.commit_smem()  # all is read before the next copies overwrite it
+        return carry
+
+    run = plgpu.emit_pipeline(
+        body,
+        grid=steps,
+        in_specs=list(specs.values()),
+        max_concurrent_steps=STAGES,
+        init_carry=start,
+    )
+    return run(*(refs[name] for name in specs))
+
+
+def spread(vector, shape: tuple[int, int], axis: int):
+    """A matrix that has `vector` along `axis` and is constant along the other."""
+    return lax.broadcast_in_dim(vector, shape, [axis])

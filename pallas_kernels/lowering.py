@@ -1,0 +1,162 @@
+"""Decisions at lowering, when a program's chip and number of devices are known.
+
+There are two primitives. One is the identity, and checks that a kernel supports the
+chip. The other chooses between XLA and a kernel; every transformation but lowering
+treats it as XLA.
+"""
+
+import warnings
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad, batching, mlir
+
+from pallas_kernels._compat import (
+    Primitive,
+    device_in_context,
+    jaxpr_as_fun,
+    lower_plainly,
+    on_one_device,
+    varying_as,
+)
+from pallas_kernels.chips import Needs
+
+# -- a check
+
+_for_chip = Primitive("for_chip")
+_for_chip.multiple_results = True
+
+
+def for_chip(args: Any, needs: Needs) -> Any:
+    """`args`, a pytree; lowering for a chip without these needs raises ValueError."""
+    leaves, tree = jax.tree.flatten(args)
+    return jax.tree.unflatten(tree, _for_chip.bind(*leaves, needs=needs))
+
+
+def _check(ctx, *args, needs: Needs):
+    device = device_in_context(needs.platform)
+    if device is not None:
+        needs.check(device)
+    return args
+
+
+_for_chip.def_impl(lambda *args, needs: list(args))
+_for_chip.def_abstract_eval(lambda *avals, needs: list(avals))
+mlir.register_lowering(_for_chip, _check)
+batching.primitive_batchers[_for_chip] = lambda args, dims, *, needs: (
+    _for_chip.bind(*args, needs=needs),
+    dims,
+)
+
+
+# -- a choice
+
+
+class KernelCandidate(NamedTuple):
+    """A kernel that may be taken.
+
+    Attributes:
+      platform: "cuda" or "tpu".
+      wins: predicate of a device: whether to take the kernel there.
+      run: function of flat arrays to a tuple of arrays.
+      reason: why it does not support these arguments; empty if it does.
+      name: of the kernel and the platform, for warnings.
+    """
+
+    platform: str
+    wins: Callable[[Any], bool]
+    run: Callable[..., tuple]
+    reason: str
+    name: str
+
+
+_choice = Primitive("kernel_or_xla")
+_choice.multiple_results = True
+
+
+def kernel_or_xla(xla: Callable, candidates: list[KernelCandidate], *args: Any) -> Any:
+    """`xla(*args)`, or on one device the result of the first candidate that wins.
+
+    Under `vmap` and in derivatives it is `xla(*args)`: nothing was measured there, and
+    kernels have no derivative of their own.
+    """
+    leaves, tree = jax.tree.flatten(args)
+
+    def run(*leaves):
+        return tuple(jax.tree.leaves(xla(*tree.unflatten(leaves))))
+
+    plain = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+    closed = jax.make_jaxpr(run)(*plain)
+    consts, number = closed.consts, len(closed.consts)
+    if consts:
+        # Arrays that `xla` closes over, such as a mask that no kernel supports, may be
+        # tracers of the enclosing trace, so they become arguments.
+        run = partial(_of_consts, closed, number)
+        plain = [jax.ShapeDtypeStruct(jnp.shape(c), c.dtype) for c in consts] + plain
+        closed = jax.make_jaxpr(run)(*plain)
+        candidates = [
+            k._replace(run=partial(_without, number, k.run)) for k in candidates
+        ]
+        leaves = [*consts, *leaves]
+    outs = _choice.bind(*leaves, jaxpr=closed, xla=run, candidates=tuple(candidates))
+    outs = [varying_as(x, *map(jax.typeof, leaves)) for x in outs]
+    return jax.tree.unflatten(jax.tree.structure(jax.eval_shape(xla, *args)), outs)
+
+
+def _of_consts(closed, number: int, *arrays) -> tuple:
+    """The results of a jaxpr with the first arrays as its constants."""
+    with_consts = closed.replace(consts=list(arrays[:number]))
+    return tuple(jaxpr_as_fun(with_consts)(*arrays[number:]))
+
+
+def _without(number: int, kernel: Callable, *arrays) -> tuple:
+    """The results of a kernel on all but the first arrays."""
+    return kernel(*arrays[number:])
+
+
+def _chosen(ctx, jaxpr, candidates) -> Callable:
+    """What to lower: a function of plain arrays."""
+    platforms = tuple(ctx.platforms or ctx.module_context.platforms)
+    for kernel in candidates:
+        if platforms != (kernel.platform,) or not on_one_device(ctx):
+            continue
+        device = device_in_context(kernel.platform)
+        if device is None or not kernel.wins(device):
+            continue
+        if not kernel.reason:
+            return kernel.run
+        _warn_once(f"{kernel.name}: {kernel.reason}; XLA does it")
+    return jaxpr_as_fun(jaxpr)
+
+
+def _lower(ctx, *args, jaxpr, xla, candidates):
+    return lower_plainly(_chosen(ctx, jaxpr, candidates), ctx, *args)
+
+
+def _derivative(primals, tangents, *, jaxpr, xla, candidates):
+    tangents = [ad.instantiate_zeros(t) for t in tangents]
+    return jax.jvp(xla, tuple(primals), tuple(tangents))
+
+
+def _under_vmap(args, dims, *, jaxpr, xla, candidates):
+    outs = jax.vmap(xla, in_axes=tuple(dims))(*args)
+    return outs, [0] * len(outs)
+
+
+def _run(*args, **params):
+    return jax.jit(lambda *args: _choice.bind(*args, **params))(*args)
+
+
+@cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=4)
+
+
+_choice.def_impl(_run)
+_choice.def_abstract_eval(lambda *avals, jaxpr, xla, candidates: jaxpr.out_avals)
+mlir.register_lowering(_choice, _lower)
+ad.primitive_jvps[_choice] = _derivative
+batching.primitive_batchers[_choice] = _under_vmap

@@ -1,0 +1,3 @@
+"""Layer norm and RMS norm, with dropout and a residual sum in the same pass."""
+
+from pallas_kernels.norm.arithmetic import NormRules as NormRules

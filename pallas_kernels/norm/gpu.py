@@ -1,0 +1,270 @@
+"""Norms on GPUs, with dropout and a residual sum in the same pass.
+
+A warpgroup holds a row in its registers, does all its work, and goes on to the next of
+its rows; several warpgroups on each multiprocessor hide each other's latency. The
+backward pass recomputes the statistics from the rows it reads anyway: only the input is
+saved for it. It runs in place: the gradient of the input is written over the incoming
+one. The gradients of scale and bias are summed over a program's rows in shared memory,
+and over the programs by XLA.
+
+Memory traffic for N rows of D elements of b bytes and P programs (at most 528):
+
+    forward   N D b * 2, with a residual 4; and 8 N where the moments are wanted
+    backward  N D b * 3, with dropout and residual 5; 4 N from the output; and 16 P D
+              for the gradients of scale and bias, most of it in the cache
+
+Limits: rows of more than 4096 elements fill the registers, so the next row cannot be
+fetched ahead. Nothing here has been timed on a device.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels import hashing
+from pallas_kernels._compat import traced_late, with_layout
+from pallas_kernels.arrays import check_dtypes, float32, like
+from pallas_kernels.gpu import THREADS, update_in_place
+from pallas_kernels.norm import arithmetic
+from pallas_kernels.norm.arithmetic import NormRules
+
+DTYPES = ("float32", "bfloat16", "float16")
+WIDEST = 8192
+_WIDEST_AHEAD = 4096
+
+# An H100 has 132 multiprocessors. The backward pass takes fewer programs, since each
+# has a sum of its own for the gradients of scale and bias: of many rows 32 for one, so
+# that the sums of either take a sixteenth of a bfloat16 gradient's bytes at most.
+_MULTIPROCESSORS = 132
+_FORWARD_PROGRAMS = 8 * _MULTIPROCESSORS
+_BACKWARD_PROGRAMS = 4 * _MULTIPROCESSORS
+_ROWS_FOR_A_SUM = 32
+
+
+def programs(rows: int, most: int) -> int:
+    """As few as have no more rows each than `most` programs would have."""
+    return -(-rows // -(-rows // most))
+
+
+def backward_programs(rows: int) -> int:
+    """One a multiprocessor, and more only where there are many rows."""
+    enough = max(rows // _ROWS_FOR_A_SUM, _MULTIPROCESSORS)
+    return programs(rows, min(enough, _BACKWARD_PROGRAMS))
+
+
+class _RowLayout:
+    """The layout of a row of `ref` in the registers of a warpgroup."""
+
+    def __init__(self, ref):
+        self.width = width = ref.shape[1]
+        vector = 16 // ref.dtype.itemsize  # elements of a thread's load
+        while width % (vector * THREADS):
+            vector //= 2
+        self.layout = plgpu.Layout.WG_STRIDED((width,), vec_size=vector)
+
+    def place(self, x):
+        return with_layout(x, self.layout)
+
+    def vector(self, ref):
+        return float32(self.place(ref[...]))
+
+    def mean(self, x):
+        return jnp.sum(x) / np.float32(self.width)
+
+    def dropout(self, rules: NormRules, seed):
+        """Dropout of a row as a function of its position and itself."""
+        words = seed[0], seed[1]
+        column = jax.lax.broadcasted_iota(jnp.uint32, (self.width,), 0)
+        column = hashing.column_word(words, self.place(column))
+
+        def dropped(r, x):
+            keep = arithmetic.keep(rules, words, r.astype(jnp.uint32), column)
+            return arithmetic.dropped(rules, keep, x)
+
+        return dropped
+
+
+def _loop(row: _RowLayout, count: int, refs: dict[str, Any], body) -> None:
+    """`body(r, **rows)` for each of this program's rows `r`: every `count`-th one.
+
+    While it works on a row, the next row of each of `refs` is being fetched, if the
+    registers have room for both.
+    """
+    rows, first = next(iter(refs.values())).shape[0], jax.lax.axis_index("program")
+    here = jax.lax.div(np.int32(rows - 1) - first, np.int32(count)) + np.int32(1)
+    fetch = lambda r: {k: row.place(ref[r]) for k, ref in refs.items()}
+    work = lambda r, now: body(r, **{k: float32(x) for k, x in now.items()})
+
+    def step(i, now):
+        r = first + i * np.int32(count)
+        if now is None:
+            return work(r, fetch(r))
+        # After the last row this one is fetched once more: the rows behind it belong
+        # to other programs, which may be writing them.
+        after = r + np.int32(count)
+        following = fetch(jnp.where(after < np.int32(rows), after, r))
+        work(r, now)
+        return following
+
+    start = fetch(first) if row.width <= _WIDEST_AHEAD else None
+    jax.lax.fori_loop(np.int32(0), here, step, start)
+
+
+def _call(body, count: int, name: str, ins: dict[str, Any], outs: dict[str, Any], over):
+    """The kernel in `count` programs; `over`: which output replaces which input.
+
+    Under `vmap` it is launched for each example.
+    """
+    ins = {k: x for k, x in ins.items() if x is not None}
+    new = {k: v for k, v in outs.items() if k not in over}
+
+    def kernel(refs):
+        made = {k: refs[f"new {k}"] for k in new} | {
+            o: refs[i] for o, i in over.items()
+        }
+        body({k: refs[k] for k in ins}, made)
+
+    def run(*arrays):
+        held = dict(zip(ins, arrays, strict=True))
+        types = {f"new {k}": v for k, v in new.items()}
+        got = update_in_place(name, kernel, held, over.values(), count, types)
+        return tuple(got[over[k] if k in over else f"new {k}"] for k in outs)
+
+    def one(arrays):
+        return traced_late(run, lambda *many: jax.lax.map(one, many), *arrays)
+
+    return dict(zip(outs, one(tuple(ins.values())), strict=True))
+
+
+def _check(x, *others) -> None:
+    check_dtypes(DTYPES, x, *others)
+    if x.shape[1] % THREADS or x.shape[1] > WIDEST:
+        raise NotImplementedError(
+            f"rows of a multiple of {THREADS} elements, at most {WIDEST}"
+        )
+    if not 0 < x.size < 2**31:
+        raise NotImplementedError("arrays of 1 to 2**31 - 1 elements")
+
+
+def _vectors(row: _RowLayout, refs, *names):
+    return (row.vector(refs[n]) if n in refs else None for n in names)
+
+
+def _forward_body(rules: NormRules, count: int, ins, outs) -> None:
+    row = _RowLayout(ins["x"])
+    scale, bias = _vectors(row, ins, "scale", "bias")
+    dropout = row.dropout(rules, ins["seed"]) if rules.rate else None
+
+    def one(r, x, residual=None):
+        if residual is not None:
+            if dropout is not None:
+                x = float32(dropout(r, x).astype(ins["x"].dtype))
+            total = (residual + x).astype(outs["total"].dtype)
+            outs["total"][r] = total
+            x = float32(total)
+        off, mean, var = arithmetic.moments(rules, x, row.mean)
+        y = arithmetic.affine(off, arithmetic.rstd(rules, var), scale, bias)
+        outs["y"][r] = y.astype(outs["y"].dtype)
+        for name, stat in (("mean", mean), ("var", var)):
+            if name in outs:
+                outs[name][r] = stat
+
+    read = {k: ins[k] for k in ("x", "residual") if k in ins}
+    _loop(row, count, read, one)
+
+
+def forward(
+    arrays: dict[str, Any], *, rules: NormRules, dtype, stats: bool = False,
+    block: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """As `norm.tpu.forward`; also float16; `block` is the number of programs.
+
+    Rows of a multiple of 128 elements, at most 8192.
+    """
+    ins: dict[str, Any] = {
+        k: arrays.get(k) for k in ("x", "residual", "seed", "scale", "bias")
+    }
+    x, residual = ins["x"], ins["residual"]
+    _check(x, residual, ins["scale"], ins["bias"], jax.ShapeDtypeStruct((), dtype))
+    rows = x.shape[0]
+    count = min(block or programs(rows, _FORWARD_PROGRAMS), rows)
+    outs = {"y": like(x, x.shape, dtype)}
+    if residual is not None:
+        outs["total"] = like(x, x.shape, residual.dtype)
+    if stats:
+        names = ("mean", "var")[not rules.centred :]
+        outs |= {name: like(x, x.shape[:1], jnp.float32) for name in names}
+    body = functools.partial(_forward_body, rules, count)
+    return _call(body, count, "norm_forward", ins, outs, {})
+
+
+def _backward_body(rules: NormRules, count: int, ins, outs) -> None:
+    row = _RowLayout(ins["g"])
+    scale, shift, inverse = _vectors(row, ins, "scale", "shift", "inverse")
+    names = [name for name in ("scale", "bias") if name in outs]
+    dropout = row.dropout(rules, ins["seed"]) if "seed" in ins else None
+
+    def one(sums, r, g, saved, g_total=None):
+        var = ins["var"][r] if "var" in ins else None
+        output = var, shift, inverse
+        xhat, var = arithmetic.normalised(rules, saved, output, row.mean)
+        shares = {"scale": g * xhat, "bias": g}
+        for name, ref in sums.items():
+            ref[...] = row.vector(ref) + shares[name]
+        if not {"residual", "x"} & set(outs):
+            return
+        u = g if scale is None else g * scale
+        d = arithmetic.input_gradient(rules, u, xhat, var, row.mean)
+        if g_total is not None:
+            d = d + g_total
+        if "residual" in outs:
+            outs["residual"][r] = d.astype(outs["residual"].dtype)
+        if "x" in outs:
+            d = d if dropout is None else dropout(r, d)
+            outs["x"][r] = d.astype(outs["x"].dtype)
+
+    read = {k: ins[k] for k in ("g", "saved", "g_total") if k in ins}
+
+    def whole(*refs):
+        sums = dict(zip(names, refs, strict=True))
+        for ref in refs:
+            ref[...] = row.place(jnp.zeros(row.width, jnp.float32))
+        _loop(row, count, read, functools.partial(one, sums))
+        for name, ref in sums.items():
+            outs[name][jax.lax.axis_index("program")] = row.vector(ref)
+
+    pl.run_scoped(whole, *(plgpu.SMEM((row.width,), jnp.float32) for _ in names))
+
+
+def backward(
+    arrays: dict[str, Any], output=None, *, rules: NormRules, outs: dict[str, Any],
+    block: int | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """As `norm.tpu.backward`; also float16; `block` is the number of programs.
+
+    Rows of a multiple of 128 elements, at most 8192.
+    """
+    ins: dict[str, Any] = {k: arrays.get(k) for k in ("g", "g_total", "saved", "scale")}
+    g = ins["g"]
+    big = {k: like(g, g.shape, d) for k, d in outs.items() if k in ("x", "residual")}
+    _check(*ins.values(), *big.values())
+    rows = g.shape[0]
+    count = min(block or backward_programs(rows), rows)
+    var, shift, inverse = (None,) * 3 if output is None else output
+    ins |= {"var": var, "shift": shift, "inverse": inverse}
+    ins["seed"] = arrays.get("seed") if rules.rate and "x" in outs else None
+    shape = (count, g.shape[1])
+    sums = {k: like(g, shape, jnp.float32) for k in outs if k not in big}
+    body = functools.partial(_backward_body, rules, count)
+    # jax 0.12 does not accept references that vary over a `shard_map`'s axes.
+    varies = jax.typeof(g).manual_axis_type.varying
+    over = {} if varies else arithmetic.donors(big, ins)
+    got = _call(body, count, "norm_backward", ins, big | sums, over)
+    return {
+        k: x if k in big else jnp.sum(x, axis=0).astype(outs[k]) for k, x in got.items()
+    }
