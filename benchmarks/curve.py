@@ -25,14 +25,14 @@ from benchmarks._common import MIB, RESULTS, as_a_whole, publish, published, wri
 from benchmarks.blocks import POLICIES, TARGET
 from benchmarks.scheduling import Case, cases
 from jaxmem import _jaxpr, planning
+from jaxmem.ir.costs import MACHINES, seconds
 from jaxmem.scheduling._choice import NO_CHOICE
-from jaxmem.scheduling._ladder import ladder, step_of
-from jaxmem.scheduling._ladder_segments import in_segments
-from jaxmem.scheduling._machine import MACHINES, seconds
-from jaxmem.scheduling._operations import operations_of
-from jaxmem.scheduling._operations_predict import predicted
 from jaxmem.scheduling._passes import by_shape, rewrite
-from jaxmem.scheduling._reordered import sequences
+from jaxmem.scheduling.order.planned import sequences
+from jaxmem.scheduling.predict.operations import operations_of
+from jaxmem.scheduling.predict.prediction import predicted
+from jaxmem.scheduling.search.front import ladder, step_of
+from jaxmem.scheduling.search.front_segments import in_segments
 
 CHIP = MACHINES[TARGET]
 BATCH = 32

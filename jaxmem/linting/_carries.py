@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmem import _compat
+from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._kept import origin
 from jaxmem.linting._subject import (
     LEAST,
@@ -15,7 +16,6 @@ from jaxmem.linting._subject import (
     levels,
     place,
 )
-from jaxmem.scheduling._scans import is_var, size_of
 
 
 @dataclass

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import jax.numpy as jnp
 
+from jaxmem.ir.scans import is_var
 from jaxmem.linting._kept import Kept, kept, origin
 from jaxmem.linting._subject import Finding, Level, Subject, array
-from jaxmem.scheduling._scans import is_var
 
 
 def wide_copies(subject: Subject) -> Iterator[Finding]:

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 
 from jaxmem import _jaxpr
+from jaxmem.ir.scans import is_var
 from jaxmem.linting._subject import LEAST, Finding, Subject
 from jaxmem.memory._donation import unused_donations, updated_arguments, whole_bytes
 from jaxmem.scheduling._passes import by_shape
-from jaxmem.scheduling._scans import is_var
 
 _SHOWN = 2
 

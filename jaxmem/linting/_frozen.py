@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxmem import _compat, _jaxpr
+from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._subject import (
     CALLS,
     LEAST,
@@ -23,7 +24,6 @@ from jaxmem.linting._subject import (
     array,
     place,
 )
-from jaxmem.scheduling._scans import is_var, size_of
 
 # zero if the named number of their operands are
 _ANY_ZERO = frozenset("mul dot_general conv_general_dilated".split())

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._subject import CALLS, LEAST, Level, is_own
-from jaxmem.scheduling._scans import is_var, size_of
 
 # an array as another is, or a part of it
 _VIEWS = frozenset("name reduce_precision copy reshape squeeze transpose".split())

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import _jaxpr
+from jaxmem.ir.scans import is_var
 from jaxmem.linting._kept import Made, kept
 from jaxmem.linting._subject import Finding, Level, Subject, array
-from jaxmem.scheduling._scans import is_var
 
 _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"}
 

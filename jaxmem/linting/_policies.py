@@ -6,6 +6,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
+from jaxmem.ir.scans import is_var
 from jaxmem.linting._kept import kept
 from jaxmem.linting._subject import (
     Finding,
@@ -16,7 +17,6 @@ from jaxmem.linting._subject import (
     levels,
     place,
 )
-from jaxmem.scheduling._scans import is_var
 
 _PASSED_ON = frozenset("name reduce_precision copy device_put".split())
 

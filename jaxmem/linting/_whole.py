@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 
 from jaxmem import _jaxpr
+from jaxmem.ir.costs import flops
+from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._subject import (
     Finding,
     Level,
@@ -12,8 +14,6 @@ from jaxmem.linting._subject import (
     levels,
     place,
 )
-from jaxmem.scheduling._machine import flops
-from jaxmem.scheduling._scans import is_var, size_of
 
 _MOST = 0.8  # of the forward pass
 

@@ -7,8 +7,8 @@ of a plan to have the same step again.
 import math
 from dataclasses import dataclass, field
 
-from jaxmem.scheduling._least import Price
-from jaxmem.scheduling._machine import MACHINES, fused_only, seconds
+from jaxmem.ir.costs import MACHINES, fused_only, seconds
+from jaxmem.scheduling.recompute.minimum_cut import Price
 
 
 @dataclass(frozen=True)

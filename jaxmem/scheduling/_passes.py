@@ -7,28 +7,29 @@ from functools import partial
 from typing import Any
 
 from jaxmem import _compat, _jaxpr
-from jaxmem.scheduling._carried import carried
+from jaxmem.ir.backward import is_transposed
+from jaxmem.ir.costs import fused_only
+from jaxmem.ir.flatten import flatten
+from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.scans import is_var, xs_of, ys_of
+from jaxmem.ir.shard_maps import aliases_inside, whole_step
 from jaxmem.scheduling._choice import NO_CHOICE, Choice, price_at
-from jaxmem.scheduling._flatten import flatten
-from jaxmem.scheduling._graph import Graph
-from jaxmem.scheduling._machine import fused_only
-from jaxmem.scheduling._order import in_order
-from jaxmem.scheduling._pairs import Pair, pairs
-from jaxmem.scheduling._release import Stack, releases
-from jaxmem.scheduling._release_scan import release
-from jaxmem.scheduling._release_search import HINT
-from jaxmem.scheduling._reordered import reordered, repeat
-from jaxmem.scheduling._scan_constants import constants_inside
-from jaxmem.scheduling._scan_inputs import cast_inside
-from jaxmem.scheduling._scan_part import remake_part
-from jaxmem.scheduling._scan_residuals import remake, remakes, remakes_by_names
-from jaxmem.scheduling._scan_segments import remake_segments
-from jaxmem.scheduling._scans import is_var, xs_of, ys_of
-from jaxmem.scheduling._segments import segmented
-from jaxmem.scheduling._shard_maps import aliases_inside, whole_step
-from jaxmem.scheduling._shrink_first import shrink_first
-from jaxmem.scheduling._two_pass import blocked_scans, two_pass
-from jaxmem.scheduling._unrolled import compute_again, is_transposed
+from jaxmem.scheduling.order.planned import reordered, repeat
+from jaxmem.scheduling.order.shrink_first import shrink_first
+from jaxmem.scheduling.order.updates import in_order
+from jaxmem.scheduling.placement.carried import carried
+from jaxmem.scheduling.placement.casts import cast_inside
+from jaxmem.scheduling.placement.constants import constants_inside
+from jaxmem.scheduling.recompute.first_layers import remake_part
+from jaxmem.scheduling.recompute.pairs import Pair, pairs
+from jaxmem.scheduling.recompute.residuals import remake, remakes, remakes_by_names
+from jaxmem.scheduling.recompute.segments import segmented
+from jaxmem.scheduling.recompute.segments_rewrite import remake_segments
+from jaxmem.scheduling.recompute.unrolled import compute_again
+from jaxmem.scheduling.release.after_scan import HINT
+from jaxmem.scheduling.release.analysis import Stack, releases
+from jaxmem.scheduling.release.rewrite import release
+from jaxmem.scheduling.release.two_pass import blocked_scans, two_pass
 
 Aliases = Mapping[int, int]  # position of an output -> of the input in its memory
 
@@ -213,7 +214,7 @@ def _release_all(closed, aliases: Aliases) -> tuple[Any, list[Stack]]:
 
 def _is_backward(closed, scan: int) -> bool:
     """Whether a scan reads what another has stacked: residuals."""
-    graph = Graph(closed)
+    graph = JaxprGraph(closed)
     scans = (e for e in graph.eqns if e.primitive.name == "scan")
     stacked = {v for eqn in scans for v in ys_of(eqn)}
     return any(v in stacked for v in xs_of(graph.eqns[scan]) if is_var(v))
@@ -254,7 +255,7 @@ def _inside(
     closed, aliases: Aliases, clip: str | None, choice: Choice, inner: list[Rewritten]
 ):
     """The same for what lies in outer scans (micro-batches) and in `shard_map`."""
-    graph = Graph(closed)
+    graph = JaxprGraph(closed)
 
     def rule(eqn, args: list):
         if not _is_opened(eqn):
@@ -286,7 +287,7 @@ def _is_opened(eqn) -> bool:
     return both or any(e.primitive.name == "scan" for e in inside)
 
 
-def _given_up(graph: Graph, eqn, aliases: Aliases) -> list[int]:
+def _given_up(graph: JaxprGraph, eqn, aliases: Aliases) -> list[int]:
     """Positions of the inputs of an equation that nobody else reads or keeps."""
     donated = {graph.arguments[i] for i in aliases.values()}
 

@@ -35,15 +35,11 @@ from jaxmem.scheduling._arguments import (
     jit_with,
     positions,
 )
-from jaxmem.scheduling._budget import BudgetError
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
-from jaxmem.scheduling._compared import Compared, compared
-from jaxmem.scheduling._fingerprint import fingerprint
-from jaxmem.scheduling._notes import notes_of
 from jaxmem.scheduling._once import Once
 from jaxmem.scheduling._options import Options, check_seconds, room_and_target
 from jaxmem.scheduling._passes import Aliases, Rewritten, by_shape, rewrite
-from jaxmem.scheduling._placed import (
+from jaxmem.scheduling._shardings import (
     NO_SHARDINGS,
     Placed,
     Shardings,
@@ -51,8 +47,12 @@ from jaxmem.scheduling._placed import (
     shardings_of,
     with_results_placed,
 )
-from jaxmem.scheduling._plan import Plan, make_plan, undonated
-from jaxmem.scheduling._search import Evaluated, Found, loaded, search
+from jaxmem.scheduling.plan.fingerprint import fingerprint
+from jaxmem.scheduling.plan.notes import notes_of
+from jaxmem.scheduling.plan.plan import Plan, make_plan, undonated
+from jaxmem.scheduling.search.budget import BudgetError
+from jaxmem.scheduling.search.compared import Compared, compared
+from jaxmem.scheduling.search.search import Evaluated, Found, loaded, search
 
 Places = int | Sequence[int]
 Names = str | Sequence[str]

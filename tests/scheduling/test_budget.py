@@ -10,12 +10,12 @@ import pytest
 
 import jaxmem
 from jaxmem import _jaxpr, schedule
+from jaxmem.ir.costs import MACHINES, flops, seconds
 from jaxmem.scheduling import BudgetError, Choice
-from jaxmem.scheduling._budget import Search, compiled
-from jaxmem.scheduling._ladder import Rung, ladder, step_of
-from jaxmem.scheduling._machine import MACHINES, flops, seconds
 from jaxmem.scheduling._passes import NO_CHOICE, by_shape, rewrite
-from jaxmem.scheduling._reordered import sequences
+from jaxmem.scheduling.order.planned import sequences
+from jaxmem.scheduling.search.budget import Search, compiled
+from jaxmem.scheduling.search.front import Rung, ladder, step_of
 from tests.scheduling.test_scan_residuals import same_bits, scans, stacked
 
 L, B, D, F = 6, 32, 16, 64

@@ -8,10 +8,10 @@ import pytest
 
 import jaxmem
 from jaxmem import _jaxpr
+from jaxmem.ir.scans import split
 from jaxmem.memory import targets
 from jaxmem.scheduling import Choice
 from jaxmem.scheduling._passes import by_shape, rewrite
-from jaxmem.scheduling._scans import split
 
 L, W, TABLE = 2, 512, 1024  # stacks of 2 MiB, a table of 2
 

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem import schedule
+from jaxmem.ir.scans import is_on_host, size_of, ys_of
 from jaxmem.scheduling import BudgetError, Choice, Plan
-from jaxmem.scheduling._ladder import ladder, step_of
-from jaxmem.scheduling._operations import operations_of
 from jaxmem.scheduling._passes import NO_CHOICE
-from jaxmem.scheduling._scans import is_on_host, size_of, ys_of
+from jaxmem.scheduling.predict.operations import operations_of
+from jaxmem.scheduling.search.front import ladder, step_of
 from tests.scheduling.test_budget import B, D, F, L, problem, rewritten
 from tests.scheduling.test_scan_residuals import same_bits, scans
 

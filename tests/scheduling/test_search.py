@@ -16,12 +16,9 @@ import pytest
 import jaxmem
 from jaxmem import schedule
 from jaxmem.memory import _pool, estimate, targets
-from jaxmem.scheduling import (
-    BudgetError,
-    _candidates,
-    _schedule,
-    _search,
-)
+from jaxmem.scheduling import BudgetError, _schedule
+from jaxmem.scheduling.search import compiles as _candidates
+from jaxmem.scheduling.search import search as _search
 from tests.scheduling.test_budget import RUNGS, Fake, problem
 
 SDS = jax.ShapeDtypeStruct

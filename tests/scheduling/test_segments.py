@@ -11,14 +11,14 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxmem import _jaxpr, schedule
+from jaxmem.ir.costs import flops
 from jaxmem.memory import estimate
 from jaxmem.scheduling import BudgetError, Choice, Plan
-from jaxmem.scheduling._ladder import ladder, step_of
-from jaxmem.scheduling._ladder_segments import in_segments
-from jaxmem.scheduling._machine import flops
-from jaxmem.scheduling._pairs import cut, pairs
 from jaxmem.scheduling._passes import NO_CHOICE, by_shape, rewrite
-from jaxmem.scheduling._segments import of_every_size
+from jaxmem.scheduling.recompute.pairs import cut, pairs
+from jaxmem.scheduling.recompute.segments import of_every_size
+from jaxmem.scheduling.search.front import ladder, step_of
+from jaxmem.scheduling.search.front_segments import in_segments
 from tests.scheduling.problem import array, assert_close
 from tests.scheduling.test_scan_residuals import scans
 from tests.sets import some_fast

@@ -10,11 +10,11 @@ import jaxmem
 from benchmarks.blocks import gradient_of_stack
 from benchmarks.models import LLAMA_1B, LlamaLayer, Stack
 from jaxmem import _jaxpr
+from jaxmem.ir.graph import JaxprGraph
 from jaxmem.memory import estimate
 from jaxmem.scheduling import Choice
-from jaxmem.scheduling._graph import Graph
 from jaxmem.scheduling._passes import by_shape, rewrite
-from jaxmem.scheduling._shrink_first import _before, _waits, shrink_first
+from jaxmem.scheduling.order.shrink_first import _before, _waits, shrink_first
 from tests.scheduling.test_scan_residuals import same_bits, scans
 
 L, B, S, N, H = 3, 2, 512, 4, 16  # 4 MiB of bfloat16 probabilities
@@ -89,7 +89,7 @@ def test_what_waits_is_never_needed_before():
 
     n = 1024
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((n, n), (n, 1), (n, 1))]
-    graph = Graph(jax.make_jaxpr(body)(*shapes))
+    graph = JaxprGraph(jax.make_jaxpr(body)(*shapes))
     waits = _waits(graph)
     assert waits
     for i, first in waits.items():

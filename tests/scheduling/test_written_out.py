@@ -8,9 +8,9 @@ import pytest
 
 import jaxmem
 from jaxmem import schedule
+from jaxmem.ir.costs import flops
 from jaxmem.scheduling import BudgetError
-from jaxmem.scheduling._machine import flops
-from jaxmem.scheduling._operations_flat import written_out
+from jaxmem.scheduling.predict.written_out import written_out
 
 LAYERS, WIDTH, HEADS, LENGTH, BATCH, WORDS = 4, 64, 4, 128, 4, 64
 

@@ -1,0 +1,1 @@
+"""Recomputation: what the backward pass makes again instead of reading it."""
