@@ -7,29 +7,51 @@ of little waits, behind a barrier, for those of its operands' other products tha
 little of much.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxmem import _compat, _jaxpr
 from jaxmem.ir.backward import is_transposed
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.layer_axis import CHEAP
 from jaxmem.ir.scans import LARGE, barrier, is_var, size_of
+from jaxmem.scheduling._pass import Level, Pass
 
-_TIMES = 2  # as large, at least: much of little, little of much
+_TIMES = 2  # a product makes much of little, or little of much, from this ratio on
 
 
-def shrink_first(closed):
-    """The jaxpr with such barriers in the bodies of its backward scans."""
-    graph = JaxprGraph(closed)
-    found = {
-        i: partial(_with_body, eqn, body)
-        for i, eqn in enumerate(graph.eqns)
-        if eqn.primitive.name == "scan" and is_transposed(eqn)
-        if (body := _fenced(eqn.params["jaxpr"])) is not None
-    }
-    return done_otherwise(closed, graph, found) if found else closed
+Bodies = dict[int, Callable]  # position of a scan -> what is done in its place
+
+
+@dataclass(frozen=True)
+class ShrinkFirst:
+    """Whether products that make much of little wait for those that free much."""
+
+    name: ClassVar[str] = "shrink_first"
+    enabled: bool = False
+
+
+class ProductsThatShrinkFirst(Pass[ShrinkFirst, Bodies]):
+    """Such barriers are put into the bodies of backward scans."""
+
+    config = ShrinkFirst
+
+    def analyse(self, level: Level, config: ShrinkFirst) -> Iterator[Bodies]:
+        if not config.enabled:
+            return
+        bodies = {
+            i: partial(_with_body, eqn, body)
+            for i, eqn in enumerate(JaxprGraph(level.jaxpr).eqns)
+            if eqn.primitive.name == "scan" and is_transposed(eqn)
+            if (body := _fenced(eqn.params["jaxpr"])) is not None
+        }
+        if bodies:
+            yield bodies
+
+    def apply(self, level: Level, rewrite: Bodies):
+        return done_otherwise(level.jaxpr, JaxprGraph(level.jaxpr), rewrite)
 
 
 def _with_body(eqn, body, values: Values) -> list[Any]:

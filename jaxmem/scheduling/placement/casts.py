@@ -2,12 +2,13 @@
 
 A step that casts all parameters first (bf16 compute, f32 masters) holds a narrow copy
 of every layer from the forward pass to the end of the backward pass. Where nothing but
-scans reads the copy, each turn casts its own slice instead.
+scans reads the copy, each iteration casts its own slice instead.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
@@ -15,20 +16,35 @@ from jaxmem import _compat, _jaxpr
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.layer_axis import CHEAP, narrow, operand_axes
 from jaxmem.ir.scans import is_var, scan_like, split, xs_of
+from jaxmem.scheduling._pass import Level, Pass
 
 Recipe = tuple[Any, ...]  # the equations from an input of the jaxpr to an array
 
 
-def cast_inside(closed):
-    """The jaxpr with casts and moves of inputs done where their slices are read."""
-    graph = JaxprGraph(closed)
-    recipes = _recipes(graph)
-    readers = {
-        i: partial(_scan, eqn, recipes)
-        for i, eqn in enumerate(graph.eqns)
-        if eqn.primitive.name == "scan" and any(v in recipes for v in xs_of(eqn))
-    }
-    return done_otherwise(closed, graph, readers) if readers else closed
+@dataclass(frozen=True)
+class Casts:
+    """Nothing can be chosen: what it does never costs."""
+
+    name: ClassVar[str] = "casts"
+
+
+class CastInside(Pass[Casts, dict[Any, Recipe]]):
+    """Casts and moves of inputs are done where their slices are read."""
+
+    config = Casts
+
+    def analyse(self, level: Level, config: Casts) -> Iterator[dict[Any, Recipe]]:
+        if recipes := _recipes(JaxprGraph(level.jaxpr)):
+            yield recipes
+
+    def apply(self, level: Level, rewrite: dict[Any, Recipe]):
+        graph = JaxprGraph(level.jaxpr)
+        readers = {
+            i: partial(_scan, eqn, rewrite)
+            for i, eqn in enumerate(graph.eqns)
+            if eqn.primitive.name == "scan" and any(v in rewrite for v in xs_of(eqn))
+        }
+        return done_otherwise(level.jaxpr, graph, readers)
 
 
 def _recipes(graph: JaxprGraph) -> dict[Any, Recipe]:
@@ -55,7 +71,7 @@ def _only_for_scans(graph: JaxprGraph, v) -> bool:
 
 
 def _recipe(graph: JaxprGraph, v) -> Recipe:
-    """From an input of the jaxpr; empty where the way is not cheap or leaves axis 0."""
+    """From an input of the jaxpr; empty where a step is not cheap or leaves axis 0."""
     eqns: list[Any] = []
     while v in graph.maker:
         eqn = graph.eqns[graph.maker[v]]
@@ -68,24 +84,24 @@ def _recipe(graph: JaxprGraph, v) -> Recipe:
 
 def _scan(eqn, recipes: Mapping[Any, Recipe], values: Values) -> list[Any]:
     consts, init, _ = split(eqn, [values.read(v) for v in eqn.invars])
-    ways = [recipes.get(v, ()) if is_var(v) else () for v in xs_of(eqn)]
-    starts = [
-        way[0].invars[0] if way else v for v, way in zip(xs_of(eqn), ways, strict=True)
-    ]
+    stacks = xs_of(eqn)
+    found = [recipes.get(v, ()) if is_var(v) else () for v in stacks]
+    sources = [r[0].invars[0] if r else v for v, r in zip(stacks, found, strict=True)]
 
     def step(carry, xs):
-        made = [_made(way, x) for way, x in zip(ways, xs, strict=True)]
-        outs = _jaxpr.evaluate(eqn.params["jaxpr"], [*consts, *carry, *made])
+        slices = [_follow(r, x) for r, x in zip(found, xs, strict=True)]
+        outs = _jaxpr.evaluate(eqn.params["jaxpr"], [*consts, *carry, *slices])
         return outs[: len(init)], outs[len(init) :]
 
-    ends, ys = scan_like(eqn, step, init, [values.read(v) for v in starts])
+    ends, ys = scan_like(eqn, step, init, [values.read(v) for v in sources])
     return [*ends, *ys]
 
 
-def _made(way: Recipe, x):
-    if not way:
+def _follow(recipe: Recipe, x):
+    """What the recipe makes of one slice."""
+    if not recipe:
         return x
     x = jnp.expand_dims(x, 0)
-    for eqn in way:
+    for eqn in recipe:
         (x,) = _compat.bind(eqn, [x], narrow(eqn, (0,)))
     return jnp.squeeze(x, 0)

@@ -1,33 +1,52 @@
 """Large constants of scans, made inside of them where that costs next to nothing.
 
-What is the same in every turn of a scan is moved out of it when JAX parts the forward
-from the backward pass. A causal mask, made of two iotas inside a layer, then exists as
-[batch, heads, t, s] from the first layer's forward pass to its backward pass. Made in
-each turn it is part of the kernel that reads it.
+What is the same in every iteration of a scan is moved out of it when JAX separates the
+forward from the backward pass. A causal mask, made of two iotas inside a layer, then
+exists as [batch, heads, t, s] from the first layer's forward pass to its backward pass.
+If each iteration makes it, it is part of the kernel that reads it.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxmem import _jaxpr
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.scans import LARGE, is_var, scan_like, size_of, split
+from jaxmem.scheduling._pass import Level, Pass
 
-_SMALLER = 4  # how much less the arrays take that a constant is made of
+_SMALLER = 4  # how many times less memory the arrays take that a constant is made of
 
 
-def constants_inside(closed):
-    """The jaxpr with such constants made in each turn of the scans that read them."""
-    graph = JaxprGraph(closed)
-    leaves = dict(_made_of_little(graph))
-    readers = {
-        i: partial(_scan, eqn, leaves)
-        for i, eqn in enumerate(graph.eqns)
-        if eqn.primitive.name == "scan" and leaves.keys() & set(_constants(eqn))
-    }
-    return done_otherwise(closed, graph, readers) if readers else closed
+Leaves = Mapping[Any, set[Any]]  # constant of a scan -> arrays that it is made of
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Nothing can be chosen: what it does never costs."""
+
+    name: ClassVar[str] = "constants"
+
+
+class ConstantsInside(Pass[Constants, Leaves]):
+    """Such constants are made in each iteration of the scans that read them."""
+
+    config = Constants
+
+    def analyse(self, level: Level, config: Constants) -> Iterator[Leaves]:
+        if leaves := dict(_made_of_little(JaxprGraph(level.jaxpr))):
+            yield leaves
+
+    def apply(self, level: Level, rewrite: Leaves):
+        graph = JaxprGraph(level.jaxpr)
+        readers = {
+            i: partial(_scan, eqn, rewrite)
+            for i, eqn in enumerate(graph.eqns)
+            if eqn.primitive.name == "scan" and rewrite.keys() & set(_constants(eqn))
+        }
+        return done_otherwise(level.jaxpr, graph, readers)
 
 
 def _constants(eqn) -> list[Any]:
@@ -45,7 +64,7 @@ def _made_of_little(graph: JaxprGraph) -> Iterator[tuple[Any, set[Any]]]:
 
 
 def _leaves(graph: JaxprGraph, v) -> set[Any]:
-    """Where the way back, through equations that cost nothing, ends."""
+    """The arrays from which equations that cost nothing make it."""
     found, seen, todo = set(), set(), [v]
     while todo:
         v = todo.pop()

@@ -1,36 +1,37 @@
 """What a plan says in sentences: what was left as it was, and why."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from jaxmem import _compat, _jaxpr
 from jaxmem.ir.backward import is_transposed
 from jaxmem.ir.flatten import is_jit, why_closed
-from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling._passes import Rewritten
 from jaxmem.scheduling.plan.fingerprint import fingerprint
 from jaxmem.scheduling.plan.held import held_up, named
 
 _BRANCHES = ("cond", "while", "custom_linear_solve", "xla_pmap")
 
 
-def notes_of(found: Rewritten, choice: Choice) -> Iterator[str]:
-    """Sentences on a rewritten step."""
-    for closed, aliases in found.levels:
-        yield from held_up(closed, aliases)
-    closed = list(dict.fromkeys(_closed(found)))
+def notes_of(rewritten: Any, unchanged: bool) -> Iterator[str]:
+    """Sentences on a rewritten step; `unchanged`: whether it was to stay as given."""
+    for level in rewritten.levels:
+        yield from held_up(level.jaxpr, level.aliases)
+    closed = list(dict.fromkeys(_closed(rewritten)))
     yield from closed
-    if choice.plain:
+    yield from dict.fromkeys(rewritten.notes)
+    if unchanged:
         yield "nothing is changed: as it was given the step takes least"
-    elif fingerprint(found.flat) == fingerprint(found.jaxpr):
-        why = "" if closed else f": {_why_nothing(found.flat)}"
+    elif fingerprint(rewritten.written_out) == fingerprint(rewritten.jaxpr):
+        said = closed or rewritten.notes
+        why = "" if said else f": {_why_nothing(rewritten.written_out)}"
         yield f"nothing is changed{why}"
 
 
-def _closed(found: Rewritten) -> Iterator[str]:
+def _closed(rewritten: Any) -> Iterator[str]:
     """Of equations that layers are in why nothing is done in them."""
-    both = any(map(is_transposed, _jaxpr.walk(found.flat)))
-    for closed, _ in found.levels:
-        for eqn in closed.jaxpr.eqns if both else ():
+    both = any(map(is_transposed, _jaxpr.walk(rewritten.written_out)))
+    for level in rewritten.levels:
+        for eqn in level.jaxpr.jaxpr.eqns if both else ():
             if eqn.primitive.name == "scan" and _compat.has_side_effects(eqn):
                 inner = next(e for e in _jaxpr.walk(_jaxpr.bodies(eqn)[0]) if _acts(e))
                 yield f"a scan is left as it is: {named(inner)} has side effects"
@@ -64,4 +65,4 @@ def _why_nothing(closed) -> str:
             "no layers are in a jax.lax.scan, and of those that are written out no "
             "update of a MiB or more is in place and followed by other gradients"
         )
-    return "its scans keep nothing that can be made of other residuals"
+    return "its scans keep nothing that can be recomputed from other residuals"

@@ -9,80 +9,18 @@ from typing import Any
 
 import jax
 
-from jaxmem import _compat, _jaxpr
-from jaxmem.ir.costs import MACHINES, Machine, flops, seconds
+from jaxmem import _jaxpr
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.memory._plot import plot_both
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
+from jaxmem.scheduling._passes import CONFIGS
+from jaxmem.scheduling.plan.rows import Gradient, Recomputed, Residual, nbytes
 from jaxmem.scheduling.predict.expected import predicted_and_bound
-from jaxmem.scheduling.search.budget import Compiled
 from jaxmem.scheduling.search.compared import Compared
+from jaxmem.scheduling.search.result import SearchResult, Trial
 
 _BARRIER = "optimization_barrier"
 _SHOWN = 30
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """A stacked output of a backward scan.
-
-    Attributes:
-      bytes: of the whole stack.
-      shape: its shape, the layers in front.
-      dtype: its dtype.
-      path: the name scopes (the modules) of the operation that makes it.
-      released: whether it is no more.
-      why: empty where it is released; else what prevents it.
-    """
-
-    bytes: int
-    shape: tuple[int, ...]
-    dtype: str
-    path: str
-    released: bool
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class Remade:
-    """A residual of a forward scan that the backward scan makes itself.
-
-    Attributes:
-      bytes: of the whole stack; negative for what is kept in the place of others.
-      shape: its shape, the layers in front.
-      dtype: its dtype.
-      path: the name scopes (the modules) of the operation that makes it.
-      how: what it is made of.
-    """
-
-    bytes: int
-    shape: tuple[int, ...]
-    dtype: str
-    path: str
-    how: str
-
-
-@dataclass(frozen=True)
-class Again:
-    """An operation of the forward pass that the backward pass does again.
-
-    Attributes:
-      operation: its name.
-      shape: of what it makes.
-      dtype: of what it makes.
-      path: the name scopes (the modules) it belongs to.
-      times: how often: the number of layers.
-      flops: of all times together, of matmuls and convolutions.
-      seconds: of all times together, by the rates of the machine.
-    """
-
-    operation: str
-    shape: tuple[int, ...]
-    dtype: str
-    path: str
-    times: int
-    flops: float
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -91,8 +29,9 @@ class Plan:
 
     Attributes:
       gradients: the stacked outputs of backward scans, the largest first.
-      residuals: what is no more kept of forward scans, the largest first.
-      again: operations that cost something and are done again, the dearest first.
+      residuals: what forward scans no longer keep, the largest first.
+      recomputed: operations that cost something and are done a second time, the
+        dearest first.
       choice: what the search for a budget has settled on.
       budget: bytes; None where none was given.
       tried: what it compiled, in order.
@@ -113,11 +52,11 @@ class Plan:
     """
 
     gradients: tuple[Gradient, ...]
-    residuals: tuple[Remade, ...]
-    again: tuple[Again, ...] = ()
+    residuals: tuple[Residual, ...]
+    recomputed: tuple[Recomputed, ...] = ()
     choice: Choice = NO_CHOICE
     budget: int | None = None
-    tried: tuple[Compiled, ...] = ()
+    tried: tuple[Trial, ...] = ()
     planning_seconds: float = 0.0
     plain: MemoryReport | None = None
     scheduled: MemoryReport | None = None
@@ -142,22 +81,26 @@ class Plan:
 
     @property
     def residual_bytes(self) -> int:
-        """Bytes of stacked residuals that are no more kept, less what is instead."""
+        """Bytes of residuals that are no longer kept, less what is kept instead."""
         return sum(r.bytes for r in self.residuals)
 
     @property
-    def again_flops(self) -> float:
-        """Flops of matmuls and convolutions that are done again."""
-        return sum(a.flops for a in self.again)
+    def recomputed_flops(self) -> float:
+        """Flops of matmuls and convolutions that are recomputed."""
+        return sum(r.flops for r in self.recomputed)
 
     @property
-    def again_seconds(self) -> float:
-        """Seconds of doing operations again, by the rates of the machine."""
-        return sum(a.seconds for a in self.again)
+    def recomputed_seconds(self) -> float:
+        """Seconds that recomputation takes, by the rates of the target."""
+        return sum(r.seconds for r in self.recomputed)
 
     def to_json(self, indent: int | None = None) -> str:
         """The plan as JSON text; `from_json` reads it back."""
-        return json.dumps(dataclasses.asdict(self), indent=indent)
+        fields = dataclasses.asdict(self)
+        fields["choice"] = self.choice.to_dict()
+        for row, trial in zip(fields["tried"], self.tried, strict=True):
+            row["choice"] = trial.choice.to_dict()
+        return json.dumps(fields, indent=indent)
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
@@ -221,7 +164,7 @@ class Plan:
         return (
             f"{format_bytes(self.released_bytes)} of stacked gradients released, "
             f"{format_bytes(self.kept_bytes)} kept; "
-            f"{format_bytes(self.residual_bytes)} of residuals made again"
+            f"{format_bytes(self.residual_bytes)} of residuals recomputed"
         )
 
     def _footer(self, count: int) -> Iterator[str]:
@@ -235,10 +178,10 @@ class Plan:
                 f"predicted peak {format_bytes(self.predicted_bytes)}; no order of its "
                 f"operations is below {format_bytes(self.lower_bound)}"
             )
-        if self.again:
+        if self.recomputed:
             yield (
-                f"done again: {self.again_flops:.3g} flops of matmuls, some "
-                f"{1e3 * self.again_seconds:.3g} ms on {self.choice.machine}"
+                f"recomputed: {self.recomputed_flops:.3g} flops of matmuls, some "
+                f"{1e3 * self.recomputed_seconds:.3g} ms on {self.choice.target}"
             )
         if self.offloaded_bytes:
             size = format_bytes(self.offloaded_bytes)
@@ -265,11 +208,11 @@ def _rows(plan: Plan) -> Iterator[tuple[str, ...]]:
         what = "released" if g.released else "kept"
         yield what, format_bytes(g.bytes), _array(g), g.path, g.why
     for r in plan.residuals:
-        what = "made again" if r.bytes > 0 else "kept instead"
+        what = "recomputed" if r.bytes > 0 else "kept instead"
         yield what, format_bytes(abs(r.bytes)), _array(r), r.path, r.how
-    for a in plan.again:
-        cost = f"{a.times} times, {1e3 * a.seconds:.3g} ms in all"
-        yield f"{a.operation} again", "", _array(a), a.path, cost
+    for r in plan.recomputed:
+        cost = f"{r.times} times, {1e3 * r.seconds:.3g} ms in all"
+        yield f"recomputed {r.operation}", "", _array(r), r.path, cost
 
 
 def _fits(report: MemoryReport | None) -> bool:
@@ -287,48 +230,36 @@ def _peak(report: MemoryReport | None) -> str:
     )
 
 
-def _array(entry: Gradient | Remade | Again) -> str:
+def _array(entry: Gradient | Residual | Recomputed) -> str:
     return f"{entry.dtype}[{','.join(map(str, entry.shape))}]"
 
 
 def make_plan(
-    rewritten,
-    search: Any,
+    rewritten: Any,
+    result: SearchResult,
     both: Compared,
     target: str,
     aliases: Mapping[int, int],
     notes: Sequence[str],
 ) -> Plan:
-    """The plan of a rewritten step.
-
-    `search` tells the choice, the budget, what was tried and how long it took; `both`
-    are compiled for `target`.
-    """
-    gradients = [
-        Gradient(*_described(s.var.aval, s.maker), s.released, s.why)
-        for s in rewritten.stacks
-    ]
-    residuals = [_remade(*entry) for entry in rewritten.residuals]
-    machine = MACHINES[search.choice.machine]
-    expected, bound = predicted_and_bound(
-        rewritten.jaxpr, aliases, search.choice.machine
-    )
-    again = [_again(eqn, times, machine) for eqn, times in rewritten.again]
+    """The plan of a rewritten step, both versions compiled for `target`."""
+    choice, description = result.choice, rewritten.description
+    expected, bound = predicted_and_bound(rewritten.jaxpr, aliases, choice.target)
     by_size = {"key": lambda x: x.bytes, "reverse": True}
     return Plan(
-        tuple(sorted(gradients, **by_size)),
-        tuple(sorted(residuals, **by_size)),
-        tuple(sorted(again, key=lambda a: -a.seconds)),
-        search.choice,
-        search.budget,
-        tuple(t.without_report() for t in search.tried),
-        search.seconds,
+        tuple(sorted(description.gradients, **by_size)),
+        tuple(sorted(description.residuals, **by_size)),
+        tuple(sorted(description.recomputed, key=lambda r: -r.seconds)),
+        choice,
+        result.budget,
+        tuple(t.without_report() for t in result.tried),
+        result.seconds,
         both.plain,
         both.scheduled,
         expected,
         bound,
-        search.fingerprint,
-        rewritten.offloaded,
+        result.fingerprint,
+        description.offloaded_bytes,
         sum(e.primitive.name == _BARRIER for e in _jaxpr.walk(rewritten.jaxpr)),
         tuple(notes),
         jax.__version__,
@@ -337,11 +268,11 @@ def make_plan(
 
 
 def _from_plain(fields: dict[str, Any]) -> Plan:
-    """From what `dataclasses.asdict` makes of a plan."""
+    """From what `Plan.to_json` writes."""
 
     def rows(kind, name: str) -> tuple:
-        made = (kind(**row) for row in fields[name])
-        return tuple(dataclasses.replace(r, shape=tuple(r.shape)) for r in made)
+        found = (kind(**row) for row in fields[name])
+        return tuple(dataclasses.replace(r, shape=tuple(r.shape)) for r in found)
 
     def report(name: str) -> MemoryReport | None:
         plain = fields[name]
@@ -352,10 +283,10 @@ def _from_plain(fields: dict[str, Any]) -> Plan:
         **fields
         | {
             "gradients": rows(Gradient, "gradients"),
-            "residuals": rows(Remade, "residuals"),
-            "again": rows(Again, "again"),
+            "residuals": rows(Residual, "residuals"),
+            "recomputed": rows(Recomputed, "recomputed"),
             "choice": _choice(fields["choice"]),
-            "tried": tuple(Compiled(**t) for t in tried),
+            "tried": tuple(Trial(**t) for t in tried),
             "plain": report("plain"),
             "scheduled": report("scheduled"),
             "notes": tuple(fields["notes"]),
@@ -364,44 +295,15 @@ def _from_plain(fields: dict[str, Any]) -> Plan:
 
 
 def _choice(fields: dict[str, Any]) -> Choice:
-    tuples = {k: tuple(fields[k]) for k in ("segments", "sequence")}
-    return dataclasses.replace(Choice(**fields), **tuples)
-
-
-def _again(eqn, times: int, machine: Machine) -> Again:
-    aval = eqn.outvars[0].aval
-    return Again(
-        eqn.primitive.name,
-        aval.shape,
-        str(aval.dtype),
-        _compat.name_stack(eqn),
-        times,
-        times * flops(eqn),
-        times * (seconds(eqn, machine) or 0.0),
-    )
-
-
-def _remade(aval, maker, how: str, sign: int) -> Remade:
-    size, shape, dtype, path = _described(aval, maker)
-    return Remade(sign * size, shape, dtype, path, how)
+    return Choice.from_dict(fields, CONFIGS)
 
 
 def undonated(arguments) -> str:
     """What it costs that no argument is donated, and what to do."""
     arrays = filter(_jaxpr.is_array, jax.tree.leaves(arguments))
-    size = sum(map(_nbytes, arrays))
+    size = sum(map(nbytes, arrays))
     return (
         f"no argument is donated: of {format_bytes(size)} of arguments, what the step "
         "updates is there twice. Name the parameters and the optimizer state in "
         "donate_argnums"
     )
-
-
-def _described(aval, maker) -> tuple[int, tuple[int, ...], str, str]:
-    path = _compat.name_stack(maker) if maker is not None else ""
-    return _nbytes(aval), aval.shape, str(aval.dtype), path
-
-
-def _nbytes(array) -> int:
-    """A PRNG key has no size of its own."""
-    return _jaxpr.elements(array.shape) * getattr(array.dtype, "itemsize", 0)

@@ -1,14 +1,14 @@
-"""Residuals that the backward scan makes itself for the first layers, and reads for
-the others.
+"""Residuals that the backward scan recomputes in the first layers only.
 
-Between a plan that keeps much and one that computes much lies one for each number of
-layers. The scans stay whole: the forward one writes the stacks of the last layers into
-its carry, and in the backward one a `cond` on the layer's number reads or computes.
-(On a GPU the host waits for its predicate once a layer.)
+Between a choice that keeps much and one that recomputes much lies one for each number
+of layers. The scans stay whole: the forward scan writes the stacks of the last layers
+into its carry, and in the backward scan a `cond` on the layer's number reads a residual
+or recomputes it. (On a GPU the host waits for its predicate once a layer.)
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import lax
@@ -16,18 +16,50 @@ from jax import lax
 from jaxmem import _compat, _jaxpr
 from jaxmem.ir.graph import Values
 from jaxmem.ir.scans import scan_like, split
+from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling.plan.rows import Description
 from jaxmem.scheduling.recompute.minimum_cut import needed
-from jaxmem.scheduling.recompute.residuals import (
-    Given,
-    Remake,
-    packed,
-    rebuilt,
-    unpacked,
-)
+from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite, packed, unpacked
+from jaxmem.scheduling.recompute.price import price_at
+from jaxmem.scheduling.recompute.rebuild import Given, rebuilt
+from jaxmem.scheduling.recompute.residuals import described_by, rewrites
 
 
-def remake_part(closed, plan: Remake):
-    """The jaxpr with the residuals of the first `plan.turns` layers made again."""
+@dataclass(frozen=True)
+class FirstLayers:
+    """What the backward scans recompute in the first layers.
+
+    Attributes:
+      rate: as `Recompute.rate`, of these layers; None: nothing more than in all layers.
+      fraction: how many of the layers these are.
+    """
+
+    name: ClassVar[str] = "first_layers"
+    rate: float | None = None
+    fraction: float = 0.0
+
+
+class RecomputeFirstLayers(Pass[FirstLayers, PairRewrite]):
+    """In the first layers of a scan more is recomputed than in the others."""
+
+    config = FirstLayers
+    repeats = True
+
+    def analyse(self, level: Level, config: FirstLayers) -> Iterator[PairRewrite]:
+        if config.rate is None:
+            return iter(())
+        price = price_at(config.rate, level.target)
+        return rewrites(level.jaxpr, price, config.fraction)
+
+    def apply(self, level: Level, rewrite: PairRewrite):
+        return _with_recomputation(level.jaxpr, rewrite)
+
+    def describe(self, rewrite: PairRewrite, target: str) -> Description:
+        return described_by(rewrite, target)
+
+
+def _with_recomputation(closed, plan: PairRewrite):
+    """The jaxpr with residuals of the first `plan.layers` layers recomputed."""
 
     def backward(eqn, ins: list, given: Given, _, stacks: dict) -> list:
         return _run_backward(eqn, ins, plan, given, stacks)
@@ -35,30 +67,30 @@ def remake_part(closed, plan: Remake):
     return rebuilt(closed, plan, _run_forward, backward)
 
 
-def _dropped(plan: Remake) -> list[Any]:
+def _dropped(plan: PairRewrite) -> list[Any]:
     return list(dict.fromkeys(plan.slots.values()))
 
 
-def _row(plan: Remake, j, early: bool):
+def _row(plan: PairRewrite, j, early: bool):
     """Where layer `j` lies in a stack of the early layers, or of the late ones.
 
     A layer that has no place there is sent to a row that is written over, or not read.
     """
-    return jnp.minimum(j, plan.turns) if early else jnp.maximum(j - plan.turns, 0)
+    return jnp.minimum(j, plan.layers) if early else jnp.maximum(j - plan.layers, 0)
 
 
-def _empty(plan: Remake, v, early: bool):
-    rows = plan.turns + 1 if early else plan.pair.length - plan.turns
+def _empty(plan: PairRewrite, v, early: bool):
+    rows = plan.layers + 1 if early else plan.pair.length - plan.layers
     value = packed(v, jnp.zeros(v.aval.shape, v.aval.dtype)) if early else v.aval
     zeros = jnp.zeros((rows, *value.shape), value.dtype)
     return _compat.typed_as(zeros, v.aval)
 
 
-def _run_forward(eqn, values: list, plan: Remake) -> tuple[list, dict[Any, Any]]:
+def _run_forward(eqn, values: list, plan: PairRewrite) -> tuple[list, dict[Any, Any]]:
     """Outputs of the forward scan, and the stacks of some of the layers."""
     consts, init, xs = split(eqn, values)
     body = plan.body
-    parts = [*((v, True) for v in plan.kept), *((v, False) for v in _dropped(plan))]
+    parts = [*((v, True) for v in plan.instead), *((v, False) for v in _dropped(plan))]
 
     def step(carry, x):
         j, inner, stacks = carry
@@ -78,31 +110,30 @@ def _run_forward(eqn, values: list, plan: Remake) -> tuple[list, dict[Any, Any]]
     return [*ends, *ys], {v: stack for (v, _), stack in made}
 
 
-def _run_backward(eqn, values: list, plan: Remake, weights, stacks) -> list:
+def _run_backward(eqn, values: list, plan: PairRewrite, weights, stacks) -> list:
     consts, init, xs = split(eqn, values)
     dropped = _dropped(plan)
 
-    def step(inner, turn):
-        j, x, now = (
-            turn[0],
-            dict(turn[1]),
-            dict(zip(weights.slices, turn[2], strict=True)),
-        )
+    def step(inner, item):
+        j, x = item[0], dict(item[1])
+        now = dict(zip(weights.slices, item[2], strict=True))
         known = {v: x[slot] for slot, v in plan.stays.items()}
 
         def read() -> Sequence[Any]:
             at = _row(plan, j, early=False)
             return [_at(stacks[v], at) for v in dropped]
 
-        def again() -> Sequence[Any]:
+        def recompute() -> Sequence[Any]:
             at = _row(plan, j, early=True)
-            rows = {v: unpacked(v, _at(stacks[v], at)) for v in plan.kept}
+            rows = {v: unpacked(v, _at(stacks[v], at)) for v in plan.instead}
             values = Values(plan.body, {**weights.whole, **known, **now, **rows})
             for i in needed(plan.body, plan.wanted, plan.known):
                 values.evaluate(i)
             return [values.read(v) for v in dropped]
 
-        made = dict(zip(dropped, lax.cond(j < plan.turns, again, read), strict=True))
+        made = dict(
+            zip(dropped, lax.cond(j < plan.layers, recompute, read), strict=True)
+        )
         x |= {slot: made[v] for slot, v in plan.slots.items()}
         args = [*consts, *inner, *(x[i] for i in range(len(xs)))]
         outs = _jaxpr.evaluate(eqn.params["jaxpr"], args)
@@ -112,8 +143,8 @@ def _run_backward(eqn, values: list, plan: Remake, weights, stacks) -> list:
     numbers = jnp.arange(plan.pair.length, dtype=jnp.int32)
     if not eqn.params["reverse"]:  # the forward scan runs from the end
         numbers = numbers[::-1]
-    turns = numbers, stays, list(weights.slices.values())
-    ends, ys = scan_like(eqn, step, init, turns)
+    items = numbers, stays, list(weights.slices.values())
+    ends, ys = scan_like(eqn, step, init, items)
     return [*ends, *ys]
 
 

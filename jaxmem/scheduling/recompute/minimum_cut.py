@@ -1,9 +1,9 @@
-"""The fewest bytes from which a set of values can be made again.
+"""The fewest bytes from which a set of values can be recomputed: a minimum cut.
 
-A minimum cut. Each variable is an edge with its bytes as capacity, between what makes
-it and who reads it; each equation that may be evaluated again is an edge from the
-source with what that costs, in bytes that one would pay to be spared it. Of several
-cuts of the same capacity it is the one nearest to what is wanted, so that the least is
+Each variable is an edge with its bytes as capacity, between the equation that makes it
+and those that read it. Each equation that may be recomputed is an edge from the source
+with its cost as capacity, in bytes that one would pay to avoid it. Of several cuts of
+the same capacity the one nearest to the wanted values is taken, so that the least is
 computed twice. (The partitioners of AOTAutograd and of nvFuser cut forward from
 backward in the same way, with equations that cost nothing or may not be repeated.)
 """
@@ -17,18 +17,18 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var, kept_size
+from jaxmem.scheduling.recompute.price import Price
 
-_MOST = 2**28  # of a capacity: flows are int32
+_MOST = 2**28  # of all capacities together: scipy's flows are int32
 _ENDLESS = 2**30
 _SOURCE, _SINK = 0, 1
 
-_TILT = 1e-2  # later equations are that much dearer: no two are equally worth keeping
-
-Price = Callable[[Any], float | None]  # of evaluating an equation again, in bytes
+# Later equations are dearer by as much, so that no two cuts are worth the same.
+_TILT = 1e-2
 
 
 def price_of(graph: JaxprGraph, i: int, price: Price) -> float | None:
-    """The price of equation `i`, with something added for being late."""
+    """The price of equation `i`, with a little added for a late position."""
     cost = price(graph.eqns[i])
     return None if cost is None else cost * (1 + _TILT * i / len(graph.eqns))
 
@@ -42,35 +42,35 @@ def least(
 ):
     """Variables to keep so that all of `wanted` can be made of them and of `free`.
 
-    `price(eqn)` is what evaluating an equation a second time may cost at most, in bytes
-    that would else be kept; None where it may not be evaluated again. `size(variable)`
-    is what keeping it counts for.
+    `price(eqn)` is what recomputing an equation may cost at most, in bytes that would
+    otherwise be kept; None where it may not be recomputed. `size(variable)` is what
+    keeping it counts for.
     """
     wanted = [v for v in dict.fromkeys(wanted) if v not in free]
     prices, makers = _reachable(graph, wanted, free, price)
     first = {v: 2 + 2 * i for i, v in enumerate(makers)}
-    again = {i: 2 + 2 * len(first) + k for k, i in enumerate(prices)}
+    nodes = {i: 2 + 2 * len(first) + k for k, i in enumerate(prices)}
     total = sum(map(size, first)) + sum(prices.values())
     unit = max(1.0, total / _MOST)
     edges: dict[tuple[int, int], int] = {}
     for v, i in makers.items():
         edges[first[v], first[v] + 1] = 1 + int(size(v) / unit)
-        edges[_SOURCE if i is None else again[i], first[v]] = _ENDLESS
+        edges[_SOURCE if i is None else nodes[i], first[v]] = _ENDLESS
     for i, cost in prices.items():
-        edges[_SOURCE, again[i]] = int(cost / unit)
+        edges[_SOURCE, nodes[i]] = int(cost / unit)
         for w in filter(is_var, graph.eqns[i].invars):
             if w in first:
-                edges[first[w] + 1, again[i]] = _ENDLESS
+                edges[first[w] + 1, nodes[i]] = _ENDLESS
     for v in wanted:
         edges[first[v] + 1, _SINK] = _ENDLESS
-    near = _reaching_sink(edges, 2 + 2 * len(first) + len(again))
+    near = _reaching_sink(edges, 2 + 2 * len(first) + len(nodes))
     return [v for v, i in first.items() if i not in near and i + 1 in near]
 
 
 def _reachable(graph: JaxprGraph, wanted: Sequence[Any], free: set[Any], price: Price):
     """Prices by equation, and variable -> equation that makes it, as far as needed.
 
-    None for the equation of a variable that cannot be made again.
+    None for the equation of a variable that cannot be recomputed.
     """
     todo, prices, makers = list(wanted), {}, {}
     while todo:

@@ -21,25 +21,27 @@ from jaxmem.ir.scans import (
     split,
     xs_of,
 )
-from jaxmem.scheduling.recompute.minimum_cut import Price, least, needed, price_of
+from jaxmem.scheduling.recompute.minimum_cut import least, needed, price_of
+from jaxmem.scheduling.recompute.price import Price
 
-_DEAR = 1000  # how much dearer it is to keep what has no name, where names count
+# How much dearer it is to keep what has no name, where only names should be kept.
+_UNNAMED = 1000
 
 
 @dataclass(frozen=True)
-class Late:
-    """A residual that is a layer's output, as the next layer's input.
+class LoopCarried:
+    """A residual that is a layer's output and so the next layer's input, in the carry.
 
     Attributes:
       slot: position among the xs of the backward scan.
-      early: the variable of the forward body that the next layer has instead.
-      eqns: what is still to be done to it, one array each.
-      chain: all that is done to the carry, for the last layer, which has no next.
-      carry: its number.
+      source: the variable of the forward body from which the next layer makes it.
+      eqns: what is still to be done to `source`, one array each.
+      chain: all that is done to the carry, for the last layer, which has no next one.
+      carry: position of the carry.
     """
 
     slot: int
-    early: Any
+    source: Any
     eqns: tuple[Any, ...]
     chain: tuple[Any, ...]
     carry: int
@@ -47,17 +49,17 @@ class Late:
 
 @dataclass(frozen=True)
 class Pair:
-    """A backward scan and a forward one of which it reads stacks.
+    """A backward scan, and the forward scan whose stacks it reads.
 
     Attributes:
       forward, backward: positions of the scans.
       body: the graph of the forward body.
       slots: position among the xs of the backward scan -> variable of the forward body,
         of the residuals that only this scan reads.
-      fixed: the same of residuals that others read too, or that wait in the host's
+      fixed: the same of residuals that others read too, or that are in the host's
         memory already.
-      inputs: variables of the forward body that are inputs of the scan, no carries.
-      late: residuals that can be taken from the turn before.
+      inputs: variables of the forward body that are inputs of the scan, not carries.
+      loop_carried: residuals that the iteration before has had.
       stacks: the xs of the backward scan.
       length: the number of layers.
     """
@@ -68,42 +70,42 @@ class Pair:
     slots: dict[int, Any]
     fixed: dict[int, Any]
     inputs: set[Any]
-    late: tuple[Late, ...]
+    loop_carried: tuple[LoopCarried, ...]
     stacks: tuple[Any, ...]
     length: int
 
     @property
     def free(self) -> set[Any]:
-        """What the backward body has at no price."""
+        """What the backward body has without keeping it."""
         return {*self.inputs, *self.fixed.values()}
 
     @property
     def bytes(self) -> int:
-        """What a layer stacks for the backward scan alone."""
+        """Bytes that a layer stacks for the backward scan alone."""
         return sum(map(size_of, self.slots.values()))
 
 
 @dataclass(frozen=True)
 class Cut:
-    """What a layer keeps.
+    """What a layer keeps for the backward pass.
 
     Attributes:
-      kept: variables of the forward body.
-      late: residuals that come from the turn before.
+      variables: of the forward body, that are kept.
+      loop_carried: residuals that come from the iteration before.
       bytes: of what is kept.
-      price: of what is computed again.
-      again: positions of the equations that are evaluated again.
+      price: of what is recomputed.
+      recomputed: positions of the equations that are evaluated a second time.
     """
 
-    kept: tuple[Any, ...]
-    late: tuple[Late, ...]
+    variables: tuple[Any, ...]
+    loop_carried: tuple[LoopCarried, ...]
     bytes: int
     price: float
-    again: tuple[int, ...]
+    recomputed: tuple[int, ...]
 
     @property
-    def worth(self) -> float:
-        """What a cut should have little of."""
+    def cost(self) -> float:
+        """What the best cut has least of."""
         return self.bytes + self.price
 
 
@@ -126,29 +128,33 @@ def named(pair: Pair) -> dict[Any, str]:
 
 
 def cut_by_names(pair: Pair, price: Price) -> Cut:
-    """The cut of the least worth that keeps what has a name, and else what it must."""
+    """The cheapest cut that keeps what has a name, and otherwise only what it must."""
     names = named(pair)
-    return _cut(pair, price, (), lambda v: kept_size(v) * (1 if v in names else _DEAR))
+    return _cut(
+        pair, price, (), lambda v: kept_size(v) * (1 if v in names else _UNNAMED)
+    )
 
 
-def cut(pair: Pair, price: Price, late: bool = True) -> Cut:
-    """The cut of the least worth; `late`: whether the turn before may be used."""
+def cut(pair: Pair, price: Price, loop_carried: bool = True) -> Cut:
+    """The cheapest cut; `loop_carried`: whether the iteration before may be used."""
     best = _cut(pair, price, ())
-    for x in pair.late if late else ():
-        other = _cut(pair, price, (*best.late, x))
-        if other.worth < best.worth:
+    for x in pair.loop_carried if loop_carried else ():
+        other = _cut(pair, price, (*best.loop_carried, x))
+        if other.cost < best.cost:
             best = other
     return best
 
 
-def _cut(pair: Pair, price: Price, late: tuple[Late, ...], size=kept_size) -> Cut:
-    apart = {x.slot for x in late}
+def _cut(
+    pair: Pair, price: Price, carried: tuple[LoopCarried, ...], size=kept_size
+) -> Cut:
+    apart = {x.slot for x in carried}
     now = [v for slot, v in pair.slots.items() if slot not in apart]
-    wanted = [*now, *(x.early for x in late)]
+    wanted = [*now, *(x.source for x in carried)]
     kept = tuple(least(pair.body, wanted, pair.free, price, size))
-    again = tuple(needed(pair.body, wanted, {*kept, *pair.free}))
-    prices = (price_of(pair.body, i, price) or 0.0 for i in again)
-    return Cut(kept, late, sum(map(kept_size, kept)), sum(prices), again)
+    recomputed = tuple(needed(pair.body, wanted, {*kept, *pair.free}))
+    prices = (price_of(pair.body, i, price) or 0.0 for i in recomputed)
+    return Cut(kept, carried, sum(map(kept_size, kept)), sum(prices), recomputed)
 
 
 def _is_forward_of(first, eqn) -> bool:
@@ -173,9 +179,9 @@ def _pair(graph: JaxprGraph, f: int, b: int) -> Pair:
             if is_var(inner):
                 (slots if own else fixed)[slot] = inner
     inputs = _inputs(forward, body)
-    late = tuple(_candidates(forward, body, slots))
+    carried = tuple(_loop_carried(forward, body, slots))
     stacks, length = tuple(xs_of(backward)), forward.params["length"]
-    return Pair(f, b, body, slots, fixed, inputs, late, stacks, length)
+    return Pair(f, b, body, slots, fixed, inputs, carried, stacks, length)
 
 
 def _inputs(forward, body: JaxprGraph) -> set[Any]:
@@ -184,19 +190,18 @@ def _inputs(forward, body: JaxprGraph) -> set[Any]:
     return {*body.constants, *consts, *xs}
 
 
-def _candidates(forward, body: JaxprGraph, slots) -> Iterator[Late]:
-    """Residuals that are made elementwise of a carry that the body puts out, alone."""
-    early = split(forward, body.arguments)[1]
-    ends = body.outvars[: len(early)]
-    late = {v: k for k, v in enumerate(ends) if is_var(v)}
+def _loop_carried(forward, body: JaxprGraph, slots) -> Iterator[LoopCarried]:
+    """Residuals that are elementwise of one carry alone, as the body returns it."""
+    begin = split(forward, body.arguments)[1]
+    end = {v: k for k, v in enumerate(body.outvars[: len(begin)]) if is_var(v)}
     for slot, v in slots.items():
         chain: list[Any] = []
-        while v not in late and v in body.maker and _moves(eqn := _eqn_of(body, v)):
+        while v not in end and v in body.maker and _moves(eqn := _eqn_of(body, v)):
             chain.insert(0, eqn)
             v = _operand(eqn)
-        if v in late and v not in early:
-            at, rest = _same_of(body, early[late[v]], chain)
-            yield Late(slot, at, tuple(rest), tuple(chain), late[v])
+        if v in end and v not in begin:
+            source, rest = _same_of(body, begin[end[v]], chain)
+            yield LoopCarried(slot, source, tuple(rest), tuple(chain), end[v])
 
 
 def _eqn_of(body: JaxprGraph, v):

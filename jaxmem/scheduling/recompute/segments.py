@@ -1,4 +1,4 @@
-"""Segments of layers, of which only the first layer keeps its input: what that means.
+"""Segments of layers, of which only the first layer keeps its input: the analysis.
 
 Of L layers in segments of S that is the inputs of L / S layers, and what S layers keep,
 at the price of one more forward pass less a segment: what the last one keeps is there
@@ -13,9 +13,10 @@ from typing import Any
 
 from jaxmem.ir.costs import MACHINES, fused_only, seconds
 from jaxmem.ir.scans import is_var, kept_size
-from jaxmem.scheduling.recompute.minimum_cut import Price, needed
+from jaxmem.scheduling.recompute.minimum_cut import needed
+from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite, stacked
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, pairs
-from jaxmem.scheduling.recompute.residuals import Remake, stacked
+from jaxmem.scheduling.recompute.price import Price
 
 Sizes = tuple[int, ...]  # layers in a segment, in one of those inside of it, ...
 
@@ -25,26 +26,26 @@ class Segments:
     """A pair of scans, and the segments in which the second runs the first again.
 
     Attributes:
-      remake: what a layer keeps, and what it makes of that.
+      layer: what a layer keeps, and what it recomputes of that.
       sizes: layers in a segment, and in one of the segments inside of it, which divide
         it; the first segment of all has what is left.
       carried: numbers of the carries that the first layer of a segment keeps.
       replayed: equations of the forward body that a segment is run again by.
     """
 
-    remake: Remake
+    layer: PairRewrite
     sizes: Sizes
     carried: tuple[int, ...]
     replayed: tuple[Any, ...]
 
     @property
     def pair(self) -> Pair:
-        return self.remake.pair
+        return self.layer.pair
 
     @property
-    def offloaded(self) -> int:
+    def offloaded_bytes(self) -> int:
         """Bytes that wait in the host's memory."""
-        return self.remake.offloaded
+        return self.layer.offloaded_bytes
 
     @property
     def whole(self) -> tuple[int, ...]:
@@ -67,40 +68,40 @@ class Segments:
     def bytes(self) -> int:
         """What is kept in all."""
         starts = sum(self.counts) * sum(map(kept_size, self.starts))
-        return starts + self.sizes[-1] * sum(map(kept_size, self.remake.kept))
+        return starts + self.sizes[-1] * sum(map(kept_size, self.layer.instead))
 
     @property
-    def turns(self) -> int:
-        """How many layers are run again.
+    def layers(self) -> int:
+        """How many layers are run a second time.
 
         All, once for each size, but those of the last segments: what they keep is there
         when the forward pass, or the segment that they end, has been run.
         """
-        length, again = self.pair.length, 0
+        length, count = self.pair.length, 0
         for whole, size in zip(self.whole, self.sizes, strict=True):
-            again += length - length // whole * size - min(length % whole, size)
-        return again
+            count += length - length // whole * size - min(length % whole, size)
+        return count
 
     @property
-    def repeated(self) -> list[tuple[Any, int]]:
-        """(equation, how often) of what is evaluated again and costs something."""
-        return [*self.remake.repeated, *((e, self.turns) for e in self.paid)]
+    def recomputed(self) -> list[tuple[Any, int]]:
+        """(equation, how often) of what is recomputed and costs something."""
+        return [*self.layer.recomputed, *((e, self.layers) for e in self.paid)]
 
     @property
     def paid(self) -> list[Any]:
-        """Equations of a layer that is run again that cost something."""
+        """Equations that cost something, of a layer that is run a second time."""
         return [e for e in self.replayed if fused_only(e) is None]
 
     def described(self) -> Iterator[tuple[Any, Any, str, int]]:
         """(aval, equation, words, 1) of stacks that are saved; -1: kept instead."""
-        for slot, v in self.remake.slots.items():
-            words = "of the segment's first layer, whose layers are run again"
-            yield self.pair.stacks[slot].aval, self.remake.maker(v), words, 1
+        for slot, v in self.layer.slots.items():
+            words = "of the segment's first layer; its layers are run a second time"
+            yield self.pair.stacks[slot].aval, self.layer.maker(v), words, 1
         for v in self.starts:
             yield stacked(v, sum(self.counts)), None, "of a segment's first layer", -1
-        for v in self.remake.kept:
+        for v in self.layer.instead:
             words = "of the layers of one segment"
-            yield stacked(v, self.sizes[-1]), self.remake.maker(v), words, -1
+            yield stacked(v, self.sizes[-1]), self.layer.maker(v), words, -1
 
 
 def of_every_size(pair: Pair, found: Cut) -> Iterator[Segments]:
@@ -124,7 +125,7 @@ def segmented(closed, price: Price, sizes: Sizes) -> Iterator[Segments]:
     """The pairs of scans of which less is kept in segments of these sizes."""
     for pair in pairs(closed):
         if sizes[0] < pair.length:
-            yield from _of_sizes(pair, cut(pair, price, late=False), [sizes])
+            yield from _of_sizes(pair, cut(pair, price, loop_carried=False), [sizes])
 
 
 def _sizes(length: int) -> Iterator[Sizes]:
@@ -137,15 +138,14 @@ def _sizes(length: int) -> Iterator[Sizes]:
 
 def _in_one(pair: Pair, found: Cut) -> Segments | None:
     """All layers as one segment."""
-    remake = Remake(
-        pair, dict(pair.slots), (), pair.fixed, found.kept, frozenset(), pair.length
-    )
-    carried = _carried(pair, found.kept)
-    replayed = _replayed_by(pair, found.kept, carried)
+    kept = found.variables
+    own = dict(pair.slots), (), pair.fixed, kept, frozenset(), pair.length
+    carried = _carried(pair, kept)
+    replayed = _replayed_by(pair, kept, carried)
     known = all(seconds(e, MACHINES["cpu"]) is not None for e in replayed)
-    if not carried or not known or found.late:
+    if not carried or not known or found.loop_carried:
         return None
-    return Segments(remake, (pair.length,), carried, replayed)
+    return Segments(PairRewrite(pair, *own), (pair.length,), carried, replayed)
 
 
 def carries(pair: Pair) -> list[Any]:

@@ -18,7 +18,7 @@ from jaxmem.scheduling._choice import Choice
 _TIMEOUT = 600.0  # seconds for one compile
 
 
-class Begins(Protocol):
+class BeginCompile(Protocol):
     """Starts the compile of a step under a choice."""
 
     def __call__(self, choice: Choice, **how: Any) -> Pending: ...
@@ -37,7 +37,7 @@ class OutOfTime(Exception):
 
 
 @dataclass
-class Candidates:
+class Compiles:
     """Compiles of one step, all with the same options.
 
     Attributes:
@@ -46,7 +46,7 @@ class Candidates:
       products: the option that all are compiled with, see `Pending`.
     """
 
-    begin: Begins
+    begin: BeginCompile
     deadline: float | None = None
     products: int | None = None
     _begun: dict[Choice, Pending] = field(default_factory=dict, init=False)

@@ -11,27 +11,35 @@ import jax
 
 from jaxmem import _jaxpr
 from jaxmem.frameworks import Place
-from jaxmem.ir.costs import MACHINES, flops, seconds
-from jaxmem.memory import MemoryReport, Pending, begin, format_bytes, start_worker
+from jaxmem.ir.costs import MACHINES, seconds
+from jaxmem.memory import Pending, begin, format_bytes, start_worker
 from jaxmem.scheduling._arguments import jit_with
-from jaxmem.scheduling._choice import NAMED, NO_CHOICE, Choice
-from jaxmem.scheduling._passes import Aliases, Rewritten
-from jaxmem.scheduling.order.planned import PATIENCE, sequences
-from jaxmem.scheduling.plan.plan import Plan
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._pass import Aliases
+from jaxmem.scheduling._passes import Rewritten
+from jaxmem.scheduling.order.ordered import PATIENCE, Order, sequences
+from jaxmem.scheduling.order.shrink_first import ShrinkFirst
 from jaxmem.scheduling.predict.operations import compiled_peak, operations_of
 from jaxmem.scheduling.predict.tpu import is_tpu
-from jaxmem.scheduling.search.budget import (
+from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.search.budget import BudgetSearch
+from jaxmem.scheduling.search.compiles import Compiles, OtherOptions, OutOfTime
+from jaxmem.scheduling.search.front import (
+    Candidate,
+    SearchSpace,
+    pareto_front,
+    space_of,
+)
+from jaxmem.scheduling.search.front_segments import in_segments
+from jaxmem.scheduling.search.result import (
     BudgetError,
-    Search,
-    Tried,
+    ReportedTrial,
+    SearchResult,
     best_of,
-    compiled,
-    saved,
+    progress_of,
+    trial_of,
     unreachable,
 )
-from jaxmem.scheduling.search.compiles import Candidates, OtherOptions, OutOfTime
-from jaxmem.scheduling.search.front import Rung, Step, ladder, step_of
-from jaxmem.scheduling.search.front_segments import in_segments
 
 _ENOUGH = 0.02  # of the step's own seconds: less is not worth another compile
 _FAR = 1.1  # of the budget: what is predicted above it will not fit
@@ -39,26 +47,11 @@ _LESS = 0.95  # of the seconds: for more, segments are not looked at
 _CONFIRMED = 4  # compiles to the end for one budget
 _REMEMBERED = 8  # steps
 
-_SEQUENCES: dict[tuple[str, str], list[Rung]] = {}  # by fingerprint and target
+_SEQUENCES: dict[tuple[str, str], list[Candidate]] = {}  # by fingerprint and target
 
 
 @dataclass(frozen=True)
-class Found:
-    """The choice for some arguments, and what a search has seen on the way to it."""
-
-    choice: Choice
-    budget: int | None = None
-    tried: tuple[Tried, ...] = ()
-    seconds: float = 0.0
-    rewritten: Rewritten | None = None
-    report: MemoryReport | None = None
-    fingerprint: str = ""
-    products: int | None = None
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Evaluated:
+class TracedStep:
     """A step traced once, to be compiled under several choices."""
 
     rewritten: Callable[[Choice], Rewritten]
@@ -88,40 +81,23 @@ class Evaluated:
         return begin(jitted, self.args, self.kwargs, **how)
 
     def slack(self) -> float:
-        """Seconds of computing again that are not worth another compile."""
-        jaxpr = self.rewritten(Choice(self.target, plain=True)).jaxpr
+        """Seconds of recomputation that are not worth another compile."""
+        jaxpr = self.rewritten(Choice(self.target, unchanged=True)).jaxpr
         eqns = _jaxpr.split(jaxpr)[0].eqns
         return _ENOUGH * sum(seconds(e, MACHINES[self.target]) or 0.0 for e in eqns)
 
 
-def loaded(plan: Plan, mine: str) -> Found:
-    """The choice of a plan that was made for the step of this fingerprint."""
-    if plan.jax_version != jax.__version__:
-        raise ValueError(
-            f"plan: made with jax {plan.jax_version or 'unknown'}, this is jax "
-            f"{jax.__version__}, which may trace and compile the step otherwise: plan "
-            "again"
-        )
-    if plan.fingerprint != mine:
-        raise ValueError(
-            f"plan: made for another step ({plan.fingerprint or 'unknown'}) than this "
-            f"one ({mine}): for other operations, shapes, types, donated arguments or "
-            "another clip: plan again"
-        )
-    return Found(plan.choice, plan.budget, fingerprint=mine)
-
-
 def search(
-    step: Evaluated,
+    step: TracedStep,
     budget: int | None,
     tell: Callable[[str], None],
     named: bool = False,
     offload: bool = False,
     most: float | None = None,
-) -> Found:
+) -> SearchResult:
     """The choice that fits a budget; without one, the one that takes least.
 
-    Without a budget nothing that costs anything is done again. `named`: only what has a
+    Without a budget nothing that costs anything is recomputed. `named`: only what has a
     `checkpoint_name` is kept. `offload`: what is kept may wait in the host's memory.
     After `most` seconds, or when interrupted, it is the best so far.
     """
@@ -130,16 +106,16 @@ def search(
     deadline = None if most is None else time.monotonic() + most
     products = None
     while True:
-        candidates = Candidates(step.begin, deadline, products)
-        run = Run(step, budget, tell, candidates, named, offload)
+        compiles = Compiles(step.begin, deadline, products)
+        run = SearchRun(step, budget, tell, compiles, named, offload)
         try:
             best = run.best()
             break
         except OtherOptions as other:  # all once more, so that all are compiled alike
             products = other.products
         finally:
-            candidates.close()
-    return Found(
+            compiles.close()
+    return SearchResult(
         best.choice,
         budget,
         tuple(run.tried),
@@ -153,7 +129,7 @@ def search(
 
 
 @dataclass
-class Run:
+class SearchRun:
     """A search whose compiles all have the same options.
 
     Attributes:
@@ -162,13 +138,13 @@ class Run:
       excess: bytes that a step took above what its assigned buffers had told.
     """
 
-    step: Evaluated
+    step: TracedStep
     budget: int | None
     tell: Callable[[str], None]
-    candidates: Candidates
+    compiles: Compiles
     named: bool = False
     offload: bool = False
-    tried: list[Tried] = field(default_factory=list)
+    tried: list[ReportedTrial] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     excess: int = 0
 
@@ -177,7 +153,7 @@ class Run:
         """What assigned buffers may take."""
         return math.inf if self.budget is None else self.budget - self.excess
 
-    def best(self) -> Tried:
+    def best(self) -> ReportedTrial:
         """What was asked for; the best so far where there is no time for more."""
         try:
             if self.budget is None:
@@ -204,7 +180,7 @@ class Run:
             text += f"; the least of them is {format_bytes(least)}"
         return text + ": give it more time"
 
-    def _within(self, budget: int) -> Tried:
+    def _within(self, budget: int) -> ReportedTrial:
         """What fits once it is compiled to the end."""
         least = None
         for _ in range(_CONFIRMED):
@@ -222,72 +198,82 @@ class Run:
         assert least is not None
         raise unreachable(budget, least)
 
-    def _least(self, choices: Sequence[Choice]) -> Tried:
+    def _least(self, choices: Sequence[Choice]) -> ReportedTrial:
         """The least peak; never more than that of the step as it was given."""
         best = min(self._compiled(choices), key=lambda t: t.peak)
         best = self._settled(best)
-        plain = next(t for t in self.tried if t.choice.plain)
+        plain = next(t for t in self.tried if t.choice.unchanged)
         return min(best, self._settled(plain), key=lambda t: t.peak)
 
-    def _settled(self, found: Tried) -> Tried:
+    def _settled(self, found: ReportedTrial) -> ReportedTrial:
         """With the figures of a compile to the end."""
-        self.tell(f"compile to the end{saved(found)}")
-        report = self.candidates.settled(found.choice)
-        best = compiled(found.choice, report, found.predicted, found.seconds)
+        self.tell(f"compile to the end{progress_of(found)}")
+        report = self.compiles.settled(found.choice)
+        best = trial_of(found.choice, report, found.predicted, found.seconds)
         self.tried = [best if t.choice == best.choice else t for t in self.tried]
         return best
 
     @functools.cached_property
     def _first(self) -> Rewritten:
-        return self.step.rewritten(NAMED if self.named else NO_CHOICE)
+        choice = Choice(self.step.target)
+        if self.named:
+            choice = choice.having(Recompute(named=True))
+        return self.step.rewritten(choice)
 
     @functools.cached_property
-    def _about(self) -> Step:
+    def _space(self) -> SearchSpace:
         lists = () if self.named else self._first.lists
         target = self.step.target
-        return step_of(self._first.pairs, lists, target, self.named, self.offload)
+        return space_of(self._first.pairs, lists, target, self.named, self.offload)
 
     @functools.cached_property
-    def _can_wait(self) -> bool:
+    def _can_shrink_first(self) -> bool:
         # names cannot say it
-        waiting = Choice(self.step.target, waits=True)
-        return not self.named and self.step.rewritten(waiting).waits
+        if self.named:
+            return False
+        choice = Choice(self.step.target, (ShrinkFirst(enabled=True),))
+        return self.step.rewritten(choice).did(ShrinkFirst)
 
     def _free(self) -> list[Choice]:
         """What costs nothing; the step as it was given where nothing is asked for."""
-        plain = Choice(self.step.target)
-        free = [plain, *([replace(plain, order=True)] * self._about.is_list)]
-        free += [replace(plain, waits=True)] * self._can_wait
-        return free + [replace(plain, plain=True)] * (self.budget is None)
+        default = Choice(self.step.target)
+        free = [default]
+        if self._space.is_unrolled:
+            free.append(default.having(Order(planned=True)))
+        if self._can_shrink_first:
+            free.append(default.having(ShrinkFirst(enabled=True)))
+        if self.budget is None:
+            free.append(replace(default, unchanged=True))
+        return free
 
-    def _compiled(self, choices: Sequence[Choice]) -> Iterator[Tried]:
+    def _compiled(self, choices: Sequence[Choice]) -> Iterator[ReportedTrial]:
         """These, two at a time."""
         for i, choice in enumerate(choices):
             best = best_of(self.tried, self.limit)
-            self.tell(f"compile {len(self.tried) + 1}{saved(best)}")
-            self.candidates.ahead(choices[i : i + 2])
-            self.tried.append(compiled(choice, self.candidates(choice)))
+            self.tell(f"compile {len(self.tried) + 1}{progress_of(best)}")
+            self.compiles.ahead(choices[i : i + 2])
+            self.tried.append(trial_of(choice, self.compiles(choice)))
             yield self.tried[-1]
 
-    def _search(self, limit: float) -> Tried:
+    def _search(self, limit: float) -> ReportedTrial:
         """The fewest seconds whose assigned buffers are within a limit."""
         self.tried = []
-        free = self._free() if self._about.is_list else []
+        free = self._free() if self._space.is_unrolled else []
         if free:
-            self.candidates.ahead(free[:1])
-            free = [c for c in free if not (c.order and self._order_is_vain(limit))]
+            self.compiles.ahead(free[:1])
+            free = [c for c in free if not self._is_vain(c, limit)]
         for one in self._compiled(free):
             if one.peak <= limit:
                 return one
         best = min(self.tried, key=lambda t: t.peak, default=None)
-        rungs = self._rungs(best)
+        candidates = self._candidates(best)
         known = {} if best is None else {0: best.peak}
-        how = self._about.layers, int(limit), self.candidates, self.tell
-        more = {"slack": self.step.slack(), "ahead": self.candidates.ahead}
-        about = rungs, *how, self._can_wait, self.tried, known
-        return self._fitting(Search(*about, **more))
+        how = self._space.layers, int(limit), self.compiles, self.tell
+        more = {"slack": self.step.slack(), "ahead": self.compiles.ahead}
+        about = candidates, *how, self._can_shrink_first, self.tried, known
+        return self._fitting(BudgetSearch(*about, **more))
 
-    def _fitting(self, flat: Search) -> Tried:
+    def _fitting(self, flat: BudgetSearch) -> ReportedTrial:
         """What a search finds, or another among segments where that is better.
 
         Better is less by the clock's estimate and no more by the count of flops.
@@ -295,28 +281,30 @@ class Run:
         try:
             best = flat.run()
         except BudgetError:
-            rungs = in_segments(self._about, flat.rungs)
-            if not rungs:
+            candidates = in_segments(self._space, flat.candidates)
+            if not candidates:
                 raise
-            return _among(rungs, flat).run()
+            return _among(candidates, flat).run()
         if not best.seconds:
             return best
-        again = self.step.rewritten(best.choice).again
-        work = sum(times * flops(e) for e, times in again)
+        rows = self.step.rewritten(best.choice).description.recomputed
+        work = sum(row.flops for row in rows)
         most = _LESS * best.seconds
-        rungs = in_segments(self._about, flat.rungs)
-        rungs = [r for r in rungs if r.seconds < most and r.flops <= work]
+        candidates = in_segments(self._space, flat.candidates)
+        candidates = [r for r in candidates if r.seconds < most and r.flops <= work]
         try:
-            return _among(rungs, flat).run() if rungs else best
+            return _among(candidates, flat).run() if candidates else best
         except BudgetError:
             return best
 
-    def _order_is_vain(self, limit: float) -> bool:
-        """Whether an order alone will not do, nor tell more than the order there is.
+    def _is_vain(self, choice: Choice, limit: float) -> bool:
+        """Whether it is an order that will not do, nor tell more than the one there is.
 
-        Where it is far from the limit, what may be done again is looked for at once,
+        Where it is far from the limit, what may be recomputed is looked for at once,
         while the first choice is compiled.
         """
+        if not choice.get(Order).planned:
+            return False
         first = self._first.unordered
         tpu = is_tpu(self.step.target)
         graph = operations_of(first, self.step.aliases(first), tpu=tpu).graph
@@ -327,32 +315,39 @@ class Run:
         return there + least > _FAR * limit and least > (1 - _ENOUGH) * peak
 
     @functools.cached_property
-    def _sequences(self) -> list[Rung]:
-        first, target = self._first.unordered, self.step.target
-        left = self.candidates.left() / 2
+    def _sequences(self) -> list[Candidate]:
+        left = self.compiles.left() / 2
         if left < PATIENCE:
-            return sequences(first, self.step.aliases(first), target, left)
+            return self._of_sequences(left)
         # time ends some of these searches: another budget gets the same sequences
-        key = self.step.fingerprint, target
+        key = self.step.fingerprint, self.step.target
         found = _SEQUENCES.get(key)
         if found is None:
-            found = sequences(first, self.step.aliases(first), target, PATIENCE)
+            found = self._of_sequences(PATIENCE)
             _SEQUENCES[key] = found
             for old in list(_SEQUENCES)[:-_REMEMBERED]:
                 _SEQUENCES.pop(old, None)
         return found
 
-    def _rungs(self, best: Tried | None) -> list[Rung]:
+    def _of_sequences(self, patience: float) -> list[Candidate]:
+        first, target = self._first.unordered, self.step.target
+        found = sequences(first, self.step.aliases(first), target, patience)
+        return [
+            Candidate(Choice(target, (order,)), peak, time)
+            for order, peak, time in found
+        ]
+
+    def _candidates(self, best: ReportedTrial | None) -> list[Candidate]:
         """The choices to try; the first is the best of those that cost nothing."""
         if best is None:
-            return ladder(self._about)
-        rungs = self._sequences
-        if len(rungs) == 1:  # the lists are in loops over micro-batches
-            rungs = ladder(self._about)
-        return [replace(rungs[0], choice=best.choice), *rungs[1:]]
+            return pareto_front(self._space)
+        candidates = self._sequences
+        if len(candidates) == 1:  # the lists are in loops over micro-batches
+            candidates = pareto_front(self._space)
+        return [replace(candidates[0], choice=best.choice), *candidates[1:]]
 
 
-def _among(rungs: list[Rung], flat: Search) -> Search:
-    """The search over segments, after one over the ladder."""
-    rest = min(peak - flat.rungs[i].bytes for i, peak in flat.peaks.items())
-    return replace(flat, rungs=rungs, peaks={}, rest=rest)
+def _among(candidates: list[Candidate], flat: BudgetSearch) -> BudgetSearch:
+    """The search over segments, after one over the front without them."""
+    rest = min(peak - flat.candidates[i].bytes for i, peak in flat.peaks.items())
+    return replace(flat, candidates=candidates, peaks={}, rest=rest)
