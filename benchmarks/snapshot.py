@@ -202,7 +202,7 @@ def measure(case: Case) -> dict[str, Any]:
         "gradients": _rows(plan.gradients, "bytes", "shape", "dtype", "released"),
         "residuals": _rows(plan.residuals, "bytes", "shape", "dtype"),
         "recomputed": _rows(
-            plan.again, "operation", "shape", "dtype", "times", "flops"
+            plan.recomputed, "operation", "shape", "dtype", "times", "flops"
         ),
         "tried": [t.peak for t in plan.tried],
         "predicted": [plan.predicted_bytes, plan.lower_bound],

@@ -9,8 +9,8 @@ from jaxmem.scheduling.order.given import fences_of as fences_of
 from jaxmem.scheduling.order.given import in_given_order as in_given_order
 from jaxmem.scheduling.plan.plan import Plan as Plan
 from jaxmem.scheduling.plan.rows import Gradient as Gradient
-from jaxmem.scheduling.plan.rows import Recomputed as Recomputed
-from jaxmem.scheduling.plan.rows import Residual as Residual
+from jaxmem.scheduling.plan.rows import RecomputedOperation as RecomputedOperation
+from jaxmem.scheduling.plan.rows import RecomputedResidual as RecomputedResidual
 from jaxmem.scheduling.predict.operations import Operations as Operations
 from jaxmem.scheduling.predict.operations import operations_of as operations_of
 from jaxmem.scheduling.predict.prediction import Prediction as Prediction

@@ -15,7 +15,7 @@ from jaxmem.ir.scans import is_var
 from jaxmem.ir.shard_maps import aliases_inside, whole_step
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._pass import Aliases, Level, Pass
-from jaxmem.scheduling.order.ordered import Order, OrderOperations
+from jaxmem.scheduling.order.ordered import OperationOrder, OrderOperations
 from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst
 from jaxmem.scheduling.placement.carried import carried
 from jaxmem.scheduling.placement.casts import CastInside
@@ -102,12 +102,12 @@ class Rewritten:
     @property
     def unordered(self) -> Any:
         """The jaxpr before its operations were put in order."""
-        return self.whole(self.records[0].entered[Order].jaxpr)
+        return self.whole(self.records[0].entered[OperationOrder].jaxpr)
 
     @property
     def levels(self) -> tuple[Level, ...]:
         """The lists of equations, before their operations were put in order."""
-        return tuple(record.entered[Order] for record in self.records)
+        return tuple(record.entered[OperationOrder] for record in self.records)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -8,8 +8,9 @@ from jax import lax
 from jaxmem import _compat, _jaxpr
 from jaxmem.ir.scans import LARGE, size_of
 from jaxmem.memory import estimate
+from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._passes import rewrite
-from jaxmem.scheduling.placement.constants import constants_inside
+from jaxmem.scheduling.placement.constants import Constants, ConstantsInside
 from tests.scheduling.problem import array
 from tests.scheduling.test_scan_residuals import same_bits, scans
 
@@ -45,6 +46,13 @@ def constants(closed) -> list[int]:
     eqns = scans(closed)
     found = (v for e in eqns for v in e.invars[: _compat.scan_counts(e)[0]])
     return [size for size in map(size_of, found) if size >= LARGE // 4]
+
+
+def constants_inside(closed):
+    """What the pass makes of a jaxpr; the jaxpr itself where it finds nothing."""
+    one, level = ConstantsInside(), Level(closed, {})
+    found = list(one.analyse(level, Constants()))
+    return one.apply(level, found[0]) if found else closed
 
 
 @pytest.fixture(autouse=True)

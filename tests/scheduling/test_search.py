@@ -17,9 +17,9 @@ import jaxmem
 from jaxmem import schedule
 from jaxmem.memory import _pool, estimate, targets
 from jaxmem.scheduling import BudgetError, _schedule
-from jaxmem.scheduling.search import compiles as _candidates
+from jaxmem.scheduling.search import compiles as _compiles
 from jaxmem.scheduling.search import search as _search
-from tests.scheduling.test_budget import RUNGS, Fake, problem
+from tests.scheduling.test_budget import CANDIDATES, Fake, problem
 
 SDS = jax.ShapeDtypeStruct
 AVAILABLE = {t.name for t in targets() if t.available}
@@ -127,7 +127,7 @@ def test_one_program_has_one_key_whoever_asks(submitted, empty_cache):
 def test_the_first_that_fits_within_a_slack_ends_the_search():
     counts = {}
     for slack in (0.0, 2.5, 100.0):
-        fake = Fake(RUNGS, 24)
+        fake = Fake(CANDIDATES, 24)
         search = fake.search(3000)
         search.slack = slack
         best = search.run()
@@ -155,7 +155,7 @@ def test_slack_is_two_per_cent_of_the_products():
     x = SDS((512, 512), jnp.float32)
     seen = []
     made = lambda choice: SimpleNamespace(jaxpr=jax.make_jaxpr(jnp.matmul)(x, x))
-    step = _search.Evaluated(made, seen, None, None, (), (), {}, "h100", "")
+    step = _search.TracedStep(made, seen, None, None, (), (), {}, "h100", "")
     (eqn,) = (
         e
         for e in jaxmem._jaxpr.walk(jax.make_jaxpr(jnp.matmul)(x, x))
@@ -253,7 +253,7 @@ def clock(monkeypatch):
         monotonic=lambda: now.seconds, perf_counter=time.perf_counter
     )
     monkeypatch.setattr(_search, "time", fake)
-    monkeypatch.setattr(_candidates, "time", fake)
+    monkeypatch.setattr(_compiles, "time", fake)
     return now
 
 
@@ -292,8 +292,8 @@ def test_order_has_no_more_time_than_the_search(monkeypatch):
     step = SimpleNamespace(aliases=lambda jaxpr: {}, **about)
     for most in (1.0, None, None):
         deadline = None if most is None else time.monotonic() + most
-        candidates = _candidates.Candidates(None, deadline)
-        run = _search.Run(step, 1, print, candidates)
+        candidates = _compiles.Compiles(None, deadline)
+        run = _search.SearchRun(step, 1, print, candidates)
         run.__dict__["_first"] = SimpleNamespace(unordered=closed)
         assert run._sequences == []
     assert 0 < asked[0] <= 0.5 and asked[1:] == [_search.PATIENCE]

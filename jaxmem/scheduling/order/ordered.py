@@ -22,7 +22,7 @@ EFFORT = 0.1
 
 
 @dataclass(frozen=True)
-class Order:
+class OperationOrder:
     """The order of the operations outside of loops.
 
     Attributes:
@@ -52,12 +52,12 @@ class Ordered:
     notes: tuple[str, ...] = ()
 
 
-class OrderOperations(Pass[Order, Ordered]):
+class OrderOperations(Pass[OperationOrder, Ordered]):
     """Operations are put in order; some of them are done more than once."""
 
-    config = Order
+    config = OperationOrder
 
-    def analyse(self, level: Level, config: Order) -> Iterator[Ordered]:
+    def analyse(self, level: Level, config: OperationOrder) -> Iterator[Ordered]:
         yield _ordered(level, config)
 
     def apply(self, level: Level, rewrite: Ordered):
@@ -68,7 +68,7 @@ class OrderOperations(Pass[Order, Ordered]):
         return Description(recomputed=recomputed(once, target), notes=rewrite.notes)
 
 
-def _ordered(level: Level, config: Order) -> Ordered:
+def _ordered(level: Level, config: OperationOrder) -> Ordered:
     closed, aliases = level.jaxpr, level.aliases
     if level.loop is None and config.sequence:
         return _repeated(closed, aliases, config.sequence, level.target)
@@ -104,7 +104,7 @@ def _recomputed(ops: Operations, sequence: Sequence[int]) -> Iterator[Any]:
 
 def sequences(
     closed, aliases: Aliases, target: str, patience: float = PATIENCE
-) -> list[tuple[Order, int, float]]:
+) -> list[tuple[OperationOrder, int, float]]:
     """(order, peak in bytes, seconds of recomputation) that pay, from none to most.
 
     `patience`: seconds for each of two searches, which end sooner where all is found.
@@ -119,6 +119,6 @@ def sequences(
     )
     rows = zip(found.sequences, found.peaks, found.costs, strict=True)
     return [
-        (Order(sequence=tuple(sequence.tolist())), peak, price)
+        (OperationOrder(sequence=tuple(sequence.tolist())), peak, price)
         for sequence, peak, price in reversed(list(rows))
     ]

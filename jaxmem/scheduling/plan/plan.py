@@ -14,7 +14,12 @@ from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.memory._plot import plot_both
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._passes import CONFIGS
-from jaxmem.scheduling.plan.rows import Gradient, Recomputed, Residual, nbytes
+from jaxmem.scheduling.plan.rows import (
+    Gradient,
+    RecomputedOperation,
+    RecomputedResidual,
+    nbytes,
+)
 from jaxmem.scheduling.predict.expected import predicted_and_bound
 from jaxmem.scheduling.search.compared import Compared
 from jaxmem.scheduling.search.result import SearchResult, Trial
@@ -52,8 +57,8 @@ class Plan:
     """
 
     gradients: tuple[Gradient, ...]
-    residuals: tuple[Residual, ...]
-    recomputed: tuple[Recomputed, ...] = ()
+    residuals: tuple[RecomputedResidual, ...]
+    recomputed: tuple[RecomputedOperation, ...] = ()
     choice: Choice = NO_CHOICE
     budget: int | None = None
     tried: tuple[Trial, ...] = ()
@@ -230,7 +235,7 @@ def _peak(report: MemoryReport | None) -> str:
     )
 
 
-def _array(entry: Gradient | Residual | Recomputed) -> str:
+def _array(entry: Gradient | RecomputedResidual | RecomputedOperation) -> str:
     return f"{entry.dtype}[{','.join(map(str, entry.shape))}]"
 
 
@@ -283,8 +288,8 @@ def _from_plain(fields: dict[str, Any]) -> Plan:
         **fields
         | {
             "gradients": rows(Gradient, "gradients"),
-            "residuals": rows(Residual, "residuals"),
-            "recomputed": rows(Recomputed, "recomputed"),
+            "residuals": rows(RecomputedResidual, "residuals"),
+            "recomputed": rows(RecomputedOperation, "recomputed"),
             "choice": _choice(fields["choice"]),
             "tried": tuple(Trial(**t) for t in tried),
             "plain": report("plain"),

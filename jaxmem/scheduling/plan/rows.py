@@ -30,7 +30,7 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Residual:
+class RecomputedResidual:
     """A residual of a forward scan that the backward scan recomputes.
 
     Attributes:
@@ -49,7 +49,7 @@ class Residual:
 
 
 @dataclass(frozen=True)
-class Recomputed:
+class RecomputedOperation:
     """An operation of the forward pass that the backward pass does a second time.
 
     Attributes:
@@ -76,8 +76,8 @@ class Description:
     """Rows of a plan, the bytes that wait in the host's memory, and sentences."""
 
     gradients: tuple[Gradient, ...] = ()
-    residuals: tuple[Residual, ...] = ()
-    recomputed: tuple[Recomputed, ...] = ()
+    residuals: tuple[RecomputedResidual, ...] = ()
+    recomputed: tuple[RecomputedOperation, ...] = ()
     offloaded_bytes: int = 0
     notes: tuple[str, ...] = ()
 
@@ -96,10 +96,10 @@ def gradient(aval, maker, released: bool, why: str) -> Gradient:
     return Gradient(*described(aval, maker), released, why)
 
 
-def residual(aval, maker, how: str, sign: int) -> Residual:
+def residual(aval, maker, how: str, sign: int) -> RecomputedResidual:
     """The row of a residual; `sign`: -1 for what is kept in the place of others."""
     size, shape, dtype, path = described(aval, maker)
-    return Residual(sign * size, shape, dtype, path, how)
+    return RecomputedResidual(sign * size, shape, dtype, path, how)
 
 
 def recomputed(equations: Iterable[tuple[Any, int]], target: str) -> tuple:
@@ -107,13 +107,13 @@ def recomputed(equations: Iterable[tuple[Any, int]], target: str) -> tuple:
     return tuple(_recomputed(eqn, times, target) for eqn, times in equations)
 
 
-def _recomputed(eqn, times: int, target: str) -> Recomputed:
+def _recomputed(eqn, times: int, target: str) -> RecomputedOperation:
     aval = eqn.outvars[0].aval
     cost = seconds(eqn, MACHINES[target]) or 0.0
     path = _compat.name_stack(eqn)
     work = times * flops(eqn), times * cost
     name = eqn.primitive.name
-    return Recomputed(name, aval.shape, str(aval.dtype), path, times, *work)
+    return RecomputedOperation(name, aval.shape, str(aval.dtype), path, times, *work)
 
 
 def described(aval, maker) -> tuple[int, tuple[int, ...], str, str]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxmem.memory import MemoryReport
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling.order.ordered import Order
+from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.order.shrink_first import ShrinkFirst
 from jaxmem.scheduling.recompute.first_layers import FirstLayers
 from jaxmem.scheduling.recompute.residuals import Recompute
@@ -113,7 +113,7 @@ class BudgetSearch:
         best if what they take above their prediction is the least that was seen. None
         of this depends on the budget, and so the least does not.
         """
-        if not self.candidates[-1].choice.get(Order).sequence:
+        if not self.candidates[-1].choice.get(OperationOrder).sequence:
             return
         seen, last = {0: self._peak(0)}, -math.inf
         for i in reversed(range(len(self.candidates))):

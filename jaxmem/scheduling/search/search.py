@@ -17,7 +17,7 @@ from jaxmem.scheduling._arguments import jit_with
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._pass import Aliases
 from jaxmem.scheduling._passes import Rewritten
-from jaxmem.scheduling.order.ordered import PATIENCE, Order, sequences
+from jaxmem.scheduling.order.ordered import PATIENCE, OperationOrder, sequences
 from jaxmem.scheduling.order.shrink_first import ShrinkFirst
 from jaxmem.scheduling.predict.operations import compiled_peak, operations_of
 from jaxmem.scheduling.predict.tpu import is_tpu
@@ -239,7 +239,7 @@ class SearchRun:
         default = Choice(self.step.target)
         free = [default]
         if self._space.is_unrolled:
-            free.append(default.having(Order(planned=True)))
+            free.append(default.having(OperationOrder(planned=True)))
         if self._can_shrink_first:
             free.append(default.having(ShrinkFirst(enabled=True)))
         if self.budget is None:
@@ -303,7 +303,7 @@ class SearchRun:
         Where it is far from the limit, what may be recomputed is looked for at once,
         while the first choice is compiled.
         """
-        if not choice.get(Order).planned:
+        if not choice.get(OperationOrder).planned:
             return False
         first = self._first.unordered
         tpu = is_tpu(self.step.target)
