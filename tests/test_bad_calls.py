@@ -77,7 +77,8 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN = """
     AdamAState BudgetError Choice Finding Frontier Frozen Gradient Kept
     Layout Left Lifetimes LintReport MemoryReport MicrobatchStep NoLayoutError
     Normalized Operation Operations Order OutOfReach Part Plan Prediction
-    RematPolicy RecomputedOperation RecomputedResidual Rematerialised Replacement Report Residual Residuals Scheduled
+    RecomputedOperation RecomputedResidual RematPolicy Rematerialised Replacement
+    Report Residual Residuals Scheduled
     Site Sizes Stored SubstitutionReport Target Trial contains_adama swish targets
 """.split()
 # What the other packages compile with; `estimate` checks the arguments.

@@ -9,7 +9,8 @@ The first term is four roundings of the largest element: the op rounds its outpu
 once, and a backward rule written by hand rounds its residual, its cotangent and its
 result. The second allows twice the twin's own error, since ours has other
 intermediate roundings, and no more of them. `derivative_error` adds the stated error
-of an op that recovers its input from a rounded output.
+of an op that recovers its input from a rounded output, `recomputed` that of one whose
+backward pass computes an intermediate of the forward pass again, with its own rounding.
 """
 
 import functools
@@ -38,6 +39,8 @@ class Twin:
     `saves(args, wanted)` the bytes kept beyond the arguments themselves when the
     positions in the frozenset `wanted` are differentiated (None: not checked).
     `derivative_error` maps a dtype's name to an absolute error of the derivative.
+    `recomputed(args, cotangent)` gives an absolute error of each gradient, from the
+    arguments of one example in float64.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Twin:
     saves: Callable[[tuple[Any, ...], frozenset[int]], int] | None = None
     derivative_error: Mapping[str, float] = field(default_factory=dict)
     dtypes: tuple[str, ...] = DTYPES
+    recomputed: Callable[[Any, Any], list[float]] | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -199,6 +203,20 @@ def _some(outcome, diff, wanted):
     return out, tuple(g for i, g in pairs if i in wanted)
 
 
+def _stated_errors(twin, stacked, out, dtype) -> dict[str, float]:
+    """What each gradient may be off by beyond roundings, by what is said of the op."""
+    stated = twin.derivative_error.get(dtype, 0.0) * 4.0  # |cotangent| stays below 4
+    errors = [stated] * len(twin.diff)
+    if twin.recomputed is not None:
+        wide = [_float64(x) if _is_float(x) else np.asarray(x) for x in stacked]
+        g = _float64(_cotangent(out).astype(dtype))
+        examples = ([x[i] for x in (*wide, g)] for i in range(COPIES))
+        found = [twin.recomputed(args, g) for *args, g in examples]
+        errors = [stated + max(es) for es in zip(*found, strict=True)]
+    names = (f"gradient of argument {i}" for i in sorted(twin.diff))
+    return dict(zip(names, errors, strict=True))
+
+
 def check_equal(twin: Twin, shape, dtype: str, transform: str, wanted=None) -> None:
     """Values and gradients of the lean op under `transform` against float64."""
     wanted = frozenset(twin.diff) if wanted is None else wanted
@@ -208,12 +226,12 @@ def check_equal(twin: Twin, shape, dtype: str, transform: str, wanted=None) -> N
     plain, reference = (
         _some(outcome, twin.diff, wanted) for outcome in _expected(twin, shape, dtype)
     )
-    slack = twin.derivative_error.get(dtype, 0.0) * 4.0  # |cotangent| stays below 4
+    stated = _stated_errors(twin, stacked, plain[0], dtype)
     names = [f"output {i}" for i in range(len(jax.tree.leaves(lean[0])))]
     names += [f"gradient of argument {i}" for i in sorted(wanted)]
     leaves = zip(names, *map(jax.tree.leaves, (lean, plain, reference)), strict=True)
     for what, got, twin_got, want in leaves:
-        extra = slack if what.startswith("gradient") else 0.0
+        extra = stated.get(what, 0.0)
         _assert_close(f"{twin.name} {what}", got, twin_got, want, dtype, extra)
 
 

@@ -16,7 +16,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any, cast
 
 from jaxmem.memory import _worker
@@ -230,17 +231,10 @@ def aliases_of(hlo: str, kept: Sequence[int]) -> list[tuple[str, int]]:
 
 def _largest(folder: str, pattern: str) -> str:
     """The text of the largest file of a kind: helpers may be compiled beside."""
-    paths = list(_matching(os.path.join(folder, "dump"), pattern))
+    paths = list(Path(folder, "dump").glob(pattern))
     if not paths:
         return ""
-    with open(max(paths, key=os.path.getsize), errors="replace") as file:
-        return file.read()
-
-
-def _matching(folder: str, pattern: str) -> Iterator[str]:
-    form = re.compile(re.escape(pattern).replace(r"\*", ".*"))
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    return (os.path.join(folder, name) for name in names if form.fullmatch(name))
+    return max(paths, key=os.path.getsize).read_text(errors="replace")
 
 
 def _last_lines(log: str) -> str:

@@ -54,9 +54,14 @@ def code(saved: dict[str, Any], how: Quantization | None) -> dict[str, Any]:
     return saved | coded
 
 
-def recall(saved: dict[str, Any], g: Any) -> dict[str, Any]:
-    """The residuals as the backward pass reads them, once it has its cotangent."""
+def recall(saved: dict[str, Any], g: Any) -> tuple[dict[str, Any], Any]:
+    """The residuals as the backward pass reads them, and its cotangent `g`.
+
+    Nothing is decoded before the cotangent is there: XLA would else decode the codes of
+    unrolled layers early, and hold what they stand for. Both are read as the barrier
+    gives them back; what nobody reads behind a barrier a compiler may take out of it.
+    """
     coded = {n: x for n, x in saved.items() if _is_coded(x)}
     if coded and not isinstance(g, SymbolicZero):
-        coded, _ = jax.lax.optimization_barrier((coded, g))
-    return saved | {n: x.kept.recall(x) for n, x in coded.items()}
+        coded, g = jax.lax.optimization_barrier((coded, g))
+    return saved | {n: x.kept.recall(x) for n, x in coded.items()}, g

@@ -72,7 +72,7 @@ def _attend_forward(how, q, k, v, bias, extras):
 
 def _attend_backward(how, residuals, g):
     wanted, saved = residuals
-    g, saved = g[0], codes.recall(saved, g[0])
+    saved, g = codes.recall(saved, g[0])
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         g = jnp.zeros(g.shape, g.dtype)  # pyright: ignore[reportArgumentType]
     with jax.named_scope("jaxmem.dot_product_attention"):

@@ -102,9 +102,19 @@ def vary_alike(*xs) -> tuple[Any, ...]:
     return tuple(None if x is None else vary(x, axes) for x in xs)
 
 
-def _tied(n, blocks: dict):
-    """`n`, known no earlier than the first block."""
-    return jax.lax.optimization_barrier((n, next(iter(blocks.values()))))[0]
+def tied(n, x):
+    """`n`, known no earlier than the array `x`, when a function is traced.
+
+    That keeps JAX from moving what depends on `n` alone out of a differentiated scan:
+    what comes out of a barrier is as unknown as all that goes into it. It is no wait of
+    the compiled program: what the barrier gives back of `x` is not read, and the
+    compiler may drop it.
+    """
+    return jax.lax.optimization_barrier((n, x))[0]
+
+
+def _first(blocks: dict):
+    return next(iter(blocks.values()))
 
 
 def blockwise(
@@ -125,7 +135,7 @@ def blockwise(
     """
     if cut.count == 1:
         blocks = {k: x for k, (x, _) in ins.items()}
-        got = fn(_tied(jnp.int32(0), blocks), **blocks)
+        got = fn(tied(jnp.int32(0), _first(blocks)), **blocks)
         return {k: got[k].astype(o.dtype) for k, o in outs.items()}
 
     def write(whole, block, out: Out, n):
@@ -141,7 +151,7 @@ def blockwise(
             k: cut.take(carry[k] if k in over else x, axis, n)
             for k, (x, axis) in ins.items()
         }
-        got = fn(_tied(n, blocks), **blocks)
+        got = fn(tied(n, _first(blocks)), **blocks)
         return {k: write(carry[k], got[k], o, n) for k, o in outs.items()}, None
 
     over = {k for k, o in outs.items() if k in ins and _takes_place(cut, o, *ins[k])}

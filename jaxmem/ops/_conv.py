@@ -19,13 +19,11 @@ from jaxtyping import Inexact, Num
 from jaxmem._checks import (
     check_array,
     check_int,
-    check_key,
     check_numbers,
-    check_precision,
     wrong_value,
 )
 from jaxmem.ops._code_marks import read_from_codes
-from jaxmem.ops._dense import check_element_type, compute_dtype
+from jaxmem.ops._dense import check_operands, compute_dtype
 from jaxmem.ops._quantize import Quantization, bits_or_none
 from jaxmem.ops._quantized import Rng, Stored
 
@@ -92,12 +90,7 @@ def conv(
         As `dense`; what frozen kernels save: Bhatia and Dangel, "Lowering PyTorch's
         Memory Consumption for Selective Differentiation", arXiv 2404.12406, section 3.
     """
-    for name, array in (("x", x), ("kernel", kernel)):
-        check_array(f"conv: {name}", array)
-    check_precision("conv: precision", precision)
-    check_element_type("conv", preferred_element_type)
-    if save_rng is not None:
-        check_key("save_rng", save_rng)
+    check_operands("conv", x, kernel, precision, preferred_element_type, save_rng)
     groups = check_int("conv: feature_group_count", feature_group_count, 1)
     batch_groups = check_int("conv: batch_group_count", batch_group_count, 1)
     if x.ndim < 3 or kernel.ndim != x.ndim:

@@ -83,12 +83,7 @@ def dense(
         mixed-precision training, Micikevicius et al. 2018, arXiv 1710.03740, keeps
         one master copy of the weights and casts in each pass.
     """
-    for name, array in (("x", x), ("kernel", kernel)):
-        check_array(f"dense: {name}", array)
-    check_precision("dense: precision", precision)
-    check_element_type("dense", preferred_element_type)
-    if save_rng is not None:
-        check_key("save_rng", save_rng)
+    check_operands("dense", x, kernel, precision, preferred_element_type, save_rng)
     if x.ndim == 0:
         raise wrong_value("dense: x", x, "an array with at least one axis")
     axes = _axes(axis, x.ndim)
@@ -140,10 +135,17 @@ def compute_dtype(op: str, dtype: DTypeLike | None, *arrays: Any):
     return jnp.dtype(dtype)
 
 
-def check_element_type(op: str, dtype: DTypeLike | None) -> None:
-    """Errors for what is no dtype."""
-    if dtype is not None:
-        check_dtype(f"{op}: preferred_element_type", dtype, "number")
+def check_operands(
+    op: str, x, kernel, precision, element_type: DTypeLike | None, save_rng: Rng
+) -> None:
+    """Errors for what no product takes, of `dense` or of `conv`."""
+    for name, array in (("x", x), ("kernel", kernel)):
+        check_array(f"{op}: {name}", array)
+    check_precision(f"{op}: precision", precision)
+    if element_type is not None:
+        check_dtype(f"{op}: preferred_element_type", element_type, "number")
+    if save_rng is not None:
+        check_key("save_rng", save_rng)
 
 
 @functools.cache

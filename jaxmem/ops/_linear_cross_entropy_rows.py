@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ops._blocks import vary
+from jaxmem.ops._blocks import tied, vary
 from jaxmem.ops._elementwise import wide_dtype
 from pallas_kernels.dispatch import Implementation
 
@@ -107,8 +107,7 @@ def _over_blocks(head: Head, x, kernel, step: Callable, carry):
     """
 
     def body(carry, n):
-        n, _ = lax.optimization_barrier((n, x[:1, :1]))
-        return step(carry, n * head.block, head.block), None
+        return step(carry, tied(n, x) * head.block, head.block), None
 
     size = kernel.shape[head.vocab_axis + 1]
     count, rest = divmod(size, head.block)

@@ -9,11 +9,10 @@ from jaxmem.memory._targets import get_target, local_target
 from jaxmem.scheduling.plan.plan import Plan
 
 
-def check_seconds(seconds: float | None) -> float | None:
+def check_seconds(seconds: float | None) -> None:
     """Raises where the seconds of a search are no number above 0."""
-    if seconds is None:
-        return None
-    return check_float("search_seconds", seconds, above=0)
+    if seconds is not None:
+        check_float("search_seconds", seconds, above=0)
 
 
 def room_and_target(

@@ -52,6 +52,17 @@ def test_compiles_leave_no_files_and_no_processes(fresh_pool):
     assert _left(fresh_pool) == []
 
 
+def test_the_largest_dump_of_a_kind_is_read(tmp_path):
+    """In a folder whose name reads like a pattern itself."""
+    dump = tmp_path / "a[b]*" / "dump"
+    assert _pool._largest(str(dump.parent), "*-hlo.txt") == ""
+    dump.mkdir(parents=True)
+    files = {"m1-hlo.txt": "a", "m2-hlo.txt": "largest", "m3-hlo.txt.bak": "x" * 99}
+    for name, text in files.items():
+        (dump / name).write_text(text)
+    assert _pool._largest(str(dump.parent), "*-hlo.txt") == "largest"
+
+
 def test_the_pool_ends_its_worker(fresh_pool):
     worker = fresh_pool.worker()
     begin(sgd, (W, X), {}, cache=False)

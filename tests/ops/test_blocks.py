@@ -5,8 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxmem
 from jaxmem import _jaxpr
-from jaxmem.ops import dot_product_attention
+from jaxmem.ops import (
+    _attention_codes,
+    _blocks,
+    _linear_cross_entropy_rows,
+    dot_product_attention,
+    linear_cross_entropy,
+)
 from jaxmem.ops._blocks import Cut, Out, blockwise
 
 
@@ -66,3 +73,87 @@ def test_a_cotangent_of_padding_does_not_matter():
     out, pull = jax.vjp(attend, q, q + 1, 2 * q)
     g = jnp.ones_like(out)
     jax.tree.map(np.testing.assert_array_equal, pull(g), pull(g.at[0, 6:].set(jnp.nan)))
+
+
+# -- barriers: what is tied to what, and what it is for
+
+
+def layers(w, x, **options):
+    """Attention in some layers, of four heads of 64."""
+    for w_layer in w:
+        q = (x @ w_layer).reshape(*x.shape[:2], 4, 64)
+        options |= {"implementation": "xla"}
+        x = x + dot_product_attention(q, 2 * q, q + 1, **options).reshape(x.shape)
+    return x
+
+
+def gradient(fn):
+    return jax.grad(lambda *args: fn(*args).astype(jnp.float32).sum())
+
+
+def of_layers(batch, length, layers=4):
+    shapes = (layers, 256, 256), (batch, length, 256)
+    return [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
+
+
+def scanned(w, x):
+    def body(x, w_layer):
+        return layers([w_layer], x, is_causal=True, block_size=128), None
+
+    return jax.lax.scan(body, x, w)[0]
+
+
+def losses(kernel, xs):
+    """In a scan that has the labels as a constant."""
+    labels = jnp.zeros(xs.shape[1], jnp.int32)
+
+    def body(kernel, x):
+        options = dict(block_size=1024, implementation="xla")
+        loss = linear_cross_entropy(x, kernel, labels, **options)
+        return kernel * loss.astype(kernel.dtype), loss
+
+    return jax.lax.scan(body, kernel, xs)[1]
+
+
+def temp_bytes(fn, args):
+    return jaxmem.estimate(jax.jit(gradient(fn)), *args, target="h100").temp_bytes
+
+
+def test_codes_wait_for_the_cotangent():
+    """Both are read behind the barrier that ties them, and only there."""
+    fn = gradient(lambda w, x: layers(w, x, save=8))
+    jaxpr = jax.make_jaxpr(fn)(*of_layers(1, 8, 1))
+    eqns = [e for e in _jaxpr.walk(jaxpr) if e.primitive.name == "optimization_barrier"]
+    packed = [e for e in eqns if any(v.aval.dtype == jnp.uint8 for v in e.outvars)]
+    assert len(packed) == 1
+    read = {id(v) for e in _jaxpr.walk(jaxpr) for v in e.invars}
+    assert all(id(v) in read for v in packed[0].outvars)
+
+
+@pytest.mark.slow
+def test_codes_that_wait_take_less(monkeypatch):
+    def at_once(saved, g):
+        coded = {n: x for n, x in saved.items() if _attention_codes._is_coded(x)}
+        return saved | {n: x.kept.recall(x) for n, x in coded.items()}, g
+
+    args = of_layers(8, 256, layers=8)
+    fn = lambda w, x: layers(w, x, save=8)
+    waiting = temp_bytes(fn, args)
+    monkeypatch.setattr(_attention_codes, "recall", at_once)
+    assert waiting < 0.95 * temp_bytes(lambda w, x: layers(w, x, save=8), args)
+
+
+LOSSES = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((256, 8192), (4, 2048, 256))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [(scanned, of_layers(4, 512)), (losses, LOSSES)],
+    ids=["attention", "cross entropy"],
+)
+def test_a_counter_that_is_tied_takes_less(fn, args, monkeypatch):
+    tied = temp_bytes(fn, args)
+    for module in (_blocks, _linear_cross_entropy_rows):
+        monkeypatch.setattr(module, "tied", lambda n, x: n)
+    assert tied < 0.95 * temp_bytes(lambda *args: fn(*args), args)

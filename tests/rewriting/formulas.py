@@ -15,7 +15,10 @@ S = jax.ShapeDtypeStruct
 
 @dataclass(frozen=True)
 class Formula:
-    """`fn` is the pattern `name` once, at `shapes` of floats and then `others`."""
+    """`fn` is the pattern `name` once, at `shapes` of floats and then `others`.
+
+    `masked`: what attention does to its logits, where that is known.
+    """
 
     id: str
     name: str
@@ -23,6 +26,7 @@ class Formula:
     shapes: tuple[tuple[int, ...], ...] = ((2, 4, 8),)
     others: tuple[Any, ...] = ()
     saves: bool = True
+    masked: Callable[..., Any] | None = None
 
     def args(self, dtype=jnp.float32):
         rng = np.random.default_rng(3)
@@ -347,6 +351,7 @@ ATTENTIONS = (
             *(name, ATTENTION, masked_attention(masked)),
             (*(LONG if shapes is BIASES else QKV), *shapes),
             others,
+            masked=masked,
         )
         for name, masked, shapes, others in MASKED
     ),

@@ -1,5 +1,7 @@
 """Formulas replaced, against the plain ones: dtype x transformation x frozen inputs."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from jaxmem import rewriting
 from tests import twins
 from tests.rewriting.formulas import FORMULAS, Formula
+from tests.rewriting.recomputed import attention_errors
 
 # One of each kind that differs from the others by its pattern; all in the slow suite.
 OFTEN = (
@@ -39,7 +42,13 @@ def twin_of(formula: Formula) -> twins.Twin:
         args,
         shapes=((),),
         diff=tuple(range(len(formula.shapes))),
+        recomputed=formula.masked and functools.partial(errors_of, formula.masked),
     )
+
+
+def errors_of(masked, args, g):
+    """Attention's logits are at least float32."""
+    return attention_errors(masked, args, g, float(jnp.finfo("float32").eps))
 
 
 TWINS = {f.id: twin_of(f) for f in FORMULAS}

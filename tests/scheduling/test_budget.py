@@ -1,6 +1,7 @@
 """What is recomputed under a budget: values, bytes, and the search."""
 
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +18,9 @@ from jaxmem.scheduling.order.ordered import OperationOrder, sequences
 from jaxmem.scheduling.recompute.first_layers import FirstLayers
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.unrolled import Unrolled
-from jaxmem.scheduling.search.budget import Search
+from jaxmem.scheduling.search.budget import BudgetSearch
 from jaxmem.scheduling.search.front import Candidate, pareto_front, space_of
+from jaxmem.scheduling.search.result import trial_of
 from tests.scheduling.test_scan_residuals import same_bits, scans, stacked
 
 L, B, D, F = 6, 32, 16, 64
@@ -302,7 +304,13 @@ class Fake:
         )
 
     def search(self, budget):
-        return Search(self.candidates, self.layers, budget, self, lambda text: None)
+        return BudgetSearch(
+            self.candidates, self.layers, budget, self, lambda text: None
+        )
+
+
+def in_sequence(sequence):
+    return Choice(configs=(OperationOrder(sequence=sequence),))
 
 
 def kept_at(rate):
@@ -380,7 +388,7 @@ class Sequences:
             "peaks": {0: done.peak},
             "can_shrink_first": self.can_shrink_first,
         }
-        return Search(self.candidates, 1, budget, self, lambda text: None, **more)
+        return BudgetSearch(self.candidates, 1, budget, self, lambda text: None, **more)
 
 
 @pytest.mark.parametrize("can_shrink_first", [False, True])

@@ -16,7 +16,9 @@ import pytest
 import jaxmem
 from jaxmem import schedule
 from jaxmem.memory import _pool, estimate, targets
-from jaxmem.scheduling import BudgetError, _schedule
+from jaxmem.scheduling import BudgetError, Choice, _schedule
+from jaxmem.scheduling.order.ordered import OperationOrder
+from jaxmem.scheduling.predict.operations import compiled_peak, operations_of
 from jaxmem.scheduling.search import compiles as _compiles
 from jaxmem.scheduling.search import search as _search
 from tests.scheduling.test_budget import CANDIDATES, Fake, problem
@@ -297,6 +299,21 @@ def test_order_has_no_more_time_than_the_search(monkeypatch):
         run.__dict__["_first"] = SimpleNamespace(unordered=closed)
         assert run._sequences == []
     assert 0 < asked[0] <= 0.5 and asked[1:] == [_search.PATIENCE]
+
+
+@pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
+def test_an_order_that_keeps_products_apart_is_not_vain(target):
+    """XLA:GPU would merge both, and hold weights and results side by side."""
+    n = 256
+    x = SDS((n, n), jnp.float32)
+    closed = jax.make_jaxpr(lambda x, u, v: jnp.tanh(x @ u) * jnp.tanh(x @ v))(x, x, x)
+    step = SimpleNamespace(aliases=lambda jaxpr: {}, target=target)
+    run = _search.SearchRun(step, 1, print, None)
+    run.__dict__["_first"] = SimpleNamespace(unordered=closed)
+    least = compiled_peak(operations_of(closed, tpu=target != "h100").graph)
+    run.__dict__["_sequences"] = [SimpleNamespace(bytes=least)]
+    planned = Choice(target, (OperationOrder(planned=True),))
+    assert run._is_vain(planned, limit=1) == (target != "h100")
 
 
 # -- once

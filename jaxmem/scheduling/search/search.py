@@ -19,7 +19,11 @@ from jaxmem.scheduling._pass import Aliases
 from jaxmem.scheduling._passes import Rewritten
 from jaxmem.scheduling.order.ordered import PATIENCE, OperationOrder, sequences
 from jaxmem.scheduling.order.shrink_first import ShrinkFirst
-from jaxmem.scheduling.predict.operations import compiled_peak, operations_of
+from jaxmem.scheduling.predict.operations import (
+    as_compiled,
+    compiled_peak,
+    operations_of,
+)
 from jaxmem.scheduling.predict.tpu import is_tpu
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.search.budget import BudgetSearch
@@ -301,14 +305,16 @@ class SearchRun:
         """Whether it is an order that will not do, nor tell more than the one there is.
 
         Where it is far from the limit, what may be recomputed is looked for at once,
-        while the first choice is compiled.
+        while the first choice is compiled. XLA:GPU merges products there, which it
+        cannot do across the barriers of an order.
         """
         if not choice.get(OperationOrder).planned:
             return False
         first = self._first.unordered
         tpu = is_tpu(self.step.target)
-        graph = operations_of(first, self.step.aliases(first), tpu=tpu).graph
-        there, peak = graph.bytes_of(graph.arguments), compiled_peak(graph)
+        ops = operations_of(first, self.step.aliases(first), tpu=tpu)
+        there = ops.graph.bytes_of(ops.graph.arguments)
+        peak = compiled_peak(as_compiled(ops, tpu))
         if there + peak <= _FAR * limit:
             return False
         least = self._sequences[0].bytes
