@@ -293,7 +293,7 @@ class Fake:
         self.count += 1
         kept = self.kept(choice.get(Recompute).rate)
         first = choice.get(FirstLayers)
-        if choice.more is not None:
+        if first.rate is not None:
             kept += round(first.fraction * (self.kept(first.rate) - kept))
         peak = kept + self.extra(kept)
         return type("Report", (), {"peak_bytes": peak, "at_peak": ()})()
