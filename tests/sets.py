@@ -1,14 +1,34 @@
-"""Cases of which a few are in the fast suite, and the others in the slow one."""
+"""Cases of which a few are in the fast suite, and the others in the slow one.
 
+Which are fast does not hang on the place in a list, so that a new case leaves the
+others where they are. Where cases differ in what they go through, the fast ones are
+named: one for each way through the code (`some_fast`). Where there are many and all
+are alike, their names decide (`one_of`): any few will do, but always the same.
+
+In the fast suite every op has its values and gradients once in float32 and once in
+bfloat16; a transformation, a dtype or a chip is there once for each mechanism. Their
+full product is in the slow suite.
+"""
+
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
 
 
-def some_fast(cases: Iterable[Any], every: int = 2) -> list[Any]:
-    """The cases, all but each `every`-th of them marked slow; the first is fast."""
-    return [
-        case if i % every == 0 else pytest.param(case, marks=pytest.mark.slow)
-        for i, case in enumerate(cases)
-    ]
+def some_fast(cases: Iterable[Any], *fast: Any) -> list[Any]:
+    """The cases, all but those named in `fast` marked slow."""
+    cases = list(cases)
+    assert all(one in cases for one in fast), f"fast: {fast}, of {cases}"
+    return [c if c in fast else pytest.param(c, marks=pytest.mark.slow) for c in cases]
+
+
+def one_of(count: int, name: str) -> int:
+    """A number below `count` that the name alone decides."""
+    return zlib.crc32(name.encode()) % count
+
+
+def slow_unless(fast: bool) -> tuple[pytest.MarkDecorator, ...]:
+    """The marks of a case."""
+    return () if fast else (pytest.mark.slow,)

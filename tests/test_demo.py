@@ -51,7 +51,7 @@ def loose_promotion():
     jax.config.update("jax_numpy_dtype_promotion", before)
 
 
-@pytest.fixture(scope="module", params=some_fast(["nnx", "linen"]))
+@pytest.fixture(scope="module", params=some_fast(FLAVOURS, "nnx"))
 def result(request):
     return compare(dataclasses.replace(TINY, model=request.param), ("cpu",))
 
@@ -105,7 +105,7 @@ def test_micro_batches_by_default(optimizer, batch, n):
     assert Settings(optimizer=optimizer, batch=batch, micro_batches=1).n == 1
 
 
-@pytest.mark.parametrize("flavour", some_fast(FLAVOURS))
+@pytest.mark.parametrize("flavour", some_fast(FLAVOURS, "nnx"))
 def test_model_sees_no_later_byte(flavour):
     params, forward = _split(flavour)
     tokens = jnp.arange(32, dtype=jnp.int32)[None]
@@ -130,7 +130,7 @@ def test_both_ways_to_the_loss():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
 
 
-@pytest.mark.parametrize("flavour", some_fast(FLAVOURS))
+@pytest.mark.parametrize("flavour", some_fast(FLAVOURS, "nnx"))
 def test_plain_model_starts_at_a_guess_and_learns(flavour):
     settings = dataclasses.replace(TINY, steps=40, learning_rate=1e-2)
     one = _train.start(*_model(flavour), settings)
@@ -144,7 +144,7 @@ def test_plain_model_starts_at_a_guess_and_learns(flavour):
     assert held_back < 3.6
 
 
-@pytest.mark.parametrize("flavour", some_fast(FLAVOURS))
+@pytest.mark.parametrize("flavour", some_fast(FLAVOURS, "nnx"))
 def test_dropout_acts_in_training_alone(flavour):
     params, forward = _split(flavour, dropout=0.5)
     tokens = jnp.arange(32, dtype=jnp.int32)[None]
@@ -167,7 +167,7 @@ def test_accumulated_gradient_is_that_of_the_batch():
     assert jnp.abs(whole[1]["head"]["kernel"]).max() > 1e-2
 
 
-@pytest.mark.parametrize("flavour", some_fast(FLAVOURS))
+@pytest.mark.parametrize("flavour", some_fast(FLAVOURS, "nnx"))
 def test_adama_releases_every_scanned_gradient_in_spite_of_clipping(flavour):
     params, loss = _model(flavour)
     optimizer = _optimizers.make_optimizer(ADAMA, adama=True)

@@ -125,7 +125,7 @@ def check(make, n, batches, *, loss=problem.loss, **options):
 
 
 @OPTIMIZERS
-@pytest.mark.parametrize("n", some_fast([4, 1]))
+@pytest.mark.parametrize("n", some_fast([4, 1], 4))
 def test_as_on_one_device(make, n):
     def loss(params, batch, rng):
         return problem.loss(params, batch, rng), {"sum": batch["x"].sum(0)}

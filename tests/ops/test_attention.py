@@ -65,7 +65,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("block_size", some_fast([5, None]))
+@pytest.mark.parametrize("block_size", some_fast([5, None], 5))
 @pytest.mark.parametrize("option", OPTIONS)
 def test_equals_jax_nn(option, block_size):
     check_against_jax_nn(qkv(), block_size, **OPTIONS[option])
@@ -156,7 +156,7 @@ BLOCKS = [{}, {"block_size": 4}, {"block_size": 5}]
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("budget", some_fast([1500, 2**24]))
+@pytest.mark.parametrize("budget", some_fast([1500, 2**24], 1500))
 def test_dropout_mask_does_not_depend_on_blocks(shared, budget, monkeypatch):
     monkeypatch.setattr(_attention_xla, "BLOCK_LOGITS_BYTES", budget)
     args, g = qkv(b=6), normal(6, 13, 4, 5)

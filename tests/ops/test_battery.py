@@ -8,6 +8,7 @@ import pytest
 
 import tests.ops
 from tests import twins
+from tests.sets import one_of, slow_unless
 
 
 def _families():
@@ -25,28 +26,34 @@ def _id(case):
     return "-".join(map(str, case)).replace(" ", "")
 
 
-def _one_case_fast(case):
-    """The first dtype at the largest shape; the others are slow.
-
-    The transformations below are those of the last dtype.
-    """
-    twin, shape, dtype = case
-    fast = shape == max(twin.shapes, key=math.prod) and dtype == twin.dtypes[0]
-    return pytest.param(case, marks=() if fast else pytest.mark.slow, id=_id(case))
+def _largest(twin):
+    return max(twin.shapes, key=math.prod)
 
 
-@pytest.mark.parametrize("case", [_one_case_fast(c) for c in CASES])
+def _some_cases_fast(cases, is_fast):
+    marked = ((case, slow_unless(is_fast(*case))) for case in cases)
+    return [pytest.param(c, marks=marks, id=_id(c)) for c, marks in marked]
+
+
+def _first_dtype(twin, shape, dtype):
+    """At the largest shape; the transformations below are those of the last dtype."""
+    return shape == _largest(twin) and dtype == twin.dtypes[0]
+
+
+@pytest.mark.parametrize("case", _some_cases_fast(CASES, _first_dtype))
 def test_equals_plain_twin(case):
     twins.check_equal(*case, transform="jit")
 
 
+TRANSFORMS = sorted(twins.TRANSFORMS)
+
+
 def _one_transform_fast():
     """Every twin under every transformation; in the fast suite each under one."""
-    names = sorted(twins.TRANSFORMS)
-    for i, twin in enumerate(TWINS):
-        for k, name in enumerate(names):
-            fast = (k - i) % len(names) == 0
-            marks = () if fast else pytest.mark.slow
+    for twin in TWINS:
+        fast = TRANSFORMS[one_of(len(TRANSFORMS), twin.name)]
+        for name in TRANSFORMS:
+            marks = slow_unless(name == fast)
             yield pytest.param(twin, name, marks=marks, id=f"{twin}-{name}")
 
 
@@ -55,10 +62,14 @@ def test_under_transform(twin, transform):
     twins.check_equal(twin, twin.shapes[-1], twin.dtypes[-1], transform)
 
 
-@pytest.mark.parametrize("i, twin", [*enumerate(TWINS)], ids=str)
-def test_all_inputs_but_one_frozen(i, twin):
+# With a single input there is nothing to freeze.
+SEVERAL = [t for t in TWINS if len(t.diff) > 1]
+
+
+@pytest.mark.parametrize("twin", SEVERAL, ids=str)
+def test_all_inputs_but_one_frozen(twin):
     """One input, another with each twin; what is kept is held to every subset below."""
-    wanted = twin.diff[i % len(twin.diff)]
+    wanted = twin.diff[one_of(len(twin.diff), twin.name)]
     twins.check_equal(twin, twin.shapes[-1], "float32", "scan", (wanted,))
 
 
@@ -69,7 +80,14 @@ def test_frozen_subsets(twin):
         twins.check_equal(twin, twin.shapes[-1], "float32", "scan", wanted)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c[0].saves], ids=_id)
+def _first_dtype_or_largest(twin, shape, dtype):
+    return shape == _largest(twin) or dtype == twin.dtypes[0]
+
+
+SAYS = [c for c in CASES if c[0].saves]
+
+
+@pytest.mark.parametrize("case", _some_cases_fast(SAYS, _first_dtype_or_largest))
 def test_keeps_what_it_says(case):
     twin, shape, dtype = case
     for wanted in twins.subsets(twin.diff):

@@ -23,6 +23,16 @@ def invoke(*args):
     return CliRunner().invoke(app, ["layout", *map(str, args)])
 
 
+def refused(path, message, said):
+    """Reading it is a ValueError; the command exits with 2 and says it, too."""
+    with pytest.raises(ValueError, match=message):
+        read_buffers(path)
+    result = invoke(path)
+    assert result.exit_code == 2
+    # the box of an error message breaks long paths over lines
+    assert said in re.sub(r"[\s│]", "", result.output)
+
+
 def test_buffers_are_read(file):
     expected = (Buffer(0, 0, 3, 4), Buffer("b1", 2, 5, 6), Buffer(2, 3, 9, 4))
     assert read_buffers(file) == expected
@@ -78,23 +88,14 @@ def test_columns_may_come_in_any_order(tmp_path):
 def test_bad_files_name_the_line(tmp_path, text, message):
     path = tmp_path / "bad.csv"
     path.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        read_buffers(path)
-    result = invoke(path)
-    assert result.exit_code == 2
-    # the box of an error message breaks long paths over lines
-    assert "bad.csv" in re.sub(r"[\s│]", "", result.output)
+    refused(path, message, "bad.csv")
 
 
 def test_a_file_that_is_not_utf_8_is_named(tmp_path):
     path = tmp_path / "latin.csv"
     path.write_bytes("id,lower,upper,size\nä,0,1,4\n".encode("latin-1"))
     message = r"latin\.csv, line 2: the file must be UTF-8; byte 20 is 0xe4"
-    with pytest.raises(ValueError, match=message):
-        read_buffers(path)
-    result = invoke(path)
-    assert result.exit_code == 2
-    assert "mustbeUTF-8" in re.sub(r"[\s│]", "", result.output)
+    refused(path, message, "mustbeUTF-8")
 
 
 def test_alignments_and_gaps_are_read_and_written(tmp_path):

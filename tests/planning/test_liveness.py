@@ -1,13 +1,12 @@
 """The bytes alive, counted by hand and another way."""
 
-import time
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmem.planning import Graph, Operation, Value, peak, profile
 from jaxmem.planning._liveness import written_over
 from tests.planning import graphs
+from tests.planning.work import lines
 
 
 def test_chain():
@@ -99,13 +98,11 @@ def size(graph, v, left, maker) -> int:
     return graph.values[v].bytes
 
 
-def test_twenty_thousand_operations():
-    graph = graphs.training(500)
-    assert len(graph.operations) > 16_000
-    graph.readers, graph.maker, graph.before, graph.after  # noqa: B018 (cached)
-    best = float("inf")
-    for _ in range(3):
-        began = time.process_time()
-        profile(graph)
-        best = min(best, time.process_time() - began)
-    assert best < 0.2
+def test_an_operation_is_the_same_work_in_a_graph_of_any_size():
+    small, large = (graphs.training(layers) for layers in (10, 200))
+    assert len(large.operations) > 7_000
+    each = [
+        lines(lambda graph=graph: profile(graph)) / len(graph.operations)
+        for graph in (small, large)
+    ]
+    assert each[1] <= each[0]

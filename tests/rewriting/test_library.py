@@ -35,10 +35,9 @@ def value_and_gradients(fn, args, wanted):
     return [out, *gradients]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @by_id("formula", FORMULAS)
-def test_is_found_once(formula, dtype):
-    report = rewriting.find(formula.fn, *formula.args(jnp.dtype(dtype)))
+def test_is_found_once(formula):
+    report = rewriting.find(formula.fn, *formula.args())
     assert report.counts == {formula.name: 1}, str(report)
 
 
@@ -53,8 +52,9 @@ def test_values_and_gradients_are_the_same(formula):
 
 
 @by_id("formula", FORMULAS)
-def test_output_type_stays(formula):
+def test_is_found_in_bfloat16_and_its_output_type_stays(formula):
     args = formula.args(jnp.bfloat16)
+    assert rewriting.find(formula.fn, *args).counts == {formula.name: 1}
     plain = jax.eval_shape(formula.fn, *args)
     lean = jax.eval_shape(rewriting.rewrite(formula.fn), *args)
     assert (plain.shape, plain.dtype) == (lean.shape, lean.dtype)

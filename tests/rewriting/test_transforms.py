@@ -1,6 +1,7 @@
 """Formulas replaced, against the plain ones: dtype x transformation x frozen inputs."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +11,27 @@ from jaxmem import rewriting
 from tests import twins
 from tests.rewriting.formulas import FORMULAS, Formula
 from tests.rewriting.recomputed import attention_errors
+from tests.sets import slow_unless
 
-# One of each kind that differs from the others by its pattern; all in the slow suite.
-OFTEN = (
-    *("quick gelu", "hugging face norm", "linen.BatchNorm", "nnx.BatchNorm"),
-    *("linen.BatchNorm, inference", "batch norm by var", "given statistics"),
-    *("tied head", "bias subtracted", "1 - mask", "three masks", "bias after mask"),
-    *("the opposite of a mask", "two biases", "a mask in a causal one"),
-)
+# One of each kind that differs from the others by its pattern, and how it is fast; all
+# of them in every way are in the slow suite.
+OFTEN = {
+    "quick gelu": ("float32", "jit"),
+    "hugging face norm": ("float32", "vmap"),
+    "linen.BatchNorm": ("bfloat16", "shard_map"),
+    "nnx.BatchNorm": ("float32", "scan"),
+    "linen.BatchNorm, inference": ("bfloat16", "remat_unrolled"),
+    "batch norm by var": ("float32", "remat"),
+    "given statistics": ("bfloat16", "jit"),
+    "tied head": ("bfloat16", "vmap"),
+    "bias subtracted": ("float32", "shard_map"),
+    "1 - mask": ("bfloat16", "scan"),
+    "three masks": ("float32", "remat_unrolled"),
+    "bias after mask": ("bfloat16", "remat"),
+    "the opposite of a mask": ("float32", "jit"),
+    "two biases": ("float32", "vmap"),
+    "a mask in a causal one": ("bfloat16", "shard_map"),
+}
 # Dropout has another mask; the formulas are written for the usual promotion.
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -52,19 +66,15 @@ def errors_of(masked, args, g):
 
 
 TWINS = {f.id: twin_of(f) for f in FORMULAS}
-assert set(OFTEN) <= set(TWINS)
+assert OFTEN.keys() <= TWINS.keys()
 
 
 def _cases():
     """Every formula, dtype and transformation; of some one of each is fast."""
-    ways = [(d, t) for d in twins.DTYPES for t in sorted(twins.TRANSFORMS)]
     for id_, twin in TWINS.items():
-        often = OFTEN.index(id_) if id_ in OFTEN else None
-        for i, (dtype, name) in enumerate(ways):
-            fast = often is not None and 5 * often % len(ways) == i
-            marks = () if fast else pytest.mark.slow
-            case = f"{id_}-{dtype}-{name}"
-            yield pytest.param(twin, dtype, name, marks=marks, id=case)
+        for way in itertools.product(twins.DTYPES, sorted(twins.TRANSFORMS)):
+            marks = slow_unless(OFTEN.get(id_) == way)
+            yield pytest.param(twin, *way, marks=marks, id="-".join((id_, *way)))
 
 
 @pytest.mark.parametrize(("twin", "dtype", "transform"), [*_cases()])

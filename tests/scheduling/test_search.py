@@ -319,40 +319,38 @@ def test_an_order_that_keeps_products_apart_is_not_vain(target):
 # -- once
 
 
-def test_threads_share_one_search(searches):
-    step, args = in_budget(SHARE)
+def in_three_threads(step, args):
+    """What each found, or the error that says that there is nothing."""
     start, found = threading.Barrier(3), []
 
     def look():
         start.wait()
-        found.append(step.find(args, {}))
+        try:
+            found.append(step.find(args, {}))
+        except BudgetError as error:
+            found.append(error)
 
     threads = [threading.Thread(target=look) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    return found
+
+
+def test_threads_share_one_search(searches):
+    step, args = in_budget(SHARE)
+    found = in_three_threads(step, args)
     assert len(searches) == 1
+    assert not isinstance(found[0], BudgetError)
     assert len(found) == 3 and found[0] is found[1] is found[2]
 
 
 def test_threads_share_one_search_that_fails(searches):
     step, args = in_budget(0.01)
-    start, errors = threading.Barrier(3), []
-
-    def look():
-        start.wait()
-        try:
-            step.find(args, {})
-        except BudgetError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=look) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    errors = in_three_threads(step, args)
     assert len(searches) == 1
+    assert all(isinstance(e, BudgetError) for e in errors)
     assert len({(str(e), e.least) for e in errors}) == 1 and len(errors) == 3
     assert errors[0].least > step._options.budget
 
