@@ -56,7 +56,7 @@ _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
 
 
 def fused_only(eqn) -> float | None:
-    """A price at which only what costs next to nothing is done again."""
+    """A price at which only what costs next to nothing is recomputed."""
     one = eqn.primitive.name in FUSED
     return 0.0 if one and not _compat.has_side_effects(eqn) else None
 
@@ -98,7 +98,7 @@ def seconds(eqn, machine: Machine) -> float | None:
     return moved / machine.bandwidth
 
 
-# how often they turn, or what they do, is not in the jaxpr
+# the jaxpr does not say how often they iterate, or what they do
 _OPAQUE = {"while", "pallas_call", "ffi_call", "custom_call", "shard_map"}
 _COLLECTIVES = {
     *("psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_to_all"),

@@ -110,7 +110,7 @@ def done_otherwise(closed, graph: JaxprGraph, instead: Mapping[int, Callable]):
     def run(args: list) -> list:
         values = Values(graph, graph.inputs(args))
         for i in sorted(instead):
-            if i in values.done:  # it was needed before its turn
+            if i in values.done:  # something else needed it earlier
                 continue
             values.evaluate_before(i)
             values.put(i, instead[i](values))

@@ -28,14 +28,14 @@ class Reduced(NamedTuple):
     combine: str
 
 
-Verdict = Batched | Reduced | str  # a text says why it is neither
-Rule = Callable[[Any, Sequence[Axis]], Verdict]
+Treatment = Batched | Reduced | str  # a text says why it is neither
+Rule = Callable[[Any, Sequence[Axis]], Treatment]
 
 
-def treatment(eqn, axes: Sequence[Axis]) -> Verdict:
+def treatment(eqn, axes: Sequence[Axis]) -> Treatment:
     """What `eqn` does to the layer axis, `axes` saying where its operands have it.
 
-    Operands with None are not known to run along the layers; the verdict may ask for
+    Operands with None are not known to run along the layers; the treatment may ask for
     them along an axis too.
     """
     rule = RULES.get(eqn.primitive.name)
@@ -51,7 +51,7 @@ def treatment(eqn, axes: Sequence[Axis]) -> Verdict:
 def operand_axes(eqn, out_axis: int) -> tuple[Axis, ...] | None:
     """Along which axes the operands must be cut to make a slice of the output.
 
-    None for an operation that is not worth doing again: only what costs next to nothing
+    None for an operation that is not worth repeating: only what costs next to nothing
     has an answer.
     """
     if eqn.primitive.name == _CONSTRAINT:
@@ -110,7 +110,7 @@ def _one_axis(axes: Sequence[Axis]) -> int | None:
 _TWO = "its operands have the layers along different axes"
 
 
-def _elementwise(eqn, axes: Sequence[Axis]) -> Verdict:
+def _elementwise(eqn, axes: Sequence[Axis]) -> Treatment:
     axis = _one_axis(axes)
     if axis is None:
         return _TWO
@@ -127,12 +127,12 @@ def _operands_along(eqn, axis: int) -> tuple[Axis, ...]:
     return tuple(axis if s and s[axis] == size else None for s in shapes)
 
 
-def _bitcast(eqn, axes: Sequence[Axis]) -> Verdict:
+def _bitcast(eqn, axes: Sequence[Axis]) -> Treatment:
     same = eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
     return _elementwise(eqn, axes) if same else "it changes the number of axes"
 
 
-def _each_alone(eqn, axes: Sequence[Axis]) -> Verdict:
+def _each_alone(eqn, axes: Sequence[Axis]) -> Treatment:
     """Operand i gives output i: a sum over devices, a barrier."""
     if any(a is None for a in axes):
         return "some of its operands do not run along the layers"
@@ -142,7 +142,7 @@ def _each_alone(eqn, axes: Sequence[Axis]) -> Verdict:
 _CONSTRAINT = "sharding_constraint"
 
 
-def _constraint(eqn, axes: Sequence[Axis]) -> Verdict:
+def _constraint(eqn, axes: Sequence[Axis]) -> Treatment:
     axis = _one_axis(axes)
     if axis is None or not _leaves_whole(eqn, axis):
         return "it spreads the layers over devices"
@@ -156,7 +156,7 @@ def _leaves_whole(eqn, axis: int) -> bool:
     return spec is not None and free and (axis >= len(spec) or spec[axis] is None)
 
 
-def _psum(eqn, axes: Sequence[Axis]) -> Verdict:
+def _psum(eqn, axes: Sequence[Axis]) -> Treatment:
     named = all(isinstance(a, str) for a in eqn.params["axes"])
     if not named or eqn.params.get("axis_index_groups") is not None:
         return "it sums over more than named axes of the mesh"
@@ -174,7 +174,7 @@ _COMBINE = {
 }
 
 
-def _reduce(eqn, axes: Sequence[Axis]) -> Verdict:
+def _reduce(eqn, axes: Sequence[Axis]) -> Treatment:
     (axis,), over = axes, eqn.params["axes"]
     if axis is None or axis in over:
         combine = _COMBINE.get(eqn.primitive.name)
@@ -185,7 +185,7 @@ def _reduce(eqn, axes: Sequence[Axis]) -> Verdict:
 def _keeps(parameter: str) -> Rule:
     """Operations along the axes that `parameter` names; all others are batch axes."""
 
-    def rule(eqn, axes: Sequence[Axis]) -> Verdict:
+    def rule(eqn, axes: Sequence[Axis]) -> Treatment:
         over = eqn.params[parameter]
         over = (over,) if isinstance(over, int) else over
         along = _one_axis(axes) in over
@@ -194,7 +194,7 @@ def _keeps(parameter: str) -> Rule:
     return rule
 
 
-def _broadcast(eqn, axes: Sequence[Axis]) -> Verdict:
+def _broadcast(eqn, axes: Sequence[Axis]) -> Treatment:
     if axes[0] is None or len(axes) > 1:
         return "its shape is not static"
     out = eqn.params["broadcast_dimensions"][axes[0]]
@@ -221,7 +221,7 @@ def _kept_axis(shape, new: Sequence[int], axis: int) -> int | None:
     return None
 
 
-def _reshape(eqn, axes: Sequence[Axis]) -> Verdict:
+def _reshape(eqn, axes: Sequence[Axis]) -> Treatment:
     if len(axes) > 1 or axes[0] is None or eqn.params["dimensions"] is not None:
         return "its shape is not static"
     shape, new = eqn.invars[0].aval.shape, eqn.params["new_sizes"]
@@ -229,19 +229,19 @@ def _reshape(eqn, axes: Sequence[Axis]) -> Verdict:
     return "it merges the layers" if out is None else Batched((axes[0],), (out,))
 
 
-def _squeeze(eqn, axes: Sequence[Axis]) -> Verdict:
+def _squeeze(eqn, axes: Sequence[Axis]) -> Treatment:
     (axis,), over = axes, eqn.params["dimensions"]
     if axis is None or axis in over:
         return "it removes the axis of the layers"
     return Batched((axis,), (axis - sum(d < axis for d in over),))
 
 
-def _transpose(eqn, axes: Sequence[Axis]) -> Verdict:
+def _transpose(eqn, axes: Sequence[Axis]) -> Treatment:
     out = tuple(eqn.params["permutation"]).index(axes[0])
     return Batched((axes[0],), (out,))
 
 
-def _slice(eqn, axes: Sequence[Axis]) -> Verdict:
+def _slice(eqn, axes: Sequence[Axis]) -> Treatment:
     axis, p = axes[0], eqn.params
     assert axis is not None
     size = eqn.invars[0].aval.shape[axis]
@@ -251,14 +251,14 @@ def _slice(eqn, axes: Sequence[Axis]) -> Verdict:
     return Batched((axis,), (axis,))
 
 
-def _pad(eqn, axes: Sequence[Axis]) -> Verdict:
+def _pad(eqn, axes: Sequence[Axis]) -> Treatment:
     axis = axes[0]
     if axis is None or any(eqn.params["padding_config"][axis]):
         return "it pads the layers"
     return Batched((axis, None), (axis,))
 
 
-def _concatenate(eqn, axes: Sequence[Axis]) -> Verdict:
+def _concatenate(eqn, axes: Sequence[Axis]) -> Treatment:
     axis = _one_axis(axes)
     if axis is None:
         return _TWO
@@ -267,7 +267,7 @@ def _concatenate(eqn, axes: Sequence[Axis]) -> Verdict:
     return Batched((axis,) * len(axes), (axis,))
 
 
-def _dot_general(eqn, axes: Sequence[Axis]) -> Verdict:
+def _dot_general(eqn, axes: Sequence[Axis]) -> Treatment:
     contracted, batch = eqn.params["dimension_numbers"]
     for side in (0, 1):
         axis = axes[side]
@@ -285,7 +285,7 @@ def _dot_general(eqn, axes: Sequence[Axis]) -> Verdict:
     return _TWO
 
 
-def _dot_free(eqn, axes: Sequence[Axis], side: int, axis: int) -> Verdict:
+def _dot_free(eqn, axes: Sequence[Axis], side: int, axis: int) -> Treatment:
     """The layers are rows (or columns) of a matrix that meets one other matrix."""
     if axes[1 - side] is not None:
         return "it multiplies each layer by every other"
@@ -302,7 +302,7 @@ def _dot_free(eqn, axes: Sequence[Axis], side: int, axis: int) -> Verdict:
 _VECTORS = {("householder_product", 1): 1}  # operands with one axis a layer, not two
 
 
-def _batch_of_matrices(eqn, axes: Sequence[Axis]) -> Verdict:
+def _batch_of_matrices(eqn, axes: Sequence[Axis]) -> Treatment:
     axis = _one_axis(axes)
     if axis is None:
         return _TWO

@@ -56,7 +56,7 @@ def split(eqn, values: Sequence[Any]) -> tuple[list, list, list]:
 
 
 def xs_of(eqn) -> list[Any]:
-    """The arrays of which a scan reads a slice each turn."""
+    """The arrays of which a scan reads a slice in each iteration."""
     return split(eqn, eqn.invars)[2]
 
 
@@ -96,7 +96,7 @@ def barrier(values: Sequence[Any]) -> list[Any]:
 
 
 def scan_like(eqn, step, init, xs):
-    """A scan of as many turns as that of `eqn`, in its direction and under its name."""
+    """A scan of the length, direction and name of that of `eqn`."""
     length, reverse, unroll = (eqn.params[k] for k in ("length", "reverse", "unroll"))
     scan = partial(lax.scan, length=length, reverse=reverse, unroll=unroll)
     return _compat.in_context_of(eqn, scan, step, init, xs)

@@ -1,7 +1,7 @@
 """What one device does inside a `shard_map`: looked at, or done otherwise.
 
 A body names axes of the mesh, in collectives and in the types of its variables: it can
-be traced again only where they have a meaning, so here it is while a `shard_map` is
+be retraced only where they have a meaning, so here it is while a `shard_map` is
 traced. Its shapes are those of one device.
 """
 

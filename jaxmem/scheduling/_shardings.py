@@ -1,4 +1,4 @@
-"""A jitted step's own shardings: read off, and said again of what is made of it.
+"""A jitted step's own shardings: read off, and given to what is made of it.
 
 `jax.jit(step, in_shardings=..., out_shardings=...)` traces to a call that names them.
 The passes see its body; its arguments and results keep their shardings by the `jit`

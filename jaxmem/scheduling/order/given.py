@@ -4,7 +4,7 @@ Equations are evaluated operation after operation, each once: the values are the
 the bit. A compiler schedules anew, though, so after what it would put off (an update
 whose result nobody reads) comes a barrier: it takes what has been made, and what the
 operations behind it read of it. A barrier lies where little is alive, and holds large
-arrays only; arrays that never exist in memory are computed again behind it, as XLA
+arrays only; arrays that never exist in memory are recomputed behind it, as XLA
 would have done in each kernel.
 
 Not ordered: operations behind a barrier that read arguments alone.

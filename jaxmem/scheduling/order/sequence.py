@@ -1,9 +1,9 @@
-"""From a sequence in which operations come again back to a jaxpr.
+"""From a sequence in which operations are repeated back to a jaxpr.
 
-What comes again stands behind a barrier, with what is furthest along of what was made
-before it: without it XLA would find that the values are there already, and keep them
-from their first making. Runs of operations that come again share one barrier. Later
-readers see the newest making of a value, so the old one can go.
+A repeated operation stands behind a barrier, with what is furthest along of what was
+made before it: without it XLA would find that the values are there already, and keep
+the first ones. Neighbours that are repeated share one barrier. Later readers see the
+newest value, so the old one can be freed.
 
 XLA drops from a barrier what nobody reads behind it, so a barrier holds but what is
 read later, and whoever reads it reads it from there.
@@ -40,8 +40,8 @@ def in_sequence(ops: Operations, sequence: Sequence[int]):
 
     def run(args: list) -> list:
         state = _State(ops, graph, graph.inputs(args), readers)
-        for operations, again in runs:
-            if again:
+        for operations, repeated in runs:
+            if repeated:
                 state.fence(operations)
             for i in operations:
                 state.do(i)
@@ -51,19 +51,19 @@ def in_sequence(ops: Operations, sequence: Sequence[int]):
 
 
 def _runs(sequence: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
-    """Neighbours that are all done for the first time, or all again."""
+    """Neighbours that are all done for the first time, or all repeated."""
     seen: set[int] = set()
     run: list[int] = []
-    again = False
+    repeated = False
     for i in sequence:
-        if (i in seen) != again:
+        if (i in seen) != repeated:
             if run:
-                yield run, again
-            run, again = [], i in seen
+                yield run, repeated
+            run, repeated = [], i in seen
         run.append(i)
         seen.add(i)
     if run:
-        yield run, again
+        yield run, repeated
 
 
 class _Readers:

@@ -1,7 +1,7 @@
 """Which arrays of a jaxpr exist in memory, once XLA has fused it.
 
 XLA computes a chain of elementwise operations in one kernel: what lies between is never
-written. An array that several kernels read is made again in each of them where that
+written. An array that several kernels read is recomputed in each of them where that
 costs less than writing it once and reading it back; it never exists either, and what it
 is made of lives longer. (XLA's priority fusion puts a producer into all of its
 consumers or into none, by a model of the time.) Matrix products do casts themselves: of

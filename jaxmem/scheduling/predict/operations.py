@@ -2,7 +2,7 @@
 
 Calls are written out, and equations that XLA fuses are one operation (`fusion.py`). A
 loop is one operation: its carry lies where it began, what it stacks or reads a slice of
-is there as a whole, and the inside takes what one turn takes at its own peak.
+is there as a whole, and the inside takes what one iteration takes at its own peak.
 
 Not modelled: padding and fragmentation, copies that XLA inserts, workspace of
 libraries.
@@ -46,7 +46,7 @@ class Operations:
     Attributes:
       graph: the operations and the arrays that exist in memory, in program order.
       closed: the jaxpr with its calls written out; the positions below are in it.
-      equations: operation -> the equations it does; what several compute again in
+      equations: operation -> the equations it does; what several recompute in
         themselves is named by each of them.
       variables: value -> its variable; None for what only orders operations.
       values: variable -> the value whose bytes it shows, where it exists in memory.
@@ -205,15 +205,15 @@ class _Build:
         fusion, end = self.fusion, kernel.equations[-1]
         eqns = [fusion.graph.eqns[i] for i in kernel.equations]
         last, tied = eqns[-1], fusion.kinds[end] is Kind.TIE
-        again = not _compat.has_side_effects(last)
+        repeatable = not _compat.has_side_effects(last)
         reads = [self.number(v) for v in kernel.reads]
-        reads += self.tokens(kernel) + ([] if again else self.effect)
+        reads += self.tokens(kernel) + ([] if repeatable else self.effect)
         writes = [] if tied else [self.number(v) for v in kernel.writes]
         over = (*kernel.over, *_carried(fusion, last))
         if tied:
             writes = [self.value(0, "barrier")]
             self.after.update(dict.fromkeys(last.outvars, writes[0]))
-        if not again:
+        if not repeatable:
             self.effect = [self.value(0, "effect")]
             writes += self.effect
         over = [(self.numbers[v], self.numbers[u]) for v, u in over]
@@ -230,7 +230,7 @@ class _Build:
                 sum(map(flops, eqns)),
                 float(moved),
                 _compat.name_stack(last),
-                again,
+                repeatable,
             )
         )
         self.equations.append(kernel.equations)
@@ -304,10 +304,10 @@ def _on_device(aval):
 
 
 def turn_of(eqn) -> tuple[Any, dict[int, int]]:
-    """One turn of a scan on whole stacks: (jaxpr, output -> input in whose place).
+    """One iteration of a scan on whole stacks: (jaxpr, output -> input in whose place).
 
-    It takes the turn's number, constants, carry, what it slices, and the stacks, and
-    gives the new carry and the stacks with a slice written; not those on the host.
+    It takes the iteration's number, constants, carry, what it slices, and the stacks,
+    and gives the new carry and the stacks with a slice written; not those on the host.
     """
     body = _jaxpr.bodies(eqn)[0]
     constants, carry, xs = split(eqn, eqn.invars)
@@ -317,7 +317,7 @@ def turn_of(eqn) -> tuple[Any, dict[int, int]]:
     kinds = list(map(_on_device, avals))
     ends = list(itertools.accumulate(map(len, (constants, carry, xs))))
 
-    def turn(i, *args):
+    def iteration(i, *args):
         held, whole, old = args[: ends[1]], args[ends[1] : ends[2]], args[ends[2] :]
         slices = [lax.dynamic_index_in_dim(x, i, 0, keepdims=False) for x in whole]
         outs = _jaxpr.evaluate(body, [*held, *slices])
@@ -328,6 +328,6 @@ def turn_of(eqn) -> tuple[Any, dict[int, int]]:
         ]
         return *outs[: len(carry)], *new
 
-    closed = jax.make_jaxpr(turn)(jax.ShapeDtypeStruct((), jnp.int32), *kinds)
+    closed = jax.make_jaxpr(iteration)(jax.ShapeDtypeStruct((), jnp.int32), *kinds)
     places = [*range(1 + ends[0], 1 + ends[1]), *range(1 + ends[2], 1 + len(kinds))]
     return closed, dict(enumerate(places))

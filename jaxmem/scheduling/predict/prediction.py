@@ -110,7 +110,7 @@ def predicted(
 
 
 def _laid_out(graph: Graph) -> int:
-    """Bytes of what XLA puts a graph's buffers into, the better of its two ways."""
+    """Bytes of what XLA puts a graph's buffers into, the smaller of two layouts."""
     buffers = lifetimes(graph, xla_order(graph)).buffers
     return min(best_fit(buffers, by).height for by in ("size", "lifetime"))
 

@@ -1,1 +1,1 @@
-"""Recomputation: what the backward pass makes again instead of reading it."""
+"""Recomputation: what the backward pass recomputes instead of reading it."""

@@ -23,14 +23,14 @@ Sizes = tuple[int, ...]  # layers in a segment, in one of those inside of it, ..
 
 @dataclass(frozen=True)
 class Segments:
-    """A pair of scans, and the segments in which the second runs the first again.
+    """A pair of scans, and the segments in which the second repeats the first.
 
     Attributes:
       layer: what a layer keeps, and what it recomputes of that.
       sizes: layers in a segment, and in one of the segments inside of it, which divide
         it; the first segment of all has what is left.
       carried: numbers of the carries that the first layer of a segment keeps.
-      replayed: equations of the forward body that a segment is run again by.
+      replayed: equations of the forward body that a segment repeats.
     """
 
     layer: PairRewrite

@@ -2,9 +2,9 @@
 
 Where even one input for each layer is too much, only the first layer of a segment keeps
 its own (`segments.py`). When the backward scan comes to a segment it runs the layers
-of it forward again, and has in a buffer what each of them would have kept, or in
-another what the first layers of the segments inside of it keep; from there on a layer
-goes as in `residuals.py`.
+of it forward a second time, and has in a buffer what each of them would have kept, or
+in another what the first layers of the segments inside of it keep; from there on a
+layer is treated as in `residuals.py`.
 
 The backward scan stays one scan over all layers, with a loop inside for each size that
 has no iteration but at the end of a segment: what comes after the scan (an update that
@@ -37,8 +37,8 @@ class InSegments:
     Attributes:
       rate: as `Recompute.rate`, of what a layer keeps within its segment.
       sizes: layers in a segment, of which only the first keeps its input until the
-        backward pass runs them forward again, and in one of the segments inside of it;
-        empty: every layer keeps its own input.
+        backward pass runs them forward a second time, and in one of the segments inside
+        of it; empty: every layer keeps its own input.
     """
 
     name: ClassVar[str] = "segments"

@@ -17,70 +17,72 @@ def blockers(graph: JaxprGraph, scan: int) -> list[Any]:
 
     Those that one backward pass can find: none of them waits for another.
     """
-    first = search_after(graph, scan)
+    first = after_scan(graph, scan)
     known: set[Any] = set()
     while True:
-        search = search_after(graph, scan, known)
+        search = after_scan(graph, scan, known)
         new = {v for v in search.blockers if _in_one_pass(graph, v, first, search)}
         if not new - known:
             return list(dict.fromkeys(v for v in graph.maker if v in known))
         known |= new
 
 
-def _in_one_pass(graph: JaxprGraph, v, first: "Search", search: "Search") -> bool:
+def _in_one_pass(graph: JaxprGraph, v, first: "AfterScan", search: "AfterScan") -> bool:
     """Whether `v` is made of sums over layers that need nothing but the scan."""
     cone = graph.cone([v], first.later)
     waits = (
-        i not in first.verdicts
+        i not in first.treatments
         for i in cone
         if any(is_var(w) and w in search.axis for w in graph.eqns[i].invars)
     )
-    sums = any(isinstance(first.verdicts.get(i), Reduced) for i in cone)
+    sums = any(isinstance(first.treatments.get(i), Reduced) for i in cone)
     return sums and not any(waits)
 
 
 @dataclass
-class Search:
+class AfterScan:
     """Everything after a scan that works a layer at a time."""
 
     axis: dict[Any, int]
-    verdicts: dict[int, Batched | Reduced]
-    obstacles: dict[Any, str]  # variable -> why something done to it is not moved
-    blockers: dict[Any, None]  # what is missing when such an operation is at its turn
+    treatments: dict[int, Batched | Reduced]
+    reasons: dict[Any, str]  # variable -> why something done to it is not moved
+    blockers: dict[Any, None]  # what is missing before such an operation
     later: set[Any]  # variables that need the scan to have ended
 
 
-def search_after(graph: JaxprGraph, scan: int, known: Set[Any] = frozenset()) -> Search:
+def after_scan(
+    graph: JaxprGraph, scan: int, known: Set[Any] = frozenset()
+) -> AfterScan:
     """`known` are variables that are there before the scan, whatever makes them."""
     stacks = ys_of(graph.eqns[scan])
-    found = Search(dict.fromkeys(stacks, 0), {}, {}, {}, graph.after(scan) - known)
+    found = AfterScan(dict.fromkeys(stacks, 0), {}, {}, {}, graph.after(scan) - known)
     for i in range(scan + 1, len(graph.eqns)):
         eqn = graph.eqns[i]
         layered = [v for v in eqn.invars if is_var(v) and v in found.axis]
         if not layered:
             continue
-        verdict = _verdict(graph, eqn, found)
-        if isinstance(verdict, str):
-            found.obstacles.update(dict.fromkeys(layered, verdict))
+        treated = _treatment(graph, eqn, found)
+        if isinstance(treated, str):
+            found.reasons.update(dict.fromkeys(layered, treated))
             continue
-        found.verdicts[i] = verdict
-        if isinstance(verdict, Batched):
-            found.axis.update(zip(eqn.outvars, verdict.outs, strict=True))
+        found.treatments[i] = treated
+        if isinstance(treated, Batched):
+            found.axis.update(zip(eqn.outvars, treated.outs, strict=True))
     return found
 
 
-def _verdict(graph: JaxprGraph, eqn, found: Search) -> Batched | Reduced | str:
+def _treatment(graph: JaxprGraph, eqn, found: AfterScan) -> Batched | Reduced | str:
     axes = [found.axis.get(v) if is_var(v) else None for v in eqn.invars]
-    verdict = treatment(eqn, axes)
-    if isinstance(verdict, str):
-        return f"`{eqn.primitive.name}` {_at(eqn)}: {verdict}"
-    for v, have, want in zip(eqn.invars, axes, verdict.ins, strict=True):
+    treated = treatment(eqn, axes)
+    if isinstance(treated, str):
+        return f"`{eqn.primitive.name}` {_at(eqn)}: {treated}"
+    for v, have, want in zip(eqn.invars, axes, treated.ins, strict=True):
         if have is not None and have != want:
             return f"`{eqn.primitive.name}` {_at(eqn)}: layers along different axes"
         if is_var(v) and have is None and v in found.later:
             found.blockers[v] = None
             return f"`{eqn.primitive.name}` {_at(eqn)} needs {_origin(graph, v, found)}"
-    return verdict
+    return treated
 
 
 def _at(eqn) -> str:
@@ -88,7 +90,7 @@ def _at(eqn) -> str:
     return f"at {line}" if line else "of the update"
 
 
-def _origin(graph: JaxprGraph, v, found: Search) -> str:
+def _origin(graph: JaxprGraph, v, found: AfterScan) -> str:
     """What of the scan a blocker is made of, in words."""
     eqn = _first(graph, v, found)
     if eqn.primitive.name == "scan":
@@ -97,7 +99,7 @@ def _origin(graph: JaxprGraph, v, found: Search) -> str:
     return text + HINT
 
 
-def _first(graph: JaxprGraph, v, found: Search):
+def _first(graph: JaxprGraph, v, found: AfterScan):
     """The first equation on a way from the scan to `v` that needs all layers."""
     while True:
         i = graph.maker[v]
@@ -108,6 +110,6 @@ def _first(graph: JaxprGraph, v, found: Search):
         v = next((w for w in ins if _from_reduction(graph, w, found)), ins[0])
 
 
-def _from_reduction(graph: JaxprGraph, v, found: Search) -> bool:
+def _from_reduction(graph: JaxprGraph, v, found: AfterScan) -> bool:
     cone = graph.cone([v], found.later)
-    return any(isinstance(found.verdicts.get(i), Reduced) for i in cone)
+    return any(isinstance(found.treatments.get(i), Reduced) for i in cone)

@@ -3,7 +3,7 @@
 The backward `scan` over layers stacks each layer's gradient, and the optimizer then
 reads the stack. Where all that happens to a stacked output treats the layer axis as a
 batch axis, it is moved into the scan's body, and the stack is never made. State that is
-read and written on the way (parameters, moments, accumulators) goes into the carry and
+read and written meanwhile (parameters, moments, accumulators) goes into the carry and
 is updated in place, slice by slice; the body reads it from there too, or XLA would
 copy it. Reductions over the layers (a norm that is reported) become running sums.
 
@@ -20,7 +20,7 @@ from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.layer_axis import Axis, Batched, Reduced, operand_axes
 from jaxmem.ir.scans import is_var, size_of, split, xs_of, ys_of
 from jaxmem.memory import format_bytes
-from jaxmem.scheduling.release.after_scan import Search, search_after
+from jaxmem.scheduling.release.after_scan import AfterScan, after_scan
 
 Place = tuple[Any, int]  # a variable and the axis along which it is cut
 
@@ -49,7 +49,7 @@ class Release:
     Attributes:
       scan: position of the scan among the equations.
       moved: positions of the equations that are done in the body, in order.
-      verdicts: for each of them, how it treats the layer axis.
+      treatments: for each of them, how it treats the layer axis.
       axis: along which axis a moved variable has the layers.
       updated: moved variable -> the buffer that it replaces in place.
       buffers: whole arrays from outside that the body reads or updates in slices.
@@ -59,7 +59,7 @@ class Release:
 
     scan: int
     moved: tuple[int, ...] = ()
-    verdicts: Mapping[int, Batched | Reduced] = field(default_factory=dict)
+    treatments: Mapping[int, Batched | Reduced] = field(default_factory=dict)
     axis: Mapping[Any, int] = field(default_factory=dict)
     updated: Mapping[Any, Place] = field(default_factory=dict)
     buffers: tuple[Place, ...] = ()
@@ -82,7 +82,7 @@ def releases(closed, aliases: Mapping[Any, Any]) -> Iterator[Release]:
 
 
 def _plan(graph: JaxprGraph, scan: int, aliases: Mapping[Any, Any]) -> Release:
-    search = search_after(graph, scan)
+    search = after_scan(graph, scan)
     stacked = ys_of(graph.eqns[scan])
     groups = _groups(graph, search, stacked)
     chosen, stacks = [], []
@@ -101,7 +101,7 @@ def _plan(graph: JaxprGraph, scan: int, aliases: Mapping[Any, Any]) -> Release:
     return Release(
         scan,
         tuple(moved),
-        {i: search.verdicts[i] for i in moved},
+        {i: search.treatments[i] for i in moved},
         search.axis,
         pairs,
         tuple(_buffers(graph, search, moved)),
@@ -133,7 +133,7 @@ class Writes(NamedTuple):
     copied: list[Any]
 
 
-def _writes(graph: JaxprGraph, scan: int, search: Search, group: "Group", aliases):
+def _writes(graph: JaxprGraph, scan: int, search: AfterScan, group: "Group", aliases):
     pairs = _pairs(graph, scan, search, group, aliases)
     owned = set(aliases.values())
     kept = [v for v, (w, _) in pairs.items() if graph.is_given(w) and w not in owned]
@@ -163,8 +163,8 @@ def _maker_in(body, v):
     return next((e for e in body.eqns if v in e.outvars), None)
 
 
-def _why(graph: JaxprGraph, search: Search, group: "Group", new: Writes, v) -> str:
-    found = [search.obstacles[w] for w in group.members if w in search.obstacles]
+def _why(graph: JaxprGraph, search: AfterScan, group: "Group", new: Writes, v) -> str:
+    found = [search.reasons[w] for w in group.members if w in search.reasons]
     if found:
         return found[0]
     if v in graph.outputs:
@@ -197,7 +197,9 @@ class Group:
         ]
 
 
-def _groups(graph: JaxprGraph, search: Search, stacked: Sequence[Any]) -> list[Group]:
+def _groups(
+    graph: JaxprGraph, search: AfterScan, stacked: Sequence[Any]
+) -> list[Group]:
     parent = {v: v for v in search.axis}
 
     def root(v):
@@ -206,7 +208,7 @@ def _groups(graph: JaxprGraph, search: Search, stacked: Sequence[Any]) -> list[G
         return v
 
     first: dict[int, Any] = {}
-    for i in search.verdicts:
+    for i in search.treatments:
         eqn = graph.eqns[i]
         tied = [v for v in [*eqn.invars, *eqn.outvars] if is_var(v) and v in parent]
         first[i] = tied[0]
@@ -222,7 +224,9 @@ def _groups(graph: JaxprGraph, search: Search, stacked: Sequence[Any]) -> list[G
     return [g for g in groups.values() if g.stacks]
 
 
-def _pairs(graph: JaxprGraph, scan: int, search: Search, group: Group, aliases) -> dict:
+def _pairs(
+    graph: JaxprGraph, scan: int, search: AfterScan, group: Group, aliases
+) -> dict:
     """Which needed variable takes the memory of which array that the body reads."""
     ancestors = _ancestors(graph, search, group.moved)
     free = _free(graph, scan, search, set(group.moved))
@@ -247,7 +251,7 @@ def _pairs(graph: JaxprGraph, scan: int, search: Search, group: Group, aliases) 
     return pairs
 
 
-def _free(graph: JaxprGraph, scan: int, search: Search, moved: set[int]):
+def _free(graph: JaxprGraph, scan: int, search: AfterScan, moved: set[int]):
     """Whether an array may be overwritten by the scan: nobody reads it afterwards."""
     eqn = graph.eqns[scan]
     consts, init, _ = split(eqn, eqn.invars)
@@ -264,7 +268,7 @@ def _free(graph: JaxprGraph, scan: int, search: Search, moved: set[int]):
     return free
 
 
-def _fits(v, search: Search, place: Place) -> bool:
+def _fits(v, search: AfterScan, place: Place) -> bool:
     w, axis = place
     a, b = w.aval, v.aval
     same = a.shape == b.shape and a.dtype == b.dtype and search.axis[v] == axis
@@ -272,13 +276,13 @@ def _fits(v, search: Search, place: Place) -> bool:
 
 
 def _ancestors(
-    graph: JaxprGraph, search: Search, moved: Sequence[int]
+    graph: JaxprGraph, search: AfterScan, moved: Sequence[int]
 ) -> dict[Any, list]:
     """For each moved variable the arrays from outside that it is made of."""
     found: dict[Any, list[Place]] = {}
     for i in moved:
         eqn, places = graph.eqns[i], {}
-        for v, axis in zip(eqn.invars, search.verdicts[i].ins, strict=True):
+        for v, axis in zip(eqn.invars, search.treatments[i].ins, strict=True):
             if not is_var(v):
                 continue
             if v in search.axis:
@@ -307,10 +311,10 @@ def made_of(graph: JaxprGraph, v, axis: int) -> tuple[Axis, ...] | None:
     return operand_axes(graph.eqns[graph.maker[v]], axis)
 
 
-def _buffers(graph: JaxprGraph, search: Search, moved) -> list[Place]:
+def _buffers(graph: JaxprGraph, search: AfterScan, moved) -> list[Place]:
     found: dict[Place, None] = {}
     for i in moved:
-        for v, axis in zip(graph.eqns[i].invars, search.verdicts[i].ins, strict=True):
+        for v, axis in zip(graph.eqns[i].invars, search.treatments[i].ins, strict=True):
             if is_var(v) and axis is not None and v not in search.axis:
                 found |= dict.fromkeys(bases(graph, v, axis))
     return list(found)

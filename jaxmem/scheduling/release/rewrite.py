@@ -21,7 +21,7 @@ def release(closed, plan: Release):
     graph = JaxprGraph(closed)
 
     def run(args: list) -> list:
-        moved = set(plan.verdicts)  # done in the scan's body
+        moved = set(plan.treatments)  # done in the scan's body
         return _State(graph, graph.inputs(args), moved, plan=plan).all_outputs()
 
     return _jaxpr.retrace(closed, run)
@@ -60,7 +60,7 @@ class _State(Values):
         """Everyone else who reads what is overwritten does so first."""
         for v, _ in self.plan.updated.values():
             for u in self.graph.users.get(v, ()):
-                if u != self.plan.scan and u not in self.plan.verdicts:
+                if u != self.plan.scan and u not in self.plan.treatments:
                     self.evaluate(u)
 
 
@@ -75,7 +75,7 @@ def _run_scan(state: _State) -> dict[Any, Any]:
         (first, first + 1),
         init,
         [state.read(v) for v, _ in body.places],
-        [_of_no_layer(graph.eqns[i], verdict) for i, verdict in body.sums.items()],
+        [_of_no_layer(graph.eqns[i], treated) for i, treated in body.sums.items()],
     )
     xs = {i: slices[i] for i in body.read}
     (_, ends, buffers, totals), kept = scan_like(eqn, body, carry, xs)
@@ -94,7 +94,7 @@ def _whole(state: _State) -> dict[tuple[Any, Axis], Any]:
     graph, plan = state.graph, state.plan
     found: dict[tuple[Any, Axis], Any] = {p: state.read(p[0]) for p in plan.buffers}
     for i in plan.moved:
-        for v, axis in zip(graph.eqns[i].invars, plan.verdicts[i].ins, strict=True):
+        for v, axis in zip(graph.eqns[i].invars, plan.treatments[i].ins, strict=True):
             if is_var(v) and v not in plan.axis:
                 for w in [v] if axis is None else _unsliced(graph, v, axis):
                     found[w, None] = state.read(w)
@@ -117,7 +117,7 @@ def _unsliced(graph: JaxprGraph, v, axis: int) -> Iterator[Any]:
 
 @dataclass(eq=False)  # hashed by identity, as scan wants of a function
 class _Body:
-    """A turn of the scan: the old body, then what was moved, then the slices stored.
+    """An iteration of the scan: the old body, what was moved, the slices stored.
 
     Attributes:
       places: the buffers that are updated in place.
@@ -136,10 +136,10 @@ class _Body:
     carried: list[Any] = field(init=False)
 
     def __post_init__(self):
-        verdicts = self.plan.verdicts.items()
+        treatments = self.plan.treatments.items()
         self.eqn = self.graph.eqns[self.plan.scan]
         self.places = list(self.plan.updated.values())
-        self.sums = {i: how for i, how in verdicts if isinstance(how, Reduced)}
+        self.sums = {i: how for i, how in treatments if isinstance(how, Reduced)}
         self.carried = [v for v in filter(is_var, xs_of(self.eqn)) if self._has(v)]
         xs = enumerate(xs_of(self.eqn))
         self.read = [i for i, v in xs if not (is_var(v) and v in self.carried)]
@@ -149,12 +149,12 @@ class _Body:
         made_of_it = list(bases(self.graph, v, 0))
         return bool(made_of_it) and all(place in self.places for place in made_of_it)
 
-    def __call__(self, carry, turn):
+    def __call__(self, carry, item):
         (j, after), inner, buffers, totals = carry
         buffers = dict(zip(self.plan.updated, buffers, strict=True))
         whole = dict(zip(self.places, buffers.values(), strict=True))
         layer = _Layer(self.graph, self.plan, j, {**self.whole, **whole})
-        outs = self._old_body(layer, inner, turn)
+        outs = self._old_body(layer, inner, item)
         at = _after(layer.j, after - 1, outs)
         read = {place for v in self.carried for place in bases(self.graph, v, 0)}
         for i in self.plan.moved:
@@ -173,26 +173,26 @@ class _Body:
         step = -1 if self.eqn.params["reverse"] else 1
         return ((j + step, after + step), outs, list(buffers.values()), totals), kept
 
-    def _stored(self, layer: "_Layer", v, buffer, at, j_again):
+    def _stored(self, layer: "_Layer", v, buffer, at, same_j):
         """The buffer with this layer's new value; on CPU it is read back from there.
 
-        XLA:CPU would compute the value again from the old slice wherever it is used,
-        and copy the whole buffer in every turn to have it. `j_again` is the same index
-        by another way, or reading would be simplified away.
+        XLA:CPU would recompute the value from the old slice wherever it is used,
+        and copy the whole buffer in every iteration to have it. `same_j` is the same
+        index computed otherwise, or reading would be simplified away.
         """
         _, axis = self.plan.updated[v]
         value = layer.env[v, axis]
         buffer = lax.dynamic_update_slice_in_dim(buffer, value, at, axis)
-        read = lambda buffer, value: lax.dynamic_slice_in_dim(buffer, j_again, 1, axis)
+        read = lambda buffer, value: lax.dynamic_slice_in_dim(buffer, same_j, 1, axis)
         layer.env[v, axis] = lax.platform_dependent(
             buffer, value, cpu=read, default=lambda buffer, value: value
         )
         return buffer
 
-    def _old_body(self, layer: "_Layer", inner, turn) -> list:
+    def _old_body(self, layer: "_Layer", inner, item) -> list:
         """Its carry; its stacked outputs go into the layer."""
         xs = [
-            turn[i] if i in turn else jnp.squeeze(layer.slice_of(v, 0), 0)
+            item[i] if i in item else jnp.squeeze(layer.slice_of(v, 0), 0)
             for i, v in enumerate(xs_of(self.eqn))
         ]
         outs = _jaxpr.evaluate(
@@ -238,13 +238,13 @@ class _Layer:
 
     def run(self, i: int) -> None:
         """A moved equation, on slices."""
-        eqn, verdict = self.graph.eqns[i], self.plan.verdicts[i]
-        args = map(self.slice_of, eqn.invars, verdict.ins)
-        if isinstance(verdict, Reduced):
+        eqn, treated = self.graph.eqns[i], self.plan.treatments[i]
+        args = map(self.slice_of, eqn.invars, treated.ins)
+        if isinstance(treated, Reduced):
             self.env[eqn.outvars[0], None] = _compat.bind(eqn, list(args))[0]
             return
-        outs = _compat.bind(eqn, list(args), narrow(eqn, verdict.outs))
-        places = zip(eqn.outvars, verdict.outs, strict=True)
+        outs = _compat.bind(eqn, list(args), narrow(eqn, treated.outs))
+        places = zip(eqn.outvars, treated.outs, strict=True)
         self.env.update(zip(places, outs, strict=True))
 
     def _make(self, v, axis: int):
@@ -256,20 +256,20 @@ class _Layer:
         return _compat.bind(eqn, args, narrow(eqn, (axis,)))[0]
 
 
-def _after(j, j_again, outs: Sequence[Any]):
+def _after(j, same_j, outs: Sequence[Any]):
     """`j`; on CPU not before the old body has put out its carry.
 
     Nothing else says that the body reads the old parameters before they are written:
-    XLA:CPU would copy their whole stack in every turn to be sure.
+    XLA:CPU would copy their whole stack in every iteration to be sure.
     """
     firsts = [x[(0,) * x.ndim] for x in outs if _has_a_first(x)]
 
-    def on_cpu(j, j_again, *firsts):
+    def on_cpu(j, same_j, *firsts):
         some = sum((jnp.isnan(x).astype(j.dtype) for x in firsts), jnp.zeros_like(j))
-        return lax.clamp(j_again, some, j)
+        return lax.clamp(same_j, some, j)
 
-    default = lambda j, j_again, *firsts: j
-    return lax.platform_dependent(j, j_again, *firsts, cpu=on_cpu, default=default)
+    default = lambda j, same_j, *firsts: j
+    return lax.platform_dependent(j, same_j, *firsts, cpu=on_cpu, default=default)
 
 
 def _has_a_first(x) -> bool:

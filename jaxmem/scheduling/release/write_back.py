@@ -51,9 +51,9 @@ def scan_with_write_back(
     consts, init, xs = split(eqn, values)
     reverse, length = eqn.params["reverse"], eqn.params["length"]
 
-    def step(carry, turn):
+    def step(carry, item):
         j, inner, stacks = carry
-        x = dict(turn)
+        x = dict(item)
         for slot, stack in zip(slots, stacks, strict=True):
             x[slot] = lax.dynamic_index_in_dim(stack, j, 0, keepdims=False)
         args = [*consts, *inner, *(x[i] for i in range(len(xs)))]

@@ -111,7 +111,7 @@ def _cheapest(space: SearchSpace, candidate: Candidate, least: float) -> Candida
     """The candidate of the highest rate that keeps hardly more than this one.
 
     A softmax's maxima and sums are such: few bytes, and dear, since all logits must be
-    there to make them again.
+    there to recompute them.
     """
     best = candidate
     while best.seconds > 0:
