@@ -9,7 +9,7 @@ per cent of the step. Of `schedule`'s choices some are printed that no other bea
 policy goes round each layer or block as `nn.remat` does, round the whole loss where
 a net has none (`zoo.step`), and its peak is the lower of XLA's order and its own.
 "ours" is the time that our choices, joined by straight lines (some layers do the one,
-some the other), take at a policy's bytes. Less than none is where what is done again
+some the other), take at a policy's bytes. Less than none is where what is recomputed
 costs less than writing it and reading it back.
 """
 
