@@ -33,8 +33,8 @@ from benchmarks.models import (
     abstract_params,
     mean_square,
 )
+from jaxmem.ir.costs import flops
 from jaxmem.nn import linen
-from jaxmem.scheduling._machine import flops
 
 STACKS = {
     "GPT-2 medium, 4 x 1024": (GPT2_MEDIUM, PreLNLayer, (4, 1024)),

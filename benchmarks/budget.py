@@ -62,7 +62,7 @@ def row(name: str, budget: float):
     except BudgetError as error:
         print(error)
         return (name, budget, "", "", "", policy, temp, its, "out of reach", "", "")
-    again = 300 * plan.again_flops / flops
+    again = 300 * plan.recomputed_flops / flops
     peak = plan.scheduled.peak_bytes
     return (
         *(name, budget, plan.scheduled.temp_bytes / MIB, 100 * peak / room, again),

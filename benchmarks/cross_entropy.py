@@ -48,7 +48,7 @@ def by_optax(x, kernel, labels):
 
 
 def chunks(x, kernel, labels, count=8):
-    """Chunks of tokens, whose logits are made again in the backward pass."""
+    """Chunks of tokens, whose logits are recomputed in the backward pass."""
 
     @jax.checkpoint
     def chunk(total, tokens):

@@ -9,7 +9,7 @@ per cent of the step. Of `schedule`'s choices some are printed that no other bea
 policy goes round each layer or block as `nn.remat` does, round the whole loss where
 a net has none (`zoo.step`), and its peak is the lower of XLA's order and its own.
 "ours" is the time that our choices, joined by straight lines (some layers do the one,
-some the other), take at a policy's bytes. Less than none is where what is done again
+some the other), take at a policy's bytes. Less than none is where what is recomputed
 costs less than writing it and reading it back.
 """
 
@@ -25,14 +25,15 @@ from benchmarks._common import MIB, RESULTS, as_a_whole, publish, published, wri
 from benchmarks.blocks import POLICIES, TARGET
 from benchmarks.scheduling import Case, cases
 from jaxmem import _jaxpr, planning
-from jaxmem.scheduling._choice import NO_CHOICE
-from jaxmem.scheduling._ladder import ladder, step_of
-from jaxmem.scheduling._ladder_segments import in_segments
-from jaxmem.scheduling._machine import MACHINES, seconds
-from jaxmem.scheduling._operations import operations_of
-from jaxmem.scheduling._operations_predict import predicted
-from jaxmem.scheduling._passes import by_shape, rewrite
-from jaxmem.scheduling._reordered import sequences
+from jaxmem.ir.aliases import by_shape
+from jaxmem.ir.costs import MACHINES, seconds
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._passes import rewrite
+from jaxmem.scheduling.order.ordered import sequences
+from jaxmem.scheduling.predict.operations import operations_of
+from jaxmem.scheduling.predict.prediction import predicted
+from jaxmem.scheduling.search.front import pareto_front, space_of
+from jaxmem.scheduling.search.front_segments import in_segments
 
 CHIP = MACHINES[TARGET]
 BATCH = 32
@@ -74,20 +75,21 @@ def choices(step: Traced, whole: float) -> Iterator[tuple[int, float]]:
     `whole`: the seconds of the step. Of layers that are written out it is some of the
     choices, fused anew as steps of their own.
     """
-    first = rewrite(*step, choice=NO_CHOICE)
-    about = step_of(first.pairs, first.lists, TARGET)
-    if about.is_list:
-        rungs = sequences(first.unordered, step.aliases, TARGET)
-        found = {(rung.bytes, rung.seconds): rung.choice for rung in rungs}
-        for point in some(unbeaten(found)):
-            again = Traced(rewrite(*step, choice=found[point]).jaxpr, step.aliases)
-            more = again.seconds(scanned=False) - whole
-            yield again.temporaries(written=True), more
+    first = rewrite(*step, choice=Choice(TARGET))
+    space = space_of(first.pairs, first.lists, TARGET)
+    if space.is_unrolled:
+        candidates = sequences(first.unordered, step.aliases, TARGET)
+        orders = {(size, time): order for order, size, time in candidates}
+        for point in some(unbeaten(orders)):
+            choice = Choice(TARGET, (orders[point],))
+            less = Traced(rewrite(*step, choice=choice).jaxpr, step.aliases)
+            more = less.seconds(scanned=False) - whole
+            yield less.temporaries(written=True), more
         return
-    flat = ladder(about)
-    for rung in [*flat, *in_segments(about, flat)]:
-        again = Traced(rewrite(*step, choice=rung.choice).jaxpr, step.aliases)
-        yield again.temporaries(), rung.seconds
+    flat = pareto_front(space)
+    for candidate in [*flat, *in_segments(space, flat)]:
+        less = Traced(rewrite(*step, choice=candidate.choice).jaxpr, step.aliases)
+        yield less.temporaries(), candidate.seconds
 
 
 def unbeaten(points: Iterable[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -4,7 +4,7 @@
 
 The loss gradient of GPT-2 medium's blocks, 1 x 1024, with more and more layers,
 compiled for an H100; the gradients are outputs and not counted. "a layer" computes each
-layer again from its own input (the last rung of the ladder), "segments" is the least
+layer again from its own input (the last candidate), "segments" is the least
 that `jaxmem.schedule` reaches, with the layers in a segment and in those inside of it.
 Recomputation is in per cent of the forward pass's matmul flops.
 """
@@ -16,6 +16,8 @@ from benchmarks._common import MIB, publish
 from benchmarks.blocks import TARGET, gradient_of_stack, matmul_flops
 from benchmarks.models import GPT2_MEDIUM, PreLNLayer, Stack
 from benchmarks.offload import least
+from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.recompute.segments_rewrite import InSegments
 
 DEPTHS = (12, 24, 48, 96, 192)
 COLUMNS = (
@@ -28,14 +30,14 @@ def row(layers: int):
     model = Stack(dataclasses.replace(GPT2_MEDIUM, layers=layers), PreLNLayer)
     step, args = gradient_of_stack(model, (1, 1024))
     plan = least(step, args, offload=False)
-    lowest = dataclasses.replace(plan.choice, rate=1e-3, segments=())
+    lowest = plan.choice.having(Recompute(1e-3), InSegments())
     lowest = dataclasses.replace(plan, choice=lowest)
     flat = jaxmem.schedule(step, plan=lowest, donate_argnums=())
     flat = flat.plan(*args, target=TARGET)
     forward = matmul_flops(step, *args) / 3
-    again = [100 * p.again_flops / forward for p in (flat, plan)]
+    again = [100 * p.recomputed_flops / forward for p in (flat, plan)]
     mib = [p.temp_bytes / MIB for p in (plan.plain, flat.scheduled, plan.scheduled)]
-    sizes = " / ".join(map(str, plan.choice.segments))
+    sizes = " / ".join(map(str, plan.choice.get(InSegments).sizes))
     return layers, *mib[:2], again[0], mib[2], sizes, again[1]
 
 

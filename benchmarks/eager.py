@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxmem import _jaxpr
+from jaxmem.ir.scans import is_var, size_of
 from jaxmem.planning import Graph, Operation, Value
-from jaxmem.scheduling._scans import is_var, size_of
 
 VIEWS = frozenset("broadcast_in_dim expand_dims name reshape squeeze transpose".split())
 

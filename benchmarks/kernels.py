@@ -32,7 +32,7 @@ from benchmarks._common import (
     published,
 )
 from jaxmem import ops
-from jaxmem.scheduling._machine import MACHINES, flops
+from jaxmem.ir.costs import MACHINES, flops
 from pallas_kernels.chips import chip_name
 
 SDS = jax.ShapeDtypeStruct

@@ -38,7 +38,7 @@ def row(name: str, offload: bool):
     gradient, model = made(name)
     step, args = gradient(model)
     plan = least(step, args, offload)
-    again = 300 * plan.again_flops / matmul_flops(step, *args)
+    again = 300 * plan.recomputed_flops / matmul_flops(step, *args)
     seconds = next(t.seconds for t in plan.tried if t.choice == plan.choice)
     return (
         *(name, "yes" if offload else "no", plan.scheduled.temp_bytes / MIB),

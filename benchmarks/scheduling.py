@@ -37,11 +37,11 @@ from benchmarks._common import (
 )
 from benchmarks.eager import every_equation
 from jaxmem import _jaxpr
+from jaxmem.ir.aliases import by_shape
 from jaxmem.planning import best_fit, layout
-from jaxmem.scheduling._operations import Operations, operations_of
-from jaxmem.scheduling._operations_order import fences_of, in_given_order
-from jaxmem.scheduling._operations_predict import compiled_peak
-from jaxmem.scheduling._passes import by_shape
+from jaxmem.scheduling.order.given import fences_of, in_given_order
+from jaxmem.scheduling.predict.operations import Operations, operations_of
+from jaxmem.scheduling.predict.prediction import compiled_peak
 
 BATCHES = (1, 32)
 TARGET = "h100"

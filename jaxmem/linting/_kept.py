@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxmem.linting._subject import CALLS, LEAST, Level, is_own
-from jaxmem.scheduling._scans import is_var, size_of
+from jaxmem.ir.scans import is_var, size_of
+from jaxmem.linting._subject import CALLS, LEAST, SubjectLevel, is_own
 
 # the result has the data of the operand
 _VIEWS = frozenset("name reduce_precision copy reshape squeeze transpose".split())
@@ -29,7 +29,7 @@ class Definition:
         the same variables twice.
     """
 
-    level: Level
+    level: SubjectLevel
     var: Any
     eqn: Any
     source: str = ""
@@ -63,7 +63,7 @@ class KeptValue:
     definition: Definition
 
 
-def kept_values(level: Level) -> Iterator[KeptValue]:
+def kept_values(level: SubjectLevel) -> Iterator[KeptValue]:
     """Each kept value once, with those of inner loops that contain both passes."""
     forward: set[Any] = set()
     seen: set[Any] = set()
@@ -79,7 +79,7 @@ def kept_values(level: Level) -> Iterator[KeptValue]:
             yield from kept_values(inner)
 
 
-def definition_of(level: Level, var) -> Definition:
+def definition_of(level: SubjectLevel, var) -> Definition:
     """Where a value is computed: below views, and inside loops and calls."""
     while (eqn := level.makers.get(var)) is not None:
         line = level.source(eqn)
@@ -100,13 +100,13 @@ def definition_of(level: Level, var) -> Definition:
     return Definition(level, var, None)
 
 
-def _body(level: Level, eqn) -> Level | None:
+def _body(level: SubjectLevel, eqn) -> SubjectLevel | None:
     """The body of a loop or a call with the same outputs."""
     fits = (i for i in level.inside(eqn) if len(i.jaxpr.outvars) == len(eqn.outvars))
     return next(fits, None)
 
 
-def _unchanged_operand(eqn, inner: Level, definition: Definition) -> Any:
+def _unchanged_operand(eqn, inner: SubjectLevel, definition: Definition) -> Any:
     """The operand of a call that the call returns unchanged, or None."""
     inputs = inner.jaxpr.invars
     if eqn.primitive.name not in CALLS or definition.var not in inputs:

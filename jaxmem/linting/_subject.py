@@ -37,7 +37,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Level:
+class SubjectLevel:
     """A list of equations inside a step.
 
     Attributes:
@@ -58,7 +58,7 @@ class Level:
     library: bool = False
 
     @classmethod
-    def of(cls, closed) -> "Level":
+    def of(cls, closed) -> "SubjectLevel":
         """The outermost equations of a jaxpr."""
         return cls(_jaxpr.split(closed)[0])
 
@@ -105,7 +105,7 @@ class Level:
         """Whether an equation belongs to a backward pass."""
         return "transpose(" in self.scopes(eqn) or is_differentiated(eqn)
 
-    def inside(self, eqn) -> "Iterator[Level]":
+    def inside(self, eqn) -> "Iterator[SubjectLevel]":
         """The lists of equations inside an equation."""
         for body in _jaxpr.bodies(eqn):
             jaxpr, length, carry = _jaxpr.split(body)[0], 1, frozenset()
@@ -117,22 +117,22 @@ class Level:
             folders = (*_compat.INSTALLED, *_compat.OWN)
             library = any(folder in function for folder in folders)
             times = self.times * length
-            yield Level(jaxpr, self.scopes(eqn), times, carry, line, library)
+            yield SubjectLevel(jaxpr, self.scopes(eqn), times, carry, line, library)
 
 
-def levels(closed) -> Iterator[Level]:
+def levels(closed) -> Iterator[SubjectLevel]:
     """Every list of equations, the outer before the inner."""
 
-    def walk(level: Level) -> Iterator[Level]:
+    def walk(level: SubjectLevel) -> Iterator[SubjectLevel]:
         yield level
         for eqn in level.jaxpr.eqns:
             for inner in level.inside(eqn):
                 yield from walk(inner)
 
-    yield from walk(Level.of(closed))
+    yield from walk(SubjectLevel.of(closed))
 
 
-def checkpoints(closed) -> Iterator[tuple[Level, Any]]:
+def checkpoints(closed) -> Iterator[tuple[SubjectLevel, Any]]:
     """Every `jax.checkpoint` in a backward pass, with the level that it is in.
 
     Those inside ops of this package are left out: the user did not write them.
@@ -143,7 +143,7 @@ def checkpoints(closed) -> Iterator[tuple[Level, Any]]:
                 yield level, eqn
 
 
-def is_own(level: Level, eqn) -> bool:
+def is_own(level: SubjectLevel, eqn) -> bool:
     """Whether this package wrote an equation, and not the user.
 
     The scope tells it of an op that has taken the place of a formula, whose line it
@@ -178,7 +178,7 @@ def _without_repetition(path: str) -> str:
     return path
 
 
-def place(level: Level, eqn) -> dict[str, Any]:
+def place(level: SubjectLevel, eqn) -> dict[str, Any]:
     """`where` and `path` of a finding."""
     return {"where": level.source(eqn), "path": level.path(eqn)}
 

@@ -1,69 +1,66 @@
-"""How much of the forward pass is computed again: plain data, and the prices it means.
+"""What the passes are asked to do: plain data.
 
-`Choice` is all that a search over budgets varies, so it is also all that must be kept
-of a plan to have the same step again.
+A `Choice` is all that a search over budgets varies, so it is also all that must be kept
+of a plan to have the same step a second time.
 """
 
-import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeVar
 
-from jaxmem.scheduling._least import Price
-from jaxmem.scheduling._machine import MACHINES, fused_only, seconds
+C = TypeVar("C")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What may be computed again to save bytes.
+    """A configuration for each pass.
 
     Attributes:
-      machine: the target whose rates say what an operation costs.
-      rate: bytes that one would rather keep than compute for a second: the lower, the
-        more is computed again. At infinity, and with None, it is what costs nothing.
-      more: the same in the first layers, where it is lower than `rate`.
-      part: how many of the layers these are, as a fraction.
-      offload: bytes a layer from which what is kept waits in the host's memory; None:
-        nothing does.
-      segments: layers in a segment, of which only the first keeps its input until the
-        backward pass runs them forward again, and in one of the segments inside of it;
-        empty: every layer keeps its own.
-      lists: whether equations outside of loops are computed again too.
-      named: whether only what has a `checkpoint_name` is kept.
-      waits: whether products that make much wait for those that free much.
-      order: whether operations outside of loops come in an order of their own.
-      sequence: numbers of operations outside of loops, some of them more than once, as
-        `operations_of` counts them; empty for the order of the step.
-      plain: whether the step is left as it was given, whatever the others say.
+      target: the chip whose rates say what an operation costs.
+      configs: those that are not the default, in the order of their names.
+      unchanged: whether the step is left as it was given, whatever the others say.
       compared: whether a compiler compares the step with the one given; else nothing is
-        done but what the step's graph shows to gain clearly (`_clear_gain.py`).
+        done but what the step's graph shows to gain clearly.
     """
 
-    machine: str = "cpu"
-    rate: float | None = None
-    more: float | None = None
-    part: float = 0.0
-    offload: int | None = None
-    segments: tuple[int, ...] = ()
-    lists: bool = False
-    named: bool = False
-    waits: bool = False
-    order: bool = False
-    sequence: tuple[int, ...] = field(default=(), repr=False)
-    plain: bool = False
+    target: str = "cpu"
+    configs: tuple[Any, ...] = ()
+    unchanged: bool = False
     compared: bool = True
+
+    def __post_init__(self):
+        by_name = {config.name: config for config in self.configs}
+        kept = [c for _, c in sorted(by_name.items()) if c != type(c)()]
+        object.__setattr__(self, "configs", tuple(kept))
+
+    def get(self, kind: type[C]) -> C:
+        """The configuration of this class; its default where none is given."""
+        return next((c for c in self.configs if type(c) is kind), kind())
+
+    def having(self, *configs: Any) -> "Choice":
+        """The same with other configurations of some passes."""
+        return replace(self, configs=(*self.configs, *configs))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it: the name of each pass with its configuration."""
+        configs = {config.name: asdict(config) for config in self.configs}
+        own = {"unchanged": self.unchanged, "compared": self.compared}
+        return {"target": self.target, "passes": configs, **own}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], kinds: Mapping[str, type]) -> "Choice":
+        """What `to_dict` gave; `kinds`: the class of configurations of each pass."""
+        configs = (_config(kinds[k], found) for k, found in data["passes"].items())
+        own = data["unchanged"], data["compared"]
+        return cls(data["target"], tuple(configs), *own)
+
+
+def _config(kind: Any, found: dict[str, Any]) -> Any:
+    """JSON has lists where configurations have tuples."""
+    if unknown := found.keys() - {f.name for f in fields(kind)}:
+        raise ValueError(f"the pass {kind.name!r} has no option {sorted(unknown)}")
+    tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+    return kind(**tuples)
 
 
 NO_CHOICE = Choice(compared=False)
-NAMED = Choice(named=True)
-
-
-def price_at(rate: float | None, machine: str) -> Price:
-    """What one would pay, in bytes, for not doing an equation again."""
-    if rate is None or math.isinf(rate):
-        return fused_only
-    chip = MACHINES[machine]
-
-    def price(eqn) -> float | None:
-        cost = seconds(eqn, chip)
-        return None if cost is None else cost * rate
-
-    return price

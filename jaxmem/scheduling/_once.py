@@ -1,6 +1,6 @@
-"""What is made for a key, once, whichever thread asks first.
+"""A value for each key, made once, whichever thread asks first.
 
-The others wait for it. An error that would only come again is remembered as well.
+The others wait for it. An error that would only be repeated is remembered as well.
 """
 
 import copy

@@ -6,7 +6,7 @@ from typing import Any
 from jaxmem._checks import check_float
 from jaxmem.chips import get_target, local_target
 from jaxmem.memory import Target, parse_bytes
-from jaxmem.scheduling._plan import Plan
+from jaxmem.scheduling.plan.plan import Plan
 
 
 def check_seconds(seconds: float | None) -> None:

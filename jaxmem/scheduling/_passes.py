@@ -1,42 +1,64 @@
-"""The passes in order, over a step and over what it holds inside."""
+"""The passes in order, over a step and over the loops in it."""
 
-import collections
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from jaxmem import _compat, _jaxpr
-from jaxmem.scheduling._carried import carried
-from jaxmem.scheduling._choice import NO_CHOICE, Choice, price_at
-from jaxmem.scheduling._clear_gain import clearly_ordered, gains_clearly, not_made
-from jaxmem.scheduling._flatten import flatten
-from jaxmem.scheduling._graph import Graph
-from jaxmem.scheduling._machine import fused_only
-from jaxmem.scheduling._order import in_order
-from jaxmem.scheduling._pairs import Pair, pairs
-from jaxmem.scheduling._release import Stack, releases
-from jaxmem.scheduling._release_scan import release
-from jaxmem.scheduling._release_search import HINT
-from jaxmem.scheduling._reordered import reordered, repeat
-from jaxmem.scheduling._scan_constants import constants_inside
-from jaxmem.scheduling._scan_inputs import cast_inside
-from jaxmem.scheduling._scan_part import remake_part
-from jaxmem.scheduling._scan_residuals import (
-    Remake,
-    remake,
-    remakes,
-    remakes_by_names,
+from jaxmem.ir.aliases import Aliases, by_shape
+from jaxmem.ir.backward import is_transposed
+from jaxmem.ir.flatten import flatten
+from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.scans import is_var
+from jaxmem.ir.shard_maps import aliases_inside, whole_step
+from jaxmem.scheduling._choice import NO_CHOICE, Choice
+from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling.order.ordered import OperationOrder, OrderOperations
+from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst
+from jaxmem.scheduling.placement.carried import carried
+from jaxmem.scheduling.placement.casts import CastInside
+from jaxmem.scheduling.placement.constants import ConstantsInside
+from jaxmem.scheduling.plan.rows import Description
+from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers
+from jaxmem.scheduling.recompute.pairs import Pair, pairs
+from jaxmem.scheduling.recompute.residuals import RecomputeResiduals
+from jaxmem.scheduling.recompute.segments_rewrite import InSegments, RecomputeSegments
+from jaxmem.scheduling.recompute.unrolled import (
+    RecomputeUnrolled,
+    Unrolled,
+    has_both_passes,
 )
-from jaxmem.scheduling._scan_segments import remake_segments
-from jaxmem.scheduling._scans import is_var, xs_of, ys_of
-from jaxmem.scheduling._segments import segmented
-from jaxmem.scheduling._shard_maps import aliases_inside, whole_step
-from jaxmem.scheduling._shrink_first import shrink_first
-from jaxmem.scheduling._two_pass import blocked_scans, two_pass
-from jaxmem.scheduling._unrolled import compute_again, is_transposed
+from jaxmem.scheduling.release.released import GradientRelease, ReleaseGradients
 
-Aliases = Mapping[int, int]  # position of an output -> of the input in its memory
+PASSES: tuple[Pass, ...] = (
+    CastInside(),
+    ConstantsInside(),
+    RecomputeSegments(),
+    RecomputeResiduals(),
+    RecomputeFirstLayers(),
+    RecomputeUnrolled(),
+    ReleaseGradients(),
+    OrderOperations(),
+    ProductsThatShrinkFirst(),
+)
+CONFIGS: dict[str, type] = {one.config.name: one.config for one in PASSES}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the passes did to one list of equations.
+
+    Attributes:
+      entered: the level as each pass was given it, by the class of its configuration.
+      rewrites: (pass, rewrite) in order.
+      notes: sentences about what was not done.
+    """
+
+    entered: Mapping[type, Level]
+    rewrites: tuple[tuple[Pass, Any], ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -45,259 +67,171 @@ class Rewritten:
 
     Attributes:
       jaxpr: closed; computes what the original does.
-      stacks: the stacked outputs of its backward scans, released or not.
-      residuals: (aval, what makes a layer of it, in words what it is made of, 1) of the
-        stacks that forward scans no more make; with -1 of those in their place.
-      again: (equation, how often) of what is computed a second time and costs.
-      pairs: its pairs of scans as they are before anything is done again.
-      lists: its lists of equations that may hold both passes, before the same.
-      unordered: the jaxpr before its operations were put in order.
-      offloaded: bytes of residuals that wait in the host's memory.
-      waits: whether products wait for others (`shrink_first`).
-      levels: the lists of equations, one inside another, before their operations were
-        put in order, with the aliases of each.
-      flat: the jaxpr before all passes, its calls written out.
-      left: in words, what was not done since no compiler could compare.
+      written_out: the jaxpr before all passes, its calls written out.
+      records: of its lists of equations, those of inner loops after the outer ones.
+      target: the chip whose rates count.
+      whole: gives the jaxpr of the step from that of the first list, where the step is
+        one `shard_map`.
     """
 
     jaxpr: Any
-    stacks: tuple[Stack, ...] = ()
-    residuals: tuple[tuple[Any, Any, str, int], ...] = ()
-    again: tuple[tuple[Any, int], ...] = ()
-    pairs: tuple[Pair, ...] = ()
-    lists: tuple[Any, ...] = ()
-    unordered: Any = None
-    offloaded: int = 0
-    waits: bool = False
-    levels: tuple[tuple[Any, Aliases], ...] = ()
-    flat: Any = None
-    left: tuple[str, ...] = ()
+    written_out: Any
+    records: tuple[Record, ...] = ()
+    target: str = "cpu"
+    whole: Callable[[Any], Any] = field(default=lambda closed: closed, repr=False)
+
+    @functools.cached_property
+    def description(self) -> Description:
+        """What the passes say of their rewrites."""
+        done = (pair for record in self.records for pair in record.rewrites)
+        rows = (one.describe(rewrite, self.target) for one, rewrite in done)
+        return sum(rows, Description())
+
+    @functools.cached_property
+    def pairs(self) -> tuple[Pair, ...]:
+        """The pairs of scans as they are before anything is recomputed."""
+        levels = (record.entered[InSegments] for record in self.records)
+        return tuple(pair for level in levels for pair in pairs(level.jaxpr))
+
+    @property
+    def lists(self) -> tuple[Any, ...]:
+        """The lists of equations that may hold both passes, before the same."""
+        levels = (record.entered[Unrolled] for record in self.records)
+        return tuple(level.jaxpr for level in levels if has_both_passes(level))
+
+    @property
+    def unordered(self) -> Any:
+        """The jaxpr before its operations were put in order."""
+        return self.whole(self.records[0].entered[OperationOrder].jaxpr)
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """The lists of equations, before their operations were put in order."""
+        return tuple(record.entered[OperationOrder] for record in self.records)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about what was not done."""
+        left = (note for record in self.records for note in record.notes)
+        return (*self.description.notes, *left)
+
+    def did(self, config: type) -> bool:
+        """Whether the pass with configurations of this class has changed anything."""
+        done = (one.config for record in self.records for one, _ in record.rewrites)
+        return config in done
 
 
 def rewrite(
     closed, aliases: Aliases, clip: str | None = None, choice: Choice = NO_CHOICE
 ) -> Rewritten:
     """The step with every update that can be moved in the backward pass."""
-    if choice.plain:
-        return Rewritten(closed, flat=closed)
-    closed = flatten(closed)
+    if choice.unchanged:
+        return Rewritten(closed, closed)
+    if clip == "two_pass":
+        choice = choice.having(GradientRelease(two_pass=True))
+    written_out = flatten(closed)
+    found = _step(written_out, aliases, choice)
+    return replace(found, written_out=written_out)
+
+
+def _step(closed, aliases: Aliases, choice: Choice) -> Rewritten:
     eqn = whole_step(closed)
-    if eqn is None:
-        found = _level(closed, aliases, clip, choice)
-        return replace(found, jaxpr=carried(found.jaxpr, aliases), flat=closed)
-    pairs = aliases_inside(closed, eqn, aliases)
-    return _whole(closed, lambda body: rewrite(body, pairs, clip, choice))
+    if eqn is not None:
+        return _sharded_step(closed, aliases_inside(closed, eqn, aliases), choice)
+    level = Level(closed, aliases, choice.target, compared=choice.compared)
+    jaxpr, records = _run_passes(level, choice)
+    return Rewritten(carried(jaxpr, aliases), closed, records, choice.target)
 
 
-def _whole(closed, rewrites: Callable[[Any], Rewritten]) -> Rewritten:
+def _sharded_step(closed, aliases: Aliases, choice: Choice) -> Rewritten:
     """A step that is one `shard_map`: all is done to what one device does."""
-    inner: list[Rewritten] = []
-    opened = _with_shards(closed, rewrites, inner)
-    found = replace(inner[0], flat=closed)
-    if found.unordered is None:
-        return replace(found, jaxpr=opened)
-    before = replace(found, jaxpr=found.unordered)
-    unordered = _with_shards(closed, lambda _: before, [])
-    return replace(found, jaxpr=opened, unordered=unordered)
+    found: list[Rewritten] = []
+
+    def rewritten(body):
+        found.append(_step(flatten(body), aliases, choice))
+        return found[0].jaxpr
+
+    jaxpr = _with_shards(closed, rewritten)
+    inner = found[0].whole
+    whole = lambda body: _with_shards(closed, lambda _: inner(body))
+    return replace(found[0], jaxpr=jaxpr, whole=whole)
 
 
-def _with_shards(closed, rewrites: Callable[[Any], Rewritten], inner: list[Rewritten]):
+def _with_shards(closed, rewritten: Callable[[Any], Any]):
     """The jaxpr with other bodies in its `shard_map`s."""
 
     def rule(eqn, args: list) -> list[Any] | None:
         if eqn.primitive.name != "shard_map":
             return None
-        return _shard_map(eqn, args, rewrites, inner)
+        return _shard_map(eqn, args, rewritten)
 
     return _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
 
 
-def _shard_map(eqn, args: list, rewrites, inner: list[Rewritten]) -> list[Any]:
+def _shard_map(eqn, args: list, rewritten: Callable[[Any], Any]) -> list[Any]:
     def shards(args: list) -> list[Any]:
-        found = rewrites(_compat.ClosedJaxpr(_jaxpr.bodies(eqn)[0], ()))
-        inner.append(found)
-        return _jaxpr.evaluate(found.jaxpr, args)
+        body = _compat.ClosedJaxpr(_jaxpr.bodies(eqn)[0], ())
+        return _jaxpr.evaluate(rewritten(body), args)
 
     return _compat.shard_map_again(eqn, shards, args)
 
 
-def _level(
-    closed, aliases: Aliases, clip: str | None, choice: Choice, loop=None
-) -> Rewritten:
-    """One list of equations, the body of `loop`; then the bodies of the scans in it."""
-    closed = constants_inside(cast_inside(closed))
-    found = tuple(pairs(closed))
-    closed, remade, left = _remade(closed, choice)
-    lists, cut = [], []
-    if loop is None or not is_transposed(loop):  # else its forward pass is elsewhere
-        lists = [closed]
-        closed, cut = _again_in_list(closed, choice)
-    closed, stacks = _release_all(closed, aliases)
-    if clip == "two_pass":
-        closed, stacks = _twice(closed, aliases, stacks)
-        stacks = [replace(s, why=s.why.replace(HINT, "")) for s in stacks]
-    unordered = closed
-    if choice.sequence and loop is None:
-        closed, repeated = repeat(closed, aliases, choice.sequence, choice.machine)
-        cut += repeated
-    elif choice.order and loop is None:
-        closed = reordered(closed, aliases, choice.machine)
-    elif choice.compared:
-        closed = in_order(closed, aliases)
-    else:
-        closed, why = clearly_ordered(closed, aliases)
-        left += why
-    before, inner = closed, []
-    closed = shrink_first(closed) if choice.waits else closed
-    waits = closed is not before
-    closed = _inside(closed, aliases, clip, choice, inner)
-    residuals = [made for plan in remade for made in plan.described()]
-    again = [x for plan in remade for x in plan.repeated]
-    again += [(e, 1) for e in cut]
-    return Rewritten(
-        closed,
-        tuple([*stacks, *(s for r in inner for s in r.stacks)]),
-        tuple([*residuals, *(x for r in inner for x in r.residuals)]),
-        tuple([*again, *(x for r in inner for x in r.again)]),
-        tuple([*found, *(x for r in inner for x in r.pairs)]),
-        tuple([*lists, *(x for r in inner for x in r.lists)]),
-        unordered,
-        sum(plan.offloaded for plan in remade) + sum(r.offloaded for r in inner),
-        waits or any(r.waits for r in inner),
-        tuple([(unordered, aliases), *(x for r in inner for x in r.levels)]),
-        left=tuple([*left, *(x for r in inner for x in r.left)]),
-    )
+def _run_passes(level: Level, choice: Choice) -> tuple[Any, tuple[Record, ...]]:
+    """All passes over one list of equations; then over the loops in it."""
+    entered: dict[type, Level] = {}
+    rewrites: list[tuple[Pass, Any]] = []
+    notes: list[str] = []
+    for one in PASSES:
+        config = choice.get(one.config)
+        entered[one.config] = level
+        level, done = _run(one, level, config)
+        rewrites += ((one, rewrite) for rewrite in done)
+        notes += one.left(level, config)
+    record = Record(entered, tuple(rewrites), tuple(notes))
+    jaxpr, inner = _inside(level, choice)
+    return jaxpr, (record, *inner)
 
 
-def _remade(closed, choice: Choice) -> tuple[Any, list, list[str]]:
-    """What is worth its price made again, in all layers and then in the first ones.
-
-    The jaxpr, what was done, and in words what was not.
-    """
-    price = price_at(choice.rate, choice.machine)
-    plans = partial(remakes, price=price, offload=choice.offload)
-    if choice.named:
-        plans = partial(remakes_by_names, price=price)
-    ways: list[tuple[Callable, Callable]] = [(plans, remake)]
-    if choice.segments:
-        plans = partial(segmented, price=price, sizes=choice.segments)
-        ways.insert(0, (plans, remake_segments))
-    if choice.more is not None:
-        price = price_at(choice.more, choice.machine)
-        ways.append((partial(remakes, price=price, part=choice.part), remake_part))
-    done, left = [], []
-    for plans, apply in ways:
-        if choice.compared:
-            closed, found = _until_done(closed, plans, apply)
-        else:
-            closed, found = _until_done(closed, partial(_gaining, plans), apply)
-            left += not_made(closed, plans(closed))
-        done += found
-    return closed, done, left
+def _run(one: Pass, level: Level, config) -> tuple[Level, list[Any]]:
+    """One pass: the level after its rewrites, and these."""
+    done: list[Any] = []
+    while (rewrite := next(iter(one.analyse(level, config)), None)) is not None:
+        jaxpr = one.apply(level, rewrite)
+        done.append(rewrite)
+        if not one.repeats:
+            return replace(level, jaxpr=jaxpr), done
+        level = replace(level, jaxpr=_compat.without_dead_code(jaxpr))
+    return level, done
 
 
-def _gaining(plans: Callable, closed) -> Iterator[Remake]:
-    return (plan for plan in plans(closed) if gains_clearly(closed, plan))
-
-
-def _again_in_list(closed, choice: Choice) -> tuple[Any, list[Any]]:
-    """The same outside scans; (jaxpr, equations that cost and are done again)."""
-    if choice.rate is None or not choice.lists:
-        return closed, []
-    closed, done = compute_again(closed, price_at(choice.rate, choice.machine))
-    if done is None:
-        return closed, []
-    pair, found = done
-    eqns = [pair.body.eqns[i] for i in found.again]
-    return closed, [e for e in eqns if fused_only(e) is None]
-
-
-def _until_done(closed, plans: Callable, apply: Callable) -> tuple[Any, list]:
-    done = []
-    while (plan := next(iter(plans(closed)), None)) is not None:
-        closed = _compat.without_dead_code(apply(closed, plan))
-        done.append(plan)
-    return closed, done
-
-
-def _release_all(closed, aliases: Aliases) -> tuple[Any, list[Stack]]:
-    """Everything that can be released, and what became of every stacked gradient."""
-
-    def paying(closed):
-        return (p for p in releases(closed, _pairs(closed, aliases)) if p.moved)
-
-    closed, done = _until_done(closed, paying, release)
-    stacks = [s for plan in done for s in plan.stacks if s.released]
-    for plan in releases(closed, _pairs(closed, aliases)):
-        if _is_backward(closed, plan.scan):
-            stacks += plan.stacks
-    return closed, stacks
-
-
-def _is_backward(closed, scan: int) -> bool:
-    """Whether a scan reads what another has stacked: residuals."""
-    graph = Graph(closed)
-    scans = (e for e in graph.eqns if e.primitive.name == "scan")
-    stacked = {v for eqn in scans for v in ys_of(eqn)}
-    return any(v in stacked for v in xs_of(graph.eqns[scan]) if is_var(v))
-
-
-PASSES = 3  # a trust ratio with a safe norm needs two before the one that updates
-
-
-def _twice(closed, aliases: Aliases, stacks: list[Stack]) -> tuple[Any, list[Stack]]:
-    """The scans that are held up done again, where that releases more."""
-    tried, before = closed, stacks
-    for _ in range(PASSES - 1):
-        blocked = blocked_scans(tried)
-        if not blocked:
-            break
-        tried, found = _release_all(two_pass(tried, blocked[0]), aliases)
-        if _kept(found) < _kept(stacks):
-            if not _kept(found):  # first passes have the same stacks: count them once
-                found = [replace(s, released=True, why="") for s in before]
-            closed, stacks = tried, found
-    return closed, stacks
-
-
-def _kept(stacks: list[Stack]) -> int:
-    return sum(_jaxpr.elements(s.var.aval.shape) for s in stacks if not s.released)
-
-
-def _pairs(closed, aliases: Aliases) -> dict[Any, Any]:
-    jaxpr = _jaxpr.split(closed)[0]
-    return {
-        jaxpr.outvars[o]: jaxpr.invars[i]
-        for o, i in aliases.items()
-        if is_var(jaxpr.outvars[o])
-    }
-
-
-def _inside(
-    closed, aliases: Aliases, clip: str | None, choice: Choice, inner: list[Rewritten]
-):
+def _inside(level: Level, choice: Choice) -> tuple[Any, list[Record]]:
     """The same for what lies in outer scans (micro-batches) and in `shard_map`."""
-    graph = Graph(closed)
+    graph, records = JaxprGraph(level.jaxpr), []
+    if not any(map(_is_opened, graph.eqns)):
+        return level.jaxpr, []
 
-    def rule(eqn, args: list):
+    def body_of(eqn, aliases: Aliases, body):
+        inner = replace(level, jaxpr=body, aliases=aliases, loop=eqn)
+        jaxpr, found = _run_passes(inner, choice)
+        records.extend(found)
+        return jaxpr
+
+    def shards(eqn, body):
+        body = flatten(body)
+        own = by_shape(body, _given_up(graph, eqn, level.aliases))
+        return body_of(eqn, own, body)
+
+    def rule(eqn, args: list) -> list[Any] | None:
         if not _is_opened(eqn):
             return None
-        if eqn.primitive.name == "scan":
-            n_consts, n_carry = _compat.scan_counts(eqn)
-            aliases = {k: n_consts + k for k in range(n_carry)}
-            found = _level(eqn.params["jaxpr"], aliases, clip, choice, eqn)
-            inner.append(found)
-            return _jaxpr.rebind(eqn, args, [found.jaxpr])
-        return _shard_map(eqn, args, partial(shards, eqn), inner)
+        if eqn.primitive.name == "shard_map":
+            return _shard_map(eqn, args, partial(shards, eqn))
+        n_consts, n_carry = _compat.scan_counts(eqn)
+        aliases = {k: n_consts + k for k in range(n_carry)}
+        return _jaxpr.rebind(eqn, args, [body_of(eqn, aliases, eqn.params["jaxpr"])])
 
-    def shards(eqn, body) -> Rewritten:
-        body = flatten(body)
-        own = by_shape(body, _given_up(graph, eqn, aliases))
-        return _level(body, own, clip, choice, eqn)
-
-    if not any(map(_is_opened, graph.eqns)):
-        return closed
-    return _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
+    run = lambda args: _jaxpr.evaluate(level.jaxpr, args, rule)
+    return _jaxpr.retrace(level.jaxpr, run), records
 
 
 def _is_opened(eqn) -> bool:
@@ -309,8 +243,8 @@ def _is_opened(eqn) -> bool:
     return both or any(e.primitive.name == "scan" for e in inside)
 
 
-def _given_up(graph: Graph, eqn, aliases: Aliases) -> list[int]:
-    """Positions of the inputs of an equation that nobody else reads or keeps."""
+def _given_up(graph: JaxprGraph, eqn, aliases: Aliases) -> list[int]:
+    """Positions of the inputs of an equation that nothing else reads or keeps."""
     donated = {graph.arguments[i] for i in aliases.values()}
 
     def is_last(v) -> bool:
@@ -318,16 +252,3 @@ def _given_up(graph: Graph, eqn, aliases: Aliases) -> list[int]:
         return own and v not in graph.outputs and len(graph.users[v]) == 1
 
     return [k for k, v in enumerate(eqn.invars) if is_last(v)]
-
-
-def by_shape(closed, inputs: Iterable[int]) -> Aliases:
-    """Output -> input in whose memory it will be: the first of its kind, as in jit."""
-    free: dict[Any, collections.deque[int]] = collections.defaultdict(collections.deque)
-    for i in inputs:
-        aval = closed.in_avals[i]
-        free[aval.shape, aval.dtype].append(i)
-    found = {}
-    for o, aval in enumerate(closed.out_avals):
-        if queue := free.get((aval.shape, aval.dtype)):
-            found[o] = queue.popleft()
-    return found

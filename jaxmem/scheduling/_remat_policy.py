@@ -8,10 +8,12 @@ import jax
 
 from jaxmem._checks import check_bool, check_callable, check_places, wrong_type
 from jaxmem.memory import MemoryReport, Target
-from jaxmem.scheduling._choice import NAMED, price_at
+from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._options import Options, check_seconds, room_and_target
-from jaxmem.scheduling._pairs import Pair, cut_by_names, named
 from jaxmem.scheduling._schedule import Scheduled
+from jaxmem.scheduling.recompute.pairs import Pair, cut_by_names, named
+from jaxmem.scheduling.recompute.price import price_at
+from jaxmem.scheduling.recompute.residuals import Recompute
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,9 @@ def remat_policy(
     how = {"named": True, "search_seconds": search_seconds}
     options = Options(donated or None, static, None, room, chip, progress, **how)
     step = Scheduled(fn, options)
-    names = _names(step.rewritten(NAMED, *args, **kwargs).pairs)
+    names = _names(
+        step.rewritten(Choice(configs=(Recompute(named=True),)), *args, **kwargs).pairs
+    )
     if not names:
         raise ValueError(
             "fn: no value of its scanned layers has a name: put "
@@ -110,11 +114,11 @@ def remat_policy(
         )
     found = step.find(args, kwargs)
     assert found.rewritten is not None
-    price = price_at(found.choice.rate, found.choice.machine)
+    price = price_at(found.choice.get(Recompute).rate, found.choice.target)
     kept = {
         named(pair).get(v)
         for pair in found.rewritten.pairs
-        for v in cut_by_names(pair, price).kept
+        for v in cut_by_names(pair, price).variables
     }
     chosen = names & kept
     return RematPolicy(

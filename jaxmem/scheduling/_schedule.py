@@ -28,6 +28,7 @@ from jaxmem.frameworks import (
     jitted,
     pure_call,
 )
+from jaxmem.ir.aliases import Aliases, by_shape
 from jaxmem.memory import Pending, Target, begin, format_bytes
 from jaxmem.scheduling._arguments import (
     abstract,
@@ -35,15 +36,11 @@ from jaxmem.scheduling._arguments import (
     jit_with,
     positions,
 )
-from jaxmem.scheduling._budget import BudgetError
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
-from jaxmem.scheduling._compared import Compared, compared
-from jaxmem.scheduling._fingerprint import fingerprint
-from jaxmem.scheduling._notes import notes_of
 from jaxmem.scheduling._once import Once
 from jaxmem.scheduling._options import Options, check_seconds, room_and_target
-from jaxmem.scheduling._passes import Aliases, Rewritten, by_shape, rewrite
-from jaxmem.scheduling._placed import (
+from jaxmem.scheduling._passes import Rewritten, rewrite
+from jaxmem.scheduling._shardings import (
     NO_SHARDINGS,
     Placed,
     Shardings,
@@ -51,8 +48,13 @@ from jaxmem.scheduling._placed import (
     shardings_of,
     with_results_placed,
 )
-from jaxmem.scheduling._plan import Plan, make_plan, undonated
-from jaxmem.scheduling._search import Evaluated, Found, loaded, search
+from jaxmem.scheduling.plan.fingerprint import fingerprint
+from jaxmem.scheduling.plan.loaded import loaded
+from jaxmem.scheduling.plan.notes import notes_of
+from jaxmem.scheduling.plan.plan import Plan, make_plan, undonated
+from jaxmem.scheduling.search.compared import Compared, compared
+from jaxmem.scheduling.search.result import BudgetError, SearchResult
+from jaxmem.scheduling.search.search import TracedStep, search
 
 Places = int | Sequence[int]
 Names = str | Sequence[str]
@@ -197,7 +199,7 @@ class Scheduled:
         self.__wrapped__ = step
         self._options = options
         self._jitted: dict[Any, Any] = {}
-        self._found: Once[Found] = Once(BudgetError)
+        self._found: Once[SearchResult] = Once(BudgetError)
         self._places: dict[Any, Shardings] = {}
         self._warned = options.donate is not None
 
@@ -275,7 +277,7 @@ class Scheduled:
             known, products = (scheduled, found.products) if same else (None, None)
             both = compared(plain, own, known, products)
         notes = [] if call.form.donated else [undonated(call.args)]
-        notes += notes_of(rewritten, found.choice)
+        notes += notes_of(rewritten, found.choice.unchanged)
         aliases = self._aliases(rewritten.jaxpr, call)
         return make_plan(rewritten, found, both, chip, aliases, (*found.notes, *notes))
 
@@ -326,7 +328,7 @@ class Scheduled:
         with self._open(args, kwargs) as call:
             return self._rewrite(self._abstract(call), choice)[0]
 
-    def find(self, args, kwargs) -> Found:
+    def find(self, args, kwargs) -> SearchResult:
         """The choice for arguments of these shapes."""
         with self._open(args, kwargs) as call:
             return self._find(call)
@@ -376,12 +378,12 @@ class Scheduled:
         """Whether a function round the step says what is donated."""
         return call.inside and self._options.donate is None and not call.form.donated
 
-    def _find(self, call: Call) -> Found:
+    def _find(self, call: Call) -> SearchResult:
         if self._options.target is None and self._options.plan is None:
-            return Found(NO_CHOICE)
+            return SearchResult(NO_CHOICE)
         return self._found.get(call.signature, partial(self._look, call))
 
-    def _look(self, call: Call) -> Found:
+    def _look(self, call: Call) -> SearchResult:
         """The choice of a plan, or else that of a search."""
         budget, target = self._options.budget, self._options.target
         call = self._abstract(call)
@@ -391,7 +393,7 @@ class Scheduled:
         if self._options.plan is not None:
             return loaded(self._options.plan, mark)
         assert target is not None
-        step = Evaluated(
+        step = TracedStep(
             functools.cache(partial(self._rewritten, traced, call)),  # of the choice
             partial(self._aliases, call=call),
             traced.out_tree,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxmem import _jaxpr
 from jaxmem.planning import peak
-from jaxmem.scheduling._arena import Places, places_of, run_in_arena
+from tests.scheduling.arena import Places, places_of, run_in_arena
 from tests.scheduling.problem import array
 from tests.scheduling.test_operations import (
     any_order,

@@ -1,6 +1,7 @@
-"""What is computed again under a budget: values, bytes, and the search."""
+"""What is recomputed under a budget: values, bytes, and the search."""
 
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +11,23 @@ import pytest
 
 import jaxmem
 from jaxmem import _jaxpr, schedule
+from jaxmem.ir.aliases import by_shape
+from jaxmem.ir.costs import MACHINES, flops, seconds
 from jaxmem.scheduling import BudgetError, Choice
-from jaxmem.scheduling._budget import Search, compiled
-from jaxmem.scheduling._ladder import Rung, ladder, step_of
-from jaxmem.scheduling._machine import MACHINES, flops, seconds
-from jaxmem.scheduling._passes import NO_CHOICE, by_shape, rewrite
-from jaxmem.scheduling._reordered import sequences
+from jaxmem.scheduling._passes import NO_CHOICE, rewrite
+from jaxmem.scheduling.order.ordered import OperationOrder, sequences
+from jaxmem.scheduling.recompute.first_layers import FirstLayers
+from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.recompute.unrolled import Unrolled
+from jaxmem.scheduling.search.budget import BudgetSearch
+from jaxmem.scheduling.search.front import Candidate, pareto_front, space_of
+from jaxmem.scheduling.search.result import trial_of
 from tests.scheduling.test_scan_residuals import same_bits, scans, stacked
 
 L, B, D, F = 6, 32, 16, 64
+EVERY_LAYER = Choice("h100", (Recompute(1e-3),))
+HALF_OF_THEM = Choice("h100", (Recompute(math.inf), FirstLayers(1e-3, 0.5)))
+WRITTEN_OUT = EVERY_LAYER.having(Unrolled(1e-3))
 RATES = (float("inf"), 1e12, 1e10, 1e-3)
 
 
@@ -72,7 +81,7 @@ def close(fn, closed, args):
 @pytest.mark.parametrize("rate", RATES)
 def test_scans_give_the_same_at_every_rate(rate):
     fn, args = problem()
-    made = rewritten(fn, args, Choice("h100", rate))
+    made = rewritten(fn, args, Choice("h100", (Recompute(rate),)))
     want, leaves = jax.make_jaxpr(fn)(*args), jax.tree.leaves(args)
     same_bits(want, made.jaxpr, leaves)
 
@@ -80,9 +89,10 @@ def test_scans_give_the_same_at_every_rate(rate):
 @pytest.mark.parametrize("turns", range(1, L))
 def test_some_of_the_layers(turns):
     fn, args = problem()
-    choice = Choice("h100", float("inf"), 1e-3, turns / L)
+    first = FirstLayers(1e-3, turns / L)
+    choice = Choice("h100", (Recompute(math.inf), first))
     made = rewritten(fn, args, choice)
-    assert {times for _, times in made.again} == {turns}
+    assert {row.times for row in made.description.recomputed} == {turns}
     close(fn, made.jaxpr, args)
 
 
@@ -90,7 +100,7 @@ def test_some_of_the_layers(turns):
 def test_written_out_layers_give_the_same_at_every_rate(rate):
     """Each operation on its own: to the bit."""
     fn, args = problem(scanned=False)
-    made = rewritten(fn, args, Choice("h100", rate, lists=True))
+    made = rewritten(fn, args, Choice("h100", (Recompute(rate), Unrolled(rate))))
     leaves = jax.tree.leaves(args)
     got = _jaxpr.evaluate(made.jaxpr, leaves)
     want = _jaxpr.evaluate(jax.make_jaxpr(fn)(*args), leaves)
@@ -103,13 +113,16 @@ def test_operations_that_come_again_give_the_same():
     fn, args = problem(scanned=False)
     closed, leaves = jax.make_jaxpr(fn)(*args), jax.tree.leaves(args)
     first = rewrite(closed, {})
-    rungs = sequences(first.unordered, {}, "h100")
-    assert len(rungs) > 3
-    assert [r.bytes for r in rungs] == sorted({r.bytes for r in rungs}, reverse=True)
+    candidates = sequences(first.unordered, {}, "h100")
+    assert len(candidates) > 3
+    sizes = [size for _, size, _ in candidates]
+    assert sizes == sorted(set(sizes), reverse=True)
     want = _jaxpr.evaluate(closed, leaves)
-    for rung in (rungs[0], rungs[len(rungs) // 2], rungs[-1]):
-        made = rewrite(closed, {}, None, rung.choice)
-        assert bool(made.again) == (rung is not rungs[0])
+    for i in (0, len(candidates) // 2, -1):
+        order = candidates[i][0]
+        made = rewrite(closed, {}, None, Choice("h100", (order,)))
+        repeats = bool(made.description.recomputed)
+        assert repeats == (order is not candidates[0][0])
         got = _jaxpr.evaluate(made.jaxpr, leaves)
         for g, w in zip(got, want, strict=True):
             np.testing.assert_array_equal(g, w)
@@ -123,8 +136,10 @@ def test_who_reads_what_a_barrier_waits_for_reads_it_behind_the_barrier():
     """XLA drops the other operands, and recomputes at once what was to wait."""
     fn, args = problem(scanned=False)
     closed = jax.make_jaxpr(fn)(*args)
-    ways = [r.choice for r in sequences(rewrite(closed, {}).unordered, {}, "h100")]
-    for choice in (ways[len(ways) // 2], ways[-1], Choice("h100", 1e-3, lists=True)):
+    found = sequences(rewrite(closed, {}).unordered, {}, "h100")
+    orders = [Choice("h100", (order,)) for order, _, _ in found]
+    unrolled = Choice("h100", (Recompute(1e-3), Unrolled(1e-3)))
+    for choice in (orders[len(orders) // 2], orders[-1], unrolled):
         made = rewrite(closed, {}, None, choice).jaxpr
         read = {v for e in made.eqns for v in e.invars if not hasattr(v, "val")}
         read |= {v for v in made.jaxpr.outvars if not hasattr(v, "val")}
@@ -148,7 +163,7 @@ def test_written_out_layers_fit_a_budget_on_an_absent_chip():
     plain = jaxmem.estimate(step, ws, x, target="h100").peak_bytes
     plan = schedule(step, plain // 3, target="h100", donate_argnums=()).plan(ws, x)
     assert plan.scheduled.peak_bytes <= plain // 3
-    assert plan.again_flops > 0
+    assert plan.recomputed_flops > 0
     again = jaxmem.scheduling.Plan.from_json(plan.to_json())
     assert again == plan
 
@@ -160,9 +175,9 @@ def test_layers_in_either_direction(reverse):
         return jax.lax.scan(step, x, ws, reverse=reverse)[0].sum()
 
     args = weights()[0], jax.random.normal(jax.random.key(2), (B, D))
-    for choice in (Choice("h100", 1e-3), Choice("h100", float("inf"), 1e-3, 0.5)):
+    for choice in (EVERY_LAYER, HALF_OF_THEM):
         made = rewritten(jax.grad(fn), args, choice)
-        assert made.again
+        assert made.description.recomputed
         close(jax.grad(fn), made.jaxpr, args)
 
 
@@ -188,10 +203,10 @@ def test_a_train_step_with_released_gradients():
     leaves = jax.tree.leaves(args)
     aliases = by_shape(closed, range(len(jax.tree.leaves(args[0]))))
     want = _jaxpr.evaluate(closed, leaves)
-    for choice in (Choice("h100", 1e-3), Choice("h100", float("inf"), 1e-3, 0.5)):
+    for choice in (EVERY_LAYER, HALF_OF_THEM):
         made = rewrite(closed, aliases, None, choice)
-        assert made.again
-        assert all(s.released for s in made.stacks)
+        assert made.description.recomputed
+        assert all(row.released for row in made.description.gradients)
         got = _jaxpr.evaluate(made.jaxpr, leaves)
         for g, w in zip(got, want, strict=True):
             # sums over two micro-batches in another order, through 1 / sqrt(v)
@@ -212,7 +227,8 @@ def test_masks_are_kept_in_bits():
 def test_lower_rates_keep_less():
     fn, args = problem()
     kept = [
-        sum(stacked(rewritten(fn, args, Choice("h100", rate)).jaxpr)) for rate in RATES
+        sum(stacked(rewritten(fn, args, Choice("h100", (Recompute(rate),))).jaxpr))
+        for rate in RATES
     ]
     assert kept == sorted(kept, reverse=True)
     assert kept[-1] == 4 * L * B * D  # a layer's input
@@ -221,12 +237,12 @@ def test_lower_rates_keep_less():
 def test_the_ladder_is_convex_and_says_what_it_keeps():
     fn, args = problem()
     first = rewritten(fn, args, NO_CHOICE)
-    rungs = ladder(step_of(first.pairs, first.lists, "h100"))
-    assert rungs[0].bytes == sum(stacked(first.jaxpr))
-    assert len(rungs) > 2
+    candidates = pareto_front(space_of(first.pairs, first.lists, "h100"))
+    assert candidates[0].bytes == sum(stacked(first.jaxpr))
+    assert len(candidates) > 2
     slopes = [
         (a.bytes - b.bytes) / (b.seconds - a.seconds)
-        for a, b in itertools.pairwise(rungs)
+        for a, b in itertools.pairwise(candidates)
         if b.seconds > a.seconds
     ]
     assert slopes == sorted(slopes, reverse=True)
@@ -235,9 +251,10 @@ def test_the_ladder_is_convex_and_says_what_it_keeps():
 @pytest.mark.parametrize("scanned", [True, False])
 def test_what_is_done_again_is_counted(scanned):
     fn, args = problem(scanned)
-    made = rewritten(fn, args, Choice("h100", 1e-3, lists=not scanned))
-    dots = [(e, n) for e, n in made.again if e.primitive.name == "dot_general"]
-    assert 0 < sum(n * flops(e) for e, n in dots) <= 2 * L * 2 * B * D * F
+    made = rewritten(fn, args, EVERY_LAYER if scanned else WRITTEN_OUT)
+    rows = made.description.recomputed
+    dots = [row for row in rows if row.operation == "dot_general"]
+    assert 0 < sum(row.flops for row in dots) <= 2 * L * 2 * B * D * F
 
 
 def test_flops_and_seconds():
@@ -269,31 +286,44 @@ def test_flops_and_seconds():
 class Fake:
     """A compiler whose peaks are the kept bytes and something that depends on them."""
 
-    def __init__(self, rungs, layers, extra=lambda kept: 100):
-        self.rungs, self.layers, self.extra = rungs, layers, extra
+    def __init__(self, candidates, layers, extra=lambda kept: 100):
+        self.candidates, self.layers, self.extra = candidates, layers, extra
         self.count = 0
 
     def __call__(self, choice):
         self.count += 1
-        kept = self.kept(choice.rate)
-        if choice.more is not None:
-            kept += round(choice.part * (self.kept(choice.more) - kept))
+        kept = self.kept(choice.get(Recompute).rate)
+        first = choice.get(FirstLayers)
+        if first.rate is not None:
+            kept += round(first.fraction * (self.kept(first.rate) - kept))
         peak = kept + self.extra(kept)
         return type("Report", (), {"peak_bytes": peak, "at_peak": ()})()
 
     def kept(self, rate):
-        return next(r.bytes for r in self.rungs if r.choice.rate == rate)
+        return next(
+            r.bytes for r in self.candidates if r.choice.get(Recompute).rate == rate
+        )
 
     def search(self, budget):
-        return Search(self.rungs, self.layers, budget, self, lambda text: None)
+        return BudgetSearch(
+            self.candidates, self.layers, budget, self, lambda text: None
+        )
 
 
-RUNGS = [
-    Rung(Choice(rate=None), 8000, 0.0),
-    Rung(Choice(rate=8.0), 6000, 1.0),
-    Rung(Choice(rate=4.0), 4000, 2.0),
-    Rung(Choice(rate=2.0), 2500, 4.0),
-    Rung(Choice(rate=1.0), 500, 9.0),
+def in_sequence(sequence):
+    return Choice(configs=(OperationOrder(sequence=sequence),))
+
+
+def kept_at(rate):
+    return Choice(configs=(Recompute(rate),))
+
+
+CANDIDATES = [
+    Candidate(kept_at(None), 8000, 0.0),
+    Candidate(kept_at(8.0), 6000, 1.0),
+    Candidate(kept_at(4.0), 4000, 2.0),
+    Candidate(kept_at(2.0), 2500, 4.0),
+    Candidate(kept_at(1.0), 500, 9.0),
 ]
 EXTRAS = [lambda kept: 100, lambda kept: (9000 - kept) // 9]
 
@@ -302,7 +332,7 @@ EXTRAS = [lambda kept: 100, lambda kept: (9000 - kept) // 9]
 def test_the_search_fits_and_is_monotone(extra):
     last = 0
     for budget in range(1500, 8400, 300):
-        fake = Fake(RUNGS, 24, extra)
+        fake = Fake(CANDIDATES, 24, extra)
         best = fake.search(budget).run()
         assert 0.95 * min(budget, 8100) <= best.peak <= budget
         assert best.peak >= last
@@ -311,30 +341,34 @@ def test_the_search_fits_and_is_monotone(extra):
 
 
 def test_bytes_that_do_not_predict_the_peak():
-    """A third of what is kept is at the peak, but for the first rungs."""
-    rungs = [Rung(Choice(rate=40.0 - i), 1000 * (20 - i), i) for i in range(20)]
+    """A third of what is kept is at the peak, but for the first candidates."""
+    candidates = [Candidate(kept_at(40.0 - i), 1000 * (20 - i), i) for i in range(20)]
     extra = lambda kept: 0 if kept > 15_000 else -2 * kept // 3
     for budget in range(1000, 5000, 250):
-        fake = Fake(rungs, 1, extra)
+        fake = Fake(candidates, 1, extra)
         best = fake.search(budget).run()
-        fit = (r.seconds for r in rungs if r.bytes + extra(r.bytes) <= budget)
+        fit = (r.seconds for r in candidates if r.bytes + extra(r.bytes) <= budget)
         assert best.seconds == min(fit)
         assert fake.count <= 12
 
 
 def test_an_unreachable_budget_names_the_least():
     with pytest.raises(BudgetError, match=r"the least is 600 B"):
-        Fake(RUNGS, 24).search(400).run()
+        Fake(CANDIDATES, 24).search(400).run()
 
 
 class Sequences:
     """A compiler of sequences, some of which take more than is predicted."""
 
-    def __init__(self, waits=False):
+    def __init__(self, can_shrink_first=False):
         predicted = [10_000, *range(3000, 900, -100)]
-        self.waits = waits
-        self.rungs = [
-            Rung(Choice(sequence=(0,) * bool(i) + (i,)), size, float(i))
+        self.can_shrink_first = can_shrink_first
+        self.candidates = [
+            Candidate(
+                Choice(configs=(OperationOrder(sequence=(0,) * bool(i) + (i,)),)),
+                size,
+                float(i),
+            )
             for i, size in enumerate(predicted)
         ]
         self.compiled = []
@@ -342,35 +376,40 @@ class Sequences:
     def __call__(self, choice):
         """Below 1500 too much is recomputed at once: least at 1600, of 2100."""
         self.compiled.append(choice)
-        size = next(r.bytes for r in self.rungs if r.choice.sequence == choice.sequence)
+        sizes = {c.choice.get(OperationOrder): c.bytes for c in self.candidates}
+        size = sizes[choice.get(OperationOrder)]
         peak = size + 500 if size >= 1500 else 5000 - size
         peak += 0 if size == 1600 or size == 10_000 else 200
         return type("Report", (), {"peak_bytes": peak, "at_peak": ()})()
 
     def search(self, budget):
-        first = self.rungs[0]
-        done = compiled(first.choice, self(first.choice))
-        more = {"tried": [done], "peaks": {0: done.peak}, "waits": self.waits}
-        return Search(self.rungs, 1, budget, self, lambda text: None, **more)
+        first = self.candidates[0]
+        done = trial_of(first.choice, self(first.choice))
+        more = {
+            "tried": [done],
+            "peaks": {0: done.peak},
+            "can_shrink_first": self.can_shrink_first,
+        }
+        return BudgetSearch(self.candidates, 1, budget, self, lambda text: None, **more)
 
 
-@pytest.mark.parametrize("waits", [False, True])
-def test_the_least_does_not_depend_on_the_budget(waits):
+@pytest.mark.parametrize("can_shrink_first", [False, True])
+def test_the_least_does_not_depend_on_the_budget(can_shrink_first):
     found = []
     for budget in (10, 500, 1000, 1500, 2000, 2099):
-        fake = Sequences(waits)
+        fake = Sequences(can_shrink_first)
         with pytest.raises(BudgetError) as error:
             fake.search(budget).run()
         assert len(set(fake.compiled)) == len(fake.compiled)
         found.append(error.value.least)
     assert found == [2100] * 6
-    assert Sequences(waits).search(2100).run().peak == 2100
+    assert Sequences(can_shrink_first).search(2100).run().peak == 2100
 
 
 def test_nothing_to_compute_again():
-    fake = Fake(RUNGS[:1], 1)
+    fake = Fake(CANDIDATES[:1], 1)
     search = fake.search(400)
-    search.tried.append(compiled(RUNGS[0].choice, fake(RUNGS[0].choice)))
+    search.tried.append(trial_of(CANDIDATES[0].choice, fake(CANDIDATES[0].choice)))
     search.peaks[0] = search.tried[0].peak
     with pytest.raises(BudgetError, match="the least is 7.91 KiB"):
         search.run()
@@ -378,8 +417,9 @@ def test_nothing_to_compute_again():
 
 
 def test_a_chip_that_is_too_small_for_most():
-    fake = Fake(RUNGS, 24)
-    small = lambda choice: fake(choice) if (choice.rate or 9) < 4 else None
+    fake = Fake(CANDIDATES, 24)
+    rate = lambda choice: choice.get(Recompute).rate or 9
+    small = lambda choice: fake(choice) if rate(choice) < 4 else None
     search = fake.search(3000)
     search.compile = small
     assert search.run().peak <= 3000
@@ -398,7 +438,7 @@ def test_schedule_with_a_budget_on_this_machine():
     plan = step.plan(*args)
     assert plan.budget == plain
     assert plan.scheduled.peak_bytes <= plain
-    assert plan.tried[0].choice.rate is None
+    assert plan.tried[0].choice.get(Recompute).rate is None
     assert "budget" in str(plan)
 
 

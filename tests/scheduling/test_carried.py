@@ -8,10 +8,11 @@ import pytest
 
 import jaxmem
 from jaxmem import _jaxpr
+from jaxmem.ir.aliases import by_shape
+from jaxmem.ir.scans import split
 from jaxmem.memory import targets
 from jaxmem.scheduling import Choice
-from jaxmem.scheduling._passes import by_shape, rewrite
-from jaxmem.scheduling._scans import split
+from jaxmem.scheduling._passes import rewrite
 
 L, W, TABLE = 2, 512, 1024  # stacks of 2 MiB, a table of 2
 

@@ -113,7 +113,7 @@ def test_with_a_target_they_are_compared():
     scheduled = schedule(momentum, donate_argnums=(0, 1))
     found = scheduled.rewritten(Choice("h100"), *written_out(4096))
     assert len(barriers(found.jaxpr)) == 3
-    assert found.left == ()
+    assert found.notes == ()
 
 
 class Net(nn.Module):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem.scheduling._fingerprint import fingerprint
+from jaxmem.scheduling.plan.fingerprint import fingerprint
 
 X = jnp.ones((4, 4))
 

@@ -15,7 +15,7 @@ from jax.extend.core import primitives
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxmem import _compat, _jaxpr
-from jaxmem.scheduling._layer_axis import (
+from jaxmem.ir.layer_axis import (
     ELEMENTWISE,
     RULES,
     Batched,

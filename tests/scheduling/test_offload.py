@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem import schedule
+from jaxmem.ir.scans import is_on_host, size_of, ys_of
 from jaxmem.scheduling import BudgetError, Choice, Plan
-from jaxmem.scheduling._ladder import ladder, step_of
-from jaxmem.scheduling._operations import operations_of
 from jaxmem.scheduling._passes import NO_CHOICE
-from jaxmem.scheduling._scans import is_on_host, size_of, ys_of
+from jaxmem.scheduling.predict.operations import operations_of
+from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.search.front import pareto_front, space_of
 from tests.scheduling.test_budget import B, D, F, L, problem, rewritten
 from tests.scheduling.test_scan_residuals import same_bits, scans
 
@@ -24,12 +25,12 @@ def stacks(closed):
 @pytest.mark.parametrize("least", [1, 4 * B * D + 1])
 def test_gives_the_same_from_the_host(rate, least):
     fn, args = problem()
-    made = rewritten(fn, args, Choice("h100", rate, offload=least))
+    made = rewritten(fn, args, Choice("h100", (Recompute(rate, offload=least),)))
     same_bits(jax.make_jaxpr(fn)(*args), made.jaxpr, jax.tree.leaves(args))
     here, away = stacks(made.jaxpr)
     assert all(size_of(v) < L * least for v in here)
     sizes = [v.aval.size * v.aval.dtype.itemsize for v in away]
-    assert sum(sizes) == made.offloaded
+    assert sum(sizes) == made.description.offloaded_bytes
     assert all(size >= L * least for size in sizes)
     if least == 1:
         assert away and not here
@@ -37,7 +38,7 @@ def test_gives_the_same_from_the_host(rate, least):
 
 def test_a_mask_goes_there_in_bits():
     fn, args = problem()
-    away = stacks(rewritten(fn, args, Choice("h100", offload=1)).jaxpr)[1]
+    away = stacks(rewritten(fn, args, Choice("h100", (Recompute(offload=1),))).jaxpr)[1]
     assert L * B * F // 8 in [v.aval.size for v in away if v.aval.dtype == jnp.uint8]
     assert all(v.aval.dtype != bool for v in away)
 
@@ -46,7 +47,7 @@ def test_is_not_counted_on_the_device():
     fn, args = problem()
     graph = {
         least: operations_of(
-            rewritten(fn, args, Choice("h100", offload=least)).jaxpr
+            rewritten(fn, args, Choice("h100", (Recompute(offload=least),))).jaxpr
         ).graph
         for least in (1, None)
     }
@@ -58,15 +59,18 @@ def test_is_not_counted_on_the_device():
 def test_the_ladder_goes_on_where_computing_again_is_slower():
     fn, args = problem()
     first = rewritten(fn, args, NO_CHOICE)
-    rungs = ladder(step_of(first.pairs, [first.jaxpr], "h100", offload=True))
-    assert rungs[-1].bytes == 0
-    away = [r for r in rungs if r.choice.offload is not None]
-    assert away == rungs[-len(away) :]
-    last = rungs[-len(away) - 1]  # the last that keeps all it has on the device
-    assert {r.choice.rate for r in away} == {last.choice.rate} == {32e9}
-    for rung in away:  # 64 GB/s, there and back
-        moved = last.bytes - rung.bytes
-        assert rung.seconds == pytest.approx(last.seconds + 2 * moved / 64e9)
+    candidates = pareto_front(
+        space_of(first.pairs, [first.jaxpr], "h100", offload=True)
+    )
+    assert candidates[-1].bytes == 0
+    away = [r for r in candidates if r.choice.get(Recompute).offload is not None]
+    assert away == candidates[-len(away) :]
+    last = candidates[-len(away) - 1]  # the last that keeps all it has on the device
+    assert {r.choice.get(Recompute).rate for r in away} == {32e9}
+    assert last.choice.get(Recompute).rate == 32e9
+    for candidate in away:  # 64 GB/s, there and back
+        moved = last.bytes - candidate.bytes
+        assert candidate.seconds == pytest.approx(last.seconds + 2 * moved / 64e9)
 
 
 def layers(ws, x):
@@ -88,7 +92,7 @@ def test_fits_a_budget_that_nothing_else_reaches():
     how = {"target": "h100", "donate_argnums": (), "offload": True}
     plan = schedule(step, room, **how).plan(*args)
     assert plan.scheduled.peak_bytes <= room
-    assert plan.choice.offload is not None
+    assert plan.choice.get(Recompute).offload is not None
     assert plan.offloaded_bytes == inputs
     assert f"{inputs / 2**20:.1f} MiB of residuals wait in the host's" in str(plan)
     again = Plan.from_json(plan.to_json())

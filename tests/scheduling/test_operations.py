@@ -15,11 +15,11 @@ from jax import lax
 import jaxmem
 from benchmarks import models, release, vision_models, zoo
 from jaxmem import _jaxpr
+from jaxmem.ir.aliases import by_shape
 from jaxmem.planning import lifetimes, order, peak, profile
-from jaxmem.scheduling._operations import operations_of
-from jaxmem.scheduling._operations_order import fences_of, in_given_order
-from jaxmem.scheduling._operations_predict import Prediction, predict
-from jaxmem.scheduling._passes import by_shape
+from jaxmem.scheduling.order.given import fences_of, in_given_order
+from jaxmem.scheduling.predict.operations import operations_of
+from jaxmem.scheduling.predict.prediction import Prediction, predict
 from tests.scheduling.problem import array
 
 N = 64

@@ -10,8 +10,8 @@ from benchmarks import predict_steps as steps
 from jaxmem import _jaxpr
 from jaxmem.planning import peak
 from jaxmem.scheduling import predict
-from jaxmem.scheduling._fusion_scatter import AT_ONCE
-from jaxmem.scheduling._operations import as_compiled, operations_of
+from jaxmem.scheduling.predict.fusion_scatter import AT_ONCE
+from jaxmem.scheduling.predict.operations import as_compiled, operations_of
 from tests.scheduling.test_operations import SQUARE, N, made, operations, square
 
 

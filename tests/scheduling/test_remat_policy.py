@@ -9,6 +9,7 @@ import jaxmem
 from jaxmem.scheduling import BudgetError, RematPolicy
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import rewrite
+from jaxmem.scheduling.recompute.residuals import Recompute
 from tests.scheduling.test_budget import close
 from tests.scheduling.test_scan_residuals import stacked
 
@@ -36,7 +37,7 @@ def test_only_named_values_are_kept(rate):
     """As `jax.checkpoint` does with the same names: the carry, and what is named."""
     fn = step_with(None)
     closed = jax.make_jaxpr(fn)(*ARGS)
-    made = rewrite(closed, {}, None, Choice("h100", rate, named=True))
+    made = rewrite(closed, {}, None, Choice("h100", (Recompute(rate, named=True),)))
     names = ("up", "down") if rate is None else ()
     policy = jax.checkpoint_policies.save_only_these_names(*names)
     same = jax.make_jaxpr(step_with(policy))(*ARGS)

@@ -6,10 +6,11 @@ import pytest
 from jax import lax
 
 from jaxmem import _compat, _jaxpr
+from jaxmem.ir.scans import LARGE, size_of
 from jaxmem.memory import estimate
+from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._passes import rewrite
-from jaxmem.scheduling._scan_constants import constants_inside
-from jaxmem.scheduling._scans import LARGE, size_of
+from jaxmem.scheduling.placement.constants import Constants, ConstantsInside
 from tests.scheduling.problem import array
 from tests.scheduling.test_scan_residuals import same_bits, scans
 
@@ -47,10 +48,17 @@ def constants(closed) -> list[int]:
     return [size for size in map(size_of, found) if size >= LARGE // 4]
 
 
+def constants_inside(closed):
+    """What the pass makes of a jaxpr; the jaxpr itself where it finds nothing."""
+    one, level = ConstantsInside(), Level(closed, {})
+    found = list(one.analyse(level, Constants()))
+    return one.apply(level, found[0]) if found else closed
+
+
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """A mask of 4 * 16 * 64 * 64 is large."""
-    monkeypatch.setattr("jaxmem.scheduling._scan_constants.LARGE", LARGE // 4)
+    monkeypatch.setattr("jaxmem.scheduling.placement.constants.LARGE", LARGE // 4)
 
 
 def test_a_causal_mask_is_made_in_the_loop():

@@ -18,14 +18,12 @@ from jaxmem import schedule
 from jaxmem.memory import estimate, targets
 from jaxmem.memory.compile import pool as pooling
 from jaxmem.memory.report.report import CompilerTexts
-from jaxmem.scheduling import (
-    BudgetError,
-    _candidates,
-    _schedule,
-    _search,
-)
-from jaxmem.scheduling._operations import compiled_peak, operations_of
-from tests.scheduling.test_budget import RUNGS, Fake, problem
+from jaxmem.scheduling import BudgetError, Choice, _schedule
+from jaxmem.scheduling.order.ordered import OperationOrder
+from jaxmem.scheduling.predict.operations import compiled_peak, operations_of
+from jaxmem.scheduling.search import compiles as _compiles
+from jaxmem.scheduling.search import search as _search
+from tests.scheduling.test_budget import CANDIDATES, Fake, problem
 
 SDS = jax.ShapeDtypeStruct
 AVAILABLE = {t.name for t in targets() if t.available}
@@ -133,7 +131,7 @@ def test_one_program_has_one_key_whoever_asks(submitted, empty_cache):
 def test_the_first_that_fits_within_a_slack_ends_the_search():
     counts = {}
     for slack in (0.0, 2.5, 100.0):
-        fake = Fake(RUNGS, 24)
+        fake = Fake(CANDIDATES, 24)
         search = fake.search(3000)
         search.slack = slack
         best = search.run()
@@ -161,7 +159,7 @@ def test_slack_is_two_per_cent_of_the_products():
     x = SDS((512, 512), jnp.float32)
     seen = []
     made = lambda choice: SimpleNamespace(jaxpr=jax.make_jaxpr(jnp.matmul)(x, x))
-    step = _search.Evaluated(made, seen, None, None, (), (), {}, "h100", "")
+    step = _search.TracedStep(made, seen, None, None, (), (), {}, "h100", "")
     (eqn,) = (
         e
         for e in jaxmem._jaxpr.walk(jax.make_jaxpr(jnp.matmul)(x, x))
@@ -259,7 +257,7 @@ def clock(monkeypatch):
         monotonic=lambda: now.seconds, perf_counter=time.perf_counter
     )
     monkeypatch.setattr(_search, "time", fake)
-    monkeypatch.setattr(_candidates, "time", fake)
+    monkeypatch.setattr(_compiles, "time", fake)
     return now
 
 
@@ -298,8 +296,8 @@ def test_order_has_no_more_time_than_the_search(monkeypatch):
     step = SimpleNamespace(aliases=lambda jaxpr: {}, **about)
     for most in (1.0, None, None):
         deadline = None if most is None else time.monotonic() + most
-        candidates = _candidates.Candidates(None, deadline)
-        run = _search.Run(step, 1, print, candidates)
+        candidates = _compiles.Compiles(None, deadline)
+        run = _search.SearchRun(step, 1, print, candidates)
         run.__dict__["_first"] = SimpleNamespace(unordered=closed)
         assert run._sequences == []
     assert 0 < asked[0] <= 0.5 and asked[1:] == [_search.PATIENCE]
@@ -312,11 +310,12 @@ def test_an_order_that_keeps_products_apart_is_not_vain(target):
     x = SDS((n, n), jnp.float32)
     closed = jax.make_jaxpr(lambda x, u, v: jnp.tanh(x @ u) * jnp.tanh(x @ v))(x, x, x)
     step = SimpleNamespace(aliases=lambda jaxpr: {}, target=target)
-    run = _search.Run(step, 1, print, None)
+    run = _search.SearchRun(step, 1, print, None)
     run.__dict__["_first"] = SimpleNamespace(unordered=closed)
     least = compiled_peak(operations_of(closed, tpu=target != "h100").graph)
     run.__dict__["_sequences"] = [SimpleNamespace(bytes=least)]
-    assert run._order_is_vain(limit=1) == (target != "h100")
+    planned = Choice(target, (OperationOrder(planned=True),))
+    assert run._is_vain(planned, limit=1) == (target != "h100")
 
 
 # -- once

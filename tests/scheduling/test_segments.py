@@ -11,14 +11,16 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxmem import _jaxpr, schedule
+from jaxmem.ir.aliases import by_shape
 from jaxmem.memory import estimate
 from jaxmem.scheduling import BudgetError, Choice, Plan
-from jaxmem.scheduling._ladder import ladder, step_of
-from jaxmem.scheduling._ladder_segments import in_segments
-from jaxmem.scheduling._machine import flops
-from jaxmem.scheduling._pairs import cut, pairs
-from jaxmem.scheduling._passes import NO_CHOICE, by_shape, rewrite
-from jaxmem.scheduling._segments import of_every_size
+from jaxmem.scheduling._passes import NO_CHOICE, rewrite
+from jaxmem.scheduling.recompute.pairs import cut, pairs
+from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.recompute.segments import of_every_size
+from jaxmem.scheduling.recompute.segments_rewrite import InSegments
+from jaxmem.scheduling.search.front import pareto_front, space_of
+from jaxmem.scheduling.search.front_segments import in_segments
 from tests.scheduling.problem import array, assert_close
 from tests.scheduling.test_scan_residuals import scans
 from tests.sets import some_fast
@@ -96,7 +98,9 @@ LOSSES = (plain_layers, mask_and_key, from_the_end, one_weight, many_carries, dr
 
 def run_again(fn, args, sizes, rate=LOWEST):
     closed = jax.make_jaxpr(fn)(*args)
-    return rewrite(closed, {}, None, Choice("h100", rate, segments=sizes))
+    return rewrite(
+        closed, {}, None, Choice("h100", (Recompute(rate), InSegments(rate, sizes)))
+    )
 
 
 @pytest.mark.usefixtures("x64")
@@ -150,7 +154,7 @@ def test_inside_shard_map(check_vma, sizes):
         jax.shard_map, mesh=mesh, out_specs=PartitionSpec(), check_vma=check_vma
     )(step, in_specs=specs)
     made = run_again(mapped, (ws, x), sizes)
-    assert made.again
+    assert made.description.recomputed
     got = jax.jit(lambda *a: _jaxpr.evaluate(made.jaxpr, list(a)))(ws, x)
     assert_close(got, [jax.jit(mapped)(ws, x)])
 
@@ -167,7 +171,7 @@ def test_keeps_a_row_for_each_segment_and_one_segment(sizes, rows):
     closed = jax.make_jaxpr(fn)(*args)
     (pair,) = pairs(rewrite(closed, {}).jaxpr)
     price = lambda eqn: 0.0
-    plans = of_every_size(pair, cut(pair, price, late=False))
+    plans = of_every_size(pair, cut(pair, price, loop_carried=False))
     (plan,) = (p for p in plans if p.sizes == sizes)
     layer = 4 * B * D
     assert plan.bytes == rows * layer
@@ -188,9 +192,10 @@ def test_keeps_a_row_for_each_segment_and_one_segment(sizes, rows):
 def test_what_is_done_again_is_counted(length, sizes, turns):
     """The forward pass less a segment for each size, and what a layer makes again."""
     made = run_again(jax.grad(plain_layers), args_of(length), sizes)
-    dots = [(e, n) for e, n in made.again if e.primitive.name == "dot_general"]
+    rows = made.description.recomputed
+    dots = [row for row in rows if row.operation == "dot_general"]
     one = 2 * B * D * D
-    assert sum(n * flops(e) for e, n in dots) == one * (2 * turns + 2 * length)
+    assert sum(row.flops for row in dots) == one * (2 * turns + 2 * length)
 
 
 def test_a_loop_of_unknown_length_is_not_run_again():
@@ -202,7 +207,10 @@ def test_a_loop_of_unknown_length_is_not_run_again():
     args = args_of()
     made = run_again(jax.grad(loss), args, (3,))
     flat = rewrite(
-        jax.make_jaxpr(jax.grad(loss))(*args), {}, None, Choice("h100", 1e-3)
+        jax.make_jaxpr(jax.grad(loss))(*args),
+        {},
+        None,
+        Choice("h100", (Recompute(1e-3),)),
     )
     assert str(made.jaxpr) == str(flat.jaxpr)
 
@@ -224,7 +232,12 @@ def scheduled(step, state, x, sizes):
     with jax.numpy_dtype_promotion("standard"):
         closed = jax.make_jaxpr(step)(state, x)
     aliases = by_shape(closed, range(len(jax.tree.leaves(state))))
-    made = rewrite(closed, aliases, None, Choice("h100", LOWEST, segments=sizes))
+    made = rewrite(
+        closed,
+        aliases,
+        None,
+        Choice("h100", (Recompute(LOWEST), InSegments(LOWEST, sizes))),
+    )
     tree = jax.tree.structure((state, 0))
 
     def run(state, x):
@@ -243,7 +256,7 @@ def test_updates_are_released_into_it(length, sizes):
     state = ws, tx.init(ws)
     step = train(tx, plain_layers)
     made, run = scheduled(step, state, x, sizes)
-    assert [s.released for s in made.stacks] == [True]
+    assert [row.released for row in made.description.gradients] == [True]
     got, want = state, state
     for _ in range(2):
         got, want = jax.jit(run)(got, x)[0], jax.jit(step)(want, x)[0]
@@ -286,18 +299,20 @@ def test_the_ladder_goes_on_below_one_input_a_layer():
     args = deep()
     closed = jax.make_jaxpr(jax.grad(plain_layers))(*args)
     first = rewrite(closed, {}, None, NO_CHOICE)
-    about = step_of(first.pairs, [first.jaxpr], "h100")
-    flat = ladder(about)
-    rungs = in_segments(about, flat)
+    about = space_of(first.pairs, [first.jaxpr], "h100")
+    flat = pareto_front(about)
+    candidates = in_segments(about, flat)
     row = 2 * 8192 * 256
     best = 48 // 12 + 12 // 3 + 3  # 4, or 6 and 2, or 16 and 4 make 12, 11 and 11
-    assert rungs[-1].bytes == best * row < flat[-1].bytes == 48 * row
-    assert all(r.choice.segments for r in rungs)
-    assert [r.bytes for r in rungs] == sorted((r.bytes for r in rungs), reverse=True)
-    assert [r.seconds for r in rungs] == sorted(r.seconds for r in rungs)
-    away = step_of(first.pairs, (), "h100", offload=True)
-    assert in_segments(away, [*flat, *ladder(away)]) == rungs
-    assert in_segments(step_of(first.pairs, (), "h100", named=True), flat) == []
+    assert candidates[-1].bytes == best * row < flat[-1].bytes == 48 * row
+    assert all(r.choice.get(InSegments).sizes for r in candidates)
+    assert [r.bytes for r in candidates] == sorted(
+        (r.bytes for r in candidates), reverse=True
+    )
+    assert [r.seconds for r in candidates] == sorted(r.seconds for r in candidates)
+    away = space_of(first.pairs, (), "h100", offload=True)
+    assert in_segments(away, [*flat, *pareto_front(away)]) == candidates
+    assert in_segments(space_of(first.pairs, (), "h100", named=True), flat) == []
 
 
 def test_fits_a_budget_below_one_input_a_layer():
@@ -305,7 +320,7 @@ def test_fits_a_budget_below_one_input_a_layer():
     room = 48 * 2 * 8192 * 256 * 2 // 3
     plan = schedule(step, room, target="h100", donate_argnums=()).plan(*args)
     assert plan.scheduled.peak_bytes <= room
-    assert plan.choice.segments
+    assert plan.choice.get(InSegments).sizes
     assert Plan.from_json(plan.to_json()).choice == plan.choice
     assert "of a segment's first layer" in str(plan)
 

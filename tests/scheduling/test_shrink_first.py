@@ -10,11 +10,19 @@ import jaxmem
 from benchmarks.blocks import gradient_of_stack
 from benchmarks.models import LLAMA_1B, LlamaLayer, Stack
 from jaxmem import _jaxpr
+from jaxmem.ir.aliases import by_shape
+from jaxmem.ir.graph import JaxprGraph
 from jaxmem.memory import estimate
 from jaxmem.scheduling import Choice
-from jaxmem.scheduling._graph import Graph
-from jaxmem.scheduling._passes import by_shape, rewrite
-from jaxmem.scheduling._shrink_first import _before, _waits, shrink_first
+from jaxmem.scheduling._pass import Level
+from jaxmem.scheduling._passes import rewrite
+from jaxmem.scheduling.order.shrink_first import (
+    ProductsThatShrinkFirst,
+    ShrinkFirst,
+    _before,
+    _waits,
+)
+from jaxmem.scheduling.recompute.residuals import Recompute
 from tests.scheduling.test_scan_residuals import same_bits, scans
 
 L, B, S, N, H = 3, 2, 512, 4, 16  # 4 MiB of bfloat16 probabilities
@@ -43,7 +51,7 @@ def problem():
 def made(rate=None, waits=True):
     fn, args = problem()
     closed = jax.make_jaxpr(fn)(*args)
-    choice = Choice("h100", rate, waits=waits)
+    choice = Choice("h100", (Recompute(rate), ShrinkFirst(waits)))
     return rewrite(closed, by_shape(closed, ()), None, choice), args
 
 
@@ -56,7 +64,7 @@ def barriers(eqn) -> int:
 def test_the_gradient_of_probabilities_waits_for_that_of_values(rate):
     plain, _ = made(rate, waits=False)
     found, _ = made(rate)
-    assert found.waits and not plain.waits
+    assert found.did(ShrinkFirst) and not plain.did(ShrinkFirst)
     before, after = (list(map(barriers, scans(x.jaxpr))) for x in (plain, found))
     # in the backward scan alone: two products read the gradient of the output
     assert [b - a for a, b in zip(before, after, strict=True)] == [0, 1]
@@ -75,7 +83,8 @@ def test_nothing_waits_where_nothing_grows():
         return jnp.sum(jax.lax.scan(turn, x, w)[0])
 
     closed = jax.make_jaxpr(jax.grad(loss))(jnp.ones((L, 64, 64)), jnp.ones((8192, 64)))
-    assert shrink_first(closed) is closed
+    found = ProductsThatShrinkFirst().analyse(Level(closed, {}), ShrinkFirst(True))
+    assert list(found) == []
 
 
 def test_what_waits_is_never_needed_before():
@@ -89,7 +98,7 @@ def test_what_waits_is_never_needed_before():
 
     n = 1024
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((n, n), (n, 1), (n, 1))]
-    graph = Graph(jax.make_jaxpr(body)(*shapes))
+    graph = JaxprGraph(jax.make_jaxpr(body)(*shapes))
     waits = _waits(graph)
     assert waits
     for i, first in waits.items():
@@ -105,7 +114,10 @@ def llama():
 def peak(rate, waits: bool) -> int:
     fn, args = llama()
     found = rewrite(
-        jax.make_jaxpr(fn)(*args), {}, None, Choice("h100", rate, waits=waits)
+        jax.make_jaxpr(fn)(*args),
+        {},
+        None,
+        Choice("h100", (Recompute(rate), ShrinkFirst(waits))),
     )
     step = lambda *args: _jaxpr.evaluate(found.jaxpr, list(jax.tree.leaves(args)))
     return estimate(step, *args, target="h100").peak_bytes
@@ -124,6 +136,6 @@ def test_a_search_takes_it_where_nothing_else_fits():
     fn, args = llama()
     step = jaxmem.schedule(fn, (most + least) // 2, target="h100", donate_argnums=())
     plan = step.plan(*args)
-    assert plan.choice.waits and not plan.again
+    assert plan.choice.get(ShrinkFirst).enabled and not plan.recomputed
     assert plan.barriers
     assert plan.scheduled is not None and plan.scheduled.peak_bytes == least

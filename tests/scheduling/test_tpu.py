@@ -10,7 +10,7 @@ import jaxmem
 from benchmarks import zoo
 from jaxmem import _jaxpr
 from jaxmem.scheduling import predict
-from jaxmem.scheduling._operations import operations_of
+from jaxmem.scheduling.predict.operations import operations_of
 from tests.scheduling.test_operations import SQUARE, made, pooled, square
 
 

@@ -3,11 +3,11 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
+from jaxmem.ir.aliases import by_shape
+from jaxmem.ir.scans import is_var
 from jaxmem.linting._arguments import about_arguments
 from jaxmem.linting._subject import Finding, Subject
 from jaxmem.memory.report import unused_donations
-from jaxmem.scheduling._passes import by_shape
-from jaxmem.scheduling._scans import is_var
 
 
 def donation_not_used(subject: Subject) -> Iterator[Finding]:

@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import _jaxpr
+from jaxmem.ir.scans import is_var
 from jaxmem.linting._kept import Definition, kept_values
-from jaxmem.linting._subject import Finding, Level, Subject, array
-from jaxmem.scheduling._scans import is_var
+from jaxmem.linting._subject import Finding, Subject, SubjectLevel, array
 
 _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"}
 
 
 def dropout_mask(subject: Subject) -> Iterator[Finding]:
     """Finds kept values that depend on random bits and on no data."""
-    for value in kept_values(Level.of(subject.live)):
+    for value in kept_values(SubjectLevel.of(subject.live)):
         mask = value.definition
         if mask.eqn is not None and not mask.is_own and _is_random(mask):
             yield Finding(

@@ -6,7 +6,7 @@ import jax
 
 from jaxmem import _compat
 from jaxmem.linting._kept import kept_values
-from jaxmem.linting._subject import Finding, Level, Subject, checkpoints, place
+from jaxmem.linting._subject import Finding, Subject, SubjectLevel, checkpoints, place
 
 
 def policy_saves_all(subject: Subject) -> Iterator[Finding]:
@@ -24,7 +24,7 @@ def policy_saves_all(subject: Subject) -> Iterator[Finding]:
                 "save_anything_except_these_names saves everything, the names "
                 f"included, in jax {jax.__version__}"
             ),
-            bytes=sum(k.bytes for k in kept_values(Level.of(subject.live))),
+            bytes=sum(k.bytes for k in kept_values(SubjectLevel.of(subject.live))),
             count=len(forgetful),
             remedy=(
                 "name what is to be saved (save_only_these_names), or write a policy: "

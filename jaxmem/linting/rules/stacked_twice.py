@@ -5,17 +5,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmem import _compat
+from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._kept import definition_of
 from jaxmem.linting._subject import (
     LEAST,
     Finding,
-    Level,
     Subject,
+    SubjectLevel,
     array,
     levels,
     place,
 )
-from jaxmem.scheduling._scans import is_var, size_of
 
 
 @dataclass
@@ -41,7 +41,7 @@ def stacked_twice(subject: Subject) -> Iterator[Finding]:
                 yield from _findings(level, eqn)
 
 
-def _findings(level: Level, eqn) -> Iterator[Finding]:
+def _findings(level: SubjectLevel, eqn) -> Iterator[Finding]:
     for value in _values(level, eqn):
         stacks = _counted(level, value)
         if len(stacks) > 1:
@@ -61,7 +61,7 @@ def _findings(level: Level, eqn) -> Iterator[Finding]:
             )
 
 
-def _values(level: Level, eqn) -> list[_StackedValue]:
+def _values(level: SubjectLevel, eqn) -> list[_StackedValue]:
     """The values that a scan stacks, each with all its stacks."""
     (inner,) = level.inside(eqn)
     n_consts, n_carry = _compat.scan_counts(eqn)
@@ -85,7 +85,7 @@ def _values(level: Level, eqn) -> list[_StackedValue]:
     return list(values.values())
 
 
-def _counted(level: Level, value: _StackedValue) -> list[Any]:
+def _counted(level: SubjectLevel, value: _StackedValue) -> list[Any]:
     """The stacks that count.
 
     Of the result of an op of this package all residuals count as one: that the op and
@@ -98,7 +98,7 @@ def _counted(level: Level, value: _StackedValue) -> list[Any]:
     return residuals[:1] + [v for v in value.stacks if v not in residuals]
 
 
-def _is_residual(level: Level, var) -> bool:
+def _is_residual(level: SubjectLevel, var) -> bool:
     """Whether the backward pass alone reads a value."""
     readers = [e for e in level.jaxpr.eqns if var in filter(is_var, e.invars)]
     backward = all(map(level.is_backward, readers))

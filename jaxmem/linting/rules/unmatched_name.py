@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxmem import _compat
+from jaxmem.ir.scans import is_var
 from jaxmem.linting._subject import (
     Finding,
-    Level,
     Subject,
+    SubjectLevel,
     checkpoints,
     is_recomputed,
     levels,
     place,
 )
-from jaxmem.scheduling._scans import is_var
 
 _PASSED_ON = frozenset("name reduce_precision copy device_put".split())
 
@@ -72,7 +72,7 @@ def _kept_names(subject: Subject) -> set[tuple[str, bool]]:
     return kept
 
 
-def _carriers(level: Level) -> dict[Any, set[tuple[str, bool]]]:
+def _carriers(level: SubjectLevel) -> dict[Any, set[tuple[str, bool]]]:
     """Variable -> (name, whether offloaded) of each name that it has."""
     named: dict[Any, set[tuple[str, bool]]] = {}
     for eqn in level.jaxpr.eqns:

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from jaxmem import _compat, _jaxpr
+from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._subject import (
     CALLS,
     LEAST,
     PRODUCTS,
     Finding,
-    Level,
     Subject,
+    SubjectLevel,
     array,
     place,
 )
-from jaxmem.scheduling._scans import is_var, size_of
 
 # the result is zero if any operand, the first one, or every operand is
 _ANY_ZERO = frozenset("mul dot_general conv_general_dilated".split())
@@ -40,7 +40,7 @@ def unused_gradient(subject: Subject) -> Iterator[Finding]:
     """Finds products of the backward pass that no output of the step needs."""
     closed = subject.closed
     zeros = [_is_zero(c) for c in _jaxpr.split(closed)[1]]
-    level = Level.of(closed)
+    level = SubjectLevel.of(closed)
     needs = _Needs(level, [*zeros, *(False for _ in level.jaxpr.invars)])
     needs.mark([True] * len(level.jaxpr.outvars))
     for level, eqn in needs.unneeded_products():
@@ -68,7 +68,7 @@ class _Needs:
       zero: which constants and arguments, in this order, are zero.
     """
 
-    level: Level
+    level: SubjectLevel
     zero: Sequence[bool]
 
     def __post_init__(self):
@@ -129,7 +129,7 @@ class _Needs:
     def _is_needed(self, eqn) -> bool:
         return bool(eqn.effects) or any(v in self.needed for v in eqn.outvars)
 
-    def unneeded_products(self) -> Iterator[tuple[Level, Any]]:
+    def unneeded_products(self) -> Iterator[tuple[SubjectLevel, Any]]:
         """The products of the backward pass that are not needed."""
         for i, eqn in enumerate(self.level.jaxpr.eqns):
             if not self._is_needed(eqn):
@@ -155,7 +155,7 @@ def _mark_scan(eqn, inner: _Needs, outs: list[bool]) -> list[bool]:
         outs = grown + stacks
 
 
-def _products(level: Level, eqn) -> Iterator[tuple[Level, Any]]:
+def _products(level: SubjectLevel, eqn) -> Iterator[tuple[SubjectLevel, Any]]:
     if eqn.primitive.name in PRODUCTS:
         yield level, eqn
     for inner in level.inside(eqn):

@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 
 from jaxmem import _jaxpr
+from jaxmem.ir.costs import flops
+from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._subject import (
     Finding,
-    Level,
     Subject,
+    SubjectLevel,
     is_differentiated,
     is_recomputed,
     levels,
     place,
 )
-from jaxmem.scheduling._machine import flops
-from jaxmem.scheduling._scans import is_var, size_of
 
 _LEAST = 0.8  # of the flops of the forward pass
 
@@ -49,7 +49,7 @@ def recomputed(eqn) -> tuple[float, int]:
     return work, held
 
 
-def _finding(level: Level, eqn, share: float, size: int) -> Finding:
+def _finding(level: SubjectLevel, eqn, share: float, size: int) -> Finding:
     return Finding(
         check="whole loss",
         severity="warning",

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import jax.numpy as jnp
 
+from jaxmem.ir.scans import is_var
 from jaxmem.linting._kept import Definition, definition_of, kept_values
-from jaxmem.linting._subject import Finding, Level, Subject, array
-from jaxmem.scheduling._scans import is_var
+from jaxmem.linting._subject import Finding, Subject, SubjectLevel, array
 
 
 def wide_copy(subject: Subject) -> Iterator[Finding]:
@@ -15,7 +15,7 @@ def wide_copy(subject: Subject) -> Iterator[Finding]:
     Where the narrow value is in memory anyway (it is kept as well, or is an argument or
     a weight) the copy costs all its bytes, else the difference of the two.
     """
-    level = Level.of(subject.live)
+    level = SubjectLevel.of(subject.live)
     values = list(kept_values(level))
     kept_keys = {value.definition.key for value in values}
     for value in values:

@@ -1,0 +1,1 @@
+"""A jaxpr as a graph: users, makers, sizes, costs, and how operations treat an axis."""

@@ -1,0 +1,92 @@
+"""What an equation costs on a chip: an estimate from its flops and bytes.
+
+Only ratios matter: the estimate ranks what may be computed twice. Matmuls and
+convolutions take their arithmetic at the chip's best rate (what they read and write is
+there or needed for others anyway); anything else takes its bytes at the memory's, and
+nothing where it is fused into its reader. Short kernels are not charged for starting.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from jaxmem import _compat, _jaxpr
+from jaxmem._jaxpr import elements
+from jaxmem.chips import CHIPS
+from jaxmem.chips import Machine as Machine
+from jaxmem.ir.layer_axis import CHEAP, ELEMENTWISE
+from jaxmem.ir.scans import is_var, size_of
+
+MACHINES = {name: chip.machine for name, chip in CHIPS.items()}
+
+# done where they are read, inside whatever reads them
+FUSED = ELEMENTWISE | CHEAP | {"concatenate", "iota", "name", "pad", "split"}
+_HASH = 3  # integer work of one random word, in terms of the bandwidth it takes
+_MATMULS = {"dot_general", "conv_general_dilated"}
+_RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
+
+
+def fused_only(eqn) -> float | None:
+    """A price at which only what costs next to nothing is recomputed."""
+    one = eqn.primitive.name in FUSED
+    return 0.0 if one and not _compat.has_side_effects(eqn) else None
+
+
+def flops(eqn) -> float:
+    """Multiplications and additions of matmuls and convolutions, loops in full."""
+    name = eqn.primitive.name
+    if name == "dot_general":
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        shape = eqn.invars[0].aval.shape
+        inner = elements([shape[a] for a in contracted])
+        return 2.0 * inner * elements(eqn.outvars[0].aval.shape)
+    if name == "conv_general_dilated":
+        kernel = list(eqn.invars[1].aval.shape)
+        kernel.pop(eqn.params["dimension_numbers"].rhs_spec[0])
+        return 2.0 * elements(eqn.outvars[0].aval.shape) * elements(kernel)
+    return _inside(eqn, flops) or 0.0
+
+
+def seconds(eqn, machine: Machine) -> float | None:
+    """How long an equation takes; None where nobody can tell, or it has effects.
+
+    Nothing for what is fused into its reader.
+    """
+    if _compat.has_side_effects(eqn):
+        return None
+    if eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier":
+        return 0.0
+    if _jaxpr.bodies(eqn) and eqn.primitive.name not in _OPAQUE:
+        return _inside(eqn, lambda e: seconds(e, machine))
+    if eqn.primitive.name in _OPAQUE or eqn.primitive.name in _COLLECTIVES:
+        return None
+    if eqn.primitive.name in _MATMULS:
+        narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars)
+        return flops(eqn) / (machine.narrow if narrow else machine.wide)
+    moved = sum(size_of(v) for v in [*eqn.invars, *eqn.outvars] if is_var(v))
+    if eqn.primitive.name in _RANDOM:
+        moved = _HASH * sum(map(size_of, eqn.outvars))
+    return moved / machine.bandwidth
+
+
+# the jaxpr does not say how often they iterate, or what they do
+_OPAQUE = {"while", "pallas_call", "ffi_call", "custom_call", "shard_map"}
+_COLLECTIVES = {
+    *("psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_to_all"),
+    *("all_gather", "all_gather_invariant", "reduce_scatter", "psum_scatter"),
+}
+
+
+def _inside(eqn, of: Callable[[Any], float | None]) -> float | None:
+    """The sum over the equations inside; of the branches of a `cond` the largest.
+
+    None where `of` is None for any of them.
+    """
+    sums = []
+    for body in _jaxpr.bodies(eqn):
+        parts = [of(e) for e in _jaxpr.split(body)[0].eqns]
+        known = [x for x in parts if x is not None]
+        if len(known) < len(parts):
+            return None
+        sums.append(sum(known))
+    times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+    return times * (max(sums) if eqn.primitive.name == "cond" else sum(sums))

@@ -1,0 +1,131 @@
+"""One list of equations: what hides the backward scan or the update is opened."""
+
+from collections.abc import Callable, Sequence, Set
+from typing import Any
+
+import jax
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.ir.scans import barrier, is_var
+
+
+def flatten(closed):
+    """The jaxpr with inner `jit`s, and remat round a whole loss, written out in place.
+
+    A `jax.checkpoint` that is being differentiated is what its lowering makes of it:
+    the recomputation, behind a barrier.
+    """
+
+    def rule(eqn, args: list) -> list[Any] | None:
+        if is_plain_call(eqn) or _hides_backward_scan(eqn):
+            return opened(eqn, args, rule)
+        if eqn.primitive.name == "scan":
+            bodies = [flatten(body) for body in _jaxpr.bodies(eqn)]
+            return _jaxpr.rebind(eqn, args, bodies)
+        return None
+
+    flat = _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
+    return _compat.without_dead_code(flat)
+
+
+def opened(
+    eqn, args: list, rule: Callable | None = None, apart: Set[Any] = frozenset()
+) -> list[Any]:
+    """The outputs of a call whose equations are written out in its place.
+
+    What the call says of shardings, its operands and results are constrained to.
+
+    `apart`: variables whose shardings are said elsewhere.
+    """
+
+    def asked(variables: Sequence[Any], shardings: str) -> list[Any] | None:
+        named = eqn.params.get(shardings)
+        if named is None:
+            return None
+        pairs = zip(variables, named, strict=True)
+        return [None if is_var(v) and v in apart else s for v, s in pairs]
+
+    def run(eqn, args: list) -> list[Any]:
+        args = constrained(args, asked(eqn.invars, "in_shardings"))
+        if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
+            args = barrier(args)
+        outs = _jaxpr.evaluate(_jaxpr.bodies(eqn)[0], args, rule)
+        return constrained(outs, asked(eqn.outvars, "out_shardings"))
+
+    return _compat.in_context_of(eqn, run, eqn, args)
+
+
+def constrained(values: Sequence[Any], shardings: Sequence[Any] | None) -> list[Any]:
+    """The values under these shardings; None, or one left to the compiler, is none."""
+    if shardings is None:
+        return list(values)
+    return [
+        jax.lax.with_sharding_constraint(x, s) if _is_asked(s) else x
+        for x, s in zip(values, shardings, strict=True)
+    ]
+
+
+def _is_asked(sharding) -> bool:
+    """Whether a sharding is one, and not part of its array's type already."""
+    return isinstance(sharding, jax.sharding.Sharding) and not is_explicit(sharding)
+
+
+def is_explicit(sharding) -> bool:
+    """Whether it is on a mesh whose axes are part of arrays' types."""
+    kinds = getattr(getattr(sharding, "mesh", None), "axis_types", ())
+    return jax.sharding.AxisType.Explicit in kinds
+
+
+def is_plain_call(eqn) -> bool:
+    """Whether an equation is a call that can be written out in its place."""
+    if eqn.primitive.name in ("closed_call", "core_call", "eval_jaxpr"):
+        return True
+    return is_jit(eqn) and why_closed(eqn) == ""
+
+
+def is_jit(eqn) -> bool:
+    """Whether an equation is a call of a jitted function."""
+    return eqn.primitive.name in ("jit", "pjit")
+
+
+def why_closed(eqn, apart: Set[Any] = frozenset()) -> str:
+    """What a `jit` equation asks for that no constraint can say; or "".
+
+    `apart`: variables whose shardings are said elsewhere.
+    """
+    layouts = (*eqn.params.get("in_layouts", ()), *eqn.params.get("out_layouts", ()))
+    if any(layout is not None for layout in layouts):
+        return "it names layouts"
+    atoms = *eqn.invars, *eqn.outvars
+    shardings = *eqn.params["in_shardings"], *eqn.params["out_shardings"]
+    for atom, sharding in zip(atoms, shardings, strict=True):
+        if _compat.is_unspecified(sharding) or (is_var(atom) and atom in apart):
+            continue
+        if not is_usual_memory(sharding):
+            return f"it names the memory {sharding.memory_kind!r}"
+        if is_explicit(sharding) and not _is_of_type(sharding, atom.aval):
+            return "it names a sharding that is not of its array's type"
+    return ""
+
+
+def _is_of_type(sharding, aval) -> bool:
+    """Whether an array's type says the same; no constraint may say otherwise."""
+    spec = [*sharding.spec, *[None] * (aval.ndim - len(sharding.spec))]
+    return spec == list(aval.sharding.spec)
+
+
+def is_usual_memory(sharding) -> bool:
+    """Whether it means the memory that arrays are in if nobody asks for another."""
+    kind = sharding.memory_kind
+    return kind is None or kind == next(iter(sharding.device_set)).default_memory().kind
+
+
+def _hides_backward_scan(eqn) -> bool:
+    if eqn.primitive.name not in _jaxpr.TAKES_OPEN_JAXPR:
+        return False
+    if not eqn.params["differentiated"]:
+        return False
+    return any(
+        e.primitive.name == "scan" and e.params["reverse"]
+        for e in _jaxpr.walk(_jaxpr.bodies(eqn)[0])
+    )

@@ -1,0 +1,119 @@
+"""Who makes and who uses the variables of a jaxpr, and their values."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.ir.scans import is_var
+
+
+class JaxprGraph:
+    """A closed jaxpr with its makers and users, equations named by position."""
+
+    def __init__(self, closed):
+        jaxpr, consts = _jaxpr.split(closed)
+        self.constants = dict(zip(jaxpr.constvars, consts, strict=True))
+        self.eqns: Sequence[Any] = jaxpr.eqns
+        self.arguments: Sequence[Any] = jaxpr.invars
+        self.invars = [*jaxpr.constvars, *jaxpr.invars]
+        self.outvars = jaxpr.outvars
+        self.outputs = set(filter(is_var, jaxpr.outvars))
+        self.maker = {v: i for i, e in enumerate(self.eqns) for v in e.outvars}
+        self.users: dict[Any, list[int]] = {}
+        for i, eqn in enumerate(self.eqns):
+            for v in filter(is_var, eqn.invars):
+                self.users.setdefault(v, []).append(i)
+
+    def inputs(self, args: Sequence[Any]) -> dict[Any, Any]:
+        """The values that are there before the first equation."""
+        return self.constants | dict(zip(self.arguments, args, strict=True))
+
+    def is_given(self, v) -> bool:
+        """Whether a variable is an input, or one that is held to a sharding."""
+        while v in self.maker:
+            eqn = self.eqns[self.maker[v]]
+            if eqn.primitive.name != "sharding_constraint":
+                return False
+            v = eqn.invars[0]
+        return True
+
+    def after(self, i: int) -> set[Any]:
+        """The variables that need equation `i` to have been done."""
+        found = set(self.eqns[i].outvars)
+        for eqn in self.eqns[i + 1 :]:
+            if any(is_var(v) and v in found for v in eqn.invars):
+                found.update(eqn.outvars)
+        return found
+
+    def cone(self, starts: Iterable[Any], within: Set[Any] | None = None) -> set[int]:
+        """The equations that make `starts`, as far back as variables of `within` go."""
+        todo, found = list(starts), set()
+        while todo:
+            i = self.maker.get(todo.pop())
+            if i is not None and i not in found:
+                found.add(i)
+                ins = filter(is_var, self.eqns[i].invars)
+                todo += [w for w in ins if within is None or w in within]
+        return found
+
+
+@dataclass
+class Values:
+    """The values of a graph's variables; an equation is done when first needed."""
+
+    graph: JaxprGraph
+    env: dict[Any, Any]
+    done: set[int] = field(default_factory=set)
+
+    def read(self, atom):
+        """The value of a variable or literal."""
+        if not is_var(atom):
+            return atom.val
+        if atom not in self.env:
+            self.evaluate(self.graph.maker[atom])
+        return self.env[atom]
+
+    def evaluate(self, i: int) -> None:
+        """Equation `i`, and before it what it needs, unless they have been done."""
+        if i not in self.done:
+            self.done.add(i)
+            self.apply(i)
+
+    def apply(self, i: int) -> None:
+        """What evaluating an equation is: here, to bind it as it is."""
+        eqn = self.graph.eqns[i]
+        self.put(i, _compat.bind(eqn, [self.read(v) for v in eqn.invars]))
+
+    def put(self, i: int, outs: Sequence[Any]) -> None:
+        """These are the outputs of equation `i`."""
+        self.done.add(i)
+        self.env.update(zip(self.graph.eqns[i].outvars, outs, strict=True))
+
+    def evaluate_before(self, end: int) -> None:
+        """Every equation before `end`, in order."""
+        for i in range(end):
+            self.evaluate(i)
+
+    def all_outputs(self) -> list[Any]:
+        """The values of the outputs, with every equation done."""
+        self.evaluate_before(len(self.graph.eqns))
+        return [self.read(v) for v in self.graph.outvars]
+
+
+def done_otherwise(closed, graph: JaxprGraph, instead: Mapping[int, Callable]):
+    """The jaxpr of a graph, where `instead` of an equation gives its outputs.
+
+    It is a function of the values, with all that comes before done.
+    """
+
+    def run(args: list) -> list:
+        values = Values(graph, graph.inputs(args))
+        for i in sorted(instead):
+            if i in values.done:  # something else needed it earlier
+                continue
+            values.evaluate_before(i)
+            values.put(i, instead[i](values))
+        return values.all_outputs()
+
+    return _compat.without_dead_code(_jaxpr.retrace(closed, run))

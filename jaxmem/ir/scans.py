@@ -1,0 +1,97 @@
+"""Small questions about variables and `scan` equations, and a scan like another."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxmem import _compat
+from jaxmem._bits import packed_nbytes
+from jaxmem._jaxpr import elements
+from jaxmem._jaxpr import is_var as is_var
+
+LOOPS = ("scan", "while")
+LARGE = 2**20  # bytes from which a barrier or a write is worth what it costs
+
+
+def size_of(v) -> int:
+    """Bytes of a variable in the memory of the device."""
+    return 0 if is_on_host(v) else elements(v.aval.shape) * v.aval.dtype.itemsize
+
+
+def is_on_host(v) -> bool:
+    """Whether a variable lies in the host's memory."""
+    return getattr(v.aval, "memory_space", None) == jax.memory.Space.Host
+
+
+_MASK = 1024  # elements from which a mask is kept in bits
+
+
+def is_mask(v) -> bool:
+    """Whether a variable is kept with eight elements to the byte."""
+    shape = v.aval.shape
+    if not all(isinstance(d, int) for d in shape):
+        return False  # bits are packed along axes of a known size
+    return v.aval.dtype == bool and elements(shape) >= _MASK
+
+
+def kept_size(v) -> int:
+    """Bytes of a variable as it is kept from the forward to the backward pass."""
+    return packed_nbytes(v.aval.shape) if is_mask(v) else size_of(v)
+
+
+def split(eqn, values: Sequence[Any]) -> tuple[list, list, list]:
+    """(constants, carry, xs) among what goes into a scan."""
+    n_consts, n_carry = _compat.scan_counts(eqn)
+    end = n_consts + n_carry
+    return list(values[:n_consts]), list(values[n_consts:end]), list(values[end:])
+
+
+def xs_of(eqn) -> list[Any]:
+    """The arrays of which a scan reads a slice in each iteration."""
+    return split(eqn, eqn.invars)[2]
+
+
+def ys_of(eqn) -> list[Any]:
+    """The arrays that a scan stacks."""
+    return list(eqn.outvars[_compat.scan_counts(eqn)[1] :])
+
+
+_AHEAD = "rows of layers to come"
+
+
+def ahead(stack):
+    """A stack of which a scan's body reads only rows that the scan is still to come to.
+
+    So they may be read in a buffer into which it writes the others.
+    """
+    return checkpoint_name(stack, _AHEAD)
+
+
+def is_ahead(eqn) -> bool:
+    """Whether an equation is that of `ahead`."""
+    return eqn.primitive.name == "name" and eqn.params["name"] == _AHEAD
+
+
+def barrier(values: Sequence[Any]) -> list[Any]:
+    """`optimization_barrier`, one for each set of mesh axes over which values vary.
+
+    Inside `shard_map` jax 0.10 takes all outputs of a barrier to vary as any of them.
+    """
+    axes = [_compat.varying_axes(x) for x in values]
+    found: dict[int, Any] = {}
+    for kind in dict.fromkeys(axes):
+        places = [i for i, a in enumerate(axes) if a == kind]
+        held = lax.optimization_barrier([values[i] for i in places])
+        found.update(zip(places, held, strict=True))
+    return [found[i] for i in range(len(values))]
+
+
+def scan_like(eqn, step, init, xs):
+    """A scan of the length, direction and name of that of `eqn`."""
+    length, reverse, unroll = (eqn.params[k] for k in ("length", "reverse", "unroll"))
+    scan = partial(lax.scan, length=length, reverse=reverse, unroll=unroll)
+    return _compat.in_context_of(eqn, scan, step, init, xs)

@@ -1,0 +1,75 @@
+"""What a pass is: it finds rewrites of a list of equations, applies and describes them.
+
+A new way to save bytes is one file with a subclass of `Pass`, and one line in
+`_passes.PASSES`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from jaxmem.ir.aliases import Aliases
+from jaxmem.scheduling.plan.rows import Description
+
+
+class Config(Protocol):
+    """What a pass is asked to do: a frozen dataclass of plain data.
+
+    Its default, `Config()`, does nothing that costs time.
+    """
+
+    name: ClassVar[str]
+
+
+C = TypeVar("C", bound=Config)
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Level:
+    """A list of equations on its way through the passes: a step, or a loop's body.
+
+    Attributes:
+      jaxpr: closed.
+      aliases: position of an output -> of the input in whose memory it will be.
+      target: the chip whose rates say what an operation costs.
+      loop: the `scan` or `shard_map` whose body it is; None for the step itself.
+      compared: whether a compiler compares the result with the step as given. If none
+        does, a pass does nothing but what the step's graph shows to gain clearly.
+    """
+
+    jaxpr: Any
+    aliases: Aliases
+    target: str = "cpu"
+    loop: Any = None
+    compared: bool = True
+
+
+class Pass(Generic[C, R]):
+    """One way to save bytes.
+
+    Attributes:
+      config: the class of its configuration.
+      repeats: whether it is asked again after each rewrite, until it finds none.
+    """
+
+    config: type[C]
+    repeats: bool = False
+
+    def analyse(self, level: Level, config: C) -> Iterator[R]:
+        """The rewrites that pay; the first of them is applied."""
+        raise NotImplementedError
+
+    def apply(self, level: Level, rewrite: R) -> Any:
+        """The closed jaxpr with a rewrite done."""
+        raise NotImplementedError
+
+    def describe(self, rewrite: R, target: str) -> Description:
+        """What a rewrite did, in rows of the plan; `target`: whose rates count."""
+        del rewrite, target
+        return Description()
+
+    def left(self, level: Level, config: C) -> Iterator[str]:
+        """Sentences about what could be done to the level, and was not."""
+        del level, config
+        return iter(())

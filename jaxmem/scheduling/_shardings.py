@@ -1,0 +1,155 @@
+"""A jitted step's own shardings: read off, and given to what is made of it.
+
+`jax.jit(step, in_shardings=..., out_shardings=...)` traces to a call that names them.
+The passes see its body; its arguments and results keep their shardings by the `jit`
+that is made of the scheduled step, and by constraints on the results.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.ir.flatten import (
+    constrained,
+    is_explicit,
+    is_jit,
+    is_usual_memory,
+    opened,
+    why_closed,
+)
+from jaxmem.ir.scans import is_var
+
+Leaves = tuple[Any, ...]  # a sharding for each array; None where none is named
+
+
+@dataclass(frozen=True)
+class Placed(_jaxpr.Traced):
+    """A traced step without the shardings that it names for its own leaves.
+
+    Attributes:
+      ins: of the arguments.
+      outs: of the results.
+    """
+
+    ins: Leaves = ()
+    outs: Leaves = ()
+
+
+def placed(traced: _jaxpr.Traced) -> Placed:
+    """The step, and the shardings that the call of a jitted function in it names."""
+    ins, outs = _named(traced.jaxpr)
+    opened = _opened(traced.jaxpr) if any((*ins, *outs)) else traced.jaxpr
+    return Placed(opened, traced.leaves, traced.out_tree, ins, outs)
+
+
+@dataclass(frozen=True, eq=False)  # one for each signature: compared by identity
+class Shardings:
+    """Those that a jitted step names.
+
+    Attributes:
+      ins: of the arguments' leaves.
+      outs: of the results' leaves.
+      tree: of the arguments, positional ones and keywords.
+      out_tree: of the results.
+    """
+
+    ins: Leaves = ()
+    outs: Leaves = ()
+    tree: Any = None
+    out_tree: Any = None
+
+    def of(self, arguments: Any) -> Any:
+        """The arguments' shapes and dtypes under these shardings.
+
+        Not under those on a mesh of explicit axes: `jit` leaves types as they are.
+        """
+        if not any(self.ins):
+            return arguments
+        leaves, tree = jax.tree.flatten(arguments)
+        pairs = zip(leaves, self.ins, strict=True)
+        placed = [x if s is None or is_explicit(s) else _under(x, s) for x, s in pairs]
+        return jax.tree.unflatten(tree, placed)
+
+    def for_jit(self) -> tuple[Any, Any]:
+        """`in_shardings` and `out_shardings`; None where none is named."""
+        ins = outs = None
+        if any(self.ins):
+            ins = jax.tree.unflatten(self.tree, self.ins)[0]
+        if any(self.outs):
+            outs = jax.tree.unflatten(self.out_tree, self.outs)
+        return ins, outs
+
+
+def _under(array, sharding) -> jax.ShapeDtypeStruct:
+    weak = getattr(array, "weak_type", False)
+    how = {"sharding": sharding, "weak_type": weak}
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, **how)
+
+
+NO_SHARDINGS = Shardings()
+
+
+def shardings_of(traced: _jaxpr.Traced, tree: Any) -> Shardings:
+    """The shardings of a step, whose arguments have this tree, all of them arrays."""
+    ins, outs = _named(traced.jaxpr)
+    return Shardings(ins, outs, tree, traced.out_tree)
+
+
+def _named(closed) -> tuple[Leaves, Leaves]:
+    calls = _calls(closed)
+    ins = _of(closed.jaxpr.invars, calls, "invars", "in_shardings")
+    return ins, _of(closed.jaxpr.outvars, calls, "outvars", "out_shardings")
+
+
+def _ends(closed) -> set[Any]:
+    return {v for v in (*closed.jaxpr.invars, *closed.jaxpr.outvars) if is_var(v)}
+
+
+def _calls(closed) -> list[Any]:
+    """The calls of jitted functions that can be written out."""
+    ends = _ends(closed)
+    return [e for e in closed.jaxpr.eqns if is_jit(e) and not why_closed(e, ends)]
+
+
+def _of(variables: Sequence[Any], calls, atoms: str, shardings: str) -> Leaves:
+    found: dict[Any, Any] = {}
+    for eqn in calls:
+        pairs = zip(getattr(eqn, atoms), eqn.params[shardings], strict=True)
+        named = {v: s for v, s in pairs if is_var(v) and not _compat.is_unspecified(s)}
+        found = named | found
+    return tuple(found.get(v) if is_var(v) else None for v in variables)
+
+
+def _opened(closed):
+    """The jaxpr with its calls written out; only what is no end is constrained."""
+    calls, ends = _calls(closed), _ends(closed)
+
+    def rule(eqn, args: list) -> list[Any] | None:
+        if any(eqn is call for call in calls):
+            return opened(eqn, args, apart=ends)
+        return None
+
+    return _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
+
+
+def with_results_placed(closed, outs: Leaves):
+    """The jaxpr with its results constrained.
+
+    Not those that a `shard_map` has made, which says where they are, nor those that go
+    into another memory.
+    """
+    if not any(outs):
+        return closed
+    jaxpr = _jaxpr.split(closed)[0]
+    maps = (e for e in jaxpr.eqns if e.primitive.name == "shard_map")
+    made = {v for eqn in maps for v in eqn.outvars}
+    free = [not is_var(v) or v not in made for v in jaxpr.outvars]
+    plain = [
+        s if s is not None and ok and is_usual_memory(s) else None
+        for s, ok in zip(outs, free, strict=True)
+    ]
+    run = lambda args: constrained(_jaxpr.evaluate(closed, args), plain)
+    return _jaxpr.retrace(closed, run)

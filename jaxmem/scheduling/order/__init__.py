@@ -1,0 +1,1 @@
+"""The order of operations outside of loops, and the barriers that keep it."""

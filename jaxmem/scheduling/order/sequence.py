@@ -1,0 +1,190 @@
+"""From a sequence in which operations are repeated back to a jaxpr.
+
+A repeated operation stands behind a barrier, with what is furthest along of what was
+made before it: without it XLA would find that the values are there already, and keep
+the first ones. Neighbours that are repeated share one barrier. Later readers see the
+newest value, so the old one can be freed.
+
+XLA drops from a barrier what nobody reads behind it, so a barrier holds but what is
+read later, and whoever reads it reads it from there.
+"""
+
+import bisect
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.scans import barrier, is_var
+from jaxmem.planning import Graph
+from jaxmem.scheduling.predict.operations import Operations
+
+
+def in_sequence(ops: Operations, sequence: Sequence[int]):
+    """A jaxpr that does operations in this sequence, some of them more than once.
+
+    Args:
+      ops: what `operations_of` gave.
+      sequence: numbers of operations of `ops.graph`: each at least once, and each value
+        made before it is read (`planning.sequence_profile` checks both).
+
+    Returns:
+      A closed jaxpr like `ops.closed`; its values are the same to the bit.
+    """
+    graph = JaxprGraph(ops.closed)
+    runs, readers = list(_runs(sequence)), _Readers(ops.graph, sequence)
+
+    def run(args: list) -> list:
+        state = _NewestValues(ops, graph, graph.inputs(args), readers)
+        for operations, repeated in runs:
+            if repeated:
+                state.fence(operations)
+            for i in operations:
+                state.do(i)
+        return [state.read(v, {}) for v in graph.outvars]
+
+    return _jaxpr.retrace(ops.closed, run)
+
+
+def _runs(sequence: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
+    """Neighbours that are all done for the first time, or all repeated."""
+    seen: set[int] = set()
+    run: list[int] = []
+    repeated = False
+    for i in sequence:
+        if (i in seen) != repeated:
+            if run:
+                yield run, repeated
+            run, repeated = [], i in seen
+        run.append(i)
+        seen.add(i)
+    if run:
+        yield run, repeated
+
+
+class _Readers:
+    """Which values are read from some place of a sequence on, as they are there."""
+
+    def __init__(self, graph: Graph, sequence: Sequence[int]):
+        self._events: dict[int, list[tuple[int, bool]]] = defaultdict(list)
+        for place, i in enumerate(sequence):
+            operation = graph.operations[i]
+            for v in dict.fromkeys(operation.inputs):
+                self._events[v].append((place, True))
+            for v in operation.outputs:
+                self._events[v].append((place, False))
+        for v in graph.outputs:
+            self._events[v].append((len(sequence), True))
+
+    def wait(self, value: int, place: int) -> bool:
+        """Whether a value is read before it is made anew."""
+        events = self._events[value]
+        following = bisect.bisect_left(events, (place, False))
+        return following < len(events) and events[following][1]
+
+
+@dataclass
+class _NewestValues:
+    """The newest making of each array that exists.
+
+    Attributes:
+      env: by variable.
+      readers: of the values.
+      depth: how many operations one after another have led to an array.
+      place: in the sequence.
+    """
+
+    ops: Operations
+    graph: JaxprGraph
+    env: dict[Any, Any]
+    readers: _Readers
+    depth: dict[int, int] = field(default_factory=dict)
+    place: int = 0
+    exist: set[Any] = field(init=False)
+
+    def __post_init__(self):
+        self.exist = {v for v in self.ops.variables if v is not None}
+
+    def read(self, atom, inside: dict[Any, Any]):
+        """A value; what does not exist in memory is computed by who reads it."""
+        if not is_var(atom):
+            return atom.val
+        if atom in inside:
+            return inside[atom]
+        if atom in self.env:
+            return self.env[atom]
+        self._evaluate(self.graph.maker[atom], inside)
+        return inside[atom]
+
+    def do(self, i: int) -> None:
+        """Operation `i`, of the newest values."""
+        inside: dict[Any, Any] = {}
+        for k in self.ops.equations[i]:
+            if not all(v in inside for v in self.graph.eqns[k].outvars):
+                self._evaluate(k, inside)
+        operation = self.ops.graph.operations[i]
+        made = {v: x for v, x in inside.items() if self._number(v) in operation.outputs}
+        self.env.update(made)
+        depth = 1 + max((self.depth.get(v, 0) for v in operation.inputs), default=0)
+        self.depth.update(dict.fromkeys(operation.outputs, depth))
+        self.place += 1
+
+    def fence(self, operations: Sequence[int]) -> None:
+        """None of these operations can be done before all else that was begun."""
+        held, furthest = self._tied(operations), self._furthest()
+        if not held or furthest is None:
+            return
+        held = list(dict.fromkeys([*held, furthest]))
+        variables = [self.ops.variables[v] for v in held]
+        through = barrier([self.env[v] for v in variables])
+        self.env.update(zip(variables, through, strict=True))
+        self.depth.update(dict.fromkeys(held, 1 + self.depth[furthest]))
+
+    def _furthest(self) -> int | None:
+        """The value, of those still read, to which most operations have led."""
+        there = (v for v in self.depth if self._there(v))
+        waiting = [v for v in there if self.readers.wait(v, self.place)]
+        floats = [v for v in waiting if self._is_float(v)]
+        return max(floats, key=self.depth.__getitem__, default=None)
+
+    def _is_float(self, value: int) -> bool:
+        return jnp.issubdtype(self.ops.variables[value].aval.dtype, jnp.floating)
+
+    def _tied(self, operations: Sequence[int]) -> list[int]:
+        """Values from before that each of the operations reads, if through others.
+
+        All that the step has made; of what it was given, one value for an operation
+        that reads nothing else. An operation that could be done without any of them
+        would be, to the compiler, the one that was done the first time.
+        """
+        tied: dict[int, None] = {}
+        since: set[int] = set()  # made by these operations, after the barrier
+        for i in operations:
+            operation = self.ops.graph.operations[i]
+            before = [v for v in operation.inputs if v not in since and self._there(v)]
+            made = [v for v in before if self.ops.variables[v] in self.graph.maker]
+            tied.update(dict.fromkeys(made))
+            reads = set(operation.inputs)
+            if reads.isdisjoint(tied) and reads.isdisjoint(since):
+                tied.update(dict.fromkeys(before[:1]))
+            if not (reads.isdisjoint(tied) and reads.isdisjoint(since)):
+                since.update(operation.outputs)
+        return list(tied)
+
+    def _there(self, value: int) -> bool:
+        """Whether a value is an array that has been made by now."""
+        variable = self.ops.variables[value]
+        return variable is not None and variable in self.env
+
+    def _number(self, v) -> int | None:
+        """Of a variable that exists in memory under its own name."""
+        return self.ops.values.get(v) if v in self.exist else None
+
+    def _evaluate(self, k: int, inside: dict[Any, Any]) -> None:
+        eqn = self.graph.eqns[k]
+        outs = _compat.bind(eqn, [self.read(v, inside) for v in eqn.invars])
+        inside.update(zip(eqn.outvars, outs, strict=True))

@@ -1,0 +1,133 @@
+"""In a backward scan's body, products that free an array before those that make one.
+
+The gradient of attention's probabilities is as large as they are; that of the values
+reads them, for the last time. Both products are ready together, and where the compiler
+takes the first one first both arrays are there at once. So each product that makes much
+of little waits, behind a barrier, for those of its operands' other products that make
+little of much.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.ir.backward import is_transposed
+from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
+from jaxmem.ir.layer_axis import CHEAP
+from jaxmem.ir.scans import LARGE, barrier, is_var, size_of
+from jaxmem.scheduling._pass import Level, Pass
+
+_TIMES = 2  # a product makes much of little, or little of much, from this ratio on
+
+
+Bodies = dict[int, Callable]  # position of a scan -> what is done in its place
+
+
+@dataclass(frozen=True)
+class ShrinkFirst:
+    """Whether products that make much of little wait for those that free much."""
+
+    name: ClassVar[str] = "shrink_first"
+    enabled: bool = False
+
+
+class ProductsThatShrinkFirst(Pass[ShrinkFirst, Bodies]):
+    """Such barriers are put into the bodies of backward scans."""
+
+    config = ShrinkFirst
+
+    def analyse(self, level: Level, config: ShrinkFirst) -> Iterator[Bodies]:
+        if not config.enabled:
+            return
+        bodies = {
+            i: partial(_with_body, eqn, body)
+            for i, eqn in enumerate(JaxprGraph(level.jaxpr).eqns)
+            if eqn.primitive.name == "scan" and is_transposed(eqn)
+            if (body := _fenced(eqn.params["jaxpr"])) is not None
+        }
+        if bodies:
+            yield bodies
+
+    def apply(self, level: Level, rewrite: Bodies):
+        return done_otherwise(level.jaxpr, JaxprGraph(level.jaxpr), rewrite)
+
+
+def _with_body(eqn, body, values: Values) -> list[Any]:
+    return _jaxpr.rebind(eqn, [values.read(v) for v in eqn.invars], [body])
+
+
+def _fenced(body):
+    """The body with its barriers; None where there are none."""
+    graph = JaxprGraph(body)
+    late = {i: partial(_after, i, first) for i, first in _waits(graph).items()}
+    return done_otherwise(body, graph, late) if late else None
+
+
+def _after(i: int, first: list[int], values: Values) -> list[Any]:
+    """Equation `i`, whose operands wait behind a barrier for those that come first."""
+    eqns = values.graph.eqns
+    for k in first:
+        values.evaluate(k)
+    results = [v for k in first for v in eqns[k].outvars]
+    operands = list(filter(is_var, eqns[i].invars))
+    held = [*operands, *results]
+    through = barrier([values.read(v) for v in held])
+    own = dict(zip(operands, through, strict=False))
+    values.env.update(zip(results, through[len(operands) :], strict=True))
+    read = lambda v: own[v] if v in operands else values.read(v)
+    return _compat.bind(eqns[i], [read(v) for v in eqns[i].invars])
+
+
+def _waits(graph: JaxprGraph) -> dict[int, list[int]]:
+    """Product that makes much -> those that it is to wait for."""
+    dots = [i for i, e in enumerate(graph.eqns) if e.primitive.name == "dot_general"]
+    reads = {i: _sources(graph, i) for i in dots}
+    small = [i for i in dots if _shrinks(graph.eqns[i])]
+    waits: dict[int, list[int]] = {}
+    for i in (i for i in dots if _grows(graph.eqns[i])):
+        for k in (k for k in small if reads[i] & reads[k]):
+            apart = k not in _before(graph, [i], waits)
+            if apart and i not in _before(graph, [k], waits):
+                waits.setdefault(i, []).append(k)
+    return waits
+
+
+def _grows(eqn) -> bool:
+    made = size_of(eqn.outvars[0])
+    return made >= max(LARGE, _TIMES * max(map(_bytes, eqn.invars)))
+
+
+def _shrinks(eqn) -> bool:
+    read = max(map(_bytes, eqn.invars))
+    return read >= max(LARGE, _TIMES * size_of(eqn.outvars[0]))
+
+
+def _bytes(atom) -> int:
+    return size_of(atom) if is_var(atom) else 0
+
+
+def _sources(graph: JaxprGraph, i: int) -> set[Any]:
+    """What an equation reads, moves and casts looked through."""
+    found = set()
+    for v in filter(is_var, graph.eqns[i].invars):
+        while v in graph.maker and graph.eqns[graph.maker[v]].primitive.name in CHEAP:
+            v = graph.eqns[graph.maker[v]].invars[0]
+        found.add(v)
+    return found
+
+
+def _before(
+    graph: JaxprGraph, ends: Iterable[int], waits: Mapping[int, list[int]]
+) -> set:
+    """The equations that must be done before these, by what they read or wait for."""
+    todo, found = list(ends), set()
+    while todo:
+        i = todo.pop()
+        makers = (graph.maker.get(v) for v in graph.eqns[i].invars if is_var(v))
+        for k in (*makers, *waits.get(i, ())):
+            if k is not None and k not in found:
+                found.add(k)
+                todo.append(k)
+    return found

@@ -1,0 +1,1 @@
+"""Casts, constants and parameters, moved to where their slices are read."""

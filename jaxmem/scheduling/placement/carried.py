@@ -1,0 +1,120 @@
+"""Parameters that a loop over micro-batches hands on, for the sake of TPUs.
+
+`write_back.py` keeps the casts of parameters inside a forward scan whose parameters
+the backward scan overwrites. In a loop over micro-batches nobody overwrites them before
+its end, so XLA for TPU would cast all layers, and tables as well, before the loop, and
+hold the casts. So the loop carries them, from scan to scan inside and, through a
+barrier, from one micro-batch to the next.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from jax import lax
+
+from jaxmem import _jaxpr
+from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
+from jaxmem.ir.scans import (
+    LARGE,
+    barrier,
+    is_var,
+    scan_like,
+    size_of,
+    split,
+    xs_of,
+)
+from jaxmem.scheduling.release.write_back import (
+    is_narrowed,
+    narrowed,
+    scan_with_write_back,
+)
+
+
+def carried(closed, aliases: Mapping[int, int]):
+    """The jaxpr with those parameters in the carry of its loops.
+
+    `aliases`: position of an output -> of the input in whose memory it will be. Only
+    such an input is carried: of others the loop would need a copy to write into.
+    """
+    graph = JaxprGraph(closed)
+    inputs = {graph.arguments[i] for i in aliases.values()}
+    loops = {}
+    for i, eqn in enumerate(graph.eqns):
+        if eqn.primitive.name == "scan" and (places := _places(eqn, inputs)):
+            loops[i] = partial(_run_loop, eqn, places)
+    return done_otherwise(closed, graph, loops) if loops else closed
+
+
+def _places(eqn, inputs: Collection[Any]) -> list[int]:
+    """Which constants of a loop are such inputs, large, and cast in its body."""
+    body = _jaxpr.split(eqn.params["jaxpr"])[0]
+    inner = split(eqn, body.invars)[0]
+    cast = _cast_in_scans(body, inner)
+    cast |= {v for v in inner if size_of(v) >= LARGE and is_narrowed(body, v)}
+    return [
+        k
+        for k, v in enumerate(split(eqn, eqn.invars)[0])
+        if is_var(v) and v in inputs and inner[k] in cast
+    ]
+
+
+def _cast_in_scans(body, variables: Sequence[Any]) -> set[Any]:
+    return {
+        xs_of(eqn)[slot]
+        for eqn in body.eqns
+        if eqn.primitive.name == "scan"
+        for slot in narrowed(eqn, variables)
+    }
+
+
+def _run_loop(eqn, places: Sequence[int], values: Values) -> list[Any]:
+    """The loop's outputs; `values` has the parameters as the loop leaves them."""
+    consts, init, xs = split(eqn, [values.read(v) for v in eqn.invars])
+    body = JaxprGraph(eqn.params["jaxpr"])
+    inner = split(eqn, body.arguments)[0]
+    handed = [inner[k] for k in places]
+
+    def step(carry, x):
+        carry, stacks = carry
+        now = dict(zip(places, _changed(stacks), strict=True))
+        args = [now.get(k, c) for k, c in enumerate(consts)]
+        state = _Handing(body, body.inputs([*args, *carry, *x]), handed=handed)
+        outs = state.all_outputs()
+        stacks = [state.env[v] for v in handed]
+        return (outs[: len(init)], stacks), outs[len(init) :]
+
+    start = init, [consts[k] for k in places]
+    (ends, stacks), ys = scan_like(eqn, step, start, xs)
+    outside = split(eqn, eqn.invars)[0]
+    values.env.update(zip((outside[k] for k in places), stacks, strict=True))
+    return [*ends, *ys]
+
+
+def _changed(stacks: list[Any]) -> list[Any]:
+    """The same values; a compiler for TPU cannot tell that the loop keeps them."""
+    same = lambda *stacks: stacks
+    return list(lax.platform_dependent(*stacks, tpu=_behind_barrier, default=same))
+
+
+def _behind_barrier(*stacks):
+    return tuple(barrier(stacks))
+
+
+@dataclass
+class _Handing(Values):
+    """Values of a loop's body; each scan leaves parameters that the next one reads."""
+
+    handed: Sequence[Any] = field(kw_only=True)
+
+    def apply(self, i: int) -> None:
+        eqn = self.graph.eqns[i]
+        slots = narrowed(eqn, self.handed) if eqn.primitive.name == "scan" else []
+        if not slots:
+            super().apply(i)
+            return
+        values = [self.read(v) for v in eqn.invars]
+        outs, stacks = scan_with_write_back(eqn, values, slots)
+        self.put(i, outs)
+        self.env.update(zip([xs_of(eqn)[k] for k in slots], stacks, strict=True))

@@ -1,0 +1,127 @@
+"""The rows of a plan: what became of gradients, residuals and operations."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.ir.costs import MACHINES, flops, seconds
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A stacked output of a backward scan.
+
+    Attributes:
+      bytes: of the whole stack.
+      shape: its shape, the layers in front.
+      dtype: its dtype.
+      path: the name scopes (the modules) of the operation that makes it.
+      released: whether the stack no longer exists.
+      why: what prevents the release; empty where it is released.
+    """
+
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    path: str
+    released: bool
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class RecomputedResidual:
+    """A residual of a forward scan that the backward scan recomputes.
+
+    Attributes:
+      bytes: of the whole stack; negative for what is kept in the place of others.
+      shape: its shape, the layers in front.
+      dtype: its dtype.
+      path: the name scopes (the modules) of the operation that makes it.
+      how: what it is recomputed from.
+    """
+
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    path: str
+    how: str
+
+
+@dataclass(frozen=True)
+class RecomputedOperation:
+    """An operation of the forward pass that the backward pass does a second time.
+
+    Attributes:
+      operation: its name.
+      shape: of its result.
+      dtype: of its result.
+      path: the name scopes (the modules) it belongs to.
+      times: how often it is recomputed: the number of layers.
+      flops: of all times together, of matmuls and convolutions.
+      seconds: of all times together, by the rates of the target.
+    """
+
+    operation: str
+    shape: tuple[int, ...]
+    dtype: str
+    path: str
+    times: int
+    flops: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Description:
+    """Rows of a plan, the bytes that wait in the host's memory, and sentences."""
+
+    gradients: tuple[Gradient, ...] = ()
+    residuals: tuple[RecomputedResidual, ...] = ()
+    recomputed: tuple[RecomputedOperation, ...] = ()
+    offloaded_bytes: int = 0
+    notes: tuple[str, ...] = ()
+
+    def __add__(self, other: "Description") -> "Description":
+        return Description(
+            self.gradients + other.gradients,
+            self.residuals + other.residuals,
+            self.recomputed + other.recomputed,
+            self.offloaded_bytes + other.offloaded_bytes,
+            self.notes + other.notes,
+        )
+
+
+def gradient(aval, maker, released: bool, why: str) -> Gradient:
+    """The row of a stack; `maker`: the equation that makes a layer of it, or None."""
+    return Gradient(*described(aval, maker), released, why)
+
+
+def residual(aval, maker, how: str, sign: int) -> RecomputedResidual:
+    """The row of a residual; `sign`: -1 for what is kept in the place of others."""
+    size, shape, dtype, path = described(aval, maker)
+    return RecomputedResidual(sign * size, shape, dtype, path, how)
+
+
+def recomputed(equations: Iterable[tuple[Any, int]], target: str) -> tuple:
+    """The rows of (equation, how often)."""
+    return tuple(_recomputed(eqn, times, target) for eqn, times in equations)
+
+
+def _recomputed(eqn, times: int, target: str) -> RecomputedOperation:
+    aval = eqn.outvars[0].aval
+    cost = seconds(eqn, MACHINES[target]) or 0.0
+    path = _compat.name_stack(eqn)
+    work = times * flops(eqn), times * cost
+    name = eqn.primitive.name
+    return RecomputedOperation(name, aval.shape, str(aval.dtype), path, times, *work)
+
+
+def described(aval, maker) -> tuple[int, tuple[int, ...], str, str]:
+    """(bytes, shape, dtype, path) of an array."""
+    path = _compat.name_stack(maker) if maker is not None else ""
+    return nbytes(aval), aval.shape, str(aval.dtype), path
+
+
+def nbytes(array) -> int:
+    """Bytes of an array; a PRNG key has no size of its own."""
+    return _jaxpr.elements(array.shape) * getattr(array.dtype, "itemsize", 0)

@@ -1,0 +1,1 @@
+"""What a compiler will make of a step: fusion, buffers and the peak, by the graph."""

@@ -1,0 +1,345 @@
+"""Which arrays of a jaxpr exist in memory, once XLA has fused it.
+
+XLA computes a chain of elementwise operations in one kernel: what lies between is never
+written. An array that several kernels read is recomputed in each of them where that
+costs less than writing it once and reading it back; it never exists either, and what it
+is made of lives longer. (XLA's priority fusion puts a producer into all of its
+consumers or into none, by a model of the time.) Matrix products do casts themselves: of
+an operand that nobody else reads, and of a result that nobody else wants, for a single
+reader; several do the cast themselves.
+
+Not modelled: kernels with several outputs, limits on a kernel's size, other epilogues.
+"""
+
+from collections.abc import Iterable, Iterator, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from jaxmem._jaxpr import elements
+from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.layer_axis import ELEMENTWISE
+from jaxmem.ir.scans import is_var, size_of
+from jaxmem.scheduling.predict.fusion_kinds import (
+    INTO_FIRST,
+    Kind,
+    kind_of,
+    operations_an_element,
+)
+from jaxmem.scheduling.predict.fusion_scatter import AT_ONCE, folded, same_zeros
+from jaxmem.scheduling.predict.tpu import Images, computes_inside, images_of
+
+# A byte of memory traffic takes as long as so many operations (H100: 33e12 a second on
+# its lanes, 3.35e12 bytes).
+_OPERATIONS_A_BYTE = 10
+_SMALL = 4096  # bytes below which an array with several readers is simply kept
+_REREAD = 4  # a kernel reads at most so many times the bytes it makes: slices, gathers
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Equations that run as one.
+
+    Attributes:
+      equations: their positions; those that other kernels compute as well included.
+      reads: the arrays of memory that they read.
+      writes: those that they make.
+      over: (written, read) pairs of one size, the one an elementwise function of the
+        other: it may lie in its place.
+    """
+
+    equations: tuple[int, ...]
+    reads: tuple[Any, ...]
+    writes: tuple[Any, ...]
+    over: tuple[tuple[Any, Any], ...] = ()
+
+
+@dataclass
+class Fusion:
+    """The kernels of a flat jaxpr."""
+
+    graph: JaxprGraph
+    tpu: bool = False
+    kinds: list[Kind] = field(init=False)
+    folded: dict[int, int] = field(init=False)  # scatter -> the sum that scatters
+
+    def __post_init__(self):
+        self.kinds = [self._kind_of(eqn) for eqn in self.graph.eqns]
+        self.folded = {} if self.tpu else folded(self.graph)
+        for scatter, total in self.folded.items():
+            self.kinds[scatter], self.kinds[total] = Kind.FUSED, Kind.ROOT
+
+    def _kind_of(self, eqn) -> Kind:
+        kind = kind_of(self.graph, eqn)
+        reads = self.tpu and kind is Kind.ALONE and computes_inside(eqn, self.images)
+        return Kind.ROOT if reads else kind
+
+    @cached_property
+    def images(self) -> dict[tuple[int, ...], Images]:
+        return images_of(self.graph)
+
+    # Views and barriers.
+
+    @cached_property
+    def source(self) -> dict[Any, Any]:
+        """A view -> the array whose bytes it shows; None for a number."""
+        found: dict[Any, Any] = {}
+        for out, atom, _ in self._shown():
+            found[out] = found.get(atom, atom) if is_var(atom) else None
+        return found
+
+    @cached_property
+    def _behind(self) -> dict[Any, Any]:
+        """A view -> the output of a barrier that it shows."""
+        found: dict[Any, Any] = {}
+        for out, atom, kind in self._shown():
+            if kind is Kind.TIE:
+                found[out] = out
+            elif is_var(atom) and atom in found:
+                found[out] = found[atom]
+        return found
+
+    def _shown(self) -> Iterator[tuple[Any, Any, Kind]]:
+        """(view, what it is of, its kind)."""
+        for eqn, kind in zip(self.graph.eqns, self.kinds, strict=True):
+            if kind in (Kind.VIEW, Kind.TIE):
+                for out, atom in zip(eqn.outvars, eqn.invars, strict=False):
+                    yield out, atom, kind
+
+    def barriers(self, i: int) -> Iterator[Any]:
+        """The outputs of barriers that equation `i` reads, views looked through."""
+        atoms = filter(is_var, self.graph.eqns[i].invars)
+        return (self._behind[v] for v in atoms if v in self._behind)
+
+    def resolve(self, atom) -> Any:
+        """The array behind a variable, None for a number."""
+        return self.source.get(atom, atom) if is_var(atom) else None
+
+    def operands(self, i: int) -> list[Any]:
+        """The arrays that equation `i` reads, views looked through, each once."""
+        found = (self.resolve(v) for v in self.graph.eqns[i].invars)
+        return list(dict.fromkeys(v for v in found if v is not None))
+
+    @cached_property
+    def users(self) -> dict[Any, list[int]]:
+        """Array -> the equations that read it, also through views."""
+        found: dict[Any, list[int]] = {}
+        for i, kind in enumerate(self.kinds):
+            if kind is not Kind.VIEW:
+                for v in self.operands(i):
+                    found.setdefault(v, []).append(i)
+        return found
+
+    @cached_property
+    def results(self) -> set[Any]:
+        """The arrays that the jaxpr gives back."""
+        return {self.resolve(v) for v in self.graph.outputs} - {None}
+
+    # What is written.
+
+    @cached_property
+    def widened(self) -> dict[Any, Any]:
+        """The result of a matrix product -> the cast of it that is written instead."""
+        pairs = ((v, self._only_cast(v)) for v in self._of("dot_general"))
+        return {v: cast for v, cast in pairs if cast is not None}
+
+    @cached_property
+    def narrowed(self) -> set[Any]:
+        """Casts that a single matrix product reads: it does them itself."""
+        dots = {i for i in range(len(self.kinds)) if self._name(i) == "dot_general"}
+        return {
+            v
+            for v in self._of("convert_element_type")
+            if len(users := self.users.get(v, ())) == 1
+            and users[0] in dots
+            and v not in self.results
+        }
+
+    def _name(self, i: int) -> str:
+        return self.graph.eqns[i].primitive.name
+
+    def _of(self, name: str) -> Iterator[Any]:
+        """What equations of one name make."""
+        for eqn, kind in zip(self.graph.eqns, self.kinds, strict=True):
+            if eqn.primitive.name == name and kind is not Kind.VIEW:
+                yield eqn.outvars[0]
+
+    def _only_cast(self, v) -> Any:
+        users = self.users.get(v, ())
+        if len(users) != 1 or v in self.results:
+            return None
+        if self._name(users[0]) != "convert_element_type":
+            return None
+        (cast,) = self.graph.eqns[users[0]].outvars
+        return cast if len(self.users.get(cast, ())) < 2 else None
+
+    @cached_property
+    def held(self) -> set[Any]:
+        """Arrays that must exist: results, and what no kernel can compute inside."""
+        found = self.results | set(self.widened.values())
+        for i, (eqn, kind) in enumerate(zip(self.graph.eqns, self.kinds, strict=True)):
+            if kind in (Kind.ROOT, Kind.ALONE):
+                found.update(v for v in eqn.outvars if v not in self.widened)
+            if kind in (Kind.TIE, Kind.ALONE):
+                found.update(v for v in self.operands(i) if v not in self.narrowed)
+            if eqn.primitive.name in INTO_FIRST and i not in self.folded:
+                found.add(self.resolve(eqn.invars[0]))
+        return found & self.graph.maker.keys()
+
+    @cached_property
+    def kept(self) -> set[Any]:
+        """All arrays that exist, inputs aside.
+
+        In two rounds: in the second what is costly only for something else that is
+        there anyway is no longer kept.
+        """
+        first = self._choice(self.held, self.graph.maker.keys())
+        return self._choice(first, first)
+
+    def _choice(self, there: Set[Any], among: Set[Any]) -> set[Any]:
+        """What `among` some arrays is worth being written, when `there` can be read."""
+        found = set(self.held)
+        ends: dict[Any, frozenset[Any]] = {}  # array -> the kernels it is computed in
+        work = self._work(there)
+        for i in reversed(range(len(self.kinds))):
+            for v in self.graph.eqns[i].outvars if self._is_fused(i) else ():
+                if v in found:
+                    continue
+                ends[v] = self._ends(v, found, ends)
+                if v in among and _pays(size_of(v), len(ends[v]), *work[v]):
+                    found.add(v)
+        return found
+
+    def _is_fused(self, i: int) -> bool:
+        return self.kinds[i] is Kind.FUSED
+
+    def _ends(self, v, kept: set[Any], ends) -> frozenset[Any]:
+        kernels: set[Any] = set()
+        for u in self.users.get(v, ()):
+            if not self._is_fused(u):
+                kernels.add(u)
+                continue
+            for w in self.graph.eqns[u].outvars:
+                kernels |= {w} if w in kept else ends.get(w, frozenset())
+        return frozenset(kernels)
+
+    def _work(self, there: Set[Any]) -> dict[Any, tuple[float, int]]:
+        """Array -> operations and bytes read of the kernel that would end in it.
+
+        Back to what is in memory, or is likely to be: what several kernels read and is
+        smaller than what it is made of.
+        """
+        work: dict[Any, tuple[float, int]] = {}
+        leaves: dict[Any, frozenset[Any]] = {}
+        for i, eqn in enumerate(self.graph.eqns):
+            for v in eqn.outvars if self._is_fused(i) else ():
+                count = elements(v.aval.shape)
+                operations, inside = operations_an_element(eqn) * count, set()
+                for u in self.operands(i):
+                    if u in leaves and u not in there and self._inside(u, work[u]):
+                        operations += work[u][0]
+                        inside |= leaves[u]
+                    else:
+                        inside.add(u)
+                most = _REREAD * size_of(v)
+                read = sum(min(size_of(u), most) for u in inside)
+                leaves[v], work[v] = frozenset(inside), (operations, read)
+        return work
+
+    def _inside(self, v, work: tuple[float, int]) -> bool:
+        return len(self.users[v]) == 1 or work[1] <= size_of(v)
+
+    # What is run.
+
+    def kernels(self) -> Iterator[Kernel]:
+        """The kernels, in the order of the equations in which they end."""
+        zeros = self._zeros()
+        for i, (eqn, kind) in enumerate(zip(self.graph.eqns, self.kinds, strict=True)):
+            if i in zeros:
+                if same := zeros[i]:
+                    outs = (self.graph.eqns[j].outvars[0] for j in same)
+                    yield Kernel(same, (), tuple(outs))
+            elif kind is Kind.FUSED:
+                kept = (v for v in eqn.outvars if v in self.kept)
+                yield from (self._kernel(i, (v,)) for v in kept)
+            elif kind is not Kind.VIEW and not self.widened.keys() & set(eqn.outvars):
+                yield self._kernel(i, tuple(eqn.outvars))
+
+    def _zeros(self) -> dict[int, tuple[int, ...]]:
+        """First of the equations that make the same zeros -> all; the others: none."""
+        if self.tpu or not AT_ONCE:
+            return {}
+        kept = (self.graph.maker[v] for v in self.kept)
+        found: dict[int, tuple[int, ...]] = {}
+        for same in same_zeros(self.graph, sorted(kept)):
+            found |= dict.fromkeys(same, ()) | {same[0]: same}
+        return found
+
+    def name(self, kernel: Kernel) -> str:
+        """What a kernel is about: the library's call in it, else what ends it."""
+        alone = (i for i in kernel.equations if self.kinds[i] is Kind.ALONE)
+        return self._name(next(alone, kernel.equations[-1]))
+
+    def _kernel(self, end: int, writes: tuple[Any, ...]) -> Kernel:
+        """What ends in an equation: as far back as arrays are not in memory."""
+        straight: dict[Any, None] = {}  # read element by element, from end to end
+        crooked: dict[Any, None] = {}
+        todo, seen = [(end, True)], {(end, True)}
+        size = elements(writes[0].aval.shape) if writes else None
+        while todo:
+            i, elementwise = todo.pop()
+            elementwise = elementwise and self._name(i) in ELEMENTWISE
+            for v in self.operands(i):
+                same = elementwise and elements(v.aval.shape) == size
+                maker = self.graph.maker.get(v)
+                if maker is None or v in self.kept:
+                    fits = same and size_of(v) == size_of(writes[0])
+                    (straight if fits else crooked)[v] = None
+                elif (maker, same) not in seen:
+                    seen.add((maker, same))
+                    todo.append((maker, same))
+        over = [(writes[0], v) for v in straight if v not in crooked]
+        if over and self._lies_apart(end, writes, straight | crooked):
+            over = []
+        if self._name(end) in INTO_FIRST:
+            first = self.resolve(self.graph.eqns[end].invars[0])
+            over = [(writes[0], first)] if first is not None else []
+        equations = tuple(sorted({i for i, _ in seen}))
+        return Kernel(equations, (*(straight | crooked),), writes, tuple(over))
+
+    def _lies_apart(self, end: int, writes: tuple[Any, ...], reads: Iterable) -> bool:
+        """Whether XLA:GPU gives what a kernel makes memory of its own.
+
+        It does where a scatter will write into it. And where rows are read for their
+        sums or maxima first: one kernel does that and the rest.
+        """
+        if self.tpu:
+            return False
+        if end in self.folded.values() or not self._scattered_into.isdisjoint(writes):
+            return True
+        reads = set(reads)
+        return any(not reads.isdisjoint(self._rows(v)) for v in reads)
+
+    @cached_property
+    def _scattered_into(self) -> set[Any]:
+        eqns = self.graph.eqns
+        places = (i for i in range(len(eqns)) if self._name(i) in INTO_FIRST)
+        return {self.resolve(eqns[i].invars[0]) for i in places if i not in self.folded}
+
+    def _rows(self, v) -> tuple[Any, ...]:
+        """What is read, row by row, for a sum or a maximum of rows."""
+        i = self.graph.maker.get(v)
+        if i is None or not self._name(i).startswith("reduce_"):
+            return ()
+        eqn = self.graph.eqns[i]
+        if eqn.params.get("axes") != (eqn.invars[0].aval.ndim - 1,):
+            return ()
+        return self._kernel(i, (v,)).reads
+
+
+def _pays(size: int, kernels: int, operations: float, read: int) -> bool:
+    """Whether to write an array of `size` bytes that so many kernels read."""
+    if kernels < 2 or size <= _SMALL:
+        return kernels > 1
+    making = operations / _OPERATIONS_A_BYTE + read
+    return kernels * making > making + (kernels + 1) * size

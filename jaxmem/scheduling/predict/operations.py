@@ -1,0 +1,333 @@
+"""The graph of a jaxpr: what is run, and what exists in memory.
+
+Calls are written out, and equations that XLA fuses are one operation (`fusion.py`). A
+loop is one operation: its carry lies where it began, what it stacks or reads a slice of
+is there as a whole, and the inside takes what one iteration takes at its own peak.
+
+Not modelled: padding and fragmentation, copies that XLA inserts, workspace of
+libraries.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmem import _compat, _jaxpr
+from jaxmem._checks import (
+    check_bool,
+    check_callable,
+    check_int,
+    wrong_type,
+    wrong_value,
+)
+from jaxmem.ir.costs import flops
+from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.scans import LOOPS, is_on_host, size_of, split
+from jaxmem.ir.shard_maps import aliases_inside, inside_of, whole_step
+from jaxmem.planning import Graph, Operation, Value, peak, xla_order
+from jaxmem.scheduling.predict.fusion import Fusion, Kernel, Kind
+from jaxmem.scheduling.predict.fusion_pools import early_zeros
+from jaxmem.scheduling.predict.products import merged
+from jaxmem.scheduling.predict.tpu import in_tiles
+from jaxmem.scheduling.predict.written_out import written_out
+
+PeakOf = Callable[[Graph], int]
+
+
+@dataclass(frozen=True)
+class Operations:
+    """A jaxpr as a graph, and what each part of it stands for.
+
+    Attributes:
+      graph: the operations and the arrays that exist in memory, in program order.
+      closed: the jaxpr with its calls written out; the positions below are in it.
+      equations: operation -> the equations it does; what several recompute in
+        themselves is named by each of them.
+      variables: value -> its variable; None for what only orders operations.
+      values: variable -> the value whose bytes it shows, where it exists in memory.
+    """
+
+    graph: Graph
+    closed: Any
+    equations: tuple[tuple[int, ...], ...]
+    variables: tuple[Any, ...]
+    values: Mapping[Any, int]
+
+
+def compiled_peak(graph: Graph) -> int:
+    """The peak of a graph in the order that XLA would choose, in bytes."""
+    return peak(graph, xla_order(graph))
+
+
+def as_compiled(ops: Operations, tpu: bool = False) -> Graph:
+    """The graph where no order is asked for: XLA:GPU then merges products."""
+    if tpu:
+        return ops.graph
+    equations = [[ops.closed.eqns[i] for i in places] for places in ops.equations]
+    return merged(ops.graph, equations, ops.values)
+
+
+def operations_of(
+    closed,
+    aliases: Mapping[int, int] | None = None,
+    peak_of: PeakOf = compiled_peak,
+    tpu: bool = False,
+) -> Operations:
+    """The graph of a closed jaxpr; of one device's part where all is one `shard_map`.
+
+    Args:
+      closed: a closed jaxpr, as `jax.make_jaxpr` gives it.
+      aliases: position of an output -> of the donated input in whose memory it lies.
+      peak_of: the bytes that the inside of a loop takes, given its graph: by default in
+        the order of XLA.
+      tpu: whether XLA compiles it for a TPU (`tpu.py`); else it is for a GPU.
+
+    Raises:
+      TypeError: no closed jaxpr, or another argument not of its kind.
+      ValueError: `aliases` of positions that are not there.
+
+    Returns:
+      `Operations`. Constants and inputs are the graph's arguments.
+
+    Example::
+
+      closed = jax.make_jaxpr(step)(state, batch)
+      print(jaxmem.planning.peak(operations_of(closed).graph))
+    """
+    if not isinstance(closed, _compat.ClosedJaxpr):
+        raise wrong_type("closed", closed, "a closed jaxpr, of jax.make_jaxpr")
+    check_callable("peak_of", peak_of, "a function of a graph")
+    check_bool("tpu", tpu)
+    if aliases is not None:
+        _check_aliases(aliases, closed)
+    flat = written_out(closed, duplicates=tpu)
+    if (eqn := whole_step(flat)) is not None:
+        pairs = aliases_inside(flat, eqn, aliases or {})
+        return inside_of(eqn, lambda body: operations_of(body, pairs, peak_of, tpu))
+    fusion = Fusion(JaxprGraph(flat), tpu)
+    build = _Build(fusion, peak_of)
+    arguments = [build.number(v) for v in fusion.graph.invars]
+    for kernel in fusion.kernels():
+        build.add(kernel)
+    outs = [fusion.resolve(v) for v in fusion.graph.outvars]
+    results = dict.fromkeys(build.numbers[v] for v in outs if v is not None)
+    graph = Graph(
+        tuple(build.operations),
+        tuple(build.values),
+        tuple(arguments),
+        tuple(v for v in results if v not in set(arguments)),
+        _donated(build.numbers, outs, fusion.graph.arguments, aliases or {}),
+    )
+    if tpu:
+        graph = in_tiles(graph, build.variables, fusion.images)
+    shown = {v: build.numbers.get(u) for v, u in fusion.source.items()}
+    return Operations(
+        _passed_on(graph),
+        flat,
+        tuple(build.equations),
+        tuple(build.variables),
+        build.numbers | {v: n for v, n in shown.items() if n is not None},
+    )
+
+
+def _check_aliases(aliases: Any, closed) -> None:
+    allowed = "a mapping from positions of outputs to positions of inputs, or None"
+    if not isinstance(aliases, Mapping):
+        raise wrong_type("aliases", aliases, allowed)
+    counts = len(closed.out_avals), len(closed.in_avals)
+    for pair in aliases.items():
+        for place, count in zip(pair, counts, strict=True):
+            if not 0 <= check_int("aliases", place) < count:
+                raise wrong_value("aliases", aliases, f"{allowed}; there are {counts}")
+
+
+def _donated(numbers, outs, ins, aliases: Mapping[int, int]) -> dict[int, int]:
+    """Output -> donated argument; an output that is several takes the first."""
+    found: dict[int, int] = {}
+    arguments = {numbers[v] for v in ins}
+    for o, i in aliases.items():
+        out = None if outs[o] is None else numbers[outs[o]]
+        if out is not None and out not in arguments:
+            found.setdefault(out, numbers[ins[i]])
+    return found
+
+
+def _passed_on(graph: Graph) -> Graph:
+    """The graph, where what lies in a donated argument takes nothing.
+
+    That is what a loop, its last reader, writes over the argument, for the operation
+    that makes the output there.
+    """
+    values, output = list(graph.values), {a: o for o, a in graph.aliases.items()}
+    for i, operation in enumerate(graph.operations):
+        for v, a in operation.in_place if operation.name in LOOPS else ():
+            if a not in output or v in graph.aliases or graph.readers[a] != (i,):
+                continue
+            if graph.readers[v] == (graph.maker[output[a]],):
+                values[v] = replace(values[v], bytes=0)
+    return replace(graph, values=tuple(values))
+
+
+class _Build:
+    """Operations and values as they are found."""
+
+    def __init__(self, fusion: Fusion, peak_of: PeakOf):
+        self.fusion, self.peak_of = fusion, peak_of
+        self.operations: list[Operation] = []
+        self.equations: list[tuple[int, ...]] = []
+        self.values: list[Value] = []
+        self.variables: list[Any] = []
+        self.numbers: dict[Any, int] = {}
+        self.after: dict[Any, int] = {}  # output of a barrier -> the barrier's token
+        self.pools = {} if fusion.tpu else early_zeros(fusion.graph)
+        self.zeros: dict[Any, int] = {}  # what is pooled -> zeros for its gradient
+        self.effect: list[int] = []  # the token of the last operation with side effects
+
+    def number(self, v) -> int:
+        """The number of an array's value."""
+        if v not in self.numbers:
+            self.numbers[v] = self.value(size_of(v), v.aval.str_short(), v)
+        return self.numbers[v]
+
+    def value(self, size: int, name: str, variable=None) -> int:
+        """The number of a new value."""
+        self.values.append(Value(size, name))
+        self.variables.append(variable)
+        return len(self.values) - 1
+
+    def add(self, kernel: Kernel) -> None:
+        """The operation of a kernel."""
+        fusion, end = self.fusion, kernel.equations[-1]
+        eqns = [fusion.graph.eqns[i] for i in kernel.equations]
+        last, tied = eqns[-1], fusion.kinds[end] is Kind.TIE
+        repeatable = not _compat.has_side_effects(last)
+        reads = [self.number(v) for v in kernel.reads]
+        reads += self.tokens(kernel) + ([] if repeatable else self.effect)
+        writes = [] if tied else [self.number(v) for v in kernel.writes]
+        over = (*kernel.over, *_carried(fusion, last))
+        if tied:
+            writes = [self.value(0, "barrier")]
+            self.after.update(dict.fromkeys(last.outvars, writes[0]))
+        if not repeatable:
+            self.effect = [self.value(0, "effect")]
+            writes += self.effect
+        over = [(self.numbers[v], self.numbers[u]) for v, u in over]
+        if end in self.pools:
+            self.pool(self.pools[end], reads, writes, over)
+        moved = 0 if tied else sum(self.values[v].bytes for v in reads + writes)
+        self.operations.append(
+            Operation(
+                fusion.name(kernel),
+                tuple(dict.fromkeys(reads)),
+                tuple(writes),
+                inside(last, self.peak_of, fusion.tpu),
+                tuple(over),
+                sum(map(flops, eqns)),
+                float(moved),
+                _compat.name_stack(last),
+                repeatable,
+            )
+        )
+        self.equations.append(kernel.equations)
+
+    def pool(self, pooled, reads: list[int], writes: list[int], over: list) -> None:
+        """A pool makes zeros besides; its gradient writes over them."""
+        if pooled in self.zeros:
+            reads.append(self.zeros[pooled])
+            over.append((writes[0], self.zeros[pooled]))
+        else:
+            self.zeros[pooled] = self.value(size_of(pooled), "zeros")
+            writes.append(self.zeros[pooled])
+
+    def tokens(self, kernel: Kernel) -> list[int]:
+        """The barriers that a kernel reads through."""
+        found = (v for i in kernel.equations for v in self.fusion.barriers(i))
+        return list(dict.fromkeys(self.after[v] for v in found))
+
+
+def _carried(fusion: Fusion, eqn) -> Iterator[tuple[Any, Any]]:
+    """(last, first) state of a loop, which lie in one place."""
+    if eqn.primitive.name == "scan":
+        first = split(eqn, eqn.invars)[1]
+    elif eqn.primitive.name == "while":
+        first = eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
+    else:
+        return
+    taken = set()
+    for last, v in zip(eqn.outvars, map(fusion.resolve, first), strict=False):
+        if v is not None and v not in taken:
+            taken.add(v)
+            yield last, v
+
+
+_BRANCHES = ("cond", "jit", "pjit")
+_INDEX = 4  # bytes
+
+
+def inside(eqn, peak_of: PeakOf, tpu: bool) -> int:
+    """Bytes that a loop or a branch holds beside what it reads and makes."""
+    name, bodies = eqn.primitive.name, _jaxpr.bodies(eqn)
+
+    def graph_of(body, aliases) -> Graph:
+        return as_compiled(operations_of(body, aliases, peak_of, tpu), tpu)
+
+    if name == "scan":
+        return peak_of(graph_of(*turn_of(eqn)))
+    if name == "while":
+        first = eqn.params["body_nconsts"]
+        aliases = {k: first + k for k in range(len(eqn.outvars))}
+        return peak_of(graph_of(eqn.params["body_jaxpr"], aliases))
+    if name == "select_and_scatter_add":  # where each maximum is, along each axis
+        source = eqn.invars[0].aval
+        return _INDEX * source.ndim * source.size
+    if name == "shard_map":
+        graph = inside_of(eqn, lambda body: graph_of(body, {}))
+        return peak_of(graph) - graph.bytes_of(graph.outputs)
+    if name not in _BRANCHES:
+        return 0
+    graphs = [graph_of(_closed(body), {}) for body in bodies]
+    return max(peak_of(g) - g.bytes_of(g.outputs) for g in graphs)
+
+
+def _closed(body):
+    return body if hasattr(body, "consts") else _compat.ClosedJaxpr(body, ())
+
+
+def _on_device(aval):
+    """The type of an array in the device's memory, sharded and varying as it is."""
+    return aval.update(memory_space=jax.memory.Space.Device)
+
+
+def turn_of(eqn) -> tuple[Any, dict[int, int]]:
+    """One iteration of a scan on whole stacks: (jaxpr, output -> input in whose place).
+
+    It takes the iteration's number, constants, carry, what it slices, and the stacks,
+    and gives the new carry and the stacks with a slice written; not those on the host.
+    """
+    body = _jaxpr.bodies(eqn)[0]
+    constants, carry, xs = split(eqn, eqn.invars)
+    stacks = eqn.outvars[len(carry) :]
+    here = [k for k, v in enumerate(stacks) if not is_on_host(v)]
+    avals = [v.aval for v in (*constants, *carry, *xs, *(stacks[k] for k in here))]
+    kinds = list(map(_on_device, avals))
+    ends = list(itertools.accumulate(map(len, (constants, carry, xs))))
+
+    def iteration(i, *args):
+        held, whole, old = args[: ends[1]], args[ends[1] : ends[2]], args[ends[2] :]
+        slices = [lax.dynamic_index_in_dim(x, i, 0, keepdims=False) for x in whole]
+        outs = _jaxpr.evaluate(body, [*held, *slices])
+        ys = outs[len(carry) :]
+        new = [
+            lax.dynamic_update_index_in_dim(stack, ys[k], i, 0)
+            for stack, k in zip(old, here, strict=True)
+        ]
+        return *outs[: len(carry)], *new
+
+    closed = jax.make_jaxpr(iteration)(jax.ShapeDtypeStruct((), jnp.int32), *kinds)
+    places = [*range(1 + ends[0], 1 + ends[1]), *range(1 + ends[2], 1 + len(kinds))]
+    return closed, dict(enumerate(places))

@@ -1,0 +1,1 @@
+"""Recomputation: what the backward pass recomputes instead of reading it."""

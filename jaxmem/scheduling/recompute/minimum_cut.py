@@ -1,0 +1,116 @@
+"""The fewest bytes from which a set of values can be recomputed: a minimum cut.
+
+Each variable is an edge with its bytes as capacity, between the equation that makes it
+and those that read it. Each equation that may be recomputed is an edge from the source
+with its cost as capacity, in bytes that one would pay to avoid it. Of several cuts of
+the same capacity the one nearest to the wanted values is taken, so that the least is
+computed twice. (The partitioners of AOTAutograd and of nvFuser cut forward from
+backward in the same way, with equations that cost nothing or may not be repeated.)
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.scans import is_var, kept_size
+from jaxmem.scheduling.recompute.price import Price
+
+_MOST = 2**28  # of all capacities together: scipy's flows are int32
+_ENDLESS = 2**30
+_SOURCE, _SINK = 0, 1
+
+# Later equations are dearer by as much, so that no two cuts are worth the same.
+_TILT = 1e-2
+
+
+def price_of(graph: JaxprGraph, i: int, price: Price) -> float | None:
+    """The price of equation `i`, with a little added for a late position."""
+    cost = price(graph.eqns[i])
+    return None if cost is None else cost * (1 + _TILT * i / len(graph.eqns))
+
+
+def least(
+    graph: JaxprGraph,
+    wanted: Iterable[Any],
+    free: set[Any],
+    price: Price,
+    size: Callable[[Any], int] = kept_size,
+):
+    """Variables to keep so that all of `wanted` can be made of them and of `free`.
+
+    `price(eqn)` is what recomputing an equation may cost at most, in bytes that would
+    otherwise be kept; None where it may not be recomputed. `size(variable)` is what
+    keeping it counts for.
+    """
+    wanted = [v for v in dict.fromkeys(wanted) if v not in free]
+    prices, makers = _reachable(graph, wanted, free, price)
+    first = {v: 2 + 2 * i for i, v in enumerate(makers)}
+    nodes = {i: 2 + 2 * len(first) + k for k, i in enumerate(prices)}
+    total = sum(map(size, first)) + sum(prices.values())
+    unit = max(1.0, total / _MOST)
+    edges: dict[tuple[int, int], int] = {}
+    for v, i in makers.items():
+        edges[first[v], first[v] + 1] = 1 + int(size(v) / unit)
+        edges[_SOURCE if i is None else nodes[i], first[v]] = _ENDLESS
+    for i, cost in prices.items():
+        edges[_SOURCE, nodes[i]] = int(cost / unit)
+        for w in filter(is_var, graph.eqns[i].invars):
+            if w in first:
+                edges[first[w] + 1, nodes[i]] = _ENDLESS
+    for v in wanted:
+        edges[first[v] + 1, _SINK] = _ENDLESS
+    near = _reaching_sink(edges, 2 + 2 * len(first) + len(nodes))
+    return [v for v, i in first.items() if i not in near and i + 1 in near]
+
+
+def _reachable(graph: JaxprGraph, wanted: Sequence[Any], free: set[Any], price: Price):
+    """Prices by equation, and variable -> equation that makes it, as far as needed.
+
+    None for the equation of a variable that cannot be recomputed.
+    """
+    todo, prices, makers = list(wanted), {}, {}
+    while todo:
+        v = todo.pop()
+        if v in makers or v in free:
+            continue
+        makers[v] = None
+        if v not in graph.maker:
+            continue
+        i = graph.maker[v]
+        cost = price_of(graph, i, price)
+        if cost is None:
+            continue
+        makers[v] = i
+        if i not in prices:
+            prices[i] = cost
+            todo += filter(is_var, graph.eqns[i].invars)
+    return prices, makers
+
+
+def _reaching_sink(edges: dict[tuple[int, int], int], size: int) -> set[int]:
+    """The nodes from which more could still flow to the sink, at the largest flow."""
+    if not edges:
+        return {_SINK}
+    rows, columns = zip(*edges, strict=True)
+    capacity = np.array(list(edges.values()), np.int32)
+    network = csr_array((capacity, (rows, columns)), shape=(size, size))
+    left = network - maximum_flow(network, _SOURCE, _SINK).flow
+    left.data = (left.data > 0).astype(np.int32)
+    left.eliminate_zeros()
+    found = breadth_first_order(left.T.tocsr(), _SINK, return_predecessors=False)
+    return set(found.tolist())
+
+
+def needed(graph: JaxprGraph, wanted: Iterable[Any], known: set[Any]) -> list[int]:
+    """Positions of the equations that make `wanted` of `known`, in order."""
+    todo, found = list(wanted), set()
+    while todo:
+        v = todo.pop()
+        if v not in known and graph.maker[v] not in found:
+            found.add(graph.maker[v])
+            todo += filter(is_var, graph.eqns[graph.maker[v]].invars)
+    return sorted(found)

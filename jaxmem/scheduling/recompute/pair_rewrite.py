@@ -1,0 +1,132 @@
+"""A pair of scans, and what the second of them recomputes."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxmem._bits import pack_bits, unpack_bits
+from jaxmem.ir.costs import fused_only
+from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.layer_axis import CHEAP
+from jaxmem.ir.scans import is_mask, is_var, kept_size, size_of
+from jaxmem.scheduling.recompute.minimum_cut import needed
+from jaxmem.scheduling.recompute.pairs import LoopCarried, Pair
+
+
+@dataclass(frozen=True)
+class PairRewrite:
+    """A pair of scans, and what the second recomputes.
+
+    Attributes:
+      pair: the scans.
+      slots: position among the xs of the backward scan -> variable of the forward body,
+        of the residuals that are no longer stacked.
+      loop_carried: those of them that come from the iteration before.
+      stays: the same of residuals that are stacked as before.
+      instead: variables of the forward body that are stacked in their place.
+      offloaded: those of them that wait in the host's memory.
+      layers: in how many of the layers, the first of the forward scan.
+    """
+
+    pair: Pair
+    slots: dict[int, Any]
+    loop_carried: tuple[LoopCarried, ...]
+    stays: dict[int, Any]
+    instead: tuple[Any, ...]
+    offloaded: frozenset[Any]
+    layers: int
+
+    @property
+    def body(self) -> JaxprGraph:
+        return self.pair.body
+
+    @property
+    def known(self) -> set[Any]:
+        """What the backward body is given of the forward body's variables."""
+        return {*self.instead, *self.stays.values(), *self.pair.inputs}
+
+    @property
+    def wanted(self) -> list[Any]:
+        """What it recomputes."""
+        carried = {x.slot for x in self.loop_carried}
+        now = [v for slot, v in self.slots.items() if slot not in carried]
+        return [*now, *(x.source for x in self.loop_carried)]
+
+    def described(self) -> Iterator[tuple[Any, Any, str, int]]:
+        """(aval, equation, words, 1) of stacks that are saved; -1: kept instead."""
+        carried = {x.slot for x in self.loop_carried}
+        here = [v for v in self.instead if v not in self.offloaded]
+        instead = [v for v in here if not is_mask(v)]
+        for slot, v in self.slots.items():
+            like = [w for w in instead if size_of(w) == size_of(v)]
+            if like and slot not in carried:
+                instead.remove(like[0])
+                continue
+            aval = self.pair.stacks[slot].aval
+            aval = jax.ShapeDtypeStruct((self.layers, *aval.shape[1:]), aval.dtype)
+            yield aval, self.maker(v), self._words(slot in carried, v), 1
+        for v in [*instead, *filter(is_mask, here)]:
+            yield stacked(v, self.layers), self.maker(v), _words_instead(v), -1
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes that wait in the host's memory."""
+        return self.layers * sum(map(kept_size, self.offloaded))
+
+    @functools.cached_property
+    def recomputed(self) -> list[tuple[Any, int]]:
+        """(equation, how often) of what is recomputed and costs something."""
+        eqns = [self.body.eqns[i] for i in needed(self.body, self.wanted, self.known)]
+        return [(e, self.layers) for e in eqns if fused_only(e) is None]
+
+    def maker(self, v):
+        """The equation of the forward body that makes a variable, if one does."""
+        return self.body.eqns[self.body.maker[v]] if v in self.body.maker else None
+
+    def _words(self, loop_carried: bool, v) -> str:
+        if v in self.offloaded:
+            return "itself, from the host's memory"
+        if v in self.instead:
+            return "itself in bits"
+        if loop_carried:
+            return "of the next layer's input, which the backward scan has just read"
+        eqns = [self.body.eqns[i] for i in needed(self.body, [v], self.known)]
+        ins = {w for e in eqns for w in e.invars if is_var(w)} | {v}
+        if ins & {*self.instead, *self.stays.values()}:
+            return _words_for(eqns)
+        return "an input of the forward scan"
+
+
+def _words_instead(v) -> str:
+    return (
+        "a mask, eight elements to the byte" if is_mask(v) else "others are made of it"
+    )
+
+
+def _words_for(eqns: Sequence[Any]) -> str:
+    """What is done to residuals to recompute another one."""
+    names = dict.fromkeys(e.primitive.name for e in eqns)
+    if all(name in CHEAP for name in names):
+        return "another residual"
+    if all(fused_only(e) is not None for e in eqns):
+        return "elementwise of other residuals"
+    paid = (e.primitive.name for e in eqns if fused_only(e) is None)
+    return f"recomputed by {', '.join(dict.fromkeys(paid))}"
+
+
+def packed(v, value):
+    return pack_bits(value) if is_mask(v) else value
+
+
+def unpacked(v, value):
+    return unpack_bits(value, v.aval.shape) if is_mask(v) else value
+
+
+def stacked(v, rows: int) -> jax.ShapeDtypeStruct:
+    """That many rows of what `packed` makes of a variable."""
+    row = jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
+    row = jax.eval_shape(pack_bits, row) if is_mask(v) else row
+    return jax.ShapeDtypeStruct((rows, *row.shape), row.dtype)

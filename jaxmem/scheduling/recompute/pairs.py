@@ -1,0 +1,239 @@
+"""Pairs of scans, forward and backward, and the least that the first may stack.
+
+What the backward scan reads of the forward one is stacked, a layer on a layer. A `cut`
+says what of the forward body to stack so that the rest can be made of it, at a price.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxmem import _compat
+from jaxmem.ir.costs import fused_only
+from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.scans import (
+    is_on_host,
+    is_var,
+    kept_size,
+    size_of,
+    split,
+    xs_of,
+)
+from jaxmem.scheduling.recompute.minimum_cut import least, needed, price_of
+from jaxmem.scheduling.recompute.price import Price
+
+# How much dearer it is to keep what has no name, where only names should be kept.
+_UNNAMED = 1000
+
+
+@dataclass(frozen=True)
+class LoopCarried:
+    """A residual that is a layer's output and so the next layer's input, in the carry.
+
+    Attributes:
+      slot: position among the xs of the backward scan.
+      source: the variable of the forward body from which the next layer makes it.
+      eqns: what is still to be done to `source`, one array each.
+      chain: all that is done to the carry, for the last layer, which has no next one.
+      carry: position of the carry.
+    """
+
+    slot: int
+    source: Any
+    eqns: tuple[Any, ...]
+    chain: tuple[Any, ...]
+    carry: int
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A backward scan, and the forward scan whose stacks it reads.
+
+    Attributes:
+      forward, backward: positions of the scans.
+      body: the graph of the forward body.
+      slots: position among the xs of the backward scan -> variable of the forward body,
+        of the residuals that only this scan reads.
+      fixed: the same of residuals that others read too, or that are in the host's
+        memory already.
+      inputs: variables of the forward body that are inputs of the scan, not carries.
+      loop_carried: residuals that the iteration before has had.
+      stacks: the xs of the backward scan.
+      length: the number of layers.
+    """
+
+    forward: int
+    backward: int
+    body: JaxprGraph
+    slots: dict[int, Any]
+    fixed: dict[int, Any]
+    inputs: set[Any]
+    loop_carried: tuple[LoopCarried, ...]
+    stacks: tuple[Any, ...]
+    length: int
+
+    @property
+    def free(self) -> set[Any]:
+        """What the backward body has without keeping it."""
+        return {*self.inputs, *self.fixed.values()}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that a layer stacks for the backward scan alone."""
+        return sum(map(size_of, self.slots.values()))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a layer keeps for the backward pass.
+
+    Attributes:
+      variables: of the forward body, that are kept.
+      loop_carried: residuals that come from the iteration before.
+      bytes: of what is kept.
+      price: of what is recomputed.
+      recomputed: positions of the equations that are evaluated a second time.
+    """
+
+    variables: tuple[Any, ...]
+    loop_carried: tuple[LoopCarried, ...]
+    bytes: int
+    price: float
+    recomputed: tuple[int, ...]
+
+    @property
+    def cost(self) -> float:
+        """What the best cut has least of."""
+        return self.bytes + self.price
+
+
+def pairs(closed) -> Iterator[Pair]:
+    """The pairs among the equations of a jaxpr; not those inside of them."""
+    graph = JaxprGraph(closed)
+    for b, eqn in enumerate(graph.eqns):
+        if eqn.primitive.name != "scan" or _compat.has_side_effects(eqn):
+            continue
+        made = (v for v in xs_of(eqn) if is_var(v) and v in graph.maker)
+        for f in sorted({graph.maker[v] for v in made}):
+            if _is_forward_of(graph.eqns[f], eqn):
+                yield _pair(graph, f, b)
+
+
+def named(pair: Pair) -> dict[Any, str]:
+    """Variables of the forward body that carry a `checkpoint_name`."""
+    eqns = (e for e in pair.body.eqns if e.primitive.name == "name")
+    return {e.outvars[0]: e.params["name"] for e in eqns}
+
+
+def cut_by_names(pair: Pair, price: Price) -> Cut:
+    """The cheapest cut that keeps what has a name, and otherwise only what it must."""
+    names = named(pair)
+    return _cut(
+        pair, price, (), lambda v: kept_size(v) * (1 if v in names else _UNNAMED)
+    )
+
+
+def cut(pair: Pair, price: Price, loop_carried: bool = True) -> Cut:
+    """The cheapest cut; `loop_carried`: whether the iteration before may be used."""
+    best = _cut(pair, price, ())
+    for x in pair.loop_carried if loop_carried else ():
+        other = _cut(pair, price, (*best.loop_carried, x))
+        if other.cost < best.cost:
+            best = other
+    return best
+
+
+def _cut(
+    pair: Pair, price: Price, carried: tuple[LoopCarried, ...], size=kept_size
+) -> Cut:
+    apart = {x.slot for x in carried}
+    now = [v for slot, v in pair.slots.items() if slot not in apart]
+    wanted = [*now, *(x.source for x in carried)]
+    kept = tuple(least(pair.body, wanted, pair.free, price, size))
+    recomputed = tuple(needed(pair.body, wanted, {*kept, *pair.free}))
+    prices = (price_of(pair.body, i, price) or 0.0 for i in recomputed)
+    return Cut(kept, carried, sum(map(kept_size, kept)), sum(prices), recomputed)
+
+
+def _is_forward_of(first, eqn) -> bool:
+    same = first.primitive.name == "scan" and not _compat.has_side_effects(first)
+    return (
+        same
+        and first.params["length"] == eqn.params["length"]
+        and first.params["reverse"] != eqn.params["reverse"]
+    )
+
+
+def _pair(graph: JaxprGraph, f: int, b: int) -> Pair:
+    forward, backward = graph.eqns[f], graph.eqns[b]
+    body = JaxprGraph(forward.params["jaxpr"])
+    slots: dict[int, Any] = {}
+    fixed: dict[int, Any] = {}
+    for slot, v in enumerate(xs_of(backward)):
+        if is_var(v) and v in forward.outvars:
+            inner = body.outvars[forward.outvars.index(v)]
+            own = all(u == b for u in graph.users[v]) and v not in graph.outputs
+            own = own and not is_on_host(inner)
+            if is_var(inner):
+                (slots if own else fixed)[slot] = inner
+    inputs = _inputs(forward, body)
+    carried = tuple(_loop_carried(forward, body, slots))
+    stacks, length = tuple(xs_of(backward)), forward.params["length"]
+    return Pair(f, b, body, slots, fixed, inputs, carried, stacks, length)
+
+
+def _inputs(forward, body: JaxprGraph) -> set[Any]:
+    """Variables of the body that stand for inputs of the scan, carries excepted."""
+    consts, _, xs = split(forward, body.arguments)
+    return {*body.constants, *consts, *xs}
+
+
+def _loop_carried(forward, body: JaxprGraph, slots) -> Iterator[LoopCarried]:
+    """Residuals that are elementwise of one carry alone, as the body returns it."""
+    begin = split(forward, body.arguments)[1]
+    end = {v: k for k, v in enumerate(body.outvars[: len(begin)]) if is_var(v)}
+    for slot, v in slots.items():
+        chain: list[Any] = []
+        while v not in end and v in body.maker and _moves(eqn := _eqn_of(body, v)):
+            chain.insert(0, eqn)
+            v = _operand(eqn)
+        if v in end and v not in begin:
+            source, rest = _same_of(body, begin[end[v]], chain)
+            yield LoopCarried(slot, source, tuple(rest), tuple(chain), end[v])
+
+
+def _eqn_of(body: JaxprGraph, v):
+    return body.eqns[body.maker[v]]
+
+
+def _operand(eqn):
+    """The one variable that an equation reads; None where there are others."""
+    read = list(dict.fromkeys(filter(is_var, eqn.invars)))
+    return read[0] if len(read) == 1 else None
+
+
+def _moves(eqn) -> bool:
+    return _operand(eqn) is not None and fused_only(eqn) is not None
+
+
+def _same_of(body: JaxprGraph, v, chain: list[Any]) -> tuple[Any, list[Any]]:
+    """How far the body does the same to `v`: that variable, and what is left to do."""
+    for i, eqn in enumerate(chain):
+        users = (body.eqns[u] for u in body.users.get(v, ()))
+        alike = [e for e in users if _alike(e, eqn)]
+        if not alike:
+            return v, chain[i:]
+        v = alike[0].outvars[0]
+    return v, []
+
+
+def _alike(a, b) -> bool:
+    """Whether two equations do the same to their operand."""
+    same = a.primitive is b.primitive and a.params == b.params
+    return same and list(map(_literal, a.invars)) == list(map(_literal, b.invars))
+
+
+def _literal(atom):
+    return None if is_var(atom) else np.asarray(atom.val).item()

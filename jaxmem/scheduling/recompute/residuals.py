@@ -1,0 +1,219 @@
+"""Residuals of a forward scan that the backward scan recomputes.
+
+What the backward pass of a `scan` reads of the forward one is stacked, layer on layer.
+Some of it need not be: what is elementwise, or a move, of other residuals, of the
+forward scan's own inputs, or of something smaller; and a layer's output that is the
+next layer's input, which the backward scan, coming from the end, has read one iteration
+before. All of these are recomputed where they are read. Unless a rate asks for more, no
+matmul, reduction or random bit is computed twice; values are the same to rounding, and
+to the bit where only casts and moves are repeated.
+
+What is stacked is the least from which everything can be made (`minimum_cut.py`).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.ir.costs import fused_only
+from jaxmem.ir.graph import Values
+from jaxmem.ir.scans import (
+    is_mask,
+    is_var,
+    kept_size,
+    scan_like,
+    split,
+)
+from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling.plan.rows import Description, recomputed, residual
+from jaxmem.scheduling.recompute.clear_gain import clear_gain, unclear_gains
+from jaxmem.scheduling.recompute.minimum_cut import needed
+from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite, packed, unpacked
+from jaxmem.scheduling.recompute.pairs import (
+    Cut,
+    Pair,
+    cut,
+    cut_by_names,
+    pairs,
+)
+from jaxmem.scheduling.recompute.price import Price, price_at
+from jaxmem.scheduling.recompute.rebuild import Given, rebuilt
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """What the backward scans recompute.
+
+    Attributes:
+      rate: bytes that one would rather keep than compute for a second: the lower, the
+        more is recomputed. At infinity, and with None, only what costs nothing.
+      named: whether only what has a `checkpoint_name` is kept.
+      offload: bytes a layer from which what is kept waits in the host's memory; None:
+        nothing does.
+    """
+
+    name: ClassVar[str] = "recompute"
+    rate: float | None = None
+    named: bool = False
+    offload: int | None = None
+
+
+class RecomputeResiduals(Pass[Recompute, PairRewrite]):
+    """In all layers of a scan, residuals that are worth it are recomputed."""
+
+    config = Recompute
+    repeats = True
+
+    def analyse(self, level: Level, config: Recompute) -> Iterator[PairRewrite]:
+        rewrites = rewrites_of(level, config)
+        return (r for r in rewrites if level.compared or clear_gain(level.jaxpr, r))
+
+    def apply(self, level: Level, rewrite: PairRewrite):
+        return with_recomputation(level.jaxpr, rewrite)
+
+    def describe(self, rewrite: PairRewrite, target: str) -> Description:
+        return described_by(rewrite, target)
+
+    def left(self, level: Level, config: Recompute) -> Iterator[str]:
+        if not level.compared:
+            yield from unclear_gains(level.jaxpr, rewrites_of(level, config))
+
+
+def described_by(rewrite: Any, target: str) -> Description:
+    """The rows of a rewrite that tells what it saves, and what it recomputes."""
+    return Description(
+        residuals=tuple(residual(*row) for row in rewrite.described()),
+        recomputed=recomputed(rewrite.recomputed, target),
+        offloaded_bytes=rewrite.offloaded_bytes,
+    )
+
+
+def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
+    """The pairs of scans in which something can be saved at the price there is."""
+    price = price_at(config.rate, level.target)
+    if config.named:
+        return rewrites_by_names(level.jaxpr, price)
+    return rewrites(level.jaxpr, price, offload=config.offload)
+
+
+def rewrites(
+    closed,
+    price: Price = fused_only,
+    fraction: float = 1.0,
+    offload: int | None = None,
+) -> Iterator[PairRewrite]:
+    """The pairs of scans in which something can be saved, at `price` or less.
+
+    With a `fraction` below one it is in that part of the layers, rounded to a layer.
+    What is kept and takes `offload` bytes or more waits in the host's memory.
+    """
+    for pair in pairs(closed):
+        layers = round(fraction * pair.length)
+        found = cut(pair, price, loop_carried=layers == pair.length)
+        rewrite = _rewrite(pair, found, layers, offload)
+        if layers and (found.cost < pair.bytes or rewrite.offloaded):
+            yield rewrite
+
+
+def rewrites_by_names(closed, price: Price) -> Iterator[PairRewrite]:
+    """The pairs of scans in which something is kept that has no name."""
+    for pair in pairs(closed):
+        rewrite = _rewrite(pair, cut_by_names(pair, price), pair.length)
+        if rewrite.slots:
+            yield rewrite
+
+
+def _rewrite(
+    pair: Pair, found: Cut, layers: int, offload: int | None = None
+) -> PairRewrite:
+    whole = layers == pair.length
+    least = math.inf if offload is None else offload
+    offloaded = frozenset(v for v in found.variables if kept_size(v) >= least)
+    stays = {}
+    for slot, v in pair.slots.items():
+        otherwise = (whole and is_mask(v)) or v in offloaded
+        if v in found.variables and v not in stays.values() and not otherwise:
+            stays[slot] = v
+    slots = {slot: v for slot, v in pair.slots.items() if slot not in stays}
+    instead = tuple(v for v in found.variables if v not in stays.values())
+    carried = tuple(x for x in found.loop_carried if x.slot in slots)
+    stays = stays | pair.fixed
+    return PairRewrite(pair, slots, carried, stays, instead, offloaded, layers)
+
+
+def with_recomputation(closed, plan: PairRewrite):
+    """The jaxpr with these residuals recomputed in the backward scan."""
+
+    def backward(eqn, ins: list, given: Given, outs: list, kept: dict) -> list:
+        last = [_apply(x.chain, outs[x.carry]) for x in plan.loop_carried]
+        both = Given(given.whole, given.slices | kept)
+        return _run_backward(eqn, ins, plan, both, last)
+
+    return rebuilt(closed, plan, _run_forward, backward)
+
+
+def _run_forward(eqn, values: list, plan: PairRewrite) -> tuple[list, dict[Any, Any]]:
+    """Outputs of the forward scan, and the stacks of what is kept instead."""
+    consts, init, xs = split(eqn, values)
+    body = plan.body
+
+    def step(carry, x):
+        inner = Values(body, body.inputs([*consts, *carry, *x]))
+        outs = inner.all_outputs()
+        kept = [_sent(plan, v, packed(v, inner.env[v])) for v in plan.instead]
+        return outs[: len(init)], (outs[len(init) :], kept)
+
+    ends, (ys, kept) = scan_like(eqn, step, init, xs)
+    return [*ends, *ys], dict(zip(plan.instead, kept, strict=True))
+
+
+def _sent(plan: PairRewrite, v, value):
+    if v not in plan.offloaded:
+        return value
+    return jax.device_put(value, jax.memory.Space.Host)
+
+
+def _fetched(plan: PairRewrite, v, value):
+    if v not in plan.offloaded:
+        return value
+    return jax.device_put(value, jax.memory.Space.Device)
+
+
+def _run_backward(
+    eqn, values: list, plan: PairRewrite, given: Given, last: list
+) -> list:
+    consts, init, xs = split(eqn, values)
+    eqns = needed(plan.body, plan.wanted, plan.known)
+
+    def step(carry, item):
+        inner, before = carry
+        x, now = dict(item[0]), dict(zip(given.slices, item[1], strict=True))
+        known = {v: x[slot] for slot, v in plan.stays.items()}
+        now |= {v: unpacked(v, _fetched(plan, v, now[v])) for v in plan.instead}
+        values = Values(plan.body, {**given.whole, **known, **now})
+        for i in eqns:
+            values.evaluate(i)
+        x |= {slot: values.env[v] for slot, v in plan.slots.items() if v in values.env}
+        slots = (one.slot for one in plan.loop_carried)
+        x |= dict(zip(slots, before, strict=True))
+        args = [*consts, *inner, *(x[i] for i in range(len(xs)))]
+        outs = _jaxpr.evaluate(eqn.params["jaxpr"], args)
+        after = [_apply(x.eqns, values.env[x.source]) for x in plan.loop_carried]
+        return (outs[: len(init)], after), outs[len(init) :]
+
+    stays = {i: x for i, x in enumerate(xs) if i not in plan.slots}
+    items = stays, list(given.slices.values())
+    (ends, _), ys = scan_like(eqn, step, (init, last), items)
+    return [*ends, *ys]
+
+
+def _apply(eqns: Sequence[Any], value):
+    for eqn in eqns:
+        (value,) = _compat.bind(
+            eqn, [value if is_var(v) else v.val for v in eqn.invars]
+        )
+    return value

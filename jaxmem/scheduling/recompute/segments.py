@@ -1,0 +1,176 @@
+"""Segments of layers, of which only the first layer keeps its input: the analysis.
+
+Of L layers in segments of S that is the inputs of L / S layers, and what S layers keep,
+at the price of one more forward pass less a segment: what the last one keeps is there
+when the forward pass ends. (Chen et al. 2016, section 4.1: with S the root of L, memory
+is of that order too.) A segment may have segments of its own, which keep L / S inputs,
+S / T of them and what T layers keep, for up to two forward passes more (section 4.4).
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxmem.ir.costs import MACHINES, fused_only, seconds
+from jaxmem.ir.scans import is_var, kept_size
+from jaxmem.scheduling.recompute.minimum_cut import needed
+from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite, stacked
+from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, pairs
+from jaxmem.scheduling.recompute.price import Price
+
+Sizes = tuple[int, ...]  # layers in a segment, in one of those inside of it, ...
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A pair of scans, and the segments in which the second repeats the first.
+
+    Attributes:
+      layer: what a layer keeps, and what it recomputes of that.
+      sizes: layers in a segment, and in one of the segments inside of it, which divide
+        it; the first segment of all has what is left.
+      carried: numbers of the carries that the first layer of a segment keeps.
+      replayed: equations of the forward body that a segment repeats.
+    """
+
+    layer: PairRewrite
+    sizes: Sizes
+    carried: tuple[int, ...]
+    replayed: tuple[Any, ...]
+
+    @property
+    def pair(self) -> Pair:
+        return self.layer.pair
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Bytes that wait in the host's memory."""
+        return self.layer.offloaded_bytes
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """Layers in what the segments of each size are segments of."""
+        return (self.pair.length, *self.sizes[:-1])
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many segments of each size there are at a time."""
+        parts = zip(self.whole, self.sizes, strict=True)
+        return tuple(-(-whole // size) for whole, size in parts)
+
+    @property
+    def starts(self) -> list[Any]:
+        """Variables of the forward body that the first layer of a segment keeps."""
+        early = carries(self.pair)
+        return [early[k] for k in self.carried]
+
+    @property
+    def bytes(self) -> int:
+        """What is kept in all."""
+        starts = sum(self.counts) * sum(map(kept_size, self.starts))
+        return starts + self.sizes[-1] * sum(map(kept_size, self.layer.instead))
+
+    @property
+    def layers(self) -> int:
+        """How many layers are run a second time.
+
+        All, once for each size, but those of the last segments: what they keep is there
+        when the forward pass, or the segment that they end, has been run.
+        """
+        length, count = self.pair.length, 0
+        for whole, size in zip(self.whole, self.sizes, strict=True):
+            count += length - length // whole * size - min(length % whole, size)
+        return count
+
+    @property
+    def recomputed(self) -> list[tuple[Any, int]]:
+        """(equation, how often) of what is recomputed and costs something."""
+        return [*self.layer.recomputed, *((e, self.layers) for e in self.paid)]
+
+    @property
+    def paid(self) -> list[Any]:
+        """Equations that cost something, of a layer that is run a second time."""
+        return [e for e in self.replayed if fused_only(e) is None]
+
+    def described(self) -> Iterator[tuple[Any, Any, str, int]]:
+        """(aval, equation, words, 1) of stacks that are saved; -1: kept instead."""
+        for slot, v in self.layer.slots.items():
+            words = "of the segment's first layer; its layers are run a second time"
+            yield self.pair.stacks[slot].aval, self.layer.maker(v), words, 1
+        for v in self.starts:
+            yield stacked(v, sum(self.counts)), None, "of a segment's first layer", -1
+        for v in self.layer.instead:
+            words = "of the layers of one segment"
+            yield stacked(v, self.sizes[-1]), self.layer.maker(v), words, -1
+
+
+def of_every_size(pair: Pair, found: Cut) -> Iterator[Segments]:
+    """The segments of a pair whose layers keep `found`, where they save something.
+
+    None where the cost of an equation is not known.
+    """
+    return _of_sizes(pair, found, _sizes(pair.length))
+
+
+def _of_sizes(pair: Pair, found: Cut, among: Iterable[Sizes]) -> Iterator[Segments]:
+    if (some := _in_one(pair, found)) is None:
+        return
+    for sizes in among:
+        plan = replace(some, sizes=sizes)
+        if plan.bytes < pair.length * found.bytes:
+            yield plan
+
+
+def segmented(closed, price: Price, sizes: Sizes) -> Iterator[Segments]:
+    """The pairs of scans of which less is kept in segments of these sizes."""
+    for pair in pairs(closed):
+        if sizes[0] < pair.length:
+            yield from _of_sizes(pair, cut(pair, price, loop_carried=False), [sizes])
+
+
+def _sizes(length: int) -> Iterator[Sizes]:
+    """What segments may have: any size, and one inside of them that divides it."""
+    inner = range(2, length)
+    yield from ((size,) for size in inner)
+    for size in inner:
+        yield from ((whole, size) for whole in range(2 * size, length, size))
+
+
+def _in_one(pair: Pair, found: Cut) -> Segments | None:
+    """All layers as one segment."""
+    kept = found.variables
+    own = dict(pair.slots), (), pair.fixed, kept, frozenset(), pair.length
+    carried = _carried(pair, kept)
+    replayed = _replayed_by(pair, kept, carried)
+    known = all(seconds(e, MACHINES["cpu"]) is not None for e in replayed)
+    if not carried or not known or found.loop_carried:
+        return None
+    return Segments(PairRewrite(pair, *own), (pair.length,), carried, replayed)
+
+
+def carries(pair: Pair) -> list[Any]:
+    """The carries of the forward body, as they come in."""
+    return [v for v in pair.body.arguments if v not in pair.inputs]
+
+
+def _carried(pair: Pair, kept) -> tuple[int, ...]:
+    """Which carries a layer needs to make `kept`, of itself and of those after it."""
+    body, early = pair.body, carries(pair)
+    found: set[int] = set()
+    while True:
+        ends = [body.outvars[k] for k in found]
+        eqns = body.cone(filter(is_var, [*kept, *ends]))
+        read = {v for i in eqns for v in body.eqns[i].invars if is_var(v)}
+        read |= {v for v in [*kept, *ends] if is_var(v)}
+        more = {k for k, v in enumerate(early) if v in read}
+        if more <= found:
+            return tuple(sorted(found))
+        found |= more
+
+
+def _replayed_by(pair: Pair, kept, carried: tuple[int, ...]) -> tuple[Any, ...]:
+    """The equations that make what a layer keeps, and the next input, of its input."""
+    body = pair.body
+    known = {*body.constants, *body.arguments}
+    wanted = filter(is_var, [*kept, *(body.outvars[k] for k in carried)])
+    return tuple(body.eqns[i] for i in needed(body, wanted, known))

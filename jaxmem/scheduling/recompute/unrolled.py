@@ -1,0 +1,172 @@
+"""Layers that are written out: the backward pass recomputes values of the forward one.
+
+An equation belongs to the backward pass if it is a transposed one, or needs what one
+has made. What the others make and these read is kept from one pass to the other; a cut
+(`pairs.py`) says which of it to keep so that the rest can be recomputed. A value is
+recomputed right before its first reader, behind a barrier that waits for what that
+reader's gradient depends on: without it XLA would find that the value is there already,
+and keep it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.ir.backward import is_transposed, late_of
+from jaxmem.ir.costs import fused_only
+from jaxmem.ir.graph import JaxprGraph, Values
+from jaxmem.ir.scans import LOOPS, barrier, is_var, size_of
+from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling.plan.rows import Description, recomputed
+from jaxmem.scheduling.recompute.minimum_cut import needed
+from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
+from jaxmem.scheduling.recompute.price import Price, price_at
+
+_SMALL = 1e-3  # of all that is kept: less is not worth a barrier
+
+
+def unrolled(closed) -> Pair | None:
+    """The two passes of a list of equations; None where nothing is kept between."""
+    graph = JaxprGraph(closed)
+    late = late_of(graph)
+    reads = (v for i in sorted(late) for v in graph.eqns[i].invars if is_var(v))
+    early = {
+        v: None for v in reads if v in graph.maker and graph.maker[v] not in late
+    }  # in the order of their readers
+    early = [v for v in early if v not in graph.outputs]
+    least = _SMALL * sum(map(size_of, early))
+    large = {v for v in early if size_of(v) >= least and not _is_stack(graph, v)}
+    free = {*graph.invars, *graph.outputs, *(v for v in early if v not in large)}
+    if not large:
+        return None
+    slots = dict(enumerate(v for v in early if v in large))
+    return Pair(-1, -1, graph, slots, {}, free, (), (), 1)
+
+
+def _is_stack(graph: JaxprGraph, v) -> bool:
+    """Whether a loop made it: loops are not run a second time."""
+    return graph.eqns[graph.maker[v]].primitive.name in LOOPS
+
+
+def without_loops(price: Price) -> Price:
+    """The same price, but loops are not run a second time."""
+    return lambda eqn: None if eqn.primitive.name in LOOPS else price(eqn)
+
+
+@dataclass(frozen=True)
+class Unrolled:
+    """What is recomputed outside of loops.
+
+    Attributes:
+      rate: as `Recompute.rate`; None: nothing.
+    """
+
+    name: ClassVar[str] = "unrolled"
+    rate: float | None = None
+
+
+class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
+    """In layers that are written out, values of the forward pass are recomputed."""
+
+    config = Unrolled
+
+    def analyse(self, level: Level, config: Unrolled) -> Iterator[tuple[Pair, Cut]]:
+        if config.rate is None or not has_both_passes(level):
+            return
+        pair = unrolled(level.jaxpr)
+        if pair is None:
+            return
+        found = cut(pair, without_loops(price_at(config.rate, level.target)))
+        if found.cost < pair.bytes:
+            yield pair, found
+
+    def apply(self, level: Level, rewrite: tuple[Pair, Cut]):
+        run = lambda args: _Recomputed.of(*rewrite, args).all_outputs()
+        return _jaxpr.retrace(level.jaxpr, run)
+
+    def describe(self, rewrite: tuple[Pair, Cut], target: str) -> Description:
+        pair, found = rewrite
+        eqns = (pair.body.eqns[i] for i in found.recomputed)
+        paid = [(e, 1) for e in eqns if fused_only(e) is None]
+        return Description(recomputed=recomputed(paid, target))
+
+
+def has_both_passes(level: Level) -> bool:
+    """Whether the forward pass may be in the list; a backward loop's is elsewhere."""
+    return level.loop is None or not is_transposed(level.loop)
+
+
+@dataclass
+class _Recomputed(Values):
+    """Values, of which the backward pass sees only what is kept.
+
+    Attributes:
+      late: equations of the backward pass.
+      kept: variables that are kept, or cost nothing to have.
+      recomputed: the newest values of those that are not.
+      newest: the floating array of the backward pass that was made last.
+    """
+
+    late: set[int] = field(kw_only=True)
+    kept: set[Any] = field(kw_only=True)
+    recomputed: dict[Any, Any] = field(default_factory=dict)
+    newest: Any = None
+
+    @classmethod
+    def of(cls, pair: Pair, found: Cut, args: Sequence[Any]) -> "_Recomputed":
+        graph = pair.body
+        kept = {*found.variables, *pair.free}
+        return cls(graph, graph.inputs(args), late=late_of(graph), kept=kept)
+
+    def apply(self, i: int) -> None:
+        eqn = self.graph.eqns[i]
+        if i not in self.late:
+            super().apply(i)
+            return
+        gone = [v for v in eqn.invars if is_var(v) and self._is_gone(v)]
+        self._make([v for v in gone if v not in self.recomputed], self._anchor(eqn))
+        values = [self._newest(v) if is_var(v) else self.read(v) for v in eqn.invars]
+        outs = _compat.bind(eqn, values)
+        self.put(i, outs)
+        floats = [v for v in eqn.outvars if jnp.issubdtype(v.aval.dtype, jnp.floating)]
+        self.newest = floats[0] if floats else self.newest
+
+    def _newest(self, v):
+        return self.recomputed[v] if v in self.recomputed else self.read(v)
+
+    def _is_gone(self, v) -> bool:
+        i = self.graph.maker.get(v)
+        return i is not None and i not in self.late and v not in self.kept
+
+    def _anchor(self, eqn):
+        """A value of the backward pass that `eqn` reads, or else the newest."""
+        for v in eqn.invars:
+            if is_var(v) and self.graph.maker.get(v) in self.late:
+                return v
+        return self.newest
+
+    def _make(self, wanted: Sequence[Any], anchor) -> None:
+        """These values once more, when `anchor` is there."""
+        if not wanted:
+            return
+        eqns = needed(self.graph, wanted, {*self.kept, *self.recomputed})
+        read = {v for i in eqns for v in self.graph.eqns[i].invars if is_var(v)}
+        made = {v for i in eqns for v in self.graph.eqns[i].outvars}
+        arguments = set(self.graph.invars)
+        held = [v for v in self.graph.maker if v in read - made - arguments]
+        known = {v: self._newest(v) for v in held}
+        if not held:  # made of arguments alone
+            held = [v for v in self.graph.invars if v in read][:1]
+            known = {v: self.read(v) for v in held}
+        if anchor is not None and held:
+            # whoever reads the anchor does so behind the barrier: XLA drops from one
+            # what nobody reads there
+            *values, self.env[anchor] = barrier([*known.values(), self.read(anchor)])
+            known = dict(zip(held, values, strict=True))
+        inner = Values(self.graph, {v: self.env[v] for v in arguments} | known)
+        for i in eqns:
+            inner.evaluate(i)
+        self.recomputed |= {v: inner.env[v] for v in made}

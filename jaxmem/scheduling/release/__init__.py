@@ -1,0 +1,1 @@
+"""Gradient release: updates are moved into the backward scan, layer by layer."""

@@ -1,0 +1,320 @@
+"""Gradient release: what follows a scan is done inside it, a layer at a time.
+
+The backward `scan` over layers stacks each layer's gradient, and the optimizer then
+reads the stack. Where all that happens to a stacked output treats the layer axis as a
+batch axis, it is moved into the scan's body, and the stack is never made. State that is
+read and written meanwhile (parameters, moments, accumulators) goes into the carry and
+is updated in place, slice by slice; the body reads it from there too, or XLA would
+copy it. Reductions over the layers (a norm that is reported) become running sums.
+
+The idea is known as gradient release or optimizer in the backward pass (Lv et al. 2023,
+LOMO, section 3.1); here the step is not changed by hand.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.layer_axis import Axis, Batched, Reduced, operand_axes
+from jaxmem.ir.scans import is_var, size_of, split, xs_of, ys_of
+from jaxmem.memory import format_bytes
+from jaxmem.scheduling.release.after_scan import AfterScan, after_scan
+
+Place = tuple[Any, int]  # a variable and the axis along which it is cut
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A stacked output of a scan.
+
+    Attributes:
+      var: the variable.
+      maker: the equation that makes a layer of it, in the body; None for an input.
+      released: whether it is no more.
+      why: empty where it is released; else what prevents it.
+    """
+
+    var: Any
+    maker: Any
+    released: bool
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What is moved into the body of one scan of a jaxpr.
+
+    Attributes:
+      scan: position of the scan among the equations.
+      moved: positions of the equations that are done in the body, in order.
+      treatments: for each of them, how it treats the layer axis.
+      axis: along which axis a moved variable has the layers.
+      updated: moved variable -> the buffer that it replaces in place.
+      buffers: whole arrays from outside that the body reads or updates in slices.
+      outputs: moved variables that must still be stacked.
+      stacks: the scan's stacked outputs, with what became of them.
+    """
+
+    scan: int
+    moved: tuple[int, ...] = ()
+    treatments: Mapping[int, Batched | Reduced] = field(default_factory=dict)
+    axis: Mapping[Any, int] = field(default_factory=dict)
+    updated: Mapping[Any, Place] = field(default_factory=dict)
+    buffers: tuple[Place, ...] = ()
+    outputs: tuple[Any, ...] = ()
+    stacks: tuple[Stack, ...] = ()
+
+
+def releases(closed, aliases: Mapping[Any, Any]) -> Iterator[Release]:
+    """What could be moved into each scan; nothing is moved where nothing is gained.
+
+    `aliases` maps an output variable to the input variable whose memory it will take.
+    """
+    graph = JaxprGraph(closed)
+    for i, eqn in enumerate(graph.eqns):
+        if eqn.primitive.name == "scan" and not _compat.has_side_effects(eqn):
+            yield _plan(graph, i, aliases)
+
+
+# -- analysis
+
+
+def _plan(graph: JaxprGraph, scan: int, aliases: Mapping[Any, Any]) -> Release:
+    search = after_scan(graph, scan)
+    stacked = ys_of(graph.eqns[scan])
+    groups = _groups(graph, search, stacked)
+    chosen, stacks = [], []
+    for group in groups:
+        new = _writes(graph, scan, search, group, aliases)
+        pays = _pays(new, group)
+        chosen += [group] if pays else []
+        for v in group.stacks:
+            why = "" if pays else _why(graph, search, group, new, v)
+            stacks.append(Stack(v, _maker(graph.eqns[scan], v), pays, why))
+    if not chosen:
+        return Release(scan, stacks=tuple(stacks))
+    moved = sorted(i for g in chosen for i in g.moved)
+    whole = Group(moved, [v for g in groups for v in g.members], stacked)
+    pairs = _pairs(graph, scan, search, whole, aliases)
+    return Release(
+        scan,
+        tuple(moved),
+        {i: search.treatments[i] for i in moved},
+        search.axis,
+        pairs,
+        tuple(_buffers(graph, search, moved)),
+        tuple(v for v in whole.needed(graph) if v not in pairs),
+        tuple(stacks),
+    )
+
+
+def _pays(writes: "Writes", group: "Group") -> bool:
+    """Whether new arrays take less when the group is moved into the body.
+
+    They take nothing where they overwrite what the step may: an array of its own, or a
+    donated one in whose memory an output will be. Any other output needs memory of its
+    own either way, and as long as the update waits the gradient can lie there.
+    """
+    new = _bytes(writes.stacked) + _bytes(writes.copied)
+    return bool(group.moved) and new < _bytes(group.stacks)
+
+
+class Writes(NamedTuple):
+    """What a group's update writes into new memory.
+
+    Attributes:
+      stacked: what replaces no array.
+      copied: what replaces an argument that is not donated.
+    """
+
+    stacked: list[Any]
+    copied: list[Any]
+
+
+def _writes(graph: JaxprGraph, scan: int, search: AfterScan, group: "Group", aliases):
+    pairs = _pairs(graph, scan, search, group, aliases)
+    owned = set(aliases.values())
+    kept = [v for v, (w, _) in pairs.items() if graph.is_given(w) and w not in owned]
+    return Writes([v for v in group.needed(graph) if v not in pairs], kept)
+
+
+def _bytes(variables: Iterable[Any]) -> int:
+    return sum(map(size_of, variables))
+
+
+def _maker(eqn, v):
+    """The equation of a scan's body that makes a layer of the stack `v`."""
+    body = _jaxpr.split(eqn.params["jaxpr"])[0]
+    inner = body.outvars[eqn.outvars.index(v)]
+    maker = _maker_in(body, inner)
+    while maker is not None and len(bodies := _jaxpr.bodies(maker)) == 1:
+        body = _jaxpr.split(bodies[0])[0]  # a call: remat, mostly
+        inner = body.outvars[maker.outvars.index(inner)]
+        deeper = _maker_in(body, inner)
+        if deeper is None:
+            break
+        maker = deeper
+    return maker
+
+
+def _maker_in(body, v):
+    return next((e for e in body.eqns if v in e.outvars), None)
+
+
+def _why(graph: JaxprGraph, search: AfterScan, group: "Group", new: Writes, v) -> str:
+    found = [search.reasons[w] for w in group.members if w in search.reasons]
+    if found:
+        return found[0]
+    if v in graph.outputs:
+        return "the step returns it"
+    if _pays(new._replace(copied=[]), group):
+        size = format_bytes(_bytes(new.copied))
+        return f"not donated: its update would write {size} beside what is updated"
+    return "moving what uses it would not make less"
+
+
+# -- which of it to move
+
+
+@dataclass
+class Group:
+    """Stacked outputs that moved operations tie together, and those operations."""
+
+    moved: list[int]
+    members: list[Any]
+    stacks: list[Any]
+
+    def needed(self, graph: JaxprGraph) -> list[Any]:
+        """Variables with a layer axis that something outside the body reads."""
+        moved, members = set(self.moved), set(self.members)
+        made = [v for i in self.moved for v in graph.eqns[i].outvars if v in members]
+        return [
+            v
+            for v in [*self.stacks, *made]
+            if v in graph.outputs or any(u not in moved for u in graph.users.get(v, ()))
+        ]
+
+
+def _groups(
+    graph: JaxprGraph, search: AfterScan, stacked: Sequence[Any]
+) -> list[Group]:
+    parent = {v: v for v in search.axis}
+
+    def root(v):
+        while parent[v] is not v:
+            v = parent[v]
+        return v
+
+    first: dict[int, Any] = {}
+    for i in search.treatments:
+        eqn = graph.eqns[i]
+        tied = [v for v in [*eqn.invars, *eqn.outvars] if is_var(v) and v in parent]
+        first[i] = tied[0]
+        for v in tied[1:]:
+            parent[root(v)] = root(tied[0])
+    groups: dict[Any, Group] = {}
+    for v in search.axis:
+        groups.setdefault(root(v), Group([], [], [])).members.append(v)
+    for v in stacked:
+        groups[root(v)].stacks.append(v)
+    for i, v in first.items():
+        groups[root(v)].moved.append(i)
+    return [g for g in groups.values() if g.stacks]
+
+
+def _pairs(
+    graph: JaxprGraph, scan: int, search: AfterScan, group: Group, aliases
+) -> dict:
+    """Which needed variable takes the memory of which array that the body reads."""
+    ancestors = _ancestors(graph, search, group.moved)
+    free = _free(graph, scan, search, set(group.moved))
+    needed = [v for v in group.needed(graph) if v in ancestors]
+    pairs: dict[Any, Place] = {}
+    taken: set[Any] = set()
+
+    def take(v, places):
+        for place in places:
+            fits = place[0] not in taken and _fits(v, search, place)
+            if v not in pairs and fits and free(place[0]):
+                pairs[v] = place
+                taken.add(place[0])
+
+    slices = filter(is_var, xs_of(graph.eqns[scan]))
+    read = [(v, 0) for v in slices if made_of(graph, v, 0) is None]
+    for v in needed:  # what the compiler will alias anyway comes first
+        if v in aliases:
+            take(v, [(aliases[v], search.axis[v])])
+    for v in sorted(needed, key=lambda v: len(ancestors[v])):
+        take(v, [*ancestors[v], *read])
+    return pairs
+
+
+def _free(graph: JaxprGraph, scan: int, search: AfterScan, moved: set[int]):
+    """Whether an array may be overwritten by the scan: nobody reads it afterwards."""
+    eqn = graph.eqns[scan]
+    consts, init, _ = split(eqn, eqn.invars)
+    whole = set(filter(is_var, [*consts, *init]))
+
+    def free(v) -> bool:
+        afterwards = (
+            u not in moved and any(w in search.later for w in graph.eqns[u].outvars)
+            for u in graph.users.get(v, ())
+            if u != scan
+        )
+        return v not in graph.outputs and v not in whole and not any(afterwards)
+
+    return free
+
+
+def _fits(v, search: AfterScan, place: Place) -> bool:
+    w, axis = place
+    a, b = w.aval, v.aval
+    same = a.shape == b.shape and a.dtype == b.dtype and search.axis[v] == axis
+    return same and a.manual_axis_type == b.manual_axis_type
+
+
+def _ancestors(
+    graph: JaxprGraph, search: AfterScan, moved: Sequence[int]
+) -> dict[Any, list]:
+    """For each moved variable the arrays from outside that it is made of."""
+    found: dict[Any, list[Place]] = {}
+    for i in moved:
+        eqn, places = graph.eqns[i], {}
+        for v, axis in zip(eqn.invars, search.treatments[i].ins, strict=True):
+            if not is_var(v):
+                continue
+            if v in search.axis:
+                places |= dict.fromkeys(found.get(v, ()))
+            elif axis is not None:
+                places |= dict.fromkeys(bases(graph, v, axis))
+        found |= dict.fromkeys(eqn.outvars, list(places))
+    return found
+
+
+def bases(graph: JaxprGraph, v, axis: int) -> Iterator[Place]:
+    """The arrays that a slice of `v` is made of by operations that cost nothing."""
+    recipe = made_of(graph, v, axis)
+    if recipe is None:
+        yield v, axis
+        return
+    for w, inner in zip(graph.eqns[graph.maker[v]].invars, recipe, strict=True):
+        if is_var(w) and inner is not None:
+            yield from bases(graph, w, inner)
+
+
+def made_of(graph: JaxprGraph, v, axis: int) -> tuple[Axis, ...] | None:
+    """Axes of the operands of what makes `v`; None if its slices are read instead."""
+    if v not in graph.maker:
+        return None
+    return operand_axes(graph.eqns[graph.maker[v]], axis)
+
+
+def _buffers(graph: JaxprGraph, search: AfterScan, moved) -> list[Place]:
+    found: dict[Place, None] = {}
+    for i in moved:
+        for v, axis in zip(graph.eqns[i].invars, search.treatments[i].ins, strict=True):
+            if is_var(v) and axis is not None and v not in search.axis:
+                found |= dict.fromkeys(bases(graph, v, axis))
+    return list(found)

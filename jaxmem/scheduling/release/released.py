@@ -1,0 +1,113 @@
+"""The pass that releases gradients: every update that can be moved into its scan is."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.ir.aliases import Aliases
+from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.scans import is_var, xs_of, ys_of
+from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling.plan.rows import Description, gradient
+from jaxmem.scheduling.release.after_scan import HINT
+from jaxmem.scheduling.release.analysis import Stack, releases
+from jaxmem.scheduling.release.rewrite import release
+from jaxmem.scheduling.release.two_pass import blocked_scans, two_pass
+
+# A trust ratio with a safe norm needs two passes before the one that updates.
+PASSES = 3
+
+
+@dataclass(frozen=True)
+class GradientRelease:
+    """Whether a first backward pass may find numbers made of all gradients."""
+
+    name: ClassVar[str] = "release"
+    two_pass: bool = False
+
+
+@dataclass(frozen=True)
+class Released:
+    """A jaxpr with updates in its backward scans, and what became of every stack."""
+
+    jaxpr: Any
+    stacks: tuple[Stack, ...]
+
+
+class ReleaseGradients(Pass[GradientRelease, Released]):
+    """Updates are moved into the backward scans that make their gradients."""
+
+    config = GradientRelease
+
+    def analyse(self, level: Level, config: GradientRelease) -> Iterator[Released]:
+        closed, stacks = _release_all(level.jaxpr, level.aliases)
+        if config.two_pass:
+            closed, stacks = _twice(closed, level.aliases, stacks)
+            stacks = [replace(s, why=s.why.replace(HINT, "")) for s in stacks]
+        yield Released(closed, tuple(stacks))
+
+    def apply(self, level: Level, rewrite: Released):
+        return rewrite.jaxpr
+
+    def describe(self, rewrite: Released, target: str) -> Description:
+        rows = (
+            gradient(s.var.aval, s.maker, s.released, s.why) for s in rewrite.stacks
+        )
+        return Description(gradients=tuple(rows))
+
+
+def _release_all(closed, aliases: Aliases) -> tuple[Any, list[Stack]]:
+    """Everything that can be released, and what became of every stacked gradient."""
+    stacks: list[Stack] = []
+    while (plan := _first_that_pays(closed, aliases)) is not None:
+        closed = _compat.without_dead_code(release(closed, plan))
+        stacks += [s for s in plan.stacks if s.released]
+    for plan in releases(closed, _pairs(closed, aliases)):
+        if _is_backward(closed, plan.scan):
+            stacks += plan.stacks
+    return closed, stacks
+
+
+def _first_that_pays(closed, aliases: Aliases):
+    plans = releases(closed, _pairs(closed, aliases))
+    return next((plan for plan in plans if plan.moved), None)
+
+
+def _is_backward(closed, scan: int) -> bool:
+    """Whether a scan reads what another one has stacked: residuals."""
+    graph = JaxprGraph(closed)
+    scans = (e for e in graph.eqns if e.primitive.name == "scan")
+    stacked = {v for eqn in scans for v in ys_of(eqn)}
+    return any(v in stacked for v in xs_of(graph.eqns[scan]) if is_var(v))
+
+
+def _twice(closed, aliases: Aliases, stacks: list[Stack]) -> tuple[Any, list[Stack]]:
+    """The scans that wait for such numbers done twice, where that releases more."""
+    tried, before = closed, stacks
+    for _ in range(PASSES - 1):
+        blocked = blocked_scans(tried)
+        if not blocked:
+            break
+        tried, found = _release_all(two_pass(tried, blocked[0]), aliases)
+        if _unreleased(found) < _unreleased(stacks):
+            if not _unreleased(found):
+                # the first passes have the same stacks, which count once
+                found = [replace(s, released=True, why="") for s in before]
+            closed, stacks = tried, found
+    return closed, stacks
+
+
+def _unreleased(stacks: list[Stack]) -> int:
+    """Elements of the stacks that are still made."""
+    return sum(_jaxpr.elements(s.var.aval.shape) for s in stacks if not s.released)
+
+
+def _pairs(closed, aliases: Aliases) -> dict[Any, Any]:
+    """Output variable -> the input variable in whose memory it will be."""
+    jaxpr = _jaxpr.split(closed)[0]
+    return {
+        jaxpr.outvars[o]: jaxpr.invars[i]
+        for o, i in aliases.items()
+        if is_var(jaxpr.outvars[o])
+    }

@@ -1,0 +1,293 @@
+"""The scan with the update in its body: what a `Release` plans, carried out."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmem import _compat, _jaxpr
+from jaxmem.ir.graph import JaxprGraph, Values
+from jaxmem.ir.layer_axis import Axis, Reduced, narrow
+from jaxmem.ir.scans import is_ahead, is_var, scan_like, split, xs_of, ys_of
+from jaxmem.scheduling.release.analysis import Place, Release, bases, made_of
+from jaxmem.scheduling.release.write_back import narrowed, scan_with_write_back
+
+
+def release(closed, plan: Release):
+    """The jaxpr with the planned operations moved into the body of the scan."""
+    graph = JaxprGraph(closed)
+
+    def run(args: list) -> list:
+        moved = set(plan.treatments)  # done in the scan's body
+        return _ReleasedValues(
+            graph, graph.inputs(args), moved, plan=plan
+        ).all_outputs()
+
+    return _jaxpr.retrace(closed, run)
+
+
+@dataclass
+class _ReleasedValues(Values):
+    """Values so far, with the planned scan in the place of the old one."""
+
+    plan: Release = field(kw_only=True)
+
+    def apply(self, i: int) -> None:
+        eqn = self.graph.eqns[i]
+        if i == self.plan.scan:
+            self._before_scan()
+            self.env.update(_run_scan(self))
+            return
+        values = [self.read(v) for v in eqn.invars]
+        slots = self._overwritten(i)
+        if slots:
+            outs, stacks = scan_with_write_back(eqn, values, slots)
+            self.env.update(zip([xs_of(eqn)[k] for k in slots], stacks, strict=True))
+        else:
+            outs = _compat.bind(eqn, values)
+        self.env.update(zip(eqn.outvars, outs, strict=True))
+
+    def _overwritten(self, i: int) -> list[int]:
+        """Which xs of an earlier scan are stacks that this one will overwrite."""
+        eqn = self.graph.eqns[i]
+        if eqn.primitive.name != "scan" or self.plan.scan in self.done:
+            return []
+        buffers = {v for v, axis in self.plan.updated.values() if axis == 0}
+        return narrowed(eqn, [v for v in buffers if v in self.graph.invars])
+
+    def _before_scan(self) -> None:
+        """Everyone else who reads what is overwritten does so first."""
+        for v, _ in self.plan.updated.values():
+            for u in self.graph.users.get(v, ()):
+                if u != self.plan.scan and u not in self.plan.treatments:
+                    self.evaluate(u)
+
+
+def _run_scan(state: _ReleasedValues) -> dict[Any, Any]:
+    """The scan with more in its body: values of its outputs and of what was moved."""
+    graph, plan = state.graph, state.plan
+    eqn = graph.eqns[plan.scan]
+    consts, init, slices = split(eqn, [state.read(v) for v in eqn.invars])
+    body = _Body(graph, plan, consts, _whole(state))
+    first = jnp.int32(eqn.params["length"] - 1 if eqn.params["reverse"] else 0)
+    carry = (
+        (first, first + 1),
+        init,
+        [state.read(v) for v, _ in body.places],
+        [_of_no_layer(graph.eqns[i], treated) for i, treated in body.sums.items()],
+    )
+    xs = {i: slices[i] for i in body.read}
+    (_, ends, buffers, totals), kept = scan_like(eqn, body, carry, xs)
+    found = dict(zip(eqn.outvars, ends, strict=False))
+    found |= dict(zip(plan.updated, buffers, strict=True))
+    found |= {
+        graph.eqns[i].outvars[0]: x for i, x in zip(body.sums, totals, strict=True)
+    }
+    for v, stack in zip(plan.outputs, kept, strict=True):
+        found[v] = jnp.moveaxis(stack, 0, plan.axis[v])
+    return found
+
+
+def _whole(state: _ReleasedValues) -> dict[tuple[Any, Axis], Any]:
+    """What the body reads from outside: buffers by place, others with None."""
+    graph, plan = state.graph, state.plan
+    found: dict[tuple[Any, Axis], Any] = {p: state.read(p[0]) for p in plan.buffers}
+    for i in plan.moved:
+        for v, axis in zip(graph.eqns[i].invars, plan.treatments[i].ins, strict=True):
+            if is_var(v) and v not in plan.axis:
+                for w in [v] if axis is None else _unsliced(graph, v, axis):
+                    found[w, None] = state.read(w)
+    for v in filter(is_var, xs_of(graph.eqns[plan.scan])):
+        found |= {(w, None): state.read(w) for w in _unsliced(graph, v, 0)}
+    return found
+
+
+def _unsliced(graph: JaxprGraph, v, axis: int) -> Iterator[Any]:
+    """Whole arrays (scalars, mostly) that go into the slices of `v`."""
+    recipe = made_of(graph, v, axis)
+    if recipe is None:
+        return
+    for w, inner in zip(graph.eqns[graph.maker[v]].invars, recipe, strict=True):
+        if is_var(w) and inner is None:
+            yield w
+        elif is_var(w) and inner is not None:
+            yield from _unsliced(graph, w, inner)
+
+
+@dataclass(eq=False)  # hashed by identity, as scan wants of a function
+class _Body:
+    """An iteration of the scan: the old body, what was moved, the slices stored.
+
+    Attributes:
+      places: the buffers that are updated in place.
+      sums: the moved reductions over layers.
+      read: which of the old xs are still xs.
+      carried: the others, whose slices are read from the buffers.
+    """
+
+    graph: JaxprGraph
+    plan: Release
+    consts: Sequence[Any]
+    whole: Mapping[tuple[Any, Axis], Any]
+    places: list[Place] = field(init=False)
+    sums: dict[int, Reduced] = field(init=False)
+    read: list[int] = field(init=False)
+    carried: list[Any] = field(init=False)
+
+    def __post_init__(self):
+        treatments = self.plan.treatments.items()
+        self.eqn = self.graph.eqns[self.plan.scan]
+        self.places = list(self.plan.updated.values())
+        self.sums = {i: how for i, how in treatments if isinstance(how, Reduced)}
+        self.carried = [v for v in filter(is_var, xs_of(self.eqn)) if self._has(v)]
+        xs = enumerate(xs_of(self.eqn))
+        self.read = [i for i, v in xs if not (is_var(v) and v in self.carried)]
+
+    def _has(self, v) -> bool:
+        """Whether an array is a buffer, or made of buffers by what costs nothing."""
+        made_of_it = list(bases(self.graph, v, 0))
+        return bool(made_of_it) and all(place in self.places for place in made_of_it)
+
+    def __call__(self, carry, item):
+        (j, after), inner, buffers, totals = carry
+        buffers = dict(zip(self.plan.updated, buffers, strict=True))
+        whole = dict(zip(self.places, buffers.values(), strict=True))
+        layer = _Layer(self.graph, self.plan, j, {**self.whole, **whole})
+        outs = self._old_body(layer, inner, item)
+        at = _after(layer.j, after - 1, outs)
+        read = {place for v in self.carried for place in bases(self.graph, v, 0)}
+        for i in self.plan.moved:
+            layer.run(i)
+            for v in set(self.graph.eqns[i].outvars) & set(buffers):
+                j_now = at if self.plan.updated[v] in read else j
+                buffers[v] = self._stored(layer, v, buffers[v], j_now, after - 1)
+        totals = [
+            self._combined(i, total, layer)
+            for i, total in zip(self.sums, totals, strict=True)
+        ]
+        axes = self.plan.axis
+        kept = [
+            jnp.squeeze(layer.slice_of(v, axes[v]), axes[v]) for v in self.plan.outputs
+        ]
+        step = -1 if self.eqn.params["reverse"] else 1
+        return ((j + step, after + step), outs, list(buffers.values()), totals), kept
+
+    def _stored(self, layer: "_Layer", v, buffer, at, same_j):
+        """The buffer with this layer's new value; on CPU it is read back from there.
+
+        XLA:CPU would recompute the value from the old slice wherever it is used,
+        and copy the whole buffer in every iteration to have it. `same_j` is the same
+        index computed otherwise, or reading would be simplified away.
+        """
+        _, axis = self.plan.updated[v]
+        value = layer.env[v, axis]
+        buffer = lax.dynamic_update_slice_in_dim(buffer, value, at, axis)
+        read = lambda buffer, value: lax.dynamic_slice_in_dim(buffer, same_j, 1, axis)
+        layer.env[v, axis] = lax.platform_dependent(
+            buffer, value, cpu=read, default=lambda buffer, value: value
+        )
+        return buffer
+
+    def _old_body(self, layer: "_Layer", inner, item) -> list:
+        """Its carry; its stacked outputs go into the layer."""
+        xs = [
+            item[i] if i in item else jnp.squeeze(layer.slice_of(v, 0), 0)
+            for i, v in enumerate(xs_of(self.eqn))
+        ]
+        outs = _jaxpr.evaluate(
+            self.eqn.params["jaxpr"], [*self._consts_now(layer), *inner, *xs]
+        )
+        ys = zip(ys_of(self.eqn), outs[len(inner) :], strict=True)
+        layer.env.update({(v, 0): jnp.expand_dims(y, 0) for v, y in ys})
+        return outs[: len(inner)]
+
+    def _consts_now(self, layer: "_Layer") -> list:
+        """The old constants; those of which it reads rows to come, from the buffer."""
+        now = list(self.consts)
+        for k, v in enumerate(split(self.eqn, self.eqn.invars)[0]):
+            maker = self.graph.maker.get(v) if is_var(v) else None
+            if maker is not None and is_ahead(eqn := self.graph.eqns[maker]):
+                now[k] = layer.whole.get((eqn.invars[0], 0), now[k])
+        return now
+
+    def _combined(self, i: int, total, layer: "_Layer"):
+        value = layer.env[self.graph.eqns[i].outvars[0], None]
+        return getattr(lax, self.sums[i].combine)(total, value)
+
+
+@dataclass
+class _Layer:
+    """Slices of one layer, made as they are asked for."""
+
+    graph: JaxprGraph
+    plan: Release
+    j: Any
+    whole: Mapping[tuple[Any, Axis], Any]
+    env: dict[tuple[Any, Axis], Any] = field(default_factory=dict)
+
+    def slice_of(self, atom, axis: Axis):
+        """A slice along `axis`; with None the whole of what comes from outside."""
+        if not is_var(atom):
+            return atom.val
+        if axis is None:
+            return self.whole[atom, None]
+        if (atom, axis) not in self.env:
+            self.env[atom, axis] = self._make(atom, axis)
+        return self.env[atom, axis]
+
+    def run(self, i: int) -> None:
+        """A moved equation, on slices."""
+        eqn, treated = self.graph.eqns[i], self.plan.treatments[i]
+        args = map(self.slice_of, eqn.invars, treated.ins)
+        if isinstance(treated, Reduced):
+            self.env[eqn.outvars[0], None] = _compat.bind(eqn, list(args))[0]
+            return
+        outs = _compat.bind(eqn, list(args), narrow(eqn, treated.outs))
+        places = zip(eqn.outvars, treated.outs, strict=True)
+        self.env.update(zip(places, outs, strict=True))
+
+    def _make(self, v, axis: int):
+        recipe = made_of(self.graph, v, axis)
+        if recipe is None:
+            return lax.dynamic_slice_in_dim(self.whole[v, axis], self.j, 1, axis)
+        eqn = self.graph.eqns[self.graph.maker[v]]
+        args = list(map(self.slice_of, eqn.invars, recipe))
+        return _compat.bind(eqn, args, narrow(eqn, (axis,)))[0]
+
+
+def _after(j, same_j, outs: Sequence[Any]):
+    """`j`; on CPU not before the old body has put out its carry.
+
+    Nothing else says that the body reads the old parameters before they are written:
+    XLA:CPU would copy their whole stack in every iteration to be sure.
+    """
+    firsts = [x[(0,) * x.ndim] for x in outs if _has_a_first(x)]
+
+    def on_cpu(j, same_j, *firsts):
+        some = sum((jnp.isnan(x).astype(j.dtype) for x in firsts), jnp.zeros_like(j))
+        return lax.clamp(same_j, some, j)
+
+    default = lambda j, same_j, *firsts: j
+    return lax.platform_dependent(j, same_j, *firsts, cpu=on_cpu, default=default)
+
+
+def _has_a_first(x) -> bool:
+    """Whether one element of a float array can be had, the same on all devices."""
+    sharded = any(axes is not None for axes in jax.typeof(x).sharding.spec)
+    differs = sharded or _compat.varying_axes(x)
+    return jnp.issubdtype(x.dtype, jnp.floating) and x.size > 0 and not differs
+
+
+def _of_no_layer(eqn, reduced: Reduced):
+    """What a running sum (product, maximum, ...) starts from.
+
+    The reduction says so itself, of zero layers: not every dtype has an infinity for
+    the maximum to start from.
+    """
+    aval, (axis,) = eqn.invars[0].aval, reduced.ins
+    shape = [0 if d == axis else size for d, size in enumerate(aval.shape)]
+    nothing = _compat.typed_as(jnp.zeros(shape, aval.dtype), aval)
+    return _compat.bind(eqn, [nothing])[0]

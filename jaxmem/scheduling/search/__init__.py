@@ -1,0 +1,1 @@
+"""The search for a budget: candidates, their compiles, and the choice among them."""

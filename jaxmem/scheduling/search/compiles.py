@@ -1,0 +1,111 @@
+"""Choices of a step, compiled two at a time.
+
+They are ranked by the buffers that the compiler assigns, after which it goes on to code
+that nobody runs; on a TPU these are not quite the last, so what is taken is compiled to
+the end. All are compiled with the same options: where XLA needs others for one of them
+(`jaxmem.memory`), the bytes of all are those.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from jaxmem.memory import DoesNotFit, MemoryReport, Pending
+from jaxmem.scheduling._choice import Choice
+
+_TIMEOUT = 600.0  # seconds for one compile
+
+
+class BeginCompile(Protocol):
+    """Starts the compile of a step under a choice."""
+
+    def __call__(self, choice: Choice, **how: Any) -> Pending: ...
+
+
+class OtherOptions(Exception):
+    """A compile needed other options than those before it."""
+
+    def __init__(self, products: int):
+        super().__init__(products)
+        self.products = products
+
+
+class OutOfTime(Exception):
+    """The time that a search was given is over."""
+
+
+@dataclass
+class Compiles:
+    """Compiles of one step, all with the same options.
+
+    Attributes:
+      begin: starts one.
+      deadline: of `time.monotonic()`; None for none.
+      products: the option that all are compiled with, see `Pending`.
+    """
+
+    begin: BeginCompile
+    deadline: float | None = None
+    products: int | None = None
+    _begun: dict[Choice, Pending] = field(default_factory=dict, init=False)
+    _reports: dict[Choice, MemoryReport | None] = field(
+        default_factory=dict, init=False
+    )
+    _final: set[Choice] = field(default_factory=set, init=False)
+
+    def ahead(self, choices: Sequence[Choice]) -> None:
+        """Starts these; no others are asked for soon."""
+        for choice in [c for c in self._begun if c not in choices]:
+            self._begun.pop(choice).cancel()
+        for choice in choices:
+            if choice not in self._begun and choice not in self._reports:
+                self._begun[choice] = self._start(choice)
+
+    def __call__(self, choice: Choice) -> MemoryReport | None:
+        """Bytes by the assigned buffers; None if there is no way to fit the chip."""
+        if choice not in self._reports:
+            pending = self._begun.pop(choice, None) or self._start(choice)
+            self._reports[choice] = self._result(pending)
+            self._final |= {choice} if pending.final else set()
+        return self._reports[choice]
+
+    def settled(self, choice: Choice) -> MemoryReport | None:
+        """The report that is told to the user, all its figures final."""
+        if choice in self._final:
+            return self._reports[choice]
+        how = {"timeout": _TIMEOUT, "products": self.products}
+        try:
+            return self.begin(choice, extent="needed", **how).result()
+        except DoesNotFit:
+            return None
+
+    def close(self) -> None:
+        """Ends what is under way."""
+        self.ahead(())
+
+    def left(self) -> float:
+        """Seconds until the deadline; raises where there are none."""
+        if self.deadline is None:
+            return math.inf
+        if (left := self.deadline - time.monotonic()) <= 0:
+            raise OutOfTime
+        return left
+
+    def _start(self, choice: Choice) -> Pending:
+        how = {"timeout": min(_TIMEOUT, self.left()), "products": self.products}
+        return self.begin(choice, extent="buffers", **how)
+
+    def _result(self, pending: Pending) -> MemoryReport | None:
+        try:
+            report = pending.result()
+        except DoesNotFit:
+            return None
+        except TimeoutError:
+            if self.deadline is None or time.monotonic() < self.deadline:
+                raise
+            raise OutOfTime from None
+        if pending.products is not None and pending.products != self.products:
+            raise OtherOptions(pending.products)
+        return report

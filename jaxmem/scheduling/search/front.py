@@ -1,0 +1,192 @@
+"""The Pareto front of choices: from keeping most to recomputing most.
+
+The bytes kept, drawn over the seconds of recomputation, are a convex curve whose
+corners are cuts, each the best for some rate of bytes a second. Two corners give the
+rate at which they are worth the same; the cut at that rate is another corner between
+them, or there is none. Below them come those that have what they keep wait in the
+host's memory. Segments of layers (`front_segments.py`) have a front of their own: what
+a layer needs while it runs is another figure there.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from jaxmem.ir.costs import MACHINES, seconds
+from jaxmem.ir.scans import kept_size
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling.recompute.minimum_cut import price_of
+from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names
+from jaxmem.scheduling.recompute.price import price_at
+from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.recompute.unrolled import Unrolled, unrolled, without_loops
+
+_LOWEST = 1e-3  # bytes a second: everything that can be is recomputed
+_STEP = 8.0  # from one rate to the next that is looked at
+LEAST = 2e-3  # of what is kept at first: what two candidates differ by, or they are one
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A choice, and what is predicted for it.
+
+    Attributes:
+      choice: what the passes are asked to do.
+      bytes: what is kept from the forward to the backward pass, or another figure that
+        differs from the peak by about as much on every candidate.
+      seconds: of recomputation.
+      flops: of matmuls that are recomputed; only segments have them.
+    """
+
+    choice: Choice
+    bytes: int
+    seconds: float
+    flops: float = 0.0
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """What can be varied in a space.
+
+    Attributes:
+      scans: its pairs of forward and backward scans.
+      unrolled: lists of equations with a forward and a backward pass; none where most
+        of what is kept is kept by scans.
+      target: the chip whose rates count.
+      named: whether only what has a `checkpoint_name` can be kept.
+      offload: whether what scans keep may wait in the host's memory.
+    """
+
+    scans: Sequence[Pair]
+    unrolled: Sequence[Pair]
+    target: str
+    named: bool = False
+    offload: bool = False
+
+    @property
+    def is_unrolled(self) -> bool:
+        """Whether equations outside of loops are recomputed."""
+        return bool(self.unrolled)
+
+    @property
+    def layers(self) -> int:
+        """Of the longest scans; 1 where there are none, or all must do the same."""
+        if self.named:
+            return 1
+        return max((pair.length for pair in self.scans), default=1)
+
+
+def space_of(
+    scans: Sequence[Pair],
+    lists: Sequence[Any],
+    target: str,
+    named: bool = False,
+    offload: bool = False,
+) -> SearchSpace:
+    """What can be varied: loops, or else what is outside of them.
+
+    `lists`: closed jaxprs whose equations, outside of loops, may hold both passes.
+    """
+    written_out = [pair for pair in map(unrolled, lists) if pair is not None]
+    stacked = sum(pair.length * pair.bytes for pair in scans)
+    few = sum(pair.bytes for pair in written_out) <= stacked
+    return SearchSpace(scans, () if few else written_out, target, named, offload)
+
+
+def pareto_front(space: SearchSpace) -> list[Candidate]:
+    """The corners, the fewest seconds first."""
+    first, free = _candidate(space, None), _candidate(space, math.inf)
+    least = LEAST * first.bytes
+    lowest = MACHINES[space.target].host / 2 if space.offload else _LOWEST
+    last = _cheapest(space, _candidate(space, lowest), least)
+    found = [first, free, *_between(space, free, last, least), last]
+    if space.offload:
+        found += _away(space, last)
+    return descending(found, least)
+
+
+def _cheapest(space: SearchSpace, candidate: Candidate, least: float) -> Candidate:
+    """The candidate of the highest rate that keeps hardly more than this one.
+
+    A softmax's maxima and sums are such: few bytes, and dear, since all logits must be
+    there to recompute them.
+    """
+    best = candidate
+    while best.seconds > 0:
+        rate = _STEP * (best.choice.get(Recompute).rate or 0.0)
+        following = _candidate(space, rate)
+        if following.bytes - candidate.bytes > least:
+            break
+        best = following
+    return best
+
+
+def descending(candidates: Sequence[Candidate], least: float) -> list[Candidate]:
+    """Those that keep less than the one before, by more than `least` bytes."""
+    kept = list(candidates[:1])
+    for candidate in candidates[1:]:
+        if kept[-1].bytes - candidate.bytes > least:
+            kept.append(candidate)
+    return kept
+
+
+def _between(
+    space: SearchSpace, rich: Candidate, poor: Candidate, least: float
+) -> Iterator[Candidate]:
+    if rich.bytes - poor.bytes <= least or poor.seconds <= rich.seconds:
+        return
+    rate = (rich.bytes - poor.bytes) / (poor.seconds - rich.seconds)
+    candidate = _candidate(space, rate)
+    if min(rich.bytes - candidate.bytes, candidate.bytes - poor.bytes) > least:
+        yield from _between(space, rich, candidate, least)
+        yield candidate
+        yield from _between(space, candidate, poor, least)
+
+
+def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
+    """More and more of what a candidate keeps in the host's memory, the largest first.
+
+    A byte there and back takes the same time whatever it belongs to. So one rate parts
+    what is worth recomputing from what is worth sending away: that of this candidate.
+    """
+    kept = [
+        (kept_size(v), pair.length)
+        for pair, found in _cuts(space, candidate.choice.get(Recompute).rate)
+        for v in found.variables
+    ]
+    host = MACHINES[space.target].host
+    for size in sorted({size for size, _ in kept}, reverse=True):
+        gone = sum(s * length for s, length in kept if s >= size)
+        sent = replace(candidate.choice.get(Recompute), offload=size)
+        choice = candidate.choice.having(sent)
+        yield Candidate(
+            choice, candidate.bytes - gone, candidate.seconds + 2 * gone / host
+        )
+
+
+def _cuts(space: SearchSpace, rate: float | None) -> list[tuple[Pair, Cut]]:
+    """What each pair of scans keeps."""
+    price = price_at(rate, space.target)
+    cut_of = cut_by_names if space.named else cut
+    return [(pair, cut_of(pair, price)) for pair in space.scans]
+
+
+def _candidate(space: SearchSpace, rate: float | None) -> Candidate:
+    price = price_at(rate, space.target)
+    cuts = _cuts(space, rate)
+    if rate is not None:
+        cuts += [(pair, cut(pair, without_loops(price))) for pair in space.unrolled]
+    kept = sum(pair.length * found.bytes for pair, found in cuts)
+    kept += sum(pair.bytes for pair in space.unrolled) if rate is None else 0
+    cost = partial(seconds, machine=MACHINES[space.target])
+    times = (
+        pair.length * (price_of(pair.body, i, cost) or 0.0)
+        for pair, found in cuts
+        for i in found.recomputed
+    )
+    choice = Choice(space.target, (Recompute(rate, space.named),))
+    if space.is_unrolled:
+        choice = choice.having(Unrolled(rate))
+    return Candidate(choice, kept, sum(times))

@@ -1,0 +1,95 @@
+"""The choices in segments of layers that are worth trying: few seconds, or few bytes.
+
+Each candidate of the front can go in segments of any size, with segments inside of them
+or without. They have the same curve: bytes over seconds.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxmem.ir.costs import MACHINES, Machine, flops, seconds
+from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
+from jaxmem.scheduling.recompute.price import price_at
+from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.recompute.segments import of_every_size
+from jaxmem.scheduling.recompute.segments_rewrite import InSegments
+from jaxmem.scheduling.search.front import LEAST, Candidate, SearchSpace, descending
+
+
+def in_segments(space: SearchSpace, flat: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates that run segments of layers a second time, where that is worth it.
+
+    `flat`: those of `pareto_front`, which take fewer seconds for bytes they reach.
+    Nothing waits in the host's memory.
+    """
+    if space.named or space.is_unrolled:
+        return []
+    flat = [
+        candidate
+        for candidate in flat
+        if candidate.choice.get(Recompute).offload is None
+    ]
+    found = [r for r in _of_any_size(space, flat) if _is_below(r, flat)]
+    found.sort(key=lambda candidate: candidate.seconds)
+    return descending(found, LEAST * flat[0].bytes)
+
+
+def _of_any_size(
+    space: SearchSpace, candidates: Sequence[Candidate]
+) -> Iterator[Candidate]:
+    """What each candidate is in segments, of all sizes at which something is saved."""
+    machine = MACHINES[space.target]
+    for candidate in candidates:
+        rate = candidate.choice.get(Recompute).rate
+        price = price_at(rate, space.target)
+        cuts = [(pair, cut(pair, price, loop_carried=False)) for pair in space.scans]
+        flat = [_in_no_segments(*found, machine) for found in cuts]
+        in_sizes = [dict(_by_size(*found, machine)) for found in cuts]
+        for sizes in sorted({sizes for of_pair in in_sizes for sizes in of_pair}):
+            taken = [a.get(sizes, b) for a, b in zip(in_sizes, flat, strict=True)]
+            kept = sum(figures.bytes for figures in taken)
+            time, work = np.sum([figures.work for figures in taken], 0)
+            choice = candidate.choice.having(InSegments(rate, sizes))
+            yield Candidate(choice, kept, time, work)
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """Of a pair of scans: bytes kept, and [seconds, flops of matmuls] recomputed."""
+
+    bytes: int
+    work: np.ndarray
+
+
+def _in_no_segments(pair: Pair, found: Cut, machine: Machine) -> _Figures:
+    eqns = ((pair.body.eqns[i], pair.length) for i in found.recomputed)
+    return _Figures(pair.length * found.bytes, _work(eqns, machine))
+
+
+def _by_size(pair: Pair, found: Cut, machine: Machine) -> Iterator[tuple]:
+    """(sizes, figures) of a pair's segments, which differ in how often layers run."""
+    plans = list(of_every_size(pair, found))
+    if not plans:
+        return
+    within = _work(plans[0].layer.recomputed, machine)
+    layer = _work(((eqn, 1) for eqn in plans[0].paid), machine)
+    for plan in plans:
+        yield plan.sizes, _Figures(plan.bytes, within + plan.layers * layer)
+
+
+def _work(eqns: Iterable[tuple[Any, int]], machine: Machine) -> np.ndarray:
+    costs = [(n * (seconds(e, machine) or 0.0), n * flops(e)) for e, n in eqns]
+    return np.array([(0.0, 0.0), *costs]).sum(0)
+
+
+def _is_below(candidate: Candidate, flat: Sequence[Candidate]) -> bool:
+    """Whether two of `flat`, each for some of the layers, would take more seconds."""
+    if candidate.bytes < flat[-1].bytes:
+        return True
+    kept = [r.bytes for r in reversed(flat)]
+    return candidate.seconds < np.interp(
+        candidate.bytes, kept, [r.seconds for r in flat[::-1]]
+    )

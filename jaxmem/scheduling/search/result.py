@@ -1,0 +1,121 @@
+"""What a search for a budget tries, finds, or cannot reach."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxmem.memory import MemoryReport, format_bytes
+from jaxmem.scheduling._choice import Choice
+
+
+class BudgetError(ValueError):
+    """No choice fits into the budget; the message says what the least is.
+
+    Attributes:
+      least: bytes of the least peak that was compiled; None where nothing compiled.
+    """
+
+    def __init__(self, message: str, least: int | None = None):
+        super().__init__(message)
+        self.least = least
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A choice that was compiled on the way to a budget.
+
+    Attributes:
+      choice: what the passes were asked to do.
+      peak: its bytes; infinity where the compiler could not fit the chip at all.
+      predicted: the bytes that were expected; None where nothing was known yet.
+      seconds: of recomputation, by the rates of the target.
+    """
+
+    choice: Choice
+    peak: float
+    predicted: float | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ReportedTrial(Trial):
+    """The same with the compiler's report; None where it could not fit the chip."""
+
+    report: MemoryReport | None
+
+    def without_report(self) -> Trial:
+        """What a plan keeps of it."""
+        return Trial(self.choice, self.peak, self.predicted, self.seconds)
+
+
+def trial_of(
+    choice: Choice,
+    report: MemoryReport | None,
+    predicted: float | None = None,
+    seconds: float = 0.0,
+) -> ReportedTrial:
+    """A choice with the compiler's report; None: it could not fit the chip."""
+    peak = math.inf if report is None else report.peak_bytes
+    return ReportedTrial(choice, peak, predicted, seconds, report)
+
+
+def progress_of(best: ReportedTrial | None) -> str:
+    """The best so far, for a line of progress."""
+    if best is None or math.isinf(best.peak):
+        return ""
+    time = f", {1e3 * best.seconds:.3g} ms recomputed" if best.seconds else ""
+    return f" (best so far {format_bytes(best.peak)}{time})"
+
+
+def unreachable(budget: int, best: ReportedTrial) -> BudgetError:
+    """The error for a budget that is below the least peak there is."""
+    text = f"budget={format_bytes(budget)} cannot be reached: "
+    if best.report is None:
+        text += "the compiler found no way to fit any choice into the chip"
+        return BudgetError(text)
+    rows = map(_described, sorted(best.report.at_peak, key=lambda h: -h.bytes)[:3])
+    least = f"the least is {format_bytes(best.peak)}, of which the largest are\n  "
+    return BudgetError(text + least + "\n  ".join(rows), best.report.peak_bytes)
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The choice for some arguments, and what a search has seen on the way to it.
+
+    Attributes:
+      choice: what the passes are asked to do.
+      budget: bytes; None where none was given.
+      tried: what was compiled, in order.
+      seconds: that the search took.
+      rewritten: the step under the choice.
+      report: of its compile.
+      fingerprint: tells the step from others.
+      products: the option that all were compiled with, see `jaxmem.memory.Pending`.
+      notes: how the search ended, where that is worth saying.
+    """
+
+    choice: Choice
+    budget: int | None = None
+    tried: tuple[ReportedTrial, ...] = ()
+    seconds: float = 0.0
+    rewritten: Any = None
+    report: MemoryReport | None = None
+    fingerprint: str = ""
+    products: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+def best_of(
+    tried: Sequence[ReportedTrial], budget: float = math.inf
+) -> ReportedTrial | None:
+    """The one with the fewest seconds of those that fit; None where none does."""
+    fit = [t for t in tried if t.peak <= budget]
+    return min(fit, key=lambda t: (t.seconds, t.peak), default=None)
+
+
+def _described(holder: Any) -> str:
+    """Who holds bytes, in a line."""
+    what = holder.what if holder.kind == "temp" else f"{holder.kind} {holder.name}"
+    words = holder.array, what, holder.module_path
+    return " ".join([format_bytes(holder.bytes), *filter(None, words)])

@@ -1,0 +1,359 @@
+"""A traced step, compiled under several choices until one of them will do."""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+
+from jaxmem import _jaxpr
+from jaxmem.frameworks import Place
+from jaxmem.ir.aliases import Aliases
+from jaxmem.ir.costs import MACHINES, seconds
+from jaxmem.memory import Pending, begin, format_bytes, start_worker
+from jaxmem.scheduling._arguments import jit_with
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._passes import Rewritten
+from jaxmem.scheduling.order.ordered import PATIENCE, OperationOrder, sequences
+from jaxmem.scheduling.order.shrink_first import ShrinkFirst
+from jaxmem.scheduling.predict.operations import (
+    as_compiled,
+    compiled_peak,
+    operations_of,
+)
+from jaxmem.scheduling.predict.tpu import is_tpu
+from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.search.budget import BudgetSearch
+from jaxmem.scheduling.search.compiles import Compiles, OtherOptions, OutOfTime
+from jaxmem.scheduling.search.front import (
+    Candidate,
+    SearchSpace,
+    pareto_front,
+    space_of,
+)
+from jaxmem.scheduling.search.front_segments import in_segments
+from jaxmem.scheduling.search.result import (
+    BudgetError,
+    ReportedTrial,
+    SearchResult,
+    best_of,
+    progress_of,
+    trial_of,
+    unreachable,
+)
+
+_ENOUGH = 0.02  # of the step's own seconds: less is not worth another compile
+_FAR = 1.1  # of the budget: what is predicted above it will not fit
+_LESS = 0.95  # of the seconds: for more, segments are not looked at
+_CONFIRMED = 4  # compiles to the end for one budget
+_REMEMBERED = 8  # steps
+
+_SEQUENCES: dict[tuple[str, str], list[Candidate]] = {}  # by fingerprint and target
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step traced once, to be compiled under several choices."""
+
+    rewritten: Callable[[Choice], Rewritten]
+    aliases: Callable[[Any], Aliases]
+    out_tree: Any
+    given: Callable
+    donated: tuple[Place, ...]
+    args: tuple
+    kwargs: dict[str, Any]
+    target: str
+    fingerprint: str
+    compiler_options: dict[str, Any] | None = None
+
+    def begin(self, choice: Choice, **how: Any) -> Pending:
+        """Starts its compile; `how`: as for `jaxmem.memory.begin`."""
+        jaxpr = self.rewritten(choice).jaxpr
+
+        # the same program as `Scheduled` makes, its name included: compiled once
+        @functools.wraps(self.given)
+        def step(*args, **kwargs):
+            leaves = filter(_jaxpr.is_array, jax.tree.leaves((args, kwargs)))
+            outs = _jaxpr.evaluate(jaxpr, list(leaves))
+            return jax.tree.unflatten(self.out_tree, outs)
+
+        jitted = jit_with(step, self.donated)
+        how |= {"target": self.target, "compiler_options": self.compiler_options}
+        return begin(jitted, self.args, self.kwargs, **how)
+
+    def slack(self) -> float:
+        """Seconds of recomputation that are not worth another compile."""
+        jaxpr = self.rewritten(Choice(self.target, unchanged=True)).jaxpr
+        eqns = _jaxpr.split(jaxpr)[0].eqns
+        return _ENOUGH * sum(seconds(e, MACHINES[self.target]) or 0.0 for e in eqns)
+
+
+def search(
+    step: TracedStep,
+    budget: int | None,
+    tell: Callable[[str], None],
+    named: bool = False,
+    offload: bool = False,
+    most: float | None = None,
+) -> SearchResult:
+    """The choice that fits a budget; without one, the one that takes least.
+
+    Without a budget nothing that costs anything is recomputed. `named`: only what has a
+    `checkpoint_name` is kept. `offload`: what is kept may wait in the host's memory.
+    After `most` seconds, or when interrupted, it is the best so far.
+    """
+    start = time.perf_counter()
+    start_worker()
+    deadline = None if most is None else time.monotonic() + most
+    products = None
+    while True:
+        compiles = Compiles(step.begin, deadline, products)
+        run = SearchRun(step, budget, tell, compiles, named, offload)
+        try:
+            best = run.best()
+            break
+        except OtherOptions as other:  # all once more, so that all are compiled alike
+            products = other.products
+        finally:
+            compiles.close()
+    return SearchResult(
+        best.choice,
+        budget,
+        tuple(run.tried),
+        time.perf_counter() - start,
+        step.rewritten(best.choice),
+        best.report,
+        step.fingerprint,
+        products,
+        run.notes,
+    )
+
+
+@dataclass
+class SearchRun:
+    """A search whose compiles all have the same options.
+
+    Attributes:
+      tried: what was compiled, in order.
+      notes: what there is to say of how it ended.
+      excess: bytes that a step took above what its assigned buffers had told.
+    """
+
+    step: TracedStep
+    budget: int | None
+    tell: Callable[[str], None]
+    compiles: Compiles
+    named: bool = False
+    offload: bool = False
+    tried: list[ReportedTrial] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
+    excess: int = 0
+
+    @property
+    def limit(self) -> float:
+        """What assigned buffers may take."""
+        return math.inf if self.budget is None else self.budget - self.excess
+
+    def best(self) -> ReportedTrial:
+        """What was asked for; the best so far where there is no time for more."""
+        try:
+            if self.budget is None:
+                return self._least(self._free())
+            return self._within(self.budget)
+        except (KeyboardInterrupt, OutOfTime) as stop:
+            late = isinstance(stop, OutOfTime)
+            best = best_of(self.tried, self.limit)
+            if best is None or math.isinf(best.peak):
+                if late:
+                    raise TimeoutError(self._too_late()) from None
+                raise
+            why = "out of time" if late else "interrupted"
+            count = len(self.tried)
+            text = f"the search was {why} after {count} compiles: the best so far"
+            self.notes = (text,)
+            return self._settled(best)
+
+    def _too_late(self) -> str:
+        tried = len(self.tried)
+        least = min((t.peak for t in self.tried), default=math.inf)
+        text = f"search_seconds: nothing that fits was found in {tried} compiles"
+        if math.isfinite(least):
+            text += f"; the least of them is {format_bytes(least)}"
+        return text + ": give it more time"
+
+    def _within(self, budget: int) -> ReportedTrial:
+        """What fits once it is compiled to the end."""
+        least = None
+        for _ in range(_CONFIRMED):
+            try:
+                found, out_of_reach = self._search(self.limit), False
+            except BudgetError:
+                found, out_of_reach = min(self.tried, key=lambda t: t.peak), True
+            best = self._settled(found)
+            if best.peak <= budget:
+                return best
+            least = min(best, least or best, key=lambda t: t.peak)
+            if out_of_reach:
+                break
+            self.excess = int(best.peak - found.peak)
+        assert least is not None
+        raise unreachable(budget, least)
+
+    def _least(self, choices: Sequence[Choice]) -> ReportedTrial:
+        """The least peak; never more than that of the step as it was given."""
+        best = min(self._compiled(choices), key=lambda t: t.peak)
+        best = self._settled(best)
+        plain = next(t for t in self.tried if t.choice.unchanged)
+        return min(best, self._settled(plain), key=lambda t: t.peak)
+
+    def _settled(self, found: ReportedTrial) -> ReportedTrial:
+        """With the figures of a compile to the end."""
+        self.tell(f"compile to the end{progress_of(found)}")
+        report = self.compiles.settled(found.choice)
+        best = trial_of(found.choice, report, found.predicted, found.seconds)
+        self.tried = [best if t.choice == best.choice else t for t in self.tried]
+        return best
+
+    @functools.cached_property
+    def _first(self) -> Rewritten:
+        choice = Choice(self.step.target)
+        if self.named:
+            choice = choice.having(Recompute(named=True))
+        return self.step.rewritten(choice)
+
+    @functools.cached_property
+    def _space(self) -> SearchSpace:
+        lists = () if self.named else self._first.lists
+        target = self.step.target
+        return space_of(self._first.pairs, lists, target, self.named, self.offload)
+
+    @functools.cached_property
+    def _can_shrink_first(self) -> bool:
+        # names cannot say it
+        if self.named:
+            return False
+        choice = Choice(self.step.target, (ShrinkFirst(enabled=True),))
+        return self.step.rewritten(choice).did(ShrinkFirst)
+
+    def _free(self) -> list[Choice]:
+        """What costs nothing; the step as it was given where nothing is asked for."""
+        default = Choice(self.step.target)
+        free = [default]
+        if self._space.is_unrolled:
+            free.append(default.having(OperationOrder(planned=True)))
+        if self._can_shrink_first:
+            free.append(default.having(ShrinkFirst(enabled=True)))
+        if self.budget is None:
+            free.append(replace(default, unchanged=True))
+        return free
+
+    def _compiled(self, choices: Sequence[Choice]) -> Iterator[ReportedTrial]:
+        """These, two at a time."""
+        for i, choice in enumerate(choices):
+            best = best_of(self.tried, self.limit)
+            self.tell(f"compile {len(self.tried) + 1}{progress_of(best)}")
+            self.compiles.ahead(choices[i : i + 2])
+            self.tried.append(trial_of(choice, self.compiles(choice)))
+            yield self.tried[-1]
+
+    def _search(self, limit: float) -> ReportedTrial:
+        """The fewest seconds whose assigned buffers are within a limit."""
+        self.tried = []
+        free = self._free() if self._space.is_unrolled else []
+        if free:
+            self.compiles.ahead(free[:1])
+            free = [c for c in free if not self._is_vain(c, limit)]
+        for one in self._compiled(free):
+            if one.peak <= limit:
+                return one
+        best = min(self.tried, key=lambda t: t.peak, default=None)
+        candidates = self._candidates(best)
+        known = {} if best is None else {0: best.peak}
+        how = self._space.layers, int(limit), self.compiles, self.tell
+        more = {"slack": self.step.slack(), "ahead": self.compiles.ahead}
+        about = candidates, *how, self._can_shrink_first, self.tried, known
+        return self._fitting(BudgetSearch(*about, **more))
+
+    def _fitting(self, flat: BudgetSearch) -> ReportedTrial:
+        """What a search finds, or another among segments where that is better.
+
+        Better is less by the clock's estimate and no more by the count of flops.
+        """
+        try:
+            best = flat.run()
+        except BudgetError:
+            candidates = in_segments(self._space, flat.candidates)
+            if not candidates:
+                raise
+            return _among(candidates, flat).run()
+        if not best.seconds:
+            return best
+        rows = self.step.rewritten(best.choice).description.recomputed
+        work = sum(row.flops for row in rows)
+        most = _LESS * best.seconds
+        candidates = in_segments(self._space, flat.candidates)
+        candidates = [r for r in candidates if r.seconds < most and r.flops <= work]
+        try:
+            return _among(candidates, flat).run() if candidates else best
+        except BudgetError:
+            return best
+
+    def _is_vain(self, choice: Choice, limit: float) -> bool:
+        """Whether it is an order that will not do, nor tell more than the one there is.
+
+        Where it is far from the limit, what may be recomputed is looked for at once,
+        while the first choice is compiled. XLA:GPU merges products there, which it
+        cannot do across the barriers of an order.
+        """
+        if not choice.get(OperationOrder).planned:
+            return False
+        first = self._first.unordered
+        tpu = is_tpu(self.step.target)
+        ops = operations_of(first, self.step.aliases(first), tpu=tpu)
+        there = ops.graph.bytes_of(ops.graph.arguments)
+        peak = compiled_peak(as_compiled(ops, tpu))
+        if there + peak <= _FAR * limit:
+            return False
+        least = self._sequences[0].bytes
+        return there + least > _FAR * limit and least > (1 - _ENOUGH) * peak
+
+    @functools.cached_property
+    def _sequences(self) -> list[Candidate]:
+        left = self.compiles.left() / 2
+        if left < PATIENCE:
+            return self._of_sequences(left)
+        # time ends some of these searches: another budget gets the same sequences
+        key = self.step.fingerprint, self.step.target
+        found = _SEQUENCES.get(key)
+        if found is None:
+            found = self._of_sequences(PATIENCE)
+            _SEQUENCES[key] = found
+            for old in list(_SEQUENCES)[:-_REMEMBERED]:
+                _SEQUENCES.pop(old, None)
+        return found
+
+    def _of_sequences(self, patience: float) -> list[Candidate]:
+        first, target = self._first.unordered, self.step.target
+        found = sequences(first, self.step.aliases(first), target, patience)
+        return [
+            Candidate(Choice(target, (order,)), peak, time)
+            for order, peak, time in found
+        ]
+
+    def _candidates(self, best: ReportedTrial | None) -> list[Candidate]:
+        """The choices to try; the first is the best of those that cost nothing."""
+        if best is None:
+            return pareto_front(self._space)
+        candidates = self._sequences
+        if len(candidates) == 1:  # the lists are in loops over micro-batches
+            candidates = pareto_front(self._space)
+        return [replace(candidates[0], choice=best.choice), *candidates[1:]]
+
+
+def _among(candidates: list[Candidate], flat: BudgetSearch) -> BudgetSearch:
+    """The search over segments, after one over the front without them."""
+    rest = min(peak - flat.candidates[i].bytes for i, peak in flat.peaks.items())
+    return replace(flat, candidates=candidates, peaks={}, rest=rest)
