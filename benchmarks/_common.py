@@ -17,7 +17,7 @@ import rich
 from rich.table import Table
 
 import jaxmem
-from jaxmem.memory._pool import CompileError, DoesNotFit
+from jaxmem.memory import CompileError, DoesNotFit
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 MIB = 2**20

@@ -22,12 +22,10 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from benchmarks._common import MIB, publish
+from jaxmem.chips import get_target
 from jaxmem.frameworks import pure_call
-from jaxmem.memory import _compile
-from jaxmem.memory._hlo import Hlo, Instruction, parse_hlo
-from jaxmem.memory._pool import pool
-from jaxmem.memory._step import make_step
-from jaxmem.memory._targets import get_target
+from jaxmem.memory.buffers import Hlo, Instruction, parse_hlo
+from jaxmem.memory.compile import compile_program, flat_function, flatten_call, trace
 from jaxmem.optim import accumulate_step, adama, apply_step, start_step
 
 M, N, TARGET = 8, 8, "h100"
@@ -196,12 +194,11 @@ def arguments(tx, spec):
 def compiled(fn, *args):
     """(text, temporary bytes) of the step with parameters and state donated."""
     with pure_call(fn, args, {}, donate=(0, 1)) as call:
-        step = make_step(fn, call)
-        jitted = _compile.flat_function(lambda: fn, step)
-        traced = _compile.trace(jitted, step)
-        artefact = _compile.lower(jitted, traced, step, get_target(TARGET))
-    result = pool().run(artefact.request, 600.0)
-    return result["dump"]["hlo"], result["memory"]["temp"]
+        flat = flatten_call(fn, call)
+        jitted = flat_function(lambda: fn, flat)
+        traced = trace(jitted, flat)
+        program = compile_program(jitted, traced, flat, get_target(TARGET), 600.0)
+    return program.hlo, program.temp_bytes
 
 
 def row(what, where, tx, step, spec):

@@ -24,7 +24,7 @@ import jaxmem
 from benchmarks import scans
 from benchmarks._common import MIB, TARGETS, publish, published, verdict
 from jaxmem import ops
-from jaxmem.ops._fewbit_shipped import FUNCTIONS
+from jaxmem.ops.few_bit.tables import FUNCTIONS
 
 TABLE_BARS = {
     ("gelu_erf", 2): 0.0416,

@@ -9,8 +9,8 @@ of the unrounded table.
 import json
 import pathlib
 
-import jaxmem.ops
-from jaxmem.ops._fewbit_shipped import FILE, FUNCTIONS, SHIPPED_BITS
+from jaxmem.ops import fewbit_table
+from jaxmem.ops.few_bit.tables import FILE, FUNCTIONS, SHIPPED_BITS
 
 DECIMALS = 6
 
@@ -20,7 +20,7 @@ def rounded(numbers) -> list[float]:
 
 
 def tables(name: str) -> dict[str, dict]:
-    found = {b: jaxmem.ops.fewbit_table(FUNCTIONS[name], b) for b in SHIPPED_BITS}
+    found = {b: fewbit_table(FUNCTIONS[name], b) for b in SHIPPED_BITS}
     return {
         str(bits): {
             "borders": rounded(table.borders),
@@ -32,7 +32,7 @@ def tables(name: str) -> dict[str, dict]:
 
 
 def main() -> None:
-    path = pathlib.Path(jaxmem.ops.__file__).parent / FILE
+    path = pathlib.Path(str(FILE))
     path.write_text(json.dumps({n: tables(n) for n in FUNCTIONS}, indent=1) + "\n")
     print(f"wrote {path.name}")
 

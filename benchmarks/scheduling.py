@@ -37,7 +37,7 @@ from benchmarks._common import (
 )
 from benchmarks.eager import every_equation
 from jaxmem import _jaxpr
-from jaxmem.planning._layout import best_fit, layout
+from jaxmem.planning import best_fit, layout
 from jaxmem.scheduling._operations import Operations, operations_of
 from jaxmem.scheduling._operations_order import fences_of, in_given_order
 from jaxmem.scheduling._operations_predict import compiled_peak

@@ -20,7 +20,7 @@ from benchmarks import bert, scans
 from benchmarks._common import MIB, publish_some
 from benchmarks.models import Bert, BertConfig
 from jaxmem import ops
-from jaxmem.ops._quantized import sharing
+from jaxmem.ops.codes.stored import sharing
 
 TARGET = "h100"
 

@@ -1,10 +1,10 @@
 """Booleans stored eight to a byte.
 
-Eight neighbours along one axis share a byte. The axis is the second to last where
-that wastes little: the last one stays whole, so TPU's 128 lanes stay full (a trailing
-axis of 8 would be padded sixteenfold), and groups of neighbours stay on one device
-when the axis is sharded. Only when no other axis will do is the last one used, cut in
-eight blocks. Plain XLA integer code: nothing here is faster than the memory it reads.
+Eight neighbours along one axis share a byte. It is the second to last axis if that
+wastes little: the last axis then stays whole, so that TPU's 128 lanes stay full (XLA
+would pad a trailing axis of 8 sixteenfold), and neighbours stay on one device if the
+axis is sharded. The last axis is used only if no other fits, cut into eight blocks. The
+code is plain XLA integer code, limited by the memory that it reads.
 """
 
 import math
@@ -46,7 +46,7 @@ def pack_bits(mask: Bool[Array, "*shape"]) -> UInt8[Array, "..."]:
     grouped, bits = _grouped(shape, axis)
     padding = [(0, 0)] * len(shape)
     padding[axis] = (0, -shape[axis] % 8)
-    # 32-bit lanes: sums of bytes cost XLA for TPU another copy
+    # in 32-bit lanes, since XLA for TPU makes another copy for sums of bytes
     values = jnp.pad(mask.reshape(shape).astype(jnp.int32), padding).reshape(grouped)
     place = lax.broadcasted_iota(jnp.int32, grouped, bits)
     return jnp.sum(values << place, axis=bits, dtype=jnp.int32).astype(jnp.uint8)

@@ -1,9 +1,9 @@
-"""Arguments checked at the call.
+"""Checks of arguments.
 
-Each check returns the argument in one plain form, or raises an error that says its
-name, what it was and what is allowed: TypeError for what is of another kind, ValueError
-for what is of the right kind but out of range. Numbers of numpy and 0-d arrays of numpy
-and jax count as numbers; a bool does not.
+Each check returns the argument in one plain form, or raises an error with its name, its
+value and what is allowed: TypeError for a value of another kind, ValueError for one of
+the right kind but out of range. NumPy's numbers and 0-d arrays of NumPy and JAX count
+as numbers; a bool does not.
 """
 
 import math
@@ -41,7 +41,7 @@ def _shown(value: Any) -> str:
 
 
 def _is_array(value: Any) -> bool:
-    """Not so numbers of numpy's, whose text is the number."""
+    """False for NumPy's numbers, whose text is the number."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if dtype is None or not isinstance(shape, tuple):
         return False
@@ -61,7 +61,7 @@ def wrong_value(name: str, value: Any, allowed: str) -> ValueError:
 def check_int(
     name: str, value: Any, at_least: int | None = None, at_most: int | None = None
 ) -> int:
-    """A Python int: of an int, a numpy integer or a 0-d array of one."""
+    """An int, a NumPy integer or a 0-d array of one, as a Python int."""
     allowed = f"an int{_range_text(at_least, at_most)}"
     if _is_bool(value) or getattr(value, "shape", ()) != ():
         raise wrong_type(name, value, allowed)
@@ -84,9 +84,9 @@ def check_float(
     below: float | None = None,
     infinite: bool = False,
 ) -> float:
-    """A Python float: of any real number or 0-d array; NaN is refused.
+    """Any real number or 0-d array as a Python float.
 
-    An infinity is refused too, unless `infinite`.
+    NaN is an error, and so is an infinity unless `infinite`.
     """
     allowed = f"a number{_range_text(at_least, at_most, above, below)}"
     number = _as_float(name, value, allowed)
@@ -97,9 +97,9 @@ def check_float(
 
 
 def check_scalar(name: str, value: Any, **limits: Any) -> Any:
-    """A real number as `check_float` has it, Python's own, or a 0-d jax array.
+    """A real number as in `check_float`, or a 0-d JAX array.
 
-    The value of a jax array is not read: it may be traced or still be computed.
+    The value of a JAX array is not read: it may be traced or not be computed yet.
     """
     import jax
 
@@ -113,7 +113,7 @@ def check_scalar(name: str, value: Any, **limits: Any) -> Any:
 
 
 def check_count(name: str, value: Any) -> Any:
-    """An int of at least 1, or a 0-d integer jax array, whose value is not read."""
+    """An int of at least 1, or a 0-d integer JAX array, whose value is not read."""
     import jax
 
     if not isinstance(value, jax.Array):
@@ -131,7 +131,7 @@ def check_bool(name: str, value: Any) -> bool:
 
 
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> Any:
-    """One of some words, or None where it is among them."""
+    """One of the choices, which may include None."""
     if any(value is c or (isinstance(value, str) and value == c) for c in choices):
         return value
     wrong = wrong_value if isinstance(value, str) else wrong_type
@@ -139,14 +139,14 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> Any:
 
 
 def check_callable(name: str, value: Any, allowed: str = "a function") -> Any:
-    """Something to call."""
+    """A callable."""
     if not callable(value):
         raise wrong_type(name, value, allowed)
     return value
 
 
 def check_text(name: str, value: Any, allowed: str = "a text") -> str:
-    """A text that is not empty."""
+    """A string that is not empty."""
     if not isinstance(value, str):
         raise wrong_type(name, value, allowed)
     if not value:
@@ -155,7 +155,7 @@ def check_text(name: str, value: Any, allowed: str = "a text") -> str:
 
 
 def check_options(name: str, value: Any) -> dict[str, Any] | None:
-    """A dict with texts as keys, or None."""
+    """A dict with strings as keys, or None."""
     named = isinstance(value, Mapping) and all(isinstance(k, str) for k in value)
     if value is not None and not named:
         raise wrong_type(name, value, "a dict from names to values, or None")
@@ -163,7 +163,7 @@ def check_options(name: str, value: Any) -> dict[str, Any] | None:
 
 
 def check_dtype(name: str, value: Any, kind: str = "floating") -> np.dtype:
-    """A dtype of a kind of numpy's: "floating", "inexact", "integer"."""
+    """A dtype of one of NumPy's kinds: "floating", "inexact", "integer"."""
     import jax.numpy as jnp
 
     allowed = f"a {kind} dtype" if kind != "inexact" else "a floating or complex dtype"
@@ -178,12 +178,12 @@ def check_dtype(name: str, value: Any, kind: str = "floating") -> np.dtype:
 
 
 def check_array(name: str, value: Any, kind: str | None = None) -> Any:
-    """An array; of a kind of dtypes of numpy's, such as "floating", if one is given."""
+    """An array; of one of NumPy's kinds, such as "floating", if `kind` is given."""
     import jax
     import jax.numpy as jnp
 
-    words = {None: "an array", "bool_": "an array of bools"}
-    allowed = words.get(kind, f"an array of a {kind} dtype")
+    texts = {None: "an array", "bool_": "an array of bools"}
+    allowed = texts.get(kind, f"an array of a {kind} dtype")
     dtype = getattr(value, "dtype", None)
     if dtype is None or isinstance(value, type | jax.ShapeDtypeStruct):
         raise wrong_type(name, value, allowed)
@@ -193,7 +193,7 @@ def check_array(name: str, value: Any, kind: str | None = None) -> Any:
 
 
 def check_axis_name(name: str, value: Any) -> tuple[str, ...]:
-    """The names of mesh axes: of one, of several, or of None for none."""
+    """The names of one mesh axis or several as a tuple; None is the empty one."""
     if value is None:
         return ()
     names = (value,) if isinstance(value, str) else value
@@ -204,7 +204,7 @@ def check_axis_name(name: str, value: Any) -> tuple[str, ...]:
 
 
 def check_precision(name: str, value: Any) -> Any:
-    """A precision as `jax.lax` takes it: one, or one for each side."""
+    """A precision as `jax.lax` takes it: one, or one for each operand."""
     both = type(value) is tuple and len(value) == 2
     if not all(map(_is_precision, value if both else (value,))):
         wrong = wrong_value if isinstance(value, str) else wrong_type
@@ -242,16 +242,16 @@ def check_key(name: str, value: Any) -> Any:
 
 
 def check_numbers(name: str, value: Any, allowed: str | None = None) -> tuple[int, ...]:
-    """An int or several, as positions of arguments or axes are given."""
+    """An int or several, such as positions of arguments or axes."""
     allowed = allowed or "an int, or a sequence of ints"
     try:
-        return tuple(check_int(name, x) for x in _many(value))
+        return tuple(check_int(name, x) for x in _as_iterable(value))
     except TypeError:
         raise wrong_type(name, value, allowed) from None
 
 
 def check_names(name: str, value: Any, empty: bool = False) -> tuple[str, ...]:
-    """A name or several; none at all if `empty`."""
+    """A name or several; with `empty` there may be none."""
     allowed = "a name, or a sequence of names"
     names = (value,) if isinstance(value, str) else value
     if not isinstance(names, Iterable) or isinstance(names, Mapping):
@@ -265,20 +265,17 @@ def check_names(name: str, value: Any, empty: bool = False) -> tuple[str, ...]:
 
 
 def check_places(**places: Any) -> tuple[int | str, ...]:
-    """Arguments of a function: numbers of a `..._argnums`, names of a `..._argnames`.
-
-    None is none.
-    """
-    found: list[int | str] = []
+    """Numbers of a `..._argnums` and names of a `..._argnames`; None is none."""
+    checked: list[int | str] = []
     for name, value in places.items():
-        if name.endswith("names"):
-            found += () if value is None else check_names(name, value, empty=True)
-        else:
-            found += () if value is None else check_numbers(name, value)
-    return tuple(found)
+        if value is not None and name.endswith("names"):
+            checked += check_names(name, value, empty=True)
+        elif value is not None:
+            checked += check_numbers(name, value)
+    return tuple(checked)
 
 
-def _many(value: Any) -> Iterable[Any]:
+def _as_iterable(value: Any) -> Iterable[Any]:
     if isinstance(value, str | bytes | Mapping):
         raise TypeError(value)
     if getattr(value, "shape", None) == () or not isinstance(value, Iterable):
@@ -310,7 +307,7 @@ def _as_float(name: str, value: Any, allowed: str) -> float:
 
 
 def _in_range(number, at_least=None, at_most=None, above=None, below=None) -> bool:
-    """NaN is in no range."""
+    """Whether a number is within the limits; NaN never is."""
     return (
         number == number
         and (at_least is None or number >= at_least)

@@ -50,6 +50,11 @@ def trace(fn: Callable, *args, **kwargs) -> Traced:
     return Traced(jaxpr, arrays, jax.tree.structure(out))
 
 
+def is_var(atom) -> bool:
+    """Whether an operand is a variable, not a literal."""
+    return not isinstance(atom, _compat.Literal)
+
+
 SYMBOLIC = 128  # what a dimension of `jax.export` without a number counts as
 
 

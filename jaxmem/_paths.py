@@ -1,7 +1,8 @@
 """Leaves of a tree by path, and masks: patterns of paths, functions, trees of bools.
 
-A path is what leads to a leaf, joined by slashes: "encoder/layers_0/attention/kernel".
-A pattern names a branch of the tree, and with it all that grows on it.
+A path is the names that lead to a leaf, joined by slashes:
+"encoder/layers_0/attention/kernel". A pattern selects a branch of the tree with all of
+its leaves.
 """
 
 import difflib
@@ -43,7 +44,7 @@ def matches(pattern: Pattern, path: str) -> bool:
 
 
 def _on_branch(pattern: list[str], path: list[str]) -> bool:
-    """Whether the path begins with what the pattern names."""
+    """Whether the pattern matches the first names of the path."""
     if not pattern:
         return True
     first, *rest = pattern
@@ -53,7 +54,7 @@ def _on_branch(pattern: list[str], path: list[str]) -> bool:
 
 
 def selectors(mask: Any) -> tuple[Selector, ...] | None:
-    """The mask as patterns and functions, or None where it is something else."""
+    """The mask as patterns and functions; None if it is something else."""
     given = tuple(mask) if isinstance(mask, list | tuple) else (mask,)
     if given and all(_is_selector(one) for one in given):
         return given
@@ -81,42 +82,42 @@ def selected(
 
 def _selected_by(who, named, one: Selector, ask) -> list[bool]:
     if isinstance(one, str | re.Pattern):
-        found = [matches(one, path) for path, _ in named]
-        check_found(one, found, named, who)
-        return found
+        hits = [matches(one, path) for path, _ in named]
+        check_matched(one, hits, named, who)
+        return hits
     return [has_gradient(leaf) and bool(ask(one, path, leaf)) for path, leaf in named]
 
 
-def check_found(
+def check_matched(
     pattern: Pattern,
-    found: list[bool],
+    hits: list[bool],
     named: Sequence[tuple[str, Any]],
     who: str = "trainable: mask",
 ) -> None:
-    """ValueError for a pattern that finds no array of floats, which is a mistake."""
-    hits = [pair for pair, hit in zip(named, found, strict=True) if hit]
-    said = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
-    if not hits:
+    """ValueError for a pattern that matches no floating array: it is a mistake."""
+    matched = [pair for pair, hit in zip(named, hits, strict=True) if hit]
+    text = pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+    if not matched:
         paths = [path for path, leaf in named if has_gradient(leaf)]
-        raise ValueError(f"{who}: {said!r} matches no path; {hint(pattern, paths)}")
-    if not any(has_gradient(leaf) for _, leaf in hits):
-        path, leaf = hits[0]
+        raise ValueError(f"{who}: {text!r} matches no path; {hint(pattern, paths)}")
+    if not any(has_gradient(leaf) for _, leaf in matched):
+        path, leaf = matched[0]
         raise ValueError(
-            f"{who}: {said!r} matches only what has no gradient, as {path!r} of "
+            f"{who}: {text!r} matches only what has no gradient, as {path!r} of "
             f"dtype {getattr(leaf, 'dtype', type(leaf).__name__)}"
         )
 
 
 def hint(pattern: Pattern, paths: Sequence[str]) -> str:
-    """What may have been meant by a pattern that matches no path."""
+    """Paths that a pattern without a match may have meant."""
     if not paths:
         return "there are no arrays of floats"
     if isinstance(pattern, re.Pattern):
         return f"the first paths are {_quoted(paths[:_NEAREST])}"
     deeper = f"**/{pattern}"
-    found = [path for path in paths if matches(deeper, path)]
-    if found:
-        return f"{deeper!r} would match {_quoted(found[:_NEAREST])}"
+    candidates = [path for path in paths if matches(deeper, path)]
+    if candidates:
+        return f"{deeper!r} would match {_quoted(candidates[:_NEAREST])}"
     near = difflib.get_close_matches(pattern, paths, _NEAREST, cutoff=0.0)
     return f"the nearest paths are {_quoted(near)}"
 

@@ -1,4 +1,4 @@
-"""The `jaxmem` command: a thin skin over the public surface."""
+"""The `jaxmem` command, on top of the public functions."""
 
 import importlib
 import importlib.util
@@ -35,8 +35,8 @@ class Optimizer(StrEnum):
     adama = "adama"
 
 
-class Step(NamedTuple):
-    """A step with its arguments, as a user's function hands it over."""
+class StepToMeasure(NamedTuple):
+    """A step with its arguments, as a user's function returns it."""
 
     fn: Any
     args: tuple
@@ -83,7 +83,7 @@ def demo(
         "jaxmem-demo"
     ),
 ) -> None:
-    """Train a small GPT plain and substituted, and print what it took.
+    """Train a small GPT plain and substituted, and print the bytes of both.
 
     The text is the Python standard library's own sources. Writes `demo.png` and
     `demo.json` into the folder `--out`. Ends within 3 minutes on 2 cores.
@@ -133,7 +133,7 @@ def estimate(
         Path | None, typer.Option("--plot", help="Draw bytes over the schedule.")
     ] = None,
 ) -> None:
-    """Say what a step takes on a chip, which need not be there.
+    """Print the bytes that a step takes on a chip, which need not be there.
 
     MODULE is a module that can be imported from the current folder, or a path to a
     `.py` file. FUNCTION takes no arguments and returns `(step, args)`, or `(step,
@@ -163,7 +163,7 @@ def estimate(
     if plot_path:
         _plot(report, plot_path)
     if limit is not None:
-        _hold(report.peak_bytes, limit)
+        _check_limit(report.peak_bytes, limit)
 
 
 @app.command()
@@ -186,13 +186,13 @@ def layout(
         Path | None, typer.Option("--plot", help="Draw the arena over time.")
     ] = None,
 ) -> None:
-    """Lay buffers with lifetimes out in one arena that is as low as can be found.
+    """Find offsets in one arena for buffers with lifetimes, with the arena small.
 
-    FILE has a header line and a buffer a line, alive from `lower` up to but not
-    including `upper`: the format of minimalloc's benchmark.
+    FILE has a header line and one line for each buffer, which is alive from `lower` up
+    to but not including `upper`: the format of minimalloc's benchmark.
 
-    Exits 0 with a layout, within the capacity where there is one, 1 where none was
-    found within it (the best there is gets written all the same), 2 on bad usage.
+    Exits 0 with a layout, 1 where none was found within the capacity (the best one is
+    written all the same), 2 on bad usage.
     """
     from jaxmem.planning import NoLayoutError, read_buffers, write_buffers
 
@@ -200,16 +200,16 @@ def layout(
     try:
         limit = None if capacity is None else _size(capacity)
         buffers = read_buffers(file)
-        found = _laid_out(buffers, limit, time_limit, seed)
+        result = _laid_out(buffers, limit, time_limit, seed)
     except NoLayoutError as error:
-        failure, found = error, error.best
+        failure, result = error, error.best
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
-    _print(found)
+    _print(result)
     if output:
-        write_buffers(output, found.buffers, found.offsets)
+        write_buffers(output, result.buffers, result.offsets)
     if plot_path:
-        _plot(found, plot_path)
+        _plot(result, plot_path)
     if failure:
         typer.echo(str(failure), err=True)
         raise typer.Exit(DOES_NOT_FIT)
@@ -223,7 +223,7 @@ def targets() -> None:
     _print(jaxmem.targets())
 
 
-def load_step(spec: str) -> Step:
+def load_step(spec: str) -> StepToMeasure:
     """The step that MODULE:FUNCTION returns.
 
     Raises:
@@ -239,7 +239,7 @@ def load_step(spec: str) -> Step:
     return _checked(function, spec)
 
 
-def _checked(function, spec: str) -> Step:
+def _checked(function, spec: str) -> StepToMeasure:
     import inspect
 
     try:
@@ -250,9 +250,9 @@ def _checked(function, spec: str) -> Step:
         ) from error
     match function():
         case (step, tuple(args)) if callable(step):
-            return Step(step, args, {})
+            return StepToMeasure(step, args, {})
         case (step, tuple(args), dict(options)) if callable(step):
-            return Step(step, args, dict(options))
+            return StepToMeasure(step, args, dict(options))
         case other:
             raise typer.BadParameter(
                 f"{spec} must return (step, args) or (step, args, options) with args a "
@@ -268,7 +268,7 @@ def _load_module(name: str):
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and something it imports is not
+            raise  # the module exists, but something that it imports does not
         raise typer.BadParameter(f"no module {name!r} in {Path.cwd()}") from error
 
 
@@ -285,7 +285,7 @@ def _load_file(path: Path):
 
 
 def _size(text: str) -> int:
-    from jaxmem.memory._bytes import parse_bytes
+    from jaxmem._bytes import parse_bytes
 
     try:
         return parse_bytes(text, "size")
@@ -293,7 +293,7 @@ def _size(text: str) -> int:
         raise typer.BadParameter(str(error)) from error
 
 
-def _estimate(step: Step):
+def _estimate(step: StepToMeasure):
     import jaxmem
 
     try:
@@ -306,7 +306,7 @@ def _estimate(step: Step):
 
 
 def _laid_out(buffers, capacity: int | None, time_limit: float, seed: int):
-    """The layout, with a bar that runs through the time there is."""
+    """The layout, with a progress bar over the time limit."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -316,7 +316,7 @@ def _laid_out(buffers, capacity: int | None, time_limit: float, seed: int):
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("best fit", total=time_limit)
 
-        def tell(height: int, bound: int) -> None:
+        def show(height: int, bound: int) -> None:
             text = f"height {height:,} of at least {bound:,}"
             bar.update(task, description=text, completed=bar.tasks[0].elapsed or 0.0)
 
@@ -325,7 +325,7 @@ def _laid_out(buffers, capacity: int | None, time_limit: float, seed: int):
             capacity=capacity,
             time_limit=time_limit,
             seed=seed,
-            progress=tell,
+            progress=show,
         )
 
 
@@ -337,7 +337,7 @@ def _plot(report, path: Path) -> None:
         raise typer.Exit(FAILED) from error
 
 
-def _hold(peak: int, limit: int) -> None:
+def _check_limit(peak: int, limit: int) -> None:
     sizes = f"the peak of {peak / 2**30:.3f} GiB and {limit / 2**30:.3f} GiB allowed"
     difference = abs(peak - limit) / 2**30
     if peak > limit:

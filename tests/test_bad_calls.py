@@ -76,9 +76,10 @@ def test_the_call_itself_is_a_good_one(call, untyped):
 WITHOUT_ARGUMENTS_OF_ITS_OWN = """
     AdamAState Again BudgetError Choice Compiled Finding Frontier Frozen Gradient Kept
     Layout Left Lifetimes LintReport MemoryReport MicrobatchStep NoLayoutError
-    Normalized Operation Operations Order OutOfReach Part Places Plan Prediction
+    Normalized Operation Operations Order OutOfReach Places Plan Prediction
     RematPolicy Remade Rematerialised Replacement Report Residual Residuals Scheduled
-    Site Sizes Stored SubstitutionReport Target contains_adama swish targets
+    Site SplitParameters Stored SubstitutionReport Target TrainedSizes accumulates swish
+    targets
 """.split()
 # What the other packages compile with; `estimate` checks the arguments.
 WITHOUT_ARGUMENTS_OF_ITS_OWN += (

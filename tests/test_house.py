@@ -4,6 +4,7 @@ import ast
 import importlib
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -21,20 +22,31 @@ ALLOWED = {
     "_compat": set(),
     "_paths": set(),
     "_bits": set(),
+    "_bytes": set(),
     "_jaxpr": set(),
+    "_module_path": set(),
+    "_progress": set(),
+    "chips": {"_bytes"},
     "frameworks": {"_jaxpr"},
-    "memory": {"_jaxpr", "frameworks"},
+    "memory": {
+        *("_bytes", "_jaxpr", "_module_path", "_progress", "chips", "frameworks"),
+    },
     "ops": {"_bits", "_jaxpr"},
     "rewriting": {"_jaxpr", "ops"},
     "nn": {"_jaxpr", "memory", "ops", "rewriting"},
     "optim": {"_paths"},
     "planning": set(),
-    "linting": {"_jaxpr", "frameworks", "memory", "scheduling"},
-    "scheduling": {"_bits", "_jaxpr", "frameworks", "memory", "planning"},
+    "linting": {
+        *("_bytes", "_jaxpr", "_module_path", "chips", "frameworks", "memory"),
+        "scheduling",
+    },
+    "scheduling": {
+        *("_bits", "_jaxpr", "_progress", "chips", "frameworks", "memory", "planning"),
+    },
     "accumulate": {"frameworks", "memory", "optim", "scheduling"},
     "freezing": {"_paths", "memory"},
     "demo": {"accumulate", "memory", "nn", "ops", "optim", "rewriting", "scheduling"},
-    "cli": {"demo", "memory", "nn", "ops", "planning", "rewriting"},
+    "cli": {"_bytes", "demo", "memory", "nn", "ops", "planning", "rewriting"},
 }
 
 
@@ -81,6 +93,111 @@ EVERYTHING = [*SOURCES, *KERNELS.rglob("*.py")]
 def test_private_jax_stays_in_compat(path):
     private = [n for n in _imports(path) if n.startswith(("jax._src", "jax.extend"))]
     assert path.name == "_compat.py" or not private
+
+
+# "importer: imported", as long as they remain.
+PRIVATE_IMPORTS = {
+    "accumulate: optim._dependence",
+    "accumulate: optim._devices",
+    "linting: scheduling._machine",
+    "linting: scheduling._passes",
+    "linting: scheduling._scans",
+    "nn: ops._code_marks",
+    "nn: ops._quantize",
+    "nn: ops._quantized",
+    "ops: pallas_kernels._activation",
+    "ops: pallas_kernels._attention",
+    "ops: pallas_kernels._norm",
+    "optim: pallas_kernels._adam",
+    "optim: pallas_kernels._compat",
+    "rewriting: ops._code_marks",
+    "rewriting: ops._fewbit_forms",
+    "rewriting: ops._quantize",
+    "rewriting: ops._quantized",
+}
+
+
+def _private_imports(path: pathlib.Path):
+    """ "importer: imported" for each private name of another subpackage or package."""
+    inside = path.is_relative_to(PACKAGE)
+    part = _part(path) if inside else KERNELS.name
+    for name in _imports(path):
+        package, *names = name.split(".")
+        if package == "jaxmem" and names and (PACKAGE / names[0]).is_dir():
+            package, *names = names
+        if package == part or package not in ("pallas_kernels", *ALLOWED):
+            continue
+        for i, word in enumerate(names):
+            if word.startswith("_"):
+                yield f"{part}: {'.'.join([package, *names[: i + 1]])}"
+                break
+
+
+def test_no_private_name_crosses_a_package():
+    """What two packages share is in its owner's `__init__`.
+
+    `PRIVATE_IMPORTS` may only shrink.
+    """
+    found = {name for path in EVERYTHING for name in _private_imports(path)}
+    assert found - PRIVATE_IMPORTS == set(), "export these from their package"
+    assert PRIVATE_IMPORTS - found == set(), "remove these from PRIVATE_IMPORTS"
+
+
+# Names of classes in several modules, as long as they remain.
+SHARED_CLASS_NAMES = {
+    "Case",
+    "Choice",
+    "Compiled",
+    "Cut",
+    "Form",
+    "Found",
+    "Graph",
+    "How",
+    "Kept",
+    "Kernel",
+    "Once",
+    "Options",
+    "Order",
+    "Part",
+    "Parts",
+    "Piece",
+    "Pieces",
+    "Place",
+    "Plan",
+    "Rule",
+    "Rules",
+    "Run",
+    "Search",
+    "Seen",
+    "Sizes",
+    "Spec",
+    "State",
+    "Step",
+    "Tables",
+    "Value",
+    "_Blocks",
+    "_Kept",
+    "_Layer",
+    "_Row",
+    "_State",
+}
+
+
+def _without_flavour(path: pathlib.Path) -> str:
+    """Flax's own two flavours have layers of one name, and so have ours."""
+    return re.sub("linen|nnx", "flax", str(path))
+
+
+def test_a_class_name_stands_for_one_thing():
+    """`SHARED_CLASS_NAMES` may only shrink."""
+    modules: dict[str, set[str]] = {}
+    for path in EVERYTHING:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                modules.setdefault(node.name, set()).add(_without_flavour(path))
+    found = {name for name, paths in modules.items() if len(paths) > 1}
+    assert found - SHARED_CLASS_NAMES == set(), "give these another name"
+    assert SHARED_CLASS_NAMES - found == set(), "remove these from SHARED_CLASS_NAMES"
 
 
 def _exported():
@@ -135,4 +252,4 @@ def test_import_is_cheap():
     assert of_others <= {"jax", "jaxtyping", "runpy"}
     packages = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()}
     loaded = {n.split(".")[1] for n in new if n.startswith("jaxmem.")}
-    assert loaded & packages == {"frameworks", "memory", "nn", "ops"}
+    assert loaded & packages == {"chips", "frameworks", "memory", "nn", "ops"}

@@ -1,10 +1,4 @@
-"""A batch as n micro-batches, with a key and a share of the gradient for each.
-
-The batch's axis is split as (B/n, n) and then turned: micro-batch i holds examples
-i, i + n, i + 2n, ... So a batch sharded over that axis gives some of each device's own
-examples to every micro-batch, and nothing moves; blocks of consecutive examples would
-each lie on a part of the devices.
-"""
+"""A batch as n micro-batches, with a key and a share of the gradient for each."""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +8,7 @@ import jax.numpy as jnp
 from jax.tree_util import keystr
 
 from jaxmem._checks import check_key, shown
-from jaxmem.accumulate._devices import Axes, mean, own_key
+from jaxmem.accumulate._trees import Axes, mean
 
 
 def split_batch(batch, n: int):
@@ -24,6 +18,9 @@ def split_batch(batch, n: int):
 
 
 def _strided(x, n: int):
+    # Micro-batch i holds examples i, i + n, i + 2n, ... If the batch is sharded, every
+    # device thus has examples in each micro-batch, and nothing moves; a block of
+    # consecutive examples would lie on a few of the devices.
     return x.reshape(x.shape[0] // n, n, *x.shape[1:]).swapaxes(0, 1)
 
 
@@ -53,10 +50,12 @@ def check_sizes(batch, n: int) -> None:
 def split_keys(rng, n: int, axes: Axes = ()):
     """A key a micro-batch for each key of the tree; one micro-batch gets `rng`.
 
-    With `axes` the keys are those of this device.
+    With `axes` the index of the device is folded in first.
     """
     jax.tree.map(functools.partial(check_key, "rng"), rng)
-    rng = jax.tree.map(lambda key: own_key(key, axes), rng)
+    if axes:
+        device = jax.lax.axis_index(axes)
+        rng = jax.tree.map(lambda key: jax.random.fold_in(key, device), rng)
     if n == 1:
         return jax.tree.map(lambda key: key[None], rng)
     return jax.tree.map(lambda key: jax.random.split(key, n), rng)
@@ -76,10 +75,7 @@ def weights_of(weight_fn: Callable | None, batches, n: int):
 
 
 def shares_of(weights, axes: Axes = ()):
-    """w / sum(w); zeros where no micro-batch has a weight.
-
-    The mean over devices of these sums, if there are several: theirs of w g are to be
-    averaged as well.
-    """
+    """w / sum(w); zeros if no micro-batch has a weight."""
+    # The devices' sums of w g are averaged, so the sums of w are averaged too.
     total = mean(weights.sum(), axes)
     return weights / jnp.where(total == 0, jnp.ones_like(total), total)

@@ -26,54 +26,55 @@ def microbatch(
 ) -> MicrobatchStep:
     """A train step over `n` micro-batches, without a gradient accumulator.
 
-    The batch is split into n micro-batches that run one after another in a `lax.scan`,
+    The batch is split into n micro-batches. A `lax.scan` runs them one after another,
     with the activations of one at a time; then the parameters are updated once. With
     AdamA in `tx` (`jaxmem.optim.adama`, alone or in a chain) each gradient goes into
     the moments, which the scan carries, and `jaxmem.schedule` moves that into the
-    backward pass over scanned layers: bytes for parameters, moments and one layer's
-    gradient. Any other optimizer works as it does on the whole batch; then gradients
+    backward pass over scanned layers. The bytes are then those of parameters, moments
+    and one layer's gradient. So it is with any optimizer that implements
+    `jaxmem.optim.accumulation`. All others work as on the whole batch: their gradients
     are summed in an accumulator of one more parameter tree (4 bytes a parameter in
-    float32), of which a line in the log "jaxmem" tells at level INFO. With n=1 there
-    is neither, and the whole update of any elementwise optimizer is moved.
+    float32), which a line in the log "jaxmem" reports at level INFO. With n=1 there is
+    neither, and the update of any elementwise optimizer moves into the backward pass.
 
     Args:
       loss_fn: `(params, batch, rng) -> loss`, the mean over the micro-batch: a floating
         scalar. With `has_aux` it returns `(loss, aux)`; with `has_model_state` it is
         `(params, model_state, batch, rng) -> (loss, model_state)`, and with both
-        `(loss, (model_state, aux))`. For nnx: `(model, batch, rng)`, with the model's
-        other state carried on by itself.
+        `(loss, (model_state, aux))`. For nnx it is `(model, batch, rng)`, and the
+        model's other state is carried along.
       tx: an optax transformation; that of the TrainState or the nnx.Optimizer if the
         step is called with one. A `jaxmem.optim.MultiSteps(opt, k)` moves the
         parameters at every k-th step; with an AdamA in `opt` its mini-batch is of k n.
       n: the number of micro-batches, at least 1. It must divide the batch.
-      has_aux: whether `loss_fn` returns numbers of its own: arrays of any shapes, whose
-        averages go into the metrics, under their names if aux is a dict, else as "aux".
+      has_aux: whether `loss_fn` returns an aux: arrays of any shapes, whose averages go
+        into the metrics, under their names if aux is a dict, else as "aux".
       has_model_state: whether there is a state that the loss function updates
         (`batch_stats`). It goes from micro-batch to micro-batch, in their order.
       weight_fn: `(batch) -> scalar`, at least 0: the weight of a micro-batch, say its
         tokens. `loss_fn` gives the mean over these; gradient i counts w_i / sum(w).
         All weights are computed before the first gradient, under `vmap`. A micro-batch
-        of weight 0 is left out. Without, each counts 1/n.
+        of weight 0 is skipped. Without this function each counts 1/n.
       remat: True to keep nothing of the forward pass but its inputs, or a policy of
         `jax.checkpoint_policies`: `jax.checkpoint` of `loss_fn`. For layers that are
         scanned, `jax.checkpoint` of the layer is what saves bytes.
-      skip_nonfinite: True or "loss" leaves out a micro-batch whose loss is not finite,
-        which is known before its backward pass and costs nothing; "gradients" one with
-        an infinity or a NaN in any gradient, which needs them all before the first is
-        taken in: all the gradients of a micro-batch are kept, or, with
-        clip="two_pass", a second backward pass is made. Those left out are counted in
-        the metrics as "skipped"; the others keep their shares. If all are left out, the
-        parameters and the state stay as they were, to the count.
+      skip_nonfinite: True or "loss" skips a micro-batch whose loss is not finite, which
+        is known before its backward pass and costs nothing. "gradients" skips one with
+        an infinity or a NaN in any gradient. This needs all gradients of the
+        micro-batch before it uses the first: they are all kept, or, with
+        clip="two_pass", computed twice. The metrics count the skipped ones as
+        "skipped"; the others keep their shares. If all are skipped, the parameters and
+        the state stay as they were, the counters included.
       accumulator_dtype: of the sum without AdamA, float32 or wider by default.
       clip: None, or "two_pass" for a `tx` with `optax.clip_by_global_norm` before
-        AdamA: see `jaxmem.schedule`. Each micro-batch's gradient is clipped by itself
-        with AdamA, their mean with any other optimizer.
-      axis_name: mesh axis, or axes, of a `jax.shard_map` (or `vmap`) round the step,
+        AdamA: see `jaxmem.schedule`. With AdamA each micro-batch's gradient is clipped,
+        with any other optimizer their mean.
+      axis_name: mesh axis, or axes, of a `jax.shard_map` (or `vmap`) around the step,
         over whose M devices the micro-batches are spread: see below.
-      donate: whether the buffers of the parameters and the state are given up for the
-        new ones. Without, both are there while the step runs: a second copy, whose
-        bytes the log tells of. Inside an outer `jax.jit` (and so inside `shard_map`)
-        it has no say: there the outer one donates.
+      donate: whether the new parameters and the new state reuse the buffers of the old
+        ones. If not, both are there while the step runs: a second copy, whose bytes the
+        log reports. Inside an outer `jax.jit` (and so inside `shard_map`) this has no
+        effect: there the outer one donates.
 
     Returns:
       `step(params, opt_state, batch, rng) -> (params, opt_state, metrics)`, with the
@@ -82,33 +83,33 @@ def microbatch(
       the model state; `step(model, optimizer, batch, rng) -> metrics` for an nnx.Module
       and its nnx.Optimizer, updated in place. All arguments are positional. `batch`:
       any pytree of arrays [B, ...]. `rng`: a key, typed or raw, a pytree of keys, or
-      None; it is split, a key a micro-batch (n=1 gets it as it is). `metrics`: "loss",
-      averages as weighted as the gradients, over the micro-batches that were not left
-      out, in float32 or wider. The step is compiled, and has `.lower`, `.trace`,
+      None; it is split, a key a micro-batch (n=1 gets it as it is). `metrics`: "loss"
+      and aux, averaged with the weights of the gradients over the micro-batches that
+      count, in float32 or wider. The step is compiled, and has `.lower`, `.trace`,
       `.eval_shape` and `.plan`; `jaxmem.estimate` takes it.
 
-      Micro-batch i holds examples i, i + n, i + 2n, ...: so each device gives its own
-      examples to each micro-batch, if the batch is sharded and n times the number of
-      devices divides it.
+      Micro-batch i holds examples i, i + n, i + 2n, ...: so each device contributes its
+      own examples to each micro-batch, if the batch is sharded and n times the number
+      of devices divides it.
 
     **On many devices.** Under `jax.jit` with sharded arrays there is nothing to do.
     Gradients are then reduced once a micro-batch; under `jax.shard_map` with
     `axis_name`, once a step. Parameters and optimizer state are replicated, in and out
-    (`P()`), `batch` is each device's own (`P(axis_name)`), and an AdamA in `tx` has the
-    same `axis_name`. The step is that of n M micro-batches on one device; with
-    another optimizer, whose accumulator is reduced, that of the whole batch.
-    `check_vma` may be True or False.
+    (`P()`), `batch` is per device (`P(axis_name)`), and an AdamA in `tx` has the same
+    `axis_name`. The step is that of n M micro-batches on one device; with another
+    optimizer, whose accumulator is reduced, that of the whole batch. `check_vma` may be
+    True or False.
 
     - `rng`: the index of the device is folded into each key, for n=1 too. Keys in a
       model state (those of an nnx model) are the same on all devices.
     - Weights count against the sum over all devices, and all metrics are of all
       devices.
-    - A micro-batch left out is a gradient of zero, and parameters and state stay as
-      they were if all on all devices are. With AdamA that takes a scalar of all devices
-      in every micro-batch and, at the end of the step, the bytes of the parameters once
-      more.
+    - If a device skips a micro-batch, it contributes a zero gradient. If all devices
+      skip all of theirs, parameters and state stay as they were. With AdamA skipping
+      takes a scalar of all devices in every micro-batch and, at the end of the step,
+      the bytes of the parameters once more.
     - A transformation before AdamA in its chain sees the gradients of its device, and
-      may keep no state that depends on them.
+      must not keep a state that depends on them.
     - The model state goes through the micro-batches of each device and becomes the mean
       over the devices (of integers, the largest).
 
@@ -117,18 +118,18 @@ def microbatch(
     "_overwrite_with_gradient": ...}`, and `opt_state` is that of `params["params"]`.
     They go from micro-batch to micro-batch like a model state, so that a history is of
     micro-batches; on several devices the largest of each is taken. An nnx model with
-    such state is refused.
+    such state is an error.
 
     Raises:
-      TypeError, ValueError: here for options, at the first call for a batch that n does
-        not divide (naming the leaf), a loss that is no scalar, another structure than
-        was announced, with an `axis_name` for a call outside of a map over it, for
-        parameters or moments sharded over it, for an AdamA without it; at any call for
-        an AdamA state from elsewhere that was made with another n or is in the middle
-        of a mini-batch.
+      TypeError, ValueError: here for options. At the first call for a batch that n does
+        not divide (naming the leaf), a loss that is no scalar, or another structure
+        than announced; with an `axis_name` for a call outside of a map over it, for
+        parameters or moments sharded over it, or for an AdamA without it. At any call
+        for an AdamA state from elsewhere that was made with another n or is in the
+        middle of a mini-batch.
 
     AdamA's second moment is the sum of the squares of the gradients over n, not the
-    square of their mean: see `jaxmem.optim.adama` for what that does to a step.
+    square of their mean: `jaxmem.optim.adama` describes the effect on a step.
 
     Source:
       Zhang et al., "Adam Accumulation to Reduce Memory Footprints of both Activations

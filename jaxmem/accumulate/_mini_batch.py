@@ -1,76 +1,175 @@
-"""Is a state at the start of a mini-batch, and of this number of micro-batches?
+"""One mini-batch on plain pytrees: a scan over micro-batches, then one update.
 
-AdamA's second moments depend on N, so a state must not change it halfway through a
-training unnoticed, and a step must not begin in the middle of a mini-batch. Reading
-that from a device would wait for the step before; so it is read of states that come
-from elsewhere (fresh, restored), and not of those that the last call gave.
+The parameters stay as they are until the scan is over. The last micro-batch is in the
+scan too: the update is elementwise in the moments and needs no gradient.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
-import jax.core
-import numpy as np
+import jax.numpy as jnp
 import optax
+from jax.tree_util import keystr
 
-from jaxmem.optim import AdamAState
+from jaxmem._compat import varying_axes
+from jaxmem.accumulate._accumulators import (
+    Accumulator,
+    accumulator_for,
+    naming_axis,
+)
+from jaxmem.accumulate._batches import shares_of, split_batch, split_keys, weights_of
+from jaxmem.accumulate._options import StepOptions
+from jaxmem.accumulate._overwritten import put_together, take_apart
+from jaxmem.accumulate._trees import (
+    Axes,
+    all_finite,
+    any_of,
+    choose,
+    replicated,
+    total,
+)
+from jaxmem.optim.accumulation import accumulation_dtype, axis_text, per_device
 
 
-def adama_states(opt_state: Any, calls: Any = None) -> list[tuple[AdamAState, Any]]:
-    """Each with how many steps are in its mini-batch already, in a `MultiSteps`.
+class MiniBatchResult(NamedTuple):
+    """What a mini-batch changes.
 
-    None where there is none: a mini-batch is one step then.
+    `updated` is whether there was an update: a bool scalar, or None for always.
     """
-    kinds = AdamAState | optax.MultiStepsState
-    found = []
-    for x in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kinds)):
-        if isinstance(x, AdamAState):
-            found.append((x, calls))
-        elif isinstance(x, optax.MultiStepsState):
-            # optax's own accumulates itself, and hands on whole mini-batches
-            own = None if jax.tree.leaves(x.acc_grads) else x.mini_step
-            found += adama_states(x.inner_opt_state, own)
-    return found
+
+    params: Any
+    opt_state: Any
+    model_state: Any
+    metrics: dict[str, Any]
+    updated: Any
 
 
-def counters(opt_state: Any) -> list[Any]:
-    """The arrays that tell one state from another: a step makes each anew."""
-    states = adama_states(opt_state)
-    return [state.micro_step for state, _ in states if _has_values(state)]
+class MicroBatchResult(NamedTuple):
+    """The loss of a micro-batch, its aux, and whether it counts (None for always)."""
+
+    loss: Any
+    aux: dict[str, Any]
+    keep: Any
 
 
-def check_mini_batch(opt_state: Any, n: int, known: list[Any]) -> None:
-    """ValueError for a state of another N, or in the middle of a mini-batch.
+def run_mini_batch(
+    loss_fn: Callable,
+    tx: optax.GradientTransformation,
+    options: StepOptions,
+    params,
+    opt_state,
+    model_state,
+    batch,
+    rng,
+) -> MiniBatchResult:
+    """One mini-batch. `loss_fn` is of `adapters.loss.standard_loss`."""
+    n, axes = options.n, options.axis_name
+    _check_axes(params, axes)
+    batches, keys = split_batch(batch, n), split_keys(rng, n, axes)
+    weights = weights_of(options.weight_fn, batches, n)
+    shares = None if weights is None else shares_of(weights, axes)
+    trained, overwritten = take_apart(params)
 
-    States whose counters are among `known`, and those without values yet, pass.
-    """
-    for state, calls in adama_states(opt_state):
-        if not any(state.micro_step is x for x in known) and _has_values(state):
-            _check_values(state, n, calls)
+    def loss(trained, overwritten, *others):
+        return loss_fn(put_together(trained, overwritten, params), *others)
+
+    accumulator = accumulator_for(tx, trained, opt_state, options)
+    # The gradient at replicated parameters would be reduced in every micro-batch.
+    local = per_device(trained, axes)
+    states = per_device((model_state, overwritten), axes)
+    body = _body(loss, accumulator, options, local)
+    carry = accumulator.init, states
+    (carry, states), results = _scan(body, carry, (batches, keys, shares), n)
+    updated = any_of(results.keep, axes)
+    with jax.named_scope("jaxmem.update"), naming_axis(axes):
+        updates, opt_state = accumulator.finalize(carry, updated)
+        new = choose(updated, optax.apply_updates(trained, updates), trained)
+    model_state = replicated(states[0], model_state, updated, axes)
+    overwritten = replicated(states[1], overwritten, updated, axes, jax.lax.pmax)
+    new_params = put_together(new, overwritten, params)
+    metrics = _metrics(results, weights, options)
+    return MiniBatchResult(new_params, opt_state, model_state, metrics, updated)
 
 
-def _has_values(state: AdamAState) -> bool:
-    return not any(
-        isinstance(x, jax.core.Tracer | jax.ShapeDtypeStruct) for x in state[:3]
-    )
-
-
-def _check_values(state: AdamAState, n: int, calls: Any) -> None:
-    done, within, made_with = (
-        int(np.asarray(x)) for x in (state.count, state.micro_step, state.micro_batches)
-    )
-    expected = 0 if calls is None else int(np.asarray(calls)) * n
-    if within != expected:
+def _check_axes(params, axes: Axes) -> None:
+    """ValueError outside of a map over `axes`, or with parameters sharded over them."""
+    try:
+        for name in axes:
+            jax.lax.axis_size(name)
+    except NameError as error:
         raise ValueError(
-            f"the AdamA state is in the middle of a mini-batch: {within} micro-batches "
-            f"are in it already (micro_step), {expected} are expected where a step of "
-            f"n={n} begins"
-        )
-    other = made_with != n if calls is None else made_with % n  # k may vary
-    if (done or within) and other:
-        raise ValueError(
-            f"n={n}, but the AdamA state comes from mini-batches of {made_with} "
-            "micro-batches, on which its second moments depend; use that n, a new "
-            "state, or, if the change is meant, the state with _replace(micro_batches="
-            f"jnp.int32({n}))"
-        )
+            f"microbatch(axis_name={axis_text(axes)}): {error}. Call the step inside "
+            "jax.shard_map (or vmap) over that axis, under a jax.jit round both; under "
+            "jit alone sharded arrays need no axis_name"
+        ) from None
+    for path, x in jax.tree.leaves_with_path(params):
+        if varying_axes(x) & {*axes}:
+            raise ValueError(
+                f"params{keystr(path)} varies over axis_name={axis_text(axes)}: a step "
+                "takes parameters that are replicated over it, in_specs P()"
+            )
+
+
+def _scan(body: Callable, carry, items, n: int):
+    """`lax.scan`, without a loop where there is one micro-batch."""
+    if n > 1:
+        return jax.lax.scan(body, carry, items)
+    carry, result = body(carry, jax.tree.map(lambda x: x.squeeze(0), items))
+    return carry, jax.tree.map(lambda x: x[None], result)
+
+
+def _body(
+    loss_fn: Callable, accumulator: Accumulator, options: StepOptions, params
+) -> Callable:
+    gradient = jax.value_and_grad(loss_fn, argnums=(0, 1), has_aux=True)
+
+    def body(carry, item):
+        accumulated, (model_state, overwritten) = carry
+        batch, key, share = item
+        out, (grads, written) = gradient(params, overwritten, model_state, batch, key)
+        loss, (new_model_state, aux) = out
+        keep = _keep(options.skip_nonfinite, loss, (grads, written), share)
+        with jax.named_scope("jaxmem.accumulate"), naming_axis(options.axis_name):
+            accumulated = accumulator.update(accumulated, grads, share, keep)
+        states = choose(keep, (new_model_state, written), (model_state, overwritten))
+        return (accumulated, states), MicroBatchResult(loss, aux, keep)
+
+    return body
+
+
+def _keep(skip: str | None, loss, grads, share):
+    """Whether this micro-batch counts; None for always."""
+    # The mean over the tokens of a micro-batch without weight is 0/0.
+    checks = [] if share is None else [share > 0]
+    if skip is not None:
+        checks.append(jnp.isfinite(loss))
+    if skip == "gradients":
+        checks.append(all_finite(grads))
+    return jnp.stack(checks).all() if checks else None
+
+
+def _metrics(
+    results: MicroBatchResult, weights, options: StepOptions
+) -> dict[str, Any]:
+    n, axes = options.n, options.axis_name
+    weights = jnp.ones((n,)) if weights is None else weights
+    keep = results.keep
+    if keep is not None:
+        weights = jnp.where(keep, weights, jnp.zeros_like(weights))
+    whole = total(weights.sum(), axes)
+    mean = lambda x: _mean(x, weights, keep, whole, axes)
+    metrics = {"loss": mean(results.loss), **jax.tree.map(mean, results.aux)}
+    if keep is not None and options.skip_nonfinite is not None:
+        metrics["skipped"] = total(jnp.sum(~keep, dtype=jnp.int32), axes)
+    return metrics
+
+
+def _mean(values, weights, keep, whole, axes):
+    """Over axis 0 and all devices, in float32 or wider; NaN if none counts."""
+    dtype = accumulation_dtype(values)
+    spread = lambda x: jax.lax.broadcast_in_dim(x, values.shape, (0,))
+    terms = values.astype(dtype) * spread(weights.astype(dtype))
+    if keep is not None:
+        terms = jnp.where(spread(keep), terms, jnp.zeros_like(terms))
+    return total(terms.sum(0), axes) / whole.astype(dtype)

@@ -1,10 +1,11 @@
-"""What `microbatch` was asked for, checked once, when the step is made."""
+"""The options of `microbatch`, checked once, when the step is made."""
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 from jaxmem._checks import (
+    check_axis_name,
     check_bool,
     check_callable,
     check_choice,
@@ -12,11 +13,12 @@ from jaxmem._checks import (
     check_int,
     wrong_type,
 )
-from jaxmem.optim._devices import axis_names
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class StepOptions:
+    """The arguments of `microbatch` beside the loss and the optimizer."""
+
     n: int
     has_aux: bool = False
     has_model_state: bool = False
@@ -29,7 +31,9 @@ class Options:
     donate: bool = True
 
 
-def check_options(loss_fn, tx, n, *, skip_nonfinite, axis_name, **options) -> Options:
+def check_options(
+    loss_fn, tx, n, *, skip_nonfinite, axis_name, **options
+) -> StepOptions:
     """The options as plain data, or an error that names the argument."""
     check_callable("loss_fn", loss_fn)
     if not (hasattr(tx, "init") and hasattr(tx, "update")):
@@ -37,9 +41,9 @@ def check_options(loss_fn, tx, n, *, skip_nonfinite, axis_name, **options) -> Op
     n = check_int("n", n, 1)
     options |= {
         "skip_nonfinite": _skip(skip_nonfinite),
-        "axis_name": axis_names(axis_name),
+        "axis_name": check_axis_name("axis_name", axis_name),
     }
-    checked = Options(n, **options)
+    checked = StepOptions(n, **options)
     _check_functions(checked)
     if checked.accumulator_dtype is not None:
         check_dtype("accumulator_dtype", checked.accumulator_dtype, "inexact")
@@ -56,7 +60,7 @@ def _skip(value) -> str | None:
     return {False: None, True: "loss"}.get(value, value)
 
 
-def _check_functions(options: Options) -> None:
+def _check_functions(options: StepOptions) -> None:
     if not isinstance(options.remat, bool):
         allowed = "True, False or a policy of jax.checkpoint_policies"
         check_callable("remat", options.remat, allowed)

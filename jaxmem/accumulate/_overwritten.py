@@ -2,10 +2,9 @@
 
 `flax.linen.fp8_ops` keeps scales and histories of the largest magnitudes in a
 collection beside the parameters. The "gradient" of one is its new value, which
-`TrainState.apply_gradients` puts in its place, and of which the optimizer sees nothing.
-Here it goes from micro-batch to micro-batch, as batch statistics do: each micro-batch
-is scaled by what was seen before it, and n of them take as many places in a history as
-n steps.
+`TrainState.apply_gradients` stores without the optimizer. Here the collection goes from
+micro-batch to micro-batch, as batch statistics do: the scale of a micro-batch depends
+on those before it, and n micro-batches fill as much of a history as n steps.
 """
 
 from collections.abc import Mapping

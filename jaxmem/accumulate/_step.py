@@ -9,21 +9,18 @@ import jax
 from jax.tree_util import keystr
 
 from jaxmem._checks import wrong_type
-from jaxmem.accumulate._face import Face
-from jaxmem.accumulate._faces import kind_of, make_face
-from jaxmem.accumulate._mini_batch import check_mini_batch, counters
-from jaxmem.accumulate._options import Options
+from jaxmem.accumulate._accumulators import log_once, tree_bytes
+from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate._overwritten import check_nnx
-from jaxmem.accumulate._trees import tree_bytes
-from jaxmem.accumulate._ways import say
+from jaxmem.accumulate.adapters import Adapter, kind_of, make_adapter
 from jaxmem.frameworks import Jitted
-from jaxmem.memory import format_bytes
+from jaxmem.optim.accumulation import check_position, counters
 
 
 class MicrobatchStep:
-    """What `microbatch` returns: a train step, called and lowered as `jax.jit`'s.
+    """The train step that `microbatch` returns, with the methods of a jitted function.
 
-    All arguments are positional. The first decides what is passed and returned::
+    All arguments are positional. The first one decides the form of the call::
 
       params, opt_state, metrics = step(params, opt_state, batch, rng)
       params, opt_state, model_state, metrics = step(
@@ -32,24 +29,24 @@ class MicrobatchStep:
       metrics = step(model, optimizer, batch, rng)          # Flax nnx, in place
     """
 
-    def __init__(self, loss_fn: Callable, tx: Any, options: Options):
+    def __init__(self, loss_fn: Callable, tx: Any, options: StepOptions):
         self.options = options
         self.__name__ = "microbatch_step"
-        self._made_of = (loss_fn, tx, options)
-        self._scheduled: dict[str, tuple[Face, Any]] = {}
-        self._told = False
-        self._given: list[Any] = []  # counters of the state that the last call gave
+        self._definition = (loss_fn, tx, options)
+        self._scheduled: dict[str, tuple[Adapter, Any]] = {}
+        self._logged_copies = False
+        self._known: list[Any] = []  # counters of the state that the last call returned
 
     def __call__(self, *args):
-        face, scheduled = self._prepare(args)
-        check_mini_batch(face.state_in(args), self.options.n, self._given)
-        with _naming_arguments(face.run, args):
+        adapter, scheduled = self._prepare(args)
+        check_position(adapter.state_in(args), self.options.n, self._known)
+        with _naming_arguments(adapter.run, args):
             out = scheduled(*args)
-        self._given = counters(face.state_out(args, out))
+        self._known = counters(adapter.state_out(args, out))
         return out
 
     def trace(self, *args):
-        """`jax.stages.Traced`, with what is donated."""
+        """`jax.stages.Traced`, with the donated arguments."""
         return self._prepare(args)[1].trace(*args)
 
     def lower(self, *args):
@@ -61,39 +58,40 @@ class MicrobatchStep:
         return self._prepare(args)[1].eval_shape(*args)
 
     def plan(self, *args, target=None):
-        """What was moved into the backward pass, and the bytes: see `schedule`."""
+        """The plan of `schedule`: the moves into the backward pass, and the bytes."""
         return self._prepare(args)[1].plan(*args, target=target)
 
     def jit_options(self, *args) -> Jitted:
-        """Which arguments are donated, for who calls this step in another."""
+        """Which arguments are donated, for a caller that jits this step."""
         return self._prepare(args)[1].jit_options(*args)
 
-    def _prepare(self, args) -> tuple[Face, Any]:
+    def _prepare(self, args) -> tuple[Adapter, Any]:
         if not args:
             raise TypeError("a step takes params, a TrainState or an nnx.Module first")
         kind = kind_of(args[0])
         if kind not in self._scheduled:
             if kind == "nnx":
                 check_nnx(args[0])
-            self._scheduled[kind] = self._schedule(make_face(kind, *self._made_of))
-        face, scheduled = self._scheduled[kind]
-        _check_count(face.run, args)
-        face.check(args)
-        if not (self.options.donate or self._told):
-            _tell_of_copies([args[i] for i in face.donate])
-            self._told = True
-        return face, scheduled
+            self._scheduled[kind] = self._schedule(kind)
+        adapter, scheduled = self._scheduled[kind]
+        _check_count(adapter.run, args)
+        adapter.check(args)
+        if not (self.options.donate or self._logged_copies):
+            _log_copies([args[i] for i in adapter.donate])
+            self._logged_copies = True
+        return adapter, scheduled
 
-    def _schedule(self, face: Face) -> tuple[Face, Any]:
+    def _schedule(self, kind: str) -> tuple[Adapter, Any]:
         from jaxmem.scheduling import schedule
 
-        donate = face.donate if self.options.donate else ()
+        adapter = make_adapter(kind, *self._definition)
+        donate = adapter.donate if self.options.donate else ()
         clip = self.options.clip
-        return face, schedule(face.run, donate_argnums=donate, clip=clip)
+        return adapter, schedule(adapter.run, donate_argnums=donate, clip=clip)
 
 
 def _check_count(run: Callable, args) -> None:
-    """Positions are those of `run`, whose names the message can give."""
+    """TypeError for a wrong number of arguments, with the names of those of `run`."""
     signature = inspect.signature(run)
     try:
         signature.bind(*args)
@@ -103,7 +101,7 @@ def _check_count(run: Callable, args) -> None:
 
 @contextlib.contextmanager
 def _naming_arguments(run: Callable, args):
-    """A TypeError for what is no array: with the argument's name."""
+    """Adds the argument's name to a TypeError for a leaf that is no array."""
     try:
         yield
     except TypeError as error:
@@ -114,8 +112,8 @@ def _naming_arguments(run: Callable, args):
         raise
 
 
-def _tell_of_copies(kept: list[Any]) -> None:
-    say(
+def _log_copies(arguments: list[Any]) -> None:
+    log_once(
         "microbatch: donate=False, so parameters and state are there twice while a "
-        f"step runs, {format_bytes(tree_bytes(kept))} more than with donate=True"
+        f"step runs, {tree_bytes(arguments)} more than with donate=True"
     )

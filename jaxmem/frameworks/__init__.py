@@ -1,7 +1,7 @@
 """A step of any framework as a pure function of arrays.
 
-Plain JAX, Flax linen, Flax nnx and Equinox differ in what a step takes and how it hands
-its results over. Everything else in this library sees one form: pytrees of arrays in,
+Plain JAX, Flax linen, Flax nnx and Equinox differ in a step's arguments and in how it
+returns its results. The rest of this library sees one form: pytrees of arrays in,
 pytrees of arrays out.
 """
 

@@ -4,9 +4,9 @@
         out = jax.jit(call.form.pure(step))(*call.args, **call.kwargs)
         result = call.finish(out)
 
-`call.args` have `Parts` in the place of objects (nnx objects, Equinox modules), and no
-static arguments. `finish` updates the user's nnx objects and returns what the step
-returns. A call that has neither objects nor static arguments is left as it is.
+`call.args` have a `SplitObject` in the place of each nnx object and Equinox module, and
+no static arguments. `finish` updates the user's nnx objects and returns the step's
+result. A call with neither objects nor static arguments stays as it is.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ from jaxmem.frameworks._places import Place, resolve
 
 @dataclass(frozen=True)
 class Call:
-    """A call as `pure_call` makes it.
+    """A call as `pure_call` yields it.
 
     Attributes:
       args: positional arguments of the pure function.
       kwargs: its keyword arguments.
-      form: everything else; the same function, form and shapes trace the same.
+      form: everything else; the same function, form and shapes give the same trace.
       inside: whether it is traced as part of another function.
-      own: the options of the step itself, where it is jitted.
+      own: the options of the step itself, if it is jitted.
     """
 
     args: tuple[Any, ...]
@@ -45,7 +45,7 @@ class Call:
 
     @functools.cached_property
     def signature(self) -> Hashable:
-        """Equal for calls that trace the same, with arrays on the same devices."""
+        """Equal for calls with the same trace, and with arrays on the same devices."""
         leaves, tree = jax.tree.flatten((self.args, self.kwargs))
         return self.form, tree, tuple(map(_kind, leaves))
 
@@ -53,7 +53,7 @@ class Call:
         """The step's own result; its nnx objects are updated.
 
         Args:
-          out: what the pure function has returned.
+          out: the result of the pure function.
         """
         if self.form.as_it_is:
             return out
@@ -91,7 +91,7 @@ def pure_call(
     named = {k: v for k, v in kwargs.items() if k not in fixed}
     states, filtered = is_nnx_jit(fn), is_filter_jit(fn)
     with contextlib.ExitStack() as stack:
-        objects, modules = _found((rest, named), states)
+        objects, modules = _has_objects((rest, named), states)
         if objects:
             stack.enter_context(_nnx.carried())
         as_it_is = not (objects or modules or values or filtered)
@@ -118,7 +118,7 @@ def _places(
 
 def _static_values(fixed, args, kwargs) -> tuple[tuple[Place, Any], ...]:
     """(place, value) by position, then by name."""
-    found: list[tuple[Place, Any]] = []
+    values: list[tuple[Place, Any]] = []
     for place in sorted(fixed, key=lambda p: (isinstance(p, str), p)):
         value = args[place] if isinstance(place, int) else kwargs[place]
         try:
@@ -128,8 +128,8 @@ def _static_values(fixed, args, kwargs) -> tuple[tuple[Place, Any], ...]:
                 f"static argument {place!r} is {value!r}, which has no hash: a static "
                 "argument tells by hash and equality whether a step is compiled anew"
             ) from error
-        found.append((place, value))
-    return tuple(found)
+        values.append((place, value))
+    return tuple(values)
 
 
 def _without_gaps(donated, fixed) -> tuple[Place, ...]:
@@ -140,17 +140,17 @@ def _without_gaps(donated, fixed) -> tuple[Place, ...]:
 
 
 def _kind(leaf: Any) -> Hashable:
-    """What tells an argument from another; a Python scalar is traced, as in `jit`."""
+    """What the trace depends on; a Python scalar is traced, as in `jit`."""
     if not _jaxpr.is_array(leaf):
         return type(leaf)
     sharding = None if _jaxpr.is_abstract(leaf) else getattr(leaf, "sharding", None)
     return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), sharding
 
 
-_KNOWN: dict[Any, tuple[bool, bool]] = {}  # structure and types of leaves -> `_found`
+_KNOWN: dict[Any, tuple[bool, bool]] = {}  # (structure, types) -> `_has_objects`
 
 
-def _found(tree: Any, states: bool) -> tuple[bool, bool]:
+def _has_objects(tree: Any, states: bool) -> tuple[bool, bool]:
     """Whether there are (nnx objects, Equinox modules) in a pytree."""
     if not ({"flax.nnx", "equinox"} & sys.modules.keys()):
         return False, False
@@ -165,13 +165,13 @@ def _found(tree: Any, states: bool) -> tuple[bool, bool]:
 
 
 def _search(tree: Any, states: bool) -> tuple[bool, bool]:
-    parts = jax.tree.leaves(tree, is_leaf=leaf_of(states))
-    return any(map(_nnx.is_object, parts)), any(map(_equinox.is_module, parts))
+    leaves = jax.tree.leaves(tree, is_leaf=leaf_of(states))
+    return any(map(_nnx.is_object, leaves)), any(map(_equinox.is_module, leaves))
 
 
 def copied_objects(tree: Any) -> Any:
-    """The pytree with copies of its nnx objects, for who must not update the user's."""
-    if not _found(tree, states=False)[0]:
+    """The pytree with copies of its nnx objects; a step then updates the copies."""
+    if not _has_objects(tree, states=False)[0]:
         return tree
     from flax import nnx
 

@@ -1,4 +1,7 @@
-"""What a step closes over and updates: no call can carry it, so the error names it."""
+"""Errors that name the object which a step closes over and updates.
+
+Such an object is not an argument, so no call can carry its new values.
+"""
 
 import contextlib
 import functools
@@ -12,18 +15,18 @@ from jaxmem.frameworks._nnx import is_object
 
 @contextlib.contextmanager
 def naming_closure(fn: Callable) -> Iterator[None]:
-    """Turns nnx's complaint about an object of another trace into one that names it."""
+    """Turns nnx's error about an object of another trace into one that names it."""
     try:
         yield
     except Exception as error:
-        # nnx raises a class of its own where one sets a Variable, a ValueError where a
-        # transformation such as nnx.grad is to carry one
+        # nnx raises a class of its own where a Variable is set, and a ValueError where
+        # a transformation such as nnx.grad would carry it.
         if "different trace level" not in str(error):
             raise
         touched = _in_frames_of_flax(error.__traceback__)
-        found = _closed_over(fn)
-        named = [name for name, x in found.items() if touched & _inside(x)]
-        names = ", ".join(f"`{name}` ({type(found[name]).__name__})" for name in named)
+        objects = _closed_over(fn).items()
+        named = [(name, x) for name, x in objects if touched & _inside(x)]
+        names = ", ".join(f"`{name}` ({type(x).__name__})" for name, x in named)
         if not names:
             raise
         raise ValueError(
@@ -34,7 +37,7 @@ def naming_closure(fn: Callable) -> Iterator[None]:
 
 
 def _closed_over(fn: Any, depth: int = 3) -> dict[str, Any]:
-    """The nnx objects that a function reads without being given them, by name."""
+    """The nnx objects that a function reads but does not take, by name."""
     if depth == 0:
         return {}
     found: dict[str, Any] = {}
@@ -83,7 +86,7 @@ def _inside(x: Any) -> set[int]:
 
 
 def _in_frames_of_flax(traceback: types.TracebackType | None) -> set[int]:
-    """The ids of what flax's functions were at work on that led to an error."""
+    """The ids of the local variables of Flax's frames in a traceback."""
     import flax
 
     folder = str(pathlib.Path(flax.__file__).parent)

@@ -1,8 +1,8 @@
 """Equinox modules: pytrees whose leaves are not all arrays.
 
-`equinox.filter_jit` traces the arrays and takes everything else (activation functions,
-flags, rates) as static. The same is done here to each module among the arguments and
-results, and to whole arguments where the step is a `filter_jit` itself.
+`equinox.filter_jit` traces the arrays and treats everything else (activation functions,
+flags, rates) as static. This module does the same to each Equinox module among the
+arguments and results, and to all arguments if the step is a `filter_jit` itself.
 """
 
 import sys
@@ -13,15 +13,15 @@ import jax
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxmem import _jaxpr
-from jaxmem.frameworks._parts import Parts
+from jaxmem.frameworks._split_object import SplitObject
 
 
 @dataclass(frozen=True)
-class Filtered:
+class StaticLeaves:
     """All of a pytree but its arrays; `rest` has None where an array was.
 
-    Equal and hashable as its parts are, so that a jitted function is traced anew where
-    a static leaf changes.
+    It compares and hashes by its leaves, so that a jitted function is traced anew if a
+    static leaf changes.
     """
 
     structure: Any
@@ -42,12 +42,12 @@ def is_module(x: Any) -> bool:
     return equinox is not None and isinstance(x, equinox.Module)
 
 
-def split(tree: Any) -> Parts:
-    """The arrays of a pytree, and a recipe for it."""
-    found, structure = tree_flatten_with_path(tree)
-    is_array = tuple(_jaxpr.is_array(leaf) for _, leaf in found)
-    pairs = list(zip(found, is_array, strict=True))
+def split(tree: Any) -> SplitObject:
+    """The arrays of a pytree, and the rest as its definition."""
+    leaves, structure = tree_flatten_with_path(tree)
+    is_array = tuple(_jaxpr.is_array(leaf) for _, leaf in leaves)
+    pairs = list(zip(leaves, is_array, strict=True))
     rest = tuple(None if dynamic else leaf for (_, leaf), dynamic in pairs)
     names = [keystr(path).removeprefix(".") for (path, _), dynamic in pairs if dynamic]
     arrays = [leaf for (_, leaf), dynamic in pairs if dynamic]
-    return Parts(arrays, names, Filtered(structure, rest, is_array))
+    return SplitObject(arrays, names, StaticLeaves(structure, rest, is_array))

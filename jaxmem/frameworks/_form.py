@@ -11,20 +11,20 @@ import jax
 from jaxmem.frameworks import _equinox, _nnx
 from jaxmem.frameworks._closure import naming_closure
 from jaxmem.frameworks._jitted import without_nnx_jit
-from jaxmem.frameworks._parts import Parts, is_parts
 from jaxmem.frameworks._places import Place
+from jaxmem.frameworks._split_object import SplitObject, is_split
 
 
 @dataclass(frozen=True)
 class Form:
-    """What a call is apart from its arrays; the same step and form trace the same.
+    """All of a call but its arrays; the same step and form give the same trace.
 
     Attributes:
-      as_it_is: whether the arguments are those of the step, nothing taken out.
+      as_it_is: whether the pure arguments are those of the step itself.
       static: (place, value) of the static arguments, in the order of their places.
-      donated: positions and keywords of what is left whose buffers are given up.
+      donated: positions and keywords of the donated arguments, without the static ones.
       objects: whether there are nnx objects among the arguments.
-      states: whether Variables of an `nnx.State` are such too, as in `nnx.jit`.
+      states: whether Variables of an `nnx.State` count as objects, as in `nnx.jit`.
       filtered: whether all that is no array is static, as in `equinox.filter_jit`.
     """
 
@@ -42,21 +42,21 @@ class Form:
 
 @dataclass(frozen=True)
 class Updated:
-    """What a pure step returns that was given nnx objects.
+    """The result of a pure step with nnx objects among its arguments.
 
     Attributes:
-      updates: the `Parts` of each object, as the step has left it.
-      out: the step's result, with `Parts` in the place of objects.
+      updates: the `SplitObject` of each object after the step.
+      out: the step's result, with a `SplitObject` in the place of each object.
     """
 
-    updates: tuple[Parts, ...]
+    updates: tuple[SplitObject, ...]
     out: Any
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Unchanged:
-    """In the place of an array that the step has left as it was: the input's number."""
+    """Stands for an array that the step has not changed, by the number of its input."""
 
     number: int
 
@@ -80,13 +80,13 @@ def run(fn: Callable, form: Form, *args: Any, **kwargs: Any) -> Any:
     given = args, kwargs
     objects = []
 
-    def whole(x):
-        found = merge(x) if is_parts(x) else x
-        objects.extend([found] if is_graph(x) else [])
-        return found
+    def merged(x):
+        value = merge(x) if is_split(x) else x
+        objects.extend([value] if is_split_nnx(x) else [])
+        return value
 
     with _merging(form, inner=True) as merge:
-        args, kwargs = jax.tree.map(whole, given, is_leaf=is_parts)
+        args, kwargs = jax.tree.map(merged, given, is_leaf=is_split)
     args, kwargs = with_static(form.static, args, kwargs)
     with naming_closure(fn):
         out = without_nnx_jit(fn)(*args, **kwargs)
@@ -96,7 +96,8 @@ def run(fn: Callable, form: Form, *args: Any, **kwargs: Any) -> Any:
     if not form.objects:
         return out
     numbers = _numbers(form, given)
-    return Updated(tuple(_without_unchanged(p, numbers) for p in updates), out)
+    mark = lambda x: Unchanged(numbers[id(x)]) if id(x) in numbers else x
+    return Updated(tuple(_with_arrays(mark, update) for update in updates), out)
 
 
 def give_back(form: Form, given: Any, out: Any) -> Any:
@@ -105,22 +106,23 @@ def give_back(form: Form, given: Any, out: Any) -> Any:
     Args:
       form: of the call.
       given: the arguments of the pure function.
-      out: what it has returned.
+      out: the result of the pure function.
     """
     with _merging(form, inner=False) as merge:
         if form.objects:
-            leaves = _object_leaves(given)
-            for parts in out.updates:
-                merge(_with_unchanged(parts, leaves))
+            inputs = _object_arrays(given)
+            restore = lambda x: inputs[x.number] if isinstance(x, Unchanged) else x
+            for update in out.updates:
+                merge(_with_arrays(restore, update))
             out = out.out
         return jax.tree.map(
-            lambda x: merge(x) if is_parts(x) else x, out, is_leaf=is_parts
+            lambda x: merge(x) if is_split(x) else x, out, is_leaf=is_split
         )
 
 
 @contextlib.contextmanager
 def splitting(form: Form) -> Iterator[Callable[[Any], Any]]:
-    """Gives a function from a pytree to one with `Parts` for objects and modules."""
+    """Gives a function that splits the objects and modules in a pytree."""
     with contextlib.ExitStack() as stack:
         split_object = None
         if form.objects:
@@ -140,7 +142,7 @@ def splitting(form: Form) -> Iterator[Callable[[Any], Any]]:
 
 
 def leaf_of(states: bool) -> Callable[[Any], bool]:
-    """Tells what is taken apart as a whole, or left as a whole."""
+    """A predicate for what is split as a whole, or not split at all."""
 
     def is_leaf(x) -> bool:
         if _nnx.is_state(x):
@@ -151,22 +153,23 @@ def leaf_of(states: bool) -> Callable[[Any], bool]:
 
 
 @contextlib.contextmanager
-def _merging(form: Form, inner: bool) -> Iterator[Callable[[Parts], Any]]:
-    """Gives the inverse of `splitting` for one `Parts`."""
+def _merging(form: Form, inner: bool) -> Iterator[Callable[[SplitObject], Any]]:
+    """Gives the inverse of `splitting` for one `SplitObject`."""
+    merge_module = lambda split: split.definition.merge(split.arrays)
     if not form.objects:
-        yield lambda parts: parts.recipe.merge(parts.leaves)
+        yield merge_module
         return
-    with _nnx.merging(inner) as merge:
+    with _nnx.merging(inner) as merge_object:
         yield (
-            lambda parts: (
-                merge(parts) if is_graph(parts) else parts.recipe.merge(parts.leaves)
+            lambda split: (
+                merge_object(split) if is_split_nnx(split) else merge_module(split)
             )
         )
 
 
-def is_graph(x: Any) -> bool:
-    """Whether these are the parts of an nnx object."""
-    return is_parts(x) and isinstance(x.recipe, _nnx.Graph)
+def is_split_nnx(x: Any) -> bool:
+    """Whether this is a split nnx object."""
+    return is_split(x) and isinstance(x.definition, _nnx.ObjectDefinition)
 
 
 def with_static(static, args: Sequence[Any], kwargs: dict[str, Any]):
@@ -180,30 +183,20 @@ def with_static(static, args: Sequence[Any], kwargs: dict[str, Any]):
     return tuple(args), kwargs
 
 
-def _object_leaves(given: Any) -> list[Any]:
-    parts = filter(is_graph, jax.tree.leaves(given, is_leaf=is_parts))
-    return [x for p in parts for x in p.leaves]
+def _object_arrays(given: Any) -> list[Any]:
+    objects = filter(is_split_nnx, jax.tree.leaves(given, is_leaf=is_split))
+    return [x for split in objects for x in split.arrays]
 
 
 def _numbers(form: Form, given: Any) -> dict[int, int]:
-    """id of an object's array -> its number, where its buffer stays the caller's."""
+    """id of an object's array -> its number, if its buffer is not donated."""
     args, kwargs = given
     places = [*enumerate(args), *sorted(kwargs.items())]
-    leaves = [(place, x) for place, arg in places for x in _object_leaves(arg)]
+    arrays = [(place, x) for place, arg in places for x in _object_arrays(arg)]
     return {
-        id(x): i for i, (place, x) in enumerate(leaves) if place not in form.donated
+        id(x): i for i, (place, x) in enumerate(arrays) if place not in form.donated
     }
 
 
-def _without_unchanged(parts: Parts, numbers: dict[int, int]) -> Parts:
-    leaves = (
-        Unchanged(numbers[id(x)]) if id(x) in numbers else x for x in parts.leaves
-    )
-    return Parts(tuple(leaves), parts.names, parts.recipe)
-
-
-def _with_unchanged(parts: Parts, leaves: Sequence[Any]) -> Parts:
-    restored = (
-        leaves[x.number] if isinstance(x, Unchanged) else x for x in parts.leaves
-    )
-    return Parts(tuple(restored), parts.names, parts.recipe)
+def _with_arrays(fn: Callable, split: SplitObject) -> SplitObject:
+    return SplitObject(map(fn, split.arrays), split.names, split.definition)

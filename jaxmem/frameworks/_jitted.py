@@ -1,6 +1,6 @@
-"""What an already jitted step says of its own arguments.
+"""The options of an already jitted step: donated and static arguments, compilation.
 
-`jax.jit`, `nnx.jit` and `equinox.filter_jit` each keep it in a place of their own.
+`jax.jit`, `nnx.jit` and `equinox.filter_jit` each store them differently.
 """
 
 import functools
@@ -31,15 +31,15 @@ class Jitted:
 
 
 def jitted(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> Jitted | None:
-    """The options of a jitted step for a call; None for what is not jitted.
+    """The options of a jitted step for a call; None for a function that is not jitted.
 
-    A wrapper of our own says them by a method `jit_options(*args, **kwargs)`.
+    A wrapper of this library has a method `jit_options(*args, **kwargs)`.
     """
-    own = getattr(fn, "jit_options", None)
-    if own is not None:
-        return own(*args, **kwargs)
+    options = getattr(fn, "jit_options", None)
+    if options is not None:
+        return options(*args, **kwargs)
     if is_filter_jit(fn):
-        # equinox has no static arguments: whatever is no array is static
+        # Equinox has no static arguments: every leaf that is no array is static.
         return Jitted(_donated_by_equinox(fn))
     # nnx.jit holds jax's own jitted function
     info = _compat.jit_info(getattr(fn, "jitted_fn", fn))
@@ -60,14 +60,14 @@ def is_filter_jit(fn: Callable) -> bool:
 
 @functools.cache
 def _filter_jit_type() -> type:
-    """The class of what `filter_jit` returns, which has no public name."""
+    """The class of `filter_jit`'s results, which has no public name."""
     import equinox
 
     return type(equinox.filter_jit(lambda: None))
 
 
 def _donated_by_equinox(fn: Any) -> tuple[Place, ...]:
-    """`donate=` of `filter_jit` knows the first argument and all others."""
+    """`donate=` of `filter_jit` distinguishes the first argument from all others."""
     names = list(fn._signature.parameters)
     first = [0] if fn.donate_first else []
     return (*first, *(range(1, len(names)) if fn.donate_rest else ()))
@@ -79,11 +79,11 @@ def is_nnx_jit(fn: Callable) -> bool:
 
 
 def without_nnx_jit(fn: Callable) -> Callable:
-    """The function inside `nnx.jit`; the same function where there is no such.
+    """The function inside `nnx.jit`; any other function stays as it is.
 
-    Objects are split and merged here already, and what the step leaves as it was need
-    not be an output. One that names shardings stays as it is: nnx makes of them what
-    each array of an object has, and the call that is traced names it.
+    This package splits and merges objects already, and an array that the step does not
+    change need not be an output. A step that names shardings stays as it is too: nnx
+    derives from them the sharding of each array of an object.
     """
     if not is_nnx_jit(fn):
         return fn

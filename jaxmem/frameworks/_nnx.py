@@ -1,11 +1,8 @@
 """Flax nnx objects: split at the call, merged in the trace, updated in place after it.
 
-A step updates the objects that it is given, and returns no new ones: `nnx.jit` carries
-their arrays in and out. So does this, by the same contexts of nnx, which keep track of
-what is shared between arguments, of attributes that appear, and of objects that the
-step returns.
-
-What a step leaves as it was is no output, unless its buffer was given up.
+A step updates its objects and returns no new ones: `nnx.jit` carries their arrays in
+and out. This module does the same with the same contexts of nnx, which keep track of
+Variables that arguments share, of new attributes, and of objects that the step returns.
 """
 
 import contextlib
@@ -17,13 +14,13 @@ from typing import Any
 import jax
 from jax.tree_util import DictKey, tree_flatten_with_path
 
-from jaxmem.frameworks._parts import Parts
+from jaxmem.frameworks._split_object import SplitObject
 
 _TAG = "jaxmem"  # names the context that split, step and merge share
 
 
 @dataclass(frozen=True)
-class Graph:
+class ObjectDefinition:
     """All of an nnx object but its arrays.
 
     Attributes:
@@ -35,34 +32,24 @@ class Graph:
     structure: Any
 
 
-@dataclass(frozen=True)
-class Kept:
-    """In the place of an array that the step has left as it was: the input's number."""
-
-    number: int
-
-
-jax.tree_util.register_static(Kept)
-
-
 def is_object(x: Any) -> bool:
     """Whether a step may update it in place; Flax is not imported to find out.
 
-    An `nnx.State` is a pytree for functional steps: it is returned, not updated.
+    An `nnx.State` is a pytree for functional steps, which return it.
     """
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(x, nnx.Pytree | nnx.Variable)
 
 
 def is_state(x: Any) -> bool:
-    """Whether it is a state that was split off an object."""
+    """Whether it is a state or a definition that `nnx.split` returns."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(x, nnx.State | nnx.GraphDef)
 
 
 @contextlib.contextmanager
 def carried() -> Iterator[None]:
-    """Round a call: splitting, the step, merging."""
+    """The context of a call: of splitting, the step and merging."""
     from flax import nnx
 
     with nnx.update_context(_TAG):
@@ -71,16 +58,20 @@ def carried() -> Iterator[None]:
 
 @contextlib.contextmanager
 def splitting() -> Iterator[Any]:
-    """Gives a function from an object to its `Parts`; what is shared is there once."""
+    """Gives a function from an object to its `SplitObject`.
+
+    A Variable that several objects share is in the first of them.
+    """
     from flax import nnx
 
     with nnx.split_context(_TAG) as context:
 
-        def split(node: Any) -> Parts:
+        def split(node: Any) -> SplitObject:
             graphdef, state = context.split(node)
-            found, structure = tree_flatten_with_path(state)
-            names = [_name(path) for path, _ in found]
-            return Parts([x for _, x in found], names, Graph(graphdef, structure))
+            leaves, structure = tree_flatten_with_path(state)
+            names = [_name(path) for path, _ in leaves]
+            definition = ObjectDefinition(graphdef, structure)
+            return SplitObject([x for _, x in leaves], names, definition)
 
         yield split
 
@@ -97,10 +88,10 @@ def merging(inner: bool) -> Iterator[Any]:
 
     with nnx.merge_context(_TAG, inner) as context:
 
-        def merge(parts: Parts) -> Any:
-            graph = parts.recipe
-            state = jax.tree.unflatten(graph.structure, parts.leaves)
-            return context.merge(graph.graphdef, state)
+        def merge(split: SplitObject) -> Any:
+            definition = split.definition
+            state = jax.tree.unflatten(definition.structure, split.arrays)
+            return context.merge(definition.graphdef, state)
 
         yield merge
 

@@ -1,4 +1,4 @@
-"""Which arguments of a call are meant, by position or by name."""
+"""Arguments of a call by position or by name, as `jax.jit` resolves them."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -14,32 +14,32 @@ def resolve(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> frozenset[Place]:
-    """The places as this call has them: positions from the front, and keywords.
+    """The places in this call: positions from the front, and keywords.
 
-    As in `jax.jit`, a position means the parameter there, also where the call passes it
-    by name, and the other way round. A parameter that the call leaves to its default is
-    no place.
+    As in `jax.jit`, a position means the parameter there even if the call passes it by
+    name, and the other way round. A parameter with its default value has no place.
 
     Raises:
       ValueError: a place that is no argument of the call; `what` is "donate" or
         "static".
     """
-    names, more = _positional(fn)
-    # jax counts from the back of the signature, or of the call where that is open
-    total = len(args) if more else len(names)
-    found: set[Place] = set()
+    names, is_open = _positional(fn)
+    # jax counts from the back of the signature, or of the call if the signature has
+    # *args
+    total = len(args) if is_open else len(names)
+    resolved: set[Place] = set()
     for place in places:
         counted = place + total if isinstance(place, int) and place < 0 else place
         here = _in_call(counted, names, len(args), kwargs)
         if here is not None:
-            found.add(here)
+            resolved.add(here)
         elif not (counted in names or counted in range(len(names))):
             kind = "argnames" if isinstance(place, str) else "argnums"
             raise ValueError(
                 f"{what}_{kind}={place!r}: the call has {len(args)} positional "
                 f"arguments and the keywords {sorted(kwargs)}"
             )
-    return frozenset(found)
+    return frozenset(resolved)
 
 
 def _in_call(
@@ -64,5 +64,5 @@ def _positional(fn: Callable) -> tuple[list[str], bool]:
         return [], True  # a callable without a signature
     kind = inspect.Parameter
     both = (kind.POSITIONAL_ONLY, kind.POSITIONAL_OR_KEYWORD)
-    more = any(p.kind is kind.VAR_POSITIONAL for p in parameters)
-    return [p.name for p in parameters if p.kind in both], more
+    is_open = any(p.kind is kind.VAR_POSITIONAL for p in parameters)
+    return [p.name for p in parameters if p.kind in both], is_open

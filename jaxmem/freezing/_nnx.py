@@ -1,4 +1,4 @@
-"""Parts of an nnx model: states by filter. Flax is imported only for a model of it."""
+"""nnx models, split into states by a filter. Flax is imported only for such a model."""
 
 import re
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxmem._paths import check_found, has_gradient, matches
+from jaxmem._paths import check_matched, has_gradient, matches
 
 
 @dataclass(frozen=True)
@@ -50,34 +50,33 @@ def _chosen(model: Any, mask: Any) -> frozenset[tuple[Any, ...]]:
     """The paths of the Variables of floats that the mask selects."""
     from flax import nnx
 
-    found = [(path, v) for path, v in nnx.to_flat_state(nnx.state(model))]
-    named = [("/".join(map(str, path)), v) for path, v in found]
-    given = mask if isinstance(mask, list | tuple) else (mask,)
-    picked = set()
-    for one in given:
-        hits = _of_one(one, found, named)
-        pairs = zip(hits, found, strict=True)
-        picked |= {path for hit, (path, v) in pairs if hit and has_gradient(v)}
-    if not picked:
+    variables = list(nnx.to_flat_state(nnx.state(model)))
+    filters = mask if isinstance(mask, list | tuple) else (mask,)
+    selected = set()
+    for one in filters:
+        pairs = zip(_matches(one, variables), variables, strict=True)
+        selected |= {path for hit, (path, v) in pairs if hit and has_gradient(v)}
+    if not selected:
         raise ValueError(
-            f"trainable: the mask selects none of {len(found)} Variables, so there is "
-            "nothing to train"
+            f"trainable: the mask selects none of {len(variables)} Variables, so there "
+            "is nothing to train"
         )
-    return frozenset(picked)
+    return frozenset(selected)
 
 
-def _of_one(one: Any, found: list, named: list) -> list[bool]:
+def _matches(one: Any, variables: list) -> list[bool]:
     """Path patterns as for any tree; all else is an nnx filter."""
     from flax import nnx
 
     if isinstance(one, str | re.Pattern):
+        named = [("/".join(map(str, path)), v) for path, v in variables]
         hits = [matches(one, path) for path, _ in named]
-        check_found(one, hits, named)
+        check_matched(one, hits, named)
         return hits
     try:
-        keep: Callable = nnx.filterlib.to_predicate(one)
+        wanted: Callable = nnx.filterlib.to_predicate(one)
     except (TypeError, ValueError):  # which of them depends on Flax's version
         raise TypeError(
             f"trainable: mask={one!r}, where path patterns or an nnx filter are needed"
         ) from None
-    return [bool(keep(path, v)) for path, v in found]
+    return [bool(wanted(path, v)) for path, v in variables]

@@ -1,4 +1,4 @@
-"""How much is trained, and what is saved for the rest: the numbers and their table."""
+"""How much is trained, and the bytes that the frozen parameters save, as a table."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +11,16 @@ _MOMENTS = 2
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Of a tree of parameters in two parts; arrays without a gradient do not count.
+class TrainedSizes:
+    """Sizes of split parameters; arrays without a gradient do not count.
 
     Attributes:
-      trained: the paths of the arrays that are trained.
+      trained: the paths of the trained arrays.
       trained_parameters: how many numbers they hold.
-      trained_bytes: and in how many bytes: those of their gradients.
-      arrays: how many arrays there are, with the frozen ones.
-      parameters: how many numbers these hold.
-      bytes: in how many bytes.
+      trained_bytes: the bytes of the trained arrays, and of their gradients.
+      arrays: how many arrays there are, the frozen ones included.
+      parameters: how many numbers they hold.
+      bytes: the bytes of all arrays.
     """
 
     trained: tuple[str, ...]
@@ -31,18 +31,18 @@ class Sizes:
     bytes: int
 
 
-def sizes(trained: Any, frozen: Any) -> Sizes:
-    ours, rest = (
+def sizes(trained: Any, frozen: Any) -> TrainedSizes:
+    ours, others = (
         [(path, x) for path, x in paths_and_leaves(tree) if has_gradient(x)]
         for tree in (trained, frozen)
     )
-    return Sizes(
+    return TrainedSizes(
         trained=tuple(path for path, _ in ours),
         trained_parameters=_count(ours),
         trained_bytes=_bytes(ours),
-        arrays=len(ours) + len(rest),
-        parameters=_count(ours) + _count(rest),
-        bytes=_bytes(ours) + _bytes(rest),
+        arrays=len(ours) + len(others),
+        parameters=_count(ours) + _count(others),
+        bytes=_bytes(ours) + _bytes(others),
     )
 
 
@@ -54,7 +54,7 @@ def _bytes(named: list[tuple[str, Any]]) -> int:
     return sum(x.size * x.dtype.itemsize for _, x in named)
 
 
-def headline(s: Sizes) -> str:
+def headline(s: TrainedSizes) -> str:
     share = 100 * s.trained_parameters / s.parameters
     return (
         f"{s.trained_parameters:,} of {s.parameters:,} parameters trained "
@@ -65,7 +65,7 @@ def headline(s: Sizes) -> str:
 COLUMNS = ("bytes", "of all", "of the trained", "saved")
 
 
-def rows(s: Sizes) -> list[tuple[str, ...]]:
+def rows(s: TrainedSizes) -> list[tuple[str, ...]]:
     """Gradients, and moments as Adam keeps them in the parameters' dtype."""
     return [
         (name, *map(format_bytes, (n * s.bytes, n * s.trained_bytes, n * saved)))
@@ -74,13 +74,13 @@ def rows(s: Sizes) -> list[tuple[str, ...]]:
     ]
 
 
-def trained_line(s: Sizes) -> str:
-    more = len(s.trained) - _SHOWN
-    rest = f", and {more} more" if more > 0 else ""
+def trained_line(s: TrainedSizes) -> str:
+    hidden = len(s.trained) - _SHOWN
+    rest = f", and {hidden} more" if hidden > 0 else ""
     return f"trained: {', '.join(s.trained[:_SHOWN])}{rest}"
 
 
-def lines(s: Sizes) -> list[str]:
+def lines(s: TrainedSizes) -> list[str]:
     table = [COLUMNS, *rows(s)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     body = [
@@ -90,7 +90,7 @@ def lines(s: Sizes) -> list[str]:
     return [headline(s), *body, trained_line(s)]
 
 
-def rich_table(s: Sizes) -> Any:
+def rich_table(s: TrainedSizes) -> Any:
     from rich.table import Table
     from rich.text import Text
 

@@ -1,49 +1,57 @@
-"""`trainable`: parameters in two parts, by a mask."""
+"""`trainable`: trained and frozen parameters, by a mask."""
 
 from typing import Any
 
 import jax
 
+from jaxmem._checks import shown
+from jaxmem._paths import (
+    has_gradient,
+    paths_and_leaves,
+    selected,
+    selectors,
+    spread_bools,
+)
 from jaxmem.freezing import _nnx
-from jaxmem.freezing._mask import chosen
-from jaxmem.freezing._part import Frozen, Part, shapes_of
+from jaxmem.freezing._split import Frozen, SplitParameters, shapes_of
+
+_ALLOWED = "path patterns, a function (path, leaf) -> bool, or a tree of bools"
 
 
-def trainable(params: Any, mask: Any) -> Part:
-    """Parameters in two parts: what is trained, and what is frozen.
+def trainable(params: Any, mask: Any) -> SplitParameters:
+    """Splits parameters into trained and frozen ones.
 
-    Give the first to the optimizer and to `jaxmem.value_and_grad`: then gradients and
-    moments exist for it alone, and nothing is kept in the forward pass that only the
-    gradients of the rest would need. (`optax.masked` leaves gradients of zero for all
-    the rest; `optax.set_to_zero` moments too.)
+    Pass the trained ones to the optimizer and to `jaxmem.value_and_grad`: then
+    gradients and moments exist for them alone, and the forward pass keeps nothing that
+    only the gradients of the others would need. (`optax.masked` leaves zero gradients
+    for all the others; `optax.set_to_zero` moments too.)
 
     Args:
       params: any pytree of arrays or `jax.ShapeDtypeStruct`s, such as a linen model's
         parameters; or an `nnx.Module`.
-      mask: what is trained, in one of these forms.
+      mask: which arrays are trained, in one of these forms.
 
         - A pattern of paths: `"head"`, `"layers/*/attention"`, `"**/lora_*"`. A path
-          is what leads to an array, joined by slashes. `*`, `?` and `[...]` stand for
-          characters of one name, `**` for any number of names. A pattern names a
-          branch: all that is on it is trained. Or a compiled regular expression, which
-          is searched for in the path.
+          is the names that lead to an array, joined by slashes. `*`, `?` and `[...]`
+          stand for characters of one name, `**` for any number of names. A pattern
+          selects a branch: all arrays on it are trained. A compiled regular expression
+          is searched for in the path instead.
         - A function `(path, leaf) -> bool`.
-        - A list of these: what any of them selects.
+        - A list of these, which selects all that any of them selects.
         - A tree of bools, of the structure of params or a prefix of it, as for
           `optax.masked`.
         - For nnx: patterns, or any nnx filter (`nnx.LoRAParam`, a function of nnx's
           path and Variable, ...), or a list of these.
 
-        Arrays that are not of floats (keys, counters, quantized weights) are never
-        trained.
+        Only floating arrays are trained, never keys, counters or quantized weights.
 
     Returns:
-      A `Part`: `(params, frozen)`, both pytrees, with the bytes that are saved as its
-      text.
+      `SplitParameters`, `(params, frozen)`: both are pytrees. As text it is a table of
+      the bytes that are saved.
 
     Raises:
-      ValueError: nothing is selected; a pattern that matches nothing (the nearest paths
-        are named); a tree of bools of another structure.
+      ValueError: nothing is selected; a pattern that matches nothing (the error names
+        the nearest paths); a tree of bools of another structure.
       TypeError: a mask that is none of the above.
 
     Example::
@@ -61,19 +69,35 @@ def trainable(params: Any, mask: Any) -> Part:
     """
     if _nnx.is_module(params):
         trained, rest, graph = _nnx.split(params, mask)
-        return Part(trained, _frozen(rest, trained, graph))
-    picked = chosen(params, mask)
+        return SplitParameters(trained, _frozen(rest, trained, graph))
+    is_trained = _selected(params, mask)
     leaves, structure = jax.tree.flatten(params)
     trained, rest = (
         structure.unflatten(
-            [
-                leaf if one is ours else None
-                for leaf, one in zip(leaves, picked, strict=True)
-            ]
+            [x if y is want else None for x, y in zip(leaves, is_trained, strict=True)]
         )
-        for ours in (True, False)
+        for want in (True, False)
     )
-    return Part(trained, _frozen(rest, trained))
+    return SplitParameters(trained, _frozen(rest, trained))
+
+
+def _selected(params: Any, mask: Any) -> list[bool]:
+    """For each leaf whether it is trained; ValueError if none is."""
+    named = paths_and_leaves(params)
+    if not any(has_gradient(leaf) for _, leaf in named):
+        raise ValueError(f"trainable: params={shown(params)} hold no array of floats")
+    given = selectors(mask)
+    if given is None:
+        wanted = spread_bools("trainable: mask", params, mask, _ALLOWED)
+    else:
+        wanted = selected("trainable: mask", named, given)
+    picked = [w and has_gradient(x) for w, (_, x) in zip(wanted, named, strict=True)]
+    if not any(picked):
+        raise ValueError(
+            f"trainable: the mask selects none of {len(named)} arrays, so there is "
+            "nothing to train"
+        )
+    return picked
 
 
 def _frozen(rest: Any, trained: Any, graph: Any = None) -> Frozen:

@@ -1,7 +1,8 @@
-"""What a step keeps from its forward pass for its backward pass.
+"""The values that a step keeps from its forward pass for its backward pass.
 
-`jaxmem.residuals` tells it of a function that is to be differentiated; here the step
-has been, and the two passes are told apart by the name scopes that JAX gives them.
+`jaxmem.residuals` lists them for a function before it is differentiated. A step has
+been differentiated already, and the name scopes that JAX gives to the equations of the
+two passes tell them apart.
 """
 
 from collections.abc import Iterator
@@ -11,20 +12,20 @@ from typing import Any
 from jaxmem.linting._subject import CALLS, LEAST, Level, is_own
 from jaxmem.scheduling._scans import is_var, size_of
 
-# an array as another is, or a part of it
+# the result has the data of the operand
 _VIEWS = frozenset("name reduce_precision copy reshape squeeze transpose".split())
 
 
 @dataclass(frozen=True)
-class Made:
-    """A value where it was made.
+class Definition:
+    """Where a value is computed.
 
     Attributes:
-      level: the equations it is among.
+      level: the list of equations that has it.
       var: its variable there.
-      eqn: what makes it; None for what comes from outside.
-      source: where that was written; of what jax itself wrote, where it was called.
-      calls: the equations round it, by identity: a function that is called twice has
+      eqn: the equation that computes it; None for an input of the level.
+      source: the line of that equation; of jax's own code, the line that calls it.
+      calls: the equations around it, by identity: a function that is called twice has
         the same variables twice.
     """
 
@@ -36,12 +37,12 @@ class Made:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells one value from another."""
+        """Equal for the same value alone."""
         return *self.calls, self.var
 
     @property
     def is_own(self) -> bool:
-        """Whether an op of ours makes it, and its docstring says what it keeps."""
+        """Whether an op of this package computes it."""
         return self.eqn is not None and is_own(self.level, self.eqn)
 
     def place(self) -> dict[str, Any]:
@@ -50,69 +51,71 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A value that the backward pass reads and the forward pass made.
+class KeptValue:
+    """A value that the forward pass computes and the backward pass reads.
 
     Attributes:
       bytes: of the whole array; of a scan, with all iterations.
-      var: its variable among the equations that hold both passes.
-      made: what it is, where it was made.
+      definition: where it is computed.
     """
 
     bytes: int
-    var: Any
-    made: Made
+    definition: Definition
 
 
-def kept(level: Level) -> Iterator[Kept]:
-    """Each value once; those of inner loops that hold both passes too."""
-    made: set[Any] = set()
+def kept_values(level: Level) -> Iterator[KeptValue]:
+    """Each kept value once, with those of inner loops that contain both passes."""
+    forward: set[Any] = set()
     seen: set[Any] = set()
     for eqn in level.jaxpr.eqns:
         if level.is_backward(eqn):
             for v in filter(is_var, eqn.invars):
-                if v in made and v not in seen and size_of(v) >= LEAST:
+                if v in forward and v not in seen and size_of(v) >= LEAST:
                     seen.add(v)
-                    yield Kept(size_of(v), v, origin(level, v))
+                    yield KeptValue(size_of(v), definition_of(level, v))
             continue
-        made.update(eqn.outvars)
+        forward.update(eqn.outvars)
         for inner in level.inside(eqn):
-            yield from kept(inner)
+            yield from kept_values(inner)
 
 
-def origin(level: Level, var) -> Made:
-    """Where a value comes from, through views and into loops and calls."""
+def definition_of(level: Level, var) -> Definition:
+    """Where a value is computed: below views, and inside loops and calls."""
     while (eqn := level.makers.get(var)) is not None:
         line = level.source(eqn)
-        if inner := _holder(level, eqn):
+        if inner := _body(level, eqn):
             out = inner.jaxpr.outvars[eqn.outvars.index(var)]
-            found = origin(inner, out) if is_var(out) else Made(level, var, eqn, line)
-            given = _operand(eqn, inner, found)
-            if given is None:
-                calls = (id(eqn), *found.calls)
-                return replace(found, calls=calls)
+            if not is_var(out):
+                return Definition(level, var, eqn, line, (id(eqn),))
+            definition = definition_of(inner, out)
+            operand = _unchanged_operand(eqn, inner, definition)
+            if operand is None:
+                calls = (id(eqn), *definition.calls)
+                return replace(definition, calls=calls)
         else:
-            given = eqn.invars[0] if eqn.primitive.name in _VIEWS else None
-            if not _is_same(given, var):
-                return Made(level, var, eqn, line)
-        var = given
-    return Made(level, var, None)
+            operand = eqn.invars[0] if eqn.primitive.name in _VIEWS else None
+            if not _has_dtype_of(operand, var):
+                return Definition(level, var, eqn, line)
+        var = operand
+    return Definition(level, var, None)
 
 
-def _holder(level: Level, eqn) -> Level | None:
-    """The body of a loop or a call that has its outputs."""
+def _body(level: Level, eqn) -> Level | None:
+    """The body of a loop or a call with the same outputs."""
     fits = (i for i in level.inside(eqn) if len(i.jaxpr.outvars) == len(eqn.outvars))
     return next(fits, None)
 
 
-def _operand(eqn, inner: Level, found: Made) -> Any:
-    """What a call was given that it hands on as it is."""
+def _unchanged_operand(eqn, inner: Level, definition: Definition) -> Any:
+    """The operand of a call that the call returns unchanged, or None."""
     inputs = inner.jaxpr.invars
-    if eqn.primitive.name not in CALLS or found.var not in inputs:
+    if eqn.primitive.name not in CALLS or definition.var not in inputs:
         return None
-    given = eqn.invars[inputs.index(found.var)]
-    return given if is_var(given) else None
+    operand = eqn.invars[inputs.index(definition.var)]
+    return operand if is_var(operand) else None
 
 
-def _is_same(given, var) -> bool:
-    return given is not None and is_var(given) and given.aval.dtype == var.aval.dtype
+def _has_dtype_of(operand, var) -> bool:
+    if operand is None or not is_var(operand):
+        return False
+    return operand.aval.dtype == var.aval.dtype

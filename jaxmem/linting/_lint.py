@@ -1,4 +1,4 @@
-"""`lint`: every check, over one step."""
+"""`lint`: every rule, over one step."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,39 +7,15 @@ import jax
 
 from jaxmem import _compat
 from jaxmem._checks import check_callable, check_float, check_places
+from jaxmem.chips import Target, get_target
 from jaxmem.frameworks import pure_call
-from jaxmem.linting._carries import carries_twice
-from jaxmem.linting._copies import wide_copies
-from jaxmem.linting._donated import donated_twice, not_donated, not_reused
-from jaxmem.linting._frozen import frozen_gradients
-from jaxmem.linting._masks import dropout_masks
-from jaxmem.linting._policies import no_policy, saves_all, unmatched_names
 from jaxmem.linting._report import LintReport, merged
-from jaxmem.linting._subject import Compiled, Subject, levels
-from jaxmem.linting._undone import undone
-from jaxmem.linting._whole import whole_losses
-from jaxmem.memory import Target
-from jaxmem.memory import _compile as compiling
-from jaxmem.memory._pool import pool
-from jaxmem.memory._step import Step, make_step
-from jaxmem.memory._targets import get_target
+from jaxmem.linting._subject import Subject, levels
+from jaxmem.linting.rules import RULES
+from jaxmem.memory.compile import compile_program, flat_function, flatten_call, trace
 
 Places = int | Sequence[int]
 Names = str | Sequence[str]
-
-CHECKS = (
-    unmatched_names,
-    no_policy,
-    saves_all,
-    whole_losses,
-    not_donated,
-    not_reused,
-    donated_twice,
-    carries_twice,
-    frozen_gradients,
-    wide_copies,
-    dropout_masks,
-)
 
 
 def lint(
@@ -53,28 +29,28 @@ def lint(
     timeout: float = 600,
     **kwargs: Any,
 ) -> LintReport:
-    """Names what a training step does to itself.
+    """Finds what makes a training step take more memory or time than it need.
 
-    The step is traced, not run. What is found:
+    The step is traced, not run. The findings are:
 
     - *unmatched name*: a checkpoint policy saves or offloads a name that no residual
       has;
     - *policy None*: a `jax.checkpoint` without a policy, which saves nothing;
     - *policy saves all*: `save_anything_except_these_names` on the versions of jax
       where it saves those too;
-    - *whole loss*: a `jax.checkpoint` round (nearly) the whole forward pass;
-    - *recomputation undone*: the compiler merged what a checkpoint computes again with
-      what was there (with `target` alone);
+    - *whole loss*: a `jax.checkpoint` around (nearly) the whole forward pass;
+    - *recomputation undone*: the compiler merged what a checkpoint recomputes with the
+      results of the forward pass (only with `target`);
     - *not donated*, *donation not used*, *donated twice*, *donated and read*;
-    - *stacked twice*: a scan that keeps one value in two stacks;
-    - *unused gradient*: of what is not trained;
+    - *stacked twice*: a scan that stacks one value several times;
+    - *unused gradient*: the gradient of something that is not trained;
     - *wide copy*: a float32 copy of a bfloat16 value, kept for the backward pass;
     - *dropout mask*: random bits kept for the backward pass.
 
     Bytes are those of the arrays as traced, on all devices together: a compiler may
-    fuse some of them away. What is under a kibibyte is left out, and so is what ops of
-    this package do by design. A finding names the innermost line outside of jax, flax
-    and this package.
+    fuse some of them away. Findings under a kibibyte are left out, and so is what ops
+    of this package do by design. A finding names the innermost line outside of jax,
+    flax and this package.
 
     Args:
       step: any function that `jax.jit` takes, jitted or not, with its backward pass in
@@ -114,32 +90,22 @@ def lint(
     )
     chip = None if target is None else get_target(target)
     with pure_call(step, args, kwargs, donate or None, static) as pure:
-        call = make_step(step, pure)
-        jitted = compiling.flat_function(lambda: step, call)
-        with compiling.explained(call.name, call):
-            traced = jitted.trace(*(leaf.spec for leaf in call.leaves))
-        compiled = None if chip is None else _compiled(jitted, call, chip, timeout)
+        call = flatten_call(step, pure)
+        jitted = flat_function(lambda: step, call)
+        traced = trace(jitted, call)
+        compiled = None
+        if chip is not None:
+            compiled = compile_program(jitted, traced, call, chip, timeout)
     leaves = tuple(jax.tree.leaves((pure.args, pure.kwargs)))
     live = _compat.without_dead_code(traced.jaxpr)
     subject = Subject(call, leaves, traced.jaxpr, live, compiled)
-    found = [f for check in CHECKS for f in check(subject)]
+    findings = [finding for rule in RULES for finding in rule(subject)]
     skipped = []
     if compiled is None:
-        skipped.append("no target: whether a recomputation was undone, is not known")
-    else:
-        found += undone(subject)
+        skipped.append("no target: whether a recomputation was undone is not known")
     if not _has_backward(subject):
         skipped.append("no backward pass in the step: give lint the step that has it")
-    return LintReport(call.name, merged(found), tuple(skipped))
-
-
-def _compiled(jitted, call: Step, chip: Target, timeout: float) -> Compiled:
-    traced = compiling.trace(jitted, call)
-    call = compiling.spread(call, traced)
-    artefact = compiling.lower(jitted, traced, call, chip)
-    result = pool().run(artefact.request, timeout)
-    aliased = frozenset(index for _, index in result["aliases"])
-    return Compiled(chip.name, result["dump"]["hlo"], aliased)
+    return LintReport(call.name, merged(findings), tuple(skipped))
 
 
 def _has_backward(subject: Subject) -> bool:

@@ -1,4 +1,4 @@
-"""What `lint` returns: findings, the dearest first."""
+"""What `lint` returns: findings, the most bytes first."""
 
 import dataclasses
 import json
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from jaxmem._module_path import merge_numbered
 from jaxmem.memory import format_bytes
-from jaxmem.memory._module_path import merge_numbered
 
 Severity = Literal["error", "warning", "note"]
 _ORDER = ("error", "warning", "note")
@@ -16,18 +16,18 @@ _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a step does to itself.
+    """Something that costs a step memory or time.
 
     Attributes:
-      check: which check found it, as in the table of the documentation.
-      severity: "error" for what fails or does not do what its words say, "warning" for
-        what costs bytes or time, "note" for what may be meant.
+      check: the rule that found it, as in the table of the documentation.
+      severity: "error" for what fails or does not do what it says, "warning" for what
+        costs bytes or time, "note" for what may be intended.
       what: one sentence.
-      where: file, line and function; for an argument its name.
-      path: the modules or name scopes it lies in.
-      bytes: what it costs, as traced; 0 where the cost is time, or not known.
+      where: file, line and function; the name of an argument.
+      path: the modules or name scopes that contain it.
+      bytes: its cost, as traced; 0 where the cost is time, or is not known.
       remedy: what to do.
-      count: how many alike are counted in it (layers, arguments).
+      count: how many equal findings it stands for (layers, arguments).
     """
 
     check: str
@@ -42,12 +42,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class LintReport:
-    """What `jaxmem.lint` found; prints as a table.
+    """What `jaxmem.lint` returns; prints as a table.
 
     Attributes:
       name: the step's name.
-      findings: errors first, then warnings, then notes; the dearest first.
-      skipped: checks that were not made, and why.
+      findings: errors first, then warnings, then notes; of each the most bytes first.
+      skipped: what was not checked, and why.
     """
 
     name: str
@@ -72,7 +72,8 @@ class LintReport:
         lines = [self._headline()]
         for f in self.findings:
             lines.append(f"{f.severity}: {f.what}{_times(f)} [{f.check}]")
-            lines += [f"    {part}" for part in (_place(f), _cost(f), f.remedy) if part]
+            details = (_place(f), _cost(f), f.remedy)
+            lines += [f"    {text}" for text in details if text]
         return "\n".join([*lines, *self.skipped])
 
     def __rich__(self) -> Any:
@@ -112,16 +113,16 @@ def _cost(finding: Finding) -> str:
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings alike but for a layer's number as one; in the order of a report."""
+    """Findings in the order of a report; equal ones of numbered layers are merged."""
     findings = list(findings)
     paths = merge_numbered(f.path for f in findings)
     groups: dict[Finding, list[Finding]] = {}
     for f in findings:
         key = replace(f, path=paths[f.path], bytes=0, count=1)
         groups.setdefault(key, []).append(f)
-    together = [
+    sums = [
         replace(key, bytes=sum(f.bytes for f in fs), count=sum(f.count for f in fs))
         for key, fs in groups.items()
     ]
     rank = lambda f: (_ORDER.index(f.severity), -f.bytes, f.check, f.where)
-    return tuple(sorted(together, key=rank))
+    return tuple(sorted(sums, key=rank))

@@ -1,4 +1,4 @@
-"""What the checks look at, and how they say where something is."""
+"""What the rules look at, and how they tell where something is."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,30 +6,15 @@ from functools import cached_property
 from typing import Any
 
 from jaxmem import _compat, _jaxpr
+from jaxmem._module_path import parse_op_name
 from jaxmem.linting._report import Finding as Finding
-from jaxmem.memory._module_path import parse_op_name
-from jaxmem.memory._step import Step
+from jaxmem.memory.compile import CompiledProgram, FlatCall
 
-LEAST = 1024  # bytes from which something is worth a line
+LEAST = 1024  # bytes below which nothing is reported
 PRODUCTS = ("dot_general", "conv_general_dilated")
 CALLS = ("jit", "pjit", "closed_call", *_jaxpr.TAKES_OPEN_JAXPR)
-# Every op of this package works in such a scope; the others are put round users' code.
+# Every op of this package has such a name scope; two others are around users' code.
 _OWN_SCOPE, _USERS_SCOPES = "jaxmem.", ("jaxmem.leave", "jaxmem.update")
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What the compiler made of a step for a target.
-
-    Attributes:
-      target: its name.
-      hlo: the optimized program.
-      aliased: the leaves in whose buffers outputs lie.
-    """
-
-    target: str
-    hlo: str
-    aliased: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -37,18 +22,18 @@ class Subject:
     """A step at its arguments.
 
     Attributes:
-      step: the flattened call.
-      leaves: the user's own arguments, in the order of `step.leaves`.
+      call: the step's, flattened.
+      leaves: the user's own arguments, in the order of `call.leaves`.
       closed: the jaxpr as it was traced.
-      live: the same without what nobody needs.
-      compiled: where a target was named.
+      live: the same without dead code.
+      compiled: the program, if a target was named.
     """
 
-    step: Step
+    call: FlatCall
     leaves: tuple[Any, ...]
     closed: Any
     live: Any
-    compiled: Compiled | None = None
+    compiled: CompiledProgram | None = None
 
 
 @dataclass(frozen=True)
@@ -57,12 +42,12 @@ class Level:
 
     Attributes:
       jaxpr: the equations, open.
-      stack: the name scopes round all of them.
-      times: how often it is done, as far as loops say.
+      stack: the name scopes around all of them.
+      times: how often they run, as far as the lengths of loops are known.
       carry: of the body of a scan, what comes from the iteration before.
-      line: the user's line that led to the equation round them.
-      library: whether they are a function of a library's: jax traces it once, and what
-        it notes of the caller is the first one's.
+      line: the user's line that led to the equation around them.
+      library: whether they are a function of a library. jax traces such a function
+        once, and the equations have the lines of its first caller.
     """
 
     jaxpr: Any
@@ -79,7 +64,7 @@ class Level:
 
     @cached_property
     def makers(self) -> dict[Any, Any]:
-        """Variable -> the equation that makes it."""
+        """Variable -> the equation that computes it."""
         return {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
 
     def scopes(self, eqn) -> str:
@@ -89,14 +74,13 @@ class Level:
     def path(self, eqn) -> str:
         """The modules that an equation lies in."""
         path = parse_op_name(f"{self.scopes(eqn)}/{eqn.primitive.name}").module_path
-        # jax puts the scopes of a checkpoint behind those of its backward pass
-        return _once(path) if is_differentiated(eqn) else path
+        # jax repeats the scopes of a checkpoint behind those of its backward pass
+        return _without_repetition(path) if is_differentiated(eqn) else path
 
     def source(self, eqn) -> str:
-        """The user's own line that led to an equation; a library's, if there is none.
+        """The innermost line of the user's that led to an equation.
 
-        The innermost one: in a model of the user's the line of the module, else the
-        line that calls the model.
+        A line of a library's, if there is none of the user's.
         """
         return self._line_of(eqn) or _compat.source_line(eqn)
 
@@ -105,37 +89,34 @@ class Level:
         line = self.line if self.library and self.line else line or self.line
         if line or _OWN_SCOPE not in self.scopes(eqn):
             return line
-        # jax traces an op of ours once, and forgets who asked for it the second time:
-        # another equation of the op, or of the module it is in, knows
+        # jax traces an op of this package once, and has no line of its second caller:
+        # another equation of the op, or of the module that it is in, has the line
         path = self.path(eqn)
         module = path[: path.index(_OWN_SCOPE)].rstrip("/")
         return self._lines.get(path) or self._lines.get(module, "")
 
     @cached_property
     def _lines(self) -> dict[str, str]:
-        """The modules an equation lies in -> the user's line of the last such one."""
-        found = (
-            (e, _compat.caller_line(e, *_compat.INSTALLED)) for e in self.jaxpr.eqns
-        )
-        return {self.path(eqn): line for eqn, line in found if line}
+        """Module path -> the user's line of the last equation there."""
+        lines = ((eqn, _users_line(eqn)) for eqn in self.jaxpr.eqns)
+        return {self.path(eqn): line for eqn, line in lines if line}
 
     def is_backward(self, eqn) -> bool:
         """Whether an equation belongs to a backward pass."""
         return "transpose(" in self.scopes(eqn) or is_differentiated(eqn)
 
     def inside(self, eqn) -> "Iterator[Level]":
-        """The lists of equations that it holds."""
+        """The lists of equations inside an equation."""
         for body in _jaxpr.bodies(eqn):
-            jaxpr, turns, carry = _jaxpr.split(body)[0], 1, frozenset()
+            jaxpr, length, carry = _jaxpr.split(body)[0], 1, frozenset()
             if eqn.primitive.name == "scan":
-                turns = eqn.params["length"]
+                length = eqn.params["length"]
                 n_consts, n_carry = _compat.scan_counts(eqn)
                 carry = frozenset(jaxpr.invars[n_consts : n_consts + n_carry])
-            line, made_by = self._line_of(eqn), _compat.function_source(jaxpr)
-            library = any(
-                part in made_by for part in (*_compat.INSTALLED, *_compat.OWN)
-            )
-            times = self.times * turns
+            line, function = self._line_of(eqn), _compat.function_source(jaxpr)
+            folders = (*_compat.INSTALLED, *_compat.OWN)
+            library = any(folder in function for folder in folders)
+            times = self.times * length
             yield Level(jaxpr, self.scopes(eqn), times, carry, line, library)
 
 
@@ -152,9 +133,9 @@ def levels(closed) -> Iterator[Level]:
 
 
 def checkpoints(closed) -> Iterator[tuple[Level, Any]]:
-    """Every `jax.checkpoint` of the user's in a backward pass, with what is round it.
+    """Every `jax.checkpoint` in a backward pass, with the level that it is in.
 
-    Those inside this package's ops are the ops' own business.
+    Those inside ops of this package are left out: the user did not write them.
     """
     for level in levels(closed):
         for eqn in filter(is_differentiated, level.jaxpr.eqns):
@@ -165,8 +146,8 @@ def checkpoints(closed) -> Iterator[tuple[Level, Any]]:
 def is_own(level: Level, eqn) -> bool:
     """Whether this package wrote an equation, and not the user.
 
-    By its scope where an op was put in the place of a formula, whose line it then has;
-    by its line where a module of this package has it outside of an op.
+    The scope tells it of an op that has taken the place of a formula, whose line it
+    has. The line tells it of the modules of this package outside of ops.
     """
     scopes = level.scopes(eqn)
     for scope in _USERS_SCOPES:
@@ -175,12 +156,12 @@ def is_own(level: Level, eqn) -> bool:
 
 
 def is_differentiated(eqn) -> bool:
-    """Whether it is a `jax.checkpoint` in the backward pass: computes again."""
+    """Whether it is a `jax.checkpoint` in a backward pass, which recomputes."""
     return bool(eqn.params.get("differentiated"))
 
 
 def is_recomputed(eqn) -> bool:
-    """Whether an equation was done before, in the forward pass."""
+    """Whether an equation recomputes one of the forward pass."""
     return "rematted_computation" in _compat.name_stack(eqn)
 
 
@@ -188,7 +169,7 @@ def _users_line(eqn) -> str:
     return _compat.caller_line(eqn, *_compat.INSTALLED)
 
 
-def _once(path: str) -> str:
+def _without_repetition(path: str) -> str:
     """`M/norm/norm` and `M/norm/M/norm` without the repetition."""
     parts = path.split("/")
     for size in range(len(parts) // 2, 0, -1):

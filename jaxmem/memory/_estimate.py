@@ -1,9 +1,9 @@
-"""What a step takes on a chip, by compiling it for that chip.
+"""The bytes that a step takes on a chip, by compiling it for that chip.
 
 No array is allocated and no accelerator is needed: arguments may be
 `jax.ShapeDtypeStruct`, and the compile runs in a worker process. The figures are the
-compiler's own buffer assignment. CPU compiles say nothing about rematerialisation:
-XLA:CPU undoes `jax.checkpoint` in unrolled code.
+compiler's own buffer assignment. A compile for cpu tells nothing of recomputation,
+because XLA:CPU undoes `jax.checkpoint` in unrolled code.
 """
 
 import weakref
@@ -17,16 +17,17 @@ from jaxmem._checks import (
     check_options,
     check_places,
 )
+from jaxmem.chips import Target, get_target
 from jaxmem.frameworks import Place, pure_call
-from jaxmem.memory import _compile
-from jaxmem.memory._donation import donations
 from jaxmem.memory._pending import Extent, Pending
-from jaxmem.memory._pool import own_flags
-from jaxmem.memory._report import MemoryReport
-from jaxmem.memory._step import Step, make_step
-from jaxmem.memory._targets import Target, get_target
+from jaxmem.memory.compile.call import FlatCall, flatten_call
+from jaxmem.memory.compile.lower import flat_function, lower, trace
+from jaxmem.memory.compile.pool import caller_flags
+from jaxmem.memory.report.donation import donations
+from jaxmem.memory.report.report import MemoryReport
 
-# fn -> what was made of it, as long as it lives: jit's own contract for its caches
+# function -> call -> (jitted flat function, its reports). Entries live as long as the
+# function does, as those of `jax.jit`'s own caches do.
 _SEEN: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -50,10 +51,10 @@ def estimate(
     device, and leaves out what the framework itself holds. Results are kept on disk,
     keyed by the lowered program, the target and the versions.
 
-    The report's notes tell of each donation that did not happen, with the reason, and
-    of each argument kept twice: one that is not donated although the step returns an
-    updated array of the same shape and dtype (computed from it element by element), or
-    one that the compiled program copies.
+    The report's notes name each donated argument whose buffer was not reused, with the
+    reason, and each argument that is in memory twice: one that is not donated although
+    the step returns an updated array of the same shape and dtype (computed from it
+    element by element), or one that the compiled program copies.
 
     Args:
       fn: the step: any function that `jax.jit` takes, already jitted or not. A jitted
@@ -69,10 +70,10 @@ def estimate(
       compiler_options: as for `jax.jit`.
       cache: whether a result on disk may be used.
       full: whether to generate code for a GPU. By default the compile ends when XLA has
-        assigned the buffers, which takes a half to a tenth of the time: all that is
-        reported is known by then. What the code generator refuses is seen with it
-        alone. Steps with kernels of their own, and those for other targets, are always
-        compiled to the end.
+        assigned the buffers, which takes a half to a tenth of the time: everything in
+        the report is known by then. Only a full compile shows what the code generator
+        refuses. Steps with kernels of their own, and those for other targets, are
+        always compiled to the end.
       **kwargs: the step's keyword arguments.
 
     Returns:
@@ -124,7 +125,7 @@ def begin(
     extent: Extent = "needed",
     products: int | None = None,
 ) -> Pending:
-    """Lowers a step and starts its compile, to be asked for later.
+    """Lowers a step and starts its compile; ask the result for the report later.
 
     Args:
       fn: as for `estimate`.
@@ -150,35 +151,36 @@ def begin(
     timeout = check_float("timeout", timeout, above=0)
     check_bool("cache", cache)
     compiler_options = check_options("compiler_options", compiler_options)
-    with pure_call(fn, args, kwargs, donate or None, static) as call:
-        step = make_step(fn, call)
-        jitted, known = _memo(fn, step)
-        traced = _compile.trace(jitted, step)
+    with pure_call(fn, args, kwargs, donate or None, static) as pure:
+        call = flatten_call(fn, pure)
+        jitted, reports = _memo(fn, call)
+        traced = trace(jitted, call)
         if compiler_options is None:
-            compiler_options = call.own.compiler_options
+            compiler_options = pure.own.compiler_options
         options = tuple(sorted((compiler_options or {}).items()))
-        # the jaxpr is the same object as long as jit would not trace anew
-        seen = id(traced.jaxpr), chip.name, options, own_flags(), extent, products
-        if cache and seen in known and known[seen][1].done:
-            return known[seen][1]
-        step = _compile.spread(step, traced)
-        artefact = _compile.lower(jitted, traced, step, chip, compiler_options)
-    about = donations(step, traced, artefact.kept, artefact.out_avals)
-    pending = Pending(artefact, step, chip, about, timeout, extent, cache, products)
-    known[seen] = traced.jaxpr, pending.begin()
+        # The jaxpr is the same object as long as `jax.jit` would not trace anew.
+        flags = caller_flags()
+        key = id(traced.jaxpr), chip.name, options, flags, extent, products
+        if cache and key in reports and reports[key][1].done:
+            return reports[key][1]
+        lowered = lower(jitted, traced, call, chip, compiler_options)
+    donated = donations(lowered, traced)
+    pending = Pending(lowered, chip, donated, timeout, extent, cache, products)
+    # the jaxpr is held so that no other one gets its id
+    reports[key] = traced.jaxpr, pending.begin()
     return pending
 
 
-def _memo(fn: Callable, step: Step) -> tuple[Any, dict[Any, Any]]:
-    """The jitted flat step and its reports, the same ones for the same call."""
+def _memo(fn: Callable, call: FlatCall) -> tuple[Any, dict[Any, Any]]:
+    """The jitted flat function and its reports, the same ones for equal calls."""
     try:
-        per_fn = _SEEN.setdefault(fn, {})
-        found = per_fn.get(step)
+        per_call = _SEEN.setdefault(fn, {})
+        entry = per_call.get(call)
         reference = weakref.ref(fn)
     except TypeError:  # a callable or a static value without hash or weak reference
-        return _compile.flat_function(lambda: fn, step), {}
-    if found is None:
-        # not fn itself: what the dictionary holds must not keep its key alive
-        found = _compile.flat_function(cast(Callable, reference), step), {}
-        per_fn[step] = found
-    return found
+        return flat_function(lambda: fn, call), {}
+    if entry is None:
+        # a weak reference: what the dictionary holds must not keep its key alive
+        entry = flat_function(cast(Callable, reference), call), {}
+        per_call[call] = entry
+    return entry

@@ -1,7 +1,7 @@
-"""The chain of operations that makes a value, in words of jnp and lax.
+"""The operations that compute a value, as a formula of jnp and lax.
 
-`x * sigmoid(1.702 * x)` and not six equations: casts and views are left out, the
-outputs of products are letters, as is what is written on another line; what would be
+The formula of six equations is `x * sigmoid(1.702 * x)`: casts and views are left out.
+Outputs of products and values written on another line are letters, and what would be
 longer than a line is cut.
 """
 
@@ -12,11 +12,11 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem._jaxpr import bodies, split
+from jaxmem._jaxpr import bodies, is_var, split
 
-LONGEST = 60  # characters
-_SHARED = 24  # of what is read twice, and written out all the same
-_DEPTHS = (8, 6, 5, 4, 3, 2, 1)
+LONGEST = 60  # characters of a formula
+_SHARED = 24  # characters up to which a value that is read twice is written out
+_DEPTHS = (8, 6, 5, 4, 3, 2, 1)  # tried until a formula is short enough
 _LETTERS = "xyzuvwabcdefghijklmnopqrst"
 _VIEWS = frozenset(
     """
@@ -37,12 +37,12 @@ _NAMES = {
     **{"conv_general_dilated": "conv", "iota": "arange", "gather": "take"},
     **{"random_bits": "random.bits", "threefry2x32": "random.bits", "not": "~"},
 }
-_ATOM = 9
+_ATOM = 9  # binds tighter than any operator
 
 
 @dataclass
 class _Scope:
-    """A list of equations, and what its arguments are in the one round it."""
+    """A list of equations, and what its arguments are in the list around it."""
 
     jaxpr: Any
     given: "dict[Any, tuple[_Scope, Any]]" = field(default_factory=dict)
@@ -52,7 +52,7 @@ class _Scope:
         return {out: eqn for eqn in self.jaxpr.eqns for out in eqn.outvars}
 
     def inside(self, eqn) -> "_Scope | None":
-        """The body that has the equation's outputs."""
+        """The body of a call, with the equation's outputs."""
         for body in bodies(eqn):
             jaxpr, _ = split(body)
             if len(jaxpr.outvars) == len(eqn.outvars):
@@ -64,7 +64,7 @@ class _Scope:
 
 
 def formula_of(jaxpr: Any, var: Any) -> str:
-    """What makes `var`, one of the values of an open jaxpr, in at most a line."""
+    """The formula of `var`, a value of an open jaxpr, in at most a line."""
     text = ""
     for depth in _DEPTHS:
         text = _Writer().write(_Scope(jaxpr), var, depth)[0]
@@ -74,7 +74,7 @@ def formula_of(jaxpr: Any, var: Any) -> str:
 
 
 class _Writer:
-    """Writes one formula: a letter stands for one value throughout."""
+    """Writes one formula, in which a letter stands for one value."""
 
     def __init__(self):
         self.line = ""
@@ -83,16 +83,16 @@ class _Writer:
 
     def write(self, scope: _Scope, var, depth: int, root=True) -> tuple[str, int]:
         """The text, and how tightly it binds."""
-        if hasattr(var, "val"):
+        if not is_var(var):
             return _number(var.val), _ATOM
-        scope, var, eqn = _seen(scope, var)
-        if hasattr(var, "val"):
+        scope, var, eqn = _definition(scope, var)
+        if not is_var(var):
             return _number(var.val), _ATOM
         if eqn is None:
             return self._letter(var), _ATOM
-        own = _own_op(eqn)
-        if own and not root:
-            return f"{own}(...)", _ATOM
+        op = _own_op(eqn)
+        if op and not root:
+            return f"{op}(...)", _ATOM
         line = _line(eqn)
         if root:
             self.line = line
@@ -112,7 +112,7 @@ class _Writer:
     def _operation(self, scope: _Scope, eqn, depth: int) -> tuple[str, int]:
         name = eqn.primitive.name
         read = list(eqn.invars)
-        if name == "select_n" and len(read) == 3:  # where it is so comes first
+        if name == "select_n" and len(read) == 3:  # jnp.where is (yes, no)
             read = [read[0], read[2], read[1]]
         parts = [self.write(scope, v, depth - 1, root=False) for v in read]
         if name in _INFIX and len(parts) == 2:
@@ -130,14 +130,14 @@ class _Writer:
 
 
 def _line(eqn) -> str:
-    """File and line alone: a line may have two functions."""
+    """File and line, without the function: a lambda shares the line of another."""
     return _compat.caller_line(eqn, *_compat.INSTALLED).split(" (")[0]
 
 
-def _seen(scope: _Scope, var) -> tuple[_Scope, Any, Any]:
-    """The value itself, below views and inside of calls, and what makes it."""
+def _definition(scope: _Scope, var) -> tuple[_Scope, Any, Any]:
+    """The value below views and inside of calls, and the equation that computes it."""
     while True:
-        if hasattr(var, "val"):
+        if not is_var(var):
             return scope, var, None
         eqn = scope.makers.get(var)
         if eqn is None:
@@ -153,7 +153,7 @@ def _seen(scope: _Scope, var) -> tuple[_Scope, Any, Any]:
 
 
 def _opened(scope: _Scope, eqn) -> _Scope | None:
-    """The body of a call, unless it is a function that everybody knows."""
+    """The body of a call, unless it is a function of `jax.nn` or `jax.numpy`."""
     name = eqn.params.get("name")
     known = isinstance(name, str) and (
         hasattr(jax.nn, name) or hasattr(jax.numpy, name)
@@ -175,7 +175,7 @@ def _is_layer(scope: _Scope, eqn) -> bool:
         return True
     if eqn.primitive.name != "add":
         return False
-    makers = [_seen(scope, v)[2] for v in eqn.invars]
+    makers = [_definition(scope, v)[2] for v in eqn.invars]
     return any(m is not None and m.primitive.name in PRODUCTS for m in makers)
 
 

@@ -1,23 +1,24 @@
-"""The largest batch whose step fits, in few compiles.
+"""The largest batch whose step fits, found in few compiles.
 
-The peak of a step is close to a straight line in the batch size, so two compiles
-predict where it crosses the limit; the prediction is then held to the compiler by
-doubling and bisection from there. A step that needs less memory for a larger batch
-than for a smaller one (the compiler may switch algorithms) can hide a larger answer.
+The peak of a step is nearly linear in the batch size, so two compiles predict where it
+crosses the limit. Doubling and bisection from there, with one compile each, find the
+answer. It need not be the largest one where a step takes less memory for a larger batch
+than for a smaller one, because the compiler has switched algorithms.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxmem._bytes import format_bytes, parse_bytes
 from jaxmem._checks import check_bool, check_callable, check_int
-from jaxmem.memory._bytes import format_bytes, parse_bytes
+from jaxmem._progress import spinner
+from jaxmem.chips import Target, get_target
 from jaxmem.memory._estimate import estimate
-from jaxmem.memory._pool import DoesNotFit
-from jaxmem.memory._spinner import spinner
-from jaxmem.memory._targets import Target, get_target
+from jaxmem.memory.compile.answer import DoesNotFit
 
 _TOO_MUCH = float("inf")
+_LINEAR = 6  # compiles after which the peak is no longer taken to be linear
 
 
 def max_batch(
@@ -41,7 +42,7 @@ def max_batch(
       memory: bytes on one device, or a text like "14GiB"; the target's own by default,
         needed for "cpu".
       multiple_of: only batch sizes that this number divides.
-      limit: no larger batch is looked for.
+      limit: the largest batch size to try.
       progress: show a progress bar, where the output is a terminal.
       **options: passed on to `jaxmem.estimate`, such as `donate_argnums`.
 
@@ -73,10 +74,10 @@ def max_batch(
         except DoesNotFit:
             return _TOO_MUCH
 
-    search = Search(peak, room, limit // multiple_of)
-    with spinner(progress, f"largest batch in {format_bytes(room)}") as tell:
+    search = BatchSearch(peak, room, limit // multiple_of)
+    with spinner(progress, f"largest batch in {format_bytes(room)}") as show:
         for units in search.steps():
-            tell(f"compiling batch {units * multiple_of}")
+            show(f"compiling batch {units * multiple_of}")
             search.measure(units)
     return search.fits * multiple_of
 
@@ -94,8 +95,15 @@ def _room(chip: Target, memory: int | str | None) -> int:
 
 
 @dataclass
-class Search:
-    """The sizes to try, given the peaks measured so far."""
+class BatchSearch:
+    """The sizes to try, given the peaks measured so far.
+
+    Attributes:
+      peak: from a size to the bytes that it takes.
+      room: the bytes that there are.
+      limit: the largest size to try.
+      known: the peaks measured so far.
+    """
 
     peak: Callable[[int], float]
     room: int
@@ -118,7 +126,7 @@ class Search:
         return min(over, default=self.limit + 1)
 
     def steps(self) -> Iterator[int]:
-        """Sizes to measure, until neighbours fit and do not fit."""
+        """Sizes to measure, until one fits and the next one does not."""
         yield 1
         if self.fits and self.limit > 1:
             yield 2
@@ -126,7 +134,7 @@ class Search:
             yield self._next()
 
     def _next(self) -> int:
-        """The predicted answer, then its neighbour; halves where the line misleads."""
+        """The predicted answer or its neighbour; bisection where it is not linear."""
         low, high = self.fits, self.fails
         guess = self._predicted()
         unbounded = high > self.limit
@@ -136,8 +144,8 @@ class Search:
             guess = low + 1
         elif guess >= high:
             guess = high - 1
-        if len(self.known) > 6:
-            # no straight line: leap or halve instead of creeping along it
+        if len(self.known) > _LINEAR:
+            # no line: double or halve, instead of approaching in small steps
             guess = max(guess, low * 2) if unbounded else (low + high) // 2
         return max(low + 1, min(guess, high - 1, self.limit))
 

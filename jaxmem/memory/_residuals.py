@@ -1,11 +1,10 @@
-"""What the backward pass of a function keeps, by tracing it alone.
+"""What the backward pass of a function keeps, by tracing the function.
 
-Nothing is compiled: these are the values JAX carries from the forward to the backward
-pass. A compiler may fuse some of them away or keep others longer; `estimate` tells what
-it made of them.
+Nothing is compiled: the residuals are the values that JAX passes from the forward to
+the backward pass. A compiler may fuse some of them away or keep others for longer,
+which `estimate` shows.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,16 +12,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxmem import _compat
+from jaxmem._bytes import format_bytes
 from jaxmem._checks import check_callable, check_numbers
-from jaxmem._jaxpr import bodies, split
-from jaxmem.memory._bytes import format_bytes
-from jaxmem.memory._compile import explained
+from jaxmem._jaxpr import bodies, is_array, is_var, split
+from jaxmem._module_path import parse_op_name
 from jaxmem.memory._formula import formula_of
-from jaxmem.memory._module_path import parse_op_name
-from jaxmem.memory._step import step_name
+from jaxmem.memory.compile.call import named_leaves, step_name
+from jaxmem.memory.compile.lower import explained
 
 _SHOWN = 40
 
@@ -33,14 +31,14 @@ class Residual:
 
     Attributes:
       bytes: of the whole array.
-      shape: its shape; in a scan with the steps in front.
+      shape: its shape; of a scan, with the axis of iterations in front.
       dtype: its dtype.
-      operation: the primitive that made it, `name 'x'` for a `checkpoint_name`, the
+      operation: the primitive that computes it, `name 'x'` for a `checkpoint_name`, the
         argument's name, or "constant".
       source: file, line and function where that operation was written; may be empty.
       kind: "argument", "constant" or "intermediate".
-      formula: the chain of operations that makes it, as `x * sigmoid(1.702 * x)`.
-      path: the name scopes (modules) it is made in.
+      formula: the operations that compute it, as `x * sigmoid(1.702 * x)`.
+      path: the name scopes (modules) in which it is computed.
       line: the innermost line outside of installed libraries that led to it; may be
         empty.
     """
@@ -58,17 +56,17 @@ class Residual:
 
 @dataclass(frozen=True)
 class Residuals:
-    """What `jaxmem.residuals` found; prints as a table.
+    """What `jaxmem.residuals` returns; prints as a table.
 
     Attributes:
-      entries: the values kept, each once, the largest first.
+      entries: the kept values, each once, the largest first.
     """
 
     entries: tuple[Residual, ...]
 
     @property
     def total_bytes(self) -> int:
-        """Bytes kept beyond the arguments, which are there anyway."""
+        """Bytes kept beside the arguments, which are in memory anyway."""
         return sum(e.bytes for e in self.entries if e.kind != "argument")
 
     @property
@@ -111,7 +109,7 @@ class Residuals:
     def _left_out(self) -> list[str]:
         left = self.entries[_SHOWN:]
         size = format_bytes(sum(e.bytes for e in left))
-        return [f"... {len(left)} smaller ones, {size}"] if left else []
+        return [f"... {len(left)} smaller values, {size}"] if left else []
 
 
 def _cells(entry: Residual) -> tuple[str, ...]:
@@ -143,8 +141,8 @@ def residuals(
     """
     name = step_name(check_callable("fn", fn))
     leaves, treedef, chosen = _arguments(name, args, kwargs, argnums)
-    arrays = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
-    split_at = [i for i in arrays if i in chosen]
+    arrays = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+    differentiated = [i for i in arrays if i in chosen]
 
     def backward(*values):
         full = list(leaves)
@@ -153,16 +151,16 @@ def residuals(
 
         def of_chosen(*picked):
             changed = list(full)
-            for i, value in zip(split_at, picked, strict=True):
+            for i, value in zip(differentiated, picked, strict=True):
                 changed[i] = value
             args, kwargs = jax.tree.unflatten(treedef, changed)
-            return [x for x in jax.tree.leaves(fn(*args, **kwargs)) if _is_array(x)]
+            return [x for x in jax.tree.leaves(fn(*args, **kwargs)) if is_array(x)]
 
-        return jax.vjp(of_chosen, *(full[i] for i in split_at))[1]
+        return jax.vjp(of_chosen, *(full[i] for i in differentiated))[1]
 
     with explained(name):
         closed = jax.make_jaxpr(backward)(*(leaves[i] for i in arrays))
-    names = _names(fn, args, kwargs)
+    names = [name for _, name, _ in named_leaves(fn, args, kwargs)]
     return _read(closed, [names[i] for i in arrays])
 
 
@@ -197,58 +195,41 @@ def _arguments(
     return leaves, treedef, chosen
 
 
-def _is_array(leaf: Any) -> bool:
-    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-
-
 def _inexact(leaf: Any) -> bool:
-    return _is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
-
-
-def _names(fn: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """A name for each leaf: the parameter's, then the path inside it."""
-    try:
-        titles = list(inspect.signature(fn).parameters)
-    except (TypeError, ValueError):
-        titles = []
-    names = []
-    for path, _ in tree_flatten_with_path((args, kwargs))[0]:
-        if path[0].idx == 1:
-            names.append(path[1].key + keystr(path[2:]))
-        else:
-            i = path[1].idx
-            title = titles[i] if i < len(titles) else f"args[{i}]"
-            names.append(title + keystr(path[2:]))
-    return names
+    return is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _read(closed: Any, names: list[str]) -> Residuals:
     """The outputs of the traced forward pass are what it keeps."""
     jaxpr, _ = split(closed)
     arguments = dict(zip(jaxpr.invars, names, strict=True))
-    entries = []
-    for var in dict.fromkeys(v for v in jaxpr.outvars if not hasattr(v, "val")):
-        var, eqn = _origin(jaxpr, var)
+    makers = {out: eqn for eqn in jaxpr.eqns for out in eqn.outvars}
+    entries = {}
+    for var in filter(is_var, jaxpr.outvars):
+        var, eqn = _without_precision(makers, var)
+        if var in entries:
+            continue
         if var in arguments:
-            entries.append((var, _entry(var, arguments[var], "", "argument")))
+            entries[var] = _entry(var, arguments[var], "argument")
         elif eqn is None:
-            entries.append((var, _entry(var, "constant", "", "constant")))
+            entries[var] = _entry(var, "constant", "constant")
         else:
-            operation, source = _describe(eqn, var)
-            entry = _entry(var, operation, source, "intermediate")
-            path, line = _place(eqn, var)
-            entry = replace(entry, formula=formula_of(jaxpr, var), path=path, line=line)
-            entries.append((var, entry))
-    unique = dict(entries).values()
-    return Residuals(tuple(sorted(unique, key=lambda e: -e.bytes)))
+            nest = _innermost(eqn, var)
+            source, path, line = _place(nest)
+            entries[var] = replace(
+                _entry(var, _operation(nest[-1]), "intermediate"),
+                source=source,
+                formula=formula_of(jaxpr, var),
+                path=path,
+                line=line,
+            )
+    return Residuals(tuple(sorted(entries.values(), key=lambda e: -e.bytes)))
 
 
-def _origin(jaxpr: Any, var: Any) -> tuple[Any, Any]:
-    """The value itself, seen through what JAX puts round a saved value."""
-    made_by = {out: eqn for eqn in jaxpr.eqns for out in eqn.outvars}
-    while var in made_by:
-        eqn = made_by[var]
-        if eqn.primitive.name != "reduce_precision" or hasattr(eqn.invars[0], "val"):
+def _without_precision(makers: dict[Any, Any], var: Any) -> tuple[Any, Any]:
+    """(value, equation) below the `reduce_precision` that JAX puts around residuals."""
+    while (eqn := makers.get(var)) is not None:
+        if eqn.primitive.name != "reduce_precision" or not is_var(eqn.invars[0]):
             return var, eqn
         if eqn.invars[0].aval.dtype != var.aval.dtype:
             return var, eqn
@@ -256,35 +237,30 @@ def _origin(jaxpr: Any, var: Any) -> tuple[Any, Any]:
     return var, None
 
 
-def _describe(eqn: Any, var: Any) -> tuple[str, str]:
-    """The innermost operation that makes an output, and its source line."""
-    place = eqn.outvars.index(var)
-    for body in bodies(eqn):
-        inner, _ = split(body)
-        if len(inner.outvars) != len(eqn.outvars):
-            continue
-        out = inner.outvars[place]
-        for candidate in inner.eqns:
-            if not hasattr(out, "val") and out in candidate.outvars:
-                operation, source = _describe(candidate, out)
-                # jax's own code inside, such as jnp.where, has no line of the user's
-                return operation, source or _compat.source_line(eqn)
-    return _operation(eqn), _compat.source_line(eqn)
-
-
-def _place(eqn: Any, var: Any, stack: str = "", line: str = "") -> tuple[str, str]:
-    """The name scopes of the innermost operation, and the user's line for it."""
-    stack = "/".join(part for part in (stack, _compat.name_stack(eqn)) if part)
-    line = _compat.caller_line(eqn, *_compat.INSTALLED) or line
+def _innermost(eqn: Any, var: Any) -> list[Any]:
+    """The equation of an output and, inside calls and loops, those that compute it."""
     place = eqn.outvars.index(var)
     for body in bodies(eqn):
         inner, _ = split(body)
         if len(inner.outvars) == len(eqn.outvars):
             out = inner.outvars[place]
             for candidate in inner.eqns:
-                if not hasattr(out, "val") and out in candidate.outvars:
-                    return _place(candidate, out, stack, line)
-    return parse_op_name(f"{stack}/{eqn.primitive.name}").module_path, line
+                if is_var(out) and out in candidate.outvars:
+                    return [eqn, *_innermost(candidate, out)]
+    return [eqn]
+
+
+def _place(nest: Sequence[Any]) -> tuple[str, str, str]:
+    """(source line, name scopes, the user's line) of the innermost of some equations.
+
+    jax's own code, such as that of `jnp.where`, has no line of the user's: then the
+    line of the call of it is taken.
+    """
+    sources = [line for eqn in nest if (line := _compat.source_line(eqn))]
+    lines = [_compat.caller_line(eqn, *_compat.INSTALLED) for eqn in nest]
+    scopes = [scope for eqn in nest if (scope := _compat.name_stack(eqn))]
+    path = parse_op_name("/".join([*scopes, nest[-1].primitive.name])).module_path
+    return next(reversed(sources), ""), path, next(filter(None, reversed(lines)), "")
 
 
 def _operation(eqn: Any) -> str:
@@ -297,8 +273,8 @@ def _operation(eqn: Any) -> str:
     return f"{name} {label}" if isinstance(label, str) else name
 
 
-def _entry(var: Any, operation: str, source: str, kind: str) -> Residual:
+def _entry(var: Any, operation: str, kind: str) -> Residual:
     aval = var.aval
     shape = tuple(aval.shape)
     size = math.prod(shape) * aval.dtype.itemsize
-    return Residual(size, shape, str(aval.dtype), operation, source, kind)
+    return Residual(size, shape, str(aval.dtype), operation, "", kind)

@@ -2,10 +2,10 @@
 
 from jaxmem.nn import linen as linen
 from jaxmem.nn import nnx as nnx
-from jaxmem.nn._left import Kept as Kept
-from jaxmem.nn._left import Left as Left
 from jaxmem.nn._merge import merge_norm as merge_norm
 from jaxmem.nn._merge import unmerge_norm as unmerge_norm
+from jaxmem.nn._remaining import KeptArrays as KeptArrays
+from jaxmem.nn._remaining import RemainingArrays as RemainingArrays
 from jaxmem.nn._rules import Rule as Rule
 from jaxmem.nn._substitute import report as report
 from jaxmem.nn._substitute import substitute as substitute

@@ -12,20 +12,11 @@ import jax.numpy as jnp
 from jaxmem import ops
 
 
-def attend(
-    query,
-    key,
-    value,
-    bias,
-    mask,
-    *,
-    is_causal,
-    dropout_rate,
-    dropout_rng,
-    broadcast,
-    save=None,
-):
-    """Attention over `[batch..., length, heads, features]` arrays of one dtype."""
+def attend(query, key, value, bias, mask, *, dropout_rate, dropout_rng, **options):
+    """Attention over `[batch..., length, heads, features]` arrays of one dtype.
+
+    Of a key without dropout nothing is made: Flax gives one all the same.
+    """
     batch = query.shape[:-3]
     out = ops.dot_product_attention(
         _fold(query),
@@ -33,11 +24,9 @@ def attend(
         _fold(value),
         _fold_logits(bias, batch),
         None if mask is None else _fold_logits(jnp.asarray(mask, bool), batch),
-        is_causal=is_causal,
-        dropout_rate=dropout_rate,
-        dropout_rng=dropout_rng,
-        broadcast_dropout=broadcast,
-        save=save,
+        dropout_rate=max(dropout_rate, 0.0),
+        dropout_rng=dropout_rng if dropout_rate > 0.0 else None,
+        **options,
     )
     return out if len(batch) == 1 else out.reshape(batch + out.shape[1:])
 

@@ -1,7 +1,7 @@
 """What the transformer blocks of linen and nnx share.
 
 A block keeps what its matmuls keep anyway, once. A norm keeps its output, which is the
-input of the next projections. The activation is made again in the backward pass, from
+input of the next projections. The activation is recomputed in the backward pass, from
 the inputs of the down projection: a GELU in D -> F -> D keeps one [N, F] and not two,
 a SwiGLU two and not three, without a bit or an inverse, and no matmul is done twice.
 In unrolled layers XLA may find the two equal and keep the activation after all; in a
@@ -27,6 +27,31 @@ def activated_dense(
 
     y = jax.checkpoint(run, prevent_cse=False)(tuple(inputs), kernel)
     return y if bias is None else y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
+
+
+def attend(q, k, v, mask, positions, *, rope_theta, causal, rate, rng):
+    """Attention of `[batch, length, heads, channels]` arrays, rotated where asked.
+
+    `rng` gives a key; it is called where there is dropout.
+    """
+    if rope_theta is not None:
+        if positions is None:
+            positions = jnp.arange(q.shape[-3])
+        q, k = (rotary_embedding(y, positions, rope_theta) for y in (q, k))
+    return ops.dot_product_attention(
+        *(q, k, v),
+        mask=mask,
+        is_causal=causal,
+        dropout_rate=rate,
+        dropout_rng=rng() if rate else None,
+    )
+
+
+def residual_pair(place: str, x: Array, norms, layers) -> Array:
+    """Attention and MLP, each with its norm before it ("pre") or after the sum."""
+    for norm, layer in zip(norms, layers, strict=True):
+        x = x + layer(norm(x)) if place == "pre" else norm(x + layer(x))
+    return x
 
 
 def rotary_embedding(

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxmem import ops
 from jaxmem.nn import linen
-from jaxmem.nn._blocks import activated_dense, rotary_embedding
+from jaxmem.nn._blocks import activated_dense, attend, residual_pair
 from jaxmem.nn._constructor import check_heads, check_llama, check_transformer
 
 
@@ -30,7 +30,7 @@ class _ActivatedDense(nn.Dense):
         return activated_dense(self.activation, inputs, kernel, bias, dtype)
 
 
-class _Attention(nn.Module):
+class _LinenAttention(nn.Module):
     """Projections, `jaxmem.ops.dot_product_attention`, projection."""
 
     num_heads: int
@@ -61,19 +61,12 @@ class _Attention(nn.Module):
         q = dense((self.num_heads, head), "query")(x)
         k = dense((self.num_kv_heads, head), "key")(x)
         v = dense((self.num_kv_heads, head), "value")(x)
-        if self.rope_theta is not None:
-            if positions is None:
-                positions = jnp.arange(x.shape[-2])
-            q, k = (rotary_embedding(y, positions, self.rope_theta) for y in (q, k))
-        rate = 0.0 if deterministic else self.dropout_rate
-        y = ops.dot_product_attention(
-            q,
-            k,
-            v,
-            mask=mask,
-            is_causal=self.causal,
-            dropout_rate=rate,
-            dropout_rng=self.make_rng("dropout") if rate else None,
+        y = attend(
+            *(q, k, v, mask, positions),
+            rope_theta=self.rope_theta,
+            causal=self.causal,
+            rate=0.0 if deterministic else self.dropout_rate,
+            rng=lambda: self.make_rng("dropout"),
         )
         return dense(x.shape[-1], "out", (-2, -1))(y)
 
@@ -127,17 +120,7 @@ class TransformerBlock(nn.Module):
     deterministic: bool | None = None
 
     def __post_init__(self) -> None:
-        check_transformer(
-            num_heads=self.num_heads,
-            mlp_dim=self.mlp_dim,
-            norm=self.norm,
-            causal=self.causal,
-            activation=self.activation,
-            dropout_rate=self.dropout_rate,
-            attention_dropout_rate=self.attention_dropout_rate,
-            epsilon=self.epsilon,
-            use_bias=self.use_bias,
-        )
+        check_transformer(vars(self))
         super().__post_init__()
 
     @nn.compact
@@ -158,7 +141,7 @@ class TransformerBlock(nn.Module):
             )
         types = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         dense = {"use_bias": self.use_bias, "kernel_init": self.kernel_init, **types}
-        attention = _Attention(
+        attention = _LinenAttention(
             self.num_heads,
             self.num_heads,
             self.causal,
@@ -176,14 +159,13 @@ class TransformerBlock(nn.Module):
         def drop(y):
             return linen.Dropout(self.dropout_rate)(y, deterministic or not rates[0])
 
-        def attend(y):
+        def attended(y):
             return drop(attention(y, mask, None, deterministic or not any(rates)))
 
-        if self.norm == "pre":
-            x = x + attend(norm("attention_norm")(x))
-            return x + drop(down(up(norm("mlp_norm")(x))))
-        x = norm("attention_norm")(x + attend(x))
-        return norm("mlp_norm")(x + drop(down(up(x))))
+        norms = norm("attention_norm"), norm("mlp_norm")
+        return residual_pair(
+            self.norm, x, norms, (attended, lambda y: drop(down(up(y))))
+        )
 
 
 class LlamaBlock(nn.Module):
@@ -205,7 +187,7 @@ class LlamaBlock(nn.Module):
     Saves:
         For N tokens: the outputs of both norms, query and attention's output (4 N D
         numbers), key and value (2 N D K / heads), both projections of the MLP (2 N F;
-        their product is made again), and a few float32 a token.
+        their product is recomputed), and a few float32 a token.
 
     Source:
         Touvron et al., LLaMA, arXiv 2302.13971, section 2.2.
@@ -221,13 +203,7 @@ class LlamaBlock(nn.Module):
     kernel_init: Initializer = nn.linear.default_kernel_init
 
     def __post_init__(self) -> None:
-        check_llama(
-            num_heads=self.num_heads,
-            mlp_dim=self.mlp_dim,
-            num_kv_heads=self.num_kv_heads,
-            rope_theta=self.rope_theta,
-            epsilon=self.epsilon,
-        )
+        check_llama(vars(self))
         super().__post_init__()
 
     @nn.compact
@@ -244,7 +220,7 @@ class LlamaBlock(nn.Module):
         check_heads(width, self.num_heads, kv_heads)
         types = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         dense = {"use_bias": False, "kernel_init": self.kernel_init, **types}
-        attention = _Attention(
+        attention = _LinenAttention(
             self.num_heads,
             kv_heads,
             True,

@@ -1,4 +1,4 @@
-"""Transformer blocks for `flax.nnx`, of the layers in `nnx.py`; see `_blocks.py`."""
+"""Transformer blocks for `flax.nnx`, of the layers in `nnx.py`; see `blocks.py`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxmem import ops
 from jaxmem.nn import nnx
-from jaxmem.nn._blocks import activated_dense, rotary_embedding
+from jaxmem.nn._blocks import activated_dense, attend, residual_pair
 from jaxmem.nn._constructor import check_heads, check_llama, check_transformer
 
 _KERNEL_INIT = flax_nnx.initializers.lecun_normal()
@@ -31,7 +31,7 @@ class _ActivatedLinear(flax_nnx.Linear):
         return activated_dense(self.activation, inputs, kernel, bias, dtype)
 
 
-class _Attention(flax_nnx.Module):
+class _NnxAttention(flax_nnx.Module):
     """Projections, `jaxmem.ops.dot_product_attention`, projection."""
 
     def __init__(
@@ -54,19 +54,12 @@ class _Attention(flax_nnx.Module):
 
     def __call__(self, x, mask, positions, deterministic: bool):
         q, k, v = self.query(x), self.key(x), self.value(x)
-        if self.rope_theta is not None:
-            if positions is None:
-                positions = jnp.arange(x.shape[-2])
-            q, k = (rotary_embedding(y, positions, self.rope_theta) for y in (q, k))
-        rate = 0.0 if deterministic else self.dropout_rate
-        y = ops.dot_product_attention(
-            q,
-            k,
-            v,
-            mask=mask,
-            is_causal=self.causal,
-            dropout_rate=rate,
-            dropout_rng=self.rngs() if rate and self.rngs is not None else None,
+        y = attend(
+            *(q, k, v, mask, positions),
+            rope_theta=self.rope_theta,
+            causal=self.causal,
+            rate=0.0 if deterministic else self.dropout_rate,
+            rng=lambda: None if self.rngs is None else self.rngs(),
         )
         return self.out(y)
 
@@ -75,23 +68,10 @@ class TransformerBlock(flax_nnx.Module):
     """`jaxmem.nn.linen.TransformerBlock` for nnx: pre-LN (GPT, ViT) or post-LN (BERT).
 
     Args:
-        width: D, of the inputs.
-        num_heads: heads of the attention; divides `width`.
-        mlp_dim: width F of the MLP; None: 4 D.
-        norm: "pre" normalises what goes into attention and MLP, "post" the sum after.
-        causal: no position attends to a later one.
-        activation: elementwise, between the two layers of the MLP.
-        dropout_rate: of attention's and the MLP's outputs.
-        attention_dropout_rate: of the attention weights; None: as `dropout_rate`.
-        epsilon: of the norms.
-        use_bias: whether linear layers have one.
-        dtype: to compute in; None: what inputs and parameters promote to.
-        param_dtype: of the parameters.
-        kernel_init: of all kernels.
+        width: D, of the inputs; `num_heads` divides it.
         rngs: streams "params" and, for dropout, "dropout".
 
-    Raises:
-        ValueError: another word for `norm`, or heads that do not divide the width.
+    The other arguments, and errors, as of that block.
 
     Saves:
         As `jaxmem.nn.linen.TransformerBlock`.
@@ -115,17 +95,7 @@ class TransformerBlock(flax_nnx.Module):
         kernel_init: Initializer = _KERNEL_INIT,
         rngs: flax_nnx.Rngs,
     ):
-        check_transformer(
-            num_heads=num_heads,
-            mlp_dim=mlp_dim,
-            norm=norm,
-            causal=causal,
-            activation=activation,
-            dropout_rate=dropout_rate,
-            attention_dropout_rate=attention_dropout_rate,
-            epsilon=epsilon,
-            use_bias=use_bias,
-        )
+        check_transformer(locals())
         check_heads(width, num_heads)
         rate = (
             dropout_rate if attention_dropout_rate is None else attention_dropout_rate
@@ -136,7 +106,7 @@ class TransformerBlock(flax_nnx.Module):
         norms = {"epsilon": epsilon, "save": "output", "rngs": rngs, **types}
         self.norm = norm
         self.attention_norm = nnx.LayerNorm(width, **norms)
-        self.attention = _Attention(
+        self.attention = _NnxAttention(
             width, num_heads, num_heads, causal, rate, None, dense, rngs
         )
         self.mlp_norm = nnx.LayerNorm(width, **norms)
@@ -163,36 +133,24 @@ class TransformerBlock(flax_nnx.Module):
         def drop(y):
             return self.dropout(y, deterministic=still or not self.dropout.rate)
 
-        def attend(y):
+        def attended(y):
             return drop(self.attention(y, mask, None, still))
 
         def mlp(y):
             return drop(self.down.of(self.up(y)))
 
-        if self.norm == "pre":
-            x = x + attend(self.attention_norm(x))
-            return x + mlp(self.mlp_norm(x))
-        x = self.attention_norm(x + attend(x))
-        return self.mlp_norm(x + mlp(x))
+        norms = self.attention_norm, self.mlp_norm
+        return residual_pair(self.norm, x, norms, (attended, mlp))
 
 
 class LlamaBlock(flax_nnx.Module):
     """`jaxmem.nn.linen.LlamaBlock` for nnx: RMSNorm, rotary attention, SwiGLU.
 
     Args:
-        width: D, of the inputs.
-        num_heads: heads of the queries; divides `width`.
-        mlp_dim: width F of the MLP.
-        num_kv_heads: heads of keys and values; None: as `num_heads`.
-        rope_theta: base of the rotary embedding.
-        epsilon: of the norms.
-        dtype: to compute in; None: what inputs and parameters promote to.
-        param_dtype: of the parameters; there are no biases.
-        kernel_init: of all kernels.
+        width: D, of the inputs; `num_heads` divides it.
         rngs: stream "params".
 
-    Raises:
-        ValueError: heads that do not divide the width, or each other.
+    The other arguments, and errors, as of that block.
 
     Saves:
         As `jaxmem.nn.linen.LlamaBlock`.
@@ -212,20 +170,14 @@ class LlamaBlock(flax_nnx.Module):
         kernel_init: Initializer = _KERNEL_INIT,
         rngs: flax_nnx.Rngs,
     ):
-        check_llama(
-            num_heads=num_heads,
-            mlp_dim=mlp_dim,
-            num_kv_heads=num_kv_heads,
-            rope_theta=rope_theta,
-            epsilon=epsilon,
-        )
+        check_llama(locals())
         kv_heads = num_kv_heads or num_heads
         check_heads(width, num_heads, kv_heads)
         types = {"dtype": dtype, "param_dtype": param_dtype}
         dense = {"use_bias": False, "kernel_init": kernel_init, **types}
         norms = {"epsilon": epsilon, "save": "output", "rngs": rngs, **types}
         self.attention_norm = nnx.RMSNorm(width, **norms)
-        self.attention = _Attention(
+        self.attention = _NnxAttention(
             width, num_heads, kv_heads, True, 0.0, rope_theta, dense, rngs
         )
         self.mlp_norm = nnx.RMSNorm(width, **norms)

@@ -1,6 +1,6 @@
 """Arguments of layers checked where the layer is made, not only when it runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ _seen: set[str] = set()  # options that an op has taken already; layers are made
 
 def _ask(op: Callable, shapes: dict[str, tuple[int, ...]], **options: Any) -> None:
     """Raises what the op itself says of these options, on shapes alone."""
-    asked = f"{op.__name__}{options!r}"
+    asked = f"{op.__name__}{options!r}"  # tracing takes milliseconds
     if asked in _seen:
         return
     dtypes = {"key": jnp.uint32}
@@ -47,7 +47,7 @@ def check_ms_save(save: Any) -> None:
     _ask(ops.ms_rms_norm, {"x": (2, 1)}, save=save)
 
 
-def check_sampling(budget: Any, method: Any) -> None:
+def check_sampled_dense(budget: Any, method: Any) -> None:
     """How many rows a `SampledDense` keeps, and how it chooses them."""
     shapes = {"x": (4, 1), "kernel": (1, 1), "key": (2,)}
     _ask(ops.sampled_dense, shapes, budget=budget, method=method)
@@ -73,7 +73,7 @@ def check_heads(width: int, num_heads: int, num_kv_heads: int | None = None) -> 
             )
 
 
-def check_transformer(**given: Any) -> None:
+def check_transformer(given: Mapping[str, Any]) -> None:
     """The arguments of a `TransformerBlock`, but for its width and dtypes."""
     check_int("num_heads", given["num_heads"], 1)
     if given["mlp_dim"] is not None:
@@ -88,7 +88,7 @@ def check_transformer(**given: Any) -> None:
     check_float("epsilon", given["epsilon"], at_least=0)
 
 
-def check_llama(**given: Any) -> None:
+def check_llama(given: Mapping[str, Any]) -> None:
     """The arguments of a `LlamaBlock`, but for its width and dtypes."""
     heads = check_int("num_heads", given["num_heads"], 1)
     check_heads(heads, heads, given["num_kv_heads"])

@@ -21,7 +21,8 @@ from jaxmem import ops
 from jaxmem.nn import _conv, _norm
 from jaxmem.nn._attention import attend
 from jaxmem.nn._fallback import fall_back
-from jaxmem.ops._quantized import sharing
+from jaxmem.ops.codes import sharing
+from jaxmem.ops.records import RECORDS
 
 
 @contextlib.contextmanager
@@ -37,10 +38,6 @@ def _with_fields(module: nn.Module, **fields: Any) -> Iterator[None]:
             object.__setattr__(module, name, value)
 
 
-def _features(module, x):
-    return tuple(x.shape[i] for i in _norm.axes(x.ndim, module.feature_axes))
-
-
 def _norm_params(module, features, names):
     """Parameters as Flax makes them: scale first, then bias."""
     return [
@@ -53,38 +50,32 @@ def _norm_params(module, features, names):
     ]
 
 
+def _parameters(module, x, names):
+    """The input, the dtype to compute in, and the parameters of a norm."""
+    places = _norm.axes(x.ndim, getattr(module, "feature_axes", -1))
+    made = _norm_params(module, tuple(x.shape[i] for i in places), names)
+    return x, canonicalize_dtype(x, *made, dtype=module.dtype), *made
+
+
 def save_rng(module):
     """A key for stochastic rounding of codes, where the caller gave one."""
     return module.make_rng("storage") if module.has_rng("storage") else None
 
 
-def layer_norm(module, flax_call, x, *, mask=None, save="input"):
-    if reason := _norm.obstacle(module, x):
-        fall_back("LayerNorm", reason)
-        return flax_call(x, mask=mask)
-    scale, bias = _norm_params(module, _features(module, x), ("scale", "bias"))
-    dtype = canonicalize_dtype(x, scale, bias, dtype=module.dtype)
-    rng = save_rng(module)
-    return _norm.layer_norm(module, x, scale, bias, mask, dtype, save, rng)
+def layer_norm(module, flax_call, x, **how):
+    rng = None if _norm.unsupported_reason(module, x) else save_rng(module)
+    return _norm.layer_norm(_parameters, module, flax_call, x, rng=rng, **how)
 
 
-def rms_norm(module, flax_call, x, *, mask=None, save="input"):
-    if reason := _norm.obstacle(module, x):
-        fall_back("RMSNorm", reason)
-        return flax_call(x, mask=mask)
-    (scale,) = _norm_params(module, _features(module, x), ("scale",))
-    dtype = canonicalize_dtype(x, scale, dtype=module.dtype)
-    return _norm.rms_norm(module, x, scale, mask, dtype, save, save_rng(module))
+def rms_norm(module, flax_call, x, **how):
+    rng = None if _norm.unsupported_reason(module, x) else save_rng(module)
+    return _norm.rms_norm(_parameters, module, flax_call, x, rng=rng, **how)
 
 
-def group_norm(module, flax_call, x, *, mask=None):
-    if reason := _norm.obstacle(module, x):
-        fall_back("GroupNorm", reason)
-        return flax_call(x, mask=mask)
-    num_groups = _num_groups(module, x.shape[-1])
-    scale, bias = _norm_params(module, x.shape[-1:], ("scale", "bias"))
-    dtype = canonicalize_dtype(x, scale, bias, dtype=module.dtype)
-    return _norm.group_norm(module, x, scale, bias, mask, dtype, num_groups)
+def group_norm(module, flax_call, x, **how):
+    return _norm.group_norm(
+        _parameters, module, flax_call, x, groups=_num_groups, **how
+    )
 
 
 def _num_groups(module, channels: int) -> int:
@@ -112,18 +103,16 @@ def ms_norm(module, op, names, x, mask, save):
 
 def inplace_abn(module, x, use_running_average, mask):
     """A Flax BatchNorm with an activation in it."""
-    names = ("activation", "negative_slope", "alpha", "approximate")
-    options = {name: getattr(module, name) for name in names}
-    op = functools.partial(ops.inplace_abn, **options)
-    if reason := _norm.obstacle(module, x):
+    if reason := _norm.unsupported_reason(module, x):
         raise ValueError(f"InPlaceABN: {reason}")
+    op = _norm.abn_op(module)
     return batch_norm(module, None, x, use_running_average, mask=mask, op=op)
 
 
 def batch_norm(
     module, flax_call, x, use_running_average=None, *, mask=None, op=ops.batch_norm
 ):
-    if reason := _norm.obstacle(module, x):
+    if reason := _norm.unsupported_reason(module, x):
         fall_back("BatchNorm", reason)
         return flax_call(x, use_running_average, mask=mask)
     frozen = nn.merge_param(
@@ -133,38 +122,20 @@ def batch_norm(
     features = tuple(x.shape[i] for i in axes)
     mean = module.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
     var = module.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
-    if not frozen:
-        update = functools.partial(_update_statistics, module, mean, var)
-        return _batch_norm_training(module, x, features, mask, update, op)
-    scale, bias = _norm_params(module, features, ("scale", "bias"))
-    return op(
-        x,
-        scale,
-        bias,
-        mean=mean.value,
-        var=var.value,
-        axis=axes,
-        epsilon=module.epsilon,
-        dtype=canonicalize_dtype(x, scale, bias, dtype=module.dtype),
-    )
-
-
-def _batch_norm_training(module, x, features, mask, update, op):
     scale, bias = _norm_params(module, features, ("scale", "bias"))
     dtype = canonicalize_dtype(x, scale, bias, dtype=module.dtype)
+    if frozen:
+        stats = dict(mean=mean.value, var=var.value)
+        options = dict(axis=axes, epsilon=module.epsilon, dtype=dtype)
+        return op(x, scale, bias, **stats, **options)
     # The mesh axis does not exist yet when parameters are made.
     axis_name = None if module.is_initializing() else module.axis_name
-    options = (mask, dtype, axis_name, op)
-    y, mean, var = _norm.batch_norm(module, x, scale, bias, *options)
+    y, *new = _norm.batch_norm(module, x, scale, bias, mask, dtype, axis_name, op)
     if not module.is_initializing():
-        update(mean, var)
+        keep = module.momentum
+        for old, value in zip((mean, var), new, strict=True):
+            old.value = keep * old.value + (1 - keep) * value
     return y
-
-
-def _update_statistics(module, mean, var, new_mean, new_var):
-    keep = module.momentum
-    mean.value = keep * mean.value + (1 - keep) * new_mean
-    var.value = keep * var.value + (1 - keep) * new_var
 
 
 def dense(module, flax_call, inputs, save=None):
@@ -236,7 +207,7 @@ def dropout(module, flax_call, inputs, deterministic=None, rng=None):
 
 def attention(module, flax_call, *args, save=None, **kwargs):
     """Flax's own projections and cache; the attention function between them is ours."""
-    reason = attention_obstacle(module, kwargs.get("sow_weights", False))
+    reason = attention_reason(module, kwargs.get("sow_weights", False))
     if reason:
         fall_back(type(module).__name__, reason)
         return flax_call(*args, **kwargs)
@@ -245,7 +216,7 @@ def attention(module, flax_call, *args, save=None, **kwargs):
         return flax_call(*args, **kwargs)
 
 
-def attention_obstacle(module, sow_weights) -> str | None:
+def attention_reason(module, sow_weights) -> str | None:
     """Why this call needs Flax's attention function, or None."""
     if module.attention_fn is not nn.dot_product_attention:
         return "an attention_fn of its own"
@@ -276,17 +247,11 @@ def dot_product_attention(
 ):
     """As `flax.linen.dot_product_attention`; the softmax is always in float32."""
     query, key, value = flax_promote_dtype(query, key, value, dtype=dtype)
-    drop = not deterministic and dropout_rate > 0.0
     return attend(
-        query,
-        key,
-        value,
-        bias,
-        mask,
-        is_causal=False,
-        dropout_rate=dropout_rate if drop else 0.0,
-        dropout_rng=dropout_rng if drop else None,
-        broadcast=broadcast_dropout,
+        *(query, key, value, bias, mask),
+        dropout_rate=0.0 if deterministic else dropout_rate,
+        dropout_rng=dropout_rng,
+        broadcast_dropout=broadcast_dropout,
         save=save,
     )
 
@@ -296,18 +261,22 @@ def raw(method: Callable) -> Callable:
     return inspect.unwrap(method)
 
 
+CALLS = {
+    "layer_norm": layer_norm,
+    "rms_norm": rms_norm,
+    "group_norm": group_norm,
+    "batch_norm": batch_norm,
+    "dense": dense,
+    "conv": conv,
+    "dropout": dropout,
+    "dot_product_attention": attention,
+}
 # Keyed by function, not by class: it is found whatever class inherits it.
 TABLE = {
-    raw(nn.LayerNorm.__call__): layer_norm,
-    raw(nn.RMSNorm.__call__): rms_norm,
-    raw(nn.GroupNorm.__call__): group_norm,
-    raw(nn.BatchNorm.__call__): batch_norm,
-    raw(nn.Dense.__call__): dense,
-    raw(nn.DenseGeneral.__call__): dense,
-    raw(nn.Conv.__call__): conv,
-    raw(nn.Dropout.__call__): dropout,
-    raw(nn.MultiHeadDotProductAttention.__call__): attention,
+    raw(getattr(nn, layer).__call__): CALLS[record.name]
+    for record in RECORDS
+    for layer in record.layers.linen
 }
-TAKES_WORD = (layer_norm, rms_norm)
-TAKES_BITS = (*TAKES_WORD, dense, conv, attention)
+TAKES_WORD = [CALLS[r.name] for r in RECORDS if r.layers.linen and r.layers.words]
+TAKES_BITS = [CALLS[r.name] for r in RECORDS if r.layers.linen and r.layers.bits]
 INSIDE_ATTENTION = (dense, layer_norm)

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxmem.nn._attention import attend
 from jaxmem.nn._fallback import fall_back
-from jaxmem.ops._quantize import Quantization
+from jaxmem.ops.codes import Quantization
 
 
 def dot_product_attention(
@@ -66,33 +66,17 @@ def dot_product_attention(
     if reason:
         fall_back("dot_product_attention", reason)
         return nnx.dot_product_attention(
-            query,
-            key,
-            value,
-            bias,
-            mask,
-            broadcast_dropout,
-            dropout_rng,
-            dropout_rate,
-            deterministic,
-            dtype,
-            precision,
-            module,
-            promote_dtype,
-            is_causal,
+            *(query, key, value, bias, mask, broadcast_dropout, dropout_rng),
+            *(dropout_rate, deterministic, dtype, precision, module),
+            *(promote_dtype, is_causal),
         )
     query, key, value = promote_dtype((query, key, value), dtype=dtype)
-    drop = not deterministic and dropout_rate > 0.0
     return attend(
-        query,
-        key,
-        value,
-        bias,
-        mask,
+        *(query, key, value, bias, mask),
         is_causal=is_causal,
-        dropout_rate=dropout_rate if drop else 0.0,
-        dropout_rng=dropout_rng if drop else None,
-        broadcast=broadcast_dropout,
+        dropout_rate=0.0 if deterministic else dropout_rate,
+        dropout_rng=dropout_rng,
+        broadcast_dropout=broadcast_dropout,
         save=save,
     )
 

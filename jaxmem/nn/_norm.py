@@ -1,13 +1,20 @@
-"""What the linen and nnx norms share: which options the lean ops serve, and axes."""
+"""What the norms of linen and nnx share: the options that the ops take, and the calls.
 
-from collections.abc import Iterable
+The two frameworks differ in where a layer's parameters are: `parameters` is a function
+of the layer, its input and names that gives the input, the dtype of the output, and
+the parameters.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax.numpy as jnp
 
 from jaxmem import ops
 from jaxmem._checks import wrong_value
-from jaxmem.ops._quantize import as_quantization
+from jaxmem.nn._fallback import fall_back
+from jaxmem.ops.codes import as_quantization
 
 SAVES = ("input", "output")
 
@@ -30,7 +37,7 @@ def axes(ndim: int, given) -> tuple[int, ...]:
     return tuple(sorted({axis % ndim for axis in given}))
 
 
-def obstacle(module, x) -> str | None:
+def unsupported_reason(module, x) -> str | None:
     """Why this call cannot run on a lean op, or None."""
     if not getattr(module, "force_float32_reductions", True):
         return "force_float32_reductions=False"
@@ -39,16 +46,49 @@ def obstacle(module, x) -> str | None:
     return None
 
 
-def layer_norm(module, x, scale, bias, mask, dtype, save, rng=None):
-    """`ops.layer_norm` with the fields of a Flax LayerNorm."""
-    return ops.layer_norm(
-        x,
-        scale,
-        bias,
+def _on_op(op: Callable, layer: str, names: tuple[str, ...], own: Callable) -> Callable:
+    """The call of a Flax norm, on `op`.
+
+    `own(module, x, **how)` gives the options that not all norms have.
+    """
+
+    def call(parameters, module, flax_call, x, *, mask=None, **how):
+        if reason := unsupported_reason(module, x):
+            fall_back(layer, reason)
+            return flax_call(x, mask=mask)
+        x, dtype, *given = parameters(module, x, names)
+        options = _options(module, mask, dtype) | own(module, x, **how)
+        return op(x, *given, **options)
+
+    return call
+
+
+def _of_layer_norm(module, x, **how) -> dict[str, Any]:
+    fast = dict(use_fast_variance=module.use_fast_variance)
+    return fast | _over_features(module, x, **how)
+
+
+def _of_group_norm(module, x, groups: Callable) -> dict[str, Any]:
+    return dict(
+        num_groups=groups(module, x.shape[-1]),
+        reduction_axes=module.reduction_axes,
         use_fast_variance=module.use_fast_variance,
-        **_options(module, mask, dtype),
-        **_over_features(module, x, save, rng),
     )
+
+
+def _over_features(module, x, save="input", rng=None) -> dict[str, Any]:
+    """Axes, and the input kept where the op cannot do with the output."""
+    reduced, features = (
+        axes(x.ndim, given) for given in (module.reduction_axes, module.feature_axes)
+    )
+    if len(reduced) > 1 or reduced != features or module.axis_name is not None:
+        save = "input" if save == "output" else save
+    return dict(axis=reduced, feature_axis=features, save=save, save_rng=rng)
+
+
+layer_norm = _on_op(ops.layer_norm, "LayerNorm", ("scale", "bias"), _of_layer_norm)
+rms_norm = _on_op(ops.rms_norm, "RMSNorm", ("scale",), _over_features)
+group_norm = _on_op(ops.group_norm, "GroupNorm", ("scale", "bias"), _of_group_norm)
 
 
 def ms_norm(module, op, x, mask, *parameters, save, rng=None):
@@ -65,25 +105,6 @@ def ms_norm(module, op, x, mask, *parameters, save, rng=None):
     return op(x, *parameters, save=save, save_rng=rng, **options)
 
 
-def rms_norm(module, x, scale, mask, dtype, save, rng=None):
-    """`ops.rms_norm` with the fields of a Flax RMSNorm."""
-    options = _options(module, mask, dtype)
-    return ops.rms_norm(x, scale, **options, **_over_features(module, x, save, rng))
-
-
-def group_norm(module, x, scale, bias, mask, dtype, num_groups):
-    """`ops.group_norm` with the fields of a Flax GroupNorm."""
-    return ops.group_norm(
-        x,
-        scale,
-        bias,
-        num_groups=num_groups,
-        reduction_axes=module.reduction_axes,
-        use_fast_variance=module.use_fast_variance,
-        **_options(module, mask, dtype),
-    )
-
-
 def batch_norm(module, x, scale, bias, mask, dtype, axis_name, op=ops.batch_norm):
     """`op` in training: the output, the batch's mean and variance."""
     options = _options(module, mask, dtype) | dict(axis_name=axis_name)
@@ -97,6 +118,13 @@ def batch_norm(module, x, scale, bias, mask, dtype, axis_name, op=ops.batch_norm
     )
 
 
+def abn_op(module) -> Callable:
+    """The op of an `InPlaceABN`, in place of `ops.batch_norm`."""
+    names = ("activation", "negative_slope", "alpha", "approximate")
+    options = {name: getattr(module, name) for name in names}
+    return functools.partial(ops.inplace_abn, **options)
+
+
 def _options(module, mask, dtype) -> dict[str, Any]:
     return dict(
         epsilon=module.epsilon,
@@ -105,13 +133,3 @@ def _options(module, mask, dtype) -> dict[str, Any]:
         axis_name=module.axis_name,
         axis_index_groups=module.axis_index_groups,
     )
-
-
-def _over_features(module, x, save, rng) -> dict[str, Any]:
-    """Axes, and the input kept where the op cannot do with the output."""
-    reduced, features = (
-        axes(x.ndim, given) for given in (module.reduction_axes, module.feature_axes)
-    )
-    if len(reduced) > 1 or reduced != features or module.axis_name is not None:
-        save = "input" if save == "output" else save
-    return dict(axis=reduced, feature_axis=features, save=save, save_rng=rng)

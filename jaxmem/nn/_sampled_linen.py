@@ -9,7 +9,7 @@ from flax.linen.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
 from jaxmem import ops
-from jaxmem.nn._constructor import check_sampling, check_velora
+from jaxmem.nn._constructor import check_sampled_dense, check_velora
 
 _COLLECTION = "velora"
 
@@ -58,7 +58,7 @@ class SampledDense(nn.Dense):
     rng_collection: str = field(default="sampling", kw_only=True)
 
     def __post_init__(self) -> None:
-        check_sampling(self.budget, self.method)
+        check_sampled_dense(self.budget, self.method)
         super().__post_init__()
 
     @nn.compact

@@ -9,7 +9,7 @@ from flax.nnx.nn.dtypes import promote_dtype
 from jaxtyping import Array, Float
 
 from jaxmem import ops
-from jaxmem.nn._constructor import check_sampling, check_velora
+from jaxmem.nn._constructor import check_sampled_dense, check_velora
 
 
 def _parameters(module: nnx.Linear, out_sharding):
@@ -52,7 +52,7 @@ class SampledDense(nnx.Linear):
         deterministic: bool = False,
         **kwargs: Any,
     ):
-        check_sampling(budget, method)
+        check_sampled_dense(budget, method)
         super().__init__(*args, rngs=rngs, **kwargs)
         self.budget, self.method, self.deterministic = budget, method, deterministic
         self.rngs = rngs["sampling"].fork()

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxmem._checks import wrong_value
 from jaxmem.nn._norm import SAVES
-from jaxmem.ops._quantize import Quantization, as_quantization
+from jaxmem.ops.codes import Quantization, as_quantization
 
 Save = str | Quantization
 

@@ -16,14 +16,14 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from jaxmem._checks import check_bool, wrong_type, wrong_value
-from jaxmem.nn._left import Kept, kept_by
+from jaxmem.nn._options import SubstitutionOptions
+from jaxmem.nn._remaining import KeptArrays, kept_by
 from jaxmem.nn._rules import Rule
-from jaxmem.nn._spec import Spec
 from jaxmem.nn._storage import read_storage
 from jaxmem.nn._substitute_linen import substitute_linen
 from jaxmem.nn._substitute_nnx import substitute_nnx
 from jaxmem.nn._substitution_report import Recorder, SubstitutionReport
-from jaxmem.ops._quantize import Quantization, as_quantization
+from jaxmem.ops.codes import Quantization, as_quantization
 
 Model = TypeVar("Model")
 
@@ -98,13 +98,13 @@ def substitute(
             raise wrong_value("activations", activations, allowed)
     if activations is None:
         activations = as_quantization(save) or storage.word
-    spec = Spec(rules, storage, activations, patterns, verbose)
+    request = SubstitutionOptions(rules, storage, activations, patterns, verbose)
     if isinstance(model, linen.Module):
-        return substitute_linen(model, spec)
+        return substitute_linen(model, request)
     if isinstance(model, nnx.Module):
-        return substitute_nnx(model, spec)
+        return substitute_nnx(model, request)
     if callable(model) and not inspect.isclass(model):
-        return _substitute_function(model, spec)
+        return _substitute_function(model, request)
     raise wrong_type(
         "substitute: model",
         model,
@@ -131,20 +131,20 @@ def _check_patterns(patterns: Any) -> None:
         raise wrong_type("patterns", patterns, allowed)
 
 
-def _substitute_function(fn: Callable, spec: Spec) -> Callable:
+def _substitute_function(fn: Callable, request: SubstitutionOptions) -> Callable:
     from jaxmem.nn._traced import run_rewritten
 
-    recorder = spec.recorder()
+    recorder = request.recorder()
 
     @functools.wraps(fn)
     def lean(*args, **kwargs):
         def call(args, kwargs):
             return fn(*args, **kwargs)
 
-        library = spec.library()
+        library = request.library()
         found = recorder.add_patterns
-        out = run_rewritten(call, (args, kwargs), library, found, spec.codes)
-        recorder.first_trace(spec.verbose)
+        out = run_rewritten(call, (args, kwargs), library, found, request.codes)
+        recorder.first_trace(request.verbose)
         return out
 
     vars(lean)["jaxmem_recorder"] = recorder
@@ -159,8 +159,8 @@ def report(
     A linen model's modules, and the formulas of any model, are known once it was
     traced. With example arguments the model is traced here, abstractly (nothing is
     computed), and the report tells what the backward pass keeps after the substitution,
-    formula by formula (`kept`, `left`): of a module's parameters, of all floats that a
-    function is given. Without, the report tells of the traces so far.
+    formula by formula (`residuals`, `left`): of a module's parameters, of all floats
+    that a function is given. Without, the report tells of the traces so far.
 
     Args:
         model: what `substitute` returned.
@@ -176,7 +176,7 @@ def report(
     """
     recorder = _recorder(model)
     if args or kwargs:
-        recorder.kept = _trace(model, args, rngs, kwargs)
+        recorder.residuals = _trace(model, args, rngs, kwargs)
     return recorder.report()
 
 
@@ -190,7 +190,7 @@ def _recorder(model) -> Recorder:
     return recorder
 
 
-def _trace(model, args, rngs, kwargs) -> Kept | None:
+def _trace(model, args, rngs, kwargs) -> KeptArrays | None:
     """What a model keeps at these arguments; runs it on shapes only."""
     if isinstance(model, linen.Module):
         fn, args = _linen_call(model, args, rngs, kwargs)

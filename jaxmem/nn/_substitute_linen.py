@@ -23,34 +23,24 @@ from flax import linen as nn
 
 from jaxmem.nn import _linen_calls as calls
 from jaxmem.nn._fallback import heard_by
+from jaxmem.nn._options import NEAR_ZERO, SubstitutionOptions
 from jaxmem.nn._rules import LEAVE_SCOPE, first_match
-from jaxmem.nn._spec import NEAR_ZERO, Spec
 from jaxmem.nn._traced import NEEDS_VALUES, UNTRACEABLE, is_concrete, run_rewritten
-from jaxmem.ops._quantized import sharing
+from jaxmem.ops.codes import sharing
+from jaxmem.ops.records import RECORDS
 
 _ids = itertools.count(1)
 _jit_key = jax.make_user_context(None)
-_LAYERS = (
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.GroupNorm,
-    nn.BatchNorm,
-    nn.Dense,
-    nn.DenseGeneral,
-    nn.Conv,
-    nn.ConvLocal,
-    nn.Dropout,
-    nn.MultiHeadDotProductAttention,
-)
+_LAYERS = tuple(getattr(nn, name) for r in RECORDS for name in r.layers.linen)
 
 
 class LinenSubstitution:
     """The state shared by all copies of one substituted linen model."""
 
-    def __init__(self, spec: Spec, original: nn.Module) -> None:
-        self.spec = spec
+    def __init__(self, request: SubstitutionOptions, original: nn.Module) -> None:
+        self.request = request
         self.original = original
-        self.recorder = spec.recorder()
+        self.recorder = request.recorder()
         self._id = next(_ids)
         self._local = threading.local()
 
@@ -77,7 +67,7 @@ class LinenSubstitution:
             return call()
         module, path = context.module, "/".join(map(str, context.module.path))
         if context.method_name == "__call__" and path not in self._local.ruled:
-            rule = first_match(self.spec.rules, module, path)
+            rule = first_match(self.request.rules, module, path)
             if rule is not None:
                 return self._by_rule(plain, rule, path, module, call)
         written = context.orig_method.func
@@ -122,7 +112,7 @@ class LinenSubstitution:
     def _note(self, written, path, module):
         options = self._options(written, module, path)
         reason = ", ".join(f'{k}="{v}"' for k, v in options.items())
-        if options and options["save"] != self.spec.save.at(path)[0]:
+        if options and options["save"] != self.request.save.at(path)[0]:
             reason += ": its scale starts near zero"
         if _is_users(module) and calls.raw(type(module).__call__) is not written:
             reason = f"{OVERRIDES}; its super().__call__ is lean"
@@ -132,7 +122,7 @@ class LinenSubstitution:
 
     def _options(self, written, module, path) -> dict[str, Any]:
         call = calls.TABLE[written]
-        save, pattern = self.spec.save.at(path)
+        save, pattern = self.request.save.at(path)
         if isinstance(save, str):
             if call not in calls.TAKES_WORD:
                 return {}
@@ -153,14 +143,14 @@ class LinenSubstitution:
         try:
             found = self.recorder.add_patterns
             out = run_rewritten(
-                lean_apply, args, self.spec.library(), found, self.spec.codes
+                lean_apply, args, self.request.library(), found, self.request.codes
             )
         except NEEDS_VALUES:
             if not is_concrete(args):
                 raise
             self.recorder.note(UNTRACEABLE)
             out = lean_apply(*args)
-        self.recorder.first_trace(self.spec.verbose)
+        self.recorder.first_trace(self.request.verbose)
         return out
 
 
@@ -206,7 +196,7 @@ def _replacement(replace: Any, module: nn.Module) -> Any:
     return lean
 
 
-def substitute_linen(model: nn.Module, spec: Spec) -> nn.Module:
+def substitute_linen(model: nn.Module, request: SubstitutionOptions) -> nn.Module:
     """A model with the fields of `model`, of a subclass of its class."""
     if model.scope is not None:
         raise TypeError(
@@ -214,12 +204,12 @@ def substitute_linen(model: nn.Module, spec: Spec) -> nn.Module:
             "bind() was called on, or the model it is a part of"
         )
     base = type(model)
-    state = LinenSubstitution(spec, model)
+    state = LinenSubstitution(request, model)
     namespace = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
-        "__reduce__": _hide(lambda self: (substitute_linen, (_plain(self), spec))),
+        "__reduce__": _hide(lambda self: (substitute_linen, (_plain(self), request))),
         "apply": _apply(base, state),
         "init_with_output": _init(base, state),
     }

@@ -20,38 +20,28 @@ from flax import nnx
 
 from jaxmem.nn import nnx as lean
 from jaxmem.nn._nnx_attention import attention_saving
+from jaxmem.nn._options import NEAR_ZERO, SubstitutionOptions
 from jaxmem.nn._rules import LEAVE_SCOPE, Rule, first_match
-from jaxmem.nn._spec import NEAR_ZERO, Spec
 from jaxmem.nn._storage import Save
 from jaxmem.nn._substitution_report import Recorder
 from jaxmem.nn._traced import NEEDS_VALUES, UNTRACEABLE, is_concrete, run_rewritten
-from jaxmem.ops._quantize import Quantization
-from jaxmem.ops._quantized import sharing
+from jaxmem.ops.codes import Quantization, sharing
+from jaxmem.ops.records import RECORDS
 
-TABLE = {
-    nnx.LayerNorm: lean.LayerNorm,
-    nnx.RMSNorm: lean.RMSNorm,
-    nnx.GroupNorm: lean.GroupNorm,
-    nnx.BatchNorm: lean.BatchNorm,
-    nnx.Linear: lean.Linear,
-    nnx.LinearGeneral: lean.LinearGeneral,
-    nnx.Conv: lean.Conv,
-    nnx.Dropout: lean.Dropout,
-    nnx.MultiHeadAttention: lean.MultiHeadAttention,
+_NAMES = [(name, r.layers) for r in RECORDS for name in r.layers.nnx]
+TABLE: dict[type, type] = {
+    getattr(nnx, name): getattr(lean, name) for name, _ in _NAMES
 }
-TAKES_BITS = (
-    *(nnx.LayerNorm, nnx.RMSNorm, nnx.Linear, nnx.LinearGeneral, nnx.Conv),
-    nnx.MultiHeadAttention,
-)
+TAKES_BITS = tuple(getattr(nnx, name) for name, layers in _NAMES if layers.bits)
 _TAG = "jaxmem.substitute"
 
 
 class NnxSubstitution:
     """The state shared by all copies of one substituted nnx model."""
 
-    def __init__(self, spec: Spec) -> None:
-        self.spec = spec
-        self.recorder = spec.recorder()
+    def __init__(self, request: SubstitutionOptions) -> None:
+        self.request = request
+        self.recorder = request.recorder()
         self._local = threading.local()
 
     def call(self, base_call: Callable, model: nnx.Module, args, kwargs) -> Any:
@@ -64,10 +54,14 @@ class NnxSubstitution:
                 return self._call(base_call, model, args, kwargs)
         finally:
             self._local.active = False
-            self.recorder.first_trace(self.spec.verbose)
+            self.recorder.first_trace(self.request.verbose)
 
     def _call(self, base_call, model, args, kwargs):
-        rewriting = self.spec.library(), self.recorder.add_patterns, self.spec.codes
+        rewriting = (
+            self.request.library(),
+            self.recorder.add_patterns,
+            self.request.codes,
+        )
         try:
             return _call_traced(base_call, model, args, kwargs, rewriting)
         except NEEDS_VALUES:
@@ -133,25 +127,27 @@ def _call_changing(base_call, inputs, rewriting):
         return context.merge(graph_out, state_out)[1]
 
 
-def substitute_nnx(model: nnx.Module, spec: Spec) -> nnx.Module:
+def substitute_nnx(model: nnx.Module, request: SubstitutionOptions) -> nnx.Module:
     """A copy of `model` on lean layers."""
     new = nnx.clone(model)
-    state = NnxSubstitution(spec)
+    state = NnxSubstitution(request)
     left: list[tuple] = []
     for path, node in list(nnx.iter_graph(new)):
         inside_left = any(path[: len(prefix)] == prefix for prefix in left)
         if isinstance(node, nnx.Module) and not inside_left:
-            if _exchange(node, path, spec, state.recorder) == "left":
+            if _exchange(node, path, request, state.recorder) == "left":
                 left.append(path)
     if callable(new):
         _set_class(new, _with_call(type(new), state))
     return new
 
 
-def _exchange(node, path, spec: Spec, recorder: Recorder) -> str | None:
-    """Gives one node the class of its lean twin, where there is one."""
+def _exchange(
+    node, path, request: SubstitutionOptions, recorder: Recorder
+) -> str | None:
+    """Gives one node the lean class for its own, where there is one."""
     where = "/".join(map(str, path))
-    rule = first_match(spec.rules, node, where)
+    rule = first_match(request.rules, node, where)
     if rule is not None:
         return _exchange_by_rule(rule, node, where, recorder)
     cls = type(node)
@@ -161,15 +157,15 @@ def _exchange(node, path, spec: Spec, recorder: Recorder) -> str | None:
     if cls.__call__ is not base.__call__:
         recorder.left(where, node, "overrides __call__")
         return None
-    options = _set_up(node, where, spec, recorder)
+    options = _set_up(node, where, request, recorder)
     recorder.replaced(where, node, f"jaxmem {TABLE[base].__name__}", options)
     _set_class(node, TABLE[base] if cls is base else _both(cls, TABLE[base]))
     return None
 
 
-def _set_up(node, where: str, spec: Spec, recorder: Recorder) -> str:
+def _set_up(node, where: str, request: SubstitutionOptions, recorder: Recorder) -> str:
     """Sets the options of the lean class on the node; says which."""
-    save, pattern = spec.save.at(where)
+    save, pattern = request.save.at(where)
     if isinstance(save, Quantization) and isinstance(node, TAKES_BITS):
         recorder.use_save(pattern)
     if isinstance(node, nnx.MultiHeadAttention):

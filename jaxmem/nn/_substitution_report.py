@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmem.memory import format_bytes
-from jaxmem.nn._left import Kept, Left
+from jaxmem.nn._remaining import KeptArrays, RemainingArrays
 from jaxmem.nn._rules import Rule
+from jaxmem.ops.records import RECORDS
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class SubstitutionReport:
         traced: whether the model was traced yet; before that a linen model's
             modules and every model's formulas are unknown.
         notes: what else the user should know.
-        kept: what the backward pass keeps now, as a `Kept`; None where `report` was
-            given no example arguments, or the model has nothing to differentiate.
+        residuals: what the backward pass keeps now; None where `report` was given no
+            example arguments, or the model has nothing to differentiate.
     """
 
     modules: tuple[Replacement, ...]
@@ -53,12 +54,12 @@ class SubstitutionReport:
     unused_rules: tuple[str, ...]
     traced: bool
     notes: tuple[str, ...] = ()
-    kept: Kept | None = None
+    residuals: KeptArrays | None = None
 
     @property
-    def left(self) -> tuple[Left, ...]:
+    def left(self) -> tuple[RemainingArrays, ...]:
         """What no lean op has a say in, the largest first."""
-        return self.kept.left if self.kept else ()
+        return self.residuals.left if self.residuals else ()
 
     def replaced(self) -> int:
         """How many modules and formulas run on lean code."""
@@ -87,13 +88,13 @@ class SubstitutionReport:
         from rich.markup import escape
         from rich.table import Table
 
-        assert self.kept is not None
+        assert self.residuals is not None
         table = Table("bytes", "array", "formula", "where")
         table.columns[-1].overflow = "fold"
         table.columns[0].justify = "right"
         table.title = (
-            f"{format_bytes(self.kept.total_bytes)} kept for the backward pass, "
-            f"{format_bytes(self.kept.lean_bytes)} of it by lean ops; the rest is"
+            f"{format_bytes(self.residuals.total_bytes)} kept for the backward pass, "
+            f"{format_bytes(self.residuals.lean_bytes)} of it by lean ops; the rest is"
         )
         for row in self.left[:_SHOWN]:
             size = f"{format_bytes(row.bytes)}{_times(row)}"
@@ -108,7 +109,7 @@ class SubstitutionReport:
     def _tables(self):
         from rich.console import Group
 
-        return Group(self._table(), *([self._left_table()] if self.kept else []))
+        return Group(self._table(), *([self._left_table()] if self.residuals else []))
 
     def _render(self, **options) -> Any:
         from rich.console import Console
@@ -127,7 +128,7 @@ class SubstitutionReport:
         return self._render().export_html(inline_styles=True)
 
 
-def _times(row: Left) -> str:
+def _times(row: RemainingArrays) -> str:
     return f" in {row.count}" if row.count > 1 else ""
 
 
@@ -148,7 +149,7 @@ class Recorder:
     used: set[int] = field(default_factory=set)
     used_saves: set[str] = field(default_factory=set)
     traced: bool = False
-    kept: Kept | None = None
+    residuals: KeptArrays | None = None
 
     def replaced(self, path: str, module: Any, by: str, reason: str = "") -> None:
         self.modules[path] = Replacement(path, type(module).__name__, by, reason)
@@ -170,7 +171,7 @@ class Recorder:
 
     def add_patterns(self, found: Any) -> None:
         """What the rewriter reports of one trace."""
-        self.patterns = _merged(self.patterns, _lines(found.found))
+        self.patterns = _merged(self.patterns, _lines(found.replaced))
         self.patterns_left = _merged(self.patterns_left, map(str, found.left))
 
     def report(self) -> SubstitutionReport:
@@ -183,7 +184,7 @@ class Recorder:
             tuple(unused),
             self.traced,
             tuple(self.notes),
-            self.kept,
+            self.residuals,
         )
 
     def first_trace(self, verbose: bool) -> None:
@@ -202,11 +203,12 @@ class Recorder:
             print(report)
 
 
+_LAYERS = dict.fromkeys(n for r in RECORDS for n in (*r.layers.linen, *r.layers.nnx))
 LOOKED_FOR = (
-    "nothing to replace in this model. Looked for Flax's LayerNorm, RMSNorm, "
-    "GroupNorm, BatchNorm, Dense/Linear, Dropout and attention layers (and subclasses "
-    "that keep their __call__), for the modules named in rules, and in the traced "
-    "function for the formulas in jaxmem.rewriting (gelu, softmax, attention, ...)"
+    f"nothing to replace in this model. Looked for Flax's {', '.join(_LAYERS)} (and "
+    "subclasses that keep their __call__), for the modules named in rules, and in the "
+    "traced function for the formulas in jaxmem.rewriting (gelu, softmax, attention, "
+    "...)"
 )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.core
 
-from jaxmem.ops._code_marks import marking
+from jaxmem.ops.codes import marking
 
 # What a function that looks at the values of its arguments raises under a trace.
 NEEDS_VALUES = (

@@ -26,7 +26,7 @@ from jaxmem.nn._lora_linen import LoRADense as LoRADense
 from jaxmem.nn._norm import check_save
 from jaxmem.nn._sampled_linen import SampledDense as SampledDense
 from jaxmem.nn._sampled_linen import VeLoRADense as VeLoRADense
-from jaxmem.ops._quantize import bits_or_none
+from jaxmem.ops.codes import bits_or_none
 
 
 def _flax(cls: type, module: nn.Module):
@@ -34,7 +34,37 @@ def _flax(cls: type, module: nn.Module):
     return functools.partial(calls.raw(cls.__call__), module)
 
 
-class LayerNorm(nn.LayerNorm):
+class _SavesWord(nn.Module):
+    """A layer that keeps its input, its output or codes, checked where it is made."""
+
+    save: Any = field(default="input", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_save(self.save)
+        super().__post_init__()
+
+
+class _SavesNormalized(nn.Module):
+    """A layer that keeps its normalised input, or codes of it."""
+
+    save: Any = field(default="output", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_ms_save(self.save)
+        super().__post_init__()
+
+
+class _SavesBits(nn.Module):
+    """A layer that keeps its input, or codes of it."""
+
+    save: Any = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        bits_or_none(type(self).__name__, self.save)
+        super().__post_init__()
+
+
+class LayerNorm(_SavesWord, nn.LayerNorm):
     """`flax.linen.LayerNorm`, built on `jaxmem.ops.layer_norm`.
 
     Args:
@@ -47,12 +77,6 @@ class LayerNorm(nn.LayerNorm):
         Flax keeps three float32 copies of the input.
     """
 
-    save: Any = field(default="input", kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_save(self.save)
-        super().__post_init__()
-
     @nn.compact
     def __call__(
         self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
@@ -62,7 +86,7 @@ class LayerNorm(nn.LayerNorm):
         return calls.layer_norm(self, flax_call, x, mask=mask, save=self.save)
 
 
-class RMSNorm(nn.RMSNorm):
+class RMSNorm(_SavesWord, nn.RMSNorm):
     """`flax.linen.RMSNorm`, built on `jaxmem.ops.rms_norm`.
 
     Args:
@@ -71,12 +95,6 @@ class RMSNorm(nn.RMSNorm):
     Saves:
         The input or the output in its own dtype, and one float32 a row.
     """
-
-    save: Any = field(default="input", kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_save(self.save)
-        super().__post_init__()
 
     @nn.compact
     def __call__(
@@ -87,7 +105,7 @@ class RMSNorm(nn.RMSNorm):
         return calls.rms_norm(self, flax_call, x, mask=mask, save=self.save)
 
 
-class MSLayerNorm(nn.LayerNorm):
+class MSLayerNorm(_SavesNormalized, nn.LayerNorm):
     """A LayerNorm to be read by dense layers, which apply its scale and bias.
 
     Fields, parameters and their names as in `flax.linen.LayerNorm`, so a pretrained
@@ -104,12 +122,6 @@ class MSLayerNorm(nn.LayerNorm):
         one float32 a row.
     """
 
-    save: Any = field(default="output", kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_ms_save(self.save)
-        super().__post_init__()
-
     @nn.compact
     def __call__(self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None):
         """Normalizes `x`; scale and bias go along for the next layer."""
@@ -117,7 +129,7 @@ class MSLayerNorm(nn.LayerNorm):
         return calls.ms_norm(self, op, names, x, mask, self.save)
 
 
-class MSRMSNorm(nn.RMSNorm):
+class MSRMSNorm(_SavesNormalized, nn.RMSNorm):
     """An RMSNorm to be read by dense layers, which apply its scale.
 
     Otherwise as `MSLayerNorm`, with the fields and parameters of `flax.linen.RMSNorm`.
@@ -125,12 +137,6 @@ class MSRMSNorm(nn.RMSNorm):
     Saves:
         As `MSLayerNorm`.
     """
-
-    save: Any = field(default="output", kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_ms_save(self.save)
-        super().__post_init__()
 
     @nn.compact
     def __call__(self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None):
@@ -216,7 +222,7 @@ class InPlaceABN(nn.BatchNorm):
         return y
 
 
-class Dense(nn.Dense):
+class Dense(_SavesBits, nn.Dense):
     """`flax.linen.Dense`, built on `jaxmem.ops.dense`.
 
     Args:
@@ -231,12 +237,6 @@ class Dense(nn.Dense):
     # Flax annotates a field with a protocol that type checkers cannot test.
     __no_type_check__ = True
 
-    save: Any = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        bits_or_none("Dense", self.save)
-        super().__post_init__()
-
     @nn.compact
     def __call__(
         self, inputs: Float[Array, "*batch d"] | ops.Normalized
@@ -245,7 +245,7 @@ class Dense(nn.Dense):
         return calls.dense(self, _flax(nn.Dense, self), inputs, save=self.save)
 
 
-class DenseGeneral(nn.DenseGeneral):
+class DenseGeneral(_SavesBits, nn.DenseGeneral):
     """`flax.linen.DenseGeneral`, built on `jaxmem.ops.dense`.
 
     Args:
@@ -259,12 +259,6 @@ class DenseGeneral(nn.DenseGeneral):
     # Flax annotates a field with a protocol that type checkers cannot test.
     __no_type_check__ = True
 
-    save: Any = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        bits_or_none("DenseGeneral", self.save)
-        super().__post_init__()
-
     @nn.compact
     def __call__(
         self, inputs: Float[Array, "..."] | ops.Normalized
@@ -274,7 +268,7 @@ class DenseGeneral(nn.DenseGeneral):
         return calls.dense(self, flax_call, inputs, save=self.save)
 
 
-class Conv(nn.Conv):
+class Conv(_SavesBits, nn.Conv):
     """`flax.linen.Conv`, built on `jaxmem.ops.conv`.
 
     Args:
@@ -289,12 +283,6 @@ class Conv(nn.Conv):
     # Flax annotates a field with a protocol that type checkers cannot test.
     __no_type_check__ = True
 
-    save: Any = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        bits_or_none("Conv", self.save)
-        super().__post_init__()
-
     @nn.compact
     def __call__(self, inputs: Float[Array, "..."]) -> Float[Array, "..."]:
         """Convolves the spatial dimensions of the channels-last input."""
@@ -305,7 +293,7 @@ class Dropout(nn.Dropout):
     """`flax.linen.Dropout`, built on `jaxmem.ops.dropout`.
 
     Saves:
-        The key; the mask is made again in the backward pass.
+        The key; the mask is recomputed in the backward pass.
     """
 
     @nn.compact
@@ -319,7 +307,23 @@ class Dropout(nn.Dropout):
         return calls.dropout(self, None, inputs, deterministic, rng)
 
 
-class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
+class _Attends(_SavesBits):
+    """The call that both of Flax's attention layers have."""
+
+    @nn.compact
+    def __call__(
+        self,
+        inputs_q: Float[Array, "*batch q d"],
+        inputs_k: Float[Array, "*batch k dk"] | None = None,
+        inputs_v: Float[Array, "*batch k dv"] | None = None,
+        **options: Any,
+    ) -> Float[Array, "*batch q f"]:
+        """Projects, attends, projects; `options` as in Flax (`mask`, ...)."""
+        flax_call: Any = super().__call__  # pyright: ignore[reportAttributeAccessIssue]
+        return _lean_attention(self, flax_call, inputs_q, inputs_k, inputs_v, **options)
+
+
+class MultiHeadDotProductAttention(_Attends, nn.MultiHeadDotProductAttention):
     """`flax.linen.MultiHeadDotProductAttention` on `jaxmem.ops`.
 
     Args:
@@ -332,57 +336,13 @@ class MultiHeadDotProductAttention(nn.MultiHeadDotProductAttention):
         projection contracts its head axes directly), and one float32 a row.
     """
 
-    save: Any = field(default=None, kw_only=True)
 
-    def __post_init__(self) -> None:
-        bits_or_none("MultiHeadDotProductAttention", self.save)
-        super().__post_init__()
-
-    @nn.compact
-    def __call__(
-        self,
-        inputs_q: Float[Array, "*batch q d"],
-        inputs_k: Float[Array, "*batch k dk"] | None = None,
-        inputs_v: Float[Array, "*batch k dv"] | None = None,
-        **options: Any,
-    ) -> Float[Array, "*batch q f"]:
-        """Projects, attends, projects; `options` as in Flax (`mask`, ...)."""
-        return _lean_attention(
-            self, super().__call__, inputs_q, inputs_k, inputs_v, **options
-        )
-
-
-class MultiHeadAttention(nn.MultiHeadAttention):
+class MultiHeadAttention(_Attends, nn.MultiHeadAttention):
     """`flax.linen.MultiHeadAttention`; see `MultiHeadDotProductAttention`."""
 
-    save: Any = field(default=None, kw_only=True)
 
-    def __post_init__(self) -> None:
-        bits_or_none("MultiHeadAttention", self.save)
-        super().__post_init__()
-
-    @nn.compact
-    def __call__(
-        self,
-        inputs_q: Float[Array, "*batch q d"],
-        inputs_k: Float[Array, "*batch k dk"] | None = None,
-        inputs_v: Float[Array, "*batch k dv"] | None = None,
-        **options: Any,
-    ) -> Float[Array, "*batch q f"]:
-        """Projects, attends, projects; `options` as in Flax (`mask`, ...)."""
-        return _lean_attention(
-            self, super().__call__, inputs_q, inputs_k, inputs_v, **options
-        )
-
-
-class SelfAttention(nn.SelfAttention):
+class SelfAttention(_SavesBits, nn.SelfAttention):
     """`flax.linen.SelfAttention`; see `MultiHeadDotProductAttention`."""
-
-    save: Any = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        bits_or_none("SelfAttention", self.save)
-        super().__post_init__()
 
     @nn.compact
     def __call__(
@@ -414,6 +374,6 @@ def _lean_attention(module, flax_call, *args, **kwargs):
         return calls.attention(module, flax_call, *args, save=module.save, **kwargs)
 
 
-# After the layers of which they are made.
+# At the end: the blocks are made of the layers above.
 from jaxmem.nn._blocks_linen import LlamaBlock as LlamaBlock  # noqa: E402
 from jaxmem.nn._blocks_linen import TransformerBlock as TransformerBlock  # noqa: E402

@@ -24,32 +24,22 @@ from jaxmem.nn._nnx_attention import attention_saving
 from jaxmem.nn._nnx_attention import dot_product_attention as dot_product_attention
 from jaxmem.nn._sampled_nnx import SampledDense as SampledDense
 from jaxmem.nn._sampled_nnx import VeLoRADense as VeLoRADense
-from jaxmem.ops._quantize import bits_or_none
-from jaxmem.ops._quantized import sharing
+from jaxmem.ops.codes import bits_or_none, sharing
 
 
 def _value(param):
     return None if param is None else param[...]
 
 
-def _promoted(module, x, bias=True):
-    """Input, scale and bias as Flax promotes them."""
-    params = (module.scale, module.bias) if bias else (module.scale,)
-    return module.promote_dtype((x, *map(_value, params)), dtype=module.dtype)
+def _parameters(module, x, names):
+    """The input, its dtype and the parameters of a norm, as Flax promotes them."""
+    params = (_value(getattr(module, name)) for name in names)
+    x, *params = module.promote_dtype((x, *params), dtype=module.dtype)
+    return x, x.dtype, *params
 
 
-class LayerNorm(nnx.LayerNorm):
-    """`flax.nnx.LayerNorm`, built on `jaxmem.ops.layer_norm`.
-
-    Args:
-        save: `"input"` keeps the layer's input, `"output"` its output, which the next
-            matmul keeps anyway, bits a value (1 to 8) codes of the normalised input;
-            keyword-only. All other arguments as in Flax.
-
-    Saves:
-        The input or the output in its own dtype, and one or two float32 a row;
-        Flax keeps three float32 copies of the input.
-    """
+class _WordLayer(nnx.Module):
+    """A layer that keeps its input, its output or codes, checked where it is made."""
 
     save = "input"
 
@@ -58,60 +48,9 @@ class LayerNorm(nnx.LayerNorm):
         super().__init__(*args, **kwargs)
         self.save = save
 
-    def __call__(
-        self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
-    ) -> Float[Array, "*shape"]:
-        """Normalizes `x`, with statistics over the elements that `mask` marks."""
-        if reason := _norm.obstacle(self, x):
-            fall_back("LayerNorm", reason)
-            return nnx.LayerNorm.__call__(self, x, mask=mask)
-        x, scale, bias = _promoted(self, x)
-        return _norm.layer_norm(self, x, scale, bias, mask, x.dtype, self.save)
 
-
-class RMSNorm(nnx.RMSNorm):
-    """`flax.nnx.RMSNorm`, built on `jaxmem.ops.rms_norm`.
-
-    Args:
-        save: as in `LayerNorm`; keyword-only. All other arguments as in Flax.
-
-    Saves:
-        The input or the output in its own dtype, and one float32 a row.
-    """
-
-    save = "input"
-
-    def __init__(self, *args: Any, save: Any = "input", **kwargs: Any):
-        _norm.check_save(save)
-        super().__init__(*args, **kwargs)
-        self.save = save
-
-    def __call__(
-        self, x: Float[Array, "*shape"], mask: jax.Array | None = None
-    ) -> Float[Array, "*shape"]:
-        """Normalizes `x`, with statistics over the elements that `mask` marks."""
-        if reason := _norm.obstacle(self, x):
-            fall_back("RMSNorm", reason)
-            return nnx.RMSNorm.__call__(self, x, mask=mask)
-        x, scale = _promoted(self, x, bias=False)
-        return _norm.rms_norm(self, x, scale, mask, x.dtype, self.save)
-
-
-class MSLayerNorm(nnx.LayerNorm):
-    """A LayerNorm to be read by dense layers, which apply its scale and bias.
-
-    Arguments and state as in `flax.nnx.LayerNorm`, the last axis only. The output is a
-    `jaxmem.ops.Normalized`, which `Linear`, `LinearGeneral` and `MultiHeadAttention` of
-    this module take; give `.array()` of it to anything else.
-
-    Args:
-        save: `"output"`, or bits a value (1 to 8) for codes of the normalised input;
-            keyword-only. All other arguments as in Flax.
-
-    Saves:
-        The normalised input, once for the norm and all dense layers that read it, and
-        one float32 a row.
-    """
+class _NormalizedLayer(nnx.Module):
+    """A layer that keeps its normalised input, or codes of it."""
 
     save = "output"
 
@@ -119,6 +58,57 @@ class MSLayerNorm(nnx.LayerNorm):
         _constructor.check_ms_save(save)
         super().__init__(*args, **kwargs)
         self.save = save
+
+
+class _BitsLayer(nnx.Module):
+    """A layer that keeps its input, or codes of it."""
+
+    save = None
+
+    def __init__(self, *args: Any, save: Any = None, **kwargs: Any):
+        save = bits_or_none(type(self).__name__, save)
+        super().__init__(*args, **kwargs)
+        self.save = save
+
+
+class LayerNorm(_WordLayer, nnx.LayerNorm):
+    """`flax.nnx.LayerNorm`, built on `jaxmem.ops.layer_norm`.
+
+    `save` and what is saved are as in `jaxmem.nn.linen.LayerNorm`.
+    """
+
+    def __call__(
+        self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
+    ) -> Float[Array, "*shape"]:
+        """Normalizes `x`, with statistics over the elements that `mask` marks."""
+        flax_call = functools.partial(nnx.LayerNorm.__call__, self)
+        call = functools.partial(_norm.layer_norm, _parameters, self, flax_call)
+        return call(x, mask=mask, save=self.save)
+
+
+class RMSNorm(_WordLayer, nnx.RMSNorm):
+    """`flax.nnx.RMSNorm`, built on `jaxmem.ops.rms_norm`.
+
+    `save` and what is saved are as in `jaxmem.nn.linen.RMSNorm`.
+    """
+
+    def __call__(
+        self, x: Float[Array, "*shape"], mask: jax.Array | None = None
+    ) -> Float[Array, "*shape"]:
+        """Normalizes `x`, with statistics over the elements that `mask` marks."""
+        flax_call = functools.partial(nnx.RMSNorm.__call__, self)
+        call = functools.partial(_norm.rms_norm, _parameters, self, flax_call)
+        return call(x, mask=mask, save=self.save)
+
+
+class MSLayerNorm(_NormalizedLayer, nnx.LayerNorm):
+    """A LayerNorm to be read by dense layers, which apply its scale and bias.
+
+    Arguments and state as in `flax.nnx.LayerNorm`, the last axis only. The output is a
+    `jaxmem.ops.Normalized`, which `Linear`, `LinearGeneral` and `MultiHeadAttention` of
+    this module take; give `.array()` of it to anything else. `save` and what is saved
+    are as in `jaxmem.nn.linen.MSLayerNorm`.
+    """
 
     def __call__(
         self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
@@ -129,7 +119,7 @@ class MSLayerNorm(nnx.LayerNorm):
         return _norm.ms_norm(self, op, x, mask, *parameters, save=save)
 
 
-class MSRMSNorm(nnx.RMSNorm):
+class MSRMSNorm(_NormalizedLayer, nnx.RMSNorm):
     """An RMSNorm to be read by dense layers, which apply its scale.
 
     Otherwise as `MSLayerNorm`, with the arguments and state of `flax.nnx.RMSNorm`.
@@ -137,13 +127,6 @@ class MSRMSNorm(nnx.RMSNorm):
     Saves:
         As `MSLayerNorm`.
     """
-
-    save = "output"
-
-    def __init__(self, *args: Any, save: Any = "output", **kwargs: Any):
-        _constructor.check_ms_save(save)
-        super().__init__(*args, **kwargs)
-        self.save = save
 
     def __call__(self, x: Float[Array, "*shape"], mask: jax.Array | None = None) -> Any:
         """Normalizes `x`; the scale goes along for the next layer."""
@@ -162,12 +145,9 @@ class GroupNorm(nnx.GroupNorm):
         self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
     ) -> Float[Array, "*shape"]:
         """Normalizes `x` within each group of channels."""
-        if reason := _norm.obstacle(self, x):
-            fall_back("GroupNorm", reason)
-            return nnx.GroupNorm.__call__(self, x, mask=mask)
-        x, scale, bias = _promoted(self, x)
-        groups = self.num_groups
-        return _norm.group_norm(self, x, scale, bias, mask, x.dtype, groups)
+        flax_call = functools.partial(nnx.GroupNorm.__call__, self)
+        call = functools.partial(_norm.group_norm, _parameters, self, flax_call)
+        return call(x, mask=mask, groups=lambda *_: self.num_groups)
 
 
 class BatchNorm(nnx.BatchNorm):
@@ -191,7 +171,7 @@ class BatchNorm(nnx.BatchNorm):
             error_msg="BatchNorm needs `use_running_average`: in the constructor, in "
             "the call, or through nnx.view",
         )
-        if reason := _norm.obstacle(self, x):
+        if reason := _norm.unsupported_reason(self, x):
             fall_back("BatchNorm", reason)
             return nnx.BatchNorm.__call__(self, x, frozen, mask=mask)
         x, mean, var, scale, bias = self.promote_dtype(
@@ -200,15 +180,8 @@ class BatchNorm(nnx.BatchNorm):
         )
         op = self._op()
         if frozen:
-            y = op(
-                x,
-                scale,
-                bias,
-                mean=mean,
-                var=var,
-                axis=self.axis,
-                epsilon=self.epsilon,
-            )
+            options = dict(axis=self.axis, epsilon=self.epsilon)
+            y = op(x, scale, bias, mean=mean, var=var, **options)
             assert not isinstance(y, tuple)
             return y
         y, mean, var = _norm.batch_norm(
@@ -232,18 +205,8 @@ class BatchNorm(nnx.BatchNorm):
 class InPlaceABN(BatchNorm):
     """Batch norm and activation in one, built on `jaxmem.ops.inplace_abn`.
 
-    Arguments and state as in `flax.nnx.BatchNorm`, with one feature axis; scales may
-    have any sign.
-
-    Args:
-        activation: "leaky_relu", "elu", "silu", "gelu" or "identity"; keyword-only, as
-            those after it.
-        negative_slope: of leaky_relu; positive.
-        alpha: of elu; positive.
-        approximate: the tanh form of gelu if true, else the erf form.
-
-    Saves:
-        The output, which the next layer keeps anyway; see the op.
+    Arguments and state as in `flax.nnx.BatchNorm`, with one feature axis; the further
+    ones, all keyword-only, as in `jaxmem.nn.linen.InPlaceABN`.
     """
 
     def __init__(
@@ -270,25 +233,18 @@ class InPlaceABN(BatchNorm):
         mask: jax.Array | None = None,
     ) -> Float[Array, "*shape"]:
         """Normalizes and activates `x`; updates the statistics as Flax's layer does."""
-        if reason := _norm.obstacle(self, x):
+        if reason := _norm.unsupported_reason(self, x):
             raise ValueError(f"InPlaceABN: {reason}")
         return super().__call__(x, use_running_average, mask=mask)
 
     def _op(self) -> Callable:
-        return functools.partial(
-            ops.inplace_abn,
-            activation=self.activation,
-            negative_slope=self.negative_slope,
-            alpha=self.alpha,
-            approximate=self.approximate,
-        )
+        return _norm.abn_op(self)
 
 
-def _product_obstacle(module, out_sharding) -> str | None:
+def _product_reason(module, out_sharding) -> str | None:
     """Why a linear layer needs Flax's own product, or None."""
-    if module.dot_general not in (None, jax.lax.dot_general):
-        return "a dot_general of its own"
-    if getattr(module, "dot_general_cls", None) is not None:
+    own = module.dot_general not in (None, jax.lax.dot_general)
+    if own or getattr(module, "dot_general_cls", None) is not None:
         return "a dot_general of its own"
     if module.promote_dtype is not dtypes.promote_dtype:
         return "a promote_dtype of its own"
@@ -297,24 +253,11 @@ def _product_obstacle(module, out_sharding) -> str | None:
     return None
 
 
-class Linear(nnx.Linear):
+class Linear(_BitsLayer, nnx.Linear):
     """`flax.nnx.Linear`, built on `jaxmem.ops.dense`.
 
-    Args:
-        save: bits a value (1 to 8) or a `jaxmem.ops.Quantization`, to keep codes of
-            the input; keyword-only. All other arguments as in Flax.
-
-    Saves:
-        The input and the kernel themselves, and no copy of either in the dtype of
-        the computation.
+    `save` and what is saved are as in `jaxmem.nn.linen.Dense`.
     """
-
-    save = None
-
-    def __init__(self, *args: Any, save: Any = None, **kwargs: Any):
-        save = bits_or_none("Linear", save)
-        super().__init__(*args, **kwargs)
-        self.save = save
 
     def __call__(
         self,
@@ -322,30 +265,18 @@ class Linear(nnx.Linear):
         out_sharding: Any = None,
     ) -> Float[Array, "*batch f"]:
         """Applies the linear map to the last axis."""
-        reason = _product_obstacle(self, out_sharding)
+        reason = _product_reason(self, out_sharding)
         if reason:
             fall_back("Linear", reason)
             return nnx.Linear.__call__(self, _norm.plain(inputs), out_sharding)
         return _dense(self, inputs, -1)
 
 
-class LinearGeneral(nnx.LinearGeneral):
+class LinearGeneral(_BitsLayer, nnx.LinearGeneral):
     """`flax.nnx.LinearGeneral`, built on `jaxmem.ops.dense`.
 
-    Args:
-        save: bits a value (1 to 8) or a `jaxmem.ops.Quantization`, to keep codes of
-            the input; keyword-only. All other arguments as in Flax.
-
-    Saves:
-        The input and the kernel themselves, and no copy of either.
+    `save` and what is saved are as in `jaxmem.nn.linen.DenseGeneral`.
     """
-
-    save = None
-
-    def __init__(self, *args: Any, save: Any = None, **kwargs: Any):
-        save = bits_or_none("LinearGeneral", save)
-        super().__init__(*args, **kwargs)
-        self.save = save
 
     def __call__(
         self,
@@ -353,7 +284,7 @@ class LinearGeneral(nnx.LinearGeneral):
         out_sharding: Any = None,
     ) -> Float[Array, "..."]:
         """Applies the linear map to `self.axis`."""
-        reason = _product_obstacle(self, out_sharding)
+        reason = _product_reason(self, out_sharding)
         reason = reason or ("batch_axis" if self.batch_axis else None)
         if reason:
             fall_back("LinearGeneral", reason)
@@ -377,37 +308,24 @@ def _dense(module, x, axis):
     )
 
 
-class Conv(nnx.Conv):
+class Conv(_BitsLayer, nnx.Conv):
     """`flax.nnx.Conv`, built on `jaxmem.ops.conv`.
 
-    Args:
-        save: bits a value (1 to 8) or a `jaxmem.ops.Quantization`, to keep codes of
-            the input; keyword-only. All other arguments as in Flax.
-
-    Saves:
-        The input where the kernel is trained, the kernel itself where the input is
-        differentiated, and no copy of the kernel in the dtype of the computation.
+    `save` and what is saved are as in `jaxmem.nn.linen.Conv`.
     """
-
-    save = None
-
-    def __init__(self, *args: Any, save: Any = None, **kwargs: Any):
-        save = bits_or_none("Conv", save)
-        super().__init__(*args, **kwargs)
-        self.save = save
 
     def __call__(
         self, inputs: Float[Array, "..."], out_sharding: Any = None
     ) -> Float[Array, "..."]:
         """Convolves the spatial dimensions of the channels-last input."""
-        if reason := _conv_obstacle(self, out_sharding):
+        if reason := _conv_reason(self, out_sharding):
             fall_back("Conv", reason)
             return nnx.Conv.__call__(self, inputs, out_sharding)
         lean: Any = _WithLeanParts(self)
         return nnx.Conv.__call__(lean, inputs)
 
 
-def _conv_obstacle(module: nnx.Conv, out_sharding) -> str | None:
+def _conv_reason(module: nnx.Conv, out_sharding) -> str | None:
     """Why a convolution needs Flax's own, or None."""
     if module.conv_general_dilated is not jax.lax.conv_general_dilated:
         return "a conv_general_dilated of its own"
@@ -434,7 +352,7 @@ class _WithLeanParts:
     def conv_general_dilated(
         self, lhs, rhs, strides, padding, *, out_sharding, **options
     ):
-        del out_sharding  # None: see _conv_obstacle
+        del out_sharding  # None: see _conv_reason
         options["save"] = self._module.save
         return _conv.conv_general_dilated(lhs, rhs, strides, padding, **options)
 
@@ -443,7 +361,7 @@ class Dropout(nnx.Dropout):
     """`flax.nnx.Dropout`, built on `jaxmem.ops.dropout`.
 
     Saves:
-        The key; the mask is made again in the backward pass.
+        The key; the mask is recomputed in the backward pass.
     """
 
     def __call__(
@@ -479,9 +397,7 @@ class Dropout(nnx.Dropout):
 class MultiHeadAttention(nnx.MultiHeadAttention):
     """`flax.nnx.MultiHeadAttention` on `jaxmem.ops`.
 
-    Saves:
-        The layer's inputs, query, key, value, the attention output once (the output
-        projection contracts its head axes directly), and one float32 a row.
+    `save` and what is saved are as in `jaxmem.nn.linen.MultiHeadDotProductAttention`.
     """
 
     @functools.wraps(nnx.MultiHeadAttention.__init__)
@@ -512,6 +428,6 @@ def use_lean_parts(module: nnx.MultiHeadAttention, save: Any = None) -> None:
                 part.save = save
 
 
-# After the layers of which they are made.
+# At the end: the blocks are made of the layers above.
 from jaxmem.nn._blocks_nnx import LlamaBlock as LlamaBlock  # noqa: E402
 from jaxmem.nn._blocks_nnx import TransformerBlock as TransformerBlock  # noqa: E402

@@ -1,12 +1,13 @@
 """AdamA as optax transformations: Adam that accumulates into its moments.
 
 A mini-batch of N micro-batches needs no gradient accumulator: each micro-batch's
-gradient goes into the moments as soon as it exists (arXiv 2305.19982). Against Adam
-with accumulated gradients that is one copy of the parameters less, and two where each
-layer's gradient is taken up inside the backward pass. The first moment is the same;
-the second is another estimate, which is what it costs.
+gradient goes into the moments as soon as it exists (arXiv 2305.19982). Compared with
+Adam on accumulated gradients this saves one copy of the parameters, and two where each
+layer's gradient goes into the moments inside the backward pass. The first moment is the
+same; the second moment is a different estimate, which is the price.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,20 +17,21 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Int32, PyTree
 
-from jaxmem._checks import check_choice, check_count, check_dtype, shown
-from jaxmem.optim import _moments
-from jaxmem.optim._arguments import (
-    PHASES,
+from jaxmem._checks import check_axis_name, check_dtype, shown
+from jaxmem.optim import _adama_rule
+from jaxmem.optim._adama_arguments import (
     check_call,
     check_decays,
     check_mask,
     check_rate,
     check_rule,
-    check_state,
-    is_one,
 )
-from jaxmem.optim._devices import AxisName, axis_names, check_own, own
-from jaxmem.optim._moments import AdamAState, Mode, Rule, VScale
+from jaxmem.optim._adama_rule import AdamARule, AdamAState, Mode, VScale
+from jaxmem.optim.accumulation.devices import AxisName
+from jaxmem.optim.accumulation.transformation import (
+    accumulating_transformation,
+    chain_after,
+)
 
 
 def scale_by_adama(
@@ -48,8 +50,8 @@ def scale_by_adama(
 ) -> optax.GradientTransformationExtraArgs:
     r"""Rescales updates by AdamA: Adam without a gradient accumulator.
 
-    `optax.scale_by_adam` for a mini-batch that comes in N micro-batches, each of whose
-    gradients $g_i$ (of the mean loss of that micro-batch) is taken into the moments::
+    This is `optax.scale_by_adam` for a mini-batch that comes in N micro-batches. The
+    gradient $g_i$ of each micro-batch's mean loss goes into the moments::
 
       m <- b1 m,  v <- b2 v                               once, with the first one
       m <- m + (1 - b1) g_i / N                           for each
@@ -67,42 +69,42 @@ def scale_by_adama(
     N = 1 the result is that of `optax.scale_by_adam` to the bit (for moments in float32
     or wider; narrower ones are here computed in float32 and rounded when stored).
 
-    `v_scale="mean"` adds $(1-b_2) g_i^2/N$ instead: at least the v of accumulated
-    gradients, by Jensen's inequality, so never a longer step, and up to $\sqrt N$
+    `v_scale="mean"` adds $(1-b_2) g_i^2/N$ instead. By Jensen's inequality v is then at
+    least that of accumulated gradients, so a step is never longer, and up to $\sqrt N$
     shorter where noise dominates.
 
-    **How to call it**, three ways:
+    **How to call it.** There are three ways:
 
     1. `update(grads, state, params)` once a micro-batch. The updates are zero until the
-       N-th, and what follows in an `optax.chain` sees those zeros: weight decay and
-       schedules after this transformation run once a micro-batch. `adama`, or
-       `jaxmem.optim.MultiSteps` round the chain, runs them once a mini-batch.
-    2. `update(..., phase="accumulate")` once a micro-batch, which does nothing to the
-       parameters and returns zeros, then `update(..., phase="apply")`, which ignores
-       the values of the gradients. Extra arguments of the first: `micro_batches`, in
-       place of the constructor's; `weight`, a scalar in place of 1/N, such as the
-       share of this micro-batch's tokens in the mini-batch's (m would be that of their
-       mean; in the other modes the gradient is multiplied by `weight * N`); `keep`, a
-       bool scalar: False takes the gradient for zeros, even where it is NaN.
+       N-th, and transformations after this one in an `optax.chain` see those zeros:
+       their weight decay and schedules run once a micro-batch. `adama`, or
+       `jaxmem.optim.MultiSteps` around the chain, runs them once a mini-batch.
+    2. `update(..., phase="accumulate")` once a micro-batch, which returns zeros, then
+       `update(..., phase="apply")`, which ignores the values of the gradients. Extra
+       arguments of the first: `micro_batches` replaces the constructor's; `weight`, a
+       scalar, replaces 1/N, such as the share of this micro-batch's tokens in the
+       mini-batch's (m is then that of their mean; in the other modes the gradient is
+       multiplied by `weight * N`); `keep`, a bool scalar: if it is False, the gradient
+       counts as zeros, even where it is NaN.
     3. `jaxmem.optim.accumulate_step` and `apply_step`, which do 2 for any chain.
 
     **On many devices.** Under `jax.jit` with sharded arrays there is nothing to do:
-    each $g_i$ is that of all devices when it gets here, with one reduction a
-    micro-batch. Under `jax.shard_map` each device can keep the gradients of its own N
-    micro-batches to itself until the end. Then give `axis_name`: the rule is that of
-    N M micro-batches on one device, where M devices are spread over the axis::
+    each $g_i$ is reduced over all devices before it gets here, once a micro-batch.
+    Under `jax.shard_map` with an `axis_name` each device accumulates the gradients of
+    its own N micro-batches until the end. For M devices along the axis, the rule is
+    that of N M micro-batches on one device::
 
       m <- b1 m,  v <- M b2 v                             once, with the first one
       m, v as above, with the device's own g_i            for each
       m <- psum(m) / M,  v <- psum(v) / M^2               once, in "apply"
 
-    One all-reduce of both moments takes the place of N of the gradient. The longer
-    steps above are those of N M micro-batches then, Adam to the bit only with N M = 1,
-    and clipping before this transformation sees the gradient of one device. Moments
-    are reduced in their own dtypes. `keep` is each device's to decide; `weight`
-    replaces 1/N, so a device's tokens count against the mean over the devices of their
-    tokens in the mini-batch. Call it the second or third way, and begin each mini-batch
-    with `jaxmem.optim.start_step`; the first way is for N = 1.
+    One all-reduce of both moments, in their own dtypes, replaces N of the gradient. The
+    longer steps above are then those of N M micro-batches, the result is Adam's to the
+    bit only with N M = 1, and clipping before this transformation sees the gradient of
+    one device. Each device decides its own `keep`; `weight` replaces 1/N, so a device's
+    tokens count against the mean over the devices of their tokens in the mini-batch.
+    Call it the second or third way, and begin each mini-batch with
+    `jaxmem.optim.start_step`; the first way is for N = 1.
 
     Args:
       b1: decay of the first moment, in [0, 1).
@@ -142,58 +144,29 @@ def scale_by_adama(
       `v_scale="mean"` and `weight` are not in it; the factors of M are worked out from
       the rule.
     """
-    axes = axis_names(axis_name)
+    axes = check_axis_name("axis_name", axis_name)
     b1, b2, eps, eps_root = check_decays(b1, b2, eps, eps_root)
-    rule = Rule(b1, b2, eps, eps_root, mode, v_scale, nesterov, axes)
+    rule = AdamARule(b1, b2, eps, eps_root, mode, v_scale, nesterov, axes)
     check_rule(rule, micro_batches)
     for name, dtype in (("mu_dtype", mu_dtype), ("nu_dtype", nu_dtype)):
         if dtype is not None:
             check_dtype(name, dtype)
-    dtypes = mu_dtype, nu_dtype
 
     def init(params: PyTree) -> Any:
-        mu, nu = (_zeros(params, dtype) for dtype in dtypes)
+        mu, nu = (_zeros(params, dtype) for dtype in (mu_dtype, nu_dtype))
         # a copy: an array given here must not be in two places of a donated state
         n = jnp.array(micro_batches, jnp.int32)
         count, micro_step = (jnp.zeros((), jnp.int32) for _ in range(2))
         return AdamAState(count, micro_step, n, mu, nu)
 
-    def update(
-        updates: PyTree,
-        state: Any,
-        params: PyTree | None = None,
-        *,
-        phase: str | None = None,
-        micro_batches: int | Int32[Array, ""] | None = None,
-        weight: ArrayLike | None = None,
-        keep: ArrayLike | None = None,
-        **extra_args: Any,
-    ) -> tuple[PyTree, Any]:
-        del params, extra_args
-        check_choice("phase", phase, PHASES)
-        names = {"apply": "params", "accumulate": "grads", None: "updates"}
-        check_state(state, updates, names[phase])
-        n = default if micro_batches is None else micro_batches
-        n = check_call(rule, phase, n, weight, keep)
-        updates = jax.tree.map(jnp.asarray, updates)  # optax takes Python floats
-        if phase == "apply":
-            return _moments.apply(rule, updates, state)
-        if micro_batches is not None:
-            state = state._replace(micro_batches=jnp.array(n, jnp.int32))
-        if axes and phase is None:  # no scan carries it
-            state = state._replace(mu=own(state.mu, axes), nu=own(state.nu, axes))
-        check_own(updates, (state.mu, state.nu), axes)
-        state = _moments.accumulate(rule, updates, state, n, weight, keep)
-        if phase == "accumulate":
-            return jax.tree.map(jnp.zeros_like, updates), state
-        done = _moments.apply(rule, updates, state)
-        if is_one(n):
-            return done
-        waiting = jax.tree.map(jnp.zeros_like, updates), state
-        return _select_step(state.micro_step >= n, done, waiting)
-
-    default = check_count("micro_batches", micro_batches)
-    return optax.GradientTransformationExtraArgs(init, update)
+    return accumulating_transformation(
+        init,
+        functools.partial(_adama_rule.accumulate, rule),
+        lambda grads, state, params: _adama_rule.apply(rule, grads, state),
+        check=functools.partial(check_call, rule),
+        micro_batches=micro_batches,
+        axes=axes,
+    )
 
 
 def adama(
@@ -215,12 +188,12 @@ def adama(
 ) -> optax.GradientTransformationExtraArgs:
     """AdamA with a learning rate and decoupled weight decay.
 
-    `optax.adam` and `optax.adamw` for a mini-batch that comes in micro-batches, without
-    a gradient accumulator. `scale_by_adama` has the rule, how it differs from Adam on
-    the whole mini-batch, and the ways to call it. Weight decay and learning rate act
-    when the last micro-batch is in, however it is called. With `micro_batches=1` the
-    result is that of `optax.adam`, or of `optax.adamw` with this weight decay, to the
-    bit in float32.
+    This is `optax.adam` and `optax.adamw` for a mini-batch that comes in micro-batches,
+    without a gradient accumulator. `scale_by_adama` has the rule, how it differs from
+    Adam on the whole mini-batch, and the ways to call it. Weight decay and learning
+    rate act once a mini-batch, however it is called. With `micro_batches=1` the result
+    is that of `optax.adam`, or of `optax.adamw` with this weight decay, to the bit in
+    float32.
 
     `optax.inject_hyperparams(adama)` counts its calls for the schedules it is given:
     mini-batches under `MultiSteps`, `accumulate_step` and `apply_step`, micro-batches
@@ -228,23 +201,13 @@ def adama(
 
     Args:
       learning_rate: a scalar, or a schedule of the number of finished mini-batches.
-      b1: decay of the first moment, in [0, 1).
-      b2: decay of the second moment, in [0, 1).
-      eps: added to the denominator outside the square root.
-      eps_root: added inside the square root.
-      mu_dtype: dtype of the first moment; the parameter's by default.
-      nu_dtype: dtype of the second moment; the parameter's by default. Not bfloat16,
-        see `scale_by_adama`.
+      b1, b2, eps, eps_root, mu_dtype, nu_dtype: see `scale_by_adama`.
       weight_decay: decoupled weight decay, multiplied by the learning rate. Unlike
         `optax.adamw` none by default.
       mask: where to decay the weights: a tree of bools, or a function of the parameters
         that gives one.
       micro_batches: N, the micro-batches of a mini-batch.
-      mode: "paper", "ema" or "fractional", see `scale_by_adama`.
-      v_scale: "paper" or "mean", see `scale_by_adama`.
-      nesterov: for `micro_batches=1` only, see `scale_by_adama`.
-      axis_name: mesh axis, or axes, of a `jax.shard_map` whose devices have
-        micro-batches of their own, see `scale_by_adama`.
+      mode, v_scale, nesterov, axis_name: see `scale_by_adama`.
 
     Returns:
       An `optax.GradientTransformationExtraArgs`. Its state is a chain's: `AdamAState`,
@@ -282,58 +245,20 @@ def adama(
     check_mask(mask)
     none = isinstance(weight_decay, int | float) and weight_decay == 0
     decay = optax.identity() if none else optax.add_decayed_weights(weight_decay, mask)
-    step = optax.chain(decay, optax.scale_by_learning_rate(learning_rate))
-
-    def init(params: PyTree) -> Any:
-        tail: Any = step.init(params)
-        return (moments.init(params), *tail)
-
-    def update(
-        updates: PyTree, state: Any, params: PyTree | None = None, **extra_args: Any
-    ) -> tuple[PyTree, Any]:
-        check_state(state[0] if isinstance(state, tuple) and state else state)
-        moved: Any = moments.update(updates, state[0], params, **extra_args)
-        updates, head = moved
-        phase, rest = extra_args.get("phase"), state[1:]
-        if phase != "accumulate":
-            stepped: Any = step.update(updates, rest, params)
-            updates, rest = stepped
-        if phase is None and not is_one(_overridden(micro_batches, extra_args)):
-            waiting = jax.tree.map(jnp.zeros_like, updates), state[1:]
-            updates, rest = _select(head.micro_step == 0, (updates, rest), waiting)
-        return updates, (head, *rest)
-
-    return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _overridden(micro_batches, extra_args):
-    given = extra_args.get("micro_batches")
-    return micro_batches if given is None else given
-
-
-def _select(condition, chosen, other):
-    """One of two trees; where they are computed anyway, cheaper than a branch."""
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), chosen, other)
-
-
-def _select_step(condition, done, waiting):
-    """As `_select`, for (updates, AdamAState): the moments are the same in both."""
-    updates, counts = _select(
-        condition, (done[0], done[1][:2]), (waiting[0], waiting[1][:2])
-    )
-    return updates, AdamAState(*counts, *waiting[1][2:])
+    tail = optax.chain(decay, optax.scale_by_learning_rate(learning_rate))
+    return chain_after(moments, tail, micro_batches)
 
 
 def _zeros(params: PyTree, dtype) -> PyTree:
     def zeros(path, x):
         array = hasattr(x, "dtype") or isinstance(x, bool | int | float)
-        own = jnp.result_type(x) if array else None
-        if own is None or not jnp.issubdtype(own, jnp.floating):
+        given = jnp.result_type(x) if array else None
+        if given is None or not jnp.issubdtype(given, jnp.floating):
             name = jax.tree_util.keystr(path)
             raise TypeError(
                 f"params{name} is {shown(x)}: AdamA takes real floating parameters; "
                 "leave others out with optax.masked or optax.partition"
             )
-        return jnp.zeros_like(x, dtype=dtype or own)
+        return jnp.zeros_like(x, dtype=dtype or given)
 
     return jax.tree_util.tree_map_with_path(zeros, params)

@@ -1,7 +1,7 @@
 """Clipping by the norm of a layer's gradient.
 
-A global norm is known only when the whole gradient is; a layer's norm when that
-layer's is. So this clipping leaves the optimizer free to take up each layer's gradient
+A global norm is known only after the whole gradient, a layer's norm right after the
+gradient of that layer. So this clipping lets an optimizer take in each layer's gradient
 inside the backward pass.
 """
 
@@ -21,7 +21,7 @@ from jaxmem._paths import (
     selectors,
     spread_bools,
 )
-from jaxmem.optim._wide import wide
+from jaxmem.optim.accumulation.dtypes import accumulation_dtype
 
 _STACKED = "clip_by_layer_norm: stacked"
 _ALLOWED = "path patterns, a function (path) -> bool, or a tree of bools"
@@ -104,7 +104,7 @@ def _clipped(group: list, stack: bool, max_norm, name: str) -> list:
             f"stacked leaves of {name or 'the tree'} have shapes {shapes}: they need "
             "an axis 0 of one size, the layers"
         )
-    dtype = wide(*group)
+    dtype = accumulation_dtype(*group)
     squares = [_square_sum(x.astype(dtype), stack) for x in group]
     norm = jnp.sqrt(sum(squares[1:], squares[0]))
     limit = jnp.asarray(max_norm, dtype)

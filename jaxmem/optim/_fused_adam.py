@@ -1,11 +1,10 @@
 """Adam and AdamA that write parameters and moments themselves.
 
-An optax transformation returns updates, arrays as large as the parameters and in their
-dtype, which something else adds. Here one pass over a leaf reads parameter, moments and
-gradient and writes the new ones, so that the new parameter is known in float32 before
-it is rounded, and a bfloat16 parameter can be rounded stochastically: a step of less
-than half a unit in its last place, as most are, is then not lost but taken some of the
-time.
+An optax transformation returns updates, which are as large as the parameters, and the
+caller adds them. Here one pass over a leaf reads the parameter, the moments and the
+gradient and writes the new ones. So the new parameter exists in float32 before it is
+rounded, and a bfloat16 parameter can be rounded stochastically: most steps are smaller
+than half a unit in its last place, and would otherwise be lost.
 """
 
 from collections.abc import Callable
@@ -22,8 +21,8 @@ from jaxtyping import Array, Int32, PyTree
 from jaxmem._checks import check_count, check_key, check_scalar, shown
 from jaxmem.optim._adam_pallas import update_leaf
 from jaxmem.optim._adama import scale_by_adama
-from jaxmem.optim._arguments import check_mask, check_rate, check_state
-from jaxmem.optim._moments import AdamAState
+from jaxmem.optim._adama_arguments import check_mask, check_rate, check_state
+from jaxmem.optim._adama_rule import AdamAState
 from pallas_kernels.adam import Factors, uses_bits
 from pallas_kernels.dispatch import Implementation, check_implementation
 

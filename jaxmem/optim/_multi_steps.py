@@ -1,8 +1,8 @@
 """Gradient accumulation that runs the optimizer only when a mini-batch is complete.
 
-`optax.MultiSteps` runs the wrapped update on every call and throws most of the results
-away. Here a branch runs it once a mini-batch, and an optimizer that holds an AdamA
-accumulates in its moments, so that no gradient is kept at all.
+`optax.MultiSteps` runs the wrapped update on every call and discards most of the
+results. Here a branch runs it once a mini-batch, and an optimizer such as AdamA
+accumulates in its own state, so that no gradient is stored.
 """
 
 from collections.abc import Callable
@@ -15,24 +15,25 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Bool, PyTree
 
 from jaxmem._checks import check_bool, check_dtype, check_int, shown
-from jaxmem.optim._steps import (
+from jaxmem.optim.accumulation.dtypes import accumulation_dtype
+from jaxmem.optim.accumulation.states import accumulates
+from jaxmem.optim.accumulation.steps import (
     accumulate_step,
     apply_like,
     as_transformation,
-    contains_adama,
 )
-from jaxmem.optim._wide import wide
+from jaxmem.optim.accumulation.transformation import zeros_like
 
 
 class MultiSteps:
-    """`optax.MultiSteps` without the updates that are thrown away.
+    """`optax.MultiSteps` without the updates that are discarded.
 
-    Each call of `update` takes one micro-batch; every k-th gives updates, the others
-    zeros. Same methods and same state, `optax.MultiStepsState`, as `optax.MultiSteps`,
-    and for any optimizer without AdamA the same result. Where `opt` holds an AdamA
-    (`jaxmem.optim.adama`), gradients go into its moments as they come, with k in the
-    place of its `micro_batches`, and `acc_grads` is empty; schedules and weight decay
-    in `opt` act once a mini-batch.
+    Each call of `update` takes one micro-batch; every k-th call returns updates, the
+    others zeros. Methods and state (`optax.MultiStepsState`) are those of
+    `optax.MultiSteps`, and so is the result for any optimizer without AdamA. If `opt`
+    holds an AdamA (`jaxmem.optim.adama`) or another optimizer that accumulates,
+    gradients go into its moments, k replaces its `micro_batches`, and `acc_grads` is
+    empty; schedules and weight decay in `opt` act once a mini-batch.
 
     In `jaxmem.microbatch`, and under `accumulate_step` and `apply_step`, a call has n
     micro-batches: then an AdamA in `opt` takes mini-batches of k n of them, and the
@@ -82,7 +83,7 @@ class MultiSteps:
             mini_step=jnp.zeros((), jnp.int32),
             gradient_step=jnp.zeros((), jnp.int32),
             inner_opt_state=inner,
-            acc_grads=() if contains_adama(inner) else zeros,
+            acc_grads=() if accumulates(inner) else zeros,
         )
 
     def update(
@@ -92,21 +93,21 @@ class MultiSteps:
         params: PyTree | None = None,
         **extra_args: Any,
     ) -> tuple[PyTree, optax.MultiStepsState]:
-        """Takes one micro-batch's gradient; zeros, or the updates of k of them.
+        """Takes one micro-batch's gradient and returns zeros, or the updates of k.
 
         With an AdamA, the `phase`, `micro_batches`, `weight` and `keep` of
         `scale_by_adama` are those of one call in k.
         """
         _check_state(state)
         k = self._k(state.gradient_step)
-        if not contains_adama(state.inner_opt_state):
-            step, waiting = self._sums(updates, state, params, extra_args)
+        if not accumulates(state.inner_opt_state):
+            step, waiting = self._in_sum(updates, state, params, extra_args)
         elif extra_args.get("phase") == "accumulate":
-            return _zeros_like(updates), state._replace(
+            return zeros_like(updates), state._replace(
                 inner_opt_state=self._added(updates, state, params, k, **extra_args)
             )
         else:
-            step, waiting = self._moments(updates, state, params, k, **extra_args)
+            step, waiting = self._in_state(updates, state, params, k, **extra_args)
         emit = jnp.greater_equal(state.mini_step, k - 1)
         always = isinstance(k, int) and k == 1
         done, inner, acc = _when(True if always else emit, step, updates, waiting)
@@ -121,7 +122,7 @@ class MultiSteps:
         )
 
     def has_updated(self, state: Any) -> Bool[Array, ""]:
-        """Whether the last call gave updates."""
+        """Whether the last call returned updates."""
         started = jnp.greater(state.gradient_step, 0)
         return jnp.logical_and(jnp.equal(state.mini_step, 0), started)
 
@@ -135,11 +136,11 @@ class MultiSteps:
         k: Any = self._every_k(gradient_step)
         if isinstance(k, jax.Array):
             return k.astype(jnp.int32)
-        whole = isinstance(k, float) and k.is_integer()
-        return check_int("every_k_schedule(...)", int(k) if whole else k, 1)
+        is_integer = isinstance(k, float) and k.is_integer()
+        return check_int("every_k_schedule(...)", int(k) if is_integer else k, 1)
 
-    def _moments(self, grads, state, params, k, phase=None, **extra_args):
-        """(what ends a mini-batch, what to keep otherwise), with an AdamA."""
+    def _in_state(self, grads, state, params, k, phase=None, **extra_args):
+        """(function that ends a mini-batch, (inner state, accumulated) otherwise)."""
         inner = state.inner_opt_state
         if phase != "apply":
             check_int("micro_batches", extra_args.get("micro_batches", 1), 1, 1)
@@ -155,7 +156,7 @@ class MultiSteps:
     def _added(
         self, grads, state, params, k, *, micro_batches=1, weight=None, **extra_args
     ):
-        """The state of `opt` with a micro-batch more, of k calls' micro-batches."""
+        """The state of `opt` with one more of the micro-batches of k calls."""
         extra_args.pop("phase", None)
         if not self._use_grad_mean:
             weight = 1 / micro_batches if weight is None else weight
@@ -165,8 +166,8 @@ class MultiSteps:
         inner = state.inner_opt_state
         return accumulate_step(self._opt, grads, inner, params, **extra_args)
 
-    def _sums(self, grads, state, params, extra_args):
-        """The same, with an accumulator."""
+    def _in_sum(self, grads, state, params, extra_args):
+        """The same as `_in_state`, with an accumulator."""
         add = _add_to_mean if self._use_grad_mean else _add
         total = jax.tree.map(
             lambda g, a: add(g, a, state.mini_step), grads, state.acc_grads
@@ -178,8 +179,8 @@ class MultiSteps:
             updates, new = self._opt.update(mean, inner, params, **extra_args)
             return updates, new, jax.tree.map(jnp.zeros_like, state.acc_grads)
 
-        kept = jax.tree.map(lambda t, a: t.astype(a.dtype), total, state.acc_grads)
-        return step, (state.inner_opt_state, kept)
+        stored = jax.tree.map(lambda t, a: t.astype(a.dtype), total, state.acc_grads)
+        return step, (state.inner_opt_state, stored)
 
 
 def _check_state(state) -> None:
@@ -190,17 +191,10 @@ def _check_state(state) -> None:
         )
 
 
-def _zeros_like(tree):
-    return jax.tree.map(jnp.zeros_like, tree)
-
-
 def _when(emit, step, grads, waiting):
-    """`step()`, or zero updates and the states in `waiting`, by a branch.
-
-    True for `emit` is always.
-    """
+    """`step()` if `emit`, else zero updates and the states in `waiting`."""
     shapes = jax.eval_shape(step)[0]
-    like = lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype)  # noqa: E731
+    like = lambda x, y: x if x.dtype == y.dtype else x.astype(y.dtype)
 
     def run():
         updates, *states = step()
@@ -217,12 +211,12 @@ def _when(emit, step, grads, waiting):
 
 def _add(g, acc, n):
     del n
-    dtype = wide(g, acc)
+    dtype = accumulation_dtype(g, acc)
     return acc.astype(dtype) + g.astype(dtype)
 
 
 def _add_to_mean(g, acc, n):
-    """Welford's mean, as optax has it: no sum that outgrows the dtype."""
-    dtype = wide(g, acc)
+    """Welford's mean, as in optax: no sum can overflow the dtype."""
+    dtype = accumulation_dtype(g, acc)
     acc = acc.astype(dtype)
     return acc + (g.astype(dtype) - acc) / (n + 1).astype(dtype)

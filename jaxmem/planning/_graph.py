@@ -1,4 +1,4 @@
-"""A computation as plain data: operations, values, bytes."""
+"""A computation as plain data: operations, the values they read and make, and bytes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,35 +16,35 @@ class Value:
     """An array that exists in memory.
 
     Attributes:
-      bytes: what it takes.
-      name: for people: its shape and dtype, where they are known.
+      bytes: its size.
+      name: shown to users: its shape and dtype, where they are known.
     """
 
     bytes: int
     name: str = ""
 
     def __post_init__(self):
-        if type(self.bytes) is not int or self.bytes < 0:  # there are many values
+        # Graphs have many values, so the full check runs only where it can fail.
+        if type(self.bytes) is not int or self.bytes < 0:
             object.__setattr__(self, "bytes", check_int("bytes", self.bytes, 0))
 
 
 @dataclass(frozen=True)
 class Operation:
-    """What is done at once: an operation, or several that the compiler fuses.
+    """One operation, or several that the compiler fuses into one kernel.
 
     Attributes:
-      name: what it does.
+      name: what it computes.
       inputs: the values it reads, by their numbers.
       outputs: the values it makes.
-      scratch: bytes that it holds only while it runs, beside what it reads and makes
-        (the inside of a loop).
-      in_place: (output, input) pairs: the output may be written where the input lies,
-        if nothing reads the input later. An output may have several candidates; it
-        takes one of them.
+      scratch: bytes that it holds only while it runs, beside its inputs and outputs
+        (for example the body of a loop).
+      in_place: (output, input) pairs: the output may overwrite the input if nothing
+        reads the input later. An output with several pairs overwrites one input.
       flops: floating-point operations.
       moved: bytes read and written.
       path: the module or name scope it belongs to.
-      again: whether it may be done a second time (not if it has side effects).
+      recomputable: whether it may run a second time (false for side effects).
     """
 
     name: str
@@ -55,25 +55,25 @@ class Operation:
     flops: float = 0.0
     moved: float = 0.0
     path: str = ""
-    again: bool = True
+    recomputable: bool = True
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Operations in an order in which they can be done, and what they work on.
+    """Operations in a valid order, and the values that they read and make.
 
     Attributes:
       operations: in program order: every value is made before it is read.
       values: by number.
-      arguments: the values that are there before the first operation. Their bytes are
-        held from beginning to end by who calls, and are not counted in a peak.
-      outputs: the values that are there at the end.
-      aliases: output -> argument in whose buffer it will lie (donation). It takes
-        bytes of its own only while the argument is still to be read.
+      arguments: the values that exist before the first operation. The caller holds
+        their bytes throughout, so a peak does not count them.
+      outputs: the values that exist at the end.
+      aliases: output -> argument whose buffer it takes over (donation). The output
+        needs bytes of its own only while an operation has yet to read the argument.
 
     Raises:
       ValueError: a value is read before it is made, or made twice; an output is never
-        made; `aliases` or `in_place` names what is not there.
+        made; `aliases` or `in_place` names a value that does not exist.
     """
 
     operations: tuple[Operation, ...]
@@ -84,18 +84,31 @@ class Graph:
 
     def __post_init__(self):
         self._check_kinds()
-        there = set(self.arguments)
+        known = self._check_operations()
+        if beyond := known.difference(range(len(self.values))):
+            raise ValueError(
+                f"values={shown(self.values)}: there is none of number "
+                f"{min(beyond, key=str)!r}, which is an argument or made"
+            )
+        missing = [v for v in self.outputs if v not in known]
+        if missing:
+            raise ValueError(f"outputs: value {missing[0]!r} is never made")
+        self._check_aliases()
+
+    def _check_operations(self) -> set[int]:
+        """All values; ValueError unless each is made once, before it is read."""
+        known = set(self.arguments)
         for place, operation in enumerate(self.operations):
-            missing = [v for v in operation.inputs if v not in there]
+            missing = [v for v in operation.inputs if v not in known]
             if missing:
                 raise ValueError(
                     f"operations[{place}] ({operation.name}) reads value {missing[0]} "
                     "before it is made"
                 )
-            again = [v for v in operation.outputs if v in there]
-            if again:
+            remade = [v for v in operation.outputs if v in known]
+            if remade:
                 raise ValueError(
-                    f"operations[{place}] ({operation.name}) makes value {again[0]} "
+                    f"operations[{place}] ({operation.name}) makes value {remade[0]} "
                     "a second time"
                 )
             for v, u in operation.in_place:
@@ -104,15 +117,10 @@ class Graph:
                         f"operations[{place}] ({operation.name}) in_place: {(v, u)} is "
                         "not an (output, input) of it"
                     )
-            there.update(operation.outputs)
-        if beyond := there.difference(range(len(self.values))):
-            raise ValueError(
-                f"values={shown(self.values)}: there is none of number "
-                f"{min(beyond, key=str)!r}, which is an argument or made"
-            )
-        missing = [v for v in self.outputs if v not in there]
-        if missing:
-            raise ValueError(f"outputs: value {missing[0]!r} is never made")
+            known.update(operation.outputs)
+        return known
+
+    def _check_aliases(self) -> None:
         arguments, outputs, taken = set(self.arguments), set(self.outputs), set()
         for v, u in self.aliases.items():
             if v not in outputs or v in arguments:
@@ -124,7 +132,7 @@ class Graph:
             taken.add(u)
 
     def _check_kinds(self) -> None:
-        """Errors for what holds no operations, values and numbers of values."""
+        """TypeError unless the fields hold operations, values and value numbers."""
         for name, kind in (("operations", Operation), ("values", Value)):
             items = getattr(self, name)
             if not _all_are(kind, items):
@@ -138,17 +146,17 @@ class Graph:
 
     @cached_property
     def maker(self) -> dict[int, int]:
-        """Value -> the operation that makes it; arguments have none."""
+        """Value -> the operation that makes it; an argument has no entry."""
         return {v: i for i, o in enumerate(self.operations) for v in o.outputs}
 
     @cached_property
     def readers(self) -> list[tuple[int, ...]]:
         """Value -> the operations that read it, each once."""
-        found: list[list[int]] = [[] for _ in self.values]
+        readers: list[list[int]] = [[] for _ in self.values]
         for i, operation in enumerate(self.operations):
             for v in dict.fromkeys(operation.inputs):
-                found[v].append(i)
-        return [tuple(places) for places in found]
+                readers[v].append(i)
+        return [tuple(operations) for operations in readers]
 
     @cached_property
     def before(self) -> list[tuple[int, ...]]:
@@ -169,7 +177,7 @@ class Graph:
         ]
 
     def check_order(self, order: Sequence[int]) -> tuple[int, ...]:
-        """The order; ValueError unless it does every operation once, inputs first."""
+        """Returns the order; ValueError unless it is a permutation, inputs first."""
         allowed = "must have every operation once"
         if isinstance(order, str | Mapping) or not isinstance(order, Iterable):
             raise wrong_type("order", order, f"a sequence of numbers, {allowed}")
@@ -192,7 +200,7 @@ class Graph:
 
 
 def checked(graph: Graph) -> Graph:
-    """The graph; TypeError for what is none."""
+    """Returns the graph; TypeError for anything else."""
     if not isinstance(graph, Graph):
         raise wrong_type("graph", graph, "a jaxmem.planning.Graph")
     return graph

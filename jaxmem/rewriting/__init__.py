@@ -2,13 +2,13 @@
 
 `rewrite(fn)` traces `fn`, finds the formulas of `LIBRARY` in the jaxpr and evaluates it
 with the lean op in their place. `find` tells what is there. A `Pattern` is an example:
-a plain function and its lean twin.
+a plain function, and the lean one that replaces it.
 
 Only what is written in the traced function is seen; the inside of a `custom_vjp`
 keeps its own rule, and a formula whose interior is used elsewhere is left and reported.
 """
 
-from jaxmem.rewriting._auto import Choice as Choice
+from jaxmem.rewriting._auto import SaveChoice as SaveChoice
 from jaxmem.rewriting._auto import auto_save as auto_save
 from jaxmem.rewriting._codes import share_codes as share_codes
 from jaxmem.rewriting._library import LIBRARY as LIBRARY

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from jaxmem.rewriting._flat_graph import FlatValue
 from jaxmem.rewriting._fold import Number, folded, plus, power, times
-from jaxmem.rewriting._graph import Value
-from jaxmem.rewriting._views import Labels, Seen, elementwise
+from jaxmem.rewriting._views import Labels, View, elementwise
 
 POWERS = {"mul": (1, 1), "div": (1, -1), "square": (2,), "sqrt": (0.5,)}
 POWERS |= {"rsqrt": (-0.5,)}
@@ -13,11 +13,11 @@ SIGNS = {"add": (1, 1), "sub": (1, -1), "neg": (-1,)}
 ONE, NOTHING = Number(1.0, 0.0), Number(0.0, 0.0)
 
 # A value, its labels, and its exponent in a product or its sign in a sum.
-Item = tuple[Value, Labels, float]
+Item = tuple[FlatValue, Labels, float]
 
 
 @dataclass(frozen=True)
-class Parts:
+class Decomposed:
     """A product or a sum: its items, those that are holes, and its number."""
 
     items: tuple[Item, ...]
@@ -29,24 +29,24 @@ class Parts:
 class Opener:
     """Takes the products and sums of a formula apart, down to its inputs."""
 
-    bottom: Callable[[Value, Labels], Seen]
-    inputs: frozenset[Value]
-    holes: frozenset[Value]
+    bottom: Callable[[FlatValue, Labels], View]
+    inputs: frozenset[FlatValue]
+    holes: frozenset[FlatValue]
 
-    def product(self, value: Value, labels: Labels) -> Parts:
+    def product(self, value: FlatValue, labels: Labels) -> Decomposed:
         return self._sorted(*self._factors(value, labels, 1.0))
 
-    def sum(self, value: Value, labels: Labels) -> Parts:
+    def sum(self, value: FlatValue, labels: Labels) -> Decomposed:
         return self._sorted(*self._terms(value, labels, 1.0))
 
-    def _sorted(self, items: list[Item], number: Number) -> Parts:
+    def _sorted(self, items: list[Item], number: Number) -> Decomposed:
         """Inputs last: they fit anything, so what is more particular goes first."""
         holes = tuple(i for i in items if i[0] in self.holes)
         rest = [i for i in items if i[0] not in self.holes]
         rest.sort(key=lambda i: i[0] in self.inputs)
-        return Parts(tuple(rest), holes, number)
+        return Decomposed(tuple(rest), holes, number)
 
-    def _is_atom(self, value: Value) -> bool:
+    def _is_atom(self, value: FlatValue) -> bool:
         return value in self.inputs or value in self.holes
 
     def _factors(self, value, labels, exponent) -> tuple[list[Item], Number]:
@@ -98,7 +98,7 @@ def _merge(factors: list[Item], new: Item) -> None:
     factors.append(new)
 
 
-def factors_of(value: Value, labels, exponent) -> tuple[list[Item], float] | None:
+def factors_of(value: FlatValue, labels, exponent) -> tuple[list[Item], float] | None:
     """The operands of a product with their exponents, and its sign."""
     node = value.node
     if node is None or len(node.outs) != 1:
@@ -120,7 +120,7 @@ def factors_of(value: Value, labels, exponent) -> tuple[list[Item], float] | Non
     return (items, 1.0) if items else None
 
 
-def terms_of(value: Value, labels: Labels, sign: float) -> list[Item] | None:
+def terms_of(value: FlatValue, labels: Labels, sign: float) -> list[Item] | None:
     """The operands of a sum with their signs."""
     node = value.node
     if node is None or node.name not in SIGNS:
@@ -131,14 +131,14 @@ def terms_of(value: Value, labels: Labels, sign: float) -> list[Item] | None:
     ]
 
 
-def is_product(value: Value) -> bool:
+def is_product(value: FlatValue) -> bool:
     """Whether the last operation is a product, a quotient or a power."""
     if value.node is None or value.node.name == "neg":
         return False
     return factors_of(value, tuple(range(len(value.shape))), 1.0) is not None
 
 
-def is_sum(value: Value) -> bool:
+def is_sum(value: FlatValue) -> bool:
     return value.node is not None and value.node.name in SIGNS
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxmem.rewriting._graph import Frame, Value
-from jaxmem.rewriting._pattern import Spec
-from jaxmem.rewriting._state import Bound, Positions
+from jaxmem.rewriting._flat_graph import FlatValue, Frame
+from jaxmem.rewriting._partial_match import Bound, Positions
+from jaxmem.rewriting._pattern import ArrayExample
 
 
 @dataclass(frozen=True)
-class Part:
+class Term:
     """A value, where its dimensions are among those of the argument, and its sign."""
 
-    value: Value
+    value: FlatValue
     positions: Positions
     shape: tuple[int, ...]
     sign: int
@@ -47,11 +47,11 @@ def _is_in_order(positions: Positions) -> bool:
 class Argument:
     """What a lean function is given: the sum of its parts; of masks, all at once."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[Term, ...]
     full: tuple[int, ...]
     dtype: Any
 
-    def build(self, env: Mapping[Value, Any]):
+    def build(self, env: Mapping[FlatValue, Any]):
         """The array as the lean function takes it."""
         arrays = [part.build(env[part.value], self.dtype) for part in self.parts]
         join = jnp.logical_and if self.dtype == bool else jnp.add
@@ -64,14 +64,19 @@ class Argument:
 
 
 def argument_of(
-    bound: Bound, spec: Spec, sizes: tuple[int, ...], batch: int, frame: Frame, uncast
+    bound: Bound,
+    spec: ArrayExample,
+    sizes: tuple[int, ...],
+    batch: int,
+    frame: Frame,
+    uncast,
 ) -> Argument | None:
     """The argument for what an input stands for; None if it cannot be had in `frame`.
 
     `sizes` are those of its dimensions; `uncast` takes the value below a cast or a
     transposition, one of which must be there.
     """
-    parts = [_part(b, sizes, frame, uncast) for b in (bound, *bound.more)]
+    parts = [_part(b, sizes, frame, uncast) for b in (bound, *bound.further)]
     if None in parts:
         return None
     found = tuple(part for part in parts if part is not None)
@@ -84,7 +89,7 @@ def argument_of(
     return Argument(found, full, functools.reduce(jnp.promote_types, dtypes))
 
 
-def _part(b: Bound, sizes: tuple[int, ...], frame: Frame, uncast) -> Part | None:
+def _part(b: Bound, sizes: tuple[int, ...], frame: Frame, uncast) -> Term | None:
     choices = [c for c in b.choices if _visible(c[0], frame)]
     if not choices:
         return None
@@ -101,16 +106,16 @@ def _part(b: Bound, sizes: tuple[int, ...], frame: Frame, uncast) -> Part | None
     for n, p in zip(value.shape, positions, strict=True):
         if p is not None:
             shape[p] = n
-    return Part(value, positions, tuple(shape), b.sign)
+    return Term(value, positions, tuple(shape), b.sign)
 
 
-def _visible(value: Value, frame: Frame) -> bool:
+def _visible(value: FlatValue, frame: Frame) -> bool:
     if value.node is not None:
         return frame in value.node.frame.path() or value in frame.ins
     return value in frame.ins or value.known is not None
 
 
-def _cost(choice: tuple[Value, Positions], rank: int) -> tuple:
+def _cost(choice: tuple[FlatValue, Positions], rank: int) -> tuple:
     value, positions = choice
     size = getattr(value.dtype, "itemsize", 1) * math.prod(value.shape)
     return size, positions != tuple(range(rank))

@@ -22,7 +22,9 @@ from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
 from jaxmem import _compat, _jaxpr
 from jaxmem._checks import check_callable
-from jaxmem.ops._fewbit_forms import MARKS, Mark
+from jaxmem.ops.activations import AutoSave
+from jaxmem.ops.marks import record_of
+from jaxmem.rewriting._bodies import with_bodies
 
 _LOGGER = logging.getLogger("jaxmem")
 
@@ -44,31 +46,32 @@ _LEAN_POOL = "jaxmem.max_pool"
 
 
 @dataclass(frozen=True)
-class Choice:
+class SaveChoice:
     """What `save="auto"` came to in one place, when it was differentiated.
 
     Attributes:
       op: the activation.
       keeps: "output" (and a bit, for GELU and SiLU), "input", or "<n> bits".
-      why: whether the output is kept anyway, and by what.
+      reason: whether the output is kept anyway, and by what.
       shape: of the activation.
       source: file, line and function.
     """
 
     op: str
     keeps: str
-    why: str
+    reason: str
     shape: tuple[int, ...]
     source: str
 
     def __str__(self) -> str:
-        return f"{self.op} {list(self.shape)} keeps {self.keeps} ({self.why}) at " + (
-            self.source or "an unknown place"
+        return (
+            f"{self.op} {list(self.shape)} keeps {self.keeps} ({self.reason}) at "
+            + (self.source or "an unknown place")
         )
 
 
 def auto_save(
-    fn: Callable, *, on_choice: Callable[[Choice], Any] | None = None
+    fn: Callable, *, on_choice: Callable[[SaveChoice], Any] | None = None
 ) -> Callable:
     """A function like `fn` whose activations with `save="auto"` keep what is cheapest.
 
@@ -83,8 +86,8 @@ def auto_save(
 
     Args:
       fn: any function that JAX can trace, of any pytrees.
-      on_choice: called with the `Choice` of each activation whenever the function is
-        differentiated; the "jaxmem" logger is told at level INFO in any case.
+      on_choice: called with the `SaveChoice` of each activation whenever the function
+        is differentiated; the "jaxmem" logger is told at level INFO in any case.
 
     Returns:
       A function of the same signature and values; differentiate it, not `fn`.
@@ -103,7 +106,7 @@ def auto_save(
     """
     check_callable("fn", fn)
     if on_choice is not None:
-        check_callable("on_choice", on_choice, "a function of a Choice, or None")
+        check_callable("on_choice", on_choice, "a function of a SaveChoice, or None")
 
     @functools.wraps(fn)
     def resolved(*args, **kwargs):
@@ -119,8 +122,10 @@ def is_marked(body: Any) -> bool:
     return any(_mark(eqn) is not None for eqn in _jaxpr.walk(body))
 
 
-def _teller(on_choice: Callable[[Choice], Any] | None) -> Callable[[Choice], None]:
-    def tell(choice: Choice) -> None:
+def _teller(
+    on_choice: Callable[[SaveChoice], Any] | None,
+) -> Callable[[SaveChoice], None]:
+    def tell(choice: SaveChoice) -> None:
         _LOGGER.info('save="auto": %s', choice)
         if on_choice is not None:
             on_choice(choice)
@@ -128,9 +133,8 @@ def _teller(on_choice: Callable[[Choice], Any] | None) -> Callable[[Choice], Non
     return tell
 
 
-def _mark(eqn) -> Mark | None:
-    name = eqn.params.get("name")
-    return MARKS.get(name) if isinstance(name, str) else None
+def _mark(eqn) -> AutoSave | None:
+    return record_of(eqn, AutoSave)
 
 
 # -- who reads an output
@@ -145,11 +149,8 @@ def _readers(jaxpr, var) -> tuple[list[Any], list[int]]:
         if places and _LEAN_POOL in _compat.name_stack(eqn):
             continue
         for place in places:
-            if name in PRODUCTS:
-                partners += eqn.invars[:place] + eqn.invars[place + 1 :]
-            elif name in SQUARES:
-                partners.append(eqn.invars[place])
-            elif name in VIEWS:
+            partners += _multiplied(eqn, place)
+            if name in VIEWS:
                 out = eqn.outvars[place if len(eqn.outvars) > 1 else 0]
                 same |= {out} if out.aval.size == var.aval.size else set()
             for inner, offset in _called(eqn, place):
@@ -158,6 +159,13 @@ def _readers(jaxpr, var) -> tuple[list[Any], list[int]]:
                 same.update(eqn.outvars[i] for i in outs)
     outs = [i for i, v in enumerate(jaxpr.outvars) if _in(v, same)]
     return list(dict.fromkeys(filter(_is_var, partners))), outs
+
+
+def _multiplied(eqn, place: int) -> list[Any]:
+    """What an operation multiplies its input at `place` with."""
+    if eqn.primitive.name in PRODUCTS:
+        return eqn.invars[:place] + eqn.invars[place + 1 :]
+    return [eqn.invars[place]] if eqn.primitive.name in SQUARES else []
 
 
 def _inside(jaxpr, place: int) -> tuple[list[int], list[int]]:
@@ -197,7 +205,7 @@ def _ancestors(jaxpr, wanted: Iterable) -> set:
 # -- evaluation
 
 
-def _run(body, args: Sequence[Any], tell: Callable[[Choice], None]) -> list[Any]:
+def _run(body, args: Sequence[Any], tell: Callable[[SaveChoice], None]) -> list[Any]:
     """Runs a closed jaxpr with its marks resolved."""
     jaxpr, consts = _jaxpr.split(body)
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -211,6 +219,18 @@ def _run(body, args: Sequence[Any], tell: Callable[[Choice], None]) -> list[Any]
             run(made_by[atom])
         return env[atom]
 
+    def resolved(eqn, mark: AutoSave, x):
+        out = eqn.outvars[0]
+        pending.add(out)
+        partners, _ = _readers(jaxpr, out)
+        later = [v for v in partners if pending & _ancestors(jaxpr, [v])]
+        # what is made of an output not there yet has a tangent if x has one
+        known = [x if v in later else read(v) for v in partners]
+        op = _asking(mark, _compat.caller_line(eqn), tell)
+        y = _compat.in_context_of(eqn, op, x, *known)
+        pending.discard(out)
+        return y
+
     def run(eqn):
         if id(eqn) in done:
             return
@@ -218,16 +238,10 @@ def _run(body, args: Sequence[Any], tell: Callable[[Choice], None]) -> list[Any]
         values = [read(v) for v in eqn.invars]
         mark = _mark(eqn)
         if mark is not None:
-            pending.add(eqn.outvars[0])
-            partners, _ = _readers(jaxpr, eqn.outvars[0])
-            later = [v for v in partners if pending & _ancestors(jaxpr, [v])]
-            # what is made of an output not there yet has a tangent if x has one
-            known = [values[0] if v in later else read(v) for v in partners]
-            op = _asking(mark, _compat.caller_line(eqn), tell)
-            outs = [_compat.in_context_of(eqn, op, values[0], *known)]
-            pending.discard(eqn.outvars[0])
+            outs = [resolved(eqn, mark, values[0])]
         elif any(is_marked(inner) for inner in _jaxpr.bodies(eqn)):
-            outs = _again(eqn, values, tell)
+            inner = [functools.partial(_run, b, tell=tell) for b in _jaxpr.bodies(eqn)]
+            outs = with_bodies(eqn, values, inner)
         else:
             outs = _compat.bind(eqn, values)
         env.update(zip(eqn.outvars, outs, strict=True))
@@ -237,16 +251,9 @@ def _run(body, args: Sequence[Any], tell: Callable[[Choice], None]) -> list[Any]
     return [read(v) for v in jaxpr.outvars]
 
 
-def _again(eqn, values, tell) -> list[Any]:
-    bodies = _jaxpr.bodies(eqn)
-    if eqn.primitive.name == "shard_map":
-        inner = functools.partial(_run, bodies[0], tell=tell)
-        return _compat.shard_map_again(eqn, inner, values)
-    new = [_jaxpr.retrace(b, functools.partial(_run, b, tell=tell)) for b in bodies]
-    return _jaxpr.rebind(eqn, values, new)
-
-
-def _asking(mark: Mark, source: str, tell: Callable[[Choice], None]) -> Callable:
+def _asking(
+    mark: AutoSave, source: str, tell: Callable[[SaveChoice], None]
+) -> Callable:
     """The activation of x, told what its output is multiplied with."""
 
     @jax.custom_jvp
@@ -261,7 +268,9 @@ def _asking(mark: Mark, source: str, tell: Callable[[Choice], None]) -> Callable
             return y, zero_from_primal(y, symbolic_zeros=True)
         kept = any(not isinstance(p, SymbolicZero) for p in tangents[1:])
         form, keeps = mark.shared if kept else mark.alone
-        tell(Choice(mark.name, keeps, _why(kept, len(tangents) > 1), x.shape, source))
+        tell(
+            SaveChoice(mark.name, keeps, _why(kept, len(tangents) > 1), x.shape, source)
+        )
         return jax.jvp(form, (x,), (t,))
 
     return op

@@ -1,7 +1,7 @@
 """Codes that several layers share, found once the whole function is traced.
 
 `jaxmem.ops` marks what stores codes of a few bits while a model is traced; here each
-mark is run again, in order, so that those which read one array make its codes once, and
+mark is run anew, in order, so that those which read one array make its codes once, and
 a layer after an activation reads the codes of the activation's input.
 """
 
@@ -13,8 +13,9 @@ import jax
 
 from jaxmem import _compat, _jaxpr
 from jaxmem._checks import check_callable
-from jaxmem.ops._code_marks import MARKS
-from jaxmem.ops._quantized import sharing
+from jaxmem.ops.codes import CodeReader, sharing
+from jaxmem.ops.marks import record_of
+from jaxmem.rewriting._bodies import with_bodies
 
 
 def share_codes(fn: Callable) -> Callable:
@@ -40,10 +41,10 @@ def share_codes(fn: Callable) -> Callable:
 
 def _mark(eqn) -> Callable | None:
     """The mark, whole: a partial evaluation leaves halves of the same name."""
-    name = eqn.params.get("name")
-    mark, arity = MARKS.get(name, (None, 0)) if isinstance(name, str) else (None, 0)
-    whole = len(eqn.invars) == arity and len(eqn.outvars) == 1
-    return mark if whole else None
+    record = record_of(eqn, CodeReader)
+    if record is None or (len(eqn.invars), len(eqn.outvars)) != (record.arity, 1):
+        return None
+    return record.run
 
 
 def _is_marked(body: Any) -> bool:
@@ -74,10 +75,7 @@ def _anew(eqn, args) -> list[Any] | None:
     bodies = _jaxpr.bodies(eqn)
     if not any(map(_is_marked, bodies)):
         return None
-    if eqn.primitive.name == "shard_map":
-        return _compat.shard_map_again(eqn, functools.partial(_run, bodies[0]), args)
     if _is_call_of_marks(eqn):
-        # laid open: codes are shared within one trace
+        # inlined: codes are shared within one trace
         return _compat.in_context_of(eqn, _run, bodies[0], args)
-    new = [_jaxpr.retrace(b, functools.partial(_run, b)) for b in bodies]
-    return _jaxpr.rebind(eqn, args, new)
+    return with_bodies(eqn, args, [functools.partial(_run, b) for b in bodies])

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem.rewriting._arguments import Argument, argument_of
+from jaxmem.rewriting._flat_graph import FlatGraph, FlatValue, Frame, Node, made_of
 from jaxmem.rewriting._fold import folded
-from jaxmem.rewriting._graph import Frame, Graph, Node, Value, made_of
 from jaxmem.rewriting._match import Matcher, head
+from jaxmem.rewriting._partial_match import PartialMatch
 from jaxmem.rewriting._pattern import Pattern
-from jaxmem.rewriting._state import State
 from jaxmem.rewriting._views import MOVES, neutral
 
 
@@ -32,11 +32,11 @@ class Match:
     opened: frozenset[Frame]
 
     @property
-    def values(self) -> list[Value]:
+    def values(self) -> list[FlatValue]:
         """What the arguments are made of."""
         return [part.value for a in self.arguments for part in a.parts]
 
-    def run(self, env: dict[Value, Any]):
+    def run(self, env: dict[FlatValue, Any]):
         """The output of the lean function."""
         arrays = [a.build(env) for a in self.arguments]
         out = self.pattern.lean(*arrays, **self.scalars)
@@ -52,12 +52,13 @@ class Refusal:
     pattern: Pattern
     root: Node
     covered: frozenset[Node]
-    why: str
+    reason: str
 
 
-# How much smaller than the root what others read too must be, and what is dear.
+# A statistic that other nodes read is recomputed for them: it must be so many times
+# smaller than the formula's output, and made without these operations.
 _SMALL = 8
-_DEAR = frozenset(
+_EXPENSIVE = frozenset(
     """
     conv_general_dilated custom_vjp_call dot_general random_bits sort threefry2x32
     """.split()
@@ -66,7 +67,9 @@ _DEAR = frozenset(
 ELSEWHERE = "elsewhere"
 
 
-def find_at(pattern, root: Node, graph: Graph, claimed) -> Match | Refusal | str | None:
+def find_at(
+    pattern, root: Node, graph: FlatGraph, claimed
+) -> Match | Refusal | str | None:
     """The pattern with its output at `root`, if it is there and may be replaced."""
     target = root.outs[0]
     batch = _batch(pattern, root)
@@ -78,6 +81,8 @@ def find_at(pattern, root: Node, graph: Graph, claimed) -> Match | Refusal | str
     seen: list[dict[str, int]] = []
     rough_matcher = _matcher(pattern, batch, None)
     assert rough_matcher is not None  # without sizes there is always one
+    # Ways that differ in what is not looked at yet are many: the first few tell the
+    # sizes.
     for rough in islice(rough_matcher.run(target), 4):
         if rough.sizes in seen:
             continue
@@ -92,7 +97,7 @@ def find_at(pattern, root: Node, graph: Graph, claimed) -> Match | Refusal | str
 
 
 def _batch(pattern: Pattern, root: Node) -> int | None:
-    """How many dimensions `*` stands for; None where they cannot be so many."""
+    """How many dimensions `*` stands for; None where the ranks do not fit."""
     count = len(root.outs[0].shape) - pattern.rank
     return count if count == 0 or (count > 0 and pattern.variadic) else None
 
@@ -114,30 +119,18 @@ def _matcher(pattern: Pattern, batch: int, sizes) -> Matcher | None:
 
 
 def _judge(
-    pattern, batch, state: State, root, graph, claimed
+    pattern, batch, state: PartialMatch, root, graph, claimed
 ) -> Match | Refusal | None:
-    traced = pattern.trace(batch, state.sizes)
-    assert traced is not None
-    inputs = (state.inputs.get(v) for v in traced.inputs)
-    bound = [b for b in inputs if b is not None]
-    holes = traced.holes.items()
-    scalars = {n: state.holes[v].value for n, v in holes if v in state.holes}
-    if len(bound) != len(traced.inputs) or len(scalars) != len(traced.holes):
-        return None
-    scalars |= {name: root.params[name] for name in pattern.params}
-    if not pattern.when(**scalars):
-        return None
+    """The match that a state is, or why it may not be replaced; None for no match."""
+    given = _given(pattern, batch, state, root)
     interior = state.covered - {root}
-    if any(n in claimed for n in interior):
+    if given is None or not interior.isdisjoint(claimed):
         return None
+    bound, scalars = given
     frame, opened = _frames(state.covered | {root}, root)
-    arguments = []
-    for i, (b, spec) in enumerate(zip(bound, pattern.specs, strict=True)):
-        full = tuple(state.sizes.get(n, 1) for n, _ in spec.names(batch))
-        argument = argument_of(b, spec, full, batch, frame, i in pattern.uncast)
-        if argument is None:
-            return None
-        arguments.append(argument)
+    arguments = _arguments(pattern, batch, state, bound, frame)
+    if arguments is None:
+        return None
     if root.name in MOVES and not all(a.in_order() for a in arguments):
         return None
     used = _used_elsewhere(interior, root, state.covered, graph)
@@ -160,6 +153,32 @@ def _judge(
     return _with_dtype(match) or refuse(_no_dtype(root))
 
 
+def _given(pattern, batch, state: PartialMatch, root: Node):
+    """What the inputs and the scalars of a formula stand for, if that is allowed."""
+    traced = pattern.trace(batch, state.sizes)
+    assert traced is not None
+    inputs = (state.inputs.get(v) for v in traced.inputs)
+    bound = [b for b in inputs if b is not None]
+    holes = traced.holes.items()
+    scalars = {n: state.holes[v].value for n, v in holes if v in state.holes}
+    if len(bound) != len(traced.inputs) or len(scalars) != len(traced.holes):
+        return None
+    scalars |= {name: root.params[name] for name in pattern.params}
+    return (bound, scalars) if pattern.when(**scalars) else None
+
+
+def _arguments(pattern, batch, state: PartialMatch, bound, frame: Frame):
+    """The arguments of the lean function, if all can be had in `frame`."""
+    arguments = []
+    for i, (b, spec) in enumerate(zip(bound, pattern.specs, strict=True)):
+        full = tuple(state.sizes.get(n, 1) for n, _ in spec.names(batch))
+        argument = argument_of(b, spec, full, batch, frame, i in pattern.uncast)
+        if argument is None:
+            return None
+        arguments.append(argument)
+    return arguments
+
+
 def _frames(covered, root: Node) -> tuple[Frame, set[Frame]]:
     """The innermost frame that holds all, and the frames inside it that are touched."""
     paths = [n.frame.path() for n in covered]
@@ -173,7 +192,7 @@ def _frames(covered, root: Node) -> tuple[Frame, set[Frame]]:
     return frame, {f for p in paths for f in p[depth:]}
 
 
-def _calls_around(value: Value, frame: Frame) -> Iterator[Frame]:
+def _calls_around(value: FlatValue, frame: Frame) -> Iterator[Frame]:
     """The calls in `frame` that a value is inside of, and of which it is no result."""
     inner = value.node.frame.path() if value.node is not None else []
     if frame in inner and value not in frame.ins:
@@ -183,11 +202,11 @@ def _calls_around(value: Value, frame: Frame) -> Iterator[Frame]:
             yield call
 
 
-def is_alive(node: Node, graph: Graph) -> bool:
+def is_alive(node: Node, graph: FlatGraph) -> bool:
     return any(v.users or v in graph.top.outs for v in node.outs)
 
 
-def _whole_rules(frames, covered, graph: Graph) -> bool:
+def _whole_rules(frames, covered, graph: FlatGraph) -> bool:
     """Whether functions with their own derivative are replaced as a whole or not."""
     for frame in frames:
         if frame.has_own_rule:
@@ -227,7 +246,7 @@ def _is_statistic(node: Node, root: Node, covered) -> bool:
     if size * _SMALL > whole:
         return False
     inside = made_of(node, covered)
-    return not any(n.name in _DEAR or n.bodies for n in inside)
+    return not any(n.name in _EXPENSIVE or n.bodies for n in inside)
 
 
 def _with_dtype(match: Match) -> Match | None:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem import _jaxpr
-from jaxmem.rewriting._graph import Value
+from jaxmem.rewriting._flat_graph import FlatValue
 
 _FUNCTIONS = {
     "add": np.add,
@@ -63,14 +63,14 @@ def error_of(dtype) -> float:
     return float(jnp.finfo(dtype).eps) / 2
 
 
-def folded(value: Value) -> Number | None:
+def folded(value: FlatValue) -> Number | None:
     """The number that every element of `value` is known to be, or None."""
     if value.folded == ():
         value.folded = _fold(value)
     return value.folded
 
 
-def _fold(value: Value) -> Number | None:
+def _fold(value: FlatValue) -> Number | None:
     if value.known is not None:
         return _known(value)
     if value.node is None or len(value.node.outs) != 1:
@@ -89,7 +89,7 @@ def _fold(value: Value) -> Number | None:
     return Number(number, error)
 
 
-def _known(value: Value) -> Number | None:
+def _known(value: FlatValue) -> Number | None:
     known = value.known
     if _jaxpr.is_abstract(known) or not _is_real(value.dtype):
         return None

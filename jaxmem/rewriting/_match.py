@@ -4,8 +4,8 @@ Products and sums are matched up to order and grouping, with their constants mul
 (added) up and powers, quotients, square roots and negation as exponents and signs, so
 that `x / sqrt(v)` is `x * rsqrt(v)` and `0.5 * x * (1 + t)` is `x * (0.5 * (1 + t))`.
 Casts and views are looked through (`_views`). Everything else must be the same
-operation on operands that match. Each way to match is a `State`; they are generated
-one by one.
+operation on operands that match. Each way to match is a `PartialMatch`; they are
+generated one by one.
 
 A `loose` match ignores numbers, sizes and the direction of axes. It finds the sizes at
 which the pattern is then traced anew, for the strict match.
@@ -18,21 +18,21 @@ from dataclasses import replace
 import jax.numpy as jnp
 
 from jaxmem.rewriting._algebra import (
+    Decomposed,
     Opener,
-    Parts,
     factors_of,
     is_product,
     is_sum,
     terms_of,
     without_numbers,
 )
+from jaxmem.rewriting._flat_graph import FlatValue, Node
 from jaxmem.rewriting._fold import Number, folded, plus, power, times
-from jaxmem.rewriting._graph import Node, Value
-from jaxmem.rewriting._state import Bound, Formula, State
+from jaxmem.rewriting._partial_match import Bound, PartialMatch, TracedFormula
 from jaxmem.rewriting._views import (
     Indices,
     Labels,
-    Seen,
+    View,
     dot_operands,
     elementwise,
     inserted,
@@ -62,7 +62,7 @@ class Matcher:
     `conflicts` counts where an input of the formula stood for two different values.
     """
 
-    def __init__(self, formula: Formula, loose: bool, sizes: dict[str, int]):
+    def __init__(self, formula: TracedFormula, loose: bool, sizes: dict[str, int]):
         self.formula, self.loose, self.sizes = formula, loose, sizes
         self.inputs = formula.inputs
         self.holes = frozenset(formula.holes.values())
@@ -70,18 +70,21 @@ class Matcher:
         self.opener = Opener(self._bottom, frozenset(self.inputs), self.holes)
         self.steps = self.conflicts = 0
 
-    def run(self, target: Value) -> Iterator[State]:
+    def run(self, target: FlatValue) -> Iterator[PartialMatch]:
         """Every way in which `target` is the formula."""
         labels = self.indices.root(target.shape)
-        start = State({}, {}, frozenset(), dict(self.sizes))
+        start = PartialMatch({}, {}, frozenset(), dict(self.sizes))
         p_labels = elementwise(self.formula.out, labels)
         t_labels = elementwise(target, labels)
         yield from self.match(self.formula.out, p_labels, target, t_labels, start)
 
-    def match(self, p, lp: Labels, t, lt: Labels, st: State) -> Iterator[State]:
+    def match(
+        self, p, lp: Labels, t, lt: Labels, st: PartialMatch
+    ) -> Iterator[PartialMatch]:
         """Extends `st` so that target `t` (labels `lt`) is pattern `p`."""
         self.steps += 1
-        if self.steps > 20_000:  # a formula that matches itself in too many ways
+        # A formula of many like operands matches itself in factorially many ways.
+        if self.steps > 20_000:
             return
         p_seen = self._bottom(p, lp)
         p, lp = p_seen.value, p_seen.labels
@@ -98,7 +101,7 @@ class Matcher:
             seen = self._bottom(t, lt)
             yield from self._same_operation(p.node, lp, seen, st)
 
-    def _bottom(self, value: Value, labels: Labels) -> Seen:
+    def _bottom(self, value: FlatValue, labels: Labels) -> View:
         seen = None
         for seen in look_through(value, labels, self.indices):
             if seen.value in self.inputs or seen.value in self.holes:
@@ -108,7 +111,9 @@ class Matcher:
 
     # -- leaves
 
-    def _number(self, p, number, found: Number | None, st: State) -> Iterator[State]:
+    def _number(
+        self, p, number, found: Number | None, st: PartialMatch
+    ) -> Iterator[PartialMatch]:
         if found is None:
             return
         if p in self.holes:
@@ -116,7 +121,9 @@ class Matcher:
         elif self.loose or found.agrees(number):
             yield st
 
-    def _fill(self, hole: Value, found: Number, st: State) -> Iterator[State]:
+    def _fill(
+        self, hole: FlatValue, found: Number, st: PartialMatch
+    ) -> Iterator[PartialMatch]:
         before = st.holes.get(hole)
         if before is None:
             yield replace(st, holes=st.holes | {hole: found})
@@ -125,12 +132,14 @@ class Matcher:
             best = min(before, found, key=lambda n: n.error)
             yield replace(st, holes=st.holes | {hole: best})
 
-    def _bind(self, p, lp: Labels, parts: list, st: State) -> Iterator[State]:
+    def _bind(
+        self, p, lp: Labels, parts: list, st: PartialMatch
+    ) -> Iterator[PartialMatch]:
         """`p` stands for all the `parts`: values, their labels and signs."""
         first, *more = (self._bound(p, lp, *part) for part in parts)
         if first is None or None in more:
             return
-        bound = replace(first, more=tuple(more))
+        bound = replace(first, further=tuple(more))
         sizes = self._named_sizes(p, lp, st)
         if sizes is None:
             return
@@ -157,7 +166,7 @@ class Matcher:
         base, positions = choices[-1]
         return Bound(base, positions, tuple(choices), int(sign))
 
-    def _positions(self, p, lp: Labels, seen: Seen) -> tuple[int | None, ...] | None:
+    def _positions(self, p, lp: Labels, seen: View) -> tuple[int | None, ...] | None:
         positions = []
         for n, label in zip(seen.value.shape, seen.labels, strict=True):
             if label is None:
@@ -172,7 +181,7 @@ class Matcher:
                 return None
         return tuple(positions)
 
-    def _named_sizes(self, p, lp: Labels, st: State) -> dict[str, int] | None:
+    def _named_sizes(self, p, lp: Labels, st: PartialMatch) -> dict[str, int] | None:
         sizes = dict(st.sizes)
         for name, label in zip(self.inputs[p], lp, strict=True):
             if label is None:
@@ -186,11 +195,15 @@ class Matcher:
 
     # -- products
 
-    def _product(self, p, lp, items, const: float, st: State) -> Iterator[State]:
+    def _product(
+        self, p, lp, items, const: float, st: PartialMatch
+    ) -> Iterator[PartialMatch]:
         goal = self.opener.product(p, lp)
         yield from self._factors(goal.items, items, Number(const, 0.0), st, goal)
 
-    def _factors(self, factors, items, const, st, goal: Parts) -> Iterator[State]:
+    def _factors(
+        self, factors, items, const, st, goal: Decomposed
+    ) -> Iterator[PartialMatch]:
         """Matches `factors` with `items`, opening products among these as needed."""
         items, const = without_numbers(items, const, exponents=True)
         if not factors and not items:
@@ -214,13 +227,15 @@ class Matcher:
                 covered = st.cover((*seen.through, seen.value.node))
                 yield from self._factors(factors, new, signed, covered, goal)
 
-    def _factor(self, p, lp, t, lt, st) -> Iterator[State]:
+    def _factor(self, p, lp, t, lt, st) -> Iterator[PartialMatch]:
         if is_sum(p) and p not in self.inputs:
             yield from self._sum(p, lp, t, lt, st)
         else:
             yield from self.match(p, lp, t, lt, st)
 
-    def _settle_product(self, const: Number, goal: Parts, st: State) -> Iterator[State]:
+    def _settle_product(
+        self, const: Number, goal: Decomposed, st: PartialMatch
+    ) -> Iterator[PartialMatch]:
         """The numbers left over must agree, or are what the one hole stands for."""
         want, unknown = goal.number, []
         for hole, _, e in goal.holes:
@@ -237,12 +252,16 @@ class Matcher:
 
     # -- sums
 
-    def _sum(self, p, lp: Labels, t, lt: Labels, st: State) -> Iterator[State]:
+    def _sum(
+        self, p, lp: Labels, t, lt: Labels, st: PartialMatch
+    ) -> Iterator[PartialMatch]:
         goal = self.opener.sum(p, lp)
         start = [(t, lt, 1.0)]
         yield from self._terms(goal.items, start, Number(0.0, 0.0), st, goal)
 
-    def _terms(self, terms, items, const, st, goal: Parts) -> Iterator[State]:
+    def _terms(
+        self, terms, items, const, st, goal: Decomposed
+    ) -> Iterator[PartialMatch]:
         """Matches `terms` with `items`, opening sums among these as needed."""
         items, const = without_numbers(items, const, exponents=False)
         if not terms and not items:
@@ -268,7 +287,9 @@ class Matcher:
                 covered = st.cover((*seen.through, seen.value.node))
                 yield from self._terms(terms, new, const, covered, goal)
 
-    def _settle_sum(self, const: Number, goal: Parts, st: State) -> Iterator[State]:
+    def _settle_sum(
+        self, const: Number, goal: Decomposed, st: PartialMatch
+    ) -> Iterator[PartialMatch]:
         want, unknown = goal.number, []
         for hole, _, sign in goal.holes:
             if hole in st.holes:
@@ -285,7 +306,9 @@ class Matcher:
 
     # -- other operations
 
-    def _same_operation(self, p: Node, lp, seen: Seen, st: State) -> Iterator[State]:
+    def _same_operation(
+        self, p: Node, lp, seen: View, st: PartialMatch
+    ) -> Iterator[PartialMatch]:
         t = seen.value.node
         if p.name == "stop_gradient" and (t is None or t.name != p.name):
             # A softmax does not depend on its shift, whose gradient is often not cut.
@@ -314,7 +337,7 @@ class Matcher:
         else:
             yield from self._opaque(p, lp, t, seen.labels, st)
 
-    def _operands(self, pairs, st: State) -> Iterator[State]:
+    def _operands(self, pairs, st: PartialMatch) -> Iterator[PartialMatch]:
         if not pairs:
             yield st
             return
@@ -322,7 +345,7 @@ class Matcher:
         for found in self.match(p, lp, t, lt, st):
             yield from self._operands(rest, found)
 
-    def _elementwise(self, p: Node, lp, t: Node, lt, st) -> Iterator[State]:
+    def _elementwise(self, p: Node, lp, t: Node, lt, st) -> Iterator[PartialMatch]:
         if p.name not in ("bitcast_convert_type",) and not _same_params(p, t):
             return
         orders = [t.ins]
@@ -335,7 +358,9 @@ class Matcher:
             ]
             yield from self._operands(pairs, st)
 
-    def _selection(self, p: Node, lp, t: Node, lt, st, outer=()) -> Iterator[State]:
+    def _selection(
+        self, p: Node, lp, t: Node, lt, st, outer=()
+    ) -> Iterator[PartialMatch]:
         """A number where a mask says so: the mask or its opposite, one or several.
 
         `outer` are the masks and the numbers of the selections round this one.
@@ -362,7 +387,9 @@ class Matcher:
                 covered = covered.cover((below,))
                 yield from self._selection(p, lp, below, inner.labels, covered, found)
 
-    def _masked(self, mask: Seen, number, found, st: State) -> Iterator[State]:
+    def _masked(
+        self, mask: View, number, found, st: PartialMatch
+    ) -> Iterator[PartialMatch]:
         """Binds the masks, if all put the same number there."""
         fill = found[0][1]
         if not self.loose and not all(fill.agrees(f) for _, f in found):
@@ -371,7 +398,7 @@ class Matcher:
             choices = [choice for choice, _ in found]
             yield from self._bind(mask.value, mask.labels, choices, state)
 
-    def _is_number(self, value: Value) -> bool:
+    def _is_number(self, value: FlatValue) -> bool:
         return value in self.holes or folded(value) is not None
 
     def _is_masking(self, p: Node, lp: Labels) -> bool:
@@ -381,7 +408,7 @@ class Matcher:
         mask, *sides = (self._bottom(v, elementwise(v, lp)).value for v in p.ins)
         return mask in self.inputs and any(map(self._is_number, sides))
 
-    def _reduction(self, p: Node, lp, t: Node, lt, st) -> Iterator[State]:
+    def _reduction(self, p: Node, lp, t: Node, lt, st) -> Iterator[PartialMatch]:
         axes = [sorted(map(int, node.params["axes"])) for node in (p, t)]
         if len(axes[0]) != len(axes[1]):
             return
@@ -392,7 +419,7 @@ class Matcher:
         ]
         yield from self.match(p.ins[0], inner[0], t.ins[0], inner[1], st)
 
-    def _contraction(self, p: Node, lp, t: Node, lt, st) -> Iterator[State]:
+    def _contraction(self, p: Node, lp, t: Node, lt, st) -> Iterator[PartialMatch]:
         (t_over, _), _ = t.params["dimension_numbers"]
         (p_over, _), _ = p.params["dimension_numbers"]
         if len(t_over) != len(p_over) or not _usual_precision(t):
@@ -408,7 +435,7 @@ class Matcher:
             pairs = [(a, p_left, c, lc), (b, p_right, d, ld)]
             yield from self._operands(pairs, st)
 
-    def _opaque(self, p: Node, lp, t: Node, lt, st) -> Iterator[State]:
+    def _opaque(self, p: Node, lp, t: Node, lt, st) -> Iterator[PartialMatch]:
         free = self.formula.free if p is self.formula.out.node else frozenset()
         # With other parameters a result may have other sizes.
         same = _same_params(p, t, free) and (free or lp == lt)
@@ -456,7 +483,7 @@ def _kind(dtype) -> str:
     return str(dtype)
 
 
-def head(value: Value) -> str:
+def head(value: FlatValue) -> str:
     """What kind of thing a value is below its casts and views, to index by."""
     labels: Labels = tuple(range(len(value.shape)))
     *_, seen = look_through(value, labels, Indices())

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem._checks import check_callable, check_numbers, check_text, wrong_type
-from jaxmem.rewriting._graph import build
+from jaxmem.rewriting._flat_graph import build
 from jaxmem.rewriting._match import head
-from jaxmem.rewriting._state import Formula
+from jaxmem.rewriting._partial_match import TracedFormula
 
-# Sizes of the dimensions while the real ones are not known: no two alike, none 1.
+# Sizes of the dimensions while the real ones are not known: no two alike, so that no
+# reshape can confuse them, and none 1, which would broadcast.
 _SIZES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
 
 
@@ -84,7 +85,7 @@ class Pattern:
         check_numbers("uncast", self.uncast)
 
     @functools.cached_property
-    def specs(self) -> "tuple[Spec, ...]":
+    def specs(self) -> "tuple[ArrayExample, ...]":
         return tuple(map(parse, self.examples))
 
     @functools.cached_property
@@ -116,7 +117,7 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Spec:
+class ArrayExample:
     """Dimensions of one input: (name, may be broadcast); where `*` stands; its kind."""
 
     kind: str
@@ -137,7 +138,7 @@ class Spec:
         return out
 
 
-def parse(text: str) -> Spec:
+def parse(text: str) -> ArrayExample:
     """One example: `"bool #*batch n"`."""
     words = text.removeprefix("+").split()
     kind = words.pop(0) if words and words[0] in ("bool", "int", "key") else "float"
@@ -146,11 +147,13 @@ def parse(text: str) -> Spec:
         name, _, size = word.replace("#", "").partition("=")
         dims.append((name, "#" in word))
         hints += [(name, int(size))] if size else []
-    return Spec(kind, tuple(dims), tuple(hints), text.startswith("+"))
+    return ArrayExample(kind, tuple(dims), tuple(hints), text.startswith("+"))
 
 
 @functools.lru_cache(maxsize=4096)
-def _trace(pattern: Pattern, batch: int, sizes: tuple[tuple[str, int], ...]) -> Formula:
+def _trace(
+    pattern: Pattern, batch: int, sizes: tuple[tuple[str, int], ...]
+) -> TracedFormula:
     known = dict(h for spec in pattern.specs for h in spec.hints) | dict(sizes)
     names = [[n for n, _ in spec.names(batch)] for spec in pattern.specs]
     free = iter(_SIZES * 4)
@@ -173,7 +176,7 @@ def _trace(pattern: Pattern, batch: int, sizes: tuple[tuple[str, int], ...]) -> 
     holes = dict(zip(sorted(pattern.scalars), top.ins[len(names) :], strict=True))
     arrays = zip(top.ins, pattern.specs, strict=False)
     gathers = frozenset(v for v, spec in arrays if spec.gathers)
-    return Formula(inputs, holes, top.outs[0], frozenset(pattern.params), gathers)
+    return TracedFormula(inputs, holes, top.outs[0], frozenset(pattern.params), gathers)
 
 
 def _aval(kind: str, shape: tuple[int, ...]) -> Any:

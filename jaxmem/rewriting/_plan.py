@@ -1,4 +1,4 @@
-"""Which formulas of a graph are replaced: each pattern in turn, the outermost first."""
+"""Which formulas of a graph are replaced: pattern after pattern, outermost first."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.rewriting._find import Match, Refusal, find_at, is_alive, is_free, is_open
-from jaxmem.rewriting._graph import Frame, Graph, Node, Value, made_of
+from jaxmem.rewriting._flat_graph import FlatGraph, FlatValue, Frame, Node, made_of
 from jaxmem.rewriting._match import head
 from jaxmem.rewriting._pattern import Pattern
 from jaxmem.rewriting._signature import signatures
@@ -16,33 +16,35 @@ from jaxmem.rewriting._views import MOVES
 
 
 @dataclass
-class Plan:
+class RewritePlan:
     """What is done to one graph, and to the graphs of the bodies inside it.
 
     `recomputed` are the nodes inside a formula that others read too, each with what it
     is made of there: they keep nothing but the formula's arguments.
     """
 
-    graph: Graph
+    graph: FlatGraph
     matches: dict[Node, Match] = field(default_factory=dict)
     refused: list[Refusal] = field(default_factory=list)
     skipped: set[Node] = field(default_factory=set)
     recomputed: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     opened: set[Frame] = field(default_factory=set)
     changed: set[Frame] = field(default_factory=set)
-    inner: "dict[Node, list[Plan]]" = field(default_factory=dict)
+    inner: "dict[Node, list[RewritePlan]]" = field(default_factory=dict)
 
     @property
     def changes(self) -> bool:
         return bool(self.changed)
 
 
-def plan(graph: Graph, patterns: Sequence[Pattern], absent=None) -> Plan:
+def plan_rewrites(
+    graph: FlatGraph, patterns: Sequence[Pattern], absent=None
+) -> RewritePlan:
     """Finds the patterns in a graph and its bodies.
 
     `absent` collects (pattern, signature) where a pattern cannot be.
     """
-    made, gates = Plan(graph), {}
+    rewrites, gates = RewritePlan(graph), {}
     absent = set() if absent is None else absent
     looks = signatures(graph)
     claimed: set[Node] = set()
@@ -51,24 +53,26 @@ def plan(graph: Graph, patterns: Sequence[Pattern], absent=None) -> Plan:
         by_head[head(node.outs[0])].append(node)
     for node in graph.nodes:
         if node.bodies and not _is_lean(node):
-            made.inner[node] = [plan(b, patterns, absent) for b in node.bodies]
-    for pattern in patterns:
-        for root in by_head[pattern.head]:
-            look = (pattern, looks[root])
-            if root in claimed or look in absent:
-                continue
-            if not (
-                _may_be(pattern.gate, root, looks[root], gates)
-                and _try(made, pattern, root, claimed)
-            ):
-                absent.add(look)
+            rewrites.inner[node] = [
+                plan_rewrites(b, patterns, absent) for b in node.bodies
+            ]
+    tries = ((p, root) for p in patterns for root in by_head[p.head])
+    for pattern, root in tries:
+        look = (pattern, looks[root])
+        if root in claimed or look in absent:
+            continue
+        possible = _may_be(pattern.gate, root, looks[root], gates)
+        if not (possible and _try(rewrites, pattern, root, claimed)):
+            absent.add(look)
     # what is a part of a formula that was replaced, is not left
-    made.refused = [r for r in made.refused if not claimed.intersection(r.covered)]
-    settle(made)
-    return made
+    rewrites.refused = [
+        r for r in rewrites.refused if not claimed.intersection(r.covered)
+    ]
+    settle(rewrites)
+    return rewrites
 
 
-def _candidates(graph: Graph) -> list[Node]:
+def _candidates(graph: FlatGraph) -> list[Node]:
     """Nodes that a formula may end in, the last first: alive, and differentiable."""
     active = {v for v in graph.top.ins if _is_float(v)}
     found = []
@@ -91,7 +95,7 @@ def _is_lean(node: Node) -> bool:
     return any("jaxmem." in _compat.name_stack(eqn) for eqn in eqns)
 
 
-def _is_float(value: Value) -> bool:
+def _is_float(value: FlatValue) -> bool:
     return jnp.issubdtype(value.dtype, jnp.inexact)
 
 
@@ -104,72 +108,79 @@ def _may_be(gate: Pattern | None, root: Node, look: int, known: dict) -> bool:
     return known[gate, look]
 
 
-def _try(made: Plan, pattern: Pattern, root: Node, claimed: set[Node]) -> bool:
+def _try(
+    rewrites: RewritePlan, pattern: Pattern, root: Node, claimed: set[Node]
+) -> bool:
     """Replaces the pattern if it ends in `root`; False if none that looks so is it."""
-    found = find_at(pattern, root, made.graph, claimed)
+    found = find_at(pattern, root, rewrites.graph, claimed)
     if isinstance(found, Match):
-        made.matches[root] = found
+        rewrites.matches[root] = found
         claimed.update(n for n in found.covered if not is_free(n))
         claimed.add(root)
     elif isinstance(found, Refusal):
-        made.refused.append(found)
+        rewrites.refused.append(found)
     return found is not None
 
 
-def settle(made: Plan) -> None:
-    """Works out what is skipped, which calls are laid open and which are made anew."""
-    for match in made.matches.values():
-        made.opened |= match.opened
-        made.changed |= set(match.frame.path())
-    for node, plans in made.inner.items():
+def settle(rewrites: RewritePlan) -> None:
+    """Works out what is skipped, which calls are inlined and which are rebuilt."""
+    for match in rewrites.matches.values():
+        rewrites.opened |= match.opened
+        rewrites.changed |= set(match.frame.path())
+    for node, plans in rewrites.inner.items():
         if any(p.changes for p in plans):
-            made.changed |= set(node.frame.path())
-    if not made.changes:
+            rewrites.changed |= set(node.frame.path())
+    if not rewrites.changes:
         return
-    made.changed |= {f for o in made.opened for f in o.path()}
-    covered = {n: m for m in made.matches.values() for n in m.covered}
-    needed = _needed(made, set(covered))
-    for node in reversed(made.graph.nodes):
-        if node in made.matches or node not in covered:
+    rewrites.changed |= {f for o in rewrites.opened for f in o.path()}
+    _settle_covered(rewrites)
+
+
+def _settle_covered(rewrites: RewritePlan) -> None:
+    """Which of the nodes inside formulas go, and which are recomputed for others."""
+    covered = {n: m for m in rewrites.matches.values() for n in m.covered}
+    needed = _needed(rewrites, set(covered))
+    for node in reversed(rewrites.graph.nodes):
+        if node in rewrites.matches or node not in covered:
             continue
         if not needed.intersection(node.outs):
-            made.skipped.add(node)
+            rewrites.skipped.add(node)
         elif is_free(node):
             needed.update(node.ins)
         else:
-            inside = made_of(node, _with_views(made.graph, covered[node]))
-            made.recomputed[node] = tuple(inside)
+            inside = made_of(node, _with_views(rewrites.graph, covered[node]))
+            rewrites.recomputed[node] = tuple(inside)
             needed.update(inputs_of(inside))
 
 
-def _with_views(graph: Graph, match: Match) -> frozenset[Node]:
+def _with_views(graph: FlatGraph, match: Match) -> frozenset[Node]:
     """What a match covers, and the casts and views before it: no copy is kept."""
     frames = {match.frame, *match.opened}
     views = (n for n in graph.nodes if n.name in MOVES and n.frame in frames)
     return match.covered.union(views)
 
 
-def inputs_of(nodes: Sequence[Node]) -> list[Value]:
+def inputs_of(nodes: Sequence[Node]) -> list[FlatValue]:
     """What a list of nodes reads and does not make, numbers known apart."""
     made = {v for node in nodes for v in node.outs}
     read = dict.fromkeys(v for node in nodes for v in node.ins)
     return [v for v in read if v not in made and v.known is None]
 
 
-def _needed(made: Plan, covered: set[Node]) -> set[Value]:
+def _needed(rewrites: RewritePlan, covered: set[Node]) -> set[FlatValue]:
     """Values that something other than a covered node reads."""
-    needed = {v for match in made.matches.values() for v in match.values}
+    needed = {v for match in rewrites.matches.values() for v in match.values}
 
     def visit(frame: Frame) -> None:
-        needed.update(frame.outs if frame not in made.opened else ())
+        needed.update(frame.outs if frame not in rewrites.opened else ())
         for item in frame.items:
             if isinstance(item, Node):
                 needed.update(() if item in covered else item.ins)
-            elif item not in made.changed:
+            elif item not in rewrites.changed:
                 needed.update(item.ins)
             else:
-                needed.update(item.ins if item not in made.opened else ())
+                needed.update(item.ins if item not in rewrites.opened else ())
                 visit(item)
 
-    visit(made.graph.top)
+    visit(rewrites.graph.top)
     return needed

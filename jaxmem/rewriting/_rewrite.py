@@ -11,11 +11,12 @@ import jax
 from jaxmem import _compat, _jaxpr
 from jaxmem._checks import check_callable, wrong_type
 from jaxmem.rewriting._auto import auto_save, is_marked
+from jaxmem.rewriting._bodies import with_bodies
 from jaxmem.rewriting._find import Match
-from jaxmem.rewriting._graph import Frame, Graph, Node, Value, build
+from jaxmem.rewriting._flat_graph import FlatGraph, FlatValue, Frame, Node, build
 from jaxmem.rewriting._library import LIBRARY
 from jaxmem.rewriting._pattern import Pattern
-from jaxmem.rewriting._plan import Plan, inputs_of, plan
+from jaxmem.rewriting._plan import RewritePlan, inputs_of, plan_rewrites
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Site:
       dtype: of that array.
       path: the name scopes (the modules) it is in.
       source: file, line and function.
-      why: empty where it was replaced; else why it was left.
+      reason: empty where it was replaced; else why it was left.
     """
 
     pattern: str
@@ -36,12 +37,12 @@ class Site:
     dtype: str
     path: str
     source: str
-    why: str = ""
+    reason: str = ""
 
     def __str__(self) -> str:
         text = f"{self.pattern} {self.dtype}{list(self.shape)}"
         text += f" in {self.path}" if self.path else ""
-        return f"{text} at {self.source}" + (f": {self.why}" if self.why else "")
+        return f"{text} at {self.source}" + (f": {self.reason}" if self.reason else "")
 
 
 @dataclass(frozen=True)
@@ -49,19 +50,19 @@ class Report:
     """What `find` saw.
 
     Attributes:
-      found: the formulas that are replaced.
+      replaced: the formulas that are replaced.
       left: formulas recognised and left, with the reason.
       unused: names of patterns that matched nothing.
     """
 
-    found: tuple[Site, ...]
+    replaced: tuple[Site, ...]
     left: tuple[Site, ...]
     unused: tuple[str, ...]
 
     @property
     def counts(self) -> dict[str, int]:
         """How often each pattern was found."""
-        return dict(Counter(site.pattern for site in self.found))
+        return dict(Counter(site.pattern for site in self.replaced))
 
     def __str__(self) -> str:
         lines = [f"{n} x {name}" for name, n in self.counts.items()] or [
@@ -87,7 +88,7 @@ def find(
     check_callable("fn", fn)
     patterns = check_patterns(patterns)
     traced = _jaxpr.trace(fn, *args, **kwargs)
-    return _report(plan(build(traced.jaxpr), patterns), patterns)
+    return _report(plan_rewrites(build(traced.jaxpr), patterns), patterns)
 
 
 def rewrite(
@@ -126,11 +127,11 @@ def rewrite(
     @functools.wraps(fn)
     def rewritten(*args, **kwargs):
         traced = _jaxpr.trace(fn, *args, **kwargs)
-        made = plan(build(traced.jaxpr), patterns)
+        rewrites = plan_rewrites(build(traced.jaxpr), patterns)
         if on_report is not None:
-            on_report(_report(made, patterns))
-        run = lambda *leaves: _run_graph(made, leaves)
-        marked = is_marked(traced.jaxpr) or any(map(_marks, _matches(made)))
+            on_report(_report(rewrites, patterns))
+        run = lambda *leaves: _run_graph(rewrites, leaves)
+        marked = is_marked(traced.jaxpr) or any(map(_marks, _matches(rewrites)))
         run = auto_save(run) if marked else run
         outs = run(*traced.leaves)
         return jax.tree.unflatten(traced.out_tree, outs)
@@ -146,9 +147,9 @@ def check_patterns(patterns: Any) -> tuple[Pattern, ...]:
     return tuple(patterns)
 
 
-def _matches(made: Plan) -> Iterator[Match]:
-    yield from made.matches.values()
-    for plans in made.inner.values():
+def _matches(rewrites: RewritePlan) -> Iterator[Match]:
+    yield from rewrites.matches.values()
+    for plans in rewrites.inner.values():
         for inner in plans:
             yield from _matches(inner)
 
@@ -161,13 +162,15 @@ def _marks(match: Match) -> bool:
 # -- evaluation
 
 
-def _run_graph(made: Plan, args: Sequence[Any]) -> list[Any]:
-    if not made.changes:
-        return _jaxpr.evaluate(made.graph.body, args)
-    return _run_frame(made, made.graph.top, dict(_constants(made.graph)), args)
+def _run_graph(rewrites: RewritePlan, args: Sequence[Any]) -> list[Any]:
+    if not rewrites.changes:
+        return _jaxpr.evaluate(rewrites.graph.body, args)
+    return _run_frame(
+        rewrites, rewrites.graph.top, dict(_constants(rewrites.graph)), args
+    )
 
 
-def _constants(graph: Graph) -> Iterator[tuple[Value, Any]]:
+def _constants(graph: FlatGraph) -> Iterator[tuple[FlatValue, Any]]:
     values = [v for node in graph.nodes for v in node.ins]
     values += graph.top.outs + [v for f in _frames(graph.top) for v in f.ins + f.outs]
     return ((v, v.known) for v in values if v.known is not None)
@@ -180,29 +183,33 @@ def _frames(frame: Frame) -> Iterator[Frame]:
             yield from _frames(item)
 
 
-def _run_frame(made: Plan, frame: Frame, env: dict, args: Sequence[Any]) -> list[Any]:
+def _run_frame(
+    rewrites: RewritePlan, frame: Frame, env: dict, args: Sequence[Any]
+) -> list[Any]:
     env = env | dict(zip(frame.ins, args, strict=True))
-    _run_items(made, frame, env)
+    _run_items(rewrites, frame, env)
     return [env[v] for v in frame.outs]
 
 
-def _run_items(made: Plan, frame: Frame, env: dict[Value, Any]) -> None:
+def _run_items(rewrites: RewritePlan, frame: Frame, env: dict[FlatValue, Any]) -> None:
     for item in frame.items:
-        if isinstance(item, Frame) and item in made.opened:
-            _compat.in_context_of(item.eqn, _run_items, made, item, env)
-        elif item in made.matches:
-            match = made.matches[item]
+        if isinstance(item, Frame) and item in rewrites.opened:
+            _compat.in_context_of(item.eqn, _run_items, rewrites, item, env)
+        elif item in rewrites.matches:
+            match = rewrites.matches[item]
             env[item.outs[0]] = _compat.in_context_of(item.eqn, match.run, env)
-        elif item in made.recomputed:
-            outs = _compat.in_context_of(item.eqn, _recompute, made, item, env)
+        elif item in rewrites.recomputed:
+            outs = _compat.in_context_of(item.eqn, _recompute, rewrites, item, env)
             env.update(zip(item.outs, outs, strict=True))
-        elif item not in made.skipped:
-            env.update(zip(item.outs, _run_item(made, item, env), strict=True))
+        elif item not in rewrites.skipped:
+            env.update(zip(item.outs, _run_item(rewrites, item, env), strict=True))
 
 
-def _recompute(made: Plan, node: Node, env: dict[Value, Any]) -> list[Any]:
+def _recompute(
+    rewrites: RewritePlan, node: Node, env: dict[FlatValue, Any]
+) -> list[Any]:
     """A node inside a replaced formula, which keeps what the formula is given."""
-    nodes = made.recomputed[node]
+    nodes = rewrites.recomputed[node]
     inputs = inputs_of(nodes)
 
     def run(*args):
@@ -217,51 +224,42 @@ def _recompute(made: Plan, node: Node, env: dict[Value, Any]) -> list[Any]:
         return jax.checkpoint(run, prevent_cse=False)(*(env[v] for v in inputs))
 
 
-def _run_item(made: Plan, item: Node | Frame, env: dict[Value, Any]) -> list[Any]:
+def _run_item(
+    rewrites: RewritePlan, item: Node | Frame, env: dict[FlatValue, Any]
+) -> list[Any]:
     args = [env[v] for v in item.ins]
     if isinstance(item, Frame):
-        if item not in made.changed:
+        if item not in rewrites.changed:
             return _compat.bind(item.eqn, args)
-        known = dict(_constants(made.graph))
-        run = functools.partial(_run_frame, made, item, known)
-        return _jaxpr.rebind(item.eqn, args, [_retrace(item.eqn, 0, run)])
-    plans = made.inner.get(item, [])
+        known = dict(_constants(rewrites.graph))
+        run = functools.partial(_run_frame, rewrites, item, known)
+        return with_bodies(item.eqn, args, [run])
+    plans = rewrites.inner.get(item, [])
     if not any(p.changes for p in plans):
         return _compat.bind(item.eqn, args)
-    if item.name == "shard_map":
-        return _compat.shard_map_again(
-            item.eqn, functools.partial(_run_graph, plans[0]), args
-        )
-    new = [
-        _retrace(item.eqn, i, functools.partial(_run_graph, p))
-        for i, p in enumerate(plans)
-    ]
-    return _jaxpr.rebind(item.eqn, args, new)
-
-
-def _retrace(eqn, index: int, run: Callable[[list], list]):
-    return _jaxpr.retrace(_jaxpr.bodies(eqn)[index], run)
+    runs = [functools.partial(_run_graph, p) for p in plans]
+    return with_bodies(item.eqn, args, runs)
 
 
 # -- report
 
 
-def _report(made: Plan, patterns: Sequence[Pattern]) -> Report:
-    sites = list(_sites(made, ""))
-    found = tuple(s for s in sites if not s.why)
+def _report(rewrites: RewritePlan, patterns: Sequence[Pattern]) -> Report:
+    sites = list(_sites(rewrites, ""))
+    found = tuple(s for s in sites if not s.reason)
     seen = {s.pattern for s in sites}
     unused = dict.fromkeys(p.name for p in patterns if p.name not in seen)
-    return Report(found, tuple(s for s in sites if s.why), tuple(unused))
+    return Report(found, tuple(s for s in sites if s.reason), tuple(unused))
 
 
-def _sites(made: Plan, path: str) -> Iterator[Site]:
-    refused = {r.root: r for r in made.refused}
-    for node in made.graph.nodes:
-        if node in made.matches:
-            yield _site(made.matches[node].pattern, node, path)
+def _sites(rewrites: RewritePlan, path: str) -> Iterator[Site]:
+    refused = {r.root: r for r in rewrites.refused}
+    for node in rewrites.graph.nodes:
+        if node in rewrites.matches:
+            yield _site(rewrites.matches[node].pattern, node, path)
         elif node in refused:
-            yield _site(refused[node].pattern, node, path, refused[node].why)
-        for inner in made.inner.get(node, ()):
+            yield _site(refused[node].pattern, node, path, refused[node].reason)
+        for inner in rewrites.inner.get(node, ()):
             yield from _sites(inner, _path(node, path))
 
 
@@ -271,8 +269,10 @@ def _path(node: Node, path: str) -> str:
     return "/".join(filter(None, names))
 
 
-def _site(pattern: Pattern, node: Node, path: str, why: str = "") -> Site:
+def _site(pattern: Pattern, node: Node, path: str, reason: str = "") -> Site:
     out = node.outs[0]
     eqns = [node.eqn, *(f.eqn for f in node.frame.path()[:0:-1])]
     source = next(filter(None, map(_compat.source_line, eqns)), "")
-    return Site(pattern.name, out.shape, str(out.dtype), _path(node, path), source, why)
+    return Site(
+        pattern.name, out.shape, str(out.dtype), _path(node, path), source, reason
+    )

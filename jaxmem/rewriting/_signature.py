@@ -5,8 +5,8 @@ places that look the same. A signature sees the operations above a node, not whi
 their operands are one and the same value.
 """
 
+from jaxmem.rewriting._flat_graph import FlatGraph, FlatValue, Node
 from jaxmem.rewriting._fold import folded
-from jaxmem.rewriting._graph import Graph, Node, Value
 
 # Deeper than the deepest formula (a dropout inside attention, with its casts).
 DEPTH = 32
@@ -18,7 +18,7 @@ _TELLING = (
 )
 
 
-def signatures(graph: Graph) -> dict[Node, int]:
+def signatures(graph: FlatGraph) -> dict[Node, int]:
     """The signature of every node, from the `DEPTH` operations above it."""
     nodes = graph.nodes
     number = {node: i for i, node in enumerate(nodes)}
@@ -34,7 +34,7 @@ def signatures(graph: Graph) -> dict[Node, int]:
     return dict(zip(nodes, now, strict=True))
 
 
-def _source(value: Value, number: dict[Node, int], leaves: list[int]) -> int:
+def _source(value: FlatValue, number: dict[Node, int], leaves: list[int]) -> int:
     """The index of the node that makes a value, or ~index among the leaves."""
     if value.node is not None and folded(value) is None:
         return number[value.node]

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from jaxmem.rewriting._flat_graph import FlatValue, Node
 from jaxmem.rewriting._fold import folded
-from jaxmem.rewriting._graph import Node, Value
 
 Labels = tuple[int | None, ...]
 
@@ -63,7 +63,7 @@ def without_units(labels: Labels, shape: tuple[int, ...]) -> Labels:
     return tuple(None if n == 1 else a for a, n in zip(labels, shape, strict=True))
 
 
-def elementwise(operand: Value, labels: Labels) -> Labels:
+def elementwise(operand: FlatValue, labels: Labels) -> Labels:
     """Labels of an operand of an elementwise operation whose output has `labels`."""
     return without_units(labels, operand.shape) if operand.shape else ()
 
@@ -109,10 +109,10 @@ def _group(ins: list[int], outs: list, indices: Indices) -> Labels:
 
 
 @dataclass(frozen=True)
-class Seen:
+class View:
     """A value, its labels, and the nodes looked through on the way to it."""
 
-    value: Value
+    value: FlatValue
     labels: Labels
     through: tuple[Node, ...] = ()
 
@@ -135,10 +135,10 @@ def neutral(node: Node) -> int | None:
     return None
 
 
-def look_through(value: Value, labels: Labels, indices: Indices) -> Iterator[Seen]:
+def look_through(value: FlatValue, labels: Labels, indices: Indices) -> Iterator[View]:
     """The value itself, then what it is a cast, a view or a neutral sum of."""
     through: tuple[Node, ...] = ()
-    yield Seen(value, labels)
+    yield View(value, labels)
     while value.node is not None and len(value.node.outs) == 1:
         node = value.node
         which = 0 if node.name in MOVES else neutral(node)
@@ -148,7 +148,7 @@ def look_through(value: Value, labels: Labels, indices: Indices) -> Iterator[See
         move = moved(node, labels, indices) if node.name in MOVES else None
         labels = elementwise(operand, labels) if move is None else move
         value, through = operand, (*through, node)
-        yield Seen(value, labels, through)
+        yield View(value, labels, through)
 
 
 def inserted(labels: Labels, axes: list[int], over: Labels) -> Labels:

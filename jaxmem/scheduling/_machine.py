@@ -7,46 +7,16 @@ nothing where it is fused into its reader. Short kernels are not charged for sta
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from jaxmem import _compat, _jaxpr
 from jaxmem._jaxpr import elements
+from jaxmem.chips import CHIPS
+from jaxmem.chips import Machine as Machine
 from jaxmem.scheduling._layer_axis import CHEAP, ELEMENTWISE
 from jaxmem.scheduling._scans import is_var, size_of
 
-
-@dataclass(frozen=True)
-class Machine:
-    """The rates of a chip.
-
-    Attributes:
-      narrow: flops a second of matmuls in 16 bits.
-      wide: the same in 32 bits, at jax's default precision.
-      bandwidth: bytes a second from and to its memory.
-      host: bytes a second to its host's memory, or from there.
-    """
-
-    narrow: float
-    wide: float
-    bandwidth: float
-    host: float
-
-
-# the vendors' figures for dense matmuls; for the host those of 16 lanes of PCI Express
-MACHINES = {
-    "cpu": Machine(2e11, 1e11, 2e10, 2e10),
-    "t4": Machine(65e12, 8.1e12, 320e9, 16e9),
-    "l4": Machine(121e12, 60e12, 300e9, 32e9),
-    "a100": Machine(312e12, 156e12, 1555e9, 32e9),
-    "h100": Machine(989e12, 494e12, 3352e9, 64e9),
-    "h200": Machine(989e12, 494e12, 4800e9, 64e9),
-    "b200": Machine(2250e12, 1100e12, 7672e9, 64e9),
-    "tpu-v4": Machine(275e12, 275e12, 1228e9, 16e9),
-    "tpu-v5e": Machine(197e12, 197e12, 819e9, 16e9),
-    "tpu-v5p": Machine(459e12, 459e12, 2765e9, 32e9),
-    "tpu-v6e": Machine(918e12, 918e12, 1640e9, 32e9),
-}
+MACHINES = {name: chip.machine for name, chip in CHIPS.items()}
 
 # done where they are read, inside whatever reads them
 FUSED = ELEMENTWISE | CHEAP | {"concatenate", "iota", "name", "pad", "split"}

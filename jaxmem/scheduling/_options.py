@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxmem._checks import check_float
+from jaxmem.chips import get_target, local_target
 from jaxmem.memory import Target, parse_bytes
-from jaxmem.memory._targets import get_target, local_target
 from jaxmem.scheduling._plan import Plan
 
 

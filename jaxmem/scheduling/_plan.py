@@ -11,7 +11,7 @@ import jax
 
 from jaxmem import _compat, _jaxpr
 from jaxmem.memory import MemoryReport, format_bytes
-from jaxmem.memory._plot import plot_both
+from jaxmem.memory.report import plot_both
 from jaxmem.scheduling._budget import Compiled
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._compared import Compared

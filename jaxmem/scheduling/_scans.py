@@ -11,12 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxmem import _compat
 from jaxmem._bits import packed_nbytes
 from jaxmem._jaxpr import elements
-
-
-def is_var(atom) -> bool:
-    """Whether an operand is a variable, not a literal."""
-    return not isinstance(atom, _compat.Literal)
-
+from jaxmem._jaxpr import is_var as is_var
 
 LOOPS = ("scan", "while")
 LARGE = 2**20  # bytes from which a barrier or a write is worth what it costs

@@ -19,6 +19,8 @@ from jaxmem._checks import (
     check_places,
     wrong_type,
 )
+from jaxmem._progress import spinner
+from jaxmem.chips import get_target
 from jaxmem.frameworks import (
     Call,
     Jitted,
@@ -27,8 +29,6 @@ from jaxmem.frameworks import (
     pure_call,
 )
 from jaxmem.memory import Pending, Target, begin, format_bytes
-from jaxmem.memory._spinner import spinner
-from jaxmem.memory._targets import get_target
 from jaxmem.scheduling._arguments import (
     abstract,
     check_fixed_sizes,

@@ -21,7 +21,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxmem.memory._targets import get_target
+from jaxmem.chips import get_target
 from jaxmem.planning import Graph
 from jaxmem.scheduling import _graph
 

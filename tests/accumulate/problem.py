@@ -6,6 +6,7 @@ at most 16 terms a dot product, 32 examples, 16 micro-batches and a handful for 
 the optimizer. RTOL is that with a factor of about two to spare.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,10 +63,7 @@ def copy(tree):
 
 
 def assert_close(got, want, rtol=RTOL, atol=0.0):
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=rtol, atol=atol)
+    chex.assert_trees_all_close(got, want, rtol=rtol, atol=atol)
 
 
-def assert_same(got, want):
-    assert_close(got, want, rtol=0.0)
+assert_same = chex.assert_trees_all_equal

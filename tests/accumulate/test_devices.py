@@ -80,11 +80,11 @@ def in_order_of_one(batch, n, devices=M):
     Of n M micro-batches on one device, j has the rows j, j + n M, ...
     """
 
-    def turned(x):
+    def reordered(x):
         parts = x.reshape(devices, -1, n, *x.shape[1:])  # device, example, micro-batch
         return parts.swapaxes(0, 1).reshape(x.shape)
 
-    return jax.tree.map(turned, batch)
+    return jax.tree.map(reordered, batch)
 
 
 def marked(name, values):

@@ -22,7 +22,7 @@ TREE = sum(x.size * 4 for x in PARAMS.values())  # 8 MiB
 
 
 def loss(params, batch, rng):
-    """A scanned stack of layers, each made again in the backward pass."""
+    """A scanned stack of layers, each recomputed in the backward pass."""
 
     @jax.checkpoint
     def layer(x, w):
@@ -87,14 +87,14 @@ CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), adama(1e-3))
     ],
     ids=["loss", "gradients", "gradients-two_pass", "clip-two_pass"],
 )
-def test_what_waits_for_all_gradients_keeps_them_or_makes_them_twice(
+def test_what_waits_for_all_gradients_keeps_them_or_computes_them_twice(
     tx, options, trees
 ):
     step = microbatch(loss, tx, N, **options)
     assert temp_bytes(step, tx) < trees * TREE
 
 
-def test_what_is_made_twice_is_the_same():
+def test_gradients_computed_twice_are_the_same():
     key = jax.random.key(0)
     params = jax.tree.map(lambda s: 0.05 * jax.random.normal(key, s.shape), PARAMS)
     batch = jax.random.normal(key, (BATCH, WIDTH))

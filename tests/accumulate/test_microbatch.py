@@ -9,8 +9,9 @@ import optax
 import pytest
 
 import jaxmem
-from jaxmem.accumulate import _mini_batch, _ways, microbatch
+from jaxmem.accumulate import _accumulators, microbatch
 from jaxmem.optim import adama
+from jaxmem.optim.accumulation import position
 from tests.accumulate import problem
 from tests.accumulate.problem import LR, RTOL, assert_close, assert_same, copy
 
@@ -292,7 +293,7 @@ def test_donation(tx):
 
 
 def test_the_log_tells_once_what_an_accumulator_costs(caplog):
-    _ways.say.cache_clear()
+    _accumulators.log_once.cache_clear()
     with caplog.at_level(logging.INFO, "jaxmem"):
         for _ in range(2):
             one_step(optax.sgd(LR), 2)
@@ -305,7 +306,7 @@ def test_the_log_tells_once_what_an_accumulator_costs(caplog):
 
 def test_an_own_state_is_not_read_again(monkeypatch):
     reads = []
-    monkeypatch.setattr(_mini_batch, "_check_values", lambda s, n, k: reads.append(n))
+    monkeypatch.setattr(position, "_check_values", lambda s, n, k: reads.append(n))
     tx = adama(LR)
     step = microbatch(problem.loss, tx, 2)
     params, state = copy(PARAMS), tx.init(PARAMS)

@@ -69,7 +69,7 @@ def substituted_keeps_less(model: Model) -> None:
     assert lean < plain
     report = model.report(params, statistics, model.batch)
     assert report.replaced() > 0
-    assert report.kept is not None and report.kept.total_bytes > 0
+    assert report.residuals is not None and report.residuals.total_bytes > 0
     sizes = [row.bytes for row in report.left]
     assert sizes == sorted(sizes, reverse=True)
     assert all(row.formula and row.array for row in report.left)

@@ -184,13 +184,13 @@ def test_scanned_layers_are_released(jit):
         return stack_args()[:2]
 
     scheduled = jaxmem.schedule(jit(step), donate_argnums=(0, 1))
-    (model, optimizer), (want, twin) = make(), make()
+    (model, optimizer), (want, reference) = make(), make()
     plan = scheduled.plan(model, optimizer, X)
     stacked = nnx.state(model.layers, nnx.Param)
     assert plan.kept_bytes == 0
     assert plan.released_bytes == sum(x.nbytes for x in jax.tree.leaves(stacked))
     got = [float(scheduled(model, optimizer, X)) for _ in range(3)]
-    plain = [float(nnx.jit(step)(want, twin, X)) for _ in range(3)]
+    plain = [float(nnx.jit(step)(want, reference, X)) for _ in range(3)]
     # sums of some 100 float32 products in another order, three Adam steps on
     assert got == pytest.approx(plain, rel=1e-5)
     assert plain[2] < plain[0]
@@ -208,9 +208,9 @@ def test_a_budget():
         step, plain.peak_bytes - 1024, target="cpu", donate_argnums=(0, 1)
     )
     got = [float(scheduled(model, optimizer, X)) for _ in range(2)]
-    want, twin = make()
+    want, reference = make()
     assert got == pytest.approx(
-        [float(nnx.jit(step)(want, twin, X)) for _ in range(2)], rel=1e-5
+        [float(nnx.jit(step)(want, reference, X)) for _ in range(2)], rel=1e-5
     )
     assert scheduled.plan(model, optimizer, X).scheduled.peak_bytes < plain.peak_bytes
 

@@ -146,5 +146,5 @@ def test_bad_masks(mask, error, message):
 
 
 def test_no_filter_of_plain_trees():
-    with pytest.raises(TypeError, match="no parts of an nnx.Module"):
+    with pytest.raises(TypeError, match="not the parameters of an nnx.Module"):
         jaxmem.trainable({"w": jnp.ones(2)}, "w").filter  # noqa: B018

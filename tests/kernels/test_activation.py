@@ -14,14 +14,15 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import jaxmem
 from jaxmem import ops
 from jaxmem.memory import target_mesh
-from jaxmem.ops import _activation_pallas as wiring
-from jaxmem.ops import _gelu, _silu
-from jaxmem.ops._fewbit_shipped import shipped
+from jaxmem.ops.activations import gelu as _gelu
+from jaxmem.ops.activations import kernels as wiring
+from jaxmem.ops.activations.silu import FORMS, SILU, value_and_slope
+from jaxmem.ops.few_bit.tables import shipped
 from pallas_kernels import dispatch, simulated
 from pallas_kernels.activation import gpu as activation_gpu
 from pallas_kernels.activation import reference
 from pallas_kernels.activation import tpu as activation_tpu
-from tests.twins import kept_bytes
+from tests.references import kept_bytes
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
 MODULES = {"tpu": activation_tpu, "cuda": activation_gpu}
@@ -41,7 +42,7 @@ STATED = {"float32": 1e-4, "float16": 0.0075, "bfloat16": 0.016}
 BOTH = {
     "gelu_tanh": (_gelu.TANH, _gelu.gelu_tanh),
     "gelu_erf": (_gelu.ERF, wiring.gelu_erf),
-    "silu": (_silu.SILU, _silu.value_and_slope),
+    "silu": (SILU, value_and_slope),
 }
 
 
@@ -75,7 +76,7 @@ def every_function(module, x, g, up):
     side = lambda x: (x >= 0.0).astype(jnp.int32)
     mirrored = lambda code, y: jnp.where(code != 0, y, -2 * y)
     value = lambda x: x * jax.nn.sigmoid(x)
-    both = _silu.value_and_slope
+    both = value_and_slope
     y, codes = module.forward(x, value=value, code=step, bits=2)
     same, sides = module.forward(x, value=value, code=side, bits=1)
     dx = module.backward(g, codes, slope=level)
@@ -225,9 +226,9 @@ def test_normal_distribution_is_as_near_as_stated():
 @pytest.mark.parametrize("dtype", STATED)
 @pytest.mark.parametrize("name", BOTH)
 def test_derivative_from_the_output_is_as_near_as_stated(name, dtype):
-    valley, both = BOTH[name]
+    unimodal, both = BOTH[name]
     x = jnp.asarray(np.linspace(-12, 12, 200_001), dtype)
-    op = wiring._kernel_forms("gelu", None, _lean(name), valley, both).op("output")
+    op = wiring._kernel_forms("gelu", None, _lean(name), unimodal, both).op("output")
     y, pull = jax.vjp(jax.jit(op), x)
     (dx,) = pull(jnp.ones_like(x))
     value, slope = exact(name, float64(x))
@@ -241,7 +242,7 @@ def _lean(name):
     return {
         "gelu_tanh": _gelu.FORMS[True],
         "gelu_erf": _gelu.FORMS[False],
-        "silu": _silu.FORMS,
+        "silu": FORMS,
     }[name]
 
 

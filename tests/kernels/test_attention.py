@@ -19,11 +19,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxmem
 from jaxmem import _jaxpr
 from jaxmem.memory import target_mesh, targets
-from jaxmem.ops._attention import dot_product_attention
+from jaxmem.ops.attention.dot_product import dot_product_attention
 from pallas_kernels import simulated
 from pallas_kernels.attention import inputs as common
 from pallas_kernels.attention.tpu import blocks, grid
-from tests.twins import kept_bytes
+from tests.references import kept_bytes
 
 AVAILABLE = {t.name for t in targets() if t.available}
 needs = lambda chip: pytest.mark.skipif(chip not in AVAILABLE, reason="targets extra")

@@ -13,8 +13,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxmem
 from jaxmem.memory import targets
-from jaxmem.ops import _attention_xla, _random
-from jaxmem.ops._attention import dot_product_attention
+from jaxmem.ops.attention import blockwise
+from jaxmem.ops.attention.dot_product import dot_product_attention
+from jaxmem.ops.randomness.bits import seed_words
 from pallas_kernels import simulated
 from pallas_kernels.attention import Extras, Inputs, Rules, dropout_mask, dropout_row
 from pallas_kernels.attention import gpu as attention_gpu
@@ -203,8 +204,8 @@ def test_queries_beyond_their_sequence_by_statistics_of_the_twin():
     """The twin says of them what it says of rows that see nothing."""
     q, k, v = qkv(t=64, s=64, n=1)
     inputs = Inputs(q, k, v, extras=Extras(q_len=jnp.asarray([40], jnp.int32)))
-    plan = _attention_xla.make_plan(PLAIN, q, k, None)
-    o, *stats = _attention_xla.forward(plan, q, k, v, None, inputs.extras)
+    blocks = blockwise.make_blocks(PLAIN, q, k, None)
+    o, *stats = blockwise.forward(blocks, q, k, v, None, inputs.extras)
     g, wanted = normal(*q.shape, seed=9, dtype=BF16), frozenset("qkv")
     with simulated("cuda"):
         args = inputs, (o, *stats), g, PLAIN
@@ -232,7 +233,7 @@ def test_dropout_bits_are_those_of_the_twin():
     """Of all three kernels: unit vectors make each bit an element of a result."""
     b, t, s, n, h = 2, 64, 64, 2, 64
     rules = PLAIN._replace(rate=0.5)
-    seed = _random.seed_words(KEY)
+    seed = seed_words(KEY)
     want = mask_of(rules, seed, b, n, t, s)
     q = jnp.zeros((b, t, n, h), BF16)
     unit = jnp.broadcast_to(jnp.eye(s, h, dtype=BF16)[:, None], (b, s, n, h))

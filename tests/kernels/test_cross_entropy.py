@@ -15,7 +15,7 @@ from jaxmem.ops import linear_cross_entropy
 from pallas_kernels import simulated
 from pallas_kernels.cross_entropy import LossOptions
 from pallas_kernels.cross_entropy import tpu as cross_entropy_tpu
-from tests.twins import kept_bytes
+from tests.references import kept_bytes
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
 OUT = -100

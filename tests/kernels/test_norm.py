@@ -17,12 +17,12 @@ from jax import export
 import jaxmem
 import pallas_kernels
 from jaxmem import ops
-from jaxmem.ops import _random
+from jaxmem.ops.randomness.bits import seed_words
 from pallas_kernels import dispatch, lowering
 from pallas_kernels.norm import NormRules
 from pallas_kernels.norm import gpu as norm_gpu
 from pallas_kernels.norm import tpu as norm_tpu
-from tests import twins
+from tests import references as twins
 from tests.kernels.meshes import chip_mesh
 from tests.sets import some_fast
 
@@ -178,7 +178,7 @@ def test_blocks_that_rows_do_not_fill(platform, rows, width, block, x64):
     kernels, rules = MODULES[platform], NormRules(1e-6, True, 0.3)
     x, residual, scale, bias = _arguments((rows, width), "float32", sums=True, count=2)
     g, g_total = _draw(5, x.shape), _draw(6, x.shape)
-    seed = _random.seed_words(KEY)
+    seed = seed_words(KEY)
     outs = dict.fromkeys(("x", "residual", "scale", "bias"), jnp.float32)
 
     def both(x, residual, g, g_total):
@@ -333,7 +333,7 @@ def test_transformations_where_a_kernel_was_considered(measured, save, transform
         for how in (None, "xla")
     )
     args = lambda shape, dtype, rng: _arguments(shape, dtype, sums=True, count=2)
-    twin = twins.Twin(f"considered {save}", op, plain, args, diff=(0, 1, 2, 3))
+    twin = twins.Comparison(f"considered {save}", op, plain, args, diff=(0, 1, 2, 3))
     twins.check_equal(twin, (3, 128), "float32", transform)
 
 

@@ -9,7 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxmem.memory._report import make_report, pack
+from jaxmem.memory.report.report import make_report, pack
 
 CPU = SimpleNamespace(name="cpu", memory_bytes=None)
 _FILES = {

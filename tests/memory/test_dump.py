@@ -5,13 +5,13 @@ import pathlib
 
 import jax.numpy as jnp
 
-from jaxmem.memory._dump import (
+from jaxmem.memory.buffers.assignment import (
     array_shape,
     parse_buffer_assignment,
     parse_live_range,
 )
-from jaxmem.memory._hlo import parse_hlo
-from jaxmem.memory._origin import Tracer
+from jaxmem.memory.buffers.hlo import parse_hlo
+from jaxmem.memory.buffers.origin import Tracer
 from tests.memory import dumps
 
 # What another version and another target write.

@@ -19,14 +19,15 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxmem.memory import (
-    _donation,
+    DoesNotFit,
     _estimate,
     _pending,
-    _pool,
     estimate,
     target_mesh,
     targets,
 )
+from jaxmem.memory.compile import pool as pooling
+from jaxmem.memory.report import donation
 from jaxmem.ops import rms_norm
 
 SDS = jax.ShapeDtypeStruct
@@ -44,9 +45,9 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def fresh_pool(monkeypatch):
-    monkeypatch.setattr(_pool, "_POOLS", {})
-    yield _pool.pool()
-    _pool.pool().close()
+    monkeypatch.setattr(pooling, "_POOLS", {})
+    yield pooling.pool()
+    pooling.pool().close()
 
 
 def mlp_loss(ws, x):
@@ -141,7 +142,7 @@ def test_tpu_counts_flops():
 @needs_tpu
 def test_a_step_too_large_for_a_tpu_says_so():
     huge = SDS((1 << 17, 1 << 16), jnp.float32)
-    with pytest.raises(_pool.DoesNotFit, match="does not fit on tpu-v5e"):
+    with pytest.raises(DoesNotFit, match="does not fit on tpu-v5e"):
         estimate(lambda x: x @ x.T, huge, target="tpu-v5e")
 
 
@@ -286,7 +287,7 @@ def test_donation_that_did_not_happen_is_named_with_its_reason():
     r = estimate(lambda x, y, z: x + z, X, X, X, donate_argnums=(0, 1, 2))
     assert r.alias_bytes == 32 * 64 * 4
     unused = [note for note in r.notes if note.startswith("donated but not reused")]
-    assert any("(8" in n and "already has another's buffer" in n for n in unused)
+    assert any("(8" in n and "already has another buffer" in n for n in unused)
     assert any("y (8" in n and "does not read it" in n for n in unused)
     none = estimate(lambda x: x @ x.T, X, donate_argnums=0)
     assert any("no output has its shape" in note for note in none.notes)
@@ -294,7 +295,7 @@ def test_donation_that_did_not_happen_is_named_with_its_reason():
 
 def test_a_state_kept_twice_is_named():
     kept = estimate(sgd, W, X)
-    assert any(n.startswith("kept twice: w (16") for n in kept.notes)
+    assert any(n.startswith("in memory twice: w (16") for n in kept.notes)
     donated = estimate(sgd, W, X, donate_argnums=0)
     assert not any("returns its updated value" in n for n in donated.notes)
 
@@ -302,10 +303,10 @@ def test_a_state_kept_twice_is_named():
 def test_a_gradient_is_no_updated_argument():
     w, x = (jnp.zeros(s.shape, s.dtype) for s in (W, X))
     loss = lambda w: jnp.sum((x @ w) ** 2)
-    assert _donation.updated_arguments(jax.make_jaxpr(jax.grad(loss))(w)) == {}
+    assert donation.updated_arguments(jax.make_jaxpr(jax.grad(loss))(w)) == {}
     adam = lambda p, m, g: (p - 0.1 * (0.9 * m + g), 0.9 * m + g)
     closed = jax.make_jaxpr(jax.jit(adam))(w, w, loss(w))
-    assert _donation.updated_arguments(closed) == {0: 0, 1: 1}
+    assert donation.updated_arguments(closed) == {0: 0, 1: 1}
 
 
 def test_parameters_copied_by_the_program_are_found():
@@ -318,8 +319,8 @@ ENTRY %main (a: f32[8]) -> f32[8] {
   ROOT %n = f32[8]{0} negate(f32[8]{0} %a)
 }
 """
-    assert _donation.copied_parameters(hlo) == [1]
-    assert _donation.copied_parameters("") == []
+    assert donation.copied_parameters(hlo) == [1]
+    assert donation.copied_parameters("") == []
 
 
 # --- the worker and the cache -------------------------------------------------------
@@ -357,7 +358,7 @@ def test_the_key_does_not_depend_on_who_calls():
     keys = set()
     for call in calls:
         _estimate._SEEN.clear()
-        with mock.patch.object(_pending._cache, "store") as store:
+        with mock.patch.object(_pending.cache, "store") as store:
             call()
         keys.add(store.call_args.args[0])
     assert len(keys) == 1

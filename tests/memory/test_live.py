@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from jaxmem.memory._dump import (
+from jaxmem.memory.buffers.assignment import (
+    BufferValue,
     LiveRanges,
-    Value,
     parse_buffer_assignment,
     parse_live_range,
 )
-from jaxmem.memory._live import LiveMap, temporaries
+from jaxmem.memory.buffers.live import LiveMap, temporaries
 from tests.memory import dumps
 
 
@@ -68,18 +68,18 @@ def test_samples_keep_the_peak(result):
 
 def test_stacked_residuals_are_one_buffer():
     found = live_map(dumps.stack_result())
-    held = found.held(found.peak_step())
+    held = found.values_at(found.peak_step())
     stacked = [h for h in held if h.value.shape.startswith("f32[5,64,32]")]
     assert stacked and all(h.bytes == 5 * 64 * 32 * 4 for h in stacked)
 
 
 def test_values_that_share_bytes_count_once():
     values = [
-        Value("a", (), 100, 0, "u8[100]"),
-        Value("b", (), 100, 0, "u8[100]"),  # in place of a
-        Value("c", (), 60, 80, "u8[60]"),  # overlaps both by 20
-        Value("d", (), 10, 200, "u8[10]"),
-        Value("t", (), 8, 300, "u8[8]"),  # without a live range: nowhere
+        BufferValue("a", (), 100, 0, "u8[100]"),
+        BufferValue("b", (), 100, 0, "u8[100]"),  # in place of a
+        BufferValue("c", (), 60, 80, "u8[60]"),  # overlaps both by 20
+        BufferValue("d", (), 10, 200, "u8[10]"),
+        BufferValue("t", (), 8, 300, "u8[8]"),  # without a live range: nowhere
     ]
     ranges = {
         ("a", ()): (0, 2),
@@ -90,7 +90,10 @@ def test_values_that_share_bytes_count_once():
     found = LiveMap(values, LiveRanges(tuple("vwxyz") + ("end",), ranges))
     assert [found.bytes_at(i) for i in range(6)] == [100, 100, 140, 140, 100, 10]
     assert list(found.bounds()) == [100, 100, 160, 160, 100, 10]
-    assert [(h.value.name, h.bytes) for h in found.held(2)] == [("b", 100), ("c", 40)]
+    assert [(h.value.name, h.bytes) for h in found.values_at(2)] == [
+        ("b", 100),
+        ("c", 40),
+    ]
     assert found.peak_step() == 2
 
 
@@ -113,4 +116,4 @@ allocation 2: size 32, preallocated-temp:
 
 def test_no_temporaries_at_all():
     found = LiveMap([], LiveRanges(("x",), {}))
-    assert found.peak_step() == 0 and found.held(0) == []
+    assert found.peak_step() == 0 and found.values_at(0) == []

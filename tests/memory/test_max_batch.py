@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem.memory import _max_batch, estimate, max_batch, parse_bytes
-from jaxmem.memory._max_batch import Search
+from jaxmem.memory._max_batch import BatchSearch
 
 W = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 
@@ -42,7 +42,7 @@ def run(search):
 
 @pytest.mark.parametrize("room", [2, 7, 64, 1000, 123456])
 def test_a_line_takes_few_compiles(room):
-    search = run(Search(lambda n: 5 * n + 1, room * 5 + 3, 1 << 20))
+    search = run(BatchSearch(lambda n: 5 * n + 1, room * 5 + 3, 1 << 20))
     assert search.fits == room
     assert len(search.known) <= 4
 
@@ -58,7 +58,7 @@ def test_a_line_takes_few_compiles(room):
     ],
 )
 def test_crooked_lines_still_end_at_a_border(peak):
-    search = run(Search(peak, 10000, 1 << 12))
+    search = run(BatchSearch(peak, 10000, 1 << 12))
     assert search.fits == 1 << 12 or peak(search.fits + 1) > 10000
     assert peak(search.fits) <= 10000
     assert len(search.known) < 30

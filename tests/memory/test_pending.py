@@ -15,7 +15,9 @@ from benchmarks import zoo_vision as vision
 from benchmarks.models import BertConfig, StackConfig
 from benchmarks.vision_models import ResNet, ResNetConfig, ViT, ViTConfig
 from benchmarks.zoo_transformers import GPT2, Llama, MaskedBert
-from jaxmem.memory import CompileError, _pending, _pool, _report, begin, estimate
+from jaxmem.memory import CompileError, _pending, begin, estimate
+from jaxmem.memory.compile import pool
+from jaxmem.memory.report import report as reporting
 from tests.memory.test_estimate import SDS, W, X, needs_h100, needs_tpu, sgd
 from tests.memory.test_estimate import own_cache as own_cache
 from tests.scheduling.conftest import standard_jax as standard_jax
@@ -53,13 +55,13 @@ def adam_args():
 def submitted(monkeypatch):
     """How often a worker was asked to compile, and whether to the end."""
     seen = []
-    submit = _pool.Pool.submit
+    submit = pool.Pool.submit
 
     def count(self, request, timeout, *, code=True):
         seen.append(code)
         return submit(self, request, timeout, code=code)
 
-    monkeypatch.setattr(_pool.Pool, "submit", count)
+    monkeypatch.setattr(pool.Pool, "submit", count)
     return seen
 
 
@@ -191,7 +193,7 @@ def test_a_vit_of_197_tokens_estimates_and_is_not_larger_once_scheduled():
 def refused(monkeypatch):
     """The options of each compile; the first ones end with what is in `words`."""
     asked, words = [], []
-    result = _pool.Compile.result
+    result = pool.Compile.result
 
     def answer(self):
         asked.append(self._request["compiler_options"])
@@ -200,7 +202,7 @@ def refused(monkeypatch):
             raise CompileError(words[len(asked) - 1])
         return result(self)
 
-    monkeypatch.setattr(_pool.Compile, "result", answer)
+    monkeypatch.setattr(pool.Compile, "result", answer)
     return asked, words
 
 
@@ -224,7 +226,7 @@ def test_another_error_or_one_that_stays_is_told(refused, count):
     words += count * ["Couldn't find output tile sizes" if count > 1 else "died"]
     with pytest.raises(CompileError, match=words[0]):
         estimate(sgd, W, X, target="h100", cache=False)
-    assert len(asked) == (1 if count == 1 else 1 + len(_pending.PRODUCTS))
+    assert len(asked) == (1 if count == 1 else 1 + len(_pending.THRESHOLDS))
 
 
 # -- kernels
@@ -261,13 +263,13 @@ def test_a_kernel_is_compiled_for_each_chip_of_a_process():
 
 def test_who_holds_the_bytes_is_found_out_when_it_is_read(monkeypatch):
     read = []
-    attribute = _report.attribute
+    attribute = reporting.attribute
 
     def count(*args):
         read.append(args)
         return attribute(*args)
 
-    monkeypatch.setattr(_report, "attribute", count)
+    monkeypatch.setattr(reporting, "attribute", count)
     report = estimate(sgd, W, X, donate_argnums=0)
     assert report.fits("1MiB") and not report.fits(report.peak_bytes - 1)
     assert not read

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxmem.memory._plot import layers_of
+from jaxmem.memory.report.plot import layers_of
 from tests.memory import dumps
 
 

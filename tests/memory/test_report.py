@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem.memory._advice import advise
-from jaxmem.memory._bytes import format_bytes, parse_bytes
-from jaxmem.memory._holder import FRAGMENTATION, Holder
-from jaxmem.memory._report import MemoryReport
+from jaxmem._bytes import format_bytes, parse_bytes
+from jaxmem.memory.buffers.rows import FRAGMENTATION, PeakBuffer
+from jaxmem.memory.report.advice import advise
+from jaxmem.memory.report.report import MemoryReport
 from tests.memory import dumps
 
 NAMES = ["weights", "x"]
@@ -201,10 +201,12 @@ def test_advice_is_about_what_is_there(bert):
 
 def test_no_advice_where_there_is_nothing_to_do():
     square = {"shape": (5, 8, 256, 256), "dtype": "float32", "operation": "exp"}
-    lean = Holder(100, "temp", module_path="A/jaxmem.attention", **square)
-    norm = Holder(100, "temp", module_path="A/norm", **square | {"operation": "sub"})
+    lean = PeakBuffer(100, "temp", module_path="A/jaxmem.attention", **square)
+    norm = PeakBuffer(
+        100, "temp", module_path="A/norm", **square | {"operation": "sub"}
+    )
     assert advise([lean]) == advise([norm]) == ()
-    assert advise([Holder(100, "temp", module_path="A", **square)])
+    assert advise([PeakBuffer(100, "temp", module_path="A", **square)])
 
 
 def test_weights_cast_outside_the_loop_are_kept_twice():
@@ -216,7 +218,7 @@ def test_weights_cast_outside_the_loop_are_kept_twice():
     )
     report = dumps.report(result)
     copies = [h for h in report.at_peak if h.operation.startswith("cast of")]
-    assert bool(copies) == any("kept twice" in note for note in report.notes)
+    assert bool(copies) == any("in memory twice" in note for note in report.notes)
 
 
 @pytest.mark.parametrize(

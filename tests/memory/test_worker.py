@@ -6,12 +6,15 @@ import time
 
 import pytest
 
-from jaxmem.memory import CompileError, _pool, _worker, begin, estimate
+from jaxmem.memory import CompileError, begin, estimate
+from jaxmem.memory.compile import answer
+from jaxmem.memory.compile import pool as pooling
+from jaxmem.memory.compile import worker as working
 from tests.memory.test_estimate import W, X, needs_h100, sgd
 from tests.memory.test_estimate import fresh_pool as fresh_pool
 from tests.memory.test_estimate import own_cache as own_cache
 
-FORKS = pytest.mark.skipif(not _worker._FORKS, reason="no safe fork here")
+FORKS = pytest.mark.skipif(not working._FORKS, reason="no safe fork here")
 
 
 def kill(worker):
@@ -38,7 +41,7 @@ def test_a_worker_that_dies_over_a_compile_is_replaced_once(fresh_pool):
 def test_a_worker_that_never_lives_is_an_error(fresh_pool, monkeypatch, tmp_path):
     script = tmp_path / "worker.py"
     script.write_text("raise SystemExit('no such library')")
-    monkeypatch.setattr(_pool._worker, "__file__", str(script))
+    monkeypatch.setattr(working, "__file__", str(script))
     with pytest.raises(CompileError, match=r"(?s)died with the worker.*no such libr"):
         estimate(sgd, W, X, cache=False)
 
@@ -55,12 +58,12 @@ def test_compiles_leave_no_files_and_no_processes(fresh_pool):
 def test_the_largest_dump_of_a_kind_is_read(tmp_path):
     """In a folder whose name reads like a pattern itself."""
     dump = tmp_path / "a[b]*" / "dump"
-    assert _pool._largest(str(dump.parent), "*-hlo.txt") == ""
+    assert answer._largest(str(dump.parent), "*-hlo.txt") == ""
     dump.mkdir(parents=True)
     files = {"m1-hlo.txt": "a", "m2-hlo.txt": "largest", "m3-hlo.txt.bak": "x" * 99}
     for name, text in files.items():
         (dump / name).write_text(text)
-    assert _pool._largest(str(dump.parent), "*-hlo.txt") == "largest"
+    assert answer._largest(str(dump.parent), "*-hlo.txt") == "largest"
 
 
 def test_the_pool_ends_its_worker(fresh_pool):
@@ -77,7 +80,7 @@ def test_an_interrupted_compile_is_ended(fresh_pool, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(_pool.Compile, "_wait", interrupt)
+        patch.setattr(pooling.Compile, "_wait", interrupt)
         pending = begin(sgd, (W, X), {}, cache=False)
         with pytest.raises(KeyboardInterrupt):
             pending.result()

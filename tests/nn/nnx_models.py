@@ -1,4 +1,4 @@
-"""The nnx twins: layers in a list, or stacked by nnx.vmap and run by nnx.scan."""
+"""The nnx references: layers in a list, or stacked by nnx.vmap and run by nnx.scan."""
 
 import jax
 from flax import nnx

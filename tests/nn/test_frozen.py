@@ -30,7 +30,7 @@ def nothing(wanted) -> int:
 
 @dataclass(frozen=True)
 class Case:
-    """A linen module and its nnx twin; `needs` and `besides` as in the tests of ops."""
+    """A linen module and that of nnx; `needs` and `besides` as in the tests of ops."""
 
     name: str
     linen: Any
@@ -53,8 +53,8 @@ HALF = dict(dtype=jnp.bfloat16)
 
 def _norm(name, count, nnx_args=(D,), **options):
     besides = lambda wanted: 0 if wanted == {"bias"} else count
-    twin = getattr(lean_nnx, name)
-    make = lambda rngs: twin(*nnx_args, **HALF, **options, rngs=rngs)
+    layer = getattr(lean_nnx, name)
+    make = lambda rngs: layer(*nnx_args, **HALF, **options, rngs=rngs)
     return Case(name, getattr(lean, name)(**HALF, **options), make, NORM, besides)
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 
 import jaxmem
 from jaxmem.nn import report
-from jaxmem.nn._left import kept_by
+from jaxmem.nn._remaining import kept_by
 from jaxmem.nn._substitute import _linen_call
 
 X = jax.ShapeDtypeStruct((8, 64), jnp.float32)
@@ -82,8 +82,8 @@ def test_dense_layers_of_other_libraries_are_listed():
     assert [line.split("/")[-1] for line in lines] == ["c_fc, 1 x", "c_proj, 1 x"]
     # of gelu its output and a bit; plain also the second kernel, as x is not trained
     hidden = 8 * 256
-    assert found.kept.total_bytes == 2 * hidden + hidden // 8
-    assert plain > found.kept.total_bytes + 64 * 256 * 2 and not found.left
+    assert found.residuals.total_bytes == 2 * hidden + hidden // 8
+    assert plain > found.residuals.total_bytes + 64 * 256 * 2 and not found.left
 
 
 class Bottleneck(nn.Module):
@@ -152,7 +152,7 @@ def test_a_tied_head_keeps_no_copy_of_the_embedding(how, dtype):
     assert [line for line in found.patterns if line.startswith("dense")]
     # what the products read and the indices; the embedding has 32,768 elements
     size = jnp.dtype(dtype).itemsize
-    assert found.kept.total_bytes == 2 * 16 * 64 * size + 64
+    assert found.residuals.total_bytes == 2 * 16 * 64 * size + 64
     variables = model.init(jax.random.key(0), ids)
 
     def run(model):
@@ -179,8 +179,8 @@ def test_what_is_not_recognised_is_named_with_bytes_formula_and_line():
         assert (row.bytes, row.array, row.count) == (SIZE, "float32[8,64]", 1)
         assert row.source == place
     # gelu keeps its output and a bit
-    assert found.kept.lean_bytes == SIZE + SIZE // 32
-    assert found.kept.total_bytes == found.kept.lean_bytes + 2 * SIZE
+    assert found.residuals.lean_bytes == SIZE + SIZE // 32
+    assert found.residuals.total_bytes == found.residuals.lean_bytes + 2 * SIZE
 
 
 def test_what_is_recognised_is_not():
@@ -203,7 +203,7 @@ def test_of_an_nnx_model():
     found = report(model, X)
     assert [row.bytes for row in found.left] == [SIZE] * 2
     assert all(row.formula.startswith("sigmoid(-1.5 *") for row in found.left)
-    assert found.kept.lean_bytes >= SIZE
+    assert found.residuals.lean_bytes >= SIZE
 
 
 def test_prints_a_table_of_what_is_left():
@@ -226,8 +226,8 @@ def test_arguments_that_are_no_arrays_stay_as_they_are():
 def test_nothing_is_said_where_nothing_is_known():
     """Before a trace with arguments, and of what has nothing to differentiate."""
     lean = jaxmem.substitute(lambda x: jax.nn.gelu(x))
-    assert report(lean).kept is None and report(lean).left == ()
+    assert report(lean).residuals is None and report(lean).left == ()
     lean = jaxmem.substitute(lambda x: jax.nn.gelu(jnp.zeros((8, 64)) + odd(x)))
     with pytest.warns(UserWarning, match="nothing to replace"):
         found = report(lean, jax.ShapeDtypeStruct((8, 64), jnp.int32))
-    assert found.kept is None and found.left == ()
+    assert found.residuals is None and found.left == ()

@@ -237,9 +237,9 @@ def test_inplace_abn_modules():
     np.testing.assert_allclose(got, jax.nn.silu(want), atol=1e-5)
     assert _distance(own, stats) < 1e-6
     layer = lean_nnx.InPlaceABN(16, activation="elu", rngs=nnx.Rngs(0))
-    twin = nnx.BatchNorm(16, rngs=nnx.Rngs(0))
-    np.testing.assert_allclose(layer(X), jax.nn.elu(twin(X)), atol=1e-5)
-    np.testing.assert_allclose(layer.mean[...], twin.mean[...], atol=1e-6)
+    reference = nnx.BatchNorm(16, rngs=nnx.Rngs(0))
+    np.testing.assert_allclose(layer(X), jax.nn.elu(reference(X)), atol=1e-5)
+    np.testing.assert_allclose(layer.mean[...], reference.mean[...], atol=1e-6)
 
 
 def test_bad_arguments():

@@ -164,7 +164,7 @@ def test_pickle():
     lean = jaxmem.nn.substitute(models.ResNet(), [Rule(nn.GroupNorm, None)])
     again = pickle.loads(pickle.dumps(lean))
     assert isinstance(again, models.ResNet)
-    assert again.jaxmem_substitution.spec == lean.jaxmem_substitution.spec
+    assert again.jaxmem_substitution.request == lean.jaxmem_substitution.request
 
 
 def test_capture_intermediates_and_mutable_collections():

@@ -19,7 +19,7 @@ import pytest
 import jaxmem
 from jaxmem import ops
 from jaxmem._bits import packed_nbytes
-from tests.twins import nbytes
+from tests.references import nbytes
 
 HALF, WIDE = jnp.bfloat16, jnp.float32
 ROWS, D = 6, 128

@@ -1,5 +1,6 @@
 """AdamA in NumPy float64, from the paper's formulas, and data to run it on."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,5 +88,4 @@ def assert_near(got, want, rtol):
         assert error <= rtol * np.abs(w).max(), (error, np.abs(w).max())
 
 
-def assert_same(got, want):
-    jax.tree.map(np.testing.assert_array_equal, got, want)
+assert_same = chex.assert_trees_all_equal

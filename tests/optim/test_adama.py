@@ -107,7 +107,7 @@ def linear(count):
 
 
 PARTIAL = functools.partial
-TWINS = {
+REFERENCES = {
     "adam": (adama, optax.adam),
     "mean": (PARTIAL(adama, v_scale="mean"), optax.adam),
     "ema": (PARTIAL(adama, mode="ema"), optax.adam),
@@ -125,9 +125,9 @@ TWINS = {
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("name", TWINS)
+@pytest.mark.parametrize("name", REFERENCES)
 def test_one_micro_batch_is_adam_to_the_bit(name, compiled):
-    ours, theirs = TWINS[name]
+    ours, theirs = REFERENCES[name]
     grads = gradients(1, steps=6)
     results = []
     for tx in ours(linear), theirs(linear):

@@ -43,12 +43,12 @@ def linear_loss(params, coefficients):
 
 def mini_batch(tx, axis_name, params, state, grads, weights=None, keeps=None):
     """One step as a user writes it; leaves of `grads` are [n, ...], of this device."""
-    state, own = start_step(state, params, axis_name)
+    state, local = start_step(state, params, axis_name)
     n = len(grads["b"])
 
     def micro(state, one):
         g, weight, keep = one
-        g = jax.grad(linear_loss)(own, g)
+        g = jax.grad(linear_loss)(local, g)
         extra = {"micro_batches": n, "weight": weight, "keep": keep}
         return accumulate_step(tx, g, state, params, **extra), None
 
@@ -255,7 +255,7 @@ def reduced_gradient(params, x):
 
 
 def start_twice(params, x):
-    state, own = start_step(STATE, params, "data")
+    state, _ = start_step(STATE, params, "data")
     start_step(state, params, "data")
 
 
@@ -407,8 +407,8 @@ def test_microbatch_in_shard_map():
         want, want_state = params, one.init(params)
         for batch in batches:
             got, state, loss = jax.jit(run)(got, state, batch)
-            turned = jax.tree.map(one_device_order, batch)
-            want, want_state, metrics = whole(want, want_state, turned, None)
+            reordered = jax.tree.map(one_device_order, batch)
+            want, want_state, metrics = whole(want, want_state, reordered, None)
             assert_near(loss, metrics["loss"], SUMS)
         assert_near((got, moments(state)), (want, moments(want_state)), SUMS)
 
@@ -436,10 +436,10 @@ def all_reduces(fn, *args):
 
 
 def micro_batched(axis_name, tx, params, state, batches):
-    state, own = start_step(state, params, axis_name)
+    state, local = start_step(state, params, axis_name)
 
     def micro(state, batch):
-        grads = jax.grad(mlp)(own, batch)
+        grads = jax.grad(mlp)(local, batch)
         return accumulate_step(tx, grads, state, params, micro_batches=N), None
 
     state, _ = jax.lax.scan(micro, state, batches)

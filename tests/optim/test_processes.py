@@ -67,10 +67,10 @@ def with_shard_map(mesh):
         jax.shard_map, mesh=mesh, in_specs=(P(), P(), P("data")), out_specs=P()
     )
     def step(params, state, batch):
-        state, own = start_step(state, params, "data")
+        state, local = start_step(state, params, "data")
 
         def micro(state, batch):
-            grads = jax.grad(loss)(own, batch)
+            grads = jax.grad(loss)(local, batch)
             return accumulate_step(tx, grads, state, params, micro_batches=N), None
 
         batch = jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), batch)

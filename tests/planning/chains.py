@@ -34,7 +34,7 @@ class Chain:
         values += [Value(int(b)) for b in self.inner]
         gradient = len(values)
         values += [Value(int(b)) for b in self.out]
-        operations = [Operation("input", (), (0,), again=False)]
+        operations = [Operation("input", (), (0,), recomputable=False)]
         for k, flops in enumerate(self.cost):
             made = (k + 1, inner[k])
             operations.append(Operation("forward", (k,), made, flops=float(flops)))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxmem.planning import Graph, Operation, Value, peak, profile
-from jaxmem.planning._liveness import written_over
+from jaxmem.planning._live_ranges import overwritten_bytes
 from tests.planning import graphs
 from tests.planning.work import lines
 
@@ -59,10 +59,12 @@ def test_donation():
 
 
 def test_pairs_are_taken_once_largest_first():
-    assert written_over([]) == 0
-    assert written_over([(3, 0, 5), (4, 1, 5)]) == 4
-    assert written_over([(3, 0, 5), (4, 0, 6), (2, 1, 5)]) == 6
-    assert written_over([(3, 0, 1), (2, 1, 0)]) == 5  # outputs and inputs count apart
+    assert overwritten_bytes([]) == 0
+    assert overwritten_bytes([(3, 0, 5), (4, 1, 5)]) == 4
+    assert overwritten_bytes([(3, 0, 5), (4, 0, 6), (2, 1, 5)]) == 6
+    assert (
+        overwritten_bytes([(3, 0, 1), (2, 1, 0)]) == 5
+    )  # outputs and inputs count apart
 
 
 @given(st.integers(0, 10**6), st.integers(1, 12))

@@ -176,7 +176,7 @@ def test_the_log_and_the_choice_say_what_and_why(caplog):
     (choice,) = seen
     assert str(choice) in caplog.text
     assert (choice.op, choice.shape) == ("gelu_tanh", (16, 32))
-    assert choice.why == "the next product is frozen"
+    assert choice.reason == "the next product is frozen"
     assert choice.source
 
 

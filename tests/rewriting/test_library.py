@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jaxmem import rewriting
+from tests.references import kept_bytes
 from tests.rewriting.formulas import FORMULAS, cast_product
-from tests.twins import kept_bytes
 
 # Plain and lean each round a few times in float32; the largest terms are about 10.
 TOLERANCE = 2e-5

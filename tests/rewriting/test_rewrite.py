@@ -10,8 +10,8 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxmem._jaxpr import walk
 from jaxmem.rewriting import Pattern, find, rewrite
+from tests.references import kept_bytes
 from tests.rewriting.formulas import hugging_face_rms_norm
-from tests.twins import kept_bytes
 
 X = jnp.asarray(np.random.default_rng(1).standard_normal((4, 8)), jnp.float32)
 GELU = (Pattern("gelu", jax.nn.gelu, lambda x: jnp.tanh(x) * 0 + jax.nn.gelu(x)),)
@@ -109,7 +109,7 @@ def test_names_and_lines_are_reported():
         with jax.named_scope("mlp"):
             return jax.jit(jax.nn.gelu)(x)
 
-    (site,) = find(fn, X).found
+    (site,) = find(fn, X).replaced
     assert site.path.startswith("mlp")
     assert "test_rewrite.py" in site.source
     assert (site.shape, site.dtype) == ((4, 8), "float32")
@@ -358,7 +358,7 @@ def test_interior_used_elsewhere_is_left_and_said():
     report = find(fn, X)
     assert report.counts == {}
     (site,) = report.left
-    assert site.pattern == "gelu" and "used elsewhere" in site.why
+    assert site.pattern == "gelu" and "used elsewhere" in site.reason
     assert "left: gelu" in str(report)
 
 
@@ -447,7 +447,7 @@ def test_own_patterns_and_the_report():
 def test_a_lean_function_of_another_shape_is_left():
     wrong = Pattern("sine", jnp.sin, lambda x: jnp.sin(x).sum(), ("*n",))
     report = find(jnp.sin, X, patterns=[wrong])
-    assert report.counts == {} and "does not give" in report.left[0].why
+    assert report.counts == {} and "does not give" in report.left[0].reason
 
 
 def test_bad_arguments():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxmem import rewriting
-from tests import twins
+from tests import references
 from tests.rewriting.formulas import FORMULAS, Formula
 from tests.rewriting.recomputed import attention_errors
 from tests.sets import slow_unless
@@ -42,14 +42,14 @@ def standard_promotion():
         yield
 
 
-def twin_of(formula: Formula) -> twins.Twin:
+def comparison_of(formula: Formula) -> references.Comparison:
     """The formula as the battery takes it."""
 
     def args(shape, dtype, rng):
         floats = (jnp.asarray(rng.standard_normal(s), dtype) for s in formula.shapes)
         return (*floats, *formula.others)
 
-    return twins.Twin(
+    return references.Comparison(
         f"{formula.name}, {formula.id}",
         rewriting.rewrite(formula.fn),
         formula.fn,
@@ -65,28 +65,28 @@ def errors_of(masked, args, g):
     return attention_errors(masked, args, g, float(jnp.finfo("float32").eps))
 
 
-TWINS = {f.id: twin_of(f) for f in FORMULAS}
-assert OFTEN.keys() <= TWINS.keys()
+COMPARISONS = {f.id: comparison_of(f) for f in FORMULAS}
+assert OFTEN.keys() <= COMPARISONS.keys()
 
 
 def _cases():
     """Every formula, dtype and transformation; of some one of each is fast."""
-    for id_, twin in TWINS.items():
-        for way in itertools.product(twins.DTYPES, sorted(twins.TRANSFORMS)):
+    for id_, comparison in COMPARISONS.items():
+        for way in itertools.product(references.DTYPES, sorted(references.TRANSFORMS)):
             marks = slow_unless(OFTEN.get(id_) == way)
-            yield pytest.param(twin, *way, marks=marks, id="-".join((id_, *way)))
+            yield pytest.param(comparison, *way, marks=marks, id="-".join((id_, *way)))
 
 
-@pytest.mark.parametrize(("twin", "dtype", "transform"), [*_cases()])
-def test_equals_the_plain_formula(twin, dtype, transform):
-    twins.check_equal(twin, (), dtype, transform)
+@pytest.mark.parametrize(("comparison", "dtype", "transform"), [*_cases()])
+def test_equals_the_plain_formula(comparison, dtype, transform):
+    references.check_equal(comparison, (), dtype, transform)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("twin", TWINS.values(), ids=TWINS)
-def test_with_all_inputs_but_some_frozen(twin):
-    for wanted in twins.subsets(twin.diff):
-        twins.check_equal(twin, (), "float32", "scan", wanted)
+@pytest.mark.parametrize("comparison", COMPARISONS.values(), ids=COMPARISONS)
+def test_with_all_inputs_but_some_frozen(comparison):
+    for wanted in references.subsets(comparison.diff):
+        references.check_equal(comparison, (), "float32", "scan", wanted)
 
 
 # Several biases are added up: the sum is as large as the probabilities that jax keeps,
@@ -94,11 +94,12 @@ def test_with_all_inputs_but_some_frozen(twin):
 KEEPS = [i for i in OFTEN if i not in ("two biases", "bias after mask")]
 
 
-@pytest.mark.parametrize("twin", [TWINS[i] for i in KEEPS], ids=KEEPS)
-def test_keeps_no_more_than_plain_whatever_is_frozen(twin):
-    args = twin.args((), jnp.dtype("bfloat16"), twins._seed(twin.name))
-    for wanted in twins.subsets(twin.diff):
+@pytest.mark.parametrize("comparison", [COMPARISONS[i] for i in KEEPS], ids=KEEPS)
+def test_keeps_no_more_than_plain_whatever_is_frozen(comparison):
+    args = comparison.args((), jnp.dtype("bfloat16"), references._seed(comparison.name))
+    for wanted in references.subsets(comparison.diff):
         plain, lean = (
-            twins.kept_bytes(fn, args, wanted) for fn in (twin.plain, twin.lean)
+            references.kept_bytes(fn, args, wanted)
+            for fn in (comparison.plain, comparison.lean)
         )
         assert lean <= plain, f"{set(wanted)}: {lean} bytes, plain {plain}"

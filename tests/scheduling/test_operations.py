@@ -236,7 +236,7 @@ def test_side_effects_keep_their_order():
     ops = operations(fn, square())
     first, second = (i for i, o in enumerate(ops.graph.operations) if "debug" in o.name)
     assert first in ops.graph.before[second]
-    assert not ops.graph.operations[first].again
+    assert not ops.graph.operations[first].recomputable
 
 
 def test_a_step_is_predicted_with_what_it_gives_back():

@@ -15,7 +15,9 @@ import pytest
 
 import jaxmem
 from jaxmem import schedule
-from jaxmem.memory import _pool, estimate, targets
+from jaxmem.memory import estimate, targets
+from jaxmem.memory.compile import pool as pooling
+from jaxmem.memory.report.report import CompilerTexts
 from jaxmem.scheduling import (
     BudgetError,
     _candidates,
@@ -48,13 +50,13 @@ def empty_cache(tmp_path, monkeypatch):
 def submitted(monkeypatch):
     """The compiles that a worker was asked for."""
     seen = []
-    submit = _pool.Pool.submit
+    submit = pooling.Pool.submit
 
     def count(self, *args, **kwargs):
         seen.append(submit(self, *args, **kwargs))
         return seen[-1]
 
-    monkeypatch.setattr(_pool.Pool, "submit", count)
+    monkeypatch.setattr(pooling.Pool, "submit", count)
     return seen
 
 
@@ -380,9 +382,9 @@ def test_other_errors_are_not_remembered(searches, monkeypatch):
 def test_a_search_reads_no_report(monkeypatch):
     """Who holds the bytes is found out for the plan alone, and only when it is read."""
     read = []
-    rows = jaxmem.memory._report.Unread.rows
+    rows = CompilerTexts.rows
     count = lambda self: read.append(self) or rows(self)
-    monkeypatch.setattr(jaxmem.memory._report.Unread, "rows", count)
+    monkeypatch.setattr(CompilerTexts, "rows", count)
     step, args = in_budget(SHARE)
     plan = step.plan(*args)
     assert len(plan.tried) > 2 and not read

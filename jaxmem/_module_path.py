@@ -1,0 +1,127 @@
+"""From XLA's `op_name` to the module path that a user knows.
+
+`jit(f)/jvp(Bert)/layers/while/body/closed_call/attention/query/dot_general` is
+`dot_general` in `Bert/layers/attention/query`, in the forward pass.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+# Parts of a path that tracing adds. `body`, `cond` and `branch_N_fun` count as such
+# after their `while` or `cond` only, because a module may have these names.
+_NOISE = frozenset(
+    "while closed_call eval_jaxpr core_call checkpoint remat remat2 pjit scan"
+    " rematted_computation custom_jvp_call custom_vjp_call custom_lin cond"
+    " custom_vjp_call_jaxpr shard_map pallas_call switch call_exported".split()
+)
+_AFTER = {"while": ("body", "cond", "body_jaxpr", "cond_jaxpr")}
+_WRAPPERS = frozenset("jvp transpose vmap pmap xmap linearize".split())
+_BRANCH = re.compile(r"branch_\d+_fun$")
+_NUMBER = re.compile(r"^(.*?)(\d+)$")
+
+
+@dataclass(frozen=True)
+class OpName:
+    """The module path, the operation, and the pass that an `op_name` tells."""
+
+    module_path: str
+    operation: str
+    backward: bool
+    recomputed: bool
+
+
+def parse_op_name(op_name: str) -> OpName:
+    """Splits an `op_name` of the HLO metadata."""
+    parts = _split(op_name)
+    operation = parts[-1] if parts and "(" not in parts[-1] else ""
+    scopes = parts[:-1] if operation else parts
+    modules, jitted, previous = [], "", ""
+    for part in scopes:
+        scope, jitted = _unwrap(part)
+        if scope and not _is_noise(scope, previous):
+            modules.append(scope)
+        previous = part
+    einsum = modules.pop() if modules and "->" in modules[-1] else ""
+    prefix = "" if jitted.startswith("<") or len(scopes) < 2 else jitted.lstrip("_")
+    return OpName(
+        module_path="/".join(modules),
+        operation="/".join(p for p in (einsum or prefix, operation) if p),
+        backward="transpose(" in op_name,
+        recomputed="rematted_computation" in op_name,
+    )
+
+
+def merge_numbered(paths: Iterable[str], at_least: int = 4) -> dict[str, str]:
+    """Maps `Bert/layers_7/mlp` to `Bert/layers_*/mlp`, if there are many such layers.
+
+    Args:
+      paths: module paths.
+      at_least: the number of numbers from which they are replaced by a star.
+
+    Returns:
+      Path -> merged path.
+    """
+    paths = list(dict.fromkeys(paths))
+    siblings = defaultdict(set)
+    for path in paths:
+        for parent, stem, number in _numbered(path):
+            siblings[parent, stem].add(number)
+    many = {key for key, numbers in siblings.items() if len(numbers) >= at_least}
+    return {path: _merged(path, many) for path in paths}
+
+
+def _split(op_name: str) -> list[str]:
+    """Splits at the slashes outside of parentheses."""
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(op_name):
+        depth += (c == "(") - (c == ")")
+        if c == "/" and depth == 0:
+            parts.append(op_name[start:i])
+            start = i + 1
+    return [p for p in [*parts, op_name[start:]] if p]
+
+
+def _unwrap(part: str) -> tuple[str, str]:
+    """`transpose(jvp(Bert))` -> ("Bert", ""); `jit(silu)` -> ("", "silu")."""
+    while (at := part.find("(")) >= 0 and part.endswith(")"):
+        name, inner = part[:at], part[at + 1 : -1]
+        if name in ("jit", "pjit"):
+            return "", inner
+        if name not in _WRAPPERS:
+            return ("" if name in _NOISE else part), ""
+        part = inner
+    return part, ""
+
+
+def _is_noise(part: str, previous: str) -> bool:
+    return (
+        part in _NOISE
+        or part in _AFTER.get(previous, ())
+        or (previous == "cond" and bool(_BRANCH.match(part)))
+    )
+
+
+def _numbered(path: str) -> list[tuple[str, str, str]]:
+    """(parent, stem, number) of each part that ends in a number."""
+    parts = [(parent, *split) for parent, split in _parts(path)]
+    return [(parent, stem, number) for parent, stem, number in parts if number]
+
+
+def _merged(path: str, many: set[tuple[str, str]]) -> str:
+    return "/".join(
+        stem + ("*" if (parent, stem) in many and number else number)
+        for parent, (stem, number) in _parts(path)
+    )
+
+
+def _parts(path: str) -> list[tuple[str, tuple[str, str]]]:
+    """Each part as stem and number, with its parents' stems before it."""
+    parts, parent = [], ""
+    for part in path.split("/"):
+        match = _NUMBER.match(part)
+        stem, number = (match.group(1), match.group(2)) if match else (part, "")
+        parts.append((parent, (stem, number)))
+        parent += f"/{stem}*" if number else f"/{part}"
+    return parts

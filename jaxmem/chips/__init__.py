@@ -1,0 +1,17 @@
+"""The chips that a step can be compiled for. The table is in `_table.py`."""
+
+from jaxmem.chips._devices import chip_mesh as chip_mesh
+from jaxmem.chips._devices import config_text as config_text
+from jaxmem.chips._devices import target_mesh as target_mesh
+from jaxmem.chips._devices import topology as topology
+from jaxmem.chips._quiet import silence_absent_hardware
+from jaxmem.chips._table import CHIPS as CHIPS
+from jaxmem.chips._table import Machine as Machine
+from jaxmem.chips._target import Target as Target
+from jaxmem.chips._target import Targets as Targets
+from jaxmem.chips._target import get_target as get_target
+from jaxmem.chips._target import local_target as local_target
+from jaxmem.chips._target import targets as targets
+from jaxmem.chips._target import version_of as version_of
+
+silence_absent_hardware()

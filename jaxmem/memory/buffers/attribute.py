@@ -1,0 +1,280 @@
+"""From the texts that the compiler dumps to the rows of a report.
+
+The rows of each kind add up to the bytes that the compiler reports for that kind:
+buffers below a thousandth of the peak share one row, and the bytes that no live value
+fills are another row.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from jaxmem._bytes import format_bytes
+from jaxmem._module_path import merge_numbered
+from jaxmem.memory.buffers.assignment import (
+    Allocation,
+    array_shape,
+    parse_buffer_assignment,
+    parse_live_range,
+)
+from jaxmem.memory.buffers.hlo import Hlo, parse_hlo
+from jaxmem.memory.buffers.live import LiveMap, LiveValue, temporaries
+from jaxmem.memory.buffers.origin import Origin, Tracer
+from jaxmem.memory.buffers.rows import (
+    FRAGMENTATION,
+    OTHERS,
+    Kind,
+    PeakBuffer,
+    ScheduleStep,
+    numpy_dtype,
+)
+
+# Operations of activation functions whose inner values the backward pass needs.
+CURVES = frozenset("tanh erf erfc logistic erf_inv".split())
+_SMALLEST = 1e-3  # of the peak: buffers below it share a row
+_SAMPLES = 200  # steps of the timeline
+_MODULES = 14  # modules of the timeline, beside "others"
+_TWICE = 0.01  # of the peak: copies of arguments below it have no note
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """The rows that `MemoryReport` shows.
+
+    Attributes:
+      at_peak: the buffers alive at the peak.
+      peak_step: the step of the schedule at which the temporaries are fullest.
+      timeline: live bytes at some steps of the schedule.
+      notes: sentences for the report.
+      curved: (source line, module) of each place that computes one of `CURVES`.
+    """
+
+    at_peak: tuple[PeakBuffer, ...]
+    peak_step: int
+    timeline: tuple[ScheduleStep, ...]
+    notes: tuple[str, ...]
+    curved: frozenset[tuple[str, str]] = frozenset()
+
+
+def attribute(
+    dump: dict[str, str | None], sizes: dict[str, int], argument_names: list[str]
+) -> Attribution:
+    """Rows from the dumped texts; one row a kind where the compiler dumped none."""
+    hlo, assignment = dump.get("hlo"), dump.get("buffer_assignment")
+    live_range = dump.get("live_range")
+    if not (hlo and assignment and live_range):
+        note = "the compiler dumped no buffer assignment: who holds what is unknown"
+        return Attribution(_coarse(sizes), 0, (), (note,))
+    try:
+        return _attribute(hlo, assignment, live_range, sizes, argument_names)
+    except Exception as error:  # the text's format is XLA's own and may change
+        note = (
+            "the compiler's buffer assignment could not be read "
+            f"({type(error).__name__}: {error}): who holds what is unknown"
+        )
+        return Attribution(_coarse(sizes), 0, (), (note,))
+
+
+def _attribute(hlo_text, assignment, live_range, sizes, names) -> Attribution:
+    hlo = parse_hlo(hlo_text)
+    tracer = Tracer(hlo)
+    allocations = parse_buffer_assignment(assignment)
+    live = parse_live_range(live_range)
+    if not allocations or not live.ranges:
+        raise ValueError("no allocations found in the text")
+    live_map = LiveMap(temporaries(allocations, sizes["temp_bytes"]), live)
+    peak_step = live_map.peak_step()
+    live_values = live_map.values_at(peak_step)
+    rows: dict[Kind, list[PeakBuffer]] = {
+        "argument": _arguments(allocations, names, hlo),
+        "output": _outputs(allocations, hlo, tracer),
+        "temp": [_temp(v, tracer) for v in live_values],
+    }
+    at_peak = _complete(rows, sizes, sum(v.bytes for v in live_values))
+    return Attribution(
+        at_peak,
+        peak_step,
+        _timeline(live_map, live.sequence, tracer, sizes),
+        _in_memory_twice(at_peak),
+        _curved(hlo, tracer),
+    )
+
+
+def _arguments(allocations, names: list[str], hlo: Hlo) -> list[PeakBuffer]:
+    buffers = []
+    for a in allocations:
+        if a.kind == "parameter" and a.values:
+            value = a.values[0]
+            number = len(names) if a.parameter is None else a.parameter
+            known = names[number : number + 1] or [_jax_name(hlo, value.name)]
+            donated = " (donated)" if a.live_out else ""
+            buffers.append(_buffer(a.size, "argument", known[0] + donated, value.shape))
+    return buffers
+
+
+def _jax_name(hlo: Hlo, parameter: str) -> str:
+    """The name JAX gave a parameter, `params['w']`."""
+    instruction = hlo.instruction(parameter)
+    return instruction.metadata.get("op_name", parameter) if instruction else parameter
+
+
+def _outputs(
+    allocations: list[Allocation], hlo: Hlo, tracer: Tracer
+) -> list[PeakBuffer]:
+    """The outputs that do not reuse the buffer of a donated argument."""
+    where = {v.key: (a, v) for a in allocations if a.live_out for v in a.values}
+    root = hlo.instruction(hlo.roots.get(hlo.entry, ""))
+    if root is None:
+        return []
+    is_tuple = root.opcode == "tuple"
+    buffers, seen = [], set()
+    for i, operand in enumerate(root.operands if is_tuple else (root.name,)):
+        key = _element(hlo, operand)
+        if key not in where:
+            continue
+        allocation, value = where[key]
+        if allocation.kind != "output" or allocation.number in seen:
+            continue
+        seen.add(allocation.number)
+        origin = tracer.origin(*key)
+        name = f"output {i}" if is_tuple else "output"
+        buffers.append(_buffer(allocation.size, "output", name, value.shape, origin))
+    return buffers
+
+
+def _element(hlo: Hlo, name: str) -> tuple[str, tuple[int, ...]]:
+    """The value an operand names, through get-tuple-elements and bitcasts."""
+    index: tuple[int, ...] = ()
+    while (at := hlo.instruction(name)) is not None:
+        if at.opcode == "get-tuple-element":
+            index = (at.element, *index)
+        elif at.opcode != "bitcast":
+            break
+        name = at.operands[0]
+    return name, index
+
+
+def _temp(live: LiveValue, tracer: Tracer) -> PeakBuffer:
+    value = live.value
+    origin = tracer.origin(*value.key)
+    return _buffer(live.bytes, "temp", value.name, value.shape, origin)
+
+
+def _buffer(
+    size: int, kind: Kind, name: str, shape: str, origin: Origin | None = None
+) -> PeakBuffer:
+    dtype, dimensions = array_shape(shape) or ("", ())
+    if origin is None:
+        return PeakBuffer(size, kind, name, dimensions, numpy_dtype(dtype))
+    return PeakBuffer(
+        bytes=size,
+        kind=kind,
+        name=name,
+        shape=dimensions,
+        dtype=numpy_dtype(dtype),
+        operation=origin.name.operation,
+        opcode=origin.opcode,
+        module_path=origin.name.module_path,
+        function=origin.function,
+        source=origin.source,
+        backward=origin.name.backward,
+    )
+
+
+def _complete(
+    rows: dict[Kind, list[PeakBuffer]], sizes: dict[str, int], live: int
+) -> tuple[PeakBuffer, ...]:
+    """The larger rows, and one row for the rest of each kind."""
+    totals = _totals(sizes)
+    least = _SMALLEST * sum(totals.values())
+    shown, rest = [], []
+    for kind, total in totals.items():
+        large = [h for h in rows[kind] if h.bytes >= least]
+        shown += large
+        left = total - sum(h.bytes for h in large)
+        if kind == "temp" and (holes := max(total - live, 0)):
+            rest.append(PeakBuffer(holes, kind, operation=FRAGMENTATION))
+            left -= holes
+        if left:
+            rest.append(PeakBuffer(left, kind, operation=OTHERS))
+    order = sorted(shown, key=lambda h: -h.bytes)
+    return (*order, *sorted(rest, key=lambda h: -h.bytes))
+
+
+def _coarse(sizes: dict[str, int]) -> tuple[PeakBuffer, ...]:
+    totals = _totals(sizes)
+    return tuple(
+        PeakBuffer(n, kind, operation=OTHERS) for kind, n in totals.items() if n
+    )
+
+
+def _totals(sizes: dict[str, int]) -> dict[Kind, int]:
+    return {
+        "temp": sizes["temp_bytes"],
+        "argument": sizes["argument_bytes"],
+        "output": sizes["output_bytes"] - sizes["alias_bytes"],
+    }
+
+
+def _timeline(live_map, sequence, tracer, sizes) -> tuple[ScheduleStep, ...]:
+    """Live bytes by module at some two hundred steps of the schedule."""
+    steps = live_map.samples(_SAMPLES) if live_map.values else []
+    by_step = {step: _by_module(live_map.values_at(step), tracer) for step in steps}
+    merged = merge_numbered(m for modules in by_step.values() for m in modules)
+    fullest: Counter[str] = Counter()
+    for step, modules in by_step.items():
+        by_step[step] = _renamed(modules, merged)
+        fullest |= by_step[step]
+    named = {module for module, _ in fullest.most_common(_MODULES)}
+    totals = _totals(sizes)
+    base = Counter({f"({k}s)": n for k, n in totals.items() if n and k != "temp"})
+    return tuple(
+        _step(i, _label(sequence, i, tracer), base, modules, named)
+        for i, modules in by_step.items()
+    )
+
+
+def _step(index, label, base, modules, named) -> ScheduleStep:
+    labels = {m: m if m in named else f"({OTHERS})" for m in modules}
+    counts = base + _renamed(modules, labels)
+    return ScheduleStep(index, label, counts.total(), tuple(counts.most_common()))
+
+
+def _by_module(live: list[LiveValue], tracer: Tracer) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for v in live:
+        counts[tracer.origin(*v.value.key).group] += v.bytes
+    return counts
+
+
+def _renamed(counts: Counter[str], names: dict[str, str]) -> Counter[str]:
+    renamed: Counter[str] = Counter()
+    for key, n in counts.items():
+        renamed[names[key]] += n
+    return renamed
+
+
+def _label(sequence: tuple[str, ...], index: int, tracer: Tracer) -> str:
+    if index >= len(sequence):
+        return ""
+    origin = tracer.origin(sequence[index])
+    what = origin.name.operation or origin.opcode
+    return f"{origin.group}: {what}"
+
+
+def _curved(hlo: Hlo, tracer: Tracer) -> frozenset[tuple[str, str]]:
+    """(source line, module) of each place that computes one of `CURVES`."""
+    ends = tuple(f'/{operation}"' for operation in CURVES)
+    names = (n for n, (_, rest) in hlo.lines.items() if any(e in rest for e in ends))
+    return frozenset((o.source, o.group) for o in map(tracer.origin, names))
+
+
+def _in_memory_twice(at_peak: tuple[PeakBuffer, ...]) -> tuple[str, ...]:
+    """Notes on the arguments of which the program keeps a copy in another type."""
+    least = _TWICE * sum(h.bytes for h in at_peak)
+    copies = [h for h in at_peak if h.operation.startswith("cast of ")]
+    return tuple(
+        f"argument {h.operation.removeprefix('cast of ')} is in memory twice: cast to "
+        f"{h.array} it takes another {format_bytes(h.bytes)} at the peak"
+        for h in copies
+        if h.bytes >= least
+    )

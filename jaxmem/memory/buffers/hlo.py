@@ -1,0 +1,202 @@
+"""Reads the scheduled HLO text that XLA dumps: instructions, callers, source lines.
+
+The text is only indexed at first, and a line is parsed when it is asked for, so that a
+dump of tens of megabytes takes about a second.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+_HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
+_CALLED = re.compile(
+    r"(?:calls|body|to_apply|condition|called_computations|branch_computations"
+    r"|true_computation|false_computation)=(\{[^}]*\}|%?[\w.\-]+)"
+)
+_ELEMENT = re.compile(r"get-tuple-element\([^%]*%([\w.\-]+)\), index=(\d+)")
+# Newer XLA writes `%x#2` where older wrote a get-tuple-element instruction.
+_NAME = re.compile(r"%([\w.\-]+(?:#\d+)*)")
+_FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[\w.\-]+)')
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+
+
+@dataclass(frozen=True)
+class Location:
+    """A source line and the function it is in."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a computation."""
+
+    name: str
+    shape: str
+    opcode: str
+    operands: tuple[str, ...]
+    attributes: str
+    computation: str
+    argument: str
+
+    @cached_property
+    def called(self) -> tuple[str, ...]:
+        """The computations it calls, a while loop's body first."""
+        body = re.search(r"body=%?([\w.\-]+)", self.attributes)
+        if body:
+            return (body.group(1),)
+        groups = _CALLED.findall(self.attributes)
+        return tuple(
+            n.lstrip("%") for g in groups for n in re.findall(r"%?[\w.\-]+", g)
+        )
+
+    @cached_property
+    def metadata(self) -> dict[str, str]:
+        """op_name, stack_frame_id, source_file and the like."""
+        start = self.attributes.find("metadata={")
+        if start < 0:
+            return {}
+        pairs = _FIELD.findall(
+            _balanced(self.attributes, start + len("metadata="), "{}")
+        )
+        return {key: value.strip('"').replace("\\'", "'") for key, value in pairs}
+
+    @property
+    def element(self) -> int:
+        """The index a get-tuple-element takes, or a parameter's number."""
+        match = re.search(r"index=(\d+)", self.attributes)
+        return int(match.group(1) if match else self.argument or 0)
+
+
+@dataclass
+class Hlo:
+    """An index of a module's text; `instruction(name)` parses one line."""
+
+    lines: dict[str, tuple[str, str]] = field(default_factory=dict)
+    roots: dict[str, str] = field(default_factory=dict)
+    callers: dict[str, str] = field(default_factory=dict)
+    entry: str = ""
+    elements: dict[tuple[str, int], str] = field(default_factory=dict)
+    loops: dict[str, str] = field(default_factory=dict)
+    tables: dict[str, dict[int, str]] = field(default_factory=dict)
+    parsed: dict[str, Instruction] = field(default_factory=dict)
+
+    def instruction(self, name: str) -> Instruction | None:
+        """The parsed line of that name, None where the text has none."""
+        if name not in self.parsed and name in self.lines:
+            self.parsed[name] = _parse_line(name, *self.lines[name])
+        elif name not in self.parsed and "#" in name:
+            self.parsed[name] = self._element(*name.rsplit("#", 1))
+        return self.parsed.get(name)
+
+    def _element(self, name: str, number: str) -> Instruction:
+        """The get-tuple-element that `%x#2` stands for."""
+        computation, _ = self.lines.get(name.split("#")[0], ("", ""))
+        index = f"index={number}"
+        opcode = "get-tuple-element"
+        return Instruction(
+            f"{name}#{number}", "", opcode, (name,), index, computation, ""
+        )
+
+    @cached_property
+    def tuple_uses(self) -> dict[str, tuple[str, int]]:
+        """Value -> (tuple that a while loop starts with, its place in it)."""
+        uses = {}
+        for name in self.loops:
+            carry = self.instruction(name)
+            for i, operand in enumerate(carry.operands if carry else ()):
+                uses.setdefault(operand, (name, i))
+        return uses
+
+    @cached_property
+    def frames(self) -> dict[int, tuple[int, int]]:
+        """Stack frame id -> (file location id, parent's id, 0 at the top)."""
+        raw = {i: _numbers(t) for i, t in self.tables.get("StackFrames", {}).items()}
+        # Newer XLA counts parents from one, older from zero: only then can a
+        # frame name itself.
+        shift = any(n.get("parent_frame_id") == i for i, n in raw.items())
+        return {
+            i: (n.get("file_location_id", 0), n.get("parent_frame_id", 0) - shift)
+            for i, n in raw.items()
+        }
+
+    def stack(self, instruction: Instruction) -> Iterator[Location]:
+        """The source lines an instruction comes from, innermost first."""
+        metadata = instruction.metadata
+        if "source_file" in metadata:
+            line = int(metadata.get("source_line", 0))
+            yield Location(metadata["source_file"], line, "")
+        frame, seen = int(metadata.get("stack_frame_id", 0)), set()
+        while frame in self.frames and frame not in seen:
+            seen.add(frame)
+            location, frame = self.frames[frame]
+            yield self._location(location)
+
+    def _location(self, number: int) -> Location:
+        ids = _numbers(self.tables.get("FileLocations", {}).get(number, ""))
+        file = self.tables.get("FileNames", {}).get(ids.get("file_name_id", 0), "")
+        name = ids.get("function_name_id", 0)
+        function = self.tables.get("FunctionNames", {}).get(name, "")
+        return Location(file.strip('"'), ids.get("line", 0), function.strip('"'))
+
+
+def parse_hlo(text: str) -> Hlo:
+    """Indexes the text of one HLO module."""
+    hlo, computation, table = Hlo(), "", None
+    for line in text.splitlines():
+        if line.startswith("  "):
+            _index_line(hlo, computation, line)
+        elif line.endswith("{") and (header := _HEADER.match(line)):
+            computation = header.group(2)
+            hlo.entry = computation if header.group(1) else hlo.entry
+        elif line in _TABLES:
+            table = hlo.tables.setdefault(line, {})
+        elif table is not None and line[:1].isdigit():
+            number, _, rest = line.partition(" ")
+            table[int(number)] = rest
+    return hlo
+
+
+def _index_line(hlo: Hlo, computation: str, line: str) -> None:
+    head, _, rest = line.partition(" = ")
+    name = head.strip().removeprefix("ROOT ").lstrip("%")
+    hlo.lines[name] = (computation, rest)
+    if head.startswith("  ROOT "):
+        hlo.roots[computation] = name
+    if " get-tuple-element(" in rest and (match := _ELEMENT.search(rest)):
+        hlo.elements[match.group(1), int(match.group(2))] = name
+    elif (at := rest.find(" while(")) >= 0 and (start := _NAME.search(rest, at)):
+        hlo.loops[start.group(1)] = name
+    for group in _CALLED.findall(rest):
+        for called in re.findall(r"%?([\w.\-]+)", group):
+            hlo.callers.setdefault(called, name)
+
+
+def _parse_line(name: str, computation: str, rest: str) -> Instruction:
+    """`SHAPE opcode(operands), attributes` as an Instruction."""
+    shape = _balanced(rest, 0, "()") if rest.startswith("(") else rest.split(" ", 1)[0]
+    call = rest[len(shape) :].lstrip()
+    opcode, _, _ = call.partition("(")
+    inside = _balanced(call, len(opcode), "()")
+    attributes = call[len(opcode) + len(inside) :]
+    operands = tuple(_NAME.findall(inside))
+    return Instruction(
+        name, shape, opcode, operands, attributes, computation, inside[1:-1]
+    )
+
+
+def _balanced(text: str, start: int, pair: str) -> str:
+    """The text from the bracket at `start` to the one that closes it."""
+    depth = 0
+    for match in re.finditer(rf"[{re.escape(pair)}]", text[start:]):
+        depth += 1 if match.group() == pair[0] else -1
+        if depth == 0:
+            return text[start : start + match.end()]
+    return text[start:]
+
+
+def _numbers(text: str) -> dict[str, int]:
+    return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", text)}

@@ -1,0 +1,127 @@
+"""The rows of a report: a buffer at the peak, and a step of the schedule."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["argument", "output", "temp"]
+
+FRAGMENTATION = "fragmentation"
+OTHERS = "others"
+
+_DTYPES = {
+    "pred": "bool",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "f32": "float32",
+    "f64": "float64",
+    "c64": "complex64",
+    "c128": "complex128",
+}
+_SHORT = {"bool": "bool", "bfloat16": "bf16", "complex64": "c64", "complex128": "c128"}
+# opcodes that say more than the name of the JAX operation
+_TELLING = ("dot", "convolution", "custom-call", "copy", "sort")
+_SIZED = {"float": "f", "int": "i", "uint": "u"}
+
+
+@dataclass(frozen=True)
+class PeakBuffer:
+    """A buffer that is alive at the peak.
+
+    Attributes:
+        bytes: its bytes on one device, padding to tiles included.
+        kind: `"argument"`, `"output"` or `"temp"`.
+        name: the argument's or output's name; for a temporary, XLA's name of the value.
+        shape: its dimensions. A loop's residuals are one buffer with the loop's length
+            in front.
+        dtype: `"bfloat16"` and the like.
+        operation: the JAX operation that computes it (`"dot_general"`,
+            `"softmax/exp"`). `"fragmentation"` stands for the bytes of the temporaries
+            that no value fills at the peak, `"others"` for all buffers too small for a
+            row of their own.
+        opcode: XLA's operation.
+        module_path: the modules that compute it (`"Bert/layers/attention/query"`).
+        function: the Python function that computes it.
+        source: `file:line` of the innermost line outside installed libraries.
+        backward: whether the backward pass computes it.
+    """
+
+    bytes: int
+    kind: Kind
+    name: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    operation: str = ""
+    opcode: str = ""
+    module_path: str = ""
+    function: str = ""
+    source: str = ""
+    backward: bool = False
+
+    @property
+    def group(self) -> str:
+        """The label of its group: module path, else function, else the kind."""
+        if self.kind != "temp":
+            return f"({self.kind}s)"
+        return group_of(self.module_path, self.function, self.operation)
+
+    @property
+    def array(self) -> str:
+        """The type as JAX prints it: `bf16[24,8,512]`."""
+        if not self.dtype:
+            return ""
+        return f"{short_dtype(self.dtype)}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def what(self) -> str:
+        """The operation in one or two words, or the argument's name."""
+        if self.kind != "temp":
+            return self.name or self.operation
+        plain = self.operation or self.opcode
+        if self.opcode in plain or self.opcode not in _TELLING:
+            return plain
+        return f"{plain} ({self.opcode})"
+
+
+@dataclass(frozen=True)
+class ScheduleStep:
+    """Live bytes at one step of the compiled schedule.
+
+    Attributes:
+        index: its place in the schedule, loop bodies written out once.
+        label: the operation that runs, with its module path.
+        bytes: live bytes, arguments and outputs included.
+        by_module: (module path, bytes) pairs that add up to `bytes`, largest first.
+    """
+
+    index: int
+    label: str
+    bytes: int
+    by_module: tuple[tuple[str, int], ...]
+
+
+def group_of(module_path: str, function: str, operation: str) -> str:
+    """The module path; the user's function where there is no module."""
+    if operation in (FRAGMENTATION, OTHERS):
+        return f"({operation})"
+    if operation.startswith(("copy of ", "cast of ", "slice of ")):
+        return "(copies of arguments)"
+    return module_path or (f"{function}()" if function else "(xla)")
+
+
+def numpy_dtype(hlo: str) -> str:
+    """XLA's `s32` as numpy's `int32`; unknown names stay."""
+    if hlo in _DTYPES:
+        return _DTYPES[hlo]
+    match = re.fullmatch(r"([su])(\d+)", hlo)
+    if match:
+        return ("int" if match.group(1) == "s" else "uint") + match.group(2)
+    return {"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2"}.get(hlo, hlo)
+
+
+def short_dtype(dtype: str) -> str:
+    """`bfloat16` as `bf16`, the way JAX prints types."""
+    if dtype in _SHORT:
+        return _SHORT[dtype]
+    match = re.fullmatch(r"(float|int|uint)(\d+)", dtype)
+    return _SIZED[match.group(1)] + match.group(2) if match else dtype

@@ -1,0 +1,111 @@
+"""What a compile has left in its folder, read: bytes, texts, errors."""
+
+import os
+import pickle
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxmem.memory.buffers.assignment import assigned_bytes
+
+_LAST_LINES = 15
+_DUMPS = {
+    "buffer_assignment": "*buffer-assignment.txt",
+    "live_range": "*live-range.txt",
+    "memory_usage_report": "*memory-usage-report.txt",
+    "hlo": "*after_optimizations.txt",
+}
+
+
+class CompileError(RuntimeError):
+    """A compile that failed: the compiler's own words, or how it died."""
+
+
+class DoesNotFit(CompileError):
+    """The compiler refused the step: it needs more memory than the target has."""
+
+
+def read_answer(
+    folder: str, how: str, request: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The result of a compile.
+
+    Args:
+      folder: of its files.
+      how: it ended, as the worker tells.
+      request: what the worker was given.
+
+    Returns:
+      `memory`, `cost`, `dump` and `aliases` as in `Compile.result`; None where a killed
+      compile has left texts that do not agree.
+
+    Raises:
+      CompileError: the compile failed.
+    """
+    dump = {kind: _largest(folder, form) for kind, form in _DUMPS.items()}
+    if how == "assigned":
+        texts = dump["buffer_assignment"], dump["memory_usage_report"]
+        memory, cost = assigned_bytes(*texts), {}
+        if memory is None:
+            return None
+    else:
+        result = _result(folder, how, request)
+        memory, cost = result["memory"], result["cost"]
+        dump["hlo"] = dump["hlo"] or result["hlo"]
+    aliases = aliases_of(dump["hlo"], request["used"])
+    return {"memory": memory, "cost": cost, "dump": dump, "aliases": aliases}
+
+
+def _result(folder: str, how: str, request: dict[str, Any]) -> dict[str, Any]:
+    path, target = os.path.join(folder, "answer"), request["target"]["name"]
+    if not os.path.exists(path):
+        log = os.path.join(folder, "log")
+        raise compiler_died(request, f"({how})", log)
+    with open(path, "rb") as file:
+        answer = pickle.load(file)
+    if "result" in answer:
+        return answer["result"]
+    text = answer["error"]
+    if "RESOURCE_EXHAUSTED" in text or "Ran out of memory" in text:
+        raise DoesNotFit(f"{request['name']!r} does not fit on {target}: {text}")
+    raise CompileError(
+        f"compiling {request['name']!r} for {target} failed: {answer['type']}: {text}"
+    )
+
+
+def compiler_died(request: dict[str, Any], how: str, log: str) -> CompileError:
+    """An error that shows the end of what the compiler has printed."""
+    try:
+        with open(log, errors="replace") as file:
+            lines = file.read().splitlines()[-_LAST_LINES:]
+    except FileNotFoundError:
+        lines = []
+    return CompileError(
+        f"the compiler for {request['target']['name']} died {how} on "
+        f"{request['name']!r}; its last lines were:\n"
+        + "\n".join(f"  {line}" for line in lines)
+    )
+
+
+def aliases_of(hlo: str, used: Sequence[int]) -> list[tuple[str, int]]:
+    """(output index, leaf) of each input buffer that an output reuses.
+
+    Args:
+      hlo: the text of the compiled module.
+      used: the leaf of each of the program's parameters.
+    """
+    start = hlo.find("input_output_alias={")
+    if start < 0:
+        return []
+    line = hlo[start : hlo.find("\n", start)]
+    pairs = re.findall(r"\{([\d, ]*)\}: \((\d+), \{[\d, ]*\}", line)
+    return [(out, used[int(number)]) for out, number in pairs]
+
+
+def _largest(folder: str, pattern: str) -> str:
+    """The text of the largest file of a kind: XLA compiles small helpers beside."""
+    paths = list(Path(folder, "dump").glob(pattern))
+    if not paths:
+        return ""
+    return max(paths, key=os.path.getsize).read_text(errors="replace")

@@ -1,0 +1,176 @@
+"""A user's call as a function of a flat list of arrays.
+
+`jax.export` serializes few kinds of pytrees, so a call is flattened before it is
+lowered: arrays in, arrays out. What a report needs to know of each argument (its name,
+whether it is donated, its sharding) is read here.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding
+from jax.tree_util import keystr, tree_flatten_with_path
+
+from jaxmem.frameworks import Call, Form, Place
+
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array argument of a call.
+
+    Attributes:
+      name: the parameter's name and the path inside of it, as `state.params['w']`.
+      spec: shape, dtype, and the sharding over several devices, if there is one.
+      donated: whether the call may reuse its buffer.
+      key_impl: of a PRNG key, which is passed as the integers that it is made of.
+    """
+
+    name: str
+    spec: jax.ShapeDtypeStruct
+    donated: bool
+    key_impl: Any = None
+
+
+@dataclass(frozen=True)
+class FlatCall:
+    """A call with its arguments flattened.
+
+    Attributes:
+      name: the function's, fit for a module's name.
+      leaves: the array arguments.
+      treedef: of the arguments of the pure function, see `pure_call`.
+      form: everything else that the call consists of.
+    """
+
+    name: str
+    leaves: tuple[Leaf, ...]
+    treedef: Any
+    form: Form
+
+    def rebuild(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the pure function with these arrays in them."""
+        values = [
+            x
+            if leaf.key_impl is None
+            else jax.random.wrap_key_data(x, impl=leaf.key_impl)
+            for x, leaf in zip(leaves, self.leaves, strict=True)
+        ]
+        return jax.tree.unflatten(self.treedef, values)
+
+
+def flatten_call(fn: Callable, call: Call) -> FlatCall:
+    """Flattens a call of `fn`; it must be open.
+
+    Raises:
+      TypeError: an argument is no array.
+      ValueError: an argument has a symbolic shape.
+    """
+    name = step_name(fn)
+    static = {place for place, _ in call.form.static}
+    leaves = tuple(
+        _leaf(_spec(value, title, name), title, place in call.form.donated)
+        for place, title, value in named_leaves(fn, call.args, call.kwargs, static)
+    )
+    treedef = jax.tree.structure((call.args, call.kwargs))
+    return FlatCall(name, leaves, treedef, call.form)
+
+
+def step_name(fn: Callable) -> str:
+    """The function's name, through partials and wrappers; fit for a module's name."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__name__", type(fn).__name__)
+    return "".join(c if c.isalnum() or c == "_" else "_" for c in name).strip("_")
+
+
+def named_leaves(
+    fn: Callable,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    static: Collection[Place] = (),
+) -> Iterator[tuple[Place, str, Any]]:
+    """(position or keyword, name, value) of each leaf of the arguments, in order.
+
+    Args:
+      fn: the function whose parameters give the names.
+      args: positional arguments, without the static ones.
+      kwargs: keyword arguments.
+      static: positions and keywords of the arguments that were taken out of `args`.
+    """
+    titles = _titles(fn, len(args), static)
+    for path, value in tree_flatten_with_path((tuple(args), dict(kwargs)))[0]:
+        is_positional = path[0].idx == 0
+        place = path[1].idx if is_positional else path[1].key
+        title = titles[place] if is_positional else place
+        # the path into an nnx object ends with the object's own dot
+        yield place, title + keystr(path[2:]).removesuffix("."), value
+
+
+def _titles(fn: Callable, given: int, static: Collection[Place]) -> list[str]:
+    """Names of the positional arguments; `args[i]` where the signature has none."""
+    count = given + sum(isinstance(place, int) for place in static)
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):  # some builtins have no signature
+        parameters = []
+    names = [p.name for p in parameters if p.kind in _POSITIONAL]
+    names = [*names[:count], *(f"args[{i}]" for i in range(len(names), count))]
+    return [name for i, name in enumerate(names) if i not in static]
+
+
+def _leaf(spec: jax.ShapeDtypeStruct, title: str, donated: bool) -> Leaf:
+    if not jax.dtypes.issubdtype(spec.dtype, jax.dtypes.prng_key):
+        return Leaf(title, spec, donated)
+    impls = []
+
+    def data_of(key):
+        impls.append(jax.random.key_impl(key))
+        return jax.random.key_data(key)
+
+    data = jax.eval_shape(data_of, jax.ShapeDtypeStruct(spec.shape, spec.dtype))
+    data = jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=spec.sharding)
+    return Leaf(title, data, donated, impls[0])
+
+
+def _spec(value: Any, title: str, step: str) -> jax.ShapeDtypeStruct:
+    """Shape, dtype, and the sharding if it spreads the array over several devices."""
+    if not isinstance(value, jax.Array | jax.ShapeDtypeStruct):
+        try:
+            value = jax.eval_shape(lambda x: x, value)
+        except TypeError as error:
+            raise TypeError(
+                f"{step}: argument {title} is {value!r}, neither an array nor a "
+                "jax.ShapeDtypeStruct; name it in static_argnums (or "
+                "static_argnames) if the step does not compute with it"
+            ) from error
+    if not all(isinstance(d, int) for d in value.shape):
+        raise ValueError(
+            f"{step}: argument {title} has the symbolic shape {value.shape}, and bytes "
+            "need numbers: pass an array of the size that is meant"
+        )
+    sharding = getattr(value, "sharding", None)
+    spread = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
+    return jax.ShapeDtypeStruct(
+        value.shape,
+        value.dtype,
+        sharding=sharding if spread else None,
+        weak_type=getattr(value, "weak_type", False),
+    )
+
+
+def describe_sharding(sharding: NamedSharding | None) -> tuple | None:
+    """A sharding as plain data, without its devices: the worker has others."""
+    if sharding is None:
+        return None
+    mesh = sharding.mesh
+    spec = tuple(sharding.spec)
+    return mesh.axis_sizes, mesh.axis_names, spec, sharding.memory_kind

@@ -1,0 +1,249 @@
+"""The user's side of a compile: trace a step, lower it for a chip, and export it.
+
+Nothing here starts a plugin or looks at the default backend: lowering for a platform
+needs none of its devices. The worker makes a program of what is exported.
+"""
+
+import contextlib
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax import export
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxmem._jaxpr import walk
+from jaxmem.chips import Target, chip_mesh, topology
+from jaxmem.memory.compile import cache
+from jaxmem.memory.compile.call import FlatCall, describe_sharding
+from jaxmem.memory.compile.fingerprint import fingerprint
+
+_CALLBACKS = ("debug_callback", "debug_print", "io_callback", "pure_callback")
+_KERNELS = frozenset(
+    "core_map for_chip kernel_or_xla mosaic_gpu mpmd_map pallas_call".split()
+)
+# the custom calls that kernels are lowered to, which XLA hands to other compilers
+_KERNEL_CALLS = (b"mosaic_gpu", b"tpu_custom_call", b"triton")
+_SHOWN_ARGUMENTS = 12
+_SHOWN_LINES = 6
+
+
+@dataclass(frozen=True)
+class LoweredStep:
+    """A lowered step, ready to be compiled by the worker.
+
+    Attributes:
+      call: what was lowered.
+      request: what the worker gets.
+      key: a hash; equal for equal programs, whatever they and their arguments are
+        called.
+      used: indices of the leaves that the program takes; it reads no others.
+      out_avals: shapes and dtypes of its outputs.
+      kernels: whether it calls code that XLA does not generate.
+    """
+
+    call: FlatCall
+    request: dict[str, Any]
+    key: str
+    used: tuple[int, ...]
+    out_avals: tuple[Any, ...]
+    kernels: bool
+
+
+def flat_function(get: Callable[[], Callable], call: FlatCall) -> Any:
+    """A step as a jitted function of its leaves, with their donation.
+
+    The `pure_call` that `call` was made of must be open while this is traced.
+
+    Args:
+      get: gives the user's function, such as a weak reference to it.
+      call: a call of it.
+    """
+
+    def run(*leaves):
+        args, kwargs = call.rebuild(leaves)
+        return jax.tree.leaves(call.form.pure(get())(*args, **kwargs))
+
+    # Every step has this name, so that the program and its key do not depend on it.
+    run.__name__ = run.__qualname__ = "step"
+    donate = tuple(i for i, leaf in enumerate(call.leaves) if leaf.donated)
+    return jax.jit(run, donate_argnums=donate)
+
+
+def trace(jitted: Any, call: FlatCall) -> Any:
+    """The traced step; an error of the user's function names the user's arguments."""
+    with explained(call.name, call):
+        return jitted.trace(*(leaf.spec for leaf in call.leaves))
+
+
+@contextlib.contextmanager
+def explained(name: str, call: FlatCall | None = None) -> Iterator[None]:
+    """Turns an error of tracing into one that names the step and its arguments."""
+    try:
+        yield
+    except (jax.errors.ConcretizationTypeError, jax.errors.JAXIndexError) as error:
+        raise TypeError(
+            f"{name} cannot be traced: it needs the value of an array while it is "
+            "traced, as an `if`, int() or a shape does. Name arguments that are plain "
+            f"Python values in static_argnums. {_first_lines(error, call)}"
+        ) from error
+    except (TypeError, ValueError) as error:
+        text = f"{name} does not take these arguments: {_first_lines(error, call)}"
+        text += f"\n{_describe(call)}" if call else ""
+        raise (ValueError if isinstance(error, ValueError) else TypeError)(
+            text
+        ) from error
+    except Exception as error:
+        error.add_note(
+            f"while jaxmem traced {name}" + (_describe(call) if call else "")
+        )
+        raise
+
+
+def _first_lines(error: Exception, call: FlatCall | None = None) -> str:
+    """The head of jax's message, with the user's names of the arguments."""
+    text = "\n".join(str(error).strip().splitlines()[:_SHOWN_LINES])
+    if call is None:
+        return text
+    names = [leaf.name for leaf in call.leaves]
+    return re.sub(r"\bleaves\[(\d+)\]", lambda m: names[int(m.group(1))], text)
+
+
+def _describe(call: FlatCall) -> str:
+    shown = [
+        f"  {leaf.name}: {leaf.spec.dtype}{list(leaf.spec.shape)}"
+        for leaf in call.leaves[:_SHOWN_ARGUMENTS]
+    ]
+    left = len(call.leaves) - len(shown)
+    return "\n".join(["called with:", *shown, *([f"  ... {left} more"] * (left > 0))])
+
+
+def lower(
+    jitted: Any,
+    traced: Any,
+    call: FlatCall,
+    target: Target,
+    compiler_options: dict[str, Any] | None = None,
+) -> LoweredStep:
+    """Lowers a traced step for a chip and packs it for the worker.
+
+    Args:
+      jitted: the `flat_function`.
+      traced: its `trace`.
+      call: the call of both.
+      target: the chip.
+      compiler_options: as for `jax.jit`.
+
+    Raises:
+      ValueError: the step calls back into Python, or cannot be lowered for the chip.
+    """
+    _refuse_callbacks(traced, call)
+    call = _replicated(call, traced)
+    with _device_of(target, traced, call), warnings.catch_warnings():
+        # the report names each donation that was not used
+        warnings.filterwarnings("ignore", message="Some donated buffers were not")
+        exported = _export(jitted, call, target)
+    request = {
+        "target": topology(target.name, exported.nr_devices),
+        "donate": tuple(i for i, leaf in enumerate(call.leaves) if leaf.donated),
+        "shardings": [describe_sharding(leaf.spec.sharding) for leaf in call.leaves],
+        "x64": bool(jax.config.read("jax_enable_x64")),
+        "compiler_options": compiler_options or None,
+    }
+    used = tuple(exported.module_kept_var_idx)
+    data = bytes(exported.serialize())
+    return LoweredStep(
+        call,
+        request=request | {"name": call.name, "used": used, "exported": data},
+        key=cache.key_of(fingerprint(exported), request),
+        used=used,
+        out_avals=tuple(exported.out_avals),
+        kernels=any(name in data for name in _KERNEL_CALLS),
+    )
+
+
+def _refuse_callbacks(traced: Any, call: FlatCall) -> None:
+    for eqn in walk(traced.jaxpr):
+        if eqn.primitive.name in _CALLBACKS:
+            raise ValueError(
+                f"{call.name} calls back into Python ({eqn.primitive.name}, as made by "
+                "jax.debug.print and jax.pure_callback), which cannot be compiled for "
+                "a chip that is not there: leave it out of the step to be measured"
+            )
+
+
+def _replicated(call: FlatCall, traced: Any) -> FlatCall:
+    """The call with replicated arguments, if the step alone names a mesh.
+
+    Without any sharded argument jax would lower a program for one device.
+    """
+    if any(leaf.spec.sharding is not None for leaf in call.leaves):
+        return call
+    meshes = (
+        eqn.params.get("mesh") or getattr(eqn.params.get("sharding"), "mesh", None)
+        for eqn in walk(traced.jaxpr)
+    )
+    mesh = next((mesh for mesh in meshes if mesh is not None and mesh.size > 1), None)
+    if mesh is None:
+        return call
+    sharding = NamedSharding(mesh, PartitionSpec())
+    leaves = (
+        replace(leaf, spec=leaf.spec.update(sharding=sharding)) for leaf in call.leaves
+    )
+    return replace(call, leaves=tuple(leaves))
+
+
+def _export(jitted: Any, call: FlatCall, target: Target) -> export.Exported:
+    """Exports a step.
+
+    jax refuses custom calls that a later version may not know. The worker has this same
+    version, so they are allowed by name in a second attempt.
+    """
+    specs = [leaf.spec for leaf in call.leaves]
+    checks: list[export.DisabledSafetyCheck] = []
+    for _ in range(2):
+        try:
+            return export.export(
+                jitted, platforms=[target.platform], disabled_checks=checks
+            )(*specs)
+        except ValueError as error:
+            names = _custom_calls(str(error))
+            if checks or not names:
+                raise ValueError(
+                    f"{call.name} cannot be lowered for {target.name}: "
+                    f"{_first_lines(error)}"
+                ) from error
+            checks = [export.DisabledSafetyCheck.custom_call(name) for name in names]
+    raise AssertionError("the second attempt returns or raises")
+
+
+def _custom_calls(message: str) -> list[str]:
+    """The names in jax's complaint about custom calls."""
+    if "compatibility guarantees" not in message:
+        return []
+    return sorted(set(re.findall(r"custom_call @?\"?([\w.$]+)", message)))
+
+
+@contextlib.contextmanager
+def _device_of(target: Target, traced: Any, call: FlatCall) -> Iterator[None]:
+    """Lets kernels find out at lowering which chip they are for.
+
+    A step with a mesh of its own admits no other mesh around it, and that mesh may be
+    of other devices: there, kernels that state what they need are checked here.
+    """
+    kernels = [eqn for eqn in walk(traced.jaxpr) if eqn.primitive.name in _KERNELS]
+    if target.platform == "cpu" or not kernels:
+        yield
+        return
+    mesh = chip_mesh(target)
+    if all(leaf.spec.sharding is None for leaf in call.leaves):
+        with jax.sharding.use_abstract_mesh(mesh):
+            yield
+        return
+    for needs in (eqn.params.get("needs") for eqn in kernels):
+        if needs is not None and needs.platform == target.platform:
+            needs.check(mesh.abstract_device)
+    yield

@@ -1,0 +1,259 @@
+"""Compiles in other processes, several at a time, by a worker started on demand.
+
+The caller's process and its default backend are left as they are. What a compile prints
+goes to a file, and an error shows its last lines.
+"""
+
+import atexit
+import itertools
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from typing import IO, Any, cast
+
+from jaxmem.memory.compile import worker
+from jaxmem.memory.compile.answer import compiler_died, read_answer
+
+MAX_COMPILES = max(1, min(4, os.cpu_count() or 1))
+_POLL = 0.005  # seconds from one look for an ended compile to the next
+_QUIET = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
+    # a cached executable would be loaded without the dump that the report is made of
+    "JAX_ENABLE_COMPILATION_CACHE": "0",
+    # the caller may itself hold libtpu's lock, or compile in another process
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    # a worker that forks has no threads
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+class _Gone(Exception):
+    """The worker has died, or has exited because nothing was asked of it for long."""
+
+
+def caller_flags(environment: Mapping[str, str] = os.environ) -> str:
+    """The caller's own flags of XLA: the compile depends on them."""
+    flags = environment.get("XLA_FLAGS", "").split()
+    # flags of where and how, with which the program would be the same
+    ignored = ("--xla_dump", "--xla_force_host_platform")
+    return " ".join(flag for flag in flags if not flag.startswith(ignored))
+
+
+class Worker:
+    """The process that starts compiles; see `worker.py`."""
+
+    def __init__(self, log: str) -> None:
+        self.log = log
+        with open(log, "wb") as file:
+            self.process = subprocess.Popen(
+                # -P: a script's own folder is else searched for modules first, and
+                # this one has a `cache.py` and the like
+                [sys.executable, "-sP", worker.__file__, str(MAX_COMPILES)],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+                env={**os.environ, **_QUIET},
+                # an interrupt at the terminal is for the caller alone
+                start_new_session=True,
+            )
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def tell(self, **command: Any) -> None:
+        """Sends a command; raises `_Gone` where nobody listens."""
+        try:
+            stdin = cast(IO[bytes], self.process.stdin)
+            stdin.write(json.dumps(command).encode() + b"\n")
+            stdin.flush()
+        except OSError as error:
+            raise _Gone from error
+
+    def close(self) -> None:
+        """Ends the process, which ends its compiles."""
+        try:
+            cast(IO[bytes], self.process.stdin).close()
+        except OSError:
+            pass  # bytes that were not sent to a process that is gone
+        try:
+            self.process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Compile:
+    """A compile that has been asked for."""
+
+    def __init__(self, pool: "Pool", request: dict[str, Any], options: dict[str, Any]):
+        self._pool, self._request, self._options = pool, request, options
+        self._attempts = 2  # how many workers may die over it
+        self._start()
+
+    def _start(self) -> None:
+        """Sends the request to a worker; to another one, once, if it is dead."""
+        while True:
+            self._worker = self._pool.worker()
+            self.folder = self._pool.new_folder()
+            with open(os.path.join(self.folder, "request"), "wb") as file:
+                pickle.dump(self._request, file, protocol=5)
+            command = {"do": "compile", "folder": self.folder, **self._options}
+            try:
+                return self._pool.tell(self._worker, **command)
+            except _Gone:
+                self._lose_worker()
+
+    def _lose_worker(self) -> None:
+        """Counts a dead worker; raises at the second one."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._attempts -= 1
+        if not self._attempts:
+            raise compiler_died(self._request, "with the worker", self._worker.log)
+
+    def result(self) -> dict[str, Any]:
+        """Waits for the compile.
+
+        Returns:
+          `memory`: bytes on one device; `cost`; `dump`: the texts that XLA dumped;
+          `aliases`: (output index, leaf) of each input buffer that an output reuses.
+
+        Raises:
+          CompileError: the compiler failed or died.
+          TimeoutError: it took too long.
+        """
+        try:
+            while True:
+                try:
+                    how = self._wait()
+                except _Gone:  # the worker may have died before it was asked
+                    self._lose_worker()
+                else:
+                    result = read_answer(self.folder, how, self._request)
+                    if result is not None:
+                        return result
+                    # The texts were not complete: compile to the end.
+                    self._options["fence"] = None
+                self._start()
+        except BaseException:  # also an interrupt: nobody will ask for the result
+            self.cancel()
+            raise
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def cancel(self) -> None:
+        """Ends the compile and removes its files."""
+        if not os.path.exists(os.path.join(self.folder, "ended")):
+            try:
+                # the worker removes the files once no process writes them any more
+                return self._pool.tell(self._worker, do="cancel", folder=self.folder)
+            except _Gone:
+                pass
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _wait(self) -> str:
+        """How the compile ended, once it has."""
+        ended = os.path.join(self.folder, "ended")
+        while not os.path.exists(ended):
+            if not self._worker.alive and not os.path.exists(ended):
+                raise _Gone
+            time.sleep(_POLL)
+        with open(ended) as file:
+            how = file.read()
+        if how == "timeout":
+            raise TimeoutError(
+                f"compiling {self._request['name']!r} for "
+                f"{self._request['target']['name']} took more than "
+                f"{self._options['timeout']:g} s: pass a larger timeout= to jaxmem"
+            )
+        return how
+
+
+class Pool:
+    """Compiles up to `MAX_COMPILES` at a time."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.mkdtemp(prefix="jaxmem-")
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._worker: Worker | None = None
+
+    def submit(
+        self, request: dict[str, Any], timeout: float, *, code: bool = True
+    ) -> Compile:
+        """Begins a compile.
+
+        Args:
+          request: of a `LoweredStep`.
+          timeout: seconds, without the time in which it waits for other compiles.
+          code: whether to generate code; else the compile ends when XLA has assigned
+            the buffers, and `memory` is the sum of the assignment.
+        """
+        target = request["target"]
+        devices = f"--xla_force_host_platform_device_count={target['devices']}"
+        environment = {"XLA_FLAGS": f"{caller_flags()} {devices}"}
+        fence = None if code else worker.FENCES[target["platform"]]
+        options = {"fence": fence, "timeout": timeout}
+        return Compile(self, request | {"environment": environment}, options)
+
+    def worker(self) -> Worker:
+        """The worker; a new one where there is none or it is dead.
+
+        A new one takes a second to start: call this ahead of a compile.
+        """
+        with self._lock:
+            if self._worker is None or not self._worker.alive:
+                if self._worker is not None:
+                    self._worker.close()
+                os.makedirs(self._folder, exist_ok=True)
+                self._worker = Worker(os.path.join(self._folder, "log"))
+            return self._worker
+
+    def new_folder(self) -> str:
+        """An empty folder for a compile."""
+        folder = os.path.join(self._folder, f"compile-{next(self._numbers)}")
+        os.mkdir(folder)
+        return folder
+
+    def tell(self, worker: Worker, **command: Any) -> None:
+        """Sends a command; the lock keeps the lines of several threads apart."""
+        with self._lock:
+            worker.tell(**command)
+
+    def close(self) -> None:
+        """Ends the worker, and removes all files."""
+        with self._lock:
+            if self._worker is not None:
+                self._worker.close()
+            self._worker = None
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+_POOLS: dict[int, Pool] = {}
+
+
+def pool() -> Pool:
+    """The pool of this process: a forked child must not use its parent's worker."""
+    if os.getpid() not in _POOLS:
+        _POOLS[os.getpid()] = Pool()
+        atexit.register(_POOLS[os.getpid()].close)
+    return _POOLS[os.getpid()]
+
+
+def start_worker() -> None:
+    """Starts the worker ahead of the first compile; it takes a second to start."""
+    pool().worker()

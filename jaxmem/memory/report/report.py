@@ -1,0 +1,283 @@
+"""What `estimate` returns: the bytes of a compiled step, and the buffers they are in.
+
+The numbers are the compiler's own. The rows come from its buffer assignment and always
+add up to the peak: bytes that cannot be attributed are a row of their own. The rows are
+made when one of them is first read, because a search over many compiles reads the
+numbers alone.
+"""
+
+import dataclasses
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from jaxmem._bytes import parse_bytes
+from jaxmem.memory.buffers.attribute import attribute
+from jaxmem.memory.buffers.rows import PeakBuffer, ScheduleStep
+from jaxmem.memory.report.advice import advise
+from jaxmem.memory.report.donation import Donations
+
+_SIZES = ("argument", "output", "temp", "alias", "generated_code")
+_LAZY = ("at_peak", "peak_step", "timeline", "notes", "advice")
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """The bytes that a step takes on a target, and the buffers alive at the peak.
+
+    Sizes are bytes on one device, as the target's compiler assigned them. A report
+    prints as text, and as a table with a picture in a notebook.
+
+    Attributes:
+        target: the chip compiled for.
+        memory_bytes: the chip's memory, None where unknown (cpu).
+        name: the step's name.
+        peak_bytes: `argument_bytes + output_bytes + temp_bytes - alias_bytes`.
+        argument_bytes: parameters, optimizer state, batch.
+        output_bytes: what the step returns, donated buffers included.
+        temp_bytes: everything else, above all residuals.
+        alias_bytes: outputs that reuse the buffers of donated arguments.
+        generated_code_bytes: the program itself; not part of the peak.
+        cost: `"flops"` and `"bytes accessed"` where the compiler counts them.
+        at_peak: the buffers alive at the peak, largest first. Each buffer of at least a
+            thousandth of the peak has a row; the rows add up to `peak_bytes`.
+        peak_step: the step of the schedule at which the temporaries are fullest.
+        timeline: live bytes at about 200 steps of the schedule, with the peak.
+        notes: donated buffers that were not reused, arguments that are in memory
+            twice, and the like.
+        advice: what to do about the largest buffers, where that is simple to tell.
+    """
+
+    target: str
+    memory_bytes: int | None
+    name: str
+    peak_bytes: int
+    argument_bytes: int
+    output_bytes: int
+    temp_bytes: int
+    alias_bytes: int
+    generated_code_bytes: int
+    cost: dict[str, float]
+    at_peak: tuple[PeakBuffer, ...]
+    peak_step: int
+    timeline: tuple[ScheduleStep, ...]
+    notes: tuple[str, ...]
+    advice: tuple[str, ...]
+
+    def __getattr__(self, name: str) -> Any:
+        """Makes the rows when one of them is first read."""
+        texts = self.__dict__.get("_texts")
+        if name in _LAZY and texts is not None:
+            self.__dict__.update(texts.rows())
+            self.__dict__.pop("_texts", None)
+        if name not in self.__dict__:  # another thread may have made the rows
+            kind = type(self).__name__
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+        return self.__dict__[name]
+
+    def fits(self, memory: int | str | None = None) -> bool:
+        """Whether the step fits in memory.
+
+        Args:
+            memory: bytes, or text such as `"14GiB"`; the target's own by default.
+
+        Returns:
+            Whether `peak_bytes` is at most that.
+
+        Raises:
+            ValueError: no memory given and the target has none of its own (cpu).
+        """
+        limit = self.memory_bytes if memory is None else parse_bytes(memory, "memory")
+        if limit is None:
+            raise ValueError(
+                f"target {self.target!r} has no memory of its own: pass memory=, "
+                "bytes or text such as '14GiB'"
+            )
+        return self.peak_bytes <= limit
+
+    def plot(self, path: str | PathLike[str]) -> None:
+        """Draws live bytes over the schedule, stacked by module path.
+
+        Args:
+            path: the image to write; its suffix says the format (.png, .svg, .pdf).
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            ValueError: the compiler dumped no schedule to draw.
+        """
+        from jaxmem.memory.report.plot import plot_report
+
+        plot_report(self, path)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The report as JSON text; `from_json` reads it back."""
+        return json.dumps(dataclasses.asdict(self), indent=indent)
+
+    @classmethod
+    def from_json(cls, text: str) -> "MemoryReport":
+        """The report that `to_json` wrote.
+
+        Args:
+            text: what `to_json` returned.
+
+        Returns:
+            An equal report.
+
+        Raises:
+            ValueError: the text is not a report.
+        """
+        return _from_plain(json.loads(text))
+
+    def __str__(self) -> str:
+        from jaxmem.memory.report.text import as_text
+
+        return as_text(self)
+
+    def __rich__(self) -> Any:
+        from jaxmem.memory.report.text import as_rich
+
+        return as_rich(self)
+
+    def _repr_html_(self) -> str:
+        from jaxmem.memory.report.html import as_html
+
+        return as_html(self)
+
+
+def _from_plain(plain: Any) -> MemoryReport:
+    """A report from the dicts and lists of its JSON."""
+    names = {f.name for f in dataclasses.fields(MemoryReport)}
+    if not isinstance(plain, dict) or set(plain) != names:
+        raise ValueError("not the JSON of a MemoryReport")
+    buffers = (
+        PeakBuffer(**{**b, "shape": tuple(b["shape"])}) for b in plain["at_peak"]
+    )
+    steps = (
+        ScheduleStep(**{**s, "by_module": tuple((m, b) for m, b in s["by_module"])})
+        for s in plain["timeline"]
+    )
+    return MemoryReport(
+        **{
+            **plain,
+            "at_peak": tuple(buffers),
+            "timeline": tuple(steps),
+            "notes": tuple(plain["notes"]),
+            "advice": tuple(plain["advice"]),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class CompilerTexts:
+    """The compiler's texts, from which the rows of a report will be made.
+
+    Attributes:
+        name: of the step.
+        packed: `hlo`, `buffer_assignment` and `live_range`, see `pack`.
+        sizes: bytes by `argument_bytes` and so on.
+        argument_names: of the flat arguments, in order.
+        donations: from which notes on donation are made; None for no such notes.
+        aliases: (output index, argument) of each buffer that an output reuses.
+        notes: further notes.
+    """
+
+    name: str
+    packed: bytes
+    sizes: dict[str, int]
+    argument_names: list[str]
+    donations: Donations | None = None
+    aliases: tuple[tuple[str, int], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def rows(self) -> dict[str, Any]:
+        """The fields of a report that are made from the texts."""
+        dump = unpack(self.packed)
+        hlo = dump.get("hlo") or ""
+        dump["hlo"] = _named(hlo, self.name, self.argument_names)
+        rows = attribute(dump, self.sizes, self.argument_names)
+        donated = self.donations and self.donations.notes(self.aliases, dump["hlo"])
+        return {
+            "at_peak": rows.at_peak,
+            "peak_step": rows.peak_step,
+            "timeline": rows.timeline,
+            "notes": (*self.notes, *(donated or ()), *rows.notes),
+            "advice": advise(rows.at_peak, rows.curved),
+        }
+
+
+def pack(dump: dict[str, Any]) -> bytes:
+    """The texts that rows are made from, compressed to about a tenth."""
+    texts = {k: dump.get(k) for k in ("hlo", "buffer_assignment", "live_range")}
+    return zlib.compress(json.dumps(texts).encode(), level=1)
+
+
+def unpack(texts: bytes) -> dict[str, Any]:
+    """What `pack` was given."""
+    return json.loads(zlib.decompress(texts))
+
+
+def _named(hlo: str, step: str, names: Sequence[str]) -> str:
+    """The text with the user's names, as far as a report shows them.
+
+    The worker calls the arguments `leaves[i]`. The calls through which it reaches the
+    step, and the call of a step that the user has jitted, are removed from the names of
+    operations.
+    """
+
+    def name(match: re.Match[str]) -> str:
+        return names[int(match.group(1))].replace("'", r"\'")
+
+    if names:
+        hlo = re.sub(r"(?<=op_name=\")leaves\[(\d+)\](?=\")", name, hlo)
+    outer = r"(?<=op_name=\")jit\(step\)/call_exported/jit\(step\)"
+    return re.sub(rf"{outer}(/jit\({re.escape(step)}\))?", "jit(step)", hlo)
+
+
+def make_report(
+    result: dict[str, Any],
+    *,
+    target: Any,
+    name: str,
+    argument_names: list[str],
+    donations: Donations | None = None,
+) -> MemoryReport:
+    """The report of a compile.
+
+    Args:
+        result: `memory` (bytes by `argument`, `output`, `alias`, `temp` and
+            `generated_code`), `cost`, `aliases`, `notes`, and `texts`: those of the
+            compiler, packed.
+        target: has `name` and `memory_bytes`.
+        name: of the step.
+        argument_names: of the flat arguments, in order.
+        donations: from which notes on donation are made.
+
+    Returns:
+        The report.
+    """
+    sizes = {f"{k}_bytes": int(result["memory"].get(k, 0)) for k in _SIZES}
+    peak = sizes["argument_bytes"] + sizes["output_bytes"]
+    texts = CompilerTexts(
+        name,
+        result["texts"],
+        sizes,
+        argument_names,
+        donations,
+        tuple(result.get("aliases", ())),
+        tuple(result.get("notes", ())),
+    )
+    report = object.__new__(MemoryReport)
+    report.__dict__.update(
+        target=target.name,
+        memory_bytes=target.memory_bytes,
+        name=name,
+        peak_bytes=peak + sizes["temp_bytes"] - sizes["alias_bytes"],
+        **sizes,
+        cost=dict(result.get("cost") or {}),
+        _texts=texts,
+    )
+    return report

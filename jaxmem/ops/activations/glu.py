@@ -1,0 +1,152 @@
+"""Gated linear units that keep the projections alone.
+
+The activated gate and its derivative are recomputed in the backward pass, so two
+arrays of the gate's size are kept where `jax.nn.silu(gate) * up` keeps five and the
+tanh form of GELU seven. One sigmoid (or tanh, or erfc) an element is computed twice.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, Float, Shaped
+
+from jaxmem._checks import check_bool, check_int
+from jaxmem.ops.activations.gelu import gelu, gelu_tanh
+from jaxmem.ops.activations.kernels import gated_for, gelu_erf
+from jaxmem.ops.activations.silu import value_and_slope as silu_both
+from jaxmem.ops.common.lean import inexact, widen
+from pallas_kernels.dispatch import Implementation
+
+
+@functools.cache
+def _gated(name, activation):
+    """`activation(gate) * up`, keeping no more than the two."""
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def op(gate, up):
+        return (activation(widen(gate)) * widen(up)).astype(gate.dtype)
+
+    # the checkpoint inside of the scope: it is ours too
+    def scoped(gate, up):
+        with jax.named_scope(f"jaxmem.{name}"):
+            return op(gate, up)
+
+    return scoped
+
+
+def _gelu_erf(x):
+    # ours: jax 0.12 cannot differentiate float32 erfc inside shard_map
+    return gelu(x, approximate=False)
+
+
+def _check(name, gate, up):
+    gate, up = inexact(name, gate, "gate"), inexact(name, up, "up")
+    if gate.shape != up.shape:
+        raise ValueError(
+            f"{name}: gate and up must have one shape, got {gate.shape} and {up.shape}"
+        )
+    if gate.dtype != up.dtype:
+        raise TypeError(
+            f"{name}: gate and up must have one dtype, got {gate.dtype} and {up.dtype}"
+        )
+    return gate, up
+
+
+def glu(x: Shaped[ArrayLike, "..."], axis: int = -1) -> Float[Array, "..."]:
+    """Gated linear unit, as `jax.nn.glu`: the first half times sigmoid of the second.
+
+    Args:
+        x: input with an even size along `axis`; integers become floats.
+        axis: the axis to halve.
+
+    Returns:
+        Array of half the size along `axis`, in the dtype of x.
+
+    Raises:
+        ValueError: the size along `axis` is odd, or x has no such axis.
+        TypeError: x is complex, or no array.
+
+    Saves:
+        x alone.
+
+    Source:
+        Dauphin et al., arXiv 1612.08083, section 2.
+    """
+    x = inexact("glu", x)
+    axis = check_int("glu: axis", axis)
+    if not -x.ndim <= axis < x.ndim:
+        raise ValueError(f"glu: axis={axis} is none of an array of shape {x.shape}")
+    if x.shape[axis] % 2:
+        raise ValueError(f"glu: axis={axis} must have an even size, got {x.shape}")
+    with jax.named_scope("jaxmem.glu"):
+        return _halves(x, axis)
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=1)
+def _halves(x, axis):
+    up, gate = jnp.split(x, 2, axis)
+    return (widen(up) * jax.nn.sigmoid(widen(gate))).astype(x.dtype)
+
+
+def swiglu(
+    gate: Shaped[ArrayLike, "*shape"],
+    up: Shaped[ArrayLike, "*shape"],
+    *,
+    implementation: Implementation | None = None,
+) -> Float[Array, "*shape"]:
+    """silu(gate) times up.
+
+    Args:
+        gate: the projection that is activated.
+        up: the projection that is gated, same shape and dtype.
+        implementation: "xla"; "pallas" for the kernel of a TPU or GPU, whose backward
+            pass writes over gate and cotangent, in reverse mode alone; None: the
+            kernel where it was measured to be no slower.
+
+    Returns:
+        Array of that shape and dtype, computed in float32 and rounded once.
+
+    Raises:
+        ValueError: the shapes differ, or no kernel does what "pallas" asks for.
+        TypeError: the dtypes differ, or one is complex.
+
+    Saves:
+        gate and up; gate alone where only `up` is differentiated.
+
+    Source:
+        Shazeer, GLU variants improve transformer, arXiv 2002.05202, section 2.
+    """
+    gate, up = _check("swiglu", gate, up)
+    kernel = gated_for("swiglu", implementation, silu_both, gate)
+    return (kernel or _gated("swiglu", jax.nn.silu))(gate, up)
+
+
+def geglu(
+    gate: Shaped[ArrayLike, "*shape"],
+    up: Shaped[ArrayLike, "*shape"],
+    approximate: bool = True,
+    *,
+    implementation: Implementation | None = None,
+) -> Float[Array, "*shape"]:
+    """gelu(gate) times up.
+
+    Args:
+        gate: as in `swiglu`, like `up` and `implementation`.
+        up: the projection that is gated.
+        approximate: the tanh form of GELU if true, else the erf form.
+
+    Returns:
+        Array of that shape and dtype, computed in float32 and rounded once.
+
+    Saves:
+        gate and up; gate alone where only `up` is differentiated.
+
+    Source:
+        Shazeer, GLU variants improve transformer, arXiv 2002.05202, section 2.
+    """
+    gate, up = _check("geglu", gate, up)
+    both = gelu_tanh if check_bool("geglu: approximate", approximate) else gelu_erf
+    activation = jax.nn.gelu if approximate else _gelu_erf
+    kernel = gated_for("geglu", implementation, both, gate)
+    return (kernel or _gated("geglu", activation))(gate, up)

@@ -1,0 +1,242 @@
+"""GELU, SiLU and gated units by kernels that write output and code in one pass.
+
+What is kept is what the XLA path keeps: the output and a bit an element, or a code, or
+gate and up. (Fewer than 8 rows keep bits for elements rounded up to 1024.) A kernel
+takes float32 formulas made of what Mosaic lowers on both platforms: there is no `erfc`,
+so the normal distribution is a polynomial here, off by at most 2e-7, and by 8e-7 of
+itself where x > -5; and no square root, which is v rsqrt(v). `save="input"` has no
+kernel: XLA fuses what there is to fuse.
+
+Kernels have no derivative of their own: unlike on the XLA path there is no forward mode
+and no second derivative.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+from jaxtyping import Array
+
+from jaxmem.ops.activations.forms import Forms, Op
+from jaxmem.ops.activations.inverse import UnimodalFunction, settled, start
+from jaxmem.ops.common.lean import FAR_OUT, widen
+from jaxmem.ops.few_bit.tables import shipped
+from pallas_kernels.dispatch import (
+    Implementation,
+    considered,
+    dispatch,
+    kernel_module,
+)
+
+INV_SQRT_2PI = 0.3989422804014327
+# P(-u) = exp(-u^2 / 2) times this polynomial without constant in 1 / (1 + 0.35 u), to
+# 3.2e-8 of it for u in 0 .. 14.5 (Lawson's iteration on 400 Chebyshev points)
+TAIL_SCALE = 0.35
+TAIL = (0.139621307, 0.139863515, 0.119821288, 0.105552501, -0.0232123521)
+TAIL += (0.159319694, -0.255839003, 0.144030919, -0.0291578857)
+
+# value and slope of a float32 array
+Both = Callable[[Array], tuple[Array, Array]]
+
+
+def gelu_erf(x: Array) -> tuple[Array, Array]:
+    """x times the normal distribution's P(x), and the derivative."""
+    near = jnp.clip(x, -FAR_OUT, FAR_OUT)
+    bell = jnp.exp(-0.5 * (near * near))
+    t = 1 / (1 + TAIL_SCALE * jnp.abs(near))
+    tail = t * _horner(TAIL, t) * bell
+    cdf = jnp.where(near < 0, tail, 1 - tail)
+    return x * cdf, cdf + near * (INV_SQRT_2PI * bell)
+
+
+def _horner(coefficients: Sequence[float], z: Array) -> Array:
+    total = z * coefficients[-1] + coefficients[-2]
+    for c in reversed(coefficients[:-2]):
+        total = total * z + c
+    return total
+
+
+def _sqrt(v: Array) -> Array:
+    """For what is above zero; infinity counts as a large number."""
+    v = jnp.minimum(v, FAR_OUT)
+    return v * lax.rsqrt(v)
+
+
+class ActivationKernel(NamedTuple):
+    """The forward pass gives `value` and `code`, the backward pass g `slope`.
+
+    `value(x)`; `code(x)` in int32; `slope(code, *kept)`, where the output is kept or
+    nothing. All in float32.
+    """
+
+    value: Callable
+    code: Callable
+    bits: int
+    slope: Callable
+    keeps_output: bool
+
+
+def of_output(unimodal: UnimodalFunction) -> ActivationKernel:
+    """What keeps the output and the side of the minimum that the input lay on."""
+
+    def code(x):
+        return (x >= unimodal.argmin).astype(jnp.int32)
+
+    def slope(code, y):
+        return unimodal.slope(start(unimodal, y, code != 0, _sqrt))
+
+    return ActivationKernel(settled(unimodal), code, 1, slope, True)
+
+
+def of_code(value: Callable, borders: Sequence[float], levels: Sequence[float]):
+    """What keeps the stretch of the line that the input lay in."""
+
+    def code(x):
+        return functools.reduce(
+            lambda total, border: total + (x >= border).astype(jnp.int32),
+            borders,
+            jnp.zeros(x.shape, jnp.int32),
+        )
+
+    def slope(code):
+        return _level(code, levels)
+
+    bits = max(1, (len(levels) - 1).bit_length())
+    return ActivationKernel(value, code, bits, slope, False)
+
+
+def _level(code: Array, levels: Sequence[float]) -> Any:
+    if len(levels) == 1:
+        return jnp.float32(levels[0])
+    half = 1 << ((len(levels) - 1).bit_length() - 1)
+    low, high = _level(code, levels[:half]), _level(code, levels[half:])
+    return jnp.where((code & half) != 0, high, low)
+
+
+def forms_for(
+    op: str,
+    x: Array,
+    implementation: Implementation | None,
+    save: str | int,
+    lean: Forms,
+    unimodal: UnimodalFunction,
+    both: Both,
+) -> Forms:
+    """`lean`, or its forms by kernels where one may be taken."""
+    if not _considered(op, implementation, x):
+        return lean
+    if implementation == "pallas" and save == "input":
+        raise ValueError(
+            f"{op}: save='input' has no kernel, as XLA fuses it all the same; "
+            "implementation='pallas' goes with save='output' or a number of bits"
+        )
+    return _kernel_forms(op, implementation, lean, unimodal, both)
+
+
+def _considered(op: str, implementation: Implementation | None, x: Array) -> bool:
+    """float64 is XLA's unless a kernel is asked for, and refuses it."""
+    is_double = x.dtype == jnp.float64 and implementation is None
+    return considered(op, implementation, x) and not is_double
+
+
+@functools.cache
+def _kernel_forms(
+    op, implementation, lean: Forms, unimodal: UnimodalFunction, both: Both
+) -> Forms:
+    def value(x):
+        return both(x)[0]
+
+    unimodal = replace(unimodal, value=value, slope=lambda x: both(x)[1])
+    make = functools.partial(_kept, op, implementation)
+
+    @functools.cache
+    def coded(bits: int) -> Op:
+        return make("code", of_code(value, *shipped(lean.name, bits)))
+
+    exact = {"input": lean.exact["input"], "output": make("side", of_output(unimodal))}
+    return Forms(f"{lean.name}_{implementation or 'kernel'}", exact, coded)
+
+
+def _kept(op: str, implementation, kept_name: str, kernel: ActivationKernel) -> Op:
+    """The op of a kernel: its derivative is made of what it kept."""
+    value, code, bits, slope, keeps_output = kernel
+    run = functools.partial(_dispatch, op, implementation)
+
+    def forward(x):
+        return run("forward", x, value=value, code=code, bits=bits)
+
+    @jax.custom_vjp
+    def apply(x):
+        return forward(x)[0]
+
+    def rule(x):
+        y, packed = forward(x)
+        y = checkpoint_name(y, f"jaxmem_{op}_output")
+        packed = checkpoint_name(packed, f"jaxmem_{op}_{kept_name}")
+        return y, (packed, y) if keeps_output else (packed,)
+
+    def pull(kept, g):
+        return (run("backward", g, *kept, slope=slope),)
+
+    apply.defvjp(rule, pull)
+    return apply
+
+
+def _dispatch(op: str, implementation, function: str, *arrays: Array, **how) -> Any:
+    """The `function` of the module for each platform."""
+
+    def on(platform):
+        def run(*arrays):
+            return getattr(kernel_module("activation", platform), function)(
+                *arrays, **how
+            )
+
+        return run
+
+    with jax.named_scope(f"jaxmem.{op}"):
+        each = {"xla": on("reference"), "tpu": on("tpu"), "gpu": on("gpu")}
+        is_backward = function.endswith("backward")
+        return dispatch(op, implementation, *arrays, **each, backward=is_backward)
+
+
+def gated_for(
+    op: str, implementation: Implementation | None, both: Both, gate: Array
+) -> Callable[[Array, Array], Array] | None:
+    """The gated unit of a kernel, where one may be taken."""
+    if _considered(op, implementation, gate):
+        return _gated(op, implementation, both)
+    return None
+
+
+@functools.cache
+def _gated(op: str, implementation, both: Both) -> Callable[[Array, Array], Array]:
+    run = functools.partial(_dispatch, op, implementation)
+
+    def forward(gate, up):
+        y = run("gated_forward", gate, up, value=lambda x: both(x)[0])
+        return checkpoint_name(y, f"jaxmem_{op}_output")
+
+    @jax.custom_vjp
+    def apply(gate, up):
+        return forward(gate, up)
+
+    def rule(gate: CustomVJPPrimal, up: CustomVJPPrimal):
+        kept = gate.value, up.value if gate.perturbed else None
+        return forward(gate.value, up.value), kept
+
+    def pull(kept, g):
+        gate, up = kept
+        if isinstance(g, SymbolicZero):
+            g = jnp.zeros(g.shape, g.dtype)  # pyright: ignore[reportArgumentType]
+        if up is None:  # a product that XLA fuses all the same
+            return None, (both(widen(gate))[0] * widen(g)).astype(g.dtype)
+        return run("gated_backward", g, gate, up, both=both)
+
+    apply.defvjp(rule, pull, symbolic_zeros=True)
+    return apply

@@ -1,0 +1,173 @@
+"""One block of attention: some rows of the batch, some queries, all their keys.
+
+Forward and backward written out, with float32 logits and sums. The row maximum and
+the logarithm of the row sum are kept apart, since their sum (log-sum-exp) loses the
+second where logits are huge, as those of a row masked by a bias of -1e9.
+Letters: b batch, t query, s key, n heads = k key heads * g, h head dimension.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem.ops.attention import mask as masks
+from jaxmem.ops.attention.mask import Rules
+from jaxmem.ops.common.lean import wide_dtype
+from pallas_kernels.attention import Extras as Extras
+
+
+class BlockPosition(NamedTuple):
+    """Where a block stands, int32 positions; `length` is the whole number of queries.
+
+    `zero` is a float32 zero that only the block knows (see `blocks.py`).
+    """
+
+    rows: Any
+    times: Any
+    keys: Any
+    length: int
+    zero: Any
+
+
+def _zero(place: BlockPosition, x):
+    return place.zero.astype(x.dtype)
+
+
+def _grouped(x, kv_heads: int):
+    b, t, n, h = x.shape
+    return x.reshape(b, t, kv_heads, n // kv_heads, h)
+
+
+def _scores(q, k):
+    """q k' for each head: [b, n, t, s], wide."""
+    out = jnp.einsum(
+        "btkgh,bskh->bkgts",
+        _grouped(q, k.shape[2]),
+        k,
+        preferred_element_type=wide_dtype(q.dtype),
+    )
+    return out.reshape(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+
+
+def _over_keys(p, v):
+    """p v for each head: [b, t, n, h], wide."""
+    b, n, t, s = p.shape
+    p = p.reshape(b, v.shape[2], n // v.shape[2], t, s)
+    out = jnp.einsum(
+        "bkgts,bskh->btkgh", p, v, preferred_element_type=wide_dtype(v.dtype)
+    )
+    return out.reshape(b, t, n, v.shape[3])
+
+
+def _over_queries(p, x, kv_heads: int):
+    """p' x for each key head: [b, s, k, h], wide."""
+    b, n, t, s = p.shape
+    p = p.reshape(b, kv_heads, n // kv_heads, t, s)
+    return jnp.einsum(
+        "bkgts,btkgh->bskh",
+        p,
+        _grouped(x, kv_heads),
+        preferred_element_type=wide_dtype(x.dtype),
+    )
+
+
+def _to_times_first(x):
+    """[b, n, t] to [b, t, n, 1]."""
+    return jnp.swapaxes(x, 1, 2)[..., None]
+
+
+def _logits(rules: Rules, place: BlockPosition, q, k, bias, extras: Extras):
+    logits = _scores(q, k) * rules.scale
+    if bias is not None:
+        logits = logits + jnp.broadcast_to(bias, logits.shape).astype(logits.dtype)
+    seen = masks.visible(rules, place.times, place.keys, extras)
+    if seen is None:
+        return logits, None
+    seen = jnp.broadcast_to(seen, logits.shape)
+    return jnp.where(seen, logits, _zero(place, logits) + masks.MASKED), seen
+
+
+def _keep(rules: Rules, place: BlockPosition, heads: int, seed, shape):
+    keep = masks.kept(
+        rules, seed, heads, place.length, place.rows, place.times, place.keys
+    )
+    return jnp.broadcast_to(keep, shape)
+
+
+def _queries_inside(place: BlockPosition, extras: Extras, x):
+    """`x` [b, t, n, h] with zeros for the queries beyond their sequence."""
+    if extras.q_len is None:
+        return x
+    live = masks.inside(place.times, extras.q_len)[..., None, None]
+    return jnp.where(live, x, _zero(place, x))
+
+
+def forward(rules: Rules, place: BlockPosition, q, k, v, bias, extras: Extras):
+    """(o [b, t, n, h], row maximum [b, n, t], logarithm of the row sum [b, n, t])."""
+    logits, _ = _logits(rules, place, q, k, bias, extras)
+    top = logits.max(axis=-1)
+    p = jnp.exp(logits - top[..., None])
+    total = p.sum(axis=-1)
+    if rules.rate:
+        keep = _keep(rules, place, q.shape[2], extras.seed, p.shape)
+        p = jnp.where(keep, p, _zero(place, p))
+    # divided after the product: one pass less over the block
+    o = _over_keys(p.astype(v.dtype), v)
+    o = o / _to_times_first(total * (1.0 - rules.rate))
+    o = _queries_inside(place, extras, o.astype(q.dtype))
+    # Not their sum: where a bias masks a row with -1e9, it would swallow the logarithm.
+    return o, top, jnp.log(total)
+
+
+def _reduced(x, shape):
+    """Sum of `x` over the axes that `shape` has with length 1."""
+    axes = tuple(i for i, n in enumerate(shape) if n == 1 and x.shape[i] != 1)
+    return x.sum(axis=axes, keepdims=True)
+
+
+def _kept(rules: Rules, place: BlockPosition, shape, extras: Extras):
+    """A function that applies dropout to probabilities, or to their gradient."""
+    if not rules.rate:
+        return lambda x: x
+    keep = _keep(rules, place, shape[1], extras.seed, shape)
+    return lambda x: jnp.where(keep, x / (1.0 - rules.rate), _zero(place, x))
+
+
+def backward(
+    rules: Rules, place: BlockPosition, wanted, a: dict, extras: Extras
+) -> dict:
+    """Wide gradients of those of q, k, v, bias that `wanted` names.
+
+    `a` holds q, k, g, top and log_total; and unless only v is wanted v and delta, the
+    sums of g and the output.
+    """
+    q, k, bias = a["q"], a["k"], a.get("bias")
+    g = _queries_inside(place, extras, a["g"])
+    logits, seen = _logits(rules, place, q, k, bias, extras)
+    p = jnp.exp(logits - a["top"][..., None] - a["log_total"][..., None])
+    # rounded as the forward pass has it, and held: the logits can go before dp comes
+    p = jax.lax.optimization_barrier(p.astype(q.dtype)).astype(p.dtype)
+    drop = _kept(rules, place, p.shape, extras)
+    out = {}
+    if "v" in wanted:
+        out["v"] = _over_queries(drop(p).astype(g.dtype), g, k.shape[2])
+    if wanted == {"v"}:
+        return out
+    if "v" in wanted:  # first, or the dropped probabilities wait beside what follows
+        out["v"], g = jax.lax.optimization_barrier((out["v"], g))
+    delta = a["delta"]
+    if extras.q_len is not None:  # a cotangent of padding may be anything
+        live = masks.inside(place.times, extras.q_len)[:, None]
+        delta = jnp.where(live, delta, jnp.zeros_like(delta))
+    ds = p * (drop(_scores(g, a["v"])) - delta[..., None])
+    if seen is not None:
+        ds = jnp.where(seen, ds, _zero(place, ds))
+    if "bias" in wanted:
+        out["bias"] = _reduced(ds, a["bias"].shape)
+    ds = (ds * rules.scale).astype(q.dtype)
+    if "q" in wanted:
+        out["q"] = _over_keys(ds, k)
+    if "k" in wanted:
+        out["k"] = _over_queries(ds, q, k.shape[2])
+    return out

@@ -1,0 +1,75 @@
+"""Which implementation computes attention, forward and backward: kernel or XLA.
+
+The kernels hold logits, probabilities and dropout's mask on the chip; the XLA path in
+`blockwise.py` is their reference. What a kernel does not do it says, and the choice of
+`pallas_kernels.dispatch` goes on from there. The forward and the backward pass choose
+each for itself: between them are the same arrays.
+"""
+
+from typing import Any, NamedTuple
+
+from jaxmem.ops.attention import blockwise
+from jaxmem.ops.attention.block import Extras
+from jaxmem.ops.attention.blockwise import AttentionBlocks
+from jaxmem.ops.codes.quantization import Quantization
+from pallas_kernels.attention import Inputs
+from pallas_kernels.dispatch import Implementation, dispatch, kernel_module
+
+_DIFFERENTIATED = ("q", "k", "v", "bias")
+
+
+class AttentionCall(NamedTuple):
+    """The whole static part: what to compute, by what, and what to keep as codes."""
+
+    blocks: AttentionBlocks
+    implementation: Implementation | None = None
+    block_q: int | None = None
+    save: Quantization | None = None
+
+
+def forward(call: AttentionCall, q, k, v, bias, extras: Extras):
+    """(o, row maximum [b, n, t], logarithm of the row sum [b, n, t])."""
+
+    def on(platform):
+        def run(q, k, v, bias, extras):
+            run = kernel_module("attention", platform).forward
+            inputs, blocks = Inputs(q, k, v, bias, extras), (call.block_q, None)
+            return run(inputs, call.blocks.rules, blocks=blocks)
+
+        return run
+
+    return dispatch(
+        *("attention", call.implementation, q, k, v, bias, extras),
+        xla=lambda *inputs: blockwise.forward(call.blocks, *inputs),
+        tpu=on("tpu"),
+        gpu=on("gpu"),
+    )
+
+
+def backward(
+    call: AttentionCall, wanted: frozenset[str], saved: dict, g
+) -> dict[str, Any]:
+    """A dict of the gradients named in `wanted`."""
+
+    def on(platform):
+        def run(saved, g):
+            extras = Extras(*(saved[name] for name in Extras._fields))
+            arrays = (saved.get(name) for name in _DIFFERENTIATED)
+            results = tuple(saved.get(name) for name in ("o", "top", "log_total"))
+            run = kernel_module("attention", platform).backward
+            inputs, blocks = Inputs(*arrays, extras=extras), (call.block_q, None)
+            args = inputs, results, g, call.blocks.rules
+            grads = run(*args, wanted=wanted, blocks=blocks)
+            named = zip(_DIFFERENTIATED, grads, strict=True)
+            return {name: x for name, x in named if name in wanted}
+
+        return run
+
+    return dispatch(
+        *("attention", call.implementation, saved, g),
+        xla=lambda saved, g: blockwise.backward(call.blocks, wanted, saved, g),
+        tpu=on("tpu"),
+        gpu=on("gpu"),
+        sized_by=saved["q"],
+        backward=True,
+    )

@@ -1,0 +1,220 @@
+"""Numbers stored as codes of a few bits, with a step and an offset for each block.
+
+Blocks lie along the last axis and are of equal size. A block of b numbers from `low` to
+`high` becomes the codes 0 .. 2^bits - 1 of `low + code * step` (or, symmetric, codes
+about a middle one that is zero exactly). The step is rounded up, so that the codes
+reach both ends whatever dtype it is stored in. Rounding is to the nearest code, off by
+at most half a step, or stochastic: up or down with the probabilities that make the mean
+exact, from a counter-based generator (`bits.py`), off by less than a step.
+
+Not optimal: the ends are those of the block and not those that make the mean square
+error least, and the codes are not entropy coded.
+
+Source: Mesa (Pan et al. 2021, arXiv 2111.11124, section 3); blocks and stochastic
+rounding: ActNN (Chen et al., ICML 2021, arXiv 2104.14129, section 4).
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, UInt32
+
+from jaxmem._checks import check_bool, check_int, wrong_type
+from jaxmem.ops.codes.packing import (
+    MOST_BITS,
+    pack_codes,
+    packed_codes_nbytes,
+    unpack_codes,
+)
+from jaxmem.ops.common.lean import wide_dtype, widen
+from jaxmem.ops.randomness.bits import positions, random_bits
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How values are stored in a few bits: an option of ops and modules (`save=`).
+
+    Args:
+        bits: of a code, 1 to 8.
+        block_size: at most so many neighbours along the last axis share a step and an
+            offset; the axis is cut in equal blocks.
+        symmetric: codes about zero, with a step and no offset. Half the bytes of the
+            statistics; for values that lie to one side of zero twice the step.
+
+    Raises:
+        ValueError: bits or block_size out of range, or 1 bit about zero.
+
+    Saves:
+        bits / 8 byte an element, and for each block a step and (unless symmetric) an
+        offset: in bfloat16 where the values are, else in float32.
+
+    Source:
+        Mesa, Pan et al., arXiv 2111.11124, section 3.
+    """
+
+    bits: int = 8
+    block_size: int = 128
+    symmetric: bool = False
+
+    def __post_init__(self) -> None:
+        least = 2 if check_bool("symmetric", self.symmetric) else 1
+        ints = {"bits": (least, MOST_BITS), "block_size": (1, None)}
+        for name, limits in ints.items():
+            number = check_int(name, getattr(self, name), *limits)
+            object.__setattr__(self, name, number)
+
+    def __str__(self) -> str:
+        return f"{self.bits} bits"
+
+
+class Codes(NamedTuple):
+    """What is stored of an array; `low` is None where the codes are symmetric."""
+
+    packed: Any
+    step: Any
+    low: Any
+
+
+def _is_int(x: Any) -> bool:
+    return isinstance(x, int | np.integer) and not isinstance(x, bool)
+
+
+def as_quantization(save: Any, name: str = "save") -> Quantization | None:
+    """An int is the bits; None where `save` is something else (a word)."""
+    if isinstance(save, Quantization):
+        return save
+    if not _is_int(save):
+        return None
+    check_int(name, save, 1, MOST_BITS)
+    return Quantization(int(save))
+
+
+def bits_or_none(op: str, save: Any) -> Quantization | None:
+    """`as_quantization`, of ops whose only other choice is None."""
+    if save is not None and as_quantization(save) is None:
+        raise wrong_type(f"{op}: save", save, "bits, a Quantization or None")
+    return as_quantization(save)
+
+
+def _split(size: int, block_size: int) -> tuple[int, int]:
+    """(blocks, elements a block) of an axis; the last block may be padded."""
+    count = -(-size // block_size)
+    return count, -(-size // count)
+
+
+def _in_blocks(x: Array, block_size: int) -> Array:
+    """[..., blocks, elements], the axis continued by its last element."""
+    count, size = _split(x.shape[-1], block_size)
+    rest = count * size - x.shape[-1]
+    if rest:
+        # By its last element: zeros could widen the range of the last block.
+        padding = [(0, 0)] * (x.ndim - 1) + [(0, rest)]
+        x = jnp.pad(x, padding, mode="edge")
+    return x.reshape(*x.shape[:-1], count, size)
+
+
+def _flat(blocks: Array, size: int) -> Array:
+    """The last two axes joined, without what `_in_blocks` added."""
+    whole = blocks.reshape(*blocks.shape[:-2], -1)
+    return jax.lax.slice_in_dim(whole, 0, size, axis=-1)
+
+
+def _turned(stat: Array) -> Array:
+    """The blocks before the rows: few of them would be padded to TPU's 128 lanes."""
+    return jnp.swapaxes(stat, -1, -2) if stat.ndim > 1 else stat
+
+
+def _step_dtype(dtype: Any) -> Any:
+    """Float16 has no exponents to spare for a step."""
+    return jnp.dtype(jnp.float32) if dtype == jnp.float16 else dtype
+
+
+def _outwards(x: Array, dtype: Any, sign: int) -> Array:
+    """`x` in `dtype`, rounded up (sign 1) or down (-1), and exact where it can be."""
+    if x.dtype == dtype:
+        return x
+    # A value beyond a rounded end would be clipped, and its error not bounded by a
+    # step.
+    return (x + sign * float(jnp.finfo(dtype).eps) * jnp.abs(x)).astype(dtype)
+
+
+def _ends(
+    quantization: Quantization, blocks: Array, dtype: Any
+) -> tuple[Array, Array | None]:
+    """Step and offset (None if symmetric) in the dtypes they are stored in."""
+    levels = 2**quantization.bits - 1
+    if quantization.symmetric:
+        low, reach = None, widen(jnp.max(jnp.abs(blocks), axis=-1)) / (levels // 2)
+    else:
+        low = _outwards(jnp.min(blocks, axis=-1), dtype, -1)
+        high = jnp.max(blocks, axis=-1)
+        reach = widen(high) / levels - widen(low) / levels
+    return _outwards(reach, _step_dtype(dtype), 1), low
+
+
+def _uniform(seed: UInt32[Array, "2"], shape: tuple[int, ...]) -> Array:
+    """Numbers in [0, 1), 24 bits each."""
+    bits = random_bits(seed, *positions(shape))
+    return (bits >> np.uint32(8)).reshape(shape).astype(jnp.float32) * 2.0**-24
+
+
+def quantize(
+    x: Float[Array, "..."],
+    quantization: Quantization,
+    seed: UInt32[Array, "2"] | None = None,
+    stats: Any = None,
+) -> Codes:
+    """The codes of `x`; stochastic rounding with a seed, to the nearest without.
+
+    `stats` is the dtype of offsets (that of `x` if None), and so of the steps.
+    """
+    values = x.reshape(x.shape or (1,))
+    blocks = _in_blocks(values, quantization.block_size)
+    step, low = _ends(
+        quantization, blocks, jnp.dtype(x.dtype if stats is None else stats)
+    )
+    at = widen(step)[..., None]
+    offset = (
+        -(2 ** (quantization.bits - 1)) * at if low is None else widen(low)[..., None]
+    )
+    # A block of equal numbers has a step of zero, and code 0 gives its offset back.
+    place = (widen(blocks) - offset) / jnp.where(at > 0, at, 1.0)
+    place = _flat(place, values.shape[-1])
+    if seed is None:
+        place = jnp.round(place)
+    else:
+        place = jnp.floor(place + _uniform(seed, values.shape).astype(place.dtype))
+    codes = jnp.clip(place, 0, 2**quantization.bits - 1).astype(jnp.uint8)
+    stats = _turned(step), None if low is None else _turned(low)
+    return Codes(pack_codes(codes.reshape(x.shape), quantization.bits), *stats)
+
+
+def dequantize(
+    codes: Codes, quantization: Quantization, shape: tuple[int, ...]
+) -> Float[Array, "..."]:
+    """The array of shape `shape` that the codes stand for, in float32 or wider."""
+    full = shape or (1,)
+    dtype = wide_dtype(codes.step.dtype)
+    values = unpack_codes(codes.packed, quantization.bits, shape).reshape(full)
+    blocks = _in_blocks(values, quantization.block_size).astype(dtype)
+    step = widen(_turned(codes.step))[..., None]
+    if codes.low is None:
+        out = (blocks - 2 ** (quantization.bits - 1)) * step
+    else:
+        out = widen(_turned(codes.low))[..., None] + blocks * step
+    return _flat(out, full[-1]).reshape(shape)
+
+
+def quantized_nbytes(
+    shape: tuple[int, ...], dtype: Any, quantization: Quantization
+) -> int:
+    """Bytes of the codes of an array, their steps and offsets included."""
+    full = shape or (1,)
+    rows, dtype = int(np.prod(full[:-1])), jnp.dtype(dtype)
+    count, _ = _split(full[-1], quantization.block_size)
+    step = jnp.dtype(_step_dtype(dtype)).itemsize
+    stat = step if quantization.symmetric else step + dtype.itemsize
+    return packed_codes_nbytes(shape, quantization.bits) + rows * count * stat

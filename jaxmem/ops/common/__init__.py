@@ -1,0 +1,1 @@
+"""What several families share: computing dtypes, derivatives, loops over blocks."""

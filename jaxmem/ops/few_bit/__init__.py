@@ -1,0 +1,1 @@
+"""Piecewise constant derivatives: their tables, and the op that keeps a code."""

@@ -1,0 +1,55 @@
+"""Tables for the activations of `jaxmem.ops`: up to 4 bits from a file, else solved.
+
+`python -m benchmarks.fewbit_tables` writes the file. The error is counted evenly over
+-10 .. 10. There is none for ReLU and leaky ReLU, whose derivatives take two values: 1
+bit has them exactly. The derivative of squared ReLU grows for ever: its table covers
+inputs up to 10, beyond which the last level, near 20, holds.
+"""
+
+import functools
+import json
+from collections.abc import Callable
+from importlib import resources
+
+import jax
+import jax.numpy as jnp
+
+from jaxmem.ops.few_bit.derivative import as_table, solve
+
+FILE = resources.files("jaxmem.ops.few_bit") / "tables.json"
+SHIPPED_BITS = range(1, 5)
+
+
+def _gelu_erf(x):
+    return jax.nn.gelu(x, approximate=False)
+
+
+def _squared_relu(x):
+    return jnp.square(jax.nn.relu(x))
+
+
+FUNCTIONS: dict[str, Callable] = {
+    "elu": jax.nn.elu,
+    "gelu_erf": _gelu_erf,
+    "gelu_tanh": jax.nn.gelu,
+    "mish": jax.nn.mish,
+    "sigmoid": jax.nn.sigmoid,
+    "silu": jax.nn.silu,
+    "softplus": jax.nn.softplus,
+    "squared_relu": _squared_relu,
+    "tanh": jnp.tanh,
+}
+
+
+@functools.cache
+def _file() -> dict[str, dict[str, dict]]:
+    return json.loads(FILE.read_text())
+
+
+@functools.cache
+def shipped(name: str, bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """(borders, levels) for one of `FUNCTIONS`."""
+    if bits in SHIPPED_BITS:
+        table = _file()[name][str(bits)]
+        return as_table((table["borders"], table["levels"]))
+    return as_table(solve(FUNCTIONS[name], bits))

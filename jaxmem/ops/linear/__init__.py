@@ -1,0 +1,1 @@
+"""Dense layers and convolutions that keep no cast copy of their kernel."""

@@ -1,0 +1,34 @@
+"""Calls whose best form is known once the whole function around them is traced.
+
+An op sees its arguments, and not who reads its output. Where that decides, the op is
+traced as a `jax.jit` with a name of its own, which is right as it stands, and
+`jaxmem.rewriting` replaces the call when it sees the whole jaxpr. The record of what to
+put there is a Python object, and a jaxpr holds names only: so it is found by name.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+Record = TypeVar("Record")
+
+# Weak: a record lives as long as the function that was traced with it. Where that is
+# gone, its name in a jaxpr that somebody kept stands for the call as it is.
+_RECORDS: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+
+def marked(name: str, fn: Callable, record: Any) -> Any:
+    """`fn` under `jax.jit`, by a name under which `record_of` finds the record."""
+    fn.__name__ = fn.__qualname__ = name
+    vars(fn)["jaxmem_record"] = record  # keeps the record alive
+    _RECORDS[name] = record
+    return jax.jit(fn)
+
+
+def record_of(eqn: Any, kind: type[Record]) -> Record | None:
+    """The record, of this class, that the call in an equation was marked with."""
+    name = eqn.params.get("name")
+    record = _RECORDS.get(name) if isinstance(name, str) else None
+    return record if isinstance(record, kind) else None

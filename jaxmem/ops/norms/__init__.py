@@ -1,0 +1,1 @@
+"""Normalisations, by what each keeps: its input, its output or codes."""

@@ -1,0 +1,191 @@
+"""LayerNorm and RMSNorm that keep their output, which the next matmul keeps anyway.
+
+Kept: the output y, the variance of each row, and for the K = max(1, D // 64) channels
+from which y says least about the normalised input (smallest |scale| / (|scale| +
+|bias|)) that normalised input itself. The backward pass takes
+
+    xhat = (y - bias) / scale
+
+elsewhere. Where rounding of y has drowned xhat, a factor q^2 / (q^2 + (eps/4)^2) with
+q = |scale| / (|scale| + |bias|) shrinks the quotient towards zero (the least squares
+estimate of xhat, which has variance one, from a value with that noise), so that no
+division is by zero and the error of xhat never passes about one.
+
+Limits: y in bfloat16 gives xhat to about eps (|bias| / |scale| + |xhat|) / 4; more
+than K channels of zero scale get a zero gradient of scale in the channels beyond K,
+and their share is missing in the gradient of x. A norm whose scales all start at
+zero must therefore keep its input.
+
+The idea of keeping the output: In-Place ABN (Rota Bulo et al., CVPR 2018) and Tempo
+(Andoorveedu et al., NeurIPS 2022, section 3.2); neither guards against small scales.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero
+
+from jaxmem.ops.common.lean import wide_dtype, widen
+from jaxmem.ops.norms.moments import (
+    Norm,
+    affine,
+    along,
+    clipped,
+    full_mask,
+    mean_over,
+    raw_moments,
+)
+
+
+def guarded_channels(size: int) -> int:
+    """How many channels keep their normalised input exactly."""
+    # Small beside the output, and one channel at least.
+    return max(1, size // 64)
+
+
+def _condition(scale: Array, bias: Array) -> Array:
+    """|scale| / (|scale| + |bias|): 1 is best, 0 means y says nothing of xhat."""
+    s, b = jnp.abs(scale), jnp.abs(bias)
+    return s / jnp.maximum(s + b, jnp.finfo(s.dtype).tiny)
+
+
+def _parameters(norm: Norm, x: Array, scale, bias) -> tuple[Array, Array]:
+    """Scale and bias as wide vectors, ones and zeros where there is none."""
+    wide, shape = wide_dtype(x.dtype), (x.shape[norm.features[0]],)
+    s = jnp.ones(shape, wide) if scale is None else scale.astype(wide)
+    b = jnp.zeros(shape, wide) if bias is None else bias.astype(wide)
+    return s, b
+
+
+def _inverse(scale: Array, bias: Array, eps: float) -> Array:
+    """The factor that takes y - bias to xhat, shrunk where y is mostly rounding."""
+    usable = jnp.abs(scale) >= jnp.finfo(scale.dtype).tiny
+    # A constant of second derivatives: it is an estimate of noise, no part of the norm.
+    q = jax.lax.stop_gradient(_condition(scale, bias))
+    shrink = jnp.where(usable, q * q / (q * q + (eps / 4) ** 2), 0.0)
+    return shrink / jnp.where(usable, scale, 1.0)
+
+
+def guard(norm: Norm, x: Array, mean, raw: Array, scale, bias):
+    """(places, normalised input in the output's dtype) of the guarded channels."""
+    if scale is None and bias is None:
+        return None, None
+    score = jax.lax.stop_gradient(_condition(*_parameters(norm, x, scale, bias)))
+    index = jax.lax.top_k(-score, guarded_channels(score.size))[1]
+    channel = norm.features[0]
+
+    def some(stat):
+        # The statistics of a batch norm run along the channels too.
+        whole = stat.shape[channel] == 1
+        return stat if whole else jnp.take(stat, index, axis=channel)
+
+    rstd = jax.lax.rsqrt(clipped(some(raw)) + norm.epsilon)
+    columns = jnp.take(x, index, axis=channel).astype(rstd.dtype)
+    centred = columns if mean is None else columns - some(mean)
+    columns = (centred * rstd).astype(norm.dtype)
+    return checkpoint_name((index, columns), f"jaxmem_{norm.name}_guard")
+
+
+def _with_channels(norm: Norm, y: Array, index: Array, columns: Array) -> Array:
+    """y, with some of its channels replaced."""
+    where = tuple(
+        index if a == norm.features[0] else slice(None) for a in range(y.ndim)
+    )
+    # Without the promise, XLA checks the bounds of every index a second time.
+    columns = columns.astype(y.dtype)
+    return y.at[where].set(columns, unique_indices=True, mode="promise_in_bounds")
+
+
+def _forward(norm: Norm, x, scale, bias, mask):
+    """The output, its row statistics, and the guarded channels with their places."""
+    name = f"jaxmem_{norm.name}"
+    mean, raw = raw_moments(norm, widen(x), mask)
+    y = affine(norm, x, mean, clipped(raw), scale, bias)
+    raw = checkpoint_name(raw, norm.stats_name)
+    y = checkpoint_name(y, f"{name}_output")
+    return y, raw, *guard(norm, x, mean, raw, scale, bias)
+
+
+def input_tangent(norm: Norm, xhat: Array, raw: Array, mask, u: Array) -> Array:
+    """The tangent of the normalised input `xhat` for the tangent `u` of the input."""
+    rstd = jax.lax.rsqrt(clipped(raw) + norm.epsilon)
+    mask = full_mask(mask, xhat)
+    means = mean_over(norm, norm.axes, mask, *((u, u * xhat)[not norm.centred :]))
+    # Where the variance was clipped it does not depend on x.
+    flow = u - xhat * jnp.where(raw > 0, means[-1], 0.0)
+    return rstd * (flow - means[0] if norm.centred else flow)
+
+
+def recovery(norm: Norm, residuals, scale, bias, eps: float):
+    """(y, scale, shift, w): the normalised input is `(y - shift) * w` along channels.
+
+    `eps` is that of the dtype in which the output was stored.
+    """
+    y, _, index, columns = residuals
+    s, b = _parameters(norm, y, scale, bias)
+    w = _inverse(s, b, eps)
+    shift = b
+    if index is not None:
+        y = _with_channels(norm, y, index, columns)
+        w, shift = w.at[index].set(1.0), b.at[index].set(0.0)
+    return y, s, shift, w
+
+
+def norm_tangent(
+    norm: Norm, residuals, scale, bias, mask, tangents, eps: float, fixed: bool = False
+) -> Array:
+    """The linear map of the tangents (None: zero) that the residuals determine.
+
+    `eps` is that of the dtype in which the output was stored; with `fixed` the
+    statistics were given, and do not depend on x.
+    """
+    raw = residuals[1]
+    x_dot, scale_dot, bias_dot = tangents
+    y, s, shift, w = recovery(norm, residuals, scale, bias, eps)
+    wide = y.astype(s.dtype)
+    at = functools.partial(along, like=wide, features=norm.features)
+    parts = []
+    if x_dot is not None and fixed:
+        rstd = jax.lax.rsqrt(clipped(raw) + norm.epsilon)
+        parts.append(at(s) * (rstd * x_dot.astype(s.dtype)))
+    elif x_dot is not None:
+        xhat = (wide - at(shift)) * at(w)
+        flow = input_tangent(norm, xhat, raw, mask, x_dot.astype(s.dtype))
+        parts.append(at(s) * flow)
+    row = None if bias_dot is None else bias_dot.astype(s.dtype)
+    if scale_dot is not None:
+        # Factors of a channel stay outside the product with y: transposed, they
+        # come after the sum over rows, and XLA:GPU needs no float32 copy of it.
+        step = w * scale_dot.astype(s.dtype)
+        parts.append(wide * at(step))
+        row = -shift * step if row is None else row - shift * step
+    if row is not None:
+        parts.append(jnp.broadcast_to(at(row), wide.shape))
+    return sum(parts[1:], parts[0]).astype(norm.dtype)
+
+
+@functools.cache
+def keep_output(norm: Norm) -> Callable:
+    """(x, scale, bias, mask) -> y, keeping y, row statistics and guarded channels."""
+
+    @jax.custom_jvp
+    def apply(x, scale, bias, mask):
+        mean, raw = raw_moments(norm, widen(x), mask)
+        return affine(norm, x, mean, clipped(raw), scale, bias)
+
+    @functools.partial(apply.defjvp, symbolic_zeros=True)
+    def _(primals, tangents):
+        _, scale, bias, mask = primals
+        dots = [None if isinstance(t, SymbolicZero) else t for t in tangents[:3]]
+        residuals = _forward(norm, *primals)
+        eps = float(jnp.finfo(norm.dtype).eps)
+        y_dot = norm_tangent(norm, residuals, scale, bias, mask, dots, eps)
+        return residuals[0], y_dot
+
+    names = (norm.stats_name, f"jaxmem_{norm.name}_output", f"jaxmem_{norm.name}_guard")
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
+    return jax.checkpoint(apply, prevent_cse=False, policy=policy)

@@ -1,0 +1,1 @@
+"""Random bits from a counter, and dropout, whose mask is recomputed from a key."""

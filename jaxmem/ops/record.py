@@ -1,0 +1,181 @@
+"""One record an op: what the other parts of the library are made from.
+
+The rewriter's library comes from the formulas of the records, the tables of
+`jaxmem.substitute` from their Flax layers, the battery of tests and the table of what
+ops save from their references and from what they say they keep.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from jaxmem._bits import packed_nbytes
+from jaxmem.ops.codes import Quantization, coded_activation
+from jaxmem.ops.codes.packing import packed_codes_nbytes
+
+Save = str | int | Quantization
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What the caller of the rewriter wants lean functions to keep.
+
+    Attributes:
+      activations: a word, the bits of a code, or how to store codes.
+      norms: "input" or "output".
+    """
+
+    activations: Save = "input"
+    norms: str = "input"
+
+    def quantized(self) -> bool:
+        """Whether activations keep codes of their input, for the next layer too."""
+        return isinstance(self.activations, Quantization)
+
+
+def unchanged(lean: Callable, saving: Saving) -> Callable:
+    """The lean function of an op that has one form, or whose default is best."""
+    return lean
+
+
+def by_codes(lean: Callable, saving: Saving) -> Callable:
+    """The lean function, keeping codes of its arrays, which the next layer reads too.
+
+    Without codes its own default.
+    """
+    how = saving.activations
+    if not isinstance(how, Quantization):
+        return lean
+
+    def coded(*xs, **scalars):
+        return coded_activation(_bound(lean, **scalars), how, len(xs))(*xs)
+
+    return coded
+
+
+def by_word(lean: Callable, saving: Saving) -> Callable:
+    """The lean function with `save` as wanted: a word, bits or codes."""
+    if saving.quantized():
+        return by_codes(lean, saving)
+    return functools.partial(lean, save=saving.activations)
+
+
+@functools.lru_cache(maxsize=1024)
+def _bound(op: Callable, **scalars: float) -> Callable:
+    """One and the same for equal numbers: codes are shared by the function."""
+    return functools.partial(op, **scalars)
+
+
+@dataclass(frozen=True, eq=False)
+class Formula:
+    """One way to write an op in plain JAX; the fields of `jaxmem.rewriting.Pattern`.
+
+    Attributes:
+      plain: the example; the other fields but the last two say how it may vary.
+      lean: what replaces it, where that is not the record's op itself.
+      name: of the pattern, where that is not the op's.
+      parts: of the formulas of a family those with more parts are looked for first.
+    """
+
+    plain: Callable[..., jax.Array]
+    examples: tuple[str, ...] = ("*batch",)
+    scalars: tuple[str, ...] = ()
+    when: Callable[..., bool] | None = None
+    uncast: tuple[int, ...] = ()
+    params: tuple[str, ...] = ()
+    typed: bool = False
+    gate: "Formula | None" = None
+    lean: Callable[..., jax.Array] | None = None
+    name: str | None = None
+    parts: int = 0
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The Flax layers that run on an op, by the names of their classes.
+
+    Attributes:
+      linen: in `flax.linen`.
+      nnx: in `flax.nnx`, and in `jaxmem.nn.nnx`.
+      words: whether they take `save="input"` and `save="output"`.
+      bits: whether they take bits or a `Quantization` as `save`.
+    """
+
+    linen: tuple[str, ...] = ()
+    nnx: tuple[str, ...] = ()
+    words: bool = False
+    bits: bool = False
+
+
+@dataclass(frozen=True)
+class KeptByForm:
+    """What an elementwise op keeps beyond its arguments, for one form of `save`.
+
+    Attributes:
+      output: whether the output.
+      bits: packed, an element.
+      error: of the derivative, by the name of the dtype; 0 where it is not named.
+    """
+
+    output: bool = False
+    bits: int = 0
+    error: Mapping[str, float] = field(default_factory=dict)
+
+    def nbytes(self, x: Any) -> int:
+        """Bytes for an input like `x`."""
+        output = x.size * x.dtype.itemsize if self.output else 0
+        packed = packed_nbytes if self.bits == 1 else _code_bytes(self.bits)
+        return output + (packed(x.shape) if self.bits else 0)
+
+
+def _code_bytes(bits: int) -> Callable[[tuple[int, ...]], int]:
+    return lambda shape: packed_codes_nbytes(shape, bits)
+
+
+@dataclass(frozen=True, eq=False)
+class OpRecord:
+    """All that the library knows of an op.
+
+    Attributes:
+      op: the public function, whose docstring says in its `Saves:` section what is
+        kept.
+      formulas: what the rewriter recognises.
+      saving: makes the lean function from the one of a formula and what is wanted.
+      layers: of Flax, which run on it.
+      reference: the same in plain JAX, of the op's first arguments.
+      residuals: for an elementwise op, what it keeps for each value of `save`.
+      family: of ops whose formulas contain one another; None: the op alone.
+    """
+
+    op: Callable[..., Any]
+    formulas: tuple[Formula, ...] = ()
+    saving: Callable[[Callable, Saving], Callable] = unchanged
+    layers: Layers = Layers()
+    reference: Callable[..., Any] | None = None
+    residuals: Mapping[str, KeptByForm] = field(default_factory=dict)
+    family: str | None = None
+
+    @property
+    def name(self) -> str:
+        """That of the op."""
+        return self.op.__name__
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether a Pallas kernel may compute it."""
+        return "implementation" in inspect.signature(self.op).parameters
+
+    @property
+    def saves(self) -> str:
+        """The `Saves:` section of the docstring, as one line."""
+        _, _, after = inspect.cleandoc(self.op.__doc__ or "").partition("Saves:\n")
+        lines = []
+        for line in after.splitlines():
+            if line and not line.startswith(" "):  # the next section
+                break
+            lines.append(line.strip())
+        return " ".join(filter(None, lines))

@@ -1,0 +1,1 @@
+"""Dense layers whose kernel gradient is estimated from a part of the input."""

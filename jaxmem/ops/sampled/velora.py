@@ -1,0 +1,145 @@
+"""VeLoRA: of each part of a token one number is kept, its projection on a fixed vector.
+
+A row of x is cut into groups of m features; of each the product with the unit vector v
+is kept, and the backward pass takes `(x_g . v) v` for `x_g`. What is orthogonal to v is
+lost from the kernel's gradient, in every step: biased.
+
+Source: Miles et al., "VeLoRA: Memory Efficient Training using Rank-1 Sub-Token
+Projections" (NeurIPS 2024), section 3.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxmem._checks import (
+    check_array,
+    check_float,
+    check_int,
+    check_precision,
+    wrong_value,
+)
+from jaxmem.ops.common.blocks import vary_alike
+from jaxmem.ops.common.lean import widen
+from jaxmem.ops.linear.dense import compute_dtype
+from jaxmem.ops.sampled.gradient import (
+    add_bias,
+    check_product,
+    product,
+    with_kernel_gradient,
+)
+
+
+def velora_dense(
+    x: Float[Array, "*batch d"],
+    kernel: Float[Array, "d f"],
+    bias: Float[Array, " f"] | None = None,
+    *,
+    projection: Float[Array, " m"],
+    scale: float = 1.0,
+    dtype: DTypeLike | None = None,
+    precision: jax.lax.PrecisionLike = None,
+) -> Float[Array, "*batch f"]:
+    """`x @ kernel + bias`; the kernel's gradient sees one direction of each sub-token.
+
+    The output and the gradients of x and bias are exact. The kernel's gradient is
+    `scale * x_hat' dy`, where `x_hat` is x with each group of m features replaced by
+    its projection on `projection`.
+
+    Args:
+      x: any batch axes.
+      kernel: as of `flax.linen.Dense`.
+      bias: or None.
+      projection: the unit vector v; d / m groups, so m must divide d. From
+        `velora_projection`; no gradient is taken of it.
+      scale: of the kernel's gradient.
+      dtype: to compute in, as for `dense`.
+      precision: of the product, as for `dense`.
+
+    Returns:
+      Shape `(*batch, f)`, in `dtype`.
+
+    Raises:
+      ValueError: m does not divide d, or shapes that do not fit.
+
+    Saves:
+      For the kernel `rows * d / m` values in `dtype`, and the vector; with a frozen
+      kernel nothing of x. For x the kernel, as `dense`.
+
+    Error:
+      Biased by all that is orthogonal to v: `(1 - v v') x_g` of each group never
+      reaches the gradient, and the m rows of the gradient of a group are multiples of
+      one. In Frobenius norms at most `|x - x_hat| |dy|`.
+
+    Source:
+      Miles et al., VeLoRA (NeurIPS 2024), arXiv 2405.17991, section 3.
+    """
+    check_product("velora_dense", x, kernel, bias)
+    check_array("velora_dense: projection", projection, "floating")
+    check_precision("velora_dense: precision", precision)
+    scale = check_float("velora_dense: scale", scale)
+    if projection.ndim != 1 or projection.size == 0 or x.shape[-1] % projection.size:
+        raise ValueError(
+            f"velora_dense: projection {projection.shape} must be one vector whose "
+            f"length divides the {x.shape[-1]} features of x"
+        )
+    dtype = compute_dtype("velora_dense", dtype, x, kernel, bias)
+    with jax.named_scope("jaxmem.velora_dense"):
+        x, kernel, v = vary_alike(x, kernel, projection)
+        multiply = _rank_one(scale, precision)
+        return add_bias(multiply(x.astype(dtype), kernel, v.astype(dtype)), bias)
+
+
+@functools.cache
+def _rank_one(scale: float, precision):
+    def keep(x, v):
+        groups = x.reshape(-1, v.size)
+        z = product(groups, v).reshape(x.shape[0], x.shape[1] // v.size)
+        return checkpoint_name(z, "jaxmem_velora_dense_projections"), v
+
+    def tangent(kept, count, kernel_dot):
+        z, v = kept
+        groups = kernel_dot.reshape(z.shape[1], v.size, kernel_dot.shape[1])
+        along = jax.lax.dot_general(groups, v, (((1,), (0,)), ((), ())))
+        part = product(z, along)
+        return (scale * widen(part)).astype(part.dtype)
+
+    return with_kernel_gradient(keep, tangent, precision)
+
+
+def velora_projection(x: Float[Array, "*batch d"], groups: int) -> Float[Array, " m"]:
+    """The vector for `velora_dense`: the mean of all sub-tokens, normalised.
+
+    Args:
+      x: inputs of the layer, of a first batch.
+      groups: parts of a token; must divide d.
+
+    Returns:
+      A unit vector of d / groups, float32 or wider. Where the mean is zero, that with
+      all elements alike.
+
+    Raises:
+      ValueError: `groups` does not divide d.
+
+    Saves:
+      Nothing: no gradient is taken.
+
+    Source:
+      Miles et al., VeLoRA (NeurIPS 2024), section 3.
+    """
+    check_array("velora_projection: x", x, "floating")
+    groups = check_int("velora_projection: groups", groups, 1)
+    size = x.shape[-1] if x.ndim else 0
+    if size == 0:
+        raise wrong_value("velora_projection: x", x, "an array with a last axis")
+    if size % groups:
+        raise ValueError(f"velora_projection: groups={groups} must divide {size}")
+    parts = widen(jax.lax.stop_gradient(x)).reshape(-1, size // groups)
+    mean = parts.mean(0)
+    norm = jnp.sqrt(jnp.sum(mean * mean))
+    alike = jnp.full_like(mean, mean.size**-0.5)
+    return jnp.where(norm > 0, mean / jnp.where(norm > 0, norm, 1.0), alike)

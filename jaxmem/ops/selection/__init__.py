@@ -1,0 +1,1 @@
+"""Ops that keep which element they took: `where` and max-pooling."""

@@ -1,0 +1,65 @@
+"""Draws a layout: one rectangle a buffer, time to the right, bytes upwards."""
+
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from jaxmem.planning.layout.arena import Layout
+
+_EDGES = 2000  # buffers above which outlines would cover the picture
+
+
+def plot_layout(layout: "Layout", path: str | PathLike[str]) -> None:
+    """Writes the picture to `path`."""
+    buffers = [b for b in layout.buffers if b.size]
+    if not buffers:
+        raise ValueError("nothing to draw: no buffer has any bytes")
+    figure_class, collection, colours = _import_matplotlib()
+    low = np.array([layout.offsets[b.id] for b in buffers], float)
+    high = low + [b.size for b in buffers]
+    left = np.array([b.lower for b in buffers], float)
+    right = np.array([b.upper for b in buffers], float)
+    scale, unit = _unit(layout.height)
+    corners = [(left, low), (left, high), (right, high), (right, low)]
+    shapes = np.stack([np.stack([x, y / scale], axis=1) for x, y in corners], axis=1)
+    figure = figure_class(figsize=(10, 5.2), layout="constrained")
+    axes = figure.add_subplot()
+    width = 0.3 if len(buffers) <= _EDGES else 0.0
+    rectangles = collection(shapes, linewidths=width, edgecolors="#30343b")
+    # Long-lived buffers are dark.
+    life = np.log(right - left)
+    share = (life - life.min()) / max(np.ptp(life), 1e-9)
+    rectangles.set_facecolor(colours(1 - 0.9 * share))
+    axes.add_collection(rectangles)
+    axes.axhline(layout.load / scale, color="#d62728", linewidth=1, linestyle="--")
+    axes.set(
+        xlim=(left.min(), right.max()),
+        ylim=(0, layout.height / scale * 1.02),
+        xlabel="time",
+        ylabel=unit,
+        title=f"{len(buffers):,} buffers in {layout.height / scale:,.4g} {unit}; "
+        f"alive at once (dashed) {layout.load / scale:,.4g}",
+    )
+    figure.savefig(path, dpi=150)
+
+
+def _import_matplotlib() -> tuple[Any, Any, Any]:
+    """Figure, PolyCollection and a colour map, without pyplot's global state."""
+    try:
+        from matplotlib import colormaps
+        from matplotlib.collections import PolyCollection
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "drawing needs matplotlib: pip install 'jaxmem[plot]'"
+        ) from error
+    return Figure, PolyCollection, colormaps["viridis"]
+
+
+def _unit(most: int) -> tuple[int, str]:
+    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if most >= 1024**power:
+            return 1024**power, unit
+    return 1, "bytes"

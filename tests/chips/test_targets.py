@@ -1,0 +1,123 @@
+"""The table of chips, and meshes of them."""
+
+import pathlib
+import pickle
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+from rich.console import Console
+
+import jaxmem
+from jaxmem import chips
+from jaxmem.chips import Target, _table, _target, target_mesh, targets
+
+CONTRIBUTING = pathlib.Path(jaxmem.__file__).parents[1] / "CONTRIBUTING.md"
+NAMES = "cpu t4 l4 a100 h100 h200 b200 tpu-v4 tpu-v5e tpu-v5p tpu-v6e".split()
+
+
+def test_all_chips_have_a_row_that_says_whether_they_compile():
+    rows = targets()
+    assert [row.name for row in rows] == NAMES
+    assert rows[0].available and rows[0].memory_bytes is None
+    for row in rows:
+        assert row.available == (row.why_not == "")
+        assert row.name in str(rows)
+    assert all(row.memory_bytes > 14 * 2**30 for row in rows[1:])
+
+
+def test_what_is_missing_is_said_with_the_line_that_installs_it(monkeypatch):
+    monkeypatch.setattr(_target, "version_of", lambda package: None)
+    _target._missing.cache_clear()
+    try:
+        rows = targets()
+        assert [row.available for row in rows] == [row.name == "cpu" for row in rows]
+        with pytest.raises(RuntimeError, match=r'pip install "jaxmem\[targets\]"'):
+            chips.get_target("h100")
+        with pytest.raises(RuntimeError, match="libtpu is missing"):
+            chips.get_target("tpu-v6e")
+        assert 'pip install "jaxmem[targets]"' in str(rows)
+    finally:
+        _target._missing.cache_clear()
+
+
+def test_a_plugin_of_another_version_is_refused(monkeypatch):
+    versions = {"jax-cuda13-pjrt": "0.0.1", "jax-cuda13-plugin": "0.0.1"}
+    monkeypatch.setattr(_target, "version_of", versions.get)
+    _target._missing.cache_clear()
+    try:
+        with pytest.raises(RuntimeError, match="must be of one version"):
+            chips.get_target("h100")
+    finally:
+        _target._missing.cache_clear()
+
+
+def test_rich_shows_the_extra_in_brackets(monkeypatch):
+    row = Target("x", "cuda", 2**34, "X", False, 'pip install "jaxmem[targets]"')
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(chips.Targets([row]))
+    assert 'pip install "jaxmem[targets]"' in capture.get()
+
+
+def test_config_text_holds_the_facts():
+    text = chips.config_text("a100")
+    assert "core_count: 108" in text and "device_memory_size: 42331013120" in text
+    assert "cuda_compute_capability { major: 8 }" in text
+    assert "{ major: 8 minor: 9 }" in chips.config_text("l4")
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "topology"),
+    [
+        ("h100", 1, "1x1x1"),
+        ("h100", 8, "1x1x8"),
+        ("h100", 16, "1x2x8"),
+        ("tpu-v5e", 1, "v5e:1x1"),
+        ("tpu-v5e", 3, "v5e:2x2"),
+        ("tpu-v6e", 256, "v6e:16x16"),
+        ("tpu-v4", 4, "v4:2x2x1"),
+    ],
+)
+def test_topologies(name, devices, topology):
+    assert chips.topology(name, devices)["topology"] == topology
+
+
+def test_a_mesh_builds_shardings_without_any_plugin():
+    mesh = target_mesh("h100", (2, 4), ("data", "model"))
+    sharding = NamedSharding(mesh, P("data", "model"))
+    spec = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=sharding)
+    assert spec.sharding.shard_shape((8, 8)) == (4, 2)
+    assert mesh.axis_types == (AxisType.Auto, AxisType.Auto)
+    assert pickle.loads(pickle.dumps(mesh)) == mesh
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("h1000", (8,), ("d",)), "unknown target 'h1000'"),
+        (("h100", (8,), ("d", "m")), "at least one device along each axis"),
+        (("h100", (12,), ("d",)), "multiple of 8"),
+        (("tpu-v5e", (512,), ("d",)), "no v5e slice"),
+    ],
+)
+def test_meshes_that_cannot_be(args, words):
+    with pytest.raises(ValueError, match=words):
+        target_mesh(*args)
+
+
+def test_a_chip_is_one_row_of_the_table(monkeypatch):
+    """The example of CONTRIBUTING.md."""
+    blocks = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text(), re.DOTALL)
+    (example,) = [block for block in blocks if "CHIPS[" in block]
+    table = dict(_table.CHIPS)
+    monkeypatch.setattr(_target, "CHIPS", table)
+    monkeypatch.setattr(chips._devices, "CHIPS", table)
+    exec(example, {**vars(_table), "CHIPS": table})
+    assert str(targets()).count("NVIDIA A10 ") == 1
+    assert chips.get_target("a10", check=False).memory_bytes == int(22.5 * 2**30)
+    assert "core_count: 72" in chips.config_text("a10")
+    assert target_mesh("a10", (2,), ("data",)).abstract_device.num_cores == 72

@@ -1,0 +1,274 @@
+"""Normalisations: Flax's values, named axes, small scales, second derivatives."""
+
+import functools
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmem import ops
+from jaxmem.ops.norms import from_output
+from jaxmem.ops.norms.from_output import keep_output
+from tests.ops.norms import normalization_references as plain
+
+D = 1024
+
+
+def _normal(seed, shape, dtype="float32"):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def _flax(module, x, *parameters, **kwargs):
+    """A Flax layer's output for given parameters."""
+    names = ("scale", "bias")[: len(parameters)]
+    params = {"params": dict(zip(names, parameters, strict=True))}
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        return module.apply(params, x, **kwargs)
+
+
+FLAX = {
+    "layer_norm": (
+        nn.LayerNorm(dtype="bfloat16"),
+        ops.layer_norm,
+    ),
+    "layer_norm output": (
+        nn.LayerNorm(dtype="bfloat16"),
+        functools.partial(ops.layer_norm, save="output"),
+    ),
+    "layer_norm slow variance": (
+        nn.LayerNorm(dtype="bfloat16", use_fast_variance=False),
+        functools.partial(ops.layer_norm, use_fast_variance=False),
+    ),
+    "layer_norm promoted": (
+        nn.LayerNorm(),
+        functools.partial(ops.layer_norm, dtype="float32"),
+    ),
+    "layer_norm other features": (
+        nn.LayerNorm(dtype="bfloat16", reduction_axes=(1, 2), feature_axes=-1),
+        functools.partial(ops.layer_norm, axis=(1, 2), feature_axis=-1),
+    ),
+    "group_norm": (
+        nn.GroupNorm(num_groups=4, dtype="bfloat16"),
+        functools.partial(ops.group_norm, num_groups=4),
+    ),
+    "group_norm axes": (
+        nn.GroupNorm(num_groups=4, dtype="bfloat16", reduction_axes=(-1,)),
+        functools.partial(ops.group_norm, num_groups=4, reduction_axes=-1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLAX)
+@pytest.mark.parametrize("masked", [False, True])
+def test_values_are_those_of_flax(name, masked):
+    layer, lean = FLAX[name]
+    x = _normal(0, (3, 5, 12), "bfloat16")
+    scale, bias = 1 + _normal(1, 12) / 4, _normal(2, 12)
+    mask = _normal(3, (3, 5, 12)) > -1 if masked else None
+    got, want = lean(x, scale, bias, mask=mask), _flax(layer, x, scale, bias, mask=mask)
+    assert got.dtype == want.dtype
+    # Both round one float32 value; float32 differences may cross a rounding boundary.
+    np.testing.assert_allclose(
+        got.astype("f4"), want.astype("f4"), rtol=2**-7, atol=1e-6
+    )
+    assert np.mean(np.asarray(got != want)) < 0.02
+
+
+def test_several_feature_axes():
+    x, scale = _normal(0, (3, 4, 5)), _normal(1, (4, 5))
+    layer = nn.RMSNorm(reduction_axes=(1, 2), feature_axes=(1, 2))
+    got = ops.rms_norm(x, scale, axis=(-1, -2))
+    np.testing.assert_allclose(got, _flax(layer, x, scale), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("save", ["input", "output"])
+def test_leading_axis(save):
+    x, scale, bias = _normal(0, (8, 3)), 1 + _normal(1, 8) / 4, _normal(2, 8)
+
+    def loss(x, s, b, turned):
+        norm = functools.partial(ops.layer_norm, save=save)
+        y = norm(x.T, s, b).T if turned else norm(x, s, b, axis=0)
+        return jnp.sum(jnp.sin(y))
+
+    grad = jax.grad(loss, (0, 1, 2))
+    for got, want in zip(
+        grad(x, scale, bias, False), grad(x, scale, bias, True), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+NAMED = {
+    "batch_norm": lambda x, **k: ops.batch_norm(x, **k)[0],
+    "layer_norm": functools.partial(ops.layer_norm, axis=0),
+    "group_norm": functools.partial(
+        ops.group_norm, num_groups=2, reduction_axes=(0, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_statistics_over_a_named_axis(name):
+    op, x = NAMED[name], _normal(0, (4, 3, 6))
+
+    def loss(x, split):
+        if split:
+            y = jax.vmap(functools.partial(op, axis_name="n"), axis_name="n")(x)
+        else:
+            y = op(x.reshape(12, 6)).reshape(x.shape)
+        return jnp.sum(jnp.sin(y)), y
+
+    (_, got), dgot = jax.value_and_grad(loss, has_aux=True)(x, True)
+    (_, want), dwant = jax.value_and_grad(loss, has_aux=True)(x, False)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(dgot, dwant, rtol=1e-5, atol=1e-5)
+
+
+def test_batch_statistics_have_the_plain_gradient():
+    x, s, b = _normal(0, (6, 8)), _normal(1, 8), _normal(2, 8)
+    loss = lambda op, x: sum(jnp.sum(jnp.sin(a)) for a in op(x, s, b))
+    got = jax.grad(functools.partial(loss, ops.batch_norm))(x)
+    want = jax.grad(functools.partial(loss, plain.plain_batch_norm))(x)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+# -- small scales: relative errors of the gradients of x and of the scale with
+# bfloat16 outputs, D = 1024, 16 guarded channels.
+
+
+def _spread(size, seed=1):
+    return np.random.default_rng(seed).standard_normal(size)
+
+
+def _few(value):
+    """Scales near one with 1 in 100 channels (fewer than are guarded) at `value`."""
+    scale = 1 + 0.1 * _spread(D)
+    scale[::100] = value
+    return scale
+
+
+SCALES = {
+    # name: (scale, size of bias, bound on the error of dx, of dscale)
+    "near one": (1 + 0.1 * _spread(D), 0.1, 5e-4, 5e-3),
+    "small": (0.1 * (1 + 0.1 * _spread(D)), 0.5, 2e-3, 3e-2),
+    "1% at 1e-4": (_few(1e-4), 0.1, 5e-4, 5e-3),
+    "1% at 0": (_few(0.0), 0.1, 5e-4, 5e-3),
+}
+
+
+def _error(scale, bias, save):
+    """Relative errors in the norm of the gradients of x and scale, against float64."""
+    x, g = _normal(0, (256, D), "bfloat16"), _normal(3, (256, D), "bfloat16")
+
+    def grads(x, s, b, g, **kwargs):
+        _, pull = jax.vjp(lambda x, s: ops.layer_norm(x, s, b, **kwargs), x, s)
+        return pull(g)
+
+    got = jax.jit(functools.partial(grads, save=save))(x, scale, bias, g)
+    with jax.enable_x64(True):
+        wide = [jnp.asarray(np.asarray(a, "f8")) for a in (x, scale, bias, g)]
+        want = [np.asarray(a) for a in grads(*wide)]
+    pairs = zip(got, want, strict=True)
+    return [
+        np.linalg.norm(np.asarray(a, "f8") - b) / np.linalg.norm(b) for a, b in pairs
+    ]
+
+
+def _without_guard(monkeypatch):
+    keep_output.cache_clear()
+    monkeypatch.setattr(from_output, "guarded_channels", lambda size: 0)
+
+
+@pytest.fixture
+def fresh():
+    keep_output.cache_clear()
+    yield
+    keep_output.cache_clear()
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_small_scales_are_guarded(name, fresh, monkeypatch):
+    scale, size, dx_bound, dscale_bound = SCALES[name]
+    scale = jnp.asarray(scale, "float32")
+    bias = jnp.asarray(size * _spread(D, 2), "float32")
+    # The gradient of x is rounded to bfloat16 by either.
+    rounding = _error(scale, bias, "input")[0]
+    dx, dscale = _error(scale, bias, "output")
+    assert dx < rounding + dx_bound
+    assert dscale < dscale_bound
+    if "%" in name:
+        _without_guard(monkeypatch)
+        assert _error(scale, bias, "output")[1] > 10 * dscale_bound
+
+
+@pytest.mark.parametrize("bias", [0.0, 1.0])
+def test_all_scales_zero_stay_finite(bias):
+    x, zero = _normal(0, (4, 130)), jnp.zeros(130)
+    loss = lambda x, s, b: jnp.sum(jnp.sin(ops.layer_norm(x, s, b, save="output")))
+    grads = jax.grad(loss, (0, 1, 2))(x, zero, jnp.full(130, bias))
+    assert all(np.isfinite(g).all() for g in grads)
+    # Two channels of 130 are guarded; what is beyond has no gradient, as stated.
+    assert np.count_nonzero(grads[1]) == 2
+
+
+def test_constant_rows_stay_finite():
+    x = jnp.full((3, 64), 300.0)
+    for save in ("input", "output"):
+        norm = functools.partial(ops.layer_norm, save=save)
+        grads = jax.grad(lambda x, s, norm=norm: norm(x, s).sum(), (0, 1))(
+            x, jnp.ones(64)
+        )
+        assert all(np.isfinite(g).all() for g in grads)
+
+
+SECOND = {
+    "layer_norm": (ops.layer_norm, plain.plain_layer_norm),
+    "layer_norm output": (
+        functools.partial(ops.layer_norm, save="output"),
+        plain.plain_layer_norm,
+    ),
+    "batch_norm": (
+        lambda *a: ops.batch_norm(*a)[0],
+        lambda *a: plain.plain_batch_norm(*a)[0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_second_derivative(name):
+    lean, reference = SECOND[name]
+    args = _normal(0, (6, 8)), 1 + _normal(1, 8) / 4, _normal(2, 8) / 4
+
+    def penalty(op, *args):
+        inner = jax.grad(lambda *a: jnp.sum(jnp.sin(op(*a))), (0, 1, 2))(*args)
+        return sum(jnp.sum(jnp.cos(g)) for g in inner)
+
+    got = jax.grad(functools.partial(penalty, lean), (0, 1, 2))(*args)
+    want = jax.grad(functools.partial(penalty, reference), (0, 1, 2))(*args)
+    for a, b in zip(got, want, strict=True):
+        # Cancellations in the recovered input: some tens of float32 roundings.
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+
+
+X = jnp.ones((2, 3, 8))
+BAD = [
+    (lambda: ops.layer_norm(X, jnp.ones(3)), "scale has shape"),
+    (lambda: ops.layer_norm(X, axis=3), "out of range"),
+    (lambda: ops.layer_norm(X, axis=(-1, 2)), "twice"),
+    (lambda: ops.layer_norm(X, save="both"), "save='both'"),
+    (lambda: ops.layer_norm(X, axis=(1, 2), save="output"), "takes one axis"),
+    (lambda: ops.layer_norm(X, axis_name="n", save="output"), "axis_name"),
+    (lambda: ops.layer_norm(X, mask=jnp.ones((2, 2), bool)), "does not broadcast"),
+    (lambda: ops.rms_norm(X, save=""), "save=''"),
+    (lambda: ops.group_norm(X, num_groups=3), "does not divide"),
+    (lambda: ops.group_norm(X, num_groups=2, reduction_axes=(0, 1)), "last axis"),
+    (lambda: ops.batch_norm(X, mean=jnp.ones(8)), "both or neither"),
+    (lambda: ops.batch_norm(X, axis=(0, 1, 2)), "leaves none"),
+]
+
+
+@pytest.mark.parametrize("call,message", BAD, ids=[m for _, m in BAD])
+def test_bad_calls(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,174 @@
+"""The counter-based generator: bit for bit, and statistically."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmem.ops.randomness.bits import positions, random_bits, seed_words, threshold
+
+RATES = (0.001, 0.1, 0.25, 0.5, 0.9)
+
+
+# -- the formulas of the module docstring, in numpy
+
+
+def mix_np(x, between=None):
+    x = x ^ (x >> np.uint32(16))
+    x = x * np.uint32(0x7FEB352D)
+    x = x ^ (x >> np.uint32(15))
+    if between is not None:
+        x = x + between
+    x = x * np.uint32(0x846CA68B)
+    return x ^ (x >> np.uint32(16))
+
+
+def seed_np(words):
+    k0, k1 = np.uint32([0x9E3779B9]), np.uint32([0x7F4A7C15])
+    for w in np.asarray(words, np.uint32):
+        k0 = mix_np(k0 ^ w)
+        k1 = mix_np(k1 + k0)
+    return np.concatenate([k0, k1])
+
+
+def bits_np(seed, row, column):
+    k0, k1 = seed[:1], seed[1:]
+    a = mix_np(mix_np(row ^ k0) + k1)
+    b = mix_np(mix_np(row + k1) ^ k0)
+    c = mix_np(mix_np(column ^ ~k1) + k0)
+    return mix_np(a[:, None] ^ c[None, :], b[:, None])
+
+
+def bits(key, rows=2048, columns=2048, at=(0, 0)):
+    row, column = positions((rows, columns))
+    row, column = row + np.uint32(at[0]), column + np.uint32(at[1])
+    return np.asarray(random_bits(seed_words(key), row, column))
+
+
+@pytest.mark.parametrize("at", [(0, 0), (5, 17), (2**32 - 3, 2**32 - 2)])
+def test_agrees_with_numpy(at):
+    key = jax.random.key(7)
+    with np.errstate(over="ignore"):
+        row = np.arange(11, dtype=np.uint32) + np.uint32(at[0])
+        column = np.arange(13, dtype=np.uint32) + np.uint32(at[1])
+        want = bits_np(seed_np(jax.random.key_data(key)), row, column)
+    np.testing.assert_array_equal(bits(key, 11, 13, at), want)
+
+
+def test_known_bits():
+    """Pinned: other implementations must give these too."""
+    got = bits(jax.random.wrap_key_data(jnp.asarray([1, 2], jnp.uint32)), 2, 2)
+    with np.errstate(over="ignore"):
+        two = np.arange(2, dtype=np.uint32)
+        np.testing.assert_array_equal(got, bits_np(seed_np([1, 2]), two, two))
+    assert got.tolist() == [[1682391894, 1954840510], [286478150, 4063929367]]
+
+
+def test_a_block_is_a_slice_of_the_whole():
+    key = jax.random.key(3)
+    whole = bits(key, 64, 48)
+    np.testing.assert_array_equal(whole[17:30, 5:48], bits(key, 13, 43, (17, 5)))
+
+
+def test_rows_are_the_leading_axes_flattened():
+    seed = seed_words(jax.random.key(0))
+    a = random_bits(seed, *positions((3, 5, 7)))
+    b = random_bits(seed, *positions((15, 7)))
+    np.testing.assert_array_equal(np.asarray(a).reshape(15, 7), np.asarray(b))
+
+
+def test_keys_of_every_kind():
+    for impl in ("threefry2x32", "rbg", "unsafe_rbg"):
+        typed = jax.random.key(5, impl=impl)
+        raw = jax.random.key_data(typed)
+        got = seed_words(typed)
+        np.testing.assert_array_equal(got, seed_words(raw))
+        assert got.shape == (2,) and got.dtype == jnp.uint32
+
+
+@pytest.mark.parametrize(
+    "bad", [jax.random.split(jax.random.key(0)), jnp.float32(1), jnp.arange(2)]
+)
+def test_not_a_key(bad):
+    with pytest.raises(ValueError, match="must be one key"):
+        seed_words(bad)
+
+
+# -- statistics: all on fixed keys, with bounds of five standard deviations, so that
+# one of the hundred or so comparisons fails by chance once in ten thousand rewrites
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_keep_rate(rate):
+    drop = bits(jax.random.key(1)) < threshold(rate)
+    n = drop.size
+    sigma = np.sqrt(rate * (1 - rate))
+    assert abs(drop.mean() - rate) < 5 * sigma / np.sqrt(n)
+    for axis in (0, 1):  # each line's rate scatters as a binomial's would
+        line = drop.mean(axis=axis)
+        scatter = line.var() / (sigma**2 / drop.shape[axis])
+        assert abs(scatter - 1) < 5 * np.sqrt(2 / line.size)
+
+
+def _correlation(a, b):
+    a, b = a - a.mean(), b - b.mean()
+    return float((a * b).mean() / np.sqrt(a.var() * b.var()))
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize(
+    "step", [(0, 1), (1, 0), (1, 1), (0, 2), (2, 0), (64, 0), (0, 128)]
+)
+def test_neighbours_are_not_correlated(rate, step):
+    keep = (bits(jax.random.key(2)) >= threshold(rate)).astype("f8")
+    r, c = step
+    a, b = keep[r:, c:], keep[: keep.shape[0] - r, : keep.shape[1] - c]
+    assert abs(_correlation(a, b)) < 5 / np.sqrt(a.size)
+
+
+def _some_keys():
+    raw = [jnp.asarray([0, i], jnp.uint32) for i in range(4)]
+    raw += [jnp.asarray([i, 0], jnp.uint32) for i in range(1, 3)]
+    split = list(jax.random.split(jax.random.key(0), 4))
+    folded = [jax.random.fold_in(jax.random.key(9), i) for i in range(4)]
+    return raw + split + folded
+
+
+def test_keys_are_independent():
+    masks = [(bits(k, 512, 512) < threshold(0.1)).astype("f8") for k in _some_keys()]
+    for i, a in enumerate(masks):
+        for b in masks[:i]:
+            assert abs(_correlation(a, b)) < 5 / 512
+
+
+def test_each_bit_is_fair_and_independent_of_the_others():
+    planes = (bits(jax.random.key(4), 512, 512).reshape(-1, 1) >> np.arange(32)) & 1
+    planes = planes.astype("f8")
+    n = len(planes)
+    assert np.abs(planes.mean(0) - 0.5).max() < 5 * 0.5 / np.sqrt(n)
+    correlation = np.corrcoef(planes.T) - np.eye(32)
+    assert np.abs(correlation).max() < 5 / np.sqrt(n)
+
+
+@pytest.mark.parametrize("byte", range(4))
+def test_chi_square_of_each_byte(byte):
+    values = (bits(jax.random.key(6)) >> np.uint32(8 * byte)) & np.uint32(255)
+    expected = values.size / 256
+    chi2 = (
+        (np.bincount(values.ravel(), minlength=256) - expected) ** 2
+    ).sum() / expected
+    assert abs(chi2 - 255) < 5 * np.sqrt(2 * 255)
+
+
+def test_no_two_rows_share_their_mask_up_to_order():
+    """Rows must not be permutations of one another, as one word a row would give."""
+    got = np.sort(bits(jax.random.key(8), 512, 64), axis=1)
+    common = [len(np.intersect1d(got[i], got[i + 1])) for i in range(511)]
+    assert max(common) <= 1
+
+
+def test_threshold_is_exact():
+    assert threshold(0.5) == 2**31
+    assert threshold(2.0**-32) == 1
+    assert threshold(1 - 2.0**-40) == 2**32 - 1
+    assert threshold(0.1) == round(0.1 * 2**32)
