@@ -203,7 +203,7 @@ def test_hidden_rows_whatever_hides_them():
 def test_queries_beyond_their_sequence_by_statistics_of_the_twin():
     """The twin says of them what it says of rows that see nothing."""
     q, k, v = qkv(t=64, s=64, n=1)
-    inputs = Inputs(q, k, v, q_len=jnp.asarray([40], jnp.int32))
+    inputs = Inputs(q, k, v, extras=Extras(q_len=jnp.asarray([40], jnp.int32)))
     blocks = blockwise.make_blocks(PLAIN, q, k, None)
     o, *stats = blockwise.forward(blocks, q, k, v, None, inputs.extras)
     g, wanted = normal(*q.shape, seed=9, dtype=BF16), frozenset("qkv")
@@ -211,7 +211,7 @@ def test_queries_beyond_their_sequence_by_statistics_of_the_twin():
         args = inputs, (o, *stats), g, PLAIN
         got = attention_gpu.backward(*args, wanted=wanted)[:3]
         mine = attention_gpu.forward(inputs, PLAIN)
-        want = attention_gpu.backward(inputs, *mine, g, PLAIN, wanted=wanted)[:3]
+        want = attention_gpu.backward(inputs, mine, g, PLAIN, wanted=wanted)[:3]
     for a, b in zip(got, want, strict=True):
         a, b = (np.asarray(x.astype(F32)) for x in (a, b))
         eps = float(jnp.finfo(BF16).eps)
@@ -376,7 +376,7 @@ def test_one_gradient_asks_for_no_more_than_it_needs():
     q, k, _ = qkv()
     stats = jnp.zeros((1, 2, 128))
     run = lambda g: attention_gpu.backward(
-        *(Inputs(q, k), None, stats, stats, g, PLAIN), wanted=frozenset("v")
+        *(Inputs(q, k), (None, stats, stats), g, PLAIN), wanted=frozenset("v")
     )
     dq, dk, dv, dbias = jax.eval_shape(run, q)
     assert dq is dk is dbias is None and dv.shape == k.shape
