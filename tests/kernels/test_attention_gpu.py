@@ -203,7 +203,7 @@ def test_hidden_rows_whatever_hides_them():
 def test_queries_beyond_their_sequence_by_statistics_of_the_twin():
     """The twin says of them what it says of rows that see nothing."""
     q, k, v = qkv(t=64, s=64, n=1)
-    inputs = Inputs(q, k, v, q_len=jnp.asarray([40], jnp.int32))
+    inputs = Inputs(q, k, v, extras=Extras(q_len=jnp.asarray([40], jnp.int32)))
     blocks = blockwise.make_blocks(PLAIN, q, k, None)
     o, *stats = blockwise.forward(blocks, q, k, v, None, inputs.extras)
     g, wanted = normal(*q.shape, seed=9, dtype=BF16), frozenset("qkv")
