@@ -10,7 +10,7 @@ import json
 import pathlib
 
 from jaxmem.ops import fewbit_table
-from jaxmem.ops.few_bit.tables import FILE, FUNCTIONS, SHIPPED_BITS
+from jaxmem.ops.few_bit.tables import FUNCTIONS, SHIPPED_BITS, path
 
 DECIMALS = 6
 
@@ -32,9 +32,9 @@ def tables(name: str) -> dict[str, dict]:
 
 
 def main() -> None:
-    path = pathlib.Path(str(FILE))
-    path.write_text(json.dumps({n: tables(n) for n in FUNCTIONS}, indent=1) + "\n")
-    print(f"wrote {path.name}")
+    file = pathlib.Path(str(path()))
+    file.write_text(json.dumps({n: tables(n) for n in FUNCTIONS}, indent=1) + "\n")
+    print(f"wrote {file.name}")
 
 
 if __name__ == "__main__":

@@ -234,7 +234,7 @@ def dot_product_attention(
     codes = head_codes(save)
     if rate == 1.0 or query.size == 0:
         return jnp.zeros_like(query)
-    if implementation in LIBRARIES:
+    if implementation == "cudnn" or implementation == "tokamax":
         check_plain(
             implementation,
             dropout_rate=rate or None,

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 from jaxmem.ops.few_bit.derivative import as_table, solve
 
-FILE = resources.files("jaxmem.ops.few_bit") / "tables.json"
 SHIPPED_BITS = range(1, 5)
 
 
@@ -41,9 +40,14 @@ FUNCTIONS: dict[str, Callable] = {
 }
 
 
+def path():
+    """Of the file; found when it is needed, as the import takes time."""
+    return resources.files("jaxmem.ops.few_bit") / "tables.json"
+
+
 @functools.cache
 def _file() -> dict[str, dict[str, dict]]:
-    return json.loads(FILE.read_text())
+    return json.loads(path().read_text())
 
 
 @functools.cache
