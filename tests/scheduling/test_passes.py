@@ -1,0 +1,74 @@
+"""A pass plugs in: one class and one line."""
+
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.ad_checkpoint import checkpoint_name
+
+import jaxmem
+from jaxmem import _jaxpr
+from jaxmem.scheduling import Choice, Plan, _passes
+from jaxmem.scheduling._pass import Pass
+from jaxmem.scheduling.order.ordered import OperationOrder
+from jaxmem.scheduling.recompute.residuals import Recompute
+
+CONTRIBUTING = pathlib.Path(jaxmem.__file__).parents[1] / "CONTRIBUTING.md"
+
+
+def named(x):
+    return checkpoint_name(jnp.sin(x), "a") * checkpoint_name(x, "b")
+
+
+def names(closed) -> int:
+    return sum(e.primitive.name == "name" for e in _jaxpr.walk(closed))
+
+
+def example() -> dict:
+    blocks = re.findall(r"```python\n(.*?)```", CONTRIBUTING.read_text(), re.DOTALL)
+    found: dict = {}
+    exec(next(block for block in blocks if "Pass[" in block), found)
+    return found
+
+
+def test_the_example_of_the_guide_plugs_in(monkeypatch):
+    found = example()
+    config, one = found["WithoutNames"], found["RemoveNames"]
+    monkeypatch.setattr(_passes, "PASSES", (*_passes.PASSES, one()))
+    x = jnp.arange(3.0)
+    closed = jax.make_jaxpr(named)(x)
+    same = _passes.rewrite(closed, {})
+    without = _passes.rewrite(closed, {}, None, Choice("h100", (config(True),)))
+    assert names(same.jaxpr) == 2 and names(without.jaxpr) == 0
+    assert without.did(config) and not same.did(config)
+    want, got = (_jaxpr.evaluate(j, [x])[0] for j in (closed, without.jaxpr))
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("one", _passes.PASSES, ids=lambda p: p.config.name)
+def test_a_default_configuration_is_no_choice(one: Pass):
+    """So that adding a pass changes no plan, and no plan's JSON."""
+    default = one.config()
+    assert Choice("h100", (default,)) == Choice("h100")
+    assert Choice("h100").get(one.config) == default
+
+
+def test_a_choice_comes_back_from_json():
+    order = OperationOrder(sequence=(0, 1, 0))
+    choice = Choice("h100", (order, Recompute(1e9, offload=4096)))
+    again = Choice.from_dict(choice.to_dict(), _passes.CONFIGS)
+    assert again == choice and hash(again) == hash(choice)
+    unknown = choice.to_dict()
+    unknown["passes"]["recompute"]["speed"] = 1
+    with pytest.raises(ValueError, match=r"'recompute' has no option \['speed'\]"):
+        Choice.from_dict(unknown, _passes.CONFIGS)
+
+
+def test_a_plan_of_an_unknown_pass_is_no_plan():
+    plan = jaxmem.schedule(named).plan(jnp.arange(3.0))
+    text = plan.to_json().replace('"passes": {}', '"passes": {"tile": {}}')
+    with pytest.raises(ValueError, match="not a plan"):
+        Plan.from_json(text)
