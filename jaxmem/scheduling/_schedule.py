@@ -91,12 +91,18 @@ def schedule(
       are kept from which the rest can be made by casts, moves and elementwise
       operations: no bf16 copy of a weight, no activation beside its input, no output
       that is the next layer's input. No matmul, reduction or random bit is done twice.
-    - *A budget.* With `budget`, as much of the forward pass is computed again as it
-      takes to fit, and no more: which values is chosen by the bytes they take and the
-      time they cost on `target`, and the compiler for `target` has the last word. Below
-      one input for each layer, segments of layers are run again (Chen et al. 2016).
+    - *A budget.* With `budget`, as much of the forward pass is recomputed as it takes
+      to fit, and no more. Values are chosen by the bytes they take and the time they
+      cost on `target`, and the compiler for `target` has the last word. Below one
+      input for each layer, whole segments of layers are recomputed (Chen et al. 2016).
     - *Order.* Layers that are unrolled are updated right after their gradient: a
       barrier keeps the compiler from putting all updates last.
+
+    With a target, the step is compiled as given and as rewritten, and what takes less
+    is run. Without one nothing is compiled to compare: then layers are put in order
+    only where the step's graph has more than half of its temporaries in gradients that
+    wait, and residuals are recomputed only where they take more than the largest array
+    of a layer. The plan's notes say what was left out.
 
     The results are those of the step, to rounding: operations are moved, not changed,
     and a sum over layers may be taken in another order.
@@ -107,7 +113,7 @@ def schedule(
         update.
       budget: the peak that the compiled step may have on one device, arguments
         included, in bytes or as text like "14GiB"; by default nothing that costs
-        anything is computed again. The first call with new shapes compiles the step a
+        anything is recomputed. The first call with new shapes compiles the step a
         few times to find out.
       target: the chip of `jaxmem.targets()` that the step is for: it is compiled for
         it both as given and as scheduled, and what takes less is run. By default
@@ -125,7 +131,7 @@ def schedule(
         default such a step keeps its stacked gradients, and `plan` names the operation.
       offload: with a budget, what the forward scans keep may also wait in the host's
         memory (`pinned_host`), where sending it there and back is thought to be faster
-        than computing it again, or where nothing else fits. It takes the link to the
+        than recomputing it, or where nothing else fits. It takes the link to the
         host, which the estimate has as 16 lanes of PCI Express.
       plan: what an earlier `plan(...)` of the same step has settled on, as
         `Plan.from_json` reads it back: nothing is compiled to find out again.
