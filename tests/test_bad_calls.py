@@ -74,11 +74,11 @@ def test_the_call_itself_is_a_good_one(call, untyped):
 
 # What takes anything, takes nothing, or is what a function returns.
 WITHOUT_ARGUMENTS_OF_ITS_OWN = """
-    AdamAState BudgetError Choice Finding Frontier Frozen Gradient Kept
-    Layout Left Lifetimes LintReport MemoryReport MicrobatchStep NoLayoutError
+    AdamAState BudgetError Choice Finding Frontier Frozen Gradient KeptArrays
+    Layout Lifetimes LintReport MemoryReport MicrobatchStep NoLayoutError
     Normalized Operation Operations Order OutOfReach Plan Prediction RematPolicy
     RecomputedOperation RecomputedResidual Rematerialised Replacement Report Residual
-    Residuals Scheduled Site SplitParameters Stored SubstitutionReport Target Trial
+    RemainingArrays Residuals SaveChoice Scheduled Site SplitParameters Stored SubstitutionReport Target Trial
     TrainedSizes accumulates swish targets
 """.split()
 # What the other packages compile with; `estimate` checks the arguments.

@@ -37,7 +37,6 @@ OFFSETS = {0: 0, 1: 8}
 CLOSED = jax.make_jaxpr(lambda x: jnp.tanh(x) * 2)(jnp.ones(3))
 OPERATIONS = scheduling.operations_of(CLOSED)
 THEIRS = tuple(range(len(OPERATIONS.graph.operations)))
-PLACES = scheduling.places_of(OPERATIONS.graph, THEIRS)
 PATH = "buffers.csv"
 LINEAR = {"norm": {"scale": jnp.ones(2)}, "dense": {"kernel": jnp.ones((2, 3))}}
 SAVE = ("banana", "", 0, 9, 1.5, True, ["output"])
@@ -172,17 +171,9 @@ CALLS = [
     Call("fences_of", scheduling.fences_of, {"graph": GRAPH, "order": (0, 1)}, {
         "graph": NO_GRAPH, "order": (None, *ORDER), "least": (None, *NOT_NEGATIVE_INT),
     }),
-    Call("places_of", scheduling.places_of, {"graph": GRAPH, "order": (0, 1)}, {
-        "graph": NO_GRAPH, "order": (None, *ORDER), "layout": FUNCTION,
-    }),
     Call("in_given_order", scheduling.in_given_order,
         {"ops": OPERATIONS, "order": THEIRS}, {
             "ops": (None, 3, CLOSED), "order": (None, "0", (), (7,)),
             "fences": ("x", ("x",), (1.5,)), "least": (None, *NOT_NEGATIVE_INT),
-        }),
-    Call("run_in_arena", scheduling.run_in_arena,
-        {"ops": OPERATIONS, "args": [jnp.ones(3)], "order": THEIRS, "places": PLACES}, {
-            "ops": (None, 3, CLOSED), "args": (None, 3, [], [jnp.ones(4)], ["x"]),
-            "order": (None, "0", (), (7,)), "places": (None, 3, {}),
         }),
 ]  # fmt: skip

@@ -217,6 +217,14 @@ def test_progress_shows_the_best_so_far(told):
     assert not any("best so far" in line for line in told.lines[:1])
 
 
+@pytest.fixture
+def interruptible():
+    """As in a terminal: a shell's background jobs ignore the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupt_at(told, words):
     def then(text):
         if words in text:
@@ -226,7 +234,7 @@ def interrupt_at(told, words):
     told.then = then
 
 
-def test_an_interrupt_takes_the_best_so_far(told):
+def test_an_interrupt_takes_the_best_so_far(told, interruptible):
     interrupt_at(told, "best so far")
     step, args = in_budget(SHARE)
     plan = step.plan(*args)
@@ -240,7 +248,7 @@ def test_an_interrupt_takes_the_best_so_far(told):
     step(*args)  # and is what is run
 
 
-def test_an_interrupt_before_anything_fits_is_one(told):
+def test_an_interrupt_before_anything_fits_is_one(told, interruptible):
     interrupt_at(told, "compile 1")
     step, args = in_budget(SHARE)
     with pytest.raises(KeyboardInterrupt):
