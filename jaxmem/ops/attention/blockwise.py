@@ -186,7 +186,9 @@ def forward(blocks: AttentionBlocks, q, k, v, bias, extras: Extras):
 
 def backward(blocks: AttentionBlocks, wanted, saved: dict, g):
     """A dict of the gradients named in `wanted`."""
-    results = {name: (saved[name].shape, saved[name].dtype) for name in wanted - {"v"}}
+    # in one order in every process, or no compiled program would be found in a cache
+    names = sorted(wanted - {"v"})
+    results = {name: (saved[name].shape, saved[name].dtype) for name in names}
     if "v" in wanted:
         results["v"] = saved["k"].shape, saved["k"].dtype
     # what the forward pass computed is recomputed here: without the barrier XLA would

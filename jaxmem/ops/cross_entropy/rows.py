@@ -232,7 +232,8 @@ def backward(head: Head, wanted, saved: dict, g: Rows) -> dict:
         return new
 
     like = {"x": x, "kernel": kernel, "bias": bias}
-    init = {k: jnp.zeros_like(like[k]) for k in wanted}
+    # in one order in every process, or no compiled program would be found in a cache
+    init = {k: jnp.zeros_like(like[k]) for k in sorted(wanted)}
     if "x" in wanted:
         init["x"] = init["x"].astype(head.accumulator)
     grads = _over_blocks(head, x, kernel, step, init)
