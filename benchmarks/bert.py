@@ -21,7 +21,7 @@ import jaxmem
 from benchmarks._common import MIB, TARGETS, publish, publish_some, verdict
 from benchmarks.models import Bert, BertConfig, abstract_params, masked_loss
 
-BARS = {("substituted", "h100"): 2600}
+THRESHOLDS = {("substituted", "h100"): 2600}
 TOKENS = jax.ShapeDtypeStruct((8, 512), jnp.int32)
 KEY = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
@@ -48,7 +48,7 @@ def temp(model, target: str) -> float:
 
 
 def row(name: str, model, target: str) -> tuple:
-    size, bar = temp(model, target), BARS.get((name, target))
+    size, bar = temp(model, target), THRESHOLDS.get((name, target))
     return size, bar or "", verdict(size, bar)
 
 

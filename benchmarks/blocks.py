@@ -73,7 +73,7 @@ POLICIES = {
     ),
     "nothing_saveable": jax.checkpoint_policies.nothing_saveable,
 }
-BARS = {
+THRESHOLDS = {
     ("BERT-Large, 8 x 512", "substitute, schedule"): 2100,
     ("BERT-Large, 8 x 512", "8-bit storage, schedule"): 1250,
 }
@@ -137,7 +137,7 @@ def row(name: str, way: str, step, args) -> tuple:
     """Of one way; the plain one is what a step computes at least."""
     plain = plain_flops(name)
     temp = jaxmem.estimate(step, *args, target=TARGET).temp_bytes / MIB
-    bar = BARS.get((name, way))
+    bar = THRESHOLDS.get((name, way))
     again = 100 * (matmul_flops(step, *args) - plain) / (plain / 3)
     return temp, again, bar or "", verdict(temp, bar)
 

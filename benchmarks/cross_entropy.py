@@ -33,7 +33,7 @@ from jaxmem.ops import linear_cross_entropy
 
 SDS = jax.ShapeDtypeStruct
 SIZES = (8192, 4096, 131072)
-BARS = {"h100": 180, "tpu-v5e": 130}
+THRESHOLDS = {"h100": 180, "tpu-v5e": 130}
 
 
 def whole(x, kernel, labels):
@@ -99,7 +99,7 @@ def flops(loss, vocab_axis=1) -> int:
 
 def row(loss, axis: int, held: bool, target: str) -> tuple:
     """Of the kernels no flops are counted: they are inside of calls."""
-    size, bar = temp(loss, axis, target), BARS[target] if held else None
+    size, bar = temp(loss, axis, target), THRESHOLDS[target] if held else None
     ratio = "" if loss is kernels else f"{flops(loss, axis) / flops(whole):.3f}"
     return size, bar or "", verdict(size, bar), ratio
 

@@ -32,7 +32,7 @@ from benchmarks.vision_models import ResNet, ResNetConfig, ViT, ViTConfig
 from jaxmem.nn.linen import LoRADense
 
 # In % of what plain training of everything keeps.
-BARS = {("ResNet-101", "input alone"): 20}
+THRESHOLDS = {("ResNet-101", "input alone"): 20}
 RANK = 16
 
 
@@ -148,7 +148,7 @@ def rows(measure: Callable, names: Sequence[str], cases: Sequence[str]):
                 for _, module in models(model, case)
             )
             training = training or plain
-            share, bar = 100 * lean / training, BARS.get((model.name, case))
+            share, bar = 100 * lean / training, THRESHOLDS.get((model.name, case))
             met = verdict(share, bar)
             yield (
                 model.name,

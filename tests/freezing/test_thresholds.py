@@ -11,6 +11,6 @@ def test_resnet_input_gradients():
     cases = ("all", "input alone", "norms")
     found = frozen.rows(frozen.kept, ["ResNet-101"], cases)
     rows = {case: rest for _, case, *rest in found}
-    assert rows["input alone"][3] <= frozen.BARS["ResNet-101", "input alone"]
+    assert rows["input alone"][3] <= frozen.THRESHOLDS["ResNet-101", "input alone"]
     for plain, lean, *_ in rows.values():
         assert lean < 0.35 * plain

@@ -1,7 +1,8 @@
-"""The norm kernels, simulated, against their XLA twins; their programs compiled.
+"""The norm kernels, simulated, against their XLA references; their programs compiled.
 
-Values go through the public ops. The bound is that of `tests/twins.py`: four roundings
-of the largest element and twice the twin's own error, against the twin in float64.
+Values go through the public ops. The bound is that of `tests/references.py`: four
+roundings of the largest element and twice the reference's own error, against the
+reference in float64.
 """
 
 import contextlib

@@ -9,7 +9,7 @@ from benchmarks._common import MIB, TARGETS
 from benchmarks.models import BertConfig
 
 pytestmark = pytest.mark.slow
-BARS = [case for case in layers.cases() if case[-1] is not None]
+THRESHOLDS = [case for case in layers.cases() if case[-1] is not None]
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +20,7 @@ def standard_jax():
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("case", BARS, ids=lambda c: f"{c[0]}: {c[1]}")
+@pytest.mark.parametrize("case", THRESHOLDS, ids=lambda c: f"{c[0]}: {c[1]}")
 def test_layers(case, target):
     stack, _, (loss, args), bars = case
     step = jax.grad(loss, argnums=layers.WANTED[stack])
@@ -35,7 +35,7 @@ def test_bert_large_after_substitute_alone():
         step, args = bert.gradient(model)
         temps.append(jaxmem.estimate(step, *args, target="h100").temp_bytes / MIB)
     assert temps[0] > 12000
-    assert temps[1] <= bert.BARS["substituted", "h100"]
+    assert temps[1] <= bert.THRESHOLDS["substituted", "h100"]
 
 
 def test_bert_losses_agree_to_rounding():
@@ -82,10 +82,10 @@ def test_bert_large_in_blocks_and_in_codes():
     temps = {
         way: jaxmem.estimate(step, *args, target="h100").temp_bytes / MIB
         for way, step, args in blocks.ways("BERT-Large, 8 x 512")
-        if ("BERT-Large, 8 x 512", way) in blocks.BARS
+        if ("BERT-Large, 8 x 512", way) in blocks.THRESHOLDS
     }
-    assert len(temps) == len(blocks.BARS)
-    for (_, way), bar in blocks.BARS.items():
+    assert len(temps) == len(blocks.THRESHOLDS)
+    for (_, way), bar in blocks.THRESHOLDS.items():
         assert temps[way] <= bar
 
 
