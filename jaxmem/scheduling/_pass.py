@@ -21,6 +21,9 @@ class Config(Protocol):
     name: ClassVar[str]
 
 
+# What a plan advises where a level is not compared, and something was left out.
+NAME_A_TARGET = "name a target, and both are compiled and the smaller is run"
+
 C = TypeVar("C", bound=Config)
 R = TypeVar("R")
 

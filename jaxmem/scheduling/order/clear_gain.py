@@ -11,13 +11,13 @@ from typing import Any
 
 from jaxmem.memory import format_bytes
 from jaxmem.planning import peak
+from jaxmem.scheduling._pass import NAME_A_TARGET
 from jaxmem.scheduling.order.updates import in_order
 from jaxmem.scheduling.predict.operations import (
     as_compiled,
     compiled_peak,
     operations_of,
 )
-from jaxmem.scheduling.recompute.clear_gain import INSTEAD
 
 # Of the temporaries as the step is written. The graph's own are off by less than a half
 # on all steps of `benchmarks.predict` for an H100 but AlexNet's with a single image.
@@ -49,5 +49,5 @@ def _no_order(before: int, gain: int, loss: int) -> str:
         why = f"would take {format_bytes(loss)} more than XLA's own order"
     return (
         "layers that are written out are not put in order: by the step's graph that "
-        f"{why}; {INSTEAD}"
+        f"{why}; {NAME_A_TARGET}"
     )

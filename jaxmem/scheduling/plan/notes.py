@@ -1,18 +1,18 @@
 """What a plan says in sentences: what was left as it was, and why."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from jaxmem import _compat, _jaxpr
 from jaxmem.ir.backward import is_transposed
 from jaxmem.ir.flatten import is_jit, why_closed
+from jaxmem.scheduling._passes import Rewritten
 from jaxmem.scheduling.plan.fingerprint import fingerprint
 from jaxmem.scheduling.plan.held import held_up, named
 
 _BRANCHES = ("cond", "while", "custom_linear_solve", "xla_pmap")
 
 
-def notes_of(rewritten: Any, unchanged: bool) -> Iterator[str]:
+def notes_of(rewritten: Rewritten, unchanged: bool) -> Iterator[str]:
     """Sentences on a rewritten step; `unchanged`: whether it was to stay as given."""
     for level in rewritten.levels:
         yield from held_up(level.jaxpr, level.aliases)
@@ -27,7 +27,7 @@ def notes_of(rewritten: Any, unchanged: bool) -> Iterator[str]:
         yield f"nothing is changed{why}"
 
 
-def _closed(rewritten: Any) -> Iterator[str]:
+def _closed(rewritten: Rewritten) -> Iterator[str]:
     """Of equations that layers are in why nothing is done in them."""
     both = any(map(is_transposed, _jaxpr.walk(rewritten.written_out)))
     for level in rewritten.levels:

@@ -13,7 +13,7 @@ from jaxmem import _jaxpr
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.memory.report import plot_both
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
-from jaxmem.scheduling._passes import CONFIGS
+from jaxmem.scheduling._passes import CONFIGS, Rewritten
 from jaxmem.scheduling.plan.rows import (
     Gradient,
     RecomputedOperation,
@@ -240,7 +240,7 @@ def _array(entry: Gradient | RecomputedResidual | RecomputedOperation) -> str:
 
 
 def make_plan(
-    rewritten: Any,
+    rewritten: Rewritten,
     result: SearchResult,
     both: Compared,
     target: str,

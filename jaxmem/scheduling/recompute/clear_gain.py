@@ -11,9 +11,9 @@ from jaxmem import _jaxpr
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.memory import format_bytes
+from jaxmem.scheduling._pass import NAME_A_TARGET
+from jaxmem.scheduling.plan.rows import nbytes
 from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite
-
-INSTEAD = "name a target, and both are compiled and the smaller is run"
 
 
 def clear_gain(closed, plan: PairRewrite) -> bool:
@@ -31,14 +31,12 @@ def unclear_gains(closed, rewrites: Iterable[PairRewrite]) -> Iterator[str]:
         yield (
             f"{format_bytes(saved)} of residuals are kept that the backward scan could "
             f"recompute: in XLA's order it may then hold one more array of a layer, "
-            f"{format_bytes(array)}; {INSTEAD}"
+            f"{format_bytes(array)}; {NAME_A_TARGET}"
         )
 
 
 def _saved(plan: PairRewrite) -> int:
-    rows = plan.described()
-    sizes = ((_jaxpr.elements(a.shape) * a.dtype.itemsize, n) for a, _, _, n in rows)
-    return sum(size * sign for size, sign in sizes)
+    return sum(sign * nbytes(aval) for aval, _, _, sign in plan.described())
 
 
 def _array_of_a_layer(closed, plan: PairRewrite) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._passes import Rewritten
 
 
 class BudgetError(ValueError):
@@ -99,7 +100,7 @@ class SearchResult:
     budget: int | None = None
     tried: tuple[ReportedTrial, ...] = ()
     seconds: float = 0.0
-    rewritten: Any = None
+    rewritten: Rewritten | None = None
     report: MemoryReport | None = None
     fingerprint: str = ""
     products: int | None = None
