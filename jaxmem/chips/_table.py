@@ -48,19 +48,12 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Tpu:
-    """A TPU as libtpu knows it.
+    """A TPU as libtpu knows it."""
 
-    Attributes:
-      name: libtpu's own name.
-      slices: the topologies that libtpu offers, from the smallest.
-      cores: tensor cores of one device.
-      options: further options of the topology.
-    """
-
-    name: str
-    slices: tuple[str, ...]
-    cores: int = 1
-    options: tuple[tuple[str, Any], ...] = ()
+    name: str  # libtpu's own name
+    slices: tuple[str, ...]  # the topologies that libtpu offers, from the smallest
+    cores: int = 1  # tensor cores of one device
+    options: tuple[tuple[str, Any], ...] = ()  # further options of the topology
     platform: str = "tpu"
 
     @property
@@ -79,18 +72,13 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Chip:
-    """What jaxmem knows of a chip.
+    """What jaxmem knows of a chip."""
 
-    Attributes:
-      memory_bytes: bytes that a program can use on one device; None where they differ
-        from host to host.
-      machine: how fast it computes and moves bytes.
-      compiler: what its compiler has to be told.
-    """
-
+    # Bytes that a program can use on one device; None where they differ from host to
+    # host
     memory_bytes: int | None
-    machine: Machine
-    compiler: Cpu | Gpu | Tpu
+    machine: Machine  # how fast it computes and moves bytes
+    compiler: Cpu | Gpu | Tpu  # what its compiler has to be told
 
 
 _FLAT = tuple("1x1 1x2 2x2 2x4 4x4 4x8 8x8 8x16 16x16".split())

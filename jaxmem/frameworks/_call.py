@@ -27,21 +27,14 @@ from jaxmem.frameworks._places import Place, resolve
 
 @dataclass(frozen=True)
 class Call:
-    """A call as `pure_call` yields it.
+    """A call as `pure_call` yields it."""
 
-    Attributes:
-      args: positional arguments of the pure function.
-      kwargs: its keyword arguments.
-      form: everything else; the same function, form and shapes give the same trace.
-      inside: whether it is traced as part of another function.
-      own: the options of the step itself, if it is jitted.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[Any, ...]  # positional arguments of the pure function
+    kwargs: dict[str, Any]  # its keyword arguments
+    # Everything else; the same function, form and shapes give the same trace
     form: Form
-    inside: bool = False
-    own: Jitted = Jitted()
+    inside: bool = False  # whether it is traced as part of another function
+    own: Jitted = Jitted()  # the options of the step itself, if it is jitted
 
     @functools.cached_property
     def signature(self) -> Hashable:
@@ -50,11 +43,7 @@ class Call:
         return self.form, tree, tuple(map(_kind, leaves))
 
     def finish(self, out: Any) -> Any:
-        """The step's own result; its nnx objects are updated.
-
-        Args:
-          out: the result of the pure function.
-        """
+        """The step's own result; its nnx objects are updated."""
         if self.form.as_it_is:
             return out
         return give_back(self.form, (self.args, self.kwargs), out)
@@ -63,24 +52,12 @@ class Call:
 @contextlib.contextmanager
 def pure_call(
     fn: Callable,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
+    args: Sequence[Any],  # its positional arguments
+    kwargs: dict[str, Any],  # its keyword arguments
     donate: Sequence[Place] | None = None,
     static: Sequence[Place] = (),
 ) -> Iterator[Call]:
-    """Opens a call; it must be open while its pure function is traced or run.
-
-    Args:
-      fn: the step; a jitted one brings its donated and static arguments along.
-      args: its positional arguments.
-      kwargs: its keyword arguments.
-      donate: positions and names of donated arguments; None for those of a jitted step.
-      static: positions and names of static arguments, beside those of a jitted step.
-
-    Raises:
-      TypeError: `fn` is no function, a static argument cannot be hashed.
-      ValueError: a place that is no argument, or is both donated and static.
-    """
+    """Opens a call; it must be open while its pure function is traced or run."""
     if not callable(fn):
         raise TypeError(f"fn must be a function, got {type(fn).__name__}: {fn!r}")
     own = jitted(fn, args, kwargs) or Jitted()

@@ -18,11 +18,10 @@ from jaxmem.frameworks._split_object import SplitObject
 
 @dataclass(frozen=True)
 class StaticLeaves:
-    """All of a pytree but its arrays; `rest` has None where an array was.
+    """All of a pytree but its arrays; `rest` has None where an array was."""
 
-    It compares and hashes by its leaves, so that a jitted function is traced anew if a
-    static leaf changes.
-    """
+    # It compares and hashes by its leaves, so that a jitted function is traced anew if
+    # a static leaf changes.
 
     structure: Any
     rest: tuple[Any, ...]

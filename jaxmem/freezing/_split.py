@@ -82,10 +82,8 @@ def shapes_of(params: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def _check_shapes(params: Any, wanted: tuple[tuple[int, ...], ...]) -> None:
-    """ValueError for other shapes, unless all arrays gain or lose leading axes alike.
-
-    A leaf that is no array (a sharding, say) passes.
-    """
+    """ValueError for other shapes, unless all arrays gain or lose leading axes alike."""
+    # A leaf that is no array (a sharding, say) passes.
     arrays = [
         (path, x.shape, want)
         for (path, x), want in zip(paths_and_leaves(params), wanted, strict=True)

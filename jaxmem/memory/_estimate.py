@@ -113,39 +113,19 @@ def estimate(
 
 def begin(
     fn: Callable,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[Any, ...],  # its positional arguments
+    kwargs: dict[str, Any],  # its keyword arguments
     *,
     target: str | Target | None = None,
     donate: Sequence[Place] = (),
-    static: Sequence[Place] = (),
+    static: Sequence[Place] = (),  # positions and names of arguments that are no arrays
     timeout: float = 600.0,
     compiler_options: dict[str, Any] | None = None,
     cache: bool = True,
-    extent: Extent = "needed",
+    extent: Extent = "needed",  # how far the compile goes, see `generates_code`
     products: int | None = None,
 ) -> Pending:
-    """Lowers a step and starts its compile; ask the result for the report later.
-
-    Args:
-      fn: as for `estimate`.
-      args: its positional arguments.
-      kwargs: its keyword arguments.
-      target: as for `estimate`.
-      donate: positions and names of donated arguments; none for those of a jitted step.
-      static: positions and names of arguments that are no arrays.
-      timeout: as for `estimate`.
-      compiler_options: as for `estimate`.
-      cache: as for `estimate`.
-      extent: how far the compile goes, see `generates_code`.
-      products: as in `Pending`.
-
-    Returns:
-      A `Pending` report.
-
-    Raises:
-      What `estimate` raises before the compile.
-    """
+    """Lowers a step and starts its compile; ask the result for the report later."""
     chip = get_target(target)
     check_callable("fn", fn)
     timeout = check_float("timeout", timeout, above=0)

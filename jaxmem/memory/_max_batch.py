@@ -96,19 +96,12 @@ def _room(chip: Target, memory: int | str | None) -> int:
 
 @dataclass
 class BatchSearch:
-    """The sizes to try, given the peaks measured so far.
+    """The sizes to try, given the peaks measured so far."""
 
-    Attributes:
-      peak: from a size to the bytes that it takes.
-      room: the bytes that there are.
-      limit: the largest size to try.
-      known: the peaks measured so far.
-    """
-
-    peak: Callable[[int], float]
-    room: int
-    limit: int
-    known: dict[int, float] = field(default_factory=dict)
+    peak: Callable[[int], float]  # from a size to the bytes that it takes
+    room: int  # the bytes that there are
+    limit: int  # the largest size to try
+    known: dict[int, float] = field(default_factory=dict)  # the peaks measured so far
 
     def measure(self, units: int) -> None:
         """Compiles one size."""

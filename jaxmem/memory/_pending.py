@@ -25,12 +25,10 @@ THRESHOLDS = (21, 24, 27, 30, 35, 40)
 
 
 def generates_code(lowered: LoweredStep, extent: Extent) -> bool:
-    """Whether a compile goes on after the buffers are assigned.
-
-    All figures of a GPU are known by then. On a TPU the buffers still change, and the
-    CPU's compiler counts operations at the end. Kernels are compiled during code
-    generation, and may be refused there.
-    """
+    """Whether a compile goes on after the buffers are assigned."""
+    # All figures of a GPU are known by then. On a TPU the buffers still change, and the
+    # CPU's compiler counts operations at the end. Kernels are compiled during code
+    # generation, and may be refused there.
     if extent == "needed":
         return lowered.kernels or lowered.request["target"]["platform"] != "cuda"
     return extent == "all" or lowered.kernels
@@ -38,28 +36,19 @@ def generates_code(lowered: LoweredStep, extent: Extent) -> bool:
 
 @dataclass
 class Pending:
-    """The report of a step, once it is there.
+    """The report of a step, once it is there."""
 
-    Attributes:
-      lowered: the lowered step.
-      target: the chip that it is compiled for.
-      donations: from which the report's notes on donation are made.
-      timeout: seconds that the compile may take.
-      extent: how far the compile goes.
-      use_cache: whether a result on disk may be used.
-      products: exponent of 2; XLA:GPU emits products of matrices with fewer elements
-        together itself, and leaves the others to a library. None is XLA's own
-        threshold. It is raised where XLA finds no tiles for a product.
-      final: whether the report, once there, has the figures of a compile to the end.
-    """
-
-    lowered: LoweredStep
-    target: Target
-    donations: Donations
-    timeout: float
-    extent: Extent = "needed"
-    use_cache: bool = True
+    lowered: LoweredStep  # the lowered step
+    target: Target  # the chip that it is compiled for
+    donations: Donations  # from which the report's notes on donation are made
+    timeout: float  # seconds that the compile may take
+    extent: Extent = "needed"  # how far the compile goes
+    use_cache: bool = True  # whether a result on disk may be used
+    # Exponent of 2; XLA:GPU emits products of matrices with fewer elements together
+    # itself, and leaves the others to a library. None is XLA's own threshold. It is
+    # raised where XLA finds no tiles for a product.
     products: int | None = None
+    # Whether the report, once there, has the figures of a compile to the end
     final: bool = field(default=False, init=False)
     _compile: Compile | None = field(default=None, init=False)
     _report: MemoryReport | None = field(default=None, init=False)
@@ -74,12 +63,7 @@ class Pending:
         return self
 
     def result(self) -> MemoryReport:
-        """Waits for the report.
-
-        Raises:
-          CompileError: the compiler failed or died.
-          TimeoutError: the compile took longer than `timeout`.
-        """
+        """Waits for the report."""
         if self._report is None:
             result = self._compiled()
             # Stored under the threshold that was asked for, too: the next compile

@@ -251,11 +251,9 @@ def _innermost(eqn: Any, var: Any) -> list[Any]:
 
 
 def _place(nest: Sequence[Any]) -> tuple[str, str, str]:
-    """(source line, name scopes, the user's line) of the innermost of some equations.
-
-    jax's own code, such as that of `jnp.where`, has no line of the user's: then the
-    line of the call of it is taken.
-    """
+    """(source line, name scopes, the user's line) of the innermost of some equations."""
+    # jax's own code, such as that of `jnp.where`, has no line of the user's: then the
+    # line of the call of it is taken.
     sources = [line for eqn in nest if (line := _compat.source_line(eqn))]
     lines = [_compat.caller_line(eqn, *_compat.INSTALLED) for eqn in nest]
     scopes = [scope for eqn in nest if (scope := _compat.name_stack(eqn))]

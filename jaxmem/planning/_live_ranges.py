@@ -22,40 +22,28 @@ from jaxmem.planning._graph import Graph
 
 @dataclass(frozen=True)
 class LiveRange:
-    """Bytes that are alive from the first start to the last end.
+    """Bytes that are alive from the first start to the last end."""
 
-    Attributes:
-      size: bytes, more than 0.
-      starts: operations that bring it to life; empty if it is alive from the beginning.
-      ends: operations that have to run before it dies; empty if it never does.
-    """
-
-    size: int
+    size: int  # bytes, more than 0
+    # Operations that bring it to life; empty if it is alive from the beginning
     starts: tuple[int, ...]
+    # Operations that have to run before it dies; empty if it never does
     ends: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class OrderProblem:
-    """Operations to put in order, and their live ranges.
+    """Operations to put in order, and their live ranges."""
 
-    Attributes:
-      before: operation -> those that must run before it.
-      after: operation -> those that must run after it.
-      ranges: all that changes; what is alive throughout is in `base`.
-      scratch: operation -> bytes that it holds only while it runs.
-      overwrites: operation -> (bytes, output, range) triples: the bytes it saves if it
-        starts or ends this range. It uses each output and range once, and most bytes
-        come first.
-      base: bytes alive at the start.
-    """
-
-    before: Sequence[tuple[int, ...]]
-    after: Sequence[tuple[int, ...]]
+    before: Sequence[tuple[int, ...]]  # operation -> those that must run before it
+    after: Sequence[tuple[int, ...]]  # operation -> those that must run after it
+    # All that changes; what is alive throughout is in `base`
     ranges: Sequence[LiveRange]
-    scratch: Sequence[int]
+    scratch: Sequence[int]  # operation -> bytes that it holds only while it runs
+    # Operation -> (bytes, output, range) triples: the bytes it saves if it starts or
+    # ends this range. It uses each output and range once, and most bytes come first.
     overwrites: Sequence[tuple[tuple[int, int, int], ...]]
-    base: int = 0
+    base: int = 0  # bytes alive at the start
 
     def __len__(self) -> int:
         return len(self.before)
@@ -149,10 +137,8 @@ def _size_first(pair: tuple[int, int, int]) -> int:
 def overwritten_pairs(
     pairs: Iterable[tuple[int, int, int]],
 ) -> list[tuple[int, int, int]]:
-    """Those of (bytes, output, input) pairs to use, each output and input once.
-
-    The largest come first: with more pairs to choose from, they never save less.
-    """
+    """Those of (bytes, output, input) pairs to use, each output and input once."""
+    # The largest come first: with more pairs to choose from, they never save less.
     chosen, outputs, inputs = [], set(), set()
     for pair in sorted(pairs, key=_size_first):
         if pair[1] not in outputs and pair[2] not in inputs:
@@ -168,19 +154,15 @@ def overwritten_bytes(pairs: Iterable[tuple[int, int, int]]) -> int:
 
 
 class LiveWalk:
-    """The bytes alive as operations run one after another.
-
-    Attributes:
-      live: bytes alive now.
-      started: range -> how many of its starts have run.
-      pending: range -> how many of its ends have yet to run.
-    """
+    """The bytes alive as operations run one after another."""
 
     def __init__(self, problem: OrderProblem):
         self.problem = problem
-        self.live = problem.base
+        self.live = problem.base  # bytes alive now
         # A range without starts is alive from the beginning, one without ends for ever.
+        # Range -> how many of its starts have run
         self.started = [int(not r.starts) for r in problem.ranges]
+        # Range -> how many of its ends have yet to run
         self.pending = [len(r.ends) or 1 for r in problem.ranges]
         self._sizes = [r.size for r in problem.ranges]
         self._started_by, self._ended_by = problem.started_by, problem.ended_by
@@ -216,10 +198,8 @@ class LiveWalk:
         self.live -= self.cost(i)[1]
 
     def rest(self, chosen: Sequence[int]) -> OrderProblem:
-        """The problem of running `chosen` next, renumbered by their position.
-
-        All that they need must be among them, or have run.
-        """
+        """The problem of running `chosen` next, renumbered by their position."""
+        # All that they need must be among them, or have run.
         problem, number = self.problem, {i: n for n, i in enumerate(chosen)}
         touched = {
             k for i in chosen for k in (*self._started_by[i], *self._ended_by[i])

@@ -53,15 +53,12 @@ def lower_bound(graph: Graph, *, cuts: int = 16) -> int:
 
 
 class PeakBounds:
-    """The bounds of a forward problem, computed on demand.
-
-    Attributes:
-      behind: operation -> itself and all its predecessors, as a bit set.
-      ahead: operation -> itself and all its successors, as a bit set.
-    """
+    """The bounds of a forward problem, computed on demand."""
 
     def __init__(self, problem: OrderProblem):
         self.problem = problem
+        # `ahead`: operation -> itself and all its successors, as a bit set
+        # `behind`: operation -> itself and all its predecessors, as a bit set
         self.behind, self.ahead = _closure(problem.before), _closure(problem.after)
         self._cuts: dict[int, int] = {}
 
@@ -128,11 +125,9 @@ class PeakBounds:
         return base + least
 
     def _minimum_cut(self, i: int, ranges: Iterable[tuple]) -> int:
-        """The least bytes of `ranges`, of (size, starts, ends), alive while `i` runs.
-
-        A range is an edge with several ends, as in hypergraph partitioning: all of its
-        bytes are cut as soon as a start has run and an end has not.
-        """
+        """The least bytes of `ranges`, of (size, starts, ends), alive while `i` runs."""
+        # A range is an edge with several ends, as in hypergraph partitioning: all of
+        # its bytes are cut as soon as a start has run and an end has not.
         network = _FlowNetwork()
         done, undone = self.behind[i], self.ahead[i]
         free = ((1 << len(self.problem)) - 1) & ~(done | undone)

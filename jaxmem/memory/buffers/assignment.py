@@ -76,16 +76,7 @@ def parse_buffer_assignment(text: str) -> list[Allocation]:
 
 
 def assigned_bytes(assignment: str, usage: str) -> dict[str, int] | None:
-    """Bytes of a compiled step by kind, as the compiler counts them at the end.
-
-    Args:
-      assignment: the text of a `*buffer-assignment.txt`.
-      usage: that of the `*memory-usage-report.txt`, which XLA writes after it.
-
-    Returns:
-      Bytes in the memory of one device by `argument`, `output`, `alias`, `temp` and
-      `generated_code` (0: there is none yet); None where the two texts do not agree.
-    """
+    """Bytes of a compiled step by kind, as the compiler counts them at the end."""
     sizes: dict[str, int] = dict.fromkeys(_KINDS, 0)
     by_color: Counter[int] = Counter()
     for line in assignment.splitlines():

@@ -38,20 +38,13 @@ _TWICE = 0.01  # of the peak: copies of arguments below it have no note
 
 @dataclass(frozen=True)
 class Attribution:
-    """The rows that `MemoryReport` shows.
+    """The rows that `MemoryReport` shows."""
 
-    Attributes:
-      at_peak: the buffers alive at the peak.
-      peak_step: the step of the schedule at which the temporaries are fullest.
-      timeline: live bytes at some steps of the schedule.
-      notes: sentences for the report.
-      curved: (source line, module) of each place that computes one of `CURVES`.
-    """
-
-    at_peak: tuple[PeakBuffer, ...]
-    peak_step: int
-    timeline: tuple[ScheduleStep, ...]
-    notes: tuple[str, ...]
+    at_peak: tuple[PeakBuffer, ...]  # the buffers alive at the peak
+    peak_step: int  # the step of the schedule at which the temporaries are fullest
+    timeline: tuple[ScheduleStep, ...]  # live bytes at some steps of the schedule
+    notes: tuple[str, ...]  # sentences for the report
+    # (source line, module) of each place that computes one of `CURVES`
     curved: frozenset[tuple[str, str]] = frozenset()
 
 

@@ -98,12 +98,10 @@ class LiveMap:
 
 
 def temporaries(allocations: list[Allocation], temp_bytes: int) -> list[BufferValue]:
-    """The values of the temporaries that the compiler's `temp_bytes` counts.
-
-    Allocations are put end to end, so that one address is one byte. Those in other
-    memories (colors) count as long as `temp_bytes` has room for them: those in a TPU's
-    vector memory are not part of it.
-    """
+    """The values of the temporaries that the compiler's `temp_bytes` counts."""
+    # Allocations are put end to end, so that one address is one byte. Those in other
+    # memories (colors) count as long as `temp_bytes` has room for them: those in a
+    # TPU's vector memory are not part of it.
     values, base = [], 0
     temporary = (a for a in allocations if a.kind == "temp")
     for allocation in sorted(temporary, key=lambda a: a.color):

@@ -25,36 +25,24 @@ _POSITIONAL = (
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array argument of a call.
+    """One array argument of a call."""
 
-    Attributes:
-      name: the parameter's name and the path inside of it, as `state.params['w']`.
-      spec: shape, dtype, and the sharding over several devices, if there is one.
-      donated: whether the call may reuse its buffer.
-      key_impl: of a PRNG key, which is passed as the integers that it is made of.
-    """
-
-    name: str
+    name: str  # the parameter's name and the path inside of it, as `state.params['w']`
+    # Shape, dtype, and the sharding over several devices, if there is one
     spec: jax.ShapeDtypeStruct
-    donated: bool
+    donated: bool  # whether the call may reuse its buffer
+    # Of a PRNG key, which is passed as the integers that it is made of
     key_impl: Any = None
 
 
 @dataclass(frozen=True)
 class FlatCall:
-    """A call with its arguments flattened.
+    """A call with its arguments flattened."""
 
-    Attributes:
-      name: the function's, fit for a module's name.
-      leaves: the array arguments.
-      treedef: of the arguments of the pure function, see `pure_call`.
-      form: everything else that the call consists of.
-    """
-
-    name: str
-    leaves: tuple[Leaf, ...]
-    treedef: Any
-    form: Form
+    name: str  # the function's, fit for a module's name
+    leaves: tuple[Leaf, ...]  # the array arguments
+    treedef: Any  # of the arguments of the pure function, see `pure_call`
+    form: Form  # everything else that the call consists of
 
     def rebuild(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the pure function with these arrays in them."""
@@ -68,12 +56,7 @@ class FlatCall:
 
 
 def flatten_call(fn: Callable, call: Call) -> FlatCall:
-    """Flattens a call of `fn`; it must be open.
-
-    Raises:
-      TypeError: an argument is no array.
-      ValueError: an argument has a symbolic shape.
-    """
+    """Flattens a call of `fn`; it must be open."""
     name = step_name(fn)
     static = {place for place, _ in call.form.static}
     leaves = tuple(
@@ -93,19 +76,12 @@ def step_name(fn: Callable) -> str:
 
 
 def named_leaves(
-    fn: Callable,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    fn: Callable,  # the function whose parameters give the names
+    args: Sequence[Any],  # positional arguments, without the static ones
+    kwargs: Mapping[str, Any],  # keyword arguments
     static: Collection[Place] = (),
 ) -> Iterator[tuple[Place, str, Any]]:
-    """(position or keyword, name, value) of each leaf of the arguments, in order.
-
-    Args:
-      fn: the function whose parameters give the names.
-      args: positional arguments, without the static ones.
-      kwargs: keyword arguments.
-      static: positions and keywords of the arguments that were taken out of `args`.
-    """
+    """(position or keyword, name, value) of each leaf of the arguments, in order."""
     titles = _titles(fn, len(args), static)
     for path, value in tree_flatten_with_path((tuple(args), dict(kwargs)))[0]:
         is_positional = path[0].idx == 0

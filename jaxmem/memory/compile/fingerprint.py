@@ -47,11 +47,9 @@ def without_callers(text: str) -> list[str]:
 
 
 def without_jit(lines: list[str]) -> list[str]:
-    """The module with a `main` that is not just a call of another function.
-
-    The `main` of a jitted step only calls the step, and the names of the operations
-    inside do not begin with that of `main`.
-    """
+    """The module with a `main` that is not just a call of another function."""
+    # The `main` of a jitted step only calls the step, and the names of the operations
+    # inside do not begin with that of `main`.
     start, end = _function(lines, "@main(")
     main, rest = lines[start + 1 : end], lines[end:]
     while (called := _sole_call(main)) is not None:

@@ -126,16 +126,7 @@ class Compile:
             raise compiler_died(self._request, "with the worker", self._worker.log)
 
     def result(self) -> dict[str, Any]:
-        """Waits for the compile.
-
-        Returns:
-          `memory`: bytes on one device; `cost`; `dump`: the texts that XLA dumped;
-          `aliases`: (output index, leaf) of each input buffer that an output reuses.
-
-        Raises:
-          CompileError: the compiler failed or died.
-          TimeoutError: it took too long.
-        """
+        """Waits for the compile."""
         try:
             while True:
                 try:
@@ -195,14 +186,7 @@ class Pool:
     def submit(
         self, request: dict[str, Any], timeout: float, *, code: bool = True
     ) -> Compile:
-        """Begins a compile.
-
-        Args:
-          request: of a `LoweredStep`.
-          timeout: seconds, without the time in which it waits for other compiles.
-          code: whether to generate code; else the compile ends when XLA has assigned
-            the buffers, and `memory` is the sum of the assignment.
-        """
+        """Begins a compile."""
         target = request["target"]
         devices = f"--xla_force_host_platform_device_count={target['devices']}"
         environment = {"XLA_FLAGS": f"{caller_flags()} {devices}"}
@@ -211,10 +195,8 @@ class Pool:
         return Compile(self, request | {"environment": environment}, options)
 
     def worker(self) -> Worker:
-        """The worker; a new one where there is none or it is dead.
-
-        A new one takes a second to start: call this ahead of a compile.
-        """
+        """The worker; a new one where there is none or it is dead."""
+        # A new one takes a second to start: call this ahead of a compile.
         with self._lock:
             if self._worker is None or not self._worker.alive:
                 if self._worker is not None:

@@ -11,38 +11,18 @@ from jaxmem.memory.compile.pool import pool
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """What the compiler makes of a step for a target.
+    """What the compiler makes of a step for a target."""
 
-    Attributes:
-      target: its name.
-      hlo: the text of the optimized program.
-      temp_bytes: bytes of its temporaries on one device.
-      aliased: the leaves of the call whose buffers outputs reuse.
-    """
-
-    target: str
-    hlo: str
-    temp_bytes: int
-    aliased: frozenset[int]
+    target: str  # its name
+    hlo: str  # the text of the optimized program
+    temp_bytes: int  # bytes of its temporaries on one device
+    aliased: frozenset[int]  # the leaves of the call whose buffers outputs reuse
 
 
 def compile_program(
     jitted: Any, traced: Any, call: FlatCall, target: Target, timeout: float
 ) -> CompiledProgram:
-    """Compiles a traced step to the end.
-
-    Args:
-      jitted: the `flat_function`.
-      traced: its `trace`.
-      call: the call of both.
-      target: the chip.
-      timeout: seconds.
-
-    Raises:
-      ValueError: the step cannot be lowered for the chip.
-      CompileError: the compiler failed or died.
-      TimeoutError: the compile took longer than `timeout`.
-    """
+    """Compiles a traced step to the end."""
     lowered = lower(jitted, traced, call, target)
     result = pool().submit(lowered.request, timeout).result()
     aliased = frozenset(leaf for _, leaf in result["aliases"])

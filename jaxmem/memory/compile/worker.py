@@ -54,11 +54,9 @@ def newest(folder: str, pattern: str) -> str | None:
 
 
 def assigned(dump_dir: str, fence: str) -> bool:
-    """Whether the buffer assignment and the module's text are completely on disk.
-
-    XLA closes each file before it opens the next one, so that a file is complete once
-    there is a newer one.
-    """
+    """Whether the buffer assignment and the module's text are completely on disk."""
+    # XLA closes each file before it opens the next one, so that a file is complete once
+    # there is a newer one.
     last = newest(dump_dir, fence)
     report = newest(dump_dir, "*memory-usage-report.txt")
     hlo = newest(dump_dir, "*after_optimizations.txt")
@@ -133,19 +131,13 @@ def _process(folder: str) -> Any:
 
 @dataclass
 class _Running:
-    """A compile that is running.
+    """A compile that is running."""
 
-    Attributes:
-      process: a `_Fork` or a `Popen`.
-      folder: the files of the compile.
-      fence: the pattern of the file after which it is killed; None to let it finish.
-      deadline: of `time.monotonic`.
-    """
-
-    process: Any
-    folder: str
+    process: Any  # a `_Fork` or a `Popen`
+    folder: str  # the files of the compile
+    # The pattern of the file after which it is killed; None to let it finish
     fence: str | None
-    deadline: float
+    deadline: float  # of `time.monotonic`
 
     def over(self) -> str | None:
         """How it ended; None while it runs. Kills it where it need not go on."""

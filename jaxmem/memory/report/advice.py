@@ -15,12 +15,7 @@ _SQUARE = 64  # the length from which two equal axes are taken for attention sco
 def advise(
     at_peak: Iterable[PeakBuffer], curved: Collection[tuple[str, str]] = ()
 ) -> tuple[str, ...]:
-    """One line for each cause that `jaxmem.substitute` removes, largest first.
-
-    Args:
-      at_peak: the buffers alive at the peak.
-      curved: (source line, module) of each place that computes one of `CURVES`.
-    """
+    """One line for each cause that `jaxmem.substitute` removes, largest first."""
     at_peak = tuple(at_peak)
     least = _LEAST * sum(h.bytes for h in at_peak)
     arguments = {h.shape for h in at_peak if h.kind == "argument"}

@@ -42,29 +42,16 @@ _CALLS = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Donations:
-    """What the notes on donation are made from, as plain data.
+    """What the notes on donation are made from, as plain data."""
 
-    Attributes:
-      call: the step's, without the user's trees, static values and shardings.
-      used: the leaves that the program takes.
-      out_avals: shape and dtype of its outputs.
-      sizes: bytes on one device of each leaf that the program takes.
-      updated: leaf -> the output that is its updated value.
-    """
-
-    call: FlatCall
-    used: tuple[int, ...]
-    out_avals: tuple[Any, ...]
-    sizes: dict[int, int]
-    updated: dict[int, int]
+    call: FlatCall  # the step's, without the user's trees, static values and shardings
+    used: tuple[int, ...]  # the leaves that the program takes
+    out_avals: tuple[Any, ...]  # shape and dtype of its outputs
+    sizes: dict[int, int]  # bytes on one device of each leaf that the program takes
+    updated: dict[int, int]  # leaf -> the output that is its updated value
 
     def notes(self, aliases: Sequence[tuple[str, int]], hlo: str) -> tuple[str, ...]:
-        """Sentences for the report; arguments of less than a kibibyte are left out.
-
-        Args:
-          aliases: (output index, leaf) of each buffer that an output reuses.
-          hlo: the text of the compiled module.
-        """
+        """Sentences for the report; arguments of less than a kibibyte are left out."""
         unused = list(self._unused({index for _, index in aliases}))
         doubled = {
             i: "it is not donated, and the step returns its updated value: donate it"
@@ -111,17 +98,7 @@ def device_bytes(spec: jax.ShapeDtypeStruct) -> int:
 def unused_donations(
     call: FlatCall, used: Collection[int], out_avals: Sequence[Any], aliased: Set[int]
 ) -> dict[int, str]:
-    """Donated leaves whose buffer no output has.
-
-    Args:
-      call: the step's.
-      used: the leaves that the step reads.
-      out_avals: shapes and dtypes of the outputs.
-      aliased: the leaves whose buffers outputs have.
-
-    Returns:
-      Leaf -> the reason.
-    """
+    """Donated leaves whose buffer no output has."""
     donated = [i for i, leaf in enumerate(call.leaves) if leaf.donated]
     outputs = collections.Counter((a.shape, a.dtype) for a in out_avals)
     kinds = [_kind(call, i) for i in donated]
@@ -174,12 +151,10 @@ def _sentences(
 
 
 def updated_arguments(jaxpr: Any) -> dict[int, int]:
-    """{argument: output} where the output is the argument's updated value.
-
-    Each output takes one of the arguments that it is computed from. Those with the
-    fewest to choose from choose first: p - m / sqrt(v) is computed from p, m and v, the
-    new m from m alone.
-    """
+    """{argument: output} where the output is the argument's updated value."""
+    # Each output takes one of the arguments that it is computed from. Those with the
+    # fewest to choose from choose first: p - m / sqrt(v) is computed from p, m and v,
+    # the new m from m alone.
     jaxpr, _ = split(jaxpr)
     sources = _sources(jaxpr, [frozenset([i]) for i in range(len(jaxpr.invars))])
     outputs = [

@@ -173,17 +173,7 @@ def _from_plain(plain: Any) -> MemoryReport:
 
 @dataclass(frozen=True)
 class CompilerTexts:
-    """The compiler's texts, from which the rows of a report will be made.
-
-    Attributes:
-        name: of the step.
-        packed: `hlo`, `buffer_assignment` and `live_range`, see `pack`.
-        sizes: bytes by `argument_bytes` and so on.
-        argument_names: of the flat arguments, in order.
-        donations: from which notes on donation are made; None for no such notes.
-        aliases: (output index, argument) of each buffer that an output reuses.
-        notes: further notes.
-    """
+    """The compiler's texts, from which the rows of a report will be made."""
 
     name: str
     packed: bytes
@@ -221,12 +211,10 @@ def unpack(texts: bytes) -> dict[str, Any]:
 
 
 def _named(hlo: str, step: str, names: Sequence[str]) -> str:
-    """The text with the user's names, as far as a report shows them.
-
-    The worker calls the arguments `leaves[i]`. The calls through which it reaches the
-    step, and the call of a step that the user has jitted, are removed from the names of
-    operations.
-    """
+    """The text with the user's names, as far as a report shows them."""
+    # The worker calls the arguments `leaves[i]`. The calls through which it reaches the
+    # step, and the call of a step that the user has jitted, are removed from the names
+    # of operations.
 
     def name(match: re.Match[str]) -> str:
         return names[int(match.group(1))].replace("'", r"\'")
@@ -245,20 +233,7 @@ def make_report(
     argument_names: list[str],
     donations: Donations | None = None,
 ) -> MemoryReport:
-    """The report of a compile.
-
-    Args:
-        result: `memory` (bytes by `argument`, `output`, `alias`, `temp` and
-            `generated_code`), `cost`, `aliases`, `notes`, and `texts`: those of the
-            compiler, packed.
-        target: has `name` and `memory_bytes`.
-        name: of the step.
-        argument_names: of the flat arguments, in order.
-        donations: from which notes on donation are made.
-
-    Returns:
-        The report.
-    """
+    """The report of a compile."""
     sizes = {f"{k}_bytes": int(result["memory"].get(k, 0)) for k in _SIZES}
     peak = sizes["argument_bytes"] + sizes["output_bytes"]
     texts = CompilerTexts(

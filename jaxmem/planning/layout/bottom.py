@@ -18,21 +18,14 @@ _LEAST = 0.05  # of all buffers: a smaller stack would not shrink the problem
 
 @dataclass(frozen=True)
 class BottomStack:
-    """Long-lived buffers with fixed offsets, and the problem of the others above them.
+    """Long-lived buffers with fixed offsets, and the problem of the others above them."""
 
-    Attributes:
-      offsets: of all buffers, in the layout that the stack is taken from.
-      long: which buffers are in the stack.
-      rest: the numbers of the others.
-      above: the problem of the others, each with the floor that the stack leaves it.
-      need: units that the stack and the others take at least.
-    """
-
-    offsets: np.ndarray
-    long: np.ndarray
-    rest: np.ndarray
+    offsets: np.ndarray  # of all buffers, in the layout that the stack is taken from
+    long: np.ndarray  # which buffers are in the stack
+    rest: np.ndarray  # the numbers of the others
+    # The problem of the others, each with the floor that the stack leaves it
     above: LayoutProblem
-    need: int
+    need: int  # units that the stack and the others take at least
 
     def with_rest(self, offsets: np.ndarray) -> np.ndarray:
         """The offsets of all buffers, given those of the others."""
@@ -49,13 +42,7 @@ def no_bottom(problem: LayoutProblem) -> BottomStack:
 
 
 def bottoms(problem: LayoutProblem, offsets: np.ndarray) -> list[BottomStack]:
-    """Possible stacks, the largest first.
-
-    Args:
-      problem: the buffers.
-      offsets: of best fit in the order of falling lifetime, so that the offsets of
-        long-lived buffers do not depend on the others.
-    """
+    """Possible stacks, the largest first."""
     if not len(offsets):
         return []
     order, longest = simple_order(problem, "lifetime"), int(problem.length.max())

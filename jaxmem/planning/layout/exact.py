@@ -38,24 +38,21 @@ class SearchStopped(Exception):
 
 
 class LayoutSearchOptions(NamedTuple):
-    """Options of one search.
+    """Options of one search."""
 
-    Attributes:
-      dead_ends: how many dead ends, without a new maximum of placed buffers, lead to
-        undoing decisions.
-      chance: the randomness of which buffer is tried first: 0 takes the largest, 1
-        multiplies sizes by up to two.
-      long: the exponent of the life's length by which the size is multiplied when
-        buffers are ranked.
-      full: begin where memory is nearly full; otherwise where searches failed before.
-      whole: stop instead of undoing decisions: only then can a search reach its end
-        and prove that there is no layout.
-    """
-
+    # How many dead ends, without a new maximum of placed buffers, lead to undoing
+    # decisions
     dead_ends: float
+    # The randomness of which buffer is tried first: 0 takes the largest, 1 multiplies
+    # sizes by up to two
     chance: float = 0.0
+    # The exponent of the life's length by which the size is multiplied when buffers are
+    # ranked
     long: float = 0.0
+    # Begin where memory is nearly full; otherwise where searches failed before
     full: bool = False
+    # Stop instead of undoing decisions: only then can a search reach its end and prove
+    # that there is no layout
     whole: bool = False
 
 
@@ -71,11 +68,7 @@ class _LayoutState(NamedTuple):
 
 
 class LayoutSearch:
-    """Searches for layouts of one problem, as often as it is called.
-
-    Attributes:
-      least: a lower bound of the height, if the last search ended without a layout.
-    """
+    """Searches for layouts of one problem, as often as it is called."""
 
     def __init__(self, problem: LayoutProblem, seed: int = 0):
         self._problem = problem
@@ -88,24 +81,13 @@ class LayoutSearch:
         self._alike = _alike(problem)
         self._aligned = bool((problem.alignment > 1).any())
         self._deaths = np.ones(len(problem.load))
+        # A lower bound of the height, if the last search ended without a layout
         self.least = 0
 
     def run(
         self, capacity: int, options: LayoutSearchOptions, deadline: float
     ) -> np.ndarray | None:
-        """Searches once.
-
-        Args:
-          capacity: in units, at least the load.
-          options: how to search.
-          deadline: when to stop, in seconds of `time.monotonic`.
-
-        Returns:
-          Offsets in units, or None if there is no layout within the capacity.
-
-        Raises:
-          SearchStopped: at one of the limits.
-        """
+        """Searches once."""
         self._capacity, self.least = capacity, np.iinfo(np.int64).max
         rank, weight = self._preferences(options)
         offsets = np.zeros(len(self._problem.size), np.int64)
@@ -193,10 +175,8 @@ class LayoutSearch:
         return self._seen(placed, slice(first, end))
 
     def _lift(self, state: _LayoutState, buffer: int) -> _LayoutState | None:
-        """The state in which a buffer, and those like it, lie above their floor.
-
-        They then lie on a buffer that is not placed yet.
-        """
+        """The state in which a buffer, and those like it, lie above their floor."""
+        # They then lie on a buffer that is not placed yet.
         floor, alike = state.floor.copy(), self._alike
         same = np.flatnonzero((alike == alike[buffer]) & (floor[:-1] == floor[buffer]))
         beside = self._beside[buffer]

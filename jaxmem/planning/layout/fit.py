@@ -18,22 +18,12 @@ from jaxmem.planning.layout.problem import LayoutProblem
 
 
 def place_in_order(
-    problem: LayoutProblem,
-    order: np.ndarray,
-    placed: np.ndarray | None = None,
+    problem: LayoutProblem,  # the buffers
+    order: np.ndarray,  # the buffers to place
+    placed: np.ndarray | None = None,  # the buffers that have an offset already, if any
     offsets: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Offsets of buffers that are placed in this order.
-
-    Args:
-      problem: the buffers.
-      order: the buffers to place.
-      placed: the buffers that have an offset already, if any.
-      offsets: an entry for every buffer of the problem; those of `placed` count.
-
-    Returns:
-      An offset for every buffer, int64.
-    """
+    """Offsets of buffers that are placed in this order."""
     placed = np.zeros(0, np.int64) if placed is None else placed
     offsets = np.zeros(len(problem.size), np.int64) if offsets is None else offsets
     shelf, result = _PlacedRectangles(problem, placed, offsets), offsets.copy()
@@ -50,12 +40,7 @@ def simple_order(problem: LayoutProblem, by: Literal["size", "lifetime"]) -> np.
 
 
 def orders(problem: LayoutProblem, early: np.ndarray) -> Iterator[np.ndarray]:
-    """Orders that do well on training steps, each once; XLA's two among the first.
-
-    Args:
-      problem: the buffers.
-      early: (buffers,) bool; true for those to be placed before all others.
-    """
+    """Orders that do well on training steps, each once; XLA's two among the first."""
     distinct = {order.tobytes(): order for order in _orders(problem, early)}
     yield from distinct.values()
 
@@ -131,14 +116,7 @@ class _PlacedRectangles:
 def tightest(
     below: np.ndarray, top: np.ndarray, floor: int, alignment: int, most: int = 2**62
 ) -> int:
-    """The lowest offset of the smallest gap; -1 if there is none.
-
-    Args:
-      below, top: forbidden ranges of offsets, ends excluded, by rising beginning.
-      floor: the least offset, aligned.
-      alignment: the offset must be a multiple of it.
-      most: the largest offset; by default there is always one, on top of all.
-    """
+    """The lowest offset of the smallest gap; -1 if there is none."""
     if not len(below):
         return floor if floor <= most else -1
     begins = np.empty(len(below) + 1, np.int64)

@@ -36,27 +36,14 @@ _ROOM = 0.3  # of the excess over the goal that a bottom stack may take
 
 
 def improve(
-    problem: LayoutProblem,
-    capacity: int | None,
+    problem: LayoutProblem,  # the buffers
+    capacity: int | None,  # the height to reach, at least the load; None is the lowest
     early: np.ndarray,
     deadline: float,
-    seed: int,
-    tell: Callable[[int, int], object],
+    seed: int,  # of the random choices
+    tell: Callable[[int, int], object],  # called with height and bound as they change
 ) -> tuple[np.ndarray, int]:
-    """The lowest layout found, and a height below which there is none.
-
-    Args:
-      problem: the buffers.
-      capacity: the height to reach, at least the load; None is the lowest.
-      early: (buffers,) bool; true for those to place first in one of the first layouts.
-      deadline: when to stop, in seconds of `time.monotonic`; XLA's two layouts are
-        computed in any case.
-      seed: of the random choices.
-      tell: called with height and bound as they change.
-
-    Returns:
-      Offsets and the bound, in units.
-    """
+    """The lowest layout found, and a height below which there is none."""
     load = least_height(problem)
     goal = load if capacity is None else max(load, capacity)
     chosen = problem.stretches()

@@ -82,10 +82,8 @@ def lifetimes(
 
 
 def _ends(graph: Graph, order: Sequence[int]) -> dict[int, int]:
-    """Value that an operation makes -> the place after the last where it has a buffer.
-
-    A value that is written into a dead argument at once ends where it is made.
-    """
+    """Value that an operation makes -> the place after the last where it has a buffer."""
+    # A value that is written into a dead argument at once ends where it is made.
     places = {i: place for place, i in enumerate(order)}
     outputs = set(graph.outputs)
     last = {

@@ -17,41 +17,27 @@ from jaxmem.planning.layout.buffers import Buffer
 
 
 class Rectangles(NamedTuple):
-    """Arrays of rectangles, those of a buffer one after another.
+    """Arrays of rectangles, those of a buffer one after another."""
 
-    Attributes:
-      owner: the buffer of each.
-      first: the first section of each.
-      end: the section after its last.
-      low, high: the units of its buffer that it occupies, from the buffer's beginning.
-    """
-
-    owner: np.ndarray
-    first: np.ndarray
-    end: np.ndarray
+    owner: np.ndarray  # the buffer of each
+    first: np.ndarray  # the first section of each
+    end: np.ndarray  # the section after its last
+    # low, high: the units of its buffer that it occupies, from the buffer's beginning
     low: np.ndarray
     high: np.ndarray
 
 
 @dataclass(frozen=True)
 class LayoutProblem:
-    """Buffers of at least one unit.
+    """Buffers of at least one unit."""
 
-    Attributes:
-      size: in units.
-      life: the rank of the time from allocation to release among all buffers.
-      alignment: units; each offset must be a multiple of it.
-      floor: the least offset of each, in units.
-      rectangles: of all buffers.
-      unit: bytes.
-    """
-
-    size: np.ndarray
+    size: np.ndarray  # in units
+    # The rank of the time from allocation to release among all buffers
     life: np.ndarray
-    alignment: np.ndarray
-    floor: np.ndarray
-    rectangles: Rectangles
-    unit: int
+    alignment: np.ndarray  # units; each offset must be a multiple of it
+    floor: np.ndarray  # the least offset of each, in units
+    rectangles: Rectangles  # of all buffers
+    unit: int  # bytes
 
     @cached_property
     def start(self) -> np.ndarray:
@@ -112,13 +98,7 @@ class LayoutProblem:
         return -(-offsets // alignment) * alignment
 
     def subset(self, chosen: np.ndarray, thin: bool = False) -> "LayoutProblem":
-        """The problem of some of the buffers, in the same unit.
-
-        Args:
-          chosen: their numbers.
-          thin: leave out sections whose buffers are all alive in another section, too.
-            Whether a layout is valid does not depend on them.
-        """
+        """The problem of some of the buffers, in the same unit."""
         rectangles = self.rectangles
         counts = self.start[1:][chosen] - self.start[:-1][chosen]
         ends = np.cumsum(counts)
@@ -136,11 +116,7 @@ class LayoutProblem:
         )
 
     def above(self, floor: np.ndarray) -> "LayoutProblem":
-        """The problem of the same buffers with a least offset for each.
-
-        Args:
-          floor: (buffers,) units.
-        """
+        """The problem of the same buffers with a least offset for each."""
         every = np.arange(len(self.size))
         return replace(self, floor=self.raised(np.maximum(self.floor, floor), every))
 

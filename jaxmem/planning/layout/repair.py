@@ -30,13 +30,7 @@ SLICE = 0.25, 0.5  # of the time that is left, for one repair; seconds, at least
 
 
 class RepairSearch:
-    """Repairs layouts under heights between the goal and the best so far.
-
-    Args:
-      incumbent: the problem, and the best layout so far.
-      bottom: the buffers that keep their offsets.
-      repair: of the others.
-    """
+    """Repairs layouts under heights between the goal and the best so far."""
 
     def __init__(
         self, incumbent: Incumbent, bottom: BottomStack, repair: "EjectionRepair"
@@ -78,14 +72,7 @@ class EjectionRepair:
     def run(
         self, offsets: np.ndarray, height: int, patience: float, deadline: float
     ) -> np.ndarray | None:
-        """Offsets within the height, or None if they were not found.
-
-        Args:
-          offsets: of a layout; buffers that lie too high in it are unplaced at first.
-          height: in units, at least the load.
-          patience: how long to go on without a gain, in units of `PATIENCE`.
-          deadline: by `time.monotonic`.
-        """
+        """Offsets within the height, or None if they were not found."""
         problem = self._problem
         if (problem.floor + problem.size > height).any():
             return None

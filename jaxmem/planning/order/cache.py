@@ -18,24 +18,13 @@ class SolutionCache:
 
     def solve(
         self,
-        problem: OrderProblem,
-        order: Sequence[int],
-        aim: int,
-        until: float,
-        sizes: Sequence[int],
+        problem: OrderProblem,  # the operations
+        order: Sequence[int],  # one to start from
+        aim: int,  # bytes that are low enough
+        until: float,  # when to stop, by `time.monotonic`
+        sizes: Sequence[int],  # how much may be searched
     ) -> SolvedOrder:
-        """An order of a problem, see `exact.solve`.
-
-        Args:
-          problem: the operations.
-          order: one to start from.
-          aim: bytes that are low enough.
-          until: when to stop, by `time.monotonic`.
-          sizes: how much may be searched.
-
-        Returns:
-          `SolvedOrder`; its bound is the larger of what is proven and the base.
-        """
+        """An order of a problem, see `exact.solve`."""
         key, base = problem.key(), problem.base
         known, tried = self._known.get(key, (None, 0))
         if known is None or _worth_more(known, tried, aim - base):
@@ -49,9 +38,7 @@ class SolutionCache:
 
 
 def _worth_more(known: SolvedOrder, tried: int, aim: int) -> bool:
-    """Whether another search could find more than the one that aimed at `tried`.
-
-    It cannot if that search failed and the new aim is as low or lower.
-    """
+    """Whether another search could find more than the one that aimed at `tried`."""
+    # It cannot if that search failed and the new aim is as low or lower.
     failed = known.peak > tried >= aim
     return known.peak > max(aim, known.bound) and not failed

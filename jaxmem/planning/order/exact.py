@@ -37,58 +37,35 @@ HALVES = 6  # limits under which a beam is tried
 
 @dataclass(frozen=True)
 class LimitedOrder:
-    """The result of a search for an order under a limit.
+    """The result of a search for an order under a limit."""
 
-    Attributes:
-      order: the operations; None if there is no order, or none was found.
-      complete: whether all sets were searched: without an order there is none.
-      next: the least bytes that would let the search go on; a proven bound if it was
-        complete and found no order.
-      sets: how many were searched.
-    """
-
+    # The operations; None if there is no order, or none was found
     order: tuple[int, ...] | None
-    complete: bool
+    complete: bool  # whether all sets were searched: without an order there is none
+    # The least bytes that would let the search go on; a proven bound if it was complete
+    # and found no order
     next: int
-    sets: int
+    sets: int  # how many were searched
 
 
 @dataclass(frozen=True)
 class SolvedOrder:
-    """An order and what is known of the optimum.
+    """An order and what is known of the optimum."""
 
-    Attributes:
-      order: the operations.
-      peak: its bytes.
-      bound: no order has fewer.
-    """
-
-    order: tuple[int, ...]
-    peak: int
-    bound: int
+    order: tuple[int, ...]  # the operations
+    peak: int  # its bytes
+    bound: int  # no order has fewer
 
 
 def solve(
-    problem: OrderProblem,
-    order: Sequence[int],
-    bound: int,
+    problem: OrderProblem,  # the operations
+    order: Sequence[int],  # one to start from
+    bound: int,  # bytes that every order has alive at some time
     *,
-    until: float = float("inf"),
+    until: float = float("inf"),  # when to stop, by `time.monotonic`
     sizes: Sequence[int] = SIZES,
 ) -> SolvedOrder:
-    """The best order, or the best that was found.
-
-    Args:
-      problem: the operations.
-      order: one to start from.
-      bound: bytes that every order has alive at some time.
-      until: when to stop, by `time.monotonic`.
-      sizes: how many sets may be searched forward, then backward, before both are
-        tried again with the next number.
-
-    Returns:
-      `SolvedOrder`; optimal if `peak == bound`.
-    """
+    """The best order, or the best that was found."""
     best = SolvedOrder(tuple(order), problem.peak(order), bound)
     directions = ((problem, 1), (problem.reversed, -1))
     limits, beam_tried = 0, False
@@ -146,25 +123,14 @@ def _beam(directions: _Directions, best: SolvedOrder, until: float) -> SolvedOrd
 
 
 def search(
-    problem: OrderProblem,
-    limit: int,
+    problem: OrderProblem,  # the operations
+    limit: int,  # bytes
     *,
-    sets: int = SIZES[-1],
-    width: int | None = None,
-    until: float = float("inf"),
+    sets: int = SIZES[-1],  # how many sets may be searched
+    width: int | None = None,  # how many sets a layer may have; None is all
+    until: float = float("inf"),  # when to stop, by `time.monotonic`
 ) -> LimitedOrder:
-    """An order with at most `limit` bytes alive.
-
-    Args:
-      problem: the operations.
-      limit: bytes.
-      sets: how many sets may be searched.
-      width: how many sets a layer may have; None is all.
-      until: when to stop, by `time.monotonic`.
-
-    Returns:
-      `LimitedOrder`.
-    """
+    """An order with at most `limit` bytes alive."""
     operations = set_operations(problem)
     layer = empty_layer(problem)
     trace: list[IdealLayer] = []

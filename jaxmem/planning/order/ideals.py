@@ -62,19 +62,13 @@ def _integer(words: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class IdealLayer:
-    """Sets of equally many operations, and how each came about.
+    """Sets of equally many operations, and how each came about."""
 
-    Attributes:
-      sets: (words, sets) bits.
-      live: bytes alive after each set.
-      parent: the place, in the layer before, of the set that each comes from.
-      last: the operation that was added to the parent.
-    """
-
-    sets: np.ndarray
-    live: np.ndarray
+    sets: np.ndarray  # (words, sets) bits
+    live: np.ndarray  # bytes alive after each set
+    # The place, in the layer before, of the set that each comes from
     parent: np.ndarray
-    last: np.ndarray
+    last: np.ndarray  # the operation that was added to the parent
 
     def at(self, places: np.ndarray) -> "IdealLayer":
         """Some of the sets."""
@@ -114,24 +108,13 @@ def merged(layers: Sequence[IdealLayer]) -> IdealLayer:
 
 
 def following(
-    layer: IdealLayer,
-    start: int,
-    count: int,
-    operations: Sequence["SetOperation"],
-    limit: int,
+    layer: IdealLayer,  # sets of k operations
+    start: int,  # the first set to expand
+    count: int,  # how many sets to expand
+    operations: Sequence["SetOperation"],  # those that may run next
+    limit: int,  # bytes
 ) -> tuple[list[IdealLayer], int]:
-    """The sets that follow from a part of a layer.
-
-    Args:
-      layer: sets of k operations.
-      start: the first set to expand.
-      count: how many sets to expand.
-      operations: those that may run next.
-      limit: bytes.
-
-    Returns:
-      Sets of k + 1 operations, and the least bytes above the limit that blocked one.
-    """
+    """The sets that follow from a part of a layer."""
     sets = layer.sets[:, start : start + count]
     live = layer.live[start : start + count]
     settled = np.zeros(len(live), bool)  # sets whose next operation is decided
@@ -179,11 +162,10 @@ def possible(
 
 @dataclass(frozen=True)
 class _RangeChange:
-    """A live range that an operation starts or ends, and after which sets it does.
+    """A live range that an operation starts or ends, and after which sets it does."""
 
-    It does where all of `done` have run, none of `undone`, not all of `not_all_of` and
-    some of `any_of`. An empty mask is no condition.
-    """
+    # It does where all of `done` have run, none of `undone`, not all of `not_all_of`
+    # and some of `any_of`. An empty mask is no condition.
 
     live_range: int
     size: int
@@ -203,27 +185,16 @@ class _RangeChange:
 
 @dataclass(frozen=True)
 class SetOperation:
-    """An operation in terms of sets.
+    """An operation in terms of sets."""
 
-    Attributes:
-      operation: its number.
-      needs: the operations that must have run, as a Python integer.
-      itself: the operation as a mask.
-      before: `needs` as a mask.
-      scratch: bytes that it holds only while it runs.
-      starts: the live ranges that it may start.
-      ends: the live ranges that it may end.
-      overwrites: as in `OrderProblem`.
-    """
-
-    operation: int
-    needs: int
-    itself: Mask
-    before: Mask
-    scratch: int
-    starts: tuple[_RangeChange, ...]
-    ends: tuple[_RangeChange, ...]
-    overwrites: tuple[tuple[int, int, int], ...]
+    operation: int  # its number
+    needs: int  # the operations that must have run, as a Python integer
+    itself: Mask  # the operation as a mask
+    before: Mask  # `needs` as a mask
+    scratch: int  # bytes that it holds only while it runs
+    starts: tuple[_RangeChange, ...]  # the live ranges that it may start
+    ends: tuple[_RangeChange, ...]  # the live ranges that it may end
+    overwrites: tuple[tuple[int, int, int], ...]  # as in `OrderProblem`
 
     def ready(self, sets: np.ndarray) -> np.ndarray:
         """Places of the sets after which it can run."""

@@ -210,11 +210,9 @@ def _refined(
 
 
 def _tidied(problem: OrderProblem, best: SolvedOrder) -> SolvedOrder:
-    """The order with updates early and casts late even where the peak does not ask.
-
-    That leaves fewer bytes alive between, which is room for what the graph does not
-    count.
-    """
+    """The order with updates early and casts late even where the peak does not ask."""
+    # That leaves fewer bytes alive between, which is room for what the graph does not
+    # count.
     order = swept(problem, best.order, best.peak)
     peak = problem.peak(order)
     return replace(best, order=order, peak=peak) if peak <= best.peak else best

@@ -16,11 +16,7 @@ from jaxmem.planning._live_ranges import OrderProblem
 
 
 def segment_ranges(problem: OrderProblem) -> list[range]:
-    """Ranges of operations that every order runs one after another.
-
-    Args:
-      problem: operations numbered in a valid order.
-    """
+    """Ranges of operations that every order runs one after another."""
     after_all = _dominating(problem.before, range(len(problem)))
     before_all = _dominating(problem.after, range(len(problem) - 1, -1, -1))
     points = sorted(i + 1 for i in after_all & before_all)

@@ -34,16 +34,7 @@ def swept(problem: OrderProblem, order: Sequence[int], limit: int) -> tuple[int,
 
 
 def sweep(problem: OrderProblem, order: Sequence[int], limit: int) -> list[int]:
-    """One pass forward.
-
-    Args:
-      problem: the operations.
-      order: a valid order; it decides where nothing else does.
-      limit: bytes to stay under where possible.
-
-    Returns:
-      The operations in their new order.
-    """
+    """One pass forward."""
     return _Sweep(problem, order, limit).run()
 
 

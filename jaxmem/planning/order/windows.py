@@ -17,21 +17,13 @@ LENGTHS = (16, 32, 48, WORD)  # operations of a stretch; a set of them fits in a
 
 
 def improved(
-    problem: OrderProblem,
-    order: Sequence[int],
-    aim: int,
-    cache: SolutionCache,
-    until: float,
+    problem: OrderProblem,  # the operations
+    order: Sequence[int],  # a valid order of them
+    aim: int,  # bytes that are low enough
+    cache: SolutionCache,  # solves the stretches
+    until: float,  # when to stop, by `time.monotonic`
 ) -> tuple[int, ...]:
-    """The order with its worst stretches solved, as long as that lowers the peak.
-
-    Args:
-      problem: the operations.
-      order: a valid order of them.
-      aim: bytes that are low enough.
-      cache: solves the stretches.
-      until: when to stop, by `time.monotonic`.
-    """
+    """The order with its worst stretches solved, as long as that lowers the peak."""
     order = list(order)
     walk = LiveWalk(problem)
     at = 0  # how much of the order has been walked

@@ -31,23 +31,14 @@ class BlockOption:
 
 
 def options(
-    tables: SequenceTables,
-    cost: np.ndarray,
-    start: int,
-    stop: int,
-    wanted: Set[int],
-    outgoing: Set[int],
+    tables: SequenceTables,  # the graph
+    cost: np.ndarray,  # of each operation
+    start: int,  # the first operation of the block
+    stop: int,  # the one after its last
+    wanted: Set[int],  # values that the backward pass reads
+    outgoing: Set[int],  # those that the next block reads, which are kept at any price
 ) -> list[BlockOption]:
-    """What a block may keep, from all values to as few as possible.
-
-    Args:
-      tables: the graph.
-      cost: of each operation.
-      start: the first operation of the block.
-      stop: the one after its last.
-      wanted: values that the backward pass reads.
-      outgoing: those that the next block reads, which are kept at any price.
-    """
+    """What a block may keep, from all values to as few as possible."""
     weight = np.zeros(stop - start)
     for i in range(start, stop):
         mine = [v for v in tables.makes[i] if v in wanted and v not in outgoing]
@@ -93,13 +84,11 @@ def _option(
 
 
 def _cut(tables, start, stop, cost, weight, wanted) -> tuple[frozenset, frozenset]:
-    """Operations whose values are kept, and those to recompute, at the least price.
-
-    Every wanted value is kept, for its weight, or recomputed, for its cost, from values
-    that are kept or recomputed. An operation is two nodes of the network. It is
-    recomputed if 2 k is on the sink's side, kept if only 2 k + 1 is, and not needed if
-    neither is.
-    """
+    """Operations whose values are kept, and those to recompute, at the least price."""
+    # Every wanted value is kept, for its weight, or recomputed, for its cost, from
+    # values that are kept or recomputed. An operation is two nodes of the network. It
+    # is recomputed if 2 k is on the sink's side, kept if only 2 k + 1 is, and not
+    # needed if neither is.
     count = stop - start
     total = float(cost[np.isfinite(cost)].sum()) + float(weight.sum())
     scale = 1e8 / total if total else 1.0  # scipy's capacities are 32-bit integers

@@ -42,22 +42,13 @@ LONGEST = 2.5, 6_000  # operations of a sequence: times those of the graph; at l
 
 
 def chain_plans(
-    tables: SequenceTables,
-    cost: np.ndarray,
-    plain: SequenceEvents,
+    tables: SequenceTables,  # the graph
+    cost: np.ndarray,  # of each operation
+    plain: SequenceEvents,  # every operation once
     known: Callable[[float], float] = lambda size: math.inf,
     late: Callable[[], bool] = lambda: False,
 ) -> Iterator[np.ndarray]:
-    """Sequences, from those that take much memory to those that take little.
-
-    Args:
-      tables: the graph.
-      cost: of each operation.
-      plain: every operation once.
-      known: bytes -> the least cost known within them. Plans that promise no less are
-        left out.
-      late: whether to stop; the dynamic program of one chain is not cut short.
-    """
+    """Sequences, from those that take much memory to those that take little."""
     passes, tried = ForwardPass(tables, plain), set()
     for parts in PARTS:
         if late():
@@ -93,36 +84,21 @@ def _plans(
 
 @dataclass(frozen=True)
 class _ChainBlock:
-    """A run of forward operations.
+    """A run of forward operations."""
 
-    Attributes:
-      start, stop: the operations.
-      back: the first operation of the backward pass that reads the block's values.
-      values: its values, except permanent ones.
-      read_backward: those of them that the backward pass reads.
-      outgoing: those of them that later blocks read.
-    """
-
-    start: int
+    start: int  # start, stop: the operations
     stop: int
-    back: int
-    values: frozenset[int]
-    read_backward: frozenset[int]
-    outgoing: frozenset[int]
+    back: int  # the first operation of the backward pass that reads the block's values
+    values: frozenset[int]  # its values, except permanent ones
+    read_backward: frozenset[int]  # those of them that the backward pass reads
+    outgoing: frozenset[int]  # those of them that later blocks read
 
 
 class _BlockChain:
-    """The forward pass as a chain of blocks that begin at given operations.
-
-    Attributes:
-      passes: the forward pass.
-      permanent: values that no plan drops.
-      blocks: the blocks.
-      crosses: for each block, the values that cross its beginning; none at the end.
-    """
+    """The forward pass as a chain of blocks that begin at given operations."""
 
     def __init__(self, passes: ForwardPass, cost: np.ndarray, cuts: Sequence[int]):
-        self.passes = passes
+        self.passes = passes  # the forward pass
         self._cost = np.where(passes.tables.recomputable, cost, 0.0)
         pairs = zip(cuts, [*cuts[1:], passes.end], strict=True)
         blocks = [self._block(start, stop) for start, stop in pairs]
@@ -135,7 +111,8 @@ class _BlockChain:
             since = back if inner else later
             reader = passes.backward_reader
             early |= {v for v in inner or block.read_backward if reader[v] < since}
-        self.permanent = passes.permanent | early
+        self.permanent = passes.permanent | early  # values that no plan drops
+        # The blocks
         self.blocks = [
             replace(
                 block,
@@ -146,14 +123,14 @@ class _BlockChain:
             )
             for block, back in zip(blocks, backs, strict=True)
         ]
+        # For each block, the values that cross its beginning; none at the end
         self.crosses = [self._crossing(b.start) for b in self.blocks] + [frozenset()]
 
     def _block(self, start: int, stop: int) -> _ChainBlock:
-        """A block by itself.
-
-        It begins to go backward where its inner values are first read. A mask or a
-        scalar may be read long before the others: it does not count, and is permanent.
-        """
+        """A block by itself."""
+        # It begins to go backward where its inner values are first read. A mask or a
+        # scalar may be read long before the others: it does not count, and is
+        # permanent.
         passes, tables = self.passes, self.passes.tables
         made = {v for makes in tables.makes[start:stop] for v in makes}
         values = made - passes.permanent
@@ -168,11 +145,9 @@ class _BlockChain:
         return _ChainBlock(start, stop, back, *map(frozenset, (values, read, outgoing)))
 
     def _first(self, stop: int, v: int) -> int:
-        """The first backward operation that reads `v` and nothing of later blocks.
-
-        An operation that reads of both belongs to the later block, for which `v` is in
-        memory anyway.
-        """
+        """The first backward operation that reads `v` and nothing of later blocks."""
+        # An operation that reads of both belongs to the later block, for which `v` is
+        # in memory anyway.
         passes, tables = self.passes, self.passes.tables
         for i in tables.graph.readers[v]:
             if i >= passes.end and not any(
@@ -228,10 +203,8 @@ class _BlockChain:
         )
 
     def _forward(self) -> list[np.ndarray]:
-        """For each block, the bytes of every operation in a sweep that keeps nothing.
-
-        Without those of the values that cross the block's beginning.
-        """
+        """For each block, the bytes of every operation in a sweep that keeps nothing."""
+        # Without those of the values that cross the block's beginning.
         passes, maker = self.passes, self.passes.tables.maker
         last = passes.last_forward
         waits = [v for v in last if v in passes.backward_reader or v in self.permanent]
@@ -309,12 +282,7 @@ class _BlockChain:
         return float(self._cost[list(found)].sum())
 
     def sequence(self, plan: Sequence[BackwardStep]) -> np.ndarray:
-        """The sequence of a plan.
-
-        Args:
-          plan: what is in memory when the backward pass comes to the last block, the
-            one before, and so on.
-        """
+        """The sequence of a plan."""
         passes, blocks = self.passes, self.blocks
         ends = [passes.count, *(b.back for b in blocks)]
         stages = [list(range(blocks[-1].back))]
@@ -331,11 +299,9 @@ class _BlockChain:
 
     @cached_property
     def _others(self) -> list[frozenset[int]]:
-        """Values that no plan drops when each block goes backward.
-
-        Those of the backward pass, permanent ones, and those of later blocks: they are
-        read for the last time about then.
-        """
+        """Values that no plan drops when each block goes backward."""
+        # Those of the backward pass, permanent ones, and those of later blocks: they
+        # are read for the last time about then.
         passes, maker = self.passes, self.passes.tables.maker
         return [
             frozenset(

@@ -34,36 +34,24 @@ STATES = 100_000  # expanded at most, by default: a minute or so
 
 @dataclass(frozen=True)
 class ExhaustiveResult:
-    """The result of a search over all sequences.
+    """The result of a search over all sequences."""
 
-    Attributes:
-      sequence: the cheapest sequence, if it is cheaper than the known one.
-      complete: whether the search ended: nothing is cheaper than the sequence or,
-        without one, than the known one; if none was known, there is none.
-    """
-
+    # The cheapest sequence, if it is cheaper than the known one
     sequence: np.ndarray | None
+    # Whether the search ended: nothing is cheaper than the sequence or, without one,
+    # than the known one; if none was known, there is none
     complete: bool
 
 
 def search_all(
-    tables: SequenceTables,
-    cost: np.ndarray,
-    budget: float,
+    tables: SequenceTables,  # a graph without aliases
+    cost: np.ndarray,  # of a repeat of each operation
+    budget: float,  # bytes
     most: float = np.inf,
-    states: int = STATES,
-    until: float = np.inf,
+    states: int = STATES,  # how many may be expanded
+    until: float = np.inf,  # when to stop, by `time.monotonic`
 ) -> ExhaustiveResult:
-    """The cheapest of all sequences within a budget.
-
-    Args:
-      tables: a graph without aliases.
-      cost: of a repeat of each operation.
-      budget: bytes.
-      most: the cost of a known sequence; only cheaper ones are searched for.
-      states: how many may be expanded.
-      until: when to stop, by `time.monotonic`.
-    """
+    """The cheapest of all sequences within a budget."""
     return _ExhaustiveSearch(tables, cost.tolist(), budget).cheapest(
         most, states, until
     )

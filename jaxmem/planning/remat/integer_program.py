@@ -24,35 +24,21 @@ GAP = 1e-6  # relative difference to which optimality is proven
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """The result of the solver.
+    """The result of the solver."""
 
-    Attributes:
-      sequence: the cheapest found, or None.
-      bound: a lower bound of the cost of the repeats, in sequences of this kind.
-      proven: whether nothing is cheaper than the sequence, or than the known one.
-    """
-
-    sequence: np.ndarray | None
-    bound: float
-    proven: bool
+    sequence: np.ndarray | None  # the cheapest found, or None
+    bound: float  # a lower bound of the cost of the repeats, in sequences of this kind
+    proven: bool  # whether nothing is cheaper than the sequence, or than the known one
 
 
 def solve_program(
-    tables: SequenceTables,
-    cost: np.ndarray,
-    budget: float,
-    time_limit: float,
+    tables: SequenceTables,  # a graph without aliases
+    cost: np.ndarray,  # of each operation
+    budget: float,  # bytes
+    time_limit: float,  # seconds
     most: float = np.inf,
 ) -> ProgramResult:
-    """The cheapest sequence within the budget.
-
-    Args:
-      tables: a graph without aliases.
-      cost: of each operation.
-      budget: bytes.
-      time_limit: seconds.
-      most: the cost of a known sequence; only cheaper ones are searched for.
-    """
+    """The cheapest sequence within the budget."""
     model = _IntegerProgram(tables, cost, budget)
     model.at_most(most)
     result = model.solve(time_limit)
@@ -68,11 +54,9 @@ def solve_program(
 def rounded(
     tables: SequenceTables, cost: np.ndarray, budget: float, time_limit: float
 ) -> list[np.ndarray]:
-    """Sequences from the linear relaxation, rounded at several thresholds.
-
-    The kept values are rounded; the repeats follow from them. The sequences may exceed
-    the budget.
-    """
+    """Sequences from the linear relaxation, rounded at several thresholds."""
+    # The kept values are rounded; the repeats follow from them. The sequences may
+    # exceed the budget.
     model = _IntegerProgram(tables, cost, budget)
     result = model.solve(time_limit, relaxed=True)
     if result.x is None:
@@ -81,14 +65,11 @@ def rounded(
 
 
 class _IntegerProgram:
-    """The program; variables are numbered in the order of their creation.
-
-    Attributes:
-      unit: the cost that counts as 1 in the objective.
-    """
+    """The program; variables are numbered in the order of their creation."""
 
     def __init__(self, tables: SequenceTables, cost: np.ndarray, budget: float):
         self._tables, self._count = tables, len(tables.makes)
+        # The cost that counts as 1 in the objective
         self.unit = float(cost.max(initial=0.0)) or 1.0
         self._bytes = max(float(budget), 1.0)  # the unit of bytes, against rounding
         self._whole: list[int] = []
@@ -223,10 +204,8 @@ class _IntegerProgram:
     def _overwritten(
         self, t: int, i: int, freed: dict[int, int]
     ) -> list[tuple[int, float]]:
-        """Variables and bytes of the pairs that operation i overwrites.
-
-        Each output and each input is in one pair at most.
-        """
+        """Variables and bytes of the pairs that operation i overwrites."""
+        # Each output and each input is in one pair at most.
         size, pairs = self._tables.size, []
         of: dict[tuple[str, int], list[int]] = {}
         for v, u in self._tables.graph.operations[i].in_place:

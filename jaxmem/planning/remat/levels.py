@@ -28,23 +28,14 @@ MISSES = 3  # targets out of reach after which the descent stops
 
 
 def descend(
-    search: RematSearch,
-    front: ParetoFront,
-    plain: EvaluatedSequence,
-    bound: int,
-    effort: float,
+    search: RematSearch,  # tells the front of every sequence that it evaluates
+    front: ParetoFront,  # the front
+    plain: EvaluatedSequence,  # every operation once
+    bound: int,  # bytes; no sequence has a smaller peak
+    effort: float,  # in units of `EFFORT`
     progress: Callable[[float], None] | None = None,
 ) -> None:
-    """Fills the front from the plain peak down to the bound, then upwards.
-
-    Args:
-      search: tells the front of every sequence that it evaluates.
-      front: the front.
-      plain: every operation once.
-      bound: bytes; no sequence has a smaller peak.
-      effort: in units of `EFFORT`.
-      progress: called with the fraction that is done, from 0 to 1.
-    """
+    """Fills the front from the plain peak down to the bound, then upwards."""
     tell = progress or (lambda fraction: None)
     plans = chain_plans(
         search.tables, search.cost, plain.events, front.cost, search.late
@@ -76,11 +67,7 @@ def descend(
 
 
 class _LevelSearch:
-    """The search at one peak after another.
-
-    Attributes:
-      before: the best sequence of the previous level, which is lowered further.
-    """
+    """The search at one peak after another."""
 
     def __init__(
         self,
@@ -90,6 +77,7 @@ class _LevelSearch:
         effort: float,
     ):
         self._search, self._front, self._effort = search, front, effort
+        # `before`: the best sequence of the previous level, which is lowered further
         self.before, self._begin = plain.sequence, search.work
         self._refined: Counter[tuple[float, float]] = Counter()
 
@@ -98,12 +86,7 @@ class _LevelSearch:
         return self._begin + self._effort * fraction - self._search.work
 
     def visit(self, target: float, fraction: float) -> np.ndarray | None:
-        """The cheapest sequence within a target, lowered from known ones and improved.
-
-        Args:
-          target: bytes.
-          fraction: the fraction of the effort that may be spent by its end.
-        """
+        """The cheapest sequence within a target, lowered from known ones and improved."""
         search, front, refined = self._search, self._front, self._refined
         best = self._lowered(target)
         if best is None:

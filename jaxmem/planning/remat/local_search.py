@@ -49,28 +49,19 @@ class EvaluatedSequence:
 
 
 class RematSearch:
-    """Searches for sequences of one graph.
-
-    Args:
-      tables: the graph.
-      cost: (operations,) of each, in seconds or the caller's unit.
-      report: called with every sequence that is evaluated.
-      deadline: `time.monotonic()` at which every search returns what it has.
-
-    Attributes:
-      work: the effort so far, in units of about a quarter of a millisecond.
-    """
+    """Searches for sequences of one graph."""
 
     def __init__(
         self,
-        tables: SequenceTables,
-        cost: np.ndarray,
+        tables: SequenceTables,  # the graph
+        cost: np.ndarray,  # (operations,) of each, in seconds or the caller's unit
         report: Callable[[EvaluatedSequence], None],
         deadline: float = math.inf,
     ):
         self.tables, self.cost, self._report = tables, cost, report
         self._deadline = deadline
         self._random: np.random.Generator | None = None  # varies which run comes first
+        # The effort so far, in units of about a quarter of a millisecond
         self.work = 0.0
 
     def chance(self) -> float:
@@ -96,17 +87,11 @@ class RematSearch:
         self,
         state: EvaluatedSequence,
         target: float,
-        longest: float = math.inf,
-        most: float = math.inf,
-        work: float = math.inf,
+        longest: float = math.inf,  # a longer sequence is returned as it is
+        most: float = math.inf,  # so is one that costs more
+        work: float = math.inf,  # the effort to spend at most, in units of `work`
     ) -> EvaluatedSequence:
-        """Steps until the peak is at most `target`, or none helps.
-
-        Args:
-          longest: a longer sequence is returned as it is.
-          most: so is one that costs more.
-          work: the effort to spend at most, in units of `work`.
-        """
+        """Steps until the peak is at most `target`, or none helps."""
         refused, end = set(), self.work + work
         while (
             state.peak > target
@@ -175,14 +160,7 @@ class RematSearch:
     def refine(
         self, state: EvaluatedSequence, target: float, work: float, seed: int
     ) -> EvaluatedSequence:
-        """Removes some repeats at random, lowers and cheapens; keeps what costs less.
-
-        Args:
-          state: a sequence within the target.
-          target: bytes.
-          work: the effort to spend, in units of `work`.
-          seed: of the random choices.
-        """
+        """Removes some repeats at random, lowers and cheapens; keeps what costs less."""
         random, end, idle = np.random.default_rng(seed), self.work + work, 0
         while self.work < end and idle < IDLE and not self.late():
             places = repeats(state.sequence)
@@ -226,22 +204,14 @@ def _occurrences(sequence: np.ndarray, places) -> tuple[list[int], list[int]]:
 
 @dataclass(frozen=True)
 class _RecomputedRun:
-    """Operations to repeat right before a place, with their cost and gain.
+    """Operations to repeat right before a place, with their cost and gain."""
 
-    Attributes:
-      operations: in program order.
-      place: the place in the sequence before which they come.
-      later: places of repeats that they make superfluous.
-      gain: estimated byte-time above the target that they save.
-      score: cost divided by gain.
-      key: the value that is recomputed, and the operation that reads it.
-    """
-
-    operations: tuple[int, ...]
-    place: int
-    later: tuple[int, ...]
-    gain: float
-    score: float
+    operations: tuple[int, ...]  # in program order
+    place: int  # the place in the sequence before which they come
+    later: tuple[int, ...]  # places of repeats that they make superfluous
+    gain: float  # estimated byte-time above the target that they save
+    score: float  # cost divided by gain
+    # The value that is recomputed, and the operation that reads it
     key: tuple[int, int]
 
 
@@ -305,10 +275,9 @@ def _runs(
 
 
 class _SequenceLookup:
-    """When values are alive in a sequence.
+    """When values are alive in a sequence."""
 
-    In Python lists, since single entries of numpy arrays are slow to read.
-    """
+    # In Python lists, since single entries of numpy arrays are slow to read.
 
     def __init__(
         self,
@@ -330,12 +299,7 @@ class _SequenceLookup:
         self._highest = _RangeMax(events.profile)
 
     def run(self, value: int, place: int):
-        """The run that recomputes `value` before `place`.
-
-        Returns:
-          The operations (none if one of them must not be repeated), the places of later
-          repeats that become superfluous, and the cost.
-        """
+        """The run that recomputes `value` before `place`."""
         needed, later, cost = set(), set(), 0.0
         stack = [self._maker[value]]
         while stack:

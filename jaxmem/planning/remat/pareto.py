@@ -10,18 +10,13 @@ from jaxmem.planning.remat.local_search import EvaluatedSequence
 
 
 class ParetoFront:
-    """The cheapest sequences by rising peak; of equal costs the shorter one.
-
-    Attributes:
-      peaks: bytes.
-      prices: cost, then length, of each peak's sequence.
-      sequences: of each peak.
-    """
+    """The cheapest sequences by rising peak; of equal costs the shorter one."""
 
     def __init__(self):
-        self.peaks: list[int] = []
+        self.peaks: list[int] = []  # bytes
+        # Cost, then length, of each peak's sequence
         self.prices: list[tuple[float, int]] = []
-        self.sequences: list[np.ndarray] = []
+        self.sequences: list[np.ndarray] = []  # of each peak
 
     def __iter__(self) -> Iterator[tuple[int, float, np.ndarray]]:
         """Peak, cost and sequence."""

@@ -23,24 +23,13 @@ EXHAUSTIVE = 0.25  # of the time limit, for the search among all sequences
 
 
 def proven(
-    known: Frontier,
-    orders: Sequence[RenumberedGraph],
-    budget: float,
-    cost: Cost,
-    time_limit: float,
+    known: Frontier,  # what the search found; of a graph without aliases
+    orders: Sequence[RenumberedGraph],  # of first runs, for the integer program
+    budget: float,  # bytes
+    cost: Cost,  # of an operation
+    time_limit: float,  # seconds
 ) -> Rematerialised:
-    """The cheapest sequence within the budget of those known and the solvers' own.
-
-    Args:
-      known: what the search found; of a graph without aliases.
-      orders: of first runs, for the integer program.
-      budget: bytes.
-      cost: of an operation.
-      time_limit: seconds.
-
-    Raises:
-      OutOfReach: no sequence within the budget was found, or there is none.
-    """
+    """The cheapest sequence within the budget of those known and the solvers' own."""
     start, graph, front = time.monotonic(), known.graph, ParetoFront()
     until, costs = start + time_limit, costs_of(graph, cost)
     search = RematSearch(SequenceTables(graph), costs, front.add)
@@ -89,10 +78,8 @@ def _solved_in_order(
     budget: float,
     time_limit: float,
 ) -> bool:
-    """Solves the integer program in one order; whether its result is proven optimal.
-
-    The sequences that it finds go to the front.
-    """
+    """Solves the integer program in one order; whether its result is proven optimal."""
+    # The sequences that it finds go to the front.
     tables, order_costs = SequenceTables(each.graph), costs[each.numbers]
     tell = lambda state: front.offer(
         state.peak, state.cost, each.in_graph(state.sequence)
