@@ -26,7 +26,7 @@ class Jitted:
 
 
 def jitted(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> Jitted | None:
-    """The options of a jitted step for a call; None for a function that is not jitted."""
+    """The options of a jitted step for a call; None if the function is not jitted."""
     # A wrapper of this library has a method `jit_options(*args, **kwargs)`.
     options = getattr(fn, "jit_options", None)
     if options is not None:

@@ -82,7 +82,7 @@ def shapes_of(params: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def _check_shapes(params: Any, wanted: tuple[tuple[int, ...], ...]) -> None:
-    """ValueError for other shapes, unless all arrays gain or lose leading axes alike."""
+    """ValueError for other shapes, unless all gain or lose leading axes alike."""
     # A leaf that is no array (a sharding, say) passes.
     arrays = [
         (path, x.shape, want)

@@ -251,7 +251,7 @@ def _innermost(eqn: Any, var: Any) -> list[Any]:
 
 
 def _place(nest: Sequence[Any]) -> tuple[str, str, str]:
-    """(source line, name scopes, the user's line) of the innermost of some equations."""
+    """(source line, name scopes, the user's line) of the innermost equation."""
     # jax's own code, such as that of `jnp.where`, has no line of the user's: then the
     # line of the call of it is taken.
     sources = [line for eqn in nest if (line := _compat.source_line(eqn))]

@@ -20,11 +20,9 @@ class Incumbent:
     bound: int = 0  # a proven lower bound of the height
     offsets: np.ndarray = field(default_factory=_none)  # of the best layout
     height: int = 2**62  # of the best layout
-    # The order in which best fit gave the lowest layout
-    order: np.ndarray = field(default_factory=_none)
+    order: np.ndarray = field(default_factory=_none)  # in which best fit did best
     fitted: np.ndarray = field(default_factory=_none)  # the offsets of that layout
-    # The offsets of best fit in the order of falling lifetime
-    long: np.ndarray = field(default_factory=_none)
+    long: np.ndarray = field(default_factory=_none)  # of best fit by falling lifetime
 
     def offer(self, offsets: np.ndarray) -> bool:
         """Takes a layout if it is lower; returns whether it is."""

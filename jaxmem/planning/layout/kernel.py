@@ -65,6 +65,8 @@ class KernelSearch:
             found = self._search.run(target, _options(rounds, place), deadline)
         except SearchStopped:
             if len(incumbent.problem.size) > len(self._kernel):
+                # Best fit runs anew with buffers that were too high placed earlier, as
+                # TelaMalloc (doi 10.1145/3567955.3567961) does.
                 if time.monotonic() < deadline:
                     incumbent.fit(_promoted(incumbent, target, self._random))
             return

@@ -11,8 +11,7 @@ class ReadyOperations:
     def __init__(self, problem: OrderProblem):
         self.problem = problem
         self.walk = LiveWalk(problem)  # the bytes alive
-        # Operation -> how many of its predecessors have yet to run
-        self.missing = [len(b) for b in problem.before]
+        self.missing = [len(b) for b in problem.before]  # predecessors yet to run
         self.done = [False] * len(problem)  # operation -> whether it has run
 
     def start(self) -> list[int]:
@@ -20,7 +19,7 @@ class ReadyOperations:
         return [i for i, missing in enumerate(self.missing) if not missing]
 
     def do(self, i: int) -> tuple[int, list[int], set[int]]:
-        """Runs operation `i`."""
+        """Runs `i`: bytes alive meanwhile, what is ready now, what changed its cost."""
         during = self.walk.do(i)
         self.done[i] = True
         ready = []

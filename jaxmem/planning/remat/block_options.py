@@ -1,9 +1,5 @@
 """What a block keeps for its backward pass: all, little, and the best between.
 
-Which values to keep at a price of a byte, and so which to recompute, is a minimum cut.
-The price at which two neighbouring options cost the same yields the best option between
-them, or shows that there is none.
-
 Source: several choices a block as in Zhao et al., "Rockmate" (ICML 2023), section 3.
 """
 
@@ -31,7 +27,7 @@ class BlockOption:
 
 
 def options(
-    tables: SequenceTables,  # the graph
+    tables: SequenceTables,
     cost: np.ndarray,  # of each operation
     start: int,  # the first operation of the block
     stop: int,  # the one after its last
@@ -75,7 +71,7 @@ def _option(
     wanted: Set[int],
     price: float,
 ) -> BlockOption:
-    """The best option at this price of a byte."""
+    """The best option at this price of a byte, a minimum cut."""
     stop = start + len(cost)
     saved, recomputed = _cut(tables, start, stop, cost, weight * price, read)
     kept = frozenset(v for i in saved for v in tables.makes[i] if v in wanted)

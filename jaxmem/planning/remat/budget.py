@@ -1,21 +1,19 @@
 """Recomputation under a budget: which operations to repeat, and when.
 
-`frontier` searches once for every budget (`levels`), in program order and in the order
-that `order` finds, if that has the lower peak: the first runs of the operations follow
-one of them. The search proves nothing. `rematerialise(..., exact=True)` does (`proof`):
-over all orders for a dozen operations or two (`exhaustive`), in these orders for some
-dozens (`integer_program`).
+`frontier` searches once for every budget (`levels`) and proves nothing. `rematerialise`
+with `exact=True` does (`proof`): over all orders for a dozen operations or two
+(`exhaustive`), in the orders of first runs for some dozens (`integer_program`).
 """
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from jaxmem._checks import check_bool, check_callable, check_float, wrong_type
+from jaxmem._checks import check_bool, check_callable, check_float
 from jaxmem.planning._graph import Graph, checked
 from jaxmem.planning.remat.costs import Cost, costs_of, seconds
 from jaxmem.planning.remat.first_orders import FirstOrder, RenumberedGraph, first_orders
@@ -80,26 +78,6 @@ def rematerialise(
     orders, _ = first_orders(graph, order, options.time_limit * ORDERING)
     found = _frontier(graph, orders, options)
     return proven(found, orders, budget, options.cost, options.time_limit)
-
-
-def curve(
-    graph: Graph, budgets: Iterable[float], **options
-) -> list[Rematerialised | None]:
-    """`rematerialise` for several budgets in one search; None for one out of reach.
-
-    Args:
-      graph: the graph.
-      budgets: bytes.
-      **options: of `frontier`.
-    """
-    if isinstance(budgets, str) or not isinstance(budgets, Iterable):
-        raise wrong_type("budgets", budgets, "a sequence of numbers of bytes")
-    budgets = list(budgets)
-    for budget in budgets:
-        check_float("budgets", budget, at_least=0, infinite=True)
-    found = frontier(graph, **options)
-    least = found.peaks[0]
-    return [found.at(b) if b >= least else None for b in budgets]
 
 
 def frontier(

@@ -1,15 +1,5 @@
 """Plans for a training step, seen as a chain of blocks: forward, then backward.
 
-The forward pass is cut where few bytes cross, into few large blocks or many small ones
-(`forward_pass`). What a block keeps of its own values is chosen at several prices of a
-byte (`block_options`). Which blocks keep what, which beginnings are kept meanwhile and
-from which a run of blocks is recomputed, nested to any depth, is dynamic programming
-over runs of blocks, for every amount of memory at once (`chain_schedules`).
-
-In a chain of single operations the dynamic program knows the exact bytes. With blocks
-of several operations its figures are approximate, so the local search evaluates every
-plan, and improves it.
-
 Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, "Optimal checkpointing for
 heterogeneous chains" (https://arxiv.org/abs/1911.13214), section 4, with several
 choices a block as in Zhao et al., "Rockmate" (ICML 2023), section 3.
@@ -45,10 +35,13 @@ def chain_plans(
     tables: SequenceTables,  # the graph
     cost: np.ndarray,  # of each operation
     plain: SequenceEvents,  # every operation once
-    known: Callable[[float], float] = lambda size: math.inf,
-    late: Callable[[], bool] = lambda: False,
+    known: Callable[[float], float] = lambda size: math.inf,  # bytes -> least cost
+    late: Callable[[], bool] = lambda: False,  # whether to stop before another chain
 ) -> Iterator[np.ndarray]:
     """Sequences, from those that take much memory to those that take little."""
+    # In a chain of single operations the dynamic program knows the exact bytes. With
+    # blocks of several operations its figures are approximate, so the local search
+    # evaluates every plan, and improves it.
     passes, tried = ForwardPass(tables, plain), set()
     for parts in PARTS:
         if late():
@@ -74,6 +67,7 @@ def _plans(
         chosen = np.unique(np.searchsorted(schedules.bytes, ends, "right") - 1)
     once = float(figures.cost.sum())
     for point in reversed(chosen.tolist()):
+        # A plan that promises no less than what is known is not worth evaluating.
         if schedules.cost[point] - once >= known(schedules.bytes[point]) * (1 - ALIKE):
             continue
         sequence = blocks.sequence(schedules.plan(point))
@@ -86,8 +80,8 @@ def _plans(
 class _ChainBlock:
     """A run of forward operations."""
 
-    start: int  # start, stop: the operations
-    stop: int
+    start: int  # its first operation
+    stop: int  # the one after its last
     back: int  # the first operation of the backward pass that reads the block's values
     values: frozenset[int]  # its values, except permanent ones
     read_backward: frozenset[int]  # those of them that the backward pass reads
@@ -98,7 +92,7 @@ class _BlockChain:
     """The forward pass as a chain of blocks that begin at given operations."""
 
     def __init__(self, passes: ForwardPass, cost: np.ndarray, cuts: Sequence[int]):
-        self.passes = passes  # the forward pass
+        self.passes = passes
         self._cost = np.where(passes.tables.recomputable, cost, 0.0)
         pairs = zip(cuts, [*cuts[1:], passes.end], strict=True)
         blocks = [self._block(start, stop) for start, stop in pairs]
@@ -112,7 +106,6 @@ class _BlockChain:
             reader = passes.backward_reader
             early |= {v for v in inner or block.read_backward if reader[v] < since}
         self.permanent = passes.permanent | early  # values that no plan drops
-        # The blocks
         self.blocks = [
             replace(
                 block,
@@ -123,7 +116,7 @@ class _BlockChain:
             )
             for block, back in zip(blocks, backs, strict=True)
         ]
-        # For each block, the values that cross its beginning; none at the end
+        # The values that cross the beginning of each block; none at the end.
         self.crosses = [self._crossing(b.start) for b in self.blocks] + [frozenset()]
 
     def _block(self, start: int, stop: int) -> _ChainBlock:
@@ -180,17 +173,13 @@ class _BlockChain:
         size, blocks, crosses = self.passes.tables.size, self.blocks, self.crosses
         total = lambda values: float(size[list(values)].sum())
         forward = self._forward()
+        pairs = list(zip(forward, blocks, strict=True))
         return ChainFigures(
             np.array([[f[b.start : b.stop].max() for b in blocks] for f in forward]),
             np.array([[total(s - i) for s in crosses] for i in crosses[:-1]]),
             self._resting(),
             self._backward(),
-            np.array(
-                [
-                    self._while_kept(f, b, b.read_backward)
-                    for f, b in zip(forward, blocks, strict=True)
-                ]
-            ),
+            np.array([self._while_kept(*p, p[1].read_backward) for p in pairs]),
             np.array([self._cost[b.start : b.stop].sum() for b in blocks]),
             np.array([self._remainder(b) for b in blocks]),
             [
@@ -198,12 +187,12 @@ class _BlockChain:
                     OptionFigures(o.bytes, self._while_kept(f, b, o.values), o.cost)
                     for o in some
                 ]
-                for f, b, some in zip(forward, blocks, self.options, strict=True)
+                for (f, b), some in zip(pairs, self.options, strict=True)
             ],
         )
 
     def _forward(self) -> list[np.ndarray]:
-        """For each block, the bytes of every operation in a sweep that keeps nothing."""
+        """Bytes of every operation in a sweep from each block that keeps nothing."""
         # Without those of the values that cross the block's beginning.
         passes, maker = self.passes, self.passes.tables.maker
         last = passes.last_forward

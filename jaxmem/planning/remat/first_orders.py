@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxmem._checks import wrong_value
 from jaxmem.planning._graph import Graph
-from jaxmem.planning._liveness import peak
+from jaxmem.planning._live_ranges import peak
 from jaxmem.planning.order.search import order as best_order
 
 FirstOrder = Literal["search", "program"] | Sequence[int]
@@ -22,7 +22,7 @@ FirstOrder = Literal["search", "program"] | Sequence[int]
 class RenumberedGraph:
     """A graph whose operations are numbered in the order of their first runs."""
 
-    graph: Graph  # the graph
+    graph: Graph
     numbers: np.ndarray  # (operations,) their numbers in the graph of the caller
 
     def in_graph(self, sequence: np.ndarray) -> np.ndarray:
@@ -33,7 +33,7 @@ class RenumberedGraph:
 def first_orders(
     graph: Graph, order: FirstOrder, time_limit: float
 ) -> tuple[list[RenumberedGraph], bool]:
-    """The orders to search in, the one with the lowest peak first."""
+    """The orders to search in, the lowest peak first; whether the limit sufficed."""
     program = tuple(range(len(graph.operations)))
     if isinstance(order, str):
         if order not in ("search", "program"):

@@ -15,20 +15,18 @@ class ForwardPass:
         self.count = len(tables.makes)  # the number of operations
         readers, maker = tables.graph.readers, tables.maker
         values = [v for makes in tables.makes for v in makes]
-        # Value -> its last reader, or its maker if it has none
+        # Value -> its last reader, or its maker if it has none.
         self.last = {v: max(readers[v], default=int(maker[v])) for v in values}
-        # Values that are never dropped: outputs of the graph, and values whose maker
-        # must not be repeated
+        # Outputs and values whose maker must not be repeated are never dropped.
         self.permanent = tables.held_set | {
             v for v in values if not tables.recomputable[maker[v]]
         }
-        # The first operation that does not belong to the forward pass
-        self.end = self._forward_end(values)
+        self.end = self._forward_end(values)  # the first operation after the pass
         forward = [v for v in values if maker[v] < self.end]
         firsts = {v: [r for r in readers[v] if r >= self.end] for v in forward}
-        # Value of the forward pass -> the first operation after the pass that reads it
+        # Value of the forward pass -> the first operation after the pass that reads it.
         self.backward_reader = {v: later[0] for v, later in firsts.items() if later}
-        # Value of the forward pass -> its last reader in the pass
+        # Value of the forward pass -> its last reader in the pass.
         self.last_forward = {
             v: max((r for r in readers[v] if r < self.end), default=int(maker[v]))
             for v in forward

@@ -111,12 +111,7 @@ class Frontier:
         )
 
     def out_of_reach(self, budget: float, proven: bool) -> OutOfReach:
-        """The error for a budget that no sequence is within.
-
-        Args:
-          budget: bytes.
-          proven: whether that is proven.
-        """
+        """The error for a budget that no sequence is within; whether it is proven."""
         return OutOfReach(budget, self.peaks[0], self._holders(), proven)
 
     def _holders(self) -> tuple[tuple[int, str], ...]:

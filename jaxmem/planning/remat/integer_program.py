@@ -1,14 +1,9 @@
 """The cheapest recomputation for a budget, by mixed-integer programming.
 
 Stage t ends with the first run of operation t; before it, in the stage, earlier
-operations may be repeated, in program order. Binary variables say what is kept from
-stage to stage and what is repeated; the bytes alive after each operation of each stage
-are linear in them. The number of variables grows with the square of the operations, so
-this is for graphs of some dozens. It does not cover sequences that run an operation
-twice within a stage, or repeat operations in another order.
-
-Source: Jain et al., "Checkmate" (https://arxiv.org/abs/1910.02653), sections 4.1 to 4.8
-and 5.1 (two-phase rounding); overwriting of inputs is added.
+operations may be repeated, in program order. The variables grow with the square of the
+operations, so this is for some dozens. Source: Jain et al., "Checkmate"
+(https://arxiv.org/abs/1910.02653), sections 4.1 to 4.8 and 5.1; overwriting is added.
 """
 
 from dataclasses import dataclass
@@ -36,7 +31,7 @@ def solve_program(
     cost: np.ndarray,  # of each operation
     budget: float,  # bytes
     time_limit: float,  # seconds
-    most: float = np.inf,
+    most: float = np.inf,  # the cost of a known sequence: only cheaper ones count
 ) -> ProgramResult:
     """The cheapest sequence within the budget."""
     model = _IntegerProgram(tables, cost, budget)
@@ -69,8 +64,7 @@ class _IntegerProgram:
 
     def __init__(self, tables: SequenceTables, cost: np.ndarray, budget: float):
         self._tables, self._count = tables, len(tables.makes)
-        # The cost that counts as 1 in the objective
-        self.unit = float(cost.max(initial=0.0)) or 1.0
+        self.unit = float(cost.max(initial=0.0)) or 1.0  # counts as 1 in the objective
         self._bytes = max(float(budget), 1.0)  # the unit of bytes, against rounding
         self._whole: list[int] = []
         self._cost: list[float] = []

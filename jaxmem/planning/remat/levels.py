@@ -1,10 +1,7 @@
 """One search for every budget: the cheapest sequences, from the plain peak down.
 
-The search aims at a series of peaks that depend on the graph alone, from plans for a
-chain of blocks (`chain`) and by small steps (`local_search`). It keeps every sequence
-that is cheaper than all others within its peak, and a budget takes the cheapest within
-it. The answers are therefore monotone: a smaller budget never has the larger peak, nor
-the lower cost.
+It keeps every sequence that is cheaper than all others within its peak, so that the
+answers are monotone: a smaller budget never has the larger peak, nor the lower cost.
 """
 
 import math
@@ -29,7 +26,7 @@ MISSES = 3  # targets out of reach after which the descent stops
 
 def descend(
     search: RematSearch,  # tells the front of every sequence that it evaluates
-    front: ParetoFront,  # the front
+    front: ParetoFront,
     plain: EvaluatedSequence,  # every operation once
     bound: int,  # bytes; no sequence has a smaller peak
     effort: float,  # in units of `EFFORT`
@@ -69,16 +66,12 @@ def descend(
 class _LevelSearch:
     """The search at one peak after another."""
 
-    def __init__(
-        self,
-        search: RematSearch,
-        front: ParetoFront,
-        plain: EvaluatedSequence,
-        effort: float,
-    ):
-        self._search, self._front, self._effort = search, front, effort
-        # `before`: the best sequence of the previous level, which is lowered further
-        self.before, self._begin = plain.sequence, search.work
+    def __init__(self, search, front, plain: EvaluatedSequence, effort: float):
+        self._search: RematSearch = search
+        self._front: ParetoFront = front
+        self._effort = effort
+        self.before = plain.sequence  # the best of the previous level, lowered further
+        self._begin = search.work
         self._refined: Counter[tuple[float, float]] = Counter()
 
     def left(self, fraction: float) -> float:
@@ -86,7 +79,7 @@ class _LevelSearch:
         return self._begin + self._effort * fraction - self._search.work
 
     def visit(self, target: float, fraction: float) -> np.ndarray | None:
-        """The cheapest sequence within a target, lowered from known ones and improved."""
+        """The cheapest sequence within the target, by this fraction of the effort."""
         search, front, refined = self._search, self._front, self._refined
         best = self._lowered(target)
         if best is None:

@@ -1,13 +1,5 @@
 """Recomputation by small steps: repeats what frees most bytes for its cost.
 
-`lower` brings a sequence down to a target. A value that waits between two readers while
-the target is exceeded can be recomputed right before the second one. Whatever is not
-alive by then, and would exceed the target if it stayed, is recomputed with it, and a
-later repeat that becomes superfluous is removed. Among all such *runs* of operations
-the one with the least cost per byte-time above the target is inserted, and the whole
-sequence is evaluated anew. `cheapen` removes repeats that the target does not need.
-`refine` removes some repeats at random, does both, and keeps the cheaper sequence.
-
 The search is greedy: it never judges a run together with the next one, which is what
 the plans of `chain` are for.
 """
@@ -55,14 +47,13 @@ class RematSearch:
         self,
         tables: SequenceTables,  # the graph
         cost: np.ndarray,  # (operations,) of each, in seconds or the caller's unit
-        report: Callable[[EvaluatedSequence], None],
-        deadline: float = math.inf,
+        report: Callable[[EvaluatedSequence], None],  # told of every sequence
+        deadline: float = math.inf,  # of `time.monotonic()`, for every search
     ):
         self.tables, self.cost, self._report = tables, cost, report
         self._deadline = deadline
         self._random: np.random.Generator | None = None  # varies which run comes first
-        # The effort so far, in units of about a quarter of a millisecond
-        self.work = 0.0
+        self.work = 0.0  # the effort so far, in about a quarter of a millisecond
 
     def chance(self) -> float:
         """A random factor around 1 in every other round of `refine`, else 1."""
@@ -91,7 +82,7 @@ class RematSearch:
         most: float = math.inf,  # so is one that costs more
         work: float = math.inf,  # the effort to spend at most, in units of `work`
     ) -> EvaluatedSequence:
-        """Steps until the peak is at most `target`, or none helps."""
+        """Inserts repeats until the peak is at most `target`, or none helps."""
         refused, end = set(), self.work + work
         while (
             state.peak > target
@@ -160,7 +151,7 @@ class RematSearch:
     def refine(
         self, state: EvaluatedSequence, target: float, work: float, seed: int
     ) -> EvaluatedSequence:
-        """Removes some repeats at random, lowers and cheapens; keeps what costs less."""
+        """Removes some repeats at random, then lowers and cheapens what is left."""
         random, end, idle = np.random.default_rng(seed), self.work + work, 0
         while self.work < end and idle < IDLE and not self.late():
             places = repeats(state.sequence)
@@ -211,8 +202,7 @@ class _RecomputedRun:
     later: tuple[int, ...]  # places of repeats that they make superfluous
     gain: float  # estimated byte-time above the target that they save
     score: float  # cost divided by gain
-    # The value that is recomputed, and the operation that reads it
-    key: tuple[int, int]
+    key: tuple[int, int]  # the recomputed value, and the operation that reads it
 
 
 def _with_runs(sequence: np.ndarray, runs: Sequence[_RecomputedRun]) -> np.ndarray:
@@ -257,7 +247,7 @@ def _runs(
     good = np.flatnonzero((gain > 0) & tables.recomputable[maker])
     # By the cost of the maker alone, before the whole run is known.
     estimate = search.cost[maker[good]] / gain[good]
-    lookup = _SequenceLookup(tables, state, search.cost, target)
+    lookup = _SequenceLookup(search, state, target)
     runs: list[_RecomputedRun] = []
     for k in good[np.argsort(estimate, kind="stable")]:
         place = int(b[k])
@@ -277,21 +267,13 @@ def _runs(
 class _SequenceLookup:
     """When values are alive in a sequence."""
 
-    # In Python lists, since single entries of numpy arrays are slow to read.
-
-    def __init__(
-        self,
-        tables: SequenceTables,
-        state: EvaluatedSequence,
-        cost: np.ndarray,
-        target: float,
-    ):
-        events = state.events
+    def __init__(self, search: RematSearch, state: EvaluatedSequence, target: float):
+        events, tables = state.events, search.tables
         self._tables, self._target = tables, target
-        self._cost, self._maker = cost.tolist(), tables.maker.tolist()
-        self._size, self._recomputable = (
-            tables.size.tolist(),
-            tables.recomputable.tolist(),
+        # Python lists, since single entries of numpy arrays are slow to read.
+        self._cost, self._maker = search.cost.tolist(), tables.maker.tolist()
+        self._size, self._recomputable = map(
+            np.ndarray.tolist, (tables.size, tables.recomputable)
         )
         self._place, self._make = events.place.tolist(), events.make.tolist()
         numbers = np.arange(len(tables.size) + 1)
@@ -299,7 +281,9 @@ class _SequenceLookup:
         self._highest = _RangeMax(events.profile)
 
     def run(self, value: int, place: int):
-        """The run that recomputes `value` before `place`."""
+        """The operations that recompute `value` before `place`, later repeats, cost."""
+        # An input is recomputed too where it is not alive and could not stay without
+        # exceeding the target. No operations at all if one must not be repeated.
         needed, later, cost = set(), set(), 0.0
         stack = [self._maker[value]]
         while stack:
@@ -309,6 +293,7 @@ class _SequenceLookup:
             if not self._recomputable[i]:
                 return (), (), 0.0
             needed.add(i)
+            # A later repeat is not needed any more, so the run costs nothing there.
             superfluous = self._superfluous(i, place)
             if superfluous is None:
                 cost += self._cost[i]

@@ -14,8 +14,7 @@ class ParetoFront:
 
     def __init__(self):
         self.peaks: list[int] = []  # bytes
-        # Cost, then length, of each peak's sequence
-        self.prices: list[tuple[float, int]] = []
+        self.prices: list[tuple[float, int]] = []  # (cost, length) of each peak's
         self.sequences: list[np.ndarray] = []  # of each peak
 
     def __iter__(self) -> Iterator[tuple[int, float, np.ndarray]]:

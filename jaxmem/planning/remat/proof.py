@@ -40,13 +40,11 @@ def proven(
     complete = _searched_all(search, front, budget, start + time_limit * EXHAUSTIVE)
     in_order = complete
     if not complete:
-        results = [
-            _solved_in_order(
-                each, front, costs, budget, (until - now) / (len(orders) - k)
-            )
-            for k, each in enumerate(orders)
-            if (now := time.monotonic()) < until
-        ]
+        task, results = (front, costs, budget), []
+        for k, each in enumerate(orders):
+            if (now := time.monotonic()) < until:
+                left = (until - now) / (len(orders) - k)
+                results.append(_solved_in_order(each, *task, left))
         in_order = len(results) == len(orders) and all(results)
     if not np.isfinite(front.cost(budget)):
         raise known.out_of_reach(budget, complete)

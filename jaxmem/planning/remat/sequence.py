@@ -71,12 +71,11 @@ class SequenceEvents:
     """When a sequence makes and reads each value, and the bytes over time."""
 
     sequence: np.ndarray  # the operations
-    # Value, place, make: (events,) the value, the place in the sequence, and whether
-    # the value is made or read there; sorted by value, then place. An output of the
-    # graph is read once more, one place after the last.
-    value: np.ndarray
-    place: np.ndarray
-    make: np.ndarray
+    # Events are sorted by value, then place. An output of the graph is read once more,
+    # one place after the last.
+    value: np.ndarray  # (events,)
+    place: np.ndarray  # (events,) in the sequence
+    make: np.ndarray  # (events,) whether the value is made there, not read
     profile: np.ndarray  # bytes alive while each operation runs
 
     @property
@@ -88,17 +87,15 @@ class SequenceTables:
     """A graph as arrays, for evaluating many sequences of its operations."""
 
     def __init__(self, graph: Graph):
-        self.graph = graph  # the graph
+        self.graph = graph
         arguments, operations = set(graph.arguments), graph.operations
-        # (values,) bytes
         self.size = np.array([v.bytes for v in graph.values], dtype=np.float64)
-        # (values,) the operation that makes each; -1 for arguments
+        # The operation that makes each value; -1 for arguments.
         self.maker = np.full(len(graph.values), -1, dtype=np.int64)
         self.maker[list(graph.maker)] = list(graph.maker.values())
-        # (operations,) whether each may be repeated
         self.recomputable = np.array(repeatable(graph), dtype=bool)
         own = lambda values: [v for v in values if v not in graph.aliases]
-        # Reads, makes: operation -> values, without arguments and aliased outputs
+        # Operation -> values, without arguments and aliased outputs.
         self.reads = [
             own(v for v in dict.fromkeys(o.inputs) if v not in arguments)
             for o in operations
@@ -106,7 +103,7 @@ class SequenceTables:
         self.makes = [own(o.outputs) for o in operations]
         self._scratch = np.array([o.scratch for o in operations], dtype=np.float64)
         made = (v for v in dict.fromkeys(graph.outputs) if v in graph.maker)
-        # Held, held_set: the graph's outputs among these, which stay alive to the end
+        # The graph's outputs among these stay alive to the end.
         self.held = np.array(own(made), dtype=np.int64)
         self.held_set = frozenset(self.held.tolist())
         # The values that an operation reads and makes: 2 v for a read, 2 v + 1 for a
@@ -209,7 +206,8 @@ class SequenceTables:
 def staged(
     tables: SequenceTables, stages: Sequence[Sequence[int]], kept: Sequence[Set[int]]
 ) -> np.ndarray:
-    """The sequence of a plan by stages."""
+    """The sequence of a plan: its stages, and what stays alive as each begins."""
+    # Other values are recomputed right before they are read.
     alive: set[int] = set()
     sequence: list[int] = []
     once = {v for i in np.flatnonzero(~tables.recomputable) for v in tables.makes[i]}
