@@ -1,8 +1,6 @@
 """The operations that compute a value, as a formula of jnp and lax.
 
 The formula of six equations is `x * sigmoid(1.702 * x)`: casts and views are left out.
-Outputs of products and values written on another line are letters, and what would be
-longer than a line is cut.
 """
 
 from dataclasses import dataclass, field
@@ -96,6 +94,7 @@ class _Writer:
         line = _line(eqn)
         if root:
             self.line = line
+        # Outputs of products and values written on another line are letters.
         cut = _is_layer(scope, eqn) or line not in (self.line, "")
         if depth == 0 or (cut and not root):
             return self._letter(var), _ATOM

@@ -1,9 +1,7 @@
 """The largest batch whose step fits, found in few compiles.
 
 The peak of a step is nearly linear in the batch size, so two compiles predict where it
-crosses the limit. Doubling and bisection from there, with one compile each, find the
-answer. It need not be the largest one where a step takes less memory for a larger batch
-than for a smaller one, because the compiler has switched algorithms.
+crosses the limit.
 """
 
 from collections.abc import Callable, Iterator
@@ -120,6 +118,8 @@ class BatchSearch:
 
     def steps(self) -> Iterator[int]:
         """Sizes to measure, until one fits and the next one does not."""
+        # The answer need not be the largest one where a step takes less memory for a
+        # larger batch, because the compiler has switched algorithms.
         yield 1
         if self.fits and self.limit > 1:
             yield 2

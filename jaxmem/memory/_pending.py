@@ -4,9 +4,10 @@ Several can run at once: begin them all, then ask each for its result.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from jaxmem._checks import check_bool, check_float, check_options
 from jaxmem.chips import Target
 from jaxmem.memory.compile import cache
 from jaxmem.memory.compile.answer import CompileError
@@ -34,22 +35,38 @@ def generates_code(lowered: LoweredStep, extent: Extent) -> bool:
     return extent == "all" or lowered.kernels
 
 
+@dataclass(frozen=True)
+class CompileSettings:
+    """How a step is compiled."""
+
+    timeout: float = 600.0  # seconds that the compile may take
+    compiler_options: dict[str, Any] | None = None  # as for `jax.jit`
+    cache: bool = True  # whether a result on disk may be used
+    extent: Extent = "needed"
+    # Exponent of 2; XLA:GPU emits products of matrices with fewer elements together
+    # itself, and leaves the others to a library. None is XLA's own threshold.
+    products: int | None = None
+
+    def checked(self) -> "CompileSettings":
+        """The settings, with those of the user checked."""
+        check_bool("cache", self.cache)
+        timeout = check_float("timeout", self.timeout, above=0)
+        options = check_options("compiler_options", self.compiler_options)
+        return replace(self, timeout=timeout, compiler_options=options)
+
+
 @dataclass
 class Pending:
     """The report of a step, once it is there."""
 
-    lowered: LoweredStep  # the lowered step
-    target: Target  # the chip that it is compiled for
+    lowered: LoweredStep
+    target: Target
     donations: Donations  # from which the report's notes on donation are made
-    timeout: float  # seconds that the compile may take
-    extent: Extent = "needed"  # how far the compile goes
-    use_cache: bool = True  # whether a result on disk may be used
-    # Exponent of 2; XLA:GPU emits products of matrices with fewer elements together
-    # itself, and leaves the others to a library. None is XLA's own threshold. It is
-    # raised where XLA finds no tiles for a product.
-    products: int | None = None
-    # Whether the report, once there, has the figures of a compile to the end
-    final: bool = field(default=False, init=False)
+    settings: CompileSettings
+    products: (
+        int | None
+    )  # of the settings, raised where XLA finds no tiles for a product
+    final: bool = field(default=False, init=False)  # figures of a compile to the end
     _compile: Compile | None = field(default=None, init=False)
     _report: MemoryReport | None = field(default=None, init=False)
 
@@ -85,7 +102,7 @@ class Pending:
 
     @property
     def _code(self) -> bool:
-        return generates_code(self.lowered, self.extent)
+        return generates_code(self.lowered, self.settings.extent)
 
     def _key(self, code: bool, products: int | None) -> str:
         flags = caller_flags(), os.environ.get("LIBTPU_INIT_ARGS", "")
@@ -93,7 +110,7 @@ class Pending:
 
     def _stored(self) -> dict[str, Any] | None:
         """A result on disk; that of a compile to the end serves every extent."""
-        if not self.use_cache:
+        if not self.settings.cache:
             return None
         for code in dict.fromkeys((True, self._code)):
             if (result := cache.load(self._key(code, self.products))) is not None:
@@ -103,10 +120,9 @@ class Pending:
     def _submit(self, products: int | None) -> Compile:
         request = dict(self.lowered.request)
         if products is not None:
-            request["compiler_options"] = emitting(
-                request["compiler_options"], products
-            )
-        return pool().submit(request, self.timeout, code=self._code)
+            options = emitting(request["compiler_options"], products)
+            request["compiler_options"] = options
+        return pool().submit(request, self.settings.timeout, code=self._code)
 
     def _compiled(self) -> dict[str, Any]:
         """The compiler's result, with the threshold raised until XLA finds tiles."""
@@ -145,10 +161,8 @@ def emitting(options: dict[str, Any] | None, products: int) -> dict[str, Any]:
     disabled = (options or {}).get("xla_disable_hlo_passes", "")
     return (options or {}) | {
         "xla_gpu_gemm_rewrite_size_threshold": 2**products,
-        # padding for cuBLAS would make the products larger again
-        "xla_disable_hlo_passes": ",".join(
-            filter(None, [disabled, "cublas-pad-for-gemms"])
-        ),
+        # padding for cuBLAS would make the products larger
+        "xla_disable_hlo_passes": f"{disabled},cublas-pad-for-gemms".lstrip(","),
     }
 
 

@@ -1,8 +1,6 @@
 """What the backward pass of a function keeps, by tracing the function.
 
-Nothing is compiled: the residuals are the values that JAX passes from the forward to
-the backward pass. A compiler may fuse some of them away or keep others for longer,
-which `estimate` shows.
+Nothing is compiled: a compiler may fuse some residuals away or keep others for longer.
 """
 
 import math

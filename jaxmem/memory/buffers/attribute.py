@@ -1,8 +1,6 @@
 """From the texts that the compiler dumps to the rows of a report.
 
-The rows of each kind add up to the bytes that the compiler reports for that kind:
-buffers below a thousandth of the peak share one row, and the bytes that no live value
-fills are another row.
+The rows of each kind add up to the bytes that the compiler reports for that kind.
 """
 
 from collections import Counter

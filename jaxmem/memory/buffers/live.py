@@ -1,10 +1,8 @@
 """Which values are in the temporaries at each step of the compiled schedule.
 
-A value has a fixed place in its allocation and is alive over an interval of the
-flattened schedule, in which the bodies of loops are written out. Values share places:
-the result of a loop has the place of its carry. So the live bytes at a step are the
-size of the union of the live places. The sum over the values, as XLA's own listing
-shows it, counts many bytes twice.
+Values share places: the result of a loop has the place of its carry. So the live bytes
+at a step are the size of the union of the live places. The sum over the values, as
+XLA's own listing shows it, counts many bytes twice.
 """
 
 from dataclasses import dataclass, replace

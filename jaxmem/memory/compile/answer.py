@@ -29,9 +29,10 @@ class DoesNotFit(CompileError):
 def read_answer(
     folder: str, how: str, request: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The result of a compile."""
+    """`memory`, `cost`, `dump` and `aliases`; None where the texts do not agree."""
     dump = {kind: _largest(folder, form) for kind, form in _DUMPS.items()}
     if how == "assigned":
+        # A killed compile may have left texts that are not complete.
         texts = dump["buffer_assignment"], dump["memory_usage_report"]
         memory, cost = assigned_bytes(*texts), {}
         if memory is None:

@@ -1,8 +1,6 @@
 """A user's call as a function of a flat list of arrays.
 
-`jax.export` serializes few kinds of pytrees, so a call is flattened before it is
-lowered: arrays in, arrays out. What a report needs to know of each argument (its name,
-whether it is donated, its sharding) is read here.
+`jax.export` serializes few kinds of pytrees, so a call is flattened before lowering.
 """
 
 import functools

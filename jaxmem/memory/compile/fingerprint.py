@@ -1,8 +1,7 @@
 """A lowered module as text that depends on the program alone.
 
 JAX writes the whole call stack of each operation into a module. The innermost line is
-part of the fingerprint, because the report shows it; the line that called `estimate` is
-not. A step that the user has jitted has the fingerprint of the step itself.
+part of the fingerprint, because the report shows it; the line of the call is not.
 """
 
 import re

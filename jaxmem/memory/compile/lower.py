@@ -1,7 +1,6 @@
 """The user's side of a compile: trace a step, lower it for a chip, and export it.
 
-Nothing here starts a plugin or looks at the default backend: lowering for a platform
-needs none of its devices. The worker makes a program of what is exported.
+Lowering for a platform needs none of its devices: no plugin is started.
 """
 
 import contextlib

@@ -1,7 +1,6 @@
 """Compiles in other processes, several at a time, by a worker started on demand.
 
-The caller's process and its default backend are left as they are. What a compile prints
-goes to a file, and an error shows its last lines.
+The caller's process and its default backend are left as they are.
 """
 
 import atexit

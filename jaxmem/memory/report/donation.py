@@ -1,12 +1,8 @@
 """Donation that did not happen, and arguments that are in memory twice.
 
 An argument is in memory twice when its buffer cannot be reused although a second array
-takes its place. There are two cases. The step returns an updated array of the same
-shape and dtype that is computed from the argument element by element (parameters,
-moments), and the argument is not donated. Or the compiled program copies the argument
-as it is. A gradient is not an updated argument: it reaches its output through a product
-or a sum, or from a backward pass, which may be elementwise in the argument (as that of
-a norm, which divides by its scale, is).
+takes its place: the step returns its updated value and it is not donated, or the
+compiled program copies it as it is.
 """
 
 import collections
@@ -186,7 +182,9 @@ def _sources(jaxpr: Any, inputs: list[frozenset[int]]) -> list[frozenset[int]]:
 def _sources_of(eqn: Any, operands: list[frozenset[int]]) -> list[frozenset[int]]:
     """The same for the outputs of one equation."""
     name = eqn.primitive.name
-    if "transpose(" in _compat.name_stack(eqn):  # of a backward pass: a gradient
+    # A gradient is not an updated argument, although the backward pass may be
+    # elementwise in the argument, as that of a norm that divides by its scale.
+    if "transpose(" in _compat.name_stack(eqn):
         return [frozenset()] * len(eqn.outvars)
     inner = bodies(eqn) if name in _CALLS else []
     if inner and len(split(inner[0])[0].invars) == len(operands):

@@ -1,9 +1,7 @@
 """What `estimate` returns: the bytes of a compiled step, and the buffers they are in.
 
 The numbers are the compiler's own. The rows come from its buffer assignment and always
-add up to the peak: bytes that cannot be attributed are a row of their own. The rows are
-made when one of them is first read, because a search over many compiles reads the
-numbers alone.
+add up to the peak: bytes that cannot be attributed are a row of their own.
 """
 
 import dataclasses
@@ -69,7 +67,7 @@ class MemoryReport:
     advice: tuple[str, ...]
 
     def __getattr__(self, name: str) -> Any:
-        """Makes the rows when one of them is first read."""
+        """Makes the rows when one is first read: a search reads the numbers alone."""
         texts = self.__dict__.get("_texts")
         if name in _LAZY and texts is not None:
             self.__dict__.update(texts.rows())
@@ -175,13 +173,13 @@ def _from_plain(plain: Any) -> MemoryReport:
 class CompilerTexts:
     """The compiler's texts, from which the rows of a report will be made."""
 
-    name: str
-    packed: bytes
-    sizes: dict[str, int]
+    name: str  # of the step
+    packed: bytes  # see `pack`
+    sizes: dict[str, int]  # bytes by `argument_bytes` and so on
     argument_names: list[str]
-    donations: Donations | None = None
-    aliases: tuple[tuple[str, int], ...] = ()
-    notes: tuple[str, ...] = ()
+    donations: Donations | None = None  # None for no notes on donation
+    aliases: tuple[tuple[str, int], ...] = ()  # (output index, argument) of reuses
+    notes: tuple[str, ...] = ()  # further ones
 
     def rows(self) -> dict[str, Any]:
         """The fields of a report that are made from the texts."""
@@ -233,7 +231,7 @@ def make_report(
     argument_names: list[str],
     donations: Donations | None = None,
 ) -> MemoryReport:
-    """The report of a compile."""
+    """The report of a compile, whose `texts` are packed."""
     sizes = {f"{k}_bytes": int(result["memory"].get(k, 0)) for k in _SIZES}
     peak = sizes["argument_bytes"] + sizes["output_bytes"]
     texts = CompilerTexts(
