@@ -1,8 +1,6 @@
 """Variables that keep jax from complaining of chips that are absent.
 
-Once compilers for them are installed, jax looks for the hardware in every process and
-prints that it is missing. The variables are set only where there is no such hardware,
-never over the user's own, and do not change what jax uses.
+They are set only where there is no such hardware, and never over the user's own.
 """
 
 import glob

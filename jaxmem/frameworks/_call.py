@@ -1,12 +1,8 @@
 """One call of a step, as a pure function of pytrees of arrays.
 
-    with pure_call(step, args, kwargs) as call:
-        out = jax.jit(call.form.pure(step))(*call.args, **call.kwargs)
-        result = call.finish(out)
-
-`call.args` have a `SplitObject` in the place of each nnx object and Equinox module, and
-no static arguments. `finish` updates the user's nnx objects and returns the step's
-result. A call with neither objects nor static arguments stays as it is.
+with pure_call(step, args, kwargs) as call:
+    out = jax.jit(call.form.pure(step))(*call.args, **call.kwargs)
+    result = call.finish(out)
 """
 
 import contextlib
@@ -29,10 +25,10 @@ from jaxmem.frameworks._places import Place, resolve
 class Call:
     """A call as `pure_call` yields it."""
 
+    # With a `SplitObject` in the place of each nnx object and Equinox module.
     args: tuple[Any, ...]  # positional arguments of the pure function
     kwargs: dict[str, Any]  # its keyword arguments
-    # Everything else; the same function, form and shapes give the same trace
-    form: Form
+    form: Form  # all else; the same function, form and shapes give the same trace
     inside: bool = False  # whether it is traced as part of another function
     own: Jitted = Jitted()  # the options of the step itself, if it is jitted
 
@@ -52,9 +48,9 @@ class Call:
 @contextlib.contextmanager
 def pure_call(
     fn: Callable,
-    args: Sequence[Any],  # its positional arguments
-    kwargs: dict[str, Any],  # its keyword arguments
-    donate: Sequence[Place] | None = None,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    donate: Sequence[Place] | None = None,  # None for those of a jitted step
     static: Sequence[Place] = (),
 ) -> Iterator[Call]:
     """Opens a call; it must be open while its pure function is traced or run."""

@@ -25,10 +25,8 @@ class Form:
     # Positions and keywords of the donated arguments, without the static ones
     donated: tuple[Place, ...] = ()
     objects: bool = False  # whether there are nnx objects among the arguments
-    # Whether Variables of an `nnx.State` count as objects, as in `nnx.jit`
-    states: bool = False
-    # Whether all that is no array is static, as in `equinox.filter_jit`
-    filtered: bool = False
+    states: bool = False  # Variables of an `nnx.State` are objects, as in `nnx.jit`
+    filtered: bool = False  # all but arrays is static, as in `equinox.filter_jit`
 
     def pure(self, fn: Callable) -> Callable:
         """`fn` as a function of the pure arguments, while the call is open."""

@@ -17,11 +17,9 @@ from jaxmem.frameworks._places import Place
 class Jitted:
     """The options of a jitted step."""
 
-    # Positions and names of the arguments whose buffers it may reuse
-    donated: tuple[Place, ...] = ()
+    donated: tuple[Place, ...] = ()  # arguments whose buffers it may reuse
     static: tuple[Place, ...] = ()  # those that are Python values
-    # As given to `jax.jit`; None where there are none
-    compiler_options: dict[str, Any] | None = None
+    compiler_options: dict[str, Any] | None = None  # as given to `jax.jit`
     placed: bool = False  # whether it names shardings of its arguments or results
 
 

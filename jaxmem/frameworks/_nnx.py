@@ -1,8 +1,7 @@
 """Flax nnx objects: split at the call, merged in the trace, updated in place after it.
 
-A step updates its objects and returns no new ones: `nnx.jit` carries their arrays in
-and out. This module does the same with the same contexts of nnx, which keep track of
-Variables that arguments share, of new attributes, and of objects that the step returns.
+This uses the contexts of `nnx.jit`, which keep track of Variables that arguments share,
+of new attributes, and of objects that the step returns.
 """
 
 import contextlib

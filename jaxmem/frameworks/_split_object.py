@@ -12,9 +12,8 @@ class SplitObject:
     """A pytree of the arrays of an object."""
 
     def __init__(self, arrays: Iterable[Any], names: Sequence[str], definition: Any):
-        self.arrays = tuple(arrays)  # the arrays
-        # Of each array, as its path inside the object: "layers[0].kernel"
-        self.names = tuple(names)
+        self.arrays = tuple(arrays)
+        self.names = tuple(names)  # as paths inside the object: "layers[0].kernel"
         self.definition = definition  # all else of the object, hashable
 
     def tree_flatten(self):

@@ -23,6 +23,11 @@ Extent = Literal["all", "needed", "buffers"]
 _NO_TILES = "Couldn't find output tile sizes"
 # Exponents of 2 to try as the threshold below which XLA emits matrix products itself.
 THRESHOLDS = (21, 24, 27, 30, 35, 40)
+_EMITTED = (
+    "without the device XLA found no tiles for a product, and was told to emit "
+    "products of matrices with fewer than 2^{} elements itself, and to pad none for "
+    "cuBLAS: temporaries may differ by some per cent from those on the device"
+)
 
 
 def generates_code(lowered: LoweredStep, extent: Extent) -> bool:
@@ -145,7 +150,7 @@ class Pending:
     def _report_of(self, result: dict[str, Any]) -> MemoryReport:
         self.products = result["products"]
         self.final = result["code"] or self.target.platform == "cuda"
-        notes = () if self.products is None else (_emitted_note(self.products),)
+        notes = () if self.products is None else (_EMITTED.format(self.products),)
         leaves = self.lowered.call.leaves
         return make_report(
             result | {"notes": notes},
@@ -164,12 +169,3 @@ def emitting(options: dict[str, Any] | None, products: int) -> dict[str, Any]:
         # padding for cuBLAS would make the products larger
         "xla_disable_hlo_passes": f"{disabled},cublas-pad-for-gemms".lstrip(","),
     }
-
-
-def _emitted_note(products: int) -> str:
-    return (
-        "without the device XLA found no tiles for a product, and was told to emit "
-        f"products of matrices with fewer than 2^{products} elements itself, and to "
-        "pad none for cuBLAS: temporaries may differ by some per cent from those on "
-        "the device"
-    )

@@ -182,19 +182,15 @@ def _arguments(
     leaves, treedef = jax.tree.flatten((args, kwargs))
     counts = [len(jax.tree.leaves(arg)) for arg in args]
     owner = [i for i, count in enumerate(counts) for _ in range(count)]
-    chosen = {
-        i for i, place in enumerate(owner) if place in wanted and _inexact(leaves[i])
-    }
+    inexact = lambda x: is_array(x) and jnp.issubdtype(x.dtype, jnp.inexact)
+    # `owner` is shorter than `leaves`, whose last ones are of keyword arguments.
+    chosen = {i for i, k in enumerate(owner) if k in wanted and inexact(leaves[i])}
     if not chosen:
         raise ValueError(
             f"{name}: no floating-point array among the arguments to differentiate "
             f"(argnums={argnums!r})"
         )
     return leaves, treedef, chosen
-
-
-def _inexact(leaf: Any) -> bool:
-    return is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _read(closed: Any, names: list[str]) -> Residuals:

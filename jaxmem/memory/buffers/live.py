@@ -104,20 +104,11 @@ def temporaries(allocations: list[Allocation], temp_bytes: int) -> list[BufferVa
     temporary = (a for a in allocations if a.kind == "temp")
     for allocation in sorted(temporary, key=lambda a: a.color):
         if allocation.color == 0 or base + allocation.size <= temp_bytes:
-            values += [_moved(v, base) for v in allocation.values if _is_data(v)]
+            # A tuple's table of addresses is a few bytes, and on TPU not in memory.
+            data = (v for v in allocation.values if not v.shape.startswith("("))
+            values += [replace(v, offset=v.offset + base) for v in data]
             base += allocation.size
     return values
-
-
-def _is_data(value: BufferValue) -> bool:
-    """Not a tuple's table of addresses: a few bytes, and on TPU none in memory."""
-    return not value.shape.startswith("(")
-
-
-def _moved(value: BufferValue, base: int) -> BufferValue:
-    if base == 0:
-        return value
-    return replace(value, offset=value.offset + base)
 
 
 def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

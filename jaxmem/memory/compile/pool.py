@@ -15,10 +15,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import IO, Any, cast
 
+from jaxmem.chips import Target
 from jaxmem.memory.compile import worker
 from jaxmem.memory.compile.answer import compiler_died, read_answer
+from jaxmem.memory.compile.call import FlatCall
+from jaxmem.memory.compile.lower import lower
 
 MAX_COMPILES = max(1, min(4, os.cpu_count() or 1))
 _POLL = 0.005  # seconds from one look for an ended compile to the next
@@ -238,3 +242,24 @@ def pool() -> Pool:
 def start_worker() -> None:
     """Starts the worker ahead of the first compile; it takes a second to start."""
     pool().worker()
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """What the compiler makes of a step for a target."""
+
+    target: str  # its name
+    hlo: str  # the text of the optimized program
+    temp_bytes: int  # bytes of its temporaries on one device
+    aliased: frozenset[int]  # the leaves of the call whose buffers outputs reuse
+
+
+def compile_program(
+    jitted: Any, traced: Any, call: FlatCall, target: Target, timeout: float
+) -> CompiledProgram:
+    """Compiles a traced step to the end."""
+    lowered = lower(jitted, traced, call, target)
+    result = pool().submit(lowered.request, timeout).result()
+    aliased = frozenset(leaf for _, leaf in result["aliases"])
+    temp_bytes = result["memory"]["temp"]
+    return CompiledProgram(target.name, result["dump"]["hlo"], temp_bytes, aliased)

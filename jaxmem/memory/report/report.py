@@ -183,7 +183,7 @@ class CompilerTexts:
 
     def rows(self) -> dict[str, Any]:
         """The fields of a report that are made from the texts."""
-        dump = unpack(self.packed)
+        dump = json.loads(zlib.decompress(self.packed))
         hlo = dump.get("hlo") or ""
         dump["hlo"] = _named(hlo, self.name, self.argument_names)
         rows = attribute(dump, self.sizes, self.argument_names)
@@ -201,11 +201,6 @@ def pack(dump: dict[str, Any]) -> bytes:
     """The texts that rows are made from, compressed to about a tenth."""
     texts = {k: dump.get(k) for k in ("hlo", "buffer_assignment", "live_range")}
     return zlib.compress(json.dumps(texts).encode(), level=1)
-
-
-def unpack(texts: bytes) -> dict[str, Any]:
-    """What `pack` was given."""
-    return json.loads(zlib.decompress(texts))
 
 
 def _named(hlo: str, step: str, names: Sequence[str]) -> str:
