@@ -73,7 +73,7 @@ def targets() -> Targets:
 
 
 def get_target(name: str | Target | None, *, check: bool = True) -> Target:
-    """The target of a name."""
+    """The target of a name, "cpu" for None; `check`: it can be compiled for here."""
     name = name.name if isinstance(name, Target) else "cpu" if name is None else name
     if not isinstance(name, str) or name not in CHIPS:
         raise ValueError(

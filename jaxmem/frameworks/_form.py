@@ -60,7 +60,7 @@ def _as_it_is(fn: Callable, form: Form, *args: Any, **kwargs: Any) -> Any:
 
 
 def run(fn: Callable, form: Form, *args: Any, **kwargs: Any) -> Any:
-    """The step as a function of its arrays."""
+    """The step as a function of its arrays; `Updated` if there are nnx objects."""
     given = args, kwargs
     objects = []
 

@@ -68,7 +68,7 @@ def splitting() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def merging(inner: bool) -> Iterator[Any]:
-    """Gives the inverse of `splitting`."""
+    """Gives the inverse of `splitting`: in a trace, objects are made, else updated."""
     from flax import nnx
 
     with nnx.merge_context(_TAG, inner) as context:

@@ -68,9 +68,7 @@ class Pending:
     target: Target
     donations: Donations  # from which the report's notes on donation are made
     settings: CompileSettings
-    products: (
-        int | None
-    )  # of the settings, raised where XLA finds no tiles for a product
+    products: int | None  # of the settings; raised where XLA finds no tiles
     final: bool = field(default=False, init=False)  # figures of a compile to the end
     _compile: Compile | None = field(default=None, init=False)
     _report: MemoryReport | None = field(default=None, init=False)

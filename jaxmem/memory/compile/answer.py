@@ -78,6 +78,7 @@ def compiler_died(request: dict[str, Any], how: str, log: str) -> CompileError:
 
 def aliases_of(hlo: str, used: Sequence[int]) -> list[tuple[str, int]]:
     """(output index, leaf) of each input buffer that an output reuses."""
+    # The program's parameters are the leaves that it uses, in their order.
     start = hlo.find("input_output_alias={")
     if start < 0:
         return []

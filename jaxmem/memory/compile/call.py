@@ -26,11 +26,9 @@ class Leaf:
     """One array argument of a call."""
 
     name: str  # the parameter's name and the path inside of it, as `state.params['w']`
-    # Shape, dtype, and the sharding over several devices, if there is one
-    spec: jax.ShapeDtypeStruct
+    spec: jax.ShapeDtypeStruct  # with its sharding if there are several devices
     donated: bool  # whether the call may reuse its buffer
-    # Of a PRNG key, which is passed as the integers that it is made of
-    key_impl: Any = None
+    key_impl: Any = None  # of a PRNG key, which is passed as the integers it is made of
 
 
 @dataclass(frozen=True)
@@ -76,8 +74,8 @@ def step_name(fn: Callable) -> str:
 def named_leaves(
     fn: Callable,  # the function whose parameters give the names
     args: Sequence[Any],  # positional arguments, without the static ones
-    kwargs: Mapping[str, Any],  # keyword arguments
-    static: Collection[Place] = (),
+    kwargs: Mapping[str, Any],
+    static: Collection[Place] = (),  # places of those that were taken out
 ) -> Iterator[tuple[Place, str, Any]]:
     """(position or keyword, name, value) of each leaf of the arguments, in order."""
     titles = _titles(fn, len(args), static)

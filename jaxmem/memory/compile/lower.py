@@ -36,10 +36,8 @@ class LoweredStep:
 
     call: FlatCall  # what was lowered
     request: dict[str, Any]  # what the worker gets
-    # A hash; equal for equal programs, whatever they and their arguments are called
-    key: str
-    # Indices of the leaves that the program takes; it reads no others
-    used: tuple[int, ...]
+    key: str  # equal for equal programs, whatever they and their arguments are called
+    used: tuple[int, ...]  # indices of the leaves that the program takes
     out_avals: tuple[Any, ...]  # shapes and dtypes of its outputs
     kernels: bool  # whether it calls code that XLA does not generate
 
@@ -110,7 +108,7 @@ def lower(
     jitted: Any,  # the `flat_function`
     traced: Any,  # its `trace`
     call: FlatCall,  # the call of both
-    target: Target,  # the chip
+    target: Target,
     compiler_options: dict[str, Any] | None = None,
 ) -> LoweredStep:
     """Lowers a traced step for a chip and packs it for the worker."""

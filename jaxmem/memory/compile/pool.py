@@ -129,7 +129,7 @@ class Compile:
             raise compiler_died(self._request, "with the worker", self._worker.log)
 
     def result(self) -> dict[str, Any]:
-        """Waits for the compile."""
+        """Waits for `memory`, `cost`, `dump` (texts of XLA's) and `aliases`."""
         try:
             while True:
                 try:
@@ -187,7 +187,11 @@ class Pool:
         self._worker: Worker | None = None
 
     def submit(
-        self, request: dict[str, Any], timeout: float, *, code: bool = True
+        self,
+        request: dict[str, Any],  # of a `LoweredStep`
+        timeout: float,  # seconds, without those in which it waits for other compiles
+        *,
+        code: bool = True,  # whether to go on after the buffers are assigned
     ) -> Compile:
         """Begins a compile."""
         target = request["target"]

@@ -126,8 +126,7 @@ class _Running:
 
     process: Any  # a `_Fork` or a `Popen`
     folder: str  # the files of the compile
-    # The pattern of the file after which it is killed; None to let it finish
-    fence: str | None
+    fence: str | None  # the file after which it is killed; None to let it finish
     deadline: float  # of `time.monotonic`
 
     def over(self) -> str | None:

@@ -94,7 +94,7 @@ def device_bytes(spec: jax.ShapeDtypeStruct) -> int:
 def unused_donations(
     call: FlatCall, used: Collection[int], out_avals: Sequence[Any], aliased: Set[int]
 ) -> dict[int, str]:
-    """Donated leaves whose buffer no output has."""
+    """Donated leaves whose buffer no output has, and the reason."""
     donated = [i for i, leaf in enumerate(call.leaves) if leaf.donated]
     outputs = collections.Counter((a.shape, a.dtype) for a in out_avals)
     kinds = [_kind(call, i) for i in donated]
