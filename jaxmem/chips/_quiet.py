@@ -13,6 +13,7 @@ _NO_TPU = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
 }
+NO_HARDWARE = _NO_GPU | _NO_TPU
 _GPU_FILES = ("/dev/nvidia*", "/dev/dxg")
 _TPU_FILES = ("/dev/accel*", "/dev/vfio/*")
 

@@ -138,11 +138,8 @@ def _merging(form: Form, inner: bool) -> Iterator[Callable[[SplitObject], Any]]:
         yield merge_module
         return
     with _nnx.merging(inner) as merge_object:
-        yield (
-            lambda split: (
-                merge_object(split) if is_split_nnx(split) else merge_module(split)
-            )
-        )
+        merge = lambda split: merge_object if is_split_nnx(split) else merge_module
+        yield lambda split: merge(split)(split)
 
 
 def is_split_nnx(x: Any) -> bool:

@@ -4,7 +4,7 @@ The rows of each kind add up to the bytes that the compiler reports for that kin
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxmem._bytes import format_bytes
 from jaxmem._module_path import merge_numbered
@@ -154,14 +154,11 @@ def _buffer(
     size: int, kind: Kind, name: str, shape: str, origin: Origin | None = None
 ) -> PeakBuffer:
     dtype, dimensions = array_shape(shape) or ("", ())
+    plain = PeakBuffer(size, kind, name, dimensions, numpy_dtype(dtype))
     if origin is None:
-        return PeakBuffer(size, kind, name, dimensions, numpy_dtype(dtype))
-    return PeakBuffer(
-        bytes=size,
-        kind=kind,
-        name=name,
-        shape=dimensions,
-        dtype=numpy_dtype(dtype),
+        return plain
+    return replace(
+        plain,
         operation=origin.name.operation,
         opcode=origin.opcode,
         module_path=origin.name.module_path,

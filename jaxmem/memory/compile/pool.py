@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
-from jaxmem.chips import Target
+from jaxmem.chips import NO_HARDWARE, Target
 from jaxmem.memory.compile import worker
 from jaxmem.memory.compile.answer import compiler_died, read_answer
 from jaxmem.memory.compile.call import FlatCall
@@ -27,15 +27,12 @@ from jaxmem.memory.compile.lower import lower
 MAX_COMPILES = max(1, min(4, os.cpu_count() or 1))
 _POLL = 0.005  # seconds from one look for an ended compile to the next
 _QUIET = {
+    **NO_HARDWARE,
     "JAX_PLATFORMS": "cpu",
-    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
     # a cached executable would be loaded without the dump that the report is made of
     "JAX_ENABLE_COMPILATION_CACHE": "0",
     # the caller may itself hold libtpu's lock, or compile in another process
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_STDERR_LOG_LEVEL": "3",
     "TF_CPP_MIN_LOG_LEVEL": "2",
     # a worker that forks has no threads

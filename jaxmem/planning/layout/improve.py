@@ -105,6 +105,8 @@ class _Improver:
             self._repairs[which] = RepairSearch(incumbent, bottom, repair)
         self._first -= 1
         due = self._spent[1] <= self._share * sum(self._spent)
+        # A buffer of which a part is in use counts as a whole in a search, so that with
+        # windows nothing would be proven: they are repaired alone.
         searched = (self._first >= 0 or not due) and not incumbent.problem.windowed
         if searched:
             self._kernels[which].iterate(deadline)

@@ -9,7 +9,6 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -17,10 +16,9 @@ from jaxmem._checks import check_bool, check_callable, check_float
 from jaxmem.planning._graph import Graph, checked
 from jaxmem.planning.remat.costs import Cost, costs_of, seconds
 from jaxmem.planning.remat.first_orders import FirstOrder, RenumberedGraph, first_orders
-from jaxmem.planning.remat.frontier import Frontier, Rematerialised
+from jaxmem.planning.remat.frontier import Frontier, ParetoFront, Rematerialised
 from jaxmem.planning.remat.levels import descend
 from jaxmem.planning.remat.local_search import RematSearch
-from jaxmem.planning.remat.pareto import ParetoFront
 from jaxmem.planning.remat.sequence import SequenceTables, least_possible
 
 ORDERING = 0.25  # of the time limit, to search for an order
@@ -117,7 +115,7 @@ class _RematOptions:
     cost: Cost
     effort: float
     time_limit: float
-    progress: Callable[[float], None] | None
+    progress: Callable[[float], object]
 
     @classmethod
     def checked(cls, cost, effort, time_limit, progress) -> "_RematOptions":
@@ -129,7 +127,7 @@ class _RematOptions:
             seconds() if cost is None else cost,
             check_float("effort", effort, at_least=0),
             check_float("time_limit", time_limit, at_least=0, infinite=True),
-            progress,
+            progress or (lambda fraction: None),
         )
 
 
@@ -162,22 +160,15 @@ def _frontier(
         search = RematSearch(tables, order_costs, front.add, deadline)
         plain = search.state(np.arange(len(graph.operations)))
         if merged.cost(bound) > 0 and plain.peak > bound:
-            progress = options.progress
-            tell = progress and partial(_fraction, progress, k, len(orders))
+            tell = lambda f, k=k: options.progress((k + f) / len(orders))
             descend(search, front, plain, bound, options.effort, tell)
         complete &= not search.late()
         for peak, price, found in front:
             merged.offer(peak, price, each.in_graph(found))
     return Frontier(
         graph,
-        tuple(merged.peaks),
-        tuple(cost for cost, _ in merged.prices),
-        tuple(merged.sequences),
-        bound,
-        complete,
-        time.monotonic() - start,
+        **merged.columns(),
+        lower_bound=bound,
+        complete=complete,
+        seconds=time.monotonic() - start,
     )
-
-
-def _fraction(progress: Callable[[float], None], k: int, count: int, f: float) -> None:
-    progress((k + f) / count)

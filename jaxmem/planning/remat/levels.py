@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxmem.planning.remat.chain import chain_plans
+from jaxmem.planning.remat.frontier import ParetoFront
 from jaxmem.planning.remat.local_search import EvaluatedSequence, RematSearch
-from jaxmem.planning.remat.pareto import ParetoFront
 
 LEVELS = 40  # peaks aimed at
 LONGEST = 2  # times the operations: longer sequences are not lowered further
@@ -30,10 +30,9 @@ def descend(
     plain: EvaluatedSequence,  # every operation once
     bound: int,  # bytes; no sequence has a smaller peak
     effort: float,  # in units of `EFFORT`
-    progress: Callable[[float], None] | None = None,
+    tell: Callable[[float], object],  # the fraction that is done
 ) -> None:
     """Fills the front from the plain peak down to the bound, then upwards."""
-    tell = progress or (lambda fraction: None)
     plans = chain_plans(
         search.tables, search.cost, plain.events, front.cost, search.late
     )

@@ -13,10 +13,9 @@ import numpy as np
 from jaxmem.planning.remat.costs import Cost, costs_of
 from jaxmem.planning.remat.exhaustive import search_all
 from jaxmem.planning.remat.first_orders import RenumberedGraph
-from jaxmem.planning.remat.frontier import Frontier, Rematerialised
+from jaxmem.planning.remat.frontier import Frontier, ParetoFront, Rematerialised
 from jaxmem.planning.remat.integer_program import rounded, solve_program
 from jaxmem.planning.remat.local_search import RematSearch
-from jaxmem.planning.remat.pareto import ParetoFront
 from jaxmem.planning.remat.sequence import SequenceTables
 
 EXHAUSTIVE = 0.25  # of the time limit, for the search among all sequences
@@ -50,9 +49,7 @@ def proven(
         raise known.out_of_reach(budget, complete)
     best = dataclasses.replace(
         known,
-        peaks=tuple(front.peaks),
-        costs=tuple(price for price, _ in front.prices),
-        sequences=tuple(front.sequences),
+        **front.columns(),
         seconds=known.seconds + time.monotonic() - start,
     ).at(budget)
     return dataclasses.replace(best, optimal=complete, optimal_in_order=in_order)
