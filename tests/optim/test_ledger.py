@@ -99,20 +99,3 @@ def test_of_modules():
     assert jaxmem.ledger(model, optax.adam(1e-3)).parameters == 36
     params = nn.Dense(4).init(jax.random.key(0), jnp.ones((1, 8)))["params"]
     assert jaxmem.ledger(params, optax.adam(1e-3)).parameters == 36
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tx": 3}, "tx"),
-        ({"params": {}}, "params"),
-        ({"micro_batches": 0}, "micro_batches=0"),
-        ({"released": "layer/**"}, "released"),
-        ({"released": 3}, "released=3"),
-        ({"gradient_dtype": "banana"}, "gradient_dtype"),
-    ],
-)
-def test_bad_calls(untyped, change, message):
-    given = {"params": PARAMS, "tx": optax.adam(1e-3)} | change
-    with pytest.raises((TypeError, ValueError), match=message):
-        jaxmem.ledger(given.pop("params"), given.pop("tx"), **given)
