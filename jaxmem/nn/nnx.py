@@ -279,9 +279,7 @@ class LinearGeneral(_BitsLayer, nnx.LinearGeneral):
     """
 
     def __call__(
-        self,
-        inputs: Float[Array, "..."] | ops.Normalized,
-        out_sharding: Any = None,
+        self, inputs: Float[Array, "..."] | ops.Normalized, out_sharding: Any = None
     ) -> Float[Array, "..."]:
         """Applies the linear map to `self.axis`."""
         reason = _product_reason(self, out_sharding)

@@ -51,10 +51,7 @@ SPREADING = frozenset(("broadcast_in_dim", "reshape", "squeeze"))
 
 
 def elementwise(
-    fn: Callable[..., Array],
-    *,
-    save: int | Quantization | None = None,
-    rng: Rng = None,
+    fn: Callable[..., Array], *, save: int | Quantization | None = None, rng: Rng = None
 ) -> Callable[..., Array]:
     """The function `fn`, keeping one derivative an element for each input.
 

@@ -27,12 +27,7 @@ from jaxmem.ops.activations.forms import Forms, Op
 from jaxmem.ops.activations.inverse import UnimodalFunction, settled, start
 from jaxmem.ops.common.lean import FAR_OUT, widen
 from jaxmem.ops.few_bit.tables import shipped
-from pallas_kernels.dispatch import (
-    Implementation,
-    considered,
-    dispatch,
-    kernel_module,
-)
+from pallas_kernels.dispatch import Implementation, considered, dispatch, kernel_module
 
 INV_SQRT_2PI = 0.3989422804014327
 # P(-u) = exp(-u^2 / 2) times this polynomial without constant in 1 / (1 + 0.35 u), to

@@ -132,10 +132,7 @@ def seed_of(rng: Rng, stream: int = 0) -> UInt32[Array, "2"] | None:
 
 
 def stored(
-    x: Float[Array, "..."],
-    save: int | Quantization = 8,
-    *,
-    rng: Rng = None,
+    x: Float[Array, "..."], save: int | Quantization = 8, *, rng: Rng = None
 ) -> Stored:
     """`x` and its codes, for functions that are to share them.
 

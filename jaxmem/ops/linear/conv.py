@@ -16,12 +16,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Inexact, Num
 
-from jaxmem._checks import (
-    check_array,
-    check_int,
-    check_numbers,
-    wrong_value,
-)
+from jaxmem._checks import check_array, check_int, check_numbers, wrong_value
 from jaxmem.ops.codes.quantization import Quantization, bits_or_none
 from jaxmem.ops.codes.readers import read_from_codes
 from jaxmem.ops.codes.stored import Rng, Stored

@@ -14,13 +14,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, UInt32
 
-from jaxmem._checks import (
-    check_bool,
-    check_choice,
-    check_dtype,
-    check_float,
-    check_key,
-)
+from jaxmem._checks import check_bool, check_choice, check_dtype, check_float, check_key
 from jaxmem.ops.norms import kernels as kernels
 from jaxmem.ops.norms.layer_norm import layer_norm, rms_norm
 from jaxmem.ops.norms.moments import Norm, check_input, check_parameter
