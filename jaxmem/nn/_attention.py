@@ -1,9 +1,4 @@
-"""Flax's attention functions on `jaxmem.ops`: any number of batch axes, Flax's masks.
-
-Flax broadcasts bias and mask to `[batch..., heads, queries, keys]` from any lower rank;
-the op takes exactly one batch axis. Batch axes are folded into one by a reshape, which
-costs nothing with at most one of them.
-"""
+"""Flax's attention functions on `jaxmem.ops`: any batch axes, Flax's masks."""
 
 import math
 
@@ -13,10 +8,7 @@ from jaxmem import ops
 
 
 def attend(query, key, value, bias, mask, *, dropout_rate, dropout_rng, **options):
-    """Attention over `[batch..., length, heads, features]` arrays of one dtype.
-
-    Of a key without dropout nothing is made: Flax gives one all the same.
-    """
+    """Attention over `[batch..., length, heads, features]` arrays of one dtype."""
     batch = query.shape[:-3]
     out = ops.dot_product_attention(
         _fold(query),
@@ -25,6 +17,7 @@ def attend(query, key, value, bias, mask, *, dropout_rate, dropout_rng, **option
         _fold_logits(bias, batch),
         None if mask is None else _fold_logits(jnp.asarray(mask, bool), batch),
         dropout_rate=max(dropout_rate, 0.0),
+        # Flax gives a key all the same: nothing is made of it without dropout.
         dropout_rng=dropout_rng if dropout_rate > 0.0 else None,
         **options,
     )
@@ -34,6 +27,7 @@ def attend(query, key, value, bias, mask, *, dropout_rate, dropout_rng, **option
 def _fold(x):
     if x.ndim == 4:
         return x
+    # The op takes exactly one batch axis; with at most one the reshape costs nothing.
     return x.reshape((math.prod(x.shape[:-3]), *x.shape[-3:]))
 
 

@@ -1,8 +1,4 @@
-"""The convolution inside Flax's modules: what linen and nnx share.
-
-Flax's own `__call__` makes the parameters, the padding and the batch axes; it is given
-a promotion that leaves the kernel as it is, and our convolution, which casts it.
-"""
+"""The convolution inside Flax's modules: what linen and nnx share."""
 
 from typing import Any
 

@@ -1,9 +1,7 @@
-"""What replaces `__call__` of each linen layer.
+"""What replaces `__call__` of each linen layer: for the drop-in class and `substitute`.
 
 Each function takes the bound module, Flax's own call of it (to fall back on, and to
 leave parameter creation to Flax where that is not a line), and the call's arguments.
-So one function serves both the drop-in class and the substitution of a plain layer
-that a model made itself.
 """
 
 import contextlib

@@ -1,10 +1,4 @@
-"""A dense layer with a trained product of two thin matrices beside its frozen kernel.
-
-`x @ kernel + (x @ a) @ b`, never `x @ (kernel + a @ b)`: no weight of the kernel's
-size is made, and of the activations the input and the thin product are kept, both of
-which the gradients of a and b need. Freezing the kernel is the user's, by
-`jaxmem.trainable(params, "**/lora_*")`.
-"""
+"""A dense layer with a trained product of two thin matrices beside its kernel."""
 
 import functools
 from collections.abc import Callable
@@ -66,6 +60,8 @@ class LoRADense(nn.Dense):
         shapes = (inputs.shape[-1], self.rank), (self.rank, self.features)
         a = self.param("lora_a", self.a_init, shapes[0], self.param_dtype)
         b = self.param("lora_b", self.b_init, shapes[1], self.param_dtype)
+        # Never `x @ (kernel + a @ b)`: no weight of the kernel's size is made, and the
+        # input and the thin product are what the gradients of a and b need.
         thin = ops.dense(inputs, a, dtype=y.dtype, precision=self.precision)
         added = ops.dense(thin, b, dtype=y.dtype, precision=self.precision)
         alpha = self.rank if self.alpha is None else self.alpha

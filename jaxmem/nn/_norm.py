@@ -1,9 +1,4 @@
-"""What the norms of linen and nnx share: the options that the ops take, and the calls.
-
-The two frameworks differ in where a layer's parameters are: `parameters` is a function
-of the layer, its input and names that gives the input, the dtype of the output, and
-the parameters.
-"""
+"""What the norms of linen and nnx share: the options of the ops, and the calls."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -46,16 +41,19 @@ def unsupported_reason(module, x) -> str | None:
     return None
 
 
-def _on_op(op: Callable, layer: str, names: tuple[str, ...], own: Callable) -> Callable:
-    """The call of a Flax norm, on `op`.
-
-    `own(module, x, **how)` gives the options that not all norms have.
-    """
+def _on_op(
+    op: Callable,
+    layer: str,
+    names: tuple[str, ...],
+    own: Callable,  # (module, x, **how) -> the options that not all norms have
+) -> Callable:
+    """The call of a Flax norm, on `op`."""
 
     def call(parameters, module, flax_call, x, *, mask=None, **how):
         if reason := unsupported_reason(module, x):
             fall_back(layer, reason)
             return flax_call(x, mask=mask)
+        # Linen and nnx differ in where a layer's parameters are.
         x, dtype, *given = parameters(module, x, names)
         options = _options(module, mask, dtype) | own(module, x, **how)
         return op(x, *given, **options)

@@ -1,9 +1,7 @@
 """`substitute`: the same model, keeping less for its backward pass.
 
-Modules are replaced by class (jaxmem.nn.linen, jaxmem.nn.nnx and the user's rules).
-Formulas written without a module (`nn.gelu(x)`, a hand-made norm or attention) are
-replaced in the traced function by `jaxmem.rewriting`. Nothing in jax or flax is
-patched, and nothing has to be entered: the new model carries it all.
+Modules are replaced by class, formulas written without a module in the traced function.
+Nothing in jax or flax is patched: the new model carries it all.
 """
 
 import functools

@@ -2,9 +2,7 @@
 
 A node keeps its attributes, so state paths, sharing and Variables stay as they were;
 only `__class__` changes, to a subclass of the user's own class. The root's `__call__`
-also traces itself and replaces formulas in the jaxpr; what the call did to the graph
-(statistics, keys, sown values, new attributes) is carried out of the trace by nnx's own
-update context, as in `nnx.jit`.
+also traces itself and replaces formulas in the jaxpr.
 """
 
 import functools
@@ -76,10 +74,7 @@ class _GraphChanged(Exception):
 
 
 def _call_traced(base_call, model, args, kwargs, rewriting):
-    """As jit would: Variables are written back, but only those the call has set.
-
-    The others may belong to an outer trace, where they cannot be written.
-    """
+    """As jit would: Variables are written back, but only those the call has set."""
     inputs = (model, args, kwargs)
     graph, state = nnx.split(inputs)
     changed = []
@@ -91,6 +86,7 @@ def _call_traced(base_call, model, args, kwargs, rewriting):
         if nnx.graphdef(mine) != graph:
             raise _GraphChanged
         after = {path: v.get_raw_value() for path, v in _variables(mine).items()}
+        # The others may belong to an outer trace, where they cannot be written.
         changed[:] = [path for path in after if after[path] is not before[path]]
         return out, [after[path] for path in changed]
 

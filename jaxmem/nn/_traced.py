@@ -44,16 +44,14 @@ def split_arrays(tree: Any) -> tuple[list[jax.Array], Callable[[list], Any]]:
 
 
 def run_rewritten(fn: Callable, args: tuple, patterns, on_report, codes=False) -> Any:
-    """`fn(*args)`, with the formulas in its jaxpr replaced by lean ops.
-
-    With `codes`, layers that store codes share them with those before and after.
-    """
+    """`fn(*args)`, with the formulas in its jaxpr replaced by lean ops."""
     from jaxmem.rewriting import rewrite, share_codes
 
     arrays, rebuild = split_arrays(args)
     rebuild_output = []
 
     def pure(*arrays):
+        # With codes, layers that store them share them with those before and after.
         with marking() if codes else contextlib.nullcontext():
             out, rebuild_out = split_arrays(fn(*rebuild(list(arrays))))
         rebuild_output[:] = [rebuild_out]

@@ -1,9 +1,4 @@
-"""Codes that several layers share, found once the whole function is traced.
-
-`jaxmem.ops` marks what stores codes of a few bits while a model is traced; here each
-mark is run anew, in order, so that those which read one array make its codes once, and
-a layer after an activation reads the codes of the activation's input.
-"""
+"""Codes that several layers share, found once the whole function is traced."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -64,6 +59,8 @@ def _is_call_of_marks(eqn) -> bool:
 
 
 def _run(body, args: Sequence[Any]) -> list[Any]:
+    # Each mark is run anew, in order: those which read one array make its codes once,
+    # and a layer after an activation reads the codes of the activation's input.
     return _jaxpr.evaluate(body, args, _anew)
 
 

@@ -238,10 +238,7 @@ def _used_elsewhere(interior, root, covered, graph) -> list[Node]:
 
 
 def _is_statistic(node: Node, root: Node, covered) -> bool:
-    """Whether a node is small beside the root, and made in it by cheap operations.
-
-    It is then recomputed for its other readers, from the arguments.
-    """
+    """Whether a node is small beside the root, and made in it by cheap operations."""
     size, whole = (sum(math.prod(v.shape) for v in n.outs) for n in (node, root))
     if size * _SMALL > whole:
         return False
@@ -250,10 +247,7 @@ def _is_statistic(node: Node, root: Node, covered) -> bool:
 
 
 def _with_dtype(match: Match) -> Match | None:
-    """The match with arguments such that its output is as precise as the plain one.
-
-    None if the lean function does not give the plain one's type.
-    """
+    """The match with an output as precise as the plain one; None for another type."""
     want = match.root.outs[0].aval
     if match.pattern.typed:
         match = replace(match, scalars=match.scalars | {"dtype": want.dtype})

@@ -17,16 +17,14 @@ from jaxmem.rewriting._views import MOVES
 
 @dataclass
 class RewritePlan:
-    """What is done to one graph, and to the graphs of the bodies inside it.
-
-    `recomputed` are the nodes inside a formula that others read too, each with what it
-    is made of there: they keep nothing but the formula's arguments.
-    """
+    """What is done to one graph, and to the graphs of the bodies inside it."""
 
     graph: FlatGraph
     matches: dict[Node, Match] = field(default_factory=dict)
     refused: list[Refusal] = field(default_factory=list)
     skipped: set[Node] = field(default_factory=set)
+    # Inside a formula, but read by others too; each with what it is made of there: they
+    # keep nothing but the formula's arguments.
     recomputed: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     opened: set[Frame] = field(default_factory=set)
     changed: set[Frame] = field(default_factory=set)
@@ -40,11 +38,9 @@ class RewritePlan:
 def plan_rewrites(
     graph: FlatGraph, patterns: Sequence[Pattern], absent=None
 ) -> RewritePlan:
-    """Finds the patterns in a graph and its bodies.
-
-    `absent` collects (pattern, signature) where a pattern cannot be.
-    """
+    """Finds the patterns in a graph and its bodies."""
     rewrites, gates = RewritePlan(graph), {}
+    # (pattern, signature) where a pattern cannot be
     absent = set() if absent is None else absent
     looks = signatures(graph)
     claimed: set[Node] = set()

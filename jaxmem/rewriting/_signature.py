@@ -1,8 +1,7 @@
 """What the neighbourhood of a node looks like, as one number.
 
 The layers of a network look alike: a formula that is not at one place is not at the
-places that look the same. A signature sees the operations above a node, not which of
-their operands are one and the same value.
+places that look the same.
 """
 
 from jaxmem.rewriting._flat_graph import FlatGraph, FlatValue, Node

@@ -1,12 +1,8 @@
 """GELU that keeps its input, its output and one bit an element, or a code of a few.
 
 `jax.nn.gelu` keeps four arrays of the input's size (tanh form) or three (erf form).
-Here the derivative is computed in the backward pass: from the input, or from the
-output, which the matmul after it keeps anyway, and a bit that tells the side of the
-minimum (`inverse.py`); or it is taken from a table by a code (`derivative.py`). Costs
-arithmetic in the backward pass: one `tanh` or `erfc`, and for `save="output"` a
-logarithm, a square root and two short polynomials more; a code costs a comparison for
-each border, and as many selections.
+Here the backward pass computes the derivative, from the input, or from the output and
+the side of the minimum (`inverse.py`), or from a table by a code (`few_bit`).
 """
 
 from functools import partial

@@ -1,17 +1,8 @@
 """Activations that keep one array for the backward pass.
 
-Monotone ones keep their output, from which the derivative follows in a step or two;
-the matmul after it keeps the same array, so they cost nothing of their own there.
-`mish` keeps its input. `jax.nn.relu` keeps a mask of a byte an element and an array
-of zeros, `softplus` and `mish` several arrays.
-
-ReLU keeps its output and not a packed bit: before a matmul or a convolution, where it
-mostly stands, the output is kept anyway and a bit would come on top. Where it is not,
-`save=1` keeps the bit alone. The others have codes of a few bits (`derivative.py`).
-
-Where the output is rounded, so is what follows from it: near saturation the
-derivatives of `tanh`, `sigmoid`, `softplus` and `elu` carry the absolute rounding
-error of the output (as those of `jax.numpy.tanh` do).
+Monotone ones keep their output, from which the derivative follows in a step or two, and
+which the matmul after it keeps anyway; `mish` keeps its input. Near saturation the
+derivative carries the rounding error of the output (as that of `jax.numpy.tanh` does).
 """
 
 import functools
@@ -69,6 +60,8 @@ def _two_valued(op, key, value, slope, border, levels) -> Forms:
     return Forms(key, exact, lambda bits: bit, free_bits=1)
 
 
+# Not a bit by default: before a matmul or a convolution the output is kept anyway, and
+# a bit would come on top.
 _RELU = _two_valued("relu", "relu", _rectified, _is_positive, ABOVE_ZERO, (0.0, 1.0))
 
 

@@ -1,11 +1,6 @@
 """SiLU that keeps its input, its output and one bit an element, or a code of a few.
 
-`jax.nn.silu` keeps two arrays of the input's size. Here the derivative is computed
-in the backward pass from the input, or from the output and the bit that tells the
-side of the minimum (`inverse.py`), or taken from a table by a code (`derivative.py`).
-
-With a factor b inside, x sigmoid(b x) is silu(b x) / b: its derivative is that of SiLU
-at b x, which the output y gives as the inverse at b y.
+`jax.nn.silu` keeps two arrays of the input's size.
 """
 
 import functools
@@ -83,6 +78,7 @@ def _with_factor(beta: float) -> Forms:
         return y, checkpoint_name(side, "jaxmem_silu_side")
 
     def slope_of_output(y, side):
+        # x sigmoid(b x) is silu(b x) / b, so b y has the inverse b x.
         return SILU.slope(invert(SILU, beta * y, unpack_bits(side, y.shape)))
 
     def code(bits: int) -> Op:

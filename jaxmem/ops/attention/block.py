@@ -1,8 +1,5 @@
 """One block of attention: some rows of the batch, some queries, all their keys.
 
-Forward and backward written out, with float32 logits and sums. The row maximum and
-the logarithm of the row sum are kept apart, since their sum (log-sum-exp) loses the
-second where logits are huge, as those of a row masked by a bias of -1e9.
 Letters: b batch, t query, s key, n heads = k key heads * g, h head dimension.
 """
 
@@ -18,16 +15,13 @@ from pallas_kernels.attention import Extras as Extras
 
 
 class BlockPosition(NamedTuple):
-    """Where a block stands, int32 positions; `length` is the whole number of queries.
-
-    `zero` is a float32 zero that only the block knows (see `blocks.py`).
-    """
+    """Where a block stands, int32 positions; `length` is that of all queries."""
 
     rows: Any
     times: Any
     keys: Any
     length: int
-    zero: Any
+    zero: Any  # a float32 zero that only the block knows (see `common/blocks.py`)
 
 
 def _zero(place: BlockPosition, x):
@@ -116,7 +110,8 @@ def forward(rules: Rules, place: BlockPosition, q, k, v, bias, extras: Extras):
     o = _over_keys(p.astype(v.dtype), v)
     o = o / _to_times_first(total * (1.0 - rules.rate))
     o = _queries_inside(place, extras, o.astype(q.dtype))
-    # Not their sum: where a bias masks a row with -1e9, it would swallow the logarithm.
+    # Apart: a huge maximum, as of a row masked by a bias of -1e9, would swallow the
+    # logarithm in a sum (log-sum-exp).
     return o, top, jnp.log(total)
 
 
@@ -137,11 +132,9 @@ def _kept(rules: Rules, place: BlockPosition, shape, extras: Extras):
 def backward(
     rules: Rules, place: BlockPosition, wanted, a: dict, extras: Extras
 ) -> dict:
-    """Wide gradients of those of q, k, v, bias that `wanted` names.
-
-    `a` holds q, k, g, top and log_total; and unless only v is wanted v and delta, the
-    sums of g and the output.
-    """
+    """Wide gradients of those of q, k, v, bias that `wanted` names."""
+    # Of v and delta (the sums of g and the output) nothing is needed where only v is
+    # wanted.
     q, k, bias = a["q"], a["k"], a.get("bias")
     g = _queries_inside(place, extras, a["g"])
     logits, seen = _logits(rules, place, q, k, bias, extras)

@@ -1,7 +1,6 @@
 """Dot product attention: what `jax.nn` has, and dropout, in memory linear in length.
 
-This file checks the arguments; `blockwise.py` tells what is saved and what is
-recomputed.
+This file checks the arguments.
 """
 
 import math
@@ -211,7 +210,7 @@ def dot_product_attention(
     Costs 7/6 of the matmul flops of `jax.nn`'s, forward and backward, and by TPU's cost
     analysis 0.9 to 1.9 times the bytes accessed (1.3 to 1.8 times those of
     `flax.linen` with dropout, whose logits are bfloat16): logits are float32, and each
-    block reads all keys and values. `blockwise.py` has the table.
+    block reads all keys and values.
 
     Source:
       Vaswani et al., "Attention Is All You Need" (2017), section 3.2; Rabe and Staats,

@@ -33,10 +33,7 @@ def inside(positions, lengths):
 
 
 def kept(rules: Rules, seed, heads: int, length: int, rows, times, keys):
-    """Dropout's mask of a block: [b, n, t, s], or [1, 1, t, s] where it is shared.
-
-    The row of a probability is (b * heads + n) * length + t, its column s.
-    """
+    """Dropout's mask of a block: [b, n, t, s], or [1, 1, t, s] where it is shared."""
     b = rows.astype(jnp.uint32)[:, None, None, None]
     n = jnp.arange(heads, dtype=jnp.uint32)[None, :, None, None]
     t = times.astype(jnp.uint32)[None, None, :, None]

@@ -1,17 +1,8 @@
 """Numbers stored as codes of a few bits, with a step and an offset for each block.
 
-Blocks lie along the last axis and are of equal size. A block of b numbers from `low` to
-`high` becomes the codes 0 .. 2^bits - 1 of `low + code * step` (or, symmetric, codes
-about a middle one that is zero exactly). The step is rounded up, so that the codes
-reach both ends whatever dtype it is stored in. Rounding is to the nearest code, off by
-at most half a step, or stochastic: up or down with the probabilities that make the mean
-exact, from a counter-based generator (`bits.py`), off by less than a step.
-
-Not optimal: the ends are those of the block and not those that make the mean square
-error least, and the codes are not entropy coded.
-
-Source: Mesa (Pan et al. 2021, arXiv 2111.11124, section 3); blocks and stochastic
-rounding: ActNN (Chen et al., ICML 2021, arXiv 2104.14129, section 4).
+Blocks of equal size lie along the last axis. A block of numbers from `low` to `high`
+becomes the codes 0 .. 2^bits - 1 of `low + code * step`, or symmetric ones about zero.
+Source: Mesa (arXiv 2111.11124); stochastic rounding: ActNN (arXiv 2104.14129).
 """
 
 from dataclasses import dataclass
@@ -152,6 +143,7 @@ def _ends(
         low = _outwards(jnp.min(blocks, axis=-1), dtype, -1)
         high = jnp.max(blocks, axis=-1)
         reach = widen(high) / levels - widen(low) / levels
+    # Up, so that the codes reach both ends whatever dtype the step is stored in.
     return _outwards(reach, _step_dtype(dtype), 1), low
 
 
@@ -165,12 +157,9 @@ def quantize(
     x: Float[Array, "..."],
     quantization: Quantization,
     seed: UInt32[Array, "2"] | None = None,
-    stats: Any = None,
+    stats: Any = None,  # dtype of offsets and so of the steps; that of `x` if None
 ) -> Codes:
-    """The codes of `x`; stochastic rounding with a seed, to the nearest without.
-
-    `stats` is the dtype of offsets (that of `x` if None), and so of the steps.
-    """
+    """The codes of `x`; stochastic rounding with a seed, to the nearest without."""
     values = x.reshape(x.shape or (1,))
     blocks = _in_blocks(values, quantization.block_size)
     step, low = _ends(
@@ -186,6 +175,7 @@ def quantize(
     if seed is None:
         place = jnp.round(place)
     else:
+        # Up or down with the probabilities that make the mean exact.
         place = jnp.floor(place + _uniform(seed, values.shape).astype(place.dtype))
     codes = jnp.clip(place, 0, 2**quantization.bits - 1).astype(jnp.uint8)
     stats = _turned(step), None if low is None else _turned(low)

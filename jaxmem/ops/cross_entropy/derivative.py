@@ -1,8 +1,4 @@
-"""Cross entropy's numbers of each token, and the gradients through them, as one op.
-
-It is a `custom_vjp`, since what JAX derives from a loop that slices the kernel adds up
-a whole gradient in each iteration.
-"""
+"""Cross entropy's numbers of each token, and the gradients through them, as one op."""
 
 import functools
 
@@ -14,6 +10,8 @@ from jaxmem.ops.cross_entropy import kernels as kernels
 from jaxmem.ops.cross_entropy.rows import Head, Rows
 
 
+# What JAX derives from a loop that slices the kernel adds up a whole gradient in each
+# iteration.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def token_rows(head: Head, x, kernel, bias, labels) -> Rows:
     """`Rows` of x [*batch, D], flat; differentiable in x, kernel and bias."""

@@ -1,8 +1,4 @@
-"""Cross entropy of a linear layer's logits, which never exist whole.
-
-This file checks the arguments and makes the loss of what `rows.py` tells of
-each token; that file says what is computed in blocks, and at what cost.
-"""
+"""Cross entropy of a linear layer's logits, which never exist whole."""
 
 from typing import Any, Literal
 

@@ -1,12 +1,8 @@
 """An exact forward pass, and a derivative from a code of a few bits an element.
 
 What is kept is which stretch of the real line an input lies in; the derivative is one
-number for each stretch. The numbers come from `steps.py` (nearest to the
-derivative) or `polygon.py` (whose integral is nearest to the function).
-Neither input nor output is kept, so it pays where nobody else keeps them either.
-
-Finding the stretch costs a comparison an element for each border, and the level as
-many selections: little up to 4 bits; at 8 bits 255 of each, which a GPU feels.
+number for each. Neither input nor output is kept, so it pays where nobody else keeps
+them either.
 """
 
 import functools

@@ -1,9 +1,6 @@
 """Tables for the activations of `jaxmem.ops`: up to 4 bits from a file, else solved.
 
-`python -m benchmarks.fewbit_tables` writes the file. The error is counted evenly over
--10 .. 10. There is none for ReLU and leaky ReLU, whose derivatives take two values: 1
-bit has them exactly. The derivative of squared ReLU grows for ever: its table covers
-inputs up to 10, beyond which the last level, near 20, holds.
+`python -m benchmarks.fewbit_tables` writes the file; the interval is -10 .. 10.
 """
 
 import functools
@@ -27,6 +24,7 @@ def _squared_relu(x):
     return jnp.square(jax.nn.relu(x))
 
 
+# None for ReLU and leaky ReLU: 1 bit has their two slopes exactly.
 FUNCTIONS: dict[str, Callable] = {
     "elu": jax.nn.elu,
     "gelu_erf": _gelu_erf,

@@ -1,10 +1,4 @@
-"""What the normalisations share: axes, statistics in float32, the affine step.
-
-A normalisation that keeps its input is its plain formula under `jax.checkpoint` with
-one rule: keep the statistics, recompute the rest from the input. Partial
-evaluation then drops what a frozen input does not need, and forward mode, second
-derivatives and collectives come out of JAX itself.
-"""
+"""What the normalisations share: axes, statistics in float32, the affine step."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -71,10 +65,7 @@ def make_norm(name: str, x: Array, *, dtype, epsilon, axis_name=None, **what) ->
 def make_batch_norm(
     name: str, x: Array, axis: Axes, parameters: dict[str, Any], **options: Any
 ) -> Norm:
-    """The description of a call over all axes but `axis`.
-
-    `parameters` are scale, bias, mean and var by name, each an array or None.
-    """
+    """The description of a call over all axes but `axis`."""
     check_input(name, x)
     mean, var = parameters["mean"], parameters["var"]
     if (mean is None) != (var is None):
@@ -192,7 +183,7 @@ def raw_moments(norm: Norm, wide: Array, mask: Array | None):
 
 
 def clipped(raw_var: Array) -> Array:
-    """Rounding may take E[x^2] - E[x]^2 below zero."""
+    # Rounding may take E[x^2] - E[x]^2 below zero.
     return jnp.maximum(raw_var, 0.0)
 
 
@@ -233,5 +224,7 @@ def keep_input(norm: Norm) -> Callable:
     """(x, scale, bias, mask) -> (y, mean, var), keeping x and its statistics."""
     # The statistics are named: recomputing a reduction costs a pass over the input.
     policy = jax.checkpoint_policies.save_only_these_names(norm.stats_name)
+    # Partial evaluation drops what a frozen input does not need, and forward mode,
+    # second derivatives and collectives come out of JAX itself.
     fn = functools.partial(_normalize, norm)
     return jax.checkpoint(fn, prevent_cse=False, policy=policy)

@@ -1,21 +1,10 @@
 """Norms whose normalised input is the very tensor that the next dense layer keeps.
 
-A norm that keeps its output y recovers its normalised input from it, and a norm that
-keeps its input keeps one tensor more than the dense layer after it. Here scale and bias
-do not act on the activations at all: the norm gives its normalised input, with scale
-and bias beside it (`Normalized`), and `dense` folds them into its weights,
-
-    y W + b = xhat (diag(scale) W) + (b + bias W),
-
-so that xhat is kept once, for both, and nothing is divided by a scale. The gradients of
-scale and bias come out of the weights': no sum over the rows for them. Exact; the fold
-costs a product an element of the weights in each pass.
-
-What the paper merges once, before fine-tuning, and then cannot train, is here done in
-each step, and stays trainable; `merge_scale` does it once.
-
-Source: Yang et al., "Reducing Fine-Tuning Memory Overhead by Approximate and
-Memory-Sharing Backpropagation" (ICML 2024), arXiv 2406.16282, section 4.3.
+The norm gives its normalised input with scale and bias beside it (`Normalized`), and
+`dense` folds them into its weights, y W + b = xhat (diag(scale) W) + (b + bias W): xhat
+is kept once, for both, and nothing is divided by a scale. (Yang et al., ICML 2024,
+arXiv 2406.16282, section 4.3, merge once, before fine-tuning, and then cannot train
+them.)
 """
 
 import functools
@@ -91,6 +80,8 @@ class Normalized(WithArray):
         y = read_from_codes(folded, x, quantization, rng, *given, markable=False)
         if self.bias is None:
             return y
+        # The gradients of scale and bias come out of the weights': no sum over the rows
+        # for them, and a product an element of the weights in each pass.
         shift = jax.checkpoint(_shift, prevent_cse=False)(self.bias, kernel)
         return y + jnp.broadcast_to(shift.astype(y.dtype), y.shape)
 

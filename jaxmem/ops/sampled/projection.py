@@ -1,11 +1,7 @@
 """Random projections of the rows: `P x` in place of x, with `E[P' P] = 1`.
 
-P has independent entries of mean zero and variance `1 / k`. It is a function of the key
-and the position (`bits.py`) and recomputed, some of its rows at a time, where it is
-needed: in the forward pass for `P x`, in the backward pass for `P dy`.
-
-Source: Bershatsky et al., "Memory-Efficient Backpropagation through Large Linear
-Layers" (2022), arXiv 2201.13195, section 2.
+P has independent entries of mean zero and variance `1 / k`, a function of the key and
+the position. Source: Bershatsky et al. (2022), arXiv 2201.13195, section 2.
 """
 
 from collections.abc import Callable
