@@ -27,11 +27,9 @@ def activated_dense(
     return y if bias is None else y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
 
 
-def attend(q, k, v, mask, positions, *, rope_theta, causal, rate, rng):
-    """Attention of `[batch, length, heads, channels]` arrays, rotated where asked.
-
-    `rng` gives a key; it is called where there is dropout.
-    """
+def attend(qkv, mask, positions, *, rope_theta, causal, rate, rng):
+    """Attention of `[batch, length, heads, channels]` arrays, rotated where asked."""
+    q, k, v = qkv
     if rope_theta is not None:
         if positions is None:
             positions = jnp.arange(q.shape[-3])
@@ -41,6 +39,7 @@ def attend(q, k, v, mask, positions, *, rope_theta, causal, rate, rng):
         mask=mask,
         is_causal=causal,
         dropout_rate=rate,
+        # Called only here: without dropout there need not be a key.
         dropout_rng=rng() if rate else None,
     )
 

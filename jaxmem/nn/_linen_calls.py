@@ -92,24 +92,17 @@ def _num_groups(module, channels: int) -> int:
     return channels // module.group_size
 
 
-def ms_norm(module, op, names, x, mask, save):
+def ms_norm(module, x, mask, save):
     """The normalised input, beside the parameters that Flax's norm would apply."""
+    op, names = ops.ms_rms_norm, ("scale",)
+    if isinstance(module, nn.LayerNorm):
+        op, names = ops.ms_layer_norm, ("scale", "bias")
     parameters = _norm_params(module, x.shape[-1:], names)
     rng = save_rng(module)
     return _norm.ms_norm(module, op, x, mask, *parameters, save=save, rng=rng)
 
 
-def inplace_abn(module, x, use_running_average, mask):
-    """A Flax BatchNorm with an activation in it."""
-    if reason := _norm.unsupported_reason(module, x):
-        raise ValueError(f"InPlaceABN: {reason}")
-    op = _norm.abn_op(module)
-    return batch_norm(module, None, x, use_running_average, mask=mask, op=op)
-
-
-def batch_norm(
-    module, flax_call, x, use_running_average=None, *, mask=None, op=ops.batch_norm
-):
+def batch_norm(module, flax_call, x, use_running_average=None, *, mask=None):
     if reason := _norm.unsupported_reason(module, x):
         fall_back("BatchNorm", reason)
         return flax_call(x, use_running_average, mask=mask)
@@ -125,10 +118,10 @@ def batch_norm(
     if frozen:
         stats = dict(mean=mean.value, var=var.value)
         options = dict(axis=axes, epsilon=module.epsilon, dtype=dtype)
-        return op(x, scale, bias, **stats, **options)
+        return _norm.batch_op(module)(x, scale, bias, **stats, **options)
     # The mesh axis does not exist yet when parameters are made.
     axis_name = None if module.is_initializing() else module.axis_name
-    y, *new = _norm.batch_norm(module, x, scale, bias, mask, dtype, axis_name, op)
+    y, *new = _norm.batch_norm(module, x, scale, bias, mask, dtype, axis_name)
     if not module.is_initializing():
         keep = module.momentum
         for old, value in zip((mean, var), new, strict=True):

@@ -32,13 +32,26 @@ def axes(ndim: int, given) -> tuple[int, ...]:
     return tuple(sorted({axis % ndim for axis in given}))
 
 
+class Activates:
+    """A batch norm of linen or nnx with an activation in it."""
+
+    activation: str
+    negative_slope: float
+    alpha: float
+    approximate: bool
+
+
 def unsupported_reason(module, x) -> str | None:
     """Why this call cannot run on a lean op, or None."""
+    reason = None
     if not getattr(module, "force_float32_reductions", True):
-        return "force_float32_reductions=False"
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return f"an input of dtype {x.dtype}"
-    return None
+        reason = "force_float32_reductions=False"
+    elif not jnp.issubdtype(x.dtype, jnp.floating):
+        reason = f"an input of dtype {x.dtype}"
+    if reason and isinstance(module, Activates):
+        # Flax has no such layer to fall back on.
+        raise ValueError(f"InPlaceABN: {reason}")
+    return reason
 
 
 def _on_op(
@@ -103,10 +116,10 @@ def ms_norm(module, op, x, mask, *parameters, save, rng=None):
     return op(x, *parameters, save=save, save_rng=rng, **options)
 
 
-def batch_norm(module, x, scale, bias, mask, dtype, axis_name, op=ops.batch_norm):
-    """`op` in training: the output, the batch's mean and variance."""
+def batch_norm(module, x, scale, bias, mask, dtype, axis_name):
+    """In training: the output, the batch's mean and variance."""
     options = _options(module, mask, dtype) | dict(axis_name=axis_name)
-    return op(
+    return batch_op(module)(
         x,
         scale,
         bias,
@@ -116,10 +129,11 @@ def batch_norm(module, x, scale, bias, mask, dtype, axis_name, op=ops.batch_norm
     )
 
 
-def abn_op(module) -> Callable:
-    """The op of an `InPlaceABN`, in place of `ops.batch_norm`."""
-    names = ("activation", "negative_slope", "alpha", "approximate")
-    options = {name: getattr(module, name) for name in names}
+def batch_op(module) -> Callable:
+    """The op of a batch norm."""
+    if not isinstance(module, Activates):
+        return ops.batch_norm
+    options = {name: getattr(module, name) for name in Activates.__annotations__}
     return functools.partial(ops.inplace_abn, **options)
 
 
