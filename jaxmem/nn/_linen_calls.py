@@ -16,8 +16,7 @@ from flax.linen.dtypes import canonicalize_dtype
 from flax.linen.dtypes import promote_dtype as flax_promote_dtype
 
 from jaxmem import ops
-from jaxmem.nn import _conv, _norm
-from jaxmem.nn._attention import attend
+from jaxmem.nn import _functions, _norm
 from jaxmem.nn._fallback import fall_back
 from jaxmem.ops.codes import sharing
 from jaxmem.ops.records import RECORDS
@@ -178,10 +177,10 @@ def conv(module, flax_call, inputs, save=None):
 
     def promote(inputs, kernel, bias, dtype=None):
         dtype = canonicalize_dtype(inputs, kernel, bias, dtype=dtype)
-        return _conv.promote(inputs, kernel, bias, dtype)
+        return _functions.promote(inputs, kernel, bias, dtype)
 
     options = dict(save=save, save_rng=save_rng(module))
-    convolve = functools.partial(_conv.conv_general_dilated, **options)
+    convolve = functools.partial(_functions.conv_general_dilated, **options)
     with _with_fields(module, promote_dtype=promote, conv_general_dilated=convolve):
         return flax_call(inputs)
 
@@ -238,7 +237,7 @@ def dot_product_attention(
 ):
     """As `flax.linen.dot_product_attention`; the softmax is always in float32."""
     query, key, value = flax_promote_dtype(query, key, value, dtype=dtype)
-    return attend(
+    return _functions.attend(
         *(query, key, value, bias, mask),
         dropout_rate=0.0 if deterministic else dropout_rate,
         dropout_rng=dropout_rng,

@@ -14,10 +14,9 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from jaxmem._checks import check_bool, wrong_type, wrong_value
-from jaxmem.nn._options import SubstitutionOptions
+from jaxmem.nn._options import SubstitutionOptions, read_storage
 from jaxmem.nn._remaining import KeptArrays, kept_by
 from jaxmem.nn._rules import Rule
-from jaxmem.nn._storage import read_storage
 from jaxmem.nn._substitute_linen import substitute_linen
 from jaxmem.nn._substitute_nnx import substitute_nnx
 from jaxmem.nn._substitution_report import Recorder, SubstitutionReport

@@ -18,9 +18,8 @@ from flax import nnx
 
 from jaxmem.nn import nnx as lean
 from jaxmem.nn._nnx_attention import attention_saving
-from jaxmem.nn._options import NEAR_ZERO, SubstitutionOptions
+from jaxmem.nn._options import NEAR_ZERO, Save, SubstitutionOptions
 from jaxmem.nn._rules import LEAVE_SCOPE, Rule, first_match
-from jaxmem.nn._storage import Save
 from jaxmem.nn._substitution_report import Recorder
 from jaxmem.nn._traced import NEEDS_VALUES, UNTRACEABLE, is_concrete, run_rewritten
 from jaxmem.ops.codes import Quantization, sharing

@@ -22,10 +22,10 @@ from jaxtyping import Array, Float
 from jaxmem import ops
 from jaxmem.nn import _linen_calls as calls
 from jaxmem.nn._constructor import check_abn, check_ms_save
-from jaxmem.nn._lora_linen import LoRADense as LoRADense
+from jaxmem.nn._dense_linen import LoRADense as LoRADense
+from jaxmem.nn._dense_linen import SampledDense as SampledDense
+from jaxmem.nn._dense_linen import VeLoRADense as VeLoRADense
 from jaxmem.nn._norm import Activates, check_save
-from jaxmem.nn._sampled_linen import SampledDense as SampledDense
-from jaxmem.nn._sampled_linen import VeLoRADense as VeLoRADense
 from jaxmem.ops.codes import bits_or_none
 
 

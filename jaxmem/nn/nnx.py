@@ -17,7 +17,7 @@ from flax.nnx.nn import dtypes
 from jaxtyping import Array, Float
 
 from jaxmem import ops
-from jaxmem.nn import _constructor, _conv, _norm
+from jaxmem.nn import _constructor, _functions, _norm
 from jaxmem.nn._fallback import fall_back
 from jaxmem.nn._nnx_attention import attention_saving
 from jaxmem.nn._nnx_attention import dot_product_attention as dot_product_attention
@@ -323,14 +323,14 @@ class _WithLeanParts:
     def promote_dtype(args, dtype):
         x, kernel, bias = args
         dtype = dtypes.canonicalize_dtype(*args, dtype=dtype)
-        return _conv.promote(x, kernel, bias, dtype)
+        return _functions.promote(x, kernel, bias, dtype)
 
     def conv_general_dilated(
         self, lhs, rhs, strides, padding, *, out_sharding, **options
     ):
         del out_sharding  # None: see _conv_reason
         options["save"] = self._module.save
-        return _conv.conv_general_dilated(lhs, rhs, strides, padding, **options)
+        return _functions.conv_general_dilated(lhs, rhs, strides, padding, **options)
 
 
 class Dropout(nnx.Dropout):

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem.ops.attention import block as block
-from jaxmem.ops.attention.block import BlockPosition, Extras
-from jaxmem.ops.attention.mask import Rules
+from jaxmem.ops.attention.block import BlockPosition, Extras, Rules
 from jaxmem.ops.common.blocks import BlockedAxis, BlockedOutput, blockwise, devices_of
 from jaxmem.ops.common.lean import wide_dtype
 

@@ -22,12 +22,11 @@ from jaxmem._checks import (
     wrong_value,
 )
 from jaxmem.ops.attention import blockwise
-from jaxmem.ops.attention.block import Extras
+from jaxmem.ops.attention.block import Extras, Rules
 from jaxmem.ops.attention.codes import head_codes
 from jaxmem.ops.attention.derivative import attend
 from jaxmem.ops.attention.kernels import AttentionCall
 from jaxmem.ops.attention.libraries import LIBRARIES, Library, attend_by, check_plain
-from jaxmem.ops.attention.mask import Rules
 from jaxmem.ops.codes.quantization import Quantization
 from jaxmem.ops.codes.stored import remember
 from jaxmem.ops.common.blocks import vary_alike

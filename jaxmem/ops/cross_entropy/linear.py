@@ -21,7 +21,7 @@ from jaxmem._checks import (
 )
 from jaxmem.ops.common.blocks import devices_of, vary_alike
 from jaxmem.ops.common.lean import wide_dtype
-from jaxmem.ops.cross_entropy.derivative import token_rows
+from jaxmem.ops.cross_entropy.kernels import token_rows
 from jaxmem.ops.cross_entropy.rows import Head, Rows, block_columns
 from jaxmem.ops.linear.dense import compute_dtype
 from pallas_kernels.dispatch import Implementation, check_implementation

@@ -1,6 +1,7 @@
-"""Flax's attention functions on `jaxmem.ops`: any batch axes, Flax's masks."""
+"""What Flax's modules are given to call: attention and convolution on our ops."""
 
 import math
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -39,3 +40,35 @@ def _fold_logits(x, batch):
     if any(n != 1 for n in x.shape[:-3]):
         x = jnp.broadcast_to(x, batch + x.shape[-3:])
     return _fold(x)
+
+
+def promote(inputs: Any, kernel: Any, bias: Any, dtype: Any) -> tuple[Any, Any, Any]:
+    """Input and bias in `dtype`; the kernel waits for its cast."""
+    return inputs.astype(dtype), kernel, None if bias is None else bias.astype(dtype)
+
+
+def conv_general_dilated(
+    lhs: Any,
+    rhs: Any,
+    window_strides: Any,
+    padding: Any,
+    *,
+    lhs_dilation: Any,
+    rhs_dilation: Any,
+    save: Any = None,
+    save_rng: Any = None,
+    **options: Any,
+) -> Any:
+    """`jax.lax.conv_general_dilated` in the dtype of `lhs`."""
+    return ops.conv(
+        lhs,
+        rhs,
+        strides=window_strides,
+        padding=padding,
+        input_dilation=lhs_dilation,
+        kernel_dilation=rhs_dilation,
+        dtype=lhs.dtype,
+        save=save,
+        save_rng=save_rng,
+        **options,
+    )
