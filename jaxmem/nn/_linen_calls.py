@@ -24,7 +24,7 @@ from jaxmem.ops.records import RECORDS
 
 @contextlib.contextmanager
 def _with_fields(module: nn.Module, **fields: Any) -> Iterator[None]:
-    """Bound linen modules are frozen and live for one call: fields set and put back."""
+    # Bound linen modules are frozen and live for one call: fields set and put back.
     before = {name: getattr(module, name) for name in fields}
     try:
         for name, value in fields.items():

@@ -89,7 +89,7 @@ class SubstitutionOptions:
 
 @functools.cache
 def _library(save: str | int | Quantization) -> Any:
-    """One library for all models: a pattern remembers how it looks when traced."""
+    # One library for all models: a pattern remembers how it looks when traced.
     from jaxmem.rewriting import library
 
     return library(save=save)

@@ -230,7 +230,7 @@ def _plain(model):
 
 
 def _hide(fn):
-    """Keeps Flax from wrapping a method of ours in its state handling."""
+    # Keeps Flax from wrapping a method of ours in its state handling.
     fn.nowrap = True
     return fn
 
@@ -265,27 +265,14 @@ def _method(base, name, state):
 
 
 def _apply(base, state):
-    def apply(
-        self,
-        variables,
-        *args,
-        rngs=None,
-        method=None,
-        mutable=False,
-        capture_intermediates=False,
-        **kwargs,
-    ):
+    def apply(self, variables, *args, rngs=None, **kwargs):
+        # Flax's own options; the other keywords are the model's, and may be traced.
+        names = {"method", "mutable", "capture_intermediates"}
+        options = {name: kwargs.pop(name) for name in names & kwargs.keys()}
+
         def super_apply(variables, args, rngs, kwargs):
-            return base.apply(
-                self,
-                variables,
-                *args,
-                rngs=rngs,
-                method=method,
-                mutable=mutable,
-                capture_intermediates=capture_intermediates,
-                **kwargs,
-            )
+            options_and_kwargs = {**options, **kwargs}
+            return base.apply(self, variables, *args, rngs=rngs, **options_and_kwargs)
 
         if state.active:
             return super_apply(variables, args, rngs, kwargs)

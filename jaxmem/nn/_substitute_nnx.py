@@ -226,7 +226,7 @@ _cached = functools.lru_cache(maxsize=1024)
 
 @_cached
 def _both(cls: type, lean_cls: type) -> type:
-    """The user's class first: its methods win, `__call__` comes from the lean one."""
+    # The user's class first: its methods win, `__call__` comes from the lean one.
     return _subclass(cls, lean_cls)
 
 

@@ -58,7 +58,7 @@ def by_word(lean: Callable, saving: Saving) -> Callable:
 
 @functools.lru_cache(maxsize=1024)
 def _bound(op: Callable, **scalars: float) -> Callable:
-    """One and the same for equal numbers: codes are shared by the function."""
+    # One and the same for equal numbers: codes are shared by the function.
     return functools.partial(op, **scalars)
 
 

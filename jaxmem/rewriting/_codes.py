@@ -35,7 +35,7 @@ def share_codes(fn: Callable) -> Callable:
 
 
 def _mark(eqn) -> Callable | None:
-    """The mark, whole: a partial evaluation leaves halves of the same name."""
+    # The mark, whole: a partial evaluation leaves halves of the same name.
     record = record_of(eqn, CodeReader)
     if record is None or (len(eqn.invars), len(eqn.outvars)) != (record.arity, 1):
         return None
@@ -47,7 +47,7 @@ def _is_marked(body: Any) -> bool:
 
 
 def _is_call_of_marks(eqn) -> bool:
-    """A `jit` of nothing else, as round most functions of `jax.nn`."""
+    # A `jit` of nothing else, as round most functions of `jax.nn`.
     if eqn.primitive.name not in ("jit", "pjit"):
         return False
     jaxpr, _ = _jaxpr.split(_jaxpr.bodies(eqn)[0])

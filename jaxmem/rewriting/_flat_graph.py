@@ -141,7 +141,7 @@ def _item(eqn, ins: list[FlatValue], frame: Frame) -> Node | Frame:
 
 
 def _note_users(top: Frame) -> None:
-    """Fills `users`, of live nodes only: dead code holds nothing back."""
+    # Fills `users`, of live nodes only: dead code holds nothing back.
     alive = set(top.outs)
     for node in reversed(list(top.nodes())):
         if node.eqn.effects or alive.intersection(node.outs):

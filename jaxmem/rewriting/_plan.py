@@ -86,7 +86,7 @@ def _candidates(graph: FlatGraph) -> list[Node]:
 
 
 def _is_lean(node: Node) -> bool:
-    """Whether the node is part of one of our own ops: each works in a named scope."""
+    # Whether the node is part of one of our own ops: each works in a named scope.
     eqns = (node.eqn, *(f.eqn for f in node.frame.path() if f.eqn is not None))
     return any("jaxmem." in _compat.name_stack(eqn) for eqn in eqns)
 

@@ -84,7 +84,7 @@ def moved(node: Node, labels: Labels, indices: Indices) -> Labels:
 
 
 def _reshaped(shape, out_shape, labels: Labels, indices: Indices) -> Labels:
-    """Dimensions are grouped so that the sizes of a group agree before and after."""
+    # Dimensions are grouped so that the sizes of a group agree before and after.
     outs = [(a, n) for a, n in zip(labels, out_shape, strict=True) if n != 1]
     ins = [n for n in shape if n != 1]
     inner: list[int | None] = []

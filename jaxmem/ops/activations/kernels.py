@@ -126,7 +126,7 @@ def forms_for(
 
 
 def _considered(op: str, implementation: Implementation | None, x: Array) -> bool:
-    """float64 is XLA's unless a kernel is asked for, and refuses it."""
+    # float64 is XLA's unless a kernel is asked for, and refuses it.
     is_double = x.dtype == jnp.float64 and implementation is None
     return considered(op, implementation, x) and not is_double
 

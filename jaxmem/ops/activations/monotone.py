@@ -15,7 +15,14 @@ from jaxtyping import Array, ArrayLike, Float, Num, Shaped
 
 from jaxmem._checks import check_scalar
 from jaxmem.ops.activations.forms import Forms, forms, of_any_input
-from jaxmem.ops.common.lean import FAR_OUT, inexact, lean, of_input, of_output
+from jaxmem.ops.common.lean import (
+    FAR_OUT,
+    inexact,
+    lean,
+    of_input,
+    of_output,
+    recomputed,
+)
 from jaxmem.ops.few_bit.derivative import as_table, coded, solve
 
 ABOVE_ZERO = float(jnp.finfo(jnp.float32).tiny)  # what is smaller, many chips call 0
@@ -224,16 +231,10 @@ def _positive_number(value) -> TypeGuard[SupportsFloat]:
 def _recomputed(name, plain):
     """`plain(x, parameter)`, keeping no more than its arguments."""
 
-    @functools.partial(jax.checkpoint, prevent_cse=False)
     def op(x, parameter):
         return plain(x, parameter).astype(x.dtype)
 
-    # the checkpoint inside of the scope: it is ours too
-    def scoped(x, parameter):
-        with jax.named_scope(f"jaxmem.{name}"):
-            return op(x, parameter)
-
-    return scoped
+    return recomputed(name, op)
 
 
 def _check_words(name: str, parameter: str, save, bits) -> None:

@@ -114,12 +114,12 @@ def _flat(blocks: Array, size: int) -> Array:
 
 
 def _turned(stat: Array) -> Array:
-    """The blocks before the rows: few of them would be padded to TPU's 128 lanes."""
+    # The blocks before the rows: few of them would be padded to TPU's 128 lanes.
     return jnp.swapaxes(stat, -1, -2) if stat.ndim > 1 else stat
 
 
 def _step_dtype(dtype: Any) -> Any:
-    """Float16 has no exponents to spare for a step."""
+    # Float16 has no exponents to spare for a step.
     return jnp.dtype(jnp.float32) if dtype == jnp.float16 else dtype
 
 

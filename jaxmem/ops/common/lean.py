@@ -62,6 +62,18 @@ def inexact(name: str, x: ArrayLike, argument: str = "x") -> Array:
     return x.astype(jnp.result_type(float))
 
 
+def recomputed(name: str, op: Callable[..., Array]) -> Callable[..., Array]:
+    """`op`, keeping no more than its arguments."""
+    op = jax.checkpoint(op, prevent_cse=False)
+
+    # The checkpoint inside of the scope: it is ours too.
+    def scoped(*args):
+        with jax.named_scope(f"jaxmem.{name}"):
+            return op(*args)
+
+    return scoped
+
+
 def of_input(x: Array, y: Array) -> tuple[Array, ...]:
     """Keep the input."""
     return (x,)

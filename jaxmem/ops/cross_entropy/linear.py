@@ -214,7 +214,7 @@ def _reduce(loss, share, reduction: str):
 
 
 def _check_sharding(*arrays) -> None:
-    """Loops over slices need axes whose shardings the compiler chooses."""
+    # Loops over slices need axes whose shardings the compiler chooses.
     specs = (jax.typeof(a).sharding.spec for a in arrays)
     if any(axis is not None for spec in specs for axis in spec):
         raise ValueError(

@@ -83,7 +83,7 @@ def _corners(sampled, integrals, tangents, pieces: int) -> Corners:
 
 
 def _crossing(tangents: Tangents) -> Corners:
-    """With two pieces h is its two tangents."""
+    # With two pieces h is its two tangents.
     bend = tangents.slope[1] - tangents.slope[0]
     x = (tangents.at(0, 0.0) - tangents.at(1, 0.0)) / bend if bend else np.nan
     if not tangents.x[0] < x < tangents.x[1]:

@@ -79,7 +79,7 @@ def _name(fn: Callable) -> str:
 
 
 def _check_smooth(fn, derivative, x, slope, breaks) -> None:
-    """Looks closer and closer where the derivative changes most between two points."""
+    # Looks closer and closer where the derivative changes most between two points.
     x, slope = x.ravel(), slope.ravel()
     limit = JUMP * np.ptp(slope)
     for _ in range(5):
@@ -98,7 +98,7 @@ def _check_smooth(fn, derivative, x, slope, breaks) -> None:
 
 
 def _check_continuous(fn, ends, value, slope) -> None:
-    """The derivative must integrate to the function."""
+    # The derivative must integrate to the function.
     got = up_to(integrate(ends, np.stack([slope, np.abs(slope)])), ends[-1:])[:, 0]
     want = value[-1, -1] - value[0, 0]
     if abs(got[0] - want) > 1e-3 * max(got[1], abs(want)):

@@ -25,7 +25,6 @@ from jaxmem.ops.norms.moments import (
     canonical_axes,
     check_input,
     check_mask,
-    check_parameter,
     keep_input,
     make_norm,
 )
@@ -187,9 +186,8 @@ def _norm(op: str, x, scale, bias, axis, feature_axis, **options: Any) -> Norm:
     features = axes
     if feature_axis is not None:
         features = canonical_axes(feature_axis, x.ndim, "feature_axis")
-    check_parameter(op, "scale", scale, x, features)
-    check_parameter(op, "bias", bias, x, features)
-    return make_norm(op, x, axes=axes, features=features, **options)
+    given = dict(scale=scale, bias=bias)
+    return make_norm(op, x, given, axes=axes, features=features, **options)
 
 
 def _check_save(norm: Norm, save: str) -> None:

@@ -46,8 +46,19 @@ class Norm:
         return f"jaxmem_{self.name}_stats"
 
 
-def make_norm(name: str, x: Array, *, dtype, epsilon, axis_name=None, **what) -> Norm:
-    """The description of one call, its options checked."""
+def make_norm(
+    name: str,
+    x: Array,
+    parameters: dict[str, Any],
+    *,
+    dtype,
+    epsilon,
+    axis_name=None,
+    **what,
+) -> Norm:
+    """The description of one call; its options and parameters (or None) checked."""
+    for parameter, p in parameters.items():
+        check_parameter(name, parameter, p, x, what["features"])
     across = check_axis_name("axis_name", axis_name)
     what["fast_variance"] = check_bool(
         "use_fast_variance", what.get("fast_variance", True)
@@ -73,10 +84,8 @@ def make_batch_norm(
             f"{name}: mean={shown(mean)}, var={shown(var)}: both or neither"
         )
     features = canonical_axes(axis, x.ndim)
-    for what, p in parameters.items():
-        check_parameter(name, what, p, x, features)
     reduced = tuple(a for a in range(x.ndim) if a not in features)
-    return make_norm(name, x, axes=reduced, features=features, **options)
+    return make_norm(name, x, parameters, axes=reduced, features=features, **options)
 
 
 def check_reduced(norm: Norm, ndim: int) -> None:

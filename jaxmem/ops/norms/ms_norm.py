@@ -24,6 +24,7 @@ from jaxmem.ops.codes.readers import read_from_codes
 from jaxmem.ops.codes.stored import Rng, WithArray
 from jaxmem.ops.common.lean import wide_dtype, widen
 from jaxmem.ops.norms.layer_norm import layer_norm, rms_norm
+from jaxmem.ops.norms.moments import check_parameter
 
 
 @functools.partial(
@@ -289,10 +290,6 @@ def _checked(save: Any) -> Any:
 def _normalized(name: str, norm: Callable, x, scale, bias, options) -> Normalized:
     check_array(f"{name}: x", x, "floating")
     for what, p in (("scale", scale), ("bias", bias)):
-        if p is not None and check_array(what, p).shape != x.shape[-1:]:
-            raise ValueError(
-                f"{name}: {what} has shape {p.shape}, the last axis of x {x.shape} "
-                f"asks for {x.shape[-1:]}"
-            )
+        check_parameter(name, what, p, x, tuple(range(x.ndim)[-1:]))
     with jax.named_scope(f"jaxmem.{name}"):
         return Normalized(norm(x, **options), scale, bias)

@@ -49,7 +49,7 @@ def _block(method: str, seed, n, size: int, x):
 
 
 def _scaled(x, factor: float):
-    """Times a factor that is not rounded to the dtype of x."""
+    # Times a factor that is not rounded to the dtype of x.
     return (widen(x) * factor).astype(x.dtype)
 
 
