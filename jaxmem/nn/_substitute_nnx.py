@@ -18,7 +18,7 @@ from flax import nnx
 
 from jaxmem.nn import nnx as lean
 from jaxmem.nn._nnx_attention import attention_saving
-from jaxmem.nn._options import NEAR_ZERO, Save, SubstitutionOptions
+from jaxmem.nn._options import NEAR_ZERO, SubstitutionOptions
 from jaxmem.nn._rules import LEAVE_SCOPE, Rule, first_match
 from jaxmem.nn._substitution_report import Recorder
 from jaxmem.nn._traced import NEEDS_VALUES, UNTRACEABLE, is_concrete, run_rewritten
@@ -163,31 +163,23 @@ def _set_up(node, where: str, request: SubstitutionOptions, recorder: Recorder) 
     save, pattern = request.save.at(where)
     if isinstance(save, Quantization) and isinstance(node, TAKES_BITS):
         recorder.use_save(pattern)
-    if isinstance(node, nnx.MultiHeadAttention):
-        return _set_up_attention(node, save)
     if isinstance(node, nnx.LayerNorm | nnx.RMSNorm):
         recorder.use_save(pattern)
-        return _set_up_norm(node, save)
-    if isinstance(save, str) or not isinstance(node, TAKES_BITS):
+        near_zero = save == "output" and _near_zero(node.scale)
+        lean_norm: Any = node
+        lean_norm.save = save = "input" if near_zero else save
+        return f'save="{save}"' + (": its scale is near zero" if near_zero else "")
+    word = isinstance(save, str)
+    if isinstance(node, nnx.MultiHeadAttention):
+        if node.attention_fn is not nnx.dot_product_attention:
+            return "keeps its own attention_fn"
+        fn = lean.dot_product_attention if word else attention_saving(save)
+        node.attention_fn = fn
+    elif word or not isinstance(node, TAKES_BITS):
         return ""
-    node.save = save  # pyright: ignore[reportAttributeAccessIssue]
-    return f'save="{save}"'
-
-
-def _set_up_attention(node, save: Save) -> str:
-    if node.attention_fn is not nnx.dot_product_attention:
-        return "keeps its own attention_fn"
-    if isinstance(save, str):
-        node.attention_fn = lean.dot_product_attention
-        return ""
-    node.attention_fn = attention_saving(save)
-    return f'save="{save}"'
-
-
-def _set_up_norm(node, save: Save) -> str:
-    near_zero = save == "output" and _near_zero(node.scale)
-    node.save = "input" if near_zero else save
-    return f'save="{node.save}"' + (": its scale is near zero" if near_zero else "")
+    else:
+        node.save = save  # pyright: ignore[reportAttributeAccessIssue]
+    return "" if word else f'save="{save}"'
 
 
 def _near_zero(scale) -> bool:

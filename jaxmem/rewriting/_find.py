@@ -127,7 +127,7 @@ def _judge(
     if given is None or not interior.isdisjoint(claimed):
         return None
     bound, scalars = given
-    frame, opened = _frames(state.covered | {root}, root)
+    frame, opened = _frames(state.covered | {root})
     arguments = _arguments(pattern, batch, state, bound, frame)
     if arguments is None:
         return None
@@ -179,7 +179,7 @@ def _arguments(pattern, batch, state: PartialMatch, bound, frame: Frame):
     return arguments
 
 
-def _frames(covered, root: Node) -> tuple[Frame, set[Frame]]:
+def _frames(covered) -> tuple[Frame, set[Frame]]:
     """The innermost frame that holds all, and the frames inside it that are touched."""
     paths = [n.frame.path() for n in covered]
     common = 0

@@ -48,7 +48,7 @@ def product(a, b):
     return jax.lax.dot_general(a, b, (((a.ndim - 1,), (0,)), ((), ())))
 
 
-def check_product(op: str, x, kernel, bias, key=None) -> None:
+def check_product(op: str, x, kernel, bias) -> None:
     """Errors for arrays that make no product of [..., d] and [d, f]."""
     for name, array in (("x", x), ("kernel", kernel)):
         check_array(f"{op}: {name}", array, "floating")
