@@ -19,6 +19,7 @@ from jaxtyping import Array
 from jaxmem.ops.activations.forms import Forms, Op
 from jaxmem.ops.activations.inverse import UnimodalFunction, settled, start
 from jaxmem.ops.common.lean import FAR_OUT, widen
+from jaxmem.ops.few_bit.derivative import selected
 from jaxmem.ops.few_bit.tables import shipped
 from pallas_kernels.dispatch import Implementation, considered, dispatch, kernel_module
 
@@ -91,18 +92,10 @@ def of_code(value: Callable, borders: Sequence[float], levels: Sequence[float]):
         )
 
     def slope(code):
-        return _level(code, levels)
+        return selected(code, [jnp.float32(level) for level in levels])
 
     bits = max(1, (len(levels) - 1).bit_length())
     return ActivationKernel(value, code, bits, slope, False)
-
-
-def _level(code: Array, levels: Sequence[float]) -> Any:
-    if len(levels) == 1:
-        return jnp.float32(levels[0])
-    half = 1 << ((len(levels) - 1).bit_length() - 1)
-    low, high = _level(code, levels[:half]), _level(code, levels[half:])
-    return jnp.where((code & half) != 0, high, low)
 
 
 def forms_for(
