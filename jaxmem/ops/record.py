@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 
-from jaxmem._bits import packed_nbytes
 from jaxmem.ops.codes import Quantization, coded_activation
 from jaxmem.ops.codes.packing import packed_codes_nbytes
 
@@ -101,12 +100,7 @@ class KeptByForm:
     def nbytes(self, x: Any) -> int:
         """Bytes for an input like `x`."""
         output = x.size * x.dtype.itemsize if self.output else 0
-        packed = packed_nbytes if self.bits == 1 else _code_bytes(self.bits)
-        return output + (packed(x.shape) if self.bits else 0)
-
-
-def _code_bytes(bits: int) -> Callable[[tuple[int, ...]], int]:
-    return lambda shape: packed_codes_nbytes(shape, bits)
+        return output + packed_codes_nbytes(x.shape, self.bits)
 
 
 @dataclass(frozen=True, eq=False)

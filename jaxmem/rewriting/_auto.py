@@ -101,10 +101,15 @@ def auto_save(
     if on_choice is not None:
         check_callable("on_choice", on_choice, "a function of a SaveChoice, or None")
 
+    def tell(choice: SaveChoice) -> None:
+        _LOGGER.info('save="auto": %s', choice)
+        if on_choice is not None:
+            on_choice(choice)
+
     @functools.wraps(fn)
     def resolved(*args, **kwargs):
         traced = _jaxpr.trace(fn, *args, **kwargs)
-        outs = _run(traced.jaxpr, traced.leaves, _teller(on_choice))
+        outs = _run(traced.jaxpr, traced.leaves, tell)
         return jax.tree.unflatten(traced.out_tree, outs)
 
     return resolved
@@ -113,17 +118,6 @@ def auto_save(
 def is_marked(body: Any) -> bool:
     """Whether an activation with `save="auto"` is somewhere in a jaxpr."""
     return any(_mark(eqn) is not None for eqn in _jaxpr.walk(body))
-
-
-def _teller(
-    on_choice: Callable[[SaveChoice], Any] | None,
-) -> Callable[[SaveChoice], None]:
-    def tell(choice: SaveChoice) -> None:
-        _LOGGER.info('save="auto": %s', choice)
-        if on_choice is not None:
-            on_choice(choice)
-
-    return tell
 
 
 def _mark(eqn) -> AutoSave | None:

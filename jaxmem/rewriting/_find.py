@@ -142,15 +142,12 @@ def _judge(
     if not _whole_rules(opened | set(frame.path()), state.covered | {root}, graph):
         return refuse("inside a function with its own derivative")
     match = Match(
-        pattern,
-        root,
-        tuple(arguments),
-        scalars,
-        state.covered,
-        frame,
-        frozenset(opened),
+        *(pattern, root, tuple(arguments), scalars),
+        *(state.covered, frame, frozenset(opened)),
     )
-    return _with_dtype(match) or refuse(_no_dtype(root))
+    out = root.outs[0]
+    wrong_type = f"the lean function does not give {out.dtype}{list(out.shape)}"
+    return _with_dtype(match) or refuse(wrong_type)
 
 
 def _given(pattern, batch, state: PartialMatch, root: Node):
@@ -261,17 +258,13 @@ def _with_dtype(match: Match) -> Match | None:
     )
     options = [match.arguments, *([] if match.pattern.uncast else [wider, all_wider])]
     for arguments in dict.fromkeys(options):
-        got = _shape_of(match, arguments)
+        built = tuple((a.full, a.dtype) for a in arguments)
+        got = _lean_shape(match.pattern, built, tuple(sorted(match.scalars.items())))
         if got is None or got.shape != want.shape:
             continue
         if got.dtype == want.dtype or _widens(want.dtype, got.dtype):
             return replace(match, arguments=arguments)
     return None
-
-
-def _no_dtype(root: Node) -> str:
-    out = root.outs[0]
-    return f"the lean function does not give {out.dtype}{list(out.shape)}"
 
 
 def _widens(narrow, wide) -> bool:
@@ -280,14 +273,9 @@ def _widens(narrow, wide) -> bool:
     return jnp.finfo(narrow).bits < jnp.finfo(wide).bits
 
 
-def _shape_of(match: Match, arguments):
-    """Shape and dtype of what the lean function gives; None if it refuses."""
-    built = tuple((a.full, a.dtype) for a in arguments)
-    return _lean_shape(match.pattern, built, tuple(sorted(match.scalars.items())))
-
-
 @functools.lru_cache(maxsize=4096)
 def _lean_shape(pattern: Pattern, arrays, scalars):
+    """Shape and dtype of what the lean function gives; None if it refuses."""
     avals = [jax.ShapeDtypeStruct(*a) for a in arrays]
     try:
         return jax.eval_shape(lambda *xs: pattern.lean(*xs, **dict(scalars)), *avals)

@@ -34,10 +34,6 @@ def gelu_tanh(x):
     return x * cdf, cdf + near * inner * (cdf * (1 - cdf))
 
 
-def _tanh_slope(x):
-    return gelu_tanh(x)[1]
-
-
 def _erf_slope(x):
     x = jnp.clip(x, -FAR_OUT, FAR_OUT)
     cdf = 0.5 * jax.lax.erfc(-SQRT_HALF * x)
@@ -47,7 +43,7 @@ def _erf_slope(x):
 # argmin and low: root of the derivative in 40-digit arithmetic
 TANH = UnimodalFunction(
     value=partial(jax.nn.gelu, approximate=True),
-    slope=_tanh_slope,
+    slope=lambda x: gelu_tanh(x)[1],
     argmin=-0.7524614220710163,
     low=-0.17004075057125406,
     bottom=(0.215200045512, 0.129172815379, -0.00394571338),

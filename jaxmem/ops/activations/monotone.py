@@ -32,10 +32,6 @@ def _rectified(x):
     return jnp.maximum(x, jnp.zeros((), x.dtype))
 
 
-def _is_positive(y):
-    return (y > 0).astype(y.dtype)
-
-
 def _squared_relu_slope(y):
     positive = y > 0
     return jnp.where(positive, 2 * jnp.sqrt(jnp.where(positive, y, 1.0)), 0.0)
@@ -69,7 +65,10 @@ def _two_valued(op, key, value, slope, border, levels) -> Forms:
 
 # Not a bit by default: before a matmul or a convolution the output is kept anyway, and
 # a bit would come on top.
-_RELU = _two_valued("relu", "relu", _rectified, _is_positive, ABOVE_ZERO, (0.0, 1.0))
+_RELU = _two_valued(
+    *("relu", "relu", _rectified, lambda y: (y > 0).astype(y.dtype)),
+    *(ABOVE_ZERO, (0.0, 1.0)),
+)
 
 
 @functools.cache

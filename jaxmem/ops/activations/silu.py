@@ -34,14 +34,10 @@ def value_and_slope(x):
     return x * s, s * (1 + near * (1 - s))
 
 
-def _slope(x):
-    return value_and_slope(x)[1]
-
-
 # argmin and low: root of the derivative in 40-digit arithmetic
 SILU = UnimodalFunction(
     value=jax.nn.silu,
-    slope=_slope,
+    slope=lambda x: value_and_slope(x)[1],
     argmin=-1.2784645427610737,
     low=-0.2784645427610738,
     bottom=(0.10890585286, 0.0488829323323, 0.00471870356),

@@ -69,15 +69,11 @@ class Codes(NamedTuple):
     low: Any
 
 
-def _is_int(x: Any) -> bool:
-    return isinstance(x, int | np.integer) and not isinstance(x, bool)
-
-
 def as_quantization(save: Any, name: str = "save") -> Quantization | None:
     """An int is the bits; None where `save` is something else (a word)."""
     if isinstance(save, Quantization):
         return save
-    if not _is_int(save):
+    if isinstance(save, bool) or not isinstance(save, int | np.integer):
         return None
     check_int(name, save, 1, MOST_BITS)
     return Quantization(int(save))

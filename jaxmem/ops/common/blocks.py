@@ -100,10 +100,6 @@ def tied(n, x):
     return jax.lax.optimization_barrier((n, x))[0]
 
 
-def _first(blocks: dict):
-    return next(iter(blocks.values()))
-
-
 def blockwise(
     cut: BlockedAxis,
     fn: Callable[..., dict[str, Any]],
@@ -115,7 +111,7 @@ def blockwise(
     """`fn(n, **blocks)` for each block: a dict with the keys of `outs`."""
     if cut.count == 1:
         blocks = {k: x for k, (x, _) in ins.items()}
-        got = fn(tied(jnp.int32(0), _first(blocks)), **blocks)
+        got = fn(tied(jnp.int32(0), next(iter(blocks.values()))), **blocks)
         return {k: got[k].astype(o.dtype) for k, o in outs.items()}
 
     def body(carry, n):
@@ -123,7 +119,7 @@ def blockwise(
             k: cut.take(carry[k] if k in over else x, axis, n)
             for k, (x, axis) in ins.items()
         }
-        got = fn(tied(n, _first(blocks)), **blocks)
+        got = fn(tied(n, next(iter(blocks.values()))), **blocks)
         new = {k: _written(cut, carry[k], got[k], o, n, add) for k, o in outs.items()}
         return new, None
 
