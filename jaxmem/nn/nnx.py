@@ -18,11 +18,11 @@ from jaxtyping import Array, Float
 
 from jaxmem import ops
 from jaxmem.nn import _constructor, _functions, _norm
+from jaxmem.nn._dense_nnx import SampledDense as SampledDense
+from jaxmem.nn._dense_nnx import VeLoRADense as VeLoRADense
 from jaxmem.nn._fallback import fall_back
 from jaxmem.nn._nnx_attention import attention_saving
 from jaxmem.nn._nnx_attention import dot_product_attention as dot_product_attention
-from jaxmem.nn._sampled_nnx import SampledDense as SampledDense
-from jaxmem.nn._sampled_nnx import VeLoRADense as VeLoRADense
 from jaxmem.ops.codes import bits_or_none, sharing
 
 
