@@ -221,6 +221,7 @@ def attention_reason(module, sow_weights) -> str | None:
     return None
 
 
+# Flax passes those of its arguments whose names are in this signature.
 def dot_product_attention(
     query,
     key,
