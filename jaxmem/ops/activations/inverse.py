@@ -131,14 +131,23 @@ def from_input(name: str, unimodal: UnimodalFunction) -> Callable[[Array], Array
     return lean(name, unimodal.value, unimodal.slope, of_input)
 
 
-def from_output(name: str, unimodal: UnimodalFunction) -> Callable[[Array], Array]:
-    """The op that keeps its output, and on which side of the minimum the input lay."""
+def from_output(
+    name: str, unimodal: UnimodalFunction, factor: float = 1.0
+) -> Callable[[Array], Array]:
+    """As `from_input`, from its output and the side of the minimum the input lay on."""
+    # x sigmoid(b x) is silu(b x) / b: its output y gives the inverse of SiLU at b y.
+    scaled = (lambda x: x) if factor == 1 else (lambda x: factor * x)
+    exact = settled(unimodal)
+
+    def value(x):
+        return exact(x) if factor == 1 else exact(scaled(x)) / factor
 
     def keep(x, y):
-        side = pack_bits(widen(x) >= unimodal.argmin)
+        side = pack_bits(scaled(widen(x)) >= unimodal.argmin)
         return y, checkpoint_name(side, f"jaxmem_{name}_side")
 
     def slope(y, side):
-        return unimodal.slope(invert(unimodal, y, unpack_bits(side, y.shape)))
+        x = invert(unimodal, scaled(y), unpack_bits(side, y.shape))
+        return unimodal.slope(x)
 
-    return lean(name, settled(unimodal), slope, keep)
+    return lean(name, value, slope, keep)

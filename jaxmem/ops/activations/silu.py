@@ -7,21 +7,17 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
-from jaxmem._bits import pack_bits, unpack_bits
 from jaxmem._checks import check_float
 from jaxmem.ops.activations.forms import Forms, Op, forms
 from jaxmem.ops.activations.inverse import (
     UnimodalFunction,
     from_input,
     from_output,
-    invert,
-    settled,
 )
 from jaxmem.ops.activations.kernels import forms_for
-from jaxmem.ops.common.lean import FAR_OUT, inexact, lean, of_input, widen
+from jaxmem.ops.common.lean import FAR_OUT, inexact, lean, of_input
 from jaxmem.ops.few_bit.derivative import coded
 from jaxmem.ops.few_bit.tables import shipped
 from pallas_kernels.dispatch import Implementation
@@ -63,19 +59,8 @@ def _with_factor(beta: float) -> Forms:
     def value(x):
         return SILU.value(beta * x) / beta
 
-    def exact_value(x):
-        return settled(SILU)(beta * x) / beta
-
     def slope(x):
         return SILU.slope(beta * x)
-
-    def keep(x, y):
-        side = pack_bits(beta * widen(x) >= SILU.argmin)
-        return y, checkpoint_name(side, "jaxmem_silu_side")
-
-    def slope_of_output(y, side):
-        # x sigmoid(b x) is silu(b x) / b, so b y has the inverse b x.
-        return SILU.slope(invert(SILU, beta * y, unpack_bits(side, y.shape)))
 
     def code(bits: int) -> Op:
         borders, levels = shipped("silu", bits)
@@ -83,7 +68,7 @@ def _with_factor(beta: float) -> Forms:
 
     exact = {
         "input": lean("silu", value, slope, of_input),
-        "output": lean("silu", exact_value, slope_of_output, keep),
+        "output": from_output("silu", SILU, beta),
     }
     return Forms(f"silu_{beta!r}", exact, code)
 
