@@ -37,10 +37,8 @@ def varying_axes(*xs: Any) -> frozenset[str]:
 
 
 def typed_as(x, aval):
-    """`x`, the same on all devices, typed to vary and be sharded as `aval`.
-
-    `x` may have more axes, in front: they are not sharded.
-    """
+    """`x`, the same on all devices, typed to vary and be sharded as `aval`."""
+    # `x` may have more axes, in front: they are not sharded.
     axes = tuple(aval.manual_axis_type.varying)
     x = jax.lax.pcast(x, axes, to="varying") if axes else x
     spec = aval.sharding.spec
@@ -84,10 +82,8 @@ INSTALLED = ("/site-packages/", "/dist-packages/", "<frozen ")
 
 
 def caller_line(eqn, *libraries: str) -> str:
-    """The innermost line outside of this package that led to `eqn`, or "".
-
-    `libraries` are parts of the names of other files to look past.
-    """
+    """The innermost line outside of this package that led to `eqn`, or ""."""
+    # `libraries` are parts of the names of other files to look past.
     from jax._src.source_info_util import user_frames
 
     for frame in user_frames(eqn.source_info.traceback):
@@ -177,10 +173,8 @@ def has_side_effects(eqn) -> bool:
 
 
 def jit_info(fn) -> Any:
-    """What `jax.jit` was told: `donate_argnums`, `static_argnames`, ...; or None.
-
-    Positions and names are both complete: jax finds one by the other.
-    """
+    """What `jax.jit` was told: `donate_argnums`, `static_argnames`, ...; or None."""
+    # Positions and names are both complete: jax finds one by the other.
     return getattr(fn, "_jit_info", None)
 
 

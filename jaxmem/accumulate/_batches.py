@@ -48,10 +48,8 @@ def check_sizes(batch, n: int) -> None:
 
 
 def split_keys(rng, n: int, axes: Axes = ()):
-    """A key a micro-batch for each key of the tree; one micro-batch gets `rng`.
-
-    With `axes` the index of the device is folded in first.
-    """
+    """A key a micro-batch for each key of the tree; one micro-batch gets `rng`."""
+    # With `axes` the index of the device is folded in first.
     jax.tree.map(functools.partial(check_key, "rng"), rng)
     if axes:
         device = jax.lax.axis_index(axes)

@@ -33,10 +33,9 @@ from jaxmem.optim.accumulation import accumulation_dtype, axis_text, per_device
 
 
 class MiniBatchResult(NamedTuple):
-    """What a mini-batch changes.
+    """What a mini-batch changes."""
 
-    `updated` is whether there was an update: a bool scalar, or None for always.
-    """
+    # `updated` is whether there was an update: a bool scalar, or None for always.
 
     params: Any
     opt_state: Any

@@ -47,10 +47,8 @@ def flops(eqn) -> float:
 
 
 def seconds(eqn, machine: Machine) -> float | None:
-    """How long an equation takes; None where nobody can tell, or it has effects.
-
-    Nothing for what is fused into its reader.
-    """
+    """How long an equation takes; None where nobody can tell, or it has effects."""
+    # Nothing for what is fused into its reader.
     if _compat.has_side_effects(eqn):
         return None
     if eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier":
@@ -77,10 +75,8 @@ _COLLECTIVES = {
 
 
 def _inside(eqn, of: Callable[[Any], float | None]) -> float | None:
-    """The sum over the equations inside; of the branches of a `cond` the largest.
-
-    None where `of` is None for any of them.
-    """
+    """The sum over the equations inside; of the branches of a `cond` the largest."""
+    # None where `of` is None for any of them.
     sums = []
     for body in _jaxpr.bodies(eqn):
         parts = [of(e) for e in _jaxpr.split(body)[0].eqns]

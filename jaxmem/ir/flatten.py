@@ -10,11 +10,9 @@ from jaxmem.ir.scans import barrier, is_var
 
 
 def flatten(closed):
-    """The jaxpr with inner `jit`s, and remat round a whole loss, written out in place.
-
-    A `jax.checkpoint` that is being differentiated is what its lowering makes of it:
-    the recomputation, behind a barrier.
-    """
+    """The jaxpr with inner `jit`s, and remat round a whole loss, written out in place."""
+    # A `jax.checkpoint` that is being differentiated is what its lowering makes of it:
+    # the recomputation, behind a barrier.
 
     def rule(eqn, args: list) -> list[Any] | None:
         if is_plain_call(eqn) or _hides_backward_scan(eqn):
@@ -31,12 +29,9 @@ def flatten(closed):
 def opened(
     eqn, args: list, rule: Callable | None = None, apart: Set[Any] = frozenset()
 ) -> list[Any]:
-    """The outputs of a call whose equations are written out in its place.
-
-    What the call says of shardings, its operands and results are constrained to.
-
-    `apart`: variables whose shardings are said elsewhere.
-    """
+    """The outputs of a call whose equations are written out in its place."""
+    # What the call says of shardings, its operands and results are constrained to.
+    # `apart`: variables whose shardings are said elsewhere.
 
     def asked(variables: Sequence[Any], shardings: str) -> list[Any] | None:
         named = eqn.params.get(shardings)
@@ -89,10 +84,8 @@ def is_jit(eqn) -> bool:
 
 
 def why_closed(eqn, apart: Set[Any] = frozenset()) -> str:
-    """What a `jit` equation asks for that no constraint can say; or "".
-
-    `apart`: variables whose shardings are said elsewhere.
-    """
+    """What a `jit` equation asks for that no constraint can say; or ""."""
+    # `apart`: variables whose shardings are said elsewhere.
     layouts = (*eqn.params.get("in_layouts", ()), *eqn.params.get("out_layouts", ()))
     if any(layout is not None for layout in layouts):
         return "it names layouts"

@@ -102,10 +102,8 @@ class Values:
 
 
 def done_otherwise(closed, graph: JaxprGraph, instead: Mapping[int, Callable]):
-    """The jaxpr of a graph, where `instead` of an equation gives its outputs.
-
-    It is a function of the values, with all that comes before done.
-    """
+    """The jaxpr of a graph, where `instead` of an equation gives its outputs."""
+    # It is a function of the values, with all that comes before done.
 
     def run(args: list) -> list:
         values = Values(graph, graph.inputs(args))

@@ -64,10 +64,8 @@ _AHEAD = "rows of layers to come"
 
 
 def ahead(stack):
-    """A stack of which a scan's body reads only rows that the scan is still to come to.
-
-    So they may be read in a buffer into which it writes the others.
-    """
+    """A stack of which a scan's body reads only rows that the scan is still to come to."""
+    # So they may be read in a buffer into which it writes the others.
     return checkpoint_name(stack, _AHEAD)
 
 
@@ -77,10 +75,8 @@ def is_ahead(eqn) -> bool:
 
 
 def barrier(values: Sequence[Any]) -> list[Any]:
-    """`optimization_barrier`, one for each set of mesh axes over which values vary.
-
-    Inside `shard_map` jax 0.10 takes all outputs of a barrier to vary as any of them.
-    """
+    """`optimization_barrier`, one for each set of mesh axes over which values vary."""
+    # Inside `shard_map` jax 0.10 takes all outputs of a barrier to vary as any of them.
     axes = [_compat.varying_axes(x) for x in values]
     found: dict[int, Any] = {}
     for kind in dict.fromkeys(axes):

@@ -10,10 +10,8 @@ from jaxmem.frameworks import Place
 
 
 def jit_with(fn: Callable, donated: Sequence[Place], options=None, shardings=()):
-    """`jax.jit` with donated positions and names; `options` of the compiler.
-
-    `shardings`: trees for arguments and results, None where there are none.
-    """
+    """`jax.jit` with donated positions and names; `options` of the compiler."""
+    # `shardings`: trees for arguments and results, None where there are none.
     names = ("in_shardings", "out_shardings")
     named = {k: s for k, s in zip(names, shardings, strict=False) if s is not None}
     return jax.jit(

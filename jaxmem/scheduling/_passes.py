@@ -48,36 +48,25 @@ CONFIGS: dict[str, type] = {one.config.name: one.config for one in PASSES}
 
 @dataclass(frozen=True)
 class Record:
-    """What the passes did to one list of equations.
+    """What the passes did to one list of equations."""
 
-    Attributes:
-      entered: the level as each pass was given it, by the class of its configuration.
-      rewrites: (pass, rewrite) in order.
-      notes: sentences about what was not done.
-    """
-
+    # the level as each pass was given it, by the class of its configuration
     entered: Mapping[type, Level]
-    rewrites: tuple[tuple[Pass, Any], ...]
-    notes: tuple[str, ...]
+    rewrites: tuple[tuple[Pass, Any], ...]  # (pass, rewrite) in order
+    notes: tuple[str, ...]  # sentences about what was not done
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A jaxpr after the passes, and what they did.
+    """A jaxpr after the passes, and what they did."""
 
-    Attributes:
-      jaxpr: closed; computes what the original does.
-      written_out: the jaxpr before all passes, its calls written out.
-      records: of its lists of equations, those of inner loops after the outer ones.
-      target: the chip whose rates count.
-      whole: gives the jaxpr of the step from that of the first list, where the step is
-        one `shard_map`.
-    """
-
-    jaxpr: Any
-    written_out: Any
+    jaxpr: Any  # closed; computes what the original does
+    written_out: Any  # the jaxpr before all passes, its calls written out
+    # of its lists of equations, those of inner loops after the outer ones
     records: tuple[Record, ...] = ()
-    target: str = "cpu"
+    target: str = "cpu"  # the chip whose rates count
+    # gives the jaxpr of the step from that of the first list, where the step is one
+    # `shard_map`
     whole: Callable[[Any], Any] = field(default=lambda closed: closed, repr=False)
 
     @functools.cached_property

@@ -27,15 +27,10 @@ Leaves = tuple[Any, ...]  # a sharding for each array; None where none is named
 
 @dataclass(frozen=True)
 class Placed(_jaxpr.Traced):
-    """A traced step without the shardings that it names for its own leaves.
+    """A traced step without the shardings that it names for its own leaves."""
 
-    Attributes:
-      ins: of the arguments.
-      outs: of the results.
-    """
-
-    ins: Leaves = ()
-    outs: Leaves = ()
+    ins: Leaves = ()  # of the arguments
+    outs: Leaves = ()  # of the results
 
 
 def placed(traced: _jaxpr.Traced) -> Placed:
@@ -47,25 +42,16 @@ def placed(traced: _jaxpr.Traced) -> Placed:
 
 @dataclass(frozen=True, eq=False)  # one for each signature: compared by identity
 class Shardings:
-    """Those that a jitted step names.
+    """Those that a jitted step names."""
 
-    Attributes:
-      ins: of the arguments' leaves.
-      outs: of the results' leaves.
-      tree: of the arguments, positional ones and keywords.
-      out_tree: of the results.
-    """
-
-    ins: Leaves = ()
-    outs: Leaves = ()
-    tree: Any = None
-    out_tree: Any = None
+    ins: Leaves = ()  # of the arguments' leaves
+    outs: Leaves = ()  # of the results' leaves
+    tree: Any = None  # of the arguments, positional ones and keywords
+    out_tree: Any = None  # of the results
 
     def of(self, arguments: Any) -> Any:
-        """The arguments' shapes and dtypes under these shardings.
-
-        Not under those on a mesh of explicit axes: `jit` leaves types as they are.
-        """
+        """The arguments' shapes and dtypes under these shardings."""
+        # Not under those on a mesh of explicit axes: `jit` leaves types as they are.
         if not any(self.ins):
             return arguments
         leaves, tree = jax.tree.flatten(arguments)
@@ -136,11 +122,9 @@ def _opened(closed):
 
 
 def with_results_placed(closed, outs: Leaves):
-    """The jaxpr with its results constrained.
-
-    Not those that a `shard_map` has made, which says where they are, nor those that go
-    into another memory.
-    """
+    """The jaxpr with its results constrained."""
+    # Not those that a `shard_map` has made, which says where they are, nor those that
+    # go into another memory.
     if not any(outs):
         return closed
     jaxpr = _jaxpr.split(closed)[0]

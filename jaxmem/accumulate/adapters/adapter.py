@@ -7,21 +7,15 @@ import jax
 
 
 class Adapter(NamedTuple):
-    """How a step is called for one kind of arguments.
+    """How a step is called for one kind of arguments."""
 
-    Attributes:
-      run: the step, of the user's own arguments; it is traced, donated and scheduled.
-      donate: the positions of the arguments that it replaces.
-      state_in: `(args) -> opt_state`, where a step finds the optimizer's state.
-      state_out: `(args, out) -> opt_state`, where it is after a call.
-      check: raises for arguments of the wrong kind.
-    """
-
+    # the step, of the user's own arguments; it is traced, donated and scheduled
     run: Callable
-    donate: tuple[int, ...]
+    donate: tuple[int, ...]  # the positions of the arguments that it replaces
+    # `(args) -> opt_state`, where a step finds the optimizer's state
     state_in: Callable
-    state_out: Callable
-    check: Callable = lambda args: None
+    state_out: Callable  # `(args, out) -> opt_state`, where it is after a call
+    check: Callable = lambda args: None  # raises for arguments of the wrong kind
 
 
 def next_step(step, updated):

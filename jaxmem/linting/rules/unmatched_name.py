@@ -19,11 +19,9 @@ _PASSED_ON = frozenset("name reduce_precision copy device_put".split())
 
 
 def unmatched_name(subject: Subject) -> Iterator[Finding]:
-    """Finds names that a policy is to save or to offload, and that no residual has.
-
-    In unrolled layers the name of a layer's output counts as matched: the next layer
-    keeps its input, with or without the name.
-    """
+    """Finds names that a policy is to save or to offload, and that no residual has."""
+    # In unrolled layers the name of a layer's output counts as matched: the next layer
+    # keeps its input, with or without the name.
     kept = _kept_names(subject)
     everywhere = _names(subject)
     for level, eqn in checkpoints(subject.closed):

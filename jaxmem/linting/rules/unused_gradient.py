@@ -61,15 +61,10 @@ def unused_gradient(subject: Subject) -> Iterator[Finding]:
 
 @dataclass
 class _Needs:
-    """The equations of a level that outputs of the step need.
+    """The equations of a level that outputs of the step need."""
 
-    Attributes:
-      level: the equations.
-      zero: which constants and arguments, in this order, are zero.
-    """
-
-    level: SubjectLevel
-    zero: Sequence[bool]
+    level: SubjectLevel  # the equations
+    zero: Sequence[bool]  # which constants and arguments, in this order, are zero
 
     def __post_init__(self):
         jaxpr = self.level.jaxpr
@@ -140,10 +135,8 @@ class _Needs:
 
 
 def _mark_scan(eqn, inner: _Needs, outs: list[bool]) -> list[bool]:
-    """Marks what a scan needs, where a carry comes from the iteration before.
-
-    Each pass adds carries, so that it ends after at most as many as there are.
-    """
+    """Marks what a scan needs, where a carry comes from the iteration before."""
+    # Each pass adds carries, so that it ends after at most as many as there are.
     n_consts, n_carry = _compat.scan_counts(eqn)
     while True:
         read = inner.mark(outs)

@@ -19,11 +19,9 @@ _LEAST = 0.8  # of the flops of the forward pass
 
 
 def whole_loss(subject: Subject) -> Iterator[Finding]:
-    """Finds checkpoints that recompute (nearly) the whole forward pass at once.
-
-    All that is recomputed is then in memory, so that the peak is the one without a
-    checkpoint, and the forward pass is computed twice.
-    """
+    """Finds checkpoints that recompute (nearly) the whole forward pass at once."""
+    # All that is recomputed is then in memory, so that the peak is the one without a
+    # checkpoint, and the forward pass is computed twice.
     for level in levels(subject.closed):
         forward = 0.0
         for eqn in level.jaxpr.eqns:

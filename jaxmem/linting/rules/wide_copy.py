@@ -10,11 +10,9 @@ from jaxmem.linting._subject import Finding, Subject, SubjectLevel, array
 
 
 def wide_copy(subject: Subject) -> Iterator[Finding]:
-    """Finds kept float32 copies of bfloat16 values, which have the same information.
-
-    Where the narrow value is in memory anyway (it is kept as well, or is an argument or
-    a weight) the copy costs all its bytes, else the difference of the two.
-    """
+    """Finds kept float32 copies of bfloat16 values, which have the same information."""
+    # Where the narrow value is in memory anyway (it is kept as well, or is an argument
+    # or a weight) the copy costs all its bytes, else the difference of the two.
     level = SubjectLevel.of(subject.live)
     values = list(kept_values(level))
     kept_keys = {value.definition.key for value in values}

@@ -33,11 +33,9 @@ def check_position(opt_state: Any, n: int, known: list[Any]) -> None:
 
 
 def _accumulating(opt_state: Any, steps: Any = None) -> list[tuple[Any, Any]]:
-    """(state, steps) of each accumulating state, with the steps in its mini-batch.
-
-    The steps are those that a `MultiSteps` around it has counted, or None where a
-    mini-batch is one step.
-    """
+    """(state, steps) of each accumulating state, with the steps in its mini-batch."""
+    # The steps are those that a `MultiSteps` around it has counted, or None where a
+    # mini-batch is one step.
     is_multi = lambda x: isinstance(x, optax.MultiStepsState)
     is_leaf = lambda x: is_accumulating(x) or is_multi(x)
     states = []

@@ -25,12 +25,10 @@ ERROR = 0.5
 
 
 def clearly_ordered(closed, aliases: Mapping[int, int]) -> tuple[Any, list[str]]:
-    """(the jaxpr, in order where that gains clearly; what the plan says if not).
-
-    The step may be compiled as it is written, where updates wait for the end of the
-    backward pass: that is what order saves. XLA often finds a better order by itself,
-    in which barriers must not be larger either.
-    """
+    """(the jaxpr, in order where that gains clearly; what the plan says if not)."""
+    # The step may be compiled as it is written, where updates wait for the end of the
+    # backward pass: that is what order saves. XLA often finds a better order by itself,
+    # in which barriers must not be larger either.
     ordered = in_order(closed, aliases)
     if ordered is closed:
         return closed, []

@@ -121,16 +121,12 @@ def _made(graph: Graph, operations: Iterable[int]) -> dict[int, None]:
 
 @dataclass
 class _Replayed(Values):
-    """Values of which those that do not exist in memory can be forgotten.
+    """Values of which those that do not exist in memory can be forgotten."""
 
-    Attributes:
-      kept: the variables that exist.
-      tied: the outputs of the jaxpr's own barriers -> what they let through.
-      inside: what has been computed of others since they were last forgotten.
-    """
-
-    kept: Set[Any] = frozenset()
+    kept: Set[Any] = frozenset()  # the variables that exist
+    # the outputs of the jaxpr's own barriers -> what they let through
     tied: Mapping[Any, Any] = field(default_factory=dict)
+    # what has been computed of others since they were last forgotten
     inside: list[int] = field(default_factory=list)
 
     def put(self, i: int, outs: Sequence[Any]) -> None:

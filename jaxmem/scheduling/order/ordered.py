@@ -24,33 +24,25 @@ EFFORT = 0.1
 
 @dataclass(frozen=True)
 class OperationOrder:
-    """The order of the operations outside of loops.
-
-    Attributes:
-      planned: whether it is one that `planning.order` finds; else that of the step,
-        with each large update right after its gradient.
-      sequence: numbers of operations, some of them more than once, as `operations_of`
-        counts them; empty for one of the orders above.
-    """
+    """The order of the operations outside of loops."""
 
     name: ClassVar[str] = "order"
+    # whether it is one that `planning.order` finds; else that of the step, with each
+    # large update right after its gradient
     planned: bool = False
+    # numbers of operations, some of them more than once, as `operations_of` counts
+    # them; empty for one of the orders above
     sequence: tuple[int, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """A jaxpr in order.
+    """A jaxpr in order."""
 
-    Attributes:
-      jaxpr: closed.
-      recomputed: the equations that cost, and are done more than once.
-      notes: why it is not in order.
-    """
-
-    jaxpr: Any
+    jaxpr: Any  # closed
+    # the equations that cost, and are done more than once
     recomputed: tuple[Any, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # why it is not in order
 
 
 class OrderOperations(Pass[OperationOrder, Ordered]):
@@ -106,10 +98,8 @@ def _recomputed(ops: Operations, sequence: Sequence[int]) -> Iterator[Any]:
 def sequences(
     closed, aliases: Aliases, target: str, patience: float = PATIENCE
 ) -> list[tuple[OperationOrder, int, float]]:
-    """(order, peak in bytes, seconds of recomputation) that pay, from none to most.
-
-    `patience`: seconds for each of two searches, which end sooner where all is found.
-    """
+    """(order, peak in bytes, seconds of recomputation) that pay, from none to most."""
+    # `patience`: seconds for each of two searches, which end sooner where all is found.
     # operations are numbered as the graph of this chip has them, here and in the pass
     ops = operations_of(closed, aliases, tpu=is_tpu(target))
     chip = MACHINES[target]

@@ -89,21 +89,15 @@ class _Readers:
 
 @dataclass
 class _NewestValues:
-    """The newest making of each array that exists.
-
-    Attributes:
-      env: by variable.
-      readers: of the values.
-      depth: how many operations one after another have led to an array.
-      place: in the sequence.
-    """
+    """The newest making of each array that exists."""
 
     ops: Operations
     graph: JaxprGraph
-    env: dict[Any, Any]
-    readers: _Readers
+    env: dict[Any, Any]  # by variable
+    readers: _Readers  # of the values
+    # how many operations one after another have led to an array
     depth: dict[int, int] = field(default_factory=dict)
-    place: int = 0
+    place: int = 0  # in the sequence
     exist: set[Any] = field(init=False)
 
     def __post_init__(self):
@@ -155,12 +149,10 @@ class _NewestValues:
         return jnp.issubdtype(self.ops.variables[value].aval.dtype, jnp.floating)
 
     def _tied(self, operations: Sequence[int]) -> list[int]:
-        """Values from before that each of the operations reads, if through others.
-
-        All that the step has made; of what it was given, one value for an operation
-        that reads nothing else. An operation that could be done without any of them
-        would be, to the compiler, the one that was done the first time.
-        """
+        """Values from before that each of the operations reads, if through others."""
+        # All that the step has made; of what it was given, one value for an operation
+        # that reads nothing else. An operation that could be done without any of them
+        # would be, to the compiler, the one that was done the first time.
         tied: dict[int, None] = {}
         since: set[int] = set()  # made by these operations, after the barrier
         for i in operations:

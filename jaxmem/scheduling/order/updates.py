@@ -30,23 +30,15 @@ _UPDATE = ELEMENTWISE | frozenset(
 
 @dataclass
 class Update:
-    """The operations that turn a gradient into new parameters and moments.
+    """The operations that turn a gradient into new parameters and moments."""
 
-    Attributes:
-      eqns: their positions.
-      outs: the new state.
-      apart: what of it has memory of its own.
-      leaves: the gradients they start from.
-      own: position of the last equation that makes a gradient or reads the old state.
-      number: the same of what a number that they need is made of; -1 for none.
-    """
-
-    eqns: set[int]
-    outs: list[Any]
-    apart: list[Any]
-    leaves: set[Any]
+    eqns: set[int]  # their positions
+    outs: list[Any]  # the new state
+    apart: list[Any]  # what of it has memory of its own
+    leaves: set[Any]  # the gradients they start from
+    # position of the last equation that makes a gradient or reads the old state
     own: int
-    number: int
+    number: int  # the same of what a number that they need is made of; -1 for none
 
     @property
     def ready(self) -> int:

@@ -33,11 +33,9 @@ from jaxmem.scheduling.release.write_back import (
 
 
 def carried(closed, aliases: Mapping[int, int]):
-    """The jaxpr with those parameters in the carry of its loops.
-
-    `aliases`: position of an output -> of the input in whose memory it will be. Only
-    such an input is carried: of others the loop would need a copy to write into.
-    """
+    """The jaxpr with those parameters in the carry of its loops."""
+    # `aliases`: position of an output -> of the input in whose memory it will be. Only
+    # such an input is carried: of others the loop would need a copy to write into.
     graph = JaxprGraph(closed)
     inputs = {graph.arguments[i] for i in aliases.values()}
     loops = {}

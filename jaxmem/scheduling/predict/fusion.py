@@ -38,19 +38,14 @@ _REREAD = 4  # a kernel reads at most so many times the bytes it makes: slices, 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Equations that run as one.
+    """Equations that run as one."""
 
-    Attributes:
-      equations: their positions; those that other kernels compute as well included.
-      reads: the arrays of memory that they read.
-      writes: those that they make.
-      over: (written, read) pairs of one size, the one an elementwise function of the
-        other: it may lie in its place.
-    """
-
+    # their positions; those that other kernels compute as well included
     equations: tuple[int, ...]
-    reads: tuple[Any, ...]
-    writes: tuple[Any, ...]
+    reads: tuple[Any, ...]  # the arrays of memory that they read
+    writes: tuple[Any, ...]  # those that they make
+    # (written, read) pairs of one size, the one an elementwise function of the other:
+    # it may lie in its place
     over: tuple[tuple[Any, Any], ...] = ()
 
 
@@ -188,11 +183,9 @@ class Fusion:
 
     @cached_property
     def kept(self) -> set[Any]:
-        """All arrays that exist, inputs aside.
-
-        In two rounds: in the second what is costly only for something else that is
-        there anyway is no longer kept.
-        """
+        """All arrays that exist, inputs aside."""
+        # In two rounds: in the second what is costly only for something else that is
+        # there anyway is no longer kept.
         first = self._choice(self.held, self.graph.maker.keys())
         return self._choice(first, first)
 
@@ -224,11 +217,9 @@ class Fusion:
         return frozenset(kernels)
 
     def _work(self, there: Set[Any]) -> dict[Any, tuple[float, int]]:
-        """Array -> operations and bytes read of the kernel that would end in it.
-
-        Back to what is in memory, or is likely to be: what several kernels read and is
-        smaller than what it is made of.
-        """
+        """Array -> operations and bytes read of the kernel that would end in it."""
+        # Back to what is in memory, or is likely to be: what several kernels read and
+        # is smaller than what it is made of.
         work: dict[Any, tuple[float, int]] = {}
         leaves: dict[Any, frozenset[Any]] = {}
         for i, eqn in enumerate(self.graph.eqns):
@@ -308,11 +299,9 @@ class Fusion:
         return Kernel(equations, (*(straight | crooked),), writes, tuple(over))
 
     def _lies_apart(self, end: int, writes: tuple[Any, ...], reads: Iterable) -> bool:
-        """Whether XLA:GPU gives what a kernel makes memory of its own.
-
-        It does where a scatter will write into it. And where rows are read for their
-        sums or maxima first: one kernel does that and the rest.
-        """
+        """Whether XLA:GPU gives what a kernel makes memory of its own."""
+        # It does where a scatter will write into it. And where rows are read for their
+        # sums or maxima first: one kernel does that and the rest.
         if self.tpu:
             return False
         if end in self.folded.values() or not self._scattered_into.isdisjoint(writes):

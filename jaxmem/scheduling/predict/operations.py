@@ -158,11 +158,9 @@ def _donated(numbers, outs, ins, aliases: Mapping[int, int]) -> dict[int, int]:
 
 
 def _passed_on(graph: Graph) -> Graph:
-    """The graph, where what lies in a donated argument takes nothing.
-
-    That is what a loop, its last reader, writes over the argument, for the operation
-    that makes the output there.
-    """
+    """The graph, where what lies in a donated argument takes nothing."""
+    # That is what a loop, its last reader, writes over the argument, for the operation
+    # that makes the output there.
     values, output = list(graph.values), {a: o for o, a in graph.aliases.items()}
     for i, operation in enumerate(graph.operations):
         for v, a in operation.in_place if operation.name in LOOPS else ():
@@ -304,11 +302,10 @@ def _on_device(aval):
 
 
 def turn_of(eqn) -> tuple[Any, dict[int, int]]:
-    """One iteration of a scan on whole stacks: (jaxpr, output -> input in whose place).
-
-    It takes the iteration's number, constants, carry, what it slices, and the stacks,
-    and gives the new carry and the stacks with a slice written; not those on the host.
-    """
+    """One iteration of a scan on whole stacks: (jaxpr, output -> input in whose place)."""
+    # It takes the iteration's number, constants, carry, what it slices, and the stacks,
+    # and gives the new carry and the stacks with a slice written; not those on the
+    # host.
     body = _jaxpr.bodies(eqn)[0]
     constants, carry, xs = split(eqn, eqn.invars)
     stacks = eqn.outvars[len(carry) :]

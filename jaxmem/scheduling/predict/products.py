@@ -46,19 +46,13 @@ def merged(
 
 @dataclass(frozen=True)
 class _Product:
-    """One or several products of one operand.
+    """One or several products of one operand."""
 
-    Attributes:
-      operations: their places.
-      keys: of either operand: the same where it is the same array, read the same way.
-      sizes: bytes of the operands and the result.
-      shared: which operand is the same in all; None for one product.
-    """
-
-    operations: tuple[int, ...]
+    operations: tuple[int, ...]  # their places
+    # of either operand: the same where it is the same array, read the same way
     keys: tuple[Any, Any]
-    sizes: tuple[int, int, int]
-    shared: int | None = None
+    sizes: tuple[int, int, int]  # bytes of the operands and the result
+    shared: int | None = None  # which operand is the same in all; None for one product
 
     @classmethod
     def of(cls, i: int, eqns: Sequence[Any], values: Mapping[Any, int]) -> "_Product":

@@ -36,17 +36,11 @@ def is_tpu(target: str) -> bool:
 
 @dataclass(frozen=True)
 class Images:
-    """The axes of an array that convolutions read or write.
+    """The axes of an array that convolutions read or write."""
 
-    Attributes:
-      count: how many images.
-      width: along the last axis of space.
-      features: of each point.
-    """
-
-    count: int
-    width: int
-    features: int
+    count: int  # how many images
+    width: int  # along the last axis of space
+    features: int  # of each point
 
     @property
     def fill_rows(self) -> bool:
@@ -68,10 +62,8 @@ def _tiled(rows: int, lanes: int) -> float:
 
 
 def images_of(graph: JaxprGraph) -> dict[tuple[int, ...], Images]:
-    """Shape -> what its axes are, as the first convolution of that shape has it.
-
-    The gradient of a kernel is a convolution too, of images whose number is summed.
-    """
+    """Shape -> what its axes are, as the first convolution of that shape has it."""
+    # The gradient of a kernel is a convolution too, of images whose number is summed.
     found: dict[tuple[int, ...], Images | None] = {}
     for eqn in graph.eqns:
         if eqn.primitive.name == _CONVOLUTION:

@@ -21,10 +21,8 @@ _CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 
 def written_out(closed, duplicates: bool = False):
-    """The closed jaxpr without calls, and without what nobody needs.
-
-    `duplicates`: whether what is computed twice stays so.
-    """
+    """The closed jaxpr without calls, and without what nobody needs."""
+    # `duplicates`: whether what is computed twice stays so.
     made: dict[Hashable, tuple[list, list]] = {}  # with operands, so that ids stay
 
     def rule(eqn, args: list) -> list[Any] | None:

@@ -17,10 +17,8 @@ from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite
 
 
 def clear_gain(closed, plan: PairRewrite) -> bool:
-    """Whether residuals that are not kept take more than an array of one layer.
-
-    The compiler's order inside the backward scan may hold one more of them at once.
-    """
+    """Whether residuals that are not kept take more than an array of one layer."""
+    # The compiler's order inside the backward scan may hold one more of them at once.
     return _saved(plan) > _array_of_a_layer(closed, plan)
 
 

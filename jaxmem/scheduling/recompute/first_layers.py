@@ -27,16 +27,12 @@ from jaxmem.scheduling.recompute.residuals import described_by, rewrites
 
 @dataclass(frozen=True)
 class FirstLayers:
-    """What the backward scans recompute in the first layers.
-
-    Attributes:
-      rate: as `Recompute.rate`, of these layers; None: nothing more than in all layers.
-      fraction: how many of the layers these are.
-    """
+    """What the backward scans recompute in the first layers."""
 
     name: ClassVar[str] = "first_layers"
+    # as `Recompute.rate`, of these layers; None: nothing more than in all layers
     rate: float | None = None
-    fraction: float = 0.0
+    fraction: float = 0.0  # how many of the layers these are
 
 
 class RecomputeFirstLayers(Pass[FirstLayers, PairRewrite]):
@@ -72,10 +68,9 @@ def _dropped(plan: PairRewrite) -> list[Any]:
 
 
 def _row(plan: PairRewrite, j, early: bool):
-    """Where layer `j` lies in a stack of the early layers, or of the late ones.
-
-    A layer that has no place there is sent to a row that is written over, or not read.
-    """
+    """Where layer `j` lies in a stack of the early layers, or of the late ones."""
+    # A layer that has no place there is sent to a row that is written over, or not
+    # read.
     return jnp.minimum(j, plan.layers) if early else jnp.maximum(j - plan.layers, 0)
 
 

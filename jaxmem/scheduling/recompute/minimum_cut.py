@@ -40,12 +40,10 @@ def least(
     price: Price,
     size: Callable[[Any], int] = kept_size,
 ):
-    """Variables to keep so that all of `wanted` can be made of them and of `free`.
-
-    `price(eqn)` is what recomputing an equation may cost at most, in bytes that would
-    otherwise be kept; None where it may not be recomputed. `size(variable)` is what
-    keeping it counts for.
-    """
+    """Variables to keep so that all of `wanted` can be made of them and of `free`."""
+    # `price(eqn)` is what recomputing an equation may cost at most, in bytes that would
+    # otherwise be kept; None where it may not be recomputed. `size(variable)` is what
+    # keeping it counts for.
     wanted = [v for v in dict.fromkeys(wanted) if v not in free]
     prices, makers = _reachable(graph, wanted, free, price)
     first = {v: 2 + 2 * i for i, v in enumerate(makers)}
@@ -68,10 +66,8 @@ def least(
 
 
 def _reachable(graph: JaxprGraph, wanted: Sequence[Any], free: set[Any], price: Price):
-    """Prices by equation, and variable -> equation that makes it, as far as needed.
-
-    None for the equation of a variable that cannot be recomputed.
-    """
+    """Prices by equation, and variable -> equation that makes it, as far as needed."""
+    # None for the equation of a variable that cannot be recomputed.
     todo, prices, makers = list(wanted), {}, {}
     while todo:
         v = todo.pop()

@@ -18,26 +18,19 @@ from jaxmem.scheduling.recompute.pairs import LoopCarried, Pair
 
 @dataclass(frozen=True)
 class PairRewrite:
-    """A pair of scans, and what the second recomputes.
+    """A pair of scans, and what the second recomputes."""
 
-    Attributes:
-      pair: the scans.
-      slots: position among the xs of the backward scan -> variable of the forward body,
-        of the residuals that are no longer stacked.
-      loop_carried: those of them that come from the iteration before.
-      stays: the same of residuals that are stacked as before.
-      instead: variables of the forward body that are stacked in their place.
-      offloaded: those of them that wait in the host's memory.
-      layers: in how many of the layers, the first of the forward scan.
-    """
-
-    pair: Pair
+    pair: Pair  # the scans
+    # position among the xs of the backward scan -> variable of the forward body, of the
+    # residuals that are no longer stacked
     slots: dict[int, Any]
+    # those of them that come from the iteration before
     loop_carried: tuple[LoopCarried, ...]
-    stays: dict[int, Any]
+    stays: dict[int, Any]  # the same of residuals that are stacked as before
+    # variables of the forward body that are stacked in their place
     instead: tuple[Any, ...]
-    offloaded: frozenset[Any]
-    layers: int
+    offloaded: frozenset[Any]  # those of them that wait in the host's memory
+    layers: int  # in how many of the layers, the first of the forward scan
 
     @property
     def body(self) -> JaxprGraph:

@@ -10,11 +10,9 @@ Price = Callable[[Any], float | None]  # of an equation; None: never recomputed
 
 
 def price_at(rate: float | None, target: str) -> Price:
-    """What one would pay, in bytes, for not recomputing an equation.
-
-    `rate`: bytes that one would rather keep than compute for a second on `target`; at
-    infinity, and with None, only what costs nothing is recomputed.
-    """
+    """What one would pay, in bytes, for not recomputing an equation."""
+    # `rate`: bytes that one would rather keep than compute for a second on `target`; at
+    # infinity, and with None, only what costs nothing is recomputed.
     if rate is None or math.isinf(rate):
         return fused_only
     chip = MACHINES[target]

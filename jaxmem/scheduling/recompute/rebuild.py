@@ -11,11 +11,9 @@ from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite
 
 
 def rebuilt(closed, plan: PairRewrite, run_forward: Callable, run_backward: Callable):
-    """The jaxpr with both scans replaced.
-
-    `run_forward(equation, its values, plan)` gives its outputs, and what it keeps for
-    `run_backward(equation, its values, given, these outputs, what was kept)`.
-    """
+    """The jaxpr with both scans replaced."""
+    # `run_forward(equation, its values, plan)` gives its outputs, and what it keeps for
+    # `run_backward(equation, its values, given, these outputs, what was kept)`.
     graph = JaxprGraph(closed)
     forward, backward = graph.eqns[plan.pair.forward], graph.eqns[plan.pair.backward]
 

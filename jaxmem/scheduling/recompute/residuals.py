@@ -46,19 +46,15 @@ from jaxmem.scheduling.recompute.rebuild import Given, rebuilt
 
 @dataclass(frozen=True)
 class Recompute:
-    """What the backward scans recompute.
-
-    Attributes:
-      rate: bytes that one would rather keep than compute for a second: the lower, the
-        more is recomputed. At infinity, and with None, only what costs nothing.
-      named: whether only what has a `checkpoint_name` is kept.
-      offload: bytes a layer from which what is kept waits in the host's memory; None:
-        nothing does.
-    """
+    """What the backward scans recompute."""
 
     name: ClassVar[str] = "recompute"
+    # bytes that one would rather keep than compute for a second: the lower, the more is
+    # recomputed. At infinity, and with None, only what costs nothing
     rate: float | None = None
-    named: bool = False
+    named: bool = False  # whether only what has a `checkpoint_name` is kept
+    # bytes a layer from which what is kept waits in the host's memory; None: nothing
+    # does
     offload: int | None = None
 
 
@@ -106,11 +102,9 @@ def rewrites(
     fraction: float = 1.0,
     offload: int | None = None,
 ) -> Iterator[PairRewrite]:
-    """The pairs of scans in which something can be saved, at `price` or less.
-
-    With a `fraction` below one it is in that part of the layers, rounded to a layer.
-    What is kept and takes `offload` bytes or more waits in the host's memory.
-    """
+    """The pairs of scans in which something can be saved, at `price` or less."""
+    # With a `fraction` below one it is in that part of the layers, rounded to a layer.
+    # What is kept and takes `offload` bytes or more waits in the host's memory.
     for pair in pairs(closed):
         layers = round(fraction * pair.length)
         found = cut(pair, price, loop_carried=layers == pair.length)

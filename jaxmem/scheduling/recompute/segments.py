@@ -23,20 +23,15 @@ Sizes = tuple[int, ...]  # layers in a segment, in one of those inside of it, ..
 
 @dataclass(frozen=True)
 class Segments:
-    """A pair of scans, and the segments in which the second repeats the first.
+    """A pair of scans, and the segments in which the second repeats the first."""
 
-    Attributes:
-      layer: what a layer keeps, and what it recomputes of that.
-      sizes: layers in a segment, and in one of the segments inside of it, which divide
-        it; the first segment of all has what is left.
-      carried: numbers of the carries that the first layer of a segment keeps.
-      replayed: equations of the forward body that a segment repeats.
-    """
-
-    layer: PairRewrite
+    layer: PairRewrite  # what a layer keeps, and what it recomputes of that
+    # layers in a segment, and in one of the segments inside of it, which divide it; the
+    # first segment of all has what is left
     sizes: Sizes
+    # numbers of the carries that the first layer of a segment keeps
     carried: tuple[int, ...]
-    replayed: tuple[Any, ...]
+    replayed: tuple[Any, ...]  # equations of the forward body that a segment repeats
 
     @property
     def pair(self) -> Pair:
@@ -72,11 +67,9 @@ class Segments:
 
     @property
     def layers(self) -> int:
-        """How many layers are run a second time.
-
-        All, once for each size, but those of the last segments: what they keep is there
-        when the forward pass, or the segment that they end, has been run.
-        """
+        """How many layers are run a second time."""
+        # All, once for each size, but those of the last segments: what they keep is
+        # there when the forward pass, or the segment that they end, has been run.
         length, count = self.pair.length, 0
         for whole, size in zip(self.whole, self.sizes, strict=True):
             count += length - length // whole * size - min(length % whole, size)
@@ -105,10 +98,8 @@ class Segments:
 
 
 def of_every_size(pair: Pair, found: Cut) -> Iterator[Segments]:
-    """The segments of a pair whose layers keep `found`, where they save something.
-
-    None where the cost of an equation is not known.
-    """
+    """The segments of a pair whose layers keep `found`, where they save something."""
+    # None where the cost of an equation is not known.
     return _of_sizes(pair, found, _sizes(pair.length))
 
 

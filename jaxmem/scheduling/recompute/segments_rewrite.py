@@ -32,17 +32,14 @@ from jaxmem.scheduling.recompute.segments import Segments, Sizes, carries, segme
 
 @dataclass(frozen=True)
 class InSegments:
-    """In which segments the backward scans run the forward ones a second time.
-
-    Attributes:
-      rate: as `Recompute.rate`, of what a layer keeps within its segment.
-      sizes: layers in a segment, of which only the first keeps its input until the
-        backward pass runs them forward a second time, and in one of the segments inside
-        of it; empty: every layer keeps its own input.
-    """
+    """In which segments the backward scans run the forward ones a second time."""
 
     name: ClassVar[str] = "segments"
+    # as `Recompute.rate`, of what a layer keeps within its segment
     rate: float | None = None
+    # layers in a segment, of which only the first keeps its input until the backward
+    # pass runs them forward a second time, and in one of the segments inside of it;
+    # empty: every layer keeps its own input
     sizes: Sizes = ()
 
 
@@ -83,16 +80,12 @@ _Stacks = list[list[Any]]
 
 @dataclass(frozen=True)
 class _Kept:
-    """What the backward scan has of the forward one: `xs` and `consts` are its inputs.
-
-    Attributes:
-      reverse: whether it runs from the end.
-    """
+    """What the backward scan has of the forward one: `xs` and `consts` are its inputs."""
 
     stacks: _Stacks
     consts: list[Any]
     xs: list[Any]
-    reverse: bool
+    reverse: bool  # whether it runs from the end
 
 
 def _run_forward(eqn, values: list, plan: Segments) -> tuple[list, _Kept]:
@@ -141,10 +134,8 @@ def _run_backward(eqn, values: list, plan: Segments, given: Given, kept: _Kept) 
 
 
 def _run_forward_again(plan: Segments, level: int, kept: _Kept, done, stacks: _Stacks):
-    """The stacks, where a segment of a size begins from its end: of its layers.
-
-    Of the last segment they are what they should be.
-    """
+    """The stacks, where a segment of a size begins from its end: of its layers."""
+    # Of the last segment they are what they should be.
     body, size = plan.pair.body, plan.sizes[level]
     within = done % plan.whole[level]
     new = (within > 0) & (within % size == 0)
@@ -188,11 +179,9 @@ def _row_of(plan: Segments, level: int, after):
 
 
 def _noted(plan: Segments, outer: int, after, first, carry, values: Values, stacks):
-    """The stacks from size `outer` on, with what is kept of a layer.
-
-    `first`: whether it is the first of a segment whatever comes behind it. One that is
-    not begins no segment, and writes where nobody reads.
-    """
+    """The stacks from size `outer` on, with what is kept of a layer."""
+    # `first`: whether it is the first of a segment whatever comes behind it. One that
+    # is not begins no segment, and writes where nobody reads.
     carried = [carry[k] for k in plan.carried]
     starts = list(map(packed, plan.starts, carried))
     done = []

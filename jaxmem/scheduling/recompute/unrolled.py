@@ -58,14 +58,10 @@ def without_loops(price: Price) -> Price:
 
 @dataclass(frozen=True)
 class Unrolled:
-    """What is recomputed outside of loops.
-
-    Attributes:
-      rate: as `Recompute.rate`; None: nothing.
-    """
+    """What is recomputed outside of loops."""
 
     name: ClassVar[str] = "unrolled"
-    rate: float | None = None
+    rate: float | None = None  # as `Recompute.rate`; None: nothing
 
 
 class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
@@ -101,19 +97,14 @@ def has_both_passes(level: Level) -> bool:
 
 @dataclass
 class _Recomputed(Values):
-    """Values, of which the backward pass sees only what is kept.
+    """Values, of which the backward pass sees only what is kept."""
 
-    Attributes:
-      late: equations of the backward pass.
-      kept: variables that are kept, or cost nothing to have.
-      recomputed: the newest values of those that are not.
-      newest: the floating array of the backward pass that was made last.
-    """
-
-    late: set[int] = field(kw_only=True)
+    late: set[int] = field(kw_only=True)  # equations of the backward pass
+    # variables that are kept, or cost nothing to have
     kept: set[Any] = field(kw_only=True)
+    # the newest values of those that are not
     recomputed: dict[Any, Any] = field(default_factory=dict)
-    newest: Any = None
+    newest: Any = None  # the floating array of the backward pass that was made last
 
     @classmethod
     def of(cls, pair: Pair, found: Cut, args: Sequence[Any]) -> "_Recomputed":

@@ -119,22 +119,16 @@ def _unsliced(graph: JaxprGraph, v, axis: int) -> Iterator[Any]:
 
 @dataclass(eq=False)  # hashed by identity, as scan wants of a function
 class _Body:
-    """An iteration of the scan: the old body, what was moved, the slices stored.
-
-    Attributes:
-      places: the buffers that are updated in place.
-      sums: the moved reductions over layers.
-      read: which of the old xs are still xs.
-      carried: the others, whose slices are read from the buffers.
-    """
+    """An iteration of the scan: the old body, what was moved, the slices stored."""
 
     graph: JaxprGraph
     plan: Release
     consts: Sequence[Any]
     whole: Mapping[tuple[Any, Axis], Any]
-    places: list[Place] = field(init=False)
-    sums: dict[int, Reduced] = field(init=False)
-    read: list[int] = field(init=False)
+    places: list[Place] = field(init=False)  # the buffers that are updated in place
+    sums: dict[int, Reduced] = field(init=False)  # the moved reductions over layers
+    read: list[int] = field(init=False)  # which of the old xs are still xs
+    # the others, whose slices are read from the buffers
     carried: list[Any] = field(init=False)
 
     def __post_init__(self):
@@ -176,12 +170,10 @@ class _Body:
         return ((j + step, after + step), outs, list(buffers.values()), totals), kept
 
     def _stored(self, layer: "_Layer", v, buffer, at, same_j):
-        """The buffer with this layer's new value; on CPU it is read back from there.
-
-        XLA:CPU would recompute the value from the old slice wherever it is used,
-        and copy the whole buffer in every iteration to have it. `same_j` is the same
-        index computed otherwise, or reading would be simplified away.
-        """
+        """The buffer with this layer's new value; on CPU it is read back from there."""
+        # XLA:CPU would recompute the value from the old slice wherever it is used, and
+        # copy the whole buffer in every iteration to have it. `same_j` is the same
+        # index computed otherwise, or reading would be simplified away.
         _, axis = self.plan.updated[v]
         value = layer.env[v, axis]
         buffer = lax.dynamic_update_slice_in_dim(buffer, value, at, axis)
@@ -259,11 +251,9 @@ class _Layer:
 
 
 def _after(j, same_j, outs: Sequence[Any]):
-    """`j`; on CPU not before the old body has put out its carry.
-
-    Nothing else says that the body reads the old parameters before they are written:
-    XLA:CPU would copy their whole stack in every iteration to be sure.
-    """
+    """`j`; on CPU not before the old body has put out its carry."""
+    # Nothing else says that the body reads the old parameters before they are written:
+    # XLA:CPU would copy their whole stack in every iteration to be sure.
     firsts = [x[(0,) * x.ndim] for x in outs if _has_a_first(x)]
 
     def on_cpu(j, same_j, *firsts):
@@ -282,11 +272,9 @@ def _has_a_first(x) -> bool:
 
 
 def _of_no_layer(eqn, reduced: Reduced):
-    """What a running sum (product, maximum, ...) starts from.
-
-    The reduction says so itself, of zero layers: not every dtype has an infinity for
-    the maximum to start from.
-    """
+    """What a running sum (product, maximum, ...) starts from."""
+    # The reduction says so itself, of zero layers: not every dtype has an infinity for
+    # the maximum to start from.
     aval, (axis,) = eqn.invars[0].aval, reduced.ins
     shape = [0 if d == axis else size for d, size in enumerate(aval.shape)]
     nothing = _compat.typed_as(jnp.zeros(shape, aval.dtype), aval)

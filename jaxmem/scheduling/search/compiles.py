@@ -38,17 +38,11 @@ class OutOfTime(Exception):
 
 @dataclass
 class Compiles:
-    """Compiles of one step, all with the same options.
+    """Compiles of one step, all with the same options."""
 
-    Attributes:
-      begin: starts one.
-      deadline: of `time.monotonic()`; None for none.
-      products: the option that all are compiled with, see `Pending`.
-    """
-
-    begin: BeginCompile
-    deadline: float | None = None
-    products: int | None = None
+    begin: BeginCompile  # starts one
+    deadline: float | None = None  # of `time.monotonic()`; None for none
+    products: int | None = None  # the option that all are compiled with, see `Pending`
     _begun: dict[Choice, Pending] = field(default_factory=dict, init=False)
     _reports: dict[Choice, MemoryReport | None] = field(
         default_factory=dict, init=False

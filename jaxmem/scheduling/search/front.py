@@ -30,40 +30,27 @@ LEAST = 2e-3  # of what is kept at first: what two candidates differ by, or they
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice, and what is predicted for it.
+    """A choice, and what is predicted for it."""
 
-    Attributes:
-      choice: what the passes are asked to do.
-      bytes: what is kept from the forward to the backward pass, or another figure that
-        differs from the peak by about as much on every candidate.
-      seconds: of recomputation.
-      flops: of matmuls that are recomputed; only segments have them.
-    """
-
-    choice: Choice
+    choice: Choice  # what the passes are asked to do
+    # what is kept from the forward to the backward pass, or another figure that differs
+    # from the peak by about as much on every candidate
     bytes: int
-    seconds: float
-    flops: float = 0.0
+    seconds: float  # of recomputation
+    flops: float = 0.0  # of matmuls that are recomputed; only segments have them
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What can be varied in a space.
+    """What can be varied in a space."""
 
-    Attributes:
-      scans: its pairs of forward and backward scans.
-      unrolled: lists of equations with a forward and a backward pass; none where most
-        of what is kept is kept by scans.
-      target: the chip whose rates count.
-      named: whether only what has a `checkpoint_name` can be kept.
-      offload: whether what scans keep may wait in the host's memory.
-    """
-
-    scans: Sequence[Pair]
+    scans: Sequence[Pair]  # its pairs of forward and backward scans
+    # lists of equations with a forward and a backward pass; none where most of what is
+    # kept is kept by scans
     unrolled: Sequence[Pair]
-    target: str
-    named: bool = False
-    offload: bool = False
+    target: str  # the chip whose rates count
+    named: bool = False  # whether only what has a `checkpoint_name` can be kept
+    offload: bool = False  # whether what scans keep may wait in the host's memory
 
     @property
     def is_unrolled(self) -> bool:
@@ -85,10 +72,8 @@ def space_of(
     named: bool = False,
     offload: bool = False,
 ) -> SearchSpace:
-    """What can be varied: loops, or else what is outside of them.
-
-    `lists`: closed jaxprs whose equations, outside of loops, may hold both passes.
-    """
+    """What can be varied: loops, or else what is outside of them."""
+    # `lists`: closed jaxprs whose equations, outside of loops, may hold both passes.
     written_out = [pair for pair in map(unrolled, lists) if pair is not None]
     stacked = sum(pair.length * pair.bytes for pair in scans)
     few = sum(pair.bytes for pair in written_out) <= stacked
@@ -108,11 +93,9 @@ def pareto_front(space: SearchSpace) -> list[Candidate]:
 
 
 def _cheapest(space: SearchSpace, candidate: Candidate, least: float) -> Candidate:
-    """The candidate of the highest rate that keeps hardly more than this one.
-
-    A softmax's maxima and sums are such: few bytes, and dear, since all logits must be
-    there to recompute them.
-    """
+    """The candidate of the highest rate that keeps hardly more than this one."""
+    # A softmax's maxima and sums are such: few bytes, and dear, since all logits must
+    # be there to recompute them.
     best = candidate
     while best.seconds > 0:
         rate = _STEP * (best.choice.get(Recompute).rate or 0.0)
@@ -146,11 +129,10 @@ def _between(
 
 
 def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
-    """More and more of what a candidate keeps in the host's memory, the largest first.
-
-    A byte there and back takes the same time whatever it belongs to. So one rate parts
-    what is worth recomputing from what is worth sending away: that of this candidate.
-    """
+    """More and more of what a candidate keeps in the host's memory, the largest first."""
+    # A byte there and back takes the same time whatever it belongs to. So one rate
+    # parts what is worth recomputing from what is worth sending away: that of this
+    # candidate.
     kept = [
         (kept_size(v), pair.length)
         for pair, found in _cuts(space, candidate.choice.get(Recompute).rate)

@@ -20,11 +20,9 @@ from jaxmem.scheduling.search.front import LEAST, Candidate, SearchSpace, descen
 
 
 def in_segments(space: SearchSpace, flat: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates that run segments of layers a second time, where that is worth it.
-
-    `flat`: those of `pareto_front`, which take fewer seconds for bytes they reach.
-    Nothing waits in the host's memory.
-    """
+    """Candidates that run segments of layers a second time, where that is worth it."""
+    # `flat`: those of `pareto_front`, which take fewer seconds for bytes they reach.
+    # Nothing waits in the host's memory.
     if space.named or space.is_unrolled:
         return []
     flat = [

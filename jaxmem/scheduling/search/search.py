@@ -99,12 +99,10 @@ def search(
     offload: bool = False,
     most: float | None = None,
 ) -> SearchResult:
-    """The choice that fits a budget; without one, the one that takes least.
-
-    Without a budget nothing that costs anything is recomputed. `named`: only what has a
-    `checkpoint_name` is kept. `offload`: what is kept may wait in the host's memory.
-    After `most` seconds, or when interrupted, it is the best so far.
-    """
+    """The choice that fits a budget; without one, the one that takes least."""
+    # Without a budget nothing that costs anything is recomputed. `named`: only what has
+    # a `checkpoint_name` is kept. `offload`: what is kept may wait in the host's
+    # memory. After `most` seconds, or when interrupted, it is the best so far.
     start = time.perf_counter()
     start_worker()
     deadline = None if most is None else time.monotonic() + most
@@ -134,13 +132,7 @@ def search(
 
 @dataclass
 class SearchRun:
-    """A search whose compiles all have the same options.
-
-    Attributes:
-      tried: what was compiled, in order.
-      notes: what there is to say of how it ended.
-      excess: bytes that a step took above what its assigned buffers had told.
-    """
+    """A search whose compiles all have the same options."""
 
     step: TracedStep
     budget: int | None
@@ -148,9 +140,10 @@ class SearchRun:
     compiles: Compiles
     named: bool = False
     offload: bool = False
+    # what was compiled, in order
     tried: list[ReportedTrial] = field(default_factory=list)
-    notes: tuple[str, ...] = ()
-    excess: int = 0
+    notes: tuple[str, ...] = ()  # what there is to say of how it ended
+    excess: int = 0  # bytes that a step took above what its assigned buffers had told
 
     @property
     def limit(self) -> float:
@@ -278,10 +271,8 @@ class SearchRun:
         return self._fitting(BudgetSearch(*about, **more))
 
     def _fitting(self, flat: BudgetSearch) -> ReportedTrial:
-        """What a search finds, or another among segments where that is better.
-
-        Better is less by the clock's estimate and no more by the count of flops.
-        """
+        """What a search finds, or another among segments where that is better."""
+        # Better is less by the clock's estimate and no more by the count of flops.
         try:
             best = flat.run()
         except BudgetError:
@@ -302,12 +293,10 @@ class SearchRun:
             return best
 
     def _is_vain(self, choice: Choice, limit: float) -> bool:
-        """Whether it is an order that will not do, nor tell more than the one there is.
-
-        Where it is far from the limit, what may be recomputed is looked for at once,
-        while the first choice is compiled. XLA:GPU merges products there, which it
-        cannot do across the barriers of an order.
-        """
+        """Whether it is an order that will not do, nor tell more than the one there is."""
+        # Where it is far from the limit, what may be recomputed is looked for at once,
+        # while the first choice is compiled. XLA:GPU merges products there, which it
+        # cannot do across the barriers of an order.
         if not choice.get(OperationOrder).planned:
             return False
         first = self._first.unordered
