@@ -134,9 +134,7 @@ def check_bools(name: str, mask: Any, allowed: str) -> None:
 
 
 def spread_bools(who: str, tree: Any, mask: Any, allowed: str) -> list[bool]:
-    """A bool a leaf: of a tree of bools of the structure of `tree`, or a prefix of it."""
-    # As optax takes masks. ValueError for another structure, TypeError for other
-    # leaves.
+    """A bool a leaf, of a tree of bools as optax takes masks: whole, or a prefix."""
     spread = lambda one, branch: jax.tree.map(lambda _: one, branch)
     try:
         whole = jax.tree.map(spread, mask, tree)

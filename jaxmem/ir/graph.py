@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import is_var
 
 
@@ -12,7 +13,7 @@ class JaxprGraph:
     """A closed jaxpr with its makers and users, equations named by position."""
 
     def __init__(self, closed):
-        jaxpr, consts = _jaxpr.split(closed)
+        jaxpr, consts = jaxprs.split(closed)
         self.constants = dict(zip(jaxpr.constvars, consts, strict=True))
         self.eqns: Sequence[Any] = jaxpr.eqns
         self.arguments: Sequence[Any] = jaxpr.invars
@@ -114,4 +115,4 @@ def done_otherwise(closed, graph: JaxprGraph, instead: Mapping[int, Callable]):
             values.put(i, instead[i](values))
         return values.all_outputs()
 
-    return _compat.without_dead_code(_jaxpr.retrace(closed, run))
+    return _compat.without_dead_code(jaxprs.retrace(closed, run))

@@ -10,8 +10,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem import _compat
 from jaxmem._bits import packed_nbytes
-from jaxmem._jaxpr import elements
-from jaxmem._jaxpr import is_var as is_var
+from jaxmem.ir.jaxprs import elements
+from jaxmem.ir.jaxprs import is_var as is_var
 
 LOOPS = ("scan", "while")
 LARGE = 2**20  # bytes from which a barrier or a write is worth what it costs
@@ -64,7 +64,7 @@ _AHEAD = "rows of layers to come"
 
 
 def ahead(stack):
-    """A stack of which a scan's body reads only rows that the scan is still to come to."""
+    """A stack of which a scan's body reads only rows that the scan has yet to reach."""
     # So they may be read in a buffer into which it writes the others.
     return checkpoint_name(stack, _AHEAD)
 

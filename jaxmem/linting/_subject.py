@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
 from jaxmem._module_path import parse_op_name
+from jaxmem.ir import jaxprs
 from jaxmem.linting._report import Finding as Finding
 from jaxmem.memory.compile import CompiledProgram, FlatCall
 
 LEAST = 1024  # bytes below which nothing is reported
 PRODUCTS = ("dot_general", "conv_general_dilated")
-CALLS = ("jit", "pjit", "closed_call", *_jaxpr.TAKES_OPEN_JAXPR)
+CALLS = ("jit", "pjit", "closed_call", *jaxprs.TAKES_OPEN_JAXPR)
 # Every op of this package has such a name scope; two others are around users' code.
 _OWN_SCOPE, _USERS_SCOPES = "jaxmem.", ("jaxmem.leave", "jaxmem.update")
 
@@ -45,7 +46,7 @@ class SubjectLevel:
     @classmethod
     def of(cls, closed) -> "SubjectLevel":
         """The outermost equations of a jaxpr."""
-        return cls(_jaxpr.split(closed)[0])
+        return cls(jaxprs.split(closed)[0])
 
     @cached_property
     def makers(self) -> dict[Any, Any]:
@@ -90,8 +91,8 @@ class SubjectLevel:
 
     def inside(self, eqn) -> "Iterator[SubjectLevel]":
         """The lists of equations inside an equation."""
-        for body in _jaxpr.bodies(eqn):
-            jaxpr, length, carry = _jaxpr.split(body)[0], 1, frozenset()
+        for body in jaxprs.bodies(eqn):
+            jaxpr, length, carry = jaxprs.split(body)[0], 1, frozenset()
             if eqn.primitive.name == "scan":
                 length = eqn.params["length"]
                 n_consts, n_carry = _compat.scan_counts(eqn)

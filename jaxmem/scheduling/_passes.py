@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.aliases import Aliases, by_shape
 from jaxmem.ir.backward import is_transposed
 from jaxmem.ir.flatten import flatten
@@ -154,13 +155,13 @@ def _with_shards(closed, rewritten: Callable[[Any], Any]):
             return None
         return _shard_map(eqn, args, rewritten)
 
-    return _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
+    return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
 
 
 def _shard_map(eqn, args: list, rewritten: Callable[[Any], Any]) -> list[Any]:
     def shards(args: list) -> list[Any]:
-        body = _compat.ClosedJaxpr(_jaxpr.bodies(eqn)[0], ())
-        return _jaxpr.evaluate(rewritten(body), args)
+        body = _compat.ClosedJaxpr(jaxprs.bodies(eqn)[0], ())
+        return jaxprs.evaluate(rewritten(body), args)
 
     return _compat.shard_map_again(eqn, shards, args)
 
@@ -217,17 +218,17 @@ def _inside(level: Level, choice: Choice) -> tuple[Any, list[Record]]:
             return _shard_map(eqn, args, partial(shards, eqn))
         n_consts, n_carry = _compat.scan_counts(eqn)
         aliases = {k: n_consts + k for k in range(n_carry)}
-        return _jaxpr.rebind(eqn, args, [body_of(eqn, aliases, eqn.params["jaxpr"])])
+        return jaxprs.rebind(eqn, args, [body_of(eqn, aliases, eqn.params["jaxpr"])])
 
-    run = lambda args: _jaxpr.evaluate(level.jaxpr, args, rule)
-    return _jaxpr.retrace(level.jaxpr, run), records
+    run = lambda args: jaxprs.evaluate(level.jaxpr, args, rule)
+    return jaxprs.retrace(level.jaxpr, run), records
 
 
 def _is_opened(eqn) -> bool:
     """Whether there may be something to do inside: scans, or both passes."""
     if eqn.primitive.name not in ("scan", "shard_map"):
         return False
-    inside = [e for body in _jaxpr.bodies(eqn) for e in _jaxpr.walk(body)]
+    inside = [e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body)]
     both = not is_transposed(eqn) and any(map(is_transposed, inside))
     return both or any(e.primitive.name == "scan" for e in inside)
 

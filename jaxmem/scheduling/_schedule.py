@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from jaxmem import _jaxpr
 from jaxmem._checks import (
     check_bool,
     check_callable,
@@ -28,6 +27,7 @@ from jaxmem.frameworks import (
     jitted,
     pure_call,
 )
+from jaxmem.ir import jaxprs
 from jaxmem.ir.aliases import Aliases, by_shape
 from jaxmem.memory import Pending, Target, begin, format_bytes
 from jaxmem.scheduling._arguments import (
@@ -318,7 +318,7 @@ class Scheduled:
             def scheduled(*args, **kwargs):
                 inside = replace(call, args=args, kwargs=kwargs)
                 found, leaves, tree = self._rewrite(inside, choice)
-                return jax.tree.unflatten(tree, _jaxpr.evaluate(found.jaxpr, leaves))
+                return jax.tree.unflatten(tree, jaxprs.evaluate(found.jaxpr, leaves))
 
             how = options, shardings.for_jit()
             self._jitted[key] = jit_with(scheduled, call.form.donated, *how)
@@ -346,7 +346,7 @@ class Scheduled:
 
     def _trace(self, call: Call) -> Placed:
         step = call.form.pure(self.__wrapped__)
-        traced = _jaxpr.trace(step, *call.args, **call.kwargs)
+        traced = jaxprs.trace(step, *call.args, **call.kwargs)
         if call.own.placed:
             return placed(traced)
         return Placed(traced.jaxpr, traced.leaves, traced.out_tree)
@@ -358,7 +358,7 @@ class Scheduled:
         if call.signature not in self._places:
             arguments = abstract((call.args, call.kwargs))
             step = call.form.pure(self.__wrapped__)
-            traced = _jaxpr.trace(step, *arguments[0], **arguments[1])
+            traced = jaxprs.trace(step, *arguments[0], **arguments[1])
             tree = jax.tree.structure(arguments)
             self._places[call.signature] = shardings_of(traced, tree)
         return self._places[call.signature]

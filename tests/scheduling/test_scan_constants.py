@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import LARGE, size_of
 from jaxmem.memory import estimate
 from jaxmem.scheduling._pass import Level
@@ -112,6 +113,6 @@ def test_the_compiler_does_not_move_it_out_again():
     closed = jax.make_jaxpr(fn)(*args)
     temps = []
     for jaxpr in (closed, constants_inside(closed)):
-        step = lambda *args, j=jaxpr: _jaxpr.evaluate(j, list(args))
+        step = lambda *args, j=jaxpr: jaxprs.evaluate(j, list(args))
         temps.append(estimate(step, *args, target="h100").temp_bytes)
     assert temps[0] - temps[1] >= mask

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 from jaxmem.linting._arguments import about_arguments
 from jaxmem.linting._subject import Finding, Subject
 
@@ -39,7 +39,7 @@ def donated_twice(subject: Subject) -> Iterator[Finding]:
 
 def _buffer(leaf: Any) -> Any:
     """Equal for arguments with the same memory; None where there is no memory."""
-    if not isinstance(leaf, jax.Array) or _jaxpr.is_abstract(leaf):
+    if not isinstance(leaf, jax.Array) or jaxprs.is_abstract(leaf):
         return None
     if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) or leaf.is_deleted():
         return id(leaf)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import is_var
 from jaxmem.linting._kept import Definition, kept_values
 from jaxmem.linting._subject import Finding, Subject, SubjectLevel, array
@@ -45,7 +45,7 @@ def _is_random(mask: Definition) -> bool:
             if not _is_key_like(var.aval):
                 return False
             continue
-        inner = (e for body in _jaxpr.bodies(eqn) for e in _jaxpr.walk(body))
+        inner = (e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body))
         random |= any(e.primitive.name in _RANDOM for e in (eqn, *inner))
         todo += filter(is_var, eqn.invars)
     return random

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import flops
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._subject import (
@@ -36,7 +36,7 @@ def whole_loss(subject: Subject) -> Iterator[Finding]:
 def recomputed(eqn) -> tuple[float, int]:
     """Flops that a checkpoint recomputes, and bytes of their results in memory."""
     work, results, held = 0.0, set(), 0
-    for inner in _jaxpr.split(_jaxpr.bodies(eqn)[0])[0].eqns:
+    for inner in jaxprs.split(jaxprs.bodies(eqn)[0])[0].eqns:
         if is_recomputed(inner):
             work += flops(inner)
             results.update(inner.outvars)

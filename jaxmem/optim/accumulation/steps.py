@@ -35,8 +35,7 @@ from jaxmem.optim.accumulation.states import (
 
 
 def as_transformation(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:
-    """`tx` with extra arguments, a MultiSteps object by its `gradient_transformation`."""
-    # TypeError for what is no optax transformation.
+    """`tx` with extra arguments, also of a MultiSteps object; or a TypeError."""
     if not (callable(getattr(tx, "init", None)) and hasattr(tx, "update")):
         raise TypeError(f"{name}={shown(tx)}: an optax.GradientTransformation")
     convert: Any = getattr(tx, "gradient_transformation", None)

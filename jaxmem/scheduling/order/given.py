@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmem import _jaxpr
 from jaxmem._checks import check_int, check_numbers, wrong_type
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import LARGE, barrier, is_var
 from jaxmem.planning import Graph
@@ -60,7 +60,7 @@ def in_given_order(
                 values.evaluate(k)
         return [values.read(v) for v in graph.outvars]
 
-    return _jaxpr.retrace(ops.closed, run)
+    return jaxprs.retrace(ops.closed, run)
 
 
 def fences_of(graph: Graph, order: Sequence[int], least: int = LARGE) -> list[int]:

@@ -17,7 +17,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import barrier, is_var
 from jaxmem.planning import Graph
@@ -47,7 +48,7 @@ def in_sequence(ops: Operations, sequence: Sequence[int]):
                 state.do(i)
         return [state.read(v, {}) for v in graph.outvars]
 
-    return _jaxpr.retrace(ops.closed, run)
+    return jaxprs.retrace(ops.closed, run)
 
 
 def _runs(sequence: Sequence[int]) -> Iterator[tuple[list[int], bool]]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.backward import is_transposed
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.layer_axis import CHEAP
@@ -55,7 +56,7 @@ class ProductsThatShrinkFirst(Pass[ShrinkFirst, Bodies]):
 
 
 def _with_body(eqn, body, values: Values) -> list[Any]:
-    return _jaxpr.rebind(eqn, [values.read(v) for v in eqn.invars], [body])
+    return jaxprs.rebind(eqn, [values.read(v) for v in eqn.invars], [body])
 
 
 def _fenced(body):

@@ -18,7 +18,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.layer_axis import ELEMENTWISE
 from jaxmem.ir.scans import LARGE, barrier, is_var, size_of
@@ -66,7 +66,7 @@ def in_order(closed, aliases: Mapping[int, int]):
             values.env.update(zip(held, through, strict=True))
         return values.all_outputs()
 
-    return _jaxpr.retrace(closed, run)
+    return jaxprs.retrace(closed, run)
 
 
 def updates_of(graph: JaxprGraph, aliases: Mapping[int, int]) -> list[Update]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from jax import lax
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.scans import (
     LARGE,
@@ -47,7 +47,7 @@ def carried(closed, aliases: Mapping[int, int]):
 
 def _places(eqn, inputs: Collection[Any]) -> list[int]:
     """Which constants of a loop are such inputs, large, and cast in its body."""
-    body = _jaxpr.split(eqn.params["jaxpr"])[0]
+    body = jaxprs.split(eqn.params["jaxpr"])[0]
     inner = split(eqn, body.invars)[0]
     cast = _cast_in_scans(body, inner)
     cast |= {v for v in inner if size_of(v) >= LARGE and is_narrowed(body, v)}

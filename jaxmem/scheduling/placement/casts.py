@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.layer_axis import CHEAP, narrow, operand_axes
 from jaxmem.ir.scans import is_var, scan_like, split, xs_of
@@ -90,7 +91,7 @@ def _scan(eqn, recipes: Mapping[Any, Recipe], values: Values) -> list[Any]:
 
     def step(carry, xs):
         slices = [_follow(r, x) for r, x in zip(found, xs, strict=True)]
-        outs = _jaxpr.evaluate(eqn.params["jaxpr"], [*consts, *carry, *slices])
+        outs = jaxprs.evaluate(eqn.params["jaxpr"], [*consts, *carry, *slices])
         return outs[: len(init)], outs[len(init) :]
 
     ends, ys = scan_like(eqn, step, init, [values.read(v) for v in sources])

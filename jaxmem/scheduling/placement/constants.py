@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.scans import LARGE, is_var, scan_like, size_of, split
@@ -87,7 +87,7 @@ def _scan(eqn, leaves: Mapping[Any, set[Any]], values: Values) -> list[Any]:
     def step(carry, x):
         inside = Values(values.graph, dict(outside))
         consts = [inside.read(v) for v in atoms]
-        outs = _jaxpr.evaluate(eqn.params["jaxpr"], [*consts, *carry, *x])
+        outs = jaxprs.evaluate(eqn.params["jaxpr"], [*consts, *carry, *x])
         return outs[: len(init)], outs[len(init) :]
 
     last, ys = scan_like(eqn, step, init, xs)

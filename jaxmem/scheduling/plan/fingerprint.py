@@ -8,7 +8,8 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 
 
 def fingerprint(closed, donated: Sequence[int] = (), clip: str | None = None) -> str:
@@ -28,7 +29,7 @@ def fingerprint(closed, donated: Sequence[int] = (), clip: str | None = None) ->
 
 def _lines(body) -> Iterator[str]:
     """Every equation with its operands numbered, those of nested bodies within."""
-    jaxpr, _ = _jaxpr.split(body)
+    jaxpr, _ = jaxprs.split(body)
     numbers: dict[Any, int] = {}
 
     def number(v) -> str:
@@ -43,7 +44,7 @@ def _lines(body) -> Iterator[str]:
         makes = " ".join(f"{number(v)}:{_type(v.aval)}" for v in eqn.outvars)
         params = " ".join(f"{k}={_text(v)}" for k, v in sorted(eqn.params.items()))
         yield f"{makes} = {eqn.primitive.name}[{params}] {reads}"
-        for inner in _jaxpr.bodies(eqn):
+        for inner in jaxprs.bodies(eqn):
             yield "{"
             yield from _lines(inner)
             yield "}"
@@ -57,7 +58,7 @@ def _type(aval) -> str:
 
 def _text(value: Any) -> str:
     """A parameter as text, without addresses; bodies have their own lines."""
-    if _jaxpr.is_body(value):
+    if jaxprs.is_body(value):
         return "body"
     if isinstance(value, (tuple, list)):
         return f"({','.join(map(_text, value))})"

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.backward import is_transposed
 from jaxmem.ir.flatten import is_jit, why_closed
 from jaxmem.scheduling._passes import Rewritten
@@ -29,11 +30,11 @@ def notes_of(rewritten: Rewritten, unchanged: bool) -> Iterator[str]:
 
 def _closed(rewritten: Rewritten) -> Iterator[str]:
     """Of equations that layers are in why nothing is done in them."""
-    both = any(map(is_transposed, _jaxpr.walk(rewritten.written_out)))
+    both = any(map(is_transposed, jaxprs.walk(rewritten.written_out)))
     for level in rewritten.levels:
         for eqn in level.jaxpr.jaxpr.eqns if both else ():
             if eqn.primitive.name == "scan" and _compat.has_side_effects(eqn):
-                inner = next(e for e in _jaxpr.walk(_jaxpr.bodies(eqn)[0]) if _acts(e))
+                inner = next(e for e in jaxprs.walk(jaxprs.bodies(eqn)[0]) if _acts(e))
                 yield f"a scan is left as it is: {named(inner)} has side effects"
             elif _holds_both(eqn):
                 why = f": {why_closed(eqn)}" if is_jit(eqn) else ""
@@ -44,16 +45,16 @@ def _holds_both(eqn) -> bool:
     """Whether a backward pass and the forward one are in an equation not opened."""
     if is_transposed(eqn) or not (is_jit(eqn) or eqn.primitive.name in _BRANCHES):
         return False
-    inside = (e for body in _jaxpr.bodies(eqn) for e in _jaxpr.walk(body))
+    inside = (e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body))
     return any(map(is_transposed, inside))
 
 
 def _acts(eqn) -> bool:
-    return _compat.has_side_effects(eqn) and not _jaxpr.bodies(eqn)
+    return _compat.has_side_effects(eqn) and not jaxprs.bodies(eqn)
 
 
 def _why_nothing(closed) -> str:
-    eqns = list(_jaxpr.walk(closed))
+    eqns = list(jaxprs.walk(closed))
     backward = list(filter(is_transposed, eqns))
     if not backward:
         return (

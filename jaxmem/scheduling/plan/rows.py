@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import MACHINES, flops, seconds
 
 
@@ -124,4 +125,4 @@ def described(aval, maker) -> tuple[int, tuple[int, ...], str, str]:
 
 def nbytes(array) -> int:
     """Bytes of an array; a PRNG key has no size of its own."""
-    return _jaxpr.elements(array.shape) * getattr(array.dtype, "itemsize", 0)
+    return jaxprs.elements(array.shape) * getattr(array.dtype, "itemsize", 0)

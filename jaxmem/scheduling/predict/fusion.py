@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from jaxmem._jaxpr import elements
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.layer_axis import ELEMENTWISE
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling.predict.fusion_kinds import (

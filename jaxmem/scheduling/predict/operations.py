@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
 from jaxmem._checks import (
     check_bool,
     check_callable,
@@ -25,6 +25,7 @@ from jaxmem._checks import (
     wrong_type,
     wrong_value,
 )
+from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import flops
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import LOOPS, is_on_host, size_of, split
@@ -269,7 +270,7 @@ _INDEX = 4  # bytes
 
 def inside(eqn, peak_of: PeakOf, tpu: bool) -> int:
     """Bytes that a loop or a branch holds beside what it reads and makes."""
-    name, bodies = eqn.primitive.name, _jaxpr.bodies(eqn)
+    name, bodies = eqn.primitive.name, jaxprs.bodies(eqn)
 
     def graph_of(body, aliases) -> Graph:
         return as_compiled(operations_of(body, aliases, peak_of, tpu), tpu)
@@ -302,11 +303,11 @@ def _on_device(aval):
 
 
 def turn_of(eqn) -> tuple[Any, dict[int, int]]:
-    """One iteration of a scan on whole stacks: (jaxpr, output -> input in whose place)."""
+    """One iteration of a scan on whole stacks: (jaxpr, output -> input it replaces)."""
     # It takes the iteration's number, constants, carry, what it slices, and the stacks,
     # and gives the new carry and the stacks with a slice written; not those on the
     # host.
-    body = _jaxpr.bodies(eqn)[0]
+    body = jaxprs.bodies(eqn)[0]
     constants, carry, xs = split(eqn, eqn.invars)
     stacks = eqn.outvars[len(carry) :]
     here = [k for k, v in enumerate(stacks) if not is_on_host(v)]
@@ -317,7 +318,7 @@ def turn_of(eqn) -> tuple[Any, dict[int, int]]:
     def iteration(i, *args):
         held, whole, old = args[: ends[1]], args[ends[1] : ends[2]], args[ends[2] :]
         slices = [lax.dynamic_index_in_dim(x, i, 0, keepdims=False) for x in whole]
-        outs = _jaxpr.evaluate(body, [*held, *slices])
+        outs = jaxprs.evaluate(body, [*held, *slices])
         ys = outs[len(carry) :]
         new = [
             lax.dynamic_update_index_in_dim(stack, ys[k], i, 0)

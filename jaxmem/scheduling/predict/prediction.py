@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxmem import _jaxpr
 from jaxmem._checks import check_callable, check_places, wrong_type
 from jaxmem.frameworks import pure_call
+from jaxmem.ir import jaxprs
 from jaxmem.ir.aliases import by_shape
 from jaxmem.planning import Graph, best_fit, lifetimes, peak, xla_order
 from jaxmem.scheduling._arguments import abstract, check_fixed_sizes, positions
@@ -89,7 +89,7 @@ def predict(
     with pure_call(fn, args, kwargs, donate or None, static) as call:
         args, kwargs = abstract(call.args), abstract(call.kwargs)
         check_fixed_sizes("predict", (args, kwargs))
-        traced = _jaxpr.trace(call.form.pure(fn), *args, **kwargs)
+        traced = jaxprs.trace(call.form.pure(fn), *args, **kwargs)
     donated = positions(args, kwargs, call.form.donated)
     return predicted(traced.jaxpr, by_shape(traced.jaxpr, donated), tpu)
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import is_plain_call, opened
 
 _CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
@@ -35,20 +36,20 @@ def written_out(closed, duplicates: bool = False):
             made[key] = _compat.bind(eqn, args), args
         return made[key][0]
 
-    flat = _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
+    flat = jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
     return _compat.without_dead_code(flat)
 
 
 def _is_inlined(eqn) -> bool:
     name = eqn.primitive.name
-    return name in _CUSTOM or name in _jaxpr.TAKES_OPEN_JAXPR or is_plain_call(eqn)
+    return name in _CUSTOM or name in jaxprs.TAKES_OPEN_JAXPR or is_plain_call(eqn)
 
 
 def _key(eqn, args: list) -> Hashable:
     """The same for equations that compute the same; None where XLA keeps them apart."""
-    if eqn.primitive.name == "optimization_barrier" or _jaxpr.bodies(eqn):
+    if eqn.primitive.name == "optimization_barrier" or jaxprs.bodies(eqn):
         return None
-    if _compat.has_side_effects(eqn) or not any(map(_jaxpr.is_abstract, args)):
+    if _compat.has_side_effects(eqn) or not any(map(jaxprs.is_abstract, args)):
         return None  # of numbers alone is what each reader computes itself
     params = tuple(sorted(eqn.params.items()))
     try:
@@ -60,6 +61,6 @@ def _key(eqn, args: list) -> Hashable:
 
 
 def _operand(x) -> Hashable:
-    if _jaxpr.is_abstract(x) or np.ndim(x):
+    if jaxprs.is_abstract(x) or np.ndim(x):
         return id(x)
     return type(x), np.asarray(x).tobytes()

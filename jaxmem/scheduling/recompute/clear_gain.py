@@ -7,7 +7,7 @@ residuals may hold one more array of a layer at once: it has to gain more than t
 
 from collections.abc import Iterable, Iterator
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.memory import format_bytes
@@ -40,6 +40,6 @@ def _saved(plan: PairRewrite) -> int:
 def _array_of_a_layer(closed, plan: PairRewrite) -> int:
     """Bytes of the largest array that the backward scan's body reads or makes."""
     eqn = JaxprGraph(closed).eqns[plan.pair.backward]
-    body = _jaxpr.split(eqn.params["jaxpr"])[0]
-    arrays = (v for e in _jaxpr.walk(body) for v in [*e.invars, *e.outvars])
+    body = jaxprs.split(eqn.params["jaxpr"])[0]
+    arrays = (v for e in jaxprs.walk(body) for v in [*e.invars, *e.outvars])
     return max((size_of(v) for v in arrays if is_var(v)), default=0)

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Values
 from jaxmem.ir.scans import scan_like, split
 from jaxmem.scheduling._pass import Level, Pass
@@ -131,7 +132,7 @@ def _run_backward(eqn, values: list, plan: PairRewrite, weights, stacks) -> list
         )
         x |= {slot: made[v] for slot, v in plan.slots.items()}
         args = [*consts, *inner, *(x[i] for i in range(len(xs)))]
-        outs = _jaxpr.evaluate(eqn.params["jaxpr"], args)
+        outs = jaxprs.evaluate(eqn.params["jaxpr"], args)
         return outs[: len(init)], outs[len(init) :]
 
     stays = {i: x for i, x in enumerate(xs) if i not in plan.slots}

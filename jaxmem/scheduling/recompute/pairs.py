@@ -30,7 +30,7 @@ _UNNAMED = 1000
 
 @dataclass(frozen=True)
 class LoopCarried:
-    """A residual that is a layer's output and so the next layer's input, in the carry."""
+    """A residual that is a layer's output and, in the carry, the next layer's input."""
 
     slot: int  # position among the xs of the backward scan
     source: Any  # the variable of the forward body from which the next layer makes it

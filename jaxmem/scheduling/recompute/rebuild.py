@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import is_var, split
 from jaxmem.scheduling.recompute.minimum_cut import needed
@@ -29,7 +29,7 @@ def rebuilt(closed, plan: PairRewrite, run_forward: Callable, run_backward: Call
         values.put(plan.pair.backward, run_backward(backward, ins, own, outs, kept))
         return values.all_outputs()
 
-    return _jaxpr.retrace(closed, run)
+    return jaxprs.retrace(closed, run)
 
 
 class Given(NamedTuple):

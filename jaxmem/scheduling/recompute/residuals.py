@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 
 import jax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import Values
 from jaxmem.ir.scans import (
@@ -195,7 +196,7 @@ def _run_backward(
         slots = (one.slot for one in plan.loop_carried)
         x |= dict(zip(slots, before, strict=True))
         args = [*consts, *inner, *(x[i] for i in range(len(xs)))]
-        outs = _jaxpr.evaluate(eqn.params["jaxpr"], args)
+        outs = jaxprs.evaluate(eqn.params["jaxpr"], args)
         after = [_apply(x.eqns, values.env[x.source]) for x in plan.loop_carried]
         return (outs[: len(init)], after), outs[len(init) :]
 

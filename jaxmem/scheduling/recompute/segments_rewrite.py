@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Values
 from jaxmem.ir.scans import ahead, scan_like, split
 from jaxmem.scheduling._pass import Level, Pass
@@ -80,7 +81,7 @@ _Stacks = list[list[Any]]
 
 @dataclass(frozen=True)
 class _Kept:
-    """What the backward scan has of the forward one: `xs` and `consts` are its inputs."""
+    """What the backward scan has of the forward one, whose inputs it reads too."""
 
     stacks: _Stacks
     consts: list[Any]
@@ -124,7 +125,7 @@ def _run_backward(eqn, values: list, plan: Segments, given: Given, kept: _Kept) 
         values = Values(body, {**given.whole, **known, **now, **rows})
         x |= {slot: values.read(v) for slot, v in slots.items()}
         args = [*consts, *inner, *(x[i] for i in range(len(xs)))]
-        outs = _jaxpr.evaluate(eqn.params["jaxpr"], args)
+        outs = jaxprs.evaluate(eqn.params["jaxpr"], args)
         return (done + 1, outs[: len(init)], stacks[1:]), outs[len(init) :]
 
     stays = {i: x for i, x in enumerate(xs) if i not in slots}

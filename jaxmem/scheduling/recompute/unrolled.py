@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.backward import is_transposed, late_of
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values
@@ -81,7 +82,7 @@ class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
 
     def apply(self, level: Level, rewrite: tuple[Pair, Cut]):
         run = lambda args: _Recomputed.of(*rewrite, args).all_outputs()
-        return _jaxpr.retrace(level.jaxpr, run)
+        return jaxprs.retrace(level.jaxpr, run)
 
     def describe(self, rewrite: tuple[Pair, Cut], target: str) -> Description:
         pair, found = rewrite

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.layer_axis import Axis, Batched, Reduced, operand_axes
 from jaxmem.ir.scans import is_var, size_of, split, xs_of, ys_of
@@ -125,11 +126,11 @@ def _bytes(variables: Iterable[Any]) -> int:
 
 def _maker(eqn, v):
     """The equation of a scan's body that makes a layer of the stack `v`."""
-    body = _jaxpr.split(eqn.params["jaxpr"])[0]
+    body = jaxprs.split(eqn.params["jaxpr"])[0]
     inner = body.outvars[eqn.outvars.index(v)]
     maker = _maker_in(body, inner)
-    while maker is not None and len(bodies := _jaxpr.bodies(maker)) == 1:
-        body = _jaxpr.split(bodies[0])[0]  # a call: remat, mostly
+    while maker is not None and len(bodies := jaxprs.bodies(maker)) == 1:
+        body = jaxprs.split(bodies[0])[0]  # a call: remat, mostly
         inner = body.outvars[maker.outvars.index(inner)]
         deeper = _maker_in(body, inner)
         if deeper is None:

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.aliases import Aliases
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var, xs_of, ys_of
@@ -100,12 +101,12 @@ def _twice(closed, aliases: Aliases, stacks: list[Stack]) -> tuple[Any, list[Sta
 
 def _unreleased(stacks: list[Stack]) -> int:
     """Elements of the stacks that are still made."""
-    return sum(_jaxpr.elements(s.var.aval.shape) for s in stacks if not s.released)
+    return sum(jaxprs.elements(s.var.aval.shape) for s in stacks if not s.released)
 
 
 def _pairs(closed, aliases: Aliases) -> dict[Any, Any]:
     """Output variable -> the input variable in whose memory it will be."""
-    jaxpr = _jaxpr.split(closed)[0]
+    jaxpr = jaxprs.split(closed)[0]
     return {
         jaxpr.outvars[o]: jaxpr.invars[i]
         for o, i in aliases.items()

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.layer_axis import Axis, Reduced, narrow
 from jaxmem.ir.scans import is_ahead, is_var, scan_like, split, xs_of, ys_of
@@ -26,7 +27,7 @@ def release(closed, plan: Release):
             graph, graph.inputs(args), moved, plan=plan
         ).all_outputs()
 
-    return _jaxpr.retrace(closed, run)
+    return jaxprs.retrace(closed, run)
 
 
 @dataclass
@@ -189,7 +190,7 @@ class _Body:
             item[i] if i in item else jnp.squeeze(layer.slice_of(v, 0), 0)
             for i, v in enumerate(xs_of(self.eqn))
         ]
-        outs = _jaxpr.evaluate(
+        outs = jaxprs.evaluate(
             self.eqn.params["jaxpr"], [*self._consts_now(layer), *inner, *xs]
         )
         ys = zip(ys_of(self.eqn), outs[len(inner) :], strict=True)

@@ -7,7 +7,8 @@ the gradients are summed up layer by layer and dropped; the second time with the
 known. LOMO does the same to clip (Lv et al. 2023, section 3.2).
 """
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.scheduling.release.after_scan import blockers
 
@@ -42,4 +43,4 @@ def two_pass(closed, scan: int):
         values.done |= {i for i, known in zip(cone, made, strict=True) if known}
         return values.all_outputs()
 
-    return _compat.without_dead_code(_jaxpr.retrace(closed, run))
+    return _compat.without_dead_code(jaxprs.retrace(closed, run))

@@ -13,13 +13,13 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import LARGE, is_var, scan_like, size_of, split, xs_of
 
 
 def narrowed(eqn, candidates: Sequence[Any]) -> list[int]:
     """Which xs of a scan are among `candidates`, large, and narrowed in its body."""
-    body = _jaxpr.split(eqn.params["jaxpr"])[0]
+    body = jaxprs.split(eqn.params["jaxpr"])[0]
     inner = split(eqn, body.invars)[2]
     return [
         i
@@ -37,7 +37,7 @@ def is_narrowed(body, v) -> bool:
         if eqn.primitive.name == "convert_element_type":
             if jnp.dtype(eqn.params["new_dtype"]).itemsize < v.aval.dtype.itemsize:
                 return True
-        for inner in (_jaxpr.split(b)[0] for b in _jaxpr.bodies(eqn)):
+        for inner in (jaxprs.split(b)[0] for b in jaxprs.bodies(eqn)):
             if len(inner.invars) == len(eqn.invars):
                 if is_narrowed(inner, inner.invars[eqn.invars.index(v)]):
                     return True
@@ -57,7 +57,7 @@ def scan_with_write_back(
         for slot, stack in zip(slots, stacks, strict=True):
             x[slot] = lax.dynamic_index_in_dim(stack, j, 0, keepdims=False)
         args = [*consts, *inner, *(x[i] for i in range(len(xs)))]
-        outs = _jaxpr.evaluate(eqn.params["jaxpr"], args)
+        outs = jaxprs.evaluate(eqn.params["jaxpr"], args)
         stacks = [_written(s, x[i], j) for i, s in zip(slots, stacks, strict=True)]
         after = j + (-1 if reverse else 1), outs[: len(init)], stacks
         return after, outs[len(init) :]

@@ -129,7 +129,7 @@ def _between(
 
 
 def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
-    """More and more of what a candidate keeps in the host's memory, the largest first."""
+    """A candidate with more and more of it in the host's memory, the largest first."""
     # A byte there and back takes the same time whatever it belongs to. So one rate
     # parts what is worth recomputing from what is worth sending away: that of this
     # candidate.

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from jaxmem import _jaxpr
 from jaxmem.frameworks import Place
+from jaxmem.ir import jaxprs
 from jaxmem.ir.aliases import Aliases
 from jaxmem.ir.costs import MACHINES, seconds
 from jaxmem.memory import Pending, begin, format_bytes, start_worker
@@ -76,8 +76,8 @@ class TracedStep:
         # the same program as `Scheduled` makes, its name included: compiled once
         @functools.wraps(self.given)
         def step(*args, **kwargs):
-            leaves = filter(_jaxpr.is_array, jax.tree.leaves((args, kwargs)))
-            outs = _jaxpr.evaluate(jaxpr, list(leaves))
+            leaves = filter(jaxprs.is_array, jax.tree.leaves((args, kwargs)))
+            outs = jaxprs.evaluate(jaxpr, list(leaves))
             return jax.tree.unflatten(self.out_tree, outs)
 
         jitted = jit_with(step, self.donated)
@@ -87,7 +87,7 @@ class TracedStep:
     def slack(self) -> float:
         """Seconds of recomputation that are not worth another compile."""
         jaxpr = self.rewritten(Choice(self.target, unchanged=True)).jaxpr
-        eqns = _jaxpr.split(jaxpr)[0].eqns
+        eqns = jaxprs.split(jaxpr)[0].eqns
         return _ENOUGH * sum(seconds(e, MACHINES[self.target]) or 0.0 for e in eqns)
 
 
@@ -293,7 +293,7 @@ class SearchRun:
             return best
 
     def _is_vain(self, choice: Choice, limit: float) -> bool:
-        """Whether it is an order that will not do, nor tell more than the one there is."""
+        """Whether it is an order that neither fits nor tells more than the present one."""
         # Where it is far from the limit, what may be recomputed is looked for at once,
         # while the first choice is compiled. XLA:GPU merges products there, which it
         # cannot do across the barriers of an order.
