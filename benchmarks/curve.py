@@ -26,8 +26,8 @@ from benchmarks.blocks import POLICIES, TARGET
 from benchmarks.scheduling import Case, cases
 from jaxmem import planning
 from jaxmem.ir import jaxprs as _jaxpr
-from jaxmem.ir.aliases import by_shape
 from jaxmem.ir.costs import MACHINES, seconds
+from jaxmem.ir.graph import by_shape
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.order.ordered import sequences

@@ -2,9 +2,7 @@
 
 The arithmetic is elementwise and leaf by leaf, the carry of the loop is the optimizer's
 state itself, and no pass over it comes before the loop. So `jaxmem.schedule` can move
-the additions into the backward pass over the layers, and XLA keeps one buffer from the
-first micro-batch to the last. On several devices each accumulates its own gradients,
-which are reduced once, after the loop.
+the additions into the backward pass, and XLA keeps one buffer for all micro-batches.
 """
 
 import contextlib

@@ -1,5 +1,6 @@
-"""Who makes and who uses the variables of a jaxpr, and their values."""
+"""Who makes, uses and overwrites the variables of a jaxpr, and their values."""
 
+import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -116,3 +117,35 @@ def done_otherwise(closed, graph: JaxprGraph, instead: Mapping[int, Callable]):
         return values.all_outputs()
 
     return _compat.without_dead_code(jaxprs.retrace(closed, run))
+
+
+def is_transposed(eqn) -> bool:
+    """Whether the backward pass made an equation; its name scopes tell."""
+    return "transpose(" in _compat.name_stack(eqn)
+
+
+def late_of(graph: JaxprGraph) -> set[int]:
+    """The equations of the backward pass and of all that comes after it."""
+    found: set[int] = set()
+    made: set[Any] = set()
+    for i, eqn in enumerate(graph.eqns):
+        if is_transposed(eqn) or any(is_var(v) and v in made for v in eqn.invars):
+            found.add(i)
+            made.update(eqn.outvars)
+    return found
+
+
+Aliases = Mapping[int, int]  # position of an output -> of the input in its memory
+
+
+def by_shape(closed, inputs: Iterable[int]) -> Aliases:
+    """Output -> input in whose memory it will be: the first of its kind, as in jit."""
+    free: dict[Any, collections.deque[int]] = collections.defaultdict(collections.deque)
+    for i in inputs:
+        aval = closed.in_avals[i]
+        free[aval.shape, aval.dtype].append(i)
+    found = {}
+    for o, aval in enumerate(closed.out_avals):
+        if queue := free.get((aval.shape, aval.dtype)):
+            found[o] = queue.popleft()
+    return found

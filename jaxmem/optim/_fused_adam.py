@@ -1,10 +1,9 @@
 """Adam and AdamA that write parameters and moments themselves.
 
-An optax transformation returns updates, which are as large as the parameters, and the
-caller adds them. Here one pass over a leaf reads the parameter, the moments and the
-gradient and writes the new ones. So the new parameter exists in float32 before it is
-rounded, and a bfloat16 parameter can be rounded stochastically: most steps are smaller
-than half a unit in its last place, and would otherwise be lost.
+One pass over a leaf reads the parameter, the moments and the gradient and writes the
+new ones. So the new parameter exists in float32 before it is rounded, and a bfloat16
+parameter can be rounded stochastically: most steps are smaller than half a unit in its
+last place, and would otherwise be lost.
 """
 
 from collections.abc import Callable

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from jaxmem.ir.aliases import Aliases
+from jaxmem.ir.graph import Aliases
 from jaxmem.scheduling.plan.rows import Description
 
 

@@ -8,10 +8,8 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.aliases import Aliases, by_shape
-from jaxmem.ir.backward import is_transposed
 from jaxmem.ir.flatten import flatten
-from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.graph import Aliases, JaxprGraph, by_shape, is_transposed
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shard_maps import aliases_inside, whole_step
 from jaxmem.scheduling._choice import NO_CHOICE, Choice

@@ -20,15 +20,9 @@ from jaxmem._checks import (
 )
 from jaxmem._progress import spinner
 from jaxmem.chips import get_target
-from jaxmem.frameworks import (
-    Call,
-    Jitted,
-    copied_objects,
-    jitted,
-    pure_call,
-)
+from jaxmem.frameworks import Call, Jitted, copied_objects, jitted, pure_call
 from jaxmem.ir import jaxprs
-from jaxmem.ir.aliases import Aliases, by_shape
+from jaxmem.ir.graph import Aliases, by_shape
 from jaxmem.memory import Pending, Target, begin, format_bytes
 from jaxmem.scheduling._arguments import (
     abstract,
@@ -48,11 +42,10 @@ from jaxmem.scheduling._shardings import (
     shardings_of,
     with_results_placed,
 )
-from jaxmem.scheduling.plan.fingerprint import fingerprint
-from jaxmem.scheduling.plan.loaded import loaded
+from jaxmem.scheduling.plan.fingerprint import fingerprint, loaded
 from jaxmem.scheduling.plan.notes import notes_of
 from jaxmem.scheduling.plan.plan import Plan, make_plan, undonated
-from jaxmem.scheduling.search.compared import Compared, compared
+from jaxmem.scheduling.search.compiles import Compared, compared
 from jaxmem.scheduling.search.result import BudgetError, SearchResult
 from jaxmem.scheduling.search.search import TracedStep, search
 

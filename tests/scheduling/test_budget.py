@@ -12,8 +12,8 @@ import pytest
 import jaxmem
 from jaxmem import schedule
 from jaxmem.ir import jaxprs
-from jaxmem.ir.aliases import by_shape
 from jaxmem.ir.costs import MACHINES, flops, seconds
+from jaxmem.ir.graph import by_shape
 from jaxmem.scheduling import BudgetError, Choice
 from jaxmem.scheduling._passes import NO_CHOICE, rewrite
 from jaxmem.scheduling.order.ordered import OperationOrder, sequences

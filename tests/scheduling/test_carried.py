@@ -8,7 +8,7 @@ import pytest
 
 import jaxmem
 from jaxmem.ir import jaxprs
-from jaxmem.ir.aliases import by_shape
+from jaxmem.ir.graph import by_shape
 from jaxmem.ir.scans import split
 from jaxmem.memory import targets
 from jaxmem.scheduling import Choice

@@ -15,7 +15,7 @@ from jax import lax
 import jaxmem
 from benchmarks import models, release, vision_models, zoo
 from jaxmem.ir import jaxprs
-from jaxmem.ir.aliases import by_shape
+from jaxmem.ir.graph import by_shape
 from jaxmem.planning import lifetimes, order, peak, profile
 from jaxmem.scheduling.order.given import fences_of, in_given_order
 from jaxmem.scheduling.predict.operations import operations_of

@@ -10,7 +10,7 @@ from benchmarks import predict_steps as steps
 from jaxmem.ir import jaxprs
 from jaxmem.planning import peak
 from jaxmem.scheduling import predict
-from jaxmem.scheduling.predict.fusion_scatter import AT_ONCE
+from jaxmem.scheduling.predict.fusion_zeros import AT_ONCE
 from jaxmem.scheduling.predict.operations import as_compiled, operations_of
 from tests.scheduling.test_operations import SQUARE, N, made, operations, square
 

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 
 from jaxmem import schedule
 from jaxmem.ir import jaxprs
-from jaxmem.ir.aliases import by_shape
+from jaxmem.ir.graph import by_shape
 from jaxmem.memory import estimate
 from jaxmem.scheduling import BudgetError, Choice, Plan
 from jaxmem.scheduling._passes import NO_CHOICE, rewrite

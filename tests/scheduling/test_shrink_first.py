@@ -10,8 +10,7 @@ import jaxmem
 from benchmarks.blocks import gradient_of_stack
 from benchmarks.models import LLAMA_1B, LlamaLayer, Stack
 from jaxmem.ir import jaxprs
-from jaxmem.ir.aliases import by_shape
-from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.graph import JaxprGraph, by_shape
 from jaxmem.memory import estimate
 from jaxmem.scheduling import Choice
 from jaxmem.scheduling._pass import Level

@@ -1,13 +1,9 @@
 """From an order of operations back to a jaxpr, and barriers that make XLA keep it.
 
-Equations are evaluated operation after operation, each once: the values are the same to
-the bit. A compiler schedules anew, though, so after what it would put off (an update
-whose result nobody reads) comes a barrier: it takes what has been made, and what the
-operations behind it read of it. A barrier lies where little is alive, and holds large
-arrays only; arrays that never exist in memory are recomputed behind it, as XLA
-would have done in each kernel.
-
-Not ordered: operations behind a barrier that read arguments alone.
+Each equation is evaluated once, so values are the same to the bit. A compiler schedules
+anew, so after what it would put off (an update whose result nobody reads) comes a
+barrier: it takes the results, and what the operations behind it read. Not ordered:
+operations behind a barrier that read arguments alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -138,6 +134,8 @@ class _Replayed(Values):
 
     def fence(self, held: Sequence[Any]) -> None:
         """Ties values together; what is behind reads them, and computes of them."""
+        # arrays that never exist in memory are recomputed behind it, as XLA does in
+        # each kernel
         through = barrier([self.env[v] for v in held])
         new = dict(zip(held, through, strict=True))
         tied = {w: new[v] for w, v in self.tied.items() if w in self.env and v in new}

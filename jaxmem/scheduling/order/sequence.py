@@ -2,11 +2,7 @@
 
 A repeated operation stands behind a barrier, with what is furthest along of what was
 made before it: without it XLA would find that the values are there already, and keep
-the first ones. Neighbours that are repeated share one barrier. Later readers see the
-newest value, so the old one can be freed.
-
-XLA drops from a barrier what nobody reads behind it, so a barrier holds but what is
-read later, and whoever reads it reads it from there.
+the first ones. Later readers see the newest value, so the old one can be freed.
 """
 
 import bisect
@@ -130,6 +126,9 @@ class _NewestValues:
 
     def fence(self, operations: Sequence[int]) -> None:
         """None of these operations can be done before all else that was begun."""
+        # XLA drops from a barrier what nobody reads behind it: it holds only what is
+        # read later, and whoever reads it reads it from there. Neighbours share one
+        # barrier.
         held, furthest = self._tied(operations), self._furthest()
         if not held or furthest is None:
             return

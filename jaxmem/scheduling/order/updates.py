@@ -1,13 +1,8 @@
 """Unrolled layers: each is updated right after its gradient.
 
 A compiler that is free to may put all weight gradients, or all updates, at the end of
-the backward pass, and keeps all of them until then. Here the update of a parameter is
-followed by a barrier that the rest of the backward pass has to go through: it takes the
-updated state and the cotangent that flows on.
-
-That is so where the new state lies in the memory of the old one, which is donated.
-Where it does not, its own memory is there from the beginning, and as long as an update
-waits the gradient can lie in it: nothing is put in order.
+the backward pass, and keeps all of them until then. Here a barrier after the update of
+a parameter takes the updated state and the cotangent that flows on.
 """
 
 import functools
@@ -86,6 +81,8 @@ def updates_of(graph: JaxprGraph, aliases: Mapping[int, int]) -> list[Update]:
 
 def _is_in_place(update: Update) -> bool:
     """Whether it frees the gradients' memory: what it makes has none of its own."""
+    # State that is not donated has memory of its own from the beginning, in which the
+    # gradient can lie as long as the update waits: then nothing is put in order.
     some = len(update.apart) < len(update.outs)
     return some and _bytes(update.apart) < _bytes(update.leaves)
 

@@ -1,10 +1,8 @@
 """Parameters that a loop over micro-batches hands on, for the sake of TPUs.
 
-`write_back.py` keeps the casts of parameters inside a forward scan whose parameters
-the backward scan overwrites. In a loop over micro-batches nobody overwrites them before
-its end, so XLA for TPU would cast all layers, and tables as well, before the loop, and
-hold the casts. So the loop carries them, from scan to scan inside and, through a
-barrier, from one micro-batch to the next.
+In such a loop nobody overwrites parameters before its end, so XLA for TPU would cast
+all layers, and tables, before the loop, and hold the casts. So the loop carries them,
+from scan to scan inside and, through a barrier, to the next iteration.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,15 +14,7 @@ from jax import lax
 
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
-from jaxmem.ir.scans import (
-    LARGE,
-    barrier,
-    is_var,
-    scan_like,
-    size_of,
-    split,
-    xs_of,
-)
+from jaxmem.ir.scans import LARGE, barrier, is_var, scan_like, size_of, split, xs_of
 from jaxmem.scheduling.release.write_back import (
     is_narrowed,
     narrowed,

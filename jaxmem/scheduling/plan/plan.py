@@ -20,8 +20,8 @@ from jaxmem.scheduling.plan.rows import (
     RecomputedResidual,
     nbytes,
 )
-from jaxmem.scheduling.predict.expected import predicted_and_bound
-from jaxmem.scheduling.search.compared import Compared
+from jaxmem.scheduling.predict.prediction import predicted_and_bound
+from jaxmem.scheduling.search.compiles import Compared
 from jaxmem.scheduling.search.result import SearchResult, Trial
 
 _BARRIER = "optimization_barrier"

@@ -1,14 +1,9 @@
 """Which arrays of a jaxpr exist in memory, once XLA has fused it.
 
 XLA computes a chain of elementwise operations in one kernel: what lies between is never
-written. An array that several kernels read is recomputed in each of them where that
-costs less than writing it once and reading it back; it never exists either, and what it
-is made of lives longer. (XLA's priority fusion puts a producer into all of its
-consumers or into none, by a model of the time.) Matrix products do casts themselves: of
-an operand that nobody else reads, and of a result that nobody else wants, for a single
-reader; several do the cast themselves.
-
-Not modelled: kernels with several outputs, limits on a kernel's size, other epilogues.
+written. An array that several kernels read is recomputed in each where that costs less
+than writing it once and reading it back; what it is made of then lives longer. Not
+modelled: kernels with several outputs, limits on a kernel's size, other epilogues.
 """
 
 from collections.abc import Iterable, Iterator, Set
@@ -26,7 +21,7 @@ from jaxmem.scheduling.predict.fusion_kinds import (
     kind_of,
     operations_an_element,
 )
-from jaxmem.scheduling.predict.fusion_scatter import AT_ONCE, folded, same_zeros
+from jaxmem.scheduling.predict.fusion_zeros import AT_ONCE, folded, same_zeros
 from jaxmem.scheduling.predict.tpu import Images, computes_inside, images_of
 
 # A byte of memory traffic takes as long as so many operations (H100: 33e12 a second on
@@ -135,6 +130,7 @@ class Fusion:
     @cached_property
     def widened(self) -> dict[Any, Any]:
         """The result of a matrix product -> the cast of it that is written instead."""
+        # a product casts its result itself if nobody else wants it, for a single reader
         pairs = ((v, self._only_cast(v)) for v in self._of("dot_general"))
         return {v: cast for v, cast in pairs if cast is not None}
 
@@ -191,6 +187,7 @@ class Fusion:
 
     def _choice(self, there: Set[Any], among: Set[Any]) -> set[Any]:
         """What `among` some arrays is worth being written, when `there` can be read."""
+        # XLA's priority fusion puts a producer into all of its consumers or into none.
         found = set(self.held)
         ends: dict[Any, frozenset[Any]] = {}  # array -> the kernels it is computed in
         work = self._work(there)

@@ -1,11 +1,8 @@
 """The graph of a jaxpr: what is run, and what exists in memory.
 
 Calls are written out, and equations that XLA fuses are one operation (`fusion.py`). A
-loop is one operation: its carry lies where it began, what it stacks or reads a slice of
-is there as a whole, and the inside takes what one iteration takes at its own peak.
-
-Not modelled: padding and fragmentation, copies that XLA inserts, workspace of
-libraries.
+loop is one operation, in which one iteration takes what it takes at its own peak. Not
+modelled: padding and fragmentation, copies that XLA inserts, workspace of libraries.
 """
 
 import itertools
@@ -32,7 +29,7 @@ from jaxmem.ir.scans import LOOPS, is_on_host, size_of, split
 from jaxmem.ir.shard_maps import aliases_inside, inside_of, whole_step
 from jaxmem.planning import Graph, Operation, Value, peak, xla_order
 from jaxmem.scheduling.predict.fusion import Fusion, Kernel, Kind
-from jaxmem.scheduling.predict.fusion_pools import early_zeros
+from jaxmem.scheduling.predict.fusion_zeros import early_zeros
 from jaxmem.scheduling.predict.products import merged
 from jaxmem.scheduling.predict.tpu import in_tiles
 from jaxmem.scheduling.predict.written_out import written_out

@@ -1,13 +1,9 @@
 """Products of one operand, which XLA:GPU does as one.
 
-Of several products of the same array with others it puts the others side by side, and
-multiplies once: all results are there at once, in one buffer until the last of them has
-been read, and what is put side by side is there a second time. So a weight's gradients
-of all iterations of an unrolled recurrence are alive together, and the logits of
-several heads. It does so where one of two products is small, and neither needs the
-other's result.
-
-Source: openxla/xla, xla/service/dot_merger.cc.
+It puts the other operands side by side and multiplies once: all results are there in
+one buffer until the last of them has been read, and what is put side by side is there a
+second time. So a weight's gradients of all iterations of an unrolled recurrence are
+alive together. Source: openxla/xla, xla/service/dot_merger.cc.
 """
 
 import heapq

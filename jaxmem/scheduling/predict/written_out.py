@@ -1,12 +1,7 @@
 """One list of equations, as XLA sees it: whatever it inlines is written out in place.
 
 Inner `jit`s, custom derivatives and remat are no operations of their own; loops and
-branches stay. A `jax.checkpoint` that is being differentiated is what its lowering
-makes of it: the recomputation, behind a barrier.
-
-What is computed twice of the same arrays is computed once, as a weight that each
-iteration of a written-out recurrence puts together anew. That is left out for a TPU,
-whose products compute in themselves what they read.
+branches stay.
 """
 
 from collections.abc import Hashable
@@ -24,6 +19,8 @@ _CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 def written_out(closed, duplicates: bool = False):
     """The closed jaxpr without calls, and without what nobody needs."""
     # `duplicates`: whether what is computed twice stays so.
+    # It does on a TPU, whose products compute in themselves what they read; elsewhere a
+    # weight that each iteration of a written-out recurrence puts together is made once.
     made: dict[Hashable, tuple[list, list]] = {}  # with operands, so that ids stay
 
     def rule(eqn, args: list) -> list[Any] | None:

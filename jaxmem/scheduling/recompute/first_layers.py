@@ -19,10 +19,14 @@ from jaxmem.ir.graph import Values
 from jaxmem.ir.scans import scan_like, split
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description
-from jaxmem.scheduling.recompute.minimum_cut import needed
-from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite, packed, unpacked
-from jaxmem.scheduling.recompute.price import price_at
-from jaxmem.scheduling.recompute.rebuild import Given, rebuilt
+from jaxmem.scheduling.recompute.minimum_cut import needed, price_at
+from jaxmem.scheduling.recompute.pair_rewrite import (
+    Given,
+    PairRewrite,
+    packed,
+    rebuilt,
+    unpacked,
+)
 from jaxmem.scheduling.recompute.residuals import described_by, rewrites
 
 

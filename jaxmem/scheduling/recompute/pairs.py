@@ -13,16 +13,8 @@ import numpy as np
 from jaxmem import _compat
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.scans import (
-    is_on_host,
-    is_var,
-    kept_size,
-    size_of,
-    split,
-    xs_of,
-)
-from jaxmem.scheduling.recompute.minimum_cut import least, needed, price_of
-from jaxmem.scheduling.recompute.price import Price
+from jaxmem.ir.scans import is_on_host, is_var, kept_size, size_of, split, xs_of
+from jaxmem.scheduling.recompute.minimum_cut import Price, least, needed, price_of
 
 # How much dearer it is to keep what has no name, where only names should be kept.
 _UNNAMED = 1000

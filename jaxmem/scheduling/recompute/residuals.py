@@ -1,14 +1,8 @@
-"""Residuals of a forward scan that the backward scan recomputes.
+"""Residuals of a forward scan that the backward scan recomputes where they are read.
 
-What the backward pass of a `scan` reads of the forward one is stacked, layer on layer.
-Some of it need not be: what is elementwise, or a move, of other residuals, of the
-forward scan's own inputs, or of something smaller; and a layer's output that is the
-next layer's input, which the backward scan, coming from the end, has read one iteration
-before. All of these are recomputed where they are read. Unless a rate asks for more, no
-matmul, reduction or random bit is computed twice; values are the same to rounding, and
-to the bit where only casts and moves are repeated.
-
-What is stacked is the least from which everything can be made (`minimum_cut.py`).
+They are elementwise, or a move, of other residuals, of inputs of the forward scan or of
+something smaller; or the next layer's input, which the backward scan has just read. Unless a rate asks for more, no matmul, reduction or
+random bit is computed twice; values are the same to rounding.
 """
 
 import math
@@ -22,27 +16,19 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import Values
-from jaxmem.ir.scans import (
-    is_mask,
-    is_var,
-    kept_size,
-    scan_like,
-    split,
-)
+from jaxmem.ir.scans import is_mask, is_var, kept_size, scan_like, split
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description, recomputed, residual
 from jaxmem.scheduling.recompute.clear_gain import clear_gain, unclear_gains
-from jaxmem.scheduling.recompute.minimum_cut import needed
-from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite, packed, unpacked
-from jaxmem.scheduling.recompute.pairs import (
-    Cut,
-    Pair,
-    cut,
-    cut_by_names,
-    pairs,
+from jaxmem.scheduling.recompute.minimum_cut import Price, needed, price_at
+from jaxmem.scheduling.recompute.pair_rewrite import (
+    Given,
+    PairRewrite,
+    packed,
+    rebuilt,
+    unpacked,
 )
-from jaxmem.scheduling.recompute.price import Price, price_at
-from jaxmem.scheduling.recompute.rebuild import Given, rebuilt
+from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names, pairs
 
 
 @dataclass(frozen=True)
@@ -98,10 +84,7 @@ def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
 
 
 def rewrites(
-    closed,
-    price: Price = fused_only,
-    fraction: float = 1.0,
-    offload: int | None = None,
+    closed, price: Price = fused_only, fraction: float = 1.0, offload: int | None = None
 ) -> Iterator[PairRewrite]:
     """The pairs of scans in which something can be saved, at `price` or less."""
     # With a `fraction` below one it is in that part of the layers, rounded to a layer.

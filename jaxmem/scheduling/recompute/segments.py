@@ -1,10 +1,9 @@
 """Segments of layers, of which only the first layer keeps its input: the analysis.
 
-Of L layers in segments of S that is the inputs of L / S layers, and what S layers keep,
-at the price of one more forward pass less a segment: what the last one keeps is there
-when the forward pass ends. (Chen et al. 2016, section 4.1: with S the root of L, memory
-is of that order too.) A segment may have segments of its own, which keep L / S inputs,
-S / T of them and what T layers keep, for up to two forward passes more (section 4.4).
+L layers in segments of S keep the inputs of L / S layers and what S layers keep, for
+one more forward pass less a segment (Chen et al. 2016, section 4.1). A segment may have
+segments of its own of T layers, which keep L / S inputs, S / T of them and what T
+layers keep, for up to two forward passes more (section 4.4).
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,10 +12,9 @@ from typing import Any
 
 from jaxmem.ir.costs import MACHINES, fused_only, seconds
 from jaxmem.ir.scans import is_var, kept_size
-from jaxmem.scheduling.recompute.minimum_cut import needed
+from jaxmem.scheduling.recompute.minimum_cut import Price, needed
 from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite, stacked
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, pairs
-from jaxmem.scheduling.recompute.price import Price
 
 Sizes = tuple[int, ...]  # layers in a segment, in one of those inside of it, ...
 

@@ -1,14 +1,8 @@
 """Residuals of a forward scan that the backward scan recomputes a segment at a time.
 
-Where even one input for each layer is too much, only the first layer of a segment keeps
-its own (`segments.py`). When the backward scan comes to a segment it runs the layers
-of it forward a second time, and has in a buffer what each of them would have kept, or
-in another what the first layers of the segments inside of it keep; from there on a
-layer is treated as in `residuals.py`.
-
-The backward scan stays one scan over all layers, with a loop inside for each size that
-has no iteration but at the end of a segment: what comes after the scan (an update that
-is released into it) finds it as it was.
+Only the first layer of a segment keeps its input (`segments.py`). When the backward
+scan comes to a segment, it runs its layers forward a second time and buffers what each
+of them, or the first layers of the segments inside, would have kept.
 """
 
 from collections.abc import Iterator
@@ -24,9 +18,14 @@ from jaxmem.ir.graph import Values
 from jaxmem.ir.scans import ahead, scan_like, split
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description
-from jaxmem.scheduling.recompute.pair_rewrite import packed, stacked, unpacked
-from jaxmem.scheduling.recompute.price import price_at
-from jaxmem.scheduling.recompute.rebuild import Given, rebuilt
+from jaxmem.scheduling.recompute.minimum_cut import price_at
+from jaxmem.scheduling.recompute.pair_rewrite import (
+    Given,
+    packed,
+    rebuilt,
+    stacked,
+    unpacked,
+)
 from jaxmem.scheduling.recompute.residuals import described_by
 from jaxmem.scheduling.recompute.segments import Segments, Sizes, carries, segmented
 
@@ -108,6 +107,8 @@ def _run_forward(eqn, values: list, plan: Segments) -> tuple[list, _Kept]:
 
 
 def _run_backward(eqn, values: list, plan: Segments, given: Given, kept: _Kept) -> list:
+    # One scan over all layers, with a loop inside for each size that iterates only at the
+    # end of a segment: an update that is released into the scan finds it as it was.
     consts, init, xs = split(eqn, values)
     own, size = plan.layer, plan.sizes[-1]
     body, slots = own.body, own.slots

@@ -2,10 +2,7 @@
 
 An equation belongs to the backward pass if it is a transposed one, or needs what one
 has made. What the others make and these read is kept from one pass to the other; a cut
-(`pairs.py`) says which of it to keep so that the rest can be recomputed. A value is
-recomputed right before its first reader, behind a barrier that waits for what that
-reader's gradient depends on: without it XLA would find that the value is there already,
-and keep it.
+(`pairs.py`) says which of it to keep so that the rest can be recomputed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,15 +13,13 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.backward import is_transposed, late_of
 from jaxmem.ir.costs import fused_only
-from jaxmem.ir.graph import JaxprGraph, Values
+from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.scans import LOOPS, barrier, is_var, size_of
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description, recomputed
-from jaxmem.scheduling.recompute.minimum_cut import needed
+from jaxmem.scheduling.recompute.minimum_cut import Price, needed, price_at
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
-from jaxmem.scheduling.recompute.price import Price, price_at
 
 _SMALL = 1e-3  # of all that is kept: less is not worth a barrier
 
@@ -142,6 +137,9 @@ class _Recomputed(Values):
 
     def _make(self, wanted: Sequence[Any], anchor) -> None:
         """These values once more, when `anchor` is there."""
+        # Right before their first reader, behind a barrier that waits for what the
+        # reader's gradient depends on: else XLA would find that the values are there,
+        # and keep them.
         if not wanted:
             return
         eqns = needed(self.graph, wanted, {*self.kept, *self.recomputed})

@@ -1,14 +1,9 @@
 """Gradient release: what follows a scan is done inside it, a layer at a time.
 
-The backward `scan` over layers stacks each layer's gradient, and the optimizer then
-reads the stack. Where all that happens to a stacked output treats the layer axis as a
-batch axis, it is moved into the scan's body, and the stack is never made. State that is
-read and written meanwhile (parameters, moments, accumulators) goes into the carry and
-is updated in place, slice by slice; the body reads it from there too, or XLA would
-copy it. Reductions over the layers (a norm that is reported) become running sums.
-
-The idea is known as gradient release or optimizer in the backward pass (Lv et al. 2023,
-LOMO, section 3.1); here the step is not changed by hand.
+Where all that happens to a stacked output of the backward scan treats the layer axis as
+a batch axis, it is moved into the scan's body, and the stack is never made. (Gradient
+release, or optimizer in the backward pass: Lv et al. 2023, LOMO, section 3.1; here the
+step is not changed by hand.)
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

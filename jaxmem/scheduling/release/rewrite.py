@@ -122,6 +122,10 @@ def _unsliced(graph: JaxprGraph, v, axis: int) -> Iterator[Any]:
 class _Body:
     """An iteration of the scan: the old body, what was moved, the slices stored."""
 
+    # State that is updated goes into the carry and is written slice by slice, and the
+    # body reads it from there too, or XLA would copy it. Reductions over layers are
+    # running sums.
+
     graph: JaxprGraph
     plan: Release
     consts: Sequence[Any]

@@ -1,12 +1,9 @@
 """The choice that fits into a budget, in few compiles.
 
-The Pareto front of choices predicts bytes and seconds, the compiler says what a step
-takes. A prediction starts from the nearest candidate that was compiled and adds what
-the cuts differ by, or lies between two that were, so that a second or third compile is
-usually the last. Between the first candidate that fits and the one above it, as few
-layers as will do take the lower one. The search ends where nothing that may still fit
-is better by more than `slack`. Where nothing fits, all that may have the least peak is
-compiled, so that the least that is told is the same for every budget.
+The Pareto front predicts bytes and seconds, the compiler says what a step takes. A
+prediction starts from the nearest candidate that was compiled, or lies between two that
+were. Between the first candidate that fits and the one above it, as few layers as will
+do take the lower one. The search ends where nothing better by `slack` may still fit.
 """
 
 import dataclasses

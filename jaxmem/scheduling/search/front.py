@@ -1,11 +1,9 @@
 """The Pareto front of choices: from keeping most to recomputing most.
 
-The bytes kept, drawn over the seconds of recomputation, are a convex curve whose
-corners are cuts, each the best for some rate of bytes a second. Two corners give the
-rate at which they are worth the same; the cut at that rate is another corner between
-them, or there is none. Below them come those that have what they keep wait in the
-host's memory. Segments of layers (`front_segments.py`) have a front of their own: what
-a layer needs while it runs is another figure there.
+The bytes kept, over the seconds of recomputation, are a convex curve whose corners are
+cuts, each the best for some rate of bytes a second. Below them come those that have
+what they keep wait in the host's memory. Segments of layers have a front of their own:
+what a layer needs while it runs is another figure there.
 """
 
 import math
@@ -17,9 +15,8 @@ from typing import Any
 from jaxmem.ir.costs import MACHINES, seconds
 from jaxmem.ir.scans import kept_size
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling.recompute.minimum_cut import price_of
+from jaxmem.scheduling.recompute.minimum_cut import price_at, price_of
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names
-from jaxmem.scheduling.recompute.price import price_at
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.unrolled import Unrolled, unrolled, without_loops
 

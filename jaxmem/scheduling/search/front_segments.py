@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jaxmem.ir.costs import MACHINES, Machine, flops, seconds
+from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
-from jaxmem.scheduling.recompute.price import price_at
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.segments import of_every_size
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments

@@ -11,8 +11,8 @@ import jax
 
 from jaxmem.frameworks import Place
 from jaxmem.ir import jaxprs
-from jaxmem.ir.aliases import Aliases
 from jaxmem.ir.costs import MACHINES, seconds
+from jaxmem.ir.graph import Aliases
 from jaxmem.memory import Pending, begin, format_bytes, start_worker
 from jaxmem.scheduling._arguments import jit_with
 from jaxmem.scheduling._choice import Choice
@@ -293,7 +293,7 @@ class SearchRun:
             return best
 
     def _is_vain(self, choice: Choice, limit: float) -> bool:
-        """Whether it is an order that neither fits nor tells more than the present one."""
+        """Whether it is an order that neither fits nor tells more than the first."""
         # Where it is far from the limit, what may be recomputed is looked for at once,
         # while the first choice is compiled. XLA:GPU merges products there, which it
         # cannot do across the barriers of an order.
