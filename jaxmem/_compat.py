@@ -4,6 +4,7 @@ Everything here is private to JAX and may move; `tests/test_compat.py` calls eac
 function, so that a new JAX fails there, loudly, and not in a user's step.
 """
 
+import functools
 import os
 import pathlib
 from typing import Any
@@ -50,13 +51,8 @@ def typed_as(x, aval):
 
 def bind(eqn, args, params=None) -> list[Any]:
     """Outputs of `eqn` on `args`, under its own source line and name scopes."""
-    from jax._src.source_info_util import current_name_stack, user_context
-
-    info = eqn.source_info
-    stack = current_name_stack() + info.name_stack
     params = eqn.primitive.get_bind_params(eqn.params if params is None else params)
-    with user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
-        outs = eqn.primitive.bind(*args, **params)
+    outs = in_context_of(eqn, functools.partial(eqn.primitive.bind, **params), *args)
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
@@ -212,11 +208,5 @@ def forgets_its_names(policy) -> bool:
 def _closure(fn) -> dict[str, Any]:
     """The names that a function closes over, and what they are."""
     cells = getattr(fn, "__closure__", None) or ()
-    return (
-        {
-            name: cell.cell_contents
-            for name, cell in zip(fn.__code__.co_freevars, cells, strict=True)
-        }
-        if cells
-        else {}
-    )
+    names = fn.__code__.co_freevars if cells else ()
+    return {n: cell.cell_contents for n, cell in zip(names, cells, strict=True)}

@@ -14,10 +14,20 @@ from jax.tree_util import keystr
 
 from jaxmem._compat import varying_axes
 from jaxmem.accumulate._accumulators import Accumulator, accumulator_for, naming_axis
-from jaxmem.accumulate._batches import shares_of, split_batch, split_keys, weights_of
 from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate._overwritten import put_together, take_apart
-from jaxmem.accumulate._trees import Axes, all_finite, any_of, choose, replicated, total
+from jaxmem.accumulate._trees import (
+    Axes,
+    all_finite,
+    any_of,
+    choose,
+    replicated,
+    shares_of,
+    split_batch,
+    split_keys,
+    total,
+    weights_of,
+)
 from jaxmem.optim.accumulation import accumulation_dtype, axis_text, per_device
 
 

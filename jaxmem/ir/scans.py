@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem import _compat
 from jaxmem._bits import packed_nbytes
-from jaxmem.ir.jaxprs import elements
+from jaxmem.ir.jaxprs import elements, evaluate
 from jaxmem.ir.jaxprs import is_var as is_var
 
 LOOPS = ("scan", "while")
@@ -84,6 +84,12 @@ def barrier(values: Sequence[Any]) -> list[Any]:
         held = lax.optimization_barrier([values[i] for i in places])
         found.update(zip(places, held, strict=True))
     return [found[i] for i in range(len(values))]
+
+
+def run_body(eqn, consts: Sequence, carry: Sequence, xs: Sequence) -> tuple[list, list]:
+    """(carry, rows of stacks) of one iteration of a scan as it is."""
+    outs = evaluate(eqn.params["jaxpr"], [*consts, *carry, *xs])
+    return outs[: len(carry)], outs[len(carry) :]
 
 
 def scan_like(eqn, step, init, xs):

@@ -16,9 +16,7 @@ from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.order.ordered import OperationOrder, OrderOperations
 from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst
-from jaxmem.scheduling.placement.carried import carried
-from jaxmem.scheduling.placement.casts import CastInside
-from jaxmem.scheduling.placement.constants import ConstantsInside
+from jaxmem.scheduling.placement.inside import CastInside, ConstantsInside
 from jaxmem.scheduling.plan.rows import Description
 from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers
 from jaxmem.scheduling.recompute.pairs import Pair, pairs
@@ -30,6 +28,7 @@ from jaxmem.scheduling.recompute.unrolled import (
     has_both_passes,
 )
 from jaxmem.scheduling.release.released import GradientRelease, ReleaseGradients
+from jaxmem.scheduling.release.write_back import carried
 
 PASSES: tuple[Pass, ...] = (
     CastInside(),

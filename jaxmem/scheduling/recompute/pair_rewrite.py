@@ -1,6 +1,5 @@
 """A pair of scans, what the second of them recomputes, and both rebuilt."""
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -70,7 +69,7 @@ class PairRewrite:
         """Bytes that wait in the host's memory."""
         return self.layers * sum(map(kept_size, self.offloaded))
 
-    @functools.cached_property
+    @property
     def recomputed(self) -> list[tuple[Any, int]]:
         """(equation, how often) of what is recomputed and costs something."""
         eqns = [self.body.eqns[i] for i in needed(self.body, self.wanted, self.known)]

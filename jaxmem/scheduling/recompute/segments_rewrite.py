@@ -13,11 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Values
-from jaxmem.ir.scans import ahead, scan_like, split
-from jaxmem.scheduling._pass import Level, Pass
-from jaxmem.scheduling.plan.rows import Description
+from jaxmem.ir.scans import ahead, run_body, scan_like, split
+from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.pair_rewrite import (
     Given,
@@ -26,7 +24,7 @@ from jaxmem.scheduling.recompute.pair_rewrite import (
     stacked,
     unpacked,
 )
-from jaxmem.scheduling.recompute.residuals import described_by
+from jaxmem.scheduling.recompute.recomputation import Recomputation
 from jaxmem.scheduling.recompute.segments import Segments, Sizes, carries, segmented
 
 
@@ -43,11 +41,10 @@ class InSegments:
     sizes: Sizes = ()
 
 
-class RecomputeSegments(Pass[InSegments, Segments]):
+class RecomputeSegments(Recomputation[InSegments, Segments]):
     """Layers are run forward a second time, a segment of them at a time."""
 
     config = InSegments
-    repeats = True
 
     def analyse(self, level: Level, config: InSegments) -> Iterator[Segments]:
         if not config.sizes:
@@ -57,9 +54,6 @@ class RecomputeSegments(Pass[InSegments, Segments]):
 
     def apply(self, level: Level, rewrite: Segments):
         return _with_segments(level.jaxpr, rewrite)
-
-    def describe(self, rewrite: Segments, target: str) -> Description:
-        return described_by(rewrite, target)
 
 
 def _with_segments(closed, plan: Segments):
@@ -107,8 +101,8 @@ def _run_forward(eqn, values: list, plan: Segments) -> tuple[list, _Kept]:
 
 
 def _run_backward(eqn, values: list, plan: Segments, given: Given, kept: _Kept) -> list:
-    # One scan over all layers, with a loop inside for each size that iterates only at the
-    # end of a segment: an update that is released into the scan finds it as it was.
+    # One scan over all layers, with a loop inside for each size that iterates only at
+    # the end of a segment: an update that is released into the scan finds it as it was.
     consts, init, xs = split(eqn, values)
     own, size = plan.layer, plan.sizes[-1]
     body, slots = own.body, own.slots
@@ -125,9 +119,8 @@ def _run_backward(eqn, values: list, plan: Segments, given: Given, kept: _Kept) 
         known = {v: x[slot] for slot, v in own.stays.items()}
         values = Values(body, {**given.whole, **known, **now, **rows})
         x |= {slot: values.read(v) for slot, v in slots.items()}
-        args = [*consts, *inner, *(x[i] for i in range(len(xs)))]
-        outs = jaxprs.evaluate(eqn.params["jaxpr"], args)
-        return (done + 1, outs[: len(init)], stacks[1:]), outs[len(init) :]
+        carry, rows = run_body(eqn, consts, inner, [x[i] for i in range(len(xs))])
+        return (done + 1, carry, stacks[1:]), rows
 
     stays = {i: x for i, x in enumerate(xs) if i not in slots}
     items = stays, list(given.slices.values())
