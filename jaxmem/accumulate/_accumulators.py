@@ -226,5 +226,4 @@ def tree_bytes(tree) -> str:
 
 @functools.cache  # once a process
 def log_once(message: str) -> None:
-    """To the log of jaxmem, at level INFO."""
     _LOGGER.info(message)

@@ -18,8 +18,6 @@ _VIEWS = frozenset("name reduce_precision copy reshape squeeze transpose".split(
 
 @dataclass(frozen=True)
 class Definition:
-    """Where a value is computed."""
-
     level: SubjectLevel  # the list of equations that has it
     var: Any  # its variable there
     eqn: Any  # the equation that computes it; None for an input of the level
@@ -36,7 +34,6 @@ class Definition:
 
     @property
     def is_own(self) -> bool:
-        """Whether an op of this package computes it."""
         return self.eqn is not None and is_own(self.level, self.eqn)
 
     def place(self) -> dict[str, Any]:

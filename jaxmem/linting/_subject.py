@@ -141,7 +141,6 @@ def is_differentiated(eqn) -> bool:
 
 
 def is_recomputed(eqn) -> bool:
-    """Whether an equation recomputes one of the forward pass."""
     return "rematted_computation" in _compat.name_stack(eqn)
 
 
@@ -164,5 +163,4 @@ def place(level: SubjectLevel, eqn) -> dict[str, Any]:
 
 
 def array(aval) -> str:
-    """An array's type as people read it."""
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"

@@ -14,8 +14,6 @@ T = TypeVar("T")
 
 @dataclass
 class _Slot(Generic[T]):
-    """A value that is there, is being made, or cannot be made."""
-
     lock: threading.RLock = field(default_factory=threading.RLock)
     value: T | None = None
     error: Exception | None = None

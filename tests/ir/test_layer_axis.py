@@ -16,15 +16,9 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.layer_axis import (
-    ELEMENTWISE,
-    RULES,
-    Batched,
-    Reduced,
-    narrow,
-    operand_axes,
-    treatment,
-)
+from jaxmem.ir.layer_axis import narrow, operand_axes, treatment
+from jaxmem.ir.layer_rules import RULES, Batched, Reduced
+from jaxmem.ir.primitives import ELEMENTWISE
 
 L = 3  # layers; no other axis of a case has this size
 EPS = 2.0**-23

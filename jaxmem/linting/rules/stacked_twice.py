@@ -80,7 +80,6 @@ def _values(level: SubjectLevel, eqn) -> list[_StackedValue]:
 
 
 def _counted(level: SubjectLevel, value: _StackedValue) -> list[Any]:
-    """The stacks that count."""
     # Of the result of an op of this package all residuals count as one: that the op and
     # the reader of its result both keep it is how the op works, and not what the user
     # wrote.

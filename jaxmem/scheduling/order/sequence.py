@@ -112,7 +112,6 @@ class _NewestValues:
         return inside[atom]
 
     def do(self, i: int) -> None:
-        """Operation `i`, of the newest values."""
         inside: dict[Any, Any] = {}
         for k in self.ops.equations[i]:
             if not all(v in inside for v in self.graph.eqns[k].outvars):

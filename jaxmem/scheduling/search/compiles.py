@@ -76,7 +76,6 @@ class Compiles:
             return None
 
     def close(self) -> None:
-        """Ends what is under way."""
         self.ahead(())
 
     def left(self) -> float:
