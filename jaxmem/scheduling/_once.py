@@ -20,12 +20,7 @@ class _Slot(Generic[T]):
 
 
 class Once(Generic[T]):
-    """Values by key.
-
-    Args:
-      lasting: the errors that are remembered; after any other the next one who asks
-        tries again.
-    """
+    """Values by key; errors of the class `lasting` are remembered."""
 
     def __init__(self, lasting: type[Exception]):
         self._lasting = lasting
@@ -33,11 +28,7 @@ class Once(Generic[T]):
         self._slots: dict[Hashable, _Slot[T]] = {}
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of a key; `make` makes it, and gives no None.
-
-        Raises:
-          What `make` raises; a copy of an error that was remembered.
-        """
+        """The value of a key, made by `make`, or a copy of a remembered error."""
         with self._lock:
             slot = self._slots.setdefault(key, _Slot())
         with slot.lock:

@@ -24,13 +24,8 @@ SMALL = 64 * 2**20  # bytes of operands and result: xla_gpu_dot_merger_threshold
 def merged(
     graph: Graph, equations: Sequence[Sequence[Any]], values: Mapping[Any, int]
 ) -> Graph:
-    """The graph with products merged.
-
-    Args:
-      graph: as `operations_of` builds it.
-      equations: those of each operation.
-      values: variable -> the value whose bytes it shows.
-    """
+    """The graph with products merged."""
+    # `equations`: those of each operation; `values`: variable -> the value it shows.
     products = [
         _Product.of(i, equations[i], values)
         for i, operation in enumerate(graph.operations)
