@@ -108,6 +108,20 @@ def test_what_is_computed_twice_is_computed_once():
     assert made(ops).count("concatenate") == 1
     names = [e.primitive.name for e in ops.closed.eqns]
     assert names.count("dot_general") == 3
+    closed = jaxprs.trace(fn, *map(square, range(3))).jaxpr
+    assert made(operations_of(closed, duplicates=True)).count("concatenate") == 3
+
+
+def test_a_cast_that_is_written_twice_stays_two():
+    """The second kernel casts anew; else the wide array would lie between the two."""
+
+    def fn(x, u, v):
+        wide = jnp.sin(x.astype(jnp.float32)).sum()
+        return wide, jnp.tanh((x @ u) @ v).astype(jnp.float32) * x.astype(jnp.float32)
+
+    args = [square(seed).astype(jnp.bfloat16) for seed in range(3)]
+    names = [e.primitive.name for e in operations(fn, *args).closed.eqns]
+    assert names.count("convert_element_type") == 3
 
 
 def test_what_is_behind_a_barrier_is_computed_again():

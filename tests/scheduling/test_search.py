@@ -167,7 +167,7 @@ def test_slack_is_two_per_cent_of_the_products():
         for e in jaxmem.ir.jaxprs.walk(jax.make_jaxpr(jnp.matmul)(x, x))
         if e.primitive.name == "dot_general"
     )
-    seconds = _search.seconds(eqn, _search.MACHINES["h100"])
+    seconds = traced_step.seconds(eqn, traced_step.MACHINES["h100"])
     assert math.isclose(step.slack(), 0.02 * seconds)
 
 

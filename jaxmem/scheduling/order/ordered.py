@@ -79,7 +79,9 @@ def _ordered(level: Level, config: OperationOrder) -> Ordered:
 
 def _in_planned_order(closed, aliases: Aliases, target: str):
     """The jaxpr in the order that `planning.order` finds, with barriers to keep it."""
-    ops = operations_of(closed, aliases, tpu=is_tpu(target))
+    # What the step computes twice need not wait in memory between the two: a barrier
+    # of the order keeps XLA from doing it once.
+    ops = operations_of(closed, aliases, tpu=is_tpu(target), duplicates=True)
     order = planning.order(ops.graph, time_limit=PATIENCE).operations
     return in_given_order(ops, order, fences_of(ops.graph, order))
 

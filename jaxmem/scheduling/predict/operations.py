@@ -75,6 +75,7 @@ def operations_of(
     aliases: Mapping[int, int] | None = None,
     peak_of: PeakOf = compiled_peak,
     tpu: bool = False,
+    duplicates: bool | None = None,
 ) -> Operations:
     """The graph of a closed jaxpr; of one device's part where all is one `shard_map`.
 
@@ -84,6 +85,8 @@ def operations_of(
       peak_of: the bytes that the inside of a loop takes, given its graph: by default in
         the order of XLA.
       tpu: whether XLA compiles it for a TPU (`tpu.py`); else it is for a GPU.
+      duplicates: whether what is computed twice of the same arrays stays so; by default
+        for a TPU, whose products compute in themselves what they read.
 
     Raises:
       TypeError: no closed jaxpr, or another argument not of its kind.
@@ -101,12 +104,15 @@ def operations_of(
         raise wrong_type("closed", closed, "a closed jaxpr, of jax.make_jaxpr")
     check_callable("peak_of", peak_of, "a function of a graph")
     check_bool("tpu", tpu)
+    if duplicates is not None:
+        check_bool("duplicates", duplicates)
     if aliases is not None:
         _check_aliases(aliases, closed)
-    flat = written_out(closed, duplicates=tpu)
+    flat = written_out(closed, tpu if duplicates is None else duplicates)
     if (eqn := whole_step(flat)) is not None:
         pairs = aliases_inside(flat, eqn, aliases or {})
-        return inside_of(eqn, lambda body: operations_of(body, pairs, peak_of, tpu))
+        given = (pairs, peak_of, tpu, duplicates)
+        return inside_of(eqn, lambda body: operations_of(body, *given))
     fusion = Fusion(JaxprGraph(flat), tpu)
     build = _Build(fusion, peak_of)
     arguments = [build.number(v) for v in fusion.graph.invars]

@@ -14,6 +14,9 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import is_plain_call, opened
 
 _CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+# Casts are computed by every kernel that reads them: one that is shared would seem to
+# lie in memory from its first reader to its last.
+_APART = ("optimization_barrier", "convert_element_type")
 
 
 def written_out(closed, duplicates: bool = False):
@@ -44,7 +47,7 @@ def _is_inlined(eqn) -> bool:
 
 def _key(eqn, args: list) -> Hashable:
     """The same for equations that compute the same; None where XLA keeps them apart."""
-    if eqn.primitive.name == "optimization_barrier" or jaxprs.bodies(eqn):
+    if eqn.primitive.name in _APART or jaxprs.bodies(eqn):
         return None
     if _compat.has_side_effects(eqn) or not any(map(jaxprs.is_abstract, args)):
         return None  # of numbers alone is what each reader computes itself
