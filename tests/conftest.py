@@ -59,7 +59,7 @@ CHOSEN = pathlib.Path(__file__).with_name("chosen_slow_tests.txt")
 
 
 def pytest_collection_modifyitems(items):
-    """Marks the tests that the list names, those alone whose parameters have its words."""
+    """Marks the tests that the list names, with the words of their parameters."""
     lines = [line.split() for line in CHOSEN.read_text().splitlines()]
     chosen = [line for line in lines if line and line[0] != "#"]
     for item in items:
