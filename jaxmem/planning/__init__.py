@@ -46,7 +46,6 @@ __all__ = [
     "Graph",
     "Operation",
     "Value",
-    "curve",
     "frontier",
     "layout",
     "order",
