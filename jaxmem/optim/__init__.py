@@ -22,3 +22,15 @@ from jaxmem.optim.accumulation import start_step as start_step
 from jaxmem.optim.ledgers import Ledger as Ledger
 from jaxmem.optim.ledgers import LedgerRow as LedgerRow
 from jaxmem.optim.ledgers import ledger as ledger
+
+__all__ = [
+    "FusedAdam",
+    "MultiSteps",
+    "accumulate_step",
+    "adama",
+    "apply_step",
+    "clip_by_layer_norm",
+    "ledger",
+    "scale_by_adama",
+    "start_step",
+]
