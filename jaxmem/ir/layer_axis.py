@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from jaxmem import _compat
 
 Axis = int | None  # None: not along the layers, the whole array is used
@@ -137,6 +139,12 @@ def _each_alone(eqn, axes: Sequence[Axis]) -> Treatment:
     if any(a is None for a in axes):
         return "some of its operands do not run along the layers"
     return Batched(tuple(axes), tuple(a for a in axes if a is not None))
+
+
+def _device_put(eqn, axes: Sequence[Axis]) -> Treatment:
+    """To another memory of the same device: a layer goes there as the whole does."""
+    spaces = all(isinstance(d, jax.memory.Space) for d in eqn.params["devices"])
+    return _each_alone(eqn, axes) if spaces else "it names a sharding"
 
 
 _CONSTRAINT = "sharding_constraint"
@@ -345,6 +353,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["psum", "psum2", "psum_invariant"], _psum),
     **dict.fromkeys([*VARYING, "optimization_barrier"], _each_alone),
     "bitcast_convert_type": _bitcast,
+    "device_put": _device_put,
     _CONSTRAINT: _constraint,
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
