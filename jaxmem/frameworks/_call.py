@@ -18,11 +18,11 @@ from typing import Any
 
 import jax
 
-from jaxmem import _jaxpr
 from jaxmem.frameworks import _equinox, _nnx
 from jaxmem.frameworks._form import Form, give_back, leaf_of, splitting
 from jaxmem.frameworks._jitted import Jitted, is_filter_jit, is_nnx_jit, jitted
 from jaxmem.frameworks._places import Place, resolve
+from jaxmem.ir import jaxprs as _jaxpr
 
 
 @dataclass(frozen=True)

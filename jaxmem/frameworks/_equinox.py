@@ -12,8 +12,8 @@ from typing import Any
 import jax
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jaxmem import _jaxpr
 from jaxmem.frameworks._split_object import SplitObject
+from jaxmem.ir import jaxprs as _jaxpr
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,9 @@ Rule = Callable[[Any, Sequence[Axis]], Treatment]
 
 
 def treatment(eqn, axes: Sequence[Axis]) -> Treatment:
-    """What `eqn` does to the layer axis, `axes` saying where its operands have it.
-
-    Operands with None are not known to run along the layers; the treatment may ask for
-    them along an axis too.
-    """
+    """What `eqn` does to the layer axis, `axes` saying where its operands have it."""
+    # Operands with None are not known to run along the layers; the treatment may ask
+    # for them along an axis too.
     rule = RULES.get(eqn.primitive.name)
     if rule is None:
         return "it is not known to work layer by layer"
@@ -51,11 +49,9 @@ def treatment(eqn, axes: Sequence[Axis]) -> Treatment:
 
 
 def operand_axes(eqn, out_axis: int) -> tuple[Axis, ...] | None:
-    """Along which axes the operands must be cut to make a slice of the output.
-
-    None for an operation that is not worth repeating: only what costs next to nothing
-    has an answer.
-    """
+    """Along which axes the operands must be cut to make a slice of the output."""
+    # None for an operation that is not worth repeating: only what costs next to nothing
+    # has an answer.
     if eqn.primitive.name == _CONSTRAINT:
         return (out_axis,) if _leaves_whole(eqn, out_axis) else None
     if len(eqn.outvars) != 1 or _sharding(eqn) is not None:

@@ -18,21 +18,15 @@ _VIEWS = frozenset("name reduce_precision copy reshape squeeze transpose".split(
 
 @dataclass(frozen=True)
 class Definition:
-    """Where a value is computed.
+    """Where a value is computed."""
 
-    Attributes:
-      level: the list of equations that has it.
-      var: its variable there.
-      eqn: the equation that computes it; None for an input of the level.
-      source: the line of that equation; of jax's own code, the line that calls it.
-      calls: the equations around it, by identity: a function that is called twice has
-        the same variables twice.
-    """
-
-    level: SubjectLevel
-    var: Any
-    eqn: Any
+    level: SubjectLevel  # the list of equations that has it
+    var: Any  # its variable there
+    eqn: Any  # the equation that computes it; None for an input of the level
+    # the line of that equation; of jax's own code, the line that calls it
     source: str = ""
+    # the equations around it, by identity: a function that is called twice has the same
+    # variables twice
     calls: tuple[int, ...] = ()
 
     @property
@@ -52,15 +46,10 @@ class Definition:
 
 @dataclass(frozen=True)
 class KeptValue:
-    """A value that the forward pass computes and the backward pass reads.
+    """A value that the forward pass computes and the backward pass reads."""
 
-    Attributes:
-      bytes: of the whole array; of a scan, with all iterations.
-      definition: where it is computed.
-    """
-
-    bytes: int
-    definition: Definition
+    bytes: int  # of the whole array; of a scan, with all iterations
+    definition: Definition  # where it is computed
 
 
 def kept_values(level: SubjectLevel) -> Iterator[KeptValue]:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem._jaxpr import bodies, is_var, split
+from jaxmem.ir.jaxprs import bodies, is_var, split
 
 LONGEST = 60  # characters of a formula
 _SHARED = 24  # characters up to which a value that is read twice is written out

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jaxmem import _compat
 from jaxmem._bytes import format_bytes
 from jaxmem._checks import check_callable, check_numbers
-from jaxmem._jaxpr import bodies, is_array, is_var, split
 from jaxmem._module_path import parse_op_name
+from jaxmem.ir.jaxprs import bodies, is_array, is_var, split
 from jaxmem.memory._formula import formula_of
 from jaxmem.memory.compile.call import named_leaves, step_name
 from jaxmem.memory.compile.lower import explained

@@ -20,8 +20,9 @@ from typing import Any
 import jax
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
 from jaxmem._checks import check_callable
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ops.activations import AutoSave
 from jaxmem.ops.marks import record_of
 from jaxmem.rewriting._bodies import with_bodies

@@ -11,8 +11,9 @@ from typing import Any
 
 import jax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
 from jaxmem._checks import check_callable
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ops.codes import CodeReader, sharing
 from jaxmem.ops.marks import record_of
 from jaxmem.rewriting._bodies import with_bodies

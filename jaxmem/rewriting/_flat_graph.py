@@ -10,7 +10,8 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs as _jaxpr
 
 CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call")
 # Differentiated by a rule of their own: what is inside is not ours to change.

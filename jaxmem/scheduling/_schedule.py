@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from jaxmem import _jaxpr
 from jaxmem._checks import (
     check_bool,
     check_callable,
@@ -21,14 +20,9 @@ from jaxmem._checks import (
 )
 from jaxmem._progress import spinner
 from jaxmem.chips import get_target
-from jaxmem.frameworks import (
-    Call,
-    Jitted,
-    copied_objects,
-    jitted,
-    pure_call,
-)
-from jaxmem.ir.aliases import Aliases, by_shape
+from jaxmem.frameworks import Call, Jitted, copied_objects, jitted, pure_call
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import Aliases, by_shape
 from jaxmem.memory import Pending, Target, begin, format_bytes
 from jaxmem.scheduling._arguments import (
     abstract,
@@ -48,11 +42,10 @@ from jaxmem.scheduling._shardings import (
     shardings_of,
     with_results_placed,
 )
-from jaxmem.scheduling.plan.fingerprint import fingerprint
-from jaxmem.scheduling.plan.loaded import loaded
+from jaxmem.scheduling.plan.fingerprint import fingerprint, loaded
 from jaxmem.scheduling.plan.notes import notes_of
 from jaxmem.scheduling.plan.plan import Plan, make_plan, undonated
-from jaxmem.scheduling.search.compared import Compared, compared
+from jaxmem.scheduling.search.compiles import Compared, compared
 from jaxmem.scheduling.search.result import BudgetError, SearchResult
 from jaxmem.scheduling.search.search import TracedStep, search
 
@@ -318,7 +311,7 @@ class Scheduled:
             def scheduled(*args, **kwargs):
                 inside = replace(call, args=args, kwargs=kwargs)
                 found, leaves, tree = self._rewrite(inside, choice)
-                return jax.tree.unflatten(tree, _jaxpr.evaluate(found.jaxpr, leaves))
+                return jax.tree.unflatten(tree, jaxprs.evaluate(found.jaxpr, leaves))
 
             how = options, shardings.for_jit()
             self._jitted[key] = jit_with(scheduled, call.form.donated, *how)
@@ -346,7 +339,7 @@ class Scheduled:
 
     def _trace(self, call: Call) -> Placed:
         step = call.form.pure(self.__wrapped__)
-        traced = _jaxpr.trace(step, *call.args, **call.kwargs)
+        traced = jaxprs.trace(step, *call.args, **call.kwargs)
         if call.own.placed:
             return placed(traced)
         return Placed(traced.jaxpr, traced.leaves, traced.out_tree)
@@ -358,7 +351,7 @@ class Scheduled:
         if call.signature not in self._places:
             arguments = abstract((call.args, call.kwargs))
             step = call.form.pure(self.__wrapped__)
-            traced = _jaxpr.trace(step, *arguments[0], **arguments[1])
+            traced = jaxprs.trace(step, *arguments[0], **arguments[1])
             tree = jax.tree.structure(arguments)
             self._places[call.signature] = shardings_of(traced, tree)
         return self._places[call.signature]

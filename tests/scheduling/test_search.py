@@ -162,7 +162,7 @@ def test_slack_is_two_per_cent_of_the_products():
     step = _search.TracedStep(made, seen, None, None, (), (), {}, "h100", "")
     (eqn,) = (
         e
-        for e in jaxmem._jaxpr.walk(jax.make_jaxpr(jnp.matmul)(x, x))
+        for e in jaxmem.ir.jaxprs.walk(jax.make_jaxpr(jnp.matmul)(x, x))
         if e.primitive.name == "dot_general"
     )
     seconds = _search.seconds(eqn, _search.MACHINES["h100"])

@@ -20,17 +20,11 @@ from jaxmem.linting._subject import (
 
 @dataclass
 class _StackedValue:
-    """One value of a scan, and the outputs in which the scan stacks it.
+    """One value of a scan, and the outputs in which the scan stacks it."""
 
-    Attributes:
-      is_carry: whether it is a carry.
-      is_own: whether an op of this package computes it.
-      stacks: the outputs.
-    """
-
-    is_carry: bool
-    is_own: bool
-    stacks: list[Any] = field(default_factory=list)
+    is_carry: bool  # whether it is a carry
+    is_own: bool  # whether an op of this package computes it
+    stacks: list[Any] = field(default_factory=list)  # the outputs
 
 
 def stacked_twice(subject: Subject) -> Iterator[Finding]:
@@ -86,12 +80,10 @@ def _values(level: SubjectLevel, eqn) -> list[_StackedValue]:
 
 
 def _counted(level: SubjectLevel, value: _StackedValue) -> list[Any]:
-    """The stacks that count.
-
-    Of the result of an op of this package all residuals count as one: that the op and
-    the reader of its result both keep it is how the op works, and not what the user
-    wrote.
-    """
+    """The stacks that count."""
+    # Of the result of an op of this package all residuals count as one: that the op and
+    # the reader of its result both keep it is how the op works, and not what the user
+    # wrote.
     if not value.is_own:
         return value.stacks
     residuals = [v for v in value.stacks if _is_residual(level, v)]

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._subject import (
     CALLS,
@@ -39,7 +40,7 @@ _LARGEST_CONSTANT = 2**20  # elements of a constant that is compared with zero
 def unused_gradient(subject: Subject) -> Iterator[Finding]:
     """Finds products of the backward pass that no output of the step needs."""
     closed = subject.closed
-    zeros = [_is_zero(c) for c in _jaxpr.split(closed)[1]]
+    zeros = [_is_zero(c) for c in jaxprs.split(closed)[1]]
     level = SubjectLevel.of(closed)
     needs = _Needs(level, [*zeros, *(False for _ in level.jaxpr.invars)])
     needs.mark([True] * len(level.jaxpr.outvars))
@@ -61,15 +62,10 @@ def unused_gradient(subject: Subject) -> Iterator[Finding]:
 
 @dataclass
 class _Needs:
-    """The equations of a level that outputs of the step need.
+    """The equations of a level that outputs of the step need."""
 
-    Attributes:
-      level: the equations.
-      zero: which constants and arguments, in this order, are zero.
-    """
-
-    level: SubjectLevel
-    zero: Sequence[bool]
+    level: SubjectLevel  # the equations
+    zero: Sequence[bool]  # which constants and arguments, in this order, are zero
 
     def __post_init__(self):
         jaxpr = self.level.jaxpr
@@ -97,7 +93,7 @@ class _Needs:
 
     def _inside(self, eqn, known: list[bool]) -> "_Needs":
         (inner,) = self.level.inside(eqn)
-        consts = [_is_zero(c) for c in _jaxpr.split(_jaxpr.bodies(eqn)[0])[1]]
+        consts = [_is_zero(c) for c in jaxprs.split(jaxprs.bodies(eqn)[0])[1]]
         if eqn.primitive.name == "scan":  # a carry may change between iterations
             n_consts, n_carry = _compat.scan_counts(eqn)
             known[n_consts : n_consts + n_carry] = [False] * n_carry
@@ -140,10 +136,8 @@ class _Needs:
 
 
 def _mark_scan(eqn, inner: _Needs, outs: list[bool]) -> list[bool]:
-    """Marks what a scan needs, where a carry comes from the iteration before.
-
-    Each pass adds carries, so that it ends after at most as many as there are.
-    """
+    """Marks what a scan needs, where a carry comes from the iteration before."""
+    # Each pass adds carries, so that it ends after at most as many as there are.
     n_consts, n_carry = _compat.scan_counts(eqn)
     while True:
         read = inner.mark(outs)
@@ -165,7 +159,7 @@ def _products(level: SubjectLevel, eqn) -> Iterator[tuple[SubjectLevel, Any]]:
 
 def _is_zero(value) -> bool:
     """Whether the value of a constant is known now, and all zero."""
-    if _jaxpr.is_abstract(value) or getattr(value, "size", 1) > _LARGEST_CONSTANT:
+    if jaxprs.is_abstract(value) or getattr(value, "size", 1) > _LARGEST_CONSTANT:
         return False
     try:
         return not np.any(np.asarray(value))

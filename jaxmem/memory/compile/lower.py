@@ -15,8 +15,8 @@ import jax
 from jax import export
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxmem._jaxpr import walk
 from jaxmem.chips import Target, chip_mesh, topology
+from jaxmem.ir.jaxprs import walk
 from jaxmem.memory.compile import cache
 from jaxmem.memory.compile.call import FlatCall, describe_sharding
 from jaxmem.memory.compile.fingerprint import fingerprint

@@ -20,8 +20,8 @@ import jax
 
 from jaxmem import _compat
 from jaxmem._bytes import format_bytes
-from jaxmem._jaxpr import bodies, split
 from jaxmem.frameworks import Form
+from jaxmem.ir.jaxprs import bodies, split
 from jaxmem.memory.compile.call import FlatCall
 from jaxmem.memory.compile.lower import LoweredStep
 

@@ -22,8 +22,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
 from jaxmem._checks import check_callable, check_key
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ops.codes.quantization import Quantization, bits_or_none
 from jaxmem.ops.codes.stored import Rng, codes_of, is_nonzero, seed_of
 from jaxmem.ops.common.lean import widen

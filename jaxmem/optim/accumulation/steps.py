@@ -2,10 +2,7 @@
 
 They work for any optax transformation that holds an accumulating optimizer, such as
 AdamA. The whole transformation runs on every micro-batch and once at the end; then each
-part of its state is taken from the run that was meant for it. Transformations before
-the accumulating one in a chain see the gradients of micro-batches, those after it see
-the step. A chain's state is a plain tuple (a named chain's an OrderedDict), so the
-position tells which is which.
+part of its state is taken from the run that was meant for it.
 """
 
 from collections import OrderedDict
@@ -35,10 +32,7 @@ from jaxmem.optim.accumulation.states import (
 
 
 def as_transformation(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:
-    """`tx` with extra arguments, a MultiSteps object by its `gradient_transformation`.
-
-    TypeError for what is no optax transformation.
-    """
+    """`tx` with extra arguments, also of a MultiSteps object; or a TypeError."""
     if not (callable(getattr(tx, "init", None)) and hasattr(tx, "update")):
         raise TypeError(f"{name}={shown(tx)}: an optax.GradientTransformation")
     convert: Any = getattr(tx, "gradient_transformation", None)
@@ -153,10 +147,7 @@ def accumulate_step(
 
 
 def apply_step(
-    tx: optax.GradientTransformation,
-    state: PyTree,
-    params: PyTree,
-    **extra_args: Any,
+    tx: optax.GradientTransformation, state: PyTree, params: PyTree, **extra_args: Any
 ) -> tuple[PyTree, PyTree]:
     """Ends a mini-batch: the updates of the accumulated moments.
 
@@ -210,6 +201,9 @@ def _merged(old, new, *, accumulating: bool):
 
 
 def _merged_chain(old: list, new: list, accumulating: bool) -> list:
+    # What is before the accumulating transformation in a chain sees the gradients of
+    # micro-batches, what is after it sees the step. A chain's state is a plain tuple (a
+    # named chain's an OrderedDict), so the position tells which is which.
     holders = [i for i, s in enumerate(old) if accumulates(s)]
     states = []
     for i, (o, n) in enumerate(zip(old, new, strict=True)):

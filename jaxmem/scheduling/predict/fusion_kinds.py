@@ -113,10 +113,8 @@ def _is_layout(graph: JaxprGraph, eqn) -> bool:
 
 
 def _dot_reads(eqn, out, transposition) -> bool:
-    """Whether a product reads a transposed array as it lies.
-
-    Batch axes outermost; the summed and the free axes each in one piece.
-    """
+    """Whether a product reads a transposed array as it lies."""
+    # Batch axes outermost; the summed and the free axes each in one piece.
     if eqn.primitive.name != "dot_general":
         return False
     contracting, batch = eqn.params["dimension_numbers"]

@@ -1,13 +1,9 @@
 """Products of one operand, which XLA:GPU does as one.
 
-Of several products of the same array with others it puts the others side by side, and
-multiplies once: all results are there at once, in one buffer until the last of them has
-been read, and what is put side by side is there a second time. So a weight's gradients
-of all iterations of an unrolled recurrence are alive together, and the logits of
-several heads. It does so where one of two products is small, and neither needs the
-other's result.
-
-Source: openxla/xla, xla/service/dot_merger.cc.
+It puts the other operands side by side and multiplies once: all results are there in
+one buffer until the last of them has been read, and what is put side by side is there a
+second time. So a weight's gradients of all iterations of an unrolled recurrence are
+alive together. Source: openxla/xla, xla/service/dot_merger.cc.
 """
 
 import heapq
@@ -46,19 +42,13 @@ def merged(
 
 @dataclass(frozen=True)
 class _Product:
-    """One or several products of one operand.
+    """One or several products of one operand."""
 
-    Attributes:
-      operations: their places.
-      keys: of either operand: the same where it is the same array, read the same way.
-      sizes: bytes of the operands and the result.
-      shared: which operand is the same in all; None for one product.
-    """
-
-    operations: tuple[int, ...]
+    operations: tuple[int, ...]  # their places
+    # of either operand: the same where it is the same array, read the same way
     keys: tuple[Any, Any]
-    sizes: tuple[int, int, int]
-    shared: int | None = None
+    sizes: tuple[int, int, int]  # bytes of the operands and the result
+    shared: int | None = None  # which operand is the same in all; None for one product
 
     @classmethod
     def of(cls, i: int, eqns: Sequence[Any], values: Mapping[Any, int]) -> "_Product":

@@ -13,10 +13,8 @@ HINT = ' (clip="two_pass" finds it in a first backward pass)'
 
 
 def blockers(graph: JaxprGraph, scan: int) -> list[Any]:
-    """Numbers made of all layers that operations on the layers wait for.
-
-    Those that one backward pass can find: none of them waits for another.
-    """
+    """Numbers made of all layers that operations on the layers wait for."""
+    # Those that one backward pass can find: none of them waits for another.
     first = after_scan(graph, scan)
     known: set[Any] = set()
     while True:

@@ -82,29 +82,18 @@ def unreachable(budget: int, best: ReportedTrial) -> BudgetError:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The choice for some arguments, and what a search has seen on the way to it.
+    """The choice for some arguments, and what a search has seen on the way to it."""
 
-    Attributes:
-      choice: what the passes are asked to do.
-      budget: bytes; None where none was given.
-      tried: what was compiled, in order.
-      seconds: that the search took.
-      rewritten: the step under the choice.
-      report: of its compile.
-      fingerprint: tells the step from others.
-      products: the option that all were compiled with, see `jaxmem.memory.Pending`.
-      notes: how the search ended, where that is worth saying.
-    """
-
-    choice: Choice
-    budget: int | None = None
-    tried: tuple[ReportedTrial, ...] = ()
-    seconds: float = 0.0
-    rewritten: Rewritten | None = None
-    report: MemoryReport | None = None
-    fingerprint: str = ""
+    choice: Choice  # what the passes are asked to do
+    budget: int | None = None  # bytes; None where none was given
+    tried: tuple[ReportedTrial, ...] = ()  # what was compiled, in order
+    seconds: float = 0.0  # that the search took
+    rewritten: Rewritten | None = None  # the step under the choice
+    report: MemoryReport | None = None  # of its compile
+    fingerprint: str = ""  # tells the step from others
+    # the option that all were compiled with, see `jaxmem.memory.Pending`
     products: int | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # how the search ended, where that is worth saying
 
 
 def best_of(

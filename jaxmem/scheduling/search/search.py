@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 
-from jaxmem import _jaxpr
 from jaxmem.frameworks import Place
-from jaxmem.ir.aliases import Aliases
+from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import MACHINES, seconds
+from jaxmem.ir.graph import Aliases
 from jaxmem.memory import Pending, begin, format_bytes, start_worker
 from jaxmem.scheduling._arguments import jit_with
 from jaxmem.scheduling._choice import Choice
@@ -76,8 +76,8 @@ class TracedStep:
         # the same program as `Scheduled` makes, its name included: compiled once
         @functools.wraps(self.given)
         def step(*args, **kwargs):
-            leaves = filter(_jaxpr.is_array, jax.tree.leaves((args, kwargs)))
-            outs = _jaxpr.evaluate(jaxpr, list(leaves))
+            leaves = filter(jaxprs.is_array, jax.tree.leaves((args, kwargs)))
+            outs = jaxprs.evaluate(jaxpr, list(leaves))
             return jax.tree.unflatten(self.out_tree, outs)
 
         jitted = jit_with(step, self.donated)
@@ -87,7 +87,7 @@ class TracedStep:
     def slack(self) -> float:
         """Seconds of recomputation that are not worth another compile."""
         jaxpr = self.rewritten(Choice(self.target, unchanged=True)).jaxpr
-        eqns = _jaxpr.split(jaxpr)[0].eqns
+        eqns = jaxprs.split(jaxpr)[0].eqns
         return _ENOUGH * sum(seconds(e, MACHINES[self.target]) or 0.0 for e in eqns)
 
 
@@ -99,12 +99,10 @@ def search(
     offload: bool = False,
     most: float | None = None,
 ) -> SearchResult:
-    """The choice that fits a budget; without one, the one that takes least.
-
-    Without a budget nothing that costs anything is recomputed. `named`: only what has a
-    `checkpoint_name` is kept. `offload`: what is kept may wait in the host's memory.
-    After `most` seconds, or when interrupted, it is the best so far.
-    """
+    """The choice that fits a budget; without one, the one that takes least."""
+    # Without a budget nothing that costs anything is recomputed. `named`: only what has
+    # a `checkpoint_name` is kept. `offload`: what is kept may wait in the host's
+    # memory. After `most` seconds, or when interrupted, it is the best so far.
     start = time.perf_counter()
     start_worker()
     deadline = None if most is None else time.monotonic() + most
@@ -134,13 +132,7 @@ def search(
 
 @dataclass
 class SearchRun:
-    """A search whose compiles all have the same options.
-
-    Attributes:
-      tried: what was compiled, in order.
-      notes: what there is to say of how it ended.
-      excess: bytes that a step took above what its assigned buffers had told.
-    """
+    """A search whose compiles all have the same options."""
 
     step: TracedStep
     budget: int | None
@@ -148,9 +140,10 @@ class SearchRun:
     compiles: Compiles
     named: bool = False
     offload: bool = False
+    # what was compiled, in order
     tried: list[ReportedTrial] = field(default_factory=list)
-    notes: tuple[str, ...] = ()
-    excess: int = 0
+    notes: tuple[str, ...] = ()  # what there is to say of how it ended
+    excess: int = 0  # bytes that a step took above what its assigned buffers had told
 
     @property
     def limit(self) -> float:
@@ -278,10 +271,8 @@ class SearchRun:
         return self._fitting(BudgetSearch(*about, **more))
 
     def _fitting(self, flat: BudgetSearch) -> ReportedTrial:
-        """What a search finds, or another among segments where that is better.
-
-        Better is less by the clock's estimate and no more by the count of flops.
-        """
+        """What a search finds, or another among segments where that is better."""
+        # Better is less by the clock's estimate and no more by the count of flops.
         try:
             best = flat.run()
         except BudgetError:
@@ -302,12 +293,10 @@ class SearchRun:
             return best
 
     def _is_vain(self, choice: Choice, limit: float) -> bool:
-        """Whether it is an order that will not do, nor tell more than the one there is.
-
-        Where it is far from the limit, what may be recomputed is looked for at once,
-        while the first choice is compiled. XLA:GPU merges products there, which it
-        cannot do across the barriers of an order.
-        """
+        """Whether it is an order that neither fits nor tells more than the first."""
+        # Where it is far from the limit, what may be recomputed is looked for at once,
+        # while the first choice is compiled. XLA:GPU merges products there, which it
+        # cannot do across the barriers of an order.
         if not choice.get(OperationOrder).planned:
             return False
         first = self._first.unordered
