@@ -57,7 +57,7 @@ def operand_axes(eqn, out_axis: int) -> tuple[Axis, ...] | None:
     if len(eqn.outvars) != 1 or _sharding(eqn) is not None:
         return None
     name, out = eqn.primitive.name, eqn.outvars[0].aval
-    if name in ELEMENTWISE or name in VARYING:
+    if name in ELEMENTWISE or name in VARYING or _is_to_memory(eqn):
         return _operands_along(eqn, out_axis)
     if name == "broadcast_in_dim":
         return _broadcast_operand(eqn, out_axis)
@@ -139,8 +139,14 @@ def _each_alone(eqn, axes: Sequence[Axis]) -> Treatment:
 
 def _device_put(eqn, axes: Sequence[Axis]) -> Treatment:
     """To another memory of the same device: a layer goes there as the whole does."""
-    spaces = all(isinstance(d, jax.memory.Space) for d in eqn.params["devices"])
-    return _each_alone(eqn, axes) if spaces else "it names a sharding"
+    return _each_alone(eqn, axes) if _is_to_memory(eqn) else "it names a sharding"
+
+
+def _is_to_memory(eqn) -> bool:
+    """Whether it sends arrays to another memory of their device, and nothing else."""
+    places = eqn.params.get("devices", ())
+    sends = eqn.primitive.name == "device_put"
+    return sends and all(isinstance(place, jax.memory.Space) for place in places)
 
 
 _CONSTRAINT = "sharding_constraint"

@@ -108,7 +108,7 @@ def test_what_is_computed_twice_is_computed_once():
     assert made(ops).count("concatenate") == 1
     names = [e.primitive.name for e in ops.closed.eqns]
     assert names.count("dot_general") == 3
-    closed = _jaxpr.trace(fn, *map(square, range(3))).jaxpr
+    closed = jaxprs.trace(fn, *map(square, range(3))).jaxpr
     assert made(operations_of(closed, duplicates=True)).count("concatenate") == 3
 
 
