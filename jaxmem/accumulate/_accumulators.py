@@ -24,7 +24,7 @@ from jaxmem.optim.accumulation import (
     accumulation_dtype,
     apply_step,
     axis_text,
-    depends_on_input,
+    dependent_paths,
     map_accumulating,
     per_device,
     per_device_fields,
@@ -159,10 +159,7 @@ def _check_same_on_devices(tx, params, state, options: StepOptions) -> None:
         new = accumulate_step(tx, grads, state, params, micro_batches=options.n)
         return map_accumulating(lambda s: None, new)
 
-    traced, shapes = jax.make_jaxpr(others, return_shape=True)(params)
-    paths = [path for path, _ in jax.tree.leaves_with_path(shapes)]
-    dependent = zip(paths, depends_on_input(traced), strict=True)
-    if names := [jax.tree_util.keystr(path) for path, depends in dependent if depends]:
+    if names := dependent_paths(others, params):
         raise ValueError(
             f"opt_state{names[0]} depends on the gradients of micro-batches, so with "
             f"axis_name={axis_text(options.axis_name)} it would differ from device to "
@@ -226,5 +223,4 @@ def tree_bytes(tree) -> str:
 
 @functools.cache  # once a process
 def log_once(message: str) -> None:
-    """To the log of jaxmem, at level INFO."""
     _LOGGER.info(message)

@@ -30,18 +30,15 @@ def _select(keep, new, old):
 
 
 def all_finite(tree):
-    """A scalar: no leaf holds an infinity or a NaN."""
     checks = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
     return jnp.stack(checks).all()
 
 
 def total(tree, axes: Axes) -> Any:
-    """The sum over the devices."""
     return jax.lax.psum(tree, axes) if axes else tree
 
 
 def mean(tree, axes: Axes) -> Any:
-    """The mean over the devices, in the dtypes of the leaves."""
     return jax.lax.pmean(tree, axes) if axes else tree
 
 

@@ -14,7 +14,7 @@ from jaxmem.chips import CHIPS
 from jaxmem.chips import Machine as Machine
 from jaxmem.ir import jaxprs
 from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.layer_axis import CHEAP, ELEMENTWISE
+from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
 from jaxmem.ir.scans import is_on_host, is_var, size_of
 
 MACHINES = {name: chip.machine for name, chip in CHIPS.items()}

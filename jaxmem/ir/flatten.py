@@ -80,7 +80,6 @@ def is_plain_call(eqn) -> bool:
 
 
 def is_jit(eqn) -> bool:
-    """Whether an equation is a call of a jitted function."""
     return eqn.primitive.name in ("jit", "pjit")
 
 

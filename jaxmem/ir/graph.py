@@ -88,7 +88,6 @@ class Values:
         self.put(i, _compat.bind(eqn, [self.read(v) for v in eqn.invars]))
 
     def put(self, i: int, outs: Sequence[Any]) -> None:
-        """These are the outputs of equation `i`."""
         self.done.add(i)
         self.env.update(zip(self.graph.eqns[i].outvars, outs, strict=True))
 

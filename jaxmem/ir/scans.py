@@ -23,7 +23,6 @@ def size_of(v) -> int:
 
 
 def is_on_host(v) -> bool:
-    """Whether a variable lies in the host's memory."""
     return getattr(v.aval, "memory_space", None) == jax.memory.Space.Host
 
 

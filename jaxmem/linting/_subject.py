@@ -8,6 +8,7 @@ from typing import Any
 from jaxmem import _compat
 from jaxmem._module_path import parse_op_name
 from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import JaxprGraph
 from jaxmem.linting._report import Finding as Finding
 from jaxmem.memory.compile import CompiledProgram, FlatCall
 
@@ -33,7 +34,7 @@ class Subject:
 class SubjectLevel:
     """A list of equations inside a step."""
 
-    jaxpr: Any  # the equations, open
+    graph: JaxprGraph
     stack: str = ""  # the name scopes around all of them
     times: int = 1  # how often they run, as far as the lengths of loops are known
     # of the body of a scan, what comes from the iteration before
@@ -46,12 +47,11 @@ class SubjectLevel:
     @classmethod
     def of(cls, closed) -> "SubjectLevel":
         """The outermost equations of a jaxpr."""
-        return cls(jaxprs.split(closed)[0])
+        return cls(JaxprGraph(closed))
 
-    @cached_property
-    def makers(self) -> dict[Any, Any]:
-        """Variable -> the equation that computes it."""
-        return {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
+    def maker(self, v) -> Any:
+        """The equation that computes a variable, or None."""
+        return self.graph.eqns[self.graph.maker[v]] if v in self.graph.maker else None
 
     def scopes(self, eqn) -> str:
         """The name scopes of an equation, from the outermost."""
@@ -82,7 +82,7 @@ class SubjectLevel:
     @cached_property
     def _lines(self) -> dict[str, str]:
         """Module path -> the user's line of the last equation there."""
-        lines = ((eqn, _users_line(eqn)) for eqn in self.jaxpr.eqns)
+        lines = ((eqn, _users_line(eqn)) for eqn in self.graph.eqns)
         return {self.path(eqn): line for eqn, line in lines if line}
 
     def is_backward(self, eqn) -> bool:
@@ -92,16 +92,17 @@ class SubjectLevel:
     def inside(self, eqn) -> "Iterator[SubjectLevel]":
         """The lists of equations inside an equation."""
         for body in jaxprs.bodies(eqn):
-            jaxpr, length, carry = jaxprs.split(body)[0], 1, frozenset()
+            graph, length, carry = JaxprGraph(body), 1, frozenset()
             if eqn.primitive.name == "scan":
                 length = eqn.params["length"]
                 n_consts, n_carry = _compat.scan_counts(eqn)
-                carry = frozenset(jaxpr.invars[n_consts : n_consts + n_carry])
-            line, function = self._line_of(eqn), _compat.function_source(jaxpr)
+                carry = frozenset(graph.arguments[n_consts : n_consts + n_carry])
+            function = _compat.function_source(jaxprs.split(body)[0])
+            line = self._line_of(eqn)
             folders = (*_compat.INSTALLED, *_compat.OWN)
             library = any(folder in function for folder in folders)
             times = self.times * length
-            yield SubjectLevel(jaxpr, self.scopes(eqn), times, carry, line, library)
+            yield SubjectLevel(graph, self.scopes(eqn), times, carry, line, library)
 
 
 def levels(closed) -> Iterator[SubjectLevel]:
@@ -109,7 +110,7 @@ def levels(closed) -> Iterator[SubjectLevel]:
 
     def walk(level: SubjectLevel) -> Iterator[SubjectLevel]:
         yield level
-        for eqn in level.jaxpr.eqns:
+        for eqn in level.graph.eqns:
             for inner in level.inside(eqn):
                 yield from walk(inner)
 
@@ -120,7 +121,7 @@ def checkpoints(closed) -> Iterator[tuple[SubjectLevel, Any]]:
     """Every `jax.checkpoint` in a backward pass, with the level that it is in."""
     # Those inside ops of this package are left out: the user did not write them.
     for level in levels(closed):
-        for eqn in filter(is_differentiated, level.jaxpr.eqns):
+        for eqn in filter(is_differentiated, level.graph.eqns):
             if not is_own(level, eqn):
                 yield level, eqn
 
@@ -141,7 +142,6 @@ def is_differentiated(eqn) -> bool:
 
 
 def is_recomputed(eqn) -> bool:
-    """Whether an equation recomputes one of the forward pass."""
     return "rematted_computation" in _compat.name_stack(eqn)
 
 
@@ -164,5 +164,4 @@ def place(level: SubjectLevel, eqn) -> dict[str, Any]:
 
 
 def array(aval) -> str:
-    """An array's type as people read it."""
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"

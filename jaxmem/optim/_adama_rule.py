@@ -67,7 +67,6 @@ def accumulate(
     weight: ArrayLike | None = None,
     keep: ArrayLike | None = None,
 ) -> AdamAState:
-    """The state with one more micro-batch in its moments."""
     scale = _scale(rule, micro_batches, weight)
     m_decay, m_add = _factors(rule, rule.b1, state, micro_batches)
     copies = _copies_of_nu(rule)

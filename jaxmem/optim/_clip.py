@@ -84,7 +84,6 @@ def clip_by_layer_norm(
 
 
 def _stacks(stacked, updates) -> list[bool]:
-    """For each leaf whether it is stacked."""
     if stacked is None:
         return [False] * len(jax.tree.leaves(updates))
     given = selectors(stacked)

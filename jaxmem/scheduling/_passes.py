@@ -46,8 +46,6 @@ CONFIGS: dict[str, type] = {one.config.name: one.config for one in PASSES}
 
 @dataclass(frozen=True)
 class Record:
-    """What the passes did to one list of equations."""
-
     # the level as each pass was given it, by the class of its configuration
     entered: Mapping[type, Level]
     rewrites: tuple[tuple[Pass, Any], ...]  # (pass, rewrite) in order
@@ -69,7 +67,6 @@ class Rewritten:
 
     @functools.cached_property
     def description(self) -> Description:
-        """What the passes say of their rewrites."""
         done = (pair for record in self.records for pair in record.rewrites)
         rows = (one.describe(rewrite, self.target) for one, rewrite in done)
         return sum(rows, Description())
@@ -98,7 +95,6 @@ class Rewritten:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about what was not done."""
         left = (note for record in self.records for note in record.notes)
         return (*self.description.notes, *left)
 
@@ -145,7 +141,6 @@ def _sharded_step(closed, aliases: Aliases, choice: Choice) -> Rewritten:
 
 
 def _with_shards(closed, rewritten: Callable[[Any], Any]):
-    """The jaxpr with other bodies in its `shard_map`s."""
 
     def rule(eqn, args: list) -> list[Any] | None:
         if eqn.primitive.name != "shard_map":
@@ -180,7 +175,6 @@ def _run_passes(level: Level, choice: Choice) -> tuple[Any, tuple[Record, ...]]:
 
 
 def _run(one: Pass, level: Level, config) -> tuple[Level, list[Any]]:
-    """One pass: the level after its rewrites, and these."""
     done: list[Any] = []
     while (rewrite := next(iter(one.analyse(level, config)), None)) is not None:
         jaxpr = one.apply(level, rewrite)

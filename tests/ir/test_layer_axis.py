@@ -16,15 +16,9 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.layer_axis import (
-    ELEMENTWISE,
-    RULES,
-    Batched,
-    Reduced,
-    narrow,
-    operand_axes,
-    treatment,
-)
+from jaxmem.ir.layer_axis import narrow, operand_axes, treatment
+from jaxmem.ir.layer_rules import RULES, Batched, Reduced
+from jaxmem.ir.primitives import ELEMENTWISE
 
 L = 3  # layers; no other axis of a case has this size
 EPS = 2.0**-23
@@ -287,6 +281,7 @@ def elementwise():
     yield Case(bits(jnp.uint32), (X,), (0,), (0,))
     yield Case(bits(jnp.uint16), (X,), (0,), "it changes the number of axes")
     yield Case(lambda x: lax.optimization_barrier(x), ((X),), (0,), (0,))
+    yield Case(lambda x: jax.device_put(x, jax.memory.Space.Host), ((X),), (0,), (0,))
     yield Case(
         lambda x, y: lax.optimization_barrier((x, y)),
         (X, normal(4, L)),

@@ -18,14 +18,7 @@ _SHOWN = 2
 def about_arguments(
     subject: Subject, leaves: Iterable[int], least: int = LEAST, **fields: Any
 ) -> Iterator[Finding]:
-    """One finding about several arguments, which names the largest.
-
-    Args:
-      subject: the step.
-      leaves: numbers of the arguments.
-      least: bytes from which an argument counts.
-      **fields: the other fields of the finding.
-    """
+    """One finding about several arguments of `least` bytes or more."""
     sizes = {i: whole_bytes(subject.call, i) for i in leaves}
     large = sorted((i for i in sizes if sizes[i] >= least), key=lambda i: -sizes[i])
     if large:

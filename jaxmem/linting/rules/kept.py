@@ -47,7 +47,7 @@ def _cast_from(copy: Definition):
     eqn = copy.eqn
     if eqn is not None and eqn.primitive.name == "mul":  # by 2, as kept for a square
         scaled = [v for v in eqn.invars if is_var(v)]
-        eqn = copy.level.makers.get(scaled[0]) if len(scaled) == 1 else None
+        eqn = copy.level.maker(scaled[0]) if len(scaled) == 1 else None
     if eqn is None or eqn.primitive.name != "convert_element_type":
         return None
     source = eqn.invars[0]
@@ -81,21 +81,13 @@ def dropout_mask(subject: Subject) -> Iterator[Finding]:
 
 def _is_random(mask: Definition) -> bool:
     """Whether it depends on a key alone: the sign of data, as of relu, does not."""
-    makers, todo, seen, random = mask.level.makers, [mask.var], set(), False
-    while todo:
-        var = todo.pop()
-        if var in seen:
-            continue
-        seen.add(var)
-        eqn = makers.get(var)
-        if eqn is None:
-            if not _is_key_like(var.aval):
-                return False
-            continue
-        inner = (e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body))
-        random |= any(e.primitive.name in _RANDOM for e in (eqn, *inner))
-        todo += filter(is_var, eqn.invars)
-    return random
+    graph = mask.level.graph
+    eqns = [graph.eqns[i] for i in graph.cone([mask.var])]
+    read = {v for eqn in eqns for v in filter(is_var, eqn.invars)}
+    if not all(_is_key_like(v.aval) for v in read - graph.maker.keys()):
+        return False
+    inside = (e for eqn in eqns for b in jaxprs.bodies(eqn) for e in jaxprs.walk(b))
+    return any(e.primitive.name in _RANDOM for e in (*eqns, *inside))
 
 
 def _is_key_like(aval) -> bool:

@@ -93,7 +93,7 @@ def unmatched_name(subject: Subject) -> Iterator[Finding]:
 
 
 def _names(subject: Subject) -> set[str]:
-    eqns = (e for level in levels(subject.closed) for e in level.jaxpr.eqns)
+    eqns = (e for level in levels(subject.closed) for e in level.graph.eqns)
     return {e.params["name"] for e in eqns if e.primitive.name == "name"}
 
 
@@ -102,14 +102,14 @@ def _kept_names(subject: Subject) -> set[tuple[str, bool]]:
     kept: set[tuple[str, bool]] = set()
     for level in levels(subject.closed):
         carriers = _carriers(level)
-        for eqn in level.jaxpr.eqns:
+        for eqn in level.graph.eqns:
             if level.is_backward(eqn):
                 kept.update(*(carriers.get(v, ()) for v in filter(is_var, eqn.invars)))
                 continue
             # a loop stacks its residuals; its carry is no residual
             first = _compat.scan_counts(eqn)[1] if eqn.primitive.name == "scan" else 0
             for inner in level.inside(eqn):
-                outs = filter(is_var, inner.jaxpr.outvars[first:])
+                outs = filter(is_var, inner.graph.outvars[first:])
                 names = _carriers(inner)
                 kept.update(*(names.get(v, ()) for v in outs))
     return kept
@@ -118,7 +118,7 @@ def _kept_names(subject: Subject) -> set[tuple[str, bool]]:
 def _carriers(level: SubjectLevel) -> dict[Any, set[tuple[str, bool]]]:
     """Variable -> (name, whether offloaded) of each name that it has."""
     named: dict[Any, set[tuple[str, bool]]] = {}
-    for eqn in level.jaxpr.eqns:
+    for eqn in level.graph.eqns:
         primitive = eqn.primitive.name
         if primitive in _PASSED_ON and not is_recomputed(eqn):
             given = {(eqn.params["name"], False)} if primitive == "name" else set()

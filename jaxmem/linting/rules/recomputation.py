@@ -27,7 +27,7 @@ def whole_loss(subject: Subject) -> Iterator[Finding]:
     # checkpoint, and the forward pass is computed twice.
     for level in levels(subject.closed):
         forward = 0.0
-        for eqn in level.jaxpr.eqns:
+        for eqn in level.graph.eqns:
             if not level.is_backward(eqn):
                 forward += flops(eqn)
             elif is_differentiated(eqn):
@@ -110,7 +110,7 @@ def _products_of_step(subject: Subject) -> tuple[int, int]:
     scopes = [
         level.scopes(eqn)
         for level in levels(subject.closed)
-        for eqn in level.jaxpr.eqns
+        for eqn in level.graph.eqns
         if eqn.primitive.name in PRODUCTS
     ]
     return _split(scopes)

@@ -30,7 +30,7 @@ class _StackedValue:
 def stacked_twice(subject: Subject) -> Iterator[Finding]:
     """Finds a carry stacked both before and after an iteration, or any value twice."""
     for level in levels(subject.live):
-        for eqn in level.jaxpr.eqns:
+        for eqn in level.graph.eqns:
             if eqn.primitive.name == "scan":
                 yield from _findings(level, eqn)
 
@@ -60,7 +60,7 @@ def _values(level: SubjectLevel, eqn) -> list[_StackedValue]:
     (inner,) = level.inside(eqn)
     n_consts, n_carry = _compat.scan_counts(eqn)
     carries = zip(
-        inner.jaxpr.outvars[:n_carry], inner.jaxpr.invars[n_consts:], strict=False
+        inner.graph.outvars[:n_carry], inner.graph.arguments[n_consts:], strict=False
     )
     # The carry that one iteration returns is the one that the next reads: one value,
     # here under the key of the latter.
@@ -68,7 +68,7 @@ def _values(level: SubjectLevel, eqn) -> list[_StackedValue]:
     carry_keys = {definition.key: (var,) for definition, var in returned}
     own_carries = {(var,) for definition, var in returned if definition.is_own}
     values: dict[tuple[Any, ...], _StackedValue] = {}
-    ys = zip(eqn.outvars[n_carry:], inner.jaxpr.outvars[n_carry:], strict=True)
+    ys = zip(eqn.outvars[n_carry:], inner.graph.outvars[n_carry:], strict=True)
     for stack, var in ys:
         if is_var(var) and size_of(stack) >= LEAST:
             definition = definition_of(inner, var)
@@ -80,7 +80,6 @@ def _values(level: SubjectLevel, eqn) -> list[_StackedValue]:
 
 
 def _counted(level: SubjectLevel, value: _StackedValue) -> list[Any]:
-    """The stacks that count."""
     # Of the result of an op of this package all residuals count as one: that the op and
     # the reader of its result both keep it is how the op works, and not what the user
     # wrote.
@@ -92,6 +91,6 @@ def _counted(level: SubjectLevel, value: _StackedValue) -> list[Any]:
 
 def _is_residual(level: SubjectLevel, var) -> bool:
     """Whether the backward pass alone reads a value."""
-    readers = [e for e in level.jaxpr.eqns if var in filter(is_var, e.invars)]
+    readers = [level.graph.eqns[i] for i in level.graph.users.get(var, ())]
     backward = all(map(level.is_backward, readers))
-    return bool(readers) and backward and var not in level.jaxpr.outvars
+    return bool(readers) and backward and var not in level.graph.outputs

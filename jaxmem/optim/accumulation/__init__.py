@@ -7,7 +7,7 @@ needs no gradient accumulator. It joins `jaxmem.microbatch`, `jaxmem.schedule` a
 `accumulating_transformation`. `jaxmem.optim.adama` is the example.
 """
 
-from jaxmem.optim.accumulation.dependence import depends_on_input as depends_on_input
+from jaxmem.optim.accumulation.dependence import dependent_paths as dependent_paths
 from jaxmem.optim.accumulation.devices import axis_text as axis_text
 from jaxmem.optim.accumulation.devices import count_devices as count_devices
 from jaxmem.optim.accumulation.devices import per_device as per_device

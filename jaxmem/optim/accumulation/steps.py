@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
 from jaxmem._checks import check_axis_name, check_count, shown
-from jaxmem.optim.accumulation.dependence import depends_on_input
+from jaxmem.optim.accumulation.dependence import dependent_paths
 from jaxmem.optim.accumulation.devices import (
     AxisName,
     check_replicated,
@@ -246,10 +246,7 @@ def _check_multi_steps(state) -> None:
 
 def _check_nothing_is_lost(updates_of, grads, state) -> None:
     """ValueError for gradients that no accumulating optimizer takes in."""
-    jaxpr, updates = jax.make_jaxpr(updates_of, return_shape=True)(grads)
-    paths = [path for path, _ in jax.tree.leaves_with_path(updates)]
-    dependent = zip(paths, depends_on_input(jaxpr), strict=True)
-    lost = [jax.tree_util.keystr(path) for path, depends in dependent if depends]
+    lost = dependent_paths(updates_of, grads)
     if not lost:
         return
     groups = _groups_without_accumulation(state)

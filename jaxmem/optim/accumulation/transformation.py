@@ -133,7 +133,6 @@ def chain_after(
 
 
 def zeros_like(tree: PyTree) -> Any:
-    """Zeros of the same types."""
     return jax.tree.map(jnp.zeros_like, tree)
 
 

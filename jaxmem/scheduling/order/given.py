@@ -126,7 +126,6 @@ class _Replayed(Values):
     inside: list[int] = field(default_factory=list)
 
     def put(self, i: int, outs: Sequence[Any]) -> None:
-        """These are the outputs of equation `i`."""
         super().put(i, outs)
         made = self.graph.eqns[i].outvars
         if not any(v in self.kept or v in self.tied for v in made):

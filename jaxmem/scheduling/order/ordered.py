@@ -43,8 +43,6 @@ class OperationOrder:
 
 @dataclass(frozen=True)
 class Ordered:
-    """A jaxpr in order."""
-
     jaxpr: Any  # closed
     # the equations that cost, and are done more than once
     recomputed: tuple[Any, ...] = ()
@@ -89,7 +87,6 @@ def _in_planned_order(closed, aliases: Aliases, target: str):
 
 
 def _repeated(closed, aliases: Aliases, sequence: Sequence[int], target: str):
-    """The jaxpr in this sequence, and what is recomputed in it."""
     ops = operations_of(closed, aliases, tpu=is_tpu(target))
     return Ordered(in_sequence(ops, sequence), tuple(_recomputed(ops, sequence)))
 

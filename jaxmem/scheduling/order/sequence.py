@@ -22,16 +22,9 @@ from jaxmem.scheduling.predict.operations import Operations
 
 
 def in_sequence(ops: Operations, sequence: Sequence[int]):
-    """A jaxpr that does operations in this sequence, some of them more than once.
-
-    Args:
-      ops: what `operations_of` gave.
-      sequence: numbers of operations of `ops.graph`: each at least once, and each value
-        made before it is read (`planning.sequence_profile` checks both).
-
-    Returns:
-      A closed jaxpr like `ops.closed`; its values are the same to the bit.
-    """
+    """A jaxpr that does operations in this sequence, some of them more than once."""
+    # Each at least once, and each value made before it is read, as
+    # `planning.sequence_profile` checks; values are the same to the bit.
     graph = JaxprGraph(ops.closed)
     runs, readers = list(_runs(sequence)), _Readers(ops.graph, sequence)
 
@@ -112,7 +105,6 @@ class _NewestValues:
         return inside[atom]
 
     def do(self, i: int) -> None:
-        """Operation `i`, of the newest values."""
         inside: dict[Any, Any] = {}
         for k in self.ops.equations[i]:
             if not all(v in inside for v in self.graph.eqns[k].outvars):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
-from jaxmem.ir.layer_axis import CHEAP
+from jaxmem.ir.primitives import CHEAP
 from jaxmem.ir.scans import LARGE, barrier, is_var, size_of
 from jaxmem.scheduling._pass import Level, Pass
 

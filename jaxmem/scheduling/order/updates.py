@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.layer_axis import ELEMENTWISE
+from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import LARGE, barrier, is_var, size_of
 
 _UPDATE = ELEMENTWISE | frozenset(
@@ -37,7 +37,6 @@ class Update:
 
     @property
     def ready(self) -> int:
-        """Position of the last equation before they can be done."""
         return max(self.own, self.number)
 
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jaxmem import _compat
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
-from jaxmem.ir.layer_axis import CHEAP, narrow, operand_axes
+from jaxmem.ir.layer_axis import narrow, operand_axes
+from jaxmem.ir.primitives import CHEAP
 from jaxmem.ir.scans import LARGE, is_var, run_body, scan_like, size_of, split, xs_of
 from jaxmem.scheduling._pass import Level, Pass
 

@@ -17,13 +17,7 @@ from jaxmem.scheduling.search.result import SearchResult
 
 
 def fingerprint(closed, donated: Sequence[int] = (), clip: str | None = None) -> str:
-    """A short hash of a step.
-
-    Args:
-      closed: its jaxpr.
-      donated: positions of its donated inputs.
-      clip: as given to `schedule`.
-    """
+    """A short hash of a step, of the positions of its donated inputs, and of `clip`."""
     digest = hashlib.sha256(f"{sorted(donated)} {clip}".encode())
     for line in _lines(closed):
         digest.update(line.encode())
@@ -77,11 +71,7 @@ def _text(value: Any) -> str:
 
 
 def loaded(plan: Plan, fingerprint: str) -> SearchResult:
-    """The choice of a plan that was made for the step of this fingerprint.
-
-    Raises:
-      ValueError: it was made for another step, or with another jax.
-    """
+    """The choice of a plan; ValueError where it is of another step, or another jax."""
     if plan.jax_version != jax.__version__:
         raise ValueError(
             f"plan: made with jax {plan.jax_version or 'unknown'}, this is jax "

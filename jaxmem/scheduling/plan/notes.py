@@ -7,7 +7,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import is_jit, why_closed
 from jaxmem.ir.graph import JaxprGraph, is_transposed, late_of
-from jaxmem.ir.layer_axis import ELEMENTWISE
+from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import LOOPS, is_var, size_of
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._passes import Rewritten

@@ -241,7 +241,6 @@ def _fits(report: MemoryReport | None) -> bool:
 
 
 def _peak(report: MemoryReport | None) -> str:
-    """The peak; None stands for a step that the compiler refused."""
     if report is None:
         return "does not fit"
     fits = report.memory_bytes is None or report.fits()
@@ -289,7 +288,6 @@ def make_plan(
 
 
 def _from_plain(fields: dict[str, Any]) -> Plan:
-    """From what `Plan.to_json` writes."""
 
     def rows(kind, name: str) -> tuple:
         found = (kind(**row) for row in fields[name])

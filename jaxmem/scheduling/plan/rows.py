@@ -99,7 +99,6 @@ def residual(aval, maker, how: str, sign: int) -> RecomputedResidual:
 
 
 def recomputed(equations: Iterable[tuple[Any, int]], target: str) -> tuple:
-    """The rows of (equation, how often)."""
     return tuple(_recomputed(eqn, times, target) for eqn, times in equations)
 
 

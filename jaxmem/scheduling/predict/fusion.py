@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.layer_axis import ELEMENTWISE
+from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling.predict.fusion_kinds import (
     INTO_FIRST,
@@ -112,7 +112,6 @@ class Fusion:
 
     @cached_property
     def users(self) -> dict[Any, list[int]]:
-        """Array -> the equations that read it, also through views."""
         found: dict[Any, list[int]] = {}
         for i, kind in enumerate(self.kinds):
             if kind is not Kind.VIEW:
@@ -122,7 +121,6 @@ class Fusion:
 
     @cached_property
     def results(self) -> set[Any]:
-        """The arrays that the jaxpr gives back."""
         return {self.resolve(v) for v in self.graph.outputs} - {None}
 
     # What is written.
@@ -150,7 +148,6 @@ class Fusion:
         return self.graph.eqns[i].primitive.name
 
     def _of(self, name: str) -> Iterator[Any]:
-        """What equations of one name make."""
         for eqn, kind in zip(self.graph.eqns, self.kinds, strict=True):
             if eqn.primitive.name == name and kind is not Kind.VIEW:
                 yield eqn.outvars[0]

@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.layer_axis import ELEMENTWISE
+from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import is_var
 
 

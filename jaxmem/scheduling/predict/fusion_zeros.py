@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.layer_axis import ELEMENTWISE
+from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import is_var
 
 POOL, GRADIENT = "reduce_window_max", "select_and_scatter_add"
@@ -48,7 +48,6 @@ def _is_relu_of_convolution(graph: JaxprGraph, v) -> bool:
 
 
 def _made_by(graph: JaxprGraph, v, name: str):
-    """The equation of this name that makes `v`, if one does."""
     i = graph.maker.get(v)
     return None if i is None or _name(graph, i) != name else graph.eqns[i]
 

@@ -176,8 +176,6 @@ def _passed_on(graph: Graph) -> Graph:
 
 
 class _Build:
-    """Operations and values as they are found."""
-
     def __init__(self, fusion: Fusion, peak_of: PeakOf):
         self.fusion, self.peak_of = fusion, peak_of
         self.operations: list[Operation] = []
@@ -191,19 +189,16 @@ class _Build:
         self.effect: list[int] = []  # the token of the last operation with side effects
 
     def number(self, v) -> int:
-        """The number of an array's value."""
         if v not in self.numbers:
             self.numbers[v] = self.value(size_of(v), v.aval.str_short(), v)
         return self.numbers[v]
 
     def value(self, size: int, name: str, variable=None) -> int:
-        """The number of a new value."""
         self.values.append(Value(size, name))
         self.variables.append(variable)
         return len(self.values) - 1
 
     def add(self, kernel: Kernel) -> None:
-        """The operation of a kernel."""
         fusion, end = self.fusion, kernel.equations[-1]
         eqns = [fusion.graph.eqns[i] for i in kernel.equations]
         last, tied = eqns[-1], fusion.kinds[end] is Kind.TIE
@@ -247,7 +242,6 @@ class _Build:
             writes.append(self.zeros[pooled])
 
     def tokens(self, kernel: Kernel) -> list[int]:
-        """The barriers that a kernel reads through."""
         found = (v for i in kernel.equations for v in self.fusion.barriers(i))
         return list(dict.fromkeys(self.after[v] for v in found))
 

@@ -10,7 +10,7 @@ from jaxmem._bits import pack_bits, unpack_bits
 from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.layer_axis import CHEAP
+from jaxmem.ir.primitives import CHEAP
 from jaxmem.ir.scans import is_mask, is_var, kept_size, size_of, split
 from jaxmem.scheduling.recompute.minimum_cut import needed
 from jaxmem.scheduling.recompute.pairs import LoopCarried, Pair
@@ -43,7 +43,6 @@ class PairRewrite:
 
     @property
     def wanted(self) -> list[Any]:
-        """What it recomputes."""
         carried = {x.slot for x in self.loop_carried}
         now = [v for slot, v in self.slots.items() if slot not in carried]
         return [*now, *(x.source for x in self.loop_carried)]
@@ -66,7 +65,6 @@ class PairRewrite:
 
     @property
     def offloaded_bytes(self) -> int:
-        """Bytes that wait in the host's memory."""
         return self.layers * sum(map(kept_size, self.offloaded))
 
     @property

@@ -64,8 +64,6 @@ class Pair:
 
 @dataclass(frozen=True)
 class Cut:
-    """What a layer keeps for the backward pass."""
-
     variables: tuple[Any, ...]  # of the forward body, that are kept
     # residuals that come from the iteration before
     loop_carried: tuple[LoopCarried, ...]
@@ -76,7 +74,6 @@ class Cut:
 
     @property
     def cost(self) -> float:
-        """What the best cut has least of."""
         return self.bytes + self.price
 
 

@@ -37,7 +37,6 @@ class Segments:
 
     @property
     def offloaded_bytes(self) -> int:
-        """Bytes that wait in the host's memory."""
         return self.layer.offloaded_bytes
 
     @property
@@ -59,7 +58,6 @@ class Segments:
 
     @property
     def bytes(self) -> int:
-        """What is kept in all."""
         starts = sum(self.counts) * sum(map(kept_size, self.starts))
         return starts + self.sizes[-1] * sum(map(kept_size, self.layer.instead))
 
@@ -126,7 +124,6 @@ def _sizes(length: int) -> Iterator[Sizes]:
 
 
 def _in_one(pair: Pair, found: Cut) -> Segments | None:
-    """All layers as one segment."""
     kept = found.variables
     own = dict(pair.slots), (), pair.fixed, kept, frozenset(), pair.length
     carried = _carried(pair, kept)

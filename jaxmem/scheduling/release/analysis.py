@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.layer_axis import Axis, Batched, Reduced, operand_axes
+from jaxmem.ir.layer_axis import operand_axes
+from jaxmem.ir.layer_rules import Axis, Batched, Reduced
 from jaxmem.ir.scans import is_var, size_of, split, xs_of, ys_of
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling.release.after_scan import AfterScan, after_scan
@@ -23,8 +24,6 @@ Place = tuple[Any, int]  # a variable and the axis along which it is cut
 
 @dataclass(frozen=True)
 class Stack:
-    """A stacked output of a scan."""
-
     var: Any  # the variable
     maker: Any  # the equation that makes a layer of it, in the body; None for an input
     released: bool  # whether it is no more

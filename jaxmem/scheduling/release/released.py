@@ -98,7 +98,6 @@ def _twice(closed, aliases: Aliases, stacks: list[Stack]) -> tuple[Any, list[Sta
 
 
 def _unreleased(stacks: list[Stack]) -> int:
-    """Elements of the stacks that are still made."""
     return sum(jaxprs.elements(s.var.aval.shape) for s in stacks if not s.released)
 
 

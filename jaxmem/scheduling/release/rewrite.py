@@ -11,7 +11,8 @@ from jax import lax
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.layer_axis import Axis, Reduced, narrow
+from jaxmem.ir.layer_axis import narrow
+from jaxmem.ir.layer_rules import Axis, Reduced
 from jaxmem.ir.scans import is_ahead, is_var, scan_like, split, xs_of, ys_of
 from jaxmem.scheduling.release.analysis import Place, Release, bases, made_of
 from jaxmem.scheduling.release.write_back import narrowed, scan_with_write_back
@@ -236,7 +237,6 @@ class _Layer:
         return self.env[atom, axis]
 
     def run(self, i: int) -> None:
-        """A moved equation, on slices."""
         eqn, treated = self.graph.eqns[i], self.plan.treatments[i]
         args = map(self.slice_of, eqn.invars, treated.ins)
         if isinstance(treated, Reduced):

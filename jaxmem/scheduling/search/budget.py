@@ -142,7 +142,6 @@ class BudgetSearch:
         return fits
 
     def _gain(self, rich: int, poor: int) -> float:
-        """Seconds that one candidate takes less than another."""
         return self.candidates[poor].seconds - self.candidates[rich].seconds
 
     def _guess(self, above: int, fits: int) -> int:
@@ -169,7 +168,6 @@ class BudgetSearch:
         return self.peaks[near] + self.candidates[i].bytes - self.candidates[near].bytes
 
     def _peak(self, i: int) -> float:
-        """The compiled peak of a candidate."""
         if i in self.peaks:
             return self.peaks[i]
         candidate = self.candidates[i]

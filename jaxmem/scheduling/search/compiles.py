@@ -76,7 +76,6 @@ class Compiles:
             return None
 
     def close(self) -> None:
-        """Ends what is under way."""
         self.ahead(())
 
     def left(self) -> float:
@@ -119,14 +118,9 @@ def compared(
     known: MemoryReport | None = None,
     products: int | None = None,
 ) -> Compared:
-    """Compiles both, or one where the other is known, with the same options.
-
-    Args:
-      plain: starts the compile of the step as it was given; takes `products`.
-      scheduled: the same of the step as it is scheduled.
-      known: the report of the scheduled step.
-      products: the option it was compiled with, see `jaxmem.memory.Pending`.
-    """
+    """Compiles both, or one where the other is known, with the same options."""
+    # `plain` and `scheduled` start a compile; `known` is the report of the scheduled
+    # step, and `products` the option that it was compiled with.
     while True:
         begun = [plain(products=products)]
         begun += [scheduled(products=products)] if known is None else []

@@ -146,7 +146,6 @@ def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
 
 
 def _cuts(space: SearchSpace, rate: float | None) -> list[tuple[Pair, Cut]]:
-    """What each pair of scans keeps."""
     price = price_at(rate, space.target)
     cut_of = cut_by_names if space.named else cut
     return [(pair, cut_of(pair, price)) for pair in space.scans]

@@ -46,7 +46,6 @@ class ReportedTrial(Trial):
     report: MemoryReport | None
 
     def without_report(self) -> Trial:
-        """What a plan keeps of it."""
         return Trial(self.choice, self.peak, self.predicted, self.seconds)
 
 
@@ -62,7 +61,6 @@ def trial_of(
 
 
 def progress_of(best: ReportedTrial | None) -> str:
-    """The best so far, for a line of progress."""
     if best is None or math.isinf(best.peak):
         return ""
     time = f", {1e3 * best.seconds:.3g} ms recomputed" if best.seconds else ""
@@ -105,7 +103,6 @@ def best_of(
 
 
 def _described(holder: Any) -> str:
-    """Who holds bytes, in a line."""
     what = holder.what if holder.kind == "temp" else f"{holder.kind} {holder.name}"
     words = holder.array, what, holder.module_path
     return " ".join([format_bytes(holder.bytes), *filter(None, words)])

@@ -5,16 +5,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import jax
-
-from jaxmem.frameworks import Place
-from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import MACHINES, seconds
-from jaxmem.ir.graph import Aliases
-from jaxmem.memory import Pending, begin, format_bytes, start_worker
-from jaxmem.scheduling._arguments import jit_with
+from jaxmem.memory import format_bytes, start_worker
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
 from jaxmem.scheduling.order.ordered import PATIENCE, OperationOrder, sequences
@@ -44,51 +36,14 @@ from jaxmem.scheduling.search.result import (
     trial_of,
     unreachable,
 )
+from jaxmem.scheduling.search.traced_step import ENOUGH, TracedStep
 
-_ENOUGH = 0.02  # of the step's own seconds: less is not worth another compile
 _FAR = 1.1  # of the budget: what is predicted above it will not fit
 _LESS = 0.95  # of the seconds: for more, segments are not looked at
 _CONFIRMED = 4  # compiles to the end for one budget
 _REMEMBERED = 8  # steps
 
 _SEQUENCES: dict[tuple[str, str], list[Candidate]] = {}  # by fingerprint and target
-
-
-@dataclass(frozen=True)
-class TracedStep:
-    """A step traced once, to be compiled under several choices."""
-
-    rewritten: Callable[[Choice], Rewritten]
-    aliases: Callable[[Any], Aliases]
-    out_tree: Any
-    given: Callable
-    donated: tuple[Place, ...]
-    args: tuple
-    kwargs: dict[str, Any]
-    target: str
-    fingerprint: str
-    compiler_options: dict[str, Any] | None = None
-
-    def begin(self, choice: Choice, **how: Any) -> Pending:
-        """Starts its compile; `how`: as for `jaxmem.memory.begin`."""
-        jaxpr = self.rewritten(choice).jaxpr
-
-        # the same program as `Scheduled` makes, its name included: compiled once
-        @functools.wraps(self.given)
-        def step(*args, **kwargs):
-            leaves = filter(jaxprs.is_array, jax.tree.leaves((args, kwargs)))
-            outs = jaxprs.evaluate(jaxpr, list(leaves))
-            return jax.tree.unflatten(self.out_tree, outs)
-
-        jitted = jit_with(step, self.donated)
-        how |= {"target": self.target, "compiler_options": self.compiler_options}
-        return begin(jitted, self.args, self.kwargs, **how)
-
-    def slack(self) -> float:
-        """Seconds of recomputation that are not worth another compile."""
-        jaxpr = self.rewritten(Choice(self.target, unchanged=True)).jaxpr
-        eqns = jaxprs.split(jaxpr)[0].eqns
-        return _ENOUGH * sum(seconds(e, MACHINES[self.target]) or 0.0 for e in eqns)
 
 
 def search(
@@ -203,7 +158,6 @@ class SearchRun:
         return min(best, self._settled(plain), key=lambda t: t.peak)
 
     def _settled(self, found: ReportedTrial) -> ReportedTrial:
-        """With the figures of a compile to the end."""
         self.tell(f"compile to the end{progress_of(found)}")
         report = self.compiles.settled(found.choice)
         best = trial_of(found.choice, report, found.predicted, found.seconds)
@@ -307,7 +261,7 @@ class SearchRun:
         if there + peak <= _FAR * limit:
             return False
         least = self._sequences[0].bytes
-        return there + least > _FAR * limit and least > (1 - _ENOUGH) * peak
+        return there + least > _FAR * limit and least > (1 - ENOUGH) * peak
 
     @functools.cached_property
     def _sequences(self) -> list[Candidate]:
