@@ -15,6 +15,7 @@ from jaxmem.optim._adama_rule import AdamAState as AdamAState
 from jaxmem.optim._clip import clip_by_layer_norm as clip_by_layer_norm
 from jaxmem.optim._fused_adam import FusedAdam as FusedAdam
 from jaxmem.optim._multi_steps import MultiSteps as MultiSteps
+from jaxmem.optim._on_host import on_host as on_host
 from jaxmem.optim.accumulation import accumulate_step as accumulate_step
 from jaxmem.optim.accumulation import accumulates as accumulates
 from jaxmem.optim.accumulation import apply_step as apply_step

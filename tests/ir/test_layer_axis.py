@@ -281,6 +281,7 @@ def elementwise():
     yield Case(bits(jnp.uint32), (X,), (0,), (0,))
     yield Case(bits(jnp.uint16), (X,), (0,), "it changes the number of axes")
     yield Case(lambda x: lax.optimization_barrier(x), ((X),), (0,), (0,))
+    yield Case(lambda x: jax.device_put(x, jax.memory.Space.Host), ((X),), (0,), (0,))
     yield Case(
         lambda x, y: lax.optimization_barrier((x, y)),
         (X, normal(4, L)),
