@@ -32,6 +32,7 @@ __all__ = [
     "apply_step",
     "clip_by_layer_norm",
     "ledger",
+    "on_host",
     "scale_by_adama",
     "start_step",
 ]
