@@ -123,10 +123,11 @@ def test_sharded_as_the_parameters(case):
     there = jax.device_put(given, places)
     state = tx.init(there)
     if case.sharded:
-        shapes = {p.shape: places[k] for k, p in given.items()}
-        for x in jax.tree.leaves(state):
-            if x.shape in shapes:
-                assert x.sharding.is_equivalent_to(shapes[x.shape], x.ndim), x
+        for path, x in jax.tree_util.tree_leaves_with_path(state):
+            names = {getattr(key, "key", None) for key in path} & {*given}
+            for k in names:  # by name: means of "w" may have the shape of "b"
+                if x.shape == given[k].shape:
+                    assert x.sharding.is_equivalent_to(places[k], x.ndim), path
     step = jax.jit(lambda p, s, g: tx.update(g, s, p))
     for i in range(3):
         g = {k: jax.device_put(x[i], places[k]) for k, x in grads.items()}
