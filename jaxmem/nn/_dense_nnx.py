@@ -93,13 +93,7 @@ class VeLoRADense(nnx.Linear):
         `groups` values a row of the input.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        groups: int = 32,
-        scale: float = 1.0,
-        **kwargs: Any,
-    ):
+    def __init__(self, *args: Any, groups: int = 32, scale: float = 1.0, **kwargs: Any):
         check_velora(groups, scale)
         super().__init__(*args, **kwargs)
         self.groups, self.scale = groups, scale

@@ -14,16 +14,11 @@ from jax import lax
 from jax.extend.core import primitives
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxmem import _compat, _jaxpr
-from jaxmem.ir.layer_axis import (
-    ELEMENTWISE,
-    RULES,
-    Batched,
-    Reduced,
-    narrow,
-    operand_axes,
-    treatment,
-)
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.ir.layer_axis import narrow, operand_axes, treatment
+from jaxmem.ir.layer_rules import RULES, Batched, Reduced
+from jaxmem.ir.primitives import ELEMENTWISE
 
 L = 3  # layers; no other axis of a case has this size
 EPS = 2.0**-23
@@ -398,7 +393,7 @@ def test_sums_over_devices_are_done_by_layers(name):
     )
     x = normal(8 * L, 4)
     jaxpr = jax.make_jaxpr(mapped(fn))(x)
-    eqns = [e for e in _jaxpr.walk(jaxpr) if e.primitive.name != "shard_map"]
+    eqns = [e for e in jaxprs.walk(jaxpr) if e.primitive.name != "shard_map"]
     assert {e.primitive.name for e in eqns} <= set(RULES)
     assert_close(jax.jit(mapped(by_layers))(x), jax.jit(mapped(fn))(x))
 
@@ -507,7 +502,7 @@ def test_effects_and_shardings_are_refused():
 
     (eqn,) = (
         e
-        for e in _jaxpr.walk(jax.make_jaxpr(printed)(X))
+        for e in jaxprs.walk(jax.make_jaxpr(printed)(X))
         if e.primitive.name == "debug_callback"
     )
     assert isinstance(treatment(eqn, [0]), str)

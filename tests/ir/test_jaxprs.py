@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 
 X = jnp.arange(6.0).reshape(2, 3)
 
@@ -22,14 +22,14 @@ def test_trace_holds_what_is_not_an_array():
     def fn(x, flag, *, name):
         return {name: x if flag else -x}
 
-    traced = _jaxpr.trace(fn, X, False, name="y")
+    traced = jaxprs.trace(fn, X, False, name="y")
     assert len(traced.leaves) == 1
-    outs = _jaxpr.evaluate(traced.jaxpr, traced.leaves)
+    outs = jaxprs.evaluate(traced.jaxpr, traced.leaves)
     np.testing.assert_array_equal(jax.tree.unflatten(traced.out_tree, outs)["y"], -X)
 
 
 def test_walk_sees_nested_bodies():
-    names = [e.primitive.name for e in _jaxpr.walk(jax.make_jaxpr(nested)(X))]
+    names = [e.primitive.name for e in jaxprs.walk(jax.make_jaxpr(nested)(X))]
     assert {"scan", "cond", "sin", "cos", "tanh"} <= set(names)
     assert names.index("scan") < names.index("sin")
 
@@ -39,27 +39,27 @@ def test_evaluate_with_a_rule():
         return [args[0] * 0] if eqn.primitive.name == "sin" else None
 
     jaxpr = jax.make_jaxpr(lambda x: jnp.sin(x) + 1)(X)
-    np.testing.assert_array_equal(_jaxpr.evaluate(jaxpr, [X], rule)[0], X * 0 + 1)
+    np.testing.assert_array_equal(jaxprs.evaluate(jaxpr, [X], rule)[0], X * 0 + 1)
 
 
 def test_rebind_keeps_the_rest():
     table = np.arange(3.0, dtype=np.float32)  # a constant of the new bodies
 
     def add(body):
-        return _jaxpr.retrace(
-            body, lambda args: [o + table for o in _jaxpr.evaluate(body, args)]
+        return jaxprs.retrace(
+            body, lambda args: [o + table for o in jaxprs.evaluate(body, args)]
         )
 
     def rebuilt(x):
         jaxpr = jax.make_jaxpr(nested)(x)
 
         def rule(eqn, args):
-            new = [add(b) for b in _jaxpr.bodies(eqn)]
+            new = [add(b) for b in jaxprs.bodies(eqn)]
             return (
-                _jaxpr.rebind(eqn, args, new) if eqn.primitive.name == "scan" else None
+                jaxprs.rebind(eqn, args, new) if eqn.primitive.name == "scan" else None
             )
 
-        return _jaxpr.evaluate(jaxpr, [x], rule)
+        return jaxprs.evaluate(jaxpr, [x], rule)
 
     before = jax.make_jaxpr(nested)(X).jaxpr.eqns[-1]
     after = [
@@ -79,9 +79,9 @@ def test_rebind_gives_a_checkpoint_its_constants():
 
     def run(x):
         eqn = jaxpr.jaxpr.eqns[-1]
-        body = _jaxpr.bodies(eqn)[0]
-        new = _jaxpr.retrace(body, lambda args: [jnp.sin(args[0]) * table[None]])
-        return _jaxpr.rebind(eqn, [x], [new])[0]
+        body = jaxprs.bodies(eqn)[0]
+        new = jaxprs.retrace(body, lambda args: [jnp.sin(args[0]) * table[None]])
+        return jaxprs.rebind(eqn, [x], [new])[0]
 
     np.testing.assert_allclose(run(X), jnp.sin(X) * table[None], rtol=1e-6)
     slope = jax.grad(lambda x: run(x).sum())(X)
