@@ -114,5 +114,6 @@ def adafactor(
         dtype = check_dtype("dtype_momentum", dtype_momentum)
         parts.append(optax.ema(decay("momentum", momentum), False, dtype))
     if weight_decay_rate is not None:
-        parts.append(decayed(weight_decay_rate, weight_decay_mask))
+        names = "weight_decay_rate", "weight_decay_mask"
+        parts.append(decayed(weight_decay_rate, weight_decay_mask, names))
     return widened(optax.chain(*parts, optax.scale(-1)))

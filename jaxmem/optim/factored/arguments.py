@@ -41,9 +41,11 @@ def decayed_rate(
     return optax.chain(decayed(weight_decay, mask), optax.scale_by_learning_rate(rate))
 
 
-def decayed(weight_decay: Any, mask: Any) -> optax.GradientTransformation:
+def decayed(
+    weight_decay: Any, mask: Any, names: tuple[str, str] = ("weight_decay", "mask")
+) -> optax.GradientTransformation:
     """Adds the decayed weights; without decay it needs no parameters."""
-    weight_decay = check_rate("weight_decay", weight_decay)
-    check_mask(mask)
+    weight_decay = check_rate(names[0], weight_decay)
+    check_mask(mask, names[1])
     none = isinstance(weight_decay, int | float) and weight_decay == 0
     return optax.identity() if none else optax.add_decayed_weights(weight_decay, mask)
