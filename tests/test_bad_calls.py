@@ -87,7 +87,7 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN += (
 )
 # States, which `init` makes
 WITHOUT_ARGUMENTS_OF_ITS_OWN += (
-    "AdamMiniState CameState FactoredRmsState Factors Sm3State".split()
+    "AdamMiniState CameState FactoredRmsState FactoredMoment Sm3State".split()
 )
 # Flax's own arguments alone
 AS_IN_FLAX = {"linen.BatchNorm", "linen.Dropout", "linen.GroupNorm"}

@@ -21,8 +21,8 @@ from jaxmem.optim.accumulation import apply_step as apply_step
 from jaxmem.optim.accumulation import start_step as start_step
 from jaxmem.optim.factored import AdamMiniState as AdamMiniState
 from jaxmem.optim.factored import CameState as CameState
+from jaxmem.optim.factored import FactoredMoment as FactoredMoment
 from jaxmem.optim.factored import FactoredRmsState as FactoredRmsState
-from jaxmem.optim.factored import Factors as Factors
 from jaxmem.optim.factored import Sm3State as Sm3State
 from jaxmem.optim.factored import adafactor as adafactor
 from jaxmem.optim.factored import adalomo as adalomo

@@ -18,7 +18,7 @@ from jaxmem.optim.factored.factored_rms import (
 )
 from jaxmem.optim.factored.lomo import adalomo as adalomo
 from jaxmem.optim.factored.lomo import lomo as lomo
-from jaxmem.optim.factored.moments import Factors as Factors
+from jaxmem.optim.factored.moments import FactoredMoment as FactoredMoment
 from jaxmem.optim.factored.sm3 import Sm3State as Sm3State
 from jaxmem.optim.factored.sm3 import scale_by_sm3 as scale_by_sm3
 from jaxmem.optim.factored.sm3 import sm3 as sm3

@@ -27,7 +27,8 @@ WHO = "Adam-mini"
 class AdamMiniState(NamedTuple):
     """State of Adam-mini: trees of the parameters' structure, in float32 or wider."""
 
-    count: Int32[Array, ""]  # finished steps
+    # finished steps; a tuple has a method of this name
+    count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
     mu: PyTree  # of the parameter's shape
     nu: PyTree  # of the shape of the blocks, [layers..., blocks...]
 
@@ -112,8 +113,11 @@ def scale_by_adam_mini(
 
     def update(updates, state, params=None):
         del params
-        counts, count = all_counts(updates), optax.safe_increment(state.count)
-        rule = _Rule(b1, b2, eps, count)
+        counts, count = (
+            all_counts(updates),
+            jnp.asarray(optax.safe_increment(state.count)),
+        )
+        rule = AdamMiniRule(b1, b2, eps, count)
         step = lambda *leaf: _step(rule, next(counts), *leaf)
         with jax.named_scope("jaxmem.scale_by_adam_mini"):
             new, mu, nu = map_leaves(WHO, 3, step, updates, state.mu, state.nu)
@@ -122,11 +126,11 @@ def scale_by_adam_mini(
     return optax.GradientTransformation(init, update)
 
 
-class _Rule(NamedTuple):
+class AdamMiniRule(NamedTuple):
     b1: Any
     b2: Any
     eps: Any
-    count: Int32[Array, ""]
+    step: Int32[Array, ""]  # from 1 on
 
 
 def _start(p, counts):
@@ -138,14 +142,14 @@ def _start(p, counts):
     return mu, jnp.zeros_like(kind)
 
 
-def _step(rule: _Rule, counts, path: str, g, mu, nu):
+def _step(rule: AdamMiniRule, counts, path: str, g, mu, nu):
     check_shape(WHO, path, mu.shape, g.shape)
     check_shape(WHO, path, nu.shape, (*g.shape[: g.ndim - len(counts)], *counts))
     x = g.astype(mu.dtype)
     mu = rule.b1 * mu + (1 - rule.b1) * x
     nu = rule.b2 * nu + (1 - rule.b2) * blocks_.means(jnp.square(x), counts)
     first, second = (
-        1 - jnp.power(jnp.asarray(b, x.dtype), rule.count.astype(x.dtype))
+        1 - jnp.power(jnp.asarray(b, x.dtype), rule.step.astype(x.dtype))
         for b in (rule.b1, rule.b2)
     )
     # Of the blocks' size: the root and the division are taken once a block.

@@ -44,7 +44,9 @@ def all_counts(
     """For each leaf how many blocks there are along each axis of a layer."""
     named = paths_and_leaves(tree)
     given: list[Counts | None] = [None] * len(named)
-    for pattern, counts in reversed(blocks.items()):  # the first that matches holds
+    for pattern, counts in reversed(
+        list(blocks.items())
+    ):  # the first that matches holds
         hits = [matches(pattern, path) for path, _ in named]
         check_matched(pattern, hits, named, f"{who}: blocks")
         given = [counts if h else g for h, g in zip(hits, given, strict=True)]

@@ -29,11 +29,11 @@ class CameState(NamedTuple):
     """State of CAME: trees of the parameters' structure, in float32 or wider."""
 
     mu: PyTree  # of the parameter's shape
-    nu: PyTree  # `Factors` of a matrix; of a vector its shape
-    instability: PyTree  # `Factors` of a matrix; of a vector nothing
+    nu: PyTree  # `FactoredMoment` of a matrix; of a vector its shape
+    instability: PyTree  # `FactoredMoment` of a matrix; of a vector nothing
 
 
-class _Rule(NamedTuple):
+class CameRule(NamedTuple):
     b1: Any
     b2: Any
     b3: Any
@@ -106,10 +106,10 @@ def scale_by_came(
 
       tx = optax.chain(jaxmem.optim.scale_by_came(), optax.scale_by_learning_rate(2e-4))
     """
-    betas = (decay(n, b) for n, b in (("b1", b1), ("b2", b2), ("b3", b3)))
+    b1, b2, b3 = decay("b1", b1), decay("b2", b2), decay("b3", b3)
     threshold = number("clip_threshold", clip_threshold, above=0)
     per_layer = check_bool("per_layer", per_layer)
-    rule = _Rule(*betas, pair("eps", eps), threshold, per_layer)
+    rule = CameRule(b1, b2, b3, pair("eps", eps), threshold, per_layer)
     check_selection("stacked", stacked)
 
     def init(params):
@@ -135,7 +135,7 @@ def _start(p, layers: int):
     return moments.zeros(p, None), moments.zeros(p, axes), instability
 
 
-def _step(rule: _Rule, layers: int, path: str, g, mu, nu, instability):
+def _step(rule: CameRule, layers: int, path: str, g, mu, nu, instability):
     axes = moments.matrix_axes(g.shape, layers)
     check_shape(WHO, path, mu.shape, g.shape)
     moments.check_moment(WHO, path, nu, g, axes)

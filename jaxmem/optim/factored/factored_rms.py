@@ -24,8 +24,9 @@ WHO = "the factored root mean square"
 class FactoredRmsState(NamedTuple):
     """State of `scale_by_factored_rms`, in float32 or wider."""
 
-    count: Int32[Array, ""]  # finished steps
-    nu: PyTree  # `Factors` of a matrix; else of the parameter's shape
+    # finished steps; a tuple has a method of this name
+    count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
+    nu: PyTree  # `FactoredMoment` of a matrix; else of the parameter's shape
 
 
 def scale_by_factored_rms(
@@ -107,7 +108,7 @@ def scale_by_factored_rms(
         step = lambda *leaf: _step(add, epsilon, next(axes), *leaf)
         with jax.named_scope("jaxmem.scale_by_factored_rms"):
             new, nu = map_leaves(WHO, 2, step, updates, state.nu)
-        return new, FactoredRmsState(optax.safe_increment(state.count), nu)
+        return new, FactoredRmsState(jnp.asarray(optax.safe_increment(state.count)), nu)
 
     return optax.GradientTransformation(init, update)
 

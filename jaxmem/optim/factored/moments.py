@@ -18,14 +18,14 @@ from jaxmem.optim.factored.leaves import check_shape
 Axes = tuple[int, int]
 
 
-class Factors(NamedTuple):
+class FactoredMoment(NamedTuple):
     """Means of a matrix V, which is estimated as `row col^T / mean(row)`."""
 
     row: Float[Array, "*batch m"]  # over the columns
     col: Float[Array, "*batch n"]  # over the rows
 
 
-Moment = Factors | Float[Array, "..."]
+Moment = FactoredMoment | Float[Array, "..."]
 
 
 def matrix_axes(shape: Sequence[int], layers: int, least: int = 0) -> Axes | None:
@@ -47,7 +47,7 @@ def zeros(p, axes: Axes | None) -> Moment:
     dtype = accumulation_dtype(p)
     if axes is None:
         return jnp.zeros_like(p, dtype=dtype)
-    return Factors(*(_zeros_without(p, axis, dtype) for axis in reversed(axes)))
+    return FactoredMoment(*(_zeros_without(p, axis, dtype) for axis in reversed(axes)))
 
 
 def _zeros_without(p, axis: int, dtype):
@@ -58,16 +58,20 @@ def _zeros_without(p, axis: int, dtype):
 
 def averaged(moment: Moment, x, keep, add, axes: Axes | None) -> Moment:
     """`keep` times the moment plus `add` times `x`, or its means."""
-    if not isinstance(moment, Factors) or axes is None:
+    if not isinstance(moment, FactoredMoment):
         return keep * moment + add * x
+    assert axes is not None  # only a matrix has factors
     means = (jnp.mean(x, axis=axis) for axis in reversed(axes))
-    return Factors(*(keep * f + add * m for f, m in zip(moment, means, strict=True)))
+    return FactoredMoment(
+        *(keep * f + add * m for f, m in zip(moment, means, strict=True))
+    )
 
 
 def divided_by_root(x, moment: Moment, axes: Axes | None):
     """`x` over the root of the estimated moment."""
-    if not isinstance(moment, Factors) or axes is None:
+    if not isinstance(moment, FactoredMoment):
         return x * jax.lax.rsqrt(moment)
+    assert axes is not None  # only a matrix has factors
     rows, columns = axes
     row = jnp.expand_dims(moment.row, columns)
     col = jnp.expand_dims(moment.col, rows)
@@ -78,8 +82,8 @@ def divided_by_root(x, moment: Moment, axes: Axes | None):
 
 def check_moment(who: str, path: str, moment: Moment, x, axes: Axes | None) -> None:
     """ValueError for the moment of a parameter of another shape."""
-    if axes is None or not isinstance(moment, Factors):
-        found = moment.row if isinstance(moment, Factors) else moment
+    if axes is None or not isinstance(moment, FactoredMoment):
+        found = moment.row if isinstance(moment, FactoredMoment) else moment
         wanted = x.shape if axes is None else _shape_without(x.shape, axes[1])
         check_shape(who, path, found.shape, wanted)
         return
