@@ -15,6 +15,7 @@ from jaxmem.optim._adama_rule import AdamAState as AdamAState
 from jaxmem.optim._clip import clip_by_layer_norm as clip_by_layer_norm
 from jaxmem.optim._fused_adam import FusedAdam as FusedAdam
 from jaxmem.optim._multi_steps import MultiSteps as MultiSteps
+from jaxmem.optim._on_host import on_host as on_host
 from jaxmem.optim.accumulation import accumulate_step as accumulate_step
 from jaxmem.optim.accumulation import accumulates as accumulates
 from jaxmem.optim.accumulation import apply_step as apply_step
@@ -37,3 +38,25 @@ from jaxmem.optim.factored import sm3 as sm3
 from jaxmem.optim.ledgers import Ledger as Ledger
 from jaxmem.optim.ledgers import LedgerRow as LedgerRow
 from jaxmem.optim.ledgers import ledger as ledger
+
+__all__ = [
+    "FusedAdam",
+    "MultiSteps",
+    "accumulate_step",
+    "adafactor",
+    "adalomo",
+    "adam_mini",
+    "adama",
+    "apply_step",
+    "came",
+    "clip_by_layer_norm",
+    "ledger",
+    "lomo",
+    "scale_by_adam_mini",
+    "scale_by_adama",
+    "scale_by_came",
+    "scale_by_factored_rms",
+    "scale_by_sm3",
+    "sm3",
+    "start_step",
+]
