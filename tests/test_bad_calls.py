@@ -85,6 +85,10 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN = """
 WITHOUT_ARGUMENTS_OF_ITS_OWN += (
     "Ledger LedgerRow CompileError DoesNotFit Pending begin start_worker".split()
 )
+# States, which `init` makes
+WITHOUT_ARGUMENTS_OF_ITS_OWN += (
+    "AdamMiniState CameState FactoredRmsState FactoredMoment Sm3State".split()
+)
 # Flax's own arguments alone
 AS_IN_FLAX = {"linen.BatchNorm", "linen.Dropout", "linen.GroupNorm"}
 AS_IN_FLAX |= {name.replace("linen", "nnx") for name in AS_IN_FLAX}

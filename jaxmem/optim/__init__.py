@@ -20,6 +20,21 @@ from jaxmem.optim.accumulation import accumulate_step as accumulate_step
 from jaxmem.optim.accumulation import accumulates as accumulates
 from jaxmem.optim.accumulation import apply_step as apply_step
 from jaxmem.optim.accumulation import start_step as start_step
+from jaxmem.optim.factored import AdamMiniState as AdamMiniState
+from jaxmem.optim.factored import CameState as CameState
+from jaxmem.optim.factored import FactoredMoment as FactoredMoment
+from jaxmem.optim.factored import FactoredRmsState as FactoredRmsState
+from jaxmem.optim.factored import Sm3State as Sm3State
+from jaxmem.optim.factored import adafactor as adafactor
+from jaxmem.optim.factored import adalomo as adalomo
+from jaxmem.optim.factored import adam_mini as adam_mini
+from jaxmem.optim.factored import came as came
+from jaxmem.optim.factored import lomo as lomo
+from jaxmem.optim.factored import scale_by_adam_mini as scale_by_adam_mini
+from jaxmem.optim.factored import scale_by_came as scale_by_came
+from jaxmem.optim.factored import scale_by_factored_rms as scale_by_factored_rms
+from jaxmem.optim.factored import scale_by_sm3 as scale_by_sm3
+from jaxmem.optim.factored import sm3 as sm3
 from jaxmem.optim.ledgers import Ledger as Ledger
 from jaxmem.optim.ledgers import LedgerRow as LedgerRow
 from jaxmem.optim.ledgers import ledger as ledger
@@ -28,11 +43,21 @@ __all__ = [
     "FusedAdam",
     "MultiSteps",
     "accumulate_step",
+    "adafactor",
+    "adalomo",
+    "adam_mini",
     "adama",
     "apply_step",
+    "came",
     "clip_by_layer_norm",
     "ledger",
     "on_host",
+    "lomo",
+    "scale_by_adam_mini",
     "scale_by_adama",
+    "scale_by_came",
+    "scale_by_factored_rms",
+    "scale_by_sm3",
+    "sm3",
     "start_step",
 ]

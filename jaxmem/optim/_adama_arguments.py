@@ -30,12 +30,12 @@ def check_rate(name: str, value: Any) -> Any:
     return value if callable(value) else check_scalar(name, value)
 
 
-def check_mask(mask: Any) -> None:
+def check_mask(mask: Any, name: str = "mask") -> None:
     if mask is not None and not callable(mask):
         allowed = (
             "a tree of bools, a function of the parameters that gives one, or None"
         )
-        check_bools(f"mask={shown(mask)}", mask, allowed)
+        check_bools(f"{name}={shown(mask)}", mask, allowed)
 
 
 def check_decays(b1: Any, b2: Any, eps: Any, eps_root: Any) -> tuple[Any, ...]:

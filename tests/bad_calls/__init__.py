@@ -1,9 +1,10 @@
 """Calls of public functions, and values that one argument of each must refuse."""
 
-from tests.bad_calls import functions, layers, operations, optimizers, steps
+from tests.bad_calls import factored, functions, layers, operations, optimizers, steps
 
 CALLS = [
     *optimizers.CALLS,
+    *factored.CALLS,
     *steps.CALLS,
     *functions.CALLS,
     *operations.CALLS,

@@ -1,0 +1,121 @@
+"""Factored and layer-wise optimizers, from their papers' formulas, layer by layer."""
+
+import numpy as np
+
+from jaxmem.optim import adafactor, adalomo, adam_mini, came, lomo, sm3
+from tests.optim.cases.case import LR, Case
+
+
+def rms(x):
+    return np.sqrt(np.mean(x**2))
+
+
+class Estimate:
+    """Adafactor's: rank one for a matrix, whole for a vector."""
+
+    def __init__(self):
+        self.row = self.col = self.v = 0.0
+
+    def over_root(self, x, square, b, given):
+        """`given` over the root of the average of `square`."""
+        if x.ndim < 2:
+            self.v = b * self.v + (1 - b) * square
+            return given / np.sqrt(self.v)
+        self.row = b * self.row + (1 - b) * square.mean(1)
+        self.col = b * self.col + (1 - b) * square.mean(0)
+        return given / np.sqrt(np.outer(self.row, self.col) / self.row.mean())
+
+
+def came_reference(path, p, grads, decay=0.01):
+    m, nu, unsure = 0.0, Estimate(), Estimate()
+    for g in grads:
+        u = nu.over_root(g, g**2 + 1e-30, 0.999, g)
+        u = u / max(1, rms(u))
+        m = 0.9 * m + 0.1 * u
+        step = m
+        if p.ndim == 2:
+            step = unsure.over_root(g, (u - m) ** 2 + 1e-16, 0.9999, m)
+        p = (1 - decay * LR) * p - LR * step
+    return p
+
+
+def adalomo_reference(path, p, grads, decay=0.1):
+    nu = Estimate()
+    for t, g in enumerate(grads, 1):
+        u = nu.over_root(g, g**2 + 1e-30, 1 - t**-0.8, g)
+        u = u / max(1, rms(u))
+        rate = LR * max(1e-3, rms(p))
+        p = (1 - rate * decay) * p - rate * u
+    return p
+
+
+def adafactor_reference(path, p, grads):
+    nu, m = Estimate(), 0.0
+    for t, g in enumerate(grads, 1):
+        u = nu.over_root(g, g**2 + 1e-30, 1 - t**-0.8, g)
+        u = u / max(1, rms(u))
+        m = 0.9 * m + 0.1 * LR * u * max(1e-3, rms(p))
+        p = p - (m + 1e-4 * p)
+    return p
+
+
+def lomo_reference(path, p, grads):
+    for g in grads:
+        p = (1 - LR * 0.1) * p - LR * np.clip(g, -1, 1)
+    return p
+
+
+def sm3_reference(path, p, grads):
+    m, cover = 0.0, [np.zeros(n) for n in p.shape]
+    for g in grads:
+        least = cover[0]
+        if p.ndim == 2:
+            least = np.minimum(cover[0][:, None], cover[1][None])
+        v = least + g**2
+        m = 0.9 * m + 0.1 * g / np.sqrt(v + 1e-8)
+        cover = [v.max(1), v.max(0)] if p.ndim == 2 else [v]
+        p = p - LR * m
+    return p
+
+
+def adam_mini_reference(path, p, grads):
+    """A column a block, of "w" four columns, of "b" an element."""
+    m = v = 0.0
+    for t, g in enumerate(grads, 1):
+        square = g**2
+        if path == "layers":
+            square = square.mean(0)
+        elif path == "w":
+            square = np.repeat(square.reshape(len(p), -1, 4).mean((0, 2)), 4)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * square
+        step = m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+        p = p - LR * step
+    return p
+
+
+def made_adafactor(rate=LR):
+    return adafactor(rate, 8, momentum=0.9, weight_decay_rate=1e-4)
+
+
+def made_adam_mini(rate=LR):
+    return adam_mini(rate, blocks={"w": (1, 8)}, full=lambda path: path == "b")
+
+
+CASES = [
+    Case(
+        "came",
+        lambda lr=LR: came(lr, weight_decay=0.01),
+        came_reference,
+        needs_params=True,
+    ),
+    Case(
+        "adalomo",
+        lambda lr=LR: adalomo(lr, weight_decay=0.1),
+        adalomo_reference,
+        needs_params=True,
+    ),
+    Case("lomo", lambda lr=LR: lomo(lr, 1.0, 0.1), lomo_reference, needs_params=True),
+    Case("adafactor", made_adafactor, adafactor_reference, needs_params=True),
+    Case("sm3", lambda lr=LR: sm3(lr), sm3_reference),
+    Case("adam_mini", made_adam_mini, adam_mini_reference),
+]
