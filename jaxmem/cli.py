@@ -28,13 +28,6 @@ class Flavour(StrEnum):
     linen = "linen"
 
 
-class Optimizer(StrEnum):
-    """What the demo's substituted model is trained with."""
-
-    adamw = "adamw"
-    adama = "adama"
-
-
 class StepToMeasure(NamedTuple):
     """A step with its arguments, as a user's function returns it."""
 
@@ -58,8 +51,13 @@ def demo(
     dropout: Annotated[float, typer.Option(min=0.0, max=0.99)] = 0.0,
     seed: Annotated[int, typer.Option()] = 0,
     optimizer: Annotated[
-        Optimizer, typer.Option(help="Of the substituted run; the plain one has adamw.")
-    ] = Optimizer.adamw,
+        str,
+        typer.Option(
+            help="Of the substituted run; the plain one has adamw. adama, adamw-8bit, "
+            "adamw-4bit, adama-8bit, adamw-host, galore, galore-8bit, apollo, "
+            "apollo-mini, fira, came, adafactor, adalomo, lomo, sm3 or adam-mini."
+        ),
+    ] = "adamw",
     micro_batches: Annotated[
         int | None,
         typer.Option(
@@ -103,7 +101,7 @@ def demo(
             batch=batch,
             dropout=dropout,
             seed=seed,
-            optimizer=optimizer.value,
+            optimizer=optimizer,
             micro_batches=micro_batches,
             technique=technique,
         )

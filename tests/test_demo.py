@@ -30,6 +30,7 @@ from jaxmem.demo import (
     training,
 )
 from jaxmem.demo.measuring import Largest, largest_batch, rounded
+from jaxmem.demo.optimizers import OPTIMIZERS
 from jaxmem.demo.techniques import TECHNIQUES, Technique
 from tests.sets import some_fast
 
@@ -167,10 +168,22 @@ def test_accumulated_gradient_is_that_of_the_batch():
     assert jnp.abs(whole[1]["head"]["kernel"]).max() > 1e-2
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_takes_a_step(name):
+    """And is updated with the types that its state began with."""
+    params, loss = _model("linen")
+    settings = dataclasses.replace(TINY, optimizer=name, width=64, model="linen")
+    run = training.start(params, loss, settings, name)
+    state = jax.eval_shape(lambda: run.state)
+    new, value = jax.eval_shape(run.step, state, _tokens(settings.batch), 0)
+    same = lambda a, b: (a.shape, a.dtype) == (b.shape, b.dtype)
+    assert jax.tree.all(jax.tree.map(same, new, state)) and value.shape == ()
+
+
 @pytest.mark.parametrize("flavour", some_fast(FLAVOURS, "nnx"))
 def test_adama_releases_every_scanned_gradient_in_spite_of_clipping(flavour):
     params, loss = _model(flavour)
-    optimizer = training.make_optimizer(ADAMA, adama=True)
+    optimizer = training.make_optimizer(ADAMA, "adama")
     args = params, optimizer.init(params), _tokens(8), None
     plans = [
         jaxmem.microbatch(loss, optimizer, ADAMA.n, clip=clip).plan(*args)
@@ -302,14 +315,14 @@ def _learns_along_other_steps(result):
 
 def _table_tells_of_adama_and_of_its_clipping(result):
     text = _printed(result)
-    assert "in 8 micro-batches" in text and "AdamW accumulated" in text
+    assert "in 8 micro-batches" in text and "plain, adamw" in text
     assert "two_pass" in text and "MiB at the peak" in text
     assert result.to_json()["settings"]["micro_batches"] == 8
 
 
 def test_adama_drops_out_with_masks_of_the_step():
     settings = dataclasses.replace(ADAMA, dropout=0.5, micro_batches=2)
-    one = training.start(*_model("nnx", dropout=0.5), settings, adama=True)
+    one = training.start(*_model("nnx", dropout=0.5), settings, "adama")
     step = jax.jit(one.step)
     losses = [float(step(one.state, _tokens(8), np.int32(i))[1]) for i in (0, 0, 1)]
     assert losses[0] == losses[1] != losses[2]
@@ -347,7 +360,9 @@ def _end(seed, adama, v_scale):
         micro_batches=8,
         v_scale=v_scale,
     )
-    one = training.start(*training.pair(settings)["plain"], settings, adama)
+    one = training.start(
+        *training.pair(settings)["plain"], settings, settings.optimizer
+    )
     text = standard_library().train
     crops = batches(text, settings.batch, settings.context, seed)
     training.train({"one": one}, crops, settings)

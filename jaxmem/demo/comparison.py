@@ -88,9 +88,10 @@ def compare(
     """
     deadline = time.monotonic() + seconds
     text = data.standard_library()
-    adama = {"substituted": settings.optimizer == "adama"}
     runs = {
-        name: training.start(*pair, settings, adama.get(name, False))
+        name: training.start(
+            *pair, settings, "adamw" if name == "plain" else settings.optimizer
+        )
         for name, pair in training.pair(settings).items()
     }
     crops = data.batches(text.train, settings.batch, settings.context, settings.seed)

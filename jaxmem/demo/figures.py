@@ -47,8 +47,8 @@ def _draw_losses(axes, result: Comparison) -> None:
     title = f"The same loss: never more than {result.loss_gap:.0e} apart"
     if result.settings.dropout:
         title = "Losses, each run with dropout masks of its own"
-    elif result.settings.optimizer == "adama":
-        title = "Losses: AdamW accumulated (plain), AdamA (substituted)"
+    elif result.settings.optimizer != "adamw":
+        title = f"Losses: adamw (plain), {result.settings.optimizer} (substituted)"
     axes.set_title(title, loc="left", fontsize=11)
     axes.set(xlabel="step", ylabel="loss, nats a byte")
     axes.legend(frameon=False)

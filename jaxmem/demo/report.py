@@ -20,6 +20,7 @@ from rich.text import Text
 import jaxmem
 from jaxmem.demo.comparison import Comparison, compare
 from jaxmem.demo.figures import draw
+from jaxmem.demo.optimizers import OPTIMIZERS
 from jaxmem.demo.settings import Settings
 
 _LAST = 10
@@ -96,8 +97,8 @@ def table(result: Comparison) -> Table:
     split = f" in {s.n} micro-batches" if s.n > 1 else ""
     lean = "substituted" if s.technique == "exact" else s.technique
     names = "plain", lean
-    if s.optimizer == "adama":
-        names = "plain, AdamW accumulated", f"{lean}, AdamA"
+    if s.optimizer != "adamw":
+        names = "plain, adamw", f"{lean}, {s.optimizer}"
     grid = Table(
         title=f"{s.layers}-layer byte GPT ({s.model}), {s.batch} x {s.context} bytes "
         f"a step{split}, {s.steps} steps",
@@ -119,7 +120,7 @@ def table(result: Comparison) -> Table:
 def _caption(result: Comparison) -> Text:
     settings, targets = result.settings, result.plain.compiled
     remarks = {
-        _ADAMA: settings.optimizer == "adama",
+        _ADAMA: OPTIMIZERS[settings.optimizer].in_state,
         _VMEM: settings.n > 1 and any("tpu" in target for target in targets),
         settings.how.note: settings.how.note,
         _MASKS: settings.dropout,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxmem.demo.optimizers import OPTIMIZERS
 from jaxmem.demo.techniques import TECHNIQUES, Technique
 
 
@@ -22,9 +23,10 @@ class Settings:
         heads: of the attention.
         context: bytes a sequence.
         learning_rate: peak of a warm-up and cosine schedule.
-        optimizer: of the substituted run, "adamw" as in the plain one, or "adama".
-        micro_batches: into how many each batch is split, in both runs. None for 1 with
-            adamw, and with adama for the most up to 8 that divide the batch.
+        optimizer: of the substituted run, a name of `OPTIMIZERS`; the plain one has
+            "adamw".
+        micro_batches: into how many each batch is split, in both runs. None for 1, and
+            with AdamA for the most up to 8 that divide the batch.
         v_scale: of AdamA, see `jaxmem.adama`.
         technique: a name of `TECHNIQUES`, how the second run differs from the first.
 
@@ -48,7 +50,7 @@ class Settings:
     technique: str = "exact"
 
     def __post_init__(self):
-        choices = {"model": ("nnx", "linen"), "optimizer": ("adamw", "adama")}
+        choices = {"model": ("nnx", "linen"), "optimizer": tuple(OPTIMIZERS)}
         for name, allowed in (choices | {"technique": tuple(TECHNIQUES)}).items():
             value = getattr(self, name)
             if value not in allowed:
@@ -96,6 +98,6 @@ class Settings:
         """Micro-batches a step."""
         if self.micro_batches is not None:
             return self.micro_batches
-        if self.optimizer == "adamw":
+        if not OPTIMIZERS[self.optimizer].in_state:
             return 1
         return max(n for n in range(1, 9) if self.batch % n == 0)

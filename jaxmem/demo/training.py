@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ import optax
 
 import jaxmem
 from jaxmem.demo import models
+from jaxmem.demo.optimizers import OPTIMIZERS
 from jaxmem.demo.settings import Settings
 from jaxmem.demo.techniques import loss_from_logits
 
@@ -49,19 +49,20 @@ def pair(settings: Settings) -> dict[str, tuple[Any, Callable]]:
     return result
 
 
-def make_optimizer(settings: Settings, adama: bool) -> optax.GradientTransformation:
-    """AdamW or AdamA, clipped by the global norm.
+def make_optimizer(
+    settings: Settings, name: str = "adamw"
+) -> optax.GradientTransformation:
+    """The optimizer of this name, clipped by the global norm.
 
     The rate warms up over a tenth of the run and decays by a cosine.
     """
+    how = OPTIMIZERS[name]
     warm = max(1, settings.steps // 10)
     rate = optax.warmup_cosine_decay_schedule(
-        0.0, settings.learning_rate, warm, max(settings.steps, warm + 1)
+        0.0, how.rate * settings.learning_rate, warm, max(settings.steps, warm + 1)
     )
-    kind = partial(jaxmem.adama, v_scale=settings.v_scale) if adama else optax.adamw
-    return optax.chain(
-        optax.clip_by_global_norm(1.0), kind(rate, b2=0.95, weight_decay=1e-4)
-    )
+    more = {"v_scale": settings.v_scale} if how.in_state else {}
+    return optax.chain(optax.clip_by_global_norm(1.0), how.make(rate, **more))
 
 
 def step_key(settings: Settings, number) -> jax.Array | None:
@@ -72,7 +73,7 @@ def step_key(settings: Settings, number) -> jax.Array | None:
 
 
 def start(
-    params, loss: Callable, settings: Settings, adama: bool = False
+    params, loss: Callable, settings: Settings, name: str = "adamw"
 ) -> TrainingRun:
     """A run at step 0, with `step((params, moments), tokens, number)`.
 
@@ -80,10 +81,12 @@ def start(
         params: initial parameters; the technique says which of them are trained.
         loss: `(params, tokens, key)`, the mean over the tokens.
         settings: each step accumulates gradients of `settings.n` micro-batches.
-        adama: whether to use AdamA through `jaxmem.microbatch`, in place of AdamW.
+        name: of the optimizer; one that accumulates gradients in its own state runs
+            through `jaxmem.microbatch`.
     """
-    optimizer = make_optimizer(settings, adama)
-    update = (_adama if adama else _adamw)(loss, optimizer, settings.n)
+    optimizer = make_optimizer(settings, name)
+    make = _in_state if OPTIMIZERS[name].in_state else _in_sum
+    update = make(loss, optimizer, settings.n)
 
     def step(state, tokens, number):
         trained, frozen = jaxmem.trainable(state[0], settings.how.trains)
@@ -95,7 +98,7 @@ def start(
     return TrainingRun(loss, step, (params, optimizer.init(trained)))
 
 
-def _adamw(loss, optimizer, n: int) -> Callable:
+def _in_sum(loss, optimizer, n: int) -> Callable:
     def update(params, moments, frozen, tokens, key):
         def gradient(params, *batch):
             return jaxmem.value_and_grad(loss)(params, frozen, *batch)
@@ -125,7 +128,7 @@ def accumulated(gradient: Callable, n: int) -> Callable:
     return mean
 
 
-def _adama(loss, optimizer, n: int) -> Callable:
+def _in_state(loss, optimizer, n: int) -> Callable:
     def of_part(params, frozen, tokens, key):
         return loss(frozen.merge(params), tokens, key), frozen
 

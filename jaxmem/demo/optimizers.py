@@ -1,0 +1,62 @@
+"""The optimizers that the demonstration knows, by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import optax
+
+from jaxmem import optim
+
+_B2, _DECAY = 0.95, 1e-4
+_RANK = 32  # a quarter of the demonstration's width
+
+
+@dataclass(frozen=True)
+class DemoOptimizer:
+    """An optimizer as the demonstration uses it.
+
+    Attributes:
+      make: the transformation, of a learning rate and further arguments.
+      rate: its learning rate in terms of AdamW's: rules differ in how long their steps
+        are. Each is the best of 1, 3, 10 and so on, by `benchmarks.optimizer_training`.
+      in_state: whether it accumulates the gradients of micro-batches in its own state.
+    """
+
+    make: Callable[..., optax.GradientTransformation]
+    rate: float = 1.0
+    in_state: bool = False
+
+
+def _decayed(make: Callable, **how: Any) -> Callable:
+    """With AdamW's arguments."""
+    return lambda rate, **more: make(rate, b2=_B2, weight_decay=_DECAY, **(how | more))
+
+
+def _low_rank(make: Callable, **how: Any) -> Callable:
+    return lambda rate: make(rate, rank=_RANK, **how)
+
+
+OPTIMIZERS = {
+    "adamw": DemoOptimizer(_decayed(optax.adamw)),
+    "adama": DemoOptimizer(_decayed(optim.adama), in_state=True),
+    "adamw-8bit": DemoOptimizer(_decayed(optim.adamw, bits=8)),
+    "adamw-4bit": DemoOptimizer(_decayed(optim.adamw, bits=4)),
+    "adama-8bit": DemoOptimizer(_decayed(optim.adama, bits=8), in_state=True),
+    "adamw-host": DemoOptimizer(
+        lambda rate: optim.on_host(_decayed(optim.adamw, bits=32)(rate))
+    ),
+    "galore": DemoOptimizer(_low_rank(optim.galore)),
+    "galore-8bit": DemoOptimizer(
+        _low_rank(optim.galore, inner=optim.scale_by_adam(b2=_B2, bits=8))
+    ),
+    "apollo": DemoOptimizer(_low_rank(optim.apollo)),
+    "apollo-mini": DemoOptimizer(optim.apollo_mini),
+    "fira": DemoOptimizer(_low_rank(optim.fira)),
+    "came": DemoOptimizer(optim.came),
+    "adafactor": DemoOptimizer(optim.adafactor),
+    "adalomo": DemoOptimizer(optim.adalomo),
+    "lomo": DemoOptimizer(optim.lomo),
+    "sm3": DemoOptimizer(optim.sm3),
+    "adam-mini": DemoOptimizer(optim.adam_mini),
+}
