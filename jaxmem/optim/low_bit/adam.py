@@ -53,9 +53,9 @@ def scale_by_adam(
     those whose last axis the block does not divide, keep moments in float32.
 
     **Error.** Rounded to 8 bits (companding), m is off by at most 1/127 of the largest
-    of its group of 32, and the root of v by 1/255 of it. A group's smaller values
+    of its group of 32, and the root of v by 1/510 of it. A group's smaller values
     are rounded more in proportion, and their steps become shorter rather than longer:
-    v is never below 1/255**2 of the group's largest. With bitsandbytes' map v may become
+    the root of v is never below 1/128 of the group's largest. With bitsandbytes' map v may become
     0, and the step of such an element be longer than Adam's. `LowBit` has the formats.
 
     A gradient that is not finite makes its block's moments NaN, and they stay so:

@@ -6,19 +6,22 @@ the second is the square of a uint8. There is no table, so it fuses with what is
 
 Two things differ from the paper, whose rules diverge where the magnitudes in a group
 differ by much: there a small second moment is rounded to 0, and the step is divided by
-`eps`. Here the smallest code of a second moment is 1, so that it is never below the
-group's largest over 255**2. And the scale is bfloat16, whose range is that of float32,
-rather than float16; it is rounded up, so that no element is clipped.
+`eps`. Here the smallest code of a second moment is 2, so that its root is never below
+the group's largest over 128: with a smallest code of 1, rounding to the nearest leaves
+too many elements there whose gradients have grown. And the scale is bfloat16, whose
+range is that of float32, rather than float16; it is rounded up, so that no element is
+clipped.
 
 Error of one rounding, of the group's largest value: at most 1/127 for a first moment
-(1/2 code where `z` is steepest, and the scale), 1/508 near 0; at most 1/255 for the root
-of a second moment. Stochastic rounding doubles it and has no bias.
+(half a code where the bend is steepest), 1/508 near 0; 1/510 for the root of a second
+moment above the smallest code. Stochastic rounding doubles it and has no bias.
 """
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int8, UInt8
 
-SIGNED, ROOTS = 127, 255
+SIGNED, ROOTS = 127, 255  # the largest codes
+LEAST = 2  # of a second moment
 
 
 def encode_signed(y: Float32[Array, "*s"], draw=None) -> Int8[Array, "*s"]:
@@ -40,7 +43,7 @@ def decode_signed(codes: Int8[Array, "*s"]) -> Float32[Array, "*s"]:
 
 def encode_square(y: Float32[Array, "*s"], draw=None) -> UInt8[Array, "*s"]:
     """The codes of roots in [0, 1]; rounded stochastically their squares are unbiased,
-    except below code 1, which is the smallest."""
+    except below the smallest."""
     root = ROOTS * y
     if draw is None:
         code = jnp.floor(root + 0.5)
@@ -49,7 +52,7 @@ def encode_square(y: Float32[Array, "*s"], draw=None) -> UInt8[Array, "*s"]:
         width = 2 * below + 1  # of the squares of two codes
         up = jnp.square(root) - jnp.square(below) > draw * width
         code = jnp.where(up, below + 1, below)
-    return jnp.clip(code, 1, ROOTS).astype(jnp.uint8)
+    return jnp.clip(code, LEAST, ROOTS).astype(jnp.uint8)
 
 
 def decode_square(codes: UInt8[Array, "*s"]) -> Float32[Array, "*s"]:

@@ -8,15 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from jaxmem._checks import shown
 from jaxmem.optim.low_bit.codes import Codes, pack, shapes, unpack
 from jaxmem.optim.low_bit.low_bit import LowBit
 from jaxmem.optim.low_bit.random import counter_bits, seed_of, uniform
-from jaxmem.optim.low_bit.rows import by_rows, chunks_of
+from jaxmem.optim.low_bit.rows import Chunks, by_rows, chunks_of
 
-Rule = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
+Rule = Callable[[Any, Any, Any], Any]
 
 
 def is_codes(x: Any) -> bool:
@@ -48,53 +49,70 @@ def moved(
     Args:
       how: the options the moments were made with.
       rule: `(g, m, v) -> (update, m, v)`, elementwise; the moments are float32, the
-        update is of the dtype of `g`, or None where there is none.
+        update is of the dtype of `g`.
       path: the leaf's.
       counts: int32[], what numbers the step, for stochastic rounding.
       g: the gradient.
       m, v: the moments.
     """
-    formats = how.formats
-    if not is_codes(m) or formats is None:
+    if not is_codes(m):
         return rule(g, m, v)
-    first, second, block = formats
-    seeds = [seed_of(path, how.seed + i, *counts) for i in (0, 1)]
 
-    def draw(i: int, like, lead):
-        return (
-            uniform(counter_bits(seeds[i], like.shape, lead))
-            if how.stochastic
-            else None
-        )
+    def rows(lead, carried, _):
+        g, *stored = carried
+        u, *new = rule(g, *_unpacked(how, stored))
+        return u, *_packed(how, path, counts, lead, new)
+
+    chunks = _chunks(how, g)
+    carried = g, m, v  # the updates take the gradient's place
+    return by_rows(rows, chunks, carried, ()) if chunks else rows(None, carried, ())
+
+
+def accumulated(
+    how: LowBit, rule: Rule, path: Any, counts: tuple, g: Array, m: Any, v: Any
+) -> tuple[Any, Any]:
+    """(first, second) of one leaf by `rule`, `(g, m, v) -> (m, v)`; see `moved`."""
+    if not is_codes(m):
+        return rule(g, m, v)
 
     def rows(lead, stored, g):
-        g = stored[0] if g is None else g
-        u, m, v = rule(g, unpack(first, stored[-2]), unpack(second, stored[-1]))
-        packed = (
-            pack(first, block, m, draw(0, m, lead)),
-            pack(second, block, v, draw(1, v, lead)),
-        )
-        return (*(() if u is None else (u,)), *packed)
+        new = rule(g, *_unpacked(how, stored))
+        return _packed(how, path, counts, lead, new)
 
-    chunks = chunks_of(g.shape) if how.by_rows else None
-    if chunks is None:
-        out = rows(None, (m, v), g)
-    elif _has_update(rule, g):
-        out = by_rows(lambda lead, x, _: rows(lead, x, None), chunks, (g, m, v), ())
-    else:
-        out = by_rows(rows, chunks, (m, v), g)
-    return (None, *out) if len(out) == 2 else out
+    chunks = _chunks(how, g)
+    return by_rows(rows, chunks, (m, v), g) if chunks else rows(None, (m, v), g)
 
 
-def read(how: LowBit, rule: Callable[[Any, Any, Any], Any], g: Array, m, v) -> Any:
+def applied(how: LowBit, rule: Rule, g: Array, m: Any, v: Any) -> Any:
     """The update that `rule(g, m, v)` makes of moments that stay as they are."""
-    formats = how.formats
-    if not is_codes(m) or formats is None:
+    if not is_codes(m):
         return rule(g, m, v)
-    first, second, _ = formats
-    one = lambda lead, g, s: rule(g, unpack(first, s[0]), unpack(second, s[1]))
-    chunks = chunks_of(g.shape) if how.by_rows else None
-    return one(None, g, (m, v)) if chunks is None else by_rows(one, chunks, g, (m, v))
+    rows = lambda lead, g, stored: rule(g, *_unpacked(how, stored))
+    chunks = _chunks(how, g)
+    return by_rows(rows, chunks, g, (m, v)) if chunks else rows(None, g, (m, v))
+
+
+def _chunks(how: LowBit, g) -> Chunks | None:
+    return chunks_of(g.shape) if how.by_rows else None
+
+
+def _unpacked(how: LowBit, stored) -> list:
+    assert how.formats is not None
+    return [unpack(fmt, x) for fmt, x in zip(how.formats[:2], stored, strict=True)]
+
+
+def _packed(how: LowBit, path, counts, lead, new) -> tuple[Codes, Codes]:
+    assert how.formats is not None
+    *formats, block = how.formats
+
+    def one(i: int, fmt) -> Codes:
+        draw = None
+        if how.stochastic:
+            seed = seed_of(path, how.seed, *counts, jnp.int32(i))
+            draw = uniform(counter_bits(seed, new[i].shape, lead))
+        return pack(fmt, block, new[i], draw)
+
+    return one(0, formats[0]), one(1, formats[1])
 
 
 def check_moments(how: LowBit, grads: PyTree, mu: PyTree, nu: PyTree) -> None:

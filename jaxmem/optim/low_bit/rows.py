@@ -8,6 +8,7 @@ Rows are split into `outer` contiguous parts, and a chunk has some rows of each:
 that holds whole parts then has its rows of every chunk, and nothing is gathered.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -50,29 +51,34 @@ def by_rows(
     """`fn` on every chunk, its results in the place of what is carried.
 
     Args:
-      fn: `(lead, carried, read) -> carried`, with arrays of three axes, [outer, rows,
-        ...], and `lead`, uint32[outer, rows], the index of each row.
+      fn: `(lead, carried, read) -> carried`, with arrays of the axes [outer, rows, ...],
+        without the first if it is one, and `lead`, uint32, the index of each row.
       chunks: of `chunks_of`.
       carried: arrays of two axes with the same number of rows, updated in place.
       read: arrays of two axes with as many.
     """
     total = jax.tree.leaves(carried)[0].shape[0]
-    part = total // chunks.outer
-    split = lambda x: x.reshape(chunks.outer, part, x.shape[-1])
+    part, whole = total // chunks.outer, chunks.outer == 1
+    # TPU copies an array whose rows fill no tile for a first axis of one
+    split = lambda x: x if whole else x.reshape(chunks.outer, part, x.shape[-1])
     carried, read = jax.tree.map(split, (carried, read))
-
-    def at(start, rows: int, carried):
-        cut = lambda x: lax.dynamic_slice_in_dim(x, start, rows, 1)
-        put = lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, 1)
-        first = lax.broadcasted_iota(jnp.uint32, (chunks.outer, rows), 0)
-        second = lax.broadcasted_iota(jnp.uint32, (chunks.outer, rows), 1)
-        lead = first * part + second + jnp.asarray(start, jnp.uint32)
-        new = fn(lead, jax.tree.map(cut, carried), jax.tree.map(cut, read))
-        return jax.tree.map(put, carried, new)
-
+    at = functools.partial(_chunk, fn, read, 0 if whole else 1)
     count, rest = divmod(part, chunks.rows)
-    body = lambda i, x: at(i * chunks.rows, chunks.rows, x)
-    carried = lax.fori_loop(0, count, body, carried)
     if rest:
         carried = at(part - rest, rest, carried)
+    body = lambda i, x: at(i * chunks.rows, chunks.rows, x)
+    carried = lax.fori_loop(0, count, body, carried)
     return jax.tree.map(lambda x: x.reshape(total, x.shape[-1]), carried)
+
+
+def _chunk(fn, read, axis: int, start, rows: int, carried):
+    """What is carried after `rows` rows of each part, from `start` on."""
+    cut = lambda x: lax.dynamic_slice_in_dim(x, start, rows, axis)
+    put = lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, axis)
+    shape = jax.tree.leaves(carried)[0].shape[: axis + 1]
+    lead = lax.broadcasted_iota(jnp.uint32, (*shape[:axis], rows), axis)
+    lead = lead + jnp.asarray(start, jnp.uint32)
+    if axis:
+        lead = lead + shape[1] * lax.broadcasted_iota(jnp.uint32, lead.shape, 0)
+    new = fn(lead, jax.tree.map(cut, carried), jax.tree.map(cut, read))
+    return jax.tree.map(put, carried, new)
