@@ -59,7 +59,7 @@ def operand_axes(eqn, out_axis: int) -> tuple[Axis, ...] | None:
     if len(eqn.outvars) != 1 or _sharding(eqn) is not None:
         return None
     name, out = eqn.primitive.name, eqn.outvars[0].aval
-    if name in ELEMENTWISE or name in VARYING:
+    if name in ELEMENTWISE or name in VARYING or _is_plain_bitcast(eqn):
         return _operands_along(eqn, out_axis)
     if name == "broadcast_in_dim":
         return _broadcast_operand(eqn, out_axis)
@@ -127,8 +127,16 @@ def _operands_along(eqn, axis: int) -> tuple[Axis, ...]:
     return tuple(axis if s and s[axis] == size else None for s in shapes)
 
 
+def _is_plain_bitcast(eqn) -> bool:
+    """Whether an operation reads the bits of each element as another type."""
+    return (
+        eqn.primitive.name == "bitcast_convert_type"
+        and eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
+    )
+
+
 def _bitcast(eqn, axes: Sequence[Axis]) -> Treatment:
-    same = eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
+    same = _is_plain_bitcast(eqn)
     return _elementwise(eqn, axes) if same else "it changes the number of axes"
 
 

@@ -19,3 +19,11 @@ from jaxmem.optim.accumulation import accumulate_step as accumulate_step
 from jaxmem.optim.accumulation import accumulates as accumulates
 from jaxmem.optim.accumulation import apply_step as apply_step
 from jaxmem.optim.accumulation import start_step as start_step
+from jaxmem.optim.low_bit import Codes as Codes
+from jaxmem.optim.low_bit import LowBit as LowBit
+from jaxmem.optim.low_bit import adam as adam
+from jaxmem.optim.low_bit import adamw as adamw
+from jaxmem.optim.low_bit import kahan_summation as kahan_summation
+from jaxmem.optim.low_bit import scale_by_adam as scale_by_adam
+from jaxmem.optim.low_bit import split_master as split_master
+from jaxmem.optim.low_bit import stochastic_rounding as stochastic_rounding

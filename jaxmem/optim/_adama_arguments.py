@@ -8,6 +8,7 @@ from jaxmem._checks import check_bool, check_choice, check_count, check_scalar, 
 from jaxmem._paths import check_bools
 from jaxmem.optim._adama_rule import AdamARule, AdamAState, Mode, VScale
 from jaxmem.optim.accumulation.transformation import is_one
+from jaxmem.optim.low_bit.moments import is_leaf
 
 
 def check_state(state: Any, tree: Any = None, name: str = "updates") -> None:
@@ -17,8 +18,7 @@ def check_state(state: Any, tree: Any = None, name: str = "updates") -> None:
             f"state={shown(state)}: AdamA's state, of its init, in "
             "update(updates, state, params)"
         )
-    is_gap = lambda x: x is None
-    given, wanted = (jax.tree.structure(t, is_leaf=is_gap) for t in (tree, state.mu))
+    given, wanted = (jax.tree.structure(t, is_leaf=is_leaf) for t in (tree, state.mu))
     if tree is not None and given != wanted:
         raise ValueError(
             f"{name}={shown(tree)}: not of the structure of the parameters that the "
