@@ -5,9 +5,9 @@ from jaxmem.optim.low_bit.adam import adam as adam
 from jaxmem.optim.low_bit.adam import adamw as adamw
 from jaxmem.optim.low_bit.adam import scale_by_adam as scale_by_adam
 from jaxmem.optim.low_bit.codes import Codes as Codes
-from jaxmem.optim.low_bit.low_bit import LowBit as LowBit
 from jaxmem.optim.low_bit.kahan import KahanState as KahanState
 from jaxmem.optim.low_bit.kahan import kahan_summation as kahan_summation
+from jaxmem.optim.low_bit.low_bit import LowBit as LowBit
 from jaxmem.optim.low_bit.split_master import SplitMasterState as SplitMasterState
 from jaxmem.optim.low_bit.split_master import split_master as split_master
 from jaxmem.optim.low_bit.stochastic_rounding import (

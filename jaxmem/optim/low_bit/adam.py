@@ -9,8 +9,8 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
-from jaxmem._checks import check_scalar
-from jaxmem.optim.low_bit.low_bit import LowBit, as_low_bit, zeros
+from jaxmem._checks import check_scalar, shown
+from jaxmem.optim.low_bit.low_bit import EIGHT, LowBit, as_low_bit, zeros
 from jaxmem.optim.low_bit.moments import check_moments, map_moments, moved
 
 
@@ -34,7 +34,7 @@ def scale_by_adam(
     eps: ArrayLike = 1e-8,
     eps_root: ArrayLike = 0.0,
     *,
-    bits: int | LowBit = LowBit(),
+    bits: int | LowBit = EIGHT,
 ) -> optax.GradientTransformation:
     """Rescales updates by Adam, with moments stored in 8 or 4 bits.
 
@@ -55,8 +55,10 @@ def scale_by_adam(
     **Error.** Rounded to 8 bits (companding), m is off by at most 1/127 of the largest
     of its group of 32, and the root of v by 1/510 of it. A group's smaller values
     are rounded more in proportion, and their steps become shorter rather than longer:
-    the root of v is never below 1/128 of the group's largest. With bitsandbytes' map v may become
-    0, and the step of such an element be longer than Adam's. `LowBit` has the formats.
+    the root of v is never below 1/128 of the group's largest. With
+    bitsandbytes' map v may become 0, and the step of such an element be longer than
+    Adam's: far longer, where magnitudes in a block differ by more than 1e4.
+    `LowBit` has the formats.
 
     A gradient that is not finite makes its block's moments NaN, and they stay so:
     leave such steps out, with `jaxmem.microbatch(skip_nonfinite=...)` or
@@ -82,20 +84,30 @@ def scale_by_adam(
       Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861;
       FlashOptim, arXiv 2602.23349, whose codes are changed as `companding` says.
     """
-    decays = (
+    b1, b2 = (
         check_scalar(n, x, at_least=0, below=1) for n, x in (("b1", b1), ("b2", b2))
     )
-    small = (check_scalar(n, x, at_least=0) for n, x in (("eps", eps), ("eps_root", eps_root)))
-    (b1, b2), (eps, eps_root), how = decays, small, as_low_bit(bits)
+    eps, eps_root = (
+        check_scalar(n, x, at_least=0)
+        for n, x in (("eps", eps), ("eps_root", eps_root))
+    )
+    how = as_low_bit(bits)
 
     def init(params: PyTree) -> Any:
         return LowBitAdamState(jnp.zeros((), jnp.int32), *zeros(how, params))
 
     def update(updates: PyTree, state: Any, params: PyTree | None = None) -> Any:
         del params
+        if not isinstance(state, LowBitAdamState):
+            raise TypeError(
+                f"state={shown(state)}: the state of init, a LowBitAdamState"
+            )
         check_moments(how, updates, state.mu, state.nu)
-        count = optax.safe_increment(state.count)
-        correct = [1 - jnp.float32(b) ** count.astype(jnp.float32) for b in (b1, b2)]
+        count: Any = optax.safe_increment(state.count)
+        correct = [
+            1 - jnp.asarray(b, jnp.float32) ** count.astype(jnp.float32)
+            for b in (b1, b2)
+        ]
 
         def rule(g, m, v):
             wide = g.astype(jnp.float32)
@@ -121,7 +133,7 @@ def adam(
     eps: ArrayLike = 1e-8,
     eps_root: ArrayLike = 0.0,
     *,
-    bits: int | LowBit = LowBit(),
+    bits: int | LowBit = EIGHT,
 ) -> optax.GradientTransformation:
     """`optax.adam` with moments stored in 8 or 4 bits.
 
@@ -157,7 +169,7 @@ def adamw(
     weight_decay: optax.ScalarOrSchedule = 1e-4,
     mask: PyTree | Callable[[PyTree], PyTree] | None = None,
     *,
-    bits: int | LowBit = LowBit(),
+    bits: int | LowBit = EIGHT,
 ) -> optax.GradientTransformationExtraArgs:
     """`optax.adamw` with moments stored in 8 or 4 bits.
 
@@ -187,6 +199,6 @@ def adamw(
     )
 
 
-def _f32(number):
+def _f32(number: Any) -> Any:
     """A Python number as it is, a scalar array in float32."""
     return number if isinstance(number, int | float) else number.astype(jnp.float32)

@@ -24,7 +24,9 @@ def nearest(x: Float32[Array, "*s"]) -> Float32[Array, "*s"]:
     return lax.reduce_precision(x, 8, 7)
 
 
-def stochastic(x: Float32[Array, "*s"], bits: UInt32[Array, "*s"]) -> Float32[Array, "*s"]:
+def stochastic(
+    x: Float32[Array, "*s"], bits: UInt32[Array, "*s"]
+) -> Float32[Array, "*s"]:
     """One of both bfloat16 beside x, as float32: without bias, exact where x is one."""
     whole = lax.bitcast_convert_type(x, jnp.uint32) + (bits >> 16)
     rounded = lax.bitcast_convert_type(whole & jnp.uint32(0xFFFF0000), jnp.float32)

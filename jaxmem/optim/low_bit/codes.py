@@ -1,7 +1,8 @@
 """Moments as codes: blocks along the last axis, each with a scale of its own.
 
-Blocks along the last axis, rather than of the flattened array, leave every other axis as
-it is: codes and scales are sharded as the parameter, and a layer of a stack has its own.
+Blocks along the last axis, rather than of the flattened array, leave every other axis
+as it is: codes and scales are sharded as the parameter, and a layer of a stack has its
+own.
 """
 
 from collections.abc import Callable
@@ -42,6 +43,8 @@ class Format:
       scale: dtype of the scales.
       root: whether values are those of the moment's root.
       packed: whether two codes share a byte.
+      cheap: whether XLA for GPU computes values of it anew for each use; what has many
+        comparisons it keeps, in float32.
     """
 
     encode: Callable[..., Any]
@@ -50,6 +53,7 @@ class Format:
     scale: Any = jnp.float32
     root: bool = False
     packed: bool = False
+    cheap: bool = False
 
 
 # (bits, code) -> the formats of the first and of the second moment, and their block
@@ -60,6 +64,7 @@ FORMATS: dict[tuple[int, str], tuple[Format, Format, int]] = {
             companding.decode_signed,
             jnp.int8,
             jnp.bfloat16,
+            cheap=True,
         ),
         Format(
             companding.encode_square,
@@ -67,6 +72,7 @@ FORMATS: dict[tuple[int, str], tuple[Format, Format, int]] = {
             jnp.uint8,
             jnp.bfloat16,
             root=True,
+            cheap=True,
         ),
         32,
     ),
@@ -76,9 +82,7 @@ FORMATS: dict[tuple[int, str], tuple[Format, Format, int]] = {
         256,
     ),
     (4, "dynamic"): (
-        Format(
-            four_bit.encode_signed, four_bit.decode_signed, jnp.uint8, packed=True
-        ),
+        Format(four_bit.encode_signed, four_bit.decode_signed, jnp.uint8, packed=True),
         Format(
             four_bit.encode_unsigned, four_bit.decode_unsigned, jnp.uint8, packed=True
         ),
@@ -96,9 +100,7 @@ def shapes(fmt: Format, block: int, shape: tuple[int, ...]) -> Codes:
     return Codes(codes, scale)
 
 
-def pack(
-    fmt: Format, block: int, x: Float32[Array, "*b n"], draw: Any = None
-) -> Codes:
+def pack(fmt: Format, block: int, x: Float32[Array, "*b n"], draw: Any = None) -> Codes:
     """The codes of a moment.
 
     Args:

@@ -1,15 +1,15 @@
 """bitsandbytes' dynamic 8-bit map, by arithmetic instead of a table of 256.
 
 Seven decades, each cut into twice as many cells as the one below: decade i has 2**i
-values a sign (2**(i+1) without signs), the midpoints of a uniform partition of [0.1, 1],
-times 10**(i - 6). Beside them there are 0 and 1.0, but no -1.0. Let `q` count the values
-from 0 upward, or from 1 without signs: then those of one decade are the `q` in
-[2**e, 2**(e+1)), so that neither way needs a table.
+values a sign (2**(i+1) without signs), the midpoints of a uniform partition of
+[0.1, 1], times 10**(i - 6). Beside them there are 0 and 1.0, but no -1.0. Let `q` count
+the values from 0 upward, or from 1 without signs: then those of one decade are the `q`
+in [2**e, 2**(e+1)), so that neither way needs a table.
 
-A value in a decade is at most half a cell off, 0.45 / 2**e of the decade's top: 0.70 % of
-the block's largest value with signs, 0.35 % without. The unsigned map holds 0: a second
-moment below 1.6e-7 of its block's largest is lost, and the next step divides by the root
-of the newest square alone. `companding` has a smallest code instead.
+A value in a decade is at most half a cell off, 0.45 / 2**e of the decade's top: 0.70 %
+of the block's largest value with signs, 0.35 % without. The unsigned map holds 0: a
+second moment below 1.6e-7 of its block's largest is lost, and the next step divides by
+the root of the newest square alone. `companding` has a smallest code instead.
 
 Source: bitsandbytes, `create_dynamic_map`; Dettmers et al., arXiv 2110.02861.
 """
@@ -63,7 +63,7 @@ def _value(q, top: int):
 
 
 def _rounded(size, top: int, draw):
-    """The `q` of a size in [0, 1]: of the nearest value, or of one of both beside it."""
+    """The `q` of the value nearest to a size in [0, 1], or of one of both beside it."""
     lowest = [_lowest(e, top) for e in range(_first(top), top)]
     counted = sum((size >= x).astype(jnp.int32) for x in lowest)
     exponent = _first(top) + jnp.maximum(counted - 1, 0)

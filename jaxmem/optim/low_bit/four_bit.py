@@ -4,9 +4,9 @@ The first moment has a dynamic map with signs, the second k/16 for k = 1 ... 16,
 0. Two codes share a byte: those of the first half of a block are the low bits, those of
 the second half the high ones, so that a block stays together.
 
-Error of one rounding, of the block's largest value: at most half the widest gap, 0.14 for
-a first moment (a quarter or more of a small one), 1/32 for a second moment above 1/16;
-below, it becomes 1/16, which makes the step smaller.
+Error of one rounding, of the block's largest value: at most half the widest gap, 0.1125
+for a first moment (a quarter or more of a small one), 1/32 for a second moment above
+1/16; below, it becomes 1/16, which makes the step smaller.
 
 Source: torchao, `subclass_4bit`; Li et al., arXiv 2309.01507, for the maps.
 """

@@ -1,16 +1,21 @@
 """How many bits moments have, and where: the options of the low-bit optimizers."""
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from jaxmem._checks import check_bool, check_int, shown, wrong_value
 from jaxmem.optim.low_bit.codes import FORMATS, Codes, Format, shapes
+from jaxmem.optim.low_bit.rows import chunks_of
+
+_LEAST_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -25,8 +30,9 @@ class LowBit:
       code: "companding" (8 bits, the default there): arithmetic, groups of 32, bfloat16
         scales. "dynamic": bitsandbytes' map with blocks of 256 (8 bits), torchao's maps
         with blocks of 128 (4 bits, the default there); float32 scales.
-      block: values that share a scale, along the last axis; by default as above. A leaf
-        whose last axis it does not divide keeps moments in float32.
+      block: values that share a scale, along the last axis. A leaf whose last axis it
+        does not divide keeps moments in float32. By default as above, or that halved
+        down to 16 until it divides the leaf's last axis.
       least_size: leaves with fewer elements keep moments in float32.
       stochastic: round stochastically, without bias, instead of to the nearest. By
         default only AdamA does, which rounds once a micro-batch.
@@ -68,21 +74,29 @@ class LowBit:
             check_bool("stochastic", self.stochastic)
 
     @property
-    def formats(self) -> tuple[Format, Format, int] | None:
-        """Of the first and the second moment, and the block; None for float32."""
+    def formats(self) -> tuple[Format, Format] | None:
+        """Of the first and the second moment; None for float32."""
         if self.bits == 32:
             return None
-        code = self.code or ("companding" if self.bits == 8 else "dynamic")
-        first, second, block = FORMATS[self.bits, code]
-        return first, second, self.block or block
+        return FORMATS[self.bits, self._code][:2]
 
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a leaf of this shape has its moments in codes."""
-        if self.formats is None or not shape:
-            return False
-        return shape[-1] % self.formats[2] == 0 and math.prod(shape) >= max(
-            self.least_size, 1
-        )
+    @property
+    def _code(self) -> str:
+        return self.code or ("companding" if self.bits == 8 else "dynamic")
+
+    def block_of(self, shape: tuple[int, ...]) -> int | None:
+        """The block of a leaf of this shape; None if its moments stay in float32."""
+        few = math.prod(shape) < max(self.least_size, 1)
+        if self.bits == 32 or not shape or few:
+            return None
+        block = self.block or FORMATS[self.bits, self._code][2]
+        least = self.block or _LEAST_BLOCK
+        while shape[-1] % block and block > least:
+            block //= 2
+        return None if shape[-1] % block else block
+
+
+EIGHT = LowBit()
 
 
 def as_low_bit(bits: Any) -> LowBit:
@@ -104,11 +118,11 @@ def zeros(how: LowBit, params: PyTree) -> tuple[PyTree, PyTree]:
       TypeError: a leaf that is no real floating array.
       ValueError: a block that does not divide a leaf's shard, where that is known.
     """
-    made = [
-        jax.tree_util.tree_map_with_path(lambda path, p: _zeros(how, i, path, p), params)
+    first, second = (
+        jax.tree_util.tree_map_with_path(functools.partial(_zeros, how, i), params)
         for i in (0, 1)
-    ]
-    return made[0], made[1]
+    )
+    return first, second
 
 
 def _zeros(how: LowBit, which: int, path, p) -> Any:
@@ -118,32 +132,51 @@ def _zeros(how: LowBit, which: int, path, p) -> Any:
             f"params{jax.tree_util.keystr(path)} is {shown(p)}: Adam takes real "
             "floating parameters; leave others out with optax.masked or partition"
         )
-    formats = how.formats
-    if formats is None or not how.fits(p.shape):
+    formats, block = how.formats, how.block_of(p.shape)
+    if formats is None or block is None:
         return jnp.zeros_like(p, dtype=jnp.float32)
     sharding = _known_sharding(p)
-    block = formats[2]
     if sharding is not None:
-        shard = sharding.shard_shape(p.shape)[-1]
-        if shard % block:
-            raise ValueError(
-                f"block={block} does not divide the shard of "
-                f"params{jax.tree_util.keystr(path)}, {shard} of {p.shape[-1]} along "
-                f"its last axis ({sharding.spec}): a block that does, in "
-                "LowBit(block=...), or another sharding"
-            )
-    like = shapes(formats[which], block, p.shape)
-    codes = jnp.zeros_like(p, dtype=like.codes.dtype, shape=like.codes.shape)
-    scale = jnp.zeros(like.scale.shape, like.scale.dtype, device=sharding)
-    if codes.shape != p.shape and sharding is not None:
-        codes = jnp.zeros(codes.shape, codes.dtype, device=sharding)
+        _check_shard(sharding, block, path, p)
+        _warn_of_gathers(how, sharding, path, p)
+    codes, scale = (
+        # `zeros_like` keeps a sharding that is in the array's type, too
+        jnp.zeros_like(p, dtype=x.dtype)
+        if x.shape == p.shape
+        else jnp.zeros(x.shape, x.dtype, device=sharding)
+        for x in shapes(formats[which], block, p.shape)
+    )
     return Codes(codes, scale)
+
+
+def _check_shard(sharding: NamedSharding, block: int, path, p) -> None:
+    shard = sharding.shard_shape(p.shape)[-1]
+    if shard % block:
+        raise ValueError(
+            f"block={block} does not divide the shard of "
+            f"params{jax.tree_util.keystr(path)}, {shard} of {p.shape[-1]} along its "
+            f"last axis ({sharding.spec}): give one that does, LowBit(block=...), or "
+            "another sharding"
+        )
+
+
+def _warn_of_gathers(how: LowBit, sharding: NamedSharding, path, p) -> None:
+    chunks = chunks_of(p.shape) if how.by_rows else None
+    if chunks is None:
+        return
+    shards = p.shape[0] // sharding.shard_shape(p.shape)[0]
+    if chunks.outer % shards:
+        warnings.warn(
+            f"the rows of params{jax.tree_util.keystr(path)} {p.shape} are spread over "
+            f"{shards} devices, and its update by chunks of rows (on TPU, or with "
+            "tables of codes) would gather them: LowBit(by_rows=False) updates it as "
+            "a whole",
+            stacklevel=2,
+        )
 
 
 def _known_sharding(p) -> NamedSharding | None:
     """Where an array lies over a mesh; a traced one does not say."""
-    if isinstance(p, jax.core.Tracer):
-        return None
-    sharding = getattr(p, "sharding", None)
+    sharding = None if isinstance(p, Tracer) else getattr(p, "sharding", None)
     known = isinstance(sharding, NamedSharding) and not sharding.mesh.empty
     return sharding if known else None

@@ -4,6 +4,7 @@ The moments are never there as a whole: what unpacks them, the rule and what pac
 are one elementwise pass a leaf, or a chunk of its rows.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from jaxmem._checks import shown
 from jaxmem.optim.low_bit.codes import Codes, pack, shapes, unpack
 from jaxmem.optim.low_bit.low_bit import LowBit
 from jaxmem.optim.low_bit.random import counter_bits, seed_of, uniform
-from jaxmem.optim.low_bit.rows import Chunks, by_rows, chunks_of
+from jaxmem.optim.low_bit.rows import by_rows, chunks_of
 
 Rule = Callable[[Any, Any, Any], Any]
 
@@ -61,11 +62,10 @@ def moved(
     def rows(lead, carried, _):
         g, *stored = carried
         u, *new = rule(g, *_unpacked(how, stored))
-        return u, *_packed(how, path, counts, lead, new)
+        return u, *_packed(how, path, counts, lead, stored, new)
 
-    chunks = _chunks(how, g)
-    carried = g, m, v  # the updates take the gradient's place
-    return by_rows(rows, chunks, carried, ()) if chunks else rows(None, carried, ())
+    # the updates take the gradient's place
+    return _everywhere(how, rows, (g, m, v), ())
 
 
 def accumulated(
@@ -77,10 +77,9 @@ def accumulated(
 
     def rows(lead, stored, g):
         new = rule(g, *_unpacked(how, stored))
-        return _packed(how, path, counts, lead, new)
+        return _packed(how, path, counts, lead, stored, new)
 
-    chunks = _chunks(how, g)
-    return by_rows(rows, chunks, (m, v), g) if chunks else rows(None, (m, v), g)
+    return _everywhere(how, rows, (m, v), g)
 
 
 def applied(how: LowBit, rule: Rule, g: Array, m: Any, v: Any) -> Any:
@@ -88,31 +87,38 @@ def applied(how: LowBit, rule: Rule, g: Array, m: Any, v: Any) -> Any:
     if not is_codes(m):
         return rule(g, m, v)
     rows = lambda lead, g, stored: rule(g, *_unpacked(how, stored))
-    chunks = _chunks(how, g)
-    return by_rows(rows, chunks, g, (m, v)) if chunks else rows(None, g, (m, v))
+    return _everywhere(how, rows, g, (m, v))
 
 
-def _chunks(how: LowBit, g) -> Chunks | None:
-    return chunks_of(g.shape) if how.by_rows else None
+def _everywhere(how: LowBit, rows: Callable, carried: PyTree, read: PyTree) -> Any:
+    """`rows(None, carried, read)`, in a loop over chunks where that takes less."""
+    assert how.formats is not None
+    chunks = chunks_of(jax.tree.leaves(carried)[0].shape) if how.by_rows else None
+    whole = functools.partial(rows, None)
+    if chunks is None:
+        return whole(carried, read)
+    looped = functools.partial(by_rows, rows, chunks)
+    if how.formats[0].cheap:  # one kernel on a GPU
+        return jax.lax.platform_dependent(carried, read, tpu=looped, default=whole)
+    return looped(carried, read)
 
 
 def _unpacked(how: LowBit, stored) -> list:
     assert how.formats is not None
-    return [unpack(fmt, x) for fmt, x in zip(how.formats[:2], stored, strict=True)]
+    return [unpack(fmt, x) for fmt, x in zip(how.formats, stored, strict=True)]
 
 
-def _packed(how: LowBit, path, counts, lead, new) -> tuple[Codes, Codes]:
+def _packed(how: LowBit, path, counts, lead, like, new) -> tuple[Codes, Codes]:
+    """New moments in codes, with the blocks of those as they were."""
     assert how.formats is not None
-    *formats, block = how.formats
-
-    def one(i: int, fmt) -> Codes:
+    done = []
+    for i, (fmt, x, old) in enumerate(zip(how.formats, new, like, strict=True)):
         draw = None
         if how.stochastic:
             seed = seed_of(path, how.seed, *counts, jnp.int32(i))
-            draw = uniform(counter_bits(seed, new[i].shape, lead))
-        return pack(fmt, block, new[i], draw)
-
-    return one(0, formats[0]), one(1, formats[1])
+            draw = uniform(counter_bits(seed, x.shape, lead))
+        done.append(pack(fmt, x.shape[-1] // old.scale.shape[-1], x, draw))
+    return done[0], done[1]
 
 
 def check_moments(how: LowBit, grads: PyTree, mu: PyTree, nu: PyTree) -> None:
@@ -127,16 +133,18 @@ def check_moments(how: LowBit, grads: PyTree, mu: PyTree, nu: PyTree) -> None:
             )
         for (path, g), moment in zip(leaves, moments, strict=True):
             if g is not None:
-                _check_moment(how, which, f"{name}{jax.tree_util.keystr(path)}", g, moment)
+                _check_moment(
+                    how, which, f"{name}{jax.tree_util.keystr(path)}", g, moment
+                )
 
 
 def _check_moment(how: LowBit, which: int, name: str, g, moment) -> None:
-    formats = how.formats
+    formats, block = how.formats, how.block_of(g.shape)
     types = lambda tree: [(x.shape, str(x.dtype)) for x in jax.tree.leaves(tree)]
-    if formats is None or not how.fits(g.shape):
+    if formats is None or block is None:
         wanted = [(g.shape, "float32")]
     else:
-        wanted = types(shapes(formats[which], formats[2], g.shape))
+        wanted = types(shapes(formats[which], block, g.shape))
     if types(moment) != wanted:
         raise ValueError(
             f"state.{name}={shown(moment)}: for a gradient of shape {g.shape} "

@@ -59,7 +59,7 @@ def uniform(bits: UInt32[Array, "*s"]) -> Float32[Array, "*s"]:
 
 
 def _mix(x):
-    """A bijection of 32 bits in which each bit depends on all (C. Wellons' lowbias32)."""
+    """A bijection of 32 bits in which each bit depends on all (lowbias32)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)

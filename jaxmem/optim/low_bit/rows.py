@@ -1,11 +1,11 @@
 """A leaf updated in a loop over chunks of its rows.
 
-TPU lays an array out anew to group its last axis, 5 to 24 bytes an element, which a loop
-bounds by the size of a chunk. Only leaves of two axes go this way: more are a stack of
-layers, which `jaxmem.schedule` updates a layer at a time, or small.
+TPU lays an array out anew to group its last axis, 5 to 24 bytes an element, which a
+loop bounds by the size of a chunk. Only leaves of two axes go this way: more are a
+stack of layers, which `jaxmem.schedule` updates a layer at a time, or small.
 
-Rows are split into `outer` contiguous parts, and a chunk has some rows of each: a device
-that holds whole parts then has its rows of every chunk, and nothing is gathered.
+Rows are split into `outer` contiguous parts, and a chunk has some rows of each: a
+device that holds whole parts then has its rows of every chunk; nothing is gathered.
 """
 
 import functools
@@ -38,9 +38,7 @@ def chunks_of(shape: tuple[int, ...]) -> Chunks | None:
     if shape[0] < 2 * _ALIGNED:
         return None
     outer = 1
-    while (
-        2 * outer * _ALIGNED <= rows and shape[0] % (2 * outer * _ALIGNED) == 0
-    ):
+    while 2 * outer * _ALIGNED <= rows and shape[0] % (2 * outer * _ALIGNED) == 0:
         outer *= 2
     return Chunks(outer, max(rows // outer // _ALIGNED, 1) * _ALIGNED)
 
@@ -51,8 +49,8 @@ def by_rows(
     """`fn` on every chunk, its results in the place of what is carried.
 
     Args:
-      fn: `(lead, carried, read) -> carried`, with arrays of the axes [outer, rows, ...],
-        without the first if it is one, and `lead`, uint32, the index of each row.
+      fn: `(lead, carried, read) -> carried`, with arrays of the axes [outer, rows,
+        ...], without the first if it is one, and `lead`, uint32, the index of each row.
       chunks: of `chunks_of`.
       carried: arrays of two axes with the same number of rows, updated in place.
       read: arrays of two axes with as many.

@@ -19,9 +19,9 @@ class SplitMasterState(NamedTuple):
 
     Attributes:
       count: int32[], steps; what is drawn depends on it.
-      correction: int8 or int16, of the parameters' shapes, in units of half the distance
-        of neighbouring bfloat16 numbers over 127 or 32,767; None where they are of
-        another dtype.
+      correction: int8 or int16, of the parameters' shapes, in units of half the
+        distance of neighbouring bfloat16 numbers over 127 or 32,767; None where they
+        are of another dtype.
       inner: that of the transformation inside.
     """
 
@@ -52,8 +52,9 @@ def split_master(
     **State**: 1 or 2 bytes a parameter, 3 or 4 with the parameter (6 for bfloat16
     parameters with a float32 master).
 
-    **Error**: w is rounded to 2**-9 / C of its size once a step, at most. To the nearest,
-    what is smaller than that is lost each time; stochastically nothing is, on average.
+    **Error**: w is off by at most 2**-8 / C of its size after a step (half of that to
+    the nearest, where what is smaller is lost each time; stochastically nothing is, on
+    average).
 
     Args:
       tx: any transformation whose updates are to be added, learning rate included. It
@@ -116,7 +117,7 @@ def split_master(
             updates, correction = bfloat16.map_leaves(
                 stepped, 2, updates, params, state.correction
             )
-        count = optax.safe_increment(state.count)
+        count: Any = optax.safe_increment(state.count)
         return updates, SplitMasterState(count, correction, inner)
 
     return optax.GradientTransformationExtraArgs(init, update)

@@ -34,13 +34,13 @@ def stochastic_rounding(
 
       p <- upper with probability (p + u - lower) / (upper - lower), else lower
 
-    The updates that come out are the differences, in float32; `optax.apply_updates` adds
-    them to exactly that number. What is drawn is a hash of the seed, the step, the leaf
-    and the element: the same on any number of devices.
+    The updates that come out are the differences, in float32; `optax.apply_updates`
+    adds them to exactly that number. What is drawn is a hash of the seed, the step, the
+    leaf and the element: the same on any number of devices.
 
-    **State**: a counter beside that of `tx`; 2 bytes a parameter for the parameters. The
-    error of a parameter is that of a random walk of single roundings, which a float32
-    master does not have; `split_master` has less for one byte.
+    **State**: a counter beside that of `tx`; 2 bytes a parameter for the parameters.
+    The error of a parameter is that of a random walk of single roundings, which a
+    float32 master does not have; `split_master` has less for one byte.
 
     Args:
       tx: any transformation whose updates are to be added, learning rate included. It
@@ -86,7 +86,7 @@ def stochastic_rounding(
 
         with jax.named_scope("jaxmem.stochastic_rounding"):
             (updates,) = bfloat16.map_leaves(rounded, 1, updates, params)
-        count = optax.safe_increment(state.count)
+        count: Any = optax.safe_increment(state.count)
         return updates, StochasticRoundingState(count, inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
