@@ -2,7 +2,8 @@
 
 A group's values are divided by a scale, so that they lie in [-1, 1]. The first moment
 is bent by `z = 2 y / (1 + |y|)` and rounded to int8, which spends codes on small
-values; the second is the square of a uint8. There is no table, so it fuses with what is around.
+values; the second is the square of a uint8. There is no table, so it fuses with what
+is around.
 
 Two things differ from the paper, whose rules diverge where the magnitudes in a group
 differ by much: there a small second moment is rounded to 0, and the step is divided by

@@ -1,5 +1,6 @@
 """How many bits moments have, and where: the options of the low-bit optimizers."""
 
+import functools
 import math
 import warnings
 from dataclasses import dataclass
