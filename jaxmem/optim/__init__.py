@@ -22,8 +22,8 @@ from jaxmem.optim.accumulation import start_step as start_step
 from jaxmem.optim.ledgers import Ledger as Ledger
 from jaxmem.optim.ledgers import LedgerRow as LedgerRow
 from jaxmem.optim.ledgers import ledger as ledger
-from jaxmem.optim.low_bit import Codes as Codes
 from jaxmem.optim.low_bit import LowBit as LowBit
+from jaxmem.optim.low_bit import MomentCodes as MomentCodes
 from jaxmem.optim.low_bit import adam as adam
 from jaxmem.optim.low_bit import adamw as adamw
 from jaxmem.optim.low_bit import kahan_summation as kahan_summation

@@ -35,7 +35,7 @@ from jaxmem.optim.accumulation.transformation import (
 from jaxmem.optim.low_bit import adama as in_codes
 from jaxmem.optim.low_bit.adama import low_bit_of
 from jaxmem.optim.low_bit.low_bit import LowBit, zeros
-from jaxmem.optim.low_bit.moments import check_moments
+from jaxmem.optim.low_bit.moments import check_moments, is_leaf
 
 
 def scale_by_adama(
@@ -174,7 +174,7 @@ def scale_by_adama(
         return AdamAState(count, micro_step, n, mu, nu)
 
     def check(updates: PyTree, state: Any, *call: Any) -> None:
-        check_call(rule, updates, state, *call)
+        check_call(rule, is_leaf, updates, state, *call)
         if how is not None:
             check_moments(how, updates, state.mu, state.nu)
 

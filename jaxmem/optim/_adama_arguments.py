@@ -1,5 +1,6 @@
 """The arguments of AdamA: hyperparameters at construction, the others at each call."""
 
+from collections.abc import Callable
 from typing import Any, get_args
 
 import jax
@@ -8,10 +9,18 @@ from jaxmem._checks import check_bool, check_choice, check_count, check_scalar, 
 from jaxmem._paths import check_bools
 from jaxmem.optim._adama_rule import AdamARule, AdamAState, Mode, VScale
 from jaxmem.optim.accumulation.transformation import is_one
-from jaxmem.optim.low_bit.moments import is_leaf
 
 
-def check_state(state: Any, tree: Any = None, name: str = "updates") -> None:
+def _is_gap(x: Any) -> bool:
+    return x is None
+
+
+def check_state(
+    state: Any,
+    tree: Any = None,
+    name: str = "updates",
+    is_leaf: Callable[[Any], bool] = _is_gap,
+) -> None:
     """TypeError for what is no AdamAState; ValueError for one of other parameters."""
     if not isinstance(state, AdamAState):
         raise TypeError(
@@ -77,10 +86,15 @@ def _check_nesterov(rule: AdamARule, n) -> None:
         )
 
 
-def check_call(rule: AdamARule, updates, state, phase, n, weight, keep) -> None:
-    """Errors for a state that is not AdamA's, and for calls that `rule` excludes."""
+def check_call(
+    rule: AdamARule, is_leaf, updates, state, phase, n, weight, keep
+) -> None:
+    """Errors for a state that is not AdamA's, and for calls that `rule` excludes.
+
+    `is_leaf` says where trees of moments and gradients end.
+    """
     names = {"apply": "params", "accumulate": "grads", None: "updates"}
-    check_state(state, updates, names[phase])
+    check_state(state, updates, names[phase], is_leaf)
     _check_nesterov(rule, n)
     if rule.nesterov and (phase or weight is not None or keep is not None):
         raise ValueError(

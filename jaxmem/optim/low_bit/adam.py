@@ -9,7 +9,8 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
-from jaxmem._checks import check_scalar, shown
+from jaxmem._checks import shown
+from jaxmem.optim._adama_arguments import check_decays, check_mask, check_rate
 from jaxmem.optim.low_bit.low_bit import EIGHT, LowBit, as_low_bit, zeros
 from jaxmem.optim.low_bit.moments import check_moments, map_moments, moved
 
@@ -19,7 +20,7 @@ class LowBitAdamState(NamedTuple):
 
     Attributes:
       count: int32[], steps.
-      mu: first moment: `Codes` a leaf, or float32.
+      mu: first moment: `MomentCodes` a leaf, or float32.
       nu: second moment, likewise.
     """
 
@@ -84,13 +85,7 @@ def scale_by_adam(
       Dettmers et al., "8-bit Optimizers via Block-wise Quantization", arXiv 2110.02861;
       FlashOptim, arXiv 2602.23349, whose codes are changed as `companding` says.
     """
-    b1, b2 = (
-        check_scalar(n, x, at_least=0, below=1) for n, x in (("b1", b1), ("b2", b2))
-    )
-    eps, eps_root = (
-        check_scalar(n, x, at_least=0)
-        for n, x in (("eps", eps), ("eps_root", eps_root))
-    )
+    b1, b2, eps, eps_root = check_decays(b1, b2, eps, eps_root)
     how = as_low_bit(bits)
 
     def init(params: PyTree) -> Any:
@@ -156,7 +151,7 @@ def adam(
     """
     return optax.chain(
         scale_by_adam(b1, b2, eps, eps_root, bits=bits),
-        optax.scale_by_learning_rate(learning_rate),
+        optax.scale_by_learning_rate(check_rate("learning_rate", learning_rate)),
     )
 
 
@@ -192,10 +187,12 @@ def adamw(
 
       tx = jaxmem.optim.adamw(3e-4, weight_decay=0.1, bits=4)
     """
+    check_mask(mask)
+    decay = check_rate("weight_decay", weight_decay)
     return optax.chain(
         scale_by_adam(b1, b2, eps, eps_root, bits=bits),
-        optax.add_decayed_weights(weight_decay, mask),
-        optax.scale_by_learning_rate(learning_rate),
+        optax.add_decayed_weights(decay, mask),
+        optax.scale_by_learning_rate(check_rate("learning_rate", learning_rate)),
     )
 
 

@@ -19,7 +19,7 @@ from jaxmem.optim.low_bit import companding, dynamic_map, four_bit
 _SMALLEST = 2.0**-100  # of a scale: a block of zeros divides by it
 
 
-class Codes(NamedTuple):
+class MomentCodes(NamedTuple):
     """A moment in codes.
 
     Attributes:
@@ -34,7 +34,7 @@ class Codes(NamedTuple):
 
 @dataclass(frozen=True)
 class Format:
-    """How one moment is stored; see `Codes`.
+    """How one moment is stored; see `MomentCodes`.
 
     Attributes:
       encode: codes of normalised values and of numbers in [0, 1), or None, to round by.
@@ -91,16 +91,18 @@ FORMATS: dict[tuple[int, str], tuple[Format, Format, int]] = {
 }
 
 
-def shapes(fmt: Format, block: int, shape: tuple[int, ...]) -> Codes:
+def shapes(fmt: Format, block: int, shape: tuple[int, ...]) -> MomentCodes:
     """The shapes and dtypes of a moment in codes."""
     *lead, n = shape
     stored = n // 2 if fmt.packed else n
     codes: Any = jax.ShapeDtypeStruct((*lead, stored), fmt.dtype)
     scale: Any = jax.ShapeDtypeStruct((*lead, n // block), fmt.scale)
-    return Codes(codes, scale)
+    return MomentCodes(codes, scale)
 
 
-def pack(fmt: Format, block: int, x: Float32[Array, "*b n"], draw: Any = None) -> Codes:
+def pack(
+    fmt: Format, block: int, x: Float32[Array, "*b n"], draw: Any = None
+) -> MomentCodes:
     """The codes of a moment.
 
     Args:
@@ -120,10 +122,10 @@ def pack(fmt: Format, block: int, x: Float32[Array, "*b n"], draw: Any = None) -
     codes = fmt.encode(y, None if draw is None else _blocks(draw, block))
     codes = four_bit.pack(codes) if fmt.packed else codes
     flat = codes.reshape(*x.shape[:-1], -1)
-    return Codes(flat.astype(fmt.dtype), scale.astype(fmt.scale))
+    return MomentCodes(flat.astype(fmt.dtype), scale.astype(fmt.scale))
 
 
-def unpack(fmt: Format, moment: Codes) -> Float32[Array, "..."]:
+def unpack(fmt: Format, moment: MomentCodes) -> Float32[Array, "..."]:
     """The moment that codes stand for."""
     blocks = moment.scale.shape[-1]
     codes = _blocks(moment.codes, moment.codes.shape[-1] // blocks)

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from jaxmem._checks import check_bool, check_int, shown, wrong_value
-from jaxmem.optim.low_bit.codes import FORMATS, Codes, Format, shapes
+from jaxmem.optim.low_bit.codes import FORMATS, Format, MomentCodes, shapes
 from jaxmem.optim.low_bit.rows import chunks_of
 
 _LEAST_BLOCK = 16
@@ -147,7 +147,7 @@ def _zeros(how: LowBit, which: int, path, p) -> Any:
         else jnp.zeros(x.shape, x.dtype, device=sharding)
         for x in shapes(formats[which], block, p.shape)
     )
-    return Codes(codes, scale)
+    return MomentCodes(codes, scale)
 
 
 def _check_shard(sharding: NamedSharding, block: int, path, p) -> None:

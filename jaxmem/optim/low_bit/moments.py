@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from jaxmem._checks import shown
-from jaxmem.optim.low_bit.codes import Codes, pack, shapes, unpack
+from jaxmem.optim.low_bit.codes import MomentCodes, pack, shapes, unpack
 from jaxmem.optim.low_bit.low_bit import LowBit
 from jaxmem.optim.low_bit.random import counter_bits, seed_of, uniform
 from jaxmem.optim.low_bit.rows import by_rows, chunks_of
@@ -23,7 +23,7 @@ Rule = Callable[[Any, Any, Any], Any]
 
 def is_codes(x: Any) -> bool:
     """Whether this is a moment in codes."""
-    return isinstance(x, Codes)
+    return isinstance(x, MomentCodes)
 
 
 def is_leaf(x: Any) -> bool:
@@ -108,7 +108,9 @@ def _unpacked(how: LowBit, stored) -> list:
     return [unpack(fmt, x) for fmt, x in zip(how.formats, stored, strict=True)]
 
 
-def _packed(how: LowBit, path, counts, lead, like, new) -> tuple[Codes, Codes]:
+def _packed(
+    how: LowBit, path, counts, lead, like, new
+) -> tuple[MomentCodes, MomentCodes]:
     """New moments in codes, with the blocks of those as they were."""
     assert how.formats is not None
     done = []
