@@ -15,6 +15,7 @@ from jaxmem.optim._adama_rule import AdamAState as AdamAState
 from jaxmem.optim._clip import clip_by_layer_norm as clip_by_layer_norm
 from jaxmem.optim._fused_adam import FusedAdam as FusedAdam
 from jaxmem.optim._multi_steps import MultiSteps as MultiSteps
+from jaxmem.optim._on_host import on_host as on_host
 from jaxmem.optim.accumulation import accumulate_step as accumulate_step
 from jaxmem.optim.accumulation import accumulates as accumulates
 from jaxmem.optim.accumulation import apply_step as apply_step
@@ -30,3 +31,23 @@ from jaxmem.optim.low_bit import kahan_summation as kahan_summation
 from jaxmem.optim.low_bit import scale_by_adam as scale_by_adam
 from jaxmem.optim.low_bit import split_master as split_master
 from jaxmem.optim.low_bit import stochastic_rounding as stochastic_rounding
+
+__all__ = [
+    "FusedAdam",
+    "LowBit",
+    "MultiSteps",
+    "accumulate_step",
+    "adam",
+    "adama",
+    "adamw",
+    "apply_step",
+    "clip_by_layer_norm",
+    "kahan_summation",
+    "ledger",
+    "on_host",
+    "scale_by_adam",
+    "scale_by_adama",
+    "split_master",
+    "start_step",
+    "stochastic_rounding",
+]
