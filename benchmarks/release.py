@@ -49,8 +49,8 @@ def model(remat: bool, substituted: bool):
     return jaxmem.substitute(made) if substituted else made
 
 
-def adam_step(model, tx=None):
-    """A train step as a user writes it, and its arguments."""
+def adam_step(model, tx=None, dtype=None):
+    """A train step as a user writes it, and its arguments; `dtype` of parameters."""
     tx, loss = tx or optax.adam(1e-3), masked_loss(model)
 
     def step(state, tokens, key):
@@ -61,6 +61,9 @@ def adam_step(model, tx=None):
         return (optax.apply_updates(params, updates), moments), value
 
     params = abstract_params(model, TOKENS)
+    if dtype is not None:
+        cast = lambda x: jax.ShapeDtypeStruct(x.shape, dtype)
+        params = jax.tree.map(cast, params)
     state = params, jax.eval_shape(tx.init, params)
     return step, (state, TOKENS, KEY)
 

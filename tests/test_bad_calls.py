@@ -83,7 +83,8 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN = """
 """.split()
 # What the other packages compile with; `estimate` checks the arguments.
 WITHOUT_ARGUMENTS_OF_ITS_OWN += (
-    "Ledger LedgerRow CompileError DoesNotFit Pending begin start_worker".split()
+    "Ledger LedgerRow MomentCodes CompileError DoesNotFit Pending begin".split()
+    + ["start_worker"]
 )
 # States, which `init` makes
 WITHOUT_ARGUMENTS_OF_ITS_OWN += (

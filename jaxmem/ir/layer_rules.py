@@ -54,8 +54,16 @@ def operands_along(eqn, axis: int) -> tuple[Axis, ...]:
     return tuple(axis if s and s[axis] == size else None for s in shapes)
 
 
+def is_plain_bitcast(eqn) -> bool:
+    """Whether an operation reads the bits of each element as another type."""
+    return (
+        eqn.primitive.name == "bitcast_convert_type"
+        and eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
+    )
+
+
 def _bitcast(eqn, axes: Sequence[Axis]) -> Treatment:
-    same = eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
+    same = is_plain_bitcast(eqn)
     return _elementwise(eqn, axes) if same else "it changes the number of axes"
 
 

@@ -38,18 +38,30 @@ from jaxmem.optim.factored import sm3 as sm3
 from jaxmem.optim.ledgers import Ledger as Ledger
 from jaxmem.optim.ledgers import LedgerRow as LedgerRow
 from jaxmem.optim.ledgers import ledger as ledger
+from jaxmem.optim.low_bit import LowBit as LowBit
+from jaxmem.optim.low_bit import MomentCodes as MomentCodes
+from jaxmem.optim.low_bit import adam as adam
+from jaxmem.optim.low_bit import adamw as adamw
+from jaxmem.optim.low_bit import kahan_summation as kahan_summation
+from jaxmem.optim.low_bit import scale_by_adam as scale_by_adam
+from jaxmem.optim.low_bit import split_master as split_master
+from jaxmem.optim.low_bit import stochastic_rounding as stochastic_rounding
 
 __all__ = [
     "FusedAdam",
+    "LowBit",
     "MultiSteps",
     "accumulate_step",
     "adafactor",
     "adalomo",
     "adam_mini",
+    "adam",
     "adama",
+    "adamw",
     "apply_step",
     "came",
     "clip_by_layer_norm",
+    "kahan_summation",
     "ledger",
     "on_host",
     "lomo",
@@ -59,5 +71,8 @@ __all__ = [
     "scale_by_factored_rms",
     "scale_by_sm3",
     "sm3",
+    "scale_by_adam",
+    "split_master",
     "start_step",
+    "stochastic_rounding",
 ]

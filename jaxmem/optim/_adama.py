@@ -32,6 +32,10 @@ from jaxmem.optim.accumulation.transformation import (
     accumulating_transformation,
     chain_after,
 )
+from jaxmem.optim.low_bit import adama as in_codes
+from jaxmem.optim.low_bit.adama import low_bit_of
+from jaxmem.optim.low_bit.low_bit import LowBit, zeros
+from jaxmem.optim.low_bit.moments import check_moments, is_leaf
 
 
 def scale_by_adama(
@@ -47,6 +51,7 @@ def scale_by_adama(
     v_scale: VScale = "paper",
     nesterov: bool = False,
     axis_name: AxisName | None = None,
+    bits: int | LowBit | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Rescales updates by AdamA: Adam without a gradient accumulator.
 
@@ -126,6 +131,10 @@ def scale_by_adama(
         first way, without weight, keep and axis_name.
       axis_name: mesh axis, or axes, of the `jax.shard_map` (or `vmap`) this runs in,
         whose devices have micro-batches of their own, see above; for `mode="paper"`.
+      bits: 8 or 4 for moments in codes, or a `jaxmem.optim.LowBit`, which has their
+        bytes; `jaxmem.optim.scale_by_adam` has their error. They are rounded once a
+        micro-batch, stochastically unless `LowBit` says otherwise, and the update is
+        made of the rounded moments. Without dtypes and axis_name.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with an `AdamAState`. Updates have the
@@ -152,18 +161,34 @@ def scale_by_adama(
         if dtype is not None:
             check_dtype(name, dtype)
 
+    how = None if bits is None else low_bit_of(bits, rule, (mu_dtype, nu_dtype))
+
     def init(params: PyTree) -> Any:
-        mu, nu = (_zeros(params, dtype) for dtype in (mu_dtype, nu_dtype))
+        if how is None:
+            mu, nu = (_zeros(params, dtype) for dtype in (mu_dtype, nu_dtype))
+        else:
+            mu, nu = zeros(how, params)
         # a copy: an array given here must not be in two places of a donated state
         n = jnp.array(micro_batches, jnp.int32)
         count, micro_step = (jnp.zeros((), jnp.int32) for _ in range(2))
         return AdamAState(count, micro_step, n, mu, nu)
 
+    def check(updates: PyTree, state: Any, *call: Any) -> None:
+        check_call(rule, is_leaf, updates, state, *call)
+        if how is not None:
+            check_moments(how, updates, state.mu, state.nu)
+
+    if how is None:
+        accumulate = functools.partial(_adama_rule.accumulate, rule)
+        apply = functools.partial(_adama_rule.apply, rule)
+    else:
+        accumulate = functools.partial(in_codes.accumulate, how, rule)
+        apply = functools.partial(in_codes.apply, how, rule)
     return accumulating_transformation(
         init,
-        functools.partial(_adama_rule.accumulate, rule),
-        lambda grads, state, params: _adama_rule.apply(rule, grads, state),
-        check=functools.partial(check_call, rule),
+        accumulate,
+        lambda grads, state, params: apply(grads, state),
+        check=check,
         micro_batches=micro_batches,
         axes=axes,
     )
@@ -185,6 +210,7 @@ def adama(
     v_scale: VScale = "paper",
     nesterov: bool = False,
     axis_name: AxisName | None = None,
+    bits: int | LowBit | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """AdamA with a learning rate and decoupled weight decay.
 
@@ -207,7 +233,7 @@ def adama(
       mask: where to decay the weights: a tree of bools, or a function of the parameters
         that gives one.
       micro_batches: N, the micro-batches of a mini-batch.
-      mode, v_scale, nesterov, axis_name: see `scale_by_adama`.
+      mode, v_scale, nesterov, axis_name, bits: see `scale_by_adama`.
 
     Returns:
       An `optax.GradientTransformationExtraArgs`. Its state is a chain's: `AdamAState`,
@@ -239,6 +265,7 @@ def adama(
         v_scale=v_scale,
         nesterov=nesterov,
         axis_name=axis_name,
+        bits=bits,
     )
     learning_rate = check_rate("learning_rate", learning_rate)
     weight_decay = check_rate("weight_decay", weight_decay)

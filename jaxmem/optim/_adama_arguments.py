@@ -1,5 +1,6 @@
 """The arguments of AdamA: hyperparameters at construction, the others at each call."""
 
+from collections.abc import Callable
 from typing import Any, get_args
 
 import jax
@@ -10,15 +11,23 @@ from jaxmem.optim._adama_rule import AdamARule, AdamAState, Mode, VScale
 from jaxmem.optim.accumulation.transformation import is_one
 
 
-def check_state(state: Any, tree: Any = None, name: str = "updates") -> None:
+def _is_gap(x: Any) -> bool:
+    return x is None
+
+
+def check_state(
+    state: Any,
+    tree: Any = None,
+    name: str = "updates",
+    is_leaf: Callable[[Any], bool] = _is_gap,
+) -> None:
     """TypeError for what is no AdamAState; ValueError for one of other parameters."""
     if not isinstance(state, AdamAState):
         raise TypeError(
             f"state={shown(state)}: AdamA's state, of its init, in "
             "update(updates, state, params)"
         )
-    is_gap = lambda x: x is None
-    given, wanted = (jax.tree.structure(t, is_leaf=is_gap) for t in (tree, state.mu))
+    given, wanted = (jax.tree.structure(t, is_leaf=is_leaf) for t in (tree, state.mu))
     if tree is not None and given != wanted:
         raise ValueError(
             f"{name}={shown(tree)}: not of the structure of the parameters that the "
@@ -77,10 +86,15 @@ def _check_nesterov(rule: AdamARule, n) -> None:
         )
 
 
-def check_call(rule: AdamARule, updates, state, phase, n, weight, keep) -> None:
-    """Errors for a state that is not AdamA's, and for calls that `rule` excludes."""
+def check_call(
+    rule: AdamARule, is_leaf, updates, state, phase, n, weight, keep
+) -> None:
+    """Errors for a state that is not AdamA's, and for calls that `rule` excludes.
+
+    `is_leaf` says where trees of moments and gradients end.
+    """
     names = {"apply": "params", "accumulate": "grads", None: "updates"}
-    check_state(state, updates, names[phase])
+    check_state(state, updates, names[phase], is_leaf)
     _check_nesterov(rule, n)
     if rule.nesterov and (phase or weight is not None or keep is not None):
         raise ValueError(

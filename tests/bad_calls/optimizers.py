@@ -40,6 +40,8 @@ RULE = {
     "mu_dtype": DTYPE,
     "nu_dtype": DTYPE,
 }
+EACH = {name: RULE[name] for name in ("b1", "b2", "eps", "eps_root")}
+SEED = (None, -1, 2**32, 2.5)
 MODES = {
     "micro_batches": (None, *COUNT, jnp.ones((2,), jnp.int32), jnp.float32(2.0)),
     "mode": (None, *WORD),
@@ -47,6 +49,7 @@ MODES = {
     "nesterov": FLAG,
     "axis_name": (3, (), "", ["data", 3], {"data": 1}),
 }
+BITS = (7, True, "8", 8.0, ARRAY)
 RATE = ("fast", None, True, [0.1], NAN, {}, ARRAY)
 TREE = (None, 3, "x")  # for a state
 OTHER = {"w": PARAMS["w"]}  # lacks a parameter
@@ -78,6 +81,25 @@ CALLS = [
     Call("clip_by_layer_norm", optim.clip_by_layer_norm, {"max_norm": 1.0}, {
         "max_norm": (None, *POSITIVE), "stacked": (3, 1.0, {"w": "x"}, {"w": None}),
     }),
+    Call("LowBit", optim.LowBit, {}, {
+        "bits": (None, *BITS), "code": ("linear", "", 3), "block": (1, *COUNT),
+        "least_size": (None, -1, 2.5, "4"), "stochastic": ("yes", 1, 0.5),
+        "seed": SEED, "by_rows": FLAG,
+    }),
+    *(Call(name, getattr(optim, name), {"learning_rate": 0.1}, {
+        "learning_rate": RATE, **EACH, "bits": (None, *BITS), **more,
+    }) for name, more in (
+        ("adam", {}), ("adamw", {"weight_decay": RATE, "mask": MASK}),
+    )),
+    Call("scale_by_adam", optim.scale_by_adam, {}, {**EACH, "bits": (None, *BITS)}),
+    Call("adama+bits", optim.adama, {"learning_rate": 0.1}, {"bits": BITS}),
+    *(Call(name, getattr(optim, name), {"tx": ADAM}, {
+        "tx": (None, 3, "adam", optax.adam), **more,
+    }) for name, more in (
+        ("stochastic_rounding", {"seed": SEED}), ("kahan_summation", {}),
+        ("split_master", {"bits": (4, None, "8", True), "stochastic": FLAG,
+                          "seed": SEED}),
+    )),
     Call("adama.update", ADAMA.update,
         {"updates": PARAMS, "state": STATE, "params": PARAMS}, UPDATE, trace=True),
     Call("scale_by_adama.update", MOMENTS.update,

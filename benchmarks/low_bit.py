@@ -1,0 +1,117 @@
+"""What a step with low-bit moments and split master weights peaks at, by compiles.
+
+    python -m benchmarks.low_bit             # everything
+    python -m benchmarks.low_bit bert h100   # rows that have both words; others stay
+
+BERT-Large, B 8 S 128, remat, as in `benchmarks.release`; and a Llama of 16 layers of
+width 2048 (B 1 S 512, remat), whose peak is given in bytes a parameter. Scheduled, all
+donated. With a split master parameters are bfloat16, else float32.
+"""
+
+import functools
+import math
+import sys
+from collections.abc import Callable
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+import jaxmem
+from benchmarks._common import MIB, publish_some, verdict
+from benchmarks.models import LLAMA_1B, LlamaLayer, abstract_params, run_layers
+from benchmarks.release import adam_step, model
+from jaxmem.optim import adama, adamw, split_master
+
+VOCABULARY = 512  # so that the layers are what counts
+LLAMA_TOKENS = jax.ShapeDtypeStruct((1, 512), jnp.int32)
+MICRO_BATCHES = 8
+
+OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
+    "AdamW, 8 bits": lambda: adamw(1e-3, bits=8),
+    "AdamW, 8 bits, split master": lambda: split_master(adamw(1e-3, bits=8)),
+    "AdamW, 4 bits, split master": lambda: split_master(adamw(1e-3, bits=4)),
+    "AdamA, 8 bits, split master, 8 micro-batches": lambda: split_master(
+        adama(1e-3, bits=8)
+    ),
+}
+PLAIN, SPLIT, FOUR, ADAMA = OPTIMIZERS
+
+# (model, optimizer, target) -> the most: MiB of BERT, bytes a parameter of Llama
+CASES = {
+    ("bert", PLAIN, "h100"): 2160.0,
+    ("bert", PLAIN, "tpu-v5e"): 2200.0,
+    ("bert", SPLIT, "h100"): 1820.0,
+    ("llama", SPLIT, "h100"): 5.8,
+    ("llama", FOUR, "h100"): 5.0,
+    ("llama", ADAMA, "h100"): 5.8,
+}
+
+
+class Llama(nn.Module):
+    """Sixteen scanned layers and tied embeddings."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        embed = nn.Embed(VOCABULARY, LLAMA_1B.width, dtype=jnp.bfloat16, name="tokens")
+        layer = nn.remat(LlamaLayer, prevent_cse=False)
+        x = run_layers(layer, LLAMA_1B.layers, embed(tokens), LLAMA_1B)
+        return embed.attend(nn.RMSNorm(dtype=jnp.bfloat16, name="norm")(x))
+
+
+def llama_loss(params, tokens, rng=None):
+    logits = Llama().apply({"params": params}, tokens).astype(jnp.float32)
+    log_probs = jax.nn.log_softmax(logits)
+    return -jnp.take_along_axis(log_probs, tokens[..., None], -1).mean()
+
+
+def llama_step(tx):
+    def step(state, tokens):
+        params, moments = state
+        value, grads = jax.value_and_grad(llama_loss)(params, tokens)
+        updates, moments = tx.update(grads, moments, params)
+        return (optax.apply_updates(params, updates), moments), value
+
+    return step
+
+
+def cased(name: str, optimizer: str):
+    """The scheduled step, its arguments, and its parameters."""
+    tx = OPTIMIZERS[optimizer]()
+    dtype = jnp.bfloat16 if "split" in optimizer else jnp.float32
+    if name == "bert":
+        step, args = adam_step(model(True, False), tx, dtype)
+    else:
+        cast = lambda x: jax.ShapeDtypeStruct(x.shape, dtype)
+        params = jax.tree.map(cast, abstract_params(Llama(), LLAMA_TOKENS))
+        step = llama_step(tx)
+        args = ((params, jax.eval_shape(tx.init, params)), LLAMA_TOKENS)
+    params, moments = args[0]
+    if optimizer == ADAMA:
+        tokens = jax.ShapeDtypeStruct((MICRO_BATCHES, *LLAMA_TOKENS.shape[1:]), "int32")
+        step = jaxmem.microbatch(llama_loss, tx, MICRO_BATCHES)
+        return step, (params, moments, tokens, None), params
+    step = jaxmem.schedule(step, donate_argnums=0)
+    return step, args, params
+
+
+def measure(name: str, optimizer: str, target: str) -> tuple:
+    step, args, params = cased(name, optimizer)
+    report = jaxmem.estimate(step, *args, target=target)
+    count = sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+    each = report.peak_bytes / count
+    most = CASES[name, optimizer, target]
+    if name == "bert":
+        text, met = f"{most:,.0f} MiB", verdict(report.peak_bytes / MIB, most)
+    else:
+        text, met = f"{most:g} bytes", "yes" if each <= most else "no"
+    sizes = (report.argument_bytes / MIB, report.temp_bytes / MIB)
+    return *sizes, report.peak_bytes / MIB, each, text, met
+
+
+if __name__ == "__main__":
+    columns = ("model", "optimizer", "target", "state MiB", "temp MiB", "peak MiB")
+    rows = {case: functools.partial(measure, *case) for case in CASES}
+    rest = ("peak, bytes a parameter", "at most", "met")
+    publish_some("low_bit", (*columns, *rest), rows, sys.argv[1:])

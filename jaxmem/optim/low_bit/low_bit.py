@@ -1,0 +1,183 @@
+"""How many bits moments have, and where: the options of the low-bit optimizers."""
+
+import functools
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.sharding import NamedSharding
+from jaxtyping import PyTree
+
+from jaxmem._checks import check_bool, check_int, shown, wrong_value
+from jaxmem.optim.low_bit.codes import FORMATS, Format, MomentCodes, shapes
+from jaxmem.optim.low_bit.rows import chunks_of
+
+_LEAST_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class LowBit:
+    """How Adam's moments are stored; `bits=8` is short for `bits=LowBit(8)`.
+
+    Bytes a parameter of both moments: 2.13 with 8 bits and companding, 2.03 with the
+    dynamic map, 1.06 with 4 bits, 8 with 32.
+
+    Attributes:
+      bits: 8, 4, or 32 for moments in float32.
+      code: "companding" (8 bits, the default there): arithmetic, groups of 32, bfloat16
+        scales. "dynamic": bitsandbytes' map with blocks of 256 (8 bits), torchao's maps
+        with blocks of 128 (4 bits, the default there); float32 scales.
+      block: values that share a scale, along the last axis. A leaf whose last axis it
+        does not divide keeps moments in float32. By default as above, or that halved
+        down to 16 until it divides the leaf's last axis.
+      least_size: leaves with fewer elements keep moments in float32.
+      stochastic: round stochastically, without bias, instead of to the nearest. By
+        default only AdamA does, which rounds once a micro-batch.
+      seed: of the stochastic rounding. What is drawn depends on it, the step, the leaf
+        and the element alone.
+      by_rows: update large leaves of two axes, such as embeddings, in a loop over
+        chunks of rows, so that no temporary array has the leaf's size (TPU moves the
+        whole leaf to group it). Leave it out for tables whose rows are spread over so
+        many devices that a chunk would be gathered; `init` warns where it knows.
+
+    Raises:
+      TypeError, ValueError: an argument that is not one of these.
+    """
+
+    bits: int = 8
+    code: str | None = None
+    block: int | None = None
+    least_size: int = 4096
+    stochastic: bool | None = None
+    seed: int = 0
+    by_rows: bool = True
+
+    def __post_init__(self) -> None:
+        bits = check_int("bits", self.bits)
+        if bits not in (4, 8, 32):
+            raise wrong_value("bits", bits, "4, 8 or 32")
+        codes = [code for b, code in FORMATS if b == bits]
+        if self.code is not None and self.code not in codes:
+            allowed = " or ".join(map(repr, codes)) or "None"
+            raise wrong_value("code", self.code, f"with bits={bits} {allowed}")
+        if self.block is not None:
+            block = check_int("block", self.block, 2)
+            if bits == 4 and block % 2:
+                raise wrong_value("block", block, "even with bits=4")
+        check_int("least_size", self.least_size, 0)
+        check_int("seed", self.seed, 0, 2**32 - 1)
+        check_bool("by_rows", self.by_rows)
+        if self.stochastic is not None:
+            check_bool("stochastic", self.stochastic)
+
+    @property
+    def formats(self) -> tuple[Format, Format] | None:
+        """Of the first and the second moment; None for float32."""
+        if self.bits == 32:
+            return None
+        return FORMATS[self.bits, self._code][:2]
+
+    @property
+    def _code(self) -> str:
+        return self.code or ("companding" if self.bits == 8 else "dynamic")
+
+    def block_of(self, shape: tuple[int, ...]) -> int | None:
+        """The block of a leaf of this shape; None if its moments stay in float32."""
+        few = math.prod(shape) < max(self.least_size, 1)
+        if self.bits == 32 or not shape or few:
+            return None
+        block = self.block or FORMATS[self.bits, self._code][2]
+        least = self.block or _LEAST_BLOCK
+        while shape[-1] % block and block > least:
+            block //= 2
+        return None if shape[-1] % block else block
+
+
+EIGHT = LowBit()
+
+
+def as_low_bit(bits: Any) -> LowBit:
+    """The options that `bits` says, a number or the options."""
+    if isinstance(bits, LowBit):
+        return bits
+    if isinstance(bits, jax.Array):
+        raise TypeError(
+            f"bits={shown(bits)}: 4, 8, 32 or a LowBit, not an array; under "
+            'optax.inject_hyperparams pass a LowBit, or static_args=("bits",)'
+        )
+    return LowBit(bits)
+
+
+def zeros(how: LowBit, params: PyTree) -> tuple[PyTree, PyTree]:
+    """Both moments of new parameters, placed as these are.
+
+    Raises:
+      TypeError: a leaf that is no real floating array.
+      ValueError: a block that does not divide a leaf's shard, where that is known.
+    """
+    first, second = (
+        jax.tree_util.tree_map_with_path(functools.partial(_zeros, how, i), params)
+        for i in (0, 1)
+    )
+    return first, second
+
+
+def _zeros(how: LowBit, which: int, path, p) -> Any:
+    dtype = getattr(p, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(
+            f"params{jax.tree_util.keystr(path)} is {shown(p)}: Adam takes real "
+            "floating parameters; leave others out with optax.masked or partition"
+        )
+    formats, block = how.formats, how.block_of(p.shape)
+    if formats is None or block is None:
+        return jnp.zeros_like(p, dtype=jnp.float32)
+    sharding = _known_sharding(p)
+    if sharding is not None:
+        _check_shard(sharding, block, path, p)
+        _warn_of_gathers(how, sharding, path, p)
+    codes, scale = (
+        # `zeros_like` keeps a sharding that is in the array's type, too
+        jnp.zeros_like(p, dtype=x.dtype)
+        if x.shape == p.shape
+        else jnp.zeros(x.shape, x.dtype, device=sharding)
+        for x in shapes(formats[which], block, p.shape)
+    )
+    return MomentCodes(codes, scale)
+
+
+def _check_shard(sharding: NamedSharding, block: int, path, p) -> None:
+    shard = sharding.shard_shape(p.shape)[-1]
+    if shard % block:
+        raise ValueError(
+            f"block={block} does not divide the shard of "
+            f"params{jax.tree_util.keystr(path)}, {shard} of {p.shape[-1]} along its "
+            f"last axis ({sharding.spec}): give one that does, LowBit(block=...), or "
+            "another sharding"
+        )
+
+
+def _warn_of_gathers(how: LowBit, sharding: NamedSharding, path, p) -> None:
+    chunks = chunks_of(p.shape) if how.by_rows else None
+    if chunks is None:
+        return
+    shards = p.shape[0] // sharding.shard_shape(p.shape)[0]
+    if chunks.outer % shards:
+        warnings.warn(
+            f"the rows of params{jax.tree_util.keystr(path)} {p.shape} are spread over "
+            f"{shards} devices, and its update by chunks of rows (on TPU, or with "
+            "tables of codes) would gather them: LowBit(by_rows=False) updates it as "
+            "a whole",
+            stacklevel=2,
+        )
+
+
+def _known_sharding(p) -> NamedSharding | None:
+    """Where an array lies over a mesh; a traced one does not say."""
+    sharding = None if isinstance(p, Tracer) else getattr(p, "sharding", None)
+    known = isinstance(sharding, NamedSharding) and not sharding.mesh.empty
+    return sharding if known else None

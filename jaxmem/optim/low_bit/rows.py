@@ -1,0 +1,82 @@
+"""A leaf updated in a loop over chunks of its rows.
+
+TPU lays an array out anew to group its last axis, 5 to 24 bytes an element, which a
+loop bounds by the size of a chunk. Only leaves of two axes go this way: more are a
+stack of layers, which `jaxmem.schedule` updates a layer at a time, or small.
+
+Rows are split into `outer` contiguous parts, and a chunk has some rows of each: a
+device that holds whole parts then has its rows of every chunk; nothing is gathered.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import PyTree
+
+LEAST_ELEMENTS = 2**21  # of a leaf
+_CHUNK = 2**19  # elements; fewer would not fill a GPU
+_MOST_CHUNKS = 64
+_ALIGNED = 32  # rows of a tile of bytes on TPU
+
+
+class Chunks(NamedTuple):
+    """`rows` consecutive ones of each of `outer` equal parts of the first axis."""
+
+    outer: int
+    rows: int
+
+
+def chunks_of(shape: tuple[int, ...]) -> Chunks | None:
+    """How to cut a leaf, or None for one that is updated as a whole."""
+    if len(shape) != 2 or shape[0] * shape[1] < LEAST_ELEMENTS:
+        return None
+    rows = max(_CHUNK, shape[0] * shape[1] // _MOST_CHUNKS) // shape[1]
+    if shape[0] < 2 * _ALIGNED:
+        return None
+    outer = 1
+    while 2 * outer * _ALIGNED <= rows and shape[0] % (2 * outer * _ALIGNED) == 0:
+        outer *= 2
+    return Chunks(outer, max(rows // outer // _ALIGNED, 1) * _ALIGNED)
+
+
+def by_rows(
+    fn: Callable[..., PyTree], chunks: Chunks, carried: PyTree, read: PyTree
+) -> Any:
+    """`fn` on every chunk, its results in the place of what is carried.
+
+    Args:
+      fn: `(lead, carried, read) -> carried`, with arrays of the axes [outer, rows,
+        ...], without the first if it is one, and `lead`, uint32, the index of each row.
+      chunks: of `chunks_of`.
+      carried: arrays of two axes with the same number of rows, updated in place.
+      read: arrays of two axes with as many.
+    """
+    total = jax.tree.leaves(carried)[0].shape[0]
+    part, whole = total // chunks.outer, chunks.outer == 1
+    # TPU copies an array whose rows fill no tile for a first axis of one
+    split = lambda x: x if whole else x.reshape(chunks.outer, part, x.shape[-1])
+    carried, read = jax.tree.map(split, (carried, read))
+    at = functools.partial(_chunk, fn, read, 0 if whole else 1)
+    count, rest = divmod(part, chunks.rows)
+    if rest:
+        carried = at(part - rest, rest, carried)
+    body = lambda i, x: at(i * chunks.rows, chunks.rows, x)
+    carried = lax.fori_loop(0, count, body, carried)
+    return jax.tree.map(lambda x: x.reshape(total, x.shape[-1]), carried)
+
+
+def _chunk(fn, read, axis: int, start, rows: int, carried):
+    """What is carried after `rows` rows of each part, from `start` on."""
+    cut = lambda x: lax.dynamic_slice_in_dim(x, start, rows, axis)
+    put = lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, axis)
+    shape = jax.tree.leaves(carried)[0].shape[: axis + 1]
+    lead = lax.broadcasted_iota(jnp.uint32, (*shape[:axis], rows), axis)
+    lead = lead + jnp.asarray(start, jnp.uint32)
+    if axis:
+        lead = lead + shape[1] * lax.broadcasted_iota(jnp.uint32, lead.shape, 0)
+    new = fn(lead, jax.tree.map(cut, carried), jax.tree.map(cut, read))
+    return jax.tree.map(put, carried, new)
