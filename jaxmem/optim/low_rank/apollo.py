@@ -152,7 +152,7 @@ def scale_by_apollo(
     ) -> tuple[PyTree, ApolloState]:
         del params
         check_state("apollo", init, updates, state)
-        count = optax.safe_increment(state.count)
+        count = jnp.asarray(optax.safe_increment(state.count))
         corrected = rule.adam.correction(count)
 
         def one(leaf: Leaf, old: LeafMoments):
@@ -203,7 +203,7 @@ def apollo(
     `scale_by_apollo` has the rule and the state in bytes; then::
 
       p <- p - learning_rate * update
-      p <- p - learning_rate * weight_decay * p        the new p, as the reference has it
+      p <- p - learning_rate * weight_decay * p    of the new p, as the reference
 
     Args:
       learning_rate: a scalar, or a schedule of the number of steps; 0.01 in the paper.

@@ -46,7 +46,9 @@ def _decay_new_weights(rate, decay) -> optax.GradientTransformation:
         updates: PyTree, state: Any, params: PyTree | None = None
     ) -> tuple[PyTree, DecayState]:
         if params is None:
-            raise ValueError("weight_decay needs params: update(updates, state, params)")
+            raise ValueError(
+                "weight_decay needs params: update(updates, state, params)"
+            )
         now = [x(state.count) if callable(x) else x for x in (rate, decay)]
         factor = jnp.asarray(now[0], jnp.float32) * jnp.asarray(now[1], jnp.float32)
 

@@ -183,7 +183,7 @@ def _transformation(rule: FiraRule) -> optax.GradientTransformation:
     ) -> tuple[PyTree, FiraState]:
         del params
         check_state("fira", rule.init, updates, state)
-        count = optax.safe_increment(state.count)
+        count = jnp.asarray(optax.safe_increment(state.count))
         corrected = rule.moments.adam.correction(count)
 
         def one(leaf: Leaf, kept: ProjectorState | None, old: LeafMoments):
@@ -213,7 +213,7 @@ def fira(
     `scale_by_fira` has the rule and the state in bytes; then::
 
       p <- p - learning_rate * update
-      p <- p - learning_rate * weight_decay * p        the new p, as the reference has it
+      p <- p - learning_rate * weight_decay * p    of the new p, as the reference
 
     Args:
       learning_rate: a scalar, or a schedule of the number of steps; 0.01 in the

@@ -188,7 +188,7 @@ def galore(
     `scale_by_galore` has the rule, the state in bytes, and what micro-batches do::
 
       p <- p - learning_rate * update
-      p <- p - learning_rate * weight_decay * p        the new p, as the reference has it
+      p <- p - learning_rate * weight_decay * p    of the new p, as the reference
 
     Args:
       learning_rate: a scalar, or a schedule of the number of steps; 0.01 in the

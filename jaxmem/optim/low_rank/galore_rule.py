@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float32, Int32, PyTree
+from jaxtyping import Array, Float32, Int32, PyTree
 
 from jaxmem._checks import shown
 from jaxmem.optim.accumulation import accumulates
@@ -136,7 +136,7 @@ def plain(rule: GaLoreRule) -> optax.GradientTransformationExtraArgs:
                 rule.project_back(u, leaf, s)
                 for u, leaf, s in zip(leaves.of(low), leaves, kept, strict=True)
             ]
-        count = optax.safe_increment(state.count)
+        count = jnp.asarray(optax.safe_increment(state.count))
         return leaves.tree_of(back), GaLoreState(count, leaves.tree_of(kept), inner)
 
     return optax.GradientTransformationExtraArgs(rule.init, update)

@@ -1,6 +1,7 @@
 """Which leaves of the parameters are projected."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -27,7 +28,8 @@ class Leaf(NamedTuple):
     projected: bool
 
 
-class Leaves(NamedTuple):
+@dataclass(frozen=True)
+class Leaves:
     """All leaves, and the way back to the tree."""
 
     leaves: list[Leaf]

@@ -5,7 +5,7 @@ projected sum. No array as large as the parameters holds gradients from one micr
 to the next.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,8 @@ def accumulating(
         check_state(rule.name, init, updates, state)
 
     def accumulate(updates, state, n, weight, keep):
-        return _accumulate(rule, updates, state, 1 / n if weight is None else weight, keep)
+        share = 1 / n if weight is None else weight
+        return _accumulate(rule, updates, state, share, keep)
 
     def apply(updates, state, params):
         del params

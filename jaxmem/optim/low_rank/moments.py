@@ -4,9 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Float32, PyTree
 
 from jaxmem.optim.low_rank.adam import AdamRule
@@ -69,11 +67,9 @@ class MomentsRule:
 
 
 def by_leaves(
-    fn: Callable[..., tuple[Array, Any]], leaves: Leaves, *trees: PyTree
+    fn: Callable[..., tuple[Any, ...]], leaves: Leaves, *trees: PyTree
 ) -> tuple[PyTree, ...]:
-    """`fn` of each leaf and of what stands there in the trees; a tree for each output."""
+    """`fn` of each leaf and of what the trees have there; a tree for each output."""
     columns = zip(leaves, *[leaves.of(tree) for tree in trees], strict=True)
     rows = [fn(*column) for column in columns]
     return tuple(leaves.tree_of([*column]) for column in zip(*rows, strict=True))
-
-

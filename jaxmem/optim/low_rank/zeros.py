@@ -3,6 +3,7 @@
 import math
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 

@@ -1,7 +1,5 @@
 """GaLore, APOLLO and Fira, from the papers' formulas; a matrix at a time."""
 
-import zlib
-
 import jax.numpy as jnp
 import numpy as np
 
@@ -58,7 +56,8 @@ def up(low, a, b):
 
 def galore_matrix(p, grads, rank=RANK, gap=GAP, scale=0.25):
     m = v = 0.0
-    for t, (g, by) in enumerate(zip(grads, projectors(grads, rank, gap)), 1):
+    rows = zip(grads, projectors(grads, rank, gap), strict=True)
+    for t, (g, by) in enumerate(rows, 1):
         low = down(g, *by)
         m, v = B1 * m + (1 - B1) * low, B2 * v + (1 - B2) * low**2
         step = m / (1 - B1**t) / (np.sqrt(v / (1 - B2**t)) + EPS)
@@ -82,9 +81,10 @@ def limited(x, before, growth=1.01):
 
 def fira_matrix(p, grads, rank=RANK, gap=GAP, scale=0.25):
     bys = list(projectors(grads, rank, gap))
-    lows = [down(g, *by) for g, by in zip(grads, bys)]
+    lows = [down(g, *by) for g, by in zip(grads, bys, strict=True)]
     before = 0.0
-    for t, (g, by, low, step) in enumerate(zip(grads, bys, lows, adam(lows)), 1):
+    rows = zip(grads, bys, lows, adam(lows), strict=True)
+    for t, (g, by, low, step) in enumerate(rows, 1):
         axis = 1 if by[0] is None else 0
         norm = lambda x, axis=axis: np.linalg.norm(x, axis=axis, keepdims=True)
         rest = (g - scale * up(low, *by)) * norm(step) / (norm(low) + 1e-8)
@@ -97,7 +97,8 @@ def apollo_matrix(p, grads, by, gap, scale, axis):
     """`by(t)` is the projector, which no formula gives: it is random."""
     lows = [down(g, *by(t // gap)) for t, g in enumerate(grads)]
     before = 0.0
-    for t, (g, low, step) in enumerate(zip(grads, lows, adam(lows)), 1):
+    rows = zip(grads, lows, adam(lows), strict=True)
+    for t, (g, low, step) in enumerate(rows, 1):
         norm = lambda x: np.sqrt((x**2).sum(axis, keepdims=True))
         update, before = limited(g * norm(step) / (norm(low) + 1e-8), before)
         p = p - LR * correction(t) * np.sqrt(scale) * update
@@ -118,7 +119,10 @@ def apollo_reference(rank, gap, scale, axis):
             from tests.optim.test_battery import params  # it imports this module
 
             stack = np.float64(params()[path])
-            shape, layer = stack.shape, [np.array_equal(x, p) for x in stack].index(True)
+            shape, layer = (
+                stack.shape,
+                [np.array_equal(x, p) for x in stack].index(True),
+            )
 
         def by(index):
             vectors = random_projector(0, f"['{path}']", jnp.int32(index), rank, shape)
