@@ -19,7 +19,7 @@ def flatten(closed):
     def rule(eqn, args: list) -> list[Any] | None:
         if is_plain_call(eqn) or _hides_backward_scan(eqn):
             return opened(eqn, args, rule)
-        if eqn.primitive.name == "scan":
+        if eqn.primitive.name in ("scan", "cond"):
             bodies = [flatten(body) for body in _jaxpr.bodies(eqn)]
             return _jaxpr.rebind(eqn, args, bodies)
         return None

@@ -42,7 +42,7 @@ class ProjectorState(NamedTuple):
 
     left: Any
     right: Any
-    refresh_at: Int32[Array, "*batch"]
+    refresh_at: Int32[Array, "*batch"] | None  # None inside of a refresh alone
     lazy: LazyState | None
 
 
@@ -106,14 +106,19 @@ class ProjectorRule:
         seeds = seeds_of(self.seed, path, count, batch)
 
         def renew(g, seeds, due, state):
-            return self._renewed(g, seeds, due, state, count)
+            return self._renewed(g, seeds, due, state)
 
         def stay(g, seeds, due, state):
             return state
 
-        return lax.cond(jnp.any(due), renew, stay, g, seeds, due, state)
+        # what is no array of layers stays outside of the branches
+        old = state._replace(refresh_at=None)
+        new = lax.cond(jnp.any(due), renew, stay, g, seeds, due, old)
+        gap = self.gap if new.lazy is None else new.lazy.gap
+        at = jnp.where(due, count + gap, state.refresh_at)
+        return new._replace(refresh_at=at)
 
-    def _renewed(self, g, seeds, due, state: ProjectorState, count):
+    def _renewed(self, g, seeds, due, state: ProjectorState):
         g = g.astype(jnp.float32)
         now, old = {}, self.vectors(state, g.shape)
         for side, matrix in (("left", g), ("right", g.mT)):
@@ -124,8 +129,7 @@ class ProjectorRule:
                 )
         kept = {side: store(x, self.dtype) for side, x in now.items()}
         after = lazy.advanced(state.lazy, now, old) if self.lazy else None
-        gap = jnp.int32(self.gap) if after is None else after.gap
-        new = ProjectorState(kept.get("left"), kept.get("right"), count + gap, after)
+        new = ProjectorState(kept.get("left"), kept.get("right"), None, after)
         if not self.lazy:
             return new
         return jax.tree.map(lambda new, old: _where(due, new, old), new, state)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat, _jaxpr
+from jaxmem.ir.branches import of_one_layer
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.layer_axis import Axis, Reduced, narrow
 from jaxmem.ir.scans import is_ahead, is_var, scan_like, split, xs_of, ys_of
@@ -245,7 +246,7 @@ class _Layer:
         if isinstance(treated, Reduced):
             self.env[eqn.outvars[0], None] = _compat.bind(eqn, list(args))[0]
             return
-        outs = _compat.bind(eqn, list(args), narrow(eqn, treated.outs))
+        outs = of_one_layer(eqn, list(args), treated)
         places = zip(eqn.outvars, treated.outs, strict=True)
         self.env.update(zip(places, outs, strict=True))
 
