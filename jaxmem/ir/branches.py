@@ -11,9 +11,10 @@ from typing import Any
 
 import jax
 
-from jaxmem import _compat, _jaxpr
-from jaxmem.ir import layer_axis
-from jaxmem.ir.layer_axis import Axis, Batched, Treatment, narrow, operand_axes
+from jaxmem import _compat
+from jaxmem.ir import jaxprs, layer_axis
+from jaxmem.ir.layer_axis import narrow, operand_axes
+from jaxmem.ir.layer_rules import Axis, Batched, Treatment
 from jaxmem.ir.scans import is_var
 
 
@@ -28,7 +29,7 @@ def treatment(eqn, axes: Sequence[Axis]) -> Treatment:
     found = _branches(eqn, list(axes[1:]), [None] * len(eqn.outvars))
     if isinstance(found, str):
         return found
-    ins, outs = found[0].ins(), [branch.outs() for branch in found][0]
+    ins, outs = found[0].ins(), found[0].outs()
     if any(axis is None for axis in outs):
         return "an output of it does not run along the layers"
     return Batched((None, *ins), tuple(a for a in outs if a is not None))
@@ -63,7 +64,7 @@ class _Branch:
 
     @property
     def jaxpr(self) -> Any:
-        return _jaxpr.split(self.body)[0]
+        return jaxprs.split(self.body)[0]
 
     def ins(self) -> list[Axis]:
         return [self.wanted.get(v) for v in self.jaxpr.invars]
@@ -129,12 +130,12 @@ class _Branch:
             treated = self.treated.get(position[id(eqn)])
             return None if treated is None else of_one_layer(eqn, values, treated)
 
-        return _jaxpr.evaluate(self.body, args, rule)
+        return jaxprs.evaluate(self.body, args, rule)
 
 
 def _branches(eqn, ins: list[Axis], outs: list[Axis]) -> list[_Branch] | str:
     """The branches, which agree on the axes of operands and outputs; or why not."""
-    branches = [_Branch(body) for body in _jaxpr.bodies(eqn)]
+    branches = [_Branch(body) for body in jaxprs.bodies(eqn)]
     before: Any = None
     while before != (ins, outs):
         before = (list(ins), list(outs))

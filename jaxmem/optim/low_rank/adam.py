@@ -102,7 +102,7 @@ def adam(rule: AdamRule, eps_placement: EpsPlacement) -> optax.GradientTransform
         updates: PyTree, state: Any, params: PyTree | None = None
     ) -> tuple[PyTree, LowRankAdamState]:
         del params
-        count = optax.safe_increment(state.count)
+        count = jnp.asarray(optax.safe_increment(state.count))
         outside, inside = rule.corrections(count, eps_placement)
         leaves, tree = jax.tree.flatten(updates)
         old = [tree.flatten_up_to(x) for x in (state.mu, state.nu)]

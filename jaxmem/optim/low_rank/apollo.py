@@ -178,6 +178,7 @@ def _scaled(rule: MomentsRule, g, low, old: LeafMoments, scaling: Scaling):
     along = low_rank_axis(rule.sides(g.shape))
     axes = (along,) if scaling == "channel" else (-2, -1)
     update = ratio_of_norms(ratio, low, axes) * g
+    assert old.norm is not None  # of a projected leaf
     limited, norm = limit(update, old.norm, rule.growth)
     return limited * update, new._replace(norm=norm)
 

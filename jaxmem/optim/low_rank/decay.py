@@ -57,6 +57,7 @@ def _decay_new_weights(rate, decay) -> optax.GradientTransformation:
             return (wide - factor * (p.astype(jnp.float32) + wide)).astype(u.dtype)
 
         updates = jax.tree.map(decayed, updates, params)
-        return updates, DecayState(optax.safe_increment(state.count))
+        count = jnp.asarray(optax.safe_increment(state.count))
+        return updates, DecayState(count)
 
     return optax.GradientTransformation(init, update)

@@ -79,6 +79,7 @@ class FiraRule:
         axis = low_rank_axis(self.moments.sides(g.shape))
         phi = ratio_of_norms(ratio, low, (axis,))
         rest = phi * (g - scale * project_back(low, by))
+        assert old.norm is not None  # of a projected leaf
         limited, norm = limit(rest, old.norm, self.moments.growth)
         update = scale * project_back(ratio, by) + limited * rest
         return update, kept, new._replace(norm=norm)

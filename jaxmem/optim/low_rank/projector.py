@@ -99,6 +99,7 @@ class ProjectorRule:
           path: of the leaf.
           keep: if it is False, `g` counts for nothing.
         """
+        assert state.refresh_at is not None
         due = count >= state.refresh_at
         if keep is not None:
             due = due & keep
