@@ -98,8 +98,8 @@ def test_iteration_finds_most_of_what_singular_vectors_hold():
         assert np.abs(gram - np.eye(8)).max() < 16 * EPS
         held.append(np.square(np.asarray(vectors[0] @ g[0])).sum())
     best = np.square(decay[:8]).sum()
-    # an iteration shrinks what the ninth direction has of the eighth's place to 0.8 ** 2
-    # of it, and what the others have to less: after ten, to 0.8 ** 20 = 0.01
+    # an iteration shrinks what the ninth direction has of the eighth's place to 0.8**2
+    # of it, and what the others have to less: after ten, to 0.8**20 = 0.01
     assert held[0] > 0.98 * best
     assert held[9] > 0.999 * best
 

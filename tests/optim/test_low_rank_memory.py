@@ -1,16 +1,19 @@
 """GaLore's micro-batches are added up in the subspace: bytes, and the same result."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxmem
 from jaxmem.accumulate import microbatch
-from jaxmem.optim import galore
+from jaxmem.optim import accumulate_step, apply_step, galore
 
-LAYERS, WIDTH, BATCH, N, RANK = 8, 128, 16, 4, 8
+LAYERS, WIDTH, BATCH, N, RANK, LR = 8, 128, 16, 4, 8, 1e-2
 SHAPE = jax.ShapeDtypeStruct((LAYERS, WIDTH, WIDTH), jnp.float32)
 TREE = LAYERS * WIDTH * WIDTH * 4
 
@@ -32,12 +35,17 @@ def report(tx):
     return step.plan(*args), jaxmem.estimate(step, *args, target="cpu")
 
 
-@pytest.mark.parametrize("options", [{}, {"projector_dtype": "int8", "lazy": True}])
+CODES = pytest.param({"projector_dtype": "int8", "lazy": True}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("options", [{}, CODES], ids=["float32", "int8"])
 def test_no_array_of_all_gradients(options):
-    """The sum of gradients, and all that is not: projected sums and a layer's arrays."""
-    _, whole = report(galore(1e-2, RANK, **options))
-    plan, low = report(galore(1e-2, RANK, **options, micro_batches=N))
-    assert plan.released_bytes == TREE, str(plan)
+    """Where the sum of gradients was are sums in the subspace and arrays of a layer."""
+    _, whole = report(galore(LR, RANK, **options))
+    plan, low = report(galore(LR, RANK, **options, micro_batches=N))
+    # each layer's gradient in the backward scan, each layer's update in the last one
+    assert plan.released_bytes >= 2 * TREE, str(plan)
+    assert plan.kept_bytes == 0
     assert whole.temp_bytes > TREE
     assert low.temp_bytes < TREE / 2
     assert low.alias_bytes >= TREE
@@ -45,22 +53,27 @@ def test_no_array_of_all_gradients(options):
     assert more == pytest.approx(TREE * RANK / WIDTH, abs=64)  # and some counters
 
 
-@pytest.mark.parametrize("n", [1, N])
-def test_scheduled_as_written(n):
+def by_hand(tx, params, state, batch):
+    for i in range(N):
+        grads = jax.grad(loss)(params, batch[i::N], None)
+        state = accumulate_step(tx, grads, state, params, micro_batches=N)
+    updates, state = apply_step(tx, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+def test_scheduled_as_written():
     """A refresh in the loop over micro-batches, in the backward scan, a layer each."""
-    tx = galore(1e-2, RANK, 2, micro_batches=N)
-    values = np.random.default_rng(0).standard_normal((LAYERS, WIDTH, WIDTH))
-    params = jnp.asarray(0.1 * values, jnp.float32)
-    batch = jnp.asarray(np.random.default_rng(1).standard_normal((BATCH, WIDTH)))
-    batch = batch.astype(jnp.float32)
-    make = lambda schedule: microbatch(loss, tx, n, donate=False, schedule=schedule)
-    steps = [make(schedule) for schedule in (True, False)]
-    states = [(params, tx.init(params))] * 2
+    tx = galore(LR, RANK, 2, inner=optax.trace(0.9), micro_batches=N)
+    draw = np.random.default_rng(0).standard_normal
+    params = jnp.asarray(0.1 * draw((LAYERS, WIDTH, WIDTH)), jnp.float32)
+    # more examples a micro-batch than the rank: the gradient has all vectors
+    batch = jnp.asarray(draw((4 * BATCH, WIDTH)), jnp.float32)
+    step = microbatch(loss, tx, N, donate=False)
+    plain = jax.jit(functools.partial(by_hand, tx))
+    got = want = params, tx.init(params)
     for _ in range(3):
-        states = [
-            step(*s, batch, None)[:2] for step, s in zip(steps, states, strict=True)
-        ]
-    # Adam's first steps have the size of the rate whatever the gradient's, and what is
-    # nearly 0 is rounded otherwise in a sum of another order
-    chex.assert_trees_all_close(states[0][0], states[1][0], atol=1e-3 * 1e-2)
-    assert [int(x) for x in states[0][1][0][:3]] == [3, 0, n]
+        got, want = step(*got, batch, None)[:2], plain(*want, batch)
+    moved = jnp.abs(want[0] - params).max()
+    # sums of another order turn the vectors of a projector by about 1e-4 of themselves
+    chex.assert_trees_all_close(got[0], want[0], atol=1e-3 * float(moved))
+    assert [int(x) for x in got[1][0][:3]] == [3, 0, N]

@@ -30,8 +30,8 @@ def check_state(name: str, init: Callable[[Any], Any], updates: Any, state: Any)
         )
     if jax.tree.structure(state) != jax.tree.structure(wanted):
         raise ValueError(
-            f"state={shown(state)}: not of the structure that {name}'s init makes of "
-            f"these parameters and arguments, {shown(wanted)}"
+            f"updates={shown(updates)} and state={shown(state)}: not of the structure "
+            f"that {name}'s init makes of such parameters, {shown(wanted)}"
         )
     pairs = zip(jax.tree.leaves_with_path(state), jax.tree.leaves(wanted), strict=True)
     for (path, x), want in pairs:
