@@ -18,7 +18,7 @@ def flatten(closed):
     def rule(eqn, args: list) -> list[Any] | None:
         if is_plain_call(eqn) or _hides_backward_scan(eqn):
             return opened(eqn, args, rule)
-        if eqn.primitive.name == "scan":
+        if eqn.primitive.name in ("scan", "cond"):
             bodies = [flatten(body) for body in jaxprs.bodies(eqn)]
             return jaxprs.rebind(eqn, args, bodies)
         return None

@@ -76,3 +76,14 @@ __all__ = [
     "start_step",
     "stochastic_rounding",
 ]
+from jaxmem.optim.low_rank import ApolloState as ApolloState
+from jaxmem.optim.low_rank import FiraState as FiraState
+from jaxmem.optim.low_rank import GaLoreState as GaLoreState
+from jaxmem.optim.low_rank import GaLoreSumState as GaLoreSumState
+from jaxmem.optim.low_rank import apollo as apollo
+from jaxmem.optim.low_rank import apollo_mini as apollo_mini
+from jaxmem.optim.low_rank import fira as fira
+from jaxmem.optim.low_rank import galore as galore
+from jaxmem.optim.low_rank import scale_by_apollo as scale_by_apollo
+from jaxmem.optim.low_rank import scale_by_fira as scale_by_fira
+from jaxmem.optim.low_rank import scale_by_galore as scale_by_galore

@@ -15,6 +15,7 @@ from tests.bad_calls.call import (
     FUNCTION,
     INF,
     NAN,
+    NOT_INT,
     NOT_NEGATIVE,
     NOT_NUMBER,
     POSITIVE,
@@ -56,11 +57,54 @@ OTHER = {"w": PARAMS["w"]}  # lacks a parameter
 UPDATE = {"updates": (STATE, OTHER), "state": (*TREE, PARAMS, ADAM.init(PARAMS))}
 MASK = (3, "w", {"w": 1, "b": True}, {"w": None, "b": True}, [2.0])
 
+PROJECTED = (3, 1.0, {"w": "x"}, {"w": None})
+SUBSPACE = {
+    "rank": COUNT, "gap": (*COUNT, 2**30), "scale": POSITIVE, "projection": WORD,
+    "subspace": WORD, "iterations": COUNT, "projector_dtype": (None, *WORD),
+    "lazy": FLAG, "projected": PROJECTED, "seed": NOT_INT,
+}  # fmt: skip
+GALORE = {
+    **SUBSPACE, "inner": (3, "adam", optax.adam), "eps_placement": (None, *WORD),
+    "micro_batches": COUNT,
+}  # fmt: skip
+LENGTHS = {
+    "b1": DECAY, "b2": DECAY, "eps": NOT_NEGATIVE, "growth": (*NOT_NUMBER, 0.99),
+    "projected": PROJECTED, "seed": NOT_INT,
+}  # fmt: skip
+FIRA = {**SUBSPACE, **LENGTHS, "projection": (*WORD, "full")}
+APOLLO = {
+    "rank": COUNT, "gap": COUNT, "scale": POSITIVE, "scaling": (None, *WORD), **LENGTHS,
+}  # fmt: skip
+GALORED = optim.scale_by_galore(2)
+
 CALLS = [
     Call("adama", optim.adama, {"learning_rate": 0.1}, {
         "learning_rate": RATE, **RULE, **MODES, "weight_decay": RATE, "mask": MASK,
     }),
     Call("scale_by_adama", optim.scale_by_adama, {}, {**RULE, **MODES}),
+    Call("galore", optim.galore, {"learning_rate": 0.1}, {
+        "learning_rate": RATE, **GALORE, "weight_decay": RATE, "mask": MASK,
+    }),
+    Call("scale_by_galore", optim.scale_by_galore, {}, GALORE),
+    Call("scale_by_galore(full)", optim.scale_by_galore, {"projection": "full"},
+        {"lazy": (True,)}),
+    Call("scale_by_galore(inner)", optim.scale_by_galore, {"inner": ADAM},
+        {"eps_placement": ("reference",)}),
+    Call("fira", optim.fira, {"learning_rate": 0.1}, {
+        "learning_rate": RATE, **FIRA, "weight_decay": RATE, "mask": MASK,
+    }),
+    Call("scale_by_fira", optim.scale_by_fira, {}, FIRA),
+    Call("apollo", optim.apollo, {"learning_rate": 0.1}, {
+        "learning_rate": RATE, **APOLLO, "weight_decay": RATE, "mask": MASK,
+    }),
+    Call("scale_by_apollo", optim.scale_by_apollo, {}, APOLLO),
+    Call("apollo_mini", optim.apollo_mini, {"learning_rate": 0.1}, {
+        "learning_rate": RATE, "gap": COUNT, "scale": POSITIVE, **LENGTHS,
+        "weight_decay": RATE, "mask": MASK,
+    }),
+    Call("galore.update", GALORED.update,
+        {"updates": PARAMS, "state": GALORED.init(PARAMS), "params": PARAMS},
+        {"updates": (OTHER,), "state": (*TREE, PARAMS, STATE)}, trace=True),
     Call("FusedAdam", optim.FusedAdam, {"learning_rate": 0.1}, {
         "learning_rate": RATE, **RULE, "weight_decay": RATE, "mask": MASK,
         "implementation": ("banana", "", 3, True, ["xla"]),

@@ -118,7 +118,9 @@ def test_sharded_as_the_parameters(case):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     specs = {"layers": P(None, "data"), "w": P("data"), "b": P()}
     places = {k: NamedSharding(mesh, spec) for k, spec in specs.items()}
-    tx, given, grads = case.make(), params(), gradients(3)
+    tx = case.make()
+    given, grads = ({k: t[k] for k in case.spread} for t in (params(), gradients(3)))
+    places = {k: places[k] for k in case.spread}
     after, _ = run(tx, given, grads)
     there = jax.device_put(given, places)
     state = tx.init(there)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxmem import _compat
+from jaxmem.ir.branches import treatment
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.layer_axis import treatment
 from jaxmem.ir.layer_rules import Batched, Reduced
 from jaxmem.ir.scans import is_var, ys_of
 

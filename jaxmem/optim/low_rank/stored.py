@@ -1,0 +1,99 @@
+"""How a projector is stored: in float32, bfloat16, or as codes of 8 or 4 bits.
+
+The codes are affine, in groups along the last axis (Q-GaLore, arXiv 2407.08296, has 4
+bits and groups of 256): x = scale (code - zero), where the group's values, and zero,
+lie between the smallest code and the largest. An element is off by at most one step,
+the range of its group over 255 or 15.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float32, UInt8
+
+ProjectorDType = Literal["float32", "bfloat16", "int8", "int4"]
+GROUP = 256
+_LEAST_SCALE = 1e-12  # of a group of zeros
+
+
+class Codes(NamedTuple):
+    """A matrix in codes.
+
+    Attributes:
+      codes: uint8[..., groups, group], or half as many bytes where two share one.
+      scale: float32[..., groups, 1], the step between two codes.
+      zero: uint8[..., groups, 1], the code of zero.
+    """
+
+    codes: UInt8[Array, "*matrix groups bytes"]
+    scale: Float32[Array, "*matrix groups 1"]
+    zero: UInt8[Array, "*matrix groups 1"]
+
+
+def empty(
+    shape: tuple[int, ...],
+    kind: ProjectorDType,
+    zeros: Callable[[tuple[int, ...], Any], jax.Array],
+) -> Any:
+    """A stored matrix of zeros.
+
+    Args:
+      shape: of the matrix.
+      kind: how to store it.
+      zeros: makes an array of a shape and dtype; the shape is that of the matrix, or of
+        (..., groups, any) for codes.
+    """
+    if kind in ("float32", "bfloat16"):
+        return zeros(shape, kind)
+    group = _group(shape[-1])
+    rows = (*shape[:-1], shape[-1] // group)
+    return Codes(
+        zeros((*rows, group // (2 if kind == "int4" else 1)), "uint8"),
+        zeros((*rows, 1), "float32"),
+        zeros((*rows, 1), "uint8"),
+    )
+
+
+def store(x: Float32[Array, "*matrix n"], kind: ProjectorDType) -> Any:
+    """The matrix as it is kept."""
+    if kind == "float32":
+        return x
+    if kind == "bfloat16":
+        # a cast alone is dropped by XLA where it is undone in the same program
+        return lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7).astype(kind)
+    group = _group(x.shape[-1])
+    x = x.reshape(*x.shape[:-1], x.shape[-1] // group, group)
+    most = 255 if kind == "int8" else 15
+    low = jnp.minimum(jnp.min(x, axis=-1, keepdims=True), 0.0)
+    high = jnp.maximum(jnp.max(x, axis=-1, keepdims=True), 0.0)
+    scale = jnp.maximum(high - low, most * _LEAST_SCALE) / most
+    zero = jnp.round(-low / scale)
+    codes = jnp.clip(jnp.round(x / scale) + zero, 0, most).astype(jnp.uint8)
+    if kind == "int4":
+        codes = codes[..., : group // 2] | (codes[..., group // 2 :] << 4)
+    return Codes(codes, scale, zero.astype(jnp.uint8))
+
+
+def load(stored: Any, columns: int) -> Float32[Array, "*matrix n"]:
+    """The matrix of a stored one, whose last axis has this many columns."""
+    if not isinstance(stored, Codes):
+        return stored.astype(jnp.float32)
+    codes, scale, zero = stored
+    groups, size = codes.shape[-2:]
+    if groups * size < columns:  # two to a byte
+        codes = jnp.concatenate([codes & 15, codes >> 4], axis=-1)
+    difference = codes.astype(jnp.float32) - zero.astype(jnp.float32)
+    return (difference * scale).reshape(*codes.shape[:-2], columns)
+
+
+def why_not(columns: int, kind: ProjectorDType) -> str:
+    """What prevents vectors of this length from being stored so; or ""."""
+    odd = kind == "int4" and columns % 2
+    return "two codes of 4 bits share a byte, and the axis is odd" if odd else ""
+
+
+def _group(columns: int) -> int:
+    return GROUP if columns % GROUP == 0 else columns
