@@ -35,7 +35,7 @@ ALLOWED = {
     "ops": {"_bits", "_jaxpr"},
     "rewriting": {"_jaxpr", "ops"},
     "nn": {"_jaxpr", "memory", "ops", "rewriting"},
-    "optim": {"_paths"},
+    "optim": {"_jaxpr", "_paths", "ir"},
     "planning": set(),
     "linting": {
         *("_bytes", "_jaxpr", "_module_path", "chips", "frameworks", "ir", "memory"),
