@@ -19,3 +19,11 @@ from jaxmem.optim.accumulation import accumulate_step as accumulate_step
 from jaxmem.optim.accumulation import accumulates as accumulates
 from jaxmem.optim.accumulation import apply_step as apply_step
 from jaxmem.optim.accumulation import start_step as start_step
+from jaxmem.optim.rows import RowGradients as RowGradients
+from jaxmem.optim.rows import RowwiseAdagradState as RowwiseAdagradState
+from jaxmem.optim.rows import lazy_adam as lazy_adam
+from jaxmem.optim.rows import rowwise as rowwise
+from jaxmem.optim.rows import rowwise_adagrad as rowwise_adagrad
+from jaxmem.optim.rows import rowwise_sgd as rowwise_sgd
+from jaxmem.optim.rows import scale_by_rowwise_adagrad as scale_by_rowwise_adagrad
+from jaxmem.optim.rows import value_and_row_grad as value_and_row_grad
