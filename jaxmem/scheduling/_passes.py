@@ -31,6 +31,7 @@ from jaxmem.scheduling.recompute.unrolled import (
     has_both_passes,
 )
 from jaxmem.scheduling.release.released import GradientRelease, ReleaseGradients
+from jaxmem.scheduling.rows.update import UpdateTouchedRows
 
 PASSES: tuple[Pass, ...] = (
     CastInside(),
@@ -40,6 +41,7 @@ PASSES: tuple[Pass, ...] = (
     RecomputeFirstLayers(),
     RecomputeUnrolled(),
     ReleaseGradients(),
+    UpdateTouchedRows(),
     OrderOperations(),
     ProductsThatShrinkFirst(),
 )
