@@ -77,7 +77,10 @@ def concatenated(
     """One list of ids [k] and rows [k, ...] of several of any leading shape."""
     row = tuple(shape[1:])
     size = math.prod(row)
-    ids = [jnp.zeros(0, jnp.int32), *(i.reshape(-1).astype(jnp.int32) for i, _ in parts)]
+    ids = [
+        jnp.zeros(0, jnp.int32),
+        *(i.reshape(-1).astype(jnp.int32) for i, _ in parts),
+    ]
     rows = [jnp.zeros((0, *row), dtype)]
     rows += [r.reshape(r.size // size if size else i.size, *row) for i, r in parts]
     if len(parts) == 1:

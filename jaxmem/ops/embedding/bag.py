@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Integer
 
 from jaxmem._checks import check_array, shown, wrong_value
 from jaxmem.ops.codes.stored import is_nonzero
@@ -27,9 +27,9 @@ Reduction = Literal["sum", "mean", "max"]
 
 
 def embedding_bag(
-    table: Float[Array, "rows *row"],
-    ids: Int[Array, "... bag"],
-    weights: Float[Array, "... bag"] | None = None,
+    table: Float[ArrayLike, "rows *row"],
+    ids: Integer[ArrayLike, "... bag"],
+    weights: Float[ArrayLike, "... bag"] | None = None,
     mode: Reduction = "sum",
     *,
     out_of_range: OutOfRange | None = None,

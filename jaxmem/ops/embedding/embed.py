@@ -1,7 +1,7 @@
 """A lookup of rows."""
 
 import jax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, ArrayLike, Float, Integer
 
 from jaxmem.ops.embedding.lookup import (
     OutOfRange,
@@ -13,8 +13,8 @@ from jaxmem.ops.embedding.lookup import (
 
 
 def embed(
-    table: Float[Array, "rows *row"],
-    ids: Int[Array, "..."],
+    table: Float[ArrayLike, "rows *row"],
+    ids: Integer[ArrayLike, "..."],
     *,
     out_of_range: OutOfRange | None = None,
 ) -> Float[Array, "..."]:

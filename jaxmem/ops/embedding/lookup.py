@@ -5,7 +5,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Int32
+from jaxtyping import Array, Float, Int32, Integer
 
 from jaxmem._checks import check_array, shown, wrong_value
 
@@ -53,7 +53,7 @@ def _check_values(name: str, count: int, ids: Any) -> None:
 
 
 def indices(
-    ids: Int[Array, "..."], count: int, out_of_range: OutOfRange | None
+    ids: Integer[Array, "..."], count: int, out_of_range: OutOfRange | None
 ) -> Int32[Array, "... 1"]:
     """Ids as `taken` has them: those from the end counted from the start.
 

@@ -114,8 +114,10 @@ class RowGradients:
 
     def todense(self) -> Num[Array, "rows *row"]:
         """An array of the table's shape, zero in all other rows."""
-        return jnp.zeros(self.shape, self.rows.dtype).at[self.ids].add(
-            self.rows, mode="drop"
+        return (
+            jnp.zeros(self.shape, self.rows.dtype)
+            .at[self.ids]
+            .add(self.rows, mode="drop")
         )
 
     def all_gather(self, axis_name: str | tuple[str, ...]) -> "RowGradients":
@@ -135,7 +137,8 @@ class RowGradients:
                 f"RowGradients: table={shown(table)}: one of the shape {self.shape}"
             )
         table = jnp.asarray(table)
-        dtype = jnp.promote_types(table.dtype, self.rows.dtype)
+        with jax.numpy_dtype_promotion("standard"):  # as optax adds
+            dtype = jnp.promote_types(table.dtype, self.rows.dtype)
         if not self._unique or dtype == table.dtype:
             rows = self.rows.astype(table.dtype)
             return table.at[self.ids].add(

@@ -136,7 +136,8 @@ def _owners(
     """For each leaf of the state the gradient of rows whose table it belongs to."""
     shapes = [jax.ShapeDtypeStruct(g.shape, g.dtype) for _, g in given]
     leaves = lambda shapes: [
-        x.shape for x in jax.tree.leaves(jax.eval_shape(tx.init, tree.unflatten(shapes)))
+        x.shape
+        for x in jax.tree.leaves(jax.eval_shape(tx.init, tree.unflatten(shapes)))
     ]
     plain = leaves(shapes)
     named = jax.tree.leaves_with_path(state)
@@ -180,5 +181,3 @@ def _check_counts(state: PyTree) -> None:
                 f"rowwise: state{keystr(path)}={shown(x)} is of optax.MultiSteps, whose "
                 "calls touch other rows each: add up the losses of micro-batches instead"
             )
-
-

@@ -105,8 +105,11 @@ def scale_by_rowwise_adagrad(
     check_scalar("eps", eps, at_least=0)
 
     def init(params):
-        start = jnp.asarray(initial_accumulator_value, jnp.float32)
-        full = lambda p: jnp.broadcast_to(start, jnp.shape(p)[:1])
+        # like a column, so that it is sharded as the rows are
+        column = lambda p: p[(slice(None), *(0,) * (p.ndim - 1))] if p.ndim else p
+        full = lambda p: jnp.full_like(
+            column(jnp.asarray(p)), initial_accumulator_value, jnp.float32
+        )
         return RowwiseAdagradState(jax.tree.map(full, params))
 
     def update(updates, state, params=None):
