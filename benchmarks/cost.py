@@ -21,7 +21,7 @@ from benchmarks._common import MIB, publish
 from benchmarks.layers import flax_attention, lean_attention
 from benchmarks.models import Bert, BertConfig, abstract_params, masked_loss
 from jaxmem import ops
-from jaxmem._jaxpr import bodies, split
+from jaxmem.ir.jaxprs import bodies, split
 
 SDS = jax.ShapeDtypeStruct
 BF16 = jnp.bfloat16

@@ -24,9 +24,10 @@ from benchmarks import zoo
 from benchmarks._common import MIB, RESULTS, as_a_whole, publish, published, write
 from benchmarks.blocks import POLICIES, TARGET
 from benchmarks.scheduling import Case, cases
-from jaxmem import _jaxpr, planning
-from jaxmem.ir.aliases import by_shape
+from jaxmem import planning
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ir.costs import MACHINES, seconds
+from jaxmem.ir.graph import by_shape
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.order.ordered import sequences

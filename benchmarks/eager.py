@@ -8,7 +8,7 @@ a broadcast) is one here.
 from collections.abc import Mapping
 from typing import Any
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.planning import Graph, Operation, Value
 

@@ -36,8 +36,8 @@ from benchmarks._common import (
     write,
 )
 from benchmarks.eager import every_equation
-from jaxmem import _jaxpr
-from jaxmem.ir.aliases import by_shape
+from jaxmem.ir import jaxprs as _jaxpr
+from jaxmem.ir.graph import by_shape
 from jaxmem.planning import best_fit, layout
 from jaxmem.scheduling.order.given import fences_of, in_given_order
 from jaxmem.scheduling.predict.operations import Operations, operations_of

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from jaxmem.memory import targets as targets
     from jaxmem.nn import substitute as substitute
     from jaxmem.optim import adama as adama
+    from jaxmem.optim import ledger as ledger
     from jaxmem.optim import scale_by_adama as scale_by_adama
     from jaxmem.scheduling import remat_policy as remat_policy
     from jaxmem.scheduling import schedule as schedule
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _HOME = {
     "adama": "jaxmem.optim",
     "estimate": "jaxmem.memory",
+    "ledger": "jaxmem.optim",
     "lint": "jaxmem.linting",
     "max_batch": "jaxmem.memory",
     "microbatch": "jaxmem.accumulate",

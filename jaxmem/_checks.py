@@ -84,10 +84,8 @@ def check_float(
     below: float | None = None,
     infinite: bool = False,
 ) -> float:
-    """Any real number or 0-d array as a Python float.
-
-    NaN is an error, and so is an infinity unless `infinite`.
-    """
+    """Any real number or 0-d array as a Python float."""
+    # NaN is an error, and so is an infinity unless `infinite`.
     allowed = f"a number{_range_text(at_least, at_most, above, below)}"
     number = _as_float(name, value, allowed)
     inside = _in_range(number, at_least, at_most, above, below)
@@ -97,10 +95,8 @@ def check_float(
 
 
 def check_scalar(name: str, value: Any, **limits: Any) -> Any:
-    """A real number as in `check_float`, or a 0-d JAX array.
-
-    The value of a JAX array is not read: it may be traced or not be computed yet.
-    """
+    """A real number as in `check_float`, or a 0-d JAX array."""
+    # The value of a JAX array is not read: it may be traced or not be computed yet.
     import jax
 
     if not isinstance(value, jax.Array):

@@ -4,6 +4,7 @@ Everything here is private to JAX and may move; `tests/test_compat.py` calls eac
 function, so that a new JAX fails there, loudly, and not in a user's step.
 """
 
+import functools
 import os
 import pathlib
 from typing import Any
@@ -37,10 +38,8 @@ def varying_axes(*xs: Any) -> frozenset[str]:
 
 
 def typed_as(x, aval):
-    """`x`, the same on all devices, typed to vary and be sharded as `aval`.
-
-    `x` may have more axes, in front: they are not sharded.
-    """
+    """`x`, the same on all devices, typed to vary and be sharded as `aval`."""
+    # `x` may have more axes, in front: they are not sharded.
     axes = tuple(aval.manual_axis_type.varying)
     x = jax.lax.pcast(x, axes, to="varying") if axes else x
     spec = aval.sharding.spec
@@ -52,13 +51,8 @@ def typed_as(x, aval):
 
 def bind(eqn, args, params=None) -> list[Any]:
     """Outputs of `eqn` on `args`, under its own source line and name scopes."""
-    from jax._src.source_info_util import current_name_stack, user_context
-
-    info = eqn.source_info
-    stack = current_name_stack() + info.name_stack
     params = eqn.primitive.get_bind_params(eqn.params if params is None else params)
-    with user_context(info.traceback, name_stack=stack), eqn.ctx.manager:
-        outs = eqn.primitive.bind(*args, **params)
+    outs = in_context_of(eqn, functools.partial(eqn.primitive.bind, **params), *args)
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
@@ -84,10 +78,8 @@ INSTALLED = ("/site-packages/", "/dist-packages/", "<frozen ")
 
 
 def caller_line(eqn, *libraries: str) -> str:
-    """The innermost line outside of this package that led to `eqn`, or "".
-
-    `libraries` are parts of the names of other files to look past.
-    """
+    """The innermost line outside of this package that led to `eqn`, or ""."""
+    # `libraries` are parts of the names of other files to look past.
     from jax._src.source_info_util import user_frames
 
     for frame in user_frames(eqn.source_info.traceback):
@@ -177,10 +169,8 @@ def has_side_effects(eqn) -> bool:
 
 
 def jit_info(fn) -> Any:
-    """What `jax.jit` was told: `donate_argnums`, `static_argnames`, ...; or None.
-
-    Positions and names are both complete: jax finds one by the other.
-    """
+    """What `jax.jit` was told: `donate_argnums`, `static_argnames`, ...; or None."""
+    # Positions and names are both complete: jax finds one by the other.
     return getattr(fn, "_jit_info", None)
 
 
@@ -218,11 +208,5 @@ def forgets_its_names(policy) -> bool:
 def _closure(fn) -> dict[str, Any]:
     """The names that a function closes over, and what they are."""
     cells = getattr(fn, "__closure__", None) or ()
-    return (
-        {
-            name: cell.cell_contents
-            for name, cell in zip(fn.__code__.co_freevars, cells, strict=True)
-        }
-        if cells
-        else {}
-    )
+    names = fn.__code__.co_freevars if cells else ()
+    return {n: cell.cell_contents for n, cell in zip(names, cells, strict=True)}

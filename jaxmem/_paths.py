@@ -72,10 +72,8 @@ def selected(
     given: Sequence[Selector],
     ask: Callable[[Callable, str, Any], Any] = lambda fn, path, leaf: fn(path, leaf),
 ) -> list[bool]:
-    """For each (path, leaf) whether any of the selectors wants it.
-
-    `ask` calls a selector that is a function; `who` is named in errors.
-    """
+    """For each (path, leaf) whether any of the selectors wants it."""
+    # `ask` calls a selector that is a function; `who` is named in errors.
     rows = [_selected_by(who, named, one, ask) for one in given]
     return [any(column) for column in zip(*rows, strict=True)]
 
@@ -136,10 +134,7 @@ def check_bools(name: str, mask: Any, allowed: str) -> None:
 
 
 def spread_bools(who: str, tree: Any, mask: Any, allowed: str) -> list[bool]:
-    """A bool a leaf: of a tree of bools of the structure of `tree`, or a prefix of it.
-
-    As optax takes masks. ValueError for another structure, TypeError for other leaves.
-    """
+    """A bool a leaf, of a tree of bools as optax takes masks: whole, or a prefix."""
     spread = lambda one, branch: jax.tree.map(lambda _: one, branch)
     try:
         whole = jax.tree.map(spread, mask, tree)

@@ -147,17 +147,23 @@ def _stack(examples):
     )
 
 
-def _vjp(run, args, wanted, cotangent):
-    """Outputs and the gradients for the `wanted` positions."""
+def _of_wanted(fn, args, wanted):
+    """`fn` of the arguments at the `wanted` positions alone, and these."""
     order = sorted(wanted)
 
-    def partial(*some):
+    def some(*values):
         full = list(args)
-        for i, x in zip(order, some, strict=True):
+        for i, x in zip(order, values, strict=True):
             full[i] = x
-        return run(*full)
+        return fn(*full)
 
-    out, pull = jax.vjp(jax.jit(partial), *(args[i] for i in order))
+    return some, [args[i] for i in order]
+
+
+def _vjp(run, args, wanted, cotangent):
+    """Outputs and the gradients for the `wanted` positions."""
+    some, values = _of_wanted(run, args, wanted)
+    out, pull = jax.vjp(jax.jit(some), *values)
     ct = jax.tree.map(lambda o, c: c.astype(o.dtype), out, cotangent(out))
     return out, pull(ct)
 
@@ -269,15 +275,8 @@ def _assert_close(what, got, reference_got, want, dtype, extra):
 
 def kept_bytes(fn, args, wanted) -> int:
     """Bytes that the backward pass keeps beyond arguments and constants."""
-    order = sorted(wanted)
-
-    def partial(*some):
-        full = list(args)
-        for i, x in zip(order, some, strict=True):
-            full[i] = x
-        return fn(*full)
-
-    kept = _compat.saved_residuals(partial, *(args[i] for i in order))
+    some, values = _of_wanted(fn, args, wanted)
+    kept = _compat.saved_residuals(some, *values)
     own = ("from the argument", "from a constant")
     return sum(nbytes(aval) for aval, src in kept if not src.startswith(own))
 

@@ -83,7 +83,7 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN = """
 """.split()
 # What the other packages compile with; `estimate` checks the arguments.
 WITHOUT_ARGUMENTS_OF_ITS_OWN += (
-    "CompileError DoesNotFit Pending begin start_worker".split()
+    "Ledger LedgerRow CompileError DoesNotFit Pending begin start_worker".split()
 )
 # Flax's own arguments alone
 AS_IN_FLAX = {"linen.BatchNorm", "linen.Dropout", "linen.GroupNorm"}

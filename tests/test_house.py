@@ -23,26 +23,25 @@ ALLOWED = {
     "_paths": set(),
     "_bits": set(),
     "_bytes": set(),
-    "_jaxpr": set(),
     "_module_path": set(),
     "_progress": set(),
-    "ir": {"_bits", "_jaxpr", "chips"},
+    "ir": {"_bits", "chips"},
     "chips": {"_bytes"},
-    "frameworks": {"_jaxpr"},
+    "frameworks": {"ir"},
     "memory": {
-        *("_bytes", "_jaxpr", "_module_path", "_progress", "chips", "frameworks"),
+        *("_bytes", "_module_path", "_progress", "chips", "frameworks", "ir"),
     },
-    "ops": {"_bits", "_jaxpr"},
-    "rewriting": {"_jaxpr", "ops"},
-    "nn": {"_jaxpr", "memory", "ops", "rewriting"},
-    "optim": {"_jaxpr", "_paths", "ir"},
+    "ops": {"_bits", "ir"},
+    "rewriting": {"ir", "ops"},
+    "nn": {"ir", "memory", "ops", "rewriting"},
+    "optim": {"_bytes", "_paths", "frameworks", "ir"},
     "planning": set(),
     "linting": {
-        *("_bytes", "_jaxpr", "_module_path", "chips", "frameworks", "ir", "memory"),
+        *("_bytes", "_module_path", "chips", "frameworks", "ir", "memory"),
         "scheduling",
     },
     "scheduling": {
-        *("_jaxpr", "_progress", "_bits", "chips", "frameworks", "ir", "memory"),
+        *("_progress", "_bits", "chips", "frameworks", "ir", "memory"),
         "planning",
     },
     "accumulate": {"frameworks", "memory", "optim", "scheduling"},
@@ -185,4 +184,4 @@ def test_import_is_cheap():
     assert of_others <= {"jax", "jaxtyping", "runpy"}
     packages = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()}
     loaded = {n.split(".")[1] for n in new if n.startswith("jaxmem.")}
-    assert loaded & packages == {"chips", "frameworks", "memory", "nn", "ops"}
+    assert loaded & packages == {"chips", "frameworks", "ir", "memory", "nn", "ops"}

@@ -10,7 +10,7 @@ from benchmarks import zoo
 from benchmarks.eager import every_equation
 from benchmarks.models import StackConfig
 from benchmarks.zoo_transformers import GPT2
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.planning import peak
 
 

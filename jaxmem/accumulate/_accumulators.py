@@ -2,9 +2,7 @@
 
 The arithmetic is elementwise and leaf by leaf, the carry of the loop is the optimizer's
 state itself, and no pass over it comes before the loop. So `jaxmem.schedule` can move
-the additions into the backward pass over the layers, and XLA keeps one buffer from the
-first micro-batch to the last. On several devices each accumulates its own gradients,
-which are reduced once, after the loop.
+the additions into the backward pass, and XLA keeps one buffer for all micro-batches.
 """
 
 import contextlib
@@ -26,7 +24,7 @@ from jaxmem.optim.accumulation import (
     accumulation_dtype,
     apply_step,
     axis_text,
-    depends_on_input,
+    dependent_paths,
     map_accumulating,
     per_device,
     per_device_fields,
@@ -37,30 +35,24 @@ _LOGGER = logging.getLogger("jaxmem")
 
 
 class Accumulator(NamedTuple):
-    """The carry of the loop over micro-batches, and what to do with it.
+    """The carry of the loop over micro-batches, and what to do with it."""
 
-    The names are those of `optax.microbatching.Accumulator`, which cannot serve: it
-    makes its carry from the shapes of a gradient, where this one is the optimizer's
-    state, and it takes no weight and no mask.
+    # The names are those of `optax.microbatching.Accumulator`, which cannot serve: it
+    # makes its carry from the shapes of a gradient, where this one is the optimizer's
+    # state, and it takes no weight and no mask.
 
-    Attributes:
-      init: the carry before the first micro-batch.
-      update: `(carry, grads, share, keep) -> carry`; a share of None is 1/n, a keep of
-        None is True.
-      finalize: `(carry, updated) -> (updates, opt_state)`; `opt_state` is the one
-        before if the scalar `updated`, where None is True, is False.
-    """
-
-    init: Any
+    init: Any  # the carry before the first micro-batch
+    # `(carry, grads, share, keep) -> carry`; a share of None is 1/n, a keep of None is
+    # True
     update: Callable
+    # `(carry, updated) -> (updates, opt_state)`; `opt_state` is the one before if the
+    # scalar `updated`, where None is True, is False
     finalize: Callable
 
 
 def accumulator_for(tx, params, opt_state, options: StepOptions) -> Accumulator:
-    """Accumulates in the optimizer's state if the optimizer can, else in a sum.
-
-    One micro-batch on one device is a plain update: there is nothing to add up.
-    """
+    """Accumulates in the optimizer's state if the optimizer can, else in a sum."""
+    # One micro-batch on one device is a plain update: there is nothing to add up.
     in_state = accumulates(opt_state)
     if in_state and options.accumulator_dtype is not None:
         raise ValueError(
@@ -99,13 +91,11 @@ def _in_state(tx, params, opt_state, options: StepOptions) -> Accumulator:
 
 
 def _in_per_device_state(tx, params, opt_state, options: StepOptions) -> Accumulator:
-    """If a device skips an iteration, it contributes a zero gradient.
-
-    If all devices skip it, the iteration leaves the state as it was. This takes a
-    scalar of all devices in every iteration. In return only the per-device fields
-    differ between devices, and no copy of them is needed for a mini-batch without any
-    micro-batch that counts.
-    """
+    """If a device skips an iteration, it contributes a zero gradient."""
+    # If all devices skip it, the iteration leaves the state as it was. This takes a
+    # scalar of all devices in every iteration. In return only the per-device fields
+    # differ between devices, and no copy of them is needed for a mini-batch without any
+    # micro-batch that counts.
     axes = options.axis_name
     _check_multi_steps(opt_state, axes)
     init, local = start_step(opt_state, params, axes)
@@ -169,10 +159,7 @@ def _check_same_on_devices(tx, params, state, options: StepOptions) -> None:
         new = accumulate_step(tx, grads, state, params, micro_batches=options.n)
         return map_accumulating(lambda s: None, new)
 
-    traced, shapes = jax.make_jaxpr(others, return_shape=True)(params)
-    paths = [path for path, _ in jax.tree.leaves_with_path(shapes)]
-    dependent = zip(paths, depends_on_input(traced), strict=True)
-    if names := [jax.tree_util.keystr(path) for path, depends in dependent if depends]:
+    if names := dependent_paths(others, params):
         raise ValueError(
             f"opt_state{names[0]} depends on the gradients of micro-batches, so with "
             f"axis_name={axis_text(options.axis_name)} it would differ from device to "
@@ -236,5 +223,4 @@ def tree_bytes(tree) -> str:
 
 @functools.cache  # once a process
 def log_once(message: str) -> None:
-    """To the log of jaxmem, at level INFO."""
     _LOGGER.info(message)

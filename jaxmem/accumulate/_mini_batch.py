@@ -13,12 +13,7 @@ import optax
 from jax.tree_util import keystr
 
 from jaxmem._compat import varying_axes
-from jaxmem.accumulate._accumulators import (
-    Accumulator,
-    accumulator_for,
-    naming_axis,
-)
-from jaxmem.accumulate._batches import shares_of, split_batch, split_keys, weights_of
+from jaxmem.accumulate._accumulators import Accumulator, accumulator_for, naming_axis
 from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate._overwritten import put_together, take_apart
 from jaxmem.accumulate._trees import (
@@ -27,16 +22,19 @@ from jaxmem.accumulate._trees import (
     any_of,
     choose,
     replicated,
+    shares_of,
+    split_batch,
+    split_keys,
     total,
+    weights_of,
 )
 from jaxmem.optim.accumulation import accumulation_dtype, axis_text, per_device
 
 
 class MiniBatchResult(NamedTuple):
-    """What a mini-batch changes.
+    """What a mini-batch changes."""
 
-    `updated` is whether there was an update: a bool scalar, or None for always.
-    """
+    # `updated` is whether there was an update: a bool scalar, or None for always.
 
     params: Any
     opt_state: Any

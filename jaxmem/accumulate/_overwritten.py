@@ -1,10 +1,8 @@
 """Parameters that their gradient overwrites: the state of Flax's fp8 layers.
 
-`flax.linen.fp8_ops` keeps scales and histories of the largest magnitudes in a
-collection beside the parameters. The "gradient" of one is its new value, which
-`TrainState.apply_gradients` stores without the optimizer. Here the collection goes from
-micro-batch to micro-batch, as batch statistics do: the scale of a micro-batch depends
-on those before it, and n micro-batches fill as much of a history as n steps.
+The "gradient" of a scale or history in this collection of `flax.linen.fp8_ops` is its
+new value. The collection goes from micro-batch to micro-batch, as batch statistics do:
+n micro-batches fill as much of a history as n steps.
 """
 
 from collections.abc import Mapping

@@ -4,6 +4,7 @@ from jaxmem.chips._devices import chip_mesh as chip_mesh
 from jaxmem.chips._devices import config_text as config_text
 from jaxmem.chips._devices import target_mesh as target_mesh
 from jaxmem.chips._devices import topology as topology
+from jaxmem.chips._quiet import NO_HARDWARE as NO_HARDWARE
 from jaxmem.chips._quiet import silence_absent_hardware
 from jaxmem.chips._table import CHIPS as CHIPS
 from jaxmem.chips._table import Machine as Machine

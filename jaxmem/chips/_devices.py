@@ -73,18 +73,7 @@ def _mesh(chip: Target, sizes, names, types: tuple[AxisType, ...]) -> AbstractMe
 
 
 def topology(name: str, devices: int) -> dict[str, Any]:
-    """What the compiling process needs to make `devices` devices of a chip.
-
-    Args:
-      name: of the chip.
-      devices: how many.
-
-    Returns:
-      Plain data, that goes to another process.
-
-    Raises:
-      ValueError: there is no such number of devices.
-    """
+    """What the compiling process needs to make `devices` devices of a chip."""
     compiler = CHIPS[name].compiler
     request = {"platform": compiler.platform, "name": name, "devices": devices}
     if isinstance(compiler, Gpu):

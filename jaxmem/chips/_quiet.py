@@ -1,8 +1,6 @@
 """Variables that keep jax from complaining of chips that are absent.
 
-Once compilers for them are installed, jax looks for the hardware in every process and
-prints that it is missing. The variables are set only where there is no such hardware,
-never over the user's own, and do not change what jax uses.
+They are set only where there is no such hardware, and never over the user's own.
 """
 
 import glob
@@ -15,6 +13,7 @@ _NO_TPU = {
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
 }
+NO_HARDWARE = _NO_GPU | _NO_TPU
 _GPU_FILES = ("/dev/nvidia*", "/dev/dxg")
 _TPU_FILES = ("/dev/accel*", "/dev/vfio/*")
 

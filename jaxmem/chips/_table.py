@@ -1,9 +1,7 @@
 """The chips that jaxmem knows, one row each. To add a chip, add its row here.
 
-The figures of GPUs come from the vendors' data sheets and from XLA's own device
-descriptions. The memory of a TPU is what its compiler lets one program use. Variants of
-one chip differ in memory (an A100 has 40 or 80 GB, and a shared one has less): pass
-`memory=` or `budget=` where the figure below is not yours.
+Variants of one chip differ in memory (an A100 has 40 or 80 GB, and a shared one has
+less): pass `memory=` or `budget=` where the figure below is not yours.
 """
 
 from dataclasses import dataclass
@@ -48,19 +46,12 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Tpu:
-    """A TPU as libtpu knows it.
+    """A TPU as libtpu knows it."""
 
-    Attributes:
-      name: libtpu's own name.
-      slices: the topologies that libtpu offers, from the smallest.
-      cores: tensor cores of one device.
-      options: further options of the topology.
-    """
-
-    name: str
-    slices: tuple[str, ...]
-    cores: int = 1
-    options: tuple[tuple[str, Any], ...] = ()
+    name: str  # libtpu's own name
+    slices: tuple[str, ...]  # the topologies that libtpu offers, from the smallest
+    cores: int = 1  # tensor cores of one device
+    options: tuple[tuple[str, Any], ...] = ()  # further options of the topology
     platform: str = "tpu"
 
     @property
@@ -79,24 +70,19 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Chip:
-    """What jaxmem knows of a chip.
+    """What jaxmem knows of a chip."""
 
-    Attributes:
-      memory_bytes: bytes that a program can use on one device; None where they differ
-        from host to host.
-      machine: how fast it computes and moves bytes.
-      compiler: what its compiler has to be told.
-    """
-
-    memory_bytes: int | None
-    machine: Machine
-    compiler: Cpu | Gpu | Tpu
+    memory_bytes: int | None  # for a program; None where they differ between hosts
+    machine: Machine  # how fast it computes and moves bytes
+    compiler: Cpu | Gpu | Tpu  # what its compiler has to be told
 
 
 _FLAT = tuple("1x1 1x2 2x2 2x4 4x4 4x8 8x8 8x16 16x16".split())
 _CUBE = tuple("1x1x1 1x1x2 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8".split())
 
-# The rate to the host is that of 16 lanes of PCI Express.
+# The figures of GPUs come from the vendors' data sheets and from XLA's own device
+# descriptions. The memory of a TPU is what its compiler lets one program use. The rate
+# to the host is that of 16 lanes of PCI Express.
 CHIPS = {
     "cpu": Chip(None, Machine(2e11, 1e11, 2e10, 2e10), Cpu()),
     "t4": Chip(

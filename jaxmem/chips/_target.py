@@ -73,19 +73,7 @@ def targets() -> Targets:
 
 
 def get_target(name: str | Target | None, *, check: bool = True) -> Target:
-    """The target of a name.
-
-    Args:
-      name: a name of `targets()`, a `Target`, or None for "cpu".
-      check: whether this installation has to be able to compile for it.
-
-    Returns:
-      The `Target`.
-
-    Raises:
-      ValueError: there is no chip of that name.
-      RuntimeError: this installation cannot compile for it.
-    """
+    """The target of a name, "cpu" for None; `check`: it can be compiled for here."""
     name = name.name if isinstance(name, Target) else "cpu" if name is None else name
     if not isinstance(name, str) or name not in CHIPS:
         raise ValueError(
@@ -99,11 +87,7 @@ def get_target(name: str | Target | None, *, check: bool = True) -> Target:
 
 
 def local_target() -> Target:
-    """The target of this process's first device.
-
-    Raises:
-      ValueError: jaxmem does not know the device.
-    """
+    """The target of this process's first device."""
     device = jax.devices()[0]
     if device.platform == "cpu":
         return get_target("cpu")

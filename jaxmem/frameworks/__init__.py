@@ -1,9 +1,4 @@
-"""A step of any framework as a pure function of arrays.
-
-Plain JAX, Flax linen, Flax nnx and Equinox differ in a step's arguments and in how it
-returns its results. The rest of this library sees one form: pytrees of arrays in,
-pytrees of arrays out.
-"""
+"""A step of any framework as a pure function: pytrees of arrays in and out."""
 
 from jaxmem.frameworks import _equinox, _nnx
 from jaxmem.frameworks._call import Call as Call

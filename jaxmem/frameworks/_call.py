@@ -1,12 +1,8 @@
 """One call of a step, as a pure function of pytrees of arrays.
 
-    with pure_call(step, args, kwargs) as call:
-        out = jax.jit(call.form.pure(step))(*call.args, **call.kwargs)
-        result = call.finish(out)
-
-`call.args` have a `SplitObject` in the place of each nnx object and Equinox module, and
-no static arguments. `finish` updates the user's nnx objects and returns the step's
-result. A call with neither objects nor static arguments stays as it is.
+with pure_call(step, args, kwargs) as call:
+    out = jax.jit(call.form.pure(step))(*call.args, **call.kwargs)
+    result = call.finish(out)
 """
 
 import contextlib
@@ -18,30 +14,23 @@ from typing import Any
 
 import jax
 
-from jaxmem import _jaxpr
 from jaxmem.frameworks import _equinox, _nnx
 from jaxmem.frameworks._form import Form, give_back, leaf_of, splitting
 from jaxmem.frameworks._jitted import Jitted, is_filter_jit, is_nnx_jit, jitted
 from jaxmem.frameworks._places import Place, resolve
+from jaxmem.ir import jaxprs as _jaxpr
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call as `pure_call` yields it.
+    """A call as `pure_call` yields it."""
 
-    Attributes:
-      args: positional arguments of the pure function.
-      kwargs: its keyword arguments.
-      form: everything else; the same function, form and shapes give the same trace.
-      inside: whether it is traced as part of another function.
-      own: the options of the step itself, if it is jitted.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    form: Form
-    inside: bool = False
-    own: Jitted = Jitted()
+    # With a `SplitObject` in the place of each nnx object and Equinox module.
+    args: tuple[Any, ...]  # positional arguments of the pure function
+    kwargs: dict[str, Any]  # its keyword arguments
+    form: Form  # all else; the same function, form and shapes give the same trace
+    inside: bool = False  # whether it is traced as part of another function
+    own: Jitted = Jitted()  # the options of the step itself, if it is jitted
 
     @functools.cached_property
     def signature(self) -> Hashable:
@@ -50,11 +39,7 @@ class Call:
         return self.form, tree, tuple(map(_kind, leaves))
 
     def finish(self, out: Any) -> Any:
-        """The step's own result; its nnx objects are updated.
-
-        Args:
-          out: the result of the pure function.
-        """
+        """The step's own result; its nnx objects are updated."""
         if self.form.as_it_is:
             return out
         return give_back(self.form, (self.args, self.kwargs), out)
@@ -65,22 +50,10 @@ def pure_call(
     fn: Callable,
     args: Sequence[Any],
     kwargs: dict[str, Any],
-    donate: Sequence[Place] | None = None,
+    donate: Sequence[Place] | None = None,  # None for those of a jitted step
     static: Sequence[Place] = (),
 ) -> Iterator[Call]:
-    """Opens a call; it must be open while its pure function is traced or run.
-
-    Args:
-      fn: the step; a jitted one brings its donated and static arguments along.
-      args: its positional arguments.
-      kwargs: its keyword arguments.
-      donate: positions and names of donated arguments; None for those of a jitted step.
-      static: positions and names of static arguments, beside those of a jitted step.
-
-    Raises:
-      TypeError: `fn` is no function, a static argument cannot be hashed.
-      ValueError: a place that is no argument, or is both donated and static.
-    """
+    """Opens a call; it must be open while its pure function is traced or run."""
     if not callable(fn):
         raise TypeError(f"fn must be a function, got {type(fn).__name__}: {fn!r}")
     own = jitted(fn, args, kwargs) or Jitted()

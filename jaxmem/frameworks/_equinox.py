@@ -1,8 +1,6 @@
 """Equinox modules: pytrees whose leaves are not all arrays.
 
-`equinox.filter_jit` traces the arrays and treats everything else (activation functions,
-flags, rates) as static. This module does the same to each Equinox module among the
-arguments and results, and to all arguments if the step is a `filter_jit` itself.
+As in `equinox.filter_jit`, arrays are traced, and everything else is static.
 """
 
 import sys
@@ -12,18 +10,15 @@ from typing import Any
 import jax
 from jax.tree_util import keystr, tree_flatten_with_path
 
-from jaxmem import _jaxpr
 from jaxmem.frameworks._split_object import SplitObject
+from jaxmem.ir import jaxprs as _jaxpr
 
 
 @dataclass(frozen=True)
 class StaticLeaves:
-    """All of a pytree but its arrays; `rest` has None where an array was.
+    """All of a pytree but its arrays; `rest` has None where an array was."""
 
-    It compares and hashes by its leaves, so that a jitted function is traced anew if a
-    static leaf changes.
-    """
-
+    # They compare and hash, so that a jitted function is traced anew if one changes.
     structure: Any
     rest: tuple[Any, ...]
     is_array: tuple[bool, ...]

@@ -17,23 +17,16 @@ from jaxmem.frameworks._split_object import SplitObject, is_split
 
 @dataclass(frozen=True)
 class Form:
-    """All of a call but its arrays; the same step and form give the same trace.
+    """All of a call but its arrays; the same step and form give the same trace."""
 
-    Attributes:
-      as_it_is: whether the pure arguments are those of the step itself.
-      static: (place, value) of the static arguments, in the order of their places.
-      donated: positions and keywords of the donated arguments, without the static ones.
-      objects: whether there are nnx objects among the arguments.
-      states: whether Variables of an `nnx.State` count as objects, as in `nnx.jit`.
-      filtered: whether all that is no array is static, as in `equinox.filter_jit`.
-    """
-
-    as_it_is: bool = True
+    as_it_is: bool = True  # whether the pure arguments are those of the step itself
+    # (place, value) of the static arguments, in the order of their places
     static: tuple[tuple[Place, Any], ...] = ()
+    # Positions and keywords of the donated arguments, without the static ones
     donated: tuple[Place, ...] = ()
-    objects: bool = False
-    states: bool = False
-    filtered: bool = False
+    objects: bool = False  # whether there are nnx objects among the arguments
+    states: bool = False  # Variables of an `nnx.State` are objects, as in `nnx.jit`
+    filtered: bool = False  # all but arrays is static, as in `equinox.filter_jit`
 
     def pure(self, fn: Callable) -> Callable:
         """`fn` as a function of the pure arguments, while the call is open."""
@@ -42,15 +35,10 @@ class Form:
 
 @dataclass(frozen=True)
 class Updated:
-    """The result of a pure step with nnx objects among its arguments.
+    """The result of a pure step with nnx objects among its arguments."""
 
-    Attributes:
-      updates: the `SplitObject` of each object after the step.
-      out: the step's result, with a `SplitObject` in the place of each object.
-    """
-
-    updates: tuple[SplitObject, ...]
-    out: Any
+    updates: tuple[SplitObject, ...]  # the `SplitObject` of each object after the step
+    out: Any  # the step's result, with a `SplitObject` in the place of each object
 
 
 @jax.tree_util.register_static
@@ -72,11 +60,7 @@ def _as_it_is(fn: Callable, form: Form, *args: Any, **kwargs: Any) -> Any:
 
 
 def run(fn: Callable, form: Form, *args: Any, **kwargs: Any) -> Any:
-    """The step as a function of its arrays.
-
-    Returns:
-      The step's result; `Updated` where there are nnx objects among the arguments.
-    """
+    """The step as a function of its arrays; `Updated` if there are nnx objects."""
     given = args, kwargs
     objects = []
 
@@ -101,13 +85,7 @@ def run(fn: Callable, form: Form, *args: Any, **kwargs: Any) -> Any:
 
 
 def give_back(form: Form, given: Any, out: Any) -> Any:
-    """Updates the user's nnx objects and returns the step's result.
-
-    Args:
-      form: of the call.
-      given: the arguments of the pure function.
-      out: the result of the pure function.
-    """
+    """Updates the user's nnx objects and returns the step's result."""
     with _merging(form, inner=False) as merge:
         if form.objects:
             inputs = _object_arrays(given)
@@ -160,11 +138,8 @@ def _merging(form: Form, inner: bool) -> Iterator[Callable[[SplitObject], Any]]:
         yield merge_module
         return
     with _nnx.merging(inner) as merge_object:
-        yield (
-            lambda split: (
-                merge_object(split) if is_split_nnx(split) else merge_module(split)
-            )
-        )
+        merge = lambda split: merge_object if is_split_nnx(split) else merge_module
+        yield lambda split: merge(split)(split)
 
 
 def is_split_nnx(x: Any) -> bool:

@@ -15,26 +15,17 @@ from jaxmem.frameworks._places import Place
 
 @dataclass(frozen=True)
 class Jitted:
-    """The options of a jitted step.
+    """The options of a jitted step."""
 
-    Attributes:
-      donated: positions and names of the arguments whose buffers it may reuse.
-      static: those that are Python values.
-      compiler_options: as given to `jax.jit`; None where there are none.
-      placed: whether it names shardings of its arguments or results.
-    """
-
-    donated: tuple[Place, ...] = ()
-    static: tuple[Place, ...] = ()
-    compiler_options: dict[str, Any] | None = None
-    placed: bool = False
+    donated: tuple[Place, ...] = ()  # arguments whose buffers it may reuse
+    static: tuple[Place, ...] = ()  # those that are Python values
+    compiler_options: dict[str, Any] | None = None  # as given to `jax.jit`
+    placed: bool = False  # whether it names shardings of its arguments or results
 
 
 def jitted(fn: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> Jitted | None:
-    """The options of a jitted step for a call; None for a function that is not jitted.
-
-    A wrapper of this library has a method `jit_options(*args, **kwargs)`.
-    """
+    """The options of a jitted step for a call; None if the function is not jitted."""
+    # A wrapper of this library has a method `jit_options(*args, **kwargs)`.
     options = getattr(fn, "jit_options", None)
     if options is not None:
         return options(*args, **kwargs)
@@ -79,12 +70,10 @@ def is_nnx_jit(fn: Callable) -> bool:
 
 
 def without_nnx_jit(fn: Callable) -> Callable:
-    """The function inside `nnx.jit`; any other function stays as it is.
-
-    This package splits and merges objects already, and an array that the step does not
-    change need not be an output. A step that names shardings stays as it is too: nnx
-    derives from them the sharding of each array of an object.
-    """
+    """The function inside `nnx.jit`; any other function stays as it is."""
+    # This package splits and merges objects already, and an array that the step does
+    # not change need not be an output. A step that names shardings stays as it is too:
+    # nnx derives from them the sharding of each array of an object.
     if not is_nnx_jit(fn):
         return fn
     sharded = getattr(fn, "in_shardings", None), getattr(fn, "out_shardings", None)

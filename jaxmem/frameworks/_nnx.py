@@ -1,8 +1,7 @@
 """Flax nnx objects: split at the call, merged in the trace, updated in place after it.
 
-A step updates its objects and returns no new ones: `nnx.jit` carries their arrays in
-and out. This module does the same with the same contexts of nnx, which keep track of
-Variables that arguments share, of new attributes, and of objects that the step returns.
+This uses the contexts of `nnx.jit`, which keep track of Variables that arguments share,
+of new attributes, and of objects that the step returns.
 """
 
 import contextlib
@@ -21,22 +20,15 @@ _TAG = "jaxmem"  # names the context that split, step and merge share
 
 @dataclass(frozen=True)
 class ObjectDefinition:
-    """All of an nnx object but its arrays.
+    """All of an nnx object but its arrays."""
 
-    Attributes:
-      graphdef: its definition, as `nnx.split` returns it.
-      structure: that of its state.
-    """
-
-    graphdef: Any
-    structure: Any
+    graphdef: Any  # its definition, as `nnx.split` returns it
+    structure: Any  # that of its state
 
 
 def is_object(x: Any) -> bool:
-    """Whether a step may update it in place; Flax is not imported to find out.
-
-    An `nnx.State` is a pytree for functional steps, which return it.
-    """
+    """Whether a step may update it in place; Flax is not imported to find out."""
+    # An `nnx.State` is a pytree for functional steps, which return it.
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(x, nnx.Pytree | nnx.Variable)
 
@@ -58,10 +50,8 @@ def carried() -> Iterator[None]:
 
 @contextlib.contextmanager
 def splitting() -> Iterator[Any]:
-    """Gives a function from an object to its `SplitObject`.
-
-    A Variable that several objects share is in the first of them.
-    """
+    """Gives a function from an object to its `SplitObject`."""
+    # A Variable that several objects share is in the first of them.
     from flax import nnx
 
     with nnx.split_context(_TAG) as context:
@@ -78,12 +68,7 @@ def splitting() -> Iterator[Any]:
 
 @contextlib.contextmanager
 def merging(inner: bool) -> Iterator[Any]:
-    """Gives the inverse of `splitting`.
-
-    Args:
-      inner: whether this is in the trace, where objects are made; outside, those that
-        were split are updated.
-    """
+    """Gives the inverse of `splitting`: in a trace, objects are made, else updated."""
     from flax import nnx
 
     with nnx.merge_context(_TAG, inner) as context:

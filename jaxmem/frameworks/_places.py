@@ -14,15 +14,9 @@ def resolve(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> frozenset[Place]:
-    """The places in this call: positions from the front, and keywords.
-
-    As in `jax.jit`, a position means the parameter there even if the call passes it by
-    name, and the other way round. A parameter with its default value has no place.
-
-    Raises:
-      ValueError: a place that is no argument of the call; `what` is "donate" or
-        "static".
-    """
+    """The places in this call: positions from the front, and keywords."""
+    # As in `jax.jit`, a position means the parameter there even if the call passes it
+    # by name, and the other way round. A parameter with its default value has no place.
     names, is_open = _positional(fn)
     # jax counts from the back of the signature, or of the call if the signature has
     # *args

@@ -9,18 +9,12 @@ from jax.tree_util import GetAttrKey
 
 @jax.tree_util.register_pytree_with_keys_class
 class SplitObject:
-    """A pytree of the arrays of an object.
-
-    Attributes:
-      arrays: the arrays.
-      names: of each array, as its path inside the object: "layers[0].kernel".
-      definition: all else of the object, hashable.
-    """
+    """A pytree of the arrays of an object."""
 
     def __init__(self, arrays: Iterable[Any], names: Sequence[str], definition: Any):
         self.arrays = tuple(arrays)
-        self.names = tuple(names)
-        self.definition = definition
+        self.names = tuple(names)  # as paths inside the object: "layers[0].kernel"
+        self.definition = definition  # all else of the object, hashable
 
     def tree_flatten(self):
         return self.arrays, (self.names, self.definition)

@@ -1,10 +1,5 @@
 """Trained and frozen parameters, and the gradient with respect to the trained ones.
 
-Both are pytrees of the user's own structure, with None where the other has its leaf:
-names and paths stay, optimizers skip a None, and either can be an argument of a jitted
-step, donated or not, or a carry of a scan. The structure tells which leaf is trained,
-so it is known when a step is traced.
-
 Nothing here saves memory by itself. JAX keeps for the backward pass only what the
 requested gradients need, unless an operation in between keeps more.
 """
@@ -72,8 +67,11 @@ class Frozen:
             _check_shapes(params, self.shapes)
         if self.graph is not None:
             return _nnx.merge(self.graph, params, self.params)
+        # None where the other tree has its leaf: names and paths stay, optimizers skip
+        # a None, and the structure tells which leaf is trained when a step is traced.
         is_gap = lambda x: x is None
-        return jax.tree.map(_either, params, self.params, is_leaf=is_gap)
+        either = lambda trained, frozen: frozen if trained is None else trained
+        return jax.tree.map(either, params, self.params, is_leaf=is_gap)
 
 
 def shapes_of(params: Any) -> tuple[tuple[int, ...], ...]:
@@ -82,10 +80,8 @@ def shapes_of(params: Any) -> tuple[tuple[int, ...], ...]:
 
 
 def _check_shapes(params: Any, wanted: tuple[tuple[int, ...], ...]) -> None:
-    """ValueError for other shapes, unless all arrays gain or lose leading axes alike.
-
-    A leaf that is no array (a sharding, say) passes.
-    """
+    """ValueError for other shapes, unless all gain or lose leading axes alike."""
+    # A leaf that is no array (a sharding, say) passes.
     arrays = [
         (path, x.shape, want)
         for (path, x), want in zip(paths_and_leaves(params), wanted, strict=True)
@@ -111,10 +107,6 @@ def _difference(given: Any, wanted: Any) -> str:
     missing = [f"; {p!r} is missing" for p in wanted_paths if p not in paths]
     unknown = [f"; {p!r} is none of them" for p in paths if p not in wanted_paths]
     return "".join(missing[:1] + unknown[:1])
-
-
-def _either(trained: Any, frozen: Any) -> Any:
-    return frozen if trained is None else trained
 
 
 class SplitParameters(NamedTuple):

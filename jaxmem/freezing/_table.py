@@ -6,8 +6,8 @@ from typing import Any
 from jaxmem._paths import has_gradient, paths_and_leaves
 from jaxmem.memory import format_bytes
 
-_SHOWN = 6
-_MOMENTS = 2
+_SHOWN = 6  # paths of trained arrays
+_MOMENTS = 2  # of Adam, in the parameters' dtype
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ COLUMNS = ("bytes", "of all", "of the trained", "saved")
 
 
 def rows(s: TrainedSizes) -> list[tuple[str, ...]]:
-    """Gradients, and moments as Adam keeps them in the parameters' dtype."""
+    """Gradients and moments."""
     return [
         (name, *map(format_bytes, (n * s.bytes, n * s.trained_bytes, n * saved)))
         for saved in (s.bytes - s.trained_bytes,)

@@ -9,11 +9,12 @@ nothing where it is fused into its reader. Short kernels are not charged for sta
 from collections.abc import Callable
 from typing import Any
 
-from jaxmem import _compat, _jaxpr
-from jaxmem._jaxpr import elements
+from jaxmem import _compat
 from jaxmem.chips import CHIPS
 from jaxmem.chips import Machine as Machine
-from jaxmem.ir.layer_axis import CHEAP, ELEMENTWISE
+from jaxmem.ir import jaxprs
+from jaxmem.ir.jaxprs import elements
+from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
 from jaxmem.ir.scans import is_var, size_of
 
 MACHINES = {name: chip.machine for name, chip in CHIPS.items()}
@@ -47,15 +48,13 @@ def flops(eqn) -> float:
 
 
 def seconds(eqn, machine: Machine) -> float | None:
-    """How long an equation takes; None where nobody can tell, or it has effects.
-
-    Nothing for what is fused into its reader.
-    """
+    """How long an equation takes; None where nobody can tell, or it has effects."""
+    # Nothing for what is fused into its reader.
     if _compat.has_side_effects(eqn):
         return None
     if eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier":
         return 0.0
-    if _jaxpr.bodies(eqn) and eqn.primitive.name not in _OPAQUE:
+    if jaxprs.bodies(eqn) and eqn.primitive.name not in _OPAQUE:
         return _inside(eqn, lambda e: seconds(e, machine))
     if eqn.primitive.name in _OPAQUE or eqn.primitive.name in _COLLECTIVES:
         return None
@@ -77,13 +76,11 @@ _COLLECTIVES = {
 
 
 def _inside(eqn, of: Callable[[Any], float | None]) -> float | None:
-    """The sum over the equations inside; of the branches of a `cond` the largest.
-
-    None where `of` is None for any of them.
-    """
+    """The sum over the equations inside; of the branches of a `cond` the largest."""
+    # None where `of` is None for any of them.
     sums = []
-    for body in _jaxpr.bodies(eqn):
-        parts = [of(e) for e in _jaxpr.split(body)[0].eqns]
+    for body in jaxprs.bodies(eqn):
+        parts = [of(e) for e in jaxprs.split(body)[0].eqns]
         known = [x for x in parts if x is not None]
         if len(known) < len(parts):
             return None

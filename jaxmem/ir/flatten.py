@@ -5,38 +5,34 @@ from typing import Any
 
 import jax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import barrier, is_var
 
 
 def flatten(closed):
-    """The jaxpr with inner `jit`s, and remat round a whole loss, written out in place.
-
-    A `jax.checkpoint` that is being differentiated is what its lowering makes of it:
-    the recomputation, behind a barrier.
-    """
+    """The jaxpr with inner `jit`s, and remat round a whole loss, written out."""
+    # A `jax.checkpoint` that is being differentiated is what its lowering makes of it:
+    # the recomputation, behind a barrier.
 
     def rule(eqn, args: list) -> list[Any] | None:
         if is_plain_call(eqn) or _hides_backward_scan(eqn):
             return opened(eqn, args, rule)
         if eqn.primitive.name == "scan":
-            bodies = [flatten(body) for body in _jaxpr.bodies(eqn)]
-            return _jaxpr.rebind(eqn, args, bodies)
+            bodies = [flatten(body) for body in jaxprs.bodies(eqn)]
+            return jaxprs.rebind(eqn, args, bodies)
         return None
 
-    flat = _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
+    flat = jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
     return _compat.without_dead_code(flat)
 
 
 def opened(
     eqn, args: list, rule: Callable | None = None, apart: Set[Any] = frozenset()
 ) -> list[Any]:
-    """The outputs of a call whose equations are written out in its place.
-
-    What the call says of shardings, its operands and results are constrained to.
-
-    `apart`: variables whose shardings are said elsewhere.
-    """
+    """The outputs of a call whose equations are written out in its place."""
+    # What the call says of shardings, its operands and results are constrained to.
+    # `apart`: variables whose shardings are said elsewhere.
 
     def asked(variables: Sequence[Any], shardings: str) -> list[Any] | None:
         named = eqn.params.get(shardings)
@@ -49,7 +45,7 @@ def opened(
         args = constrained(args, asked(eqn.invars, "in_shardings"))
         if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
             args = barrier(args)
-        outs = _jaxpr.evaluate(_jaxpr.bodies(eqn)[0], args, rule)
+        outs = jaxprs.evaluate(jaxprs.bodies(eqn)[0], args, rule)
         return constrained(outs, asked(eqn.outvars, "out_shardings"))
 
     return _compat.in_context_of(eqn, run, eqn, args)
@@ -84,15 +80,12 @@ def is_plain_call(eqn) -> bool:
 
 
 def is_jit(eqn) -> bool:
-    """Whether an equation is a call of a jitted function."""
     return eqn.primitive.name in ("jit", "pjit")
 
 
 def why_closed(eqn, apart: Set[Any] = frozenset()) -> str:
-    """What a `jit` equation asks for that no constraint can say; or "".
-
-    `apart`: variables whose shardings are said elsewhere.
-    """
+    """What a `jit` equation asks for that no constraint can say; or ""."""
+    # `apart`: variables whose shardings are said elsewhere.
     layouts = (*eqn.params.get("in_layouts", ()), *eqn.params.get("out_layouts", ()))
     if any(layout is not None for layout in layouts):
         return "it names layouts"
@@ -121,11 +114,11 @@ def is_usual_memory(sharding) -> bool:
 
 
 def _hides_backward_scan(eqn) -> bool:
-    if eqn.primitive.name not in _jaxpr.TAKES_OPEN_JAXPR:
+    if eqn.primitive.name not in jaxprs.TAKES_OPEN_JAXPR:
         return False
     if not eqn.params["differentiated"]:
         return False
     return any(
         e.primitive.name == "scan" and e.params["reverse"]
-        for e in _jaxpr.walk(_jaxpr.bodies(eqn)[0])
+        for e in jaxprs.walk(jaxprs.bodies(eqn)[0])
     )

@@ -1,10 +1,12 @@
-"""Who makes and who uses the variables of a jaxpr, and their values."""
+"""Who makes, uses and overwrites the variables of a jaxpr, and their values."""
 
+import collections
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import is_var
 
 
@@ -12,7 +14,7 @@ class JaxprGraph:
     """A closed jaxpr with its makers and users, equations named by position."""
 
     def __init__(self, closed):
-        jaxpr, consts = _jaxpr.split(closed)
+        jaxpr, consts = jaxprs.split(closed)
         self.constants = dict(zip(jaxpr.constvars, consts, strict=True))
         self.eqns: Sequence[Any] = jaxpr.eqns
         self.arguments: Sequence[Any] = jaxpr.invars
@@ -86,7 +88,6 @@ class Values:
         self.put(i, _compat.bind(eqn, [self.read(v) for v in eqn.invars]))
 
     def put(self, i: int, outs: Sequence[Any]) -> None:
-        """These are the outputs of equation `i`."""
         self.done.add(i)
         self.env.update(zip(self.graph.eqns[i].outvars, outs, strict=True))
 
@@ -102,10 +103,8 @@ class Values:
 
 
 def done_otherwise(closed, graph: JaxprGraph, instead: Mapping[int, Callable]):
-    """The jaxpr of a graph, where `instead` of an equation gives its outputs.
-
-    It is a function of the values, with all that comes before done.
-    """
+    """The jaxpr of a graph, where `instead` of an equation gives its outputs."""
+    # It is a function of the values, with all that comes before done.
 
     def run(args: list) -> list:
         values = Values(graph, graph.inputs(args))
@@ -116,4 +115,36 @@ def done_otherwise(closed, graph: JaxprGraph, instead: Mapping[int, Callable]):
             values.put(i, instead[i](values))
         return values.all_outputs()
 
-    return _compat.without_dead_code(_jaxpr.retrace(closed, run))
+    return _compat.without_dead_code(jaxprs.retrace(closed, run))
+
+
+def is_transposed(eqn) -> bool:
+    """Whether the backward pass made an equation; its name scopes tell."""
+    return "transpose(" in _compat.name_stack(eqn)
+
+
+def late_of(graph: JaxprGraph) -> set[int]:
+    """The equations of the backward pass and of all that comes after it."""
+    found: set[int] = set()
+    made: set[Any] = set()
+    for i, eqn in enumerate(graph.eqns):
+        if is_transposed(eqn) or any(is_var(v) and v in made for v in eqn.invars):
+            found.add(i)
+            made.update(eqn.outvars)
+    return found
+
+
+Aliases = Mapping[int, int]  # position of an output -> of the input in its memory
+
+
+def by_shape(closed, inputs: Iterable[int]) -> Aliases:
+    """Output -> input in whose memory it will be: the first of its kind, as in jit."""
+    free: dict[Any, collections.deque[int]] = collections.defaultdict(collections.deque)
+    for i in inputs:
+        aval = closed.in_avals[i]
+        free[aval.shape, aval.dtype].append(i)
+    found = {}
+    for o, aval in enumerate(closed.out_avals):
+        if queue := free.get((aval.shape, aval.dtype)):
+            found[o] = queue.popleft()
+    return found

@@ -1,72 +1,57 @@
 """How an operation treats the layer axis: the axis along which a scan stacks.
 
 An operation that treats it as a batch axis can be done layer by layer. Slices keep the
-axis, with size one, so most parameters of an operation hold for a slice as they are;
-`narrow` changes those that name the size. One rule an operation, in `RULES`.
+axis, with size one, so most parameters of an operation hold for a slice as they are.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from jaxmem import _compat
-
-Axis = int | None  # None: not along the layers, the whole array is used
-
-
-class Batched(NamedTuple):
-    """The operation can be done a layer at a time, on operands cut along `ins`."""
-
-    ins: tuple[Axis, ...]
-    outs: tuple[int, ...]
-
-
-class Reduced(NamedTuple):
-    """The operation combines the layers by `combine`, a binary operation of `lax`."""
-
-    ins: tuple[Axis, ...]
-    combine: str
-
-
-Treatment = Batched | Reduced | str  # a text says why it is neither
-Rule = Callable[[Any, Sequence[Axis]], Treatment]
+from jaxmem.ir.layer_rules import (
+    CONSTRAINT,
+    RULES,
+    Axis,
+    Treatment,
+    broadcast_operand,
+    kept_axis,
+    leaves_whole,
+    operands_along,
+)
+from jaxmem.ir.primitives import ELEMENTWISE, VARYING
 
 
 def treatment(eqn, axes: Sequence[Axis]) -> Treatment:
-    """What `eqn` does to the layer axis, `axes` saying where its operands have it.
-
-    Operands with None are not known to run along the layers; the treatment may ask for
-    them along an axis too.
-    """
+    """What `eqn` does to the layer axis, `axes` saying where its operands have it."""
+    # Operands with None are not known to run along the layers; the treatment may ask
+    # for them along an axis too.
     rule = RULES.get(eqn.primitive.name)
     if rule is None:
         return "it is not known to work layer by layer"
     if _compat.has_side_effects(eqn):
         return "it has side effects"
-    if eqn.primitive.name != _CONSTRAINT and _sharding(eqn) is not None:
+    if eqn.primitive.name != CONSTRAINT and _sharding(eqn) is not None:
         return "it names a sharding"
     return rule(eqn, axes)
 
 
 def operand_axes(eqn, out_axis: int) -> tuple[Axis, ...] | None:
-    """Along which axes the operands must be cut to make a slice of the output.
-
-    None for an operation that is not worth repeating: only what costs next to nothing
-    has an answer.
-    """
-    if eqn.primitive.name == _CONSTRAINT:
-        return (out_axis,) if _leaves_whole(eqn, out_axis) else None
+    """Along which axes the operands must be cut to make a slice of the output."""
+    # None for an operation that is not worth repeating: only what costs next to nothing
+    # has an answer.
+    if eqn.primitive.name == CONSTRAINT:
+        return (out_axis,) if leaves_whole(eqn, out_axis) else None
     if len(eqn.outvars) != 1 or _sharding(eqn) is not None:
         return None
     name, out = eqn.primitive.name, eqn.outvars[0].aval
     if name in ELEMENTWISE or name in VARYING:
-        return _operands_along(eqn, out_axis)
+        return operands_along(eqn, out_axis)
     if name == "broadcast_in_dim":
-        return _broadcast_operand(eqn, out_axis)
+        return broadcast_operand(eqn, out_axis)
     if name == "transpose":
         return (eqn.params["permutation"][out_axis],)
     if name == "reshape" and eqn.params["dimensions"] is None:
-        axis = _kept_axis(out.shape, eqn.invars[0].aval.shape, out_axis)
+        axis = kept_axis(out.shape, eqn.invars[0].aval.shape, out_axis)
         return None if axis is None else (axis,)
     if name == "iota" and eqn.params["dimension"] != out_axis:
         return ()
@@ -83,7 +68,7 @@ def _sharding(eqn):
 def narrow(eqn, outs: Sequence[Axis]) -> dict[str, Any]:
     """The parameters of `eqn` where its output has one layer along `outs[0]`."""
     params, name, axis = eqn.params, eqn.primitive.name, outs[0] if outs else None
-    if name == _CONSTRAINT:
+    if name == CONSTRAINT:
         return params
     if "sharding" in params:  # that of no mesh, and of the whole array's rank
         params = params | {"sharding": None}
@@ -97,265 +82,3 @@ def narrow(eqn, outs: Sequence[Axis]) -> dict[str, Any]:
         limits[axis] = 1
         return params | {"limit_indices": tuple(limits)}
     return params
-
-
-# -- rules
-
-
-def _one_axis(axes: Sequence[Axis]) -> int | None:
-    found = {a for a in axes if a is not None}
-    return found.pop() if len(found) == 1 else None
-
-
-_TWO = "its operands have the layers along different axes"
-
-
-def _elementwise(eqn, axes: Sequence[Axis]) -> Treatment:
-    axis = _one_axis(axes)
-    if axis is None:
-        return _TWO
-    ins = _operands_along(eqn, axis)
-    if any(a is not None and b is None for a, b in zip(axes, ins, strict=True)):
-        return "it repeats a single layer"
-    return Batched(ins, (axis,) * len(eqn.outvars))
-
-
-def _operands_along(eqn, axis: int) -> tuple[Axis, ...]:
-    """The axis, or None for a scalar and for one layer that meets all of them."""
-    size = eqn.outvars[0].aval.shape[axis]
-    shapes = (v.aval.shape for v in eqn.invars)
-    return tuple(axis if s and s[axis] == size else None for s in shapes)
-
-
-def _bitcast(eqn, axes: Sequence[Axis]) -> Treatment:
-    same = eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
-    return _elementwise(eqn, axes) if same else "it changes the number of axes"
-
-
-def _each_alone(eqn, axes: Sequence[Axis]) -> Treatment:
-    """Operand i gives output i: a sum over devices, a barrier."""
-    if any(a is None for a in axes):
-        return "some of its operands do not run along the layers"
-    return Batched(tuple(axes), tuple(a for a in axes if a is not None))
-
-
-_CONSTRAINT = "sharding_constraint"
-
-
-def _constraint(eqn, axes: Sequence[Axis]) -> Treatment:
-    axis = _one_axis(axes)
-    if axis is None or not _leaves_whole(eqn, axis):
-        return "it spreads the layers over devices"
-    return Batched((axis,), (axis,))
-
-
-def _leaves_whole(eqn, axis: int) -> bool:
-    """Whether a constraint holds for a slice along an axis as it is."""
-    spec = getattr(eqn.params["sharding"], "spec", None)
-    free = eqn.params["layout"] is None and axis not in eqn.params["unconstrained_dims"]
-    return spec is not None and free and (axis >= len(spec) or spec[axis] is None)
-
-
-def _psum(eqn, axes: Sequence[Axis]) -> Treatment:
-    named = all(isinstance(a, str) for a in eqn.params["axes"])
-    if not named or eqn.params.get("axis_index_groups") is not None:
-        return "it sums over more than named axes of the mesh"
-    return _each_alone(eqn, axes)
-
-
-_COMBINE = {
-    "reduce_sum": "add",
-    "reduce_max": "max",
-    "reduce_min": "min",
-    "reduce_prod": "mul",
-    "reduce_and": "bitwise_and",
-    "reduce_or": "bitwise_or",
-    "reduce_xor": "bitwise_xor",
-}
-
-
-def _reduce(eqn, axes: Sequence[Axis]) -> Treatment:
-    (axis,), over = axes, eqn.params["axes"]
-    if axis is None or axis in over:
-        combine = _COMBINE.get(eqn.primitive.name)
-        return Reduced((axis,), combine) if combine else "it is over the layers"
-    return Batched((axis,), (axis - sum(d < axis for d in over),))
-
-
-def _keeps(parameter: str) -> Rule:
-    """Operations along the axes that `parameter` names; all others are batch axes."""
-
-    def rule(eqn, axes: Sequence[Axis]) -> Treatment:
-        over = eqn.params[parameter]
-        over = (over,) if isinstance(over, int) else over
-        along = _one_axis(axes) in over
-        return "it is along the layers" if along else _elementwise(eqn, axes)
-
-    return rule
-
-
-def _broadcast(eqn, axes: Sequence[Axis]) -> Treatment:
-    if axes[0] is None or len(axes) > 1:
-        return "its shape is not static"
-    out = eqn.params["broadcast_dimensions"][axes[0]]
-    if eqn.params["shape"][out] != eqn.invars[0].aval.shape[axes[0]]:
-        return "it repeats a single layer"
-    return Batched((axes[0],), (out,))
-
-
-def _broadcast_operand(eqn, out_axis: int) -> tuple[Axis, ...] | None:
-    if len(eqn.invars) != 1:
-        return None
-    dims, operand = eqn.params["broadcast_dimensions"], eqn.invars[0].aval
-    if out_axis not in dims or operand.shape[dims.index(out_axis)] == 1:
-        return (None,)
-    return (dims.index(out_axis),)
-
-
-def _kept_axis(shape, new: Sequence[int], axis: int) -> int | None:
-    """Where a reshape puts an axis that it neither splits nor merges."""
-    before = math.prod(shape[:axis])
-    for i, size in enumerate(new):
-        if math.prod(new[:i]) == before and size == shape[axis]:
-            return i
-    return None
-
-
-def _reshape(eqn, axes: Sequence[Axis]) -> Treatment:
-    if len(axes) > 1 or axes[0] is None or eqn.params["dimensions"] is not None:
-        return "its shape is not static"
-    shape, new = eqn.invars[0].aval.shape, eqn.params["new_sizes"]
-    out = _kept_axis(shape, new, axes[0])
-    return "it merges the layers" if out is None else Batched((axes[0],), (out,))
-
-
-def _squeeze(eqn, axes: Sequence[Axis]) -> Treatment:
-    (axis,), over = axes, eqn.params["dimensions"]
-    if axis is None or axis in over:
-        return "it removes the axis of the layers"
-    return Batched((axis,), (axis - sum(d < axis for d in over),))
-
-
-def _transpose(eqn, axes: Sequence[Axis]) -> Treatment:
-    out = tuple(eqn.params["permutation"]).index(axes[0])
-    return Batched((axes[0],), (out,))
-
-
-def _slice(eqn, axes: Sequence[Axis]) -> Treatment:
-    axis, p = axes[0], eqn.params
-    assert axis is not None
-    size = eqn.invars[0].aval.shape[axis]
-    whole = p["start_indices"][axis] == 0 and p["limit_indices"][axis] == size
-    if not whole or (p["strides"] and p["strides"][axis] != 1):
-        return "it takes some of the layers"
-    return Batched((axis,), (axis,))
-
-
-def _pad(eqn, axes: Sequence[Axis]) -> Treatment:
-    axis = axes[0]
-    if axis is None or any(eqn.params["padding_config"][axis]):
-        return "it pads the layers"
-    return Batched((axis, None), (axis,))
-
-
-def _concatenate(eqn, axes: Sequence[Axis]) -> Treatment:
-    axis = _one_axis(axes)
-    if axis is None:
-        return _TWO
-    if axis == eqn.params["dimension"]:
-        return "it joins arrays along the layers"
-    return Batched((axis,) * len(axes), (axis,))
-
-
-def _dot_general(eqn, axes: Sequence[Axis]) -> Treatment:
-    contracted, batch = eqn.params["dimension_numbers"]
-    for side in (0, 1):
-        axis = axes[side]
-        if axis is None:
-            continue
-        if axis in contracted[side]:
-            return "it sums over the layers"
-        if axis not in batch[side]:
-            return _dot_free(eqn, axes, side, axis)
-        i = batch[side].index(axis)
-        ins = (batch[0][i], batch[1][i])
-        if any(a not in (None, b) for a, b in zip(axes, ins, strict=True)):
-            return _TWO
-        return Batched(ins, (i,))
-    return _TWO
-
-
-def _dot_free(eqn, axes: Sequence[Axis], side: int, axis: int) -> Treatment:
-    """The layers are rows (or columns) of a matrix that meets one other matrix."""
-    if axes[1 - side] is not None:
-        return "it multiplies each layer by every other"
-    contracted, batch = eqn.params["dimension_numbers"]
-
-    def free(s: int) -> list[int]:
-        taken = {*contracted[s], *batch[s]}
-        return [d for d in range(eqn.invars[s].aval.ndim) if d not in taken]
-
-    out = len(batch[0]) + free(side).index(axis)
-    return Batched(tuple(axes), (out + (len(free(0)) if side else 0),))
-
-
-_VECTORS = {("householder_product", 1): 1}  # operands with one axis a layer, not two
-
-
-def _batch_of_matrices(eqn, axes: Sequence[Axis]) -> Treatment:
-    axis = _one_axis(axes)
-    if axis is None:
-        return _TWO
-    matrices = [
-        v.aval.ndim - (_VECTORS.get((eqn.primitive.name, i), 2))
-        for i, v in enumerate(eqn.invars)
-    ]
-    if any(axis >= batch for batch in matrices):
-        return "it decomposes the layers themselves"
-    return Batched((axis,) * len(axes), (axis,) * len(eqn.outvars))
-
-
-ELEMENTWISE = frozenset(
-    """abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp
-    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2
-    expm1 floor ge gt imag integer_pow is_finite le lgamma log log1p log2 logistic lt
-    max min mul ne neg nextafter not one_minus_square or polynomial population_count pow
-    real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic
-    shift_right_logical sign sin sinh sqrt square stop_gradient sub tan tanh
-    xor""".split()
-)
-
-# Inside `shard_map`: the same array, typed to differ between devices.
-VARYING = frozenset({"pvary", "pcast"})
-
-# Operations on one array that move or cast it.
-CHEAP = VARYING | frozenset(
-    """convert_element_type reshape transpose broadcast_in_dim slice squeeze rev copy
-    copy_p""".split()
-)
-
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **dict.fromkeys([*_COMBINE, "argmax", "argmin"], _reduce),
-    **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin"], _keeps("axis")),
-    "cumlogsumexp": _keeps("axis"),
-    "rev": _keeps("dimensions"),
-    "sort": _keeps("dimension"),
-    "split": _keeps("axis"),
-    **dict.fromkeys(["psum", "psum2", "psum_invariant"], _psum),
-    **dict.fromkeys([*VARYING, "optimization_barrier"], _each_alone),
-    "bitcast_convert_type": _bitcast,
-    _CONSTRAINT: _constraint,
-    "broadcast_in_dim": _broadcast,
-    "reshape": _reshape,
-    "squeeze": _squeeze,
-    "transpose": _transpose,
-    "slice": _slice,
-    "pad": _pad,
-    "concatenate": _concatenate,
-    "dot_general": _dot_general,
-    **dict.fromkeys(
-        "cholesky eigh geqrf householder_product lu qr svd triangular_solve".split(),
-        _batch_of_matrices,
-    ),
-}

@@ -1,9 +1,9 @@
 """A table's gradient as the rows that are added into it.
 
 The gradient of a lookup is a scatter-add into zeros. Several lookups give several of
-them, one into the result of another or added; a table that is looked up in another dtype
-gives a cast of one. `row_scatters` finds them behind a variable, and `Scatters.rows`
-computes ids and rows without the array that they would be added into.
+them, one into the result of another or added; a table that is looked up in another
+dtype gives a cast of one. `row_scatters` finds them behind a variable, and
+`Scatters.rows` computes ids and rows without the array that they would be added into.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.scans import is_var
+from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.unique_rows import concatenated, in_table, unique_rows
 
 # What passes an array on as it is.
@@ -42,7 +42,7 @@ class Scatters:
 
     def slots(self, graph: JaxprGraph) -> int:
         """How many rows are added, each time that one is counted."""
-        own = (_jaxpr.elements(_ids(graph, i).aval.shape) for i in self.scatters)
+        own = (jaxprs.elements(_ids(graph, i).aval.shape) for i in self.scatters)
         return sum(own) + sum(inner.slots(graph) for inner in self.within)
 
     def equations(self) -> Iterator[int]:

@@ -10,8 +10,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem import _compat
 from jaxmem._bits import packed_nbytes
-from jaxmem._jaxpr import elements
-from jaxmem._jaxpr import is_var as is_var
+from jaxmem.ir.jaxprs import elements, evaluate
+from jaxmem.ir.jaxprs import is_var as is_var
 
 LOOPS = ("scan", "while")
 LARGE = 2**20  # bytes from which a barrier or a write is worth what it costs
@@ -23,7 +23,6 @@ def size_of(v) -> int:
 
 
 def is_on_host(v) -> bool:
-    """Whether a variable lies in the host's memory."""
     return getattr(v.aval, "memory_space", None) == jax.memory.Space.Host
 
 
@@ -64,10 +63,8 @@ _AHEAD = "rows of layers to come"
 
 
 def ahead(stack):
-    """A stack of which a scan's body reads only rows that the scan is still to come to.
-
-    So they may be read in a buffer into which it writes the others.
-    """
+    """A stack of which a scan's body reads only rows that the scan has yet to reach."""
+    # So they may be read in a buffer into which it writes the others.
     return checkpoint_name(stack, _AHEAD)
 
 
@@ -77,10 +74,8 @@ def is_ahead(eqn) -> bool:
 
 
 def barrier(values: Sequence[Any]) -> list[Any]:
-    """`optimization_barrier`, one for each set of mesh axes over which values vary.
-
-    Inside `shard_map` jax 0.10 takes all outputs of a barrier to vary as any of them.
-    """
+    """`optimization_barrier`, one for each set of mesh axes over which values vary."""
+    # Inside `shard_map` jax 0.10 takes all outputs of a barrier to vary as any of them.
     axes = [_compat.varying_axes(x) for x in values]
     found: dict[int, Any] = {}
     for kind in dict.fromkeys(axes):
@@ -88,6 +83,12 @@ def barrier(values: Sequence[Any]) -> list[Any]:
         held = lax.optimization_barrier([values[i] for i in places])
         found.update(zip(places, held, strict=True))
     return [found[i] for i in range(len(values))]
+
+
+def run_body(eqn, consts: Sequence, carry: Sequence, xs: Sequence) -> tuple[list, list]:
+    """(carry, rows of stacks) of one iteration of a scan as it is."""
+    outs = evaluate(eqn.params["jaxpr"], [*consts, *carry, *xs])
+    return outs[: len(carry)], outs[len(carry) :]
 
 
 def scan_like(eqn, step, init, xs):

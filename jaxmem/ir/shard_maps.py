@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import is_var
 
 T = TypeVar("T")
@@ -18,12 +19,12 @@ T = TypeVar("T")
 
 def inside_of(eqn, look: Callable[[Any], T]) -> T:
     """`look(body)` of a `shard_map` equation, its body a closed jaxpr."""
-    body = _jaxpr.bodies(eqn)[0]
+    body = jaxprs.bodies(eqn)[0]
     found: list[T] = []
 
     def shards(args: list) -> list[Any]:
         found.append(look(_compat.ClosedJaxpr(body, ())))
-        return _jaxpr.evaluate(body, args)
+        return jaxprs.evaluate(body, args)
 
     run = lambda *args: _compat.shard_map_again(eqn, shards, args)
     jax.make_jaxpr(run)(*(v.aval for v in eqn.invars))
@@ -32,13 +33,13 @@ def inside_of(eqn, look: Callable[[Any], T]) -> T:
 
 def whole_step(closed):
     """The `shard_map` that is all of a step; None where there are other equations."""
-    eqns = _jaxpr.split(closed)[0].eqns
+    eqns = jaxprs.split(closed)[0].eqns
     return eqns[0] if len(eqns) == 1 and eqns[0].primitive.name == "shard_map" else None
 
 
 def aliases_inside(closed, eqn, aliases: Mapping[int, int]) -> dict[int, int]:
     """The aliases of a jaxpr's outputs and inputs, as positions of its `shard_map`."""
-    jaxpr = _jaxpr.split(closed)[0]
+    jaxpr = jaxprs.split(closed)[0]
     outs = {v: k for k, v in enumerate(eqn.outvars)}
     ins = {v: k for k, v in enumerate(eqn.invars) if is_var(v)}
     pairs = ((jaxpr.outvars[o], jaxpr.invars[i]) for o, i in aliases.items())

@@ -15,16 +15,16 @@ from jaxmem._checks import wrong_value
 
 
 def in_table(
-    ids: Int32[Array, "k"], count: int
-) -> tuple[Int32[Array, "k"], Bool[Array, "k"]]:
+    ids: Int32[Array, " k"], count: int
+) -> tuple[Int32[Array, " k"], Bool[Array, " k"]]:
     """The ids, those outside of [0, count) as count; and which are inside."""
     inside = (ids >= 0) & (ids < count)
     return jnp.where(inside, ids, jnp.asarray(count, ids.dtype)), inside
 
 
 def unique_rows(
-    ids: Int32[Array, "k"], rows: Num[Array, "k *row"], count: int
-) -> tuple[Int32[Array, "k"], Num[Array, "k *row"]]:
+    ids: Int32[Array, " k"], rows: Num[Array, " k *row"], count: int
+) -> tuple[Int32[Array, " k"], Num[Array, " k *row"]]:
     """Each id once, in rising order, and the sum of its rows.
 
     Args:
@@ -57,14 +57,14 @@ def spread(x: Array, like: Array) -> Array:
     return x.reshape(*x.shape, *(1,) * (like.ndim - x.ndim))
 
 
-def take_rows(x: Array, ids: Int32[Array, "k"]) -> Array:
+def take_rows(x: Array, ids: Int32[Array, " k"]) -> Array:
     """The rows of `unique_rows`' ids; zero in the slots that are empty."""
     return x.at[ids].get(
         mode="fill", fill_value=0, unique_indices=True, indices_are_sorted=True
     )
 
 
-def put_rows(x: Array, ids: Int32[Array, "k"], rows: Array) -> Array:
+def put_rows(x: Array, ids: Int32[Array, " k"], rows: Array) -> Array:
     """`x` with these rows in the place of those of `unique_rows`' ids."""
     return x.at[ids].set(
         rows, mode="drop", unique_indices=True, indices_are_sorted=True
@@ -73,7 +73,7 @@ def put_rows(x: Array, ids: Int32[Array, "k"], rows: Array) -> Array:
 
 def concatenated(
     parts: Sequence[tuple[Array, Array]], shape: Sequence[int], dtype
-) -> tuple[Int32[Array, "k"], Num[Array, "k *row"]]:
+) -> tuple[Int32[Array, " k"], Num[Array, " k *row"]]:
     """One list of ids [k] and rows [k, ...] of several of any leading shape."""
     row = tuple(shape[1:])
     size = math.prod(row)

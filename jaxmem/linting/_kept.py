@@ -18,21 +18,13 @@ _VIEWS = frozenset("name reduce_precision copy reshape squeeze transpose".split(
 
 @dataclass(frozen=True)
 class Definition:
-    """Where a value is computed.
-
-    Attributes:
-      level: the list of equations that has it.
-      var: its variable there.
-      eqn: the equation that computes it; None for an input of the level.
-      source: the line of that equation; of jax's own code, the line that calls it.
-      calls: the equations around it, by identity: a function that is called twice has
-        the same variables twice.
-    """
-
-    level: SubjectLevel
-    var: Any
-    eqn: Any
+    level: SubjectLevel  # the list of equations that has it
+    var: Any  # its variable there
+    eqn: Any  # the equation that computes it; None for an input of the level
+    # the line of that equation; of jax's own code, the line that calls it
     source: str = ""
+    # the equations around it, by identity: a function that is called twice has the same
+    # variables twice
     calls: tuple[int, ...] = ()
 
     @property
@@ -42,7 +34,6 @@ class Definition:
 
     @property
     def is_own(self) -> bool:
-        """Whether an op of this package computes it."""
         return self.eqn is not None and is_own(self.level, self.eqn)
 
     def place(self) -> dict[str, Any]:
@@ -52,22 +43,17 @@ class Definition:
 
 @dataclass(frozen=True)
 class KeptValue:
-    """A value that the forward pass computes and the backward pass reads.
+    """A value that the forward pass computes and the backward pass reads."""
 
-    Attributes:
-      bytes: of the whole array; of a scan, with all iterations.
-      definition: where it is computed.
-    """
-
-    bytes: int
-    definition: Definition
+    bytes: int  # of the whole array; of a scan, with all iterations
+    definition: Definition  # where it is computed
 
 
 def kept_values(level: SubjectLevel) -> Iterator[KeptValue]:
     """Each kept value once, with those of inner loops that contain both passes."""
     forward: set[Any] = set()
     seen: set[Any] = set()
-    for eqn in level.jaxpr.eqns:
+    for eqn in level.graph.eqns:
         if level.is_backward(eqn):
             for v in filter(is_var, eqn.invars):
                 if v in forward and v not in seen and size_of(v) >= LEAST:
@@ -81,10 +67,10 @@ def kept_values(level: SubjectLevel) -> Iterator[KeptValue]:
 
 def definition_of(level: SubjectLevel, var) -> Definition:
     """Where a value is computed: below views, and inside loops and calls."""
-    while (eqn := level.makers.get(var)) is not None:
+    while (eqn := level.maker(var)) is not None:
         line = level.source(eqn)
         if inner := _body(level, eqn):
-            out = inner.jaxpr.outvars[eqn.outvars.index(var)]
+            out = inner.graph.outvars[eqn.outvars.index(var)]
             if not is_var(out):
                 return Definition(level, var, eqn, line, (id(eqn),))
             definition = definition_of(inner, out)
@@ -102,13 +88,13 @@ def definition_of(level: SubjectLevel, var) -> Definition:
 
 def _body(level: SubjectLevel, eqn) -> SubjectLevel | None:
     """The body of a loop or a call with the same outputs."""
-    fits = (i for i in level.inside(eqn) if len(i.jaxpr.outvars) == len(eqn.outvars))
+    fits = (i for i in level.inside(eqn) if len(i.graph.outvars) == len(eqn.outvars))
     return next(fits, None)
 
 
 def _unchanged_operand(eqn, inner: SubjectLevel, definition: Definition) -> Any:
     """The operand of a call that the call returns unchanged, or None."""
-    inputs = inner.jaxpr.invars
+    inputs = inner.graph.arguments
     if eqn.primitive.name not in CALLS or definition.var not in inputs:
         return None
     operand = eqn.invars[inputs.index(definition.var)]

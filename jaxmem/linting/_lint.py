@@ -112,5 +112,5 @@ def _has_backward(subject: Subject) -> bool:
     return any(
         level.is_backward(eqn)
         for level in levels(subject.closed)
-        for eqn in level.jaxpr.eqns
+        for eqn in level.graph.eqns
     )

@@ -5,67 +5,53 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
 from jaxmem._module_path import parse_op_name
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import JaxprGraph
 from jaxmem.linting._report import Finding as Finding
 from jaxmem.memory.compile import CompiledProgram, FlatCall
 
 LEAST = 1024  # bytes below which nothing is reported
 PRODUCTS = ("dot_general", "conv_general_dilated")
-CALLS = ("jit", "pjit", "closed_call", *_jaxpr.TAKES_OPEN_JAXPR)
+CALLS = ("jit", "pjit", "closed_call", *jaxprs.TAKES_OPEN_JAXPR)
 # Every op of this package has such a name scope; two others are around users' code.
 _OWN_SCOPE, _USERS_SCOPES = "jaxmem.", ("jaxmem.leave", "jaxmem.update")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A step at its arguments.
+    """A step at its arguments."""
 
-    Attributes:
-      call: the step's, flattened.
-      leaves: the user's own arguments, in the order of `call.leaves`.
-      closed: the jaxpr as it was traced.
-      live: the same without dead code.
-      compiled: the program, if a target was named.
-    """
-
-    call: FlatCall
-    leaves: tuple[Any, ...]
-    closed: Any
-    live: Any
-    compiled: CompiledProgram | None = None
+    call: FlatCall  # the step's, flattened
+    leaves: tuple[Any, ...]  # the user's own arguments, in the order of `call.leaves`
+    closed: Any  # the jaxpr as it was traced
+    live: Any  # the same without dead code
+    compiled: CompiledProgram | None = None  # the program, if a target was named
 
 
 @dataclass(frozen=True)
 class SubjectLevel:
-    """A list of equations inside a step.
+    """A list of equations inside a step."""
 
-    Attributes:
-      jaxpr: the equations, open.
-      stack: the name scopes around all of them.
-      times: how often they run, as far as the lengths of loops are known.
-      carry: of the body of a scan, what comes from the iteration before.
-      line: the user's line that led to the equation around them.
-      library: whether they are a function of a library. jax traces such a function
-        once, and the equations have the lines of its first caller.
-    """
-
-    jaxpr: Any
-    stack: str = ""
-    times: int = 1
+    graph: JaxprGraph
+    stack: str = ""  # the name scopes around all of them
+    times: int = 1  # how often they run, as far as the lengths of loops are known
+    # of the body of a scan, what comes from the iteration before
     carry: frozenset[Any] = frozenset()
-    line: str = ""
+    line: str = ""  # the user's line that led to the equation around them
+    # whether they are a function of a library. jax traces such a function once, and the
+    # equations have the lines of its first caller
     library: bool = False
 
     @classmethod
     def of(cls, closed) -> "SubjectLevel":
         """The outermost equations of a jaxpr."""
-        return cls(_jaxpr.split(closed)[0])
+        return cls(JaxprGraph(closed))
 
-    @cached_property
-    def makers(self) -> dict[Any, Any]:
-        """Variable -> the equation that computes it."""
-        return {v: eqn for eqn in self.jaxpr.eqns for v in eqn.outvars}
+    def maker(self, v) -> Any:
+        """The equation that computes a variable, or None."""
+        return self.graph.eqns[self.graph.maker[v]] if v in self.graph.maker else None
 
     def scopes(self, eqn) -> str:
         """The name scopes of an equation, from the outermost."""
@@ -78,10 +64,8 @@ class SubjectLevel:
         return _without_repetition(path) if is_differentiated(eqn) else path
 
     def source(self, eqn) -> str:
-        """The innermost line of the user's that led to an equation.
-
-        A line of a library's, if there is none of the user's.
-        """
+        """The innermost line of the user's that led to an equation."""
+        # A line of a library's, if there is none of the user's.
         return self._line_of(eqn) or _compat.source_line(eqn)
 
     def _line_of(self, eqn) -> str:
@@ -98,7 +82,7 @@ class SubjectLevel:
     @cached_property
     def _lines(self) -> dict[str, str]:
         """Module path -> the user's line of the last equation there."""
-        lines = ((eqn, _users_line(eqn)) for eqn in self.jaxpr.eqns)
+        lines = ((eqn, _users_line(eqn)) for eqn in self.graph.eqns)
         return {self.path(eqn): line for eqn, line in lines if line}
 
     def is_backward(self, eqn) -> bool:
@@ -107,17 +91,18 @@ class SubjectLevel:
 
     def inside(self, eqn) -> "Iterator[SubjectLevel]":
         """The lists of equations inside an equation."""
-        for body in _jaxpr.bodies(eqn):
-            jaxpr, length, carry = _jaxpr.split(body)[0], 1, frozenset()
+        for body in jaxprs.bodies(eqn):
+            graph, length, carry = JaxprGraph(body), 1, frozenset()
             if eqn.primitive.name == "scan":
                 length = eqn.params["length"]
                 n_consts, n_carry = _compat.scan_counts(eqn)
-                carry = frozenset(jaxpr.invars[n_consts : n_consts + n_carry])
-            line, function = self._line_of(eqn), _compat.function_source(jaxpr)
+                carry = frozenset(graph.arguments[n_consts : n_consts + n_carry])
+            function = _compat.function_source(jaxprs.split(body)[0])
+            line = self._line_of(eqn)
             folders = (*_compat.INSTALLED, *_compat.OWN)
             library = any(folder in function for folder in folders)
             times = self.times * length
-            yield SubjectLevel(jaxpr, self.scopes(eqn), times, carry, line, library)
+            yield SubjectLevel(graph, self.scopes(eqn), times, carry, line, library)
 
 
 def levels(closed) -> Iterator[SubjectLevel]:
@@ -125,7 +110,7 @@ def levels(closed) -> Iterator[SubjectLevel]:
 
     def walk(level: SubjectLevel) -> Iterator[SubjectLevel]:
         yield level
-        for eqn in level.jaxpr.eqns:
+        for eqn in level.graph.eqns:
             for inner in level.inside(eqn):
                 yield from walk(inner)
 
@@ -133,22 +118,18 @@ def levels(closed) -> Iterator[SubjectLevel]:
 
 
 def checkpoints(closed) -> Iterator[tuple[SubjectLevel, Any]]:
-    """Every `jax.checkpoint` in a backward pass, with the level that it is in.
-
-    Those inside ops of this package are left out: the user did not write them.
-    """
+    """Every `jax.checkpoint` in a backward pass, with the level that it is in."""
+    # Those inside ops of this package are left out: the user did not write them.
     for level in levels(closed):
-        for eqn in filter(is_differentiated, level.jaxpr.eqns):
+        for eqn in filter(is_differentiated, level.graph.eqns):
             if not is_own(level, eqn):
                 yield level, eqn
 
 
 def is_own(level: SubjectLevel, eqn) -> bool:
-    """Whether this package wrote an equation, and not the user.
-
-    The scope tells it of an op that has taken the place of a formula, whose line it
-    has. The line tells it of the modules of this package outside of ops.
-    """
+    """Whether this package wrote an equation, and not the user."""
+    # The scope tells it of an op that has taken the place of a formula, whose line it
+    # has. The line tells it of the modules of this package outside of ops.
     scopes = level.scopes(eqn)
     for scope in _USERS_SCOPES:
         scopes = scopes.replace(scope, "")
@@ -161,7 +142,6 @@ def is_differentiated(eqn) -> bool:
 
 
 def is_recomputed(eqn) -> bool:
-    """Whether an equation recomputes one of the forward pass."""
     return "rematted_computation" in _compat.name_stack(eqn)
 
 
@@ -184,5 +164,4 @@ def place(level: SubjectLevel, eqn) -> dict[str, Any]:
 
 
 def array(aval) -> str:
-    """An array's type as people read it."""
     return f"{aval.dtype}[{','.join(map(str, aval.shape))}]"

@@ -1,25 +1,18 @@
 """The bytes that a step takes on a chip, by compiling it for that chip.
 
-No array is allocated and no accelerator is needed: arguments may be
-`jax.ShapeDtypeStruct`, and the compile runs in a worker process. The figures are the
-compiler's own buffer assignment. A compile for cpu tells nothing of recomputation,
-because XLA:CPU undoes `jax.checkpoint` in unrolled code.
+The figures are the compiler's own buffer assignment. A compile for cpu tells nothing of
+recomputation, because XLA:CPU undoes `jax.checkpoint` in unrolled code.
 """
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
-from jaxmem._checks import (
-    check_bool,
-    check_callable,
-    check_float,
-    check_options,
-    check_places,
-)
+from jaxmem._checks import check_bool, check_callable, check_places
 from jaxmem.chips import Target, get_target
 from jaxmem.frameworks import Place, pure_call
-from jaxmem.memory._pending import Extent, Pending
+from jaxmem.memory._pending import CompileSettings, Pending
 from jaxmem.memory.compile.call import FlatCall, flatten_call
 from jaxmem.memory.compile.lower import flat_function, lower, trace
 from jaxmem.memory.compile.pool import caller_flags
@@ -117,55 +110,28 @@ def begin(
     kwargs: dict[str, Any],
     *,
     target: str | Target | None = None,
-    donate: Sequence[Place] = (),
+    donate: Sequence[Place] = (),  # none for those of a jitted step
     static: Sequence[Place] = (),
-    timeout: float = 600.0,
-    compiler_options: dict[str, Any] | None = None,
-    cache: bool = True,
-    extent: Extent = "needed",
-    products: int | None = None,
+    **settings: Any,  # of `CompileSettings`
 ) -> Pending:
-    """Lowers a step and starts its compile; ask the result for the report later.
-
-    Args:
-      fn: as for `estimate`.
-      args: its positional arguments.
-      kwargs: its keyword arguments.
-      target: as for `estimate`.
-      donate: positions and names of donated arguments; none for those of a jitted step.
-      static: positions and names of arguments that are no arrays.
-      timeout: as for `estimate`.
-      compiler_options: as for `estimate`.
-      cache: as for `estimate`.
-      extent: how far the compile goes, see `generates_code`.
-      products: as in `Pending`.
-
-    Returns:
-      A `Pending` report.
-
-    Raises:
-      What `estimate` raises before the compile.
-    """
+    """Lowers a step and starts its compile; ask the result for the report later."""
     chip = get_target(target)
     check_callable("fn", fn)
-    timeout = check_float("timeout", timeout, above=0)
-    check_bool("cache", cache)
-    compiler_options = check_options("compiler_options", compiler_options)
+    how = CompileSettings(**settings).checked()
     with pure_call(fn, args, kwargs, donate or None, static) as pure:
         call = flatten_call(fn, pure)
         jitted, reports = _memo(fn, call)
         traced = trace(jitted, call)
-        if compiler_options is None:
-            compiler_options = pure.own.compiler_options
-        options = tuple(sorted((compiler_options or {}).items()))
+        if how.compiler_options is None:
+            how = replace(how, compiler_options=pure.own.compiler_options)
+        options = tuple(sorted((how.compiler_options or {}).items()))
         # The jaxpr is the same object as long as `jax.jit` would not trace anew.
-        flags = caller_flags()
-        key = id(traced.jaxpr), chip.name, options, flags, extent, products
-        if cache and key in reports and reports[key][1].done:
+        key = id(traced.jaxpr), chip.name, options, caller_flags()
+        key = *key, how.extent, how.products
+        if how.cache and key in reports and reports[key][1].done:
             return reports[key][1]
-        lowered = lower(jitted, traced, call, chip, compiler_options)
-    donated = donations(lowered, traced)
-    pending = Pending(lowered, chip, donated, timeout, extent, cache, products)
+        lowered = lower(jitted, traced, call, chip, how.compiler_options)
+    pending = Pending(lowered, chip, donations(lowered, traced), how, how.products)
     # the jaxpr is held so that no other one gets its id
     reports[key] = traced.jaxpr, pending.begin()
     return pending

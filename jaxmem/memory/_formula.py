@@ -1,8 +1,6 @@
 """The operations that compute a value, as a formula of jnp and lax.
 
 The formula of six equations is `x * sigmoid(1.702 * x)`: casts and views are left out.
-Outputs of products and values written on another line are letters, and what would be
-longer than a line is cut.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +10,7 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem._jaxpr import bodies, is_var, split
+from jaxmem.ir.jaxprs import bodies, is_var, split
 
 LONGEST = 60  # characters of a formula
 _SHARED = 24  # characters up to which a value that is read twice is written out
@@ -83,8 +81,6 @@ class _Writer:
 
     def write(self, scope: _Scope, var, depth: int, root=True) -> tuple[str, int]:
         """The text, and how tightly it binds."""
-        if not is_var(var):
-            return _number(var.val), _ATOM
         scope, var, eqn = _definition(scope, var)
         if not is_var(var):
             return _number(var.val), _ATOM
@@ -93,9 +89,11 @@ class _Writer:
         op = _own_op(eqn)
         if op and not root:
             return f"{op}(...)", _ATOM
-        line = _line(eqn)
+        # Without the function: a lambda shares the line of another.
+        line = _compat.caller_line(eqn, *_compat.INSTALLED).split(" (")[0]
         if root:
             self.line = line
+        # Outputs of products and values written on another line are letters.
         cut = _is_layer(scope, eqn) or line not in (self.line, "")
         if depth == 0 or (cut and not root):
             return self._letter(var), _ATOM
@@ -127,11 +125,6 @@ class _Writer:
             return f"{_wrapped(*parts[0], 4)}**{_wrapped(*parts[1], 4)}", 3
         word = _NAMES.get(name, eqn.params.get("name", name))
         return f"{word}({', '.join(text for text, _ in parts)})", _ATOM
-
-
-def _line(eqn) -> str:
-    """File and line, without the function: a lambda shares the line of another."""
-    return _compat.caller_line(eqn, *_compat.INSTALLED).split(" (")[0]
 
 
 def _definition(scope: _Scope, var) -> tuple[_Scope, Any, Any]:

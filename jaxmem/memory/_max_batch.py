@@ -1,9 +1,7 @@
 """The largest batch whose step fits, found in few compiles.
 
 The peak of a step is nearly linear in the batch size, so two compiles predict where it
-crosses the limit. Doubling and bisection from there, with one compile each, find the
-answer. It need not be the largest one where a step takes less memory for a larger batch
-than for a smaller one, because the compiler has switched algorithms.
+crosses the limit.
 """
 
 from collections.abc import Callable, Iterator
@@ -96,19 +94,12 @@ def _room(chip: Target, memory: int | str | None) -> int:
 
 @dataclass
 class BatchSearch:
-    """The sizes to try, given the peaks measured so far.
+    """The sizes to try, given the peaks measured so far."""
 
-    Attributes:
-      peak: from a size to the bytes that it takes.
-      room: the bytes that there are.
-      limit: the largest size to try.
-      known: the peaks measured so far.
-    """
-
-    peak: Callable[[int], float]
-    room: int
-    limit: int
-    known: dict[int, float] = field(default_factory=dict)
+    peak: Callable[[int], float]  # from a size to the bytes that it takes
+    room: int  # the bytes that there are
+    limit: int  # the largest size to try
+    known: dict[int, float] = field(default_factory=dict)  # the peaks measured so far
 
     def measure(self, units: int) -> None:
         """Compiles one size."""
@@ -127,6 +118,8 @@ class BatchSearch:
 
     def steps(self) -> Iterator[int]:
         """Sizes to measure, until one fits and the next one does not."""
+        # The answer need not be the largest one where a step takes less memory for a
+        # larger batch, because the compiler has switched algorithms.
         yield 1
         if self.fits and self.limit > 1:
             yield 2

@@ -4,9 +4,10 @@ Several can run at once: begin them all, then ask each for its result.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from jaxmem._checks import check_bool, check_float, check_options
 from jaxmem.chips import Target
 from jaxmem.memory.compile import cache
 from jaxmem.memory.compile.answer import CompileError
@@ -22,45 +23,53 @@ Extent = Literal["all", "needed", "buffers"]
 _NO_TILES = "Couldn't find output tile sizes"
 # Exponents of 2 to try as the threshold below which XLA emits matrix products itself.
 THRESHOLDS = (21, 24, 27, 30, 35, 40)
+_EMITTED = (
+    "without the device XLA found no tiles for a product, and was told to emit "
+    "products of matrices with fewer than 2^{} elements itself, and to pad none for "
+    "cuBLAS: temporaries may differ by some per cent from those on the device"
+)
 
 
 def generates_code(lowered: LoweredStep, extent: Extent) -> bool:
-    """Whether a compile goes on after the buffers are assigned.
-
-    All figures of a GPU are known by then. On a TPU the buffers still change, and the
-    CPU's compiler counts operations at the end. Kernels are compiled during code
-    generation, and may be refused there.
-    """
+    """Whether a compile goes on after the buffers are assigned."""
+    # All figures of a GPU are known by then. On a TPU the buffers still change, and the
+    # CPU's compiler counts operations at the end. Kernels are compiled during code
+    # generation, and may be refused there.
     if extent == "needed":
         return lowered.kernels or lowered.request["target"]["platform"] != "cuda"
     return extent == "all" or lowered.kernels
 
 
+@dataclass(frozen=True)
+class CompileSettings:
+    """How a step is compiled."""
+
+    timeout: float = 600.0  # seconds that the compile may take
+    compiler_options: dict[str, Any] | None = None  # as for `jax.jit`
+    cache: bool = True  # whether a result on disk may be used
+    extent: Extent = "needed"
+    # Exponent of 2; XLA:GPU emits products of matrices with fewer elements together
+    # itself, and leaves the others to a library. None is XLA's own threshold.
+    products: int | None = None
+
+    def checked(self) -> "CompileSettings":
+        """The settings, with those of the user checked."""
+        check_bool("cache", self.cache)
+        timeout = check_float("timeout", self.timeout, above=0)
+        options = check_options("compiler_options", self.compiler_options)
+        return replace(self, timeout=timeout, compiler_options=options)
+
+
 @dataclass
 class Pending:
-    """The report of a step, once it is there.
-
-    Attributes:
-      lowered: the lowered step.
-      target: the chip that it is compiled for.
-      donations: from which the report's notes on donation are made.
-      timeout: seconds that the compile may take.
-      extent: how far the compile goes.
-      use_cache: whether a result on disk may be used.
-      products: exponent of 2; XLA:GPU emits products of matrices with fewer elements
-        together itself, and leaves the others to a library. None is XLA's own
-        threshold. It is raised where XLA finds no tiles for a product.
-      final: whether the report, once there, has the figures of a compile to the end.
-    """
+    """The report of a step, once it is there."""
 
     lowered: LoweredStep
     target: Target
-    donations: Donations
-    timeout: float
-    extent: Extent = "needed"
-    use_cache: bool = True
-    products: int | None = None
-    final: bool = field(default=False, init=False)
+    donations: Donations  # from which the report's notes on donation are made
+    settings: CompileSettings
+    products: int | None  # of the settings; raised where XLA finds no tiles
+    final: bool = field(default=False, init=False)  # figures of a compile to the end
     _compile: Compile | None = field(default=None, init=False)
     _report: MemoryReport | None = field(default=None, init=False)
 
@@ -74,12 +83,7 @@ class Pending:
         return self
 
     def result(self) -> MemoryReport:
-        """Waits for the report.
-
-        Raises:
-          CompileError: the compiler failed or died.
-          TimeoutError: the compile took longer than `timeout`.
-        """
+        """Waits for the report."""
         if self._report is None:
             result = self._compiled()
             # Stored under the threshold that was asked for, too: the next compile
@@ -101,7 +105,7 @@ class Pending:
 
     @property
     def _code(self) -> bool:
-        return generates_code(self.lowered, self.extent)
+        return generates_code(self.lowered, self.settings.extent)
 
     def _key(self, code: bool, products: int | None) -> str:
         flags = caller_flags(), os.environ.get("LIBTPU_INIT_ARGS", "")
@@ -109,7 +113,7 @@ class Pending:
 
     def _stored(self) -> dict[str, Any] | None:
         """A result on disk; that of a compile to the end serves every extent."""
-        if not self.use_cache:
+        if not self.settings.cache:
             return None
         for code in dict.fromkeys((True, self._code)):
             if (result := cache.load(self._key(code, self.products))) is not None:
@@ -119,10 +123,9 @@ class Pending:
     def _submit(self, products: int | None) -> Compile:
         request = dict(self.lowered.request)
         if products is not None:
-            request["compiler_options"] = emitting(
-                request["compiler_options"], products
-            )
-        return pool().submit(request, self.timeout, code=self._code)
+            options = emitting(request["compiler_options"], products)
+            request["compiler_options"] = options
+        return pool().submit(request, self.settings.timeout, code=self._code)
 
     def _compiled(self) -> dict[str, Any]:
         """The compiler's result, with the threshold raised until XLA finds tiles."""
@@ -145,7 +148,7 @@ class Pending:
     def _report_of(self, result: dict[str, Any]) -> MemoryReport:
         self.products = result["products"]
         self.final = result["code"] or self.target.platform == "cuda"
-        notes = () if self.products is None else (_emitted_note(self.products),)
+        notes = () if self.products is None else (_EMITTED.format(self.products),)
         leaves = self.lowered.call.leaves
         return make_report(
             result | {"notes": notes},
@@ -161,17 +164,6 @@ def emitting(options: dict[str, Any] | None, products: int) -> dict[str, Any]:
     disabled = (options or {}).get("xla_disable_hlo_passes", "")
     return (options or {}) | {
         "xla_gpu_gemm_rewrite_size_threshold": 2**products,
-        # padding for cuBLAS would make the products larger again
-        "xla_disable_hlo_passes": ",".join(
-            filter(None, [disabled, "cublas-pad-for-gemms"])
-        ),
+        # padding for cuBLAS would make the products larger
+        "xla_disable_hlo_passes": f"{disabled},cublas-pad-for-gemms".lstrip(","),
     }
-
-
-def _emitted_note(products: int) -> str:
-    return (
-        "without the device XLA found no tiles for a product, and was told to emit "
-        f"products of matrices with fewer than 2^{products} elements itself, and to "
-        "pad none for cuBLAS: temporaries may differ by some per cent from those on "
-        "the device"
-    )

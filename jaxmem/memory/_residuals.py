@@ -1,8 +1,6 @@
 """What the backward pass of a function keeps, by tracing the function.
 
-Nothing is compiled: the residuals are the values that JAX passes from the forward to
-the backward pass. A compiler may fuse some of them away or keep others for longer,
-which `estimate` shows.
+Nothing is compiled: a compiler may fuse some residuals away or keep others for longer.
 """
 
 import math
@@ -16,8 +14,8 @@ import jax.numpy as jnp
 from jaxmem import _compat
 from jaxmem._bytes import format_bytes
 from jaxmem._checks import check_callable, check_numbers
-from jaxmem._jaxpr import bodies, is_array, is_var, split
 from jaxmem._module_path import parse_op_name
+from jaxmem.ir.jaxprs import bodies, is_array, is_var, split
 from jaxmem.memory._formula import formula_of
 from jaxmem.memory.compile.call import named_leaves, step_name
 from jaxmem.memory.compile.lower import explained
@@ -184,19 +182,15 @@ def _arguments(
     leaves, treedef = jax.tree.flatten((args, kwargs))
     counts = [len(jax.tree.leaves(arg)) for arg in args]
     owner = [i for i, count in enumerate(counts) for _ in range(count)]
-    chosen = {
-        i for i, place in enumerate(owner) if place in wanted and _inexact(leaves[i])
-    }
+    inexact = lambda x: is_array(x) and jnp.issubdtype(x.dtype, jnp.inexact)
+    # `owner` is shorter than `leaves`, whose last ones are of keyword arguments.
+    chosen = {i for i, k in enumerate(owner) if k in wanted and inexact(leaves[i])}
     if not chosen:
         raise ValueError(
             f"{name}: no floating-point array among the arguments to differentiate "
             f"(argnums={argnums!r})"
         )
     return leaves, treedef, chosen
-
-
-def _inexact(leaf: Any) -> bool:
-    return is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
 def _read(closed: Any, names: list[str]) -> Residuals:
@@ -251,11 +245,9 @@ def _innermost(eqn: Any, var: Any) -> list[Any]:
 
 
 def _place(nest: Sequence[Any]) -> tuple[str, str, str]:
-    """(source line, name scopes, the user's line) of the innermost of some equations.
-
-    jax's own code, such as that of `jnp.where`, has no line of the user's: then the
-    line of the call of it is taken.
-    """
+    """(source line, name scopes, the user's line) of the innermost equation."""
+    # jax's own code, such as that of `jnp.where`, has no line of the user's: then the
+    # line of the call of it is taken.
     sources = [line for eqn in nest if (line := _compat.source_line(eqn))]
     lines = [_compat.caller_line(eqn, *_compat.INSTALLED) for eqn in nest]
     scopes = [scope for eqn in nest if (scope := _compat.name_stack(eqn))]

@@ -1,11 +1,7 @@
 """What the transformer blocks of linen and nnx share.
 
-A block keeps what its matmuls keep anyway, once. A norm keeps its output, which is the
-input of the next projections. The activation is recomputed in the backward pass, from
-the inputs of the down projection: a GELU in D -> F -> D keeps one [N, F] and not two,
-a SwiGLU two and not three, without a bit or an inverse, and no matmul is done twice.
-In unrolled layers XLA may find the two equal and keep the activation after all; in a
-scan over layers it cannot.
+A block keeps what its matmuls keep anyway, once. In unrolled layers XLA may keep the
+recomputed activation after all; in a scan over layers it cannot.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,15 +21,15 @@ def activated_dense(
     def run(inputs, kernel):
         return ops.dense(activation(*inputs), kernel, dtype=dtype)
 
+    # A GELU in D -> F -> D keeps one [N, F] and not two, a SwiGLU two and not three,
+    # and no matmul is done twice.
     y = jax.checkpoint(run, prevent_cse=False)(tuple(inputs), kernel)
     return y if bias is None else y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
 
 
-def attend(q, k, v, mask, positions, *, rope_theta, causal, rate, rng):
-    """Attention of `[batch, length, heads, channels]` arrays, rotated where asked.
-
-    `rng` gives a key; it is called where there is dropout.
-    """
+def attend(qkv, mask, positions, *, rope_theta, causal, rate, rng):
+    """Attention of `[batch, length, heads, channels]` arrays, rotated where asked."""
+    q, k, v = qkv
     if rope_theta is not None:
         if positions is None:
             positions = jnp.arange(q.shape[-3])
@@ -43,6 +39,7 @@ def attend(q, k, v, mask, positions, *, rope_theta, causal, rate, rng):
         mask=mask,
         is_causal=causal,
         dropout_rate=rate,
+        # Called only here: without dropout there need not be a key.
         dropout_rng=rng() if rate else None,
     )
 
@@ -59,12 +56,7 @@ def rotary_embedding(
     positions: Int[Array, "*#batch length"],
     theta: float = 10_000.0,
 ) -> Float[Array, "*batch length heads channels"]:
-    """Rotary position embedding, the two halves of the channels paired.
-
-    Computed in float32, rounded once. Saves: cosine and sine, not x.
-
-    Source: Su et al., RoFormer, arXiv 2104.09864, section 3.2.2.
-    """
+    """Rotary position embedding, halves of the channels paired: arXiv 2104.09864."""
     half = x.shape[-1] // 2
     positions = positions.reshape(
         *[1] * (x.ndim - 2 - positions.ndim), *positions.shape

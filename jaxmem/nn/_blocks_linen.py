@@ -62,7 +62,7 @@ class _LinenAttention(nn.Module):
         k = dense((self.num_kv_heads, head), "key")(x)
         v = dense((self.num_kv_heads, head), "value")(x)
         y = attend(
-            *(q, k, v, mask, positions),
+            *((q, k, v), mask, positions),
             rope_theta=self.rope_theta,
             causal=self.causal,
             rate=0.0 if deterministic else self.dropout_rate,

@@ -1,5 +1,6 @@
 """Transformer blocks for `flax.nnx`, of the layers in `nnx.py`; see `blocks.py`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -35,27 +36,29 @@ class _NnxAttention(flax_nnx.Module):
     """Projections, `jaxmem.ops.dot_product_attention`, projection."""
 
     def __init__(
-        self, width: int, num_heads: int, kv_heads: int, causal: bool,
-        dropout_rate: float, rope_theta: float | None, options: dict[str, Any],
+        self,
+        width: int,
+        heads: tuple[int, int],  # of queries; of keys and values
+        causal: bool,
+        dropout_rate: float,
+        rope_theta: float | None,
         rngs: flax_nnx.Rngs,
-    ):  # fmt: skip
-        head = width // num_heads
-        general = nnx.LinearGeneral
-        self.query = general(width, (num_heads, head), rngs=rngs, **options)
-        self.key = general(width, (kv_heads, head), rngs=rngs, **options)
-        self.value = general(width, (kv_heads, head), rngs=rngs, **options)
-        self.out = general(
-            (num_heads, head), width, axis=(-2, -1), rngs=rngs, **options
-        )
+        **options: Any,
+    ):
+        general = functools.partial(nnx.LinearGeneral, rngs=rngs, **options)
+        queries, keys = ((n, width // heads[0]) for n in heads)
+        self.query = general(width, queries)
+        self.key = general(width, keys)
+        self.value = general(width, keys)
+        self.out = general(queries, width, axis=(-2, -1))
         self.causal = causal
         self.dropout_rate = dropout_rate
         self.rope_theta = rope_theta
         self.rngs = rngs.dropout.fork() if dropout_rate else None
 
     def __call__(self, x, mask, positions, deterministic: bool):
-        q, k, v = self.query(x), self.key(x), self.value(x)
         y = attend(
-            *(q, k, v, mask, positions),
+            *((self.query(x), self.key(x), self.value(x)), mask, positions),
             rope_theta=self.rope_theta,
             causal=self.causal,
             rate=0.0 if deterministic else self.dropout_rate,
@@ -107,7 +110,7 @@ class TransformerBlock(flax_nnx.Module):
         self.norm = norm
         self.attention_norm = nnx.LayerNorm(width, **norms)
         self.attention = _NnxAttention(
-            width, num_heads, num_heads, causal, rate, None, dense, rngs
+            width, (num_heads, num_heads), causal, rate, None, rngs, **dense
         )
         self.mlp_norm = nnx.LayerNorm(width, **norms)
         self.up = nnx.Linear(width, hidden, rngs=rngs, **dense)
@@ -178,7 +181,7 @@ class LlamaBlock(flax_nnx.Module):
         norms = {"epsilon": epsilon, "save": "output", "rngs": rngs, **types}
         self.attention_norm = nnx.RMSNorm(width, **norms)
         self.attention = _NnxAttention(
-            width, num_heads, kv_heads, True, 0.0, rope_theta, dense, rngs
+            width, (num_heads, kv_heads), True, 0.0, rope_theta, rngs, **dense
         )
         self.mlp_norm = nnx.RMSNorm(width, **norms)
         self.gate = nnx.Linear(width, mlp_dim, rngs=rngs, **dense)

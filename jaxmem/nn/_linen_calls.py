@@ -1,9 +1,7 @@
-"""What replaces `__call__` of each linen layer.
+"""What replaces `__call__` of each linen layer: for the drop-in class and `substitute`.
 
 Each function takes the bound module, Flax's own call of it (to fall back on, and to
 leave parameter creation to Flax where that is not a line), and the call's arguments.
-So one function serves both the drop-in class and the substitution of a plain layer
-that a model made itself.
 """
 
 import contextlib
@@ -18,8 +16,7 @@ from flax.linen.dtypes import canonicalize_dtype
 from flax.linen.dtypes import promote_dtype as flax_promote_dtype
 
 from jaxmem import ops
-from jaxmem.nn import _conv, _norm
-from jaxmem.nn._attention import attend
+from jaxmem.nn import _functions, _norm
 from jaxmem.nn._fallback import fall_back
 from jaxmem.ops.codes import sharing
 from jaxmem.ops.records import RECORDS
@@ -27,7 +24,7 @@ from jaxmem.ops.records import RECORDS
 
 @contextlib.contextmanager
 def _with_fields(module: nn.Module, **fields: Any) -> Iterator[None]:
-    """Bound linen modules are frozen and live for one call: fields set and put back."""
+    # Bound linen modules are frozen and live for one call: fields set and put back.
     before = {name: getattr(module, name) for name in fields}
     try:
         for name, value in fields.items():
@@ -94,24 +91,17 @@ def _num_groups(module, channels: int) -> int:
     return channels // module.group_size
 
 
-def ms_norm(module, op, names, x, mask, save):
+def ms_norm(module, x, mask, save):
     """The normalised input, beside the parameters that Flax's norm would apply."""
+    op, names = ops.ms_rms_norm, ("scale",)
+    if isinstance(module, nn.LayerNorm):
+        op, names = ops.ms_layer_norm, ("scale", "bias")
     parameters = _norm_params(module, x.shape[-1:], names)
     rng = save_rng(module)
     return _norm.ms_norm(module, op, x, mask, *parameters, save=save, rng=rng)
 
 
-def inplace_abn(module, x, use_running_average, mask):
-    """A Flax BatchNorm with an activation in it."""
-    if reason := _norm.unsupported_reason(module, x):
-        raise ValueError(f"InPlaceABN: {reason}")
-    op = _norm.abn_op(module)
-    return batch_norm(module, None, x, use_running_average, mask=mask, op=op)
-
-
-def batch_norm(
-    module, flax_call, x, use_running_average=None, *, mask=None, op=ops.batch_norm
-):
+def batch_norm(module, flax_call, x, use_running_average=None, *, mask=None):
     if reason := _norm.unsupported_reason(module, x):
         fall_back("BatchNorm", reason)
         return flax_call(x, use_running_average, mask=mask)
@@ -127,10 +117,10 @@ def batch_norm(
     if frozen:
         stats = dict(mean=mean.value, var=var.value)
         options = dict(axis=axes, epsilon=module.epsilon, dtype=dtype)
-        return op(x, scale, bias, **stats, **options)
+        return _norm.batch_op(module)(x, scale, bias, **stats, **options)
     # The mesh axis does not exist yet when parameters are made.
     axis_name = None if module.is_initializing() else module.axis_name
-    y, *new = _norm.batch_norm(module, x, scale, bias, mask, dtype, axis_name, op)
+    y, *new = _norm.batch_norm(module, x, scale, bias, mask, dtype, axis_name)
     if not module.is_initializing():
         keep = module.momentum
         for old, value in zip((mean, var), new, strict=True):
@@ -187,10 +177,10 @@ def conv(module, flax_call, inputs, save=None):
 
     def promote(inputs, kernel, bias, dtype=None):
         dtype = canonicalize_dtype(inputs, kernel, bias, dtype=dtype)
-        return _conv.promote(inputs, kernel, bias, dtype)
+        return _functions.promote(inputs, kernel, bias, dtype)
 
     options = dict(save=save, save_rng=save_rng(module))
-    convolve = functools.partial(_conv.conv_general_dilated, **options)
+    convolve = functools.partial(_functions.conv_general_dilated, **options)
     with _with_fields(module, promote_dtype=promote, conv_general_dilated=convolve):
         return flax_call(inputs)
 
@@ -231,6 +221,7 @@ def attention_reason(module, sow_weights) -> str | None:
     return None
 
 
+# Flax passes those of its arguments whose names are in this signature.
 def dot_product_attention(
     query,
     key,
@@ -247,7 +238,7 @@ def dot_product_attention(
 ):
     """As `flax.linen.dot_product_attention`; the softmax is always in float32."""
     query, key, value = flax_promote_dtype(query, key, value, dtype=dtype)
-    return attend(
+    return _functions.attend(
         *(query, key, value, bias, mask),
         dropout_rate=0.0 if deterministic else dropout_rate,
         dropout_rng=dropout_rng,

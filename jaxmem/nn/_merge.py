@@ -138,7 +138,7 @@ def _at(tree: Any, path: str, argument: str) -> dict[str, Any]:
 
 
 def _index(name: str) -> Any:
-    """The children of lists in an nnx module go by number."""
+    # The children of lists in an nnx module go by number.
     return int(name) if name.isdigit() else name
 
 

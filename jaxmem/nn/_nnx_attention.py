@@ -7,8 +7,8 @@ from flax import nnx
 from flax.nnx.nn.dtypes import promote_dtype as flax_promote_dtype
 from jaxtyping import Array, Float
 
-from jaxmem.nn._attention import attend
 from jaxmem.nn._fallback import fall_back
+from jaxmem.nn._functions import attend
 from jaxmem.ops.codes import Quantization
 
 

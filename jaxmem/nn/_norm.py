@@ -1,9 +1,4 @@
-"""What the norms of linen and nnx share: the options that the ops take, and the calls.
-
-The two frameworks differ in where a layer's parameters are: `parameters` is a function
-of the layer, its input and names that gives the input, the dtype of the output, and
-the parameters.
-"""
+"""What the norms of linen and nnx share: the options of the ops, and the calls."""
 
 import functools
 from collections.abc import Callable, Iterable
@@ -37,25 +32,41 @@ def axes(ndim: int, given) -> tuple[int, ...]:
     return tuple(sorted({axis % ndim for axis in given}))
 
 
+class Activates:
+    """A batch norm of linen or nnx with an activation in it."""
+
+    activation: str
+    negative_slope: float
+    alpha: float
+    approximate: bool
+
+
 def unsupported_reason(module, x) -> str | None:
     """Why this call cannot run on a lean op, or None."""
+    reason = None
     if not getattr(module, "force_float32_reductions", True):
-        return "force_float32_reductions=False"
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return f"an input of dtype {x.dtype}"
-    return None
+        reason = "force_float32_reductions=False"
+    elif not jnp.issubdtype(x.dtype, jnp.floating):
+        reason = f"an input of dtype {x.dtype}"
+    if reason and isinstance(module, Activates):
+        # Flax has no such layer to fall back on.
+        raise ValueError(f"InPlaceABN: {reason}")
+    return reason
 
 
-def _on_op(op: Callable, layer: str, names: tuple[str, ...], own: Callable) -> Callable:
-    """The call of a Flax norm, on `op`.
-
-    `own(module, x, **how)` gives the options that not all norms have.
-    """
+def _on_op(
+    op: Callable,
+    layer: str,
+    names: tuple[str, ...],
+    own: Callable,  # (module, x, **how) -> the options that not all norms have
+) -> Callable:
+    """The call of a Flax norm, on `op`."""
 
     def call(parameters, module, flax_call, x, *, mask=None, **how):
         if reason := unsupported_reason(module, x):
             fall_back(layer, reason)
             return flax_call(x, mask=mask)
+        # Linen and nnx differ in where a layer's parameters are.
         x, dtype, *given = parameters(module, x, names)
         options = _options(module, mask, dtype) | own(module, x, **how)
         return op(x, *given, **options)
@@ -105,10 +116,10 @@ def ms_norm(module, op, x, mask, *parameters, save, rng=None):
     return op(x, *parameters, save=save, save_rng=rng, **options)
 
 
-def batch_norm(module, x, scale, bias, mask, dtype, axis_name, op=ops.batch_norm):
-    """`op` in training: the output, the batch's mean and variance."""
+def batch_norm(module, x, scale, bias, mask, dtype, axis_name):
+    """In training: the output, the batch's mean and variance."""
     options = _options(module, mask, dtype) | dict(axis_name=axis_name)
-    return op(
+    return batch_op(module)(
         x,
         scale,
         bias,
@@ -118,10 +129,11 @@ def batch_norm(module, x, scale, bias, mask, dtype, axis_name, op=ops.batch_norm
     )
 
 
-def abn_op(module) -> Callable:
-    """The op of an `InPlaceABN`, in place of `ops.batch_norm`."""
-    names = ("activation", "negative_slope", "alpha", "approximate")
-    options = {name: getattr(module, name) for name in names}
+def batch_op(module) -> Callable:
+    """The op of a batch norm."""
+    if not isinstance(module, Activates):
+        return ops.batch_norm
+    options = {name: getattr(module, name) for name in Activates.__annotations__}
     return functools.partial(ops.inplace_abn, **options)
 
 

@@ -62,7 +62,7 @@ def _is_lean(entry: Residual) -> bool:
 
 
 def _merged(entries: Iterable[Residual]) -> tuple[RemainingArrays, ...]:
-    """What is alike but for the module is one row."""
+    # What is alike but for the module is one row.
     rows: dict[tuple[str, str, str], RemainingArrays] = {}
     for e in entries:
         array = f"{e.dtype}[{','.join(map(str, e.shape))}]"

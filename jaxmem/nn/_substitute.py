@@ -1,9 +1,7 @@
 """`substitute`: the same model, keeping less for its backward pass.
 
-Modules are replaced by class (jaxmem.nn.linen, jaxmem.nn.nnx and the user's rules).
-Formulas written without a module (`nn.gelu(x)`, a hand-made norm or attention) are
-replaced in the traced function by `jaxmem.rewriting`. Nothing in jax or flax is
-patched, and nothing has to be entered: the new model carries it all.
+Modules are replaced by class, formulas written without a module in the traced function.
+Nothing in jax or flax is patched: the new model carries it all.
 """
 
 import functools
@@ -16,13 +14,13 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from jaxmem._checks import check_bool, wrong_type, wrong_value
-from jaxmem.nn._options import SubstitutionOptions
+from jaxmem.nn._options import SubstitutionOptions, read_storage
 from jaxmem.nn._remaining import KeptArrays, kept_by
 from jaxmem.nn._rules import Rule
-from jaxmem.nn._storage import read_storage
 from jaxmem.nn._substitute_linen import substitute_linen
 from jaxmem.nn._substitute_nnx import substitute_nnx
 from jaxmem.nn._substitution_report import Recorder, SubstitutionReport
+from jaxmem.nn._traced import run_rewritten, split_arrays
 from jaxmem.ops.codes import Quantization, as_quantization
 
 Model = TypeVar("Model")
@@ -132,8 +130,6 @@ def _check_patterns(patterns: Any) -> None:
 
 
 def _substitute_function(fn: Callable, request: SubstitutionOptions) -> Callable:
-    from jaxmem.nn._traced import run_rewritten
-
     recorder = request.recorder()
 
     @functools.wraps(fn)
@@ -206,17 +202,15 @@ def _trace(model, args, rngs, kwargs) -> KeptArrays | None:
 
 def _of_arrays(fn: Callable, args, kwargs) -> tuple[Callable, list[Any]]:
     """The call as a function of its arrays alone, and these."""
-    leaves, tree = jax.tree.flatten((args, kwargs))
-    places = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype")]
+    # A `jax.ShapeDtypeStruct` too.
+    is_array = lambda leaf: hasattr(leaf, "dtype")
+    arrays, rebuild = split_arrays((args, kwargs), is_array)
 
     def call(arrays):
-        full = list(leaves)
-        for i, x in zip(places, arrays, strict=True):
-            full[i] = x
-        args, kwargs = jax.tree.unflatten(tree, full)
+        args, kwargs = rebuild(arrays)
         return fn(*args, **kwargs)
 
-    return call, [leaves[i] for i in places]
+    return call, arrays
 
 
 def _linen_call(model, args, rngs, kwargs) -> tuple[Callable, tuple]:

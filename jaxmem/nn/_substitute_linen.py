@@ -1,12 +1,9 @@
 """substitute() for linen: a model of a dynamic subclass, whose methods substitute.
 
-Submodules made in `@compact` exist only while the model runs, so they cannot be
-swapped beforehand. The new model's methods install a method interceptor for their own
-duration, and its `apply` also traces itself and replaces formulas in the jaxpr. A user
-context marks that time for jit's caches, so that neither `jax.jit` nor `nn.jit` inside
-the model reuses what the plain model has traced.
-
-`init` runs the plain layers: initial values are Flax's own by construction.
+Submodules made in `@compact` exist only while the model runs. So the new model's
+methods intercept calls for their own duration, and its `apply` also replaces formulas
+in the jaxpr. `init` runs the plain layers: initial values are Flax's own by
+construction.
 """
 
 import contextlib
@@ -30,6 +27,8 @@ from jaxmem.ops.codes import sharing
 from jaxmem.ops.records import RECORDS
 
 _ids = itertools.count(1)
+# Marks that time for jit's caches: neither `jax.jit` nor `nn.jit` inside the model
+# reuses what the plain model has traced.
 _jit_key = jax.make_user_context(None)
 _LAYERS = tuple(getattr(nn, name) for r in RECORDS for name in r.layers.linen)
 
@@ -164,11 +163,9 @@ def _is_users(module: nn.Module) -> bool:
 
 
 def _is_given(module: nn.Module) -> bool:
-    """Whether a part of the model has its parameters from an `apply` of its own.
-
-    They are made of others then, as a head's kernel is of the embedding, transposed:
-    the rewriter sees of which, and keeps those.
-    """
+    """Whether a part of the model has its parameters from an `apply` of its own."""
+    # They are made of others then, as a head's kernel is of the embedding, transposed:
+    # the rewriter sees of which, and keeps those.
     own = hasattr(type(module), "jaxmem_substitution")
     return module.scope is not None and not module.scope.path and not own
 
@@ -233,7 +230,7 @@ def _plain(model):
 
 
 def _hide(fn):
-    """Keeps Flax from wrapping a method of ours in its state handling."""
+    # Keeps Flax from wrapping a method of ours in its state handling.
     fn.nowrap = True
     return fn
 
@@ -268,27 +265,14 @@ def _method(base, name, state):
 
 
 def _apply(base, state):
-    def apply(
-        self,
-        variables,
-        *args,
-        rngs=None,
-        method=None,
-        mutable=False,
-        capture_intermediates=False,
-        **kwargs,
-    ):
+    def apply(self, variables, *args, rngs=None, **kwargs):
+        # Flax's own options; the other keywords are the model's, and may be traced.
+        names = {"method", "mutable", "capture_intermediates"}
+        options = {name: kwargs.pop(name) for name in names & kwargs.keys()}
+
         def super_apply(variables, args, rngs, kwargs):
-            return base.apply(
-                self,
-                variables,
-                *args,
-                rngs=rngs,
-                method=method,
-                mutable=mutable,
-                capture_intermediates=capture_intermediates,
-                **kwargs,
-            )
+            options_and_kwargs = {**options, **kwargs}
+            return base.apply(self, variables, *args, rngs=rngs, **options_and_kwargs)
 
         if state.active:
             return super_apply(variables, args, rngs, kwargs)

@@ -2,9 +2,7 @@
 
 A node keeps its attributes, so state paths, sharing and Variables stay as they were;
 only `__class__` changes, to a subclass of the user's own class. The root's `__call__`
-also traces itself and replaces formulas in the jaxpr; what the call did to the graph
-(statistics, keys, sown values, new attributes) is carried out of the trace by nnx's own
-update context, as in `nnx.jit`.
+also traces itself and replaces formulas in the jaxpr.
 """
 
 import functools
@@ -22,7 +20,6 @@ from jaxmem.nn import nnx as lean
 from jaxmem.nn._nnx_attention import attention_saving
 from jaxmem.nn._options import NEAR_ZERO, SubstitutionOptions
 from jaxmem.nn._rules import LEAVE_SCOPE, Rule, first_match
-from jaxmem.nn._storage import Save
 from jaxmem.nn._substitution_report import Recorder
 from jaxmem.nn._traced import NEEDS_VALUES, UNTRACEABLE, is_concrete, run_rewritten
 from jaxmem.ops.codes import Quantization, sharing
@@ -76,10 +73,7 @@ class _GraphChanged(Exception):
 
 
 def _call_traced(base_call, model, args, kwargs, rewriting):
-    """As jit would: Variables are written back, but only those the call has set.
-
-    The others may belong to an outer trace, where they cannot be written.
-    """
+    """As jit would: Variables are written back, but only those the call has set."""
     inputs = (model, args, kwargs)
     graph, state = nnx.split(inputs)
     changed = []
@@ -91,6 +85,7 @@ def _call_traced(base_call, model, args, kwargs, rewriting):
         if nnx.graphdef(mine) != graph:
             raise _GraphChanged
         after = {path: v.get_raw_value() for path, v in _variables(mine).items()}
+        # The others may belong to an outer trace, where they cannot be written.
         changed[:] = [path for path in after if after[path] is not before[path]]
         return out, [after[path] for path in changed]
 
@@ -168,31 +163,23 @@ def _set_up(node, where: str, request: SubstitutionOptions, recorder: Recorder) 
     save, pattern = request.save.at(where)
     if isinstance(save, Quantization) and isinstance(node, TAKES_BITS):
         recorder.use_save(pattern)
-    if isinstance(node, nnx.MultiHeadAttention):
-        return _set_up_attention(node, save)
     if isinstance(node, nnx.LayerNorm | nnx.RMSNorm):
         recorder.use_save(pattern)
-        return _set_up_norm(node, save)
-    if isinstance(save, str) or not isinstance(node, TAKES_BITS):
+        near_zero = save == "output" and _near_zero(node.scale)
+        lean_norm: Any = node
+        lean_norm.save = save = "input" if near_zero else save
+        return f'save="{save}"' + (": its scale is near zero" if near_zero else "")
+    word = isinstance(save, str)
+    if isinstance(node, nnx.MultiHeadAttention):
+        if node.attention_fn is not nnx.dot_product_attention:
+            return "keeps its own attention_fn"
+        fn = lean.dot_product_attention if word else attention_saving(save)
+        node.attention_fn = fn
+    elif word or not isinstance(node, TAKES_BITS):
         return ""
-    node.save = save  # pyright: ignore[reportAttributeAccessIssue]
-    return f'save="{save}"'
-
-
-def _set_up_attention(node, save: Save) -> str:
-    if node.attention_fn is not nnx.dot_product_attention:
-        return "keeps its own attention_fn"
-    if isinstance(save, str):
-        node.attention_fn = lean.dot_product_attention
-        return ""
-    node.attention_fn = attention_saving(save)
-    return f'save="{save}"'
-
-
-def _set_up_norm(node, save: Save) -> str:
-    near_zero = save == "output" and _near_zero(node.scale)
-    node.save = "input" if near_zero else save
-    return f'save="{node.save}"' + (": its scale is near zero" if near_zero else "")
+    else:
+        node.save = save  # pyright: ignore[reportAttributeAccessIssue]
+    return "" if word else f'save="{save}"'
 
 
 def _near_zero(scale) -> bool:
@@ -231,7 +218,7 @@ _cached = functools.lru_cache(maxsize=1024)
 
 @_cached
 def _both(cls: type, lean_cls: type) -> type:
-    """The user's class first: its methods win, `__call__` comes from the lean one."""
+    # The user's class first: its methods win, `__call__` comes from the lean one.
     return _subclass(cls, lean_cls)
 
 

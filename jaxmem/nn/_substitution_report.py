@@ -219,5 +219,5 @@ def _lines(sites: Iterable[Any]) -> list[str]:
 
 
 def _merged(old: tuple[str, ...], new: Iterable[str]) -> tuple[str, ...]:
-    """Without what an earlier trace has shown already."""
+    # Without what an earlier trace has shown already.
     return tuple(dict.fromkeys((*old, *new)))

@@ -26,13 +26,19 @@ UNTRACEABLE = (
 )
 
 
-def split_arrays(tree: Any) -> tuple[list[jax.Array], Callable[[list], Any]]:
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array)
+
+
+def split_arrays(
+    tree: Any, is_array: Callable[[Any], bool] = _is_array
+) -> tuple[list[Any], Callable[[list], Any]]:
     """The jax arrays in `tree`, and the function that puts others in their place."""
     leaves, treedef = jax.tree.flatten(tree)
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+    places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
     arrays = [leaves[i] for i in places]
     # The closure must not keep the arrays alive, nor leak tracers out of a trace.
-    rest = [None if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+    rest = [None if is_array(leaf) else leaf for leaf in leaves]
 
     def rebuild(others):
         full = list(rest)
@@ -44,16 +50,14 @@ def split_arrays(tree: Any) -> tuple[list[jax.Array], Callable[[list], Any]]:
 
 
 def run_rewritten(fn: Callable, args: tuple, patterns, on_report, codes=False) -> Any:
-    """`fn(*args)`, with the formulas in its jaxpr replaced by lean ops.
-
-    With `codes`, layers that store codes share them with those before and after.
-    """
+    """`fn(*args)`, with the formulas in its jaxpr replaced by lean ops."""
     from jaxmem.rewriting import rewrite, share_codes
 
     arrays, rebuild = split_arrays(args)
     rebuild_output = []
 
     def pure(*arrays):
+        # With codes, layers that store them share them with those before and after.
         with marking() if codes else contextlib.nullcontext():
             out, rebuild_out = split_arrays(fn(*rebuild(list(arrays))))
         rebuild_output[:] = [rebuild_out]

@@ -22,46 +22,77 @@ from jaxtyping import Array, Float
 from jaxmem import ops
 from jaxmem.nn import _linen_calls as calls
 from jaxmem.nn._constructor import check_abn, check_ms_save
-from jaxmem.nn._lora_linen import LoRADense as LoRADense
-from jaxmem.nn._norm import check_save
-from jaxmem.nn._sampled_linen import SampledDense as SampledDense
-from jaxmem.nn._sampled_linen import VeLoRADense as VeLoRADense
+from jaxmem.nn._dense_linen import LoRADense as LoRADense
+from jaxmem.nn._dense_linen import SampledDense as SampledDense
+from jaxmem.nn._dense_linen import VeLoRADense as VeLoRADense
+from jaxmem.nn._norm import Activates, check_save
 from jaxmem.ops.codes import bits_or_none
 
 
-def _flax(cls: type, module: nn.Module):
-    """Flax's own `__call__` on this bound module, inside the compact call under way."""
-    return functools.partial(calls.raw(cls.__call__), module)
+def _lean(module: nn.Module, *args: Any, **how: Any) -> Any:
+    """What replaces the Flax layer that this bound module is, and falls back on it."""
+    bases = (cls for cls in type(module).__mro__ if "__call__" in vars(cls))
+    written = (calls.raw(cls.__call__) for cls in bases)
+    flax_call = next(call for call in written if call in calls.TABLE)
+    how |= {"save": module.save} if isinstance(module, _Saves) else {}
+    # Raw: it runs inside the compact call under way.
+    given = module, functools.partial(flax_call, module)
+    return calls.TABLE[flax_call](*given, *args, **how)
 
 
-class _SavesWord(nn.Module):
-    """A layer that keeps its input, its output or codes, checked where it is made."""
-
-    save: Any = field(default="input", kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_save(self.save)
-        super().__post_init__()
-
-
-class _SavesNormalized(nn.Module):
-    """A layer that keeps its normalised input, or codes of it."""
-
-    save: Any = field(default="output", kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_ms_save(self.save)
-        super().__post_init__()
-
-
-class _SavesBits(nn.Module):
-    """A layer that keeps its input, or codes of it."""
+class _Saves(nn.Module):
+    """A layer whose `save` is checked where it is made: bits, or nothing."""
 
     save: Any = field(default=None, kw_only=True)
+    _check = staticmethod(bits_or_none)
 
     def __post_init__(self) -> None:
-        bits_or_none(type(self).__name__, self.save)
+        self._check(type(self).__name__, self.save)
         super().__post_init__()
+
+
+class _Normalizes(nn.Module):
+    """The call that Flax's norms of one row or group have."""
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
+    ) -> Float[Array, "*shape"]:
+        """Normalizes `x`, with statistics over the elements that `mask` marks."""
+        return _lean(self, x, mask=mask)
+
+
+class _SavesWord(_Normalizes, _Saves):
+    """A norm that keeps its input, its output or codes."""
+
+    save: Any = field(default="input", kw_only=True)
+    _check = staticmethod(lambda _, save: check_save(save))
+
+
+class _SavesNormalized(_Saves):
+    """A norm that keeps its normalised input, or codes of it."""
+
+    save: Any = field(default="output", kw_only=True)
+    _check = staticmethod(lambda _, save: check_ms_save(save))
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None):
+        """Normalizes `x`; scale and bias go along for the next layer."""
+        return calls.ms_norm(self, x, mask, self.save)
+
+
+class _Contracts(_Saves):
+    """The call that Flax's layers of one product have."""
+
+    # Flax annotates a field with a protocol that type checkers cannot test.
+    __no_type_check__ = True
+
+    @nn.compact
+    def __call__(
+        self, inputs: Float[Array, "..."] | ops.Normalized
+    ) -> Float[Array, "..."]:
+        """Applies the linear map to `axis`, of `Dense` the last one."""
+        return _lean(self, inputs)
 
 
 class LayerNorm(_SavesWord, nn.LayerNorm):
@@ -77,14 +108,6 @@ class LayerNorm(_SavesWord, nn.LayerNorm):
         Flax keeps three float32 copies of the input.
     """
 
-    @nn.compact
-    def __call__(
-        self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
-    ) -> Float[Array, "*shape"]:
-        """Normalizes `x`, with statistics over the elements that `mask` marks."""
-        flax_call = _flax(nn.LayerNorm, self)
-        return calls.layer_norm(self, flax_call, x, mask=mask, save=self.save)
-
 
 class RMSNorm(_SavesWord, nn.RMSNorm):
     """`flax.linen.RMSNorm`, built on `jaxmem.ops.rms_norm`.
@@ -95,14 +118,6 @@ class RMSNorm(_SavesWord, nn.RMSNorm):
     Saves:
         The input or the output in its own dtype, and one float32 a row.
     """
-
-    @nn.compact
-    def __call__(
-        self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
-    ) -> Float[Array, "*shape"]:
-        """Normalizes `x`, with statistics over the elements that `mask` marks."""
-        flax_call = _flax(nn.RMSNorm, self)
-        return calls.rms_norm(self, flax_call, x, mask=mask, save=self.save)
 
 
 class MSLayerNorm(_SavesNormalized, nn.LayerNorm):
@@ -122,12 +137,6 @@ class MSLayerNorm(_SavesNormalized, nn.LayerNorm):
         one float32 a row.
     """
 
-    @nn.compact
-    def __call__(self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None):
-        """Normalizes `x`; scale and bias go along for the next layer."""
-        names, op = ("scale", "bias"), ops.ms_layer_norm
-        return calls.ms_norm(self, op, names, x, mask, self.save)
-
 
 class MSRMSNorm(_SavesNormalized, nn.RMSNorm):
     """An RMSNorm to be read by dense layers, which apply its scale.
@@ -138,25 +147,13 @@ class MSRMSNorm(_SavesNormalized, nn.RMSNorm):
         As `MSLayerNorm`.
     """
 
-    @nn.compact
-    def __call__(self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None):
-        """Normalizes `x`; the scale goes along for the next layer."""
-        return calls.ms_norm(self, ops.ms_rms_norm, ("scale",), x, mask, self.save)
 
-
-class GroupNorm(nn.GroupNorm):
+class GroupNorm(_Normalizes, nn.GroupNorm):
     """`flax.linen.GroupNorm`, built on `jaxmem.ops.group_norm`.
 
     Saves:
         The input in its own dtype, and two float32 a group.
     """
-
-    @nn.compact
-    def __call__(
-        self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
-    ) -> Float[Array, "*shape"]:
-        """Normalizes `x` within each group of channels."""
-        return calls.group_norm(self, _flax(nn.GroupNorm, self), x, mask=mask)
 
 
 class BatchNorm(nn.BatchNorm):
@@ -175,13 +172,10 @@ class BatchNorm(nn.BatchNorm):
         mask: jax.Array | None = None,
     ) -> Float[Array, "*shape"]:
         """Normalizes `x` and updates `batch_stats`, as Flax's layer does."""
-        flax_call = _flax(nn.BatchNorm, self)
-        y = calls.batch_norm(self, flax_call, x, use_running_average, mask=mask)
-        assert not isinstance(y, tuple)
-        return y
+        return _lean(self, x, use_running_average, mask=mask)
 
 
-class InPlaceABN(nn.BatchNorm):
+class InPlaceABN(Activates, BatchNorm):
     """Batch norm and activation in one, built on `jaxmem.ops.inplace_abn`.
 
     Fields and variables as in `flax.linen.BatchNorm`, with one feature axis; scales may
@@ -208,21 +202,8 @@ class InPlaceABN(nn.BatchNorm):
         check_abn(self.activation, *numbers)
         super().__post_init__()
 
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "*shape"],
-        use_running_average: bool | None = None,
-        *,
-        mask: jax.Array | None = None,
-    ) -> Float[Array, "*shape"]:
-        """Normalizes and activates `x`; updates `batch_stats` as Flax's layer does."""
-        y = calls.inplace_abn(self, x, use_running_average, mask)
-        assert not isinstance(y, tuple)
-        return y
 
-
-class Dense(_SavesBits, nn.Dense):
+class Dense(_Contracts, nn.Dense):
     """`flax.linen.Dense`, built on `jaxmem.ops.dense`.
 
     Args:
@@ -234,18 +215,8 @@ class Dense(_SavesBits, nn.Dense):
         the computation.
     """
 
-    # Flax annotates a field with a protocol that type checkers cannot test.
-    __no_type_check__ = True
 
-    @nn.compact
-    def __call__(
-        self, inputs: Float[Array, "*batch d"] | ops.Normalized
-    ) -> Float[Array, "*batch f"]:
-        """Applies the linear map to the last axis."""
-        return calls.dense(self, _flax(nn.Dense, self), inputs, save=self.save)
-
-
-class DenseGeneral(_SavesBits, nn.DenseGeneral):
+class DenseGeneral(_Contracts, nn.DenseGeneral):
     """`flax.linen.DenseGeneral`, built on `jaxmem.ops.dense`.
 
     Args:
@@ -256,19 +227,8 @@ class DenseGeneral(_SavesBits, nn.DenseGeneral):
         The input and the kernel themselves, and no copy of either.
     """
 
-    # Flax annotates a field with a protocol that type checkers cannot test.
-    __no_type_check__ = True
 
-    @nn.compact
-    def __call__(
-        self, inputs: Float[Array, "..."] | ops.Normalized
-    ) -> Float[Array, "..."]:
-        """Applies the linear map to `self.axis`."""
-        flax_call = _flax(nn.DenseGeneral, self)
-        return calls.dense(self, flax_call, inputs, save=self.save)
-
-
-class Conv(_SavesBits, nn.Conv):
+class Conv(_Saves, nn.Conv):
     """`flax.linen.Conv`, built on `jaxmem.ops.conv`.
 
     Args:
@@ -286,7 +246,7 @@ class Conv(_SavesBits, nn.Conv):
     @nn.compact
     def __call__(self, inputs: Float[Array, "..."]) -> Float[Array, "..."]:
         """Convolves the spatial dimensions of the channels-last input."""
-        return calls.conv(self, _flax(nn.Conv, self), inputs, save=self.save)
+        return _lean(self, inputs)
 
 
 class Dropout(nn.Dropout):
@@ -304,10 +264,10 @@ class Dropout(nn.Dropout):
         rng: jax.Array | None = None,
     ) -> Float[Array, "*shape"]:
         """Drops elements at `self.rate` with a key from `make_rng`."""
-        return calls.dropout(self, None, inputs, deterministic, rng)
+        return _lean(self, inputs, deterministic, rng)
 
 
-class _Attends(_SavesBits):
+class _Attends(_Saves):
     """The call that both of Flax's attention layers have."""
 
     @nn.compact
@@ -341,7 +301,7 @@ class MultiHeadAttention(_Attends, nn.MultiHeadAttention):
     """`flax.linen.MultiHeadAttention`; see `MultiHeadDotProductAttention`."""
 
 
-class SelfAttention(_SavesBits, nn.SelfAttention):
+class SelfAttention(_Saves, nn.SelfAttention):
     """`flax.linen.SelfAttention`; see `MultiHeadDotProductAttention`."""
 
     @nn.compact

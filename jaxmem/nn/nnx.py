@@ -7,7 +7,6 @@ no lean op serves runs Flax's own code and warns once.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,12 +17,12 @@ from flax.nnx.nn import dtypes
 from jaxtyping import Array, Float
 
 from jaxmem import ops
-from jaxmem.nn import _constructor, _conv, _norm
+from jaxmem.nn import _constructor, _functions, _norm
+from jaxmem.nn._dense_nnx import SampledDense as SampledDense
+from jaxmem.nn._dense_nnx import VeLoRADense as VeLoRADense
 from jaxmem.nn._fallback import fall_back
 from jaxmem.nn._nnx_attention import attention_saving
 from jaxmem.nn._nnx_attention import dot_product_attention as dot_product_attention
-from jaxmem.nn._sampled_nnx import SampledDense as SampledDense
-from jaxmem.nn._sampled_nnx import VeLoRADense as VeLoRADense
 from jaxmem.ops.codes import bits_or_none, sharing
 
 
@@ -82,8 +81,8 @@ class LayerNorm(_WordLayer, nnx.LayerNorm):
     ) -> Float[Array, "*shape"]:
         """Normalizes `x`, with statistics over the elements that `mask` marks."""
         flax_call = functools.partial(nnx.LayerNorm.__call__, self)
-        call = functools.partial(_norm.layer_norm, _parameters, self, flax_call)
-        return call(x, mask=mask, save=self.save)
+        how = dict(mask=mask, save=self.save)
+        return _norm.layer_norm(_parameters, self, flax_call, x, **how)
 
 
 class RMSNorm(_WordLayer, nnx.RMSNorm):
@@ -97,8 +96,8 @@ class RMSNorm(_WordLayer, nnx.RMSNorm):
     ) -> Float[Array, "*shape"]:
         """Normalizes `x`, with statistics over the elements that `mask` marks."""
         flax_call = functools.partial(nnx.RMSNorm.__call__, self)
-        call = functools.partial(_norm.rms_norm, _parameters, self, flax_call)
-        return call(x, mask=mask, save=self.save)
+        how = dict(mask=mask, save=self.save)
+        return _norm.rms_norm(_parameters, self, flax_call, x, **how)
 
 
 class MSLayerNorm(_NormalizedLayer, nnx.LayerNorm):
@@ -114,9 +113,8 @@ class MSLayerNorm(_NormalizedLayer, nnx.LayerNorm):
         self, x: Float[Array, "*shape"], *, mask: jax.Array | None = None
     ) -> Any:
         """Normalizes `x`; scale and bias go along for the next layer."""
-        parameters = _value(self.scale), _value(self.bias)
-        op, save = ops.ms_layer_norm, self.save
-        return _norm.ms_norm(self, op, x, mask, *parameters, save=save)
+        op, parameters = ops.ms_layer_norm, (_value(self.scale), _value(self.bias))
+        return _norm.ms_norm(self, op, x, mask, *parameters, save=self.save)
 
 
 class MSRMSNorm(_NormalizedLayer, nnx.RMSNorm):
@@ -146,8 +144,8 @@ class GroupNorm(nnx.GroupNorm):
     ) -> Float[Array, "*shape"]:
         """Normalizes `x` within each group of channels."""
         flax_call = functools.partial(nnx.GroupNorm.__call__, self)
-        call = functools.partial(_norm.group_norm, _parameters, self, flax_call)
-        return call(x, mask=mask, groups=lambda *_: self.num_groups)
+        how = dict(mask=mask, groups=lambda *_: self.num_groups)
+        return _norm.group_norm(_parameters, self, flax_call, x, **how)
 
 
 class BatchNorm(nnx.BatchNorm):
@@ -178,20 +176,15 @@ class BatchNorm(nnx.BatchNorm):
             (x, self.mean[...], self.var[...], _value(self.scale), _value(self.bias)),
             dtype=self.dtype,
         )
-        op = self._op()
         if frozen:
             options = dict(axis=self.axis, epsilon=self.epsilon)
-            y = op(x, scale, bias, mean=mean, var=var, **options)
-            assert not isinstance(y, tuple)
-            return y
+            op = _norm.batch_op(self)
+            return op(x, scale, bias, mean=mean, var=var, **options)
         y, mean, var = _norm.batch_norm(
-            self, x, scale, bias, mask, x.dtype, self.axis_name, op
+            self, x, scale, bias, mask, x.dtype, self.axis_name
         )
         self._update(mean, var)
         return y
-
-    def _op(self) -> Callable:
-        return ops.batch_norm
 
     def _update(self, mean, var):
         # A statistic held in a mutable array takes no derivative, as in Flax.
@@ -202,7 +195,7 @@ class BatchNorm(nnx.BatchNorm):
         self.var[...] = stop(keep * self.var[...] + (1 - keep) * var)
 
 
-class InPlaceABN(BatchNorm):
+class InPlaceABN(_norm.Activates, BatchNorm):
     """Batch norm and activation in one, built on `jaxmem.ops.inplace_abn`.
 
     Arguments and state as in `flax.nnx.BatchNorm`, with one feature axis; the further
@@ -224,21 +217,6 @@ class InPlaceABN(BatchNorm):
         self.negative_slope = negative_slope
         self.alpha = alpha
         self.approximate = approximate
-
-    def __call__(
-        self,
-        x: Float[Array, "*shape"],
-        use_running_average: bool | None = None,
-        *,
-        mask: jax.Array | None = None,
-    ) -> Float[Array, "*shape"]:
-        """Normalizes and activates `x`; updates the statistics as Flax's layer does."""
-        if reason := _norm.unsupported_reason(self, x):
-            raise ValueError(f"InPlaceABN: {reason}")
-        return super().__call__(x, use_running_average, mask=mask)
-
-    def _op(self) -> Callable:
-        return _norm.abn_op(self)
 
 
 def _product_reason(module, out_sharding) -> str | None:
@@ -279,9 +257,7 @@ class LinearGeneral(_BitsLayer, nnx.LinearGeneral):
     """
 
     def __call__(
-        self,
-        inputs: Float[Array, "..."] | ops.Normalized,
-        out_sharding: Any = None,
+        self, inputs: Float[Array, "..."] | ops.Normalized, out_sharding: Any = None
     ) -> Float[Array, "..."]:
         """Applies the linear map to `self.axis`."""
         reason = _product_reason(self, out_sharding)
@@ -347,14 +323,14 @@ class _WithLeanParts:
     def promote_dtype(args, dtype):
         x, kernel, bias = args
         dtype = dtypes.canonicalize_dtype(*args, dtype=dtype)
-        return _conv.promote(x, kernel, bias, dtype)
+        return _functions.promote(x, kernel, bias, dtype)
 
     def conv_general_dilated(
         self, lhs, rhs, strides, padding, *, out_sharding, **options
     ):
         del out_sharding  # None: see _conv_reason
         options["save"] = self._module.save
-        return _conv.conv_general_dilated(lhs, rhs, strides, padding, **options)
+        return _functions.conv_general_dilated(lhs, rhs, strides, padding, **options)
 
 
 class Dropout(nnx.Dropout):

@@ -1,9 +1,8 @@
 """Calls whose best form is known once the whole function around them is traced.
 
-An op sees its arguments, and not who reads its output. Where that decides, the op is
-traced as a `jax.jit` with a name of its own, which is right as it stands, and
-`jaxmem.rewriting` replaces the call when it sees the whole jaxpr. The record of what to
-put there is a Python object, and a jaxpr holds names only: so it is found by name.
+A marked call is a `jax.jit` with a name of its own, which is right as it stands;
+`jaxmem.rewriting` replaces it. A jaxpr holds names only: so its record is found by
+name.
 """
 
 import weakref

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 
-from jaxmem._bits import packed_nbytes
 from jaxmem.ops.codes import Quantization, coded_activation
 from jaxmem.ops.codes.packing import packed_codes_nbytes
 
@@ -22,15 +21,10 @@ Save = str | int | Quantization
 
 @dataclass(frozen=True)
 class Saving:
-    """What the caller of the rewriter wants lean functions to keep.
+    """What the caller of the rewriter wants lean functions to keep."""
 
-    Attributes:
-      activations: a word, the bits of a code, or how to store codes.
-      norms: "input" or "output".
-    """
-
-    activations: Save = "input"
-    norms: str = "input"
+    activations: Save = "input"  # a word, the bits of a code, or how to store codes
+    norms: str = "input"  # or "output"
 
     def quantized(self) -> bool:
         """Whether activations keep codes of their input, for the next layer too."""
@@ -43,10 +37,7 @@ def unchanged(lean: Callable, saving: Saving) -> Callable:
 
 
 def by_codes(lean: Callable, saving: Saving) -> Callable:
-    """The lean function, keeping codes of its arrays, which the next layer reads too.
-
-    Without codes its own default.
-    """
+    """The lean function, keeping codes of its arrays that the next layer reads too."""
     how = saving.activations
     if not isinstance(how, Quantization):
         return lean
@@ -66,20 +57,13 @@ def by_word(lean: Callable, saving: Saving) -> Callable:
 
 @functools.lru_cache(maxsize=1024)
 def _bound(op: Callable, **scalars: float) -> Callable:
-    """One and the same for equal numbers: codes are shared by the function."""
+    # One and the same for equal numbers: codes are shared by the function.
     return functools.partial(op, **scalars)
 
 
 @dataclass(frozen=True, eq=False)
 class Formula:
-    """One way to write an op in plain JAX; the fields of `jaxmem.rewriting.Pattern`.
-
-    Attributes:
-      plain: the example; the other fields but the last two say how it may vary.
-      lean: what replaces it, where that is not the record's op itself.
-      name: of the pattern, where that is not the op's.
-      parts: of the formulas of a family those with more parts are looked for first.
-    """
+    """One way to write an op; most fields are those of `jaxmem.rewriting.Pattern`."""
 
     plain: Callable[..., jax.Array]
     examples: tuple[str, ...] = ("*batch",)
@@ -89,75 +73,49 @@ class Formula:
     params: tuple[str, ...] = ()
     typed: bool = False
     gate: "Formula | None" = None
-    lean: Callable[..., jax.Array] | None = None
-    name: str | None = None
-    parts: int = 0
+    lean: Callable[..., jax.Array] | None = None  # None: the record's op
+    name: str | None = None  # of the pattern; None: that of the op
+    parts: int = 0  # of a family those with more are looked for first
 
 
 @dataclass(frozen=True)
 class Layers:
-    """The Flax layers that run on an op, by the names of their classes.
-
-    Attributes:
-      linen: in `flax.linen`.
-      nnx: in `flax.nnx`, and in `jaxmem.nn.nnx`.
-      words: whether they take `save="input"` and `save="output"`.
-      bits: whether they take bits or a `Quantization` as `save`.
-    """
+    """The Flax layers that run on an op, by the names of their classes."""
 
     linen: tuple[str, ...] = ()
-    nnx: tuple[str, ...] = ()
-    words: bool = False
-    bits: bool = False
+    nnx: tuple[str, ...] = ()  # in `flax.nnx`, and in `jaxmem.nn.nnx`
+    words: bool = False  # whether they take `save="input"` and `save="output"`
+    bits: bool = False  # whether they take bits or a `Quantization` as `save`
 
 
 @dataclass(frozen=True)
 class KeptByForm:
-    """What an elementwise op keeps beyond its arguments, for one form of `save`.
-
-    Attributes:
-      output: whether the output.
-      bits: packed, an element.
-      error: of the derivative, by the name of the dtype; 0 where it is not named.
-    """
+    """What an elementwise op keeps beyond its arguments, for one form of `save`."""
 
     output: bool = False
-    bits: int = 0
+    bits: int = 0  # packed, an element
+    # Of the derivative, by the name of the dtype; 0 where it is not named.
     error: Mapping[str, float] = field(default_factory=dict)
 
     def nbytes(self, x: Any) -> int:
         """Bytes for an input like `x`."""
         output = x.size * x.dtype.itemsize if self.output else 0
-        packed = packed_nbytes if self.bits == 1 else _code_bytes(self.bits)
-        return output + (packed(x.shape) if self.bits else 0)
-
-
-def _code_bytes(bits: int) -> Callable[[tuple[int, ...]], int]:
-    return lambda shape: packed_codes_nbytes(shape, bits)
+        return output + packed_codes_nbytes(x.shape, self.bits)
 
 
 @dataclass(frozen=True, eq=False)
 class OpRecord:
-    """All that the library knows of an op.
+    """All that the library knows of an op."""
 
-    Attributes:
-      op: the public function, whose docstring says in its `Saves:` section what is
-        kept.
-      formulas: what the rewriter recognises.
-      saving: makes the lean function from the one of a formula and what is wanted.
-      layers: of Flax, which run on it.
-      reference: the same in plain JAX, of the op's first arguments.
-      residuals: for an elementwise op, what it keeps for each value of `save`.
-      family: of ops whose formulas contain one another; None: the op alone.
-    """
-
-    op: Callable[..., Any]
-    formulas: tuple[Formula, ...] = ()
+    op: Callable[..., Any]  # its docstring says in `Saves:` what is kept
+    formulas: tuple[Formula, ...] = ()  # what the rewriter recognises
+    # Makes the lean function from the one of a formula and what is wanted.
     saving: Callable[[Callable, Saving], Callable] = unchanged
     layers: Layers = Layers()
-    reference: Callable[..., Any] | None = None
+    reference: Callable[..., Any] | None = None  # in plain JAX, of the first arguments
+    # Of an elementwise op, what it keeps for each value of `save`.
     residuals: Mapping[str, KeptByForm] = field(default_factory=dict)
-    family: str | None = None
+    family: str | None = None  # of ops whose formulas contain one another
 
     @property
     def name(self) -> str:

@@ -18,21 +18,12 @@ from jaxmem.ops.selection.max_pool import max_pool
 from jaxmem.ops.selection.where import where
 
 
-def _selected(x, key, keep):
-    mask = jax.random.bernoulli(key, keep, x.shape)
-    return jnp.where(mask, x / keep, 0)
-
-
-def _multiplied(x, key, keep):
-    return x * jax.random.bernoulli(key, keep, x.shape).astype(x.dtype) / keep
-
-
-def _selected_first(x, key, keep):
-    return jnp.where(jax.random.bernoulli(key, keep, x.shape), x, 0) / keep
+def _mask(x, key, keep):
+    return jax.random.bernoulli(key, keep, x.shape)
 
 
 def _lean_dropout(x, key, keep):
-    """Another mask of the same law, recomputed when needed."""
+    # Another mask of the same law, recomputed when needed.
     return dropout(x, round(1 - keep, 6), key)
 
 
@@ -46,7 +37,11 @@ DROPOUT = OpRecord(
             scalars=("keep",),
             when=lambda keep: 0 < keep < 1,
         )
-        for plain in (_selected, _multiplied, _selected_first)
+        for plain in (
+            lambda x, key, keep: jnp.where(_mask(x, key, keep), x / keep, 0),
+            lambda x, key, keep: x * _mask(x, key, keep).astype(x.dtype) / keep,
+            lambda x, key, keep: jnp.where(_mask(x, key, keep), x, 0) / keep,
+        )
     ),
     layers=Layers(("Dropout",), ("Dropout",)),
 )

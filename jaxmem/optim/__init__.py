@@ -19,6 +19,9 @@ from jaxmem.optim.accumulation import accumulate_step as accumulate_step
 from jaxmem.optim.accumulation import accumulates as accumulates
 from jaxmem.optim.accumulation import apply_step as apply_step
 from jaxmem.optim.accumulation import start_step as start_step
+from jaxmem.optim.ledgers import Ledger as Ledger
+from jaxmem.optim.ledgers import LedgerRow as LedgerRow
+from jaxmem.optim.ledgers import ledger as ledger
 from jaxmem.optim.rows import RowGradients as RowGradients
 from jaxmem.optim.rows import RowwiseAdagradState as RowwiseAdagradState
 from jaxmem.optim.rows import lazy_adam as lazy_adam

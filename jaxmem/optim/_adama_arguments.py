@@ -27,12 +27,10 @@ def check_state(state: Any, tree: Any = None, name: str = "updates") -> None:
 
 
 def check_rate(name: str, value: Any) -> Any:
-    """A scalar or a schedule."""
     return value if callable(value) else check_scalar(name, value)
 
 
 def check_mask(mask: Any) -> None:
-    """Where to decay."""
     if mask is not None and not callable(mask):
         allowed = (
             "a tree of bools, a function of the parameters that gives one, or None"

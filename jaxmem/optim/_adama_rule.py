@@ -45,10 +45,9 @@ class AdamAState(NamedTuple):
 
 @dataclass(frozen=True)
 class AdamARule:
-    """The hyperparameters of a step; numbers may be traced scalars.
+    """The hyperparameters of a step; numbers may be traced scalars."""
 
-    `axis_name` are the mesh axes whose devices have micro-batches of their own.
-    """
+    # `axis_name` are the mesh axes whose devices have micro-batches of their own.
 
     b1: ArrayLike
     b2: ArrayLike
@@ -68,7 +67,6 @@ def accumulate(
     weight: ArrayLike | None = None,
     keep: ArrayLike | None = None,
 ) -> AdamAState:
-    """The state with one more micro-batch in its moments."""
     scale = _scale(rule, micro_batches, weight)
     m_decay, m_add = _factors(rule, rule.b1, state, micro_batches)
     copies = _copies_of_nu(rule)
@@ -102,10 +100,8 @@ def accumulate(
 def apply(
     rule: AdamARule, grads: PyTree, state: AdamAState
 ) -> tuple[PyTree, AdamAState]:
-    """The step that the moments make, and the state after this mini-batch.
-
-    Of `grads` only the structure and the dtypes count, unless `rule.nesterov`.
-    """
+    """The step that the moments make, and the state after this mini-batch."""
+    # Of `grads` only the structure and the dtypes count, unless `rule.nesterov`.
     state = _reduced(rule, state)
     count = _advanced(rule, state)
 
@@ -126,12 +122,10 @@ def apply(
 
 
 def _copies_of_nu(rule: AdamARule) -> int:
-    """The factor of the old second moment, once a mini-batch, on each of M devices.
-
-    `_reduced` divides the sum over the devices by M**2, since the gradients enter with
-    a factor of 1/M before they are squared. So each device multiplies the old moment by
-    M: the sum then has M**2 copies of it.
-    """
+    """The factor of the old second moment, once a mini-batch, on each of M devices."""
+    # `_reduced` divides the sum over the devices by M**2, since the gradients enter
+    # with a factor of 1/M before they are squared. So each device multiplies the old
+    # moment by M: the sum then has M**2 copies of it.
     return count_devices(rule.axis_name) if rule.v_scale == "paper" else 1
 
 

@@ -28,8 +28,7 @@ _ALLOWED = "path patterns, a function (path) -> bool, or a tree of bools"
 
 
 def clip_by_layer_norm(
-    max_norm: ArrayLike,
-    stacked: Any = None,
+    max_norm: ArrayLike, stacked: Any = None
 ) -> optax.GradientTransformation:
     """Scales down each layer's gradient to a norm of at most `max_norm`.
 
@@ -85,7 +84,6 @@ def clip_by_layer_norm(
 
 
 def _stacks(stacked, updates) -> list[bool]:
-    """For each leaf whether it is stacked."""
     if stacked is None:
         return [False] * len(jax.tree.leaves(updates))
     given = selectors(stacked)

@@ -1,12 +1,12 @@
 """Adam and AdamA that write parameters and moments themselves.
 
-An optax transformation returns updates, which are as large as the parameters, and the
-caller adds them. Here one pass over a leaf reads the parameter, the moments and the
-gradient and writes the new ones. So the new parameter exists in float32 before it is
-rounded, and a bfloat16 parameter can be rounded stochastically: most steps are smaller
-than half a unit in its last place, and would otherwise be lost.
+One pass over a leaf reads the parameter, the moments and the gradient and writes the
+new ones. So the new parameter exists in float32 before it is rounded, and a bfloat16
+parameter can be rounded stochastically: most steps are smaller than half a unit in its
+last place, and would otherwise be lost.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,12 +19,17 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Int32, PyTree
 
 from jaxmem._checks import check_count, check_key, check_scalar, shown
-from jaxmem.optim._adam_pallas import update_leaf
 from jaxmem.optim._adama import scale_by_adama
 from jaxmem.optim._adama_arguments import check_mask, check_rate, check_state
 from jaxmem.optim._adama_rule import AdamAState
+from pallas_kernels import adam, simulated_platform
 from pallas_kernels.adam import Factors, uses_bits
-from pallas_kernels.dispatch import Implementation, check_implementation
+from pallas_kernels.dispatch import (
+    Implementation,
+    check_implementation,
+    dispatch,
+    kernel_module,
+)
 
 
 @dataclass(frozen=True)
@@ -271,3 +276,28 @@ def _check_shapes(tree, leaves) -> None:
                 f"FusedAdam: parameter, moments and gradient at {name or 'the root'} "
                 f"have shapes {', '.join(map(str, shapes))}: they must be the same"
             )
+
+
+def update_leaf(
+    implementation: Implementation | None, old: dict[str, Any], factors, seed
+) -> dict[str, Any]:
+    """What changes of "p", "m" and "v"; `adam.update_leaf` has the arguments."""
+    how = implementation, simulated_platform()
+    return _jitted(*how)(old, factors, seed)
+
+
+@functools.cache
+def _jitted(implementation, simulated):
+    """Leaves of one shape are traced and lowered once, a kernel takes a while."""
+    del simulated  # what was traced outside of a simulation is not for inside
+
+    def adam_leaf(*leaf):
+        return dispatch(
+            *("adam", implementation, *leaf),
+            xla=adam.update_leaf,
+            tpu=lambda *leaf: kernel_module("adam", "tpu").update(*leaf),
+            gpu=lambda *leaf: kernel_module("adam", "gpu").update(*leaf),
+            sized_by=leaf[0].get("p", leaf[0]["m"]),
+        )
+
+    return jax.jit(adam_leaf)

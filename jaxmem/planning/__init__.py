@@ -3,14 +3,14 @@
 It depends on numpy and scipy alone: a graph need not come from a jaxpr. `order` has the
 searches for an order, `layout` those for offsets in an arena, `remat` those for
 recomputation under a budget. They share the graph (`_graph`), the bytes that are alive
-(`_liveness`, `_live_ranges`) and their lower bounds (`_lower_bound`).
+(`_live_ranges`) and their lower bounds (`_lower_bound`).
 """
 
 from jaxmem.planning._graph import Graph as Graph
 from jaxmem.planning._graph import Operation as Operation
 from jaxmem.planning._graph import Value as Value
-from jaxmem.planning._liveness import peak as peak
-from jaxmem.planning._liveness import profile as profile
+from jaxmem.planning._live_ranges import peak as peak
+from jaxmem.planning._live_ranges import profile as profile
 from jaxmem.planning._lower_bound import lower_bound as lower_bound
 from jaxmem.planning.layout.arena import Layout as Layout
 from jaxmem.planning.layout.arena import NoLayoutError as NoLayoutError
@@ -33,7 +33,6 @@ from jaxmem.planning.order.greedy import program_order as program_order
 from jaxmem.planning.order.greedy import xla_order as xla_order
 from jaxmem.planning.order.search import Order as Order
 from jaxmem.planning.order.search import order as order
-from jaxmem.planning.remat.budget import curve as curve
 from jaxmem.planning.remat.budget import frontier as frontier
 from jaxmem.planning.remat.budget import rematerialise as rematerialise
 from jaxmem.planning.remat.costs import seconds as seconds

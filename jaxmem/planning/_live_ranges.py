@@ -1,61 +1,42 @@
 """A graph as the order searches see it: live ranges, forward or backward in time.
 
-Each value with bytes has a *live range*: it is alive once one of its `starts` has run
-and until all of its `ends` have. For a value the start is the operation that makes it,
-and the ends are those that read it. An output that takes over a donated argument waits
-in a buffer of its own until the argument's last reader has run. The bytes alive are
-therefore a cut function of the set of operations that have run, and cut functions are
-submodular: the more operations have run, the less another one adds. The searches rely
-on that.
-
-Undoing a graph from its end is the same kind of problem with starts and ends
-exchanged, which is why a live range may have several starts. Every order has the same
-peak in both directions.
+The bytes alive are a cut function of the set of operations that have run, and cut
+functions are submodular: the more operations have run, the less another one adds. The
+searches rely on that.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from jaxmem.planning._graph import Graph
+from jaxmem.planning._graph import Graph, checked
+
+_Pair = tuple[int, int, int]  # bytes, output, and an input or its live range
 
 
 @dataclass(frozen=True)
 class LiveRange:
-    """Bytes that are alive from the first start to the last end.
+    """Bytes that are alive from the first start to the last end."""
 
-    Attributes:
-      size: bytes, more than 0.
-      starts: operations that bring it to life; empty if it is alive from the beginning.
-      ends: operations that have to run before it dies; empty if it never does.
-    """
-
-    size: int
+    size: int  # bytes, more than 0
+    # The operations that bring it to life; empty if it is alive from the beginning. A
+    # value has one. Undone from the end, starts and ends are exchanged.
     starts: tuple[int, ...]
-    ends: tuple[int, ...]
+    ends: tuple[int, ...]  # must run before it dies; empty if it never does
 
 
 @dataclass(frozen=True)
 class OrderProblem:
-    """Operations to put in order, and their live ranges.
+    """Operations to put in order, and their live ranges."""
 
-    Attributes:
-      before: operation -> those that must run before it.
-      after: operation -> those that must run after it.
-      ranges: all that changes; what is alive throughout is in `base`.
-      scratch: operation -> bytes that it holds only while it runs.
-      overwrites: operation -> (bytes, output, range) triples: the bytes it saves if it
-        starts or ends this range. It uses each output and range once, and most bytes
-        come first.
-      base: bytes alive at the start.
-    """
-
-    before: Sequence[tuple[int, ...]]
-    after: Sequence[tuple[int, ...]]
-    ranges: Sequence[LiveRange]
-    scratch: Sequence[int]
-    overwrites: Sequence[tuple[tuple[int, int, int], ...]]
-    base: int = 0
+    before: Sequence[tuple[int, ...]]  # operation -> those that must run before it
+    after: Sequence[tuple[int, ...]]  # operation -> those that must run after it
+    ranges: Sequence[LiveRange]  # what is alive throughout is in `base`
+    scratch: Sequence[int]  # operation -> bytes that it holds only while it runs
+    # Operation -> (bytes that it saves if it starts or ends the range, output, range).
+    # It uses each output and range once, and most bytes come first.
+    overwrites: Sequence[tuple[_Pair, ...]]
+    base: int = 0  # bytes alive at the start
 
     def __len__(self) -> int:
         return len(self.before)
@@ -78,7 +59,7 @@ class OrderProblem:
 
     @cached_property
     def reversed(self) -> "OrderProblem":
-        """The same operations undone from the end."""
+        """The same operations undone from the end; every order has the same peak."""
         return OrderProblem(
             self.after,
             self.before,
@@ -119,7 +100,7 @@ def order_problem(graph: Graph) -> OrderProblem:
     scratch = [operation.scratch for operation in graph.operations]
     for v, maker in graph.maker.items():
         size, ends = graph.values[v].bytes, graph.readers[v]
-        if v in graph.aliases:
+        if v in graph.aliases:  # it waits until the argument's last reader has run
             ends = tuple(i for i in graph.readers[graph.aliases[v]] if i != maker)
             if not ends:  # it is written over the argument at once
                 continue
@@ -142,17 +123,13 @@ def order_problem(graph: Graph) -> OrderProblem:
     return OrderProblem(graph.before, graph.after, ranges, scratch, overwrites)
 
 
-def _size_first(pair: tuple[int, int, int]) -> int:
+def _size_first(pair: _Pair) -> int:
     return -pair[0]
 
 
-def overwritten_pairs(
-    pairs: Iterable[tuple[int, int, int]],
-) -> list[tuple[int, int, int]]:
-    """Those of (bytes, output, input) pairs to use, each output and input once.
-
-    The largest come first: with more pairs to choose from, they never save less.
-    """
+def overwritten_pairs(pairs: Iterable[_Pair]) -> list[_Pair]:
+    """Those of (bytes, output, input) pairs to use, each output and input once."""
+    # The largest come first: with more pairs to choose from, they never save less.
     chosen, outputs, inputs = [], set(), set()
     for pair in sorted(pairs, key=_size_first):
         if pair[1] not in outputs and pair[2] not in inputs:
@@ -162,24 +139,19 @@ def overwritten_pairs(
     return chosen
 
 
-def overwritten_bytes(pairs: Iterable[tuple[int, int, int]]) -> int:
+def overwritten_bytes(pairs: Iterable[_Pair]) -> int:
     """Bytes saved by `overwritten_pairs`."""
     return sum(pair[0] for pair in overwritten_pairs(pairs))
 
 
 class LiveWalk:
-    """The bytes alive as operations run one after another.
-
-    Attributes:
-      live: bytes alive now.
-      started: range -> how many of its starts have run.
-      pending: range -> how many of its ends have yet to run.
-    """
+    """The bytes alive as operations run one after another."""
 
     def __init__(self, problem: OrderProblem):
         self.problem = problem
-        self.live = problem.base
-        # A range without starts is alive from the beginning, one without ends for ever.
+        self.live = problem.base  # bytes alive now
+        # Range -> how many of its starts have run, and of its ends have yet to run. One
+        # without starts is alive from the beginning, one without ends for ever.
         self.started = [int(not r.starts) for r in problem.ranges]
         self.pending = [len(r.ends) or 1 for r in problem.ranges]
         self._sizes = [r.size for r in problem.ranges]
@@ -216,10 +188,8 @@ class LiveWalk:
         self.live -= self.cost(i)[1]
 
     def rest(self, chosen: Sequence[int]) -> OrderProblem:
-        """The problem of running `chosen` next, renumbered by their position.
-
-        All that they need must be among them, or have run.
-        """
+        """The problem of running `chosen` next, renumbered by their position."""
+        # All that they need must be among them, or have run.
         problem, number = self.problem, {i: n for n, i in enumerate(chosen)}
         touched = {
             k for i in chosen for k in (*self._started_by[i], *self._ended_by[i])
@@ -252,9 +222,7 @@ def _renumbered(operations: Iterable[int], number: Mapping[int, int]) -> tuple:
     return tuple(sorted(number[i] for i in operations if i in number))
 
 
-def _pairs_within(
-    pairs: Iterable[tuple[int, int, int]], place: Mapping[int, int]
-) -> tuple:
+def _pairs_within(pairs: Iterable[_Pair], place: Mapping[int, int]) -> tuple:
     """Those whose range can change; outputs are numbered as they come."""
     outputs: dict[int, int] = {}
     return tuple(
@@ -262,3 +230,36 @@ def _pairs_within(
         for size, v, k in pairs
         if k in place
     )
+
+
+def profile(graph: Graph, order: Sequence[int] | None = None) -> list[int]:
+    """Bytes alive while each operation runs, arguments not counted.
+
+    The figure is the sum of the values that were alive before the operation, its
+    outputs and its scratch, less what the outputs may overwrite
+    (`Operation.in_place`).
+
+    Args:
+      graph: the graph.
+      order: every operation once, inputs first; None is program order.
+
+    Returns:
+      One figure an operation, in this order.
+
+    Raises:
+      ValueError: `order` is not such an order.
+    """
+    order = checked_order(graph, order)
+    return order_problem(graph).profile(order)
+
+
+def peak(graph: Graph, order: Sequence[int] | None = None) -> int:
+    """The largest figure of `profile`; 0 for a graph without operations."""
+    return max(profile(graph, order), default=0)
+
+
+def checked_order(graph: Graph, order: Sequence[int] | None) -> Sequence[int]:
+    """The order, checked; program order for None."""
+    if order is None:
+        return range(len(checked(graph).operations))
+    return checked(graph).check_order(order)

@@ -1,16 +1,8 @@
 """Bytes that no order can do with fewer of.
 
-There are three bounds, each at least the one before it. Each bounds the bytes alive
-while a single operation runs:
-
-1. its working set: its inputs, outputs and scratch;
-2. all that is necessarily alive then: what its predecessors make and its successors
-   read;
-3. the least over every set of operations that may have run by then. The bytes alive
-   are a cut function, so this is a minimum cut, and exact for one operation alone.
-
-The largest figure over the operations bounds the peak. It is not always the optimum:
-the sets that are best for two operations may not occur in one order.
+There are three bounds, each at least the one before it, of the bytes alive while a
+single operation runs. The largest over the operations bounds the peak. It is not always
+the optimum: the sets that are best for two operations may not occur in one order.
 """
 
 import math
@@ -53,32 +45,26 @@ def lower_bound(graph: Graph, *, cuts: int = 16) -> int:
 
 
 class PeakBounds:
-    """The bounds of a forward problem, computed on demand.
-
-    Attributes:
-      behind: operation -> itself and all its predecessors, as a bit set.
-      ahead: operation -> itself and all its successors, as a bit set.
-    """
+    """The bounds of a forward problem, computed on demand."""
 
     def __init__(self, problem: OrderProblem):
         self.problem = problem
+        # Operation -> itself and all its predecessors, or successors, as a bit set.
         self.behind, self.ahead = _closure(problem.before), _closure(problem.after)
         self._cuts: dict[int, int] = {}
 
     @cached_property
     def necessary(self) -> np.ndarray:
         """Operation -> bytes necessarily alive while it runs (the second bound)."""
+        # Its working set (the first bound), what its predecessors make and what its
+        # successors read.
         problem, n = self.problem, len(self.problem)
         total = np.full(n, problem.base, np.int64)
         total -= sum(r.size for r in problem.ranges if not r.starts)
         for live_range in problem.ranges:
             total[_unpacked(self._alive(live_range), n)] += live_range.size
-        saved = [
-            self._saved(i) if pairs else 0 for i, pairs in enumerate(problem.overwrites)
-        ]
-        return (
-            total + np.asarray(problem.scratch, np.int64) - np.asarray(saved, np.int64)
-        )
+        saved = [self._saved(i) if p else 0 for i, p in enumerate(problem.overwrites)]
+        return total + np.array(problem.scratch, np.int64) - np.array(saved, np.int64)
 
     def _alive(self, live_range: LiveRange) -> int:
         """The operations during which a range is alive in every order."""
@@ -128,11 +114,10 @@ class PeakBounds:
         return base + least
 
     def _minimum_cut(self, i: int, ranges: Iterable[tuple]) -> int:
-        """The least bytes of `ranges`, of (size, starts, ends), alive while `i` runs.
-
-        A range is an edge with several ends, as in hypergraph partitioning: all of its
-        bytes are cut as soon as a start has run and an end has not.
-        """
+        """The least bytes of (size, starts, ends) `ranges` alive while `i` runs."""
+        # The least over every set of operations that may have run by then. A range is
+        # an edge with several ends, as in hypergraph partitioning: all of its bytes are
+        # cut as soon as a start has run and an end has not.
         network = _FlowNetwork()
         done, undone = self.behind[i], self.ahead[i]
         free = ((1 << len(self.problem)) - 1) & ~(done | undone)

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from jaxmem.rewriting._flat_graph import FlatValue
 from jaxmem.rewriting._fold import Number, folded, plus, power, times
 from jaxmem.rewriting._views import Labels, View, elementwise
 
+# So `x / sqrt(v)` is `x * rsqrt(v)`, and `0.5 * x * (1 + t)` is `x * (0.5 * (1 + t))`.
 POWERS = {"mul": (1, 1), "div": (1, -1), "square": (2,), "sqrt": (0.5,)}
 POWERS |= {"rsqrt": (-0.5,)}
 SIGNS = {"add": (1, 1), "sub": (1, -1), "neg": (-1,)}
@@ -25,6 +27,19 @@ class Decomposed:
     number: Number
 
 
+class Law(NamedTuple):
+    """How a product, or a sum, is taken apart and put together."""
+
+    unit: Number
+    join: Callable[[Number, Number], Number]
+    # A number with its exponent, or its sign.
+    weighed: Callable[[Number, float], Number]
+    # The operands of a value with their weights, and a number beside them.
+    operands: Callable[[FlatValue, Labels, float], tuple[list[Item], Number] | None]
+    # What joined with the second, with this weight, gives the first; None: nothing.
+    solve: Callable[[Number, Number, float], Number | None]
+
+
 @dataclass(frozen=True)
 class Opener:
     """Takes the products and sums of a formula apart, down to its inputs."""
@@ -33,61 +48,34 @@ class Opener:
     inputs: frozenset[FlatValue]
     holes: frozenset[FlatValue]
 
-    def product(self, value: FlatValue, labels: Labels) -> Decomposed:
-        return self._sorted(*self._factors(value, labels, 1.0))
-
-    def sum(self, value: FlatValue, labels: Labels) -> Decomposed:
-        return self._sorted(*self._terms(value, labels, 1.0))
-
-    def _sorted(self, items: list[Item], number: Number) -> Decomposed:
-        """Inputs last: they fit anything, so what is more particular goes first."""
+    def apart(self, law: Law, value: FlatValue, labels: Labels) -> Decomposed:
+        items, number = self._items(law, value, labels, 1.0)
         holes = tuple(i for i in items if i[0] in self.holes)
         rest = [i for i in items if i[0] not in self.holes]
+        # Inputs last: they fit anything, so what is more particular goes first.
         rest.sort(key=lambda i: i[0] in self.inputs)
         return Decomposed(tuple(rest), holes, number)
 
-    def _is_atom(self, value: FlatValue) -> bool:
-        return value in self.inputs or value in self.holes
-
-    def _factors(self, value, labels, exponent) -> tuple[list[Item], Number]:
+    def _items(self, law: Law, value, labels, weight) -> tuple[list[Item], Number]:
         seen = self.bottom(value, labels)
         value, labels = seen.value, seen.labels
-        if self._is_atom(value):
-            return [(value, labels, exponent)], ONE
+        whole: list[Item] = [(value, labels, weight)]
+        if value in self.inputs or value in self.holes:
+            return whole, law.unit
         number = folded(value)
         if number is not None:
-            return [], power(number, exponent)
-        parts = factors_of(value, labels, exponent)
-        if parts is None:
-            return [(value, labels, exponent)], ONE
-        items, sign = parts
-        factors: list[Item] = []
-        total = Number(sign, 0.0)
-        for item in items:
-            more, number = self._factors(*item)
-            total = times(total, number)
-            for factor in more:
-                _merge(factors, factor)
-        return factors, total
-
-    def _terms(self, value, labels, sign) -> tuple[list[Item], Number]:
-        seen = self.bottom(value, labels)
-        value, labels = seen.value, seen.labels
-        if self._is_atom(value):
-            return [(value, labels, sign)], NOTHING
-        number = folded(value)
-        if number is not None:
-            return [], Number(sign * number.value, number.error)
-        items = terms_of(value, labels, sign)
-        if items is None:
-            return [(value, labels, sign)], NOTHING
-        terms: list[Item] = []
-        total = NOTHING
-        for item in items:
-            more, number = self._terms(*item)
-            total = plus(total, number)
-            terms += more
-        return terms, total
+            return [], law.weighed(number, weight)
+        operands = law.operands(value, labels, weight)
+        if operands is None:
+            return whole, law.unit
+        items: list[Item] = []
+        below, total = operands
+        for item in below:
+            more, number = self._items(law, *item)
+            total = law.join(total, number)
+            for new in more:
+                _merge(items, new) if law is PRODUCT else items.append(new)
+        return items, total
 
 
 def _merge(factors: list[Item], new: Item) -> None:
@@ -98,14 +86,14 @@ def _merge(factors: list[Item], new: Item) -> None:
     factors.append(new)
 
 
-def factors_of(value: FlatValue, labels, exponent) -> tuple[list[Item], float] | None:
+def factors_of(value: FlatValue, labels, exponent) -> tuple[list[Item], Number] | None:
     """The operands of a product with their exponents, and its sign."""
     node = value.node
     if node is None or len(node.outs) != 1:
         return None
     if node.name == "neg" and float(exponent).is_integer():
         item = (node.ins[0], elementwise(node.ins[0], labels), exponent)
-        return [item], (-1.0) ** exponent
+        return [item], Number((-1.0) ** exponent, 0.0)
     if node.name == "pow":
         number = folded(node.ins[1])
         powers: tuple = () if number is None else (number.value,)
@@ -117,18 +105,35 @@ def factors_of(value: FlatValue, labels, exponent) -> tuple[list[Item], float] |
         (v, elementwise(v, labels), exponent * p)
         for v, p in zip(node.ins, powers, strict=False)
     ]
-    return (items, 1.0) if items else None
+    return (items, ONE) if items else None
 
 
-def terms_of(value: FlatValue, labels: Labels, sign: float) -> list[Item] | None:
+def terms_of(value: FlatValue, labels, sign) -> tuple[list[Item], Number] | None:
     """The operands of a sum with their signs."""
     node = value.node
     if node is None or node.name not in SIGNS:
         return None
-    return [
-        (v, elementwise(v, labels), sign * s)
-        for v, s in zip(node.ins, SIGNS[node.name], strict=True)
-    ]
+    signs = zip(node.ins, SIGNS[node.name], strict=True)
+    return [(v, elementwise(v, labels), sign * s) for v, s in signs], NOTHING
+
+
+def _root(const: Number, known: Number, exponent: float) -> Number | None:
+    if not const.value * known.value > 0:
+        return None
+    value = (const.value / known.value) ** (1 / exponent)
+    return Number(value, const.error + known.error)
+
+
+def _signed(number: Number, sign: float) -> Number:
+    return Number(sign * number.value, number.error)
+
+
+def _rest(const: Number, known: Number, sign: float) -> Number:
+    return _signed(plus(const, _signed(known, -1.0)), sign)
+
+
+PRODUCT = Law(ONE, times, power, factors_of, _root)
+SUM = Law(NOTHING, plus, _signed, terms_of, _rest)
 
 
 def is_product(value: FlatValue) -> bool:
@@ -142,15 +147,13 @@ def is_sum(value: FlatValue) -> bool:
     return value.node is not None and value.node.name in SIGNS
 
 
-def without_numbers(items, const: Number, exponents: bool) -> tuple[list, Number]:
-    """The items that are not numbers; the others multiplied (added) to `const`."""
+def without_numbers(law: Law, items, const: Number) -> tuple[list, Number]:
+    """The items that are not numbers; the others joined to `const`."""
     kept = []
-    for value, labels, e in items:
+    for value, labels, weight in items:
         number = folded(value)
         if number is None:
-            kept.append((value, labels, e))
-        elif exponents:
-            const = times(const, power(number, e))
+            kept.append((value, labels, weight))
         else:
-            const = plus(const, Number(e * number.value, number.error))
+            const = law.join(const, law.weighed(number, weight))
     return kept, const

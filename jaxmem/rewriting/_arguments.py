@@ -66,16 +66,12 @@ class Argument:
 def argument_of(
     bound: Bound,
     spec: ArrayExample,
-    sizes: tuple[int, ...],
+    sizes: tuple[int, ...],  # of its dimensions
     batch: int,
     frame: Frame,
-    uncast,
+    uncast,  # whether to take the value below a cast or a transposition
 ) -> Argument | None:
-    """The argument for what an input stands for; None if it cannot be had in `frame`.
-
-    `sizes` are those of its dimensions; `uncast` takes the value below a cast or a
-    transposition, one of which must be there.
-    """
+    """The argument for what an input stands for; None if not to be had in `frame`."""
     parts = [_part(b, sizes, frame, uncast) for b in (bound, *bound.further)]
     if None in parts:
         return None

@@ -1,14 +1,7 @@
 """`save="auto"`: which form an activation takes, from who reads its output.
 
-An output is kept anyway where a product with something that is differentiated reads
-it: a matmul or a convolution with a trained kernel, a gate with a trained other half.
-Then "output" costs little on top. Where the kernel is frozen nobody keeps it, and a
-code of a few bits (when asked for) or the input is cheaper.
-
-The traced function shows the readers; what is differentiated only JAX knows, when it
-differentiates. So a marked activation becomes a `custom_jvp` of its input and of what
-it is multiplied with, and asks there which of them has a tangent. That holds through
-`jit`, `scan`, `checkpoint` and whatever else the function is put into later.
+An output is kept anyway where a product with something that is differentiated reads it.
+Where the kernel is frozen, a code of a few bits or the input is cheaper.
 """
 
 import functools
@@ -20,8 +13,9 @@ from typing import Any
 import jax
 from jax.custom_derivatives import SymbolicZero, zero_from_primal
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
 from jaxmem._checks import check_callable
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ops.activations import AutoSave
 from jaxmem.ops.marks import record_of
 from jaxmem.rewriting._bodies import with_bodies
@@ -108,10 +102,15 @@ def auto_save(
     if on_choice is not None:
         check_callable("on_choice", on_choice, "a function of a SaveChoice, or None")
 
+    def tell(choice: SaveChoice) -> None:
+        _LOGGER.info('save="auto": %s', choice)
+        if on_choice is not None:
+            on_choice(choice)
+
     @functools.wraps(fn)
     def resolved(*args, **kwargs):
         traced = _jaxpr.trace(fn, *args, **kwargs)
-        outs = _run(traced.jaxpr, traced.leaves, _teller(on_choice))
+        outs = _run(traced.jaxpr, traced.leaves, tell)
         return jax.tree.unflatten(traced.out_tree, outs)
 
     return resolved
@@ -120,17 +119,6 @@ def auto_save(
 def is_marked(body: Any) -> bool:
     """Whether an activation with `save="auto"` is somewhere in a jaxpr."""
     return any(_mark(eqn) is not None for eqn in _jaxpr.walk(body))
-
-
-def _teller(
-    on_choice: Callable[[SaveChoice], Any] | None,
-) -> Callable[[SaveChoice], None]:
-    def tell(choice: SaveChoice) -> None:
-        _LOGGER.info('save="auto": %s', choice)
-        if on_choice is not None:
-            on_choice(choice)
-
-    return tell
 
 
 def _mark(eqn) -> AutoSave | None:
@@ -256,6 +244,9 @@ def _asking(
 ) -> Callable:
     """The activation of x, told what its output is multiplied with."""
 
+    # What is differentiated only JAX knows, when it differentiates: so the rule asks
+    # which partners have a tangent. That holds through `jit`, `scan`, `checkpoint` and
+    # others.
     @jax.custom_jvp
     def op(x, *partners):
         return mark.alone[0](x)

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs as _jaxpr
 
 
 def with_bodies(eqn: Any, args: Sequence[Any], runs: Sequence[Callable]) -> list[Any]:

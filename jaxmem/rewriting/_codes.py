@@ -1,9 +1,4 @@
-"""Codes that several layers share, found once the whole function is traced.
-
-`jaxmem.ops` marks what stores codes of a few bits while a model is traced; here each
-mark is run anew, in order, so that those which read one array make its codes once, and
-a layer after an activation reads the codes of the activation's input.
-"""
+"""Codes that several layers share, found once the whole function is traced."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -11,8 +6,9 @@ from typing import Any
 
 import jax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
 from jaxmem._checks import check_callable
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ops.codes import CodeReader, sharing
 from jaxmem.ops.marks import record_of
 from jaxmem.rewriting._bodies import with_bodies
@@ -40,7 +36,7 @@ def share_codes(fn: Callable) -> Callable:
 
 
 def _mark(eqn) -> Callable | None:
-    """The mark, whole: a partial evaluation leaves halves of the same name."""
+    # The mark, whole: a partial evaluation leaves halves of the same name.
     record = record_of(eqn, CodeReader)
     if record is None or (len(eqn.invars), len(eqn.outvars)) != (record.arity, 1):
         return None
@@ -52,7 +48,7 @@ def _is_marked(body: Any) -> bool:
 
 
 def _is_call_of_marks(eqn) -> bool:
-    """A `jit` of nothing else, as round most functions of `jax.nn`."""
+    # A `jit` of nothing else, as round most functions of `jax.nn`.
     if eqn.primitive.name not in ("jit", "pjit"):
         return False
     jaxpr, _ = _jaxpr.split(_jaxpr.bodies(eqn)[0])
@@ -64,6 +60,8 @@ def _is_call_of_marks(eqn) -> bool:
 
 
 def _run(body, args: Sequence[Any]) -> list[Any]:
+    # Each mark is run anew, in order: those which read one array make its codes once,
+    # and a layer after an activation reads the codes of the activation's input.
     return _jaxpr.evaluate(body, args, _anew)
 
 

@@ -127,7 +127,7 @@ def _judge(
     if given is None or not interior.isdisjoint(claimed):
         return None
     bound, scalars = given
-    frame, opened = _frames(state.covered | {root}, root)
+    frame, opened = _frames(state.covered | {root})
     arguments = _arguments(pattern, batch, state, bound, frame)
     if arguments is None:
         return None
@@ -142,15 +142,12 @@ def _judge(
     if not _whole_rules(opened | set(frame.path()), state.covered | {root}, graph):
         return refuse("inside a function with its own derivative")
     match = Match(
-        pattern,
-        root,
-        tuple(arguments),
-        scalars,
-        state.covered,
-        frame,
-        frozenset(opened),
+        *(pattern, root, tuple(arguments), scalars),
+        *(state.covered, frame, frozenset(opened)),
     )
-    return _with_dtype(match) or refuse(_no_dtype(root))
+    out = root.outs[0]
+    wrong_type = f"the lean function does not give {out.dtype}{list(out.shape)}"
+    return _with_dtype(match) or refuse(wrong_type)
 
 
 def _given(pattern, batch, state: PartialMatch, root: Node):
@@ -179,7 +176,7 @@ def _arguments(pattern, batch, state: PartialMatch, bound, frame: Frame):
     return arguments
 
 
-def _frames(covered, root: Node) -> tuple[Frame, set[Frame]]:
+def _frames(covered) -> tuple[Frame, set[Frame]]:
     """The innermost frame that holds all, and the frames inside it that are touched."""
     paths = [n.frame.path() for n in covered]
     common = 0
@@ -238,10 +235,7 @@ def _used_elsewhere(interior, root, covered, graph) -> list[Node]:
 
 
 def _is_statistic(node: Node, root: Node, covered) -> bool:
-    """Whether a node is small beside the root, and made in it by cheap operations.
-
-    It is then recomputed for its other readers, from the arguments.
-    """
+    """Whether a node is small beside the root, and made in it by cheap operations."""
     size, whole = (sum(math.prod(v.shape) for v in n.outs) for n in (node, root))
     if size * _SMALL > whole:
         return False
@@ -250,10 +244,7 @@ def _is_statistic(node: Node, root: Node, covered) -> bool:
 
 
 def _with_dtype(match: Match) -> Match | None:
-    """The match with arguments such that its output is as precise as the plain one.
-
-    None if the lean function does not give the plain one's type.
-    """
+    """The match with an output as precise as the plain one; None for another type."""
     want = match.root.outs[0].aval
     if match.pattern.typed:
         match = replace(match, scalars=match.scalars | {"dtype": want.dtype})
@@ -267,17 +258,13 @@ def _with_dtype(match: Match) -> Match | None:
     )
     options = [match.arguments, *([] if match.pattern.uncast else [wider, all_wider])]
     for arguments in dict.fromkeys(options):
-        got = _shape_of(match, arguments)
+        built = tuple((a.full, a.dtype) for a in arguments)
+        got = _lean_shape(match.pattern, built, tuple(sorted(match.scalars.items())))
         if got is None or got.shape != want.shape:
             continue
         if got.dtype == want.dtype or _widens(want.dtype, got.dtype):
             return replace(match, arguments=arguments)
     return None
-
-
-def _no_dtype(root: Node) -> str:
-    out = root.outs[0]
-    return f"the lean function does not give {out.dtype}{list(out.shape)}"
 
 
 def _widens(narrow, wide) -> bool:
@@ -286,14 +273,9 @@ def _widens(narrow, wide) -> bool:
     return jnp.finfo(narrow).bits < jnp.finfo(wide).bits
 
 
-def _shape_of(match: Match, arguments):
-    """Shape and dtype of what the lean function gives; None if it refuses."""
-    built = tuple((a.full, a.dtype) for a in arguments)
-    return _lean_shape(match.pattern, built, tuple(sorted(match.scalars.items())))
-
-
 @functools.lru_cache(maxsize=4096)
 def _lean_shape(pattern: Pattern, arrays, scalars):
+    """Shape and dtype of what the lean function gives; None if it refuses."""
     avals = [jax.ShapeDtypeStruct(*a) for a in arrays]
     try:
         return jax.eval_shape(lambda *xs: pattern.lean(*xs, **dict(scalars)), *avals)

@@ -1,16 +1,15 @@
 """A jaxpr as a graph for matching: calls inlined, values with their users.
 
-The bodies of `jit` and `custom_jvp_call` are flattened into the graph of the function
-that calls them (each call gets values of its own), because formulas cross them: the
-`where` in a mask is a call. `Frame` remembers where a call was, so that it can be put
-back. Other bodies (`scan`, `cond`, `remat`, ...) become graphs of their own.
+Formulas cross the bodies of `jit` and `custom_jvp_call`: the `where` in a mask is a
+call. `Frame` remembers where a call was, so that it can be put back.
 """
 
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs as _jaxpr
 
 CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call")
 # Differentiated by a rule of their own: what is inside is not ours to change.
@@ -143,7 +142,7 @@ def _item(eqn, ins: list[FlatValue], frame: Frame) -> Node | Frame:
 
 
 def _note_users(top: Frame) -> None:
-    """Fills `users`, of live nodes only: dead code holds nothing back."""
+    # Fills `users`, of live nodes only: dead code holds nothing back.
     alive = set(top.outs)
     for node in reversed(list(top.nodes())):
         if node.eqn.effects or alive.intersection(node.outs):

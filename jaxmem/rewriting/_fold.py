@@ -5,15 +5,15 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 import numpy as np
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.rewriting._flat_graph import FlatValue
 
+_VIEWS = ("broadcast_in_dim", "convert_element_type", "copy", "pcast", "pvary")
+_VIEWS += ("reshape", "stop_gradient")
 _FUNCTIONS = {
+    **dict.fromkeys(_VIEWS, lambda x: x),
     "add": np.add,
     "and": np.logical_and,
-    "broadcast_in_dim": lambda x: x,
-    "convert_element_type": lambda x: x,
-    "copy": lambda x: x,
     "div": np.divide,
     "eq": np.equal,
     "exp": np.exp,
@@ -29,14 +29,10 @@ _FUNCTIONS = {
     "ne": np.not_equal,
     "neg": np.negative,
     "not": np.logical_not,
-    "pcast": lambda x: x,
     "pow": np.power,
-    "pvary": lambda x: x,
-    "reshape": lambda x: x,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "sqrt": np.sqrt,
     "square": np.square,
-    "stop_gradient": lambda x: x,
     "sub": np.subtract,
 }
 

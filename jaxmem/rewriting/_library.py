@@ -70,7 +70,7 @@ def _pattern(record: OpRecord, formula: Formula, saving: Saving) -> Pattern:
 
 @functools.cache
 def _gate(formula: Formula) -> Pattern:
-    """One and the same for a formula: it is looked for once for all that it opens."""
+    # One and the same for a formula: it is looked for once for all that it opens.
     return Pattern("gate", formula.plain, formula.plain, **_how(formula))
 
 

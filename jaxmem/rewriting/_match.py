@@ -1,34 +1,27 @@
 """Is this value that formula? A formula is matched backwards from its output.
 
-Products and sums are matched up to order and grouping, with their constants multiplied
-(added) up and powers, quotients, square roots and negation as exponents and signs, so
-that `x / sqrt(v)` is `x * rsqrt(v)` and `0.5 * x * (1 + t)` is `x * (0.5 * (1 + t))`.
-Casts and views are looked through (`_views`). Everything else must be the same
-operation on operands that match. Each way to match is a `PartialMatch`; they are
-generated one by one.
-
-A `loose` match ignores numbers, sizes and the direction of axes. It finds the sizes at
-which the pattern is then traced anew, for the strict match.
+Products and sums are matched up to order and grouping (`_algebra`), casts and views are
+looked through (`_views`). Everything else must be the same operation on operands that
+match. Each way to match is a `PartialMatch`; they are generated one by one.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
-
-import jax.numpy as jnp
 
 from jaxmem.rewriting._algebra import (
+    PRODUCT,
+    SUM,
     Decomposed,
+    Law,
     Opener,
-    factors_of,
     is_product,
     is_sum,
-    terms_of,
     without_numbers,
 )
 from jaxmem.rewriting._flat_graph import FlatValue, Node
-from jaxmem.rewriting._fold import Number, folded, plus, power, times
-from jaxmem.rewriting._partial_match import Bound, PartialMatch, TracedFormula
+from jaxmem.rewriting._fold import Number, folded, times
+from jaxmem.rewriting._match_inputs import InputMatcher
+from jaxmem.rewriting._partial_match import PartialMatch, TracedFormula
 from jaxmem.rewriting._views import (
     Indices,
     Labels,
@@ -56,19 +49,13 @@ IGNORED = frozenset(
 )
 
 
-class Matcher:
-    """One formula against one target.
-
-    `conflicts` counts where an input of the formula stood for two different values.
-    """
+class Matcher(InputMatcher):
+    """One formula against one target."""
 
     def __init__(self, formula: TracedFormula, loose: bool, sizes: dict[str, int]):
-        self.formula, self.loose, self.sizes = formula, loose, sizes
-        self.inputs = formula.inputs
-        self.holes = frozenset(formula.holes.values())
-        self.indices = Indices()
+        super().__init__(formula, loose)
+        self.sizes, self.steps = sizes, 0
         self.opener = Opener(self._bottom, frozenset(self.inputs), self.holes)
-        self.steps = self.conflicts = 0
 
     def run(self, target: FlatValue) -> Iterator[PartialMatch]:
         """Every way in which `target` is the formula."""
@@ -101,113 +88,19 @@ class Matcher:
             seen = self._bottom(t, lt)
             yield from self._same_operation(p.node, lp, seen, st)
 
-    def _bottom(self, value: FlatValue, labels: Labels) -> View:
-        seen = None
-        for seen in look_through(value, labels, self.indices):
-            if seen.value in self.inputs or seen.value in self.holes:
-                break
-        assert seen is not None
-        return seen
+    # -- products and sums
 
-    # -- leaves
-
-    def _number(
-        self, p, number, found: Number | None, st: PartialMatch
-    ) -> Iterator[PartialMatch]:
-        if found is None:
-            return
-        if p in self.holes:
-            yield from self._fill(p, found, st)
-        elif self.loose or found.agrees(number):
-            yield st
-
-    def _fill(
-        self, hole: FlatValue, found: Number, st: PartialMatch
-    ) -> Iterator[PartialMatch]:
-        before = st.holes.get(hole)
-        if before is None:
-            yield replace(st, holes=st.holes | {hole: found})
-        elif self.loose or before.agrees(found):
-            # The one whose dtypes rounded it less is the one that was meant.
-            best = min(before, found, key=lambda n: n.error)
-            yield replace(st, holes=st.holes | {hole: best})
-
-    def _bind(
-        self, p, lp: Labels, parts: list, st: PartialMatch
-    ) -> Iterator[PartialMatch]:
-        """`p` stands for all the `parts`: values, their labels and signs."""
-        first, *more = (self._bound(p, lp, *part) for part in parts)
-        if first is None or None in more:
-            return
-        bound = replace(first, further=tuple(more))
-        sizes = self._named_sizes(p, lp, st)
-        if sizes is None:
-            return
-        st = replace(st, sizes=sizes)
-        before = st.inputs.get(p)
-        if before is None:
-            yield replace(st, inputs=st.inputs | {p: bound})
-        elif before.key == bound.key:
-            merged = bound if more else before.merged(bound)
-            yield replace(st, inputs=st.inputs | {p: merged})
-        else:
-            self.conflicts += 1
-
-    def _bound(self, p, lp: Labels, t, lt: Labels, sign: float) -> Bound | None:
-        choices = []
-        for seen in look_through(t, lt, self.indices):
-            if _kind(seen.value.dtype) != _kind(p.dtype):
-                break
-            positions = self._positions(p, lp, seen)
-            if positions is not None:
-                choices.append((seen.value, positions))
-        if not choices:
-            return None
-        base, positions = choices[-1]
-        return Bound(base, positions, tuple(choices), int(sign))
-
-    def _positions(self, p, lp: Labels, seen: View) -> tuple[int | None, ...] | None:
-        positions = []
-        for n, label in zip(seen.value.shape, seen.labels, strict=True):
-            if label is None:
-                positions.append(None)
-            elif label in lp:
-                positions.append(lp.index(label))
-                if not self.loose and p.shape[positions[-1]] != n:
-                    return None
-            elif self.loose:
-                positions.append(None)
-            else:
-                return None
-        return tuple(positions)
-
-    def _named_sizes(self, p, lp: Labels, st: PartialMatch) -> dict[str, int] | None:
-        sizes = dict(st.sizes)
-        for name, label in zip(self.inputs[p], lp, strict=True):
-            if label is None:
-                continue
-            if (
-                sizes.setdefault(name, self.indices.sizes[label])
-                != (self.indices.sizes[label])
-            ):
-                return None
-        return sizes
-
-    # -- products
-
-    def _product(
-        self, p, lp, items, const: float, st: PartialMatch
-    ) -> Iterator[PartialMatch]:
-        goal = self.opener.product(p, lp)
+    def _product(self, p, lp, items, const: float, st) -> Iterator[PartialMatch]:
+        goal = self.opener.apart(PRODUCT, p, lp)
         yield from self._factors(goal.items, items, Number(const, 0.0), st, goal)
 
     def _factors(
         self, factors, items, const, st, goal: Decomposed
     ) -> Iterator[PartialMatch]:
         """Matches `factors` with `items`, opening products among these as needed."""
-        items, const = without_numbers(items, const, exponents=True)
+        items, const = without_numbers(PRODUCT, items, const)
         if not factors and not items:
-            yield from self._settle_product(const, goal, st)
+            yield from self._settle(PRODUCT, const, goal, st)
         if not factors or len(items) > sum(math.ceil(abs(e)) for _, _, e in factors):
             return
         (p, lp, e), rest = factors[0], factors[1:]
@@ -218,14 +111,9 @@ class Matcher:
             others = [*items[:i], *items[i + 1 :]]
             for found in self._factor(p, lp, t, lt, st):
                 yield from self._factors(left, others, const, found, goal)
-        for i, (t, lt, g) in enumerate(items):
-            seen = self._bottom(t, lt)
-            opened = factors_of(seen.value, seen.labels, g)
-            if opened is not None:
-                new = [*items[:i], *opened[0], *items[i + 1 :]]
-                signed = Number(const.value * opened[1], const.error)
-                covered = st.cover((*seen.through, seen.value.node))
-                yield from self._factors(factors, new, signed, covered, goal)
+        for new, number, covered in self._opened(PRODUCT, items, st):
+            signed = times(const, number)
+            yield from self._factors(factors, new, signed, covered, goal)
 
     def _factor(self, p, lp, t, lt, st) -> Iterator[PartialMatch]:
         if is_sum(p) and p not in self.inputs:
@@ -233,39 +121,17 @@ class Matcher:
         else:
             yield from self.match(p, lp, t, lt, st)
 
-    def _settle_product(
-        self, const: Number, goal: Decomposed, st: PartialMatch
-    ) -> Iterator[PartialMatch]:
-        """The numbers left over must agree, or are what the one hole stands for."""
-        want, unknown = goal.number, []
-        for hole, _, e in goal.holes:
-            if hole in st.holes:
-                want = times(want, power(st.holes[hole], e))
-            else:
-                unknown.append((hole, e))
-        if self.loose or (not unknown and const.agrees(want)):
-            yield st
-        elif len(unknown) == 1 and const.value * want.value > 0:
-            (hole, e), *_ = unknown
-            value = (const.value / want.value) ** (1 / e)
-            yield from self._fill(hole, Number(value, const.error + want.error), st)
-
-    # -- sums
-
-    def _sum(
-        self, p, lp: Labels, t, lt: Labels, st: PartialMatch
-    ) -> Iterator[PartialMatch]:
-        goal = self.opener.sum(p, lp)
-        start = [(t, lt, 1.0)]
-        yield from self._terms(goal.items, start, Number(0.0, 0.0), st, goal)
+    def _sum(self, p, lp: Labels, t, lt: Labels, st) -> Iterator[PartialMatch]:
+        goal = self.opener.apart(SUM, p, lp)
+        yield from self._terms(goal.items, [(t, lt, 1.0)], SUM.unit, st, goal)
 
     def _terms(
         self, terms, items, const, st, goal: Decomposed
     ) -> Iterator[PartialMatch]:
         """Matches `terms` with `items`, opening sums among these as needed."""
-        items, const = without_numbers(items, const, exponents=False)
+        items, const = without_numbers(SUM, items, const)
         if not terms and not items:
-            yield from self._settle_sum(const, goal, st)
+            yield from self._settle(SUM, const, goal, st)
         gathers = any(p in self.formula.gathers for p, _, _ in terms)
         if not terms or (len(items) > len(terms) and not gathers):
             return
@@ -279,30 +145,35 @@ class Matcher:
             others = [*items[:i], *items[i + 1 :]]
             for found in self._product(p, lp, [(t, lt, 1.0)], g * sign, st):
                 yield from self._terms(rest, others, const, found, goal)
+        for new, _, covered in self._opened(SUM, items, st):
+            yield from self._terms(terms, new, const, covered, goal)
+
+    def _opened(self, law: Law, items, st) -> Iterator[tuple]:
+        """Each of the items with its operands in its place, and their number."""
         for i, (t, lt, g) in enumerate(items):
             seen = self._bottom(t, lt)
-            opened = terms_of(seen.value, seen.labels, g)
-            if opened is not None:
-                new = [*items[:i], *opened, *items[i + 1 :]]
-                covered = st.cover((*seen.through, seen.value.node))
-                yield from self._terms(terms, new, const, covered, goal)
+            operands = law.operands(seen.value, seen.labels, g)
+            if operands is not None:
+                new = [*items[:i], *operands[0], *items[i + 1 :]]
+                yield new, operands[1], st.cover((*seen.through, seen.value.node))
 
-    def _settle_sum(
-        self, const: Number, goal: Decomposed, st: PartialMatch
+    def _settle(
+        self, law: Law, const: Number, goal: Decomposed, st: PartialMatch
     ) -> Iterator[PartialMatch]:
+        """The numbers left over must agree, or are what the one hole stands for."""
         want, unknown = goal.number, []
-        for hole, _, sign in goal.holes:
+        for hole, _, weight in goal.holes:
             if hole in st.holes:
-                known = st.holes[hole]
-                want = plus(want, Number(sign * known.value, known.error))
+                want = law.join(want, law.weighed(st.holes[hole], weight))
             else:
-                unknown.append((hole, sign))
+                unknown.append((hole, weight))
         if self.loose or (not unknown and const.agrees(want)):
             yield st
         elif len(unknown) == 1:
-            (hole, sign), *_ = unknown
-            value = plus(const, Number(-want.value, want.error))
-            yield from self._fill(hole, Number(sign * value.value, value.error), st)
+            (hole, weight), *_ = unknown
+            number = law.solve(const, want, weight)
+            if number is not None:
+                yield from self._fill(hole, number, st)
 
     # -- other operations
 
@@ -473,14 +344,6 @@ def _equal(a, b) -> bool:
         return bool(a == b)
     except (TypeError, ValueError):
         return a is b
-
-
-def _kind(dtype) -> str:
-    kinds = {"float": jnp.inexact, "int": jnp.integer, "bool": jnp.bool_}
-    for name, kind in kinds.items():
-        if jnp.issubdtype(dtype, kind):
-            return name
-    return str(dtype)
 
 
 def head(value: FlatValue) -> str:

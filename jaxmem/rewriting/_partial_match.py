@@ -11,18 +11,13 @@ Positions = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class Bound:
-    """What an input of the pattern stands for.
+    """What an input of the pattern stands for."""
 
-    `base` is the value below all casts and views that keep the indices; `choices`
-    are the values on the way to it, each with the positions of its dimensions among
-    those of the input. A `sign` of -1 means the negative of that, of a mask its
-    opposite. `further` are values, which are added to it: of masks, "and".
-    """
-
-    base: FlatValue
-    positions: Positions
-    choices: tuple[tuple[FlatValue, Positions], ...]
-    sign: int = 1
+    base: FlatValue  # below all casts and views that keep the indices
+    positions: Positions  # of its dimensions among those of the input
+    choices: tuple[tuple[FlatValue, Positions], ...]  # the values on the way to it
+    sign: int = 1  # -1: the negative of that, of a mask its opposite
+    # Values that are added to it: of masks, "and".
     further: "tuple[Bound, ...]" = ()
 
     @property
@@ -55,14 +50,10 @@ class PartialMatch:
 
 @dataclass(frozen=True)
 class TracedFormula:
-    """A pattern, traced: names of the dimensions of each array, scalars, the output.
-
-    `free` are the parameters of the last operation that may have any value; `gathers`
-    the inputs that stand for any number of terms, or of masks.
-    """
+    """A pattern, traced: names of the dimensions of each array, scalars, the output."""
 
     inputs: dict[FlatValue, tuple[str, ...]]
     holes: dict[str, FlatValue]
     out: FlatValue
-    free: frozenset[str] = frozenset()
-    gathers: frozenset[FlatValue] = frozenset()
+    free: frozenset[str] = frozenset()  # parameters of the last operation, of any value
+    gathers: frozenset[FlatValue] = frozenset()  # stand for any number of terms, masks

@@ -9,24 +9,22 @@ import jax.numpy as jnp
 from jaxmem import _compat
 from jaxmem.rewriting._find import Match, Refusal, find_at, is_alive, is_free, is_open
 from jaxmem.rewriting._flat_graph import FlatGraph, FlatValue, Frame, Node, made_of
+from jaxmem.rewriting._fold import folded
 from jaxmem.rewriting._match import head
 from jaxmem.rewriting._pattern import Pattern
-from jaxmem.rewriting._signature import signatures
 from jaxmem.rewriting._views import MOVES
 
 
 @dataclass
 class RewritePlan:
-    """What is done to one graph, and to the graphs of the bodies inside it.
-
-    `recomputed` are the nodes inside a formula that others read too, each with what it
-    is made of there: they keep nothing but the formula's arguments.
-    """
+    """What is done to one graph, and to the graphs of the bodies inside it."""
 
     graph: FlatGraph
     matches: dict[Node, Match] = field(default_factory=dict)
     refused: list[Refusal] = field(default_factory=list)
     skipped: set[Node] = field(default_factory=set)
+    # Inside a formula, but read by others too; each with what it is made of there: they
+    # keep nothing but the formula's arguments.
     recomputed: dict[Node, tuple[Node, ...]] = field(default_factory=dict)
     opened: set[Frame] = field(default_factory=set)
     changed: set[Frame] = field(default_factory=set)
@@ -40,11 +38,9 @@ class RewritePlan:
 def plan_rewrites(
     graph: FlatGraph, patterns: Sequence[Pattern], absent=None
 ) -> RewritePlan:
-    """Finds the patterns in a graph and its bodies.
-
-    `absent` collects (pattern, signature) where a pattern cannot be.
-    """
+    """Finds the patterns in a graph and its bodies."""
     rewrites, gates = RewritePlan(graph), {}
+    # (pattern, signature) where a pattern cannot be
     absent = set() if absent is None else absent
     looks = signatures(graph)
     claimed: set[Node] = set()
@@ -90,7 +86,7 @@ def _candidates(graph: FlatGraph) -> list[Node]:
 
 
 def _is_lean(node: Node) -> bool:
-    """Whether the node is part of one of our own ops: each works in a named scope."""
+    # Whether the node is part of one of our own ops: each works in a named scope.
     eqns = (node.eqn, *(f.eqn for f in node.frame.path() if f.eqn is not None))
     return any("jaxmem." in _compat.name_stack(eqn) for eqn in eqns)
 
@@ -184,3 +180,46 @@ def _needed(rewrites: RewritePlan, covered: set[Node]) -> set[FlatValue]:
 
     visit(rewrites.graph.top)
     return needed
+
+
+# Deeper than the deepest formula (a dropout inside attention, with its casts).
+DEPTH = 32
+# Larger integers are what random keys are folded with: another one in each layer.
+_SEED = 2.0**20
+_TELLING = (
+    *("axes", "broadcast_dimensions", "dimension", "dimension_numbers", "new_sizes"),
+    *("permutation", "precision", "shape", "y"),
+)
+
+
+def signatures(graph: FlatGraph) -> dict[Node, int]:
+    """The signature of every node, from the `DEPTH` operations above it."""
+    nodes = graph.nodes
+    number = {node: i for i, node in enumerate(nodes)}
+    leaves: list[int] = []
+    ins = [[_source(v, number, leaves) for v in node.ins] for node in nodes]
+    own = [_own(node) for node in nodes]
+    now = own
+    for _ in range(DEPTH):
+        now = [
+            hash((mine, *[now[i] if i >= 0 else leaves[~i] for i in above]))
+            for mine, above in zip(own, ins, strict=True)
+        ]
+    return dict(zip(nodes, now, strict=True))
+
+
+def _source(value: FlatValue, number: dict[Node, int], leaves: list[int]) -> int:
+    """The index of the node that makes a value, or ~index among the leaves."""
+    if value.node is not None and folded(value) is None:
+        return number[value.node]
+    number_there = folded(value)
+    if number_there is not None and abs(number_there.value) > _SEED:
+        number_there = None
+    leaves.append(hash((value.shape, str(value.dtype), number_there)))
+    return ~(len(leaves) - 1)
+
+
+def _own(node: Node) -> int:
+    params = tuple(str(node.params[k]) for k in _TELLING if k in node.params)
+    shapes = tuple((v.shape, str(v.dtype)) for v in node.outs)
+    return hash((node.name, params, shapes, tuple(map(folded, node.outs))))

@@ -8,8 +8,9 @@ from typing import Any
 
 import jax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
 from jaxmem._checks import check_callable, wrong_type
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.rewriting._auto import auto_save, is_marked
 from jaxmem.rewriting._bodies import with_bodies
 from jaxmem.rewriting._find import Match

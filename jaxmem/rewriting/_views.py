@@ -1,9 +1,8 @@
 """Views: values seen through casts, transposes, reshapes and broadcasts.
 
-Each dimension of a value carries a label: which index of the formula runs over it.
-Labels come from the root of a match and from the reductions and contractions met on
-the way; a value is then known by its maker and its labels, and the operations that
-only move indices disappear. Dimensions of size one carry no label.
+Each dimension of a value carries a label: which index of the formula runs over it. A
+value is known by its maker and its labels, and the operations that only move indices
+disappear. Dimensions of size one carry no label.
 """
 
 import math
@@ -85,7 +84,7 @@ def moved(node: Node, labels: Labels, indices: Indices) -> Labels:
 
 
 def _reshaped(shape, out_shape, labels: Labels, indices: Indices) -> Labels:
-    """Dimensions are grouped so that the sizes of a group agree before and after."""
+    # Dimensions are grouped so that the sizes of a group agree before and after.
     outs = [(a, n) for a, n in zip(labels, out_shape, strict=True) if n != 1]
     ins = [n for n in shape if n != 1]
     inner: list[int | None] = []

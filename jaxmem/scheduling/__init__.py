@@ -3,8 +3,8 @@
 from jaxmem.scheduling._choice import Choice as Choice
 from jaxmem.scheduling._remat_policy import RematPolicy as RematPolicy
 from jaxmem.scheduling._remat_policy import remat_policy as remat_policy
-from jaxmem.scheduling._schedule import Scheduled as Scheduled
 from jaxmem.scheduling._schedule import schedule as schedule
+from jaxmem.scheduling._scheduled import Scheduled as Scheduled
 from jaxmem.scheduling.order.given import fences_of as fences_of
 from jaxmem.scheduling.order.given import in_given_order as in_given_order
 from jaxmem.scheduling.plan.plan import Plan as Plan

@@ -5,15 +5,13 @@ from typing import Any
 
 import jax
 
-from jaxmem import _jaxpr
 from jaxmem.frameworks import Place
+from jaxmem.ir import jaxprs
 
 
 def jit_with(fn: Callable, donated: Sequence[Place], options=None, shardings=()):
-    """`jax.jit` with donated positions and names; `options` of the compiler.
-
-    `shardings`: trees for arguments and results, None where there are none.
-    """
+    """`jax.jit` with donated positions and names; `options` of the compiler."""
+    # `shardings`: trees for arguments and results, None where there are none.
     names = ("in_shardings", "out_shardings")
     named = {k: s for k, s in zip(names, shardings, strict=False) if s is not None}
     return jax.jit(
@@ -33,7 +31,7 @@ def abstract(arguments: Any) -> Any:
 def _aval(leaf):
     if isinstance(leaf, bool | int | float | complex):
         return jax.eval_shape(lambda x: x, leaf)
-    if _jaxpr.is_abstract(leaf):
+    if jaxprs.is_abstract(leaf):
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
     return leaf
 
@@ -42,7 +40,7 @@ def positions(args, kwargs, places: Sequence) -> list[int]:
     """Which of the array leaves belong to these arguments."""
     found, count = [], 0
     for place, value in [*enumerate(args), *sorted(kwargs.items())]:
-        leaves = [x for x in jax.tree.leaves(value) if _jaxpr.is_array(x)]
+        leaves = [x for x in jax.tree.leaves(value) if jaxprs.is_array(x)]
         if place in places or (isinstance(place, int) and place - len(args) in places):
             found += range(count, count + len(leaves))
         count += len(leaves)

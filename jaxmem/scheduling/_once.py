@@ -14,20 +14,13 @@ T = TypeVar("T")
 
 @dataclass
 class _Slot(Generic[T]):
-    """A value that is there, is being made, or cannot be made."""
-
     lock: threading.RLock = field(default_factory=threading.RLock)
     value: T | None = None
     error: Exception | None = None
 
 
 class Once(Generic[T]):
-    """Values by key.
-
-    Args:
-      lasting: the errors that are remembered; after any other the next one who asks
-        tries again.
-    """
+    """Values by key; errors of the class `lasting` are remembered."""
 
     def __init__(self, lasting: type[Exception]):
         self._lasting = lasting
@@ -35,11 +28,7 @@ class Once(Generic[T]):
         self._slots: dict[Hashable, _Slot[T]] = {}
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The value of a key; `make` makes it, and gives no None.
-
-        Raises:
-          What `make` raises; a copy of an error that was remembered.
-        """
+        """The value of a key, made by `make`, or a copy of a remembered error."""
         with self._lock:
             slot = self._slots.setdefault(key, _Slot())
         with slot.lock:

@@ -10,7 +10,6 @@ from jaxmem.scheduling.plan.plan import Plan
 
 
 def check_seconds(seconds: float | None) -> None:
-    """Raises where the seconds of a search are no number above 0."""
     if seconds is not None:
         check_float("search_seconds", seconds, above=0)
 

@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from jaxmem.ir.aliases import Aliases
+from jaxmem.ir.graph import Aliases
 from jaxmem.scheduling.plan.rows import Description
 
 
 class Config(Protocol):
-    """What a pass is asked to do: a frozen dataclass of plain data.
+    """What a pass is asked to do: a frozen dataclass of plain data."""
 
-    Its default, `Config()`, does nothing that costs time.
-    """
+    # Its default, `Config()`, does nothing that costs time.
 
     name: ClassVar[str]
 
@@ -30,33 +29,23 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Level:
-    """A list of equations on its way through the passes: a step, or a loop's body.
+    """A list of equations on its way through the passes: a step, or a loop's body."""
 
-    Attributes:
-      jaxpr: closed.
-      aliases: position of an output -> of the input in whose memory it will be.
-      target: the chip whose rates say what an operation costs.
-      loop: the `scan` or `shard_map` whose body it is; None for the step itself.
-      compared: whether a compiler compares the result with the step as given. If none
-        does, a pass does nothing but what the step's graph shows to gain clearly.
-    """
-
-    jaxpr: Any
-    aliases: Aliases
-    target: str = "cpu"
+    jaxpr: Any  # closed
+    aliases: Aliases  # position of an output -> of the input in whose memory it will be
+    target: str = "cpu"  # the chip whose rates say what an operation costs
+    # the `scan` or `shard_map` whose body it is; None for the step itself
     loop: Any = None
+    # whether a compiler compares the result with the step as given. If none does, a
+    # pass does nothing but what the step's graph shows to gain clearly
     compared: bool = True
 
 
 class Pass(Generic[C, R]):
-    """One way to save bytes.
+    """One way to save bytes."""
 
-    Attributes:
-      config: the class of its configuration.
-      repeats: whether it is asked again after each rewrite, until it finds none.
-    """
-
-    config: type[C]
+    config: type[C]  # the class of its configuration
+    # whether it is asked again after each rewrite, until it finds none
     repeats: bool = False
 
     def analyse(self, level: Level, config: C) -> Iterator[R]:

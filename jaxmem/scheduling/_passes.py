@@ -6,20 +6,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from jaxmem import _compat, _jaxpr
-from jaxmem.ir.aliases import Aliases, by_shape
-from jaxmem.ir.backward import is_transposed
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import flatten
-from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.graph import Aliases, JaxprGraph, by_shape, is_transposed
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shard_maps import aliases_inside, whole_step
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.order.ordered import OperationOrder, OrderOperations
 from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst
-from jaxmem.scheduling.placement.carried import carried
-from jaxmem.scheduling.placement.casts import CastInside
-from jaxmem.scheduling.placement.constants import ConstantsInside
+from jaxmem.scheduling.placement.inside import CastInside, ConstantsInside
 from jaxmem.scheduling.plan.rows import Description
 from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers
 from jaxmem.scheduling.recompute.pairs import Pair, pairs
@@ -31,6 +28,7 @@ from jaxmem.scheduling.recompute.unrolled import (
     has_both_passes,
 )
 from jaxmem.scheduling.release.released import GradientRelease, ReleaseGradients
+from jaxmem.scheduling.release.write_back import carried
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
 
 PASSES: tuple[Pass, ...] = (
@@ -50,41 +48,27 @@ CONFIGS: dict[str, type] = {one.config.name: one.config for one in PASSES}
 
 @dataclass(frozen=True)
 class Record:
-    """What the passes did to one list of equations.
-
-    Attributes:
-      entered: the level as each pass was given it, by the class of its configuration.
-      rewrites: (pass, rewrite) in order.
-      notes: sentences about what was not done.
-    """
-
+    # the level as each pass was given it, by the class of its configuration
     entered: Mapping[type, Level]
-    rewrites: tuple[tuple[Pass, Any], ...]
-    notes: tuple[str, ...]
+    rewrites: tuple[tuple[Pass, Any], ...]  # (pass, rewrite) in order
+    notes: tuple[str, ...]  # sentences about what was not done
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A jaxpr after the passes, and what they did.
+    """A jaxpr after the passes, and what they did."""
 
-    Attributes:
-      jaxpr: closed; computes what the original does.
-      written_out: the jaxpr before all passes, its calls written out.
-      records: of its lists of equations, those of inner loops after the outer ones.
-      target: the chip whose rates count.
-      whole: gives the jaxpr of the step from that of the first list, where the step is
-        one `shard_map`.
-    """
-
-    jaxpr: Any
-    written_out: Any
+    jaxpr: Any  # closed; computes what the original does
+    written_out: Any  # the jaxpr before all passes, its calls written out
+    # of its lists of equations, those of inner loops after the outer ones
     records: tuple[Record, ...] = ()
-    target: str = "cpu"
+    target: str = "cpu"  # the chip whose rates count
+    # gives the jaxpr of the step from that of the first list, where the step is one
+    # `shard_map`
     whole: Callable[[Any], Any] = field(default=lambda closed: closed, repr=False)
 
     @functools.cached_property
     def description(self) -> Description:
-        """What the passes say of their rewrites."""
         done = (pair for record in self.records for pair in record.rewrites)
         rows = (one.describe(rewrite, self.target) for one, rewrite in done)
         return sum(rows, Description())
@@ -113,7 +97,6 @@ class Rewritten:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about what was not done."""
         left = (note for record in self.records for note in record.notes)
         return (*self.description.notes, *left)
 
@@ -160,20 +143,19 @@ def _sharded_step(closed, aliases: Aliases, choice: Choice) -> Rewritten:
 
 
 def _with_shards(closed, rewritten: Callable[[Any], Any]):
-    """The jaxpr with other bodies in its `shard_map`s."""
 
     def rule(eqn, args: list) -> list[Any] | None:
         if eqn.primitive.name != "shard_map":
             return None
         return _shard_map(eqn, args, rewritten)
 
-    return _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
+    return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
 
 
 def _shard_map(eqn, args: list, rewritten: Callable[[Any], Any]) -> list[Any]:
     def shards(args: list) -> list[Any]:
-        body = _compat.ClosedJaxpr(_jaxpr.bodies(eqn)[0], ())
-        return _jaxpr.evaluate(rewritten(body), args)
+        body = _compat.ClosedJaxpr(jaxprs.bodies(eqn)[0], ())
+        return jaxprs.evaluate(rewritten(body), args)
 
     return _compat.shard_map_again(eqn, shards, args)
 
@@ -195,7 +177,6 @@ def _run_passes(level: Level, choice: Choice) -> tuple[Any, tuple[Record, ...]]:
 
 
 def _run(one: Pass, level: Level, config) -> tuple[Level, list[Any]]:
-    """One pass: the level after its rewrites, and these."""
     done: list[Any] = []
     while (rewrite := next(iter(one.analyse(level, config)), None)) is not None:
         jaxpr = one.apply(level, rewrite)
@@ -230,17 +211,17 @@ def _inside(level: Level, choice: Choice) -> tuple[Any, list[Record]]:
             return _shard_map(eqn, args, partial(shards, eqn))
         n_consts, n_carry = _compat.scan_counts(eqn)
         aliases = {k: n_consts + k for k in range(n_carry)}
-        return _jaxpr.rebind(eqn, args, [body_of(eqn, aliases, eqn.params["jaxpr"])])
+        return jaxprs.rebind(eqn, args, [body_of(eqn, aliases, eqn.params["jaxpr"])])
 
-    run = lambda args: _jaxpr.evaluate(level.jaxpr, args, rule)
-    return _jaxpr.retrace(level.jaxpr, run), records
+    run = lambda args: jaxprs.evaluate(level.jaxpr, args, rule)
+    return jaxprs.retrace(level.jaxpr, run), records
 
 
 def _is_opened(eqn) -> bool:
     """Whether there may be something to do inside: scans, or both passes."""
     if eqn.primitive.name not in ("scan", "shard_map"):
         return False
-    inside = [e for body in _jaxpr.bodies(eqn) for e in _jaxpr.walk(body)]
+    inside = [e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body)]
     both = not is_transposed(eqn) and any(map(is_transposed, inside))
     return both or any(e.primitive.name == "scan" for e in inside)
 

@@ -10,9 +10,9 @@ from jaxmem._checks import check_bool, check_callable, check_places, wrong_type
 from jaxmem.memory import MemoryReport, Target
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._options import Options, check_seconds, room_and_target
-from jaxmem.scheduling._schedule import Scheduled
+from jaxmem.scheduling._scheduled import Scheduled
+from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.pairs import Pair, cut_by_names, named
-from jaxmem.scheduling.recompute.price import price_at
 from jaxmem.scheduling.recompute.residuals import Recompute
 
 

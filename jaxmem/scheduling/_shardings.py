@@ -11,7 +11,8 @@ from typing import Any
 
 import jax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import (
     constrained,
     is_explicit,
@@ -26,19 +27,14 @@ Leaves = tuple[Any, ...]  # a sharding for each array; None where none is named
 
 
 @dataclass(frozen=True)
-class Placed(_jaxpr.Traced):
-    """A traced step without the shardings that it names for its own leaves.
+class Placed(jaxprs.Traced):
+    """A traced step without the shardings that it names for its own leaves."""
 
-    Attributes:
-      ins: of the arguments.
-      outs: of the results.
-    """
-
-    ins: Leaves = ()
-    outs: Leaves = ()
+    ins: Leaves = ()  # of the arguments
+    outs: Leaves = ()  # of the results
 
 
-def placed(traced: _jaxpr.Traced) -> Placed:
+def placed(traced: jaxprs.Traced) -> Placed:
     """The step, and the shardings that the call of a jitted function in it names."""
     ins, outs = _named(traced.jaxpr)
     opened = _opened(traced.jaxpr) if any((*ins, *outs)) else traced.jaxpr
@@ -47,25 +43,16 @@ def placed(traced: _jaxpr.Traced) -> Placed:
 
 @dataclass(frozen=True, eq=False)  # one for each signature: compared by identity
 class Shardings:
-    """Those that a jitted step names.
+    """Those that a jitted step names."""
 
-    Attributes:
-      ins: of the arguments' leaves.
-      outs: of the results' leaves.
-      tree: of the arguments, positional ones and keywords.
-      out_tree: of the results.
-    """
-
-    ins: Leaves = ()
-    outs: Leaves = ()
-    tree: Any = None
-    out_tree: Any = None
+    ins: Leaves = ()  # of the arguments' leaves
+    outs: Leaves = ()  # of the results' leaves
+    tree: Any = None  # of the arguments, positional ones and keywords
+    out_tree: Any = None  # of the results
 
     def of(self, arguments: Any) -> Any:
-        """The arguments' shapes and dtypes under these shardings.
-
-        Not under those on a mesh of explicit axes: `jit` leaves types as they are.
-        """
+        """The arguments' shapes and dtypes under these shardings."""
+        # Not under those on a mesh of explicit axes: `jit` leaves types as they are.
         if not any(self.ins):
             return arguments
         leaves, tree = jax.tree.flatten(arguments)
@@ -92,7 +79,7 @@ def _under(array, sharding) -> jax.ShapeDtypeStruct:
 NO_SHARDINGS = Shardings()
 
 
-def shardings_of(traced: _jaxpr.Traced, tree: Any) -> Shardings:
+def shardings_of(traced: jaxprs.Traced, tree: Any) -> Shardings:
     """The shardings of a step, whose arguments have this tree, all of them arrays."""
     ins, outs = _named(traced.jaxpr)
     return Shardings(ins, outs, tree, traced.out_tree)
@@ -132,18 +119,16 @@ def _opened(closed):
             return opened(eqn, args, apart=ends)
         return None
 
-    return _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
+    return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
 
 
 def with_results_placed(closed, outs: Leaves):
-    """The jaxpr with its results constrained.
-
-    Not those that a `shard_map` has made, which says where they are, nor those that go
-    into another memory.
-    """
+    """The jaxpr with its results constrained."""
+    # Not those that a `shard_map` has made, which says where they are, nor those that
+    # go into another memory.
     if not any(outs):
         return closed
-    jaxpr = _jaxpr.split(closed)[0]
+    jaxpr = jaxprs.split(closed)[0]
     maps = (e for e in jaxpr.eqns if e.primitive.name == "shard_map")
     made = {v for eqn in maps for v in eqn.outvars}
     free = [not is_var(v) or v not in made for v in jaxpr.outvars]
@@ -151,5 +136,5 @@ def with_results_placed(closed, outs: Leaves):
         s if s is not None and ok and is_usual_memory(s) else None
         for s, ok in zip(outs, free, strict=True)
     ]
-    run = lambda args: constrained(_jaxpr.evaluate(closed, args), plain)
-    return _jaxpr.retrace(closed, run)
+    run = lambda args: constrained(jaxprs.evaluate(closed, args), plain)
+    return jaxprs.retrace(closed, run)

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxmem.accumulate import microbatch
-from jaxmem.accumulate._batches import split_batch
+from jaxmem.accumulate._trees import split_batch
 from jaxmem.optim import adama
 from tests.accumulate import problem
 from tests.accumulate.problem import LR, RTOL, assert_close

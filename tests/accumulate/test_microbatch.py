@@ -11,7 +11,7 @@ import pytest
 import jaxmem
 from jaxmem.accumulate import _accumulators, microbatch
 from jaxmem.optim import adama
-from jaxmem.optim.accumulation import position
+from jaxmem.optim.accumulation import states
 from tests.accumulate import problem
 from tests.accumulate.problem import LR, RTOL, assert_close, assert_same, copy
 
@@ -306,7 +306,7 @@ def test_the_log_tells_once_what_an_accumulator_costs(caplog):
 
 def test_an_own_state_is_not_read_again(monkeypatch):
     reads = []
-    monkeypatch.setattr(position, "_check_values", lambda s, n, k: reads.append(n))
+    monkeypatch.setattr(states, "_check_values", lambda s, n, k: reads.append(n))
     tx = adama(LR)
     step = microbatch(problem.loss, tx, 2)
     params, state = copy(PARAMS), tx.init(PARAMS)

@@ -144,9 +144,6 @@ CALLS = [
     Call("frontier", planning.frontier, {"graph": GRAPH}, {
         "graph": NO_GRAPH, "order": (None, *ORDER), **REMAT, **PROGRESS,
     }),
-    Call("curve", planning.curve, {"graph": GRAPH, "budgets": [100]}, {
-        "graph": NO_GRAPH, "budgets": (None, 3, "x", ["x"], [-1], [True]),
-    }),
     Call("sequence_profile", planning.sequence_profile,
         {"graph": GRAPH, "sequence": (0, 1)}, {
             "graph": NO_GRAPH,

@@ -66,6 +66,14 @@ CALLS = [
         "opt": (None, 3, "adam", optax.adam), "every_k_schedule": (None, *COUNT),
         "use_grad_mean": FLAG, "accumulator_dtype": DTYPE,
     }),
+    Call("ledger", jaxmem.ledger, {"params": PARAMS, "tx": ADAM}, {
+        "params": (None, 3, {}, {"w": jnp.ones(2, jnp.int32)}),
+        "tx": (None, 3, "adam", optax.adam), "micro_batches": COUNT,
+        "released": (3, "banana", ["w", 3]), "gradient_dtype": DTYPE,
+        "accumulator_dtype": DTYPE,
+    }),
+    Call("Ledger.bytes_of", jaxmem.ledger(PARAMS, ADAM).bytes_of,
+        {"part": "weights"}, {"part": (None, *WORD)}),
     Call("clip_by_layer_norm", optim.clip_by_layer_norm, {"max_norm": 1.0}, {
         "max_norm": (None, *POSITIVE), "stacked": (3, 1.0, {"w": "x"}, {"w": None}),
     }),

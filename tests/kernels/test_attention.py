@@ -17,7 +17,7 @@ from jax import export
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxmem
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.memory import target_mesh, targets
 from jaxmem.ops.attention.dot_product import dot_product_attention
 from pallas_kernels import simulated

@@ -8,7 +8,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
-from jaxmem.linting.rules.recomputation_undone import products_of_program
+from jaxmem.linting.rules.recomputation import products_of_program
 from jaxmem.memory import targets
 
 SDS = jax.ShapeDtypeStruct

@@ -271,7 +271,7 @@ def test_what_a_block_of_ours_does_is_where_it_is_called():
     wrong = [
         f"{eqn.primitive}: {level.source(eqn)}"
         for level in levels(jax.make_jaxpr(step)(*args))
-        for eqn in level.jaxpr.eqns
+        for eqn in level.graph.eqns
         if not level.source(eqn).startswith(__file__)
     ]
     assert not wrong

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx as flax_nnx
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.nn import linen, nnx
 from jaxmem.nn._blocks import rotary_embedding
 from tests.nn.compare import assert_close, kept_bytes

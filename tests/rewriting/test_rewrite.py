@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxmem._jaxpr import walk
+from jaxmem.ir.jaxprs import walk
 from jaxmem.rewriting import Pattern, find, rewrite
 from tests.references import kept_bytes
 from tests.rewriting.formulas import hugging_face_rms_norm

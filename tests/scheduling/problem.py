@@ -10,7 +10,8 @@ import numpy as np
 import optax
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxmem import _jaxpr, schedule
+from jaxmem import schedule
+from jaxmem.ir import jaxprs
 
 L, D, OUT, BATCH = 6, 16, 3, 5
 
@@ -111,7 +112,7 @@ def state_of(tx, params, x, loss=loss) -> tuple[Any, Any, Any]:
 
 def copy(tree):
     """Buffers of its own, which a step may take."""
-    return jax.tree.map(lambda x: jnp.copy(x) if _jaxpr.is_array(x) else x, tree)
+    return jax.tree.map(lambda x: jnp.copy(x) if jaxprs.is_array(x) else x, tree)
 
 
 def assert_close(got, want, rtol=RTOL):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 from jaxmem.planning import peak
 from tests.scheduling.arena import Places, places_of, run_in_arena
 from tests.scheduling.problem import array
@@ -48,7 +48,7 @@ def test_loops_branches_and_barriers_run_in_an_arena():
     ops, leaves = operations(step, *args, donate=1), jax.tree.leaves(args)
     order = range(len(ops.graph.operations))
     got = run_in_arena(ops, leaves, order, places_of(ops.graph, order))
-    assert_bits(got, _jaxpr.evaluate(_jaxpr.trace(step, *args).jaxpr, leaves))
+    assert_bits(got, jaxprs.evaluate(jaxprs.trace(step, *args).jaxpr, leaves))
 
 
 @settings(max_examples=5, deadline=None)

@@ -10,9 +10,10 @@ import optax
 import pytest
 
 import jaxmem
-from jaxmem import _jaxpr, schedule
-from jaxmem.ir.aliases import by_shape
+from jaxmem import schedule
+from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import MACHINES, flops, seconds
+from jaxmem.ir.graph import by_shape
 from jaxmem.scheduling import BudgetError, Choice
 from jaxmem.scheduling._passes import NO_CHOICE, rewrite
 from jaxmem.scheduling.order.ordered import OperationOrder, sequences
@@ -69,7 +70,7 @@ def rewritten(fn, args, choice):
 
 def close(fn, closed, args):
     """The same to rounding: what XLA fuses in a branch may round less often."""
-    got = _jaxpr.evaluate(closed, jax.tree.leaves(args))
+    got = jaxprs.evaluate(closed, jax.tree.leaves(args))
     for g, w in zip(got, jax.tree.leaves(fn(*args)), strict=True):
         # a dozen roundings of sums of 64, in units of the largest element
         np.testing.assert_allclose(g, w, atol=1e-5 * np.abs(w).max(), rtol=0)
@@ -102,8 +103,8 @@ def test_written_out_layers_give_the_same_at_every_rate(rate):
     fn, args = problem(scanned=False)
     made = rewritten(fn, args, Choice("h100", (Recompute(rate), Unrolled(rate))))
     leaves = jax.tree.leaves(args)
-    got = _jaxpr.evaluate(made.jaxpr, leaves)
-    want = _jaxpr.evaluate(jax.make_jaxpr(fn)(*args), leaves)
+    got = jaxprs.evaluate(made.jaxpr, leaves)
+    want = jaxprs.evaluate(jax.make_jaxpr(fn)(*args), leaves)
     for g, w in zip(got, want, strict=True):
         np.testing.assert_array_equal(g, w)
 
@@ -117,13 +118,13 @@ def test_operations_that_come_again_give_the_same():
     assert len(candidates) > 3
     sizes = [size for _, size, _ in candidates]
     assert sizes == sorted(set(sizes), reverse=True)
-    want = _jaxpr.evaluate(closed, leaves)
+    want = jaxprs.evaluate(closed, leaves)
     for i in (0, len(candidates) // 2, -1):
         order = candidates[i][0]
         made = rewrite(closed, {}, None, Choice("h100", (order,)))
         repeats = bool(made.description.recomputed)
         assert repeats == (order is not candidates[0][0])
-        got = _jaxpr.evaluate(made.jaxpr, leaves)
+        got = jaxprs.evaluate(made.jaxpr, leaves)
         for g, w in zip(got, want, strict=True):
             np.testing.assert_array_equal(g, w)
 
@@ -202,12 +203,12 @@ def test_a_train_step_with_released_gradients():
         closed = jax.make_jaxpr(step)(*args)
     leaves = jax.tree.leaves(args)
     aliases = by_shape(closed, range(len(jax.tree.leaves(args[0]))))
-    want = _jaxpr.evaluate(closed, leaves)
+    want = jaxprs.evaluate(closed, leaves)
     for choice in (EVERY_LAYER, HALF_OF_THEM):
         made = rewrite(closed, aliases, None, choice)
         assert made.description.recomputed
         assert all(row.released for row in made.description.gradients)
-        got = _jaxpr.evaluate(made.jaxpr, leaves)
+        got = jaxprs.evaluate(made.jaxpr, leaves)
         for g, w in zip(got, want, strict=True):
             # sums over two micro-batches in another order, through 1 / sqrt(v)
             np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-6)
@@ -262,7 +263,7 @@ def test_flops_and_seconds():
     args = jnp.ones((3, 4, 5), jnp.bfloat16), jnp.ones((3, 5, 6), jnp.bfloat16)
     (eqn,) = (
         e
-        for e in _jaxpr.walk(jax.make_jaxpr(f)(*args))
+        for e in jaxprs.walk(jax.make_jaxpr(f)(*args))
         if e.primitive.name == "dot_general"
     )
     assert flops(eqn) == 2 * 3 * 4 * 5 * 6

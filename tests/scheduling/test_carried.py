@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import jaxmem
-from jaxmem import _jaxpr
-from jaxmem.ir.aliases import by_shape
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import by_shape
 from jaxmem.ir.scans import split
 from jaxmem.memory import targets
 from jaxmem.scheduling import Choice
@@ -66,7 +66,7 @@ def loops(n, donated=True):
     closed = jax.make_jaxpr(flat)(*leaves)
     aliases = by_shape(closed, range(len(leaves)) if donated else ())
     found = rewrite(closed, aliases, None, Choice())
-    return [e for e in _jaxpr.split(found.jaxpr)[0].eqns if e.primitive.name == "scan"]
+    return [e for e in jaxprs.split(found.jaxpr)[0].eqns if e.primitive.name == "scan"]
 
 
 def shapes_of_carry(eqn):

@@ -14,8 +14,8 @@ from jax import lax
 
 import jaxmem
 from benchmarks import models, release, vision_models, zoo
-from jaxmem import _jaxpr
-from jaxmem.ir.aliases import by_shape
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import by_shape
 from jaxmem.planning import lifetimes, order, peak, profile
 from jaxmem.scheduling.order.given import fences_of, in_given_order
 from jaxmem.scheduling.predict.operations import operations_of
@@ -32,7 +32,7 @@ def square(seed=0):
 
 def operations(fn, *args, donate=0):
     """The graph of a function whose first `donate` arguments are donated."""
-    traced = _jaxpr.trace(fn, *args)
+    traced = jaxprs.trace(fn, *args)
     count = len(jax.tree.leaves(args[:donate]))
     return operations_of(traced.jaxpr, by_shape(traced.jaxpr, range(count)))
 
@@ -349,7 +349,7 @@ def prepared(name):
     step, args = problem(name)
     ops = operations(step, *args, donate=1)
     leaves = jax.tree.leaves(args)
-    return ops, leaves, _jaxpr.evaluate(_jaxpr.trace(step, *args).jaxpr, leaves)
+    return ops, leaves, jaxprs.evaluate(jaxprs.trace(step, *args).jaxpr, leaves)
 
 
 def any_order(graph, seed: int) -> list[int]:
@@ -381,7 +381,7 @@ def test_any_order_with_barriers_gives_the_same_bits(name):
         again = in_given_order(ops, shuffled, fences, least=16)
         barriers = [e.primitive.name for e in again.jaxpr.eqns]
         assert barriers.count("optimization_barrier") > 1
-        assert_bits(_jaxpr.evaluate(again, leaves), want)
+        assert_bits(jaxprs.evaluate(again, leaves), want)
 
 
 def test_a_barrier_of_the_step_round_a_literal_is_carried_over():
@@ -395,7 +395,7 @@ def test_a_barrier_of_the_step_round_a_literal_is_carried_over():
     ops, want = operations(step, *leaves), step(*leaves)
     everything = range(len(ops.graph.operations))
     again = in_given_order(ops, everything, everything, least=16)
-    assert_bits(_jaxpr.evaluate(again, leaves), want)
+    assert_bits(jaxprs.evaluate(again, leaves), want)
 
 
 def test_an_order_that_is_none_is_refused():
@@ -435,13 +435,13 @@ def test_barriers_make_the_compiler_keep_an_order(standard_jax):
     """Sixteen dense layers with Adam, unrolled: at most 200 MiB."""
     step, args, donate = compiled_problem("dense")
     leaves, state = jax.tree.leaves(args), len(jax.tree.leaves(args[:2]))
-    closed = _jaxpr.trace(step, *args).jaxpr
+    closed = jaxprs.trace(step, *args).jaxpr
     ops = operations_of(closed, by_shape(closed, range(state)))
     found = order(ops.graph, time_limit=10)
     new = in_given_order(ops, found.operations, fences_of(ops.graph, found.operations))
 
     def run(*leaves):
-        return _jaxpr.evaluate(new, leaves)
+        return jaxprs.evaluate(new, leaves)
 
     ours = jaxmem.estimate(run, *leaves, target="h100", donate_argnums=range(state))
     plain = jaxmem.estimate(step, *args, target="h100", donate_argnums=donate)

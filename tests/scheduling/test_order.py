@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from jaxmem import _jaxpr, schedule
+from jaxmem import schedule
+from jaxmem.ir import jaxprs
 from jaxmem.scheduling._passes import rewrite
 from tests.scheduling.problem import array, assert_close, copy
 
@@ -42,7 +43,7 @@ def arguments(width=WIDE, n=LAYERS):
 
 
 def barriers(jaxpr) -> list:
-    eqns = _jaxpr.split(jaxpr)[0].eqns
+    eqns = jaxprs.split(jaxpr)[0].eqns
     return [e for e in eqns if e.primitive.name == "optimization_barrier"]
 
 

@@ -10,7 +10,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 from jaxmem.scheduling import Choice, Plan, _passes
 from jaxmem.scheduling._pass import Pass
 from jaxmem.scheduling.order.ordered import OperationOrder
@@ -24,7 +24,7 @@ def named(x):
 
 
 def names(closed) -> int:
-    return sum(e.primitive.name == "name" for e in _jaxpr.walk(closed))
+    return sum(e.primitive.name == "name" for e in jaxprs.walk(closed))
 
 
 def example() -> dict:
@@ -44,7 +44,7 @@ def test_the_example_of_the_guide_plugs_in(monkeypatch):
     without = _passes.rewrite(closed, {}, None, Choice("h100", (config(True),)))
     assert names(same.jaxpr) == 2 and names(without.jaxpr) == 0
     assert without.did(config) and not same.did(config)
-    want, got = (_jaxpr.evaluate(j, [x])[0] for j in (closed, without.jaxpr))
+    want, got = (jaxprs.evaluate(j, [x])[0] for j in (closed, without.jaxpr))
     np.testing.assert_array_equal(got, want)
 
 

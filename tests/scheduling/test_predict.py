@@ -7,10 +7,10 @@ from jax import lax
 
 import jaxmem
 from benchmarks import predict_steps as steps
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 from jaxmem.planning import peak
 from jaxmem.scheduling import predict
-from jaxmem.scheduling.predict.fusion_scatter import AT_ONCE
+from jaxmem.scheduling.predict.fusion_zeros import AT_ONCE
 from jaxmem.scheduling.predict.operations import as_compiled, operations_of
 from tests.scheduling.test_operations import SQUARE, N, made, operations, square
 
@@ -93,7 +93,7 @@ def test_products_in_a_loop_are_merged():
 
     args = square(), jnp.stack([square(1)] * 2), jnp.stack([square(2)] * 2)
     (loop,) = operations(fn, *args).graph.operations
-    closed = _jaxpr.trace(fn, *args).jaxpr
+    closed = jaxprs.trace(fn, *args).jaxpr
     (other,) = operations_of(closed, tpu=True).graph.operations
     assert loop.scratch >= other.scratch + 2 * SQUARE
 
@@ -108,6 +108,8 @@ def test_what_is_computed_twice_is_computed_once():
     assert made(ops).count("concatenate") == 1
     names = [e.primitive.name for e in ops.closed.eqns]
     assert names.count("dot_general") == 3
+    closed = jaxprs.trace(fn, *map(square, range(3))).jaxpr
+    assert made(operations_of(closed, duplicates=True)).count("concatenate") == 3
 
 
 def test_a_cast_that_is_written_twice_stays_two():
@@ -142,7 +144,7 @@ def scattered(x, us, labels, onto=False):
 @pytest.mark.parametrize("tpu", [False, True])
 def test_zeros_of_a_shape_are_made_at_once(tpu):
     args = square(), [square(1), square(2)], [jnp.arange(3), jnp.arange(4)]
-    graph = operations_of(_jaxpr.trace(scattered, *args).jaxpr, tpu=tpu).graph
+    graph = operations_of(jaxprs.trace(scattered, *args).jaxpr, tpu=tpu).graph
     zeros = [o for o in graph.operations if o.name == "broadcast_in_dim"]
     assert [len(o.outputs) for o in zeros] == ([2] if AT_ONCE and not tpu else [1, 1])
     assert all(o.inputs == () for o in zeros)

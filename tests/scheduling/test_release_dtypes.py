@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxmem import _jaxpr, schedule
+from jaxmem import schedule
+from jaxmem.ir import jaxprs
 from tests.scheduling.problem import copy, jitted
 
 # One column in which all are positive, one in which all are negative.
@@ -102,5 +103,5 @@ def test_dtypes_that_the_cpu_does_not_have_are_rewritten(name):
     scheduled = schedule(step_of(jnp.dtype(name)), donate_argnums=0)
     assert scheduled.plan(*args).kept_bytes == 0
     assert any(
-        e.primitive.name == "scan" for e in _jaxpr.walk(scheduled.trace(*args).jaxpr)
+        e.primitive.name == "scan" for e in jaxprs.walk(scheduled.trace(*args).jaxpr)
     )

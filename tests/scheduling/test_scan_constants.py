@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import LARGE, size_of
 from jaxmem.memory import estimate
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling._passes import rewrite
-from jaxmem.scheduling.placement.constants import Constants, ConstantsInside
+from jaxmem.scheduling.placement.inside import Constants, ConstantsInside
 from tests.scheduling.problem import array
 from tests.scheduling.test_scan_residuals import same_bits, scans
 
@@ -58,7 +59,7 @@ def constants_inside(closed):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """A mask of 4 * 16 * 64 * 64 is large."""
-    monkeypatch.setattr("jaxmem.scheduling.placement.constants.LARGE", LARGE // 4)
+    monkeypatch.setattr("jaxmem.scheduling.placement.inside.LARGE", LARGE // 4)
 
 
 def test_a_causal_mask_is_made_in_the_loop():
@@ -112,6 +113,6 @@ def test_the_compiler_does_not_move_it_out_again():
     closed = jax.make_jaxpr(fn)(*args)
     temps = []
     for jaxpr in (closed, constants_inside(closed)):
-        step = lambda *args, j=jaxpr: _jaxpr.evaluate(j, list(args))
+        step = lambda *args, j=jaxpr: jaxprs.evaluate(j, list(args))
         temps.append(estimate(step, *args, target="h100").temp_bytes)
     assert temps[0] - temps[1] >= mask

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxmem import _compat, _jaxpr, schedule
+from jaxmem import _compat, schedule
+from jaxmem.ir import jaxprs
 from jaxmem.scheduling._passes import rewrite
 from tests.scheduling.problem import array
 
@@ -16,7 +17,7 @@ WS = array(L, D, D, seed=2, scale=0.4, dtype=jnp.float32)
 
 
 def scans(closed):
-    eqns = _jaxpr.split(closed)[0].eqns
+    eqns = jaxprs.split(closed)[0].eqns
     return [e for e in eqns if e.primitive.name == "scan"]
 
 
@@ -29,9 +30,9 @@ def stacked(closed) -> list[int]:
 
 def one_by_one(eqn, args):
     """A rule that does scans turn by turn: no compiler fuses across operations."""
-    bodies = _jaxpr.bodies(eqn)
+    bodies = jaxprs.bodies(eqn)
     if eqn.primitive.name == "jit":
-        return _jaxpr.evaluate(bodies[0], args, one_by_one)
+        return jaxprs.evaluate(bodies[0], args, one_by_one)
     if eqn.primitive.name != "scan":
         return None
     n_consts, n_carry = _compat.scan_counts(eqn)
@@ -39,7 +40,7 @@ def one_by_one(eqn, args):
     turns, stacks = list(range(eqn.params["length"])), {}
     for j in reversed(turns) if eqn.params["reverse"] else turns:
         xs = [np.asarray(x)[j] for x in args[n_consts + n_carry :]]
-        outs = _jaxpr.evaluate(bodies[0], [*consts, *carry, *xs], one_by_one)
+        outs = jaxprs.evaluate(bodies[0], [*consts, *carry, *xs], one_by_one)
         carry, stacks[j] = outs[:n_carry], outs[n_carry:]
     rows = zip(*(stacks[j] for j in turns), strict=True)
     return [*carry, *(np.stack(list(map(np.asarray, r))) for r in rows)]
@@ -47,7 +48,7 @@ def one_by_one(eqn, args):
 
 def same_bits(closed, other, leaves):
     """Every operation on its own makes the same bits; what XLA fuses may round less."""
-    got, want = (_jaxpr.evaluate(c, leaves, one_by_one) for c in (other, closed))
+    got, want = (jaxprs.evaluate(c, leaves, one_by_one) for c in (other, closed))
     for g, w in zip(got, want, strict=True):
         np.testing.assert_array_equal(np.asarray(g), np.asarray(w))
 

@@ -12,7 +12,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxmem
-from jaxmem import _jaxpr, schedule
+from jaxmem import schedule
+from jaxmem.ir import jaxprs
 from jaxmem.scheduling import Plan, Scheduled
 from tests.scheduling import problem
 from tests.scheduling.problem import D, L, array, assert_close, bytes_of, copy
@@ -268,7 +269,7 @@ def test_nothing_to_schedule(fn):
     assert plan.released_bytes == plan.kept_bytes == plan.residual_bytes == 0
     names = lambda f: [
         e.primitive.name
-        for e in _jaxpr.walk(jax.make_jaxpr(f)(X))
+        for e in jaxprs.walk(jax.make_jaxpr(f)(X))
         if e.primitive.name != "jit"
     ]
     assert names(step) == names(fn)
@@ -292,7 +293,7 @@ def test_strict_promotion_and_x64_off():
     """The tests of this module run so; a counter that is carried keeps its type."""
     jaxpr = donated().trace(PARAMS, X).jaxpr
     wide = [
-        v for e in _jaxpr.walk(jaxpr) for v in e.outvars if v.aval.dtype.itemsize > 4
+        v for e in jaxprs.walk(jaxpr) for v in e.outvars if v.aval.dtype.itemsize > 4
     ]
     assert wide == []
 

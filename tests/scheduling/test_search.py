@@ -18,11 +18,12 @@ from jaxmem import schedule
 from jaxmem.memory import estimate, targets
 from jaxmem.memory.compile import pool as pooling
 from jaxmem.memory.report.report import CompilerTexts
-from jaxmem.scheduling import BudgetError, Choice, _schedule
+from jaxmem.scheduling import BudgetError, Choice, _scheduled
 from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.predict.operations import compiled_peak, operations_of
 from jaxmem.scheduling.search import compiles as _compiles
 from jaxmem.scheduling.search import search as _search
+from jaxmem.scheduling.search import traced_step
 from tests.scheduling.test_budget import CANDIDATES, Fake, problem
 
 SDS = jax.ShapeDtypeStruct
@@ -71,7 +72,7 @@ def told(monkeypatch):
 
         yield tell
 
-    monkeypatch.setattr(_schedule, "spinner", spinner)
+    monkeypatch.setattr(_scheduled, "spinner", spinner)
     return seen
 
 
@@ -79,13 +80,13 @@ def told(monkeypatch):
 def searches(monkeypatch):
     """How many searches were begun."""
     seen = []
-    search = _schedule.search
+    search = _scheduled.search
 
     def count(*args):
         seen.append(args)
         return search(*args)
 
-    monkeypatch.setattr(_schedule, "search", count)
+    monkeypatch.setattr(_scheduled, "search", count)
     return seen
 
 
@@ -147,7 +148,8 @@ def test_two_per_cent_of_the_step_are_not_worth_a_compile(monkeypatch):
     best = step.find(args, {})
     fits = [t for t in best.tried if t.peak <= best.budget]
     assert len(fits) > 1
-    monkeypatch.setattr(_search, "_ENOUGH", 1e3)  # anything that fits is enough
+    for module in (_search, traced_step):  # anything that fits is enough
+        monkeypatch.setattr(module, "ENOUGH", 1e3)
     first = in_budget(SHARE)[0].find(args, {})
     assert len(first.tried) < len(best.tried)
     assert first.tried[-1].peak <= first.budget
@@ -159,13 +161,13 @@ def test_slack_is_two_per_cent_of_the_products():
     x = SDS((512, 512), jnp.float32)
     seen = []
     made = lambda choice: SimpleNamespace(jaxpr=jax.make_jaxpr(jnp.matmul)(x, x))
-    step = _search.TracedStep(made, seen, None, None, (), (), {}, "h100", "")
+    step = traced_step.TracedStep(made, seen, None, None, (), (), {}, "h100", "")
     (eqn,) = (
         e
-        for e in jaxmem._jaxpr.walk(jax.make_jaxpr(jnp.matmul)(x, x))
+        for e in jaxmem.ir.jaxprs.walk(jax.make_jaxpr(jnp.matmul)(x, x))
         if e.primitive.name == "dot_general"
     )
-    seconds = _search.seconds(eqn, _search.MACHINES["h100"])
+    seconds = traced_step.seconds(eqn, traced_step.MACHINES["h100"])
     assert math.isclose(step.slack(), 0.02 * seconds)
 
 

@@ -10,8 +10,9 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from jaxmem import _jaxpr, schedule
-from jaxmem.ir.aliases import by_shape
+from jaxmem import schedule
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import by_shape
 from jaxmem.memory import estimate
 from jaxmem.scheduling import BudgetError, Choice, Plan
 from jaxmem.scheduling._passes import NO_CHOICE, rewrite
@@ -110,9 +111,9 @@ def test_gives_the_same(loss, sizes):
     args = args_of()
     fn = jax.value_and_grad(loss)
     made = run_again(fn, args, sizes)
-    inner = [e.primitive.name for s in scans(made.jaxpr) for e in _jaxpr.walk(_body(s))]
+    inner = [e.primitive.name for s in scans(made.jaxpr) for e in jaxprs.walk(_body(s))]
     assert inner.count("while") == len(sizes)
-    got = jax.jit(lambda *a: _jaxpr.evaluate(made.jaxpr, list(a)))(*args)
+    got = jax.jit(lambda *a: jaxprs.evaluate(made.jaxpr, list(a)))(*args)
     assert_close(got, jax.tree.leaves(fn(*args)))
 
 
@@ -123,19 +124,19 @@ def test_gives_the_same_whatever_else_is_kept(rate, sizes):
     args = args_of()
     fn = jax.value_and_grad(dropout)
     made = run_again(fn, args, sizes, rate)
-    got = jax.jit(lambda *a: _jaxpr.evaluate(made.jaxpr, list(a)))(*args)
+    got = jax.jit(lambda *a: jaxprs.evaluate(made.jaxpr, list(a)))(*args)
     assert_close(got, jax.tree.leaves(fn(*args)))
 
 
 def _body(eqn):
-    return _jaxpr.bodies(eqn)[0]
+    return jaxprs.bodies(eqn)[0]
 
 
 @pytest.mark.usefixtures("x64")
 def test_a_length_that_is_one_more_than_a_segment():
     args = args_of(3)
     made = run_again(jax.grad(plain_layers), args, (2,), float("inf"))
-    got = _jaxpr.evaluate(made.jaxpr, list(args))
+    got = jaxprs.evaluate(made.jaxpr, list(args))
     assert_close(got, [jax.grad(plain_layers)(*args)])
 
 
@@ -155,7 +156,7 @@ def test_inside_shard_map(check_vma, sizes):
     )(step, in_specs=specs)
     made = run_again(mapped, (ws, x), sizes)
     assert made.description.recomputed
-    got = jax.jit(lambda *a: _jaxpr.evaluate(made.jaxpr, list(a)))(ws, x)
+    got = jax.jit(lambda *a: jaxprs.evaluate(made.jaxpr, list(a)))(ws, x)
     assert_close(got, [jax.jit(mapped)(ws, x)])
 
 
@@ -241,7 +242,7 @@ def scheduled(step, state, x, sizes):
     tree = jax.tree.structure((state, 0))
 
     def run(state, x):
-        outs = _jaxpr.evaluate(made.jaxpr, jax.tree.leaves((state, x)))
+        outs = jaxprs.evaluate(made.jaxpr, jax.tree.leaves((state, x)))
         return jax.tree.unflatten(tree, outs)
 
     return made, run

@@ -9,9 +9,8 @@ import pytest
 import jaxmem
 from benchmarks.blocks import gradient_of_stack
 from benchmarks.models import LLAMA_1B, LlamaLayer, Stack
-from jaxmem import _jaxpr
-from jaxmem.ir.aliases import by_shape
-from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import JaxprGraph, by_shape
 from jaxmem.memory import estimate
 from jaxmem.scheduling import Choice
 from jaxmem.scheduling._pass import Level
@@ -56,7 +55,7 @@ def made(rate=None, waits=True):
 
 
 def barriers(eqn) -> int:
-    names = [e.primitive.name for e in _jaxpr.walk(eqn.params["jaxpr"])]
+    names = [e.primitive.name for e in jaxprs.walk(eqn.params["jaxpr"])]
     return names.count("optimization_barrier")
 
 
@@ -119,7 +118,7 @@ def peak(rate, waits: bool) -> int:
         None,
         Choice("h100", (Recompute(rate), ShrinkFirst(waits))),
     )
-    step = lambda *args: _jaxpr.evaluate(found.jaxpr, list(jax.tree.leaves(args)))
+    step = lambda *args: jaxprs.evaluate(found.jaxpr, list(jax.tree.leaves(args)))
     return estimate(step, *args, target="h100").peak_bytes
 
 

@@ -8,14 +8,14 @@ from jax import lax
 
 import jaxmem
 from benchmarks import zoo
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 from jaxmem.scheduling import predict
 from jaxmem.scheduling.predict.operations import operations_of
 from tests.scheduling.test_operations import SQUARE, made, pooled, square
 
 
 def graph_of(fn, *args, tpu=True):
-    return operations_of(_jaxpr.trace(fn, *args).jaxpr, tpu=tpu)
+    return operations_of(jaxprs.trace(fn, *args).jaxpr, tpu=tpu)
 
 
 def images(*shape, dtype=jnp.float32):

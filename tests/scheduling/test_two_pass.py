@@ -6,7 +6,8 @@ import optax
 import pytest
 from jax import lax
 
-from jaxmem import _jaxpr, schedule
+from jaxmem import schedule
+from jaxmem.ir import jaxprs
 from tests.scheduling import problem
 from tests.scheduling.problem import (
     D,
@@ -207,7 +208,7 @@ def test_gradients_that_are_returned_are_kept():
     two = schedule(step, donate_argnums=(0, 1), clip="two_pass").trace(*args).jaxpr
     back = [
         e
-        for e in _jaxpr.walk(two)
+        for e in jaxprs.walk(two)
         if e.primitive.name == "scan" and e.params["reverse"]
     ]
     assert len(back) == 1

@@ -1,27 +1,29 @@
-"""The step's form for one kind of arguments, such as a TrainState."""
+"""The step's form for one kind of arguments, and the user's loss function in one form.
+
+The form is (params, model_state, batch, rng) -> (loss, (model_state, aux)), with None
+for an absent model state and {} for an absent aux.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr
+
+from jaxmem.accumulate._options import StepOptions
 
 
 class Adapter(NamedTuple):
-    """How a step is called for one kind of arguments.
+    """How a step is called for one kind of arguments."""
 
-    Attributes:
-      run: the step, of the user's own arguments; it is traced, donated and scheduled.
-      donate: the positions of the arguments that it replaces.
-      state_in: `(args) -> opt_state`, where a step finds the optimizer's state.
-      state_out: `(args, out) -> opt_state`, where it is after a call.
-      check: raises for arguments of the wrong kind.
-    """
-
+    # the step, of the user's own arguments; it is traced, donated and scheduled
     run: Callable
-    donate: tuple[int, ...]
+    donate: tuple[int, ...]  # the positions of the arguments that it replaces
+    # `(args) -> opt_state`, where a step finds the optimizer's state
     state_in: Callable
-    state_out: Callable
-    check: Callable = lambda args: None
+    state_out: Callable  # `(args, out) -> opt_state`, where it is after a call
+    check: Callable = lambda args: None  # raises for arguments of the wrong kind
 
 
 def next_step(step, updated):
@@ -29,3 +31,103 @@ def next_step(step, updated):
     if updated is None:
         return step + 1
     return step + updated.astype(jax.typeof(step).dtype)
+
+
+def standard_loss(loss_fn: Callable, options: StepOptions) -> Callable:
+    """`loss_fn` in the one form, rematerialized if that was asked for."""
+
+    def standard(params, model_state, batch, rng):
+        first = (params, model_state) if options.has_model_state else (params,)
+        loss, new_state, aux = unpack(loss_fn(*first, batch, rng), options)
+        check_same(model_state, new_state)
+        return _scalar(loss), (new_state, _named(aux, options))
+
+    if options.remat is False:
+        return standard
+    policy = None if options.remat is True else options.remat
+    return jax.checkpoint(standard, policy=policy)
+
+
+def unpack(out, options: StepOptions):
+    """(loss, model_state, aux) of what the loss function returned."""
+    if not (options.has_aux or options.has_model_state):
+        if isinstance(out, tuple):
+            raise TypeError(
+                f"loss_fn returned {_kind(out)}: a loss alone without has_aux=True "
+                "or has_model_state=True"
+            )
+        return out, None, None
+    loss, rest = _pair(out, options)
+    if not options.has_model_state:
+        return loss, None, rest
+    if not options.has_aux:
+        return loss, rest, None
+    return loss, *_pair(rest, options)
+
+
+def _pair(out, options: StepOptions):
+    if isinstance(out, tuple) and len(out) == 2:
+        return out
+    form = "(loss, aux)"
+    if options.has_model_state:
+        form = f"(loss, {'(model_state, aux)' if options.has_aux else 'model_state'})"
+    raise TypeError(f"loss_fn must return {form}, got {_kind(out)} in its place")
+
+
+def _scalar(loss):
+    if not hasattr(loss, "dtype") and not isinstance(loss, float):
+        raise TypeError(f"loss_fn must return a scalar loss, got {_kind(loss)}")
+    loss = jnp.asarray(loss)
+    if loss.shape or not jnp.issubdtype(loss.dtype, jnp.floating):
+        raise TypeError(
+            "loss_fn must return a floating scalar, the mean over its micro-batch; "
+            f"got {loss.dtype}{list(loss.shape)}"
+        )
+    return loss
+
+
+def _named(aux, options: StepOptions) -> dict:
+    """A mapping keeps its names in the metrics, anything else goes under "aux"."""
+    if not options.has_aux:
+        return {}
+    named = dict(aux) if isinstance(aux, dict) else {"aux": aux}
+    named = jax.tree.map(jnp.asarray, named)
+    if clash := {"loss", "skipped"} & set(named):
+        raise ValueError(
+            f"aux has the names {sorted(clash)}, which the metrics have already"
+        )
+    return named
+
+
+def check_same(old, new) -> None:
+    """ValueError for a model state of other types: a scan carries it."""
+    before, after = (
+        {keystr(path): jax.typeof(x) for path, x in jax.tree.leaves_with_path(tree)}
+        for tree in (old, new)
+    )
+    changed = [
+        f"{name}: {before.get(name, 'nothing')} in, {after.get(name, 'nothing')} out"
+        for name in dict.fromkeys([*before, *after])
+        if not _same_type(before.get(name), after.get(name))
+    ]
+    if changed or jax.tree.structure(old) != jax.tree.structure(new):
+        raise ValueError(
+            "the loss function must return a model state of the structure, shapes and "
+            "dtypes that it was given; " + ("; ".join(changed[:4]) or _trees(old, new))
+        )
+
+
+def _same_type(one, other) -> bool:
+    if one is None or other is None:
+        return False
+    return one.shape == other.shape and one.dtype == other.dtype
+
+
+def _trees(old, new) -> str:
+    return f"in {jax.tree.structure(old)}, out {jax.tree.structure(new)}"
+
+
+def _kind(value) -> str:
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return f"a {type(value).__name__}"

@@ -13,8 +13,7 @@ from flax import nnx
 
 from jaxmem.accumulate._mini_batch import run_mini_batch
 from jaxmem.accumulate._options import StepOptions
-from jaxmem.accumulate.adapters.adapter import Adapter, next_step
-from jaxmem.accumulate.adapters.loss import standard_loss, unpack
+from jaxmem.accumulate.adapters.adapter import Adapter, next_step, standard_loss, unpack
 
 
 def nnx_adapter(loss_fn: Callable, tx, options: StepOptions) -> Adapter:

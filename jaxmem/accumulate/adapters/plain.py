@@ -13,8 +13,7 @@ from jaxmem._checks import shown
 from jaxmem.accumulate._mini_batch import run_mini_batch
 from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate._overwritten import take_apart
-from jaxmem.accumulate.adapters.adapter import Adapter
-from jaxmem.accumulate.adapters.loss import standard_loss
+from jaxmem.accumulate.adapters.adapter import Adapter, standard_loss
 from jaxmem.optim import accumulates
 
 

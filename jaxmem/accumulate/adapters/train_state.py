@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from jaxmem.accumulate._mini_batch import run_mini_batch
 from jaxmem.accumulate._options import StepOptions
-from jaxmem.accumulate.adapters.adapter import Adapter, next_step
-from jaxmem.accumulate.adapters.loss import standard_loss
+from jaxmem.accumulate.adapters.adapter import Adapter, next_step, standard_loss
 
 
 def train_state_adapter(loss_fn: Callable, tx, options: StepOptions) -> Adapter:

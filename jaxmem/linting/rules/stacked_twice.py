@@ -20,23 +20,17 @@ from jaxmem.linting._subject import (
 
 @dataclass
 class _StackedValue:
-    """One value of a scan, and the outputs in which the scan stacks it.
+    """One value of a scan, and the outputs in which the scan stacks it."""
 
-    Attributes:
-      is_carry: whether it is a carry.
-      is_own: whether an op of this package computes it.
-      stacks: the outputs.
-    """
-
-    is_carry: bool
-    is_own: bool
-    stacks: list[Any] = field(default_factory=list)
+    is_carry: bool  # whether it is a carry
+    is_own: bool  # whether an op of this package computes it
+    stacks: list[Any] = field(default_factory=list)  # the outputs
 
 
 def stacked_twice(subject: Subject) -> Iterator[Finding]:
     """Finds a carry stacked both before and after an iteration, or any value twice."""
     for level in levels(subject.live):
-        for eqn in level.jaxpr.eqns:
+        for eqn in level.graph.eqns:
             if eqn.primitive.name == "scan":
                 yield from _findings(level, eqn)
 
@@ -66,7 +60,7 @@ def _values(level: SubjectLevel, eqn) -> list[_StackedValue]:
     (inner,) = level.inside(eqn)
     n_consts, n_carry = _compat.scan_counts(eqn)
     carries = zip(
-        inner.jaxpr.outvars[:n_carry], inner.jaxpr.invars[n_consts:], strict=False
+        inner.graph.outvars[:n_carry], inner.graph.arguments[n_consts:], strict=False
     )
     # The carry that one iteration returns is the one that the next reads: one value,
     # here under the key of the latter.
@@ -74,7 +68,7 @@ def _values(level: SubjectLevel, eqn) -> list[_StackedValue]:
     carry_keys = {definition.key: (var,) for definition, var in returned}
     own_carries = {(var,) for definition, var in returned if definition.is_own}
     values: dict[tuple[Any, ...], _StackedValue] = {}
-    ys = zip(eqn.outvars[n_carry:], inner.jaxpr.outvars[n_carry:], strict=True)
+    ys = zip(eqn.outvars[n_carry:], inner.graph.outvars[n_carry:], strict=True)
     for stack, var in ys:
         if is_var(var) and size_of(stack) >= LEAST:
             definition = definition_of(inner, var)
@@ -86,12 +80,9 @@ def _values(level: SubjectLevel, eqn) -> list[_StackedValue]:
 
 
 def _counted(level: SubjectLevel, value: _StackedValue) -> list[Any]:
-    """The stacks that count.
-
-    Of the result of an op of this package all residuals count as one: that the op and
-    the reader of its result both keep it is how the op works, and not what the user
-    wrote.
-    """
+    # Of the result of an op of this package all residuals count as one: that the op and
+    # the reader of its result both keep it is how the op works, and not what the user
+    # wrote.
     if not value.is_own:
         return value.stacks
     residuals = [v for v in value.stacks if _is_residual(level, v)]
@@ -100,6 +91,6 @@ def _counted(level: SubjectLevel, value: _StackedValue) -> list[Any]:
 
 def _is_residual(level: SubjectLevel, var) -> bool:
     """Whether the backward pass alone reads a value."""
-    readers = [e for e in level.jaxpr.eqns if var in filter(is_var, e.invars)]
+    readers = [level.graph.eqns[i] for i in level.graph.users.get(var, ())]
     backward = all(map(level.is_backward, readers))
-    return bool(readers) and backward and var not in level.jaxpr.outvars
+    return bool(readers) and backward and var not in level.graph.outputs

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.linting._subject import (
     CALLS,
@@ -38,11 +39,9 @@ _LARGEST_CONSTANT = 2**20  # elements of a constant that is compared with zero
 
 def unused_gradient(subject: Subject) -> Iterator[Finding]:
     """Finds products of the backward pass that no output of the step needs."""
-    closed = subject.closed
-    zeros = [_is_zero(c) for c in _jaxpr.split(closed)[1]]
-    level = SubjectLevel.of(closed)
-    needs = _Needs(level, [*zeros, *(False for _ in level.jaxpr.invars)])
-    needs.mark([True] * len(level.jaxpr.outvars))
+    level = SubjectLevel.of(subject.closed)
+    needs = _Needs(level, [False for _ in level.graph.arguments])
+    needs.mark([True] * len(level.graph.outvars))
     for level, eqn in needs.unneeded_products():
         if size_of(eqn.outvars[0]) >= LEAST:
             yield Finding(
@@ -61,23 +60,18 @@ def unused_gradient(subject: Subject) -> Iterator[Finding]:
 
 @dataclass
 class _Needs:
-    """The equations of a level that outputs of the step need.
+    """The equations of a level that outputs of the step need."""
 
-    Attributes:
-      level: the equations.
-      zero: which constants and arguments, in this order, are zero.
-    """
-
-    level: SubjectLevel
-    zero: Sequence[bool]
+    level: SubjectLevel  # the equations
+    zero: Sequence[bool]  # which arguments are zero
 
     def __post_init__(self):
-        jaxpr = self.level.jaxpr
-        inputs = [*jaxpr.constvars, *jaxpr.invars]
-        self.zeros = {v for v, z in zip(inputs, self.zero, strict=True) if z}
+        graph = self.level.graph
+        self.zeros = {v for v, c in graph.constants.items() if _is_zero(c)}
+        self.zeros |= {v for v, z in zip(graph.arguments, self.zero, strict=True) if z}
         self.calls: dict[int, _Needs] = {}
         self.needed: set[Any] = set()
-        for i, eqn in enumerate(jaxpr.eqns):
+        for i, eqn in enumerate(graph.eqns):
             self.zeros.update(self._zero_outputs(i, eqn))
 
     def _zero_outputs(self, i: int, eqn) -> Iterator[Any]:
@@ -86,7 +80,7 @@ class _Needs:
         if name in CALLS or name == "scan":
             self.calls[i] = inner = self._inside(eqn, known)
             if name != "scan":
-                pairs = zip(eqn.outvars, inner.level.jaxpr.outvars, strict=True)
+                pairs = zip(eqn.outvars, inner.level.graph.outvars, strict=True)
                 yield from (out for out, v in pairs if inner._is_zero(v))
         elif (
             (name in _ANY_ZERO and any(known))
@@ -97,21 +91,19 @@ class _Needs:
 
     def _inside(self, eqn, known: list[bool]) -> "_Needs":
         (inner,) = self.level.inside(eqn)
-        consts = [_is_zero(c) for c in _jaxpr.split(_jaxpr.bodies(eqn)[0])[1]]
         if eqn.primitive.name == "scan":  # a carry may change between iterations
             n_consts, n_carry = _compat.scan_counts(eqn)
             known[n_consts : n_consts + n_carry] = [False] * n_carry
-        return _Needs(inner, [*consts, *known])
+        return _Needs(inner, known)
 
     def _is_zero(self, atom) -> bool:
         return atom in self.zeros if is_var(atom) else _is_zero(atom.val)
 
     def mark(self, wanted: Sequence[bool]) -> list[bool]:
         """Marks what these outputs need; returns which arguments they need."""
-        jaxpr = self.level.jaxpr
-        self._want(v for v, w in zip(jaxpr.outvars, wanted, strict=True) if w)
-        for i in reversed(range(len(jaxpr.eqns))):
-            eqn = jaxpr.eqns[i]
+        graph = self.level.graph
+        self._want(v for v, w in zip(graph.outvars, wanted, strict=True) if w)
+        for i, eqn in reversed([*enumerate(graph.eqns)]):
             if not self._is_needed(eqn):
                 continue
             read = [True] * len(eqn.invars)
@@ -121,7 +113,7 @@ class _Needs:
                 loop = eqn.primitive.name == "scan"
                 read = _mark_scan(eqn, inner, outs) if loop else inner.mark(outs)
             self._want(v for v, r in zip(eqn.invars, read, strict=True) if r)
-        return [v in self.needed for v in jaxpr.invars]
+        return [v in self.needed for v in graph.arguments]
 
     def _want(self, atoms) -> None:
         self.needed.update(v for v in atoms if is_var(v) and v not in self.zeros)
@@ -131,7 +123,7 @@ class _Needs:
 
     def unneeded_products(self) -> Iterator[tuple[SubjectLevel, Any]]:
         """The products of the backward pass that are not needed."""
-        for i, eqn in enumerate(self.level.jaxpr.eqns):
+        for i, eqn in enumerate(self.level.graph.eqns):
             if not self._is_needed(eqn):
                 if self.level.is_backward(eqn):
                     yield from _products(self.level, eqn)
@@ -140,10 +132,8 @@ class _Needs:
 
 
 def _mark_scan(eqn, inner: _Needs, outs: list[bool]) -> list[bool]:
-    """Marks what a scan needs, where a carry comes from the iteration before.
-
-    Each pass adds carries, so that it ends after at most as many as there are.
-    """
+    """Marks what a scan needs, where a carry comes from the iteration before."""
+    # Each pass adds carries, so that it ends after at most as many as there are.
     n_consts, n_carry = _compat.scan_counts(eqn)
     while True:
         read = inner.mark(outs)
@@ -159,13 +149,13 @@ def _products(level: SubjectLevel, eqn) -> Iterator[tuple[SubjectLevel, Any]]:
     if eqn.primitive.name in PRODUCTS:
         yield level, eqn
     for inner in level.inside(eqn):
-        for e in inner.jaxpr.eqns:
+        for e in inner.graph.eqns:
             yield from _products(inner, e)
 
 
 def _is_zero(value) -> bool:
     """Whether the value of a constant is known now, and all zero."""
-    if _jaxpr.is_abstract(value) or getattr(value, "size", 1) > _LARGEST_CONSTANT:
+    if jaxprs.is_abstract(value) or getattr(value, "size", 1) > _LARGEST_CONSTANT:
         return False
     try:
         return not np.any(np.asarray(value))

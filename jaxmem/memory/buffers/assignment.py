@@ -1,8 +1,4 @@
-"""Reads the buffer assignment and the live ranges that XLA dumps as text.
-
-The two together are the compiler's own map of memory: at which place of which
-allocation each value is, and over which steps of the schedule it is alive.
-"""
+"""Reads the buffer assignment and the live ranges that XLA dumps as text."""
 
 import re
 from collections import Counter
@@ -76,16 +72,8 @@ def parse_buffer_assignment(text: str) -> list[Allocation]:
 
 
 def assigned_bytes(assignment: str, usage: str) -> dict[str, int] | None:
-    """Bytes of a compiled step by kind, as the compiler counts them at the end.
-
-    Args:
-      assignment: the text of a `*buffer-assignment.txt`.
-      usage: that of the `*memory-usage-report.txt`, which XLA writes after it.
-
-    Returns:
-      Bytes in the memory of one device by `argument`, `output`, `alias`, `temp` and
-      `generated_code` (0: there is none yet); None where the two texts do not agree.
-    """
+    """Bytes on one device by kind; None where the two texts do not agree."""
+    # The compiler's count at the end of `generated_code` is 0: there is none yet.
     sizes: dict[str, int] = dict.fromkeys(_KINDS, 0)
     by_color: Counter[int] = Counter()
     for line in assignment.splitlines():

@@ -1,12 +1,10 @@
 """From the texts that the compiler dumps to the rows of a report.
 
-The rows of each kind add up to the bytes that the compiler reports for that kind:
-buffers below a thousandth of the peak share one row, and the bytes that no live value
-fills are another row.
+The rows of each kind add up to the bytes that the compiler reports for that kind.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxmem._bytes import format_bytes
 from jaxmem._module_path import merge_numbered
@@ -38,20 +36,13 @@ _TWICE = 0.01  # of the peak: copies of arguments below it have no note
 
 @dataclass(frozen=True)
 class Attribution:
-    """The rows that `MemoryReport` shows.
+    """The rows that `MemoryReport` shows."""
 
-    Attributes:
-      at_peak: the buffers alive at the peak.
-      peak_step: the step of the schedule at which the temporaries are fullest.
-      timeline: live bytes at some steps of the schedule.
-      notes: sentences for the report.
-      curved: (source line, module) of each place that computes one of `CURVES`.
-    """
-
-    at_peak: tuple[PeakBuffer, ...]
-    peak_step: int
-    timeline: tuple[ScheduleStep, ...]
-    notes: tuple[str, ...]
+    at_peak: tuple[PeakBuffer, ...]  # the buffers alive at the peak
+    peak_step: int  # the step of the schedule at which the temporaries are fullest
+    timeline: tuple[ScheduleStep, ...]  # live bytes at some steps of the schedule
+    notes: tuple[str, ...]  # sentences for the report
+    # (source line, module) of each place that computes one of `CURVES`
     curved: frozenset[tuple[str, str]] = frozenset()
 
 
@@ -163,14 +154,11 @@ def _buffer(
     size: int, kind: Kind, name: str, shape: str, origin: Origin | None = None
 ) -> PeakBuffer:
     dtype, dimensions = array_shape(shape) or ("", ())
+    plain = PeakBuffer(size, kind, name, dimensions, numpy_dtype(dtype))
     if origin is None:
-        return PeakBuffer(size, kind, name, dimensions, numpy_dtype(dtype))
-    return PeakBuffer(
-        bytes=size,
-        kind=kind,
-        name=name,
-        shape=dimensions,
-        dtype=numpy_dtype(dtype),
+        return plain
+    return replace(
+        plain,
         operation=origin.name.operation,
         opcode=origin.opcode,
         module_path=origin.name.module_path,

@@ -1,10 +1,8 @@
 """Which values are in the temporaries at each step of the compiled schedule.
 
-A value has a fixed place in its allocation and is alive over an interval of the
-flattened schedule, in which the bodies of loops are written out. Values share places:
-the result of a loop has the place of its carry. So the live bytes at a step are the
-size of the union of the live places. The sum over the values, as XLA's own listing
-shows it, counts many bytes twice.
+Values share places: the result of a loop has the place of its carry. So the live bytes
+at a step are the size of the union of the live places. The sum over the values, as
+XLA's own listing shows it, counts many bytes twice.
 """
 
 from dataclasses import dataclass, replace
@@ -98,30 +96,19 @@ class LiveMap:
 
 
 def temporaries(allocations: list[Allocation], temp_bytes: int) -> list[BufferValue]:
-    """The values of the temporaries that the compiler's `temp_bytes` counts.
-
-    Allocations are put end to end, so that one address is one byte. Those in other
-    memories (colors) count as long as `temp_bytes` has room for them: those in a TPU's
-    vector memory are not part of it.
-    """
+    """The values of the temporaries that the compiler's `temp_bytes` counts."""
+    # Allocations are put end to end, so that one address is one byte. Those in other
+    # memories (colors) count as long as `temp_bytes` has room for them: those in a
+    # TPU's vector memory are not part of it.
     values, base = [], 0
     temporary = (a for a in allocations if a.kind == "temp")
     for allocation in sorted(temporary, key=lambda a: a.color):
         if allocation.color == 0 or base + allocation.size <= temp_bytes:
-            values += [_moved(v, base) for v in allocation.values if _is_data(v)]
+            # A tuple's table of addresses is a few bytes, and on TPU not in memory.
+            data = (v for v in allocation.values if not v.shape.startswith("("))
+            values += [replace(v, offset=v.offset + base) for v in data]
             base += allocation.size
     return values
-
-
-def _is_data(value: BufferValue) -> bool:
-    """Not a tuple's table of addresses: a few bytes, and on TPU none in memory."""
-    return not value.shape.startswith("(")
-
-
-def _moved(value: BufferValue, base: int) -> BufferValue:
-    if base == 0:
-        return value
-    return replace(value, offset=value.offset + base)
 
 
 def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -1,8 +1,7 @@
 """Traces a buffer back to the operation that computes what is in it.
 
 To XLA, a buffer of stacked residuals is a zero-filled array that a while loop carries
-and updates in place. The user wants to know the operation whose results are stacked, so
-the trace goes through loops, fusions, tuples and updates to that operation.
+and updates in place. The trace goes through loops, fusions, tuples and updates.
 """
 
 from dataclasses import dataclass

@@ -4,5 +4,5 @@ from jaxmem.memory.compile.call import FlatCall as FlatCall
 from jaxmem.memory.compile.call import flatten_call as flatten_call
 from jaxmem.memory.compile.lower import flat_function as flat_function
 from jaxmem.memory.compile.lower import trace as trace
-from jaxmem.memory.compile.program import CompiledProgram as CompiledProgram
-from jaxmem.memory.compile.program import compile_program as compile_program
+from jaxmem.memory.compile.pool import CompiledProgram as CompiledProgram
+from jaxmem.memory.compile.pool import compile_program as compile_program

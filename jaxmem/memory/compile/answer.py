@@ -29,22 +29,10 @@ class DoesNotFit(CompileError):
 def read_answer(
     folder: str, how: str, request: dict[str, Any]
 ) -> dict[str, Any] | None:
-    """The result of a compile.
-
-    Args:
-      folder: of its files.
-      how: it ended, as the worker tells.
-      request: what the worker was given.
-
-    Returns:
-      `memory`, `cost`, `dump` and `aliases` as in `Compile.result`; None where a killed
-      compile has left texts that do not agree.
-
-    Raises:
-      CompileError: the compile failed.
-    """
+    """`memory`, `cost`, `dump` and `aliases`; None where the texts do not agree."""
     dump = {kind: _largest(folder, form) for kind, form in _DUMPS.items()}
     if how == "assigned":
+        # A killed compile may have left texts that are not complete.
         texts = dump["buffer_assignment"], dump["memory_usage_report"]
         memory, cost = assigned_bytes(*texts), {}
         if memory is None:
@@ -89,12 +77,8 @@ def compiler_died(request: dict[str, Any], how: str, log: str) -> CompileError:
 
 
 def aliases_of(hlo: str, used: Sequence[int]) -> list[tuple[str, int]]:
-    """(output index, leaf) of each input buffer that an output reuses.
-
-    Args:
-      hlo: the text of the compiled module.
-      used: the leaf of each of the program's parameters.
-    """
+    """(output index, leaf) of each input buffer that an output reuses."""
+    # The program's parameters are the leaves that it uses, in their order.
     start = hlo.find("input_output_alias={")
     if start < 0:
         return []

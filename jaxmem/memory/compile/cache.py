@@ -1,9 +1,7 @@
 """A cache on disk of what the compiler said, so that no step is compiled twice.
 
 The key is a hash of the lowered module (with the source lines that a report shows), of
-the target, and of the versions of everything that the numbers depend on. The folder is
-the platform's cache folder, or `JAXMEM_CACHE_DIR`. The entries used longest ago are
-removed when it grows beyond a limit.
+the target, and of the versions of everything that the numbers depend on.
 """
 
 import functools

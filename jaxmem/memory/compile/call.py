@@ -1,8 +1,6 @@
 """A user's call as a function of a flat list of arrays.
 
-`jax.export` serializes few kinds of pytrees, so a call is flattened before it is
-lowered: arrays in, arrays out. What a report needs to know of each argument (its name,
-whether it is donated, its sharding) is read here.
+`jax.export` serializes few kinds of pytrees, so a call is flattened before lowering.
 """
 
 import functools
@@ -25,36 +23,22 @@ _POSITIONAL = (
 
 @dataclass(frozen=True)
 class Leaf:
-    """One array argument of a call.
+    """One array argument of a call."""
 
-    Attributes:
-      name: the parameter's name and the path inside of it, as `state.params['w']`.
-      spec: shape, dtype, and the sharding over several devices, if there is one.
-      donated: whether the call may reuse its buffer.
-      key_impl: of a PRNG key, which is passed as the integers that it is made of.
-    """
-
-    name: str
-    spec: jax.ShapeDtypeStruct
-    donated: bool
-    key_impl: Any = None
+    name: str  # the parameter's name and the path inside of it, as `state.params['w']`
+    spec: jax.ShapeDtypeStruct  # with its sharding if there are several devices
+    donated: bool  # whether the call may reuse its buffer
+    key_impl: Any = None  # of a PRNG key, which is passed as the integers it is made of
 
 
 @dataclass(frozen=True)
 class FlatCall:
-    """A call with its arguments flattened.
+    """A call with its arguments flattened."""
 
-    Attributes:
-      name: the function's, fit for a module's name.
-      leaves: the array arguments.
-      treedef: of the arguments of the pure function, see `pure_call`.
-      form: everything else that the call consists of.
-    """
-
-    name: str
-    leaves: tuple[Leaf, ...]
-    treedef: Any
-    form: Form
+    name: str  # the function's, fit for a module's name
+    leaves: tuple[Leaf, ...]  # the array arguments
+    treedef: Any  # of the arguments of the pure function, see `pure_call`
+    form: Form  # everything else that the call consists of
 
     def rebuild(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the pure function with these arrays in them."""
@@ -68,12 +52,7 @@ class FlatCall:
 
 
 def flatten_call(fn: Callable, call: Call) -> FlatCall:
-    """Flattens a call of `fn`; it must be open.
-
-    Raises:
-      TypeError: an argument is no array.
-      ValueError: an argument has a symbolic shape.
-    """
+    """Flattens a call of `fn`; it must be open."""
     name = step_name(fn)
     static = {place for place, _ in call.form.static}
     leaves = tuple(
@@ -93,19 +72,12 @@ def step_name(fn: Callable) -> str:
 
 
 def named_leaves(
-    fn: Callable,
-    args: Sequence[Any],
+    fn: Callable,  # the function whose parameters give the names
+    args: Sequence[Any],  # positional arguments, without the static ones
     kwargs: Mapping[str, Any],
-    static: Collection[Place] = (),
+    static: Collection[Place] = (),  # places of those that were taken out
 ) -> Iterator[tuple[Place, str, Any]]:
-    """(position or keyword, name, value) of each leaf of the arguments, in order.
-
-    Args:
-      fn: the function whose parameters give the names.
-      args: positional arguments, without the static ones.
-      kwargs: keyword arguments.
-      static: positions and keywords of the arguments that were taken out of `args`.
-    """
+    """(position or keyword, name, value) of each leaf of the arguments, in order."""
     titles = _titles(fn, len(args), static)
     for path, value in tree_flatten_with_path((tuple(args), dict(kwargs)))[0]:
         is_positional = path[0].idx == 0

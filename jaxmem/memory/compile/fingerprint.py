@@ -1,8 +1,7 @@
 """A lowered module as text that depends on the program alone.
 
 JAX writes the whole call stack of each operation into a module. The innermost line is
-part of the fingerprint, because the report shows it; the line that called `estimate` is
-not. A step that the user has jitted has the fingerprint of the step itself.
+part of the fingerprint, because the report shows it; the line of the call is not.
 """
 
 import re
@@ -47,11 +46,9 @@ def without_callers(text: str) -> list[str]:
 
 
 def without_jit(lines: list[str]) -> list[str]:
-    """The module with a `main` that is not just a call of another function.
-
-    The `main` of a jitted step only calls the step, and the names of the operations
-    inside do not begin with that of `main`.
-    """
+    """The module with a `main` that is not just a call of another function."""
+    # The `main` of a jitted step only calls the step, and the names of the operations
+    # inside do not begin with that of `main`.
     start, end = _function(lines, "@main(")
     main, rest = lines[start + 1 : end], lines[end:]
     while (called := _sole_call(main)) is not None:

@@ -1,7 +1,6 @@
 """The user's side of a compile: trace a step, lower it for a chip, and export it.
 
-Nothing here starts a plugin or looks at the default backend: lowering for a platform
-needs none of its devices. The worker makes a program of what is exported.
+Lowering for a platform needs none of its devices: no plugin is started.
 """
 
 import contextlib
@@ -15,8 +14,8 @@ import jax
 from jax import export
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxmem._jaxpr import walk
 from jaxmem.chips import Target, chip_mesh, topology
+from jaxmem.ir.jaxprs import walk
 from jaxmem.memory.compile import cache
 from jaxmem.memory.compile.call import FlatCall, describe_sharding
 from jaxmem.memory.compile.fingerprint import fingerprint
@@ -33,35 +32,19 @@ _SHOWN_LINES = 6
 
 @dataclass(frozen=True)
 class LoweredStep:
-    """A lowered step, ready to be compiled by the worker.
+    """A lowered step, ready to be compiled by the worker."""
 
-    Attributes:
-      call: what was lowered.
-      request: what the worker gets.
-      key: a hash; equal for equal programs, whatever they and their arguments are
-        called.
-      used: indices of the leaves that the program takes; it reads no others.
-      out_avals: shapes and dtypes of its outputs.
-      kernels: whether it calls code that XLA does not generate.
-    """
-
-    call: FlatCall
-    request: dict[str, Any]
-    key: str
-    used: tuple[int, ...]
-    out_avals: tuple[Any, ...]
-    kernels: bool
+    call: FlatCall  # what was lowered
+    request: dict[str, Any]  # what the worker gets
+    key: str  # equal for equal programs, whatever they and their arguments are called
+    used: tuple[int, ...]  # indices of the leaves that the program takes
+    out_avals: tuple[Any, ...]  # shapes and dtypes of its outputs
+    kernels: bool  # whether it calls code that XLA does not generate
 
 
 def flat_function(get: Callable[[], Callable], call: FlatCall) -> Any:
-    """A step as a jitted function of its leaves, with their donation.
-
-    The `pure_call` that `call` was made of must be open while this is traced.
-
-    Args:
-      get: gives the user's function, such as a weak reference to it.
-      call: a call of it.
-    """
+    """A step as a jitted function of its leaves, with their donation."""
+    # The `pure_call` that `call` was made of must be open while this is traced.
 
     def run(*leaves):
         args, kwargs = call.rebuild(leaves)
@@ -122,24 +105,13 @@ def _describe(call: FlatCall) -> str:
 
 
 def lower(
-    jitted: Any,
-    traced: Any,
-    call: FlatCall,
+    jitted: Any,  # the `flat_function`
+    traced: Any,  # its `trace`
+    call: FlatCall,  # the call of both
     target: Target,
     compiler_options: dict[str, Any] | None = None,
 ) -> LoweredStep:
-    """Lowers a traced step for a chip and packs it for the worker.
-
-    Args:
-      jitted: the `flat_function`.
-      traced: its `trace`.
-      call: the call of both.
-      target: the chip.
-      compiler_options: as for `jax.jit`.
-
-    Raises:
-      ValueError: the step calls back into Python, or cannot be lowered for the chip.
-    """
+    """Lowers a traced step for a chip and packs it for the worker."""
     _refuse_callbacks(traced, call)
     call = _replicated(call, traced)
     with _device_of(target, traced, call), warnings.catch_warnings():
@@ -176,10 +148,8 @@ def _refuse_callbacks(traced: Any, call: FlatCall) -> None:
 
 
 def _replicated(call: FlatCall, traced: Any) -> FlatCall:
-    """The call with replicated arguments, if the step alone names a mesh.
-
-    Without any sharded argument jax would lower a program for one device.
-    """
+    """The call with replicated arguments, if the step alone names a mesh."""
+    # Without any sharded argument jax would lower a program for one device.
     if any(leaf.spec.sharding is not None for leaf in call.leaves):
         return call
     meshes = (
@@ -197,11 +167,9 @@ def _replicated(call: FlatCall, traced: Any) -> FlatCall:
 
 
 def _export(jitted: Any, call: FlatCall, target: Target) -> export.Exported:
-    """Exports a step.
-
-    jax refuses custom calls that a later version may not know. The worker has this same
-    version, so they are allowed by name in a second attempt.
-    """
+    """Exports a step."""
+    # jax refuses custom calls that a later version may not know. The worker has this
+    # same version, so they are allowed by name in a second attempt.
     specs = [leaf.spec for leaf in call.leaves]
     checks: list[export.DisabledSafetyCheck] = []
     for _ in range(2):
@@ -229,11 +197,9 @@ def _custom_calls(message: str) -> list[str]:
 
 @contextlib.contextmanager
 def _device_of(target: Target, traced: Any, call: FlatCall) -> Iterator[None]:
-    """Lets kernels find out at lowering which chip they are for.
-
-    A step with a mesh of its own admits no other mesh around it, and that mesh may be
-    of other devices: there, kernels that state what they need are checked here.
-    """
+    """Lets kernels find out at lowering which chip they are for."""
+    # A step with a mesh of its own admits no other mesh around it, and that mesh may be
+    # of other devices: there, kernels that state what they need are checked here.
     kernels = [eqn for eqn in walk(traced.jaxpr) if eqn.primitive.name in _KERNELS]
     if target.platform == "cpu" or not kernels:
         yield

@@ -1,7 +1,6 @@
 """Compiles in other processes, several at a time, by a worker started on demand.
 
-The caller's process and its default backend are left as they are. What a compile prints
-goes to a file, and an error shows its last lines.
+The caller's process and its default backend are left as they are.
 """
 
 import atexit
@@ -16,23 +15,24 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import IO, Any, cast
 
+from jaxmem.chips import NO_HARDWARE, Target
 from jaxmem.memory.compile import worker
 from jaxmem.memory.compile.answer import compiler_died, read_answer
+from jaxmem.memory.compile.call import FlatCall
+from jaxmem.memory.compile.lower import lower
 
 MAX_COMPILES = max(1, min(4, os.cpu_count() or 1))
 _POLL = 0.005  # seconds from one look for an ended compile to the next
 _QUIET = {
+    **NO_HARDWARE,
     "JAX_PLATFORMS": "cpu",
-    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
     # a cached executable would be loaded without the dump that the report is made of
     "JAX_ENABLE_COMPILATION_CACHE": "0",
     # the caller may itself hold libtpu's lock, or compile in another process
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_STDERR_LOG_LEVEL": "3",
     "TF_CPP_MIN_LOG_LEVEL": "2",
     # a worker that forks has no threads
@@ -126,16 +126,7 @@ class Compile:
             raise compiler_died(self._request, "with the worker", self._worker.log)
 
     def result(self) -> dict[str, Any]:
-        """Waits for the compile.
-
-        Returns:
-          `memory`: bytes on one device; `cost`; `dump`: the texts that XLA dumped;
-          `aliases`: (output index, leaf) of each input buffer that an output reuses.
-
-        Raises:
-          CompileError: the compiler failed or died.
-          TimeoutError: it took too long.
-        """
+        """Waits for `memory`, `cost`, `dump` (texts of XLA's) and `aliases`."""
         try:
             while True:
                 try:
@@ -193,16 +184,13 @@ class Pool:
         self._worker: Worker | None = None
 
     def submit(
-        self, request: dict[str, Any], timeout: float, *, code: bool = True
+        self,
+        request: dict[str, Any],  # of a `LoweredStep`
+        timeout: float,  # seconds, without those in which it waits for other compiles
+        *,
+        code: bool = True,  # whether to go on after the buffers are assigned
     ) -> Compile:
-        """Begins a compile.
-
-        Args:
-          request: of a `LoweredStep`.
-          timeout: seconds, without the time in which it waits for other compiles.
-          code: whether to generate code; else the compile ends when XLA has assigned
-            the buffers, and `memory` is the sum of the assignment.
-        """
+        """Begins a compile."""
         target = request["target"]
         devices = f"--xla_force_host_platform_device_count={target['devices']}"
         environment = {"XLA_FLAGS": f"{caller_flags()} {devices}"}
@@ -211,10 +199,8 @@ class Pool:
         return Compile(self, request | {"environment": environment}, options)
 
     def worker(self) -> Worker:
-        """The worker; a new one where there is none or it is dead.
-
-        A new one takes a second to start: call this ahead of a compile.
-        """
+        """The worker; a new one where there is none or it is dead."""
+        # A new one takes a second to start: call this ahead of a compile.
         with self._lock:
             if self._worker is None or not self._worker.alive:
                 if self._worker is not None:
@@ -257,3 +243,24 @@ def pool() -> Pool:
 def start_worker() -> None:
     """Starts the worker ahead of the first compile; it takes a second to start."""
     pool().worker()
+
+
+@dataclass(frozen=True)
+class CompiledProgram:
+    """What the compiler makes of a step for a target."""
+
+    target: str  # its name
+    hlo: str  # the text of the optimized program
+    temp_bytes: int  # bytes of its temporaries on one device
+    aliased: frozenset[int]  # the leaves of the call whose buffers outputs reuse
+
+
+def compile_program(
+    jitted: Any, traced: Any, call: FlatCall, target: Target, timeout: float
+) -> CompiledProgram:
+    """Compiles a traced step to the end."""
+    lowered = lower(jitted, traced, call, target)
+    result = pool().submit(lowered.request, timeout).result()
+    aliased = frozenset(leaf for _, leaf in result["aliases"])
+    temp_bytes = result["memory"]["temp"]
+    return CompiledProgram(target.name, result["dump"]["hlo"], temp_bytes, aliased)

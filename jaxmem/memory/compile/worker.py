@@ -1,19 +1,9 @@
 """The process that compiles for chips that are not there; it is run as a script.
 
-It imports jax but starts no backend, and has no thread but the one that reads commands,
-so that it can fork. Each compile is a fork: it need not import anything, has its own
-environment, and shares no state with other compiles (Mosaic GPU caches its kernels by
-their code, whatever the chip). Where forks are not safe, each compile is a new process.
-
-Commands arrive on stdin, one line of JSON each. Everything else is in files, in one
-folder for each compile:
-
-- `request` is written by the caller, `answer` by the compile;
-- `dump` holds what XLA dumps, `log` what the compile prints;
-- `ended` tells how the compile ended, and is written last.
-
-A compile with a fence is killed as soon as XLA has written its buffer assignment: the
-code that it would generate afterwards appears in no report.
+Each compile is a fork: it need not import anything, has its own environment, and shares
+no state with others (Mosaic GPU caches its kernels by their code, whatever the chip).
+Commands arrive on stdin, one line of JSON each. Everything else is in a folder a
+compile: `request` by the caller, `answer`, `dump` and `log` by the compile, `ended`.
 """
 
 import ctypes
@@ -39,7 +29,8 @@ IDLE_SECONDS = 300.0  # after which a worker without commands exits
 _POLL = 0.01  # seconds from one look at the running compiles to the next
 _FORKS = sys.platform == "linux"  # elsewhere system libraries start threads
 _HERE = os.path.dirname(os.path.abspath(__file__))
-# Fences: a file that XLA writes after the buffer assignment and the module's text.
+# Fences: a file that XLA writes after the buffer assignment and the module's text. The
+# compile is killed there: the code that it would generate next appears in no report.
 FENCES = {
     "cpu": "*.debug_options",
     "cuda": "*.debug_options",
@@ -54,11 +45,9 @@ def newest(folder: str, pattern: str) -> str | None:
 
 
 def assigned(dump_dir: str, fence: str) -> bool:
-    """Whether the buffer assignment and the module's text are completely on disk.
-
-    XLA closes each file before it opens the next one, so that a file is complete once
-    there is a newer one.
-    """
+    """Whether the buffer assignment and the module's text are completely on disk."""
+    # XLA closes each file before it opens the next one, so that a file is complete once
+    # there is a newer one.
     last = newest(dump_dir, fence)
     report = newest(dump_dir, "*memory-usage-report.txt")
     hlo = newest(dump_dir, "*after_optimizations.txt")
@@ -133,19 +122,12 @@ def _process(folder: str) -> Any:
 
 @dataclass
 class _Running:
-    """A compile that is running.
+    """A compile that is running."""
 
-    Attributes:
-      process: a `_Fork` or a `Popen`.
-      folder: the files of the compile.
-      fence: the pattern of the file after which it is killed; None to let it finish.
-      deadline: of `time.monotonic`.
-    """
-
-    process: Any
-    folder: str
-    fence: str | None
-    deadline: float
+    process: Any  # a `_Fork` or a `Popen`
+    folder: str  # the files of the compile
+    fence: str | None  # the file after which it is killed; None to let it finish
+    deadline: float  # of `time.monotonic`
 
     def over(self) -> str | None:
         """How it ended; None while it runs. Kills it where it need not go on."""
@@ -204,7 +186,7 @@ class Server:
 
 
 def _write_ended(folder: str, how: str) -> None:
-    unfinished = os.path.join(folder, "ended.part")
+    unfinished = os.path.join(folder, "ended.part")  # `ended` is complete once there
     try:
         with open(unfinished, "w") as file:
             file.write(how)

@@ -1,8 +1,6 @@
 """One compile, in a process of its own: from a request in a folder to an answer there.
 
-The request is a serialized `jax.export` module with the target's topology, the answer
-is plain data, and what XLA dumps is put beside them. This file belongs to the worker
-(`worker.py`) and imports nothing of jaxmem, which would cost the worker time to start.
+This file imports nothing of jaxmem, which would cost the worker time to start.
 """
 
 import importlib

@@ -15,19 +15,14 @@ _SQUARE = 64  # the length from which two equal axes are taken for attention sco
 def advise(
     at_peak: Iterable[PeakBuffer], curved: Collection[tuple[str, str]] = ()
 ) -> tuple[str, ...]:
-    """One line for each cause that `jaxmem.substitute` removes, largest first.
-
-    Args:
-      at_peak: the buffers alive at the peak.
-      curved: (source line, module) of each place that computes one of `CURVES`.
-    """
+    """One line for each cause that `jaxmem.substitute` removes, largest first."""
     at_peak = tuple(at_peak)
     least = _LEAST * sum(h.bytes for h in at_peak)
     arguments = {h.shape for h in at_peak if h.kind == "argument"}
     weights = arguments | {shape[1:] for shape in arguments}
     by_cause: dict[str, list[PeakBuffer]] = defaultdict(list)
     curves = _curve_places(at_peak, curved)
-    scores = {h.shape for h in at_peak if _is_exp_of_square(h)}
+    scores = {h.shape for h in at_peak if _is_square(h) and _innermost(h) == "exp"}
     for h in at_peak:
         plain = h.kind == "temp" and h.shape and "jaxmem." not in h.module_path
         if plain and (cause := _cause(h, weights, curves, scores)):
@@ -37,7 +32,7 @@ def advise(
 
 
 def _cause(buffer: PeakBuffer, weights: set, curves: set, scores: set) -> str:
-    operation = buffer.operation.rsplit("/", 1)[-1]
+    operation = _innermost(buffer)
     named = f"{buffer.module_path} {buffer.function} {buffer.operation}".lower()
     says_so = "attention" in named or "attn" in named or "softmax" in named
     if _is_square(buffer) and (says_so or buffer.shape in scores):
@@ -51,8 +46,8 @@ def _cause(buffer: PeakBuffer, weights: set, curves: set, scores: set) -> str:
     return ""
 
 
-def _is_exp_of_square(buffer: PeakBuffer) -> bool:
-    return _is_square(buffer) and buffer.operation.rsplit("/", 1)[-1] == "exp"
+def _innermost(buffer: PeakBuffer) -> str:
+    return buffer.operation.rsplit("/", 1)[-1]
 
 
 def _is_square(buffer: PeakBuffer) -> bool:
@@ -66,7 +61,7 @@ def _curve_places(at_peak: Iterable[PeakBuffer], curved: Collection) -> set:
     places = defaultdict(list)
     for h in at_peak:
         if h.kind == "temp" and h.source and "dot_general" not in h.operation:
-            places[_place(h)].append(h.operation.rsplit("/", 1)[-1])
+            places[_place(h)].append(_innermost(h))
     return {
         place
         for place, operations in places.items()

@@ -1,12 +1,8 @@
 """Donation that did not happen, and arguments that are in memory twice.
 
 An argument is in memory twice when its buffer cannot be reused although a second array
-takes its place. There are two cases. The step returns an updated array of the same
-shape and dtype that is computed from the argument element by element (parameters,
-moments), and the argument is not donated. Or the compiled program copies the argument
-as it is. A gradient is not an updated argument: it reaches its output through a product
-or a sum, or from a backward pass, which may be elementwise in the argument (as that of
-a norm, which divides by its scale, is).
+takes its place: the step returns its updated value and it is not donated, or the
+compiled program copies it as it is.
 """
 
 import collections
@@ -20,8 +16,8 @@ import jax
 
 from jaxmem import _compat
 from jaxmem._bytes import format_bytes
-from jaxmem._jaxpr import bodies, split
 from jaxmem.frameworks import Form
+from jaxmem.ir.jaxprs import bodies, split
 from jaxmem.memory.compile.call import FlatCall
 from jaxmem.memory.compile.lower import LoweredStep
 
@@ -42,29 +38,16 @@ _CALLS = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class Donations:
-    """What the notes on donation are made from, as plain data.
+    """What the notes on donation are made from, as plain data."""
 
-    Attributes:
-      call: the step's, without the user's trees, static values and shardings.
-      used: the leaves that the program takes.
-      out_avals: shape and dtype of its outputs.
-      sizes: bytes on one device of each leaf that the program takes.
-      updated: leaf -> the output that is its updated value.
-    """
-
-    call: FlatCall
-    used: tuple[int, ...]
-    out_avals: tuple[Any, ...]
-    sizes: dict[int, int]
-    updated: dict[int, int]
+    call: FlatCall  # the step's, without the user's trees, static values and shardings
+    used: tuple[int, ...]  # the leaves that the program takes
+    out_avals: tuple[Any, ...]  # shape and dtype of its outputs
+    sizes: dict[int, int]  # bytes on one device of each leaf that the program takes
+    updated: dict[int, int]  # leaf -> the output that is its updated value
 
     def notes(self, aliases: Sequence[tuple[str, int]], hlo: str) -> tuple[str, ...]:
-        """Sentences for the report; arguments of less than a kibibyte are left out.
-
-        Args:
-          aliases: (output index, leaf) of each buffer that an output reuses.
-          hlo: the text of the compiled module.
-        """
+        """Sentences for the report; arguments of less than a kibibyte are left out."""
         unused = list(self._unused({index for _, index in aliases}))
         doubled = {
             i: "it is not donated, and the step returns its updated value: donate it"
@@ -111,17 +94,7 @@ def device_bytes(spec: jax.ShapeDtypeStruct) -> int:
 def unused_donations(
     call: FlatCall, used: Collection[int], out_avals: Sequence[Any], aliased: Set[int]
 ) -> dict[int, str]:
-    """Donated leaves whose buffer no output has.
-
-    Args:
-      call: the step's.
-      used: the leaves that the step reads.
-      out_avals: shapes and dtypes of the outputs.
-      aliased: the leaves whose buffers outputs have.
-
-    Returns:
-      Leaf -> the reason.
-    """
+    """Donated leaves whose buffer no output has, and the reason."""
     donated = [i for i, leaf in enumerate(call.leaves) if leaf.donated]
     outputs = collections.Counter((a.shape, a.dtype) for a in out_avals)
     kinds = [_kind(call, i) for i in donated]
@@ -174,12 +147,10 @@ def _sentences(
 
 
 def updated_arguments(jaxpr: Any) -> dict[int, int]:
-    """{argument: output} where the output is the argument's updated value.
-
-    Each output takes one of the arguments that it is computed from. Those with the
-    fewest to choose from choose first: p - m / sqrt(v) is computed from p, m and v, the
-    new m from m alone.
-    """
+    """{argument: output} where the output is the argument's updated value."""
+    # Each output takes one of the arguments that it is computed from. Those with the
+    # fewest to choose from choose first: p - m / sqrt(v) is computed from p, m and v,
+    # the new m from m alone.
     jaxpr, _ = split(jaxpr)
     sources = _sources(jaxpr, [frozenset([i]) for i in range(len(jaxpr.invars))])
     outputs = [
@@ -211,7 +182,9 @@ def _sources(jaxpr: Any, inputs: list[frozenset[int]]) -> list[frozenset[int]]:
 def _sources_of(eqn: Any, operands: list[frozenset[int]]) -> list[frozenset[int]]:
     """The same for the outputs of one equation."""
     name = eqn.primitive.name
-    if "transpose(" in _compat.name_stack(eqn):  # of a backward pass: a gradient
+    # A gradient is not an updated argument, although the backward pass may be
+    # elementwise in the argument, as that of a norm that divides by its scale.
+    if "transpose(" in _compat.name_stack(eqn):
         return [frozenset()] * len(eqn.outvars)
     inner = bodies(eqn) if name in _CALLS else []
     if inner and len(split(inner[0])[0].invars) == len(operands):

@@ -93,7 +93,9 @@ def _draw_layers(axes: Any, report: "MemoryReport", layers, scale: float) -> Non
     axes.stackplot(
         [*steps, steps[-1] + 1],
         [[n / scale for n in [*sizes, sizes[-1]]] for sizes in layers.values()],
-        labels=[_entry(module, sizes) for module, sizes in layers.items()],
+        labels=[
+            f"{_clipped(m, 40)}  {format_bytes(max(n))}" for m, n in layers.items()
+        ],
         colors=[fixed.get(m) or next(colours) for m in layers],
         step="post",
         linewidth=0,
@@ -121,9 +123,8 @@ def _draw_peak(axes: Any, report: "MemoryReport", scale: float, unit: str) -> No
     memory = report.memory_bytes
     if memory and 0.4 < memory / report.peak_bytes < 1.6:
         axes.axhline(memory / scale, color="#c22", linewidth=1.2)
-        text = f"memory of {report.target}"
         axes.annotate(
-            text,
+            f"memory of {report.target}",
             (0, memory / scale),
             xytext=(4, -11),
             textcoords="offset points",
@@ -158,10 +159,6 @@ def _legend(figure: Any) -> None:
             title_fontsize=9,
             alignment="left",
         )
-
-
-def _entry(module: str, sizes: list[int]) -> str:
-    return f"{_clipped(module, 40)}  {format_bytes(max(sizes))}"
 
 
 def _clipped(text: str, width: int) -> str:

@@ -1,9 +1,7 @@
 """What `estimate` returns: the bytes of a compiled step, and the buffers they are in.
 
 The numbers are the compiler's own. The rows come from its buffer assignment and always
-add up to the peak: bytes that cannot be attributed are a row of their own. The rows are
-made when one of them is first read, because a search over many compiles reads the
-numbers alone.
+add up to the peak: bytes that cannot be attributed are a row of their own.
 """
 
 import dataclasses
@@ -69,7 +67,7 @@ class MemoryReport:
     advice: tuple[str, ...]
 
     def __getattr__(self, name: str) -> Any:
-        """Makes the rows when one of them is first read."""
+        """Makes the rows when one is first read: a search reads the numbers alone."""
         texts = self.__dict__.get("_texts")
         if name in _LAZY and texts is not None:
             self.__dict__.update(texts.rows())
@@ -173,29 +171,19 @@ def _from_plain(plain: Any) -> MemoryReport:
 
 @dataclass(frozen=True)
 class CompilerTexts:
-    """The compiler's texts, from which the rows of a report will be made.
+    """The compiler's texts, from which the rows of a report will be made."""
 
-    Attributes:
-        name: of the step.
-        packed: `hlo`, `buffer_assignment` and `live_range`, see `pack`.
-        sizes: bytes by `argument_bytes` and so on.
-        argument_names: of the flat arguments, in order.
-        donations: from which notes on donation are made; None for no such notes.
-        aliases: (output index, argument) of each buffer that an output reuses.
-        notes: further notes.
-    """
-
-    name: str
-    packed: bytes
-    sizes: dict[str, int]
+    name: str  # of the step
+    packed: bytes  # see `pack`
+    sizes: dict[str, int]  # bytes by `argument_bytes` and so on
     argument_names: list[str]
-    donations: Donations | None = None
-    aliases: tuple[tuple[str, int], ...] = ()
-    notes: tuple[str, ...] = ()
+    donations: Donations | None = None  # None for no notes on donation
+    aliases: tuple[tuple[str, int], ...] = ()  # (output index, argument) of reuses
+    notes: tuple[str, ...] = ()  # further ones
 
     def rows(self) -> dict[str, Any]:
         """The fields of a report that are made from the texts."""
-        dump = unpack(self.packed)
+        dump = json.loads(zlib.decompress(self.packed))
         hlo = dump.get("hlo") or ""
         dump["hlo"] = _named(hlo, self.name, self.argument_names)
         rows = attribute(dump, self.sizes, self.argument_names)
@@ -215,18 +203,11 @@ def pack(dump: dict[str, Any]) -> bytes:
     return zlib.compress(json.dumps(texts).encode(), level=1)
 
 
-def unpack(texts: bytes) -> dict[str, Any]:
-    """What `pack` was given."""
-    return json.loads(zlib.decompress(texts))
-
-
 def _named(hlo: str, step: str, names: Sequence[str]) -> str:
-    """The text with the user's names, as far as a report shows them.
-
-    The worker calls the arguments `leaves[i]`. The calls through which it reaches the
-    step, and the call of a step that the user has jitted, are removed from the names of
-    operations.
-    """
+    """The text with the user's names, as far as a report shows them."""
+    # The worker calls the arguments `leaves[i]`. The calls through which it reaches the
+    # step, and the call of a step that the user has jitted, are removed from the names
+    # of operations.
 
     def name(match: re.Match[str]) -> str:
         return names[int(match.group(1))].replace("'", r"\'")
@@ -245,20 +226,7 @@ def make_report(
     argument_names: list[str],
     donations: Donations | None = None,
 ) -> MemoryReport:
-    """The report of a compile.
-
-    Args:
-        result: `memory` (bytes by `argument`, `output`, `alias`, `temp` and
-            `generated_code`), `cost`, `aliases`, `notes`, and `texts`: those of the
-            compiler, packed.
-        target: has `name` and `memory_bytes`.
-        name: of the step.
-        argument_names: of the flat arguments, in order.
-        donations: from which notes on donation are made.
-
-    Returns:
-        The report.
-    """
+    """The report of a compile, whose `texts` are packed."""
     sizes = {f"{k}_bytes": int(result["memory"].get(k, 0)) for k in _SIZES}
     peak = sizes["argument_bytes"] + sizes["output_bytes"]
     texts = CompilerTexts(

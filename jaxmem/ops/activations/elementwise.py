@@ -1,16 +1,7 @@
 """Chains of elementwise steps that keep one derivative: nested forward differentiation.
 
-JAX keeps the factors of every step of a chain. A chain whose every step acts on each
-element by itself has one number a element as its whole derivative in an input; here it
-is made in the forward pass, by forward mode inside the chain, and is all that is kept:
-in the dtype of the input, or coded in a few bits.
-
-Costs a tangent's arithmetic in the forward pass for each differentiated input, and a
-product in the backward pass: less than recomputing the chain. Where the chain's input
-is kept anyway (by a norm before it), `jax.checkpoint` of the chain keeps less.
-
-Source: Guo et al., "Nested Forward Automatic Differentiation for Memory-Efficient Deep
-Neural Network Training" (2022), arXiv 2209.10778, section 3.
+JAX keeps the factors of every step of a chain. Here the derivative of each element is
+computed in the forward pass, and is all that is kept (Guo et al., arXiv 2209.10778).
 """
 
 import functools
@@ -22,8 +13,9 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
 from jaxmem._checks import check_callable, check_key
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ops.codes.quantization import Quantization, bits_or_none
 from jaxmem.ops.codes.stored import Rng, codes_of, is_nonzero, seed_of
 from jaxmem.ops.common.lean import widen
@@ -51,10 +43,7 @@ SPREADING = frozenset(("broadcast_in_dim", "reshape", "squeeze"))
 
 
 def elementwise(
-    fn: Callable[..., Array],
-    *,
-    save: int | Quantization | None = None,
-    rng: Rng = None,
+    fn: Callable[..., Array], *, save: int | Quantization | None = None, rng: Rng = None
 ) -> Callable[..., Array]:
     """The function `fn`, keeping one derivative an element for each input.
 
@@ -140,6 +129,7 @@ def _nested(fn: Callable, xs: list[Array], quantization, rng: Rng) -> Array:
 def _slope(fn: Callable, xs: list[Array], i: int) -> Array:
     """The derivative of each element of the output in its element of input `i`."""
     alone = lambda x: fn(*xs[:i], x, *xs[i + 1 :])
+    # A tangent a differentiated input costs less than recomputing the chain backwards.
     y_dot = jax.jvp(alone, (xs[i],), (jnp.ones_like(xs[i]),))[1]
     kept = y_dot.dtype if xs[i].ndim == 0 else xs[i].dtype
     return checkpoint_name(y_dot.astype(kept), "jaxmem_elementwise_slope")

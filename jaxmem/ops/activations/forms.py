@@ -1,10 +1,4 @@
-"""What `save=` means for an activation: a word, a number of bits, or "auto".
-
-An op cannot see who reads its output. So "auto" marks its call in the traced function
-(`jaxmem.ops.marks`), and `jaxmem.rewriting.auto_save` (and with it `rewrite` and
-`substitute`) replaces the call by one of two forms. A call that nobody replaces keeps
-the input, which is right anywhere.
-"""
+"""What `save=` means for an activation: a word, a number of bits, or "auto"."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -26,19 +20,12 @@ Op = Callable[[Array], Array]
 
 @dataclass(frozen=True, eq=False)
 class Forms:
-    """One activation, in the forms that `save` chooses from.
+    """One activation, in the forms that `save` chooses from."""
 
-    Attributes:
-      name: of the op, with its parameters.
-      exact: the forms that keep an array, by the word for it; "input" is one of them.
-      coded: makes the form that keeps the code of some bits.
-      free_bits: the bits in which the derivative is exact, if there are such.
-    """
-
-    name: str
-    exact: Mapping[str, Op]
-    coded: Callable[[int], Op]
-    free_bits: int | None = None
+    name: str  # of the op, with its parameters
+    exact: Mapping[str, Op]  # by what they keep; "input" is one of them
+    coded: Callable[[int], Op]  # makes the form that keeps a code of some bits
+    free_bits: int | None = None  # in which the derivative is exact
 
     @property
     def shared(self) -> str:
@@ -87,16 +74,10 @@ def of_any_input(name: str, value: Callable) -> Op:
 
 @dataclass(frozen=True, eq=False)
 class AutoSave:
-    """The two forms of a call with `save="auto"`, each with the word for what it keeps.
-
-    Attributes:
-      name: of the op.
-      shared: where the next operation keeps the output anyway.
-      alone: where nothing else keeps it.
-    """
+    """The forms of a call with `save="auto"`, each with the word for what it keeps."""
 
     name: str
-    shared: tuple[Op, str]
+    shared: tuple[Op, str]  # where the next operation keeps the output anyway
     alone: tuple[Op, str]
 
 
@@ -111,6 +92,9 @@ def _marked(forms: Forms, bits: int | None) -> Op:
     def op(x):
         return forms.exact["input"](x)
 
+    # An op cannot see who reads its output, so "auto" marks its call: the rewriter puts
+    # one of the two forms there, and an unreplaced call keeps its input, right
+    # anywhere.
     call = marked(name, op, AutoSave(forms.name, shared, (alone, word)))
 
     def scoped(x):

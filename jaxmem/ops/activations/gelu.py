@@ -1,12 +1,8 @@
 """GELU that keeps its input, its output and one bit an element, or a code of a few.
 
 `jax.nn.gelu` keeps four arrays of the input's size (tanh form) or three (erf form).
-Here the derivative is computed in the backward pass: from the input, or from the
-output, which the matmul after it keeps anyway, and a bit that tells the side of the
-minimum (`inverse.py`); or it is taken from a table by a code (`derivative.py`). Costs
-arithmetic in the backward pass: one `tanh` or `erfc`, and for `save="output"` a
-logarithm, a square root and two short polynomials more; a code costs a comparison for
-each border, and as many selections.
+Here the backward pass computes the derivative, from the input, or from the output and
+the side of the minimum (`inverse.py`), or from a table by a code (`few_bit`).
 """
 
 from functools import partial
@@ -38,10 +34,6 @@ def gelu_tanh(x):
     return x * cdf, cdf + near * inner * (cdf * (1 - cdf))
 
 
-def _tanh_slope(x):
-    return gelu_tanh(x)[1]
-
-
 def _erf_slope(x):
     x = jnp.clip(x, -FAR_OUT, FAR_OUT)
     cdf = 0.5 * jax.lax.erfc(-SQRT_HALF * x)
@@ -51,7 +43,7 @@ def _erf_slope(x):
 # argmin and low: root of the derivative in 40-digit arithmetic
 TANH = UnimodalFunction(
     value=partial(jax.nn.gelu, approximate=True),
-    slope=_tanh_slope,
+    slope=lambda x: gelu_tanh(x)[1],
     argmin=-0.7524614220710163,
     low=-0.17004075057125406,
     bottom=(0.215200045512, 0.129172815379, -0.00394571338),

@@ -15,7 +15,7 @@ from jaxmem._checks import check_bool, check_int
 from jaxmem.ops.activations.gelu import gelu, gelu_tanh
 from jaxmem.ops.activations.kernels import gated_for, gelu_erf
 from jaxmem.ops.activations.silu import value_and_slope as silu_both
-from jaxmem.ops.common.lean import inexact, widen
+from jaxmem.ops.common.lean import inexact, recomputed, widen
 from pallas_kernels.dispatch import Implementation
 
 
@@ -23,16 +23,10 @@ from pallas_kernels.dispatch import Implementation
 def _gated(name, activation):
     """`activation(gate) * up`, keeping no more than the two."""
 
-    @functools.partial(jax.checkpoint, prevent_cse=False)
     def op(gate, up):
         return (activation(widen(gate)) * widen(up)).astype(gate.dtype)
 
-    # the checkpoint inside of the scope: it is ours too
-    def scoped(gate, up):
-        with jax.named_scope(f"jaxmem.{name}"):
-            return op(gate, up)
-
-    return scoped
+    return recomputed(name, op)
 
 
 def _gelu_erf(x):

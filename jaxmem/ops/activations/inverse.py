@@ -1,14 +1,8 @@
 """The input of GELU or SiLU from its output and one bit.
 
 Both fall to one minimum and rise after it, so output y and the side of the minimum
-determine x. Right of it x is smooth in s = sqrt(y - low), left of it in
-q = sqrt(log(low / y)), minimum and tail included: x - argmin is s (or q) times a
-polynomial. The coefficients are weighted minimax fits (Lawson's iteration on 160
-Chebyshev points in 40-digit arithmetic) to the error of the derivative, which stays
-below 8e-6: less than rounding y to float32 costs near the minimum (6e-5), where a
-Newton step in float32 would only add noise. In float64 three Newton steps follow.
-The idea of the kept branch bit is Tempo's (arXiv 2210.10246, section 3.1) and
-Inverted Activations' (arXiv 2407.15545); the fits are our own.
+determine x. The kept bit is Tempo's idea (arXiv 2210.10246, section 3.1) and Inverted
+Activations' (arXiv 2407.15545); the fits are our own.
 """
 
 from collections.abc import Callable
@@ -28,28 +22,27 @@ from jaxmem.ops.common.lean import lean, of_input, widen
 # The fit is right to 8e-6, and each step of Newton's doubles the digits of float64.
 NEWTON_STEPS = 3
 NEWTON_FROM = 1e-6  # of y - low: nearer to the minimum Newton's quotient is 0 / 0
-
-
 LOG_SERIES = (1.0, 1 / 2, 1 / 3, 1 / 4, 1 / 5)
 BOTTOM = 2.0**-7  # |x - argmin| below which `bottom` gives y
 
 
 @dataclass(frozen=True)
 class UnimodalFunction:
-    """A function with one minimum `low` at `argmin`, and how to invert either side.
-
-    `bottom` is its Taylor series at the minimum from the square on. `right` and `left`
-    are polynomials in s and q, lowest power first, that hold up to `s_max` and
-    `q_max`; beyond, the derivative is its limit to 1e-5.
-    """
+    """A function with one minimum `low` at `argmin`, and how to invert either side."""
 
     value: Callable[[Array], Array]
     slope: Callable[[Array], Array]
     argmin: float
     low: float
-    bottom: tuple[float, ...]
+    bottom: tuple[float, ...]  # the Taylor series at the minimum, from the square on
+    # x - argmin is s = sqrt(y - low) on the right, or q = sqrt(log(low / y)) on the
+    # left, times a polynomial (lowest power first): x is smooth in these, minimum and
+    # tail included. Weighted minimax fits (Lawson's iteration, 160 Chebyshev points,
+    # 40 digits) leave an error of the derivative below 8e-6: less than rounding y to
+    # float32 costs near the minimum (6e-5), where a Newton step would only add noise.
     right: tuple[float, ...]
     left: tuple[float, ...]
+    # Beyond s_max and q_max the derivative is its limit to 1e-5.
     s_max: float
     q_max: float
 
@@ -68,14 +61,12 @@ def _minus(x: Array, constant: float) -> Array:
 
 
 def settled(unimodal: UnimodalFunction) -> Callable[[Array], Array]:
-    """`unimodal.value` with half an ulp of error near the minimum, as inverting needs.
-
-    Three ulps, as the plain float32 formula has them, would cost 2e-4 of derivative.
-    """
+    """`unimodal.value` off by half an ulp near the minimum, as inverting needs."""
 
     def value(x):
         if x.dtype == jnp.float64:
             return unimodal.value(x)
+        # Three ulps, as the plain float32 formula has, would cost 2e-4 of derivative.
         e = _minus(x, unimodal.argmin)
         head = float(np.float32(unimodal.low))
         rest = (unimodal.low - head) + e * e * polynomial(unimodal.bottom, e)
@@ -140,14 +131,23 @@ def from_input(name: str, unimodal: UnimodalFunction) -> Callable[[Array], Array
     return lean(name, unimodal.value, unimodal.slope, of_input)
 
 
-def from_output(name: str, unimodal: UnimodalFunction) -> Callable[[Array], Array]:
-    """The op that keeps its output, and on which side of the minimum the input lay."""
+def from_output(
+    name: str, unimodal: UnimodalFunction, factor: float = 1.0
+) -> Callable[[Array], Array]:
+    """As `from_input`, from its output and the side of the minimum the input lay on."""
+    # x sigmoid(b x) is silu(b x) / b: its output y gives the inverse of SiLU at b y.
+    scaled = (lambda x: x) if factor == 1 else (lambda x: factor * x)
+    exact = settled(unimodal)
+
+    def value(x):
+        return exact(x) if factor == 1 else exact(scaled(x)) / factor
 
     def keep(x, y):
-        side = pack_bits(widen(x) >= unimodal.argmin)
+        side = pack_bits(scaled(widen(x)) >= unimodal.argmin)
         return y, checkpoint_name(side, f"jaxmem_{name}_side")
 
     def slope(y, side):
-        return unimodal.slope(invert(unimodal, y, unpack_bits(side, y.shape)))
+        x = invert(unimodal, scaled(y), unpack_bits(side, y.shape))
+        return unimodal.slope(x)
 
-    return lean(name, settled(unimodal), slope, keep)
+    return lean(name, value, slope, keep)

@@ -1,14 +1,7 @@
 """GELU, SiLU and gated units by kernels that write output and code in one pass.
 
-What is kept is what the XLA path keeps: the output and a bit an element, or a code, or
-gate and up. (Fewer than 8 rows keep bits for elements rounded up to 1024.) A kernel
-takes float32 formulas made of what Mosaic lowers on both platforms: there is no `erfc`,
-so the normal distribution is a polynomial here, off by at most 2e-7, and by 8e-7 of
-itself where x > -5; and no square root, which is v rsqrt(v). `save="input"` has no
-kernel: XLA fuses what there is to fuse.
-
-Kernels have no derivative of their own: unlike on the XLA path there is no forward mode
-and no second derivative.
+Kept is what the XLA path keeps. Kernels have no derivative of their own: unlike on the
+XLA path there is no forward mode and no second derivative.
 """
 
 import functools
@@ -26,13 +19,9 @@ from jaxtyping import Array
 from jaxmem.ops.activations.forms import Forms, Op
 from jaxmem.ops.activations.inverse import UnimodalFunction, settled, start
 from jaxmem.ops.common.lean import FAR_OUT, widen
+from jaxmem.ops.few_bit.derivative import selected
 from jaxmem.ops.few_bit.tables import shipped
-from pallas_kernels.dispatch import (
-    Implementation,
-    considered,
-    dispatch,
-    kernel_module,
-)
+from pallas_kernels.dispatch import Implementation, considered, dispatch, kernel_module
 
 INV_SQRT_2PI = 0.3989422804014327
 # P(-u) = exp(-u^2 / 2) times this polynomial without constant in 1 / (1 + 0.35 u), to
@@ -45,6 +34,8 @@ TAIL += (0.159319694, -0.255839003, 0.144030919, -0.0291578857)
 Both = Callable[[Array], tuple[Array, Array]]
 
 
+# Mosaic lowers no `erfc`: a polynomial stands in for the normal distribution, off by at
+# most 2e-7, and by 8e-7 of itself where x > -5.
 def gelu_erf(x: Array) -> tuple[Array, Array]:
     """x times the normal distribution's P(x), and the derivative."""
     near = jnp.clip(x, -FAR_OUT, FAR_OUT)
@@ -63,22 +54,18 @@ def _horner(coefficients: Sequence[float], z: Array) -> Array:
 
 
 def _sqrt(v: Array) -> Array:
-    """For what is above zero; infinity counts as a large number."""
+    # Mosaic lowers no square root. For v above zero; infinity counts as a large number.
     v = jnp.minimum(v, FAR_OUT)
     return v * lax.rsqrt(v)
 
 
 class ActivationKernel(NamedTuple):
-    """The forward pass gives `value` and `code`, the backward pass g `slope`.
+    """Float32 formulas: `value` and `code` forward, g times `slope` backward."""
 
-    `value(x)`; `code(x)` in int32; `slope(code, *kept)`, where the output is kept or
-    nothing. All in float32.
-    """
-
-    value: Callable
-    code: Callable
+    value: Callable  # of x
+    code: Callable  # of x, in int32
     bits: int
-    slope: Callable
+    slope: Callable  # of the code, and of the output where that is kept
     keeps_output: bool
 
 
@@ -105,18 +92,10 @@ def of_code(value: Callable, borders: Sequence[float], levels: Sequence[float]):
         )
 
     def slope(code):
-        return _level(code, levels)
+        return selected(code, [jnp.float32(level) for level in levels])
 
     bits = max(1, (len(levels) - 1).bit_length())
     return ActivationKernel(value, code, bits, slope, False)
-
-
-def _level(code: Array, levels: Sequence[float]) -> Any:
-    if len(levels) == 1:
-        return jnp.float32(levels[0])
-    half = 1 << ((len(levels) - 1).bit_length() - 1)
-    low, high = _level(code, levels[:half]), _level(code, levels[half:])
-    return jnp.where((code & half) != 0, high, low)
 
 
 def forms_for(
@@ -140,7 +119,7 @@ def forms_for(
 
 
 def _considered(op: str, implementation: Implementation | None, x: Array) -> bool:
-    """float64 is XLA's unless a kernel is asked for, and refuses it."""
+    # float64 is XLA's unless a kernel is asked for, and refuses it.
     is_double = x.dtype == jnp.float64 and implementation is None
     return considered(op, implementation, x) and not is_double
 

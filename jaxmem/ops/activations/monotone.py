@@ -1,17 +1,8 @@
 """Activations that keep one array for the backward pass.
 
-Monotone ones keep their output, from which the derivative follows in a step or two;
-the matmul after it keeps the same array, so they cost nothing of their own there.
-`mish` keeps its input. `jax.nn.relu` keeps a mask of a byte an element and an array
-of zeros, `softplus` and `mish` several arrays.
-
-ReLU keeps its output and not a packed bit: before a matmul or a convolution, where it
-mostly stands, the output is kept anyway and a bit would come on top. Where it is not,
-`save=1` keeps the bit alone. The others have codes of a few bits (`derivative.py`).
-
-Where the output is rounded, so is what follows from it: near saturation the
-derivatives of `tanh`, `sigmoid`, `softplus` and `elu` carry the absolute rounding
-error of the output (as those of `jax.numpy.tanh` do).
+Monotone ones keep their output, from which the derivative follows in a step or two, and
+which the matmul after it keeps anyway; `mish` keeps its input. Near saturation the
+derivative carries the rounding error of the output (as that of `jax.numpy.tanh` does).
 """
 
 import functools
@@ -24,7 +15,14 @@ from jaxtyping import Array, ArrayLike, Float, Num, Shaped
 
 from jaxmem._checks import check_scalar
 from jaxmem.ops.activations.forms import Forms, forms, of_any_input
-from jaxmem.ops.common.lean import FAR_OUT, inexact, lean, of_input, of_output
+from jaxmem.ops.common.lean import (
+    FAR_OUT,
+    inexact,
+    lean,
+    of_input,
+    of_output,
+    recomputed,
+)
 from jaxmem.ops.few_bit.derivative import as_table, coded, solve
 
 ABOVE_ZERO = float(jnp.finfo(jnp.float32).tiny)  # what is smaller, many chips call 0
@@ -32,10 +30,6 @@ ABOVE_ZERO = float(jnp.finfo(jnp.float32).tiny)  # what is smaller, many chips c
 
 def _rectified(x):
     return jnp.maximum(x, jnp.zeros((), x.dtype))
-
-
-def _is_positive(y):
-    return (y > 0).astype(y.dtype)
 
 
 def _squared_relu_slope(y):
@@ -69,7 +63,12 @@ def _two_valued(op, key, value, slope, border, levels) -> Forms:
     return Forms(key, exact, lambda bits: bit, free_bits=1)
 
 
-_RELU = _two_valued("relu", "relu", _rectified, _is_positive, ABOVE_ZERO, (0.0, 1.0))
+# Not a bit by default: before a matmul or a convolution the output is kept anyway, and
+# a bit would come on top.
+_RELU = _two_valued(
+    *("relu", "relu", _rectified, lambda y: (y > 0).astype(y.dtype)),
+    *(ABOVE_ZERO, (0.0, 1.0)),
+)
 
 
 @functools.cache
@@ -231,16 +230,10 @@ def _positive_number(value) -> TypeGuard[SupportsFloat]:
 def _recomputed(name, plain):
     """`plain(x, parameter)`, keeping no more than its arguments."""
 
-    @functools.partial(jax.checkpoint, prevent_cse=False)
     def op(x, parameter):
         return plain(x, parameter).astype(x.dtype)
 
-    # the checkpoint inside of the scope: it is ours too
-    def scoped(x, parameter):
-        with jax.named_scope(f"jaxmem.{name}"):
-            return op(x, parameter)
-
-    return scoped
+    return recomputed(name, op)
 
 
 def _check_words(name: str, parameter: str, save, bits) -> None:

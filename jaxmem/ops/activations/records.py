@@ -43,16 +43,11 @@ def _gelu_factored(x):
     return 0.5 * x * (1 + jnp.tanh(0.7978845608028654 * inner))
 
 
-def _gelu_erf(x):
-    return 0.5 * x * (1 + jax.scipy.special.erf(x * 0.7071067811865476))
-
-
-def _gelu_jax_erf(x):
-    return jax.nn.gelu(x, approximate=False)
-
-
 GELU_TANH = (jax.nn.gelu, _gelu_factored)
-GELU_ERF = (_gelu_jax_erf, _gelu_erf)
+GELU_ERF = (
+    functools.partial(jax.nn.gelu, approximate=False),
+    lambda x: 0.5 * x * (1 + jax.scipy.special.erf(x * 0.7071067811865476)),
+)
 SILU = (jax.nn.silu, lambda x: x / (1 + jnp.exp(-x)))
 # the quick GELU of CLIP with beta = 1.702
 SWISH = (
@@ -74,7 +69,7 @@ def _gated(plains, **options) -> tuple[Formula, ...]:
 
 
 def _rectifier(lean: Callable, saving: Saving) -> Callable:
-    """Where the next layer stores codes, it keeps no output: a bit is enough."""
+    # Where the next layer stores codes, it keeps no output: a bit is enough.
     return functools.partial(lean, save="bit" if saving.quantized() else "auto")
 
 
@@ -83,27 +78,16 @@ def _leaky(lean: Callable, saving: Saving) -> Callable:
 
 
 def _leaky_bit(x, negative_slope):
-    """A bit tells the sign of the output only where the slope is a positive one."""
+    # A bit tells the sign of the output only where the slope is a positive one.
     save = "bit" if negative_slope > 0 else "output"
     return leaky_relu(x, negative_slope, save=save)
 
 
-def _elu(x, alpha):
-    return jnp.where(x > 0, x, alpha * (jnp.exp(x) - 1))
-
-
-def _jax_elu(x, alpha):
-    return jax.nn.elu(x, alpha)
-
-
-def _jax_leaky(x, negative_slope):
-    return jax.nn.leaky_relu(x, negative_slope)
-
-
-def _leaky_strict(x, negative_slope):
-    return jnp.where(x > 0, x, negative_slope * x)
-
-
+ELU = (jax.nn.elu, lambda x, alpha: jnp.where(x > 0, x, alpha * (jnp.exp(x) - 1)))
+LEAKY_RELU = (
+    jax.nn.leaky_relu,
+    lambda x, negative_slope: jnp.where(x > 0, x, negative_slope * x),
+)
 GEGLU_ERF = functools.partial(geglu, approximate=False)
 GELU_BY_ERF = functools.partial(gelu, approximate=False)
 
@@ -150,14 +134,14 @@ UNARY = (
     ),
     OpRecord(
         elu,
-        _each((_jax_elu, _elu), scalars=("alpha",)),
+        _each(ELU, scalars=("alpha",)),
         by_codes,
         reference=jax.nn.elu,
         residuals=MONOTONE,
     ),
     OpRecord(
         leaky_relu,
-        _each((_jax_leaky, _leaky_strict), scalars=("negative_slope",)),
+        _each(LEAKY_RELU, scalars=("negative_slope",)),
         _leaky,
         reference=jax.nn.leaky_relu,
         residuals=TWO_SLOPES,

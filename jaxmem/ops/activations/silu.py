@@ -1,32 +1,23 @@
 """SiLU that keeps its input, its output and one bit an element, or a code of a few.
 
-`jax.nn.silu` keeps two arrays of the input's size. Here the derivative is computed
-in the backward pass from the input, or from the output and the bit that tells the
-side of the minimum (`inverse.py`), or taken from a table by a code (`derivative.py`).
-
-With a factor b inside, x sigmoid(b x) is silu(b x) / b: its derivative is that of SiLU
-at b x, which the output y gives as the inverse at b y.
+`jax.nn.silu` keeps two arrays of the input's size.
 """
 
 import functools
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
-from jaxmem._bits import pack_bits, unpack_bits
 from jaxmem._checks import check_float
 from jaxmem.ops.activations.forms import Forms, Op, forms
 from jaxmem.ops.activations.inverse import (
     UnimodalFunction,
     from_input,
     from_output,
-    invert,
-    settled,
 )
 from jaxmem.ops.activations.kernels import forms_for
-from jaxmem.ops.common.lean import FAR_OUT, inexact, lean, of_input, widen
+from jaxmem.ops.common.lean import FAR_OUT, inexact, lean, of_input
 from jaxmem.ops.few_bit.derivative import coded
 from jaxmem.ops.few_bit.tables import shipped
 from pallas_kernels.dispatch import Implementation
@@ -39,14 +30,10 @@ def value_and_slope(x):
     return x * s, s * (1 + near * (1 - s))
 
 
-def _slope(x):
-    return value_and_slope(x)[1]
-
-
 # argmin and low: root of the derivative in 40-digit arithmetic
 SILU = UnimodalFunction(
     value=jax.nn.silu,
-    slope=_slope,
+    slope=lambda x: value_and_slope(x)[1],
     argmin=-1.2784645427610737,
     low=-0.2784645427610738,
     bottom=(0.10890585286, 0.0488829323323, 0.00471870356),
@@ -72,18 +59,8 @@ def _with_factor(beta: float) -> Forms:
     def value(x):
         return SILU.value(beta * x) / beta
 
-    def exact_value(x):
-        return settled(SILU)(beta * x) / beta
-
     def slope(x):
         return SILU.slope(beta * x)
-
-    def keep(x, y):
-        side = pack_bits(beta * widen(x) >= SILU.argmin)
-        return y, checkpoint_name(side, "jaxmem_silu_side")
-
-    def slope_of_output(y, side):
-        return SILU.slope(invert(SILU, beta * y, unpack_bits(side, y.shape)))
 
     def code(bits: int) -> Op:
         borders, levels = shipped("silu", bits)
@@ -91,7 +68,7 @@ def _with_factor(beta: float) -> Forms:
 
     exact = {
         "input": lean("silu", value, slope, of_input),
-        "output": lean("silu", exact_value, slope_of_output, keep),
+        "output": from_output("silu", SILU, beta),
     }
     return Forms(f"silu_{beta!r}", exact, code)
 

@@ -1,8 +1,5 @@
 """One block of attention: some rows of the batch, some queries, all their keys.
 
-Forward and backward written out, with float32 logits and sums. The row maximum and
-the logarithm of the row sum are kept apart, since their sum (log-sum-exp) loses the
-second where logits are huge, as those of a row masked by a bias of -1e9.
 Letters: b batch, t query, s key, n heads = k key heads * g, h head dimension.
 """
 
@@ -11,23 +8,53 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmem.ops.attention import mask as masks
-from jaxmem.ops.attention.mask import Rules
 from jaxmem.ops.common.lean import wide_dtype
+from pallas_kernels import attention as common
+from pallas_kernels.attention import MASKED as MASKED
 from pallas_kernels.attention import Extras as Extras
+from pallas_kernels.attention import Rules as Rules
+
+
+def visible(rules: Rules, times, keys, extras):
+    """Boolean [b|1, n|1, t|1, s|1] of the logits that count; None where all do."""
+    near = common.near(rules, times[:, None], keys[None, :])
+    seen = [] if near is None else [near[None, None]]
+    if extras.mask is not None:
+        seen.append(extras.mask)
+    if extras.q_len is not None:
+        seen.append(inside(times, extras.q_len)[:, None, :, None])
+    if extras.kv_len is not None:
+        seen.append(inside(keys, extras.kv_len)[:, None, None, :])
+    if extras.q_segments is not None:
+        ours, theirs = extras.q_segments, extras.kv_segments
+        seen.append(ours[:, None, :, None] == theirs[:, None, None, :])
+    return common.all_of(seen)
+
+
+def inside(positions, lengths):
+    """Boolean [b, positions]: below each length."""
+    return positions[None, :] < lengths[:, None]
+
+
+def dropout_kept(rules: Rules, seed, heads: int, length: int, rows, times, keys):
+    """Dropout's mask of a block: [b, n, t, s], or [1, 1, t, s] where it is shared."""
+    b = rows.astype(jnp.uint32)[:, None, None, None]
+    n = jnp.arange(heads, dtype=jnp.uint32)[None, :, None, None]
+    t = times.astype(jnp.uint32)[None, None, :, None]
+    s = keys.astype(jnp.uint32)[None, None, None, :]
+    return common.dropout_mask(
+        rules, seed, common.dropout_row(rules, b, n, t, heads, length), s
+    )
 
 
 class BlockPosition(NamedTuple):
-    """Where a block stands, int32 positions; `length` is the whole number of queries.
-
-    `zero` is a float32 zero that only the block knows (see `blocks.py`).
-    """
+    """Where a block stands, int32 positions; `length` is that of all queries."""
 
     rows: Any
     times: Any
     keys: Any
     length: int
-    zero: Any
+    zero: Any  # a float32 zero that only the block knows (see `common/blocks.py`)
 
 
 def _zero(place: BlockPosition, x):
@@ -81,15 +108,15 @@ def _logits(rules: Rules, place: BlockPosition, q, k, bias, extras: Extras):
     logits = _scores(q, k) * rules.scale
     if bias is not None:
         logits = logits + jnp.broadcast_to(bias, logits.shape).astype(logits.dtype)
-    seen = masks.visible(rules, place.times, place.keys, extras)
+    seen = visible(rules, place.times, place.keys, extras)
     if seen is None:
         return logits, None
     seen = jnp.broadcast_to(seen, logits.shape)
-    return jnp.where(seen, logits, _zero(place, logits) + masks.MASKED), seen
+    return jnp.where(seen, logits, _zero(place, logits) + MASKED), seen
 
 
 def _keep(rules: Rules, place: BlockPosition, heads: int, seed, shape):
-    keep = masks.kept(
+    keep = dropout_kept(
         rules, seed, heads, place.length, place.rows, place.times, place.keys
     )
     return jnp.broadcast_to(keep, shape)
@@ -99,7 +126,7 @@ def _queries_inside(place: BlockPosition, extras: Extras, x):
     """`x` [b, t, n, h] with zeros for the queries beyond their sequence."""
     if extras.q_len is None:
         return x
-    live = masks.inside(place.times, extras.q_len)[..., None, None]
+    live = inside(place.times, extras.q_len)[..., None, None]
     return jnp.where(live, x, _zero(place, x))
 
 
@@ -116,7 +143,8 @@ def forward(rules: Rules, place: BlockPosition, q, k, v, bias, extras: Extras):
     o = _over_keys(p.astype(v.dtype), v)
     o = o / _to_times_first(total * (1.0 - rules.rate))
     o = _queries_inside(place, extras, o.astype(q.dtype))
-    # Not their sum: where a bias masks a row with -1e9, it would swallow the logarithm.
+    # Apart: a huge maximum, as of a row masked by a bias of -1e9, would swallow the
+    # logarithm in a sum (log-sum-exp).
     return o, top, jnp.log(total)
 
 
@@ -137,11 +165,9 @@ def _kept(rules: Rules, place: BlockPosition, shape, extras: Extras):
 def backward(
     rules: Rules, place: BlockPosition, wanted, a: dict, extras: Extras
 ) -> dict:
-    """Wide gradients of those of q, k, v, bias that `wanted` names.
-
-    `a` holds q, k, g, top and log_total; and unless only v is wanted v and delta, the
-    sums of g and the output.
-    """
+    """Wide gradients of those of q, k, v, bias that `wanted` names."""
+    # Of v and delta (the sums of g and the output) nothing is needed where only v is
+    # wanted.
     q, k, bias = a["q"], a["k"], a.get("bias")
     g = _queries_inside(place, extras, a["g"])
     logits, seen = _logits(rules, place, q, k, bias, extras)
@@ -158,7 +184,7 @@ def backward(
         out["v"], g = jax.lax.optimization_barrier((out["v"], g))
     delta = a["delta"]
     if extras.q_len is not None:  # a cotangent of padding may be anything
-        live = masks.inside(place.times, extras.q_len)[:, None]
+        live = inside(place.times, extras.q_len)[:, None]
         delta = jnp.where(live, delta, jnp.zeros_like(delta))
     ds = p * (drop(_scores(g, a["v"])) - delta[..., None])
     if seen is not None:

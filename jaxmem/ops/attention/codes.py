@@ -1,8 +1,6 @@
 """What attention keeps, as codes of a few bits: one step for each position and head.
 
-The codes are symmetric, since queries, keys and values lie about zero, and a head's
-numbers are one block of them: nothing is shared between heads, whose sizes differ.
-Rounding is to the nearest code: the softmax between its two products makes no mean
+Rounding is to the nearest code: the softmax between the two products makes no mean
 exact anyway.
 """
 
@@ -38,10 +36,11 @@ def _is_coded(x: Any) -> bool:
 
 
 def head_codes(save: Any) -> Quantization | None:
-    """The bits, symmetric unless a whole `Quantization` is given."""
     quantization = bits_or_none("dot_product_attention", save)
     if quantization is None or isinstance(save, Quantization):
         return quantization
+    # Queries, keys and values lie about zero, and heads differ in size: symmetric
+    # codes, a block for each head.
     return Quantization(quantization.bits, quantization.block_size, symmetric=True)
 
 
@@ -57,13 +56,11 @@ def code(saved: dict[str, Any], quantization: Quantization | None) -> dict[str, 
 
 
 def recall(saved: dict[str, Any], g: Any) -> tuple[dict[str, Any], Any]:
-    """The residuals as the backward pass reads them, and its cotangent `g`.
-
-    Nothing is decoded before the cotangent is there: XLA would else decode the codes of
-    unrolled layers early, and hold what they stand for. Both are read as the barrier
-    gives them back; what nobody reads behind a barrier a compiler may take out of it.
-    """
+    """The residuals as the backward pass reads them, and its cotangent `g`."""
     coded = {n: x for n, x in saved.items() if _is_coded(x)}
     if coded and not isinstance(g, SymbolicZero):
+        # XLA would else decode the codes of unrolled layers before the cotangent is
+        # there, and hold what they stand for. Both are read as the barrier gives them
+        # back: a compiler may take out what nobody reads behind one.
         coded, g = jax.lax.optimization_barrier((coded, g))
     return saved | {n: x.codes.recall(x) for n, x in coded.items()}, g

@@ -19,25 +19,20 @@ from pallas_kernels.dispatch import considered
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(call: AttentionCall, q, k, v, bias, extras: Extras):
-    """The output, [b, t, n, h], and its codes or None.
-
-    Differentiable in q, k, v and bias.
-    """
+    """The output, [b, t, n, h], and its codes or None."""
     o = forward(call, q, k, v, bias, extras)[0]
     return o, codes.code({"o": o}, call.save)["o"] if call.save else None
 
 
 def _stored(call: AttentionCall, q, v):
-    """`v` [b, s, n, h] as it is kept, [b, n, s h]: a head's rows lie together.
-
-    The backward pass multiplies by it in that order. XLA:GPU would keep it as the
-    forward product had it and, between a scan over layers and its backward scan, copy
-    the whole stack. Positions and channels in one axis leave it no choice. A kernel
-    reads it as it comes, and so it is kept as it is where one may be taken.
-    """
+    """`v` [b, s, n, h] as it is kept, [b, n, s h]: the rows of a head lie together."""
+    # A kernel reads v as it comes.
     if considered("attention", call.implementation, q):
         return v
     b, s, n, h = v.shape
+    # The backward pass multiplies by it in that order. XLA:GPU would keep it as the
+    # forward product had it, and copy the whole stack between a scan over layers and
+    # its backward scan; with positions and channels in one axis it has no choice.
     return jnp.swapaxes(v, 1, 2).reshape(b, n, s * h)
 
 

@@ -1,7 +1,6 @@
 """Dot product attention: what `jax.nn` has, and dropout, in memory linear in length.
 
-This file checks the arguments; `blockwise.py` tells what is saved and what is
-recomputed.
+This file checks the arguments.
 """
 
 import math
@@ -23,12 +22,11 @@ from jaxmem._checks import (
     wrong_value,
 )
 from jaxmem.ops.attention import blockwise
-from jaxmem.ops.attention.block import Extras
+from jaxmem.ops.attention.block import Extras, Rules
 from jaxmem.ops.attention.codes import head_codes
 from jaxmem.ops.attention.derivative import attend
 from jaxmem.ops.attention.kernels import AttentionCall
 from jaxmem.ops.attention.libraries import LIBRARIES, Library, attend_by, check_plain
-from jaxmem.ops.attention.mask import Rules
 from jaxmem.ops.codes.quantization import Quantization
 from jaxmem.ops.codes.stored import remember
 from jaxmem.ops.common.blocks import vary_alike
@@ -211,7 +209,7 @@ def dot_product_attention(
     Costs 7/6 of the matmul flops of `jax.nn`'s, forward and backward, and by TPU's cost
     analysis 0.9 to 1.9 times the bytes accessed (1.3 to 1.8 times those of
     `flax.linen` with dropout, whose logits are bfloat16): logits are float32, and each
-    block reads all keys and values. `blockwise.py` has the table.
+    block reads all keys and values.
 
     Source:
       Vaswani et al., "Attention Is All You Need" (2017), section 3.2; Rabe and Staats,

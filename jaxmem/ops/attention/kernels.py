@@ -1,9 +1,7 @@
-"""Which implementation computes attention, forward and backward: kernel or XLA.
+"""Which implementation computes attention: a kernel, or XLA in `blockwise.py`.
 
-The kernels hold logits, probabilities and dropout's mask on the chip; the XLA path in
-`blockwise.py` is their reference. What a kernel does not do it says, and the choice of
-`pallas_kernels.dispatch` goes on from there. The forward and the backward pass choose
-each for itself: between them are the same arrays.
+The forward and the backward pass choose each for itself: between them are the same
+arrays.
 """
 
 from typing import Any, NamedTuple

@@ -1,12 +1,4 @@
-"""Codes of 1 to 8 bits an element, packed to the bit.
-
-A code is stored as bit planes, each packed eight neighbours to a byte as a mask is
-(`_bits.py`, which tells why along the second to last axis): 3 bits cost 3/8 byte, with
-no code that straddles two bytes, and an axis of its own for the planes, which stays
-whole when the array is sharded. Fields of 2 or 4 bits side by side in a byte pack as
-tightly, but for 3 bits they need two arrays joined by a copy, and TPU's compiler
-makes more copies of them. Codes of 8 bits are stored as they are.
-"""
+"""Codes of 1 to 8 bits an element, packed to the bit."""
 
 import math
 
@@ -27,6 +19,9 @@ def pack_codes(codes: UInt8[Array, "*shape"], bits: int) -> UInt8[Array, "..."]:
     """Codes below 2**bits in bits/8 byte an element; `unpack_codes` undoes it."""
     if bits == 8:
         return codes
+    # Bit planes, packed as a mask is (`_bits.py`): no code straddles two bytes, and the
+    # axis of the planes stays whole when the array is sharded. Fields of 2 or 4 bits in
+    # a byte need two arrays joined by a copy for 3 bits, and more copies on TPU.
     planes = [(codes >> jnp.uint8(b)) & jnp.uint8(1) for b in range(bits)]
     return jnp.stack([pack_bits(plane != 0) for plane in planes])
 

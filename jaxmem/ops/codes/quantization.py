@@ -1,17 +1,8 @@
 """Numbers stored as codes of a few bits, with a step and an offset for each block.
 
-Blocks lie along the last axis and are of equal size. A block of b numbers from `low` to
-`high` becomes the codes 0 .. 2^bits - 1 of `low + code * step` (or, symmetric, codes
-about a middle one that is zero exactly). The step is rounded up, so that the codes
-reach both ends whatever dtype it is stored in. Rounding is to the nearest code, off by
-at most half a step, or stochastic: up or down with the probabilities that make the mean
-exact, from a counter-based generator (`bits.py`), off by less than a step.
-
-Not optimal: the ends are those of the block and not those that make the mean square
-error least, and the codes are not entropy coded.
-
-Source: Mesa (Pan et al. 2021, arXiv 2111.11124, section 3); blocks and stochastic
-rounding: ActNN (Chen et al., ICML 2021, arXiv 2104.14129, section 4).
+Blocks of equal size lie along the last axis. A block of numbers from `low` to `high`
+becomes the codes 0 .. 2^bits - 1 of `low + code * step`, or symmetric ones about zero.
+Source: Mesa (arXiv 2111.11124); stochastic rounding: ActNN (arXiv 2104.14129).
 """
 
 from dataclasses import dataclass
@@ -78,15 +69,11 @@ class Codes(NamedTuple):
     low: Any
 
 
-def _is_int(x: Any) -> bool:
-    return isinstance(x, int | np.integer) and not isinstance(x, bool)
-
-
 def as_quantization(save: Any, name: str = "save") -> Quantization | None:
     """An int is the bits; None where `save` is something else (a word)."""
     if isinstance(save, Quantization):
         return save
-    if not _is_int(save):
+    if isinstance(save, bool) or not isinstance(save, int | np.integer):
         return None
     check_int(name, save, 1, MOST_BITS)
     return Quantization(int(save))
@@ -123,12 +110,12 @@ def _flat(blocks: Array, size: int) -> Array:
 
 
 def _turned(stat: Array) -> Array:
-    """The blocks before the rows: few of them would be padded to TPU's 128 lanes."""
+    # The blocks before the rows: few of them would be padded to TPU's 128 lanes.
     return jnp.swapaxes(stat, -1, -2) if stat.ndim > 1 else stat
 
 
 def _step_dtype(dtype: Any) -> Any:
-    """Float16 has no exponents to spare for a step."""
+    # Float16 has no exponents to spare for a step.
     return jnp.dtype(jnp.float32) if dtype == jnp.float16 else dtype
 
 
@@ -152,6 +139,7 @@ def _ends(
         low = _outwards(jnp.min(blocks, axis=-1), dtype, -1)
         high = jnp.max(blocks, axis=-1)
         reach = widen(high) / levels - widen(low) / levels
+    # Up, so that the codes reach both ends whatever dtype the step is stored in.
     return _outwards(reach, _step_dtype(dtype), 1), low
 
 
@@ -165,12 +153,9 @@ def quantize(
     x: Float[Array, "..."],
     quantization: Quantization,
     seed: UInt32[Array, "2"] | None = None,
-    stats: Any = None,
+    stats: Any = None,  # dtype of offsets and so of the steps; that of `x` if None
 ) -> Codes:
-    """The codes of `x`; stochastic rounding with a seed, to the nearest without.
-
-    `stats` is the dtype of offsets (that of `x` if None), and so of the steps.
-    """
+    """The codes of `x`; stochastic rounding with a seed, to the nearest without."""
     values = x.reshape(x.shape or (1,))
     blocks = _in_blocks(values, quantization.block_size)
     step, low = _ends(
@@ -186,6 +171,7 @@ def quantize(
     if seed is None:
         place = jnp.round(place)
     else:
+        # Up or down with the probabilities that make the mean exact.
         place = jnp.floor(place + _uniform(seed, values.shape).astype(place.dtype))
     codes = jnp.clip(place, 0, 2**quantization.bits - 1).astype(jnp.uint8)
     stats = _turned(step), None if low is None else _turned(low)

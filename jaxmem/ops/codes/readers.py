@@ -1,9 +1,8 @@
 """Functions that read codes, marked until it is known with whom they share them.
 
 A layer cannot see that its input is made by an activation written without a module. So
-inside `marking` its call is marked (`jaxmem.ops.marks`); `jaxmem.rewriting` runs the
-call anew once the whole function is traced, where the codes of the activation before it
-are found.
+its call is marked, and run anew once the whole function is traced, where the codes of
+the activation before it are found.
 """
 
 import contextlib
@@ -66,12 +65,9 @@ def read_from_codes(
     quantization: Quantization | None,
     rng: Rng,
     *others: Array,
-    markable: bool = True,
+    markable: bool = True,  # a mark lives as long as `fn`
 ) -> Any:
-    """`fn(x, *others)`, with codes of x: those of a `Stored`, or of a `quantization`.
-
-    `markable` allows a mark (see `marking`), which lives as long as `fn`.
-    """
+    """`fn(x, *others)`, with the codes of a `Stored`, or those of a `quantization`."""
     if isinstance(x, Stored):
         return _read(fn, x.codes, x.value, *others)
     if quantization is None:

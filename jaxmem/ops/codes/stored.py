@@ -1,17 +1,7 @@
 """Functions whose backward pass reads some of their arguments from a few bits.
 
-The forward pass is exact. The derivative is taken at the values that the codes stand
-for: a `custom_jvp` whose tangent, under `jax.checkpoint`, is that of the plain function
-at the recalled arguments. So codes are kept where a derivative needs the argument, and
-nothing where it does not (a frozen kernel, a frozen input).
-
-A tensor that several functions read (the input of the projections to query, key and
-value) is stored once if it is coded once. `stored` gives an array together with its
-codes, and functions that take `save=8` take it in the array's place; inside `sharing`,
-as modules have it, codes are found by the array itself.
-
-Limits: a second derivative takes the codes for constants, and so lacks what the first
-derivative's dependence on the coded arguments would give.
+The forward pass is exact; the derivative is taken at the values that the codes stand
+for. A second derivative takes the codes for constants.
 """
 
 import contextlib
@@ -50,18 +40,14 @@ Rng = Key[Array, ""] | UInt32[Array, "..."] | None
 )
 @dataclass(frozen=True)
 class StoredCodes:
-    """Codes, and what takes the coded values to those that were stored.
-
-    A norm codes its normalised input and the next layer needs `scale` times that plus
-    `bias` (vectors along the last axis, or None); an activation codes its input and the
-    next layer needs `function` of it; of a gated one, `function` of it and of
-    `partners`.
-    """
+    """Codes, and what takes the coded values to those that were stored."""
 
     codes: Any
     quantization: Quantization
+    # A norm codes its normalised input, the layer after it takes that * scale + bias.
     scale: Any = None
     bias: Any = None
+    # An activation codes its input (and its partners'), the layer after it `function`.
     function: Callable | None = None
     partners: "tuple[StoredCodes, ...]" = ()
 
@@ -132,10 +118,7 @@ def seed_of(rng: Rng, stream: int = 0) -> UInt32[Array, "2"] | None:
 
 
 def stored(
-    x: Float[Array, "..."],
-    save: int | Quantization = 8,
-    *,
-    rng: Rng = None,
+    x: Float[Array, "..."], save: int | Quantization = 8, *, rng: Rng = None
 ) -> Stored:
     """`x` and its codes, for functions that are to share them.
 
@@ -245,11 +228,7 @@ def is_nonzero(tangent: Any) -> bool:
 def linearized_at(
     fn: Callable[..., Any], args: Sequence[Array], kept: Sequence[StoredCodes | None]
 ) -> Any:
-    """`fn(*args)`; its derivative is that at what was kept of the arguments.
-
-    `fn` takes arrays and returns floating ones. Where nothing was kept (None), the
-    argument itself is, if a derivative needs it.
-    """
+    """`fn(*args)`; its derivative is that at what was kept (None: at the argument)."""
 
     @jax.custom_jvp
     def op(args, kept):
@@ -275,6 +254,7 @@ def linearized_at(
 
             return jax.jvp(some, [at[i] for i in wanted], dots)[1]
 
+        # A checkpoint keeps what its derivative needs: of a frozen argument nothing.
         plain = [x if k is None else None for x, k in zip(args, kept, strict=True)]
         dots = [tangents[0][i] for i in wanted]
         # With its barriers: else XLA recalls all codes of a layer before it needs any.

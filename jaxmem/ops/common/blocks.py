@@ -1,16 +1,7 @@
 """Loops over blocks of an axis, for ops that must not hold a whole intermediate.
 
-A `BlockedAxis` says how an axis is divided. `blockwise` runs a function once a block
-inside `lax.scan`, hands it slices of the arrays that have the axis, and writes each
-output to its place, or adds it to a float32 sum when the output lacks the axis. One
-block means no loop.
-
-Two things an inner scan must mind. What depends on its counter alone (a block's causal
-mask), or on nothing (a block of zeros), is moved out of an outer scan when that is
-differentiated, and stacked over all blocks: so the counter is tied to an array, and a
-block's constants are made from the counter. And a loop over an axis that is sharded
-would gather it: such an axis is cut `strided`, so that each block takes rows from
-every shard.
+`blockwise` runs a function once a block inside `lax.scan`, hands it slices of the
+arrays that have the axis, and writes each output to its place, or adds it to a sum.
 """
 
 import math
@@ -34,15 +25,12 @@ class BlockedOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class BlockedAxis:
-    """`count` blocks of `size` along an axis of `length`.
-
-    The last block starts early enough to be whole; `index` tells the true positions,
-    `fresh` those that no earlier block had. A strided cut divides its axis exactly.
-    """
+    """`count` blocks of `size` along an axis of `length`."""
 
     length: int
     size: int
-    strided: bool = False
+    # Each block takes rows from every shard: a loop over a sharded axis gathers it.
+    strided: bool = False  # divides its axis exactly
 
     @property
     def count(self) -> int:
@@ -53,10 +41,11 @@ class BlockedAxis:
         return self.length % self.size != 0
 
     def start(self, n):
+        # The last block starts early enough to be whole.
         return jnp.minimum(n * self.size, self.length - self.size)
 
     def index(self, n):
-        """Positions of block `n`, int32."""
+        """Positions of block `n`, int32; `fresh`: those no earlier block had."""
         lane = jnp.arange(self.size, dtype=jnp.int32)
         return lane * self.count + n if self.strided else lane + self.start(n)
 
@@ -103,18 +92,12 @@ def vary_alike(*xs) -> tuple[Any, ...]:
 
 
 def tied(n, x):
-    """`n`, known no earlier than the array `x`, when a function is traced.
-
-    That keeps JAX from moving what depends on `n` alone out of a differentiated scan:
-    what comes out of a barrier is as unknown as all that goes into it. It is no wait of
-    the compiled program: what the barrier gives back of `x` is not read, and the
-    compiler may drop it.
-    """
+    """`n`, known no earlier than the array `x`, when a function is traced."""
+    # What depends on a counter alone (a causal mask) would be moved out of an outer
+    # scan that is differentiated, and stacked over all blocks. What comes out of a
+    # barrier is as unknown as all that goes in. The compiled program does not wait: `x`
+    # is not read.
     return jax.lax.optimization_barrier((n, x))[0]
-
-
-def _first(blocks: dict):
-    return next(iter(blocks.values()))
 
 
 def blockwise(
@@ -122,20 +105,13 @@ def blockwise(
     fn: Callable[..., dict[str, Any]],
     ins: Mapping[str, tuple[Any, int]],
     outs: Mapping[str, BlockedOutput],
-    likes,
-    add: bool = False,
+    likes,  # every array `fn` uses
+    add: bool = False,  # a block to what an overlapping earlier one wrote
 ) -> dict[str, Any]:
-    """`fn(n, **blocks)` for each block: a dict with the keys of `outs`.
-
-    `add` adds a block to what an overlapping earlier one wrote. The first of `ins`
-    is the array that the counter is tied to. `likes`: every array `fn` uses.
-
-    An output that has the name of an input, and its shape, dtype and axis, is written
-    over it, block by block: the loop then holds one array for both.
-    """
+    """`fn(n, **blocks)` for each block: a dict with the keys of `outs`."""
     if cut.count == 1:
         blocks = {k: x for k, (x, _) in ins.items()}
-        got = fn(tied(jnp.int32(0), _first(blocks)), **blocks)
+        got = fn(tied(jnp.int32(0), next(iter(blocks.values()))), **blocks)
         return {k: got[k].astype(o.dtype) for k, o in outs.items()}
 
     def body(carry, n):
@@ -143,10 +119,11 @@ def blockwise(
             k: cut.take(carry[k] if k in over else x, axis, n)
             for k, (x, axis) in ins.items()
         }
-        got = fn(tied(n, _first(blocks)), **blocks)
+        got = fn(tied(n, next(iter(blocks.values()))), **blocks)
         new = {k: _written(cut, carry[k], got[k], o, n, add) for k, o in outs.items()}
         return new, None
 
+    # The loop then holds one array for an input and the output of its name.
     over = {k for k, o in outs.items() if k in ins and _takes_place(cut, o, *ins[k])}
     axes = _compat.varying_axes(*likes)
     start = lambda k, o: ins[k][0] if k in over else jnp.zeros(o.shape, o.dtype)

@@ -1,13 +1,7 @@
 """Elementwise ops that keep what we choose for the backward pass, and no more.
 
-JAX keeps the factor of each step of a chain (`jax.nn.gelu` four arrays). Here the
-derivative is made in the backward pass from one value: the input, the output, or the
-output and a bit, by a `custom_jvp` whose tangent is a `jax.checkpoint`: its partial
-evaluation keeps exactly the arguments of the checkpointed part, so forward mode,
-Hessian-vector products, remat policies and frozen inputs work as for plain JAX, and a
-kept output is the very value that the next matmul keeps, also inside `lax.scan`.
-
-Arithmetic is in float32 at least and rounded once at the end.
+The derivative is made in the backward pass from one value: the input, the output, or
+the output and a bit. Arithmetic is in float32 at least and rounded once at the end.
 """
 
 from collections.abc import Callable
@@ -37,12 +31,10 @@ def widen(x: Array) -> Array:
 
 @jax.custom_jvp
 def reread(kept: Array) -> Array:
-    """`widen` of what was rounded and stored, by bits.
-
-    XLA takes float32 -> bfloat16 -> float32 for nothing and would, in unrolled code,
-    keep the value from before the rounding, in twice the bytes. A barrier stops that
-    too, but makes a TPU scan copy what it stored.
-    """
+    """`widen` of what was rounded and stored, by bits."""
+    # XLA takes float32 -> bfloat16 -> float32 for nothing and would, in unrolled code,
+    # keep the value from before the rounding, in twice the bytes. A barrier stops that
+    # too, but makes a TPU scan copy what it stored.
     if kept.dtype == jnp.bfloat16:
         # A bfloat16 is the upper half of a float32.
         half = lax.bitcast_convert_type(kept, jnp.uint16).astype(jnp.uint32)
@@ -70,6 +62,18 @@ def inexact(name: str, x: ArrayLike, argument: str = "x") -> Array:
     return x.astype(jnp.result_type(float))
 
 
+def recomputed(name: str, op: Callable[..., Array]) -> Callable[..., Array]:
+    """`op`, keeping no more than its arguments."""
+    op = jax.checkpoint(op, prevent_cse=False)
+
+    # The checkpoint inside of the scope: it is ours too.
+    def scoped(*args):
+        with jax.named_scope(f"jaxmem.{name}"):
+            return op(*args)
+
+    return scoped
+
+
 def of_input(x: Array, y: Array) -> tuple[Array, ...]:
     """Keep the input."""
     return (x,)
@@ -86,13 +90,10 @@ def lean(
     slope: Callable[..., Array],
     keep: Callable[[Array, Array], tuple[Array, ...]],
 ) -> Callable[[Float[Array, "*shape"]], Float[Array, "*shape"]]:
-    """The op `value`, whose derivative is `slope(*keep(x, y))` in the backward pass.
-
-    `value` and `slope` work in float32 or wider; `slope` sees what was kept, widened
-    where it is a float. The output carries the name "jaxmem_<name>_output".
-    """
+    """The op `value`, whose derivative is `slope(*keep(x, y))` in the backward pass."""
 
     def push(kept, t):
+        # Float32 or wider, as `value`: what was kept is widened where it is a float.
         return slope(*map(reread, kept)) * widen(t)
 
     return kept_linear(name, value, push, keep)
@@ -114,6 +115,8 @@ def kept_linear(
         with jax.named_scope(f"jaxmem.{name}"):
             return push(kept, t).astype(t.dtype)
 
+    # With a `custom_jvp` forward mode, Hessian-vector products, remat policies and
+    # frozen inputs work as for plain JAX.
     op = jax.custom_jvp(forward)
     # Partial evaluation of a checkpoint keeps its arguments and nothing made inside: so
     # exactly what `keep` chose is a residual. No barriers (`prevent_cse`): the residual

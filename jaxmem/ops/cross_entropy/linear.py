@@ -1,8 +1,4 @@
-"""Cross entropy of a linear layer's logits, which never exist whole.
-
-This file checks the arguments and makes the loss of what `rows.py` tells of
-each token; that file says what is computed in blocks, and at what cost.
-"""
+"""Cross entropy of a linear layer's logits, which never exist whole."""
 
 from typing import Any, Literal
 
@@ -25,7 +21,7 @@ from jaxmem._checks import (
 )
 from jaxmem.ops.common.blocks import devices_of, vary_alike
 from jaxmem.ops.common.lean import wide_dtype
-from jaxmem.ops.cross_entropy.derivative import token_rows
+from jaxmem.ops.cross_entropy.kernels import token_rows
 from jaxmem.ops.cross_entropy.rows import Head, Rows, block_columns
 from jaxmem.ops.linear.dense import compute_dtype
 from pallas_kernels.dispatch import Implementation, check_implementation
@@ -218,7 +214,7 @@ def _reduce(loss, share, reduction: str):
 
 
 def _check_sharding(*arrays) -> None:
-    """Loops over slices need axes whose shardings the compiler chooses."""
+    # Loops over slices need axes whose shardings the compiler chooses.
     specs = (jax.typeof(a).sharding.spec for a in arrays)
     if any(axis is not None for spec in specs for axis in spec):
         raise ValueError(

@@ -1,27 +1,9 @@
 """Cross entropy of a linear layer's logits, of which only a block exists at a time.
 
-A block is all tokens and some columns of the vocabulary. The forward pass runs over the
-blocks with an online log-sum-exp and keeps two float32 a token (the largest logit, and
-the logarithm of the sum). The backward pass recomputes each block's logits and makes
-from them that block of the kernel's gradient, over all tokens in one product, rounded
-once and written into its place: no float32 copy of the kernel's gradient exists, which
-blocks of tokens would need. What is added up over blocks is the gradient of x, in
-float32. Four products where the plain layer has three.
-
-The blocked part returns four numbers a token (largest logit, log-sum, the label's
-logit, the sum of all logits); loss, reductions and the collectives of a sharded
-vocabulary are plain JAX on those.
-
-`derivative.py` makes the two passes one function.
-
-Not optimal: each block reads all of x and, in the backward pass, reads and writes the
-float32 gradient of x, where a kernel would hold a tile of it on chip; and a softmax
-gradient below rounding is multiplied all the same (Cut Cross-Entropy skips it, at the
-price of an error that hurts pretraining).
-
-Source: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (ICLR
-2025), section 4; Milakov and Gimelshein, "Online normalizer calculation for softmax"
-(2018).
+A block is all tokens and some columns of the vocabulary. The forward pass runs over
+them with an online log-sum-exp (Milakov and Gimelshein 2018); the backward pass
+recomputes each block's logits: four products where the plain layer has three. Source:
+Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (ICLR 2025).
 """
 
 from collections.abc import Callable
@@ -58,16 +40,12 @@ class Head:
 
 
 class Rows(NamedTuple):
-    """What a token's loss is made of, all [tokens] in float32 or wider.
+    """What a token's loss is made of, all [tokens] in float32 or wider."""
 
-    Of `top` no gradient is taken: `top + log_total` is the log-sum-exp, and `hit` the
-    logit of the label, or 0 where this part of the vocabulary has it not.
-    """
-
-    top: Any
-    log_total: Any
-    hit: Any
-    total: Any
+    top: Any  # the largest logit; no gradient is taken of it
+    log_total: Any  # `top + log_total` is the log-sum-exp
+    hit: Any  # the logit of the label, or 0 where this part of the vocabulary lacks it
+    total: Any  # the sum of all logits
 
 
 def block_columns(tokens: int, vocabulary: int, shards: int, wanted: int | None) -> int:
@@ -102,13 +80,11 @@ def _put(array, block, axis: int, start):
 
 
 def _over_blocks(head: Head, x, kernel, step: Callable, carry):
-    """`step(carry, start, columns)` over all columns of a shard; the last is shorter.
-
-    The counter is tied to x: what depends on the counter and the labels alone would
-    be moved out of a differentiated outer scan, and stacked.
-    """
+    """`step(carry, start, columns)` over all columns of a shard, the last shorter."""
 
     def body(carry, n):
+        # Tied to x: what depends on the counter and the labels alone would be moved out
+        # of a differentiated outer scan, and stacked.
         return step(carry, tied(n, x) * head.block, head.block), None
 
     size = kernel.shape[head.vocab_axis + 1]
@@ -197,11 +173,9 @@ def _logits_gradient(head: Head, raw, rows: Rows, here, g: Rows):
 
 
 def in_units(g: Rows):
-    """The cotangents over the largest, and that one: products are scaled afterwards.
-
-    Where all tokens weigh the same, a label's gradient is near -1 then, and rounds
-    well, whatever their number; and small ones do not underflow in float16.
-    """
+    """The cotangents over the largest, and that one: products are scaled afterwards."""
+    # Where all tokens weigh the same, a label's gradient is near -1 then, and rounds
+    # well, whatever their number; and small ones do not underflow in float16.
     unit = jnp.max(jnp.maximum(jnp.abs(g.hit), jnp.abs(g.log_total)), initial=0.0)
     unit = jnp.where(unit > 0, unit, 1.0)
     return Rows(*(None if t is None else t / unit for t in g)), unit
@@ -224,10 +198,14 @@ def backward(head: Head, wanted, saved: dict, g: Rows) -> dict:
             new["bias"] = _put(grads["bias"], unit * d.sum(0), 0, start)
         d = d.astype(x.dtype)
         if "x" in wanted:
+            # Not optimal: each block reads and writes all of it, where a kernel would
+            # hold a tile on chip.
             dx = _dot(head, d, w, (1, head.vocab_axis))
             new["x"] = grads["x"] + dx.astype(grads["x"].dtype)
         if "kernel" in wanted:
             dw = _dot(head, *((x, d) if head.vocab_axis else (d, x)), (0, 0))
+            # Over all tokens in one product and rounded once: no float32 copy of the
+            # kernel's gradient exists, which blocks of tokens would need.
             new["kernel"] = _put(grads["kernel"], unit * dw, head.vocab_axis, start)
         return new
 

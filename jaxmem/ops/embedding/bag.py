@@ -27,7 +27,7 @@ Reduction = Literal["sum", "mean", "max"]
 
 
 def embedding_bag(
-    table: Float[ArrayLike, "rows *row"],
+    table: Float[ArrayLike, " rows *row"],
     ids: Integer[ArrayLike, "... bag"],
     weights: Float[ArrayLike, "... bag"] | None = None,
     mode: Reduction = "sum",

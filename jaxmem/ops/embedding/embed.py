@@ -13,7 +13,7 @@ from jaxmem.ops.embedding.lookup import (
 
 
 def embed(
-    table: Float[ArrayLike, "rows *row"],
+    table: Float[ArrayLike, " rows *row"],
     ids: Integer[ArrayLike, "..."],
     *,
     out_of_range: OutOfRange | None = None,

@@ -73,7 +73,7 @@ def indices(
 
 
 def taken(
-    table: Float[Array, "rows *row"], places: Int32[Array, "... 1"]
+    table: Float[Array, " rows *row"], places: Int32[Array, "... 1"]
 ) -> Float[Array, "..."]:
     """The rows at `indices`; NaN outside of the table."""
     batch = places.ndim - 1

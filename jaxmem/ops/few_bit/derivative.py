@@ -1,12 +1,8 @@
 """An exact forward pass, and a derivative from a code of a few bits an element.
 
 What is kept is which stretch of the real line an input lies in; the derivative is one
-number for each stretch. The numbers come from `steps.py` (nearest to the
-derivative) or `polygon.py` (whose integral is nearest to the function).
-Neither input nor output is kept, so it pays where nobody else keeps them either.
-
-Finding the stretch costs a comparison an element for each border, and the level as
-many selections: little up to 4 bits; at 8 bits 255 of each, which a GPU feels.
+number for each. Neither input nor output is kept, so it pays where nobody else keeps
+them either.
 """
 
 import functools
@@ -233,7 +229,7 @@ def _stretch(x: Array, borders: Sequence[float]) -> Array:
 
 def _level(code: Array, levels: Sequence[float], dtype) -> Array:
     if len(levels) <= UNROLLED:
-        return _selected(code, [jnp.asarray(level, dtype) for level in levels])
+        return selected(code, [jnp.asarray(level, dtype) for level in levels])
     place = _column(range(len(levels)), code)
     chosen = jnp.where(
         jnp.expand_dims(code, 0) == place, _column(levels, code, dtype), 0
@@ -247,10 +243,10 @@ def _column(numbers: Sequence[float], like: Array, dtype=None) -> Array:
     return column.reshape(-1, *(1,) * like.ndim)
 
 
-def _selected(code: Array, levels: Sequence[Array]) -> Array:
+def selected(code: Array, levels: Sequence[Any]) -> Any:
     """By a binary tree of selections, one for each bit of the code on the way."""
     if len(levels) == 1:
         return levels[0]
     half = 1 << ((len(levels) - 1).bit_length() - 1)
-    low, high = _selected(code, levels[:half]), _selected(code, levels[half:])
-    return jnp.where(code & jnp.uint8(half) != 0, high, low)
+    low, high = selected(code, levels[:half]), selected(code, levels[half:])
+    return jnp.where(code & half != 0, high, low)

@@ -1,10 +1,6 @@
 """Running integrals of sampled functions, up to any point, in float64 numpy.
 
-Functions are sampled at five points (Gauss-Lobatto) in each cell of a fine grid. The
-integrals up to the cells' ends are summed up once; between the ends a cubic with the
-right slopes gives the integral to about 1e-14 for the functions of `jaxmem.ops`.
-Cells end where a function or a weight breaks, and the points at a cell's ends lie a
-little inside it, so that each cell sees its own side of the break.
+Functions are sampled at five points (Gauss-Lobatto) in each cell of a fine grid.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,6 +41,7 @@ def in_float64(fn: Callable) -> Callable[[np.ndarray], np.ndarray]:
 def cell_ends(interval: tuple[float, float], breaks: Sequence[float]) -> np.ndarray:
     """The ends of the cells of the fine grid."""
     low, high = interval
+    # Each cell sees its own side of a break.
     inner = [b for b in breaks if low < b < high]
     return np.unique([*np.linspace(low, high, CELLS + 1), *inner])
 
@@ -65,6 +62,7 @@ def integrate(ends: np.ndarray, samples: np.ndarray) -> Integrals:
 def up_to(integrals: Integrals, x: np.ndarray) -> np.ndarray:
     """The integrals from the first end to each x, function first."""
     ends, sums, first, last = integrals
+    # Between the ends of a cell a cubic with the right slopes is right to about 1e-14.
     cell = np.clip(np.searchsorted(ends, x) - 1, 0, len(ends) - 2)
     width = ends[cell + 1] - ends[cell]
     t = (x - ends[cell]) / width

@@ -1,19 +1,9 @@
 """The piecewise linear function nearest to f, whose slopes are the levels.
 
-Approx-BP (Yang et al., arXiv 2406.16282, section 4) takes as derivative that of a
-continuous piecewise linear h which minimises the integral of (f - h)^2, where the
-other objective compares derivatives. At the ends of the interval h goes over into the
-tangents of f, as the h of ReGELU2 and ReSiLU2 go over into 0 and x.
-
-A candidate is a corner of h: where it is, and how high. A cheapest path
-(`_fewbit_steps.cheapest_path`) gives the best h through points of a coarse lattice
-round f; a few candidates round each corner are then tried, closer and closer.
-The paper searches by simulated annealing. Above four bits a lattice would be large:
-there each piece of the table of one bit less is halved to start from.
-
-Not optimal: corners move in two directions, and h found from a lattice is the best of
-its neighbourhood. At 2 bits no finer lattice gives a better one; at 4 bits some give a
-distance that is smaller by a tenth.
+Approx-BP (arXiv 2406.16282, section 4) takes as derivative that of a continuous
+piecewise linear h which minimises the integral of (f - h)^2. At the ends of the
+interval h goes over into the tangents of f. Not optimal: h is the best of its
+neighbourhood.
 """
 
 import itertools
@@ -83,15 +73,17 @@ def _corners(sampled, integrals, tangents, pieces: int) -> Corners:
     if pieces == 2:
         return _crossing(tangents)
     if pieces <= LATTICE_PIECES:
+        # The best h through points of a coarse lattice round f is a cheapest path.
         start = _on_lattice(sampled, integrals, tangents, pieces)
     else:
+        # A lattice would be large: each piece of the table of one bit less is halved.
         half = _corners(sampled, integrals, tangents, pieces // 2)
         start = _halved(sampled, tangents, half)
     return _refined(integrals, tangents, *start)
 
 
 def _crossing(tangents: Tangents) -> Corners:
-    """With two pieces h is its two tangents."""
+    # With two pieces h is its two tangents.
     bend = tangents.slope[1] - tangents.slope[0]
     x = (tangents.at(0, 0.0) - tangents.at(1, 0.0)) / bend if bend else np.nan
     if not tangents.x[0] < x < tangents.x[1]:
@@ -158,6 +150,7 @@ def _cheapest(integrals, tangents, layers: Sequence[Corners]):
     return Corners(*np.array(chosen).T), np.array(path)
 
 
+# A few candidates round each corner, closer and closer. (The paper anneals.)
 def _refined(integrals, tangents, corners: Corners, wide, high) -> Corners:
     span = tangents.x[1] - tangents.x[0]
     across, along = (a.ravel() for a in np.meshgrid(STEPS, STEPS, indexing="ij"))

@@ -1,19 +1,7 @@
 """The piecewise constant function nearest to a derivative, by dynamic programming.
 
 Few-Bit Backward (Novikov et al., arXiv 2202.00441, section 3) keeps of each input only
-the stretch it lies in, and takes one level for the derivative on each stretch. The
-squared error is a sum over stretches, each a function of its two ends:
-
-    cost(a, b) = integral of f'^2 w  -  (integral of f' w)^2 / integral of w
-
-so the best borders among the points of a grid are a cheapest path. It is looked for
-over a thousand points, denser where f' bends, and then over a few candidates round
-each border, closer and closer. (The paper's package does not look for it: it descends
-from random starts, and some of its tables are half worse than the best.)
-
-The derivative of GELU rises and falls, so the costs lack the monotone structure that
-divide-and-conquer needs: each step of the path looks at all pairs of points. That is
-a second for 6 bits and five for 8.
+the stretch it lies in, and takes one level for the derivative on each stretch.
 """
 
 from collections.abc import Callable, Sequence
@@ -91,7 +79,7 @@ def _name(fn: Callable) -> str:
 
 
 def _check_smooth(fn, derivative, x, slope, breaks) -> None:
-    """Looks closer and closer where the derivative changes most between two points."""
+    # Looks closer and closer where the derivative changes most between two points.
     x, slope = x.ravel(), slope.ravel()
     limit = JUMP * np.ptp(slope)
     for _ in range(5):
@@ -110,7 +98,7 @@ def _check_smooth(fn, derivative, x, slope, breaks) -> None:
 
 
 def _check_continuous(fn, ends, value, slope) -> None:
-    """The derivative must integrate to the function."""
+    # The derivative must integrate to the function.
     got = up_to(integrate(ends, np.stack([slope, np.abs(slope)])), ends[-1:])[:, 0]
     want = value[-1, -1] - value[0, 0]
     if abs(got[0] - want) > 1e-3 * max(got[1], abs(want)):
@@ -163,6 +151,7 @@ def _moments(sampled: Sampled, weight: np.ndarray) -> Integrals:
 
 def _cost(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """Of stretches between running integrals; infinite where nothing lies between."""
+    # The integral of f'^2 w, less the square of that of f' w over that of w.
     w, first, second = right - left
     safe = np.where(w > 0, w, 1.0)
     return np.where(w > 0, np.maximum(second - first * first / safe, 0.0), np.inf)
@@ -170,6 +159,8 @@ def _cost(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 def _coarse(integrals: Integrals, grid: np.ndarray, pieces: int):
     """Borders among the points of the grid, and the distance to the next points."""
+    # GELU's derivative rises and falls, so the costs lack the monotone structure that
+    # divide-and-conquer needs: all pairs, a second for 6 bits and five for 8.
     upto = up_to(integrals, grid)
     cost = _cost(upto[:, :, None], upto[:, None, :])
     costs = [cost[:1, 1:-1], *[cost[1:-1, 1:-1]] * (pieces - 2), cost[1:-1, -1:]]
@@ -179,6 +170,8 @@ def _coarse(integrals: Integrals, grid: np.ndarray, pieces: int):
     )
 
 
+# Candidates round each border, closer and closer. (The paper descends from random
+# starts: some of its tables are half worse than the best.)
 def _refined(integrals: Integrals, borders: np.ndarray, window: np.ndarray):
     low, high = integrals.ends[[0, -1]]
     for _ in range(ROUNDS):

@@ -1,9 +1,6 @@
 """Tables for the activations of `jaxmem.ops`: up to 4 bits from a file, else solved.
 
-`python -m benchmarks.fewbit_tables` writes the file. The error is counted evenly over
--10 .. 10. There is none for ReLU and leaky ReLU, whose derivatives take two values: 1
-bit has them exactly. The derivative of squared ReLU grows for ever: its table covers
-inputs up to 10, beyond which the last level, near 20, holds.
+`python -m benchmarks.fewbit_tables` writes the file; the interval is -10 .. 10.
 """
 
 import functools
@@ -19,23 +16,16 @@ from jaxmem.ops.few_bit.derivative import as_table, solve
 SHIPPED_BITS = range(1, 5)
 
 
-def _gelu_erf(x):
-    return jax.nn.gelu(x, approximate=False)
-
-
-def _squared_relu(x):
-    return jnp.square(jax.nn.relu(x))
-
-
+# None for ReLU and leaky ReLU: 1 bit has their two slopes exactly.
 FUNCTIONS: dict[str, Callable] = {
     "elu": jax.nn.elu,
-    "gelu_erf": _gelu_erf,
+    "gelu_erf": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": jax.nn.gelu,
     "mish": jax.nn.mish,
     "sigmoid": jax.nn.sigmoid,
     "silu": jax.nn.silu,
     "softplus": jax.nn.softplus,
-    "squared_relu": _squared_relu,
+    "squared_relu": lambda x: jnp.square(jax.nn.relu(x)),
     "tanh": jnp.tanh,
 }
 

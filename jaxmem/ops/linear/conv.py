@@ -1,10 +1,4 @@
-"""A convolution that keeps no cast copy of its kernel.
-
-A convolution is linear in its input and in its kernel: the gradient of the one needs
-the other, and no more. So the input is kept where the kernel is trained, and the
-kernel (an argument, whose cast is recomputed as in `dense`) where the input is
-differentiated.
-"""
+"""A convolution that keeps no cast copy of its kernel."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -16,12 +10,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Inexact, Num
 
-from jaxmem._checks import (
-    check_array,
-    check_int,
-    check_numbers,
-    wrong_value,
-)
+from jaxmem._checks import check_array, check_int, check_numbers, wrong_value
 from jaxmem.ops.codes.quantization import Quantization, bits_or_none
 from jaxmem.ops.codes.readers import read_from_codes
 from jaxmem.ops.codes.stored import Rng, Stored
@@ -209,4 +198,6 @@ def _convolution(options: tuple[tuple[str, Any], ...]) -> Callable:
     def convolution(x, kernel):
         return jax.lax.conv_general_dilated(x, kernel.astype(x.dtype), **dict(options))
 
+    # Linear in input and kernel: the gradient of the one needs the other, and no more.
+    # The cast is recomputed, as in `dense`.
     return jax.checkpoint(convolution, prevent_cse=False)

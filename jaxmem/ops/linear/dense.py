@@ -1,12 +1,7 @@
 """A dense layer that keeps no cast copy of its kernel.
 
 With float32 parameters and bfloat16 compute, plain JAX keeps the bfloat16 cast of the
-kernel for the backward pass: half as many bytes as the parameters have, in a scan over
-layers stacked. Here the cast and the product stand under `jax.checkpoint`: the kernel
-itself is kept (it is an argument, and so free) and the cast is recomputed. A backward
-pass without a product to repeat costs no more matmul than the plain one. (In unrolled
-layers XLA for H100 keeps no cast copies of the plain layer either: both take the same
-there.)
+kernel for the backward pass. (In unrolled layers XLA for H100 keeps none.)
 """
 
 import functools
@@ -165,5 +160,6 @@ def _product(axes, precision, preferred_element_type) -> Callable:
             preferred_element_type=preferred_element_type,
         )
 
-    # The arguments of a checkpoint are kept, so the kernel and not its cast copy.
+    # The arguments of a checkpoint are kept, so the kernel and not its cast copy. A
+    # backward pass without a product to repeat costs no more matmul than the plain one.
     return jax.checkpoint(product, prevent_cse=False)

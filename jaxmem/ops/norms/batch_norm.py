@@ -85,14 +85,11 @@ def batch_norm(
     with jax.named_scope("jaxmem.batch_norm"):
         if mean is not None:
             return _inference(norm)(x, scale, bias, mean, var)
-        return _training(norm, x, scale, bias, mask)
-
-
-def _training(norm: Norm, x, scale, bias, mask):
-    check_reduced(norm, x.ndim)
-    mask = check_mask("batch_norm", "mask", mask, x)
-    y, mean, var = keep_input(norm)(x, scale, bias, mask)
-    return y, mean.squeeze(norm.axes), var.squeeze(norm.axes)
+        check_reduced(norm, x.ndim)
+        mask = check_mask("batch_norm", "mask", mask, x)
+        y, *stats = keep_input(norm)(x, scale, bias, mask)
+        batch_mean, batch_var = (s.squeeze(norm.axes) for s in stats)
+        return y, batch_mean, batch_var
 
 
 @functools.cache

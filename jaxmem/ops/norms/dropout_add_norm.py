@@ -1,9 +1,7 @@
 """Dropout, the residual sum and the norm of a transformer block, in one pass.
 
-In plain XLA it is the composition of our own ops, which keep a key, and the sum with
-its statistics (or the norm's output). A kernel reads `x` and the residual once and
-writes the sum and its norm once; the backward pass recomputes the mask, and writes
-both gradients over the two that came in.
+In plain XLA it is the composition of our own ops. A kernel reads `x` and the residual
+once; its backward pass recomputes the mask, and writes the gradients over its inputs.
 """
 
 import functools
@@ -14,13 +12,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, UInt32
 
-from jaxmem._checks import (
-    check_bool,
-    check_choice,
-    check_dtype,
-    check_float,
-    check_key,
-)
+from jaxmem._checks import check_bool, check_choice, check_dtype, check_float, check_key
 from jaxmem.ops.norms import kernels as kernels
 from jaxmem.ops.norms.layer_norm import layer_norm, rms_norm
 from jaxmem.ops.norms.moments import Norm, check_input, check_parameter
@@ -80,10 +72,8 @@ def dropout_add_layer_norm(
         2205.14135 (the library's layer_norm extension); the ops: see `dropout` and
         `layer_norm`.
     """
-    dropped = _Dropped(x, residual, rate, rng, deterministic)
-    options = dict(epsilon=epsilon, dtype=dtype, save=save)
-    options |= dict(implementation=implementation)
-    return _apply("dropout_add_layer_norm", True, dropped, scale, bias, **options)
+    options = _Options(rate, rng, epsilon, deterministic, dtype, save, implementation)
+    return _apply("dropout_add_layer_norm", True, options, x, residual, scale, bias)
 
 
 def dropout_add_rms_norm(
@@ -125,20 +115,20 @@ def dropout_add_rms_norm(
     Source:
         As `dropout_add_layer_norm`; Zhang and Sennrich 2019, arXiv 1910.07467.
     """
-    dropped = _Dropped(x, residual, rate, rng, deterministic)
-    options = dict(epsilon=epsilon, dtype=dtype, save=save)
-    options |= dict(implementation=implementation)
-    return _apply("dropout_add_rms_norm", False, dropped, scale, None, **options)
+    options = _Options(rate, rng, epsilon, deterministic, dtype, save, implementation)
+    return _apply("dropout_add_rms_norm", False, options, x, residual, scale, None)
 
 
-class _Dropped(NamedTuple):
-    """What is dropped out and added to what."""
+class _Options(NamedTuple):
+    """What is no array, as the caller gave it."""
 
-    x: Any
-    residual: Any
     rate: Any
     rng: Any
+    epsilon: Any
     deterministic: Any
+    dtype: Any
+    save: Any
+    implementation: Implementation | None
 
 
 def _check(op: str, x, residual, scale, bias) -> tuple[int, ...]:
@@ -156,19 +146,8 @@ def _check(op: str, x, residual, scale, bias) -> tuple[int, ...]:
     return last
 
 
-def _apply(
-    op: str,
-    centred: bool,
-    dropped: _Dropped,
-    scale,
-    bias,
-    *,
-    epsilon,
-    dtype,
-    save,
-    implementation,
-):
-    x, residual, rate, rng, deterministic = dropped
+def _apply(op: str, centred: bool, given: _Options, x, residual, scale, bias):
+    rate, rng, epsilon, deterministic, dtype, save, implementation = given
     last = _check(op, x, residual, scale, bias)
     rate = check_rate(rate)
     rate = 0.0 if check_bool("deterministic", deterministic) else rate
@@ -199,6 +178,5 @@ def _apply(
         if reason is not None:
             return kernels.refused(op, implementation, reason, plain, x, residual)
         seed = seed_words(rng) if rate else None
-        return kernels.add_norm(
-            what, save, op, implementation, x, scale, bias, residual, seed, rate
-        )
+        call = kernels.AddNorm(op, what, save, implementation, rate)
+        return kernels.add_norm(call, x, scale, bias, residual, seed)

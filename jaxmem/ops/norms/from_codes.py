@@ -1,9 +1,4 @@
-"""LayerNorm and RMSNorm that keep their normalised input in a few bits.
-
-The codes are those of the normalised input and not of the output: their error does not
-grow where the scale is small, so no channel needs guarding (`from_output.py`), and the
-layer after the norm recalls its own input from the same codes, times scale plus bias.
-"""
+"""LayerNorm and RMSNorm that keep their normalised input in a few bits."""
 
 import functools
 from dataclasses import replace
@@ -68,6 +63,9 @@ def keep_codes(
     raw = checkpoint_name(raw, norm.stats_name)
     plain = replace(norm, dtype=fixed.dtype)
     xhat = affine(plain, fixed, mean, clipped(raw), None, None)
+    # Not of the output: the error does not grow where the scale is small, so no channel
+    # needs guarding, and the layer after the norm recalls its input from the same
+    # codes.
     kept = new_codes(xhat, quantization, seed_of(rng), stats=x.dtype)
     y = _keep_codes(norm)(x, scale, bias, mask, (mean, raw), kept)
     if norm.features == (x.ndim - 1,):

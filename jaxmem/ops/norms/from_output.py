@@ -1,23 +1,8 @@
 """LayerNorm and RMSNorm that keep their output, which the next matmul keeps anyway.
 
-Kept: the output y, the variance of each row, and for the K = max(1, D // 64) channels
-from which y says least about the normalised input (smallest |scale| / (|scale| +
-|bias|)) that normalised input itself. The backward pass takes
-
-    xhat = (y - bias) / scale
-
-elsewhere. Where rounding of y has drowned xhat, a factor q^2 / (q^2 + (eps/4)^2) with
-q = |scale| / (|scale| + |bias|) shrinks the quotient towards zero (the least squares
-estimate of xhat, which has variance one, from a value with that noise), so that no
-division is by zero and the error of xhat never passes about one.
-
-Limits: y in bfloat16 gives xhat to about eps (|bias| / |scale| + |xhat|) / 4; more
-than K channels of zero scale get a zero gradient of scale in the channels beyond K,
-and their share is missing in the gradient of x. A norm whose scales all start at
-zero must therefore keep its input.
-
-The idea of keeping the output: In-Place ABN (Rota Bulo et al., CVPR 2018) and Tempo
-(Andoorveedu et al., NeurIPS 2022, section 3.2); neither guards against small scales.
+Kept: the output y, the variance of each row, and, of the channels from which y says
+least, the normalised input itself. The idea: In-Place ABN (Rota Bulo et al., CVPR 2018)
+and Tempo (NeurIPS 2022, section 3.2); neither guards against small scales.
 """
 
 import functools
@@ -66,6 +51,8 @@ def _inverse(scale: Array, bias: Array, eps: float) -> Array:
     usable = jnp.abs(scale) >= jnp.finfo(scale.dtype).tiny
     # A constant of second derivatives: it is an estimate of noise, no part of the norm.
     q = jax.lax.stop_gradient(_condition(scale, bias))
+    # The least squares estimate of xhat, which has variance one, from a value with that
+    # noise: no division by zero, and the error of xhat never passes about one.
     shrink = jnp.where(usable, q * q / (q * q + (eps / 4) ** 2), 0.0)
     return shrink / jnp.where(usable, scale, 1.0)
 
@@ -75,6 +62,8 @@ def guard(norm: Norm, x: Array, mean, raw: Array, scale, bias):
     if scale is None and bias is None:
         return None, None
     score = jax.lax.stop_gradient(_condition(*_parameters(norm, x, scale, bias)))
+    # More channels of zero scale than these get a zero gradient of scale, and their
+    # share is missing in the gradient of x.
     index = jax.lax.top_k(-score, guarded_channels(score.size))[1]
     channel = norm.features[0]
 
@@ -120,11 +109,9 @@ def input_tangent(norm: Norm, xhat: Array, raw: Array, mask, u: Array) -> Array:
     return rstd * (flow - means[0] if norm.centred else flow)
 
 
+# `eps` is that of the dtype in which the output was stored.
 def recovery(norm: Norm, residuals, scale, bias, eps: float):
-    """(y, scale, shift, w): the normalised input is `(y - shift) * w` along channels.
-
-    `eps` is that of the dtype in which the output was stored.
-    """
+    """(y, scale, shift, w): the normalised input is `(y - shift) * w` by channel."""
     y, _, index, columns = residuals
     s, b = _parameters(norm, y, scale, bias)
     w = _inverse(s, b, eps)
@@ -138,17 +125,14 @@ def recovery(norm: Norm, residuals, scale, bias, eps: float):
 def norm_tangent(
     norm: Norm, residuals, scale, bias, mask, tangents, eps: float, fixed: bool = False
 ) -> Array:
-    """The linear map of the tangents (None: zero) that the residuals determine.
-
-    `eps` is that of the dtype in which the output was stored; with `fixed` the
-    statistics were given, and do not depend on x.
-    """
+    """The linear map of the tangents (None: zero) that the residuals determine."""
     raw = residuals[1]
     x_dot, scale_dot, bias_dot = tangents
     y, s, shift, w = recovery(norm, residuals, scale, bias, eps)
     wide = y.astype(s.dtype)
     at = functools.partial(along, like=wide, features=norm.features)
     parts = []
+    # The statistics were given, and do not depend on x.
     if x_dot is not None and fixed:
         rstd = jax.lax.rsqrt(clipped(raw) + norm.epsilon)
         parts.append(at(s) * (rstd * x_dot.astype(s.dtype)))

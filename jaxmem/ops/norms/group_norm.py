@@ -14,7 +14,6 @@ from jaxmem.ops.norms.moments import (
     canonical_axes,
     check_input,
     check_mask,
-    check_parameter,
     keep_input,
     make_norm,
 )
@@ -66,13 +65,14 @@ def group_norm(
     check_input("group_norm", x)
     last = x.ndim - 1
     num_groups = check_int("num_groups", num_groups, 1)
-    _check_groups(num_groups, x.shape[-1])
+    if x.shape[-1] % num_groups:
+        raise ValueError(
+            f"group_norm: num_groups={num_groups} does not divide {x.shape[-1]} "
+            "channels"
+        )
     axes = _reduction_axes(reduction_axes, x.ndim)
-    check_parameter("group_norm", "scale", scale, x, (last,))
-    check_parameter("group_norm", "bias", bias, x, (last,))
     norm = make_norm(
-        "group_norm",
-        x,
+        *("group_norm", x, dict(scale=scale, bias=bias)),
         axes=axes,
         features=(last,),
         epsilon=epsilon,
@@ -85,13 +85,6 @@ def group_norm(
     with jax.named_scope("jaxmem.group_norm"):
         mask = check_mask("group_norm", "mask", mask, x)
         return keep_input(norm)(x, scale, bias, mask)[0]
-
-
-def _check_groups(num_groups: int, channels: int) -> None:
-    if channels % num_groups:
-        raise ValueError(
-            f"group_norm: num_groups={num_groups} does not divide {channels} channels"
-        )
 
 
 def _reduction_axes(given: Axes | None, ndim: int) -> tuple[int, ...]:

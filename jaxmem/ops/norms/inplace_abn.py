@@ -1,17 +1,8 @@
 """Batch norm and activation in one op that keeps its output alone.
 
-Plain layers keep the norm's input and its output (for the activation); here only the
-activation's output y is kept, which the next layer keeps anyway. The backward pass goes
-back through the activation, z = act^-1(y), and through the affine step, xhat = (z -
-bias) / scale, with the guard of `from_output.py` for small scales: their sign is kept,
-so a negative scale is as good as a positive one. (The original takes |scale| in its
-place, and so changes a pretrained network.)
-
-SiLU and GELU fall before they rise; one packed bit an element tells the side
-(`inverse.py`).
-
-Source: Rota Bulo, Porzi and Kontschieder, "In-Place Activated BatchNorm for
-Memory-Optimized Training of DNNs" (CVPR 2018), arXiv 1712.02616, section 3.
+The backward pass goes back through the activation, z = act^-1(y), and through the
+affine step with the guard of `from_output.py`, for scales of either sign. (The original
+takes |scale| and so changes a pretrained network: arXiv 1712.02616, section 3.)
 """
 
 import functools

@@ -1,10 +1,7 @@
 """Layer norm and RMS norm by kernels, alone or after dropout and a residual sum.
 
 One `custom_vjp` for all: the sum is `x`, or `residual + dropout(x)`, and its norm is
-taken over the last axis. Kept is the sum alone (`save="input"`), whose statistics the
-backward pass recomputes from the rows it reads, or the output, the variance of each
-row and the guarded channels of `from_output.py`; and the eight bytes of a seed. As
-every `custom_vjp` it has no forward mode; a kernel has no second derivative.
+taken over the last axis. It has no forward mode; a kernel has no second derivative.
 """
 
 import functools
@@ -27,14 +24,14 @@ NAMES = ("x", "residual", "scale", "bias")
 
 
 class AddNorm(NamedTuple):
-    """What is static; `dtypes` are those of `NAMES`, None for what is not there."""
+    """What is static."""
 
-    name: str
+    name: str  # of the kernel
     norm: Norm
-    rate: float
     save: str
     implementation: dispatch.Implementation | None
-    dtypes: tuple[Any, ...]
+    rate: float = 0.0
+    dtypes: tuple[Any, ...] = ()  # those of `NAMES`, None for what is not there
 
 
 def unsupported(norm: Norm, ndim: int, mask, save) -> str | None:
@@ -59,19 +56,12 @@ def refused(name: str, implementation, reason: str, xla, *args):
 
 
 def add_norm(
-    norm: Norm, save: str, name: str, implementation, x, scale, bias,
-    residual=None, seed=None, rate: float = 0.0,
-):  # fmt: skip
-    """(the norm, the sum); without a residual that of `x`, and None.
-
-    `name` is that of the kernel; `seed` is needed, with a residual, where `rate` is
-    not zero.
-    """
+    call: AddNorm, x, scale, bias, residual=None, seed=None
+) -> tuple[jax.Array, Any]:
+    """(the norm, the sum); without a residual that of `x`, and None."""
     given = (x, residual, scale, bias)
     dtypes = tuple(None if a is None else a.dtype for a in given)
-    call = AddNorm(name, norm, rate, save, implementation, dtypes)
-    arrays = vary_alike(x, residual, scale, bias, seed)
-    out: Any = _add_norm(call, *arrays)
+    out: Any = _add_norm(call._replace(dtypes=dtypes), *vary_alike(*given, seed))
     return out
 
 
@@ -150,6 +140,8 @@ def _add_norm_forward(call: AddNorm, *primals):
     out = _forward(call, stats, arrays)
     total = out.get("total", arrays["x"])
     saved: dict[str, Any] = {}
+    # `save="input"` keeps the sum alone: the backward pass recomputes the statistics
+    # from the rows it reads.
     if wanted - {"bias"}:
         saved["scale"] = arrays["scale"]
         saved["kept"] = total

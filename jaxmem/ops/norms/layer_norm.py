@@ -1,11 +1,8 @@
 """LayerNorm and RMSNorm that keep one copy of an activation instead of three.
 
-Plain JAX keeps three float32 copies of the input's shape for either (6 times a
-bfloat16 input). Here `save="input"` keeps the input itself and one or two float32
-numbers a row; `save="output"` keeps the output, which the matmul that reads it keeps
-anyway, so that the norm adds next to nothing. Where the output is also the residual
-stream (post-norm) inside a `lax.scan`, both cost the same: the carry is stacked a
-second time.
+Plain JAX keeps three float32 copies of the input's shape for either. Where the output
+is also the residual stream (post-norm) inside a `lax.scan`, `save="output"` costs as
+much as "input": the carry is stacked a second time.
 """
 
 import functools
@@ -28,7 +25,6 @@ from jaxmem.ops.norms.moments import (
     canonical_axes,
     check_input,
     check_mask,
-    check_parameter,
     keep_input,
     make_norm,
 )
@@ -190,9 +186,8 @@ def _norm(op: str, x, scale, bias, axis, feature_axis, **options: Any) -> Norm:
     features = axes
     if feature_axis is not None:
         features = canonical_axes(feature_axis, x.ndim, "feature_axis")
-    check_parameter(op, "scale", scale, x, features)
-    check_parameter(op, "bias", bias, x, features)
-    return make_norm(op, x, axes=axes, features=features, **options)
+    given = dict(scale=scale, bias=bias)
+    return make_norm(op, x, given, axes=axes, features=features, **options)
 
 
 def _check_save(norm: Norm, save: str) -> None:
@@ -229,7 +224,8 @@ def _apply(norm: Norm, x, scale, bias, mask, save, rng: Rng, implementation) -> 
         if not considered(norm.name, implementation, x):
             return plain(x, scale, bias)
         reason = kernels.unsupported(norm, x.ndim, mask, save)
-        how = norm.name, implementation
         if reason is not None:
-            return kernels.refused(*how, reason, plain, x, scale, bias)
-        return kernels.add_norm(norm, save, *how, x, scale, bias)[0]
+            how = norm.name, implementation, reason
+            return kernels.refused(*how, plain, x, scale, bias)
+        call = kernels.AddNorm(norm.name, norm, save, implementation)
+        return kernels.add_norm(call, x, scale, bias)[0]

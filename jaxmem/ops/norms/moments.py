@@ -1,10 +1,4 @@
-"""What the normalisations share: axes, statistics in float32, the affine step.
-
-A normalisation that keeps its input is its plain formula under `jax.checkpoint` with
-one rule: keep the statistics, recompute the rest from the input. Partial
-evaluation then drops what a frozen input does not need, and forward mode, second
-derivatives and collectives come out of JAX itself.
-"""
+"""What the normalisations share: axes, statistics in float32, the affine step."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -52,8 +46,19 @@ class Norm:
         return f"jaxmem_{self.name}_stats"
 
 
-def make_norm(name: str, x: Array, *, dtype, epsilon, axis_name=None, **what) -> Norm:
-    """The description of one call, its options checked."""
+def make_norm(
+    name: str,
+    x: Array,
+    parameters: dict[str, Any],
+    *,
+    dtype,
+    epsilon,
+    axis_name=None,
+    **what,
+) -> Norm:
+    """The description of one call; its options and parameters (or None) checked."""
+    for parameter, p in parameters.items():
+        check_parameter(name, parameter, p, x, what["features"])
     across = check_axis_name("axis_name", axis_name)
     what["fast_variance"] = check_bool(
         "use_fast_variance", what.get("fast_variance", True)
@@ -71,10 +76,7 @@ def make_norm(name: str, x: Array, *, dtype, epsilon, axis_name=None, **what) ->
 def make_batch_norm(
     name: str, x: Array, axis: Axes, parameters: dict[str, Any], **options: Any
 ) -> Norm:
-    """The description of a call over all axes but `axis`.
-
-    `parameters` are scale, bias, mean and var by name, each an array or None.
-    """
+    """The description of a call over all axes but `axis`."""
     check_input(name, x)
     mean, var = parameters["mean"], parameters["var"]
     if (mean is None) != (var is None):
@@ -82,10 +84,8 @@ def make_batch_norm(
             f"{name}: mean={shown(mean)}, var={shown(var)}: both or neither"
         )
     features = canonical_axes(axis, x.ndim)
-    for what, p in parameters.items():
-        check_parameter(name, what, p, x, features)
     reduced = tuple(a for a in range(x.ndim) if a not in features)
-    return make_norm(name, x, axes=reduced, features=features, **options)
+    return make_norm(name, x, parameters, axes=reduced, features=features, **options)
 
 
 def check_reduced(norm: Norm, ndim: int) -> None:
@@ -192,7 +192,7 @@ def raw_moments(norm: Norm, wide: Array, mask: Array | None):
 
 
 def clipped(raw_var: Array) -> Array:
-    """Rounding may take E[x^2] - E[x]^2 below zero."""
+    # Rounding may take E[x^2] - E[x]^2 below zero.
     return jnp.maximum(raw_var, 0.0)
 
 
@@ -233,5 +233,7 @@ def keep_input(norm: Norm) -> Callable:
     """(x, scale, bias, mask) -> (y, mean, var), keeping x and its statistics."""
     # The statistics are named: recomputing a reduction costs a pass over the input.
     policy = jax.checkpoint_policies.save_only_these_names(norm.stats_name)
+    # Partial evaluation drops what a frozen input does not need, and forward mode,
+    # second derivatives and collectives come out of JAX itself.
     fn = functools.partial(_normalize, norm)
     return jax.checkpoint(fn, prevent_cse=False, policy=policy)

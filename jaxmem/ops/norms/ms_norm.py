@@ -1,21 +1,10 @@
 """Norms whose normalised input is the very tensor that the next dense layer keeps.
 
-A norm that keeps its output y recovers its normalised input from it, and a norm that
-keeps its input keeps one tensor more than the dense layer after it. Here scale and bias
-do not act on the activations at all: the norm gives its normalised input, with scale
-and bias beside it (`Normalized`), and `dense` folds them into its weights,
-
-    y W + b = xhat (diag(scale) W) + (b + bias W),
-
-so that xhat is kept once, for both, and nothing is divided by a scale. The gradients of
-scale and bias come out of the weights': no sum over the rows for them. Exact; the fold
-costs a product an element of the weights in each pass.
-
-What the paper merges once, before fine-tuning, and then cannot train, is here done in
-each step, and stays trainable; `merge_scale` does it once.
-
-Source: Yang et al., "Reducing Fine-Tuning Memory Overhead by Approximate and
-Memory-Sharing Backpropagation" (ICML 2024), arXiv 2406.16282, section 4.3.
+The norm gives its normalised input with scale and bias beside it (`Normalized`), and
+`dense` folds them into its weights, y W + b = xhat (diag(scale) W) + (b + bias W): xhat
+is kept once, for both, and nothing is divided by a scale. (Yang et al., ICML 2024,
+arXiv 2406.16282, section 4.3, merge once, before fine-tuning, and then cannot train
+them.)
 """
 
 import functools
@@ -35,6 +24,7 @@ from jaxmem.ops.codes.readers import read_from_codes
 from jaxmem.ops.codes.stored import Rng, WithArray
 from jaxmem.ops.common.lean import wide_dtype, widen
 from jaxmem.ops.norms.layer_norm import layer_norm, rms_norm
+from jaxmem.ops.norms.moments import check_parameter
 
 
 @functools.partial(
@@ -91,6 +81,8 @@ class Normalized(WithArray):
         y = read_from_codes(folded, x, quantization, rng, *given, markable=False)
         if self.bias is None:
             return y
+        # The gradients of scale and bias come out of the weights': no sum over the rows
+        # for them, and a product an element of the weights in each pass.
         shift = jax.checkpoint(_shift, prevent_cse=False)(self.bias, kernel)
         return y + jnp.broadcast_to(shift.astype(y.dtype), y.shape)
 
@@ -298,10 +290,6 @@ def _checked(save: Any) -> Any:
 def _normalized(name: str, norm: Callable, x, scale, bias, options) -> Normalized:
     check_array(f"{name}: x", x, "floating")
     for what, p in (("scale", scale), ("bias", bias)):
-        if p is not None and check_array(what, p).shape != x.shape[-1:]:
-            raise ValueError(
-                f"{name}: {what} has shape {p.shape}, the last axis of x {x.shape} "
-                f"asks for {x.shape[-1:]}"
-            )
+        check_parameter(name, what, p, x, tuple(range(x.ndim)[-1:]))
     with jax.named_scope(f"jaxmem.{name}"):
         return Normalized(norm(x, **options), scale, bias)

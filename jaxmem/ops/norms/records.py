@@ -33,18 +33,12 @@ def _is_small(epsilon: float) -> bool:
 
 @dataclass(frozen=True)
 class NormFormula:
-    """One way to write a norm.
+    """One way to write a norm."""
 
-    Attributes:
-      variance: one of `FORMS`; None for an RMS norm, and where it is given.
-      scaled, biased: what follows.
-      shifted: whether the scale is stored less one.
-    """
-
-    variance: str | None
+    variance: str | None  # of `FORMS`; None for an RMS norm, and where it is given
     scaled: bool
     biased: bool
-    shifted: bool = False
+    shifted: bool = False  # the scale is stored less one
 
     def split(self, affine):
         """(scale, bias) of the arrays given, None for what is not there."""

@@ -1,9 +1,7 @@
 """Random bits from a counter: a key and a position give 32 bits, and nothing is stored.
 
-Forward and backward pass, and every block of a blockwise op, make the bits they need
-from where they stand, so a dropout mask never has to be kept. A position is a row and
-a column, each below 2**32; `pallas_kernels/hashing.py` has the generator, whose bits
-are the same in XLA and in kernels.
+A position is a row and a column, each below 2**32; `pallas_kernels/hashing.py` has the
+generator, whose bits are the same in XLA and in kernels.
 """
 
 import jax

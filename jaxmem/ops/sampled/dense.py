@@ -2,9 +2,6 @@
 
 Of x the backward pass needs nothing but the kernel's gradient `x' dy`, a sum over rows.
 Here k of the rows, or k random combinations of them, stand for all.
-
-Not optimal: the best choice of rows weighs with the gradient's norms too, which do not
-exist yet when the choice is made (`row_norms` takes those of an earlier step).
 """
 
 import functools

@@ -1,9 +1,4 @@
-"""A product whose derivative in the kernel is made from something small of x.
-
-The output and the gradient of x are those of the plain product. The derivative in the
-kernel is a linear map of the caller's, which reads what `keep` made of x: that alone is
-kept, and nothing of x where the kernel is frozen.
-"""
+"""A product whose derivative in the kernel is made from something small of x."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,15 +11,12 @@ from jaxmem._checks import check_array, shown, wrong_value
 from jaxmem.ops.linear.dense import dense
 
 
-def with_kernel_gradient(keep: Callable, tangent: Callable, precision) -> Callable:
-    """(x, kernel, extras) -> x @ kernel, in the dtype of x.
-
-    Args:
-      keep: (x as [rows, D], extras) -> the residuals.
-      tangent: (residuals, rows, tangent of the kernel) -> [rows, F]; linear in the
-        last.
-      precision: of the product.
-    """
+def with_kernel_gradient(
+    keep: Callable,  # (x as [rows, D], extras) -> the residuals
+    tangent: Callable,  # (residuals, rows, kernel's tangent) -> [rows, F], linear
+    precision,
+) -> Callable:
+    """(x, kernel, extras) -> x @ kernel, in the dtype of x."""
 
     @jax.custom_jvp
     def apply(x, kernel, extras):
@@ -56,7 +48,7 @@ def product(a, b):
     return jax.lax.dot_general(a, b, (((a.ndim - 1,), (0,)), ((), ())))
 
 
-def check_product(op: str, x, kernel, bias, key=None) -> None:
+def check_product(op: str, x, kernel, bias) -> None:
     """Errors for arrays that make no product of [..., d] and [d, f]."""
     for name, array in (("x", x), ("kernel", kernel)):
         check_array(f"{op}: {name}", array, "floating")

@@ -1,11 +1,7 @@
 """Random projections of the rows: `P x` in place of x, with `E[P' P] = 1`.
 
-P has independent entries of mean zero and variance `1 / k`. It is a function of the key
-and the position (`bits.py`) and recomputed, some of its rows at a time, where it is
-needed: in the forward pass for `P x`, in the backward pass for `P dy`.
-
-Source: Bershatsky et al., "Memory-Efficient Backpropagation through Large Linear
-Layers" (2022), arXiv 2201.13195, section 2.
+P has independent entries of mean zero and variance `1 / k`, a function of the key and
+the position. Source: Bershatsky et al. (2022), arXiv 2201.13195, section 2.
 """
 
 from collections.abc import Callable
@@ -53,7 +49,7 @@ def _block(method: str, seed, n, size: int, x):
 
 
 def _scaled(x, factor: float):
-    """Times a factor that is not rounded to the dtype of x."""
+    # Times a factor that is not rounded to the dtype of x.
     return (widen(x) * factor).astype(x.dtype)
 
 

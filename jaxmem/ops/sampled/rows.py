@@ -1,19 +1,8 @@
 """Which rows of x the kernel's gradient is made from, and with what weights.
 
-The gradient is a sum over rows, `sum_i x_i dy_i'`. Drawing row j with probability p_j
-and weighing it with `1 / (k p_j)` makes the sum over k draws unbiased, whatever p is;
-its variance is least for p proportional to `|x_i| |dy_i|`. In the forward pass dy is
-unknown, and p is taken proportional to `|x_i|`, times a factor of the caller's.
-
-Winner takes all: the c rows of largest p are taken as they are, the other `k - c` slots
-are drawn from the rest. The c that minimises `(1 - p of those c) / (k - c)` never has
-more variance than draws alone. Draws are stratified: slot s takes its point of the
-cumulative distribution from the s-th of as many equal parts, which leaves the
-expectation and can only lower the variance.
-
-Source: Liu et al., "Winner-Take-All Column Row Sampling for Memory Efficient Adaptation
-of Language Model" (NeurIPS 2023), section 3; Drineas et al., "Fast Monte Carlo
-Algorithms for Matrices I" (2006).
+Drawing row j with probability p_j and weighing it with `1 / (k p_j)` makes the sum over
+k draws unbiased, whatever p is. Source: Liu et al., WTA-CRS (NeurIPS 2023), section 3;
+Drineas et al., "Fast Monte Carlo Algorithms for Matrices I" (2006).
 """
 
 import jax
@@ -36,6 +25,8 @@ def _uniform(seed, count: int):
 def _probabilities(rows, factor):
     size = jnp.sqrt(jnp.sum(jnp.square(widen(rows)), -1)).astype(jnp.float32)
     size = size if factor is None else size * factor.astype(jnp.float32)
+    # The variance is least for p proportional to `|x_i| |dy_i|`; dy is unknown yet, but
+    # for a factor of the caller's.
     return size / jnp.maximum(size.sum(), jnp.finfo(jnp.float32).tiny)
 
 
@@ -48,6 +39,8 @@ def _draw(seed, p, k: int, taken):
     """k slots: those from `taken` on are drawn from p, in strata."""
     slot = jnp.arange(k, dtype=jnp.float32)
     drawn = k - taken.astype(jnp.float32)
+    # Slot s takes its point of the cumulative distribution from the s-th of as many
+    # equal parts, which leaves the expectation and can only lower the variance.
     point = (slot - (k - drawn) + _uniform(seed, k)) / drawn
     cumulative = jnp.cumsum(p)
     mass = cumulative[-1]
@@ -69,6 +62,7 @@ def winner_takes_all(seed, rows, k: int, factor):
     top, best = jax.lax.top_k(p, k)
     slot = jnp.arange(k, dtype=jnp.int32)
     left = 1.0 - (jnp.cumsum(top) - top)  # by how many are taken: 0 .. k - 1
+    # With this count the variance is never above that of draws alone.
     taken = jnp.argmin(left / (k - slot).astype(jnp.float32)).astype(jnp.int32)
     winner = slot < taken
     rest = p.at[best].multiply(jnp.where(winner, 0.0, 1.0), unique_indices=True)

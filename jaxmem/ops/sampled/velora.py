@@ -1,11 +1,7 @@
 """VeLoRA: of each part of a token one number is kept, its projection on a fixed vector.
 
-A row of x is cut into groups of m features; of each the product with the unit vector v
-is kept, and the backward pass takes `(x_g . v) v` for `x_g`. What is orthogonal to v is
-lost from the kernel's gradient, in every step: biased.
-
-Source: Miles et al., "VeLoRA: Memory Efficient Training using Rank-1 Sub-Token
-Projections" (NeurIPS 2024), section 3.
+What is orthogonal to that vector is lost from the kernel's gradient, in every step.
+Source: Miles et al. (NeurIPS 2024), arXiv 2405.17991, section 3.
 """
 
 import functools

@@ -1,13 +1,7 @@
 """Max pooling that keeps where each maximum lay, in as few bits as the window takes.
 
-Plain JAX keeps the whole input, to search for the maxima a second time. Their places in
-the
-window are enough: ceil(log2 of its elements) bits for each element of the output, 2 for
-windows of 2 x 2, 4 for 3 x 3. Both passes are written as one step a window element on
-strided slices, which XLA fuses; the graph grows with the window.
-
-Source: the kept mask of Bhatia and Dangel, "Lowering PyTorch's Memory Consumption for
-Selective Differentiation", arXiv 2404.12406, section 3; the packing is ours.
+Plain JAX keeps the whole input, to search for the maxima a second time. Source: the
+kept mask of Bhatia and Dangel, arXiv 2404.12406, section 3; the packing is ours.
 """
 
 import functools
@@ -146,6 +140,7 @@ def _largest(window: _Window, x: Array) -> Array:
 
 def _places(window: _Window, x: Array, y: Array) -> Array:
     """For each output the first place in its window that holds it, packed."""
+    # A step a window element on strided slices fuses in XLA; the graph grows with it.
     padded = window.padded(x, -math.inf)
     place = jnp.zeros(y.shape, jnp.uint8)
     # From the last to the first: of equal elements the first one stays.

@@ -7,15 +7,15 @@ needs no gradient accumulator. It joins `jaxmem.microbatch`, `jaxmem.schedule` a
 `accumulating_transformation`. `jaxmem.optim.adama` is the example.
 """
 
-from jaxmem.optim.accumulation.dependence import depends_on_input as depends_on_input
+from jaxmem.optim.accumulation.dependence import dependent_paths as dependent_paths
 from jaxmem.optim.accumulation.devices import axis_text as axis_text
 from jaxmem.optim.accumulation.devices import count_devices as count_devices
 from jaxmem.optim.accumulation.devices import per_device as per_device
 from jaxmem.optim.accumulation.dtypes import accumulation_dtype as accumulation_dtype
-from jaxmem.optim.accumulation.position import check_position as check_position
-from jaxmem.optim.accumulation.position import counters as counters
 from jaxmem.optim.accumulation.states import accumulates as accumulates
 from jaxmem.optim.accumulation.states import accumulating_state as accumulating_state
+from jaxmem.optim.accumulation.states import check_position as check_position
+from jaxmem.optim.accumulation.states import counters as counters
 from jaxmem.optim.accumulation.states import is_accumulating as is_accumulating
 from jaxmem.optim.accumulation.states import map_accumulating as map_accumulating
 from jaxmem.optim.accumulation.states import per_device_fields as per_device_fields

@@ -1,12 +1,17 @@
 """Which outputs of a traced function depend on its inputs."""
 
-from typing import Any
+from collections.abc import Callable
+
+import jax
+from jaxtyping import PyTree
 
 
-def depends_on_input(jaxpr: Any) -> list[bool]:
-    """For each output of a closed jaxpr, whether it depends on any input."""
-    inner = jaxpr.jaxpr
-    return _tainted_outputs(inner, [True] * len(inner.invars))
+def dependent_paths(fn: Callable, tree: PyTree) -> list[str]:
+    """Paths of the leaves of `fn(tree)` that depend on any leaf of the tree."""
+    closed, shapes = jax.make_jaxpr(fn, return_shape=True)(tree)
+    tainted = _tainted_outputs(closed.jaxpr, [True] * len(closed.in_avals))
+    leaves = zip(jax.tree.leaves_with_path(shapes), tainted, strict=True)
+    return [jax.tree_util.keystr(path) for (path, _), depends in leaves if depends]
 
 
 def _tainted_outputs(jaxpr, tainted: list[bool]) -> list[bool]:

@@ -2,10 +2,7 @@
 
 They work for any optax transformation that holds an accumulating optimizer, such as
 AdamA. The whole transformation runs on every micro-batch and once at the end; then each
-part of its state is taken from the run that was meant for it. Transformations before
-the accumulating one in a chain see the gradients of micro-batches, those after it see
-the step. A chain's state is a plain tuple (a named chain's an OrderedDict), so the
-position tells which is which.
+part of its state is taken from the run that was meant for it.
 """
 
 from collections import OrderedDict
@@ -18,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
 from jaxmem._checks import check_axis_name, check_count, shown
-from jaxmem.optim.accumulation.dependence import depends_on_input
+from jaxmem.optim.accumulation.dependence import dependent_paths
 from jaxmem.optim.accumulation.devices import (
     AxisName,
     check_replicated,
@@ -35,10 +32,7 @@ from jaxmem.optim.accumulation.states import (
 
 
 def as_transformation(name: str, tx: Any) -> optax.GradientTransformationExtraArgs:
-    """`tx` with extra arguments, a MultiSteps object by its `gradient_transformation`.
-
-    TypeError for what is no optax transformation.
-    """
+    """`tx` with extra arguments, also of a MultiSteps object; or a TypeError."""
     if not (callable(getattr(tx, "init", None)) and hasattr(tx, "update")):
         raise TypeError(f"{name}={shown(tx)}: an optax.GradientTransformation")
     convert: Any = getattr(tx, "gradient_transformation", None)
@@ -153,10 +147,7 @@ def accumulate_step(
 
 
 def apply_step(
-    tx: optax.GradientTransformation,
-    state: PyTree,
-    params: PyTree,
-    **extra_args: Any,
+    tx: optax.GradientTransformation, state: PyTree, params: PyTree, **extra_args: Any
 ) -> tuple[PyTree, PyTree]:
     """Ends a mini-batch: the updates of the accumulated moments.
 
@@ -210,6 +201,9 @@ def _merged(old, new, *, accumulating: bool):
 
 
 def _merged_chain(old: list, new: list, accumulating: bool) -> list:
+    # What is before the accumulating transformation in a chain sees the gradients of
+    # micro-batches, what is after it sees the step. A chain's state is a plain tuple (a
+    # named chain's an OrderedDict), so the position tells which is which.
     holders = [i for i, s in enumerate(old) if accumulates(s)]
     states = []
     for i, (o, n) in enumerate(zip(old, new, strict=True)):
@@ -252,10 +246,7 @@ def _check_multi_steps(state) -> None:
 
 def _check_nothing_is_lost(updates_of, grads, state) -> None:
     """ValueError for gradients that no accumulating optimizer takes in."""
-    jaxpr, updates = jax.make_jaxpr(updates_of, return_shape=True)(grads)
-    paths = [path for path, _ in jax.tree.leaves_with_path(updates)]
-    dependent = zip(paths, depends_on_input(jaxpr), strict=True)
-    lost = [jax.tree_util.keystr(path) for path, depends in dependent if depends]
+    lost = dependent_paths(updates_of, grads)
     if not lost:
         return
     groups = _groups_without_accumulation(state)

@@ -133,7 +133,6 @@ def chain_after(
 
 
 def zeros_like(tree: PyTree) -> Any:
-    """Zeros of the same types."""
     return jax.tree.map(jnp.zeros_like, tree)
 
 
@@ -143,10 +142,8 @@ def is_one(n: Any) -> bool:
 
 
 def select(condition, chosen, other):
-    """One of two trees; where both are computed anyway, this is cheaper than a branch.
-
-    An array that is in both trees stays as it is.
-    """
+    """One of two trees: cheaper than a branch where both are computed anyway."""
+    # An array that is in both trees stays as it is.
     pick = lambda x, y: x if x is y else jnp.where(condition, x, y)
     return jax.tree.map(pick, chosen, other)
 

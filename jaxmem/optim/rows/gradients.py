@@ -45,11 +45,11 @@ class RowGradients:
       table = table + gradient
     """
 
-    rows: Num[Array, "k *row"]
+    rows: Num[Array, " k *row"]
     shape: tuple[int, ...]
 
     def __init__(
-        self, ids: Int[Array, "k"], rows: Num[Array, "k *row"], shape: tuple[int, ...]
+        self, ids: Int[Array, " k"], rows: Num[Array, " k *row"], shape: tuple[int, ...]
     ):
         check_array("RowGradients: ids", ids, "integer")
         check_array("RowGradients: rows", rows, "number")
@@ -83,7 +83,7 @@ class RowGradients:
         return cls._of(*children, *aux)
 
     @property
-    def ids(self) -> Int32[Array, "k"]:
+    def ids(self) -> Int32[Array, " k"]:
         """The ids of the rows, int32."""
         words = jax.random.key_data(self._marks)[..., 0]
         return jax.lax.bitcast_convert_type(words, jnp.int32)
@@ -108,11 +108,11 @@ class RowGradients:
         ids, rows = unique_rows(self.ids, self.rows, self.shape[0])
         return self._of(_marks(ids), rows, self.shape, True)
 
-    def with_rows(self, rows: Num[Array, "k *row"]) -> "RowGradients":
+    def with_rows(self, rows: Num[Array, " k *row"]) -> "RowGradients":
         """Other rows of the same ids."""
         return self._of(self._marks, rows, self.shape, self._unique)
 
-    def todense(self) -> Num[Array, "rows *row"]:
+    def todense(self) -> Num[Array, " rows *row"]:
         """An array of the table's shape, zero in all other rows."""
         return (
             jnp.zeros(self.shape, self.rows.dtype)
@@ -157,7 +157,7 @@ class RowGradients:
         return f"RowGradients(rows={shown(self.rows)}, shape={self.shape})"
 
 
-def _marks(ids: Int32[Array, "k"]):
+def _marks(ids: Int32[Array, " k"]):
     words = jax.lax.bitcast_convert_type(ids, jnp.uint32)
     pairs = jnp.stack([words, jnp.zeros_like(words)], axis=-1)
     return jax.random.wrap_key_data(pairs, impl="threefry2x32")

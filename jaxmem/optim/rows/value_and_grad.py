@@ -10,9 +10,9 @@ from typing import Any
 
 import jax
 
-from jaxmem import _jaxpr
 from jaxmem._checks import check_bool, shown
 from jaxmem._paths import paths_and_leaves, selected, selectors, spread_bools
+from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import is_plain_call, opened
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.row_scatters import row_scatters
@@ -81,7 +81,7 @@ def value_and_row_grad(
     def value_and_rows(params: Any, *args: Any, **kwargs: Any) -> Any:
         named = paths_and_leaves(params)
         wanted = _wanted(params, named, tables)
-        traced = _jaxpr.trace(differentiated, params, *args, **kwargs)
+        traced = jaxprs.trace(differentiated, params, *args, **kwargs)
         outs = _computed(traced, named, wanted)
         return jax.tree.unflatten(traced.out_tree, outs)
 
@@ -96,7 +96,7 @@ def _wanted(params: Any, named: list[tuple[str, Any]], tables: Any) -> list[bool
     return spread_bools(_WHO, params, tables, _ALLOWED)
 
 
-def _computed(traced: _jaxpr.Traced, named, wanted: list[bool]) -> list[Any]:
+def _computed(traced: jaxprs.Traced, named, wanted: list[bool]) -> list[Any]:
     """The outputs of a traced gradient, those of tables as rows."""
     graph = JaxprGraph(_written_out(traced.jaxpr))
     values = Values(graph, graph.inputs(traced.leaves))
@@ -131,7 +131,7 @@ def _written_out(closed):
     """The jaxpr with calls and recomputations in one list of equations."""
 
     def rule(eqn, args: list) -> list[Any] | None:
-        remat = eqn.primitive.name in _jaxpr.TAKES_OPEN_JAXPR
+        remat = eqn.primitive.name in jaxprs.TAKES_OPEN_JAXPR
         return opened(eqn, args, rule) if remat or is_plain_call(eqn) else None
 
-    return _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
+    return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))

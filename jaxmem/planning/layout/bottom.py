@@ -18,21 +18,13 @@ _LEAST = 0.05  # of all buffers: a smaller stack would not shrink the problem
 
 @dataclass(frozen=True)
 class BottomStack:
-    """Long-lived buffers with fixed offsets, and the problem of the others above them.
+    """Long-lived buffers with fixed offsets, and the problem of those above them."""
 
-    Attributes:
-      offsets: of all buffers, in the layout that the stack is taken from.
-      long: which buffers are in the stack.
-      rest: the numbers of the others.
-      above: the problem of the others, each with the floor that the stack leaves it.
-      need: units that the stack and the others take at least.
-    """
-
-    offsets: np.ndarray
-    long: np.ndarray
-    rest: np.ndarray
-    above: LayoutProblem
-    need: int
+    offsets: np.ndarray  # of all buffers, in the layout that the stack is taken from
+    long: np.ndarray  # which buffers are in the stack
+    rest: np.ndarray  # the numbers of the others
+    above: LayoutProblem  # of the others, each with the floor that the stack leaves it
+    need: int  # units that the stack and the others take at least
 
     def with_rest(self, offsets: np.ndarray) -> np.ndarray:
         """The offsets of all buffers, given those of the others."""
@@ -49,13 +41,9 @@ def no_bottom(problem: LayoutProblem) -> BottomStack:
 
 
 def bottoms(problem: LayoutProblem, offsets: np.ndarray) -> list[BottomStack]:
-    """Possible stacks, the largest first.
-
-    Args:
-      problem: the buffers.
-      offsets: of best fit in the order of falling lifetime, so that the offsets of
-        long-lived buffers do not depend on the others.
-    """
+    """Possible stacks, the largest first."""
+    # The offsets are those of best fit by falling lifetime: so the ones of long-lived
+    # buffers do not depend on the others.
     if not len(offsets):
         return []
     order, longest = simple_order(problem, "lifetime"), int(problem.length.max())
@@ -77,9 +65,7 @@ def _stack(problem, offsets, buffers, base, rest_load) -> None:
     for buffer in buffers.tolist():
         for p in range(problem.start[buffer], problem.start[buffer + 1]):
             where = slice(rectangles.first[p], rectangles.end[p])
-            np.maximum(
-                base[where], offsets[buffer] + rectangles.high[p], out=base[where]
-            )
+            base[where] = np.maximum(base[where], offsets[buffer] + rectangles.high[p])
             rest_load[where] -= rectangles.high[p] - rectangles.low[p]
 
 

@@ -1,26 +1,9 @@
 """Exact search for a layout within a capacity.
 
 Any layout can be pushed down until each buffer lies on the ground or on another one, so
-it is enough to search for such layouts. The state of the search is, for each unplaced
-buffer, the least offset it can still have: its *floor*, the top of what lies below it.
-A step takes a section of time, whose lowest floor some buffers share, and decides which
-of them lies there: one after another, or none, which leaves a hole. It takes the
-section with the fewest choices, provided that nothing else fits below them; so most
-steps are forced. A state is dropped as soon as a section cannot hold its unplaced
-buffers above its lowest floor. (minimalloc, doi 10.1145/3623278.3624752, cuts by
-sections and pushes down too; it places buffers in the order of offsets, this search
-where there is least choice.)
-
-Such searches end soon or not at all. So after some dead ends without progress a number
-of decisions is undone, twice as many each time. When none are left the search stops, to
-be started anew with other `LayoutSearchOptions`.
-
-A gap is a run of sections in which a buffer is not in use. A buffer of which a part is
-in use in a gap counts as a whole there, so with windows nothing is proven.
-
-The search is not optimal within its limits: floors come from below only, no two
-sections are considered together, and of decisions undone it remembers nothing but the
-sections in which they failed.
+it is enough to search for such layouts. Source: minimalloc (doi
+10.1145/3623278.3624752) cuts by sections and pushes down too; it places buffers in the
+order of offsets, this search where there is least choice.
 """
 
 import time
@@ -38,32 +21,20 @@ class SearchStopped(Exception):
 
 
 class LayoutSearchOptions(NamedTuple):
-    """Options of one search.
+    """Options of one search."""
 
-    Attributes:
-      dead_ends: how many dead ends, without a new maximum of placed buffers, lead to
-        undoing decisions.
-      chance: the randomness of which buffer is tried first: 0 takes the largest, 1
-        multiplies sizes by up to two.
-      long: the exponent of the life's length by which the size is multiplied when
-        buffers are ranked.
-      full: begin where memory is nearly full; otherwise where searches failed before.
-      whole: stop instead of undoing decisions: only then can a search reach its end
-        and prove that there is no layout.
-    """
-
-    dead_ends: float
-    chance: float = 0.0
-    long: float = 0.0
-    full: bool = False
-    whole: bool = False
+    dead_ends: float  # without another buffer placed, after which decisions are undone
+    chance: float = 0.0  # of another buffer than the largest: 1 doubles sizes at most
+    long: float = 0.0  # exponent of the life, by which sizes are multiplied for ranks
+    full: bool = False  # begin where memory is nearly full, not where searches failed
+    whole: bool = False  # stop instead of undoing: only then it proves that none fits
 
 
 class _LayoutState(NamedTuple):
     """The state after some decisions."""
 
     placed: int  # number of buffers placed
-    floor: np.ndarray  # least offset of each buffer; the capacity for placed ones
+    floor: np.ndarray  # least offset of each, above what lies below; capacity if placed
     left: np.ndarray  # units of unplaced buffers in each section
     low: np.ndarray  # least floor in each section
     ties: np.ndarray  # number of buffers that have it
@@ -71,11 +42,7 @@ class _LayoutState(NamedTuple):
 
 
 class LayoutSearch:
-    """Searches for layouts of one problem, as often as it is called.
-
-    Attributes:
-      least: a lower bound of the height, if the last search ended without a layout.
-    """
+    """Searches for layouts of one problem, as often as it is called."""
 
     def __init__(self, problem: LayoutProblem, seed: int = 0):
         self._problem = problem
@@ -88,30 +55,17 @@ class LayoutSearch:
         self._alike = _alike(problem)
         self._aligned = bool((problem.alignment > 1).any())
         self._deaths = np.ones(len(problem.load))
-        self.least = 0
+        self.least = 0  # no layout is lower, if the last search ended without one
 
     def run(
         self, capacity: int, options: LayoutSearchOptions, deadline: float
     ) -> np.ndarray | None:
-        """Searches once.
-
-        Args:
-          capacity: in units, at least the load.
-          options: how to search.
-          deadline: when to stop, in seconds of `time.monotonic`.
-
-        Returns:
-          Offsets in units, or None if there is no layout within the capacity.
-
-        Raises:
-          SearchStopped: at one of the limits.
-        """
+        """Offsets within the capacity, or None if there are none, proven."""
         self._capacity, self.least = capacity, np.iinfo(np.int64).max
         rank, weight = self._preferences(options)
         offsets = np.zeros(len(self._problem.size), np.int64)
-        waiting: list[
-            tuple[_LayoutState, int]
-        ] = []  # decisions whose contrary is to come
+        # Decisions whose contrary is to come.
+        waiting: list[tuple[_LayoutState, int]] = []
         dead_ends, farthest, leap, leapt = 0, 0, _LEAP, False
         state = self._start()
         while state is None or state.placed < len(offsets):
@@ -125,6 +79,8 @@ class LayoutSearch:
                 offsets[buffer] = state.floor[buffer]
                 state = self._place(state, buffer)
                 continue
+            # Such searches end soon or not at all. So after some dead ends without
+            # progress a number of decisions is undone, twice as many each time.
             dead_ends += 1
             if dead_ends > options.dead_ends:
                 if options.whole:
@@ -142,9 +98,7 @@ class LayoutSearch:
             state = self._lift(*waiting.pop())
         return offsets
 
-    def _preferences(
-        self, options: LayoutSearchOptions
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _preferences(self, options: LayoutSearchOptions):
         """The rank of each buffer and the weight of each section: high ones first."""
         size = self._problem.size * self._problem.length**options.long
         rank = size * (1 + options.chance * self._random.random(len(size)))
@@ -162,6 +116,7 @@ class LayoutSearch:
 
     def _choose(self, state: _LayoutState, rank: np.ndarray, weight: np.ndarray) -> int:
         """The buffer to place next, on its floor or, failing that, higher."""
+        # In the section with the fewest choices, so that most steps are forced.
         problem = self._problem
         score = state.ties / weight
         score[state.left == 0] = np.inf
@@ -193,10 +148,8 @@ class LayoutSearch:
         return self._seen(placed, slice(first, end))
 
     def _lift(self, state: _LayoutState, buffer: int) -> _LayoutState | None:
-        """The state in which a buffer, and those like it, lie above their floor.
-
-        They then lie on a buffer that is not placed yet.
-        """
+        """The state in which a buffer, and those like it, lie above their floor."""
+        # They then lie on a buffer that is not placed yet.
         floor, alike = state.floor.copy(), self._alike
         same = np.flatnonzero((alike == alike[buffer]) & (floor[:-1] == floor[buffer]))
         beside = self._beside[buffer]
@@ -239,10 +192,7 @@ def _with(whole: np.ndarray, where: slice, part: np.ndarray) -> np.ndarray:
 def _sections_of(problem: LayoutProblem) -> list[np.ndarray]:
     """The sections in which each buffer is alive."""
     rectangles = problem.rectangles
-    each = [
-        np.arange(first, end)
-        for first, end in zip(rectangles.first, rectangles.end, strict=True)
-    ]
+    each = list(map(np.arange, rectangles.first, rectangles.end))
     starts = problem.start.tolist()
     return [
         each[a] if b == a + 1 else np.concatenate(each[a:b])
@@ -281,8 +231,7 @@ def _alike(problem: LayoutProblem) -> np.ndarray:
     columns = problem.size, problem.alignment, problem.floor
     each = zip(*(column.tolist() for column in columns), strict=True)
     alike = []
-    for buffer, (alive, rest) in enumerate(
-        zip(_sections_of(problem), each, strict=True)
-    ):
+    both = zip(_sections_of(problem), each, strict=True)
+    for buffer, (alive, rest) in enumerate(both):
         alike.append(same.setdefault((*rest, alive.tobytes()), buffer))
     return np.array(alike, np.int64)

@@ -1,12 +1,7 @@
 """Best fit: places buffers one after another, each in the tightest gap that takes it.
 
 XLA lays out twice by best fit, in the order of falling size and in that of falling
-lifetime, and keeps the lower layout (`GlobalDecreasingSizeBestFitHeap`). ROAM
-(https://arxiv.org/abs/2310.19295, section 3.4) first places long-lived buffers, such as
-the activations a training step keeps, at the bottom: their lifetimes are nested, so
-they stack without a gap, and short-lived buffers fill the space above. `orders` yields
-both, and orders between them that place long-lived buffers first, for several meanings
-of long.
+lifetime, and keeps the lower layout (`GlobalDecreasingSizeBestFitHeap`).
 """
 
 from collections.abc import Iterator
@@ -19,21 +14,11 @@ from jaxmem.planning.layout.problem import LayoutProblem
 
 def place_in_order(
     problem: LayoutProblem,
-    order: np.ndarray,
-    placed: np.ndarray | None = None,
-    offsets: np.ndarray | None = None,
+    order: np.ndarray,  # the buffers to place
+    placed: np.ndarray | None = None,  # the buffers that have an offset already, if any
+    offsets: np.ndarray | None = None,  # of all buffers; those of `placed` count
 ) -> np.ndarray:
-    """Offsets of buffers that are placed in this order.
-
-    Args:
-      problem: the buffers.
-      order: the buffers to place.
-      placed: the buffers that have an offset already, if any.
-      offsets: an entry for every buffer of the problem; those of `placed` count.
-
-    Returns:
-      An offset for every buffer, int64.
-    """
+    """Offsets of buffers that are placed in this order."""
     placed = np.zeros(0, np.int64) if placed is None else placed
     offsets = np.zeros(len(problem.size), np.int64) if offsets is None else offsets
     shelf, result = _PlacedRectangles(problem, placed, offsets), offsets.copy()
@@ -50,12 +35,10 @@ def simple_order(problem: LayoutProblem, by: Literal["size", "lifetime"]) -> np.
 
 
 def orders(problem: LayoutProblem, early: np.ndarray) -> Iterator[np.ndarray]:
-    """Orders that do well on training steps, each once; XLA's two among the first.
-
-    Args:
-      problem: the buffers.
-      early: (buffers,) bool; true for those to be placed before all others.
-    """
+    """Orders that do well on training steps, each once; XLA's two among the first."""
+    # Those between them place long-lived buffers first, for several meanings of long:
+    # their lifetimes are nested, so they stack without a gap, and short-lived buffers
+    # fill the space above (ROAM, https://arxiv.org/abs/2310.19295, section 3.4).
     distinct = {order.tobytes(): order for order in _orders(problem, early)}
     yield from distinct.values()
 
@@ -120,9 +103,8 @@ class _PlacedRectangles:
 
     def _insert(self, *row: int) -> None:
         at = int(self.low[: self.count].searchsorted(row[2]))
-        for column, value in zip(
-            (self.first, self.end, self.low, self.top), row, strict=True
-        ):
+        columns = self.first, self.end, self.low, self.top
+        for column, value in zip(columns, row, strict=True):
             column[at + 1 : self.count + 1] = column[at : self.count]
             column[at] = value
         self.count += 1
@@ -131,14 +113,8 @@ class _PlacedRectangles:
 def tightest(
     below: np.ndarray, top: np.ndarray, floor: int, alignment: int, most: int = 2**62
 ) -> int:
-    """The lowest offset of the smallest gap; -1 if there is none.
-
-    Args:
-      below, top: forbidden ranges of offsets, ends excluded, by rising beginning.
-      floor: the least offset, aligned.
-      alignment: the offset must be a multiple of it.
-      most: the largest offset; by default there is always one, on top of all.
-    """
+    """The lowest aligned offset from `floor` to `most` in the smallest gap, else -1."""
+    # Offsets between `below` and `top` are forbidden; these come by rising `below`.
     if not len(below):
         return floor if floor <= most else -1
     begins = np.empty(len(below) + 1, np.int64)

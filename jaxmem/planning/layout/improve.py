@@ -1,19 +1,8 @@
 """From a layout to a lower one, until the deadline.
 
-Each stretch of time with nothing alive at its ends is laid out by itself, and each
-iteration goes to the stretch that is highest. There are three kinds of iterations.
-
-Small problems are searched exactly (`exact`), for the lowest possible height, then for
-some heights between it and the best so far. Of a large problem only the *kernel* is
-searched, the buffers alive where memory is fullest. The others have room and follow by
-best fit; those that end too high join the kernel. If the search fails, best fit runs
-anew with buffers that were too high placed earlier, as TelaMalloc
-(doi 10.1145/3567955.3567961) does. Finally, layouts are repaired (`repair`) under a
-height between the lowest and the best.
-
-In a training step most of what is alive at the peak lives long, and stacks at the
-bottom almost without a gap (`bottom`). It stays there: search and repair work on the
-other buffers, above it.
+Small problems are searched exactly (`exact`). Of a large one only the kernel is, the
+buffers alive where memory is fullest; the others have room and follow by best fit.
+Finally, layouts are repaired (`repair`) under a height between the lowest and the best.
 """
 
 import time
@@ -37,26 +26,14 @@ _ROOM = 0.3  # of the excess over the goal that a bottom stack may take
 
 def improve(
     problem: LayoutProblem,
-    capacity: int | None,
-    early: np.ndarray,
-    deadline: float,
-    seed: int,
-    tell: Callable[[int, int], object],
+    capacity: int | None,  # the height to reach, at least the load; None is the lowest
+    early: np.ndarray,  # (buffers,) whether to place it first in one of the layouts
+    deadline: float,  # of `time.monotonic`; XLA's two layouts are computed in any case
+    seed: int,  # of the random choices
+    tell: Callable[[int, int], object],  # called with height and bound as they change
 ) -> tuple[np.ndarray, int]:
-    """The lowest layout found, and a height below which there is none.
-
-    Args:
-      problem: the buffers.
-      capacity: the height to reach, at least the load; None is the lowest.
-      early: (buffers,) bool; true for those to place first in one of the first layouts.
-      deadline: when to stop, in seconds of `time.monotonic`; XLA's two layouts are
-        computed in any case.
-      seed: of the random choices.
-      tell: called with height and bound as they change.
-
-    Returns:
-      Offsets and the bound, in units.
-    """
+    """The lowest layout found, and a height below which there is none."""
+    # Each stretch of time with nothing alive at its ends is laid out by itself.
     load = least_height(problem)
     goal = load if capacity is None else max(load, capacity)
     chosen = problem.stretches()
@@ -128,6 +105,8 @@ class _Improver:
             self._repairs[which] = RepairSearch(incumbent, bottom, repair)
         self._first -= 1
         due = self._spent[1] <= self._share * sum(self._spent)
+        # A buffer of which a part is in use counts as a whole in a search, so that with
+        # windows nothing would be proven: they are repaired alone.
         searched = (self._first >= 0 or not due) and not incumbent.problem.windowed
         if searched:
             self._kernels[which].iterate(deadline)

@@ -13,27 +13,16 @@ _none = partial(np.zeros, 0, np.int64)
 
 @dataclass
 class Incumbent:
-    """The lowest layout so far of one problem.
+    """The lowest layout so far of one problem."""
 
-    Attributes:
-      problem: the buffers.
-      goal: the height to reach; never below the bound.
-      bound: a proven lower bound of the height.
-      offsets: of the best layout.
-      height: of the best layout.
-      order: the order in which best fit gave the lowest layout.
-      fitted: the offsets of that layout.
-      long: the offsets of best fit in the order of falling lifetime.
-    """
-
-    problem: LayoutProblem
-    goal: int
-    bound: int = 0
-    offsets: np.ndarray = field(default_factory=_none)
-    height: int = 2**62
-    order: np.ndarray = field(default_factory=_none)
-    fitted: np.ndarray = field(default_factory=_none)
-    long: np.ndarray = field(default_factory=_none)
+    problem: LayoutProblem  # the buffers
+    goal: int  # the height to reach; never below the bound
+    bound: int = 0  # a proven lower bound of the height
+    offsets: np.ndarray = field(default_factory=_none)  # of the best layout
+    height: int = 2**62  # of the best layout
+    order: np.ndarray = field(default_factory=_none)  # in which best fit did best
+    fitted: np.ndarray = field(default_factory=_none)  # the offsets of that layout
+    long: np.ndarray = field(default_factory=_none)  # of best fit by falling lifetime
 
     def offer(self, offsets: np.ndarray) -> bool:
         """Takes a layout if it is lower; returns whether it is."""

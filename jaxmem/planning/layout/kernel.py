@@ -33,21 +33,14 @@ _ROUND = 1 + len(_OPTIONS)
 
 
 class KernelSearch:
-    """Searches for heights between the goal and the best layout so far.
-
-    Args:
-      incumbent: the problem, and the best layout so far.
-      bottom: the buffers that keep their offsets.
-      repair: of the others.
-      seed: of the random choices.
-    """
+    """Searches for heights between the goal and the best layout so far."""
 
     def __init__(
         self,
-        incumbent: Incumbent,
-        bottom: BottomStack,
-        repair: EjectionRepair,
-        seed: int,
+        incumbent: Incumbent,  # the problem, and the best layout so far
+        bottom: BottomStack,  # the buffers that keep their offsets
+        repair: EjectionRepair,  # of the others
+        seed: int,  # of the random choices
     ):
         self._incumbent, self._bottom, self._seed = incumbent, bottom, seed
         self._repair = repair
@@ -72,6 +65,8 @@ class KernelSearch:
             found = self._search.run(target, _options(rounds, place), deadline)
         except SearchStopped:
             if len(incumbent.problem.size) > len(self._kernel):
+                # Best fit runs anew with buffers that were too high placed earlier, as
+                # TelaMalloc (doi 10.1145/3567955.3567961) does.
                 if time.monotonic() < deadline:
                     incumbent.fit(_promoted(incumbent, target, self._random))
             return
@@ -81,10 +76,8 @@ class KernelSearch:
             incumbent.prove(self._search.least)
 
     def _take(self, found: np.ndarray, target: int, deadline: float) -> None:
-        """Completes a layout of the kernel, by best fit and then by repair.
-
-        Buffers that best fit places too high join the kernel.
-        """
+        """Completes a layout of the kernel, by best fit and then by repair."""
+        # Buffers that best fit places too high join the kernel.
         problem, bottom = self._incumbent.problem, self._bottom
         kernel = bottom.rest[self._kernel]
         offsets = bottom.offsets.copy()

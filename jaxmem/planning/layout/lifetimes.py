@@ -1,9 +1,7 @@
 """From an order of operations to the buffers of an arena.
 
-Values that share bytes are one buffer: an output and the input that it overwrites. An
-output that takes over a donated argument has a buffer only as long as it waits for the
-argument's last reader. Two values that `profile` counts as alive together are in
-buffers whose lifetimes overlap, so the load of the buffers is the peak of the order.
+Two values that `profile` counts as alive together are in buffers whose lifetimes
+overlap, so the load of the buffers is the peak of the order.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +9,7 @@ from dataclasses import dataclass
 
 from jaxmem._checks import check_int
 from jaxmem.planning._graph import Graph
-from jaxmem.planning._live_ranges import overwritten_pairs
-from jaxmem.planning._liveness import checked_order
+from jaxmem.planning._live_ranges import checked_order, overwritten_pairs
 from jaxmem.planning.layout.buffers import Buffer
 
 
@@ -82,10 +79,8 @@ def lifetimes(
 
 
 def _ends(graph: Graph, order: Sequence[int]) -> dict[int, int]:
-    """Value that an operation makes -> the place after the last where it has a buffer.
-
-    A value that is written into a dead argument at once ends where it is made.
-    """
+    """Value that is made -> the place after the last at which it has a buffer."""
+    # A value that is written into a dead argument at once ends where it is made.
     places = {i: place for place, i in enumerate(order)}
     outputs = set(graph.outputs)
     last = {

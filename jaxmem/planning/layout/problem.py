@@ -1,9 +1,7 @@
 """Buffers as arrays: the form in which layouts are searched.
 
 Time matters only as far as it says which buffers are alive together: lifetimes are in
-`sections`, the intervals between one event and the next. Sizes are counted in their
-greatest common divisor, and buffers of no bytes are left out. A buffer consists of
-rectangles: one, if it has no gaps.
+`sections`, the intervals between one event and the next.
 """
 
 from collections.abc import Sequence
@@ -17,41 +15,25 @@ from jaxmem.planning.layout.buffers import Buffer
 
 
 class Rectangles(NamedTuple):
-    """Arrays of rectangles, those of a buffer one after another.
+    """Arrays of rectangles, those of a buffer one after another."""
 
-    Attributes:
-      owner: the buffer of each.
-      first: the first section of each.
-      end: the section after its last.
-      low, high: the units of its buffer that it occupies, from the buffer's beginning.
-    """
-
-    owner: np.ndarray
-    first: np.ndarray
-    end: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
+    owner: np.ndarray  # the buffer of each
+    first: np.ndarray  # the first section of each
+    end: np.ndarray  # the section after its last
+    low: np.ndarray  # from which unit of its buffer it occupies
+    high: np.ndarray  # up to which
 
 
 @dataclass(frozen=True)
 class LayoutProblem:
-    """Buffers of at least one unit.
+    """Buffers of at least one unit."""
 
-    Attributes:
-      size: in units.
-      life: the rank of the time from allocation to release among all buffers.
-      alignment: units; each offset must be a multiple of it.
-      floor: the least offset of each, in units.
-      rectangles: of all buffers.
-      unit: bytes.
-    """
-
-    size: np.ndarray
-    life: np.ndarray
-    alignment: np.ndarray
-    floor: np.ndarray
-    rectangles: Rectangles
-    unit: int
+    size: np.ndarray  # in units
+    life: np.ndarray  # the rank of the time from allocation to release
+    alignment: np.ndarray  # units; each offset must be a multiple of it
+    floor: np.ndarray  # the least offset of each, in units
+    rectangles: Rectangles  # of all buffers
+    unit: int  # bytes, the greatest common divisor of sizes
 
     @cached_property
     def start(self) -> np.ndarray:
@@ -71,18 +53,14 @@ class LayoutProblem:
     @cached_property
     def windowed(self) -> bool:
         """Whether only a part of a buffer is in use at some time."""
-        rectangles = self.rectangles
-        return bool(
-            ((rectangles.high - rectangles.low) < self.size[rectangles.owner]).any()
-        )
+        part = self.rectangles.high - self.rectangles.low
+        return bool((part < self.size[self.rectangles.owner]).any())
 
     @cached_property
     def load(self) -> np.ndarray:
         """The units alive in each section; no layout is lower than their maximum."""
-        rectangles, change = (
-            self.rectangles,
-            np.zeros(self.end.max(initial=0) + 1, np.int64),
-        )
+        rectangles = self.rectangles
+        change = np.zeros(self.end.max(initial=0) + 1, np.int64)
         np.add.at(change, rectangles.first, rectangles.high - rectangles.low)
         np.subtract.at(change, rectangles.end, rectangles.high - rectangles.low)
         return change.cumsum()[:-1]
@@ -112,13 +90,9 @@ class LayoutProblem:
         return -(-offsets // alignment) * alignment
 
     def subset(self, chosen: np.ndarray, thin: bool = False) -> "LayoutProblem":
-        """The problem of some of the buffers, in the same unit.
-
-        Args:
-          chosen: their numbers.
-          thin: leave out sections whose buffers are all alive in another section, too.
-            Whether a layout is valid does not depend on them.
-        """
+        """The problem of some of the buffers, in the same unit."""
+        # `thin` leaves out sections whose buffers are all alive in another section:
+        # whether a layout is valid does not depend on them.
         rectangles = self.rectangles
         counts = self.start[1:][chosen] - self.start[:-1][chosen]
         ends = np.cumsum(counts)
@@ -136,11 +110,7 @@ class LayoutProblem:
         )
 
     def above(self, floor: np.ndarray) -> "LayoutProblem":
-        """The problem of the same buffers with a least offset for each.
-
-        Args:
-          floor: (buffers,) units.
-        """
+        """The problem of the same buffers with a least offset for each."""
         every = np.arange(len(self.size))
         return replace(self, floor=self.raised(np.maximum(self.floor, floor), every))
 
@@ -157,10 +127,8 @@ def make_problem(buffers: Sequence[Buffer]) -> LayoutProblem:
     rows = [(i, *p) for i, b in enumerate(buffers) for p in b.rectangles()]
     owner, lower, upper, low, high = np.array(rows, np.int64).reshape(-1, 5).T
     column = lambda values: np.array(list(values), np.int64)
-    size, alignment = (
-        column(b.size for b in buffers),
-        column(b.alignment for b in buffers),
-    )
+    size = column(b.size for b in buffers)
+    alignment = column(b.alignment for b in buffers)
     # Offsets are sums of sizes and of windows' ends, or multiples of alignments.
     within = size[owner] - low, size[owner] - high, low, high
     unit = int(np.gcd.reduce(np.concatenate([size, alignment[alignment > 1], *within])))

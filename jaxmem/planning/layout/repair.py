@@ -1,15 +1,9 @@
 """Local search for a layout within a height: a buffer that does not fit ejects others.
 
-Some buffers are placed, without overlap and below the height. An unplaced buffer goes
-into the tightest gap that takes it. If there is none, it goes where the buffers it
-overlaps have the least weight, and those become unplaced. A buffer that found no gap
-gains weight, so that two do not eject each other for ever.
-
-The search can move a little free space from many places to where it is missing, which a
-search that places buffers for good cannot. It proves nothing.
-
-Source: ejection with counters as Nagata and Bräysy use it for vehicles (Operations
-Research Letters 37 (2009), doi 10.1016/j.orl.2009.04.006).
+It can move a little free space from many places to where it is missing, which a search
+that places buffers for good cannot. It proves nothing. Source: ejection with counters
+as Nagata and Bräysy use it for vehicles (Operations Research Letters 37 (2009), doi
+10.1016/j.orl.2009.04.006).
 """
 
 import time
@@ -30,13 +24,7 @@ SLICE = 0.25, 0.5  # of the time that is left, for one repair; seconds, at least
 
 
 class RepairSearch:
-    """Repairs layouts under heights between the goal and the best so far.
-
-    Args:
-      incumbent: the problem, and the best layout so far.
-      bottom: the buffers that keep their offsets.
-      repair: of the others.
-    """
+    """Repairs layouts under heights between the goal and the best so far."""
 
     def __init__(
         self, incumbent: Incumbent, bottom: BottomStack, repair: "EjectionRepair"
@@ -78,14 +66,8 @@ class EjectionRepair:
     def run(
         self, offsets: np.ndarray, height: int, patience: float, deadline: float
     ) -> np.ndarray | None:
-        """Offsets within the height, or None if they were not found.
-
-        Args:
-          offsets: of a layout; buffers that lie too high in it are unplaced at first.
-          height: in units, at least the load.
-          patience: how long to go on without a gain, in units of `PATIENCE`.
-          deadline: by `time.monotonic`.
-        """
+        """Offsets within the height, or None if they were not found."""
+        # Buffers that lie too high in the given layout are unplaced at first.
         problem = self._problem
         if (problem.floor + problem.size > height).any():
             return None
@@ -122,6 +104,8 @@ class EjectionRepair:
         offset = tightest(below[order], top[order], floor, alignment, most)
         out: list[int] = []
         if offset < 0:
+            # A buffer without a gap gains weight, so that two do not eject each other
+            # for ever.
             self._weight[buffer] += self._area[buffer]
             offset = self._cheapest(rows, below, top, floor, alignment, most)
             hit = rows[(below < offset) & (top > offset)]
@@ -141,12 +125,8 @@ class EjectionRepair:
     def _forbidden(self, buffer: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Placed rectangles beside a buffer, and the offsets at which each is hit."""
         rectangles, ranges = self._problem.rectangles, []
-        beside = self._neighbours(buffer)
-        for rectangle, near in zip(
-            range(self._mine(buffer).start, self._mine(buffer).stop),
-            beside,
-            strict=True,
-        ):
+        first = self._problem.start[buffer]
+        for rectangle, near in enumerate(self._neighbours(buffer), first):
             rows = near[self._lies[near]]
             below = self._low[rows] - rectangles.high[rectangle]
             ranges.append((rows, below, self._top[rows] - rectangles.low[rectangle]))
@@ -161,9 +141,8 @@ class EjectionRepair:
             return self._beside[buffer]
         rectangles, mine = self._problem.rectangles, self._mine(buffer)
         beside = []
-        for first, end in zip(
-            rectangles.first[mine], rectangles.end[mine], strict=True
-        ):
+        each = zip(rectangles.first[mine], rectangles.end[mine], strict=True)
+        for first, end in each:
             together = (rectangles.first < end) & (rectangles.end > first)
             together[mine] = False
             beside.append(np.flatnonzero(together))

@@ -1,11 +1,7 @@
 """Offsets for buffers in one arena: dynamic storage allocation.
 
-Buffers that are alive together must not overlap, and the arena ends at the top of the
-highest. Finding its least height is NP-hard; the most bytes alive at once are a lower
-bound, which a layout often reaches. `layout` starts from best fit in a few orders
-(`fit`) and improves on it (`improve`) until it reaches the bound, the capacity or the
-time limit. A buffer may have an alignment, and gaps in which none or only a part of it
-is in use.
+Finding the least height of the arena is NP-hard; the most bytes alive at once are a
+lower bound, which a layout often reaches.
 """
 
 import math
@@ -24,11 +20,7 @@ from jaxmem._checks import (
     wrong_type,
 )
 from jaxmem.planning.layout.arena import Layout, NoLayoutError, load_of
-from jaxmem.planning.layout.buffers import (
-    SIZES,
-    Buffer,
-    check_buffers,
-)
+from jaxmem.planning.layout.buffers import SIZES, Buffer, check_buffers
 from jaxmem.planning.layout.fit import place_in_order, simple_order
 from jaxmem.planning.layout.improve import improve
 from jaxmem.planning.layout.incumbent import least_height

@@ -2,14 +2,7 @@
 
 Is there an order with no more than P bytes? The bytes alive depend on the set of
 operations that have run, not on their order, so the search goes over such sets (order
-ideals), those of k operations in the k-th layer (`ideals`). P rises from a proven bound
-until there is an order, so the order found is the optimum.
-
-The same search runs backward from the end. A graph can be narrow in one direction and
-wide in the other, so both are tried, with ever more sets allowed.
-
-The result is not optimal where the sets of a layer are cut to `width`, the lowest first
-(a beam); nothing is proven then, and the result says so.
+ideals), those of k operations in the k-th layer (`ideals`).
 """
 
 import time
@@ -37,59 +30,35 @@ HALVES = 6  # limits under which a beam is tried
 
 @dataclass(frozen=True)
 class LimitedOrder:
-    """The result of a search for an order under a limit.
+    """The result of a search for an order under a limit."""
 
-    Attributes:
-      order: the operations; None if there is no order, or none was found.
-      complete: whether all sets were searched: without an order there is none.
-      next: the least bytes that would let the search go on; a proven bound if it was
-        complete and found no order.
-      sets: how many were searched.
-    """
-
-    order: tuple[int, ...] | None
-    complete: bool
-    next: int
-    sets: int
+    order: tuple[int, ...] | None  # None if there is none, or none was found
+    complete: bool  # whether all sets were searched: without an order there is none
+    next: int  # bytes that would let the search go on, proven if all sets were searched
+    sets: int  # how many were searched
 
 
 @dataclass(frozen=True)
 class SolvedOrder:
-    """An order and what is known of the optimum.
-
-    Attributes:
-      order: the operations.
-      peak: its bytes.
-      bound: no order has fewer.
-    """
+    """An order and what is known of the optimum."""
 
     order: tuple[int, ...]
-    peak: int
-    bound: int
+    peak: int  # its bytes
+    bound: int  # no order has fewer
 
 
 def solve(
     problem: OrderProblem,
-    order: Sequence[int],
-    bound: int,
+    order: Sequence[int],  # one to start from
+    bound: int,  # bytes that every order has alive at some time
     *,
-    until: float = float("inf"),
-    sizes: Sequence[int] = SIZES,
+    until: float = float("inf"),  # when to stop, by `time.monotonic`
+    sizes: Sequence[int] = SIZES,  # sets searched forward, backward, then the next size
 ) -> SolvedOrder:
-    """The best order, or the best that was found.
-
-    Args:
-      problem: the operations.
-      order: one to start from.
-      bound: bytes that every order has alive at some time.
-      until: when to stop, by `time.monotonic`.
-      sizes: how many sets may be searched forward, then backward, before both are
-        tried again with the next number.
-
-    Returns:
-      `SolvedOrder`; optimal if `peak == bound`.
-    """
+    """The best order, or the best that was found."""
+    # The limit rises from a proven bound until there is an order: it is the optimum.
     best = SolvedOrder(tuple(order), problem.peak(order), bound)
+    # A graph can be narrow in one direction and wide in the other.
     directions = ((problem, 1), (problem.reversed, -1))
     limits, beam_tried = 0, False
     while best.bound < best.peak:
@@ -147,24 +116,13 @@ def _beam(directions: _Directions, best: SolvedOrder, until: float) -> SolvedOrd
 
 def search(
     problem: OrderProblem,
-    limit: int,
+    limit: int,  # bytes
     *,
-    sets: int = SIZES[-1],
-    width: int | None = None,
-    until: float = float("inf"),
+    sets: int = SIZES[-1],  # how many sets may be searched
+    width: int | None = None,  # how many sets a layer may have; None is all
+    until: float = float("inf"),  # when to stop, by `time.monotonic`
 ) -> LimitedOrder:
-    """An order with at most `limit` bytes alive.
-
-    Args:
-      problem: the operations.
-      limit: bytes.
-      sets: how many sets may be searched.
-      width: how many sets a layer may have; None is all.
-      until: when to stop, by `time.monotonic`.
-
-    Returns:
-      `LimitedOrder`.
-    """
+    """An order with at most `limit` bytes alive."""
     operations = set_operations(problem)
     layer = empty_layer(problem)
     trace: list[IdealLayer] = []
@@ -181,7 +139,7 @@ def search(
         if not layers:
             return LimitedOrder(None, complete, blocked, seen)
         layer = merged(layers)
-        if width and len(layer.live) > width:
+        if width and len(layer.live) > width:  # the lowest alone: nothing is proven
             lowest = np.sort(np.argsort(layer.live, kind="stable")[:width])
             layer, complete = layer.at(lowest), False
         trace.append(layer.without_sets())
@@ -198,3 +156,41 @@ def _path(trace: Sequence[IdealLayer]) -> tuple[int, ...]:
         order.append(int(layer.last[place]))
         place = int(layer.parent[place])
     return tuple(reversed(order))
+
+
+class SolutionCache:
+    """Solves problems and remembers the orders, with bytes relative to the base."""
+
+    # The layers of a network differ only in the bytes alive beneath them, so the order
+    # found for one serves them all.
+
+    def __init__(self):
+        # Problem -> the solution, and the peak that was aimed at.
+        self._known: dict[tuple, tuple[SolvedOrder, int]] = {}
+
+    def solve(
+        self,
+        problem: OrderProblem,
+        order: Sequence[int],  # one to start from
+        aim: int,  # bytes that are low enough
+        until: float,  # when to stop, by `time.monotonic`
+        sizes: Sequence[int],  # how much may be searched
+    ) -> SolvedOrder:
+        """An order of a problem, see `solve`."""
+        key, base = problem.key(), problem.base
+        known, tried = self._known.get(key, (None, 0))
+        if known is None or _worth_more(known, tried, aim - base):
+            start = order if known is None else known.order
+            solved = solve(problem, start, aim, until=until, sizes=sizes)
+            # A bound that is no more than the aim was assumed, not proven.
+            proven = solved.bound - base if solved.bound > aim else 0
+            known = SolvedOrder(solved.order, solved.peak - base, max(0, proven))
+            self._known[key] = known, aim - base
+        return SolvedOrder(known.order, known.peak + base, known.bound + base)
+
+
+def _worth_more(known: SolvedOrder, tried: int, aim: int) -> bool:
+    """Whether another search could find more than the one that aimed at `tried`."""
+    # It cannot if that search failed and the new aim is as low or lower.
+    failed = known.peak > tried >= aim
+    return known.peak > max(aim, known.bound) and not failed

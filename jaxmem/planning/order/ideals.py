@@ -1,23 +1,13 @@
 """Sets of operations that may have run (order ideals), a layer of equal size at once.
 
-Two rules keep the layers small, and neither loses the optimum:
-
-- An operation that fits (no more than the limit alive while it runs) and leaves no more
-  alive than before runs at once. The bytes alive are submodular: earlier or later, it
-  adds at most what it adds now, so pulling it to the front of any order raises no other
-  set's bytes. Nor does it take an input to overwrite from another operation, since more
-  has run when that one comes.
-- Interchangeable operations, which have the same predecessors, successors and live
-  ranges alike, run in the order of their numbers.
-
-In a backward search the first rule delays what only adds bytes. An operation that is
-delayed may keep a value from being overwritten; but then it is the one that frees that
-value, and no overwriting saves more than that.
+Two rules keep the layers small, and neither loses the optimum: an operation that fits
+and leaves no more alive than before runs at once, and interchangeable operations run in
+the order of their numbers.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,34 +50,21 @@ def _integer(words: np.ndarray) -> int:
     return int.from_bytes(words.astype("<u8").tobytes(), "little")
 
 
-@dataclass(frozen=True)
-class IdealLayer:
-    """Sets of equally many operations, and how each came about.
+class IdealLayer(NamedTuple):
+    """Sets of equally many operations, and how each came about."""
 
-    Attributes:
-      sets: (words, sets) bits.
-      live: bytes alive after each set.
-      parent: the place, in the layer before, of the set that each comes from.
-      last: the operation that was added to the parent.
-    """
-
-    sets: np.ndarray
-    live: np.ndarray
-    parent: np.ndarray
-    last: np.ndarray
+    sets: np.ndarray  # (words, sets) bits
+    live: np.ndarray  # bytes alive after each set
+    parent: np.ndarray  # the place, in the layer before, of the set each comes from
+    last: np.ndarray  # the operation that was added to the parent
 
     def at(self, places: np.ndarray) -> "IdealLayer":
         """Some of the sets."""
-        return IdealLayer(
-            self.sets[:, places],
-            self.live[places],
-            self.parent[places],
-            self.last[places],
-        )
+        return IdealLayer(*(column[..., places] for column in self))
 
     def without_sets(self) -> "IdealLayer":
         """What is stored to trace an order back; the sets would take most memory."""
-        return replace(self, sets=self.sets[:, :0], live=self.live[:0])
+        return self._replace(sets=self.sets[:, :0], live=self.live[:0])
 
 
 def empty_layer(problem: OrderProblem) -> IdealLayer:
@@ -99,12 +76,8 @@ def empty_layer(problem: OrderProblem) -> IdealLayer:
 
 def merged(layers: Sequence[IdealLayer]) -> IdealLayer:
     """One layer with every set once."""
-    whole = IdealLayer(
-        np.concatenate([p.sets for p in layers], axis=1),
-        np.concatenate([p.live for p in layers]),
-        np.concatenate([p.parent for p in layers]),
-        np.concatenate([p.last for p in layers]),
-    )
+    columns = zip(*layers, strict=True)
+    whole = IdealLayer(*(np.concatenate(column, axis=-1) for column in columns))
     if len(whole.sets) == 1:
         return whole.at(np.unique(whole.sets[0], return_index=True)[1])
     order = np.lexsort(whole.sets)
@@ -114,24 +87,13 @@ def merged(layers: Sequence[IdealLayer]) -> IdealLayer:
 
 
 def following(
-    layer: IdealLayer,
-    start: int,
-    count: int,
-    operations: Sequence["SetOperation"],
-    limit: int,
+    layer: IdealLayer,  # sets of k operations
+    start: int,  # the first set to expand
+    count: int,  # how many sets to expand
+    operations: Sequence["SetOperation"],  # those that may run next
+    limit: int,  # bytes
 ) -> tuple[list[IdealLayer], int]:
-    """The sets that follow from a part of a layer.
-
-    Args:
-      layer: sets of k operations.
-      start: the first set to expand.
-      count: how many sets to expand.
-      operations: those that may run next.
-      limit: bytes.
-
-    Returns:
-      Sets of k + 1 operations, and the least bytes above the limit that blocked one.
-    """
+    """The sets that follow from a part of a layer, and what blocked the others."""
     sets = layer.sets[:, start : start + count]
     live = layer.live[start : start + count]
     settled = np.zeros(len(live), bool)  # sets whose next operation is decided
@@ -152,6 +114,9 @@ def following(
         during, after = step.cost(sets[:, at])
         during += live[at]
         fits = during <= limit
+        # Earlier or later, an operation adds at most what it adds now, so pulling it to
+        # the front of any order raises no other set's bytes. Nor does it take an input
+        # to overwrite from another one, since more has run when that one comes.
         falls = fits & (after <= 0)
         settled[at[falls]] = True
         layers.append(extended(step, at[falls], after[falls]))
@@ -179,14 +144,11 @@ def possible(
 
 @dataclass(frozen=True)
 class _RangeChange:
-    """A live range that an operation starts or ends, and after which sets it does.
-
-    It does where all of `done` have run, none of `undone`, not all of `not_all_of` and
-    some of `any_of`. An empty mask is no condition.
-    """
+    """A live range that an operation starts or ends, and after which sets it does."""
 
     live_range: int
     size: int
+    # The operations that must have run, or not; an empty mask is no condition.
     done: Mask = ()
     undone: Mask = ()
     not_all_of: Mask = ()
@@ -203,27 +165,16 @@ class _RangeChange:
 
 @dataclass(frozen=True)
 class SetOperation:
-    """An operation in terms of sets.
+    """An operation in terms of sets."""
 
-    Attributes:
-      operation: its number.
-      needs: the operations that must have run, as a Python integer.
-      itself: the operation as a mask.
-      before: `needs` as a mask.
-      scratch: bytes that it holds only while it runs.
-      starts: the live ranges that it may start.
-      ends: the live ranges that it may end.
-      overwrites: as in `OrderProblem`.
-    """
-
-    operation: int
-    needs: int
-    itself: Mask
-    before: Mask
-    scratch: int
-    starts: tuple[_RangeChange, ...]
-    ends: tuple[_RangeChange, ...]
-    overwrites: tuple[tuple[int, int, int], ...]
+    operation: int  # its number
+    needs: int  # the operations that must have run, as a Python integer
+    itself: Mask  # the operation as a mask
+    before: Mask  # `needs` as a mask
+    scratch: int  # bytes that it holds only while it runs
+    starts: tuple[_RangeChange, ...]  # the live ranges that it may start
+    ends: tuple[_RangeChange, ...]  # the live ranges that it may end
+    overwrites: tuple[tuple[int, int, int], ...]  # as in `OrderProblem`
 
     def ready(self, sets: np.ndarray) -> np.ndarray:
         """Places of the sets after which it can run."""

@@ -6,31 +6,20 @@ from jaxmem.planning._live_ranges import LiveWalk, OrderProblem
 
 
 class ReadyOperations:
-    """A walk that knows which operations are ready.
-
-    Attributes:
-      walk: the bytes alive.
-      missing: operation -> how many of its predecessors have yet to run.
-      done: operation -> whether it has run.
-    """
+    """A walk that knows which operations are ready."""
 
     def __init__(self, problem: OrderProblem):
         self.problem = problem
-        self.walk = LiveWalk(problem)
-        self.missing = [len(b) for b in problem.before]
-        self.done = [False] * len(problem)
+        self.walk = LiveWalk(problem)  # the bytes alive
+        self.missing = [len(b) for b in problem.before]  # predecessors yet to run
+        self.done = [False] * len(problem)  # operation -> whether it has run
 
     def start(self) -> list[int]:
         """The operations without predecessors."""
         return [i for i, missing in enumerate(self.missing) if not missing]
 
     def do(self, i: int) -> tuple[int, list[int], set[int]]:
-        """Runs operation `i`.
-
-        Returns:
-          The bytes alive while it runs, the operations that become ready, and those yet
-          to run whose cost may have changed.
-        """
+        """Runs `i`: bytes alive meanwhile, what is ready now, what changed its cost."""
         during = self.walk.do(i)
         self.done[i] = True
         ready = []

@@ -1,13 +1,8 @@
 """The order of a graph's operations with the fewest bytes at the peak.
 
-The graph is split at the points that every order passes (`segments`). The segments are
-solved from the worst on, until the worst one that is left cannot be improved or need
-not be. Small segments are solved exactly (`exact`). Large ones start from every greedy
-order (`greedy`) and are swept (`sweep`), which moves the updates of weights to where
-they lower the peak; then their worst stretches are solved exactly (`windows`).
-
-The result is not always optimal for large segments; the bound says how far off it can
-be. Only values constrain the order, so side effects must be values too.
+Small segments are solved exactly (`exact`). Large ones start from every greedy order
+(`greedy`) and are swept (`sweep`); then their worst stretches are solved (`windows`).
+Only values constrain the order, so side effects must be values too.
 """
 
 import time
@@ -18,14 +13,12 @@ from jaxmem._checks import check_callable, check_float
 from jaxmem.planning._graph import Graph, checked
 from jaxmem.planning._live_ranges import LiveWalk, OrderProblem, order_problem
 from jaxmem.planning._lower_bound import PeakBounds
-from jaxmem.planning.order.cache import SolutionCache
-from jaxmem.planning.order.exact import SIZES, SolvedOrder
+from jaxmem.planning.order.exact import SIZES, SolutionCache, SolvedOrder
 from jaxmem.planning.order.greedy import GREEDY
-from jaxmem.planning.order.segments import segment_ranges
 from jaxmem.planning.order.sweep import swept
 from jaxmem.planning.order.windows import improved
 
-CUTS = 16  # operations for which a minimum segments is solved
+CUTS = 16  # operations for which a minimum cut is solved
 SMALL = 64  # operations of a segment up to which it is solved exactly
 MEDIUM = 160  # operations of a segment up to which a beam is tried on the whole
 ROUNDS = 8  # of improvement of a large segment
@@ -87,7 +80,7 @@ def order(
         proven optimality, unless time runs out: random graphs of 40 operations take
         seconds at most, of 60 half a minute.
       time_limit: seconds after which the best order so far is returned. A single step
-        of the search, a few seconds at most on ten thousand operations, is not segments
+        of the search, a few seconds at most on ten thousand operations, is not cut
         short.
       progress: called with the fraction of segments that are decided, and the peak in
         bytes.
@@ -129,6 +122,7 @@ def _improve_worst(
     segments: list[_Segment], until: float, progress: Progress | None
 ) -> int:
     """Improves the segment with the highest peak until that is decided; the bound."""
+    # The peak is the largest of the segments' peaks: only the worst ones matter.
     bound, cache = max((s.best.bound for s in segments), default=0), SolutionCache()
     decided: set[int] = set()
     while segments:
@@ -165,6 +159,30 @@ def _segments(graph: Graph) -> list[_Segment]:
     return found
 
 
+def segment_ranges(problem: OrderProblem) -> list[range]:
+    """Ranges of operations that every order runs one after another."""
+    # An operation that must run after all those before it and before all those after it
+    # is a memory-insensitive point: what is alive there is the same in every order.
+    after_all = _dominating(problem.before, range(len(problem)))
+    before_all = _dominating(problem.after, range(len(problem) - 1, -1, -1))
+    points = sorted(i + 1 for i in after_all & before_all)
+    starts = [0, *points]
+    stops = [*points, len(problem)]
+    return [range(a, b) for a, b in zip(starts, stops, strict=True) if a < b]
+
+
+def _dominating(before: Sequence[tuple[int, ...]], order: Sequence[int]) -> set[int]:
+    """Operations that need all those which precede them in this order."""
+    dominating: set[int] = set()
+    unread: set[int] = set()  # they have run, and nothing that ran since needs them
+    for i in order:
+        unread.difference_update(before[i])
+        unread.add(i)
+        if len(unread) == 1:
+            dominating.add(i)
+    return dominating
+
+
 def _solved(
     segment: _Segment, bound: int, cache: SolutionCache, until: float
 ) -> SolvedOrder:
@@ -190,11 +208,7 @@ def _solved(
 
 
 def _refined(
-    problem: OrderProblem,
-    best: SolvedOrder,
-    aim: int,
-    cache: SolutionCache,
-    until: float,
+    problem: OrderProblem, best: SolvedOrder, aim: int, cache: SolutionCache, until
 ) -> SolvedOrder:
     """The order swept under several limits, and its worst stretches solved."""
     for _ in range(ROUNDS):
@@ -210,11 +224,9 @@ def _refined(
 
 
 def _tidied(problem: OrderProblem, best: SolvedOrder) -> SolvedOrder:
-    """The order with updates early and casts late even where the peak does not ask.
-
-    That leaves fewer bytes alive between, which is room for what the graph does not
-    count.
-    """
+    """The order with updates early and casts late even where the peak does not ask."""
+    # That leaves fewer bytes alive between, which is room for what the graph does not
+    # count.
     order = swept(problem, best.order, best.peak)
     peak = problem.peak(order)
     return replace(best, order=order, peak=peak) if peak <= best.peak else best

@@ -1,20 +1,8 @@
 """Orders a large graph in one pass, given an order to follow and a limit to stay under.
 
-An operation that leaves no more bytes alive than before runs as soon as it fits under
-the limit. So does a run of a few operations that ends no higher than it began, such as
-a weight's gradient and the update that consumes it. What needs the least room comes
-first; of equals, what has waited longest. Of the other operations, the first one in
-the given order runs. A weight's update therefore runs at once where there is room, and
-late where its gradient would raise the peak.
-
-The same pass backward delays what only adds bytes: the cast of a weight, a gradient
-that nothing consumes. If the limit is the peak of the given order and nothing is
-overwritten in place, neither pass can raise it, since the bytes alive are submodular
-(see `ideals`). In-place pairs may raise it in rare cases, so callers compare peaks.
-With a lower limit a pass may get stuck; it then raises the limit as little as it can.
-
-The result is not optimal: runs are followed greedily, over a few operations and among
-a few readers.
+A weight's update runs at once where there is room, and late where its gradient would
+raise the peak. The result is not optimal: runs are followed greedily, over a few
+operations and among a few readers.
 """
 
 import heapq
@@ -29,21 +17,16 @@ LOOK = 32  # candidates that are looked at in one step
 
 def swept(problem: OrderProblem, order: Sequence[int], limit: int) -> tuple[int, ...]:
     """The operations after a pass forward and one backward over its order."""
+    # The pass backward delays what only adds bytes: the cast of a weight, a gradient
+    # that nothing consumes. If the limit is the peak of the order, neither pass can
+    # raise it, since the bytes alive are submodular. In-place pairs may raise it in
+    # rare cases, so callers compare peaks.
     forward = sweep(problem, order, limit)
     return tuple(sweep(problem.reversed, forward[::-1], limit)[::-1])
 
 
 def sweep(problem: OrderProblem, order: Sequence[int], limit: int) -> list[int]:
-    """One pass forward.
-
-    Args:
-      problem: the operations.
-      order: a valid order; it decides where nothing else does.
-      limit: bytes to stay under where possible.
-
-    Returns:
-      The operations in their new order.
-    """
+    """One pass forward over a valid order, which decides where nothing else does."""
     return _Sweep(problem, order, limit).run()
 
 
@@ -126,6 +109,9 @@ class _Sweep:
 
     def choose(self) -> tuple[int, ...]:
         """The operations to run next."""
+        # An operation that leaves no more bytes alive than before, or a run of a few
+        # such as a weight's gradient and its update, comes as soon as it fits. What
+        # needs the least room comes first; of equals, what has waited longest.
         room = self.limit - self.walk.live
         while self.falling:
             most, _, _, i = self.falling[0]
@@ -150,7 +136,7 @@ class _Sweep:
         for entry in seen:
             heapq.heappush(self.rising, entry)
         i = seen[-1][1]
-        if self.known[i][0] > room:
+        if self.known[i][0] > room:  # stuck: the limit rises as little as it can
             during, _, i = min((self.known[i][0], place, i) for place, i in seen)
             self.limit = self.walk.live + during
         return i

@@ -1,15 +1,14 @@
 """Improves a long order where it is worst, one stretch at a time.
 
-Only the place with the most bytes counts. A stretch of the order around it is a problem
-of its own, with everything before and after it fixed, and small enough to be solved
-exactly. The result is not optimal: an operation cannot move out of its stretch.
+A stretch of the order is a problem of its own, with everything before and after it
+fixed. The result is not optimal: an operation cannot move out of its stretch.
 """
 
 import time
 from collections.abc import Iterator, Sequence
 
 from jaxmem.planning._live_ranges import LiveWalk, OrderProblem
-from jaxmem.planning.order.cache import SolutionCache
+from jaxmem.planning.order.exact import SolutionCache
 from jaxmem.planning.order.ideals import WORD
 
 SIZES = (3_000, 100_000)  # sets, see `exact.solve`
@@ -18,20 +17,12 @@ LENGTHS = (16, 32, 48, WORD)  # operations of a stretch; a set of them fits in a
 
 def improved(
     problem: OrderProblem,
-    order: Sequence[int],
-    aim: int,
-    cache: SolutionCache,
-    until: float,
+    order: Sequence[int],  # a valid order
+    aim: int,  # bytes that are low enough
+    cache: SolutionCache,  # solves the stretches
+    until: float,  # when to stop, by `time.monotonic`
 ) -> tuple[int, ...]:
-    """The order with its worst stretches solved, as long as that lowers the peak.
-
-    Args:
-      problem: the operations.
-      order: a valid order of them.
-      aim: bytes that are low enough.
-      cache: solves the stretches.
-      until: when to stop, by `time.monotonic`.
-    """
+    """The order with its worst stretches solved, as long as that lowers the peak."""
     order = list(order)
     walk = LiveWalk(problem)
     at = 0  # how much of the order has been walked

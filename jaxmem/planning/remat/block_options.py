@@ -1,9 +1,5 @@
 """What a block keeps for its backward pass: all, little, and the best between.
 
-Which values to keep at a price of a byte, and so which to recompute, is a minimum cut.
-The price at which two neighbouring options cost the same yields the best option between
-them, or shows that there is none.
-
 Source: several choices a block as in Zhao et al., "Rockmate" (ICML 2023), section 3.
 """
 
@@ -32,22 +28,13 @@ class BlockOption:
 
 def options(
     tables: SequenceTables,
-    cost: np.ndarray,
-    start: int,
-    stop: int,
-    wanted: Set[int],
-    outgoing: Set[int],
+    cost: np.ndarray,  # of each operation
+    start: int,  # the first operation of the block
+    stop: int,  # the one after its last
+    wanted: Set[int],  # values that the backward pass reads
+    outgoing: Set[int],  # those that the next block reads, which are kept at any price
 ) -> list[BlockOption]:
-    """What a block may keep, from all values to as few as possible.
-
-    Args:
-      tables: the graph.
-      cost: of each operation.
-      start: the first operation of the block.
-      stop: the one after its last.
-      wanted: values that the backward pass reads.
-      outgoing: those that the next block reads, which are kept at any price.
-    """
+    """What a block may keep, from all values to as few as possible."""
     weight = np.zeros(stop - start)
     for i in range(start, stop):
         mine = [v for v in tables.makes[i] if v in wanted and v not in outgoing]
@@ -84,7 +71,7 @@ def _option(
     wanted: Set[int],
     price: float,
 ) -> BlockOption:
-    """The best option at this price of a byte."""
+    """The best option at this price of a byte, a minimum cut."""
     stop = start + len(cost)
     saved, recomputed = _cut(tables, start, stop, cost, weight * price, read)
     kept = frozenset(v for i in saved for v in tables.makes[i] if v in wanted)
@@ -93,13 +80,11 @@ def _option(
 
 
 def _cut(tables, start, stop, cost, weight, wanted) -> tuple[frozenset, frozenset]:
-    """Operations whose values are kept, and those to recompute, at the least price.
-
-    Every wanted value is kept, for its weight, or recomputed, for its cost, from values
-    that are kept or recomputed. An operation is two nodes of the network. It is
-    recomputed if 2 k is on the sink's side, kept if only 2 k + 1 is, and not needed if
-    neither is.
-    """
+    """Operations whose values are kept, and those to recompute, at the least price."""
+    # Every wanted value is kept, for its weight, or recomputed, for its cost, from
+    # values that are kept or recomputed. An operation is two nodes of the network. It
+    # is recomputed if 2 k is on the sink's side, kept if only 2 k + 1 is, and not
+    # needed if neither is.
     count = stop - start
     total = float(cost[np.isfinite(cost)].sum()) + float(weight.sum())
     scale = 1e8 / total if total else 1.0  # scipy's capacities are 32-bit integers

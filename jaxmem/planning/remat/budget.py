@@ -1,28 +1,24 @@
 """Recomputation under a budget: which operations to repeat, and when.
 
-`frontier` searches once for every budget (`levels`), in program order and in the order
-that `order` finds, if that has the lower peak: the first runs of the operations follow
-one of them. The search proves nothing. `rematerialise(..., exact=True)` does (`proof`):
-over all orders for a dozen operations or two (`exhaustive`), in these orders for some
-dozens (`integer_program`).
+`frontier` searches once for every budget (`levels`) and proves nothing. `rematerialise`
+with `exact=True` does (`proof`): over all orders for a dozen operations or two
+(`exhaustive`), in the orders of first runs for some dozens (`integer_program`).
 """
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-from jaxmem._checks import check_bool, check_callable, check_float, wrong_type
+from jaxmem._checks import check_bool, check_callable, check_float
 from jaxmem.planning._graph import Graph, checked
 from jaxmem.planning.remat.costs import Cost, costs_of, seconds
 from jaxmem.planning.remat.first_orders import FirstOrder, RenumberedGraph, first_orders
-from jaxmem.planning.remat.frontier import Frontier, Rematerialised
+from jaxmem.planning.remat.frontier import Frontier, ParetoFront, Rematerialised
 from jaxmem.planning.remat.levels import descend
 from jaxmem.planning.remat.local_search import RematSearch
-from jaxmem.planning.remat.pareto import ParetoFront
 from jaxmem.planning.remat.sequence import SequenceTables, least_possible
 
 ORDERING = 0.25  # of the time limit, to search for an order
@@ -82,26 +78,6 @@ def rematerialise(
     return proven(found, orders, budget, options.cost, options.time_limit)
 
 
-def curve(
-    graph: Graph, budgets: Iterable[float], **options
-) -> list[Rematerialised | None]:
-    """`rematerialise` for several budgets in one search; None for one out of reach.
-
-    Args:
-      graph: the graph.
-      budgets: bytes.
-      **options: of `frontier`.
-    """
-    if isinstance(budgets, str) or not isinstance(budgets, Iterable):
-        raise wrong_type("budgets", budgets, "a sequence of numbers of bytes")
-    budgets = list(budgets)
-    for budget in budgets:
-        check_float("budgets", budget, at_least=0, infinite=True)
-    found = frontier(graph, **options)
-    least = found.peaks[0]
-    return [found.at(b) if b >= least else None for b in budgets]
-
-
 def frontier(
     graph: Graph,
     *,
@@ -139,7 +115,7 @@ class _RematOptions:
     cost: Cost
     effort: float
     time_limit: float
-    progress: Callable[[float], None] | None
+    progress: Callable[[float], object]
 
     @classmethod
     def checked(cls, cost, effort, time_limit, progress) -> "_RematOptions":
@@ -151,7 +127,7 @@ class _RematOptions:
             seconds() if cost is None else cost,
             check_float("effort", effort, at_least=0),
             check_float("time_limit", time_limit, at_least=0, infinite=True),
-            progress,
+            progress or (lambda fraction: None),
         )
 
 
@@ -184,22 +160,15 @@ def _frontier(
         search = RematSearch(tables, order_costs, front.add, deadline)
         plain = search.state(np.arange(len(graph.operations)))
         if merged.cost(bound) > 0 and plain.peak > bound:
-            progress = options.progress
-            tell = progress and partial(_fraction, progress, k, len(orders))
+            tell = lambda f, k=k: options.progress((k + f) / len(orders))
             descend(search, front, plain, bound, options.effort, tell)
         complete &= not search.late()
         for peak, price, found in front:
             merged.offer(peak, price, each.in_graph(found))
     return Frontier(
         graph,
-        tuple(merged.peaks),
-        tuple(cost for cost, _ in merged.prices),
-        tuple(merged.sequences),
-        bound,
-        complete,
-        time.monotonic() - start,
+        **merged.columns(),
+        lower_bound=bound,
+        complete=complete,
+        seconds=time.monotonic() - start,
     )
-
-
-def _fraction(progress: Callable[[float], None], k: int, count: int, f: float) -> None:
-    progress((k + f) / count)

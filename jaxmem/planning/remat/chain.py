@@ -1,15 +1,5 @@
 """Plans for a training step, seen as a chain of blocks: forward, then backward.
 
-The forward pass is cut where few bytes cross, into few large blocks or many small ones
-(`forward_pass`). What a block keeps of its own values is chosen at several prices of a
-byte (`block_options`). Which blocks keep what, which beginnings are kept meanwhile and
-from which a run of blocks is recomputed, nested to any depth, is dynamic programming
-over runs of blocks, for every amount of memory at once (`chain_schedules`).
-
-In a chain of single operations the dynamic program knows the exact bytes. With blocks
-of several operations its figures are approximate, so the local search evaluates every
-plan, and improves it.
-
 Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, "Optimal checkpointing for
 heterogeneous chains" (https://arxiv.org/abs/1911.13214), section 4, with several
 choices a block as in Zhao et al., "Rockmate" (ICML 2023), section 3.
@@ -42,22 +32,16 @@ LONGEST = 2.5, 6_000  # operations of a sequence: times those of the graph; at l
 
 
 def chain_plans(
-    tables: SequenceTables,
-    cost: np.ndarray,
-    plain: SequenceEvents,
-    known: Callable[[float], float] = lambda size: math.inf,
-    late: Callable[[], bool] = lambda: False,
+    tables: SequenceTables,  # the graph
+    cost: np.ndarray,  # of each operation
+    plain: SequenceEvents,  # every operation once
+    known: Callable[[float], float] = lambda size: math.inf,  # bytes -> least cost
+    late: Callable[[], bool] = lambda: False,  # whether to stop before another chain
 ) -> Iterator[np.ndarray]:
-    """Sequences, from those that take much memory to those that take little.
-
-    Args:
-      tables: the graph.
-      cost: of each operation.
-      plain: every operation once.
-      known: bytes -> the least cost known within them. Plans that promise no less are
-        left out.
-      late: whether to stop; the dynamic program of one chain is not cut short.
-    """
+    """Sequences, from those that take much memory to those that take little."""
+    # In a chain of single operations the dynamic program knows the exact bytes. With
+    # blocks of several operations its figures are approximate, so the local search
+    # evaluates every plan, and improves it.
     passes, tried = ForwardPass(tables, plain), set()
     for parts in PARTS:
         if late():
@@ -83,6 +67,7 @@ def _plans(
         chosen = np.unique(np.searchsorted(schedules.bytes, ends, "right") - 1)
     once = float(figures.cost.sum())
     for point in reversed(chosen.tolist()):
+        # A plan that promises no less than what is known is not worth evaluating.
         if schedules.cost[point] - once >= known(schedules.bytes[point]) * (1 - ALIKE):
             continue
         sequence = blocks.sequence(schedules.plan(point))
@@ -93,33 +78,18 @@ def _plans(
 
 @dataclass(frozen=True)
 class _ChainBlock:
-    """A run of forward operations.
+    """A run of forward operations."""
 
-    Attributes:
-      start, stop: the operations.
-      back: the first operation of the backward pass that reads the block's values.
-      values: its values, except permanent ones.
-      read_backward: those of them that the backward pass reads.
-      outgoing: those of them that later blocks read.
-    """
-
-    start: int
-    stop: int
-    back: int
-    values: frozenset[int]
-    read_backward: frozenset[int]
-    outgoing: frozenset[int]
+    start: int  # its first operation
+    stop: int  # the one after its last
+    back: int  # the first operation of the backward pass that reads the block's values
+    values: frozenset[int]  # its values, except permanent ones
+    read_backward: frozenset[int]  # those of them that the backward pass reads
+    outgoing: frozenset[int]  # those of them that later blocks read
 
 
 class _BlockChain:
-    """The forward pass as a chain of blocks that begin at given operations.
-
-    Attributes:
-      passes: the forward pass.
-      permanent: values that no plan drops.
-      blocks: the blocks.
-      crosses: for each block, the values that cross its beginning; none at the end.
-    """
+    """The forward pass as a chain of blocks that begin at given operations."""
 
     def __init__(self, passes: ForwardPass, cost: np.ndarray, cuts: Sequence[int]):
         self.passes = passes
@@ -135,7 +105,7 @@ class _BlockChain:
             since = back if inner else later
             reader = passes.backward_reader
             early |= {v for v in inner or block.read_backward if reader[v] < since}
-        self.permanent = passes.permanent | early
+        self.permanent = passes.permanent | early  # values that no plan drops
         self.blocks = [
             replace(
                 block,
@@ -146,14 +116,14 @@ class _BlockChain:
             )
             for block, back in zip(blocks, backs, strict=True)
         ]
+        # The values that cross the beginning of each block; none at the end.
         self.crosses = [self._crossing(b.start) for b in self.blocks] + [frozenset()]
 
     def _block(self, start: int, stop: int) -> _ChainBlock:
-        """A block by itself.
-
-        It begins to go backward where its inner values are first read. A mask or a
-        scalar may be read long before the others: it does not count, and is permanent.
-        """
+        """A block by itself."""
+        # It begins to go backward where its inner values are first read. A mask or a
+        # scalar may be read long before the others: it does not count, and is
+        # permanent.
         passes, tables = self.passes, self.passes.tables
         made = {v for makes in tables.makes[start:stop] for v in makes}
         values = made - passes.permanent
@@ -168,11 +138,9 @@ class _BlockChain:
         return _ChainBlock(start, stop, back, *map(frozenset, (values, read, outgoing)))
 
     def _first(self, stop: int, v: int) -> int:
-        """The first backward operation that reads `v` and nothing of later blocks.
-
-        An operation that reads of both belongs to the later block, for which `v` is in
-        memory anyway.
-        """
+        """The first backward operation that reads `v` and nothing of later blocks."""
+        # An operation that reads of both belongs to the later block, for which `v` is
+        # in memory anyway.
         passes, tables = self.passes, self.passes.tables
         for i in tables.graph.readers[v]:
             if i >= passes.end and not any(
@@ -205,17 +173,13 @@ class _BlockChain:
         size, blocks, crosses = self.passes.tables.size, self.blocks, self.crosses
         total = lambda values: float(size[list(values)].sum())
         forward = self._forward()
+        pairs = list(zip(forward, blocks, strict=True))
         return ChainFigures(
             np.array([[f[b.start : b.stop].max() for b in blocks] for f in forward]),
             np.array([[total(s - i) for s in crosses] for i in crosses[:-1]]),
             self._resting(),
             self._backward(),
-            np.array(
-                [
-                    self._while_kept(f, b, b.read_backward)
-                    for f, b in zip(forward, blocks, strict=True)
-                ]
-            ),
+            np.array([self._while_kept(*p, p[1].read_backward) for p in pairs]),
             np.array([self._cost[b.start : b.stop].sum() for b in blocks]),
             np.array([self._remainder(b) for b in blocks]),
             [
@@ -223,15 +187,13 @@ class _BlockChain:
                     OptionFigures(o.bytes, self._while_kept(f, b, o.values), o.cost)
                     for o in some
                 ]
-                for f, b, some in zip(forward, blocks, self.options, strict=True)
+                for (f, b), some in zip(pairs, self.options, strict=True)
             ],
         )
 
     def _forward(self) -> list[np.ndarray]:
-        """For each block, the bytes of every operation in a sweep that keeps nothing.
-
-        Without those of the values that cross the block's beginning.
-        """
+        """Bytes of every operation in a sweep from each block that keeps nothing."""
+        # Without those of the values that cross the block's beginning.
         passes, maker = self.passes, self.passes.tables.maker
         last = passes.last_forward
         waits = [v for v in last if v in passes.backward_reader or v in self.permanent]
@@ -309,12 +271,7 @@ class _BlockChain:
         return float(self._cost[list(found)].sum())
 
     def sequence(self, plan: Sequence[BackwardStep]) -> np.ndarray:
-        """The sequence of a plan.
-
-        Args:
-          plan: what is in memory when the backward pass comes to the last block, the
-            one before, and so on.
-        """
+        """The sequence of a plan."""
         passes, blocks = self.passes, self.blocks
         ends = [passes.count, *(b.back for b in blocks)]
         stages = [list(range(blocks[-1].back))]
@@ -331,11 +288,9 @@ class _BlockChain:
 
     @cached_property
     def _others(self) -> list[frozenset[int]]:
-        """Values that no plan drops when each block goes backward.
-
-        Those of the backward pass, permanent ones, and those of later blocks: they are
-        read for the last time about then.
-        """
+        """Values that no plan drops when each block goes backward."""
+        # Those of the backward pass, permanent ones, and those of later blocks: they
+        # are read for the last time about then.
         passes, maker = self.passes, self.passes.tables.maker
         return [
             frozenset(

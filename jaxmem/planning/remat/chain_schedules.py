@@ -1,23 +1,5 @@
 """The cheapest persistent schedules of a chain of blocks, for every amount of memory.
 
-A *run* of blocks i to j - 1 goes backward, its last block first, while what crosses its
-beginning stays in memory. There are two choices:
-
-- Its first block runs and keeps some of its own values until it goes backward itself
-  (F_all in the paper, or a part of it), and the run without it follows.
-- Blocks i to s - 1 run and keep nothing (F_none) but what crosses the beginning of
-  block s (F_ck): the run from s on goes backward, then the one from i to s recomputes.
-
-Persistent means that a checkpoint stays until its own block has gone backward. What
-crosses the beginning of s is still in memory when the run from s on has gone backward,
-so the last block of the run from i to s need not make it a second time: such a run is
-*given* it, if that pays.
-
-Each run has the whole Pareto front of bytes and cost: no unit of memory is chosen
-beforehand, and one table serves every budget. A front with more than `POINTS` points is
-thinned, which loses less than the step between two of them. Up to that the result is
-optimal among persistent schedules, as far as the figures of the blocks are right.
-
 Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, "Optimal checkpointing for
 heterogeneous chains" (https://arxiv.org/abs/1911.13214), section 4. Added are fronts in
 the place of memory slots, the choice of what a block keeps, and runs that are given
@@ -30,96 +12,68 @@ from typing import NamedTuple
 
 import numpy as np
 
-POINTS = 1200  # of the front of a run
+POINTS = 1200  # of the front of a run: thinning loses less than one of their steps
 ALIKE = 1e-9  # relative: costs that differ by less are the same, up to rounding
 
 
 @dataclass(frozen=True)
 class OptionFigures:
-    """The figures of one option of what a block keeps (`BlockOption`).
+    """The figures of one option of what a block keeps (`BlockOption`)."""
 
-    Attributes:
-      held: bytes kept, beside what crosses the beginning of the next block.
-      need: bytes while the block runs so, beside what crosses its own beginning.
-      cost: of recomputing the rest when the block goes backward.
-    """
-
-    held: float
-    need: float
-    cost: float
+    held: float  # bytes kept, beside what crosses the beginning of the next block
+    need: float  # bytes while the block runs so, beside what crosses its own beginning
+    cost: float  # of recomputing the rest when the block goes backward
 
 
 @dataclass(frozen=True)
 class ChainFigures:
-    """The figures of a chain of n blocks: bytes, except for costs.
+    """The figures of a chain of n blocks: bytes, except for costs."""
 
-    Attributes:
-      forward: (n, n) bytes while block k runs in a sweep from the beginning of block i
-        that keeps nothing, beyond what crosses the beginning of i.
-      crossing: (n, n + 1) bytes that cross the beginning of s and not that of i;
-        nothing crosses n.
-      resting: (n + 1,) bytes that the backward pass has in memory, beside values of
-        earlier blocks, when it comes to block j - 1.
-      backward: (n,) bytes while a block goes backward with all of its own values in
-        memory, beyond what crosses its beginning.
-      whole: (n,) bytes while a block is recomputed with all that its backward pass
-        reads.
-      cost: (n,) of running a block.
-      remainder: (n,) cost of recomputing what its backward pass reads when what
-        crosses its end is in memory.
-      options: of each block; some keep all that its backward pass reads.
-    """
-
+    # (n, n) bytes while block k runs in a sweep from the beginning of block i that
+    # keeps nothing, beyond what crosses the beginning of i
     forward: np.ndarray
+    # (n, n + 1) bytes that cross the beginning of s, not that of i; nothing crosses n
     crossing: np.ndarray
+    # (n + 1,) bytes that the backward pass has in memory, beside values of earlier
+    # blocks, when it comes to block j - 1
     resting: np.ndarray
+    # (n,) bytes while a block goes backward with all of its own values in memory,
+    # beyond what crosses its beginning
     backward: np.ndarray
+    # (n,) bytes while a block is recomputed with all that its backward pass reads
     whole: np.ndarray
-    cost: np.ndarray
+    cost: np.ndarray  # (n,) of running a block
+    # (n,) cost of recomputing what its backward pass reads when what crosses its end is
+    # in memory
     remainder: np.ndarray
+    # Of each block; some keep all that its backward pass reads
     options: Sequence[Sequence[OptionFigures]]
 
 
 class BackwardStep(NamedTuple):
-    """What is in memory when a block goes backward.
-
-    Attributes:
-      block: the block.
-      crossings: blocks of which the values that cross their beginning are in memory.
-      options: (block, number of its option) of blocks that keep some of their values.
-    """
+    """What is in memory when a block goes backward."""
 
     block: int
-    crossings: tuple[int, ...]
-    options: tuple[tuple[int, int], ...]
+    crossings: tuple[int, ...]  # blocks whose beginning's values are in memory
+    options: tuple[tuple[int, int], ...]  # (block, option) of what blocks keep
 
 
 class _SavedValues(NamedTuple):
-    """Values that a run keeps: those crossing a block's beginning, or its own.
-
-    Attributes:
-      block: the block.
-      option: the number of its option; None for what crosses its beginning.
-      end: the end of the run.
-    """
+    """Values that a run keeps: those crossing a block's beginning, or its own."""
 
     block: int
-    option: int | None
-    end: int
+    option: int | None  # the number of its option; None for what crosses its beginning
+    end: int  # the end of the run
 
 
 class _RunFront(NamedTuple):
-    """The Pareto front of a run: bytes, rising; cost, falling; and the first choice.
-
-    A choice below 0 is -1 - k, for option k of the first block; others are the block s
-    at which the run is split. `given` says whether the run is given what crosses its
-    end.
-    """
+    """The Pareto front of a run: bytes, rising; cost, falling; and the first choice."""
 
     bytes: np.ndarray
     cost: np.ndarray
+    # -1 - k for option k of the first block, else the block s at which it is split
     choice: np.ndarray
-    given: np.ndarray
+    given: np.ndarray  # whether the run is given what crosses its end
 
     def at(self, size: float) -> int:
         """The number of the last point within so many bytes, -1 if there is none."""
@@ -127,17 +81,12 @@ class _RunFront(NamedTuple):
 
 
 class _FrontRow:
-    """The concatenated fronts of the runs with the same beginning, or the same end.
-
-    Attributes:
-      bytes, cost: of all their points.
-      which: the number of each point's front in the row.
-      start: the first point of each front.
-    """
+    """The concatenated fronts of the runs with the same beginning, or the same end."""
 
     def __init__(self):
-        self.bytes, self.cost = np.zeros(0), np.zeros(0)
-        self.which, self.start = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self.bytes, self.cost = np.zeros(0), np.zeros(0)  # of all points
+        self.which = np.zeros(0, np.int64)  # the number of each point's front
+        self.start = np.zeros(0, np.int64)  # the first point of each front
 
     def append(self, front: _RunFront) -> None:
         place = np.full(len(front.bytes), len(self.start))
@@ -148,16 +97,12 @@ class _FrontRow:
 
 
 class ChainSchedules:
-    """The Pareto front of schedules of a chain.
+    """The Pareto front of schedules of a chain, optimal among persistent ones."""
 
-    Args:
-      figures: the chain.
-      most: bytes; schedules that take more are left out.
-
-    Attributes:
-      bytes: of each schedule, rising.
-      cost: of the forward pass and all recomputation, falling.
-    """
+    # A run of blocks i to j - 1 goes backward, its last block first, while what crosses
+    # its beginning stays in memory. Persistent means that a checkpoint stays until its
+    # own block has gone backward. Each run has its whole front of bytes and cost, so
+    # that one table serves every budget and no unit of memory is chosen beforehand.
 
     def __init__(self, figures: ChainFigures, most: float = np.inf):
         self._figures, self._most = figures, most
@@ -171,10 +116,14 @@ class ChainSchedules:
         for length in range(1, count + 1):
             for i in range(count - length + 1):
                 self._fill(i, i + length)
+        # Bytes, rising, and the cost of the forward pass and all recomputation.
         self.bytes, self.cost, *_ = self._fronts[0, count, False]
 
     def _fill(self, i: int, j: int) -> None:
         found = []
+        # What crosses the end of a run is still in memory when the run after it has
+        # gone backward, so its last block need not make that a second time: the run is
+        # given it, if that pays.
         for given in (False, True)[: 1 + (j < self._count)]:
             front = self._single(i, given) if j == i + 1 else self._run(i, j, given)
             self._fronts[i, j, given] = front
@@ -209,6 +158,7 @@ class ChainSchedules:
 
     def _kept(self, i: int, j: int, given: bool):
         """Bytes, costs and choices if the first block keeps some of its values."""
+        # The block is F_all in the paper, or a part of it; the run without it follows.
         figures, rest = self._figures, self._resting(i, j, given)
         right = self._fronts[i + 1, j, given]
         for k, option in enumerate(figures.options[i]):
@@ -220,11 +170,10 @@ class ChainSchedules:
             yield np.maximum(size, need), cost, np.full(len(size), -1 - k)
 
     def _split(self, i: int, j: int, given: bool):
-        """The same if a sweep to block s keeps nothing but what crosses there.
-
-        For each point of either side, and all s at once, this takes the least cost of
-        the other side within as many bytes.
-        """
+        """The same if a sweep to block s keeps nothing but what crosses there."""
+        # Blocks i to s - 1 are F_none in the paper, and s is F_ck. For each point of
+        # either side, and all s at once, this takes the least cost of the other side
+        # within as many bytes.
         figures, rest = self._figures, self._resting(i, j, given)
         right, left = self._rights[j][given], self._lefts[i]
         sweep = np.maximum.accumulate(figures.forward[i, i : j - 1])
@@ -247,15 +196,10 @@ class ChainSchedules:
         )
 
     def plan(self, point: int) -> list[BackwardStep]:
-        """What is in memory when each block goes backward, the last block first.
-
-        What a run keeps is made in the sweep to its last block, so it is in memory for
-        the blocks before that one; except in the first forward pass, which comes before
-        all of them.
-
-        Args:
-          point: the number of the schedule in `bytes`.
-        """
+        """What is in memory when each block goes backward, the last block first."""
+        # What a run keeps is made in the sweep to its last block, so it is in memory
+        # for the blocks before that one; except in the first forward pass, which comes
+        # before all of them.
         steps, size = [], float(self.bytes[point])
         # Runs still to go backward, the next one last, and what is kept meanwhile.
         waiting: list[tuple[int, int, float, bool, tuple[_SavedValues, ...]]]
@@ -295,14 +239,7 @@ class ChainSchedules:
 
 
 def _within(row: _FrontRow, size: np.ndarray, which: np.ndarray, most: np.ndarray):
-    """The last point of a front within a number of bytes; -1 if there is none.
-
-    Args:
-      row: fronts.
-      size: bytes of their points, rising in each front.
-      which: (queries,) the number of the front.
-      most: (queries,) bytes.
-    """
+    """The last point within `most` bytes in each front `which`; -1 if there is none."""
     # One sorted array serves all fronts, since their keys do not overlap.
     apart = 1 + max(size.max(initial=0.0), most.max(initial=0.0))
     keys = row.which * apart + size

@@ -26,11 +26,7 @@ def seconds(peak_flops: float = 1e15, bandwidth: float = 3.3e12) -> Cost:
 
 
 def costs_of(graph: Graph, cost: Cost) -> np.ndarray:
-    """(operations,) costs.
-
-    Raises:
-      ValueError: one is negative or not finite.
-    """
+    """(operations,) costs."""
     costs = np.array([cost(o) for o in graph.operations], dtype=np.float64)
     bad = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
     if len(bad):

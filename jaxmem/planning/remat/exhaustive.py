@@ -2,18 +2,8 @@
 
 A shortest path (Dijkstra) over what has run at least once and what is in memory. The
 first run of an operation is free, in any order; a repeat has its cost; dropping a value
-is free. What is proven here is proven of every sequence.
-
-Three rules keep the number of states small, and none loses the optimum:
-
-- A value that nothing can read any more is dropped at once.
-- Other values are dropped only when an operation would not fit, and then a minimal set
-  of them: what stays can still be dropped later.
-- A state is left out when another one, reached at no higher cost, has run the same
-  operations and has at least the same values in memory.
-
-The number of states grows exponentially with the operations that can run in any order;
-the search finishes for up to a dozen or two of them.
+is free. The number of states grows exponentially with the operations that can run in
+any order; the search finishes for up to a dozen or two of them.
 """
 
 import heapq
@@ -34,36 +24,21 @@ STATES = 100_000  # expanded at most, by default: a minute or so
 
 @dataclass(frozen=True)
 class ExhaustiveResult:
-    """The result of a search over all sequences.
+    """The result of a search over all sequences."""
 
-    Attributes:
-      sequence: the cheapest sequence, if it is cheaper than the known one.
-      complete: whether the search ended: nothing is cheaper than the sequence or,
-        without one, than the known one; if none was known, there is none.
-    """
-
-    sequence: np.ndarray | None
-    complete: bool
+    sequence: np.ndarray | None  # the cheapest, if it is cheaper than the known one
+    complete: bool  # whether it is proven that nothing is cheaper than either
 
 
 def search_all(
-    tables: SequenceTables,
-    cost: np.ndarray,
-    budget: float,
-    most: float = np.inf,
-    states: int = STATES,
-    until: float = np.inf,
+    tables: SequenceTables,  # a graph without aliases
+    cost: np.ndarray,  # of a repeat of each operation
+    budget: float,  # bytes
+    most: float = np.inf,  # the cost of a known sequence; only cheaper ones count
+    states: int = STATES,  # how many may be expanded
+    until: float = np.inf,  # when to stop, by `time.monotonic`
 ) -> ExhaustiveResult:
-    """The cheapest of all sequences within a budget.
-
-    Args:
-      tables: a graph without aliases.
-      cost: of a repeat of each operation.
-      budget: bytes.
-      most: the cost of a known sequence; only cheaper ones are searched for.
-      states: how many may be expanded.
-      until: when to stop, by `time.monotonic`.
-    """
+    """The cheapest of all sequences within a budget."""
     return _ExhaustiveSearch(tables, cost.tolist(), budget).cheapest(
         most, states, until
     )
@@ -114,8 +89,10 @@ class _ExhaustiveSearch:
             if cost >= most:
                 break
             largest = settled.setdefault(state.done, [])
+            # A state is left out if another one, reached at no higher cost, has run the
+            # same operations and has at least the same values in memory.
             if any(state.alive & ~other == 0 for other in largest):
-                continue  # another state has as much in memory at no higher cost
+                continue
             if state.done == everything and self._held & ~state.alive == 0:
                 return ExhaustiveResult(_sequence(came, state), True)
             largest.append(state.alive)
@@ -145,6 +122,7 @@ class _ExhaustiveSearch:
 
     def _after(self, i: int, alive: int, done: int) -> Iterator[int]:
         """What can be alive after an operation, dropping as little as possible."""
+        # A minimal set is enough: what stays can still be dropped later.
         useful, fixed = self._useful(done), self._fixed(done)
         reads, makes = self._reads[i], self._makes[i]
         alive &= useful | reads  # nothing needs the others, so they go first

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxmem._checks import wrong_value
 from jaxmem.planning._graph import Graph
-from jaxmem.planning._liveness import peak
+from jaxmem.planning._live_ranges import peak
 from jaxmem.planning.order.search import order as best_order
 
 FirstOrder = Literal["search", "program"] | Sequence[int]
@@ -20,15 +20,10 @@ FirstOrder = Literal["search", "program"] | Sequence[int]
 
 @dataclass(frozen=True)
 class RenumberedGraph:
-    """A graph whose operations are numbered in the order of their first runs.
-
-    Attributes:
-      graph: the graph.
-      numbers: (operations,) their numbers in the graph of the caller.
-    """
+    """A graph whose operations are numbered in the order of their first runs."""
 
     graph: Graph
-    numbers: np.ndarray
+    numbers: np.ndarray  # (operations,) their numbers in the graph of the caller
 
     def in_graph(self, sequence: np.ndarray) -> np.ndarray:
         """A sequence in the numbers of the caller's graph."""
@@ -38,21 +33,7 @@ class RenumberedGraph:
 def first_orders(
     graph: Graph, order: FirstOrder, time_limit: float
 ) -> tuple[list[RenumberedGraph], bool]:
-    """The orders to search in, the one with the lowest peak first.
-
-    Args:
-      graph: the graph.
-      order: "program" for the graph's own; "search" for the graph's own, and that of
-        `planning.order` too if its peak is lower; or every operation once, inputs
-        first.
-      time_limit: seconds to search for one.
-
-    Returns:
-      The orders, and whether the search for one ended within the time limit.
-
-    Raises:
-      ValueError: `order` is none of these.
-    """
+    """The orders to search in, the lowest peak first; whether the limit sufficed."""
     program = tuple(range(len(graph.operations)))
     if isinstance(order, str):
         if order not in ("search", "program"):

@@ -8,32 +8,25 @@ from jaxmem.planning.remat.sequence import SequenceEvents, SequenceTables
 
 
 class ForwardPass:
-    """Where the forward pass ends, and when its values are read.
-
-    Attributes:
-      count: the number of operations.
-      end: the first operation that does not belong to the forward pass.
-      last: value -> its last reader, or its maker if it has none.
-      backward_reader: value of the forward pass -> the first operation after the pass
-        that reads it.
-      last_forward: value of the forward pass -> its last reader in the pass.
-      permanent: values that are never dropped: outputs of the graph, and values whose
-        maker must not be repeated.
-    """
+    """Where the forward pass ends, and when its values are read."""
 
     def __init__(self, tables: SequenceTables, plain: SequenceEvents):
         self.tables, self.profile = tables, plain.profile
-        self.count = len(tables.makes)
+        self.count = len(tables.makes)  # the number of operations
         readers, maker = tables.graph.readers, tables.maker
         values = [v for makes in tables.makes for v in makes]
+        # Value -> its last reader, or its maker if it has none.
         self.last = {v: max(readers[v], default=int(maker[v])) for v in values}
+        # Outputs and values whose maker must not be repeated are never dropped.
         self.permanent = tables.held_set | {
             v for v in values if not tables.recomputable[maker[v]]
         }
-        self.end = self._forward_end(values)
+        self.end = self._forward_end(values)  # the first operation after the pass
         forward = [v for v in values if maker[v] < self.end]
         firsts = {v: [r for r in readers[v] if r >= self.end] for v in forward}
+        # Value of the forward pass -> the first operation after the pass that reads it.
         self.backward_reader = {v: later[0] for v, later in firsts.items() if later}
+        # Value of the forward pass -> its last reader in the pass.
         self.last_forward = {
             v: max((r for r in readers[v] if r < self.end), default=int(maker[v]))
             for v in forward
@@ -54,10 +47,8 @@ class ForwardPass:
         return np.cumsum(change)[:-1]
 
     def cuts(self, parts: int) -> list[int]:
-        """First operations of about `parts` blocks that hold equal bytes.
-
-        A pass with no more operations than that has one block for each.
-        """
+        """First operations of about `parts` blocks that hold equal bytes."""
+        # A pass with no more operations than that has one block for each.
         if self.end <= parts:
             return list(range(self.end))
         made = np.zeros(self.end + 1)
@@ -73,13 +64,7 @@ class ForwardPass:
 
 
 def _cuts(crossing: np.ndarray, held: np.ndarray, most: float) -> list[int]:
-    """The cuts with the fewest crossing bytes in total, by dynamic programming.
-
-    Args:
-      crossing: bytes that cross each place, from before the first operation.
-      held: bytes made before each place that the backward pass reads.
-      most: bytes that a block of several operations may hold.
-    """
+    """The cuts with the fewest crossing bytes in total, by dynamic programming."""
     count = len(crossing)
     first = np.searchsorted(held, held - most)
     total, before = np.zeros(count), np.zeros(count, np.int64)

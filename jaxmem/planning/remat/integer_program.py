@@ -1,14 +1,9 @@
 """The cheapest recomputation for a budget, by mixed-integer programming.
 
 Stage t ends with the first run of operation t; before it, in the stage, earlier
-operations may be repeated, in program order. Binary variables say what is kept from
-stage to stage and what is repeated; the bytes alive after each operation of each stage
-are linear in them. The number of variables grows with the square of the operations, so
-this is for graphs of some dozens. It does not cover sequences that run an operation
-twice within a stage, or repeat operations in another order.
-
-Source: Jain et al., "Checkmate" (https://arxiv.org/abs/1910.02653), sections 4.1 to 4.8
-and 5.1 (two-phase rounding); overwriting of inputs is added.
+operations may be repeated, in program order. The variables grow with the square of the
+operations, so this is for some dozens. Source: Jain et al., "Checkmate"
+(https://arxiv.org/abs/1910.02653), sections 4.1 to 4.8 and 5.1; overwriting is added.
 """
 
 from dataclasses import dataclass
@@ -24,35 +19,21 @@ GAP = 1e-6  # relative difference to which optimality is proven
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """The result of the solver.
+    """The result of the solver."""
 
-    Attributes:
-      sequence: the cheapest found, or None.
-      bound: a lower bound of the cost of the repeats, in sequences of this kind.
-      proven: whether nothing is cheaper than the sequence, or than the known one.
-    """
-
-    sequence: np.ndarray | None
-    bound: float
-    proven: bool
+    sequence: np.ndarray | None  # the cheapest found, or None
+    bound: float  # a lower bound of the cost of the repeats, in sequences of this kind
+    proven: bool  # whether nothing is cheaper than the sequence, or than the known one
 
 
 def solve_program(
-    tables: SequenceTables,
-    cost: np.ndarray,
-    budget: float,
-    time_limit: float,
-    most: float = np.inf,
+    tables: SequenceTables,  # a graph without aliases
+    cost: np.ndarray,  # of each operation
+    budget: float,  # bytes
+    time_limit: float,  # seconds
+    most: float = np.inf,  # the cost of a known sequence: only cheaper ones count
 ) -> ProgramResult:
-    """The cheapest sequence within the budget.
-
-    Args:
-      tables: a graph without aliases.
-      cost: of each operation.
-      budget: bytes.
-      time_limit: seconds.
-      most: the cost of a known sequence; only cheaper ones are searched for.
-    """
+    """The cheapest sequence within the budget."""
     model = _IntegerProgram(tables, cost, budget)
     model.at_most(most)
     result = model.solve(time_limit)
@@ -68,11 +49,9 @@ def solve_program(
 def rounded(
     tables: SequenceTables, cost: np.ndarray, budget: float, time_limit: float
 ) -> list[np.ndarray]:
-    """Sequences from the linear relaxation, rounded at several thresholds.
-
-    The kept values are rounded; the repeats follow from them. The sequences may exceed
-    the budget.
-    """
+    """Sequences from the linear relaxation, rounded at several thresholds."""
+    # The kept values are rounded; the repeats follow from them. The sequences may
+    # exceed the budget.
     model = _IntegerProgram(tables, cost, budget)
     result = model.solve(time_limit, relaxed=True)
     if result.x is None:
@@ -81,15 +60,11 @@ def rounded(
 
 
 class _IntegerProgram:
-    """The program; variables are numbered in the order of their creation.
-
-    Attributes:
-      unit: the cost that counts as 1 in the objective.
-    """
+    """The program; variables are numbered in the order of their creation."""
 
     def __init__(self, tables: SequenceTables, cost: np.ndarray, budget: float):
         self._tables, self._count = tables, len(tables.makes)
-        self.unit = float(cost.max(initial=0.0)) or 1.0
+        self.unit = float(cost.max(initial=0.0)) or 1.0  # counts as 1 in the objective
         self._bytes = max(float(budget), 1.0)  # the unit of bytes, against rounding
         self._whole: list[int] = []
         self._cost: list[float] = []
@@ -223,10 +198,8 @@ class _IntegerProgram:
     def _overwritten(
         self, t: int, i: int, freed: dict[int, int]
     ) -> list[tuple[int, float]]:
-        """Variables and bytes of the pairs that operation i overwrites.
-
-        Each output and each input is in one pair at most.
-        """
+        """Variables and bytes of the pairs that operation i overwrites."""
+        # Each output and each input is in one pair at most.
         size, pairs = self._tables.size, []
         of: dict[tuple[str, int], list[int]] = {}
         for v, u in self._tables.graph.operations[i].in_place:

@@ -1,10 +1,7 @@
 """One search for every budget: the cheapest sequences, from the plain peak down.
 
-The search aims at a series of peaks that depend on the graph alone, from plans for a
-chain of blocks (`chain`) and by small steps (`local_search`). It keeps every sequence
-that is cheaper than all others within its peak, and a budget takes the cheapest within
-it. The answers are therefore monotone: a smaller budget never has the larger peak, nor
-the lower cost.
+It keeps every sequence that is cheaper than all others within its peak, so that the
+answers are monotone: a smaller budget never has the larger peak, nor the lower cost.
 """
 
 import math
@@ -14,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxmem.planning.remat.chain import chain_plans
+from jaxmem.planning.remat.frontier import ParetoFront
 from jaxmem.planning.remat.local_search import EvaluatedSequence, RematSearch
-from jaxmem.planning.remat.pareto import ParetoFront
 
 LEVELS = 40  # peaks aimed at
 LONGEST = 2  # times the operations: longer sequences are not lowered further
@@ -28,24 +25,14 @@ MISSES = 3  # targets out of reach after which the descent stops
 
 
 def descend(
-    search: RematSearch,
+    search: RematSearch,  # tells the front of every sequence that it evaluates
     front: ParetoFront,
-    plain: EvaluatedSequence,
-    bound: int,
-    effort: float,
-    progress: Callable[[float], None] | None = None,
+    plain: EvaluatedSequence,  # every operation once
+    bound: int,  # bytes; no sequence has a smaller peak
+    effort: float,  # in units of `EFFORT`
+    tell: Callable[[float], object],  # the fraction that is done
 ) -> None:
-    """Fills the front from the plain peak down to the bound, then upwards.
-
-    Args:
-      search: tells the front of every sequence that it evaluates.
-      front: the front.
-      plain: every operation once.
-      bound: bytes; no sequence has a smaller peak.
-      effort: in units of `EFFORT`.
-      progress: called with the fraction that is done, from 0 to 1.
-    """
-    tell = progress or (lambda fraction: None)
+    """Fills the front from the plain peak down to the bound, then upwards."""
     plans = chain_plans(
         search.tables, search.cost, plain.events, front.cost, search.late
     )
@@ -76,21 +63,14 @@ def descend(
 
 
 class _LevelSearch:
-    """The search at one peak after another.
+    """The search at one peak after another."""
 
-    Attributes:
-      before: the best sequence of the previous level, which is lowered further.
-    """
-
-    def __init__(
-        self,
-        search: RematSearch,
-        front: ParetoFront,
-        plain: EvaluatedSequence,
-        effort: float,
-    ):
-        self._search, self._front, self._effort = search, front, effort
-        self.before, self._begin = plain.sequence, search.work
+    def __init__(self, search, front, plain: EvaluatedSequence, effort: float):
+        self._search: RematSearch = search
+        self._front: ParetoFront = front
+        self._effort = effort
+        self.before = plain.sequence  # the best of the previous level, lowered further
+        self._begin = search.work
         self._refined: Counter[tuple[float, float]] = Counter()
 
     def left(self, fraction: float) -> float:
@@ -98,12 +78,7 @@ class _LevelSearch:
         return self._begin + self._effort * fraction - self._search.work
 
     def visit(self, target: float, fraction: float) -> np.ndarray | None:
-        """The cheapest sequence within a target, lowered from known ones and improved.
-
-        Args:
-          target: bytes.
-          fraction: the fraction of the effort that may be spent by its end.
-        """
+        """The cheapest sequence within the target, by this fraction of the effort."""
         search, front, refined = self._search, self._front, self._refined
         best = self._lowered(target)
         if best is None:

@@ -1,13 +1,5 @@
 """Recomputation by small steps: repeats what frees most bytes for its cost.
 
-`lower` brings a sequence down to a target. A value that waits between two readers while
-the target is exceeded can be recomputed right before the second one. Whatever is not
-alive by then, and would exceed the target if it stayed, is recomputed with it, and a
-later repeat that becomes superfluous is removed. Among all such *runs* of operations
-the one with the least cost per byte-time above the target is inserted, and the whole
-sequence is evaluated anew. `cheapen` removes repeats that the target does not need.
-`refine` removes some repeats at random, does both, and keeps the cheaper sequence.
-
 The search is greedy: it never judges a run together with the next one, which is what
 the plans of `chain` are for.
 """
@@ -49,29 +41,19 @@ class EvaluatedSequence:
 
 
 class RematSearch:
-    """Searches for sequences of one graph.
-
-    Args:
-      tables: the graph.
-      cost: (operations,) of each, in seconds or the caller's unit.
-      report: called with every sequence that is evaluated.
-      deadline: `time.monotonic()` at which every search returns what it has.
-
-    Attributes:
-      work: the effort so far, in units of about a quarter of a millisecond.
-    """
+    """Searches for sequences of one graph."""
 
     def __init__(
         self,
-        tables: SequenceTables,
-        cost: np.ndarray,
-        report: Callable[[EvaluatedSequence], None],
-        deadline: float = math.inf,
+        tables: SequenceTables,  # the graph
+        cost: np.ndarray,  # (operations,) of each, in seconds or the caller's unit
+        report: Callable[[EvaluatedSequence], None],  # told of every sequence
+        deadline: float = math.inf,  # of `time.monotonic()`, for every search
     ):
         self.tables, self.cost, self._report = tables, cost, report
         self._deadline = deadline
         self._random: np.random.Generator | None = None  # varies which run comes first
-        self.work = 0.0
+        self.work = 0.0  # the effort so far, in about a quarter of a millisecond
 
     def chance(self) -> float:
         """A random factor around 1 in every other round of `refine`, else 1."""
@@ -96,17 +78,11 @@ class RematSearch:
         self,
         state: EvaluatedSequence,
         target: float,
-        longest: float = math.inf,
-        most: float = math.inf,
-        work: float = math.inf,
+        longest: float = math.inf,  # a longer sequence is returned as it is
+        most: float = math.inf,  # so is one that costs more
+        work: float = math.inf,  # the effort to spend at most, in units of `work`
     ) -> EvaluatedSequence:
-        """Steps until the peak is at most `target`, or none helps.
-
-        Args:
-          longest: a longer sequence is returned as it is.
-          most: so is one that costs more.
-          work: the effort to spend at most, in units of `work`.
-        """
+        """Inserts repeats until the peak is at most `target`, or none helps."""
         refused, end = set(), self.work + work
         while (
             state.peak > target
@@ -175,14 +151,7 @@ class RematSearch:
     def refine(
         self, state: EvaluatedSequence, target: float, work: float, seed: int
     ) -> EvaluatedSequence:
-        """Removes some repeats at random, lowers and cheapens; keeps what costs less.
-
-        Args:
-          state: a sequence within the target.
-          target: bytes.
-          work: the effort to spend, in units of `work`.
-          seed: of the random choices.
-        """
+        """Removes some repeats at random, then lowers and cheapens what is left."""
         random, end, idle = np.random.default_rng(seed), self.work + work, 0
         while self.work < end and idle < IDLE and not self.late():
             places = repeats(state.sequence)
@@ -226,23 +195,14 @@ def _occurrences(sequence: np.ndarray, places) -> tuple[list[int], list[int]]:
 
 @dataclass(frozen=True)
 class _RecomputedRun:
-    """Operations to repeat right before a place, with their cost and gain.
+    """Operations to repeat right before a place, with their cost and gain."""
 
-    Attributes:
-      operations: in program order.
-      place: the place in the sequence before which they come.
-      later: places of repeats that they make superfluous.
-      gain: estimated byte-time above the target that they save.
-      score: cost divided by gain.
-      key: the value that is recomputed, and the operation that reads it.
-    """
-
-    operations: tuple[int, ...]
-    place: int
-    later: tuple[int, ...]
-    gain: float
-    score: float
-    key: tuple[int, int]
+    operations: tuple[int, ...]  # in program order
+    place: int  # the place in the sequence before which they come
+    later: tuple[int, ...]  # places of repeats that they make superfluous
+    gain: float  # estimated byte-time above the target that they save
+    score: float  # cost divided by gain
+    key: tuple[int, int]  # the recomputed value, and the operation that reads it
 
 
 def _with_runs(sequence: np.ndarray, runs: Sequence[_RecomputedRun]) -> np.ndarray:
@@ -287,7 +247,7 @@ def _runs(
     good = np.flatnonzero((gain > 0) & tables.recomputable[maker])
     # By the cost of the maker alone, before the whole run is known.
     estimate = search.cost[maker[good]] / gain[good]
-    lookup = _SequenceLookup(tables, state, search.cost, target)
+    lookup = _SequenceLookup(search, state, target)
     runs: list[_RecomputedRun] = []
     for k in good[np.argsort(estimate, kind="stable")]:
         place = int(b[k])
@@ -305,24 +265,15 @@ def _runs(
 
 
 class _SequenceLookup:
-    """When values are alive in a sequence.
+    """When values are alive in a sequence."""
 
-    In Python lists, since single entries of numpy arrays are slow to read.
-    """
-
-    def __init__(
-        self,
-        tables: SequenceTables,
-        state: EvaluatedSequence,
-        cost: np.ndarray,
-        target: float,
-    ):
-        events = state.events
+    def __init__(self, search: RematSearch, state: EvaluatedSequence, target: float):
+        events, tables = state.events, search.tables
         self._tables, self._target = tables, target
-        self._cost, self._maker = cost.tolist(), tables.maker.tolist()
-        self._size, self._recomputable = (
-            tables.size.tolist(),
-            tables.recomputable.tolist(),
+        # Python lists, since single entries of numpy arrays are slow to read.
+        self._cost, self._maker = search.cost.tolist(), tables.maker.tolist()
+        self._size, self._recomputable = map(
+            np.ndarray.tolist, (tables.size, tables.recomputable)
         )
         self._place, self._make = events.place.tolist(), events.make.tolist()
         numbers = np.arange(len(tables.size) + 1)
@@ -330,12 +281,9 @@ class _SequenceLookup:
         self._highest = _RangeMax(events.profile)
 
     def run(self, value: int, place: int):
-        """The run that recomputes `value` before `place`.
-
-        Returns:
-          The operations (none if one of them must not be repeated), the places of later
-          repeats that become superfluous, and the cost.
-        """
+        """The operations that recompute `value` before `place`, later repeats, cost."""
+        # An input is recomputed too where it is not alive and could not stay without
+        # exceeding the target. No operations at all if one must not be repeated.
         needed, later, cost = set(), set(), 0.0
         stack = [self._maker[value]]
         while stack:
@@ -345,6 +293,7 @@ class _SequenceLookup:
             if not self._recomputable[i]:
                 return (), (), 0.0
             needed.add(i)
+            # A later repeat is not needed any more, so the run costs nothing there.
             superfluous = self._superfluous(i, place)
             if superfluous is None:
                 cost += self._cost[i]

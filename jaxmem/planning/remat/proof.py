@@ -13,34 +13,22 @@ import numpy as np
 from jaxmem.planning.remat.costs import Cost, costs_of
 from jaxmem.planning.remat.exhaustive import search_all
 from jaxmem.planning.remat.first_orders import RenumberedGraph
-from jaxmem.planning.remat.frontier import Frontier, Rematerialised
+from jaxmem.planning.remat.frontier import Frontier, ParetoFront, Rematerialised
 from jaxmem.planning.remat.integer_program import rounded, solve_program
 from jaxmem.planning.remat.local_search import RematSearch
-from jaxmem.planning.remat.pareto import ParetoFront
 from jaxmem.planning.remat.sequence import SequenceTables
 
 EXHAUSTIVE = 0.25  # of the time limit, for the search among all sequences
 
 
 def proven(
-    known: Frontier,
-    orders: Sequence[RenumberedGraph],
-    budget: float,
-    cost: Cost,
-    time_limit: float,
+    known: Frontier,  # what the search found; of a graph without aliases
+    orders: Sequence[RenumberedGraph],  # of first runs, for the integer program
+    budget: float,  # bytes
+    cost: Cost,  # of an operation
+    time_limit: float,  # seconds
 ) -> Rematerialised:
-    """The cheapest sequence within the budget of those known and the solvers' own.
-
-    Args:
-      known: what the search found; of a graph without aliases.
-      orders: of first runs, for the integer program.
-      budget: bytes.
-      cost: of an operation.
-      time_limit: seconds.
-
-    Raises:
-      OutOfReach: no sequence within the budget was found, or there is none.
-    """
+    """The cheapest sequence within the budget of those known and the solvers' own."""
     start, graph, front = time.monotonic(), known.graph, ParetoFront()
     until, costs = start + time_limit, costs_of(graph, cost)
     search = RematSearch(SequenceTables(graph), costs, front.add)
@@ -51,21 +39,17 @@ def proven(
     complete = _searched_all(search, front, budget, start + time_limit * EXHAUSTIVE)
     in_order = complete
     if not complete:
-        results = [
-            _solved_in_order(
-                each, front, costs, budget, (until - now) / (len(orders) - k)
-            )
-            for k, each in enumerate(orders)
-            if (now := time.monotonic()) < until
-        ]
+        task, results = (front, costs, budget), []
+        for k, each in enumerate(orders):
+            if (now := time.monotonic()) < until:
+                left = (until - now) / (len(orders) - k)
+                results.append(_solved_in_order(each, *task, left))
         in_order = len(results) == len(orders) and all(results)
     if not np.isfinite(front.cost(budget)):
         raise known.out_of_reach(budget, complete)
     best = dataclasses.replace(
         known,
-        peaks=tuple(front.peaks),
-        costs=tuple(price for price, _ in front.prices),
-        sequences=tuple(front.sequences),
+        **front.columns(),
         seconds=known.seconds + time.monotonic() - start,
     ).at(budget)
     return dataclasses.replace(best, optimal=complete, optimal_in_order=in_order)
@@ -89,10 +73,8 @@ def _solved_in_order(
     budget: float,
     time_limit: float,
 ) -> bool:
-    """Solves the integer program in one order; whether its result is proven optimal.
-
-    The sequences that it finds go to the front.
-    """
+    """Solves the integer program in one order; whether its result is proven optimal."""
+    # The sequences that it finds go to the front.
     tables, order_costs = SequenceTables(each.graph), costs[each.numbers]
     tell = lambda state: front.offer(
         state.peak, state.cost, each.in_graph(state.sequence)

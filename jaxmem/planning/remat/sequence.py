@@ -68,21 +68,15 @@ def _check(graph: Graph, sequence: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class SequenceEvents:
-    """When a sequence makes and reads each value, and the bytes over time.
+    """When a sequence makes and reads each value, and the bytes over time."""
 
-    Attributes:
-      sequence: the operations.
-      value, place, make: (events,) the value, the place in the sequence, and whether
-        the value is made or read there; sorted by value, then place. An output of the
-        graph is read once more, one place after the last.
-      profile: bytes alive while each operation runs.
-    """
-
-    sequence: np.ndarray
-    value: np.ndarray
-    place: np.ndarray
-    make: np.ndarray
-    profile: np.ndarray
+    sequence: np.ndarray  # the operations
+    # Events are sorted by value, then place. An output of the graph is read once more,
+    # one place after the last.
+    value: np.ndarray  # (events,)
+    place: np.ndarray  # (events,) in the sequence
+    make: np.ndarray  # (events,) whether the value is made there, not read
+    profile: np.ndarray  # bytes alive while each operation runs
 
     @property
     def peak(self) -> int:
@@ -90,25 +84,18 @@ class SequenceEvents:
 
 
 class SequenceTables:
-    """A graph as arrays, for evaluating many sequences of its operations.
-
-    Attributes:
-      graph: the graph.
-      size: (values,) bytes.
-      maker: (values,) the operation that makes each; -1 for arguments.
-      recomputable: (operations,) whether each may be repeated.
-      reads, makes: operation -> values, without arguments and aliased outputs.
-      held, held_set: the graph's outputs among these, which stay alive to the end.
-    """
+    """A graph as arrays, for evaluating many sequences of its operations."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
         arguments, operations = set(graph.arguments), graph.operations
         self.size = np.array([v.bytes for v in graph.values], dtype=np.float64)
+        # The operation that makes each value; -1 for arguments.
         self.maker = np.full(len(graph.values), -1, dtype=np.int64)
         self.maker[list(graph.maker)] = list(graph.maker.values())
         self.recomputable = np.array(repeatable(graph), dtype=bool)
         own = lambda values: [v for v in values if v not in graph.aliases]
+        # Operation -> values, without arguments and aliased outputs.
         self.reads = [
             own(v for v in dict.fromkeys(o.inputs) if v not in arguments)
             for o in operations
@@ -116,6 +103,7 @@ class SequenceTables:
         self.makes = [own(o.outputs) for o in operations]
         self._scratch = np.array([o.scratch for o in operations], dtype=np.float64)
         made = (v for v in dict.fromkeys(graph.outputs) if v in graph.maker)
+        # The graph's outputs among these stay alive to the end.
         self.held = np.array(own(made), dtype=np.int64)
         self.held_set = frozenset(self.held.tolist())
         # The values that an operation reads and makes: 2 v for a read, 2 v + 1 for a
@@ -198,11 +186,9 @@ class SequenceTables:
         return np.cumsum(alive[:steps])
 
     def _write_over(self, profile, sequence, key, last) -> None:
-        """Subtracts from the profile the bytes that overwrite dead inputs.
-
-        Of several pairs of an operation the largest counts, then those whose output and
-        input are not taken yet.
-        """
+        """Subtracts from the profile the bytes that overwrite dead inputs."""
+        # Of several pairs of an operation the largest counts, then those whose output
+        # and input are not taken yet.
         source, place = self._pair_input.rows(sequence)
         target, _ = self._pair_output.rows(sequence)
         at = np.searchsorted(key, (source * (len(sequence) + 1) + place) * 2)
@@ -220,14 +206,8 @@ class SequenceTables:
 def staged(
     tables: SequenceTables, stages: Sequence[Sequence[int]], kept: Sequence[Set[int]]
 ) -> np.ndarray:
-    """The sequence of a plan by stages.
-
-    Args:
-      tables: the graph.
-      stages: the operations in their order, cut into stages.
-      kept: for each stage, the values that stay alive when it begins. Other values are
-        recomputed right before they are read.
-    """
+    """The sequence of a plan: its stages, and what stays alive as each begins."""
+    # Other values are recomputed right before they are read.
     alive: set[int] = set()
     sequence: list[int] = []
     once = {v for i in np.flatnonzero(~tables.recomputable) for v in tables.makes[i]}
@@ -274,11 +254,9 @@ def repeats(sequence: np.ndarray) -> np.ndarray:
 
 
 def least_possible(graph: Graph) -> int:
-    """Bytes that every sequence has alive at some time, whatever it repeats.
-
-    The largest working set of a single operation (its inputs, outputs and scratch), or
-    the graph's outputs at the end.
-    """
+    """Bytes that every sequence has alive at some time, whatever it repeats."""
+    # The largest working set of a single operation (its inputs, outputs and scratch),
+    # or the graph's outputs at the end.
     tables = SequenceTables(graph)
     most = tables.size[tables.held].sum()
     for i, operation in enumerate(graph.operations):

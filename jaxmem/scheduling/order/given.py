@@ -1,21 +1,17 @@
 """From an order of operations back to a jaxpr, and barriers that make XLA keep it.
 
-Equations are evaluated operation after operation, each once: the values are the same to
-the bit. A compiler schedules anew, though, so after what it would put off (an update
-whose result nobody reads) comes a barrier: it takes what has been made, and what the
-operations behind it read of it. A barrier lies where little is alive, and holds large
-arrays only; arrays that never exist in memory are recomputed behind it, as XLA
-would have done in each kernel.
-
-Not ordered: operations behind a barrier that read arguments alone.
+Each equation is evaluated once, so values are the same to the bit. A compiler schedules
+anew, so after what it would put off (an update whose result nobody reads) comes a
+barrier: it takes the results, and what the operations behind it read. Not ordered:
+operations behind a barrier that read arguments alone.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmem import _jaxpr
 from jaxmem._checks import check_int, check_numbers, wrong_type
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import LARGE, barrier, is_var
 from jaxmem.planning import Graph
@@ -60,7 +56,7 @@ def in_given_order(
                 values.evaluate(k)
         return [values.read(v) for v in graph.outvars]
 
-    return _jaxpr.retrace(ops.closed, run)
+    return jaxprs.retrace(ops.closed, run)
 
 
 def fences_of(graph: Graph, order: Sequence[int], least: int = LARGE) -> list[int]:
@@ -121,20 +117,15 @@ def _made(graph: Graph, operations: Iterable[int]) -> dict[int, None]:
 
 @dataclass
 class _Replayed(Values):
-    """Values of which those that do not exist in memory can be forgotten.
+    """Values of which those that do not exist in memory can be forgotten."""
 
-    Attributes:
-      kept: the variables that exist.
-      tied: the outputs of the jaxpr's own barriers -> what they let through.
-      inside: what has been computed of others since they were last forgotten.
-    """
-
-    kept: Set[Any] = frozenset()
+    kept: Set[Any] = frozenset()  # the variables that exist
+    # the outputs of the jaxpr's own barriers -> what they let through
     tied: Mapping[Any, Any] = field(default_factory=dict)
+    # what has been computed of others since they were last forgotten
     inside: list[int] = field(default_factory=list)
 
     def put(self, i: int, outs: Sequence[Any]) -> None:
-        """These are the outputs of equation `i`."""
         super().put(i, outs)
         made = self.graph.eqns[i].outvars
         if not any(v in self.kept or v in self.tied for v in made):
@@ -142,6 +133,8 @@ class _Replayed(Values):
 
     def fence(self, held: Sequence[Any]) -> None:
         """Ties values together; what is behind reads them, and computes of them."""
+        # arrays that never exist in memory are recomputed behind it, as XLA does in
+        # each kernel
         through = barrier([self.env[v] for v in held])
         new = dict(zip(held, through, strict=True))
         tied = {w: new[v] for w, v in self.tied.items() if w in self.env and v in new}

@@ -1,19 +1,25 @@
 """Operations outside of loops: in an order, with barriers that make XLA keep it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from jaxmem import planning
-from jaxmem.ir.aliases import Aliases
 from jaxmem.ir.costs import MACHINES, fused_only
-from jaxmem.scheduling._pass import Level, Pass
-from jaxmem.scheduling.order.clear_gain import clearly_ordered
+from jaxmem.ir.graph import Aliases
+from jaxmem.memory import format_bytes
+from jaxmem.planning import peak
+from jaxmem.scheduling._pass import NAME_A_TARGET, Level, Pass
 from jaxmem.scheduling.order.given import fences_of, in_given_order
 from jaxmem.scheduling.order.sequence import in_sequence
 from jaxmem.scheduling.order.updates import in_order
 from jaxmem.scheduling.plan.rows import Description, recomputed
-from jaxmem.scheduling.predict.operations import Operations, operations_of
+from jaxmem.scheduling.predict.operations import (
+    Operations,
+    as_compiled,
+    compiled_peak,
+    operations_of,
+)
 from jaxmem.scheduling.predict.tpu import is_tpu
 
 PATIENCE = 40.0  # seconds
@@ -24,33 +30,23 @@ EFFORT = 0.1
 
 @dataclass(frozen=True)
 class OperationOrder:
-    """The order of the operations outside of loops.
-
-    Attributes:
-      planned: whether it is one that `planning.order` finds; else that of the step,
-        with each large update right after its gradient.
-      sequence: numbers of operations, some of them more than once, as `operations_of`
-        counts them; empty for one of the orders above.
-    """
+    """The order of the operations outside of loops."""
 
     name: ClassVar[str] = "order"
+    # whether it is one that `planning.order` finds; else that of the step, with each
+    # large update right after its gradient
     planned: bool = False
+    # numbers of operations, some of them more than once, as `operations_of` counts
+    # them; empty for one of the orders above
     sequence: tuple[int, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """A jaxpr in order.
-
-    Attributes:
-      jaxpr: closed.
-      recomputed: the equations that cost, and are done more than once.
-      notes: why it is not in order.
-    """
-
-    jaxpr: Any
+    jaxpr: Any  # closed
+    # the equations that cost, and are done more than once
     recomputed: tuple[Any, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # why it is not in order
 
 
 class OrderOperations(Pass[OperationOrder, Ordered]):
@@ -83,13 +79,14 @@ def _ordered(level: Level, config: OperationOrder) -> Ordered:
 
 def _in_planned_order(closed, aliases: Aliases, target: str):
     """The jaxpr in the order that `planning.order` finds, with barriers to keep it."""
-    ops = operations_of(closed, aliases, tpu=is_tpu(target))
+    # What the step computes twice need not wait in memory between the two: a barrier
+    # of the order keeps XLA from doing it once.
+    ops = operations_of(closed, aliases, tpu=is_tpu(target), duplicates=True)
     order = planning.order(ops.graph, time_limit=PATIENCE).operations
     return in_given_order(ops, order, fences_of(ops.graph, order))
 
 
 def _repeated(closed, aliases: Aliases, sequence: Sequence[int], target: str):
-    """The jaxpr in this sequence, and what is recomputed in it."""
     ops = operations_of(closed, aliases, tpu=is_tpu(target))
     return Ordered(in_sequence(ops, sequence), tuple(_recomputed(ops, sequence)))
 
@@ -106,10 +103,8 @@ def _recomputed(ops: Operations, sequence: Sequence[int]) -> Iterator[Any]:
 def sequences(
     closed, aliases: Aliases, target: str, patience: float = PATIENCE
 ) -> list[tuple[OperationOrder, int, float]]:
-    """(order, peak in bytes, seconds of recomputation) that pay, from none to most.
-
-    `patience`: seconds for each of two searches, which end sooner where all is found.
-    """
+    """(order, peak in bytes, seconds of recomputation) that pay, from none to most."""
+    # `patience`: seconds for each of two searches, which end sooner where all is found.
     # operations are numbered as the graph of this chip has them, here and in the pass
     ops = operations_of(closed, aliases, tpu=is_tpu(target))
     chip = MACHINES[target]
@@ -123,3 +118,37 @@ def sequences(
         (OperationOrder(sequence=tuple(sequence.tolist())), peak, price)
         for sequence, peak, price in reversed(list(rows))
     ]
+
+
+# Of the temporaries as the step is written. The graph's own are off by less than a half
+# on all steps of `benchmarks.predict` for an H100 but AlexNet's with a single image.
+ERROR = 0.5
+
+
+def clearly_ordered(closed, aliases: Mapping[int, int]) -> tuple[Any, list[str]]:
+    """(the jaxpr, in order where that gains clearly; what the plan says if not)."""
+    # No compiler can be asked without a target, and barriers may cost: they keep XLA
+    # from fusing. So the graph must show a larger gain than it may be off by.
+    # The step may be compiled as it is written, where updates wait for the end of the
+    # backward pass: that is what order saves. XLA often finds a better order by itself,
+    # in which barriers must not be larger either.
+    ordered = in_order(closed, aliases)
+    if ordered is closed:
+        return closed, []
+    graphs = [operations_of(one, aliases) for one in (closed, ordered)]
+    before, after = (peak(one.graph) for one in graphs)
+    xla, held = (compiled_peak(as_compiled(one)) for one in graphs)
+    if before - after > ERROR * before and held <= xla:
+        return ordered, []
+    return closed, [_no_order(before, before - after, held - xla)]
+
+
+def _no_order(before: int, gain: int, loss: int) -> str:
+    saved = f"{format_bytes(max(gain, 0))} of {format_bytes(before)}"
+    why = f"would save {saved} at most, and it may be off by more"
+    if loss > 0:
+        why = f"would take {format_bytes(loss)} more than XLA's own order"
+    return (
+        "layers that are written out are not put in order: by the step's graph that "
+        f"{why}; {NAME_A_TARGET}"
+    )

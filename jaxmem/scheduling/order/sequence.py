@@ -2,11 +2,7 @@
 
 A repeated operation stands behind a barrier, with what is furthest along of what was
 made before it: without it XLA would find that the values are there already, and keep
-the first ones. Neighbours that are repeated share one barrier. Later readers see the
-newest value, so the old one can be freed.
-
-XLA drops from a barrier what nobody reads behind it, so a barrier holds but what is
-read later, and whoever reads it reads it from there.
+the first ones. Later readers see the newest value, so the old one can be freed.
 """
 
 import bisect
@@ -17,7 +13,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import barrier, is_var
 from jaxmem.planning import Graph
@@ -25,16 +22,9 @@ from jaxmem.scheduling.predict.operations import Operations
 
 
 def in_sequence(ops: Operations, sequence: Sequence[int]):
-    """A jaxpr that does operations in this sequence, some of them more than once.
-
-    Args:
-      ops: what `operations_of` gave.
-      sequence: numbers of operations of `ops.graph`: each at least once, and each value
-        made before it is read (`planning.sequence_profile` checks both).
-
-    Returns:
-      A closed jaxpr like `ops.closed`; its values are the same to the bit.
-    """
+    """A jaxpr that does operations in this sequence, some of them more than once."""
+    # Each at least once, and each value made before it is read, as
+    # `planning.sequence_profile` checks; values are the same to the bit.
     graph = JaxprGraph(ops.closed)
     runs, readers = list(_runs(sequence)), _Readers(ops.graph, sequence)
 
@@ -47,7 +37,7 @@ def in_sequence(ops: Operations, sequence: Sequence[int]):
                 state.do(i)
         return [state.read(v, {}) for v in graph.outvars]
 
-    return _jaxpr.retrace(ops.closed, run)
+    return jaxprs.retrace(ops.closed, run)
 
 
 def _runs(sequence: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
@@ -89,21 +79,15 @@ class _Readers:
 
 @dataclass
 class _NewestValues:
-    """The newest making of each array that exists.
-
-    Attributes:
-      env: by variable.
-      readers: of the values.
-      depth: how many operations one after another have led to an array.
-      place: in the sequence.
-    """
+    """The newest making of each array that exists."""
 
     ops: Operations
     graph: JaxprGraph
-    env: dict[Any, Any]
-    readers: _Readers
+    env: dict[Any, Any]  # by variable
+    readers: _Readers  # of the values
+    # how many operations one after another have led to an array
     depth: dict[int, int] = field(default_factory=dict)
-    place: int = 0
+    place: int = 0  # in the sequence
     exist: set[Any] = field(init=False)
 
     def __post_init__(self):
@@ -121,7 +105,6 @@ class _NewestValues:
         return inside[atom]
 
     def do(self, i: int) -> None:
-        """Operation `i`, of the newest values."""
         inside: dict[Any, Any] = {}
         for k in self.ops.equations[i]:
             if not all(v in inside for v in self.graph.eqns[k].outvars):
@@ -135,6 +118,9 @@ class _NewestValues:
 
     def fence(self, operations: Sequence[int]) -> None:
         """None of these operations can be done before all else that was begun."""
+        # XLA drops from a barrier what nobody reads behind it: it holds only what is
+        # read later, and whoever reads it reads it from there. Neighbours share one
+        # barrier.
         held, furthest = self._tied(operations), self._furthest()
         if not held or furthest is None:
             return
@@ -155,12 +141,10 @@ class _NewestValues:
         return jnp.issubdtype(self.ops.variables[value].aval.dtype, jnp.floating)
 
     def _tied(self, operations: Sequence[int]) -> list[int]:
-        """Values from before that each of the operations reads, if through others.
-
-        All that the step has made; of what it was given, one value for an operation
-        that reads nothing else. An operation that could be done without any of them
-        would be, to the compiler, the one that was done the first time.
-        """
+        """Values from before that each of the operations reads, if through others."""
+        # All that the step has made; of what it was given, one value for an operation
+        # that reads nothing else. An operation that could be done without any of them
+        # would be, to the compiler, the one that was done the first time.
         tied: dict[int, None] = {}
         since: set[int] = set()  # made by these operations, after the barrier
         for i in operations:

@@ -1,10 +1,9 @@
 """In a backward scan's body, products that free an array before those that make one.
 
 The gradient of attention's probabilities is as large as they are; that of the values
-reads them, for the last time. Both products are ready together, and where the compiler
-takes the first one first both arrays are there at once. So each product that makes much
-of little waits, behind a barrier, for those of its operands' other products that make
-little of much.
+reads them for the last time. Both products are ready together. So each product that
+makes much of little waits, behind a barrier, for those of its operands' other products
+that make little of much: else both arrays may be there at once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,10 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from jaxmem import _compat, _jaxpr
-from jaxmem.ir.backward import is_transposed
-from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
-from jaxmem.ir.layer_axis import CHEAP
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
+from jaxmem.ir.primitives import CHEAP
 from jaxmem.ir.scans import LARGE, barrier, is_var, size_of
 from jaxmem.scheduling._pass import Level, Pass
 
@@ -55,7 +54,7 @@ class ProductsThatShrinkFirst(Pass[ShrinkFirst, Bodies]):
 
 
 def _with_body(eqn, body, values: Values) -> list[Any]:
-    return _jaxpr.rebind(eqn, [values.read(v) for v in eqn.invars], [body])
+    return jaxprs.rebind(eqn, [values.read(v) for v in eqn.invars], [body])
 
 
 def _fenced(body):

@@ -1,13 +1,8 @@
 """Unrolled layers: each is updated right after its gradient.
 
 A compiler that is free to may put all weight gradients, or all updates, at the end of
-the backward pass, and keeps all of them until then. Here the update of a parameter is
-followed by a barrier that the rest of the backward pass has to go through: it takes the
-updated state and the cotangent that flows on.
-
-That is so where the new state lies in the memory of the old one, which is donated.
-Where it does not, its own memory is there from the beginning, and as long as an update
-waits the gradient can lie in it: nothing is put in order.
+the backward pass, and keeps all of them until then. Here a barrier after the update of
+a parameter takes the updated state and the cotangent that flows on.
 """
 
 import functools
@@ -18,9 +13,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.layer_axis import ELEMENTWISE
+from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import LARGE, barrier, is_var, size_of
 
 _UPDATE = ELEMENTWISE | frozenset(
@@ -30,27 +25,18 @@ _UPDATE = ELEMENTWISE | frozenset(
 
 @dataclass
 class Update:
-    """The operations that turn a gradient into new parameters and moments.
+    """The operations that turn a gradient into new parameters and moments."""
 
-    Attributes:
-      eqns: their positions.
-      outs: the new state.
-      apart: what of it has memory of its own.
-      leaves: the gradients they start from.
-      own: position of the last equation that makes a gradient or reads the old state.
-      number: the same of what a number that they need is made of; -1 for none.
-    """
-
-    eqns: set[int]
-    outs: list[Any]
-    apart: list[Any]
-    leaves: set[Any]
+    eqns: set[int]  # their positions
+    outs: list[Any]  # the new state
+    apart: list[Any]  # what of it has memory of its own
+    leaves: set[Any]  # the gradients they start from
+    # position of the last equation that makes a gradient or reads the old state
     own: int
-    number: int
+    number: int  # the same of what a number that they need is made of; -1 for none
 
     @property
     def ready(self) -> int:
-        """Position of the last equation before they can be done."""
         return max(self.own, self.number)
 
 
@@ -74,7 +60,7 @@ def in_order(closed, aliases: Mapping[int, int]):
             values.env.update(zip(held, through, strict=True))
         return values.all_outputs()
 
-    return _jaxpr.retrace(closed, run)
+    return jaxprs.retrace(closed, run)
 
 
 def updates_of(graph: JaxprGraph, aliases: Mapping[int, int]) -> list[Update]:
@@ -94,6 +80,8 @@ def updates_of(graph: JaxprGraph, aliases: Mapping[int, int]) -> list[Update]:
 
 def _is_in_place(update: Update) -> bool:
     """Whether it frees the gradients' memory: what it makes has none of its own."""
+    # State that is not donated has memory of its own from the beginning, in which the
+    # gradient can lie as long as the update waits: then nothing is put in order.
     some = len(update.apart) < len(update.outs)
     return some and _bytes(update.apart) < _bytes(update.leaves)
 

@@ -8,17 +8,16 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jaxmem import _compat, _jaxpr
+import jax
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.scheduling.plan.plan import Plan
+from jaxmem.scheduling.search.result import SearchResult
 
 
 def fingerprint(closed, donated: Sequence[int] = (), clip: str | None = None) -> str:
-    """A short hash of a step.
-
-    Args:
-      closed: its jaxpr.
-      donated: positions of its donated inputs.
-      clip: as given to `schedule`.
-    """
+    """A short hash of a step, of the positions of its donated inputs, and of `clip`."""
     digest = hashlib.sha256(f"{sorted(donated)} {clip}".encode())
     for line in _lines(closed):
         digest.update(line.encode())
@@ -28,7 +27,7 @@ def fingerprint(closed, donated: Sequence[int] = (), clip: str | None = None) ->
 
 def _lines(body) -> Iterator[str]:
     """Every equation with its operands numbered, those of nested bodies within."""
-    jaxpr, _ = _jaxpr.split(body)
+    jaxpr, _ = jaxprs.split(body)
     numbers: dict[Any, int] = {}
 
     def number(v) -> str:
@@ -43,7 +42,7 @@ def _lines(body) -> Iterator[str]:
         makes = " ".join(f"{number(v)}:{_type(v.aval)}" for v in eqn.outvars)
         params = " ".join(f"{k}={_text(v)}" for k, v in sorted(eqn.params.items()))
         yield f"{makes} = {eqn.primitive.name}[{params}] {reads}"
-        for inner in _jaxpr.bodies(eqn):
+        for inner in jaxprs.bodies(eqn):
             yield "{"
             yield from _lines(inner)
             yield "}"
@@ -57,7 +56,7 @@ def _type(aval) -> str:
 
 def _text(value: Any) -> str:
     """A parameter as text, without addresses; bodies have their own lines."""
-    if _jaxpr.is_body(value):
+    if jaxprs.is_body(value):
         return "body"
     if isinstance(value, (tuple, list)):
         return f"({','.join(map(_text, value))})"
@@ -69,3 +68,20 @@ def _text(value: Any) -> str:
     if " at 0x" not in text:
         return text
     return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def loaded(plan: Plan, fingerprint: str) -> SearchResult:
+    """The choice of a plan; ValueError where it is of another step, or another jax."""
+    if plan.jax_version != jax.__version__:
+        raise ValueError(
+            f"plan: made with jax {plan.jax_version or 'unknown'}, this is jax "
+            f"{jax.__version__}, which may trace and compile the step otherwise: plan "
+            "again"
+        )
+    if plan.fingerprint != fingerprint:
+        raise ValueError(
+            f"plan: made for another step ({plan.fingerprint or 'unknown'}) than this "
+            f"one ({fingerprint}): for other operations, shapes, types, donated "
+            "arguments or another clip: plan again"
+        )
+    return SearchResult(plan.choice, plan.budget, fingerprint=fingerprint)

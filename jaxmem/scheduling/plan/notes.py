@@ -1,13 +1,18 @@
 """What a plan says in sentences: what was left as it was, and why."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from jaxmem import _compat, _jaxpr
-from jaxmem.ir.backward import is_transposed
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import is_jit, why_closed
+from jaxmem.ir.graph import JaxprGraph, is_transposed, late_of
+from jaxmem.ir.primitives import ELEMENTWISE
+from jaxmem.ir.scans import LOOPS, is_var, size_of
+from jaxmem.memory import format_bytes
 from jaxmem.scheduling._passes import Rewritten
+from jaxmem.scheduling.order.updates import Update, updates_of
 from jaxmem.scheduling.plan.fingerprint import fingerprint
-from jaxmem.scheduling.plan.held import held_up, named
 
 _BRANCHES = ("cond", "while", "custom_linear_solve", "xla_pmap")
 
@@ -29,11 +34,11 @@ def notes_of(rewritten: Rewritten, unchanged: bool) -> Iterator[str]:
 
 def _closed(rewritten: Rewritten) -> Iterator[str]:
     """Of equations that layers are in why nothing is done in them."""
-    both = any(map(is_transposed, _jaxpr.walk(rewritten.written_out)))
+    both = any(map(is_transposed, jaxprs.walk(rewritten.written_out)))
     for level in rewritten.levels:
         for eqn in level.jaxpr.jaxpr.eqns if both else ():
             if eqn.primitive.name == "scan" and _compat.has_side_effects(eqn):
-                inner = next(e for e in _jaxpr.walk(_jaxpr.bodies(eqn)[0]) if _acts(e))
+                inner = next(e for e in jaxprs.walk(jaxprs.bodies(eqn)[0]) if _acts(e))
                 yield f"a scan is left as it is: {named(inner)} has side effects"
             elif _holds_both(eqn):
                 why = f": {why_closed(eqn)}" if is_jit(eqn) else ""
@@ -44,16 +49,16 @@ def _holds_both(eqn) -> bool:
     """Whether a backward pass and the forward one are in an equation not opened."""
     if is_transposed(eqn) or not (is_jit(eqn) or eqn.primitive.name in _BRANCHES):
         return False
-    inside = (e for body in _jaxpr.bodies(eqn) for e in _jaxpr.walk(body))
+    inside = (e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body))
     return any(map(is_transposed, inside))
 
 
 def _acts(eqn) -> bool:
-    return _compat.has_side_effects(eqn) and not _jaxpr.bodies(eqn)
+    return _compat.has_side_effects(eqn) and not jaxprs.bodies(eqn)
 
 
 def _why_nothing(closed) -> str:
-    eqns = list(_jaxpr.walk(closed))
+    eqns = list(jaxprs.walk(closed))
     backward = list(filter(is_transposed, eqns))
     if not backward:
         return (
@@ -66,3 +71,69 @@ def _why_nothing(closed) -> str:
             "update of a MiB or more is in place and followed by other gradients"
         )
     return "its scans keep nothing that can be recomputed from other residuals"
+
+
+_INSTEAD = (
+    ": clip each layer by its own norm (jaxmem.optim.clip_by_layer_norm), or put the "
+    'layers into jax.lax.scan, where clip="two_pass" finds the number in a first '
+    "backward pass"
+)
+
+
+def held_up(closed, aliases: Mapping[int, int]) -> Iterator[str]:
+    """A sentence for each operation that updates outside of loops wait for."""
+    graph = JaxprGraph(closed)
+    updates = updates_of(graph, aliases)
+    loops = (e for e in graph.eqns if e.primitive.name in LOOPS)
+    instead = "" if any(map(is_transposed, loops)) else _INSTEAD
+    for i in sorted({u.number for u in updates}):
+        those = [u for u in updates if u.number == i]
+        if any(_waits(u, updates) for u in those):
+            waiting = _outside_loops(graph, (v for u in those for v in u.leaves))
+            if waiting:
+                text = _described(waiting, f"wait for {named(graph.eqns[i])}")
+                yield f"{text}, which needs the last of them{instead}"
+    for i, sources in _taken_at_once(graph):
+        waiting = _outside_loops(graph, sources)
+        if waiting:
+            yield _described(waiting, f"go into {named(graph.eqns[i])} at once")
+
+
+def _waits(update: Update, updates: Iterable[Update]) -> bool:
+    """Whether the number it needs is made of gradients that come after its own."""
+    return any(update.own < u.own <= update.number for u in updates)
+
+
+def _taken_at_once(graph: JaxprGraph) -> Iterator[tuple[int, set[Any]]]:
+    """(equation that is not elementwise, the gradients of which it takes several)."""
+    sources: dict[Any, set[Any]] = {}
+    for i in sorted(late_of(graph)):
+        eqn = graph.eqns[i]
+        if is_transposed(eqn):
+            sources |= {v: {v} for v in eqn.outvars if v.aval.ndim}
+            continue
+        given = [sources.get(v, set()) for v in eqn.invars if is_var(v)]
+        together = set().union(*given)
+        mixes = eqn.primitive.name not in ELEMENTWISE and len(together) > 1
+        if mixes and max(map(len, given)) < len(together):
+            yield i, together
+            continue  # what it makes is no gradient any more
+        sources |= {v: together for v in eqn.outvars if v.aval.ndim}
+
+
+def _outside_loops(graph: JaxprGraph, gradients: Iterable[Any]) -> set[Any]:
+    """Those that no loop has made: of the others each has a line of its own."""
+    makers = ((v, graph.eqns[graph.maker[v]].primitive.name) for v in gradients)
+    return {v for v, name in makers if name not in LOOPS}
+
+
+def _described(gradients: set[Any], what: str) -> str:
+    size, count = sum(map(size_of, gradients)), len(gradients)
+    arrays = "array" if count == 1 else "arrays"
+    return f"{format_bytes(size)} of gradients in {count} {arrays} {what}"
+
+
+def named(eqn) -> str:
+    """An equation and its line, in words."""
+    line = _compat.source_line(eqn)
+    return f"`{eqn.primitive.name}`" + (f" at {line}" if line else "")

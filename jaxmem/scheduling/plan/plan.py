@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.memory.report import plot_both
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
@@ -20,8 +20,8 @@ from jaxmem.scheduling.plan.rows import (
     RecomputedResidual,
     nbytes,
 )
-from jaxmem.scheduling.predict.expected import predicted_and_bound
-from jaxmem.scheduling.search.compared import Compared
+from jaxmem.scheduling.predict.prediction import predicted_and_bound
+from jaxmem.scheduling.search.compiles import Compared
 from jaxmem.scheduling.search.result import SearchResult, Trial
 
 _BARRIER = "optimization_barrier"
@@ -226,7 +226,6 @@ def _fits(report: MemoryReport | None) -> bool:
 
 
 def _peak(report: MemoryReport | None) -> str:
-    """The peak; None stands for a step that the compiler refused."""
     if report is None:
         return "does not fit"
     fits = report.memory_bytes is None or report.fits()
@@ -265,7 +264,7 @@ def make_plan(
         bound,
         result.fingerprint,
         description.offloaded_bytes,
-        sum(e.primitive.name == _BARRIER for e in _jaxpr.walk(rewritten.jaxpr)),
+        sum(e.primitive.name == _BARRIER for e in jaxprs.walk(rewritten.jaxpr)),
         tuple(notes),
         jax.__version__,
         target,
@@ -273,7 +272,6 @@ def make_plan(
 
 
 def _from_plain(fields: dict[str, Any]) -> Plan:
-    """From what `Plan.to_json` writes."""
 
     def rows(kind, name: str) -> tuple:
         found = (kind(**row) for row in fields[name])
@@ -305,7 +303,7 @@ def _choice(fields: dict[str, Any]) -> Choice:
 
 def undonated(arguments) -> str:
     """What it costs that no argument is donated, and what to do."""
-    arrays = filter(_jaxpr.is_array, jax.tree.leaves(arguments))
+    arrays = filter(jaxprs.is_array, jax.tree.leaves(arguments))
     size = sum(map(nbytes, arrays))
     return (
         f"no argument is donated: of {format_bytes(size)} of arguments, what the step "

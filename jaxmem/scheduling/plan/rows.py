@@ -1,10 +1,11 @@
 """The rows of a plan: what became of gradients, residuals and operations."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import MACHINES, flops, seconds
 
 
@@ -82,13 +83,8 @@ class Description:
     notes: tuple[str, ...] = ()
 
     def __add__(self, other: "Description") -> "Description":
-        return Description(
-            self.gradients + other.gradients,
-            self.residuals + other.residuals,
-            self.recomputed + other.recomputed,
-            self.offloaded_bytes + other.offloaded_bytes,
-            self.notes + other.notes,
-        )
+        names = [f.name for f in fields(self)]
+        return Description(*(getattr(self, n) + getattr(other, n) for n in names))
 
 
 def gradient(aval, maker, released: bool, why: str) -> Gradient:
@@ -103,7 +99,6 @@ def residual(aval, maker, how: str, sign: int) -> RecomputedResidual:
 
 
 def recomputed(equations: Iterable[tuple[Any, int]], target: str) -> tuple:
-    """The rows of (equation, how often)."""
     return tuple(_recomputed(eqn, times, target) for eqn, times in equations)
 
 
@@ -124,4 +119,4 @@ def described(aval, maker) -> tuple[int, tuple[int, ...], str, str]:
 
 def nbytes(array) -> int:
     """Bytes of an array; a PRNG key has no size of its own."""
-    return _jaxpr.elements(array.shape) * getattr(array.dtype, "itemsize", 0)
+    return jaxprs.elements(array.shape) * getattr(array.dtype, "itemsize", 0)

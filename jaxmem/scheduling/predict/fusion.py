@@ -1,14 +1,9 @@
 """Which arrays of a jaxpr exist in memory, once XLA has fused it.
 
 XLA computes a chain of elementwise operations in one kernel: what lies between is never
-written. An array that several kernels read is recomputed in each of them where that
-costs less than writing it once and reading it back; it never exists either, and what it
-is made of lives longer. (XLA's priority fusion puts a producer into all of its
-consumers or into none, by a model of the time.) Matrix products do casts themselves: of
-an operand that nobody else reads, and of a result that nobody else wants, for a single
-reader; several do the cast themselves.
-
-Not modelled: kernels with several outputs, limits on a kernel's size, other epilogues.
+written. An array that several kernels read is recomputed in each where that costs less
+than writing it once and reading it back; what it is made of then lives longer. Not
+modelled: kernels with several outputs, limits on a kernel's size, other epilogues.
 """
 
 from collections.abc import Iterable, Iterator, Set
@@ -16,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from jaxmem._jaxpr import elements
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.layer_axis import ELEMENTWISE
+from jaxmem.ir.jaxprs import elements
+from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling.predict.fusion_kinds import (
     INTO_FIRST,
@@ -26,7 +21,7 @@ from jaxmem.scheduling.predict.fusion_kinds import (
     kind_of,
     operations_an_element,
 )
-from jaxmem.scheduling.predict.fusion_scatter import AT_ONCE, folded, same_zeros
+from jaxmem.scheduling.predict.fusion_zeros import AT_ONCE, folded, same_zeros
 from jaxmem.scheduling.predict.tpu import Images, computes_inside, images_of
 
 # A byte of memory traffic takes as long as so many operations (H100: 33e12 a second on
@@ -38,19 +33,14 @@ _REREAD = 4  # a kernel reads at most so many times the bytes it makes: slices, 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Equations that run as one.
+    """Equations that run as one."""
 
-    Attributes:
-      equations: their positions; those that other kernels compute as well included.
-      reads: the arrays of memory that they read.
-      writes: those that they make.
-      over: (written, read) pairs of one size, the one an elementwise function of the
-        other: it may lie in its place.
-    """
-
+    # their positions; those that other kernels compute as well included
     equations: tuple[int, ...]
-    reads: tuple[Any, ...]
-    writes: tuple[Any, ...]
+    reads: tuple[Any, ...]  # the arrays of memory that they read
+    writes: tuple[Any, ...]  # those that they make
+    # (written, read) pairs of one size, the one an elementwise function of the other:
+    # it may lie in its place
     over: tuple[tuple[Any, Any], ...] = ()
 
 
@@ -122,7 +112,6 @@ class Fusion:
 
     @cached_property
     def users(self) -> dict[Any, list[int]]:
-        """Array -> the equations that read it, also through views."""
         found: dict[Any, list[int]] = {}
         for i, kind in enumerate(self.kinds):
             if kind is not Kind.VIEW:
@@ -132,7 +121,6 @@ class Fusion:
 
     @cached_property
     def results(self) -> set[Any]:
-        """The arrays that the jaxpr gives back."""
         return {self.resolve(v) for v in self.graph.outputs} - {None}
 
     # What is written.
@@ -140,6 +128,7 @@ class Fusion:
     @cached_property
     def widened(self) -> dict[Any, Any]:
         """The result of a matrix product -> the cast of it that is written instead."""
+        # a product casts its result itself if nobody else wants it, for a single reader
         pairs = ((v, self._only_cast(v)) for v in self._of("dot_general"))
         return {v: cast for v, cast in pairs if cast is not None}
 
@@ -159,7 +148,6 @@ class Fusion:
         return self.graph.eqns[i].primitive.name
 
     def _of(self, name: str) -> Iterator[Any]:
-        """What equations of one name make."""
         for eqn, kind in zip(self.graph.eqns, self.kinds, strict=True):
             if eqn.primitive.name == name and kind is not Kind.VIEW:
                 yield eqn.outvars[0]
@@ -188,16 +176,15 @@ class Fusion:
 
     @cached_property
     def kept(self) -> set[Any]:
-        """All arrays that exist, inputs aside.
-
-        In two rounds: in the second what is costly only for something else that is
-        there anyway is no longer kept.
-        """
+        """All arrays that exist, inputs aside."""
+        # In two rounds: in the second what is costly only for something else that is
+        # there anyway is no longer kept.
         first = self._choice(self.held, self.graph.maker.keys())
         return self._choice(first, first)
 
     def _choice(self, there: Set[Any], among: Set[Any]) -> set[Any]:
         """What `among` some arrays is worth being written, when `there` can be read."""
+        # XLA's priority fusion puts a producer into all of its consumers or into none.
         found = set(self.held)
         ends: dict[Any, frozenset[Any]] = {}  # array -> the kernels it is computed in
         work = self._work(there)
@@ -224,11 +211,9 @@ class Fusion:
         return frozenset(kernels)
 
     def _work(self, there: Set[Any]) -> dict[Any, tuple[float, int]]:
-        """Array -> operations and bytes read of the kernel that would end in it.
-
-        Back to what is in memory, or is likely to be: what several kernels read and is
-        smaller than what it is made of.
-        """
+        """Array -> operations and bytes read of the kernel that would end in it."""
+        # Back to what is in memory, or is likely to be: what several kernels read and
+        # is smaller than what it is made of.
         work: dict[Any, tuple[float, int]] = {}
         leaves: dict[Any, frozenset[Any]] = {}
         for i, eqn in enumerate(self.graph.eqns):
@@ -308,11 +293,9 @@ class Fusion:
         return Kernel(equations, (*(straight | crooked),), writes, tuple(over))
 
     def _lies_apart(self, end: int, writes: tuple[Any, ...], reads: Iterable) -> bool:
-        """Whether XLA:GPU gives what a kernel makes memory of its own.
-
-        It does where a scatter will write into it. And where rows are read for their
-        sums or maxima first: one kernel does that and the rest.
-        """
+        """Whether XLA:GPU gives what a kernel makes memory of its own."""
+        # It does where a scatter will write into it. And where rows are read for their
+        # sums or maxima first: one kernel does that and the rest.
         if self.tpu:
             return False
         if end in self.folded.values() or not self._scattered_into.isdisjoint(writes):

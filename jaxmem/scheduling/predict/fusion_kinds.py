@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.layer_axis import ELEMENTWISE
+from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import is_var
 
 
@@ -113,10 +113,8 @@ def _is_layout(graph: JaxprGraph, eqn) -> bool:
 
 
 def _dot_reads(eqn, out, transposition) -> bool:
-    """Whether a product reads a transposed array as it lies.
-
-    Batch axes outermost; the summed and the free axes each in one piece.
-    """
+    """Whether a product reads a transposed array as it lies."""
+    # Batch axes outermost; the summed and the free axes each in one piece.
     if eqn.primitive.name != "dot_general":
         return False
     contracting, batch = eqn.params["dimension_numbers"]

@@ -1,11 +1,8 @@
 """The graph of a jaxpr: what is run, and what exists in memory.
 
 Calls are written out, and equations that XLA fuses are one operation (`fusion.py`). A
-loop is one operation: its carry lies where it began, what it stacks or reads a slice of
-is there as a whole, and the inside takes what one iteration takes at its own peak.
-
-Not modelled: padding and fragmentation, copies that XLA inserts, workspace of
-libraries.
+loop is one operation, in which one iteration takes what it takes at its own peak. Not
+modelled: padding and fragmentation, copies that XLA inserts, workspace of libraries.
 """
 
 import itertools
@@ -17,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
 from jaxmem._checks import (
     check_bool,
     check_callable,
@@ -25,13 +22,14 @@ from jaxmem._checks import (
     wrong_type,
     wrong_value,
 )
+from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import flops
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import LOOPS, is_on_host, size_of, split
 from jaxmem.ir.shard_maps import aliases_inside, inside_of, whole_step
 from jaxmem.planning import Graph, Operation, Value, peak, xla_order
 from jaxmem.scheduling.predict.fusion import Fusion, Kernel, Kind
-from jaxmem.scheduling.predict.fusion_pools import early_zeros
+from jaxmem.scheduling.predict.fusion_zeros import early_zeros
 from jaxmem.scheduling.predict.products import merged
 from jaxmem.scheduling.predict.tpu import in_tiles
 from jaxmem.scheduling.predict.written_out import written_out
@@ -77,6 +75,7 @@ def operations_of(
     aliases: Mapping[int, int] | None = None,
     peak_of: PeakOf = compiled_peak,
     tpu: bool = False,
+    duplicates: bool | None = None,
 ) -> Operations:
     """The graph of a closed jaxpr; of one device's part where all is one `shard_map`.
 
@@ -86,6 +85,8 @@ def operations_of(
       peak_of: the bytes that the inside of a loop takes, given its graph: by default in
         the order of XLA.
       tpu: whether XLA compiles it for a TPU (`tpu.py`); else it is for a GPU.
+      duplicates: whether what is computed twice of the same arrays stays so; by default
+        for a TPU, whose products compute in themselves what they read.
 
     Raises:
       TypeError: no closed jaxpr, or another argument not of its kind.
@@ -103,12 +104,15 @@ def operations_of(
         raise wrong_type("closed", closed, "a closed jaxpr, of jax.make_jaxpr")
     check_callable("peak_of", peak_of, "a function of a graph")
     check_bool("tpu", tpu)
+    if duplicates is not None:
+        check_bool("duplicates", duplicates)
     if aliases is not None:
         _check_aliases(aliases, closed)
-    flat = written_out(closed, duplicates=tpu)
+    flat = written_out(closed, tpu if duplicates is None else duplicates)
     if (eqn := whole_step(flat)) is not None:
         pairs = aliases_inside(flat, eqn, aliases or {})
-        return inside_of(eqn, lambda body: operations_of(body, pairs, peak_of, tpu))
+        given = (pairs, peak_of, tpu, duplicates)
+        return inside_of(eqn, lambda body: operations_of(body, *given))
     fusion = Fusion(JaxprGraph(flat), tpu)
     build = _Build(fusion, peak_of)
     arguments = [build.number(v) for v in fusion.graph.invars]
@@ -158,11 +162,9 @@ def _donated(numbers, outs, ins, aliases: Mapping[int, int]) -> dict[int, int]:
 
 
 def _passed_on(graph: Graph) -> Graph:
-    """The graph, where what lies in a donated argument takes nothing.
-
-    That is what a loop, its last reader, writes over the argument, for the operation
-    that makes the output there.
-    """
+    """The graph, where what lies in a donated argument takes nothing."""
+    # That is what a loop, its last reader, writes over the argument, for the operation
+    # that makes the output there.
     values, output = list(graph.values), {a: o for o, a in graph.aliases.items()}
     for i, operation in enumerate(graph.operations):
         for v, a in operation.in_place if operation.name in LOOPS else ():
@@ -174,8 +176,6 @@ def _passed_on(graph: Graph) -> Graph:
 
 
 class _Build:
-    """Operations and values as they are found."""
-
     def __init__(self, fusion: Fusion, peak_of: PeakOf):
         self.fusion, self.peak_of = fusion, peak_of
         self.operations: list[Operation] = []
@@ -189,19 +189,16 @@ class _Build:
         self.effect: list[int] = []  # the token of the last operation with side effects
 
     def number(self, v) -> int:
-        """The number of an array's value."""
         if v not in self.numbers:
             self.numbers[v] = self.value(size_of(v), v.aval.str_short(), v)
         return self.numbers[v]
 
     def value(self, size: int, name: str, variable=None) -> int:
-        """The number of a new value."""
         self.values.append(Value(size, name))
         self.variables.append(variable)
         return len(self.values) - 1
 
     def add(self, kernel: Kernel) -> None:
-        """The operation of a kernel."""
         fusion, end = self.fusion, kernel.equations[-1]
         eqns = [fusion.graph.eqns[i] for i in kernel.equations]
         last, tied = eqns[-1], fusion.kinds[end] is Kind.TIE
@@ -245,7 +242,6 @@ class _Build:
             writes.append(self.zeros[pooled])
 
     def tokens(self, kernel: Kernel) -> list[int]:
-        """The barriers that a kernel reads through."""
         found = (v for i in kernel.equations for v in self.fusion.barriers(i))
         return list(dict.fromkeys(self.after[v] for v in found))
 
@@ -271,7 +267,7 @@ _INDEX = 4  # bytes
 
 def inside(eqn, peak_of: PeakOf, tpu: bool) -> int:
     """Bytes that a loop or a branch holds beside what it reads and makes."""
-    name, bodies = eqn.primitive.name, _jaxpr.bodies(eqn)
+    name, bodies = eqn.primitive.name, jaxprs.bodies(eqn)
 
     def graph_of(body, aliases) -> Graph:
         return as_compiled(operations_of(body, aliases, peak_of, tpu), tpu)
@@ -304,12 +300,11 @@ def _on_device(aval):
 
 
 def turn_of(eqn) -> tuple[Any, dict[int, int]]:
-    """One iteration of a scan on whole stacks: (jaxpr, output -> input in whose place).
-
-    It takes the iteration's number, constants, carry, what it slices, and the stacks,
-    and gives the new carry and the stacks with a slice written; not those on the host.
-    """
-    body = _jaxpr.bodies(eqn)[0]
+    """One iteration of a scan on whole stacks: (jaxpr, output -> input it replaces)."""
+    # It takes the iteration's number, constants, carry, what it slices, and the stacks,
+    # and gives the new carry and the stacks with a slice written; not those on the
+    # host.
+    body = jaxprs.bodies(eqn)[0]
     constants, carry, xs = split(eqn, eqn.invars)
     stacks = eqn.outvars[len(carry) :]
     here = [k for k, v in enumerate(stacks) if not is_on_host(v)]
@@ -320,7 +315,7 @@ def turn_of(eqn) -> tuple[Any, dict[int, int]]:
     def iteration(i, *args):
         held, whole, old = args[: ends[1]], args[ends[1] : ends[2]], args[ends[2] :]
         slices = [lax.dynamic_index_in_dim(x, i, 0, keepdims=False) for x in whole]
-        outs = _jaxpr.evaluate(body, [*held, *slices])
+        outs = jaxprs.evaluate(body, [*held, *slices])
         ys = outs[len(carry) :]
         new = [
             lax.dynamic_update_index_in_dim(stack, ys[k], i, 0)

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxmem import _jaxpr
+from jaxmem import planning
 from jaxmem._checks import check_callable, check_places, wrong_type
 from jaxmem.frameworks import pure_call
-from jaxmem.ir.aliases import by_shape
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import by_shape
 from jaxmem.planning import Graph, best_fit, lifetimes, peak, xla_order
 from jaxmem.scheduling._arguments import abstract, check_fixed_sizes, positions
 from jaxmem.scheduling.predict.operations import (
@@ -89,7 +90,7 @@ def predict(
     with pure_call(fn, args, kwargs, donate or None, static) as call:
         args, kwargs = abstract(call.args), abstract(call.kwargs)
         check_fixed_sizes("predict", (args, kwargs))
-        traced = _jaxpr.trace(call.form.pure(fn), *args, **kwargs)
+        traced = jaxprs.trace(call.form.pure(fn), *args, **kwargs)
     donated = positions(args, kwargs, call.form.donated)
     return predicted(traced.jaxpr, by_shape(traced.jaxpr, donated), tpu)
 
@@ -120,3 +121,18 @@ def _without(graph: Graph, apart: set[int]) -> Graph:
     numbered = enumerate(graph.values)
     values = (replace(v, bytes=0) if n in apart else v for n, v in numbered)
     return replace(graph, values=tuple(values))
+
+
+_CUTS = 4  # of the dearest operations get the bound that takes a flow
+
+
+def predicted_and_bound(
+    closed, aliases: Mapping[int, int], target: str
+) -> tuple[int, int]:
+    """Bytes of the peak as XLA's orders have it, and a bound for every order."""
+    tpu = is_tpu(target)
+    ops = operations_of(closed, aliases, tpu=tpu)
+    graph = ops.graph
+    there = graph.bytes_of(graph.arguments)
+    bound = planning.lower_bound(graph, cuts=_CUTS)
+    return there + compiled_peak(as_compiled(ops, tpu)), there + bound

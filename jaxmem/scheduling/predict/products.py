@@ -1,13 +1,9 @@
 """Products of one operand, which XLA:GPU does as one.
 
-Of several products of the same array with others it puts the others side by side, and
-multiplies once: all results are there at once, in one buffer until the last of them has
-been read, and what is put side by side is there a second time. So a weight's gradients
-of all iterations of an unrolled recurrence are alive together, and the logits of
-several heads. It does so where one of two products is small, and neither needs the
-other's result.
-
-Source: openxla/xla, xla/service/dot_merger.cc.
+It puts the other operands side by side and multiplies once: all results are there in
+one buffer until the last of them has been read, and what is put side by side is there a
+second time. So a weight's gradients of all iterations of an unrolled recurrence are
+alive together. Source: openxla/xla, xla/service/dot_merger.cc.
 """
 
 import heapq
@@ -16,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxmem.ir.layer_axis import ELEMENTWISE
+from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import LOOPS, is_var, size_of
 from jaxmem.planning import Graph, Operation, Value
 from jaxmem.scheduling.predict.fusion_kinds import MOVES
@@ -28,13 +24,8 @@ SMALL = 64 * 2**20  # bytes of operands and result: xla_gpu_dot_merger_threshold
 def merged(
     graph: Graph, equations: Sequence[Sequence[Any]], values: Mapping[Any, int]
 ) -> Graph:
-    """The graph with products merged.
-
-    Args:
-      graph: as `operations_of` builds it.
-      equations: those of each operation.
-      values: variable -> the value whose bytes it shows.
-    """
+    """The graph with products merged."""
+    # `equations`: those of each operation; `values`: variable -> the value it shows.
     products = [
         _Product.of(i, equations[i], values)
         for i, operation in enumerate(graph.operations)
@@ -46,19 +37,11 @@ def merged(
 
 @dataclass(frozen=True)
 class _Product:
-    """One or several products of one operand.
-
-    Attributes:
-      operations: their places.
-      keys: of either operand: the same where it is the same array, read the same way.
-      sizes: bytes of the operands and the result.
-      shared: which operand is the same in all; None for one product.
-    """
-
-    operations: tuple[int, ...]
+    operations: tuple[int, ...]  # their places
+    # of either operand: the same where it is the same array, read the same way
     keys: tuple[Any, Any]
-    sizes: tuple[int, int, int]
-    shared: int | None = None
+    sizes: tuple[int, int, int]  # bytes of the operands and the result
+    shared: int | None = None  # which operand is the same in all; None for one product
 
     @classmethod
     def of(cls, i: int, eqns: Sequence[Any], values: Mapping[Any, int]) -> "_Product":
@@ -78,7 +61,6 @@ class _Product:
         return sum(self.sizes) <= SMALL
 
     def beside(self, other: "_Product", shared: int) -> "_Product":
-        """Both, as one."""
         sizes = [a + b for a, b in zip(self.sizes, other.sizes, strict=True)]
         sizes[shared] = self.sizes[shared]
         keys = tuple(k if s == shared else None for s, k in enumerate(self.keys))
@@ -128,7 +110,6 @@ class _Order:
             self.before.append(found)
 
     def joins(self, i: int, j: int) -> bool:
-        """Puts `i` and `j` together, unless one needs the other."""
         if self.before[i] >> j & 1 or self.before[j] >> i & 1:
             return False
         both, one = 1 << i | 1 << j, self.before[i] | self.before[j]
@@ -140,8 +121,6 @@ class _Order:
 
 
 class _Rewrite:
-    """A graph in which products become one."""
-
     def __init__(self, graph: Graph, equations: Sequence[Sequence[Any]]):
         self.graph, self.values = graph, list(graph.values)
         self.equations = equations

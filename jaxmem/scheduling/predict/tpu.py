@@ -1,15 +1,5 @@
 """What XLA does otherwise for a TPU than for a GPU, as far as bytes go.
 
-- A product computes what it reads in its own kernel; on a GPU it is a library's call.
-  So do convolutions, where the images are enough to fill the rows of a tile. (Of fewer
-  XLA splits an axis of space, and what lies between them then is written.)
-- Zeros are not made ahead for the gradients of pools (`fusion_pools.py`).
-- Memory is tiles of 8 rows by 128 lanes. Images have their number and their features as
-  rows and lanes, or the other way round; of few images, the last axis of space and the
-  features.
-- What is read by convolutions alone is rounded to what they multiply at default
-  precision, bfloat16.
-
 Read off compiled steps, some of which `benchmarks/predict.py` holds it against. Not
 modelled: fragmentation (up to a third of what small steps take), what stays in the
 chip's own memory.
@@ -25,6 +15,7 @@ from jaxmem.chips import get_target
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.planning import Graph
 
+# Memory is tiles of 8 rows by 128 lanes.
 ROWS, LANES = 8, 128
 _CONVOLUTION = "conv_general_dilated"
 
@@ -36,17 +27,11 @@ def is_tpu(target: str) -> bool:
 
 @dataclass(frozen=True)
 class Images:
-    """The axes of an array that convolutions read or write.
+    """The axes of an array that convolutions read or write."""
 
-    Attributes:
-      count: how many images.
-      width: along the last axis of space.
-      features: of each point.
-    """
-
-    count: int
-    width: int
-    features: int
+    count: int  # how many images
+    width: int  # along the last axis of space
+    features: int  # of each point
 
     @property
     def fill_rows(self) -> bool:
@@ -55,6 +40,8 @@ class Images:
     @property
     def padding(self) -> float:
         """How often the elements' bytes they take, in tiles."""
+        # Images have their number and their features as rows and lanes, or the other
+        # way round; few images have the last axis of space and the features.
         rows = self.count if self.fill_rows else self.width
         usual = _tiled(rows, self.features)
         if not self.fill_rows and 2 * self.features >= LANES:
@@ -68,10 +55,8 @@ def _tiled(rows: int, lanes: int) -> float:
 
 
 def images_of(graph: JaxprGraph) -> dict[tuple[int, ...], Images]:
-    """Shape -> what its axes are, as the first convolution of that shape has it.
-
-    The gradient of a kernel is a convolution too, of images whose number is summed.
-    """
+    """Shape -> what its axes are, as the first convolution of that shape has it."""
+    # The gradient of a kernel is a convolution too, of images whose number is summed.
     found: dict[tuple[int, ...], Images | None] = {}
     for eqn in graph.eqns:
         if eqn.primitive.name == _CONVOLUTION:
@@ -92,6 +77,9 @@ def _roles(eqn) -> Iterator[tuple[tuple[int, ...], Images | None]]:
 
 def computes_inside(eqn, images: Mapping[tuple[int, ...], Images]) -> bool:
     """Whether an equation's kernel may compute what it reads, though it is no sum."""
+    # A product computes what it reads in its own kernel; on a GPU it is a library's
+    # call. So does a convolution of images that fill the rows of a tile; of fewer XLA
+    # splits an axis of space, and what lies between is written.
     if eqn.primitive.name != _CONVOLUTION:
         return eqn.primitive.name == "dot_general"
     read = images.get(eqn.invars[0].aval.shape)
@@ -108,6 +96,8 @@ def in_tiles(
             continue
         read = {graph.operations[i].name for i in graph.readers[n]}
         size, kind = values[n].bytes, images[v.aval.shape]
+        # at default precision convolutions multiply bfloat16, to which XLA rounds their
+        # input
         if v.aval.dtype == jnp.float32 and kind.fill_rows and read == {_CONVOLUTION}:
             size //= 2
         values[n] = replace(values[n], bytes=int(size * kind.padding))

@@ -1,12 +1,7 @@
 """One list of equations, as XLA sees it: whatever it inlines is written out in place.
 
 Inner `jit`s, custom derivatives and remat are no operations of their own; loops and
-branches stay. A `jax.checkpoint` that is being differentiated is what its lowering
-makes of it: the recomputation, behind a barrier.
-
-What is computed twice of the same arrays is computed once, as a weight that each
-iteration of a written-out recurrence puts together anew. That is left out for a TPU,
-whose products compute in themselves what they read.
+branches stay.
 """
 
 from collections.abc import Hashable
@@ -14,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import is_plain_call, opened
 
 _CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
@@ -24,10 +20,10 @@ _APART = ("optimization_barrier", "convert_element_type")
 
 
 def written_out(closed, duplicates: bool = False):
-    """The closed jaxpr without calls, and without what nobody needs.
-
-    `duplicates`: whether what is computed twice stays so.
-    """
+    """The closed jaxpr without calls, and without what nobody needs."""
+    # `duplicates`: whether what is computed twice stays so.
+    # It does on a TPU, whose products compute in themselves what they read; elsewhere a
+    # weight that each iteration of a written-out recurrence puts together is made once.
     made: dict[Hashable, tuple[list, list]] = {}  # with operands, so that ids stay
 
     def rule(eqn, args: list) -> list[Any] | None:
@@ -40,20 +36,20 @@ def written_out(closed, duplicates: bool = False):
             made[key] = _compat.bind(eqn, args), args
         return made[key][0]
 
-    flat = _jaxpr.retrace(closed, lambda args: _jaxpr.evaluate(closed, args, rule))
+    flat = jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
     return _compat.without_dead_code(flat)
 
 
 def _is_inlined(eqn) -> bool:
     name = eqn.primitive.name
-    return name in _CUSTOM or name in _jaxpr.TAKES_OPEN_JAXPR or is_plain_call(eqn)
+    return name in _CUSTOM or name in jaxprs.TAKES_OPEN_JAXPR or is_plain_call(eqn)
 
 
 def _key(eqn, args: list) -> Hashable:
     """The same for equations that compute the same; None where XLA keeps them apart."""
-    if eqn.primitive.name in _APART or _jaxpr.bodies(eqn):
+    if eqn.primitive.name in _APART or jaxprs.bodies(eqn):
         return None
-    if _compat.has_side_effects(eqn) or not any(map(_jaxpr.is_abstract, args)):
+    if _compat.has_side_effects(eqn) or not any(map(jaxprs.is_abstract, args)):
         return None  # of numbers alone is what each reader computes itself
     params = tuple(sorted(eqn.params.items()))
     try:
@@ -65,6 +61,6 @@ def _key(eqn, args: list) -> Hashable:
 
 
 def _operand(x) -> Hashable:
-    if _jaxpr.is_abstract(x) or np.ndim(x):
+    if jaxprs.is_abstract(x) or np.ndim(x):
         return id(x)
     return type(x), np.asarray(x).tobytes()

@@ -13,37 +13,36 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
 from jaxmem.ir.graph import Values
-from jaxmem.ir.scans import scan_like, split
-from jaxmem.scheduling._pass import Level, Pass
-from jaxmem.scheduling.plan.rows import Description
-from jaxmem.scheduling.recompute.minimum_cut import needed
-from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite, packed, unpacked
-from jaxmem.scheduling.recompute.price import price_at
-from jaxmem.scheduling.recompute.rebuild import Given, rebuilt
-from jaxmem.scheduling.recompute.residuals import described_by, rewrites
+from jaxmem.ir.scans import run_body, scan_like, split
+from jaxmem.scheduling._pass import Level
+from jaxmem.scheduling.recompute.minimum_cut import needed, price_at
+from jaxmem.scheduling.recompute.pair_rewrite import (
+    Given,
+    PairRewrite,
+    packed,
+    rebuilt,
+    unpacked,
+)
+from jaxmem.scheduling.recompute.recomputation import Recomputation
+from jaxmem.scheduling.recompute.residuals import rewrites
 
 
 @dataclass(frozen=True)
 class FirstLayers:
-    """What the backward scans recompute in the first layers.
-
-    Attributes:
-      rate: as `Recompute.rate`, of these layers; None: nothing more than in all layers.
-      fraction: how many of the layers these are.
-    """
+    """What the backward scans recompute in the first layers."""
 
     name: ClassVar[str] = "first_layers"
+    # as `Recompute.rate`, of these layers; None: nothing more than in all layers
     rate: float | None = None
-    fraction: float = 0.0
+    fraction: float = 0.0  # how many of the layers these are
 
 
-class RecomputeFirstLayers(Pass[FirstLayers, PairRewrite]):
+class RecomputeFirstLayers(Recomputation[FirstLayers, PairRewrite]):
     """In the first layers of a scan more is recomputed than in the others."""
 
     config = FirstLayers
-    repeats = True
 
     def analyse(self, level: Level, config: FirstLayers) -> Iterator[PairRewrite]:
         if config.rate is None:
@@ -53,9 +52,6 @@ class RecomputeFirstLayers(Pass[FirstLayers, PairRewrite]):
 
     def apply(self, level: Level, rewrite: PairRewrite):
         return _with_recomputation(level.jaxpr, rewrite)
-
-    def describe(self, rewrite: PairRewrite, target: str) -> Description:
-        return described_by(rewrite, target)
 
 
 def _with_recomputation(closed, plan: PairRewrite):
@@ -72,10 +68,9 @@ def _dropped(plan: PairRewrite) -> list[Any]:
 
 
 def _row(plan: PairRewrite, j, early: bool):
-    """Where layer `j` lies in a stack of the early layers, or of the late ones.
-
-    A layer that has no place there is sent to a row that is written over, or not read.
-    """
+    """Where layer `j` lies in a stack of the early layers, or of the late ones."""
+    # A layer that has no place there is sent to a row that is written over, or not
+    # read.
     return jnp.minimum(j, plan.layers) if early else jnp.maximum(j - plan.layers, 0)
 
 
@@ -135,9 +130,7 @@ def _run_backward(eqn, values: list, plan: PairRewrite, weights, stacks) -> list
             zip(dropped, lax.cond(j < plan.layers, recompute, read), strict=True)
         )
         x |= {slot: made[v] for slot, v in plan.slots.items()}
-        args = [*consts, *inner, *(x[i] for i in range(len(xs)))]
-        outs = _jaxpr.evaluate(eqn.params["jaxpr"], args)
-        return outs[: len(init)], outs[len(init) :]
+        return run_body(eqn, consts, inner, [x[i] for i in range(len(xs))])
 
     stays = {i: x for i, x in enumerate(xs) if i not in plan.slots}
     numbers = jnp.arange(plan.pair.length, dtype=jnp.int32)

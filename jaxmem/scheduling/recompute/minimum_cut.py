@@ -1,13 +1,12 @@
 """The fewest bytes from which a set of values can be recomputed: a minimum cut.
 
-Each variable is an edge with its bytes as capacity, between the equation that makes it
-and those that read it. Each equation that may be recomputed is an edge from the source
-with its cost as capacity, in bytes that one would pay to avoid it. Of several cuts of
-the same capacity the one nearest to the wanted values is taken, so that the least is
-computed twice. (The partitioners of AOTAutograd and of nvFuser cut forward from
-backward in the same way, with equations that cost nothing or may not be repeated.)
+A variable is an edge with its bytes as capacity, from the equation that makes it to
+those that read it; an equation that may be recomputed is an edge from the source with
+its cost as capacity, in bytes that one would pay to avoid it. (The partitioners of
+AOTAutograd and of nvFuser cut forward from backward in the same way.)
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,9 +14,27 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from jaxmem.ir.costs import MACHINES, fused_only, seconds
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var, kept_size
-from jaxmem.scheduling.recompute.price import Price
+
+Price = Callable[[Any], float | None]  # of an equation; None: never recomputed
+
+
+def price_at(rate: float | None, target: str) -> Price:
+    """What one would pay, in bytes, for not recomputing an equation."""
+    # `rate`: bytes that one would rather keep than compute for a second on `target`; at
+    # infinity, and with None, only what costs nothing is recomputed.
+    if rate is None or math.isinf(rate):
+        return fused_only
+    chip = MACHINES[target]
+
+    def price(eqn) -> float | None:
+        cost = seconds(eqn, chip)
+        return None if cost is None else cost * rate
+
+    return price
+
 
 _MOST = 2**28  # of all capacities together: scipy's flows are int32
 _ENDLESS = 2**30
@@ -40,12 +57,10 @@ def least(
     price: Price,
     size: Callable[[Any], int] = kept_size,
 ):
-    """Variables to keep so that all of `wanted` can be made of them and of `free`.
-
-    `price(eqn)` is what recomputing an equation may cost at most, in bytes that would
-    otherwise be kept; None where it may not be recomputed. `size(variable)` is what
-    keeping it counts for.
-    """
+    """Variables to keep so that all of `wanted` can be made of them and of `free`."""
+    # `price(eqn)` is what recomputing an equation may cost at most, in bytes that would
+    # otherwise be kept; None where it may not be recomputed. `size(variable)` is what
+    # keeping it counts for.
     wanted = [v for v in dict.fromkeys(wanted) if v not in free]
     prices, makers = _reachable(graph, wanted, free, price)
     first = {v: 2 + 2 * i for i, v in enumerate(makers)}
@@ -68,10 +83,8 @@ def least(
 
 
 def _reachable(graph: JaxprGraph, wanted: Sequence[Any], free: set[Any], price: Price):
-    """Prices by equation, and variable -> equation that makes it, as far as needed.
-
-    None for the equation of a variable that cannot be recomputed.
-    """
+    """Prices by equation, and variable -> equation that makes it, as far as needed."""
+    # None for the equation of a variable that cannot be recomputed.
     todo, prices, makers = list(wanted), {}, {}
     while todo:
         v = todo.pop()
@@ -91,6 +104,8 @@ def _reachable(graph: JaxprGraph, wanted: Sequence[Any], free: set[Any], price: 
     return prices, makers
 
 
+# Of several cuts of the same capacity the one nearest to the wanted values is taken, so
+# that the least is computed twice.
 def _reaching_sink(edges: dict[tuple[int, int], int], size: int) -> set[int]:
     """The nodes from which more could still flow to the sink, at the largest flow."""
     if not edges:

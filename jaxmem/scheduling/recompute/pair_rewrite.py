@@ -1,43 +1,36 @@
-"""A pair of scans, and what the second of them recomputes."""
+"""A pair of scans, what the second of them recomputes, and both rebuilt."""
 
-import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from jaxmem._bits import pack_bits, unpack_bits
+from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import fused_only
-from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.layer_axis import CHEAP
-from jaxmem.ir.scans import is_mask, is_var, kept_size, size_of
+from jaxmem.ir.graph import JaxprGraph, Values
+from jaxmem.ir.primitives import CHEAP
+from jaxmem.ir.scans import is_mask, is_var, kept_size, size_of, split
 from jaxmem.scheduling.recompute.minimum_cut import needed
 from jaxmem.scheduling.recompute.pairs import LoopCarried, Pair
 
 
 @dataclass(frozen=True)
 class PairRewrite:
-    """A pair of scans, and what the second recomputes.
+    """A pair of scans, and what the second recomputes."""
 
-    Attributes:
-      pair: the scans.
-      slots: position among the xs of the backward scan -> variable of the forward body,
-        of the residuals that are no longer stacked.
-      loop_carried: those of them that come from the iteration before.
-      stays: the same of residuals that are stacked as before.
-      instead: variables of the forward body that are stacked in their place.
-      offloaded: those of them that wait in the host's memory.
-      layers: in how many of the layers, the first of the forward scan.
-    """
-
-    pair: Pair
+    pair: Pair  # the scans
+    # position among the xs of the backward scan -> variable of the forward body, of the
+    # residuals that are no longer stacked
     slots: dict[int, Any]
+    # those of them that come from the iteration before
     loop_carried: tuple[LoopCarried, ...]
-    stays: dict[int, Any]
+    stays: dict[int, Any]  # the same of residuals that are stacked as before
+    # variables of the forward body that are stacked in their place
     instead: tuple[Any, ...]
-    offloaded: frozenset[Any]
-    layers: int
+    offloaded: frozenset[Any]  # those of them that wait in the host's memory
+    layers: int  # in how many of the layers, the first of the forward scan
 
     @property
     def body(self) -> JaxprGraph:
@@ -50,7 +43,6 @@ class PairRewrite:
 
     @property
     def wanted(self) -> list[Any]:
-        """What it recomputes."""
         carried = {x.slot for x in self.loop_carried}
         now = [v for slot, v in self.slots.items() if slot not in carried]
         return [*now, *(x.source for x in self.loop_carried)]
@@ -73,10 +65,9 @@ class PairRewrite:
 
     @property
     def offloaded_bytes(self) -> int:
-        """Bytes that wait in the host's memory."""
         return self.layers * sum(map(kept_size, self.offloaded))
 
-    @functools.cached_property
+    @property
     def recomputed(self) -> list[tuple[Any, int]]:
         """(equation, how often) of what is recomputed and costs something."""
         eqns = [self.body.eqns[i] for i in needed(self.body, self.wanted, self.known)]
@@ -130,3 +121,42 @@ def stacked(v, rows: int) -> jax.ShapeDtypeStruct:
     row = jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype)
     row = jax.eval_shape(pack_bits, row) if is_mask(v) else row
     return jax.ShapeDtypeStruct((rows, *row.shape), row.dtype)
+
+
+def rebuilt(closed, plan: PairRewrite, run_forward: Callable, run_backward: Callable):
+    """The jaxpr with both scans replaced."""
+    # `run_forward(equation, its values, plan)` gives its outputs, and what it keeps for
+    # `run_backward(equation, its values, given, these outputs, what was kept)`.
+    graph = JaxprGraph(closed)
+    forward, backward = graph.eqns[plan.pair.forward], graph.eqns[plan.pair.backward]
+
+    def run(args: list) -> list:
+        values = Values(graph, graph.inputs(args))
+        values.evaluate_before(plan.pair.forward)
+        ins = [values.read(v) for v in forward.invars]
+        outs, kept = run_forward(forward, ins, plan)
+        values.put(plan.pair.forward, outs)
+        values.evaluate_before(plan.pair.backward)
+        own = given(forward, ins, plan)
+        ins = [values.read(v) for v in backward.invars]
+        values.put(plan.pair.backward, run_backward(backward, ins, own, outs, kept))
+        return values.all_outputs()
+
+    return jaxprs.retrace(closed, run)
+
+
+class Given(NamedTuple):
+    """Variables of the forward body: the same in every iteration, and stacked."""
+
+    whole: dict[Any, Any]
+    slices: dict[Any, Any]
+
+
+def given(forward, values: list, plan: PairRewrite) -> Given:
+    """The inputs of the forward scan that the backward body needs."""
+    eqns = needed(plan.body, plan.wanted, plan.known)
+    read = {v for i in eqns for v in plan.body.eqns[i].invars if is_var(v)}
+    read |= set(plan.wanted)
+    consts, _, xs = split(forward, list(zip(plan.body.arguments, values, strict=True)))
+    whole, slices = ({v: x for v, x in part if v in read} for part in (consts, xs))
+    return Given(plan.body.constants | whole, slices)

@@ -13,16 +13,8 @@ import numpy as np
 from jaxmem import _compat
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.scans import (
-    is_on_host,
-    is_var,
-    kept_size,
-    size_of,
-    split,
-    xs_of,
-)
-from jaxmem.scheduling.recompute.minimum_cut import least, needed, price_of
-from jaxmem.scheduling.recompute.price import Price
+from jaxmem.ir.scans import is_on_host, is_var, kept_size, size_of, split, xs_of
+from jaxmem.scheduling.recompute.minimum_cut import Price, least, needed, price_of
 
 # How much dearer it is to keep what has no name, where only names should be kept.
 _UNNAMED = 1000
@@ -30,49 +22,34 @@ _UNNAMED = 1000
 
 @dataclass(frozen=True)
 class LoopCarried:
-    """A residual that is a layer's output and so the next layer's input, in the carry.
+    """A residual that is a layer's output and, in the carry, the next layer's input."""
 
-    Attributes:
-      slot: position among the xs of the backward scan.
-      source: the variable of the forward body from which the next layer makes it.
-      eqns: what is still to be done to `source`, one array each.
-      chain: all that is done to the carry, for the last layer, which has no next one.
-      carry: position of the carry.
-    """
-
-    slot: int
-    source: Any
-    eqns: tuple[Any, ...]
+    slot: int  # position among the xs of the backward scan
+    source: Any  # the variable of the forward body from which the next layer makes it
+    eqns: tuple[Any, ...]  # what is still to be done to `source`, one array each
+    # all that is done to the carry, for the last layer, which has no next one
     chain: tuple[Any, ...]
-    carry: int
+    carry: int  # position of the carry
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A backward scan, and the forward scan whose stacks it reads.
+    """A backward scan, and the forward scan whose stacks it reads."""
 
-    Attributes:
-      forward, backward: positions of the scans.
-      body: the graph of the forward body.
-      slots: position among the xs of the backward scan -> variable of the forward body,
-        of the residuals that only this scan reads.
-      fixed: the same of residuals that others read too, or that are in the host's
-        memory already.
-      inputs: variables of the forward body that are inputs of the scan, not carries.
-      loop_carried: residuals that the iteration before has had.
-      stacks: the xs of the backward scan.
-      length: the number of layers.
-    """
-
-    forward: int
-    backward: int
-    body: JaxprGraph
+    forward: int  # positions of the scans
+    backward: int  # positions of the scans
+    body: JaxprGraph  # the graph of the forward body
+    # position among the xs of the backward scan -> variable of the forward body, of the
+    # residuals that only this scan reads
     slots: dict[int, Any]
+    # the same of residuals that others read too, or that are in the host's memory
+    # already
     fixed: dict[int, Any]
+    # variables of the forward body that are inputs of the scan, not carries
     inputs: set[Any]
-    loop_carried: tuple[LoopCarried, ...]
-    stacks: tuple[Any, ...]
-    length: int
+    loop_carried: tuple[LoopCarried, ...]  # residuals that the iteration before has had
+    stacks: tuple[Any, ...]  # the xs of the backward scan
+    length: int  # the number of layers
 
     @property
     def free(self) -> set[Any]:
@@ -87,25 +64,16 @@ class Pair:
 
 @dataclass(frozen=True)
 class Cut:
-    """What a layer keeps for the backward pass.
-
-    Attributes:
-      variables: of the forward body, that are kept.
-      loop_carried: residuals that come from the iteration before.
-      bytes: of what is kept.
-      price: of what is recomputed.
-      recomputed: positions of the equations that are evaluated a second time.
-    """
-
-    variables: tuple[Any, ...]
+    variables: tuple[Any, ...]  # of the forward body, that are kept
+    # residuals that come from the iteration before
     loop_carried: tuple[LoopCarried, ...]
-    bytes: int
-    price: float
+    bytes: int  # of what is kept
+    price: float  # of what is recomputed
+    # positions of the equations that are evaluated a second time
     recomputed: tuple[int, ...]
 
     @property
     def cost(self) -> float:
-        """What the best cut has least of."""
         return self.bytes + self.price
 
 

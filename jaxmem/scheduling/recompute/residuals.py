@@ -1,72 +1,63 @@
-"""Residuals of a forward scan that the backward scan recomputes.
+"""Residuals of a forward scan that the backward scan recomputes where they are read.
 
-What the backward pass of a `scan` reads of the forward one is stacked, layer on layer.
-Some of it need not be: what is elementwise, or a move, of other residuals, of the
-forward scan's own inputs, or of something smaller; and a layer's output that is the
-next layer's input, which the backward scan, coming from the end, has read one iteration
-before. All of these are recomputed where they are read. Unless a rate asks for more, no
-matmul, reduction or random bit is computed twice; values are the same to rounding, and
-to the bit where only casts and moves are repeated.
-
-What is stacked is the least from which everything can be made (`minimum_cut.py`).
+They are elementwise, or a move, of other residuals, of inputs of the forward scan or of
+something smaller; or the next layer's input, which the backward scan has just read.
+Unless a rate asks for more, no matmul, reduction or random bit is computed twice.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import fused_only
-from jaxmem.ir.graph import Values
+from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import (
     is_mask,
     is_var,
     kept_size,
+    run_body,
     scan_like,
+    size_of,
     split,
 )
-from jaxmem.scheduling._pass import Level, Pass
-from jaxmem.scheduling.plan.rows import Description, recomputed, residual
-from jaxmem.scheduling.recompute.clear_gain import clear_gain, unclear_gains
-from jaxmem.scheduling.recompute.minimum_cut import needed
-from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite, packed, unpacked
-from jaxmem.scheduling.recompute.pairs import (
-    Cut,
-    Pair,
-    cut,
-    cut_by_names,
-    pairs,
+from jaxmem.memory import format_bytes
+from jaxmem.scheduling._pass import NAME_A_TARGET, Level
+from jaxmem.scheduling.plan.rows import nbytes
+from jaxmem.scheduling.recompute.minimum_cut import Price, needed, price_at
+from jaxmem.scheduling.recompute.pair_rewrite import (
+    Given,
+    PairRewrite,
+    packed,
+    rebuilt,
+    unpacked,
 )
-from jaxmem.scheduling.recompute.price import Price, price_at
-from jaxmem.scheduling.recompute.rebuild import Given, rebuilt
+from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names, pairs
+from jaxmem.scheduling.recompute.recomputation import Recomputation
 
 
 @dataclass(frozen=True)
 class Recompute:
-    """What the backward scans recompute.
-
-    Attributes:
-      rate: bytes that one would rather keep than compute for a second: the lower, the
-        more is recomputed. At infinity, and with None, only what costs nothing.
-      named: whether only what has a `checkpoint_name` is kept.
-      offload: bytes a layer from which what is kept waits in the host's memory; None:
-        nothing does.
-    """
+    """What the backward scans recompute."""
 
     name: ClassVar[str] = "recompute"
+    # bytes that one would rather keep than compute for a second: the lower, the more is
+    # recomputed. At infinity, and with None, only what costs nothing
     rate: float | None = None
-    named: bool = False
+    named: bool = False  # whether only what has a `checkpoint_name` is kept
+    # bytes a layer from which what is kept waits in the host's memory; None: nothing
+    # does
     offload: int | None = None
 
 
-class RecomputeResiduals(Pass[Recompute, PairRewrite]):
+class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):
     """In all layers of a scan, residuals that are worth it are recomputed."""
 
     config = Recompute
-    repeats = True
 
     def analyse(self, level: Level, config: Recompute) -> Iterator[PairRewrite]:
         rewrites = rewrites_of(level, config)
@@ -75,21 +66,9 @@ class RecomputeResiduals(Pass[Recompute, PairRewrite]):
     def apply(self, level: Level, rewrite: PairRewrite):
         return with_recomputation(level.jaxpr, rewrite)
 
-    def describe(self, rewrite: PairRewrite, target: str) -> Description:
-        return described_by(rewrite, target)
-
     def left(self, level: Level, config: Recompute) -> Iterator[str]:
         if not level.compared:
             yield from unclear_gains(level.jaxpr, rewrites_of(level, config))
-
-
-def described_by(rewrite: Any, target: str) -> Description:
-    """The rows of a rewrite that tells what it saves, and what it recomputes."""
-    return Description(
-        residuals=tuple(residual(*row) for row in rewrite.described()),
-        recomputed=recomputed(rewrite.recomputed, target),
-        offloaded_bytes=rewrite.offloaded_bytes,
-    )
 
 
 def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
@@ -101,16 +80,11 @@ def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
 
 
 def rewrites(
-    closed,
-    price: Price = fused_only,
-    fraction: float = 1.0,
-    offload: int | None = None,
+    closed, price: Price = fused_only, fraction: float = 1.0, offload: int | None = None
 ) -> Iterator[PairRewrite]:
-    """The pairs of scans in which something can be saved, at `price` or less.
-
-    With a `fraction` below one it is in that part of the layers, rounded to a layer.
-    What is kept and takes `offload` bytes or more waits in the host's memory.
-    """
+    """The pairs of scans in which something can be saved, at `price` or less."""
+    # With a `fraction` below one it is in that part of the layers, rounded to a layer.
+    # What is kept and takes `offload` bytes or more waits in the host's memory.
     for pair in pairs(closed):
         layers = round(fraction * pair.length)
         found = cut(pair, price, loop_carried=layers == pair.length)
@@ -200,10 +174,9 @@ def _run_backward(
         x |= {slot: values.env[v] for slot, v in plan.slots.items() if v in values.env}
         slots = (one.slot for one in plan.loop_carried)
         x |= dict(zip(slots, before, strict=True))
-        args = [*consts, *inner, *(x[i] for i in range(len(xs)))]
-        outs = _jaxpr.evaluate(eqn.params["jaxpr"], args)
+        carry, rows = run_body(eqn, consts, inner, [x[i] for i in range(len(xs))])
         after = [_apply(x.eqns, values.env[x.source]) for x in plan.loop_carried]
-        return (outs[: len(init)], after), outs[len(init) :]
+        return (carry, after), rows
 
     stays = {i: x for i, x in enumerate(xs) if i not in plan.slots}
     items = stays, list(given.slices.values())
@@ -217,3 +190,32 @@ def _apply(eqns: Sequence[Any], value):
             eqn, [value if is_var(v) else v.val for v in eqn.invars]
         )
     return value
+
+
+def clear_gain(closed, plan: PairRewrite) -> bool:
+    """Whether residuals that are not kept take more than an array of one layer."""
+    # The compiler's order inside the backward scan may hold one more of them at once.
+    return _saved(plan) > _array_of_a_layer(closed, plan)
+
+
+def unclear_gains(closed, rewrites: Iterable[PairRewrite]) -> Iterator[str]:
+    """A sentence for each pair of scans whose residuals are left as they are."""
+    for plan in rewrites:
+        saved, array = _saved(plan), _array_of_a_layer(closed, plan)
+        yield (
+            f"{format_bytes(saved)} of residuals are kept that the backward scan could "
+            f"recompute: in XLA's order it may then hold one more array of a layer, "
+            f"{format_bytes(array)}; {NAME_A_TARGET}"
+        )
+
+
+def _saved(plan: PairRewrite) -> int:
+    return sum(sign * nbytes(aval) for aval, _, _, sign in plan.described())
+
+
+def _array_of_a_layer(closed, plan: PairRewrite) -> int:
+    """Bytes of the largest array that the backward scan's body reads or makes."""
+    eqn = JaxprGraph(closed).eqns[plan.pair.backward]
+    body = jaxprs.split(eqn.params["jaxpr"])[0]
+    arrays = (v for e in jaxprs.walk(body) for v in [*e.invars, *e.outvars])
+    return max((size_of(v) for v in arrays if is_var(v)), default=0)

@@ -1,10 +1,9 @@
 """Segments of layers, of which only the first layer keeps its input: the analysis.
 
-Of L layers in segments of S that is the inputs of L / S layers, and what S layers keep,
-at the price of one more forward pass less a segment: what the last one keeps is there
-when the forward pass ends. (Chen et al. 2016, section 4.1: with S the root of L, memory
-is of that order too.) A segment may have segments of its own, which keep L / S inputs,
-S / T of them and what T layers keep, for up to two forward passes more (section 4.4).
+L layers in segments of S keep the inputs of L / S layers and what S layers keep, for
+one more forward pass less a segment (Chen et al. 2016, section 4.1). A segment may have
+segments of its own of T layers, which keep L / S inputs, S / T of them and what T
+layers keep, for up to two forward passes more (section 4.4).
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,30 +12,24 @@ from typing import Any
 
 from jaxmem.ir.costs import MACHINES, fused_only, seconds
 from jaxmem.ir.scans import is_var, kept_size
-from jaxmem.scheduling.recompute.minimum_cut import needed
+from jaxmem.scheduling.recompute.minimum_cut import Price, needed
 from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite, stacked
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, pairs
-from jaxmem.scheduling.recompute.price import Price
 
 Sizes = tuple[int, ...]  # layers in a segment, in one of those inside of it, ...
 
 
 @dataclass(frozen=True)
 class Segments:
-    """A pair of scans, and the segments in which the second repeats the first.
+    """A pair of scans, and the segments in which the second repeats the first."""
 
-    Attributes:
-      layer: what a layer keeps, and what it recomputes of that.
-      sizes: layers in a segment, and in one of the segments inside of it, which divide
-        it; the first segment of all has what is left.
-      carried: numbers of the carries that the first layer of a segment keeps.
-      replayed: equations of the forward body that a segment repeats.
-    """
-
-    layer: PairRewrite
+    layer: PairRewrite  # what a layer keeps, and what it recomputes of that
+    # layers in a segment, and in one of the segments inside of it, which divide it; the
+    # first segment of all has what is left
     sizes: Sizes
+    # numbers of the carries that the first layer of a segment keeps
     carried: tuple[int, ...]
-    replayed: tuple[Any, ...]
+    replayed: tuple[Any, ...]  # equations of the forward body that a segment repeats
 
     @property
     def pair(self) -> Pair:
@@ -44,7 +37,6 @@ class Segments:
 
     @property
     def offloaded_bytes(self) -> int:
-        """Bytes that wait in the host's memory."""
         return self.layer.offloaded_bytes
 
     @property
@@ -66,17 +58,14 @@ class Segments:
 
     @property
     def bytes(self) -> int:
-        """What is kept in all."""
         starts = sum(self.counts) * sum(map(kept_size, self.starts))
         return starts + self.sizes[-1] * sum(map(kept_size, self.layer.instead))
 
     @property
     def layers(self) -> int:
-        """How many layers are run a second time.
-
-        All, once for each size, but those of the last segments: what they keep is there
-        when the forward pass, or the segment that they end, has been run.
-        """
+        """How many layers are run a second time."""
+        # All, once for each size, but those of the last segments: what they keep is
+        # there when the forward pass, or the segment that they end, has been run.
         length, count = self.pair.length, 0
         for whole, size in zip(self.whole, self.sizes, strict=True):
             count += length - length // whole * size - min(length % whole, size)
@@ -105,10 +94,8 @@ class Segments:
 
 
 def of_every_size(pair: Pair, found: Cut) -> Iterator[Segments]:
-    """The segments of a pair whose layers keep `found`, where they save something.
-
-    None where the cost of an equation is not known.
-    """
+    """The segments of a pair whose layers keep `found`, where they save something."""
+    # None where the cost of an equation is not known.
     return _of_sizes(pair, found, _sizes(pair.length))
 
 
@@ -137,7 +124,6 @@ def _sizes(length: int) -> Iterator[Sizes]:
 
 
 def _in_one(pair: Pair, found: Cut) -> Segments | None:
-    """All layers as one segment."""
     kept = found.variables
     own = dict(pair.slots), (), pair.fixed, kept, frozenset(), pair.length
     carried = _carried(pair, kept)

@@ -1,14 +1,8 @@
 """Residuals of a forward scan that the backward scan recomputes a segment at a time.
 
-Where even one input for each layer is too much, only the first layer of a segment keeps
-its own (`segments.py`). When the backward scan comes to a segment it runs the layers
-of it forward a second time, and has in a buffer what each of them would have kept, or
-in another what the first layers of the segments inside of it keep; from there on a
-layer is treated as in `residuals.py`.
-
-The backward scan stays one scan over all layers, with a loop inside for each size that
-has no iteration but at the end of a segment: what comes after the scan (an update that
-is released into it) finds it as it was.
+Only the first layer of a segment keeps its input (`segments.py`). When the backward
+scan comes to a segment, it runs its layers forward a second time and buffers what each
+of them, or the first layers of the segments inside, would have kept.
 """
 
 from collections.abc import Iterator
@@ -18,39 +12,39 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
 from jaxmem.ir.graph import Values
-from jaxmem.ir.scans import ahead, scan_like, split
-from jaxmem.scheduling._pass import Level, Pass
-from jaxmem.scheduling.plan.rows import Description
-from jaxmem.scheduling.recompute.pair_rewrite import packed, stacked, unpacked
-from jaxmem.scheduling.recompute.price import price_at
-from jaxmem.scheduling.recompute.rebuild import Given, rebuilt
-from jaxmem.scheduling.recompute.residuals import described_by
+from jaxmem.ir.scans import ahead, run_body, scan_like, split
+from jaxmem.scheduling._pass import Level
+from jaxmem.scheduling.recompute.minimum_cut import price_at
+from jaxmem.scheduling.recompute.pair_rewrite import (
+    Given,
+    packed,
+    rebuilt,
+    stacked,
+    unpacked,
+)
+from jaxmem.scheduling.recompute.recomputation import Recomputation
 from jaxmem.scheduling.recompute.segments import Segments, Sizes, carries, segmented
 
 
 @dataclass(frozen=True)
 class InSegments:
-    """In which segments the backward scans run the forward ones a second time.
-
-    Attributes:
-      rate: as `Recompute.rate`, of what a layer keeps within its segment.
-      sizes: layers in a segment, of which only the first keeps its input until the
-        backward pass runs them forward a second time, and in one of the segments inside
-        of it; empty: every layer keeps its own input.
-    """
+    """In which segments the backward scans run the forward ones a second time."""
 
     name: ClassVar[str] = "segments"
+    # as `Recompute.rate`, of what a layer keeps within its segment
     rate: float | None = None
+    # layers in a segment, of which only the first keeps its input until the backward
+    # pass runs them forward a second time, and in one of the segments inside of it;
+    # empty: every layer keeps its own input
     sizes: Sizes = ()
 
 
-class RecomputeSegments(Pass[InSegments, Segments]):
+class RecomputeSegments(Recomputation[InSegments, Segments]):
     """Layers are run forward a second time, a segment of them at a time."""
 
     config = InSegments
-    repeats = True
 
     def analyse(self, level: Level, config: InSegments) -> Iterator[Segments]:
         if not config.sizes:
@@ -60,9 +54,6 @@ class RecomputeSegments(Pass[InSegments, Segments]):
 
     def apply(self, level: Level, rewrite: Segments):
         return _with_segments(level.jaxpr, rewrite)
-
-    def describe(self, rewrite: Segments, target: str) -> Description:
-        return described_by(rewrite, target)
 
 
 def _with_segments(closed, plan: Segments):
@@ -83,16 +74,12 @@ _Stacks = list[list[Any]]
 
 @dataclass(frozen=True)
 class _Kept:
-    """What the backward scan has of the forward one: `xs` and `consts` are its inputs.
-
-    Attributes:
-      reverse: whether it runs from the end.
-    """
+    """What the backward scan has of the forward one, whose inputs it reads too."""
 
     stacks: _Stacks
     consts: list[Any]
     xs: list[Any]
-    reverse: bool
+    reverse: bool  # whether it runs from the end
 
 
 def _run_forward(eqn, values: list, plan: Segments) -> tuple[list, _Kept]:
@@ -114,6 +101,8 @@ def _run_forward(eqn, values: list, plan: Segments) -> tuple[list, _Kept]:
 
 
 def _run_backward(eqn, values: list, plan: Segments, given: Given, kept: _Kept) -> list:
+    # One scan over all layers, with a loop inside for each size that iterates only at
+    # the end of a segment: an update that is released into the scan finds it as it was.
     consts, init, xs = split(eqn, values)
     own, size = plan.layer, plan.sizes[-1]
     body, slots = own.body, own.slots
@@ -130,9 +119,8 @@ def _run_backward(eqn, values: list, plan: Segments, given: Given, kept: _Kept) 
         known = {v: x[slot] for slot, v in own.stays.items()}
         values = Values(body, {**given.whole, **known, **now, **rows})
         x |= {slot: values.read(v) for slot, v in slots.items()}
-        args = [*consts, *inner, *(x[i] for i in range(len(xs)))]
-        outs = _jaxpr.evaluate(eqn.params["jaxpr"], args)
-        return (done + 1, outs[: len(init)], stacks[1:]), outs[len(init) :]
+        carry, rows = run_body(eqn, consts, inner, [x[i] for i in range(len(xs))])
+        return (done + 1, carry, stacks[1:]), rows
 
     stays = {i: x for i, x in enumerate(xs) if i not in slots}
     items = stays, list(given.slices.values())
@@ -141,10 +129,8 @@ def _run_backward(eqn, values: list, plan: Segments, given: Given, kept: _Kept) 
 
 
 def _run_forward_again(plan: Segments, level: int, kept: _Kept, done, stacks: _Stacks):
-    """The stacks, where a segment of a size begins from its end: of its layers.
-
-    Of the last segment they are what they should be.
-    """
+    """The stacks, where a segment of a size begins from its end: of its layers."""
+    # Of the last segment they are what they should be.
     body, size = plan.pair.body, plan.sizes[level]
     within = done % plan.whole[level]
     new = (within > 0) & (within % size == 0)
@@ -188,11 +174,9 @@ def _row_of(plan: Segments, level: int, after):
 
 
 def _noted(plan: Segments, outer: int, after, first, carry, values: Values, stacks):
-    """The stacks from size `outer` on, with what is kept of a layer.
-
-    `first`: whether it is the first of a segment whatever comes behind it. One that is
-    not begins no segment, and writes where nobody reads.
-    """
+    """The stacks from size `outer` on, with what is kept of a layer."""
+    # `first`: whether it is the first of a segment whatever comes behind it. One that
+    # is not begins no segment, and writes where nobody reads.
     carried = [carry[k] for k in plan.carried]
     starts = list(map(packed, plan.starts, carried))
     done = []

@@ -2,10 +2,7 @@
 
 An equation belongs to the backward pass if it is a transposed one, or needs what one
 has made. What the others make and these read is kept from one pass to the other; a cut
-(`pairs.py`) says which of it to keep so that the rest can be recomputed. A value is
-recomputed right before its first reader, behind a barrier that waits for what that
-reader's gradient depends on: without it XLA would find that the value is there already,
-and keep it.
+(`pairs.py`) says which of it to keep so that the rest can be recomputed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,16 +11,15 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from jaxmem import _compat, _jaxpr
-from jaxmem.ir.backward import is_transposed, late_of
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import fused_only
-from jaxmem.ir.graph import JaxprGraph, Values
+from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.scans import LOOPS, barrier, is_var, size_of
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description, recomputed
-from jaxmem.scheduling.recompute.minimum_cut import needed
+from jaxmem.scheduling.recompute.minimum_cut import Price, needed, price_at
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
-from jaxmem.scheduling.recompute.price import Price, price_at
 
 _SMALL = 1e-3  # of all that is kept: less is not worth a barrier
 
@@ -58,14 +54,10 @@ def without_loops(price: Price) -> Price:
 
 @dataclass(frozen=True)
 class Unrolled:
-    """What is recomputed outside of loops.
-
-    Attributes:
-      rate: as `Recompute.rate`; None: nothing.
-    """
+    """What is recomputed outside of loops."""
 
     name: ClassVar[str] = "unrolled"
-    rate: float | None = None
+    rate: float | None = None  # as `Recompute.rate`; None: nothing
 
 
 class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
@@ -85,7 +77,7 @@ class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
 
     def apply(self, level: Level, rewrite: tuple[Pair, Cut]):
         run = lambda args: _Recomputed.of(*rewrite, args).all_outputs()
-        return _jaxpr.retrace(level.jaxpr, run)
+        return jaxprs.retrace(level.jaxpr, run)
 
     def describe(self, rewrite: tuple[Pair, Cut], target: str) -> Description:
         pair, found = rewrite
@@ -101,19 +93,14 @@ def has_both_passes(level: Level) -> bool:
 
 @dataclass
 class _Recomputed(Values):
-    """Values, of which the backward pass sees only what is kept.
+    """Values, of which the backward pass sees only what is kept."""
 
-    Attributes:
-      late: equations of the backward pass.
-      kept: variables that are kept, or cost nothing to have.
-      recomputed: the newest values of those that are not.
-      newest: the floating array of the backward pass that was made last.
-    """
-
-    late: set[int] = field(kw_only=True)
+    late: set[int] = field(kw_only=True)  # equations of the backward pass
+    # variables that are kept, or cost nothing to have
     kept: set[Any] = field(kw_only=True)
+    # the newest values of those that are not
     recomputed: dict[Any, Any] = field(default_factory=dict)
-    newest: Any = None
+    newest: Any = None  # the floating array of the backward pass that was made last
 
     @classmethod
     def of(cls, pair: Pair, found: Cut, args: Sequence[Any]) -> "_Recomputed":
@@ -150,6 +137,9 @@ class _Recomputed(Values):
 
     def _make(self, wanted: Sequence[Any], anchor) -> None:
         """These values once more, when `anchor` is there."""
+        # Right before their first reader, behind a barrier that waits for what the
+        # reader's gradient depends on: else XLA would find that the values are there,
+        # and keep them.
         if not wanted:
             return
         eqns = needed(self.graph, wanted, {*self.kept, *self.recomputed})

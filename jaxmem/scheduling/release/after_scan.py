@@ -6,17 +6,16 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.layer_axis import Batched, Reduced, treatment
+from jaxmem.ir.layer_axis import treatment
+from jaxmem.ir.layer_rules import Batched, Reduced
 from jaxmem.ir.scans import is_var, ys_of
 
 HINT = ' (clip="two_pass" finds it in a first backward pass)'
 
 
 def blockers(graph: JaxprGraph, scan: int) -> list[Any]:
-    """Numbers made of all layers that operations on the layers wait for.
-
-    Those that one backward pass can find: none of them waits for another.
-    """
+    """Numbers made of all layers that operations on the layers wait for."""
+    # Those that one backward pass can find: none of them waits for another.
     first = after_scan(graph, scan)
     known: set[Any] = set()
     while True:

@@ -1,23 +1,20 @@
 """Gradient release: what follows a scan is done inside it, a layer at a time.
 
-The backward `scan` over layers stacks each layer's gradient, and the optimizer then
-reads the stack. Where all that happens to a stacked output treats the layer axis as a
-batch axis, it is moved into the scan's body, and the stack is never made. State that is
-read and written meanwhile (parameters, moments, accumulators) goes into the carry and
-is updated in place, slice by slice; the body reads it from there too, or XLA would
-copy it. Reductions over the layers (a norm that is reported) become running sums.
-
-The idea is known as gradient release or optimizer in the backward pass (Lv et al. 2023,
-LOMO, section 3.1); here the step is not changed by hand.
+Where all that happens to a stacked output of the backward scan treats the layer axis as
+a batch axis, it is moved into the scan's body, and the stack is never made. (Gradient
+release, or optimizer in the backward pass: Lv et al. 2023, LOMO, section 3.1; here the
+step is not changed by hand.)
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.layer_axis import Axis, Batched, Reduced, operand_axes
+from jaxmem.ir.layer_axis import operand_axes
+from jaxmem.ir.layer_rules import Axis, Batched, Reduced
 from jaxmem.ir.scans import is_var, size_of, split, xs_of, ys_of
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling.release.after_scan import AfterScan, after_scan
@@ -27,51 +24,35 @@ Place = tuple[Any, int]  # a variable and the axis along which it is cut
 
 @dataclass(frozen=True)
 class Stack:
-    """A stacked output of a scan.
-
-    Attributes:
-      var: the variable.
-      maker: the equation that makes a layer of it, in the body; None for an input.
-      released: whether it is no more.
-      why: empty where it is released; else what prevents it.
-    """
-
-    var: Any
-    maker: Any
-    released: bool
-    why: str = ""
+    var: Any  # the variable
+    maker: Any  # the equation that makes a layer of it, in the body; None for an input
+    released: bool  # whether it is no more
+    why: str = ""  # empty where it is released; else what prevents it
 
 
 @dataclass(frozen=True)
 class Release:
-    """What is moved into the body of one scan of a jaxpr.
+    """What is moved into the body of one scan of a jaxpr."""
 
-    Attributes:
-      scan: position of the scan among the equations.
-      moved: positions of the equations that are done in the body, in order.
-      treatments: for each of them, how it treats the layer axis.
-      axis: along which axis a moved variable has the layers.
-      updated: moved variable -> the buffer that it replaces in place.
-      buffers: whole arrays from outside that the body reads or updates in slices.
-      outputs: moved variables that must still be stacked.
-      stacks: the scan's stacked outputs, with what became of them.
-    """
-
-    scan: int
+    scan: int  # position of the scan among the equations
+    # positions of the equations that are done in the body, in order
     moved: tuple[int, ...] = ()
+    # for each of them, how it treats the layer axis
     treatments: Mapping[int, Batched | Reduced] = field(default_factory=dict)
+    # along which axis a moved variable has the layers
     axis: Mapping[Any, int] = field(default_factory=dict)
+    # moved variable -> the buffer that it replaces in place
     updated: Mapping[Any, Place] = field(default_factory=dict)
+    # whole arrays from outside that the body reads or updates in slices
     buffers: tuple[Place, ...] = ()
-    outputs: tuple[Any, ...] = ()
+    outputs: tuple[Any, ...] = ()  # moved variables that must still be stacked
+    # the scan's stacked outputs, with what became of them
     stacks: tuple[Stack, ...] = ()
 
 
 def releases(closed, aliases: Mapping[Any, Any]) -> Iterator[Release]:
-    """What could be moved into each scan; nothing is moved where nothing is gained.
-
-    `aliases` maps an output variable to the input variable whose memory it will take.
-    """
+    """What could be moved into each scan; nothing is moved where nothing is gained."""
+    # `aliases` maps an output variable to the input variable whose memory it will take.
     graph = JaxprGraph(closed)
     for i, eqn in enumerate(graph.eqns):
         if eqn.primitive.name == "scan" and not _compat.has_side_effects(eqn):
@@ -111,26 +92,19 @@ def _plan(graph: JaxprGraph, scan: int, aliases: Mapping[Any, Any]) -> Release:
 
 
 def _pays(writes: "Writes", group: "Group") -> bool:
-    """Whether new arrays take less when the group is moved into the body.
-
-    They take nothing where they overwrite what the step may: an array of its own, or a
-    donated one in whose memory an output will be. Any other output needs memory of its
-    own either way, and as long as the update waits the gradient can lie there.
-    """
+    """Whether new arrays take less when the group is moved into the body."""
+    # They take nothing where they overwrite what the step may: an array of its own, or
+    # a donated one in whose memory an output will be. Any other output needs memory of
+    # its own either way, and as long as the update waits the gradient can lie there.
     new = _bytes(writes.stacked) + _bytes(writes.copied)
     return bool(group.moved) and new < _bytes(group.stacks)
 
 
 class Writes(NamedTuple):
-    """What a group's update writes into new memory.
+    """What a group's update writes into new memory."""
 
-    Attributes:
-      stacked: what replaces no array.
-      copied: what replaces an argument that is not donated.
-    """
-
-    stacked: list[Any]
-    copied: list[Any]
+    stacked: list[Any]  # what replaces no array
+    copied: list[Any]  # what replaces an argument that is not donated
 
 
 def _writes(graph: JaxprGraph, scan: int, search: AfterScan, group: "Group", aliases):
@@ -146,11 +120,11 @@ def _bytes(variables: Iterable[Any]) -> int:
 
 def _maker(eqn, v):
     """The equation of a scan's body that makes a layer of the stack `v`."""
-    body = _jaxpr.split(eqn.params["jaxpr"])[0]
+    body = jaxprs.split(eqn.params["jaxpr"])[0]
     inner = body.outvars[eqn.outvars.index(v)]
     maker = _maker_in(body, inner)
-    while maker is not None and len(bodies := _jaxpr.bodies(maker)) == 1:
-        body = _jaxpr.split(bodies[0])[0]  # a call: remat, mostly
+    while maker is not None and len(bodies := jaxprs.bodies(maker)) == 1:
+        body = jaxprs.split(bodies[0])[0]  # a call: remat, mostly
         inner = body.outvars[maker.outvars.index(inner)]
         deeper = _maker_in(body, inner)
         if deeper is None:

@@ -4,16 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from jaxmem import _compat, _jaxpr
-from jaxmem.ir.aliases import Aliases
-from jaxmem.ir.graph import JaxprGraph
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import Aliases, JaxprGraph, Values
 from jaxmem.ir.scans import is_var, xs_of, ys_of
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description, gradient
-from jaxmem.scheduling.release.after_scan import HINT
+from jaxmem.scheduling.release.after_scan import HINT, blockers
 from jaxmem.scheduling.release.analysis import Stack, releases
 from jaxmem.scheduling.release.rewrite import release
-from jaxmem.scheduling.release.two_pass import blocked_scans, two_pass
 
 # A trust ratio with a safe norm needs two passes before the one that updates.
 PASSES = 3
@@ -99,15 +98,50 @@ def _twice(closed, aliases: Aliases, stacks: list[Stack]) -> tuple[Any, list[Sta
 
 
 def _unreleased(stacks: list[Stack]) -> int:
-    """Elements of the stacks that are still made."""
-    return sum(_jaxpr.elements(s.var.aval.shape) for s in stacks if not s.released)
+    return sum(jaxprs.elements(s.var.aval.shape) for s in stacks if not s.released)
 
 
 def _pairs(closed, aliases: Aliases) -> dict[Any, Any]:
     """Output variable -> the input variable in whose memory it will be."""
-    jaxpr = _jaxpr.split(closed)[0]
+    jaxpr = jaxprs.split(closed)[0]
     return {
         jaxpr.outvars[o]: jaxpr.invars[i]
         for o, i in aliases.items()
         if is_var(jaxpr.outvars[o])
     }
+
+
+def blocked_scans(closed) -> list[int]:
+    """Positions of the scans that some number over all layers holds up."""
+    graph = JaxprGraph(closed)
+    return [
+        i
+        for i, eqn in enumerate(graph.eqns)
+        if eqn.primitive.name == "scan"
+        and not _compat.has_side_effects(eqn)
+        and blockers(graph, i)
+    ]
+
+
+def two_pass(closed, scan: int):
+    """The jaxpr with the scan done twice, the first time for what holds it up."""
+    # Clipping by the global norm needs every gradient before the first update: the
+    # first scan drops the gradients, the second knows the number (Lv et al. 2023, LOMO,
+    # 3.2).
+    graph = JaxprGraph(closed)
+    first = blockers(graph, scan)
+    later = graph.after(scan)
+    cone = sorted({scan, *graph.cone(first, later)})
+
+    def run(args: list) -> list:
+        values = Values(graph, graph.inputs(args))
+        values.evaluate_before(scan)
+        numbers = Values(graph, dict(values.env), set(values.done))
+        for i in cone:
+            numbers.evaluate(i)
+        values.env |= {v: numbers.env[v] for v in first}
+        made = (all(v in values.env for v in graph.eqns[i].outvars) for i in cone)
+        values.done |= {i for i, known in zip(cone, made, strict=True) if known}
+        return values.all_outputs()
+
+    return _compat.without_dead_code(jaxprs.retrace(closed, run))

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxmem import _compat, _jaxpr
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.layer_axis import Axis, Reduced, narrow
+from jaxmem.ir.layer_axis import narrow
+from jaxmem.ir.layer_rules import Axis, Reduced
 from jaxmem.ir.scans import is_ahead, is_var, scan_like, split, xs_of, ys_of
 from jaxmem.scheduling.release.analysis import Place, Release, bases, made_of
 from jaxmem.scheduling.release.write_back import narrowed, scan_with_write_back
@@ -26,7 +28,7 @@ def release(closed, plan: Release):
             graph, graph.inputs(args), moved, plan=plan
         ).all_outputs()
 
-    return _jaxpr.retrace(closed, run)
+    return jaxprs.retrace(closed, run)
 
 
 @dataclass
@@ -119,22 +121,20 @@ def _unsliced(graph: JaxprGraph, v, axis: int) -> Iterator[Any]:
 
 @dataclass(eq=False)  # hashed by identity, as scan wants of a function
 class _Body:
-    """An iteration of the scan: the old body, what was moved, the slices stored.
+    """An iteration of the scan: the old body, what was moved, the slices stored."""
 
-    Attributes:
-      places: the buffers that are updated in place.
-      sums: the moved reductions over layers.
-      read: which of the old xs are still xs.
-      carried: the others, whose slices are read from the buffers.
-    """
+    # State that is updated goes into the carry and is written slice by slice, and the
+    # body reads it from there too, or XLA would copy it. Reductions over layers are
+    # running sums.
 
     graph: JaxprGraph
     plan: Release
     consts: Sequence[Any]
     whole: Mapping[tuple[Any, Axis], Any]
-    places: list[Place] = field(init=False)
-    sums: dict[int, Reduced] = field(init=False)
-    read: list[int] = field(init=False)
+    places: list[Place] = field(init=False)  # the buffers that are updated in place
+    sums: dict[int, Reduced] = field(init=False)  # the moved reductions over layers
+    read: list[int] = field(init=False)  # which of the old xs are still xs
+    # the others, whose slices are read from the buffers
     carried: list[Any] = field(init=False)
 
     def __post_init__(self):
@@ -176,12 +176,10 @@ class _Body:
         return ((j + step, after + step), outs, list(buffers.values()), totals), kept
 
     def _stored(self, layer: "_Layer", v, buffer, at, same_j):
-        """The buffer with this layer's new value; on CPU it is read back from there.
-
-        XLA:CPU would recompute the value from the old slice wherever it is used,
-        and copy the whole buffer in every iteration to have it. `same_j` is the same
-        index computed otherwise, or reading would be simplified away.
-        """
+        """The buffer with this layer's new value; on CPU it is read back from there."""
+        # XLA:CPU would recompute the value from the old slice wherever it is used, and
+        # copy the whole buffer in every iteration to have it. `same_j` is the same
+        # index computed otherwise, or reading would be simplified away.
         _, axis = self.plan.updated[v]
         value = layer.env[v, axis]
         buffer = lax.dynamic_update_slice_in_dim(buffer, value, at, axis)
@@ -197,7 +195,7 @@ class _Body:
             item[i] if i in item else jnp.squeeze(layer.slice_of(v, 0), 0)
             for i, v in enumerate(xs_of(self.eqn))
         ]
-        outs = _jaxpr.evaluate(
+        outs = jaxprs.evaluate(
             self.eqn.params["jaxpr"], [*self._consts_now(layer), *inner, *xs]
         )
         ys = zip(ys_of(self.eqn), outs[len(inner) :], strict=True)
@@ -239,7 +237,6 @@ class _Layer:
         return self.env[atom, axis]
 
     def run(self, i: int) -> None:
-        """A moved equation, on slices."""
         eqn, treated = self.graph.eqns[i], self.plan.treatments[i]
         args = map(self.slice_of, eqn.invars, treated.ins)
         if isinstance(treated, Reduced):
@@ -259,11 +256,9 @@ class _Layer:
 
 
 def _after(j, same_j, outs: Sequence[Any]):
-    """`j`; on CPU not before the old body has put out its carry.
-
-    Nothing else says that the body reads the old parameters before they are written:
-    XLA:CPU would copy their whole stack in every iteration to be sure.
-    """
+    """`j`; on CPU not before the old body has put out its carry."""
+    # Nothing else says that the body reads the old parameters before they are written:
+    # XLA:CPU would copy their whole stack in every iteration to be sure.
     firsts = [x[(0,) * x.ndim] for x in outs if _has_a_first(x)]
 
     def on_cpu(j, same_j, *firsts):
@@ -282,11 +277,9 @@ def _has_a_first(x) -> bool:
 
 
 def _of_no_layer(eqn, reduced: Reduced):
-    """What a running sum (product, maximum, ...) starts from.
-
-    The reduction says so itself, of zero layers: not every dtype has an infinity for
-    the maximum to start from.
-    """
+    """What a running sum (product, maximum, ...) starts from."""
+    # The reduction says so itself, of zero layers: not every dtype has an infinity for
+    # the maximum to start from.
     aval, (axis,) = eqn.invars[0].aval, reduced.ins
     shape = [0 if d == axis else size for d, size in enumerate(aval.shape)]
     nothing = _compat.typed_as(jnp.zeros(shape, aval.dtype), aval)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.scans import is_var
+from jaxmem.ir.jaxprs import is_var
 
 ZERO = "zero"
 Known = Any  # ZERO, a variable of the inputs, or None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.layer_axis import ELEMENTWISE, VARYING
+from jaxmem.ir.primitives import ELEMENTWISE, VARYING
 from jaxmem.ir.row_scatters import Scatters, row_scatters
 from jaxmem.ir.scans import LARGE, is_var, size_of
 from jaxmem.scheduling.rows.no_effect import ZERO, of_zero

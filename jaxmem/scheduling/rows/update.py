@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
-from jaxmem.ir.scans import is_var
+from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.unique_rows import put_rows, take_rows, unique_rows
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description, described, gradient

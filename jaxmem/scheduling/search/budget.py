@@ -1,12 +1,9 @@
 """The choice that fits into a budget, in few compiles.
 
-The Pareto front of choices predicts bytes and seconds, the compiler says what a step
-takes. A prediction starts from the nearest candidate that was compiled and adds what
-the cuts differ by, or lies between two that were, so that a second or third compile is
-usually the last. Between the first candidate that fits and the one above it, as few
-layers as will do take the lower one. The search ends where nothing that may still fit
-is better by more than `slack`. Where nothing fits, all that may have the least peak is
-compiled, so that the least that is told is the same for every budget.
+The Pareto front predicts bytes and seconds, the compiler says what a step takes. A
+prediction starts from the nearest candidate that was compiled, or lies between two that
+were. Between the first candidate that fits and the one above it, as few layers as will
+do take the lower one. The search ends where nothing better by `slack` may still fit.
 """
 
 import dataclasses
@@ -47,32 +44,21 @@ Compile = Callable[[Choice], MemoryReport | None]
 
 @dataclass
 class BudgetSearch:
-    """Candidates that were compiled, and what follows for the others.
+    """Candidates that were compiled, and what follows for the others."""
 
-    Attributes:
-      candidates: by descending bytes and ascending seconds.
-      layers: of the longest scans.
-      budget: bytes.
-      compile: from a choice to its report; None where nothing fits.
-      tell: shows a line of progress.
-      can_shrink_first: whether products can wait for others.
-      tried: what was compiled, in order.
-      peaks: of whole candidates, by number.
-      rest: a peak less the bytes kept, as another front had it.
-      slack: seconds that are not worth another compile.
-      ahead: told what is compiled now, and what probably next.
-    """
-
-    candidates: Sequence[Candidate]
-    layers: int
-    budget: int
-    compile: Compile
-    tell: Callable[[str], None]
-    can_shrink_first: bool = False
+    candidates: Sequence[Candidate]  # by descending bytes and ascending seconds
+    layers: int  # of the longest scans
+    budget: int  # bytes
+    compile: Compile  # from a choice to its report; None where nothing fits
+    tell: Callable[[str], None]  # shows a line of progress
+    can_shrink_first: bool = False  # whether products can wait for others
+    # what was compiled, in order
     tried: list[ReportedTrial] = field(default_factory=list)
+    # of whole candidates, by number
     peaks: dict[int, float] = field(default_factory=dict)
-    rest: float | None = None
-    slack: float = 0.0
+    rest: float | None = None  # a peak less the bytes kept, as another front had it
+    slack: float = 0.0  # seconds that are not worth another compile
+    # told what is compiled now, and what probably next
     ahead: Callable[[Sequence[Choice]], None] = lambda choices: None
 
     def run(self) -> ReportedTrial:
@@ -106,13 +92,11 @@ class BudgetSearch:
         return fits
 
     def _explore(self) -> None:
-        """Compiles what may have the least peak, whatever the budget is.
-
-        A sequence can take more than predicted: then one of which more was predicted
-        may take less. Looked at are, from the least on, all that would be below the
-        best if what they take above their prediction is the least that was seen. None
-        of this depends on the budget, and so the least does not.
-        """
+        """Compiles what may have the least peak, whatever the budget is."""
+        # A sequence can take more than predicted: then one of which more was predicted
+        # may take less. Looked at are, from the least on, all that would be below the
+        # best if what they take above their prediction is the least that was seen. None
+        # of this depends on the budget, and so the least does not.
         if not self.candidates[-1].choice.get(OperationOrder).sequence:
             return
         seen, last = {0: self._peak(0)}, -math.inf
@@ -139,12 +123,10 @@ class BudgetSearch:
         return self.peaks[i]
 
     def _nearby(self, fits: int) -> int:
-        """Candidates above that a prediction from afar has ruled out wrongly.
-
-        The next one where it was ruled out narrowly. Where the candidate that fits
-        leaves much of the budget, predictions are off: then the one halfway to those
-        known not to fit.
-        """
+        """Candidates above that a prediction from afar has ruled out wrongly."""
+        # The next one where it was ruled out narrowly. Where the candidate that fits
+        # leaves much of the budget, predictions are off: then the one halfway to those
+        # known not to fit.
         for _ in range(_BETTER):
             unfit = (i for i, peak in self.peaks.items() if peak > self.budget)
             above = max((i for i in unfit if i < fits), default=-1)
@@ -160,7 +142,6 @@ class BudgetSearch:
         return fits
 
     def _gain(self, rich: int, poor: int) -> float:
-        """Seconds that one candidate takes less than another."""
         return self.candidates[poor].seconds - self.candidates[rich].seconds
 
     def _guess(self, above: int, fits: int) -> int:
@@ -187,7 +168,6 @@ class BudgetSearch:
         return self.peaks[near] + self.candidates[i].bytes - self.candidates[near].bytes
 
     def _peak(self, i: int) -> float:
-        """The compiled peak of a candidate."""
         if i in self.peaks:
             return self.peaks[i]
         candidate = self.candidates[i]
@@ -215,10 +195,8 @@ class BudgetSearch:
         return self.tried[-1].peak
 
     def _following(self) -> list[Choice]:
-        """What is probably compiled after the next one; empty where it is the last.
-
-        If that comes out as expected, else if it does not fit.
-        """
+        """What is probably compiled after the next one; empty where it is the last."""
+        # If that comes out as expected, else if it does not fit.
         tried, peaks = self._start
         for supposed in (None, self.budget + 1.0):
             fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -234,10 +212,8 @@ class BudgetSearch:
         return []
 
     def _in_first_layers(self, low: int) -> None:
-        """Tries as few layers as will do on candidate `low`, the others one above.
-
-        What waits on the host, and segments, are for all layers.
-        """
+        """Tries as few layers as will do on candidate `low`, the others one above."""
+        # What waits on the host, and segments, are for all layers.
         rich, poor = self.candidates[low - 1], self.candidates[low]
         below = poor.choice.get(Recompute)
         if below.offload is not None or poor.choice.get(InSegments).sizes:

@@ -8,7 +8,7 @@ the end. All are compiled with the same options: where XLA needs others for one 
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -38,17 +38,11 @@ class OutOfTime(Exception):
 
 @dataclass
 class Compiles:
-    """Compiles of one step, all with the same options.
+    """Compiles of one step, all with the same options."""
 
-    Attributes:
-      begin: starts one.
-      deadline: of `time.monotonic()`; None for none.
-      products: the option that all are compiled with, see `Pending`.
-    """
-
-    begin: BeginCompile
-    deadline: float | None = None
-    products: int | None = None
+    begin: BeginCompile  # starts one
+    deadline: float | None = None  # of `time.monotonic()`; None for none
+    products: int | None = None  # the option that all are compiled with, see `Pending`
     _begun: dict[Choice, Pending] = field(default_factory=dict, init=False)
     _reports: dict[Choice, MemoryReport | None] = field(
         default_factory=dict, init=False
@@ -82,7 +76,6 @@ class Compiles:
             return None
 
     def close(self) -> None:
-        """Ends what is under way."""
         self.ahead(())
 
     def left(self) -> float:
@@ -109,3 +102,37 @@ class Compiles:
         if pending.products is not None and pending.products != self.products:
             raise OtherOptions(pending.products)
         return report
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two reports, with None where the compiler refuses: it does not fit the chip."""
+
+    plain: MemoryReport | None
+    scheduled: MemoryReport | None
+
+
+def compared(
+    plain: Callable[..., Pending],
+    scheduled: Callable[..., Pending],
+    known: MemoryReport | None = None,
+    products: int | None = None,
+) -> Compared:
+    """Compiles both, or one where the other is known, with the same options."""
+    # `plain` and `scheduled` start a compile; `known` is the report of the scheduled
+    # step, and `products` the option that it was compiled with.
+    while True:
+        begun = [plain(products=products)]
+        begun += [scheduled(products=products)] if known is None else []
+        reports = [_report(one) for one in begun]
+        needed = max((one.products or 0 for one in begun), default=0) or None
+        if needed == products:
+            return Compared(reports[0], known if known is not None else reports[1])
+        products, known = needed, None  # what one needs, both get
+
+
+def _report(pending: Pending) -> MemoryReport | None:
+    try:
+        return pending.result()
+    except DoesNotFit:
+        return None

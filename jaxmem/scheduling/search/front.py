@@ -1,11 +1,9 @@
 """The Pareto front of choices: from keeping most to recomputing most.
 
-The bytes kept, drawn over the seconds of recomputation, are a convex curve whose
-corners are cuts, each the best for some rate of bytes a second. Two corners give the
-rate at which they are worth the same; the cut at that rate is another corner between
-them, or there is none. Below them come those that have what they keep wait in the
-host's memory. Segments of layers (`front_segments.py`) have a front of their own: what
-a layer needs while it runs is another figure there.
+The bytes kept, over the seconds of recomputation, are a convex curve whose corners are
+cuts, each the best for some rate of bytes a second. Below them come those that have
+what they keep wait in the host's memory. Segments of layers have a front of their own:
+what a layer needs while it runs is another figure there.
 """
 
 import math
@@ -17,9 +15,8 @@ from typing import Any
 from jaxmem.ir.costs import MACHINES, seconds
 from jaxmem.ir.scans import kept_size
 from jaxmem.scheduling._choice import Choice
-from jaxmem.scheduling.recompute.minimum_cut import price_of
+from jaxmem.scheduling.recompute.minimum_cut import price_at, price_of
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, cut_by_names
-from jaxmem.scheduling.recompute.price import price_at
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.unrolled import Unrolled, unrolled, without_loops
 
@@ -30,40 +27,27 @@ LEAST = 2e-3  # of what is kept at first: what two candidates differ by, or they
 
 @dataclass(frozen=True)
 class Candidate:
-    """A choice, and what is predicted for it.
+    """A choice, and what is predicted for it."""
 
-    Attributes:
-      choice: what the passes are asked to do.
-      bytes: what is kept from the forward to the backward pass, or another figure that
-        differs from the peak by about as much on every candidate.
-      seconds: of recomputation.
-      flops: of matmuls that are recomputed; only segments have them.
-    """
-
-    choice: Choice
+    choice: Choice  # what the passes are asked to do
+    # what is kept from the forward to the backward pass, or another figure that differs
+    # from the peak by about as much on every candidate
     bytes: int
-    seconds: float
-    flops: float = 0.0
+    seconds: float  # of recomputation
+    flops: float = 0.0  # of matmuls that are recomputed; only segments have them
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """What can be varied in a space.
+    """What can be varied in a space."""
 
-    Attributes:
-      scans: its pairs of forward and backward scans.
-      unrolled: lists of equations with a forward and a backward pass; none where most
-        of what is kept is kept by scans.
-      target: the chip whose rates count.
-      named: whether only what has a `checkpoint_name` can be kept.
-      offload: whether what scans keep may wait in the host's memory.
-    """
-
-    scans: Sequence[Pair]
+    scans: Sequence[Pair]  # its pairs of forward and backward scans
+    # lists of equations with a forward and a backward pass; none where most of what is
+    # kept is kept by scans
     unrolled: Sequence[Pair]
-    target: str
-    named: bool = False
-    offload: bool = False
+    target: str  # the chip whose rates count
+    named: bool = False  # whether only what has a `checkpoint_name` can be kept
+    offload: bool = False  # whether what scans keep may wait in the host's memory
 
     @property
     def is_unrolled(self) -> bool:
@@ -85,10 +69,8 @@ def space_of(
     named: bool = False,
     offload: bool = False,
 ) -> SearchSpace:
-    """What can be varied: loops, or else what is outside of them.
-
-    `lists`: closed jaxprs whose equations, outside of loops, may hold both passes.
-    """
+    """What can be varied: loops, or else what is outside of them."""
+    # `lists`: closed jaxprs whose equations, outside of loops, may hold both passes.
     written_out = [pair for pair in map(unrolled, lists) if pair is not None]
     stacked = sum(pair.length * pair.bytes for pair in scans)
     few = sum(pair.bytes for pair in written_out) <= stacked
@@ -108,11 +90,9 @@ def pareto_front(space: SearchSpace) -> list[Candidate]:
 
 
 def _cheapest(space: SearchSpace, candidate: Candidate, least: float) -> Candidate:
-    """The candidate of the highest rate that keeps hardly more than this one.
-
-    A softmax's maxima and sums are such: few bytes, and dear, since all logits must be
-    there to recompute them.
-    """
+    """The candidate of the highest rate that keeps hardly more than this one."""
+    # A softmax's maxima and sums are such: few bytes, and dear, since all logits must
+    # be there to recompute them.
     best = candidate
     while best.seconds > 0:
         rate = _STEP * (best.choice.get(Recompute).rate or 0.0)
@@ -146,11 +126,10 @@ def _between(
 
 
 def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
-    """More and more of what a candidate keeps in the host's memory, the largest first.
-
-    A byte there and back takes the same time whatever it belongs to. So one rate parts
-    what is worth recomputing from what is worth sending away: that of this candidate.
-    """
+    """A candidate with more and more of it in the host's memory, the largest first."""
+    # A byte there and back takes the same time whatever it belongs to. So one rate
+    # parts what is worth recomputing from what is worth sending away: that of this
+    # candidate.
     kept = [
         (kept_size(v), pair.length)
         for pair, found in _cuts(space, candidate.choice.get(Recompute).rate)
@@ -167,7 +146,6 @@ def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
 
 
 def _cuts(space: SearchSpace, rate: float | None) -> list[tuple[Pair, Cut]]:
-    """What each pair of scans keeps."""
     price = price_at(rate, space.target)
     cut_of = cut_by_names if space.named else cut
     return [(pair, cut_of(pair, price)) for pair in space.scans]

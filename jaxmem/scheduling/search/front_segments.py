@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jaxmem.ir.costs import MACHINES, Machine, flops, seconds
+from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
-from jaxmem.scheduling.recompute.price import price_at
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.recompute.segments import of_every_size
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments
@@ -20,11 +20,9 @@ from jaxmem.scheduling.search.front import LEAST, Candidate, SearchSpace, descen
 
 
 def in_segments(space: SearchSpace, flat: Sequence[Candidate]) -> list[Candidate]:
-    """Candidates that run segments of layers a second time, where that is worth it.
-
-    `flat`: those of `pareto_front`, which take fewer seconds for bytes they reach.
-    Nothing waits in the host's memory.
-    """
+    """Candidates that run segments of layers a second time, where that is worth it."""
+    # `flat`: those of `pareto_front`, which take fewer seconds for bytes they reach.
+    # Nothing waits in the host's memory.
     if space.named or space.is_unrolled:
         return []
     flat = [

@@ -46,7 +46,6 @@ class ReportedTrial(Trial):
     report: MemoryReport | None
 
     def without_report(self) -> Trial:
-        """What a plan keeps of it."""
         return Trial(self.choice, self.peak, self.predicted, self.seconds)
 
 
@@ -62,7 +61,6 @@ def trial_of(
 
 
 def progress_of(best: ReportedTrial | None) -> str:
-    """The best so far, for a line of progress."""
     if best is None or math.isinf(best.peak):
         return ""
     time = f", {1e3 * best.seconds:.3g} ms recomputed" if best.seconds else ""
@@ -82,29 +80,18 @@ def unreachable(budget: int, best: ReportedTrial) -> BudgetError:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The choice for some arguments, and what a search has seen on the way to it.
+    """The choice for some arguments, and what a search has seen on the way to it."""
 
-    Attributes:
-      choice: what the passes are asked to do.
-      budget: bytes; None where none was given.
-      tried: what was compiled, in order.
-      seconds: that the search took.
-      rewritten: the step under the choice.
-      report: of its compile.
-      fingerprint: tells the step from others.
-      products: the option that all were compiled with, see `jaxmem.memory.Pending`.
-      notes: how the search ended, where that is worth saying.
-    """
-
-    choice: Choice
-    budget: int | None = None
-    tried: tuple[ReportedTrial, ...] = ()
-    seconds: float = 0.0
-    rewritten: Rewritten | None = None
-    report: MemoryReport | None = None
-    fingerprint: str = ""
+    choice: Choice  # what the passes are asked to do
+    budget: int | None = None  # bytes; None where none was given
+    tried: tuple[ReportedTrial, ...] = ()  # what was compiled, in order
+    seconds: float = 0.0  # that the search took
+    rewritten: Rewritten | None = None  # the step under the choice
+    report: MemoryReport | None = None  # of its compile
+    fingerprint: str = ""  # tells the step from others
+    # the option that all were compiled with, see `jaxmem.memory.Pending`
     products: int | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # how the search ended, where that is worth saying
 
 
 def best_of(
@@ -116,7 +103,6 @@ def best_of(
 
 
 def _described(holder: Any) -> str:
-    """Who holds bytes, in a line."""
     what = holder.what if holder.kind == "temp" else f"{holder.kind} {holder.name}"
     words = holder.array, what, holder.module_path
     return " ".join([format_bytes(holder.bytes), *filter(None, words)])

@@ -5,16 +5,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-import jax
-
-from jaxmem import _jaxpr
-from jaxmem.frameworks import Place
-from jaxmem.ir.aliases import Aliases
-from jaxmem.ir.costs import MACHINES, seconds
-from jaxmem.memory import Pending, begin, format_bytes, start_worker
-from jaxmem.scheduling._arguments import jit_with
+from jaxmem.memory import format_bytes, start_worker
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
 from jaxmem.scheduling.order.ordered import PATIENCE, OperationOrder, sequences
@@ -44,51 +36,14 @@ from jaxmem.scheduling.search.result import (
     trial_of,
     unreachable,
 )
+from jaxmem.scheduling.search.traced_step import ENOUGH, TracedStep
 
-_ENOUGH = 0.02  # of the step's own seconds: less is not worth another compile
 _FAR = 1.1  # of the budget: what is predicted above it will not fit
 _LESS = 0.95  # of the seconds: for more, segments are not looked at
 _CONFIRMED = 4  # compiles to the end for one budget
 _REMEMBERED = 8  # steps
 
 _SEQUENCES: dict[tuple[str, str], list[Candidate]] = {}  # by fingerprint and target
-
-
-@dataclass(frozen=True)
-class TracedStep:
-    """A step traced once, to be compiled under several choices."""
-
-    rewritten: Callable[[Choice], Rewritten]
-    aliases: Callable[[Any], Aliases]
-    out_tree: Any
-    given: Callable
-    donated: tuple[Place, ...]
-    args: tuple
-    kwargs: dict[str, Any]
-    target: str
-    fingerprint: str
-    compiler_options: dict[str, Any] | None = None
-
-    def begin(self, choice: Choice, **how: Any) -> Pending:
-        """Starts its compile; `how`: as for `jaxmem.memory.begin`."""
-        jaxpr = self.rewritten(choice).jaxpr
-
-        # the same program as `Scheduled` makes, its name included: compiled once
-        @functools.wraps(self.given)
-        def step(*args, **kwargs):
-            leaves = filter(_jaxpr.is_array, jax.tree.leaves((args, kwargs)))
-            outs = _jaxpr.evaluate(jaxpr, list(leaves))
-            return jax.tree.unflatten(self.out_tree, outs)
-
-        jitted = jit_with(step, self.donated)
-        how |= {"target": self.target, "compiler_options": self.compiler_options}
-        return begin(jitted, self.args, self.kwargs, **how)
-
-    def slack(self) -> float:
-        """Seconds of recomputation that are not worth another compile."""
-        jaxpr = self.rewritten(Choice(self.target, unchanged=True)).jaxpr
-        eqns = _jaxpr.split(jaxpr)[0].eqns
-        return _ENOUGH * sum(seconds(e, MACHINES[self.target]) or 0.0 for e in eqns)
 
 
 def search(
@@ -99,12 +54,10 @@ def search(
     offload: bool = False,
     most: float | None = None,
 ) -> SearchResult:
-    """The choice that fits a budget; without one, the one that takes least.
-
-    Without a budget nothing that costs anything is recomputed. `named`: only what has a
-    `checkpoint_name` is kept. `offload`: what is kept may wait in the host's memory.
-    After `most` seconds, or when interrupted, it is the best so far.
-    """
+    """The choice that fits a budget; without one, the one that takes least."""
+    # Without a budget nothing that costs anything is recomputed. `named`: only what has
+    # a `checkpoint_name` is kept. `offload`: what is kept may wait in the host's
+    # memory. After `most` seconds, or when interrupted, it is the best so far.
     start = time.perf_counter()
     start_worker()
     deadline = None if most is None else time.monotonic() + most
@@ -134,13 +87,7 @@ def search(
 
 @dataclass
 class SearchRun:
-    """A search whose compiles all have the same options.
-
-    Attributes:
-      tried: what was compiled, in order.
-      notes: what there is to say of how it ended.
-      excess: bytes that a step took above what its assigned buffers had told.
-    """
+    """A search whose compiles all have the same options."""
 
     step: TracedStep
     budget: int | None
@@ -148,9 +95,10 @@ class SearchRun:
     compiles: Compiles
     named: bool = False
     offload: bool = False
+    # what was compiled, in order
     tried: list[ReportedTrial] = field(default_factory=list)
-    notes: tuple[str, ...] = ()
-    excess: int = 0
+    notes: tuple[str, ...] = ()  # what there is to say of how it ended
+    excess: int = 0  # bytes that a step took above what its assigned buffers had told
 
     @property
     def limit(self) -> float:
@@ -210,7 +158,6 @@ class SearchRun:
         return min(best, self._settled(plain), key=lambda t: t.peak)
 
     def _settled(self, found: ReportedTrial) -> ReportedTrial:
-        """With the figures of a compile to the end."""
         self.tell(f"compile to the end{progress_of(found)}")
         report = self.compiles.settled(found.choice)
         best = trial_of(found.choice, report, found.predicted, found.seconds)
@@ -278,10 +225,8 @@ class SearchRun:
         return self._fitting(BudgetSearch(*about, **more))
 
     def _fitting(self, flat: BudgetSearch) -> ReportedTrial:
-        """What a search finds, or another among segments where that is better.
-
-        Better is less by the clock's estimate and no more by the count of flops.
-        """
+        """What a search finds, or another among segments where that is better."""
+        # Better is less by the clock's estimate and no more by the count of flops.
         try:
             best = flat.run()
         except BudgetError:
@@ -302,12 +247,10 @@ class SearchRun:
             return best
 
     def _is_vain(self, choice: Choice, limit: float) -> bool:
-        """Whether it is an order that will not do, nor tell more than the one there is.
-
-        Where it is far from the limit, what may be recomputed is looked for at once,
-        while the first choice is compiled. XLA:GPU merges products there, which it
-        cannot do across the barriers of an order.
-        """
+        """Whether it is an order that neither fits nor tells more than the first."""
+        # Where it is far from the limit, what may be recomputed is looked for at once,
+        # while the first choice is compiled. XLA:GPU merges products there, which it
+        # cannot do across the barriers of an order.
         if not choice.get(OperationOrder).planned:
             return False
         first = self._first.unordered
@@ -318,7 +261,7 @@ class SearchRun:
         if there + peak <= _FAR * limit:
             return False
         least = self._sequences[0].bytes
-        return there + least > _FAR * limit and least > (1 - _ENOUGH) * peak
+        return there + least > _FAR * limit and least > (1 - ENOUGH) * peak
 
     @functools.cached_property
     def _sequences(self) -> list[Candidate]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ops.attention import blockwise
 from jaxmem.ops.attention.dot_product import dot_product_attention
 from tests.ops.attention.attention_references import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ops import dot_product_attention, linear_cross_entropy
 from jaxmem.ops.attention import codes as attention_codes
 from jaxmem.ops.common import blocks as block_loops

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks import cross_entropy as benchmark
 from benchmarks.cost import matmul_flops
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ops import linear_cross_entropy
 from jaxmem.ops.common.lean import widen
 from tests import references

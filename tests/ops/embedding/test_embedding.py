@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxmem import _jaxpr, ops
+from jaxmem import ops
+from jaxmem.ir import jaxprs
 
 ROWS = 300
 TABLE = jax.random.normal(jax.random.key(0), (ROWS, 3))
@@ -92,7 +93,7 @@ def test_a_bags_rows_are_looked_up_anew():
     ids, weights = jnp.array([[1, 2]]), jnp.ones((1, 2))
     loss = lambda w: jnp.sum(ops.embedding_bag(TABLE, ids, w) ** 2)
     closed = jax.make_jaxpr(jax.grad(loss))(weights)
-    found = [eqn.primitive.name for eqn in _jaxpr.walk(closed)]
+    found = [eqn.primitive.name for eqn in jaxprs.walk(closed)]
     assert found.count("gather") == 2 and "optimization_barrier" in found
 
 

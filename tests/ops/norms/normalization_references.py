@@ -138,87 +138,35 @@ def keeps_output(parameters=True):
 # times |rstd s g|: with the draws above below 4 eps; and by its sum over the rows.
 RECOVERED = {"float32": 2e-6, "bfloat16": 0.06}
 
-LAYER_NORM = [
-    Comparison(
-        "layer_norm input",
-        ops.layer_norm,
-        plain_layer_norm,
-        norm_args(2),
-        SHAPES,
-        (0, 1, 2),
-        keeps_statistics(8),
-    ),
-    Comparison(
-        "layer_norm output",
-        functools.partial(ops.layer_norm, save="output"),
-        plain_layer_norm,
-        norm_args(2),
-        SHAPES,
-        (0, 1, 2),
-        keeps_output(),
-        RECOVERED,
-    ),
-    Comparison(
-        "layer_norm scale alone",
-        functools.partial(ops.layer_norm, save="output"),
-        plain_layer_norm,
-        norm_args(1),
-        SHAPES,
-        (0, 1),
-        keeps_output(),
-        RECOVERED,
-    ),
-    Comparison(
-        "layer_norm without parameters",
-        functools.partial(ops.layer_norm, save="output"),
-        plain_layer_norm,
-        norm_args(0),
-        SHAPES,
-        (0,),
-        keeps_output(parameters=False),
-        RECOVERED,
-    ),
-    Comparison(
-        "layer_norm masked",
-        lambda x, s, b, m: ops.layer_norm(x, s, b, mask=m),
-        plain_layer_norm,
-        masked_args,
-        SHAPES,
-        (0, 1, 2),
-        keeps_statistics(8),
-    ),
-    Comparison(
-        "layer_norm masked output",
-        lambda x, s, b, m: ops.layer_norm(x, s, b, mask=m, save="output"),
-        plain_layer_norm,
-        masked_args,
-        SHAPES,
-        (0, 1, 2),
-        keeps_output(),
-        RECOVERED,
-    ),
-]
 
-RMS_NORM = [
-    Comparison(
-        "rms_norm input",
-        ops.rms_norm,
-        plain_rms_norm,
-        norm_args(1),
-        SHAPES,
-        (0, 1),
-        keeps_statistics(4),
+def _over_last(op, plain, name, count, save="input", args=None):
+    """A norm over the last axis with `count` parameters, keeping what `save` says."""
+    row_bytes = 4 if op is ops.rms_norm else 8
+    kept = keeps_output(count > 0) if save == "output" else keeps_statistics(row_bytes)
+    return Comparison(
+        f"{op.__name__} {name}",
+        lambda *arrays: op(
+            *arrays[: 1 + count], mask=next(iter(arrays[1 + count :]), None), save=save
+        ),
+        *(plain, args or norm_args(count), SHAPES, tuple(range(1 + count)), kept),
+        derivative_error=RECOVERED if save == "output" else {},
+    )
+
+
+NORMS = [
+    *(
+        _over_last(ops.layer_norm, plain_layer_norm, *case)
+        for case in (
+            ("input", 2),
+            ("output", 2, "output"),
+            ("scale alone", 1, "output"),
+            ("without parameters", 0, "output"),
+            ("masked", 2, "input", masked_args),
+            ("masked output", 2, "output", masked_args),
+        )
     ),
-    Comparison(
-        "rms_norm output",
-        functools.partial(ops.rms_norm, save="output"),
-        plain_rms_norm,
-        norm_args(1),
-        SHAPES,
-        (0, 1),
-        keeps_output(),
-        RECOVERED,
-    ),
+    _over_last(ops.rms_norm, plain_rms_norm, "input", 1),
+    _over_last(ops.rms_norm, plain_rms_norm, "output", 1, "output"),
 ]
 
 GROUP_NORM = [
@@ -291,4 +239,4 @@ DENSE = [
     for count in (1, 2)
 ]
 
-COMPARISONS = LAYER_NORM + RMS_NORM + GROUP_NORM + BATCH_NORM + SOFTMAX + DENSE
+COMPARISONS = NORMS + GROUP_NORM + BATCH_NORM + SOFTMAX + DENSE

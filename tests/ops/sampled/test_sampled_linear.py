@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jaxmem import _jaxpr
+from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ops import sampled_dense, velora_dense, velora_projection
 from tests import references
 from tests.references import Comparison, kept_bytes

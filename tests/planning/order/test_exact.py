@@ -17,9 +17,8 @@ from jaxmem.planning import (
     profile,
 )
 from jaxmem.planning._live_ranges import LiveWalk, order_problem
-from jaxmem.planning.order import cache, exact
-from jaxmem.planning.order.cache import SolutionCache
-from jaxmem.planning.order.exact import search, solve
+from jaxmem.planning.order import exact
+from jaxmem.planning.order.exact import SolutionCache, search, solve
 from tests.planning import brute, graphs
 
 
@@ -158,7 +157,7 @@ def test_layers_are_solved_once(monkeypatch):
     """The same stretch above other bytes is not searched again, unless for more."""
     problem, calls = order_problem(graphs.randomly(5, 20, large=100)), []
     monkeypatch.setattr(
-        cache,
+        exact,
         "solve",
         lambda *a, **k: calls.append(a) or solve(*a, **k),
     )

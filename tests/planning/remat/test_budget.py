@@ -246,7 +246,8 @@ def test_a_smaller_budget_has_neither_the_larger_peak_nor_the_lower_cost():
     layers = zip(random.integers(1, 40, 12), random.integers(1, 20, 12), strict=True)
     graph = chain([(int(size), cost) for size, cost in layers])
     budgets = np.linspace(0.5, 1.1, 60) * planning.peak(graph)
-    plans = planning.curve(graph, budgets, cost=flops, effort=0.01)
+    found = planning.frontier(graph, cost=flops, effort=0.01)
+    plans = [found.at(b) if b >= found.peaks[0] else None for b in budgets]
     assert plans[-1].sequence == tuple(range(25))
     for less, more in itertools.pairwise(plans):
         assert less is None or less.peak <= more.peak and less.cost >= more.cost

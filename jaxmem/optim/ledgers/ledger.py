@@ -1,0 +1,115 @@
+"""Bytes of weights, gradients and optimizer state, as a table and a picture."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from jaxmem._bytes import format_bytes
+from jaxmem._checks import wrong_value
+from jaxmem.optim.ledgers.plot import plot_ledger
+
+PARTS = ("weights", "gradients", "accumulator", "moments", "masters")
+
+
+@dataclass(frozen=True)
+class LedgerRow:
+    """A kind of arrays that a training step keeps.
+
+    Attributes:
+      part: one of "weights", "gradients", "accumulator", "moments", "masters".
+      name: what it is: the state's class and field, for an optimizer's.
+      dtypes: of its arrays, those with the most bytes first.
+      device_bytes: on one device.
+      host_bytes: in the host's memory, for one device.
+    """
+
+    part: str
+    name: str
+    dtypes: tuple[str, ...]
+    device_bytes: int
+    host_bytes: int
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Bytes of weights, gradients, and optimizer state; prints as a table.
+
+    Attributes:
+      parameters: the number of trained parameters, of all devices.
+      rows: what takes bytes, in the order of `LedgerRow.part`.
+    """
+
+    parameters: int
+    rows: tuple[LedgerRow, ...]
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on one device, all rows together."""
+        return sum(row.device_bytes for row in self.rows)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes in the host's memory, for one device."""
+        return sum(row.host_bytes for row in self.rows)
+
+    def bytes_of(self, part: str) -> int:
+        """Bytes on one device of "weights", "gradients", "accumulator", "moments" or
+        "masters".
+        """
+        if part not in PARTS:
+            raise wrong_value("part", part, f"one of {', '.join(PARTS)}")
+        return sum(row.device_bytes for row in self.rows if row.part == part)
+
+    def per_parameter(self, count: int) -> float:
+        """Bytes a parameter, of a number of bytes."""
+        return count / max(self.parameters, 1)
+
+    def table(self) -> Any:
+        """The ledger as a `rich` table."""
+        return self.__rich__()
+
+    def plot(self, path: str | PathLike[str]) -> None:
+        """Draws bytes a parameter, one bar on the device and one on the host.
+
+        Args:
+          path: where the picture goes, as matplotlib takes it: `"ledger.png"`.
+
+        Raises:
+          ImportError: matplotlib is missing (extra `plot`).
+        """
+        plot_ledger(self, path)
+
+    def __str__(self) -> str:
+        cells = [_HEAD, *self._cells()]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        lines = (
+            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+            for row in cells
+        )
+        return "\n".join(lines)
+
+    def __rich__(self) -> Any:
+        from rich.table import Table
+
+        table = Table(*_HEAD, title=f"{self.parameters:,} parameters")
+        for row in self._cells():
+            table.add_row(*row)
+        return table
+
+    def _cells(self) -> Iterator[tuple[str, ...]]:
+        for row in self.rows:
+            yield (row.part, row.name, ", ".join(row.dtypes), *self._sizes(row))
+        yield ("total", "", "", *self._sizes(self))
+
+    def _sizes(self, of: "LedgerRow | Ledger") -> tuple[str, ...]:
+        each = self.per_parameter(of.device_bytes), self.per_parameter(of.host_bytes)
+        return (
+            format_bytes(of.device_bytes),
+            f"{each[0]:.2f}",
+            format_bytes(of.host_bytes) if of.host_bytes else "",
+            f"{each[1]:.2f}" if of.host_bytes else "",
+        )
+
+
+_HEAD = ("part", "what", "dtype", "device", "B/param", "host", "B/param")

@@ -1,0 +1,43 @@
+"""Draws a ledger: bytes a parameter, one bar for the device and one for the host."""
+
+from os import PathLike
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxmem.optim.ledgers.ledger import Ledger
+
+_COLOURS = {
+    "weights": "#b8bec7",
+    "gradients": "#4269d0",
+    "accumulator": "#6cc5b0",
+    "moments": "#efb118",
+    "masters": "#ff725c",
+}
+
+
+def plot_ledger(ledger: "Ledger", path: str | PathLike[str]) -> None:
+    """Writes the picture to `path`."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "drawing needs matplotlib: pip install 'jaxmem[plot]'"
+        ) from error
+    places = ["device", "host"] if ledger.host_bytes else ["device"]
+    figure = Figure(figsize=(9, 1.2 + 0.7 * len(places)), layout="constrained")
+    axes = figure.add_subplot()
+    left, shown = [0.0] * len(places), set()
+    for row in ledger.rows:
+        counts = (row.device_bytes, row.host_bytes)[: len(places)]
+        widths = [ledger.per_parameter(count) for count in counts]
+        label = None if row.part in shown else row.part
+        shown.add(row.part)
+        axes.barh(
+            places, widths, left=left, label=label,
+            color=_COLOURS[row.part], edgecolor="white",
+        )  # fmt: skip
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.set(xlabel="bytes a parameter", title=f"{ledger.parameters:,} parameters")
+    axes.invert_yaxis()
+    figure.legend(loc="outside lower center", ncols=len(shown))
+    figure.savefig(path, dpi=150)

@@ -1,0 +1,268 @@
+"""A scheduled step, which behaves like a jitted function."""
+
+import functools
+import warnings
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+
+from jaxmem._progress import spinner
+from jaxmem.chips import get_target
+from jaxmem.frameworks import Call, Jitted, copied_objects, jitted, pure_call
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import Aliases, by_shape
+from jaxmem.memory import Pending, Target, begin, format_bytes
+from jaxmem.scheduling._arguments import (
+    abstract,
+    check_fixed_sizes,
+    jit_with,
+    positions,
+)
+from jaxmem.scheduling._choice import NO_CHOICE, Choice
+from jaxmem.scheduling._once import Once
+from jaxmem.scheduling._options import Options
+from jaxmem.scheduling._passes import Rewritten, rewrite
+from jaxmem.scheduling._shardings import (
+    NO_SHARDINGS,
+    Placed,
+    Shardings,
+    placed,
+    shardings_of,
+    with_results_placed,
+)
+from jaxmem.scheduling.plan.fingerprint import fingerprint, loaded
+from jaxmem.scheduling.plan.notes import notes_of
+from jaxmem.scheduling.plan.plan import Plan, make_plan, undonated
+from jaxmem.scheduling.search.compiles import Compared, compared
+from jaxmem.scheduling.search.result import BudgetError, SearchResult
+from jaxmem.scheduling.search.search import search
+from jaxmem.scheduling.search.traced_step import TracedStep
+
+
+class Scheduled:
+    """A step as `schedule` returns it; behaves like a jitted function."""
+
+    def __init__(self, step, options: Options):
+        functools.update_wrapper(self, step, updated=())
+        self.__wrapped__ = step
+        self._options = options
+        self._jitted: dict[Any, Any] = {}
+        self._found: Once[SearchResult] = Once(BudgetError)
+        self._places: dict[Any, Shardings] = {}
+        self._warned = options.donate is not None
+
+    def __get__(self, obj, objtype=None):
+        """As a method of a class: the object comes first."""
+        return self if obj is None else functools.partial(self, obj)
+
+    def __call__(self, *args, **kwargs):
+        """The step's results; its donated arguments are gone afterwards."""
+        with self._open(args, kwargs) as call:
+            self._warn(call)
+            return call.finish(self._jit(call)(*call.args, **call.kwargs))
+
+    def trace(self, *args, **kwargs):
+        """As `jax.jit(step).trace`."""
+        with self._open(args, kwargs) as call:
+            return self._jit(call).trace(*call.args, **call.kwargs)
+
+    def lower(self, *args, **kwargs):
+        """As `jax.jit(step).lower`; what is compiled of it takes arrays for objects."""
+        with self._open(args, kwargs) as call:
+            return self._jit(call).lower(*call.args, **call.kwargs)
+
+    def eval_shape(self, *args, **kwargs):
+        """As `jax.jit(step).eval_shape`; no object is updated."""
+        args, kwargs = copied_objects((args, kwargs))
+        with self._open(args, kwargs) as call:
+            shapes = self._jit(call).eval_shape(*call.args, **call.kwargs)
+            return call.finish(shapes)
+
+    def jit_options(self, *args, **kwargs) -> Jitted:
+        """Which arguments are donated and static, for who calls this step in another.
+
+        Args:
+          *args: as for the step.
+          **kwargs: as for the step.
+        """
+        own = jitted(self.__wrapped__, args, kwargs) or Jitted()
+        given = self._options
+        donated = own.donated if given.donate is None else given.donate
+        options = given.compiler_options or own.compiler_options
+        return Jitted(donated, (*given.static, *own.static), options)
+
+    def plan(self, *args, target: str | Target | None = None, **kwargs) -> Plan:
+        """What is released, what is not and why; nothing is run.
+
+        Args:
+          *args: as for the step; arrays or `jax.ShapeDtypeStruct`.
+          target: a chip of `jaxmem.targets()` to compile both for, the step as it was
+            given and as it is scheduled; None compiles nothing.
+          **kwargs: as for the step.
+
+        Returns:
+          A `Plan`.
+
+        Raises:
+          What `jaxmem.estimate` raises, where a target is given.
+        """
+        with self._open(args, kwargs) as call:
+            check_fixed_sizes("plan", (call.args, call.kwargs))
+            found = self._find(call)
+            rewritten, scheduled = found.rewritten, found.report
+            if rewritten is None:
+                rewritten = self._rewrite(self._abstract(call), found.choice)[0]
+            if call.form.as_it_is:  # where a jitted step says its arguments are
+                places = self._shardings(call)
+                args, kwargs = places.of(abstract((args, kwargs)))
+        both, chip = Compared(None, None), ""
+        target = self._options.target if target is None else target
+        if target is not None:
+            chip = get_target(target).name
+            begun = partial(self._begun, args, kwargs, target)
+            same = scheduled is not None and chip == scheduled.target
+            plain, own = partial(begun, self.__wrapped__), partial(begun, self)
+            known, products = (scheduled, found.products) if same else (None, None)
+            both = compared(plain, own, known, products)
+        notes = [] if call.form.donated else [undonated(call.args)]
+        notes += notes_of(rewritten, found.choice.unchanged)
+        aliases = self._aliases(rewritten.jaxpr, call)
+        return make_plan(rewritten, found, both, chip, aliases, (*found.notes, *notes))
+
+    def _begun(self, args, kwargs, target: str | Target, step, **how) -> Pending:
+        """The compile of a step with the places of this one's arguments."""
+        own = self.jit_options(*args, **kwargs)
+        if step is self:
+            step = self._told(own.donated)
+        how |= {"compiler_options": own.compiler_options, "target": target}
+        how |= {"donate": own.donated, "static": own.static}
+        return begin(step, args, kwargs, **how)
+
+    def _told(self, donated) -> "Scheduled":
+        """The same step, which no function round it tells what is donated."""
+        told = Scheduled(self.__wrapped__, replace(self._options, donate=donated))
+        told._found = self._found
+        return told
+
+    def _open(self, args, kwargs) -> AbstractContextManager[Call]:
+        options = self._options
+        return pure_call(self.__wrapped__, args, kwargs, options.donate, options.static)
+
+    def _jit(self, call: Call):
+        choice = self._find(call).choice
+        # in another function those of the jit outside hold
+        options = None if call.inside else self._compiler_options(call)
+        shardings = self._shardings(call)
+        key = call.form, choice, options is None, self._undecided(call), shardings
+        if key not in self._jitted:
+
+            @functools.wraps(self.__wrapped__)
+            def scheduled(*args, **kwargs):
+                inside = replace(call, args=args, kwargs=kwargs)
+                found, leaves, tree = self._rewrite(inside, choice)
+                return jax.tree.unflatten(tree, jaxprs.evaluate(found.jaxpr, leaves))
+
+            how = options, shardings.for_jit()
+            self._jitted[key] = jit_with(scheduled, call.form.donated, *how)
+        return self._jitted[key]
+
+    def _compiler_options(self, call: Call) -> dict[str, Any] | None:
+        if self._options.compiler_options is not None:
+            return self._options.compiler_options
+        return call.own.compiler_options
+
+    def rewritten(self, choice: Choice, *args, **kwargs) -> Rewritten:
+        with self._open(args, kwargs) as call:
+            return self._rewrite(self._abstract(call), choice)[0]
+
+    def find(self, args, kwargs) -> SearchResult:
+        with self._open(args, kwargs) as call:
+            return self._find(call)
+
+    def _rewrite(self, call: Call, choice: Choice) -> tuple[Rewritten, list, Any]:
+        traced = self._trace(call)
+        found = self._rewritten(traced, call, choice)
+        return found, traced.leaves, traced.out_tree
+
+    def _trace(self, call: Call) -> Placed:
+        step = call.form.pure(self.__wrapped__)
+        traced = jaxprs.trace(step, *call.args, **call.kwargs)
+        if call.own.placed:
+            return placed(traced)
+        return Placed(traced.jaxpr, traced.leaves, traced.out_tree)
+
+    def _shardings(self, call: Call) -> Shardings:
+        if not call.own.placed:
+            return NO_SHARDINGS
+        if call.signature not in self._places:
+            arguments = abstract((call.args, call.kwargs))
+            step = call.form.pure(self.__wrapped__)
+            traced = jaxprs.trace(step, *arguments[0], **arguments[1])
+            tree = jax.tree.structure(arguments)
+            self._places[call.signature] = shardings_of(traced, tree)
+        return self._places[call.signature]
+
+    def _abstract(self, call: Call) -> Call:
+        arguments = abstract((call.args, call.kwargs))
+        args, kwargs = self._shardings(call).of(arguments)
+        return replace(call, args=args, kwargs=kwargs)
+
+    def _rewritten(self, traced: Placed, call: Call, choice: Choice) -> Rewritten:
+        aliases = self._aliases(traced.jaxpr, call)
+        found = rewrite(traced.jaxpr, aliases, self._options.clip, choice)
+        return replace(found, jaxpr=with_results_placed(found.jaxpr, traced.outs))
+
+    def _aliases(self, closed, call: Call) -> Aliases:
+        given = positions(call.args, call.kwargs, call.form.donated)
+        if self._undecided(call):
+            given = range(len(closed.in_avals))
+        return by_shape(closed, given)
+
+    def _undecided(self, call: Call) -> bool:
+        """Whether a function round the step says what is donated."""
+        return call.inside and self._options.donate is None and not call.form.donated
+
+    def _find(self, call: Call) -> SearchResult:
+        if self._options.target is None and self._options.plan is None:
+            return SearchResult(NO_CHOICE)
+        return self._found.get(call.signature, partial(self._look, call))
+
+    def _look(self, call: Call) -> SearchResult:
+        budget, target = self._options.budget, self._options.target
+        call = self._abstract(call)
+        traced = self._trace(call)
+        given = positions(call.args, call.kwargs, call.form.donated)
+        mark = fingerprint(traced.jaxpr, given, self._options.clip)
+        if self._options.plan is not None:
+            return loaded(self._options.plan, mark)
+        assert target is not None
+        step = TracedStep(
+            functools.cache(partial(self._rewritten, traced, call)),  # of the choice
+            partial(self._aliases, call=call),
+            traced.out_tree,
+            self.__wrapped__,
+            call.form.donated,
+            call.args,
+            call.kwargs,
+            target,
+            mark,
+            self._compiler_options(call),
+        )
+        name = getattr(self.__wrapped__, "__name__", "the step")
+        title = f"scheduling {name} for {target}"
+        if budget is not None:
+            title += f" in {format_bytes(budget)}"
+        with spinner(self._options.progress, title) as tell:
+            how = self._options.named, self._options.offload
+            return search(step, budget, tell, *how, self._options.search_seconds)
+
+    def _warn(self, call: Call) -> None:
+        """Once: nothing is donated, and nobody said so."""
+        if self._warned or self._undecided(call):
+            return
+        self._warned = True
+        if not call.form.donated:
+            warnings.warn(undonated(call.args), stacklevel=3)

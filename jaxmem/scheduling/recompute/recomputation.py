@@ -1,0 +1,34 @@
+"""What the passes that recompute residuals of scans have in common."""
+
+from typing import Any, Protocol, TypeVar
+
+from jaxmem.scheduling._pass import C, Pass
+from jaxmem.scheduling.plan.rows import Description, recomputed, residual
+
+
+class RecomputingRewrite(Protocol):
+    """A rewrite that tells what it saves, and what it recomputes."""
+
+    @property
+    def recomputed(self) -> list[tuple[Any, int]]: ...
+
+    @property
+    def offloaded_bytes(self) -> int: ...
+
+    def described(self) -> Any: ...
+
+
+R = TypeVar("R", bound=RecomputingRewrite)
+
+
+class Recomputation(Pass[C, R]):
+    """Residuals of a pair of scans are recomputed, pair after pair."""
+
+    repeats = True
+
+    def describe(self, rewrite: R, target: str) -> Description:
+        return Description(
+            residuals=tuple(residual(*row) for row in rewrite.described()),
+            recomputed=recomputed(rewrite.recomputed, target),
+            offloaded_bytes=rewrite.offloaded_bytes,
+        )

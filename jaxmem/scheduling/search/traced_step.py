@@ -1,0 +1,54 @@
+"""A step traced once, to be compiled under several choices."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxmem.frameworks import Place
+from jaxmem.ir import jaxprs
+from jaxmem.ir.costs import MACHINES, seconds
+from jaxmem.ir.graph import Aliases
+from jaxmem.memory import Pending, begin
+from jaxmem.scheduling._arguments import jit_with
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._passes import Rewritten
+
+ENOUGH = 0.02  # of the step's own seconds: less is not worth another compile
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    rewritten: Callable[[Choice], Rewritten]
+    aliases: Callable[[Any], Aliases]
+    out_tree: Any
+    given: Callable
+    donated: tuple[Place, ...]
+    args: tuple
+    kwargs: dict[str, Any]
+    target: str
+    fingerprint: str
+    compiler_options: dict[str, Any] | None = None
+
+    def begin(self, choice: Choice, **how: Any) -> Pending:
+        """Starts its compile; `how`: as for `jaxmem.memory.begin`."""
+        jaxpr = self.rewritten(choice).jaxpr
+
+        # the same program as `Scheduled` makes, its name included: compiled once
+        @functools.wraps(self.given)
+        def step(*args, **kwargs):
+            leaves = filter(jaxprs.is_array, jax.tree.leaves((args, kwargs)))
+            outs = jaxprs.evaluate(jaxpr, list(leaves))
+            return jax.tree.unflatten(self.out_tree, outs)
+
+        jitted = jit_with(step, self.donated)
+        how |= {"target": self.target, "compiler_options": self.compiler_options}
+        return begin(jitted, self.args, self.kwargs, **how)
+
+    def slack(self) -> float:
+        """Seconds of recomputation that are not worth another compile."""
+        jaxpr = self.rewritten(Choice(self.target, unchanged=True)).jaxpr
+        eqns = jaxprs.split(jaxpr)[0].eqns
+        return ENOUGH * sum(seconds(e, MACHINES[self.target]) or 0.0 for e in eqns)
