@@ -1,11 +1,10 @@
 """Rows of a table: those that ids name, each once, and in place.
 
 How many ids differ is not known when a step is compiled, so there are as many slots as
-ids. Slots that stay empty name rows behind the end of the table, each another one: reads
-give zero there, writes are dropped, and the ids are still unique and sorted.
+ids. Slots that stay empty name rows behind the end of the table, each another one:
+reads give zero there, writes are dropped, and the ids are still unique and sorted.
 """
 
-import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -76,13 +75,10 @@ def concatenated(
 ) -> tuple[Int32[Array, " k"], Num[Array, " k *row"]]:
     """One list of ids [k] and rows [k, ...] of several of any leading shape."""
     row = tuple(shape[1:])
-    size = math.prod(row)
-    ids = [
-        jnp.zeros(0, jnp.int32),
-        *(i.reshape(-1).astype(jnp.int32) for i, _ in parts),
-    ]
-    rows = [jnp.zeros((0, *row), dtype)]
-    rows += [r.reshape(r.size // size if size else i.size, *row) for i, r in parts]
+    if not parts:
+        return jnp.zeros(0, jnp.int32), jnp.zeros((0, *row), dtype)
+    ids = [i.reshape(-1) for i, _ in parts]
+    rows = [r.reshape(i.size, *row) for i, r in parts]
     if len(parts) == 1:
-        return ids[1], rows[1]
+        return ids[0], rows[0]
     return jnp.concatenate(ids), jnp.concatenate(rows)

@@ -1,7 +1,8 @@
 """A sum, mean or maximum of the rows of a bag of ids.
 
-The rows of a bag are as many as its ids, and the derivatives of weights and of a maximum
-need them. They are looked up a second time in the backward pass: what is kept are ids.
+The rows of a bag are as many as its ids, and the derivatives of weights and of a
+maximum need them. They are looked up a second time in the backward pass: what is kept
+are ids.
 """
 
 import functools

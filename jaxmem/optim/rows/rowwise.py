@@ -46,8 +46,9 @@ def rowwise(
         themselves.
 
     Returns:
-      An `optax.GradientTransformationExtraArgs` with the state of `tx`. Its updates have
-      `RowGradients` in the place of tables, which `optax.apply_updates` adds in place.
+      An `optax.GradientTransformationExtraArgs` with the state of `tx`. Its updates
+      have `RowGradients` in the place of tables, which `optax.apply_updates` adds in
+      place.
 
     Raises:
       TypeError: a `tx` that is no optax transformation.
@@ -135,49 +136,47 @@ def _owners(
 ) -> list[int | None]:
     """For each leaf of the state the gradient of rows whose table it belongs to."""
     shapes = [jax.ShapeDtypeStruct(g.shape, g.dtype) for _, g in given]
-    leaves = lambda shapes: [
-        x.shape
-        for x in jax.tree.leaves(jax.eval_shape(tx.init, tree.unflatten(shapes)))
-    ]
-    plain = leaves(shapes)
+    plain = _state_shapes(tx, tree, shapes)
     named = jax.tree.leaves_with_path(state)
     if [jnp.shape(x) for _, x in named] != plain:
         raise ValueError(
             f"rowwise: state={shown(state)}: not the state of this transformation for "
             "these parameters"
         )
+    _check_calls(state)
     owners: list[int | None] = [None] * len(plain)
     for k, (path, g) in enumerate(given):
-        if not is_rows(g):
-            continue
-        for axis in range(len(g.shape)):
+        for axis in range(len(g.shape)) if is_rows(g) else ():
             other = list(shapes)
             other[k] = jax.ShapeDtypeStruct(_longer(g.shape, axis), g.dtype)
-            for j, shape in enumerate(leaves(other)):
-                if shape == plain[j]:
-                    continue
+            for j, shape in enumerate(_state_shapes(tx, tree, other)):
                 if axis == 0 and shape == _longer(plain[j], 0):
                     owners[j] = k
-                elif axis == 0 or owners[j] != k:
+                elif shape != plain[j] and (axis == 0 or owners[j] != k):
                     raise ValueError(
                         f"rowwise: state{keystr(named[j][0])}={shown(named[j][1])} "
-                        f"mixes the rows of the table {keystr(path)}: a "
-                        "transformation whose state is an element or a row for each"
+                        f"mixes the rows of the table {keystr(path)}: a transformation "
+                        "whose state is an element or a row for each"
                     )
-    _check_counts(state)
     return owners
+
+
+def _state_shapes(tx: optax.GradientTransformation, tree, shapes) -> list[tuple]:
+    made = jax.eval_shape(tx.init, tree.unflatten(shapes))
+    return [x.shape for x in jax.tree.leaves(made)]
 
 
 def _longer(shape: Sequence[int], axis: int) -> tuple[int, ...]:
     return tuple(n + (i == axis) for i, n in enumerate(shape))
 
 
-def _check_counts(state: PyTree) -> None:
+def _check_calls(state: PyTree) -> None:
     """Whoever accumulates over calls has other rows each time."""
     collects = lambda x: isinstance(x, optax.MultiStepsState)
     for path, x in jax.tree.leaves_with_path(state, is_leaf=collects):
         if collects(x):
             raise ValueError(
-                f"rowwise: state{keystr(path)}={shown(x)} is of optax.MultiSteps, whose "
-                "calls touch other rows each: add up the losses of micro-batches instead"
+                f"rowwise: state{keystr(path)}={shown(x)} is of optax.MultiSteps, "
+                "whose calls touch other rows each: take the mean loss of the "
+                "micro-batches instead"
             )

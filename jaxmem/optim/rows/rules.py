@@ -42,8 +42,8 @@ def lazy_adam(
       b1, b2, eps, eps_root, mu_dtype: as for `optax.adam`.
 
     Returns:
-      An `optax.GradientTransformationExtraArgs`, to be called with the `RowGradients` of
-      `value_and_row_grad`.
+      An `optax.GradientTransformationExtraArgs`, to be called with the `RowGradients`
+      of `value_and_row_grad`.
 
     Raises:
       TypeError, ValueError: a learning rate that is none; else as `rowwise`.
@@ -149,8 +149,8 @@ def rowwise_adagrad(
       eps: added to the root.
 
     Returns:
-      An `optax.GradientTransformationExtraArgs`, to be called with the `RowGradients` of
-      `value_and_row_grad`.
+      An `optax.GradientTransformationExtraArgs`, to be called with the `RowGradients`
+      of `value_and_row_grad`.
 
     Raises:
       TypeError, ValueError: arguments that are no numbers of at least 0; else as

@@ -1,8 +1,8 @@
 """Values and gradients in which those of tables are rows.
 
 JAX's gradient of an array is an array of its shape. So the gradient is traced, and what
-is computed of it stops before the scatter-add that would make a table's: the ids and the
-rows that it takes are the result.
+is computed of it stops before the scatter-add that would make a table's: the ids and
+the rows that it takes are the result.
 """
 
 from collections.abc import Callable
@@ -27,13 +27,15 @@ def value_and_row_grad(
 ) -> Callable[..., Any]:
     """`jax.value_and_grad` whose gradients of tables are `RowGradients`.
 
-    A table is read by lookups alone: `jaxmem.ops.embed` and `embedding_bag`, `jnp.take`,
-    `table[ids]`, Flax's `Embed`. The model need not be changed. No array of the table's
-    size is made: memory and time of its gradient are proportional to the ids. Several
-    lookups in one table, casts of it, and `jax.checkpoint` are seen through.
+    A table is read by lookups alone: `jaxmem.ops.embed` and `embedding_bag`,
+    `jnp.take`, `table[ids]` with an array of ids, Flax's `Embed`. The model need not be
+    changed. No array of the table's size is made: memory and time of its gradient are
+    proportional to the ids. Several lookups in one table, casts of it, and
+    `jax.checkpoint` are seen through.
 
     A table that is read in another way too, such as one tied to the output layer, has a
-    dense gradient, and is refused; so is one that is looked up inside a `scan`.
+    dense gradient, and is refused; so is one that is looked up inside a `scan` or a
+    `shard_map` (which may be around the whole call: see `RowGradients.all_gather`).
 
     Call it under `jit`: it traces the gradient at every call.
 
@@ -45,8 +47,8 @@ def value_and_row_grad(
       has_aux: whether `loss_fn` returns (loss, aux).
 
     Returns:
-      A function of the arguments of `loss_fn` that returns (loss, gradients), or ((loss,
-      aux), gradients). Gradients are of the structure of the parameters, with
+      A function of the arguments of `loss_fn` that returns (loss, gradients), or
+      ((loss, aux), gradients). Gradients are of the structure of the parameters, with
       `RowGradients` in the place of tables; of a table that is not read, without rows.
 
     Raises:

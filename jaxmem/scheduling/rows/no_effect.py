@@ -2,8 +2,9 @@
 
 Three things are known of a value: that it is zero, that it is an input as it is, or
 nothing. An update is exact on the touched rows alone if, for a gradient of zero, every
-output is an input as it is. A zero times a number, or divided by one, is taken for zero:
-where that number is not finite, or 0, the plain step gives NaN in rows without gradient.
+output is an input as it is. A zero times a number, or divided by one, is taken for
+zero: where that number is not finite, or 0, the plain step gives NaN in rows without
+gradient.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Where a step adds rows into zeros and updates a table by all of it, element by element.
+"""Where a step adds rows into zeros, and updates a table element by element by them.
 
 Found in a list of equations: the gradient, the equations that it goes into, and whether
 an update of the touched rows alone is exact.

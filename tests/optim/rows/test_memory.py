@@ -54,14 +54,9 @@ def test_arrays_of_ids_alone(name):
 @pytest.mark.parametrize("name", ["sgd", "lazy adam", "one accumulator a row"])
 def test_rows_over_devices_are_never_gathered(name):
     mesh = jax.make_mesh((8,), ("rows",), axis_types=(AxisType.Auto,))
-    spec = lambda x: PartitionSpec("rows" if x.shape[:1] == (ROWS,) else None)
-
-    def place(tree):
-        put = lambda x: jax.device_put(
-            x, NamedSharding(mesh, spec(x) if x.ndim else PartitionSpec())
-        )
-        return jax.tree.map(put, tree)
-
+    spec = lambda x: PartitionSpec(*["rows"] * (x.shape[:1] == (ROWS,)))
+    put = lambda x: jax.device_put(x, NamedSharding(mesh, spec(x)))
+    place = lambda tree: jax.tree.map(put, tree)
     want, state, ids = compiled(RULES[name])
     want = want(state, ids)[0]
     program, state, ids = compiled(RULES[name], place)
