@@ -69,9 +69,9 @@ def embedding_bag(
     if mode not in get_args(Reduction):
         raise wrong_value("embedding_bag: mode", mode, "'sum', 'mean' or 'max'")
     table = check_table("embedding_bag", table)
-    ids = check_ids("embedding_bag", table, ids, out_of_range)
+    given, ids = ids, check_ids("embedding_bag", table, ids, out_of_range)
     if not ids.ndim or not ids.shape[-1]:
-        raise wrong_value("embedding_bag: ids", ids, "a bag of at least one id")
+        raise wrong_value("embedding_bag: ids", given, "a bag of at least one id")
     if weights is not None:
         check_array("embedding_bag: weights", weights, "floating")
         if mode == "max" or jnp.shape(weights) != ids.shape:

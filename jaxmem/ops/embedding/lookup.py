@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int32, Integer
 
 from jaxmem._checks import check_array, shown, wrong_value
+from jaxmem.ir.jaxprs import is_abstract
 
 OutOfRange = Literal["fill", "clip"]
 
@@ -37,8 +38,7 @@ def check_ids(name: str, table: Array, ids: Any, out_of_range: Any) -> Array:
 
 
 def _check_values(name: str, count: int, ids: Any) -> None:
-    traced = isinstance(ids, jax.core.Tracer)
-    if traced or not getattr(ids, "is_fully_addressable", True):
+    if is_abstract(ids) or not getattr(ids, "is_fully_addressable", True):
         return
     values = np.asarray(ids)
     bad = np.unique(values[(values < -count) | (values >= count)])

@@ -150,9 +150,11 @@ def _owners(
             other = list(shapes)
             other[k] = jax.ShapeDtypeStruct(_longer(g.shape, axis), g.dtype)
             for j, shape in enumerate(_state_shapes(tx, tree, other)):
+                if shape == plain[j]:
+                    continue
                 if axis == 0 and shape == _longer(plain[j], 0):
                     owners[j] = k
-                elif shape != plain[j] and (axis == 0 or owners[j] != k):
+                elif axis == 0 or owners[j] != k:
                     raise ValueError(
                         f"rowwise: state{keystr(named[j][0])}={shown(named[j][1])} "
                         f"mixes the rows of the table {keystr(path)}: a transformation "

@@ -8,7 +8,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PyTree
 
-from jaxmem._checks import check_scalar
+from jaxmem._checks import check_dtype, check_scalar
 from jaxmem.ir.unique_rows import spread
 from jaxmem.optim._adama_arguments import check_rate
 from jaxmem.optim.rows.gradients import is_rows
@@ -61,6 +61,8 @@ def lazy_adam(
         check_scalar(name, value, at_least=0, below=1)
     for name, value in {"eps": eps, "eps_root": eps_root}.items():
         check_scalar(name, value, at_least=0)
+    if mu_dtype is not None:
+        check_dtype("mu_dtype", mu_dtype)
     return rowwise(optax.adam(rate, b1, b2, eps, eps_root, mu_dtype))
 
 

@@ -24,7 +24,7 @@ BY_ELEMENT = ELEMENTWISE | VARYING | {"name"}
 
 
 @dataclass(frozen=True)
-class Table:
+class UpdatedTable:
     """A table whose gradient is rows.
 
     Attributes:
@@ -42,7 +42,7 @@ class Table:
     why: str = ""
 
 
-def tables(graph: JaxprGraph) -> Iterator[Table]:
+def tables(graph: JaxprGraph) -> Iterator[UpdatedTable]:
     """Those for which it pays, in order."""
     if not any(eqn.primitive.name == "scatter-add" for eqn in graph.eqns):
         return
@@ -54,7 +54,7 @@ def tables(graph: JaxprGraph) -> Iterator[Table]:
         found = row_scatters(graph, v)
         if isinstance(found, str):
             if why := _mixed(graph, eqn, found):
-                yield Table(v, None, why=why)
+                yield UpdatedTable(v, None, why=why)
         elif _pays(graph, found) and _is_whole(graph, v):
             table = _table(graph, v, found)
             taken |= table.update
@@ -102,7 +102,7 @@ def _mixed(graph: JaxprGraph, eqn, why: str) -> str:
     return f"the table is used elsewhere too: {why}" if rows else ""
 
 
-def _table(graph: JaxprGraph, v, found: Scatters) -> Table:
+def _table(graph: JaxprGraph, v, found: Scatters) -> UpdatedTable:
     """The table of a gradient, and why it is left alone."""
     update: set[int] = set()
     reached = {v}
@@ -112,11 +112,11 @@ def _table(graph: JaxprGraph, v, found: Scatters) -> Table:
         shapes = {x.aval.shape for x in eqn.outvars}
         named = eqn.primitive.name
         if named not in BY_ELEMENT or shapes != {v.aval.shape}:
-            return Table(v, found, why=f"`{named}` reads all of it")
+            return UpdatedTable(v, found, why=f"`{named}` reads all of it")
         update.add(i)
         reached.update(eqn.outvars)
     pairs, why = _outputs(graph, v, reached)
-    return Table(v, found, frozenset(update), pairs, why)
+    return UpdatedTable(v, found, frozenset(update), pairs, why)
 
 
 def _outputs(graph: JaxprGraph, v, reached: set) -> tuple[tuple, str]:

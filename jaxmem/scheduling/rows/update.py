@@ -13,7 +13,7 @@ from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.unique_rows import put_rows, take_rows, unique_rows
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description, described, gradient
-from jaxmem.scheduling.rows.touched import BY_ELEMENT, NOTHING, Table, tables
+from jaxmem.scheduling.rows.touched import BY_ELEMENT, NOTHING, UpdatedTable, tables
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TouchedRows:
 class Tables:
     """Tables of a list of equations, and the equations that make their gradients."""
 
-    tables: tuple[Table, ...]
+    tables: tuple[UpdatedTable, ...]
     makers: tuple[Any, ...]
 
 
@@ -76,7 +76,7 @@ class UpdateTouchedRows(Pass[TouchedRows, Tables]):
 class _Rows:
     """The values of the rows that a table's gradient names."""
 
-    def __init__(self, table: Table):
+    def __init__(self, table: UpdatedTable):
         self.table = table
         self.ids: Any = None
         self.env: dict[Any, Any] = {}
