@@ -79,7 +79,8 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN = """
     Normalized Operation Operations Order OutOfReach Plan Prediction RematPolicy
     RecomputedOperation RecomputedResidual Rematerialised Replacement Report Residual
     RemainingArrays Residuals RowwiseAdagradState SaveChoice Scheduled Site
-    SplitParameters Stored SubstitutionReport Target TrainedSizes Trial accumulates swish targets
+    SplitParameters Stored SubstitutionReport Target TrainedSizes Trial accumulates
+    swish targets
 """.split()
 # What the other packages compile with; `estimate` checks the arguments.
 WITHOUT_ARGUMENTS_OF_ITS_OWN += (

@@ -124,7 +124,17 @@ class RowGradients:
         """The rows of every device of a mesh axis, inside `shard_map`.
 
         What `jax.lax.psum` is for a dense gradient: the sum of all devices' rows, for a
-        table that each of them has. What moves is proportional to the ids.
+        table that each of them has. What moves is proportional to the ids. Call
+        `shard_map` with `check_vma=False`: else JAX sums the gradient of such a table
+        by itself, densely, and `value_and_row_grad` refuses it.
+
+        Args:
+          axis_name: the mesh axis, or several.
+
+        Example::
+
+          grads = {"table": grads["table"].all_gather("data"),
+                   "w": jax.lax.psum(grads["w"], "data")}
         """
         gather = lambda x: jax.lax.all_gather(x, axis_name, tiled=True)
         marks = _marks(gather(self.ids))

@@ -70,7 +70,8 @@ class RowwiseAdagradState(NamedTuple):
     """Sums of mean squares.
 
     Attributes:
-      sums: a tree as the parameters; of a leaf [rows, ...] float32 [rows].
+      sums: a tree as the parameters, float32; of a leaf [..., d] of shape [...], of a
+        vector or scalar of its own shape.
     """
 
     sums: PyTree
@@ -83,8 +84,10 @@ def scale_by_rowwise_adagrad(
 
         s_r <- s_r + mean(g_r^2),    u_r = g_r / (sqrt(s_r) + eps)
 
-    A row is an element of the first axis; of a scalar it is the scalar. State: 4 bytes
-    a row. A row whose gradient is zero stays, and so does its state.
+    A row is along the last axis, so that the layers of a stacked leaf [L, m, n] have
+    their own; of a vector each element is one. State: 4 bytes a row. A row whose
+    gradient is zero stays, and so does its state. A gradient that is not finite makes
+    its row's accumulator so.
 
     Args:
       initial_accumulator_value: of s.
@@ -108,7 +111,7 @@ def scale_by_rowwise_adagrad(
 
     def init(params):
         # like a column, so that it is sharded as the rows are
-        column = lambda p: p[(slice(None), *(0,) * (p.ndim - 1))] if p.ndim else p
+        column = lambda p: p[..., 0] if p.ndim > 1 else p
         full = lambda p: jnp.full_like(
             column(jnp.asarray(p)), initial_accumulator_value, jnp.float32
         )
@@ -116,9 +119,8 @@ def scale_by_rowwise_adagrad(
 
     def update(updates, state, params=None):
         del params
-        mean = lambda g: jnp.mean(
-            jnp.square(g.astype(jnp.float32)), tuple(range(1, g.ndim))
-        )
+        squared = lambda g: jnp.square(g.astype(jnp.float32))
+        mean = lambda g: jnp.mean(squared(g), axis=-1) if g.ndim > 1 else squared(g)
         sums = jax.tree.map(lambda g, s: s + mean(g), updates, state.sums)
 
         def scaled(g, s):
@@ -142,7 +144,7 @@ def rowwise_adagrad(
         s_r <- s_r + mean(g_r^2),    p_r <- p_r - lr g_r / (sqrt(s_r) + eps)
 
     The same as with dense gradients: rows without a gradient do not move. Other
-    parameters in the tree have one accumulator for each element of their first axis;
+    parameters in the tree have one accumulator for each row along the last axis;
     `optax.partition` gives them another optimizer. State: 4 bytes a row.
 
     Args:

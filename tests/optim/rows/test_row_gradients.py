@@ -7,8 +7,9 @@ import optax
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxmem.optim import RowGradients
-from tests.optim.rows.problem import LR
+from jaxmem.optim import RowGradients, lazy_adam, value_and_row_grad
+from tests.optim.rows.problem import LR, batches, loss, params, train_step
+from tests.optim.rows.problem import TABLE as TABLE_PATH
 
 TABLE = jax.random.normal(jax.random.key(0), (10, 3))
 IDS = jnp.array([4, 1, 4, 10, -1, 1])
@@ -104,3 +105,36 @@ def test_rows_of_all_devices():
 def test_another_table_is_refused():
     with pytest.raises(ValueError, match=r"table=float32\[2,3\]: one of the shape"):
         jnp.ones((2, 3)) + GRADIENT
+
+
+def test_data_parallel_lazy_adam_is_that_of_the_whole_batch():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    tx, given = lazy_adam(LR), params()
+    grad = value_and_row_grad(loss, TABLE_PATH)
+
+    def step(carry, ids):
+        params, state = carry
+        _, grads = grad(params, ids)
+        table = grads["embed"]["table"].all_gather("data")
+        grads = {
+            "embed": {"table": table.with_rows(table.rows / 8)},
+            "w": jax.lax.pmean(grads["w"], "data"),
+        }
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    everywhere = PartitionSpec()
+    sharded = jax.shard_map(
+        step,
+        mesh=mesh,
+        in_specs=(everywhere, PartitionSpec("data")),
+        out_specs=everywhere,
+        check_vma=False,
+    )
+    with jax.numpy_dtype_promotion("standard"):  # for optax
+        got = want = given, tx.init(given)
+        for ids in batches(3):
+            got = jax.jit(sharded)(got, ids)
+            want, _ = jax.jit(train_step(tx))(want, ids)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
