@@ -1,10 +1,13 @@
 """`schedule` updates the touched rows of a table, where that is exact."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxmem
 from jaxmem import optim
@@ -155,3 +158,59 @@ def test_a_step_on_rows_is_left_as_it_is():
     tx = optim.lazy_adam(0.1)
     plan = planned(train_step(tx), start(tx))
     assert not any("of a table" in n for n in plan.notes)
+
+
+def test_a_forward_scatter_is_no_gradient():
+    """Nothing is said of it."""
+
+    def step(x, ids):
+        table = jnp.zeros((ROWS, WIDTH)).at[ids].add(x[: ids.size])
+        return table.T @ jnp.ones(ROWS)
+
+    plan = planned(step, jnp.ones((IDS, WIDTH)))
+    assert not any("of a table" in n for n in plan.notes)
+
+
+def test_counts_of_ids_are_updated_in_place():
+    """What is no gradient, but treated as one: exact all the same."""
+    rows = 2**18
+
+    def step(counts, ids):
+        return counts + jnp.zeros(rows).at[ids].add(1.0)
+
+    start = jnp.arange(rows, dtype=jnp.float32)
+    scheduled = jaxmem.schedule(step, donate_argnums=())
+    assert scheduled.plan(start, ids(0)).gradients
+    np.testing.assert_array_equal(scheduled(start, ids(0)), step(start, ids(0)))
+
+
+def test_a_table_sharded_over_rows_is_not_gathered():
+    mesh = jax.make_mesh((8,), ("rows",), axis_types=(AxisType.Auto,))
+    spec = lambda x: PartitionSpec(*["rows"] * (x.shape[:1] == (ROWS,)))
+    put = lambda x: jax.device_put(x, NamedSharding(mesh, spec(x)))
+    tx = optax.adagrad(0.1)
+    step = train_step(tx, rows=False)
+    scheduled = jaxmem.schedule(step, donate_argnums=0)
+    state = jax.tree.map(put, start(tx))
+    program = jax.jit(scheduled, donate_argnums=0).lower(state, ids(0)).compile()
+    moves = r"= (.*) (?:all-gather|all-reduce|all-to-all|collective-permute)\("
+    moved = " ".join(re.findall(moves, program.as_text()))
+    shapes = re.findall(r"\w+\[([\d,]*)\]", moved)
+    sizes = [np.prod([int(n) for n in s.split(",") if n]) for s in shapes]
+    assert sizes and max(sizes) <= IDS * WIDTH
+    ours, _ = program(state, ids(0))
+    want, _ = jax.jit(step)(start(tx), ids(0))
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+def test_micro_batches():
+    """Whatever the pass does in the loop over them, whose accumulator is dense."""
+    lossy = lambda params, ids, key: loss(params, ids)
+    tx = optax.sgd(0.1)
+    given = params(ROWS, WIDTH)
+    step = jaxmem.microbatch(lossy, tx, 2, donate=False)
+    got = step(given, tx.init(given), ids(0), None)[0]
+    (want, _), _ = train_step(tx, rows=False)((given, tx.init(given)), ids(0))
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from jaxmem import _compat
-from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
+from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.unique_rows import put_rows, take_rows, unique_rows
 from jaxmem.scheduling._pass import Level, Pass
@@ -62,8 +62,8 @@ class UpdateTouchedRows(Pass[TouchedRows, Tables]):
         del config
         graph = JaxprGraph(level.jaxpr)
         for table in tables(graph):
-            if table.why and table.why != NOTHING:
-                maker = graph.eqns[graph.maker[table.gradient]]
+            maker = graph.eqns[graph.maker[table.gradient]]
+            if table.why not in ("", NOTHING) and is_transposed(maker):
                 _, shape, dtype, path = described(table.gradient.aval, maker)
                 sizes = ",".join(map(str, shape))
                 where = f" of {path}" if path else ""

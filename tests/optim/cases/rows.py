@@ -24,6 +24,6 @@ def make(lr=LR):
     return optax.chain(scale_by_rowwise_adagrad(), rate)
 
 
-# The accumulators of one leaf have the shape of another by chance; that they are sharded
-# as the rows is in `tests/optim/rows/test_memory.py`.
+# The accumulators of one leaf have the shape of another by chance; that they are
+# sharded as the rows is in `tests/optim/rows/test_memory.py`.
 CASES = [Case("rowwise_adagrad", make, reference, sharded=False)]
