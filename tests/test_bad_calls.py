@@ -78,8 +78,9 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN = """
     Layout Lifetimes LintReport MemoryReport MicrobatchStep NoLayoutError
     Normalized Operation Operations Order OutOfReach Plan Prediction RematPolicy
     RecomputedOperation RecomputedResidual Rematerialised Replacement Report Residual
-    RemainingArrays Residuals SaveChoice Scheduled Site SplitParameters Stored
-    SubstitutionReport Target TrainedSizes Trial accumulates swish targets
+    RemainingArrays Residuals RowwiseAdagradState SaveChoice Scheduled Site
+    SplitParameters Stored SubstitutionReport Target TrainedSizes Trial accumulates
+    swish targets
 """.split()
 # What the other packages compile with; `estimate` checks the arguments.
 WITHOUT_ARGUMENTS_OF_ITS_OWN += (

@@ -34,7 +34,7 @@ ALLOWED = {
     "ops": {"_bits", "ir"},
     "rewriting": {"ir", "ops"},
     "nn": {"ir", "memory", "ops", "rewriting"},
-    "optim": {"_bytes", "_paths", "frameworks"},
+    "optim": {"_bytes", "_paths", "frameworks", "ir"},
     "planning": set(),
     "linting": {
         *("_bytes", "_module_path", "chips", "frameworks", "ir", "memory"),

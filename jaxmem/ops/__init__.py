@@ -31,6 +31,8 @@ from jaxmem.ops.codes.save_quantized import save_quantized as save_quantized
 from jaxmem.ops.codes.stored import Stored as Stored
 from jaxmem.ops.codes.stored import stored as stored
 from jaxmem.ops.cross_entropy.linear import linear_cross_entropy as linear_cross_entropy
+from jaxmem.ops.embedding.bag import embedding_bag as embedding_bag
+from jaxmem.ops.embedding.embed import embed as embed
 from jaxmem.ops.few_bit.derivative import fewbit as fewbit
 from jaxmem.ops.few_bit.derivative import fewbit_table as fewbit_table
 from jaxmem.ops.linear.conv import conv as conv

@@ -7,6 +7,7 @@ from jaxmem.ops.activations.records import GATED, SOFTMAX, UNARY
 from jaxmem.ops.attention.records import ATTENTION
 from jaxmem.ops.codes.save_quantized import save_quantized
 from jaxmem.ops.cross_entropy.linear import linear_cross_entropy
+from jaxmem.ops.embedding.records import EMBEDDINGS
 from jaxmem.ops.linear.records import CONV, DENSE
 from jaxmem.ops.norms.records import NORMS
 from jaxmem.ops.randomness.dropout import dropout
@@ -81,6 +82,7 @@ RECORDS: tuple[OpRecord, ...] = (
     MAX_POOL,
     DENSE,
     CONV,
+    *EMBEDDINGS,
     *map(OpRecord, (sampled_dense, velora_dense, linear_cross_entropy)),
     *map(OpRecord, (where, save_quantized)),
 )

@@ -87,3 +87,11 @@ from jaxmem.optim.low_rank import galore as galore
 from jaxmem.optim.low_rank import scale_by_apollo as scale_by_apollo
 from jaxmem.optim.low_rank import scale_by_fira as scale_by_fira
 from jaxmem.optim.low_rank import scale_by_galore as scale_by_galore
+from jaxmem.optim.rows import RowGradients as RowGradients
+from jaxmem.optim.rows import RowwiseAdagradState as RowwiseAdagradState
+from jaxmem.optim.rows import lazy_adam as lazy_adam
+from jaxmem.optim.rows import rowwise as rowwise
+from jaxmem.optim.rows import rowwise_adagrad as rowwise_adagrad
+from jaxmem.optim.rows import rowwise_sgd as rowwise_sgd
+from jaxmem.optim.rows import scale_by_rowwise_adagrad as scale_by_rowwise_adagrad
+from jaxmem.optim.rows import value_and_row_grad as value_and_row_grad

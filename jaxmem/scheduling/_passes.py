@@ -29,6 +29,7 @@ from jaxmem.scheduling.recompute.unrolled import (
 )
 from jaxmem.scheduling.release.released import GradientRelease, ReleaseGradients
 from jaxmem.scheduling.release.write_back import carried
+from jaxmem.scheduling.rows.update import UpdateTouchedRows
 
 PASSES: tuple[Pass, ...] = (
     CastInside(),
@@ -38,6 +39,7 @@ PASSES: tuple[Pass, ...] = (
     RecomputeFirstLayers(),
     RecomputeUnrolled(),
     ReleaseGradients(),
+    UpdateTouchedRows(),
     OrderOperations(),
     ProductsThatShrinkFirst(),
 )

@@ -181,6 +181,17 @@ CALLS = [
     Call("velora_projection", ops.velora_projection, {"x": X, "groups": 2}, {
         "x": (*NOT_ARRAY, jnp.ones(())), "groups": (None, *COUNT, 3),
     }, trace=True),
+    Call("embed", ops.embed, {"table": X, "ids": jnp.array([1])}, {
+        "table": (*FLOATS, jnp.float32(1.0)),
+        "ids": (*NOT_ARRAY, X, 1.5, True, jnp.array([2]), -3),
+        "out_of_range": ("banana", 3, True, ["clip"]),
+    }),
+    Call("embedding_bag", ops.embedding_bag, {"table": X, "ids": jnp.array([1])}, {
+        "table": (*FLOATS, jnp.float32(1.0)),
+        "ids": (*NOT_ARRAY, X, 1, jnp.array([2]), jnp.zeros((2, 0), jnp.int32)),
+        "weights": ("x", {}, INTS, jnp.ones(2)), "mode": (None, *WORD),
+        "out_of_range": ("banana", 3, True, ["clip"]),
+    }),
     Call("merge_scale", ops.merge_scale,
         {"kernel": KERNEL, "bias": jnp.ones(6)}, MERGE, trace=True),
     Call("unmerge_scale", ops.unmerge_scale,

@@ -56,6 +56,7 @@ TREE = (None, 3, "x")  # for a state
 OTHER = {"w": PARAMS["w"]}  # lacks a parameter
 UPDATE = {"updates": (STATE, OTHER), "state": (*TREE, PARAMS, ADAM.init(PARAMS))}
 MASK = (3, "w", {"w": 1, "b": True}, {"w": None, "b": True}, [2.0])
+ACCUMULATOR = {"initial_accumulator_value": NOT_NEGATIVE, "eps": NOT_NEGATIVE}
 
 PROJECTED = (3, 1.0, {"w": "x"}, {"w": None})
 SUBSPACE = {
@@ -191,6 +192,29 @@ CALLS = [
             "state": (*TREE, PARAMS, STATE), "params": (None, STATE, OTHER),
             "rng": (3, "key", jnp.ones(2)),
         }, trace=True),
+    Call("RowGradients", optim.RowGradients,
+        {"ids": jnp.array([1]), "rows": jnp.ones((1, 3)), "shape": (2, 3)}, {
+            "ids": (None, "x", [1], jnp.ones(1), jnp.array([[1]])),
+            "rows": (None, 3, [1.0], jnp.ones((2, 3)), jnp.ones((1, 2))),
+            "shape": (None, "x", 1.5, (), (2, 4), [True]),
+        }),
+    Call("value_and_row_grad", lambda params, **kwargs: optim.value_and_row_grad(
+            lambda p: jnp.sum(p["w"][jnp.array([0])]), **kwargs)(params),
+        {"params": PARAMS, "tables": "w"}, {
+            "tables": (None, 3, "x/y", [], {"w": 1, "b": True}), "has_aux": FLAG,
+        }, trace=True),
+    Call("value_and_row_grad of a function", optim.value_and_row_grad,
+        {"loss_fn": len, "tables": "w"}, {"loss_fn": FUNCTION}),
+    Call("rowwise", optim.rowwise, {"tx": ADAM}, {"tx": (None, 3, "adam", optax.adam)}),
+    Call("lazy_adam", optim.lazy_adam, {"learning_rate": 0.1}, {
+        "learning_rate": RATE, **{k: RULE[k] for k in ("b1", "b2", "eps", "eps_root")},
+        "mu_dtype": DTYPE,
+    }),
+    Call("rowwise_sgd", optim.rowwise_sgd, {"learning_rate": 0.1},
+        {"learning_rate": RATE}),
+    Call("rowwise_adagrad", optim.rowwise_adagrad, {"learning_rate": 0.1},
+        {"learning_rate": RATE, **ACCUMULATOR}),
+    Call("scale_by_rowwise_adagrad", optim.scale_by_rowwise_adagrad, {}, ACCUMULATOR),
     Call("trainable", jaxmem.trainable, {"params": PARAMS, "mask": "w"}, {
         "params": (None, 3, {}, {"w": "x"}, {"w": np.arange(3)}),
         "mask": (None, 3, [], "", "x/y", {"w": 1, "b": True}, {"w": True}),

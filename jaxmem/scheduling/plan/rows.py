@@ -11,14 +11,14 @@ from jaxmem.ir.costs import MACHINES, flops, seconds
 
 @dataclass(frozen=True)
 class Gradient:
-    """A stacked output of a backward scan.
+    """A stacked output of a backward scan, or the gradient of a table.
 
     Attributes:
       bytes: of the whole stack.
       shape: its shape, the layers in front.
       dtype: its dtype.
       path: the name scopes (the modules) of the operation that makes it.
-      released: whether the stack no longer exists.
+      released: whether the stack, or the table's gradient, no longer exists.
       why: what prevents the release; empty where it is released.
     """
 

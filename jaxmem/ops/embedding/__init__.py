@@ -1,0 +1,1 @@
+"""Lookups in tables that keep the ids alone."""

@@ -1,0 +1,1 @@
+"""Updates of tables, of the rows alone that have a gradient."""

@@ -1,0 +1,100 @@
+"""What elementwise equations make of a gradient that is zero.
+
+Three things are known of a value: that it is zero, that it is an input as it is, or
+nothing. An update is exact on the touched rows alone if, for a gradient of zero, every
+output is an input as it is. A zero times a number, or divided by one, is taken for
+zero: where that number is not finite, or 0, the plain step gives NaN in rows without
+gradient.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.jaxprs import is_var
+
+ZERO = "zero"
+Known = Any  # ZERO, a variable of the inputs, or None
+
+# Functions that map zero to zero; some pass an input on as it is, too.
+_PASS = {"copy", "copy_p", "name", "optimization_barrier", "pcast", "pvary"}
+_PASS |= {"sharding_constraint", "stop_gradient"}
+_ODD = {"abs", "asin", "asinh", "atan", "cbrt", "ceil", "erf", "expm1", "floor"}
+_ODD |= {"log1p", "neg", "real", "reduce_precision", "round", "sign", "sin", "sinh"}
+_ODD |= {"sqrt", "square", "tan", "tanh"}
+
+
+def of_zero(graph: JaxprGraph, gradient: Any) -> Callable[[Any], Known]:
+    """A function of operands: what is known of them if `gradient` is zero."""
+    found: dict[Any, Known] = {gradient: ZERO}
+
+    def known(atom) -> Known:
+        if not is_var(atom):
+            return None if np.any(np.asarray(atom.val)) else ZERO
+        if atom not in found:
+            found[atom] = _made(graph, atom, known)
+        return found[atom]
+
+    # in order, so that nothing recurses deep
+    for eqn in graph.eqns:
+        for v in eqn.outvars:
+            known(v)
+    return known
+
+
+def _made(graph: JaxprGraph, v, known: Callable) -> Known:
+    i = graph.maker.get(v)
+    if i is None:
+        return v
+    eqn = graph.eqns[i]
+    name = eqn.primitive.name
+    if name == "convert_element_type":
+        return _cast(eqn, known(eqn.invars[0]))
+    if name == "broadcast_in_dim":
+        return ZERO if known(eqn.invars[0]) is ZERO else None
+    if name in _PASS:
+        return known(eqn.invars[eqn.outvars.index(v)])
+    return _arithmetic(eqn, [known(x) for x in eqn.invars])
+
+
+def _cast(eqn, given: Known) -> Known:
+    """An input stays as it is while it is held in a dtype that has all its values."""
+    if given is None or given is ZERO:
+        return given
+    own, wide = given.aval.dtype, eqn.outvars[0].aval.dtype
+    return given if jnp.promote_types(own, wide) == wide else None
+
+
+def _arithmetic(eqn, given: Sequence[Known]) -> Known:
+    name = eqn.primitive.name
+    if name in ("add", "add_any"):
+        a, b = given
+        return b if a is ZERO else a if b is ZERO else None
+    if name == "sub":
+        return given[0] if given[1] is ZERO else None
+    if name == "mul":
+        return ZERO if ZERO in given else None
+    if name == "div" or (name == "integer_pow" and eqn.params["y"] > 0):
+        return ZERO if given[0] is ZERO else None
+    if name in ("max", "min"):
+        return ZERO if all(map(_limits(name), eqn.invars, given)) else None
+    if name == "select_n":
+        first, *others = given[1:]
+        return first if all(x is first for x in others) else None
+    return ZERO if name in _ODD and given[0] is ZERO else None
+
+
+def _limits(name: str) -> Callable[[Any, Known], bool]:
+    """Whether an operand of `max` or `min` leaves a zero as it is."""
+
+    def leaves_zero(atom, given: Known) -> bool:
+        if given is ZERO:
+            return True
+        if is_var(atom):
+            return False
+        return bool(atom.val <= 0 if name == "max" else atom.val >= 0)
+
+    return leaves_zero

@@ -1,0 +1,135 @@
+"""Where a step adds rows into zeros, and updates a table element by element by them.
+
+Found in a list of equations: the gradient, the equations that it goes into, and whether
+an update of the touched rows alone is exact.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.primitives import ELEMENTWISE, VARYING
+from jaxmem.ir.row_scatters import Scatters, row_scatters
+from jaxmem.ir.scans import LARGE, is_var, size_of
+from jaxmem.scheduling.rows.no_effect import ZERO, of_zero
+
+ROWS = 4  # a table has so many times more rows than are added, or it does not pay
+MOVES = (
+    "its update moves rows without a gradient, as those of momentum, Adam and weight "
+    "decay do; jaxmem.optim.rowwise and lazy_adam do so on the touched rows alone"
+)
+NOTHING = "nothing is made of it"
+BY_ELEMENT = ELEMENTWISE | VARYING | {"name"}
+
+
+@dataclass(frozen=True)
+class UpdatedTable:
+    """A table whose gradient is rows.
+
+    Attributes:
+      gradient: the variable that would be of the table's size.
+      scatters: what is added into it.
+      update: positions of the equations that it goes into.
+      outputs: variable of an updated array -> the input whose other rows it has.
+      why: what prevents an update of the rows alone; empty where it is exact.
+    """
+
+    gradient: Any
+    scatters: Scatters | None
+    update: frozenset[int] = frozenset()
+    outputs: tuple[tuple[Any, Any], ...] = ()
+    why: str = ""
+
+
+def tables(graph: JaxprGraph) -> Iterator[UpdatedTable]:
+    """Those for which it pays, in order."""
+    if not any(eqn.primitive.name == "scatter-add" for eqn in graph.eqns):
+        return
+    taken: set[int] = set()
+    for i, eqn in enumerate(graph.eqns):
+        v = eqn.outvars[0] if len(eqn.outvars) == 1 else None
+        if v is None or i in taken or not _is_table(v):
+            continue
+        found = row_scatters(graph, v)
+        if isinstance(found, str):
+            if why := _mixed(graph, eqn, found):
+                yield UpdatedTable(v, None, why=why)
+        elif _pays(graph, found) and _is_whole(graph, v):
+            table = _table(graph, v, found)
+            taken |= table.update
+            yield table
+
+
+def _is_table(v) -> bool:
+    shape = getattr(v.aval, "shape", ())
+    return bool(shape) and all(isinstance(n, int) for n in shape) and _is_large(v)
+
+
+def _is_large(v) -> bool:
+    return hasattr(v.aval.dtype, "itemsize") and size_of(v) >= LARGE
+
+
+def _pays(graph: JaxprGraph, found: Scatters) -> bool:
+    return 0 < ROWS * found.slots(graph) <= found.shape[0]
+
+
+def _is_whole(graph: JaxprGraph, v) -> bool:
+    """Whether it goes into something that is no sum of rows any more."""
+    if v in graph.outputs:
+        return True
+    users = [graph.eqns[k] for k in graph.users.get(v, ())]
+    if any(eqn.primitive.name == "add_any" and _is_dense(graph, eqn) for eqn in users):
+        return False  # a part of what is told of as mixed
+    return any(
+        len(eqn.outvars) != 1
+        or eqn.outvars[0].aval.shape != v.aval.shape
+        or _is_dense(graph, eqn)
+        for eqn in users
+    )
+
+
+def _is_dense(graph: JaxprGraph, eqn) -> bool:
+    return isinstance(row_scatters(graph, eqn.outvars[0]), str)
+
+
+def _mixed(graph: JaxprGraph, eqn, why: str) -> str:
+    """Why a sum of rows and of something else stays as it is; else empty."""
+    if eqn.primitive.name != "add_any":  # that of derivatives
+        return ""
+    parts = (row_scatters(graph, x) for x in eqn.invars if is_var(x))
+    rows = any(isinstance(p, Scatters) and _pays(graph, p) for p in parts)
+    return f"the table is used elsewhere too: {why}" if rows else ""
+
+
+def _table(graph: JaxprGraph, v, found: Scatters) -> UpdatedTable:
+    """The table of a gradient, and why it is left alone."""
+    update: set[int] = set()
+    reached = {v}
+    for i, eqn in enumerate(graph.eqns):
+        if not any(is_var(x) and x in reached for x in eqn.invars):
+            continue
+        shapes = {x.aval.shape for x in eqn.outvars}
+        named = eqn.primitive.name
+        if named not in BY_ELEMENT or shapes != {v.aval.shape}:
+            return UpdatedTable(v, found, why=f"`{named}` reads all of it")
+        update.add(i)
+        reached.update(eqn.outvars)
+    pairs, why = _outputs(graph, v, reached)
+    return UpdatedTable(v, found, frozenset(update), pairs, why)
+
+
+def _outputs(graph: JaxprGraph, v, reached: set) -> tuple[tuple, str]:
+    """(output, input whose other rows it has) pairs, and why there are none."""
+    known = of_zero(graph, v)
+    pairs = []
+    for out in filter(is_var, dict.fromkeys(graph.outvars)):
+        if out not in reached:
+            continue
+        own = known(out)
+        if out is v or own is ZERO:
+            return (), "the step returns it"
+        if own is None or own.aval != out.aval:
+            return (), MOVES
+        pairs.append((out, own))
+    return tuple(pairs), "" if pairs else NOTHING

@@ -1,0 +1,121 @@
+"""The pass that updates the touched rows of a table, where that is exact."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from jaxmem import _compat
+from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
+from jaxmem.ir.jaxprs import is_var
+from jaxmem.ir.unique_rows import put_rows, take_rows, unique_rows
+from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling.plan.rows import Description, described, gradient
+from jaxmem.scheduling.rows.touched import BY_ELEMENT, NOTHING, UpdatedTable, tables
+
+
+@dataclass(frozen=True)
+class TouchedRows:
+    """Nothing can be chosen: what it does never costs."""
+
+    name: ClassVar[str] = "rows"
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Tables of a list of equations, and the equations that make their gradients."""
+
+    tables: tuple[UpdatedTable, ...]
+    makers: tuple[Any, ...]
+
+
+class UpdateTouchedRows(Pass[TouchedRows, Tables]):
+    """Scatter-add into zeros and an update: instead gather, update and scatter."""
+
+    config = TouchedRows
+
+    def analyse(self, level: Level, config: TouchedRows) -> Iterator[Tables]:
+        graph = JaxprGraph(level.jaxpr)
+        found = tuple(t for t in tables(graph) if not t.why)
+        if found:
+            makers = (graph.eqns[graph.maker[t.gradient]] for t in found)
+            yield Tables(found, tuple(makers))
+
+    def apply(self, level: Level, rewrite: Tables):
+        graph = JaxprGraph(level.jaxpr)
+        instead = {}
+        for table in rewrite.tables:
+            rows = _Rows(table)
+            for out, own in table.outputs:
+                instead[graph.maker[out]] = partial(rows.put, out, own)
+        return done_otherwise(level.jaxpr, graph, instead)
+
+    def describe(self, rewrite: Tables, target: str) -> Description:
+        del target
+        pairs = zip(rewrite.tables, rewrite.makers, strict=True)
+        rows = (gradient(t.gradient.aval, maker, True, "") for t, maker in pairs)
+        return Description(gradients=tuple(rows))
+
+    def left(self, level: Level, config: TouchedRows) -> Iterator[str]:
+        del config
+        graph = JaxprGraph(level.jaxpr)
+        for table in tables(graph):
+            maker = graph.eqns[graph.maker[table.gradient]]
+            if table.why not in ("", NOTHING) and is_transposed(maker):
+                _, shape, dtype, path = described(table.gradient.aval, maker)
+                sizes = ",".join(map(str, shape))
+                where = f" of {path}" if path else ""
+                yield (
+                    f"the gradient {dtype}[{sizes}]{where} of a table stays dense: "
+                    f"{table.why}"
+                )
+
+
+class _Rows:
+    """The values of the rows that a table's gradient names."""
+
+    def __init__(self, table: UpdatedTable):
+        self.table = table
+        self.ids: Any = None
+        self.env: dict[Any, Any] = {}
+
+    def put(self, out, own, values: Values) -> list[Any]:
+        """An input with its rows updated."""
+        if self.ids is None:
+            assert self.table.scatters is not None
+            ids, rows = self.table.scatters.rows(values)
+            count = self.table.scatters.shape[0]
+            self.ids, sums = unique_rows(ids, rows, count)
+            self.env[self.table.gradient] = sums
+        return [put_rows(values.read(own), self.ids, self._read(out, values))]
+
+    def _read(self, atom, values: Values):
+        if not is_var(atom):
+            return atom.val
+        if not atom.aval.shape:
+            return values.read(atom)
+        if atom not in self.env:
+            self.env[atom] = self._made(atom, values)
+        return self.env[atom]
+
+    def _made(self, v, values: Values):
+        """Of an array of the table's shape the rows, computed of rows where it can."""
+        i = values.graph.maker.get(v)
+        if i is not None:
+            eqn = values.graph.eqns[i]
+            name = eqn.primitive.name
+            if name in BY_ELEMENT and len(eqn.outvars) == 1:
+                return _compat.bind(eqn, [self._read(x, values) for x in eqn.invars])[0]
+            if name == "broadcast_in_dim" and 0 not in eqn.params[_DIMENSIONS]:
+                x = jnp.asarray(values.read(eqn.invars[0]))
+                sizes = [1] * v.aval.ndim
+                for axis, size in zip(eqn.params[_DIMENSIONS], x.shape, strict=True):
+                    sizes[axis] = size
+                shape = (self.ids.shape[0], *v.aval.shape[1:])
+                return jnp.broadcast_to(x.reshape(sizes), shape)
+        return take_rows(values.read(v), self.ids)
+
+
+_DIMENSIONS = "broadcast_dimensions"

@@ -1,0 +1,66 @@
+"""Plain references of lookups: `jnp.take`, and a reduction of what it gives."""
+
+import functools
+
+import jax.numpy as jnp
+
+from jaxmem import ops
+from tests.references import Comparison
+
+ROWS = 7  # fewer than ids, so that some come twice
+
+
+def plain_bag(table, ids, weights=None, *, mode="sum"):
+    """Sums in the table's dtype."""
+    rows, axis = jnp.take(table, ids, axis=0), ids.ndim - 1
+    if mode == "max":
+        return jnp.max(rows, axis)
+    if weights is None:
+        return getattr(jnp, mode)(rows, axis)
+    if mode == "mean":
+        weights = weights / jnp.sum(weights, -1, keepdims=True)
+    spread = weights.reshape(*weights.shape, 1).astype(rows.dtype)
+    return jnp.sum(rows * spread, axis)
+
+
+def lookup_args(weighted):
+    def args(shape, dtype, rng):
+        table = jnp.asarray(rng.standard_normal((ROWS, shape[-1])), dtype)
+        ids = jnp.asarray(rng.integers(-ROWS, ROWS, shape[:-1]), jnp.int32)
+        if not weighted:
+            return table, ids
+        weights = jnp.asarray(rng.uniform(0.5, 1.5, ids.shape), dtype)
+        return table, ids, weights
+
+    return args
+
+
+def kept(args, wanted):
+    return args[1].size * 4
+
+
+def bag(mode, weighted):
+    return Comparison(
+        f"{'weighted ' * weighted}embedding bag, {mode}",
+        functools.partial(ops.embedding_bag, mode=mode),
+        functools.partial(plain_bag, mode=mode),
+        lookup_args(weighted),
+        ((5, 4), (2, 3, 6, 5)),
+        (0, 2) if weighted else (0,),
+        kept,
+    )
+
+
+COMPARISONS = [
+    Comparison(
+        "embed",
+        ops.embed,
+        lambda table, ids: jnp.take(table, ids, axis=0),
+        lookup_args(False),
+        ((9, 4), (3, 5, 13)),
+        (0,),
+        kept,
+    ),
+    *(bag(mode, False) for mode in ("sum", "mean", "max")),
+    *(bag(mode, True) for mode in ("sum", "mean")),
+]
