@@ -1,12 +1,19 @@
 """Optax gradient transformations that need less memory.
 
-`adama` folds each micro-batch's gradient into Adam's moments, so that no gradient is
-accumulated. `MultiSteps` accumulates for any optimizer, in the moments where it holds
-an AdamA. `accumulate_step` and `apply_step` are the two halves of a mini-batch for a
-scan over micro-batches; `start_step` comes before them if each device of a `shard_map`
-has micro-batches of its own. `clip_by_layer_norm` clips without waiting for the
-gradient of the whole model. `jaxmem.optim.accumulation` has the interface for other
-optimizers that accumulate gradients in their own state.
+- Micro-batches: `adama` folds each micro-batch's gradient into Adam's moments, so that
+  no gradient is accumulated. `MultiSteps` accumulates for any optimizer, in the moments
+  where it holds an AdamA. `accumulate_step` and `apply_step` are the two halves of a
+  mini-batch for a scan over micro-batches; `start_step` comes before them if each device
+  of a `shard_map` has micro-batches of its own. `jaxmem.optim.accumulation` has the
+  interface for other optimizers that accumulate gradients in their own state.
+- Low-bit moments: `adam`, `adamw`, `adama` with `bits=8` or 4. Weights in bfloat16:
+  `stochastic_rounding`, `kahan_summation`, `split_master` around any transformation.
+- Low-rank moments: `galore`, `apollo`, `apollo_mini`, `fira`.
+- Factored moments: `came`, `adafactor`, `adalomo`, `lomo`, `sm3`, `adam_mini`.
+- Tables: `rowwise`, `lazy_adam`, `rowwise_adagrad`, `rowwise_sgd` update the rows that a
+  step has read, from the gradient of `value_and_row_grad`.
+- `on_host` keeps an optimizer's state in the host's memory. `clip_by_layer_norm` clips
+  without waiting for the gradient of the whole model. `ledger` counts bytes a parameter.
 """
 
 from jaxmem.optim._adama import adama as adama
@@ -46,36 +53,6 @@ from jaxmem.optim.low_bit import kahan_summation as kahan_summation
 from jaxmem.optim.low_bit import scale_by_adam as scale_by_adam
 from jaxmem.optim.low_bit import split_master as split_master
 from jaxmem.optim.low_bit import stochastic_rounding as stochastic_rounding
-
-__all__ = [
-    "FusedAdam",
-    "LowBit",
-    "MultiSteps",
-    "accumulate_step",
-    "adafactor",
-    "adalomo",
-    "adam_mini",
-    "adam",
-    "adama",
-    "adamw",
-    "apply_step",
-    "came",
-    "clip_by_layer_norm",
-    "kahan_summation",
-    "ledger",
-    "on_host",
-    "lomo",
-    "scale_by_adam_mini",
-    "scale_by_adama",
-    "scale_by_came",
-    "scale_by_factored_rms",
-    "scale_by_sm3",
-    "sm3",
-    "scale_by_adam",
-    "split_master",
-    "start_step",
-    "stochastic_rounding",
-]
 from jaxmem.optim.low_rank import ApolloState as ApolloState
 from jaxmem.optim.low_rank import FiraState as FiraState
 from jaxmem.optim.low_rank import GaLoreState as GaLoreState
@@ -95,3 +72,46 @@ from jaxmem.optim.rows import rowwise_adagrad as rowwise_adagrad
 from jaxmem.optim.rows import rowwise_sgd as rowwise_sgd
 from jaxmem.optim.rows import scale_by_rowwise_adagrad as scale_by_rowwise_adagrad
 from jaxmem.optim.rows import value_and_row_grad as value_and_row_grad
+
+__all__ = [
+    "FusedAdam",
+    "LowBit",
+    "MultiSteps",
+    "accumulate_step",
+    "adafactor",
+    "adalomo",
+    "adam",
+    "adam_mini",
+    "adama",
+    "adamw",
+    "apollo",
+    "apollo_mini",
+    "apply_step",
+    "came",
+    "clip_by_layer_norm",
+    "fira",
+    "galore",
+    "kahan_summation",
+    "lazy_adam",
+    "ledger",
+    "lomo",
+    "on_host",
+    "rowwise",
+    "rowwise_adagrad",
+    "rowwise_sgd",
+    "scale_by_adam",
+    "scale_by_adam_mini",
+    "scale_by_adama",
+    "scale_by_apollo",
+    "scale_by_came",
+    "scale_by_factored_rms",
+    "scale_by_fira",
+    "scale_by_galore",
+    "scale_by_rowwise_adagrad",
+    "scale_by_sm3",
+    "sm3",
+    "split_master",
+    "start_step",
+    "stochastic_rounding",
+    "value_and_row_grad",
+]
