@@ -47,18 +47,24 @@ def shapes(sizes: Sizes, dtype=F32) -> dict[str, Any]:
     layers = {
         **{"query": of(n, d, d), "key": of(n, d, kv), "value": of(n, d, kv)},
         **{"out": of(n, d, d), "gate": of(n, d, h), "up": of(n, d, h)},
-        **{"down": of(n, h, d), "norm_1": of(n, d), "norm_2": of(n, d)},
+        "down": of(n, h, d),
     }
+    norms = {"norms": {"attention": of(n, d), "mlp": of(n, d)}}
     rest = {"embedding": of(words, d), "norm": of(d)}
-    return {"layers": layers, **rest, **({} if tied else {"head": of(d, words)})}
+    return {
+        "layers": layers,
+        **norms,
+        **rest,
+        **({} if tied else {"head": of(d, words)}),
+    }
 
 
 def low_rank(make: Callable, **how: Any) -> Callable:
-    """Matrices of the layers alone, at a quarter of the width."""
-    return lambda width: make(1e-2, rank=width // 4, projected="layers/**", **how)
+    """Matrices of the layers alone; the rank is what the scheme is given."""
+    return lambda rank: make(1e-2, rank=rank, projected="layers", **how)
 
 
-# name -> (the optimizer of a width, dtype of the weights)
+# name -> (the optimizer of a rank, dtype of the weights)
 SCHEMES: dict[str, tuple[Callable[[int], Any], Any]] = {
     "AdamW, float32": (lambda _: optax.adamw(1e-3), F32),
     "AdamA": (lambda _: jaxmem.adama(1e-3), F32),
@@ -86,7 +92,7 @@ SCHEMES: dict[str, tuple[Callable[[int], Any], Any]] = {
         ), BF16,
     ),
     "APOLLO": (low_rank(optim.apollo), F32),
-    "APOLLO-Mini": (lambda _: optim.apollo_mini(1e-2, projected="layers/**"), F32),
+    "APOLLO-Mini": (lambda _: optim.apollo_mini(1e-2, projected="layers"), F32),
     "Fira": (low_rank(optim.fira), F32),
     "CAME": (lambda _: optim.came(1e-3), F32),
     "Adafactor": (lambda _: optim.adafactor(1e-3), F32),
@@ -99,9 +105,11 @@ SCHEMES: dict[str, tuple[Callable[[int], Any], Any]] = {
 
 def measure(model: str, scheme: str) -> list[Any]:
     sizes, (make, dtype) = MODELS[model], SCHEMES[scheme]
-    params, tx = shapes(sizes, dtype), make(sizes.width)
+    # a quarter of the width, as in GaLore's paper, where matrices are that large
+    rank = min(sizes.width // 4, sizes.of_keys)
+    params, tx = shapes(sizes, dtype), make(rank)
     one, many = (
-        jaxmem.ledger(params, tx, micro_batches=n, released="layers/**")
+        jaxmem.ledger(params, tx, micro_batches=n, released=["layers", "norms"])
         for n in (1, MICRO_BATCHES)
     )
     parts = [many.bytes_of(part) for part in ("weights", "gradients", "accumulator")]

@@ -3,17 +3,17 @@
 - Micro-batches: `adama` folds each micro-batch's gradient into Adam's moments, so that
   no gradient is accumulated. `MultiSteps` accumulates for any optimizer, in the moments
   where it holds an AdamA. `accumulate_step` and `apply_step` are the two halves of a
-  mini-batch for a scan over micro-batches; `start_step` comes before them if each device
-  of a `shard_map` has micro-batches of its own. `jaxmem.optim.accumulation` has the
-  interface for other optimizers that accumulate gradients in their own state.
+  mini-batch for a scan over micro-batches; `start_step` comes before them if each
+  device of a `shard_map` has micro-batches of its own. `jaxmem.optim.accumulation` has
+  the interface for other optimizers that accumulate gradients in their own state.
 - Low-bit moments: `adam`, `adamw`, `adama` with `bits=8` or 4. Weights in bfloat16:
   `stochastic_rounding`, `kahan_summation`, `split_master` around any transformation.
 - Low-rank moments: `galore`, `apollo`, `apollo_mini`, `fira`.
 - Factored moments: `came`, `adafactor`, `adalomo`, `lomo`, `sm3`, `adam_mini`.
-- Tables: `rowwise`, `lazy_adam`, `rowwise_adagrad`, `rowwise_sgd` update the rows that a
-  step has read, from the gradient of `value_and_row_grad`.
+- Tables: `rowwise`, `lazy_adam`, `rowwise_adagrad`, `rowwise_sgd` update the rows that
+  a step has read, from the gradient of `value_and_row_grad`.
 - `on_host` keeps an optimizer's state in the host's memory. `clip_by_layer_norm` clips
-  without waiting for the gradient of the whole model. `ledger` counts bytes a parameter.
+  without waiting for the gradient of the whole model. `ledger` counts bytes.
 """
 
 from jaxmem.optim._adama import adama as adama

@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem.optim import adama
+from jaxmem.optim import adama, split_master
 
 PARAMS = {
     "layers": {"w": jnp.ones((4, 32, 64)), "b": jnp.ones((4, 64))},
@@ -99,3 +99,10 @@ def test_of_modules():
     assert jaxmem.ledger(model, optax.adam(1e-3)).parameters == 36
     params = nn.Dense(4).init(jax.random.key(0), jnp.ones((1, 8)))["params"]
     assert jaxmem.ledger(params, optax.adam(1e-3)).parameters == 36
+
+
+def test_a_master_is_told_from_the_moments_inside():
+    narrow = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
+    found = jaxmem.ledger(narrow, split_master(optax.sgd(1e-2, momentum=0.9)))
+    assert found.bytes_of("masters") == COUNT
+    assert found.bytes_of("moments") >= 2 * COUNT

@@ -175,11 +175,11 @@ def _state_rows(state: Any, named: list[tuple[str, Any]]) -> list[LedgerRow]:
 
 def _fields(node: Any, part: str, name: str, keys: tuple) -> Iterator[tuple]:
     """(part, class and field, keys, leaf) of each array of a state."""
-    part = getattr(type(node), "ledger_part", part)
     # an inner state's class says more than the outer one's
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         for field in getattr(node, "_fields"):  # noqa: B009
             title = f"{type(node).__name__}.{field}"
+            part = getattr(type(node), "ledger_parts", {}).get(field, "moments")
             key = jax.tree_util.GetAttrKey(field)
             yield from _fields(getattr(node, field), part, title, (*keys, key))
         return

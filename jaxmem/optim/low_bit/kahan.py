@@ -19,6 +19,7 @@ class KahanState(NamedTuple):
       inner: that of the transformation inside.
     """
 
+    ledger_parts = {"rest": "masters"}  # what `jaxmem.ledger` calls it
     rest: PyTree
     inner: Any
 

@@ -25,6 +25,7 @@ class SplitMasterState(NamedTuple):
       inner: that of the transformation inside.
     """
 
+    ledger_parts = {"correction": "masters"}  # what `jaxmem.ledger` calls it
     count: Int32[Array, ""]  # pyright: ignore[reportIncompatibleMethodOverride]
     correction: PyTree
     inner: Any
