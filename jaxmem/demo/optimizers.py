@@ -10,6 +10,8 @@ from jaxmem import optim
 
 _B2, _DECAY = 0.95, 1e-4
 _RANK = 32  # a quarter of the demonstration's width
+# Kernels of attention have heads of their own: many small matrices.
+_MATRICES = ("*/up/kernel", "*/down/kernel", "head/kernel")
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ def _decayed(make: Callable, **how: Any) -> Callable:
 
 
 def _low_rank(make: Callable, **how: Any) -> Callable:
-    return lambda rate: make(rate, rank=_RANK, **how)
+    return lambda rate: make(rate, projected=_MATRICES, **how)
 
 
 OPTIMIZERS = {
@@ -46,13 +48,13 @@ OPTIMIZERS = {
     "adamw-host": DemoOptimizer(
         lambda rate: optim.on_host(_decayed(optim.adamw, bits=32)(rate))
     ),
-    "galore": DemoOptimizer(_low_rank(optim.galore)),
+    "galore": DemoOptimizer(_low_rank(optim.galore, rank=_RANK)),
     "galore-8bit": DemoOptimizer(
-        _low_rank(optim.galore, inner=optim.scale_by_adam(b2=_B2, bits=8))
+        _low_rank(optim.galore, rank=_RANK, inner=optim.scale_by_adam(b2=_B2, bits=8))
     ),
-    "apollo": DemoOptimizer(_low_rank(optim.apollo)),
-    "apollo-mini": DemoOptimizer(optim.apollo_mini),
-    "fira": DemoOptimizer(_low_rank(optim.fira)),
+    "apollo": DemoOptimizer(_low_rank(optim.apollo, rank=_RANK)),
+    "apollo-mini": DemoOptimizer(_low_rank(optim.apollo_mini)),
+    "fira": DemoOptimizer(_low_rank(optim.fira, rank=_RANK)),
     "came": DemoOptimizer(optim.came),
     "adafactor": DemoOptimizer(optim.adafactor),
     "adalomo": DemoOptimizer(optim.adalomo),
