@@ -87,6 +87,7 @@ PUBLISHED = {
     (LLM, "LOMO, scheduled", "h100"): (LOMO, False, True, 59.4),
     (LLM, f"LOMO{CHECKPOINT}, scheduled", "h100"): (LOMO, True, True, 14.58),
     (LLM, f"AdaLomo{CHECKPOINT}, scheduled", "h100"): (ADALOMO, True, True, ""),
+    (LLM, f"AdaLomo{CHECKPOINT}, scheduled", "l4"): (ADALOMO, True, True, ""),
 }
 
 

@@ -52,6 +52,7 @@ __all__ = [
     "clip_by_layer_norm",
     "ledger",
     "lomo",
+    "on_host",
     "scale_by_adam_mini",
     "scale_by_adama",
     "scale_by_came",

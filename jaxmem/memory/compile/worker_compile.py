@@ -66,7 +66,7 @@ def _is_on_host(aval: Any) -> bool:
 
 
 def _private_jax() -> Any:
-    """`jaxmem._compat`, by its place: the worker does not import jaxmem."""
+    """The file of private JAX, by its place: the worker does not import jaxmem."""
     here = os.path.dirname(os.path.abspath(__file__))
     path = os.path.join(here, "..", "..", "_compat.py")
     spec = importlib.util.spec_from_file_location("jaxmem_compat", path)
