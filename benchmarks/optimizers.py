@@ -4,8 +4,8 @@
     python -m benchmarks.optimizers LOMO h100  # rows that have both; others stay
 
 "GPT-2 medium": one sequence of 1,024 tokens, all in float32, dropout 0.1 (CAME, arXiv
-2307.02047, table 2). "LLaMA-7B": 8 sequences of 512 tokens, bfloat16 parameters and
-compute (LOMO, arXiv 2306.09782, table 1), with a checkpoint a layer or without; its
+2307.02047). "LLaMA-7B": 8 sequences of 512 tokens, bfloat16 parameters and
+compute (LOMO, arXiv 2306.09782), with a checkpoint a layer or without; its
 AdamW has a float32 master, ours has float32 parameters. The papers measured PyTorch's
 allocator; ours is the compiler's peak. GiB.
 """
@@ -87,6 +87,7 @@ PUBLISHED = {
     (LLM, "LOMO, scheduled", "h100"): (LOMO, False, True, 59.4),
     (LLM, f"LOMO{CHECKPOINT}, scheduled", "h100"): (LOMO, True, True, 14.58),
     (LLM, f"AdaLomo{CHECKPOINT}, scheduled", "h100"): (ADALOMO, True, True, ""),
+    (LLM, f"AdaLomo{CHECKPOINT}, scheduled", "l4"): (ADALOMO, True, True, ""),
 }
 
 

@@ -16,7 +16,7 @@ from jaxmem.optim.factored.leaves import widened
 from jaxmem.optim.factored.rms import clip_by_layer_rms, scale_by_layer_rms
 
 WHO = "Adafactor"
-LEAST_RMS = 1e-3  # of a parameter, in the paper's algorithm 5
+LEAST_RMS = 1e-3  # of a parameter: the paper's second epsilon
 
 
 def adafactor(

@@ -86,7 +86,7 @@ def scale_by_adam_mini(
 
     Source:
       Zhang et al., "Adam-mini: Use Fewer Learning Rates To Gain More" (2024), arXiv
-      2406.16793, algorithm 1; its partition goes by the parameters' names.
+      2406.16793; its partition goes by the parameters' names.
 
     Example::
 

@@ -100,7 +100,7 @@ def scale_by_came(
 
     Source:
       Luo et al., "CAME: Confidence-guided Adaptive Memory Efficient Optimization"
-      (2023), arXiv 2307.02047, algorithm 2. RMS a layer is not in it.
+      (2023), arXiv 2307.02047. RMS a layer is not in it.
 
     Example::
 

@@ -133,7 +133,7 @@ def adalomo(
 
     Source:
       Lv et al., "AdaLomo: Low-memory Optimization with Adaptive Learning Rate" (2023),
-      arXiv 2310.10195, algorithm 1.
+      arXiv 2310.10195.
 
     Example::
 
