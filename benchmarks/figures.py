@@ -12,10 +12,16 @@ import pathlib
 import re
 import sys
 
-from benchmarks import _figures_readme, _figures_sentences, _figures_tables
+from benchmarks import (
+    _figures_optimizers,
+    _figures_readme,
+    _figures_sentences,
+    _figures_tables,
+)
 from benchmarks._figures_of import FIGURES, ROOT
 
-MODULES = (_figures_readme, _figures_sentences, _figures_tables)  # they fill FIGURES
+# they fill FIGURES
+MODULES = (_figures_optimizers, _figures_readme, _figures_sentences, _figures_tables)
 MARKED = re.compile(
     r"(?P<begin><!-- figures: (?P<name>[^>]*?) -->)"
     r"(?P<body>.*?)(?P<end><!-- end of figures -->)",

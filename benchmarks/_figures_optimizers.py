@@ -1,0 +1,57 @@
+"""Tables of optimizers: bytes a parameter, and what a small GPT trains to."""
+
+from benchmarks._figures_of import figures, row, rows, table, value
+
+MODEL = "Llama-7B"
+# the demonstration's name -> the ledger's, as a README has them
+TRAINED = {
+    "adamw": "AdamW, float32",
+    "adama": "AdamA",
+    "adamw-8bit": "AdamW, 8-bit moments",
+    "adamw-4bit": "AdamW, 4-bit moments",
+    "adama-8bit": "AdamA, 8-bit moments",
+    "adamw-host": "AdamW, moments on the host",
+    "galore": "GaLore",
+    "apollo": "APOLLO",
+    "apollo-mini": "APOLLO-Mini",
+    "fira": "Fira",
+    "came": "CAME",
+    "adam-mini": "Adam-mini",
+    "sm3": "SM3",
+    "adafactor": "Adafactor",
+    "adalomo": "AdaLomo, bfloat16",
+    "lomo": "LOMO, bfloat16",
+}
+
+
+@figures("optimizers")
+def optimizers() -> str:
+    """State in a large model, and the loss of a small one beside AdamW's."""
+    plain = value("optimizer_training", "mean", {"optimizer": "adamw"})
+    lines = []
+    for name, title in TRAINED.items():
+        held = row("ledger", {"model": MODEL, "optimizer": title})
+        loss = value("optimizer_training", "mean", {"optimizer": name})
+        host = float(held["host B/param"])
+        beside = f" (host {host:.2f})" if host else ""
+        state = float(held["moments"]) + float(held["masters"])
+        lines.append(
+            (title, f"{state:.2f}{beside}", held["device, 1 micro-batch"])
+            + (held["device B/param"], f"{loss:.3f}", f"{loss - plain:+.3f}")
+        )
+    head = ("Llama-7B, bytes a parameter", "state", "with weights and gradients")
+    more = "over 8 micro-batches", "loss of the demo's GPT", "beside AdamW's"
+    return table((*head, *more), lines)
+
+
+@figures("ledger")
+def ledger() -> str:
+    """All parts of the ledger, of the largest model but one."""
+    parts = ("weights", "gradients", "accumulator", "moments", "masters")
+    columns = (*parts, "device B/param", "host B/param")
+    lines = [
+        (r["optimizer"], *(f"{float(r[c]):.2f}" for c in columns))
+        for r in rows("ledger")
+        if r["model"] == MODEL
+    ]
+    return table((f"{MODEL}, 8 micro-batches, bytes a parameter", *columns), lines)
