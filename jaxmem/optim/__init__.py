@@ -5,7 +5,8 @@ accumulated. `MultiSteps` accumulates for any optimizer, in the moments where it
 an AdamA. `accumulate_step` and `apply_step` are the two halves of a mini-batch for a
 scan over micro-batches; `start_step` comes before them if each device of a `shard_map`
 has micro-batches of its own. `clip_by_layer_norm` clips without waiting for the
-gradient of the whole model. `jaxmem.optim.accumulation` has the interface for other
+gradient of the whole model. `galore`, `apollo`, `apollo_mini` and `fira` have moments
+of a low rank. `jaxmem.optim.accumulation` has the interface for other
 optimizers that accumulate gradients in their own state.
 """
 
@@ -15,6 +16,7 @@ from jaxmem.optim._adama_rule import AdamAState as AdamAState
 from jaxmem.optim._clip import clip_by_layer_norm as clip_by_layer_norm
 from jaxmem.optim._fused_adam import FusedAdam as FusedAdam
 from jaxmem.optim._multi_steps import MultiSteps as MultiSteps
+from jaxmem.optim._on_host import on_host as on_host
 from jaxmem.optim.accumulation import accumulate_step as accumulate_step
 from jaxmem.optim.accumulation import accumulates as accumulates
 from jaxmem.optim.accumulation import apply_step as apply_step
@@ -33,3 +35,23 @@ from jaxmem.optim.low_rank import galore as galore
 from jaxmem.optim.low_rank import scale_by_apollo as scale_by_apollo
 from jaxmem.optim.low_rank import scale_by_fira as scale_by_fira
 from jaxmem.optim.low_rank import scale_by_galore as scale_by_galore
+
+__all__ = [
+    "FusedAdam",
+    "MultiSteps",
+    "accumulate_step",
+    "adama",
+    "apollo",
+    "apollo_mini",
+    "apply_step",
+    "clip_by_layer_norm",
+    "fira",
+    "galore",
+    "ledger",
+    "on_host",
+    "scale_by_adama",
+    "scale_by_apollo",
+    "scale_by_fira",
+    "scale_by_galore",
+    "start_step",
+]
