@@ -12,7 +12,7 @@ from jaxmem._checks import check_choice, check_float, check_int, check_scalar
 from jaxmem.optim.low_rank.adam import AdamRule
 from jaxmem.optim.low_rank.checks import check_state
 from jaxmem.optim.low_rank.decay import with_learning_rate
-from jaxmem.optim.low_rank.leaves import Leaf, check_projected
+from jaxmem.optim.low_rank.leaves import ChosenLeaf, check_projected
 from jaxmem.optim.low_rank.limiter import limit, ratio_of_norms
 from jaxmem.optim.low_rank.moments import LeafMoments, MomentsRule, by_leaves
 from jaxmem.optim.low_rank.noise import gaussian, seeds_of
@@ -155,7 +155,7 @@ def scale_by_apollo(
         count = jnp.asarray(optax.safe_increment(state.count))
         corrected = rule.adam.correction(count)
 
-        def one(leaf: Leaf, old: LeafMoments):
+        def one(leaf: ChosenLeaf, old: LeafMoments):
             g = leaf.value.astype(jnp.float32)
             if not leaf.projected:
                 ratio, new = rule.step(g, old)

@@ -19,7 +19,7 @@ from jaxmem._checks import (
 from jaxmem.optim.low_rank.adam import AdamRule
 from jaxmem.optim.low_rank.checks import check_state
 from jaxmem.optim.low_rank.decay import with_learning_rate
-from jaxmem.optim.low_rank.leaves import Leaf, check_projected
+from jaxmem.optim.low_rank.leaves import ChosenLeaf, check_projected
 from jaxmem.optim.low_rank.limiter import limit, ratio_of_norms
 from jaxmem.optim.low_rank.moments import LeafMoments, MomentsRule, by_leaves
 from jaxmem.optim.low_rank.projector import ProjectorRule, ProjectorState
@@ -64,7 +64,7 @@ class FiraRule:
         return FiraState(zero, leaves.tree_of(made), leaves.tree_of(moments))
 
     def step(
-        self, leaf: Leaf, kept: ProjectorState | None, old: LeafMoments, count
+        self, leaf: ChosenLeaf, kept: ProjectorState | None, old: LeafMoments, count
     ) -> tuple[Array, ProjectorState | None, LeafMoments]:
         """(update without bias correction, projectors, moments) of a leaf."""
         g = leaf.value.astype(jnp.float32)
@@ -187,7 +187,7 @@ def _transformation(rule: FiraRule) -> optax.GradientTransformation:
         count = jnp.asarray(optax.safe_increment(state.count))
         corrected = rule.moments.adam.correction(count)
 
-        def one(leaf: Leaf, kept: ProjectorState | None, old: LeafMoments):
+        def one(leaf: ChosenLeaf, kept: ProjectorState | None, old: LeafMoments):
             update, *new = rule.step(leaf, kept, old, state.count)
             return (corrected * update).astype(leaf.value.dtype), *new
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float32, Int32, PyTree
 from jaxmem._checks import shown
 from jaxmem.optim.accumulation import accumulates
 from jaxmem.optim.low_rank.checks import check_state
-from jaxmem.optim.low_rank.leaves import Leaf, Leaves, leaves_of
+from jaxmem.optim.low_rank.leaves import ChosenLeaf, Leaves, leaves_of
 from jaxmem.optim.low_rank.projector import ProjectorRule, ProjectorState
 from jaxmem.optim.low_rank.sides import project, project_back, sides_of
 from jaxmem.optim.low_rank.zeros import low_rank_zeros
@@ -72,7 +72,7 @@ class GaLoreRule:
         check_state(self.name, self.init, updates, state)
 
     def refreshed(
-        self, leaf: Leaf, state: ProjectorState | None, count, keep=None
+        self, leaf: ChosenLeaf, state: ProjectorState | None, count, keep=None
     ) -> ProjectorState | None:
         """The projectors, made anew of this gradient where they are due."""
         if state is None:
@@ -80,7 +80,7 @@ class GaLoreRule:
         return self.projector.refreshed(leaf.value, state, count, leaf.path, keep)
 
     def project(
-        self, leaf: Leaf, state: ProjectorState | None
+        self, leaf: ChosenLeaf, state: ProjectorState | None
     ) -> Float32[Array, "..."]:
         """The projected gradient; the gradient itself where there is no projector."""
         if state is None:
@@ -89,7 +89,7 @@ class GaLoreRule:
         return project(leaf.value, by)
 
     def project_back(
-        self, low: Float32[Array, "..."], leaf: Leaf, state: ProjectorState | None
+        self, low: Float32[Array, "..."], leaf: ChosenLeaf, state: ProjectorState | None
     ) -> Array:
         """The update of a leaf, of that in the subspace."""
         if state is None:
@@ -111,7 +111,7 @@ class GaLoreRule:
                 f"none: weight decay, for one, is an argument of its own ({error})"
             ) from error
 
-    def _zeros_of(self, leaf: Leaf):
+    def _zeros_of(self, leaf: ChosenLeaf):
         if not leaf.projected:
             return jnp.zeros_like(leaf.value, dtype=jnp.float32)
         sides = sides_of(self.projector.projection, *leaf.value.shape[-2:])

@@ -20,7 +20,7 @@ from jaxmem._paths import (
 _ALLOWED = "path patterns, a function (path) -> bool, or a tree of bools"
 
 
-class Leaf(NamedTuple):
+class ChosenLeaf(NamedTuple):
     """A leaf of the parameters, or of what has their structure."""
 
     path: str
@@ -32,10 +32,10 @@ class Leaf(NamedTuple):
 class Leaves:
     """All leaves, and the way back to the tree."""
 
-    leaves: list[Leaf]
+    leaves: list[ChosenLeaf]
     tree: Any
 
-    def __iter__(self) -> Iterator[Leaf]:
+    def __iter__(self) -> Iterator[ChosenLeaf]:
         return iter(self.leaves)
 
     def of(self, other: Any) -> list[Any]:
@@ -75,7 +75,7 @@ def leaves_of(name: str, tree: Any, projected: Any, rank: int) -> Leaves:
         if wanted:
             _check_matrix(name, path, x, rank)
     pairs = zip(paths, chosen, strict=True)
-    leaves = [Leaf(path, x, wanted) for (path, x), wanted in pairs]
+    leaves = [ChosenLeaf(path, x, wanted) for (path, x), wanted in pairs]
     return Leaves(leaves, jax.tree.structure(tree))
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, PyTree
 
 from jaxmem.optim.low_rank.adam import AdamRule
-from jaxmem.optim.low_rank.leaves import Leaf, Leaves, leaves_of
+from jaxmem.optim.low_rank.leaves import ChosenLeaf, Leaves, leaves_of
 from jaxmem.optim.low_rank.sides import Side, sides_of
 from jaxmem.optim.low_rank.zeros import low_rank_zeros, zeros_along
 
@@ -47,7 +47,7 @@ class MomentsRule:
         """Which axis of a matrix is projected."""
         return sides_of(self.projection, *shape[-2:])
 
-    def init(self, leaf: Leaf) -> LeafMoments:
+    def init(self, leaf: ChosenLeaf) -> LeafMoments:
         """Zeros."""
         p = leaf.value
         if not leaf.projected:

@@ -19,7 +19,7 @@ GROUP = 256
 _LEAST_SCALE = 1e-12  # of a group of zeros
 
 
-class Codes(NamedTuple):
+class ProjectorCodes(NamedTuple):
     """A matrix in codes.
 
     Attributes:
@@ -50,7 +50,7 @@ def empty(
         return zeros(shape, kind)
     group = _group(shape[-1])
     rows = (*shape[:-1], shape[-1] // group)
-    return Codes(
+    return ProjectorCodes(
         zeros((*rows, group // (2 if kind == "int4" else 1)), "uint8"),
         zeros((*rows, 1), "float32"),
         zeros((*rows, 1), "uint8"),
@@ -74,12 +74,12 @@ def store(x: Float32[Array, "*matrix n"], kind: ProjectorDType) -> Any:
     codes = jnp.clip(jnp.round(x / scale) + zero, 0, most).astype(jnp.uint8)
     if kind == "int4":
         codes = codes[..., : group // 2] | (codes[..., group // 2 :] << 4)
-    return Codes(codes, scale, zero.astype(jnp.uint8))
+    return ProjectorCodes(codes, scale, zero.astype(jnp.uint8))
 
 
 def load(stored: Any, columns: int) -> Float32[Array, "*matrix n"]:
     """The matrix of a stored one, whose last axis has this many columns."""
-    if not isinstance(stored, Codes):
+    if not isinstance(stored, ProjectorCodes):
         return stored.astype(jnp.float32)
     codes, scale, zero = stored
     groups, size = codes.shape[-2:]
