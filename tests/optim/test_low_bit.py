@@ -15,6 +15,7 @@ import jaxmem
 from jaxmem.optim import LowBit, adam, adama, scale_by_adam, scale_by_adama
 from jaxmem.optim.low_bit import rows
 from jaxmem.optim.low_bit.codes import FORMATS, pack, unpack
+from tests.optim import test_battery as battery
 from tests.optim.cases import low_bit as numpy_side
 
 FLOAT32 = 2.0**-23
@@ -67,6 +68,13 @@ def test_the_four_bit_map_is_torchaos(which):
     y = np.random.default_rng(0).uniform(-1 if which == 0 else 0, 1, 512)
     near = np.abs(y[:, None] - table[None]).argmin(1)
     np.testing.assert_array_equal(fmt.encode(jnp.float32(y)), near)
+
+
+@pytest.mark.parametrize("case", numpy_side.OTHERS, ids=lambda case: case.name)
+def test_other_codes_in_the_battery(case):
+    battery.test_as_the_reference(case)
+    battery.test_state_is_made_from_shapes_and_keeps_its_types(case)
+    battery.test_its_stacked_gradient_is_released(case)
 
 
 # the largest error of a rounding, of a block's largest value (or its root)
