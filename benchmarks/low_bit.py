@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks._common import MIB, publish_some, verdict
+from benchmarks._common import MIB, publish_some, result_of
 from benchmarks.models import LLAMA_1B, LlamaLayer, abstract_params, run_layers
 from benchmarks.release import adam_step, model
 from jaxmem.optim import adama, adamw, split_master
@@ -103,7 +103,7 @@ def measure(name: str, optimizer: str, target: str) -> tuple:
     each = report.peak_bytes / count
     most = CASES[name, optimizer, target]
     if name == "bert":
-        text, met = f"{most:,.0f} MiB", verdict(report.peak_bytes / MIB, most)
+        text, met = f"{most:,.0f} MiB", result_of(report.peak_bytes / MIB, most)
     else:
         text, met = f"{most:g} bytes", "yes" if each <= most else "no"
     sizes = (report.argument_bytes / MIB, report.temp_bytes / MIB)

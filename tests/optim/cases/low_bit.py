@@ -104,6 +104,17 @@ CASES = [
         rtol=ONE_CODE,
     ),
     Case(
+        "adama_8_bits",
+        lambda lr=LR: adama(lr, bits=every(8)),
+        adama_reference,
+        rtol=ALL_CODES,
+        microbatch="other",
+    ),
+]
+
+# of which `test_low_bit` runs a part of the battery
+OTHERS = [
+    Case(
         "adamw_dynamic",
         lambda lr=LR: adamw(lr, weight_decay=0.1, bits=every(8, "dynamic")),
         reference(*DYNAMIC, decay=0.1),
@@ -116,12 +127,5 @@ CASES = [
         reference(*FOUR),
         # the widest gaps are 16 and 8 times those of 8 bits
         rtol=16 * ONE_CODE,
-    ),
-    Case(
-        "adama_8_bits",
-        lambda lr=LR: adama(lr, bits=every(8)),
-        adama_reference,
-        rtol=ALL_CODES,
-        microbatch="other",
     ),
 ]
