@@ -124,6 +124,6 @@ def compiled(step: Callable, *args, what: str, **how) -> float | str:
         return "does not compile"
 
 
-def verdict(value: float, bar: float | None) -> str:
-    """ "yes", "no", or nothing where there is no bar; bars are whole numbers."""
-    return "" if bar is None else "yes" if round(value) <= bar else "no"
+def result_of(value: float, threshold: float | None) -> str:
+    """ "yes" or "no", or nothing without a threshold, which is a whole number."""
+    return "" if threshold is None else "yes" if round(value) <= threshold else "no"

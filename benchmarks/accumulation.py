@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks._common import MIB, RESULTS, publish_some, published, verdict
+from benchmarks._common import MIB, RESULTS, publish_some, published, result_of
 from benchmarks.models import abstract_params, masked_loss
 from benchmarks.release import TOKENS, model
 
@@ -124,7 +124,7 @@ WAYS = {
 }
 
 
-def bar(way: str, n: int, target: str) -> int | None:
+def threshold(way: str, n: int, target: str) -> int | None:
     """The most MiB of peak that is asked for."""
     if target != "h100":
         return None
@@ -145,8 +145,8 @@ def measure(way: str, n: int, target: str):
 
 def row(way: str, n: int, target: str) -> tuple:
     report = measure(way, n, target)
-    most, peak = bar(way, n, target), report.peak_bytes / MIB
-    return report.temp_bytes / MIB, peak, most or "", verdict(peak, most)
+    most, peak = threshold(way, n, target), report.peak_bytes / MIB
+    return report.temp_bytes / MIB, peak, most or "", result_of(peak, most)
 
 
 def main() -> None:

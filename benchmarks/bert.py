@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 import jaxmem
-from benchmarks._common import MIB, TARGETS, publish, publish_some, verdict
+from benchmarks._common import MIB, TARGETS, publish, publish_some, result_of
 from benchmarks.models import Bert, BertConfig, abstract_params, masked_loss
 
 THRESHOLDS = {("substituted", "h100"): 2600}
@@ -48,8 +48,8 @@ def temp(model, target: str) -> float:
 
 
 def row(name: str, model, target: str) -> tuple:
-    size, bar = temp(model, target), THRESHOLDS.get((name, target))
-    return size, bar or "", verdict(size, bar)
+    size, threshold = temp(model, target), THRESHOLDS.get((name, target))
+    return size, threshold or "", result_of(size, threshold)
 
 
 def memory(words: Sequence[str]) -> None:

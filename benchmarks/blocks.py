@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 import jaxmem
 from benchmarks import bert
-from benchmarks._common import MIB, publish_some, verdict
+from benchmarks._common import MIB, publish_some, result_of
 from benchmarks.models import (
     GPT2_MEDIUM,
     LLAMA_1B,
@@ -137,9 +137,9 @@ def row(name: str, way: str, step, args) -> tuple:
     """Of one way; the plain one is what a step computes at least."""
     plain = plain_flops(name)
     temp = jaxmem.estimate(step, *args, target=TARGET).temp_bytes / MIB
-    bar = THRESHOLDS.get((name, way))
+    threshold = THRESHOLDS.get((name, way))
     again = 100 * (matmul_flops(step, *args) - plain) / (plain / 3)
-    return temp, again, bar or "", verdict(temp, bar)
+    return temp, again, threshold or "", result_of(temp, threshold)
 
 
 @functools.cache

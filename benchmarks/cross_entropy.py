@@ -26,7 +26,7 @@ from benchmarks._common import (
     TARGETS,
     publish,
     publish_some,
-    verdict,
+    result_of,
 )
 from benchmarks.cost import matmul_flops
 from jaxmem.ops import linear_cross_entropy
@@ -60,7 +60,7 @@ def chunks(x, kernel, labels, count=8):
 
 
 def ways():
-    """(name, loss, axis of the vocabulary, whether held to the bar)."""
+    """(name, loss, axis of the vocabulary, whether held to the threshold)."""
     ours = linear_cross_entropy
     options = dict(label_smoothing=0.1, z_loss=1e-4, softcap=30.0, ignore_index=-100)
     tied = functools.partial(ours, vocab_axis=0)
@@ -99,9 +99,9 @@ def flops(loss, vocab_axis=1) -> int:
 
 def row(loss, axis: int, held: bool, target: str) -> tuple:
     """Of the kernels no flops are counted: they are inside of calls."""
-    size, bar = temp(loss, axis, target), THRESHOLDS[target] if held else None
+    size, threshold = temp(loss, axis, target), THRESHOLDS[target] if held else None
     ratio = "" if loss is kernels else f"{flops(loss, axis) / flops(whole):.3f}"
-    return size, bar or "", verdict(size, bar), ratio
+    return size, threshold or "", result_of(size, threshold), ratio
 
 
 def bytes_and_flops(words: Sequence[str]) -> None:

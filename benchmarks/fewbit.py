@@ -4,8 +4,8 @@
     python -m benchmarks.fewbit --package=builtin.npz
 
 Three tables: the errors of the derivative of the best tables, beside that of the tables
-in the package of Few-Bit Backward and its bar; temp bytes of the eight-layer MLP scan
-of `benchmarks.scans` with its second weights frozen; and the largest error of the
+in the package of Few-Bit Backward and its threshold; temp bytes of the eight-layer MLP
+scan of `benchmarks.scans` with its second weights frozen; and the largest error of the
 derivative from a rounded output, over every number of a dtype. The package's tables are
 read from its file `fewbit/data/builtin.npz` (https://github.com/skolai/fewbit); without
 `--package` their column stays as it was.
@@ -22,11 +22,11 @@ import numpy as np
 
 import jaxmem
 from benchmarks import scans
-from benchmarks._common import MIB, TARGETS, publish, published, verdict
+from benchmarks._common import MIB, TARGETS, publish, published, result_of
 from jaxmem import ops
 from jaxmem.ops.few_bit.tables import FUNCTIONS
 
-TABLE_BARS = {
+TABLE_THRESHOLDS = {
     ("gelu_erf", 2): 0.0416,
     ("gelu_erf", 3): 0.0119,
     ("gelu_erf", 4): 0.00315,
@@ -35,8 +35,8 @@ TABLE_BARS = {
     ("silu", 4): 0.00456,
 }
 PACKAGE_NAMES = {"gelu_erf": "gelu"}  # activations that the package calls otherwise
-SCAN_BARS = {("gelu, save=2", "h100"): 230}
-OUTPUT_BARS = {"bfloat16": 0.016, "float32": 1e-4}
+SCAN_THRESHOLDS = {("gelu, save=2", "h100"): 230}
+OUTPUT_THRESHOLDS = {"bfloat16": 0.016, "float32": 1e-4}
 
 
 def differences(fn, borders, levels) -> np.ndarray:
@@ -77,11 +77,13 @@ def table_rows(package: dict[tuple[str, int], str]):
         for bits in range(1, 5):
             found = ops.fewbit_table(fn, bits)
             largest = np.abs(differences(fn, found.borders, found.levels)).max()
-            bar = TABLE_BARS.get((name, bits))
-            met = "" if bar is None else "yes" if found.error <= bar else "no"
+            threshold = TABLE_THRESHOLDS.get((name, bits))
+            met = (
+                "" if threshold is None else "yes" if found.error <= threshold else "no"
+            )
             theirs = package.get((name, bits), "")
             figures = f"{found.error:.6f}", f"{largest:.3f}", theirs
-            yield name, bits, *figures, str(bar or ""), met
+            yield name, bits, *figures, str(threshold or ""), met
     gelu = FUNCTIONS["gelu_erf"]
     error = square_error(gelu, *regelu2_table())
     largest = np.abs(differences(gelu, *regelu2_table())).max()
@@ -125,8 +127,8 @@ def scan_rows():
     for name, activation in ACTIVATIONS.items():
         for target in TARGETS:
             temp = temp_mib(activation, target)
-            bar = SCAN_BARS.get((name, target))
-            yield name, target, temp, bar or "", verdict(temp, bar)
+            threshold = SCAN_THRESHOLDS.get((name, target))
+            yield name, target, temp, threshold or "", result_of(temp, threshold)
 
 
 def numbers(dtype) -> np.ndarray:
@@ -155,10 +157,10 @@ def output_rows():
         ("gelu", ops.gelu, jax.nn.gelu),
         ("silu", ops.silu, jax.nn.silu),
     ):
-        for dtype, bar in OUTPUT_BARS.items():
+        for dtype, threshold in OUTPUT_THRESHOLDS.items():
             error = output_error(partial(op, save="output"), plain, dtype)
-            met = "yes" if error <= bar else "no"
-            yield name, dtype, f"{error:.2e}", str(bar), met
+            met = "yes" if error <= threshold else "no"
+            yield name, dtype, f"{error:.2e}", str(threshold), met
 
 
 TABLE_COLUMNS = (

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
-from benchmarks._common import MIB, publish, verdict
+from benchmarks._common import MIB, publish, result_of
 from benchmarks.frozen_models import (
     EncoderConfig,
     EncoderLayer,
@@ -148,8 +148,8 @@ def rows(measure: Callable, names: Sequence[str], cases: Sequence[str]):
                 for _, module in models(model, case)
             )
             training = training or plain
-            share, bar = 100 * lean / training, THRESHOLDS.get((model.name, case))
-            met = verdict(share, bar)
+            share, threshold = 100 * lean / training, THRESHOLDS.get((model.name, case))
+            met = result_of(share, threshold)
             yield (
                 model.name,
                 case,
@@ -157,7 +157,7 @@ def rows(measure: Callable, names: Sequence[str], cases: Sequence[str]):
                 lean,
                 100 * lean / plain,
                 share,
-                bar or "",
+                threshold or "",
                 met,
             )
 

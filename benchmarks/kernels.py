@@ -1,4 +1,4 @@
-"""Pallas kernels beside their XLA twins: what compiles, what it takes, how fast it is.
+"""Pallas kernels beside XLA's references: what compiles, what it takes, how fast it is.
 
     python -m benchmarks.kernels            # without a device: compiles for both chips
     python -m benchmarks.kernels adam norm  # those with such a name; others stay

@@ -3,7 +3,7 @@
     python -m benchmarks.layers
     python -m benchmarks.layers dot_product    # rows that have it; others stay
 
-Where a layer has a bar in the column "at most", it is held to it.
+Where a layer has a threshold in the column "at most", it is held to it.
 """
 
 import sys
@@ -19,7 +19,7 @@ from benchmarks._common import (
     MIB,
     TARGETS,
     publish_some,
-    verdict,
+    result_of,
 )
 from jaxmem import ops
 
@@ -43,8 +43,8 @@ def lean_attention(q, k, v, key, rate=0.1):
 
 
 def cases():
-    """(stack, variant, loss and arguments, bars for H100 and TPU v5e in MiB)."""
-    for name, act, bars in (
+    """(stack, variant, loss and arguments, thresholds for H100 and TPU v5e in MiB)."""
+    for name, act, thresholds in (
         ("jax.nn.gelu", jax.nn.gelu, None),
         ("gelu, save=input", partial(ops.gelu, save="input"), (650, 515)),
         ("gelu, save=output", partial(ops.gelu, save="output"), (424, 324)),
@@ -53,8 +53,8 @@ def cases():
         ("jax.nn.relu", jax.nn.relu, None),
         ("relu", ops.relu, None),
     ):
-        yield "mlp", name, scans.mlp(act), bars
-    for name, norm, bars in (
+        yield "mlp", name, scans.mlp(act), thresholds
+    for name, norm, thresholds in (
         ("flax.linen.LayerNorm", flax_layer_norm, None),
         ("layer_norm, save=input", ops.layer_norm, None),
         (
@@ -63,20 +63,20 @@ def cases():
             (424, 262),
         ),
     ):
-        yield "pre-norm", name, scans.pre_norm(norm), bars
+        yield "pre-norm", name, scans.pre_norm(norm), thresholds
     checkpointed = jax.checkpoint(flax_attention)
     long = dict(layers=1, batch=1, length=4096)
-    for name, attend, bars, long_bars in (
+    for name, attend, thresholds, long_thresholds in (
         ("flax.linen, dropout 0.1", flax_attention, None, None),
         ("the same in jax.checkpoint", checkpointed, None, None),
         ("dot_product_attention", lean_attention, (512, 400), (160, 16)),
     ):
-        yield "attention, B 8 S 512", name, scans.attention(attend), bars
+        yield "attention, B 8 S 512", name, scans.attention(attend), thresholds
         yield (
             "attention, B 1 S 4096, one layer",
             name,
             scans.attention(attend, **long),
-            long_bars,
+            long_thresholds,
         )
 
 
@@ -85,15 +85,17 @@ def temp(stack: str, loss, args, target: str) -> float:
     return jaxmem.estimate(step, *args, target=target).temp_bytes / MIB
 
 
-def row(stack: str, loss, args, bar: int | None, target: str) -> tuple:
+def row(stack: str, loss, args, threshold: int | None, target: str) -> tuple:
     size = temp(stack, loss, args, target)
-    return size, bar or "", verdict(size, bar)
+    return size, threshold or "", result_of(size, threshold)
 
 
 def main() -> None:
     rows = {
-        (stack, name, target): partial(row, stack, *made, bars and bars[i], target)
-        for stack, name, made, bars in cases()
+        (stack, name, target): partial(
+            row, stack, *made, thresholds and thresholds[i], target
+        )
+        for stack, name, made, thresholds in cases()
         for i, target in enumerate(TARGETS)
     }
     columns = ("stack", "layer", "target", "temp MiB", "at most", "met")

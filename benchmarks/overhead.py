@@ -41,10 +41,10 @@ def main() -> None:
         os.environ["JAXMEM_CACHE_DIR"] = cache
         plain = Bert(BertConfig())
         for name, model in (("plain", plain), ("lean", jaxmem.substitute(plain))):
-            for call, bar in (("first", 90.0), ("second", 1.0)):
+            for call, threshold in (("first", 90.0), ("second", 1.0)):
                 what = f"estimate BERT-Large for h100, {name}, {call} call"
-                rows.append((what, estimate_seconds(model), bar))
-    rows = [(n, f"{s:.2f}", bar, "yes" if s <= bar else "no") for n, s, bar in rows]
+                rows.append((what, estimate_seconds(model), threshold))
+    rows = [(n, f"{s:.2f}", most, "yes" if s <= most else "no") for n, s, most in rows]
     publish("overhead", ("what", "seconds", "at most", "met"), rows)
 
 

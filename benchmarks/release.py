@@ -25,7 +25,7 @@ from benchmarks._common import (
     TARGETS,
     publish,
     publish_some,
-    verdict,
+    result_of,
 )
 from benchmarks.models import Bert, BertConfig, Layer, abstract_params, masked_loss
 
@@ -83,13 +83,13 @@ def measure(remat: bool, substituted: bool, target: str):
 
 def row(*case) -> tuple:
     plain, ours = measure(*case)
-    bar = PEAKS.get(case) or TEMPS.get(case)
+    threshold = PEAKS.get(case) or TEMPS.get(case)
     value = ours.peak_bytes if case in PEAKS else ours.temp_bytes
     return (
         *(plain.temp_bytes / MIB, plain.peak_bytes / MIB),
         *(ours.temp_bytes / MIB, ours.peak_bytes / MIB),
-        f"{'peak' if case in PEAKS else 'temp'} {bar}" if bar else "",
-        verdict(value / MIB, bar),
+        f"{'peak' if case in PEAKS else 'temp'} {threshold}" if threshold else "",
+        result_of(value / MIB, threshold),
     )
 
 
@@ -105,9 +105,9 @@ def release(words: Sequence[str]) -> None:
     publish_some("release", (*columns, *ours), rows, words)
 
 
-def residual_row(fn, args, bar: int | None, target: str) -> tuple:
+def residual_row(fn, args, threshold: int | None, target: str) -> tuple:
     temp = jaxmem.estimate(fn, *args, target=target).temp_bytes / MIB
-    return temp, bar or "", verdict(temp, bar)
+    return temp, threshold or "", result_of(temp, threshold)
 
 
 def residuals(words: Sequence[str]) -> None:
@@ -116,10 +116,10 @@ def residuals(words: Sequence[str]) -> None:
     ways = ("substituted", step, {}), ("scheduled too", scheduled(step), RESIDUALS)
     rows = {
         (name, target): functools.partial(
-            residual_row, fn, args, bars.get(target), target
+            residual_row, fn, args, thresholds.get(target), target
         )
         for target in TARGETS
-        for name, fn, bars in ways
+        for name, fn, thresholds in ways
     }
     columns = ("model", "target", "temp MiB", "at most", "met")
     publish_some("release_residuals", columns, rows, words)

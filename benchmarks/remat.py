@@ -56,7 +56,7 @@ flops = lambda operation: operation.flops
 
 def checkmate() -> None:
     rows = []
-    for name, (build, bar) in NETWORKS.items():
+    for name, (build, threshold) in NETWORKS.items():
         network = build()
         layers = network.ordered()
         graph = training_graph(layers)
@@ -80,7 +80,7 @@ def checkmate() -> None:
                     peak / 1e6,
                     int(largest(network, peak, 2)),
                     int(largest(network, peak, 1)),
-                    bar if mine else "",
+                    threshold if mine else "",
                     f"{found.costs[k] / forward:.3f}" if mine else "",
                     f"{found.seconds:.1f}" if mine else "",
                 )
@@ -91,7 +91,7 @@ def checkmate() -> None:
         "MB an image",
         "batch, parameters off twice",
         "batch, off once",
-        "bar, off once",
+        "threshold, off once",
         "forward passes done again",
         "seconds",
     )

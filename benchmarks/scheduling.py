@@ -193,7 +193,7 @@ def summary(rows: Sequence[Sequence[Any]]) -> None:
     """
     of = lambda row, name: float(row[ORDERS.index(name)])
     unrolled = [row for row in rows if row[1] == "unrolled"]
-    for names, column, bar in (
+    for names, column, threshold in (
         (("program",), "below program %", 35),
         (("XLA", "least peak first"), "below best greedy %", 13),
     ):
@@ -203,8 +203,8 @@ def summary(rows: Sequence[Sequence[Any]]) -> None:
             for row in unrolled
         )
         print(
-            f"{column}: {mean:.1f} on average over {len(unrolled)} (asked: {bar}; "
-            f"at most {most:.1f}, by the bounds)"
+            f"{column}: {mean:.1f} on average over {len(unrolled)} "
+            f"(asked: {threshold}; at most {most:.1f}, by the bounds)"
         )
 
 

@@ -7,6 +7,8 @@ spend on making them fast, more than half of the suite's time, is left out.
 import ctypes
 import gc
 import os
+import pathlib
+import re
 import sys
 
 _FLAGS = (
@@ -51,6 +53,20 @@ def bounded_memory():
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+CHOSEN = pathlib.Path(__file__).with_name("chosen_slow_tests.txt")
+
+
+def pytest_collection_modifyitems(items):
+    """Marks the tests that the list names, with the words of their parameters."""
+    lines = [line.split() for line in CHOSEN.read_text().splitlines()]
+    chosen = [line for line in lines if line and line[0] != "#"]
+    for item in items:
+        name, _, parameters = item.nodeid.partition("[")
+        words = {name, *re.findall(r"\w+", parameters)}
+        if any(words.issuperset(line) for line in chosen):
+            item.add_marker("chosen")
 
 
 @pytest.fixture

@@ -25,6 +25,12 @@ def test_jaxpr_types():
     assert isinstance(eqn.invars[1], _compat.Literal)
 
 
+def test_compile_module():
+    lowered = jax.jit(lambda x: x @ x).lower(jnp.ones((8, 8)))
+    built = _compat.compile_module(lowered.as_text(), jax.devices()[:1], {})
+    assert built.get_compiled_memory_stats().argument_size_in_bytes == 4 * 8 * 8
+
+
 def _traced(fn, *args):
     return jax.make_jaxpr(fn)(*args)
 

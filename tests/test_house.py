@@ -139,7 +139,7 @@ def _exported():
     )
     for package in ("jaxmem", *(f"jaxmem.{part}" for part in parts)):
         module = importlib.import_module(package)
-        names = getattr(module, "__all__", None) or vars(module)
+        names = module.__all__ if package == "jaxmem" else vars(module)
         public = (n for n in names if not n.startswith("_") and n != "jaxtyping")
         yield from (f"{package}.{n}" for n in public)
 

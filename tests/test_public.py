@@ -1,11 +1,13 @@
 """What `import jaxmem` offers: light, complete, and what the documentation names."""
 
 import ast
+import importlib
 import json
 import pathlib
 import re
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -64,6 +66,30 @@ def test_no_other_name():
         jaxmem.banana  # noqa: B018
 
 
+def _public(part: str) -> list[str]:
+    return importlib.import_module(f"jaxmem.{part}").__all__
+
+
+@pytest.mark.parametrize("part", jaxmem._SUBPACKAGES)
+def test_a_package_lists_what_users_call(part):
+    module = importlib.import_module(f"jaxmem.{part}")
+    assert len(set(module.__all__)) == len(module.__all__)
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_there_are_about_forty_public_names():
+    """Beside the ops, one family; tables, searches and rows of plans are none."""
+    names = {name for part in jaxmem._SUBPACKAGES for name in _public(part)}
+    assert len(names - set(_public("ops"))) <= 50
+    assert set(jaxmem._HOME) <= names
+
+
+def test_public_names_have_a_page():
+    api = (ROOT / "docs" / "api.md").read_text()
+    parts = set(jaxmem._SUBPACKAGES) - {"demo"}  # data for the notebooks
+    assert parts <= set(re.findall(r"automodule:: jaxmem\.(\w+)\n", api))
+
+
 def test_version():
     assert re.match(r"\d+\.\d+", jaxmem.__version__)
 
@@ -106,6 +132,19 @@ def test_names_in_the_documentation_exist(path):
         except AttributeError:
             missing.append(name)
     assert not missing
+
+
+def test_the_documentation_names_what_is_public():
+    """A package's own list, or the classes of results that the API's page has."""
+    api = (ROOT / "docs" / "api.md").read_text()
+    results = set(re.findall(r"autoclass:: (jaxmem\.\w+\.\w+)\n", api))
+    documents = (DOCUMENTS[path] for path in DOCUMENTS if path.endswith(".md"))
+    names = {".".join(name.split(".")[:3]) for name in set().union(*documents)}
+    for name in sorted(names - results):
+        _, part, *attributes = name.split(".")
+        if attributes and part in jaxmem._SUBPACKAGES:
+            module = isinstance(_find(name), types.ModuleType)
+            assert module or attributes[0] in _public(part), name
 
 
 def test_the_documentation_names_something():

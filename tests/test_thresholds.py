@@ -22,10 +22,10 @@ def standard_jax():
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", THRESHOLDS, ids=lambda c: f"{c[0]}: {c[1]}")
 def test_layers(case, target):
-    stack, _, (loss, args), bars = case
+    stack, _, (loss, args), thresholds = case
     step = jax.grad(loss, argnums=layers.WANTED[stack])
     temp = jaxmem.estimate(step, *args, target=target).temp_bytes
-    assert round(temp / MIB) <= bars[TARGETS.index(target)]  # bars are whole MiB
+    assert round(temp / MIB) <= thresholds[TARGETS.index(target)]  # whole MiB
 
 
 def test_bert_large_after_substitute_alone():
@@ -65,7 +65,7 @@ def test_scan_residuals_of_bert_large():
 @pytest.mark.parametrize("way", ["microbatch, AdamA", "microbatch, Adam"])
 def test_micro_batches_of_bert_large(way):
     peaks = [accumulation.measure(way, n, "h100").peak_bytes / MIB for n in (8, 32)]
-    assert max(peaks) <= accumulation.bar(way, 8, "h100")
+    assert max(peaks) <= accumulation.threshold(way, 8, "h100")
     assert peaks[1] == pytest.approx(peaks[0], rel=0.01)
 
 
@@ -85,8 +85,8 @@ def test_bert_large_in_blocks_and_in_codes():
         if ("BERT-Large, 8 x 512", way) in blocks.THRESHOLDS
     }
     assert len(temps) == len(blocks.THRESHOLDS)
-    for (_, way), bar in blocks.THRESHOLDS.items():
-        assert temps[way] <= bar
+    for (_, way), threshold in blocks.THRESHOLDS.items():
+        assert temps[way] <= threshold
 
 
 @pytest.mark.parametrize("name", blocks.STACKS)

@@ -7,3 +7,7 @@ and the gradient of the whole model is never stored.
 
 from jaxmem.accumulate._microbatch import microbatch as microbatch
 from jaxmem.accumulate._step import MicrobatchStep as MicrobatchStep
+
+__all__ = [
+    "microbatch",
+]

@@ -14,3 +14,8 @@ from jaxmem.demo.figures import draw as draw
 from jaxmem.demo.report import run as run
 from jaxmem.demo.report import table as table
 from jaxmem.demo.settings import Settings as Settings
+
+__all__ = [
+    "batches",
+    "standard_library",
+]

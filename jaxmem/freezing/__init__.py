@@ -10,3 +10,8 @@ from jaxmem.freezing._split import SplitParameters as SplitParameters
 from jaxmem.freezing._split import value_and_grad as value_and_grad
 from jaxmem.freezing._table import TrainedSizes as TrainedSizes
 from jaxmem.freezing._trainable import trainable as trainable
+
+__all__ = [
+    "trainable",
+    "value_and_grad",
+]

@@ -15,7 +15,7 @@ from jaxmem.chips import Machine as Machine
 from jaxmem.ir import jaxprs
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
-from jaxmem.ir.scans import is_var, size_of
+from jaxmem.ir.scans import is_on_host, is_var, size_of
 
 MACHINES = {name: chip.machine for name, chip in CHIPS.items()}
 
@@ -65,6 +65,19 @@ def seconds(eqn, machine: Machine) -> float | None:
     if eqn.primitive.name in _RANDOM:
         moved = _HASH * sum(map(size_of, eqn.outvars))
     return moved / machine.bandwidth
+
+
+def host_traffic(closed) -> int:
+    """Bytes that a jaxpr moves to the host's memory and back; a `while` counts once."""
+    total = 0
+    for eqn in jaxprs.split(closed)[0].eqns:
+        if eqn.primitive.name == "device_put":
+            pairs = zip(eqn.invars, eqn.outvars, strict=True)
+            moved = (v for u, v in pairs if is_on_host(u) != is_on_host(v))
+            total += sum(elements(v.aval.shape) * v.aval.dtype.itemsize for v in moved)
+        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        total += times * sum(map(host_traffic, jaxprs.bodies(eqn)))
+    return total
 
 
 # the jaxpr does not say how often they iterate, or what they do

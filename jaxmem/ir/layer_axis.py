@@ -14,6 +14,7 @@ from jaxmem.ir.layer_rules import (
     Axis,
     Treatment,
     broadcast_operand,
+    is_to_memory,
     kept_axis,
     leaves_whole,
     operands_along,
@@ -44,7 +45,7 @@ def operand_axes(eqn, out_axis: int) -> tuple[Axis, ...] | None:
     if len(eqn.outvars) != 1 or _sharding(eqn) is not None:
         return None
     name, out = eqn.primitive.name, eqn.outvars[0].aval
-    if name in ELEMENTWISE or name in VARYING:
+    if name in ELEMENTWISE or name in VARYING or is_to_memory(eqn):
         return operands_along(eqn, out_axis)
     if name == "broadcast_in_dim":
         return broadcast_operand(eqn, out_axis)

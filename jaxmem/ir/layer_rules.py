@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from jaxmem.ir.primitives import ELEMENTWISE, VARYING
 
 Axis = int | None  # None: not along the layers, the whole array is used
@@ -62,6 +64,17 @@ def _each_alone(eqn, axes: Sequence[Axis]) -> Treatment:
     if any(a is None for a in axes):
         return "some of its operands do not run along the layers"
     return Batched(tuple(axes), tuple(a for a in axes if a is not None))
+
+
+def is_to_memory(eqn) -> bool:
+    """Whether it sends arrays to another memory of their device, and nothing else."""
+    places = eqn.params.get("devices", ())
+    sends = eqn.primitive.name == "device_put"
+    return sends and all(isinstance(place, jax.memory.Space) for place in places)
+
+
+def _device_put(eqn, axes: Sequence[Axis]) -> Treatment:
+    return _each_alone(eqn, axes) if is_to_memory(eqn) else "it names a sharding"
 
 
 CONSTRAINT = "sharding_constraint"
@@ -251,6 +264,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["psum", "psum2", "psum_invariant"], _psum),
     **dict.fromkeys([*VARYING, "optimization_barrier"], _each_alone),
     "bitcast_convert_type": _bitcast,
+    "device_put": _device_put,
     CONSTRAINT: _constraint,
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,

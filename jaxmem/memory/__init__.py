@@ -20,3 +20,13 @@ from jaxmem.memory.compile.answer import CompileError as CompileError
 from jaxmem.memory.compile.answer import DoesNotFit as DoesNotFit
 from jaxmem.memory.compile.pool import start_worker as start_worker
 from jaxmem.memory.report.report import MemoryReport as MemoryReport
+
+__all__ = [
+    "CompileError",
+    "DoesNotFit",
+    "estimate",
+    "max_batch",
+    "residuals",
+    "target_mesh",
+    "targets",
+]

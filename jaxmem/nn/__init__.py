@@ -11,3 +11,13 @@ from jaxmem.nn._substitute import report as report
 from jaxmem.nn._substitute import substitute as substitute
 from jaxmem.nn._substitution_report import Replacement as Replacement
 from jaxmem.nn._substitution_report import SubstitutionReport as SubstitutionReport
+
+__all__ = [
+    "Rule",
+    "linen",
+    "merge_norm",
+    "nnx",
+    "report",
+    "substitute",
+    "unmerge_norm",
+]

@@ -21,11 +21,12 @@ from jaxtyping import Array, Float
 
 from jaxmem import ops
 from jaxmem.nn import _linen_calls as calls
+from jaxmem.nn import _norm
 from jaxmem.nn._constructor import check_abn, check_ms_save
 from jaxmem.nn._dense_linen import LoRADense as LoRADense
 from jaxmem.nn._dense_linen import SampledDense as SampledDense
 from jaxmem.nn._dense_linen import VeLoRADense as VeLoRADense
-from jaxmem.nn._norm import Activates, check_save
+from jaxmem.nn._norm import check_save
 from jaxmem.ops.codes import bits_or_none
 
 
@@ -175,7 +176,7 @@ class BatchNorm(nn.BatchNorm):
         return _lean(self, x, use_running_average, mask=mask)
 
 
-class InPlaceABN(Activates, BatchNorm):
+class InPlaceABN(_norm.Activates, BatchNorm):
     """Batch norm and activation in one, built on `jaxmem.ops.inplace_abn`.
 
     Fields and variables as in `flax.linen.BatchNorm`, with one feature axis; scales may

@@ -15,6 +15,7 @@ from jaxmem.optim._adama_rule import AdamAState as AdamAState
 from jaxmem.optim._clip import clip_by_layer_norm as clip_by_layer_norm
 from jaxmem.optim._fused_adam import FusedAdam as FusedAdam
 from jaxmem.optim._multi_steps import MultiSteps as MultiSteps
+from jaxmem.optim._on_host import on_host as on_host
 from jaxmem.optim.accumulation import accumulate_step as accumulate_step
 from jaxmem.optim.accumulation import accumulates as accumulates
 from jaxmem.optim.accumulation import apply_step as apply_step
@@ -30,3 +31,23 @@ from jaxmem.optim.rows import rowwise_adagrad as rowwise_adagrad
 from jaxmem.optim.rows import rowwise_sgd as rowwise_sgd
 from jaxmem.optim.rows import scale_by_rowwise_adagrad as scale_by_rowwise_adagrad
 from jaxmem.optim.rows import value_and_row_grad as value_and_row_grad
+
+__all__ = [
+    "FusedAdam",
+    "MultiSteps",
+    "RowGradients",
+    "accumulate_step",
+    "adama",
+    "apply_step",
+    "clip_by_layer_norm",
+    "lazy_adam",
+    "ledger",
+    "on_host",
+    "rowwise",
+    "rowwise_adagrad",
+    "rowwise_sgd",
+    "scale_by_adama",
+    "scale_by_rowwise_adagrad",
+    "start_step",
+    "value_and_row_grad",
+]

@@ -40,3 +40,14 @@ from jaxmem.planning.remat.frontier import Frontier as Frontier
 from jaxmem.planning.remat.frontier import OutOfReach as OutOfReach
 from jaxmem.planning.remat.frontier import Rematerialised as Rematerialised
 from jaxmem.planning.remat.sequence import sequence_profile as sequence_profile
+
+__all__ = [
+    "Buffer",
+    "Graph",
+    "Operation",
+    "Value",
+    "frontier",
+    "layout",
+    "order",
+    "rematerialise",
+]

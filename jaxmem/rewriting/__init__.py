@@ -18,3 +18,11 @@ from jaxmem.rewriting._rewrite import Report as Report
 from jaxmem.rewriting._rewrite import Site as Site
 from jaxmem.rewriting._rewrite import find as find
 from jaxmem.rewriting._rewrite import rewrite as rewrite
+
+__all__ = [
+    "Pattern",
+    "auto_save",
+    "find",
+    "library",
+    "rewrite",
+]

@@ -17,3 +17,12 @@ from jaxmem.scheduling.predict.prediction import Prediction as Prediction
 from jaxmem.scheduling.predict.prediction import predict as predict
 from jaxmem.scheduling.search.result import BudgetError as BudgetError
 from jaxmem.scheduling.search.result import Trial as Trial
+
+__all__ = [
+    "BudgetError",
+    "Plan",
+    "operations_of",
+    "predict",
+    "remat_policy",
+    "schedule",
+]

@@ -281,6 +281,7 @@ def elementwise():
     yield Case(bits(jnp.uint32), (X,), (0,), (0,))
     yield Case(bits(jnp.uint16), (X,), (0,), "it changes the number of axes")
     yield Case(lambda x: lax.optimization_barrier(x), ((X),), (0,), (0,))
+    yield Case(lambda x: jax.device_put(x, jax.memory.Space.Host), ((X),), (0,), (0,))
     yield Case(
         lambda x, y: lax.optimization_barrier((x, y)),
         (X, normal(4, L)),
@@ -315,32 +316,32 @@ DONE = [c for c in CASES if isinstance(c.expect, tuple)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_verdict(case):
+def test_treatment_of_an_axis(case):
     axes = list(case.axes)
     while len(axes) < len(case.eqn.invars):  # literals
         axes.append(None)
-    verdict = treatment(case.eqn, axes)
+    result = treatment(case.eqn, axes)
     if isinstance(case.expect, tuple):
-        assert isinstance(verdict, Batched), verdict
-        assert verdict.outs == case.expect
-        known = zip(axes, verdict.ins, strict=True)
+        assert isinstance(result, Batched), result
+        assert result.outs == case.expect
+        known = zip(axes, result.ins, strict=True)
         assert all(have in (None, want) for have, want in known)
     elif case.expect == "reduced":
-        assert isinstance(verdict, Reduced), verdict
+        assert isinstance(result, Reduced), result
     else:
-        assert isinstance(verdict, str), verdict
-        assert case.expect in verdict
+        assert isinstance(result, str), result
+        assert case.expect in result
 
 
 @pytest.mark.parametrize("case", DONE, ids=str)
 def test_layer_by_layer_is_all_at_once(case):
     eqn, values = case.eqn, operands(case)
     axes = [*case.axes, *[None] * (len(values) - len(case.axes))]
-    verdict = treatment(eqn, axes)
+    result = treatment(eqn, axes)
     whole = _compat.bind(eqn, values)
-    params = narrow(eqn, verdict.outs)
-    layers = [layer(eqn, values, verdict.ins, j, params) for j in range(L)]
-    for out, axis, *slices in zip(whole, verdict.outs, *layers, strict=True):
+    params = narrow(eqn, result.outs)
+    layers = [layer(eqn, values, result.ins, j, params) for j in range(L)]
+    for out, axis, *slices in zip(whole, result.outs, *layers, strict=True):
         assert out.shape[axis] == L
         assert_close(np.concatenate(slices, axis), out)
 
@@ -348,9 +349,9 @@ def test_layer_by_layer_is_all_at_once(case):
 @pytest.mark.parametrize("case", [c for c in CASES if c.expect == "reduced"], ids=str)
 def test_layers_combine_to_the_reduction(case):
     eqn, values = case.eqn, operands(case)
-    verdict = treatment(eqn, case.axes)
-    layers = [layer(eqn, values, verdict.ins, j)[0] for j in range(L)]
-    got = functools.reduce(getattr(lax, verdict.combine), layers)
+    result = treatment(eqn, case.axes)
+    layers = [layer(eqn, values, result.ins, j)[0] for j in range(L)]
+    got = functools.reduce(getattr(lax, result.combine), layers)
     assert_close(got, _compat.bind(eqn, values)[0])
 
 
@@ -380,8 +381,8 @@ def test_sums_over_devices_are_done_by_layers(name):
         for j in range(L):
             value = x[j : j + 1]
             for eqn in eqns:
-                verdict = treatment(eqn, [0])
-                assert verdict == Batched((0,), (0,)), eqn
+                result = treatment(eqn, [0])
+                assert result == Batched((0,), (0,)), eqn
                 (value,) = _compat.bind(eqn, [value], narrow(eqn, (0,)))
             layers.append(value)
         return jnp.concatenate(layers)
@@ -434,10 +435,10 @@ def test_a_sum_over_a_mapped_axis_is_not_of_a_mesh():
     assert "named axes" in treatment(groups, [0])
 
 
-# -- what is done again
+# -- what is recomputed
 
 
-AGAIN = [
+RECOMPUTED = [
     *(Case(fn, (X,), (), "") for fn in (lax.neg, lax.exp, lax.sqrt)),
     Case(lax.add, (X, X + 1), (), ""),
     Case(lambda x: lax.mul(x, jnp.float32(2)), (X,), (), ""),
@@ -453,7 +454,7 @@ AGAIN = [
 ]
 
 
-@pytest.mark.parametrize("case", AGAIN, ids=str)
+@pytest.mark.parametrize("case", RECOMPUTED, ids=str)
 def test_a_slice_of_the_output_from_cut_operands(case):
     eqn, values = case.eqn, operands(case)
     (whole,) = _compat.bind(eqn, values)

@@ -1,4 +1,4 @@
-"""Activation kernels against their plain twins, and the ops that stand on them."""
+"""Activation kernels against their plain references, and the ops that stand on them."""
 
 import functools
 import math
@@ -66,7 +66,7 @@ def assert_near(got, want, ulps=2):
     assert np.max(np.abs(float64(got) - float64(want)), initial=0) <= allowed
 
 
-# -- the kernels, simulated with poisoned memory, against their plain twins
+# -- the kernels, simulated with poisoned memory, against their plain references
 
 
 def every_function(module, x, g, up):
@@ -99,7 +99,7 @@ MORE = [
     "platform, shape, dtype",
     [*CASES, *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)],
 )
-def test_equals_the_plain_twin(platform, shape, dtype):
+def test_equals_the_plain_reference(platform, shape, dtype):
     args = [draw(shape, dtype, seed) for seed in range(3)]
     with simulated(platform):
         run = functools.partial(every_function, MODULES[platform])
@@ -109,7 +109,7 @@ def test_equals_the_plain_twin(platform, shape, dtype):
         assert_near(ours, theirs)
 
 
-def test_tpu_packs_as_the_plain_twin_does():
+def test_tpu_packs_as_the_plain_reference_does():
     x = draw((2, 40, 130), "float32")
     code = lambda x: jnp.where(x >= 0, jnp.where(x >= 1, 2, 1), 0).astype(jnp.int32)
     run = lambda module: jax.jit(
@@ -417,7 +417,7 @@ def test_none_is_xla_where_nothing_was_measured():
 
 
 def test_a_measured_kernel_leaves_the_rest_to_xla(monkeypatch):
-    """None takes the kernel of one platform, and its plain twin everywhere else."""
+    """None takes the kernel of one platform, and its reference everywhere else."""
     passes = (False, True)
     measured = (dispatch.Measured("gelu", "h100", "float32", 0, p) for p in passes)
     monkeypatch.setattr(dispatch, "MEASURED", tuple(measured))

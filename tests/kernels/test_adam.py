@@ -192,7 +192,7 @@ CASES = [
 
 @pytest.mark.parametrize("platform", KERNELS)
 @pytest.mark.parametrize("shape, dtypes", CASES, ids=str)
-def test_kernel_equals_its_twin(platform, shape, dtypes):
+def test_kernel_equals_its_reference(platform, shape, dtypes):
     compare(platform, leaf(shape, **dtypes))
 
 

@@ -1,7 +1,7 @@
 """Attention's kernels against the XLA path, and how the public op reaches them.
 
 The TPU's kernels run in the simulator, in blocks of 128, on lengths that are no
-multiple of it. The twin is `implementation="xla"`, which has tests of its own.
+multiple of it. The reference is `implementation="xla"`, which has tests of its own.
 """
 
 import functools
@@ -102,7 +102,7 @@ def test_lengths_and_rows_that_see_nothing():
     check(qkv(b=2, n=1, k=1), local_window_size=(20, 40), **arrays, **DROPPED)
 
 
-def test_dropout_bits_are_those_of_the_twin():
+def test_dropout_bits_are_those_of_the_reference():
     """With v the identity the output is the probabilities: their zeros, to the bit."""
     q, k, _ = qkv(b=2, t=130, s=256, n=2, k=2, h=256)
     v = jnp.broadcast_to(jnp.eye(256)[None, :, None], k.shape)
@@ -269,15 +269,15 @@ def test_blocks_seen_are_the_same_from_both_sides(rules):
 # -- what is kept, and what runs
 
 
-def test_keeps_no_more_than_the_twin():
+def test_keeps_no_more_than_the_reference():
     """And less where v is kept: as the argument that it is, not in another order."""
     args = qkv(t=16, s=16)
     for wanted in ({0, 1, 2}, {0}, {1}, {2}, {0, 2}):
-        ours, twin = (
+        ours, reference = (
             kept_bytes(functools.partial(fn, **DROPPED), args, wanted)
             for fn in (on_pallas, dot_product_attention)
         )
-        assert ours == twin - (0 if wanted == {2} else args[2].nbytes)
+        assert ours == reference - (0 if wanted == {2} else args[2].nbytes)
 
 
 def kernels_in(jaxpr) -> list[str]:

@@ -1,7 +1,8 @@
 """Attention's kernels for Hopper: values in the simulator, and compiled for an H100.
 
-The twin is `implementation="xla"`, which has tests of its own. Simulated are copies,
-barriers, loops and arithmetic; products are not Mosaic's there. Blocks are of 64.
+The reference is `implementation="xla"`, which has tests of its own. Simulated are
+copies, barriers, loops and arithmetic; products are not Mosaic's there.
+Blocks are of 64.
 """
 
 import jax
@@ -67,7 +68,7 @@ def check(args, **kw):
 
     Both paths round probabilities and their gradients before a product and the result
     after it; the kernel rounds probabilities before they are divided by their sum, the
-    twin after. Errors are of the size of the largest result.
+    reference after. Errors are of the size of the largest result.
     """
     want = run("xla", *args, **kw)
     with simulated("cuda"):
@@ -200,8 +201,8 @@ def test_hidden_rows_whatever_hides_them():
     check((*qkv(t=64, s=64, n=1), bias))
 
 
-def test_queries_beyond_their_sequence_by_statistics_of_the_twin():
-    """The twin says of them what it says of rows that see nothing."""
+def test_queries_beyond_their_sequence_by_statistics_of_the_reference():
+    """The reference says of them what it says of rows that see nothing."""
     q, k, v = qkv(t=64, s=64, n=1)
     inputs = Inputs(q, k, v, extras=Extras(q_len=jnp.asarray([40], jnp.int32)))
     blocks = blockwise.make_blocks(PLAIN, q, k, None)
@@ -229,7 +230,7 @@ def mask_of(rules, seed, b, n, t, s):
     )
 
 
-def test_dropout_bits_are_those_of_the_twin():
+def test_dropout_bits_are_those_of_the_reference():
     """Of all three kernels: unit vectors make each bit an element of a result."""
     b, t, s, n, h = 2, 64, 64, 2, 64
     rules = PLAIN._replace(rate=0.5)
@@ -383,7 +384,7 @@ def test_one_gradient_asks_for_no_more_than_it_needs():
 
 
 def test_lowers_under_shard_map():
-    """Outputs vary over the mesh as the twin's do, or shard_map refuses them."""
+    """Outputs vary over the mesh as the reference's do, or shard_map refuses them."""
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     part = PartitionSpec("x")
     step = jax.shard_map(gradients(**DROPPED), mesh=mesh, in_specs=part, out_specs=part)

@@ -1,4 +1,4 @@
-"""Linear cross entropy with logits on the chip: as its XLA twin, and no logits."""
+"""Linear cross entropy with logits on the chip: as its XLA reference, and no logits."""
 
 import functools
 
@@ -58,7 +58,7 @@ def outcome(implementation, args, wanted=(0, 1, 2), **options):
 
 
 def check_equal(args, rtol, **options):
-    """Against the largest element of the twin's."""
+    """Against the largest element of the reference's."""
     want = outcome("xla", args, **options)
     with simulated("tpu"):
         got = outcome("pallas", args, **options)
@@ -68,8 +68,8 @@ def check_equal(args, rtol, **options):
         assert np.abs(g - w).max() <= rtol * np.abs(w).max()
 
 
-# -- the twin: the sums are the same in another order. In float32 that is some tens of
-# roundings of 2**-24; in bfloat16 a gradient may round to its other neighbour, 2**-8.
+# -- the reference: the sums are the same in another order. In float32 that is some tens
+# of roundings of 2**-24; in bfloat16 a gradient may round to its neighbour, 2**-8.
 
 
 def with_batch_axes(taken_out):
@@ -87,11 +87,11 @@ CASES = [
 
 
 @pytest.mark.parametrize("args, options", CASES, ids=["plain", "no bias", "everything"])
-def test_equals_its_twin(args, options):
+def test_equals_its_reference(args, options):
     check_equal(args, 1e-5, **options)
 
 
-def test_equals_its_twin_in_bfloat16():
+def test_equals_its_reference_in_bfloat16():
     args = arrays(130, 256, 260, "bfloat16", "float32", axis=0)
     check_equal(args, 2**-8, dtype="bfloat16", vocab_axis=0, block_size=128)
 
@@ -100,7 +100,7 @@ def test_equals_its_twin_in_bfloat16():
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("tokens, words", [(1, 384), (256, 128), (300, 130)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_equals_its_twin_on_other_shapes(axis, words, tokens, dtype):
+def test_equals_its_reference_on_other_shapes(axis, words, tokens, dtype):
     with jax.enable_x64(tokens == 300):
         args = arrays(tokens, 128, words, dtype, axis=axis)
         options = EVERYTHING | {"vocab_axis": axis, "block_size": 128}
@@ -134,7 +134,7 @@ def test_several_blocks_of_tokens():
     jax.tree.map(same, two, one)
 
 
-def test_keeps_what_its_twin_keeps():
+def test_keeps_what_its_reference_keeps():
     x, kernel, bias, labels = arrays(24, 128, 130)
 
     def kept(implementation):

@@ -1,6 +1,6 @@
 """Cross entropy's kernels for Hopper: simulated, and compiled for an H100.
 
-The twin is `implementation="xla"`. Simulated are copies, barriers, loops and
+The reference is `implementation="xla"`. Simulated are copies, barriers, loops and
 arithmetic; products are not Mosaic's there.
 """
 
@@ -41,7 +41,7 @@ def half(*args, **options):
 
 
 def check_equal(args, run=outcome, **options):
-    """Against the largest element of the twin's.
+    """Against the largest element of the reference's.
 
     Sums are the same in another order, some tens of roundings; a gradient may then
     round to its other neighbour, which is one step of its dtype away.
@@ -78,7 +78,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", some_fast(CASES, "words taken out", "no bias"))
-def test_equals_its_twin(name):
+def test_equals_its_reference(name):
     args, options = CASES[name]
     check_equal(args, **options)
 
@@ -150,7 +150,7 @@ def test_what_it_does_is_said(message):
 def test_one_block_is_all_there_is(axis):
     """The workspace of 32 MiB, a block of the gradient of x, and numbers of tokens.
 
-    The twin has a sum of 128 MiB for the gradient of x besides its block.
+    The reference has a sum of 128 MiB for the gradient of x besides its block.
     """
     temp = losses(8192, 4096, 32768, axis=axis, target="h100", label_smoothing=0.1)
     assert temp <= 38 * MIB

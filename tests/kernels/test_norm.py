@@ -23,7 +23,7 @@ from pallas_kernels import dispatch, lowering
 from pallas_kernels.norm import NormRules
 from pallas_kernels.norm import gpu as norm_gpu
 from pallas_kernels.norm import tpu as norm_tpu
-from tests import references as twins
+from tests import references
 from tests.kernels.meshes import chip_mesh
 from tests.sets import some_fast
 
@@ -66,11 +66,11 @@ def _reference(op, args):
         return jax.tree.map(np.asarray, _vjp(op, wide))
 
 
-def _assert_close(got, twin, reference, dtype):
+def _assert_close(got, plain_result, reference, dtype):
     names = [f"leaf {i}" for i in range(len(jax.tree.leaves(got)))]
-    leaves = map(jax.tree.leaves, (got, twin, reference))
+    leaves = map(jax.tree.leaves, (got, plain_result, reference))
     for what, a, b, want in zip(names, *leaves, strict=True):
-        twins._assert_close(what, a, b, want, dtype, 0.0)
+        references._assert_close(what, a, b, want, dtype, 0.0)
 
 
 def check(platform, op, args, dtype):
@@ -78,8 +78,8 @@ def check(platform, op, args, dtype):
     with simulated(platform) as run:
         lean = functools.partial(op, implementation="pallas")
         got = run(lambda *a: _vjp(lean, a), *args)
-    twin = jax.jit(lambda *a: _vjp(plain, a))(*args)
-    _assert_close(got, twin, _reference(plain, args), dtype)
+    plain_result = jax.jit(lambda *a: _vjp(plain, a))(*args)
+    _assert_close(got, plain_result, _reference(plain, args), dtype)
 
 
 def _dropping(op, rate=0.3, **options):
@@ -144,7 +144,7 @@ WIDTHS = {"tpu": 150, "cuda": 384}
 
 @BOTH
 @pytest.mark.parametrize("case", CASES)
-def test_equals_twin(platform, case):
+def test_equals_reference(platform, case):
     op, kinds, dtype = CASES[case]
     args = _arguments((3, 5, WIDTHS[platform]), dtype, **kinds)
     check(platform, op, args, dtype)
@@ -153,7 +153,7 @@ def test_equals_twin(platform, case):
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("case", SLOW_CASES)
-def test_every_option_equals_twin(platform, case):
+def test_every_option_equals_reference(platform, case):
     op, kinds, dtype = SLOW_CASES[case]
     args = _arguments((3, 5, WIDTHS[platform]), dtype, **kinds)
     check(platform, op, args, dtype)
@@ -241,20 +241,20 @@ def _op(name, implementation):
 
 @pytest.mark.parametrize("save", ["input", "output"])
 @pytest.mark.parametrize("name", NAMES)
-def test_keeps_no_more_than_the_twin(name, save):
+def test_keeps_no_more_than_the_reference(name, save):
     sums, count = name.startswith("dropout"), 1 if "rms" in name else 2
     args = _arguments((3, 5, 128), "bfloat16", sums=sums, count=count)
     pair = [functools.partial(_op(name, i), save=save) for i in ("pallas", "xla")]
-    for wanted in twins.subsets(range(len(args))):
-        ours, twin = (twins.kept_bytes(op, args, wanted) for op in pair)
-        assert ours <= twin, wanted
+    for wanted in references.subsets(range(len(args))):
+        ours, plain_result = (references.kept_bytes(op, args, wanted) for op in pair)
+        assert ours <= plain_result, wanted
     x, rows, every = args[0], 15, range(len(args))
     if save == "input":
         want = (x.nbytes + 8) * sums
     else:
         columns = 128 // 64
         want = x.nbytes + rows * 4 + columns * (rows * 2 + 4) + 8 * sums
-    assert twins.kept_bytes(pair[0], args, every) == want
+    assert references.kept_bytes(pair[0], args, every) == want
 
 
 # -- transformations
@@ -305,8 +305,8 @@ def test_xla_where_a_kernel_was_considered(measured, name, save):
     args = _arguments((3, 128), "bfloat16", sums=sums, count=count)
     op = functools.partial(_op(name, None), save=save)
     plain = functools.partial(_op(name, "xla"), save=save)
-    got, twin = (jax.jit(functools.partial(_vjp, f))(args) for f in (op, plain))
-    _assert_close(got, twin, _reference(plain, args), "bfloat16")
+    got, plain_result = (jax.jit(functools.partial(_vjp, f))(args) for f in (op, plain))
+    _assert_close(got, plain_result, _reference(plain, args), "bfloat16")
 
 
 @pytest.mark.slow
@@ -316,7 +316,7 @@ def test_every_gradient_alone(measured, name, save):
     sums, count = name.startswith("dropout"), 1 if "rms" in name else 2
     for present in {0, count}:
         args = _arguments((3, 128), "float32", sums=sums, count=present)
-        for wanted in twins.subsets(range(len(args))):
+        for wanted in references.subsets(range(len(args))):
             got, want = (
                 _some(functools.partial(_op(name, how), save=save), args, wanted)
                 for how in (None, "xla")
@@ -326,7 +326,7 @@ def test_every_gradient_alone(measured, name, save):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transform", sorted(twins.TRANSFORMS))
+@pytest.mark.parametrize("transform", sorted(references.TRANSFORMS))
 @pytest.mark.parametrize("save", ["input", "output"])
 def test_transformations_where_a_kernel_was_considered(measured, save, transform):
     op, plain = (
@@ -334,8 +334,10 @@ def test_transformations_where_a_kernel_was_considered(measured, save, transform
         for how in (None, "xla")
     )
     args = lambda shape, dtype, rng: _arguments(shape, dtype, sums=True, count=2)
-    twin = twins.Comparison(f"considered {save}", op, plain, args, diff=(0, 1, 2, 3))
-    twins.check_equal(twin, (3, 128), "float32", transform)
+    both = references.Comparison(
+        f"considered {save}", op, plain, args, diff=(0, 1, 2, 3)
+    )
+    references.check_equal(both, (3, 128), "float32", transform)
 
 
 def _some(op, args, wanted):

@@ -80,7 +80,7 @@ def test_set_to_zero():
 
 @pytest.mark.parametrize("loss", [loss, scanned_loss])
 def test_stacked_layers(loss):
-    """The gradients of all layers count, a product of a scan as often as it turns."""
+    """The gradients of all layers count, a product of a scan for each iteration."""
     step = training(ADAM, thrown_away, loss)
     found = of(step, ADAM, STACK)
     assert sum(f.bytes for f in found) >= LAYERS * SQUARE
@@ -127,7 +127,7 @@ def test_a_mask_that_is_an_argument_is_not_known():
 
 
 def test_a_carry_that_only_later_turns_read():
-    """The cotangent of a scan's carry is needed by the turn before."""
+    """The cotangent of a scan's carry is needed by the iteration before."""
 
     def step(params, x):
         return jax.grad(scanned_loss)(params, x)["base"]

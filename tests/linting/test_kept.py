@@ -102,8 +102,8 @@ def test_one_function_called_twice_makes_two_values():
     double = jax.jit(lambda x: 2 * x)
 
     def step(weights, x):
-        turn = lambda x, w: (x @ w, (double(x), double(x @ w)))
-        return jax.lax.scan(turn, x, weights)[1]
+        iteration = lambda x, w: (x @ w, (double(x), double(x @ w)))
+        return jax.lax.scan(iteration, x, weights)[1]
 
     assert not of("stacked twice", step)
 
@@ -155,11 +155,11 @@ def test_a_carry_that_is_stacked_too():
 
 def test_a_value_that_is_stacked_twice():
     def step(weights, x):
-        def turn(x, w):
+        def iteration(x, w):
             y = x @ w
             return x, (y, y)
 
-        return jax.lax.scan(turn, x, weights)[1]
+        return jax.lax.scan(iteration, x, weights)[1]
 
     (found,) = of("stacked twice", step)
     assert found.bytes == LAYERS * ELEMENTS * 2 and "value" in found.what

@@ -99,7 +99,7 @@ class Bottleneck(nn.Module):
 
 
 def test_batch_norm_in_functions_keeps_what_its_module_keeps():
-    """The statistics are read for the average too: they are made again for it."""
+    """The statistics are read for the average too: they are recomputed for it."""
     x = jax.ShapeDtypeStruct((4, 16, 16, 16), jnp.bfloat16)
     init = partial(jax.eval_shape, Bottleneck().init, jax.random.key(0))
     variables = dict(init(x))

@@ -87,13 +87,13 @@ def test_scans_give_the_same_at_every_rate(rate):
     same_bits(want, made.jaxpr, leaves)
 
 
-@pytest.mark.parametrize("turns", range(1, L))
-def test_some_of_the_layers(turns):
+@pytest.mark.parametrize("iterations", range(1, L))
+def test_some_of_the_layers(iterations):
     fn, args = problem()
-    first = FirstLayers(1e-3, turns / L)
+    first = FirstLayers(1e-3, iterations / L)
     choice = Choice("h100", (Recompute(math.inf), first))
     made = rewritten(fn, args, choice)
-    assert {row.times for row in made.description.recomputed} == {turns}
+    assert {row.times for row in made.description.recomputed} == {iterations}
     close(fn, made.jaxpr, args)
 
 
@@ -183,7 +183,7 @@ def test_layers_in_either_direction(reverse):
 
 
 def test_a_train_step_with_released_gradients():
-    """Micro-batches, Adam in the backward scan, and layers computed again: as plain."""
+    """Micro-batches, Adam in the backward scan, and layers recomputed: as plain."""
     tx = optax.adam(1e-3)
 
     def step(state, x, keys):

@@ -179,8 +179,8 @@ def test_the_carry_of_a_loop_lies_where_it_began():
 
 def test_a_loop_hands_a_donated_buffer_on():
     def step(w, x):
-        turn = lambda c, _: (c * 2.0, None)
-        again = lax.scan(turn, w, None, length=3)[0]
+        iteration = lambda c, _: (c * 2.0, None)
+        again = lax.scan(iteration, w, None, length=3)[0]
         return lax.scan(lambda c, _: (c @ x, None), again, None, length=3)[0]
 
     given = square(), square(1)

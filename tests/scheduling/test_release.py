@@ -252,8 +252,8 @@ def test_a_scan_with_stacked_outputs_and_xs_of_data():
     scales = array(L, D, seed=9) * 0.1 + 1
 
     def loss(params, x):
-        def body(x, turn):
-            w, scale = turn
+        def body(x, iteration):
+            w, scale = iteration
             x = problem.layer(x, w)[0] * problem.add_row(x, scale)
             return x, jnp.sum(x**2)
 
@@ -649,8 +649,8 @@ def test_keys(make):
     """Dropout in the layers, a key a layer, and a key that is carried on."""
 
     def loss(params, x, key):
-        def body(x, turn):
-            w, key = turn
+        def body(x, iteration):
+            w, key = iteration
             keep = jax.random.bernoulli(key, 0.8, x.shape)
             return jnp.where(keep, problem.layer(x, w)[0], 0), None
 

@@ -65,8 +65,8 @@ def run(fn, *args):
 
 def step_of(dtype):
     def loss(params, x):
-        turn = lambda x, w: (x + w[0] * w[1], None)  # the gradient of a layer is data
-        return jnp.sum(lax.scan(turn, x, (params, DATA))[0])
+        layer = lambda x, w: (x + w[0] * w[1], None)  # a layer's gradient is data
+        return jnp.sum(lax.scan(layer, x, (params, DATA))[0])
 
     def step(params, x):
         grads = jax.grad(loss)(params, x)

@@ -1,4 +1,4 @@
-"""Constants of scans that are made in each turn, of what is small."""
+"""Constants of scans that are made in each iteration, of what is small."""
 
 import jax
 import jax.numpy as jnp

@@ -29,7 +29,7 @@ def stacked(closed) -> list[int]:
 
 
 def one_by_one(eqn, args):
-    """A rule that does scans turn by turn: no compiler fuses across operations."""
+    """A rule that does each iteration alone: no compiler fuses across operations."""
     bodies = jaxprs.bodies(eqn)
     if eqn.primitive.name == "jit":
         return jaxprs.evaluate(bodies[0], args, one_by_one)
@@ -37,12 +37,12 @@ def one_by_one(eqn, args):
         return None
     n_consts, n_carry = _compat.scan_counts(eqn)
     consts, carry = args[:n_consts], args[n_consts:][:n_carry]
-    turns, stacks = list(range(eqn.params["length"])), {}
-    for j in reversed(turns) if eqn.params["reverse"] else turns:
+    iterations, stacks = list(range(eqn.params["length"])), {}
+    for j in reversed(iterations) if eqn.params["reverse"] else iterations:
         xs = [np.asarray(x)[j] for x in args[n_consts + n_carry :]]
         outs = jaxprs.evaluate(bodies[0], [*consts, *carry, *xs], one_by_one)
         carry, stacks[j] = outs[:n_carry], outs[n_carry:]
-    rows = zip(*(stacks[j] for j in turns), strict=True)
+    rows = zip(*(stacks[j] for j in iterations), strict=True)
     return [*carry, *(np.stack(list(map(np.asarray, r))) for r in rows)]
 
 
@@ -91,7 +91,7 @@ def grow(c, w):
 WEIGHT, ROW = 4 * L * D * D, 4 * L * B * D
 
 
-# -- what is made again
+# -- what is recomputed
 
 
 def test_a_cast_of_a_parameter():
@@ -351,7 +351,7 @@ def test_a_residual_that_is_read_elsewhere():
 
 
 def test_a_scan_of_another_length():
-    """Two layers a turn."""
+    """Two layers an iteration."""
 
     def fn(start, xs):
         end, residuals = lax.scan(casts, start, xs[:4])

@@ -1,4 +1,4 @@
-"""Layers run again a segment at a time: values, bytes, the ladder, the search."""
+"""Layers recomputed a segment at a time: values, bytes, Pareto front, search."""
 
 import functools
 
@@ -50,7 +50,7 @@ def from_the_end(ws, x):
 
 
 def one_weight(ws, x):
-    """Nothing but a carry goes in a turn at a time."""
+    """Nothing but a carry goes in an iteration at a time."""
     step = lambda x, _: (block(x, ws[0]), None)
     return jnp.sum(lax.scan(step, x, None, length=len(ws))[0] ** 2)
 
@@ -182,7 +182,7 @@ def test_keeps_a_row_for_each_segment_and_one_segment(sizes, rows):
 
 
 @pytest.mark.parametrize(
-    ("length", "sizes", "turns"),
+    ("length", "sizes", "iterations"),
     [
         (12, (4,), 12 - 4),
         (12, (4, 2), 12 - 4 + 3 * (4 - 2)),
@@ -190,13 +190,13 @@ def test_keeps_a_row_for_each_segment_and_one_segment(sizes, rows):
         (15, (4, 2), 15 - 4 + (3 - 2) + 3 * (4 - 2)),
     ],
 )
-def test_what_is_done_again_is_counted(length, sizes, turns):
-    """The forward pass less a segment for each size, and what a layer makes again."""
+def test_recomputed_flops_are_counted(length, sizes, iterations):
+    """The forward pass less a segment for each size, and what a layer recomputes."""
     made = run_again(jax.grad(plain_layers), args_of(length), sizes)
     rows = made.description.recomputed
     dots = [row for row in rows if row.operation == "dot_general"]
     one = 2 * B * D * D
-    assert sum(row.flops for row in dots) == one * (2 * turns + 2 * length)
+    assert sum(row.flops for row in dots) == one * (2 * iterations + 2 * length)
 
 
 def test_a_loop_of_unknown_length_is_not_run_again():
@@ -285,7 +285,7 @@ def test_no_copy_of_the_weights_for_an_absent_chip():
         assert temps[()] - temps[sizes] > weights  # no room for another copy of them
 
 
-# -- the ladder and the search
+# -- the Pareto front and the search
 
 
 def deep(length=48):

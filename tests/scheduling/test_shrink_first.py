@@ -78,8 +78,8 @@ def test_values_are_the_same(rate):
 
 def test_nothing_waits_where_nothing_grows():
     def loss(w, x):
-        turn = lambda x, w: (jnp.tanh(x @ w), None)
-        return jnp.sum(jax.lax.scan(turn, x, w)[0])
+        iteration = lambda x, w: (jnp.tanh(x @ w), None)
+        return jnp.sum(jax.lax.scan(iteration, x, w)[0])
 
     closed = jax.make_jaxpr(jax.grad(loss))(jnp.ones((L, 64, 64)), jnp.ones((8192, 64)))
     found = ProductsThatShrinkFirst().analyse(Level(closed, {}), ShrinkFirst(True))

@@ -14,6 +14,7 @@ _STEP = re.compile(r"\s+(\d+):(\S+)$")
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=\s]*)\]")
 
 _KINDS = ("argument", "output", "alias", "temp", "generated_code")
+HOST = 5  # XLA's number of the host's memory
 _TOTAL = re.compile(r"\(color=(\d+)\)\s+Total bytes: (\d+)")
 
 Key = tuple[str, tuple[int, ...]]
@@ -74,20 +75,22 @@ def parse_buffer_assignment(text: str) -> list[Allocation]:
 def assigned_bytes(assignment: str, usage: str) -> dict[str, int] | None:
     """Bytes on one device by kind; None where the two texts do not agree."""
     # The compiler's count at the end of `generated_code` is 0: there is none yet.
-    sizes: dict[str, int] = dict.fromkeys(_KINDS, 0)
+    host = [f"host_{kind}" for kind in _KINDS[:-1]]
+    sizes: dict[str, int] = dict.fromkeys([*_KINDS, *host], 0)
     by_color: Counter[int] = Counter()
     for line in assignment.splitlines():
         if not line.startswith("allocation "):
             continue
         block = _allocation(line)
         by_color[block.color] += block.size
-        if block.color == 0:  # other colors are other memories of the device
+        if block.color in (0, HOST):  # others are other memories of the device
+            where = "host_" if block.color == HOST else ""
             is_argument = block.kind == "parameter"
             is_temp = "preallocated-temp" in line
-            sizes["argument"] += block.size * is_argument
-            sizes["output"] += block.size * block.live_out
-            sizes["alias"] += block.size * (is_argument and block.live_out)
-            sizes["temp"] += block.size * is_temp
+            sizes[f"{where}argument"] += block.size * is_argument
+            sizes[f"{where}output"] += block.size * block.live_out
+            sizes[f"{where}alias"] += block.size * (is_argument and block.live_out)
+            sizes[f"{where}temp"] += block.size * is_temp
     totals = {int(color): int(size) for color, size in _TOTAL.findall(usage)}
     return sizes if totals and +by_color == Counter(totals) else None
 

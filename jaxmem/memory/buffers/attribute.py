@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from jaxmem._bytes import format_bytes
 from jaxmem._module_path import merge_numbered
 from jaxmem.memory.buffers.assignment import (
+    HOST,
     Allocation,
     array_shape,
     parse_buffer_assignment,
@@ -68,7 +69,8 @@ def attribute(
 def _attribute(hlo_text, assignment, live_range, sizes, names) -> Attribution:
     hlo = parse_hlo(hlo_text)
     tracer = Tracer(hlo)
-    allocations = parse_buffer_assignment(assignment)
+    everywhere = parse_buffer_assignment(assignment)
+    allocations = [a for a in everywhere if a.color != HOST]
     live = parse_live_range(live_range)
     if not allocations or not live.ranges:
         raise ValueError("no allocations found in the text")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jax.tree_util import keystr, tree_flatten_with_path
 
 from jaxmem.frameworks import Call, Form, Place
@@ -18,6 +18,12 @@ from jaxmem.frameworks import Call, Form, Place
 _POSITIONAL = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
+)
+
+_HOST_ALONE = NamedSharding(
+    AbstractMesh((1,), ("device",), axis_types=(AxisType.Auto,)),
+    PartitionSpec(),
+    memory_kind="pinned_host",
 )
 
 
@@ -114,7 +120,7 @@ def _leaf(spec: jax.ShapeDtypeStruct, title: str, donated: bool) -> Leaf:
 
 
 def _spec(value: Any, title: str, step: str) -> jax.ShapeDtypeStruct:
-    """Shape, dtype, and the sharding if it spreads the array over several devices."""
+    """Shape, dtype, and the sharding if it says more than "on one device"."""
     if not isinstance(value, jax.Array | jax.ShapeDtypeStruct):
         try:
             value = jax.eval_shape(lambda x: x, value)
@@ -130,13 +136,21 @@ def _spec(value: Any, title: str, step: str) -> jax.ShapeDtypeStruct:
             "need numbers: pass an array of the size that is meant"
         )
     sharding = getattr(value, "sharding", None)
-    spread = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
+        # an abstract mesh, since devices of a topology know no memories
+        sharding = _HOST_ALONE if _is_on_host(value) else None
     return jax.ShapeDtypeStruct(
         value.shape,
         value.dtype,
-        sharding=sharding if spread else None,
+        sharding=sharding,
         weak_type=getattr(value, "weak_type", False),
     )
+
+
+def _is_on_host(value: jax.Array | jax.ShapeDtypeStruct) -> bool:
+    kind = getattr(getattr(value, "sharding", None), "memory_kind", None)
+    space = getattr(jax.typeof(value), "memory_space", None)
+    return space == jax.memory.Space.Host or kind == "pinned_host"
 
 
 def describe_sharding(sharding: NamedSharding | None) -> tuple | None:

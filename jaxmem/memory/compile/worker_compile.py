@@ -4,11 +4,13 @@ This file imports nothing of jaxmem, which would cost the worker time to start.
 """
 
 import importlib
+import importlib.util
 import os
 import pickle
 from typing import Any
 
 _MEMORY = ("argument", "output", "alias", "temp", "generated_code")
+_HOST = tuple(f"host_{kind}" for kind in _MEMORY[:4])
 _COST = ("flops", "bytes accessed", "transcendentals", "optimal_seconds")
 
 
@@ -38,21 +40,50 @@ def compile_request(request: dict[str, Any], dump_dir: str) -> dict[str, Any]:
         importlib.import_module("jax.experimental.pallas.mosaic_gpu")
     exported = export.deserialize(bytearray(request["exported"]))
     devices = devices_for(request["target"])[: exported.nr_devices]
-    function, specs, donate = _call_of(exported, request, devices)
-    # a step without arguments has nothing else that names its device
-    place = jax.sharding.SingleDeviceSharding(devices[0])
-    where: dict[str, Any] = {} if specs else {"out_shardings": place}
-    lowered = jax.jit(function, donate_argnums=donate, **where).lower(*specs)
     # options and not XLA_FLAGS, with which libtpu would dump at the end alone
     dump = {"xla_dump_to": dump_dir, "xla_dump_hlo_as_text": True}
     options = (request["compiler_options"] or {}) | dump
-    compiled = lowered.compile(compiler_options=options)
+    if any(map(_is_on_host, (*exported.in_avals, *exported.out_avals))):
+        compiled = _private_jax().compile_module(
+            exported.mlir_module(), devices, options
+        )
+    else:
+        compiled = _lowered(exported, request, devices).compile(
+            compiler_options=options
+        )
     dumped = os.path.isdir(dump_dir) and bool(os.listdir(dump_dir))
     return {
         "memory": _memory(compiled),
         "cost": _cost(compiled),
         "hlo": "" if dumped else compiled.as_text() or "",
     }
+
+
+def _is_on_host(aval: Any) -> bool:
+    import jax
+
+    return getattr(aval, "memory_space", None) == jax.memory.Space.Host
+
+
+def _private_jax() -> Any:
+    """The file of private JAX, by its place: the worker does not import jaxmem."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    path = os.path.join(here, "..", "..", "_compat.py")
+    spec = importlib.util.spec_from_file_location("jaxmem_compat", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _lowered(exported: Any, request: dict[str, Any], devices: list[Any]) -> Any:
+    import jax
+
+    function, specs, donate = _call_of(exported, request, devices)
+    # a step without arguments has nothing else that names its device
+    place = jax.sharding.SingleDeviceSharding(devices[0])
+    where: dict[str, Any] = {} if specs else {"out_shardings": place}
+    return jax.jit(function, donate_argnums=donate, **where).lower(*specs)
 
 
 def devices_for(target: dict[str, Any]) -> list[Any]:
@@ -116,10 +147,14 @@ def _shardings(described: list[Any], devices: list[Any], count: int) -> list[Any
 
 def _memory(compiled: Any) -> dict[str, int]:
     """Bytes on one device."""
-    analysis = compiled.memory_analysis()
+    ask = getattr(compiled, "memory_analysis", None)
+    analysis = compiled.get_compiled_memory_stats() if ask is None else ask()
     if analysis is None:
         raise RuntimeError("the compiler gave no memory analysis for this target")
-    return {k: int(getattr(analysis, f"{k}_size_in_bytes")) for k in _MEMORY}
+    sizes = {k: int(getattr(analysis, f"{k}_size_in_bytes")) for k in _MEMORY}
+    # plugins do not all tell them
+    host = {k: int(getattr(analysis, f"{k}_size_in_bytes", 0)) for k in _HOST}
+    return sizes | host
 
 
 def _cost(compiled: Any) -> dict[str, float]:

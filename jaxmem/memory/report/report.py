@@ -40,6 +40,8 @@ class MemoryReport:
         temp_bytes: everything else, above all residuals.
         alias_bytes: outputs that reuse the buffers of donated arguments.
         generated_code_bytes: the program itself; not part of the peak.
+        host_bytes: what the step takes of the host's memory: arguments, outputs and
+            temporaries in `pinned_host`, less those that are donated.
         cost: `"flops"` and `"bytes accessed"` where the compiler counts them.
         at_peak: the buffers alive at the peak, largest first. Each buffer of at least a
             thousandth of the peak has a row; the rows add up to `peak_bytes`.
@@ -59,6 +61,7 @@ class MemoryReport:
     temp_bytes: int
     alias_bytes: int
     generated_code_bytes: int
+    host_bytes: int
     cost: dict[str, float]
     at_peak: tuple[PeakBuffer, ...]
     peak_step: int
@@ -229,6 +232,7 @@ def make_report(
     """The report of a compile, whose `texts` are packed."""
     sizes = {f"{k}_bytes": int(result["memory"].get(k, 0)) for k in _SIZES}
     peak = sizes["argument_bytes"] + sizes["output_bytes"]
+    host = {k: int(result["memory"].get(f"host_{k}", 0)) for k in _SIZES}
     texts = CompilerTexts(
         name,
         result["texts"],
@@ -245,6 +249,7 @@ def make_report(
         name=name,
         peak_bytes=peak + sizes["temp_bytes"] - sizes["alias_bytes"],
         **sizes,
+        host_bytes=host["argument"] + host["output"] + host["temp"] - host["alias"],
         cost=dict(result.get("cost") or {}),
         _texts=texts,
     )

@@ -94,6 +94,8 @@ def sizes_line(report: "MemoryReport") -> str:
     ]
     if report.alias_bytes:
         parts.append(f"donated {format_bytes(report.alias_bytes)}")
+    if report.host_bytes:
+        parts.append(f"in the host's memory {format_bytes(report.host_bytes)}")
     if report.cost.get("flops"):
         parts.append(f"{report.cost['flops']:.3g} flops")
     return " · ".join(parts)

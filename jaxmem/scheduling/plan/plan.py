@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jaxmem.ir import jaxprs
+from jaxmem.ir.costs import MACHINES, host_traffic
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.memory.report import plot_both
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
@@ -51,6 +52,8 @@ class Plan:
         scheduled step's operations can have its peak, in the graph's own accounting.
       fingerprint: tells the step that the plan was made for from others.
       offloaded_bytes: of residuals that wait in the host's memory.
+      host_traffic_bytes: that a step moves to the host's memory and back, of residuals
+        and of optimizer state (`jaxmem.optim.on_host`).
       barriers: in the scheduled step, its own included; one in a loop counts once.
       notes: what it costs that nothing is donated, and the like.
       jax_version: of the jax that traced the step: another may trace it otherwise.
@@ -73,6 +76,12 @@ class Plan:
     notes: tuple[str, ...] = ()
     jax_version: str = ""
     target: str = ""
+    host_traffic_bytes: int = 0
+
+    @property
+    def host_seconds(self) -> float:
+        """Seconds that the link to the host is busy, by the rate of the target."""
+        return self.host_traffic_bytes / MACHINES[self.choice.target].host
 
     @property
     def released_bytes(self) -> int:
@@ -191,6 +200,12 @@ class Plan:
         if self.offloaded_bytes:
             size = format_bytes(self.offloaded_bytes)
             yield f"{size} of residuals wait in the host's memory"
+        if self.host_traffic_bytes:
+            yield (
+                f"{format_bytes(self.host_traffic_bytes)} go to the host's memory and "
+                f"back: the link of {self.choice.target} is busy for some "
+                f"{1e3 * self.host_seconds:.3g} ms a step"
+            )
         if self.barriers:
             yield f"{self.barriers} barriers"
         if self.budget is not None:
@@ -268,6 +283,7 @@ def make_plan(
         tuple(notes),
         jax.__version__,
         target,
+        host_traffic(rewritten.jaxpr),
     )
 
 

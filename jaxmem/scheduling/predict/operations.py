@@ -294,11 +294,6 @@ def _closed(body):
     return body if hasattr(body, "consts") else _compat.ClosedJaxpr(body, ())
 
 
-def _on_device(aval):
-    """The type of an array in the device's memory, sharded and varying as it is."""
-    return aval.update(memory_space=jax.memory.Space.Device)
-
-
 def turn_of(eqn) -> tuple[Any, dict[int, int]]:
     """One iteration of a scan on whole stacks: (jaxpr, output -> input it replaces)."""
     # It takes the iteration's number, constants, carry, what it slices, and the stacks,
@@ -309,7 +304,6 @@ def turn_of(eqn) -> tuple[Any, dict[int, int]]:
     stacks = eqn.outvars[len(carry) :]
     here = [k for k, v in enumerate(stacks) if not is_on_host(v)]
     avals = [v.aval for v in (*constants, *carry, *xs, *(stacks[k] for k in here))]
-    kinds = list(map(_on_device, avals))
     ends = list(itertools.accumulate(map(len, (constants, carry, xs))))
 
     def iteration(i, *args):
@@ -323,6 +317,6 @@ def turn_of(eqn) -> tuple[Any, dict[int, int]]:
         ]
         return *outs[: len(carry)], *new
 
-    closed = jax.make_jaxpr(iteration)(jax.ShapeDtypeStruct((), jnp.int32), *kinds)
-    places = [*range(1 + ends[0], 1 + ends[1]), *range(1 + ends[2], 1 + len(kinds))]
+    closed = jax.make_jaxpr(iteration)(jax.ShapeDtypeStruct((), jnp.int32), *avals)
+    places = [*range(1 + ends[0], 1 + ends[1]), *range(1 + ends[2], 1 + len(avals))]
     return closed, dict(enumerate(places))

@@ -38,13 +38,13 @@ def _mean_square(slope, borders, levels):
 
 
 @pytest.mark.parametrize("fn", [GELU, GELU_ERF, SILU], ids=["tanh", "erf", "silu"])
-def test_reaches_the_bars_and_says_its_error(fn, slopes):
-    bars = (0.0504, 0.01727, 0.00456) if fn is SILU else (0.0416, 0.0119, 0.00315)
-    for bits, bar in zip((2, 3, 4), bars, strict=True):
+def test_reaches_the_thresholds_and_says_its_error(fn, slopes):
+    thresholds = (0.0504, 0.01727, 0.00456) if fn is SILU else (0.0416, 0.0119, 0.00315)
+    for bits, threshold in zip((2, 3, 4), thresholds, strict=True):
         borders, levels, error = fewbit_table(fn, bits)
         assert borders.shape == (2**bits - 1,) and levels.shape == (2**bits,)
         # 0.0119 is the erf form's: the tanh form's differs in the fifth decimal
-        assert (round(error, 4) if fn is GELU else error) <= bar
+        assert (round(error, 4) if fn is GELU else error) <= threshold
         # the grid's sum differs from the integral by a step's width at each border
         want = _mean_square(slopes[fn], borders, levels)
         assert error == pytest.approx(want, abs=1e-5)

@@ -15,18 +15,18 @@ def standard_jax():
         yield
 
 
-@pytest.mark.parametrize("case", fewbit.SCAN_BARS, ids=str)
+@pytest.mark.parametrize("case", fewbit.SCAN_THRESHOLDS, ids=str)
 def test_scan_with_frozen_next_weights(case):
     name, target = case
     temp = fewbit.temp_mib(fewbit.ACTIVATIONS[name], target)
-    assert temp <= fewbit.SCAN_BARS[case]
+    assert temp <= fewbit.SCAN_THRESHOLDS[case]
     # what must be kept: the carries, and the code of 8 x 4096 x 4096 elements
     assert temp < fewbit.temp_mib(fewbit.ACTIVATIONS["gelu, save=output"], target) / 2
 
 
-def test_tables_are_under_their_bars_and_the_package():
-    for _, _, error, package, bar, met in fewbit.table_rows():
-        assert met != "no" and (not bar or float(error) <= float(bar))
+def test_tables_are_under_their_thresholds_and_the_package():
+    for _, _, error, package, threshold, met in fewbit.table_rows():
+        assert met != "no" and (not threshold or float(error) <= float(threshold))
         assert not package or float(error) < float(package)
 
 

@@ -1,0 +1,77 @@
+"""An optimizer's state in the host's memory, moved for the update alone."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import PyTree
+
+from jaxmem.optim.accumulation.steps import as_transformation
+
+_HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
+
+
+def on_host(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Keeps an optimizer's state in the host's memory (`pinned_host`).
+
+    `init` makes the state there, `update` fetches it, runs `tx`, and sends the new
+    state back. By itself a step then has the whole state on the device while it is
+    updated. `jaxmem.schedule` moves the update of scanned layers into the backward
+    scan: then one layer's state is on the device at a time, and the copies of one layer
+    run while another is computed. Donate the parameters and the state together, or the
+    host holds the state twice.
+
+    The result is that of `tx`. Scalars, such as step counts, stay on the device.
+
+    Args:
+      tx: an optax transformation, such as `optax.adamw(1e-3)`, whose state is made of
+        arrays.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs` with the state of `tx`. Of the state's
+      sharding only the memory changes.
+
+    Raises:
+      TypeError: `tx` is no transformation.
+      ValueError: from `init`, the backend has no `pinned_host` memory.
+
+    Source:
+      The same idea as ZeRO-Offload (Ren et al. 2021), arXiv 2101.06840, without its
+      update on the host's processor.
+
+    Example::
+
+      tx = jaxmem.optim.on_host(optax.adamw(3e-4))
+      step = jaxmem.schedule(train_step, donate_argnums=0)
+    """
+    tx = as_transformation("tx", tx)
+
+    def init(params: PyTree) -> Any:
+        _check_backend()
+        return jax.tree.map(_to_host, tx.init(params))
+
+    def update(updates, state, params=None, **extra):
+        there = jax.tree.map(_to_device, state)
+        updates, new = tx.update(updates, there, params, **extra)
+        return updates, jax.tree.map(_to_host, new)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _to_host(x):
+    return jax.device_put(x, _HOST) if jnp.ndim(x) else x
+
+
+def _to_device(x):
+    return jax.device_put(x, _DEVICE) if jnp.ndim(x) else x
+
+
+def _check_backend() -> None:
+    device = jax.devices()[0]
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if "pinned_host" not in kinds:
+        raise ValueError(
+            f"on_host: {device.platform} has the memories {', '.join(kinds)}; the "
+            "state of the optimizer needs pinned_host"
+        )

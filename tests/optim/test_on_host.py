@@ -1,0 +1,61 @@
+"""Optimizer state in the host's memory: where it is, and what moves."""
+
+import jax
+import optax
+import pytest
+
+import jaxmem
+from jaxmem.optim import adama, on_host
+from tests.optim.test_battery import batch, params, train_step
+
+HOST = jax.memory.Space.Host
+
+
+def made():
+    tx, given = on_host(adama(1e-2)), params()
+    return tx, (given, tx.init(given))
+
+
+def nbytes(tree):
+    return sum(x.nbytes for x in jax.tree.leaves(tree) if x.ndim)
+
+
+def test_the_state_is_made_there_and_stays():
+    tx, state = made()
+    step = jaxmem.schedule(train_step(tx), donate_argnums=0)
+    for seed in range(2):
+        for x in jax.tree.leaves(state[1]):
+            assert x.sharding.memory_kind == ("pinned_host" if x.ndim else "device")
+        state, _ = step(state, batch(seed=seed))
+
+
+def test_a_layer_is_fetched_at_a_time():
+    """Inside the backward scan; nothing fetches the whole stack."""
+    tx, state = made()
+    step = jaxmem.schedule(train_step(tx), donate_argnums=0)
+    text = str(step.trace(state, batch()).jaxpr)
+    whole = [line for line in text.splitlines() if "device_put" in line]
+    assert whole and not any("f32[3,32,64]" in line.split("=")[0] for line in whole)
+    plan = step.plan(state, batch())
+    assert plan.host_traffic_bytes == 2 * nbytes(state[1])
+    assert plan.host_seconds > 0 and "host's memory" in str(plan)
+    assert jaxmem.scheduling.Plan.from_json(plan.to_json()) == plan
+
+
+def test_the_ledger_has_it_on_the_host():
+    tx, (given, state) = made()
+    found = jaxmem.ledger(given, tx)
+    assert found.host_bytes == nbytes(state) and found.bytes_of("moments") == 0
+
+
+def test_backends_without_the_memory_are_named(monkeypatch):
+    class Memory:
+        kind = "device"
+
+    class Device:
+        platform = "banana"
+        addressable_memories = staticmethod(lambda: [Memory()])
+
+    monkeypatch.setattr(jax, "devices", lambda *_: [Device()])
+    with pytest.raises(ValueError, match="banana has the memories device"):
+        on_host(optax.sgd(0.1)).init(params())
