@@ -71,6 +71,8 @@ __all__ = [
     "dropout_add_rms_norm",
     "elementwise",
     "elu",
+    "embed",
+    "embedding_bag",
     "fewbit",
     "fewbit_table",
     "geglu",

@@ -140,7 +140,7 @@ def test_a_gradient_that_is_returned_stays():
     def step(params, ids):
         grads = jax.grad(loss)(params, ids)
         new = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
-        return new, grads["embed"]["table"]
+        return new, grads["embed"]["table"], 1.0  # a literal among the outputs
 
     notes = planned(step, params(ROWS, WIDTH)).notes
     assert any("the step returns it" in note for note in notes)
@@ -214,3 +214,26 @@ def test_micro_batches():
     (want, _), _ = train_step(tx, rows=False)((given, tx.init(given)), ids(0))
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "own, wide, kept",
+    [
+        ("bfloat16", "float32", True),
+        ("float32", "float32", True),
+        ("float32", "bfloat16", False),
+        ("int32", "float32", False),
+    ],
+)
+def test_an_input_is_the_same_in_a_dtype_that_has_all_its_values(own, wide, kept):
+    """Under any rule of promotion: a step may forbid it."""
+    rows = 2**20
+
+    def step(x, ids):
+        added = jnp.zeros(rows, wide).at[ids].add(jnp.ones((), wide))
+        return (x.astype(wide) + added).astype(own)
+
+    with jax.numpy_dtype_promotion("strict"):
+        scheduled = jaxmem.schedule(step, donate_argnums=())
+        plan = scheduled.plan(jnp.ones(rows, own), ids(0))
+    assert [g.released for g in plan.gradients] == [True] * kept

@@ -10,7 +10,6 @@ gradient.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from jaxmem.ir.graph import JaxprGraph
@@ -65,7 +64,7 @@ def _cast(eqn, given: Known) -> Known:
     if given is None or given is ZERO:
         return given
     own, wide = given.aval.dtype, eqn.outvars[0].aval.dtype
-    return given if jnp.promote_types(own, wide) == wide else None
+    return given if np.can_cast(own, wide, "safe") or own == wide else None
 
 
 def _arithmetic(eqn, given: Sequence[Known]) -> Known:

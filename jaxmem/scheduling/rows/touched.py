@@ -123,7 +123,7 @@ def _outputs(graph: JaxprGraph, v, reached: set) -> tuple[tuple, str]:
     """(output, input whose other rows it has) pairs, and why there are none."""
     known = of_zero(graph, v)
     pairs = []
-    for out in filter(is_var, dict.fromkeys(graph.outvars)):
+    for out in dict.fromkeys(filter(is_var, graph.outvars)):
         if out not in reached:
             continue
         own = known(out)
