@@ -85,6 +85,7 @@ __all__ = [
     "FusedAdam",
     "LowBit",
     "MultiSteps",
+    "RowGradients",
     "accumulate_step",
     "adafactor",
     "adalomo",
