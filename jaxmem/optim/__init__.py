@@ -12,8 +12,9 @@
 - Factored moments: `came`, `adafactor`, `adalomo`, `lomo`, `sm3`, `adam_mini`.
 - Tables: `rowwise`, `lazy_adam`, `rowwise_adagrad`, `rowwise_sgd` update the rows that
   a step has read, from the gradient of `value_and_row_grad`.
-- `on_host` keeps an optimizer's state in the host's memory. `clip_by_layer_norm` clips
-  without waiting for the gradient of the whole model. `ledger` counts bytes.
+- `on_host` keeps an optimizer's state in the host's memory, `abstract_state` has its
+  shapes. `clip_by_layer_norm` clips without waiting for the gradient of the whole
+  model. `ledger` counts bytes.
 `adama` folds each micro-batch's gradient into Adam's moments, so that no gradient is
 accumulated. `MultiSteps` accumulates for any optimizer, in the moments where it holds
 an AdamA. `accumulate_step` and `apply_step` are the two halves of a mini-batch for a
@@ -24,6 +25,7 @@ of a low rank. `jaxmem.optim.accumulation` has the interface for other
 optimizers that accumulate gradients in their own state.
 """
 
+from jaxmem.optim._abstract_state import abstract_state as abstract_state
 from jaxmem.optim._adama import adama as adama
 from jaxmem.optim._adama import scale_by_adama as scale_by_adama
 from jaxmem.optim._adama_rule import AdamAState as AdamAState
@@ -86,6 +88,7 @@ __all__ = [
     "LowBit",
     "MultiSteps",
     "RowGradients",
+    "abstract_state",
     "accumulate_step",
     "adafactor",
     "adalomo",

@@ -3,13 +3,11 @@
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
+from jaxmem.optim._memory_space import check_host_memory, to_device, to_host
 from jaxmem.optim.accumulation.steps import as_transformation
-
-_HOST, _DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 
 def on_host(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -19,7 +17,9 @@ def on_host(tx: optax.GradientTransformation) -> optax.GradientTransformationExt
     state back. By itself a step then has the whole state on the device while it is
     updated. `jaxmem.schedule` moves the update of scanned layers into the backward
     scan: then one layer's state is on the device at a time, and the copies of one layer
-    run while another is computed. Donate the parameters and the state together, or the
+    run while another is computed. Leaves outside of a scan are fetched whole: an
+    embedding's moments go in chunks of rows with `jaxmem.optim.adamw(on_host=True)`,
+    which needs no wrapper. Donate the parameters and the state together, or the
     host holds the state twice.
 
     The result is that of `tx`. Scalars, such as step counts, stay on the device.
@@ -48,30 +48,12 @@ def on_host(tx: optax.GradientTransformation) -> optax.GradientTransformationExt
     tx = as_transformation("tx", tx)
 
     def init(params: PyTree) -> Any:
-        _check_backend()
-        return jax.tree.map(_to_host, tx.init(params))
+        check_host_memory("on_host")
+        return jax.tree.map(to_host, tx.init(params))
 
     def update(updates, state, params=None, **extra):
-        there = jax.tree.map(_to_device, state)
+        there = jax.tree.map(to_device, state)
         updates, new = tx.update(updates, there, params, **extra)
-        return updates, jax.tree.map(_to_host, new)
+        return updates, jax.tree.map(to_host, new)
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _to_host(x):
-    return jax.device_put(x, _HOST) if jnp.ndim(x) else x
-
-
-def _to_device(x):
-    return jax.device_put(x, _DEVICE) if jnp.ndim(x) else x
-
-
-def _check_backend() -> None:
-    device = jax.devices()[0]
-    kinds = [memory.kind for memory in device.addressable_memories()]
-    if "pinned_host" not in kinds:
-        raise ValueError(
-            f"on_host: {device.platform} has the memories {', '.join(kinds)}; the "
-            "state of the optimizer needs pinned_host"
-        )

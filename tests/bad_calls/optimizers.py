@@ -115,6 +115,9 @@ CALLS = [
         "use_grad_mean": FLAG, "accumulator_dtype": DTYPE,
     }),
     Call("on_host", optim.on_host, {"tx": ADAM}, {"tx": (None, 3, "adam", optax.adam)}),
+    Call("abstract_state", optim.abstract_state, {"tx": ADAM, "params": PARAMS}, {
+        "tx": (None, 3, "adam", optax.adam),
+    }),
     Call("ledger", jaxmem.ledger, {"params": PARAMS, "tx": ADAM}, {
         "params": (None, 3, {}, {"w": jnp.ones(2, jnp.int32)}),
         "tx": (None, 3, "adam", optax.adam), "micro_batches": COUNT,

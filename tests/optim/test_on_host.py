@@ -1,11 +1,13 @@
 """Optimizer state in the host's memory: where it is, and what moves."""
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 import jaxmem
-from jaxmem.optim import adama, on_host
+from jaxmem.optim import abstract_state, adam, adama, on_host
 from tests.optim.test_battery import batch, params, train_step
 
 HOST = jax.memory.Space.Host
@@ -59,3 +61,30 @@ def test_backends_without_the_memory_are_named(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda *_: [Device()])
     with pytest.raises(ValueError, match="banana has the memories device"):
         on_host(optax.sgd(0.1)).init(params())
+
+
+def test_shapes_say_where_they_lie():
+    tx, (given, state) = made()
+    shapes = abstract_state(tx, jax.eval_shape(lambda: given))
+    for shape, x in zip(*map(jax.tree.leaves, (shapes, state)), strict=True):
+        assert (shape.shape, shape.dtype) == (x.shape, x.dtype)
+        assert (shape.sharding is not None) == (x.sharding.memory_kind == "pinned_host")
+    step = jaxmem.schedule(train_step(tx), donate_argnums=0)
+    plan = step.plan((given, shapes), batch())
+    assert plan.host_traffic_bytes == 2 * nbytes(state)
+
+
+def test_rows_of_an_embedding_go_in_chunks():
+    """No array of the whole leaf is on the device, and the values are the same."""
+    rows, width = 4096, 512
+    r = np.random.default_rng(0)
+    p, g = (jnp.asarray(r.standard_normal((rows, width)), jnp.float32) for _ in "pg")
+    tx, plain = adam(1e-2, bits=32, on_host=True), adam(1e-2, bits=32)
+    step = lambda tx: jax.jit(lambda g, s: tx.update(g, s, None))
+    got, state = step(tx)(g, tx.init(p))
+    want, _ = step(plain)(g, plain.init(p))
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert state[0].mu.sharding.memory_kind == "pinned_host"
+    text = str(jax.make_jaxpr(lambda g, s: tx.update(g, s, None))(g, tx.init(p)))
+    moves = [x for x in text.splitlines() if "device_put" in x]
+    assert moves and not any(f"f32[{rows},{width}] = device_put" in x for x in moves)

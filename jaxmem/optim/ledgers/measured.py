@@ -14,9 +14,9 @@ from jaxtyping import PyTree
 from jaxmem._checks import check_dtype, check_int, wrong_type, wrong_value
 from jaxmem._paths import has_gradient, path_of, selected, selectors
 from jaxmem.frameworks import is_nnx_object
+from jaxmem.optim._abstract_state import abstract_state
 from jaxmem.optim.accumulation.dtypes import accumulation_dtype
 from jaxmem.optim.accumulation.states import accumulates
-from jaxmem.optim.accumulation.steps import as_transformation
 from jaxmem.optim.ledgers.ledger import PARTS, Ledger, LedgerRow
 
 _RELEASED = "patterns of paths, or functions of (path, leaf)"
@@ -71,7 +71,7 @@ def ledger(
             check_dtype(name, dtype)
     named = _parameters(params)
     tree = _tree_of(params)
-    state = _state_of(as_transformation("tx", tx), tree)
+    state = abstract_state(tx, tree)
     rows = [_row("weights", "parameters", [_sized(x) for _, x in named])]
     gradients = [_sized(x, gradient_dtype) for _, x in named]
     for i in _released(released, named):
@@ -113,16 +113,6 @@ def _parameters(params: PyTree) -> list[tuple[str, Any]]:
     return named
 
 
-def _state_of(tx, params: PyTree) -> Any:
-    """The shapes of the optimizer's state, each with the memory it lies in."""
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
-    closed, out = jax.make_jaxpr(tx.init, return_shape=True)(shapes)
-    leaves, tree = jax.tree.flatten(out)
-    if len(leaves) != len(closed.out_avals):
-        raise wrong_type("tx", tx, "a transformation whose state is made of arrays")
-    return tree.unflatten(closed.out_avals)
-
-
 def _released(given: Any, named: list[tuple[str, Any]]) -> list[int]:
     """The positions of the parameters whose gradients exist a layer at a time."""
     if given is None:
@@ -144,8 +134,9 @@ def _sized(x, dtype=None, sharding: Sharding | None = None) -> _Size:
     sharding = sharding or getattr(x, "sharding", None)
     placed = isinstance(sharding, Sharding)
     shape = sharding.shard_shape(x.shape) if placed else x.shape
-    host = getattr(x, "memory_space", None) == jax.memory.Space.Host
-    host |= placed and "host" in (sharding.memory_kind or "")
+    of_state = getattr(x, "sharding", None)  # its sharding may be a parameter's
+    kinds = (getattr(s, "memory_kind", None) for s in (sharding, of_state))
+    host = "pinned_host" in kinds
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     return _Size(size, dtype.name, host)
 

@@ -1,6 +1,7 @@
 """Adam whose moments are stored in 8 or 4 bits, as optax transformations."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +10,7 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
-from jaxmem._checks import shown
+from jaxmem._checks import check_bool, shown
 from jaxmem.optim._adama_arguments import check_decays, check_mask, check_rate
 from jaxmem.optim.low_bit.low_bit import EIGHT, LowBit, as_low_bit, zeros
 from jaxmem.optim.low_bit.moments import check_moments, map_moments, moved
@@ -36,6 +37,7 @@ def scale_by_adam(
     eps_root: ArrayLike = 0.0,
     *,
     bits: int | LowBit = EIGHT,
+    on_host: bool = False,
 ) -> optax.GradientTransformation:
     """Rescales updates by Adam, with moments stored in 8 or 4 bits.
 
@@ -71,6 +73,7 @@ def scale_by_adam(
       eps: added to the denominator outside the square root.
       eps_root: added inside the square root.
       bits: 8, 4, 32 (moments in float32), or a `LowBit`.
+      on_host: keep the moments in the host's memory, as `LowBit(on_host=True)`.
 
     Returns:
       An `optax.GradientTransformation` with a `LowBitAdamState`. Updates have the
@@ -87,6 +90,8 @@ def scale_by_adam(
     """
     b1, b2, eps, eps_root = check_decays(b1, b2, eps, eps_root)
     how = as_low_bit(bits)
+    if check_bool("on_host", on_host):
+        how = replace(how, on_host=True)
 
     def init(params: PyTree) -> Any:
         return LowBitAdamState(jnp.zeros((), jnp.int32), *zeros(how, params))
@@ -129,13 +134,14 @@ def adam(
     eps_root: ArrayLike = 0.0,
     *,
     bits: int | LowBit = EIGHT,
+    on_host: bool = False,
 ) -> optax.GradientTransformation:
     """`optax.adam` with moments stored in 8 or 4 bits.
 
     Args:
       learning_rate: a scalar, or a schedule of the number of steps.
-      b1, b2, eps, eps_root, bits: see `scale_by_adam`, which has the rule, its error
-        and the bytes.
+      b1, b2, eps, eps_root, bits, on_host: see `scale_by_adam`, which has the rule, its
+        error and the bytes.
 
     Returns:
       An `optax.GradientTransformation`, a chain of `scale_by_adam` and the learning
@@ -150,7 +156,7 @@ def adam(
       state = tx.init(params)  # 2.1 bytes a parameter instead of 8
     """
     return optax.chain(
-        scale_by_adam(b1, b2, eps, eps_root, bits=bits),
+        scale_by_adam(b1, b2, eps, eps_root, bits=bits, on_host=on_host),
         optax.scale_by_learning_rate(check_rate("learning_rate", learning_rate)),
     )
 
@@ -165,13 +171,14 @@ def adamw(
     mask: PyTree | Callable[[PyTree], PyTree] | None = None,
     *,
     bits: int | LowBit = EIGHT,
+    on_host: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """`optax.adamw` with moments stored in 8 or 4 bits.
 
     Args:
       learning_rate: a scalar, or a schedule of the number of steps.
-      b1, b2, eps, eps_root, bits: see `scale_by_adam`, which has the rule, its error
-        and the bytes.
+      b1, b2, eps, eps_root, bits, on_host: see `scale_by_adam`, which has the rule, its
+        error and the bytes.
       weight_decay: decoupled weight decay, multiplied by the learning rate.
       mask: where to decay the weights: a tree of bools, or a function of the parameters
         that gives one.
@@ -190,7 +197,7 @@ def adamw(
     check_mask(mask)
     decay = check_rate("weight_decay", weight_decay)
     return optax.chain(
-        scale_by_adam(b1, b2, eps, eps_root, bits=bits),
+        scale_by_adam(b1, b2, eps, eps_root, bits=bits, on_host=on_host),
         optax.add_decayed_weights(decay, mask),
         optax.scale_by_learning_rate(check_rate("learning_rate", learning_rate)),
     )

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from jaxmem._checks import check_bool, check_int, shown, wrong_value
+from jaxmem.optim._memory_space import check_host_memory, to_host
 from jaxmem.optim.low_bit.codes import FORMATS, Format, MomentCodes, shapes
 from jaxmem.optim.low_bit.rows import chunks_of
 
@@ -43,6 +44,9 @@ class LowBit:
         chunks of rows, so that no temporary array has the leaf's size (TPU moves the
         whole leaf to group it). Leave it out for tables whose rows are spread over so
         many devices that a chunk would be gathered; `init` warns where it knows.
+      on_host: keep the moments in the host's memory, `pinned_host`, as
+        `jaxmem.optim.on_host` does; of large leaves of two axes a chunk of rows is on
+        the device at a time.
 
     Raises:
       TypeError, ValueError: an argument that is not one of these.
@@ -55,6 +59,7 @@ class LowBit:
     stochastic: bool | None = None
     seed: int = 0
     by_rows: bool = True
+    on_host: bool = False
 
     def __post_init__(self) -> None:
         bits = check_int("bits", self.bits)
@@ -71,6 +76,7 @@ class LowBit:
         check_int("least_size", self.least_size, 0)
         check_int("seed", self.seed, 0, 2**32 - 1)
         check_bool("by_rows", self.by_rows)
+        check_bool("on_host", self.on_host)
         if self.stochastic is not None:
             check_bool("stochastic", self.stochastic)
 
@@ -119,11 +125,13 @@ def zeros(how: LowBit, params: PyTree) -> tuple[PyTree, PyTree]:
       TypeError: a leaf that is no real floating array.
       ValueError: a block that does not divide a leaf's shard, where that is known.
     """
+    if how.on_host:
+        check_host_memory("on_host=True")
     first, second = (
         jax.tree_util.tree_map_with_path(functools.partial(_zeros, how, i), params)
         for i in (0, 1)
     )
-    return first, second
+    return jax.tree.map(to_host, (first, second)) if how.on_host else (first, second)
 
 
 def _zeros(how: LowBit, which: int, path, p) -> Any:

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from jaxmem._checks import shown
+from jaxmem.optim._memory_space import to_device, to_host
 from jaxmem.optim.low_bit.codes import MomentCodes, pack, shapes, unpack
 from jaxmem.optim.low_bit.low_bit import LowBit
 from jaxmem.optim.low_bit.random import counter_bits, seed_of, uniform
-from jaxmem.optim.low_bit.rows import by_rows, chunks_of
+from jaxmem.optim.low_bit.rows import Chunks, by_rows, chunks_of
 
 Rule = Callable[[Any, Any, Any], Any]
 
@@ -56,7 +57,7 @@ def moved(
       g: the gradient.
       m, v: the moments.
     """
-    if not is_codes(m):
+    if not is_codes(m) and not how.on_host:
         return rule(g, m, v)
 
     def rows(lead, carried, _):
@@ -72,7 +73,7 @@ def accumulated(
     how: LowBit, rule: Rule, path: Any, counts: tuple, g: Array, m: Any, v: Any
 ) -> tuple[Any, Any]:
     """(first, second) of one leaf by `rule`, `(g, m, v) -> (m, v)`; see `moved`."""
-    if not is_codes(m):
+    if not is_codes(m) and not how.on_host:
         return rule(g, m, v)
 
     def rows(lead, stored, g):
@@ -84,7 +85,7 @@ def accumulated(
 
 def applied(how: LowBit, rule: Rule, g: Array, m: Any, v: Any) -> Any:
     """The update that `rule(g, m, v)` makes of moments that stay as they are."""
-    if not is_codes(m):
+    if not is_codes(m) and not how.on_host:
         return rule(g, m, v)
     rows = lambda lead, g, stored: rule(g, *_unpacked(how, stored))
     return _everywhere(how, rows, g, (m, v))
@@ -92,26 +93,37 @@ def applied(how: LowBit, rule: Rule, g: Array, m: Any, v: Any) -> Any:
 
 def _everywhere(how: LowBit, rows: Callable, carried: PyTree, read: PyTree) -> Any:
     """`rows(None, carried, read)`, in a loop over chunks where that takes less."""
-    assert how.formats is not None
     chunks = chunks_of(jax.tree.leaves(carried)[0].shape) if how.by_rows else None
     whole = functools.partial(rows, None)
     if chunks is None:
         return whole(carried, read)
+    if how.on_host:  # a reshaped array would be fetched whole
+        chunks = Chunks(1, chunks.outer * chunks.rows)
     looped = functools.partial(by_rows, rows, chunks)
-    if how.formats[0].cheap:  # one kernel on a GPU
+    if (
+        how.formats is not None and how.formats[0].cheap and not how.on_host
+    ):  # one kernel on a GPU
         return jax.lax.platform_dependent(carried, read, tpu=looped, default=whole)
     return looped(carried, read)
 
 
 def _unpacked(how: LowBit, stored) -> list:
+    if how.on_host:
+        stored = jax.tree.map(to_device, stored)
+    if not is_codes(stored[0]):
+        return list(stored)
     assert how.formats is not None
     return [unpack(fmt, x) for fmt, x in zip(how.formats, stored, strict=True)]
 
 
-def _packed(
-    how: LowBit, path, counts, lead, like, new
-) -> tuple[MomentCodes, MomentCodes]:
-    """New moments in codes, with the blocks of those as they were."""
+def _packed(how: LowBit, path, counts, lead, like, new) -> tuple[Any, Any]:
+    """New moments as those were: in codes of the same blocks, in the same memory."""
+    done = _coded(how, path, counts, lead, like, new) if is_codes(like[0]) else new
+    first, second = jax.tree.map(to_host, done) if how.on_host else done
+    return first, second
+
+
+def _coded(how: LowBit, path, counts, lead, like, new) -> list[MomentCodes]:
     assert how.formats is not None
     done = []
     for i, (fmt, x, old) in enumerate(zip(how.formats, new, like, strict=True)):
@@ -120,7 +132,7 @@ def _packed(
             seed = seed_of(path, how.seed, *counts, jnp.int32(i))
             draw = uniform(counter_bits(seed, x.shape, lead))
         done.append(pack(fmt, x.shape[-1] // old.scale.shape[-1], x, draw))
-    return done[0], done[1]
+    return done
 
 
 def check_moments(how: LowBit, grads: PyTree, mu: PyTree, nu: PyTree) -> None:

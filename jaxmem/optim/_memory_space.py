@@ -1,0 +1,25 @@
+"""Arrays between the device's memory and the host's."""
+
+import jax
+import jax.numpy as jnp
+
+
+def to_host(x):
+    """In the host's memory; scalars, such as step counts, stay on the device."""
+    return jax.device_put(x, jax.memory.Space.Host) if jnp.ndim(x) else x
+
+
+def to_device(x):
+    """In the device's memory."""
+    return jax.device_put(x, jax.memory.Space.Device) if jnp.ndim(x) else x
+
+
+def check_host_memory(who: str) -> None:
+    """ValueError if the backend has no memory of the host's for arrays."""
+    device = jax.devices()[0]
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if "pinned_host" not in kinds:
+        raise ValueError(
+            f"{who}: {device.platform} has the memories {', '.join(kinds)}; the "
+            "state of the optimizer needs pinned_host"
+        )
