@@ -1,4 +1,4 @@
-"""What a step with low-bit moments and split master weights peaks at, by compiles.
+"""What steps with low-bit moments, split masters, and state on the host peak at.
 
     python -m benchmarks.low_bit             # everything
     python -m benchmarks.low_bit bert h100   # rows that have both words; others stay
@@ -22,7 +22,7 @@ import jaxmem
 from benchmarks._common import MIB, publish_some, result_of
 from benchmarks.models import LLAMA_1B, LlamaLayer, abstract_params, run_layers
 from benchmarks.release import adam_step, model
-from jaxmem.optim import adama, adamw, split_master
+from jaxmem.optim import abstract_state, adama, adamw, on_host, split_master
 
 VOCABULARY = 512  # so that the layers are what counts
 LLAMA_TOKENS = jax.ShapeDtypeStruct((1, 512), jnp.int32)
@@ -35,8 +35,12 @@ OPTIMIZERS: dict[str, Callable[[], optax.GradientTransformation]] = {
     "AdamA, 8 bits, split master, 8 micro-batches": lambda: split_master(
         adama(1e-3, bits=8)
     ),
+    "AdamW, 32 bits, moments on the host": lambda: adamw(1e-3, bits=32, on_host=True),
+    "AdamW, 32 bits, split master, both on the host": lambda: on_host(
+        split_master(adamw(1e-3, bits=32, on_host=True))
+    ),
 }
-PLAIN, SPLIT, FOUR, ADAMA = OPTIMIZERS
+PLAIN, SPLIT, FOUR, ADAMA, HOST, SPLIT_HOST = OPTIMIZERS
 
 # (model, optimizer, target) -> the most: MiB of BERT, bytes a parameter of Llama
 CASES = {
@@ -46,6 +50,10 @@ CASES = {
     ("llama", SPLIT, "h100"): 5.8,
     ("llama", FOUR, "h100"): 5.0,
     ("llama", ADAMA, "h100"): 5.8,
+    ("bert", HOST, "h100"): 1560.0,
+    ("bert", HOST, "tpu-v5e"): 1900.0,
+    ("llama", HOST, "h100"): 4.8,
+    ("llama", SPLIT_HOST, "h100"): 3.1,
 }
 
 
@@ -86,8 +94,10 @@ def cased(name: str, optimizer: str):
         cast = lambda x: jax.ShapeDtypeStruct(x.shape, dtype)
         params = jax.tree.map(cast, abstract_params(Llama(), LLAMA_TOKENS))
         step = llama_step(tx)
-        args = ((params, jax.eval_shape(tx.init, params)), LLAMA_TOKENS)
-    params, moments = args[0]
+        args = ((params, None), LLAMA_TOKENS)
+    (params, _), *rest = args
+    moments = abstract_state(tx, params)  # with the memory that they lie in
+    args = ((params, moments), *rest)
     if optimizer == ADAMA:
         tokens = jax.ShapeDtypeStruct((MICRO_BATCHES, *LLAMA_TOKENS.shape[1:]), "int32")
         step = jaxmem.microbatch(llama_loss, tx, MICRO_BATCHES)
@@ -107,11 +117,12 @@ def measure(name: str, optimizer: str, target: str) -> tuple:
     else:
         text, met = f"{most:g} bytes", "yes" if each <= most else "no"
     sizes = (report.argument_bytes / MIB, report.temp_bytes / MIB)
-    return *sizes, report.peak_bytes / MIB, each, text, met
+    host = report.host_bytes / count
+    return *sizes, report.peak_bytes / MIB, each, host, text, met
 
 
 if __name__ == "__main__":
     columns = ("model", "optimizer", "target", "state MiB", "temp MiB", "peak MiB")
     rows = {case: functools.partial(measure, *case) for case in CASES}
-    rest = ("peak, bytes a parameter", "at most", "met")
+    rest = ("peak, bytes a parameter", "host, bytes a parameter", "at most", "met")
     publish_some("low_bit", (*columns, *rest), rows, sys.argv[1:])
