@@ -97,13 +97,17 @@ def _everywhere(how: LowBit, rows: Callable, carried: PyTree, read: PyTree) -> A
     whole = functools.partial(rows, None)
     if chunks is None:
         return whole(carried, read)
-    if how.on_host:  # a reshaped array would be fetched whole
-        chunks = Chunks(1, chunks.outer * chunks.rows)
+    by_platform = jax.lax.platform_dependent
+    if how.on_host:
+        # a reshaped array would be fetched whole
+        looped = functools.partial(by_rows, rows, Chunks(1, chunks.outer * chunks.rows))
+        # TPU sends rows of the host's arrays in tiles of 8
+        ragged = jax.tree.leaves(carried)[0].shape[0] % 8
+        on_tpu = whole if ragged else looped
+        return by_platform(carried, read, tpu=on_tpu, default=looped)
     looped = functools.partial(by_rows, rows, chunks)
-    if (
-        how.formats is not None and how.formats[0].cheap and not how.on_host
-    ):  # one kernel on a GPU
-        return jax.lax.platform_dependent(carried, read, tpu=looped, default=whole)
+    if how.formats is not None and how.formats[0].cheap:  # one kernel on a GPU
+        return by_platform(carried, read, tpu=looped, default=whole)
     return looped(carried, read)
 
 
