@@ -55,3 +55,22 @@ def ledger() -> str:
         if r["model"] == MODEL
     ]
     return table((f"{MODEL}, 8 micro-batches, bytes a parameter", *columns), lines)
+
+
+@figures("low_bit")
+def low_bit() -> str:
+    """Compiled peaks of steps with codes, masters and state on the host."""
+    names = {"bert": "BERT-Large, B 8 S 128", "llama": "Llama-1B, B 1 S 512"}
+    lines = [
+        (
+            names[r["model"]],
+            r["optimizer"],
+            r["target"],
+            f"{float(r['peak MiB']):,.0f}",
+            f"{float(r['peak, bytes a parameter']):.2f}",
+            f"{float(r['host, bytes a parameter']):.2f}",
+        )
+        for r in rows("low_bit")
+    ]
+    head = ("scheduled step, remat", "optimizer", "chip", "peak MiB")
+    return table((*head, "bytes a parameter", "on the host"), lines)
