@@ -5,7 +5,7 @@
     python -m benchmarks.optimizer_training --rates came   # the loss by learning rate
 
 The demo's byte GPT on the Python standard library's sources (2 layers of 128, crops of
-64 bytes, 150 steps). Losses are of data held out, nats a byte; state is in bytes a
+64 bytes, 100 steps). Losses are of data held out, nats a byte; state is in bytes a
 parameter; matrices are small here, so codes and projectors weigh more than in a model
 of a useful size (`benchmarks.ledger`).
 """
@@ -24,7 +24,7 @@ from jaxmem.demo.optimizers import OPTIMIZERS
 SEEDS = (0, 1, 2)
 RATES = (0.3, 1.0, 3.0, 10.0, 30.0)
 GPT = {"model": "linen", "layers": 2, "width": 128, "context": 64, "batch": 8}
-STEPS, BATCHES = 150, 32
+STEPS, BATCHES = 100, 16
 
 
 def train(name: str, seed: int) -> tuple[float, float]:

@@ -48,17 +48,18 @@ OPTIMIZERS = {
     "adamw-host": DemoOptimizer(
         lambda rate: optim.on_host(_decayed(optim.adamw, bits=32)(rate))
     ),
-    "galore": DemoOptimizer(_low_rank(optim.galore, rank=_RANK)),
+    "galore": DemoOptimizer(_low_rank(optim.galore, rank=_RANK), rate=3.0),
     "galore-8bit": DemoOptimizer(
-        _low_rank(optim.galore, rank=_RANK, inner=optim.scale_by_adam(b2=_B2, bits=8))
+        _low_rank(optim.galore, rank=_RANK, inner=optim.scale_by_adam(b2=_B2, bits=8)),
+        rate=3.0,
     ),
     "apollo": DemoOptimizer(_low_rank(optim.apollo, rank=_RANK)),
     "apollo-mini": DemoOptimizer(_low_rank(optim.apollo_mini)),
     "fira": DemoOptimizer(_low_rank(optim.fira, rank=_RANK)),
-    "came": DemoOptimizer(optim.came),
-    "adafactor": DemoOptimizer(optim.adafactor),
-    "adalomo": DemoOptimizer(optim.adalomo),
-    "lomo": DemoOptimizer(optim.lomo),
-    "sm3": DemoOptimizer(optim.sm3),
+    "came": DemoOptimizer(optim.came, rate=0.1),
+    "adafactor": DemoOptimizer(optim.adafactor, rate=10.0),
+    "adalomo": DemoOptimizer(optim.adalomo, rate=10.0),
+    "lomo": DemoOptimizer(optim.lomo, rate=100.0),
+    "sm3": DemoOptimizer(optim.sm3, rate=10.0),
     "adam-mini": DemoOptimizer(optim.adam_mini),
 }
