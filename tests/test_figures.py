@@ -50,6 +50,7 @@ def test_a_block_that_cannot_be_written_is_refused(text, message):
 GIVEN = {
     "docs/cross_entropy.md": {"4 GiB", "32 MiB"},
     "docs/kernels.md": {"16 GiB"},
+    "docs/tables.md": {"1 MiB"},
 }
 
 
