@@ -28,6 +28,17 @@ def all_cases() -> list[Case]:
 
 
 each = pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
+# One of each family is held to all of it in the fast suite.
+WIDELY = {"adama", "adam_8_bits", "galore", "came", "adam_on_host", "rowwise_adagrad"}
+some = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, id=case.name, marks=() if case.name in WIDELY else pytest.mark.slow
+        )
+        for case in all_cases()
+    ],
+)
 
 
 def params(dtype=np.float32):
@@ -113,7 +124,7 @@ def test_donated_state_is_updated_in_place(case):
     chex.assert_trees_all_close(compiled(given, state, g), want, rtol=1e-6)
 
 
-@each
+@some
 def test_sharded_as_the_parameters(case):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     specs = {"layers": P(None, "data"), "w": P("data"), "b": P()}
@@ -141,7 +152,7 @@ def test_sharded_as_the_parameters(case):
     chex.assert_trees_all_close(there, after, rtol=1e-4, atol=1e-5)
 
 
-@each
+@some
 def test_in_masks_chains_and_with_injected_hyperparameters(case):
     given, grads = params(), gradients(3)
     want, _ = run(case.make(), given, grads)
@@ -186,7 +197,7 @@ def train_step(tx):
     return step
 
 
-@each
+@some
 def test_scheduled(case):
     tx, given = case.make(), params()
     state = given, tx.init(given)
@@ -208,7 +219,7 @@ def test_its_stacked_gradient_is_released(case):
     assert gradient.released is case.released, str(plan)
 
 
-@each
+@some
 def test_micro_batches(case):
     tx, given = case.make(), params()
     call = lambda n: jaxmem.microbatch(loss, tx, n, donate=False)(
@@ -225,7 +236,7 @@ def test_micro_batches(case):
         chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-2 * LR)
 
 
-@each
+@some
 def test_bfloat16_parameters(case):
     given, grads = params(jnp.bfloat16), gradients(3)
     grads = jax.tree.map(lambda g: jnp.asarray(g, jnp.bfloat16), grads)
@@ -239,7 +250,7 @@ def test_bfloat16_parameters(case):
         )
 
 
-@each
+@some
 def test_restored_by_orbax(case, tmp_path):
     ocp = pytest.importorskip("orbax.checkpoint")
     tx, given = case.make(), params()
