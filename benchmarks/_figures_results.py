@@ -3,6 +3,7 @@
 import csv
 import functools
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -45,6 +46,7 @@ NAMES = {"h100": H100, "a100": "A100", "h200": "H200", "b200": "B200", "t4": "T4
 NAMES |= {"l4": "L4", "cpu": CPU}
 NAMES |= {f"tpu-{v}": f"TPU {v}" for v in ("v4", "v5e", "v5p", "v6e")}
 OF_CHIPS = ("target", "chip")
+OURS = re.compile(r"\bours\b")  # what the files call the library's own column
 
 
 class Results(NamedTuple):
@@ -107,7 +109,8 @@ def shown(of: Results) -> str:
     ]
     used = [i for i, _ in enumerate(of.columns) if any(row[i] for row in of.rows)]
     chosen = lambda cells: [cells[i].strip() for i in used]
-    rows = table(chosen(of.columns), map(chosen, of.rows))
+    head = [OURS.sub("jaxmem", column) for column in chosen(of.columns)]
+    rows = table(head, map(chosen, of.rows))
     return f"{table(('', ''), made)}\n\n{rows}"
 
 

@@ -18,12 +18,13 @@ from benchmarks import (
     _figures_results,
     _figures_sentences,
     _figures_tables,
+    _figures_techniques,
 )
 from benchmarks._figures_of import FIGURES, ROOT
 
 # they fill FIGURES
 MODULES = (_figures_optimizers, _figures_readme, _figures_results)
-MODULES += (_figures_sentences, _figures_tables)
+MODULES += (_figures_sentences, _figures_tables, _figures_techniques)
 MARKED = re.compile(
     r"(?P<begin><!-- figures: (?P<name>[^>]*?) -->)"
     r"(?P<body>.*?)(?P<end><!-- end of figures -->)",

@@ -50,7 +50,9 @@ def undocumented() -> list[str]:
 
 def entries() -> list[str]:
     """The names that have an entry on an API page, as often as they have one."""
-    return [n for page in sorted(API.glob("*.md")) for n in ENTRY.findall(page.read_text())]
+    return [
+        n for page in sorted(API.glob("*.md")) for n in ENTRY.findall(page.read_text())
+    ]
 
 
 def find(name: str) -> Any:
