@@ -127,7 +127,8 @@ def scale_by_apollo(
 
     Example::
 
-      tx = optax.chain(jaxmem.optim.scale_by_apollo(256), optax.scale(-0.01))
+      rule = jaxmem.optim.scale_by_apollo(256, projected="**/kernel")
+      tx = optax.chain(rule, optax.scale(-0.01))
     """
     check_choice("scaling", scaling, get_args(Scaling))
     gap = check_int("gap", gap, 1)
@@ -226,7 +227,7 @@ def apollo(
 
     Example::
 
-      tx = jaxmem.optim.apollo(0.01, rank=256, projected="layers")
+      tx = jaxmem.optim.apollo(0.01, rank=256, projected="**/kernel")
     """
     rule = scale_by_apollo(
         rank,
@@ -271,6 +272,6 @@ def apollo_mini(
 
     Example::
 
-      tx = jaxmem.optim.apollo_mini(0.01, projected="layers")
+      tx = jaxmem.optim.apollo_mini(0.01, projected="**/kernel")
     """
     return apollo(learning_rate, 1, gap, scale, scaling="tensor", **options)

@@ -152,7 +152,8 @@ def scale_by_fira(
 
     Example::
 
-      tx = optax.chain(jaxmem.optim.scale_by_fira(128), optax.scale(-0.01))
+      rule = jaxmem.optim.scale_by_fira(128, projected="**/kernel")
+      tx = optax.chain(rule, optax.scale(-0.01))
     """
     check_choice("projection", projection, _PROJECTIONS)
     rank = check_int("rank", rank, 1)
@@ -237,7 +238,7 @@ def fira(
 
     Example::
 
-      tx = jaxmem.optim.fira(0.01, rank=128, projected="layers")
+      tx = jaxmem.optim.fira(0.01, rank=128, projected="**/kernel")
     """
     rule = scale_by_fira(rank, gap, scale, **options)
     return optax.chain(rule, with_learning_rate(learning_rate, weight_decay, mask))

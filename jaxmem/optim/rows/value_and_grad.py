@@ -65,7 +65,7 @@ def value_and_row_grad(
 
       @functools.partial(jax.jit, donate_argnums=(0, 1))
       def step(params, state, batch):
-          grad = jaxmem.optim.value_and_row_grad(loss, "embed/table")
+          grad = jaxmem.optim.value_and_row_grad(loss_fn, "embed/table")
           value, grads = grad(params, batch)
           updates, state = tx.update(grads, state, params)
           return optax.apply_updates(params, updates), state, value
