@@ -40,14 +40,19 @@ exclude_patterns = ["_build"]
 
 
 def setup(app):
-    app.connect("autodoc-process-docstring", _plurals)
+    app.connect("autodoc-process-docstring", _readable)
     app.connect("missing-reference", _elsewhere)
     app.connect("builder-inited", _all_documented)
 
 
-def _plurals(app, what, name, obj, options, lines):
-    """A letter right after a closing backtick, as in `array`s, ends no RST markup."""
+def _readable(app, what, name, obj, options, lines):
+    """Two forms of our docstrings that RST would read as something else.
+
+    A letter right after a closing backtick, as in `array`s, ends no RST markup; a star
+    in the shape of an attribute's type begins one.
+    """
     lines[:] = [re.sub(r"(?<=\w`)(?=s\b)", r"\\ ", line) for line in lines]
+    lines[:] = [re.sub(r"^(:vartype \w+:) (.*\*.*)$", r"\1 ``\2``", x) for x in lines]
 
 
 def _elsewhere(app, env, node, content):

@@ -30,7 +30,9 @@ TECHNIQUES = (
 PAGES = [*TECHNIQUES, "optimizer"]
 QUICK = {"ops", "optimizer"}
 # Phrases that puzzled readers: a page says what, how many bytes, where, what to type.
-RIDDLES = r"[Ss]ay the bytes|who holds|held to the compiler|\bours\b|\btwins?\b|last word"
+RIDDLES = (
+    r"[Ss]ay the bytes|who holds|held to the compiler|\bours\b|\btwins?\b|last word"
+)
 
 
 def text_of(page: str) -> str:

@@ -86,9 +86,9 @@ def scale_by_apollo(
       U = s G,  l = max(|U| / (|U'| + 1e-8), growth) / growth,  U' <- U / l
       update = sqrt(scale) sqrt(1 - b2^t) / (1 - b1^t) U / l
 
-    where |U'| is the norm of the step before; the first step, and one after a gradient
-    of zeros, has l = 1. A leaf with more than two axes is a stack of matrices, each
-    with a P, an s and an l of its own. Other leaves take Adam, with eps as here.
+    where ``|U'|`` is the norm of the step before; the first step, and one after a
+    gradient of zeros, has l = 1. A leaf with more than two axes is a stack of matrices,
+    each with a P, an s and an l of its own. Other leaves take Adam, with eps as here.
 
     **What it approximates.** Directions are the gradient's, without momentum; the
     lengths are Adam's in expectation over P.

@@ -193,8 +193,9 @@ def galore(
     Args:
       learning_rate: a scalar, or a schedule of the number of steps; 0.01 in the
         reference, 0.005 for 7B parameters.
-      rank, gap, scale, projection, subspace, iterations, inner, eps_placement,
-        projector_dtype, lazy, projected, micro_batches, seed: see `scale_by_galore`.
+      rank, gap, scale, projection, subspace, iterations: see `scale_by_galore`.
+      inner, eps_placement, projector_dtype, lazy, projected: see there too.
+      micro_batches, seed: see there too.
       weight_decay: a scalar or a schedule.
       mask: where to decay the weights: a tree of bools, or a function of the parameters
         that gives one.

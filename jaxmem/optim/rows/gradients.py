@@ -37,7 +37,7 @@ class RowGradients:
       ValueError: shapes that do not fit each other.
 
     Source:
-      The IndexedSlices of TensorFlow; the ids as keys are ours.
+      The IndexedSlices of TensorFlow; the ids as keys are this library's.
 
     Example::
 
