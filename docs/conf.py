@@ -2,13 +2,13 @@
 
 import importlib.metadata
 import pathlib
-import re
 import sys
 
 from docutils import nodes
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+import docstrings  # noqa: E402
 import exported  # noqa: E402
 import links  # noqa: E402
 
@@ -40,24 +40,22 @@ exclude_patterns = ["_build"]
 
 
 def setup(app):
-    app.connect("autodoc-process-docstring", _readable)
+    app.connect("autodoc-process-docstring", docstrings.readable)
+    app.connect("autodoc-process-signature", docstrings.signature)
+    # before autodoc merges them into the descriptions
+    app.connect("object-description-transform", docstrings.short_types, priority=400)
+    app.connect("doctree-read", docstrings.link_code)
     app.connect("missing-reference", _elsewhere)
     app.connect("builder-inited", _all_documented)
 
 
-def _readable(app, what, name, obj, options, lines):
-    """Two forms of our docstrings that RST would read as something else.
-
-    A letter right after a closing backtick, as in `array`s, ends no RST markup; a star
-    in the shape of an attribute's type begins one.
-    """
-    lines[:] = [re.sub(r"(?<=\w`)(?=s\b)", r"\\ ", line) for line in lines]
-    lines[:] = [re.sub(r"^(:vartype \w+:) (.*\*.*)$", r"\1 ``\2``", x) for x in lines]
-
-
 def _elsewhere(app, env, node, content):
-    """A name of jax, Flax or optax is a link to their own documentation."""
-    url = links.address(node.get("reftarget", ""))
+    """A short name of the library; or one of jax, Flax or optax, in their own pages."""
+    name = node.get("reftarget", "")
+    if full := exported.full_name(name):
+        target = app.builder, "obj", full, node, content
+        return env.domains.python_domain.resolve_xref(env, node["refdoc"], *target)
+    url = links.address(name)
     if url is None:
         return None
     return nodes.reference("", "", content, refuri=url, internal=False)

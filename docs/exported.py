@@ -1,5 +1,6 @@
 """The names that users call, from the lists of the packages themselves."""
 
+import functools
 import importlib
 import inspect
 import re
@@ -26,7 +27,9 @@ PACKAGES = (
 )
 API = Path(__file__).parent / "api"
 # an entry of an API page: `.. autofunction:: jaxmem.estimate`
-ENTRY = re.compile(r"^\.\. auto(?:function|class|exception|module):: ([\w.]+)$", re.M)
+ENTRY = re.compile(
+    r"^\.\. (?:auto(?:function|class|exception|module)|py:module):: ([\w.]+)$", re.M
+)
 
 
 def exported() -> Iterator[tuple[str, Any]]:
@@ -53,6 +56,15 @@ def entries() -> list[str]:
     return [
         n for page in sorted(API.glob("*.md")) for n in ENTRY.findall(page.read_text())
     ]
+
+
+@functools.cache
+def full_name(short: str) -> str | None:
+    """The one entry that ends in this name; words of prose and arguments have none."""
+    if "." in short or not re.search(r"_|^[A-Z]", short):
+        return None
+    found = [name for name in entries() if name.endswith(f".{short}")]
+    return found[0] if len(found) == 1 else None
 
 
 def find(name: str) -> Any:
