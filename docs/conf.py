@@ -34,7 +34,7 @@ autodoc_typehints_description_target = "documented"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True
-napoleon_custom_sections = ["Saves", "Source"]
+napoleon_custom_sections = ["Saves", "Costs", "Source"]
 napoleon_use_ivar = True  # a NamedTuple's fields are listed once
 exclude_patterns = ["_build"]
 

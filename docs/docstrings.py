@@ -13,6 +13,10 @@ LIKE = re.compile(
     r"~?(?:jaxtyping\.)?\1\[~?(?:numpy\.)?ndarray, \2\]"
     r"(?: \| ~?(?:numpy\.)?(?:bool|number|int|float|complex))*"
 )
+# a function or class as a default value: its name alone
+DEFAULT = re.compile(
+    r"<(?:function|class) '?([\w.]+?)(?:\.<locals>\.\w+)?'?(?: at \w+)?>"
+)
 LIBRARIES = r"jaxmem|jax|jnp|optax|flax|nnx|linen"
 NAME = re.compile(rf"((?:{LIBRARIES})(?:\.[A-Za-z]\w*)+)(?:\(.*\))?$", re.DOTALL)
 
@@ -28,14 +32,13 @@ def readable(app, what, name, obj, options, lines):
 
 
 def signature(app, what, name, obj, options, args, returned):
-    """That of `__init__`: the metaclass of Flax nnx hides it behind its own."""
-    if what != "class" or type(obj) is type or "nnx" not in name:
-        return None
-    whole = inspect.signature(obj.__init__)
-    parameters = list(whole.parameters.values())[1:]  # without self
-    return stringify_signature(
-        whole.replace(parameters=parameters), show_annotation=False
-    ), None
+    """Functions by their names; of nnx, whose metaclass hides it, of `__init__`."""
+    if what == "class" and type(obj) is not type and "nnx" in name:
+        whole = inspect.signature(obj.__init__)
+        parameters = list(whole.parameters.values())[1:]  # without self
+        whole = whole.replace(parameters=parameters)
+        args = stringify_signature(whole, show_annotation=False)
+    return DEFAULT.sub(r"\1", args or ""), returned
 
 
 def short_types(app, domain, kind, content):
@@ -44,7 +47,7 @@ def short_types(app, domain, kind, content):
     for types in recorded.values():
         for name, text in types.items():
             text = LIKE.sub(r"\1[ArrayLike, \2]", text)
-            types[name] = text.replace("~jaxlib._jax.Array", "jax.Array")
+            types[name] = re.sub(r"~?jaxlib\._jax\.Array", "jax.Array", text)
 
 
 def link_code(app, doctree):

@@ -14,6 +14,7 @@ from tests.docs_code import DOCS, blocks, examples, run
 # These compile for an absent chip, or steps that take seconds to compile.
 SLOW = {
     *("estimate", "remat_policy", "schedule"),
+    *("MultiSteps", "dot_product_attention", "linear_cross_entropy", "max_batch"),
     *("adama", "microbatch", "rowwise", "save_quantized", "start_step", "substitute"),
 }
 
