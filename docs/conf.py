@@ -18,7 +18,7 @@ autodoc_typehints = "none"  # jaxtyping's shapes stand in the docstrings
 autodoc_member_order = "bysource"
 napoleon_custom_sections = ["Saves", "Source"]
 napoleon_use_ivar = True  # a NamedTuple's fields are listed once
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "notebooks/*.md"]  # their sources
 
 
 def setup(app):
