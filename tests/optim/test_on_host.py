@@ -1,5 +1,7 @@
 """Optimizer state in the host's memory: where it is, and what moves."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +44,16 @@ def test_a_layer_is_fetched_at_a_time():
     assert plan.host_traffic_bytes == 2 * nbytes(state[1])
     assert plan.host_seconds > 0 and "host's memory" in str(plan)
     assert jaxmem.scheduling.Plan.from_json(plan.to_json()) == plan
+
+
+def test_the_link_is_that_of_the_chip_compiled_for():
+    """Of a plan made for the CPU, and of the same plan compiled for a TPU v5e."""
+    tx, state = made()
+    plan = jaxmem.schedule(train_step(tx), donate_argnums=0).plan(state, batch())
+    there = dataclasses.replace(plan, target="tpu-v5e")
+    # 16 lanes of PCI Express 3 carry 16e9 bytes a second
+    assert there.host_seconds == plan.host_traffic_bytes / 16e9
+    assert "the link of cpu" in str(plan) and "the link of tpu-v5e" in str(there)
 
 
 def test_the_ledger_has_it_on_the_host():
