@@ -98,7 +98,8 @@ def operations_of(
     Example::
 
       closed = jax.make_jaxpr(step)(state, batch)
-      print(jaxmem.planning.peak(operations_of(closed).graph))
+      graph = jaxmem.scheduling.operations_of(closed).graph
+      print(jaxmem.planning.order(graph))
     """
     if not isinstance(closed, _compat.ClosedJaxpr):
         raise wrong_type("closed", closed, "a closed jaxpr, of jax.make_jaxpr")
