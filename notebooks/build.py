@@ -131,7 +131,8 @@ def _clean(output: nbformat.NotebookNode) -> None:
 
 
 def _without_folders(text: str) -> str:
-    text = re.sub(r"[\w/.-]*/ipykernel_\d+/\d+\.py", "notebook.py", text)
+    # a cell's file is named by a number that differs from run to run
+    text = re.sub(r"([\w/.-]*/ipykernel_\d+/|\b)\d{5,}\.py", "notebook.py", text)
     for folder in (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), ROOT):
         text = text.replace(f"{folder}/", "")
     return text
