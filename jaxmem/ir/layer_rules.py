@@ -261,6 +261,17 @@ def _batch_of_matrices(eqn, axes: Sequence[Axis]) -> Treatment:
     return Batched((axis,) * len(axes), (axis,) * len(eqn.outvars))
 
 
+def _loop(eqn, axes: Sequence[Axis]) -> Treatment:
+    """A scan over the layers, each of which it does alone: `lax.map`."""
+    constants, carried = eqn.params["num_consts"], eqn.params["num_carry"]
+    if carried or any(a is not None for a in axes[:constants]):
+        return "it carries something from one layer to the next"
+    if any(a not in (None, 0) for a in axes):
+        return "it loops over another axis"
+    ins = (None,) * constants + (0,) * (len(axes) - constants)
+    return Batched(ins, (0,) * len(eqn.outvars))
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys([*_COMBINE, "argmax", "argmin"], _reduce),
@@ -282,6 +293,7 @@ RULES: dict[str, Rule] = {
     "pad": _pad,
     "concatenate": _concatenate,
     "dot_general": _dot_general,
+    "scan": _loop,
     **dict.fromkeys(
         "cholesky eigh geqrf householder_product lu qr svd triangular_solve".split(),
         _batch_of_matrices,
