@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxmem.ir.primitives import ELEMENTWISE, VARYING
+from jaxmem.ir.scans import split
 
 Axis = int | None  # None: not along the layers, the whole array is used
 
@@ -263,12 +264,12 @@ def _batch_of_matrices(eqn, axes: Sequence[Axis]) -> Treatment:
 
 def _loop(eqn, axes: Sequence[Axis]) -> Treatment:
     """A scan over the layers, each of which it does alone: `lax.map`."""
-    constants, carried = eqn.params["num_consts"], eqn.params["num_carry"]
-    if carried or any(a is not None for a in axes[:constants]):
+    constants, carried, xs = split(eqn, list(axes))
+    if carried or any(a is not None for a in constants):
         return "it carries something from one layer to the next"
-    if any(a not in (None, 0) for a in axes):
+    if any(a not in (None, 0) for a in xs):
         return "it loops over another axis"
-    ins = (None,) * constants + (0,) * (len(axes) - constants)
+    ins = (*[None] * len(constants), *[0] * len(xs))
     return Batched(ins, (0,) * len(eqn.outvars))
 
 
