@@ -73,6 +73,8 @@ def narrow(eqn, outs: Sequence[Axis]) -> dict[str, Any]:
     params, name, axis = eqn.params, eqn.primitive.name, outs[0] if outs else None
     if name == CONSTRAINT:
         return params
+    if name == "scan":
+        return params | {"length": 1}
     if "sharding" in params:  # that of no mesh, and of the whole array's rank
         params = params | {"sharding": None}
     key = {"broadcast_in_dim": "shape", "iota": "shape", "reshape": "new_sizes"}

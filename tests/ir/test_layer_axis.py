@@ -233,6 +233,20 @@ def products():
     yield Case(rows, (normal(L, 4), normal(4, L)), (0, 1), "each layer by every other")
 
 
+def loops():
+    over = lambda w, x, y: lax.map(lambda one: one[0] @ w @ one[1], (x, y))
+    args = normal(4, 4), normal(L, 4, 4), normal(L, 4)
+    yield Case(over, args, (None, 0, 0), (0,))
+    yield Case(over, args, (None, 0, None), (0,))
+    each = lambda w, x: lax.map(lambda one: one @ w, x)
+    args = normal(L, L), normal(L, 4, L)
+    yield Case(each, args, (0, 0), "it carries something")
+    yield Case(each, args, (None, 2), "it loops over another axis")
+    total = lambda c, x: lax.scan(lambda c, y: (c + y, c), c, x)
+    args = normal(4), normal(L, 4)
+    yield Case(total, args, (None, 0), "it carries something")
+
+
 def matrices():
     square = spd(L, 4, 4)
     for fn in (
@@ -309,6 +323,7 @@ CASES = [
     *along_an_axis(),
     *moves(),
     *products(),
+    *loops(),
     *matrices(),
     *unknown(),
 ]

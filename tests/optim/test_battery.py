@@ -130,8 +130,7 @@ def test_sharded_as_the_parameters(case):
     specs = {"layers": P(None, "data"), "w": P("data"), "b": P()}
     places = {k: NamedSharding(mesh, spec) for k, spec in specs.items()}
     tx = case.make()
-    given, grads = ({k: t[k] for k in case.spread} for t in (params(), gradients(3)))
-    places = {k: places[k] for k in case.spread}
+    given, grads = params(), gradients(3)
     after, _ = run(tx, given, grads)
     there = jax.device_put(given, places)
     state = tx.init(there)

@@ -141,24 +141,18 @@ def apollo_reference(rank, gap, scale, axis):
 # largest singular value over the least distance between two: here 13 and 1e-2.
 TURNED = 2.0**-23 * 13 / 1e-2
 
-# A projector is made in a branch. Two branches that wait for other devices at once can
-# take all threads of XLA on CPU, which then waits for ever: one projected leaf.
-ONE = ("layers", "b")
-
 CASES = [
     Case(
         "galore",
         lambda lr=LR: galore(lr, RANK, GAP, subspace="svd"),
         by_shape(galore_matrix, adam_vector),
         rtol=TURNED,
-        spread=ONE,
     ),
     Case(
         "fira",
         lambda lr=LR: fira(lr, RANK, GAP, subspace="svd"),
         by_shape(fira_matrix, whole),
         rtol=TURNED,
-        spread=ONE,
     ),
     Case(
         "apollo",
