@@ -10,7 +10,7 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.branches import of_one_layer
+from jaxmem.ir.branches import of_layers
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.layer_axis import narrow
 from jaxmem.ir.layer_rules import Axis, Reduced
@@ -243,7 +243,7 @@ class _Layer:
         if isinstance(treated, Reduced):
             self.env[eqn.outvars[0], None] = _compat.bind(eqn, list(args))[0]
             return
-        outs = of_one_layer(eqn, list(args), treated)
+        outs = of_layers(eqn, list(args), treated)
         places = zip(eqn.outvars, treated.outs, strict=True)
         self.env.update(zip(places, outs, strict=True))
 
