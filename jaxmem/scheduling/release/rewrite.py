@@ -14,6 +14,7 @@ from jaxmem.ir.branches import of_layers
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.layer_axis import narrow
 from jaxmem.ir.layer_rules import Axis, Reduced
+from jaxmem.ir.row_major import row_major
 from jaxmem.ir.scans import is_ahead, is_var, scan_like, split, xs_of, ys_of
 from jaxmem.scheduling.release.analysis import Place, Release, bases, made_of
 from jaxmem.scheduling.release.write_back import narrowed, scan_with_write_back
@@ -183,7 +184,8 @@ class _Body:
         # index computed otherwise, or reading would be simplified away.
         _, axis = self.plan.updated[v]
         value = layer.env[v, axis]
-        buffer = lax.dynamic_update_slice_in_dim(buffer, value, at, axis)
+        new = lax.dynamic_update_slice_in_dim(buffer, value, at, axis)
+        buffer = row_major(new)
         read = lambda buffer, value: lax.dynamic_slice_in_dim(buffer, same_j, 1, axis)
         layer.env[v, axis] = lax.platform_dependent(
             buffer, value, cpu=read, default=lambda buffer, value: value
