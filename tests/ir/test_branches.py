@@ -9,7 +9,7 @@ from jax import lax
 import jaxmem
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.branches import of_one_layer, treatment
+from jaxmem.ir.branches import of_layers, treatment
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.layer_rules import Batched
 
@@ -87,7 +87,7 @@ def test_layer_by_layer_is_all_at_once(name, due):
     whole = _compat.bind(eqn, [index, *operands])
     cut = lambda x, axis, j: x if axis is None else x[j : j + 1]
     layers = [
-        of_one_layer(
+        of_layers(
             eqn,
             [index, *(cut(*p, j) for p in zip(operands, treated.ins[1:], strict=True))],
             treated,

@@ -80,7 +80,7 @@ def by_layer(fn, path, p, grads):
 
 @each
 def test_as_the_reference(case):
-    given, grads = params(), gradients()
+    given, grads = params(), jax.tree.map(case.prepared, gradients())
     got, _ = run(case.make(), given, grads)
     for path, p in given.items():
         wide = np.float64(p)

@@ -12,8 +12,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
+from jaxmem.ir import row_chunks
 from jaxmem.optim import LowBit, adam, adama, scale_by_adam, scale_by_adama
-from jaxmem.optim.low_bit import rows
+from jaxmem.optim.low_bit import moments
 from jaxmem.optim.low_bit.codes import FORMATS, pack, unpack
 from tests.optim import test_battery as battery
 from tests.optim.cases import low_bit as numpy_side
@@ -153,6 +154,17 @@ def test_a_stack_is_its_layers():
         chex.assert_trees_all_equal(one, whole[i])
 
 
+def in_chunks(monkeypatch, elements):
+    """Leaves of any size go in chunks of that many elements, on CPU too."""
+    monkeypatch.setattr(row_chunks, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(row_chunks, "_CHUNK", elements)
+    loops = lambda fn, chunks, platforms, *arrays: chosen(
+        fn, chunks, (*platforms, "cpu"), *arrays
+    )
+    chosen = row_chunks.on_platforms
+    monkeypatch.setattr(moments, "on_platforms", loops)
+
+
 @pytest.mark.parametrize("shape, outer", [((200, 64), 1), ((512, 64), 4)])
 @pytest.mark.parametrize("phase", ["moved", "accumulated"])
 def test_chunks_of_rows_change_nothing(monkeypatch, shape, outer, phase):
@@ -168,9 +180,8 @@ def test_chunks_of_rows_change_nothing(monkeypatch, shape, outer, phase):
         return step(g, state)
 
     want = run()
-    monkeypatch.setattr(rows, "LEAST_ELEMENTS", 1)
-    monkeypatch.setattr(rows, "_CHUNK", 64 * (128 if outer > 1 else 48))
-    chunks = rows.chunks_of(shape)
+    in_chunks(monkeypatch, 64 * (128 if outer > 1 else 48))
+    chunks = row_chunks.chunks_of(shape)
     assert chunks is not None and chunks.outer == outer
     assert shape[0] // outer % chunks.rows or outer > 1
     got = run()
@@ -292,8 +303,7 @@ def test_sharding():
 
 
 def test_rows_that_would_be_gathered(monkeypatch):
-    monkeypatch.setattr(rows, "LEAST_ELEMENTS", 1)
-    monkeypatch.setattr(rows, "_CHUNK", 64 * 32)
+    in_chunks(monkeypatch, 64 * 32)
     p = {"w": placed((512, 64), "data")}
     with pytest.warns(UserWarning, match=r"by_rows=False"):
         scale_by_adam(bits=8).init(p)
