@@ -10,7 +10,7 @@ once, and a backward rule written by hand rounds its residual, its cotangent and
 result. The second allows twice the plain function's own error, since ours has other
 intermediate roundings, and no more of them. `derivative_error` adds the stated error
 of an op that recovers its input from a rounded output, `recomputed` that of one whose
-backward pass computes an intermediate of the forward pass again, with its own rounding.
+backward pass recomputes an intermediate of the forward pass, with its own rounding.
 """
 
 import functools

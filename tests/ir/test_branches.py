@@ -134,9 +134,9 @@ def test_what_is_not_layer_by_layer_is_refused(text):
     fn, (index, axis) = REFUSED[text]
     eqn = equation(fn, normal(L, L, M), jnp.int32(1))
     axes = [index] + [axis if v.aval.ndim == 3 else None for v in eqn.invars[1:]]
-    verdict = treatment(eqn, axes)
-    assert isinstance(verdict, str), verdict
-    assert text in verdict
+    reason = treatment(eqn, axes)
+    assert isinstance(reason, str), reason
+    assert text in reason
 
 
 def test_a_refresh_is_released_from_a_backward_scan():

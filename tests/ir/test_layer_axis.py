@@ -168,10 +168,10 @@ def moves():
     yield Case(
         squeeze(0, 2), (normal(1, 4, 1),), (0,), "it removes the axis of the layers"
     )
-    turn = lambda *order: lambda x: lax.transpose(x, order)
-    yield Case(turn(1, 0, 2), (X,), (0,), (1,))
-    yield Case(turn(1, 2, 0), (X,), (0,), (2,))
-    yield Case(turn(2, 0, 1), (normal(4, 5, L),), (2,), (0,))
+    transposed = lambda *order: lambda x: lax.transpose(x, order)
+    yield Case(transposed(1, 0, 2), (X,), (0,), (1,))
+    yield Case(transposed(1, 2, 0), (X,), (0,), (2,))
+    yield Case(transposed(2, 0, 1), (normal(4, 5, L),), (2,), (0,))
     part = lambda start, end, by=None: lambda x: lax.slice(x, start, end, by)
     yield Case(part((0, 1, 2), (L, 4, 4)), (X,), (0,), (0,))
     yield Case(part((0, 0, 0), (L, 4, 5), (1, 2, 3)), (X,), (0,), (0,))

@@ -80,9 +80,9 @@ def every_function(module, x, g, up):
     y, codes = module.forward(x, value=value, code=step, bits=2)
     same, sides = module.forward(x, value=value, code=side, bits=1)
     dx = module.backward(g, codes, slope=level)
-    again = module.backward(g, sides, y, slope=mirrored)
+    recomputed = module.backward(g, sides, y, slope=mirrored)
     product = module.gated_forward(x, up, value=value)
-    return y, same, dx, again, product, *module.gated_backward(g, x, up, both=both)
+    return y, same, dx, recomputed, product, *module.gated_backward(g, x, up, both=both)
 
 
 CASES = [("tpu", (264, 130), "bfloat16"), ("cuda", (9000,), "bfloat16")]

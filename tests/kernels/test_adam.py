@@ -173,9 +173,9 @@ def test_one_key_is_enough():
     adam = FusedAdam(1e-3)
     for key in (jax.random.key(0), jax.random.PRNGKey(0)):
         one, state = adam.step(grads, adam.init(params), params, rng=key)
-        again, _ = adam.step(grads, adam.init(params), params, rng=key)
+        repeated, _ = adam.step(grads, adam.init(params), params, rng=key)
         two, _ = adam.step(grads, state, params, rng=key)
-        jax.tree.map(np.testing.assert_array_equal, one, again)
+        jax.tree.map(np.testing.assert_array_equal, one, repeated)
         assert (one["a"] != one["b"]).any() and (one["a"] != two["a"]).any()
     assert adam.step(grads, state, params)[0]["a"].dtype == jnp.bfloat16
 
@@ -277,7 +277,7 @@ def test_view_knows_where_elements_are(shape):
 
 @pytest.mark.parametrize("platform", KERNELS)
 def test_tree_end_to_end(platform):
-    """Through the public face: every shape of leaf, micro-batches in a scan."""
+    """Through the public function: every shape of leaf, micro-batches in a scan."""
     r = np.random.default_rng(0)
     draw = lambda *s: jnp.asarray(r.standard_normal(s), jnp.bfloat16)
     params = {"w": draw(24, 30), "deep": [draw(7), draw()]}

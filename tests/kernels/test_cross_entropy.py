@@ -115,7 +115,7 @@ def test_frozen_inputs(wanted):
 
 
 def test_several_blocks_of_tokens():
-    """Down in the kernels' own arguments: the public face has the largest that fit."""
+    """Down in the kernels' own arguments: the public one has the largest that fit."""
     x, kernel, bias, labels = arrays(150, 128, 200)
     unit, wanted = jnp.float32(0.5), frozenset({"x", "kernel", "bias"})
 

@@ -191,13 +191,13 @@ def test_blocks_that_rows_do_not_fill(platform, rows, width, block, x64):
         old = kernels.backward(back | {"saved": new["total"]}, outs=outs, **some)
         mean, var = (new.pop(name) for name in ("mean", "var"))
         shift, inverse = bias, 1 / scale
-        again = kernels.backward(
+        recomputed = kernels.backward(
             back | {"saved": new["y"]}, (var, shift, inverse), outs=outs, **some
         )
-        return new, mean, var, old, again
+        return new, mean, var, old, recomputed
 
     with jax.enable_x64(x64), simulated(platform) as run:
-        new, mean, var, old, again = run(both, x, residual, g, g_total)
+        new, mean, var, old, recomputed = run(both, x, residual, g, g_total)
     plain = lambda x, r, s, b: ops.dropout_add_layer_norm(
         x, r, s, b, rate=0.3, rng=KEY, implementation="xla"
     )
@@ -211,7 +211,7 @@ def test_blocks_that_rows_do_not_fill(platform, rows, width, block, x64):
     for name, want in zip(outs, pull((g, g_total)), strict=True):
         close(old[name], want)
         # the division by a scale near zero costs digits
-        close(again[name], want, rtol=2e-3, atol=2e-3)
+        close(recomputed[name], want, rtol=2e-3, atol=2e-3)
 
 
 @BOTH
@@ -477,7 +477,7 @@ def test_widths_compile(platform, width, dtype):
 @BOTH
 @pytest.mark.parametrize("save", ["input", "output"])
 def test_scan_with_remat_compiles(platform, save):
-    """Layers in a scan, their norms made again in the backward pass."""
+    """Layers in a scan, their norms recomputed in the backward pass."""
     op = functools.partial(_op("dropout_add_layer_norm", "pallas"), save=save)
 
     @jax.checkpoint

@@ -55,8 +55,8 @@ def plain_llama(variables, x, mask=None):
         half = x.shape[-1] // 2
         rate = 10_000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
         angle = jnp.outer(jnp.arange(S, dtype=jnp.float32), rate)[None, :, None]
-        turn = jax.lax.complex(jnp.cos(angle), jnp.sin(angle))
-        z = jax.lax.complex(x[..., :half], x[..., half:]) * turn
+        rotation = jax.lax.complex(jnp.cos(angle), jnp.sin(angle))
+        z = jax.lax.complex(x[..., :half], x[..., half:]) * rotation
         return jnp.concatenate([z.real, z.imag], -1)
 
     y = rms_norm(x, p["attention_norm"]["scale"])
@@ -169,7 +169,7 @@ def test_no_matmul_but_that_of_logits_is_done_twice(name):
         products(jax.grad(loss(apply), (0, 1)), parameters(name), X)
         for apply in (block.apply, plain)
     )
-    # what a checkpoint computes again and drops is still in the jaxpr: its dense layer
+    # what a checkpoint recomputes and drops is still in the jaxpr: its dense layer
     assert ours <= theirs + 2
 
 

@@ -142,8 +142,8 @@ def test_every_way_in():
     plain = models.Gpt(nn.Dense(11))
     lean = jaxmem.nn.substitute(plain)
     variables = lean.init({"params": jax.random.key(0)}, TOKENS)
-    y, again = lean.init_with_output(jax.random.key(0), TOKENS)
-    assert_trees_identical(variables, again)
+    y, repeated = lean.init_with_output(jax.random.key(0), TOKENS)
+    assert_trees_identical(variables, repeated)
     want = lean.apply(variables, TOKENS)
     assert_close(y, want)
     assert_close(want, lean.bind(variables)(TOKENS))
@@ -162,9 +162,9 @@ def test_every_way_in():
 
 def test_pickle():
     lean = jaxmem.nn.substitute(models.ResNet(), [Rule(nn.GroupNorm, None)])
-    again = pickle.loads(pickle.dumps(lean))
-    assert isinstance(again, models.ResNet)
-    assert again.jaxmem_substitution.request == lean.jaxmem_substitution.request
+    loaded = pickle.loads(pickle.dumps(lean))
+    assert isinstance(loaded, models.ResNet)
+    assert loaded.jaxmem_substitution.request == lean.jaxmem_substitution.request
 
 
 def test_capture_intermediates_and_mutable_collections():

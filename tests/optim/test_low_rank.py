@@ -70,8 +70,8 @@ def test_of_full_rank_with_adam_is_adam_in_a_rotated_basis():
     """A new basis, and moments from the old one, at every step."""
     p = normal(6, 4)
     # singular values are well apart: 1, 2, 4, 8 times those of orthogonal matrices
-    turns = normal(2, 6, 6, seed=1)
-    u, v = (np.linalg.qr(x)[0] for x in turns)
+    rotations = normal(2, 6, 6, seed=1)
+    u, v = (np.linalg.qr(x)[0] for x in rotations)
     noise = 0.05 * normal(STEPS, 6, 4, seed=2)
     grads = np.float32(u[:, :4] @ np.diag([8.0, 4.0, 2.0, 1.0]) @ v[:4, :4] + noise)
     tx = galore(LR, 4, 1, 1.0, subspace="svd")

@@ -233,7 +233,7 @@ def statistics_too(x):
 
 
 def test_statistics_that_are_read_elsewhere_hold_nothing_back():
-    """They are made of the input again, and keep nothing else."""
+    """They are recomputed of the input, and keep nothing else."""
     assert counts(statistics_too, X) == {"batch_norm": 1}
     lean = rewrite(statistics_too)
     for a, b in zip(statistics_too(X), lean(X), strict=True):
@@ -279,7 +279,7 @@ def test_an_rms_norm_in_bfloat16_keeps_no_float32_copy_of_its_input(scale):
 
 
 def test_what_is_dear_and_read_elsewhere_is_left():
-    """The sum of a softmax over a product would cost the product again."""
+    """The sum of a softmax over a product would cost a second product."""
 
     def fn(q):
         w = jnp.einsum("bqhd,bkhd->bhqk", q, q)

@@ -72,9 +72,13 @@ assert OFTEN.keys() <= COMPARISONS.keys()
 def _cases():
     """Every formula, dtype and transformation; of some one of each is fast."""
     for id_, comparison in COMPARISONS.items():
-        for way in itertools.product(references.DTYPES, sorted(references.TRANSFORMS)):
-            marks = slow_unless(OFTEN.get(id_) == way)
-            yield pytest.param(comparison, *way, marks=marks, id="-".join((id_, *way)))
+        for variant in itertools.product(
+            references.DTYPES, sorted(references.TRANSFORMS)
+        ):
+            marks = slow_unless(OFTEN.get(id_) == variant)
+            yield pytest.param(
+                comparison, *variant, marks=marks, id="-".join((id_, *variant))
+            )
 
 
 @pytest.mark.parametrize(("comparison", "dtype", "transform"), [*_cases()])

@@ -119,7 +119,7 @@ def test_tokens_that_do_not_count():
     x, kernel, labels, bias = arrays()
     counted = jnp.arange(6) % 3 > 0
     out = jnp.where(counted, labels, -100)
-    ways = (
+    variants = (
         (out, {"ignore_index": -100}),
         (labels, {"where": counted, "ignore_index": -1}),
         (out, {"weights": counted.astype(jnp.float32)}),
@@ -131,7 +131,7 @@ def test_tokens_that_do_not_count():
         )
         return jax.jit(jax.value_and_grad(loss))(x)
 
-    first, *others = (outcome(*way) for way in ways)
+    first, *others = (outcome(*variant) for variant in variants)
     few = x[counted], kernel, labels[counted], bias
     chosen = linear_cross_entropy(*few)
     np.testing.assert_allclose(first[0], chosen, rtol=1e-6)
@@ -295,10 +295,10 @@ def test_products():
 @pytest.mark.slow
 @pytest.mark.parametrize("target", benchmark.THRESHOLDS)
 @pytest.mark.parametrize(
-    "way", [w for w in benchmark.ways() if w[-1]], ids=lambda w: w[0]
+    "variant", [w for w in benchmark.variants() if w[-1]], ids=lambda w: w[0]
 )
-def test_bytes_of_a_large_vocabulary(way, target):
-    _, loss, axis, _ = way
+def test_bytes_of_a_large_vocabulary(variant, target):
+    _, loss, axis, _ = variant
     with jax.numpy_dtype_promotion("standard"):
         assert round(benchmark.temp(loss, axis, target)) <= benchmark.THRESHOLDS[target]
 
