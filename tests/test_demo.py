@@ -32,6 +32,7 @@ from jaxmem.demo import (
 from jaxmem.demo.measuring import Largest, largest_batch, rounded
 from jaxmem.demo.optimizers import OPTIMIZERS
 from jaxmem.demo.techniques import TECHNIQUES, Technique
+from tests.arrays import array
 from tests.sets import some_fast
 
 TINY = Settings(steps=3, batch=2, layers=2, width=32, heads=2, context=64)
@@ -114,7 +115,7 @@ def test_model_sees_no_later_byte(flavour):
 
 def test_both_ways_to_the_loss():
     random = np.random.default_rng(0)
-    draw = lambda *shape: jnp.asarray(random.standard_normal(shape), jnp.float32)
+    draw = lambda *shape: array(random.standard_normal(shape), jnp.float32)
     head = {"kernel": draw(16, 256), "bias": draw(256)}
     params = {"embed": draw(256, 16), "head": head}
     hidden = lambda params, tokens, key: params["embed"][tokens]
@@ -493,7 +494,7 @@ def _model(flavour, **changes):
 
 def _tokens(batch):
     random = np.random.default_rng(0)
-    return jnp.asarray(random.integers(0, 256, (batch, TINY.context + 1)), jnp.int32)
+    return array(random.integers(0, 256, (batch, TINY.context + 1)), jnp.int32)
 
 
 def _count(params):

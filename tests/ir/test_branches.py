@@ -12,13 +12,14 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.branches import of_one_layer, treatment
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.layer_rules import Batched
+from tests.arrays import array
 
 L, M = 3, 4
 
 
 def normal(*shape, seed=0):
     values = np.random.default_rng(seed).standard_normal(shape)
-    return jnp.asarray(values, jnp.float32)
+    return array(values, jnp.float32)
 
 
 G, OLD, SEEDS, FLAT = normal(L, M, M), normal(L, M, 2), jnp.arange(L), normal(M, M)

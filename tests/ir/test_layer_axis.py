@@ -19,6 +19,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.layer_axis import narrow, operand_axes, treatment
 from jaxmem.ir.layer_rules import RULES, Batched, Reduced
 from jaxmem.ir.primitives import ELEMENTWISE
+from tests.arrays import array
 
 L = 3  # layers; no other axis of a case has this size
 EPS = 2.0**-23
@@ -27,11 +28,11 @@ RTOL = 16 * EPS  # sums of at most eight products, or one function off by a few 
 
 def normal(*shape, dtype=jnp.float32, seed=0):
     values = np.random.default_rng(seed).standard_normal(shape)
-    return jnp.asarray(values, dtype)
+    return array(values, dtype)
 
 
 def integers(*shape, dtype=jnp.int32):
-    return jnp.asarray(np.random.default_rng(1).integers(0, 100, shape), dtype)
+    return array(np.random.default_rng(1).integers(0, 100, shape), dtype)
 
 
 def bools(*shape):

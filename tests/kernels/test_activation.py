@@ -22,6 +22,7 @@ from pallas_kernels import dispatch, simulated
 from pallas_kernels.activation import gpu as activation_gpu
 from pallas_kernels.activation import reference
 from pallas_kernels.activation import tpu as activation_tpu
+from tests.arrays import array
 from tests.references import kept_bytes
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
@@ -51,7 +52,7 @@ def gelu_erf(x, **how):
 
 
 def draw(shape, dtype, seed=0):
-    return jnp.asarray(3 * np.random.default_rng(seed).standard_normal(shape), dtype)
+    return array(3 * np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def float64(x):

@@ -9,6 +9,7 @@ import pytest
 
 from jaxmem import rewriting
 from tests import references
+from tests.arrays import array
 from tests.rewriting.formulas import FORMULAS, Formula
 from tests.rewriting.recomputed import attention_errors
 from tests.sets import slow_unless
@@ -46,7 +47,7 @@ def comparison_of(formula: Formula) -> references.Comparison:
     """The formula as the battery takes it."""
 
     def args(shape, dtype, rng):
-        floats = (jnp.asarray(rng.standard_normal(s), dtype) for s in formula.shapes)
+        floats = (array(rng.standard_normal(s), dtype) for s in formula.shapes)
         return (*floats, *formula.others)
 
     return references.Comparison(

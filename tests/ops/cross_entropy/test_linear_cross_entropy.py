@@ -16,6 +16,7 @@ from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ops import linear_cross_entropy
 from jaxmem.ops.common.lean import widen
 from tests import references
+from tests.arrays import array
 from tests.references import Comparison, kept_bytes
 
 V = 40
@@ -53,11 +54,11 @@ def lean(x, kernel, bias, labels, weights, **options):
 def args(vocab_axis=-1):
     def make(shape, dtype, rng):
         *batch, d = shape
-        normal = lambda *s: jnp.asarray(rng.standard_normal(s), dtype)
+        normal = lambda *s: array(rng.standard_normal(s), dtype)
         labels = rng.integers(0, V, batch)
         labels[..., 0] = LABELS_OUT
         kernel = normal(d, V) if vocab_axis else normal(V, d)
-        weights = jnp.asarray(rng.uniform(0, 2, batch), dtype)
+        weights = array(rng.uniform(0, 2, batch), dtype)
         return normal(*shape), kernel, normal(V), jnp.asarray(labels, "i4"), weights
 
     return make
@@ -106,8 +107,8 @@ def test_frozen_inputs(wanted):
 
 def arrays(tokens=6, d=5, v=V, dtype="float32", seed=0):
     rng = np.random.default_rng(seed)
-    normal = lambda *s: jnp.asarray(rng.standard_normal(s), dtype)
-    labels = jnp.asarray(rng.integers(0, v, tokens), jnp.int32)
+    normal = lambda *s: array(rng.standard_normal(s), dtype)
+    labels = array(rng.integers(0, v, tokens), jnp.int32)
     return normal(tokens, d), normal(d, v), labels, normal(v)
 
 
