@@ -268,8 +268,9 @@ def test_restored_by_orbax(case, tmp_path):
 def test_parameters_are_asked_for(case):
     tx, given = case.make(), params()
     g = jax.tree.map(lambda x: x[0], gradients(1))
+    update = lambda g, p: tx.update(g, tx.init(p), None)
     if case.needs_params:
         with pytest.raises(ValueError, match="params"):
-            tx.update(g, tx.init(given), None)
+            jax.eval_shape(update, g, given)
     else:
-        tx.update(g, tx.init(given), None)
+        jax.eval_shape(update, g, given)
