@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem.optim import abstract_state, adam, adama, on_host
+from tests.arrays import array
 from tests.optim.test_battery import batch, loss, params, train_step
 
 HOST = jax.memory.Space.Host
@@ -98,7 +99,7 @@ def test_rows_of_an_embedding_go_in_chunks():
     """No array of the whole leaf is on the device, and the values are the same."""
     rows, width = 4096, 512
     r = np.random.default_rng(0)
-    p, g = (jnp.asarray(r.standard_normal((rows, width)), jnp.float32) for _ in "pg")
+    p, g = (array(r.standard_normal((rows, width)), jnp.float32) for _ in "pg")
     tx, plain = adam(1e-2, bits=32, on_host=True), adam(1e-2, bits=32)
     step = lambda tx: jax.jit(lambda g, s: tx.update(g, s, None))
     got, state = step(tx)(g, tx.init(p))
