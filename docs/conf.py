@@ -36,7 +36,7 @@ autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True
 napoleon_custom_sections = ["Saves", "Costs", "Source"]
 napoleon_use_ivar = True  # a NamedTuple's fields are listed once
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "notebooks/*.md"]  # their sources
 
 
 def setup(app):
