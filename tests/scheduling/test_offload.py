@@ -79,6 +79,7 @@ def layers(ws, x):
     return jnp.sum(jax.lax.scan(step, x, ws)[0].astype(jnp.float32) ** 2)
 
 
+@pytest.mark.slow
 def test_fits_a_budget_that_nothing_else_reaches():
     step = jax.grad(layers)
     args = (
