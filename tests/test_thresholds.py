@@ -136,3 +136,16 @@ def test_adalomo_holds_no_stack_twice():
     """7B: 12.55 GiB of parameters and 1 GiB of layer inputs; a stack is 1 to 2.7."""
     how = optimizers.LLM, optimizers.ADALOMO, "l4"
     assert optimizers.peak(*how, remat=True, scheduled=True) <= 15.2
+
+
+@pytest.mark.parametrize(
+    ("how", "most"),
+    [
+        ((optimizers.LLM, optimizers.LOMO, "h100", True, True, True), 14.58),
+        ((optimizers.GPT, optimizers.CAME, "a100", False, False, True), 7.44),
+        ((optimizers.GPT, optimizers.CAME, "a100", False, True), 7.44),
+    ],
+    ids=["LOMO, substituted, scheduled", "CAME, substituted", "CAME, scheduled"],
+)
+def test_at_most_what_the_papers_published(how, most):
+    assert optimizers.peak(*how) <= most
