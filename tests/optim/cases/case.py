@@ -28,7 +28,6 @@ class Case:
       microbatch: how n micro-batches differ from the whole batch: "same", to rounding;
         "other", as the rule says (AdamA's); or the message with which it is refused.
       needs_params: whether `update` needs the parameters.
-      spread: the leaves of the test on many devices.
       sharded: whether the state of a leaf has the leaf's sharding where shapes match.
     """
 
@@ -40,5 +39,4 @@ class Case:
     released: bool = True
     microbatch: str = "same"
     needs_params: bool = False
-    spread: tuple[str, ...] = ("layers", "w", "b")
     sharded: bool = True

@@ -155,24 +155,18 @@ def apart(grads):
     return grads
 
 
-# A projector is made in a branch. Two branches that wait for other devices at once can
-# take all threads of XLA on CPU, which then waits for ever: one projected leaf.
-ONE = ("layers", "b")
-
 CASES = [
     Case(
         "galore",
         lambda lr=LR: galore(lr, RANK, GAP, subspace="svd"),
         by_shape(galore_matrix, adam_vector),
         prepared=apart,
-        spread=ONE,
     ),
     Case(
         "fira",
         lambda lr=LR: fira(lr, RANK, GAP, subspace="svd"),
         by_shape(fira_matrix, whole),
         prepared=apart,
-        spread=ONE,
     ),
     Case(
         "apollo",
