@@ -185,3 +185,21 @@ def test_jit_info():
     assert info.donate_argnums == (0,) and info.donate_argnames == ("x",)
     assert info.compiler_options_kvs == ()
     assert _compat.jit_info(lambda x: x) is None
+
+
+def test_what_a_primitive_is_lowered_for():
+    """`tests/ir/test_one_gpu.py` asks for the rest: a mesh, and the shards of one."""
+    from jax.interpreters import mlir
+
+    said = []
+    asked = _compat.Primitive("asked")
+    asked.def_abstract_eval(lambda x: x)
+
+    def lowered(ctx, x):
+        said.append((_compat.is_on_one_device(ctx), _compat.is_for_export(ctx)))
+        return [x]
+
+    mlir.register_lowering(asked, lowered)
+    jax.jit(lambda x: asked.bind(x)).lower(1.0)
+    jax.export.export(jax.jit(lambda x: asked.bind(x)))(1.0)
+    assert said == [(True, False), (True, True)]

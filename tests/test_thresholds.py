@@ -4,7 +4,16 @@ import jax
 import pytest
 
 import jaxmem
-from benchmarks import accumulation, bert, blocks, budget, layers, release
+from benchmarks import (
+    accumulation,
+    bert,
+    blocks,
+    budget,
+    layers,
+    low_bit,
+    optimizers,
+    release,
+)
 from benchmarks._common import MIB, TARGETS
 from benchmarks.models import BertConfig
 
@@ -116,3 +125,27 @@ def test_a_plain_bert_large_under_a_budget():
     assert 97 <= part <= 100  # per cent of the budget, arguments included
     assert its[1] > 2200
     assert recomputed <= its[2] + 0.01
+
+
+@pytest.mark.parametrize("case", low_bit.CASES, ids=" ".join)
+def test_low_bit_optimizers(case):
+    assert low_bit.measure(*case)[-1] == "yes"
+
+
+def test_adalomo_holds_no_stack_twice():
+    """7B: 12.55 GiB of parameters and 1 GiB of layer inputs; a stack is 1 to 2.7."""
+    how = optimizers.LLM, optimizers.ADALOMO, "l4"
+    assert optimizers.peak(*how, remat=True, scheduled=True) <= 15.2
+
+
+@pytest.mark.parametrize(
+    ("how", "most"),
+    [
+        ((optimizers.LLM, optimizers.LOMO, "h100", True, True, True), 14.58),
+        ((optimizers.GPT, optimizers.CAME, "a100", False, False, True), 7.44),
+        ((optimizers.GPT, optimizers.CAME, "a100", False, True), 7.44),
+    ],
+    ids=["LOMO, substituted, scheduled", "CAME, substituted", "CAME, scheduled"],
+)
+def test_at_most_what_the_papers_published(how, most):
+    assert optimizers.peak(*how) <= most

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmem.chips import Target, chip_mesh, topology
 from jaxmem.ir.jaxprs import walk
-from jaxmem.ir.row_major import compiled_here
+from jaxmem.ir.one_gpu import compiled_here
 from jaxmem.memory.compile import cache
 from jaxmem.memory.compile.call import FlatCall, describe_sharding
 from jaxmem.memory.compile.fingerprint import fingerprint

@@ -14,8 +14,8 @@ from jaxmem.ir.branches import of_layers
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.layer_axis import narrow
 from jaxmem.ir.layer_rules import Axis, Reduced
-from jaxmem.ir.row_major import row_major
-from jaxmem.ir.scans import is_ahead, is_var, scan_like, split, xs_of, ys_of
+from jaxmem.ir.one_gpu import index_after, late, row_major
+from jaxmem.ir.scans import is_ahead, is_on_host, is_var, scan_like, split, xs_of, ys_of
 from jaxmem.scheduling.release.analysis import Place, Release, bases, made_of
 from jaxmem.scheduling.release.write_back import narrowed, scan_with_write_back
 
@@ -157,15 +157,20 @@ class _Body:
         (j, after), inner, buffers, totals = carry
         buffers = dict(zip(self.plan.updated, buffers, strict=True))
         whole = dict(zip(self.places, buffers.values(), strict=True))
-        layer = _Layer(self.graph, self.plan, j, {**self.whole, **whole})
+        layer = _Layer(self.graph, self.plan, j, after - 1, {**self.whole, **whole})
         outs = self._old_body(layer, inner, item)
-        at = _after(layer.j, after - 1, outs)
         read = {place for v in self.carried for place in bases(self.graph, v, 0)}
         for i in self.plan.moved:
             layer.run(i)
             for v in set(self.graph.eqns[i].outvars) & set(buffers):
-                j_now = at if self.plan.updated[v] in read else j
-                buffers[v] = self._stored(layer, v, buffers[v], j_now, after - 1)
+                # where its slices were read, or XLA:GPU does not write in place
+                at = layer.after(layer.source[v])
+                if self.plan.updated[v] in read:
+                    # Nothing else says that the body reads the old parameters before
+                    # they are written: XLA:CPU would copy their whole stack in every
+                    # iteration to be sure.
+                    at = _after(at, layer.same_j, outs)
+                buffers[v] = self._stored(layer, v, buffers[v], at, layer.same_j)
         totals = [
             self._combined(i, total, layer)
             for i, total in zip(self.sums, totals, strict=True)
@@ -202,7 +207,8 @@ class _Body:
             self.eqn.params["jaxpr"], [*self._consts_now(layer), *inner, *xs]
         )
         ys = zip(ys_of(self.eqn), outs[len(inner) :], strict=True)
-        layer.env.update({(v, 0): jnp.expand_dims(y, 0) for v, y in ys})
+        for v, y in ys:
+            layer.stacked(v, jnp.expand_dims(y, 0))
         return outs[: len(inner)]
 
     def _consts_now(self, layer: "_Layer") -> list:
@@ -226,50 +232,77 @@ class _Layer:
     graph: JaxprGraph
     plan: Release
     j: Any
+    same_j: Any  # the same number, which the compiler cannot tell
     whole: Mapping[tuple[Any, Axis], Any]
+    # what the scan stacks and what is moved
     env: dict[tuple[Any, Axis], Any] = field(default_factory=dict)
+    # slices of what is there before, by the gradient that they wait for
+    cut: dict[tuple[Any, Axis, Any], Any] = field(default_factory=dict)
+    late: dict[Any, Any] = field(default_factory=dict)  # `j` after a gradient
+    source: dict[Any, Any] = field(default_factory=dict)  # of what is moved, a gradient
 
-    def slice_of(self, atom, axis: Axis):
+    def slice_of(self, atom, axis: Axis, gradient=None):
         """A slice along `axis`; with None the whole of what comes from outside."""
         if not is_var(atom):
             return atom.val
         if axis is None:
             return self.whole[atom, None]
-        if (atom, axis) not in self.env:
-            self.env[atom, axis] = self._make(atom, axis)
-        return self.env[atom, axis]
+        if (atom, axis) in self.env:
+            return self.env[atom, axis]
+        key = atom, axis, gradient
+        if key not in self.cut:
+            self.cut[key] = self._make(*key)
+        return self.cut[key]
+
+    def stacked(self, v, y) -> None:
+        """Takes a layer of what the scan stacks."""
+        self.env[v, 0] = y
+        self.source[v] = v
 
     def run(self, i: int) -> None:
         eqn, treated = self.graph.eqns[i], self.plan.treatments[i]
-        args = map(self.slice_of, eqn.invars, treated.ins)
+        found = (self.source[v] for v in eqn.invars if is_var(v) and v in self.source)
+        gradient = next(found, None)
+        args = [
+            self.slice_of(v, axis, gradient)
+            for v, axis in zip(eqn.invars, treated.ins, strict=True)
+        ]
+        self.source.update(dict.fromkeys(eqn.outvars, gradient))
         if isinstance(treated, Reduced):
-            self.env[eqn.outvars[0], None] = _compat.bind(eqn, list(args))[0]
+            self.env[eqn.outvars[0], None] = _compat.bind(eqn, args)[0]
             return
-        outs = of_layers(eqn, list(args), treated)
+        outs = of_layers(eqn, args, treated)
         places = zip(eqn.outvars, treated.outs, strict=True)
         self.env.update(zip(places, outs, strict=True))
 
-    def _make(self, v, axis: int):
+    def _make(self, v, axis: int, gradient):
         recipe = made_of(self.graph, v, axis)
         if recipe is None:
-            return lax.dynamic_slice_in_dim(self.whole[v, axis], self.j, 1, axis)
+            # the host's copies are to be under way before the gradient is there
+            j = self.j if is_on_host(v) else self.after(gradient)
+            return lax.dynamic_slice_in_dim(self.whole[v, axis], j, 1, axis)
         eqn = self.graph.eqns[self.graph.maker[v]]
-        args = list(map(self.slice_of, eqn.invars, recipe))
+        args = [
+            self.slice_of(w, a, gradient)
+            for w, a in zip(eqn.invars, recipe, strict=True)
+        ]
         return _compat.bind(eqn, args, narrow(eqn, (axis,)))[0]
+
+    def after(self, gradient):
+        """`j`, on one GPU not before a layer of a gradient is there."""
+        if gradient is None or not _has_a_first(y := self.env[gradient, 0]):
+            return self.j
+        if gradient not in self.late:
+            first = y[(0,) * y.ndim]
+            self.late[gradient] = index_after(self.j, self.same_j, first)
+        return self.late[gradient]
 
 
 def _after(j, same_j, outs: Sequence[Any]):
     """`j`; on CPU not before the old body has put out its carry."""
-    # Nothing else says that the body reads the old parameters before they are written:
-    # XLA:CPU would copy their whole stack in every iteration to be sure.
     firsts = [x[(0,) * x.ndim] for x in outs if _has_a_first(x)]
-
-    def on_cpu(j, same_j, *firsts):
-        some = sum((jnp.isnan(x).astype(j.dtype) for x in firsts), jnp.zeros_like(j))
-        return lax.clamp(same_j, some, j)
-
     default = lambda j, same_j, *firsts: j
-    return lax.platform_dependent(j, same_j, *firsts, cpu=on_cpu, default=default)
+    return lax.platform_dependent(j, same_j, *firsts, cpu=late, default=default)
 
 
 def _has_a_first(x) -> bool:

@@ -93,7 +93,7 @@ class _Loop:
         merged = lambda x: x.reshape(-1, *x.shape[2:]) if parts else x
         places = [*self.plan.pairs.values(), *self.plan.read]
         env = dict(zip(places, map(merged, [*carried, *read]), strict=True))
-        rows = _Rows(self, env, merged(carried[0]).shape[0])
+        rows = _ChunkValues(self, env, merged(carried[0]).shape[0])
         for i in self.plan.moved:
             rows.run(i)
         outs = [rows.env[v] for v in self.plan.pairs]
@@ -105,7 +105,7 @@ class _Loop:
 
 
 @dataclass
-class _Rows:
+class _ChunkValues:
     """Values of some rows."""
 
     loop: _Loop

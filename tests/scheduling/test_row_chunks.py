@@ -1,0 +1,121 @@
+"""`schedule` updates a large leaf's parameter in the loop over its rows."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxmem
+from jaxmem.ir import row_chunks
+from jaxmem.ir.flatten import flatten
+from jaxmem.ir.graph import by_shape
+from jaxmem.optim import LowBit, adamw
+from jaxmem.scheduling.row_chunks import update
+from jaxmem.scheduling.row_chunks.analysis import leaf_updates
+
+FLOAT32 = 2.0**-23
+SHAPE = (512, 64)
+EIGHT, FOUR = LowBit(8), LowBit(4, block=32)
+DYNAMIC = LowBit(8, code="dynamic", block=32, stochastic=True)
+
+
+@pytest.fixture
+def in_chunks(monkeypatch):
+    """Of 128 rows (or 4 times 32), on CPU too where `schedule` makes the loop."""
+    chosen = row_chunks.on_platforms
+
+    def on_cpu_too(fn, chunks, platforms, *arrays):
+        return chosen(fn, chunks, (*platforms, "cpu"), *arrays)
+
+    monkeypatch.setattr(row_chunks, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(row_chunks, "_CHUNK", 64 * 128)
+    monkeypatch.setattr(update, "on_platforms", on_cpu_too)
+
+
+def step_of(how, watched=False):
+    rate = lambda count: 1e-2 / (1.0 + count.astype(jnp.float32))
+    tx = adamw(rate, weight_decay=0.1, bits=how)
+
+    def loss(p, x):
+        return jnp.mean((jnp.tanh(x @ p["w"]) + p["b"][None]) ** 2)
+
+    def step(state, x):
+        p, moments = state
+        value, g = jax.value_and_grad(loss)(p, x)
+        u, moments = tx.update(g, moments, p)
+        seen = optax.tree.norm(u) if watched else value
+        return (optax.apply_updates(p, u), moments), seen
+
+    return tx, step
+
+
+def start(tx, shape=SHAPE):
+    r = np.random.default_rng(0)
+    p = {"w": jnp.asarray(r.standard_normal(shape), jnp.float32)}
+    p["b"] = jnp.zeros(shape[1])
+    x = jnp.asarray(r.standard_normal((8, shape[0])), jnp.float32)
+    return (p, tx.init(p)), x
+
+
+def found(how, donated=True, watched=False):
+    """(what is moved into the loop, the positions of the parameter and its result)."""
+    tx, step = step_of(how, watched)
+    closed = flatten(jax.make_jaxpr(step)(*start(tx)))
+    aliases = by_shape(closed, range(len(closed.in_avals) - 1) if donated else ())
+    place = [a.shape for a in closed.in_avals].index(SHAPE)
+    return list(leaf_updates(closed, aliases)), place
+
+
+@pytest.mark.parametrize("shape", [SHAPE, (200, 64)], ids=str)
+@pytest.mark.parametrize("how", [EIGHT, DYNAMIC, FOUR], ids=["8", "dynamic", "4"])
+def test_equals_the_plain_step(in_chunks, how, shape):
+    """In parts that each have rows of a chunk, and with rows that fill none."""
+    tx, step = step_of(how)
+    state, x = start(tx, shape)
+    plain, ours = jax.jit(step), jaxmem.schedule(step, donate_argnums=0)
+    chunks = row_chunks.chunks_of(shape)
+    assert chunks is not None and chunks.outer == (4 if shape == SHAPE else 1)
+    want = plain(plain(state, x)[0], x)
+    got = ours(ours(state, x)[0], x)
+    # the loop fuses otherwise: two steps of a few roundings each
+    chex.assert_trees_all_close(got[0][0], want[0][0], rtol=0, atol=16 * FLOAT32)
+    codes = zip(*map(jax.tree.leaves, (got[0][1], want[0][1])), strict=True)
+    for a, b in codes:  # a moment between two codes may become the other
+        assert (np.asarray(a) != np.asarray(b)).mean() <= 1e-3
+
+
+@pytest.mark.parametrize("how", [EIGHT, DYNAMIC, FOUR], ids=["8", "dynamic", "4"])
+def test_the_loop_ends_with_the_parameter(in_chunks, how):
+    """In the place of the old one; the array of updates is not among its results."""
+    (plan,), place = found(how)
+    wide = [(v, w) for v, w in plan.pairs.items() if v.aval.dtype == jnp.float32]
+    wide = [(v, w) for v, w in wide if v.aval.shape == SHAPE]
+    ((_, own),) = wide
+    assert own is plan.jaxpr.jaxpr.invars[place]
+    assert len(plan.pairs) == 5  # and codes and scales of two moments
+    assert plan.platforms == (("tpu",) if how is EIGHT else ("tpu", "cuda", "rocm"))
+
+
+def test_left_alone_where_the_updates_are_read(in_chunks):
+    """By a norm over all of them; and where the parameter is not donated."""
+    assert found(EIGHT, watched=True)[0] == []
+    assert found(EIGHT, donated=False)[0] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
+@pytest.mark.parametrize("how", [8, LowBit(8, code="dynamic"), 4], ids=str)
+def test_temporaries_of_a_leaf(how, target):
+    """At most half a byte a parameter beside the gradient, parameter included."""
+    tx = adamw(1e-3, bits=how)
+
+    def step(p, state, g):
+        u, state = tx.update(g, state, p)
+        return optax.apply_updates(p, u), state
+
+    p = jax.ShapeDtypeStruct((30522, 1024), jnp.float32)
+    args = p, jax.eval_shape(tx.init, p), p
+    ours = jaxmem.schedule(step, donate_argnums=(0, 1))
+    assert jaxmem.estimate(ours, *args, target=target).temp_bytes <= 0.5 * p.size
