@@ -27,13 +27,6 @@ CELLS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
         "temp MiB",
         {"kept": "the chain by elementwise, 8 bits"},
     ),
-    "norms, shared": ("storage", "temp MiB", {"kept": "ms_layer_norm"}),
-    "norms, output": ("storage", "temp MiB", {"kept": "save=output"}),
-    "norms, Flax": (
-        "layers",
-        "temp MiB",
-        {"layer": "flax.linen.LayerNorm", "target": "h100"},
-    ),
     "head, XLA, 32,768 words": (
         "kernels",
         "XLA MiB",

@@ -76,3 +76,36 @@ def published() -> str:
     columns = ("model", "how", "target", "peak GiB", "published GiB")
     lines = [[r[c] for c in columns] for r in rows("optimizers_published")]
     return table(("model", "step", "chip", "compiled, GiB", "published, GiB"), lines)
+
+
+@figures("norms, bytes")
+def norms() -> str:
+    """A scan over norms and dense layers, by what the norm keeps."""
+    plain = {"layer": "flax.linen.LayerNorm", "target": "h100"}
+    stack = {"stack": "norm and dense"}
+    lines = [
+        ("`flax.linen.LayerNorm`", whole("layers", "temp MiB", plain)),
+        *(
+            (f"`{title}`", whole("storage", "temp MiB", {**stack, "kept": kept}))
+            for title, kept in (
+                ('layer_norm(save="output")', "save=output"),
+                ("ms_layer_norm", "ms_layer_norm"),
+            )
+        ),
+    ]
+    return table(("norm", "H100, MiB"), lines)
+
+
+@figures("tables, bytes")
+def tables() -> str:
+    """Peaks of a step over a large table; empty where a variant does not exist."""
+    lines = dict.fromkeys(
+        (r["rule"], r["columns"], r["variant"]) for r in rows("tables")
+    )
+    peak = lambda key, chip: whole(
+        *("tables", "peak MiB"),
+        dict(zip(("rule", "columns", "variant"), key, strict=True)) | {"target": chip},
+    )
+    cells = [(*key, *(peak(key, chip) for chip in CHIPS)) for key in sorted(lines)]
+    heads = (f"{chip}, MiB" for chip in CHIPS.values())
+    return table(("rule", "columns", "gradient", *heads), cells)

@@ -1,13 +1,16 @@
 """What a step over a large embedding table takes, dense and in rows.
 
     python -m benchmarks.tables
+    python -m benchmarks.tables Adam h100    # rows that have both; others stay
 
-A table of 4,194,304 rows of 64 in float32, bags of 8 ids for 8,192 examples, and two
-dense layers, compiled for both chips with parameters and state donated. "dense" is the
-step with `jax.value_and_grad`, "scheduled" the same through `jaxmem.schedule`, "rows"
-takes `value_and_row_grad` and the row-wise rule.
+A table of 1 GiB in float32, of 64 or 128 columns, bags of 8 ids for 8,192 examples, and
+two dense layers, compiled for both chips with parameters and state donated. "dense" is
+the step with `jax.value_and_grad`, "scheduled" the same through `jaxmem.schedule`,
+"rows" takes `value_and_row_grad` and the row-wise rule.
 """
 
+import functools
+import sys
 from collections.abc import Callable
 
 import jax
@@ -15,10 +18,11 @@ import jax.numpy as jnp
 import optax
 
 import jaxmem
-from benchmarks._common import MIB, TARGETS, publish
+from benchmarks._common import MIB, TARGETS, publish_some
+from jaxmem.scheduling import Scheduled
 
-ROWS, WIDTH, EXAMPLES, BAG = 1 << 22, 64, 8192, 8
-COLUMNS = ("rule", "variant", "target", "state MiB", "temp MiB", "peak MiB")
+NUMBERS, WIDTHS, EXAMPLES, BAG = 1 << 28, (64, 128), 8192, 8
+COLUMNS = ("rule", "variant", "columns", "target", "state MiB", "temp MiB", "peak MiB")
 
 
 def loss_fn(params, ids, labels):
@@ -53,21 +57,28 @@ def variants():
         yield rule, "rows", of_rows, step_of(of_rows, rows)
 
 
-def main() -> None:
+def measure(step: Callable, tx: optax.GradientTransformation, width: int, target: str):
     f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     i32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
-    params = {"table": f32(ROWS, WIDTH), "hidden": f32(WIDTH, 256), "head": f32(256, 2)}
-    batch = i32(EXAMPLES, BAG), i32(EXAMPLES)
-    lines = []
-    for rule, variant, tx, step in variants():
-        args = params, jax.eval_shape(tx.init, params), *batch
-        for target in TARGETS:
-            donated = {} if variant == "scheduled" else {"donate_argnums": (0, 1)}
-            report = jaxmem.estimate(step, *args, target=target, **donated)
-            sizes = report.argument_bytes, report.temp_bytes, report.peak_bytes
-            lines.append((rule, variant, target, *(size / MIB for size in sizes)))
-            print(*lines[-1], flush=True)
-    publish("tables", COLUMNS, lines)
+    params = {"table": f32(NUMBERS // width, width), "head": f32(256, 2)}
+    params["hidden"] = f32(width, 256)
+    args = params, jax.eval_shape(tx.init, params), i32(EXAMPLES, BAG), i32(EXAMPLES)
+    donated = {} if isinstance(step, Scheduled) else {"donate_argnums": (0, 1)}
+    report = jaxmem.estimate(step, *args, target=target, **donated)
+    sizes = report.argument_bytes, report.temp_bytes, report.peak_bytes
+    return [size / MIB for size in sizes]
+
+
+def main() -> None:
+    cases = {
+        (rule, variant, str(width), target): functools.partial(
+            measure, step, tx, width, target
+        )
+        for rule, variant, tx, step in variants()
+        for width in WIDTHS
+        for target in TARGETS
+    }
+    publish_some("tables", COLUMNS, cases, sys.argv[1:])
 
 
 if __name__ == "__main__":

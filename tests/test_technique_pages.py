@@ -46,9 +46,9 @@ def test_a_page_has_the_sections_in_their_order(page):
 
 
 @pytest.mark.parametrize("page", TECHNIQUES)
-def test_a_page_shows_bytes_that_were_measured_or_defined(page):
+def test_a_page_shows_bytes_that_were_measured(page):
     (part,) = re.findall(r"^## Bytes\n(.*?)^## ", text_of(page), re.DOTALL | re.M)
-    assert "<!-- figures: " in part or "definitions" in part
+    assert "<!-- figures: " in part
 
 
 def test_every_page_of_the_optimizers_is_a_technique():

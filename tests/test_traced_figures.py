@@ -33,12 +33,13 @@ DOWNLOAD = "the size of the compilers' wheels in the package index"
 FORMULA = "what the formula beside it gives"
 ALLOWED = {
     "README.md": {"1.5 GB": DOWNLOAD},
+    "docs/benchmarks/activations.md": {"1 GiB": SIZE},
     "docs/benchmarks/models.md": {"16 GiB": SIZE},
     "docs/benchmarks/planning.md": {"16 GB": SIZE},
     "docs/cross_entropy.md": {"4 GiB": FORMULA, "32 MiB": SET},
     "docs/kernels.md": {"16 GiB": SIZE},
     "docs/storage.md": {"1.03 bytes": FORMULA},
-    "docs/tables.md": {"1 MiB": SET},
+    "docs/tables.md": {"1 MiB": SET, "1 GiB": SIZE},
 }
 MEMORY = {
     f"{chip.memory_bytes / 2**30:g} GiB": f"the memory of {name}, by the table of chips"
