@@ -271,3 +271,20 @@ def test_parameters_are_asked_for(case):
             tx.update(g, tx.init(given), None)
     else:
         tx.update(g, tx.init(given), None)
+
+
+@each
+def test_states_of_others_are_refused(case):
+    """At the call, by the path of a leaf or the class of the state."""
+    tx, given = case.make(), params()
+    halved = jax.tree.map(lambda x: x[..., : x.shape[-1] // 2], given)
+    others = [jax.eval_shape(tx.init, halved)]
+    strange = jax.eval_shape(optax.trace(0.9).init, given)
+    first, *rest = others[0] if type(others[0]) is tuple else [others[0]]
+    if not any(x.ndim for x in jax.tree.leaves(first)):
+        return  # nothing in it has the parameters' shapes
+    others.append((strange, *rest) if type(others[0]) is tuple else strange)
+    for state in others:
+        update = lambda state: tx.update(given, state, given)
+        with pytest.raises((TypeError, ValueError), match=r"state|\['(layers|w|b)'\]"):
+            jax.eval_shape(update, state)
