@@ -49,7 +49,7 @@ def on_host(tx: optax.GradientTransformation) -> optax.GradientTransformationExt
     Example::
 
       tx = jaxmem.optim.on_host(optax.adamw(3e-4))
-      step = jaxmem.schedule(train_step, donate_argnums=0)
+      step = jaxmem.schedule(step, donate_argnums=0)
     """
     tx = as_transformation("tx", tx)
 

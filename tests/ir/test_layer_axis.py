@@ -19,6 +19,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.layer_axis import narrow, operand_axes, treatment
 from jaxmem.ir.layer_rules import RULES, Batched, Reduced
 from jaxmem.ir.primitives import ELEMENTWISE
+from tests.arrays import array
 
 L = 3  # layers; no other axis of a case has this size
 EPS = 2.0**-23
@@ -27,11 +28,11 @@ RTOL = 16 * EPS  # sums of at most eight products, or one function off by a few 
 
 def normal(*shape, dtype=jnp.float32, seed=0):
     values = np.random.default_rng(seed).standard_normal(shape)
-    return jnp.asarray(values, dtype)
+    return array(values, dtype)
 
 
 def integers(*shape, dtype=jnp.int32):
-    return jnp.asarray(np.random.default_rng(1).integers(0, 100, shape), dtype)
+    return array(np.random.default_rng(1).integers(0, 100, shape), dtype)
 
 
 def bools(*shape):
@@ -168,10 +169,10 @@ def moves():
     yield Case(
         squeeze(0, 2), (normal(1, 4, 1),), (0,), "it removes the axis of the layers"
     )
-    turn = lambda *order: lambda x: lax.transpose(x, order)
-    yield Case(turn(1, 0, 2), (X,), (0,), (1,))
-    yield Case(turn(1, 2, 0), (X,), (0,), (2,))
-    yield Case(turn(2, 0, 1), (normal(4, 5, L),), (2,), (0,))
+    transposed = lambda *order: lambda x: lax.transpose(x, order)
+    yield Case(transposed(1, 0, 2), (X,), (0,), (1,))
+    yield Case(transposed(1, 2, 0), (X,), (0,), (2,))
+    yield Case(transposed(2, 0, 1), (normal(4, 5, L),), (2,), (0,))
     part = lambda start, end, by=None: lambda x: lax.slice(x, start, end, by)
     yield Case(part((0, 1, 2), (L, 4, 4)), (X,), (0,), (0,))
     yield Case(part((0, 0, 0), (L, 4, 5), (1, 2, 3)), (X,), (0,), (0,))

@@ -1,5 +1,7 @@
 """Optimizer state in the host's memory: where it is, and what moves."""
 
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem.optim import abstract_state, adam, adama, came, on_host
+from tests.arrays import array
 from tests.optim.test_battery import batch, loss, params, train_step
 
 HOST = jax.memory.Space.Host
@@ -45,6 +48,16 @@ def test_a_layer_is_fetched_at_a_time():
     assert plan.host_traffic_bytes == 2 * nbytes(state[1])
     assert plan.host_seconds > 0 and "host's memory" in str(plan)
     assert jaxmem.scheduling.Plan.from_json(plan.to_json()) == plan
+
+
+def test_the_link_is_that_of_the_chip_compiled_for():
+    """Of a plan made for the CPU, and of the same plan compiled for a TPU v5e."""
+    tx, state = made()
+    plan = jaxmem.schedule(train_step(tx), donate_argnums=0).plan(state, batch())
+    there = dataclasses.replace(plan, target="tpu-v5e")
+    # 16 lanes of PCI Express 3 carry 16e9 bytes a second
+    assert there.host_seconds == plan.host_traffic_bytes / 16e9
+    assert "the link of cpu" in str(plan) and "the link of tpu-v5e" in str(there)
 
 
 def test_the_ledger_has_it_on_the_host():
@@ -107,7 +120,7 @@ def test_rows_of_an_embedding_go_in_chunks():
     """No array of the whole leaf is on the device, and the values are the same."""
     rows, width = 4096, 512
     r = np.random.default_rng(0)
-    p, g = (jnp.asarray(r.standard_normal((rows, width)), jnp.float32) for _ in "pg")
+    p, g = (array(r.standard_normal((rows, width)), jnp.float32) for _ in "pg")
     tx, plain = adam(1e-2, bits=32, on_host=True), adam(1e-2, bits=32)
     step = lambda tx: jax.jit(lambda g, s: tx.update(g, s, None))
     got, state = step(tx)(g, tx.init(p))

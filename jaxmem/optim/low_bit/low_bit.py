@@ -14,9 +14,9 @@ from jaxtyping import PyTree
 
 from jaxmem._checks import check_bool, check_int, shown, wrong_value
 from jaxmem.ir.host_memory import check_host_memory
+from jaxmem.ir.row_chunks import chunks_of
 from jaxmem.optim._memory_space import to_host
 from jaxmem.optim.low_bit.codes import FORMATS, Format, MomentCodes, shapes
-from jaxmem.optim.low_bit.rows import chunks_of
 
 _LEAST_BLOCK = 16
 
