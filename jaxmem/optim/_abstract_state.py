@@ -56,8 +56,9 @@ def _placed(path: str, shape, aval, named, elsewhere) -> jax.ShapeDtypeStruct:
 def _spread(x) -> NamedSharding | None:
     """Replication over the devices of a sharded parameter."""
     sharding = getattr(x, "sharding", None)
-    several = isinstance(sharding, NamedSharding) and sharding.mesh.size > 1
-    return NamedSharding(sharding.mesh, PartitionSpec()) if several else None
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
+        return None
+    return NamedSharding(sharding.mesh, PartitionSpec())
 
 
 def _traced(tx, params: PyTree) -> tuple[Any, Any]:

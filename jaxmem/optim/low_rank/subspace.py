@@ -34,7 +34,7 @@ def left_vectors(
       iterations: of the latter.
     """
     if g.ndim > 2 and _waits_in_pool():
-        one = lambda item: left_vectors(*item, subspace, iterations)
+        one = lambda x: left_vectors(x[0], x[1], x[2], subspace, iterations)
         return lax.map(one, (g, old, seeds))
     rank = old.shape[-2]
     if subspace == "svd":
