@@ -23,6 +23,7 @@ from jaxmem.optim._adama_arguments import (
     check_call,
     check_decays,
     check_mask,
+    check_moment_shapes,
     check_rate,
     check_rule,
 )
@@ -178,7 +179,9 @@ def scale_by_adama(
 
     def check(updates: PyTree, state: Any, *call: Any) -> None:
         check_call(rule, is_leaf, updates, state, *call)
-        if how is not None:
+        if how is None:
+            check_moment_shapes(updates, state, is_leaf)
+        else:
             check_moments(how, updates, state.mu, state.nu)
 
     if how is None:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import jax
+import jax.numpy as jnp
+from jax.tree_util import keystr
 
 from jaxmem._checks import check_bool, check_choice, check_count, check_scalar, shown
 from jaxmem._paths import check_bools
@@ -33,6 +35,19 @@ def check_state(
             f"{name}={shown(tree)}: not of the structure of the parameters that the "
             f"state was made for, {shown(state.mu)}"
         )
+
+
+def check_moment_shapes(updates: Any, state: AdamAState, is_leaf) -> None:
+    """ValueError for moments that are not as their gradients."""
+    gradients = jax.tree.leaves_with_path(updates, is_leaf=is_leaf)
+    for name, tree in (("mu", state.mu), ("nu", state.nu)):
+        moments = jax.tree.leaves(tree, is_leaf=is_leaf)
+        for (path, g), x in zip(gradients, moments, strict=True):
+            if g is not None and getattr(x, "shape", None) != jnp.shape(g):
+                raise ValueError(
+                    f"state.{name}{keystr(path)}={shown(x)}: the gradient there is "
+                    f"{shown(g)}; the state is one of other parameters or other bits"
+                )
 
 
 def check_rate(name: str, value: Any) -> Any:

@@ -3,8 +3,9 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jaxmem import estimate
+from jaxmem import estimate, target_mesh
 from tests.memory.test_estimate import needs_h100
 
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
@@ -54,3 +55,43 @@ def test_on_the_cpu():
 def test_nothing_on_the_host():
     p, _ = arrays()
     assert estimate(lambda p: p + 1, p, target="cpu").host_bytes == 0
+
+
+def sharded(mesh, kind=None):
+    return NamedSharding(mesh, PartitionSpec("data"), memory_kind=kind)
+
+
+@needs_h100
+@pytest.mark.parametrize(
+    "absent",
+    [
+        pytest.param(True, id="chips"),
+        pytest.param(False, id="cpu devices", marks=pytest.mark.slow),
+    ],
+)
+def test_each_of_several_devices_has_its_part(absent):
+    """Shapes on a mesh of chips; arrays on as many devices of this process."""
+    if absent:
+        mesh = target_mesh("h100", (4,), ("data",))
+        shape = lambda kind: jax.ShapeDtypeStruct(
+            SHAPE, jnp.float32, sharding=sharded(mesh, kind)
+        )
+        args = shape(None), shape("pinned_host")
+    else:
+        devices = jax.devices()[:4]
+        types = (AxisType.Auto,)
+        mesh = jax.make_mesh((4,), ("data",), axis_types=types, devices=devices)
+        p = jax.device_put(jnp.ones(SHAPE), sharded(mesh))
+        args = p, jax.device_put(p, HOST)
+    report = estimate(step, *args, target="h100", donate_argnums=(0, 1))
+    assert report.host_bytes == BYTES // 4
+    assert report.argument_bytes == report.alias_bytes == BYTES // 4
+    assert report.temp_bytes <= 2 * BYTES // 4 + 2**12
+
+
+def test_on_several_cpu_devices():
+    """There both memories are the host's, and a device has its part of either."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    p = jax.device_put(jnp.ones(SHAPE), sharded(mesh))
+    report = estimate(step, p, jax.device_put(p, HOST), donate_argnums=(0, 1))
+    assert report.argument_bytes + report.host_bytes == 2 * BYTES // 8

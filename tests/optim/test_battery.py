@@ -273,3 +273,45 @@ def test_parameters_are_asked_for(case):
             jax.eval_shape(update, g, given)
     else:
         jax.eval_shape(update, g, given)
+
+
+@each
+def test_states_of_others_are_refused(case):
+    """At the call, by the path of a leaf or the class of the state."""
+    tx, given = case.make(), params()
+    halved = jax.tree.map(lambda x: x[..., : x.shape[-1] // 2], given)
+    others = [jax.eval_shape(tx.init, halved)]
+    strange = jax.eval_shape(optax.trace(0.9).init, given)
+    first, *rest = others[0] if type(others[0]) is tuple else [others[0]]
+    if not any(x.ndim for x in jax.tree.leaves(first)):
+        return  # nothing in it has the parameters' shapes
+    others.append((strange, *rest) if type(others[0]) is tuple else strange)
+    for state in others:
+        update = lambda state: tx.update(given, state, given)
+        with pytest.raises((TypeError, ValueError), match=r"state|\['(layers|w|b)'\]"):
+            jax.eval_shape(update, state)
+
+
+@each
+@pytest.mark.slow
+def test_in_optax_wrappers(case):
+    """Each gives what the transformation gives on the gradients that count."""
+    given, grads = params(), gradients(2)
+    want, _ = run(case.make(), given, grads)
+    first, _ = run(case.make(), given, jax.tree.map(lambda g: g[:1], grads))
+    twice = jax.tree.map(lambda g: np.repeat(g, 2, axis=0), grads)
+    nan = jax.tree.map(lambda g: np.stack([g[0], np.nan * g[1], g[1]]), grads)
+    # parameters of order 1 are rounded to float32 twice
+    same = functools.partial(chex.assert_trees_all_close, rtol=1e-5, atol=2 * 2.0**-24)
+    labels = {"layers": "a", "w": "a", "b": "b"}
+    with jax.numpy_dtype_promotion("standard"):  # optax's own counters need it
+        several = optax.MultiSteps(case.make(), 2).gradient_transformation()
+        same(run(several, given, twice)[0], want)
+        finite = optax.apply_if_finite(case.make(), 3)
+        same(run(finite, given, nan)[0], want)
+        groups = {"a": case.make(), "b": optax.set_to_zero()}
+        got, _ = run(optax.multi_transform(groups, labels), given, grads)
+    pick = lambda tree: {k: tree[k] for k in ("layers", "w")}
+    same(pick(got), pick(want))
+    assert not np.array_equal(first["w"], want["w"])  # the second step counts
+    np.testing.assert_array_equal(got["b"], given["b"])

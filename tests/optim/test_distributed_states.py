@@ -55,7 +55,9 @@ def on_one_device(grads):
 GALORE = {"rank": 4, "gap": 2, "subspace": "svd", "projected": "w"}
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize(
+    "check_vma", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_galore_is_that_of_the_mean_over_devices(check_vma):
     """The projectors too, which are those of the first micro-batch of all devices."""
     grads = gradients()
@@ -131,7 +133,9 @@ def test_codes_on_the_host_are_refused():
         adama(1e-2, axis_name="data", bits=LowBit(8, on_host=True))
 
 
-@pytest.mark.parametrize("kind", ["galore", "codes"])
+@pytest.mark.parametrize(
+    "kind", ["galore", pytest.param("codes", marks=pytest.mark.slow)]
+)
 def test_microbatch_over_devices(kind):
     """`microbatch` finds that they reduce; one step of it in a shard_map."""
     tx = galore(1e-2, **GALORE, micro_batches=N, axis_name="data")

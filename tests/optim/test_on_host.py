@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem.optim import abstract_state, adam, adama, on_host
+from jaxmem.optim import abstract_state, adam, adama, came, on_host
 from tests.arrays import array
 from tests.optim.test_battery import batch, loss, params, train_step
 
@@ -93,6 +93,27 @@ def test_shapes_say_where_they_lie():
     step = jaxmem.schedule(train_step(tx), donate_argnums=0)
     plan = step.plan((given, shapes), batch())
     assert plan.host_traffic_bytes == 2 * nbytes(state)
+
+
+def test_shapes_of_a_sharded_state_are_sharded():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    place = {"layers": P(None, "data"), "w": P("data"), "b": P()}
+    given = {
+        k: jax.device_put(x, NamedSharding(mesh, place[k])) for k, x in params().items()
+    }
+    for tx in (on_host(adama(1e-2)), on_host(adam(1e-2, bits=8)), came(1e-2)):
+        shapes, state = abstract_state(tx, given), tx.init(given)
+        for shape, x in zip(*map(jax.tree.leaves, (shapes, state)), strict=True):
+            if isinstance(x.sharding, NamedSharding) and x.size > 1:
+                assert shape.sharding.is_equivalent_to(x.sharding, x.ndim), x.sharding
+                assert shape.sharding.memory_kind == x.sharding.memory_kind
+    tx = on_host(adama(1e-2))
+    step = jaxmem.schedule(train_step(tx), donate_argnums=0)
+    args = (given, abstract_state(tx, given)), batch()
+    report, plan = jaxmem.estimate(step, *args), step.plan(*args)
+    parts = jax.tree.map(lambda x: x.addressable_shards[0].data, given)
+    assert 0 <= report.argument_bytes - 3 * nbytes(parts) <= batch().nbytes + 2**8
+    assert plan.host_traffic_bytes == 2 * nbytes(tx.init(given))
 
 
 def test_rows_of_an_embedding_go_in_chunks():

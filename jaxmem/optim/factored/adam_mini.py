@@ -9,6 +9,7 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
+from jaxmem.optim._state_class import check_class
 from jaxmem.optim.accumulation.dtypes import accumulation_dtype
 from jaxmem.optim.factored import blocks as blocks_
 from jaxmem.optim.factored.arguments import decay, decayed_rate, number
@@ -113,6 +114,7 @@ def scale_by_adam_mini(
 
     def update(updates, state, params=None):
         del params
+        check_class(WHO, state, AdamMiniState)
         counts, count = (
             all_counts(updates),
             jnp.asarray(optax.safe_increment(state.count)),

@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from jaxmem._checks import check_bool
+from jaxmem.optim._state_class import check_class
 from jaxmem.optim.factored import moments
 from jaxmem.optim.factored.arguments import decay, decayed_rate, number, pair
 from jaxmem.optim.factored.leaves import (
@@ -120,6 +121,7 @@ def scale_by_came(
 
     def update(updates, state, params=None):
         del params
+        check_class(WHO, state, CameState)
         layers = iter(layer_axes(WHO, stacked, updates))
         step = lambda *leaf: _step(rule, next(layers), *leaf)
         with jax.named_scope("jaxmem.scale_by_came"):

@@ -9,6 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Int32, PyTree
 
 from jaxmem._checks import check_bool, check_int
+from jaxmem.optim._state_class import check_class
 from jaxmem.optim.factored import moments
 from jaxmem.optim.factored.arguments import number
 from jaxmem.optim.factored.leaves import (
@@ -104,6 +105,7 @@ def scale_by_factored_rms(
 
     def update(updates, state, params=None):
         del params
+        check_class(WHO, state, FactoredRmsState)
         axes, add = all_axes(updates), _weight(state.count, offset, exponent)
         step = lambda *leaf: _step(add, epsilon, next(axes), *leaf)
         with jax.named_scope("jaxmem.scale_by_factored_rms"):

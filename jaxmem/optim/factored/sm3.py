@@ -10,6 +10,7 @@ from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from jaxmem.optim._adama_arguments import check_rate
+from jaxmem.optim._state_class import check_class
 from jaxmem.optim.accumulation.dtypes import accumulation_dtype
 from jaxmem.optim.factored.arguments import number
 from jaxmem.optim.factored.leaves import (
@@ -90,6 +91,7 @@ def scale_by_sm3(
 
     def update(updates, state, params=None):
         del params
+        check_class(WHO, state, Sm3State)
         layers = iter(layer_axes(WHO, stacked, updates))
         step = lambda *leaf: _step(b1, b2, eps, next(layers), *leaf)
         with jax.named_scope("jaxmem.scale_by_sm3"):

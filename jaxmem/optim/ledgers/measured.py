@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import Sharding
 from jax.typing import DTypeLike
 from jaxtyping import PyTree
 
@@ -15,6 +15,7 @@ from jaxmem._checks import check_dtype, check_int, wrong_type, wrong_value
 from jaxmem._paths import has_gradient, path_of, selected, selectors
 from jaxmem.frameworks import is_nnx_object
 from jaxmem.optim._abstract_state import abstract_state
+from jaxmem.optim._placed_as import placed_as
 from jaxmem.optim.accumulation.dtypes import accumulation_dtype
 from jaxmem.optim.accumulation.states import accumulates
 from jaxmem.optim.ledgers.ledger import PARTS, Ledger, LedgerRow
@@ -159,7 +160,7 @@ def _state_rows(state: Any, named: list[tuple[str, Any]]) -> list[LedgerRow]:
     found: dict[tuple[str, str], list[_Size]] = {}
     for part, name, keys, leaf in _fields(state, "moments", "", ()):
         if leaf.shape:
-            size = _sized(leaf, sharding=_placed_as(path_of(keys), leaf, named))
+            size = _sized(leaf, sharding=placed_as(path_of(keys), leaf, named))
             found.setdefault((part, name), []).append(size)
     return [_row(part, name, sizes) for (part, name), sizes in found.items()]
 
@@ -184,26 +185,3 @@ def _fields(node: Any, part: str, name: str, keys: tuple) -> Iterator[tuple]:
 
 def _is_inside(x: Any, node: Any) -> bool:
     return x is not node and isinstance(x, tuple) and hasattr(x, "_fields")
-
-
-def _placed_as(path: str, leaf, named: list[tuple[str, Any]]) -> Sharding | None:
-    """The sharding of the parameter that an array belongs to, as far as it fits."""
-    within = f"/{path}/"
-    for name, p in named:
-        sharding = getattr(p, "sharding", None)
-        if not isinstance(sharding, NamedSharding) or p.ndim != leaf.ndim:
-            continue
-        if f"/{name}/" in within:
-            sizes = sharding.mesh.shape
-            spec = (*sharding.spec, *[None] * (len(p.shape) - len(sharding.spec)))
-            kept = (
-                _if_divides(a, n, sizes) for a, n in zip(spec, leaf.shape, strict=True)
-            )
-            return sharding.update(spec=jax.sharding.PartitionSpec(*kept))
-    return None
-
-
-def _if_divides(axes: Any, size: int, sizes) -> Any:
-    names = axes if isinstance(axes, tuple) else (axes,)
-    parts = int(np.prod([sizes[name] for name in names if name is not None]))
-    return axes if size % parts == 0 else None

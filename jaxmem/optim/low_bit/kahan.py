@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
+from jaxmem.optim._state_class import check_class
 from jaxmem.optim.low_bit import bfloat16
 
 
@@ -72,6 +73,7 @@ def kahan_summation(
         return KahanState(rest, tx.init(bfloat16.widened(params)))
 
     def update(updates: PyTree, state: Any, params: Any = None, **extra: Any) -> Any:
+        check_class(name, state, KahanState)
         params = bfloat16.required(name, params)
         wide = bfloat16.widened(params)
         updates = bfloat16.widened(updates)

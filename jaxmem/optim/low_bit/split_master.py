@@ -8,6 +8,7 @@ import optax
 from jaxtyping import Array, BFloat16, Float32, Int32, Integer, PyTree
 
 from jaxmem._checks import check_bool, check_int, shown, wrong_value
+from jaxmem.optim._state_class import check_class
 from jaxmem.optim.low_bit import bfloat16
 from jaxmem.optim.low_bit.random import counter_bits, seed_of, uniform
 
@@ -99,6 +100,7 @@ def split_master(
         return SplitMasterState(jnp.zeros((), jnp.int32), correction, inner)
 
     def update(updates: PyTree, state: Any, params: Any = None, **extra: Any) -> Any:
+        check_class(name, state, SplitMasterState)
         params = bfloat16.required(name, params)
         _check_correction(params, state.correction, dtype)
         merge = lambda _, p, c: (p if c is None else merged(p, c),)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int32, PyTree
 
+from jaxmem.optim._state_class import check_class
 from jaxmem.optim.low_bit import bfloat16
 from jaxmem.optim.low_bit.random import counter_bits, seed_of
 
@@ -73,6 +74,7 @@ def stochastic_rounding(
         return StochasticRoundingState(jnp.zeros((), jnp.int32), inner)
 
     def update(updates: PyTree, state: Any, params: Any = None, **extra: Any) -> Any:
+        check_class(name, state, StochasticRoundingState)
         params = bfloat16.required(name, params)
         wide = bfloat16.widened(params)
         updates = bfloat16.widened(updates)

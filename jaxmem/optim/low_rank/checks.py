@@ -29,9 +29,15 @@ def check_state(name: str, init: Callable[[Any], Any], updates: Any, state: Any)
             "makes, in update(updates, state, params)"
         )
     if jax.tree.structure(state) != jax.tree.structure(wanted):
+        here, there = (
+            {keystr(path) for path, _ in jax.tree.leaves_with_path(tree)}
+            for tree in (state, wanted)
+        )
+        odd = sorted(here ^ there) or ["leaves of another class"]
         raise ValueError(
             f"updates={shown(updates)} and state={shown(state)}: not of the structure "
-            f"that {name}'s init makes of such parameters, {shown(wanted)}"
+            f"that {name}'s init makes of such parameters, {shown(wanted)}; only one "
+            f"of the two has {odd[0]}"
         )
     pairs = zip(jax.tree.leaves_with_path(state), jax.tree.leaves(wanted), strict=True)
     for (path, x), want in pairs:

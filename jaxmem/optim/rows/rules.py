@@ -8,9 +8,10 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PyTree
 
-from jaxmem._checks import check_dtype, check_scalar
+from jaxmem._checks import check_dtype, check_scalar, shown
 from jaxmem.ir.unique_rows import spread
 from jaxmem.optim._adama_arguments import check_rate
+from jaxmem.optim._state_class import check_class
 from jaxmem.optim.rows.gradients import is_rows
 from jaxmem.optim.rows.rowwise import rowwise
 
@@ -121,7 +122,17 @@ def scale_by_rowwise_adagrad(
         del params
         squared = lambda g: jnp.square(g.astype(jnp.float32))
         mean = lambda g: jnp.mean(squared(g), axis=-1) if g.ndim > 1 else squared(g)
-        sums = jax.tree.map(lambda g, s: s + mean(g), updates, state.sums)
+        check_class("rowwise_adagrad", state, RowwiseAdagradState)
+
+        def added(path, g, s):
+            if s.shape != (new := mean(g)).shape:
+                raise ValueError(
+                    f"state.sums{jax.tree_util.keystr(path)}={shown(s)}: the rows of "
+                    f"its gradient are {new.shape}; the state is of other parameters"
+                )
+            return s + new
+
+        sums = jax.tree_util.tree_map_with_path(added, updates, state.sums)
 
         def scaled(g, s):
             root = jnp.sqrt(s) + jnp.asarray(eps, jnp.float32)
