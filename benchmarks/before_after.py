@@ -67,6 +67,9 @@ def _curve(axes, report: MemoryReport, colour: str, title: str) -> None:
     axes.set_title(title, loc="left", color=DARK)
     axes.set_xlim(0, 100)
     axes.set_xticks([0, 50, 100], ["start", "one train step", "end"])
+    first, _, last_label = axes.get_xticklabels()
+    first.set_ha("left")
+    last_label.set_ha("right")
     axes.spines[["top", "right"]].set_visible(False)
 
 

@@ -17,11 +17,13 @@ from benchmarks import (
     _figures_readme,
     _figures_sentences,
     _figures_tables,
+    _figures_way_in,
 )
 from benchmarks._figures_of import FIGURES, ROOT
 
 # they fill FIGURES
 MODULES = (_figures_optimizers, _figures_readme, _figures_sentences, _figures_tables)
+MODULES += (_figures_way_in,)
 MARKED = re.compile(
     r"(?P<begin><!-- figures: (?P<name>[^>]*?) -->)"
     r"(?P<body>.*?)(?P<end><!-- end of figures -->)",
