@@ -1,9 +1,9 @@
-"""The first screens of README.md and docs/index.md: a headline, and a table of calls."""
+"""The first screens of README.md and docs/index.md: a headline, a table of calls."""
 
 import functools
 from collections.abc import Mapping
 
-from benchmarks._figures_of import RESULTS, VERSION, figures, row, table, value
+from benchmarks._figures_of import Row, figures, row, rows, table, value
 
 H100 = {"target": "h100"}
 
@@ -32,16 +32,9 @@ def block(model: str, how: str) -> dict[str, str]:
 @figures("headline, Llama")
 def llama() -> str:
     name = "Llama-1B blocks, 2 x 2048"
-    before, after = (block(name, how) for how in ("plain", "substitute, schedule"))
-    return from_to("blocks", "temp MiB", before, after)
-
-
-@figures("headline, Llama, ratio")
-def llama_ratio() -> str:
-    name = "Llama-1B blocks, 2 x 2048"
     ways = "plain", "substitute, schedule"
     before, after = (value("blocks", "temp MiB", block(name, how)) for how in ways)
-    return f"{before / after:.0f} times"
+    return f"{after:,.0f} MiB in place of {before:,.0f} MiB"
 
 
 def _fits() -> tuple[str, str, str]:
@@ -70,15 +63,13 @@ def _budget() -> tuple[str, str, str]:
     share, temp = float(r["recomputes %"]), float(r["temp MiB"])
     example = (
         f"Llama-1B's blocks: {plain:,.0f} → {temp:,.0f} MiB, "
-        f"{share:.1f} % of the operations computed twice"
+        f"{share:.1f} % of the flops recomputed"
     )
     call = '`jaxmem.schedule(step, budget="14GiB", target="h100")`'
     return call, "time: as little is recomputed as fits the budget", example
 
 
-def _rows(name: str, where: Mapping[str, str]):
-    from benchmarks._figures_of import rows
-
+def _rows(name: str, where: Mapping[str, str]) -> list[Row]:
     return [r for r in rows(name) if all(r[k] == v for k, v in where.items())]
 
 
@@ -129,9 +120,10 @@ def _frozen() -> tuple[str, str, str]:
     both = " → ".join(
         f"{float(r[f'{way}, MiB']):,.0f}" for way in ("plain", "substituted")
     )
-    cost = "nothing: no gradients and no moments exist for the frozen part"
+    cost = "rounding; no gradients and no moments exist for the frozen part"
     example = f"ResNet-101 whose weights are frozen: {both} MiB"
-    return '`jaxmem.trainable(params, ["**/lora_*"])`', cost, example
+    call = '`jaxmem.trainable(params, ["**/lora_*"])`, and `substitute`'
+    return call, cost, example
 
 
 def _head() -> tuple[str, str, str]:

@@ -2,11 +2,15 @@
 
     python -m benchmarks.reports [NAME ...]
 
-Each case is a small train step with one thing that fills its memory. Its report is
-written to results/reports/, below the command, the versions and the commit.
+Each case is a small train step with one thing that fills its memory; "lint" is what
+examples/lint.py prints. A report is written to results/reports/, below the command, the
+versions and the commit.
 """
 
+import contextlib
 import functools
+import io
+import runpy
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -21,6 +25,7 @@ from benchmarks._common import RESULTS, commit, versions
 
 TARGET = "h100"
 FOLDER = RESULTS / "reports"
+ROOT = RESULTS.parent.parent
 BATCH, LENGTH, WIDTH, LAYERS, WORDS = 16, 512, 512, 8, 131_072
 MIXED = {"dtype": jnp.bfloat16}
 
@@ -116,6 +121,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "not_donated": lambda: of_module(Perceptron(), FEW, ADAM, donated=()),
     "head": head,
 }
+EXAMPLES = ("lint",)
 
 
 @functools.cache
@@ -124,15 +130,25 @@ def report(name: str) -> jaxmem.memory.MemoryReport:
     return jaxmem.estimate(step, *arguments, target=TARGET, donate_argnums=donated)
 
 
+def text(name: str) -> str:
+    """What is printed, with paths as they are in the repository."""
+    if name in CASES:
+        return f"{report(name)}\n"
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
+    return printed.getvalue().replace(f"{ROOT}/", "")
+
+
 def main() -> None:
-    if unknown := set(sys.argv[1:]) - set(CASES):
-        sys.exit(f"unknown: {', '.join(unknown)}; known: {', '.join(CASES)}")
+    known = *CASES, *EXAMPLES
+    if unknown := set(sys.argv[1:]) - set(known):
+        sys.exit(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
     FOLDER.mkdir(exist_ok=True)
-    for name in sys.argv[1:] or CASES:
+    for name in sys.argv[1:] or known:
         path = FOLDER / f"{name}.txt"
         made = f"# python -m benchmarks.reports, commit {commit()}\n# {versions()}\n"
-        path.write_text(f"{made}{report(name)}\n")
-        print(f"wrote {path.relative_to(RESULTS.parent.parent)}")
+        path.write_text(f"{made}{text(name)}")
+        print(f"wrote {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ extensions = [
     "sphinx_copybutton",
 ]
 html_theme = "furo"
+myst_heading_anchors = 3
 nb_execution_mode = "off"  # the tests run the notebook
 autodoc_typehints = "none"  # jaxtyping's shapes stand in the docstrings
 autodoc_member_order = "bysource"
