@@ -99,7 +99,7 @@ def _moments() -> tuple[str, str, str]:
 
 def _accumulation() -> tuple[str, str, str]:
     ways = "accumulation by hand, Adam", "microbatch, AdamA"
-    where = ({"way": way, "N": "8", **H100} for way in ways)
+    where = ({"variant": way, "N": "8", **H100} for way in ways)
     example = (
         f"BERT-Large, 8 micro-batches: {from_to('accumulation', 'peak MiB', *where)}"
     )
@@ -157,9 +157,9 @@ PROBLEMS = {
     ("Does my step fit a chip?", "measuring"): _fits,
     ("Activations fill the memory", "substitution"): _activations,
     ("The step must fit into a number of bytes", "budget"): _budget,
-    ("All gradients exist at once", "optimizer"): _gradients,
-    ("The optimizer's moments are large", "optimizer"): _moments,
-    ("Gradient accumulation doubles the gradients", "optimizer"): _accumulation,
+    ("All gradients exist at once", "optimizers/gradient_release"): _gradients,
+    ("The optimizer's moments are large", "optimizers/low_bit"): _moments,
+    ("Gradient accumulation doubles the gradients", "optimizers/adama"): _accumulation,
     ("What is the largest batch?", "measuring"): _batch,
     ("Fine-tuning: most weights are frozen", "frozen"): _frozen,
     ("The logits of a large vocabulary", "cross_entropy"): _head,

@@ -42,6 +42,7 @@ def flops(eqn) -> float:
         return 2.0 * inner * elements(eqn.outvars[0].aval.shape)
     if name == "conv_general_dilated":
         kernel = list(eqn.invars[1].aval.shape)
+        # its output features are among the elements of the output
         kernel.pop(eqn.params["dimension_numbers"].rhs_spec[0])
         return 2.0 * elements(eqn.outvars[0].aval.shape) * elements(kernel)
     return _inside(eqn, flops) or 0.0
@@ -62,6 +63,7 @@ def seconds(eqn, machine: Machine) -> float | None:
         narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars)
         return flops(eqn) / (machine.narrow if narrow else machine.wide)
     moved = sum(size_of(v) for v in [*eqn.invars, *eqn.outvars] if is_var(v))
+    # a counter is hashed: that takes arithmetic where others wait for memory
     if eqn.primitive.name in _RANDOM:
         moved = _HASH * sum(map(size_of, eqn.outvars))
     return moved / machine.bandwidth
@@ -99,4 +101,5 @@ def _inside(eqn, of: Callable[[Any], float | None]) -> float | None:
             return None
         sums.append(sum(known))
     times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+    # one branch is taken, and nobody knows which
     return times * (max(sums) if eqn.primitive.name == "cond" else sum(sums))

@@ -104,11 +104,9 @@ def _apply(rule: GaLoreRule, updates, state: GaLoreSumState):
 
 
 def _back_by_layers(rule: GaLoreRule, low, leaf, projectors):
-    """The update of a leaf; of a stacked one in a scan over its layers.
-
-    There is no backward scan here. `jaxmem.schedule` moves into this one what is done
-    to the update, so that the update of all layers is never there at once.
-    """
+    """The update of a leaf; of a stacked one in a scan over its layers."""
+    # There is no backward scan here. `jaxmem.schedule` moves into this one what is done
+    # to the update, so that the update of all layers is never there at once.
     if projectors is None or leaf.value.ndim == 2:
         return rule.project_back(low, leaf, projectors)
     vectors = projectors._replace(refresh_at=None, lazy=None)
