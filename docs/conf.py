@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import pathlib
+import shutil
 import sys
 
 from docutils import nodes
@@ -37,7 +38,13 @@ autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True
 napoleon_custom_sections = ["Saves", "Costs", "Source"]
 napoleon_use_ivar = True  # a NamedTuple's fields are listed once
-exclude_patterns = ["_build", "notebooks/*.md"]  # their sources
+exclude_patterns = ["_build"]
+
+
+HERE = pathlib.Path(__file__).parent
+shutil.rmtree(HERE / "notebooks", ignore_errors=True)
+sources = shutil.ignore_patterns("*.md", "*.py", "__pycache__")
+shutil.copytree(HERE.parent / "notebooks", HERE / "notebooks", ignore=sources)
 
 
 def setup(app):
