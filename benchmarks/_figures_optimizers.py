@@ -55,8 +55,9 @@ def compared(names: Iterable[str]) -> str:
             (title, f"{state:.2f}{beside}", held["device, 1 micro-batch"])
             + (held["device B/param"], f"{loss:.3f}", f"{loss - plain:+.3f}")
         )
-    head = ("Llama-7B, bytes a parameter", "state", "with weights and gradients")
-    more = "over 8 micro-batches", "loss of the demo's GPT", "beside AdamW's"
+    head = ("Llama-7B, bytes a parameter", "optimizer state")
+    head += ("state, weights and gradients", "the same with 8 micro-batches")
+    more = "loss of a small GPT", "difference from AdamW"
     return table((*head, *more), lines)
 
 

@@ -34,13 +34,14 @@ def activations() -> str:
         for model in ("plain", "substituted")
     ]
     lines.append(["BERT-Large in Flax, B 8 S 512, `substitute` alone", *bert])
-    title = "MiB of temporaries, loss gradient"
-    return table((title, "H100", "ours", "TPU v5e", "ours"), lines)
+    title = "gradient of the loss: MiB of temporaries"
+    head = "H100, plain", "H100, jaxmem", "TPU v5e, plain", "TPU v5e, jaxmem"
+    return table((title, *head), lines)
 
 
 @figures("blocks")
 def blocks() -> str:
-    """Loss gradients of whole models under what JAX offers, and ours."""
+    """Loss gradients of whole models under what JAX offers, and under jaxmem."""
     variants = ("plain", "dots_saveable", "dots_with_no_batch_dims_saveable")
     variants = (*variants, "schedule", "substitute, schedule")
     models = dict.fromkeys(r["model"] for r in rows("blocks"))
@@ -48,9 +49,9 @@ def blocks() -> str:
         whole("blocks", "temp MiB", {"model": model, "how": how}) for how in variants
     ]
     policies = [f"`{variant}`" for variant in variants[1:3]]
-    head = ("MiB of temporaries on H100", "plain", *policies)
-    ours = "`schedule` alone", "`substitute` too"
-    return table((*head, *ours), [[model, *cells(model)] for model in models])
+    head = ("gradient of the loss: MiB of temporaries on H100", "plain", *policies)
+    calls = "`schedule`", "`substitute` and `schedule`"
+    return table((*head, *calls), [[model, *cells(model)] for model in models])
 
 
 @figures("budgets")
@@ -62,18 +63,20 @@ def budgets() -> str:
         if abs(float(r["budget MiB"]) - its) > 1:
             continue
         temp, recomputed = r["temp MiB"], r["recomputes %"]
-        ours = (f"{float(temp):,.0f}", f"{float(recomputed):.1f}")
+        scheduled = (f"{float(temp):,.0f}", f"{float(recomputed):.1f}")
         policy = f"{r['model']}, `{r['stock policy']}`"
         stock = f"{its:,.0f}", f"{float(r['its recomputes %']):.1f}"
-        lines.append((policy, *stock, *(ours if temp else ("out of reach", "–"))))
-    title = "unmodified, a budget of what a stock policy takes on H100"
-    ours = "`schedule`: MiB", "recomputes %"
-    return table((title, "its MiB", "it recomputes %", *ours), lines)
+        if not temp:
+            scheduled = "out of reach", "–"
+        lines.append((policy, *stock, *scheduled))
+    title = "model, and JAX's policy of `jax.checkpoint` that sets the budget"
+    stock = "the policy: MiB", "recomputed, %"
+    return table((title, *stock, "`schedule`: MiB", "recomputed, %"), lines)
 
 
 @figures("steps")
 def steps() -> str:
-    """Whole train steps: the peak as XLA compiles them, and ours."""
+    """Whole train steps: the peak as XLA compiles them, and with jaxmem."""
     one = {"remat": "a layer", "substituted": "no"}
     batch = [
         whole("release", f"{who}: peak MiB", one | {"target": chip})
@@ -89,9 +92,10 @@ def steps() -> str:
     ]
     plain = row("release", one | {"target": "h100"})
     state = float(plain["XLA: peak MiB"]) - float(plain["XLA: temp MiB"])
-    title = f"MiB of peak, BERT-Large with Adam ({state:,.0f} of state)"
+    title = f"train step of BERT-Large with Adam: peak MiB ({state:,.0f} of state)"
     lines = (
-        ("one batch, B 8 S 128, remat a layer: `schedule` alone", *batch),
-        ("8 micro-batches of it: `microbatch` with `adama`", *eight),
+        ("one batch of 8 x 128, `nn.remat` on each layer: `schedule`", *batch),
+        ("8 micro-batches of that: `microbatch` with `adama`", *eight),
     )
-    return table((title, "H100", "ours", "TPU v5e", "ours"), lines)
+    head = "H100, plain", "H100, jaxmem", "TPU v5e, plain", "TPU v5e, jaxmem"
+    return table((title, *head), lines)

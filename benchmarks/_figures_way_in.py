@@ -1,0 +1,180 @@
+"""The first screens of README.md and docs/index.md: a headline, a table of calls."""
+
+import functools
+from collections.abc import Mapping
+
+from benchmarks._figures_of import Row, figures, row, rows, table, value
+
+H100 = {"target": "h100"}
+
+
+def gib(column: str, step: str) -> str:
+    """GiB of the step that the picture shows."""
+    return f"{value('before_after', column, {'step': step}) / 1024:.1f} GiB"
+
+
+figures("picture, before")(functools.partial(gib, "peak MiB", "plain"))
+figures("picture, after")(functools.partial(gib, "peak MiB", "substituted, schedule"))
+
+
+def from_to(
+    name: str, column: str, before: Mapping[str, str], after: Mapping[str, str]
+) -> str:
+    """A figure in MiB before and after."""
+    found = (value(name, column, where) for where in (before, after))
+    return " → ".join(f"{x:,.0f}" for x in found) + " MiB"
+
+
+def block(model: str, how: str) -> dict[str, str]:
+    return {"model": model, "how": how}
+
+
+@figures("headline, Llama")
+def llama() -> str:
+    name = "Llama-1B blocks, 2 x 2048"
+    ways = "plain", "substitute, schedule"
+    before, after = (value("blocks", "temp MiB", block(name, how)) for how in ways)
+    return f"{after:,.0f} MiB in place of {before:,.0f} MiB"
+
+
+def _fits() -> tuple[str, str, str]:
+    peak = value("before_after", "peak MiB", {"step": "plain"})
+    example = f"BERT-Large with Adam, 8 x 512 tokens: {peak:,.0f} MiB"
+    call = '`jaxmem.estimate(step, *args, target="h100")`'
+    return call, "one compile; nothing is run", example
+
+
+def _activations() -> tuple[str, str, str]:
+    models = ({"model": m, **H100} for m in ("plain", "substituted"))
+    cost = "rounding; elementwise operations and attention scores are recomputed"
+    example = f"BERT-Large: {from_to('bert', 'temp MiB', *models)}"
+    return "`jaxmem.substitute(model)`", cost, example
+
+
+def _budget() -> tuple[str, str, str]:
+    model, policy = "Llama-1B blocks, 2 x 2048", "dots_with_no_batch_dims_saveable"
+    stock = value("blocks", "temp MiB", block(model, policy))
+    (r,) = [
+        r
+        for r in _rows("budget", {"model": model, "stock policy": policy})
+        if abs(float(r["budget MiB"]) - stock) <= 1
+    ]
+    plain = value("blocks", "temp MiB", block(model, "plain"))
+    share, temp = float(r["recomputes %"]), float(r["temp MiB"])
+    example = (
+        f"Llama-1B's blocks: {plain:,.0f} → {temp:,.0f} MiB, "
+        f"{share:.1f} % of the flops recomputed"
+    )
+    call = '`jaxmem.schedule(step, budget="14GiB", target="h100")`'
+    return call, "time: as little is recomputed as fits the budget", example
+
+
+def _rows(name: str, where: Mapping[str, str]) -> list[Row]:
+    return [r for r in rows(name) if all(r[k] == v for k, v in where.items())]
+
+
+def _gradients() -> tuple[str, str, str]:
+    r = row("release", {"remat": "a layer", "substituted": "no", **H100})
+    peaks = (float(r[f"{who}: peak MiB"]) for who in ("XLA", "scheduled"))
+    example = " → ".join(f"{peak:,.0f}" for peak in peaks)
+    call = "`jaxmem.schedule(step, donate_argnums=0)`"
+    return call, "rounding", f"BERT-Large with Adam: {example} MiB"
+
+
+def _loss_apart(optimizer: str) -> str:
+    where = ({"optimizer": name} for name in (optimizer, "adamw"))
+    ours, plain = (value("optimizer_training", "mean", w) for w in where)
+    return f"{ours - plain:+.3f} nats a byte after 100 steps of a small GPT"
+
+
+def _moments() -> tuple[str, str, str]:
+    names = "AdamW, float32", "AdamW, 8-bit moments"
+    held = [
+        value("ledger", "moments", {"model": "Llama-7B", "optimizer": n}) for n in names
+    ]
+    example = " → ".join(f"{x:.2f}" for x in held) + " bytes a parameter"
+    cost = f"rounding of the moments: {_loss_apart('adamw-8bit')}"
+    return "`jaxmem.optim.adamw(3e-4, bits=8)`", cost, example
+
+
+def _accumulation() -> tuple[str, str, str]:
+    ways = "accumulation by hand, Adam", "microbatch, AdamA"
+    where = ({"variant": way, "N": "8", **H100} for way in ways)
+    example = (
+        f"BERT-Large, 8 micro-batches: {from_to('accumulation', 'peak MiB', *where)}"
+    )
+    cost = f"another second moment: {_loss_apart('adama')}"
+    return "`jaxmem.microbatch(loss_fn, jaxmem.adama(3e-4), n=8)`", cost, example
+
+
+def _batch() -> tuple[str, str, str]:
+    steps = ({"step": s} for s in ("plain", "substituted, schedule"))
+    found = (value("batch", "largest batch", where) for where in steps)
+    example = "BERT-Large in 16 GiB: " + " → ".join(f"{x:.0f}" for x in found)
+    call = '`jaxmem.max_batch(step, make_args, target="l4")`'
+    return call, "a few compiles; nothing is run", f"{example} sequences of 512 tokens"
+
+
+def _frozen() -> tuple[str, str, str]:
+    r = row("frozen_h100", {"model": "ResNet-101", "gradients of": "input alone"})
+    both = " → ".join(
+        f"{float(r[f'{way}, MiB']):,.0f}" for way in ("plain", "substituted")
+    )
+    cost = "rounding; no gradients and no moments exist for the frozen part"
+    example = f"ResNet-101 whose weights are frozen: {both} MiB"
+    call = '`jaxmem.trainable(params, ["**/lora_*"])`, and `substitute`'
+    return call, cost, example
+
+
+def _head() -> tuple[str, str, str]:
+    losses = ({"loss": x, **H100} for x in ("whole logits", "linear_cross_entropy"))
+    example = from_to("cross_entropy", "temp MiB", *losses)
+    call = "`jaxmem.ops.linear_cross_entropy(x, kernel, labels)`"
+    return (
+        call,
+        "the logits are computed twice",
+        f"8,192 tokens, 131,072 words: {example}",
+    )
+
+
+def _long_scan() -> tuple[str, str, str]:
+    r = row("depth", {"layers": "192"})
+    both = (float(r[c]) for c in ("plain MiB", "segments: MiB"))
+    example = "a scan of 192 steps: " + " → ".join(f"{x:,.0f}" for x in both) + " MiB"
+    call = '`jaxmem.schedule(step, budget="2GiB", target="h100")`'
+    return call, "one more forward pass, or two", example
+
+
+def _table() -> tuple[str, str, str]:
+    call = "`jaxmem.optim.rowwise(tx)`, `jaxmem.optim.value_and_row_grad`"
+    cost = (
+        "rows that a batch does not read keep their moments: another rule than Adam's"
+    )
+    return call, cost, "bytes of the rows that are read, not of the table"
+
+
+PROBLEMS = {
+    ("Does my step fit a chip?", "measuring"): _fits,
+    ("Activations fill the memory", "substitution"): _activations,
+    ("The step must fit into a number of bytes", "budget"): _budget,
+    ("All gradients exist at once", "optimizers/gradient_release"): _gradients,
+    ("The optimizer's moments are large", "optimizers/low_bit"): _moments,
+    ("Gradient accumulation doubles the gradients", "optimizers/adama"): _accumulation,
+    ("What is the largest batch?", "measuring"): _batch,
+    ("Fine-tuning: most weights are frozen", "frozen"): _frozen,
+    ("The logits of a large vocabulary", "cross_entropy"): _head,
+    ("Deep stacks, LSTMs, replay through time", "budget"): _long_scan,
+    ("Embedding tables", "tables"): _table,
+}
+
+
+def problems(folder: str) -> str:
+    lines = [
+        (f"[{title}]({folder}{page}.md)", *describe())
+        for (title, page), describe in PROBLEMS.items()
+    ]
+    return table(("your problem", "the call", "what it costs", "for example"), lines)
+
+
+figures("problems")(functools.partial(problems, "docs/"))
+figures("problems, docs")(functools.partial(problems, ""))

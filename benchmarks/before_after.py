@@ -1,0 +1,84 @@
+"""The README's picture: bytes alive over one train step, before and after.
+
+    python -m benchmarks.before_after
+
+BERT-Large and Adam, 8 sequences of 512 tokens, compiled for an H100: the step as XLA
+compiles it, with `jaxmem.substitute`, and with `jaxmem.schedule` besides. Writes the
+figures to results/ and the picture of the first and the last to docs/images/.
+"""
+
+import pathlib
+from collections.abc import Mapping
+
+from benchmarks._common import MIB, publish
+from benchmarks.batch import SMALL, TARGET, arguments, step_of
+from jaxmem.memory import MemoryReport, estimate
+
+WAYS = ("plain", "substituted", "substituted, schedule")
+DRAWN = {"plain": "the step as it was", "substituted, schedule": "with jaxmem"}
+COLUMNS = ("step", "target", "peak MiB", "temp MiB", "state and batch MiB")
+PICTURE = pathlib.Path(__file__).parent.parent / "docs" / "images" / "before_after.svg"
+GREY, DARK = "#c3c9d2", "#27303d"
+COLOURS = ("#e2725b", "#2f8f9d")
+GIB = 2**30
+
+
+def measured(how: str) -> MemoryReport:
+    step, state = step_of(how)
+    return estimate(step, *arguments(state, SMALL), target=TARGET, donate_argnums=0)
+
+
+def row(how: str, report: MemoryReport) -> list:
+    sizes = report.peak_bytes, report.temp_bytes, report.argument_bytes
+    return [how, TARGET, *(size / MIB for size in sizes)]
+
+
+def draw(reports: Mapping[str, MemoryReport], path: pathlib.Path) -> None:
+    """Both curves on one scale: what is always there in grey, the rest in colour."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    how = {"svg.hashsalt": "jaxmem", "svg.fonttype": "path", "font.size": 11}
+    with rc_context(how):
+        figure = Figure(figsize=(9, 3.4), layout="constrained")
+        both = figure.subplots(1, 2, sharey=True)
+        for axes, colour, (name, title) in zip(
+            both, COLOURS, DRAWN.items(), strict=True
+        ):
+            _curve(axes, reports[name], colour, title)
+        both[0].set_ylabel("GiB on the chip")
+        both[0].set_ylim(0, 1.18 * reports["plain"].peak_bytes / GIB)
+        path.parent.mkdir(exist_ok=True)
+        figure.savefig(path, metadata={"Date": None}, facecolor="white")
+
+
+def _curve(axes, report: MemoryReport, colour: str, title: str) -> None:
+    last = report.timeline[-1].index + 1
+    places = [100 * step.index / last for step in report.timeline] + [100]
+    live = [step.bytes / GIB for step in report.timeline]
+    live.append(live[-1])
+    state = report.argument_bytes / GIB
+    peak = report.peak_bytes / GIB
+    axes.fill_between(places, live, step="post", color=colour, linewidth=0)
+    axes.fill_between([0, 100], state, color=GREY, linewidth=0)
+    axes.axhline(peak, color=DARK, linewidth=1, linestyle="--")
+    axes.text(1, peak * 1.02, f"peak {peak:.1f} GiB", color=DARK, va="bottom")
+    axes.text(2, state / 2, "weights and Adam's moments", color=DARK, va="center")
+    axes.set_title(title, loc="left", color=DARK)
+    axes.set_xlim(0, 100)
+    axes.set_xticks([0, 50, 100], ["start", "one train step", "end"])
+    first, _, last_label = axes.get_xticklabels()
+    first.set_ha("left")
+    last_label.set_ha("right")
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def main() -> None:
+    reports = {how: measured(how) for how in WAYS}
+    publish("before_after", COLUMNS, [row(*pair) for pair in reports.items()])
+    draw(reports, PICTURE)
+    print(f"wrote {PICTURE.relative_to(PICTURE.parent.parent.parent)}")
+
+
+if __name__ == "__main__":
+    main()

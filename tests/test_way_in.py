@@ -1,0 +1,215 @@
+"""The way in: README.md's script, the scripts that the pages include, and links."""
+
+import ast
+import builtins
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from benchmarks import reports
+
+ROOT = pathlib.Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+# Pages whose blocks are one script, in their order.
+SCRIPTS = [
+    ROOT / "README.md",
+    *(DOCS / f"{name}.md" for name in ("measuring", "frameworks", "substitution")),
+    *(DOCS / f"{name}.md" for name in ("reading_a_report", "troubleshooting")),
+]
+SECTIONS = ("installation", "which_tool", "coming_from", "comparison", "lint", "index")
+ENTRY = [*SCRIPTS, *(DOCS / f"{name}.md" for name in SECTIONS)]
+ENTRY += sorted((DOCS / "getting_started").glob("*.md"))
+FRAMEWORKS = ("nnx", "linen", "jax", "equinox")
+
+
+def name_of(path: pathlib.Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(page: pathlib.Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.M)
+
+
+# -- scripts
+
+
+def test_the_readme_shows_the_script():
+    assert (
+        blocks(ROOT / "README.md")[0] == (ROOT / "examples/quickstart.py").read_text()
+    )
+
+
+QUICK = ("quickstart",)  # each of the others takes more than a few seconds
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(p, marks=() if p.stem in QUICK else pytest.mark.slow, id=p.stem)
+        for p in EXAMPLES
+    ],
+)
+def test_an_example_runs(path, tmp_path):
+    """As a reader runs it: `python PATH`, in another folder, without a GPU."""
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    run = subprocess.run(
+        [sys.executable, "-W", "error", str(path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
+    if path.stem.startswith("getting_started"):
+        saved = re.search(r"temporaries: ([\d,]+) bytes -> ([\d,]+) bytes", run.stdout)
+        before, after = (int(size.replace(",", "")) for size in saved.groups())
+        assert after < before / 2
+        assert re.search(r"released, 0 B kept", run.stdout)
+        assert "losses, scheduled:" in run.stdout
+    if path.stem == "quickstart":
+        assert re.search(r"peak [\d.]+ MiB.*fits", run.stdout)
+        assert re.search(r"loss: [\d.]+", run.stdout)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_page_includes_its_whole_script(framework):
+    page = (DOCS / "getting_started" / f"{framework}.md").read_text()
+    script = f"../../examples/getting_started_{framework}.py"
+    assert f"```{{literalinclude}} {script}\n:language: python\n```" in page
+
+
+def test_what_is_included_exists():
+    for page in PAGES:
+        for file in re.findall(r"^```{literalinclude} (.*)$", page.read_text(), re.M):
+            assert (page.parent / file).resolve().exists(), name_of(page)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SCRIPTS[1:], ids=name_of)
+def test_the_blocks_of_a_page_run(page, monkeypatch, tmp_path):
+    """One after another, in one namespace, with JAX's own promotion of dtypes."""
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": f"docs_{page.stem}"}
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        for number, block in enumerate(blocks(page)):
+            exec(compile(block, f"{page.name}, block {number + 1}", "exec"), names)
+
+
+# -- names
+
+
+def undefined(code: str) -> set[str]:
+    """Names that are read and neither bound in the code nor Python's own."""
+    read, bound = set(), set(dir(builtins))
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Name):
+            (read if isinstance(node.ctx, ast.Load) else bound).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        elif isinstance(node, ast.arg):
+            bound.add(node.arg)
+        elif isinstance(node, ast.alias):
+            bound.add((node.asname or node.name).split(".")[0])
+    return read - bound
+
+
+@pytest.mark.parametrize("page", ENTRY, ids=name_of)
+def test_no_block_of_code_uses_an_undefined_name(page):
+    assert undefined("\n".join(blocks(page))) == set()
+
+
+def test_an_undefined_name_is_found():
+    assert undefined("import a.b\ndef f(x): return a, x, y, len") == {"y"}
+
+
+# -- links
+
+
+CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.DOTALL | re.M)
+
+
+def links(page: pathlib.Path) -> list[str]:
+    text = CODE.sub("", page.read_text())
+    return [to for to in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in to]
+
+
+def anchors(page: pathlib.Path) -> set[str]:
+    """The anchors of headings, as GitHub and MyST make them."""
+    heads = re.findall(r"^#+ (.*)$", re.sub(CODE_BLOCK, "", page.read_text()), re.M)
+    kept = (re.sub(r"[^\w\- ]", "", head.lower()) for head in heads)
+    return {head.strip().replace(" ", "-") for head in kept}
+
+
+CODE_BLOCK = re.compile(r"^```.*?^```$", re.DOTALL | re.M)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_to_files_and_headings(page):
+    for link in links(page):
+        file, _, anchor = link.partition("#")
+        to = (page.parent / file).resolve() if file else page
+        assert to.exists(), link
+        assert not anchor or anchor in anchors(to), link
+
+
+def test_links_are_found():
+    assert "docs/installation.md" in links(ROOT / "README.md")
+    assert "#activations" in links(DOCS / "which_tool.md")
+    assert "jaxcheckpoint" in anchors(DOCS / "coming_from.md")
+
+
+# -- what a first screen says
+
+
+def test_the_first_screen_of_the_documentation_answers_five_questions():
+    text = (DOCS / "index.md").read_text().split("## ")[0]
+    asked = re.findall(r"^\*\*([^*]+\?)\*\*", text, re.M)
+    first = "What is it?", "Does it fit my model?", "What do I type?"
+    assert asked == [*first, "What does it cost?", "Is it true?"]
+
+
+def test_the_front_page_of_the_readme_is_one_screen():
+    """The picture, the script, both commands and the answers stand before any table."""
+    text = (ROOT / "README.md").read_text().split("\n## ")[0]
+    assert len(text.splitlines()) <= 64 and "|---" not in text
+    assert "![" in text and "before_after.svg" in text
+    assert "jaxmem demo" in text and "pytest" in text
+    asked = re.findall(r"\*\*([^*]+\?)\*\*", text)
+    assert asked == ["Does it fit?", "What does it cost?", "Is it true?"]
+
+
+def test_no_column_is_called_ours():
+    heads = [x for page in PAGES for x in page.read_text().splitlines() if "|" in x]
+    assert not [line for line in heads if re.search(r"\bours\b", line)]
+
+
+# -- the reports that the pages show
+
+
+NAMES = (*reports.CASES, *reports.EXAMPLES)
+
+
+def test_every_report_is_shown_and_names_its_command():
+    text = "".join(page.read_text() for page in PAGES)
+    for name in NAMES:
+        assert f"results/reports/{name}.txt" in text
+        lines = (reports.FOLDER / f"{name}.txt").read_text().splitlines()
+        command, versions = lines[:2]
+        assert re.match(r"# python -m benchmarks.reports, commit [0-9a-f]{7}", command)
+        assert versions.startswith("# jax ")
+    assert {path.stem for path in reports.FOLDER.glob("*.txt")} == set(NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(jax.__version__ != "0.10.2", reason="the reports are of jax 0.10.2")
+def test_a_report_is_what_the_code_prints():
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        written = (reports.FOLDER / "head.txt").read_text().splitlines()[2:]
+        assert reports.text("head").splitlines() == written
