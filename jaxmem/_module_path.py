@@ -43,6 +43,9 @@ def parse_op_name(op_name: str) -> OpName:
     for part in scopes:
         scope, jitted = _unwrap(part)
         if scope and not _is_noise(scope, previous):
+            # The backward pass of a `custom_vjp` repeats the path that it is in.
+            if scope != part and modules[:1] == [scope]:
+                modules = []
             modules.append(scope)
         previous = part
     einsum = modules.pop() if modules and "->" in modules[-1] else ""
@@ -57,16 +60,7 @@ def parse_op_name(op_name: str) -> OpName:
 
 def of_user(module_path: str) -> str:
     """A module path without the scopes that this package's own ops open."""
-    found: list[str] = []
-    inside: list[str] = []  # since the last scope of an op
-    for part in [*module_path.split("/"), _OWN]:
-        if not part.startswith(_OWN):
-            inside.append(part)
-            continue
-        # The backward pass of an op repeats the path that the op is in.
-        repeated = inside[: len(found)] == found
-        found, inside = inside if repeated else [*found, *inside], []
-    return "/".join(found)
+    return "/".join(p for p in module_path.split("/") if not p.startswith(_OWN))
 
 
 def ops_in(module_path: str) -> str:

@@ -18,6 +18,7 @@ from jaxmem import _compat
 from jaxmem._bytes import format_bytes
 from jaxmem._checks import check_callable, check_numbers, wrong_type
 from jaxmem._module_path import merge_numbered, of_user, parse_op_name
+from jaxmem.frameworks import module_scopes
 from jaxmem.ir.jaxprs import bodies, is_array, is_var, split
 from jaxmem.memory._formula import formula_of
 from jaxmem.memory.compile.call import named_leaves, step_name
@@ -250,7 +251,7 @@ def residuals(
 
         return jax.vjp(of_chosen, *(full[i] for i in differentiated))[1]
 
-    with explained(name):
+    with explained(name), module_scopes():
         closed = jax.make_jaxpr(backward)(*(leaves[i] for i in arrays))
     names = [name for _, name, _ in named_leaves(fn, args, kwargs)]
     return _read(closed, [names[i] for i in arrays])
