@@ -98,7 +98,9 @@ def test_flax_modules_are_named(bert):
 
 def test_layers_written_out_are_one_group():
     report = dumps.report(dumps.bert_result(scan=False))
-    assert "Bert/layers_*/attention" in str(report)
+    assert "  5 x Bert/layers_*/attention\n" in str(report)
+    assert "5 x f32[32,128] " in str(report)  # kernels, whose names have the number
+    assert "layers_*']['mlp']['up']" in str(report)
     assert "Bert/layers_3/attention" in {h.group for h in report.at_peak}
     modules = {m for step in report.timeline for m, _ in step.by_module}
     assert "Bert/layers_*/attention" in modules
@@ -107,15 +109,15 @@ def test_layers_written_out_are_one_group():
 def test_text(stack):
     text = str(dataclasses.replace(stack, memory_bytes=2**20, notes=("a note",)))
     first, second, *_ = text.splitlines()
-    assert first.startswith("step on cpu: peak") and "fits in 1.00 MiB" in first
-    assert "arguments" in second and "donated 20.0 KiB" in second
+    assert first == "step: peak 196 KiB of 1.00 MiB on cpu: fits (828 KiB to spare)"
+    assert "arguments" in second and "in donated arguments 20.0 KiB" in second
     for part in ("stack/layer", "f32[5,64,32]", "dumps.py:", "weights", "a note"):
         assert part in text
 
 
 def test_text_says_when_it_does_not_fit(stack):
     report = dataclasses.replace(stack, target="chip", memory_bytes=1024)
-    assert "does NOT fit in 1.00 KiB" in str(report).splitlines()[0]
+    assert "of 1.00 KiB on chip: does NOT fit (195 KiB" in str(report).splitlines()[0]
 
 
 def test_fits():

@@ -23,6 +23,7 @@ from jaxmem.pages import SavedResult
 
 if TYPE_CHECKING:
     from jaxmem.memory.report.compare import ReportComparison
+    from jaxmem.memory.report.runtime import RuntimeMemory
 
 _SIZES = ("argument", "output", "temp", "alias", "generated_code")
 _LAZY = ("at_peak", "peak_step", "timeline", "notes", "advice", "placed")
@@ -142,6 +143,26 @@ class MemoryReport(SavedResult):
         if not isinstance(other, MemoryReport):
             raise wrong_type("other", other, "a MemoryReport")
         return compare_reports(self, other)
+
+    def runtime(self, device: Any = None) -> "RuntimeMemory":
+        """What a device's allocator has measured, beside this estimate.
+
+        Run the step first, in a process that runs nothing else.
+
+        Args:
+            device: a `jax.Device`; the first local one by default.
+
+        Returns:
+            A `RuntimeMemory`: the measured peak, the allocator's limit, the largest
+            free block and the fragmentation. A device that keeps no statistics (the
+            CPU) leaves them None, and the table says so.
+
+        Raises:
+            TypeError: `device` is no device.
+        """
+        from jaxmem.memory.report.runtime import runtime_of
+
+        return runtime_of(self, device)
 
     def to_json(self, indent: int | None = None) -> str:
         """The report as JSON text; `from_json` reads it back."""
