@@ -101,7 +101,10 @@ def _path(module: Any) -> tuple[str, ...]:
         _learn(module)
     _, root, path = known[id(module)]
     if not path:
-        return (type(module).__name__,)
+        name = type(module).__name__
+        # `jaxmem.substitute` and the transforms of nnx call a copy of a module
+        inside = _TRACE.calls and known[_TRACE.calls[-1]][0]
+        return () if type(inside).__name__ == name else (name,)
     for caller in reversed(_TRACE.calls):
         _, above, start = known[caller]
         if above == root:

@@ -61,7 +61,8 @@ def colours_of_reports(reports: "Iterable[MemoryReport]") -> dict[str, str]:
     fullest: Counter[str] = Counter()
     for report in reports:
         fullest |= Counter({m: max(sizes) for m, sizes in layers_of(report).items()})
-    return colours_of(m for m, _ in fullest.most_common())
+    order = sorted(fullest.items(), key=lambda item: (-item[1], item[0]))
+    return colours_of(module for module, _ in order)
 
 
 def layers_of(report: "MemoryReport") -> dict[str, list[int]]:
