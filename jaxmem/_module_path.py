@@ -64,7 +64,7 @@ def of_user(module_path: str) -> str:
 
 
 def ops_in(module_path: str) -> str:
-    """The innermost op of this package in a module path, `jaxmem.dense`, or ""."""
+    """The innermost op of this package in a module path, "jaxmem.dense", or ""."""
     own = [p for p in module_path.split("/") if p.startswith(_OWN)]
     return own[-1] if own else ""
 

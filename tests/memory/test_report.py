@@ -18,6 +18,7 @@ import jaxmem
 from jaxmem._bytes import format_bytes, parse_bytes
 from jaxmem.memory.buffers.rows import FRAGMENTATION, PeakBuffer
 from jaxmem.memory.report.advice import advise
+from jaxmem.memory.report.donation import copied_parameters
 from jaxmem.memory.report.report import MemoryReport
 from tests.memory import dumps
 
@@ -209,6 +210,23 @@ def test_no_advice_where_there_is_nothing_to_do():
     )
     assert advise([lean]) == advise([norm]) == ()
     assert advise([PeakBuffer(100, "temp", module_path="A", **square)])
+
+
+HBM, VMEM = "{1,0:T(8,128)(2,1)}", "{1,0:T(8,128)(2,1)S(1)}"
+COPIES = f"""
+ENTRY %main.1 (a: bf16[64,64], b: bf16[64,64], c: bf16[64,64]) -> bf16[64,64] {{
+  %a.1 = bf16[64,64]{HBM} parameter(0)
+  %b.1 = bf16[64,64]{HBM} parameter(1)
+  %c.1 = bf16[64,64]{HBM} parameter(2)
+  %s.1 = (bf16[64,64]{VMEM}, bf16[64,64]{HBM}, u32[]{{:S(2)}}) copy-start(%a.1)
+  %s.2 = (bf16[64,64]{HBM}, bf16[64,64]{HBM}, u32[]{{:S(2)}}) copy-start(%b.1)
+  %c.2 = bf16[64,64]{HBM} copy(%c.1)
+}}
+"""
+
+
+def test_a_prefetch_to_a_tpus_own_memory_is_no_second_copy():
+    assert copied_parameters(COPIES) == [1, 2]
 
 
 def test_weights_cast_outside_the_loop_are_kept_twice():

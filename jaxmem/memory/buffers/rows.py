@@ -138,7 +138,7 @@ def group_of(module_path: str, function: str, operation: str) -> str:
 
 
 def operation_of(module_path: str, operation: str, opcode: str) -> str:
-    """The operation in a few words: `jaxmem.dense: dot_general`."""
+    """The operation in a few words: "jaxmem.dense: dot_general"."""
     plain = ": ".join(filter(None, (ops_in(module_path), operation or opcode)))
     return plain if opcode in plain or opcode not in _TELLING else f"{plain} ({opcode})"
 

@@ -1,7 +1,7 @@
 """The temporaries over the schedule: live bytes by module, and the larger buffers."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from jaxmem._module_path import merge_numbered
 from jaxmem.memory.buffers.assignment import array_shape
@@ -9,6 +9,7 @@ from jaxmem.memory.buffers.live import LiveMap, LiveValue, merged_spans
 from jaxmem.memory.buffers.origin import Origin, Tracer
 from jaxmem.memory.buffers.rows import (
     OTHERS,
+    Kind,
     PlacedBuffer,
     ScheduleStep,
     numpy_dtype,
@@ -25,7 +26,7 @@ def timeline(
     live_map: LiveMap,
     sequence: tuple[str, ...],
     tracer: Tracer,
-    totals: dict[str, int],  # bytes by kind, which are there at each step
+    totals: Mapping[Kind, int],  # bytes by kind, which are there at each step
     least: float,
 ) -> tuple[tuple[ScheduleStep, ...], tuple[PlacedBuffer, ...]]:
     """Live bytes by module at some two hundred steps, and buffers of `least` bytes."""

@@ -86,7 +86,8 @@ class ReportComparison(SavedResult):
 
         if not self.reports:
             raise ValueError("nothing to draw: only reports of `estimate` are drawn")
-        plot_both(*self.reports, path)
+        before, after = self.reports
+        plot_both(before, after, path)
 
     def __str__(self) -> str:
         table = [HEAD, *(row for _, rows in self._shown() for row in rows)]
