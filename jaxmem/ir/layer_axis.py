@@ -30,6 +30,7 @@ def treatment(eqn, axes: Sequence[Axis]) -> Treatment:
     rule = RULES.get(eqn.primitive.name)
     if rule is None:
         return "it is not known to work layer by layer"
+    # they would happen once for each layer
     if _compat.has_side_effects(eqn):
         return "it has side effects"
     if eqn.primitive.name != CONSTRAINT and _sharding(eqn) is not None:
@@ -56,6 +57,7 @@ def operand_axes(eqn, out_axis: int) -> tuple[Axis, ...] | None:
     if name == "reshape" and eqn.params["dimensions"] is None:
         axis = kept_axis(out.shape, eqn.invars[0].aval.shape, out_axis)
         return None if axis is None else (axis,)
+    # counted along another axis, every layer has the same numbers
     if name == "iota" and eqn.params["dimension"] != out_axis:
         return ()
     return None
@@ -68,20 +70,23 @@ def _sharding(eqn):
     return None if mesh is not None and mesh.empty else sharding
 
 
-def narrow(eqn, outs: Sequence[Axis]) -> dict[str, Any]:
-    """The parameters of `eqn` where its output has one layer along `outs[0]`."""
+def narrow(eqn, outs: Sequence[Axis], size: int = 1) -> dict[str, Any]:
+    """The parameters of `eqn` where its output has `size` layers along `outs[0]`."""
     params, name, axis = eqn.params, eqn.primitive.name, outs[0] if outs else None
     if name == CONSTRAINT:
         return params
+    if name == "scan":
+        return params | {"length": 1}
     if "sharding" in params:  # that of no mesh, and of the whole array's rank
         params = params | {"sharding": None}
     key = {"broadcast_in_dim": "shape", "iota": "shape", "reshape": "new_sizes"}
     if name in key and axis is not None:
         sizes = list(params[key[name]])
-        sizes[axis] = 1
+        sizes[axis] = size
         return params | {key[name]: tuple(sizes)}
     if name == "slice" and axis is not None:
         limits = list(params["limit_indices"])
-        limits[axis] = 1
+        # `treatment` takes slices of all layers only: of some, it is those
+        limits[axis] = size
         return params | {"limit_indices": tuple(limits)}
     return params

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxmem.ir.primitives import ELEMENTWISE, VARYING
+from jaxmem.ir.scans import split
 
 Axis = int | None  # None: not along the layers, the whole array is used
 
@@ -42,6 +43,7 @@ def _elementwise(eqn, axes: Sequence[Axis]) -> Treatment:
     if axis is None:
         return _TWO
     ins = operands_along(eqn, axis)
+    # an operand of size one along the layers is broadcast over them
     if any(a is not None and b is None for a, b in zip(axes, ins, strict=True)):
         return "it repeats a single layer"
     return Batched(ins, (axis,) * len(eqn.outvars))
@@ -134,6 +136,7 @@ def _keeps(parameter: str) -> Rule:
     def rule(eqn, axes: Sequence[Axis]) -> Treatment:
         over = eqn.params[parameter]
         over = (over,) if isinstance(over, int) else over
+        # along any other axis a slice gives a slice of the result
         along = _one_axis(axes) in over
         return "it is along the layers" if along else _elementwise(eqn, axes)
 
@@ -162,6 +165,7 @@ def kept_axis(shape, new: Sequence[int], axis: int) -> int | None:
     """Where a reshape puts an axis that it neither splits nor merges."""
     before = math.prod(shape[:axis])
     for i, size in enumerate(new):
+        # in row-major order an axis stays whole if as many elements stand before it
         if math.prod(new[:i]) == before and size == shape[axis]:
             return i
     return None
@@ -227,6 +231,7 @@ def _dot_general(eqn, axes: Sequence[Axis]) -> Treatment:
         ins = (batch[0][i], batch[1][i])
         if any(a not in (None, b) for a, b in zip(axes, ins, strict=True)):
             return _TWO
+        # batch axes come first in the output
         return Batched(ins, (i,))
     return _TWO
 
@@ -241,6 +246,7 @@ def _dot_free(eqn, axes: Sequence[Axis], side: int, axis: int) -> Treatment:
         taken = {*contracted[s], *batch[s]}
         return [d for d in range(eqn.invars[s].aval.ndim) if d not in taken]
 
+    # the output has the batch, then the left operand's free axes, then the right's
     out = len(batch[0]) + free(side).index(axis)
     return Batched(tuple(axes), (out + (len(free(0)) if side else 0),))
 
@@ -256,9 +262,21 @@ def _batch_of_matrices(eqn, axes: Sequence[Axis]) -> Treatment:
         v.aval.ndim - (_VECTORS.get((eqn.primitive.name, i), 2))
         for i, v in enumerate(eqn.invars)
     ]
+    # the last axes are those of the matrices
     if any(axis >= batch for batch in matrices):
         return "it decomposes the layers themselves"
     return Batched((axis,) * len(axes), (axis,) * len(eqn.outvars))
+
+
+def _loop(eqn, axes: Sequence[Axis]) -> Treatment:
+    """A scan over the layers, each of which it does alone: `lax.map`."""
+    constants, carried, xs = split(eqn, list(axes))
+    if carried or any(a is not None for a in constants):
+        return "it carries something from one layer to the next"
+    if any(a not in (None, 0) for a in xs):
+        return "it loops over another axis"
+    ins = (*[None] * len(constants), *[0] * len(xs))
+    return Batched(ins, (0,) * len(eqn.outvars))
 
 
 RULES: dict[str, Rule] = {
@@ -282,6 +300,7 @@ RULES: dict[str, Rule] = {
     "pad": _pad,
     "concatenate": _concatenate,
     "dot_general": _dot_general,
+    "scan": _loop,
     **dict.fromkeys(
         "cholesky eigh geqrf householder_product lu qr svd triangular_solve".split(),
         _batch_of_matrices,

@@ -134,7 +134,10 @@ def scale_by_adama(
       bits: 8 or 4 for moments in codes, or a `jaxmem.optim.LowBit`, which has their
         bytes; `jaxmem.optim.scale_by_adam` has their error. They are rounded once a
         micro-batch, stochastically unless `LowBit` says otherwise, and the update is
-        made of the rounded moments. Without dtypes and axis_name.
+        made of the rounded moments. Without dtypes. With an `axis_name` each device
+        rounds moments of its own, with random numbers of its own; at the end they are
+        summed in float32, a leaf at a time, the update is made of the sums, and these
+        are rounded once more.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with an `AdamAState`. Updates have the
@@ -250,7 +253,8 @@ def adama(
       tx = jaxmem.optim.adama(3e-4, weight_decay=0.1, micro_batches=8)
       state = tx.init(params)
       for micro_batch in data:  # the parameters move at every eighth
-          updates, state = tx.update(grad(params, micro_batch), state, params)
+          grads = jax.grad(loss_fn)(params, micro_batch)
+          updates, state = tx.update(grads, state, params)
           params = optax.apply_updates(params, updates)
     """
     moments = scale_by_adama(

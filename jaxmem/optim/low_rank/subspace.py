@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float32, UInt32
@@ -32,6 +33,9 @@ def left_vectors(
       subspace: "svd", the first singular vectors; "randomized", subspace iteration.
       iterations: of the latter.
     """
+    if g.ndim > 2 and _waits_in_pool():
+        one = lambda item: left_vectors(*item, subspace, iterations)
+        return lax.map(one, (g, old, seeds))
     rank = old.shape[-2]
     if subspace == "svd":
         u = lax.linalg.svd(g, full_matrices=False)[0]
@@ -42,12 +46,17 @@ def left_vectors(
     return jnp.where(against, -new, new)
 
 
-def _iterated(g, old, seeds, iterations: int):
-    """Subspace iteration (Halko et al. 2011, algorithm 4.4) from the old subspace.
+def _waits_in_pool() -> bool:
+    """Whether a decomposition of several matrices may wait for ever."""
+    # On CPU it sends parts to XLA's pool, and waits in a thread of the pool: with all
+    # threads taken by as many devices, after a collective, nobody does the parts.
+    return jax.default_backend() == "cpu" and jax.local_device_count() > 1
 
-    It begins at the old vectors, so that each stays near its place, with noise, so that
-    a direction to which all of them are orthogonal is found.
-    """
+
+def _iterated(g, old, seeds, iterations: int):
+    """Subspace iteration (Halko et al. 2011, algorithm 4.4) from the old subspace."""
+    # It begins at the old vectors, so that each stays near its place, with noise, so
+    # that a direction to which all of them are orthogonal is found.
     rank, m = old.shape[-2:]
     noise = gaussian(seeds, m, rank)
     vectors = old.mT + noise * (_NOISE / m**0.5)
