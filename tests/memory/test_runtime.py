@@ -32,7 +32,8 @@ def test_measured_beside_estimated(report):
     assert found.fragmentation == 0.25  # of 1000 free bytes of the pool 750 are one
     text = str(found)
     assert "NVIDIA H100" in text.splitlines()[0]
-    assert "+100 B (+0.0 %)" in text and "25.0 % of what is free" in text
+    share = f"{100 * 100 / report.peak_bytes:+.1f} %"
+    assert f"+100 B ({share})" in text and "25.0 % of what is free" in text
     assert "peak, estimated" in found._repr_html_()
     assert json.loads(found.to_json())["pool_bytes"] == 1400
 

@@ -39,7 +39,8 @@ def as_html(report: "MemoryReport") -> Markup:
 def compared_as_html(comparison: ReportComparison) -> Markup:
     """The body of a comparison's page; a module has one colour in both pictures."""
     when: tuple[str, ...] = ("before", "after")
-    reports = dict(zip(when, comparison.reports, strict=False))
+    pairs = zip(when, comparison.reports, strict=False)
+    reports: dict[str, MemoryReport] = dict(pairs)
     tables = [
         together(tag("h3", title.capitalize()), _compared_table(rows))
         for title, rows in comparison.sections.items()
