@@ -20,6 +20,7 @@ _AFTER = {"while": ("body", "cond", "body_jaxpr", "cond_jaxpr")}
 _WRAPPERS = frozenset("jvp transpose vmap pmap xmap linearize".split())
 _BRANCH = re.compile(r"branch_\d+_fun$")
 _NUMBER = re.compile(r"^(.*?)(\d+)$")
+_OWN = "jaxmem."  # the scopes of this package's ops begin with it
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,17 @@ class OpName:
 
 def parse_op_name(op_name: str) -> OpName:
     """Splits an `op_name` of the HLO metadata."""
-    parts = _split(op_name)
+    # XLA:CPU joins the names of operations that it merges with semicolons.
+    parts = _split(op_name.partition(";")[0])
     operation = parts[-1] if parts and "(" not in parts[-1] else ""
     scopes = parts[:-1] if operation else parts
     modules, jitted, previous = [], "", ""
     for part in scopes:
         scope, jitted = _unwrap(part)
         if scope and not _is_noise(scope, previous):
+            # The backward pass of a `custom_vjp` repeats the path that it is in.
+            if scope != part and modules[:1] == [scope]:
+                modules = []
             modules.append(scope)
         previous = part
     einsum = modules.pop() if modules and "->" in modules[-1] else ""
@@ -51,6 +56,17 @@ def parse_op_name(op_name: str) -> OpName:
         backward="transpose(" in op_name,
         recomputed="rematted_computation" in op_name,
     )
+
+
+def of_user(module_path: str) -> str:
+    """A module path without the scopes that this package's own ops open."""
+    return "/".join(p for p in module_path.split("/") if not p.startswith(_OWN))
+
+
+def ops_in(module_path: str) -> str:
+    """The innermost op of this package in a module path, "jaxmem.dense", or ""."""
+    own = [p for p in module_path.split("/") if p.startswith(_OWN)]
+    return own[-1] if own else ""
 
 
 def merge_numbered(paths: Iterable[str], at_least: int = 4) -> dict[str, str]:

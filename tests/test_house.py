@@ -26,23 +26,25 @@ ALLOWED = {
     "_module_path": set(),
     "_progress": set(),
     "ir": {"_bits", "chips"},
+    "pages": set(),
     "chips": {"_bytes"},
     "frameworks": {"ir"},
     "memory": {
         *("_bytes", "_module_path", "_progress", "chips", "frameworks", "ir"),
+        "pages",
     },
     "ops": {"_bits", "ir"},
     "rewriting": {"ir", "ops"},
     "nn": {"ir", "memory", "ops", "rewriting"},
-    "optim": {"_bytes", "_paths", "frameworks", "ir"},
+    "optim": {"_bytes", "_paths", "frameworks", "ir", "pages"},
     "planning": set(),
     "linting": {
         *("_bytes", "_module_path", "chips", "frameworks", "ir", "memory"),
-        "scheduling",
+        *("pages", "scheduling"),
     },
     "scheduling": {
         *("_progress", "_bits", "chips", "frameworks", "ir", "memory"),
-        "planning",
+        *("pages", "planning"),
     },
     "accumulate": {"frameworks", "memory", "optim", "scheduling"},
     "freezing": {"_paths", "memory"},
@@ -184,5 +186,5 @@ def test_import_is_cheap():
     assert of_others <= {"jax", "jaxtyping", "runpy"}
     packages = {p.name for p in PACKAGE.iterdir() if (p / "__init__.py").exists()}
     loaded = {n.split(".")[1] for n in new if n.startswith("jaxmem.")}
-    needed = {"_checks", "chips", "frameworks", "ir", "memory", "nn", "ops"}
+    needed = {"_checks", "chips", "frameworks", "ir", "memory", "nn", "ops", "pages"}
     assert loaded & packages == needed

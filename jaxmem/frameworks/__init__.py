@@ -8,6 +8,7 @@ from jaxmem.frameworks._form import Form as Form
 from jaxmem.frameworks._jitted import Jitted as Jitted
 from jaxmem.frameworks._jitted import jitted as jitted
 from jaxmem.frameworks._places import Place as Place
+from jaxmem.frameworks._scopes import module_scopes as module_scopes
 
 is_equinox_module = _equinox.is_module
 is_nnx_object = _nnx.is_object

@@ -12,6 +12,7 @@ from jaxmem.frameworks import _equinox, _nnx
 from jaxmem.frameworks._closure import naming_closure
 from jaxmem.frameworks._jitted import without_nnx_jit
 from jaxmem.frameworks._places import Place
+from jaxmem.frameworks._scopes import module_scopes
 from jaxmem.frameworks._split_object import SplitObject, is_split
 
 
@@ -55,7 +56,7 @@ jax.tree_util.register_dataclass(
 
 
 def _as_it_is(fn: Callable, form: Form, *args: Any, **kwargs: Any) -> Any:
-    with naming_closure(fn):
+    with naming_closure(fn), module_scopes():
         return fn(*args, **kwargs)
 
 
@@ -72,7 +73,7 @@ def run(fn: Callable, form: Form, *args: Any, **kwargs: Any) -> Any:
     with _merging(form, inner=True) as merge:
         args, kwargs = jax.tree.map(merged, given, is_leaf=is_split)
     args, kwargs = with_static(form.static, args, kwargs)
-    with naming_closure(fn):
+    with naming_closure(fn), module_scopes():
         out = without_nnx_jit(fn)(*args, **kwargs)
     with splitting(form) as split:
         updates = tuple(map(split, objects))

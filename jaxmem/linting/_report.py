@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from jaxmem._module_path import merge_numbered
 from jaxmem.memory import format_bytes
+from jaxmem.pages import SavedResult
 
 Severity = Literal["error", "warning", "note"]
 _ORDER = ("error", "warning", "note")
@@ -41,7 +42,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class LintReport:
+class LintReport(SavedResult):
     """What `jaxmem.lint` returns; prints as a table.
 
     Attributes:
@@ -89,6 +90,23 @@ class LintReport:
             table.add_row(_cost(f), what, escape(_place(f)), escape(f.remedy))
         table.caption = "\n".join(self.skipped) or None
         return table
+
+    def _html(self) -> tuple[str, Any]:
+        from jaxmem.pages import page
+        from jaxmem.pages.markup import together
+
+        rows = [
+            (_cost(f), f.severity, f.what + _times(f), _place(f), f.remedy)
+            for f in self.findings
+        ]
+        head = ("bytes", "severity", "what", "where", "what to do")
+        clean = not any(f.severity == "error" for f in self.findings)
+        headline = self._headline()
+        return headline, together(
+            page.headline(headline, clean),
+            page.table(head, rows, numbers=[0]) if rows else "",
+            page.lines("Not checked", self.skipped),
+        )
 
     def _headline(self) -> str:
         counts = [sum(f.severity == s for f in self.findings) for s in _ORDER]

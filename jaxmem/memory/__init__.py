@@ -19,7 +19,9 @@ from jaxmem.memory._residuals import residuals as residuals
 from jaxmem.memory.compile.answer import CompileError as CompileError
 from jaxmem.memory.compile.answer import DoesNotFit as DoesNotFit
 from jaxmem.memory.compile.pool import start_worker as start_worker
+from jaxmem.memory.report.compare import ReportComparison as ReportComparison
 from jaxmem.memory.report.report import MemoryReport as MemoryReport
+from jaxmem.memory.report.runtime import RuntimeMemory as RuntimeMemory
 
 __all__ = [
     "CompileError",

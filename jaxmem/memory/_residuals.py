@@ -3,8 +3,11 @@
 Nothing is compiled: a compiler may fuse some residuals away or keep others for longer.
 """
 
+import dataclasses
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,14 +16,19 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem._bytes import format_bytes
-from jaxmem._checks import check_callable, check_numbers
-from jaxmem._module_path import parse_op_name
+from jaxmem._checks import check_callable, check_numbers, wrong_type
+from jaxmem._module_path import merge_numbered, of_user, parse_op_name
+from jaxmem.frameworks import module_scopes
 from jaxmem.ir.jaxprs import bodies, is_array, is_var, split
 from jaxmem.memory._formula import formula_of
 from jaxmem.memory.compile.call import named_leaves, step_name
 from jaxmem.memory.compile.lower import explained
+from jaxmem.memory.report.compare import ComparedRow, ReportComparison, compared
+from jaxmem.pages import SavedResult
 
 _SHOWN = 40
+_ON_A_PAGE = 1000
+_HEAD = ("bytes", "array", "kind", "operation", "module", "source")
 
 
 @dataclass(frozen=True)
@@ -53,7 +61,7 @@ class Residual:
 
 
 @dataclass(frozen=True)
-class Residuals:
+class Residuals(SavedResult):
     """What `jaxmem.residuals` returns; prints as a table.
 
     Attributes:
@@ -72,6 +80,44 @@ class Residuals:
         """Bytes of the arguments that the backward pass reads."""
         return sum(e.bytes for e in self.entries if e.kind == "argument")
 
+    def compare(self, other: "Residuals") -> ReportComparison:
+        """These residuals as `before` and others as `after`, side by side.
+
+        Args:
+          other: the residuals of the changed function.
+
+        Returns:
+          A `ReportComparison`: bytes in all, by module and by operation, with the
+          differences.
+
+        Raises:
+          TypeError: `other` is no `Residuals`.
+        """
+        if not isinstance(other, Residuals):
+            raise wrong_type("other", other, "what jaxmem.residuals returns")
+        both = self, other
+        kept = [[e for e in r if e.kind != "argument"] for r in both]
+        modules = merge_numbered(of_user(e.path) for entries in kept for e in entries)
+        by_module = [_sums(e, lambda e: modules[of_user(e.path)]) for e in kept]
+        by_operation = [_sums(entries, lambda e: e.operation) for entries in kept]
+        totals = (
+            ComparedRow("kept for the backward pass", *(r.total_bytes for r in both)),
+            ComparedRow("arguments it reads", *(r.argument_bytes for r in both)),
+        )
+        return ReportComparison(
+            self._headline(),
+            other._headline(),
+            {
+                "totals": totals,
+                "kept, by module": compared(*by_module),
+                "kept, by operation": compared(*by_operation),
+            },
+        )
+
+    def to_json(self, indent: int | None = None) -> str:
+        """All fields as JSON text; bytes are integers."""
+        return json.dumps(dataclasses.asdict(self), indent=indent)
+
     def __len__(self) -> int:
         return len(self.entries)
 
@@ -79,7 +125,7 @@ class Residuals:
         return iter(self.entries)
 
     def __str__(self) -> str:
-        rows = [_cells(e) for e in self.entries[:_SHOWN]]
+        _, rows = self._table(_SHOWN)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
@@ -90,13 +136,22 @@ class Residuals:
     def __rich__(self) -> Any:
         from rich.table import Table
 
-        table = Table("bytes", "array", "kind", "operation", "source")
-        table.title = self._headline()
-        for entry in self.entries[:_SHOWN]:
+        head, rows = self._table(_SHOWN)
+        table = Table(*head, title=self._headline())
+        for row in rows:
             # rich would take a shape's brackets for markup
-            table.add_row(*(cell.replace("[", r"\[") for cell in _cells(entry)))
+            table.add_row(*(cell.replace("[", r"\[") for cell in row))
         table.caption = "".join(self._left_out()) or None
         return table
+
+    def _html(self) -> tuple[str, Any]:
+        from jaxmem.pages import page
+        from jaxmem.pages.markup import together
+
+        table = page.table(*self._table(_ON_A_PAGE), numbers=[0])
+        left = self._left_out(_ON_A_PAGE)
+        headline = self._headline()
+        return headline, together(page.headline(headline), table, *left)
 
     def _headline(self) -> str:
         return (
@@ -104,16 +159,56 @@ class Residuals:
             f"{format_bytes(self.argument_bytes)} of the arguments"
         )
 
-    def _left_out(self) -> list[str]:
-        left = self.entries[_SHOWN:]
-        size = format_bytes(sum(e.bytes for e in left))
+    def _table(self, shown: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """(head, rows); modules are a column where there are any."""
+        rows = [group.cells() for group in _grouped(self.entries)[:shown]]
+        named = any(row[-2] for row in rows)
+        keep = lambda row: row if named else (*row[:-2], row[-1])
+        return keep(_HEAD), [keep(row) for row in rows]
+
+    def _left_out(self, shown: int = _SHOWN) -> list[str]:
+        left = _grouped(self.entries)[shown:]
+        size = format_bytes(sum(g.bytes for g in left))
         return [f"... {len(left)} smaller values, {size}"] if left else []
 
 
-def _cells(entry: Residual) -> tuple[str, ...]:
-    array = f"{entry.dtype}[{','.join(map(str, entry.shape))}]"
-    size = format_bytes(entry.bytes)
-    return size, array, entry.kind, entry.operation, entry.source
+def _sums(entries: Iterable[Residual], name: Callable[[Residual], str]) -> Counter[str]:
+    """Bytes by name; "(no module)" stands for an empty one."""
+    sums: Counter[str] = Counter()
+    for entry in entries:
+        sums[name(entry) or "(no module)"] += entry.bytes
+    return sums
+
+
+@dataclass(frozen=True)
+class _Equal:
+    """Values that differ in nothing but the number of their layer."""
+
+    first: Residual
+    module: str
+    bytes: int
+    count: int
+
+    def cells(self) -> tuple[str, ...]:
+        times = f"{self.count} x " if self.count > 1 else ""
+        e = self.first
+        array = f"{times}{e.dtype}[{','.join(map(str, e.shape))}]"
+        size = format_bytes(self.bytes)
+        return size, array, e.kind, e.operation, self.module, e.source
+
+
+def _grouped(entries: Iterable[Residual]) -> list[_Equal]:
+    """The rows of a table: values of equal layers together, the largest first."""
+    entries = list(entries)
+    modules = merge_numbered(of_user(e.path) for e in entries)
+    rows: dict[tuple, _Equal] = {}
+    for e in entries:
+        module = modules[of_user(e.path)]
+        layers = () if "*" in module else (len(rows),)  # else each has its own row
+        key = (e.shape, e.dtype, e.kind, e.operation, module, e.source, *layers)
+        row = rows.get(key, _Equal(e, module, 0, 0))
+        rows[key] = replace(row, bytes=row.bytes + e.bytes, count=row.count + 1)
+    return sorted(rows.values(), key=lambda row: -row.bytes)
 
 
 def residuals(
@@ -160,7 +255,7 @@ def residuals(
 
         return jax.vjp(of_chosen, *(full[i] for i in differentiated))[1]
 
-    with explained(name):
+    with explained(name), module_scopes():
         closed = jax.make_jaxpr(backward)(*(leaves[i] for i in arrays))
     names = [name for _, name, _ in named_leaves(fn, args, kwargs)]
     return _read(closed, [names[i] for i in arrays])

@@ -26,6 +26,42 @@ def test_layers_are_few_and_large():
     assert "Bert/layers/attention" in layers and "(arguments)" in layers
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that are written while a test runs."""
+    figure = pytest.importorskip("matplotlib.figure")
+    found = []
+    save = figure.Figure.savefig
+
+    def savefig(self, path, **options):
+        found.append(self)
+        save(self, path, **options)
+
+    monkeypatch.setattr(figure.Figure, "savefig", savefig)
+    return found
+
+
+def test_two_pictures_and_a_legend_that_covers_nothing(drawn, tmp_path):
+    """One legend, outside of both pictures, with one colour a module."""
+    before = dumps.report(dumps.bert_result(scan=False), name="train")
+    after = dumps.report(dumps.bert_result(), name="train")
+    before.compare(after).save(tmp_path / "a.png")
+    (figure,) = drawn
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert not any(axes.get_legend() for axes in figure.axes)
+    for axes in figure.axes:
+        assert not box.overlaps(axes.get_window_extent())
+    assert figure.bbox.x1 >= box.x1 and figure.bbox.y0 <= box.y0
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert len(labels) == len(set(labels)) <= 13
+    colours = [patch.get_facecolor() for patch in legend.get_patches()]
+    assert len(set(colours)) == len(colours)
+    for axes, when in zip(figure.axes, ("before", "after"), strict=True):
+        assert axes.get_title(loc="left").startswith(f"train on cpu, {when}: peak ")
+    assert figure.axes[0].get_ylabel() == "MiB"
+
+
 @pytest.mark.parametrize("suffix", some_fast(["png", "svg"], "png"))
 def test_writes_a_picture(tmp_path, suffix):
     pytest.importorskip("matplotlib")

@@ -18,6 +18,7 @@ import jaxmem
 from jaxmem._bytes import format_bytes, parse_bytes
 from jaxmem.memory.buffers.rows import FRAGMENTATION, PeakBuffer
 from jaxmem.memory.report.advice import advise
+from jaxmem.memory.report.donation import copied_parameters
 from jaxmem.memory.report.report import MemoryReport
 from tests.memory import dumps
 
@@ -98,7 +99,9 @@ def test_flax_modules_are_named(bert):
 
 def test_layers_written_out_are_one_group():
     report = dumps.report(dumps.bert_result(scan=False))
-    assert "Bert/layers_*/attention" in str(report)
+    assert "  5 x Bert/layers_*/attention\n" in str(report)
+    assert "5 x f32[32,128] " in str(report)  # kernels, whose names have the number
+    assert "layers_*']['mlp']['up']" in str(report)
     assert "Bert/layers_3/attention" in {h.group for h in report.at_peak}
     modules = {m for step in report.timeline for m, _ in step.by_module}
     assert "Bert/layers_*/attention" in modules
@@ -107,15 +110,18 @@ def test_layers_written_out_are_one_group():
 def test_text(stack):
     text = str(dataclasses.replace(stack, memory_bytes=2**20, notes=("a note",)))
     first, second, *_ = text.splitlines()
-    assert first.startswith("step on cpu: peak") and "fits in 1.00 MiB" in first
-    assert "arguments" in second and "donated 20.0 KiB" in second
+    peak, left = format_bytes(stack.peak_bytes), 2**20 - stack.peak_bytes
+    result = f"fits ({format_bytes(left)} to spare)"
+    assert first == f"step: peak {peak} of 1.00 MiB on cpu: {result}"
+    assert "arguments" in second and "in donated arguments 20.0 KiB" in second
     for part in ("stack/layer", "f32[5,64,32]", "dumps.py:", "weights", "a note"):
         assert part in text
 
 
 def test_text_says_when_it_does_not_fit(stack):
     report = dataclasses.replace(stack, target="chip", memory_bytes=1024)
-    assert "does NOT fit in 1.00 KiB" in str(report).splitlines()[0]
+    first = str(report).splitlines()[0]
+    assert "of 1.00 KiB on chip: does NOT fit (" in first and "too much)" in first
 
 
 def test_fits():
@@ -207,6 +213,23 @@ def test_no_advice_where_there_is_nothing_to_do():
     )
     assert advise([lean]) == advise([norm]) == ()
     assert advise([PeakBuffer(100, "temp", module_path="A", **square)])
+
+
+HBM, VMEM = "{1,0:T(8,128)(2,1)}", "{1,0:T(8,128)(2,1)S(1)}"
+COPIES = f"""
+ENTRY %main.1 (a: bf16[64,64], b: bf16[64,64], c: bf16[64,64]) -> bf16[64,64] {{
+  %a.1 = bf16[64,64]{HBM} parameter(0)
+  %b.1 = bf16[64,64]{HBM} parameter(1)
+  %c.1 = bf16[64,64]{HBM} parameter(2)
+  %s.1 = (bf16[64,64]{VMEM}, bf16[64,64]{HBM}, u32[]{{:S(2)}}) copy-start(%a.1)
+  %s.2 = (bf16[64,64]{HBM}, bf16[64,64]{HBM}, u32[]{{:S(2)}}) copy-start(%b.1)
+  %c.2 = bf16[64,64]{HBM} copy(%c.1)
+}}
+"""
+
+
+def test_a_prefetch_to_a_tpus_own_memory_is_no_second_copy():
+    assert copied_parameters(COPIES) == [1, 2]
 
 
 def test_weights_cast_outside_the_loop_are_kept_twice():

@@ -3,11 +3,9 @@
 The rows of each kind add up to the bytes that the compiler reports for that kind.
 """
 
-from collections import Counter
 from dataclasses import dataclass, replace
 
 from jaxmem._bytes import format_bytes
-from jaxmem._module_path import merge_numbered
 from jaxmem.memory.buffers.assignment import (
     HOST,
     Allocation,
@@ -23,15 +21,15 @@ from jaxmem.memory.buffers.rows import (
     OTHERS,
     Kind,
     PeakBuffer,
+    PlacedBuffer,
     ScheduleStep,
     numpy_dtype,
 )
+from jaxmem.memory.buffers.timeline import timeline
 
 # Operations of activation functions whose inner values the backward pass needs.
 CURVES = frozenset("tanh erf erfc logistic erf_inv".split())
 _SMALLEST = 1e-3  # of the peak: buffers below it share a row
-_SAMPLES = 200  # steps of the timeline
-_MODULES = 14  # modules of the timeline, beside "others"
 _TWICE = 0.01  # of the peak: copies of arguments below it have no note
 
 
@@ -43,6 +41,7 @@ class Attribution:
     peak_step: int  # the step of the schedule at which the temporaries are fullest
     timeline: tuple[ScheduleStep, ...]  # live bytes at some steps of the schedule
     notes: tuple[str, ...]  # sentences for the report
+    placed: tuple[PlacedBuffer, ...] = ()  # the larger temporaries
     # (source line, module) of each place that computes one of `CURVES`
     curved: frozenset[tuple[str, str]] = frozenset()
 
@@ -83,13 +82,11 @@ def _attribute(hlo_text, assignment, live_range, sizes, names) -> Attribution:
         "temp": [_temp(v, tracer) for v in live_values],
     }
     at_peak = _complete(rows, sizes, sum(v.bytes for v in live_values))
-    return Attribution(
-        at_peak,
-        peak_step,
-        _timeline(live_map, live.sequence, tracer, sizes),
-        _in_memory_twice(at_peak),
-        _curved(hlo, tracer),
-    )
+    totals = _totals(sizes)
+    least = _SMALLEST * sum(totals.values())
+    samples, placed = timeline(live_map, live.sequence, tracer, totals, least)
+    notes, curved = _in_memory_twice(at_peak), _curved(hlo, tracer)
+    return Attribution(at_peak, peak_step, samples, notes, placed, curved)
 
 
 def _arguments(allocations, names: list[str], hlo: Hlo) -> list[PeakBuffer]:
@@ -203,52 +200,6 @@ def _totals(sizes: dict[str, int]) -> dict[Kind, int]:
         "argument": sizes["argument_bytes"],
         "output": sizes["output_bytes"] - sizes["alias_bytes"],
     }
-
-
-def _timeline(live_map, sequence, tracer, sizes) -> tuple[ScheduleStep, ...]:
-    """Live bytes by module at some two hundred steps of the schedule."""
-    steps = live_map.samples(_SAMPLES) if live_map.values else []
-    by_step = {step: _by_module(live_map.values_at(step), tracer) for step in steps}
-    merged = merge_numbered(m for modules in by_step.values() for m in modules)
-    fullest: Counter[str] = Counter()
-    for step, modules in by_step.items():
-        by_step[step] = _renamed(modules, merged)
-        fullest |= by_step[step]
-    named = {module for module, _ in fullest.most_common(_MODULES)}
-    totals = _totals(sizes)
-    base = Counter({f"({k}s)": n for k, n in totals.items() if n and k != "temp"})
-    return tuple(
-        _step(i, _label(sequence, i, tracer), base, modules, named)
-        for i, modules in by_step.items()
-    )
-
-
-def _step(index, label, base, modules, named) -> ScheduleStep:
-    labels = {m: m if m in named else f"({OTHERS})" for m in modules}
-    counts = base + _renamed(modules, labels)
-    return ScheduleStep(index, label, counts.total(), tuple(counts.most_common()))
-
-
-def _by_module(live: list[LiveValue], tracer: Tracer) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for v in live:
-        counts[tracer.origin(*v.value.key).group] += v.bytes
-    return counts
-
-
-def _renamed(counts: Counter[str], names: dict[str, str]) -> Counter[str]:
-    renamed: Counter[str] = Counter()
-    for key, n in counts.items():
-        renamed[names[key]] += n
-    return renamed
-
-
-def _label(sequence: tuple[str, ...], index: int, tracer: Tracer) -> str:
-    if index >= len(sequence):
-        return ""
-    origin = tracer.origin(sequence[index])
-    what = origin.name.operation or origin.opcode
-    return f"{origin.group}: {what}"
 
 
 def _curved(hlo: Hlo, tracer: Tracer) -> frozenset[tuple[str, str]]:

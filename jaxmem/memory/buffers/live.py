@@ -42,7 +42,7 @@ class LiveMap:
             places.setdefault((value.offset, value.size), []).append(span)
         change = np.zeros(self.steps + 2, np.int64)
         for (_, size), spans in places.items():
-            for start, end in _merged(spans):
+            for start, end in merged_spans(spans):
                 change[min(start, self.steps)] += size
                 change[min(end, self.steps) + 1] -= size
         return np.cumsum(change)[: self.steps]
@@ -111,7 +111,7 @@ def temporaries(allocations: list[Allocation], temp_bytes: int) -> list[BufferVa
     return values
 
 
-def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def merged_spans(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Joins intervals of steps that touch or overlap."""
     merged: list[tuple[int, int]] = []
     for start, end in sorted(spans):

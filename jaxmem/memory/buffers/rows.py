@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from jaxmem._module_path import of_user, ops_in
+
 Kind = Literal["argument", "output", "temp"]
 
 FRAGMENTATION = "fragmentation"
@@ -77,10 +79,34 @@ class PeakBuffer:
         """The operation in one or two words, or the argument's name."""
         if self.kind != "temp":
             return self.name or self.operation
-        plain = self.operation or self.opcode
-        if self.opcode in plain or self.opcode not in _TELLING:
-            return plain
-        return f"{plain} ({self.opcode})"
+        return operation_of(self.module_path, self.operation, self.opcode)
+
+
+@dataclass(frozen=True)
+class PlacedBuffer:
+    """One of the larger temporaries: its place in memory, and when it is alive.
+
+    Attributes:
+        bytes: its size on one device.
+        offset: bytes from the start of the temporaries to its own.
+        start: the step of the schedule that writes it.
+        end: the last step that needs it.
+        array: its type as JAX prints it: `bf16[24,8,512]`.
+        what: the operation that computes it.
+        module: the label of its module, as in `ScheduleStep.by_module`.
+        source: `file:line` of the innermost line outside installed libraries.
+        name: XLA's name of the value.
+    """
+
+    bytes: int
+    offset: int
+    start: int
+    end: int
+    array: str
+    what: str
+    module: str
+    source: str
+    name: str
 
 
 @dataclass(frozen=True)
@@ -101,12 +127,20 @@ class ScheduleStep:
 
 
 def group_of(module_path: str, function: str, operation: str) -> str:
-    """The module path; the user's function where there is no module."""
+    """The user's modules; the user's function where there are none."""
     if operation in (FRAGMENTATION, OTHERS):
         return f"({operation})"
     if operation.startswith(("copy of ", "cast of ", "slice of ")):
         return "(copies of arguments)"
-    return module_path or (f"{function}()" if function else "(xla)")
+    if modules := of_user(module_path):
+        return modules
+    return f"{function}()" if function else ops_in(module_path) or "(xla)"
+
+
+def operation_of(module_path: str, operation: str, opcode: str) -> str:
+    """The operation in a few words: "jaxmem.dense: dot_general"."""
+    plain = ": ".join(filter(None, (ops_in(module_path), operation or opcode)))
+    return plain if opcode in plain or opcode not in _TELLING else f"{plain} ({opcode})"
 
 
 def numpy_dtype(hlo: str) -> str:

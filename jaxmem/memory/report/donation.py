@@ -22,6 +22,7 @@ from jaxmem.memory.compile.call import FlatCall
 from jaxmem.memory.compile.lower import LoweredStep
 
 _MIN_BYTES = 1024
+_OTHER_MEMORY = re.compile(r"S\([1-9]\d*\)")  # in a layout; 0 is the device's own
 _SHOWN = 4
 _ELEMENTWISE = frozenset(
     "abs add add_any and ceil clamp convert_element_type copy copy_p cos div erf exp "
@@ -217,14 +218,17 @@ def copied_parameters(hlo: str) -> list[int]:
         )
     }
     copies = re.findall(
-        r"= \(?(\w+\[[\d,]*\])[^=]*? (?:copy|copy-start)\("
+        r"= \(?(\w+\[[\d,]*\])(\{[^}]*\})?[^=]*? (?:copy|copy-start)\("
         r"(?:\w+\[[\d,]*\]\S* )?%?([\w.\-]+)\)",
         entry,
     )
-    # a copy of another shape is a part of the parameter, and does not double it
+    # A copy of another shape is a part of the parameter, and does not double it. Nor
+    # does one into another memory, as a TPU's prefetch to the memory beside its cores.
     copied = {
         parameters[name][1]
-        for shape, name in copies
-        if name in parameters and parameters[name][0] == shape
+        for shape, layout, name in copies
+        if name in parameters
+        and parameters[name][0] == shape
+        and not _OTHER_MEMORY.search(layout)
     }
     return sorted(copied)

@@ -1,87 +1,94 @@
-"""A report as HTML for notebooks: a headline, a small picture, and foldable tables."""
+"""A report as HTML: a headline, memory over the schedule, and foldable tables."""
 
-from html import escape
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from jaxmem._bytes import format_bytes
-from jaxmem.memory.report.plot import BASE, layers_of
-from jaxmem.memory.report.text import BufferGroup, groups_of, headline, sizes_line
+from jaxmem.memory.report.chart import chart, legend, number_of, views
+from jaxmem.memory.report.compare import HEAD, ComparedRow, ReportComparison
+from jaxmem.memory.report.groups import BufferGroup, groups_of
+from jaxmem.memory.report.plot import colours_of_reports
+from jaxmem.memory.report.text import headline, sizes_line
+from jaxmem.pages import page
+from jaxmem.pages.markup import Markup, tag, together
 
 if TYPE_CHECKING:
     from jaxmem.memory.report.report import MemoryReport
 
-_WIDTH, _HEIGHT = 640, 120
 _OPEN = 3  # groups that are unfolded
 
 
-def as_html(report: "MemoryReport") -> str:
-    """What a notebook shows for a report."""
-    fits = report.memory_bytes is None or report.fits()
-    colour = "#1a7f37" if fits else "#c22"
-    groups = groups_of(report.at_peak)
-    return "".join(
-        [
-            "<div style='font-family:sans-serif'>",
-            f"<b style='color:{colour}'>{escape(headline(report))}</b><br>",
-            f"<small>{escape(sizes_line(report))}</small>",
-            _picture(report),
-            *(_group(g, report.peak_bytes, i < _OPEN) for i, g in enumerate(groups)),
-            _list("What to do", report.advice),
-            _list("Notes", report.notes),
-            "</div>",
-        ]
+def as_html(report: "MemoryReport") -> Markup:
+    """The body of a report's page."""
+    colours = colours_of_reports([report])
+    groups = groups_of(report)
+    return together(
+        page.headline(headline(report), report.memory_bytes is None or report.fits()),
+        tag("p", sizes_line(report), class_="jm-faint"),
+        charts({"": report}, colours),
+        tag("h3", "At the peak"),
+        *(
+            _group(g, report.peak_bytes, colours, i < _OPEN)
+            for i, g in enumerate(groups)
+        ),
+        page.lines("What to do", report.advice),
+        page.lines("Notes", report.notes),
     )
 
 
-def _group(group: BufferGroup, peak: int, opened: bool) -> str:
-    share = 100 * group.bytes / max(peak, 1)
-    rows = "".join(
-        f"<tr><td style='text-align:right'>{format_bytes(row.bytes)}</td>"
-        f"<td style='text-align:left'><code>{escape(row.array)}</code></td>"
-        f"<td style='text-align:left'>{escape(row.what)}</td>"
-        f"<td style='text-align:left'><code title='{escape(row.buffer.source)}'>"
-        f"{escape(row.source)}</code></td></tr>"
-        for row in group.rows
-    )
-    return (
-        f"<details{' open' if opened else ''}><summary><b>{format_bytes(group.bytes)}"
-        f"</b> ({share:.1f} %) {escape(group.label)}</summary>"
-        f"<table style='margin-left:1em'>{rows}</table></details>"
-    )
-
-
-def _list(title: str, lines: tuple[str, ...]) -> str:
-    if not lines:
-        return ""
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<b>{title}</b><ul>{items}</ul>"
-
-
-def _picture(report: "MemoryReport") -> str:
-    """Live bytes over the schedule, with arguments and outputs as a base."""
-    if len(report.timeline) < 2:
-        return ""
-    layers = layers_of(report)
-    count = len(report.timeline)
-    base = [0] * count
-    for module in BASE:
-        sizes = layers.get(module, [0] * count)
-        base = [b + n for b, n in zip(base, sizes, strict=True)]
-    total = [step.bytes for step in report.timeline]
-    return (
-        f"<svg viewBox='0 0 {_WIDTH} {_HEIGHT}' width='{_WIDTH}' "
-        "role='img' style='display:block;max-width:100%'>"
-        "<title>live bytes over the compiled schedule</title>"
-        f"{_area(total, report, '#4269d0')}{_area(base, report, '#b8bec7')}</svg>"
-    )
-
-
-def _area(sizes: list[int], report: "MemoryReport", colour: str) -> str:
-    across = max(report.timeline[-1].index, 1)
-    points = [
-        f"{_WIDTH * s.index / across:.1f},"
-        f"{_HEIGHT * (1 - n / max(report.peak_bytes, 1)):.1f}"
-        for s, n in zip(report.timeline, sizes, strict=True)
+def compared_as_html(comparison: ReportComparison) -> Markup:
+    """The body of a comparison's page; a module has one colour in both pictures."""
+    when: tuple[str, ...] = ("before", "after")
+    pairs = zip(when, comparison.reports, strict=False)
+    reports: dict[str, MemoryReport] = dict(pairs)
+    tables = [
+        together(tag("h3", title.capitalize()), _compared_table(rows))
+        for title, rows in comparison.sections.items()
     ]
-    outline = " ".join([f"0,{_HEIGHT}", *points, f"{_WIDTH},{_HEIGHT}"])
-    return f"<polygon points='{outline}' fill='{colour}'/>"
+    good = [r.memory_bytes is None or r.fits() for r in comparison.reports]
+    before, after = good or (None, None)
+    return together(
+        page.headline(f"before: {comparison.before}", before),
+        page.headline(f"after: {comparison.after}", after),
+        charts(reports, colours_of_reports(comparison.reports)),
+        *tables,
+    )
+
+
+def _compared_table(rows: Iterable[ComparedRow]) -> Markup:
+    return page.table(HEAD, [row.cells() for row in rows], numbers=[1, 2, 3, 4])
+
+
+def charts(reports: "Mapping[str, MemoryReport]", colours: Mapping[str, str]) -> Markup:
+    """Memory over the schedule of each report, beside each other, and one legend."""
+    every = [*reports.values()]
+    drawn = [chart(r, title, colours, every) for title, r in reports.items()]
+    if not any(drawn):
+        return Markup()
+    placed = any(report.placed for report in every)
+    pictures = tag("div", *drawn, class_="jm-charts")
+    return together(views() if placed else "", pictures, legend(colours, every))
+
+
+def _group(
+    group: BufferGroup, peak: int, colours: Mapping[str, str], opened: bool
+) -> Markup:
+    share = 100 * group.bytes / max(peak, 1)
+    rows = [
+        (
+            format_bytes(row.bytes),
+            tag("code", row.array),
+            row.what,
+            tag("code", row.source, title=row.buffer.source),
+        )
+        for row in group.rows
+    ]
+    size = tag("b", format_bytes(group.bytes))
+    summary = tag("summary", size, tag("span", f"{share:.1f} %"), group.label)
+    return tag(
+        "details",
+        summary,
+        page.table((), rows, numbers=[0]),
+        open="" if opened else None,
+        data_m=number_of(group.module, colours),
+    )

@@ -2,58 +2,67 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from jaxmem._bytes import format_bytes
 from jaxmem.memory.buffers.rows import OTHERS
-from jaxmem.memory.report.text import headline
+from jaxmem.pages.colours import FIXED, colours_of
 
 if TYPE_CHECKING:
     from jaxmem.memory.report.report import MemoryReport
 
 _LAYERS = 10  # with a colour of their own
 _THINNEST = 0.002  # of the peak: the smallest layer that is drawn
-# Arguments and outputs are always there: they are grey, and coloured is what could be
-# saved.
-BASE = {"(arguments)": "#b8bec7", "(outputs)": "#d8dce2"}
-_REST = {f"({OTHERS})": "#8a8f98"}
-_COLOURS = (
-    "#4269d0 #efb118 #ff725c #6cc5b0 #3ca951 #ff8ab7 #a463f2 #97bbf5 #9c6b4e #2f8f9d"
-).split()
+_BASE = ("(arguments)", "(outputs)")  # always there: the lowest layers
 
 
 def plot_report(report: "MemoryReport", path: str | PathLike[str]) -> None:
     """Writes the picture to `path`."""
-    figure = _import_figure()(figsize=(10, 5.2), layout="constrained")
-    draw(figure.add_subplot(), report)
-    _legend(figure)
-    figure.savefig(path, dpi=150)
+    _plot([report], ["live bytes"], path)
 
 
 def plot_both(
     before: "MemoryReport", after: "MemoryReport", path: str | PathLike[str]
 ) -> None:
-    """Writes a picture of two reports side by side, on one scale of bytes."""
-    figure = _import_figure()(figsize=(15, 5.2), layout="constrained")
-    both = figure.subplots(1, 2, sharey=True)
-    top = max(before.peak_bytes, after.peak_bytes)
-    for axes, report in zip(both, (before, after), strict=True):
-        draw(axes, report, top)
-    both[1].set_ylabel("")
-    _legend(figure)
+    """Writes a picture of two reports side by side, on one scale of bytes.
+
+    A module has the same colour in both.
+    """
+    _plot([before, after], ["before", "after"], path)
+
+
+def _plot(
+    reports: "Sequence[MemoryReport]",
+    titles: Sequence[str],
+    path: str | PathLike[str],
+) -> None:
+    if not all(report.timeline for report in reports):
+        raise ValueError("nothing to draw: the compiler dumped no schedule")
+    width = 7.5 * len(reports) + 2.5
+    figure = _import_figure()(figsize=(width, 5.2), layout="constrained")
+    several = figure.subplots(1, len(reports), sharey=True, squeeze=False)[0]
+    scale, unit = _axis_unit(max(report.peak_bytes for report in reports))
+    colours = colours_of_reports(reports)
+    for axes, report, title in zip(several, reports, titles, strict=True):
+        _draw_layers(axes, report, colours, scale)
+        _draw_peak(axes, report, scale)
+        _label(axes, report, title)
+    top = max(axes.get_ylim()[1] for axes in several)
+    several[0].set_ylim(0, top * 1.06)
+    several[0].set_ylabel(unit)
+    _legend(figure, colours)
     figure.savefig(path, dpi=150)
 
 
-def draw(axes: Any, report: "MemoryReport", top: int | None = None) -> None:
-    """Draws a report; the unit of the axis is chosen for `top` bytes."""
-    if not report.timeline:
-        raise ValueError("nothing to draw: the compiler dumped no schedule")
-    layers = layers_of(report)
-    scale, unit = _axis_unit(top or report.peak_bytes)
-    _draw_layers(axes, report, layers, scale)
-    _draw_peak(axes, report, scale, unit)
-    _label(axes, report, unit)
+def colours_of_reports(reports: "Iterable[MemoryReport]") -> dict[str, str]:
+    """Module -> colour, the modules that take most in any of the reports first."""
+    fullest: Counter[str] = Counter()
+    for report in reports:
+        fullest |= Counter({m: max(sizes) for m, sizes in layers_of(report).items()})
+    order = sorted(fullest.items(), key=lambda item: (-item[1], item[0]))
+    return colours_of(module for module, _ in order)
 
 
 def layers_of(report: "MemoryReport") -> dict[str, list[int]]:
@@ -63,8 +72,8 @@ def layers_of(report: "MemoryReport") -> dict[str, list[int]]:
         fullest |= Counter(dict(step.by_module))
     least = _THINNEST * report.peak_bytes
     named = [m for m, n in fullest.most_common() if n >= least]
-    coloured = [m for m in named if m not in BASE | _REST][:_LAYERS]
-    order = [m for m in BASE if fullest[m] >= least] + coloured
+    coloured = [m for m in named if m not in FIXED][:_LAYERS]
+    order = [m for m in _BASE if fullest[m] >= least] + coloured
     layers: dict[str, list[int]] = {m: [] for m in order}
     rest = []
     for step in report.timeline:
@@ -73,6 +82,13 @@ def layers_of(report: "MemoryReport") -> dict[str, list[int]]:
             layers[module].append(sizes.pop(module, 0))
         rest.append(sum(sizes.values()))
     return layers | ({f"({OTHERS})": rest} if any(rest) else {})
+
+
+def legend_name(module: str, colours: Mapping[str, str]) -> str:
+    """The module, or the others where it has no colour of its own."""
+    others = f"({OTHERS})"
+    own = module in FIXED or colours.get(module, FIXED[others]) != FIXED[others]
+    return module if own else others
 
 
 def _import_figure() -> Any:
@@ -86,23 +102,22 @@ def _import_figure() -> Any:
     return Figure
 
 
-def _draw_layers(axes: Any, report: "MemoryReport", layers, scale: float) -> None:
-    colours = iter(_COLOURS * (1 + len(layers) // len(_COLOURS)))
-    fixed = BASE | _REST
+def _draw_layers(
+    axes: Any, report: "MemoryReport", colours: dict[str, str], scale: float
+) -> None:
+    layers = layers_of(report)
     steps = [step.index for step in report.timeline]
     axes.stackplot(
         [*steps, steps[-1] + 1],
         [[n / scale for n in [*sizes, sizes[-1]]] for sizes in layers.values()],
-        labels=[
-            f"{_clipped(m, 40)}  {format_bytes(max(n))}" for m, n in layers.items()
-        ],
-        colors=[fixed.get(m) or next(colours) for m in layers],
+        labels=list(layers),
+        colors=[colours[m] for m in layers],
         step="post",
         linewidth=0,
     )
 
 
-def _draw_peak(axes: Any, report: "MemoryReport", scale: float, unit: str) -> None:
+def _draw_peak(axes: Any, report: "MemoryReport", scale: float) -> None:
     peak = report.peak_bytes / scale
     axes.axhline(peak, color="#333", linewidth=1, linestyle="--")
     axes.axvline(report.peak_step, color="#333", linewidth=0.8, linestyle=":")
@@ -113,7 +128,7 @@ def _draw_peak(axes: Any, report: "MemoryReport", scale: float, unit: str) -> No
     last = report.timeline[-1].index
     left = fullest.index > last / 2
     axes.annotate(
-        f"peak {peak:.4g} {unit}  at  {_clipped(fullest.label, 44)}",
+        f"peak {format_bytes(report.peak_bytes)}  at  {_clipped(fullest.label, 44)}",
         (fullest.index, peak),
         xytext=(-6 if left else 6, 5),
         textcoords="offset points",
@@ -133,32 +148,40 @@ def _draw_peak(axes: Any, report: "MemoryReport", scale: float, unit: str) -> No
         )
 
 
-def _label(axes: Any, report: "MemoryReport", unit: str) -> None:
-    axes.set_title(headline(report), loc="left", fontsize=11)
-    axes.set_ylabel(unit)
+def _label(axes: Any, report: "MemoryReport", title: str) -> None:
+    text = f"{report.name} on {report.target}, {title}: {_peak(report)}"
+    axes.set_title(text, loc="left", fontsize=11)
     axes.set_xlabel("step of the compiled schedule (loop bodies once)")
     last = report.timeline[-1].index + 1
     axes.set_xlim(0, max(last, 1))
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.08)
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _legend(figure: Any) -> None:
-    """Draws the legends, in the order of the picture from the top down."""
-    several = len(figure.axes) > 1
-    for axes in figure.axes:
-        handles, labels = axes.get_legend_handles_labels()
-        place = {"loc": "upper right"} if several else {"loc": "outside right upper"}
-        (axes if several else figure).legend(
-            handles[::-1],
-            labels[::-1],
-            **place,
-            frameon=False,
-            fontsize=8,
-            title="largest modules",
-            title_fontsize=9,
-            alignment="left",
-        )
+def _peak(report: "MemoryReport") -> str:
+    peak = f"peak {format_bytes(report.peak_bytes)}"
+    if report.memory_bytes is None:
+        return peak
+    return f"{peak}, {'fits' if report.fits() else 'does not fit'}"
+
+
+def _legend(figure: Any, colours: dict[str, str]) -> None:
+    """Draws one legend beside the pictures, from the top down."""
+    from matplotlib.patches import Patch
+
+    drawn = (axes.get_legend_handles_labels()[1] for axes in figure.axes)
+    shown = {legend_name(m, colours) for labels in drawn for m in labels}
+    order = {m: i for i, m in enumerate(colours)}
+    labels = sorted(shown, key=lambda m: (m in FIXED, order[m]))
+    figure.legend(
+        [Patch(color=colours[m]) for m in labels],
+        [_clipped(m, 40) for m in labels],
+        loc="outside right upper",
+        frameon=False,
+        fontsize=8,
+        title="largest modules",
+        title_fontsize=9,
+        alignment="left",
+    )
 
 
 def _clipped(text: str, width: int) -> str:

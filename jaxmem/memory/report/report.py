@@ -9,22 +9,28 @@ import json
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxmem._bytes import parse_bytes
+from jaxmem._checks import wrong_type
 from jaxmem.memory.buffers.attribute import attribute
-from jaxmem.memory.buffers.rows import PeakBuffer, ScheduleStep
+from jaxmem.memory.buffers.rows import PeakBuffer, PlacedBuffer, ScheduleStep
 from jaxmem.memory.report.advice import advise
 from jaxmem.memory.report.donation import Donations
+from jaxmem.pages import SavedResult
+
+if TYPE_CHECKING:
+    from jaxmem.memory.report.compare import ReportComparison
+    from jaxmem.memory.report.runtime import RuntimeMemory
 
 _SIZES = ("argument", "output", "temp", "alias", "generated_code")
-_LAZY = ("at_peak", "peak_step", "timeline", "notes", "advice")
+_LAZY = ("at_peak", "peak_step", "timeline", "notes", "advice", "placed")
 
 
 @dataclass(frozen=True)
-class MemoryReport:
+class MemoryReport(SavedResult):
     """The bytes that a step takes on a target, and the buffers alive at the peak.
 
     Sizes are bytes on one device, as the target's compiler assigned them. A report
@@ -50,6 +56,8 @@ class MemoryReport:
         notes: donated buffers that were not reused, arguments that are in memory
             twice, and the like.
         advice: what to do about the largest buffers, where that is simple to tell.
+        placed: the temporaries of at least a thousandth of the peak, a thousand at
+            most, with their places in memory and their live ranges.
     """
 
     target: str
@@ -68,6 +76,8 @@ class MemoryReport:
     timeline: tuple[ScheduleStep, ...]
     notes: tuple[str, ...]
     advice: tuple[str, ...]
+    # a factory: with a plain default, `__getattr__` would not be asked for it
+    placed: tuple[PlacedBuffer, ...] = field(default_factory=tuple)
 
     def __getattr__(self, name: str) -> Any:
         """Makes the rows when one is first read: a search reads the numbers alone."""
@@ -114,6 +124,46 @@ class MemoryReport:
 
         plot_report(self, path)
 
+    def compare(self, other: "MemoryReport") -> "ReportComparison":
+        """This report as `before` and another one as `after`, side by side.
+
+        Args:
+            other: the report of the changed step, or of the step on another chip.
+
+        Returns:
+            A `ReportComparison`: bytes in all, by module and by kind at the peak, with
+            the differences. It prints as a table; its page shows both pictures on one
+            scale, with one colour a module.
+
+        Raises:
+            TypeError: `other` is no `MemoryReport`.
+        """
+        from jaxmem.memory.report.compare import compare_reports
+
+        if not isinstance(other, MemoryReport):
+            raise wrong_type("other", other, "a MemoryReport")
+        return compare_reports(self, other)
+
+    def runtime(self, device: Any = None) -> "RuntimeMemory":
+        """What a device's allocator has measured, beside this estimate.
+
+        Run the step first, in a process that runs nothing else.
+
+        Args:
+            device: a `jax.Device`; the first local one by default.
+
+        Returns:
+            A `RuntimeMemory`: the measured peak, the allocator's limit, the largest
+            free block and the fragmentation. A device that keeps no statistics (the
+            CPU) leaves them None, and the table says so.
+
+        Raises:
+            TypeError: `device` is no device.
+        """
+        from jaxmem.memory.report.runtime import runtime_of
+
+        return runtime_of(self, device)
+
     def to_json(self, indent: int | None = None) -> str:
         """The report as JSON text; `from_json` reads it back."""
         return json.dumps(dataclasses.asdict(self), indent=indent)
@@ -143,15 +193,18 @@ class MemoryReport:
 
         return as_rich(self)
 
-    def _repr_html_(self) -> str:
+    def _html(self) -> tuple[str, Any]:
         from jaxmem.memory.report.html import as_html
+        from jaxmem.memory.report.text import headline
 
-        return as_html(self)
+        return headline(self), as_html(self)
 
 
 def _from_plain(plain: Any) -> MemoryReport:
     """A report from the dicts and lists of its JSON."""
     names = {f.name for f in dataclasses.fields(MemoryReport)}
+    if isinstance(plain, dict):
+        plain = {"placed": [], **plain}  # earlier versions have not written it
     if not isinstance(plain, dict) or set(plain) != names:
         raise ValueError("not the JSON of a MemoryReport")
     buffers = (
@@ -168,6 +221,7 @@ def _from_plain(plain: Any) -> MemoryReport:
             "timeline": tuple(steps),
             "notes": tuple(plain["notes"]),
             "advice": tuple(plain["advice"]),
+            "placed": tuple(PlacedBuffer(**b) for b in plain["placed"]),
         }
     )
 
@@ -197,6 +251,7 @@ class CompilerTexts:
             "timeline": rows.timeline,
             "notes": (*self.notes, *(donated or ()), *rows.notes),
             "advice": advise(rows.at_peak, rows.curved),
+            "placed": rows.placed,
         }
 
 

@@ -1,5 +1,7 @@
 """Bytes of weights, gradients and optimizer state, as a table and a picture."""
 
+import dataclasses
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from os import PathLike
@@ -8,6 +10,7 @@ from typing import Any
 from jaxmem._bytes import format_bytes
 from jaxmem._checks import wrong_value
 from jaxmem.optim.ledgers.plot import plot_ledger
+from jaxmem.pages import SavedResult
 
 PARTS = ("weights", "gradients", "accumulator", "moments", "masters")
 
@@ -32,7 +35,7 @@ class LedgerRow:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class Ledger(SavedResult):
     """Bytes of weights, gradients, and optimizer state; prints as a table.
 
     Attributes:
@@ -96,6 +99,21 @@ class Ledger:
         for row in self._cells():
             table.add_row(*row)
         return table
+
+    def to_json(self, indent: int | None = None) -> str:
+        """All fields as JSON text; bytes are integers."""
+        return json.dumps(dataclasses.asdict(self), indent=indent)
+
+    def _html(self) -> tuple[str, Any]:
+        from jaxmem.pages import page
+        from jaxmem.pages.markup import together
+
+        title = f"{self.parameters:,} parameters"
+        host = f", {format_bytes(self.host_bytes)} on the host"
+        sizes = format_bytes(self.device_bytes) + (host if self.host_bytes else "")
+        headline = f"{title}: {sizes} on a device"
+        table = page.table(_HEAD, self._cells(), numbers=[3, 4, 5, 6])
+        return headline, together(page.headline(headline), table)
 
     def _cells(self) -> Iterator[tuple[str, ...]]:
         for row in self.rows:

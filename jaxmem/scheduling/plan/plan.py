@@ -13,6 +13,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import MACHINES, host_traffic
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.memory.report import plot_both
+from jaxmem.pages import SavedResult, body_of
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._passes import CONFIGS, Rewritten
 from jaxmem.scheduling.plan.rows import (
@@ -27,10 +28,12 @@ from jaxmem.scheduling.search.result import SearchResult, Trial
 
 _BARRIER = "optimization_barrier"
 _SHOWN = 30
+_ON_A_PAGE = 1000
+_HEAD = ("what", "bytes", "array", "where", "why")
 
 
 @dataclass(frozen=True)
-class Plan:
+class Plan(SavedResult):
     """What is done to a step; prints as a table.
 
     Attributes:
@@ -172,12 +175,30 @@ class Plan:
     def __rich__(self) -> Any:
         from rich.table import Table
 
-        table = Table("what", "bytes", "array", "where", "why", title=self._headline())
+        table = Table(*_HEAD, title=self._headline())
         rows = [*_rows(self)]
         for row in rows[:_SHOWN]:
             table.add_row(*(cell.replace("[", r"\[") for cell in row))
         table.caption = "\n".join(self._footer(len(rows))) or None
         return table
+
+    def _html(self) -> tuple[str, Any]:
+        from jaxmem.pages import page
+        from jaxmem.pages.markup import together
+
+        rows = [*_rows(self)]
+        if self.plain is None or self.scheduled is None:
+            both = ""
+        else:
+            both = body_of(self.plain.compare(self.scheduled))
+        headline, left = self._headline(), len(rows) - _ON_A_PAGE
+        return headline, together(
+            page.headline(headline),
+            page.lines("In short", self._footer(_SHOWN)),
+            both,
+            page.table(_HEAD, rows[:_ON_A_PAGE], numbers=[1]),
+            f"... {left} smaller ones" if left > 0 else "",
+        )
 
     def _headline(self) -> str:
         return (

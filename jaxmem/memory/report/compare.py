@@ -1,0 +1,195 @@
+"""Two results side by side: totals, and bytes by module and by kind."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from jaxmem._bytes import format_bytes
+from jaxmem.memory.buffers.rows import FRAGMENTATION, OTHERS, PeakBuffer
+from jaxmem.pages import SavedResult
+
+if TYPE_CHECKING:
+    from jaxmem.memory.report.report import MemoryReport
+
+_SHOWN = 16  # rows of a section that are printed
+HEAD = ("", "before", "after", "difference", "%")
+
+
+@dataclass(frozen=True)
+class ComparedRow:
+    """Bytes of one thing before and after.
+
+    Attributes:
+        name: what it is: "peak", a module path, a kind of arrays.
+        before: bytes.
+        after: bytes.
+    """
+
+    name: str
+    before: int
+    after: int
+
+    @property
+    def difference(self) -> int:
+        """Bytes more than before; negative where less is taken."""
+        return self.after - self.before
+
+    def cells(self) -> tuple[str, ...]:
+        """The row as text, with signs."""
+        sizes = map(format_bytes, (self.before, self.after))
+        if not self.difference:
+            return (self.name, *sizes, "0 B", "")
+        sign = "+" if self.difference > 0 else ""
+        difference, share = f"{sign}{format_bytes(self.difference)}", "new"
+        if self.before:
+            share = f"{100 * self.difference / self.before:+.1f} %"
+        return (self.name, *sizes, difference, share)
+
+
+@dataclass(frozen=True)
+class ReportComparison(SavedResult):
+    """What `report.compare(other)` returns; prints as a table.
+
+    Attributes:
+        before: the headline of the first result.
+        after: the headline of the second.
+        sections: title -> rows; those of modules and kinds with the largest difference
+            first.
+        reports: the two memory reports, whose pictures a page shows; empty where other
+            results are compared.
+    """
+
+    before: str
+    after: str
+    sections: dict[str, tuple[ComparedRow, ...]]
+    reports: "tuple[MemoryReport, ...]" = ()
+
+    def to_json(self, indent: int | None = None) -> str:
+        """Headlines and rows as JSON text; bytes are integers."""
+        rows = {title: [*map(asdict, rows)] for title, rows in self.sections.items()}
+        fields = {"before": self.before, "after": self.after, "sections": rows}
+        return json.dumps(fields, indent=indent)
+
+    def plot(self, path: Any) -> None:
+        """Draws live bytes over the schedule, before and after, on one scale.
+
+        Args:
+            path: the image to write; its suffix says the format (.png, .svg, .pdf).
+
+        Raises:
+            ImportError: matplotlib is not installed (extra `plot`).
+            ValueError: the results have no schedule to draw.
+        """
+        from jaxmem.memory.report.plot import plot_both
+
+        if not self.reports:
+            raise ValueError("nothing to draw: only reports of `estimate` are drawn")
+        before, after = self.reports
+        plot_both(before, after, path)
+
+    def __str__(self) -> str:
+        table = [HEAD, *(row for _, rows in self._shown() for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [f"before: {self.before}", f"after:  {self.after}", ""]
+        lines.append(_aligned(HEAD, widths))
+        for title, rows in self._shown():
+            lines += [title, *(_aligned(row, widths) for row in rows)]
+        return "\n".join(lines)
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.markup import escape
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(*HEAD, box=None, header_style="bold")
+        table.columns[0].overflow = "fold"
+        for column in table.columns[1:]:
+            column.justify = "right"
+        for title, rows in self._shown():
+            table.add_row(escape(title), style="bold")
+            for row in rows:
+                style = "green" if row[3].startswith("-") else None
+                table.add_row(*map(escape, row), style=style)
+        heads = f"before: {self.before}\nafter:  {self.after}\n"
+        return Group(Text(heads), table)
+
+    def _shown(self) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+        for title, rows in self.sections.items():
+            shown = [row.cells() for row in rows[:_SHOWN]]
+            if rest := rows[_SHOWN:]:
+                sums = sum(r.before for r in rest), sum(r.after for r in rest)
+                shown.append(ComparedRow(f"{len(rest)} more", *sums).cells())
+            yield title, shown
+
+    def _html(self) -> tuple[str, Any]:
+        from jaxmem.memory.report.html import compared_as_html
+
+        return f"{self.before} | {self.after}", compared_as_html(self)
+
+
+def compare_reports(before: "MemoryReport", after: "MemoryReport") -> ReportComparison:
+    """The comparison of two reports of `estimate`."""
+    from jaxmem.memory.report.text import headline
+
+    totals = {
+        "peak": "peak_bytes",
+        "arguments": "argument_bytes",
+        "temporaries": "temp_bytes",
+        "outputs": "output_bytes",
+        "in donated arguments": "alias_bytes",
+        "in the host's memory": "host_bytes",
+    }
+    sizes = [{n: getattr(r, f) for n, f in totals.items()} for r in (before, after)]
+    rows = [ComparedRow(n, sizes[0][n], sizes[1][n]) for n in totals]
+    kinds = [_counted((_kind(b), b.bytes) for b in r.at_peak) for r in (before, after)]
+    modules = _modules(before, after)
+    return ReportComparison(
+        headline(before),
+        headline(after),
+        {
+            "totals": tuple(r for r in rows if r.before or r.after),
+            "at the peak, by module": compared(*modules),
+            "at the peak, by kind": compared(*kinds),
+        },
+        (before, after),
+    )
+
+
+def _modules(*reports: "MemoryReport") -> list[Counter[str]]:
+    from jaxmem.memory.report.groups import groups_of
+
+    return [_counted((g.module, g.bytes) for g in groups_of(r)) for r in reports]
+
+
+def _kind(buffer: PeakBuffer) -> str:
+    if buffer.operation in (FRAGMENTATION, OTHERS):
+        return "small buffers and holes"
+    if buffer.kind != "temp":
+        return f"{buffer.kind}s"
+    which = "backward" if buffer.backward else "forward"
+    return f"temporaries of the {which} pass"
+
+
+def _counted(pairs: Iterable[tuple[str, int]]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for name, size in pairs:
+        counts[name] += size
+    return counts
+
+
+def compared(
+    before: Mapping[str, int], after: Mapping[str, int]
+) -> tuple[ComparedRow, ...]:
+    """Rows by name, those with the largest difference first."""
+    names = dict.fromkeys([*before, *after])
+    rows = [ComparedRow(n, before.get(n, 0), after.get(n, 0)) for n in names]
+    return tuple(sorted(rows, key=lambda r: (-abs(r.difference), -r.before)))
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
+    name, *numbers = row
+    cells = (c.rjust(w) for c, w in zip(numbers, widths[1:], strict=True))
+    return f"  {name.ljust(widths[0])}  {'  '.join(cells)}".rstrip()
