@@ -56,7 +56,7 @@ def load(spec: str, args_spec: str | None, batch: int | None) -> Named:
       Failed: the module or the function raises an error.
     """
     module, function = find(spec)
-    if args_spec is None and returns_the_step(module, function):
+    if args_spec is None and returns_the_step(function):
         return _from_returned(function, spec, batch)
     if not callable(function):
         raise typer.BadParameter(f"{spec} is {type(function).__name__}, no function")
@@ -101,12 +101,9 @@ def find_args(
     return maker, title
 
 
-def returns_the_step(module: ModuleType, function: Any) -> bool:
+def returns_the_step(function: Any) -> bool:
     """Whether a function can be called as it is, or with a batch size alone."""
-    needed = _needed(function)
-    if needed is None:
-        return False
-    return not needed or (needed == [_BATCH] and not hasattr(module, BESIDE))
+    return _needed(function) in ([], [_BATCH])
 
 
 def _needed(function: Any) -> list[str] | None:

@@ -76,7 +76,7 @@ def _parameters(spec: str, args_spec: str | None) -> tuple[Any, Any]:
         if not callable(named):
             message = f"{spec} is {type(named).__name__}, no function"
             raise typer.BadParameter(message)
-        if args_spec is None and returns_the_step(module, named):
+        if args_spec is None and returns_the_step(named):
             return _found_in(call(named, spec, None), spec)
     maker, title = find_args(module, spec, args_spec)
     made = call(maker, title, None)

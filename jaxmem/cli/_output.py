@@ -32,10 +32,10 @@ def show(result: Any, json_path: Path | None = None, plot: Path | None = None) -
 def _print(result: Any) -> None:
     from rich.console import Console
 
-    if sys.stdout.isatty():
-        Console().print(result)
+    if "__str__" in vars(type(result)) and not sys.stdout.isatty():
+        print(result)  # in a pipe or a file: lines of their full length
     else:
-        print(result)  # lines of their full length
+        Console().print(result)
 
 
 def write_json(result: Any, path: Path) -> None:
@@ -76,12 +76,14 @@ def check_limit(
     """Says whether bytes are within a limit, and exits with 1 where they are not."""
     if limit is None:
         return
-    sizes = f"{what} of {found / 2**30:.3f} GiB and {limit / 2**30:.3f} GiB allowed"
-    difference = abs(found - limit) / 2**30
+    from jaxmem._bytes import format_bytes
+
+    sizes = f"{what} takes {format_bytes(found)} of {format_bytes(limit)}"
+    difference = format_bytes(abs(found - limit))
     if found > limit:
-        does_not_fit(f"{sizes}, {difference:.3f} GiB too much")
+        does_not_fit(f"{sizes}, {difference} too much")
     on_stdout = json_path == _STDOUT
-    typer.echo(f"fits: {sizes}, {difference:.3f} GiB to spare", err=on_stdout)
+    typer.echo(f"fits: {sizes}, {difference} to spare", err=on_stdout)
 
 
 def does_not_fit(why: str) -> None:
