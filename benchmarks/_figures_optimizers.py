@@ -1,5 +1,8 @@
 """Tables of optimizers: bytes a parameter, and what a small GPT trains to."""
 
+import functools
+from collections.abc import Iterable
+
 from benchmarks._figures_of import figures, row, rows, table, value
 
 MODEL = "Llama-7B"
@@ -24,12 +27,25 @@ TRAINED = {
 }
 
 
+# a page of docs/optimizers -> those of TRAINED that it describes, after AdamW
+FAMILIES = {
+    "low bit": ("adamw-8bit", "adamw-4bit", "adama-8bit"),
+    "low rank": ("galore", "apollo", "apollo-mini", "fira"),
+    "factored": ("adafactor", "adalomo", "lomo", "came", "sm3", "adam-mini"),
+}
+
+
 @figures("optimizers")
 def optimizers() -> str:
+    return compared(TRAINED)
+
+
+def compared(names: Iterable[str]) -> str:
     """State in a large model, and the loss of a small one beside AdamW's."""
     plain = value("optimizer_training", "mean", {"optimizer": "adamw"})
     lines = []
-    for name, title in TRAINED.items():
+    for name in names:
+        title = TRAINED[name]
         held = row("ledger", {"model": MODEL, "optimizer": title})
         loss = value("optimizer_training", "mean", {"optimizer": name})
         host = float(held["host B/param"])
@@ -42,6 +58,10 @@ def optimizers() -> str:
     head = ("Llama-7B, bytes a parameter", "state", "with weights and gradients")
     more = "over 8 micro-batches", "loss of the demo's GPT", "beside AdamW's"
     return table((*head, *more), lines)
+
+
+for _family, _names in FAMILIES.items():
+    figures(f"optimizers, {_family}")(functools.partial(compared, ("adamw", *_names)))
 
 
 @figures("ledger")
@@ -59,7 +79,16 @@ def ledger() -> str:
 
 @figures("low_bit")
 def low_bit() -> str:
-    """Compiled peaks of steps with codes, masters and state on the host."""
+    return peaks(on_host=False)
+
+
+@figures("on host")
+def on_host() -> str:
+    return peaks(on_host=True)
+
+
+def peaks(on_host: bool) -> str:
+    """Compiled peaks of steps with codes and masters, or with state on the host."""
     names = {"bert": "BERT-Large, B 8 S 128", "llama": "Llama-1B, B 1 S 512"}
     lines = [
         (
@@ -71,6 +100,7 @@ def low_bit() -> str:
             f"{float(r['host, bytes a parameter']):.2f}",
         )
         for r in rows("low_bit")
+        if (float(r["host, bytes a parameter"]) > 0) == on_host
     ]
     head = ("scheduled step, remat", "optimizer", "chip", "peak MiB")
     return table((*head, "bytes a parameter", "on the host"), lines)

@@ -41,13 +41,13 @@ def activations() -> str:
 @figures("blocks")
 def blocks() -> str:
     """Loss gradients of whole models under what JAX offers, and ours."""
-    ways = ("plain", "dots_saveable", "dots_with_no_batch_dims_saveable")
-    ways = (*ways, "schedule", "substitute, schedule")
+    variants = ("plain", "dots_saveable", "dots_with_no_batch_dims_saveable")
+    variants = (*variants, "schedule", "substitute, schedule")
     models = dict.fromkeys(r["model"] for r in rows("blocks"))
     cells = lambda model: [
-        whole("blocks", "temp MiB", {"model": model, "how": how}) for how in ways
+        whole("blocks", "temp MiB", {"model": model, "how": how}) for how in variants
     ]
-    policies = [f"`{way}`" for way in ways[1:3]]
+    policies = [f"`{variant}`" for variant in variants[1:3]]
     head = ("MiB of temporaries on H100", "plain", *policies)
     ours = "`schedule` alone", "`substitute` too"
     return table((*head, *ours), [[model, *cells(model)] for model in models])
@@ -61,8 +61,8 @@ def budgets() -> str:
         its = float(r["its temp MiB"])
         if abs(float(r["budget MiB"]) - its) > 1:
             continue
-        temp, again = r["temp MiB"], r["recomputes %"]
-        ours = (f"{float(temp):,.0f}", f"{float(again):.1f}")
+        temp, recomputed = r["temp MiB"], r["recomputes %"]
+        ours = (f"{float(temp):,.0f}", f"{float(recomputed):.1f}")
         policy = f"{r['model']}, `{r['stock policy']}`"
         stock = f"{its:,.0f}", f"{float(r['its recomputes %']):.1f}"
         lines.append((policy, *stock, *(ours if temp else ("out of reach", "–"))))
@@ -81,9 +81,11 @@ def steps() -> str:
         for who in ("XLA", "scheduled")
     ]
     eight = [
-        whole("accumulation", "peak MiB", {"way": way, "N": "8", "target": chip})
+        whole(
+            "accumulation", "peak MiB", {"variant": variant, "N": "8", "target": chip}
+        )
         for chip in CHIPS
-        for way in ("accumulation by hand, Adam", "microbatch, AdamA")
+        for variant in ("accumulation by hand, Adam", "microbatch, AdamA")
     ]
     plain = row("release", one | {"target": "h100"})
     state = float(plain["XLA: peak MiB"]) - float(plain["XLA: temp MiB"])

@@ -16,11 +16,6 @@ def constant(name: str, render: Callable[..., str], *args) -> None:
 # -- single cells
 
 CELLS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
-    "storage, BERT in 8 bits": (
-        "storage",
-        "temp MiB",
-        {"stack": "BERT-Large", "kept": "8 bits"},
-    ),
     "storage, a chain": ("storage", "temp MiB", {"kept": "a chain, plain"}),
     "storage, its derivative": (
         "storage",

@@ -30,7 +30,7 @@ def depth() -> str:
 
 @figures("cross entropy")
 def cross_entropy() -> str:
-    ways = {
+    variants = {
         "whole logits": "whole logits",
         "8 chunks of tokens in `jax.checkpoint`": "checkpointed chunks",
         "`linear_cross_entropy`": "linear_cross_entropy",
@@ -40,20 +40,22 @@ def cross_entropy() -> str:
     }
     lines = [
         (title, *of_both("cross_entropy", "temp MiB", {"loss": loss}))
-        for title, loss in ways.items()
+        for title, loss in variants.items()
     ]
     return table(("", "H100", "TPU v5e"), lines)
 
 
 @figures("few bits, bytes")
 def few_bit_bytes() -> str:
-    ways = {"`jax.nn.gelu`": "jax.nn.gelu"}
-    ways |= {f'`gelu(x, save="{w}")`': f"gelu, save={w}" for w in ("output", "input")}
-    ways |= {f"`gelu(x, save={n})`": f"gelu, save={n}" for n in (4, 3, 2)}
+    variants = {"`jax.nn.gelu`": "jax.nn.gelu"}
+    variants |= {
+        f'`gelu(x, save="{w}")`': f"gelu, save={w}" for w in ("output", "input")
+    }
+    variants |= {f"`gelu(x, save={n})`": f"gelu, save={n}" for n in (4, 3, 2)}
     title = "eight layers x → gelu(x W) V in a scan, V frozen, 4096 tokens, 1024 → 4096"
     lines = [
-        (title, *of_both("fewbit-scan", "temp MiB", {"activation": way}))
-        for title, way in ways.items()
+        (title, *of_both("fewbit-scan", "temp MiB", {"activation": variant}))
+        for title, variant in variants.items()
     ]
     return table((f"{title}, bfloat16", "H100, MiB", "TPU v5e, MiB"), lines)
 
@@ -83,14 +85,14 @@ def trained(titles: Mapping[str, str], units: bool) -> str:
 
 @figures("few bits, training")
 def few_bit_training() -> str:
-    ways = {f"{n} bit{'s' * (n > 1)}": f"bits-{n}" for n in (1, 2, 3, 4)}
-    return trained({"plain": "plain", **ways, "ReGELU2": "regelu2"}, units=False)
+    variants = {f"{n} bit{'s' * (n > 1)}": f"bits-{n}" for n in (1, 2, 3, 4)}
+    return trained({"plain": "plain", **variants, "ReGELU2": "regelu2"}, units=False)
 
 
 @figures("storage, training")
 def storage_training() -> str:
-    ways = {f"{n} bits": f"storage-{n}" for n in (8, 4)}
-    return trained({"plain": "plain", **ways}, units=True)
+    variants = {f"{n} bits": f"storage-{n}" for n in (8, 4)}
+    return trained({"plain": "plain", **variants}, units=True)
 
 
 @figures("sampled, training")
@@ -113,7 +115,7 @@ def storage_bytes() -> str:
 
 @figures("sampled, bytes")
 def sampled_bytes() -> str:
-    ways = {
+    variants = {
         "jax.nn.gelu": "jax.nn.gelu",
         '`gelu(save="output")`': "gelu, save=output",
         '`gelu(save="input")`, both layers sampled at 0.3': (
@@ -125,7 +127,7 @@ def sampled_bytes() -> str:
     stack = {"stack": "sampled MLP"}
     lines = [
         (title, whole("storage", "temp MiB", {**stack, "kept": kept}))
-        for title, kept in ways.items()
+        for title, kept in variants.items()
     ]
     return table(("", ""), lines)
 
@@ -135,7 +137,10 @@ def of_parts(name: str) -> str:
     models = list(dict.fromkeys(r["model"] for r in rows(name)))
     lines = {r["gradients of"]: [""] * len(models) for r in rows(name)}
     for r in rows(name):
-        both = (f"{float(r[f'{way}, MiB']):,.0f}" for way in ("plain", "substituted"))
+        both = (
+            f"{float(r[f'{variant}, MiB']):,.0f}"
+            for variant in ("plain", "substituted")
+        )
         lines[r["gradients of"]][models.index(r["model"])] = " / ".join(both)
     cells = [[part, *figures] for part, figures in lines.items()]
     return table(("gradients of", *models), cells)
@@ -211,13 +216,17 @@ def far(compiled: list[Row]) -> str:
 
 @figures("foreign")
 def foreign() -> str:
-    ways = ("plain", "substituted", "scheduled", "both")
+    variants = ("plain", "substituted", "scheduled", "both")
 
     def cell(text: str) -> str:
         return f"{float(text):,.1f}" if text.replace(".", "").isdigit() else text
 
     lines = [
-        (r["library"], r["family"], *(cell(r[f"{way} (MiB)"]) for way in ways))
+        (
+            r["library"],
+            r["family"],
+            *(cell(r[f"{variant} (MiB)"]) for variant in variants),
+        )
         for r in rows("foreign")
     ]
-    return table(("library", "family", *ways), lines)
+    return table(("library", "family", *variants), lines)

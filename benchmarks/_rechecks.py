@@ -67,9 +67,9 @@ def of_fewbit(row: Row):
 
 
 def of_cross_entropy(row: Row):
-    ways = {name: (loss, axis) for name, loss, axis, _ in cross_entropy.ways()}
-    ways["the same, kernels"] = (cross_entropy.kernels, 1)
-    return [cross_entropy.temp(*ways[row["loss"]], row["target"])]
+    variants = {name: (loss, axis) for name, loss, axis, _ in cross_entropy.variants()}
+    variants["the same, kernels"] = (cross_entropy.kernels, 1)
+    return [cross_entropy.temp(*variants[row["loss"]], row["target"])]
 
 
 def of_kernels(row: Row):
@@ -81,7 +81,7 @@ def of_bert(row: Row):
 
 
 def of_blocks(row: Row):
-    for name, step, args in blocks.ways(row["model"]):
+    for name, step, args in blocks.variants(row["model"]):
         if name == row["how"]:
             report = jaxmem.estimate(step, *args, target=blocks.TARGET)
             return [report.temp_bytes / MIB]
@@ -113,7 +113,7 @@ def of_unrolled(row: Row):
 
 
 def of_accumulation(row: Row):
-    report = accumulation.measure(row["way"], int(row["N"]), row["target"])
+    report = accumulation.measure(row["variant"], int(row["N"]), row["target"])
     return [report.temp_bytes / MIB, report.peak_bytes / MIB]
 
 
@@ -161,7 +161,7 @@ CHECKS = (
     Check("release", ("remat", "substituted", "target"), _BOTH, of_release),
     Check(
         "accumulation",
-        ("way", "N", "target"),
+        ("variant", "N", "target"),
         ("temp MiB", "peak MiB"),
         of_accumulation,
     ),

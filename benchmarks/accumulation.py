@@ -1,4 +1,4 @@
-"""N micro-batches of BERT-Large: what accumulating takes, by every way there is.
+"""N micro-batches of BERT-Large: what accumulating takes, by every method there is.
 
     python -m benchmarks.accumulation
     python -m benchmarks.accumulation microbatch h100    # rows that have both
@@ -114,7 +114,7 @@ def adam(loss, n: int):
     return jaxmem.microbatch(loss, tx, n), tx, n
 
 
-WAYS = {
+VARIANTS = {
     "optax.MultiSteps, Adam": multi_steps,
     "accumulation by hand, Adam": by_hand,
     "jax.vjp with_refs, Adam": with_refs,
@@ -124,18 +124,18 @@ WAYS = {
 }
 
 
-def threshold(way: str, n: int, target: str) -> int | None:
+def threshold(variant: str, n: int, target: str) -> int | None:
     """The most MiB of peak that is asked for."""
     if target != "h100":
         return None
-    if way == "microbatch, AdamA" and n in (8, 32):
+    if variant == "microbatch, AdamA" and n in (8, 32):
         return LEAST
-    return LEAST + ACCUMULATOR if way == "microbatch, Adam" and n > 1 else None
+    return LEAST + ACCUMULATOR if variant == "microbatch, Adam" and n > 1 else None
 
 
-def measure(way: str, n: int, target: str):
+def measure(variant: str, n: int, target: str):
     made = model(remat=True, substituted=False)
-    step, tx, count = WAYS[way](loss_of(made), n)
+    step, tx, count = VARIANTS[variant](loss_of(made), n)
     params = abstract_params(made, TOKENS)
     state = jax.eval_shape(tx.init, params)
     tokens = jax.ShapeDtypeStruct((TOKENS.shape[0] * count, TOKENS.shape[1]), jnp.int32)
@@ -143,20 +143,20 @@ def measure(way: str, n: int, target: str):
     return jaxmem.estimate(step, *args, target=target, timeout=PATIENCE)
 
 
-def row(way: str, n: int, target: str) -> tuple:
-    report = measure(way, n, target)
-    most, peak = threshold(way, n, target), report.peak_bytes / MIB
+def row(variant: str, n: int, target: str) -> tuple:
+    report = measure(variant, n, target)
+    most, peak = threshold(variant, n, target), report.peak_bytes / MIB
     return report.temp_bytes / MIB, peak, most or "", result_of(peak, most)
 
 
 def main() -> None:
     rows = {
-        (way, str(n), target): functools.partial(row, way, n, target)
+        (variant, str(n), target): functools.partial(row, variant, n, target)
         for target in COUNTS
-        for way in WAYS
+        for variant in VARIANTS
         for n in COUNTS[target]
     }
-    columns = ("way", "N", "target", "temp MiB", "peak MiB", "at most", "met")
+    columns = ("variant", "N", "target", "temp MiB", "peak MiB", "at most", "met")
     publish_some("accumulation", columns, rows, sys.argv[1:])
     draw(
         [(r[0], int(r[1]), r[2], r[3], float(r[4])) for r in published("accumulation")]
@@ -173,9 +173,9 @@ def draw(rows) -> None:
     )
     ticks = COUNTS["h100"]
     for ax, target in zip(axes[0], targets, strict=True):
-        for way in WAYS:
-            points = [(r[1], r[4]) for r in rows if r[0] == way and r[2] == target]
-            ax.plot(*zip(*points, strict=True), marker="o", label=way)
+        for variant in VARIANTS:
+            points = [(r[1], r[4]) for r in rows if r[0] == variant and r[2] == target]
+            ax.plot(*zip(*points, strict=True), marker="o", label=variant)
         ax.set(
             title=target, xlabel="micro-batches a step", xscale="log", ylim=(0, None)
         )

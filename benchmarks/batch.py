@@ -89,9 +89,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--time", action="store_true")
     on_device = parser.parse_args().time
-    ways = ("plain", "substituted", "substituted, kernels", "substituted, schedule")
+    variants = ("plain", "substituted", "substituted, kernels", "substituted, schedule")
     rows: list[list] = []
-    for how in (*ways, "substituted, kernels, schedule"):
+    for how in (*variants, "substituted, kernels, schedule"):
         found = measured(how, on_device)
         first = rows[0][1::2] if rows else found
         ratios = [x / y for x, y in zip(found, first, strict=False)]

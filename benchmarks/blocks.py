@@ -4,7 +4,7 @@
     python -m benchmarks.blocks GPT-2 schedule    # rows that have both; others stay
 
 Loss gradient with all weights trained, layers in `nn.scan`, bf16 compute, f32
-parameters. "recomputes" is what of the forward pass the backward pass does again, in
+parameters. "recomputes" is what of the forward pass the backward pass recomputes, in
 per cent of its matmul flops.
 """
 
@@ -112,7 +112,7 @@ def scheduled(step):
     return jaxmem.schedule(step, target=TARGET, donate_argnums=())
 
 
-def ways(name: str):
+def variants(name: str):
     """(what it is, loss gradient, its arguments) of every row."""
     for policy, rule in POLICIES.items():
         gradient, model = made(name, rule)
@@ -133,13 +133,13 @@ def ways(name: str):
         yield "block, schedule", scheduled(step), args
 
 
-def row(name: str, way: str, step, args) -> tuple:
-    """Of one way; the plain one is what a step computes at least."""
+def row(name: str, variant: str, step, args) -> tuple:
+    """Of one variant; the plain one is what a step computes at least."""
     plain = plain_flops(name)
     temp = jaxmem.estimate(step, *args, target=TARGET).temp_bytes / MIB
-    threshold = THRESHOLDS.get((name, way))
-    again = 100 * (matmul_flops(step, *args) - plain) / (plain / 3)
-    return temp, again, threshold or "", result_of(temp, threshold)
+    threshold = THRESHOLDS.get((name, variant))
+    recomputed = 100 * (matmul_flops(step, *args) - plain) / (plain / 3)
+    return temp, recomputed, threshold or "", result_of(temp, threshold)
 
 
 @functools.cache
@@ -152,8 +152,8 @@ def plain_flops(name: str) -> float:
 def measures(name: str) -> dict[tuple[str, str], Callable[[], tuple]]:
     """The first cells of a model's rows -> what measures the rest."""
     return {
-        (name, way): functools.partial(row, name, way, step, args)
-        for way, step, args in ways(name)
+        (name, variant): functools.partial(row, name, variant, step, args)
+        for variant, step, args in variants(name)
     }
 
 

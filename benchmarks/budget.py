@@ -62,11 +62,11 @@ def row(name: str, budget: float):
     except BudgetError as error:
         print(error)
         return (name, budget, "", "", "", policy, temp, its, "out of reach", "", "")
-    again = 300 * plan.recomputed_flops / flops
+    recomputed = 300 * plan.recomputed_flops / flops
     peak = plan.scheduled.peak_bytes
     return (
-        *(name, budget, plan.scheduled.temp_bytes / MIB, 100 * peak / room, again),
-        *(policy, temp, its, "yes" if again <= its + 0.01 else "no"),
+        *(name, budget, plan.scheduled.temp_bytes / MIB, 100 * peak / room, recomputed),
+        *(policy, temp, its, "yes" if recomputed <= its + 0.01 else "no"),
         *(len(plan.tried), plan.planning_seconds),
     )
 
@@ -96,9 +96,11 @@ def draw(rows) -> None:
     for ax, name in zip(axes[0], names, strict=True):
         ours = sorted((r[2], r[4]) for r in rows if r[0] == name)
         ax.plot(*zip(*ours, strict=True), marker="o", markersize=3, label="schedule")
-        for policy, temp, again in {(r[5], r[6], r[7]) for r in rows if r[0] == name}:
+        for policy, temp, recomputed in {
+            (r[5], r[6], r[7]) for r in rows if r[0] == name
+        }:
             if policy != "none":
-                ax.plot(temp, again, marker="x", linestyle="", label=policy)
+                ax.plot(temp, recomputed, marker="x", linestyle="", label=policy)
         ax.set(title=name, xlabel="temporaries, MiB", xscale="log", ylim=(-3, None))
         ax.legend(fontsize=7)
     axes[0][0].set_ylabel("recomputed, % of the forward pass")

@@ -59,7 +59,7 @@ def chunks(x, kernel, labels, count=8):
     return jax.lax.scan(chunk, jnp.zeros(()), tokens)[0]
 
 
-def ways():
+def variants():
     """(name, loss, axis of the vocabulary, whether held to the threshold)."""
     ours = linear_cross_entropy
     options = dict(label_smoothing=0.1, z_loss=1e-4, softcap=30.0, ignore_index=-100)
@@ -105,10 +105,10 @@ def row(loss, axis: int, held: bool, target: str) -> tuple:
 
 
 def bytes_and_flops(words: Sequence[str]) -> None:
-    every = (*ways(), ("the same, kernels", kernels, 1, False))
+    every = (*variants(), ("the same, kernels", kernels, 1, False))
     rows = {
-        (name, target): functools.partial(row, *way, target)
-        for name, *way in every
+        (name, target): functools.partial(row, *variant, target)
+        for name, *variant in every
         for target in TARGETS
     }
     columns = ("loss", "target", "temp MiB", "at most", "met", "matmul flops, ratio")
@@ -128,7 +128,7 @@ def seconds(step, args) -> float:
 def on_this_cpu(sizes=(1024, 256, 8192)) -> None:
     keys = jax.random.split(jax.random.key(0), 3)
     rows, plain = [], None
-    for name, loss, axis, _ in ways():
+    for name, loss, axis, _ in variants():
         x, kernel, labels = arguments(axis, sizes, jnp.float32)
         args = (
             jax.random.normal(keys[0], x.shape),

@@ -4,7 +4,7 @@
 
 The loss gradient of GPT-2 medium's blocks, 1 x 1024, with more and more layers,
 compiled for an H100; the gradients are outputs and not counted. "a layer" computes each
-layer again from its own input (the last candidate), "segments" is the least
+layer anew from its own input (the last candidate), "segments" is the least
 that `jaxmem.schedule` reaches, with the layers in a segment and in those inside of it.
 Recomputation is in per cent of the forward pass's matmul flops.
 """
@@ -35,10 +35,10 @@ def row(layers: int):
     flat = jaxmem.schedule(step, plan=lowest, donate_argnums=())
     flat = flat.plan(*args, target=TARGET)
     forward = matmul_flops(step, *args) / 3
-    again = [100 * p.recomputed_flops / forward for p in (flat, plan)]
+    recomputed = [100 * p.recomputed_flops / forward for p in (flat, plan)]
     mib = [p.temp_bytes / MIB for p in (plan.plain, flat.scheduled, plan.scheduled)]
     sizes = " / ".join(map(str, plan.choice.get(InSegments).sizes))
-    return layers, *mib[:2], again[0], mib[2], sizes, again[1]
+    return layers, *mib[:2], recomputed[0], mib[2], sizes, recomputed[1]
 
 
 def main() -> None:

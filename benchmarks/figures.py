@@ -15,13 +15,16 @@ import sys
 from benchmarks import (
     _figures_optimizers,
     _figures_readme,
+    _figures_results,
     _figures_sentences,
     _figures_tables,
+    _figures_techniques,
 )
 from benchmarks._figures_of import FIGURES, ROOT
 
 # they fill FIGURES
-MODULES = (_figures_optimizers, _figures_readme, _figures_sentences, _figures_tables)
+MODULES = (_figures_optimizers, _figures_readme, _figures_results)
+MODULES += (_figures_sentences, _figures_tables, _figures_techniques)
 MARKED = re.compile(
     r"(?P<begin><!-- figures: (?P<name>[^>]*?) -->)"
     r"(?P<body>.*?)(?P<end><!-- end of figures -->)",
@@ -32,7 +35,7 @@ ASTRAY = re.compile(r"^[ ]*<!-- figures: ([^>]*?) -->[^\n]", re.MULTILINE)
 
 
 def pages() -> list[pathlib.Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def written(text: str) -> tuple[str, list[str]]:

@@ -20,8 +20,8 @@ from benchmarks._common import as_a_whole, compiled, publish, published, write
 from benchmarks.foreign_models import KEY, REAL, Loss, Model
 
 TARGET = "h100"
-WAYS = ("plain", "substituted", "scheduled", "both")
-COLUMNS = ("library", "family", *(f"{way} (MiB)" for way in WAYS))
+VARIANTS = ("plain", "substituted", "scheduled", "both")
+COLUMNS = ("library", "family", *(f"{variant} (MiB)" for variant in VARIANTS))
 
 
 def temporaries(model: Model, loss: Loss, scheduled: bool) -> float | str:
@@ -36,7 +36,11 @@ def measure(library: str, family: str) -> list[float | str]:
     """Temporaries of the four steps of one family."""
     model = models.build(library, family, REAL)
     losses = (model.loss, model.lean)
-    return [temporaries(model, loss, way) for way in (False, True) for loss in losses]
+    return [
+        temporaries(model, loss, variant)
+        for variant in (False, True)
+        for loss in losses
+    ]
 
 
 def main() -> None:

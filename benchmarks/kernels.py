@@ -227,17 +227,17 @@ def filled(shape: Any, seed: int = 0):
     return (jnp.abs(x) * 1000).astype(shape.dtype)
 
 
-def milliseconds(fn: Callable, args, donated=(), turns: int = 20) -> float:
+def milliseconds(fn: Callable, args, donated=(), repeats: int = 20) -> float:
     """The median of some calls, each waited for; what is donated is passed on."""
     run = jax.jit(fn, donate_argnums=donated)
     times = []
-    for _ in range(turns + 3):
+    for _ in range(repeats + 3):
         begin = time.perf_counter()
         out = jax.block_until_ready(run(*args))
         times.append(1e3 * (time.perf_counter() - begin))
         if donated:
             args = *out, *args[len(out) :]
-    return sorted(times[3:])[turns // 2]
+    return sorted(times[3:])[repeats // 2]
 
 
 def bandwidth() -> float:

@@ -4,7 +4,7 @@
 
 Each FILE is a CSV of buffers (id, lower, upper, size). A number between dots in its
 name is taken for a capacity, as in minimalloc's `A.1048576.csv`: the search then stops
-at the first layout within, and again with none at the lowest. Without files the
+at the first layout within, and then with none at the lowest. Without files the
 instances are made here: rectangles cut into pieces, whose least height is known.
 """
 
@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 def guillotine(count, time, height, seed):
-    """Buffers that fill an arena without a gap: a rectangle cut, and cut again."""
+    """Buffers that fill an arena without a gap: a rectangle cut, and cut further."""
     random = np.random.default_rng(seed)
     pieces = [(0, time, 0, height)]
     while len(pieces) < count:

@@ -4,8 +4,8 @@
 
 Loss gradients of `benchmarks.blocks`, for an H100, under the least budget that
 `jaxmem.schedule` reaches. "recomputes" is in per cent of the forward pass's matmul
-flops; "again" the milliseconds of that, and of the way to the host and back, as
-estimated from the chip's rates.
+flops; "recompute" the milliseconds of that, and of the transfer to the host and back,
+as estimated from the chip's rates.
 """
 
 import jaxmem
@@ -20,7 +20,7 @@ COLUMNS = (
     "temp MiB",
     "on the host MiB",
     "recomputes %",
-    "again ms",
+    "recompute ms",
 )
 
 
@@ -38,11 +38,11 @@ def row(name: str, offload: bool):
     gradient, model = made(name)
     step, args = gradient(model)
     plan = least(step, args, offload)
-    again = 300 * plan.recomputed_flops / matmul_flops(step, *args)
+    recompute = 300 * plan.recomputed_flops / matmul_flops(step, *args)
     seconds = next(t.seconds for t in plan.tried if t.choice == plan.choice)
     return (
         *(name, "yes" if offload else "no", plan.scheduled.temp_bytes / MIB),
-        *(plan.offloaded_bytes / MIB, again, 1e3 * seconds),
+        *(plan.offloaded_bytes / MIB, recompute, 1e3 * seconds),
     )
 
 

@@ -66,10 +66,10 @@ LARGER = {"tpu-v5e": "tpu-v5p"}  # chip -> another for what does not fit
 def of_the_zoo() -> Iterator[tuple[str, Callable]]:
     """Its steps with Adam at both batches; of those with layers, scanned."""
     for name, entry in zoo.ZOO.items():
-        ways = [(1, entry.layered), (32, entry.layered)]
+        variants = [(1, entry.layered), (32, entry.layered)]
         if name in WRITTEN_OUT:
-            ways = [(1, False), *ways]
-        for batch, scanned in ways:
+            variants = [(1, False), *variants]
+        for batch, scanned in variants:
             how = "scanned" if scanned else "unrolled"
             make = functools.partial(zoo.step, name, batch, scanned)
             yield f"{name}, {batch}, {how}, Adam", make

@@ -6,7 +6,7 @@
 
 Compiles a row's step as the benchmark does, and compares with the file to the digits
 that the file has. Exits 1, naming each row that is otherwise: it is stale, and its
-benchmark is to be run again. Files of times and of losses are not among them.
+benchmark is to be rerun. Files of times and of losses are not among them.
 """
 
 import sys

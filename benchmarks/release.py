@@ -116,13 +116,13 @@ def residual_row(fn, args, threshold: int | None, target: str) -> tuple:
 def residuals(words: Sequence[str]) -> None:
     """What the backward scan makes itself: the loss gradient, nothing to release."""
     step, args = bert.gradient(model(False, True))
-    ways = ("substituted", step, {}), ("scheduled too", scheduled(step), RESIDUALS)
+    variants = ("substituted", step, {}), ("scheduled too", scheduled(step), RESIDUALS)
     rows = {
         (name, target): functools.partial(
             residual_row, fn, args, thresholds.get(target), target
         )
         for target in TARGETS
-        for name, fn, thresholds in ways
+        for name, fn, thresholds in variants
     }
     columns = ("model", "target", "temp MiB", "at most", "met")
     publish_some("release_residuals", columns, rows, words)

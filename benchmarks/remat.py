@@ -5,7 +5,7 @@
     python -m benchmarks.remat transformer
 
 `checkmate`: the largest batch that fits 16 GB (16e9 bytes) with at most one forward
-pass done again, as in Checkmate's table (https://arxiv.org/abs/1910.02653, section 6.4,
+pass recomputed, as in Checkmate's table (https://arxiv.org/abs/1910.02653, section 6.4,
 and its public artifact), for its heuristics and for `frontier`. Counted are the layers'
 outputs and their gradients, see `remat_models`, and off go the bytes of the parameters
 and of their gradients. All activations grow with the batch, so one plan at batch 1
@@ -92,7 +92,7 @@ def checkmate() -> None:
         "batch, parameters off twice",
         "batch, off once",
         "threshold, off once",
-        "forward passes done again",
+        "forward passes recomputed",
         "seconds",
     )
     publish("remat-checkmate", columns, rows)
@@ -132,7 +132,7 @@ def greedy(graph: Graph, layers: int, forward: float) -> tuple[int, float]:
 
 
 def kept_to_the_end(graph: Graph, kept: Iterable[int]) -> tuple[int, float]:
-    """Peak and flops done again when these layers are kept, as the artifact counts.
+    """Peak and recomputed flops when these layers are kept, as the artifact counts.
 
     A kept layer stays to the last gradient but one. The others of a segment, from one
     kept layer to the next, stay together: till the segment's end in the forward pass,

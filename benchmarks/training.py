@@ -1,7 +1,7 @@
 """What approximations do to training: final losses beside exact training's.
 
     python -m benchmarks.training           # all; about ten minutes
-    python -m benchmarks.training wta-crs   # this row again, the others as they are
+    python -m benchmarks.training wta-crs   # this row anew, the others as they are
 
 The demo's byte GPT on the Python standard library's sources (2 layers of 64, crops of
 64 bytes, 150 steps), and a small ViT on scikit-learn's digits (8 x 8 pixels, 2 x 2
@@ -25,7 +25,7 @@ from jaxmem.demo import Settings, data, training
 from jaxmem.demo.techniques import TECHNIQUES
 
 SEEDS = (0, 1, 2)
-WAYS = (
+VARIANTS = (
     *("plain", "exact", "bits-1", "bits-2", "bits-3", "bits-4", "regelu2"),
     *("storage-8", "storage-4", "wta-crs"),
 )
@@ -78,11 +78,11 @@ def digits():
     return (pixels[:split], labels[:split]), (pixels[split:], labels[split:])
 
 
-def train_vit(way: str, seed: int) -> tuple[float, float]:
+def train_vit(variant: str, seed: int) -> tuple[float, float]:
     """(loss, share right) of held-out digits."""
     train, held = digits()
     plain = ViT()
-    model = plain if way == "plain" else TECHNIQUES[way].change(plain)
+    model = plain if variant == "plain" else TECHNIQUES[variant].change(plain)
     params = plain.init(jax.random.key(seed), held[0][:1])["params"]
     tx = optax.adamw(optax.cosine_decay_schedule(3e-3, DIGIT_STEPS))
 
@@ -106,11 +106,11 @@ def train_vit(way: str, seed: int) -> tuple[float, float]:
     return float(value), float(right)
 
 
-def train_gpt(way: str, seed: int) -> float:
+def train_gpt(variant: str, seed: int) -> float:
     """Validation loss, nats a byte."""
-    technique = "exact" if way == "plain" else way
+    technique = "exact" if variant == "plain" else variant
     settings = Settings(**GPT, steps=GPT_STEPS, seed=seed, technique=technique)
-    name = "plain" if way == "plain" else "substituted"
+    name = "plain" if variant == "plain" else "substituted"
     run = training.start(*training.pair(settings)[name], settings)
     text = data.standard_library()
     crops = data.batches(text.train, settings.batch, settings.context, seed)
@@ -119,25 +119,25 @@ def train_gpt(way: str, seed: int) -> float:
     return training.validate(run, crops, 32)
 
 
-def measured(way: str) -> tuple:
+def measured(variant: str) -> tuple:
     """The row of one technique."""
-    text = [train_gpt(way, seed) for seed in SEEDS]
-    vision, right = zip(*(train_vit(way, seed) for seed in SEEDS), strict=True)
+    text = [train_gpt(variant, seed) for seed in SEEDS]
+    vision, right = zip(*(train_vit(variant, seed) for seed in SEEDS), strict=True)
     means = fmean(text), fmean(vision), 100 * fmean(right)
-    return way, *text, means[0], *vision, *means[1:]
+    return variant, *text, means[0], *vision, *means[1:]
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or WAYS
-    if unknown := set(chosen) - set(WAYS):
-        sys.exit(f"unknown: {', '.join(unknown)}; known: {', '.join(WAYS)}")
+    chosen = sys.argv[1:] or VARIANTS
+    if unknown := set(chosen) - set(VARIANTS):
+        sys.exit(f"unknown: {', '.join(unknown)}; known: {', '.join(VARIANTS)}")
     new = {}
-    for way in chosen:
-        name, *figures = measured(way)
-        new[way] = (name, *(f"{x:.4f}" for x in figures))
-        print(*new[way], flush=True)
+    for variant in chosen:
+        name, *figures = measured(variant)
+        new[variant] = (name, *(f"{x:.4f}" for x in figures))
+        print(*new[variant], flush=True)
     found = {row[0]: row for row in published("training")} | new
-    rows = [found[way] for way in WAYS if way in found]
+    rows = [found[variant] for variant in VARIANTS if variant in found]
     seeds = [f"{m}, seed {s}" for m, s in itertools.product(("GPT", "ViT"), SEEDS)]
     columns = ("technique", *seeds[:3], "GPT mean", *seeds[3:], "ViT mean", "right %")
     publish("training", columns, rows)

@@ -7,12 +7,13 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxmem._bits import pack_bits, packed_nbytes, unpack_bits
+from tests.arrays import array
 
 SHAPES = [(), (1,), (7,), (8,), (17,), (0,), (4, 0), (3, 5, 13), (16, 3), (197, 24)]
 
 
 def _mask(shape):
-    return jnp.asarray(np.random.default_rng(0).random(shape) < 0.5)
+    return array(np.random.default_rng(0).random(shape) < 0.5)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -61,8 +61,8 @@ def test_equations_run_again_where_they_were():
     (eqn,) = _traced(scoped, 1.0).eqns
     assert _compat.name_stack(eqn) == "here"
     assert "scoped" in _compat.source_line(eqn)
-    again = _traced(lambda x: _compat.bind(eqn, [x])[0], 1.0)
-    assert _compat.name_stack(again.eqns[0]) == "here"
+    bound = _traced(lambda x: _compat.bind(eqn, [x])[0], 1.0)
+    assert _compat.name_stack(bound.eqns[0]) == "here"
     moved = _traced(lambda x: _compat.in_context_of(eqn, jnp.cos, x), 1.0)
     assert _compat.name_stack(moved.eqns[0]) == "here"
 

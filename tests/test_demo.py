@@ -32,6 +32,7 @@ from jaxmem.demo import (
 from jaxmem.demo.measuring import Largest, largest_batch, rounded
 from jaxmem.demo.optimizers import OPTIMIZERS
 from jaxmem.demo.techniques import TECHNIQUES, Technique
+from tests.arrays import array
 from tests.sets import some_fast
 
 TINY = Settings(steps=3, batch=2, layers=2, width=32, heads=2, context=64)
@@ -55,8 +56,8 @@ def result(request):
 
 
 def test_text_is_the_same_each_time_and_split_by_file():
-    text, again = standard_library(500_000), standard_library(500_000)
-    assert np.array_equal(text.train, again.train)
+    text, repeated = standard_library(500_000), standard_library(500_000)
+    assert np.array_equal(text.train, repeated.train)
     assert len(text.train) > 4 * len(text.validation) > 0
     assert b"import " in text.train.tobytes()
     head = text.validation[:200].tobytes()
@@ -66,11 +67,11 @@ def test_text_is_the_same_each_time_and_split_by_file():
 def test_batches_are_crops_of_the_text_and_follow_the_seed():
     text = np.arange(200, dtype=np.uint8)
     first = list(islice(batches(text, 4, 16, seed=1), 3))
-    again = list(islice(batches(text, 4, 16, seed=1), 3))
+    repeated = list(islice(batches(text, 4, 16, seed=1), 3))
     other = list(islice(batches(text, 4, 16, seed=2), 3))
     assert all(b.shape == (4, 17) and b.dtype == np.int32 for b in first)
     assert all((np.diff(b) == 1).all() for b in first)
-    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    assert np.array_equal(first, repeated) and not np.array_equal(first, other)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_model_sees_no_later_byte(flavour):
 
 def test_both_ways_to_the_loss():
     random = np.random.default_rng(0)
-    draw = lambda *shape: jnp.asarray(random.standard_normal(shape), jnp.float32)
+    draw = lambda *shape: array(random.standard_normal(shape), jnp.float32)
     head = {"kernel": draw(16, 256), "bias": draw(256)}
     params = {"embed": draw(256, 16), "head": head}
     hidden = lambda params, tokens, key: params["embed"][tokens]
@@ -149,9 +150,9 @@ def test_plain_model_starts_at_a_guess_and_learns(flavour):
 def test_dropout_acts_in_training_alone(flavour):
     params, forward = _split(flavour, dropout=0.5)
     tokens = jnp.arange(32, dtype=jnp.int32)[None]
-    still, again = forward(params, tokens), forward(params, tokens)
+    still, repeated = forward(params, tokens), forward(params, tokens)
     a, b = (forward(params, tokens, jax.random.key(i)) for i in (0, 1))
-    assert jnp.array_equal(still, again)
+    assert jnp.array_equal(still, repeated)
     assert not jnp.allclose(a, b) and not jnp.allclose(a, still)
 
 
@@ -493,7 +494,7 @@ def _model(flavour, **changes):
 
 def _tokens(batch):
     random = np.random.default_rng(0)
-    return jnp.asarray(random.integers(0, 256, (batch, TINY.context + 1)), jnp.int32)
+    return array(random.integers(0, 256, (batch, TINY.context + 1)), jnp.int32)
 
 
 def _count(params):

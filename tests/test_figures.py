@@ -46,22 +46,6 @@ def test_a_block_that_cannot_be_written_is_refused(text, message):
         figures.written(text)
 
 
-# What the prose may say in bytes: sizes that the code sets or that a formula gives.
-GIVEN = {
-    "docs/cross_entropy.md": {"4 GiB", "32 MiB"},
-    "docs/kernels.md": {"16 GiB"},
-    "docs/tables.md": {"1 MiB"},
-}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_no_figure_in_bytes_is_typed(page):
-    text = figures.MARKED.sub("", page.read_text())
-    text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
-    found = set(re.findall(r"(?<!\w)\d[\d,.]*\s(?:KiB|MiB|GiB)", text))
-    assert found <= GIVEN.get(str(page.relative_to(ROOT)), set())
-
-
 def test_tables_of_measured_bytes_are_marked():
     """A row with two numbers of four digits is not a formula."""
     for page in PAGES:

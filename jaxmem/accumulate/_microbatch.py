@@ -85,8 +85,8 @@ def microbatch(
       any pytree of arrays [B, ...]. `rng`: a key, typed or raw, a pytree of keys, or
       None; it is split, a key a micro-batch (n=1 gets it as it is). `metrics`: "loss"
       and aux, averaged with the weights of the gradients over the micro-batches that
-      count, in float32 or wider. The step is compiled, and has `.lower`, `.trace`,
-      `.eval_shape` and `.plan`; `jaxmem.estimate` takes it.
+      count, in float32 or wider. The step is compiled, and has ``.lower``,
+      ``.trace``, ``.eval_shape`` and ``.plan``; `jaxmem.estimate` takes it.
 
       Micro-batch i holds examples i, i + n, i + 2n, ...: so each device contributes its
       own examples to each micro-batch, if the batch is sharded and n times the number

@@ -40,6 +40,12 @@ def target_mesh(
       TypeError: `axis_types` are not one AxisType for each axis.
       ValueError: unknown target, no shape of devices that there are, or shape and names
         of different lengths.
+
+    Example::
+
+      mesh = jaxmem.target_mesh("h100", (8,), ("data",))
+      sharding = jax.sharding.NamedSharding(mesh, P("data"))
+      weights = jax.ShapeDtypeStruct((4096, 4096), jnp.float32, sharding=sharding)
     """
     chip = get_target(target, check=False)
     sizes = check_numbers("shape", shape, "devices along each axis, ints of at least 1")

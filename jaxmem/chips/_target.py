@@ -83,6 +83,11 @@ def targets() -> Targets:
     Returns:
       One `Target` a chip, in a tuple that prints as a table (also under `rich`). A chip
       that cannot be compiled for says why, with the line that installs what is missing.
+
+    Example::
+
+      print(jaxmem.targets())
+      available = [target.name for target in jaxmem.targets() if target.available]
     """
     return Targets(map(_target, CHIPS))
 

@@ -7,6 +7,7 @@ the `cond` of each layer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -35,14 +36,14 @@ def treatment(eqn, axes: Sequence[Axis]) -> Treatment:
     return Batched((None, *ins), tuple(a for a in outs if a is not None))
 
 
-def of_one_layer(eqn, args: Sequence[Any], treated: Batched) -> list[Any]:
-    """Outputs of `eqn` on operands cut to one layer, where `treated` says."""
+def of_layers(eqn, args: Sequence[Any], treated: Batched, size: int = 1) -> list[Any]:
+    """Outputs of `eqn` on operands cut to `size` layers, where `treated` says."""
     if eqn.primitive.name != "cond":
-        return _compat.bind(eqn, list(args), narrow(eqn, treated.outs))
+        return _compat.bind(eqn, list(args), narrow(eqn, treated.outs, size))
     branches = _branches(eqn, list(treated.ins[1:]), list(treated.outs))
     assert not isinstance(branches, str), branches
     index, *operands = args
-    runs = [branch.run for branch in branches]
+    runs = [partial(branch.run, size) for branch in branches]
     return list(_compat.in_context_of(eqn, jax.lax.switch, index, runs, *operands))
 
 
@@ -122,13 +123,13 @@ class _Branch:
             "its output is not of layers" if ins is None else Batched(ins, (*wanted,))
         )
 
-    def run(self, *args) -> list[Any]:
-        """The branch of one layer."""
+    def run(self, size: int, *args) -> list[Any]:
+        """The branch of `size` layers."""
         position = {id(eqn): i for i, eqn in enumerate(self.jaxpr.eqns)}
 
         def rule(eqn, values):
             treated = self.treated.get(position[id(eqn)])
-            return None if treated is None else of_one_layer(eqn, values, treated)
+            return None if treated is None else of_layers(eqn, values, treated, size)
 
         return jaxprs.evaluate(self.body, args, rule)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.scans import is_var
+from jaxmem.ir.scans import is_on_host, is_var
 
 
 class JaxprGraph:
@@ -139,12 +139,29 @@ Aliases = Mapping[int, int]  # position of an output -> of the input in its memo
 
 def by_shape(closed, inputs: Iterable[int]) -> Aliases:
     """Output -> input in whose memory it will be: the first of its kind, as in jit."""
+    return _matched(closed, inputs, lambda v: (_shape(v), is_on_host(v)))
+
+
+def across_memories(closed, inputs: Iterable[int]) -> Aliases:
+    """Those outputs that jit on one device puts in an input of another memory."""
+    # It compares memories only where `out_shardings` name them, and XLA's CPU backend
+    # aborts the process where they differ.
+    outs, ins = jaxprs.split(closed)[0].outvars, jaxprs.split(closed)[0].invars
+    found = _matched(closed, inputs, _shape)
+    return {o: i for o, i in found.items() if is_on_host(outs[o]) != is_on_host(ins[i])}
+
+
+def _shape(v) -> tuple[Any, Any]:
+    return v.aval.shape, v.aval.dtype
+
+
+def _matched(closed, inputs: Iterable[int], kind: Callable) -> Aliases:
+    jaxpr = jaxprs.split(closed)[0]
     free: dict[Any, collections.deque[int]] = collections.defaultdict(collections.deque)
     for i in inputs:
-        aval = closed.in_avals[i]
-        free[aval.shape, aval.dtype].append(i)
+        free[kind(jaxpr.invars[i])].append(i)
     found = {}
-    for o, aval in enumerate(closed.out_avals):
-        if queue := free.get((aval.shape, aval.dtype)):
+    for o, v in enumerate(jaxpr.outvars):
+        if queue := free.get(kind(v)):
             found[o] = queue.popleft()
     return found

@@ -68,20 +68,22 @@ def _sharding(eqn):
     return None if mesh is not None and mesh.empty else sharding
 
 
-def narrow(eqn, outs: Sequence[Axis]) -> dict[str, Any]:
-    """The parameters of `eqn` where its output has one layer along `outs[0]`."""
+def narrow(eqn, outs: Sequence[Axis], size: int = 1) -> dict[str, Any]:
+    """The parameters of `eqn` where its output has `size` layers along `outs[0]`."""
     params, name, axis = eqn.params, eqn.primitive.name, outs[0] if outs else None
     if name == CONSTRAINT:
         return params
+    if name == "scan":
+        return params | {"length": 1}
     if "sharding" in params:  # that of no mesh, and of the whole array's rank
         params = params | {"sharding": None}
     key = {"broadcast_in_dim": "shape", "iota": "shape", "reshape": "new_sizes"}
     if name in key and axis is not None:
         sizes = list(params[key[name]])
-        sizes[axis] = 1
+        sizes[axis] = size
         return params | {key[name]: tuple(sizes)}
     if name == "slice" and axis is not None:
         limits = list(params["limit_indices"])
-        limits[axis] = 1
+        limits[axis] = size
         return params | {"limit_indices": tuple(limits)}
     return params

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxmem.ir.primitives import ELEMENTWISE, VARYING
+from jaxmem.ir.scans import split
 
 Axis = int | None  # None: not along the layers, the whole array is used
 
@@ -261,6 +262,17 @@ def _batch_of_matrices(eqn, axes: Sequence[Axis]) -> Treatment:
     return Batched((axis,) * len(axes), (axis,) * len(eqn.outvars))
 
 
+def _loop(eqn, axes: Sequence[Axis]) -> Treatment:
+    """A scan over the layers, each of which it does alone: `lax.map`."""
+    constants, carried, xs = split(eqn, list(axes))
+    if carried or any(a is not None for a in constants):
+        return "it carries something from one layer to the next"
+    if any(a not in (None, 0) for a in xs):
+        return "it loops over another axis"
+    ins = (*[None] * len(constants), *[0] * len(xs))
+    return Batched(ins, (0,) * len(eqn.outvars))
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys([*_COMBINE, "argmax", "argmin"], _reduce),
@@ -282,6 +294,7 @@ RULES: dict[str, Rule] = {
     "pad": _pad,
     "concatenate": _concatenate,
     "dot_general": _dot_general,
+    "scan": _loop,
     **dict.fromkeys(
         "cholesky eigh geqrf householder_product lu qr svd triangular_solve".split(),
         _batch_of_matrices,

@@ -38,7 +38,7 @@ def estimate(
     full: bool = False,
     **kwargs: Any,
 ) -> MemoryReport:
-    """Compiles a step for a target and reports the bytes it takes, and who holds them.
+    """Compiles a step for a target; reports its bytes and the buffers they are in.
 
     The peak is arguments + outputs + temporaries - donated outputs, in bytes on one
     device, and leaves out what the framework itself holds. Results are kept on disk,

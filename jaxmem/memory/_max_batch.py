@@ -51,6 +51,13 @@ def max_batch(
     Raises:
       ValueError: no memory known, or sizes that make no sense.
       RuntimeError: see `jaxmem.estimate`; running out of memory is no error here.
+
+    Example::
+
+      def make_args(size):
+          return state, jax.ShapeDtypeStruct((size, 4), jnp.int32)
+
+      print(jaxmem.max_batch(step, make_args, target="cpu", memory="64MiB"))
     """
     chip = get_target(target)
     room = _room(chip, memory)

@@ -136,6 +136,10 @@ def residuals(
       ValueError: `argnums` that are no positions, nothing to differentiate, arguments
         that do not fit.
       TypeError: a function that cannot be traced.
+
+    Example::
+
+      print(jaxmem.residuals(loss_fn, params, batch))
     """
     name = step_name(check_callable("fn", fn))
     leaves, treedef, chosen = _arguments(name, args, kwargs, argnums)

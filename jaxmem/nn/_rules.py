@@ -30,11 +30,18 @@ class Rule:
 
     Example::
 
+        class MyRMSNorm(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                scale = self.param("scale", nn.initializers.ones, x.shape[-1:])
+                return x / jnp.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * scale
+
         def lean_norm(module):
             scale = module.get_variable("params", "scale")
             return lambda x: jaxmem.ops.rms_norm(x, scale)
 
-        rules = [Rule(MyRMSNorm, lean_norm), Rule("decoder/", None)]
+        rules = [jaxmem.nn.Rule(MyRMSNorm, lean_norm), jaxmem.nn.Rule("decoder/", None)]
+        lean = jaxmem.substitute(MyRMSNorm(), rules=rules[:1])
     """
 
     match: type | str | tuple[type, str]

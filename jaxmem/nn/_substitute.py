@@ -81,9 +81,9 @@ def substitute(
 
     Example::
 
-        model = jaxmem.substitute(model)
-        variables = model.init(key, x)
-        print(jaxmem.nn.report(model, x))
+        lean = jaxmem.substitute(model)
+        variables = lean.init(key, tokens)
+        print(jaxmem.nn.report(lean, tokens))
     """
     storage = read_storage(save)
     rules = _checked_rules(rules)

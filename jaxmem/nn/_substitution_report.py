@@ -1,6 +1,7 @@
 """What a substitution did: the report a user reads, and the recorder that fills it."""
 
 import io
+import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable
@@ -98,7 +99,9 @@ class SubstitutionReport:
         )
         for row in self.left[:_SHOWN]:
             size = f"{format_bytes(row.bytes)}{_times(row)}"
-            place = ", in ".join(part for part in (row.source, row.path) if part)
+            # A whole path would break over two lines wherever the project lies deep.
+            line = os.path.basename(row.source)
+            place = ", in ".join(part for part in (line, row.path) if part)
             table.add_row(size, *map(escape, (row.array, row.formula, place)))
         more = self.left[_SHOWN:]
         if more:

@@ -338,3 +338,25 @@ def _lean_attention(module, flax_call, *args, **kwargs):
 # At the end: the blocks are made of the layers above.
 from jaxmem.nn._blocks_linen import LlamaBlock as LlamaBlock  # noqa: E402
 from jaxmem.nn._blocks_linen import TransformerBlock as TransformerBlock  # noqa: E402
+
+__all__ = [
+    "BatchNorm",
+    "Conv",
+    "Dense",
+    "DenseGeneral",
+    "Dropout",
+    "GroupNorm",
+    "InPlaceABN",
+    "LayerNorm",
+    "LlamaBlock",
+    "LoRADense",
+    "MSLayerNorm",
+    "MSRMSNorm",
+    "MultiHeadAttention",
+    "MultiHeadDotProductAttention",
+    "RMSNorm",
+    "SampledDense",
+    "SelfAttention",
+    "TransformerBlock",
+    "VeLoRADense",
+]

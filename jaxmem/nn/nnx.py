@@ -407,3 +407,22 @@ def use_lean_parts(module: nnx.MultiHeadAttention, save: Any = None) -> None:
 # At the end: the blocks are made of the layers above.
 from jaxmem.nn._blocks_nnx import LlamaBlock as LlamaBlock  # noqa: E402
 from jaxmem.nn._blocks_nnx import TransformerBlock as TransformerBlock  # noqa: E402
+
+__all__ = [
+    "BatchNorm",
+    "Conv",
+    "Dropout",
+    "GroupNorm",
+    "InPlaceABN",
+    "LayerNorm",
+    "Linear",
+    "LinearGeneral",
+    "LlamaBlock",
+    "MSLayerNorm",
+    "MSRMSNorm",
+    "MultiHeadAttention",
+    "RMSNorm",
+    "SampledDense",
+    "TransformerBlock",
+    "VeLoRADense",
+]

@@ -15,14 +15,6 @@
 - `on_host` keeps an optimizer's state in the host's memory, `abstract_state` has its
   shapes. `clip_by_layer_norm` clips without waiting for the gradient of the whole
   model. `ledger` counts bytes.
-`adama` folds each micro-batch's gradient into Adam's moments, so that no gradient is
-accumulated. `MultiSteps` accumulates for any optimizer, in the moments where it holds
-an AdamA. `accumulate_step` and `apply_step` are the two halves of a mini-batch for a
-scan over micro-batches; `start_step` comes before them if each device of a `shard_map`
-has micro-batches of its own. `clip_by_layer_norm` clips without waiting for the
-gradient of the whole model. `galore`, `apollo`, `apollo_mini` and `fira` have moments
-of a low rank. `jaxmem.optim.accumulation` has the interface for other
-optimizers that accumulate gradients in their own state.
 """
 
 from jaxmem.optim._abstract_state import abstract_state as abstract_state

@@ -250,7 +250,8 @@ def adama(
       tx = jaxmem.optim.adama(3e-4, weight_decay=0.1, micro_batches=8)
       state = tx.init(params)
       for micro_batch in data:  # the parameters move at every eighth
-          updates, state = tx.update(grad(params, micro_batch), state, params)
+          grads = jax.grad(loss_fn)(params, micro_batch)
+          updates, state = tx.update(grads, state, params)
           params = optax.apply_updates(params, updates)
     """
     moments = scale_by_adama(

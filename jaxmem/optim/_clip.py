@@ -41,9 +41,10 @@ def clip_by_layer_norm(
     Args:
       max_norm: scalar, more than 0.
       stacked: which leaves are stacked, by default none: patterns of paths as
-        `jaxmem.trainable` takes them ("layers", "decoder/layers/**", a compiled regular
-        expression), a function of the leaf's path ("decoder/layers/kernel"), a list of
-        these; or a tree of bools, of the parameters' structure or a prefix of it.
+        `jaxmem.trainable` takes them ("layers", ``"decoder/layers/**"``, a compiled
+        regular expression), a function of the leaf's path ("decoder/layers/kernel"), a
+        list of these; or a tree of bools, of the parameters' structure or a
+        prefix of it.
 
     Returns:
       An `optax.GradientTransformation` without state. Norms are computed in float32 or

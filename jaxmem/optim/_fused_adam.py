@@ -83,7 +83,7 @@ class FusedAdam:
 
       @functools.partial(jax.jit, donate_argnums=(0, 1))
       def train_step(params, state, batch, key):
-          grads = jax.grad(loss)(params, batch)
+          grads = jax.grad(loss_fn)(params, batch)
           return adam.step(grads, state, params, rng=key)
     """
 

@@ -12,14 +12,3 @@ def to_host(x):
 def to_device(x):
     """In the device's memory."""
     return jax.device_put(x, jax.memory.Space.Device) if jnp.ndim(x) else x
-
-
-def check_host_memory(who: str) -> None:
-    """ValueError if the backend has no memory of the host's for arrays."""
-    device = jax.devices()[0]
-    kinds = [memory.kind for memory in device.addressable_memories()]
-    if "pinned_host" not in kinds:
-        raise ValueError(
-            f"{who}: {device.platform} has the memories {', '.join(kinds)}; the "
-            "state of the optimizer needs pinned_host"
-        )

@@ -51,6 +51,15 @@ class MultiSteps:
         `init`.
       ValueError: `every_k_schedule` less than 1; from `update`, an `opt` in which only
         some of the gradients go into an AdamA, see `accumulate_step`.
+
+    Example::
+
+      tx = jaxmem.optim.MultiSteps(jaxmem.adama(3e-4), every_k_schedule=8)
+      state = tx.init(params)
+      for micro_batch in data:  # the parameters move at every eighth
+          grads = jax.grad(loss_fn)(params, micro_batch)
+          updates, state = tx.update(grads, state, params)
+          params = optax.apply_updates(params, updates)
     """
 
     def __init__(

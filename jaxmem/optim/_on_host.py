@@ -6,7 +6,8 @@ import jax
 import optax
 from jaxtyping import PyTree
 
-from jaxmem.optim._memory_space import check_host_memory, to_device, to_host
+from jaxmem.ir.host_memory import check_host_memory
+from jaxmem.optim._memory_space import to_device, to_host
 from jaxmem.optim.accumulation.steps import as_transformation
 
 
@@ -19,8 +20,13 @@ def on_host(tx: optax.GradientTransformation) -> optax.GradientTransformationExt
     scan: then one layer's state is on the device at a time, and the copies of one layer
     run while another is computed. Leaves outside of a scan are fetched whole: an
     embedding's moments go in chunks of rows with `jaxmem.optim.adamw(on_host=True)`,
-    which needs no wrapper. Donate the parameters and the state together, or the
-    host holds the state twice.
+    which needs no wrapper.
+
+    Donate the parameters and the state together, or the host holds the state twice, and
+    return them in the order in which the step takes them: on one device `jax.jit`
+    matches donated arguments with results by shape, whatever their memories, and XLA's
+    CPU backend aborts the process where they differ. `jaxmem.schedule` and
+    `jaxmem.microbatch` raise an error instead.
 
     The result is that of `tx`. Scalars, such as step counts, stay on the device.
 
@@ -43,7 +49,7 @@ def on_host(tx: optax.GradientTransformation) -> optax.GradientTransformationExt
     Example::
 
       tx = jaxmem.optim.on_host(optax.adamw(3e-4))
-      step = jaxmem.schedule(train_step, donate_argnums=0)
+      step = jaxmem.schedule(step, donate_argnums=0)
     """
     tx = as_transformation("tx", tx)
 

@@ -74,6 +74,14 @@ class Graph:
     Raises:
       ValueError: a value is read before it is made, or made twice; an output is never
         made; `aliases` or `in_place` names a value that does not exist.
+
+    Example::
+
+      from jaxmem.planning import Graph, Operation, Value
+
+      double = Operation("double", inputs=(0,), outputs=(1,), flops=4)
+      add = Operation("add", inputs=(0, 1), outputs=(2,), flops=4)
+      graph = Graph((double, add), (Value(16),) * 3, arguments=(0,), outputs=(2,))
     """
 
     operations: tuple[Operation, ...]

@@ -56,8 +56,14 @@ class Pattern:
         may be others than in `plain` (a window, strides): keyword arguments of `lean`
         and `when`, as the operation has them.
 
-    Example:
-      >>> cube = Pattern("cube", lambda x: x * x * x, lean_cube, examples=("*n",))
+    Example::
+
+      lean_cube = jax.checkpoint(lambda x: x**3)
+      cube = jaxmem.rewriting.Pattern(
+          "cube", lambda x: x * x * x, lean_cube, examples=("*n",)
+      )
+      cubes = jaxmem.rewriting.rewrite(lambda x: x * x * x, patterns=[cube])
+      y = cubes(x)
     """
 
     name: str

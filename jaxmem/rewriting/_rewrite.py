@@ -85,6 +85,10 @@ def find(
 
     Returns:
       The report; nothing is computed.
+
+    Example::
+
+      print(jaxmem.rewriting.find(lambda x: 0.5 * x * (1 + jax.lax.erf(x / 2**0.5)), x))
     """
     check_callable("fn", fn)
     patterns = check_patterns(patterns)
@@ -119,6 +123,11 @@ def rewrite(
 
     Raises:
       TypeError: `fn` is not callable or `patterns` holds something else.
+
+    Example::
+
+      gelu = jaxmem.rewriting.rewrite(lambda x: 0.5 * x * (1 + jax.lax.erf(x / 2**0.5)))
+      y = gelu(x)
     """
     check_callable("fn", fn)
     patterns = check_patterns(patterns)

@@ -7,6 +7,8 @@ import jax
 
 from jaxmem.frameworks import Place
 from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import across_memories
+from jaxmem.ir.scans import is_on_host
 
 
 def jit_with(fn: Callable, donated: Sequence[Place], options=None, shardings=()):
@@ -45,6 +47,34 @@ def positions(args, kwargs, places: Sequence) -> list[int]:
             found += range(count, count + len(leaves))
         count += len(leaves)
     return found
+
+
+def on_one_device(arguments: Any) -> bool:
+    """Whether no array of them is known to lie on several devices."""
+    places = (getattr(x, "sharding", None) for x in jax.tree.leaves(arguments))
+    return all(place is None or place.num_devices == 1 for place in places)
+
+
+def check_memories(closed, given: Sequence[int], arguments: Any) -> None:
+    """ValueError if `jit` on one device reuses an argument across memories.
+
+    Args:
+      closed: the step's jaxpr.
+      given: which of its inputs are donated.
+      arguments: of the step, to name one.
+    """
+    paths = [p for p, x in jax.tree.leaves_with_path(arguments) if jaxprs.is_array(x)]
+    for output, i in across_memories(closed, given).items():
+        memories = ("device", "pinned_host")
+        there = is_on_host(closed.jaxpr.invars[i])
+        path, own, other = paths[i], memories[there], memories[not there]
+        raise ValueError(
+            f"argument {jax.tree_util.keystr(path[1:])} is donated and lies in {own}, "
+            f"but `jax.jit` would put result {output}, an array of the same shape and "
+            f"dtype in {other}, into its buffer, and the process would abort: donate "
+            "the parameters together with the optimizer state, and return both in the "
+            "order in which the step takes them"
+        )
 
 
 def check_fixed_sizes(what: str, arguments: Any) -> None:

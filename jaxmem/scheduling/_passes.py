@@ -29,6 +29,7 @@ from jaxmem.scheduling.recompute.unrolled import (
 )
 from jaxmem.scheduling.release.released import GradientRelease, ReleaseGradients
 from jaxmem.scheduling.release.write_back import carried
+from jaxmem.scheduling.row_chunks.update import UpdateInRows
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
 
 PASSES: tuple[Pass, ...] = (
@@ -40,6 +41,7 @@ PASSES: tuple[Pass, ...] = (
     RecomputeUnrolled(),
     ReleaseGradients(),
     UpdateTouchedRows(),
+    UpdateInRows(),
     OrderOperations(),
     ProductsThatShrinkFirst(),
 )

@@ -78,7 +78,7 @@ def remat_policy(
     Raises:
       TypeError: `search_seconds` is no number.
       ValueError: no scanned layer has a name; the budget is no size, or not reachable
-        with these names (`BudgetError`, which names the least and who holds it);
+        with these names (`BudgetError`, which names the least and its largest buffers);
         `search_seconds` is not above 0.
       TimeoutError: nothing that fits was found in `search_seconds`.
       RuntimeError: this installation cannot compile for the target.

@@ -14,11 +14,14 @@ from jaxmem.chips import get_target
 from jaxmem.frameworks import Call, Jitted, copied_objects, jitted, pure_call
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Aliases, by_shape
+from jaxmem.ir.host_memory import check_host_memory
 from jaxmem.memory import Pending, Target, begin, format_bytes
 from jaxmem.scheduling._arguments import (
     abstract,
     check_fixed_sizes,
+    check_memories,
     jit_with,
+    on_one_device,
     positions,
 )
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
@@ -36,6 +39,7 @@ from jaxmem.scheduling._shardings import (
 from jaxmem.scheduling.plan.fingerprint import fingerprint, loaded
 from jaxmem.scheduling.plan.notes import notes_of
 from jaxmem.scheduling.plan.plan import Plan, make_plan, undonated
+from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.search.compiles import Compared, compared
 from jaxmem.scheduling.search.result import BudgetError, SearchResult
 from jaxmem.scheduling.search.search import search
@@ -62,6 +66,8 @@ class Scheduled:
         """The step's results; its donated arguments are gone afterwards."""
         with self._open(args, kwargs) as call:
             self._warn(call)
+            if self._options.offload and self._sends_away(call):
+                check_host_memory("schedule(offload=True)")
             return call.finish(self._jit(call)(*call.args, **call.kwargs))
 
     def trace(self, *args, **kwargs):
@@ -115,6 +121,8 @@ class Scheduled:
             rewritten, scheduled = found.rewritten, found.report
             if rewritten is None:
                 rewritten = self._rewrite(self._abstract(call), found.choice)[0]
+            if not call.inside and on_one_device((call.args, call.kwargs)):
+                self._check_memories(rewritten.jaxpr, call)
             if call.form.as_it_is:  # where a jitted step says its arguments are
                 places = self._shardings(call)
                 args, kwargs = places.of(abstract((args, kwargs)))
@@ -157,12 +165,16 @@ class Scheduled:
         options = None if call.inside else self._compiler_options(call)
         shardings = self._shardings(call)
         key = call.form, choice, options is None, self._undecided(call), shardings
+        alone = not call.inside and on_one_device((call.args, call.kwargs))
+        key = *key, alone
         if key not in self._jitted:
 
             @functools.wraps(self.__wrapped__)
             def scheduled(*args, **kwargs):
                 inside = replace(call, args=args, kwargs=kwargs)
                 found, leaves, tree = self._rewrite(inside, choice)
+                if alone:
+                    self._check_memories(found.jaxpr, inside)
                 return jax.tree.unflatten(tree, jaxprs.evaluate(found.jaxpr, leaves))
 
             how = options, shardings.for_jit()
@@ -220,6 +232,13 @@ class Scheduled:
         if self._undecided(call):
             given = range(len(closed.in_avals))
         return by_shape(closed, given)
+
+    def _check_memories(self, closed, call: Call) -> None:
+        given = positions(call.args, call.kwargs, call.form.donated)
+        check_memories(closed, given, (call.args, call.kwargs))
+
+    def _sends_away(self, call: Call) -> bool:
+        return self._find(call).choice.get(Recompute).offload is not None
 
     def _undecided(self, call: Call) -> bool:
         """Whether a function round the step says what is donated."""

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.arrays import array
+
 RTOL = 128 * float(np.finfo(np.float32).eps)
 LR = 0.01
 
@@ -18,14 +20,14 @@ LR = 0.01
 def params(dtype=jnp.float32):
     rng = np.random.default_rng(0)
     return {
-        "b": jnp.asarray(rng.uniform(0.5, 1.0, (3,)), dtype),
-        "w": jnp.asarray(rng.uniform(-0.1, 0.1, (3, 4)), dtype),
+        "b": array(rng.uniform(0.5, 1.0, (3,)), dtype),
+        "w": array(rng.uniform(-0.1, 0.1, (3, 4)), dtype),
     }
 
 
 def batch(size=16, seed=1):
     rng = np.random.default_rng(seed)
-    return {"x": jnp.asarray(rng.uniform(0.5, 1.5, (size, 3)), jnp.float32)}
+    return {"x": array(rng.uniform(0.5, 1.5, (size, 3)), jnp.float32)}
 
 
 def per_example(params, x):

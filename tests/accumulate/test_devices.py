@@ -17,6 +17,7 @@ from jaxmem.accumulate import microbatch
 from jaxmem.optim import AdamAState, adama, scale_by_adama
 from tests.accumulate import problem
 from tests.accumulate.problem import LR, RTOL, assert_close, assert_same
+from tests.arrays import array
 from tests.sets import some_fast
 
 M = 8
@@ -366,7 +367,7 @@ def layers_loss(params, batch, rng):
 
 @ADAMS
 def test_scanned_layers(make, n=2):
-    layers = jnp.asarray(np.random.default_rng(0).uniform(0.1, 0.5, (4, 3, 3)))
+    layers = array(np.random.default_rng(0).uniform(0.1, 0.5, (4, 3, 3)))
     params = PARAMS | {"layers": layers.astype(jnp.float32)}
     bad = np.zeros((M, n))
     bad[0], bad[1, 1] = np.nan, np.nan

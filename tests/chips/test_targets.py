@@ -15,6 +15,7 @@ from rich.console import Console
 import jaxmem
 from jaxmem import chips
 from jaxmem.chips import Target, _compilers, _table, _target, target_mesh, targets
+from pallas_kernels import chips as kernel_chips
 
 CONTRIBUTING = pathlib.Path(jaxmem.__file__).parents[1] / "CONTRIBUTING.md"
 NAMES = "cpu t4 l4 a100 h100 h200 b200 tpu-v4 tpu-v5e tpu-v5p tpu-v6e".split()
@@ -28,6 +29,15 @@ def test_all_chips_have_a_row_that_says_whether_they_compile():
         assert row.available == (row.why_not == "")
         assert row.name in str(rows)
     assert all(row.memory_bytes > 14 * 2**30 for row in rows[1:])
+
+
+def test_kernels_know_every_chip_by_the_same_figures():
+    """The kernels stand on jax alone and have a table of their own."""
+    for name, chip in _table.CHIPS.items():
+        if isinstance(chip.compiler, _table.Gpu):
+            assert kernel_chips.GPUS[name] == chip.compiler.capability, name
+        elif isinstance(chip.compiler, _table.Tpu):
+            assert name.removeprefix("tpu-") in kernel_chips.TPUS, name
 
 
 @pytest.fixture

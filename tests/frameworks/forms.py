@@ -16,8 +16,10 @@ import optax
 from flax import nnx
 from flax.training.train_state import TrainState
 
+from tests.arrays import array
+
 D, ROWS, LR = 8, 16, 3e-2
-X = jnp.asarray(np.random.default_rng(0).normal(size=(ROWS, D)), jnp.float32)
+X = array(np.random.default_rng(0).normal(size=(ROWS, D)), jnp.float32)
 TX = optax.adam(LR)
 
 
@@ -69,7 +71,7 @@ def plain_step(params, state, x):
 
 def plain_args():
     rng = np.random.default_rng(1)
-    params = [jnp.asarray(rng.normal(size=(D, D)) / D, jnp.float32) for _ in range(2)]
+    params = [array(rng.normal(size=(D, D)) / D, jnp.float32) for _ in range(2)]
     return params, TX.init(params), X
 
 

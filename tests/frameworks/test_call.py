@@ -12,6 +12,7 @@ from jax import export
 
 import jaxmem
 from jaxmem.frameworks import jitted, pure_call
+from tests.arrays import array
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),
@@ -137,7 +138,7 @@ def scanned(w, x):
 def test_export_with_a_symbolic_batch(wrap):
     """Decisions take a symbolic size as a number; the program holds for all."""
     (rows,) = export.symbolic_shape("rows")
-    w = jnp.asarray(np.random.default_rng(0).normal(size=(3, 3, 3)), jnp.float32)
+    w = array(np.random.default_rng(0).normal(size=(3, 3, 3)), jnp.float32)
     x = jax.ShapeDtypeStruct((rows, 3), jnp.float32)
     exported = export.export(wrap(jaxmem.schedule(scanned)))(w, x)
     for n in (2, 5):

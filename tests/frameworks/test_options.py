@@ -29,10 +29,10 @@ class Wrapper:
         return Jitted(donated=(0,))
 
 
-@pytest.mark.parametrize("way", ["call", "estimate"])
-def test_a_wrapper_is_asked_once_a_call(way):
+@pytest.mark.parametrize("caller", ["call", "estimate"])
+def test_a_wrapper_is_asked_once_a_call(caller):
     step, model, x = Wrapper(), nnx.Linear(4, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 4))
-    if way == "call":
+    if caller == "call":
         jaxmem.schedule(step)(model, x)
     else:
         jaxmem.estimate(step, model, x)

@@ -4,13 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.arrays import array
+
 WIDTH, LAYERS = 6, 3
 
 
 def params(seed=0):
     """A scanned stack, a head, a table that is quantized, and a norm."""
     rng = np.random.default_rng(seed)
-    draw = lambda *shape: jnp.asarray(rng.standard_normal(shape) / 2, jnp.float32)
+    draw = lambda *shape: array(rng.standard_normal(shape) / 2, jnp.float32)
     return {
         "layers": {
             "up": {
@@ -53,4 +55,4 @@ def loss(params, batch, rng=None):
 
 def batch(size=8):
     rng = np.random.default_rng(9)
-    return jnp.asarray(rng.standard_normal((size, WIDTH)), jnp.float32)
+    return array(rng.standard_normal((size, WIDTH)), jnp.float32)

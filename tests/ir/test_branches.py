@@ -9,16 +9,17 @@ from jax import lax
 import jaxmem
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.branches import of_one_layer, treatment
+from jaxmem.ir.branches import of_layers, treatment
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.layer_rules import Batched
+from tests.arrays import array
 
 L, M = 3, 4
 
 
 def normal(*shape, seed=0):
     values = np.random.default_rng(seed).standard_normal(shape)
-    return jnp.asarray(values, jnp.float32)
+    return array(values, jnp.float32)
 
 
 G, OLD, SEEDS, FLAT = normal(L, M, M), normal(L, M, 2), jnp.arange(L), normal(M, M)
@@ -87,7 +88,7 @@ def test_layer_by_layer_is_all_at_once(name, due):
     whole = _compat.bind(eqn, [index, *operands])
     cut = lambda x, axis, j: x if axis is None else x[j : j + 1]
     layers = [
-        of_one_layer(
+        of_layers(
             eqn,
             [index, *(cut(*p, j) for p in zip(operands, treated.ins[1:], strict=True))],
             treated,
@@ -134,9 +135,9 @@ def test_what_is_not_layer_by_layer_is_refused(text):
     fn, (index, axis) = REFUSED[text]
     eqn = equation(fn, normal(L, L, M), jnp.int32(1))
     axes = [index] + [axis if v.aval.ndim == 3 else None for v in eqn.invars[1:]]
-    verdict = treatment(eqn, axes)
-    assert isinstance(verdict, str), verdict
-    assert text in verdict
+    reason = treatment(eqn, axes)
+    assert isinstance(reason, str), reason
+    assert text in reason
 
 
 def test_a_refresh_is_released_from_a_backward_scan():

@@ -19,6 +19,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.layer_axis import narrow, operand_axes, treatment
 from jaxmem.ir.layer_rules import RULES, Batched, Reduced
 from jaxmem.ir.primitives import ELEMENTWISE
+from tests.arrays import array
 
 L = 3  # layers; no other axis of a case has this size
 EPS = 2.0**-23
@@ -27,11 +28,11 @@ RTOL = 16 * EPS  # sums of at most eight products, or one function off by a few 
 
 def normal(*shape, dtype=jnp.float32, seed=0):
     values = np.random.default_rng(seed).standard_normal(shape)
-    return jnp.asarray(values, dtype)
+    return array(values, dtype)
 
 
 def integers(*shape, dtype=jnp.int32):
-    return jnp.asarray(np.random.default_rng(1).integers(0, 100, shape), dtype)
+    return array(np.random.default_rng(1).integers(0, 100, shape), dtype)
 
 
 def bools(*shape):
@@ -168,10 +169,10 @@ def moves():
     yield Case(
         squeeze(0, 2), (normal(1, 4, 1),), (0,), "it removes the axis of the layers"
     )
-    turn = lambda *order: lambda x: lax.transpose(x, order)
-    yield Case(turn(1, 0, 2), (X,), (0,), (1,))
-    yield Case(turn(1, 2, 0), (X,), (0,), (2,))
-    yield Case(turn(2, 0, 1), (normal(4, 5, L),), (2,), (0,))
+    transposed = lambda *order: lambda x: lax.transpose(x, order)
+    yield Case(transposed(1, 0, 2), (X,), (0,), (1,))
+    yield Case(transposed(1, 2, 0), (X,), (0,), (2,))
+    yield Case(transposed(2, 0, 1), (normal(4, 5, L),), (2,), (0,))
     part = lambda start, end, by=None: lambda x: lax.slice(x, start, end, by)
     yield Case(part((0, 1, 2), (L, 4, 4)), (X,), (0,), (0,))
     yield Case(part((0, 0, 0), (L, 4, 5), (1, 2, 3)), (X,), (0,), (0,))
@@ -231,6 +232,20 @@ def products():
     )
     yield Case(rows, (normal(4, L), normal(L, 5)), (None, 0), "it sums over the layers")
     yield Case(rows, (normal(L, 4), normal(4, L)), (0, 1), "each layer by every other")
+
+
+def loops():
+    over = lambda w, x, y: lax.map(lambda one: one[0] @ w @ one[1], (x, y))
+    args = normal(4, 4), normal(L, 4, 4), normal(L, 4)
+    yield Case(over, args, (None, 0, 0), (0,))
+    yield Case(over, args, (None, 0, None), (0,))
+    each = lambda w, x: lax.map(lambda one: one @ w, x)
+    args = normal(L, L), normal(L, 4, L)
+    yield Case(each, args, (0, 0), "it carries something")
+    yield Case(each, args, (None, 2), "it loops over another axis")
+    total = lambda c, x: lax.scan(lambda c, y: (c + y, c), c, x)
+    args = normal(4), normal(L, 4)
+    yield Case(total, args, (None, 0), "it carries something")
 
 
 def matrices():
@@ -309,6 +324,7 @@ CASES = [
     *along_an_axis(),
     *moves(),
     *products(),
+    *loops(),
     *matrices(),
     *unknown(),
 ]

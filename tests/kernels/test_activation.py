@@ -22,6 +22,7 @@ from pallas_kernels import dispatch, simulated
 from pallas_kernels.activation import gpu as activation_gpu
 from pallas_kernels.activation import reference
 from pallas_kernels.activation import tpu as activation_tpu
+from tests.arrays import array
 from tests.references import kept_bytes
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
@@ -51,7 +52,7 @@ def gelu_erf(x, **how):
 
 
 def draw(shape, dtype, seed=0):
-    return jnp.asarray(3 * np.random.default_rng(seed).standard_normal(shape), dtype)
+    return array(3 * np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def float64(x):
@@ -80,9 +81,9 @@ def every_function(module, x, g, up):
     y, codes = module.forward(x, value=value, code=step, bits=2)
     same, sides = module.forward(x, value=value, code=side, bits=1)
     dx = module.backward(g, codes, slope=level)
-    again = module.backward(g, sides, y, slope=mirrored)
+    recomputed = module.backward(g, sides, y, slope=mirrored)
     product = module.gated_forward(x, up, value=value)
-    return y, same, dx, again, product, *module.gated_backward(g, x, up, both=both)
+    return y, same, dx, recomputed, product, *module.gated_backward(g, x, up, both=both)
 
 
 CASES = [("tpu", (264, 130), "bfloat16"), ("cuda", (9000,), "bfloat16")]

@@ -16,6 +16,7 @@ from pallas_kernels import simulated
 from pallas_kernels.adam import gpu as adam_gpu
 from pallas_kernels.adam import reference
 from pallas_kernels.adam import tpu as adam_tpu
+from tests.arrays import array
 from tests.optim.reference import RTOL, adama_tree, assert_near, at, gradients, tree
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
@@ -29,7 +30,7 @@ MASK = {"w": True, "b": False}
 
 def leaf(shape, p="float32", moment="float32", g=None, seed=0):
     r = np.random.default_rng(seed)
-    draw = lambda dtype: jnp.asarray(r.standard_normal(shape), dtype)
+    draw = lambda dtype: array(r.standard_normal(shape), dtype)
     v = jnp.square(draw("float32")).astype(moment)
     return {"p": draw(p), "m": draw(moment), "v": v, "g": draw(g or p)}
 
@@ -119,7 +120,7 @@ def test_weights_take_the_place_of_the_number():
 
 
 def rounded(values, seed=SEED):
-    x = jnp.asarray(values, jnp.float32)
+    x = array(values, jnp.float32)
     place = reference.leaf_positions(x.shape)
     bits = jnp.broadcast_to(reference.random_bits(seed, *place), x.shape)
     return reference.rounded(x, jnp.bfloat16, bits)
@@ -173,9 +174,9 @@ def test_one_key_is_enough():
     adam = FusedAdam(1e-3)
     for key in (jax.random.key(0), jax.random.PRNGKey(0)):
         one, state = adam.step(grads, adam.init(params), params, rng=key)
-        again, _ = adam.step(grads, adam.init(params), params, rng=key)
+        repeated, _ = adam.step(grads, adam.init(params), params, rng=key)
         two, _ = adam.step(grads, state, params, rng=key)
-        jax.tree.map(np.testing.assert_array_equal, one, again)
+        jax.tree.map(np.testing.assert_array_equal, one, repeated)
         assert (one["a"] != one["b"]).any() and (one["a"] != two["a"]).any()
     assert adam.step(grads, state, params)[0]["a"].dtype == jnp.bfloat16
 
@@ -277,9 +278,9 @@ def test_view_knows_where_elements_are(shape):
 
 @pytest.mark.parametrize("platform", KERNELS)
 def test_tree_end_to_end(platform):
-    """Through the public face: every shape of leaf, micro-batches in a scan."""
+    """Through the public function: every shape of leaf, micro-batches in a scan."""
     r = np.random.default_rng(0)
-    draw = lambda *s: jnp.asarray(r.standard_normal(s), jnp.bfloat16)
+    draw = lambda *s: array(r.standard_normal(s), jnp.bfloat16)
     params = {"w": draw(24, 30), "deep": [draw(7), draw()]}
     grads = jax.tree.map(lambda p: draw(2, 2, *p.shape), params)
     key = jax.random.key(0)

@@ -23,6 +23,7 @@ from jaxmem.ops.attention.dot_product import dot_product_attention
 from pallas_kernels import simulated
 from pallas_kernels.attention import inputs as common
 from pallas_kernels.attention.tpu import blocks, grid
+from tests.arrays import array
 from tests.references import kept_bytes
 
 AVAILABLE = {t.name for t in targets() if t.available}
@@ -34,7 +35,7 @@ on_pallas = functools.partial(dot_product_attention, implementation="pallas")
 
 
 def normal(*shape, seed=0, dtype=jnp.float32):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return array(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def qkv(b=1, t=200, s=150, n=2, k=2, h=64, dtype=jnp.float32):

@@ -22,6 +22,7 @@ from pallas_kernels.attention import Extras, Inputs, Rules, dropout_mask, dropou
 from pallas_kernels.attention import gpu as attention_gpu
 from pallas_kernels.attention.gpu import tables
 from pallas_kernels.attention.gpu.tables import make_case, row_statistics
+from tests.arrays import array
 
 AVAILABLE = {t.name for t in targets() if t.available}
 needs_gpu = pytest.mark.skipif("h100" not in AVAILABLE, reason="targets extra")
@@ -41,7 +42,7 @@ def small_blocks(monkeypatch):
 
 
 def normal(*shape, seed=0, dtype=F32):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return array(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def qkv(b=1, t=128, s=128, n=2, k=1, h=64, dtype=BF16):

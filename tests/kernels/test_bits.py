@@ -10,6 +10,7 @@ from jaxmem._bits import pack_bits, unpack_bits
 from pallas_kernels import simulated
 from pallas_kernels.bits import gpu as bits_gpu
 from pallas_kernels.bits import tpu as bits_tpu
+from tests.arrays import array
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
 MODULES = {"tpu": bits_tpu, "cuda": bits_gpu}
@@ -18,7 +19,7 @@ TARGETS = {"tpu": "tpu-v5e", "cuda": "h100"}
 
 def draw(shape, dtype):
     values = 3 * np.random.default_rng(0).standard_normal(shape)
-    return jnp.asarray(values > 0 if dtype == "bool" else values, dtype)
+    return array(values > 0 if dtype == "bool" else values, dtype)
 
 
 def above(x):

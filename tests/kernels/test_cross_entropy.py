@@ -15,6 +15,7 @@ from jaxmem.ops import linear_cross_entropy
 from pallas_kernels import simulated
 from pallas_kernels.cross_entropy import LossOptions
 from pallas_kernels.cross_entropy import tpu as cross_entropy_tpu
+from tests.arrays import array
 from tests.references import kept_bytes
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
@@ -33,10 +34,10 @@ def arrays(
     tokens, features, words, dtype="float32", kernel_dtype=None, axis=1, bias=True
 ):
     r = np.random.default_rng(0)
-    normal = lambda *s: jnp.asarray(r.standard_normal(s), "float32")
+    normal = lambda *s: array(r.standard_normal(s), "float32")
     kernel = (normal(features, words) / 8).astype(kernel_dtype or dtype)
     kernel = kernel if axis else kernel.T
-    labels = jnp.asarray(r.integers(0, words, tokens), jnp.int32)
+    labels = array(r.integers(0, words, tokens), jnp.int32)
     labels = labels.at[0].set(OUT)
     offsets = normal(words).astype(kernel_dtype or dtype) if bias else None
     return normal(tokens, features).astype(dtype), kernel, offsets, labels
@@ -115,7 +116,7 @@ def test_frozen_inputs(wanted):
 
 
 def test_several_blocks_of_tokens():
-    """Down in the kernels' own arguments: the public face has the largest that fit."""
+    """Down in the kernels' own arguments: the public one has the largest that fit."""
     x, kernel, bias, labels = arrays(150, 128, 200)
     unit, wanted = jnp.float32(0.5), frozenset({"x", "kernel", "bias"})
 

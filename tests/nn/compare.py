@@ -7,6 +7,11 @@ import numpy as np
 from jaxmem import _compat
 
 
+def initialized(model, *args, seed=0):
+    """A linen model's variables; in one program, not one for each operation."""
+    return jax.jit(lambda key: model.init(key, *args))(jax.random.key(seed))
+
+
 def assert_trees_identical(a, b):
     """Same structure, and the same bits in every leaf."""
     assert jax.tree.structure(a) == jax.tree.structure(b)

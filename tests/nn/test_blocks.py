@@ -11,7 +11,7 @@ from flax import nnx as flax_nnx
 from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.nn import linen, nnx
 from jaxmem.nn._blocks import rotary_embedding
-from tests.nn.compare import assert_close, kept_bytes
+from tests.nn.compare import assert_close, initialized, kept_bytes
 from tests.sets import some_fast
 
 B, S, D, F, H, K = 2, 8, 16, 32, 4, 2
@@ -55,8 +55,8 @@ def plain_llama(variables, x, mask=None):
         half = x.shape[-1] // 2
         rate = 10_000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
         angle = jnp.outer(jnp.arange(S, dtype=jnp.float32), rate)[None, :, None]
-        turn = jax.lax.complex(jnp.cos(angle), jnp.sin(angle))
-        z = jax.lax.complex(x[..., :half], x[..., half:]) * turn
+        rotation = jax.lax.complex(jnp.cos(angle), jnp.sin(angle))
+        z = jax.lax.complex(x[..., :half], x[..., half:]) * rotation
         return jnp.concatenate([z.real, z.imag], -1)
 
     y = rms_norm(x, p["attention_norm"]["scale"])
@@ -101,7 +101,7 @@ BLOCKS = {
 @functools.cache
 def parameters(name: str):
     """Drawn, and moved a little so that scales and biases matter."""
-    params = BLOCKS[name][0].init(jax.random.key(2), X)["params"]
+    params = initialized(BLOCKS[name][0], X, seed=2)["params"]
     noise = lambda p: 0.1 * jax.random.normal(jax.random.key(p.size), p.shape)
     return jax.tree.map(lambda p: p + noise(p), params)
 
@@ -115,7 +115,7 @@ def test_equals_plain_layers(name):
 
 @pytest.mark.parametrize("name", ["pre", "post"])
 def test_parameters_are_those_of_flax(name):
-    plain = PlainBlock(name, False).init(jax.random.key(2), X)["params"]
+    plain = initialized(PlainBlock(name, False), X, seed=2)["params"]
     assert jax.tree.map(jnp.shape, plain) == jax.tree.map(jnp.shape, parameters(name))
 
 
@@ -169,7 +169,7 @@ def test_no_matmul_but_that_of_logits_is_done_twice(name):
         products(jax.grad(loss(apply), (0, 1)), parameters(name), X)
         for apply in (block.apply, plain)
     )
-    # what a checkpoint computes again and drops is still in the jaxpr: its dense layer
+    # what a checkpoint recomputes and drops is still in the jaxpr: its dense layer
     assert ours <= theirs + 2
 
 
@@ -182,7 +182,7 @@ def test_in_a_scan_over_layers():
     stack = nn.scan(
         Layer, variable_axes={"params": 0}, split_rngs={"params": True}, length=3
     )()
-    params = stack.init(jax.random.key(0), X, None)["params"]
+    params = initialized(stack, X, None)["params"]
     layers = [jax.tree.map(lambda p, i=i: p[i], params["block"]) for i in range(3)]
     want, bare = X, linen.TransformerBlock(H, F)
     for layer in layers:

@@ -184,18 +184,18 @@ def kept(call, arrays, wanted):
     return names, sum(e.bytes for e in found if e.kind == "intermediate")
 
 
-@pytest.mark.parametrize("face", [linen_call, nnx_call])
+@pytest.mark.parametrize("adapter", [linen_call, nnx_call])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_keeps_what_is_needed(case, face):
-    if face is nnx_call and case.nnx is None:
+def test_keeps_what_is_needed(case, adapter):
+    if adapter is nnx_call and case.nnx is None:
         pytest.skip("a linen module alone")
-    values, call = face(case)
+    values, call = adapter(case)
     floats = [n for n, v in values.items() if jnp.issubdtype(v.dtype, jnp.inexact)]
     free = ["x", *(n for n in floats if n not in ("mean", "var"))]
     for wanted in case.subsets(free):
         names, besides = kept(call, {"x": X, **values}, wanted)
         needed = {n for n, by in case.needs.items() if wanted & set(by.split())}
-        rounded = needed & {"scale", "mean", "var"} if face is nnx_call else set()
+        rounded = needed & {"scale", "mean", "var"} if adapter is nnx_call else set()
         assert names == needed - rounded, f"{case.name}, {set(wanted)}"
         more = 2 * D * len(rounded)
         assert besides == case.besides(wanted) + more, f"{case.name}, {set(wanted)}"

@@ -8,6 +8,7 @@ from flax import linen as flax_nn
 
 import jaxmem
 from jaxmem.nn.linen import LoRADense
+from tests.arrays import array
 from tests.nn.compare import assert_close, assert_trees_identical
 
 X = jax.random.normal(jax.random.key(1), (3, 5, 8))
@@ -37,7 +38,7 @@ def test_starts_as_the_dense_layer(options):
 def test_is_the_merged_kernel():
     lora, scale = LoRADense(6, rank=2, alpha=8.0), 8.0 / 2
     rng = np.random.default_rng(0)
-    draw = lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype)
+    draw = lambda x: array(rng.standard_normal(x.shape), x.dtype)
     params = jax.tree.map(draw, variables(lora))
     a, b, rest = params["lora_a"], params["lora_b"], ("kernel", "bias")
     merged = {name: params[name] for name in rest}

@@ -11,20 +11,21 @@ from flax import nnx
 from jaxmem import ops
 from jaxmem.nn import linen as lean_linen
 from jaxmem.nn import nnx as lean_nnx
-from tests.nn.compare import assert_trees_identical, kept_bytes
+from tests.arrays import array
+from tests.nn.compare import assert_trees_identical, initialized, kept_bytes
 
-X = jnp.asarray(np.random.default_rng(0).standard_normal((2, 10, 8)), "float32")
+X = array(np.random.default_rng(0).standard_normal((2, 10, 8)), "float32")
 RNGS = {"sampling": jax.random.key(1)}
 
 
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_linen_parameters_and_outputs_are_those_of_dense(use_bias):
     plain = nn.Dense(4, use_bias=use_bias)
-    variables = plain.init(jax.random.key(0), X)
+    variables = initialized(plain, X)
     sampled = lean_linen.SampledDense(4, use_bias=use_bias)
-    assert_trees_identical(sampled.init(jax.random.key(0), X), variables)
+    assert_trees_identical(initialized(sampled, X), variables)
     velora = lean_linen.VeLoRADense(4, use_bias=use_bias, groups=2)
-    own = velora.init(jax.random.key(0), X)
+    own = initialized(velora, X)
     assert_trees_identical(own["params"], variables["params"])
     want = plain.apply(variables, X)
     np.testing.assert_array_equal(sampled.apply(variables, X, rngs=RNGS), want)
@@ -33,11 +34,11 @@ def test_linen_parameters_and_outputs_are_those_of_dense(use_bias):
 
 def test_linen_keeps_a_part():
     layer = lean_linen.SampledDense(4, budget=0.3)
-    variables = layer.init(jax.random.key(0), X)
+    variables = initialized(layer, X)
     fn = lambda v: layer.apply(v, X, rngs=RNGS)
     assert kept_bytes(fn, variables) == 6 * (8 * 4 + 4)
     velora = lean_linen.VeLoRADense(4, groups=2)
-    own = velora.init(jax.random.key(0), X)
+    own = initialized(velora, X)
     fn = lambda p: velora.apply({"params": p, "velora": own["velora"]}, X)
     # the vector is a constant of this function
     assert kept_bytes(fn, own["params"]) == 20 * 2 * 4
@@ -45,7 +46,7 @@ def test_linen_keeps_a_part():
 
 def test_linen_needs_a_key_or_deterministic():
     layer = lean_linen.SampledDense(4)
-    variables = layer.init(jax.random.key(0), X)
+    variables = initialized(layer, X)
     with pytest.raises(flax.errors.InvalidRngError, match="sampling"):
         layer.apply(variables, X)
     layer.apply(variables, X, deterministic=True)
@@ -53,7 +54,7 @@ def test_linen_needs_a_key_or_deterministic():
 
 
 def test_linen_vector_comes_from_the_first_batch():
-    own = lean_linen.VeLoRADense(4, groups=2).init(jax.random.key(0), X)
+    own = initialized(lean_linen.VeLoRADense(4, groups=2), X)
     np.testing.assert_array_equal(
         own["velora"]["projection"], ops.velora_projection(X, 2)
     )
@@ -71,7 +72,7 @@ def test_linen_in_a_scan_of_layers():
         split_rngs={"params": True, "sampling": True},
         length=3,
     )()
-    variables = layers.init(jax.random.key(0), X, None)
+    variables = initialized(layers, X, None)
     loss = lambda v: layers.apply(v, X, None, rngs=RNGS)[0].sum()
     assert kept_bytes(loss, variables) <= 3 * (6 * (8 * 4 + 4))
 

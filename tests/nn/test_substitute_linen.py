@@ -14,7 +14,12 @@ from flax.training.train_state import TrainState
 import jaxmem.nn
 from jaxmem.nn import Rule
 from tests.nn import linen_models as models
-from tests.nn.compare import assert_close, assert_trees_identical, kept_bytes
+from tests.nn.compare import (
+    assert_close,
+    assert_trees_identical,
+    initialized,
+    kept_bytes,
+)
 
 TOKENS = jax.random.randint(jax.random.key(7), (2, 8), 0, 11)
 IMAGES = jax.random.normal(jax.random.key(8), (2, 6, 6, 3))
@@ -65,8 +70,8 @@ def _slow_but(fast, cases):
 def test_same_model(case, save):
     plain, args = CASES[case]
     lean = jaxmem.nn.substitute(plain, save=save)
-    variables = plain.init(jax.random.key(0), *args)
-    assert_trees_identical(variables, lean.init(jax.random.key(0), *args))
+    variables = initialized(plain, *args)
+    assert_trees_identical(variables, initialized(lean, *args))
     want = value_and_grad(plain, variables, args)
     assert_close(want, value_and_grad(lean, variables, args), ROUNDINGS[save])
     assert type(lean).__name__ == type(plain).__name__
@@ -90,7 +95,7 @@ def test_keeps_much_less(style):
 
 def test_dropout_trains_and_depends_on_the_key():
     lean = jaxmem.nn.substitute(models.Bert(style="scan", dropout=0.5))
-    variables = lean.init(jax.random.key(0), TOKENS)
+    variables = initialized(lean, TOKENS)
 
     @jax.jit
     def run(key):
@@ -103,7 +108,7 @@ def test_dropout_trains_and_depends_on_the_key():
 
 def test_a_jitted_plain_model_is_not_affected_and_a_new_one_is():
     plain = models.Bert()
-    variables = plain.init(jax.random.key(0), TOKENS)
+    variables = initialized(plain, TOKENS)
     step = jax.jit(plain.apply)
     before = step(variables, TOKENS)
     kept = kept_bytes(step, variables, TOKENS)
@@ -127,7 +132,7 @@ class Jitted(nn.Module):
 def test_nn_jit_does_not_reuse_the_plain_trace():
     x = jax.random.normal(jax.random.key(1), (4, 8))
     plain = Jitted()
-    variables = plain.init(jax.random.key(0), x)
+    variables = initialized(plain, x)
     want = plain.apply(variables, x)
     # Formulas would be found in the reused trace too: look for modules only.
     lean = jaxmem.nn.substitute(plain, patterns=())
@@ -142,8 +147,8 @@ def test_every_way_in():
     plain = models.Gpt(nn.Dense(11))
     lean = jaxmem.nn.substitute(plain)
     variables = lean.init({"params": jax.random.key(0)}, TOKENS)
-    y, again = lean.init_with_output(jax.random.key(0), TOKENS)
-    assert_trees_identical(variables, again)
+    y, repeated = lean.init_with_output(jax.random.key(0), TOKENS)
+    assert_trees_identical(variables, repeated)
     want = lean.apply(variables, TOKENS)
     assert_close(y, want)
     assert_close(want, lean.bind(variables)(TOKENS))
@@ -156,21 +161,21 @@ def test_every_way_in():
     )
     assert_close(want, state.apply_fn({"params": state.params}, TOKENS))
     copied = lean.clone(layers=1)
-    assert "blocks_1" not in copied.init(jax.random.key(0), TOKENS)["params"]
+    assert "blocks_1" not in initialized(copied, TOKENS)["params"]
     assert_close(want, copy.deepcopy(lean).apply(variables, TOKENS))
 
 
 def test_pickle():
     lean = jaxmem.nn.substitute(models.ResNet(), [Rule(nn.GroupNorm, None)])
-    again = pickle.loads(pickle.dumps(lean))
-    assert isinstance(again, models.ResNet)
-    assert again.jaxmem_substitution.request == lean.jaxmem_substitution.request
+    loaded = pickle.loads(pickle.dumps(lean))
+    assert isinstance(loaded, models.ResNet)
+    assert loaded.jaxmem_substitution.request == lean.jaxmem_substitution.request
 
 
 def test_capture_intermediates_and_mutable_collections():
     plain = models.Gpt(nn.Dense(11))
     lean = jaxmem.nn.substitute(plain)
-    variables = plain.init(jax.random.key(0), TOKENS)
+    variables = initialized(plain, TOKENS)
     options = dict(capture_intermediates=True, mutable=["intermediates"])
     want = plain.apply(variables, TOKENS, **options)
     assert_close(want, lean.apply(variables, TOKENS, **options))
@@ -188,7 +193,7 @@ class Outer(nn.Module):
 def test_substituted_part_of_a_plain_model():
     variables = Outer(models.Bert()).init(jax.random.key(0), TOKENS)
     outer = Outer(jaxmem.nn.substitute(models.Bert()))
-    assert_trees_identical(variables, outer.init(jax.random.key(0), TOKENS))
+    assert_trees_identical(variables, initialized(outer, TOKENS))
     want = Outer(models.Bert()).apply(variables, TOKENS)
     assert_close(want, outer.apply(variables, TOKENS))
     assert jaxmem.nn.report(outer.inner).replaced()
@@ -244,7 +249,7 @@ def test_rules_and_subclasses(replace):
     x = jax.random.normal(jax.random.key(1), (4, 8))
     rules = [Rule(MyRMSNorm, replace), Rule((nn.Dense, "^second$"), None)]
     plain, lean = Norms(), jaxmem.nn.substitute(Norms(), rules)
-    variables = plain.init(jax.random.key(0), x)
+    variables = initialized(plain, x)
     assert_close(
         value_and_grad(plain, variables, (x,)), value_and_grad(lean, variables, (x,))
     )
@@ -269,7 +274,7 @@ class TwoNorms(nn.Module):
 def test_an_excluded_module_is_not_replaced_as_a_formula_either():
     x = jax.random.normal(jax.random.key(1), (64, 8))
     plain = TwoNorms()
-    variables = plain.init(jax.random.key(0), x)
+    variables = initialized(plain, x)
     lean = jaxmem.nn.substitute(plain, [Rule("^kept$", None)])
     assert_close(plain.apply(variables, x), lean.apply(variables, x))
     report = jaxmem.nn.report(lean)
@@ -285,7 +290,7 @@ def test_an_excluded_module_is_not_replaced_as_a_formula_either():
 def test_unused_rule_is_reported_and_warned_about_once():
     x = jnp.ones((2, 8))
     lean = jaxmem.nn.substitute(nn.Dense(3), [Rule("no/such/path", None)])
-    variables = lean.init(jax.random.key(0), x)
+    variables = initialized(lean, x)
     with pytest.warns(UserWarning, match="no/such/path.*matched nothing"):
         lean.apply(variables, x)
     lean.apply(variables, x)
@@ -342,7 +347,7 @@ def test_model_that_cannot_be_traced_still_gets_its_modules():
 def test_left_option_is_in_the_report():
     x = jax.random.normal(jax.random.key(1), (2, 4, 8))
     lean = jaxmem.nn.substitute(nn.SelfAttention(2, precision="highest"))
-    variables = lean.init(jax.random.key(0), x)
+    variables = initialized(lean, x)
     lean.apply(variables, x)
     entries = {e.path: e for e in jaxmem.nn.report(lean).modules}
     assert entries[""].reason == "a precision of its own"
@@ -359,7 +364,7 @@ def test_a_rule_by_path_applies_once():
     x = jax.random.normal(jax.random.key(1), (4, 8))
     plain = Norms()
     lean = jaxmem.nn.substitute(plain, [Rule("^mine$", jaxmem.nn.linen.RMSNorm)])
-    variables = plain.init(jax.random.key(0), x)
+    variables = initialized(plain, x)
     assert_close(plain.apply(variables, x), lean.apply(variables, x))
 
 
@@ -385,7 +390,7 @@ def test_wrong_options():
 def test_convergence_against_plain():
     """Thirty steps of SGD stay together: every step's rounding enters the next."""
     plain = models.Bert(style="scan_remat")
-    variables = plain.init(jax.random.key(0), TOKENS)
+    variables = initialized(plain, TOKENS)
 
     def train(model):
         @jax.jit

@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.arrays import array
+
 STEPS = 50
 # Bounds per element of a sum over steps: float32 has about seven digits, and a
 # parameter of order 1 is rounded once a step (50 roundings of 2**-24, at random).
@@ -14,14 +16,14 @@ RTOL = {"float32": 1e-6, "float64": 1e-12}
 def tree(seed=0, dtype=jnp.float32):
     """A parameter tree of a matrix and a bias."""
     r = np.random.default_rng(seed)
-    make = lambda *shape: jnp.asarray(1 + r.uniform(size=shape), dtype)  # noqa: E731
+    make = lambda *shape: array(1 + r.uniform(size=shape), dtype)  # noqa: E731
     return {"w": make(6, 5), "b": make(5)}
 
 
 def gradients(n, steps=STEPS, seed=1, dtype=jnp.float32):
     """Gradients of `steps` mini-batches of `n`, stacked along two leading axes."""
     r = np.random.default_rng(seed)
-    draw = lambda p: jnp.asarray(0.3 + r.standard_normal((steps, n, *p.shape)), dtype)
+    draw = lambda p: array(0.3 + r.standard_normal((steps, n, *p.shape)), dtype)
     return jax.tree.map(draw, tree())
 
 

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
+from tests.arrays import array
 from tests.optim import cases
 from tests.optim.cases.case import LR, STEPS, Case
 
@@ -43,7 +44,7 @@ some = pytest.mark.parametrize(
 
 def params(dtype=np.float32):
     r = np.random.default_rng(0)
-    draw = lambda *shape: jnp.asarray(0.3 * r.standard_normal(shape), dtype)
+    draw = lambda *shape: array(0.3 * r.standard_normal(shape), dtype)
     return {
         "layers": draw(LAYERS, ROWS, COLUMNS),
         "w": draw(COLUMNS, ROWS),
@@ -80,7 +81,7 @@ def by_layer(fn, path, p, grads):
 
 @each
 def test_as_the_reference(case):
-    given, grads = params(), gradients()
+    given, grads = params(), jax.tree.map(case.prepared, gradients())
     got, _ = run(case.make(), given, grads)
     for path, p in given.items():
         wide = np.float64(p)
@@ -130,8 +131,7 @@ def test_sharded_as_the_parameters(case):
     specs = {"layers": P(None, "data"), "w": P("data"), "b": P()}
     places = {k: NamedSharding(mesh, spec) for k, spec in specs.items()}
     tx = case.make()
-    given, grads = ({k: t[k] for k in case.spread} for t in (params(), gradients(3)))
-    places = {k: places[k] for k in case.spread}
+    given, grads = params(), gradients(3)
     after, _ = run(tx, given, grads)
     there = jax.device_put(given, places)
     state = tx.init(there)
@@ -184,7 +184,7 @@ def loss(params, batch, rng=None):
 
 def batch(size=8, seed=2):
     r = np.random.default_rng(seed)
-    return jnp.asarray(r.standard_normal((size, ROWS)), jnp.float32)
+    return array(r.standard_normal((size, ROWS)), jnp.float32)
 
 
 def train_step(tx):
@@ -267,8 +267,9 @@ def test_restored_by_orbax(case, tmp_path):
 def test_parameters_are_asked_for(case):
     tx, given = case.make(), params()
     g = jax.tree.map(lambda x: x[0], gradients(1))
+    update = lambda g, p: tx.update(g, tx.init(p), None)
     if case.needs_params:
         with pytest.raises(ValueError, match="params"):
-            tx.update(g, tx.init(given), None)
+            jax.eval_shape(update, g, given)
     else:
-        tx.update(g, tx.init(given), None)
+        jax.eval_shape(update, g, given)

@@ -11,6 +11,7 @@ import jaxmem
 from jaxmem.optim import adam, adama, kahan_summation, split_master, stochastic_rounding
 from jaxmem.optim.low_bit import bfloat16
 from jaxmem.optim.low_bit.split_master import merged, split
+from tests.arrays import array
 from tests.optim.test_battery import batch, loss
 
 WRAPPERS = {
@@ -30,7 +31,7 @@ def apply(params, updates):
 
 def narrow(seed=0, shape=(16, 64)):
     r = np.random.default_rng(seed)
-    return {"w": jnp.asarray(r.standard_normal(shape), jnp.bfloat16)}
+    return {"w": array(r.standard_normal(shape), jnp.bfloat16)}
 
 
 def ends_at(tx, increment, steps=10_000, elements=1024):
@@ -96,7 +97,7 @@ def test_updates_end_at_the_new_parameter(wrap):
 
 def test_stochastic_rounding_of_a_number():
     x = jnp.asarray([1.0, -1.5, 0.0, 1.0 + 2.0**-9, -(1.0 + 3 * 2.0**-9), jnp.inf])
-    bits = jnp.asarray(np.random.default_rng(0).integers(0, 2**32, (4096, 6)), "uint32")
+    bits = array(np.random.default_rng(0).integers(0, 2**32, (4096, 6)), "uint32")
     got = np.float64(bfloat16.stochastic(jnp.broadcast_to(x, bits.shape), bits))
     assert (got[:, [0, 1, 2, 5]] == np.float64(x[jnp.array([0, 1, 2, 5])])).all()
     assert set(got[:, 3]) == {1.0, 1.0 + 2.0**-7}
@@ -109,9 +110,7 @@ def test_stochastic_rounding_of_a_number():
 def test_a_split_master_is_the_weight(dtype, top):
     """To half a code of the correction, of half an ulp of bfloat16."""
     r = np.random.default_rng(0)
-    w = jnp.asarray(
-        r.standard_normal(4096) * 10.0 ** r.uniform(-20, 20, 4096), "float32"
-    )
+    w = array(r.standard_normal(4096) * 10.0 ** r.uniform(-20, 20, 4096), "float32")
     p = w.astype(jnp.bfloat16)
     update, c = split(p, w, dtype)
     assert not update.any()  # the parameter is the rounded master already

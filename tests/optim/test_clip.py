@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from jaxmem.optim import accumulate_step, adama, clip_by_layer_norm
+from tests.arrays import array
 
 LAYERS = 3
 MASK = {"embed": False, "decoder": {"layers": True, "norm": False}, "head": False}
@@ -21,7 +22,7 @@ def in_layers(path):
 
 def draw(dtype=jnp.float32):
     r = np.random.default_rng(0)
-    normal = lambda *shape: jnp.asarray(r.standard_normal(shape), dtype)
+    normal = lambda *shape: array(r.standard_normal(shape), dtype)
     layers = {"w": normal(LAYERS, 4, 5), "b": normal(LAYERS, 5), "s": normal(LAYERS)}
     return {
         "embed": normal(7, 4),

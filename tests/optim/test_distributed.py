@@ -23,6 +23,7 @@ from jaxmem.optim import (
     scale_by_adama,
     start_step,
 )
+from tests.arrays import array
 from tests.optim.reference import RTOL, adama_tree, assert_near, gradients, tree
 
 PARAMS = tree()
@@ -338,7 +339,7 @@ def mlp(params, batch, rng=None):
 
 def problem():
     r = np.random.default_rng(0)
-    draw = lambda *shape: jnp.asarray(r.standard_normal(shape))
+    draw = lambda *shape: array(r.standard_normal(shape))
     params = {
         "layers": draw(3, WIDTH, WIDTH) / np.sqrt(WIDTH),
         "head": draw(WIDTH, 8),

@@ -19,6 +19,7 @@ from jaxmem.optim import (
     scale_by_sm3,
     sm3,
 )
+from tests.arrays import array
 from tests.optim.cases.factored import Estimate, rms
 from tests.optim.test_battery import batch, loss, params, run, train_step
 from tests.scheduling.problem import bytes_of, temp_bytes
@@ -30,7 +31,7 @@ def drawn(shapes, steps=0, seed=0, scale=0.3):
     """Of normal numbers with a direction: [*shape], or [steps, *shape]."""
     r = np.random.default_rng(seed)
     lead = (steps,) * bool(steps)
-    draw = lambda s: jnp.asarray(scale * (0.3 + r.standard_normal((*lead, *s))), "f4")
+    draw = lambda s: array(scale * (0.3 + r.standard_normal((*lead, *s))), "f4")
     return jax.tree.map(draw, shapes, is_leaf=lambda s: isinstance(s, tuple))
 
 

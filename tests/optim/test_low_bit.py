@@ -12,9 +12,11 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
+from jaxmem.ir import row_chunks
 from jaxmem.optim import LowBit, adam, adama, scale_by_adam, scale_by_adama
-from jaxmem.optim.low_bit import rows
+from jaxmem.optim.low_bit import moments
 from jaxmem.optim.low_bit.codes import FORMATS, pack, unpack
+from tests.arrays import array
 from tests.optim import test_battery as battery
 from tests.optim.cases import low_bit as numpy_side
 
@@ -104,7 +106,7 @@ def test_error_of_a_rounding(kind, which):
 @pytest.mark.parametrize("which", [0, 1])
 def test_stochastic_rounding_is_unbiased(kind, which):
     x = jnp.broadcast_to(moment(which, (1, 64), spread=0.5), (4096, 64))
-    draw = jnp.asarray(np.random.default_rng(1).uniform(size=x.shape), jnp.float32)
+    draw = array(np.random.default_rng(1).uniform(size=x.shape), jnp.float32)
     got, wide = np.float64(stored(kind, which, x, draw)), np.float64(x[0])
     off = got.std(0) / 4096**0.5
     least = wide.max() * {(8, "companding"): (2 / 255) ** 2}.get(kind, 1 / 16)
@@ -153,6 +155,17 @@ def test_a_stack_is_its_layers():
         chex.assert_trees_all_equal(one, whole[i])
 
 
+def in_chunks(monkeypatch, elements):
+    """Leaves of any size go in chunks of that many elements, on CPU too."""
+    monkeypatch.setattr(row_chunks, "LEAST_ELEMENTS", 1)
+    monkeypatch.setattr(row_chunks, "_CHUNK", elements)
+    loops = lambda fn, chunks, platforms, *arrays: chosen(
+        fn, chunks, (*platforms, "cpu"), *arrays
+    )
+    chosen = row_chunks.on_platforms
+    monkeypatch.setattr(moments, "on_platforms", loops)
+
+
 @pytest.mark.parametrize("shape, outer", [((200, 64), 1), ((512, 64), 4)])
 @pytest.mark.parametrize("phase", ["moved", "accumulated"])
 def test_chunks_of_rows_change_nothing(monkeypatch, shape, outer, phase):
@@ -168,9 +181,8 @@ def test_chunks_of_rows_change_nothing(monkeypatch, shape, outer, phase):
         return step(g, state)
 
     want = run()
-    monkeypatch.setattr(rows, "LEAST_ELEMENTS", 1)
-    monkeypatch.setattr(rows, "_CHUNK", 64 * (128 if outer > 1 else 48))
-    chunks = rows.chunks_of(shape)
+    in_chunks(monkeypatch, 64 * (128 if outer > 1 else 48))
+    chunks = row_chunks.chunks_of(shape)
     assert chunks is not None and chunks.outer == outer
     assert shape[0] // outer % chunks.rows or outer > 1
     got = run()
@@ -213,7 +225,7 @@ def test_it_is_stable(bits, size):
 def error_of_adama(stochastic, n=32, steps=30):
     """Of the sum of updates in codes, relative to that of moments in float32."""
     r = np.random.default_rng(0)
-    grads = jnp.asarray(0.3 + r.standard_normal((steps * n, 8, 512)), jnp.float32)
+    grads = array(0.3 + r.standard_normal((steps * n, 8, 512)), jnp.float32)
 
     def summed(bits):
         tx = scale_by_adama(bits=bits, micro_batches=n)
@@ -292,8 +304,7 @@ def test_sharding():
 
 
 def test_rows_that_would_be_gathered(monkeypatch):
-    monkeypatch.setattr(rows, "LEAST_ELEMENTS", 1)
-    monkeypatch.setattr(rows, "_CHUNK", 64 * 32)
+    in_chunks(monkeypatch, 64 * 32)
     p = {"w": placed((512, 64), "data")}
     with pytest.warns(UserWarning, match=r"by_rows=False"):
         scale_by_adam(bits=8).init(p)

@@ -50,8 +50,9 @@ def test_of_full_rank_with_sgd_is_sgd(projection, subspace, shape):
     )
     grads = normal(3, 2, *shape)  # stacks of two
     state = tx.init(jnp.asarray(grads[0]))
+    step = jax.jit(tx.update)
     for g in grads:
-        update, state = tx.update(jnp.asarray(g), state)
+        update, state = step(g, state)
         # two products with orthonormal matrices, of at most six terms each
         assert_near(update, g, 16 * EPS)
 
@@ -70,8 +71,8 @@ def test_of_full_rank_with_adam_is_adam_in_a_rotated_basis():
     """A new basis, and moments from the old one, at every step."""
     p = normal(6, 4)
     # singular values are well apart: 1, 2, 4, 8 times those of orthogonal matrices
-    turns = normal(2, 6, 6, seed=1)
-    u, v = (np.linalg.qr(x)[0] for x in turns)
+    rotations = normal(2, 6, 6, seed=1)
+    u, v = (np.linalg.qr(x)[0] for x in rotations)
     noise = 0.05 * normal(STEPS, 6, 4, seed=2)
     grads = np.float32(u[:, :4] @ np.diag([8.0, 4.0, 2.0, 1.0]) @ v[:4, :4] + noise)
     tx = galore(LR, 4, 1, 1.0, subspace="svd")
@@ -208,7 +209,8 @@ def test_stored_projectors_change_little(kind):
         8, subspace="svd", projector_dtype=kind, inner=optax.identity()
     )
     got, want = (
-        tx.update(g, tx.init(given))[0] for tx in (update(kind), update("float32"))
+        jax.jit(lambda g, p, tx=tx: tx.update(g, tx.init(p))[0])(g, given)
+        for tx in (update(kind), update("float32"))
     )
     assert 0 < np.linalg.norm(got - want) <= error * np.linalg.norm(want)
 
@@ -254,10 +256,11 @@ def test_weight_decay_is_of_the_new_parameters(rate):
     params, grads = {"a": p, "b": p}, {"a": g, "b": g}
     state = decayed.init(params)
     states = plain.init(params)
+    decayed_update, plain_update = jax.jit(decayed.update), jax.jit(plain.update)
     for t in range(2):
         lr = rate(t) if callable(rate) else rate
-        updates, state = decayed.update(grads, state, params)
-        steps, states = plain.update(grads, states, params)
+        updates, state = decayed_update(grads, state, params)
+        steps, states = plain_update(grads, states, params)
         want = (1 - lr * 0.5) * (params["a"] + steps["a"])
         assert_near(params["a"] + updates["a"], want, 4 * EPS)
         np.testing.assert_array_equal(updates["b"], steps["b"])
@@ -271,9 +274,9 @@ def test_a_gradient_of_zeros_does_not_stop_the_next(make):
     tx = make(1.0, 4)
     state = tx.init(jnp.zeros((6, 4)))
     g = jnp.asarray(normal(6, 4))
-    sizes = []
+    sizes, step = [], jax.jit(tx.update)
     for x in (jnp.zeros_like(g), g, g):
-        update, state = tx.update(x, state)
+        update, state = step(x, state)
         sizes.append(float(jnp.linalg.norm(update)))
     assert sizes[0] == 0
     assert sizes[1] > 1

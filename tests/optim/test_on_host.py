@@ -1,14 +1,20 @@
 """Optimizer state in the host's memory: where it is, and what moves."""
 
+import dataclasses
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem.optim import abstract_state, adam, adama, on_host
-from tests.optim.test_battery import batch, params, train_step
+from tests.arrays import array
+from tests.optim.test_battery import batch, loss, params, train_step
 
 HOST = jax.memory.Space.Host
 
@@ -44,13 +50,28 @@ def test_a_layer_is_fetched_at_a_time():
     assert jaxmem.scheduling.Plan.from_json(plan.to_json()) == plan
 
 
+def test_the_link_is_that_of_the_chip_compiled_for():
+    """Of a plan made for the CPU, and of the same plan compiled for a TPU v5e."""
+    tx, state = made()
+    plan = jaxmem.schedule(train_step(tx), donate_argnums=0).plan(state, batch())
+    there = dataclasses.replace(plan, target="tpu-v5e")
+    # 16 lanes of PCI Express 3 carry 16e9 bytes a second
+    assert there.host_seconds == plan.host_traffic_bytes / 16e9
+    assert "the link of cpu" in str(plan) and "the link of tpu-v5e" in str(there)
+
+
 def test_the_ledger_has_it_on_the_host():
     tx, (given, state) = made()
     found = jaxmem.ledger(given, tx)
     assert found.host_bytes == nbytes(state) and found.bytes_of("moments") == 0
 
 
-def test_backends_without_the_memory_are_named(monkeypatch):
+@pytest.mark.parametrize(
+    "init",
+    [on_host(optax.sgd(0.1)).init, adam(0.1, bits=32, on_host=True).init],
+    ids=["wrap", "adam"],
+)
+def test_backends_without_the_memory_are_named(init, monkeypatch):
     class Memory:
         kind = "device"
 
@@ -60,7 +81,7 @@ def test_backends_without_the_memory_are_named(monkeypatch):
 
     monkeypatch.setattr(jax, "devices", lambda *_: [Device()])
     with pytest.raises(ValueError, match="banana has the memories device"):
-        on_host(optax.sgd(0.1)).init(params())
+        init(params())
 
 
 def test_shapes_say_where_they_lie():
@@ -78,7 +99,7 @@ def test_rows_of_an_embedding_go_in_chunks():
     """No array of the whole leaf is on the device, and the values are the same."""
     rows, width = 4096, 512
     r = np.random.default_rng(0)
-    p, g = (jnp.asarray(r.standard_normal((rows, width)), jnp.float32) for _ in "pg")
+    p, g = (array(r.standard_normal((rows, width)), jnp.float32) for _ in "pg")
     tx, plain = adam(1e-2, bits=32, on_host=True), adam(1e-2, bits=32)
     step = lambda tx: jax.jit(lambda g, s: tx.update(g, s, None))
     got, state = step(tx)(g, tx.init(p))
@@ -88,3 +109,50 @@ def test_rows_of_an_embedding_go_in_chunks():
     text = str(jax.make_jaxpr(lambda g, s: tx.update(g, s, None))(g, tx.init(p)))
     moves = [x for x in text.splitlines() if "device_put" in x]
     assert moves and not any(f"f32[{rows},{width}] = device_put" in x for x in moves)
+
+
+def state_first(tx):
+    """The step with the state before the parameters, which it returns first."""
+
+    def step(opt_state, params, batch):
+        (params, opt_state), _ = train_step(tx)((params, opt_state), batch)
+        return params, opt_state
+
+    return step
+
+
+@pytest.mark.parametrize("donated", [0, (0, 1)], ids=["state", "both"])
+@pytest.mark.parametrize(
+    "tx",
+    [on_host(adama(1e-2)), adam(1e-2, bits=32, on_host=True)],
+    ids=["wrap", "adam"],
+)
+def test_donation_across_memories_is_refused(tx, donated):
+    """JAX would give the moments' buffers to the parameters, and XLA:CPU abort."""
+    given = params()
+    step = jaxmem.schedule(state_first(tx), donate_argnums=donated)
+    names = r"argument \[0\].*\.mu\['\w+'\] is donated and lies in pinned_host"
+    with pytest.raises(ValueError, match=f"{names}.*donate the parameters together"):
+        step(tx.init(given), given, batch())
+    with pytest.raises(ValueError, match=names):
+        step.plan(tx.init(given), given, batch())
+
+
+def test_the_state_alone_is_donated_on_several_devices():
+    """There XLA says which buffers are reused, and knows their memories."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    everywhere = NamedSharding(mesh, P())
+    tx, given = on_host(adama(1e-2)), jax.device_put(params(), everywhere)
+    want, _ = jax.jit(state_first(tx))(tx.init(given), given, batch())
+    step = jaxmem.schedule(state_first(tx), donate_argnums=0)
+    got, state = step(tx.init(given), given, batch())
+    chex.assert_trees_all_close(got, want, rtol=1e-5)
+    assert state[0].mu["w"].sharding.memory_kind == "pinned_host"
+
+
+def test_micro_batches_keep_the_order():
+    tx, (given, state) = made()
+    step = jaxmem.microbatch(loss, tx, 2)
+    for seed in range(2):
+        given, state, _ = step(given, state, batch(seed=seed), None)
+    assert state[0].mu["w"].sharding.memory_kind == "pinned_host"

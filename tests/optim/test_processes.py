@@ -94,8 +94,8 @@ def results():
     trained["shard_map"] = with_shard_map(mesh)
     whole = jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))
     return {
-        f"{way} {name}": np.asarray(whole(x).addressable_data(0))
-        for way, params in trained.items()
+        f"{how} {name}": np.asarray(whole(x).addressable_data(0))
+        for how, params in trained.items()
         for name, x in params.items()
     }
 

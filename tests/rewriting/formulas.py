@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.arrays import array
+
 S = jax.ShapeDtypeStruct
 
 
@@ -30,7 +32,7 @@ class Formula:
 
     def args(self, dtype=jnp.float32):
         rng = np.random.default_rng(3)
-        floats = (jnp.asarray(rng.standard_normal(s), dtype) for s in self.shapes)
+        floats = (array(rng.standard_normal(s), dtype) for s in self.shapes)
         return (*floats, *self.others)
 
 
@@ -219,14 +221,10 @@ LONG = ((2, 36, 3, 8),) * 3
 GROUPED = ((2, 12, 4, 8), (2, 12, 2, 8), (2, 12, 2, 8))
 # True where a key is not seen; each query sees the first
 UNSEEN = (
-    jnp.asarray(np.random.default_rng(5).random((2, 1, 1, 12)) < 0.4)
-    .at[..., 0]
-    .set(False),
+    array(np.random.default_rng(5).random((2, 1, 1, 12)) < 0.4).at[..., 0].set(False),
 )
 MASK = (
-    jnp.asarray(np.random.default_rng(0).random((2, 1, 12, 12)) < 0.7)
-    .at[..., 0]
-    .set(True),
+    array(np.random.default_rng(0).random((2, 1, 12, 12)) < 0.7).at[..., 0].set(True),
 )
 ATTENTION = "dot_product_attention"
 ROW = ((2, 1, 1, 12),)

@@ -1,6 +1,6 @@
 """How far gradients of attention may be off since its logits are computed twice.
 
-The backward pass computes the logits l = w + b again, w the scaled product of queries
+The backward pass recomputes the logits l = w + b, w the scaled product of queries
 and keys, and takes p = exp(l' - top - log sum) with the row's maximum and sum of the
 forward pass. The compiler may contract the scaling and the addition into one rounding
 (a fused multiply-add) in one of both programs and not in the other. Then the two

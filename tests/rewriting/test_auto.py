@@ -11,6 +11,7 @@ from jax.sharding import AxisType, PartitionSpec
 import jaxmem
 from jaxmem import ops
 from jaxmem.rewriting import auto_save, library, rewrite
+from tests.arrays import array
 
 W, V, X = jnp.full((8, 32), 0.1), jnp.full((32, 8), 0.1), jnp.ones((16, 8))
 
@@ -120,7 +121,7 @@ def test_bytes_and_gradients_are_those_of_the_form_chosen():
         return lambda w, v, x: jnp.sum(ops.gelu(x @ w, save=save) @ v)
 
     auto = auto_save(lambda w, v, x: jnp.sum(_plain(w, v, x)))
-    x = jnp.asarray(np.random.default_rng(0).standard_normal(X.shape), jnp.float32)
+    x = array(np.random.default_rng(0).standard_normal(X.shape), jnp.float32)
     for argnums, form in (((0, 1), "output"), ((0,), 2)):
         kept = [
             jaxmem.residuals(f, W, V, x, argnums=argnums).total_bytes
@@ -148,7 +149,7 @@ def test_nobody_to_resolve_it_keeps_the_input():
 
 @pytest.mark.parametrize("transform", ["grad of jit", "vmap", "hvp", "shard_map"])
 def test_under_transforms(transform):
-    x = jnp.asarray(np.random.default_rng(0).standard_normal(X.shape), jnp.float32)
+    x = array(np.random.default_rng(0).standard_normal(X.shape), jnp.float32)
     loss = lambda x, f: jnp.sum(f(x @ W) @ V)
     plain = lambda x: loss(x, lambda x: ops.gelu(x, save=2))
     auto = auto_save(lambda x: loss(x, _gelu))

@@ -10,10 +10,11 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxmem.ir.jaxprs import walk
 from jaxmem.rewriting import Pattern, find, rewrite
+from tests.arrays import array
 from tests.references import kept_bytes
 from tests.rewriting.formulas import hugging_face_rms_norm
 
-X = jnp.asarray(np.random.default_rng(1).standard_normal((4, 8)), jnp.float32)
+X = array(np.random.default_rng(1).standard_normal((4, 8)), jnp.float32)
 GELU = (Pattern("gelu", jax.nn.gelu, lambda x: jnp.tanh(x) * 0 + jax.nn.gelu(x)),)
 
 
@@ -213,7 +214,7 @@ def test_masks_that_differ_are_left():
 
 def test_a_row_without_a_key_to_see_is_the_mean_as_before():
     """All masks of the fully masked row put the same number there."""
-    q = jnp.asarray(np.random.default_rng(2).standard_normal((1, 6, 2, 4)), jnp.float32)
+    q = array(np.random.default_rng(2).standard_normal((1, 6, 2, 4)), jnp.float32)
     m = jnp.ones((1, 1, 6, 6), bool).at[..., 2, :].set(False)
     fn = softmaxed(lambda w, m, n: jnp.where(m, -1e9, jnp.where(n, w, -1e9)))
     for masks in ((~m, jnp.ones_like(m)), (jnp.zeros_like(m), m)):
@@ -233,7 +234,7 @@ def statistics_too(x):
 
 
 def test_statistics_that_are_read_elsewhere_hold_nothing_back():
-    """They are made of the input again, and keep nothing else."""
+    """They are recomputed of the input, and keep nothing else."""
     assert counts(statistics_too, X) == {"batch_norm": 1}
     lean = rewrite(statistics_too)
     for a, b in zip(statistics_too(X), lean(X), strict=True):
@@ -279,7 +280,7 @@ def test_an_rms_norm_in_bfloat16_keeps_no_float32_copy_of_its_input(scale):
 
 
 def test_what_is_dear_and_read_elsewhere_is_left():
-    """The sum of a softmax over a product would cost the product again."""
+    """The sum of a softmax over a product would cost a second product."""
 
     def fn(q):
         w = jnp.einsum("bqhd,bkhd->bhqk", q, q)
@@ -310,8 +311,8 @@ def test_what_is_left_is_no_part_of_what_was_replaced():
 def test_convolutions_keep_no_cast_kernel(shape, first):
     """Of any window, stride, groups and layout."""
     layout = ("NCHW", "OIHW", "NCHW") if first else ("NHWC", "HWIO", "NHWC")
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 6, 6, 8)), "bfloat16")
-    w = jnp.asarray(np.random.default_rng(1).standard_normal(shape), jnp.float32)
+    x = array(np.random.default_rng(0).standard_normal((2, 6, 6, 8)), "bfloat16")
+    w = array(np.random.default_rng(1).standard_normal(shape), jnp.float32)
     groups = 8 // shape[2]
     x = x.transpose(0, 3, 1, 2) if first else x
     w = w.transpose(3, 2, 0, 1) if first else w

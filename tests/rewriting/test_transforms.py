@@ -9,6 +9,7 @@ import pytest
 
 from jaxmem import rewriting
 from tests import references
+from tests.arrays import array
 from tests.rewriting.formulas import FORMULAS, Formula
 from tests.rewriting.recomputed import attention_errors
 from tests.sets import slow_unless
@@ -46,7 +47,7 @@ def comparison_of(formula: Formula) -> references.Comparison:
     """The formula as the battery takes it."""
 
     def args(shape, dtype, rng):
-        floats = (jnp.asarray(rng.standard_normal(s), dtype) for s in formula.shapes)
+        floats = (array(rng.standard_normal(s), dtype) for s in formula.shapes)
         return (*floats, *formula.others)
 
     return references.Comparison(
@@ -72,9 +73,13 @@ assert OFTEN.keys() <= COMPARISONS.keys()
 def _cases():
     """Every formula, dtype and transformation; of some one of each is fast."""
     for id_, comparison in COMPARISONS.items():
-        for way in itertools.product(references.DTYPES, sorted(references.TRANSFORMS)):
-            marks = slow_unless(OFTEN.get(id_) == way)
-            yield pytest.param(comparison, *way, marks=marks, id="-".join((id_, *way)))
+        for variant in itertools.product(
+            references.DTYPES, sorted(references.TRANSFORMS)
+        ):
+            marks = slow_unless(OFTEN.get(id_) == variant)
+            yield pytest.param(
+                comparison, *variant, marks=marks, id="-".join((id_, *variant))
+            )
 
 
 @pytest.mark.parametrize(("comparison", "dtype", "transform"), [*_cases()])

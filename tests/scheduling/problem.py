@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem import schedule
 from jaxmem.ir import jaxprs
+from tests import arrays
 
 L, D, OUT, BATCH = 6, 16, 3, 5
 
@@ -23,7 +24,7 @@ RTOL = 1e-11
 
 def array(*shape, seed=0, scale=1.0, dtype=None):
     values = scale * np.random.default_rng(seed).standard_normal(shape)
-    return jnp.asarray(values, dtype)
+    return arrays.array(values, dtype)
 
 
 def stack(n=L, width=D, seed=1, dtype=None):

@@ -15,6 +15,8 @@ import numpy as np
 import optax
 from jax import lax
 
+from tests.arrays import array
+
 RATE = 0.01
 
 
@@ -48,7 +50,7 @@ def drawn(seed: int) -> Drawn:
     loss = _loss(run, DTYPES[dtype])
     tx = optax.chain(CLIPS[clip](), UPDATES[update]())
     params = _params(rng, layers, width)
-    batch = jnp.asarray(rng.standard_normal((rows, width)), jnp.float64)
+    batch = array(rng.standard_normal((rows, width)), jnp.float64)
     step = EXTRAS[extra](tx, BATCHES[batches](jax.value_and_grad(loss)))
     sizes = f"{layers} x {width}", f"{rows} rows"
     words = *names, extra, *sizes
@@ -57,7 +59,7 @@ def drawn(seed: int) -> Drawn:
 
 def _params(rng, layers: int, width: int):
     def normal(*shape, scale):
-        return jnp.asarray(scale * rng.standard_normal(shape), jnp.float64)
+        return array(scale * rng.standard_normal(shape), jnp.float64)
 
     w = normal(layers, width, width, scale=0.5 * width**-0.5)
     v = normal(layers, width, width, scale=0.5 * width**-0.5)

@@ -165,8 +165,8 @@ def test_written_out_layers_fit_a_budget_on_an_absent_chip():
     plan = schedule(step, plain // 3, target="h100", donate_argnums=()).plan(ws, x)
     assert plan.scheduled.peak_bytes <= plain // 3
     assert plan.recomputed_flops > 0
-    again = jaxmem.scheduling.Plan.from_json(plan.to_json())
-    assert again == plan
+    loaded = jaxmem.scheduling.Plan.from_json(plan.to_json())
+    assert loaded == plan
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -235,7 +235,7 @@ def test_lower_rates_keep_less():
     assert kept[-1] == 4 * L * B * D  # a layer's input
 
 
-def test_the_ladder_is_convex_and_says_what_it_keeps():
+def test_the_front_is_convex_and_says_what_it_keeps():
     fn, args = problem()
     first = rewritten(fn, args, NO_CHOICE)
     candidates = pareto_front(space_of(first.pairs, first.lists, "h100"))
@@ -426,7 +426,7 @@ def test_a_chip_that_is_too_small_for_most():
     assert search.run().peak <= 3000
 
 
-# -- the face
+# -- the public function
 
 
 def test_schedule_with_a_budget_on_this_machine():
@@ -448,16 +448,16 @@ def test_a_plan_is_saved_and_loaded(tmp_path):
     plan = schedule(fn, target="cpu", donate_argnums=()).plan(*args)
     assert plan.scheduled.peak_bytes <= plan.plain.peak_bytes
     assert 0 < plan.lower_bound <= plan.predicted_bytes
-    again = jaxmem.scheduling.Plan.from_json(plan.to_json())
-    assert again == plan
-    step = schedule(fn, plan=again, donate_argnums=())
+    loaded = jaxmem.scheduling.Plan.from_json(plan.to_json())
+    assert loaded == plan
+    step = schedule(fn, plan=loaded, donate_argnums=())
     assert step.plan(*args).choice == plan.choice
     plan.plot(tmp_path / "plan.png")
     assert (tmp_path / "plan.png").stat().st_size > 10_000
     with pytest.raises(ValueError, match="plan: made for another step"):
         step(*problem()[1][:1], args[1][:5], args[2])
     with pytest.raises(ValueError, match="plan: it has its budget"):
-        schedule(fn, "1GiB", plan=again)
+        schedule(fn, "1GiB", plan=loaded)
     with pytest.raises(ValueError, match="text: not a plan"):
         jaxmem.scheduling.Plan.from_json("{}")
 

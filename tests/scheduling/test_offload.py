@@ -56,7 +56,7 @@ def test_is_not_counted_on_the_device():
     assert total[None] - total[1] >= kept
 
 
-def test_the_ladder_goes_on_where_computing_again_is_slower():
+def test_the_front_goes_on_where_recomputing_is_slower():
     fn, args = problem()
     first = rewritten(fn, args, NO_CHOICE)
     candidates = pareto_front(
@@ -95,8 +95,8 @@ def test_fits_a_budget_that_nothing_else_reaches():
     assert plan.choice.get(Recompute).offload is not None
     assert plan.offloaded_bytes == inputs
     assert f"{inputs / 2**20:.1f} MiB of residuals wait in the host's" in str(plan)
-    again = Plan.from_json(plan.to_json())
-    assert again.choice == plan.choice
+    loaded = Plan.from_json(plan.to_json())
+    assert loaded.choice == plan.choice
 
 
 def test_offload_needs_a_budget():

@@ -180,8 +180,8 @@ def test_the_carry_of_a_loop_lies_where_it_began():
 def test_a_loop_hands_a_donated_buffer_on():
     def step(w, x):
         iteration = lambda c, _: (c * 2.0, None)
-        again = lax.scan(iteration, w, None, length=3)[0]
-        return lax.scan(lambda c, _: (c @ x, None), again, None, length=3)[0]
+        w = lax.scan(iteration, w, None, length=3)[0]
+        return lax.scan(lambda c, _: (c @ x, None), w, None, length=3)[0]
 
     given = square(), square(1)
     assert peak(operations(step, *given, donate=1).graph) == 0
@@ -212,7 +212,7 @@ def test_calls_custom_derivatives_and_remat_are_written_out():
     assert not primitives & {"jit", "pjit", "custom_vjp_call", "checkpoint", "remat2"}
     assert "optimization_barrier" in primitives
     # the recomputation, behind the barrier, is no part of a kernel before it
-    assert made(ops).count("dot_general") == 2  # again, and the gradient's
+    assert made(ops).count("dot_general") == 2  # recomputed, and the gradient's
 
 
 def test_a_barrier_orders_and_takes_no_bytes():
@@ -378,10 +378,10 @@ def test_any_order_with_barriers_gives_the_same_bits(name):
     for seed in range(3):
         shuffled = any_order(ops.graph, seed)
         fences = range(2, len(shuffled), 2)
-        again = in_given_order(ops, shuffled, fences, least=16)
-        barriers = [e.primitive.name for e in again.jaxpr.eqns]
+        ordered = in_given_order(ops, shuffled, fences, least=16)
+        barriers = [e.primitive.name for e in ordered.jaxpr.eqns]
         assert barriers.count("optimization_barrier") > 1
-        assert_bits(jaxprs.evaluate(again, leaves), want)
+        assert_bits(jaxprs.evaluate(ordered, leaves), want)
 
 
 def test_a_barrier_of_the_step_round_a_literal_is_carried_over():
@@ -394,8 +394,8 @@ def test_a_barrier_of_the_step_round_a_literal_is_carried_over():
     leaves = [jnp.eye(4) + i for i in range(2)]
     ops, want = operations(step, *leaves), step(*leaves)
     everything = range(len(ops.graph.operations))
-    again = in_given_order(ops, everything, everything, least=16)
-    assert_bits(jaxprs.evaluate(again, leaves), want)
+    ordered = in_given_order(ops, everything, everything, least=16)
+    assert_bits(jaxprs.evaluate(ordered, leaves), want)
 
 
 def test_an_order_that_is_none_is_refused():

@@ -59,8 +59,8 @@ def test_a_default_configuration_is_no_choice(one: Pass):
 def test_a_choice_comes_back_from_json():
     order = OperationOrder(sequence=(0, 1, 0))
     choice = Choice("h100", (order, Recompute(1e9, offload=4096)))
-    again = Choice.from_dict(choice.to_dict(), _passes.CONFIGS)
-    assert again == choice and hash(again) == hash(choice)
+    loaded = Choice.from_dict(choice.to_dict(), _passes.CONFIGS)
+    assert loaded == choice and hash(loaded) == hash(choice)
     unknown = choice.to_dict()
     unknown["passes"]["recompute"]["speed"] = 1
     with pytest.raises(ValueError, match=r"'recompute' has no option \['speed'\]"):

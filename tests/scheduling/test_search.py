@@ -23,6 +23,7 @@ from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.predict.operations import compiled_peak, operations_of
 from jaxmem.scheduling.search import compiles as _compiles
 from jaxmem.scheduling.search import search as _search
+from jaxmem.scheduling.search import sequences as _sequences
 from jaxmem.scheduling.search import traced_step
 from tests.scheduling.test_budget import CANDIDATES, Fake, problem
 
@@ -298,8 +299,9 @@ def test_order_has_no_more_time_than_the_search(monkeypatch):
     What a search with all its time has found is not looked for once more.
     """
     asked = []
-    monkeypatch.setattr(_search, "_SEQUENCES", {})
-    monkeypatch.setattr(_search, "sequences", lambda *args: asked.append(args[3]) or [])
+    monkeypatch.setattr(_sequences, "_SEQUENCES", {})
+    found = lambda *args: asked.append(args[3]) or []
+    monkeypatch.setattr(_sequences, "sequences", found)
     fn, args = problem(scanned=False)
     closed = jax.make_jaxpr(fn)(*args)
     about = {"target": "cpu", "fingerprint": "of this step"}
@@ -310,7 +312,7 @@ def test_order_has_no_more_time_than_the_search(monkeypatch):
         run = _search.SearchRun(step, 1, print, candidates)
         run.__dict__["_first"] = SimpleNamespace(unordered=closed)
         assert run._sequences == []
-    assert 0 < asked[0] <= 0.5 and asked[1:] == [_search.PATIENCE]
+    assert 0 < asked[0] <= 0.5 and asked[1:] == [_sequences.PATIENCE]
 
 
 @pytest.mark.parametrize("target", ["h100", "tpu-v5e"])

@@ -296,7 +296,7 @@ def deep(length=48):
     )
 
 
-def test_the_ladder_goes_on_below_one_input_a_layer():
+def test_the_front_goes_on_below_one_input_a_layer():
     args = deep()
     closed = jax.make_jaxpr(jax.grad(plain_layers))(*args)
     first = rewrite(closed, {}, None, NO_CHOICE)

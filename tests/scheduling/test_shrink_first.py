@@ -92,8 +92,8 @@ def test_what_waits_is_never_needed_before():
     def body(x, a, b):  # x [n, n]; a, b [n, 1]: x @ a is small, a @ b' large
         small = x @ a
         large = small @ b.T
-        again = large @ a
-        return large, again, (again @ b.T) @ a, a @ b.T, x @ b
+        repeated = large @ a
+        return large, repeated, (repeated @ b.T) @ a, a @ b.T, x @ b
 
     n = 1024
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((n, n), (n, 1), (n, 1))]

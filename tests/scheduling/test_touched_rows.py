@@ -11,6 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxmem
 from jaxmem import optim
+from tests.arrays import array
 from tests.optim.rows.problem import loss, params, train_step
 
 ROWS, WIDTH, IDS = 8192, 32, 64  # a table of 1 MiB
@@ -25,7 +26,7 @@ def loose_promotion():
 
 def ids(step):
     r = np.random.default_rng(step)
-    return jnp.asarray(r.integers(-100, 100, IDS), jnp.int32)
+    return array(r.integers(-100, 100, IDS), jnp.int32)
 
 
 def start(tx, rows=ROWS, dtype=jnp.float32):

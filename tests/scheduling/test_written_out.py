@@ -98,8 +98,8 @@ def test_no_worse_than_a_checkpoint_round_each_layer():
     budget = jaxmem.estimate(other, *args, **how).peak_bytes
     plan = schedule(step, budget, **how).plan(*args)
     assert plan.scheduled.peak_bytes <= budget
-    again = flops_of(other, args) - flops_of(step, args)
-    assert 0 < plan.recomputed_flops <= again
+    recomputed = flops_of(other, args) - flops_of(step, args)
+    assert 0 < plan.recomputed_flops <= recomputed
 
     found = []
     for part in (2, 8):  # a half and an eighth of these bytes: nothing is so small

@@ -16,6 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmem.chips import Target, chip_mesh, topology
 from jaxmem.ir.jaxprs import walk
+from jaxmem.ir.row_major import compiled_here
 from jaxmem.memory.compile import cache
 from jaxmem.memory.compile.call import FlatCall, describe_sharding
 from jaxmem.memory.compile.fingerprint import fingerprint
@@ -174,9 +175,10 @@ def _export(jitted: Any, call: FlatCall, target: Target) -> export.Exported:
     checks: list[export.DisabledSafetyCheck] = []
     for _ in range(2):
         try:
-            return export.export(
-                jitted, platforms=[target.platform], disabled_checks=checks
-            )(*specs)
+            with compiled_here():
+                return export.export(
+                    jitted, platforms=[target.platform], disabled_checks=checks
+                )(*specs)
         except ValueError as error:
             names = _custom_calls(str(error))
             if checks or not names:

@@ -214,6 +214,11 @@ def dot_product_attention(
     Source:
       Vaswani et al., "Attention Is All You Need" (2017), section 3.2; Rabe and Staats,
       "Self-attention Does Not Need O(n^2) Memory" (2021).
+
+    Example::
+
+        query = key = value = x.reshape(8, 4, 8, 64)  # [batch, tokens, heads, size]
+        y = jaxmem.ops.dot_product_attention(query, key, value, is_causal=True)
     """
     query, key, value = (
         jnp.asarray(check_array(name, x))

@@ -66,7 +66,7 @@ def save_quantized(
     Example::
 
         product = jaxmem.ops.save_quantized(jnp.matmul, argnums=(0, 1), rng=key)
-        y = product(a, b)
+        y = product(x, params["head"])
 
     Source:
         Mesa, Pan et al., arXiv 2111.11124, section 3; unbiased by stochastic rounding:

@@ -142,7 +142,7 @@ def stored(
     Example::
 
         x = jaxmem.ops.stored(x, 8)
-        q, k, v = (jaxmem.ops.dense(x, w) for w in (wq, wk, wv))
+        query, key, value = (jaxmem.ops.dense(x, w) for w in params["layers"]["kernel"])
 
     Source:
         Mesa, Pan et al., arXiv 2111.11124, section 3.

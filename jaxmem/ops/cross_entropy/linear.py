@@ -123,6 +123,10 @@ def linear_cross_entropy(
     Source:
       Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models" (ICLR
       2025), section 4.
+
+    Example::
+
+      loss = jaxmem.ops.linear_cross_entropy(x, params["head"], tokens)
     """
     check_choice("reduction", reduction, _REDUCTIONS)
     smoothing, z_loss = label_smoothing, check_float("z_loss", z_loss, at_least=0)

@@ -64,7 +64,8 @@ def embedding_bag(
 
     Example::
 
-        y = jaxmem.ops.embedding_bag(table, ids, weights, mode="mean")  # [batch, d]
+        table, weights = params["embed"]["table"], jnp.ones(tokens.shape)
+        y = jaxmem.ops.embedding_bag(table, tokens, weights)  # [batch, d]
     """
     if mode not in get_args(Reduction):
         raise wrong_value("embedding_bag: mode", mode, "'sum', 'mean' or 'max'")

@@ -45,7 +45,7 @@ def embed(
 
     Example::
 
-        y = jaxmem.ops.embed(params["table"], tokens)  # [batch, length, d]
+        y = jaxmem.ops.embed(params["embed"]["table"], tokens)  # [..., d]
     """
     table = check_table("embed", table)
     ids = check_ids("embed", table, ids, out_of_range)

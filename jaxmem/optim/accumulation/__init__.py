@@ -26,3 +26,9 @@ from jaxmem.optim.accumulation.transformation import (
     accumulating_transformation as accumulating_transformation,
 )
 from jaxmem.optim.accumulation.transformation import chain_after as chain_after
+
+# What users call; the other packages of the library read the rest.
+__all__ = [
+    "accumulating_state",
+    "accumulating_transformation",
+]

@@ -70,15 +70,22 @@ def start_step(
       tx = jaxmem.optim.adama(3e-4, axis_name="data")
 
       def step(params, state, micro_batches):  # in shard_map over "data"
-          state, local = start_step(state, params, "data")
+          state, local = jaxmem.optim.start_step(state, params, "data")
 
           def body(state, batch):
-              grads = jax.grad(loss)(local, batch)
-              return accumulate_step(tx, grads, state, params, micro_batches=8), None
+              grads = jax.grad(loss_fn)(local, batch)
+              state = jaxmem.optim.accumulate_step(
+                  tx, grads, state, params, micro_batches=8
+              )
+              return state, None
 
           state, _ = jax.lax.scan(body, state, micro_batches)
-          updates, state = apply_step(tx, state, params)
+          updates, state = jaxmem.optim.apply_step(tx, state, params)
           return optax.apply_updates(params, updates), state
+
+      step = jax.shard_map(step, mesh=mesh, in_specs=(P(), P(), P()), out_specs=P())
+      micro_batches = jnp.stack([batch] * 8)
+      params, state = step(params, tx.init(params), micro_batches)
     """
     _check_accumulates(state)
     axes = check_axis_name("axis_name", axis_name)

@@ -91,7 +91,7 @@ def scale_by_adam_mini(
     Example::
 
       rule = jaxmem.optim.scale_by_adam_mini(
-          blocks={"**/embedding": (-1, 1), "**/query/kernel": (1, 16)}, full="**/bias"
+          blocks={"**/table": (-1, 1), "**/kernel": (1, 16)}, full="head"
       )
       tx = optax.chain(rule, optax.scale_by_learning_rate(3e-4))
     """
@@ -194,7 +194,7 @@ def adam_mini(
 
     Example::
 
-      tx = jaxmem.optim.adam_mini(3e-4, blocks={"embedding": (-1, 1)}, stacked="layers")
+      tx = jaxmem.optim.adam_mini(3e-4, blocks={"**/table": (-1, 1)}, stacked="layers")
     """
     rule = scale_by_adam_mini(b1, b2, eps, blocks=blocks, full=full, stacked=stacked)
     tail = decayed_rate(learning_rate, weight_decay, mask)

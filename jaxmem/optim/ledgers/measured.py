@@ -45,7 +45,7 @@ def ledger(
       micro_batches: of a mini-batch. With more than one, and a `tx` that does not
         accumulate gradients in its own state, `microbatch` sums them.
       released: the stacked parameters, [layers, ...], whose updates `schedule` moves
-        into the backward scan, as patterns of paths such as "layers/**": of their
+        into the backward scan, as patterns of paths such as ``"layers/**"``: of their
         gradients one layer exists at a time. By default all gradients exist at once.
       gradient_dtype: of the gradients; the parameters' by default.
       accumulator_dtype: as for `microbatch`: at least float32 by default.

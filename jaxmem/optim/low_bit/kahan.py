@@ -60,6 +60,7 @@ def kahan_summation(
     Example::
 
       tx = jaxmem.optim.kahan_summation(optax.adamw(3e-4))
+      params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
     """
     name = "kahan_summation"
     tx = bfloat16.checked(name, tx)

@@ -13,9 +13,10 @@ from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
 from jaxmem._checks import check_bool, check_int, shown, wrong_value
-from jaxmem.optim._memory_space import check_host_memory, to_host
+from jaxmem.ir.host_memory import check_host_memory
+from jaxmem.ir.row_chunks import chunks_of
+from jaxmem.optim._memory_space import to_host
 from jaxmem.optim.low_bit.codes import FORMATS, Format, MomentCodes, shapes
-from jaxmem.optim.low_bit.rows import chunks_of
 
 _LEAST_BLOCK = 16
 
@@ -45,7 +46,8 @@ class LowBit:
         whole leaf to group it). Leave it out for tables whose rows are spread over so
         many devices that a chunk would be gathered; `init` warns where it knows.
       on_host: keep the moments in the host's memory, `pinned_host`, as
-        `jaxmem.optim.on_host` does; of large leaves of two axes a chunk of rows is on
+        `jaxmem.optim.on_host` does, which says what to donate; of large leaves of two
+        axes a chunk of rows is on
         the device at a time.
 
     Raises:

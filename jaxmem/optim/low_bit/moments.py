@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from jaxmem._checks import shown
+from jaxmem.ir.row_chunks import Chunks, by_rows, chunks_of, on_platforms
 from jaxmem.optim._memory_space import to_device, to_host
 from jaxmem.optim.low_bit.codes import MomentCodes, pack, shapes, unpack
 from jaxmem.optim.low_bit.low_bit import LowBit
 from jaxmem.optim.low_bit.random import counter_bits, seed_of, uniform
-from jaxmem.optim.low_bit.rows import Chunks, by_rows, chunks_of
 
 Rule = Callable[[Any, Any, Any], Any]
 
@@ -97,18 +97,16 @@ def _everywhere(how: LowBit, rows: Callable, carried: PyTree, read: PyTree) -> A
     whole = functools.partial(rows, None)
     if chunks is None:
         return whole(carried, read)
-    by_platform = jax.lax.platform_dependent
     if how.on_host:
         # a reshaped array would be fetched whole
         looped = functools.partial(by_rows, rows, Chunks(1, chunks.outer * chunks.rows))
         # TPU sends rows of the host's arrays in tiles of 8
         ragged = jax.tree.leaves(carried)[0].shape[0] % 8
         on_tpu = whole if ragged else looped
-        return by_platform(carried, read, tpu=on_tpu, default=looped)
-    looped = functools.partial(by_rows, rows, chunks)
-    if how.formats is not None and how.formats[0].cheap:  # one kernel on a GPU
-        return by_platform(carried, read, tpu=looped, default=whole)
-    return looped(carried, read)
+        return jax.lax.platform_dependent(carried, read, tpu=on_tpu, default=looped)
+    cheap = how.formats is not None and how.formats[0].cheap  # one kernel on a GPU
+    platforms = ("tpu",) if cheap else ("tpu", "cuda", "rocm")
+    return on_platforms(rows, chunks, platforms, carried, read)
 
 
 def _unpacked(how: LowBit, stored) -> list:

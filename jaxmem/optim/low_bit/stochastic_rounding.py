@@ -62,6 +62,7 @@ def stochastic_rounding(
     Example::
 
       tx = jaxmem.optim.stochastic_rounding(jaxmem.optim.adamw(3e-4, bits=8))
+      params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
     """
     name, seed = "stochastic_rounding", bfloat16.check_seed(seed)
     tx = bfloat16.checked(name, tx)

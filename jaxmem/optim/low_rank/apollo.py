@@ -86,9 +86,9 @@ def scale_by_apollo(
       U = s G,  l = max(|U| / (|U'| + 1e-8), growth) / growth,  U' <- U / l
       update = sqrt(scale) sqrt(1 - b2^t) / (1 - b1^t) U / l
 
-    where |U'| is the norm of the step before; the first step, and one after a gradient
-    of zeros, has l = 1. A leaf with more than two axes is a stack of matrices, each
-    with a P, an s and an l of its own. Other leaves take Adam, with eps as here.
+    where ``|U'|`` is the norm of the step before; the first step, and one after a
+    gradient of zeros, has l = 1. A leaf with more than two axes is a stack of matrices,
+    each with a P, an s and an l of its own. Other leaves take Adam, with eps as here.
 
     **What it approximates.** Directions are the gradient's, without momentum; the
     lengths are Adam's in expectation over P.
@@ -127,7 +127,8 @@ def scale_by_apollo(
 
     Example::
 
-      tx = optax.chain(jaxmem.optim.scale_by_apollo(256), optax.scale(-0.01))
+      rule = jaxmem.optim.scale_by_apollo(256, projected="**/kernel")
+      tx = optax.chain(rule, optax.scale(-0.01))
     """
     check_choice("scaling", scaling, get_args(Scaling))
     gap = check_int("gap", gap, 1)
@@ -226,7 +227,7 @@ def apollo(
 
     Example::
 
-      tx = jaxmem.optim.apollo(0.01, rank=256, projected="layers")
+      tx = jaxmem.optim.apollo(0.01, rank=256, projected="**/kernel")
     """
     rule = scale_by_apollo(
         rank,
@@ -271,6 +272,6 @@ def apollo_mini(
 
     Example::
 
-      tx = jaxmem.optim.apollo_mini(0.01, projected="layers")
+      tx = jaxmem.optim.apollo_mini(0.01, projected="**/kernel")
     """
     return apollo(learning_rate, 1, gap, scale, scaling="tensor", **options)

@@ -112,9 +112,10 @@ def scale_by_fira(
       E = phi (G - scale R B),  l = max(|E| / (|E'| + 1e-8), growth) / growth
       update = sqrt(1 - b2^t) / (1 - b1^t) (scale N B + E / l)
 
-    where |E'| is the norm of E / l of the step before; the first step, and one after
-    |E'| = 0, has l = 1. `scale` multiplies what is subtracted from G, as in the
-    reference: with scale=1 it is all of the gradient in the subspace, as in the paper.
+    where ``|E'|`` is the norm of E / l of the step before; the first step, and one
+    after ``|E'| = 0``, has l = 1. `scale` multiplies what is subtracted from G, as in
+    the reference: with scale=1 it is all of the gradient in the subspace, as in the
+    paper.
     A leaf with more than two axes is a stack of matrices, each with factors and limits
     of its own. Leaves that are not projected take Adam, with eps as here.
 
@@ -152,7 +153,8 @@ def scale_by_fira(
 
     Example::
 
-      tx = optax.chain(jaxmem.optim.scale_by_fira(128), optax.scale(-0.01))
+      rule = jaxmem.optim.scale_by_fira(128, projected="**/kernel")
+      tx = optax.chain(rule, optax.scale(-0.01))
     """
     check_choice("projection", projection, _PROJECTIONS)
     rank = check_int("rank", rank, 1)
@@ -237,7 +239,7 @@ def fira(
 
     Example::
 
-      tx = jaxmem.optim.fira(0.01, rank=128, projected="layers")
+      tx = jaxmem.optim.fira(0.01, rank=128, projected="**/kernel")
     """
     rule = scale_by_fira(rank, gap, scale, **options)
     return optax.chain(rule, with_learning_rate(learning_rate, weight_decay, mask))

@@ -132,10 +132,10 @@ def scale_by_galore(
 
     Example::
 
-      tx = optax.chain(
-          jaxmem.optim.scale_by_galore(1024, 500, projection="reverse_std"),
-          optax.scale_by_learning_rate(5e-3),
+      rule = jaxmem.optim.scale_by_galore(
+          256, 500, projection="reverse_std", projected="**/kernel"
       )
+      tx = optax.chain(rule, optax.scale_by_learning_rate(5e-3))
     """
     projector = ProjectorRule(
         check_choice("projection", projection, get_args(Projection)),
@@ -193,8 +193,9 @@ def galore(
     Args:
       learning_rate: a scalar, or a schedule of the number of steps; 0.01 in the
         reference, 0.005 for 7B parameters.
-      rank, gap, scale, projection, subspace, iterations, inner, eps_placement,
-        projector_dtype, lazy, projected, micro_batches, seed: see `scale_by_galore`.
+      rank, gap, scale, projection, subspace, iterations: see `scale_by_galore`.
+      inner, eps_placement, projector_dtype, lazy, projected: see there too.
+      micro_batches, seed: see there too.
       weight_decay: a scalar or a schedule.
       mask: where to decay the weights: a tree of bools, or a function of the parameters
         that gives one.
@@ -211,8 +212,8 @@ def galore(
 
     Example::
 
-      tx = jaxmem.optim.galore(0.01, rank=128, projected="layers", micro_batches=4)
-      step = jaxmem.microbatch(loss, tx, 4)  # no gradient accumulator
+      tx = jaxmem.optim.galore(0.01, rank=128, projected="**/kernel", micro_batches=4)
+      step = jaxmem.microbatch(loss_fn, tx, 4)  # no gradient accumulator
     """
     rule = scale_by_galore(
         rank,

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float32, UInt32
@@ -32,6 +33,9 @@ def left_vectors(
       subspace: "svd", the first singular vectors; "randomized", subspace iteration.
       iterations: of the latter.
     """
+    if g.ndim > 2 and _waits_in_pool():
+        one = lambda item: left_vectors(*item, subspace, iterations)
+        return lax.map(one, (g, old, seeds))
     rank = old.shape[-2]
     if subspace == "svd":
         u = lax.linalg.svd(g, full_matrices=False)[0]
@@ -40,6 +44,13 @@ def left_vectors(
         new = _iterated(g, old, seeds, iterations).mT
     against = jnp.sum(new * old, axis=-1, keepdims=True) < 0
     return jnp.where(against, -new, new)
+
+
+def _waits_in_pool() -> bool:
+    """Whether a decomposition of several matrices may wait for ever."""
+    # On CPU it sends parts to XLA's pool, and waits in a thread of the pool: with all
+    # threads taken by as many devices, after a collective, nobody does the parts.
+    return jax.default_backend() == "cpu" and jax.local_device_count() > 1
 
 
 def _iterated(g, old, seeds, iterations: int):

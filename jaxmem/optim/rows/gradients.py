@@ -37,10 +37,12 @@ class RowGradients:
       ValueError: shapes that do not fit each other.
 
     Source:
-      The IndexedSlices of TensorFlow; the ids as keys are ours.
+      The IndexedSlices of TensorFlow; the ids as keys are this library's.
 
     Example::
 
+      table = params["embed"]["table"]
+      ids, rows = jnp.array([3, 1]), jnp.ones((2, table.shape[1]))
       gradient = jaxmem.optim.RowGradients(ids, rows, table.shape)
       table = table + gradient
     """
@@ -73,6 +75,7 @@ class RowGradients:
         return made
 
     def tree_flatten_with_keys(self):
+        """Ids and rows, with their names in a path of a pytree."""
         keys = jax.tree_util.GetAttrKey("ids"), jax.tree_util.GetAttrKey("rows")
         children = zip(keys, (self._marks, self.rows), strict=True)
         return tuple(children), (self.shape, self._unique)
@@ -133,8 +136,9 @@ class RowGradients:
 
         Example::
 
-          grads = {"table": grads["table"].all_gather("data"),
-                   "w": jax.lax.psum(grads["w"], "data")}
+          def sum_over_devices(grads):  # in shard_map over "data"
+              return {"table": grads["table"].all_gather("data"),
+                      "w": jax.lax.psum(grads["w"], "data")}
         """
         gather = lambda x: jax.lax.all_gather(x, axis_name, tiled=True)
         marks = _marks(gather(self.ids))

@@ -63,6 +63,7 @@ def rowwise(
 
       tx = jaxmem.optim.rowwise(optax.chain(optax.clip_by_global_norm(1.0),
                                             optax.adam(1e-3)))
+      state = tx.init(params)
       loss, grads = jaxmem.optim.value_and_row_grad(loss_fn, "embed/*")(params, batch)
       updates, state = tx.update(grads, state, params)
       params = optax.apply_updates(params, updates)

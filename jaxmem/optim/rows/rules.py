@@ -104,7 +104,7 @@ def scale_by_rowwise_adagrad(
 
     Example::
 
-      tx = optax.chain(scale_by_rowwise_adagrad(), optax.scale_by_learning_rate(0.1))
+      tx = optax.chain(jaxmem.optim.scale_by_rowwise_adagrad(), optax.scale(-0.1))
     """
     check_scalar("initial_accumulator_value", initial_accumulator_value, at_least=0)
     check_scalar("eps", eps, at_least=0)
@@ -167,7 +167,7 @@ def rowwise_adagrad(
 
       tx = optax.partition(
           {"tables": jaxmem.optim.rowwise_adagrad(0.05), "rest": optax.adamw(1e-3)},
-          {"embed": "tables", "layers": "rest"},
+          {"embed": "tables", "layers": "rest", "head": "rest"},
       )
     """
     rate = check_rate("learning_rate", learning_rate)

@@ -40,7 +40,7 @@ def value_and_row_grad(
     Call it under `jit`: it traces the gradient at every call.
 
     Args:
-      loss_fn: (params, *args, **kwargs) -> loss, or (loss, aux).
+      loss_fn: ``(params, *args, **kwargs) -> loss``, or ``(loss, aux)``.
       tables: which leaves of the first argument are tables: a pattern of paths such as
         "embed/table", a function of (path, leaf), several of these, or a tree of bools,
         as for `jaxmem.trainable`.
@@ -57,7 +57,7 @@ def value_and_row_grad(
         and the operation that makes it so.
 
     Source:
-      Ours; asked for in jax's issue 18601.
+      This library; asked for in jax's issue 18601.
 
     Example::
 
@@ -65,7 +65,7 @@ def value_and_row_grad(
 
       @functools.partial(jax.jit, donate_argnums=(0, 1))
       def step(params, state, batch):
-          grad = jaxmem.optim.value_and_row_grad(loss, "embed/table")
+          grad = jaxmem.optim.value_and_row_grad(loss_fn, "embed/table")
           value, grads = grad(params, batch)
           updates, state = tx.update(grads, state, params)
           return optax.apply_updates(params, updates), state, value

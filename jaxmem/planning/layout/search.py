@@ -66,6 +66,13 @@ def layout(
         its `best` is the lowest that was found.
 
     Source: for training steps ROAM (https://arxiv.org/abs/2310.19295, section 3.4).
+
+    Example::
+
+      from jaxmem.planning import Buffer
+
+      buffers = [Buffer("a", 0, 2, 4), Buffer("b", 1, 3, 4), Buffer("c", 2, 4, 4)]
+      print(jaxmem.planning.layout(buffers).height)
     """
     begin = time.monotonic()
     buffers = _aligned(_checked(buffers), alignment)

@@ -94,6 +94,12 @@ def order(
 
     Source: ROAM (arXiv:2310.19295) for segments and the placement of updates; Serenity
     (MLSys 2020) for the search over sets of operations.
+
+    Example::
+
+      closed = jax.make_jaxpr(step)(state, batch)
+      graph = jaxmem.scheduling.operations_of(closed).graph
+      print(jaxmem.planning.order(graph).peak)
     """
     checked(graph)
     time_limit = check_float("time_limit", time_limit, above=0, infinite=True)

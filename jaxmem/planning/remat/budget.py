@@ -63,6 +63,13 @@ def rematerialise(
 
     Source: Jain et al., "Checkmate" (https://arxiv.org/abs/1910.02653), for the
       problem.
+
+    Example::
+
+      closed = jax.make_jaxpr(step)(state, batch)
+      graph = jaxmem.scheduling.operations_of(closed).graph
+      peak = jaxmem.planning.peak(graph)
+      plan = jaxmem.planning.rematerialise(graph, budget=peak, effort=0.1)
     """
     check_float("budget", budget, at_least=0, infinite=True)
     if check_bool("exact", exact) and checked(graph).aliases:
@@ -103,6 +110,12 @@ def frontier(
 
     Raises:
       ValueError: a cost is negative or not finite, or `order` is invalid.
+
+    Example::
+
+      closed = jax.make_jaxpr(step)(state, batch)
+      graph = jaxmem.scheduling.operations_of(closed).graph
+      front = jaxmem.planning.frontier(graph, effort=0.1)
     """
     options = _RematOptions.checked(cost, effort, time_limit, progress)
     return _searched(graph, order, options)

@@ -81,7 +81,12 @@ class Plan:
     @property
     def host_seconds(self) -> float:
         """Seconds that the link to the host is busy, by the rate of the target."""
-        return self.host_traffic_bytes / MACHINES[self.choice.target].host
+        return self.host_traffic_bytes / MACHINES[self._chip].host
+
+    @property
+    def _chip(self) -> str:
+        """What the plan was compiled for; else what the search assumed."""
+        return self.target or self.choice.target
 
     @property
     def released_bytes(self) -> int:
@@ -203,7 +208,7 @@ class Plan:
         if self.host_traffic_bytes:
             yield (
                 f"{format_bytes(self.host_traffic_bytes)} go to the host's memory and "
-                f"back: the link of {self.choice.target} is busy for some "
+                f"back: the link of {self._chip} is busy for some "
                 f"{1e3 * self.host_seconds:.3g} ms a step"
             )
         if self.barriers:

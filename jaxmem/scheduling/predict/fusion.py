@@ -6,14 +6,13 @@ than writing it once and reading it back; what it is made of then lives longer. 
 modelled: kernels with several outputs, limits on a kernel's size, other epilogues.
 """
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.primitives import ELEMENTWISE
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling.predict.fusion_kinds import (
     INTO_FIRST,
@@ -21,7 +20,7 @@ from jaxmem.scheduling.predict.fusion_kinds import (
     kind_of,
     operations_an_element,
 )
-from jaxmem.scheduling.predict.fusion_zeros import AT_ONCE, folded, same_zeros
+from jaxmem.scheduling.predict.fusion_zeros import folded
 from jaxmem.scheduling.predict.tpu import Images, computes_inside, images_of
 
 # A byte of memory traffic takes as long as so many operations (H100: 33e12 a second on
@@ -29,19 +28,6 @@ from jaxmem.scheduling.predict.tpu import Images, computes_inside, images_of
 _OPERATIONS_A_BYTE = 10
 _SMALL = 4096  # bytes below which an array with several readers is simply kept
 _REREAD = 4  # a kernel reads at most so many times the bytes it makes: slices, gathers
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """Equations that run as one."""
-
-    # their positions; those that other kernels compute as well included
-    equations: tuple[int, ...]
-    reads: tuple[Any, ...]  # the arrays of memory that they read
-    writes: tuple[Any, ...]  # those that they make
-    # (written, read) pairs of one size, the one an elementwise function of the other:
-    # it may lie in its place
-    over: tuple[tuple[Any, Any], ...] = ()
 
 
 @dataclass
@@ -135,7 +121,7 @@ class Fusion:
     @cached_property
     def narrowed(self) -> set[Any]:
         """Casts that a single matrix product reads: it does them itself."""
-        dots = {i for i in range(len(self.kinds)) if self._name(i) == "dot_general"}
+        dots = {i for i in range(len(self.kinds)) if self.name_of(i) == "dot_general"}
         return {
             v
             for v in self._of("convert_element_type")
@@ -144,7 +130,7 @@ class Fusion:
             and v not in self.results
         }
 
-    def _name(self, i: int) -> str:
+    def name_of(self, i: int) -> str:
         return self.graph.eqns[i].primitive.name
 
     def _of(self, name: str) -> Iterator[Any]:
@@ -156,7 +142,7 @@ class Fusion:
         users = self.users.get(v, ())
         if len(users) != 1 or v in self.results:
             return None
-        if self._name(users[0]) != "convert_element_type":
+        if self.name_of(users[0]) != "convert_element_type":
             return None
         (cast,) = self.graph.eqns[users[0]].outvars
         return cast if len(self.users.get(cast, ())) < 2 else None
@@ -233,91 +219,6 @@ class Fusion:
 
     def _inside(self, v, work: tuple[float, int]) -> bool:
         return len(self.users[v]) == 1 or work[1] <= size_of(v)
-
-    # What is run.
-
-    def kernels(self) -> Iterator[Kernel]:
-        """The kernels, in the order of the equations in which they end."""
-        zeros = self._zeros()
-        for i, (eqn, kind) in enumerate(zip(self.graph.eqns, self.kinds, strict=True)):
-            if i in zeros:
-                if same := zeros[i]:
-                    outs = (self.graph.eqns[j].outvars[0] for j in same)
-                    yield Kernel(same, (), tuple(outs))
-            elif kind is Kind.FUSED:
-                kept = (v for v in eqn.outvars if v in self.kept)
-                yield from (self._kernel(i, (v,)) for v in kept)
-            elif kind is not Kind.VIEW and not self.widened.keys() & set(eqn.outvars):
-                yield self._kernel(i, tuple(eqn.outvars))
-
-    def _zeros(self) -> dict[int, tuple[int, ...]]:
-        """First of the equations that make the same zeros -> all; the others: none."""
-        if self.tpu or not AT_ONCE:
-            return {}
-        kept = (self.graph.maker[v] for v in self.kept)
-        found: dict[int, tuple[int, ...]] = {}
-        for same in same_zeros(self.graph, sorted(kept)):
-            found |= dict.fromkeys(same, ()) | {same[0]: same}
-        return found
-
-    def name(self, kernel: Kernel) -> str:
-        """What a kernel is about: the library's call in it, else what ends it."""
-        alone = (i for i in kernel.equations if self.kinds[i] is Kind.ALONE)
-        return self._name(next(alone, kernel.equations[-1]))
-
-    def _kernel(self, end: int, writes: tuple[Any, ...]) -> Kernel:
-        """What ends in an equation: as far back as arrays are not in memory."""
-        straight: dict[Any, None] = {}  # read element by element, from end to end
-        crooked: dict[Any, None] = {}
-        todo, seen = [(end, True)], {(end, True)}
-        size = elements(writes[0].aval.shape) if writes else None
-        while todo:
-            i, elementwise = todo.pop()
-            elementwise = elementwise and self._name(i) in ELEMENTWISE
-            for v in self.operands(i):
-                same = elementwise and elements(v.aval.shape) == size
-                maker = self.graph.maker.get(v)
-                if maker is None or v in self.kept:
-                    fits = same and size_of(v) == size_of(writes[0])
-                    (straight if fits else crooked)[v] = None
-                elif (maker, same) not in seen:
-                    seen.add((maker, same))
-                    todo.append((maker, same))
-        over = [(writes[0], v) for v in straight if v not in crooked]
-        if over and self._lies_apart(end, writes, straight | crooked):
-            over = []
-        if self._name(end) in INTO_FIRST:
-            first = self.resolve(self.graph.eqns[end].invars[0])
-            over = [(writes[0], first)] if first is not None else []
-        equations = tuple(sorted({i for i, _ in seen}))
-        return Kernel(equations, (*(straight | crooked),), writes, tuple(over))
-
-    def _lies_apart(self, end: int, writes: tuple[Any, ...], reads: Iterable) -> bool:
-        """Whether XLA:GPU gives what a kernel makes memory of its own."""
-        # It does where a scatter will write into it. And where rows are read for their
-        # sums or maxima first: one kernel does that and the rest.
-        if self.tpu:
-            return False
-        if end in self.folded.values() or not self._scattered_into.isdisjoint(writes):
-            return True
-        reads = set(reads)
-        return any(not reads.isdisjoint(self._rows(v)) for v in reads)
-
-    @cached_property
-    def _scattered_into(self) -> set[Any]:
-        eqns = self.graph.eqns
-        places = (i for i in range(len(eqns)) if self._name(i) in INTO_FIRST)
-        return {self.resolve(eqns[i].invars[0]) for i in places if i not in self.folded}
-
-    def _rows(self, v) -> tuple[Any, ...]:
-        """What is read, row by row, for a sum or a maximum of rows."""
-        i = self.graph.maker.get(v)
-        if i is None or not self._name(i).startswith("reduce_"):
-            return ()
-        eqn = self.graph.eqns[i]
-        if eqn.params.get("axes") != (eqn.invars[0].aval.ndim - 1,):
-            return ()
-        return self._kernel(i, (v,)).reads
 
 
 def _pays(size: int, kernels: int, operations: float, read: int) -> bool:

@@ -5,14 +5,9 @@ loop is one operation, in which one iteration takes what it takes at its own pea
 modelled: padding and fragmentation, copies that XLA inserts, workspace of libraries.
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-
-import jax
-import jax.numpy as jnp
-from jax import lax
 
 from jaxmem import _compat
 from jaxmem._checks import (
@@ -25,11 +20,13 @@ from jaxmem._checks import (
 from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import flops
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.scans import LOOPS, is_on_host, size_of, split
+from jaxmem.ir.scans import LOOPS, size_of, split
 from jaxmem.ir.shard_maps import aliases_inside, inside_of, whole_step
 from jaxmem.planning import Graph, Operation, Value, peak, xla_order
-from jaxmem.scheduling.predict.fusion import Fusion, Kernel, Kind
+from jaxmem.scheduling.predict.fusion import Fusion, Kind
 from jaxmem.scheduling.predict.fusion_zeros import early_zeros
+from jaxmem.scheduling.predict.iterations import iteration_of
+from jaxmem.scheduling.predict.kernels import Kernel, Kernels
 from jaxmem.scheduling.predict.products import merged
 from jaxmem.scheduling.predict.tpu import in_tiles
 from jaxmem.scheduling.predict.written_out import written_out
@@ -98,7 +95,8 @@ def operations_of(
     Example::
 
       closed = jax.make_jaxpr(step)(state, batch)
-      print(jaxmem.planning.peak(operations_of(closed).graph))
+      graph = jaxmem.scheduling.operations_of(closed).graph
+      print(jaxmem.planning.order(graph))
     """
     if not isinstance(closed, _compat.ClosedJaxpr):
         raise wrong_type("closed", closed, "a closed jaxpr, of jax.make_jaxpr")
@@ -116,7 +114,7 @@ def operations_of(
     fusion = Fusion(JaxprGraph(flat), tpu)
     build = _Build(fusion, peak_of)
     arguments = [build.number(v) for v in fusion.graph.invars]
-    for kernel in fusion.kernels():
+    for kernel in build.kernels:
         build.add(kernel)
     outs = [fusion.resolve(v) for v in fusion.graph.outvars]
     results = dict.fromkeys(build.numbers[v] for v in outs if v is not None)
@@ -178,6 +176,7 @@ def _passed_on(graph: Graph) -> Graph:
 class _Build:
     def __init__(self, fusion: Fusion, peak_of: PeakOf):
         self.fusion, self.peak_of = fusion, peak_of
+        self.kernels = Kernels(fusion)
         self.operations: list[Operation] = []
         self.equations: list[tuple[int, ...]] = []
         self.values: list[Value] = []
@@ -219,7 +218,7 @@ class _Build:
         moved = 0 if tied else sum(self.values[v].bytes for v in reads + writes)
         self.operations.append(
             Operation(
-                fusion.name(kernel),
+                self.kernels.name(kernel),
                 tuple(dict.fromkeys(reads)),
                 tuple(writes),
                 inside(last, self.peak_of, fusion.tpu),
@@ -273,7 +272,7 @@ def inside(eqn, peak_of: PeakOf, tpu: bool) -> int:
         return as_compiled(operations_of(body, aliases, peak_of, tpu), tpu)
 
     if name == "scan":
-        return peak_of(graph_of(*turn_of(eqn)))
+        return peak_of(graph_of(*iteration_of(eqn)))
     if name == "while":
         first = eqn.params["body_nconsts"]
         aliases = {k: first + k for k in range(len(eqn.outvars))}
@@ -292,31 +291,3 @@ def inside(eqn, peak_of: PeakOf, tpu: bool) -> int:
 
 def _closed(body):
     return body if hasattr(body, "consts") else _compat.ClosedJaxpr(body, ())
-
-
-def turn_of(eqn) -> tuple[Any, dict[int, int]]:
-    """One iteration of a scan on whole stacks: (jaxpr, output -> input it replaces)."""
-    # It takes the iteration's number, constants, carry, what it slices, and the stacks,
-    # and gives the new carry and the stacks with a slice written; not those on the
-    # host.
-    body = jaxprs.bodies(eqn)[0]
-    constants, carry, xs = split(eqn, eqn.invars)
-    stacks = eqn.outvars[len(carry) :]
-    here = [k for k, v in enumerate(stacks) if not is_on_host(v)]
-    avals = [v.aval for v in (*constants, *carry, *xs, *(stacks[k] for k in here))]
-    ends = list(itertools.accumulate(map(len, (constants, carry, xs))))
-
-    def iteration(i, *args):
-        held, whole, old = args[: ends[1]], args[ends[1] : ends[2]], args[ends[2] :]
-        slices = [lax.dynamic_index_in_dim(x, i, 0, keepdims=False) for x in whole]
-        outs = jaxprs.evaluate(body, [*held, *slices])
-        ys = outs[len(carry) :]
-        new = [
-            lax.dynamic_update_index_in_dim(stack, ys[k], i, 0)
-            for stack, k in zip(old, here, strict=True)
-        ]
-        return *outs[: len(carry)], *new
-
-    closed = jax.make_jaxpr(iteration)(jax.ShapeDtypeStruct((), jnp.int32), *avals)
-    places = [*range(1 + ends[0], 1 + ends[1]), *range(1 + ends[2], 1 + len(avals))]
-    return closed, dict(enumerate(places))

@@ -76,6 +76,10 @@ def predict(
 
     Raises:
       ValueError: no chip has this name.
+
+    Example::
+
+      print(jaxmem.scheduling.predict(step, state, batch, target="h100").peak_bytes)
     """
     check_callable("fn", fn)
     if target is None:

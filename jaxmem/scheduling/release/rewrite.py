@@ -10,10 +10,11 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.branches import of_one_layer
+from jaxmem.ir.branches import of_layers
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.layer_axis import narrow
 from jaxmem.ir.layer_rules import Axis, Reduced
+from jaxmem.ir.row_major import row_major
 from jaxmem.ir.scans import is_ahead, is_var, scan_like, split, xs_of, ys_of
 from jaxmem.scheduling.release.analysis import Place, Release, bases, made_of
 from jaxmem.scheduling.release.write_back import narrowed, scan_with_write_back
@@ -183,7 +184,8 @@ class _Body:
         # index computed otherwise, or reading would be simplified away.
         _, axis = self.plan.updated[v]
         value = layer.env[v, axis]
-        buffer = lax.dynamic_update_slice_in_dim(buffer, value, at, axis)
+        new = lax.dynamic_update_slice_in_dim(buffer, value, at, axis)
+        buffer = row_major(new)
         read = lambda buffer, value: lax.dynamic_slice_in_dim(buffer, same_j, 1, axis)
         layer.env[v, axis] = lax.platform_dependent(
             buffer, value, cpu=read, default=lambda buffer, value: value
@@ -243,7 +245,7 @@ class _Layer:
         if isinstance(treated, Reduced):
             self.env[eqn.outvars[0], None] = _compat.bind(eqn, list(args))[0]
             return
-        outs = of_one_layer(eqn, list(args), treated)
+        outs = of_layers(eqn, list(args), treated)
         places = zip(eqn.outvars, treated.outs, strict=True)
         self.env.update(zip(places, outs, strict=True))
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from jaxmem.memory import format_bytes, start_worker
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
-from jaxmem.scheduling.order.ordered import PATIENCE, OperationOrder, sequences
+from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.order.shrink_first import ShrinkFirst
 from jaxmem.scheduling.predict.operations import (
     as_compiled,
@@ -36,14 +36,12 @@ from jaxmem.scheduling.search.result import (
     trial_of,
     unreachable,
 )
+from jaxmem.scheduling.search.sequences import of_sequences
 from jaxmem.scheduling.search.traced_step import ENOUGH, TracedStep
 
 _FAR = 1.1  # of the budget: what is predicted above it will not fit
 _LESS = 0.95  # of the seconds: for more, segments are not looked at
 _CONFIRMED = 4  # compiles to the end for one budget
-_REMEMBERED = 8  # steps
-
-_SEQUENCES: dict[tuple[str, str], list[Candidate]] = {}  # by fingerprint and target
 
 
 def search(
@@ -265,26 +263,7 @@ class SearchRun:
 
     @functools.cached_property
     def _sequences(self) -> list[Candidate]:
-        left = self.compiles.left() / 2
-        if left < PATIENCE:
-            return self._of_sequences(left)
-        # time ends some of these searches: another budget gets the same sequences
-        key = self.step.fingerprint, self.step.target
-        found = _SEQUENCES.get(key)
-        if found is None:
-            found = self._of_sequences(PATIENCE)
-            _SEQUENCES[key] = found
-            for old in list(_SEQUENCES)[:-_REMEMBERED]:
-                _SEQUENCES.pop(old, None)
-        return found
-
-    def _of_sequences(self, patience: float) -> list[Candidate]:
-        first, target = self._first.unordered, self.step.target
-        found = sequences(first, self.step.aliases(first), target, patience)
-        return [
-            Candidate(Choice(target, (order,)), peak, time)
-            for order, peak, time in found
-        ]
+        return of_sequences(self.step, self._first.unordered, self.compiles.left() / 2)
 
     def _candidates(self, best: ReportedTrial | None) -> list[Candidate]:
         """The choices to try; the first is the best of those that cost nothing."""

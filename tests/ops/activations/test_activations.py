@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxmem import _compat, ops
+from tests.arrays import array
 from tests.references import nbytes
 
 UNARY = ["elu", "gelu", "leaky_relu", "mish", "relu", "sigmoid", "silu", "softplus"]
@@ -92,7 +93,7 @@ def test_bad_arguments():
 
 @pytest.mark.parametrize("axis", [0, 1, -2])
 def test_glu_axis(axis):
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((4, 6)), jnp.float32)
+    x = array(np.random.default_rng(0).standard_normal((4, 6)), jnp.float32)
     np.testing.assert_allclose(ops.glu(x, axis), jax.nn.glu(x, axis), rtol=1e-6)
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from jaxmem import ops
+from tests.arrays import array
 from tests.references import kept_bytes
 
-X = jnp.asarray(np.random.default_rng(0).standard_normal((4, 64)), jnp.float32)
+X = array(np.random.default_rng(0).standard_normal((4, 64)), jnp.float32)
 
 
 def _chain(x):

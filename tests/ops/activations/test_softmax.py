@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxmem import ops
+from tests.arrays import array
 
 NAMES = ("softmax", "log_softmax")
 
@@ -27,7 +28,7 @@ def _value_and_gradient(op, x, **kwargs):
 @pytest.mark.parametrize("axis", [0, (0, 2), (-1, 1), None])
 def test_axes(name, axis):
     lean, plain = _pair(name)
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4, 5)), "float32")
+    x = array(np.random.default_rng(0).standard_normal((3, 4, 5)), "float32")
     got, want = (_value_and_gradient(op, x, axis=axis) for op in (lean, plain))
     jax.tree.map(_close, got, want)
 
@@ -43,7 +44,7 @@ def test_infinite_inputs(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_where(name):
     lean, plain = _pair(name)
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4)), "float32")
+    x = array(np.random.default_rng(0).standard_normal((3, 4)), "float32")
     where = jnp.asarray([[True, False, True, True], [True] * 4, [False] * 4])
     _close(lean(x, where=where), plain(x, where=where))
     some = where[:2]
@@ -62,7 +63,7 @@ def test_where_is_kept_as_given():
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_is_rounded_once(name):
     lean, plain = _pair(name)
-    x = jnp.asarray(3 * np.random.default_rng(0).standard_normal((9, 300)), "bfloat16")
+    x = array(3 * np.random.default_rng(0).standard_normal((9, 300)), "bfloat16")
     np.testing.assert_array_equal(
         lean(x), plain(x.astype("float32")).astype("bfloat16")
     )
@@ -70,7 +71,7 @@ def test_bfloat16_is_rounded_once(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_second_derivative(name):
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4)), "float32")
+    x = array(np.random.default_rng(0).standard_normal((3, 4)), "float32")
 
     def penalty(op, x):
         return jnp.sum(jnp.cos(jax.grad(lambda x: jnp.sum(jnp.sin(op(x))))(x)))

@@ -15,6 +15,7 @@ from jaxmem.ops.attention.dot_product import dot_product_attention
 from jaxmem.ops.common.lean import wide_dtype
 from jaxmem.ops.randomness.bits import keep_mask, positions, seed_words
 from jaxmem.ops.randomness.dropout import dropout
+from tests.arrays import array
 from tests.references import Comparison
 
 KEY = jax.random.key(23)
@@ -68,11 +69,11 @@ def lean_attention(*args, rate=0.0, **kw):
 def qkv(shape, dtype, rng):
     b, t, s, n, k, h = shape
     sizes = ((b, t, n, h), (b, s, k, h), (b, s, k, h))
-    return tuple(jnp.asarray(rng.standard_normal(x), dtype) for x in sizes)
+    return tuple(array(rng.standard_normal(x), dtype) for x in sizes)
 
 
 def qkv_bias(shape, dtype, rng):
-    bias = jnp.asarray(rng.standard_normal((1, shape[3], shape[1], shape[2])), dtype)
+    bias = array(rng.standard_normal((1, shape[3], shape[1], shape[2])), dtype)
     return *qkv(shape, dtype, rng), bias
 
 
@@ -103,7 +104,7 @@ COMPARISONS = [
         "dropout",
         lambda x: dropout(x, RATE, KEY),
         plain_dropout,
-        lambda shape, dtype, rng: (jnp.asarray(rng.standard_normal(shape), dtype),),
+        lambda shape, dtype, rng: (array(rng.standard_normal(shape), dtype),),
         shapes=((8,), (3, 5, 13)),
     ),
     comparison("attention", kept=saves),

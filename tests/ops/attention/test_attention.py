@@ -13,6 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ops.attention import blockwise
 from jaxmem.ops.attention.dot_product import dot_product_attention
+from tests.arrays import array
 from tests.ops.attention.attention_references import (
     KEY,
     RATE,
@@ -24,7 +25,7 @@ from tests.sets import some_fast
 
 
 def normal(*shape, seed=0, dtype=jnp.float32):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return array(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def qkv(b=2, t=13, s=9, n=4, k=2, h=5, dtype=jnp.float32):

@@ -10,6 +10,7 @@ from jaxmem import ops
 from jaxmem._bits import packed_nbytes
 from jaxmem.ops.codes.packing import packed_codes_nbytes
 from jaxmem.ops.codes.quantization import Quantization, quantized_nbytes
+from tests.arrays import array
 from tests.ops.norms import normalization_references as plain
 from tests.references import Comparison, nbytes, unary_args
 
@@ -48,7 +49,7 @@ def _layer_norm_dense(x, scale, bias, kernel):
 
 
 def _ms_args(shape, dtype, rng):
-    kernel = jnp.asarray(rng.standard_normal((shape[-1], 7)), jnp.float32)
+    kernel = array(rng.standard_normal((shape[-1], 7)), jnp.float32)
     return (*plain.norm_args(2)(shape, dtype, rng), kernel)
 
 

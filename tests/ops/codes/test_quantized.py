@@ -13,11 +13,12 @@ from jaxmem.ops.codes.quantization import (
     quantized_nbytes,
 )
 from jaxmem.ops.codes.stored import seed_of, sharing
+from tests.arrays import array
 from tests.references import kept_bytes, nbytes
 
 
 def _normal(seed, shape, dtype="float32"):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return array(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 HOWS = (Quantization(8, 64), Quantization(4, 32), Quantization(3, 50, symmetric=True))

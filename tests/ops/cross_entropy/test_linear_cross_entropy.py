@@ -16,6 +16,7 @@ from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ops import linear_cross_entropy
 from jaxmem.ops.common.lean import widen
 from tests import references
+from tests.arrays import array
 from tests.references import Comparison, kept_bytes
 
 V = 40
@@ -53,11 +54,11 @@ def lean(x, kernel, bias, labels, weights, **options):
 def args(vocab_axis=-1):
     def make(shape, dtype, rng):
         *batch, d = shape
-        normal = lambda *s: jnp.asarray(rng.standard_normal(s), dtype)
+        normal = lambda *s: array(rng.standard_normal(s), dtype)
         labels = rng.integers(0, V, batch)
         labels[..., 0] = LABELS_OUT
         kernel = normal(d, V) if vocab_axis else normal(V, d)
-        weights = jnp.asarray(rng.uniform(0, 2, batch), dtype)
+        weights = array(rng.uniform(0, 2, batch), dtype)
         return normal(*shape), kernel, normal(V), jnp.asarray(labels, "i4"), weights
 
     return make
@@ -106,8 +107,8 @@ def test_frozen_inputs(wanted):
 
 def arrays(tokens=6, d=5, v=V, dtype="float32", seed=0):
     rng = np.random.default_rng(seed)
-    normal = lambda *s: jnp.asarray(rng.standard_normal(s), dtype)
-    labels = jnp.asarray(rng.integers(0, v, tokens), jnp.int32)
+    normal = lambda *s: array(rng.standard_normal(s), dtype)
+    labels = array(rng.integers(0, v, tokens), jnp.int32)
     return normal(tokens, d), normal(d, v), labels, normal(v)
 
 
@@ -119,7 +120,7 @@ def test_tokens_that_do_not_count():
     x, kernel, labels, bias = arrays()
     counted = jnp.arange(6) % 3 > 0
     out = jnp.where(counted, labels, -100)
-    ways = (
+    variants = (
         (out, {"ignore_index": -100}),
         (labels, {"where": counted, "ignore_index": -1}),
         (out, {"weights": counted.astype(jnp.float32)}),
@@ -131,7 +132,7 @@ def test_tokens_that_do_not_count():
         )
         return jax.jit(jax.value_and_grad(loss))(x)
 
-    first, *others = (outcome(*way) for way in ways)
+    first, *others = (outcome(*variant) for variant in variants)
     few = x[counted], kernel, labels[counted], bias
     chosen = linear_cross_entropy(*few)
     np.testing.assert_allclose(first[0], chosen, rtol=1e-6)
@@ -295,10 +296,10 @@ def test_products():
 @pytest.mark.slow
 @pytest.mark.parametrize("target", benchmark.THRESHOLDS)
 @pytest.mark.parametrize(
-    "way", [w for w in benchmark.ways() if w[-1]], ids=lambda w: w[0]
+    "variant", [w for w in benchmark.variants() if w[-1]], ids=lambda w: w[0]
 )
-def test_bytes_of_a_large_vocabulary(way, target):
-    _, loss, axis, _ = way
+def test_bytes_of_a_large_vocabulary(variant, target):
+    _, loss, axis, _ = variant
     with jax.numpy_dtype_promotion("standard"):
         assert round(benchmark.temp(loss, axis, target)) <= benchmark.THRESHOLDS[target]
 

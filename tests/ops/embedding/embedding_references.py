@@ -5,6 +5,7 @@ import functools
 import jax.numpy as jnp
 
 from jaxmem import ops
+from tests.arrays import array
 from tests.references import Comparison
 
 ROWS = 7  # fewer than ids, so that some come twice
@@ -25,11 +26,11 @@ def plain_bag(table, ids, weights=None, *, mode="sum"):
 
 def lookup_args(weighted):
     def args(shape, dtype, rng):
-        table = jnp.asarray(rng.standard_normal((ROWS, shape[-1])), dtype)
-        ids = jnp.asarray(rng.integers(-ROWS, ROWS, shape[:-1]), jnp.int32)
+        table = array(rng.standard_normal((ROWS, shape[-1])), dtype)
+        ids = array(rng.integers(-ROWS, ROWS, shape[:-1]), jnp.int32)
         if not weighted:
             return table, ids
-        weights = jnp.asarray(rng.uniform(0.5, 1.5, ids.shape), dtype)
+        weights = array(rng.uniform(0.5, 1.5, ids.shape), dtype)
         return table, ids, weights
 
     return args

@@ -15,6 +15,7 @@ from jaxmem.ops.few_bit.derivative import INTERVAL, solve
 from jaxmem.ops.few_bit.steps import best_steps, sample
 from jaxmem.ops.few_bit.tables import FUNCTIONS, SHIPPED_BITS, shipped
 from jaxmem.ops.few_bit.weight import as_weight
+from tests.arrays import array
 
 GELU, GELU_ERF, SILU = (FUNCTIONS[n] for n in ("gelu_tanh", "gelu_erf", "silu"))
 X = np.linspace(-10, 10, 200_001)
@@ -72,15 +73,15 @@ def test_the_normal_weight_of_the_research():
 
 def test_measured_weights():
     rng = np.random.default_rng(0)
-    samples = jnp.asarray(rng.standard_normal((400, 500)), jnp.float32)
+    samples = array(rng.standard_normal((400, 500)), jnp.float32)
     normal = fewbit_table(SILU, 2, weight="normal")
     measured = fewbit_table(SILU, 2, weight=samples)
     # 200,000 samples know the share of a stretch to about 1e-3
     np.testing.assert_allclose(measured.borders, normal.borders, atol=0.02)
     np.testing.assert_allclose(measured.levels, normal.levels, atol=0.01)
     histogram = np.histogram(samples, 512, (-10.0, 10.0))
-    again = fewbit_table(SILU, 2, weight=histogram)
-    np.testing.assert_allclose(again.borders, measured.borders, atol=1e-4)
+    refitted = fewbit_table(SILU, 2, weight=histogram)
+    np.testing.assert_allclose(refitted.borders, measured.borders, atol=1e-4)
     flat = fewbit_table(SILU, 2, weight=(np.ones(7), np.linspace(-10, 10, 8)))
     even = fewbit_table(SILU, 2)
     np.testing.assert_allclose(flat.borders, even.borders, atol=1e-4)

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from jaxmem import ops
+from tests.arrays import array
 from tests.ops.linear.conv_references import lean_conv, plain_conv
 from tests.references import kept_bytes
 
 
 def _normal(seed, shape, dtype="float32"):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return array(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 X, KERNEL, BIAS = _normal(0, (2, 8, 8, 6)), _normal(1, (3, 3, 6, 4)), _normal(2, 4)

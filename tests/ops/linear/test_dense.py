@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from jaxmem import ops
+from tests.arrays import array
 from tests.references import kept_bytes
 
 
 def _normal(seed, shape, dtype="float32"):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return array(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 @pytest.mark.parametrize("dtype", [None, "float32", "bfloat16"])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxmem import ops
+from tests.arrays import array
 from tests.references import Comparison, nbytes, unary_args
 
 SHAPES = ((8,), (3, 5, 13), (2, 4, 130))
@@ -71,8 +72,8 @@ def plain_dense(x, kernel, bias=None):
 
 def _parameters(size, rng, count):
     """Scales round one, biases round zero, in float32 as modules keep them."""
-    scale = jnp.asarray(1 + 0.2 * rng.standard_normal(size), jnp.float32)
-    bias = jnp.asarray(0.2 * rng.standard_normal(size), jnp.float32)
+    scale = array(1 + 0.2 * rng.standard_normal(size), jnp.float32)
+    bias = array(0.2 * rng.standard_normal(size), jnp.float32)
     return (scale, bias)[:count]
 
 
@@ -90,14 +91,14 @@ def masked_args(shape, dtype, rng):
 
 
 def inference_args(shape, dtype, rng):
-    mean, var = jnp.asarray(rng.standard_normal((2, shape[-1])) ** 2, jnp.float32)
+    mean, var = array(rng.standard_normal((2, shape[-1])) ** 2, jnp.float32)
     return (*norm_args(2)(shape, dtype, rng), mean, var + 0.1)
 
 
 def dense_args(count):
     def args(shape, dtype, rng):
-        kernel = jnp.asarray(rng.standard_normal((shape[-1], 7)), jnp.float32)
-        bias = jnp.asarray(rng.standard_normal(7), jnp.float32)
+        kernel = array(rng.standard_normal((shape[-1], 7)), jnp.float32)
+        bias = array(rng.standard_normal(7), jnp.float32)
         return (*unary_args(shape, dtype, rng), kernel, bias)[: 1 + count]
 
     return args

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from jaxmem import ops
+from tests.arrays import array
 from tests.references import kept_bytes, nbytes
 
 
 def _normal(seed, shape):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), "float32")
+    return array(np.random.default_rng(seed).standard_normal(shape), "float32")
 
 
 X, KERNEL, BIAS = _normal(0, (6, 32)), _normal(1, (32, 5)), _normal(2, (5,))

@@ -11,13 +11,14 @@ import pytest
 from jaxmem import ops
 from jaxmem.ops.norms import from_output
 from jaxmem.ops.norms.from_output import keep_output
+from tests.arrays import array
 from tests.ops.norms import normalization_references as plain
 
 D = 1024
 
 
 def _normal(seed, shape, dtype="float32"):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+    return array(np.random.default_rng(seed).standard_normal(shape), dtype)
 
 
 def _flax(module, x, *parameters, **kwargs):
@@ -25,7 +26,7 @@ def _flax(module, x, *parameters, **kwargs):
     names = ("scale", "bias")[: len(parameters)]
     params = {"params": dict(zip(names, parameters, strict=True))}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        return module.apply(params, x, **kwargs)
+        return jax.jit(lambda params, x: module.apply(params, x, **kwargs))(params, x)
 
 
 FLAX = {
@@ -67,7 +68,8 @@ def test_values_are_those_of_flax(name, masked):
     x = _normal(0, (3, 5, 12), "bfloat16")
     scale, bias = 1 + _normal(1, 12) / 4, _normal(2, 12)
     mask = _normal(3, (3, 5, 12)) > -1 if masked else None
-    got, want = lean(x, scale, bias, mask=mask), _flax(layer, x, scale, bias, mask=mask)
+    got = jax.jit(functools.partial(lean, mask=mask))(x, scale, bias)
+    want = _flax(layer, x, scale, bias, mask=mask)
     assert got.dtype == want.dtype
     # Both round one float32 value; float32 differences may cross a rounding boundary.
     np.testing.assert_allclose(
@@ -92,7 +94,7 @@ def test_leading_axis(save):
         y = norm(x.T, s, b).T if turned else norm(x, s, b, axis=0)
         return jnp.sum(jnp.sin(y))
 
-    grad = jax.grad(loss, (0, 1, 2))
+    grad = jax.jit(jax.grad(loss, (0, 1, 2)), static_argnums=3)
     for got, want in zip(
         grad(x, scale, bias, False), grad(x, scale, bias, True), strict=True
     ):
@@ -119,8 +121,9 @@ def test_statistics_over_a_named_axis(name):
             y = op(x.reshape(12, 6)).reshape(x.shape)
         return jnp.sum(jnp.sin(y)), y
 
-    (_, got), dgot = jax.value_and_grad(loss, has_aux=True)(x, True)
-    (_, want), dwant = jax.value_and_grad(loss, has_aux=True)(x, False)
+    run = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+    (_, got), dgot = run(x, True)
+    (_, want), dwant = run(x, False)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(dgot, dwant, rtol=1e-5, atol=1e-5)
 
@@ -128,8 +131,8 @@ def test_statistics_over_a_named_axis(name):
 def test_batch_statistics_have_the_plain_gradient():
     x, s, b = _normal(0, (6, 8)), _normal(1, 8), _normal(2, 8)
     loss = lambda op, x: sum(jnp.sum(jnp.sin(a)) for a in op(x, s, b))
-    got = jax.grad(functools.partial(loss, ops.batch_norm))(x)
-    want = jax.grad(functools.partial(loss, plain.plain_batch_norm))(x)
+    got = jax.jit(jax.grad(functools.partial(loss, ops.batch_norm)))(x)
+    want = jax.jit(jax.grad(functools.partial(loss, plain.plain_batch_norm)))(x)
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
@@ -168,7 +171,7 @@ def _error(scale, bias, save):
     got = jax.jit(functools.partial(grads, save=save))(x, scale, bias, g)
     with jax.enable_x64(True):
         wide = [jnp.asarray(np.asarray(a, "f8")) for a in (x, scale, bias, g)]
-        want = [np.asarray(a) for a in grads(*wide)]
+        want = [np.asarray(a) for a in jax.jit(grads)(*wide)]
     pairs = zip(got, want, strict=True)
     return [
         np.linalg.norm(np.asarray(a, "f8") - b) / np.linalg.norm(b) for a, b in pairs
@@ -206,7 +209,7 @@ def test_small_scales_are_guarded(name, fresh, monkeypatch):
 def test_all_scales_zero_stay_finite(bias):
     x, zero = _normal(0, (4, 130)), jnp.zeros(130)
     loss = lambda x, s, b: jnp.sum(jnp.sin(ops.layer_norm(x, s, b, save="output")))
-    grads = jax.grad(loss, (0, 1, 2))(x, zero, jnp.full(130, bias))
+    grads = jax.jit(jax.grad(loss, (0, 1, 2)))(x, zero, jnp.full(130, bias))
     assert all(np.isfinite(g).all() for g in grads)
     # Two channels of 130 are guarded; what is beyond has no gradient, as stated.
     assert np.count_nonzero(grads[1]) == 2
@@ -216,9 +219,8 @@ def test_constant_rows_stay_finite():
     x = jnp.full((3, 64), 300.0)
     for save in ("input", "output"):
         norm = functools.partial(ops.layer_norm, save=save)
-        grads = jax.grad(lambda x, s, norm=norm: norm(x, s).sum(), (0, 1))(
-            x, jnp.ones(64)
-        )
+        total = lambda x, s, norm=norm: norm(x, s).sum()
+        grads = jax.jit(jax.grad(total, (0, 1)))(x, jnp.ones(64))
         assert all(np.isfinite(g).all() for g in grads)
 
 
@@ -244,8 +246,8 @@ def test_second_derivative(name):
         inner = jax.grad(lambda *a: jnp.sum(jnp.sin(op(*a))), (0, 1, 2))(*args)
         return sum(jnp.sum(jnp.cos(g)) for g in inner)
 
-    got = jax.grad(functools.partial(penalty, lean), (0, 1, 2))(*args)
-    want = jax.grad(functools.partial(penalty, reference), (0, 1, 2))(*args)
+    second = lambda op: jax.jit(jax.grad(functools.partial(penalty, op), (0, 1, 2)))
+    got, want = second(lean)(*args), second(reference)(*args)
     for a, b in zip(got, want, strict=True):
         # Cancellations in the recovered input: some tens of float32 roundings.
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)

@@ -8,10 +8,11 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxmem.ops.randomness.bits import keep_mask, positions, seed_words
 from jaxmem.ops.randomness.dropout import dropout
+from tests.arrays import array
 from tests.references import kept_bytes
 
 KEY = jax.random.key(11)
-X = jnp.asarray(np.random.default_rng(0).standard_normal((16, 24, 40)), jnp.float32)
+X = array(np.random.default_rng(0).standard_normal((16, 24, 40)), jnp.float32)
 RATE = 0.3
 
 

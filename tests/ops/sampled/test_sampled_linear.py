@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.ops import sampled_dense, velora_dense, velora_projection
 from tests import references
+from tests.arrays import array
 from tests.references import Comparison, kept_bytes
 
 METHODS = ("wta", "crs", "uniform", "gaussian", "rademacher")
@@ -21,9 +22,9 @@ KEY = jax.random.key(3)
 
 def arrays(rows=12, d=6, f=4, dtype="float32", seed=0):
     rng = np.random.default_rng(seed)
-    normal = lambda *s: jnp.asarray(rng.standard_normal(s), dtype)
+    normal = lambda *s: array(rng.standard_normal(s), dtype)
     # rows of very different norms, one of them zero
-    size = jnp.asarray(rng.exponential(size=(rows, 1)) ** 2, dtype).at[1].set(0)
+    size = array(rng.exponential(size=(rows, 1)) ** 2, dtype).at[1].set(0)
     return normal(rows, d) * size, normal(d, f), normal(f), normal(rows, f)
 
 
@@ -125,7 +126,7 @@ def plain(x, kernel, bias):
 
 
 def small_args(shape, dtype, rng):
-    normal = lambda *s: jnp.asarray(rng.standard_normal(s), dtype)
+    normal = lambda *s: array(rng.standard_normal(s), dtype)
     return normal(*shape), normal(shape[-1], 4), normal(4)
 
 

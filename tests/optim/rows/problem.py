@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 from jaxmem import ops, optim
+from tests.arrays import array
 
 ROWS, WIDTH, IDS, STEPS = 200, 4, 24, 50
 LR = 0.1
@@ -16,14 +17,14 @@ TABLE = "embed/table"
 
 def params(rows=ROWS, width=WIDTH):
     r = np.random.default_rng(0)
-    draw = lambda *shape: jnp.asarray(r.standard_normal(shape), jnp.float32)
+    draw = lambda *shape: array(r.standard_normal(shape), jnp.float32)
     return {"embed": {"table": draw(rows, width)}, "w": draw(width, width)}
 
 
 def batches(steps=STEPS, rows=ROWS, ids=IDS):
     """Few of the rows, so that ids come twice in a batch and in several batches."""
     r = np.random.default_rng(1)
-    return jnp.asarray(r.integers(-rows // 10, rows // 10, (steps, ids)), jnp.int32)
+    return array(r.integers(-rows // 10, rows // 10, (steps, ids)), jnp.int32)
 
 
 def loss(params, ids):

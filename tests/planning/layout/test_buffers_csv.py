@@ -108,8 +108,8 @@ def test_alignments_and_gaps_are_read_and_written(tmp_path):
         Buffer("a", -3, 20, 64, 32, (Gap(-1, 2), Gap(7, 9, (0, 16)))),
         Buffer("b", 0, 5, 8),
     )
-    write_buffers(tmp_path / "again.csv", buffers)
-    assert read_buffers(tmp_path / "again.csv") == buffers
+    write_buffers(tmp_path / "written.csv", buffers)
+    assert read_buffers(tmp_path / "written.csv") == buffers
 
 
 def test_the_last_moment_of_a_gap_counts_where_that_of_a_life_does(tmp_path):

@@ -77,13 +77,13 @@ def test_a_part_has_the_bytes_of_the_whole(seed, n, data):
 @pytest.mark.parametrize("near, reads", [(4, 2), (10, 2), (40, 1), (40, 3)])
 @pytest.mark.parametrize("plain", [True, False])
 def test_forty_operations(near, reads, plain):
-    """To the optimum; nothing is found with a byte less, whichever way it goes."""
+    """To the optimum; nothing is found with a byte less, in either direction."""
     graph = graphs.randomly(0, 40, near, reads, 100, plain)
     problem = order_problem(graph)
     found = solve(problem, best_greedy(graph), 0)
     assert found.peak == found.bound == peak(graph, found.order)
-    for way in (problem, problem.reversed):
-        assert search(way, found.peak - 1, sets=100_000).order is None
+    for direction in (problem, problem.reversed):
+        assert search(direction, found.peak - 1, sets=100_000).order is None
 
 
 def independent(n: int, alike: bool) -> Graph:
@@ -95,7 +95,7 @@ def independent(n: int, alike: bool) -> Graph:
 
 
 @pytest.mark.parametrize("n", [64, 65, 200])
-def test_twins(n):
+def test_equal_operations(n):
     """What can change places is done in one order; sets of one word and of several."""
     problem = order_problem(independent(n, alike=True))
     found = search(problem, n + 4)
@@ -125,7 +125,7 @@ def test_one_way_narrow_the_other_wide(monkeypatch):
     graph = independent(40, alike=False)
     found = solve(order_problem(graph), range(40), 0)
     assert found.peak == found.bound == peak(graph, found.order)
-    # The other way is tried before either is given more sets.
+    # The other direction is tried before either is given more sets.
     assert {*sizes} == {exact.SIZES[0]}
 
 
@@ -171,12 +171,12 @@ def test_layers_are_solved_once(monkeypatch):
         problem.overwrites,
         base=1000,
     )
-    again = once.solve(higher, range(20), 1000, far, (10**6,))
+    repeated = once.solve(higher, range(20), 1000, far, (10**6,))
     assert len(calls) == 1
     once.solve(higher, range(20), 1500, far, (10**6,))
     assert len(calls) == 1
-    assert again.order == least.order
-    assert (again.peak, again.bound) == (least.peak + 1000, least.bound + 1000)
+    assert repeated.order == least.order
+    assert (repeated.peak, repeated.bound) == (least.peak + 1000, least.bound + 1000)
 
 
 def test_what_was_good_enough_is_solved_again_for_less():

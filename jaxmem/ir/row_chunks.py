@@ -9,7 +9,7 @@ device that holds whole parts then has its rows of every chunk; nothing is gathe
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,8 @@ LEAST_ELEMENTS = 2**21  # of a leaf
 _CHUNK = 2**19  # elements; fewer would not fill a GPU
 _MOST_CHUNKS = 64
 _ALIGNED = 32  # rows of a tile of bytes on TPU
+
+MARK = "jaxmem.rows"  # the name scope in which `on_platforms` chooses
 
 
 class Chunks(NamedTuple):
@@ -43,6 +45,25 @@ def chunks_of(shape: tuple[int, ...]) -> Chunks | None:
     return Chunks(outer, max(rows // outer // _ALIGNED, 1) * _ALIGNED)
 
 
+def on_platforms(
+    fn: Callable[..., PyTree],
+    chunks: Chunks,
+    platforms: Iterable[str],
+    carried: PyTree,
+    read: PyTree,
+) -> Any:
+    """`fn(None, carried, read)`; on these platforms `by_rows`, chunk by chunk.
+
+    The function works on each row alone, and `jaxmem.schedule` relies on that: it moves
+    what is done to the results, row by row, into the loop.
+    """
+    looped, whole = functools.partial(by_rows, fn, chunks), functools.partial(fn, None)
+    with jax.named_scope(MARK):
+        return lax.platform_dependent(
+            carried, read, default=whole, **dict.fromkeys(platforms, looped)
+        )
+
+
 def by_rows(
     fn: Callable[..., PyTree], chunks: Chunks, carried: PyTree, read: PyTree
 ) -> Any:
@@ -52,13 +73,13 @@ def by_rows(
       fn: `(lead, carried, read) -> carried`, with arrays of the axes [outer, rows,
         ...], without the first if it is one, and `lead`, uint32, the index of each row.
       chunks: of `chunks_of`.
-      carried: arrays of two axes with the same number of rows, updated in place.
-      read: arrays of two axes with as many.
+      carried: arrays with the same number of rows, updated in place.
+      read: arrays with as many.
     """
     total = jax.tree.leaves(carried)[0].shape[0]
     part, whole = total // chunks.outer, chunks.outer == 1
     # TPU copies an array whose rows fill no tile for a first axis of one
-    split = lambda x: x if whole else x.reshape(chunks.outer, part, x.shape[-1])
+    split = lambda x: x if whole else x.reshape(chunks.outer, part, *x.shape[1:])
     carried, read = jax.tree.map(split, (carried, read))
     at = functools.partial(_chunk, fn, read, 0 if whole else 1)
     count, rest = divmod(part, chunks.rows)
@@ -66,7 +87,8 @@ def by_rows(
         carried = at(part - rest, rest, carried)
     body = lambda i, x: at(i * chunks.rows, chunks.rows, x)
     carried = lax.fori_loop(0, count, body, carried)
-    return jax.tree.map(lambda x: x.reshape(total, x.shape[-1]), carried)
+    join = lambda x: x if whole else x.reshape(total, *x.shape[2:])
+    return jax.tree.map(join, carried)
 
 
 def _chunk(fn, read, axis: int, start, rows: int, carried):

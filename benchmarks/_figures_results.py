@@ -1,0 +1,130 @@
+"""Every file of results/ as a table, with what made it: docs/benchmarks."""
+
+import csv
+import functools
+import pathlib
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from benchmarks._figures_of import RESULTS, figures, table
+
+H100, CPU, NOTHING = "H100", "the CPU of the machine that ran it", "none"
+# What a file's figures are of, where it has no column that says so.
+CHIPS = {
+    "batch": H100,
+    "bert_losses": CPU,
+    "blocks": H100,
+    "budget": H100,
+    "collectives": "8 H100",
+    "cost": "TPU v5e",
+    "cross_entropy_time": CPU,
+    "curve": f"{H100}, by its rates",
+    "depth": H100,
+    "fewbit-output": NOTHING,
+    "fewbit-tables": NOTHING,
+    "foreign": H100,
+    "frozen": NOTHING,
+    "frozen_h100": H100,
+    "latency_hiding": H100,
+    "layout": NOTHING,
+    "ledger": NOTHING,
+    "offload": H100,
+    "optimizer_training": CPU,
+    "overhead": f"{CPU}, compiling for an {H100}",
+    "remat-checkmate": NOTHING,
+    "remat-exact": NOTHING,
+    "remat-transformer": NOTHING,
+    "scheduling_eager": NOTHING,
+    "scheduling_h100": H100,
+    "scheduling_layout": H100,
+    "scheduling_order": NOTHING,
+    "storage": H100,
+    "training": CPU,
+}
+NAMES = {"h100": H100, "a100": "A100", "h200": "H200", "b200": "B200", "t4": "T4"}
+NAMES |= {"l4": "L4", "cpu": CPU}
+NAMES |= {f"tpu-{v}": f"TPU {v}" for v in ("v4", "v5e", "v5p", "v6e")}
+OF_CHIPS = ("target", "chip")
+OURS = re.compile(r"\bours\b")  # what the files call the library's own column
+
+
+class Results(NamedTuple):
+    """A results file.
+
+    Attributes:
+      name: without the version and the suffix.
+      path: where it lies.
+      command: what made it.
+      versions: of jax and what it was compiled with.
+      columns: the last one is the commit.
+      rows: as text.
+    """
+
+    name: str
+    path: pathlib.Path
+    command: str
+    versions: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    @property
+    def jax(self) -> str:
+        return self.path.stem.rsplit("-jax", 1)[1]
+
+    @property
+    def commits(self) -> list[str]:
+        return sorted({row[-1] for row in self.rows})
+
+    @property
+    def chips(self) -> str:
+        """The chips that the rows were compiled for, or what else they are of."""
+        columns = [i for i, c in enumerate(self.columns) if c in OF_CHIPS]
+        named = dict.fromkeys(row[i] for i in columns for row in self.rows)
+        named |= dict.fromkeys(c for c in self.columns if c in NAMES)
+        return ", ".join(NAMES[chip] for chip in named) or CHIPS[self.name]
+
+
+@functools.cache
+def results() -> list[Results]:
+    return [_read(path) for path in sorted(RESULTS.glob("*.csv"))]
+
+
+def _read(path: pathlib.Path) -> Results:
+    command, versions, *lines = path.read_text().splitlines()
+    head, *rows = csv.reader(lines)
+    name = path.stem.rsplit("-jax", 1)[0]
+    said = (line.removeprefix("# ") for line in (command, versions))
+    return Results(name, path, *said, head, rows)
+
+
+def shown(of: Results) -> str:
+    """Where the rows come from, then the rows."""
+    made = [
+        ("command", f"`{of.command}`"),
+        ("versions", of.versions),
+        ("chip", of.chips),
+        ("commits", ", ".join(f"`{commit}`" for commit in of.commits)),
+        ("file", f"[{of.path.name}](../../benchmarks/results/{of.path.name})"),
+    ]
+    used = [i for i, _ in enumerate(of.columns) if any(row[i] for row in of.rows)]
+    chosen = lambda cells: [cells[i].strip() for i in used]
+    head = [OURS.sub("jaxmem", column) for column in chosen(of.columns)]
+    rows = table(head, map(chosen, of.rows))
+    return f"{table(('', ''), made)}\n\n{rows}"
+
+
+def _index() -> Iterator[Sequence[str]]:
+    for of in results():
+        file = f"[{of.path.stem}](../../benchmarks/results/{of.path.name})"
+        yield file, f"`{of.command}`", of.chips, str(len(of.rows)), of.jax
+
+
+@figures("results")
+def index() -> str:
+    head = ("file", "command", "chip", "rows", "jax")
+    return table(head, _index())
+
+
+for _of in results():
+    figures(f"results, {_of.path.stem}")(functools.partial(shown, _of))

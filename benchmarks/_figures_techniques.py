@@ -1,0 +1,78 @@
+"""The tables of docs/ that compare a technique with the plain step."""
+
+from benchmarks._figures_of import figures, row, rows, table, whole
+
+CHIPS = {"h100": "H100", "tpu-v5e": "TPU v5e"}
+# what is compared: the benchmark's stack, the plain layer, the lean ones
+NORMS = tuple(f"layer_norm, save={what}" for what in ("input", "output"))
+ATTENTION = "flax.linen, dropout 0.1", "the same in jax.checkpoint"
+STACKS = {
+    "GELU MLP, 8 layers": (
+        "mlp",
+        *("jax.nn.gelu", "gelu, save=input", "gelu, save=output"),
+    ),
+    "SiLU MLP, 8 layers": ("mlp", "jax.nn.silu", "silu, save=output"),
+    "ReLU MLP, 8 layers": ("mlp", "jax.nn.relu", "relu"),
+    "norm and dense, 8 layers": ("pre-norm", "flax.linen.LayerNorm", *NORMS),
+    "attention, 8 layers, 8 x 512": (
+        "attention, B 8 S 512",
+        *(*ATTENTION, "dot_product_attention"),
+    ),
+    "attention, one layer, 1 x 4096": (
+        "attention, B 1 S 4096, one layer",
+        *(*ATTENTION, "dot_product_attention"),
+    ),
+}
+
+
+@figures("ops, bytes")
+def ops() -> str:
+    """Stacks of layers with the functions of JAX and Flax, and with lean ops."""
+    lines = []
+    for title, (stack, *layers) in STACKS.items():
+        for layer in layers:
+            where = {"stack": stack, "layer": layer}
+            cells = [
+                whole("layers", "temp MiB", {**where, "target": chip}) for chip in CHIPS
+            ]
+            lines.append((title, f"`{layer}`", *cells))
+    return table(("stack", "function", *CHIPS.values()), lines)
+
+
+@figures("release, bytes")
+def release() -> str:
+    """Peaks of one Adam step, compiled as it is and as `schedule` returns it."""
+    lines = []
+    for remat, title in {"a layer": "around each layer", "none": "none"}.items():
+        for substituted in ("no", "yes"):
+            case = {"remat": remat, "substituted": substituted}
+            found = [row("release", {**case, "target": chip}) for chip in CHIPS]
+            cells = [
+                f"{float(r[f'{who}: peak MiB']):,.0f}"
+                for r in found
+                for who in ("XLA", "scheduled")
+            ]
+            lines.append((title, substituted, *cells))
+    ways = [
+        f"{chip}, {how}" for chip in CHIPS.values() for how in ("plain", "released")
+    ]
+    return table(("`jax.checkpoint`", "substituted", *ways), lines)
+
+
+@figures("accumulation, bytes")
+def accumulation() -> str:
+    """Peaks of eight micro-batches, by every way of accumulating."""
+    ways = dict.fromkeys(r["way"] for r in rows("accumulation"))
+    peak = lambda way, chip: whole(
+        "accumulation", "peak MiB", {"way": way, "N": "8", "target": chip}
+    )
+    lines = [(way, *(peak(way, chip) for chip in CHIPS)) for way in ways]
+    return table(("way", *(f"{chip}, MiB" for chip in CHIPS.values())), lines)
+
+
+@figures("published peaks")
+def published() -> str:
+    """Compiled peaks beside those that the papers measured with PyTorch."""
+    columns = ("model", "how", "target", "peak GiB", "published GiB")
+    lines = [[r[c] for c in columns] for r in rows("optimizers_published")]
+    return table(("model", "step", "chip", "compiled, GiB", "published, GiB"), lines)

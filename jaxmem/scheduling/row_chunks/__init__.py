@@ -1,0 +1,1 @@
+"""Updates of large leaves, with the parameter's own, in one loop over their rows."""

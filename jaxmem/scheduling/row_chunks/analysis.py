@@ -1,0 +1,247 @@
+"""Which updates of a large leaf can be done in the loop over its rows.
+
+A low-bit optimizer goes through a large leaf in chunks of rows where the compiler would
+else make arrays of the leaf's size. The loop ends with an array of updates, for the
+parameter is written by the caller. That array is never made if the operations on it, up
+to the new parameter, are in the loop too.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.ir.branches import treatment
+from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.layer_axis import operand_axes
+from jaxmem.ir.layer_rules import RULES, Batched
+from jaxmem.ir.row_chunks import MARK, Chunks, chunks_of
+from jaxmem.ir.scans import is_var
+
+# What costs a product of matrices or more stays where it is.
+_COSTLY = {
+    *("dot_general", "sort", "cholesky", "eigh", "geqrf", "householder_product"),
+    *("lu", "qr", "svd", "triangular_solve"),
+}
+_MOVED = RULES.keys() - _COSTLY
+
+
+@dataclass(frozen=True)
+class LeafUpdate:
+    """A leaf's update and what is moved into its loop.
+
+    Attributes:
+      jaxpr: the step, in which the update is written out; closed.
+      moved: positions of the equations that are done in the loop.
+      treatments: how each of them treats the rows.
+      pairs: variable that something else reads -> the buffer in whose place it is.
+      made: variables whose rows the loop computes of rows of inputs.
+      read: other variables of which the loop reads rows.
+      chunks: the rows of an iteration.
+      platforms: on which there is a loop.
+    """
+
+    jaxpr: Any
+    moved: tuple[int, ...]
+    treatments: Mapping[int, Batched]
+    pairs: Mapping[Any, Any]
+    made: frozenset[Any]
+    read: tuple[Any, ...]
+    chunks: Chunks
+    platforms: tuple[str, ...]
+
+
+def leaf_updates(closed, aliases: Mapping[int, int]) -> Iterator[LeafUpdate]:
+    """The updates whose loop can take the parameter's update, too."""
+    for eqn in jaxprs.split(closed)[0].eqns:
+        if not _is_marked(eqn):
+            continue
+        shape = max((v.aval.shape for v in eqn.outvars), key=len)
+        chunks = chunks_of(shape)
+        if chunks is None:
+            continue
+        *platforms, _ = eqn.params["branches_platforms"]
+        names = tuple(name for group in platforms for name in group)
+        found = _plan(_written_out(closed, eqn), aliases, shape[0], chunks, names)
+        if found is not None:
+            yield found
+
+
+def _is_marked(eqn) -> bool:
+    by_platform = eqn.primitive.name == "cond" and eqn.params.get("branches_platforms")
+    return bool(by_platform) and MARK in _compat.name_stack(eqn)
+
+
+def _written_out(closed, target):
+    """The jaxpr with the last branch of `target`, without a loop, in its place."""
+
+    def rule(eqn, args: list) -> list[Any] | None:
+        if eqn is not target:
+            return None
+        whole = eqn.params["branches"][-1]
+        return _compat.in_context_of(eqn, jaxprs.evaluate, whole, args[1:])
+
+    run = lambda args: jaxprs.evaluate(closed, args, rule)
+    return _compat.without_dead_code(jaxprs.retrace(closed, run))
+
+
+def _plan(closed, aliases, rows: int, chunks: Chunks, platforms) -> LeafUpdate | None:
+    search = _Search(JaxprGraph(closed), rows)
+    if not search.understand():
+        return None
+    jaxpr = jaxprs.split(closed)[0]
+    own = {jaxpr.outvars[o]: jaxpr.invars[i] for o, i in aliases.items()}
+    moved = search.up_to([v for v in own if v in search.axis])
+    needed = search.needed(moved)
+    pairs = {v: search.place(v, own, moved) for v in needed}
+    if None in pairs.values() or not search.pays(moved, needed):
+        return None
+    made, read = search.operands(moved)
+    read = tuple(v for v in read if v not in set(pairs.values()))
+    how = {i: search.treatments[i] for i in moved}
+    return LeafUpdate(
+        closed, tuple(moved), how, pairs, frozenset(made), read, chunks, platforms
+    )
+
+
+@dataclass
+class _Search:
+    """What works on each row of a leaf alone, from its update on."""
+
+    graph: JaxprGraph
+    rows: int
+    core: list[int] = field(init=False)  # the equations of the update
+    seeds: set[Any] = field(init=False)  # what it reads by rows
+    axis: dict[Any, int] = field(default_factory=dict)  # 0 for each variable with rows
+    treatments: dict[int, Batched] = field(default_factory=dict)
+    later: set[Any] = field(default_factory=set)  # what is made of the update
+
+    def __post_init__(self) -> None:
+        self.core = [i for i, e in enumerate(self.graph.eqns) if _is_of_update(e)]
+        made = {v for i in self.core for v in self.graph.eqns[i].outvars}
+        self.seeds = {
+            v
+            for i in self.core
+            for v in filter(is_var, self.graph.eqns[i].invars)
+            if v not in made and v.aval.shape[:1] == (self.rows,)
+        }
+        self.axis.update(dict.fromkeys(self.seeds, 0))
+
+    def understand(self) -> bool:
+        """Finds the rest; False if the update itself does more than treat rows."""
+        core = set(self.core)
+        for i, eqn in enumerate(self.graph.eqns):
+            ins = list(filter(is_var, eqn.invars))
+            follows = any(v in self.later for v in ins)
+            if not (i in core or follows) or not any(v in self.axis for v in ins):
+                if follows:
+                    self.later.update(eqn.outvars)
+                continue
+            self.later.update(eqn.outvars)
+            treated = self._treatment(eqn)
+            if treated is not None:
+                self.treatments[i] = treated
+                self.axis.update(dict.fromkeys(eqn.outvars, 0))
+            elif i in core:
+                return False
+        return bool(self.core)
+
+    def _treatment(self, eqn) -> Batched | None:
+        if eqn.primitive.name not in _MOVED:
+            return None
+        axes = [self.axis.get(v) if is_var(v) else None for v in eqn.invars]
+        treated = treatment(eqn, axes)
+        if not isinstance(treated, Batched) or any(treated.outs):
+            return None
+        for v, have, want in zip(eqn.invars, axes, treated.ins, strict=True):
+            waits = is_var(v) and have is None and v in self.later
+            if waits or want not in (None, 0) or (have is not None and want is None):
+                return None
+        return treated
+
+    def up_to(self, ends: list[Any]) -> list[int]:
+        """The update, and what leads from it to these variables."""
+        cone = self.graph.cone(ends, self.later)
+        return [i for i in self.treatments if i in self.core or i in cone]
+
+    def needed(self, moved: list[int]) -> list[Any]:
+        """What is made by these equations and read by others, or put out."""
+        inside = set(moved)
+        return [
+            v
+            for i in moved
+            for v in self.graph.eqns[i].outvars
+            if v in self.graph.outputs
+            or any(u not in inside for u in self.graph.users.get(v, ()))
+        ]
+
+    def place(self, v, own: Mapping[Any, Any], moved: list[int]) -> Any:
+        """A buffer that `v` may overwrite row by row, or None."""
+        inside = set(moved)
+
+        def is_free(w) -> bool:
+            same = w.aval.shape == v.aval.shape and w.aval.dtype == v.aval.dtype
+            users = [u for u in self.graph.users.get(w, ()) if u not in inside]
+            after = any(
+                x in self.later for u in users for x in self.graph.eqns[u].outvars
+            )
+            return same and not after and w not in self.graph.outputs
+
+        return own[v] if v in own and is_free(own[v]) else None
+
+    def pays(self, moved: list[int], needed: list[Any]) -> bool:
+        """Whether some array of the update's is no longer made."""
+        core, kept = set(self.core), set(needed)
+        return any(
+            v not in kept and any(u in moved and u not in core for u in users)
+            for i in self.core
+            for v in self.graph.eqns[i].outvars
+            if (users := self.graph.users.get(v, ()))
+        )
+
+    def operands(self, moved: list[int]) -> tuple[set[Any], list[Any]]:
+        """What the loop makes of rows of inputs, and what it reads rows of."""
+        made: set[Any] = set()
+        read: dict[Any, None] = {}
+        for i in moved:
+            eqn = self.graph.eqns[i]
+            for v, axis in zip(eqn.invars, self.treatments[i].ins, strict=True):
+                if (
+                    is_var(v)
+                    and axis is not None
+                    and self.graph.maker.get(v) not in moved
+                ):
+                    self._source(v, made, read)
+        return made, list(read)
+
+    def _source(self, v, made: set[Any], read: dict[Any, None]) -> None:
+        recipe = self._recipe(v)
+        if recipe is None:
+            read[v] = None
+            return
+        made.add(v)
+        for w, axis in recipe:
+            if axis is not None:
+                self._source(w, made, read)
+
+    def _recipe(self, v) -> list[tuple[Any, int | None]] | None:
+        """The operands of what makes `v`, if all it is made of are inputs."""
+        i = self.graph.maker.get(v)
+        if i is None or v in self.seeds:
+            return None
+        eqn = self.graph.eqns[i]
+        axes = operand_axes(eqn, 0)
+        if axes is None or any(axis not in (None, 0) for axis in axes):
+            return None
+        recipe = list(zip(eqn.invars, axes, strict=True))
+        for w, axis in recipe:
+            given = self.graph.is_given(w) if is_var(w) else True
+            if axis is not None and not given and self._recipe(w) is None:
+                return None
+        return recipe
+
+
+def _is_of_update(eqn) -> bool:
+    choice = eqn.primitive.name in ("cond", "platform_index")
+    return not choice and MARK in _compat.name_stack(eqn)

@@ -1,0 +1,136 @@
+"""The pass that updates a large leaf's parameter in the loop over its rows."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.ir.branches import of_layers
+from jaxmem.ir.graph import JaxprGraph, Values
+from jaxmem.ir.layer_axis import narrow, operand_axes
+from jaxmem.ir.row_chunks import on_platforms
+from jaxmem.ir.scans import is_var
+from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling.row_chunks.analysis import LeafUpdate, leaf_updates
+
+
+@dataclass(frozen=True)
+class RowChunks:
+    """Nothing can be chosen: the loop is there already, and has more in it."""
+
+    name: ClassVar[str] = "row_chunks"
+
+
+class UpdateInRows(Pass[RowChunks, LeafUpdate]):
+    """What is done to a large leaf's updates, in the loop that makes them."""
+
+    config = RowChunks
+    repeats = True
+
+    def analyse(self, level: Level, config: RowChunks) -> Iterator[LeafUpdate]:
+        del config
+        return leaf_updates(level.jaxpr, level.aliases)
+
+    def apply(self, level: Level, rewrite: LeafUpdate):
+        del level
+        graph = JaxprGraph(rewrite.jaxpr)
+
+        def run(args: list) -> list:
+            done = set(rewrite.moved[1:])  # with the first
+            inputs = graph.inputs(args)
+            return _LoopedValues(graph, inputs, done, plan=rewrite).all_outputs()
+
+        return jaxprs.retrace(rewrite.jaxpr, run)
+
+
+@dataclass
+class _LoopedValues(Values):
+    """Values so far, with the loop in the place of the update."""
+
+    plan: LeafUpdate = field(kw_only=True)
+
+    def apply(self, i: int) -> None:
+        if i != self.plan.moved[0]:
+            super().apply(i)
+            return
+        buffers = list(self.plan.pairs.values())
+        for v in buffers:  # everyone else who reads what is overwritten does so first
+            for u in self.graph.users.get(v, ()):
+                if u not in self.plan.treatments:
+                    self.evaluate(u)
+        carried = [self.read(v) for v in buffers]
+        read = [self.read(v) for v in self.plan.read]
+        fn = _Loop(self, self.plan)
+        fn.outside()
+        outs = on_platforms(fn, self.plan.chunks, self.plan.platforms, carried, read)
+        self.env.update(zip(self.plan.pairs, outs, strict=True))
+
+
+@dataclass(eq=False)  # hashed by identity, as loops want of a function
+class _Loop:
+    """An iteration: rows of the buffers as they are after the update."""
+
+    values: _LoopedValues
+    plan: LeafUpdate
+
+    def outside(self) -> None:
+        """Evaluates what all rows share, before the loop."""
+        for i in self.plan.moved:
+            eqn, ins = self.values.graph.eqns[i], self.plan.treatments[i].ins
+            self._shared(eqn.invars, ins)
+        for v in self.plan.made:
+            eqn = self.values.graph.eqns[self.values.graph.maker[v]]
+            self._shared(eqn.invars, operand_axes(eqn, 0) or ())
+
+    def _shared(self, atoms: Sequence[Any], axes: Sequence[int | None]) -> None:
+        for v, axis in zip(atoms, axes, strict=True):
+            if is_var(v) and axis is None:
+                self.values.read(v)
+
+    def __call__(self, lead, carried: list, read: list) -> list:
+        parts = carried[0].shape[:2] if self._in_parts(lead) else ()
+        merged = lambda x: x.reshape(-1, *x.shape[2:]) if parts else x
+        places = [*self.plan.pairs.values(), *self.plan.read]
+        env = dict(zip(places, map(merged, [*carried, *read]), strict=True))
+        rows = _Rows(self, env, merged(carried[0]).shape[0])
+        for i in self.plan.moved:
+            rows.run(i)
+        outs = [rows.env[v] for v in self.plan.pairs]
+        return [x.reshape(*parts, *x.shape[1:]) if parts else x for x in outs]
+
+    def _in_parts(self, lead) -> bool:
+        """Whether rows of several parts come along an axis of their own."""
+        return lead is not None and self.plan.chunks.outer > 1
+
+
+@dataclass
+class _Rows:
+    """Values of some rows."""
+
+    loop: _Loop
+    env: dict[Any, Any]
+    size: int
+
+    def run(self, i: int) -> None:
+        treated = self.loop.plan.treatments[i]
+        eqn = self.loop.values.graph.eqns[i]
+        args = [self._read(v, a) for v, a in zip(eqn.invars, treated.ins, strict=True)]
+        outs = of_layers(eqn, args, treated, self.size)
+        self.env.update(zip(eqn.outvars, outs, strict=True))
+
+    def _read(self, atom, axis: int | None):
+        """Rows of a variable; with None the whole of it."""
+        if not is_var(atom) or axis is None:
+            return self.loop.values.read(atom)
+        if atom not in self.env:
+            self.env[atom] = self._made(atom)
+        return self.env[atom]
+
+    def _made(self, v):
+        graph = self.loop.values.graph
+        eqn = graph.eqns[graph.maker[v]]
+        axes = operand_axes(eqn, 0)
+        assert axes is not None
+        args = [self._read(w, a) for w, a in zip(eqn.invars, axes, strict=True)]
+        return _compat.bind(eqn, args, narrow(eqn, (0,), self.size))[0]

@@ -1,0 +1,151 @@
+"""What surrounds the code is valid, true, and agrees with itself."""
+
+import pathlib
+import re
+import shlex
+import tomllib
+
+import pytest
+
+yaml = pytest.importorskip("yaml")
+
+ROOT = pathlib.Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+FILE = re.compile(r"[\w.*-]+(/[\w.*-]+)+|[\w-]+\.(py|md|toml|txt|cfg)")
+
+
+def _load(path: pathlib.Path):
+    return yaml.safe_load(path.read_text())
+
+
+def _steps():
+    for path in WORKFLOWS:
+        for name, job in _load(path)["jobs"].items():
+            yield from ((f"{path.name}: {name}", step) for step in job["steps"])
+
+
+def _files(command: str):
+    """Words of a shell command that name a file of the repository."""
+    for word in shlex.split(command):
+        word = word.removeprefix("$GITHUB_WORKSPACE/").removeprefix("./")
+        made = word.startswith(("dist/", "docs/_build/"))
+        if FILE.fullmatch(word) and not made:
+            yield word
+
+
+def test_names_of_files_are_found_in_commands():
+    """Guards the pattern above."""
+    command = '.ci/run x "$GITHUB_WORKSPACE/.ci/smoke.py" dist/*.whl setup.py --a-b'
+    assert [*_files(command)] == [".ci/run", ".ci/smoke.py", "setup.py"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.name)
+def test_workflow(path):
+    flow = _load(path)
+    assert flow["name"] and flow["permissions"] == {"contents": "read"}
+    assert flow[True], "when it runs"  # YAML takes `on` for a bool
+    for job in flow["jobs"].values():
+        needs = [job["needs"]] if isinstance(job.get("needs"), str) else []
+        assert set(needs) <= set(flow["jobs"])
+        for step in job["steps"]:
+            assert ("run" in step) != ("uses" in step)
+
+
+def test_workflows_run_files_that_exist():
+    commands = [(where, step["run"]) for where, step in _steps() if "run" in step]
+    named = [(where, file) for where, line in commands for file in _files(line)]
+    assert {file for _, file in named} >= {".ci/run", ".ci/slow", ".ci/build"}
+    assert [x for x in named if not (ROOT / x[1]).exists()] == []
+
+
+def test_actions_have_versions():
+    used = [step["uses"] for _, step in _steps() if "uses" in step]
+    assert used and all(re.fullmatch(r"[\w-]+/[\w-]+@[\w./-]+", x) for x in used)
+
+
+def test_ci_runs_the_oldest_and_the_newest_jax():
+    (job,) = _load(ROOT / ".github/workflows/ci.yml")["jobs"].values()
+    rows = {(x["python"], x["jax"]) for x in job["strategy"]["matrix"]["include"]}
+    assert rows == {("3.11", "0.10.2"), ("3.12", "")}
+    assert f"Python :: {min(rows)[0]}" in " ".join(PROJECT["classifiers"])
+
+
+@pytest.mark.parametrize("name", ["run", "slow", "build", "smoke.py", "environment"])
+def test_scripts_run_files_that_exist(name):
+    lines = (ROOT / ".ci" / name).read_text().splitlines()
+    if not name.endswith(".py"):
+        words = [w for line in lines if line[:1] != "#" for w in line.split()]
+        files = [w for w in words if FILE.fullmatch(w.strip('"'))]
+        assert [f for f in files if not (ROOT / f.strip('"')).exists()] == []
+    if name in ("run", "slow", "build"):
+        assert (ROOT / ".ci" / name).stat().st_mode & 0o111, "it can be executed"
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda p: p.name)
+def test_issue_template(path):
+    form = _load(path)
+    if path.name == "config.yml":
+        return
+    assert form["name"] and form["description"]
+    fields = form["body"]
+    assert len({f["id"] for f in fields}) == len(fields)
+    kinds = {"markdown", "textarea", "input", "dropdown", "checkboxes"}
+    assert all(f["type"] in kinds and f["attributes"]["label"] for f in fields)
+
+
+def test_citation():
+    """The fields that the schema of the Citation File Format, 1.2.0, requires."""
+    citation = _load(ROOT / "CITATION.cff")
+    assert citation["cff-version"] == "1.2.0" and citation["message"]
+    assert PROJECT["name"] in citation["title"]
+    assert str(citation["version"]) == PROJECT["version"]
+    assert citation["license"] == PROJECT["license"]
+    assert [a["name"] for a in citation["authors"]] == [
+        a["name"] for a in PROJECT["authors"]
+    ]
+    urls = PROJECT.get("urls", {})
+    assert citation.get("repository-code") == urls.get("Repository")
+
+
+def test_changelog_has_a_section_for_the_version():
+    text = (ROOT / "CHANGELOG.md").read_text()
+    titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert titles[0] == "Unreleased"
+    dated = r"(\d+\.\d+\.\d+) \((\d{4}-\d{2}-\d{2}|not tagged yet)\)"
+    sections = [re.fullmatch(dated, title) for title in titles[1:]]
+    assert all(sections), titles
+    assert sections[0][1] == PROJECT["version"]
+    assert [s[2] for s in sections[1:]].count("not tagged yet") == 0
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.*)$", text, re.MULTILINE)) <= kinds
+
+
+def test_metadata():
+    classifiers = PROJECT["classifiers"]
+    assert any(c.startswith("Development Status ::") for c in classifiers)
+    minor = lambda c: re.fullmatch(r"Programming Language :: Python :: 3\.(\d+)", c)
+    versions = [int(m[1]) for m in map(minor, classifiers) if m]
+    assert PROJECT["requires-python"] == f">=3.{min(versions)}"
+    assert (ROOT / PROJECT["readme"]).exists()
+    assert all((ROOT / file).exists() for file in PROJECT["license-files"])
+
+
+def test_extras_refer_to_extras():
+    extras = PROJECT["optional-dependencies"]
+    inner = [re.fullmatch(r"jaxmem\[(.*)\]", x) for v in extras.values() for x in v]
+    named = {name for match in inner if match for name in match[1].split(",")}
+    assert named and named <= set(extras)
+
+
+PAGES = [*ROOT.glob("*.md"), *(ROOT / ".github").glob("*.md")]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+def test_links_to_files(path):
+    """Of the Markdown pages at the top: links, and names of files in backticks."""
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    local = [x for x in links if "://" not in x]
+    assert [x for x in local if not (path.parent / x).exists()] == []
