@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from benchmarks._figures_of import RESULTS, figures, table
 
-H100, CPU, NOTHING = "H100", "the CPU of the machine that ran it", "none"
+H100, CPU = "H100", "the CPU of the machine that ran it"
+NOTHING = "none: nothing is compiled"
 # What a file's figures are of, where it has no column that says so.
 CHIPS = {
     "batch": H100,

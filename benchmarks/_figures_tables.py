@@ -25,7 +25,7 @@ def depth() -> str:
         )
         for r in rows("depth")
     ]
-    return table((*head, "layers in one, and in those in it"), lines)
+    return table((*head, "layers in a segment, and in those inside of it"), lines)
 
 
 @figures("cross entropy")
@@ -129,7 +129,7 @@ def sampled_bytes() -> str:
         (title, whole("storage", "temp MiB", {**stack, "kept": kept}))
         for title, kept in variants.items()
     ]
-    return table(("", ""), lines)
+    return table(("activation and layers", "H100, MiB"), lines)
 
 
 def of_parts(name: str) -> str:
@@ -196,7 +196,7 @@ def predictions() -> str:
         near = (sum(abs(off(r, s)) <= WITHIN for r in compiled) for s in (True, False))
         shares = [f"{n} of {len(compiled)}" for n in near]
         lines.append((title, *shares, str(len(found) - len(compiled)), far(compiled)))
-    head = ("with the state", "without it", "left out", "farthest with it")
+    head = ("with the state", "without it", "left out", "furthest off, with the state")
     return table(("", *head), lines)
 
 

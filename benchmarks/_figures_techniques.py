@@ -62,9 +62,9 @@ def release() -> str:
 @figures("accumulation, bytes")
 def accumulation() -> str:
     """Peaks of eight micro-batches, by every way of accumulating."""
-    ways = dict.fromkeys(r["way"] for r in rows("accumulation"))
+    ways = dict.fromkeys(r["variant"] for r in rows("accumulation"))
     peak = lambda way, chip: whole(
-        "accumulation", "peak MiB", {"way": way, "N": "8", "target": chip}
+        "accumulation", "peak MiB", {"variant": way, "N": "8", "target": chip}
     )
     lines = [(way, *(peak(way, chip) for chip in CHIPS)) for way in ways]
     return table(("way", *(f"{chip}, MiB" for chip in CHIPS.values())), lines)

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import pathlib
+import shutil
 import sys
 
 from docutils import nodes
@@ -25,6 +26,7 @@ extensions = [
 html_theme = "furo"
 html_static_path = ["static"]
 html_css_files = ["tables.css"]
+myst_heading_anchors = 3
 nb_execution_mode = "off"  # the tests run the notebook
 myst_enable_extensions = ["deflist"]
 default_role = "py:obj"  # `jaxmem.schedule` in a docstring is a link
@@ -36,7 +38,13 @@ autodoc_member_order = "bysource"
 python_use_unqualified_type_names = True
 napoleon_custom_sections = ["Saves", "Costs", "Source"]
 napoleon_use_ivar = True  # a NamedTuple's fields are listed once
-exclude_patterns = ["_build", "notebooks/*.md"]  # their sources
+exclude_patterns = ["_build"]
+
+
+HERE = pathlib.Path(__file__).parent
+shutil.rmtree(HERE / "notebooks", ignore_errors=True)
+sources = shutil.ignore_patterns("*.md", "*.py", "__pycache__")
+shutil.copytree(HERE.parent / "notebooks", HERE / "notebooks", ignore=sources)
 
 
 def setup(app):

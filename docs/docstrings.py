@@ -38,7 +38,7 @@ def signature(app, what, name, obj, options, args, returned):
         parameters = list(whole.parameters.values())[1:]  # without self
         whole = whole.replace(parameters=parameters)
         args = stringify_signature(whole, show_annotation=False)
-    return DEFAULT.sub(r"\1", args or ""), returned
+    return (DEFAULT.sub(r"\1", args), returned) if args else None  # of a property
 
 
 def short_types(app, domain, kind, content):

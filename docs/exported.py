@@ -91,6 +91,6 @@ def _documented(value: Any) -> bool:
 def _bare_methods(cls: type) -> Iterator[str]:
     for name, value in vars(cls).items():
         value = getattr(value, "__func__", getattr(value, "fget", value))
-        written = getattr(value, "__qualname__", "") == f"{cls.__name__}.{name}"
+        written = getattr(value, "__qualname__", "") == f"{cls.__qualname__}.{name}"
         if written and not name.startswith("_") and not value.__doc__:
             yield name

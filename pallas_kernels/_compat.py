@@ -23,11 +23,9 @@ _PLATFORMS = {"cuda": ("cuda", "gpu"), "tpu": ("tpu",)}
 
 
 def device_in_context(platform: str) -> Any:
-    """The device that is traced or lowered for, if it is of this platform; or None.
-
-    It is the device of the mesh in context, which `shard_map` sets, and code that
-    lowers for an absent chip; otherwise the first of this process, as in Mosaic.
-    """
+    """The device that is traced or lowered for, if it is of this platform; or None."""
+    # It is the device of the mesh in context, which `shard_map` sets, and code that
+    # lowers for an absent chip; otherwise the first of this process, as in Mosaic.
     device = jax.sharding.get_abstract_mesh().abstract_device
     if _is_of(device, platform):
         return device
@@ -126,10 +124,8 @@ _traced_late.def_impl(lambda *args, run, under_vmap, avals: jax.jit(run)(*args))
 
 
 def lower_plainly(run: Callable[..., tuple], ctx, *args):
-    """Lowers `run` of `args`, typed as arrays that do not vary over a mesh.
-
-    References must not vary, and a program traced for such arrays has no casts.
-    """
+    """Lowers `run` of `args`, typed as arrays that do not vary over a mesh."""
+    # References must not vary, and a program traced for such arrays has no casts.
     plain, outs = (
         [ShapedArray(x.shape, x.dtype) for x in avals]
         for avals in (ctx.avals_in, ctx.avals_out)
@@ -163,10 +159,8 @@ def simulated_platform() -> str | None:
 
 
 def aliases(pairs: dict[int, int], *, ragged: bool) -> dict[int, int]:
-    """`input_output_aliases`; none where the simulator does not support them.
-
-    Its aliased outputs would contain the padding of blocks that extend past an edge.
-    """
+    """`input_output_aliases`; none where the simulator does not support them."""
+    # Its aliased outputs would contain the padding of blocks that extend past an edge.
     return {} if ragged and simulated_platform() == "tpu" else pairs
 
 
@@ -179,10 +173,8 @@ def with_layout(x: Any, layout: Any) -> Any:
 
 @contextlib.contextmanager
 def simulated(platform: str) -> Iterator[None]:
-    """A context in which `dispatch` runs the kernels of "tpu" or "cuda" on a CPU.
-
-    Memory that was not written holds NaN, and races are detected.
-    """
+    """A context in which `dispatch` runs the kernels of "tpu" or "cuda" on a CPU."""
+    # Memory that was not written holds NaN, and races are detected.
     make: Any
     force: Any
     if platform == "tpu":

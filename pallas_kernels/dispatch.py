@@ -44,10 +44,8 @@ MEASURED: tuple[Measured, ...] = ()
 
 
 def kernel_module(kernel: str, platform: str) -> Any:
-    """The module of a kernel's folder: "tpu", "gpu" or "reference".
-
-    It is imported only when a kernel may run, since Pallas takes long to import.
-    """
+    """The module of a kernel's folder: "tpu", "gpu" or "reference"."""
+    # It is imported only when a kernel may run, since Pallas takes long to import.
     return importlib.import_module(f"pallas_kernels.{kernel}.{platform}")
 
 

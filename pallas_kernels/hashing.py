@@ -51,11 +51,9 @@ def column_word(seed, column):
 
 
 def bits_of(words, column):
-    """Bits at each position, from `row_words` and `column_word`, which broadcast.
-
-    The first fold of a ^ c is that of each word, and b times the second factor is added
-    after the multiply: both are computed once for each vector.
-    """
+    """Bits at each position, from `row_words` and `column_word`, which broadcast."""
+    # The first fold of a ^ c is that of each word, and b times the second factor is
+    # added after the multiply: both are computed once for each vector.
     a, b = words
     return _fold(_fold((a ^ column) * _MULTIPLY_1, 15) * _MULTIPLY_2 + b, 16)
 

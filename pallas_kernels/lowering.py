@@ -78,11 +78,9 @@ _choice.multiple_results = True
 
 
 def kernel_or_xla(xla: Callable, candidates: list[KernelCandidate], *args: Any) -> Any:
-    """`xla(*args)`, or on one device the result of the first candidate that wins.
-
-    Under `vmap` and in derivatives it is `xla(*args)`: nothing was measured there, and
-    kernels have no derivative of their own.
-    """
+    """`xla(*args)`, or on one device the result of the first candidate that wins."""
+    # Under `vmap` and in derivatives it is `xla(*args)`: nothing was measured there,
+    # and kernels have no derivative of their own.
     leaves, tree = jax.tree.flatten(args)
 
     def run(*leaves):

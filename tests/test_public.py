@@ -1,6 +1,7 @@
 """What `import jaxmem` offers: light, complete, and what the documentation names."""
 
 import ast
+import dataclasses
 import importlib
 import json
 import pathlib
@@ -88,6 +89,20 @@ def test_there_are_about_forty_public_names():
 def test_public_names_have_a_docstring():
     """The documentation's build asks the same."""
     assert exported.undocumented() == []
+
+
+def test_a_public_name_without_a_docstring_is_found(monkeypatch):
+    @dataclasses.dataclass  # whose docstring would be its signature
+    class Bare:
+        size: int
+
+        def method(self): ...
+
+        def told(self):
+            """This one is documented."""
+
+    monkeypatch.setattr(exported, "exported", lambda: [("jaxmem.Bare", Bare)])
+    assert exported.undocumented() == ["jaxmem.Bare", "jaxmem.Bare.method"]
 
 
 def test_public_names_have_an_entry_in_the_api():

@@ -69,11 +69,9 @@ def measure(
     deadline: float,
     report: Callable[[int, int, str], None],
 ) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
-    """By name the fields of `comparison.Outcome`, and what failed with the reason.
-
-    Compiles run side by side. Those at the given batch come first; the search for the
-    largest batch ends at the deadline. What fails costs only its own figure.
-    """
+    """By name the fields of `comparison.Outcome`, and what failed with the reason."""
+    # Compiles run side by side. Those at the given batch come first; the search for the
+    # largest batch ends at the deadline. What fails costs only its own figure.
     pairs = [(name, target) for target in targets for name in runs]
     chips = [pair for pair in pairs if pair[1] != "cpu"]
     total, done, problems = len(pairs) + len(chips), count(1), []
@@ -136,14 +134,12 @@ def part(path: str) -> str:
 def largest_batch(
     run: TrainingRun, settings: Settings, target: str, peak_bytes: int, deadline: float
 ) -> Largest:
-    """The largest batch that fits a chip, to two digits, of whole micro-batches.
-
-    The demonstration has three minutes, and `jaxmem.max_batch`, which finds the exact
-    number, takes more compiles. The peak is close to a straight line in the batch: one
-    more compile gives the line, and another one confirms what it predicts. After the
-    deadline, of `time.monotonic()`, a prediction is left unconfirmed. `peak_bytes` is
-    the peak at the settings' batch.
-    """
+    """The largest batch that fits a chip, to two digits, of whole micro-batches."""
+    # The demonstration has three minutes, and `jaxmem.max_batch`, which finds the exact
+    # number, takes more compiles. The peak is close to a straight line in the batch:
+    # one more compile gives the line, and another one confirms what it predicts. After
+    # the deadline, of `time.monotonic()`, a prediction is left unconfirmed.
+    # `peak_bytes` is the peak at the settings' batch.
     room = {t.name: t.memory_bytes for t in jaxmem.targets()}[target]
     assert room is not None  # a chip: no batch is the largest on cpu
 

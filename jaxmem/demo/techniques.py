@@ -34,10 +34,8 @@ def loss_from_logits(forward: Callable) -> Callable:
 
 
 def loss_from_hidden(forward: Callable) -> Callable:
-    """As `loss_from_logits`, for a forward pass without the head.
-
-    The logits never exist as a whole.
-    """
+    """As `loss_from_logits`, for a forward pass without the head."""
+    # The logits never exist as a whole.
 
     def loss(params, tokens, key=None):
         hidden = forward(params, tokens[:, :-1], key)

@@ -52,10 +52,8 @@ def pair(settings: Settings) -> dict[str, tuple[Any, Callable]]:
 def make_optimizer(
     settings: Settings, name: str = "adamw"
 ) -> optax.GradientTransformation:
-    """The optimizer of this name, clipped by the global norm.
-
-    The rate warms up over a tenth of the run and decays by a cosine.
-    """
+    """The optimizer of this name, clipped by the global norm."""
+    # The rate warms up over a tenth of the run and decays by a cosine.
     how = OPTIMIZERS[name]
     warm = max(1, settings.steps // 10)
     rate = optax.warmup_cosine_decay_schedule(

@@ -138,6 +138,7 @@ def _branches(eqn, ins: list[Axis], outs: list[Axis]) -> list[_Branch] | str:
     """The branches, which agree on the axes of operands and outputs; or why not."""
     branches = [_Branch(body) for body in jaxprs.bodies(eqn)]
     before: Any = None
+    # what one branch needs by layers, the others must take and give by layers
     while before != (ins, outs):
         before = (list(ins), list(outs))
         for branch in branches:

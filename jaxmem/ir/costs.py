@@ -42,6 +42,7 @@ def flops(eqn) -> float:
         return 2.0 * inner * elements(eqn.outvars[0].aval.shape)
     if name == "conv_general_dilated":
         kernel = list(eqn.invars[1].aval.shape)
+        # its output features are among the elements of the output
         kernel.pop(eqn.params["dimension_numbers"].rhs_spec[0])
         return 2.0 * elements(eqn.outvars[0].aval.shape) * elements(kernel)
     return _inside(eqn, flops) or 0.0
@@ -62,6 +63,7 @@ def seconds(eqn, machine: Machine) -> float | None:
         narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars)
         return flops(eqn) / (machine.narrow if narrow else machine.wide)
     moved = sum(size_of(v) for v in [*eqn.invars, *eqn.outvars] if is_var(v))
+    # a counter is hashed: that takes arithmetic where others wait for memory
     if eqn.primitive.name in _RANDOM:
         moved = _HASH * sum(map(size_of, eqn.outvars))
     return moved / machine.bandwidth
@@ -75,9 +77,38 @@ def host_traffic(closed) -> int:
             pairs = zip(eqn.invars, eqn.outvars, strict=True)
             moved = (v for u, v in pairs if is_on_host(u) != is_on_host(v))
             total += sum(elements(v.aval.shape) * v.aval.dtype.itemsize for v in moved)
-        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        total += times * sum(map(host_traffic, jaxprs.bodies(eqn)))
+        total += _traffic(eqn)
     return total
+
+
+def _traffic(eqn) -> int:
+    """Of the bodies of an equation, all iterations of a scan."""
+    times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+    return times * sum(map(host_traffic, jaxprs.bodies(eqn)))
+
+
+def waiting_for_host(closed, machine: Machine) -> float:
+    """Seconds that scans wait for the link to the host, by what they compute and move.
+
+    Their copies run beside the computation of other iterations. A scan that holds
+    another one with copies counts by that, once; one whose time nobody knows, not.
+    """
+    total = 0.0
+    for eqn in jaxprs.split(closed)[0].eqns:
+        if eqn.primitive.name == "scan" and not any(map(_has_copies, _inner(eqn))):
+            moved, work = _traffic(eqn), seconds(eqn, machine)
+            total += 0.0 if work is None else max(0.0, moved / machine.host - work)
+        else:
+            total += sum(waiting_for_host(b, machine) for b in jaxprs.bodies(eqn))
+    return total
+
+
+def _inner(eqn) -> list[Any]:
+    return [e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body)]
+
+
+def _has_copies(eqn) -> bool:
+    return eqn.primitive.name == "scan" and _traffic(eqn) > 0
 
 
 # the jaxpr does not say how often they iterate, or what they do
@@ -99,4 +130,5 @@ def _inside(eqn, of: Callable[[Any], float | None]) -> float | None:
             return None
         sums.append(sum(known))
     times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+    # one branch is taken, and nobody knows which
     return times * (max(sums) if eqn.primitive.name == "cond" else sum(sums))

@@ -43,6 +43,7 @@ def opened(
 
     def run(eqn, args: list) -> list[Any]:
         args = constrained(args, asked(eqn.invars, "in_shardings"))
+        # else XLA would merge the recomputation with the forward pass
         if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
             args = barrier(args)
         outs = jaxprs.evaluate(jaxprs.bodies(eqn)[0], args, rule)
@@ -119,6 +120,7 @@ def _hides_backward_scan(eqn) -> bool:
     if not eqn.params["differentiated"]:
         return False
     return any(
+        # the backward scan runs from the last layer to the first
         e.primitive.name == "scan" and e.params["reverse"]
         for e in jaxprs.walk(jaxprs.bodies(eqn)[0])
     )

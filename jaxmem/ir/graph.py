@@ -35,6 +35,7 @@ class JaxprGraph:
         """Whether a variable is an input, or one that is held to a sharding."""
         while v in self.maker:
             eqn = self.eqns[self.maker[v]]
+            # a constraint says where an array lies, and leaves what it is
             if eqn.primitive.name != "sharding_constraint":
                 return False
             v = eqn.invars[0]
@@ -43,6 +44,7 @@ class JaxprGraph:
     def after(self, i: int) -> set[Any]:
         """The variables that need equation `i` to have been done."""
         found = set(self.eqns[i].outvars)
+        # one pass is enough: an equation stands behind what it needs
         for eqn in self.eqns[i + 1 :]:
             if any(is_var(v) and v in found for v in eqn.invars):
                 found.update(eqn.outvars)
@@ -98,6 +100,7 @@ class Values:
 
     def all_outputs(self) -> list[Any]:
         """The values of the outputs, with every equation done."""
+        # those that no output needs too: they may have side effects
         self.evaluate_before(len(self.graph.eqns))
         return [self.read(v) for v in self.graph.outvars]
 
@@ -128,6 +131,7 @@ def late_of(graph: JaxprGraph) -> set[int]:
     found: set[int] = set()
     made: set[Any] = set()
     for i, eqn in enumerate(graph.eqns):
+        # an update has no scope of its own: it is known by what it reads
         if is_transposed(eqn) or any(is_var(v) and v in made for v in eqn.invars):
             found.add(i)
             made.update(eqn.outvars)
@@ -163,5 +167,6 @@ def _matched(closed, inputs: Iterable[int], kind: Callable) -> Aliases:
     found = {}
     for o, v in enumerate(jaxpr.outvars):
         if queue := free.get(kind(v)):
+            # jit pairs donated inputs and outputs in the order in which they come
             found[o] = queue.popleft()
     return found

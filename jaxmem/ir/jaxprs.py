@@ -75,6 +75,7 @@ def is_body(value) -> bool:
 def bodies(eqn) -> list[Any]:
     """The jaxprs among the parameters of an equation, in a fixed order."""
     found = []
+    # by name: `rebind` exchanges them in the same order
     for _, value in sorted(eqn.params.items()):
         values = value if isinstance(value, (tuple, list)) else (value,)
         found += [v for v in values if is_body(v)]
@@ -108,6 +109,7 @@ def rebind(eqn, args: Sequence[Any], new: Sequence[Any]) -> list[Any]:
         body = next(fresh)
         if eqn.primitive.name not in TAKES_OPEN_JAXPR:
             return body
+        # an open jaxpr has no constants: they become its first arguments
         extra.extend(body.consts)
         return _compat.constants_first(body) if body.consts else body.jaxpr
 

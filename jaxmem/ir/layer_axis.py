@@ -30,6 +30,7 @@ def treatment(eqn, axes: Sequence[Axis]) -> Treatment:
     rule = RULES.get(eqn.primitive.name)
     if rule is None:
         return "it is not known to work layer by layer"
+    # they would happen once for each layer
     if _compat.has_side_effects(eqn):
         return "it has side effects"
     if eqn.primitive.name != CONSTRAINT and _sharding(eqn) is not None:
@@ -56,6 +57,7 @@ def operand_axes(eqn, out_axis: int) -> tuple[Axis, ...] | None:
     if name == "reshape" and eqn.params["dimensions"] is None:
         axis = kept_axis(out.shape, eqn.invars[0].aval.shape, out_axis)
         return None if axis is None else (axis,)
+    # counted along another axis, every layer has the same numbers
     if name == "iota" and eqn.params["dimension"] != out_axis:
         return ()
     return None
@@ -84,6 +86,7 @@ def narrow(eqn, outs: Sequence[Axis], size: int = 1) -> dict[str, Any]:
         return params | {key[name]: tuple(sizes)}
     if name == "slice" and axis is not None:
         limits = list(params["limit_indices"])
+        # `treatment` takes slices of all layers only: of some, it is those
         limits[axis] = size
         return params | {"limit_indices": tuple(limits)}
     return params

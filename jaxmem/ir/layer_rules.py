@@ -43,6 +43,7 @@ def _elementwise(eqn, axes: Sequence[Axis]) -> Treatment:
     if axis is None:
         return _TWO
     ins = operands_along(eqn, axis)
+    # an operand of size one along the layers is broadcast over them
     if any(a is not None and b is None for a, b in zip(axes, ins, strict=True)):
         return "it repeats a single layer"
     return Batched(ins, (axis,) * len(eqn.outvars))
@@ -135,6 +136,7 @@ def _keeps(parameter: str) -> Rule:
     def rule(eqn, axes: Sequence[Axis]) -> Treatment:
         over = eqn.params[parameter]
         over = (over,) if isinstance(over, int) else over
+        # along any other axis a slice gives a slice of the result
         along = _one_axis(axes) in over
         return "it is along the layers" if along else _elementwise(eqn, axes)
 
@@ -163,6 +165,7 @@ def kept_axis(shape, new: Sequence[int], axis: int) -> int | None:
     """Where a reshape puts an axis that it neither splits nor merges."""
     before = math.prod(shape[:axis])
     for i, size in enumerate(new):
+        # in row-major order an axis stays whole if as many elements stand before it
         if math.prod(new[:i]) == before and size == shape[axis]:
             return i
     return None
@@ -228,6 +231,7 @@ def _dot_general(eqn, axes: Sequence[Axis]) -> Treatment:
         ins = (batch[0][i], batch[1][i])
         if any(a not in (None, b) for a, b in zip(axes, ins, strict=True)):
             return _TWO
+        # batch axes come first in the output
         return Batched(ins, (i,))
     return _TWO
 
@@ -242,6 +246,7 @@ def _dot_free(eqn, axes: Sequence[Axis], side: int, axis: int) -> Treatment:
         taken = {*contracted[s], *batch[s]}
         return [d for d in range(eqn.invars[s].aval.ndim) if d not in taken]
 
+    # the output has the batch, then the left operand's free axes, then the right's
     out = len(batch[0]) + free(side).index(axis)
     return Batched(tuple(axes), (out + (len(free(0)) if side else 0),))
 
@@ -257,6 +262,7 @@ def _batch_of_matrices(eqn, axes: Sequence[Axis]) -> Treatment:
         v.aval.ndim - (_VECTORS.get((eqn.primitive.name, i), 2))
         for i, v in enumerate(eqn.invars)
     ]
+    # the last axes are those of the matrices
     if any(axis >= batch for batch in matrices):
         return "it decomposes the layers themselves"
     return Batched((axis,) * len(axes), (axis,) * len(eqn.outvars))

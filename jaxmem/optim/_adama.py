@@ -134,7 +134,10 @@ def scale_by_adama(
       bits: 8 or 4 for moments in codes, or a `jaxmem.optim.LowBit`, which has their
         bytes; `jaxmem.optim.scale_by_adam` has their error. They are rounded once a
         micro-batch, stochastically unless `LowBit` says otherwise, and the update is
-        made of the rounded moments. Without dtypes and axis_name.
+        made of the rounded moments. Without dtypes. With an `axis_name` each device
+        rounds moments of its own, with random numbers of its own; at the end they are
+        summed in float32, a leaf at a time, the update is made of the sums, and these
+        are rounded once more.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with an `AdamAState`. Updates have the

@@ -53,7 +53,7 @@ def schedule(
       that is the next layer's input. No matmul, reduction or random bit is done twice.
     - *A budget.* With `budget`, as much of the forward pass is recomputed as it takes
       to fit, and no more. Values are chosen by the bytes they take and the time they
-      cost on `target`, and the compiler for `target` has the last word. Below one
+      cost on `target`, and what the compiler for `target` reports decides. Below one
       input for each layer, whole segments of layers are recomputed (Chen et al. 2016).
     - *Order.* Layers that are unrolled are updated right after their gradient: a
       barrier keeps the compiler from putting all updates last.

@@ -82,6 +82,7 @@ class Scheduled:
 
     def eval_shape(self, *args, **kwargs):
         """As `jax.jit(step).eval_shape`; no object is updated."""
+        # the trace of a step updates its objects
         args, kwargs = copied_objects((args, kwargs))
         with self._open(args, kwargs) as call:
             shapes = self._jit(call).eval_shape(*call.args, **call.kwargs)
@@ -152,6 +153,7 @@ class Scheduled:
     def _told(self, donated) -> "Scheduled":
         """The same step, which no function round it tells what is donated."""
         told = Scheduled(self.__wrapped__, replace(self._options, donate=donated))
+        # what has been found is not searched for twice
         told._found = self._found
         return told
 

@@ -201,11 +201,9 @@ def _new_arrays(step, block: int, programs: int, count: int, *arrays):
 
 
 def _with_rest(outs, step, block, *arrays) -> tuple:
-    """`outs`, and in them what `step` gives after the last whole block.
-
-    The kernel computes it, on padded arrays. XLA would compute plain jax operations
-    anew wherever they are read, and copy an array that is overwritten in between.
-    """
+    """`outs`, and in them what `step` gives after the last whole block."""
+    # The kernel computes it, on padded arrays. XLA would compute plain jax operations
+    # anew wherever they are read, and copy an array that is overwritten in between.
     size = arrays[0].size
     whole = size - size % block
     if whole == size:

@@ -30,10 +30,9 @@ FEW_ROWS = 32  # below this, padding the rows to a multiple of 8 costs noticeabl
 
 
 def view(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """(lead, rows, columns) as a TPU lays them out; codes share a byte along rows.
-
-    Fewer than 8 rows in all are folded into lanes, with up to 1023 elements of padding.
-    """
+    """(lead, rows, columns) as a TPU lays them out; codes share a byte along rows."""
+    # Fewer than 8 rows in all are folded into lanes, with up to 1023 elements of
+    # padding.
     rows, columns = (1, 1, *shape)[-2:]
     lead = math.prod(shape[:-2])
     if rows % SUBLANES and rows < FEW_ROWS:

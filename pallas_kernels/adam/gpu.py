@@ -115,9 +115,7 @@ def _body(inputs, names, block: int, place, refs) -> None:
 
 
 def _sqrt(x):
-    """The square root; numbers below the least normal one give themselves.
-
-    Their root would be below `eps` as well, to which it is added.
-    """
+    """The square root; numbers below the least normal one give themselves."""
+    # Their root would be below `eps` as well, to which it is added.
     normal = (x >= _F32.tiny) & (x <= _F32.max)
     return jnp.where(normal, x * lax.rsqrt(x), x)

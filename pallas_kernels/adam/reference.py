@@ -67,10 +67,8 @@ def update_tile(old: dict[str, Any], f: Factors, bits=None, sqrt=jnp.sqrt):
 
 
 def rounded(x, dtype, bits=None):
-    """`x` in `dtype`; float32 to bfloat16 by the random `bits`, where there are any.
-
-    A NaN stays one: adding bits to it could carry into the sign.
-    """
+    """`x` in `dtype`; float32 to bfloat16 by the random `bits`, where there are any."""
+    # A NaN stays one: adding bits to it could carry into the sign.
     if bits is None or not rounds_at_random(dtype):
         return x.astype(dtype)
     low = bits >> np.uint32(16)

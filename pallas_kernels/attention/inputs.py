@@ -95,10 +95,8 @@ def near(rules: Rules, t, s):
 
 
 def visible(rules: Rules, t, s, q_segment=None, kv_segment=None, kv_len=None):
-    """Whether query t sees key s; None where all do.
-
-    Queries beyond their sequence are not excluded: their outputs become zeros anyway.
-    """
+    """Whether query t sees key s; None where all do."""
+    # Queries beyond their sequence are not excluded: their outputs become zeros anyway.
     seen = list(_by_position(rules, t, s))
     if q_segment is not None:
         seen.append(q_segment == kv_segment)
@@ -159,11 +157,9 @@ def bounded(rules: Rules, queries: int, keys: int) -> Rules:
 
 
 def sees_nothing(rules: Rules, inputs: Inputs) -> jax.Array | None:
-    """Boolean [b|1, queries] of the rows that may see no key; None if all see one.
-
-    With segments these are the rows at whose own position there is no key of their
-    segment: in self-attention none. Rows beyond `q_len` are not included.
-    """
+    """Boolean [b|1, queries] of the rows that may see no key; None if all see one."""
+    # With segments these are the rows at whose own position there is no key of their
+    # segment: in self-attention none. Rows beyond `q_len` are not included.
     mask, q_len, kv_len, _, q_segments, kv_segments = inputs.extras
     if mask is not None:
         return _masked_rows(rules, inputs)

@@ -94,10 +94,8 @@ def _check(x, dtypes: tuple[str, ...]) -> None:
 
 
 def _launch(name: str, body, x, rows: tuple[int, int], block):
-    """`body` for each block of x [..., r, columns]: uint8 [..., s, columns].
-
-    `rows` is (r, s); the larger of them counts elements, the smaller one bytes.
-    """
+    """`body` for each block of x [..., r, columns]: uint8 [..., s, columns]."""
+    # `rows` is (r, s); the larger of them counts elements, the smaller one bytes.
     *lead, _, columns = x.shape
     x = x.reshape(math.prod(lead), *x.shape[-2:])
     high, wide = block or (_ROWS, _COLUMNS)

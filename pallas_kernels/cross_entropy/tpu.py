@@ -127,11 +127,9 @@ def backward(
 
 
 def _as_it_lies(kernel, axis: int):
-    """(the kernel, its axis of the vocabulary) as XLA lays the kernel out.
-
-    XLA chooses the layout of least padding: a vocabulary that does not fill its lanes
-    is the major axis in memory. Another layout would cost a copy.
-    """
+    """(the kernel, its axis of the vocabulary) as XLA lays the kernel out."""
+    # XLA chooses the layout of least padding: a vocabulary that does not fill its lanes
+    # is the major axis in memory. Another layout would cost a copy.
     if axis == 1 and kernel.shape[1] % LANES:
         return kernel.T, 0
     return kernel, axis
@@ -152,13 +150,10 @@ def _check(x, kernel, options: LossOptions) -> None:
 def _case(
     x, kernel, axis: int, costs, options: LossOptions, tokens_first: bool = True
 ) -> TpuLoss:
-    """The static part, with the largest blocks that there is room for.
-
-    Args:
-      costs: bytes a feature, of a token in a block and of a column.
-      tokens_first: whether tokens get the larger block, not the vocabulary: that one
-        stays on the chip while blocks of the other stream past it.
-    """
+    """The static part, with the largest blocks that there is room for."""
+    # Args: costs: bytes a feature, of a token in a block and of a column. tokens_first:
+    # whether tokens get the larger block, not the vocabulary: that one stays on the
+    # chip while blocks of the other stream past it.
     given = options.block_tokens, options.block_vocabulary
     (tokens, features), vocabulary = x.shape, kernel.shape[axis]
     _check(x, kernel, options)

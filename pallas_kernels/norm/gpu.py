@@ -90,11 +90,9 @@ class _RowLayout:
 
 
 def _loop(row: _RowLayout, count: int, refs: dict[str, Any], body) -> None:
-    """`body(r, **rows)` for each of this program's rows `r`: every `count`-th one.
-
-    While it works on a row, the next row of each of `refs` is being fetched, if the
-    registers have room for both.
-    """
+    """`body(r, **rows)` for each of this program's rows `r`: every `count`-th one."""
+    # While it works on a row, the next row of each of `refs` is being fetched, if the
+    # registers have room for both.
     rows, first = next(iter(refs.values())).shape[0], jax.lax.axis_index("program")
     here = jax.lax.div(np.int32(rows - 1) - first, np.int32(count)) + np.int32(1)
     fetch = lambda r: {k: row.place(ref[r]) for k, ref in refs.items()}

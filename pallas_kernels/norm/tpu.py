@@ -141,10 +141,8 @@ KINDS |= dict.fromkeys(("scale", "bias", "shift", "inverse"), "vector")
 
 
 def _laid_out(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Vectors as rows of float32, and the seed [1, 2].
-
-    With two axes `vmap`, which adds one in front, leaves the tiles as they are.
-    """
+    """Vectors as rows of float32, and the seed [1, 2]."""
+    # With two axes `vmap`, which adds one in front, leaves the tiles as they are.
     shapes = {"seed": (1, 2), "vector": (1, -1)}
     out = {k: x for k, x in arrays.items() if x is not None}
     for name in sorted(out.keys() & KINDS.keys(), reverse=True):

@@ -312,6 +312,7 @@ def compiled_temp_bytes(b, t, s, n, k, h, *bias, dtype=BF16, **kw) -> int:
 
 
 @needs_gpu
+@pytest.mark.slow
 def test_nothing_of_all_pairs_is_compiled():
     """16 heads of 64 over 8192 positions: less than one byte a pair of one head.
 

@@ -54,7 +54,7 @@ def test_linen_needs_a_key_or_deterministic():
 
 
 def test_linen_vector_comes_from_the_first_batch():
-    own = initialized(lean_linen.VeLoRADense(4, groups=2), X)
+    own = lean_linen.VeLoRADense(4, groups=2).init(jax.random.key(0), X)
     np.testing.assert_array_equal(
         own["velora"]["projection"], ops.velora_projection(X, 2)
     )

@@ -263,8 +263,6 @@ def test_bad_options():
         LowBit(4, code="companding")
     with pytest.raises(ValueError, match="block=33: even"):
         LowBit(4, block=33)
-    with pytest.raises(ValueError, match="axis_name=.* with bits=8"):
-        adama(1e-3, bits=8, axis_name="data")
     with pytest.raises(ValueError, match="mu_dtype=.* with bits=4"):
         adama(1e-3, bits=4, mu_dtype=jnp.float32)
     injected = optax.inject_hyperparams(adam)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -134,6 +135,7 @@ def start(port: int, process: int, path: pathlib.Path) -> subprocess.Popen:
     )
 
 
+@pytest.mark.slow
 def test_two_processes_are_one(tmp_path):
     port = free_port()
     paths = [tmp_path / f"{i}.npz" for i in range(PROCESSES)]

@@ -2,10 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
 from jaxmem import schedule
+from jaxmem.ir.costs import MACHINES, waiting_for_host
 from jaxmem.ir.scans import is_on_host, size_of, ys_of
+from jaxmem.optim import abstract_state, adama, on_host
 from jaxmem.scheduling import BudgetError, Choice, Plan
 from jaxmem.scheduling._passes import NO_CHOICE
 from jaxmem.scheduling.predict.operations import operations_of
@@ -79,6 +82,7 @@ def layers(ws, x):
     return jnp.sum(jax.lax.scan(step, x, ws)[0].astype(jnp.float32) ** 2)
 
 
+@pytest.mark.slow
 def test_fits_a_budget_that_nothing_else_reaches():
     step = jax.grad(layers)
     args = (
@@ -102,3 +106,64 @@ def test_fits_a_budget_that_nothing_else_reaches():
 def test_offload_needs_a_budget():
     with pytest.raises(ValueError, match="offload=True: needs a budget"):
         schedule(jax.grad(layers), offload=True)
+
+
+# -- with optimizer state in the host's memory
+
+
+SIZE, ITERATIONS = 2**18, 4000  # of a layer's parameters, and of what is dear in it
+
+
+def front_of(tx, rows):
+    """What the search for H100 can choose from, and the seconds that a step waits."""
+    shape = lambda *sizes: jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+    def dear(x, a):
+        """Slower to recompute than to send away, and without residuals of its own."""
+        step = lambda x, _: (jnp.tanh(x @ a), None)
+        return jax.lax.stop_gradient(jax.lax.scan(step, x, length=ITERATIONS)[0])
+
+    def loss(ws, x, a):
+        def layer(x, w):
+            return jnp.sin(x @ a) * dear(x, a) * jnp.tanh(jnp.sum(w)), None
+
+        return jnp.sum(jax.lax.scan(layer, x, ws)[0])
+
+    def step(state, x, a):
+        ws, opt_state = state
+        updates, opt_state = tx.update(jax.grad(loss)(ws, x, a), opt_state, ws)
+        return optax.apply_updates(ws, updates), opt_state
+
+    ws = shape(L, SIZE)
+    scheduled = schedule(step, donate_argnums=0)
+    args = (ws, abstract_state(tx, ws)), shape(rows, F), shape(F, F)
+    first = scheduled.rewritten(Choice("h100"), *args)
+    waiting = waiting_for_host(first.unordered, MACHINES["h100"])
+    how = {"offload": True, "waiting": waiting}
+    return waiting, pareto_front(space_of(first.pairs, first.lists, "h100", **how))
+
+
+def test_what_is_recomputed_while_the_link_is_busy_costs_nothing():
+    """Moments fill the link: less is sent away, and more recomputed, than without."""
+    waiting, free = front_of(adama(1e-3), rows=256)
+    assert waiting == 0
+    waiting, busy = front_of(on_host(adama(1e-3)), rows=256)
+    moved = 4 * L * SIZE * 4  # two moments of float32, there and back
+    assert 0.5 * moved / 64e9 < waiting < moved / 64e9
+    sent = lambda front: [c for c in front if c.choice.get(Recompute).offload]
+    kept = lambda front: min(c.bytes for c in front if c not in sent(front))
+    assert kept(busy) < kept(free)
+    rates = [{c.choice.get(Recompute).rate for c in sent(f)} for f in (busy, free)]
+    assert not rates[0] or max(rates[0]) < min(rates[1]) == 32e9
+    # as many bytes for fewer seconds, and nothing for what the wait hides
+    for candidate in sent(free):
+        below = [c.seconds for c in busy if c.bytes <= candidate.bytes]
+        assert min(below) < candidate.seconds
+    assert next(c for c in busy if c.bytes == kept(busy)).seconds == 0
+
+
+def test_a_link_that_is_not_full_changes_nothing():
+    """Layers that compute for longer than their moments take to come and go."""
+    waiting, front = front_of(on_host(adama(1e-3)), rows=2**22)
+    assert waiting == 0
+    assert front == front_of(adama(1e-3), rows=2**22)[1]

@@ -316,6 +316,7 @@ def test_the_front_goes_on_below_one_input_a_layer():
     assert in_segments(space_of(first.pairs, (), "h100", named=True), flat) == []
 
 
+@pytest.mark.slow
 def test_fits_a_budget_below_one_input_a_layer():
     step, args = jax.grad(plain_layers), deep()
     room = 48 * 2 * 8192 * 256 * 2 // 3

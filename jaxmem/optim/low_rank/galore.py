@@ -6,6 +6,7 @@ import optax
 from jax.typing import ArrayLike
 
 from jaxmem._checks import (
+    check_axis_name,
     check_bool,
     check_choice,
     check_int,
@@ -13,6 +14,7 @@ from jaxmem._checks import (
     wrong_type,
 )
 from jaxmem.optim.accumulation import chain_after
+from jaxmem.optim.accumulation.devices import AxisName
 from jaxmem.optim.low_rank.adam import AdamRule, EpsPlacement, adam
 from jaxmem.optim.low_rank.decay import with_learning_rate
 from jaxmem.optim.low_rank.galore_rule import GaLoreRule, plain
@@ -38,6 +40,7 @@ def scale_by_galore(
     lazy: bool = False,
     projected: Any = None,
     micro_batches: int = 1,
+    axis_name: AxisName | None = None,
     seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Runs an optimizer on projected gradients (GaLore, Q-GaLore).
@@ -75,6 +78,14 @@ def scale_by_galore(
     exact, and the subspace is that of one micro-batch. A micro-batch that is skipped
     makes no projector; the next one does.
 
+    **On many devices.** Under `jax.jit` with sharded arrays there is nothing to do.
+    Under `jax.shard_map` with an `axis_name` each device adds up its own micro-batches
+    in the subspace, and one all-reduce at the end of the mini-batch takes the mean of
+    these sums. A refresh needs an all-reduce of the gradient itself: the projector is
+    that of the first micro-batch of all devices. How to call it is as for
+    `scale_by_adama`: `jaxmem.microbatch(axis_name=...)` does, or
+    `jaxmem.optim.start_step`, `accumulate_step` and `apply_step`.
+
     **Numbers that are not finite** go into R and the moments as they do in Adam, and,
     at a refresh, into the projector, where they stay until the next: skip such
     gradients (`jaxmem.microbatch(skip_nonfinite=...)`, `optax.apply_if_finite`).
@@ -110,13 +121,15 @@ def scale_by_galore(
         a matrix: leave it out.
       micro_batches: 1, or how many micro-batches of a mini-batch are added up in the
         subspace. `jaxmem.microbatch` gives its own n.
+      axis_name: mesh axis, or axes, of the `jax.shard_map` (or `vmap`) this runs in,
+        whose devices have micro-batches of their own, see above.
       seed: of the random vectors.
 
     Returns:
       An `optax.GradientTransformationExtraArgs` with a `GaLoreState`, or with a
-      `GaLoreSumState` for several `micro_batches`. Updates have the gradients' dtypes.
-      `init` shards the state of sharded parameters along the axes that it has in common
-      with them. Extra arguments of `update` go to `inner`.
+      `GaLoreSumState` for several `micro_batches` or an `axis_name`. Updates have the
+      gradients' dtypes. `init` shards the state of sharded parameters along the axes
+      that it has in common with them. Extra arguments of `update` go to `inner`.
 
     Raises:
       ValueError: an argument out of its range; from `init` and `update`, a rank larger
@@ -161,7 +174,8 @@ def scale_by_galore(
         _inner(inner, eps_placement),
     )
     n = check_int("micro_batches", micro_batches, 1)
-    return plain(rule) if n == 1 else accumulating(rule, n)
+    axes = check_axis_name("axis_name", axis_name)
+    return accumulating(rule, n, axes) if n > 1 or axes else plain(rule)
 
 
 def galore(
@@ -179,6 +193,7 @@ def galore(
     lazy: bool = False,
     projected: Any = None,
     micro_batches: int = 1,
+    axis_name: AxisName | None = None,
     seed: int = 0,
     weight_decay: ArrayLike | optax.Schedule = 0.0,
     mask: Any = None,
@@ -195,7 +210,7 @@ def galore(
         reference, 0.005 for 7B parameters.
       rank, gap, scale, projection, subspace, iterations: see `scale_by_galore`.
       inner, eps_placement, projector_dtype, lazy, projected: see there too.
-      micro_batches, seed: see there too.
+      micro_batches, axis_name, seed: see there too.
       weight_decay: a scalar or a schedule.
       mask: where to decay the weights: a tree of bools, or a function of the parameters
         that gives one.
@@ -228,10 +243,11 @@ def galore(
         lazy=lazy,
         projected=projected,
         micro_batches=micro_batches,
+        axis_name=axis_name,
         seed=seed,
     )
     tail = with_learning_rate(learning_rate, weight_decay, mask)
-    if micro_batches == 1:
+    if micro_batches == 1 and not axis_name:
         return optax.chain(rule, tail)
     return chain_after(rule, optax.chain(tail), micro_batches)
 

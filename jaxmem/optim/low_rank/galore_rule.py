@@ -72,12 +72,18 @@ class GaLoreRule:
         check_state(self.name, self.init, updates, state)
 
     def refreshed(
-        self, leaf: ChosenLeaf, state: ProjectorState | None, count, keep=None
+        self,
+        leaf: ChosenLeaf,
+        state: ProjectorState | None,
+        count,
+        keep=None,
+        axes: tuple[str, ...] = (),
     ) -> ProjectorState | None:
         """The projectors, made anew of this gradient where they are due."""
         if state is None:
             return None
-        return self.projector.refreshed(leaf.value, state, count, leaf.path, keep)
+        how = leaf.path, keep, axes
+        return self.projector.refreshed(leaf.value, state, count, *how)
 
     def project(
         self, leaf: ChosenLeaf, state: ProjectorState | None

@@ -13,6 +13,7 @@ import optax
 from jaxtyping import Array, Int32, PyTree
 
 from jaxmem.optim.accumulation import accumulating_state, accumulating_transformation
+from jaxmem.optim.accumulation.devices import count_devices
 from jaxmem.optim.low_rank.checks import check_state
 from jaxmem.optim.low_rank.galore_rule import GaLoreRule, GaLoreState
 
@@ -38,9 +39,15 @@ class GaLoreSumState(NamedTuple):
 
 
 def accumulating(
-    rule: GaLoreRule, micro_batches: int
+    rule: GaLoreRule, micro_batches: int, axes: tuple[str, ...] = ()
 ) -> optax.GradientTransformationExtraArgs:
-    """The transformation that takes one micro-batch's gradient at a time."""
+    """The transformation that takes one micro-batch's gradient at a time.
+
+    Args:
+      rule: the steps of an update.
+      micro_batches: of a mini-batch, on each device.
+      axes: mesh axes whose devices have micro-batches of their own.
+    """
 
     def init(params: PyTree) -> GaLoreSumState:
         zero = lambda: jnp.zeros((), jnp.int32)
@@ -53,18 +60,21 @@ def accumulating(
 
     def accumulate(updates, state, n, weight, keep):
         share = 1 / n if weight is None else weight
-        return _accumulate(rule, updates, state, share, keep)
+        return _accumulate(rule, updates, state, share, keep, axes)
 
     def apply(updates, state, params):
         del params
-        return _apply(rule, updates, state)
+        return _apply(rule, updates, _reduced(state, axes))
 
     return accumulating_transformation(
-        init, accumulate, apply, check=check, micro_batches=micro_batches
+        *(init, accumulate, apply),
+        check=check,
+        micro_batches=micro_batches,
+        axes=axes,
     )
 
 
-def _accumulate(rule: GaLoreRule, updates, state: GaLoreSumState, weight, keep):
+def _accumulate(rule: GaLoreRule, updates, state: GaLoreSumState, weight, keep, axes):
     leaves, galore = rule.leaves(updates), state.galore
     first = state.micro_step == 0
     weight = jnp.asarray(weight, jnp.float32)
@@ -73,7 +83,7 @@ def _accumulate(rule: GaLoreRule, updates, state: GaLoreSumState, weight, keep):
         states = leaves.of(galore.projectors)
         totals = leaves.of(state.accumulated)
         for leaf, old, total in zip(leaves, states, totals, strict=True):
-            kept.append(rule.refreshed(leaf, old, galore.count, keep))
+            kept.append(rule.refreshed(leaf, old, galore.count, keep, axes))
             term = weight * rule.project(leaf, kept[-1])
             if keep is not None:  # NaN times 0 is NaN
                 term = jnp.where(keep, term, jnp.zeros_like(term))
@@ -83,6 +93,15 @@ def _accumulate(rule: GaLoreRule, updates, state: GaLoreSumState, weight, keep):
         accumulated=leaves.tree_of(sums),
         galore=galore._replace(projectors=leaves.tree_of(kept)),
     )
+
+
+def _reduced(state: GaLoreSumState, axes: tuple[str, ...]) -> GaLoreSumState:
+    """The mean of the devices' sums: one all-reduce of what is accumulated."""
+    if not axes:
+        return state
+    count_devices(axes)  # a clear error outside of their map
+    with jax.named_scope("jaxmem.galore.reduce"):
+        return state._replace(accumulated=jax.lax.pmean(state.accumulated, axes))
 
 
 def _apply(rule: GaLoreRule, updates, state: GaLoreSumState):
@@ -104,11 +123,9 @@ def _apply(rule: GaLoreRule, updates, state: GaLoreSumState):
 
 
 def _back_by_layers(rule: GaLoreRule, low, leaf, projectors):
-    """The update of a leaf; of a stacked one in a scan over its layers.
-
-    There is no backward scan here. `jaxmem.schedule` moves into this one what is done
-    to the update, so that the update of all layers is never there at once.
-    """
+    """The update of a leaf; of a stacked one in a scan over its layers."""
+    # There is no backward scan here. `jaxmem.schedule` moves into this one what is done
+    # to the update, so that the update of all layers is never there at once.
     if projectors is None or leaf.value.ndim == 2:
         return rule.project_back(low, leaf, projectors)
     vectors = projectors._replace(refresh_at=None, lazy=None)

@@ -57,10 +57,8 @@ def gaussian(
 
 
 def _mixed(x: jax.Array) -> jax.Array:
-    """A bijection of uint32 in which each bit of `x` flips half of the others.
-
-    The constants are those of the public-domain hash "lowbias32".
-    """
+    """A bijection of uint32 in which each bit of `x` flips half of the others."""
+    # The constants are those of the public-domain hash "lowbias32".
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
     return x ^ (x >> 16)

@@ -89,6 +89,7 @@ class ProjectorRule:
         count: Int32[Array, ""],
         path: str,
         keep: Bool[Array, ""] | bool | None = None,
+        axes: tuple[str, ...] = (),
     ) -> ProjectorState:
         """The state with projectors of `g`, if they are due.
 
@@ -98,16 +99,18 @@ class ProjectorRule:
           count: steps finished.
           path: of the leaf.
           keep: if it is False, `g` counts for nothing.
+          axes: mesh axes whose devices have gradients of their own; the projectors are
+            those of the mean of all that are kept.
         """
         assert state.refresh_at is not None
         due = count >= state.refresh_at
         if keep is not None:
-            due = due & keep
+            due = due & _any_keeps(keep, axes)
         batch = g.shape[:-2]
         seeds = seeds_of(self.seed, path, count, batch)
 
         def renew(g, seeds, due, state):
-            return self._renewed(g, seeds, due, state)
+            return self._renewed(_over_devices(g, keep, axes), seeds, due, state)
 
         def stay(g, seeds, due, state):
             return state
@@ -152,6 +155,23 @@ class ProjectorRule:
 
         shape = (*p.shape[:-2], self.rank, length(side, p.shape))
         return empty(shape, self.dtype, zeros)
+
+
+def _any_keeps(keep, axes: tuple[str, ...]):
+    """Whether one of the devices does."""
+    if not axes:
+        return keep
+    return lax.psum(jnp.asarray(keep, jnp.int32), axes) > 0
+
+
+def _over_devices(g, keep, axes: tuple[str, ...]):
+    """The sum of what devices keep; singular vectors do not depend on its length."""
+    if not axes:
+        return g
+    g = g.astype(jnp.float32)
+    if keep is not None:  # NaN times 0 is NaN
+        g = jnp.where(keep, g, jnp.zeros_like(g))
+    return lax.psum(g, axes)
 
 
 def _where(due, new, old):

@@ -54,11 +54,9 @@ def _waits_in_pool() -> bool:
 
 
 def _iterated(g, old, seeds, iterations: int):
-    """Subspace iteration (Halko et al. 2011, algorithm 4.4) from the old subspace.
-
-    It begins at the old vectors, so that each stays near its place, with noise, so that
-    a direction to which all of them are orthogonal is found.
-    """
+    """Subspace iteration (Halko et al. 2011, algorithm 4.4) from the old subspace."""
+    # It begins at the old vectors, so that each stays near its place, with noise, so
+    # that a direction to which all of them are orthogonal is found.
     rank, m = old.shape[-2:]
     noise = gaussian(seeds, m, rank)
     vectors = old.mT + noise * (_NOISE / m**0.5)

@@ -58,11 +58,15 @@ def _recipes(graph: JaxprGraph) -> dict[Any, Recipe]:
 
 def _only_for_scans(graph: JaxprGraph, v) -> bool:
     """Whether scans read slices of it, and nobody the whole."""
-    return v not in graph.outputs and all(
-        graph.eqns[u].primitive.name == "scan"
-        and v in xs_of(graph.eqns[u])
-        and v not in graph.eqns[u].invars[: sum(_compat.scan_counts(graph.eqns[u]))]
-        for u in graph.users[v]
+    return (
+        v not in graph.outputs
+        and all(
+            graph.eqns[u].primitive.name == "scan"
+            and v in xs_of(graph.eqns[u])
+            # as a constant or in the carry the body reads all of it
+            and v not in graph.eqns[u].invars[: sum(_compat.scan_counts(graph.eqns[u]))]
+            for u in graph.users[v]
+        )
     )
 
 
@@ -96,6 +100,7 @@ def _follow(recipe: Recipe, x):
     """What the recipe makes of one slice."""
     if not recipe:
         return x
+    # the equations' parameters hold for an axis of size one, not for none
     x = jnp.expand_dims(x, 0)
     for eqn in recipe:
         (x,) = _compat.bind(eqn, [x], narrow(eqn, (0,)))

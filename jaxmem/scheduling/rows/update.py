@@ -47,7 +47,7 @@ class UpdateTouchedRows(Pass[TouchedRows, Tables]):
         graph = JaxprGraph(level.jaxpr)
         instead = {}
         for table in rewrite.tables:
-            rows = _Rows(table)
+            rows = _RowsAt(table)
             for out, own in table.outputs:
                 instead[graph.maker[out]] = partial(rows.put, out, own)
         return done_otherwise(level.jaxpr, graph, instead)
@@ -73,7 +73,7 @@ class UpdateTouchedRows(Pass[TouchedRows, Tables]):
                 )
 
 
-class _Rows:
+class _RowsAt:
     """The values of the rows that a table's gradient names."""
 
     def __init__(self, table: UpdatedTable):

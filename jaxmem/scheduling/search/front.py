@@ -48,11 +48,18 @@ class SearchSpace:
     target: str  # the chip whose rates count
     named: bool = False  # whether only what has a `checkpoint_name` can be kept
     offload: bool = False  # whether what scans keep may wait in the host's memory
+    # seconds in which the step waits for the link to the host anyway, as for moments
+    # that lie there: so much recomputation takes no longer
+    waiting: float = 0.0
 
     @property
     def is_unrolled(self) -> bool:
         """Whether equations outside of loops are recomputed."""
         return bool(self.unrolled)
+
+    def beyond(self, seconds: float) -> float:
+        """What of the seconds of recomputation makes the step longer."""
+        return max(0.0, seconds - self.waiting)
 
     @property
     def layers(self) -> int:
@@ -68,25 +75,38 @@ def space_of(
     target: str,
     named: bool = False,
     offload: bool = False,
+    waiting: float = 0.0,
 ) -> SearchSpace:
     """What can be varied: loops, or else what is outside of them."""
     # `lists`: closed jaxprs whose equations, outside of loops, may hold both passes.
     written_out = [pair for pair in map(unrolled, lists) if pair is not None]
     stacked = sum(pair.length * pair.bytes for pair in scans)
     few = sum(pair.bytes for pair in written_out) <= stacked
-    return SearchSpace(scans, () if few else written_out, target, named, offload)
+    free = () if few else written_out
+    return SearchSpace(scans, free, target, named, offload, waiting)
 
 
 def pareto_front(space: SearchSpace) -> list[Candidate]:
     """The corners, the fewest seconds first."""
     first, free = _candidate(space, None), _candidate(space, math.inf)
     least = LEAST * first.bytes
-    lowest = MACHINES[space.target].host / 2 if space.offload else _LOWEST
-    last = _cheapest(space, _candidate(space, lowest), least)
+    last = _cheapest(space, _candidate(space, _lowest(space)), least)
     found = [first, free, *_between(space, free, last, least), last]
+    found = [replace(c, seconds=space.beyond(c.seconds)) for c in found]
     if space.offload:
-        found += _away(space, last)
+        found += _away(space, found[-1])
     return descending(found, least)
+
+
+def _lowest(space: SearchSpace) -> float:
+    """The rate below which nothing is recomputed, since sending it away is faster."""
+    if not space.offload:
+        return _LOWEST
+    rate = MACHINES[space.target].host / 2  # there and back
+    # the link is busy: it is faster to recompute until it is done
+    while _LOWEST < rate and _candidate(space, rate / _STEP).seconds < space.waiting:
+        rate /= _STEP
+    return rate
 
 
 def _cheapest(space: SearchSpace, candidate: Candidate, least: float) -> Candidate:

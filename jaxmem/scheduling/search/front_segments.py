@@ -51,7 +51,7 @@ def _of_any_size(
             kept = sum(figures.bytes for figures in taken)
             time, work = np.sum([figures.work for figures in taken], 0)
             choice = candidate.choice.having(InSegments(rate, sizes))
-            yield Candidate(choice, kept, time, work)
+            yield Candidate(choice, kept, space.beyond(time), work)
 
 
 @dataclass(frozen=True)

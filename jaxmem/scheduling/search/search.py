@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from jaxmem.ir.costs import MACHINES, waiting_for_host
 from jaxmem.memory import format_bytes, start_worker
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
@@ -173,7 +174,9 @@ class SearchRun:
     def _space(self) -> SearchSpace:
         lists = () if self.named else self._first.lists
         target = self.step.target
-        return space_of(self._first.pairs, lists, target, self.named, self.offload)
+        waiting = waiting_for_host(self._first.unordered, MACHINES[target])
+        how = self.named, self.offload, waiting
+        return space_of(self._first.pairs, lists, target, *how)
 
     @functools.cached_property
     def _can_shrink_first(self) -> bool:

@@ -109,12 +109,11 @@ def from_base_2(top):
 
 
 def row_statistics(case: GpuCase, row_max, row_log_sum, q_len) -> dict[str, jax.Array]:
-    """ "top" and "log_total" in base 2, of whole blocks of queries.
-
-    The maximum of a row past the array or past its sequence is set to infinity, so that
-    its probabilities are zero whatever its logits are. Copies fill such rows with
-    zeros, whose logits are the bias; the forward pass has no maximum of masked rows.
-    """
+    """ "top" and "log_total" in base 2, of whole blocks of queries."""
+    # The maximum of a row past the array or past its sequence is set to infinity, so
+    # that its probabilities are zero whatever its logits are. Copies fill such rows
+    # with zeros, whose logits are the bias; the forward pass has no maximum of masked
+    # rows.
     top, log_total = in_base_2(row_max), in_base_2(row_log_sum)
     if q_len is not None:
         live = _live(case, q_len)[:, None]

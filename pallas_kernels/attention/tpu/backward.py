@@ -23,11 +23,9 @@ from pallas_kernels.attention.tpu.logits import LogitsBlock, column, rows_where,
 
 
 def _gradient_of_logits(block: LogitsBlock, n: int):
-    """(probabilities with dropout, gradient of the logits) of head n.
-
-    Both lack the factors `1 / (1 - rate)` and `scale`, which `_factor` gives to the
-    sums. The second is None if the values are not among the inputs: dv needs none.
-    """
+    """(probabilities with dropout, gradient of the logits) of head n."""
+    # Both lack the factors `1 / (1 - rate)` and `scale`, which `_factor` gives to the
+    # sums. The second is None if the values are not among the inputs: dv needs none.
     ins = block.ins
     logits, seen = block.logits(n)
     top, log_total = (ins[name][0, 0, n : n + 1] for name in ("top", "log_total"))
