@@ -325,10 +325,10 @@ def run_in_environment(folder, without, target):
 def test_the_folder_gives_the_bytes_of_the_environment(target, tmp_path, monkeypatch):
     """And no message in a user's program."""
     monkeypatch.undo()
+    monkeypatch.setenv("JAXMEM_TARGETS_DIR", str(tmp_path / "targets"))
     _compilers.forget_compilers()
     if "environment" not in chips.get_target(target, check=False).compiler:
         pytest.skip("the environment has no compiler to compare to")
-    monkeypatch.setenv("JAXMEM_TARGETS_DIR", str(tmp_path / "targets"))
     inside, _ = run_in_environment(tmp_path / "inside", False, target)
     links_to_compilers(_folder.own_dir("tpu" if "tpu" in target else "gpu"))
     beside, said = run_in_environment(tmp_path / "beside", True, target)
