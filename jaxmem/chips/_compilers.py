@@ -6,7 +6,6 @@ the running jax; then those in the folder of `jaxmem targets --install`.
 
 import functools
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -126,7 +125,7 @@ def _libtpu_of_jax() -> str:
     return ""
 
 
-def _in_environment(platform: str) -> Mapping[str, str]:
+def _in_environment(platform: str) -> dict[str, str]:
     found = ((name, version_of(name)) for name in _packages(platform))
     return {name: version for name, version in found if version}
 

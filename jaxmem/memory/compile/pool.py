@@ -213,13 +213,13 @@ class Pool:
             worker = self._worker
             # jax looks for plugins when it is imported: compilers that were installed
             # since then need a new worker
-            stale = worker is not None and worker.folders != folders
-            if worker is None or stale or not worker.alive:
-                if self._worker is not None:
-                    self._worker.close()
+            if worker is None or worker.folders != folders or not worker.alive:
+                if worker is not None:
+                    worker.close()
                 os.makedirs(self._folder, exist_ok=True)
-                self._worker = Worker(os.path.join(self._folder, "log"), folders)
-            return self._worker
+                worker = Worker(os.path.join(self._folder, "log"), folders)
+            self._worker = worker
+            return worker
 
     def new_folder(self) -> str:
         """An empty folder for a compile."""
