@@ -17,6 +17,7 @@ import rich
 from rich.table import Table
 
 import jaxmem
+from jaxmem.chips import compiler_versions
 from jaxmem.memory import CompileError, DoesNotFit
 
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -27,8 +28,10 @@ COMMIT = "commit"
 
 
 def versions() -> str:
-    names = ("jax", "jaxlib", "flax", "libtpu", "jax-cuda13-plugin", "nvidia-cuda-nvcc")
-    return ", ".join(f"{n} {importlib.metadata.version(n)}" for n in names)
+    names = ("jax", "jaxlib", "flax")
+    found = [(name, importlib.metadata.version(name)) for name in names]
+    found += compiler_versions()  # in the environment or in jaxmem's folder
+    return ", ".join(f"{name} {version}" for name, version in found)
 
 
 def publish(name: str, columns: Sequence[str], rows: Sequence[Sequence]) -> None:

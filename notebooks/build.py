@@ -20,10 +20,11 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
+from jaxmem._remedies import PUBLISHED
+
 FOLDER = pathlib.Path(__file__).resolve().parent
 ROOT = FOLDER.parent
 MOST_PLAIN = 4000  # characters of a report as text beside its HTML
-PUBLISHED = False  # whether the package index has jaxmem
 
 RUNTIME = """\
 This notebook runs on a GPU, on a TPU, and with smaller sizes on a CPU. On Colab choose
@@ -60,9 +61,11 @@ from pathlib import Path
 if importlib.util.find_spec("jaxmem") is None:
 {source}    tpu = [*Path("/dev").glob("accel*"), *Path("/dev/vfio").glob("[0-9]*")]
     kind = "cuda12" if shutil.which("nvidia-smi") else "tpu" if tpu else ""
-    # without a device, the compilers of GPUs and TPUs come with the extra "targets"
-    names = [f"{{source}}[plot{{'' if kind else ',targets'}}]", f"jax[{{kind}}]"]
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *names], check=True)\
+    names = [f"{{source}}[plot]", f"jax[{{kind}}]"]
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", *names], check=True)
+    if not kind:  # without a device, the compilers of GPUs and TPUs
+        command = [sys.executable, "-m", "jaxmem", "targets", "--install"]
+        subprocess.run(command, check=True)\
 """
 
 
@@ -142,6 +145,9 @@ def keep_outputs(notebook: nbformat.NotebookNode, path: pathlib.Path) -> None:
     """Gives cells whose text is that of the stored notebook its outputs."""
     stored = nbformat.read(path, as_version=4) if path.exists() else notebook
     old = {cell.source: cell for cell in stored.cells if cell.cell_type == "code"}
+    # what installs prints nothing where nothing is missing, whatever its text is
+    first = next(c for c in notebook.cells if c.cell_type == "code")
+    old.setdefault(first.source, next(iter(old.values()), first))
     for cell in notebook.cells:
         if cell.cell_type == "code" and cell.source in old:
             cell.outputs = old[cell.source].get("outputs", [])

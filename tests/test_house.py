@@ -25,19 +25,21 @@ ALLOWED = {
     "_bytes": set(),
     "_module_path": set(),
     "_progress": set(),
+    "_remedies": set(),
+    "__main__": {"cli"},
     "ir": {"_bits", "chips"},
     "pages": set(),
-    "chips": {"_bytes"},
+    "chips": {"_bytes", "_remedies"},
     "frameworks": {"ir"},
     "memory": {
-        *("_bytes", "_module_path", "_progress", "chips", "frameworks", "ir"),
-        "pages",
+        *("_bytes", "_module_path", "_progress", "_remedies", "chips"),
+        *("frameworks", "ir", "pages"),
     },
-    "ops": {"_bits", "ir"},
+    "ops": {"_bits", "_remedies", "ir"},
     "rewriting": {"ir", "ops"},
     "nn": {"ir", "memory", "ops", "rewriting"},
-    "optim": {"_bytes", "_paths", "frameworks", "ir", "pages"},
-    "planning": set(),
+    "optim": {"_bytes", "_paths", "_remedies", "frameworks", "ir", "pages"},
+    "planning": {"_remedies"},
     "linting": {
         *("_bytes", "_module_path", "chips", "frameworks", "ir", "memory"),
         *("pages", "scheduling"),
@@ -48,8 +50,14 @@ ALLOWED = {
     },
     "accumulate": {"frameworks", "memory", "optim", "scheduling"},
     "freezing": {"_paths", "memory"},
-    "demo": {"accumulate", "memory", "nn", "ops", "optim", "rewriting", "scheduling"},
-    "cli": {"_bytes", "demo", "memory", "nn", "ops", "planning", "rewriting"},
+    "demo": {
+        *("_remedies", "accumulate", "memory", "nn", "ops", "optim", "rewriting"),
+        "scheduling",
+    },
+    "cli": {
+        *("_bytes", "_progress", "_remedies", "chips", "demo", "frameworks", "linting"),
+        *("memory", "optim", "planning", "scheduling"),
+    },
 }
 
 

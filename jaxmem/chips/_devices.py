@@ -11,6 +11,7 @@ from jaxmem.chips._table import CHIPS, Cpu, Gpu, Tpu
 from jaxmem.chips._target import Target, get_target
 
 _GPUS_PER_HOST = 8
+_TPUS_PER_HOST = 4
 
 
 def target_mesh(
@@ -90,9 +91,18 @@ def topology(name: str, devices: int) -> dict[str, Any]:
         return request | {"topology": shape, "config": config_text(name)}
     if isinstance(compiler, Tpu):
         shape = _smallest_slice(compiler, devices)
-        options = dict(compiler.options)
+        options = dict(compiler.options) | _host_bounds(shape)
         return request | {"topology": f"{compiler.name}:{shape}", "options": options}
     return request
+
+
+def _host_bounds(shape: str) -> dict[str, Any]:
+    """The chips of one host, where a slice has fewer than the usual 2 x 2."""
+    sizes = [int(size) for size in shape.split("x")]
+    if math.prod(sizes) >= _TPUS_PER_HOST:
+        return {}
+    # libtpu takes the usual number otherwise, and older ones refuse the slice
+    return {"chips_per_host_bounds": [*sizes, 1][:3]}
 
 
 def _smallest_slice(tpu: Tpu, devices: int) -> str:

@@ -1,17 +1,16 @@
 """The chips as a user names them, and whether this installation compiles for them."""
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 import jax
 
 from jaxmem._bytes import format_bytes
+from jaxmem.chips._compilers import compiler_for
 from jaxmem.chips._table import CHIPS
 
-INSTALL = 'pip install "jaxmem[targets]"'
+_TITLES = "target", "memory", "device", "compiles here", "compiler"
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,8 @@ class Target:
       device: the vendor's name of the device.
       available: whether this installation can compile for it.
       why_not: what is missing, and the line that installs it; empty if available.
+      compiler: what compiles for it, and where that comes from; empty if there is none.
+      remark: of a compiler whose version is not the one that belongs to this jax.
     """
 
     name: str
@@ -33,33 +34,47 @@ class Target:
     device: str
     available: bool = True
     why_not: str = ""
+    compiler: str = ""
+    remark: str = ""
 
     def _cells(self) -> Iterator[str]:
         yield self.name
         yield format_bytes(self.memory_bytes) if self.memory_bytes else "-"
         yield self.device
-        yield "yes" if self.available else f"no: {self.why_not}"
+        yield "yes" if self.available else "no"
+        yield self.compiler or "-"
 
 
 class Targets(tuple[Target, ...]):
     """The rows of `targets()`; prints as a table."""
 
     def __str__(self) -> str:
-        titles = "target", "memory", "device", "compiles here"
-        rows = (titles, *(tuple(t._cells()) for t in self))
-        return "\n".join(f"{n:<9} {m:>10}  {d:<24} {c}" for n, m, d, c in rows)
+        rows = _TITLES, *(tuple(t._cells()) for t in self)
+        lines = (
+            f"{n:<9} {m:>10}  {d:<24} {a:<13}  {c}".rstrip() for n, m, d, a, c in rows
+        )
+        return "\n".join([*lines, *self._notes()])
 
     def __repr__(self) -> str:
         return str(self)
 
     def __rich__(self) -> Any:
+        from rich.console import Group
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table("target", "memory", "device", "compiles here")
+        table = Table(*_TITLES)
         for target in self:
-            # rich would take the brackets of "jaxmem[targets]" for markup
-            table.add_row(*(cell.replace("[", r"\[") for cell in target._cells()))
-        return table
+            table.add_row(*map(Text, target._cells()))
+        # not in the table, where a line to copy would be broken
+        return Group(table, *(Text(note) for note in self._notes()))
+
+    def _notes(self) -> Iterator[str]:
+        """What is missing and what does not match, each once, with the platform."""
+        platforms = {t.platform: t for t in self}
+        for platform, target in platforms.items():
+            for note in filter(None, (target.why_not, target.remark)):
+                yield f"{platform}: {note}"
 
 
 def targets() -> Targets:
@@ -108,39 +123,6 @@ def local_target() -> Target:
 def _target(name: str) -> Target:
     chip = CHIPS[name]
     platform, device = chip.compiler.platform, chip.compiler.device
-    missing = _missing(platform)
-    return Target(name, platform, chip.memory_bytes, device, not missing, missing)
-
-
-@functools.cache
-def _missing(platform: str) -> str:
-    """Why this installation cannot compile for a platform; empty if it can."""
-    if platform == "cpu":
-        return ""
-    if platform == "tpu":
-        return "" if version_of("libtpu") else f"libtpu is missing: {INSTALL}"
-    assemblers = {"cuda13": "nvidia-cuda-nvcc", "cuda12": "nvidia-cuda-nvcc-cu12"}
-    for cuda, nvcc in assemblers.items():
-        plugin = version_of(f"jax-{cuda}-pjrt")
-        if not plugin or not version_of(f"jax-{cuda}-plugin"):
-            continue
-        # The plugin's C interface changes between minor versions of jax.
-        if _release(plugin) != _release(jax.__version__):
-            return (
-                f"jax-{cuda}-pjrt is {plugin}, jax is {jax.__version__}: they must be "
-                f"of one version ({INSTALL})"
-            )
-        return "" if version_of(nvcc) else f"{nvcc} is missing: {INSTALL}"
-    return f"jax's CUDA plugin is missing: {INSTALL}"
-
-
-def _release(version: str) -> tuple[str, ...]:
-    return tuple(version.split(".")[:3])
-
-
-def version_of(package: str) -> str | None:
-    """The installed version of a distribution; None if it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    found = compiler_for(platform)
+    state = not found.why_not, found.why_not, found.source, found.remark
+    return Target(name, platform, chip.memory_bytes, device, *state)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from jaxmem._remedies import missing_package
 from jaxmem.demo.comparison import Comparison
 
 # color, line width, marker size and place of the bars of each run
@@ -22,9 +23,7 @@ def draw(result: Comparison, path: str | Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
-            "figures need matplotlib: pip install 'jaxmem[plot]'"
-        ) from error
+        raise missing_package("drawing", "matplotlib>=3.9") from error
     figure = Figure(figsize=(11, 4.4), layout="constrained", dpi=150)
     losses, bytes_ = figure.subplots(1, 2, width_ratios=(1, 1.05))
     _draw_losses(losses, result)

@@ -6,6 +6,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -13,7 +14,7 @@ from rich.console import Console
 
 import jaxmem
 from jaxmem import chips
-from jaxmem.chips import Target, _table, _target, target_mesh, targets
+from jaxmem.chips import Target, _compilers, _table, _target, target_mesh, targets
 from pallas_kernels import chips as kernel_chips
 
 CONTRIBUTING = pathlib.Path(jaxmem.__file__).parents[1] / "CONTRIBUTING.md"
@@ -39,38 +40,97 @@ def test_kernels_know_every_chip_by_the_same_figures():
             assert name.removeprefix("tpu-") in kernel_chips.TPUS, name
 
 
-def test_what_is_missing_is_said_with_the_line_that_installs_it(monkeypatch):
-    monkeypatch.setattr(_target, "version_of", lambda package: None)
-    _target._missing.cache_clear()
-    try:
-        rows = targets()
-        assert [row.available for row in rows] == [row.name == "cpu" for row in rows]
-        with pytest.raises(RuntimeError, match=r'pip install "jaxmem\[targets\]"'):
-            chips.get_target("h100")
-        with pytest.raises(RuntimeError, match="libtpu is missing"):
-            chips.get_target("tpu-v6e")
-        assert 'pip install "jaxmem[targets]"' in str(rows)
-    finally:
-        _target._missing.cache_clear()
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """Puts versions in the place of what is installed here."""
+    versions = {}
+    monkeypatch.setenv("JAXMEM_TARGETS_DIR", str(tmp_path))
+    monkeypatch.setattr(_compilers, "version_of", versions.get)
+    _compilers.forget_compilers()
+    yield versions
+    _compilers.forget_compilers()
 
 
-def test_a_plugin_of_another_version_is_refused(monkeypatch):
-    versions = {"jax-cuda13-pjrt": "0.0.1", "jax-cuda13-plugin": "0.0.1"}
-    monkeypatch.setattr(_target, "version_of", versions.get)
-    _target._missing.cache_clear()
-    try:
-        with pytest.raises(RuntimeError, match="must be of one version"):
-            chips.get_target("h100")
-    finally:
-        _target._missing.cache_clear()
+CUDA = {
+    **{"jax-cuda13-plugin": jaxlib.__version__, "jax-cuda13-pjrt": jaxlib.__version__},
+    "nvidia-cuda-nvcc": "13.5",
+}
 
 
-def test_rich_shows_the_extra_in_brackets(monkeypatch):
-    row = Target("x", "cuda", 2**34, "X", False, 'pip install "jaxmem[targets]"')
+def test_what_is_missing_is_said_with_the_line_that_installs_it(installed):
+    rows = targets()
+    assert [row.available for row in rows] == [row.name == "cpu" for row in rows]
+    for name, words in (("h100", "cuda13-plugin is"), ("tpu-v6e", "libtpu is")):
+        kind = "tpu" if "tpu" in name else "gpu"
+        line = rf"{words} missing: .*jaxmem targets --install {kind}"
+        with pytest.raises(RuntimeError, match=line):
+            chips.get_target(name)
+    # each line once, below the table
+    assert str(rows).count("targets --install") == 2
+
+
+def test_a_plugin_of_another_version_is_refused(installed):
+    installed |= CUDA | {"jax-cuda13-pjrt": "0.0.1"}
+    with pytest.raises(
+        RuntimeError, match=f"pjrt is 0.0.1, that of jax .* is {jaxlib.__version__}"
+    ):
+        chips.get_target("h100")
+
+
+def test_a_libtpu_of_another_version_is_taken_and_said(installed):
+    installed["libtpu"] = "0.0.1"
+    row = chips.get_target("tpu-v5e")
+    assert row.available and row.compiler == "libtpu 0.0.1 of the environment"
+    assert re.search(
+        r"^tpu: libtpu is 0.0.1, that of jax \S+ is 0", str(targets()), re.M
+    )
+
+
+def test_wheels_of_the_environment_come_first(installed):
+    installed |= CUDA
+    assert _compilers.requirements("cuda") == ()
+    row = chips.get_target("h100")
+    assert row.compiler.endswith("of the environment")
+    assert chips.compiler_folders() == ()
+
+
+def test_cuda_12_of_the_environment_is_completed_and_not_joined(installed):
+    """jax would find two plugins for one platform."""
+    version = jaxlib.__version__
+    installed |= {"jax-cuda12-plugin": version, "jax-cuda12-pjrt": version}
+    assert _compilers.requirements("cuda") == ("nvidia-cuda-nvcc-cu12",)
+    installed["nvidia-cuda-nvcc-cu12"] = "12.9"
+    assert _compilers.requirements("cuda") == ()
+    _compilers.forget_compilers()
+    assert "jax-cuda12-plugin" in chips.get_target("h100").compiler
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "matches"),
+    [
+        ("0.0.42", "==0.0.42.*", True),
+        ("0.0.42.1", "==0.0.42.*", True),
+        ("0.0.421", "==0.0.42.*", False),
+        ("0.10.2", "==0.10.2", True),
+        ("0.10.2.post1", "==0.10.2", True),
+        ("0.10.20", "==0.10.2", False),
+        ("13.5", "", True),
+    ],
+)
+def test_versions(version, wanted, matches):
+    assert _compilers._matches(version, wanted) == matches
+
+
+def test_jax_names_the_version_of_libtpu():
+    assert re.fullmatch(r"==[\d.]+\*?", _compilers._libtpu_of_jax())
+
+
+def test_rich_shows_the_whole_line_below_the_table():
+    line = "pip install 'a[b]' " + "x" * 100
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(chips.Targets([row]))
-    assert 'pip install "jaxmem[targets]"' in capture.get()
+        console.print(chips.Targets([Target("x", "cuda", 2**34, "X", False, line)]))
+    assert f"cuda: {line}" in capture.get()
 
 
 def test_config_text_holds_the_facts():

@@ -23,7 +23,7 @@ pytestmark = [
 def _cases(libraries=checks.LIBRARIES):
     for library in libraries:
         if importlib.util.find_spec(library) is None:
-            reason = f"{library} is not installed: pip install jaxmem[foreign]"
+            reason = f"{library} is not installed: pip install '.[foreign]'"
             skip = pytest.mark.skip(reason=reason)
             yield pytest.param(library, "", marks=skip, id=library)
             continue

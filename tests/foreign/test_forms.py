@@ -30,7 +30,7 @@ pytestmark = [
 @pytest.mark.parametrize("width", [384, 512])
 def test_a_vit_of_usual_size_is_estimated_and_scheduled(width):
     """197 tokens, which no tile of the compiler's divides (head sizes 48 and 64)."""
-    pytest.importorskip("transformers", reason="pip install jaxmem[foreign]")
+    pytest.importorskip("transformers", reason="pip install '.[foreign]'")
     size = dataclasses.replace(REAL, width=width, dtype=jnp.bfloat16)
     assert (size.image, size.batch) == (224, 8)
     model = build("transformers", "vit", size)
@@ -44,7 +44,7 @@ def test_a_vit_of_usual_size_is_estimated_and_scheduled(width):
 
 def test_tunix_trains_in_its_own_form():
     """An `nnx.jit` step with nnx's optimizer, on a substituted Llama."""
-    pytest.importorskip("tunix", reason="pip install jaxmem[foreign]")
+    pytest.importorskip("tunix", reason="pip install '.[foreign]'")
     from benchmarks.foreign_tunix import FAMILIES
 
     family = FAMILIES["llama3"]

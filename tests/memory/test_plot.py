@@ -78,7 +78,7 @@ def test_writes_a_picture(tmp_path, suffix):
 
 def test_needs_matplotlib(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"pip install 'jaxmem\[plot\]'"):
+    with pytest.raises(ImportError, match="-m pip install 'matplotlib>=3.9'"):
         dumps.report(dumps.stack_result()).plot(tmp_path / "a.png")
 
 

@@ -14,10 +14,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from jaxmem.chips import version_of
+from jaxmem.chips import compiler_versions, version_of
 
 _MAX_BYTES = 512 * 2**20
-_PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-pjrt", "jax-cuda12-pjrt")
 
 
 def cache_dir() -> Path:
@@ -100,11 +99,16 @@ def _entries(folder: Path):
             pass  # another process trims too
 
 
-@functools.cache
 def _versions() -> str:
     """The versions of the compilers, and a hash of the code that reads their texts."""
+    jax = [(name, version_of(name)) for name in ("jax", "jaxlib")]
+    # a compiler may be installed while this process runs
+    return repr([_code(), *jax, *compiler_versions()])
+
+
+@functools.cache
+def _code() -> str:
     package = Path(__file__).parents[2]
     patterns = ("*.py", "chips/*.py", "memory/**/*.py")
     sources = sorted(path for pattern in patterns for path in package.glob(pattern))
-    code = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
-    return repr([code, *((name, version_of(name)) for name in _PACKAGES)])
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
-from jaxmem.chips import NO_HARDWARE, Target
+from jaxmem.chips import NO_HARDWARE, Target, compiler_folders
 from jaxmem.memory.compile import worker
 from jaxmem.memory.compile.answer import compiler_died, read_answer
 from jaxmem.memory.compile.call import FlatCall
@@ -53,11 +53,18 @@ def caller_flags(environment: Mapping[str, str] = os.environ) -> str:
     return " ".join(flag for flag in flags if not flag.startswith(ignored))
 
 
+def _path_of(folders: tuple[str, ...]) -> dict[str, str]:
+    """The variable that puts folders of compilers on a worker's path, first."""
+    own = os.environ.get("PYTHONPATH")
+    paths = [*folders, *([own] if own else [])]
+    return {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
+
+
 class Worker:
     """The process that starts compiles; see `worker.py`."""
 
-    def __init__(self, log: str) -> None:
-        self.log = log
+    def __init__(self, log: str, folders: tuple[str, ...] = ()) -> None:
+        self.log, self.folders = log, folders
         with open(log, "wb") as file:
             self.process = subprocess.Popen(
                 # -P: a script's own folder is else searched for modules first, and
@@ -66,7 +73,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
-                env={**os.environ, **_QUIET},
+                env={**os.environ, **_QUIET, **_path_of(folders)},
                 # an interrupt at the terminal is for the caller alone
                 start_new_session=True,
             )
@@ -199,15 +206,20 @@ class Pool:
         return Compile(self, request | {"environment": environment}, options)
 
     def worker(self) -> Worker:
-        """The worker; a new one where there is none or it is dead."""
+        """The worker; a new one where there is none, or it is dead or outdated."""
         # A new one takes a second to start: call this ahead of a compile.
+        folders = compiler_folders()
         with self._lock:
-            if self._worker is None or not self._worker.alive:
-                if self._worker is not None:
-                    self._worker.close()
+            worker = self._worker
+            # jax looks for plugins when it is imported: compilers that were installed
+            # since then need a new worker
+            if worker is None or worker.folders != folders or not worker.alive:
+                if worker is not None:
+                    worker.close()
                 os.makedirs(self._folder, exist_ok=True)
-                self._worker = Worker(os.path.join(self._folder, "log"))
-            return self._worker
+                worker = Worker(os.path.join(self._folder, "log"), folders)
+            self._worker = worker
+            return worker
 
     def new_folder(self) -> str:
         """An empty folder for a compile."""

@@ -7,6 +7,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from jaxmem._bytes import format_bytes
+from jaxmem._remedies import missing_package
 from jaxmem.memory.buffers.rows import OTHERS
 from jaxmem.pages.colours import FIXED, colours_of
 
@@ -96,9 +97,7 @@ def _import_figure() -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
-            "drawing needs matplotlib: pip install 'jaxmem[plot]'"
-        ) from error
+        raise missing_package("drawing", "matplotlib>=3.9") from error
     return Figure
 
 

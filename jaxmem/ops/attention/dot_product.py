@@ -181,7 +181,7 @@ def dot_product_attention(
         slower. A kernel reads a `mask` as a bias of two bytes, gives no gradient of
         a bias, is differentiable once, and on several devices needs a `jax.shard_map`.
         Or the kernel of a library, for what has no dropout, codes, segments or blocks:
-        "cudnn", as in `jax.nn`; "tokamax" (`pip install jaxmem[tokamax]`). These choose
+        "cudnn", as in `jax.nn`; "tokamax" (`pip install tokamax`). These choose
         by the device of the process, not by the platform that is compiled for.
       block_size: queries a block; None chooses such that a block's float32 logits
         stay below 16 MiB, and takes one block where all fit; for a kernel it is one

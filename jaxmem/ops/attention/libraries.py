@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import jax
 
+from jaxmem._remedies import missing_package
+
 Library = Literal["cudnn", "tokamax"]
 LIBRARIES: tuple[Library, ...] = ("cudnn", "tokamax")
 
@@ -21,9 +23,7 @@ def attend_by(library: Library, query, key, value, bias, mask, **options: Any) -
     try:
         import tokamax  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ImportError(
-            "implementation='tokamax' needs a package: pip install 'jaxmem[tokamax]'"
-        ) from error
+        raise missing_package("implementation='tokamax'", "tokamax>=0.0.12") from error
     return tokamax.dot_product_attention(*inputs, **options)
 
 

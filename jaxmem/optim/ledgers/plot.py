@@ -3,6 +3,8 @@
 from os import PathLike
 from typing import TYPE_CHECKING
 
+from jaxmem._remedies import missing_package
+
 if TYPE_CHECKING:
     from jaxmem.optim.ledgers.ledger import Ledger
 
@@ -20,9 +22,7 @@ def plot_ledger(ledger: "Ledger", path: str | PathLike[str]) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
-            "drawing needs matplotlib: pip install 'jaxmem[plot]'"
-        ) from error
+        raise missing_package("drawing", "matplotlib>=3.9") from error
     places = ["device", "host"] if ledger.host_bytes else ["device"]
     figure = Figure(figsize=(9, 1.2 + 0.7 * len(places)), layout="constrained")
     axes = figure.add_subplot()

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxmem._remedies import missing_package
+
 if TYPE_CHECKING:
     from jaxmem.planning.layout.arena import Layout
 
@@ -52,9 +54,7 @@ def _import_matplotlib() -> tuple[Any, Any, Any]:
         from matplotlib.collections import PolyCollection
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
-            "drawing needs matplotlib: pip install 'jaxmem[plot]'"
-        ) from error
+        raise missing_package("drawing", "matplotlib>=3.9") from error
     return Figure, PolyCollection, colormaps["viridis"]
 
 

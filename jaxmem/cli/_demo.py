@@ -1,0 +1,100 @@
+"""`jaxmem demo`."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jaxmem.cli._options import Json, check_target
+from jaxmem.cli._output import write_json
+
+
+class Flavour(StrEnum):
+    """Which Flax API the demo's model is written in."""
+
+    nnx = "nnx"
+    linen = "linen"
+
+
+def demo(
+    model: Annotated[
+        Flavour, typer.Option(help="Flax API of the model.")
+    ] = Flavour.nnx,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each run.")] = 100,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences a step.")] = 8,
+    dropout: Annotated[float, typer.Option(min=0.0, max=0.99)] = 0.0,
+    seed: Annotated[int, typer.Option()] = 0,
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            help="Of the substituted run; the plain one has adamw. adama, adamw-8bit, "
+            "adamw-4bit, adama-8bit, adamw-host, galore, galore-8bit, apollo, "
+            "apollo-mini, fira, came, adafactor, adalomo, lomo, sm3 or adam-mini."
+        ),
+    ] = "adamw",
+    micro_batches: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Parts of a batch in both runs.  [default: 1; with adama, 8]"
+        ),
+    ] = None,
+    technique: Annotated[
+        str,
+        typer.Option(
+            help="Of the second run. To rounding: exact, elementwise, ms-norm, "
+            "linear-cross-entropy, frozen. Approximate: bits-1, bits-2, bits-3, "
+            "bits-4, regelu2, storage-8, storage-4. With --model linen also lora, "
+            "wta-crs and velora."
+        ),
+    ] = "exact",
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="Chip to compile for; may be given again. See `targets`."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path(
+        "jaxmem-demo"
+    ),
+    json_path: Json = None,
+) -> None:
+    """Train a small GPT plain and substituted, and print the bytes of both.
+
+    The text is the Python standard library's own sources. Writes `demo.png` and
+    `demo.json` into the folder `--out`. Ends within 3 minutes on 2 cores.
+
+    With `--optimizer adama` the plain model trains with AdamW on gradients accumulated
+    over micro-batches, the substituted one through `jaxmem.microbatch` with AdamA.
+
+    With `--technique frozen` or `lora` both runs train a part of the parameters, the
+    same one. With `inplace-abn` both have batch norms in their MLPs.
+
+    Exits 0, 2 on wrong use, 3 where something fails.
+    """
+    from rich.console import Console
+
+    from jaxmem._progress import spinner
+    from jaxmem.demo import Settings, run
+
+    for name in target or ():
+        check_target(name)
+    try:
+        settings = Settings(
+            model=model.value,
+            steps=steps,
+            batch=batch,
+            dropout=dropout,
+            seed=seed,
+            optimizer=optimizer,
+            micro_batches=micro_batches,
+            technique=technique,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    # with the JSON on standard output, tables are for standard error
+    console = Console(stderr=True) if str(json_path) == "-" else Console()
+    # on a terminal the demonstration has progress bars of its own
+    with spinner(not sys.stderr.isatty(), "training and compiling"):
+        result = run(settings, target, out, console)
+    if json_path is not None:
+        write_json(result.to_json(), json_path)

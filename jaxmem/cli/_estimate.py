@@ -1,0 +1,82 @@
+"""`jaxmem estimate`."""
+
+from typing import Annotated
+
+import typer
+
+from jaxmem.cli._app import one_line
+from jaxmem.cli._options import (
+    Arguments,
+    Batch,
+    Chip,
+    Donate,
+    Function,
+    Json,
+    Plot,
+    Static,
+    Timeout,
+    named,
+    size,
+)
+from jaxmem.cli._output import check_limit, does_not_fit, show
+
+
+def estimate(
+    function: Function,
+    arguments: Arguments = None,
+    batch: Batch = None,
+    target: Chip = None,
+    maximum: Annotated[
+        str | None,
+        typer.Option(
+            "--max",
+            metavar="SIZE",
+            help="The most bytes of the peak, as in 14GiB.  "
+            "[default: the chip's memory]",
+        ),
+    ] = None,
+    donate: Donate = None,
+    static: Static = None,
+    timeout: Timeout = None,
+    json_path: Json = None,
+    plot_path: Plot = None,
+) -> None:
+    """Print the bytes that a step takes on a chip, which need not be there.
+
+    FUNCTION returns the step with its arguments, which are arrays or
+    `jax.ShapeDtypeStruct`, and options of `jaxmem.estimate`. With this in `train.py`:
+
+        def for_jaxmem():
+            params = jax.eval_shape(init, jax.random.key(0))
+            batch = jax.ShapeDtypeStruct((8, 512), "int32")
+            return train_step, (params, batch), {"donate_argnums": (0,)}
+
+    the command is `jaxmem estimate train:for_jaxmem --target h100 --max 14GiB`. With a
+    function `args()` in `train.py` that returns `(params, batch)` it is
+    `jaxmem estimate train:train_step --donate 0`.
+
+    Exits 0 where the step fits, 1 where it does not, 2 on wrong use, 3 where the step
+    cannot be imported, traced or compiled.
+    """
+    import jaxmem
+    from jaxmem._progress import spinner
+    from jaxmem.memory import DoesNotFit
+
+    limit = size(maximum, "--max")
+    found, args = named(
+        *(function, arguments, batch),
+        target=target,
+        donate=donate,
+        static=static,
+        timeout=timeout,
+    )
+    chip = found.options.get("target") or "cpu"
+    try:
+        with spinner(True, f"compiling for {chip}"):
+            report = jaxmem.estimate(found.fn, *args, **found.options)
+    except DoesNotFit as error:
+        does_not_fit(one_line(str(error)))
+        return
+    show(report, json_path, plot_path)
+    limit = report.memory_bytes if limit is None else limit
+    check_limit("the peak", report.peak_bytes, limit, json_path)

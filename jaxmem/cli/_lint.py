@@ -1,0 +1,63 @@
+"""`jaxmem lint`."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from jaxmem.cli._app import DOES_NOT_FIT
+from jaxmem.cli._options import (
+    Arguments,
+    Batch,
+    Chip,
+    Donate,
+    Function,
+    Json,
+    Static,
+    Timeout,
+    named,
+)
+from jaxmem.cli._output import show
+
+
+class FailOn(StrEnum):
+    """The least severity of findings that the exit code tells."""
+
+    error = "error"
+    warning = "warning"
+    note = "note"
+    never = "never"
+
+
+def lint(
+    function: Function,
+    arguments: Arguments = None,
+    batch: Batch = None,
+    target: Chip = None,
+    fail_on: Annotated[
+        FailOn, typer.Option(help="The least severity with which to exit 1.")
+    ] = FailOn.error,
+    donate: Donate = None,
+    static: Static = None,
+    timeout: Timeout = None,
+    json_path: Json = None,
+) -> None:
+    """Find what makes a step take more memory or time than it need.
+
+    The step is traced; with `--target` it is compiled, too, and what only the compiled
+    step tells is checked.
+
+    Exits 0, or 1 where a finding is as severe as `--fail-on`, 2 on wrong use, 3 where
+    the step cannot be imported, traced or compiled.
+    """
+    import jaxmem
+
+    how = {"target": target, "donate": donate, "static": static, "timeout": timeout}
+    found, args = named(function, arguments, batch, **how)
+    of_compiles = ("compiler_options", "cache", "full")
+    options = {k: v for k, v in found.options.items() if k not in of_compiles}
+    report = jaxmem.lint(found.fn, *args, **options)
+    show(report, json_path)
+    order = list(FailOn)[: list(FailOn).index(fail_on) + 1]
+    if fail_on != FailOn.never and any(f.severity in order for f in report.findings):
+        raise typer.Exit(DOES_NOT_FIT)

@@ -1,0 +1,81 @@
+"""`jaxmem max-batch`."""
+
+from typing import Annotated
+
+import typer
+
+from jaxmem.cli._options import (
+    Arguments,
+    Chip,
+    Donate,
+    Function,
+    Json,
+    Static,
+    Timeout,
+    named,
+    size,
+)
+from jaxmem.cli._output import does_not_fit, show
+
+
+def max_batch(
+    function: Function,
+    arguments: Arguments = None,
+    target: Chip = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Bytes on one device, as in 14GiB.  [default: the chip's memory]",
+        ),
+    ] = None,
+    multiple_of: Annotated[
+        int, typer.Option(min=1, help="Only batches that this number divides.")
+    ] = 1,
+    limit: Annotated[int, typer.Option(min=1, help="The largest batch to try.")] = 1
+    << 20,
+    minimum: Annotated[
+        int, typer.Option("--min", min=1, help="The least batch that will do.")
+    ] = 1,
+    donate: Donate = None,
+    static: Static = None,
+    timeout: Timeout = None,
+    json_path: Json = None,
+) -> None:
+    """Find the largest batch whose step fits a chip.
+
+    What makes the arguments has a parameter `batch`: FUNCTION itself, which returns
+    `(step, args)`, or the function of `--args`.
+
+        def args(batch):
+            params = jax.eval_shape(init, jax.random.key(0))
+            return params, jax.ShapeDtypeStruct((batch, 512), "int32")
+
+    Exits 0 with a batch, 1 where not even `--min` fits, 2 on wrong use, 3 where the
+    step cannot be imported, traced or compiled.
+    """
+    import jaxmem
+    from jaxmem.chips import get_target
+
+    room = size(memory, "--memory")
+    if limit < multiple_of:
+        raise typer.BadParameter(f"--limit {limit} is less than --multiple-of")
+    how = {"target": target, "donate": donate, "static": static, "timeout": timeout}
+    found, _ = named(function, arguments, multiple_of, **how)
+    chip = get_target(found.options.pop("target", None))
+    if room is None and chip.memory_bytes is None:
+        raise typer.BadParameter(f"the memory of {chip.name} is not known: --memory")
+    largest = jaxmem.max_batch(
+        *(found.fn, found.make_args, chip, room),
+        multiple_of=multiple_of,
+        limit=limit,
+        **found.options,
+    )
+    memory_bytes = chip.memory_bytes if room is None else room
+    result = {"batch": largest, "target": chip.name, "memory_bytes": memory_bytes}
+    if json_path is None:
+        typer.echo(largest)
+    else:
+        show(result, json_path)
+    if largest < minimum:
+        does_not_fit(f"the largest batch on {chip.name} is {largest}")

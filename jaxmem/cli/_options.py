@@ -1,0 +1,156 @@
+"""Options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jaxmem.cli._app import Failed, is_interactive
+from jaxmem.cli._functions import Named, load
+
+
+def _chips() -> list[str]:
+    """For the shell's completion."""
+    from jaxmem.chips import CHIPS
+
+    return list(CHIPS)
+
+
+Function = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODULE:FUNCTION",
+        help="MODULE is one that can be imported from the current folder, or a path to "
+        "a `.py` file. FUNCTION takes no arguments and returns `(step, args)` or "
+        "`(step, args, options)`, or is the step itself.",
+        show_default=False,
+    ),
+]
+Arguments = Annotated[
+    str | None,
+    typer.Option(
+        "--args",
+        metavar="[MODULE:]FUNCTION",
+        help="What makes the arguments where FUNCTION is the step itself: it returns a "
+        "tuple.  [default: the function `args` beside it]",
+    ),
+]
+Batch = Annotated[
+    int | None,
+    typer.Option(min=1, help="For a function with a parameter `batch`: its value."),
+]
+Chip = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CHIP",
+        help="Chip to compile for. See `jaxmem targets`.",
+        autocompletion=_chips,
+    ),
+]
+Donate = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ARGUMENT",
+        help="Number or name of a donated argument; may be given again.",
+    ),
+]
+Static = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ARGUMENT",
+        help="Number or name of an argument that is a plain Python value; may be given "
+        "again.",
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(min=0.001, help="Seconds that a compile may take.  [default: 600]"),
+]
+Json = Annotated[
+    Path | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Write the result as JSON; `-` writes it to standard output, and nothing "
+        "else.",
+    ),
+]
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help="Draw a picture (.png, .svg, .pdf)."),
+]
+
+
+def named(
+    spec: str,
+    args_spec: str | None,
+    batch: int | None,
+    *,
+    target: str | None = None,
+    donate: list[str] | None = None,
+    static: list[str] | None = None,
+    timeout: float | None = None,
+) -> tuple[Named, tuple]:
+    """The function with its arguments; flags replace what it brings along."""
+    check_target(target)
+    found = load(spec, args_spec, batch)
+    args = found.make_args(batch)
+    for kind, given in (("donate", donate), ("static", static)):
+        if given:
+            found.options.pop(f"{kind}_argnums", None)
+            found.options.pop(f"{kind}_argnames", None)
+            found.options |= _places(kind, given, len(args))
+    if target is not None:
+        found.options["target"] = target
+    if timeout is not None:
+        found.options["timeout"] = timeout
+    check_target(found.options.get("target"))
+    return found, args
+
+
+def _places(kind: str, given: list[str], count: int) -> dict[str, Any]:
+    """Numbers and names of arguments, as `jax.jit` takes them."""
+    numbers = tuple(int(word) for word in given if word.isdecimal())
+    for number in numbers:
+        if number >= count:
+            raise typer.BadParameter(
+                f"--{kind} {number}: there are {count} arguments, and the first is 0"
+            )
+    names = tuple(word for word in given if not word.isdecimal())
+    places = {f"{kind}_argnums": numbers, f"{kind}_argnames": names}
+    return {key: value for key, value in places.items() if value}
+
+
+def check_target(name: Any) -> None:
+    """An unknown chip is wrong use; one without a compiler is a failure, or is asked.
+
+    In a terminal the compiler is installed if the user wants it.
+    """
+    from jaxmem.chips import InstallError, get_target, install_compilers
+
+    try:
+        target = get_target(name, check=False)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if target.available:
+        return
+    if is_interactive():
+        typer.echo(f"cannot compile for {target.name} here: {target.why_not}", err=True)
+        if typer.confirm("Install it now?", err=True):
+            kind = "gpu" if target.platform == "cuda" else target.platform
+            install_compilers(kind, lambda text: typer.echo(text, err=True))
+            return
+    try:
+        get_target(name)
+    except (RuntimeError, InstallError) as error:
+        raise Failed(str(error)) from error
+
+
+def size(text: str | None, option: str) -> int | None:
+    """Bytes of a text such as "14GiB"."""
+    from jaxmem._bytes import parse_bytes
+
+    try:
+        return None if text is None else parse_bytes(text, option)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error

@@ -1,0 +1,92 @@
+"""What commands print and write."""
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import typer
+
+from jaxmem.cli._app import DOES_NOT_FIT, Failed
+
+_STDOUT = Path("-")
+
+
+class Drawn(Protocol):
+    """A result that draws itself."""
+
+    def plot(self, path: Path, /) -> None: ...
+
+
+def show(result: Any, json_path: Path | None = None, plot: Path | None = None) -> None:
+    """Prints a result, and writes it as JSON and as a picture where that is asked."""
+    if json_path != _STDOUT:
+        _print(result)
+    if json_path is not None:
+        write_json(result, json_path)
+    if plot is not None:
+        draw(result, plot)
+
+
+def _print(result: Any) -> None:
+    from rich.console import Console
+
+    if "__str__" in vars(type(result)) and not sys.stdout.isatty():
+        print(result)  # in a pipe or a file: lines of their full length
+    else:
+        Console().print(result)
+
+
+def write_json(result: Any, path: Path) -> None:
+    """Writes a result's fields, or prints them where the path is `-`."""
+    text = as_json(result)
+    if path == _STDOUT:
+        print(text)
+    else:
+        try:
+            path.write_text(text + "\n")
+        except OSError as error:
+            raise Failed(f"--json: {error}") from error
+
+
+def as_json(result: Any) -> str:
+    """The JSON of a report, or of a dataclass with its properties."""
+    if hasattr(result, "to_json"):
+        return result.to_json(indent=2)
+    if dataclasses.is_dataclass(result) and not isinstance(result, type):
+        kind = type(result)
+        names = [n for n in dir(kind) if isinstance(getattr(kind, n), property)]
+        own = {name: getattr(result, name) for name in names}
+        return json.dumps(dataclasses.asdict(result) | own, indent=2)
+    return json.dumps(result, indent=2)
+
+
+def draw(result: Drawn, path: Path) -> None:
+    """Draws a result; says why where that is not possible."""
+    try:
+        result.plot(path)
+    except (ValueError, ImportError, OSError) as error:
+        raise Failed(f"no picture: {error}") from error
+
+
+def check_limit(
+    what: str, found: int, limit: int | None, json_path: Path | None
+) -> None:
+    """Says whether bytes are within a limit, and exits with 1 where they are not."""
+    if limit is None:
+        return
+    from jaxmem._bytes import format_bytes
+
+    sizes = f"{what} takes {format_bytes(found)} of {format_bytes(limit)}"
+    difference = format_bytes(abs(found - limit))
+    if found > limit:
+        does_not_fit(f"{sizes}, {difference} too much")
+    on_stdout = json_path == _STDOUT
+    typer.echo(f"fits: {sizes}, {difference} to spare", err=on_stdout)
+
+
+def does_not_fit(why: str) -> None:
+    """Says why on stderr, and exits with 1."""
+    typer.echo(f"does not fit: {why}", err=True)
+    raise typer.Exit(DOES_NOT_FIT)

@@ -1,0 +1,110 @@
+"""`jaxmem plan`."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from jaxmem.cli._app import one_line
+from jaxmem.cli._options import (
+    Arguments,
+    Batch,
+    Chip,
+    Donate,
+    Function,
+    Json,
+    Plot,
+    Static,
+    named,
+    size,
+)
+from jaxmem.cli._output import does_not_fit, show
+
+
+class Clipping(StrEnum):
+    """How a step that clips by the global norm is scheduled."""
+
+    two_pass = "two_pass"
+
+
+def plan(
+    function: Function,
+    arguments: Arguments = None,
+    batch: Batch = None,
+    target: Chip = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="The peak that is allowed, as in 14GiB."),
+    ] = None,
+    donate: Donate = None,
+    static: Static = None,
+    clip: Annotated[
+        Clipping | None, typer.Option(help="For a step that needs all gradients.")
+    ] = None,
+    offload: Annotated[
+        bool, typer.Option("--offload", help="Residuals may wait in the host's memory.")
+    ] = False,
+    search_seconds: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Seconds after which the best plan is taken."),
+    ] = None,
+    json_path: Json = None,
+    plot_path: Plot = None,
+) -> None:
+    """Show what `jaxmem.schedule` does to a step, and what the step then takes.
+
+    `jaxmem.scheduling.Plan.from_json` reads the JSON for `jaxmem.schedule(step,
+    plan=...)`. For example `jaxmem plan train:for_jaxmem --target h100 --budget 14GiB`.
+
+    Exits 0 where the scheduled step fits the budget and the chip, 1 where it does not,
+    2 on wrong use, 3 where the step cannot be imported, traced or compiled.
+    """
+    import jaxmem
+    from jaxmem.memory import DoesNotFit
+    from jaxmem.scheduling import BudgetError
+
+    room = size(budget, "--budget")
+    if room == 0:
+        raise typer.BadParameter("--budget 0: more than 0 bytes")
+    if offload and room is None:
+        raise typer.BadParameter("--offload: needs a --budget")
+    how = {"target": target, "donate": donate, "static": static}
+    found, args = named(function, arguments, batch, **how)
+    settings, kwargs = _settings(found.options)
+    chip = settings.get("target")
+    if search_seconds is not None and room is None and chip is None:
+        raise typer.BadParameter("--search-seconds: needs a --budget or a --target")
+    try:
+        step = jaxmem.schedule(
+            found.fn,
+            room,
+            clip=clip and clip.value,
+            offload=offload,
+            search_seconds=search_seconds,
+            **settings,
+        )
+        made = step.plan(*args, target=chip, **kwargs)
+    except (BudgetError, DoesNotFit) as error:
+        does_not_fit(one_line(str(error)))
+        return
+    show(made, json_path, plot_path)
+    report = made.scheduled
+    if made.target and (report is None or _is_too_large(report)):
+        does_not_fit(f"the scheduled step, on {made.target}")
+
+
+def _settings(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `schedule` takes, and the step's own keyword arguments."""
+    places = (f"{kind}_arg{what}" for kind in ("donate", "static") for what in _WHAT)
+    settings = {"target", "compiler_options", "clip", *places}
+    of_compiles = {"timeout", "cache", "full"}  # a plan has its own
+    own = {k: v for k, v in options.items() if k in settings}
+    rest = {k: v for k, v in options.items() if k not in settings | of_compiles}
+    return own, rest
+
+
+_WHAT = "nums", "names"
+
+
+def _is_too_large(report: Any) -> bool:
+    return report.memory_bytes is not None and not report.fits()

@@ -1,0 +1,57 @@
+"""`jaxmem residuals`."""
+
+from typing import Annotated
+
+import typer
+
+from jaxmem.cli._options import Arguments, Batch, Function, Json, named, size
+from jaxmem.cli._output import check_limit, show
+
+# of a step's options those that change nothing about what the backward pass keeps
+_OF_COMPILES = (
+    "donate_argnums donate_argnames target timeout compiler_options cache full"
+)
+
+
+def residuals(
+    function: Function,
+    arguments: Arguments = None,
+    batch: Batch = None,
+    argnums: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--argnums",
+            min=0,
+            help="Number of an argument to differentiate; may be given again.  "
+            "[default: all]",
+        ),
+    ] = None,
+    maximum: Annotated[
+        str | None,
+        typer.Option("--max", metavar="SIZE", help="The most bytes kept, as in 2GiB."),
+    ] = None,
+    json_path: Json = None,
+) -> None:
+    """List what the backward pass of a loss keeps, without compiling it.
+
+    The function is a differentiable one, a loss or a part of a model, and no step with
+    its gradient in it. For example `jaxmem residuals train:loss --argnums 0`.
+
+    Exits 0, or 1 where more than `--max` is kept, 2 on wrong use, 3 where the function
+    cannot be imported or traced.
+    """
+    import jaxmem
+
+    limit = size(maximum, "--max")
+    found, args = named(function, arguments, batch)
+    options = {k: v for k, v in found.options.items() if k not in _OF_COMPILES.split()}
+    if argnums:
+        if max(argnums) >= len(args):
+            raise typer.BadParameter(
+                f"--argnums {max(argnums)}: there are {len(args)} arguments, and the "
+                "first is 0"
+            )
+        options["argnums"] = tuple(argnums)
+    kept = jaxmem.residuals(found.fn, *args, **options)
+    show(kept, json_path)
+    check_limit("what is kept", kept.total_bytes, limit, json_path)

@@ -1,0 +1,297 @@
+"""Every command, and every one of its exit codes: 0, 1, 2 and 3."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+import jaxmem
+from benchmarks.layout import guillotine
+from jaxmem import chips
+from jaxmem.cli import app
+from jaxmem.planning import write_buffers
+from jaxmem.scheduling import BudgetError
+from tests.cli.invoking import invoke
+
+GIB = 2**30
+COMMANDS = "estimate residuals max-batch plan lint ledger targets demo layout".split()
+BUFFERS = "id,lower,upper,size\n0,0,2,64\n1,1,3,32\n"
+
+
+@pytest.fixture(autouse=True)
+def doubles(monkeypatch, tmp_path):
+    """A batch takes a GiB each in the place of a compile, and a demo nothing."""
+    sized = lambda fn, *args, **how: SimpleNamespace(peak_bytes=args[-1].shape[0] * GIB)
+    monkeypatch.setattr("jaxmem.memory._max_batch.estimate", sized)
+    done = SimpleNamespace(to_json=lambda: {"loss_gap": 0.0})
+    monkeypatch.setattr("jaxmem.demo.run", lambda *args: done)
+    # whatever is installed here: nothing is there, and nothing can be downloaded
+    monkeypatch.setattr("jaxmem.chips._compilers.version_of", lambda package: None)
+    monkeypatch.setenv("JAXMEM_TARGETS_DIR", str(tmp_path / "targets"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    chips._compilers.forget_compilers()
+    yield
+    chips._compilers.forget_compilers()
+
+
+def test_commands_stand_in_the_order_of_use():
+    assert [c.name for c in app.registered_commands] == COMMANDS
+    result = invoke("--help")
+    assert result.exit_code == 0
+    places = [result.stdout.index(f" {name} ") for name in COMMANDS]
+    assert places == sorted(places)
+
+
+# a command, its exit code, and words of what it prints
+CASES = [
+    ("estimate user_steps:gradient", 0, "peak"),
+    ("estimate user_steps:gradient --max 1KiB", 1, "does not fit: the peak takes"),
+    ("estimate user_steps:gradient --max 1parsec", 2, "--max='1parsec'"),
+    ("estimate user_steps:gradient --donate 2", 2, "there are 2 arguments"),
+    ("estimate user_steps:gradient --target h1000", 2, "unknown target 'h1000'"),
+    ("estimate user_steps:gradient --target h100", 3, "targets --install gpu"),
+    ("estimate user_steps:gradient --target tpu-v5e", 3, "targets --install tpu"),
+    ("estimate user_steps:not_traceable", 3, "cannot be traced"),
+    ("estimate user_broken:step", 3, "No module named 'no_such_library'"),
+    ("residuals user_steps:loss --argnums 0", 0, "kept for the backward pass"),
+    ("residuals user_steps:loss --max 80KiB", 0, "fits: what is kept"),
+    ("residuals user_steps:loss --max 1KiB", 1, "does not fit: what is kept"),
+    ("residuals user_steps:loss --argnums 2", 2, "there are 2 arguments"),
+    ("residuals user_steps:without_floats", 3, "no floating-point array"),
+    ("residuals user_steps:broken", 3, "RuntimeError: no weights to be found"),
+    ("max-batch user_steps:step --args sized --memory 12GiB", 0, "12"),
+    ("max-batch user_steps:sized_step --memory 12.5GiB --multiple-of 8", 0, "8"),
+    ("max-batch user_steps:sized_step --memory 0.5GiB", 1, "batch on cpu is 0"),
+    ("max-batch user_steps:sized_step --memory 12GiB --min 16", 1, "is 12"),
+    ("max-batch user_steps:sized_step", 2, "memory of cpu is not known"),
+    ("max-batch user_steps:plain --memory 1GiB", 2, "no parameter named 'batch'"),
+    ("max-batch user_steps:sized_step --memory 1GiB --limit 1 --multiple-of 2", 2, ""),
+    ("max-batch user_broken:step --memory 1GiB", 3, "no_such_library"),
+    ("plan user_steps:gradient", 0, "stacked gradients"),
+    ("plan user_steps:out_of_reach --budget 1GiB --target cpu", 1, "least is 2 GiB"),
+    ("plan user_steps:gradient --offload", 2, "needs a --budget"),
+    ("plan user_steps:gradient --budget 0", 2, "more than 0 bytes"),
+    ("plan user_steps:gradient --search-seconds 1", 2, "needs a --budget"),
+    ("plan user_steps:gradient --clip never", 2, "two_pass"),
+    ("plan user_steps:not_traceable", 3, "TracerBoolConversionError"),
+    ("lint user_steps:gradient", 0, "nothing found"),
+    ("lint user_steps:misnamed", 1, "no such name"),
+    ("lint user_steps:misnamed --fail-on never", 0, "no such name"),
+    ("lint user_steps:gradient --fail-on always", 2, "always"),
+    ("lint user_steps:not_traceable", 3, "cannot be traced"),
+    ("ledger user_steps:params_and_tx", 0, "moments"),
+    ("ledger user_steps:tx --args params --max 1MiB", 0, "fits: a device"),
+    ("ledger user_linen:step", 0, "ScaleByAdamState.mu"),
+    ("ledger user_nnx:step", 0, "ScaleByAdamState.mu"),
+    ("ledger user_steps:params_and_tx --max 1KiB", 1, "does not fit: a device"),
+    ("ledger user_steps:plain", 2, "must return (params, tx)"),
+    ("ledger user_steps:tx --args args", 2, "must return (params,)"),
+    ("ledger user_steps:not_a_function", 2, "int, no function"),
+    ("ledger user_steps:params_and_tx --released nothing/**", 2, "nothing/**"),
+    ("ledger user_steps:broken", 3, "no weights to be found"),
+    ("targets", 0, "jax-cuda13-plugin is missing"),
+    ("targets --list", 0, "nothing is installed"),
+    ("targets --remove", 0, ""),
+    ("targets --install --list", 2, "one of --install"),
+    ("targets old --install", 2, "nothing old"),
+    ("targets cpu --install", 2, "cpu"),
+    ("targets tpu --install", 3, "PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER"),
+    ("demo --steps 2", 0, ""),
+    ("demo --steps 0", 2, "--steps"),
+    ("demo --target h1000", 2, "h1000"),
+    ("demo --optimizer sgd", 2, "sgd"),
+    ("demo --target h100", 3, "targets --install gpu"),
+    ("layout buffers.csv", 0, "96 bytes"),
+    ("layout hard.csv --capacity 1000 --time-limit 0", 1, "does not fit"),
+    ("layout missing.csv", 2, "missing.csv"),
+    ("layout empty.csv --plot none.png", 3, "no picture"),
+]
+
+
+@pytest.mark.parametrize("line, code, words", CASES, ids=[c[0] for c in CASES])
+def test_exit_codes(steps, monkeypatch, line, code, words):
+    (steps / "buffers.csv").write_text(BUFFERS)
+    (steps / "empty.csv").write_text("id,lower,upper,size\n")
+    write_buffers(steps / "hard.csv", guillotine(150, 100, 1000, seed=0))
+    with (steps / "user_steps.py").open("a") as file:
+        file.write("def out_of_reach(): return gradient()")
+    if line.startswith("estimate") and code < 2:
+        report = SimpleNamespace(peak_bytes=48 * 1024, memory_bytes=None)
+        monkeypatch.setattr(jaxmem, "estimate", lambda *args, **how: report)
+    if "out_of_reach" in line:  # a search compiles, and is tested elsewhere
+
+        def refuse(*args, **how):
+            raise BudgetError("the least is 2 GiB")
+
+        step = SimpleNamespace(plan=refuse)
+        monkeypatch.setattr(jaxmem, "schedule", lambda *args, **how: step)
+    result = invoke(*line.split())
+    assert result.exit_code == code, result.output
+    assert words in result.output
+    assert "Traceback" not in result.output
+    if code > 1:
+        assert not result.stdout or "--plot" in line
+        said = [x for x in result.stderr.splitlines() if x.startswith("jaxmem")]
+        assert len(said) == 1, result.stderr
+
+
+def test_every_command_has_every_exit_code():
+    codes = {name: set() for name in COMMANDS}
+    for line, code, _ in CASES:
+        codes[line.split()[0]].add(code)
+    never_too_large = {"targets", "demo"}
+    for name, found in codes.items():
+        assert found == {0, 2, 3} | ({1} - ({1} if name in never_too_large else set()))
+
+
+@pytest.mark.parametrize(
+    "line, key",
+    [
+        ("residuals user_steps:loss", "entries"),
+        ("max-batch user_steps:sized_step --memory 3GiB", "batch"),
+        ("plan user_steps:gradient", "fingerprint"),
+        ("lint user_steps:gradient", "findings"),
+        ("ledger user_steps:params_and_tx --max 1MiB", "rows"),
+        ("demo", "loss_gap"),
+        ("layout buffers.csv", "buffers"),
+        ("targets", None),
+        ("targets --list", None),
+    ],
+)
+def test_json_goes_to_a_file_or_alone_to_standard_output(steps, line, key):
+    (steps / "buffers.csv").write_text(BUFFERS)
+    result = invoke(*line.split(), "--json", "-")
+    assert result.exit_code == 0, result.output
+    printed = json.loads(result.stdout)
+    assert key is None or key in printed
+    result = invoke(*line.split(), "--json", "out.json")
+    written = json.loads((steps / "out.json").read_text())
+    volatile = {"seconds", "planning_seconds", "fingerprint"}
+    if key is None:
+        assert written == printed
+    else:
+        assert {k: written[k] for k in printed if k not in volatile} == {
+            k: v for k, v in printed.items() if k not in volatile
+        }
+
+
+def test_a_folder_that_cannot_be_written_is_told_in_a_line(steps):
+    result = invoke("residuals", "user_steps:loss", "--json", "no/such/folder.json")
+    assert result.exit_code == 3
+    assert "--json: " in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("how", ["flag", "variable"])
+def test_the_traceback_is_shown_where_it_is_asked_for(steps, how):
+    extra = ["--traceback"] if how == "flag" else []
+    env = {"JAXMEM_TRACEBACK": "1"} if how == "variable" else {}
+    result = invoke("estimate", "user_steps:broken", *extra, env=env)
+    assert result.exit_code == 3
+    assert "Traceback" in result.stderr and "to be found" in result.stderr
+    assert "in broken" in result.stderr
+
+
+def test_without_a_command_the_help_is_shown():
+    result = invoke()
+    assert result.exit_code == 2 and "estimate" in result.output
+
+
+def test_an_unknown_command_and_option_are_told_in_a_line():
+    for words in (("estimates",), ("targets", "--instal")):
+        result = invoke(*words)
+        assert result.exit_code == 2
+        (line,) = result.stderr.splitlines()
+        assert words[-1] in line and "--help" in line
+
+
+def test_version():
+    result = invoke("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"jaxmem {jaxmem.__version__}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell, monkeypatch):
+    """The shell asks the command for what may follow."""
+    monkeypatch.setenv("COMP_WORDS", "jaxmem max")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "jaxmem max")
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    env = {"_JAXMEM_COMPLETE": f"complete_{shell}"}
+    assert "max-batch" in invoke(env=env, prog_name="jaxmem").output
+
+
+@pytest.mark.parametrize(
+    "flags, optimizer, n",
+    [
+        ((), "adamw", 1),
+        (("--micro-batches", "4"), "adamw", 4),
+        (("--optimizer", "adama"), "adama", 8),
+        (("--optimizer", "adama", "--micro-batches", "2"), "adama", 2),
+    ],
+)
+def test_demo_takes_an_optimizer(flags, optimizer, n, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("jaxmem.demo.run", lambda *args: seen.append(args[0]))
+    result = invoke("demo", *flags, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert (seen[0].optimizer, seen[0].n) == (optimizer, n)
+
+
+@pytest.mark.parametrize("wrong", [("--model", "torch"), ("--micro-batches", "3")])
+def test_demo_refuses_bad_options(wrong, tmp_path):
+    assert invoke("demo", *wrong, "--out", tmp_path).exit_code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", ["user_steps", "user_linen", "user_nnx", "user_equinox"]
+)
+@pytest.mark.parametrize("command", ["estimate", "plan", "lint"])
+def test_steps_of_all_frameworks(steps, kind, command):
+    if kind == "user_equinox":
+        pytest.importorskip("equinox")
+    target = ("--target", "cpu") if command == "estimate" else ()
+    with jax.numpy_dtype_promotion("standard"):  # as users have it
+        result = invoke(command, f"{kind}:step", *target, "--json", "out.json")
+    assert result.exit_code == 0, result.output
+    if command == "estimate":
+        report = json.loads((steps / "out.json").read_text())
+        assert report["name"] == "step" and report["peak_bytes"] > 4 * 8 * 8
+
+
+@pytest.mark.slow
+def test_as_a_process(steps):
+    """`python -m jaxmem`, with plain lines of progress where stderr is a pipe."""
+    run = lambda *words: subprocess.run(
+        [sys.executable, "-m", "jaxmem", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([".", *sys.path])},
+    )
+    done = run("estimate", "user_steps:gradient", "--max", "1GiB")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines() == ["compiling for cpu"]
+    assert "fits" in done.stdout
+    assert run("estimate", "user_steps:gradient", "--max", "1KiB").returncode == 1
+    assert run("estimate").returncode == 2
+    failed = run("estimate", "user_broken:step")
+    assert failed.returncode == 3 and len(failed.stderr.splitlines()) == 1
+
+
+def test_help_shows_the_convention_and_needs_no_jax():
+    code = (
+        "import sys; from jaxmem.cli import main; sys.argv = ['jaxmem', 'estimate', "
+        "'--help']\ntry: main()\nexcept SystemExit: pass\n"
+        "assert not {'jax', 'flax', 'optax', 'matplotlib'} & set(sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "train_step" in done.stdout and "donate_argnums" in done.stdout
