@@ -150,11 +150,11 @@ def test_every_command_has_every_exit_code():
 @pytest.mark.parametrize(
     "line, key",
     [
-        ("residuals user_steps:loss", "total_bytes"),
+        ("residuals user_steps:loss", "entries"),
         ("max-batch user_steps:sized_step --memory 3GiB", "batch"),
         ("plan user_steps:gradient", "fingerprint"),
         ("lint user_steps:gradient", "findings"),
-        ("ledger user_steps:params_and_tx --max 1MiB", "device_bytes"),
+        ("ledger user_steps:params_and_tx --max 1MiB", "rows"),
         ("demo", "loss_gap"),
         ("layout buffers.csv", "buffers"),
         ("targets", None),
