@@ -11,6 +11,7 @@ from jaxmem.cli._options import (
     Chip,
     Donate,
     Function,
+    Html,
     Json,
     Plot,
     Static,
@@ -39,6 +40,7 @@ def estimate(
     static: Static = None,
     timeout: Timeout = None,
     json_path: Json = None,
+    html_path: Html = None,
     plot_path: Plot = None,
 ) -> None:
     """Print the bytes that a step takes on a chip, which need not be there.
@@ -77,6 +79,6 @@ def estimate(
     except DoesNotFit as error:
         does_not_fit(one_line(str(error)))
         return
-    show(report, json_path, plot_path)
+    show(report, json_path, plot_path, html=html_path)
     limit = report.memory_bytes if limit is None else limit
     check_limit("the peak", report.peak_bytes, limit, json_path)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from jaxmem.cli._functions import call, find, find_args, returns_the_step
-from jaxmem.cli._options import Arguments, Function, Json, Plot, size
+from jaxmem.cli._options import Arguments, Function, Html, Json, Plot, size
 from jaxmem.cli._output import check_limit, show
 
 _NEEDED = (
@@ -39,6 +39,7 @@ def ledger(
         typer.Option("--max", metavar="SIZE", help="The most bytes on one device."),
     ] = None,
     json_path: Json = None,
+    html_path: Html = None,
     plot_path: Plot = None,
 ) -> None:
     """Count the bytes of weights, gradients and optimizer state, without compiling.
@@ -65,7 +66,7 @@ def ledger(
         )
     except ValueError as error:  # of a pattern or a dtype
         raise typer.BadParameter(str(error)) from error
-    show(counted, json_path, plot_path)
+    show(counted, json_path, plot_path, html=html_path)
     check_limit("a device", counted.device_bytes, limit, json_path)
 
 

@@ -12,6 +12,7 @@ from jaxmem.cli._options import (
     Chip,
     Donate,
     Function,
+    Html,
     Json,
     Static,
     Timeout,
@@ -41,6 +42,7 @@ def lint(
     static: Static = None,
     timeout: Timeout = None,
     json_path: Json = None,
+    html_path: Html = None,
 ) -> None:
     """Find what makes a step take more memory or time than it need.
 
@@ -57,7 +59,7 @@ def lint(
     of_compiles = ("compiler_options", "cache", "full")
     options = {k: v for k, v in found.options.items() if k not in of_compiles}
     report = jaxmem.lint(found.fn, *args, **options)
-    show(report, json_path)
+    show(report, json_path, html=html_path)
     order = list(FailOn)[: list(FailOn).index(fail_on) + 1]
     if fail_on != FailOn.never and any(f.severity in order for f in report.findings):
         raise typer.Exit(DOES_NOT_FIT)

@@ -9,6 +9,12 @@ from jaxmem.cli._app import Failed, is_interactive
 from jaxmem.cli._functions import Named, load
 
 
+def _page(path: Path | None) -> Path | None:
+    if path is not None and path.suffix != ".html":
+        raise typer.BadParameter(f"{path} does not end in .html")
+    return path
+
+
 def _chips() -> list[str]:
     """For the shell's completion."""
     from jaxmem.chips import CHIPS
@@ -73,6 +79,15 @@ Json = Annotated[
         metavar="FILE",
         help="Write the result as JSON; `-` writes it to standard output, and nothing "
         "else.",
+    ),
+]
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        "--html",
+        metavar="FILE",
+        help="Write a page that a browser shows, to a file that ends in .html.",
+        callback=_page,
     ),
 ]
 Plot = Annotated[

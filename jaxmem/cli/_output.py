@@ -19,14 +19,24 @@ class Drawn(Protocol):
     def plot(self, path: Path, /) -> None: ...
 
 
-def show(result: Any, json_path: Path | None = None, plot: Path | None = None) -> None:
-    """Prints a result, and writes it as JSON and as a picture where that is asked."""
+def show(
+    result: Any,
+    json_path: Path | None = None,
+    plot: Path | None = None,
+    html: Path | None = None,
+) -> None:
+    """Prints a result, and writes JSON, a picture and a page where that is asked."""
     if json_path != _STDOUT:
         _print(result)
     if json_path is not None:
         write_json(result, json_path)
     if plot is not None:
         draw(result, plot)
+    if html is not None:
+        try:
+            result.save(html)
+        except OSError as error:
+            raise Failed(f"--html: {error}") from error
 
 
 def _print(result: Any) -> None:

@@ -12,6 +12,7 @@ from jaxmem.cli._options import (
     Chip,
     Donate,
     Function,
+    Html,
     Json,
     Plot,
     Static,
@@ -49,6 +50,7 @@ def plan(
         typer.Option(min=0.001, help="Seconds after which the best plan is taken."),
     ] = None,
     json_path: Json = None,
+    html_path: Html = None,
     plot_path: Plot = None,
 ) -> None:
     """Show what `jaxmem.schedule` does to a step, and what the step then takes.
@@ -87,7 +89,7 @@ def plan(
     except (BudgetError, DoesNotFit) as error:
         does_not_fit(one_line(str(error)))
         return
-    show(made, json_path, plot_path)
+    show(made, json_path, plot_path, html=html_path)
     report = made.scheduled
     if made.target and (report is None or _is_too_large(report)):
         does_not_fit(f"the scheduled step, on {made.target}")

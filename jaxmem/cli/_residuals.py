@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from jaxmem.cli._options import Arguments, Batch, Function, Json, named, size
+from jaxmem.cli._options import Arguments, Batch, Function, Html, Json, named, size
 from jaxmem.cli._output import check_limit, show
 
 # of a step's options those that change nothing about what the backward pass keeps
@@ -31,6 +31,7 @@ def residuals(
         typer.Option("--max", metavar="SIZE", help="The most bytes kept, as in 2GiB."),
     ] = None,
     json_path: Json = None,
+    html_path: Html = None,
 ) -> None:
     """List what the backward pass of a loss keeps, without compiling it.
 
@@ -53,5 +54,5 @@ def residuals(
             )
         options["argnums"] = tuple(argnums)
     kept = jaxmem.residuals(found.fn, *args, **options)
-    show(kept, json_path)
+    show(kept, json_path, html=html_path)
     check_limit("what is kept", kept.total_bytes, limit, json_path)

@@ -179,6 +179,26 @@ def test_json_goes_to_a_file_or_alone_to_standard_output(steps, line, key):
         }
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "residuals user_steps:loss",
+        "plan user_steps:gradient",
+        "lint user_steps:gradient",
+        "ledger user_steps:params_and_tx",
+    ],
+)
+def test_a_page_is_written(steps, line):
+    result = invoke(*line.split(), "--html", "page.html")
+    assert result.exit_code == 0, result.output
+    page = (steps / "page.html").read_text()
+    assert page.lstrip().lower().startswith("<!doctype html>") and "</html>" in page
+    result = invoke(*line.split(), "--html", "no/such/page.html")
+    assert result.exit_code == 3 and "--html: " in result.stderr
+    result = invoke(*line.split(), "--html", "page.txt")
+    assert result.exit_code == 2 and "does not end in .html" in result.stderr
+
+
 def test_a_folder_that_cannot_be_written_is_told_in_a_line(steps):
     result = invoke("residuals", "user_steps:loss", "--json", "no/such/folder.json")
     assert result.exit_code == 3
