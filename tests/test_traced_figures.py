@@ -44,6 +44,7 @@ ALLOWED = {
         "14 GiB": EXAMPLE,
     },
     "docs/cross_entropy.md": {"4 GiB": FORMULA, "32 MiB": SET},
+    "docs/installation.md": {"1.5 GB": DOWNLOAD},
     "docs/kernels.md": {"16 GiB": SIZE},
     "docs/storage.md": {"1.03 bytes": FORMULA},
     "docs/tables.md": {"1 MiB": SET, "1 GiB": SIZE},
