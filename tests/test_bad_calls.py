@@ -79,7 +79,8 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN = """
     Layout Lifetimes LintReport MemoryReport MicrobatchStep NoLayoutError
     Normalized Operation Operations Order OutOfReach Plan Prediction RematPolicy
     RecomputedOperation RecomputedResidual Rematerialised Replacement Report Residual
-    RemainingArrays Residuals RowwiseAdagradState SaveChoice Scheduled Site
+    RemainingArrays ReportComparison Residuals RowwiseAdagradState RuntimeMemory
+    SaveChoice Scheduled Site
     SplitParameters Stored SubstitutionReport Target TrainedSizes Trial accumulates
     swish targets
 """.split()

@@ -79,10 +79,14 @@ def _classes() -> set[Any]:
 
 
 def _scoped(call: Callable) -> Callable:
+    from flax import nnx
+
     @functools.wraps(call)
     def scoped(self, *args: Any, **kwargs: Any) -> Any:
-        # a class calls its base's `__call__` on the same module
-        if not _TRACE.depth or _TRACE.calls[-1:] == [id(self)]:
+        # A class calls its base's `__call__` on the same module, or on what stands in
+        # for it with other parts.
+        same = _TRACE.calls[-1:] == [id(self)] or not isinstance(self, nnx.Module)
+        if not _TRACE.depth or same:
             return call(self, *args, **kwargs)
         with contextlib.ExitStack() as stack:
             for name in _path(self):

@@ -18,6 +18,7 @@ from flax.training.train_state import TrainState
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxmem.chips import compiler_folders
 from jaxmem.memory import (
     DoesNotFit,
     _estimate,
@@ -104,6 +105,7 @@ print(m.argument_size_in_bytes, m.output_size_in_bytes,
 @needs_h100
 def test_h100_is_the_recipe_by_hand_to_the_byte():
     root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    path = [*compiler_folders(), os.environ.get("PYTHONPATH", "")]
     out = subprocess.run(
         [sys.executable, "-c", BY_HAND, root],
         capture_output=True,
@@ -111,6 +113,7 @@ def test_h100_is_the_recipe_by_hand_to_the_byte():
         check=True,
         env={
             **os.environ,
+            "PYTHONPATH": os.pathsep.join(path),
             "JAX_PLATFORMS": "cpu",
             "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
         },
@@ -395,6 +398,7 @@ print(jax.default_backend(), len(jax.devices()))
 def test_a_caller_without_environment_stays_quiet_and_on_its_backend():
     names = [n for n in ("cpu", "h100", "tpu-v5e") if n in AVAILABLE]
     keep = ("PATH", "HOME", "PYTHONPATH", "JAXMEM_CACHE_DIR", "TMPDIR")
+    keep += ("JAXMEM_TARGETS_DIR",)
     ran = subprocess.run(
         [sys.executable, "-c", QUIET.format(targets=names)],
         capture_output=True,

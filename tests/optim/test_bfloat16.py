@@ -177,7 +177,7 @@ def test_other_leaves_and_bad_calls():
         with pytest.raises(ValueError, match="none of the parameters is bfloat16"):
             wrap(optax.sgd(0.5)).init({"w": jnp.ones(3)})
         with pytest.raises(ValueError, match="params=None"):
-            wrap(optax.sgd(0.5)).update(g, tx.init(params))
+            wrap(optax.sgd(0.5)).update(g, wrap(optax.sgd(0.5)).init(params))
     with pytest.raises(ValueError, match=r"state\.correction\['w'\]"):
         split_master(optax.sgd(0.5), 16).update(g, tx.init(params), params)
     with pytest.raises(ValueError, match="bits=4: 8 or 16"):
