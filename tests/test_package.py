@@ -89,7 +89,9 @@ def test_the_sdist_builds_the_wheel_of_the_tree(built, environment, tmp_path):
 
 def test_the_installed_wheel_works(built, environment, tmp_path):
     wheel = built / f"{NAME}-py3-none-any.whl"
-    _run(environment, "-m", "pip", "install", "--quiet", "--no-deps", wheel)
+    # Another jaxmem may be installed beside the dependencies: pip must not stop there.
+    options = ("--quiet", "--no-deps", "--ignore-installed")
+    _run(environment, "-m", "pip", "install", *options, wheel)
     without = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     environ = {**without, "JAXMEM_CACHE_DIR": str(tmp_path / "cache")}
     printed = _run(environment, ROOT / ".ci" / "smoke.py", cwd=tmp_path, env=environ)
