@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.axis_labels import labels, narrowed
+from jaxmem.ir.axis_labels import narrowed
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.regions import PRODUCTS, Region, RegionGraph, inner
+
+SCOPE = "jaxmem.tile"  # of the loop of a region
 
 # Linear and cheap: done to each part of a sum, so that the sum has its final layout.
 # Else XLA transposes the whole sum behind the loop.
@@ -41,7 +44,7 @@ def _is_float(dtype) -> bool:
 
 @dataclass
 class _Sum:
-    """A running sum: the equation, what follows it in each part, the variable it gives."""
+    """A running sum: an equation, what follows it in a part, the variable it gives."""
 
     eqn: Any
     tail: tuple[Any, ...]
@@ -52,10 +55,10 @@ class _Sum:
     def dtype(self):
         return _wide(self.out.aval.dtype)
 
-    def first(self, values: Sequence[Any]):
+    def first(self, read):
         """What the sum is before any part has been added."""
         if self.eqn.primitive.name == "scatter-add":  # onto what was there
-            return values[0].astype(self.dtype)
+            return read(self.eqn.invars[0]).astype(self.dtype)
         start = _NEUTRAL[self.combine](self.dtype)
         return jnp.full(self.out.aval.shape, start, self.dtype)
 
@@ -93,7 +96,7 @@ _NEUTRAL = {
     "min": _highest,
     "bitwise_or": lambda dtype: 0,
     "bitwise_xor": lambda dtype: 0,
-    "bitwise_and": lambda dtype: True if dtype == bool else -1,
+    "bitwise_and": lambda dtype: dtype == jnp.bool_ or -1,
 }
 
 
@@ -168,8 +171,6 @@ class _Loop:
 
     def _sum(self, i: int) -> _Sum:
         graph, eqn = self.graph, self.graph.eqns[i]
-        table = labels(eqn, self.region.n)
-        assert not isinstance(table, str)
         tail, v = [], eqn.outvars[0]
         additive = eqn.primitive.name in (*PRODUCTS, "reduce_sum")
         while additive and v not in graph.outputs and len(graph.users.get(v, ())) == 1:
@@ -179,7 +180,7 @@ class _Loop:
                 break
             tail.append(follower)
             v = follower.outvars[0]
-        return _Sum(eqn, tuple(tail), v, table.combine)
+        return _Sum(eqn, tuple(tail), v, self.region.cut[i].combine)
 
     def run(self, args: list) -> list[Any]:
         """The outputs of the graph."""
@@ -204,25 +205,19 @@ class _Loop:
     def _looped(self, read) -> dict[Any, Any]:
         stacked = [v for v in self.kept if self._is_stacked(v)]
         placed = [v for v in self.kept if not self._is_stacked(v)]
-        first = [
-            one.first([read(v) for v in one.eqn.invars[:1]])
-            if one.eqn.primitive.name == "scatter-add"
-            else one.first(())
-            for one in self.sums.values()
-        ]
+        first = [one.first(read) for one in self.sums.values()]
         buffers = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in placed]
 
         def body(carry, j):
             totals, buffers = carry
             part = _Part(self, read, j, dict(zip(self.sums, totals, strict=True)))
             part.run()
-            buffers = [
-                part.written(b, v) for b, v in zip(buffers, placed, strict=True)
-            ]
+            buffers = [part.written(b, v) for b, v in zip(buffers, placed, strict=True)]
             return (list(part.totals.values()), buffers), [part.env[v] for v in stacked]
 
         steps = jnp.arange(self.region.n, dtype=jnp.int32)
-        (totals, buffers), ys = lax.scan(body, (first, buffers), steps)
+        with jax.named_scope(SCOPE):
+            (totals, buffers), ys = lax.scan(body, (first, buffers), steps)
         found = dict(zip(placed, buffers, strict=True))
         for v, y in zip(stacked, ys, strict=True):
             found[v] = y.reshape(v.aval.shape)
@@ -255,7 +250,7 @@ class _Part:
 
     def run(self) -> None:
         for i in self.loop.order:
-            eqn, (ins, outs) = self.loop.graph.eqns[i], self.loop.region.cut[i]
+            eqn, (ins, outs, _) = self.loop.graph.eqns[i], self.loop.region.cut[i]
             one = self.loop.sums.get(i)
             if one is not None and one.eqn.primitive.name == "scatter-add":
                 ins = (None, *ins[1:])

@@ -1,7 +1,7 @@
 """Masks and positions that nothing is needed for: each user makes its own.
 
-A mask that several equations share stays whole. Made by each user anew, every tile makes
-its part of it.
+A mask that several equations share stays whole. Where each user makes it anew, every
+tile makes its part of it.
 """
 
 from collections.abc import Sequence

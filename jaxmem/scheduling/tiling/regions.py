@@ -9,14 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmem import _compat
-from jaxmem.ir.axis_labels import labels
+from jaxmem.ir.axis_labels import WHOLE, Cut, cut
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling.tiling.masks import from_nothing
 
-Axes = tuple[int | None, ...]
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
+_COLLECTIVES = frozenset({"psum", "psum2", "psum_invariant"})
 
 
 class RegionGraph(JaxprGraph):
@@ -28,10 +27,10 @@ class RegionGraph(JaxprGraph):
         # of each equation, those that it needs, as bits
         self.above: list[int] = []
         for eqn in self.eqns:
-            makers = {self.maker[v] for v in filter(is_var, eqn.invars) if v in self.maker}
             bits = 0
-            for k in makers:
-                bits |= self.above[k] | 1 << k
+            for v in filter(is_var, eqn.invars):
+                if v in self.maker:
+                    bits |= self.above[self.maker[v]] | 1 << self.maker[v]
             self.above.append(bits)
         self.from_nothing = from_nothing(self.eqns)
 
@@ -53,19 +52,19 @@ class Region:
       n: how many parts.
       eqns: positions of the equations.
       axis: of each variable that is cut: along which axis.
-      cut: of each equation: axes of its operands and of its outputs; None is whole.
+      cut: how each equation is cut.
       blocked: equations at the border, and why they are not in it.
     """
 
     n: int
     eqns: set[int] = field(default_factory=set)
     axis: dict[Any, int] = field(default_factory=dict)
-    cut: dict[int, tuple[Axes, Axes]] = field(default_factory=dict)
+    cut: dict[int, Cut] = field(default_factory=dict)
     blocked: dict[int, str] = field(default_factory=dict)
 
     def is_sum(self, i: int) -> bool:
         """Whether the parts of an equation's output are combined."""
-        return self.cut[i][1][0] is None
+        return bool(self.cut[i].combine)
 
 
 def bits_of(positions: Iterable[int]) -> int:
@@ -75,32 +74,18 @@ def bits_of(positions: Iterable[int]) -> int:
     return found
 
 
-def treat(eqn, axis: dict[Any, int], n: int) -> tuple[Axes, Axes] | str:
-    """Axes of operands and outputs that agree with `axis`, or why there are none."""
-    table = labels(eqn, n)
-    if isinstance(table, str):
-        return table
-    atoms = [*eqn.invars, *eqn.outvars]
-    names = [*table.ins, *table.outs]
-    known = [(v, name) for v, name in zip(atoms, names, strict=True) if is_var(v)]
-    found = {name[axis[v]] for v, name in known if v in axis}
-    if len(found) > 1:
-        return "two axes meet"
-    if found == {None} or not found:
-        return "it works along the axis"
-    (label,) = found
-    places = [name.index(label) if label in name else None for name in names]
-    cut = [(v.aval.shape[p]) for v, p in zip(atoms, places, strict=True) if p is not None]
-    if any(size % n for size in cut):
-        return f"{n} does not divide its size"
-    ins, outs = tuple(places[: len(eqn.invars)]), tuple(places[len(eqn.invars) :])
-    if None in outs and (len(outs) > 1 or not table.combine):
-        return "it works along the axis"
-    return ins, outs
+def treat(eqn, axis: dict[Any, int], n: int) -> Cut | str:
+    """How an equation is cut that agrees with `axis`, or why it is not."""
+    if eqn.primitive.name in _COLLECTIVES:  # all devices would have to agree on parts
+        return "it sums over devices"
+    known = lambda atoms: [axis.get(v) if is_var(v) else None for v in atoms]
+    found = cut(eqn, known(eqn.invars), known(eqn.outvars), n)
+    is_cut = isinstance(found, Cut) and found.combine and len(eqn.outvars) > 1
+    return WHOLE if is_cut else found
 
 
 def find(graph: RegionGraph, seed, axis: int, n: int, floor: int = 0) -> Region:
-    """The largest region round an array cut along `axis`; nothing outside is between."""
+    """The largest region round an array that is cut along an axis; it is convex."""
     # `floor`: bytes from which an array ties operations to the region
     region = Region(n, axis={seed: axis})
     allowed = _hull(graph, seed, floor)
@@ -126,7 +111,7 @@ def _join(graph: RegionGraph, region: Region, i: int, work: list) -> None:
         return
     region.eqns.add(i)
     region.cut[i] = got
-    places = zip([*eqn.invars, *eqn.outvars], [*got[0], *got[1]], strict=True)
+    places = zip([*eqn.invars, *eqn.outvars], [*got.ins, *got.outs], strict=True)
     for v, place in places:
         if place is not None and is_var(v) and v not in region.axis:
             region.axis[v] = place
@@ -134,7 +119,7 @@ def _join(graph: RegionGraph, region: Region, i: int, work: list) -> None:
 
 
 def _hull(graph: RegionGraph, seed, floor: int) -> int:
-    """Equations that arrays of `floor` bytes tie to the seed, and all between, as bits."""
+    """Equations that large arrays tie to the seed, and all between, as bits."""
     seen, found, work = {seed}, set(), [seed]
     while work:
         v = work.pop()
@@ -160,7 +145,7 @@ def _leave(graph: RegionGraph, region: Region, home: int) -> bool:
     # not on the seed's side.
     inside = bits_of(region.eqns)
     for i in sorted(region.eqns):
-        for v, place in zip(graph.eqns[i].invars, region.cut[i][0], strict=True):
+        for v, place in zip(graph.eqns[i].invars, region.cut[i].ins, strict=True):
             m = graph.maker.get(v) if is_var(v) else None
             if m is None:
                 continue
@@ -186,7 +171,9 @@ def inner(graph: RegionGraph, region: Region) -> set[Any]:
         if region.is_sum(i):
             continue
         for v in graph.eqns[i].outvars:
-            if v not in graph.outputs and region.eqns.issuperset(graph.users.get(v, ())):
+            if v not in graph.outputs and region.eqns.issuperset(
+                graph.users.get(v, ())
+            ):
                 found.add(v)
     return found
 
@@ -210,7 +197,3 @@ def peak(graph: RegionGraph, region: Region | None = None) -> int:
 
 def has_product(graph: RegionGraph, region: Region) -> bool:
     return any(graph.eqns[i].primitive.name in PRODUCTS for i in region.eqns)
-
-
-def has_effects(eqn) -> bool:
-    return _compat.has_side_effects(eqn)

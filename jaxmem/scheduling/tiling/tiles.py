@@ -4,20 +4,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import jax
-
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import is_transposed
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description
 from jaxmem.scheduling.tiling.best import Found, best
-from jaxmem.scheduling.tiling.loop import tiled
+from jaxmem.scheduling.tiling.loop import SCOPE, tiled
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.regions import RegionGraph
 
 _ROUNDS = 3  # regions of one list, side by side
-_SCOPE = "jaxmem.tile"
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,9 @@ class TileRegions(Pass[Tiles, TiledLists]):
     config = Tiles
 
     def analyse(self, level: Level, config: Tiles) -> Iterator[TiledLists]:
-        if config.limit is None or is_tile_loop(level.loop):
+        # what runs in tiles already is left as it is
+        eqns = jaxprs.split(level.jaxpr)[0].eqns
+        if config.limit is None or any(map(is_tile_loop, [level.loop, *eqns])):
             return
         in_scan = level.loop is not None and level.loop.primitive.name == "scan"
         jaxpr, tiles = _tiled_list(level.jaxpr, config, in_scan)
@@ -73,7 +72,8 @@ class TileRegions(Pass[Tiles, TiledLists]):
 
 def is_tile_loop(eqn) -> bool:
     """Whether a scan is the loop of a region."""
-    return eqn is not None and _SCOPE in _compat.name_stack(eqn)
+    is_scan = eqn is not None and eqn.primitive.name == "scan"
+    return is_scan and SCOPE in _compat.name_stack(eqn)
 
 
 def _tiled_list(closed, config: Tiles, in_scan: bool, times: int = 1):
@@ -88,8 +88,7 @@ def _tiled_list(closed, config: Tiles, in_scan: bool, times: int = 1):
         if chosen is None:
             break
         found.append(Tile(tuple(graph.eqns), chosen, times))
-        with jax.named_scope(_SCOPE):
-            ready = tiled(graph, chosen.region)
+        ready = tiled(graph, chosen.region)
     return (ready if found else closed), [*tiles, *found]
 
 
@@ -111,7 +110,7 @@ def _with_tiled_bodies(closed, config: Tiles):
 
 
 def _is_level(eqn) -> bool:
-    """Whether the body of a scan is a level of its own: it holds scans, or both passes."""
+    """Whether a scan has a level of its own: it holds scans, or both passes."""
     inside = [e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body)]
     both = not is_transposed(eqn) and any(map(is_transposed, inside))
     return both or any(e.primitive.name == "scan" for e in inside)
