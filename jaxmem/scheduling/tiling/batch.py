@@ -1,0 +1,227 @@
+"""The part of a step that can run on some examples at a time: all up to the gradients.
+
+From the arguments that hold the examples the axis is followed through both passes. What
+sums over all examples ends the region: gradients, the loss. What needs such a sum and
+examples too is where examples meet; there a step cannot be cut, unless the sum is of
+labels and masks alone, and is known before.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import JaxprGraph, is_transposed
+from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
+from jaxmem.ir.scans import is_var
+from jaxmem.scheduling.tiling.loops import is_nested, is_zero, treatment
+from jaxmem.scheduling.tiling.partial_sums import MOVES, NotInParts, State, Treatment
+from jaxmem.scheduling.tiling.regions import PRODUCTS
+
+_IN_PART = ELEMENTWISE | CHEAP | {"iota"}  # cheap: computed anew for every part
+COMBINED = frozenset({"add", "max", "min", "mul"})  # operations that end the region
+
+
+@dataclass
+class Batch:
+    """What of a step runs in parts along the axis of its examples.
+
+    Attributes:
+      graph: the step.
+      n: how many parts there are.
+      treated: the equations that run in parts, by position.
+      state: what a part has of each variable that is not whole.
+      late: equations that need all parts to be done.
+      early: variables that are computed of all examples before the first part.
+      zeros: variables that are zero.
+    """
+
+    graph: JaxprGraph
+    n: int
+    treated: dict[int, Treatment] = field(default_factory=dict)
+    state: dict[Any, State] = field(default_factory=dict)
+    late: dict[int, str] = field(default_factory=dict)  # -> what they wait for
+    early: set[Any] = field(default_factory=set)
+    zeros: set[Any] = field(default_factory=set)
+    wanted: dict[Any, int] = field(default_factory=dict)
+    # variables made late of arrays that hold examples -> what they wait for
+    meets: dict[Any, str] = field(default_factory=dict)
+    behind: dict[Any, str] = field(default_factory=dict)  # made late -> the same
+
+    def frontier(self) -> tuple[list[Any], list[Any]]:
+        """(sums, cut arrays) of the parts that something outside of them needs."""
+        graph, needed = self.graph, dict.fromkeys(filter(is_var, self.graph.outvars))
+        for i in self.late:
+            needed |= dict.fromkeys(filter(is_var, graph.eqns[i].invars))
+        made = [v for v in needed if graph.maker.get(v) in self.treated]
+        made = [v for v in made if self.state.get(v) is not None]
+        sums = [v for v in made if isinstance(self.state[v], str)]
+        return sums, [v for v in made if isinstance(self.state[v], int)]
+
+    def in_part(self) -> set[int]:
+        """Equations on whole arrays that are cheap enough to be done for each part."""
+        found: set[int] = set()
+        for i, eqn in enumerate(self.graph.eqns):
+            if i in self.treated or i in self.late:
+                continue
+            if eqn.primitive.name not in _IN_PART or set(eqn.outvars) & self.early:
+                continue
+            makers = (self.graph.maker.get(v) for v in filter(is_var, eqn.invars))
+            if all(m is None or m in found for m in makers):
+                found.add(i)
+        return found
+
+
+def find(closed, n: int, given: Iterable[int]) -> Batch | str:
+    """The region of a step whose arguments at `given` may hold the examples.
+
+    The text says why there is none: the operation where examples meet.
+    """
+    why = f"no argument has an axis that n={n} divides"
+    for places in _groups(closed, given):
+        size = jaxprs.split(closed)[0].invars[places[0]].aval.shape[0]
+        if size % n:
+            continue
+        found = _from(closed, n, places)
+        if not isinstance(found, str):
+            return found
+        why = found
+    return why
+
+
+def _groups(closed, given: Iterable[int]) -> list[list[int]]:
+    """Arguments that may hold the examples, by the size of their first axis."""
+    found: dict[int, list[int]] = {}
+    variables = jaxprs.split(closed)[0].invars
+    for i in given:
+        shape = variables[i].aval.shape
+        if shape and shape[0] != 1:
+            found.setdefault(shape[0], []).append(i)
+    size = lambda places: sum(variables[i].aval.size for i in places)
+    return sorted(found.values(), key=size, reverse=True)
+
+
+def _from(closed, n: int, places: Sequence[int]) -> Batch | str:
+    graph = JaxprGraph(closed)
+    wanted: dict[Any, int] = {}
+    early: set[Any] = set()
+    while True:
+        batch = Batch(graph, n, early=set(early), wanted=dict(wanted))
+        batch.state.update((graph.arguments[i], 0) for i in places)
+        try:
+            for i, eqn in enumerate(graph.eqns):
+                _follow(batch, i, eqn)
+        except NotInParts as reason:
+            return f"examples meet in {reason}"
+        if (batch.early, batch.wanted) == (early, wanted):
+            return batch if _has_gradients(batch) else "no gradient is a sum over it"
+        early, wanted = batch.early, batch.wanted
+
+
+def _has_gradients(batch: Batch) -> bool:
+    eqns = [batch.graph.eqns[i] for i in batch.treated]
+    inside = [e for eqn in eqns for e in _with_inner(eqn)]
+    products = [e for e in inside if e.primitive.name in PRODUCTS]
+    return any(map(is_transposed, products)) and bool(batch.frontier()[0])
+
+
+def _with_inner(eqn) -> list[Any]:
+    inner = (e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body))
+    return [eqn, *inner]
+
+
+def _follow(batch: Batch, i: int, eqn) -> None:
+    """Takes an equation into the region, or leaves it before or behind it."""
+    if is_zero(eqn, batch.zeros):
+        batch.zeros.update(eqn.outvars)
+    if any(v in batch.early for v in eqn.outvars):
+        return
+    ins = [batch.state.get(v) if is_var(v) else None for v in eqn.invars]
+    waits = next((batch.behind[v] for v in eqn.invars if _in(v, batch.behind)), "")
+    terms = any(isinstance(s, str) for s in ins)
+    cut = any(isinstance(s, int) for s in ins)
+    is_move = eqn.primitive.name in MOVES or eqn.primitive.name == "scatter-add"
+    if waits or (terms and (cut or not is_move)):
+        if cut and _known_early(batch, eqn, ins):
+            return
+        _leave(batch, i, eqn, cut, waits or _summed(batch, eqn, ins))
+        return
+    try:
+        wanted = [batch.wanted.get(v) for v in eqn.outvars]
+        found = treatment(eqn, ins, wanted, batch.n)
+        if found and not all(_ends(s) for s in found.outs):
+            raise NotInParts(_named(eqn))
+    except NotInParts as reason:
+        _leave(batch, i, eqn, cut, str(reason))
+        return
+    if found is None:
+        return
+    batch.treated[i] = found
+    for v, have, state in zip(eqn.invars, ins, found.ins, strict=True):
+        if have is None and isinstance(state, int) and is_var(v):
+            if not _is_random(batch, v):
+                batch.wanted.setdefault(v, state)
+    for v, state in zip(eqn.outvars, found.outs, strict=True):
+        if state is not None:
+            batch.state[v] = state
+
+
+def _in(atom, found) -> bool:
+    return is_var(atom) and atom in found
+
+
+def _ends(state: State) -> bool:
+    return not isinstance(state, str) or state in COMBINED
+
+
+def _named(eqn) -> str:
+    line = _compat.caller_line(eqn) or _compat.source_line(eqn)
+    return f"`{eqn.primitive.name}` at {line}"
+
+
+def _is_random(batch: Batch, v) -> bool:
+    """Whether a mask is made of random bits, which are made whole."""
+    cone = batch.graph.cone([v])
+    names = {batch.graph.eqns[k].primitive.name for k in cone}
+    made = batch.graph.maker.get(v)
+    nested = made is not None and is_nested(batch.graph.eqns[made])
+    return not nested and any("random" in name or "threefry" in name for name in names)
+
+
+def _leave(batch: Batch, i: int, eqn, cut: bool, why: str) -> None:
+    """An equation is done behind the region; products of examples must not be."""
+    meets = next((batch.meets[v] for v in eqn.invars if _in(v, batch.meets)), "")
+    if cut or meets:
+        if any(e.primitive.name in PRODUCTS for e in _with_inner(eqn)):
+            raise NotInParts(meets or why)
+        batch.meets.update(dict.fromkeys(eqn.outvars, meets or why))
+    batch.late[i] = why
+    batch.behind.update(dict.fromkeys(eqn.outvars, why))
+
+
+def _summed(batch: Batch, eqn, ins: Sequence[State]) -> str:
+    """The operation that gave a sum over all examples."""
+    pairs = zip(eqn.invars, ins, strict=True)
+    v = next(v for v, s in pairs if isinstance(s, str))
+    return _named(batch.graph.eqns[batch.graph.maker[v]])
+
+
+def _known_early(batch: Batch, eqn, ins: Sequence[State]) -> bool:
+    """Whether what an equation waits for is of labels alone: it is computed before."""
+    graph, needed = batch.graph, []
+    for v, state in zip(eqn.invars, ins, strict=True):
+        if _in(v, batch.behind) or isinstance(state, str):
+            needed.append(v)
+    cone = graph.cone(needed)
+    if any(
+        e.primitive.name in PRODUCTS for k in cone for e in _with_inner(graph.eqns[k])
+    ):
+        return False
+    if any(is_nested(graph.eqns[k]) for k in cone):
+        return False
+    kept = (v for k in cone for v in graph.eqns[k].outvars)
+    new = {v for v in kept if v in batch.behind or isinstance(batch.state.get(v), str)}
+    changed = not new <= batch.early
+    batch.early |= new
+    return changed

@@ -1,0 +1,61 @@
+"""The pass that runs a whole step on some examples at a time, up to the gradients."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import by_shape
+from jaxmem.memory import format_bytes
+from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling.plan.rows import Description
+from jaxmem.scheduling.tiling.batch import Batch, find
+from jaxmem.scheduling.tiling.batch_loop import in_parts, is_batch_loop, sum_bytes
+
+
+@dataclass(frozen=True)
+class MicroBatches:
+    """In how many parts the examples of a step run."""
+
+    name: ClassVar[str] = "micro_batches"
+    n: int = 1
+
+
+class RunInMicroBatches(Pass[MicroBatches, Batch]):
+    """What a step holds for all of its examples, for a part of them at a time."""
+
+    # It comes first: the other passes then find the loop's body as they would find that
+    # of a user who had written the loop.
+    config = MicroBatches
+
+    def analyse(self, level: Level, config: MicroBatches) -> Iterator[Batch]:
+        found = _found(level, config)
+        if isinstance(found, Batch):
+            yield found
+
+    def apply(self, level: Level, rewrite: Batch) -> Any:
+        return in_parts(level.jaxpr, rewrite)
+
+    def describe(self, rewrite: Batch, target: str) -> Description:
+        del target
+        note = (
+            f"the step runs on its examples in {rewrite.n} micro-batches; what they "
+            f"add up takes {format_bytes(sum_bytes(rewrite))}"
+        )
+        return Description(notes=(note,))
+
+    def left(self, level: Level, config: MicroBatches) -> Iterator[str]:
+        found = _found(level, config)
+        if isinstance(found, str):
+            yield f"the step does not run in {config.n} micro-batches: {found}"
+
+
+def _found(level: Level, config: MicroBatches) -> Batch | str | None:
+    """The region; why there is none; None where it was not asked for."""
+    jaxpr = jaxprs.split(level.jaxpr)[0]
+    if config.n == 1 or level.loop is not None or any(map(is_batch_loop, jaxpr.eqns)):
+        return None
+    every = range(len(jaxpr.invars))
+    # What comes out as it went in is state: parameters, moments.
+    state = {*by_shape(level.jaxpr, every).values(), *level.aliases.values()}
+    return find(level.jaxpr, config.n, [i for i in every if i not in state])

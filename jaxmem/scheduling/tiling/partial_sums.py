@@ -1,0 +1,133 @@
+"""How one operation works on one part of the examples.
+
+What a part has of an array is its slice of it, a term of it (the array is the sum of
+all parts' terms), or the whole array, where it is the same for every part.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxmem import _compat
+from jaxmem.ir.axis_labels import cut
+from jaxmem.ir.primitives import VARYING
+from jaxmem.ir.scans import is_var
+
+# of an array: None if it is whole, the axis along which it is cut, or the operation of
+# `lax` that combines what the parts have
+State = int | str | None
+SUM = "add"
+
+
+class NotInParts(Exception):
+    """Why something cannot be done part by part; it names the operation."""
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """How an equation works on a part.
+
+    Attributes:
+      ins: what it takes of each operand.
+      outs: what it gives of each output.
+      inner: how its bodies work on the part (`loops.Body`), if it has any.
+    """
+
+    ins: tuple[State, ...]
+    outs: tuple[State, ...]
+    inner: tuple[Any, ...] = ()
+
+
+# Linear in their first operand; the others are whole.
+_FIRST = VARYING | frozenset(
+    """neg convert_element_type transpose reshape squeeze broadcast_in_dim reduce_sum
+    slice dynamic_slice rev copy cumsum gather div pad""".split()
+)
+_ALL = frozenset({"add", "add_any", "sub", "concatenate"})  # in all operands together
+_EITHER = frozenset({"mul", "dot_general", "conv_general_dilated"})  # in each operand
+# Of these only operands at certain places are terms.
+_SOME = {"select_n": 1, "dynamic_update_slice": 2, "scatter-add": 3}
+# They change where a sum lies, and add sums; an optimizer's arithmetic does neither.
+MOVES = frozenset(
+    """neg convert_element_type transpose reshape squeeze broadcast_in_dim add_any copy
+    concatenate""".split()
+)
+
+
+def failed(eqn, why: str) -> NotInParts:
+    """An error that names an equation and its source line."""
+    line = _compat.caller_line(eqn) or _compat.source_line(eqn)
+    return NotInParts(f"`{eqn.primitive.name}` at {line}: {why}")
+
+
+def treated(
+    eqn, ins: Sequence[State], wanted: Sequence[int | None], n: int
+) -> Treatment | None:
+    """How an equation without bodies works on one of `n` parts.
+
+    Args:
+      eqn: the equation.
+      ins: what a part has of each operand.
+      wanted: along which axis outputs had best be cut; None where nobody asks.
+      n: how many parts there are.
+
+    Returns:
+      The treatment; None where all operands are whole and nothing can be cut.
+
+    Raises:
+      NotInParts: it needs all examples.
+    """
+    if any(isinstance(s, str) for s in ins):
+        return _on_terms(eqn, ins)
+    if eqn.primitive.name == "optimization_barrier":
+        pairs = zip(ins, wanted, strict=True)
+        kept = tuple(w if s is None else s for s, w in pairs)
+        return Treatment(kept, kept)
+    asks = [*wanted] if all(s is None for s in ins) else [None] * len(eqn.outvars)
+    found = cut(eqn, [s if isinstance(s, int) else None for s in ins], asks, n)
+    if isinstance(found, str):
+        if all(s is None for s in ins):
+            return None
+        raise failed(eqn, found)
+    if not found.combine:
+        return Treatment(found.ins, found.outs)
+    places: tuple[State, ...] = found.ins
+    if eqn.primitive.name.startswith("scatter"):
+        if found.combine != SUM:
+            raise failed(eqn, "what its parts write cannot be combined")
+        places = (SUM, *places[1:])  # what it adds to counts once
+    return Treatment(places, (found.combine,) * len(eqn.outvars))
+
+
+def _on_terms(eqn, ins: Sequence[State]) -> Treatment:
+    """An equation that is linear in operands of which a part has a term."""
+    name, count = eqn.primitive.name, len(eqn.invars)
+    terms = [k for k, s in enumerate(ins) if s == SUM]
+    if any(isinstance(s, int) for s in ins):
+        raise failed(eqn, "an array of some examples meets a sum over all of them")
+    if any(s not in (None, SUM) for s in ins):
+        raise failed(eqn, "it needs what all examples give")
+    if name == "optimization_barrier":
+        return Treatment(tuple(ins), tuple(ins))
+    takes: Callable[[Sequence[int]], bool] = lambda allowed: set(terms) <= set(allowed)
+    is_linear = name in _ALL or (name in _FIRST and takes([0]))
+    is_linear |= name in _EITHER and len(terms) == 1
+    some = range(_SOME.get(name, 0))
+    if name == "select_n":
+        some = range(1, count)
+    elif name == "scatter-add":
+        some = (0, 2)
+    is_linear |= name in _SOME and takes(some)
+    floats = (jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars)
+    if name == "pad":
+        is_linear &= not is_var(eqn.invars[1]) and eqn.invars[1].val == 0
+    if not is_linear or not all(floats):
+        raise failed(eqn, "it needs the sum over all examples")
+    whole = name in _FIRST or name in _EITHER
+    asked = terms if whole else range(count) if name in _ALL else some
+    return Treatment(
+        tuple(SUM if k in asked else None for k in range(count)),
+        (SUM,) * len(eqn.outvars),
+    )
