@@ -31,9 +31,11 @@ from jaxmem.scheduling.release.released import GradientRelease, ReleaseGradients
 from jaxmem.scheduling.release.write_back import carried
 from jaxmem.scheduling.row_chunks.update import UpdateInRows
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
+from jaxmem.scheduling.tiling.micro_batches import RunInMicroBatches
 from jaxmem.scheduling.tiling.tiles import TileRegions
 
 PASSES: tuple[Pass, ...] = (
+    RunInMicroBatches(),
     CastInside(),
     ConstantsInside(),
     RecomputeSegments(),

@@ -214,11 +214,8 @@ def _known_early(batch: Batch, eqn, ins: Sequence[State]) -> bool:
         if _in(v, batch.behind) or isinstance(state, str):
             needed.append(v)
     cone = graph.cone(needed)
-    if any(
-        e.primitive.name in PRODUCTS for k in cone for e in _with_inner(graph.eqns[k])
-    ):
-        return False
-    if any(is_nested(graph.eqns[k]) for k in cone):
+    eqns = [graph.eqns[k] for k in cone]
+    if any(e.primitive.name in PRODUCTS or is_nested(e) for e in eqns):
         return False
     kept = (v for k in cone for v in graph.eqns[k].outvars)
     new = {v for v in kept if v in batch.behind or isinstance(batch.state.get(v), str)}

@@ -44,7 +44,7 @@ def _run(batch: Batch, args: list) -> list[Any]:
 
 def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
     sums, cut = batch.frontier()
-    axis = {v: batch.state[v] for v in cut}
+    axis = {v: a for v in cut if isinstance(a := batch.state[v], int)}
     stacked = [v for v in cut if math.prod(v.aval.shape[: axis[v]]) == 1]
     placed = [v for v in cut if v not in stacked]
     in_part = batch.in_part()

@@ -253,7 +253,7 @@ class Values:
         have = self.state.get(atom)
         if have == wanted and (have is None or atom in self.env):
             return self.whole(atom) if have is None else self.env[atom]
-        assert have in (None, wanted), (atom, have, wanted)
+        assert wanted is not None and have in (None, wanted), (atom, have, wanted)
         if isinstance(wanted, str):
             value = self.whole(atom)
             return value if atom in self.zeros else self._first(value)
