@@ -92,7 +92,7 @@ def _tiled_list(closed, config: Tiles, in_scan: bool, times: int = 1, depth: int
         ready = tiled(graph, chosen.region)
     if not found:
         return closed, tiles
-    if depth < _DEPTH:  # parts that hold too much still
+    if depth < _DEPTH and config.n is None:  # parts that hold too much still
         how = config, times, depth + 1
         ready, within = _with_tiled_bodies(ready, is_tile_loop, *how)
         found += within
