@@ -10,16 +10,27 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, is_transposed
 from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.loops import is_nested, is_zero, treatment
-from jaxmem.scheduling.tiling.partial_sums import MOVES, NotInParts, State, Treatment
+from jaxmem.scheduling.tiling.partial_sums import (
+    MOVES,
+    NotInParts,
+    State,
+    Treatment,
+    named,
+)
 from jaxmem.scheduling.tiling.regions import PRODUCTS
 
-_IN_PART = ELEMENTWISE | CHEAP | {"iota"}  # cheap: computed anew for every part
+# Random bits of all examples would be held from the first part to the last.
+_RANDOM = frozenset(
+    """random_bits random_wrap random_unwrap random_split random_fold_in threefry2x32
+    random_seed""".split()
+)
+# On whole arrays, and yet done anew for every part.
+_IN_PART = ELEMENTWISE | CHEAP | {"iota"} | _RANDOM
 COMBINED = frozenset({"add", "max", "min", "mul"})  # operations that end the region
 
 
@@ -151,7 +162,7 @@ def _follow(batch: Batch, i: int, eqn) -> None:
         wanted = [batch.wanted.get(v) for v in eqn.outvars]
         found = treatment(eqn, ins, wanted, batch.n)
         if found and not all(_ends(s) for s in found.outs):
-            raise NotInParts(_named(eqn))
+            raise NotInParts(named(eqn))
     except NotInParts as reason:
         _leave(batch, i, eqn, cut, str(reason))
         return
@@ -160,8 +171,7 @@ def _follow(batch: Batch, i: int, eqn) -> None:
     batch.treated[i] = found
     for v, have, state in zip(eqn.invars, ins, found.ins, strict=True):
         if have is None and isinstance(state, int) and is_var(v):
-            if not _is_random(batch, v):
-                batch.wanted.setdefault(v, state)
+            batch.wanted.setdefault(v, state)
     for v, state in zip(eqn.outvars, found.outs, strict=True):
         if state is not None:
             batch.state[v] = state
@@ -173,20 +183,6 @@ def _in(atom, found) -> bool:
 
 def _ends(state: State) -> bool:
     return not isinstance(state, str) or state in COMBINED
-
-
-def _named(eqn) -> str:
-    line = _compat.caller_line(eqn) or _compat.source_line(eqn)
-    return f"`{eqn.primitive.name}` at {line}"
-
-
-def _is_random(batch: Batch, v) -> bool:
-    """Whether a mask is made of random bits, which are made whole."""
-    cone = batch.graph.cone([v])
-    names = {batch.graph.eqns[k].primitive.name for k in cone}
-    made = batch.graph.maker.get(v)
-    nested = made is not None and is_nested(batch.graph.eqns[made])
-    return not nested and any("random" in name or "threefry" in name for name in names)
 
 
 def _leave(batch: Batch, i: int, eqn, cut: bool, why: str) -> None:
@@ -204,7 +200,7 @@ def _summed(batch: Batch, eqn, ins: Sequence[State]) -> str:
     """The operation that gave a sum over all examples."""
     pairs = zip(eqn.invars, ins, strict=True)
     v = next(v for v, s in pairs if isinstance(s, str))
-    return _named(batch.graph.eqns[batch.graph.maker[v]])
+    return named(batch.graph.eqns[batch.graph.maker[v]])
 
 
 def _known_early(batch: Batch, eqn, ins: Sequence[State]) -> bool:

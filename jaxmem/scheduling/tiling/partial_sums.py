@@ -58,8 +58,15 @@ MOVES = frozenset(
 
 def failed(eqn, why: str) -> NotInParts:
     """An error that names an equation and its source line."""
-    line = _compat.caller_line(eqn) or _compat.source_line(eqn)
-    return NotInParts(f"`{eqn.primitive.name}` at {line}: {why}")
+    return NotInParts(f"{named(eqn)}: {why}")
+
+
+def named(eqn) -> str:
+    """An equation by its operation, its source line and its modules."""
+    own = _compat.caller_line(eqn, *_compat.INSTALLED)
+    line = own or _compat.caller_line(eqn) or _compat.source_line(eqn)
+    scopes = _compat.name_stack(eqn)
+    return f"`{eqn.primitive.name}` at {line}" + (f" in {scopes}" if scopes else "")
 
 
 def treated(

@@ -1,0 +1,134 @@
+"""Scans, branches and calls on one part of the examples."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmem.ir import jaxprs
+from jaxmem.scheduling.tiling.loops import Values, treatment
+from jaxmem.scheduling.tiling.partial_sums import SUM, NotInParts
+
+B, D, LAYERS, PARTS = 8, 4, 3, 4
+
+
+@pytest.fixture(autouse=True)
+def as_users_write_it():
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+def normal(seed: int, *shape: int):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def only(fn, *args):
+    """The one equation of a function."""
+    (eqn,) = jax.make_jaxpr(fn)(*args).jaxpr.eqns
+    return eqn
+
+
+def check(eqn, args, ins, outs):
+    """The treatment is as said, and the parts together are the whole."""
+    found = treatment(eqn, ins, [None] * len(outs), PARTS)
+    assert found is not None
+    assert list(found.outs) == outs
+    parts = []
+    for part in range(PARTS):
+        state = {v: s for v, s in zip(eqn.invars, ins, strict=True) if s is not None}
+        values = Values(PARTS, jnp.int32(part), state, set())
+        for v, x in zip(eqn.invars, args, strict=True):
+            cut = values.slice(x, state[v]) if v in state else x
+            values.env[v] = cut
+        values.apply(eqn, found)
+        parts.append([values.env[v] for v in eqn.outvars])
+    closed = jax.make_jaxpr(lambda *xs: jaxprs.rebind(eqn, xs, jaxprs.bodies(eqn)))
+    whole = jaxprs.evaluate(closed(*args), args)
+    for want, state, *got in zip(whole, outs, *parts, strict=True):
+        if state is None:
+            together = got[0]
+        else:
+            together = sum(got) if state == SUM else jnp.concatenate(got, state)
+        # a sum of B terms of size one in another order
+        np.testing.assert_allclose(together, want, atol=B * D * LAYERS * 1.2e-7 * 10)
+
+
+def forward(x, w):
+    return jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), h), x, w)
+
+
+def backward(x, w, residuals, shared):
+    """Cotangents of the layers; `total` sums over examples and layers."""
+
+    def layer(carry, layer):
+        dh, total = carry
+        w, h = layer
+        return (dh @ w.T * shared, total + (dh * h).sum(0)), h.T @ dh
+
+    init = x, jnp.zeros(D)
+    return jax.lax.scan(layer, init, (w, residuals), reverse=True)
+
+
+def test_a_forward_scan_carries_examples_and_stacks_them():
+    args = normal(0, B, D), normal(1, LAYERS, D, D)
+    check(only(forward, *args), args, [0, None], [0, 1])
+
+
+def test_a_backward_scan_sums_the_gradients_of_weights():
+    x, w, h = normal(0, B, D), normal(1, LAYERS, D, D), normal(2, LAYERS, B, D)
+    eqn = jax.make_jaxpr(backward)(x, w, h, normal(3, D)).jaxpr.eqns[-1]
+    args = [normal(3, D), x, jnp.zeros(D), w, h]
+    assert [v.aval.shape for v in eqn.invars] == [a.shape for a in args]
+    check(eqn, args, [None, 0, None, None, 1], [0, SUM, SUM])
+
+
+def test_a_mask_that_the_body_makes_whole_is_cut_where_it_is_kept():
+    def masked(x, keys):
+        def layer(h, key):
+            keep = jax.random.bernoulli(key, 0.5, h.shape)
+            return jnp.where(keep, h, 0), keep
+
+        return jax.lax.scan(layer, x, keys)
+
+    args = normal(0, B, D), jax.random.split(jax.random.key(1), LAYERS)
+    check(only(masked, *args), args, [0, None], [0, 1])
+
+
+def test_branches_agree_on_what_they_give():
+    def either(first, x, w):
+        return jax.lax.cond(
+            first, lambda x, w: (x @ w, x.sum()), lambda x, w: (x, 0.0), x, w
+        )
+
+    args = jnp.array(True), normal(0, B, D), normal(1, D, D)
+    eqn = jax.make_jaxpr(either)(*args).jaxpr.eqns[-1]
+    check(eqn, [jnp.int32(1), *args[1:]], [None, 0, None], [0, SUM])
+
+
+def test_scans_in_scans_and_remat():
+    def outer(x, w):
+        return jax.lax.scan(lambda h, w: jax.checkpoint(forward)(h, w), x, w)
+
+    args = normal(0, B, D), normal(1, 2, LAYERS, D, D)
+    check(only(outer, *args), args, [0, None], [0, 2])
+
+
+@pytest.mark.parametrize(
+    ("fn", "args", "ins", "why"),
+    [
+        (lambda x: jax.lax.scan(lambda c, x: (c + x, c), jnp.zeros(D), x),
+         [normal(0, B, D)], [None, 0], "one after another"),
+        (lambda x, w: jax.lax.scan(lambda h, w: (h - h.mean(0), w), x, w),
+         [normal(0, B, D), normal(1, LAYERS)], [0, None], "`div`|`sub`|`reduce_sum`"),
+        (lambda x, w: jax.lax.scan(lambda h, w: (jnp.sort(h, 0), w), x, w),
+         [normal(0, B, D), normal(1, LAYERS)], [0, None], "`sort`.*the whole axis"),
+        (lambda x: jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x),
+         [normal(0, B)], [0, 0], "which branch it takes depends on the examples"),
+    ],
+    ids=["examples in order", "mean", "sort", "branch"],
+)  # fmt: skip
+def test_what_needs_all_examples_is_named_with_its_line(fn, args, ins, why):
+    eqn = jax.make_jaxpr(fn)(*args).jaxpr.eqns[-1]
+    with pytest.raises(NotInParts, match=why) as error:
+        treatment(eqn, ins, [None] * len(eqn.outvars), PARTS)
+    assert "test_loops.py" in str(error.value)
