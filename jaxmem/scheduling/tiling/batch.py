@@ -34,6 +34,10 @@ _IN_PART = ELEMENTWISE | CHEAP | {"iota"} | _RANDOM
 COMBINED = frozenset({"add", "max", "min", "mul"})  # operations that end the region
 
 
+class _Meet(Exception):
+    """The operation in which examples meet."""
+
+
 @dataclass
 class Batch:
     """What of a step runs in parts along the axis of its examples.
@@ -123,7 +127,7 @@ def _from(closed, n: int, places: Sequence[int]) -> Batch | str:
         try:
             for i, eqn in enumerate(graph.eqns):
                 _follow(batch, i, eqn)
-        except NotInParts as reason:
+        except _Meet as reason:
             return f"examples meet in {reason}"
         if (batch.early, batch.wanted) == (early, wanted):
             return batch if _has_gradients(batch) else "no gradient is a sum over it"
@@ -162,7 +166,7 @@ def _follow(batch: Batch, i: int, eqn) -> None:
         wanted = [batch.wanted.get(v) for v in eqn.outvars]
         found = treatment(eqn, ins, wanted, batch.n)
         if found and not all(_ends(s) for s in found.outs):
-            raise NotInParts(named(eqn))
+            raise NotInParts(eqn, "what its parts give cannot be combined")
     except NotInParts as reason:
         _leave(batch, i, eqn, cut, str(reason))
         return
@@ -190,7 +194,7 @@ def _leave(batch: Batch, i: int, eqn, cut: bool, why: str) -> None:
     meets = next((batch.meets[v] for v in eqn.invars if _in(v, batch.meets)), "")
     if cut or meets:
         if any(e.primitive.name in PRODUCTS for e in _with_inner(eqn)):
-            raise NotInParts(meets or why)
+            raise _Meet(meets or why)
         batch.meets.update(dict.fromkeys(eqn.outvars, meets or why))
     batch.late[i] = why
     batch.behind.update(dict.fromkeys(eqn.outvars, why))

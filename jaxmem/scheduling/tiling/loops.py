@@ -23,7 +23,7 @@ from jaxmem.scheduling.tiling.partial_sums import (
     NotInParts,
     State,
     Treatment,
-    failed,
+    line_of,
     treated,
 )
 
@@ -51,15 +51,17 @@ def treatment(
         return treated(eqn, ins, wanted, n)
     try:
         if _compat.has_side_effects(eqn):
-            raise failed(eqn, "it has side effects")
+            raise NotInParts(eqn, "it has side effects")
         if eqn.primitive.name == "scan":
             return _scan(eqn, ins, wanted, n)
         if eqn.primitive.name == "cond":
             return _cond(eqn, ins, wanted, n)
         return _call(eqn, ins, wanted, n)
-    except NotInParts:
+    except NotInParts as reason:
         if is_whole:
             return None
+        # what JAX has traced once for all its callers has no line of its own
+        reason.line = reason.line or line_of(eqn)
         raise
 
 
@@ -115,7 +117,7 @@ class Body:
             if found is None:
                 continue
             if any(s not in (None, SUM) for s in found.outs if not isinstance(s, int)):
-                raise failed(eqn, "it needs all examples before the body goes on")
+                raise NotInParts(eqn, "it needs all examples before the body goes on")
             self.treated[i] = found
             self.want(eqn.invars, found.ins)
             for v, state in zip(eqn.outvars, found.outs, strict=True):
@@ -153,14 +155,14 @@ def body_of(
 def _joined(eqn, one: State, other: State) -> State:
     """What a part has of what is one or the other."""
     if one is not None and other is not None and one != other:
-        raise failed(eqn, "examples along two axes of one array")
+        raise NotInParts(eqn, "examples along two axes of one array")
     return other if one is None else one
 
 
 def _down(eqn, states: Sequence[State]) -> list[State]:
     """Of slices of stacks, what a part has of the stacks being known."""
     if any(s == 0 for s in states if isinstance(s, int)):
-        raise failed(eqn, "it goes through the examples one after another")
+        raise NotInParts(eqn, "it goes through the examples one after another")
     return [s - 1 if isinstance(s, int) else s for s in states]
 
 
@@ -190,7 +192,7 @@ def _scan(eqn, ins, wanted, n: int) -> Treatment:
 
 def _cond(eqn, ins, wanted, n: int) -> Treatment:
     if ins[0] is not None:
-        raise failed(eqn, "which branch it takes depends on the examples")
+        raise NotInParts(eqn, "which branch it takes depends on the examples")
     before, outs = list(ins[1:]), list(wanted)
     while True:
         branches = [body_of(b, before, outs, n) for b in jaxprs.bodies(eqn)]
@@ -207,7 +209,7 @@ def _cond(eqn, ins, wanted, n: int) -> Treatment:
 
 def _call(eqn, ins, wanted, n: int) -> Treatment:
     if is_jit(eqn) and (why := why_closed(eqn)):
-        raise failed(eqn, why)
+        raise NotInParts(eqn, why)
     body = body_of(called(eqn), ins, wanted, n)
     return Treatment(tuple(body.ins()), tuple(body.outs()), (body,))
 

@@ -22,7 +22,27 @@ SUM = "add"
 
 
 class NotInParts(Exception):
-    """Why something cannot be done part by part; it names the operation."""
+    """Why an operation cannot be done part by part."""
+
+    def __init__(self, eqn, why: str):
+        super().__init__()
+        self.eqn, self.why, self.line = eqn, why, line_of(eqn)
+
+    def __str__(self) -> str:
+        return f"{named(self.eqn, self.line)}: {self.why}"
+
+
+def line_of(eqn) -> str:
+    """Where the user wrote an equation; the line of a library if no other is known."""
+    own = _compat.caller_line(eqn, *_compat.INSTALLED)
+    return own or _compat.caller_line(eqn)
+
+
+def named(eqn, line: str = "") -> str:
+    """An equation by its operation, its source line and its modules."""
+    line, scopes = line or line_of(eqn), _compat.name_stack(eqn)
+    at, inside = line and f" at {line}", scopes and f" in {scopes}"
+    return f"`{eqn.primitive.name}`{at}{inside}"
 
 
 @dataclass(frozen=True)
@@ -56,19 +76,6 @@ MOVES = frozenset(
 )
 
 
-def failed(eqn, why: str) -> NotInParts:
-    """An error that names an equation and its source line."""
-    return NotInParts(f"{named(eqn)}: {why}")
-
-
-def named(eqn) -> str:
-    """An equation by its operation, its source line and its modules."""
-    own = _compat.caller_line(eqn, *_compat.INSTALLED)
-    line = own or _compat.caller_line(eqn) or _compat.source_line(eqn)
-    scopes = _compat.name_stack(eqn)
-    return f"`{eqn.primitive.name}` at {line}" + (f" in {scopes}" if scopes else "")
-
-
 def treated(
     eqn, ins: Sequence[State], wanted: Sequence[int | None], n: int
 ) -> Treatment | None:
@@ -97,13 +104,13 @@ def treated(
     if isinstance(found, str):
         if all(s is None for s in ins):
             return None
-        raise failed(eqn, found)
+        raise NotInParts(eqn, found)
     if not found.combine:
         return Treatment(found.ins, found.outs)
     places: tuple[State, ...] = found.ins
     if eqn.primitive.name.startswith("scatter"):
         if found.combine != SUM:
-            raise failed(eqn, "what its parts write cannot be combined")
+            raise NotInParts(eqn, "what its parts write cannot be combined")
         places = (SUM, *places[1:])  # what it adds to counts once
     return Treatment(places, (found.combine,) * len(eqn.outvars))
 
@@ -113,9 +120,9 @@ def _on_terms(eqn, ins: Sequence[State]) -> Treatment:
     name, count = eqn.primitive.name, len(eqn.invars)
     terms = [k for k, s in enumerate(ins) if s == SUM]
     if any(isinstance(s, int) for s in ins):
-        raise failed(eqn, "an array of some examples meets a sum over all of them")
+        raise NotInParts(eqn, "an array of some examples meets a sum over all of them")
     if any(s not in (None, SUM) for s in ins):
-        raise failed(eqn, "it needs what all examples give")
+        raise NotInParts(eqn, "it needs what all examples give")
     if name == "optimization_barrier":
         return Treatment(tuple(ins), tuple(ins))
     takes: Callable[[Sequence[int]], bool] = lambda allowed: set(terms) <= set(allowed)
@@ -131,7 +138,7 @@ def _on_terms(eqn, ins: Sequence[State]) -> Treatment:
     if name == "pad":
         is_linear &= not is_var(eqn.invars[1]) and eqn.invars[1].val == 0
     if not is_linear or not all(floats):
-        raise failed(eqn, "it needs the sum over all examples")
+        raise NotInParts(eqn, "it needs the sum over all examples")
     whole = name in _FIRST or name in _EITHER
     asked = terms if whole else range(count) if name in _ALL else some
     return Treatment(

@@ -20,7 +20,7 @@ TX = optax.adam(RATE, eps=EPSILON)
 
 @pytest.fixture(autouse=True)
 def as_users_write_it():
-    with jax.numpy_rank_promotion("allow"):
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield
 
 
@@ -98,7 +98,11 @@ def loops(done) -> list:
     return [e for e in jaxprs.split(done.jaxpr)[0].eqns if is_batch_loop(e)]
 
 
-@pytest.mark.parametrize("scanned", [True, False], ids=["scanned", "written out"])
+@pytest.mark.parametrize(
+    "scanned",
+    [True, pytest.param(False, marks=pytest.mark.slow)],
+    ids=["scanned", "written out"],
+)
 @pytest.mark.parametrize(
     "model", [{}, {"masked": True, "dropout": 0.25}], ids=["mean", "masked, dropout"]
 )
@@ -194,7 +198,8 @@ def test_gradients_are_released_as_those_of_microbatch():
     assert len(released) == 2 and all(g.released for g in released)
 
 
-@pytest.mark.parametrize("n", [4])
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 8])
 def test_the_peak_is_that_of_microbatch(n):
     params = init()
     rest = *batch(64), jax.random.key(3)

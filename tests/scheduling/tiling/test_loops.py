@@ -14,7 +14,7 @@ B, D, LAYERS, PARTS = 8, 4, 3, 4
 
 @pytest.fixture(autouse=True)
 def as_users_write_it():
-    with jax.numpy_rank_promotion("allow"):
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield
 
 
