@@ -13,7 +13,7 @@ from jaxmem.ir import graph as graphs
 from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.batch import Batch
-from jaxmem.scheduling.tiling.loops import Values
+from jaxmem.scheduling.tiling.part_values import PartValues
 
 SCOPE = "jaxmem.examples"  # of the loop over parts of the examples
 
@@ -51,7 +51,7 @@ def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
 
     def body(carry, part):
         totals, buffers = carry
-        values = _Part(
+        values = _StepPart(
             batch.n, part, batch.state, batch.zeros, batch=batch, outside=outside
         )
         values.in_part = in_part
@@ -93,7 +93,7 @@ def _neutral(combine, aval) -> Any:
 
 
 @dataclass
-class _Part(Values):
+class _StepPart(PartValues):
     """Values of a part of the step; whole ones are those before the loop."""
 
     batch: Any = None

@@ -6,18 +6,14 @@ comes out of it: then a scan works on a part as its body does.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.axis_labels import narrowed
 from jaxmem.ir.flatten import is_jit, why_closed
-from jaxmem.ir.scans import is_var, scan_like, split
+from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.partial_sums import (
     SUM,
     NotInParts,
@@ -26,6 +22,7 @@ from jaxmem.scheduling.tiling.partial_sums import (
     line_of,
     treated,
 )
+from jaxmem.scheduling.tiling.prepared import called
 
 _CALLS = frozenset(
     """jit pjit closed_call core_call custom_jvp_call custom_vjp_call
@@ -159,7 +156,7 @@ def _joined(eqn, one: State, other: State) -> State:
     return other if one is None else one
 
 
-def _down(eqn, states: Sequence[State]) -> list[State]:
+def down(eqn, states: Sequence[State]) -> list[State]:
     """Of slices of stacks, what a part has of the stacks being known."""
     if any(s == 0 for s in states if isinstance(s, int)):
         raise NotInParts(eqn, "it goes through the examples one after another")
@@ -173,8 +170,8 @@ def _up(states: Sequence[State]) -> list[State]:
 def _scan(eqn, ins, wanted, n: int) -> Treatment:
     n_consts, n_carry = _compat.scan_counts(eqn)
     end = n_consts + n_carry
-    stacks = _down(eqn, wanted[n_carry:])
-    before = [*ins[:end], *_down(eqn, ins[end:])]
+    stacks = down(eqn, wanted[n_carry:])
+    before = [*ins[:end], *down(eqn, ins[end:])]
     for k, axis in enumerate(wanted[:n_carry]):
         before[n_consts + k] = _joined(eqn, before[n_consts + k], axis)
     while True:
@@ -212,116 +209,3 @@ def _call(eqn, ins, wanted, n: int) -> Treatment:
         raise NotInParts(eqn, why)
     body = body_of(called(eqn), ins, wanted, n)
     return Treatment(tuple(body.ins()), tuple(body.outs()), (body,))
-
-
-def called(eqn) -> Any:
-    """The body of a call; that of a custom rule is its function's, not its rule's."""
-    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        if name in eqn.params:
-            return eqn.params[name]
-    raise AssertionError(eqn.primitive.name)
-
-
-# -- running it
-
-
-@dataclass
-class Values:
-    """The values of one part.
-
-    Attributes:
-      n: how many parts there are.
-      part: which one it is, a scalar that may be traced.
-      state: what the part has of each variable that is not whole.
-      zeros: variables that are zero.
-      env: the values that are known.
-    """
-
-    n: int
-    part: Any
-    state: dict[Any, State]
-    zeros: set[Any]
-    env: dict[Any, Any] = field(default_factory=dict)
-    _slices: dict[Any, Any] = field(default_factory=dict)
-
-    def whole(self, v) -> Any:
-        return self.env[v]
-
-    def read(self, atom, wanted: State) -> Any:
-        """What the part has of an operand, in the form that is wanted."""
-        if not is_var(atom):
-            zero = not isinstance(wanted, str) or not atom.val
-            return atom.val if zero else self._first(jnp.asarray(atom.val))
-        have = self.state.get(atom)
-        if have == wanted and (have is None or atom in self.env):
-            return self.whole(atom) if have is None else self.env[atom]
-        assert wanted is not None and have in (None, wanted), (atom, have, wanted)
-        if isinstance(wanted, str):
-            value = self.whole(atom)
-            return value if atom in self.zeros else self._first(value)
-        if atom not in self._slices:
-            self._slices[atom] = self.slice(self.whole(atom), wanted)
-        return self._slices[atom]
-
-    def slice(self, x, axis: int) -> Any:
-        size = x.shape[axis] // self.n
-        return lax.dynamic_slice_in_dim(x, self.part * size, size, axis)
-
-    def _first(self, x) -> Any:
-        """A term of `x`, which counts once: the first part has it."""
-        return lax.select(self.part == 0, x, jnp.zeros_like(x))
-
-    def apply(self, eqn, found: Treatment | None) -> None:
-        """An equation on the part."""
-        states = found.ins if found else [None] * len(eqn.invars)
-        pairs = zip(eqn.invars, states, strict=True)
-        args = [self.read(v, state) for v, state in pairs]
-        outs = _compat.bind(eqn, args) if found is None else self._on(eqn, found, args)
-        self.env.update(zip(eqn.outvars, outs, strict=True))
-
-    def _on(self, eqn, found: Treatment, args: list) -> list[Any]:
-        if found.inner:
-            return self._nested(eqn, found, args)
-        axes = lambda states: [s if isinstance(s, int) else None for s in states]
-        ins, outs = axes(found.ins), axes(found.outs)
-        if all(axis is None for axis in [*ins, *outs]):  # on terms
-            return _compat.bind(eqn, args)
-        new = _compat.bind(eqn, args, narrowed(eqn, ins, outs, self.n))
-        if eqn.primitive.name == "iota" and outs[0] == eqn.params["dimension"]:
-            size = new[0].shape[outs[0]]
-            new = [new[0] + (self.part * size).astype(new[0].dtype)]
-        return new
-
-    def _nested(self, eqn, found: Treatment, args: list) -> list[Any]:
-        name, outs = eqn.primitive.name, list(found.outs)
-        runs = [partial(_run, body, self.part, outs) for body in found.inner]
-        if name == "scan":
-            n_consts, n_carry = _compat.scan_counts(eqn)
-            inside = [*outs[:n_carry], *_down(eqn, outs[n_carry:])]
-            consts, init, xs = split(eqn, args)
-
-            def step(carry, x):
-                values = [*consts, *carry, *x]
-                new = _run(found.inner[0], self.part, inside, *values)
-                return new[:n_carry], new[n_carry:]
-
-            carry, ys = scan_like(eqn, step, init, xs)
-            return [*carry, *ys]
-        if name == "cond":
-            index, *operands = args
-            new = _compat.in_context_of(eqn, lax.switch, index, runs, *operands)
-            return list(new)
-        if name in jaxprs.TAKES_OPEN_JAXPR:
-            return jaxprs.rebind(eqn, args, [jax.make_jaxpr(runs[0])(*args)])
-        return _compat.in_context_of(eqn, runs[0], *args)
-
-
-def _run(body: Body, part, outs: Sequence[State], *args) -> list[Any]:
-    """A body on a part; `outs`: in which form its outputs are asked for."""
-    jaxpr, consts = jaxprs.split(body.closed)
-    values = Values(body.n, part, body.state, body.zeros)
-    names = [*jaxpr.constvars, *jaxpr.invars]
-    values.env.update(zip(names, [*consts, *args], strict=True))
-    for i, eqn in enumerate(jaxpr.eqns):
-        values.apply(eqn, body.treated.get(i))
-    return [values.read(v, s) for v, s in zip(jaxpr.outvars, outs, strict=True)]

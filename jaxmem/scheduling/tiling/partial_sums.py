@@ -60,6 +60,7 @@ class Treatment:
     inner: tuple[Any, ...] = ()
 
 
+_COLLECTIVES = frozenset({"psum", "psum2", "psum_invariant"})
 # Linear in their first operand; the others are whole.
 _FIRST = VARYING | frozenset(
     """neg convert_element_type transpose reshape squeeze broadcast_in_dim reduce_sum
@@ -99,6 +100,10 @@ def treated(
         pairs = zip(ins, wanted, strict=True)
         kept = tuple(w if s is None else s for s, w in pairs)
         return Treatment(kept, kept)
+    if eqn.primitive.name in _COLLECTIVES:  # one for each part would be n times as many
+        if all(s is None for s in ins):
+            return None
+        raise NotInParts(eqn, "it sums over devices")
     asks = [*wanted] if all(s is None for s in ins) else [None] * len(eqn.outvars)
     found = cut(eqn, [s if isinstance(s, int) else None for s in ins], asks, n)
     if isinstance(found, str):

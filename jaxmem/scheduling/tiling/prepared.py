@@ -33,13 +33,13 @@ def _written_out(closed, keeps_barriers: bool):
             return None
         if keeps_barriers and eqn.params.get("differentiated"):
             args = [lax.optimization_barrier(x) for x in args]
-        return jaxprs.evaluate(_called(eqn), args, rule)
+        return jaxprs.evaluate(called(eqn), args, rule)
 
     run = lambda args: jaxprs.evaluate(closed, args, rule)
     return _compat.without_dead_code(jaxprs.retrace(closed, run))
 
 
-def _called(eqn) -> Any:
+def called(eqn) -> Any:
     """The body of a call; that of a custom rule is its function's, not its rule's."""
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         if name in eqn.params:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxmem.ir import jaxprs
-from jaxmem.scheduling.tiling.loops import Values, treatment
+from jaxmem.scheduling.tiling.loops import treatment
+from jaxmem.scheduling.tiling.part_values import PartValues
 from jaxmem.scheduling.tiling.partial_sums import SUM, NotInParts
 
 B, D, LAYERS, PARTS = 8, 4, 3, 4
@@ -36,7 +37,7 @@ def check(eqn, args, ins, outs):
     parts = []
     for part in range(PARTS):
         state = {v: s for v, s in zip(eqn.invars, ins, strict=True) if s is not None}
-        values = Values(PARTS, jnp.int32(part), state, set())
+        values = PartValues(PARTS, jnp.int32(part), state, set())
         for v, x in zip(eqn.invars, args, strict=True):
             cut = values.slice(x, state[v]) if v in state else x
             values.env[v] = cut
