@@ -3,8 +3,9 @@
 By a roofline: a kernel takes its arithmetic or its bytes, whichever is longer. Of the
 bytes, what the tiles share is read by each of them (weights), and a running sum is read
 and written by each, in float32: a product of few rows takes as long as its weights or
-its sum. No kernel is shorter than its start. What is fused into its reader moves
-through the chip once, whether in tiles or not.
+its sum. Kernels are queued while others run, so their starts count where they take
+longer than what they start. What is fused into its reader moves through the chip once,
+whether in tiles or not.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,9 +16,7 @@ from jaxmem.ir.costs import seconds as seconds_of
 from jaxmem.ir.jaxprs import bodies
 from jaxmem.ir.scans import is_var, size_of
 
-# Seconds: kernels are queued, and the queue takes as long for one that does nothing.
-_START = 3e-6
-_ITERATION = 3e-6  # the same for the loop's own counter and condition
+_START = 3e-6  # seconds until the next kernel can be queued
 _SUM = 4  # bytes of an element of a running sum, at the least
 
 Axes = Sequence[int | None]  # the axis along which each array is cut; None: it is whole
@@ -48,20 +47,25 @@ def seconds(eqns: Sequence[Any], region: Cut, target: str) -> float:
       Seconds, 0.0 where the tiles cost nothing by the roofline.
     """
     machine = MACHINES[target]
-    whole = tiles = 0.0
+    whole, tile = [], []
     for i in region.eqns:
+        if _is_fused(eqns[i]):
+            continue
         ins, outs = region.cut[i]
         nowhere = [None] * len(ins), [0] * len(outs)
-        whole += _kernel(eqns[i], *nowhere, 1, machine)
-        tiles += region.n * _kernel(eqns[i], ins, outs, region.n, machine)
-    return max(0.0, tiles + region.n * _ITERATION - whole)
+        whole.append(_kernel(eqns[i], *nowhere, 1, machine))
+        tile.append(_kernel(eqns[i], ins, outs, region.n, machine))
+    starts = _START * (1 + len(tile))  # one for the loop's own counter and condition
+    longer = region.n * max(sum(tile), starts) - max(sum(whole), starts - _START)
+    return max(0.0, longer)
+
+
+def _is_fused(eqn) -> bool:
+    return eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier"
 
 
 def _kernel(eqn, ins: Axes, outs: Axes, n: int, machine: Machine) -> float:
     """Seconds of one tile of an equation; an output that is cut nowhere is a sum."""
-    name = eqn.primitive.name
-    if name in FUSED or name == "optimization_barrier":
-        return 0.0
     moved = sum(
         size_of(v) / (1 if place is None else n)
         for v, place in zip(eqn.invars, ins, strict=True)
@@ -69,7 +73,7 @@ def _kernel(eqn, ins: Axes, outs: Axes, n: int, machine: Machine) -> float:
     )
     for v, place in zip(eqn.outvars, outs, strict=True):
         moved += _summed(v) if place is None else size_of(v) / n
-    return max(_arithmetic(eqn, n, machine), moved / machine.bandwidth, _START)
+    return max(_arithmetic(eqn, n, machine), moved / machine.bandwidth)
 
 
 def _summed(v) -> int:
