@@ -21,12 +21,13 @@ from jaxmem.scheduling.search.front import LEAST, Candidate, descending
 from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.tiles import Tiles
 
-_LEAST_LIMIT = 1  # byte: what can be in tiles, is
+_HALVINGS = 6  # of what runs at one time, to the least limit
 
 
 def can_tile(step: TracedStep, candidate: Candidate) -> bool:
     """Whether there is a region in a step that tiles make smaller."""
-    return bool(_rows(step, candidate.choice.having(Tiles(limit=_LEAST_LIMIT))))
+    limit = _at_one_time(step, candidate) >> _HALVINGS
+    return bool(_rows(step, candidate.choice.having(Tiles(limit=limit))))
 
 
 def with_tiles(step: TracedStep, flat: Sequence[Candidate]) -> list[Candidate]:
@@ -63,19 +64,19 @@ class _Line:
 
 def _lines(step: TracedStep, flat: Sequence[Candidate]) -> Iterator[_Line]:
     """One for each limit that makes another number of tiles."""
-    poor = flat[-1].choice
-    rows = _rows(step, poor.having(Tiles(limit=_LEAST_LIMIT)))
-    if not rows:
-        return
-    least = max(row.bytes_after for row in rows)
-    limit = max(row.bytes_before for row in rows)
-    seen: set[tuple[TiledRegion, ...]] = set()
-    while limit > least:
+    poor, seen = flat[-1], {()}
+    limit = _at_one_time(step, poor)
+    for _ in range(_HALVINGS):
         limit //= 2
-        rows = _rows(step, poor.having(Tiles(limit=limit)))
-        if rows and rows not in seen:
+        rows = _rows(step, poor.choice.having(Tiles(limit=limit)))
+        if rows not in seen:
             seen.add(rows)
             yield _line(step, flat, Tiles(limit=limit))
+
+
+def _at_one_time(step: TracedStep, candidate: Candidate) -> int:
+    """Bytes beside what is kept."""
+    return max(0, _peak(step, candidate.choice) - candidate.bytes)
 
 
 def _rows(step: TracedStep, choice: Choice) -> tuple[TiledRegion, ...]:
