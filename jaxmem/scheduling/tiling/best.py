@@ -5,48 +5,39 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxmem.ir.scans import size_of
-from jaxmem.scheduling.tiling.regions import (
-    Region,
-    RegionGraph,
-    find,
-    has_product,
-    inner,
-    peak,
-)
+from jaxmem.scheduling.tiling.live_bytes import Figures, LiveBytes
+from jaxmem.scheduling.tiling.regions import Region, RegionGraph, find, has_product
 
 _SEEDS = 4  # the largest arrays, from which regions are looked for
 _SMALL = 16  # of the seed's size: arrays from which operations are tied to it
-_GAIN = 0.1  # of the peak: a region that holds less inside is not worth a loop
-_MUCH = 0.9  # of the peak with fewer parts: more parts must take less than that
-_MOST = 64  # parts
+_GAIN = 0.05  # of what is alive: a region that saves less is not worth a loop
+_MUCH = 0.95  # of the bytes with fewer parts: more parts must take less than that
+_MOST = 1024  # parts
 
 
 @dataclass(frozen=True)
 class Found:
-    """A region, the array it was found from, and the bytes before and after."""
+    """A region, the array it was found from, and what it needs."""
 
     region: Region
     seed: Any
-    before: int
-    after: int
+    figures: Figures
 
 
 def best(graph: RegionGraph, limit: int, n: int | None = None) -> Found | None:
-    """The region that takes a list's bytes below a limit with the fewest parts.
+    """The region that saves most, in as few parts as take it below a limit.
 
-    Where none does, the one that takes them lowest; None where nothing is gained.
+    `limit`: bytes of arrays that only the region has. None where no region is above the
+    limit, or nothing is gained.
     """
-    before = peak(graph)
-    if before <= limit:
-        return None
-    chosen = None
+    live, chosen = LiveBytes(graph), None
     for count in [n] if n else _counts():
-        found = _largest_gain(graph, count, before)
+        found = _largest_gain(graph, live, count, limit)
         if found is None:
             continue
-        if chosen is None or found.after < _MUCH * chosen.after:
+        if chosen is None or found.figures.after < _MUCH * chosen.figures.after:
             chosen = found
-        if found.after <= limit:
+        if found.figures.inside <= count * limit:
             break
     return chosen
 
@@ -58,18 +49,20 @@ def _counts() -> Iterator[int]:
         count *= 2
 
 
-def _largest_gain(graph: RegionGraph, n: int, before: int) -> Found | None:
-    """The region with the least peak, then with the most inside."""
+def _largest_gain(
+    graph: RegionGraph, live: LiveBytes, n: int, limit: int
+) -> Found | None:
     chosen = score = None
     for region, seed, is_wide in _regions(graph, n):
-        inside = sum(map(size_of, inner(graph, region)))
         # what is elementwise only, XLA fuses: an optimizer's update, in place
-        if inside <= _GAIN * before or not has_product(graph, region):
+        if not has_product(graph, region):
             continue
-        after = peak(graph, region)
-        figures = after, is_wide, -inside
-        if after < before and (score is None or figures < score):
-            chosen, score = Found(region, seed, before, after), figures
+        figures = live.of(region)
+        if figures.inside <= limit or figures.gain <= _GAIN * figures.before:
+            continue
+        value = figures.gain, not is_wide, figures.inside
+        if score is None or value > score:
+            chosen, score = Found(region, seed, figures), value
     return chosen
 
 

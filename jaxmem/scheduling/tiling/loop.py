@@ -29,7 +29,7 @@ _TAILS = ("transpose", "convert_element_type", "neg")
 
 def tiled(graph: RegionGraph, region: Region):
     """The closed jaxpr of a graph with a region as one loop."""
-    loop = _Loop(graph, region)
+    loop = _RegionLoop(graph, region)
     return _compat.without_dead_code(jaxprs.retrace(graph.closed, loop.run))
 
 
@@ -125,7 +125,7 @@ def _scattered(eqn, args: Sequence[Any], total):
 
 
 @dataclass
-class _Loop:
+class _RegionLoop:
     """How a region becomes a loop."""
 
     graph: RegionGraph
@@ -229,7 +229,7 @@ class _Loop:
 class _Part:
     """The values of one part."""
 
-    def __init__(self, loop: _Loop, read, j, totals: dict[int, Any]):
+    def __init__(self, loop: _RegionLoop, read, j, totals: dict[int, Any]):
         self.loop, self.outside, self.j, self.totals = loop, read, j, totals
         self.env: dict[Any, Any] = {}
 

@@ -166,7 +166,7 @@ def _leave(graph: RegionGraph, region: Region, home: int) -> bool:
 
 def inner(graph: RegionGraph, region: Region) -> set[Any]:
     """Variables of which one part at a time is there."""
-    found = set()
+    found: set[Any] = set()
     for i in region.eqns:
         if region.is_sum(i):
             continue
@@ -176,23 +176,6 @@ def inner(graph: RegionGraph, region: Region) -> set[Any]:
             ):
                 found.add(v)
     return found
-
-
-def peak(graph: RegionGraph, region: Region | None = None) -> int:
-    """Bytes alive at most, equation by equation; of an inner array one part."""
-    parts = inner(graph, region) if region else set()
-    last = {v: i for i, e in enumerate(graph.eqns) for v in filter(is_var, e.invars)}
-    alive: dict[Any, int] = {}
-    live = most = 0
-    for i, eqn in enumerate(graph.eqns):
-        for v in eqn.outvars:
-            alive[v] = size_of(v) // (region.n if region and v in parts else 1)
-            live += alive[v]
-        most = max(most, live)
-        for v in set(filter(is_var, eqn.invars)):
-            if last[v] == i and v not in graph.outputs:
-                live -= alive.pop(v, 0)
-    return most
 
 
 def has_product(graph: RegionGraph, region: Region) -> bool:
