@@ -13,6 +13,7 @@ from jaxmem.scheduling.tiling.best import Found, best
 from jaxmem.scheduling.tiling.loop import SCOPE, tiled
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.regions import RegionGraph
+from jaxmem.scheduling.tiling.rows import row_of
 
 _ROUNDS = 3  # regions of one list, side by side
 
@@ -27,6 +28,15 @@ class Tiles:
     limit: int | None = None
     # how many tiles, whatever they hold; None: as few as will do
     n: int | None = None
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What `Tiles` has, where there is a limit, and the chip whose rates count."""
+
+    limit: int
+    n: int | None
+    target: str
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,8 @@ class TileRegions(Pass[Tiles, TiledLists]):
         if config.limit is None or any(map(is_tile_loop, [level.loop, *eqns])):
             return
         in_scan = level.loop is not None and level.loop.primitive.name == "scan"
-        jaxpr, tiles = _tiled_list(level.jaxpr, config, in_scan)
+        asked = _Asked(config.limit, config.n, level.target)
+        jaxpr, tiles = _tiled_list(level.jaxpr, asked, in_scan)
         if tiles:
             yield TiledLists(jaxpr, tuple(tiles))
 
@@ -66,8 +77,8 @@ class TileRegions(Pass[Tiles, TiledLists]):
         return rewrite.jaxpr
 
     def describe(self, rewrite: TiledLists, target: str) -> Description:
-        del rewrite, target
-        return Description()
+        rows = (row_of(t.eqns, t.found, t.times, target) for t in rewrite.tiles)
+        return Description(tiles=tuple(rows))
 
 
 def is_tile_loop(eqn) -> bool:
@@ -76,15 +87,14 @@ def is_tile_loop(eqn) -> bool:
     return is_scan and SCOPE in _compat.name_stack(eqn)
 
 
-def _tiled_list(closed, config: Tiles, in_scan: bool, times: int = 1):
+def _tiled_list(closed, config: _Asked, in_scan: bool, times: int = 1):
     """A list of equations and the bodies of its scans, with their tiles."""
-    assert config.limit is not None
     closed, tiles = _with_tiled_bodies(closed, config)
     ready = prepared(closed, in_scan)
     found = []
     for _ in range(_ROUNDS):
         graph = RegionGraph(ready)
-        chosen = best(graph, config.limit, config.n)
+        chosen = best(graph, config.limit, config.n, config.target)
         if chosen is None:
             break
         found.append(Tile(tuple(graph.eqns), chosen, times))
@@ -92,7 +102,7 @@ def _tiled_list(closed, config: Tiles, in_scan: bool, times: int = 1):
     return (ready if found else closed), [*tiles, *found]
 
 
-def _with_tiled_bodies(closed, config: Tiles):
+def _with_tiled_bodies(closed, config: _Asked):
     tiles: list[Tile] = []
 
     def rule(eqn, args: list) -> list[Any] | None:
