@@ -99,9 +99,6 @@ def _sharding(eqn) -> Any:
     return None if mesh is not None and mesh.empty else sharding
 
 
-_WINDOWS = """reduce_window_sum reduce_window_max reduce_window_min
-select_and_scatter_add select_and_gather_add""".split()
-
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE | {"complex", "conj"}, rules.elementwise),
     **dict.fromkeys([*rules.COMBINE, "argmax", "argmin"], rules.reduction),
@@ -113,7 +110,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["slice", "dynamic_slice"], rules.sliced),
     **dict.fromkeys(products.SCATTERS, products.scatter),
     **dict.fromkeys(products.MATRICES, products.matrices),
-    **dict.fromkeys(_WINDOWS, products.windows),
+    **dict.fromkeys(products.WINDOWS, products.windows),
     CONSTRAINT: rules.constraint,
     "bitcast_convert_type": rules.bitcast,
     "device_put": rules.device_put,

@@ -104,6 +104,10 @@ def _indexed(table: Sequence[int], index: Sequence[int], rows: Sequence[int], na
     return tuple(of_table), tuple(of_index), tuple(of_rows)
 
 
+WINDOWS = """reduce_window_sum reduce_window_max reduce_window_min
+select_and_scatter_add select_and_gather_add""".split()
+
+
 def windows(eqn, n: int) -> Labels:
     """Pooling: axes along which a window is one element, in its place."""
     del n
