@@ -20,7 +20,7 @@ from jaxmem.ir.primitives import ELEMENTWISE, VARYING
 Axis = int | None  # None: the array is not cut
 
 
-class Cut(NamedTuple):
+class CutAxes(NamedTuple):
     """Along which axes an equation's operands and outputs are cut.
 
     Attributes:
@@ -53,7 +53,7 @@ def labels(eqn, n: int) -> Labels | str:
     return rule(eqn, n)
 
 
-def cut(eqn, ins: Sequence[Axis], outs: Sequence[Axis], n: int) -> Cut | str:
+def cut(eqn, ins: Sequence[Axis], outs: Sequence[Axis], n: int) -> CutAxes | str:
     """All axes along which an equation is cut in `n` parts, from those that are known.
 
     Args:
@@ -82,10 +82,10 @@ def cut(eqn, ins: Sequence[Axis], outs: Sequence[Axis], n: int) -> Cut | str:
         return f"{n} does not divide its axis"
     ins, outs = tuple(places[: len(table.ins)]), tuple(places[len(table.ins) :])
     if None not in outs:
-        return Cut(ins, outs)
+        return CutAxes(ins, outs)
     if any(axis is not None for axis in outs):
         return SOME
-    return Cut(ins, outs, table.combine) if table.combine else WHOLE
+    return CutAxes(ins, outs, table.combine) if table.combine else WHOLE
 
 
 def _place(of_axis: Sequence[Label], chosen: set[Label]) -> Axis:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxmem.ir import axis_labels
-from jaxmem.ir.axis_labels import CONSTRAINT, Axis, Cut, cut
+from jaxmem.ir.axis_labels import CONSTRAINT, Axis, CutAxes, cut
 from jaxmem.ir.label_products import MATRICES, SCATTERS, WINDOWS
 from jaxmem.ir.label_rules import COMBINE, is_plain_bitcast, is_to_memory
 from jaxmem.ir.primitives import ELEMENTWISE, VARYING
@@ -59,7 +59,7 @@ def treatment(eqn, axes: Sequence[Axis]) -> Treatment:
     return Batched(found.ins, tuple(a for a in found.outs if a is not None))
 
 
-def _is_of(eqn, found: Cut, layers: int) -> bool:
+def _is_of(eqn, found: CutAxes, layers: int) -> bool:
     """Whether each part is one layer: no axis is of the layers and of more."""
     atoms = zip([*eqn.invars, *eqn.outvars], [*found.ins, *found.outs], strict=True)
     return all(v.aval.shape[axis] == layers for v, axis in atoms if axis is not None)

@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxmem import _compat
-from jaxmem.ir.axis_labels import RULES, Cut, Labels, cut, labels, narrowed
+from jaxmem.ir.axis_labels import RULES, CutAxes, Labels, cut, labels, narrowed
 from jaxmem.ir.primitives import ELEMENTWISE
 from tests.ir.axis_cases import CASES, Case, equation, normal, operands
 
@@ -35,7 +35,7 @@ def named(case: Case) -> str:
     return f"{equation(case).primitive.name} {case.text}"
 
 
-def ways(eqn, n: int = N) -> list[Cut]:
+def ways(eqn, n: int = N) -> list[CutAxes]:
     """Every way to cut an equation along one label."""
     atoms = [*eqn.invars, *eqn.outvars]
     found = {}
@@ -66,7 +66,7 @@ def parts_of(case: Case) -> list[list[list[Any]]]:
     ]
 
 
-def by_parts(eqn, way: Cut, parts: list[list[Any]]) -> list[list[Any]]:
+def by_parts(eqn, way: CutAxes, parts: list[list[Any]]) -> list[list[Any]]:
     """The outputs of the parts."""
     params = narrowed(eqn, way.ins, way.outs, N)
     if "scatter-" not in eqn.primitive.name or not way.combine:
@@ -103,7 +103,7 @@ def results() -> dict[int, Any]:
 UFUNCS = dict(add=np.add, mul=np.multiply, max=np.maximum, min=np.minimum)
 
 
-def joined(eqn, way: Cut, outs: list[list[np.ndarray]]) -> list[np.ndarray]:
+def joined(eqn, way: CutAxes, outs: list[list[np.ndarray]]) -> list[np.ndarray]:
     """The outputs made of the outputs of the parts."""
     if way.combine:
         combine = UFUNCS.get(way.combine) or getattr(np, way.combine)
@@ -217,8 +217,8 @@ def test_operands_of_a_barrier_are_cut_along_axes_of_their_own():
     eqn = barrier(normal(2, 4), normal(6), normal(3, 8))
     assert as_einsum(labels(eqn, N)) == "ab,c,de->ab,c,de"
     nothing = [None] * 3
-    assert cut(eqn, (0, 0, 1), nothing, N) == Cut((0, 0, 1), (0, 0, 1))
-    assert cut(eqn, (0, None, 1), (None, 0, None), N) == Cut((0, 0, 1), (0, 0, 1))
+    assert cut(eqn, (0, 0, 1), nothing, N) == CutAxes((0, 0, 1), (0, 0, 1))
+    assert cut(eqn, (0, None, 1), (None, 0, None), N) == CutAxes((0, 0, 1), (0, 0, 1))
     assert cut(eqn, (0, None, 1), nothing, N) == "some of its operands are not cut"
     assert cut(eqn, (0, 0, 0), nothing, N) == "2 does not divide its axis"
     assert cut(eqn, (0, 0, 1), (1, None, None), N) == "two axes meet in it"
