@@ -129,6 +129,13 @@ RULES: dict[str, Rule] = {
     "fft": products.fourier,
 }
 
+# What does more than compute: done for each part, it gives the same values, but sends
+# more messages or transfers, which all devices must agree upon.
+BEYOND = {
+    **dict.fromkeys(["psum", "psum2", "psum_invariant"], "it sums over devices"),
+    "device_put": "it sends arrays to another memory",
+}
+
 
 _SIZES = {
     "broadcast_in_dim": "shape",

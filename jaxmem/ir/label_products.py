@@ -60,11 +60,11 @@ def gather(eqn, n: int) -> Labels:
 
 SCATTERS = {
     "scatter-add": "add",
-    "scatter-sub": "add",  # of the parts' differences, from what is subtracted from
-    "scatter-mul": "mul",
     "scatter-min": "min",
     "scatter-max": "max",
-    "scatter": "",
+    # The last of those that write to one place stays. What is subtracted from, or
+    # multiplied, would have to be that of one part alone.
+    **dict.fromkeys(["scatter", "scatter-sub", "scatter-mul"], ""),
 }
 
 
@@ -79,7 +79,7 @@ def scatter(eqn, n: int) -> Labels:
         eqn.invars[2].aval.shape,
         (*named, d.scatter_dims_to_operand_dims, *batching),
     )
-    if not combine:  # the last of those that write to one place stays
+    if not combine:
         index, rows = (
             tuple(k if k in table else None for k in labels) for labels in (index, rows)
         )

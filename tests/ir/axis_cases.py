@@ -231,11 +231,14 @@ def scatters():
     new = normal(2, 4, 2, 6, seed=5)
     each = dict(operand_batching_dims=(0,), scatter_indices_batching_dims=(1,))
     each |= rows | {"update_window_dims": (2,)}
-    for name in ("add", "sub", "mul", "min", "max"):
+    for name in ("add", "min", "max", "sub", "mul"):
         fn = getattr(lax, f"scatter_{name}")
-        yield Case("a.b,cd.,acdb->a.b", put(fn, every), (X, ROWS, new))
+        whole = name in ("sub", "mul")
+        text = "a.b,...,a..b->a.b" if whole else "a.b,cd.,acdb->a.b"
+        yield Case(text, put(fn, every), (X, ROWS, new))
         args = X, ROWS, jnp.moveaxis(new, 0, 2)[:, :, 0]
-        yield Case("a.b,ca.,cab->a.b", put(fn, each), args)
+        text = "a.b,.a.,.ab->a.b" if whole else "a.b,ca.,cab->a.b"
+        yield Case(text, put(fn, each), args)
     # two rows, which are not the same
     alone = ROWS[:1].at[:, :, 0].set(jnp.arange(2)), new[:, :1]
     yield Case("a.b,...,a..b->a.b", put(lax.scatter, every), (X, *alone))
