@@ -299,17 +299,27 @@ def narrowed(eqn, ins: Sequence[int | None], outs: Sequence[int | None], n: int)
       outs: the same for the outputs.
       n: how many parts there are.
     """
+    return resized(eqn, ins, outs, lambda size: size // n)
+
+
+def resized(
+    eqn,
+    ins: Sequence[int | None],
+    outs: Sequence[int | None],
+    new: Callable[[int], int],
+):
+    """The same, for a part whose length `new` gives of that of the whole."""
     params, name = dict(eqn.params), eqn.primitive.name
     if "sharding" in params:  # that of no mesh, and of the whole array's rank
         params["sharding"] = None
     key, axis = _SIZES.get(name), outs[0] if outs else None
     if key and axis is not None:
         sizes = list(params[key])
-        sizes[axis] //= n
+        sizes[axis] = new(sizes[axis])
         params[key] = tuple(sizes)
     if name == "gather" and ins[0] is not None:
         sizes = list(params["slice_sizes"])
         # A batch axis of the table is read one element at a time.
-        sizes[ins[0]] = max(1, sizes[ins[0]] // n)
+        sizes[ins[0]] = max(1, new(sizes[ins[0]])) if sizes[ins[0]] > 1 else 1
         params["slice_sizes"] = tuple(sizes)
     return params

@@ -1,0 +1,1 @@
+"""Regions of a step that are worked through in pieces, in loops."""

@@ -1,0 +1,159 @@
+"""A head with its loss in loops over the vocabulary: the same step, less at a time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxmem.ir import jaxprs
+from jaxmem.scheduling import Choice, _passes
+from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
+
+TOKENS, WIDTH, WORDS = 24, 16, 131  # a prime: the last block is smaller
+EPS = {"float32": 2.0**-23, "bfloat16": 2.0**-8}
+
+
+def logits_of(p, x):
+    w = p["w"].astype(x.dtype)
+    return (x @ w + p["b"].astype(x.dtype)[None]).astype(jnp.float32)
+
+
+def nll(logp, labels):
+    return -jnp.take_along_axis(logp, labels[..., None], -1)[..., 0]
+
+
+def log_softmax(p, x, labels):
+    return nll(jax.nn.log_softmax(logits_of(p, x)), labels).mean()
+
+
+def narrow_log_softmax(p, x, labels):
+    """All of it in the dtype of the activations."""
+    logp = jax.nn.log_softmax(x @ p["w"].astype(x.dtype))
+    return nll(logp, labels).mean().astype(jnp.float32)
+
+
+def integer_labels(p, x, labels):
+    each = optax.softmax_cross_entropy_with_integer_labels(logits_of(p, x), labels)
+    return each.mean()
+
+
+def masked(p, x, labels):
+    mask = (labels % 3 > 0).astype(jnp.float32)
+    each = optax.softmax_cross_entropy_with_integer_labels(logits_of(p, x), labels)
+    return (each * mask).sum() / mask.sum()
+
+
+def weighted_with_z_loss(p, x, labels):
+    logits = logits_of(p, x)
+    lse = jax.nn.logsumexp(logits, -1)
+    weights = jnp.linspace(0.1, 1, len(labels))
+    each = nll(jax.nn.log_softmax(logits), labels) + 1e-2 * lse**2
+    return (weights * each).sum()
+
+
+def smoothed(p, x, labels):
+    target = jax.nn.one_hot(labels, WORDS) * 0.9 + 0.1 / WORDS
+    return -(target * jax.nn.log_softmax(logits_of(p, x))).sum(-1).mean()
+
+
+def soft_targets(p, x, labels):
+    target = jax.nn.one_hot(labels, WORDS)
+    return optax.softmax_cross_entropy(logits_of(p, x), target).mean()
+
+
+def capped(p, x, labels):
+    logits = 5 * jnp.tanh(logits_of(p, x) * 0.7 / 5)
+    return nll(jax.nn.log_softmax(logits), labels).mean()
+
+
+def of_places(p, x, labels):
+    logp = jax.nn.log_softmax(logits_of(p, x))
+    return -logp[jnp.arange(len(labels)), labels].mean()
+
+
+def of_real_words(p, x, labels):
+    """The first words, which a first block has alone, are none."""
+    real = jnp.arange(WORDS) >= 60
+    logits = jnp.where(real[None], logits_of(p, x), -jnp.inf)
+    labels = jnp.maximum(labels, 60)
+    return nll(jax.nn.log_softmax(logits), labels).mean()
+
+
+def tied(p, x, labels):
+    """The head's weight is the embedding's; tokens in a batch of sequences."""
+    table = p["w"].T
+    x = (table.astype(x.dtype)[labels] + x).reshape(4, -1, WIDTH)
+    logits = jnp.einsum("bsd,vd->bsv", x, table.astype(x.dtype)).astype(jnp.float32)
+    return nll(jax.nn.log_softmax(logits[:, :-1]), labels.reshape(4, -1)[:, 1:]).mean()
+
+
+LOSSES = [
+    *(log_softmax, narrow_log_softmax, integer_labels, masked, weighted_with_z_loss),
+    *(smoothed, soft_targets, capped, of_places, of_real_words, tied),
+]
+
+
+def example(dtype):
+    r = np.random.default_rng(0)
+    normal = lambda *shape: jnp.asarray(r.standard_normal(shape), jnp.float32)
+    p = {"w": normal(WIDTH, WORDS), "b": normal(WORDS)}
+    labels = jnp.asarray(r.integers(0, WORDS, TOKENS), jnp.int32)
+    return p, normal(TOKENS, WIDTH).astype(dtype), labels
+
+
+def tiled(fn, args, config):
+    """A function that does as `fn`, and what the passes have done."""
+    traced = jaxprs.trace(fn, *args)
+    done = _passes.rewrite(traced.jaxpr, {}, None, Choice("h100", (config,)))
+
+    def run(*args):
+        outs = jaxprs.evaluate(done.jaxpr, jax.tree.leaves(args))
+        return jax.tree.unflatten(traced.out_tree, outs)
+
+    return run, done
+
+
+def largest(closed) -> int:
+    return max(
+        jaxprs.elements(v.aval.shape) for e in jaxprs.walk(closed) for v in e.outvars
+    )
+
+
+def check(step, args, n, eps):
+    run, done = tiled(step, args, VocabularyTiles(n=n))
+    assert done.did(VocabularyTiles)
+    got, want = jax.jit(lambda *args: (run(*args), step(*args)))(*args)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert g.dtype == w.dtype
+        scale = float(jnp.abs(w).max())
+        np.testing.assert_allclose(
+            np.asarray(g, np.float32),
+            np.asarray(w, np.float32),
+            rtol=0,
+            atol=eps * scale,
+        )
+    return done
+
+
+def check_loss(loss, dtype, n):
+    step = jax.value_and_grad(loss, argnums=(0, 1))
+    # float32: a sum over all words, in another order. bfloat16: of two results that are
+    # rounded to it, and of the logits' gradients in them.
+    eps = WORDS * EPS["float32"] if dtype == "float32" else 4 * EPS["bfloat16"]
+    done = check(step, example(dtype), n, eps)
+    # the weight and its gradient are the largest of what is left
+    assert largest(done.jaxpr) == WIDTH * WORDS < TOKENS * WORDS
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
+def test_loss_and_gradients_are_the_same(loss):
+    check_loss(loss, "float32", 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n", [2, 3, 7])
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
+def test_loss_and_gradients_are_the_same_for_any_number_of_blocks(loss, n, dtype):
+    check_loss(loss, dtype, n)
