@@ -113,6 +113,7 @@ class _Growth:
     wide: set[Any] = field(default_factory=set)  # variables of tokens by vocabulary
     todo: list[int] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
+    blocked: list[int] = field(default_factory=list)
 
     def result(self) -> CutAxis | str | None:
         """What is cut; why it cannot be; None where there is no softmax."""
@@ -122,8 +123,8 @@ class _Growth:
         self.todo.append(self.product)
         while self.todo:
             self._include(self.todo.pop())
-        treatments = self.cut.values()
-        if not any(t.combine == "max" for t in treatments):
+        found = any(t.combine == "max" for t in self.cut.values())
+        if not found and not self._leads_to_maximum():
             return None
         if self.wide & self.graph.outputs:
             self.reasons.append("an array of all of it is an output of the step")
@@ -133,6 +134,22 @@ class _Growth:
         made = {i for i in self.cut if self._is_late(i)}
         repeated = frozenset(outs.keys() - made)
         return CutAxis(self.product, self.size, self.axis, self.cut, repeated)
+
+    def _leads_to_maximum(self) -> bool:
+        """Whether there is a softmax behind what cannot be cut."""
+        seen: set[int] = set()
+        while self.blocked:
+            i = self.blocked.pop()
+            if i in seen:
+                continue
+            seen.add(i)
+            for v in self.graph.eqns[i].outvars:
+                users = self.graph.users.get(v, ())
+                names = {k: self.graph.eqns[k].primitive.name for k in users}
+                if "reduce_max" in names.values():
+                    return True
+                self.blocked += [k for k in users if names[k] in _CHEAP]
+        return False
 
     def _is_late(self, i: int) -> bool:
         """Whether an equation is done in the loops alone."""
@@ -164,6 +181,7 @@ class _Growth:
         treated = treatment(eqn, self.axis, self.size)
         if isinstance(treated, str):
             self.reasons.append(f"`{eqn.primitive.name}` needs all of it: {treated}")
+            self.blocked.append(i)
             return
         self.cut[i] = treated
         for v, d in zip(eqn.outvars, treated.outs, strict=True):

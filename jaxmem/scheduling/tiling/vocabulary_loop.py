@@ -116,7 +116,9 @@ class _Blocks:
         """What a sum, or a maximum, starts from."""
         end = self.run.tails[i][1].aval
         dtype, combine = wide(end.dtype), self.cut[i].combine
-        if combine in ("add", "take"):
+        if combine == "take":  # of each token one block has a row
+            return jnp.zeros(end.shape, end.dtype)
+        if combine == "add":
             return jnp.zeros(end.shape, dtype)
         if combine == "argmax":
             of = self.graph.eqns[i].invars[0].aval.dtype

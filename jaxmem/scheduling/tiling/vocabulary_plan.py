@@ -14,7 +14,7 @@ from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling.tiling.vocabulary import CutAxis
 
-MOST_LOOPS = 3  # with more of them, too much is computed many times
+MOST_TIMES = 3  # that logits are computed: else they cost more than they save
 LEAST_WORDS = 256  # of a block: a smaller product leaves most of a chip idle
 _ALIGNED = 128  # of columns, which the units for products take at a time
 _START = 5e-6  # seconds that an iteration waits for its kernels to be started
@@ -159,8 +159,8 @@ class VocabularyLoops:
 
 def wide(dtype) -> Any:
     """In which dtype a sum of blocks is carried."""
-    floating = jnp.issubdtype(dtype, jnp.floating)
-    return jnp.promote_types(dtype, "float32") if floating else dtype
+    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+    return jnp.dtype("float32") if narrow else dtype
 
 
 def loops_of(graph: JaxprGraph, found: CutAxis) -> VocabularyLoops | str:
@@ -293,12 +293,15 @@ class _Levels:
         if not needed & level.keys():
             return "no reduction over it is needed inside"
         count = 1 + max(level.values())
-        if count > MOST_LOOPS:
-            return f"it takes {count} loops, one for each reduction that needs another"
         # what nothing inside needs is done last, with what is there then
         level = {i: k if i in needed else count - 1 for i, k in level.items()}
         loops = tuple(self._loop(k, level, written) for k in range(count))
-        return VocabularyLoops(graph, self.found, loops, self._when(level))
+        plan = VocabularyLoops(graph, self.found, loops, self._when(level))
+        if plan.times > MOST_TIMES:
+            return (
+                f"logits would be computed {plan.times} times: reductions need others"
+            )
+        return plan
 
     def _needed_inside(self) -> set[int]:
         """Equations that something whole comes from, which a block needs."""
