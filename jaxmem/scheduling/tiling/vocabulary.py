@@ -200,11 +200,21 @@ class _Growth:
         sums = eqn.primitive.name == "dot_general" or "reduce" in eqn.primitive.name
         of_wide = any(is_var(a) and a in self.wide for a in eqn.invars)
         self._tell(v, d, wide=of_wide and not sums)
+        made = sums and i != self.product
+        if made or (v not in self.wide and self._is_moved(i)):
+            self.todo += self._mover(v)
+
+    def _mover(self, v) -> list[int]:
+        """What moves or casts a gradient alone: each block is written as it is then."""
         users = self.graph.users.get(v, ())
-        if sums and i != self.product or v not in self.wide and self._is_moved(i):
-            if len(users) == 1 and v not in self.graph.outputs:
-                if self.graph.eqns[users[0]].primitive.name in MOVES:
-                    self.todo.append(users[0])
+        if len(users) != 1 or v in self.graph.outputs:
+            return []
+        eqn = self.graph.eqns[users[0]]
+        out = eqn.outvars[0]
+        # a wider one is written where the caller gets it; others cast what they read
+        wider = out.aval.dtype.itemsize > v.aval.dtype.itemsize
+        moves = eqn.primitive.name in MOVES
+        return users if moves and (out in self.graph.outputs or not wider) else []
 
     def _is_moved(self, i: int) -> bool:
         """Whether an equation moves a gradient, which a product or a sum has made."""

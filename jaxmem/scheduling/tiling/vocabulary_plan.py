@@ -215,14 +215,13 @@ class _Levels:
             late = max(eqn.invars, key=self._block_level)
             factors += [a for a in eqn.invars if a is not late]
             eqn = self._maker(late)
-        if eqn is None or eqn.primitive.name != "exp":
-            return None
-        shifted = self._maker(eqn.invars[0])
+        exponential = eqn is not None and eqn.primitive.name == "exp"
+        shifted = self._maker(eqn.invars[0]) if exponential else None
         if shifted is None or shifted.primitive.name != "sub":
             return None
         base = self._number_a_token(shifted.invars[1])
-        ways = self._from_maximum(base) if base is not None else None
-        if ways is None:
+        ways = None if base is None else self._from_maximum(base)
+        if base is None or ways is None:
             return None
         most, chain = ways
         level = self.level[most]
@@ -234,7 +233,7 @@ class _Levels:
         return OnlineSum(i, most, base, chain)
 
     def _maker(self, a):
-        i = self.graph.maker.get(a) if is_var(a) else None
+        i = self.graph.maker.get(a, -1) if is_var(a) else -1
         return self.graph.eqns[i] if i in self.found.cut else None
 
     def _block_level(self, a) -> int:
