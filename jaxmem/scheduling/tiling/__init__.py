@@ -1,1 +1,1 @@
-"""Regions of a step that are worked through in pieces, in loops."""
+"""Regions of a step that run part by part: a layer, a head, a batch in tiles."""

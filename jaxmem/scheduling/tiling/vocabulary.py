@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax.numpy as jnp
+
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
@@ -170,6 +172,8 @@ class _Growth:
             self.axis[v] = axis
         if self.axis[v] != axis:
             self.reasons.append("two axes of one array are the vocabulary")
+        if v.aval.sharding.spec[axis : axis + 1] not in ((), (None,)):
+            self.reasons.append("it is sharded by its type")
         if wide and v not in self.wide and v not in self.masks:
             self.wide.add(v)
             self.todo += self.graph.users.get(v, ())
@@ -247,7 +251,8 @@ def treatment(eqn, axis: Mapping[Any, int], size: int) -> Treatment | str:
     if looked_up is not None:
         return looked_up
     if eqn.primitive.name == "argmax" and axis.get(eqn.invars[0]) in eqn.params["axes"]:
-        return Treatment((axis[eqn.invars[0]],), (None,), "argmax")
+        if jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating):
+            return Treatment((axis[eqn.invars[0]],), (None,), "argmax")
     table = labels(eqn, size)
     if isinstance(table, str):
         return table

@@ -1,19 +1,17 @@
 """The loops over blocks of the vocabulary, in the place of what they do."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax.lax import GatherScatterMode as Mode
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.axis_labels import resized
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.vocabulary import MOVES
+from jaxmem.scheduling.tiling.vocabulary_lookups import Part, filled, put, taken
 from jaxmem.scheduling.tiling.vocabulary_plan import Loop, VocabularyLoops, wide
 
 
@@ -93,7 +91,7 @@ class _Blocks:
         """The whole values that the loop makes."""
         size, words = self.run.plan.found.size, self.run.plan.block(self.run.n)
         count, rest = divmod(size, words)
-        written = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in self.loop.written]
+        written = [_full(v.aval, 0, v.aval.dtype) for v in self.loop.written]
         carry = [self._first(i) for i in self.loop.sums], written
         carry = self._loop(carry, jnp.arange(count, dtype=jnp.int32) * words, words)
         if rest:
@@ -117,29 +115,27 @@ class _Blocks:
         end = self.run.tails[i][1].aval
         dtype, combine = wide(end.dtype), self.cut[i].combine
         if combine == "take":  # of each token one block has a row
-            return jnp.zeros(end.shape, end.dtype)
+            return _full(end, 0, end.dtype)
         if combine == "add":
-            return jnp.zeros(end.shape, dtype)
+            return _full(end, 0, dtype)
         if combine == "argmax":
             of = self.graph.eqns[i].invars[0].aval.dtype
-            return jnp.full(end.shape, -jnp.inf, of), jnp.zeros(end.shape, dtype)
+            return _full(end, -jnp.inf, of), _full(end, 0, dtype)
         if jnp.issubdtype(dtype, jnp.floating):
             least, greatest = -jnp.inf, jnp.inf
         else:
             least, greatest = jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
-        return jnp.full(end.shape, least if combine == "max" else greatest, dtype)
+        return _full(end, least if combine == "max" else greatest, dtype)
 
     def _last(self, i: int, total):
         """A sum after the loop."""
         eqn = self.graph.eqns[i]
         if self.cut[i].combine == "argmax":
             return total[1]
-        if self.cut[i].combine != "take" or eqn.params["mode"] != Mode.FILL_OR_DROP:
+        if self.cut[i].combine != "take":
             return total
-        place = _place(eqn, self.run.read(eqn.invars[1]), self.cut[i].ins[0])
-        outside = (place < 0) | (place >= self.run.plan.found.size)
-        fill = eqn.params["fill_value"]
-        return jnp.where(_like_rows(eqn, outside), _fill(total.dtype, fill), total)
+        index = self.run.read(eqn.invars[1])
+        return filled(eqn, index, self.cut[i].ins[0], total)
 
     def _block(self, carry, start, words: int):
         """The carry after one more block."""
@@ -187,13 +183,17 @@ class _Block:
             self._combine(i, eqn, args)
             return
         if treated.put:
-            outs = self._put(eqn, args, treated.outs[0])
+            outs = put(eqn, args, self._part_of(treated.outs[0]))
         else:
             params = resized(eqn, treated.ins, treated.outs, lambda _: self.words)
             outs = _compat.bind(eqn, args, params)
         if eqn.primitive.name == "iota" and treated.outs[0] == eqn.params["dimension"]:
             outs = [outs[0] + self.start.astype(outs[0].dtype)]
         self.now.update(zip(eqn.outvars, outs, strict=True))
+
+    def _part_of(self, axis: int | None) -> Part:
+        assert axis is not None
+        return Part(axis, self.start, self.words)
 
     def _operand(self, a, axis: int | None):
         if not is_var(a):
@@ -212,7 +212,9 @@ class _Block:
             self.sums[i] = self._greatest(i, eqn, args)
             return
         if combine == "take":
-            self.sums[i] = total + self._taken(eqn, args, self.blocks.cut[i].ins[0])
+            self.sums[i] = total + taken(
+                eqn, args, self._part_of(self.blocks.cut[i].ins[0])
+            )
             return
         part = self._part(i, eqn, args).astype(total.dtype)
         if i in self.blocks.online:
@@ -245,7 +247,6 @@ class _Block:
         to = wide(eqn.outvars[0].aval.dtype)
         if name == "dot_general":
             params["preferred_element_type"] = to
-            params["out_sharding"] = None
         if name == "reduce_sum":
             args = [x.astype(to) for x in args]
         (x,) = _compat.bind(eqn, args, params)
@@ -264,91 +265,7 @@ class _Block:
         at = at + self.start.astype(at.dtype)
         return jnp.where(ahead, new, most), jnp.where(ahead, at, where)
 
-    def _taken(self, eqn, args: Sequence[Any], axis: int):
-        """Rows that are looked up in this block, and zeros for those in others."""
-        table, index = args
-        place = _place(eqn, index, axis) - self.start
-        inside = (place >= 0) & (place < self.words)
-        index = _placed(eqn, index, axis, jnp.clip(place, 0, self.words - 1))
-        params = dict(eqn.params, indices_are_sorted=False, unique_indices=False)
-        (rows,) = _compat.bind(eqn, [table, index], params)
-        return jnp.where(_like_rows(eqn, inside), rows, jnp.zeros_like(rows))
 
-    def _put(self, eqn, args: Sequence[Any], axis: int) -> list[Any]:
-        """Adds to the places that are in this block."""
-        table, index, rows = args
-        place = _place(eqn, index, axis) - self.start
-        if _is_one_each(eqn, axis):
-            # a comparison is fused into what follows, and a scatter is not
-            spread = [1 if d == axis else size for d, size in enumerate(table.shape)]
-            words = lax.broadcasted_iota(jnp.int32, table.shape, axis)
-            rows = rows.reshape(spread)
-            added = jnp.where(
-                words == place.reshape(spread), rows, jnp.zeros_like(rows)
-            )
-            return [table + added]
-        inside = (place >= 0) & (place < self.words)
-        # what is out of bounds is dropped
-        index = _placed(eqn, index, axis, jnp.where(inside, place, self.words))
-        plain = dict(indices_are_sorted=False, unique_indices=False)
-        params = dict(eqn.params, mode=Mode.FILL_OR_DROP, **plain)
-        return _compat.bind(eqn, [table, index, rows], params)
-
-
-def _component(eqn, axis: int) -> int:
-    """Which number of an index is the place along the axis."""
-    numbers = eqn.params["dimension_numbers"]
-    gather = eqn.primitive.name == "gather"
-    names = "start_index_map" if gather else "scatter_dims_to_operand_dims"
-    return getattr(numbers, names).index(axis)
-
-
-def _is_one_each(eqn, axis: int) -> bool:
-    """Whether a scatter adds to one place in each row along the axis."""
-    numbers, (table, index, _) = eqn.params["dimension_numbers"], eqn.invars
-    others = tuple(d for d in range(table.aval.ndim) if d != axis)
-    sizes = [table.aval.shape[d] for d in others]
-    return (
-        tuple(numbers.operand_batching_dims) == others
-        and tuple(numbers.scatter_indices_batching_dims) == tuple(range(len(others)))
-        and math.prod(index.aval.shape) == math.prod(sizes)
-    )
-
-
-def _place(eqn, index, axis: int):
-    """Places along the axis that indices name."""
-    place = index[..., _component(eqn, axis)].astype(jnp.int32)
-    if eqn.params["mode"] == Mode.CLIP:
-        place = jnp.clip(place, 0, eqn.invars[0].aval.shape[axis] - 1)
-    return place
-
-
-def _placed(eqn, index, axis: int, place):
-    """The indices with other places along the axis."""
-    k, index = _component(eqn, axis), index.astype(jnp.int32)
-    if eqn.primitive.name != "gather" and eqn.params["mode"] == Mode.CLIP:
-        # those along other axes: they are dropped now where they were clipped
-        axes = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
-        most = [eqn.invars[0].aval.shape[d] - 1 for d in axes]
-        index = jnp.clip(index, 0, jnp.asarray(most, jnp.int32))
-    return index.at[..., k].set(place)
-
-
-def _like_rows(eqn, mask):
-    """A mask of places, of the shape of the rows that are looked up there."""
-    out = eqn.outvars[0].aval
-    inside = eqn.params["dimension_numbers"].offset_dims
-    shape = [1 if d in inside else size for d, size in enumerate(out.shape)]
-    assert math.prod(shape) == mask.size
-    return jnp.broadcast_to(mask.reshape(shape), out.shape)
-
-
-def _fill(dtype, value):
-    """What a look-up out of bounds gives."""
-    if value is not None:
-        return jnp.asarray(value, dtype)
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.asarray(jnp.nan, dtype)
-    info = jnp.iinfo(dtype)
-    signed = jnp.issubdtype(dtype, jnp.signedinteger)
-    return jnp.asarray(info.min if signed else info.max, dtype)
+def _full(aval, value, dtype):
+    """An array of one value, that varies between devices as another does."""
+    return _compat.typed_as(jnp.full(aval.shape, value, dtype), aval)

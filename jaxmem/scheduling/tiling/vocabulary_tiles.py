@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.scheduling._pass import Level, Pass
-from jaxmem.scheduling.plan.rows import Description
+from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.tiling.vocabulary import cut_axes
+from jaxmem.scheduling.tiling.vocabulary_levels import loops_of
 from jaxmem.scheduling.tiling.vocabulary_loop import in_blocks
-from jaxmem.scheduling.tiling.vocabulary_plan import VocabularyLoops, loops_of
+from jaxmem.scheduling.tiling.vocabulary_plan import VocabularyLoops
 
 
 @dataclass(frozen=True)
@@ -67,17 +68,22 @@ class TileVocabulary(Pass[VocabularyTiles, VocabularyTile]):
 
     def describe(self, rewrite: VocabularyTile, target: str) -> Description:
         eqn, plan, n = rewrite.product, rewrite.plan, rewrite.n
-        path = _compat.name_stack(eqn) or _compat.caller_line(eqn)
-        before, after = plan.held_whole() >> 20, plan.held(n) >> 20
-        shape = ", ".join(map(str, eqn.outvars[0].aval.shape))
-        return Description(
-            notes=(
-                f"the logits ({shape}) of {path} are computed {plan.times} times, in"
-                f" {n} blocks of the vocabulary ({plan.block(n)} words): {after} MiB at"
-                f" a time instead of {before}, and"
-                f" {plan.extra_seconds(n, target) * 1e3:.3g} ms more",
-            )
+        logits, path = eqn.outvars[0].aval, _compat.name_stack(eqn)
+        row = TiledRegion(
+            shape=logits.shape,
+            dtype=str(logits.dtype),
+            path=path,
+            line=_compat.source_line(eqn),
+            axis="vocabulary",
+            n=n,
+            bytes_before=plan.held_whole(),
+            bytes_after=plan.held(n),
+            times=1,
+            seconds=plan.extra_seconds(n, target),
         )
+        note = f"the logits {logits.str_short()} of {path} are computed {plan.times}"
+        note += f" times, in {n} blocks of the vocabulary"
+        return Description(notes=(note,), tiles=(row,))
 
     def left(self, level: Level, config: VocabularyTiles) -> Iterator[str]:
         for plan in _plans(level, config):
