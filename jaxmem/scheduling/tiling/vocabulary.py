@@ -17,17 +17,15 @@ import jax.numpy as jnp
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.primitives import ELEMENTWISE
+from jaxmem.ir.primitives import ELEMENTWISE, VARYING
 from jaxmem.ir.scans import is_var
 
 # What a sum over blocks can be followed by in each of them, and a gradient's block.
 MOVES = frozenset({"transpose", "convert_element_type", "neg"})
 _COMBINED = frozenset({"add", "max", "min"})
 # Done for a block of words wherever that is needed, as often as it is.
-_CHEAP = ELEMENTWISE | frozenset(
-    {"broadcast_in_dim", "iota", "reshape", "transpose", "squeeze", "expand_dims"}
-)
-_MASKS = ELEMENTWISE | frozenset({"broadcast_in_dim", "iota", "reshape"})
+_MASKS = ELEMENTWISE | VARYING | {"broadcast_in_dim", "iota", "reshape"}
+_CHEAP = _MASKS | {"transpose", "squeeze", "expand_dims"}
 
 
 @dataclass(frozen=True)

@@ -261,3 +261,42 @@ def test_a_step_with_an_optimizer_keeps_its_updates():
     with jax.numpy_dtype_promotion("standard"):
         done = check(step, (p, state, x, labels), 4, WORDS * EPS["float32"])
     assert largest(done.jaxpr) < TOKENS * WORDS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_a_device_does_its_own_tokens_in_blocks(check_vma):
+    whole, rows = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec("x")
+    mesh = jax.make_mesh(
+        (4,), ("x",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:4]
+    )
+
+    def shards(p, x, labels):
+        loss, grads = jax.value_and_grad(weighted_with_z_loss, (0, 1))(p, x, labels)
+        return jax.lax.pmean(loss, "x"), jax.lax.pmean(grads[0], "x"), grads[1]
+
+    step = jax.shard_map(
+        shards,
+        mesh=mesh,
+        in_specs=(whole, rows, rows),
+        out_specs=(whole, whole, rows),
+        check_vma=check_vma,
+    )
+    done = check(step, example("float32"), 4, WORDS * EPS["float32"])
+    assert largest(done.jaxpr) == WIDTH * WORDS
+
+
+def test_what_is_sharded_along_the_vocabulary_by_its_type_is_left():
+    kind = (jax.sharding.AxisType.Explicit,)
+    mesh = jax.make_mesh((2,), ("x",), kind, devices=jax.devices()[:2])
+    columns = jax.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "x"))
+
+    def loss(w, x, target):
+        return -(target * jax.nn.log_softmax(x @ w)).mean()
+
+    with jax.set_mesh(mesh):
+        w, target = (jax.device_put(jnp.ones((n, 128)), columns) for n in (WIDTH, 24))
+        args = w, jnp.ones((TOKENS, WIDTH)), target
+        _, done = tiled(jax.grad(loss), args, VocabularyTiles(n=4))
+    assert not done.did(VocabularyTiles)
+    assert any("sharded by its type" in note for note in done.notes), done.notes
