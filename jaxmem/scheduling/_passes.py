@@ -31,6 +31,7 @@ from jaxmem.scheduling.release.released import GradientRelease, ReleaseGradients
 from jaxmem.scheduling.release.write_back import carried
 from jaxmem.scheduling.row_chunks.update import UpdateInRows
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
+from jaxmem.scheduling.tiling.tiles import TileRegions
 from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary
 
 PASSES: tuple[Pass, ...] = (
@@ -41,6 +42,7 @@ PASSES: tuple[Pass, ...] = (
     RecomputeFirstLayers(),
     RecomputeUnrolled(),
     TileVocabulary(),
+    TileRegions(),
     ReleaseGradients(),
     UpdateTouchedRows(),
     UpdateInRows(),

@@ -10,9 +10,10 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.axis_labels import resized
 from jaxmem.ir.scans import is_var
+from jaxmem.scheduling.tiling.loop import product, wide
 from jaxmem.scheduling.tiling.vocabulary import MOVES
 from jaxmem.scheduling.tiling.vocabulary_lookups import Part, filled, put, taken
-from jaxmem.scheduling.tiling.vocabulary_plan import Loop, VocabularyLoops, wide
+from jaxmem.scheduling.tiling.vocabulary_plan import Loop, VocabularyLoops
 
 
 def in_blocks(closed, plan: VocabularyLoops, n: int):
@@ -243,13 +244,13 @@ class _Block:
 
     def _part(self, i: int, eqn, args: list):
         """A block's part of a sum: in float32 whatever the operands are."""
-        params, name = dict(eqn.params), eqn.primitive.name
         to = wide(eqn.outvars[0].aval.dtype)
-        if name == "dot_general":
-            params["preferred_element_type"] = to
-        if name == "reduce_sum":
-            args = [x.astype(to) for x in args]
-        (x,) = _compat.bind(eqn, args, params)
+        if eqn.primitive.name == "dot_general":
+            x = product(eqn, args, dict(eqn.params), to)
+        else:
+            sums = eqn.primitive.name == "reduce_sum"
+            args = [x.astype(to) for x in args] if sums else args
+            (x,) = _compat.bind(eqn, args)
         for k in self.blocks.run.tails[i][0]:
             step = self.blocks.graph.eqns[k]
             if step.primitive.name != "convert_element_type":

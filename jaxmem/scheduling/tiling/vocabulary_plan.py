@@ -5,12 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax.numpy as jnp
-
 from jaxmem.ir.costs import FUSED, MACHINES, flops, seconds
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.scans import is_var, size_of
+from jaxmem.scheduling.tiling.loop import wide
 from jaxmem.scheduling.tiling.vocabulary import CutAxis
 
 LEAST_WORDS = 256  # of a block: a smaller product leaves most of a chip idle
@@ -129,8 +128,8 @@ class VocabularyLoops:
             ins = filter(is_var, self.graph.eqns[i].invars)
             read = set().union(*(made.get(a, ()) for a in ins))
             last.update(dict.fromkeys(read, i))
-            (out,) = self.graph.eqns[i].outvars
-            made[out] = {out} if i in buffers else read
+            for v in self.graph.eqns[i].outvars:
+                made[v] = {v} if v is buffers.get(i) else read
         most, alive = 0, dict[Any, int]()
         for i, v in buffers.items():
             # an array may take the place of one that is read here for the last time
@@ -144,7 +143,7 @@ class VocabularyLoops:
 
     def _buffer(self, i: int) -> Any:
         """What an equation makes, where the compiler has an array of it."""
-        (v,) = self.graph.eqns[i].outvars
+        v = self.graph.eqns[i].outvars[0]
         users = [self.graph.eqns[k] for k in self.graph.users.get(v, ())]
         read = any(u.primitive.name == "dot_general" for u in users)
         inside = v in self.found.axis and bool(users)
@@ -153,9 +152,3 @@ class VocabularyLoops:
     def _is_fused(self, i: int) -> bool:
         eqn, treated = self.graph.eqns[i], self.found.cut[i]
         return eqn.primitive.name in FUSED or treated.put
-
-
-def wide(dtype) -> Any:
-    """In which dtype a sum of blocks is carried."""
-    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
-    return jnp.dtype("float32") if narrow else dtype

@@ -8,6 +8,7 @@ from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
+from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.vocabulary import cut_axes
 from jaxmem.scheduling.tiling.vocabulary_levels import loops_of
 from jaxmem.scheduling.tiling.vocabulary_loop import in_blocks
@@ -35,10 +36,12 @@ class VocabularyTile:
     """A head in loops over the vocabulary.
 
     Attributes:
+      jaxpr: the level, its calls written out; closed.
       plan: the equations and the loops.
       n: the number of blocks.
     """
 
+    jaxpr: Any
     plan: VocabularyLoops
     n: int
 
@@ -57,14 +60,16 @@ class TileVocabulary(Pass[VocabularyTiles, VocabularyTile]):
     def analyse(
         self, level: Level, config: VocabularyTiles
     ) -> Iterator[VocabularyTile]:
-        for plan in _plans(level, config):
+        closed = _written_out(level, config)
+        for plan in _plans(closed):
             if isinstance(plan, VocabularyLoops):
                 n = config.n or _least(plan, config.limit)
                 if n is not None:
-                    yield VocabularyTile(plan, n)
+                    yield VocabularyTile(closed, plan, n)
 
     def apply(self, level: Level, rewrite: VocabularyTile):
-        return in_blocks(level.jaxpr, rewrite.plan, rewrite.n)
+        del level
+        return in_blocks(rewrite.jaxpr, rewrite.plan, rewrite.n)
 
     def describe(self, rewrite: VocabularyTile, target: str) -> Description:
         eqn, plan, n = rewrite.product, rewrite.plan, rewrite.n
@@ -86,15 +91,23 @@ class TileVocabulary(Pass[VocabularyTiles, VocabularyTile]):
         return Description(notes=(note,), tiles=(row,))
 
     def left(self, level: Level, config: VocabularyTiles) -> Iterator[str]:
-        for plan in _plans(level, config):
+        for plan in _plans(_written_out(level, config)):
             if isinstance(plan, str):
                 yield f"a softmax is not computed block by block: {plan}"
 
 
-def _plans(level: Level, config: VocabularyTiles) -> Iterator[VocabularyLoops | str]:
+def _written_out(level: Level, config: VocabularyTiles) -> Any:
+    """The level with its calls written out; None where nothing is asked for."""
     if config.limit is None and config.n is None:
+        return None
+    in_scan = level.loop is not None and level.loop.primitive.name == "scan"
+    return prepared(level.jaxpr, in_scan)
+
+
+def _plans(closed) -> Iterator[VocabularyLoops | str]:
+    if closed is None:
         return
-    graph = JaxprGraph(level.jaxpr)
+    graph = JaxprGraph(closed)
     for found in cut_axes(graph):
         yield found if isinstance(found, str) else loops_of(graph, found)
 
