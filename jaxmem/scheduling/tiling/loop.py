@@ -21,6 +21,7 @@ from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.regions import PRODUCTS, Region, RegionGraph, inner
 
 SCOPE = "jaxmem.tile"  # of the loop of a region
+VOCABULARY = f"{SCOPE}_vocabulary"  # of a head's loops, which are made before
 
 # Linear and cheap: done to each part of a sum, so that the sum has its final layout.
 # Else XLA transposes the whole sum behind the loop.

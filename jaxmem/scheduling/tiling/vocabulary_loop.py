@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -10,7 +11,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.axis_labels import resized
 from jaxmem.ir.scans import is_var
-from jaxmem.scheduling.tiling.loop import product, wide
+from jaxmem.scheduling.tiling.loop import VOCABULARY, product, wide
 from jaxmem.scheduling.tiling.vocabulary import MOVES
 from jaxmem.scheduling.tiling.vocabulary_lookups import Part, filled, put, taken
 from jaxmem.scheduling.tiling.vocabulary_plan import Loop, VocabularyLoops
@@ -109,7 +110,8 @@ class _Blocks:
         step = lambda carry, start: (self._block(carry, start, words), None)
         # under the name scopes of what it does last: those of the backward pass, if any
         eqn = self.graph.eqns[self.loop.eqns[-1]]
-        return _compat.in_context_of(eqn, lax.scan, step, carry, starts)[0]
+        scan = lambda: lax.scan(step, carry, starts)[0]
+        return _compat.in_context_of(eqn, jax.named_scope(VOCABULARY)(scan))
 
     def _first(self, i: int):
         """What a sum, or a maximum, starts from."""

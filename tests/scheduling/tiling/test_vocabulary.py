@@ -300,3 +300,8 @@ def test_what_is_sharded_along_the_vocabulary_by_its_type_is_left():
         _, done = tiled(jax.grad(loss), args, VocabularyTiles(n=4))
     assert not done.did(VocabularyTiles)
     assert any("sharded by its type" in note for note in done.notes), done.notes
+
+
+def test_a_recomputed_head_is_put_in_blocks_too():
+    loss = jax.checkpoint(integer_labels)
+    check_loss(loss, "float32", 4)
