@@ -146,7 +146,9 @@ class _Levels:
         # what nothing inside needs is done last, with what is there then
         level = {i: k if i in needed else count - 1 for i, k in level.items()}
         loops = tuple(self._loop(k, level, written) for k in range(count))
-        plan = VocabularyLoops(graph, self.found, loops, self._when(level))
+        plan = VocabularyLoops(
+            graph, self.found, loops, self._when(level, needed, count)
+        )
         if plan.times > MOST_TIMES:
             return (
                 f"logits would be computed {plan.times} times: reductions need others"
@@ -163,8 +165,10 @@ class _Levels:
             }
         return self.graph.cone(wholes)
 
-    def _when(self, level: dict[int, int]) -> dict[int, int]:
-        """The loops that must be done before an equation outside of them."""
+    def _when(
+        self, level: dict[int, int], needed: set[int], count: int
+    ) -> dict[int, int]:
+        """How many loops are done before an equation outside of them."""
         done: dict[Any, int] = {}
         when: dict[int, int] = {}
         effects = 0  # they keep their order
@@ -173,7 +177,11 @@ class _Levels:
                 done.update(dict.fromkeys(eqn.outvars, level[i] + 1))
             elif i not in self.found.cut or i in self.found.repeated:
                 ins = filter(is_var, eqn.invars)
+                # what came after the logits, and no loop needs, stays behind the loops
+                late = i > self.found.product and i not in needed
+                least = count if late else 0
                 when[i] = max((done.get(a, 0) for a in ins), default=0)
+                when[i] = max(least, when[i])
                 if _compat.has_side_effects(eqn):
                     when[i] = effects = max(effects, when[i])
                 done.update(dict.fromkeys(eqn.outvars, when[i]))

@@ -93,7 +93,7 @@ class _Blocks:
         """The whole values that the loop makes."""
         size, words = self.run.plan.found.size, self.run.plan.block(self.run.n)
         count, rest = divmod(size, words)
-        written = [_full(v.aval, 0, v.aval.dtype) for v in self.loop.written]
+        written = [self._unwritten(v.aval) for v in self.loop.written]
         carry = [self._first(i) for i in self.loop.sums], written
         carry = self._loop(carry, jnp.arange(count, dtype=jnp.int32) * words, words)
         if rest:
@@ -104,6 +104,18 @@ class _Blocks:
             end = self.run.tails[i][1]
             found[end] = self._last(i, total).astype(end.aval.dtype)
         return found
+
+    def _unwritten(self, aval):
+        """What blocks are written to: all of it, so that it may have any values."""
+        # Not zeros: XLA makes one array of these and of others (what rows are added to,
+        # in a step), which would then be there all the time, and be copied.
+        known = self.run.tails[self.run.plan.loops[0].sums[0]][1]
+        if known not in self.run.env:
+            return _full(aval, 0, aval.dtype)
+        value = self.run.env[known].ravel()[0].astype(aval.dtype)
+        axes = set(aval.manual_axis_type.varying) - _compat.varying_axes(value)
+        value = lax.pcast(value, tuple(axes), to="varying") if axes else value
+        return jnp.broadcast_to(value, aval.shape)
 
     def _loop(self, carry, starts, words: int):
         """The carry after blocks that start there."""

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+import jaxmem
 from jaxmem.ir import jaxprs
 from jaxmem.scheduling import Choice, _passes
 from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
@@ -305,3 +306,19 @@ def test_what_is_sharded_along_the_vocabulary_by_its_type_is_left():
 def test_a_recomputed_head_is_put_in_blocks_too():
     loss = jax.checkpoint(integer_labels)
     check_loss(loss, "float32", 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_large_head_takes_what_its_sum_and_a_block_take(dtype):
+    def loss(w, x, labels):
+        return nll(jax.nn.log_softmax(x @ w.astype(x.dtype)), labels).mean()
+
+    tokens, width, words, n = 8192, 4096, 131072, 32
+    shapes = (width, words), (tokens, width), (tokens,)
+    dtypes = dtype, "bfloat16", "int32"
+    args = [jax.ShapeDtypeStruct(s, d) for s, d in zip(shapes, dtypes, strict=True)]
+    run, _ = tiled(jax.grad(loss, (0, 1)), args, VocabularyTiles(n=n))
+    report = jaxmem.estimate(run, *args, target="h100")
+    block = tokens * words // n * 2  # of logits, in bfloat16
+    assert report.temp_bytes < 4 * tokens * width + block + 2**20 < 250 * 2**20
