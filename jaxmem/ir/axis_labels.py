@@ -95,8 +95,9 @@ def _place(of_axis: Sequence[Label], chosen: set[Label]) -> Axis:
 def _sharding(eqn) -> Any:
     """A sharding that an equation asks for; transposed casts name that of no mesh."""
     sharding = eqn.params.get("sharding", eqn.params.get("out_sharding"))
-    mesh = getattr(sharding, "mesh", None)
-    return None if mesh is not None and mesh.empty else sharding
+    # inside of `shard_map` some name its mesh, and no axis of it
+    named = any(names is not None for names in getattr(sharding, "spec", (True,)))
+    return sharding if named and sharding is not None else None
 
 
 RULES: dict[str, Rule] = {
