@@ -65,7 +65,8 @@ class _Line:
 
 def _lines(step: TracedStep, flat: Sequence[Candidate]) -> Iterator[_Line]:
     """One for each limit that makes another number of tiles."""
-    poor, seen = flat[-1], {()}
+    poor = flat[-1]
+    seen: set[tuple[TiledRegion, ...]] = {()}
     limit = _at_one_time(step, poor)
     for _ in range(_HALVINGS):
         limit //= 2
