@@ -1,6 +1,6 @@
 """The pass that runs parts of a step in tiles, where they hold too much at one time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,13 +9,14 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import is_transposed
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description
-from jaxmem.scheduling.tiling.best import Found, best
+from jaxmem.scheduling.tiling.best import Asked, Found, best
 from jaxmem.scheduling.tiling.loop import SCOPE, tiled
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.regions import RegionGraph
 from jaxmem.scheduling.tiling.rows import row_of, whole_ones
 
 _ROUNDS = 3  # regions of one list, side by side
+_DEPTH = 2  # loops of regions in one another
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,6 @@ class Tiles:
     limit: int | None = None
     # how many tiles, whatever they hold; None: as few as will do
     n: int | None = None
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What `Tiles` has, where there is a limit, and the chip whose rates count."""
-
-    limit: int
-    n: int | None
-    target: str
 
 
 @dataclass(frozen=True)
@@ -67,7 +59,7 @@ class TileRegions(Pass[Tiles, TiledLists]):
         if config.limit is None or any(map(is_tile_loop, [level.loop, *eqns])):
             return
         in_scan = level.loop is not None and level.loop.primitive.name == "scan"
-        asked = _Asked(config.limit, config.n, level.target)
+        asked = Asked(config.limit, config.n, level.target)
         jaxpr, tiles = _tiled_list(level.jaxpr, asked, in_scan)
         if tiles:
             yield TiledLists(jaxpr, tuple(tiles))
@@ -88,29 +80,39 @@ def is_tile_loop(eqn) -> bool:
     return is_scan and SCOPE in _compat.name_stack(eqn)
 
 
-def _tiled_list(closed, config: _Asked, in_scan: bool, times: int = 1):
+def _tiled_list(closed, config: Asked, in_scan: bool, times: int = 1, depth: int = 1):
     """A list of equations and the bodies of its scans, with their tiles."""
-    closed, tiles = _with_tiled_bodies(closed, config)
-    ready = prepared(closed, in_scan)
-    found = []
+    is_own = lambda eqn: not _is_level(eqn) and not is_tile_loop(eqn)
+    closed, tiles = _with_tiled_bodies(closed, is_own, config, times, depth)
+    ready, found = prepared(closed, in_scan), []
+    further = depth < _DEPTH and config.n is None
     for _ in range(_ROUNDS):
         graph = RegionGraph(ready)
-        chosen = best(graph, config.limit, config.n, config.target)
+        chosen = best(graph, config, further)
         if chosen is None:
             break
         found.append(Tile(tuple(graph.eqns), chosen, times))
         ready = tiled(graph, chosen.region)
-    return (ready if found else closed), [*tiles, *found]
+    if not found:
+        return closed, tiles
+    if further:  # parts that hold too much still
+        how = config, times, depth + 1
+        ready, within = _with_tiled_bodies(ready, is_tile_loop, *how)
+        found += within
+    return ready, [*tiles, *found]
 
 
-def _with_tiled_bodies(closed, config: _Asked):
+def _with_tiled_bodies(
+    closed, picked: Callable[[Any], bool], config: Asked, times: int, depth: int
+):
     tiles: list[Tile] = []
 
     def rule(eqn, args: list) -> list[Any] | None:
-        if eqn.primitive.name != "scan" or _is_level(eqn) or is_tile_loop(eqn):
+        if eqn.primitive.name != "scan" or not picked(eqn):
             return None
-        times = eqn.params["length"]
-        body, found = _tiled_list(eqn.params["jaxpr"], config, True, times)
+        count = times * eqn.params["length"]
+        body = eqn.params["jaxpr"]
+        body, found = _tiled_list(body, config, True, count, depth)
         if not found:
             return None
         tiles.extend(found)
