@@ -13,7 +13,7 @@ from jaxmem.scheduling.tiling.best import Asked, Found, best
 from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY, tiled
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.regions import RegionGraph
-from jaxmem.scheduling.tiling.rows import row_of
+from jaxmem.scheduling.tiling.rows import row_of, whole_ones
 
 _ROUNDS = 3  # regions of one list, side by side
 _DEPTH = 2  # loops of regions in one another
@@ -71,7 +71,8 @@ class TileRegions(Pass[Tiles, TiledLists]):
 
     def describe(self, rewrite: TiledLists, target: str) -> Description:
         rows = (row_of(t.eqns, t.found, t.times, target) for t in rewrite.tiles)
-        return Description(tiles=tuple(rows))
+        notes = (note for t in rewrite.tiles for note in whole_ones(t.eqns, t.found))
+        return Description(tiles=tuple(rows), notes=tuple(dict.fromkeys(notes)))
 
 
 def is_tile_loop(eqn) -> bool:
