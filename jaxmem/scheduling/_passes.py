@@ -33,6 +33,7 @@ from jaxmem.scheduling.row_chunks.update import UpdateInRows
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
 from jaxmem.scheduling.tiling.micro_batches import RunInMicroBatches
 from jaxmem.scheduling.tiling.tiles import TileRegions
+from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary
 
 PASSES: tuple[Pass, ...] = (
     RunInMicroBatches(),
@@ -42,6 +43,7 @@ PASSES: tuple[Pass, ...] = (
     RecomputeResiduals(),
     RecomputeFirstLayers(),
     RecomputeUnrolled(),
+    TileVocabulary(),
     TileRegions(),
     ReleaseGradients(),
     UpdateTouchedRows(),
