@@ -18,8 +18,8 @@ from jaxmem.scheduling.tiling.loops import is_nested, is_zero, treatment
 from jaxmem.scheduling.tiling.partial_sums import (
     MOVES,
     NotInParts,
+    PartTreatment,
     State,
-    Treatment,
     named,
 )
 from jaxmem.scheduling.tiling.regions import PRODUCTS
@@ -54,7 +54,7 @@ class Batch:
 
     graph: JaxprGraph
     n: int
-    treated: dict[int, Treatment] = field(default_factory=dict)
+    treated: dict[int, PartTreatment] = field(default_factory=dict)
     state: dict[Any, State] = field(default_factory=dict)
     late: dict[int, str] = field(default_factory=dict)  # -> what they wait for
     early: set[Any] = field(default_factory=set)

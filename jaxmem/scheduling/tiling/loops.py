@@ -17,8 +17,8 @@ from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.partial_sums import (
     SUM,
     NotInParts,
+    PartTreatment,
     State,
-    Treatment,
     line_of,
     treated,
 )
@@ -39,7 +39,7 @@ def is_nested(eqn) -> bool:
 
 def treatment(
     eqn, ins: Sequence[State], wanted: Sequence[int | None], n: int
-) -> Treatment | None:
+) -> PartTreatment | None:
     """`partial_sums.treated`, of scans, branches and calls too."""
     is_whole = all(s is None for s in ins)
     if is_whole and all(w is None for w in wanted):
@@ -79,7 +79,7 @@ class Body:
     n: int
     wanted: dict[Any, int] = field(default_factory=dict)
     state: dict[Any, State] = field(default_factory=dict)
-    treated: dict[int, Treatment] = field(default_factory=dict)
+    treated: dict[int, PartTreatment] = field(default_factory=dict)
     zeros: set[Any] = field(default_factory=set)
 
     @property
@@ -167,7 +167,7 @@ def _up(states: Sequence[State]) -> list[State]:
     return [s + 1 if isinstance(s, int) else s for s in states]
 
 
-def _scan(eqn, ins, wanted, n: int) -> Treatment:
+def _scan(eqn, ins, wanted, n: int) -> PartTreatment:
     n_consts, n_carry = _compat.scan_counts(eqn)
     end = n_consts + n_carry
     stacks = down(eqn, wanted[n_carry:])
@@ -184,10 +184,10 @@ def _scan(eqn, ins, wanted, n: int) -> Treatment:
             break
         before = after
     taken = *before[:end], *_up(before[end:])
-    return Treatment(tuple(taken), (*carry, *_up(outs[n_carry:])), (body,))
+    return PartTreatment(tuple(taken), (*carry, *_up(outs[n_carry:])), (body,))
 
 
-def _cond(eqn, ins, wanted, n: int) -> Treatment:
+def _cond(eqn, ins, wanted, n: int) -> PartTreatment:
     if ins[0] is not None:
         raise NotInParts(eqn, "which branch it takes depends on the examples")
     before, outs = list(ins[1:]), list(wanted)
@@ -200,12 +200,12 @@ def _cond(eqn, ins, wanted, n: int) -> Treatment:
             pairs = zip(given, branch.outs(), strict=True)
             given = [_joined(eqn, a, b) for a, b in pairs]
         if (after, given) == (before, outs):
-            return Treatment((None, *before), tuple(outs), tuple(branches))
+            return PartTreatment((None, *before), tuple(outs), tuple(branches))
         before, outs = after, given
 
 
-def _call(eqn, ins, wanted, n: int) -> Treatment:
+def _call(eqn, ins, wanted, n: int) -> PartTreatment:
     if is_jit(eqn) and (why := why_closed(eqn)):
         raise NotInParts(eqn, why)
     body = body_of(called(eqn), ins, wanted, n)
-    return Treatment(tuple(body.ins()), tuple(body.outs()), (body,))
+    return PartTreatment(tuple(body.ins()), tuple(body.outs()), (body,))

@@ -14,7 +14,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.axis_labels import narrowed
 from jaxmem.ir.scans import is_var, scan_like, split
 from jaxmem.scheduling.tiling.loops import Body, down
-from jaxmem.scheduling.tiling.partial_sums import State, Treatment
+from jaxmem.scheduling.tiling.partial_sums import PartTreatment, State
 
 
 @dataclass
@@ -63,7 +63,7 @@ class PartValues:
         """A term of `x`, which counts once: the first part has it."""
         return lax.select(self.part == 0, x, jnp.zeros_like(x))
 
-    def apply(self, eqn, found: Treatment | None) -> None:
+    def apply(self, eqn, found: PartTreatment | None) -> None:
         """An equation on the part."""
         states = found.ins if found else [None] * len(eqn.invars)
         pairs = zip(eqn.invars, states, strict=True)
@@ -71,7 +71,7 @@ class PartValues:
         outs = _compat.bind(eqn, args) if found is None else self._on(eqn, found, args)
         self.env.update(zip(eqn.outvars, outs, strict=True))
 
-    def _on(self, eqn, found: Treatment, args: list) -> list[Any]:
+    def _on(self, eqn, found: PartTreatment, args: list) -> list[Any]:
         if found.inner:
             return self._nested(eqn, found, args)
         axes = lambda states: [s if isinstance(s, int) else None for s in states]
@@ -84,7 +84,7 @@ class PartValues:
             new = [new[0] + (self.part * size).astype(new[0].dtype)]
         return new
 
-    def _nested(self, eqn, found: Treatment, args: list) -> list[Any]:
+    def _nested(self, eqn, found: PartTreatment, args: list) -> list[Any]:
         name, outs = eqn.primitive.name, list(found.outs)
         runs = [partial(_run, body, self.part, outs) for body in found.inner]
         if name == "scan":

@@ -46,7 +46,7 @@ def named(eqn, line: str = "") -> str:
 
 
 @dataclass(frozen=True)
-class Treatment:
+class PartTreatment:
     """How an equation works on a part.
 
     Attributes:
@@ -79,7 +79,7 @@ MOVES = frozenset(
 
 def treated(
     eqn, ins: Sequence[State], wanted: Sequence[int | None], n: int
-) -> Treatment | None:
+) -> PartTreatment | None:
     """How an equation without bodies works on one of `n` parts.
 
     Args:
@@ -99,7 +99,7 @@ def treated(
     if eqn.primitive.name == "optimization_barrier":
         pairs = zip(ins, wanted, strict=True)
         kept = tuple(w if s is None else s for s, w in pairs)
-        return Treatment(kept, kept)
+        return PartTreatment(kept, kept)
     if eqn.primitive.name in _COLLECTIVES:  # one for each part would be n times as many
         if all(s is None for s in ins):
             return None
@@ -111,16 +111,16 @@ def treated(
             return None
         raise NotInParts(eqn, found)
     if not found.combine:
-        return Treatment(found.ins, found.outs)
+        return PartTreatment(found.ins, found.outs)
     places: tuple[State, ...] = found.ins
     if eqn.primitive.name.startswith("scatter"):
         if found.combine != SUM:
             raise NotInParts(eqn, "what its parts write cannot be combined")
         places = (SUM, *places[1:])  # what it adds to counts once
-    return Treatment(places, (found.combine,) * len(eqn.outvars))
+    return PartTreatment(places, (found.combine,) * len(eqn.outvars))
 
 
-def _on_terms(eqn, ins: Sequence[State]) -> Treatment:
+def _on_terms(eqn, ins: Sequence[State]) -> PartTreatment:
     """An equation that is linear in operands of which a part has a term."""
     name, count = eqn.primitive.name, len(eqn.invars)
     terms = [k for k, s in enumerate(ins) if s == SUM]
@@ -129,7 +129,7 @@ def _on_terms(eqn, ins: Sequence[State]) -> Treatment:
     if any(s not in (None, SUM) for s in ins):
         raise NotInParts(eqn, "it needs what all examples give")
     if name == "optimization_barrier":
-        return Treatment(tuple(ins), tuple(ins))
+        return PartTreatment(tuple(ins), tuple(ins))
     takes: Callable[[Sequence[int]], bool] = lambda allowed: set(terms) <= set(allowed)
     is_linear = name in _ALL or (name in _FIRST and takes([0]))
     is_linear |= name in _EITHER and len(terms) == 1
@@ -146,7 +146,7 @@ def _on_terms(eqn, ins: Sequence[State]) -> Treatment:
         raise NotInParts(eqn, "it needs the sum over all examples")
     whole = name in _FIRST or name in _EITHER
     asked = terms if whole else range(count) if name in _ALL else some
-    return Treatment(
+    return PartTreatment(
         tuple(SUM if k in asked else None for k in range(count)),
         (SUM,) * len(eqn.outvars),
     )
