@@ -14,7 +14,7 @@ from benchmarks._common import MIB, TOO_LARGE
 from benchmarks.blocks import matmul_flops
 from benchmarks.tile_steps import STEPS, Made
 from jaxmem.ir import jaxprs
-from jaxmem.memory import DoesNotFit
+from jaxmem.memory import DoesNotFit, MemoryReport
 from jaxmem.scheduling import BudgetError, Plan, TiledRegion
 from jaxmem.scheduling._choice import Choice
 
@@ -49,7 +49,7 @@ def compiled(step: Callable, made: Made, target: str, tiles: str = "") -> Cells:
     return *sizes, flops, tiles, 1, time.perf_counter() - start
 
 
-def report_of(step: Callable, made: Made, target: str) -> jaxmem.MemoryReport:
+def report_of(step: Callable, made: Made, target: str) -> MemoryReport:
     how = {"target": target, "donate_argnums": made.donate, "timeout": TIMEOUT}
     return jaxmem.estimate(step, *made.args, **how)
 
