@@ -1,1 +1,1 @@
-"""Tiles: regions of a step that are run in parts, one part after the other."""
+"""Regions of a step that run part by part: a layer, a head, a batch in tiles."""
