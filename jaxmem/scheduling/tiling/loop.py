@@ -29,7 +29,7 @@ _TAILS = ("transpose", "convert_element_type", "neg")
 
 def tiled(graph: RegionGraph, region: Region):
     """The closed jaxpr of a graph with a region as one loop."""
-    loop = _Loop(graph, region)
+    loop = _RegionLoop(graph, region)
     return _compat.without_dead_code(jaxprs.retrace(graph.closed, loop.run))
 
 
@@ -50,6 +50,7 @@ class _Sum:
     tail: tuple[Any, ...]
     out: Any
     combine: str
+    start: Any = None  # the variable onto which it is summed
 
     @property
     def dtype(self):
@@ -59,6 +60,8 @@ class _Sum:
         """What the sum is before any part has been added."""
         if self.eqn.primitive.name == "scatter-add":  # onto what was there
             return read(self.eqn.invars[0]).astype(self.dtype)
+        if self.start is not None:
+            return read(self.start)
         start = _NEUTRAL[self.combine](self.dtype)
         return jnp.full(self.out.aval.shape, start, self.dtype)
 
@@ -76,9 +79,13 @@ class _Sum:
                 args = [x.astype(self.dtype) for x in args]
             (part,) = _compat.bind(self.eqn, list(args), params)
         for eqn in self.tail:
-            if eqn.primitive.name != "convert_element_type":
+            if eqn.primitive.name in ("transpose", "neg"):
                 (part,) = _compat.bind(eqn, [part])
         return getattr(lax, self.combine)(total, part.astype(total.dtype))
+
+
+def _is_tail(eqn) -> bool:
+    return eqn.primitive.name in _TAILS and _is_float(eqn.outvars[0].aval.dtype)
 
 
 def _lowest(dtype):
@@ -125,7 +132,7 @@ def _scattered(eqn, args: Sequence[Any], total):
 
 
 @dataclass
-class _Loop:
+class _RegionLoop:
     """How a region becomes a loop."""
 
     graph: RegionGraph
@@ -171,16 +178,33 @@ class _Loop:
 
     def _sum(self, i: int) -> _Sum:
         graph, eqn = self.graph, self.graph.eqns[i]
-        tail, v = [], eqn.outvars[0]
+        combine = self.region.cut[i].combine
+        tail, v, start = [], eqn.outvars[0], None
         additive = eqn.primitive.name in (*PRODUCTS, "reduce_sum")
         while additive and v not in graph.outputs and len(graph.users.get(v, ())) == 1:
             follower = graph.eqns[graph.users[v][0]]
-            out = follower.outvars[0].aval.dtype
-            if follower.primitive.name not in _TAILS or not _is_float(out):
+            start = self._before(follower, v)
+            if start is None and not _is_tail(follower):
                 break
             tail.append(follower)
             v = follower.outvars[0]
-        return _Sum(eqn, tuple(tail), v, self.region.cut[i].combine)
+            if start is not None:
+                break
+        return _Sum(eqn, tuple(tail), v, combine, start)
+
+    def _before(self, follower, v) -> Any:
+        """What a sum is added to, where that is there before the loop."""
+        if follower.primitive.name not in ("add", "add_any"):
+            return None
+        (other,) = [w for w in follower.invars if w is not v] or [None]
+        if (
+            other is None
+            or not is_var(other)
+            or other.aval.dtype != _wide(v.aval.dtype)
+        ):
+            return None
+        m = self.graph.maker.get(other)
+        return other if m is None or m not in self.region.eqns | self.late else None
 
     def run(self, args: list) -> list[Any]:
         """The outputs of the graph."""
@@ -229,7 +253,7 @@ class _Loop:
 class _Part:
     """The values of one part."""
 
-    def __init__(self, loop: _Loop, read, j, totals: dict[int, Any]):
+    def __init__(self, loop: _RegionLoop, read, j, totals: dict[int, Any]):
         self.loop, self.outside, self.j, self.totals = loop, read, j, totals
         self.env: dict[Any, Any] = {}
 

@@ -1,6 +1,6 @@
 """The pass that runs parts of a step in tiles, where they hold too much at one time."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.regions import RegionGraph
 
 _ROUNDS = 3  # regions of one list, side by side
+_DEPTH = 2  # loops of regions in one another
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,12 @@ def is_tile_loop(eqn) -> bool:
     return is_scan and SCOPE in _compat.name_stack(eqn)
 
 
-def _tiled_list(closed, config: Tiles, in_scan: bool, times: int = 1):
+def _tiled_list(closed, config: Tiles, in_scan: bool, times: int = 1, depth: int = 1):
     """A list of equations and the bodies of its scans, with their tiles."""
     assert config.limit is not None
-    closed, tiles = _with_tiled_bodies(closed, config)
-    ready = prepared(closed, in_scan)
-    found = []
+    is_own = lambda eqn: not _is_level(eqn) and not is_tile_loop(eqn)
+    closed, tiles = _with_tiled_bodies(closed, is_own, config, times, depth)
+    ready, found = prepared(closed, in_scan), []
     for _ in range(_ROUNDS):
         graph = RegionGraph(ready)
         chosen = best(graph, config.limit, config.n)
@@ -89,17 +90,26 @@ def _tiled_list(closed, config: Tiles, in_scan: bool, times: int = 1):
             break
         found.append(Tile(tuple(graph.eqns), chosen, times))
         ready = tiled(graph, chosen.region)
-    return (ready if found else closed), [*tiles, *found]
+    if not found:
+        return closed, tiles
+    if depth < _DEPTH and config.n is None:  # parts that hold too much still
+        how = config, times, depth + 1
+        ready, within = _with_tiled_bodies(ready, is_tile_loop, *how)
+        found += within
+    return ready, [*tiles, *found]
 
 
-def _with_tiled_bodies(closed, config: Tiles):
+def _with_tiled_bodies(
+    closed, picked: Callable[[Any], bool], config: Tiles, times: int, depth: int
+):
     tiles: list[Tile] = []
 
     def rule(eqn, args: list) -> list[Any] | None:
-        if eqn.primitive.name != "scan" or _is_level(eqn) or is_tile_loop(eqn):
+        if eqn.primitive.name != "scan" or not picked(eqn):
             return None
-        times = eqn.params["length"]
-        body, found = _tiled_list(eqn.params["jaxpr"], config, True, times)
+        count = times * eqn.params["length"]
+        body = eqn.params["jaxpr"]
+        body, found = _tiled_list(body, config, True, count, depth)
         if not found:
             return None
         tiles.extend(found)
