@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from jaxmem.scheduling.tiling.tiles import Tiles
 
 import jaxmem
 from benchmarks import collectives
@@ -17,6 +16,8 @@ from jaxmem.ir import jaxprs
 from jaxmem.memory import DoesNotFit, MemoryReport
 from jaxmem.scheduling import BudgetError, Plan, TiledRegion
 from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.tiling.tiles import Tiles
 
 TIMEOUT = 3000.0  # seconds for one compile
 TERA = 1e12
@@ -28,8 +29,9 @@ def measured(name: str, how: str, target: str) -> Cells:
     number, _, unit = how.partition(" ")
     if unit == "MiB":
         return within(STEPS[name]("plain"), target, int(number))
-    if unit == "tiles":
-        return in_tiles(STEPS[name]("plain"), target, int(number))
+    if unit in CONFIGS:
+        tiles = Tiles(limit=0, n=int(number))
+        return in_tiles(STEPS[name]("plain"), Choice(target, (*CONFIGS[unit], tiles)))
     code, way = WAYS[how]
     return way(STEPS[name](code), target)
 
@@ -63,10 +65,13 @@ def scheduled(made: Made, target: str) -> Cells:
 # -- tiles alone
 
 
-def in_tiles(made: Made, target: str, n: int) -> Cells:
-    """All that can be in tiles, `n` of them, and nothing recomputed."""
+# what a row's name says -> what else is asked for
+CONFIGS = {"tiles": (), "tiles, recomputed": (Recompute(1e-3),)}
+
+
+def in_tiles(made: Made, choice: Choice) -> Cells:
+    """All that can be in tiles, without a search."""
     own = jaxmem.schedule(made.step, donate_argnums=made.donate)
-    choice = Choice(target, (Tiles(limit=0, n=n),))
     found = own.rewritten(choice, *made.args)
     tree = jax.tree.structure(jax.eval_shape(made.step, *made.args))
 
@@ -74,7 +79,7 @@ def in_tiles(made: Made, target: str, n: int) -> Cells:
         leaves = jaxprs.evaluate(found.jaxpr, jax.tree.leaves(args))
         return jax.tree.unflatten(tree, leaves)
 
-    return compiled(step, made, target, shown(found.description.tiles))
+    return compiled(step, made, choice.target, shown(found.description.tiles))
 
 
 def shown(tiles: tuple[TiledRegion, ...]) -> str:
