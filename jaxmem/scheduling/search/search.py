@@ -40,7 +40,7 @@ from jaxmem.scheduling.search.result import (
 from jaxmem.scheduling.search.sequences import of_sequences
 from jaxmem.scheduling.search.tiled_front import can_tile, with_tiles
 from jaxmem.scheduling.search.traced_step import ENOUGH, TracedStep
-from jaxmem.scheduling.tiling.tiles import TileRegions, Tiles
+from jaxmem.scheduling.tiling.tiles import Tiles
 
 _FAR = 1.1  # of the budget: what is predicted above it will not fit
 _LESS = 0.95  # of the seconds: for more, segments are not looked at
@@ -158,14 +158,14 @@ class SearchRun:
         raise unreachable(budget, least, self._stopped(least.choice))
 
     def _stopped(self, choice: Choice) -> Sequence[str]:
-        """What cannot be in more tiles, and why."""
+        """What cannot be in tiles, and why."""
         if not self.tile:
             return ()
-        most = choice.having(Tiles(limit=1))
-        records, config = self.step.rewritten(most).records, most.get(Tiles)
-        levels = (record.entered[Tiles] for record in records)
-        said = (note for one in levels for note in TileRegions().left(one, config))
-        return tuple(dict.fromkeys(said))
+        made = self.step.rewritten(choice)
+        done = (pair for record in made.records for pair in record.rewrites)
+        tiles = (pair for pair in done if pair[0].config is Tiles)
+        said = (one.describe(rewrite, self.step.target).notes for one, rewrite in tiles)
+        return tuple(dict.fromkeys(note for notes in said for note in notes))
 
     def _least(self, choices: Sequence[Choice]) -> ReportedTrial:
         """The least peak; never more than that of the step as it was given."""

@@ -9,6 +9,7 @@ most kept and with least, say what its peak is between.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.plan.rows import TiledRegion
 from jaxmem.scheduling.predict.operations import (
@@ -64,7 +65,8 @@ class _Line:
 
 def _lines(step: TracedStep, flat: Sequence[Candidate]) -> Iterator[_Line]:
     """One for each limit that makes another number of tiles."""
-    poor, seen = flat[-1], {()}
+    poor = flat[-1]
+    seen: set[tuple[TiledRegion, ...]] = {()}
     limit = _at_one_time(step, poor)
     for _ in range(_HALVINGS):
         limit //= 2
@@ -75,8 +77,12 @@ def _lines(step: TracedStep, flat: Sequence[Candidate]) -> Iterator[_Line]:
 
 
 def _at_one_time(step: TracedStep, candidate: Candidate) -> int:
-    """Bytes beside what is kept."""
-    return max(0, _peak(step, candidate.choice) - candidate.bytes)
+    """Bytes beside what is kept, and beside what the step gives back."""
+    jaxpr = step.rewritten(candidate.choice).unordered
+    in_place = step.aliases(jaxpr)
+    outs = (v for i, v in enumerate(jaxpr.jaxpr.outvars) if i not in in_place)
+    made = sum(size_of(v) for v in outs if is_var(v))
+    return max(0, _peak(step, candidate.choice) - candidate.bytes - made)
 
 
 def _rows(step: TracedStep, choice: Choice) -> tuple[TiledRegion, ...]:

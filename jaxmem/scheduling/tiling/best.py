@@ -6,12 +6,15 @@ from typing import Any
 
 from jaxmem.ir.scans import size_of
 from jaxmem.scheduling.tiling.live_bytes import Figures, LiveBytes
+from jaxmem.scheduling.tiling.price import seconds
 from jaxmem.scheduling.tiling.regions import Region, RegionGraph, find, has_product
 
 _SEEDS = 4  # the largest arrays, from which regions are looked for
-_SMALL = 16  # of the seed's size: arrays from which operations are tied to it
+# of the seed's size: arrays from which operations are tied to it
+_LARGE, _SMALL = 4, 16
 _GAIN = 0.05  # of what is alive: a region that saves less is not worth a loop
 _MUCH = 0.95  # of the bytes with fewer parts: more parts must take less than that
+_ALIKE = 0.05  # of what is alive: savings that differ by less are alike
 _MOST = 1024  # parts
 
 
@@ -24,15 +27,17 @@ class Found:
     figures: Figures
 
 
-def best(graph: RegionGraph, limit: int, n: int | None = None) -> Found | None:
+def best(
+    graph: RegionGraph, limit: int, n: int | None = None, target: str = "cpu"
+) -> Found | None:
     """The region that saves most, in as few parts as take it below a limit.
 
     `limit`: bytes of arrays that only the region has. None where no region is above the
-    limit, or nothing is gained.
+    limit, or nothing is gained. `target`: the chip whose rates say what tiles cost.
     """
     live, chosen = LiveBytes(graph), None
     for count in [n] if n else _counts():
-        found = _largest_gain(graph, live, count, limit)
+        found = _largest_gain(graph, live, count, limit, target)
         if found is None:
             continue
         if chosen is None or found.figures.after < _MUCH * chosen.figures.after:
@@ -50,7 +55,7 @@ def _counts() -> Iterator[int]:
 
 
 def _largest_gain(
-    graph: RegionGraph, live: LiveBytes, n: int, limit: int
+    graph: RegionGraph, live: LiveBytes, n: int, limit: int, target: str
 ) -> Found | None:
     chosen = score = None
     for region, seed, is_wide in _regions(graph, n):
@@ -60,7 +65,10 @@ def _largest_gain(
         figures = live.of(region)
         if figures.inside <= limit or figures.gain <= _GAIN * figures.before:
             continue
-        value = figures.gain, not is_wide, figures.inside
+        # of those that save about as much the one that costs least
+        gain = int(figures.gain / (_ALIKE * figures.before))
+        cost = seconds(graph.eqns, region, target)
+        value = gain, -cost, not is_wide, figures.inside
         if score is None or value > score:
             chosen, score = Found(region, seed, figures), value
     return chosen
@@ -72,5 +80,5 @@ def _regions(graph: RegionGraph, n: int) -> Iterator[tuple[Region, Any, bool]]:
         for axis, size in enumerate(v.aval.shape):
             if size % n:
                 continue
-            for floor in (size_of(v) // _SMALL, 0):
+            for floor in (size_of(v) // _LARGE, size_of(v) // _SMALL, 0):
                 yield find(graph, v, axis, n, floor), v, floor == 0

@@ -8,34 +8,21 @@ longer than what they start. What is fused into its reader moves through the chi
 whether in tiles or not.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
+from jaxmem.ir.axis_labels import Cut
 from jaxmem.ir.costs import FUSED, MACHINES, Machine, flops
 from jaxmem.ir.costs import seconds as seconds_of
 from jaxmem.ir.jaxprs import bodies
 from jaxmem.ir.scans import is_var, size_of
+from jaxmem.scheduling.tiling.regions import Region
 
 _START = 3e-6  # seconds until the next kernel can be queued
 _SUM = 4  # bytes of an element of a running sum, at the least
 
-Axes = Sequence[int | None]  # the axis along which each array is cut; None: it is whole
 
-
-class Cut(Protocol):
-    """A region in tiles (`regions.Region`)."""
-
-    @property
-    def n(self) -> int: ...  # tiles
-
-    @property
-    def eqns(self) -> Collection[int]: ...  # positions of its equations
-
-    @property
-    def cut(self) -> Mapping[int, tuple[Axes, Axes]]: ...  # of operands, of outputs
-
-
-def seconds(eqns: Sequence[Any], region: Cut, target: str) -> float:
+def seconds(eqns: Sequence[Any], region: Region, target: str) -> float:
     """What a region takes longer in its tiles than as it is, on a chip.
 
     Args:
@@ -51,10 +38,10 @@ def seconds(eqns: Sequence[Any], region: Cut, target: str) -> float:
     for i in region.eqns:
         if _is_fused(eqns[i]):
             continue
-        ins, outs = region.cut[i]
-        nowhere = [None] * len(ins), [0] * len(outs)
-        whole.append(_kernel(eqns[i], *nowhere, 1, machine))
-        tile.append(_kernel(eqns[i], ins, outs, region.n, machine))
+        cut = region.cut[i]
+        nowhere = Cut((None,) * len(cut.ins), (0,) * len(cut.outs))
+        whole.append(_kernel(eqns[i], nowhere, 1, machine))
+        tile.append(_kernel(eqns[i], cut, region.n, machine))
     starts = _START * (1 + len(tile))  # one for the loop's own counter and condition
     longer = region.n * max(sum(tile), starts) - max(sum(whole), starts - _START)
     return max(0.0, longer)
@@ -64,14 +51,14 @@ def _is_fused(eqn) -> bool:
     return eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier"
 
 
-def _kernel(eqn, ins: Axes, outs: Axes, n: int, machine: Machine) -> float:
+def _kernel(eqn, cut: Cut, n: int, machine: Machine) -> float:
     """Seconds of one tile of an equation; an output that is cut nowhere is a sum."""
     moved = sum(
         size_of(v) / (1 if place is None else n)
-        for v, place in zip(eqn.invars, ins, strict=True)
+        for v, place in zip(eqn.invars, cut.ins, strict=True)
         if is_var(v)
     )
-    for v, place in zip(eqn.outvars, outs, strict=True):
+    for v, place in zip(eqn.outvars, cut.outs, strict=True):
         moved += _summed(v) if place is None else size_of(v) / n
     return max(_arithmetic(eqn, n, machine), moved / machine.bandwidth)
 

@@ -13,6 +13,7 @@ from jaxmem.scheduling.tiling.best import Found, best
 from jaxmem.scheduling.tiling.loop import SCOPE, tiled
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.regions import RegionGraph
+from jaxmem.scheduling.tiling.rows import row_of, whole_ones
 
 _ROUNDS = 3  # regions of one list, side by side
 _DEPTH = 2  # loops of regions in one another
@@ -28,6 +29,15 @@ class Tiles:
     limit: int | None = None
     # how many tiles, whatever they hold; None: as few as will do
     n: int | None = None
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What `Tiles` has, where there is a limit, and the chip whose rates count."""
+
+    limit: int
+    n: int | None
+    target: str
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,8 @@ class TileRegions(Pass[Tiles, TiledLists]):
         if config.limit is None or any(map(is_tile_loop, [level.loop, *eqns])):
             return
         in_scan = level.loop is not None and level.loop.primitive.name == "scan"
-        jaxpr, tiles = _tiled_list(level.jaxpr, config, in_scan)
+        asked = _Asked(config.limit, config.n, level.target)
+        jaxpr, tiles = _tiled_list(level.jaxpr, asked, in_scan)
         if tiles:
             yield TiledLists(jaxpr, tuple(tiles))
 
@@ -67,8 +78,9 @@ class TileRegions(Pass[Tiles, TiledLists]):
         return rewrite.jaxpr
 
     def describe(self, rewrite: TiledLists, target: str) -> Description:
-        del rewrite, target
-        return Description()
+        rows = (row_of(t.eqns, t.found, t.times, target) for t in rewrite.tiles)
+        notes = (note for t in rewrite.tiles for note in whole_ones(t.eqns, t.found))
+        return Description(tiles=tuple(rows), notes=tuple(dict.fromkeys(notes)))
 
 
 def is_tile_loop(eqn) -> bool:
@@ -77,15 +89,14 @@ def is_tile_loop(eqn) -> bool:
     return is_scan and SCOPE in _compat.name_stack(eqn)
 
 
-def _tiled_list(closed, config: Tiles, in_scan: bool, times: int = 1, depth: int = 1):
+def _tiled_list(closed, config: _Asked, in_scan: bool, times: int = 1, depth: int = 1):
     """A list of equations and the bodies of its scans, with their tiles."""
-    assert config.limit is not None
     is_own = lambda eqn: not _is_level(eqn) and not is_tile_loop(eqn)
     closed, tiles = _with_tiled_bodies(closed, is_own, config, times, depth)
     ready, found = prepared(closed, in_scan), []
     for _ in range(_ROUNDS):
         graph = RegionGraph(ready)
-        chosen = best(graph, config.limit, config.n)
+        chosen = best(graph, config.limit, config.n, config.target)
         if chosen is None:
             break
         found.append(Tile(tuple(graph.eqns), chosen, times))
@@ -100,7 +111,7 @@ def _tiled_list(closed, config: Tiles, in_scan: bool, times: int = 1, depth: int
 
 
 def _with_tiled_bodies(
-    closed, picked: Callable[[Any], bool], config: Tiles, times: int, depth: int
+    closed, picked: Callable[[Any], bool], config: _Asked, times: int, depth: int
 ):
     tiles: list[Tile] = []
 

@@ -1,0 +1,44 @@
+"""A region in tiles as a row of the plan, and what stands at its border."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jaxmem import _compat
+from jaxmem.ir.scans import is_var, size_of
+from jaxmem.scheduling.plan.rows import TiledRegion
+from jaxmem.scheduling.tiling.axis_name import axis_name
+from jaxmem.scheduling.tiling.best import Found
+from jaxmem.scheduling.tiling.price import seconds
+
+_LARGE = 16  # of the largest array of a region: what a smaller one does is not told
+
+
+def row_of(eqns: Sequence[Any], found: Found, times: int, target: str) -> TiledRegion:
+    """The row of a region; `times`: how often the list of equations runs."""
+    region, seed = found.region, found.seed
+    maker = next(eqn for eqn in eqns if seed in eqn.outvars)
+    return TiledRegion(
+        seed.aval.shape,
+        str(seed.aval.dtype),
+        _compat.name_stack(maker),
+        _compat.source_line(maker),
+        axis_name(eqns, region, seed),
+        region.n,
+        found.figures.before,
+        found.figures.after,
+        times,
+        times * seconds(eqns, region, target),
+    )
+
+
+def whole_ones(eqns: Sequence[Any], found: Found) -> Iterator[str]:
+    """A sentence for each operation that large arrays tie to a region, and why not."""
+    least = size_of(found.seed) / _LARGE
+    for i, why in sorted(found.region.blocked.items()):
+        eqn = eqns[i]
+        arrays = filter(is_var, [*eqn.invars, *eqn.outvars])
+        if i in found.region.eqns or max(map(size_of, arrays), default=0) < least:
+            continue
+        line = _compat.source_line(eqn)
+        where = f" at {line}" if line else ""
+        yield f"`{eqn.primitive.name}`{where} is not in the tiles next to it: {why}"
