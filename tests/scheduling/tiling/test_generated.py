@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxmem.scheduling.tiling.tiles import Tiles
 
 from jaxmem.ir import jaxprs
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten, rewrite
+from jaxmem.scheduling.tiling.tiles import Tiles
 from tests.scheduling.tiling.generated import Generated, generated
 from tests.scheduling.tiling.roundings import longest
 from tests.sets import some_fast
@@ -25,7 +25,7 @@ from tests.sets import some_fast
 pytestmark = pytest.mark.usefixtures("x64", "standard_jax")
 
 SEEDS = range(300)
-FAST = (0,)
+FAST = (34, 160)
 COUNTS = (2, 3, 4, 8)
 
 
@@ -68,8 +68,16 @@ def test_values(seed):
     closed = traced(step)
     wanted, most = wanted_and_most(step, closed)
     assert all(np.isfinite(x).all() for x in wanted), step
-    for n in COUNTS:
-        found = tiled(closed, n)
-        if found.did(Tiles):
-            error = apart(run(found.jaxpr, step.args), wanted)
-            assert error <= most, f"{step}; n={n}: off by {error:.1e}, not {most:.1e}"
+    done = [(n, found) for n in COUNTS if (found := tiled(closed, n)).did(Tiles)]
+    assert done or seed not in FAST
+    for n, found in done:
+        error = apart(run(found.jaxpr, step.args), wanted)
+        assert error <= most, f"{step}; n={n}: off by {error:.1e}, not {most:.1e}"
+
+
+@pytest.mark.slow
+def test_most_steps_have_regions():
+    """Else each would be compared with itself."""
+    some = [traced(generated(seed)) for seed in SEEDS[::10]]
+    found = [any(tiled(closed, n).did(Tiles) for n in COUNTS) for closed in some]
+    assert sum(found) >= 0.75 * len(some)
