@@ -38,7 +38,7 @@ from jaxmem.scheduling.search.result import (
     unreachable,
 )
 from jaxmem.scheduling.search.sequences import of_sequences
-from jaxmem.scheduling.search.tiled_front import can_tile, with_tiles
+from jaxmem.scheduling.search.tiled_front import beside_sequences, can_tile, with_tiles
 from jaxmem.scheduling.search.traced_step import ENOUGH, TracedStep
 from jaxmem.scheduling.tiling.tiles import Tiles
 
@@ -237,7 +237,10 @@ class SearchRun:
                 return one
         best = min(self.tried, key=lambda t: t.peak, default=None)
         candidates = self._flat = self._candidates(best)
-        if best is None and self._may_tile(candidates):
+        may_tile = self._may_tile(candidates, best is None)
+        if may_tile and best is not None:
+            candidates = beside_sequences(self.step, candidates)
+        elif may_tile:
             (best,) = self._compiled([candidates[0].choice])
             if best.peak <= limit:
                 return best
@@ -272,12 +275,13 @@ class SearchRun:
         except BudgetError:
             return best
 
-    def _may_tile(self, candidates: Sequence[Candidate]) -> bool:
+    def _may_tile(self, candidates: Sequence[Candidate], in_scans: bool) -> bool:
         """Whether tiles are asked for, and there is something to cut."""
         if not self.tile or self.named:
             return False
         self.compiles.ahead([candidates[0].choice])  # while we look
-        self._tiled = can_tile(self.step, candidates[-1])
+        one = candidates[-1 if in_scans else 0]
+        self._tiled = can_tile(self.step, one, one.bytes if in_scans else 0)
         return self._tiled
 
     def _segments(self) -> list[Candidate]:

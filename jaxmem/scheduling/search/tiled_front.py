@@ -25,10 +25,24 @@ from jaxmem.scheduling.tiling.tiles import Tiles
 _HALVINGS = 6  # of what runs at one time, to the least limit
 
 
-def can_tile(step: TracedStep, candidate: Candidate) -> bool:
+def can_tile(step: TracedStep, candidate: Candidate, kept: int) -> bool:
     """Whether there is a region in a step that tiles make smaller."""
-    limit = _at_one_time(step, candidate) >> _HALVINGS
+    # `kept`: bytes of it that no tile makes less
+    limit = _at_one_time(step, candidate.choice, kept) >> _HALVINGS
     return bool(_rows(step, candidate.choice.having(Tiles(limit=limit))))
+
+
+def beside_sequences(step: TracedStep, flat: Sequence[Candidate]) -> list[Candidate]:
+    """The front of sequences, and of tiles in the first of them, which has none."""
+    # The positions of a sequence are those of a step without tiles.
+    free = flat[0]
+    found = list(flat)
+    for config in _configs(step, free.choice, 0):
+        choice = free.choice.having(config)
+        seconds = sum(row.seconds for row in _rows(step, choice))
+        found.append(replace(free, choice=choice, seconds=seconds))
+        found[-1] = replace(found[-1], bytes=_peak(step, choice))
+    return _by_seconds(found)
 
 
 def with_tiles(step: TracedStep, flat: Sequence[Candidate]) -> list[Candidate]:
@@ -36,9 +50,13 @@ def with_tiles(step: TracedStep, flat: Sequence[Candidate]) -> list[Candidate]:
 
     Of those that take equally long, the ones of fewer tiles come first.
     """
-    lines = [_line(step, flat, Tiles()), *_lines(step, flat)]
-    found = [line.candidate(one) for line in lines for one in flat]
-    found.sort(key=lambda candidate: (candidate.seconds, -candidate.bytes))
+    configs = [Tiles(), *_configs(step, flat[-1].choice, flat[-1].bytes)]
+    lines = [_line(step, flat, config) for config in configs]
+    return _by_seconds([line.candidate(one) for line in lines for one in flat])
+
+
+def _by_seconds(candidates: Sequence[Candidate]) -> list[Candidate]:
+    found = sorted(candidates, key=lambda one: (one.seconds, -one.bytes))
     return descending(found, LEAST * found[0].bytes)
 
 
@@ -63,26 +81,25 @@ class _Line:
         )
 
 
-def _lines(step: TracedStep, flat: Sequence[Candidate]) -> Iterator[_Line]:
-    """One for each limit that makes another number of tiles."""
-    poor = flat[-1]
+def _configs(step: TracedStep, choice: Choice, kept: int) -> Iterator[Tiles]:
+    """Limits that make other numbers of tiles, from the largest on."""
     seen: set[tuple[TiledRegion, ...]] = {()}
-    limit = _at_one_time(step, poor)
+    limit = _at_one_time(step, choice, kept)
     for _ in range(_HALVINGS):
         limit //= 2
-        rows = _rows(step, poor.choice.having(Tiles(limit=limit)))
+        rows = _rows(step, choice.having(Tiles(limit=limit)))
         if rows not in seen:
             seen.add(rows)
-            yield _line(step, flat, Tiles(limit=limit))
+            yield Tiles(limit=limit)
 
 
-def _at_one_time(step: TracedStep, candidate: Candidate) -> int:
+def _at_one_time(step: TracedStep, choice: Choice, kept: int) -> int:
     """Bytes beside what is kept, and beside what the step gives back."""
-    jaxpr = step.rewritten(candidate.choice).unordered
+    jaxpr = step.rewritten(choice).unordered
     in_place = step.aliases(jaxpr)
     outs = (v for i, v in enumerate(jaxpr.jaxpr.outvars) if i not in in_place)
     made = sum(size_of(v) for v in outs if is_var(v))
-    return max(0, _peak(step, candidate.choice) - candidate.bytes - made)
+    return max(0, _peak(step, choice) - kept - made)
 
 
 def _rows(step: TracedStep, choice: Choice) -> tuple[TiledRegion, ...]:

@@ -17,6 +17,8 @@ from jaxmem.scheduling.tiling.masks import from_nothing
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 _COLLECTIVES = frozenset({"psum", "psum2", "psum_invariant"})
 
+NEEDS_ALL = "it needs all of"
+
 
 class RegionGraph(JaxprGraph):
     """A graph that knows what every equation needs."""
@@ -157,7 +159,7 @@ def _leave(graph: RegionGraph, region: Region, home: int) -> bool:
             gone = {k for k in region.eqns if makers >> k & 1}
             if home in gone:  # the seed is among the makers: the users go
                 gone = {k for k in region.eqns if k == i or graph.needs(k, i)}
-            why = f"it needs all of `{graph.eqns[m].primitive.name}` first"
+            why = f"{NEEDS_ALL} `{graph.eqns[m].primitive.name}` first"
             region.blocked.update(dict.fromkeys(gone, why))
             region.eqns -= gone
             return True

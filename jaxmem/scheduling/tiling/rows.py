@@ -9,6 +9,7 @@ from jaxmem.scheduling.plan.rows import TiledRegion
 from jaxmem.scheduling.tiling.axis_name import axis_name
 from jaxmem.scheduling.tiling.best import Found
 from jaxmem.scheduling.tiling.price import seconds
+from jaxmem.scheduling.tiling.regions import NEEDS_ALL
 
 _LARGE = 16  # of the largest array of a region: what a smaller one does is not told
 
@@ -36,9 +37,10 @@ def whole_ones(eqns: Sequence[Any], found: Found) -> Iterator[str]:
     least = size_of(found.seed) / _LARGE
     for i, why in sorted(found.region.blocked.items()):
         eqn = eqns[i]
+        if i in found.region.eqns or why.startswith(NEEDS_ALL):
+            continue  # that follows from another
         arrays = filter(is_var, [*eqn.invars, *eqn.outvars])
-        if i in found.region.eqns or max(map(size_of, arrays), default=0) < least:
-            continue
-        line = _compat.source_line(eqn)
-        where = f" at {line}" if line else ""
-        yield f"`{eqn.primitive.name}`{where} is not in the tiles next to it: {why}"
+        if max(map(size_of, arrays), default=0) >= least:
+            line = _compat.source_line(eqn)
+            where = f" at {line}" if line else ""
+            yield f"`{eqn.primitive.name}`{where} is not in the tiles next to it: {why}"

@@ -1,0 +1,119 @@
+"""Tiles under a budget: taken where nothing cheaper fits, and kept in the plan."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxmem import estimate, schedule
+from jaxmem.scheduling import BudgetError, Plan
+from jaxmem.scheduling.tiling.tiles import Tiles
+
+LAYERS, ROWS, WIDTH, WORDS = 2, 512, 32, 2048
+SDS = jax.ShapeDtypeStruct
+
+
+def loss(params, x, labels):
+    """Layers in a scan, and a head whose logits are larger than all else."""
+    x = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["layers"])[0]
+    logits = jax.nn.log_softmax(x @ params["head"])
+    return -jnp.take_along_axis(logits, labels[:, None], 1).mean()
+
+
+GRADIENT = jax.value_and_grad(loss)
+PARAMS = {
+    "layers": SDS((LAYERS, WIDTH, WIDTH), jnp.float32),
+    "head": SDS((WIDTH, WORDS), jnp.float32),
+}
+ARGS = PARAMS, SDS((ROWS, WIDTH), jnp.float32), SDS((ROWS,), jnp.int32)
+LOGITS = 4 * ROWS * WORDS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory):
+    """One for all tests of this file: they search for the same step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAXMEM_CACHE_DIR", str(tmp_path_factory.mktemp("reports")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return estimate(GRADIENT, *ARGS)
+
+
+def rest(report):
+    return report.peak_bytes - report.temp_bytes
+
+
+def scheduled(budget, **options):
+    return schedule(GRADIENT, budget, target="cpu", donate_argnums=(), **options)
+
+
+def least(**options) -> int:
+    with pytest.raises(BudgetError) as error:
+        scheduled(1, **options).plan(*ARGS)
+    return error.value.least
+
+
+@pytest.fixture(scope="module")
+def tiled(plain):
+    """The step in a half of the logits, and its plan."""
+    step = scheduled(rest(plain) + LOGITS // 2)
+    return step, step.plan(*ARGS, target="cpu")
+
+
+def test_tiles_go_on_below_what_recomputation_reaches(plain, tiled):
+    assert least(tile=False) > rest(plain) + LOGITS
+    assert least() < rest(plain) + LOGITS // 2
+    _, plan = tiled
+    assert plan.scheduled.peak_bytes <= plan.budget
+    assert plan.scheduled.temp_bytes <= LOGITS // 2
+    assert len(plan.tried) <= 12
+    assert not plan.recomputed  # nothing of it would help
+
+
+def test_a_plan_says_what_is_in_tiles(tiled):
+    _, plan = tiled
+    largest = plan.tiles[0]
+    assert largest.shape == (ROWS, WORDS) and largest.axis == "tokens"
+    assert largest.n > 1 and largest.bytes_after < largest.bytes_before
+    assert largest.times == 1 and "test_search_tiles.py" in largest.line
+    assert plan.tile_seconds == sum(row.seconds for row in plan.tiles)
+    assert f"{largest.n} over tokens" in str(plan)
+    best = next(t for t in plan.tried if t.choice == plan.choice)
+    assert best.seconds == pytest.approx(plan.tile_seconds, abs=1e-12)
+
+
+def test_a_plan_with_tiles_is_loaded(tiled):
+    step, plan = tiled
+    loaded = Plan.from_json(plan.to_json())
+    assert loaded == plan and loaded.choice.get(Tiles).limit is not None
+    other = schedule(GRADIENT, plan=loaded, donate_argnums=())
+    assert other.plan(*ARGS).tiles == plan.tiles
+    assert estimate(other, *ARGS) == estimate(step, *ARGS)
+
+
+def test_tiles_compute_what_the_step_does(tiled):
+    step, _ = tiled
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {
+        "layers": jax.random.normal(keys[0], (LAYERS, WIDTH, WIDTH)) / WIDTH**0.5,
+        "head": jax.random.normal(keys[1], (WIDTH, WORDS)) / WIDTH**0.5,
+    }
+    x = jax.random.normal(keys[2], (ROWS, WIDTH))
+    labels = jax.random.randint(keys[3], (ROWS,), 0, WORDS)
+    want, got = jax.jit(GRADIENT)(params, x, labels), step(params, x, labels)
+    # sums of ROWS or WORDS terms, in another order
+    close = lambda a, b: np.testing.assert_allclose(
+        a, b, rtol=0, atol=WORDS * 2.0**-24 * float(jnp.abs(b).max())
+    )
+    jax.tree.map(close, got, want)
+
+
+def test_no_tile_where_nothing_needs_it(plain):
+    assert not scheduled(plain.peak_bytes).plan(*ARGS).tiles
+    step = schedule(GRADIENT, target="cpu", donate_argnums=())
+    assert not step.plan(*ARGS).tiles
+    step = scheduled(plain.peak_bytes, tile=False)
+    assert not step.plan(*ARGS).tiles
