@@ -20,7 +20,7 @@ from jaxmem.ir.primitives import ELEMENTWISE, VARYING
 Axis = int | None  # None: the array is not cut
 
 
-class Cut(NamedTuple):
+class CutAxes(NamedTuple):
     """Along which axes an equation's operands and outputs are cut.
 
     Attributes:
@@ -43,17 +43,17 @@ SOME = "some of its operands are not cut"
 
 def labels(eqn, n: int) -> Labels | str:
     """Of an equation's axes, for `n` parts; a text says why there are none."""
+    if _compat.has_side_effects(eqn):  # they would happen once for each part
+        return "it has side effects"
     rule = RULES.get(eqn.primitive.name)
     if rule is None:
         return UNKNOWN
-    if _compat.has_side_effects(eqn):  # they would happen once for each part
-        return "it has side effects"
     if eqn.primitive.name != CONSTRAINT and _sharding(eqn) is not None:
         return "it names a sharding"
     return rule(eqn, n)
 
 
-def cut(eqn, ins: Sequence[Axis], outs: Sequence[Axis], n: int) -> Cut | str:
+def cut(eqn, ins: Sequence[Axis], outs: Sequence[Axis], n: int) -> CutAxes | str:
     """All axes along which an equation is cut in `n` parts, from those that are known.
 
     Args:
@@ -82,10 +82,10 @@ def cut(eqn, ins: Sequence[Axis], outs: Sequence[Axis], n: int) -> Cut | str:
         return f"{n} does not divide its axis"
     ins, outs = tuple(places[: len(table.ins)]), tuple(places[len(table.ins) :])
     if None not in outs:
-        return Cut(ins, outs)
+        return CutAxes(ins, outs)
     if any(axis is not None for axis in outs):
         return SOME
-    return Cut(ins, outs, table.combine) if table.combine else WHOLE
+    return CutAxes(ins, outs, table.combine) if table.combine else WHOLE
 
 
 def _place(of_axis: Sequence[Label], chosen: set[Label]) -> Axis:
@@ -99,9 +99,6 @@ def _sharding(eqn) -> Any:
     return None if mesh is not None and mesh.empty else sharding
 
 
-_WINDOWS = """reduce_window_sum reduce_window_max reduce_window_min
-select_and_scatter_add select_and_gather_add""".split()
-
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE | {"complex", "conj"}, rules.elementwise),
     **dict.fromkeys([*rules.COMBINE, "argmax", "argmin"], rules.reduction),
@@ -113,7 +110,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["slice", "dynamic_slice"], rules.sliced),
     **dict.fromkeys(products.SCATTERS, products.scatter),
     **dict.fromkeys(products.MATRICES, products.matrices),
-    **dict.fromkeys(_WINDOWS, products.windows),
+    **dict.fromkeys(products.WINDOWS, products.windows),
     CONSTRAINT: rules.constraint,
     "bitcast_convert_type": rules.bitcast,
     "device_put": rules.device_put,
@@ -130,6 +127,13 @@ RULES: dict[str, Rule] = {
     "conv_general_dilated": products.convolution,
     "gather": products.gather,
     "fft": products.fourier,
+}
+
+# What does more than compute: done for each part, it gives the same values, but sends
+# more messages or transfers, which all devices must agree upon.
+BEYOND = {
+    **dict.fromkeys(["psum", "psum2", "psum_invariant"], "it sums over devices"),
+    "device_put": "it sends arrays to another memory",
 }
 
 

@@ -14,8 +14,7 @@ import jax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs, layer_axis
-from jaxmem.ir.layer_axis import narrow, operand_axes
-from jaxmem.ir.layer_rules import Axis, Batched, Treatment
+from jaxmem.ir.layer_axis import Axis, Batched, Treatment, narrow, operand_axes
 from jaxmem.ir.scans import is_var
 
 

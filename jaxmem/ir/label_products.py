@@ -60,11 +60,11 @@ def gather(eqn, n: int) -> Labels:
 
 SCATTERS = {
     "scatter-add": "add",
-    "scatter-sub": "add",  # of the parts' differences, from what is subtracted from
-    "scatter-mul": "mul",
     "scatter-min": "min",
     "scatter-max": "max",
-    "scatter": "",
+    # The last of those that write to one place stays. What is subtracted from, or
+    # multiplied, would have to be that of one part alone.
+    **dict.fromkeys(["scatter", "scatter-sub", "scatter-mul"], ""),
 }
 
 
@@ -79,7 +79,7 @@ def scatter(eqn, n: int) -> Labels:
         eqn.invars[2].aval.shape,
         (*named, d.scatter_dims_to_operand_dims, *batching),
     )
-    if not combine:  # the last of those that write to one place stays
+    if not combine:
         index, rows = (
             tuple(k if k in table else None for k in labels) for labels in (index, rows)
         )
@@ -102,6 +102,10 @@ def _indexed(table: Sequence[int], index: Sequence[int], rows: Sequence[int], na
         if rows[place] == table[k] and k not in start:
             of_table[k] = of_rows[place] = ("window", k)
     return tuple(of_table), tuple(of_index), tuple(of_rows)
+
+
+WINDOWS = """reduce_window_sum reduce_window_max reduce_window_min
+select_and_scatter_add select_and_gather_add""".split()
 
 
 def windows(eqn, n: int) -> Labels:

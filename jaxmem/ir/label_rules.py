@@ -23,14 +23,11 @@ class Labels(NamedTuple):
       combine: the binary operation of `lax` that combines the outputs of the parts
         where the label is in no output; empty where they cannot be combined. What a
         scatter adds to is the first of the terms: of one part, not of each.
-      beyond: what else it does than compute; empty for nothing. To do it once for each
-        part gives the same values, but is another thing to do.
     """
 
     ins: tuple[tuple[Label, ...], ...]
     outs: tuple[tuple[Label, ...], ...]
     combine: str = ""
-    beyond: str = ""
 
 
 Rule = Callable[[Any, int], Labels | str]
@@ -85,16 +82,14 @@ def is_to_memory(eqn) -> bool:
 
 
 def device_put(eqn, n: int) -> Labels | str:
-    if not is_to_memory(eqn):
-        return "it names a sharding"
-    return each_alone(eqn, n)._replace(beyond="it sends arrays to another memory")
+    return each_alone(eqn, n) if is_to_memory(eqn) else "it names a sharding"
 
 
 def psum(eqn, n: int) -> Labels | str:
     named = all(isinstance(a, str) for a in eqn.params["axes"])
     if not named or eqn.params.get("axis_index_groups") is not None:
         return "it sums over more than named axes of the mesh"
-    return each_alone(eqn, n)._replace(beyond="it sums over devices")
+    return each_alone(eqn, n)
 
 
 CONSTRAINT = "sharding_constraint"

@@ -11,7 +11,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.branches import of_layers, treatment
 from jaxmem.ir.flatten import flatten
-from jaxmem.ir.layer_rules import Batched
+from jaxmem.ir.layer_axis import Batched
 from tests.arrays import array
 
 L, M = 3, 4

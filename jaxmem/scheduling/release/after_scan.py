@@ -7,7 +7,7 @@ from typing import Any
 from jaxmem import _compat
 from jaxmem.ir.branches import treatment
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.layer_rules import Batched, Reduced
+from jaxmem.ir.layer_axis import Batched, Reduced
 from jaxmem.ir.scans import is_var, ys_of
 
 HINT = ' (clip="two_pass" finds it in a first backward pass)'

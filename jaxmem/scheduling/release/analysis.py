@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.layer_axis import operand_axes
-from jaxmem.ir.layer_rules import Axis, Batched, Reduced
+from jaxmem.ir.layer_axis import Axis, Batched, Reduced, operand_axes
 from jaxmem.ir.scans import is_var, size_of, split, xs_of, ys_of
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling.release.after_scan import AfterScan, after_scan

@@ -12,8 +12,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.branches import of_layers
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.layer_axis import narrow
-from jaxmem.ir.layer_rules import Axis, Reduced
+from jaxmem.ir.layer_axis import Axis, Reduced, narrow
 from jaxmem.ir.one_gpu import index_after, late, row_major
 from jaxmem.ir.scans import is_ahead, is_on_host, is_var, scan_like, split, xs_of, ys_of
 from jaxmem.scheduling.release.analysis import Place, Release, bases, made_of

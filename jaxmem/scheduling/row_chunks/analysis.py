@@ -14,17 +14,13 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.branches import treatment
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.layer_axis import operand_axes
-from jaxmem.ir.layer_rules import RULES, Batched
+from jaxmem.ir.label_products import MATRICES
+from jaxmem.ir.layer_axis import Batched, operand_axes
 from jaxmem.ir.row_chunks import MARK, Chunks, chunks_of
 from jaxmem.ir.scans import is_var
 
 # What costs a product of matrices or more stays where it is.
-_COSTLY = {
-    *("dot_general", "sort", "cholesky", "eigh", "geqrf", "householder_product"),
-    *("lu", "qr", "svd", "triangular_solve"),
-}
-_MOVED = RULES.keys() - _COSTLY
+_COSTLY = {"dot_general", "sort", *MATRICES}
 
 
 @dataclass(frozen=True)
@@ -148,7 +144,7 @@ class _Search:
         return bool(self.core)
 
     def _treatment(self, eqn) -> Batched | None:
-        if eqn.primitive.name not in _MOVED:
+        if eqn.primitive.name in _COSTLY:
             return None
         axes = [self.axis.get(v) if is_var(v) else None for v in eqn.invars]
         treated = treatment(eqn, axes)

@@ -111,9 +111,9 @@ def _largest_gain(found: list[Found]) -> Found:
 
 
 def _candidates(
-    graph: RegionGraph, live: LiveBytes, n: int, asked: Asked
+    graph: RegionGraph, live: LiveBytes, count: int, asked: Asked
 ) -> Iterator[Found]:
-    for region, seed in _regions(graph, n):
+    for region, seed in _regions(graph, count, asked.n is not None):
         # what is elementwise only, XLA fuses: an optimizer's update, in place
         if not has_product(graph, region):
             continue
@@ -124,11 +124,20 @@ def _candidates(
             yield Found(region, seed, figures, cost)
 
 
-def _regions(graph: RegionGraph, n: int) -> Iterator[tuple[Region, Any]]:
+def _regions(
+    graph: RegionGraph, count: int, exactly: bool
+) -> Iterator[tuple[Region, Any]]:
     made = [v for v, i in graph.maker.items() if graph.eqns[i].primitive.name != "scan"]
     for v in sorted(made, key=size_of, reverse=True)[:_SEEDS]:
         for axis, size in enumerate(v.aval.shape):
-            if size % n:
+            n = _parts(size, count, exactly)
+            if n is None:
                 continue
             for floor in (size_of(v) // _LARGE, size_of(v) // _SMALL, 0):
                 yield find(graph, v, axis, n, floor), v
+
+
+def _parts(size: int, count: int, exactly: bool) -> int | None:
+    """How many parts an axis is cut in: the least from `count` to twice as many."""
+    counts = range(count, count + 1 if exactly else 2 * count)
+    return next((n for n in counts if n <= size and size % n == 0), None)

@@ -11,7 +11,7 @@ whether in tiles or not.
 from collections.abc import Sequence
 from typing import Any
 
-from jaxmem.ir.axis_labels import Cut
+from jaxmem.ir.axis_labels import CutAxes
 from jaxmem.ir.costs import FUSED, MACHINES, Machine, flops
 from jaxmem.ir.costs import seconds as seconds_of
 from jaxmem.ir.jaxprs import bodies
@@ -39,7 +39,7 @@ def seconds(eqns: Sequence[Any], region: Region, target: str) -> float:
         if _is_fused(eqns[i]):
             continue
         cut = region.cut[i]
-        nowhere = Cut((None,) * len(cut.ins), (0,) * len(cut.outs))
+        nowhere = CutAxes((None,) * len(cut.ins), (0,) * len(cut.outs))
         whole.append(_kernel(eqns[i], nowhere, 1, machine))
         tile.append(_kernel(eqns[i], cut, region.n, machine))
     starts = _START * (1 + len(tile))  # one for the loop's own counter and condition
@@ -51,7 +51,7 @@ def _is_fused(eqn) -> bool:
     return eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier"
 
 
-def _kernel(eqn, cut: Cut, n: int, machine: Machine) -> float:
+def _kernel(eqn, cut: CutAxes, n: int, machine: Machine) -> float:
     """Seconds of one tile of an equation; an output that is cut nowhere is a sum."""
     moved = sum(
         size_of(v) / (1 if place is None else n)

@@ -9,13 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmem.ir.axis_labels import WHOLE, Cut, cut
+from jaxmem.ir.axis_labels import BEYOND, WHOLE, CutAxes, cut
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling.tiling.masks import from_nothing
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
-_COLLECTIVES = frozenset({"psum", "psum2", "psum_invariant"})
 
 NEEDS_ALL = "it needs all of"
 
@@ -61,7 +60,7 @@ class Region:
     n: int
     eqns: set[int] = field(default_factory=set)
     axis: dict[Any, int] = field(default_factory=dict)
-    cut: dict[int, Cut] = field(default_factory=dict)
+    cut: dict[int, CutAxes] = field(default_factory=dict)
     blocked: dict[int, str] = field(default_factory=dict)
 
     def is_sum(self, i: int) -> bool:
@@ -76,13 +75,13 @@ def bits_of(positions: Iterable[int]) -> int:
     return found
 
 
-def treat(eqn, axis: dict[Any, int], n: int) -> Cut | str:
+def treat(eqn, axis: dict[Any, int], n: int) -> CutAxes | str:
     """How an equation is cut that agrees with `axis`, or why it is not."""
-    if eqn.primitive.name in _COLLECTIVES:  # all devices would have to agree on parts
-        return "it sums over devices"
+    if eqn.primitive.name in BEYOND:
+        return BEYOND[eqn.primitive.name]
     known = lambda atoms: [axis.get(v) if is_var(v) else None for v in atoms]
     found = cut(eqn, known(eqn.invars), known(eqn.outvars), n)
-    is_cut = isinstance(found, Cut) and found.combine and len(eqn.outvars) > 1
+    is_cut = isinstance(found, CutAxes) and found.combine and len(eqn.outvars) > 1
     return WHOLE if is_cut else found
 
 

@@ -95,7 +95,8 @@ def _tiled_list(closed, config: Asked, in_scan: bool, times: int = 1, depth: int
         ready = tiled(graph, chosen.region)
     if not found:
         return closed, tiles
-    if further:  # parts that hold too much still
+    reached = (one.found.reaches(config.limit) for one in found)
+    if further and not all(reached):  # parts hold too much still
         how = config, times, depth + 1
         ready, within = _with_tiled_bodies(ready, is_tile_loop, *how)
         found += within
