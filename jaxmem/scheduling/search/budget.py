@@ -38,6 +38,7 @@ _BETTER = 6  # compiles for candidates above the first that was found to fit
 _NEAR = 1.1  # of the budget: a prediction may be wrong by that much
 _SHRINKING = 1.3  # of the budget: what products that wait for others may gain
 _CLOSE = 0.97  # of the budget: near enough
+_LAST = 3  # candidates of the least prediction, where that is one of tiles
 _STEP = 0.01  # of the least peak: sequences that differ by less are alike
 
 
@@ -104,7 +105,12 @@ class BudgetSearch:
         # may take less. Looked at are, from the least on, all that would be below the
         # best if what they take above their prediction is the least that was seen. None
         # of this depends on the budget, and so the least does not.
-        if not self.candidates[-1].choice.get(OperationOrder).sequence:
+        last = self.candidates[-1].choice
+        if last.get(Tiles) != Tiles():
+            # XLA may not take the smallest tiles as they are predicted
+            for i in reversed(range(len(self.candidates))[-_LAST:]):
+                self._either(i)
+        if not last.get(OperationOrder).sequence:
             return
         seen, last = {0: self._peak(0)}, -math.inf
         for i in reversed(range(len(self.candidates))):
