@@ -122,9 +122,9 @@ class SubstitutionReport(SavedResult):
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(file=io.StringIO(), width=120, color_system=None)
-        console.print(self._tables())
-        return console.file.getvalue()
+        text = io.StringIO()
+        Console(file=text, width=120, color_system=None).print(self._tables())
+        return text.getvalue()
 
     def __rich__(self):
         return self._tables()
@@ -133,12 +133,16 @@ class SubstitutionReport(SavedResult):
         from jaxmem.pages import page
         from jaxmem.pages.markup import together
 
-        parts = [page.headline("jaxmem.substitute"), page.table(_HEAD, self._rows())]
-        if self.residuals:
-            parts.append(page.headline(self._kept_headline()))
-            parts.append(page.table(_KEPT_HEAD, self._kept_rows(), numbers=[0]))
-            parts.append(self._smaller() or "")
-        return "jaxmem.substitute", together(*parts)
+        title = "jaxmem.substitute"
+        found = page.headline(title), page.table(_HEAD, self._rows())
+        if not self.residuals:
+            return title, together(*found)
+        left = (
+            page.headline(self._kept_headline()),
+            page.table(_KEPT_HEAD, self._kept_rows(), numbers=[0]),
+            self._smaller() or "",
+        )
+        return title, together(*found, *left)
 
 
 def _cells(row: RemainingArrays) -> tuple[str, ...]:
