@@ -31,6 +31,7 @@ from jaxmem.scheduling.release.released import GradientRelease, ReleaseGradients
 from jaxmem.scheduling.release.write_back import carried
 from jaxmem.scheduling.row_chunks.update import UpdateInRows
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
+from jaxmem.scheduling.tiling.tiles import TileRegions
 
 PASSES: tuple[Pass, ...] = (
     CastInside(),
@@ -39,6 +40,7 @@ PASSES: tuple[Pass, ...] = (
     RecomputeResiduals(),
     RecomputeFirstLayers(),
     RecomputeUnrolled(),
+    TileRegions(),
     ReleaseGradients(),
     UpdateTouchedRows(),
     UpdateInRows(),

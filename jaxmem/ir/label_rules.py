@@ -1,0 +1,232 @@
+"""Labels of axes: of operations on elements, and of those that move or reduce them."""
+
+import math
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxmem.ir.scans import split
+
+Label = Hashable  # None: the axis cannot be cut
+
+
+class Labels(NamedTuple):
+    """The labels of every axis of every operand and of every output.
+
+    Labels that no operand and no output has both of are independent: operand i of a
+    barrier can be cut along any axis, or not at all, whatever the others are.
+
+    Attributes:
+      ins: one tuple an operand, with a label an axis.
+      outs: the same for the outputs.
+      combine: the binary operation of `lax` that combines the outputs of the parts
+        where the label is in no output; empty where they cannot be combined. What a
+        scatter adds to is the first of the terms: of one part, not of each.
+      beyond: what else it does than compute; empty for nothing. To do it once for each
+        part gives the same values, but is another thing to do.
+    """
+
+    ins: tuple[tuple[Label, ...], ...]
+    outs: tuple[tuple[Label, ...], ...]
+    combine: str = ""
+    beyond: str = ""
+
+
+Rule = Callable[[Any, int], Labels | str]
+
+
+def axes_of(atom) -> tuple[int, ...]:
+    return tuple(range(atom.aval.ndim))
+
+
+def no_labels(atom) -> tuple[Label, ...]:
+    return (None,) * atom.aval.ndim
+
+
+def elementwise(eqn, n: int) -> Labels:
+    del n
+    out = eqn.outvars[0].aval.shape
+
+    def operand(atom) -> tuple[Label, ...]:
+        shape = atom.aval.shape  # an axis of size one meets every part
+        return tuple(None if s == 1 < out[d] else d for d, s in enumerate(shape))
+
+    ins = tuple(map(operand, eqn.invars))
+    return Labels(ins, tuple(map(axes_of, eqn.outvars)))
+
+
+def is_plain_bitcast(eqn) -> bool:
+    """Whether an operation reads the bits of each element as another type."""
+    return (
+        eqn.primitive.name == "bitcast_convert_type"
+        and eqn.invars[0].aval.shape == eqn.outvars[0].aval.shape
+    )
+
+
+def bitcast(eqn, n: int) -> Labels | str:
+    plain = is_plain_bitcast(eqn)
+    return elementwise(eqn, n) if plain else "it changes the number of axes"
+
+
+def each_alone(eqn, n: int) -> Labels:
+    """Operand i gives output i, and has nothing to do with the others."""
+    del n
+    pairs = [[(i, d) for d in axes_of(v)] for i, v in enumerate(eqn.invars)]
+    each = tuple(map(tuple, pairs))
+    return Labels(each, each)
+
+
+def is_to_memory(eqn) -> bool:
+    """Whether it sends arrays to another memory of their device, and nothing else."""
+    places = eqn.params.get("devices", ())
+    sends = eqn.primitive.name == "device_put"
+    return sends and all(isinstance(place, jax.memory.Space) for place in places)
+
+
+def device_put(eqn, n: int) -> Labels | str:
+    if not is_to_memory(eqn):
+        return "it names a sharding"
+    return each_alone(eqn, n)._replace(beyond="it sends arrays to another memory")
+
+
+def psum(eqn, n: int) -> Labels | str:
+    named = all(isinstance(a, str) for a in eqn.params["axes"])
+    if not named or eqn.params.get("axis_index_groups") is not None:
+        return "it sums over more than named axes of the mesh"
+    return each_alone(eqn, n)._replace(beyond="it sums over devices")
+
+
+CONSTRAINT = "sharding_constraint"
+
+
+def constraint(eqn, n: int) -> Labels:
+    """A constraint holds for a part as it is where it leaves the axis whole."""
+    del n
+    spec = getattr(eqn.params["sharding"], "spec", None)
+    if spec is None or eqn.params["layout"] is not None:
+        return Labels((no_labels(eqn.invars[0]),), (no_labels(eqn.outvars[0]),))
+
+    def is_whole(axis: int) -> bool:
+        fixed = axis not in eqn.params["unconstrained_dims"]
+        return fixed and (axis >= len(spec) or spec[axis] is None)
+
+    free = tuple(d if is_whole(d) else None for d in axes_of(eqn.invars[0]))
+    return Labels((free,), (free,))
+
+
+def iota(eqn, n: int) -> Labels:
+    """Along the axis that it counts, each part has its own first number."""
+    del n
+    return Labels((), (axes_of(eqn.outvars[0]),))
+
+
+def broadcast(eqn, n: int) -> Labels | str:
+    del n
+    if len(eqn.invars) > 1:
+        return "its shape is not static"
+    (operand,), out = eqn.invars, eqn.outvars[0].aval.shape
+    places = zip(eqn.params["broadcast_dimensions"], operand.aval.shape, strict=True)
+    ins = tuple(int(d) if out[d] == size else None for d, size in places)
+    return Labels((ins,), (axes_of(eqn.outvars[0]),))
+
+
+def reshape(eqn, n: int) -> Labels | str:
+    if len(eqn.invars) > 1 or eqn.params["dimensions"] is not None:
+        return "its shape is not static"
+    old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    ins: list[Label] = [None] * len(old)
+    outs: list[Label] = [None] * len(new)
+    # The view [before, n, rest]: of an array without elements, none tells the axes.
+    at = {} if 0 in old else {math.prod(new[:j]): j for j in _cut_by(new, n)}
+    for i in _cut_by(old, n):
+        j = at.get(math.prod(old[:i]))
+        # one part is the whole: any two axes would do, so only equal ones are the same
+        if j is not None and outs[j] is None and (n > 1 or old[i] == new[j]):
+            ins[i] = outs[j] = i
+    return Labels((tuple(ins),), (tuple(outs),))
+
+
+def _cut_by(shape: tuple[int, ...], n: int) -> list[int]:
+    return [d for d, size in enumerate(shape) if size % n == 0]
+
+
+def squeeze(eqn, n: int) -> Labels:
+    del n
+    gone = eqn.params["dimensions"]
+    free = tuple(None if d in gone else d for d in axes_of(eqn.invars[0]))
+    return Labels((free,), (tuple(d for d in free if d is not None),))
+
+
+def transpose(eqn, n: int) -> Labels:
+    del n
+    outs = tuple(int(d) for d in eqn.params["permutation"])
+    return Labels((axes_of(eqn.invars[0]),), (outs,))
+
+
+COMBINE = {
+    "reduce_sum": "add",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_prod": "mul",
+    "reduce_and": "bitwise_and",
+    "reduce_or": "bitwise_or",
+    "reduce_xor": "bitwise_xor",
+}
+
+
+def reduction(eqn, n: int) -> Labels:
+    del n
+    combine, over = COMBINE.get(eqn.primitive.name, ""), eqn.params["axes"]
+    every = axes_of(eqn.invars[0])
+    ins = tuple(d if combine or d not in over else None for d in every)
+    return Labels((ins,), (tuple(d for d in every if d not in over),), combine)
+
+
+def along(parameter: str) -> Rule:
+    """Operations along the axes that a parameter names; all others are batch axes."""
+
+    def rule(eqn, n: int) -> Labels:
+        del n
+        over = eqn.params[parameter]
+        over = (over,) if isinstance(over, int) else over
+        free = lambda v: tuple(None if d in over else d for d in axes_of(v))
+        return Labels(tuple(map(free, eqn.invars)), tuple(map(free, eqn.outvars)))
+
+    return rule
+
+
+def sliced(eqn, n: int) -> Labels:
+    """Slices of which some axes are taken whole."""
+    del n
+    pairs = zip(eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape, strict=True)
+    free = tuple(d if old == new else None for d, (old, new) in enumerate(pairs))
+    # A step of -1 gives as many elements, in another order; `lax.slice` has none such.
+    return Labels((free, *map(no_labels, eqn.invars[1:])), (free,))
+
+
+def updated(eqn, n: int) -> Labels:
+    """An array with a slice written into it; where the slice has the whole axis."""
+    del n
+    array, new, *starts = eqn.invars
+    pairs = zip(array.aval.shape, new.aval.shape, strict=True)
+    free = tuple(d if old == size else None for d, (old, size) in enumerate(pairs))
+    return Labels((free, free, *map(no_labels, starts)), (free,))
+
+
+def pad(eqn, n: int) -> Labels:
+    del n
+    padded = eqn.params["padding_config"]
+    free = tuple(None if any(p) else d for d, p in enumerate(padded))
+    return Labels((free, ()), (free,))
+
+
+def loop(eqn, n: int) -> Labels | str:
+    """A scan in which no iteration needs another: `lax.map`."""
+    del n
+    constants, carried, xs = split(eqn, eqn.invars)
+    if carried:
+        return "it carries something from one iteration to the next"
+    stack = lambda v: (0, *no_labels(v)[1:])
+    ins = (*map(no_labels, constants), *map(stack, xs))
+    return Labels(ins, tuple(map(stack, eqn.outvars)))

@@ -1,0 +1,47 @@
+"""A list of equations in the form in which regions are looked for.
+
+Calls are written out, every user of a mask makes it for itself, and a barrier holds one
+array each, so that none ties arrays of different axes.
+"""
+
+from typing import Any
+
+from jax import lax
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.scheduling.tiling.masks import with_private_masks
+
+_CALLS = frozenset(
+    """jit pjit closed_call core_call custom_jvp_call custom_vjp_call
+    custom_vjp_call_jaxpr remat2 checkpoint""".split()
+)
+
+
+def prepared(closed, in_scan: bool):
+    """The same computation; `in_scan`: the list is the body of a scan."""
+    # In a body there is nothing for XLA to merge a recomputation with, and a barrier
+    # would only hold tiles together.
+    return with_private_masks(_written_out(closed, keeps_barriers=not in_scan))
+
+
+def _written_out(closed, keeps_barriers: bool):
+    def rule(eqn, args: list) -> list[Any] | None:
+        if eqn.primitive.name == "optimization_barrier":
+            return [lax.optimization_barrier(x) if keeps_barriers else x for x in args]
+        if eqn.primitive.name not in _CALLS:
+            return None
+        if keeps_barriers and eqn.params.get("differentiated"):
+            args = [lax.optimization_barrier(x) for x in args]
+        return jaxprs.evaluate(_called(eqn), args, rule)
+
+    run = lambda args: jaxprs.evaluate(closed, args, rule)
+    return _compat.without_dead_code(jaxprs.retrace(closed, run))
+
+
+def _called(eqn) -> Any:
+    """The body of a call; that of a custom rule is its function's, not its rule's."""
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        if name in eqn.params:
+            return eqn.params[name]
+    raise AssertionError(eqn.primitive.name)

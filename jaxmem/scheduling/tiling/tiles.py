@@ -1,0 +1,126 @@
+"""The pass that runs parts of a step in tiles, where they hold too much at one time."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import is_transposed
+from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling.plan.rows import Description
+from jaxmem.scheduling.tiling.best import Found, best
+from jaxmem.scheduling.tiling.loop import SCOPE, tiled
+from jaxmem.scheduling.tiling.prepared import prepared
+from jaxmem.scheduling.tiling.regions import RegionGraph
+
+_ROUNDS = 3  # regions of one list, side by side
+_DEPTH = 2  # loops of regions in one another
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How much a list of equations may hold while it runs."""
+
+    name: ClassVar[str] = "tiles"
+    # bytes that equations outside of loops, or those of one iteration of a scan, may
+    # hold at one time before they run in tiles; None: nothing runs in tiles
+    limit: int | None = None
+    # how many tiles, whatever they hold; None: as few as will do
+    n: int | None = None
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A region that runs in tiles, in the list of equations it was found in."""
+
+    eqns: tuple[Any, ...]  # of the list
+    found: Found
+    times: int  # how often the list runs: the layers of its scan
+
+
+@dataclass(frozen=True)
+class TiledLists:
+    """A level with its tiles."""
+
+    jaxpr: Any
+    tiles: tuple[Tile, ...]
+
+
+class TileRegions(Pass[Tiles, TiledLists]):
+    """What a list of equations holds at one time, less of it."""
+
+    config = Tiles
+
+    def analyse(self, level: Level, config: Tiles) -> Iterator[TiledLists]:
+        # what runs in tiles already is left as it is
+        eqns = jaxprs.split(level.jaxpr)[0].eqns
+        if config.limit is None or any(map(is_tile_loop, [level.loop, *eqns])):
+            return
+        in_scan = level.loop is not None and level.loop.primitive.name == "scan"
+        jaxpr, tiles = _tiled_list(level.jaxpr, config, in_scan)
+        if tiles:
+            yield TiledLists(jaxpr, tuple(tiles))
+
+    def apply(self, level: Level, rewrite: TiledLists):
+        del level
+        return rewrite.jaxpr
+
+    def describe(self, rewrite: TiledLists, target: str) -> Description:
+        del rewrite, target
+        return Description()
+
+
+def is_tile_loop(eqn) -> bool:
+    """Whether a scan is the loop of a region."""
+    is_scan = eqn is not None and eqn.primitive.name == "scan"
+    return is_scan and SCOPE in _compat.name_stack(eqn)
+
+
+def _tiled_list(closed, config: Tiles, in_scan: bool, times: int = 1, depth: int = 1):
+    """A list of equations and the bodies of its scans, with their tiles."""
+    assert config.limit is not None
+    is_own = lambda eqn: not _is_level(eqn) and not is_tile_loop(eqn)
+    closed, tiles = _with_tiled_bodies(closed, is_own, config, times, depth)
+    ready, found = prepared(closed, in_scan), []
+    for _ in range(_ROUNDS):
+        graph = RegionGraph(ready)
+        chosen = best(graph, config.limit, config.n)
+        if chosen is None:
+            break
+        found.append(Tile(tuple(graph.eqns), chosen, times))
+        ready = tiled(graph, chosen.region)
+    if not found:
+        return closed, tiles
+    if depth < _DEPTH and config.n is None:  # parts that hold too much still
+        how = config, times, depth + 1
+        ready, within = _with_tiled_bodies(ready, is_tile_loop, *how)
+        found += within
+    return ready, [*tiles, *found]
+
+
+def _with_tiled_bodies(
+    closed, picked: Callable[[Any], bool], config: Tiles, times: int, depth: int
+):
+    tiles: list[Tile] = []
+
+    def rule(eqn, args: list) -> list[Any] | None:
+        if eqn.primitive.name != "scan" or not picked(eqn):
+            return None
+        count = times * eqn.params["length"]
+        body = eqn.params["jaxpr"]
+        body, found = _tiled_list(body, config, True, count, depth)
+        if not found:
+            return None
+        tiles.extend(found)
+        return jaxprs.rebind(eqn, args, [body])
+
+    run = lambda args: jaxprs.evaluate(closed, args, rule)
+    return jaxprs.retrace(closed, run), tiles
+
+
+def _is_level(eqn) -> bool:
+    """Whether a scan has a level of its own: it holds scans, or both passes."""
+    inside = [e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body)]
+    both = not is_transposed(eqn) and any(map(is_transposed, inside))
+    return both or any(e.primitive.name == "scan" for e in inside)
