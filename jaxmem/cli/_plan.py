@@ -45,6 +45,9 @@ def plan(
     offload: Annotated[
         bool, typer.Option("--offload", help="Residuals may wait in the host's memory.")
     ] = False,
+    tile: Annotated[
+        bool, typer.Option("--tile/--no-tile", help="Regions may be run in tiles.")
+    ] = True,
     search_seconds: Annotated[
         float | None,
         typer.Option(min=0.001, help="Seconds after which the best plan is taken."),
@@ -82,6 +85,7 @@ def plan(
             room,
             clip=clip and clip.value,
             offload=offload,
+            tile=tile,
             search_seconds=search_seconds,
             **settings,
         )

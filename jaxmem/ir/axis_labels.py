@@ -43,13 +43,11 @@ SOME = "some of its operands are not cut"
 
 def labels(eqn, n: int) -> Labels | str:
     """Of an equation's axes, for `n` parts; a text says why there are none."""
+    if _compat.has_side_effects(eqn):  # they would happen once for each part
+        return "it has side effects"
     rule = RULES.get(eqn.primitive.name)
     if rule is None:
         return UNKNOWN
-    if eqn.effects and _compat.has_side_effects(
-        eqn
-    ):  # they would happen once for each part
-        return "it has side effects"
     if eqn.primitive.name != CONSTRAINT and _sharding(eqn) is not None:
         return "it names a sharding"
     return rule(eqn, n)

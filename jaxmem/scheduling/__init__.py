@@ -11,6 +11,7 @@ from jaxmem.scheduling.plan.plan import Plan as Plan
 from jaxmem.scheduling.plan.rows import Gradient as Gradient
 from jaxmem.scheduling.plan.rows import RecomputedOperation as RecomputedOperation
 from jaxmem.scheduling.plan.rows import RecomputedResidual as RecomputedResidual
+from jaxmem.scheduling.plan.rows import TiledRegion as TiledRegion
 from jaxmem.scheduling.predict.operations import Operations as Operations
 from jaxmem.scheduling.predict.operations import operations_of as operations_of
 from jaxmem.scheduling.predict.prediction import Prediction as Prediction

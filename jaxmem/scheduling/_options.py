@@ -41,3 +41,4 @@ class Options:
     offload: bool = False
     compiler_options: dict[str, Any] | None = None
     search_seconds: float | None = None
+    tile: bool = False

@@ -31,6 +31,7 @@ def schedule(
     static_argnames: Names = (),
     clip: str | None = None,
     offload: bool = False,
+    tile: bool = True,
     plan: Plan | None = None,
     compiler_options: dict[str, Any] | None = None,
     search_seconds: float | None = None,
@@ -55,6 +56,11 @@ def schedule(
       to fit, and no more. Values are chosen by the bytes they take and the time they
       cost on `target`, and what the compiler for `target` reports decides. Below one
       input for each layer, whole segments of layers are recomputed (Chen et al. 2016).
+    - *Tiles.* With `budget`, what a layer or a loss head holds while it runs is cut:
+      a region of operations is run in parts along an axis that goes through all of
+      them (the batch, the heads, the tokens), sums are carried from part to part in
+      float32. It is priced as recomputation is, in seconds on `target` (weights are
+      read by each tile, sums are read and written), and the cheaper is done.
     - *Order.* Layers that are unrolled are updated right after their gradient: a
       barrier keeps the compiler from putting all updates last.
 
@@ -93,6 +99,8 @@ def schedule(
         memory (`pinned_host`), where sending it there and back is thought to be faster
         than recomputing it, or where nothing else fits. It takes the link to the
         host, which the estimate has as 16 lanes of PCI Express.
+      tile: with a budget, regions may be run in tiles. False where the sums of a
+        gradient should not be split, or to see what the rest reaches.
       plan: what an earlier `plan(...)` of the same step has settled on, as
         `Plan.from_json` reads it back: nothing is compiled to find out again.
       compiler_options: as for `jax.jit`: of the step that is run, and of those that are
@@ -128,6 +136,7 @@ def schedule(
     check_callable("step", step)
     check_choice("clip", clip, (None, "two_pass"))
     check_bool("offload", offload)
+    check_bool("tile", tile)
     check_bool("progress", progress)
     compiler_options = check_options("compiler_options", compiler_options)
     donate = check_places(
@@ -152,6 +161,6 @@ def schedule(
             "no search"
         )
     how = {"offload": offload, "compiler_options": compiler_options}
-    how |= {"search_seconds": search_seconds}
+    how |= {"search_seconds": search_seconds, "tile": tile}
     options = Options(donate, static, clip, room, name, progress, plan, **how)
     return Scheduled(step, options)

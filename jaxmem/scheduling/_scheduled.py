@@ -277,8 +277,9 @@ class Scheduled:
         if budget is not None:
             title += f" in {format_bytes(budget)}"
         with spinner(self._options.progress, title) as tell:
-            how = self._options.named, self._options.offload
-            return search(step, budget, tell, *how, self._options.search_seconds)
+            given = self._options
+            how = given.named, given.offload, given.search_seconds, given.tile
+            return search(step, budget, tell, *how)
 
     def _warn(self, call: Call) -> None:
         """Once: nothing is donated, and nobody said so."""

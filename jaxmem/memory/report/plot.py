@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jaxmem.memory.report.report import MemoryReport
 
 _LAYERS = 10  # with a colour of their own
+_LINE = 190  # characters of a line below two pictures
 _THINNEST = 0.002  # of the peak: the smallest layer that is drawn
 _BASE = ("(arguments)", "(outputs)")  # always there: the lowest layers
 
@@ -25,19 +26,23 @@ def plot_report(report: "MemoryReport", path: str | PathLike[str]) -> None:
 
 
 def plot_both(
-    before: "MemoryReport", after: "MemoryReport", path: str | PathLike[str]
+    before: "MemoryReport",
+    after: "MemoryReport",
+    path: str | PathLike[str],
+    below: Sequence[str] = (),
 ) -> None:
     """Writes a picture of two reports side by side, on one scale of bytes.
 
-    A module has the same colour in both.
+    A module has the same colour in both. `below`: lines of text.
     """
-    _plot([before, after], ["before", "after"], path)
+    _plot([before, after], ["before", "after"], path, below)
 
 
 def _plot(
     reports: "Sequence[MemoryReport]",
     titles: Sequence[str],
     path: str | PathLike[str],
+    below: Sequence[str] = (),
 ) -> None:
     if not all(report.timeline for report in reports):
         raise ValueError("nothing to draw: the compiler dumped no schedule")
@@ -54,6 +59,9 @@ def _plot(
     several[0].set_ylim(0, top * 1.06)
     several[0].set_ylabel(unit)
     _legend(figure, colours)
+    if below:
+        text = "\n".join(_clipped(line, _LINE) for line in below)
+        figure.supxlabel(text, x=0.02, ha="left", fontsize=8)
     figure.savefig(path, dpi=150)
 
 

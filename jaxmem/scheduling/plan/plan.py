@@ -20,6 +20,7 @@ from jaxmem.scheduling.plan.rows import (
     Gradient,
     RecomputedOperation,
     RecomputedResidual,
+    TiledRegion,
     nbytes,
 )
 from jaxmem.scheduling.predict.prediction import predicted_and_bound
@@ -29,6 +30,7 @@ from jaxmem.scheduling.search.result import SearchResult, Trial
 _BARRIER = "optimization_barrier"
 _SHOWN = 30
 _ON_A_PAGE = 1000
+_BELOW = 6  # tiled regions named below the picture
 _HEAD = ("what", "bytes", "array", "where", "why")
 
 
@@ -57,6 +59,7 @@ class Plan(SavedResult):
       offloaded_bytes: of residuals that wait in the host's memory.
       host_traffic_bytes: that a step moves to the host's memory and back, of residuals
         and of optimizer state (`jaxmem.optim.on_host`).
+      tiles: regions that are run in parts, those that save most first.
       barriers: in the scheduled step, its own included; one in a loop counts once.
       notes: what it costs that nothing is donated, and the like.
       jax_version: of the jax that traced the step: another may trace it otherwise.
@@ -80,6 +83,7 @@ class Plan(SavedResult):
     jax_version: str = ""
     target: str = ""
     host_traffic_bytes: int = 0
+    tiles: tuple[TiledRegion, ...] = ()
 
     @property
     def host_seconds(self) -> float:
@@ -115,6 +119,11 @@ class Plan(SavedResult):
     def recomputed_seconds(self) -> float:
         """Seconds that recomputation takes, by the rates of the target."""
         return sum(r.seconds for r in self.recomputed)
+
+    @property
+    def tile_seconds(self) -> float:
+        """Seconds that tiles take longer, by the rates of the target."""
+        return sum(r.seconds for r in self.tiles)
 
     def to_json(self, indent: int | None = None) -> str:
         """The plan as JSON text; `from_json` reads it back."""
@@ -161,7 +170,8 @@ class Plan(SavedResult):
             if self.target:
                 why = f"the step does not fit {self.target}, which has compiled nothing"
             raise ValueError(f"nothing to draw: {why}")
-        plot_both(self.plain, self.scheduled, path)
+        largest = list(self.tiles[:_BELOW])
+        plot_both(self.plain, self.scheduled, path, [_tile(r) for r in largest])
 
     def __str__(self) -> str:
         rows = [*_rows(self)]
@@ -223,6 +233,11 @@ class Plan(SavedResult):
                 f"recomputed: {self.recomputed_flops:.3g} flops of matmuls, some "
                 f"{1e3 * self.recomputed_seconds:.3g} ms on {self.choice.target}"
             )
+        if self.tiles:
+            yield (
+                f"{len(self.tiles)} regions in tiles, some "
+                f"{1e3 * self.tile_seconds:.3g} ms on {self.choice.target}"
+            )
         if self.offloaded_bytes:
             size = format_bytes(self.offloaded_bytes)
             yield f"{size} of residuals wait in the host's memory"
@@ -259,6 +274,22 @@ def _rows(plan: Plan) -> Iterator[tuple[str, ...]]:
     for r in plan.recomputed:
         cost = f"{r.times} times, {1e3 * r.seconds:.3g} ms in all"
         yield f"recomputed {r.operation}", "", _array(r), r.path, cost
+    for r in plan.tiles:
+        where = ", ".join(filter(None, (r.path, r.line)))
+        yield "in tiles", format_bytes(r.bytes), _array(r), where, _in_tiles(r)
+
+
+def _in_tiles(r: TiledRegion) -> str:
+    before, after = map(format_bytes, (r.bytes_before, r.bytes_after))
+    over = f"axis {r.axis}" if r.axis.isdigit() else r.axis
+    often = f"{r.times} times, " if r.times > 1 else ""
+    cost = f"{often}{1e3 * r.seconds:.3g} ms in all"
+    return f"{r.n} over {over}: {before} -> {after} at one time; {cost}"
+
+
+def _tile(r: TiledRegion) -> str:
+    """A line below the picture."""
+    return f"in tiles: {_array(r)} of {r.path or r.line}, {_in_tiles(r)}"
 
 
 def _fits(report: MemoryReport | None) -> bool:
@@ -275,7 +306,9 @@ def _peak(report: MemoryReport | None) -> str:
     )
 
 
-def _array(entry: Gradient | RecomputedResidual | RecomputedOperation) -> str:
+def _array(
+    entry: Gradient | RecomputedResidual | RecomputedOperation | TiledRegion,
+) -> str:
     return f"{entry.dtype}[{','.join(map(str, entry.shape))}]"
 
 
@@ -310,6 +343,7 @@ def make_plan(
         jax.__version__,
         target,
         host_traffic(rewritten.jaxpr),
+        tuple(sorted(description.tiles, **by_size)),
     )
 
 
@@ -330,6 +364,7 @@ def _from_plain(fields: dict[str, Any]) -> Plan:
             "gradients": rows(Gradient, "gradients"),
             "residuals": rows(RecomputedResidual, "residuals"),
             "recomputed": rows(RecomputedOperation, "recomputed"),
+            "tiles": rows(TiledRegion, "tiles"),
             "choice": _choice(fields["choice"]),
             "tried": tuple(Trial(**t) for t in tried),
             "plain": report("plain"),

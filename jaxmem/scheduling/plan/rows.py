@@ -1,4 +1,4 @@
-"""The rows of a plan: what became of gradients, residuals and operations."""
+"""Rows of a plan: what became of gradients, residuals, operations and regions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -73,6 +73,43 @@ class RecomputedOperation:
 
 
 @dataclass(frozen=True)
+class TiledRegion:
+    """Operations that are run in parts, one part after the other.
+
+    Attributes:
+      shape: of the largest array that only its tiles exist of.
+      dtype: of the same.
+      path: the name scopes (the modules) of the operation that makes it.
+      line: where that is written, as `file:line (function)`; empty where unknown.
+      axis: what is cut: "batch", "heads", "tokens" or "vocabulary" where that can be
+        told, else the number of the array's axis.
+      n: tiles.
+      bytes_before: what runs at one time (the step outside of its loops, or an
+        iteration of one) holds at its peak without the tiles, by the step's graph.
+      bytes_after: the same with them.
+      times: how often the region is run: the number of layers.
+      seconds: that the tiles take longer, of all times together, by the rates of the
+        target.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    path: str
+    line: str
+    axis: str
+    n: int
+    bytes_before: int
+    bytes_after: int
+    times: int
+    seconds: float
+
+    @property
+    def bytes(self) -> int:
+        """What the tiles save."""
+        return self.bytes_before - self.bytes_after
+
+
+@dataclass(frozen=True)
 class Description:
     """Rows of a plan, the bytes that wait in the host's memory, and sentences."""
 
@@ -81,6 +118,7 @@ class Description:
     recomputed: tuple[RecomputedOperation, ...] = ()
     offloaded_bytes: int = 0
     notes: tuple[str, ...] = ()
+    tiles: tuple[TiledRegion, ...] = ()
 
     def __add__(self, other: "Description") -> "Description":
         names = [f.name for f in fields(self)]

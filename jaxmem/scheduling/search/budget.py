@@ -9,6 +9,7 @@ do take the lower one. The search ends where nothing better by `slack` may still
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +30,7 @@ from jaxmem.scheduling.search.result import (
     trial_of,
     unreachable,
 )
+from jaxmem.scheduling.tiling.tiles import Tiles
 
 _SHRINK_FIRST = ShrinkFirst(enabled=True)
 _TRIES = 4  # compiles for the number of layers
@@ -58,19 +60,24 @@ class BudgetSearch:
     peaks: dict[int, float] = field(default_factory=dict)
     rest: float | None = None  # a peak less the bytes kept, as another front had it
     slack: float = 0.0  # seconds that are not worth another compile
+    most: float = math.inf  # compiles, once something has been found to fit
     # told what is compiled now, and what probably next
     ahead: Callable[[Sequence[Choice]], None] = lambda choices: None
 
     def run(self) -> ReportedTrial:
         """The choice with the fewest seconds whose compiled peak fits."""
         self._start = list(self.tried), dict(self.peaks)
+        with suppress(_Enough):
+            self._look()
+        best = best_of(self.tried, self.budget)
+        assert best is not None
+        return best
+
+    def _look(self) -> None:
         first = self._nearby(self._first_that_fits())
         wasteful = self.peaks[first] < _CLOSE * self.budget
         if first > 0 and self.layers > 1 and wasteful:
             self._in_first_layers(first)
-        best = best_of(self.tried, self.budget)
-        assert best is not None
-        return best
 
     def _first_that_fits(self) -> int:
         above, fits = -1, len(self.candidates)
@@ -189,6 +196,8 @@ class BudgetSearch:
         self, choice: Choice, seconds: float, expected: float | None
     ) -> float:
         best = best_of(self.tried, self.budget)
+        if best is not None and len(self.tried) >= self.most:
+            raise _Enough
         self.tell(f"compile {len(self.tried) + 1}{progress_of(best)}")
         self.ahead([choice, *self._following()])
         self.tried.append(trial_of(choice, self.compile(choice), expected, seconds))
@@ -213,16 +222,22 @@ class BudgetSearch:
 
     def _in_first_layers(self, low: int) -> None:
         """Tries as few layers as will do on candidate `low`, the others one above."""
-        # What waits on the host, and segments, are for all layers.
-        rich, poor = self.candidates[low - 1], self.candidates[low]
+        # What waits on the host, and segments, are for all layers, and so are tiles.
+        poor = self.candidates[low]
+        tiles = poor.choice.get(Tiles)
+        alike = (i for i in range(low) if self.candidates[i].choice.get(Tiles) == tiles)
+        above = max(alike, default=None)
+        if above is None:
+            return
+        rich = self.candidates[above]
         below = poor.choice.get(Recompute)
         if below.offload is not None or poor.choice.get(InSegments).sizes:
             return
-        few, most = (0, self._expected(low - 1)), (self.layers, self.peaks[low])
+        few, most = (0, self._expected(above)), (self.layers, self.peaks[low])
         taken = next(t.choice for t in self.tried if t.peak == self.peaks[low])
         for _ in range(_TRIES):
             layers = self._fewest(few, most)
-            gain = (most[0] - few[0] - 1) / self.layers * self._gain(low - 1, low)
+            gain = (most[0] - few[0] - 1) / self.layers * self._gain(above, low)
             if layers is None or gain <= self.slack:
                 return
             fraction = layers / self.layers
@@ -250,6 +265,10 @@ class BudgetSearch:
             few = few[0], 2 * most[1]
         share = (layers - few[0]) / (most[0] - few[0])
         return few[1] + share * (most[1] - few[1])
+
+
+class _Enough(Exception):
+    """What was found will do."""
 
 
 class _NextCompile(Exception):

@@ -67,15 +67,21 @@ def progress_of(best: ReportedTrial | None) -> str:
     return f" (best so far {format_bytes(best.peak)}{time})"
 
 
-def unreachable(budget: int, best: ReportedTrial) -> BudgetError:
-    """The error for a budget that is below the least peak there is."""
+def unreachable(
+    budget: int, best: ReportedTrial, why: Sequence[str] = ()
+) -> BudgetError:
+    """The error for a budget that is below the least peak there is.
+
+    `why`: sentences on what cannot be made less.
+    """
     text = f"budget={format_bytes(budget)} cannot be reached: "
     if best.report is None:
         text += "the compiler found no way to fit any choice into the chip"
         return BudgetError(text)
     rows = map(_described, sorted(best.report.at_peak, key=lambda h: -h.bytes)[:3])
     least = f"the least is {format_bytes(best.peak)}, of which the largest are\n  "
-    return BudgetError(text + least + "\n  ".join(rows), best.report.peak_bytes)
+    text += least + "\n  ".join(rows) + "".join(f"\n{line}" for line in why)
+    return BudgetError(text, best.report.peak_bytes)
 
 
 @dataclass(frozen=True)

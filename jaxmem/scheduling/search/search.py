@@ -38,11 +38,14 @@ from jaxmem.scheduling.search.result import (
     unreachable,
 )
 from jaxmem.scheduling.search.sequences import of_sequences
+from jaxmem.scheduling.search.tiled_front import can_tile, with_tiles
 from jaxmem.scheduling.search.traced_step import ENOUGH, TracedStep
+from jaxmem.scheduling.tiling.tiles import TileRegions, Tiles
 
 _FAR = 1.1  # of the budget: what is predicted above it will not fit
 _LESS = 0.95  # of the seconds: for more, segments are not looked at
 _CONFIRMED = 4  # compiles to the end for one budget
+_MOST = 12  # compiles for one budget, once something fits
 
 
 def search(
@@ -52,18 +55,20 @@ def search(
     named: bool = False,
     offload: bool = False,
     most: float | None = None,
+    tile: bool = False,
 ) -> SearchResult:
     """The choice that fits a budget; without one, the one that takes least."""
     # Without a budget nothing that costs anything is recomputed. `named`: only what has
     # a `checkpoint_name` is kept. `offload`: what is kept may wait in the host's
-    # memory. After `most` seconds, or when interrupted, it is the best so far.
+    # memory. `tile`: regions may be run in tiles. After `most` seconds, or when
+    # interrupted, it is the best so far.
     start = time.perf_counter()
     start_worker()
     deadline = None if most is None else time.monotonic() + most
     products = None
     while True:
         compiles = Compiles(step.begin, deadline, products)
-        run = SearchRun(step, budget, tell, compiles, named, offload)
+        run = SearchRun(step, budget, tell, compiles, named, offload, tile)
         try:
             best = run.best()
             break
@@ -94,9 +99,12 @@ class SearchRun:
     compiles: Compiles
     named: bool = False
     offload: bool = False
+    tile: bool = False
     # what was compiled, in order
     tried: list[ReportedTrial] = field(default_factory=list)
     notes: tuple[str, ...] = ()  # what there is to say of how it ended
+    _flat: Sequence[Candidate] = ()  # those in no segments and no tiles
+    _tiled: bool = False  # whether there is something to cut
     excess: int = 0  # bytes that a step took above what its assigned buffers had told
 
     @property
@@ -147,7 +155,17 @@ class SearchRun:
                 break
             self.excess = int(best.peak - found.peak)
         assert least is not None
-        raise unreachable(budget, least)
+        raise unreachable(budget, least, self._stopped(least.choice))
+
+    def _stopped(self, choice: Choice) -> Sequence[str]:
+        """What cannot be in more tiles, and why."""
+        if not self.tile:
+            return ()
+        most = choice.having(Tiles(limit=1))
+        records, config = self.step.rewritten(most).records, most.get(Tiles)
+        levels = (record.entered[Tiles] for record in records)
+        said = (note for one in levels for note in TileRegions().left(one, config))
+        return tuple(dict.fromkeys(said))
 
     def _least(self, choices: Sequence[Choice]) -> ReportedTrial:
         """The least peak; never more than that of the step as it was given."""
@@ -218,10 +236,16 @@ class SearchRun:
             if one.peak <= limit:
                 return one
         best = min(self.tried, key=lambda t: t.peak, default=None)
-        candidates = self._candidates(best)
+        candidates = self._flat = self._candidates(best)
+        if best is None and self._may_tile(candidates):
+            (best,) = self._compiled([candidates[0].choice])
+            if best.peak <= limit:
+                return best
+            candidates = with_tiles(self.step, candidates)
         known = {} if best is None else {0: best.peak}
         how = self._space.layers, int(limit), self.compiles, self.tell
         more = {"slack": self.step.slack(), "ahead": self.compiles.ahead}
+        more |= {"most": _MOST}
         about = candidates, *how, self._can_shrink_first, self.tried, known
         return self._fitting(BudgetSearch(*about, **more))
 
@@ -231,7 +255,7 @@ class SearchRun:
         try:
             best = flat.run()
         except BudgetError:
-            candidates = in_segments(self._space, flat.candidates)
+            candidates = self._segments()
             if not candidates:
                 raise
             return _among(candidates, flat).run()
@@ -240,12 +264,26 @@ class SearchRun:
         rows = self.step.rewritten(best.choice).description.recomputed
         work = sum(row.flops for row in rows)
         most = _LESS * best.seconds
-        candidates = in_segments(self._space, flat.candidates)
-        candidates = [r for r in candidates if r.seconds < most and r.flops <= work]
+        candidates = [
+            r for r in self._segments() if r.seconds < most and r.flops <= work
+        ]
         try:
             return _among(candidates, flat).run() if candidates else best
         except BudgetError:
             return best
+
+    def _may_tile(self, candidates: Sequence[Candidate]) -> bool:
+        """Whether tiles are asked for, and there is something to cut."""
+        if not self.tile or self.named:
+            return False
+        self.compiles.ahead([candidates[0].choice])  # while we look
+        self._tiled = can_tile(self.step, candidates[-1])
+        return self._tiled
+
+    def _segments(self) -> list[Candidate]:
+        """Candidates in segments of layers, in tiles where there are any."""
+        found = in_segments(self._space, self._flat)
+        return with_tiles(self.step, found) if found and self._tiled else found
 
     def _is_vain(self, choice: Choice, limit: float) -> bool:
         """Whether it is an order that neither fits nor tells more than the first."""

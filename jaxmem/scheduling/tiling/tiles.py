@@ -9,10 +9,11 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import is_transposed
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description
-from jaxmem.scheduling.tiling.best import Found, best
+from jaxmem.scheduling.tiling.best import Asked, Found, best
 from jaxmem.scheduling.tiling.loop import SCOPE, tiled
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.regions import RegionGraph
+from jaxmem.scheduling.tiling.rows import row_of
 
 _ROUNDS = 3  # regions of one list, side by side
 _DEPTH = 2  # loops of regions in one another
@@ -58,7 +59,8 @@ class TileRegions(Pass[Tiles, TiledLists]):
         if config.limit is None or any(map(is_tile_loop, [level.loop, *eqns])):
             return
         in_scan = level.loop is not None and level.loop.primitive.name == "scan"
-        jaxpr, tiles = _tiled_list(level.jaxpr, config, in_scan)
+        asked = Asked(config.limit, config.n, level.target)
+        jaxpr, tiles = _tiled_list(level.jaxpr, asked, in_scan)
         if tiles:
             yield TiledLists(jaxpr, tuple(tiles))
 
@@ -67,8 +69,8 @@ class TileRegions(Pass[Tiles, TiledLists]):
         return rewrite.jaxpr
 
     def describe(self, rewrite: TiledLists, target: str) -> Description:
-        del rewrite, target
-        return Description()
+        rows = (row_of(t.eqns, t.found, t.times, target) for t in rewrite.tiles)
+        return Description(tiles=tuple(rows))
 
 
 def is_tile_loop(eqn) -> bool:
@@ -77,22 +79,23 @@ def is_tile_loop(eqn) -> bool:
     return is_scan and SCOPE in _compat.name_stack(eqn)
 
 
-def _tiled_list(closed, config: Tiles, in_scan: bool, times: int = 1, depth: int = 1):
+def _tiled_list(closed, config: Asked, in_scan: bool, times: int = 1, depth: int = 1):
     """A list of equations and the bodies of its scans, with their tiles."""
-    assert config.limit is not None
     is_own = lambda eqn: not _is_level(eqn) and not is_tile_loop(eqn)
     closed, tiles = _with_tiled_bodies(closed, is_own, config, times, depth)
     ready, found = prepared(closed, in_scan), []
+    further = depth < _DEPTH and config.n is None
     for _ in range(_ROUNDS):
         graph = RegionGraph(ready)
-        chosen = best(graph, config.limit, config.n)
+        chosen = best(graph, config, further)
         if chosen is None:
             break
         found.append(Tile(tuple(graph.eqns), chosen, times))
         ready = tiled(graph, chosen.region)
     if not found:
         return closed, tiles
-    if depth < _DEPTH and config.n is None:  # parts that hold too much still
+    reached = (one.found.reaches(config.limit) for one in found)
+    if further and not all(reached):  # parts hold too much still
         how = config, times, depth + 1
         ready, within = _with_tiled_bodies(ready, is_tile_loop, *how)
         found += within
@@ -100,7 +103,7 @@ def _tiled_list(closed, config: Tiles, in_scan: bool, times: int = 1, depth: int
 
 
 def _with_tiled_bodies(
-    closed, picked: Callable[[Any], bool], config: Tiles, times: int, depth: int
+    closed, picked: Callable[[Any], bool], config: Asked, times: int, depth: int
 ):
     tiles: list[Tile] = []
 

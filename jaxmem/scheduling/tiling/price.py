@@ -1,0 +1,75 @@
+"""What it costs to run a region in tiles: seconds beyond those of the region as it is.
+
+By a roofline: a kernel takes its arithmetic or its bytes, whichever is longer. Of the
+bytes, what the tiles share is read by each of them (weights), and a running sum is read
+and written by each, in float32: a product of few rows takes as long as its weights or
+its sum. Kernels are queued while others run, so their starts count where they take
+longer than what they start. What is fused into its reader moves through the chip once,
+whether in tiles or not.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxmem.ir.axis_labels import CutAxes
+from jaxmem.ir.costs import FUSED, MACHINES, Machine, flops
+from jaxmem.ir.costs import seconds as seconds_of
+from jaxmem.ir.jaxprs import bodies
+from jaxmem.ir.scans import is_var, size_of
+from jaxmem.scheduling.tiling.regions import Region
+
+_START = 3e-6  # seconds until the next kernel can be queued
+_SUM = 4  # bytes of an element of a running sum, at the least
+
+
+def seconds(eqns: Sequence[Any], region: Region, target: str) -> float:
+    """What a region takes longer in its tiles than as it is, on a chip.
+
+    Args:
+      eqns: the list of equations that the region's positions are in.
+      region: what is cut, and along which axes.
+      target: the chip's name, one of `jaxmem.targets()`.
+
+    Returns:
+      Seconds, 0.0 where the tiles cost nothing by the roofline.
+    """
+    machine = MACHINES[target]
+    whole, tile = [], []
+    for i in region.eqns:
+        if _is_fused(eqns[i]):
+            continue
+        cut = region.cut[i]
+        nowhere = CutAxes((None,) * len(cut.ins), (0,) * len(cut.outs))
+        whole.append(_kernel(eqns[i], nowhere, 1, machine))
+        tile.append(_kernel(eqns[i], cut, region.n, machine))
+    starts = _START * (1 + len(tile))  # one for the loop's own counter and condition
+    longer = region.n * max(sum(tile), starts) - max(sum(whole), starts - _START)
+    return max(0.0, longer)
+
+
+def _is_fused(eqn) -> bool:
+    return eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier"
+
+
+def _kernel(eqn, cut: CutAxes, n: int, machine: Machine) -> float:
+    """Seconds of one tile of an equation; an output that is cut nowhere is a sum."""
+    moved = sum(
+        size_of(v) / (1 if place is None else n)
+        for v, place in zip(eqn.invars, cut.ins, strict=True)
+        if is_var(v)
+    )
+    for v, place in zip(eqn.outvars, cut.outs, strict=True):
+        moved += _summed(v) if place is None else size_of(v) / n
+    return max(_arithmetic(eqn, n, machine), moved / machine.bandwidth)
+
+
+def _summed(v) -> int:
+    """Bytes of a running sum, read and written."""
+    return 2 * v.aval.size * max(_SUM, v.aval.dtype.itemsize)
+
+
+def _arithmetic(eqn, n: int, machine: Machine) -> float:
+    if bodies(eqn):  # a loop: its own operations, each on a tile
+        return (seconds_of(eqn, machine) or 0.0) / n
+    narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars)
+    return flops(eqn) / n / (machine.narrow if narrow else machine.wide)
