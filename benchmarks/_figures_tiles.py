@@ -1,45 +1,28 @@
 """The figures of docs/tiles.md."""
 
 from benchmarks._figures_of import figures, rows, table
-from benchmarks._figures_techniques import CHIPS
 
+# the titles of columns -> what the rows are named, the first that there is
 WAYS = {
-    "plain": "plain",
-    "remat": "`jax.checkpoint`",
-    "by hand, schedule": "by hand, `schedule`",
-    "whole": "`schedule(tile=False)`",
-    "least": "`schedule`",
+    "plain": ("plain",),
+    "`jax.checkpoint`": ("remat",),
+    "by hand, `schedule`": ("by hand, schedule",),
+    "8 tiles": ("8 tiles", "8 tiles, recomputed"),
+    "32 tiles": ("32 tiles", "32 tiles, recomputed"),
 }
 
 
 @figures("tiles, bytes")
 def tiles() -> str:
     """MiB of temporaries by how a step is written; empty where not measured."""
-    found = {(r["step"], r["target"], r["how"]): r["temp MiB"] for r in rows("tiles")}
-    steps = dict.fromkeys(key[:2] for key in found if key[2] == "least")
+    found = {
+        (r["step"], r["how"]): f"{float(r['temp MiB']):,.0f}"
+        for r in rows("tiles")
+        if r["target"] == "h100"
+    }
+    steps = dict.fromkeys(step for step, how in found if "tiles" in how)
     lines = []
-    for step, chip in steps:
-        cells = [found.get((step, chip, how), "") for how in WAYS]
-        lines.append((step, CHIPS[chip], *map(_shown, cells)))
-    return table(("step", "chip", *WAYS.values()), lines)
-
-
-def _shown(cell: str) -> str:
-    return f"{float(cell):,.0f}" if cell.replace(".", "").isdigit() else cell
-
-
-@figures("tiles, budgets")
-def budgets() -> str:
-    """What is recomputed in some bytes without tiles, and with them."""
-    columns = "without tiles %", "recomputes %"
-    lines = [
-        (
-            r["model"],
-            f"{float(r['budget MiB']):,.0f}",
-            *(f"{float(r[c]):.1f}" for c in columns),
-            r["tiles"],
-        )
-        for r in rows("tiles_budget")
-    ]
-    head = "model", "temporaries, MiB", "without tiles: recomputed, %", "with tiles, %"
-    return table((*head, "tiles"), lines)
+    for step in steps:
+        cells = [[found.get((step, how), "") for how in hows] for hows in WAYS.values()]
+        lines.append((step, *map("".join, cells)))
+    return table(("step", *WAYS), lines)

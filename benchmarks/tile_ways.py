@@ -31,16 +31,17 @@ def measured(name: str, how: str, target: str) -> Cells:
         return within(STEPS[name]("plain"), target, int(number))
     if unit in CONFIGS:
         tiles = Tiles(limit=0, n=int(number))
-        return in_tiles(STEPS[name]("plain"), Choice(target, (*CONFIGS[unit], tiles)))
+        made, choice = STEPS[name]("plain"), Choice(target, (*CONFIGS[unit], tiles))
+        return compiled(*in_tiles(made, choice), made, target)
     code, way = WAYS[how]
     return way(STEPS[name](code), target)
 
 
 def as_it_is(made: Made, target: str) -> Cells:
-    return compiled(made.step, made, target)
+    return compiled(made.step, "", made, target)
 
 
-def compiled(step: Callable, made: Made, target: str, tiles: str = "") -> Cells:
+def compiled(step: Callable, tiles: str, made: Made, target: str) -> Cells:
     start = time.perf_counter()
     flops = matmul_flops(step, *made.args) / TERA
     try:
@@ -59,7 +60,7 @@ def report_of(step: Callable, made: Made, target: str) -> MemoryReport:
 def scheduled(made: Made, target: str) -> Cells:
     """Without a budget, and without a compile to compare with."""
     step = jaxmem.schedule(made.step, donate_argnums=made.donate)
-    return compiled(step, made, target)
+    return compiled(step, "", made, target)
 
 
 # -- tiles alone
@@ -69,8 +70,8 @@ def scheduled(made: Made, target: str) -> Cells:
 CONFIGS = {"tiles": (), "tiles, recomputed": (Recompute(1e-3),)}
 
 
-def in_tiles(made: Made, choice: Choice) -> Cells:
-    """All that can be in tiles, without a search."""
+def in_tiles(made: Made, choice: Choice) -> tuple[Callable, str]:
+    """The step with all in tiles that can be, without a search; and what is cut."""
     own = jaxmem.schedule(made.step, donate_argnums=made.donate)
     found = own.rewritten(choice, *made.args)
     tree = jax.tree.structure(jax.eval_shape(made.step, *made.args))
@@ -79,7 +80,7 @@ def in_tiles(made: Made, choice: Choice) -> Cells:
         leaves = jaxprs.evaluate(found.jaxpr, jax.tree.leaves(args))
         return jax.tree.unflatten(tree, leaves)
 
-    return compiled(step, made, choice.target, shown(found.description.tiles))
+    return step, shown(found.description.tiles)
 
 
 def shown(tiles: tuple[TiledRegion, ...]) -> str:
