@@ -41,6 +41,8 @@ CHIPS = {
     "scheduling_layout": H100,
     "scheduling_order": NOTHING,
     "storage": H100,
+    "tiles_budget": H100,
+    "tiles_collectives": "8 H100",
     "training": CPU,
 }
 NAMES = {"h100": H100, "a100": "A100", "h200": "H200", "b200": "B200", "t4": "T4"}

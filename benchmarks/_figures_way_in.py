@@ -137,6 +137,14 @@ def _head() -> tuple[str, str, str]:
     )
 
 
+def _tiles() -> tuple[str, str, str]:
+    step = {"step": "16 Llama-like layers, 8 x 2048", **H100}
+    ways = ({**step, "how": how} for how in ("remat", "32 tiles, recomputed"))
+    example = f"16 Llama-like layers, AdamW: {from_to('tiles', 'temp MiB', *ways)}"
+    call = '`jaxmem.schedule(step, budget="16GiB", target="h100")`'
+    return call, "time: regions run in parts, the least number that fits", example
+
+
 def _long_scan() -> tuple[str, str, str]:
     r = row("depth", {"layers": "192"})
     both = (float(r[c]) for c in ("plain MiB", "segments: MiB"))
@@ -150,7 +158,12 @@ def _table() -> tuple[str, str, str]:
     cost = (
         "rows that a batch does not read keep their moments: another rule than Adam's"
     )
-    return call, cost, "bytes of the rows that are read, not of the table"
+    ways = (
+        {"rule": "Adam", "variant": way, "columns": "128", **H100}
+        for way in ("dense", "rows")
+    )
+    example = f"Adam on a table of 1 GiB: {from_to('tables', 'peak MiB', *ways)}"
+    return call, cost, example
 
 
 PROBLEMS = {
@@ -163,6 +176,7 @@ PROBLEMS = {
     ("What is the largest batch?", "measuring"): _batch,
     ("Fine-tuning: most weights are frozen", "frozen"): _frozen,
     ("The logits of a large vocabulary", "cross_entropy"): _head,
+    ("One layer's scores, or the logits, are the peak", "tiles"): _tiles,
     ("Deep stacks, LSTMs, replay through time", "budget"): _long_scan,
     ("Embedding tables", "tables"): _table,
 }

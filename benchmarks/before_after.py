@@ -34,7 +34,7 @@ def row(how: str, report: MemoryReport) -> list:
 
 
 def draw(reports: Mapping[str, MemoryReport], path: pathlib.Path) -> None:
-    """Both curves on one scale: what is always there in grey, the rest in colour."""
+    """Two reports by title on one scale: what is always there in grey."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -42,12 +42,13 @@ def draw(reports: Mapping[str, MemoryReport], path: pathlib.Path) -> None:
     with rc_context(how):
         figure = Figure(figsize=(9, 3.4), layout="constrained")
         both = figure.subplots(1, 2, sharey=True)
-        for axes, colour, (name, title) in zip(
-            both, COLOURS, DRAWN.items(), strict=True
+        for axes, colour, (title, report) in zip(
+            both, COLOURS, reports.items(), strict=True
         ):
-            _curve(axes, reports[name], colour, title)
+            _curve(axes, report, colour, title)
         both[0].set_ylabel("GiB on the chip")
-        both[0].set_ylim(0, 1.18 * reports["plain"].peak_bytes / GIB)
+        most = max(report.peak_bytes for report in reports.values())
+        both[0].set_ylim(0, 1.18 * most / GIB)
         path.parent.mkdir(exist_ok=True)
         figure.savefig(path, metadata={"Date": None}, facecolor="white")
 
@@ -76,7 +77,7 @@ def _curve(axes, report: MemoryReport, colour: str, title: str) -> None:
 def main() -> None:
     reports = {how: measured(how) for how in WAYS}
     publish("before_after", COLUMNS, [row(*pair) for pair in reports.items()])
-    draw(reports, PICTURE)
+    draw({title: reports[how] for how, title in DRAWN.items()}, PICTURE)
     print(f"wrote {PICTURE.relative_to(PICTURE.parent.parent.parent)}")
 
 

@@ -11,7 +11,7 @@ the whole array in an all-gather or a reduce-scatter, and twice that in an all-r
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import jax
@@ -191,9 +191,9 @@ def arguments(tx, spec):
     return params, state, struct((M * N, TOKENS, WIDTH), P("data"))
 
 
-def compiled(fn, *args):
+def compiled(fn, *args, donate: Sequence[int] = (0, 1)):
     """(text, temporary bytes) of the step with parameters and state donated."""
-    with pure_call(fn, args, {}, donate=(0, 1)) as call:
+    with pure_call(fn, args, {}, donate=donate) as call:
         flat = flatten_call(fn, call)
         jitted = flat_function(lambda: fn, flat)
         traced = trace(jitted, flat)

@@ -19,6 +19,7 @@ from benchmarks import (
     _figures_sentences,
     _figures_tables,
     _figures_techniques,
+    _figures_tiles,
     _figures_way_in,
 )
 from benchmarks._figures_of import FIGURES, ROOT
@@ -26,7 +27,7 @@ from benchmarks._figures_of import FIGURES, ROOT
 # they fill FIGURES
 MODULES = (_figures_optimizers, _figures_readme, _figures_results)
 MODULES += (_figures_sentences, _figures_tables, _figures_techniques)
-MODULES += (_figures_way_in,)
+MODULES += (_figures_tiles, _figures_way_in)
 MARKED = re.compile(
     r"(?P<begin><!-- figures: (?P<name>[^>]*?) -->)"
     r"(?P<body>.*?)(?P<end><!-- end of figures -->)",

@@ -20,6 +20,7 @@ TECHNIQUES = (
     "sampled_linear",
     "storage",
     "tables",
+    "tiles",
     "optimizers/gradient_release",
     "optimizers/adama",
     "optimizers/low_bit",

@@ -184,7 +184,8 @@ def along(parameter: str) -> Rule:
     def rule(eqn, n: int) -> Labels:
         del n
         over = eqn.params[parameter]
-        over = (over,) if isinstance(over, int) else over
+        # of numpy, where a negative axis was counted from the front
+        over = over if isinstance(over, tuple) else (int(over),)
         free = lambda v: tuple(None if d in over else d for d in axes_of(v))
         return Labels(tuple(map(free, eqn.invars)), tuple(map(free, eqn.outvars)))
 

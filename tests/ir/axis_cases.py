@@ -98,6 +98,8 @@ def moves():
     pad = lambda x: lax.pad(x, 0.5, ((0, 0, 0), (1, 2, 1), (0, 0, 0)))
     yield Case("a.b,->a.b", pad, (X,))
     yield Case("a.b,a.b->a.b", lambda *x: lax.concatenate(x, 1), (X, X + 1))
+    of_numpy = lambda *x: lax.concatenate(x, np.int64(1))
+    yield Case("a.b,a.b->a.b", of_numpy, (X, X + 1))
     yield Case("a.b->a.b,a.b", lambda x: lax.split(x, (1, 3), axis=1), (X,))
     yield Case("a..->a..", lambda x: lax.rev(x, (1, 2)), (X,))
     pair = lambda x, y: lax.sort((x, y), dimension=1, num_keys=1)
