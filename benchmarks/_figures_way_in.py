@@ -158,7 +158,12 @@ def _table() -> tuple[str, str, str]:
     cost = (
         "rows that a batch does not read keep their moments: another rule than Adam's"
     )
-    return call, cost, "bytes of the rows that are read, not of the table"
+    ways = (
+        {"rule": "Adam", "variant": way, "columns": "128", **H100}
+        for way in ("dense", "rows")
+    )
+    example = f"Adam on a table of 1 GiB: {from_to('tables', 'peak MiB', *ways)}"
+    return call, cost, example
 
 
 PROBLEMS = {

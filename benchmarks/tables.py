@@ -5,8 +5,8 @@
 
 A table of 1 GiB in float32, of 64 or 128 columns, bags of 8 ids for 8,192 examples, and
 two dense layers, compiled for both chips with parameters and state donated. "dense" is
-the step with `jax.value_and_grad`, "scheduled" the same through `jaxmem.schedule`,
-"rows" takes `value_and_row_grad` and the row-wise rule.
+the step with `jax.value_and_grad`, "scheduled" the same through `jaxmem.schedule` with
+the chip as its target, "rows" takes `value_and_row_grad` and the row-wise rule.
 """
 
 import functools
@@ -19,7 +19,6 @@ import optax
 
 import jaxmem
 from benchmarks._common import MIB, TARGETS, publish_some
-from jaxmem.scheduling import Scheduled
 
 NUMBERS, WIDTHS, EXAMPLES, BAG = 1 << 28, (64, 128), 8192, 8
 COLUMNS = ("rule", "variant", "columns", "target", "state MiB", "temp MiB", "peak MiB")
@@ -52,18 +51,19 @@ def variants():
         step = step_of(tx, dense)
         yield rule, "dense", tx, step
         if rule != "Adam":  # every row moves: the pass leaves it as it is
-            scheduled = jaxmem.schedule(step, donate_argnums=(0, 1))
-            yield rule, "scheduled", tx, scheduled
+            yield rule, "scheduled", tx, step
         yield rule, "rows", of_rows, step_of(of_rows, rows)
 
 
-def measure(step: Callable, tx: optax.GradientTransformation, width: int, target: str):
+def measure(step: Callable, variant: str, tx, width: int, target: str):
     f32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
     i32 = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
     params = {"table": f32(NUMBERS // width, width), "head": f32(256, 2)}
     params["hidden"] = f32(width, 256)
     args = params, jax.eval_shape(tx.init, params), i32(EXAMPLES, BAG), i32(EXAMPLES)
-    donated = {} if isinstance(step, Scheduled) else {"donate_argnums": (0, 1)}
+    donated = {"donate_argnums": (0, 1)}
+    if variant == "scheduled":
+        step, donated = jaxmem.schedule(step, target=target, **donated), {}
     report = jaxmem.estimate(step, *args, target=target, **donated)
     sizes = report.argument_bytes, report.temp_bytes, report.peak_bytes
     return [size / MIB for size in sizes]
@@ -72,7 +72,7 @@ def measure(step: Callable, tx: optax.GradientTransformation, width: int, target
 def main() -> None:
     cases = {
         (rule, variant, str(width), target): functools.partial(
-            measure, step, tx, width, target
+            measure, step, variant, tx, width, target
         )
         for rule, variant, tx, step in variants()
         for width in WIDTHS

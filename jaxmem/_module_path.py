@@ -39,23 +39,53 @@ def parse_op_name(op_name: str) -> OpName:
     parts = _split(op_name.partition(";")[0])
     operation = parts[-1] if parts and "(" not in parts[-1] else ""
     scopes = parts[:-1] if operation else parts
-    modules, jitted, previous = [], "", ""
-    for part in scopes:
-        scope, jitted = _unwrap(part)
-        if scope and not _is_noise(scope, previous):
-            # The backward pass of a `custom_vjp` repeats the path that it is in.
-            if scope != part and modules[:1] == [scope]:
-                modules = []
-            modules.append(scope)
-        previous = part
+    backward = "transpose(" in op_name
+    modules, jitted = _modules(scopes, backward)
     einsum = modules.pop() if modules and "->" in modules[-1] else ""
     prefix = "" if jitted.startswith("<") or len(scopes) < 2 else jitted.lstrip("_")
     return OpName(
         module_path="/".join(modules),
         operation="/".join(p for p in (einsum or prefix, operation) if p),
-        backward="transpose(" in op_name,
+        backward=backward,
         recomputed="rematted_computation" in op_name,
     )
+
+
+def _modules(scopes: list[str], backward: bool) -> tuple[list[str], str]:
+    """The modules in the parts of an `op_name`, and the function jitted last."""
+    modules, jitted, previous = [], "", ""
+    # The backward pass of a `custom_vjp` repeats the path that it is in, once in each
+    # body of a loop, up to the `checkpoint` of the op. Inside the user's own
+    # `checkpoint` it does not.
+    begin, repeats = 0, backward
+    for part in scopes:
+        scope, jitted = _unwrap(part)
+        if scope and not _is_noise(scope, previous):
+            if scope != part and modules[:1] == [scope]:
+                modules, begin, repeats = [], 0, False
+            modules.append(scope)
+        elif scope:
+            if scope == "checkpoint" and repeats:
+                modules[begin:] = _without_repeats(modules[begin:], of_users=True)
+            begin = len(modules)
+            repeats = backward and "checkpoint" not in (scope, previous)
+        previous = part
+    return _without_repeats(modules), jitted
+
+
+def _without_repeats(path: list[str], of_users: bool = False) -> list[str]:
+    """A path without immediate repeats of what holds a scope of this package.
+
+    With `of_users` a repeated run of the user's modules goes too, if such a scope
+    follows it.
+    """
+    for size in range(len(path) // 2, 0, -1):
+        for i in range(len(path) - 2 * size + 1):
+            run, rest = path[i : i + size], path[i + size :]
+            own = ops_in("/".join(rest if of_users else run))
+            if own and rest[:size] == run:
+                return _without_repeats(path[:i] + rest)
+    return path
 
 
 def of_user(module_path: str) -> str:

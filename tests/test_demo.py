@@ -442,6 +442,14 @@ def test_what_fails_to_compile_costs_only_its_own_figures(result, monkeypatch):
     assert "compiler died [h100]" in text
 
 
+def test_what_fails_for_one_reason_is_one_line(result):
+    late = tuple(f"{run} for h100: no time left" for run in ("plain", "substituted"))
+    text = _printed(dataclasses.replace(result, problems=(*late, "b for cpu: no")))
+    lines = [line.rstrip() for line in text.splitlines()]
+    both = "plain for h100, substituted for h100: no time left"
+    assert lines[-2:] == [both, "b for cpu: no"]
+
+
 def test_no_largest_batch_after_the_deadline(monkeypatch):
     with pytest.raises(TimeoutError, match="largest batch"):
         largest_batch(_idle(), TINY, "h100", 100, time.monotonic() - 1)

@@ -37,7 +37,7 @@ ALLOWED = {
     },
     "ops": {"_bits", "_remedies", "ir"},
     "rewriting": {"ir", "ops"},
-    "nn": {"ir", "memory", "ops", "rewriting"},
+    "nn": {"ir", "memory", "ops", "pages", "rewriting"},
     "optim": {"_bytes", "_paths", "_remedies", "frameworks", "ir", "pages"},
     "planning": {"_remedies"},
     "linting": {

@@ -26,6 +26,47 @@ CASES = [
         "jit(f)/transpose(jvp(A))/checkpoint/rematted_computation/B/tanh",
         ("A/B", "tanh", True),
     ),
+    # The backward pass of an op of this package repeats the path that the op is in.
+    (
+        "jit(f)/transpose(jvp(A))/while/body/closed_call/layers/Dense_0/jaxmem.dense/"
+        "layers/Dense_0/jaxmem.dense/checkpoint/dot_general",
+        ("A/layers/Dense_0/jaxmem.dense", "dot_general", True),
+    ),
+    (
+        "jit(f)/transpose(jvp(A))/while/body/closed_call/layers/layers/jaxmem.gelu/"
+        "checkpoint/rematted_computation/jaxmem.gelu/jit(clip)/max",
+        ("A/layers/jaxmem.gelu", "clip/max", True),
+    ),
+    (
+        "jit(f)/transpose(jvp())/blk/jvp()/blk/jaxmem.gelu/checkpoint/mul",
+        ("blk/jaxmem.gelu", "mul", True),
+    ),
+    # A module in another of the same name is the user's.
+    ("jit(f)/transpose(jvp(A))/Block/Block/mul", ("A/Block/Block", "mul", True)),
+    (
+        "jit(f)/jvp(A)/while/body/closed_call/Block/Block/jaxmem.gelu/mul",
+        ("A/Block/Block/jaxmem.gelu", "mul", False),
+    ),
+    (
+        "jit(f)/transpose(jvp(A))/while/body/closed_call/Block/Block/Block/Block/"
+        "jaxmem.gelu/checkpoint/jaxmem.gelu/mul",
+        ("A/Block/Block/jaxmem.gelu", "mul", True),
+    ),
+    (
+        "jit(f)/transpose(jvp(A))/Block/Block/jvp(A)/Block/Block/jaxmem.gelu/"
+        "checkpoint/jaxmem.gelu/mul",
+        ("A/Block/Block/jaxmem.gelu", "mul", True),
+    ),
+    (
+        "jit(f)/transpose(jvp(A))/jvp(A)/checkpoint/Block/Block/jaxmem.gelu/"
+        "checkpoint/rematted_computation/jaxmem.gelu/mul",
+        ("A/Block/Block/jaxmem.gelu", "mul", True),
+    ),
+    (
+        "jit(f)/transpose(jvp(A))/while/body/closed_call/checkpoint/Block/Block/"
+        "jaxmem.dense/checkpoint/dot_general",
+        ("A/Block/Block/jaxmem.dense", "dot_general", True),
+    ),
     ("jit(call_exported)/call_exported/A/add", ("A", "add", False)),
     ("params['w']", ("", "params['w']", False)),
     ("", ("", "", False)),

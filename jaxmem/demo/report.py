@@ -30,6 +30,7 @@ AdamA adds up squares of micro-batch gradients where AdamW squares their mean: o
 steps by design, the losses agree only in the long run
 clipped by a global norm: with AdamW the mean gradient, with AdamA each micro-batch's,
 in a second backward pass (clip="two_pass"); without, no gradient could be released"""
+_SECONDS = "ratio of the seconds: the median of the ratios at each step"
 _VMEM = "what a TPU keeps in its VMEM is not in these bytes: most of a step this small"
 
 
@@ -126,8 +127,17 @@ def _caption(result: Comparison) -> Text:
         _MASKS: settings.dropout,
     }
     lines = [f"largest difference of the losses at any step: {result.loss_gap:.1e}"]
-    lines += [remark for remark, applies in remarks.items() if applies]
-    return Text("\n".join([*lines, *result.problems]))
+    lines += [_SECONDS, *(remark for remark, applies in remarks.items() if applies)]
+    return Text("\n".join([*lines, *_by_reason(result.problems)]))
+
+
+def _by_reason(problems: Sequence[str]) -> Iterator[str]:
+    """What failed for one reason is one line."""
+    what: dict[str, list[str]] = {}
+    for problem in problems:
+        name, _, reason = problem.partition(": ")
+        what.setdefault(reason, []).append(name)
+    return (f"{', '.join(names)}: {reason}" for reason, names in what.items())
 
 
 def _rows(result: Comparison) -> Iterator[tuple[str, float, float, str]]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from jaxmem import _compat
 from jaxmem.ir import label_products as products
 from jaxmem.ir import label_rules as rules
-from jaxmem.ir.label_rules import CONSTRAINT, Label, Labels, Rule
+from jaxmem.ir.label_rules import CONSTRAINT, Labels, Rule
 from jaxmem.ir.primitives import ELEMENTWISE, VARYING
 
 Axis = int | None  # None: the array is not cut
@@ -65,38 +65,35 @@ def cut(eqn, ins: Sequence[Axis], outs: Sequence[Axis], n: int) -> CutAxes | str
     table = labels(eqn, n)
     if isinstance(table, str):
         return table
-    names = [*table.ins, *table.outs]
+    names = table.ins + table.outs
     known = zip(names, [*ins, *outs], strict=True)
     chosen = {of_axis[axis] for of_axis, axis in known if axis is not None}
     if None in chosen:
         return WHOLE
-    if any(len(chosen & set(of_axis)) > 1 for of_axis in names):
-        return TWO
-    places = [_place(of_axis, chosen) for of_axis in names]
-    sizes = [
-        v.aval.shape[axis]
-        for v, axis in zip([*eqn.invars, *eqn.outvars], places, strict=True)
-        if axis is not None
-    ]
-    if any(size % n for size in sizes):
+    places: list[Axis] = []
+    divided = True
+    for v, of_axis in zip([*eqn.invars, *eqn.outvars], names, strict=True):
+        found = [d for d, label in enumerate(of_axis) if label in chosen]
+        if len(found) > 1:
+            return TWO
+        places += found or [None]
+        divided &= not found or v.aval.shape[found[0]] % n == 0
+    if not divided:
         return f"{n} does not divide its axis"
-    ins, outs = tuple(places[: len(table.ins)]), tuple(places[len(table.ins) :])
-    if None not in outs:
-        return CutAxes(ins, outs)
-    if any(axis is not None for axis in outs):
+    of_ins, of_outs = tuple(places[: len(table.ins)]), tuple(places[len(table.ins) :])
+    if None not in of_outs:
+        return CutAxes(of_ins, of_outs)
+    if any(axis is not None for axis in of_outs):
         return SOME
-    return CutAxes(ins, outs, table.combine) if table.combine else WHOLE
-
-
-def _place(of_axis: Sequence[Label], chosen: set[Label]) -> Axis:
-    return next((d for d, label in enumerate(of_axis) if label in chosen), None)
+    return CutAxes(of_ins, of_outs, table.combine) if table.combine else WHOLE
 
 
 def _sharding(eqn) -> Any:
     """A sharding that an equation asks for; transposed casts name that of no mesh."""
     sharding = eqn.params.get("sharding", eqn.params.get("out_sharding"))
-    mesh = getattr(sharding, "mesh", None)
-    return None if mesh is not None and mesh.empty else sharding
+    # inside of `shard_map` some name its mesh, and no axis of it
+    named = any(names is not None for names in getattr(sharding, "spec", (True,)))
+    return sharding if named and sharding is not None else None
 
 
 RULES: dict[str, Rule] = {

@@ -12,6 +12,7 @@ from jaxmem.memory import format_bytes
 from jaxmem.nn._remaining import KeptArrays, RemainingArrays
 from jaxmem.nn._rules import Rule
 from jaxmem.ops.records import RECORDS
+from jaxmem.pages import SavedResult
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,11 @@ class Replacement:
 
 
 @dataclass(frozen=True)
-class SubstitutionReport:
+class SubstitutionReport(SavedResult):
     """What `jaxmem.substitute` replaced, what it left and why.
 
-    `print` it, or read its fields; in a notebook it shows itself as a table.
+    `print` it, read its fields, or `save` it as a page or as text; in a notebook it
+    shows itself as tables.
 
     Args:
         modules: one entry a module that was replaced, or left for a reason.
@@ -67,68 +69,88 @@ class SubstitutionReport:
         modules = sum(entry.replaced_by is not None for entry in self.modules)
         return modules + len(self.patterns)
 
-    def _table(self):
-        from rich.table import Table
+    def _rows(self) -> list[tuple[str, ...]]:
+        """(module, class, replaced by, note) of all that is known."""
+        traced = ("(traced function)", "formula")
+        notes = (*self.notes, *(() if self.traced else (NOT_TRACED,)))
+        return [
+            *(
+                (e.path or "(model)", e.module, e.replaced_by or "-", e.reason)
+                for e in self.modules
+            ),
+            *((*traced, "lean op", line) for line in self.patterns),
+            *((*traced, "-", line) for line in self.patterns_left),
+            *(("", f"rule {r}", "-", "matched nothing") for r in self.unused_rules),
+            *(("", "", "", note) for note in notes),
+        ]
 
-        table = Table(title="jaxmem.substitute")
-        for column in ("module", "class", "replaced by", "note"):
-            table.add_column(column, overflow="fold")
-        for e in self.modules:
-            table.add_row(e.path or "(model)", e.module, e.replaced_by or "-", e.reason)
-        for line in self.patterns:
-            table.add_row("(traced function)", "formula", "lean op", line)
-        for line in self.patterns_left:
-            table.add_row("(traced function)", "formula", "-", line)
-        for rule in self.unused_rules:
-            table.add_row("", f"rule {rule}", "-", "matched nothing")
-        for note in (*self.notes, *(() if self.traced else (NOT_TRACED,))):
-            table.add_row("", "", "", note)
-        return table
-
-    def _left_table(self):
-        from rich.markup import escape
-        from rich.table import Table
-
+    def _kept_headline(self) -> str:
         assert self.residuals is not None
-        table = Table("bytes", "array", "formula", "where")
-        table.columns[-1].overflow = "fold"
-        table.columns[0].justify = "right"
-        table.title = (
+        return (
             f"{format_bytes(self.residuals.total_bytes)} kept for the backward pass, "
             f"{format_bytes(self.residuals.lean_bytes)} of it by lean ops; the rest is"
         )
-        for row in self.left[:_SHOWN]:
-            size = f"{format_bytes(row.bytes)}{_times(row)}"
-            # A whole path would break over two lines wherever the project lies deep.
-            line = os.path.basename(row.source)
-            place = ", in ".join(part for part in (line, row.path) if part)
-            table.add_row(size, *map(escape, (row.array, row.formula, place)))
+
+    def _kept_rows(self) -> list[tuple[str, ...]]:
+        """(bytes, array, formula, where) of the largest that are left."""
+        return [_cells(row) for row in self.left[:_SHOWN]]
+
+    def _smaller(self) -> str | None:
         more = self.left[_SHOWN:]
-        if more:
-            size = format_bytes(sum(row.bytes for row in more))
-            table.caption = f"... {len(more)} smaller ones, {size}"
-        return table
+        size = format_bytes(sum(row.bytes for row in more))
+        return f"... {len(more)} smaller ones, {size}" if more else None
 
     def _tables(self):
         from rich.console import Group
+        from rich.markup import escape
+        from rich.table import Table
 
-        return Group(self._table(), *([self._left_table()] if self.residuals else []))
-
-    def _render(self, **options) -> Any:
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), record=True, width=120, **options)
-        console.print(self._tables())
-        return console
+        found = Table(title="jaxmem.substitute")
+        for column in _HEAD:
+            found.add_column(column, overflow="fold")
+        for row in self._rows():
+            found.add_row(*map(escape, row))
+        if not self.residuals:
+            return found
+        left = Table(*_KEPT_HEAD, title=self._kept_headline(), caption=self._smaller())
+        left.columns[-1].overflow = "fold"
+        left.columns[0].justify = "right"
+        for row in self._kept_rows():
+            left.add_row(*map(escape, row))
+        return Group(found, left)
 
     def __str__(self) -> str:
-        return self._render(color_system=None).export_text()
+        from rich.console import Console
+
+        text = io.StringIO()
+        Console(file=text, width=120, color_system=None).print(self._tables())
+        return text.getvalue()
 
     def __rich__(self):
         return self._tables()
 
-    def _repr_html_(self) -> str:
-        return self._render().export_html(inline_styles=True)
+    def _html(self) -> tuple[str, Any]:
+        from jaxmem.pages import page
+        from jaxmem.pages.markup import together
+
+        title = "jaxmem.substitute"
+        found = page.headline(title), page.table(_HEAD, self._rows())
+        if not self.residuals:
+            return title, together(*found)
+        left = (
+            page.headline(self._kept_headline()),
+            page.table(_KEPT_HEAD, self._kept_rows(), numbers=[0]),
+            self._smaller() or "",
+        )
+        return title, together(*found, *left)
+
+
+def _cells(row: RemainingArrays) -> tuple[str, ...]:
+    size = f"{format_bytes(row.bytes)}{_times(row)}"
+    # A whole path would break over two lines wherever the project lies deep.
+    line = os.path.basename(row.source)
+    place = ", in ".join(part for part in (line, row.path) if part)
+    return size, row.array, row.formula, place
 
 
 def _times(row: RemainingArrays) -> str:
@@ -136,6 +158,8 @@ def _times(row: RemainingArrays) -> str:
 
 
 _SHOWN = 20
+_HEAD = ("module", "class", "replaced by", "note")
+_KEPT_HEAD = ("bytes", "array", "formula", "where")
 NOT_TRACED = "not traced yet: call the model, or report(model, *example_arguments)"
 
 

@@ -32,6 +32,7 @@ from jaxmem.scheduling.release.write_back import carried
 from jaxmem.scheduling.row_chunks.update import UpdateInRows
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
 from jaxmem.scheduling.tiling.tiles import TileRegions
+from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary
 
 PASSES: tuple[Pass, ...] = (
     CastInside(),
@@ -40,6 +41,7 @@ PASSES: tuple[Pass, ...] = (
     RecomputeResiduals(),
     RecomputeFirstLayers(),
     RecomputeUnrolled(),
+    TileVocabulary(),
     TileRegions(),
     ReleaseGradients(),
     UpdateTouchedRows(),

@@ -303,14 +303,19 @@ def links_to_compilers(folder):
             (folder / entry.name).symlink_to(entry)
 
 
-def run_in_environment(folder, without, target):
-    """What SAME prints, in an environment with or without compilers."""
+def new_environment(folder, without):
+    """The Python of an environment with or without compilers."""
     venv.create(folder / "venv", symlinks=True)
     (site,) = (folder / "venv").glob("lib/python*/site-packages")
     packages = site_packages(folder / "packages", without)
     (site / "packages.pth").write_text(f"{packages}\n")
+    return str(folder / "venv" / "bin" / "python")
+
+
+def run_in_environment(folder, without, target):
+    """What SAME prints there."""
     done = subprocess.run(
-        [folder / "venv" / "bin" / "python", "-c", SAME, target],
+        [new_environment(folder, without), "-c", SAME, target],
         env=os.environ | {"PYTHONPATH": ROOT, "JAX_PLATFORMS": ""},
         capture_output=True,
         text=True,

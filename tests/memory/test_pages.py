@@ -11,6 +11,7 @@ import pytest
 from jaxmem.linting import LintReport
 from jaxmem.memory import residuals
 from jaxmem.memory.buffers.rows import PlacedBuffer
+from jaxmem.nn import KeptArrays, RemainingArrays, Replacement, SubstitutionReport
 from jaxmem.optim.ledgers.ledger import Ledger, LedgerRow
 from jaxmem.pages.markup import Markup, data, tag
 from tests.memory import dumps
@@ -58,6 +59,12 @@ def results(report):
     yield kept.compare(kept)
     yield LintReport(STRANGE, (), (STRANGE,))
     yield Ledger(1, (row,))
+    left = RemainingArrays(4, "f32[1]", STRANGE, STRANGE, STRANGE)
+    entry = Replacement(STRANGE, STRANGE, None, STRANGE)
+    strange = (STRANGE,)
+    yield SubstitutionReport(
+        (entry,), strange, strange, strange, False, strange, KeptArrays(4, (left,))
+    )
 
 
 class Elements(html.parser.HTMLParser):

@@ -215,6 +215,18 @@ def test_no_advice_where_there_is_nothing_to_do():
     assert advise([PeakBuffer(100, "temp", module_path="A", **square)])
 
 
+@pytest.mark.parametrize("kind, name", [("argument", "w (donated)"), ("output", "w")])
+def test_casts_of_weights_are_those_of_what_the_step_updates(kind, name):
+    """A batch may have the shape of its activations, and is no weight."""
+    size = {"shape": (16, 512), "dtype": "float32"}
+    batch = PeakBuffer(100, "argument", "batch", **size)
+    cast = {"dtype": "bfloat16", "operation": "convert_element_type"}
+    cast = PeakBuffer(50, "temp", module_path="A", **size | cast)
+    assert advise([batch, cast]) == ()
+    (line,) = advise([batch, PeakBuffer(100, kind, name, **size), cast])
+    assert "weights cast to another type" in line
+
+
 HBM, VMEM = "{1,0:T(8,128)(2,1)}", "{1,0:T(8,128)(2,1)S(1)}"
 COPIES = f"""
 ENTRY %main.1 (a: bf16[64,64], b: bf16[64,64], c: bf16[64,64]) -> bf16[64,64] {{

@@ -1,5 +1,6 @@
 """What the backward pass keeps after a substitution, formula by formula."""
 
+import html
 from functools import partial
 
 import flax.linen as nn
@@ -10,7 +11,7 @@ import pytest
 from flax import nnx
 
 import jaxmem
-from jaxmem.nn import report
+from jaxmem.nn import Rule, report
 from jaxmem.nn._remaining import kept_by
 from jaxmem.nn._substitute import _linen_call
 
@@ -206,12 +207,18 @@ def test_of_an_nnx_model():
     assert found.residuals.lean_bytes >= SIZE
 
 
-def test_prints_a_table_of_what_is_left():
-    text = str(report(jaxmem.substitute(Odd()), X))
-    assert "kept for the backward pass" in text and "6.00 KiB in 3" in text
-    assert "sigmoid(-1.5 * x)" in text and "test_report.py" in text
-    html = report(jaxmem.substitute(Odd()), X)._repr_html_()
-    assert "sigmoid(-1.5 * x)" in html
+def test_tables_of_what_is_left(tmp_path):
+    """Printed, in a notebook, and as files: the same cells."""
+    found = report(jaxmem.substitute(Odd(), [Rule("[none]", None)]), X)
+    for name in ("a.html", "a.txt"):
+        found.save(tmp_path / name)
+    page, text = ((tmp_path / name).read_text() for name in ("a.html", "a.txt"))
+    assert text == f"{found}\n" and found._repr_html_() in page
+    for cell in (
+        *("kept for the backward pass", "6.00 KiB in 3", "sigmoid(-1.5 * x)"),
+        *("test_report.py", "Dense_0", "rule &#x27;[none]&#x27;"),
+    ):
+        assert cell in page and html.unescape(cell) in text
 
 
 def test_arguments_that_are_no_arrays_stay_as_they_are():

@@ -14,7 +14,7 @@ from jaxmem import optim
 from tests.arrays import array
 from tests.optim.rows.problem import loss, params, train_step
 
-ROWS, WIDTH, IDS = 8192, 32, 64  # a table of 1 MiB
+ROWS, WIDTH, IDS = 8192, 128, 64  # a table of 4 MiB
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +97,26 @@ def test_takes_arrays_of_ids_alone():
     assert plain.temp_size_in_bytes > ROWS * WIDTH * 4
     assert ours.temp_size_in_bytes < 24 * IDS * WIDTH * 4 < ROWS * WIDTH * 4 / 4
     assert ours.alias_size_in_bytes == plain.alias_size_in_bytes
+
+
+@pytest.mark.parametrize("width", [64, 65])
+def test_narrow_rows_need_a_target(width):
+    """A TPU may copy tables into rows twice as wide: it is not for the graph to say."""
+    tx, table = optax.adagrad(0.1), ROWS * WIDTH // width
+    step, given = train_step(tx, rows=False), params(table, width)
+    plan = jaxmem.schedule(step, donate_argnums=0).plan((given, tx.init(given)), ids(0))
+    notes = [n for n in plan.notes if "name a target" in n]
+    assert [g.released for g in plan.gradients] == [True] * (width > 64)
+    assert [f"float32[{table},64]" in n for n in notes] == [True] * (width == 64)
+
+
+def test_narrow_rows_with_a_target():
+    """Both steps are compiled, and the gradient in rows is the smaller."""
+    tx = optax.adagrad(0.1)
+    given = params(ROWS, 32)
+    step = jaxmem.schedule(train_step(tx, False), donate_argnums=0, target="cpu")
+    plan = step.plan((given, tx.init(given)), ids(0))
+    assert [g.released for g in plan.gradients] == [True]
 
 
 def tied(params, ids):

@@ -27,6 +27,7 @@ from jaxmem.memory.buffers.rows import (
 )
 from jaxmem.memory.buffers.timeline import timeline
 
+DONATED = " (donated)"  # follows the name of an argument whose memory is used
 # Operations of activation functions whose inner values the backward pass needs.
 CURVES = frozenset("tanh erf erfc logistic erf_inv".split())
 _SMALLEST = 1e-3  # of the peak: buffers below it share a row
@@ -96,7 +97,7 @@ def _arguments(allocations, names: list[str], hlo: Hlo) -> list[PeakBuffer]:
             value = a.values[0]
             number = len(names) if a.parameter is None else a.parameter
             known = names[number : number + 1] or [_jax_name(hlo, value.name)]
-            donated = " (donated)" if a.live_out else ""
+            donated = DONATED if a.live_out else ""
             buffers.append(_buffer(a.size, "argument", known[0] + donated, value.shape))
     return buffers
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from jaxmem._bytes import format_bytes
 from jaxmem._module_path import merge_numbered
-from jaxmem.memory.buffers.attribute import CURVES
+from jaxmem.memory.buffers.attribute import CURVES, DONATED
 from jaxmem.memory.buffers.rows import PeakBuffer
 
 _LEAST = 0.01  # of the peak: causes below it get no line
@@ -18,8 +18,7 @@ def advise(
     """One line for each cause that `jaxmem.substitute` removes, largest first."""
     at_peak = tuple(at_peak)
     least = _LEAST * sum(h.bytes for h in at_peak)
-    arguments = {h.shape for h in at_peak if h.kind == "argument"}
-    weights = arguments | {shape[1:] for shape in arguments}
+    weights = _weights(at_peak)
     by_cause: dict[str, list[PeakBuffer]] = defaultdict(list)
     curves = _curve_places(at_peak, curved)
     scores = {h.shape for h in at_peak if _is_square(h) and _innermost(h) == "exp"}
@@ -29,6 +28,20 @@ def advise(
             by_cause[cause].append(h)
     causes = sorted(by_cause.items(), key=lambda item: -_total(item[1]))
     return tuple(_LINES[c](hs) for c, hs in causes if _total(hs) >= least)
+
+
+def _weights(at_peak: Collection[PeakBuffer]) -> set[tuple[int, ...]]:
+    """Shapes of arguments that the step updates, and of a layer of them.
+
+    A batch is no such argument, and its activations may have its shape.
+    """
+    outputs = {h.shape for h in at_peak if h.kind == "output"}
+    updated = {
+        h.shape
+        for h in at_peak
+        if h.kind == "argument" and (h.name.endswith(DONATED) or h.shape in outputs)
+    }
+    return updated | {shape[1:] for shape in updated}
 
 
 def _cause(buffer: PeakBuffer, weights: set, curves: set, scores: set) -> str:

@@ -11,14 +11,16 @@ from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.unique_rows import put_rows, take_rows, unique_rows
-from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling._pass import NAME_A_TARGET, Level, Pass
 from jaxmem.scheduling.plan.rows import Description, described, gradient
 from jaxmem.scheduling.rows.touched import BY_ELEMENT, NOTHING, UpdatedTable, tables
+
+LANES = 128  # a row of an array on a TPU takes a multiple of these elements
 
 
 @dataclass(frozen=True)
 class TouchedRows:
-    """Nothing can be chosen: what it does never costs."""
+    """Nothing can be chosen."""
 
     name: ClassVar[str] = "rows"
 
@@ -38,7 +40,7 @@ class UpdateTouchedRows(Pass[TouchedRows, Tables]):
 
     def analyse(self, level: Level, config: TouchedRows) -> Iterator[Tables]:
         graph = JaxprGraph(level.jaxpr)
-        found = tuple(t for t in tables(graph) if not t.why)
+        found = tuple(t for t in tables(graph) if not _why_not(t, level))
         if found:
             makers = (graph.eqns[graph.maker[t.gradient]] for t in found)
             yield Tables(found, tuple(makers))
@@ -63,14 +65,29 @@ class UpdateTouchedRows(Pass[TouchedRows, Tables]):
         graph = JaxprGraph(level.jaxpr)
         for table in tables(graph):
             maker = graph.eqns[graph.maker[table.gradient]]
-            if table.why not in ("", NOTHING) and is_transposed(maker):
+            why = _why_not(table, level)
+            if why not in ("", NOTHING) and is_transposed(maker):
                 _, shape, dtype, path = described(table.gradient.aval, maker)
                 sizes = ",".join(map(str, shape))
                 where = f" of {path}" if path else ""
                 yield (
                     f"the gradient {dtype}[{sizes}]{where} of a table stays dense: "
-                    f"{table.why}"
+                    f"{why}"
                 )
+
+
+def _why_not(table: UpdatedTable, level: Level) -> str:
+    """Why all rows of a table are updated; empty where the touched ones alone are."""
+    columns = table.gradient.aval.shape[1:]
+    if table.why or level.compared or not columns or 2 * columns[-1] > LANES:
+        return table.why
+    # A TPU keeps such a table transposed, and may copy every array that is updated into
+    # one whose rows are padded, twice as large or more, to read and write its rows.
+    return (
+        f"its {columns[-1]} columns fill no more than half of the {LANES} lanes of a "
+        "TPU, whose compiler may copy it, padded, in order to read rows; "
+        f"{NAME_A_TARGET}"
+    )
 
 
 class _RowsAt:

@@ -21,6 +21,7 @@ from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.regions import PRODUCTS, Region, RegionGraph, inner
 
 SCOPE = "jaxmem.tile"  # of the loop of a region
+VOCABULARY = f"{SCOPE}_vocabulary"  # of a head's loops, which are made before
 
 # Linear and cheap: done to each part of a sum, so that the sum has its final layout.
 # Else XLA transposes the whole sum behind the loop.
@@ -33,9 +34,10 @@ def tiled(graph: RegionGraph, region: Region):
     return _compat.without_dead_code(jaxprs.retrace(graph.closed, loop.run))
 
 
-def _wide(dtype):
+def wide(dtype):
     """The type in which parts of a sum are added."""
-    return jnp.promote_types(dtype, "float32") if _is_float(dtype) else dtype
+    narrow = _is_float(dtype) and dtype.itemsize < 4
+    return jnp.dtype("float32") if narrow else dtype
 
 
 def _is_float(dtype) -> bool:
@@ -54,7 +56,7 @@ class _Sum:
 
     @property
     def dtype(self):
-        return _wide(self.out.aval.dtype)
+        return wide(self.out.aval.dtype)
 
     def first(self, read):
         """What the sum is before any part has been added."""
@@ -71,7 +73,7 @@ class _Sum:
         if name == "scatter-add":
             return _scattered(self.eqn, args, total)
         if name == "dot_general":
-            part = _product(self.eqn, args, params, self.dtype)
+            part = product(self.eqn, args, params, self.dtype)
         else:
             if name in PRODUCTS:
                 params["preferred_element_type"] = None
@@ -107,7 +109,7 @@ _NEUTRAL = {
 }
 
 
-def _product(eqn, args: Sequence[Any], params: dict[str, Any], dtype):
+def product(eqn, args: Sequence[Any], params: dict[str, Any], dtype):
     """A product whose result has the type of the sum, whatever its operands have."""
     params = params | {"preferred_element_type": jnp.dtype(dtype), "out_sharding": None}
     direct = lambda *xs: _compat.bind(eqn, list(xs), params)[0]
@@ -197,11 +199,7 @@ class _RegionLoop:
         if follower.primitive.name not in ("add", "add_any"):
             return None
         (other,) = [w for w in follower.invars if w is not v] or [None]
-        if (
-            other is None
-            or not is_var(other)
-            or other.aval.dtype != _wide(v.aval.dtype)
-        ):
+        if other is None or not is_var(other) or other.aval.dtype != wide(v.aval.dtype):
             return None
         m = self.graph.maker.get(other)
         return other if m is None or m not in self.region.eqns | self.late else None

@@ -10,7 +10,7 @@ from jaxmem.ir.graph import is_transposed
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description
 from jaxmem.scheduling.tiling.best import Asked, Found, best
-from jaxmem.scheduling.tiling.loop import SCOPE, tiled
+from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY, tiled
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.regions import RegionGraph
 from jaxmem.scheduling.tiling.rows import row_of, whole_ones
@@ -56,7 +56,8 @@ class TileRegions(Pass[Tiles, TiledLists]):
     def analyse(self, level: Level, config: Tiles) -> Iterator[TiledLists]:
         # what runs in tiles already is left as it is
         eqns = jaxprs.split(level.jaxpr)[0].eqns
-        if config.limit is None or any(map(is_tile_loop, [level.loop, *eqns])):
+        regions = filter(_is_region, eqns)
+        if config.limit is None or is_tile_loop(level.loop) or any(regions):
             return
         in_scan = level.loop is not None and level.loop.primitive.name == "scan"
         asked = Asked(config.limit, config.n, level.target)
@@ -75,9 +76,13 @@ class TileRegions(Pass[Tiles, TiledLists]):
 
 
 def is_tile_loop(eqn) -> bool:
-    """Whether a scan is the loop of a region."""
+    """Whether a scan is the loop of a region, or of a head over the vocabulary."""
     is_scan = eqn is not None and eqn.primitive.name == "scan"
     return is_scan and SCOPE in _compat.name_stack(eqn)
+
+
+def _is_region(eqn) -> bool:
+    return is_tile_loop(eqn) and VOCABULARY not in _compat.name_stack(eqn)
 
 
 def _tiled_list(closed, config: Asked, in_scan: bool, times: int = 1, depth: int = 1):
@@ -98,7 +103,7 @@ def _tiled_list(closed, config: Asked, in_scan: bool, times: int = 1, depth: int
     reached = (one.found.reaches(config.limit) for one in found)
     if further and not all(reached):  # parts hold too much still
         how = config, times, depth + 1
-        ready, within = _with_tiled_bodies(ready, is_tile_loop, *how)
+        ready, within = _with_tiled_bodies(ready, _is_region, *how)
         found += within
     return ready, [*tiles, *found]
 

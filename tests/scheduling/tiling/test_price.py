@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem.ir.axis_labels import AxisCut
+from jaxmem.ir.axis_labels import CutAxes
 from jaxmem.ir.costs import MACHINES
 from jaxmem.scheduling.tiling.price import _START, seconds
 
@@ -25,7 +25,7 @@ def product(contract, left, right, dtype=jnp.bfloat16, wide=None):
 
 
 def cost(eqns, ins, outs, n, target="h100"):
-    region = SimpleNamespace(n=n, eqns={0}, cut={0: AxisCut(ins, outs)})
+    region = SimpleNamespace(n=n, eqns={0}, cut={0: CutAxes(ins, outs)})
     return seconds(eqns, region, target)
 
 
@@ -76,7 +76,7 @@ def test_what_is_fused_costs_nothing_and_a_reduction_its_sums():
     eqns = jax.make_jaxpr(fn)(SDS((2**12, 2**16), jnp.float32)).eqns
     names = [e.primitive.name for e in eqns]
     assert names == ["exp", "reduce_sum"]
-    both = {0: AxisCut((0,), (0,)), 1: AxisCut((0,), (None,), "add")}
+    both = {0: CutAxes((0,), (0,)), 1: CutAxes((0,), (None,), "add")}
     region = SimpleNamespace(n=4, eqns={0, 1}, cut=both)
     # of each tile the sum is read and written, where the whole writes it once
     sums = (4 * 2 - 1) * 4 * 2**16 / MACHINES["h100"].bandwidth

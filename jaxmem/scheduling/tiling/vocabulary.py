@@ -1,0 +1,292 @@
+"""The part of a step that is cut along an axis over which it has softmaxes.
+
+The logits of a language model are tokens by vocabulary. Their softmax needs numbers
+that are made of all words (the maximum, the sum of exponentials) before it is known for
+any word, so that no single loop over words does it. Several do: each makes the logits
+of a block of words anew, and all that it needs of the loops before it are numbers for
+each token. The maximum and the sum of exponentials come from one loop: the sum so far
+is rescaled where the maximum grows.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxmem.ir.axis_labels import labels
+from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.jaxprs import elements
+from jaxmem.ir.primitives import ELEMENTWISE, VARYING
+from jaxmem.ir.scans import is_var
+
+# What a sum over blocks can be followed by in each of them, and a gradient's block.
+MOVES = frozenset({"transpose", "convert_element_type", "neg"})
+_COMBINED = frozenset({"add", "max", "min"})
+# Done for a block of words wherever that is needed, as often as it is.
+_MASKS = ELEMENTWISE | VARYING | {"broadcast_in_dim", "iota", "reshape"}
+_CHEAP = _MASKS | {"transpose", "squeeze", "expand_dims"}
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """How an equation treats the axis.
+
+    Attributes:
+      ins: along which axis each operand is cut; None for one that is needed whole.
+      outs: the same for the outputs.
+      combine: what makes the whole of the outputs of blocks, where outputs are not cut:
+        "add", "max", "min", "argmax", or "take" for rows looked up along the axis.
+      put: whether it adds to places along the axis that are named by indices.
+    """
+
+    ins: tuple[int | None, ...]
+    outs: tuple[int | None, ...]
+    combine: str = ""
+    put: bool = False
+
+
+@dataclass(frozen=True)
+class CutAxis:
+    """Equations that are done block by block along an axis, with reductions over it.
+
+    Attributes:
+      product: position of the product that makes the logits.
+      size: the length of the axis: of the vocabulary.
+      axis: variable -> which of its axes it is.
+      cut: position of an equation -> how it treats the axis.
+      repeated: those that are done outside as well, for others who need the result.
+    """
+
+    product: int
+    size: int
+    axis: Mapping[Any, int]
+    cut: Mapping[int, Treatment]
+    repeated: frozenset[int]
+
+
+def cut_axes(graph: JaxprGraph) -> Iterator[CutAxis | str]:
+    """What is found for each product, the largest first; or why there is nothing."""
+    products = [i for i, e in enumerate(graph.eqns) if _is_linear_layer(e)]
+    products.sort(key=lambda i: -elements(graph.eqns[i].outvars[0].aval.shape))
+    masks = _masks(graph)
+    taken: set[int] = set()
+    for i in products:
+        for axis in reversed(range(graph.eqns[i].outvars[0].aval.ndim)):
+            if i in taken:
+                break
+            found = _Growth(graph, i, axis, masks).result()
+            if isinstance(found, CutAxis):
+                taken |= found.cut.keys()
+            if found is not None:
+                yield found
+
+
+def _is_linear_layer(eqn) -> bool:
+    if eqn.primitive.name != "dot_general":
+        return False
+    (_, batch) = eqn.params["dimension_numbers"]
+    return not any(batch) and eqn.outvars[0].aval.ndim > 1
+
+
+def _masks(graph: JaxprGraph) -> set[Any]:
+    """What is made of literals alone: every block makes its own part."""
+    found: set[Any] = set()
+    for eqn in graph.eqns:
+        if eqn.primitive.name in _MASKS:
+            if all(not is_var(a) or a in found for a in eqn.invars):
+                found.update(eqn.outvars)
+    return found
+
+
+@dataclass
+class _Growth:
+    """From the logits to all that is of tokens by vocabulary, and what makes it."""
+
+    graph: JaxprGraph
+    product: int
+    start: int  # which axis of the product's output
+    masks: set[Any]
+    size: int = 0
+    axis: dict[Any, int] = field(default_factory=dict)
+    cut: dict[int, Treatment] = field(default_factory=dict)
+    wide: set[Any] = field(default_factory=set)  # variables of tokens by vocabulary
+    todo: list[int] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    blocked: list[int] = field(default_factory=list)
+
+    def result(self) -> CutAxis | str | None:
+        """What is cut; why it cannot be; None where there is no softmax."""
+        logits = self.graph.eqns[self.product].outvars[0]
+        self.size = logits.aval.shape[self.start]
+        self._tell(logits, self.start, wide=True)
+        self.todo.append(self.product)
+        while self.todo:
+            self._include(self.todo.pop())
+        found = any(t.combine == "max" for t in self.cut.values())
+        if not found and not self._leads_to_maximum():
+            return None
+        if self.wide & self.graph.outputs:
+            self.reasons.append("an array of all of it is an output of the step")
+        if self.reasons:
+            return self.reasons[0]
+        outs = {i: self.graph.eqns[i].outvars for i in self.cut}
+        made = {i for i in self.cut if self._is_late(i)}
+        repeated = frozenset(outs.keys() - made)
+        return CutAxis(self.product, self.size, self.axis, self.cut, repeated)
+
+    def _leads_to_maximum(self) -> bool:
+        """Whether there is a softmax behind what cannot be cut."""
+        seen: set[int] = set()
+        while self.blocked:
+            i = self.blocked.pop()
+            if i in seen:
+                continue
+            seen.add(i)
+            for v in self.graph.eqns[i].outvars:
+                users = self.graph.users.get(v, ())
+                names = {k: self.graph.eqns[k].primitive.name for k in users}
+                if "reduce_max" in names.values():
+                    return True
+                self.blocked += [k for k in users if names[k] in _CHEAP]
+        return False
+
+    def _is_late(self, i: int) -> bool:
+        """Whether an equation is done in the loops alone."""
+        eqn, treated = self.graph.eqns[i], self.cut[i]
+        if eqn.outvars[0] in self.wide or treated.combine:
+            return True
+        operands = zip(eqn.invars, treated.ins, strict=True)
+        cut = (a for a, d in operands if d is not None and is_var(a))
+        return any(a in self.wide or self._is_made(a) for a in cut)
+
+    def _is_made(self, a) -> bool:
+        i = self.graph.maker.get(a)
+        return i in self.cut and self._is_late(i)
+
+    def _tell(self, v, axis: int, wide: bool) -> None:
+        """That a variable is cut along an axis; its users follow where it is wide."""
+        if v not in self.axis:
+            self.axis[v] = axis
+        if self.axis[v] != axis:
+            self.reasons.append("two axes of one array are the vocabulary")
+        if v.aval.sharding.spec[axis : axis + 1] not in ((), (None,)):
+            self.reasons.append("it is sharded by its type")
+        if wide and v not in self.wide and v not in self.masks:
+            self.wide.add(v)
+            self.todo += self.graph.users.get(v, ())
+
+    def _include(self, i: int) -> None:
+        if i in self.cut:
+            return
+        eqn = self.graph.eqns[i]
+        treated = treatment(eqn, self.axis, self.size)
+        if isinstance(treated, str):
+            self.reasons.append(f"`{eqn.primitive.name}` needs all of it: {treated}")
+            self.blocked.append(i)
+            return
+        self.cut[i] = treated
+        for v, d in zip(eqn.outvars, treated.outs, strict=True):
+            if d is not None:
+                self._out(i, v, d)
+        like = eqn.outvars[0]
+        for a, d in zip(eqn.invars, treated.ins, strict=True):
+            if is_var(a) and d is not None:
+                same = like in self.wide and a.aval.shape == like.aval.shape
+                self._tell(a, d, wide=same and a in self.graph.maker)
+                self._pull(a)
+
+    def _out(self, i: int, v, d: int) -> None:
+        """An output that is cut: of all the tokens, or of the vocabulary alone."""
+        eqn = self.graph.eqns[i]
+        sums = eqn.primitive.name == "dot_general" or "reduce" in eqn.primitive.name
+        of_wide = any(is_var(a) and a in self.wide for a in eqn.invars)
+        self._tell(v, d, wide=of_wide and not sums)
+        made = sums and i != self.product
+        if made or (v not in self.wide and self._is_moved(i)):
+            self.todo += self._mover(v)
+
+    def _mover(self, v) -> list[int]:
+        """What moves or casts a gradient alone: each block is written as it is then."""
+        users = self.graph.users.get(v, ())
+        if len(users) != 1 or v in self.graph.outputs:
+            return []
+        eqn = self.graph.eqns[users[0]]
+        out = eqn.outvars[0]
+        # a wider one is written where the caller gets it; others cast what they read
+        wider = out.aval.dtype.itemsize > v.aval.dtype.itemsize
+        moves = eqn.primitive.name in MOVES
+        return users if moves and (out in self.graph.outputs or not wider) else []
+
+    def _is_moved(self, i: int) -> bool:
+        """Whether an equation moves a gradient, which a product or a sum has made."""
+        eqn = self.graph.eqns[i]
+        if eqn.primitive.name not in MOVES:
+            return False
+        m = self.graph.maker.get(eqn.invars[0])
+        return m in self.cut and m != self.product and self._is_late(m)
+
+    def _pull(self, a) -> None:
+        """What makes an operand is done block by block too, where that is cheap."""
+        i = self.graph.maker.get(a)
+        if i is None or i in self.cut:
+            return
+        eqn = self.graph.eqns[i]
+        puts = eqn.primitive.name == "scatter-add" and eqn.invars[0] in self.masks
+        again = eqn.primitive.name == "dot_general" and a in self.wide
+        if eqn.primitive.name in _CHEAP or puts or again:
+            treated = treatment(eqn, self.axis, self.size)
+            if not isinstance(treated, str):
+                self._include(i)
+                return
+        if a in self.wide:
+            self.reasons.append(f"`{eqn.primitive.name}` makes an array of its size")
+
+
+def treatment(eqn, axis: Mapping[Any, int], size: int) -> Treatment | str:
+    """How an equation treats the axes of its operands and outputs that are known."""
+    looked_up = _looked_up(eqn, axis)
+    if looked_up is not None:
+        return looked_up
+    if eqn.primitive.name == "argmax" and axis.get(eqn.invars[0]) in eqn.params["axes"]:
+        if jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating):
+            return Treatment((axis[eqn.invars[0]],), (None,), "argmax")
+    table = labels(eqn, size)
+    if isinstance(table, str):
+        return table
+    atoms = [*eqn.invars, *eqn.outvars]
+    names = [*table.ins, *table.outs]
+    pairs = [(a, n) for a, n in zip(atoms, names, strict=True) if is_var(a)]
+    found = {n[axis[a]] for a, n in pairs if a in axis}
+    if len(found) != 1 or None in found:
+        return "it works along the axis" if None in found else "two axes meet"
+    label = found.pop()
+    places = [n.index(label) if label in n else None for n in names]
+    for a, d in zip(atoms, places, strict=True):
+        if d is not None and a.aval.shape[d] != size:
+            return "the axis is split or merged"
+    ins, outs = tuple(places[: len(eqn.invars)]), tuple(places[len(eqn.invars) :])
+    if None not in outs:
+        return Treatment(ins, outs)
+    if len(outs) > 1 or table.combine not in _COMBINED:
+        return "it works along the axis"
+    return Treatment(ins, outs, table.combine)
+
+
+def _looked_up(eqn, axis: Mapping[Any, int]) -> Treatment | None:
+    """Places along the axis named by indices: logits of the labels, one at a time."""
+    name = eqn.primitive.name
+    if name not in ("gather", "scatter-add"):
+        return None
+    table, out = eqn.invars[0], eqn.outvars[0]
+    # a scatter's output is cut as its table is
+    d = axis.get(table) if name == "gather" else axis.get(out, axis.get(table))
+    numbers = eqn.params["dimension_numbers"]
+    if d is None:
+        return None
+    if name == "gather":
+        single = d in numbers.start_index_map and d in numbers.collapsed_slice_dims
+        return Treatment((d, None), (None,), "take") if single else None
+    single = d in numbers.scatter_dims_to_operand_dims
+    single = single and d in numbers.inserted_window_dims
+    return Treatment((d, None, None), (d,), put=True) if single else None

@@ -1,0 +1,286 @@
+"""The loops over blocks of the vocabulary, in the place of what they do."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.ir.axis_labels import resized
+from jaxmem.ir.scans import is_var
+from jaxmem.scheduling.tiling.loop import VOCABULARY, product, wide
+from jaxmem.scheduling.tiling.vocabulary import MOVES
+from jaxmem.scheduling.tiling.vocabulary_lookups import Part, filled, put, taken
+from jaxmem.scheduling.tiling.vocabulary_plan import Loop, VocabularyLoops
+
+
+def in_blocks(closed, plan: VocabularyLoops, n: int):
+    """The closed jaxpr with its loops over `n` blocks of the vocabulary."""
+
+    def run(args: list) -> list:
+        return _Run(plan, n, plan.graph.inputs(args)).outputs()
+
+    return _compat.without_dead_code(jaxprs.retrace(closed, run))
+
+
+@dataclass
+class _Run:
+    """The values outside of the loops so far."""
+
+    plan: VocabularyLoops
+    n: int
+    env: dict[Any, Any]
+
+    def __post_init__(self):
+        self.graph = self.plan.graph
+        sums = (i for loop in self.plan.loops for i in loop.sums)
+        self.tails = {i: self._tail(i) for i in sums}
+
+    def read(self, atom):
+        return self.env[atom] if is_var(atom) else atom.val
+
+    def bind(self, i: int) -> None:
+        eqn = self.graph.eqns[i]
+        outs = _compat.bind(eqn, [self.read(a) for a in eqn.invars])
+        self.env.update(zip(eqn.outvars, outs, strict=True))
+
+    def outputs(self) -> list:
+        moved = {k for tail, _ in self.tails.values() for k in tail}
+        for k in range(len(self.plan.loops) + 1):
+            for i, when in sorted(self.plan.when.items()):
+                if when == k and i not in moved:
+                    self.bind(i)
+            if k < len(self.plan.loops):
+                self.env.update(_Blocks(self, self.plan.loops[k]).results())
+        return [self.read(v) for v in self.graph.outvars]
+
+    def _tail(self, i: int) -> tuple[list[int], Any]:
+        """What moves a sum of products is done to each block's part of it."""
+        # else the whole sum would be transposed, and be there twice
+        graph, tail, v = self.graph, [], self.graph.eqns[i].outvars[0]
+        if graph.eqns[i].primitive.name != "dot_general":
+            return tail, v
+        while v not in graph.outputs and len(graph.users.get(v, ())) == 1:
+            (k,) = graph.users[v]
+            out = graph.eqns[k].outvars[0]
+            floating = jnp.issubdtype(out.aval.dtype, jnp.floating)
+            moves = graph.eqns[k].primitive.name in MOVES and floating
+            if not moves or k in self.plan.found.cut:
+                break
+            tail.append(k)
+            v = out
+        return tail, v
+
+
+@dataclass
+class _Blocks:
+    """One loop, and what comes of it."""
+
+    run: _Run
+    loop: Loop
+    cut: Any = field(init=False)
+
+    def __post_init__(self):
+        self.graph, self.cut = self.run.graph, self.run.plan.found.cut
+        self.axis = self.run.plan.found.axis
+        self.online = {o.total: o for o in self.loop.online}
+        self.most = {o.most for o in self.loop.online}
+
+    def results(self) -> dict[Any, Any]:
+        """The whole values that the loop makes."""
+        size, words = self.run.plan.found.size, self.run.plan.block(self.run.n)
+        count, rest = divmod(size, words)
+        written = [self._unwritten(v.aval) for v in self.loop.written]
+        carry = [self._first(i) for i in self.loop.sums], written
+        carry = self._loop(carry, jnp.arange(count, dtype=jnp.int32) * words, words)
+        if rest:
+            carry = self._loop(carry, jnp.full(1, count * words, jnp.int32), rest)
+        sums, written = carry
+        found = dict(zip(self.loop.written, written, strict=True))
+        for i, total in zip(self.loop.sums, sums, strict=True):
+            end = self.run.tails[i][1]
+            found[end] = self._last(i, total).astype(end.aval.dtype)
+        return found
+
+    def _unwritten(self, aval):
+        """What blocks are written to: all of it, so that it may have any values."""
+        # Not zeros: XLA makes one array of these and of others (what rows are added to,
+        # in a step), which would then be there all the time, and be copied.
+        known = self.run.tails[self.run.plan.loops[0].sums[0]][1]
+        if known not in self.run.env:
+            return _full(aval, 0, aval.dtype)
+        value = self.run.env[known].ravel()[0].astype(aval.dtype)
+        axes = set(aval.manual_axis_type.varying) - _compat.varying_axes(value)
+        value = lax.pcast(value, tuple(axes), to="varying") if axes else value
+        return jnp.broadcast_to(value, aval.shape)
+
+    def _loop(self, carry, starts, words: int):
+        """The carry after blocks that start there."""
+        step = lambda carry, start: (self._block(carry, start, words), None)
+        # under the name scopes of what it does last: those of the backward pass, if any
+        eqn = self.graph.eqns[self.loop.eqns[-1]]
+        scan = lambda: lax.scan(step, carry, starts)[0]
+        return _compat.in_context_of(eqn, jax.named_scope(VOCABULARY)(scan))
+
+    def _first(self, i: int):
+        """What a sum, or a maximum, starts from."""
+        end = self.run.tails[i][1].aval
+        dtype, combine = wide(end.dtype), self.cut[i].combine
+        if combine == "take":  # of each token one block has a row
+            return _full(end, 0, end.dtype)
+        if combine == "add":
+            return _full(end, 0, dtype)
+        if combine == "argmax":
+            of = self.graph.eqns[i].invars[0].aval.dtype
+            return _full(end, -jnp.inf, of), _full(end, 0, dtype)
+        if jnp.issubdtype(dtype, jnp.floating):
+            least, greatest = -jnp.inf, jnp.inf
+        else:
+            least, greatest = jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
+        return _full(end, least if combine == "max" else greatest, dtype)
+
+    def _last(self, i: int, total):
+        """A sum after the loop."""
+        eqn = self.graph.eqns[i]
+        if self.cut[i].combine == "argmax":
+            return total[1]
+        if self.cut[i].combine != "take":
+            return total
+        index = self.run.read(eqn.invars[1])
+        return filled(eqn, index, self.cut[i].ins[0], total)
+
+    def _block(self, carry, start, words: int):
+        """The carry after one more block."""
+        sums, written = carry
+        block = _Block(self, start, words, dict(zip(self.loop.sums, sums, strict=True)))
+        for i in self.loop.eqns:
+            block.evaluate(i)
+        written = [
+            lax.dynamic_update_slice_in_dim(x, block.now[v], start, self.axis[v])
+            for v, x in zip(self.loop.written, written, strict=True)
+        ]
+        return [block.sums[i] for i in self.loop.sums], written
+
+    def base(self, i: int, most):
+        """What is subtracted, were this the maximum."""
+        # where all so far is -inf, any number will do: nothing has been added
+        most = jnp.where(most == -jnp.inf, jnp.zeros_like(most), most)
+        online = self.online[i]
+        v = self.graph.eqns[online.most].outvars[0]
+        env = {v: most.astype(v.aval.dtype)}
+        read = lambda a: env[a] if is_var(a) and a in env else self.run.read(a)
+        for k in online.chain:
+            eqn = self.graph.eqns[k]
+            outs = _compat.bind(eqn, [read(a) for a in eqn.invars])
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return env[online.base]
+
+
+@dataclass
+class _Block:
+    """The values of a block of words."""
+
+    blocks: _Blocks
+    start: Any
+    words: int
+    sums: dict[int, Any]
+    now: dict[Any, Any] = field(default_factory=dict)
+    before: dict[int, Any] = field(default_factory=dict)  # the base of earlier blocks
+
+    def evaluate(self, i: int) -> None:
+        eqn, treated = self.blocks.graph.eqns[i], self.blocks.cut[i]
+        pairs = zip(eqn.invars, treated.ins, strict=True)
+        args = [self._operand(a, d) for a, d in pairs]
+        if i in self.sums:
+            self._combine(i, eqn, args)
+            return
+        if treated.put:
+            outs = put(eqn, args, self._part_of(treated.outs[0]))
+        else:
+            params = resized(eqn, treated.ins, treated.outs, lambda _: self.words)
+            outs = _compat.bind(eqn, args, params)
+        if eqn.primitive.name == "iota" and treated.outs[0] == eqn.params["dimension"]:
+            outs = [outs[0] + self.start.astype(outs[0].dtype)]
+        self.now.update(zip(eqn.outvars, outs, strict=True))
+
+    def _part_of(self, axis: int | None) -> Part:
+        assert axis is not None
+        return Part(axis, self.start, self.words)
+
+    def _operand(self, a, axis: int | None):
+        if not is_var(a):
+            return a.val
+        if a not in self.now:
+            x = self.blocks.run.env[a]
+            if axis is None:
+                return x
+            x = lax.dynamic_slice_in_dim(x, self.start, self.words, axis)
+            self.now[a] = x
+        return self.now[a]
+
+    def _combine(self, i: int, eqn, args: list) -> None:
+        total, combine = self.sums[i], self.blocks.cut[i].combine
+        if combine == "argmax":
+            self.sums[i] = self._greatest(i, eqn, args)
+            return
+        if combine == "take":
+            self.sums[i] = total + taken(
+                eqn, args, self._part_of(self.blocks.cut[i].ins[0])
+            )
+            return
+        part = self._part(i, eqn, args).astype(total.dtype)
+        if i in self.blocks.online:
+            total = self._rescaled(i, total)
+        if i in self.blocks.most:
+            self.sums[i] = lax.max(total, part)
+            self._rebase(i, total)
+            return
+        self.sums[i] = {"add": lax.add, "max": lax.max, "min": lax.min}[combine](
+            total, part
+        )
+
+    def _rebase(self, most: int, total) -> None:
+        """The maximum has grown: exponentials are of differences from the new one."""
+        for i, online in self.blocks.online.items():
+            if online.most == most:
+                self.before[i] = self.blocks.base(i, total)
+                self.now[online.base] = self.blocks.base(i, self.sums[most])
+
+    def _rescaled(self, i: int, total):
+        base = self.now[self.blocks.online[i].base]
+        factor = jnp.exp((self.before[i] - base).astype(total.dtype))
+        factor = factor.reshape(total.shape)
+        # a factor of what nothing has been added to may be infinite
+        return jnp.where(total == 0, total, total * factor)
+
+    def _part(self, i: int, eqn, args: list):
+        """A block's part of a sum: in float32 whatever the operands are."""
+        to = wide(eqn.outvars[0].aval.dtype)
+        if eqn.primitive.name == "dot_general":
+            x = product(eqn, args, dict(eqn.params), to)
+        else:
+            sums = eqn.primitive.name == "reduce_sum"
+            args = [x.astype(to) for x in args] if sums else args
+            (x,) = _compat.bind(eqn, args)
+        for k in self.blocks.run.tails[i][0]:
+            step = self.blocks.graph.eqns[k]
+            if step.primitive.name != "convert_element_type":
+                (x,) = _compat.bind(step, [x])
+        return x
+
+    def _greatest(self, i: int, eqn, args: list):
+        """The greatest so far, and where it is first."""
+        most, where = self.sums[i]
+        (at,) = _compat.bind(eqn, args)
+        new = lax.reduce_max(args[0], eqn.params["axes"])
+        ahead = new > most
+        at = at + self.start.astype(at.dtype)
+        return jnp.where(ahead, new, most), jnp.where(ahead, at, where)
+
+
+def _full(aval, value, dtype):
+    """An array of one value, that varies between devices as another does."""
+    return _compat.typed_as(jnp.full(aval.shape, value, dtype), aval)

@@ -1,0 +1,125 @@
+"""The pass that puts a head with its loss in loops over the vocabulary."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from jaxmem import _compat
+from jaxmem.ir.graph import JaxprGraph
+from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling.plan.rows import Description, TiledRegion
+from jaxmem.scheduling.tiling.prepared import prepared
+from jaxmem.scheduling.tiling.vocabulary import cut_axes
+from jaxmem.scheduling.tiling.vocabulary_levels import loops_of
+from jaxmem.scheduling.tiling.vocabulary_loop import in_blocks
+from jaxmem.scheduling.tiling.vocabulary_plan import VocabularyLoops
+
+
+@dataclass(frozen=True)
+class VocabularyTiles:
+    """Whether heads are computed block by block of the vocabulary.
+
+    Attributes:
+      limit: bytes that a head with its loss and their gradients may hold at a time; one
+        that holds more is put in loops over the least number of blocks that holds less,
+        or over the number that holds least. None: none is.
+      n: the number of blocks, whatever they hold.
+    """
+
+    name: ClassVar[str] = "vocabulary_tiles"
+    limit: int | None = None
+    n: int | None = None
+
+
+@dataclass(frozen=True)
+class VocabularyTile:
+    """A head in loops over the vocabulary.
+
+    Attributes:
+      jaxpr: the level, its calls written out; closed.
+      plan: the equations and the loops.
+      n: the number of blocks.
+    """
+
+    jaxpr: Any
+    plan: VocabularyLoops
+    n: int
+
+    @property
+    def product(self) -> Any:
+        """The equation that makes the logits."""
+        return self.plan.graph.eqns[self.plan.found.product]
+
+
+class TileVocabulary(Pass[VocabularyTiles, VocabularyTile]):
+    """Logits, loss and their gradients without an array of tokens by vocabulary."""
+
+    config = VocabularyTiles
+    repeats = True
+
+    def analyse(
+        self, level: Level, config: VocabularyTiles
+    ) -> Iterator[VocabularyTile]:
+        closed = _written_out(level, config)
+        for plan in _plans(closed):
+            if isinstance(plan, VocabularyLoops):
+                n = config.n or _least(plan, config.limit)
+                if n is not None:
+                    yield VocabularyTile(closed, plan, n)
+
+    def apply(self, level: Level, rewrite: VocabularyTile):
+        del level
+        return in_blocks(rewrite.jaxpr, rewrite.plan, rewrite.n)
+
+    def describe(self, rewrite: VocabularyTile, target: str) -> Description:
+        eqn, plan, n = rewrite.product, rewrite.plan, rewrite.n
+        logits, path = eqn.outvars[0].aval, _compat.name_stack(eqn)
+        row = TiledRegion(
+            shape=logits.shape,
+            dtype=str(logits.dtype),
+            path=path,
+            line=_compat.source_line(eqn),
+            axis="vocabulary",
+            n=n,
+            bytes_before=plan.held_whole(),
+            bytes_after=plan.held(n),
+            times=1,
+            seconds=plan.extra_seconds(n, target),
+        )
+        note = f"the logits {logits.str_short()} of {path} are computed {plan.times}"
+        note += f" times, in {n} blocks of the vocabulary"
+        return Description(notes=(note,), tiles=(row,))
+
+    def left(self, level: Level, config: VocabularyTiles) -> Iterator[str]:
+        for plan in _plans(_written_out(level, config)):
+            if isinstance(plan, str):
+                yield f"a softmax is not computed block by block: {plan}"
+
+
+def _written_out(level: Level, config: VocabularyTiles) -> Any:
+    """The level with its calls written out; None where nothing is asked for."""
+    if config.limit is None and config.n is None:
+        return None
+    in_scan = level.loop is not None and level.loop.primitive.name == "scan"
+    return prepared(level.jaxpr, in_scan)
+
+
+def _plans(closed) -> Iterator[VocabularyLoops | str]:
+    if closed is None:
+        return
+    graph = JaxprGraph(closed)
+    for found in cut_axes(graph):
+        yield found if isinstance(found, str) else loops_of(graph, found)
+
+
+def _least(plan: VocabularyLoops, limit: int | None) -> int | None:
+    """The least number of blocks that holds less; else that which holds least."""
+    if limit is None or plan.held_whole() <= limit:
+        return None
+    best = None
+    for n in plan.counts():
+        if best is None or plan.held(n) < plan.held(best):
+            best = n
+        if plan.held(n) <= limit:
+            break
+    return best if best is not None and plan.held(best) < plan.held_whole() else None
