@@ -13,6 +13,7 @@ from jaxmem.ir import graph as graphs
 from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.batch import Batch
+from jaxmem.scheduling.tiling.loop import constant
 from jaxmem.scheduling.tiling.part_values import PartValues
 
 SCOPE = "jaxmem.examples"  # of the loop over parts of the examples
@@ -70,7 +71,7 @@ def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
         return (new, written), [values.env[v] for v in stacked]
 
     first = [_neutral(batch.state[v], v.aval) for v in sums]
-    buffers = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in placed]
+    buffers = [constant(v.aval, 0, v.aval.dtype) for v in placed]
     parts = jnp.arange(batch.n, dtype=jnp.int32)
     with jax.named_scope(SCOPE):
         (totals, buffers), ys = lax.scan(body, (first, buffers), parts)
@@ -88,8 +89,8 @@ def _neutral(combine, aval) -> Any:
     if combine in ("max", "min"):
         info = jnp.finfo(dtype) if is_float else jnp.iinfo(dtype)
         ends = (-jnp.inf, jnp.inf) if is_float else (info.min, info.max)
-        return jnp.full(aval.shape, ends[combine == "min"], dtype)
-    return jnp.full(aval.shape, 1 if combine == "mul" else 0, dtype)
+        return constant(aval, ends[combine == "min"], dtype)
+    return constant(aval, 1 if combine == "mul" else 0, dtype)
 
 
 @dataclass

@@ -65,7 +65,7 @@ class _Sum:
         if self.start is not None:
             return read(self.start)
         start = _NEUTRAL[self.combine](self.dtype)
-        return jnp.full(self.out.aval.shape, start, self.dtype)
+        return constant(self.out.aval, start, self.dtype)
 
     def added(self, args: Sequence[Any], total):
         """The sum with one part added."""
@@ -84,6 +84,11 @@ class _Sum:
             if eqn.primitive.name in ("transpose", "neg"):
                 (part,) = _compat.bind(eqn, [part])
         return getattr(lax, self.combine)(total, part.astype(total.dtype))
+
+
+def constant(aval, value, dtype):
+    """An array of one value that varies between devices, and is spread, as `aval`."""
+    return _compat.typed_as(jnp.full(aval.shape, value, dtype), aval)
 
 
 def _is_tail(eqn) -> bool:
@@ -228,7 +233,7 @@ class _RegionLoop:
         stacked = [v for v in self.kept if self._is_stacked(v)]
         placed = [v for v in self.kept if not self._is_stacked(v)]
         first = [one.first(read) for one in self.sums.values()]
-        buffers = [jnp.zeros(v.aval.shape, v.aval.dtype) for v in placed]
+        buffers = [constant(v.aval, 0, v.aval.dtype) for v in placed]
 
         def body(carry, j):
             totals, buffers = carry

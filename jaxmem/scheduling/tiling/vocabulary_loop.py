@@ -11,7 +11,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.axis_labels import resized
 from jaxmem.ir.scans import is_var
-from jaxmem.scheduling.tiling.loop import VOCABULARY, product, wide
+from jaxmem.scheduling.tiling.loop import VOCABULARY, constant, product, wide
 from jaxmem.scheduling.tiling.vocabulary import MOVES
 from jaxmem.scheduling.tiling.vocabulary_lookups import Part, filled, put, taken
 from jaxmem.scheduling.tiling.vocabulary_plan import Loop, VocabularyLoops
@@ -111,7 +111,7 @@ class _Blocks:
         # in a step), which would then be there all the time, and be copied.
         known = self.run.tails[self.run.plan.loops[0].sums[0]][1]
         if known not in self.run.env:
-            return _full(aval, 0, aval.dtype)
+            return constant(aval, 0, aval.dtype)
         value = self.run.env[known].ravel()[0].astype(aval.dtype)
         axes = set(aval.manual_axis_type.varying) - _compat.varying_axes(value)
         value = lax.pcast(value, tuple(axes), to="varying") if axes else value
@@ -130,17 +130,17 @@ class _Blocks:
         end = self.run.tails[i][1].aval
         dtype, combine = wide(end.dtype), self.cut[i].combine
         if combine == "take":  # of each token one block has a row
-            return _full(end, 0, end.dtype)
+            return constant(end, 0, end.dtype)
         if combine == "add":
-            return _full(end, 0, dtype)
+            return constant(end, 0, dtype)
         if combine == "argmax":
             of = self.graph.eqns[i].invars[0].aval.dtype
-            return _full(end, -jnp.inf, of), _full(end, 0, dtype)
+            return constant(end, -jnp.inf, of), constant(end, 0, dtype)
         if jnp.issubdtype(dtype, jnp.floating):
             least, greatest = -jnp.inf, jnp.inf
         else:
             least, greatest = jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
-        return _full(end, least if combine == "max" else greatest, dtype)
+        return constant(end, least if combine == "max" else greatest, dtype)
 
     def _last(self, i: int, total):
         """A sum after the loop."""
@@ -279,8 +279,3 @@ class _Block:
         ahead = new > most
         at = at + self.start.astype(at.dtype)
         return jnp.where(ahead, new, most), jnp.where(ahead, at, where)
-
-
-def _full(aval, value, dtype):
-    """An array of one value, that varies between devices as another does."""
-    return _compat.typed_as(jnp.full(aval.shape, value, dtype), aval)
