@@ -48,7 +48,7 @@ def run(closed, args) -> list[np.ndarray]:
 def apart(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
     """The largest difference, in parts of the largest number."""
     # that of all results: where terms cancel, what is left has the terms' rounding
-    scale = max(float(np.abs(x).max()) for x in wanted)
+    scale = max(float(np.abs(x).max()) for x in wanted) or 1.0  # all are zero
     pairs = zip(found, wanted, strict=True)
     return max(float(np.abs(x - y).max()) for x, y in pairs) / scale
 
