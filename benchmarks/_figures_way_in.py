@@ -139,7 +139,7 @@ def _head() -> tuple[str, str, str]:
 
 def _tiles() -> tuple[str, str, str]:
     step = {"step": "16 Llama-like layers, 8 x 2048", **H100}
-    ways = ({**step, "how": how} for how in ("remat", "32 tiles, recomputed"))
+    ways = ({**step, "how": how} for how in ("remat", "3300 MiB"))
     example = f"16 Llama-like layers, AdamW: {from_to('tiles', 'temp MiB', *ways)}"
     call = '`jaxmem.schedule(step, budget="16GiB", target="h100")`'
     return call, "time: regions run in parts, the least number that fits", example
