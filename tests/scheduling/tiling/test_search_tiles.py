@@ -63,6 +63,7 @@ def tiled(plain):
     return step, step.plan(*ARGS, target="cpu")
 
 
+@pytest.mark.slow
 def test_tiles_go_on_below_what_recomputation_reaches(plain, tiled):
     assert least(tile=False) > rest(plain) + LOGITS
     assert least() < rest(plain) + LOGITS // 2
@@ -73,6 +74,7 @@ def test_tiles_go_on_below_what_recomputation_reaches(plain, tiled):
     assert not plan.recomputed  # nothing of it would help
 
 
+@pytest.mark.slow
 def test_a_plan_says_what_is_in_tiles(tiled):
     _, plan = tiled
     largest = plan.tiles[0]
@@ -85,6 +87,7 @@ def test_a_plan_says_what_is_in_tiles(tiled):
     assert best.seconds == pytest.approx(plan.tile_seconds, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_a_plan_with_tiles_is_loaded(tiled):
     step, plan = tiled
     loaded = Plan.from_json(plan.to_json())
@@ -94,6 +97,7 @@ def test_a_plan_with_tiles_is_loaded(tiled):
     assert estimate(other, *ARGS) == estimate(step, *ARGS)
 
 
+@pytest.mark.slow
 def test_tiles_compute_what_the_step_does(tiled):
     step, _ = tiled
     keys = jax.random.split(jax.random.key(0), 4)

@@ -144,6 +144,7 @@ def written_out_loss(params, x):
 X = drawn(4, 8, WIDTH, seed=4)
 
 
+@pytest.mark.slow
 def test_layers_of_a_scan_and_their_gradients_are_released_still():
     adam = optax.adam(1e-2)
 
@@ -166,6 +167,7 @@ def test_layers_of_a_scan_and_their_gradients_are_released_still():
         np.testing.assert_allclose(a, b, rtol=0, atol=64 * EPS * float(abs(a).max()))
 
 
+@pytest.mark.slow
 def test_written_out_layers():
     fn = jax.value_and_grad(written_out_loss)
     args = layers(LAYERS), X
@@ -174,6 +176,7 @@ def test_written_out_layers():
     assert_same(found, fn, args, X.size)
 
 
+@pytest.mark.slow
 def test_tiles_inside_of_tiles():
     fn = jax.value_and_grad(scanned_loss)
     args = layers(LAYERS), X
