@@ -9,6 +9,7 @@ WAYS = {
     "by hand, `schedule`": ("by hand, schedule",),
     "8 tiles": ("8 tiles", "8 tiles, recomputed"),
     "32 tiles": ("32 tiles", "32 tiles, recomputed"),
+    "`schedule`, least": ("least",),
 }
 
 

@@ -139,9 +139,14 @@ def _head() -> tuple[str, str, str]:
 
 def _tiles() -> tuple[str, str, str]:
     step = {"step": "16 Llama-like layers, 8 x 2048", **H100}
-    ways = ({**step, "how": how} for how in ("remat", "3300 MiB"))
-    example = f"16 Llama-like layers, AdamW: {from_to('tiles', 'temp MiB', *ways)}"
-    call = '`jaxmem.schedule(step, budget="16GiB", target="h100")`'
+    before, after = ({**step, "how": how} for how in ("remat", "3300 MiB"))
+    found = from_to("tiles", "temp MiB", before, after)
+    example = f"16 Llama-like layers, AdamW, in place of `jax.checkpoint`: {found}"
+    measured = row("tiles", after)  # its budget is "at most", and what is no temporary
+    columns = "peak MiB", "temp MiB", "at most"
+    peak, temp, limit = (float(measured[column]) for column in columns)
+    budget = f"{peak - temp + limit + 0.5:.0f}MiB"
+    call = f'`jaxmem.schedule(step, budget="{budget}", target="h100")`'
     return call, "time: regions run in parts, the least number that fits", example
 
 
