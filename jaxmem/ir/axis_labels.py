@@ -53,7 +53,13 @@ def labels(eqn, n: int) -> Labels | str:
     return rule(eqn, n)
 
 
-def cut(eqn, ins: Sequence[Axis], outs: Sequence[Axis], n: int) -> CutAxes | str:
+def cut(
+    eqn,
+    ins: Sequence[Axis],
+    outs: Sequence[Axis],
+    n: int,
+    table: Labels | str | None = None,
+) -> CutAxes | str:
     """All axes along which an equation is cut in `n` parts, from those that are known.
 
     Args:
@@ -61,8 +67,9 @@ def cut(eqn, ins: Sequence[Axis], outs: Sequence[Axis], n: int) -> CutAxes | str
       ins: along which axis each operand is known to be cut; None where that is open.
       outs: the same for the outputs.
       n: how many parts there are; an axis that it does not divide is not cut.
+      table: what `labels(eqn, n)` gives, where it is known already.
     """
-    table = labels(eqn, n)
+    table = labels(eqn, n) if table is None else table
     if isinstance(table, str):
         return table
     names = table.ins + table.outs

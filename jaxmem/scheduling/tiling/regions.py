@@ -5,11 +5,13 @@ around it are cut. Largest arrays speak first; where two axes meet, the side wit
 first array leaves the region.
 """
 
-from collections.abc import Iterable
+import heapq
+import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmem.ir.axis_labels import BEYOND, WHOLE, CutAxes, cut
+from jaxmem.ir.axis_labels import BEYOND, WHOLE, CutAxes, Labels, cut, labels
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling.tiling.masks import from_nothing
@@ -34,6 +36,28 @@ class RegionGraph(JaxprGraph):
                     bits |= self.above[self.maker[v]] | 1 << self.maker[v]
             self.above.append(bits)
         self.from_nothing = from_nothing(self.eqns)
+        # of the many regions that are looked for, the same is asked again and again
+        self._labels: dict[tuple[int, int], Labels | str] = {}
+        self._hulls: dict[tuple[Any, int], int] = {}
+        self._sizes: dict[Any, int] = {}
+
+    def size(self, v) -> int:
+        """Bytes of a variable."""
+        if v not in self._sizes:
+            self._sizes[v] = size_of(v)
+        return self._sizes[v]
+
+    def labels(self, i: int, n: int) -> Labels | str:
+        """The labels of an equation's axes, for `n` parts."""
+        if (i, n) not in self._labels:
+            self._labels[i, n] = labels(self.eqns[i], n)
+        return self._labels[i, n]
+
+    def hull(self, seed, floor: int) -> int:
+        """Equations that large arrays tie to an array, and all between, as bits."""
+        if (seed, floor) not in self._hulls:
+            self._hulls[seed, floor] = _hull(self, seed, floor)
+        return self._hulls[seed, floor]
 
     def around(self, v) -> list[int]:
         """The equations that make or use a variable."""
@@ -75,12 +99,13 @@ def bits_of(positions: Iterable[int]) -> int:
     return found
 
 
-def treat(eqn, axis: dict[Any, int], n: int) -> CutAxes | str:
+def treat(graph: RegionGraph, i: int, axis: dict[Any, int], n: int) -> CutAxes | str:
     """How an equation is cut that agrees with `axis`, or why it is not."""
+    eqn = graph.eqns[i]
     if eqn.primitive.name in BEYOND:
         return BEYOND[eqn.primitive.name]
     known = lambda atoms: [axis.get(v) if is_var(v) else None for v in atoms]
-    found = cut(eqn, known(eqn.invars), known(eqn.outvars), n)
+    found = cut(eqn, known(eqn.invars), known(eqn.outvars), n, graph.labels(i, n))
     is_cut = isinstance(found, CutAxes) and found.combine and len(eqn.outvars) > 1
     return WHOLE if is_cut else found
 
@@ -89,24 +114,26 @@ def find(graph: RegionGraph, seed, axis: int, n: int, floor: int = 0) -> Region:
     """The largest region round an array that is cut along an axis; it is convex."""
     # `floor`: bytes from which an array ties operations to the region
     region = Region(n, axis={seed: axis})
-    allowed = _hull(graph, seed, floor)
-    work = [seed]
+    allowed = graph.hull(seed, floor)
+    # where large arrays say how, the small ones follow; of equals, the first
+    order = itertools.count()
+    work = [(-graph.size(seed), next(order), seed)]
     while work:
-        v = max(work, key=size_of)  # where large arrays say how, the small ones follow
-        work.remove(v)
+        *_, v = heapq.heappop(work)
         for i in graph.around(v):
             if i in region.eqns or i in region.blocked or not allowed >> i & 1:
                 continue
-            _join(graph, region, i, work)
+            for new in _join(graph, region, i):
+                heapq.heappush(work, (-graph.size(new), next(order), new))
     home = graph.maker[seed]
     while _leave(graph, region, home):
         pass
     return region
 
 
-def _join(graph: RegionGraph, region: Region, i: int, work: list) -> None:
-    eqn = graph.eqns[i]
-    got = treat(eqn, region.axis, region.n)
+def _join(graph: RegionGraph, region: Region, i: int) -> Iterator[Any]:
+    """Takes an equation in, if it can be cut; the variables whose axes it says."""
+    eqn, got = graph.eqns[i], treat(graph, i, region.axis, region.n)
     if isinstance(got, str):
         region.blocked[i] = got
         return
@@ -116,7 +143,7 @@ def _join(graph: RegionGraph, region: Region, i: int, work: list) -> None:
     for v, place in places:
         if place is not None and is_var(v) and v not in region.axis:
             region.axis[v] = place
-            work.append(v)
+            yield v
 
 
 def _hull(graph: RegionGraph, seed, floor: int) -> int:
@@ -128,7 +155,7 @@ def _hull(graph: RegionGraph, seed, floor: int) -> int:
             found.add(i)
             eqn = graph.eqns[i]
             ties = filter(is_var, [*eqn.invars, *eqn.outvars])
-            near = {a for a in ties if a not in seen and size_of(a) >= floor}
+            near = {a for a in ties if a not in seen and graph.size(a) >= floor}
             seen |= near
             work += near
     inside, above = bits_of(found), 0
