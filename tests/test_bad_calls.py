@@ -82,7 +82,7 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN = """
     RemainingArrays ReportComparison Residuals RowwiseAdagradState RuntimeMemory
     SaveChoice Scheduled Site
     SplitParameters Stored SubstitutionReport Target TrainedSizes Trial accumulates
-    swish targets
+    TiledRegion swish targets
 """.split()
 # What the other packages compile with; `estimate` checks the arguments.
 WITHOUT_ARGUMENTS_OF_ITS_OWN += (
