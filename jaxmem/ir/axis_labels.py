@@ -15,7 +15,7 @@ from jaxmem import _compat
 from jaxmem.ir import label_products as products
 from jaxmem.ir import label_rules as rules
 from jaxmem.ir.label_rules import CONSTRAINT, Labels, Rule
-from jaxmem.ir.primitives import ELEMENTWISE, VARYING
+from jaxmem.ir.primitives import ELEMENTWISE, SUMS_OVER_DEVICES, VARYING
 
 Axis = int | None  # None: the array is not cut
 
@@ -110,7 +110,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["cumlogsumexp", "split", "top_k"], rules.along("axis")),
     **dict.fromkeys(["sort", "concatenate"], rules.along("dimension")),
     **dict.fromkeys([*VARYING, "optimization_barrier", "name"], rules.each_alone),
-    **dict.fromkeys(["psum", "psum2", "psum_invariant"], rules.psum),
+    **dict.fromkeys(SUMS_OVER_DEVICES, rules.psum),
     **dict.fromkeys(["slice", "dynamic_slice"], rules.sliced),
     **dict.fromkeys(products.SCATTERS, products.scatter),
     **dict.fromkeys(products.MATRICES, products.matrices),
@@ -136,7 +136,7 @@ RULES: dict[str, Rule] = {
 # What does more than compute: done for each part, it gives the same values, but sends
 # more messages or transfers, which all devices must agree upon.
 BEYOND = {
-    **dict.fromkeys(["psum", "psum2", "psum_invariant"], "it sums over devices"),
+    **dict.fromkeys(SUMS_OVER_DEVICES, "it sums over devices"),
     "device_put": "it sends arrays to another memory",
 }
 
@@ -150,8 +150,10 @@ _SIZES = {
 }
 
 
-def narrowed(eqn, ins: Sequence[Axis], outs: Sequence[Axis], n: int) -> dict[str, Any]:
-    """The parameters of an equation for one of `n` parts.
+def resized(
+    eqn, ins: Sequence[Axis], outs: Sequence[Axis], new: Callable[[int], int]
+) -> dict[str, Any]:
+    """The parameters of an equation for a part of its arrays.
 
     An `iota` that is cut along the axis that it counts begins at 0 in every part.
 
@@ -159,15 +161,8 @@ def narrowed(eqn, ins: Sequence[Axis], outs: Sequence[Axis], n: int) -> dict[str
       eqn: an equation with `labels`.
       ins: along which axis each operand is cut; None for one that is whole.
       outs: the same for the outputs.
-      n: how many parts there are.
+      new: of the length of an axis that is cut, the length of its part.
     """
-    return resized(eqn, ins, outs, lambda size: size // n)
-
-
-def resized(
-    eqn, ins: Sequence[Axis], outs: Sequence[Axis], new: Callable[[int], int]
-) -> dict[str, Any]:
-    """The same, for a part whose length `new` gives of that of the whole axis."""
     params, name = dict(eqn.params), eqn.primitive.name
     if "sharding" in params and name != CONSTRAINT:
         params["sharding"] = None  # that of no mesh, and of the whole array's rank

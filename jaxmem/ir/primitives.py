@@ -13,6 +13,9 @@ ELEMENTWISE = frozenset(
 # Inside `shard_map`: the same array, typed to differ between devices.
 VARYING = frozenset({"pvary", "pcast"})
 
+# Sums over devices, as versions and modes of JAX name them.
+SUMS_OVER_DEVICES = frozenset({"psum", "psum2", "psum_invariant"})
+
 # Operations on one array that move or cast it.
 CHEAP = VARYING | frozenset(
     """convert_element_type reshape transpose broadcast_in_dim slice squeeze rev copy

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from jaxmem.ir.graph import Aliases
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import Aliases, is_transposed
 from jaxmem.scheduling.plan.rows import Description
 
 
@@ -39,6 +40,15 @@ class Level:
     # whether a compiler compares the result with the step as given. If none does, a
     # pass does nothing but what the step's graph shows to gain clearly
     compared: bool = True
+
+
+def has_level(eqn) -> bool:
+    """Whether the passes look into an equation: it holds scans, or both passes."""
+    if eqn.primitive.name not in ("scan", "shard_map"):
+        return False
+    inside = [e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body)]
+    both = not is_transposed(eqn) and any(map(is_transposed, inside))
+    return both or any(e.primitive.name == "scan" for e in inside)
 
 
 class Pass(Generic[C, R]):

@@ -9,11 +9,11 @@ from typing import Any
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import flatten
-from jaxmem.ir.graph import Aliases, JaxprGraph, by_shape, is_transposed
+from jaxmem.ir.graph import Aliases, JaxprGraph, by_shape
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shard_maps import aliases_inside, whole_step
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
-from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling.order.ordered import OperationOrder, OrderOperations
 from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst
 from jaxmem.scheduling.placement.inside import CastInside, ConstantsInside
@@ -198,7 +198,7 @@ def _run(one: Pass, level: Level, config) -> tuple[Level, list[Any]]:
 def _inside(level: Level, choice: Choice) -> tuple[Any, list[Record]]:
     """The same for what lies in outer scans (micro-batches) and in `shard_map`."""
     graph, records = JaxprGraph(level.jaxpr), []
-    if not any(map(_is_opened, graph.eqns)):
+    if not any(map(has_level, graph.eqns)):
         return level.jaxpr, []
 
     def body_of(eqn, aliases: Aliases, body):
@@ -213,7 +213,7 @@ def _inside(level: Level, choice: Choice) -> tuple[Any, list[Record]]:
         return body_of(eqn, own, body)
 
     def rule(eqn, args: list) -> list[Any] | None:
-        if not _is_opened(eqn):
+        if not has_level(eqn):
             return None
         if eqn.primitive.name == "shard_map":
             return _shard_map(eqn, args, partial(shards, eqn))
@@ -223,15 +223,6 @@ def _inside(level: Level, choice: Choice) -> tuple[Any, list[Record]]:
 
     run = lambda args: jaxprs.evaluate(level.jaxpr, args, rule)
     return jaxprs.retrace(level.jaxpr, run), records
-
-
-def _is_opened(eqn) -> bool:
-    """Whether there may be something to do inside: scans, or both passes."""
-    if eqn.primitive.name not in ("scan", "shard_map"):
-        return False
-    inside = [e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body)]
-    both = not is_transposed(eqn) and any(map(is_transposed, inside))
-    return both or any(e.primitive.name == "scan" for e in inside)
 
 
 def _given_up(graph: JaxprGraph, eqn, aliases: Aliases) -> list[int]:

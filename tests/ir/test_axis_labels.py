@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxmem import _compat
-from jaxmem.ir.axis_labels import BEYOND, RULES, CutAxes, Labels, cut, labels, narrowed
+from jaxmem.ir.axis_labels import BEYOND, RULES, CutAxes, Labels, cut, labels, resized
 from jaxmem.ir.primitives import ELEMENTWISE
 from tests.ir.axis_cases import CASES, Case, equation, normal, operands
 
@@ -68,7 +68,7 @@ def parts_of(case: Case) -> list[list[list[Any]]]:
 
 def by_parts(eqn, way: CutAxes, parts: list[list[Any]]) -> list[list[Any]]:
     """The outputs of the parts."""
-    params = narrowed(eqn, way.ins, way.outs, N)
+    params = resized(eqn, way.ins, way.outs, lambda size: size // N)
     if "scatter-" not in eqn.primitive.name or not way.combine:
         return [_compat.bind(eqn, args, params) for args in parts]
     total = parts[0][0]
@@ -160,7 +160,7 @@ def check_by_numpy(eqn, x, n: int, run) -> None:
     """All ways to cut a move, against `run(x, params)`, which is NumPy's."""
     whole = run(x, eqn.params)
     for way in ways(eqn, n):
-        params = narrowed(eqn, way.ins, way.outs, n)
+        params = resized(eqn, way.ins, way.outs, lambda size: size // n)
         outs = [run(part(x, way.ins[0], j, n), params) for j in range(n)]
         if way.ins == (None,):
             assert all((out == outs[0]).all() for out in outs)
@@ -266,7 +266,10 @@ def test_a_constraint_is_kept_and_another_sharding_refused():
     held = lambda x: lax.with_sharding_constraint(x, sharding)
     eqn = equation(Case("", held, (normal(4, 6),)))
     assert as_einsum(labels(eqn, N)) == ".a->.a"
-    assert narrowed(eqn, (1,), (1,), N)["sharding"] == eqn.params["sharding"]
+    assert (
+        resized(eqn, (1,), (1,), lambda size: size // N)["sharding"]
+        == eqn.params["sharding"]
+    )
     explicit = jax.make_mesh((1,), ("x",), axis_types=(AxisType.Explicit,))
     sharding = jax.sharding.NamedSharding(explicit, PartitionSpec("x"))
     wide = lambda x: lax.broadcast_in_dim(x, (4, 6), (0,), out_sharding=sharding)

@@ -1,6 +1,5 @@
 """The loop that runs a step on some examples at a time, and adds up the gradients."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +12,9 @@ from jaxmem.ir import graph as graphs
 from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.batch import Batch
-from jaxmem.scheduling.tiling.loop import constant
 from jaxmem.scheduling.tiling.part_values import PartValues
+from jaxmem.scheduling.tiling.sums import neutral
+from jaxmem.scheduling.tiling.written import WrittenParts
 
 SCOPE = "jaxmem.examples"  # of the loop over parts of the examples
 
@@ -45,9 +45,8 @@ def _run(batch: Batch, args: list) -> list[Any]:
 
 def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
     sums, cut = batch.frontier()
-    axis = {v: a for v in cut if isinstance(a := batch.state[v], int)}
-    stacked = [v for v in cut if math.prod(v.aval.shape[: axis[v]]) == 1]
-    placed = [v for v in cut if v not in stacked]
+    axes = {v: a for v in cut if isinstance(a := batch.state[v], int)}
+    written = WrittenParts(axes)
     in_part = batch.in_part()
 
     def body(carry, part):
@@ -62,35 +61,17 @@ def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
             getattr(lax, str(batch.state[v]))(t, values.env[v].astype(t.dtype))
             for t, v in zip(totals, sums, strict=True)
         ]
-        written = [
-            lax.dynamic_update_slice_in_dim(
-                b, values.env[v], part * values.env[v].shape[axis[v]], axis[v]
-            )
-            for b, v in zip(buffers, placed, strict=True)
-        ]
-        return (new, written), [values.env[v] for v in stacked]
+        buffers, stacks = written.write(buffers, part, values.env)
+        return (new, buffers), stacks
 
-    first = [_neutral(batch.state[v], v.aval) for v in sums]
-    buffers = [constant(v.aval, 0, v.aval.dtype) for v in placed]
+    first = _empty_sums(batch)
     parts = jnp.arange(batch.n, dtype=jnp.int32)
     with jax.named_scope(SCOPE):
-        (totals, buffers), ys = lax.scan(body, (first, buffers), parts)
-    found = dict(zip(placed, buffers, strict=True))
-    found |= {v: y.reshape(v.aval.shape) for v, y in zip(stacked, ys, strict=True)}
+        carry = first, written.buffers()
+        (totals, buffers), stacks = lax.scan(body, carry, parts)
+    found = written.whole(buffers, stacks)
     pairs = zip(sums, totals, strict=True)
     return found | {v: total.astype(v.aval.dtype) for v, total in pairs}
-
-
-def _neutral(combine, aval) -> Any:
-    """What a sum is before any part has been added; in float32 where it is narrower."""
-    dtype, is_float = aval.dtype, jnp.issubdtype(aval.dtype, jnp.floating)
-    if is_float:
-        dtype = jnp.promote_types(dtype, "float32")
-    if combine in ("max", "min"):
-        info = jnp.finfo(dtype) if is_float else jnp.iinfo(dtype)
-        ends = (-jnp.inf, jnp.inf) if is_float else (info.min, info.max)
-        return constant(aval, ends[combine == "min"], dtype)
-    return constant(aval, 1 if combine == "mul" else 0, dtype)
 
 
 @dataclass
@@ -115,7 +96,11 @@ class _StepPart(PartValues):
 
 def sum_bytes(batch: Batch) -> int:
     """Bytes of what the parts add up."""
-    avals = jax.eval_shape(
-        lambda: [_neutral(batch.state[v], v.aval) for v in batch.frontier()[0]]
-    )
+    avals = jax.eval_shape(lambda: _empty_sums(batch))
     return sum(x.size * x.dtype.itemsize for x in avals)
+
+
+def _empty_sums(batch: Batch) -> list[Any]:
+    """What the parts add to at first."""
+    sums, _ = batch.frontier()
+    return [neutral(str(batch.state[v]), v.aval) for v in sums]

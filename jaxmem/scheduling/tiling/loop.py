@@ -4,7 +4,6 @@ Inputs that are cut are read in place, slice by slice; what others need of the r
 written in place; sums are carried, in float32 where the array is narrower.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +15,17 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.axis_labels import narrowed
+from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var
-from jaxmem.scheduling.tiling.regions import PRODUCTS, Region, RegionGraph, inner
+from jaxmem.scheduling.tiling.regions import (
+    PRODUCTS,
+    Region,
+    RegionGraph,
+    bits_of,
+    inner,
+)
+from jaxmem.scheduling.tiling.sums import neutral, product, wide
+from jaxmem.scheduling.tiling.written import WrittenParts
 
 SCOPE = "jaxmem.tile"  # of the loop of a region
 VOCABULARY = f"{SCOPE}_vocabulary"  # of a head's loops, which are made before
@@ -32,16 +39,6 @@ def tiled(graph: RegionGraph, region: Region):
     """The closed jaxpr of a graph with a region as one loop."""
     loop = _RegionLoop(graph, region)
     return _compat.without_dead_code(jaxprs.retrace(graph.closed, loop.run))
-
-
-def wide(dtype):
-    """The type in which parts of a sum are added."""
-    narrow = _is_float(dtype) and dtype.itemsize < 4
-    return jnp.dtype("float32") if narrow else dtype
-
-
-def _is_float(dtype) -> bool:
-    return jnp.issubdtype(dtype, jnp.floating)
 
 
 @dataclass
@@ -64,8 +61,7 @@ class _Sum:
             return read(self.eqn.invars[0]).astype(self.dtype)
         if self.start is not None:
             return read(self.start)
-        start = _NEUTRAL[self.combine](self.dtype)
-        return constant(self.out.aval, start, self.dtype)
+        return neutral(self.combine, self.out.aval)
 
     def added(self, args: Sequence[Any], total):
         """The sum with one part added."""
@@ -86,43 +82,9 @@ class _Sum:
         return getattr(lax, self.combine)(total, part.astype(total.dtype))
 
 
-def constant(aval, value, dtype):
-    """An array of one value that varies between devices, and is spread, as `aval`."""
-    return _compat.typed_as(jnp.full(aval.shape, value, dtype), aval)
-
-
 def _is_tail(eqn) -> bool:
-    return eqn.primitive.name in _TAILS and _is_float(eqn.outvars[0].aval.dtype)
-
-
-def _lowest(dtype):
-    return -jnp.inf if _is_float(dtype) else jnp.iinfo(dtype).min
-
-
-def _highest(dtype):
-    return jnp.inf if _is_float(dtype) else jnp.iinfo(dtype).max
-
-
-_NEUTRAL = {
-    "add": lambda dtype: 0,
-    "mul": lambda dtype: 1,
-    "max": _lowest,
-    "min": _highest,
-    "bitwise_or": lambda dtype: 0,
-    "bitwise_xor": lambda dtype: 0,
-    "bitwise_and": lambda dtype: dtype == jnp.bool_ or -1,
-}
-
-
-def product(eqn, args: Sequence[Any], params: dict[str, Any], dtype):
-    """A product whose result has the type of the sum, whatever its operands have."""
-    params = params | {"preferred_element_type": jnp.dtype(dtype), "out_sharding": None}
-    direct = lambda *xs: _compat.bind(eqn, list(xs), params)[0]
-    if all(x.dtype == dtype for x in args):
-        return direct(*args)
-    # XLA's CPU backend has not every product of narrow operands that is wide.
-    cast = lambda *xs: direct(*(x.astype(dtype) for x in xs))
-    return lax.platform_dependent(*args, cpu=cast, default=direct)
+    floating = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
+    return eqn.primitive.name in _TAILS and floating
 
 
 def _scattered(eqn, args: Sequence[Any], total):
@@ -170,16 +132,10 @@ class _RegionLoop:
     def _is_needed(self, v) -> bool:
         return v in self.graph.outputs or bool(self.graph.users.get(v))
 
-    def _is_stacked(self, v) -> bool:
-        """Whether parts lie one behind the other; else a stack would be transposed."""
-        return math.prod(v.aval.shape[: self.region.axis[v]]) == 1
-
     @cached_property
     def late(self) -> set[int]:
         """Equations outside that need the loop to be done."""
-        inside = 0
-        for i in self.region.eqns:
-            inside |= 1 << i
+        inside = bits_of(self.region.eqns)
         above, eqns = self.graph.above, range(len(self.graph.eqns))
         return {i for i in eqns if i not in self.region.eqns and above[i] & inside}
 
@@ -230,24 +186,21 @@ class _RegionLoop:
         return [read(v) for v in self.graph.outvars]
 
     def _looped(self, read) -> dict[Any, Any]:
-        stacked = [v for v in self.kept if self._is_stacked(v)]
-        placed = [v for v in self.kept if not self._is_stacked(v)]
-        first = [one.first(read) for one in self.sums.values()]
-        buffers = [constant(v.aval, 0, v.aval.dtype) for v in placed]
+        written = WrittenParts({v: self.region.axis[v] for v in self.kept})
 
         def body(carry, j):
             totals, buffers = carry
             part = _Part(self, read, j, dict(zip(self.sums, totals, strict=True)))
             part.run()
-            buffers = [part.written(b, v) for b, v in zip(buffers, placed, strict=True)]
-            return (list(part.totals.values()), buffers), [part.env[v] for v in stacked]
+            buffers, stacks = written.write(buffers, j, part.env)
+            return (list(part.totals.values()), buffers), stacks
 
+        first = [one.first(read) for one in self.sums.values()]
         steps = jnp.arange(self.region.n, dtype=jnp.int32)
         with jax.named_scope(SCOPE):
-            (totals, buffers), ys = lax.scan(body, (first, buffers), steps)
-        found = dict(zip(placed, buffers, strict=True))
-        for v, y in zip(stacked, ys, strict=True):
-            found[v] = y.reshape(v.aval.shape)
+            carry = first, written.buffers()
+            (totals, buffers), stacks = lax.scan(body, carry, steps)
+        found = written.whole(buffers, stacks)
         for one, total in zip(self.sums.values(), totals, strict=True):
             found[one.out] = total.astype(one.out.aval.dtype)
         return found
@@ -260,19 +213,19 @@ class _Part:
         self.loop, self.outside, self.j, self.totals = loop, read, j, totals
         self.env: dict[Any, Any] = {}
 
-    def _start(self, v):
-        return self.j * self._size(v)
+    def _size(self, length: int) -> int:
+        return length // self.loop.region.n
 
-    def _size(self, v) -> int:
-        return v.aval.shape[self.loop.region.axis[v]] // self.loop.region.n
+    def _start(self, length: int):
+        return self.j * self._size(length)
 
     def read(self, atom, axis: int | None):
         if axis is None or not is_var(atom):
             return self.outside(atom)
         if atom not in self.env:  # made outside: read in place
-            whole, size = self.outside(atom), self._size(atom)
-            part = lax.dynamic_slice_in_dim(whole, self._start(atom), size, axis)
-            self.env[atom] = part
+            length, whole = atom.aval.shape[axis], self.outside(atom)
+            start, size = self._start(length), self._size(length)
+            self.env[atom] = lax.dynamic_slice_in_dim(whole, start, size, axis)
         return self.env[atom]
 
     def run(self) -> None:
@@ -285,13 +238,5 @@ class _Part:
             if one is not None:
                 self.totals[i] = one.added(args, self.totals[i])
                 continue
-            params = narrowed(eqn, ins, outs, self.loop.region.n)
-            new = _compat.bind(eqn, args, params)
-            if eqn.primitive.name == "iota" and outs[0] == eqn.params["dimension"]:
-                new = [new[0] + self._start(eqn.outvars[0]).astype(new[0].dtype)]
+            new = on_part(eqn, args, ins, outs, self._size, self._start)
             self.env.update(zip(eqn.outvars, new, strict=True))
-
-    def written(self, buffer, v):
-        axis = self.loop.region.axis[v]
-        part, start = self.env[v], self._start(v)
-        return lax.dynamic_update_slice_in_dim(buffer, part, start, axis)

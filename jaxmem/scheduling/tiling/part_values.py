@@ -11,7 +11,7 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.axis_labels import narrowed
+from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var, scan_like, split
 from jaxmem.scheduling.tiling.loops import Body, down
 from jaxmem.scheduling.tiling.partial_sums import PartTreatment, State
@@ -78,11 +78,9 @@ class PartValues:
         ins, outs = axes(found.ins), axes(found.outs)
         if all(axis is None for axis in [*ins, *outs]):  # on terms
             return _compat.bind(eqn, args)
-        new = _compat.bind(eqn, args, narrowed(eqn, ins, outs, self.n))
-        if eqn.primitive.name == "iota" and outs[0] == eqn.params["dimension"]:
-            size = new[0].shape[outs[0]]
-            new = [new[0] + (self.part * size).astype(new[0].dtype)]
-        return new
+        length = lambda size: size // self.n
+        start = lambda size: self.part * length(size)
+        return on_part(eqn, args, ins, outs, length, start)
 
     def _nested(self, eqn, found: PartTreatment, args: list) -> list[Any]:
         name, outs = eqn.primitive.name, list(found.outs)

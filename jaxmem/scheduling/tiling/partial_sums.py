@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir.axis_labels import cut
-from jaxmem.ir.primitives import VARYING
+from jaxmem.ir.primitives import SUMS_OVER_DEVICES, VARYING
 from jaxmem.ir.scans import is_var
 
 # of an array: None if it is whole, the axis along which it is cut, or the operation of
@@ -60,7 +60,6 @@ class PartTreatment:
     inner: tuple[Any, ...] = ()
 
 
-_COLLECTIVES = frozenset({"psum", "psum2", "psum_invariant"})
 # Linear in their first operand; the others are whole.
 _FIRST = VARYING | frozenset(
     """neg convert_element_type transpose reshape squeeze broadcast_in_dim reduce_sum
@@ -100,7 +99,7 @@ def treated(
         pairs = zip(ins, wanted, strict=True)
         kept = tuple(w if s is None else s for s, w in pairs)
         return PartTreatment(kept, kept)
-    if eqn.primitive.name in _COLLECTIVES:  # one for each part would be n times as many
+    if eqn.primitive.name in SUMS_OVER_DEVICES:  # n parts would send n times as many
         if all(s is None for s in ins):
             return None
         raise NotInParts(eqn, "it sums over devices")

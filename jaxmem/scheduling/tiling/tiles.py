@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.graph import is_transposed
-from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling.plan.rows import Description
 from jaxmem.scheduling.tiling.best import Asked, Found, best
 from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY, tiled
@@ -87,7 +86,7 @@ def _is_region(eqn) -> bool:
 
 def _tiled_list(closed, config: Asked, in_scan: bool, times: int = 1, depth: int = 1):
     """A list of equations and the bodies of its scans, with their tiles."""
-    is_own = lambda eqn: not _is_level(eqn) and not is_tile_loop(eqn)
+    is_own = lambda eqn: not has_level(eqn) and not is_tile_loop(eqn)
     closed, tiles = _with_tiled_bodies(closed, is_own, config, times, depth)
     ready, found = prepared(closed, in_scan), []
     further = depth < _DEPTH and config.n is None
@@ -126,10 +125,3 @@ def _with_tiled_bodies(
 
     run = lambda args: jaxprs.evaluate(closed, args, rule)
     return jaxprs.retrace(closed, run), tiles
-
-
-def _is_level(eqn) -> bool:
-    """Whether a scan has a level of its own: it holds scans, or both passes."""
-    inside = [e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body)]
-    both = not is_transposed(eqn) and any(map(is_transposed, inside))
-    return both or any(e.primitive.name == "scan" for e in inside)

@@ -9,9 +9,10 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.axis_labels import resized
+from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var
-from jaxmem.scheduling.tiling.loop import VOCABULARY, constant, product, wide
+from jaxmem.scheduling.tiling.loop import VOCABULARY
+from jaxmem.scheduling.tiling.sums import constant, neutral, product, wide
 from jaxmem.scheduling.tiling.vocabulary import MOVES
 from jaxmem.scheduling.tiling.vocabulary_lookups import Part, filled, put, taken
 from jaxmem.scheduling.tiling.vocabulary_plan import Loop, VocabularyLoops
@@ -128,19 +129,13 @@ class _Blocks:
     def _first(self, i: int):
         """What a sum, or a maximum, starts from."""
         end = self.run.tails[i][1].aval
-        dtype, combine = wide(end.dtype), self.cut[i].combine
+        combine = self.cut[i].combine
         if combine == "take":  # of each token one block has a row
             return constant(end, 0, end.dtype)
-        if combine == "add":
-            return constant(end, 0, dtype)
         if combine == "argmax":
             of = self.graph.eqns[i].invars[0].aval.dtype
-            return constant(end, -jnp.inf, of), constant(end, 0, dtype)
-        if jnp.issubdtype(dtype, jnp.floating):
-            least, greatest = -jnp.inf, jnp.inf
-        else:
-            least, greatest = jnp.iinfo(dtype).min, jnp.iinfo(dtype).max
-        return constant(end, least if combine == "max" else greatest, dtype)
+            return constant(end, -jnp.inf, of), constant(end, 0, wide(end.dtype))
+        return neutral(combine, end)
 
     def _last(self, i: int, total):
         """A sum after the loop."""
@@ -200,10 +195,8 @@ class _Block:
         if treated.put:
             outs = put(eqn, args, self._part_of(treated.outs[0]))
         else:
-            params = resized(eqn, treated.ins, treated.outs, lambda _: self.words)
-            outs = _compat.bind(eqn, args, params)
-        if eqn.primitive.name == "iota" and treated.outs[0] == eqn.params["dimension"]:
-            outs = [outs[0] + self.start.astype(outs[0].dtype)]
+            length, start = lambda _: self.words, lambda _: self.start
+            outs = on_part(eqn, args, treated.ins, treated.outs, length, start)
         self.now.update(zip(eqn.outvars, outs, strict=True))
 
     def _part_of(self, axis: int | None) -> Part:

@@ -9,7 +9,7 @@ from jaxmem.ir.costs import FUSED, MACHINES, flops, seconds
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.scans import is_var, size_of
-from jaxmem.scheduling.tiling.loop import wide
+from jaxmem.scheduling.tiling.sums import wide
 from jaxmem.scheduling.tiling.vocabulary import CutAxis
 
 LEAST_WORDS = 256  # of a block: a smaller product leaves most of a chip idle

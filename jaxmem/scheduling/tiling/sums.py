@@ -1,0 +1,67 @@
+"""Sums that are carried from part to part, in float32 where the array is narrower."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxmem import _compat
+
+
+def wide(dtype):
+    """The type in which parts of a sum are added."""
+    narrow = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+    return jnp.dtype("float32") if narrow else dtype
+
+
+def constant(aval, value, dtype):
+    """An array of one value that varies between devices, and is spread, as `aval`."""
+    return _compat.typed_as(jnp.full(aval.shape, value, dtype), aval)
+
+
+def neutral(combine: str, aval):
+    """What parts are combined with at first: an array like `aval`, of a wide type.
+
+    Args:
+      combine: the operation of `lax` that combines the parts.
+      aval: shape, type and sharding of what they are combined to.
+    """
+    dtype = wide(aval.dtype)
+    return constant(aval, _NEUTRAL[combine](dtype), dtype)
+
+
+def _lowest(dtype):
+    if dtype == jnp.bool_:
+        return False
+    floating = jnp.issubdtype(dtype, jnp.floating)
+    return -jnp.inf if floating else jnp.iinfo(dtype).min
+
+
+def _highest(dtype):
+    if dtype == jnp.bool_:
+        return True
+    floating = jnp.issubdtype(dtype, jnp.floating)
+    return jnp.inf if floating else jnp.iinfo(dtype).max
+
+
+_NEUTRAL: dict[str, Callable[[Any], Any]] = {
+    "add": lambda dtype: 0,
+    "mul": lambda dtype: 1,
+    "max": _lowest,
+    "min": _highest,
+    "bitwise_or": lambda dtype: 0,
+    "bitwise_xor": lambda dtype: 0,
+    "bitwise_and": lambda dtype: dtype == jnp.bool_ or -1,
+}
+
+
+def product(eqn, args: Sequence[Any], params: dict[str, Any], dtype):
+    """A product whose result has the type of the sum, whatever its operands have."""
+    params = params | {"preferred_element_type": jnp.dtype(dtype), "out_sharding": None}
+    direct = lambda *xs: _compat.bind(eqn, list(xs), params)[0]
+    if all(x.dtype == dtype for x in args):
+        return direct(*args)
+    # XLA's CPU backend has not every product of narrow operands that is wide.
+    cast = lambda *xs: direct(*(x.astype(dtype) for x in xs))
+    return lax.platform_dependent(*args, cpu=cast, default=direct)

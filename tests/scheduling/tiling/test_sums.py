@@ -1,0 +1,26 @@
+"""What parts of a sum are combined with at first changes nothing of the first part."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxmem.scheduling.tiling.sums import neutral, wide
+
+NUMBERS = ("float8_e4m3fn", "bfloat16", "float32", "int8", "uint8", "int32")
+CASES = [(c, d) for c in ("add", "mul", "max", "min") for d in NUMBERS]
+CASES += [(c, d) for c in ("max", "min") for d in ("bool",)]
+BITS = ("bitwise_or", "bitwise_xor", "bitwise_and")
+CASES += [(c, d) for c in BITS for d in ("bool", "int32", "uint8")]
+
+
+@pytest.mark.parametrize("combine, dtype", CASES, ids=lambda x: x)
+def test_a_part_is_itself_when_combined_with_the_first(combine, dtype):
+    part = jnp.array([0, 1, 3, 100, 7]).astype(dtype)
+    if jnp.issubdtype(dtype, jnp.signedinteger) or jnp.issubdtype(dtype, jnp.floating):
+        part = jnp.concatenate([part, -part])
+    first = neutral(combine, jax.typeof(part))
+    total = getattr(lax, combine)(first, part.astype(first.dtype))
+    assert first.dtype == wide(part.dtype)
+    np.testing.assert_array_equal(total, part.astype(first.dtype))
