@@ -22,6 +22,7 @@ import optax
 
 import jaxmem
 from benchmarks._common import RESULTS, commit, versions
+from benchmarks.train_step import train_step
 
 TARGET = "h100"
 FOLDER = RESULTS / "reports"
@@ -62,16 +63,6 @@ class Perceptron(nn.Module):
         for _ in range(4):
             x = x + nn.Dense(4096)(nn.relu(x))
         return x
-
-
-def train_step(loss_fn: Callable, tx: optax.GradientTransformation) -> Callable:
-    def step(state, batch):
-        params, opt_state = state
-        loss, grads = jax.value_and_grad(loss_fn)(params, batch)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), loss
-
-    return step
 
 
 def case(loss_fn: Callable, make: Callable, tx, batch, donated=(0,)) -> Case:

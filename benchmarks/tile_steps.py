@@ -20,6 +20,7 @@ from benchmarks import accumulation
 from benchmarks.blocks import made
 from benchmarks.models import Bert, BertConfig, abstract_params
 from benchmarks.release import KEY, adam_step
+from benchmarks.train_step import train_step
 
 SDS = jax.ShapeDtypeStruct
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -118,18 +119,6 @@ def llama_loss(code: str, heads: int = HEADS, place: Callable = lambda x: x):
     return loss
 
 
-def trained(loss: Callable, tx: optax.GradientTransformation) -> Callable:
-    """A train step as a user writes it; the state is donated."""
-
-    def step(state, batch):
-        params, moments = state
-        value, grads = jax.value_and_grad(loss)(params, batch)
-        updates, moments = tx.update(grads, moments, params)
-        return (optax.apply_updates(params, updates), moments), value
-
-    return step
-
-
 def llama(batch: int, tokens: int, code: str) -> Made:
     params = {
         "layers": weights(LAYERS, WIDTH, HIDDEN),
@@ -138,7 +127,7 @@ def llama(batch: int, tokens: int, code: str) -> Made:
     tx = optax.adamw(3e-4)
     state = params, jax.eval_shape(tx.init, params)
     batch_of = SDS((batch, tokens + 1), jnp.int32)
-    return Made(trained(llama_loss(code), tx), (state, batch_of), (0,))
+    return Made(train_step(llama_loss(code), tx), (state, batch_of), (0,))
 
 
 # -- the head alone, and layers of very many tokens
@@ -238,7 +227,7 @@ def sharded(way: str, code: str) -> Made:
     where = NamedSharding(mesh, P("data"))
     tokens = SDS((8 * shape[0], 1025), jnp.int32, sharding=where)
     keep = lambda x: jax.lax.with_sharding_constraint(x, where)
-    return Made(trained(llama_loss(code, 8, keep), tx), (state, tokens), (0,))
+    return Made(train_step(llama_loss(code, 8, keep), tx), (state, tokens), (0,))
 
 
 LLAMA, LLAMA_TPU = "16 Llama-like layers, 8 x 2048", "16 Llama-like layers, 2 x 2048"
