@@ -103,6 +103,8 @@ def _sharding(eqn) -> Any:
     return sharding if named and sharding is not None else None
 
 
+_KEYS = "random_fold_in random_seed random_split random_unwrap random_wrap".split()
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE | {"complex", "conj"}, rules.elementwise),
     **dict.fromkeys([*rules.COMBINE, "argmax", "argmin"], rules.reduction),
@@ -127,6 +129,9 @@ RULES: dict[str, Rule] = {
     "transpose": rules.transpose,
     "pad": rules.pad,
     "scan": rules.loop,
+    "threefry2x32": rules.elementwise,
+    "random_bits": rules.random_bits,
+    **dict.fromkeys(_KEYS, rules.random_keys),
     "dot_general": products.dot_general,
     "conv_general_dilated": products.convolution,
     "gather": products.gather,
@@ -175,6 +180,9 @@ def resized(
         params["slice_sizes"] = at(params["slice_sizes"], ins[0])
     if name == "scan" and axis is not None:
         params["length"] = new(params["length"])
+    if name == "random_bits" and axis is not None and ins[0] is None:
+        behind = axis - eqn.invars[0].aval.ndim
+        params["shape"] = at(params["shape"], behind)
     if name == "conv_general_dilated" and axis is not None:
         params |= _fewer_groups(eqn, axis, new)
     return params

@@ -5,7 +5,9 @@ from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
+from jaxmem import _compat
 from jaxmem.ir.scans import split
 
 Label = Hashable  # None: the axis cannot be cut
@@ -226,3 +228,45 @@ def loop(eqn, n: int) -> Labels | str:
     stack = lambda v: (0, *no_labels(v)[1:])
     ins = (*map(no_labels, constants), *map(stack, xs))
     return Labels(ins, tuple(map(stack, eqn.outvars)))
+
+
+# -- random keys and bits
+
+OTHER_GENERATOR = "its generator is not known to make the bits of a part by themselves"
+NOT_PARTITIONABLE = "without `jax_threefry_partitionable` all its bits are made at once"
+
+
+def _are_threefry(eqn) -> bool:
+    atoms = [*eqn.invars, *eqn.outvars]
+    is_key = lambda v: jnp.issubdtype(v.aval.dtype, jax.dtypes.prng_key)
+    return all(_compat.is_threefry(v.aval) for v in atoms if is_key(v))
+
+
+def random_keys(eqn, n: int) -> Labels | str:
+    """What each key gives, or is made of: its words, new keys, a seed."""
+    if not _are_threefry(eqn):
+        return OTHER_GENERATOR
+    if eqn.primitive.name == "random_fold_in":
+        return elementwise(eqn, n)
+    atoms = eqn.invars[0], eqn.outvars[0]
+    rank = min(v.aval.ndim for v in atoms)  # behind these are words, or the new keys
+    each = tuple((*range(rank), *no_labels(v)[rank:]) for v in atoms)
+    return Labels(each[:1], each[1:])
+
+
+def draws_by_place(eqn) -> bool:
+    """Whether the bits of a `random_bits` are those of its key and of their places."""
+    return _are_threefry(eqn) and _compat.is_partitionable(eqn)
+
+
+def random_bits(eqn, n: int) -> Labels | str:
+    """The bits of a part of the keys; and of the places, where each has its own."""
+    del n
+    if not _are_threefry(eqn):
+        return OTHER_GENERATOR
+    keys, every = axes_of(eqn.invars[0]), axes_of(eqn.outvars[0])
+    if draws_by_place(eqn):
+        return Labels((keys,), (every,))
+    if not keys:
+        return NOT_PARTITIONABLE
+    return Labels((keys,), (keys + (None,) * (len(every) - len(keys)),))

@@ -36,7 +36,8 @@ Treatment = Batched | Reduced | str  # a text says why it is neither
 # a scan with it in its body takes less has not been measured.
 OF_MODELS = frozenset(
     """complex conj conv_general_dilated dynamic_slice dynamic_update_slice fft gather
-    name top_k""".split()
+    name random_bits random_fold_in random_seed random_split random_unwrap random_wrap
+    threefry2x32 top_k""".split()
 ).union(SCATTERS, WINDOWS)
 
 

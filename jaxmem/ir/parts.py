@@ -1,10 +1,14 @@
 """An operation on a part of its arrays."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
+
+import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir.axis_labels import Axis, resized
+from jaxmem.ir.random_parts import bits_of_part
 
 
 def on_part(
@@ -25,8 +29,13 @@ def on_part(
       length: of an axis of this length in the equation, the length of its part.
       start: of the same, where the part starts; it may be traced.
     """
+    name, axis = eqn.primitive.name, outs[0] if outs else None
+    first = lambda dtype: start(eqn.outvars[0].aval.shape[axis]).astype(dtype)
+    if name == "random_bits" and axis is not None and ins[0] is None:
+        size = length(eqn.outvars[0].aval.shape[axis])
+        bits = partial(bits_of_part, eqn, args[0], axis, size, first(jnp.uint32))
+        return [_compat.in_context_of(eqn, bits)]
     new = _compat.bind(eqn, list(args), resized(eqn, ins, outs, length))
-    if eqn.primitive.name == "iota" and outs[0] == eqn.params["dimension"]:
-        first = start(eqn.outvars[0].aval.shape[outs[0]])
-        new = [new[0] + first.astype(new[0].dtype)]
+    if name == "iota" and axis == eqn.params["dimension"]:
+        new = [new[0] + first(new[0].dtype)]
     return new

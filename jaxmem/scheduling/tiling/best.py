@@ -127,7 +127,8 @@ def _candidates(
 def _regions(
     graph: RegionGraph, count: int, exactly: bool
 ) -> Iterator[tuple[Region, Any]]:
-    made = [v for v, i in graph.maker.items() if graph.eqns[i].primitive.name != "scan"]
+    is_seed = lambda i: graph.eqns[i].primitive.name != "scan" and i not in graph.drawn
+    made = [v for v, i in graph.maker.items() if is_seed(i)]
     for v in sorted(made, key=size_of, reverse=True)[:_SEEDS]:
         for axis, size in enumerate(v.aval.shape):
             n = _parts(size, count, exactly)

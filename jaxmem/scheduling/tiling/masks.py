@@ -1,50 +1,121 @@
-"""Masks and positions that nothing is needed for: each user makes its own.
+"""Masks that are made of next to nothing: each user makes its own.
 
 A mask that several equations share stays whole. Where each user makes it anew, every
-tile makes its part of it.
+tile makes its part of it. Positions are made of nothing, and random bits of a key.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.jaxprs import is_var
+from jaxmem.ir.jaxprs import elements, is_var
+from jaxmem.ir.label_rules import draws_by_place
 from jaxmem.ir.primitives import ELEMENTWISE
 
 _CHEAP = ELEMENTWISE | {"iota", "broadcast_in_dim", "reshape"}
+_OF_BITS = _CHEAP | {"bitcast_convert_type", "squeeze", "transpose"}
 
 
-def from_nothing(eqns: Sequence[Any]) -> int:
-    """Equations whose results are made of literals alone, as bits."""
+def from_nothing(eqns: Sequence[Any]) -> set[int]:
+    """Equations whose results are made of literals alone."""
     free: set[Any] = set()
-    found = 0
+    found = set()
     for i, eqn in enumerate(eqns):
         of_free = all(not is_var(v) or v in free for v in eqn.invars)
         if eqn.primitive.name in _CHEAP and of_free:
-            found |= 1 << i
+            found.add(i)
             free.update(eqn.outvars)
     return found
+
+
+def drawn(eqns: Sequence[Any]) -> set[int]:
+    """Equations whose results are made of keys, scalars and literals by random bits.
+
+    The counters of the bits are among them; keys and scalars are not.
+    """
+    maker: dict[Any, int] = {}
+    before: dict[int, set[int]] = {}
+    found: set[int] = set()
+    for i, eqn in enumerate(eqns):
+        draws, operands = _draws(eqn), list(filter(is_var, eqn.invars))
+        ready = all(v in maker or _is_small(v) for v in operands)
+        if not (draws or eqn.primitive.name in _OF_BITS) or not ready:
+            continue
+        if all(map(_is_small, eqn.outvars)):
+            continue
+        maker.update(dict.fromkeys(eqn.outvars, i))
+        before[i] = {maker[v] for v in operands if v in maker}
+        if draws or before[i] & found:
+            found.add(i)
+    work = list(found)
+    while work:
+        new = before[work.pop()] - found
+        found |= new
+        work += new
+    return found
+
+
+def _draws(eqn) -> bool:
+    by_place = eqn.primitive.name == "random_bits" and draws_by_place(eqn)
+    return by_place or eqn.primitive.name == "threefry2x32"
+
+
+def _is_small(v) -> bool:
+    """Whether it is kept and read, and not made anew."""
+    is_key = jnp.issubdtype(v.aval.dtype, jax.dtypes.prng_key)
+    return is_key or elements(v.aval.shape) == 1
 
 
 def with_private_masks(closed):
     """The jaxpr in which every user of a mask makes it for itself."""
     eqns = jaxprs.split(closed)[0].eqns
-    free = from_nothing(eqns)
-    maker = {v: e for i, e in enumerate(eqns) if free >> i & 1 for v in e.outvars}
+    alone = from_nothing(eqns) | drawn(eqns)
+    maker = {v: eqns[i] for i in alone for v in eqns[i].outvars}
     if not maker:
         return closed
+    given: dict[Any, Any] = {}
 
-    def made(v) -> Any:
-        operands = (made(w) if is_var(w) else w.val for w in maker[v].invars)
-        return _compat.bind(maker[v], list(operands))[0]
+    def made(v, fresh: dict[Any, Any]) -> Any:
+        if v in maker and v not in fresh:
+            eqn = maker[v]
+            operands = [made(w, fresh) if is_var(w) else w.val for w in eqn.invars]
+            fresh.update(zip(eqn.outvars, _compat.bind(eqn, operands), strict=True))
+        return fresh[v] if v in fresh else given[v]
 
     def rule(eqn, values: list) -> list[Any] | None:
+        given.update(p for p in zip(eqn.invars, values, strict=True) if is_var(p[0]))
         if eqn.outvars and eqn.outvars[0] in maker:
             return None
+        fresh: dict[Any, Any] = {}
         pairs = zip(eqn.invars, values, strict=True)
-        fresh = [made(v) if is_var(v) and v in maker else x for v, x in pairs]
-        return _compat.bind(eqn, fresh)
+        return _compat.bind(eqn, [made(v, fresh) if is_var(v) else x for v, x in pairs])
+
+    run = lambda args: jaxprs.evaluate(closed, args, rule)
+    return _compat.without_dead_code(jaxprs.retrace(closed, run))
+
+
+def with_shared_draws(closed):
+    """The jaxpr in which equal masks of random bits are drawn once.
+
+    `with_private_masks` undone, where no region has taken a mask.
+    """
+    eqns = jaxprs.split(closed)[0].eqns
+    first: dict[Any, list[Any]] = {}
+    again = {v for i in drawn(eqns) for v in eqns[i].outvars}
+
+    def rule(eqn, values: list) -> list[Any] | None:
+        if not eqn.outvars or eqn.outvars[0] not in again:
+            return None
+        pairs = zip(eqn.invars, values, strict=True)
+        operands = tuple(id(x) if is_var(v) else str(v) for v, x in pairs)
+        same = eqn.primitive, operands, repr(eqn.params)
+        if same not in first:
+            first[same] = _compat.bind(eqn, values)
+        return first[same]
 
     run = lambda args: jaxprs.evaluate(closed, args, rule)
     return _compat.without_dead_code(jaxprs.retrace(closed, run))

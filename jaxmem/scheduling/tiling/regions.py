@@ -14,7 +14,7 @@ from typing import Any
 from jaxmem.ir.axis_labels import BEYOND, WHOLE, CutAxes, Labels, cut, labels
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var, size_of
-from jaxmem.scheduling.tiling.masks import from_nothing
+from jaxmem.scheduling.tiling.masks import drawn, from_nothing
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
@@ -35,7 +35,9 @@ class RegionGraph(JaxprGraph):
                 if v in self.maker:
                     bits |= self.above[self.maker[v]] | 1 << self.maker[v]
             self.above.append(bits)
-        self.from_nothing = from_nothing(self.eqns)
+        self.drawn = drawn(self.eqns)
+        # equations that each user may do for itself, as bits
+        self.private = bits_of(from_nothing(self.eqns) | self.drawn)
         # of the many regions that are looked for, the same is asked again and again
         self._labels: dict[tuple[int, int], Labels | str] = {}
         self._hulls: dict[tuple[Any, int], int] = {}
@@ -163,8 +165,8 @@ def _hull(graph: RegionGraph, seed, floor: int) -> int:
         above |= graph.above[i]
     between = (i for i in range(len(graph.eqns)) if above >> i & 1)
     between = [i for i in between if graph.above[i] & inside]
-    # what is made of nothing is made for each part
-    return inside | bits_of(between) | graph.from_nothing & above
+    # masks are made for each part
+    return inside | bits_of(between) | graph.private & above
 
 
 def _leave(graph: RegionGraph, region: Region, home: int) -> bool:

@@ -10,6 +10,7 @@ from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling.plan.rows import Description
 from jaxmem.scheduling.tiling.best import Asked, Found, best
 from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY, tiled
+from jaxmem.scheduling.tiling.masks import with_shared_draws
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.regions import RegionGraph
 from jaxmem.scheduling.tiling.rows import row_of, whole_ones
@@ -99,6 +100,7 @@ def _tiled_list(closed, config: Asked, in_scan: bool, times: int = 1, depth: int
         ready = tiled(graph, chosen.region)
     if not found:
         return closed, tiles
+    ready = with_shared_draws(ready)
     reached = (one.found.reaches(config.limit) for one in found)
     if further and not all(reached):  # parts hold too much still
         how = config, times, depth + 1
