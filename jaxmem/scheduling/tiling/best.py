@@ -127,8 +127,7 @@ def _candidates(
 def _regions(
     graph: RegionGraph, count: int, exactly: bool
 ) -> Iterator[tuple[Region, Any]]:
-    is_seed = lambda i: graph.eqns[i].primitive.name != "scan" and i not in graph.drawn
-    made = [v for v, i in graph.maker.items() if is_seed(i)]
+    made = [v for v, i in graph.maker.items() if _is_seed(graph, i)]
     for v in sorted(made, key=size_of, reverse=True)[:_SEEDS]:
         for axis, size in enumerate(v.aval.shape):
             n = _parts(size, count, exactly)
@@ -136,6 +135,13 @@ def _regions(
                 continue
             for floor in (size_of(v) // _LARGE, size_of(v) // _SMALL, 0):
                 yield find(graph, v, axis, n, floor), v
+
+
+def _is_seed(graph: RegionGraph, i: int) -> bool:
+    """Whether regions are looked for from what an equation makes."""
+    # not from masks, which have the axes of what they are for, nor from what there was
+    name = graph.eqns[i].primitive.name
+    return name not in ("scan", "dynamic_update_slice") and i not in graph.drawn
 
 
 def _parts(size: int, count: int, exactly: bool) -> int | None:

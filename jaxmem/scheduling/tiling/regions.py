@@ -19,6 +19,7 @@ from jaxmem.scheduling.tiling.masks import drawn, from_nothing
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 NEEDS_ALL = "it needs all of"
+IN_PLACE = "it writes into an array that is carried, and parts would be a new one"
 
 
 class RegionGraph(JaxprGraph):
@@ -106,6 +107,8 @@ def treat(graph: RegionGraph, i: int, axis: dict[Any, int], n: int) -> CutAxes |
     eqn = graph.eqns[i]
     if eqn.primitive.name in BEYOND:
         return BEYOND[eqn.primitive.name]
+    if eqn.primitive.name == "dynamic_update_slice" and graph.is_given(eqn.invars[0]):
+        return IN_PLACE
     known = lambda atoms: [axis.get(v) if is_var(v) else None for v in atoms]
     found = cut(eqn, known(eqn.invars), known(eqn.outvars), n, graph.labels(i, n))
     is_cut = isinstance(found, CutAxes) and found.combine and len(eqn.outvars) > 1

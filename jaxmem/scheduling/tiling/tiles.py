@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
+from jaxmem.ir.scans import LOOPS
 from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling.plan.rows import Description
 from jaxmem.scheduling.tiling.best import Asked, Found, best
@@ -115,15 +116,17 @@ def _with_tiled_bodies(
     tiles: list[Tile] = []
 
     def rule(eqn, args: list) -> list[Any] | None:
-        if eqn.primitive.name != "scan" or not picked(eqn):
+        if eqn.primitive.name not in LOOPS or not picked(eqn):
             return None
-        count = times * eqn.params["length"]
-        body = eqn.params["jaxpr"]
+        # how often a `while` iterates nobody knows: that of a segment's layers, which
+        # runs in one of so many iterations as it has itself, once on the average
+        count = times * eqn.params.get("length", 1)
+        body, *condition = jaxprs.bodies(eqn)
         body, found = _tiled_list(body, config, True, count, depth)
         if not found:
             return None
         tiles.extend(found)
-        return jaxprs.rebind(eqn, args, [body])
+        return jaxprs.rebind(eqn, args, [body, *condition])
 
     run = lambda args: jaxprs.evaluate(closed, args, rule)
     return jaxprs.retrace(closed, run), tiles
