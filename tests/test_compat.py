@@ -203,3 +203,20 @@ def test_what_a_primitive_is_lowered_for():
     jax.jit(lambda x: asked.bind(x)).lower(1.0)
     jax.export.export(jax.jit(lambda x: asked.bind(x)))(1.0)
     assert said == [(True, False), (True, True)]
+
+
+def test_threefry_of_a_counter():
+    key = jax.random.key(7)
+    rbg = jax.random.key(7, impl="rbg")
+    assert _compat.is_threefry(jax.typeof(key))
+    assert not _compat.is_threefry(jax.typeof(rbg))
+    draw = lambda key: jax.random.bits(key, (5,))
+    for flag in (True, False):
+        with jax.threefry_partitionable(flag):
+            (eqn,) = jax.make_jaxpr(draw)(key).eqns
+            assert _compat.is_partitionable(eqn) is flag
+    with jax.threefry_partitionable(True):
+        whole = draw(key)
+    counters = jnp.zeros(5, jnp.uint32), jnp.arange(5, dtype=jnp.uint32)
+    first, second = _compat.threefry2x32(*jax.random.key_data(key), *counters)
+    assert (first ^ second == whole).all()

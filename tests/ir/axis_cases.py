@@ -253,7 +253,31 @@ def loops():
     yield Case("..,a..->a..,a", each, (X[0].T, X))
 
 
+def random():
+    """Keys; bits of a part of the keys, and of the places of one key or of each."""
+    key, some = jax.random.key(0), jax.random.split(jax.random.key(1), (2, 4))
+    words = jax.random.key_data(some)
+    yield Case("ab.->ab", jax.random.wrap_key_data, (words,))
+    yield Case("ab->ab.", jax.random.key_data, (some,))
+    yield Case("ab->ab", jax.vmap(jax.vmap(jax.random.key)), (words[..., 0],))
+    yield Case("ab->ab.", jax.vmap(jax.vmap(jax.random.split)), (some,))
+    fold = jax.vmap(jax.vmap(jax.random.fold_in))
+    yield Case("ab,ab->ab", fold, (some, words[..., 0]))
+    for width in (8, 16, 32):
+        draw = functools.partial(jax.random.bits, dtype=jnp.dtype(f"uint{width}"))
+        yield Case("->abc", functools.partial(draw, shape=(4, 6, 2)), (key,))
+    yield Case("ab->abcd", lambda k: _bits_of_each(k, (4, 6)), (some,))
+    counters = words[0, :, 0], words[0, :, 1], words[1, :, 0], words[1, :, 1]
+    yield Case("a,a,a,a->a,a", lambda *xs: _compat.threefry2x32(*xs), counters)
+
+
+def _bits_of_each(keys, shape):
+    one = lambda key: jax.random.bits(key, shape)
+    return jax.vmap(jax.vmap(one))(keys)
+
+
 CASES = [
     *(*elementwise(), *reshapes(), *moves(), *reductions(), *products()),
     *(*convolutions(), *decomposed(), *gathers(), *scatters(), *loops()),
+    *random(),
 ]

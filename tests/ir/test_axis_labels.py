@@ -14,6 +14,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from jaxmem import _compat
 from jaxmem.ir.axis_labels import BEYOND, RULES, CutAxes, Labels, cut, labels, resized
+from jaxmem.ir.parts import on_part
 from jaxmem.ir.primitives import ELEMENTWISE
 from tests.ir.axis_cases import CASES, Case, equation, normal, operands
 
@@ -50,7 +51,9 @@ def ways(eqn, n: int = N) -> list[CutAxes]:
 
 
 def part(x, axis, j: int, n: int = N):
-    return x if axis is None else np.split(np.asarray(x), n, axis)[j]
+    if axis is None or not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return x if axis is None else np.split(np.asarray(x), n, axis)[j]
+    return jax.random.wrap_key_data(part(jax.random.key_data(x), axis, j, n))
 
 
 def parts_of(case: Case) -> list[list[list[Any]]]:
@@ -66,15 +69,28 @@ def parts_of(case: Case) -> list[list[list[Any]]]:
     ]
 
 
+def _start(j: int, size: int):
+    return jnp.int32(j * (size // N))
+
+
 def by_parts(eqn, way: CutAxes, parts: list[list[Any]]) -> list[list[Any]]:
     """The outputs of the parts."""
     params = resized(eqn, way.ins, way.outs, lambda size: size // N)
     if "scatter-" not in eqn.primitive.name or not way.combine:
-        return [_compat.bind(eqn, args, params) for args in parts]
+        length = lambda size: size // N
+        starts = [functools.partial(_start, j) for j in range(N)]
+        pairs = zip(parts, starts, strict=True)
+        return [on_part(eqn, args, way.ins, way.outs, length, s) for args, s in pairs]
     total = parts[0][0]
     for _, *args in parts:  # each adds to what the others have added
         (total,) = _compat.bind(eqn, [total, *args], params)
     return [[total]]
+
+
+def words_of(x):
+    """An array; of keys their words."""
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(x) if is_key else x
 
 
 @functools.cache
@@ -91,6 +107,7 @@ def results() -> dict[int, Any]:
             try:
                 alone = [by_parts(eqn, way, args) for way, args in pairs]
                 found[k] = _compat.bind(eqn, whole[k]), alone
+                found[k] = jax.tree.map(words_of, found[k])
             except (TypeError, ValueError, AssertionError, IndexError) as error:
                 errors[k] = error
         return found
@@ -108,10 +125,6 @@ def joined(eqn, way: CutAxes, outs: list[list[np.ndarray]]) -> list[np.ndarray]:
     if way.combine:
         combine = UFUNCS.get(way.combine) or getattr(np, way.combine)
         return [functools.reduce(combine, [x for (x,) in outs])]
-    if eqn.primitive.name == "iota" and way.outs[0] == eqn.params["dimension"]:
-        outs = [
-            [x + x.dtype.type(j * x.shape[way.outs[0]])] for j, (x,) in enumerate(outs)
-        ]
     return [np.concatenate(xs, axis) for axis, *xs in zip(way.outs, *outs, strict=True)]
 
 

@@ -105,7 +105,9 @@ def with_shared_draws(closed):
     """
     eqns = jaxprs.split(closed)[0].eqns
     first: dict[Any, list[Any]] = {}
-    again = {v for i in drawn(eqns) for v in eqns[i].outvars}
+    # the bounds of a draw are made of nothing, for each draw
+    small = (i for i in from_nothing(eqns) if all(map(_is_small, eqns[i].outvars)))
+    again = {v for i in drawn(eqns).union(small) for v in eqns[i].outvars}
 
     def rule(eqn, values: list) -> list[Any] | None:
         if not eqn.outvars or eqn.outvars[0] not in again:

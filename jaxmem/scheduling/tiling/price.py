@@ -5,7 +5,7 @@ bytes, what the tiles share is read by each of them (weights), and a running sum
 and written by each, in float32: a product of few rows takes as long as its weights or
 its sum. Kernels are queued while others run, so their starts count where they take
 longer than what they start. What is fused into its reader moves through the chip once,
-whether in tiles or not.
+whether in tiles or not. Random bits that others need too are drawn once more.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,16 @@ def seconds(eqns: Sequence[Any], region: Region, target: str) -> float:
         tile.append(_kernel(eqns[i], cut, region.n, machine))
     starts = _START * (1 + len(tile))  # one for the loop's own counter and condition
     longer = region.n * max(sum(tile), starts) - max(sum(whole), starts - _START)
-    return max(0.0, longer)
+    bits = (seconds_of(eqn, machine) or 0.0 for eqn in _drawn_twice(eqns, region))
+    return max(0.0, longer) + sum(bits)
+
+
+def _drawn_twice(eqns: Sequence[Any], region: Region) -> list[Any]:
+    """What draws random bits in a region that others outside of it draw too."""
+    draws = {i for i, e in enumerate(eqns) if e.primitive.name == "random_bits"}
+    of = lambda i: (eqns[i].invars[0], str(eqns[i].params))
+    outside = set(map(of, draws - region.eqns))
+    return [eqns[i] for i in draws & region.eqns if of(i) in outside]
 
 
 def _is_fused(eqn) -> bool:
