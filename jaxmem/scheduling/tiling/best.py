@@ -139,7 +139,7 @@ def _regions(
 
 def _is_seed(graph: RegionGraph, i: int) -> bool:
     """Whether regions are looked for from what an equation makes."""
-    # not from masks, which have the axes of what they are for, nor from what there was
+    # not from masks, which have the axes of what they are for, nor from what was there
     name = graph.eqns[i].primitive.name
     return name not in ("scan", "dynamic_update_slice") and i not in graph.drawn
 

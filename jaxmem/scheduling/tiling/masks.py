@@ -1,10 +1,11 @@
 """Masks that are made of next to nothing: each user makes its own.
 
 A mask that several equations share stays whole. Where each user makes it anew, every
-tile makes its part of it. Positions are made of nothing, and random bits of a key.
+tile makes its part of it. Positions are made of nothing, random bits of a key, and what
+a generator can only make as a whole of its mask in bits (`packed_masks.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,8 +17,10 @@ from jaxmem.ir.jaxprs import elements, is_var
 from jaxmem.ir.label_rules import draws_by_place
 from jaxmem.ir.primitives import ELEMENTWISE
 
+PACKED = "jaxmem.packed_mask"  # the name of a mask that is kept in bits
+
 _CHEAP = ELEMENTWISE | {"iota", "broadcast_in_dim", "reshape"}
-_OF_BITS = _CHEAP | {"bitcast_convert_type", "squeeze", "transpose"}
+_OF_BITS = _CHEAP | {"bitcast_convert_type", "slice", "squeeze", "transpose"}
 
 
 def from_nothing(eqns: Sequence[Any]) -> set[int]:
@@ -35,21 +38,30 @@ def from_nothing(eqns: Sequence[Any]) -> set[int]:
 def drawn(eqns: Sequence[Any]) -> set[int]:
     """Equations whose results are made of keys, scalars and literals by random bits.
 
-    The counters of the bits are among them; keys and scalars are not.
+    The counters of the bits are among them; keys, scalars and packed masks are not.
     """
+    return made_by(eqns, _draws)
+
+
+def made_by(eqns: Sequence[Any], draws: Callable[[Any], bool]) -> set[int]:
+    """`drawn`, with the equations that make random bits, or unpack them, by `draws`."""
     maker: dict[Any, int] = {}
+    packed: set[Any] = set()
     before: dict[int, set[int]] = {}
     found: set[int] = set()
     for i, eqn in enumerate(eqns):
-        draws, operands = _draws(eqn), list(filter(is_var, eqn.invars))
-        ready = all(v in maker or _is_small(v) for v in operands)
-        if not (draws or eqn.primitive.name in _OF_BITS) or not ready:
+        if is_packed(eqn):
+            packed.update(eqn.outvars)
+            continue
+        first, operands = draws(eqn), list(filter(is_var, eqn.invars))
+        ready = all(v in maker or v in packed or _is_small(v) for v in operands)
+        if not (first or eqn.primitive.name in _OF_BITS) or not ready:
             continue
         if all(map(_is_small, eqn.outvars)):
             continue
         maker.update(dict.fromkeys(eqn.outvars, i))
         before[i] = {maker[v] for v in operands if v in maker}
-        if draws or before[i] & found:
+        if first or before[i] & found or packed.intersection(operands):
             found.add(i)
     work = list(found)
     while work:
@@ -57,6 +69,10 @@ def drawn(eqns: Sequence[Any]) -> set[int]:
         found |= new
         work += new
     return found
+
+
+def is_packed(eqn) -> bool:
+    return eqn.primitive.name == "name" and eqn.params["name"] == PACKED
 
 
 def _draws(eqn) -> bool:

@@ -1,7 +1,7 @@
 """A list of equations in the form in which regions are looked for.
 
-Calls are written out, every user of a mask makes it for itself, and a barrier holds one
-array each, so that none ties arrays of different axes.
+Calls are written out, every user of a mask makes it for itself, or unpacks it, and a
+barrier holds one array each, so that none ties arrays of different axes.
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ from jax import lax
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.scheduling.tiling.masks import with_private_masks
+from jaxmem.scheduling.tiling.packed_masks import with_packed_masks
 
 _CALLS = frozenset(
     """jit pjit closed_call core_call custom_jvp_call custom_vjp_call
@@ -22,7 +23,11 @@ def prepared(closed, in_scan: bool):
     """The same computation; `in_scan`: the list is the body of a scan."""
     # In a body there is nothing for XLA to merge a recomputation with, and a barrier
     # would only hold tiles together.
-    return with_private_masks(_written_out(closed, keeps_barriers=not in_scan))
+    written = _written_out(closed, keeps_barriers=not in_scan)
+    packed = with_packed_masks(written)
+    if packed is not written:
+        packed = _written_out(packed, keeps_barriers=not in_scan)
+    return with_private_masks(packed)
 
 
 def _written_out(closed, keeps_barriers: bool):

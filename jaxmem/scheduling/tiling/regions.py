@@ -14,11 +14,12 @@ from typing import Any
 from jaxmem.ir.axis_labels import BEYOND, WHOLE, CutAxes, Labels, cut, labels
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var, size_of
-from jaxmem.scheduling.tiling.masks import drawn, from_nothing
+from jaxmem.scheduling.tiling.masks import drawn, from_nothing, is_packed
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 NEEDS_ALL = "it needs all of"
+AT_ONCE = "its generator makes all bits at once: a mask of them is kept, packed"
 IN_PLACE = "it writes into an array that is carried, and parts would be a new one"
 
 
@@ -109,6 +110,8 @@ def treat(graph: RegionGraph, i: int, axis: dict[Any, int], n: int) -> CutAxes |
         return BEYOND[eqn.primitive.name]
     if eqn.primitive.name == "dynamic_update_slice" and graph.is_given(eqn.invars[0]):
         return IN_PLACE
+    if is_packed(eqn):
+        return AT_ONCE
     known = lambda atoms: [axis.get(v) if is_var(v) else None for v in atoms]
     found = cut(eqn, known(eqn.invars), known(eqn.outvars), n, graph.labels(i, n))
     is_cut = isinstance(found, CutAxes) and found.combine and len(eqn.outvars) > 1
