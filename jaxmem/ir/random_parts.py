@@ -33,14 +33,14 @@ def bits_of_part(eqn, key, axis: int, size: int, start) -> Any:
     """
     out, whole = eqn.outvars[0].aval, eqn.params["shape"]
     shape = (*out.shape[:axis], size, *out.shape[axis + 1 :])
-    places = _places(shape, len(whole), axis, start, whole)
+    counters = places(shape, whole, axis, start)
     keys = range(out.ndim - len(whole))
     spread = lambda x: lax.broadcast_in_dim(x, shape, keys) if x.ndim else x
     words = jax.random.key_data(key)
     first, second = (
         spread(lax.index_in_dim(words, k, -1, keepdims=False)) for k in range(2)
     )
-    high, low = _compat.threefry2x32(first, second, *places)
+    high, low = _compat.threefry2x32(first, second, *counters)
     return _compat.typed_as(_as_bits(high, low, out.dtype), out)
 
 
@@ -50,21 +50,19 @@ def _as_bits(high, low, dtype):
     return (high.astype(dtype) << np.array(_WORD, dtype)) | low.astype(dtype)
 
 
-def _places(
-    shape: Sequence[int], rank: int, axis: int, start, whole: Sequence[int]
+def places(
+    shape: Sequence[int], whole: Sequence[int], axis: int, start
 ) -> tuple[Any, Any]:
-    """The high and the low word of each element's place in the whole array.
+    """The high and the low word of each element's place in a whole array.
 
     Args:
-      shape: of the part, with the axes of the keys in front, which have no place.
-      rank: how many axes follow them.
-      axis: which one is a part, from `start` on.
-      start: see `bits_of_part`.
-      whole: the lengths of the last `rank` axes in the whole array.
+      shape: of the part, with the axes of keys in front, which have no place.
+      whole: the lengths of the last axes in the whole array.
+      axis: which one begins at `start`, and not at 0.
+      start: uint32, a scalar that may be traced.
     """
     high = low = jnp.zeros(shape, jnp.uint32)
-    behind = len(shape) - rank
-    for d, stride in enumerate(_strides(whole), behind):
+    for d, stride in enumerate(_strides(whole), len(shape) - len(whole)):
         index = lax.broadcasted_iota(jnp.uint32, shape, d)
         index = index + start if d == axis else index
         added = index * np.uint32(stride % 2**_WORD)

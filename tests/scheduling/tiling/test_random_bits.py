@@ -67,6 +67,7 @@ def loss_of(dropout):
 
 WEIGHTS = integers(WIDTH, HIDDEN), integers(HIDDEN, WIDTH)
 X = integers(BATCH, LENGTH, WIDTH)
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 DROPOUTS = {
     "typed key": (bernoulli, jax.random.key(5)),
     "raw key": (bernoulli, jax.random.PRNGKey(5)),
@@ -91,7 +92,10 @@ def assert_equal(found, fn, args):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("name", DROPOUTS)
+SOME = {"typed key", "raw key", "a key for each"}
+
+
+@pytest.mark.parametrize("name", [n if n in SOME else slow(n) for n in DROPOUTS])
 def test_the_same_bits_by_tiles(name):
     dropout, key = DROPOUTS[name]
     fn, args = loss_of(dropout), (WEIGHTS, X, key)
@@ -103,7 +107,7 @@ def test_the_same_bits_by_tiles(name):
     assert all(float(jnp.abs(x).max()) for x in jax.tree.leaves(fn(*args)))
 
 
-@pytest.mark.parametrize("axis", range(3))
+@pytest.mark.parametrize("axis", [0, slow(1), slow(2)])
 def test_a_mask_is_the_same_along_every_axis(axis):
     def fn(key, x, w):
         keep = jax.random.bernoulli(key, 0.5, MASK)
@@ -139,6 +143,7 @@ def test_layers_in_a_scan():
     assert_equal(found, fn, args)
 
 
+@pytest.mark.slow
 def test_on_each_device():
     mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=jax.devices()[:2])
 
@@ -156,7 +161,7 @@ def test_on_each_device():
     assert_equal(found, fn, args)
 
 
-@pytest.mark.parametrize("impl", ["rbg", "unsafe_rbg", "threefry2x32"])
+@pytest.mark.parametrize("impl", ["rbg", slow("unsafe_rbg"), slow("threefry2x32")])
 def test_what_cannot_be_drawn_by_parts_is_named(impl):
     fn, args = loss_of(bernoulli), (WEIGHTS, X, jax.random.key(5, impl=impl))
     with jax.threefry_partitionable(False):
