@@ -88,8 +88,10 @@ def _is_small(v) -> bool:
 
 def with_private_masks(closed):
     """The jaxpr in which every user of a mask makes it for itself."""
-    eqns = jaxprs.split(closed)[0].eqns
-    alone = from_nothing(eqns) | drawn(eqns)
+    jaxpr = jaxprs.split(closed)[0]
+    eqns, of_bits = jaxpr.eqns, drawn(jaxpr.eqns)
+    # what is there as a whole in the end is drawn once, and all read it
+    alone = from_nothing(eqns) | of_bits - _makers(eqns, of_bits, jaxpr.outvars)
     maker = {v: eqns[i] for i in alone for v in eqns[i].outvars}
     if not maker:
         return closed
@@ -112,6 +114,17 @@ def with_private_masks(closed):
 
     run = lambda args: jaxprs.evaluate(closed, args, rule)
     return _compat.without_dead_code(jaxprs.retrace(closed, run))
+
+
+def _makers(eqns: Sequence[Any], chosen: set[int], outputs: Sequence[Any]) -> set[int]:
+    """Of the chosen equations those that the outputs are made by, one after another."""
+    needed = set(filter(is_var, outputs))
+    found = set()
+    for i in sorted(chosen, reverse=True):
+        if needed.intersection(eqns[i].outvars):
+            found.add(i)
+            needed.update(filter(is_var, eqns[i].invars))
+    return found
 
 
 def with_shared_draws(closed):

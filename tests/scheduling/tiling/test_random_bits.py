@@ -178,24 +178,24 @@ def test_what_cannot_be_drawn_by_parts_is_named(impl):
         assert_equal(found, fn, args)
 
 
-def test_a_mask_is_made_for_each_user_and_once_for_those_left():
+@pytest.mark.parametrize("returned, count", [(False, 2), (True, 1)])
+def test_a_mask_is_made_for_each_user_and_once_for_those_left(returned, count):
     def fn(key, x):
         keep = jax.random.normal(key, x.shape) > 0.5
-        return jnp.where(keep, x, 0), jnp.where(keep, x * 2, 1), keep
+        used = jnp.where(keep, x, 0), jnp.where(keep, x * 2, 1)
+        return (*used, keep) if returned else used
 
-    closed = jax.make_jaxpr(fn)(jax.random.key(0), X)
+    args = jax.random.key(1), X
+    closed = jax.make_jaxpr(fn)(*args)
     closed = jaxprs.retrace(closed, lambda args: inlined(closed, args))
-    count = lambda c: sum(e.primitive.name == "random_bits" for e in c.eqns)
+    draws = lambda c: sum(e.primitive.name == "random_bits" for e in c.eqns)
     private = with_private_masks(closed)
-    assert (count(closed), count(private)) == (1, 3)
     shared = with_shared_draws(private)
+    assert (draws(closed), draws(private), draws(shared)) == (1, count, 1)
     assert len(shared.eqns) == len(closed.eqns)
     for some in (private, shared):
-        for a, b in zip(
-            fn(jax.random.key(1), X),
-            jaxprs.evaluate(some, (jax.random.key(1), X)),
-            strict=True,
-        ):
+        pairs = zip(fn(*args), jaxprs.evaluate(some, args), strict=True)
+        for a, b in pairs:
             np.testing.assert_array_equal(a, b)
 
 
@@ -212,6 +212,14 @@ def test_micro_batches_draw_their_own():
     found = rewritten(fn, args, MicroBatches(4))
     assert MASK not in shapes(found.jaxpr)
     assert (BATCH // 4, *MASK[1:]) in shapes(found.jaxpr)
+    assert_equal(found, fn, args)
+
+
+def test_tiles_of_micro_batches_draw_their_own():
+    fn, args = loss_of(bernoulli), (WEIGHTS, X, jax.random.key(5))
+    found = rewritten(fn, args, MicroBatches(2), FOUR)
+    assert tiles_of(found)
+    assert (BATCH // 2, *MASK[1:]) not in shapes(found.jaxpr)
     assert_equal(found, fn, args)
 
 
