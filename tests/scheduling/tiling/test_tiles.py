@@ -256,3 +256,26 @@ def test_figures_are_bytes_of_live_ranges():
     live = LiveBytes(RegionGraph(traced.jaxpr))
     logits = 4 * TOKENS * WORDS
     assert 2 * logits <= live.most <= 5 * logits
+
+
+def test_the_body_of_a_while_loop_writes_its_stack_in_place():
+    def fn(count, x, w):
+        def layer(i, carry):
+            x, stack = carry
+            x = x + jnp.tanh(jax.nn.gelu(x @ w) @ w.T)
+            return x, jax.lax.dynamic_update_index_in_dim(stack, x, i, 0)
+
+        stack = jnp.zeros((LAYERS, *x.shape))
+        return jax.lax.fori_loop(0, count, layer, (x, stack))
+
+    args = jnp.int32(2), drawn(TOKENS, WIDTH), drawn(WIDTH, WORDS)
+    found = rewritten(fn, args, Tiles(limit=0, n=4))
+    (tile,) = tiles_of(found)
+    names = {tile.eqns[i].primitive.name for i in tile.found.region.eqns}
+    assert "dot_general" in names and "dynamic_update_slice" not in names
+    (loop,) = [e for e in found.jaxpr.eqns if e.primitive.name == "while"]
+    shapes = {
+        v.aval.shape for e in jaxprs.walk(loop.params["body_jaxpr"]) for v in e.outvars
+    }
+    assert (TOKENS, WORDS) not in shapes and (TOKENS // 4, WORDS) in shapes
+    assert_same(found, fn, args, WORDS)
