@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+import jaxmem
 from jaxmem.ir import jaxprs
 from jaxmem.scheduling.tiling.masks import with_private_masks, with_shared_draws
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches
@@ -18,6 +19,9 @@ from jaxmem.scheduling.tiling.tiles import Tiles
 from tests.scheduling.tiling.test_tiles import rewritten, run, tiles_of
 
 pytestmark = pytest.mark.usefixtures("standard_jax")
+
+AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
+needs_h100 = pytest.mark.skipif("h100" not in AVAILABLE, reason="targets extra")
 
 BATCH, LENGTH, WIDTH, HIDDEN, LAYERS = 8, 4, 16, 64, 2
 MASK = BATCH, LENGTH, HIDDEN
@@ -237,3 +241,18 @@ def test_bytes():
     tiled = lambda *args: jaxprs.evaluate(by_tiles.jaxpr, jax.tree.leaves(args))
     # hidden values, their mask and its bits are 4 MiB each, or nearly
     assert temp_bytes(tiled, args) < temp_bytes(fn, args) / 4
+
+
+@needs_h100
+@pytest.mark.slow
+def test_bytes_on_h100():
+    array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    args = (array(1024, 8192), array(8192, 1024)), array(8192, 1024), key
+    fn = loss_of(bernoulli)
+    by_tiles = rewritten(fn, args, Tiles(limit=0, n=16))
+    tiled = lambda *args: jaxprs.evaluate(by_tiles.jaxpr, jax.tree.leaves(args))
+    bytes_of = lambda step: jaxmem.estimate(step, *args, target="h100").temp_bytes
+    # what is left are the sums of the weights' gradients in float32, 32 MiB each
+    assert bytes_of(fn) >= 256 * 2**20
+    assert bytes_of(tiled) < 72 * 2**20
