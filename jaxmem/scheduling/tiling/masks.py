@@ -92,25 +92,35 @@ def with_private_masks(closed):
     eqns, of_bits = jaxpr.eqns, drawn(jaxpr.eqns)
     # what is there as a whole in the end is drawn once, and all read it
     alone = from_nothing(eqns) | of_bits - _makers(eqns, of_bits, jaxpr.outvars)
-    maker = {v: eqns[i] for i in alone for v in eqns[i].outvars}
+    maker = {v: i for i in alone for v in eqns[i].outvars}
     if not maker:
         return closed
     given: dict[Any, Any] = {}
 
-    def made(v, fresh: dict[Any, Any]) -> Any:
-        if v in maker and v not in fresh:
-            eqn = maker[v]
-            operands = [made(w, fresh) if is_var(w) else w.val for w in eqn.invars]
-            fresh.update(zip(eqn.outvars, _compat.bind(eqn, operands), strict=True))
-        return fresh[v] if v in fresh else given[v]
+    def made(variables: Sequence[Any]) -> dict[Any, Any]:
+        work, found = [maker[v] for v in variables if v in maker], set()
+        while work:
+            i = work.pop()
+            if i not in found:
+                found.add(i)
+                operands = filter(is_var, eqns[i].invars)
+                work += [maker[v] for v in operands if v in maker]
+        fresh: dict[Any, Any] = {}
+        read = lambda v: fresh[v] if v in fresh else given[v]
+        for i in sorted(found):
+            args = [read(v) if is_var(v) else v.val for v in eqns[i].invars]
+            outs = _compat.bind(eqns[i], args)
+            fresh.update(zip(eqns[i].outvars, outs, strict=True))
+        return fresh
 
     def rule(eqn, values: list) -> list[Any] | None:
-        given.update(p for p in zip(eqn.invars, values, strict=True) if is_var(p[0]))
+        pairs = list(zip(eqn.invars, values, strict=True))
+        given.update(pair for pair in pairs if is_var(pair[0]))
         if eqn.outvars and eqn.outvars[0] in maker:
             return None
-        fresh: dict[Any, Any] = {}
-        pairs = zip(eqn.invars, values, strict=True)
-        return _compat.bind(eqn, [made(v, fresh) if is_var(v) else x for v, x in pairs])
+        fresh = made(list(filter(is_var, eqn.invars)))
+        args = [fresh.get(v, x) if is_var(v) else x for v, x in pairs]
+        return _compat.bind(eqn, args)
 
     run = lambda args: jaxprs.evaluate(closed, args, rule)
     return _compat.without_dead_code(jaxprs.retrace(closed, run))
