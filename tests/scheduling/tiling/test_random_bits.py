@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem.ir import jaxprs
+from jaxmem.ir import costs, jaxprs
 from jaxmem.scheduling.tiling.masks import with_private_masks, with_shared_draws
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches
 from jaxmem.scheduling.tiling.tiles import Tiles
@@ -209,6 +209,25 @@ def inlined(closed, args):
         return jaxprs.evaluate(bodies[0], values, rule) if bodies else None
 
     return jaxprs.evaluate(closed, args, rule)
+
+
+def test_bits_that_are_drawn_twice_cost_seconds():
+    def fn(first, second, x, w):
+        h = jnp.where(jax.random.bernoulli(first, 0.5, MASK), x @ w, 0) @ w.T
+        some = jax.random.bernoulli(second, 0.5, MASK)
+        return h, jnp.cumsum(some.ravel())
+
+    key, other = jax.random.split(jax.random.key(0))
+    tiles = {}
+    for name, fn_of in {
+        "one": lambda key, other, *args: fn(key, key, *args),
+        "two": fn,
+    }.items():
+        (tiles[name],) = tiles_of(rewritten(fn_of, (key, other, X, WEIGHTS[0]), FOUR))
+    bits = next(e for e in tiles["one"].eqns if e.primitive.name == "random_bits")
+    once = costs.seconds(bits, costs.MACHINES["h100"])
+    longer = tiles["one"].found.seconds - tiles["two"].found.seconds
+    assert longer == pytest.approx(once)
 
 
 def test_micro_batches_draw_their_own():
