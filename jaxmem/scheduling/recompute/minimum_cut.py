@@ -41,13 +41,13 @@ _ENDLESS = 2**30
 _SOURCE, _SINK = 0, 1
 
 # Later equations are dearer by as much, so that no two cuts are worth the same.
-_TILT = 1e-2
+TILT = 1e-2
 
 
 def price_of(graph: JaxprGraph, i: int, price: Price) -> float | None:
     """The price of equation `i`, with a little added for a late position."""
     cost = price(graph.eqns[i])
-    return None if cost is None else cost * (1 + _TILT * i / len(graph.eqns))
+    return None if cost is None else cost * (1 + TILT * i / len(graph.eqns))
 
 
 def least(
