@@ -28,7 +28,7 @@ from jaxmem.ir.scans import (
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level
 from jaxmem.scheduling.plan.rows import nbytes
-from jaxmem.scheduling.recompute.minimum_cut import TILT, Price, needed, price_at
+from jaxmem.scheduling.recompute.minimum_cut import Price, needed, price_at
 from jaxmem.scheduling.recompute.pair_rewrite import (
     Given,
     PairRewrite,
@@ -89,10 +89,7 @@ def rewrites(
         layers = round(fraction * pair.length)
         found = cut(pair, price, loop_carried=layers == pair.length)
         rewrite = _rewrite(pair, found, layers, offload)
-        # The tilt of the prices alone must not decide. It depends on positions, and a
-        # pair that was rewritten once would be rewritten again, to recompute more.
-        gain = pair.bytes - found.cost - TILT * found.price
-        if layers and (gain > 0 or rewrite.offloaded):
+        if layers and (found.cost < pair.bytes or rewrite.offloaded):
             yield rewrite
 
 

@@ -76,8 +76,7 @@ class BudgetSearch:
 
     def _look(self) -> None:
         first = self._nearby(self._first_that_fits())
-        wasteful = self.peaks[first] < _CLOSE * self.budget
-        if first > 0 and self.layers > 1 and wasteful:
+        if first > 0 and self.layers > 1:
             self._in_first_layers(first)
 
     def _first_that_fits(self) -> int:
@@ -253,8 +252,6 @@ class BudgetSearch:
             peak = self._compiled(choice, seconds, self._line(few, most, layers))
             if peak > self.budget:
                 few = layers, peak
-            elif peak >= _CLOSE * self.budget:
-                return
             else:
                 most = layers, peak
 

@@ -17,7 +17,7 @@ from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
 
 # Of the seconds of the step's own products: less is not worth another compile.
-ENOUGH = 0.02
+_ENOUGH = 0.01
 
 
 @dataclass(frozen=True)
@@ -55,4 +55,4 @@ class TracedStep:
         # Of products alone where there are any: what else a step takes depends on how
         # the compiler fuses it, and would hide products that are computed twice.
         products = sum(map(flops, eqns)) / machine.narrow
-        return ENOUGH * (products or sum(seconds(e, machine) or 0.0 for e in eqns))
+        return _ENOUGH * (products or sum(seconds(e, machine) or 0.0 for e in eqns))
