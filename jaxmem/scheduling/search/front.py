@@ -151,6 +151,8 @@ def _centred(space: SearchSpace, corners: Sequence[Candidate]) -> Iterator[Candi
     """All corners but the ends, at rates halfway between those of their neighbours."""
     # Each is the best between two rates, those at which it is worth as much as its
     # neighbours. Near one of them, rounding would decide what is recomputed.
+    if len(corners) < 3:  # two ends, which may be the same
+        return
     pairs = itertools.pairwise(corners)
     rates = [(a.bytes - b.bytes) / (b.seconds - a.seconds) for a, b in pairs]
     for high, low in itertools.pairwise(rates):

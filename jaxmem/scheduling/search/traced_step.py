@@ -9,7 +9,7 @@ import jax
 
 from jaxmem.frameworks import Place
 from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import MACHINES, flops, seconds
+from jaxmem.ir.costs import MACHINES, product_seconds, seconds
 from jaxmem.ir.graph import Aliases
 from jaxmem.memory import Pending, begin
 from jaxmem.scheduling._arguments import jit_with
@@ -17,7 +17,7 @@ from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
 
 # Of the seconds of the step's own products: less is not worth another compile.
-_ENOUGH = 0.01
+ENOUGH = 0.01
 
 
 @dataclass(frozen=True)
@@ -54,5 +54,5 @@ class TracedStep:
         eqns, machine = jaxprs.split(jaxpr)[0].eqns, MACHINES[self.target]
         # Of products alone where there are any: what else a step takes depends on how
         # the compiler fuses it, and would hide products that are computed twice.
-        products = sum(map(flops, eqns)) / machine.narrow
-        return _ENOUGH * (products or sum(seconds(e, machine) or 0.0 for e in eqns))
+        products = sum(product_seconds(e, machine) for e in eqns)
+        return ENOUGH * (products or sum(seconds(e, machine) or 0.0 for e in eqns))
