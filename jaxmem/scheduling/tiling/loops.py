@@ -4,7 +4,7 @@ A body is understood equation by equation, until what goes into an iteration is 
 comes out of it: then a scan works on a part as its body does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,6 +131,32 @@ def is_zero(eqn, zeros: set[Any]) -> bool:
         return False
     v = eqn.invars[0]
     return v in zeros if is_var(v) else jnp.ndim(v.val) == 0 and not v.val
+
+
+def summed_by(eqns: Sequence[Any], treated: Mapping[int, PartTreatment], v) -> Any:
+    """The equation in which parts of the examples become the terms of a sum.
+
+    Args:
+      eqns: those of a list, in order.
+      treated: how those work that do not work on whole arrays, by position.
+      v: the sum.
+
+    Returns:
+      The equation, of a body where it is in one; None if no equation makes the sum.
+    """
+    i = next((i for i, eqn in enumerate(eqns) if v in eqn.outvars), None)
+    if i is None:
+        return None
+    eqn, found = eqns[i], treated[i]
+    for body in found.inner:
+        out = body.jaxpr.outvars[eqn.outvars.index(v)]
+        inner = summed_by(body.jaxpr.eqns, body.treated, out)
+        if inner is not None:
+            return inner
+    pairs = zip(eqn.invars, found.ins, strict=True)
+    terms = (w for w, state in pairs if isinstance(state, str) and is_var(w))
+    before = (summed_by(eqns, treated, w) for w in terms)
+    return next((found for found in before if found is not None), eqn)
 
 
 def body_of(
