@@ -119,6 +119,7 @@ RULES: dict[str, Rule] = {
     "bitcast_convert_type": rules.bitcast,
     "device_put": rules.device_put,
     "dynamic_update_slice": rules.updated,
+    "approx_top_k": rules.along("reduction_dimension"),
     "rev": rules.along("dimensions"),
     "iota": rules.iota,
     "broadcast_in_dim": rules.broadcast,

@@ -77,6 +77,8 @@ def reshapes():
     yield Case("...->..", re(3, 5), (normal(1, 3, 5),))
     yield Case("..->..", re(3, 0), (normal(0, 2),))
     yield Case("a->.a", re(1, 4), (normal(4),))
+    moved = lambda x: lax.reshape(x, (6, 8), dimensions=(2, 0, 1))
+    yield Case("a.b->ba", moved, (X,))
 
 
 def moves():
@@ -105,6 +107,7 @@ def moves():
     pair = lambda x, y: lax.sort((x, y), dimension=1, num_keys=1)
     yield Case("a.b,a.b->a.b,a.b", pair, (X, integers(*X.shape)))
     yield Case("ab.->ab.,ab.", lambda x: lax.top_k(x, 2), (X,))
+    yield Case("ab.->ab.,ab.", lambda x: lax.approx_max_k(x, 2), (X,))
 
 
 def reductions():
