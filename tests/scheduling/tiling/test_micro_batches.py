@@ -103,8 +103,8 @@ class Block(nnx.Module):
 
 def of_nnx():
     """A step and its parameters, of layers under `nnx.scan`."""
-    make = nnx.vmap(lambda rngs: Block(rngs), in_axes=0, out_axes=0)
-    blocks = make(nnx.Rngs(0).fork(split=LAYERS))
+    make = nnx.vmap(Block, in_axes=0, out_axes=0)
+    blocks = nnx.split_rngs(splits=LAYERS)(make)(nnx.Rngs(0))
     form, params = nnx.split(blocks)
 
     def loss(params, x, y):
@@ -219,7 +219,7 @@ def weighted_by_activations(w, x, y):
     [
         (batch_statistics, "`sub`"),
         (contrastive, "`dot_general`"),
-        (balanced_experts, "`reduce_sum`"),
+        (balanced_experts, "`mul`"),
         (weighted_by_activations, "`reduce_sum`"),
     ],
 )
