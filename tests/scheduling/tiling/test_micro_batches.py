@@ -10,6 +10,7 @@ from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from jaxmem import schedule
+from jaxmem.ir.costs import MACHINES
 from jaxmem.scheduling import Plan
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches
@@ -283,6 +284,21 @@ def test_the_row_says_the_whole_step_its_bytes_and_its_price():
     residuals = LAYERS * BATCH * LENGTH * WIDTH * 8
     assert two.bytes >= residuals / 2
     assert four.seconds > two.seconds > 0
+
+
+def test_the_price_is_that_of_weights_and_sums():
+    """A part reads the weight once, and reads and writes the sum of its gradient."""
+    size, n = 4096, 8
+    like = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
+    args = like(size, size), like(BATCH, size), like(BATCH, size)
+    step = descent(lambda w, x, y: mean_square(x @ w, y))
+    (row,) = rewritten(step, args, MicroBatches(n), target="h100").description.tiles
+    weight = 4 * size**2
+    # once each is what the step takes without parts
+    more = (n - 1) * weight + (2 * n - 1) * weight
+    # examples are small beside it
+    seconds = more / MACHINES["h100"].bandwidth
+    assert seconds <= row.seconds <= 1.05 * seconds
 
 
 @pytest.mark.slow
