@@ -174,7 +174,7 @@ def resized(
     if name == "gather" and ins[0] is not None and params["slice_sizes"][ins[0]] > 1:
         # of a batch axis of the table one element is read at a time
         params["slice_sizes"] = at(params["slice_sizes"], ins[0])
-    if name == "scan" and axis is not None:
+    if name == "scan" and any(a is not None for a in (*ins, *outs)):
         params["length"] = new(params["length"])
     if name == "conv_general_dilated" and axis is not None:
         params |= _fewer_groups(eqn, axis, new)

@@ -14,6 +14,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import is_jit, why_closed
 from jaxmem.ir.scans import is_var
+from jaxmem.scheduling.tiling import one_by_one
 from jaxmem.scheduling.tiling.partial_sums import (
     SUM,
     NotInParts,
@@ -142,10 +143,10 @@ def summed_by(eqns: Sequence[Any], treated: Mapping[int, PartTreatment], v) -> A
       v: the sum.
 
     Returns:
-      The equation, of a body where it is in one; None if no equation makes the sum.
+      The equation, of a body where it is in one; None if the parts do not make it.
     """
-    i = next((i for i, eqn in enumerate(eqns) if v in eqn.outvars), None)
-    if i is None:
+    i = next((i for i in treated if v in eqns[i].outvars), None)
+    if i is None:  # it is whole, and one part counts it
         return None
     eqn, found = eqns[i], treated[i]
     for body in found.inner:
@@ -194,6 +195,8 @@ def _up(states: Sequence[State]) -> list[State]:
 
 
 def _scan(eqn, ins, wanted, n: int) -> PartTreatment:
+    if one_by_one.is_one_by_one(eqn, ins, wanted):
+        return one_by_one.treatment(eqn, ins, n)
     n_consts, n_carry = _compat.scan_counts(eqn)
     end = n_consts + n_carry
     stacks = down(eqn, wanted[n_carry:])

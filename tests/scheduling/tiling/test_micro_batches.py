@@ -62,6 +62,16 @@ def written_out(w, x, y):
     return mean_square(x, y)
 
 
+def mapped(w, x, y):
+    """Attention within a map over the examples, in each layer."""
+
+    def layer(h, w):
+        within = lambda one: jax.nn.softmax(one @ w @ one.T) @ one
+        return lax.map(within, h), None
+
+    return mean_square(lax.scan(layer, x, w)[0], y)
+
+
 def own_derivative(w, x, y):
     """Both passes written without `jax.grad`."""
     h, inputs = lax.scan(lambda h, w: (jnp.tanh(h @ w), h), x, w)
@@ -120,6 +130,7 @@ STEPS = {
     "scan": lambda: (descent(scanned), weights()),
     "remat in scan": lambda: (descent(rematerialised), weights()),
     "written out": lambda: (descent(written_out), weights()),
+    "mapped": lambda: (descent(mapped), weights()),
     "without jax.grad": lambda: (own_derivative, weights()),
     "nnx.scan": of_nnx,
     "one vector": lambda: (
