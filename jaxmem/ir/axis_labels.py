@@ -124,6 +124,8 @@ RULES: dict[str, Rule] = {
     "iota": rules.iota,
     "broadcast_in_dim": rules.broadcast,
     "reshape": rules.reshape,
+    "stack": rules.stack,
+    "unstack": rules.unstack,
     "squeeze": rules.squeeze,
     "transpose": rules.transpose,
     "pad": rules.pad,

@@ -195,6 +195,22 @@ def along(parameter: str) -> Rule:
     return rule
 
 
+def stack(eqn, n: int) -> Labels:
+    """Arrays side by side along a new axis."""
+    del n
+    axis, each = eqn.params["axis"], axes_of(eqn.invars[0])
+    out = (*each[:axis], None, *each[axis:])
+    return Labels((each,) * len(eqn.invars), (out,))
+
+
+def unstack(eqn, n: int) -> Labels:
+    del n
+    axis, every = eqn.params["axis"], axes_of(eqn.invars[0])
+    free = tuple(None if d == axis else d for d in every)
+    each = tuple(d for d in every if d != axis)
+    return Labels((free,), (each,) * len(eqn.outvars))
+
+
 def sliced(eqn, n: int) -> Labels:
     """Slices of which some axes are taken whole."""
     del n

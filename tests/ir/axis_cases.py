@@ -103,6 +103,8 @@ def moves():
     of_numpy = lambda *x: lax.concatenate(x, np.int64(1))
     yield Case("a.b,a.b->a.b", of_numpy, (X, X + 1))
     yield Case("a.b->a.b,a.b", lambda x: lax.split(x, (1, 3), axis=1), (X,))
+    yield Case("ab,ab->a.b", lambda *x: jnp.stack(x, 1), (X[0], X[1]))
+    yield Case("a.b->ab,ab,ab,ab", lambda x: tuple(jnp.unstack(x, axis=1)), (X,))
     yield Case("a..->a..", lambda x: lax.rev(x, (1, 2)), (X,))
     pair = lambda x, y: lax.sort((x, y), dimension=1, num_keys=1)
     yield Case("a.b,a.b->a.b,a.b", pair, (X, integers(*X.shape)))
