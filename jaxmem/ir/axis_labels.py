@@ -103,8 +103,13 @@ def _sharding(eqn) -> Any:
     return sharding if named and sharding is not None else None
 
 
+# Element by element too, but not so cheap that they are done where they are read.
+_SPECIAL = """bessel_i0e bessel_i1e clz igamma igamma_grad_a igammac polygamma
+regularized_incomplete_beta zeta""".split()
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE | {"complex", "conj"}, rules.elementwise),
+    **dict.fromkeys(_SPECIAL, rules.elementwise),
     **dict.fromkeys([*rules.COMBINE, "argmax", "argmin"], rules.reduction),
     **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin"], rules.along("axis")),
     **dict.fromkeys(["cumlogsumexp", "split", "top_k"], rules.along("axis")),
@@ -125,6 +130,7 @@ RULES: dict[str, Rule] = {
     "broadcast_in_dim": rules.broadcast,
     "reshape": rules.reshape,
     "stack": rules.stack,
+    "tile": rules.tile,
     "unstack": rules.unstack,
     "squeeze": rules.squeeze,
     "transpose": rules.transpose,

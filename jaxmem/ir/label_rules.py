@@ -195,6 +195,15 @@ def along(parameter: str) -> Rule:
     return rule
 
 
+def tile(eqn, n: int) -> Labels:
+    """Copies of an array side by side; along the other axes nothing happens."""
+    del n
+    free = tuple(
+        d if count == 1 else None for d, count in enumerate(eqn.params["reps"])
+    )
+    return Labels((free,), (free,))
+
+
 def stack(eqn, n: int) -> Labels:
     """Arrays side by side along a new axis."""
     del n

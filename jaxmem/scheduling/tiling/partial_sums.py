@@ -63,7 +63,8 @@ class PartTreatment:
 # Linear in their first operand; the others are whole.
 _FIRST = VARYING | frozenset(
     """neg convert_element_type transpose reshape squeeze broadcast_in_dim reduce_sum
-    slice dynamic_slice rev copy cumsum gather div pad unstack""".split()
+    slice dynamic_slice rev copy cumsum gather div pad tile
+    unstack""".split()
 )
 _ALL = frozenset(
     {"add", "add_any", "sub", "concatenate", "stack"}
