@@ -15,7 +15,12 @@ from jaxmem import _compat
 from jaxmem.ir import label_products as products
 from jaxmem.ir import label_rules as rules
 from jaxmem.ir.label_rules import CONSTRAINT, Labels, Rule
-from jaxmem.ir.primitives import ELEMENTWISE, SUMS_OVER_DEVICES, VARYING
+from jaxmem.ir.primitives import (
+    ELEMENTWISE,
+    SPECIAL,
+    SUMS_OVER_DEVICES,
+    VARYING,
+)
 
 Axis = int | None  # None: the array is not cut
 
@@ -103,13 +108,9 @@ def _sharding(eqn) -> Any:
     return sharding if named and sharding is not None else None
 
 
-# Element by element too, but not so cheap that they are done where they are read.
-_SPECIAL = """bessel_i0e bessel_i1e clz igamma igamma_grad_a igammac polygamma
-regularized_incomplete_beta zeta""".split()
-
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE | {"complex", "conj"}, rules.elementwise),
-    **dict.fromkeys(_SPECIAL, rules.elementwise),
+    **dict.fromkeys(SPECIAL, rules.elementwise),
     **dict.fromkeys([*rules.COMBINE, "argmax", "argmin"], rules.reduction),
     **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin"], rules.along("axis")),
     **dict.fromkeys(["cumlogsumexp", "split", "top_k"], rules.along("axis")),

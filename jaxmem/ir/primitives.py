@@ -10,6 +10,12 @@ ELEMENTWISE = frozenset(
     stop_gradient sub tan tanh xor""".split()
 )
 
+# Element by element too, but not so cheap that they are done where they are read.
+SPECIAL = frozenset(
+    """bessel_i0e bessel_i1e clz igamma igamma_grad_a igammac polygamma
+    regularized_incomplete_beta zeta""".split()
+)
+
 # Inside `shard_map`: the same array, typed to differ between devices.
 VARYING = frozenset({"pvary", "pcast"})
 
