@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import linen as nn
 from flax import nnx
 from jax import lax
 from jax.flatten_util import ravel_pytree
@@ -241,6 +242,40 @@ def test_the_plan_names_where_examples_meet(loss, operation):
     (note,) = [note for note in done.notes if "micro-batches" in note]
     assert f"examples meet in {operation} at " in note
     assert f"({loss.__name__}" in note
+
+
+class NormedConv(nn.Module):
+    """A module whose statistics are those of the batch it trains on."""
+
+    @nn.compact
+    def __call__(self, x):
+        like = {"dtype": jnp.float64, "param_dtype": jnp.float64}
+        x = nn.Conv(WIDTH, (3,), **like)(x)
+        x = nn.relu(nn.BatchNorm(use_running_average=False, **like)(x))
+        return nn.Dense(WIDTH, **like)(x)
+
+
+def test_a_batch_norm_in_training_is_named_by_its_module():
+    model, (x, y) = NormedConv(), data()
+    variables = model.init(jax.random.key(0), x)
+
+    def step(variables, x, y):
+        def loss(params):
+            own = {**variables, "params": params}
+            out, new = model.apply(own, x, mutable=["batch_stats"])
+            return mean_square(out, y), new
+
+        (value, new), grads = jax.value_and_grad(loss, has_aux=True)(
+            variables["params"]
+        )
+        descend = lambda w, g: w - RATE * g
+        params = jax.tree.map(descend, variables["params"], grads)
+        return {"params": params, **new}, value
+
+    done = rewritten(step, (variables, x, y), MicroBatches(PARTS))
+    assert not batch_loops(done)
+    (note,) = [note for note in done.notes if "micro-batches" in note]
+    assert "examples meet in `reduce_sum` at " in note and "BatchNorm_0" in note
 
 
 def clipped(w, x, y):
