@@ -23,6 +23,7 @@ from tests.scheduling.tiling.whole_steps import (
     normal,
     rewritten,
 )
+from tests.sets import some_fast
 
 pytestmark = pytest.mark.usefixtures("x64", "standard_jax")
 
@@ -142,7 +143,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", some_fast(STEPS, "scan", "without jax.grad", "mapped"))
 def test_gradients_are_found_by_what_they_are(name):
     step, params = STEPS[name]()
     args = params, *data()
@@ -164,7 +165,7 @@ def adapted(frozen, x, y):
     return loss
 
 
-@pytest.mark.parametrize("size", [BATCH, 2 * BATCH], ids=["as long", "longer"])
+@pytest.mark.parametrize("size", some_fast([BATCH, 2 * BATCH], BATCH))
 def test_frozen_weights_are_no_examples(size):
     """Weights that are as long as the batch are told from it as well."""
     assert BATCH == WIDTH
