@@ -13,6 +13,7 @@ from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY, tiled
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.regions import RegionGraph
 from jaxmem.scheduling.tiling.rows import row_of, whole_ones
+from jaxmem.scheduling.tiling.shards import InputSpreads, spreads_in
 
 _ROUNDS = 3  # regions of one list, side by side
 _DEPTH = 2  # loops of regions in one another
@@ -60,7 +61,7 @@ class TileRegions(Pass[Tiles, TiledLists]):
             return
         in_scan = level.loop is not None and level.loop.primitive.name == "scan"
         asked = Asked(config.limit, config.n, level.target)
-        jaxpr, tiles = _tiled_list(level.jaxpr, asked, in_scan)
+        jaxpr, tiles = _tiled_list(level.jaxpr, asked, in_scan, level.spreads)
         if tiles:
             yield TiledLists(jaxpr, tuple(tiles))
 
@@ -84,14 +85,21 @@ def _is_region(eqn) -> bool:
     return is_tile_loop(eqn) and VOCABULARY not in _compat.name_stack(eqn)
 
 
-def _tiled_list(closed, config: Asked, in_scan: bool, times: int = 1, depth: int = 1):
+def _tiled_list(
+    closed,
+    config: Asked,
+    in_scan: bool,
+    given: InputSpreads | None,
+    times: int = 1,
+    depth: int = 1,
+):
     """A list of equations and the bodies of its scans, with their tiles."""
     is_own = lambda eqn: not has_level(eqn) and not is_tile_loop(eqn)
-    closed, tiles = _with_tiled_bodies(closed, is_own, config, times, depth)
+    closed, tiles = _with_tiled_bodies(closed, is_own, config, given, times, depth)
     ready, found = prepared(closed, in_scan), []
     further = depth < _DEPTH and config.n is None
     for _ in range(_ROUNDS):
-        graph = RegionGraph(ready)
+        graph = RegionGraph(ready, spreads_in(ready, given))
         chosen = best(graph, config, further)
         if chosen is None:
             break
@@ -101,23 +109,30 @@ def _tiled_list(closed, config: Asked, in_scan: bool, times: int = 1, depth: int
         return closed, tiles
     reached = (one.found.reaches(config.limit) for one in found)
     if further and not all(reached):  # parts hold too much still
-        how = config, times, depth + 1
+        how = config, given, times, depth + 1
         ready, within = _with_tiled_bodies(ready, _is_region, *how)
         found += within
     return ready, [*tiles, *found]
 
 
 def _with_tiled_bodies(
-    closed, picked: Callable[[Any], bool], config: Asked, times: int, depth: int
+    closed,
+    picked: Callable[[Any], bool],
+    config: Asked,
+    given: InputSpreads | None,
+    times: int,
+    depth: int,
 ):
     tiles: list[Tile] = []
+    spreads = spreads_in(closed, given)
 
     def rule(eqn, args: list) -> list[Any] | None:
         if eqn.primitive.name != "scan" or not picked(eqn):
             return None
         count = times * eqn.params["length"]
         body = eqn.params["jaxpr"]
-        body, found = _tiled_list(body, config, True, count, depth)
+        inside = spreads.body(eqn)
+        body, found = _tiled_list(body, config, True, inside, count, depth)
         if not found:
             return None
         tiles.extend(found)
