@@ -17,6 +17,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var
+from jaxmem.scheduling.tiling.gathered import gathered
 from jaxmem.scheduling.tiling.regions import (
     PRODUCTS,
     Region,
@@ -220,6 +221,10 @@ class _RegionLoop:
         return [read(v) for v in self.graph.outvars]
 
     def _looped(self, read) -> dict[Any, Any]:
+        placed = gathered(self.graph, self.region, read)
+        read = lambda atom, outer=read: (
+            placed[atom] if is_var(atom) and atom in placed else outer(atom)
+        )
         axes = {v: self.region.axis[v] for v in self.kept}
         written = WrittenParts(axes, self.parts)
 

@@ -16,11 +16,12 @@ from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.label_rules import CONSTRAINT
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling.tiling.masks import from_nothing
-from jaxmem.scheduling.tiling.shards import Spreads, held_labels
+from jaxmem.scheduling.tiling.shards import Spreads, held_labels, is_typed
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 NEEDS_ALL = "it needs all of"
+TYPED = "the axis is spread over devices in the array's type"
 
 
 class RegionGraph(JaxprGraph):
@@ -124,8 +125,12 @@ def treat(graph: RegionGraph, i: int, region: Region) -> CutAxes | str:
     if eqn.primitive.name == CONSTRAINT:
         table = held_labels(eqn, region.shards)
     found = cut(eqn, known(eqn.invars), known(eqn.outvars), n, table)
-    is_cut = isinstance(found, CutAxes) and found.combine and len(eqn.outvars) > 1
-    return WHOLE if is_cut else found
+    if not isinstance(found, CutAxes):
+        return found
+    if found.combine and len(eqn.outvars) > 1:
+        return WHOLE
+    atoms = zip([*eqn.invars, *eqn.outvars], [*found.ins, *found.outs], strict=True)
+    return TYPED if any(a is not None and is_typed(v, a) for v, a in atoms) else found
 
 
 def find(graph: RegionGraph, seed, axis: int, n: int, floor: int = 0) -> Region:

@@ -1,18 +1,19 @@
 """Over which axes of a mesh the axes of arrays are spread, as far as it can be told.
 
 XLA partitions a step from the shardings of its arguments and from constraints. From
-these the labels of `ir.axis_labels` lead to the arrays between them: axes that share a
+these the labels of `ir.axis_labels` lead to the arrays around them: axes that share a
 label are spread alike. Nothing is compiled to know. Where two axes of an array could be
-spread over one axis of the mesh, the larger operand has its way, and indices before all
-else, as they say which examples there are.
+spread over one axis of the mesh, what is asked for has its way, then indices, since
+they say which examples there are, then the largest array.
 
 A mistake changes no value: a part that is taken from every shard of an axis that has no
 shards is another part of it.
 """
 
+import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,8 +29,6 @@ from jaxmem.ir.label_rules import CONSTRAINT, Labels
 
 Names = tuple[str, ...]  # of axes of the mesh; empty for an axis that is whole
 Spread = tuple[Names, ...]  # of the axes of an array
-
-_SWEEPS = 2  # forward and backward, over a list of equations
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,15 @@ def _is_constraint(eqn) -> bool:
     return eqn.primitive.name == CONSTRAINT
 
 
+def is_typed(atom, axis: int) -> bool:
+    """Whether an axis is spread in the type of its array: on a mesh of explicit axes.
+
+    JAX then wants to be told how each slice of it is spread.
+    """
+    sharding = getattr(atom.aval, "sharding", None)
+    return sharding is not None and sharding.spec[axis] is not None
+
+
 def _of_spec(sharding, v) -> Spread:
     def names(entry) -> Names:
         if entry is None or entry is jax.P.UNCONSTRAINED:
@@ -93,12 +101,12 @@ class Spreads:
     Attributes:
       mesh: None where nothing is known.
       of: of variables; the others are not known to be spread.
+      bodies: of the inputs of each scan's body, by the scan's first output.
     """
 
     mesh: Any = None
     of: dict[Any, Spread] = field(default_factory=dict)
-    _bodies: dict[int, InputSpreads] = field(default_factory=dict)
-    _seen: dict[Any, "Spreads"] = field(default_factory=dict)  # of bodies
+    bodies: dict[Any, InputSpreads] = field(default_factory=dict)
 
     def names(self, atom, axis: int) -> Names:
         """Over which axes of the mesh an axis of an array is spread."""
@@ -115,56 +123,153 @@ class Spreads:
 
     def body(self, eqn) -> InputSpreads | None:
         """How the inputs of a scan's body are spread."""
-        return self._bodies.get(id(eqn))
-
-    def _give(self, atom, axis: int, names: Names) -> None:
-        """An axis is spread, unless something else is known of its array."""
-        if not is_var(atom) or not names or self.names(atom, axis):
-            return
-        known = self.of.get(atom, _whole(atom))
-        taken = set(itertools.chain(*known))
-        if taken.isdisjoint(names) and atom.aval.shape[axis] % self.size(names) == 0:
-            self.of[atom] = (*known[:axis], names, *known[axis + 1 :])
-
-    def _merge(self, atom, spread: Spread) -> None:
-        for axis, names in enumerate(spread):
-            self._give(atom, axis, names)
+        return self.bodies.get(eqn.outvars[0])
 
 
 def spreads_in(closed, given: InputSpreads | None) -> Spreads:
     """How the arrays of a list of equations are spread, from its inputs on."""
-    if given is None:
-        return Spreads()
-    jaxpr = jaxprs.split(closed)[0]
-    found = Spreads(given.mesh, dict(zip(jaxpr.invars, given.of, strict=True)))
-    for _ in range(_SWEEPS):
-        for eqn in jaxpr.eqns:
-            _follow(found, eqn)
-        for eqn in reversed(jaxpr.eqns):
-            _follow(found, eqn)
-    return found
+    return Spreads() if given is None else _Flow(closed, given).run()
 
 
-def _follow(found: Spreads, eqn) -> None:
-    """What one equation's operands and outputs tell each other."""
-    if _is_constraint(eqn):
-        _constrain(found, eqn)
-    elif eqn.primitive.name == "scan":
-        _through_scan(found, eqn)
-    elif (body := _called(eqn)) is not None:
-        _through(found, eqn, body, lambda v: found.of.get(v, _whole(v)))
-    else:
-        _along_labels(found, eqn)
+class _Flow:
+    """From arrays that are known to be spread to those around them."""
+
+    def __init__(self, closed, given: InputSpreads):
+        self.found = Spreads(given.mesh)
+        self.eqns: Sequence[Any] = jaxprs.split(closed)[0].eqns
+        self.around: dict[Any, list[int]] = {}
+        for i, eqn in enumerate(self.eqns):
+            for v in dict.fromkeys(filter(is_var, [*eqn.invars, *eqn.outvars])):
+                self.around.setdefault(v, []).append(i)
+        self.order = itertools.count()
+        self.work: list[tuple] = []  # a heap: what is asked for, indices, the largest
+        self.bodies: set[int] = set()  # equations whose bodies are to be looked at
+        self.inside: dict[Any, Spreads] = {}
+        for eqn in filter(_is_constraint, self.eqns):
+            if _is_named(eqn.params["sharding"]):
+                (v,) = eqn.outvars
+                self.merge(v, _of_spec(eqn.params["sharding"], v), asked=True)
+        for v, spread in zip(jaxprs.split(closed)[0].invars, given.of, strict=True):
+            self.merge(v, spread)
+
+    def run(self) -> Spreads:
+        while self.work or self.bodies:
+            if not self.work:
+                i = min(self.bodies)
+                self.bodies.remove(i)
+                self.look_into(self.eqns[i])
+                continue
+            *_, v = heapq.heappop(self.work)
+            for i in self.around.get(v, ()):
+                self.follow(i, v)
+        return self.found
+
+    def merge(self, atom, spread: Spread, asked: bool = False) -> None:
+        """An array is spread, unless something else is known of it."""
+        if not is_var(atom):
+            return
+        known = self.found.of.get(atom, _whole(atom))
+        new = list(known)
+        for axis, names in enumerate(spread):
+            taken = set(itertools.chain(*new))
+            divided = atom.aval.shape[axis] % self.found.size(names) == 0
+            if names and not new[axis] and divided and taken.isdisjoint(names):
+                new[axis] = names
+        if new != [*known]:
+            self.found.of[atom] = tuple(new)
+            heapq.heappush(self.work, (not asked, *_rank(atom), next(self.order), atom))
+
+    def give(self, atom, axis: int, names: Names) -> None:
+        if is_var(atom) and not self.found.names(atom, axis):
+            self.merge(atom, (*[()] * axis, names))
+
+    def follow(self, i: int, v) -> None:
+        """What an equation makes of what is known of one of its arrays."""
+        eqn = self.eqns[i]
+        if _is_constraint(eqn):
+            self.constrain(eqn)
+        elif eqn.primitive.name == "scan" or _called(eqn) is not None:
+            self.bodies.add(i)
+        else:
+            self.tell(eqn, v)
+
+    def constrain(self, eqn) -> None:
+        (x,), (y,) = eqn.invars, eqn.outvars
+        self.merge(x, self.found.of.get(y, ()))
+        for axis in eqn.params["unconstrained_dims"]:
+            self.give(y, axis, self.found.names(x, axis))
+
+    def tell(self, eqn, source) -> None:
+        """To each axis that shares a label with one of `source`: it is spread alike."""
+        for axis, names in enumerate(self.found.of[source]):
+            table = labels(eqn, self.found.size(names)) if names else None
+            if not isinstance(table, Labels):
+                continue
+            atoms, of_axes = [*eqn.invars, *eqn.outvars], [*table.ins, *table.outs]
+            label = of_axes[next(k for k, a in enumerate(atoms) if a is source)][axis]
+            for atom, of_axis in zip(atoms, of_axes, strict=True):
+                if label is not None and label in of_axis:
+                    self.give(atom, of_axis.index(label), names)
+
+    def look_into(self, eqn) -> None:
+        """Into a body and out of it."""
+        is_scan = eqn.primitive.name == "scan"
+        body = eqn.params["jaxpr"] if is_scan else _called(eqn)
+        jaxpr = jaxprs.split(body)[0]
+        spreads = (self.found.of.get(v, ()) if is_var(v) else () for v in eqn.invars)
+        pairs = zip(spreads, eqn.invars, jaxpr.invars, strict=True)
+        given = tuple(_inner(s, v, w) for s, v, w in pairs)
+        key = id(body), given
+        if key not in self.inside:
+            of = InputSpreads(self.found.mesh, given)
+            self.inside[key] = spreads_in(body, of)
+        inside = self.inside[key]
+        if is_scan:
+            self.carry(eqn, inside, jaxpr)
+        own, inner = (*eqn.invars, *eqn.outvars), (*jaxpr.invars, *jaxpr.outvars)
+        for v, w in zip(own, inner, strict=True):
+            if is_var(w):
+                self.merge(v, _outer(inside.of.get(w, ()), v, w))
+
+    def carry(self, eqn, inside: Spreads, jaxpr) -> None:
+        """What is carried is spread alike in each iteration."""
+        consts, carries = _compat.scan_counts(eqn)
+        for k in range(carries):
+            before, after = eqn.invars[consts + k], eqn.outvars[k]
+            for w in (jaxpr.invars[consts + k], jaxpr.outvars[k]):
+                if is_var(w):
+                    self.merge(after, inside.of.get(w, ()))
+            self.merge(before, self.found.of.get(after, ()))
+        given = (inside.of.get(w, _whole(w)) for w in jaxpr.invars)
+        found = InputSpreads(self.found.mesh, tuple(given))
+        self.found.bodies[eqn.outvars[0]] = found
 
 
-def _constrain(found: Spreads, eqn) -> None:
-    (x,), (y,) = eqn.invars, eqn.outvars
-    if _is_named(eqn.params["sharding"]):
-        found.of[y] = _of_spec(eqn.params["sharding"], y)
-    if is_var(x):
-        found._merge(x, found.of.get(y, _whole(y)))
-    for axis in eqn.params["unconstrained_dims"]:
-        found._give(y, axis, found.names(x, axis))
+def _rank(v) -> tuple[bool, int]:
+    is_index = jnp.issubdtype(v.aval.dtype, jnp.integer)
+    return not is_index, -elements(v.aval.shape)
+
+
+def _called(eqn) -> Any:
+    """The body of a call, whose inputs and outputs are those of the equation."""
+    inside = jaxprs.bodies(eqn)
+    if len(inside) != 1 or eqn.primitive.name in ("scan", "while", "shard_map"):
+        return None
+    jaxpr = jaxprs.split(inside[0])[0]
+    counts = len(jaxpr.invars), len(jaxpr.outvars)
+    return inside[0] if counts == (len(eqn.invars), len(eqn.outvars)) else None
+
+
+def _inner(spread: Spread, v, w) -> Spread:
+    """Of an operand inside of a body; of a stack, that of its rows."""
+    if not spread:
+        return _whole(w)
+    return spread[v.aval.ndim - w.aval.ndim :]
+
+
+def _outer(spread: Spread, v, w) -> Spread:
+    """Of an operand or output, from what is known inside."""
+    return ((),) * (v.aval.ndim - w.aval.ndim) + spread if spread else ()
 
 
 def held_labels(eqn, shards: int) -> Labels:
@@ -183,97 +288,3 @@ def held_labels(eqn, shards: int) -> Labels:
     pairs = enumerate(zip(own, fits, strict=True))
     held = tuple(d if label is None and ok else label for d, (label, ok) in pairs)
     return Labels((held,), (held,))
-
-
-def _along_labels(found: Spreads, eqn) -> None:
-    for atom in sorted(filter(is_var, eqn.invars), key=_rank):
-        _tell(found, eqn, atom)
-    for v in eqn.outvars:
-        _tell(found, eqn, v)
-
-
-def _rank(atom) -> tuple[bool, int]:
-    is_index = jnp.issubdtype(atom.aval.dtype, jnp.integer)
-    return not is_index, -elements(atom.aval.shape)
-
-
-def _tell(found: Spreads, eqn, source) -> None:
-    """To each axis that shares a label with one of `source`: it is spread alike."""
-    for axis, names in enumerate(found.of.get(source, ())):
-        if not names:
-            continue
-        table = labels(eqn, found.size(names))
-        if isinstance(table, Labels):
-            label = _label_of(eqn, table, source, axis)
-            for atom, place in _with_label(eqn, table, label):
-                found._give(atom, place, names)
-
-
-def _atoms(eqn, table: Labels) -> Iterator[tuple[Any, tuple]]:
-    atoms, names = [*eqn.invars, *eqn.outvars], [*table.ins, *table.outs]
-    return zip(atoms, names, strict=True)
-
-
-def _label_of(eqn, table: Labels, source, axis: int) -> Any:
-    return next(of[axis] for atom, of in _atoms(eqn, table) if atom is source)
-
-
-def _with_label(eqn, table: Labels, label) -> Iterator[tuple[Any, int]]:
-    for atom, of_axis in _atoms(eqn, table):
-        for place, other in enumerate(of_axis):
-            if label is not None and other == label:
-                yield atom, place
-
-
-def _called(eqn) -> Any:
-    """The body of a call, whose inputs and outputs are those of the equation."""
-    inside = jaxprs.bodies(eqn)
-    if len(inside) != 1 or eqn.primitive.name in ("scan", "while", "shard_map"):
-        return None
-    jaxpr = jaxprs.split(inside[0])[0]
-    counts = len(jaxpr.invars), len(jaxpr.outvars)
-    return inside[0] if counts == (len(eqn.invars), len(eqn.outvars)) else None
-
-
-def _through(found: Spreads, eqn, body, inner: Callable[[Any], Spread]) -> Spreads:
-    """Into a body and out of it; `inner`: how an operand is spread inside."""
-    jaxpr = jaxprs.split(body)[0]
-    given = tuple(inner(v) if is_var(v) else _whole(v) for v in eqn.invars)
-    key = id(body), given
-    if key not in found._seen:
-        found._seen[key] = spreads_in(body, InputSpreads(found.mesh, given))
-    inside = found._seen[key]
-    known = lambda v: inside.of.get(v, ()) if is_var(v) else ()
-    for v, w in zip(eqn.invars, jaxpr.invars, strict=True):
-        if is_var(v):
-            found._merge(v, _outer(v, known(w)))
-    for v, w in zip(eqn.outvars, jaxpr.outvars, strict=True):
-        found._merge(v, _outer(v, known(w)))
-    return inside
-
-
-def _outer(v, spread: Spread) -> Spread:
-    """Of a stack, from the spread of its rows."""
-    return ((),) * (v.aval.ndim - len(spread)) + spread
-
-
-def _through_scan(found: Spreads, eqn) -> None:
-    body = eqn.params["jaxpr"]
-    n_consts, n_carry = _compat.scan_counts(eqn)
-    stacks = {v for v in eqn.invars[n_consts + n_carry :] if is_var(v)}
-    carries = range(n_consts, n_consts + n_carry)
-
-    def inner(v) -> Spread:
-        spread = found.of.get(v, _whole(v))
-        return spread[1:] if v in stacks else spread
-
-    inside = _through(found, eqn, body, inner)
-    jaxpr = jaxprs.split(body)[0]
-    # what is carried is spread alike in each iteration
-    for k, i in enumerate(carries):
-        first, last = eqn.invars[i], eqn.outvars[k]
-        found._merge(last, inside.of.get(jaxpr.invars[i], ()))
-        if is_var(first):
-            found._merge(first, found.of.get(last, ()))
-    given = (inside.of.get(w, _whole(w)) for w in jaxpr.invars)
-    found._bodies[id(eqn)] = InputSpreads(found.mesh, tuple(given))
