@@ -90,8 +90,12 @@ class _Sum:
     def added(self, args: Sequence[Any], total):
         """The sum with one part added."""
         add = lambda total, *args: self._added(args, total)
+        # of a convolution in groups XLA gathers the operands
+        mapped = self.eqn.primitive.name == "conv_general_dilated"
         for one in reversed(self.apart):
-            add = one.each(add)
+            add = one.each(add, mapped)
+        if mapped:  # no pass looks for regions in it
+            add = jax.named_scope(SCOPE)(add)
         return add(total, *args)
 
     def _added(self, args: Sequence[Any], total):

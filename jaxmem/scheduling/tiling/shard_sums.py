@@ -5,8 +5,10 @@ would sum over the devices in each iteration, and send n times as much.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ from jax import lax
 
 from jaxmem.ir.label_rules import COMBINE, Labels
 from jaxmem.scheduling.tiling.regions import Region, RegionGraph
-from jaxmem.scheduling.tiling.shards import Spreads
+from jaxmem.scheduling.tiling.shards import Names, Spreads
 
 _REDUCE = {operation: name for name, operation in COMBINE.items()}
 
@@ -24,21 +26,44 @@ class Apart:
     """An axis that is summed over, and spread.
 
     Attributes:
-      shards: how many shards it has.
+      mesh: what it is spread over.
+      names: over which axes of the mesh.
       ins: of each operand, which of its axes it is; None where it has none.
     """
 
-    shards: int
+    mesh: Any
+    names: Names
     ins: tuple[int | None, ...]
 
-    def each(self, add: Callable) -> Callable:
-        """`add(total, *operands)` for each shard, with a total for each."""
+    @property
+    def shards(self) -> int:
+        return math.prod(self.mesh.shape[name] for name in self.names)
+
+    def each(self, add: Callable, mapped: bool) -> Callable:
+        """`add(total, *operands)` for each shard, with a total for each.
+
+        Args:
+          add: for one of them.
+          mapped: whether by a `shard_map`, for what XLA does not partition; it hides
+            from later passes what is done.
+        """
 
         def run(total, *args):
             split = [self._split(x, a) for x, a in zip(args, self.ins, strict=True)]
             return jax.vmap(add, in_axes=(0, *self.ins))(total, *split)
 
-        return run
+        return self._mapped(add) if mapped else run
+
+    def _mapped(self, add: Callable) -> Callable:
+        places = (None if a is None else [None] * a for a in self.ins)
+        specs = [jax.P() if p is None else jax.P(*p, self.names) for p in places]
+        return jax.shard_map(
+            lambda total, *args: add(total[0], *args)[None],
+            mesh=self.mesh,
+            in_specs=(jax.P(self.names), *specs),
+            out_specs=jax.P(self.names),
+            axis_names=set(self.names),
+        )
 
     def _split(self, x, axis: int | None):
         if axis is None:
@@ -56,24 +81,25 @@ def sums_apart(graph: RegionGraph, region: Region, i: int) -> Iterator[Apart]:
         if label in kept:
             continue
         ins = tuple(_place(label, of_axis) for of_axis in table.ins)
-        shards = _shards(graph.spreads, eqn, ins)
+        names = _names(graph.spreads, eqn, ins)
+        shards = graph.spreads.size(names)
         is_cut = any(
             a is not None and a == b
             for a, b in zip(ins, region.cut[i].ins, strict=True)
         )
         if shards > 1 and (not is_cut or shards == region.shards):
-            yield Apart(shards, ins)
+            yield Apart(graph.spreads.mesh, names, ins)
 
 
 def _place(label, of_axis: tuple) -> int | None:
     return of_axis.index(label) if label in of_axis else None
 
 
-def _shards(spreads: Spreads, eqn, ins: Sequence[int | None]) -> int:
-    """How many an axis has, if all operands that have it are spread alike."""
+def _names(spreads: Spreads, eqn, ins: Sequence[int | None]) -> Names:
+    """Over what an axis is spread, if all operands that have it are spread alike."""
     pairs = zip(eqn.invars, ins, strict=True)
     found = {spreads.names(v, axis) for v, axis in pairs if axis is not None}
-    return spreads.size(found.pop()) if len(found) == 1 else 1
+    return found.pop() if len(found) == 1 else ()
 
 
 def combined(combine: str, total, apart: Sequence[Apart]):

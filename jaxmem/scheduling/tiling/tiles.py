@@ -57,7 +57,7 @@ class TileRegions(Pass[Tiles, TiledLists]):
         # what runs in tiles already is left as it is
         eqns = jaxprs.split(level.jaxpr)[0].eqns
         regions = filter(_is_region, eqns)
-        if config.limit is None or is_tile_loop(level.loop) or any(regions):
+        if config.limit is None or _is_own(level.loop) or any(regions):
             return
         in_scan = level.loop is not None and level.loop.primitive.name == "scan"
         asked = Asked(config.limit, config.n, level.target)
@@ -77,8 +77,12 @@ class TileRegions(Pass[Tiles, TiledLists]):
 
 def is_tile_loop(eqn) -> bool:
     """Whether a scan is the loop of a region, or of a head over the vocabulary."""
-    is_scan = eqn is not None and eqn.primitive.name == "scan"
-    return is_scan and SCOPE in _compat.name_stack(eqn)
+    return _is_own(eqn) and eqn.primitive.name == "scan"
+
+
+def _is_own(eqn) -> bool:
+    """Whether an equation is such a loop, or the `shard_map` of a sum in one."""
+    return eqn is not None and SCOPE in _compat.name_stack(eqn)
 
 
 def _is_region(eqn) -> bool:
