@@ -32,7 +32,7 @@ from jaxmem.scheduling.release.write_back import carried
 from jaxmem.scheduling.row_chunks.update import UpdateInRows
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
 from jaxmem.scheduling.tiling.micro_batches import RunInMicroBatches
-from jaxmem.scheduling.tiling.shards import of_shardings, spreads_in
+from jaxmem.scheduling.tiling.shards import InputSpreads, of_shardings, spreads_in
 from jaxmem.scheduling.tiling.tiles import TileRegions
 from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary
 
@@ -131,17 +131,16 @@ def rewrite(
     if clip == "two_pass":
         choice = choice.having(GradientRelease(two_pass=True))
     written_out = flatten(closed)
-    found = _step(written_out, aliases, choice, shardings)
+    found = _step(written_out, aliases, choice, of_shardings(written_out, shardings))
     return replace(found, written_out=written_out)
 
 
 def _step(
-    closed, aliases: Aliases, choice: Choice, shardings: Sequence[Any] = ()
+    closed, aliases: Aliases, choice: Choice, spreads: InputSpreads | None = None
 ) -> Rewritten:
     eqn = whole_step(closed)
     if eqn is not None:
         return _sharded_step(closed, aliases_inside(closed, eqn, aliases), choice)
-    spreads = of_shardings(closed, shardings)
     how = {"compared": choice.compared, "spreads": spreads}
     level = Level(closed, aliases, choice.target, **how)
     jaxpr, records = _run_passes(level, choice)

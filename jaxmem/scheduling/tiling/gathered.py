@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+from jax.sharding import PartitionSpec
 
 from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.scans import is_var
@@ -58,5 +59,5 @@ def _apart(
 
 
 def _held(x, mesh, spread: list[Names]):
-    spec = jax.P(*(names or None for names in spread))
+    spec = PartitionSpec(*(names or None for names in spread))
     return jax.lax.with_sharding_constraint(x, jax.NamedSharding(mesh, spec))

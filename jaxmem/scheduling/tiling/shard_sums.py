@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from jaxmem.ir.label_rules import COMBINE, Labels
 from jaxmem.scheduling.tiling.regions import Region, RegionGraph
@@ -55,13 +56,13 @@ class Apart:
         return self._mapped(add) if mapped else run
 
     def _mapped(self, add: Callable) -> Callable:
-        places = (None if a is None else [None] * a for a in self.ins)
-        specs = [jax.P() if p is None else jax.P(*p, self.names) for p in places]
+        at = lambda axis: PartitionSpec(*[None] * axis, self.names)
+        specs = [PartitionSpec() if a is None else at(a) for a in self.ins]
         return jax.shard_map(
             lambda total, *args: add(total[0], *args)[None],
             mesh=self.mesh,
-            in_specs=(jax.P(self.names), *specs),
-            out_specs=jax.P(self.names),
+            in_specs=(at(0), *specs),
+            out_specs=at(0),
             axis_names=set(self.names),
         )
 

@@ -19,13 +19,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.flatten import is_explicit
 from jaxmem.ir.jaxprs import elements, is_var
-from jaxmem.ir.label_rules import CONSTRAINT, Labels
+from jaxmem.ir.label_rules import CONSTRAINT, Labels, constraint
 
 Names = tuple[str, ...]  # of axes of the mesh; empty for an axis that is whole
 Spread = tuple[Names, ...]  # of the axes of an array
@@ -45,30 +46,32 @@ class InputSpreads:
 
 
 def of_shardings(closed, shardings: Sequence[Any]) -> InputSpreads | None:
-    """How a jaxpr's inputs are spread under these shardings; None if nothing is said.
+    """How a jaxpr's inputs are spread under these shardings; None if nothing is known.
 
     Args:
       closed: a step.
       shardings: one for each input, None where it is not known; or none at all.
     """
     invars = jaxprs.split(closed)[0].invars
-    shardings = shardings or [None] * len(invars)
-    asked = (e.params["sharding"] for e in jaxprs.walk(closed) if _is_constraint(e))
-    named = [s for s in (*shardings, *asked) if _is_named(s)]
-    meshes = {tuple(s.mesh.shape.items()) for s in named}
-    if len(meshes) != 1:  # of two, neither is that of the step
-        return None
-    pairs = zip(invars, shardings, strict=True)
-    spreads = (_of_spec(s, v) if _is_named(s) else _whole(v) for v, s in pairs)
-    return InputSpreads(named[0].mesh, tuple(spreads))
+    given = [_named(s) for s in shardings or [None] * len(invars)]
+    asked = [_asked(eqn) for eqn in jaxprs.walk(closed)]
+    meshes = [s.mesh for s in (*given, *asked) if s is not None]
+    if len({tuple(mesh.shape.items()) for mesh in meshes}) != 1:
+        return None  # of two, neither is that of the step
+    pairs = zip(invars, given, strict=True)
+    spreads = (_whole(v) if s is None else _of_spec(s, v) for v, s in pairs)
+    return InputSpreads(meshes[0], tuple(spreads))
 
 
-def _is_named(sharding) -> bool:
-    return isinstance(sharding, jax.NamedSharding) and not is_explicit(sharding)
+def _named(sharding) -> jax.NamedSharding | None:
+    is_named = isinstance(sharding, jax.NamedSharding) and not is_explicit(sharding)
+    return sharding if is_named else None
 
 
-def _is_constraint(eqn) -> bool:
-    return eqn.primitive.name == CONSTRAINT
+def _asked(eqn) -> jax.NamedSharding | None:
+    """What a constraint asks for."""
+    is_constraint = eqn.primitive.name == CONSTRAINT
+    return _named(eqn.params["sharding"]) if is_constraint else None
 
 
 def is_typed(atom, axis: int) -> bool:
@@ -82,7 +85,7 @@ def is_typed(atom, axis: int) -> bool:
 
 def _of_spec(sharding, v) -> Spread:
     def names(entry) -> Names:
-        if entry is None or entry is jax.P.UNCONSTRAINED:
+        if entry is None or entry is PartitionSpec.UNCONSTRAINED:
             return ()
         return entry if isinstance(entry, tuple) else (entry,)
 
@@ -145,10 +148,10 @@ class _Flow:
         self.work: list[tuple] = []  # a heap: what is asked for, indices, the largest
         self.bodies: set[int] = set()  # equations whose bodies are to be looked at
         self.inside: dict[Any, Spreads] = {}
-        for eqn in filter(_is_constraint, self.eqns):
-            if _is_named(eqn.params["sharding"]):
+        for eqn in self.eqns:
+            if (sharding := _asked(eqn)) is not None:
                 (v,) = eqn.outvars
-                self.merge(v, _of_spec(eqn.params["sharding"], v), asked=True)
+                self.merge(v, _of_spec(sharding, v), asked=True)
         for v, spread in zip(jaxprs.split(closed)[0].invars, given.of, strict=True):
             self.merge(v, spread)
 
@@ -186,7 +189,7 @@ class _Flow:
     def follow(self, i: int, v) -> None:
         """What an equation makes of what is known of one of its arrays."""
         eqn = self.eqns[i]
-        if _is_constraint(eqn):
+        if eqn.primitive.name == CONSTRAINT:
             self.constrain(eqn)
         elif eqn.primitive.name == "scan" or _called(eqn) is not None:
             self.bodies.add(i)
@@ -278,9 +281,9 @@ def held_labels(eqn, shards: int) -> Labels:
     A constraint that spreads an axis holds for such a part as it does for the array, if
     it does not ask for more shards than there are.
     """
-    (own,), _, _ = table = labels(eqn, shards)
-    sharding = eqn.params["sharding"]
-    if not _is_named(sharding) or eqn.params["layout"] is not None:
+    (own,), _, _ = table = constraint(eqn, shards)
+    sharding = _asked(eqn)
+    if sharding is None or eqn.params["layout"] is not None:
         return table
     spread = _of_spec(sharding, eqn.outvars[0])
     sizes = (math.prod(sharding.mesh.shape[n] for n in names) for names in spread)
