@@ -35,6 +35,7 @@ from jaxmem.scheduling._shardings import (
     argument_shardings,
     placed,
     shardings_of,
+    unplaced,
     with_results_placed,
 )
 from jaxmem.scheduling.plan.fingerprint import fingerprint, loaded
@@ -269,7 +270,11 @@ class Scheduled:
         call = self._abstract(call)
         traced = self._trace(call)
         given = positions(call.args, call.kwargs, call.form.donated)
-        mark = fingerprint(traced.jaxpr, given, self._options.clip)
+        bare = traced
+        if argument_shardings((call.args, call.kwargs)):
+            args, kwargs = unplaced((call.args, call.kwargs))
+            bare = self._trace(replace(call, args=args, kwargs=kwargs))
+        mark = fingerprint(bare.jaxpr, given, self._options.clip)
         if self._options.plan is not None:
             return loaded(self._options.plan, mark)
         assert target is not None

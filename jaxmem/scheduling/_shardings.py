@@ -99,6 +99,19 @@ def argument_shardings(arguments: Any, named: Leaves = ()) -> Leaves:
     return found if any(s is not None for s in found) else ()
 
 
+def unplaced(arguments: Any) -> Any:
+    """The arguments as another `jit` knows them, whose tracers are on no mesh."""
+
+    def bare(x):
+        sharding = _many(x)
+        if sharding is None or is_explicit(sharding):
+            return x
+        weak = getattr(x, "weak_type", False)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak)
+
+    return jax.tree.map(bare, arguments)
+
+
 def _is_traced(leaf) -> bool:
     return jaxprs.is_array(leaf) or isinstance(leaf, bool | int | float | complex)
 

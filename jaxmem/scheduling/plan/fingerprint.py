@@ -58,8 +58,6 @@ def _text(value: Any) -> str:
     """A parameter as text, without addresses; bodies have their own lines."""
     if jaxprs.is_body(value):
         return "body"
-    if _names_nothing(value):  # on which mesh a trace has it or not
-        return "None"
     if isinstance(value, (tuple, list)):
         return f"({','.join(map(_text, value))})"
     if isinstance(value, (set, frozenset)):
@@ -70,11 +68,6 @@ def _text(value: Any) -> str:
     if " at 0x" not in text:
         return text
     return getattr(value, "__qualname__", type(value).__qualname__)
-
-
-def _names_nothing(value: Any) -> bool:
-    is_named = isinstance(value, jax.NamedSharding)
-    return is_named and all(entry is None for entry in value.spec)
 
 
 def loaded(plan: Plan, fingerprint: str) -> SearchResult:
