@@ -258,7 +258,7 @@ class _Part:
         self.env: dict[Any, Any] = {}
 
     def _start(self, length: int):
-        return self.j * self.loop.parts.size(length)
+        return self.loop.parts.start(length, self.j)
 
     def read(self, atom, axis: int | None):
         if axis is None or not is_var(atom):
@@ -278,22 +278,5 @@ class _Part:
             if one is not None:
                 self.totals[i] = one.added(args, self.totals[i])
                 continue
-            new = self._done(eqn, args, ins, outs)
+            new = on_part(eqn, args, ins, outs, self.loop.parts.size, self._start)
             self.env.update(zip(eqn.outvars, new, strict=True))
-
-    def _done(self, eqn, args: Sequence[Any], ins, outs) -> list[Any]:
-        parts = self.loop.parts
-        if parts.shards > 1 and eqn.primitive.name == "iota":
-            return [self._counted(eqn, outs[0])]
-        return on_part(eqn, args, ins, outs, parts.size, self._start)
-
-    def _counted(self, eqn, axis: int):
-        """An `iota` of the elements that a part has of each shard."""
-        shape, dimension = eqn.params["shape"], eqn.params["dimension"]
-        size, dtype = self.loop.parts.size(shape[axis]), eqn.params["dtype"]
-        shape = (*shape[:axis], size, *shape[axis + 1 :])
-        if axis != dimension:
-            return lax.broadcasted_iota(dtype, shape, dimension)
-        length = eqn.params["shape"][axis]
-        positions = self.loop.parts.positions(length, self.j).astype(dtype)
-        return lax.broadcast_in_dim(positions, shape, (dimension,))

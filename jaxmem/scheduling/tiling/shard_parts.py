@@ -40,9 +40,17 @@ class Parts(NamedTuple):
         part = x.reshape(*view.shape[: axis + 1], 1, *view.shape[axis + 2 :])
         return lax.dynamic_update_slice_in_dim(view, part, j, axis + 1)
 
-    def positions(self, length: int, j):
-        """Where the elements of part number `j` are along an axis of this length."""
+    def start(self, length: int, j):
+        """Where part number `j` starts on an axis of this length.
+
+        Of an axis of many shards a number for each element of the part: its place on
+        the axis, less its place in the part.
+        """
+        own = j * (length // (self.n * self.shards))
+        if self.shards == 1:
+            return own
         inside = self.size(length) // self.shards
-        first = jnp.arange(self.shards, dtype=jnp.int32) * (length // self.shards)
-        own = j * inside + jnp.arange(inside, dtype=jnp.int32)
-        return (first[:, None] + own).reshape(-1)
+        before = jnp.arange(self.shards, dtype=jnp.int32) * (
+            length // self.shards - inside
+        )
+        return jnp.repeat(before + own, inside)
