@@ -39,11 +39,12 @@ from jaxmem.scheduling.search.result import (
 )
 from jaxmem.scheduling.search.sequences import of_sequences
 from jaxmem.scheduling.search.tiled_front import beside_sequences, can_tile, with_tiles
-from jaxmem.scheduling.search.traced_step import ENOUGH, TracedStep
+from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.tiles import Tiles
 
 _FAR = 1.1  # of the budget: what is predicted above it will not fit
 _LESS = 0.95  # of the seconds: for more, segments are not looked at
+_ALIKE = 0.98  # of a peak: an order that is predicted above it saves next to nothing
 _CONFIRMED = 4  # compiles to the end for one budget
 _MOST = 12  # compiles for one budget, once something fits
 
@@ -304,7 +305,7 @@ class SearchRun:
         if there + peak <= _FAR * limit:
             return False
         least = self._sequences[0].bytes
-        return there + least > _FAR * limit and least > (1 - ENOUGH) * peak
+        return there + least > _FAR * limit and least > _ALIKE * peak
 
     @functools.cached_property
     def _sequences(self) -> list[Candidate]:
