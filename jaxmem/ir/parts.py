@@ -30,11 +30,12 @@ def on_part(
     """
     new = _compat.bind(eqn, list(args), resized(eqn, ins, outs, length))
     if eqn.primitive.name == "iota" and outs[0] == eqn.params["dimension"]:
-        first = _along(start(eqn.outvars[0].aval.shape[outs[0]]), outs[0], new[0].ndim)
-        new = [new[0] + first.astype(new[0].dtype)]
+        first = start(eqn.outvars[0].aval.shape[outs[0]]).astype(new[0].dtype)
+        new = [new[0] + _along(first, outs[0], new[0].ndim)]
     return new
 
 
-def _along(x, axis: int, rank: int):
+def _along(x, axis: int | None, rank: int):
     """A number as it is; an array of them along an axis of an array of this rank."""
-    return lax.expand_dims(x, set(range(rank)) - {axis}) if x.ndim else x
+    others = [d for d in range(rank) if d != axis]
+    return lax.expand_dims(x, others) if x.ndim else x
