@@ -104,12 +104,12 @@ class Spreads:
     Attributes:
       mesh: None where nothing is known.
       of: of variables; the others are not known to be spread.
-      bodies: of the inputs of each scan's body, by the scan's first output.
+      bodies: of the inputs of each scan's body, by the equation's identity.
     """
 
     mesh: Any = None
     of: dict[Any, Spread] = field(default_factory=dict)
-    bodies: dict[Any, InputSpreads] = field(default_factory=dict)
+    bodies: dict[int, InputSpreads] = field(default_factory=dict)
 
     def names(self, atom, axis: int) -> Names:
         """Over which axes of the mesh an axis of an array is spread."""
@@ -126,7 +126,7 @@ class Spreads:
 
     def body(self, eqn) -> InputSpreads | None:
         """How the inputs of a scan's body are spread."""
-        return self.bodies.get(eqn.outvars[0])
+        return self.bodies.get(id(eqn))
 
 
 def spreads_in(closed, given: InputSpreads | None) -> Spreads:
@@ -245,7 +245,7 @@ class _Flow:
             self.merge(before, self.found.of.get(after, ()))
         given = (inside.of.get(w, _whole(w)) for w in jaxpr.invars)
         found = InputSpreads(self.found.mesh, tuple(given))
-        self.found.bodies[eqn.outvars[0]] = found
+        self.found.bodies[id(eqn)] = found
 
 
 def _rank(v) -> tuple[bool, int]:
