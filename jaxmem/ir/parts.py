@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from jaxmem import _compat
 from jaxmem.ir.axis_labels import Axis, resized
@@ -27,15 +28,23 @@ def on_part(
       ins: along which axis each operand is cut; None for one that is whole.
       outs: the same for the outputs.
       length: of an axis of this length in the equation, the length of its part.
-      start: of the same, where the part starts; it may be traced.
+      start: of the same, where the part starts; it may be traced. Where the part is of
+        several places, a number for each of its elements.
     """
     name, axis = eqn.primitive.name, outs[0] if outs else None
-    first = lambda dtype: start(eqn.outvars[0].aval.shape[axis]).astype(dtype)
+    out = eqn.outvars[0].aval if eqn.outvars else None
+    first = lambda dtype: _along(start(out.shape[axis]).astype(dtype), axis, out.ndim)
     if name == "random_bits" and axis is not None and ins[0] is None:
-        size = length(eqn.outvars[0].aval.shape[axis])
+        size = length(out.shape[axis])
         bits = partial(bits_of_part, eqn, args[0], axis, size, first(jnp.uint32))
         return [_compat.in_context_of(eqn, bits)]
     new = _compat.bind(eqn, list(args), resized(eqn, ins, outs, length))
     if name == "iota" and axis == eqn.params["dimension"]:
         new = [new[0] + first(new[0].dtype)]
     return new
+
+
+def _along(x, axis: int | None, rank: int):
+    """A number as it is; an array of them along an axis of an array of this rank."""
+    others = [d for d in range(rank) if d != axis]
+    return lax.expand_dims(x, others) if x.ndim else x

@@ -29,7 +29,7 @@ def bits_of_part(eqn, key, axis: int, size: int, start) -> Any:
       key: its key, or its array of keys, whole.
       axis: of the output, behind the axes of the keys.
       size: the length of the part.
-      start: uint32, a scalar that may be traced.
+      start: uint32, a scalar that may be traced, or one for each place along `axis`.
     """
     out, whole = eqn.outvars[0].aval, eqn.params["shape"]
     shape = (*out.shape[:axis], size, *out.shape[axis + 1 :])
@@ -59,7 +59,7 @@ def places(
       shape: of the part, with the axes of keys in front, which have no place.
       whole: the lengths of the last axes in the whole array.
       axis: which one begins at `start`, and not at 0.
-      start: uint32, a scalar that may be traced.
+      start: uint32, a scalar that may be traced, or one for each place along `axis`.
     """
     high = low = jnp.zeros(shape, jnp.uint32)
     for d, stride in enumerate(_strides(whole), len(shape) - len(whole)):

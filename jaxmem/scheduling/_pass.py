@@ -40,6 +40,9 @@ class Level:
     # whether a compiler compares the result with the step as given. If none does, a
     # pass does nothing but what the step's graph shows to gain clearly
     compared: bool = True
+    # over which axes of a mesh the inputs are spread (`tiling.shards.InputSpreads`);
+    # None where nothing is known
+    spreads: Any = None
 
 
 def has_level(eqn) -> bool:

@@ -1,7 +1,7 @@
 """The passes in order, over a step and over the loops in it."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ from jaxmem.scheduling.release.write_back import carried
 from jaxmem.scheduling.row_chunks.update import UpdateInRows
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
 from jaxmem.scheduling.tiling.micro_batches import RunInMicroBatches
+from jaxmem.scheduling.tiling.shards import InputSpreads, of_shardings, spreads_in
 from jaxmem.scheduling.tiling.tiles import TileRegions
 from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary
 
@@ -115,23 +116,33 @@ class Rewritten:
 
 
 def rewrite(
-    closed, aliases: Aliases, clip: str | None = None, choice: Choice = NO_CHOICE
+    closed,
+    aliases: Aliases,
+    clip: str | None = None,
+    choice: Choice = NO_CHOICE,
+    shardings: Sequence[Any] = (),
 ) -> Rewritten:
-    """The step with every update that can be moved in the backward pass."""
+    """The step with every update that can be moved in the backward pass.
+
+    `shardings`: of its arguments, None for one that is not known; or none at all.
+    """
     if choice.unchanged:
         return Rewritten(closed, closed)
     if clip == "two_pass":
         choice = choice.having(GradientRelease(two_pass=True))
     written_out = flatten(closed)
-    found = _step(written_out, aliases, choice)
+    found = _step(written_out, aliases, choice, of_shardings(written_out, shardings))
     return replace(found, written_out=written_out)
 
 
-def _step(closed, aliases: Aliases, choice: Choice) -> Rewritten:
+def _step(
+    closed, aliases: Aliases, choice: Choice, spreads: InputSpreads | None = None
+) -> Rewritten:
     eqn = whole_step(closed)
     if eqn is not None:
         return _sharded_step(closed, aliases_inside(closed, eqn, aliases), choice)
-    level = Level(closed, aliases, choice.target, compared=choice.compared)
+    how = {"compared": choice.compared, "spreads": spreads}
+    level = Level(closed, aliases, choice.target, **how)
     jaxpr, records = _run_passes(level, choice)
     return Rewritten(carried(jaxpr, aliases), closed, records, choice.target)
 
@@ -201,8 +212,11 @@ def _inside(level: Level, choice: Choice) -> tuple[Any, list[Record]]:
     if not any(map(has_level, graph.eqns)):
         return level.jaxpr, []
 
+    spreads = spreads_in(level.jaxpr, level.spreads)
+
     def body_of(eqn, aliases: Aliases, body):
-        inner = replace(level, jaxpr=body, aliases=aliases, loop=eqn)
+        how = {"loop": eqn, "spreads": spreads.body(eqn)}
+        inner = replace(level, jaxpr=body, aliases=aliases, **how)
         jaxpr, found = _run_passes(inner, choice)
         records.extend(found)
         return jaxpr

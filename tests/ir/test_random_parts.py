@@ -1,9 +1,11 @@
 """The places of elements in arrays that are too large to be there."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxmem.ir.parts import on_part
 from jaxmem.ir.random_parts import places
 
 # Places that fill one word, and places beyond it; strides beyond a word.
@@ -23,3 +25,12 @@ def test_places_of_64_bits(whole, axis):
     found = np.asarray(high).astype(object) * 2**32 + np.asarray(low).astype(object)
     for of_key in found:  # each key counts from 0
         assert (of_key == index[0]).all()
+
+
+def test_a_part_of_several_places():
+    key, shape = jax.random.key(4), (3, 8)
+    (eqn,) = jax.make_jaxpr(lambda key: jax.random.bits(key, shape))(key).eqns
+    at = jnp.array([0, 1, 4, 5])  # of two shards
+    first = lambda size: at - jnp.arange(4)
+    (part,) = on_part(eqn, [key], [None], [1], lambda size: 4, first)
+    assert (part == jax.random.bits(key, shape)[:, at]).all()

@@ -130,7 +130,7 @@ def _regions(
     made = [v for v, i in graph.maker.items() if _is_seed(graph, i)]
     for v in sorted(made, key=size_of, reverse=True)[:_SEEDS]:
         for axis, size in enumerate(v.aval.shape):
-            n = _parts(size, count, exactly)
+            n = _parts(size // graph.shards(v, axis), count, exactly)
             if n is None:
                 continue
             for floor in (size_of(v) // _LARGE, size_of(v) // _SMALL, 0):

@@ -13,22 +13,26 @@ from typing import Any
 
 from jaxmem.ir.axis_labels import BEYOND, WHOLE, CutAxes, Labels, cut, labels
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.label_rules import CONSTRAINT
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling.tiling.masks import drawn, from_nothing, is_packed
+from jaxmem.scheduling.tiling.shards import Spreads, held_labels, is_typed
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 NEEDS_ALL = "it needs all of"
 AT_ONCE = "its generator makes all bits at once: a mask of them is kept, packed"
 IN_PLACE = "it writes into an array that is carried, and parts would be a new one"
+TYPED = "the axis is spread over devices in the array's type"
 
 
 class RegionGraph(JaxprGraph):
     """A graph that knows what every equation needs."""
 
-    def __init__(self, closed):
+    def __init__(self, closed, spreads: Spreads | None = None):
         super().__init__(closed)
         self.closed = closed
+        self.spreads = spreads or Spreads()
         # of each equation, those that it needs, as bits
         self.above: list[int] = []
         for eqn in self.eqns:
@@ -57,6 +61,10 @@ class RegionGraph(JaxprGraph):
             self._labels[i, n] = labels(self.eqns[i], n)
         return self._labels[i, n]
 
+    def shards(self, v, axis: int) -> int:
+        """How many shards an axis has, as far as is known."""
+        return self.spreads.count(v, axis)
+
     def hull(self, seed, floor: int) -> int:
         """Equations that large arrays tie to an array, and all between, as bits."""
         if (seed, floor) not in self._hulls:
@@ -79,6 +87,8 @@ class Region:
 
     Attributes:
       n: how many parts.
+      shards: over how many devices the axis is spread. A part is taken from each of
+        its shards, so that no device needs what another has.
       eqns: positions of the equations.
       axis: of each variable that is cut: along which axis.
       cut: how each equation is cut.
@@ -90,6 +100,12 @@ class Region:
     axis: dict[Any, int] = field(default_factory=dict)
     cut: dict[int, CutAxes] = field(default_factory=dict)
     blocked: dict[int, str] = field(default_factory=dict)
+    shards: int = 1
+
+    @property
+    def blocks(self) -> int:
+        """How many pieces the axis is cut in: n of each shard."""
+        return self.n * self.shards
 
     def is_sum(self, i: int) -> bool:
         """Whether the parts of an equation's output are combined."""
@@ -103,9 +119,9 @@ def bits_of(positions: Iterable[int]) -> int:
     return found
 
 
-def treat(graph: RegionGraph, i: int, axis: dict[Any, int], n: int) -> CutAxes | str:
-    """How an equation is cut that agrees with `axis`, or why it is not."""
-    eqn = graph.eqns[i]
+def treat(graph: RegionGraph, i: int, region: Region) -> CutAxes | str:
+    """How an equation is cut that agrees with a region, or why it is not."""
+    eqn, axis, n = graph.eqns[i], region.axis, region.blocks
     if eqn.primitive.name in BEYOND:
         return BEYOND[eqn.primitive.name]
     if eqn.primitive.name == "dynamic_update_slice" and graph.is_given(eqn.invars[0]):
@@ -113,15 +129,22 @@ def treat(graph: RegionGraph, i: int, axis: dict[Any, int], n: int) -> CutAxes |
     if is_packed(eqn):
         return AT_ONCE
     known = lambda atoms: [axis.get(v) if is_var(v) else None for v in atoms]
-    found = cut(eqn, known(eqn.invars), known(eqn.outvars), n, graph.labels(i, n))
-    is_cut = isinstance(found, CutAxes) and found.combine and len(eqn.outvars) > 1
-    return WHOLE if is_cut else found
+    table = graph.labels(i, n)
+    if eqn.primitive.name == CONSTRAINT:
+        table = held_labels(eqn, region.shards)
+    found = cut(eqn, known(eqn.invars), known(eqn.outvars), n, table)
+    if not isinstance(found, CutAxes):
+        return found
+    if found.combine and len(eqn.outvars) > 1:
+        return WHOLE
+    atoms = zip([*eqn.invars, *eqn.outvars], [*found.ins, *found.outs], strict=True)
+    return TYPED if any(a is not None and is_typed(v, a) for v, a in atoms) else found
 
 
 def find(graph: RegionGraph, seed, axis: int, n: int, floor: int = 0) -> Region:
     """The largest region round an array that is cut along an axis; it is convex."""
     # `floor`: bytes from which an array ties operations to the region
-    region = Region(n, axis={seed: axis})
+    region = Region(n, axis={seed: axis}, shards=graph.shards(seed, axis))
     allowed = graph.hull(seed, floor)
     # where large arrays say how, the small ones follow; of equals, the first
     order = itertools.count()
@@ -141,7 +164,7 @@ def find(graph: RegionGraph, seed, axis: int, n: int, floor: int = 0) -> Region:
 
 def _join(graph: RegionGraph, region: Region, i: int) -> Iterator[Any]:
     """Takes an equation in, if it can be cut; the variables whose axes it says."""
-    eqn, got = graph.eqns[i], treat(graph, i, region.axis, region.n)
+    eqn, got = graph.eqns[i], treat(graph, i, region)
     if isinstance(got, str):
         region.blocked[i] = got
         return

@@ -15,6 +15,7 @@ from jaxmem.scheduling.tiling.masks import with_shared_draws
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.regions import RegionGraph
 from jaxmem.scheduling.tiling.rows import row_of, whole_ones
+from jaxmem.scheduling.tiling.shards import InputSpreads, spreads_in
 
 _ROUNDS = 3  # regions of one list, side by side
 _DEPTH = 2  # loops of regions in one another
@@ -58,11 +59,11 @@ class TileRegions(Pass[Tiles, TiledLists]):
         # what runs in tiles already is left as it is
         eqns = jaxprs.split(level.jaxpr)[0].eqns
         regions = filter(_is_region, eqns)
-        if config.limit is None or is_tile_loop(level.loop) or any(regions):
+        if config.limit is None or _is_own(level.loop) or any(regions):
             return
         in_scan = level.loop is not None and level.loop.primitive.name == "scan"
         asked = Asked(config.limit, config.n, level.target)
-        jaxpr, tiles = _tiled_list(level.jaxpr, asked, in_scan)
+        jaxpr, tiles = _tiled_list(level.jaxpr, asked, in_scan, level.spreads)
         if tiles:
             yield TiledLists(jaxpr, tuple(tiles))
 
@@ -78,22 +79,33 @@ class TileRegions(Pass[Tiles, TiledLists]):
 
 def is_tile_loop(eqn) -> bool:
     """Whether a scan is the loop of a region, or of a head over the vocabulary."""
-    is_scan = eqn is not None and eqn.primitive.name == "scan"
-    return is_scan and SCOPE in _compat.name_stack(eqn)
+    return _is_own(eqn) and eqn.primitive.name == "scan"
+
+
+def _is_own(eqn) -> bool:
+    """Whether an equation is such a loop, or the `shard_map` of a sum in one."""
+    return eqn is not None and SCOPE in _compat.name_stack(eqn)
 
 
 def _is_region(eqn) -> bool:
     return is_tile_loop(eqn) and VOCABULARY not in _compat.name_stack(eqn)
 
 
-def _tiled_list(closed, config: Asked, in_scan: bool, times: int = 1, depth: int = 1):
+def _tiled_list(
+    closed,
+    config: Asked,
+    in_scan: bool,
+    given: InputSpreads | None,
+    times: int = 1,
+    depth: int = 1,
+):
     """A list of equations and the bodies of its scans, with their tiles."""
     is_own = lambda eqn: not has_level(eqn) and not is_tile_loop(eqn)
-    closed, tiles = _with_tiled_bodies(closed, is_own, config, times, depth)
+    closed, tiles = _with_tiled_bodies(closed, is_own, config, given, times, depth)
     ready, found = prepared(closed, in_scan), []
     further = depth < _DEPTH and config.n is None
     for _ in range(_ROUNDS):
-        graph = RegionGraph(ready)
+        graph = RegionGraph(ready, spreads_in(ready, given))
         chosen = best(graph, config, further)
         if chosen is None:
             break
@@ -104,25 +116,34 @@ def _tiled_list(closed, config: Asked, in_scan: bool, times: int = 1, depth: int
     ready = with_shared_draws(ready)
     reached = (one.found.reaches(config.limit) for one in found)
     if further and not all(reached):  # parts hold too much still
-        how = config, times, depth + 1
+        how = config, given, times, depth + 1
         ready, within = _with_tiled_bodies(ready, _is_region, *how)
         found += within
     return ready, [*tiles, *found]
 
 
 def _with_tiled_bodies(
-    closed, picked: Callable[[Any], bool], config: Asked, times: int, depth: int
+    closed,
+    picked: Callable[[Any], bool],
+    config: Asked,
+    given: InputSpreads | None,
+    times: int,
+    depth: int,
 ):
     tiles: list[Tile] = []
+    spreads = spreads_in(closed, given)
 
     def rule(eqn, args: list) -> list[Any] | None:
         if eqn.primitive.name not in LOOPS or not picked(eqn):
             return None
+        if eqn.primitive.name == "while" and given is not None:
+            return None  # how its arrays are spread over devices is not known
         # how often a `while` iterates nobody knows: that of a segment's layers, which
         # runs in one of so many iterations as it has itself, once on the average
         count = times * eqn.params.get("length", 1)
         body, *condition = jaxprs.bodies(eqn)
-        body, found = _tiled_list(body, config, True, count, depth)
+        inside = spreads.body(eqn)
+        body, found = _tiled_list(body, config, True, inside, count, depth)
         if not found:
             return None
         tiles.extend(found)
