@@ -31,8 +31,8 @@ def on_part(
       start: of the same, where the part starts; it may be traced. Where the part is of
         several places, a number for each of its elements.
     """
-    name, axis = eqn.primitive.name, outs[0] if outs else None
-    out = eqn.outvars[0].aval if eqn.outvars else None
+    name, axis = eqn.primitive.name, outs[0]
+    out = eqn.outvars[0].aval
     first = lambda dtype: _along(start(out.shape[axis]).astype(dtype), axis, out.ndim)
     if name == "random_bits" and axis is not None and ins[0] is None:
         size = length(out.shape[axis])
