@@ -31,16 +31,17 @@ def on_part(
       start: of the same, where the part starts; it may be traced. Where the part is of
         several places, a number for each of its elements.
     """
-    name, axis = eqn.primitive.name, outs[0]
-    out = eqn.outvars[0].aval
-    first = lambda dtype: _along(start(out.shape[axis]).astype(dtype), axis, out.ndim)
-    if name == "random_bits" and axis is not None and ins[0] is None:
-        size = length(out.shape[axis])
-        bits = partial(bits_of_part, eqn, args[0], axis, size, first(jnp.uint32))
-        return [_compat.in_context_of(eqn, bits)]
+    name, whole = eqn.primitive.name, lambda axis: eqn.outvars[0].aval.shape[axis]
+    first = lambda axis, dtype: _along(
+        start(whole(axis)).astype(dtype), axis, eqn.outvars[0].aval.ndim
+    )
+    if name == "random_bits" and outs[0] is not None and ins[0] is None:
+        axis = outs[0]
+        how = axis, length(whole(axis)), first(axis, jnp.uint32)
+        return [_compat.in_context_of(eqn, partial(bits_of_part, eqn, args[0], *how))]
     new = _compat.bind(eqn, list(args), resized(eqn, ins, outs, length))
-    if name == "iota" and axis == eqn.params["dimension"]:
-        new = [new[0] + first(new[0].dtype)]
+    if name == "iota" and outs[0] == eqn.params["dimension"]:
+        new = [new[0] + first(outs[0], new[0].dtype)]
     return new
 
 
