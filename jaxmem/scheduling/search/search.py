@@ -4,6 +4,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from jaxmem.ir.costs import MACHINES, waiting_for_host
@@ -237,24 +238,64 @@ class SearchRun:
                 return one
         best = min(self.tried, key=lambda t: t.peak, default=None)
         candidates = self._flat = self._candidates(best)
-        may_tile = self._may_tile(candidates, best is None)
-        if may_tile and best is not None:
-            candidates = beside_sequences(self.step, candidates)
-        elif may_tile:
+        self._tiled = False
+        if not self.tile or self.named:
+            return self._fitting(candidates)
+        in_scans = best is None
+        if best is None:
             (best,) = self._compiled([candidates[0].choice])
             if best.peak <= limit:
                 return best
-            candidates = with_tiles(self.step, candidates)
-        known = {} if best is None else {0: best.peak}
-        how = self._space.layers, int(limit), self.compiles, self.tell
-        more = {"slack": self.step.slack(), "ahead": self.compiles.ahead}
-        more |= {"most": _MOST}
-        about = candidates, *how, self._can_shrink_first, self.tried, known
-        return self._fitting(BudgetSearch(*about, **more))
+        if self._is_near(best):
+            with suppress(BudgetError):
+                found = self._fitting(candidates)
+                if found.seconds <= self._slack:
+                    return found
+        one = candidates[-1 if in_scans else 0]
+        self._tiled = can_tile(self.step, one, one.bytes if in_scans else 0)
+        if not self._tiled:
+            return self._fitting(candidates)
+        front = with_tiles if in_scans else beside_sequences
+        few = front(self.step, candidates, self._enough(best))
+        try:
+            return self._fitting(few)
+        except BudgetError:  # the smallest tiles too
+            every = front(self.step, candidates)
+            if every == few:
+                raise
+            return self._fitting(every)
 
-    def _fitting(self, flat: BudgetSearch) -> ReportedTrial:
+    def _enough(self, first: ReportedTrial) -> float:
+        """Bytes of a prediction that will surely do, by what the first has taken."""
+        return self.limit / _FAR - (first.peak - self.step.predicted(first.choice))
+
+    @functools.cached_property
+    def _slack(self) -> float:
+        return self.step.slack()
+
+    def _is_near(self, first: ReportedTrial) -> bool:
+        """Whether hardly any recomputation is expected to do."""
+        # Then tiles gain nothing that is worth looking for them.
+        rest = first.peak - self._flat[0].bytes
+        fits = (one for one in self._flat if one.bytes + rest <= self.limit)
+        return next((one.seconds <= self._slack for one in fits), False)
+
+    def _budget_search(self, candidates: Sequence[Candidate]) -> BudgetSearch:
+        peaks = {t.choice: t.peak for t in self.tried}
+        known = {
+            i: peaks[one.choice]
+            for i, one in enumerate(candidates)
+            if one.choice in peaks
+        }
+        how = self._space.layers, int(self.limit), self.compiles, self.tell
+        more = {"slack": self._slack, "ahead": self.compiles.ahead, "most": _MOST}
+        about = candidates, *how, self._can_shrink_first, self.tried, known
+        return BudgetSearch(*about, **more)
+
+    def _fitting(self, candidates: Sequence[Candidate]) -> ReportedTrial:
         """What a search finds, or another among segments where that is better."""
         # Better is less by the clock's estimate and no more by the count of flops.
+        flat = self._budget_search(candidates)
         try:
             best = flat.run()
         except BudgetError:
@@ -266,28 +307,24 @@ class SearchRun:
             return best
         rows = self.step.rewritten(best.choice).description.recomputed
         work = sum(row.flops for row in rows)
-        most = _LESS * best.seconds
-        candidates = [
-            r for r in self._segments() if r.seconds < most and r.flops <= work
-        ]
+        candidates = self._segments(_LESS * best.seconds, work)
         try:
             return _among(candidates, flat).run() if candidates else best
         except BudgetError:
             return best
 
-    def _may_tile(self, candidates: Sequence[Candidate], in_scans: bool) -> bool:
-        """Whether tiles are asked for, and there is something to cut."""
-        if not self.tile or self.named:
-            return False
-        self.compiles.ahead([candidates[0].choice])  # while we look
-        one = candidates[-1 if in_scans else 0]
-        self._tiled = can_tile(self.step, one, one.bytes if in_scans else 0)
-        return self._tiled
+    def _segments(
+        self, most: float = math.inf, work: float = math.inf
+    ) -> list[Candidate]:
+        """Candidates in segments of layers, in tiles where there are any.
 
-    def _segments(self) -> list[Candidate]:
-        """Candidates in segments of layers, in tiles where there are any."""
+        They take less than `most` seconds, and no more than `work` flops.
+        """
+        is_less = lambda one: one.seconds < most and one.flops <= work
         found = in_segments(self._space, self._flat)
-        return with_tiles(self.step, found) if found and self._tiled else found
+        if self._tiled and any(map(is_less, found)):  # tiles take none of either
+            found = with_tiles(self.step, found)
+        return list(filter(is_less, found))
 
     def _is_vain(self, choice: Choice, limit: float) -> bool:
         """Whether it is an order that neither fits nor tells more than the first."""

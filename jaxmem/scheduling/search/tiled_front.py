@@ -2,25 +2,23 @@
 
 What is kept and what runs at one time add up to a peak, and either can be made less:
 by recomputation, or by tiles. So each rate of recomputation is combined with limits for
-what runs at one time, each half of the one before. Two predictions for a limit, with
-most kept and with least, say what its peak is between.
+what runs at one time, each half of the one before, and each limit with heads over
+tokens and with heads over the vocabulary. Two predictions for a limit, with most kept
+and with least, say what its peak is between.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.plan.rows import TiledRegion
-from jaxmem.scheduling.predict.operations import (
-    as_compiled,
-    compiled_peak,
-    operations_of,
-)
-from jaxmem.scheduling.predict.tpu import is_tpu
 from jaxmem.scheduling.search.front import LEAST, Candidate, descending
 from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.tiles import Tiles
+from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
 
 _HALVINGS = 6  # of what runs at one time, to the least limit
 
@@ -29,29 +27,54 @@ def can_tile(step: TracedStep, candidate: Candidate, kept: int) -> bool:
     """Whether there is a region in a step that tiles make smaller."""
     # `kept`: bytes of it that no tile makes less
     limit = _at_one_time(step, candidate.choice, kept) >> _HALVINGS
-    return bool(_rows(step, candidate.choice.having(Tiles(limit=limit))))
+    ways = (candidate.choice.having(*cuts) for cuts in _cuts_to(limit))
+    return any(_rows(step, choice) for choice in ways)
 
 
-def beside_sequences(step: TracedStep, flat: Sequence[Candidate]) -> list[Candidate]:
-    """The front of sequences, and of tiles in the first of them, which has none."""
+def cuts_of(choice: Choice) -> tuple[Any, ...]:
+    """What of a choice says in how many parts things are done."""
+    return tuple(map(choice.get, (Tiles, VocabularyTiles)))
+
+
+def _cuts_to(limit: int) -> list[tuple[Any, ...]]:
+    """The configurations that take what runs at one time to a limit."""
+    tiles = Tiles(limit=limit)
+    return [(tiles,)]
+
+
+def beside_sequences(
+    step: TracedStep, flat: Sequence[Candidate], enough: float = -math.inf
+) -> list[Candidate]:
+    """The front of sequences, and of tiles in the first of them, which has none.
+
+    `enough`: as for `with_tiles`.
+    """
     # The positions of a sequence are those of a step without tiles.
     free = flat[0]
     found = list(flat)
-    for config in _configs(step, free.choice, 0):
-        choice = free.choice.having(config)
+    for cuts in _cuts(step, free.choice, 0):
+        choice = free.choice.having(*cuts)
         seconds = sum(row.seconds for row in _rows(step, choice))
         found.append(replace(free, choice=choice, seconds=seconds))
-        found[-1] = replace(found[-1], bytes=_peak(step, choice))
+        found[-1] = replace(found[-1], bytes=step.predicted(choice))
+        if found[-1].bytes <= enough:
+            break
     return _by_seconds(found)
 
 
-def with_tiles(step: TracedStep, flat: Sequence[Candidate]) -> list[Candidate]:
+def with_tiles(
+    step: TracedStep, flat: Sequence[Candidate], enough: float = -math.inf
+) -> list[Candidate]:
     """The front of these candidates, as they are and in tiles; `bytes` are of peaks.
 
-    Of those that take equally long, the ones of fewer tiles come first.
+    Of those that take equally long, the ones of fewer tiles come first. Where the first
+    candidate is predicted to take no more than `enough`, there are no smaller tiles.
     """
-    configs = [Tiles(), *_configs(step, flat[-1].choice, flat[-1].bytes)]
-    lines = [_line(step, flat, config) for config in configs]
+    lines = [_line(step, flat, ())]
+    for cuts in _cuts(step, flat[-1].choice, flat[-1].bytes):
+        lines.append(_line(step, flat, cuts))
+        if lines[-1].peaks[0] <= enough:
+            break
     return _by_seconds([line.candidate(one) for line in lines for one in flat])
 
 
@@ -62,9 +85,9 @@ def _by_seconds(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 @dataclass(frozen=True)
 class _Line:
-    """Peaks and seconds under one configuration of tiles, linear in what is kept."""
+    """Peaks and seconds with the same cuts, linear in what is kept."""
 
-    config: Tiles
+    cuts: tuple[Any, ...]  # configurations
     kept: tuple[int, int]  # most, least
     peaks: tuple[int, int]
     seconds: tuple[float, float]  # of tiles
@@ -75,48 +98,42 @@ class _Line:
         between = lambda ends: ends[1] + share * (ends[0] - ends[1])
         return replace(
             flat,
-            choice=flat.choice.having(self.config),
+            choice=flat.choice.having(*self.cuts),
             bytes=round(between(self.peaks)),
             seconds=flat.seconds + max(0.0, between(self.seconds)),
         )
 
 
-def _configs(step: TracedStep, choice: Choice, kept: int) -> Iterator[Tiles]:
-    """Limits that make other numbers of tiles, from the largest on."""
+def _cuts(step: TracedStep, choice: Choice, kept: int) -> Iterator[tuple[Any, ...]]:
+    """Configurations that make other numbers of tiles, from the largest limit on."""
     seen: set[tuple[TiledRegion, ...]] = {()}
     limit = _at_one_time(step, choice, kept)
     for _ in range(_HALVINGS):
         limit //= 2
-        rows = _rows(step, choice.having(Tiles(limit=limit)))
-        if rows not in seen:
-            seen.add(rows)
-            yield Tiles(limit=limit)
+        for cuts in _cuts_to(limit):
+            rows = _rows(step, choice.having(*cuts))
+            if rows not in seen:
+                seen.add(rows)
+                yield cuts
 
 
 def _at_one_time(step: TracedStep, choice: Choice, kept: int) -> int:
     """Bytes beside what is kept, and beside what the step gives back."""
-    jaxpr = step.rewritten(choice).unordered
+    jaxpr = step.rewritten(choice, ordered=False).jaxpr
     in_place = step.aliases(jaxpr)
     outs = (v for i, v in enumerate(jaxpr.jaxpr.outvars) if i not in in_place)
     made = sum(size_of(v) for v in outs if is_var(v))
-    return max(0, _peak(step, choice) - kept - made)
+    return max(0, step.predicted(choice) - kept - made)
 
 
 def _rows(step: TracedStep, choice: Choice) -> tuple[TiledRegion, ...]:
-    return step.rewritten(choice).description.tiles
+    return step.rewritten(choice, ordered=False).description.tiles
 
 
-def _line(step: TracedStep, flat: Sequence[Candidate], config: Tiles) -> _Line:
+def _line(step: TracedStep, flat: Sequence[Candidate], cuts: tuple[Any, ...]) -> _Line:
     ends = flat[0], flat[-1]
-    choices = [one.choice.having(config) for one in ends]
+    choices = [one.choice.having(*cuts) for one in ends]
     seconds = [sum(row.seconds for row in _rows(step, c)) for c in choices]
-    peaks = [_peak(step, c) for c in choices]
+    peaks = [step.predicted(c) for c in choices]
     kept = ends[0].bytes, ends[1].bytes
-    return _Line(config, kept, (peaks[0], peaks[1]), (seconds[0], seconds[1]))
-
-
-def _peak(step: TracedStep, choice: Choice) -> int:
-    """Bytes of a rewritten step, without its arguments."""
-    jaxpr, tpu = step.rewritten(choice).unordered, is_tpu(step.target)
-    ops = operations_of(jaxpr, step.aliases(jaxpr), tpu=tpu)
-    return compiled_peak(as_compiled(ops, tpu))
+    return _Line(cuts, kept, (peaks[0], peaks[1]), (seconds[0], seconds[1]))

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -15,13 +15,21 @@ from jaxmem.memory import Pending, begin
 from jaxmem.scheduling._arguments import jit_with
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
+from jaxmem.scheduling._remembered import Remembered
+from jaxmem.scheduling.predict.operations import (
+    as_compiled,
+    compiled_peak,
+    operations_of,
+)
+from jaxmem.scheduling.predict.tpu import is_tpu
 
 ENOUGH = 0.02  # of the step's own seconds: less is not worth another compile
 
 
 @dataclass(frozen=True)
 class TracedStep:
-    rewritten: Callable[[Choice], Rewritten]
+    # under a choice; with `ordered=False` as it is before operations are put in order
+    rewritten: Callable[..., Rewritten]
     aliases: Callable[[Any], Aliases]
     out_tree: Any
     given: Callable
@@ -31,6 +39,17 @@ class TracedStep:
     target: str
     fingerprint: str
     compiler_options: dict[str, Any] | None = None
+    known: Remembered = field(default_factory=Remembered)  # of its lists of equations
+
+    def predicted(self, choice: Choice) -> int:
+        """Bytes of the peak under a choice, without arguments, in the order of XLA."""
+        jaxpr = self.rewritten(choice, ordered=False).jaxpr
+        return self.known.get("peak", (jaxpr,), lambda: self._peak(jaxpr))
+
+    def _peak(self, jaxpr) -> int:
+        tpu = is_tpu(self.target)
+        ops = operations_of(jaxpr, self.aliases(jaxpr), tpu=tpu)
+        return compiled_peak(as_compiled(ops, tpu))
 
     def begin(self, choice: Choice, **how: Any) -> Pending:
         """Starts its compile; `how`: as for `jaxmem.memory.begin`."""

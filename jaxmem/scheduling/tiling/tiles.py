@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.scheduling._pass import Level, Pass, has_level
+from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling.plan.rows import Description
-from jaxmem.scheduling.tiling.best import Asked, Found, best
-from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY, tiled
+from jaxmem.scheduling.tiling.best import Asked, Found, ListRegions, best
+from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY
 from jaxmem.scheduling.tiling.prepared import prepared
-from jaxmem.scheduling.tiling.regions import RegionGraph
 from jaxmem.scheduling.tiling.rows import row_of, whole_ones
 
 _ROUNDS = 3  # regions of one list, side by side
@@ -59,8 +59,8 @@ class TileRegions(Pass[Tiles, TiledLists]):
         if config.limit is None or is_tile_loop(level.loop) or any(regions):
             return
         in_scan = level.loop is not None and level.loop.primitive.name == "scan"
-        asked = Asked(config.limit, config.n, level.target)
-        jaxpr, tiles = _tiled_list(level.jaxpr, asked, in_scan)
+        lists = _Lists(Asked(config.limit, config.n), level.target, level.known)
+        jaxpr, tiles = lists.tiled(level.jaxpr, in_scan)
         if tiles:
             yield TiledLists(jaxpr, tuple(tiles))
 
@@ -84,44 +84,67 @@ def _is_region(eqn) -> bool:
     return is_tile_loop(eqn) and VOCABULARY not in _compat.name_stack(eqn)
 
 
-def _tiled_list(closed, config: Asked, in_scan: bool, times: int = 1, depth: int = 1):
-    """A list of equations and the bodies of its scans, with their tiles."""
-    is_own = lambda eqn: not has_level(eqn) and not is_tile_loop(eqn)
-    closed, tiles = _with_tiled_bodies(closed, is_own, config, times, depth)
-    ready, found = prepared(closed, in_scan), []
-    further = depth < _DEPTH and config.n is None
-    for _ in range(_ROUNDS):
-        graph = RegionGraph(ready)
-        chosen = best(graph, config, further)
-        if chosen is None:
-            break
-        found.append(Tile(tuple(graph.eqns), chosen, times))
-        ready = tiled(graph, chosen.region)
-    if not found:
-        return closed, tiles
-    reached = (one.found.reaches(config.limit) for one in found)
-    if further and not all(reached):  # parts hold too much still
-        how = config, times, depth + 1
-        ready, within = _with_tiled_bodies(ready, _is_region, *how)
-        found += within
-    return ready, [*tiles, *found]
+@dataclass(frozen=True)
+class _Lists:
+    """A list of equations and those in its loops, on their way into tiles."""
 
+    asked: Asked
+    target: str
+    known: Remembered
 
-def _with_tiled_bodies(
-    closed, picked: Callable[[Any], bool], config: Asked, times: int, depth: int
-):
-    tiles: list[Tile] = []
+    def tiled(
+        self, closed, in_scan: bool, times: int = 1, depth: int = 1
+    ) -> tuple[Any, list[Tile]]:
+        """A list of equations and the bodies of its scans, with their tiles."""
+        key = "tiled", self.asked, self.target, in_scan, times, depth
+        run = lambda: self._tiled(closed, in_scan, times, depth)
+        return self.known.get(key, (closed,), run)
 
-    def rule(eqn, args: list) -> list[Any] | None:
-        if eqn.primitive.name != "scan" or not picked(eqn):
-            return None
-        count = times * eqn.params["length"]
-        body = eqn.params["jaxpr"]
-        body, found = _tiled_list(body, config, True, count, depth)
+    def _tiled(
+        self, closed, in_scan: bool, times: int, depth: int
+    ) -> tuple[Any, list[Tile]]:
+        is_own = lambda eqn: not has_level(eqn) and not is_tile_loop(eqn)
+        closed, tiles = self._bodies(closed, is_own, times, depth)
+        regions, found = self._regions(closed, in_scan), []
+        further = depth < _DEPTH and self.asked.n is None
+        for _ in range(_ROUNDS):
+            chosen = best(regions, self.asked, further)
+            if chosen is None:
+                break
+            found.append(Tile(tuple(regions.graph.eqns), chosen, times))
+            regions = regions.tiled(chosen.region)
         if not found:
-            return None
-        tiles.extend(found)
-        return jaxprs.rebind(eqn, args, [body])
+            return closed, tiles
+        ready = regions.graph.closed
+        reached = (one.found.reaches(self.asked.limit) for one in found)
+        if further and not all(reached):  # parts hold too much still
+            ready, within = self._bodies(ready, _is_region, times, depth + 1)
+            found += within
+        return ready, [*tiles, *found]
 
-    run = lambda args: jaxprs.evaluate(closed, args, rule)
-    return jaxprs.retrace(closed, run), tiles
+    def _regions(self, closed, in_scan: bool) -> ListRegions:
+        make = lambda: ListRegions(prepared(closed, in_scan), self.target)
+        return self.known.get(("regions", self.target, in_scan), (closed,), make)
+
+    def _bodies(self, closed, picked: Callable[[Any], bool], times: int, depth: int):
+        """The list with the bodies of some of its scans in tiles."""
+        tiles: list[Tile] = []
+        bodies: dict[Any, Any] = {}
+        for eqn in jaxprs.split(closed)[0].eqns:
+            if eqn.primitive.name == "scan" and picked(eqn):
+                count = times * eqn.params["length"]
+                body, found = self.tiled(eqn.params["jaxpr"], True, count, depth)
+                tiles += found
+                if found:
+                    bodies[id(eqn)] = body
+
+        def rule(eqn, args: list) -> list[Any] | None:
+            body = bodies.get(id(eqn))
+            return None if body is None else jaxprs.rebind(eqn, args, [body])
+
+        if not bodies:
+            return closed, tiles
+        run = lambda args: jaxprs.evaluate(closed, args, rule)
+        # which scans they are the bodies of, another limit may say otherwise
+        key, of = ("with bodies", *bodies), (closed, *bodies.values())
+        return self.known.get(key, of, lambda: jaxprs.retrace(closed, run)), tiles
