@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from jaxmem.ir.costs import MACHINES, waiting_for_host
 from jaxmem.memory import format_bytes, start_worker
@@ -45,8 +46,13 @@ from jaxmem.scheduling.tiling.tiles import Tiles
 
 _FAR = 1.1  # of the budget: what is predicted above it will not fit
 _LESS = 0.95  # of the seconds: for more, segments are not looked at
+_CLEARLY = 0.1  # of the step's own seconds: what products that are done twice must save
 _CONFIRMED = 4  # compiles to the end for one budget
 _MOST = 12  # compiles for one budget, once something fits
+
+
+# candidates, or what finds them
+Front = Sequence[Candidate] | Callable[[], Sequence[Candidate]]
 
 
 def search(
@@ -106,6 +112,9 @@ class SearchRun:
     notes: tuple[str, ...] = ()  # what there is to say of how it ended
     _flat: Sequence[Candidate] = ()  # those in no segments and no tiles
     _tiled: bool = False  # whether there is something to cut
+    _looked_at: Sequence[Candidate] = ()  # those of the last front
+    # makes the candidates in tiles, see `with_tiles`
+    _front: Callable[..., list[Candidate]] = lambda *args, **how: []
     excess: int = 0  # bytes that a step took above what its assigned buffers had told
 
     @property
@@ -228,7 +237,7 @@ class SearchRun:
 
     def _search(self, limit: float) -> ReportedTrial:
         """The fewest seconds whose assigned buffers are within a limit."""
-        self.tried = []
+        self.tried, self._looked_at = [], ()
         free = self._free() if self._space.is_unrolled else []
         if free:
             self.compiles.ahead(free[:1])
@@ -240,7 +249,7 @@ class SearchRun:
         candidates = self._flat = self._candidates(best)
         self._tiled = False
         if not self.tile or self.named:
-            return self._fitting(candidates)
+            return self._fitting([candidates, self._segments])
         in_scans = best is None
         if best is None:
             (best,) = self._compiled([candidates[0].choice])
@@ -248,26 +257,19 @@ class SearchRun:
                 return best
         if self._is_near(best):
             with suppress(BudgetError):
-                found = self._fitting(candidates)
+                found = self._budget_search(candidates).run()
                 if found.seconds <= self._slack:
                     return found
+        front = with_tiles if in_scans else beside_sequences
+        self._front = partial(front, self.step, candidates)
         one = candidates[-1 if in_scans else 0]
         self._tiled = can_tile(self.step, one, one.bytes if in_scans else 0)
         if not self._tiled:
-            return self._fitting(candidates)
-        front = with_tiles if in_scans else beside_sequences
-        few = front(self.step, candidates, self._enough(best))
-        try:
-            return self._fitting(few)
-        except BudgetError:  # the smallest tiles too
-            every = front(self.step, candidates)
-            if every == few:
-                raise
-            return self._fitting(every)
-
-    def _enough(self, first: ReportedTrial) -> float:
-        """Bytes of a prediction that will surely do, by what the first has taken."""
-        return self.limit / _FAR - (first.peak - self.step.predicted(first.choice))
+            return self._fitting([candidates, self._heads, self._segments])
+        # what surely fits, by what the first one took
+        above = best.peak - self.step.predicted(best.choice)
+        few = self._front(self.limit / _FAR - above)
+        return self._fitting([few, self._front, self._heads, self._segments])
 
     @functools.cached_property
     def _slack(self) -> float:
@@ -281,37 +283,62 @@ class SearchRun:
         return next((one.seconds <= self._slack for one in fits), False)
 
     def _budget_search(self, candidates: Sequence[Candidate]) -> BudgetSearch:
+        """The search among these, with what is known of those that were tried."""
         peaks = {t.choice: t.peak for t in self.tried}
-        known = {
-            i: peaks[one.choice]
-            for i, one in enumerate(candidates)
-            if one.choice in peaks
-        }
+        numbered = enumerate(candidates)
+        known = {i: peaks[c.choice] for i, c in numbered if c.choice in peaks}
+        # what other fronts took above their predictions, at least
+        bytes_of = {c.choice: c.bytes for c in self._looked_at}
+        above = [peak - bytes_of[c] for c, peak in peaks.items() if c in bytes_of]
+        self._looked_at = candidates
         how = self._space.layers, int(self.limit), self.compiles, self.tell
         more = {"slack": self._slack, "ahead": self.compiles.ahead, "most": _MOST}
         about = candidates, *how, self._can_shrink_first, self.tried, known
-        return BudgetSearch(*about, **more)
+        rest = None if known else min(above, default=None)
+        return BudgetSearch(*about, rest, **more)
 
-    def _fitting(self, candidates: Sequence[Candidate]) -> ReportedTrial:
-        """What a search finds, or another among segments where that is better."""
-        # Better is less by the clock's estimate and no more by the count of flops.
-        flat = self._budget_search(candidates)
-        try:
-            best = flat.run()
-        except BudgetError:
-            candidates = self._segments()
-            if not candidates:
-                raise
-            return _among(candidates, flat).run()
+    def _fitting(self, fronts: Sequence[Front]) -> ReportedTrial:
+        """What the first front finds that reaches the limit, or what is better still.
+
+        Segments are better where they take less by the clock's estimate, and no more by
+        the count of flops; heads over the vocabulary, which do products twice, where
+        they take clearly less.
+        """
+        best = self._first_of(fronts)
         if not best.seconds:
             return best
         rows = self.step.rewritten(best.choice).description.recomputed
         work = sum(row.flops for row in rows)
-        candidates = self._segments(_LESS * best.seconds, work)
+        best = self._better(best, self._segments(_LESS * best.seconds, work))
+        most = best.seconds - _CLEARLY / ENOUGH * self._slack
+        return self._better(best, self._heads(most) if most > 0 else [])
+
+    def _first_of(self, fronts: Sequence[Front]) -> ReportedTrial:
+        error, looked_at = None, []
+        for front in fronts:
+            candidates = front() if callable(front) else front
+            if not candidates or candidates in looked_at:
+                continue
+            looked_at.append(candidates)
+            try:
+                return self._budget_search(candidates).run()
+            except BudgetError as none:
+                error = none
+        assert error is not None
+        raise error
+
+    def _better(
+        self, best: ReportedTrial, candidates: Sequence[Candidate]
+    ) -> ReportedTrial:
+        """The best, or one of these that take less time."""
         try:
-            return _among(candidates, flat).run() if candidates else best
+            return self._budget_search(candidates).run() if candidates else best
         except BudgetError:
             return best
+
+    def _heads(self, most: float = math.inf) -> list[Candidate]:
+        """Candidates with heads over the vocabulary, of less than `most` seconds."""
+        return [one for one in self._front(heads=True) if one.seconds < most]
 
     def _segments(
         self, most: float = math.inf, work: float = math.inf
@@ -355,9 +382,3 @@ class SearchRun:
         if len(candidates) == 1:  # the lists are in loops over micro-batches
             candidates = pareto_front(self._space)
         return [replace(candidates[0], choice=best.choice), *candidates[1:]]
-
-
-def _among(candidates: list[Candidate], flat: BudgetSearch) -> BudgetSearch:
-    """The search over segments, after one over the front without them."""
-    rest = min(peak - flat.candidates[i].bytes for i, peak in flat.peaks.items())
-    return replace(flat, candidates=candidates, peaks={}, rest=rest)

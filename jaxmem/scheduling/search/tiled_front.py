@@ -27,8 +27,7 @@ def can_tile(step: TracedStep, candidate: Candidate, kept: int) -> bool:
     """Whether there is a region in a step that tiles make smaller."""
     # `kept`: bytes of it that no tile makes less
     limit = _at_one_time(step, candidate.choice, kept) >> _HALVINGS
-    ways = (candidate.choice.having(*cuts) for cuts in _cuts_to(limit))
-    return any(_rows(step, choice) for choice in ways)
+    return _is_cut(step, candidate.choice.having(Tiles(limit=limit)), heads=False)
 
 
 def cuts_of(choice: Choice) -> tuple[Any, ...]:
@@ -36,42 +35,59 @@ def cuts_of(choice: Choice) -> tuple[Any, ...]:
     return tuple(map(choice.get, (Tiles, VocabularyTiles)))
 
 
-def _cuts_to(limit: int) -> list[tuple[Any, ...]]:
+def _cuts_to(limit: int, heads: bool) -> tuple[Any, ...]:
     """The configurations that take what runs at one time to a limit."""
     tiles = Tiles(limit=limit)
-    return [(tiles,)]
+    return (tiles, VocabularyTiles(limit=limit)) if heads else (tiles,)
+
+
+def _is_cut(step: TracedStep, choice: Choice, heads: bool) -> bool:
+    made = step.rewritten(choice, ordered=False)
+    return made.did(VocabularyTiles if heads else Tiles)
 
 
 def beside_sequences(
-    step: TracedStep, flat: Sequence[Candidate], enough: float = -math.inf
+    step: TracedStep,
+    flat: Sequence[Candidate],
+    enough: float = -math.inf,
+    heads: bool = False,
 ) -> list[Candidate]:
     """The front of sequences, and of tiles in the first of them, which has none.
 
-    `enough`: as for `with_tiles`.
+    `enough`, `heads`: as for `with_tiles`.
     """
     # The positions of a sequence are those of a step without tiles.
     free = flat[0]
-    found = list(flat)
-    for cuts in _cuts(step, free.choice, 0):
+    found = [] if heads else list(flat)
+    for cuts in _cuts(step, free.choice, 0, heads):
         choice = free.choice.having(*cuts)
         seconds = sum(row.seconds for row in _rows(step, choice))
-        found.append(replace(free, choice=choice, seconds=seconds))
-        found[-1] = replace(found[-1], bytes=step.predicted(choice))
-        if found[-1].bytes <= enough:
+        peak = step.predicted(choice)
+        found.append(replace(free, choice=choice, seconds=seconds, bytes=peak))
+        if peak <= enough:
             break
     return _by_seconds(found)
 
 
 def with_tiles(
-    step: TracedStep, flat: Sequence[Candidate], enough: float = -math.inf
+    step: TracedStep,
+    flat: Sequence[Candidate],
+    enough: float = -math.inf,
+    heads: bool = False,
 ) -> list[Candidate]:
     """The front of these candidates, as they are and in tiles; `bytes` are of peaks.
 
-    Of those that take equally long, the ones of fewer tiles come first. Where the first
-    candidate is predicted to take no more than `enough`, there are no smaller tiles.
+    Of those that take equally long, the ones of fewer tiles come first.
+
+    Args:
+      step: the step.
+      flat: candidates in no tiles, from those that keep most on.
+      enough: bytes of a prediction that will do: where the first candidate is below
+        it, there are no smaller tiles.
+      heads: whether it is the front of those with heads over the vocabulary alone.
     """
-    lines = [_line(step, flat, ())]
-    for cuts in _cuts(step, flat[-1].choice, flat[-1].bytes):
+    lines = [] if heads else [_line(step, flat, ())]
+    for cuts in _cuts(step, flat[-1].choice, flat[-1].bytes, heads):
         lines.append(_line(step, flat, cuts))
         if lines[-1].peaks[0] <= enough:
             break
@@ -80,7 +96,7 @@ def with_tiles(
 
 def _by_seconds(candidates: Sequence[Candidate]) -> list[Candidate]:
     found = sorted(candidates, key=lambda one: (one.seconds, -one.bytes))
-    return descending(found, LEAST * found[0].bytes)
+    return descending(found, LEAST * found[0].bytes) if found else []
 
 
 @dataclass(frozen=True)
@@ -104,17 +120,19 @@ class _Line:
         )
 
 
-def _cuts(step: TracedStep, choice: Choice, kept: int) -> Iterator[tuple[Any, ...]]:
+def _cuts(
+    step: TracedStep, choice: Choice, kept: int, heads: bool
+) -> Iterator[tuple[Any, ...]]:
     """Configurations that make other numbers of tiles, from the largest limit on."""
     seen: set[tuple[TiledRegion, ...]] = {()}
     limit = _at_one_time(step, choice, kept)
     for _ in range(_HALVINGS):
         limit //= 2
-        for cuts in _cuts_to(limit):
-            rows = _rows(step, choice.having(*cuts))
-            if rows not in seen:
-                seen.add(rows)
-                yield cuts
+        cuts = _cuts_to(limit, heads)
+        rows = _rows(step, choice.having(*cuts))
+        if rows not in seen and _is_cut(step, choice.having(*cuts), heads):
+            seen.add(rows)
+            yield cuts
 
 
 def _at_one_time(step: TracedStep, choice: Choice, kept: int) -> int:
