@@ -43,6 +43,7 @@ from jaxmem.scheduling.search.sequences import of_sequences
 from jaxmem.scheduling.search.tiled_front import beside_sequences, can_tile, with_tiles
 from jaxmem.scheduling.search.traced_step import ENOUGH, TracedStep
 from jaxmem.scheduling.tiling.tiles import Tiles
+from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary, VocabularyTiles
 
 _FAR = 1.1  # of the budget: what is predicted above it will not fit
 _LESS = 0.95  # of the seconds: for more, segments are not looked at
@@ -175,7 +176,11 @@ class SearchRun:
         done = (pair for record in made.records for pair in record.rewrites)
         tiles = (pair for pair in done if pair[0].config is Tiles)
         said = (one.describe(rewrite, self.step.target).notes for one, rewrite in tiles)
-        return tuple(dict.fromkeys(note for notes in said for note in notes))
+        notes = [note for notes in said for note in notes]
+        for record in made.records:
+            level = record.entered[VocabularyTiles]
+            notes += TileVocabulary().left(level, VocabularyTiles(limit=0))
+        return tuple(dict.fromkeys(notes))
 
     def _least(self, choices: Sequence[Choice]) -> ReportedTrial:
         """The least peak; never more than that of the step as it was given."""
