@@ -69,6 +69,13 @@ def seconds(eqn, machine: Machine) -> float | None:
     return moved / machine.bandwidth
 
 
+def product_seconds(eqn, machine: Machine) -> float:
+    """How long the matmuls and convolutions of an equation take, loops in full."""
+    if eqn.primitive.name in _MATMULS:
+        return seconds(eqn, machine) or 0.0
+    return _inside(eqn, lambda e: product_seconds(e, machine)) or 0.0
+
+
 def host_traffic(closed) -> int:
     """Bytes that a jaxpr moves to the host's memory and back; a `while` counts once."""
     total = 0

@@ -83,7 +83,7 @@ def layers(ws, x):
 
 
 @pytest.mark.slow
-def test_fits_a_budget_that_nothing_else_reaches():
+def test_fits_a_budget_that_no_recomputation_reaches():
     step = jax.grad(layers)
     args = (
         jax.ShapeDtypeStruct((24, 256, 256), jnp.bfloat16),
@@ -91,10 +91,11 @@ def test_fits_a_budget_that_nothing_else_reaches():
     )
     inputs = 24 * 8192 * 256 * 2  # of all layers
     room = inputs * 2 // 3
+    # all layers can run on some rows at a time, which keeps the inputs of fewer rows
+    how = {"target": "h100", "donate_argnums": (), "tile": False}
     with pytest.raises(BudgetError, match="cannot be reached"):
-        schedule(step, room, target="h100", donate_argnums=()).plan(*args)
-    how = {"target": "h100", "donate_argnums": (), "offload": True}
-    plan = schedule(step, room, **how).plan(*args)
+        schedule(step, room, **how).plan(*args)
+    plan = schedule(step, room, **how, offload=True).plan(*args)
     assert plan.scheduled.peak_bytes <= room
     assert plan.choice.get(Recompute).offload is not None
     assert plan.offloaded_bytes == inputs

@@ -144,20 +144,19 @@ def test_the_first_that_fits_within_a_slack_ends_the_search():
     assert counts[0.0] > counts[2.5] > counts[100.0] == 2
 
 
-def test_two_per_cent_of_the_step_are_not_worth_a_compile(monkeypatch):
+def test_a_per_cent_of_the_step_is_not_worth_a_compile(monkeypatch):
     step, args = in_budget(SHARE)
     best = step.find(args, {})
     fits = [t for t in best.tried if t.peak <= best.budget]
     assert len(fits) > 1
-    for module in (_search, traced_step):  # anything that fits is enough
-        monkeypatch.setattr(module, "ENOUGH", 1e3)
+    monkeypatch.setattr(traced_step, "ENOUGH", 1e3)  # anything that fits is enough
     first = in_budget(SHARE)[0].find(args, {})
     assert len(first.tried) < len(best.tried)
     assert first.tried[-1].peak <= first.budget
     assert first.choice == fits[0].choice
 
 
-def test_slack_is_two_per_cent_of_the_products():
+def test_slack_is_a_per_cent_of_the_products():
     """512 x 512 x 512, as long as they take an H100's float32 units."""
     x = SDS((512, 512), jnp.float32)
     seen = []
@@ -169,7 +168,7 @@ def test_slack_is_two_per_cent_of_the_products():
         if e.primitive.name == "dot_general"
     )
     seconds = traced_step.seconds(eqn, traced_step.MACHINES["h100"])
-    assert math.isclose(step.slack(), 0.02 * seconds)
+    assert math.isclose(step.slack(), 0.01 * seconds)
 
 
 def test_candidates_are_compiled_two_at_a_time(submitted, told, empty_cache):

@@ -6,6 +6,8 @@ its cost as capacity, in bytes that one would pay to avoid it. (The partitioners
 AOTAutograd and of nvFuser cut forward from backward in the same way.)
 """
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -40,14 +42,24 @@ _MOST = 2**28  # of all capacities together: scipy's flows are int32
 _ENDLESS = 2**30
 _SOURCE, _SINK = 0, 1
 
-# Later equations are dearer by as much, so that no two cuts are worth the same.
-_TILT = 1e-2
+# Later equations are dearer by as much, so that no two cuts are worth the same: each
+# than the one before it, and all of them together at most.
+_TILT, _TILTED = 1e-5, 1e-1
 
 
 def price_of(graph: JaxprGraph, i: int, price: Price) -> float | None:
     """The price of equation `i`, with a little added for a late position."""
     cost = price(graph.eqns[i])
-    return None if cost is None else cost * (1 + _TILT * i / len(graph.eqns))
+    return cost and cost * (1 + min(_TILT * _costly_before(graph)[i], _TILTED))
+
+
+@functools.lru_cache(maxsize=64)
+def _costly_before(graph: JaxprGraph) -> list[int]:
+    """How many equations before each one cost something."""
+    # Only these: a body that was rewritten has other moves and casts, and must be
+    # worth the same cut at the same price, or more of it would be recomputed.
+    costs = (fused_only(eqn) is None for eqn in graph.eqns)
+    return list(itertools.accumulate(costs, initial=0))
 
 
 def least(

@@ -34,6 +34,7 @@ from jaxmem.scheduling.search.tiled_front import cuts_of
 
 _SHRINK_FIRST = ShrinkFirst(enabled=True)
 _TRIES = 4  # compiles for the number of layers
+_FINER = 0.5  # of the slack: it is tried in more layers for less than other candidates
 _BETTER = 6  # compiles for candidates above the first that was found to fit
 _NEAR = 1.1  # of the budget: a prediction may be wrong by that much
 _SHRINKING = 1.3  # of the budget: what products that wait for others may gain
@@ -76,8 +77,7 @@ class BudgetSearch:
 
     def _look(self) -> None:
         first = self._nearby(self._first_that_fits())
-        wasteful = self.peaks[first] < _CLOSE * self.budget
-        if first > 0 and self.layers > 1 and wasteful:
+        if first > 0 and self.layers > 1:
             self._in_first_layers(first)
 
     def _first_that_fits(self) -> int:
@@ -190,6 +190,8 @@ class BudgetSearch:
 
     def _try(self, choice: Choice, seconds: float, expected: float | None) -> float:
         """The compiled peak; with products that wait for others where that may help."""
+        if self._shrinks_first():
+            return self._compiled(choice.having(_SHRINK_FIRST), seconds, expected)
         peak = self._compiled(choice, seconds, expected)
         is_near = self.budget < peak <= _SHRINKING * self.budget
         is_last = peak > self.budget and choice == self.candidates[-1].choice
@@ -197,6 +199,14 @@ class BudgetSearch:
             choice = choice.having(_SHRINK_FIRST)
             peak = min(peak, self._compiled(choice, seconds, peak))
         return peak
+
+    def _shrinks_first(self) -> bool:
+        """Whether a candidate fits only because some products wait for others."""
+        peaks = {t.choice: t.peak for t in self.tried}
+        waits = [c for c in peaks if c.get(ShrinkFirst) == _SHRINK_FIRST]
+        plain = {c: c.having(ShrinkFirst()) for c in waits}
+        fits = lambda choice: peaks.get(choice, 0.0) <= self.budget
+        return any(fits(c) and not fits(plain[c]) for c in waits)
 
     def _compiled(
         self, choice: Choice, seconds: float, expected: float | None
@@ -243,7 +253,7 @@ class BudgetSearch:
         for _ in range(_TRIES):
             layers = self._fewest(few, most)
             gain = (most[0] - few[0] - 1) / self.layers * self._gain(above, low)
-            if layers is None or gain <= self.slack:
+            if layers is None or gain <= _FINER * self.slack:
                 return
             fraction = layers / self.layers
             first = FirstLayers(below.rate, fraction)
@@ -252,8 +262,6 @@ class BudgetSearch:
             peak = self._compiled(choice, seconds, self._line(few, most, layers))
             if peak > self.budget:
                 few = layers, peak
-            elif peak >= _CLOSE * self.budget:
-                return
             else:
                 most = layers, peak
 

@@ -6,6 +6,7 @@ what they keep wait in the host's memory. Segments of layers have a front of the
 what a layer needs while it runs is another figure there.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -92,6 +93,7 @@ def pareto_front(space: SearchSpace) -> list[Candidate]:
     least = LEAST * first.bytes
     last = _cheapest(space, _candidate(space, _lowest(space)), least)
     found = [first, free, *_between(space, free, last, least), last]
+    found = [*found[:2], *_centred(space, found[1:]), last]
     found = [replace(c, seconds=space.beyond(c.seconds)) for c in found]
     if space.offload:
         found += _away(space, found[-1])
@@ -143,6 +145,18 @@ def _between(
         yield from _between(space, rich, candidate, least)
         yield candidate
         yield from _between(space, candidate, poor, least)
+
+
+def _centred(space: SearchSpace, corners: Sequence[Candidate]) -> Iterator[Candidate]:
+    """All corners but the ends, at rates halfway between those of their neighbours."""
+    # Each is the best between two rates, those at which it is worth as much as its
+    # neighbours. Near one of them, rounding would decide what is recomputed.
+    if len(corners) < 3:  # two ends, which may be the same
+        return
+    pairs = itertools.pairwise(corners)
+    rates = [(a.bytes - b.bytes) / (b.seconds - a.seconds) for a, b in pairs]
+    for high, low in itertools.pairwise(rates):
+        yield _candidate(space, (high + low) / 2)
 
 
 def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:

@@ -41,13 +41,14 @@ from jaxmem.scheduling.search.result import (
 )
 from jaxmem.scheduling.search.sequences import of_sequences
 from jaxmem.scheduling.search.tiled_front import beside_sequences, can_tile, with_tiles
-from jaxmem.scheduling.search.traced_step import ENOUGH, TracedStep
+from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.tiles import Tiles
 from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary, VocabularyTiles
 
 _FAR = 1.1  # of the budget: what is predicted above it will not fit
 _LESS = 0.95  # of the seconds: for more, segments are not looked at
-_CLEARLY = 0.1  # of the step's own seconds: what products that are done twice must save
+_CLEARLY = 0.1  # of the step's own seconds: what products done twice must save
+_ALIKE = 0.98  # of a peak: an order that is predicted above it saves next to nothing
 _CONFIRMED = 4  # compiles to the end for one budget
 _MOST = 12  # compiles for one budget, once something fits
 
@@ -315,7 +316,7 @@ class SearchRun:
         rows = self.step.rewritten(best.choice).description.recomputed
         work = sum(row.flops for row in rows)
         best = self._better(best, self._segments(_LESS * best.seconds, work))
-        most = best.seconds - _CLEARLY / ENOUGH * self._slack
+        most = best.seconds - _CLEARLY * self.step.own_seconds()
         return self._better(best, self._heads(most) if most > 0 else [])
 
     def _first_of(self, fronts: Sequence[Front]) -> ReportedTrial:
@@ -373,7 +374,7 @@ class SearchRun:
         if there + peak <= _FAR * limit:
             return False
         least = self._sequences[0].bytes
-        return there + least > _FAR * limit and least > (1 - ENOUGH) * peak
+        return there + least > _FAR * limit and least > _ALIKE * peak
 
     @functools.cached_property
     def _sequences(self) -> list[Candidate]:

@@ -9,7 +9,7 @@ import jax
 
 from jaxmem.frameworks import Place
 from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import MACHINES, seconds
+from jaxmem.ir.costs import MACHINES, product_seconds, seconds
 from jaxmem.ir.graph import Aliases
 from jaxmem.memory import Pending, begin
 from jaxmem.scheduling._arguments import jit_with
@@ -23,7 +23,8 @@ from jaxmem.scheduling.predict.operations import (
 )
 from jaxmem.scheduling.predict.tpu import is_tpu
 
-ENOUGH = 0.02  # of the step's own seconds: less is not worth another compile
+# Of the seconds of the step's own products: less is not worth another compile.
+ENOUGH = 0.01
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,13 @@ class TracedStep:
 
     def slack(self) -> float:
         """Seconds of recomputation that are not worth another compile."""
+        return ENOUGH * self.own_seconds()
+
+    def own_seconds(self) -> float:
+        """Seconds of the step's products, as it was given; of all if it has none."""
         jaxpr = self.rewritten(Choice(self.target, unchanged=True)).jaxpr
-        eqns = jaxprs.split(jaxpr)[0].eqns
-        return ENOUGH * sum(seconds(e, MACHINES[self.target]) or 0.0 for e in eqns)
+        eqns, machine = jaxprs.split(jaxpr)[0].eqns, MACHINES[self.target]
+        # Of products alone where there are any: what else a step takes depends on how
+        # the compiler fuses it, and would hide products that are computed twice.
+        products = sum(product_seconds(e, machine) for e in eqns)
+        return products or sum(seconds(e, machine) or 0.0 for e in eqns)

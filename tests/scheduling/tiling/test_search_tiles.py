@@ -159,7 +159,7 @@ def test_limits_share_what_is_found_of_a_list(monkeypatch):
     assert str(alone.jaxpr) == str(first.jaxpr)
 
 
-def test_no_tiles_are_looked_for_where_two_per_cent_of_the_time_will_do():
+def test_no_tiles_are_looked_for_where_the_slack_will_do():
     flat = [Candidate(Choice("h100"), 100, 0.0), Candidate(Choice("h100"), 50, 1.0)]
     first = SimpleNamespace(peak=1100.0)
     for slack, budget, near in ((1.0, 1060, True), (0.9, 1060, False), (1.0, 1, False)):

@@ -259,10 +259,10 @@ def test_figures_are_bytes_of_live_ranges():
 
 
 def test_a_sum_is_not_started_from_what_is_broadcast_onto_it():
-    """A bias of one row is added to all rows of a weight's gradient."""
+    """One row is added to all rows of what is summed over tokens."""
 
     def fn(x, w, y, bias):
-        return jax.lax.add(jnp.tanh(x @ w).T @ y, bias)
+        return jax.lax.add(jax.nn.softmax(x @ w).T @ y, bias)
 
     args = drawn(TOKENS, WIDTH), drawn(WIDTH, WORDS), drawn(TOKENS, 8), drawn(1, 8)
     found = rewritten(fn, args, Tiles(limit=0, n=4))
