@@ -40,7 +40,7 @@ from jaxmem.scheduling.search.result import (
     unreachable,
 )
 from jaxmem.scheduling.search.sequences import of_sequences
-from jaxmem.scheduling.search.tiled_front import beside_sequences, can_tile, with_tiles
+from jaxmem.scheduling.search.tiled_front import beside_sequences, with_tiles
 from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.tiles import Tiles
 from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary, VocabularyTiles
@@ -268,13 +268,10 @@ class SearchRun:
                     return found
         front = with_tiles if in_scans else beside_sequences
         self._front = partial(front, self.step, candidates)
-        one = candidates[-1 if in_scans else 0]
-        self._tiled = can_tile(self.step, one, one.bytes if in_scans else 0)
-        if not self._tiled:
-            return self._fitting([candidates, self._heads, self._segments])
         # what surely fits, by what the first one took
         above = best.peak - self.step.predicted(best.choice)
         few = self._front(self.limit / _FAR - above)
+        self._tiled = any(c.choice.get(Tiles) != Tiles() for c in few)
         return self._fitting([few, self._front, self._heads, self._segments])
 
     @functools.cached_property

@@ -23,13 +23,6 @@ from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
 _HALVINGS = 6  # of what runs at one time, to the least limit
 
 
-def can_tile(step: TracedStep, candidate: Candidate, kept: int) -> bool:
-    """Whether there is a region in a step that tiles make smaller."""
-    # `kept`: bytes of it that no tile makes less
-    limit = _at_one_time(step, candidate.choice, kept) >> _HALVINGS
-    return _is_cut(step, candidate.choice.having(Tiles(limit=limit)), heads=False)
-
-
 def cuts_of(choice: Choice) -> tuple[Any, ...]:
     """What of a choice says in how many parts things are done."""
     return tuple(map(choice.get, (Tiles, VocabularyTiles)))
@@ -62,11 +55,16 @@ def beside_sequences(
     for cuts in _cuts(step, free.choice, 0, heads):
         choice = free.choice.having(*cuts)
         seconds = sum(row.seconds for row in _rows(step, choice))
+        if seconds >= _least_seconds(found, enough):
+            break
         peak = step.predicted(choice)
         found.append(replace(free, choice=choice, seconds=seconds, bytes=peak))
-        if peak <= enough:
-            break
     return _by_seconds(found)
+
+
+def _least_seconds(found: Sequence[Candidate], enough: float) -> float:
+    """Those of the candidates that will do; smaller tiles take no less than larger."""
+    return min((one.seconds for one in found if one.bytes <= enough), default=math.inf)
 
 
 def with_tiles(
@@ -82,16 +80,19 @@ def with_tiles(
     Args:
       step: the step.
       flat: candidates in no tiles, from those that keep most on.
-      enough: bytes of a prediction that will do: where the first candidate is below
-        it, there are no smaller tiles.
+      enough: bytes of a prediction that will do: there are no smaller tiles than those
+        that take as long as a candidate below it.
       heads: whether it is the front of those with heads over the vocabulary alone.
     """
     lines = [] if heads else [_line(step, flat, ())]
+    found = [line.candidate(one) for line in lines for one in flat]
     for cuts in _cuts(step, flat[-1].choice, flat[-1].bytes, heads):
-        lines.append(_line(step, flat, cuts))
-        if lines[-1].peaks[0] <= enough:
+        rows = _rows(step, flat[-1].choice.having(*cuts))
+        if sum(row.seconds for row in rows) >= _least_seconds(found, enough):
             break
-    return _by_seconds([line.candidate(one) for line in lines for one in flat])
+        line = _line(step, flat, cuts)
+        found += map(line.candidate, flat)
+    return _by_seconds(found)
 
 
 def _by_seconds(candidates: Sequence[Candidate]) -> list[Candidate]:
