@@ -15,7 +15,12 @@ from jaxmem import _compat
 from jaxmem.ir import label_products as products
 from jaxmem.ir import label_rules as rules
 from jaxmem.ir.label_rules import CONSTRAINT, Labels, Rule
-from jaxmem.ir.primitives import ELEMENTWISE, SUMS_OVER_DEVICES, VARYING
+from jaxmem.ir.primitives import (
+    ELEMENTWISE,
+    SPECIAL,
+    SUMS_OVER_DEVICES,
+    VARYING,
+)
 
 Axis = int | None  # None: the array is not cut
 
@@ -106,6 +111,7 @@ def _sharding(eqn) -> Any:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(ELEMENTWISE | {"complex", "conj"}, rules.elementwise),
+    **dict.fromkeys(SPECIAL, rules.elementwise),
     **dict.fromkeys([*rules.COMBINE, "argmax", "argmin"], rules.reduction),
     **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin"], rules.along("axis")),
     **dict.fromkeys(["cumlogsumexp", "split", "top_k"], rules.along("axis")),
@@ -120,10 +126,14 @@ RULES: dict[str, Rule] = {
     "bitcast_convert_type": rules.bitcast,
     "device_put": rules.device_put,
     "dynamic_update_slice": rules.updated,
+    "approx_top_k": rules.along("reduction_dimension"),
     "rev": rules.along("dimensions"),
     "iota": rules.iota,
     "broadcast_in_dim": rules.broadcast,
     "reshape": rules.reshape,
+    "stack": rules.stack,
+    "tile": rules.tile,
+    "unstack": rules.unstack,
     "squeeze": rules.squeeze,
     "transpose": rules.transpose,
     "pad": rules.pad,
@@ -174,7 +184,7 @@ def resized(
     if name == "gather" and ins[0] is not None and params["slice_sizes"][ins[0]] > 1:
         # of a batch axis of the table one element is read at a time
         params["slice_sizes"] = at(params["slice_sizes"], ins[0])
-    if name == "scan" and axis is not None:
+    if name == "scan" and any(a is not None for a in (*ins, *outs)):
         params["length"] = new(params["length"])
     if name == "conv_general_dilated" and axis is not None:
         params |= _fewer_groups(eqn, axis, new)

@@ -127,9 +127,12 @@ def broadcast(eqn, n: int) -> Labels | str:
 
 
 def reshape(eqn, n: int) -> Labels | str:
-    if len(eqn.invars) > 1 or eqn.params["dimensions"] is not None:
+    if len(eqn.invars) > 1:
         return "its shape is not static"
-    old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    shape, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    # the order in which it reads the axes, where that is not their own
+    order = eqn.params["dimensions"] or range(len(shape))
+    old = tuple(shape[d] for d in order)
     ins: list[Label] = [None] * len(old)
     outs: list[Label] = [None] * len(new)
     # The view [before, n, rest]: of an array without elements, none tells the axes.
@@ -138,7 +141,7 @@ def reshape(eqn, n: int) -> Labels | str:
         j = at.get(math.prod(old[:i]))
         # one part is the whole: any two axes would do, so only equal ones are the same
         if j is not None and outs[j] is None and (n > 1 or old[i] == new[j]):
-            ins[i] = outs[j] = i
+            ins[order[i]] = outs[j] = i
     return Labels((tuple(ins),), (tuple(outs),))
 
 
@@ -184,12 +187,37 @@ def along(parameter: str) -> Rule:
     def rule(eqn, n: int) -> Labels:
         del n
         over = eqn.params[parameter]
-        # of numpy, where a negative axis was counted from the front
-        over = over if isinstance(over, tuple) else (int(over),)
+        if not isinstance(over, tuple):  # some are of numpy, some count from the end
+            over = (int(over) % eqn.invars[0].aval.ndim,)
         free = lambda v: tuple(None if d in over else d for d in axes_of(v))
         return Labels(tuple(map(free, eqn.invars)), tuple(map(free, eqn.outvars)))
 
     return rule
+
+
+def tile(eqn, n: int) -> Labels:
+    """Copies of an array side by side; along the other axes nothing happens."""
+    del n
+    free = tuple(
+        d if count == 1 else None for d, count in enumerate(eqn.params["reps"])
+    )
+    return Labels((free,), (free,))
+
+
+def stack(eqn, n: int) -> Labels:
+    """Arrays side by side along a new axis."""
+    del n
+    axis, each = eqn.params["axis"], axes_of(eqn.invars[0])
+    out = (*each[:axis], None, *each[axis:])
+    return Labels((each,) * len(eqn.invars), (out,))
+
+
+def unstack(eqn, n: int) -> Labels:
+    del n
+    axis, every = eqn.params["axis"], axes_of(eqn.invars[0])
+    free = tuple(None if d == axis else d for d in every)
+    each = tuple(d for d in every if d != axis)
+    return Labels((free,), (each,) * len(eqn.outvars))
 
 
 def sliced(eqn, n: int) -> Labels:

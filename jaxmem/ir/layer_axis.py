@@ -12,7 +12,7 @@ from jaxmem.ir import axis_labels
 from jaxmem.ir.axis_labels import CONSTRAINT, Axis, CutAxes, cut
 from jaxmem.ir.label_products import MATRICES, SCATTERS, WINDOWS
 from jaxmem.ir.label_rules import COMBINE, is_plain_bitcast, is_to_memory
-from jaxmem.ir.primitives import ELEMENTWISE, VARYING
+from jaxmem.ir.primitives import ELEMENTWISE, SPECIAL, VARYING
 from jaxmem.ir.scans import split
 
 
@@ -35,9 +35,9 @@ Treatment = Batched | Reduced | str  # a text says why it is neither
 # What has labels for the sake of models. Updates of stacks have none of it, and whether
 # a scan with it in its body takes less has not been measured.
 OF_MODELS = frozenset(
-    """complex conj conv_general_dilated dynamic_slice dynamic_update_slice fft gather
-    name top_k""".split()
-).union(SCATTERS, WINDOWS)
+    """approx_top_k complex conj conv_general_dilated dynamic_slice dynamic_update_slice
+    fft gather name stack tile top_k unstack""".split()
+).union(SCATTERS, WINDOWS, SPECIAL)
 
 
 def treatment(eqn, axes: Sequence[Axis]) -> Treatment:

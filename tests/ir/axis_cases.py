@@ -59,6 +59,13 @@ def elementwise():
     yield Case("abc->abc", lambda x: lax.convert_element_type(x, jnp.bfloat16), (X,))
     yield Case("abc->abc", lambda x: checkpoint_name(x, "x"), (X,))
     yield Case("ab,ab->ab", lax.complex, (X[0], X[1]))
+    positive = jnp.abs(X[0]) + 0.5
+    for fn in (lax.igamma, lax.igammac, lax.igamma_grad_a, lax.zeta, lax.polygamma):
+        yield Case("ab,ab->ab", fn, (jnp.floor(positive) + 2, positive))
+    for fn in (lax.bessel_i0e, lax.bessel_i1e):
+        yield Case("ab->ab", fn, (positive,))
+    yield Case("ab->ab", lax.clz, (integers(4, 6),))
+    yield Case("ab,ab,ab->ab", lax.betainc, (positive, positive, jax.nn.sigmoid(X[0])))
     yield Case("ab->ab", lax.conj, (lax.complex(X[0], X[1]),))
     yield Case("abc->abc", lax.optimization_barrier, (X,))
 
@@ -77,6 +84,8 @@ def reshapes():
     yield Case("...->..", re(3, 5), (normal(1, 3, 5),))
     yield Case("..->..", re(3, 0), (normal(0, 2),))
     yield Case("a->.a", re(1, 4), (normal(4),))
+    moved = lambda x: lax.reshape(x, (6, 8), dimensions=(2, 0, 1))
+    yield Case("a.b->ba", moved, (X,))
 
 
 def moves():
@@ -101,10 +110,14 @@ def moves():
     of_numpy = lambda *x: lax.concatenate(x, np.int64(1))
     yield Case("a.b,a.b->a.b", of_numpy, (X, X + 1))
     yield Case("a.b->a.b,a.b", lambda x: lax.split(x, (1, 3), axis=1), (X,))
+    yield Case("ab,ab->a.b", lambda *x: jnp.stack(x, 1), (X[0], X[1]))
+    yield Case("a.b->a.b", lambda x: jnp.tile(x, (1, 2, 1)), (X,))
+    yield Case("a.b->ab,ab,ab,ab", lambda x: tuple(jnp.unstack(x, axis=1)), (X,))
     yield Case("a..->a..", lambda x: lax.rev(x, (1, 2)), (X,))
     pair = lambda x, y: lax.sort((x, y), dimension=1, num_keys=1)
     yield Case("a.b,a.b->a.b,a.b", pair, (X, integers(*X.shape)))
     yield Case("ab.->ab.,ab.", lambda x: lax.top_k(x, 2), (X,))
+    yield Case("ab.->ab.,ab.", lambda x: lax.approx_max_k(x, 2), (X,))
 
 
 def reductions():

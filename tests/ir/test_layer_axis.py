@@ -576,7 +576,8 @@ FUNCTIONS = {
     "polynomial": lambda *xs: all_primitives()["polynomial"].bind(*xs),
 }
 BINARY = frozenset(
-    "add add_any atan2 div eq ge gt le lt max min mul ne nextafter pow rem sub".split()
+    """add add_any atan2 div eq eq_to ge gt le le_to lt lt_to max min mul ne nextafter
+    pow rem sub""".split()
 )
 
 

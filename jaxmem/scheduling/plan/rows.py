@@ -72,6 +72,9 @@ class RecomputedOperation:
     seconds: float
 
 
+WHOLE_STEP = "the whole step"  # as the path of what runs in micro-batches
+
+
 @dataclass(frozen=True)
 class TiledRegion:
     """Operations that are run in parts, one part after the other.
@@ -79,7 +82,8 @@ class TiledRegion:
     Attributes:
       shape: of the largest array that only its tiles exist of.
       dtype: of the same.
-      path: the name scopes (the modules) of the operation that makes it.
+      path: the name scopes (the modules) of the operation that makes it; "the whole
+        step" where the tiles are micro-batches, up to the gradients.
       line: where that is written, as `file:line (function)`; empty where unknown.
       axis: what is cut: "batch", "heads", "tokens" or "vocabulary" where that can be
         told, else the number of the array's axis.

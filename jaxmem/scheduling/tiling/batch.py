@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmem.ir import jaxprs
-from jaxmem.ir.graph import JaxprGraph, is_transposed
+from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
 from jaxmem.ir.scans import is_var
-from jaxmem.scheduling.tiling.loops import is_nested, is_zero, treatment
+from jaxmem.scheduling.tiling.batch_gradients import has_gradients, has_product
+from jaxmem.scheduling.tiling.loops import is_nested, is_zero, summed_by, treatment
 from jaxmem.scheduling.tiling.partial_sums import (
     MOVES,
     NotInParts,
@@ -22,7 +23,6 @@ from jaxmem.scheduling.tiling.partial_sums import (
     State,
     named,
 )
-from jaxmem.scheduling.tiling.regions import PRODUCTS
 
 # Random bits of all examples would be held from the first part to the last.
 _RANDOM = frozenset(
@@ -35,7 +35,15 @@ COMBINED = frozenset({"add", "max", "min", "mul"})  # operations that end the re
 
 
 class _Meet(Exception):
-    """The operation in which examples meet."""
+    """The operation in which examples meet.
+
+    Attributes:
+      at: how many equations come before the one that cannot be in parts.
+    """
+
+    def __init__(self, why: str, at: int):
+        super().__init__(why)
+        self.at = at
 
 
 @dataclass
@@ -93,57 +101,74 @@ def find(closed, n: int, given: Iterable[int]) -> Batch | str:
 
     The text says why there is none: the operation where examples meet.
     """
-    why = f"no argument has an axis that n={n} divides"
-    for places in _groups(closed, given):
-        size = jaxprs.split(closed)[0].invars[places[0]].aval.shape[0]
-        if size % n:
-            continue
-        found = _from(closed, n, places)
-        if not isinstance(found, str):
-            return found
-        why = found
-    return why
-
-
-def _groups(closed, given: Iterable[int]) -> list[list[int]]:
-    """Arguments that may hold the examples, by the size of their first axis."""
-    found: dict[int, list[int]] = {}
+    whys = {-1: f"no argument has an axis that n={n} divides"}
     variables = jaxprs.split(closed)[0].invars
+    groups = _by_shape(variables, given, axes=1)
+    groups = [g for g in groups if variables[g[0]].aval.shape[0] % n == 0]
+    for places in groups:
+        try:
+            found = _from(closed, n, places)
+        except _Meet as reason:
+            whys[reason.at] = f"examples meet in {reason}"
+            continue
+        if has_gradients(found):
+            return found
+        whys[0] = "no gradient is a sum over it"
+    # a frozen weight may be as long as the batch; what meets the examples element by
+    # element is cut with them, whether it is among the first or not
+    for group in groups:
+        for places in _by_shape(variables, group):
+            others = set(group) - set(places)
+            found = _some(closed, n, places, others) if others else None
+            if found is not None:
+                return found
+    # that of the arguments which are followed furthest: weights are not examples
+    return whys[max(whys)]
+
+
+def _by_shape(
+    variables: Sequence[Any], given: Iterable[int], axes: int | None = None
+) -> list[list[int]]:
+    """Positions of arrays whose first `axes` axes have the same lengths."""
+    found: dict[tuple[int, ...], list[int]] = {}
     for i in given:
         shape = variables[i].aval.shape
         if shape and shape[0] != 1:
-            found.setdefault(shape[0], []).append(i)
+            found.setdefault(shape[:axes], []).append(i)
     size = lambda places: sum(variables[i].aval.size for i in places)
     return sorted(found.values(), key=size, reverse=True)
 
 
-def _from(closed, n: int, places: Sequence[int]) -> Batch | str:
+def _some(closed, n: int, places: Sequence[int], others: Iterable[int]) -> Batch | None:
+    """The region from some of the arguments of one length; the others are weights."""
+    try:
+        found = _from(closed, n, places)
+    except _Meet:
+        return None
+    # else they are other examples, all of which a product outside of the parts takes
+    whole = {found.graph.arguments[i] for i in others}
+    for i, eqn in enumerate(found.graph.eqns):
+        if i not in found.treated and any(
+            v in whole for v in filter(is_var, eqn.invars)
+        ):
+            if has_product(eqn):
+                return None
+            whole.update(eqn.outvars)
+    return found if has_gradients(found) else None
+
+
+def _from(closed, n: int, places: Sequence[int]) -> Batch:
     graph = JaxprGraph(closed)
     wanted: dict[Any, int] = {}
     early: set[Any] = set()
     while True:
         batch = Batch(graph, n, early=set(early), wanted=dict(wanted))
         batch.state.update((graph.arguments[i], 0) for i in places)
-        try:
-            for i, eqn in enumerate(graph.eqns):
-                _follow(batch, i, eqn)
-        except _Meet as reason:
-            return f"examples meet in {reason}"
+        for i, eqn in enumerate(graph.eqns):
+            _follow(batch, i, eqn)
         if (batch.early, batch.wanted) == (early, wanted):
-            return batch if _has_gradients(batch) else "no gradient is a sum over it"
+            return batch
         early, wanted = batch.early, batch.wanted
-
-
-def _has_gradients(batch: Batch) -> bool:
-    eqns = [batch.graph.eqns[i] for i in batch.treated]
-    inside = [e for eqn in eqns for e in _with_inner(eqn)]
-    products = [e for e in inside if e.primitive.name in PRODUCTS]
-    return any(map(is_transposed, products)) and bool(batch.frontier()[0])
-
-
-def _with_inner(eqn) -> list[Any]:
-    inner = (e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body))
-    return [eqn, *inner]
 
 
 def _follow(batch: Batch, i: int, eqn) -> None:
@@ -193,8 +218,8 @@ def _leave(batch: Batch, i: int, eqn, cut: bool, why: str) -> None:
     """An equation is done behind the region; products of examples must not be."""
     meets = next((batch.meets[v] for v in eqn.invars if _in(v, batch.meets)), "")
     if cut or meets:
-        if any(e.primitive.name in PRODUCTS for e in _with_inner(eqn)):
-            raise _Meet(meets or why)
+        if has_product(eqn):
+            raise _Meet(meets or why, i)
         batch.meets.update(dict.fromkeys(eqn.outvars, meets or why))
     batch.late[i] = why
     batch.behind.update(dict.fromkeys(eqn.outvars, why))
@@ -204,7 +229,7 @@ def _summed(batch: Batch, eqn, ins: Sequence[State]) -> str:
     """The operation that gave a sum over all examples."""
     pairs = zip(eqn.invars, ins, strict=True)
     v = next(v for v, s in pairs if isinstance(s, str))
-    return named(batch.graph.eqns[batch.graph.maker[v]])
+    return named(summed_by(batch.graph.eqns, batch.treated, v))
 
 
 def _known_early(batch: Batch, eqn, ins: Sequence[State]) -> bool:
@@ -215,7 +240,7 @@ def _known_early(batch: Batch, eqn, ins: Sequence[State]) -> bool:
             needed.append(v)
     cone = graph.cone(needed)
     eqns = [graph.eqns[k] for k in cone]
-    if any(e.primitive.name in PRODUCTS or is_nested(e) for e in eqns):
+    if any(has_product(e) or is_nested(e) for e in eqns):
         return False
     kept = (v for k in cone for v in graph.eqns[k].outvars)
     new = {v for v in kept if v in batch.behind or isinstance(batch.state.get(v), str)}

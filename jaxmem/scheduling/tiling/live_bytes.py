@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import size_of
-from jaxmem.scheduling.tiling.regions import Region, RegionGraph, inner
+from jaxmem.scheduling.tiling.regions import Region, inner
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Figures:
 class LiveBytes:
     """Live ranges of what a list of equations makes, in the order of the list."""
 
-    def __init__(self, graph: RegionGraph):
+    def __init__(self, graph: JaxprGraph):
         self.graph = graph
         self.count = len(graph.eqns)
         self.death = dict.fromkeys(graph.maker, 0)
@@ -43,9 +44,9 @@ class LiveBytes:
 
     @cached_property
     def whole(self) -> np.ndarray:
-        return self._profile({v: float(size_of(v)) for v in self.graph.maker})
+        return self.profile({v: float(size_of(v)) for v in self.graph.maker})
 
-    def _profile(self, sizes: dict[Any, float]) -> np.ndarray:
+    def profile(self, sizes: dict[Any, float]) -> np.ndarray:
         """Bytes alive at each equation of these variables."""
         changes = np.zeros(self.count + 1)
         for v, size in sizes.items():
@@ -57,7 +58,7 @@ class LiveBytes:
         """What a region needs whole, and in its parts."""
         at = sorted(region.eqns)
         within = {v: float(size_of(v)) for v in inner(self.graph, region)}
-        inside = self._profile(within)
+        inside = self.profile(within)
         less = inside * (1 - 1 / region.n)
         more = np.zeros(self.count)
         for i in at:

@@ -4,7 +4,7 @@ A body is understood equation by equation, until what goes into an iteration is 
 comes out of it: then a scan works on a part as its body does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import is_jit, why_closed
 from jaxmem.ir.scans import is_var
+from jaxmem.scheduling.tiling import one_by_one
 from jaxmem.scheduling.tiling.partial_sums import (
     SUM,
     NotInParts,
@@ -133,6 +134,32 @@ def is_zero(eqn, zeros: set[Any]) -> bool:
     return v in zeros if is_var(v) else jnp.ndim(v.val) == 0 and not v.val
 
 
+def summed_by(eqns: Sequence[Any], treated: Mapping[int, PartTreatment], v) -> Any:
+    """The equation in which parts of the examples become the terms of a sum.
+
+    Args:
+      eqns: those of a list, in order.
+      treated: how those work that do not work on whole arrays, by position.
+      v: the sum.
+
+    Returns:
+      The equation, of a body where it is in one; None if the parts do not make it.
+    """
+    i = next((i for i in treated if v in eqns[i].outvars), None)
+    if i is None:  # it is whole, and one part counts it
+        return None
+    eqn, found = eqns[i], treated[i]
+    for body in found.inner:
+        out = body.jaxpr.outvars[eqn.outvars.index(v)]
+        inner = summed_by(body.jaxpr.eqns, body.treated, out)
+        if inner is not None:
+            return inner
+    pairs = zip(eqn.invars, found.ins, strict=True)
+    terms = (w for w, state in pairs if isinstance(state, str) and is_var(w))
+    before = (summed_by(eqns, treated, w) for w in terms)
+    return next((found for found in before if found is not None), eqn)
+
+
 def body_of(
     closed, ins: Sequence[State], outs: Sequence[State], n: int, zeros=()
 ) -> Body:
@@ -168,6 +195,8 @@ def _up(states: Sequence[State]) -> list[State]:
 
 
 def _scan(eqn, ins, wanted, n: int) -> PartTreatment:
+    if one_by_one.is_one_by_one(eqn, ins, wanted):
+        return one_by_one.treatment(eqn, ins, n)
     n_consts, n_carry = _compat.scan_counts(eqn)
     end = n_consts + n_carry
     stacks = down(eqn, wanted[n_carry:])

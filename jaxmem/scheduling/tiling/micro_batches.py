@@ -11,6 +11,7 @@ from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description
 from jaxmem.scheduling.tiling.batch import Batch, find
 from jaxmem.scheduling.tiling.batch_loop import in_parts, is_batch_loop, sum_bytes
+from jaxmem.scheduling.tiling.batch_row import row_of
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,11 @@ class RunInMicroBatches(Pass[MicroBatches, Batch]):
         return in_parts(level.jaxpr, rewrite)
 
     def describe(self, rewrite: Batch, target: str) -> Description:
-        del target
         note = (
             f"the step runs on its examples in {rewrite.n} micro-batches; what they "
             f"add up takes {format_bytes(sum_bytes(rewrite))}"
         )
-        return Description(notes=(note,))
+        return Description(notes=(note,), tiles=(row_of(rewrite, target),))
 
     def left(self, level: Level, config: MicroBatches) -> Iterator[str]:
         found = _found(level, config)

@@ -63,16 +63,19 @@ class PartTreatment:
 # Linear in their first operand; the others are whole.
 _FIRST = VARYING | frozenset(
     """neg convert_element_type transpose reshape squeeze broadcast_in_dim reduce_sum
-    slice dynamic_slice rev copy cumsum gather div pad""".split()
+    slice dynamic_slice rev copy cumsum gather div pad tile
+    unstack""".split()
 )
-_ALL = frozenset({"add", "add_any", "sub", "concatenate"})  # in all operands together
+_ALL = frozenset(
+    {"add", "add_any", "sub", "concatenate", "stack"}
+)  # in all operands together
 _EITHER = frozenset({"mul", "dot_general", "conv_general_dilated"})  # in each operand
 # Of these only operands at certain places are terms.
 _SOME = {"select_n": 1, "dynamic_update_slice": 2, "scatter-add": 3}
 # They change where a sum lies, and add sums; an optimizer's arithmetic does neither.
 MOVES = frozenset(
     """neg convert_element_type transpose reshape squeeze broadcast_in_dim add_any copy
-    concatenate""".split()
+    concatenate stack unstack""".split()
 )
 
 

@@ -36,22 +36,27 @@ def seconds(eqns: Sequence[Any], region: Region, target: str) -> float:
     machine = MACHINES[target]
     whole, tile = [], []
     for i in region.eqns:
-        if _is_fused(eqns[i]):
+        if is_fused(eqns[i]):
             continue
         cut = region.cut[i]
         nowhere = CutAxes((None,) * len(cut.ins), (0,) * len(cut.outs))
-        whole.append(_kernel(eqns[i], nowhere, 1, machine))
-        tile.append(_kernel(eqns[i], cut, region.n, machine))
-    starts = _START * (1 + len(tile))  # one for the loop's own counter and condition
-    longer = region.n * max(sum(tile), starts) - max(sum(whole), starts - _START)
-    return max(0.0, longer)
+        whole.append(kernel(eqns[i], nowhere, 1, machine))
+        tile.append(kernel(eqns[i], cut, region.n, machine))
+    return longer(sum(whole), sum(tile), len(tile), region.n)
 
 
-def _is_fused(eqn) -> bool:
+def longer(whole: float, tile: float, kernels: int, n: int) -> float:
+    """What `n` tiles take longer than the whole, from seconds of the kernels alone."""
+    starts = _START * (1 + kernels)  # one for the loop's own counter and condition
+    return max(0.0, n * max(tile, starts) - max(whole, starts - _START))
+
+
+def is_fused(eqn) -> bool:
+    """Whether an equation is done inside of what reads its result."""
     return eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier"
 
 
-def _kernel(eqn, cut: CutAxes, n: int, machine: Machine) -> float:
+def kernel(eqn, cut: CutAxes, n: int, machine: Machine) -> float:
     """Seconds of one tile of an equation; an output that is cut nowhere is a sum."""
     moved = sum(
         size_of(v) / (1 if place is None else n)

@@ -214,7 +214,7 @@ def _leave(graph: RegionGraph, region: Region, home: int) -> bool:
     return False
 
 
-def inner(graph: RegionGraph, region: Region) -> set[Any]:
+def inner(graph: JaxprGraph, region: Region) -> set[Any]:
     """Variables of which one part at a time is there."""
     found: set[Any] = set()
     for i in region.eqns:

@@ -114,6 +114,27 @@ def test_scans_in_scans_and_remat():
     check(only(outer, *args), args, [0, None], [0, 2])
 
 
+def test_a_map_over_the_examples_is_shorter():
+    fn = lambda x, w: jax.lax.map(lambda one: jnp.tanh(w @ one), x)
+    args = normal(0, B, D), normal(1, D, D)
+    check(only(fn, *args), args[::-1], [None, 0], [0])
+
+
+def test_a_scan_over_the_examples_adds_up():
+    """The gradient of a map, and gradients that are accumulated example by example."""
+
+    def accumulated(total, x, w):
+        add = lambda total, one: (total + jnp.outer(one, w @ one), one.sum())
+        return jax.lax.scan(add, total, x)
+
+    total, x, w = normal(0, D, D), normal(1, B, D), normal(2, D, D)
+    eqn = only(accumulated, total, x, w)
+    found = treatment(eqn, [None, None, 0], [None, None], PARTS)
+    # the total so far is a term of one part
+    assert found is not None and found.ins == (None, SUM, 0)
+    check(eqn, [w, total, x], [None, None, 0], [SUM, 0])
+
+
 @pytest.mark.parametrize(
     ("fn", "args", "ins", "why"),
     [
