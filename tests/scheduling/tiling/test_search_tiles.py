@@ -17,16 +17,21 @@ from jaxmem.scheduling.search.front import Candidate
 from jaxmem.scheduling.tiling import best
 from jaxmem.scheduling.tiling.tiles import Tiles
 from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
+from tests.memory.test_estimate import needs_h100
 
 LAYERS, ROWS, WIDTH, WORDS = 2, 512, 32, 2048
 SDS = jax.ShapeDtypeStruct
 
 
+def loss_of_logits(logits, labels):
+    logits = jax.nn.log_softmax(logits)
+    return -jnp.take_along_axis(logits, labels[:, None], 1).mean()
+
+
 def loss(params, x, labels):
     """Layers in a scan, and a head whose logits are larger than all else."""
     x = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["layers"])[0]
-    logits = jax.nn.log_softmax(x @ params["head"])
-    return -jnp.take_along_axis(logits, labels[:, None], 1).mean()
+    return loss_of_logits(x @ params["head"], labels)
 
 
 GRADIENT = jax.value_and_grad(loss)
@@ -125,14 +130,28 @@ def test_tiles_compute_what_the_step_does(tiled):
 
 
 @pytest.mark.slow
-def test_a_head_goes_over_the_vocabulary_where_tokens_do_not_reach(plain):
-    reached = least()
-    assert reached < rest(plain) + LOGITS // 8  # of which WORDS x WIDTH sums are half
-    plan = scheduled(reached).plan(*ARGS)
-    assert plan.scheduled.peak_bytes <= reached and len(plan.tried) <= 12
-    assert any(row.axis == "vocabulary" for row in plan.tiles)
+@needs_h100
+def test_a_head_goes_over_the_vocabulary_where_tokens_do_not_reach():
+    """Over tokens the float32 sum of the weights' gradient is there besides."""
+    args = (
+        SDS((1024, 512), jnp.bfloat16),
+        SDS((512, 16_384), jnp.bfloat16),
+        SDS((1024,), jnp.int32),
+    )
+    sums = 4 * 512 * 16_384
+    head = lambda x, w, labels: loss_of_logits((x @ w).astype(jnp.float32), labels)
+    gradient = jax.value_and_grad(head, argnums=(0, 1))
+    how = {"target": "h100", "donate_argnums": ()}
+    with pytest.raises(BudgetError) as error:
+        schedule(gradient, 1, **how).plan(*args)
+    plan = schedule(gradient, error.value.least, **how).plan(*args)
+    assert plan.scheduled.temp_bytes < sums / 2 and len(plan.tried) <= 12
+    assert [row.axis for row in plan.tiles] == ["vocabulary"]
     assert any("blocks of the vocabulary" in note for note in plan.notes)
     assert plan.choice.get(VocabularyTiles).limit is not None
+    whole = schedule(gradient, error.value.least, tile=False, **how)
+    with pytest.raises(BudgetError):
+        whole.plan(*args)
 
 
 def test_limits_share_what_is_found_of_a_list(monkeypatch):
