@@ -27,3 +27,18 @@ def tiles() -> str:
         cells = [[found.get((step, how), "") for how in hows] for hows in WAYS.values()]
         lines.append((step, *map("".join, cells)))
     return table(("step", *WAYS), lines)
+
+
+SENT = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all")
+
+
+@figures("tiles, sharded")
+def sharded() -> str:
+    """What a device holds and sends, by how the step is written."""
+    of = {"temp MiB": "temporaries"} | {f"{kind} MiB": kind for kind in SENT}
+    of |= {"collective-permute MiB": "permute", "of these in tiles MiB": "in tiles"}
+    found = rows("tiles_collectives")
+    cells = ([f"{float(r[name]):,.0f}" for name in of] for r in found)
+    names = ((r["sharding"], r["how"]) for r in found)
+    lines = [(*name, *cell) for name, cell in zip(names, cells, strict=True)]
+    return table(("sharding", "how", *of.values()), lines)

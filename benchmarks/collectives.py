@@ -33,8 +33,10 @@ LAYERS, WIDTH, HIDDEN, TOKENS = 8, 1024, 4096, 512
 SHOWN = ("all-reduce", "reduce-scatter", "all-gather")
 # The parts of the whole array that a device sends.
 RING = dict.fromkeys((*SHOWN, "all-to-all"), (M - 1) / M) | {
-    "all-reduce": 2 * (M - 1) / M
+    "all-reduce": 2 * (M - 1) / M,
+    "collective-permute": 1.0,
 }
+TILES = "jaxmem.tile"  # in the names of the loops of regions
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Collective:
       bytes: of its operands on one device, one time.
       times: how often a step runs it.
       in_loop: whether it is in a while loop.
+      in_tiles: whether it is in the loop of a region (`jaxmem.scheduling`).
     """
 
     opcode: str
@@ -54,6 +57,7 @@ class Collective:
     bytes: int
     times: int
     in_loop: bool
+    in_tiles: bool
 
     @property
     def sent(self) -> float:
@@ -70,10 +74,12 @@ def count(hlo_text: str) -> list[Collective]:
         opcode = made.opcode.removesuffix("-start") if made else ""
         if made is None or opcode not in RING:
             continue
-        trips = [_trips(loop) for loop in _loops(hlo, made)]
+        loops = list(_loops(hlo, made))
+        trips = [_trips(loop) for loop in loops]
         sizes = [_bytes_of(hlo, operand) for operand in made.operands]
-        times, in_loop = math.prod(trips), bool(trips)
-        found.append(Collective(opcode, len(sizes), sum(sizes), times, in_loop))
+        where = bool(trips), any(TILES in loop.attributes for loop in loops)
+        one = Collective(opcode, len(sizes), sum(sizes), math.prod(trips), *where)
+        found.append(one)
     return found
 
 

@@ -130,16 +130,25 @@ def recomputed(name: str, target: str, temp: int) -> tuple:
     return *found, len(plan.tried), plan.planning_seconds
 
 
+KINDS = tuple(collectives.RING)
+
+
 def sent(name: str, how: str, target: str) -> tuple:
-    """How often each collective runs, how many in loops, MiB of temporaries."""
+    """MiB of the operands of each kind of collective, in all loops of tiles, of temp.
+
+    Of a device in a step; each counts as often as it runs.
+    """
     made = STEPS[name](WAYS[how][0])
-    plan = least(made, target) if how == "least" else None
-    step = jaxmem.schedule(made.step, plan=plan, donate_argnums=made.donate)
+    step = made.step
+    if how == "least":
+        step, _ = in_tiles(made, least(made, target).choice)
+    elif how != "plain":
+        step = jaxmem.schedule(step, donate_argnums=made.donate)
     text, temp = collectives.compiled(step, *made.args, donate=made.donate)
-    found = [c for c in collectives.count(text) if c.bytes > 4]  # not the loss
-    kinds = *collectives.SHOWN, "all-to-all"
-    runs = (sum(c.times for c in found if c.opcode == kind) for kind in kinds)
-    return *runs, sum(c.times for c in found if c.in_loop), temp / MIB
+    found = collectives.count(text)
+    taken = lambda one: one.times * one.bytes / MIB
+    kinds = (sum(taken(c) for c in found if c.opcode == kind) for kind in KINDS)
+    return *kinds, sum(taken(c) for c in found if c.in_tiles), temp / MIB
 
 
 def of_plan(made: Made, plan: Plan) -> Cells:

@@ -24,7 +24,6 @@ from benchmarks import tile_ways as ways
 from benchmarks._common import publish_some, result_of
 from benchmarks.before_after import PICTURE as README_PICTURE
 from benchmarks.before_after import draw
-from benchmarks.collectives import SHOWN
 from benchmarks.tile_steps import (
     BERT,
     HEAD_BF16,
@@ -141,9 +140,10 @@ def collectives(words: Sequence[str]) -> None:
     rows = {
         (way, how): functools.partial(ways.sent, f"8 devices, {way}", how, H100)
         for way in SHARDINGS
-        for how in ("remat, schedule", "least")
+        for how in ("plain", "remat, schedule", "least")
     }
-    columns = ("sharding", "how", *SHOWN, "all-to-all", "of these in loops", "temp MiB")
+    kinds = (f"{kind} MiB" for kind in ways.KINDS)
+    columns = ("sharding", "how", *kinds, "of these in tiles MiB", "temp MiB")
     publish_some("tiles_collectives", columns, rows, words)
 
 

@@ -43,6 +43,9 @@ class Level:
     compared: bool = True
     # what is known of it and of what was made of it under other choices
     known: Remembered = field(default_factory=Remembered, compare=False, repr=False)
+    # over which axes of a mesh the inputs are spread (`tiling.shards.InputSpreads`);
+    # None where nothing is known
+    spreads: Any = None
 
 
 def has_level(eqn) -> bool:

@@ -33,6 +33,12 @@ from jaxmem.scheduling.release.write_back import carried
 from jaxmem.scheduling.row_chunks.update import UpdateInRows
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
 from jaxmem.scheduling.tiling.micro_batches import RunInMicroBatches
+from jaxmem.scheduling.tiling.shards import (
+    InputSpreads,
+    Spreads,
+    of_shardings,
+    spreads_in,
+)
 from jaxmem.scheduling.tiling.tiles import TileRegions
 from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary
 
@@ -123,11 +129,13 @@ def rewrite(
     aliases: Aliases,
     clip: str | None = None,
     choice: Choice = NO_CHOICE,
+    shardings: Sequence[Any] = (),
     known: Remembered | None = None,
     ordered: bool = True,
 ) -> Rewritten:
     """The step with every update that can be moved in the backward pass.
 
+    `shardings`: of its arguments, None for one that is not known; or none at all.
     `known`: what was found under other choices of the same step. `ordered`: whether
     operations are put in order; if not, the result is to be looked at, and not run.
     """
@@ -138,7 +146,7 @@ def rewrite(
     known = Remembered() if known is None else known
     written_out = _flat(closed, known)
     run = _Passes(choice, PASSES if ordered else _BEFORE_ORDER, known)
-    found = _step(written_out, aliases, run)
+    found = _step(written_out, aliases, run, of_shardings(written_out, shardings))
     return replace(found, written_out=written_out)
 
 
@@ -161,14 +169,16 @@ def _flat(closed, known: Remembered) -> Any:
     return known.get("flat", (of,), lambda: flatten(closed))
 
 
-def _step(closed, aliases: Aliases, run: _Passes) -> Rewritten:
+def _step(
+    closed, aliases: Aliases, run: _Passes, spreads: InputSpreads | None = None
+) -> Rewritten:
     eqn = whole_step(closed)
     if eqn is not None:
         return _sharded_step(closed, aliases_inside(closed, eqn, aliases), run)
     choice, known = run.choice, run.known
-    how = {"compared": choice.compared, "known": known}
+    how = {"compared": choice.compared, "spreads": spreads, "known": known}
     level = known.get(
-        ("level", choice.target, choice.compared, tuple(aliases.items())),
+        ("level", choice.target, choice.compared, spreads, tuple(aliases.items())),
         (closed,),
         lambda: Level(closed, aliases, choice.target, **how),
     )
@@ -247,9 +257,12 @@ def _inside(level: Level, run: _Passes) -> tuple[Any, list[Record]]:
     scans = [e for e in graph.eqns if e.primitive.name == "scan" and has_level(e)]
     maps = [e for e in graph.eqns if e.primitive.name == "shard_map" and has_level(e)]
 
+    spreads = spreads_in(level.jaxpr, level.spreads) if scans or maps else Spreads()
+
     def body_of(eqn, aliases: Aliases, body):
-        about = {"jaxpr": body, "aliases": aliases, "loop": eqn}
-        key = "inside", level.target, level.compared, tuple(aliases.items())
+        inside = spreads.body(eqn)
+        about = {"jaxpr": body, "aliases": aliases, "loop": eqn, "spreads": inside}
+        key = "inside", level.target, level.compared, inside, tuple(aliases.items())
         inner = run.known.get(key, (eqn, body), lambda: replace(level, **about))
         jaxpr, found = _run_passes(inner, run)
         records.extend(found)

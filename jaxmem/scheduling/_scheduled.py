@@ -33,8 +33,10 @@ from jaxmem.scheduling._shardings import (
     NO_SHARDINGS,
     Placed,
     Shardings,
+    argument_shardings,
     placed,
     shardings_of,
+    unplaced,
     with_results_placed,
 )
 from jaxmem.scheduling.plan.fingerprint import fingerprint, loaded
@@ -169,13 +171,15 @@ class Scheduled:
         shardings = self._shardings(call)
         key = call.form, choice, options is None, self._undecided(call), shardings
         alone = not call.inside and on_one_device((call.args, call.kwargs))
-        key = *key, alone
+        given = argument_shardings((call.args, call.kwargs), shardings.ins)
+        key = *key, alone, given
         if key not in self._jitted:
 
             @functools.wraps(self.__wrapped__)
             def scheduled(*args, **kwargs):
                 inside = replace(call, args=args, kwargs=kwargs)
-                found, leaves, tree = self._rewrite(inside, choice)
+                # of the arguments themselves: those of a trace are not known to it
+                found, leaves, tree = self._rewrite(inside, choice, given)
                 if alone:
                     self._check_memories(found.jaxpr, inside)
                 return jax.tree.unflatten(tree, jaxprs.evaluate(found.jaxpr, leaves))
@@ -197,9 +201,11 @@ class Scheduled:
         with self._open(args, kwargs) as call:
             return self._find(call)
 
-    def _rewrite(self, call: Call, choice: Choice) -> tuple[Rewritten, list, Any]:
+    def _rewrite(
+        self, call: Call, choice: Choice, given: tuple[Any, ...] | None = None
+    ) -> tuple[Rewritten, list, Any]:
         traced = self._trace(call)
-        found = self._rewritten(traced, call, None, choice)
+        found = self._rewritten(traced, call, None, choice, given=given)
         return found, traced.leaves, traced.out_tree
 
     def _trace(self, call: Call) -> Placed:
@@ -232,9 +238,12 @@ class Scheduled:
         known: Remembered | None,
         choice: Choice,
         ordered: bool = True,
+        given: tuple[Any, ...] | None = None,
     ) -> Rewritten:
         aliases = self._aliases(traced.jaxpr, call)
-        how = self._options.clip, choice, known, ordered
+        if given is None:
+            given = argument_shardings((call.args, call.kwargs), traced.ins)
+        how = self._options.clip, choice, given, known, ordered
         found = rewrite(traced.jaxpr, aliases, *how)
         if not ordered:
             return found
@@ -267,7 +276,11 @@ class Scheduled:
         call = self._abstract(call)
         traced = self._trace(call)
         given = positions(call.args, call.kwargs, call.form.donated)
-        mark = fingerprint(traced.jaxpr, given, self._options.clip)
+        bare = traced
+        if argument_shardings((call.args, call.kwargs)):
+            args, kwargs = unplaced((call.args, call.kwargs))
+            bare = self._trace(replace(call, args=args, kwargs=kwargs))
+        mark = fingerprint(bare.jaxpr, given, self._options.clip)
         if self._options.plan is not None:
             return loaded(self._options.plan, mark)
         assert target is not None

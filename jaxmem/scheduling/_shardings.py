@@ -85,6 +85,43 @@ def shardings_of(traced: jaxprs.Traced, tree: Any) -> Shardings:
     return Shardings(ins, outs, tree, traced.out_tree)
 
 
+def argument_shardings(arguments: Any, named: Leaves = ()) -> Leaves:
+    """Of each array among the arguments; none at all where all are on one device.
+
+    Args:
+      arguments: arrays, their types, or tracers, of which nothing is known.
+      named: those that a jitted step names for them, None where it names none.
+    """
+    arrays = [x for x in jax.tree.leaves(arguments) if _is_traced(x)]
+    known = (None if jaxprs.is_abstract(x) else _many(x) for x in arrays)
+    pairs = zip(named or [None] * len(arrays), known, strict=True)
+    found = tuple(first if first is not None else own for first, own in pairs)
+    return found if any(s is not None for s in found) else ()
+
+
+def unplaced(arguments: Any) -> Any:
+    """The arguments as another `jit` knows them, whose tracers are on no mesh."""
+
+    def bare(x):
+        sharding = _many(x)
+        if sharding is None or is_explicit(sharding):
+            return x
+        weak = getattr(x, "weak_type", False)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=weak)
+
+    return jax.tree.map(bare, arguments)
+
+
+def _is_traced(leaf) -> bool:
+    return jaxprs.is_array(leaf) or isinstance(leaf, bool | int | float | complex)
+
+
+def _many(array) -> Any:
+    """The sharding of an array that is on several devices."""
+    sharding = getattr(array, "sharding", None)
+    return sharding if sharding is not None and sharding.num_devices > 1 else None
+
+
 def _named(closed) -> tuple[Leaves, Leaves]:
     calls = _calls(closed)
     ins = _of(closed.jaxpr.invars, calls, "invars", "in_shardings")

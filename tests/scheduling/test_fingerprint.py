@@ -102,6 +102,17 @@ def test_a_plan_for_another_donation_or_jax():
         jaxmem.schedule(step, plan=old, donate_argnums=0)(X, X)
 
 
+def test_a_plan_of_a_sharded_step_holds_inside_of_another_jit():
+    """Where no type names the mesh of the arguments, and the trace is another."""
+    mesh = jax.make_mesh((8,), ("x",), (jax.sharding.AxisType.Auto,))
+    sharding = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    x = jax.device_put(jnp.ones((8, 8)), sharding)
+    step = jax.grad(lambda w, x: (x @ w).astype(jnp.bfloat16).sum())
+    plan = jaxmem.schedule(step, target="cpu", donate_argnums=()).plan(x, x)
+    loaded = jaxmem.schedule(step, plan=plan, donate_argnums=())
+    np.testing.assert_array_equal(jax.jit(loaded)(x, x), loaded(x, x))
+
+
 def test_weak_types_have_a_search_of_their_own():
     """A Python number and an array of its dtype are traced apart."""
     scheduled = jaxmem.schedule(lambda x, s: x * s, target="cpu", donate_argnums=())

@@ -17,6 +17,7 @@ from jaxmem.scheduling.tiling.regions import (
     has_product,
     in_more_parts,
 )
+from jaxmem.scheduling.tiling.shards import InputSpreads, spreads_in
 
 _SEEDS = 4  # the largest arrays, from which regions are looked for
 # of the seed's size: arrays from which operations are tied to it
@@ -69,9 +70,10 @@ class ListRegions:
     been found is kept, and so are the lists that loops of regions make of this one.
     """
 
-    def __init__(self, closed, target: str):
+    def __init__(self, closed, target: str, given: InputSpreads | None = None):
         """`closed`: a `prepared` list; `target`: the chip whose rates count."""
-        self.graph = RegionGraph(closed)
+        self.graph = RegionGraph(closed, spreads_in(closed, given))
+        self.given = given  # how its inputs are spread over devices
         self.target = target
         self._live = LiveBytes(self.graph)
         self._found: dict[tuple[int, bool], list[Found]] = {}
@@ -88,7 +90,7 @@ class ListRegions:
     def tiled(self, region: Region) -> "ListRegions":
         """The list in which one of its regions is a loop."""
         if id(region) not in self._tiled:
-            made = ListRegions(tiled(self.graph, region), self.target)
+            made = ListRegions(tiled(self.graph, region), self.target, self.given)
             self._tiled[id(region)] = region, made
         return self._tiled[id(region)][1]
 
@@ -105,7 +107,7 @@ class ListRegions:
     def _regions(self, count: int, exactly: bool) -> Iterator[tuple[Region, Any]]:
         for v in self._seeds:
             for axis, size in enumerate(v.aval.shape):
-                n = _parts(size, count, exactly)
+                n = _parts(size // self.graph.shards(v, axis), count, exactly)
                 if n is None:
                     continue
                 floors = size_of(v) // _LARGE, size_of(v) // _SMALL, 0

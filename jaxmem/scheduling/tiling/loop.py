@@ -17,12 +17,20 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var
+from jaxmem.scheduling.tiling.gathered import gathered
 from jaxmem.scheduling.tiling.regions import (
     PRODUCTS,
     Region,
     RegionGraph,
     bits_of,
     inner,
+)
+from jaxmem.scheduling.tiling.shard_parts import Parts
+from jaxmem.scheduling.tiling.shard_sums import (
+    Apart,
+    combined,
+    stretched,
+    sums_apart,
 )
 from jaxmem.scheduling.tiling.sums import neutral, product, wide
 from jaxmem.scheduling.tiling.written import WrittenParts
@@ -50,6 +58,7 @@ class _Sum:
     out: Any
     combine: str
     start: Any = None  # the variable onto which it is summed
+    apart: tuple[Apart, ...] = ()  # the axes of the mesh over which it goes
 
     @property
     def dtype(self):
@@ -57,14 +66,39 @@ class _Sum:
 
     def first(self, read):
         """What the sum is before any part has been added."""
+        if self.apart:
+            return stretched(neutral(self.combine, self.out.aval), self.apart)
+        given = self._given(read)
+        return neutral(self.combine, self.out.aval) if given is None else given
+
+    def _given(self, read):
+        """What is summed onto; None if nothing is."""
         if self.eqn.primitive.name == "scatter-add":  # onto what was there
             return read(self.eqn.invars[0]).astype(self.dtype)
-        if self.start is not None:
-            return read(self.start)
-        return neutral(self.combine, self.out.aval)
+        return None if self.start is None else read(self.start)
+
+    def whole(self, total, read):
+        """The array that is summed, after the last part."""
+        if self.apart:
+            # in the type in which the equation's own sum would be sent
+            total = total.astype(self.eqn.outvars[0].aval.dtype)
+            total = combined(self.combine, total, self.apart).astype(self.dtype)
+            given = self._given(read)
+            total = total if given is None else given + total
+        return total.astype(self.out.aval.dtype)
 
     def added(self, args: Sequence[Any], total):
         """The sum with one part added."""
+        add = lambda total, *args: self._added(args, total)
+        # of a convolution in groups XLA gathers the operands
+        mapped = self.eqn.primitive.name == "conv_general_dilated"
+        for one in reversed(self.apart):
+            add = one.each(add, mapped)
+        if mapped:  # no pass looks for regions in it
+            add = jax.named_scope(SCOPE)(add)
+        return add(total, *args)
+
+    def _added(self, args: Sequence[Any], total):
         name, params = self.eqn.primitive.name, dict(self.eqn.params)
         if name == "scatter-add":
             return _scattered(self.eqn, args, total)
@@ -106,6 +140,10 @@ class _RegionLoop:
 
     graph: RegionGraph
     region: Region
+
+    @cached_property
+    def parts(self) -> Parts:
+        return Parts(self.region.n, self.region.shards)
 
     @cached_property
     def order(self) -> list[int]:
@@ -153,7 +191,8 @@ class _RegionLoop:
             v = follower.outvars[0]
             if start is not None:
                 break
-        return _Sum(eqn, tuple(tail), v, combine, start)
+        apart = tuple(sums_apart(graph, self.region, i))
+        return _Sum(eqn, tuple(tail), v, combine, start, apart)
 
     def _before(self, follower, v) -> Any:
         """What a sum is added to, where that is there before the loop."""
@@ -188,7 +227,12 @@ class _RegionLoop:
         return [read(v) for v in self.graph.outvars]
 
     def _looped(self, read) -> dict[Any, Any]:
-        written = WrittenParts({v: self.region.axis[v] for v in self.kept})
+        placed = gathered(self.graph, self.region, read)
+        read = lambda atom, outer=read: (
+            placed[atom] if is_var(atom) and atom in placed else outer(atom)
+        )
+        axes = {v: self.region.axis[v] for v in self.kept}
+        written = WrittenParts(axes, self.parts)
 
         def body(carry, j):
             totals, buffers = carry
@@ -204,7 +248,7 @@ class _RegionLoop:
             (totals, buffers), stacks = lax.scan(body, carry, steps)
         found = written.whole(buffers, stacks)
         for one, total in zip(self.sums.values(), totals, strict=True):
-            found[one.out] = total.astype(one.out.aval.dtype)
+            found[one.out] = one.whole(total, read)
         return found
 
 
@@ -215,19 +259,15 @@ class _Part:
         self.loop, self.outside, self.j, self.totals = loop, read, j, totals
         self.env: dict[Any, Any] = {}
 
-    def _size(self, length: int) -> int:
-        return length // self.loop.region.n
-
     def _start(self, length: int):
-        return self.j * self._size(length)
+        return self.loop.parts.start(length, self.j)
 
     def read(self, atom, axis: int | None):
         if axis is None or not is_var(atom):
             return self.outside(atom)
         if atom not in self.env:  # made outside: read in place
-            length, whole = atom.aval.shape[axis], self.outside(atom)
-            start, size = self._start(length), self._size(length)
-            self.env[atom] = lax.dynamic_slice_in_dim(whole, start, size, axis)
+            whole = self.outside(atom)
+            self.env[atom] = self.loop.parts.take(whole, axis, self.j)
         return self.env[atom]
 
     def run(self) -> None:
@@ -240,5 +280,5 @@ class _Part:
             if one is not None:
                 self.totals[i] = one.added(args, self.totals[i])
                 continue
-            new = on_part(eqn, args, ins, outs, self._size, self._start)
+            new = on_part(eqn, args, ins, outs, self.loop.parts.size, self._start)
             self.env.update(zip(eqn.outvars, new, strict=True))

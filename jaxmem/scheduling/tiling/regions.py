@@ -21,20 +21,24 @@ from jaxmem.ir.axis_labels import (
     labels,
 )
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.label_rules import CONSTRAINT
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling.tiling.masks import from_nothing
+from jaxmem.scheduling.tiling.shards import Spreads, held_labels, is_typed
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 NEEDS_ALL = "it needs all of"
+TYPED = "the axis is spread over devices in the array's type"
 
 
 class RegionGraph(JaxprGraph):
     """A graph that knows what every equation needs."""
 
-    def __init__(self, closed):
+    def __init__(self, closed, spreads: Spreads | None = None):
         super().__init__(closed)
         self.closed = closed
+        self.spreads = spreads or Spreads()
         # of each equation, those that it needs, as bits
         self.above: list[int] = []
         for eqn in self.eqns:
@@ -61,6 +65,10 @@ class RegionGraph(JaxprGraph):
             self._labels[i, n] = labels(self.eqns[i], n)
         return self._labels[i, n]
 
+    def shards(self, v, axis: int) -> int:
+        """How many shards an axis has, as far as is known."""
+        return self.spreads.count(v, axis)
+
     def hull(self, seed, floor: int) -> int:
         """Equations that large arrays tie to an array, and all between, as bits."""
         if (seed, floor) not in self._hulls:
@@ -83,6 +91,8 @@ class Region:
 
     Attributes:
       n: how many parts.
+      shards: over how many devices the axis is spread. A part is taken from each of
+        its shards, so that no device needs what another has.
       eqns: positions of the equations.
       axis: of each variable that is cut: along which axis.
       cut: how each equation is cut.
@@ -94,6 +104,12 @@ class Region:
     axis: dict[Any, int] = field(default_factory=dict)
     cut: dict[int, CutAxes] = field(default_factory=dict)
     blocked: dict[int, str] = field(default_factory=dict)
+    shards: int = 1
+
+    @property
+    def blocks(self) -> int:
+        """How many pieces the axis is cut in: n of each shard."""
+        return self.n * self.shards
 
     def is_sum(self, i: int) -> bool:
         """Whether the parts of an equation's output are combined."""
@@ -107,11 +123,13 @@ def in_more_parts(graph: RegionGraph, region: Region, n: int) -> Region | None:
     if n % region.n or any(DIVIDES in why for why in region.blocked.values()):
         return None
     looked_at = (*region.eqns, *region.blocked)
-    if any(graph.labels(i, n) != graph.labels(i, region.n) for i in looked_at):
+    more = replace(region, n=n)
+    new, old = more.blocks, region.blocks
+    if any(graph.labels(i, new) != graph.labels(i, old) for i in looked_at):
         return None
-    if any(v.aval.shape[axis] % n for v, axis in region.axis.items()):
+    if any(v.aval.shape[axis] % new for v, axis in region.axis.items()):
         return None
-    return replace(region, n=n)
+    return more
 
 
 def bits_of(positions: Iterable[int]) -> int:
@@ -121,21 +139,28 @@ def bits_of(positions: Iterable[int]) -> int:
     return found
 
 
-def treat(graph: RegionGraph, i: int, axis: dict[Any, int], n: int) -> CutAxes | str:
-    """How an equation is cut that agrees with `axis`, or why it is not."""
-    eqn = graph.eqns[i]
+def treat(graph: RegionGraph, i: int, region: Region) -> CutAxes | str:
+    """How an equation is cut that agrees with a region, or why it is not."""
+    eqn, axis, n = graph.eqns[i], region.axis, region.blocks
     if eqn.primitive.name in BEYOND:
         return BEYOND[eqn.primitive.name]
     known = lambda atoms: [axis.get(v) if is_var(v) else None for v in atoms]
-    found = cut(eqn, known(eqn.invars), known(eqn.outvars), n, graph.labels(i, n))
-    is_cut = isinstance(found, CutAxes) and found.combine and len(eqn.outvars) > 1
-    return WHOLE if is_cut else found
+    table = graph.labels(i, n)
+    if eqn.primitive.name == CONSTRAINT:
+        table = held_labels(eqn, region.shards)
+    found = cut(eqn, known(eqn.invars), known(eqn.outvars), n, table)
+    if not isinstance(found, CutAxes):
+        return found
+    if found.combine and len(eqn.outvars) > 1:
+        return WHOLE
+    atoms = zip([*eqn.invars, *eqn.outvars], [*found.ins, *found.outs], strict=True)
+    return TYPED if any(a is not None and is_typed(v, a) for v, a in atoms) else found
 
 
 def find(graph: RegionGraph, seed, axis: int, n: int, floor: int = 0) -> Region:
     """The largest region round an array that is cut along an axis; it is convex."""
     # `floor`: bytes from which an array ties operations to the region
-    region = Region(n, axis={seed: axis})
+    region = Region(n, axis={seed: axis}, shards=graph.shards(seed, axis))
     allowed = graph.hull(seed, floor)
     # where large arrays say how, the small ones follow; of equals, the first
     order = itertools.count()
@@ -155,7 +180,7 @@ def find(graph: RegionGraph, seed, axis: int, n: int, floor: int = 0) -> Region:
 
 def _join(graph: RegionGraph, region: Region, i: int) -> Iterator[Any]:
     """Takes an equation in, if it can be cut; the variables whose axes it says."""
-    eqn, got = graph.eqns[i], treat(graph, i, region.axis, region.n)
+    eqn, got = graph.eqns[i], treat(graph, i, region)
     if isinstance(got, str):
         region.blocked[i] = got
         return

@@ -13,6 +13,7 @@ from jaxmem.scheduling.tiling.best import Asked, Found, ListRegions, best
 from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.rows import row_of, whole_ones
+from jaxmem.scheduling.tiling.shards import InputSpreads, spreads_in
 
 _ROUNDS = 3  # regions of one list, side by side
 _DEPTH = 2  # loops of regions in one another
@@ -56,11 +57,11 @@ class TileRegions(Pass[Tiles, TiledLists]):
         # what runs in tiles already is left as it is
         eqns = jaxprs.split(level.jaxpr)[0].eqns
         regions = filter(_is_region, eqns)
-        if config.limit is None or is_tile_loop(level.loop) or any(regions):
+        if config.limit is None or _is_own(level.loop) or any(regions):
             return
         in_scan = level.loop is not None and level.loop.primitive.name == "scan"
         lists = _Lists(Asked(config.limit, config.n), level.target, level.known)
-        jaxpr, tiles = lists.tiled(level.jaxpr, in_scan)
+        jaxpr, tiles = lists.tiled(level.jaxpr, in_scan, level.spreads)
         if tiles:
             yield TiledLists(jaxpr, tuple(tiles))
 
@@ -76,8 +77,12 @@ class TileRegions(Pass[Tiles, TiledLists]):
 
 def is_tile_loop(eqn) -> bool:
     """Whether a scan is the loop of a region, or of a head over the vocabulary."""
-    is_scan = eqn is not None and eqn.primitive.name == "scan"
-    return is_scan and SCOPE in _compat.name_stack(eqn)
+    return _is_own(eqn) and eqn.primitive.name == "scan"
+
+
+def _is_own(eqn) -> bool:
+    """Whether an equation is such a loop, or the `shard_map` of a sum in one."""
+    return eqn is not None and SCOPE in _compat.name_stack(eqn)
 
 
 def _is_region(eqn) -> bool:
@@ -93,19 +98,24 @@ class _Lists:
     known: Remembered
 
     def tiled(
-        self, closed, in_scan: bool, times: int = 1, depth: int = 1
+        self,
+        closed,
+        in_scan: bool,
+        given: InputSpreads | None,
+        times: int = 1,
+        depth: int = 1,
     ) -> tuple[Any, list[Tile]]:
         """A list of equations and the bodies of its scans, with their tiles."""
-        key = "tiled", self.asked, self.target, in_scan, times, depth
-        run = lambda: self._tiled(closed, in_scan, times, depth)
+        key = "tiled", self.asked, self.target, in_scan, given, times, depth
+        run = lambda: self._tiled(closed, in_scan, given, times, depth)
         return self.known.get(key, (closed,), run)
 
     def _tiled(
-        self, closed, in_scan: bool, times: int, depth: int
+        self, closed, in_scan: bool, given: InputSpreads | None, times: int, depth: int
     ) -> tuple[Any, list[Tile]]:
         is_own = lambda eqn: not has_level(eqn) and not is_tile_loop(eqn)
-        closed, tiles = self._bodies(closed, is_own, times, depth)
-        regions, found = self._regions(closed, in_scan), []
+        closed, tiles = self._bodies(closed, is_own, given, times, depth)
+        regions, found = self._regions(closed, in_scan, given), []
         further = depth < _DEPTH and self.asked.n is None
         for _ in range(_ROUNDS):
             chosen = best(regions, self.asked, further)
@@ -118,22 +128,31 @@ class _Lists:
         ready = regions.graph.closed
         reached = (one.found.reaches(self.asked.limit) for one in found)
         if further and not all(reached):  # parts hold too much still
-            ready, within = self._bodies(ready, _is_region, times, depth + 1)
+            ready, within = self._bodies(ready, _is_region, given, times, depth + 1)
             found += within
         return ready, [*tiles, *found]
 
-    def _regions(self, closed, in_scan: bool) -> ListRegions:
-        make = lambda: ListRegions(prepared(closed, in_scan), self.target)
-        return self.known.get(("regions", self.target, in_scan), (closed,), make)
+    def _regions(self, closed, in_scan: bool, given) -> ListRegions:
+        make = lambda: ListRegions(prepared(closed, in_scan), self.target, given)
+        return self.known.get(("regions", self.target, in_scan, given), (closed,), make)
 
-    def _bodies(self, closed, picked: Callable[[Any], bool], times: int, depth: int):
+    def _bodies(
+        self,
+        closed,
+        picked: Callable[[Any], bool],
+        given: InputSpreads | None,
+        times: int,
+        depth: int,
+    ):
         """The list with the bodies of some of its scans in tiles."""
+        spreads = spreads_in(closed, given)
         tiles: list[Tile] = []
         bodies: dict[Any, Any] = {}
         for eqn in jaxprs.split(closed)[0].eqns:
             if eqn.primitive.name == "scan" and picked(eqn):
                 count = times * eqn.params["length"]
-                body, found = self.tiled(eqn.params["jaxpr"], True, count, depth)
+                how = True, spreads.body(eqn), count, depth
+                body, found = self.tiled(eqn.params["jaxpr"], *how)
                 tiles += found
                 if found:
                     bodies[id(eqn)] = body

@@ -6,6 +6,7 @@ from typing import Any
 
 from jax import lax
 
+from jaxmem.scheduling.tiling.shard_parts import Parts
 from jaxmem.scheduling.tiling.sums import constant
 
 
@@ -16,16 +17,25 @@ class WrittenParts:
     written to a buffer that is carried, since a stack of them would be transposed.
     """
 
-    def __init__(self, axis: Mapping[Any, int]):
-        """`axis`: of each variable, the axis along which it is cut."""
+    def __init__(self, axis: Mapping[Any, int], parts: Parts | None = None):
+        """`axis`: of each variable, the axis along which it is cut.
+
+        `parts`: how it is cut; None for slices that lie one behind the other.
+        """
         self.axis = axis
-        is_stacked = lambda v: math.prod(v.aval.shape[: axis[v]]) == 1
+        self.spread = parts if parts and parts.shards > 1 else None
+        in_order = self.spread is None
+        is_stacked = lambda v: in_order and math.prod(v.aval.shape[: axis[v]]) == 1
         self.stacked = [v for v in axis if is_stacked(v)]
         self.placed = [v for v in axis if not is_stacked(v)]
 
     def buffers(self) -> list[Any]:
         """What is carried before the first part."""
-        return [constant(v.aval, 0, v.aval.dtype) for v in self.placed]
+        whole = [constant(v.aval, 0, v.aval.dtype) for v in self.placed]
+        if self.spread is None:
+            return whole
+        of = zip(whole, self.placed, strict=True)
+        return [x.reshape(self.spread.view(x.shape, self.axis[v])) for x, v in of]
 
     def write(
         self, buffers: Sequence[Any], part, values: Mapping[Any, Any]
@@ -34,13 +44,17 @@ class WrittenParts:
         new = []
         for buffer, v in zip(buffers, self.placed, strict=True):
             x, axis = values[v], self.axis[v]
+            if self.spread is not None:
+                new.append(self.spread.put(buffer, x, axis, part))
+                continue
             start = part * x.shape[axis]
             new.append(lax.dynamic_update_slice_in_dim(buffer, x, start, axis))
         return new, [values[v] for v in self.stacked]
 
     def whole(self, buffers: Sequence[Any], stacks: Sequence[Any]) -> dict[Any, Any]:
         """The arrays after the last part."""
-        found = dict(zip(self.placed, buffers, strict=True))
+        pairs = zip(self.placed, buffers, strict=True)
+        found = {v: x.reshape(v.aval.shape) for v, x in pairs}
         for v, y in zip(self.stacked, stacks, strict=True):
             found[v] = y.reshape(v.aval.shape)
         return found
