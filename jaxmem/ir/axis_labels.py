@@ -44,6 +44,7 @@ UNKNOWN = "it is not known to work part by part"
 TWO = "two axes meet in it"
 WHOLE = "it needs the whole axis"
 SOME = "some of its operands are not cut"
+DIVIDES = "does not divide its axis"
 
 
 def labels(eqn, n: int) -> Labels | str:
@@ -91,7 +92,7 @@ def cut(
         places += found or [None]
         divided &= not found or v.aval.shape[found[0]] % n == 0
     if not divided:
-        return f"{n} does not divide its axis"
+        return f"{n} {DIVIDES}"
     of_ins, of_outs = tuple(places[: len(table.ins)]), tuple(places[len(table.ins) :])
     if None not in of_outs:
         return CutAxes(of_ins, of_outs)

@@ -5,11 +5,12 @@ A new way to save bytes is one file with a subclass of `Pass`, and one line in
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Aliases, is_transposed
+from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling.plan.rows import Description
 
 
@@ -40,6 +41,8 @@ class Level:
     # whether a compiler compares the result with the step as given. If none does, a
     # pass does nothing but what the step's graph shows to gain clearly
     compared: bool = True
+    # what is known of it and of what was made of it under other choices
+    known: Remembered = field(default_factory=Remembered, compare=False, repr=False)
     # over which axes of a mesh the inputs are spread (`tiling.shards.InputSpreads`);
     # None where nothing is known
     spreads: Any = None

@@ -14,8 +14,9 @@ from jaxmem.ir.scans import is_var
 from jaxmem.ir.shard_maps import aliases_inside, whole_step
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._pass import Level, Pass, has_level
+from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling.order.ordered import OperationOrder, OrderOperations
-from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst
+from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst, ShrinkFirst
 from jaxmem.scheduling.placement.inside import CastInside, ConstantsInside
 from jaxmem.scheduling.plan.rows import Description
 from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers
@@ -32,7 +33,12 @@ from jaxmem.scheduling.release.write_back import carried
 from jaxmem.scheduling.row_chunks.update import UpdateInRows
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
 from jaxmem.scheduling.tiling.micro_batches import RunInMicroBatches
-from jaxmem.scheduling.tiling.shards import InputSpreads, of_shardings, spreads_in
+from jaxmem.scheduling.tiling.shards import (
+    InputSpreads,
+    Spreads,
+    of_shardings,
+    spreads_in,
+)
 from jaxmem.scheduling.tiling.tiles import TileRegions
 from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary
 
@@ -51,6 +57,9 @@ PASSES: tuple[Pass, ...] = (
     UpdateInRows(),
     OrderOperations(),
     ProductsThatShrinkFirst(),
+)
+_BEFORE_ORDER = tuple(
+    one for one in PASSES if one.config not in (OperationOrder, ShrinkFirst)
 )
 CONFIGS: dict[str, type] = {one.config.name: one.config for one in PASSES}
 
@@ -121,38 +130,69 @@ def rewrite(
     clip: str | None = None,
     choice: Choice = NO_CHOICE,
     shardings: Sequence[Any] = (),
+    known: Remembered | None = None,
+    ordered: bool = True,
 ) -> Rewritten:
     """The step with every update that can be moved in the backward pass.
 
     `shardings`: of its arguments, None for one that is not known; or none at all.
+    `known`: what was found under other choices of the same step. `ordered`: whether
+    operations are put in order; if not, the result is to be looked at, and not run.
     """
     if choice.unchanged:
         return Rewritten(closed, closed)
     if clip == "two_pass":
         choice = choice.having(GradientRelease(two_pass=True))
-    written_out = flatten(closed)
-    found = _step(written_out, aliases, choice, of_shardings(written_out, shardings))
+    known = Remembered() if known is None else known
+    written_out = _flat(closed, known)
+    run = _Passes(choice, PASSES if ordered else _BEFORE_ORDER, known)
+    found = _step(written_out, aliases, run, of_shardings(written_out, shardings))
     return replace(found, written_out=written_out)
 
 
+@dataclass(frozen=True)
+class _Passes:
+    """The passes that are run, and what is known of their results."""
+
+    choice: Choice
+    passes: Sequence[Pass]
+    known: Remembered
+
+    @property
+    def ordered(self) -> bool:
+        return self.passes is PASSES
+
+
+def _flat(closed, known: Remembered) -> Any:
+    # the body of a `shard_map` is closed anew whenever it is asked for
+    of = closed if jaxprs.split(closed)[1] else jaxprs.split(closed)[0]
+    return known.get("flat", (of,), lambda: flatten(closed))
+
+
 def _step(
-    closed, aliases: Aliases, choice: Choice, spreads: InputSpreads | None = None
+    closed, aliases: Aliases, run: _Passes, spreads: InputSpreads | None = None
 ) -> Rewritten:
     eqn = whole_step(closed)
     if eqn is not None:
-        return _sharded_step(closed, aliases_inside(closed, eqn, aliases), choice)
-    how = {"compared": choice.compared, "spreads": spreads}
-    level = Level(closed, aliases, choice.target, **how)
-    jaxpr, records = _run_passes(level, choice)
-    return Rewritten(carried(jaxpr, aliases), closed, records, choice.target)
+        return _sharded_step(closed, aliases_inside(closed, eqn, aliases), run)
+    choice, known = run.choice, run.known
+    how = {"compared": choice.compared, "spreads": spreads, "known": known}
+    level = known.get(
+        ("level", choice.target, choice.compared, spreads, tuple(aliases.items())),
+        (closed,),
+        lambda: Level(closed, aliases, choice.target, **how),
+    )
+    jaxpr, records = _run_passes(level, run)
+    jaxpr = carried(jaxpr, aliases) if run.ordered else jaxpr
+    return Rewritten(jaxpr, closed, records, choice.target)
 
 
-def _sharded_step(closed, aliases: Aliases, choice: Choice) -> Rewritten:
+def _sharded_step(closed, aliases: Aliases, run: _Passes) -> Rewritten:
     """A step that is one `shard_map`: all is done to what one device does."""
     found: list[Rewritten] = []
 
     def rewritten(body):
-        found.append(_step(flatten(body), aliases, choice))
+        found.append(_step(_flat(body, run.known), aliases, run))
         return found[0].jaxpr
 
     jaxpr = _with_shards(closed, rewritten)
@@ -179,64 +219,85 @@ def _shard_map(eqn, args: list, rewritten: Callable[[Any], Any]) -> list[Any]:
     return _compat.shard_map_again(eqn, shards, args)
 
 
-def _run_passes(level: Level, choice: Choice) -> tuple[Any, tuple[Record, ...]]:
+def _run_passes(level: Level, run: _Passes) -> tuple[Any, tuple[Record, ...]]:
     """All passes over one list of equations; then over the loops in it."""
     entered: dict[type, Level] = {}
     rewrites: list[tuple[Pass, Any]] = []
     notes: list[str] = []
-    for one in PASSES:
-        config = choice.get(one.config)
+    for one in run.passes:
+        config = run.choice.get(one.config)
         entered[one.config] = level
-        level, done = _run(one, level, config)
+        make = partial(_run, one, level, config)
+        level, done, left = run.known.get((one.config, config), (level,), make)
         rewrites += ((one, rewrite) for rewrite in done)
-        notes += one.left(level, config)
+        notes += left
+    entered.setdefault(OperationOrder, level)
     record = Record(entered, tuple(rewrites), tuple(notes))
-    jaxpr, inner = _inside(level, choice)
+    jaxpr, inner = _inside(level, run)
     return jaxpr, (record, *inner)
 
 
-def _run(one: Pass, level: Level, config) -> tuple[Level, list[Any]]:
+def _run(one: Pass, level: Level, config) -> tuple[Level, list[Any], list[str]]:
+    """A level after a pass, what was done to it, and what was left and why."""
     done: list[Any] = []
     while (rewrite := next(iter(one.analyse(level, config)), None)) is not None:
         jaxpr = one.apply(level, rewrite)
         done.append(rewrite)
+        if one.repeats:
+            jaxpr = _compat.without_dead_code(jaxpr)
+        level = replace(level, jaxpr=jaxpr)
         if not one.repeats:
-            return replace(level, jaxpr=jaxpr), done
-        level = replace(level, jaxpr=_compat.without_dead_code(jaxpr))
-    return level, done
+            break
+    return level, done, list(one.left(level, config))
 
 
-def _inside(level: Level, choice: Choice) -> tuple[Any, list[Record]]:
+def _inside(level: Level, run: _Passes) -> tuple[Any, list[Record]]:
     """The same for what lies in outer scans (micro-batches) and in `shard_map`."""
     graph, records = JaxprGraph(level.jaxpr), []
-    if not any(map(has_level, graph.eqns)):
-        return level.jaxpr, []
+    scans = [e for e in graph.eqns if e.primitive.name == "scan" and has_level(e)]
+    maps = [e for e in graph.eqns if e.primitive.name == "shard_map" and has_level(e)]
 
-    spreads = spreads_in(level.jaxpr, level.spreads)
+    spreads = spreads_in(level.jaxpr, level.spreads) if scans or maps else Spreads()
 
     def body_of(eqn, aliases: Aliases, body):
-        how = {"loop": eqn, "spreads": spreads.body(eqn)}
-        inner = replace(level, jaxpr=body, aliases=aliases, **how)
-        jaxpr, found = _run_passes(inner, choice)
+        inside = spreads.body(eqn)
+        about = {"jaxpr": body, "aliases": aliases, "loop": eqn, "spreads": inside}
+        key = "inside", level.target, level.compared, inside, tuple(aliases.items())
+        inner = run.known.get(key, (eqn, body), lambda: replace(level, **about))
+        jaxpr, found = _run_passes(inner, run)
         records.extend(found)
         return jaxpr
 
+    def iteration(eqn):
+        n_consts, n_carry = _compat.scan_counts(eqn)
+        aliases = {k: n_consts + k for k in range(n_carry)}
+        return body_of(eqn, aliases, eqn.params["jaxpr"])
+
     def shards(eqn, body):
-        body = flatten(body)
+        body = _flat(body, run.known)
         own = by_shape(body, _given_up(graph, eqn, level.aliases))
         return body_of(eqn, own, body)
 
-    def rule(eqn, args: list) -> list[Any] | None:
-        if not has_level(eqn):
-            return None
-        if eqn.primitive.name == "shard_map":
-            return _shard_map(eqn, args, partial(shards, eqn))
-        n_consts, n_carry = _compat.scan_counts(eqn)
-        aliases = {k: n_consts + k for k in range(n_carry)}
-        return jaxprs.rebind(eqn, args, [body_of(eqn, aliases, eqn.params["jaxpr"])])
+    bodies = list(map(iteration, scans))
+    made = {id(eqn): body for eqn, body in zip(scans, bodies, strict=True)}
 
-    run = lambda args: jaxprs.evaluate(level.jaxpr, args, rule)
-    return jaxprs.retrace(level.jaxpr, run), records
+    def rule(eqn, args: list) -> list[Any] | None:
+        if any(eqn is one for one in maps):
+            return _shard_map(eqn, args, partial(shards, eqn))
+        body = made.get(id(eqn))
+        return None if body is None else jaxprs.rebind(eqn, args, [body])
+
+    def rewritten():
+        run = lambda args: jaxprs.evaluate(level.jaxpr, args, rule)
+        return jaxprs.retrace(level.jaxpr, run)
+
+    if maps:
+        return rewritten(), records
+    if all(
+        eqn.params["jaxpr"] is body for eqn, body in zip(scans, bodies, strict=True)
+    ):
+        return level.jaxpr, records
+    return run.known.get("inside", (level, *bodies), rewritten), records
 
 
 def _given_up(graph: JaxprGraph, eqn, aliases: Aliases) -> list[int]:

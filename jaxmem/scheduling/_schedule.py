@@ -60,7 +60,9 @@ def schedule(
       a region of operations is run in parts along an axis that goes through all of
       them (the batch, the heads, the tokens), sums are carried from part to part in
       float32. It is priced as recomputation is, in seconds on `target` (weights are
-      read by each tile, sums are read and written), and the cheaper is done.
+      read by each tile, sums are read and written), and the cheaper is done. A loss
+      head goes over the vocabulary, its logits computed twice, where nothing else
+      fits or all else takes clearly longer.
     - *Order.* Layers that are unrolled are updated right after their gradient: a
       barrier keeps the compiler from putting all updates last.
 

@@ -28,6 +28,7 @@ from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._once import Once
 from jaxmem.scheduling._options import Options
 from jaxmem.scheduling._passes import Rewritten, rewrite
+from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling._shardings import (
     NO_SHARDINGS,
     Placed,
@@ -204,7 +205,7 @@ class Scheduled:
         self, call: Call, choice: Choice, given: tuple[Any, ...] | None = None
     ) -> tuple[Rewritten, list, Any]:
         traced = self._trace(call)
-        found = self._rewritten(traced, call, choice, given)
+        found = self._rewritten(traced, call, None, choice, given=given)
         return found, traced.leaves, traced.out_tree
 
     def _trace(self, call: Call) -> Placed:
@@ -234,13 +235,18 @@ class Scheduled:
         self,
         traced: Placed,
         call: Call,
+        known: Remembered | None,
         choice: Choice,
+        ordered: bool = True,
         given: tuple[Any, ...] | None = None,
     ) -> Rewritten:
         aliases = self._aliases(traced.jaxpr, call)
         if given is None:
             given = argument_shardings((call.args, call.kwargs), traced.ins)
-        found = rewrite(traced.jaxpr, aliases, self._options.clip, choice, given)
+        how = self._options.clip, choice, given, known, ordered
+        found = rewrite(traced.jaxpr, aliases, *how)
+        if not ordered:
+            return found
         return replace(found, jaxpr=with_results_placed(found.jaxpr, traced.outs))
 
     def _aliases(self, closed, call: Call) -> Aliases:
@@ -278,8 +284,9 @@ class Scheduled:
         if self._options.plan is not None:
             return loaded(self._options.plan, mark)
         assert target is not None
+        known = Remembered()
         step = TracedStep(
-            functools.cache(partial(self._rewritten, traced, call)),  # of the choice
+            functools.cache(partial(self._rewritten, traced, call, known)),
             partial(self._aliases, call=call),
             traced.out_tree,
             self.__wrapped__,
@@ -289,6 +296,7 @@ class Scheduled:
             target,
             mark,
             self._compiler_options(call),
+            known,
         )
         name = getattr(self.__wrapped__, "__name__", "the step")
         title = f"scheduling {name} for {target}"
@@ -297,7 +305,10 @@ class Scheduled:
         with spinner(self._options.progress, title) as tell:
             given = self._options
             how = given.named, given.offload, given.search_seconds, given.tile
-            return search(step, budget, tell, *how)
+            try:
+                return search(step, budget, tell, *how)
+            finally:
+                known.forget()  # the result holds lists of equations that hold it
 
     def _warn(self, call: Call) -> None:
         """Once: nothing is donated, and nobody said so."""

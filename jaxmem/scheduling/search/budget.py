@@ -30,7 +30,7 @@ from jaxmem.scheduling.search.result import (
     trial_of,
     unreachable,
 )
-from jaxmem.scheduling.tiling.tiles import Tiles
+from jaxmem.scheduling.search.tiled_front import cuts_of
 
 _SHRINK_FIRST = ShrinkFirst(enabled=True)
 _TRIES = 4  # compiles for the number of layers
@@ -106,7 +106,7 @@ class BudgetSearch:
         # best if what they take above their prediction is the least that was seen. None
         # of this depends on the budget, and so the least does not.
         last = self.candidates[-1].choice
-        if last.get(Tiles) != Tiles():
+        if any(cuts != type(cuts)() for cuts in cuts_of(last)):
             # XLA may not take the smallest tiles as they are predicted
             for i in reversed(range(len(self.candidates))[-_LAST:]):
                 self._either(i)
@@ -240,9 +240,8 @@ class BudgetSearch:
         """Tries as few layers as will do on candidate `low`, the others one above."""
         # What waits on the host, and segments, are for all layers, and so are tiles.
         poor = self.candidates[low]
-        tiles = poor.choice.get(Tiles)
-        alike = (i for i in range(low) if self.candidates[i].choice.get(Tiles) == tiles)
-        above = max(alike, default=None)
+        cuts = [cuts_of(one.choice) for one in self.candidates[: low + 1]]
+        above = max((i for i in range(low) if cuts[i] == cuts[low]), default=None)
         if above is None:
             return
         rich = self.candidates[above]

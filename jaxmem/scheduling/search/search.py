@@ -4,7 +4,9 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from jaxmem.ir.costs import MACHINES, waiting_for_host
 from jaxmem.memory import format_bytes, start_worker
@@ -38,15 +40,21 @@ from jaxmem.scheduling.search.result import (
     unreachable,
 )
 from jaxmem.scheduling.search.sequences import of_sequences
-from jaxmem.scheduling.search.tiled_front import beside_sequences, can_tile, with_tiles
+from jaxmem.scheduling.search.tiled_front import beside_sequences, with_tiles
 from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.tiles import Tiles
+from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary, VocabularyTiles
 
 _FAR = 1.1  # of the budget: what is predicted above it will not fit
 _LESS = 0.95  # of the seconds: for more, segments are not looked at
+_CLEARLY = 0.1  # of the step's own seconds: what products done twice must save
 _ALIKE = 0.98  # of a peak: an order that is predicted above it saves next to nothing
 _CONFIRMED = 4  # compiles to the end for one budget
 _MOST = 12  # compiles for one budget, once something fits
+
+
+# candidates, or what finds them
+Front = Sequence[Candidate] | Callable[[], Sequence[Candidate]]
 
 
 def search(
@@ -106,6 +114,9 @@ class SearchRun:
     notes: tuple[str, ...] = ()  # what there is to say of how it ended
     _flat: Sequence[Candidate] = ()  # those in no segments and no tiles
     _tiled: bool = False  # whether there is something to cut
+    _looked_at: Sequence[Candidate] = ()  # those of the last front
+    # makes the candidates in tiles, see `with_tiles`
+    _front: Callable[..., list[Candidate]] = lambda *args, **how: []
     excess: int = 0  # bytes that a step took above what its assigned buffers had told
 
     @property
@@ -166,7 +177,11 @@ class SearchRun:
         done = (pair for record in made.records for pair in record.rewrites)
         tiles = (pair for pair in done if pair[0].config is Tiles)
         said = (one.describe(rewrite, self.step.target).notes for one, rewrite in tiles)
-        return tuple(dict.fromkeys(note for notes in said for note in notes))
+        notes = [note for notes in said for note in notes]
+        for record in made.records:
+            level = record.entered[VocabularyTiles]
+            notes += TileVocabulary().left(level, VocabularyTiles(limit=0))
+        return tuple(dict.fromkeys(notes))
 
     def _least(self, choices: Sequence[Choice]) -> ReportedTrial:
         """The least peak; never more than that of the step as it was given."""
@@ -228,7 +243,7 @@ class SearchRun:
 
     def _search(self, limit: float) -> ReportedTrial:
         """The fewest seconds whose assigned buffers are within a limit."""
-        self.tried = []
+        self.tried, self._looked_at = [], ()
         free = self._free() if self._space.is_unrolled else []
         if free:
             self.compiles.ahead(free[:1])
@@ -238,57 +253,108 @@ class SearchRun:
                 return one
         best = min(self.tried, key=lambda t: t.peak, default=None)
         candidates = self._flat = self._candidates(best)
-        may_tile = self._may_tile(candidates, best is None)
-        if may_tile and best is not None:
-            candidates = beside_sequences(self.step, candidates)
-        elif may_tile:
+        self._tiled = False
+        if not self.tile or self.named:
+            return self._fitting([candidates, self._segments])
+        in_scans = best is None
+        if best is None:
             (best,) = self._compiled([candidates[0].choice])
             if best.peak <= limit:
                 return best
-            candidates = with_tiles(self.step, candidates)
-        known = {} if best is None else {0: best.peak}
-        how = self._space.layers, int(limit), self.compiles, self.tell
-        more = {"slack": self.step.slack(), "ahead": self.compiles.ahead}
-        more |= {"most": _MOST}
-        about = candidates, *how, self._can_shrink_first, self.tried, known
-        return self._fitting(BudgetSearch(*about, **more))
+        if self._is_near(best):
+            with suppress(BudgetError):
+                found = self._budget_search(candidates).run()
+                if found.seconds <= self._slack:
+                    return found
+        front = with_tiles if in_scans else beside_sequences
+        self._front = partial(front, self.step, candidates)
+        # what surely fits, by what the first one took
+        above = best.peak - self.step.predicted(best.choice)
+        few = self._front(self.limit / _FAR - above)
+        self._tiled = any(c.choice.get(Tiles) != Tiles() for c in few)
+        return self._fitting([few, self._front, self._heads, self._segments])
 
-    def _fitting(self, flat: BudgetSearch) -> ReportedTrial:
-        """What a search finds, or another among segments where that is better."""
-        # Better is less by the clock's estimate and no more by the count of flops.
-        try:
-            best = flat.run()
-        except BudgetError:
-            candidates = self._segments()
-            if not candidates:
-                raise
-            return _among(candidates, flat).run()
+    @functools.cached_property
+    def _slack(self) -> float:
+        return self.step.slack()
+
+    def _is_near(self, first: ReportedTrial) -> bool:
+        """Whether hardly any recomputation is expected to do."""
+        # Then tiles gain nothing that is worth looking for them.
+        rest = first.peak - self._flat[0].bytes
+        fits = (one for one in self._flat if one.bytes + rest <= self.limit)
+        return next((one.seconds <= self._slack for one in fits), False)
+
+    def _budget_search(self, candidates: Sequence[Candidate]) -> BudgetSearch:
+        """The search among these, with what is known of those that were tried."""
+        peaks = {t.choice: t.peak for t in self.tried}
+        numbered = enumerate(candidates)
+        known = {i: peaks[c.choice] for i, c in numbered if c.choice in peaks}
+        # what other fronts took above their predictions, at least
+        bytes_of = {c.choice: c.bytes for c in self._looked_at}
+        above = [peak - bytes_of[c] for c, peak in peaks.items() if c in bytes_of]
+        self._looked_at = candidates
+        how = self._space.layers, int(self.limit), self.compiles, self.tell
+        more = {"slack": self._slack, "ahead": self.compiles.ahead, "most": _MOST}
+        about = candidates, *how, self._can_shrink_first, self.tried, known
+        rest = None if known else min(above, default=None)
+        return BudgetSearch(*about, rest, **more)
+
+    def _fitting(self, fronts: Sequence[Front]) -> ReportedTrial:
+        """What the first front finds that reaches the limit, or what is better still.
+
+        Segments are better where they take less by the clock's estimate, and no more by
+        the count of flops; heads over the vocabulary, which do products twice, where
+        they take clearly less.
+        """
+        best = self._first_of(fronts)
         if not best.seconds:
             return best
         rows = self.step.rewritten(best.choice).description.recomputed
         work = sum(row.flops for row in rows)
-        most = _LESS * best.seconds
-        candidates = [
-            r for r in self._segments() if r.seconds < most and r.flops <= work
-        ]
+        best = self._better(best, self._segments(_LESS * best.seconds, work))
+        most = best.seconds - _CLEARLY * self.step.own_seconds()
+        return self._better(best, self._heads(most) if most > 0 else [])
+
+    def _first_of(self, fronts: Sequence[Front]) -> ReportedTrial:
+        error, looked_at = None, []
+        for front in fronts:
+            candidates = front() if callable(front) else front
+            if not candidates or candidates in looked_at:
+                continue
+            looked_at.append(candidates)
+            try:
+                return self._budget_search(candidates).run()
+            except BudgetError as none:
+                error = none
+        assert error is not None
+        raise error
+
+    def _better(
+        self, best: ReportedTrial, candidates: Sequence[Candidate]
+    ) -> ReportedTrial:
+        """The best, or one of these that take less time."""
         try:
-            return _among(candidates, flat).run() if candidates else best
+            return self._budget_search(candidates).run() if candidates else best
         except BudgetError:
             return best
 
-    def _may_tile(self, candidates: Sequence[Candidate], in_scans: bool) -> bool:
-        """Whether tiles are asked for, and there is something to cut."""
-        if not self.tile or self.named:
-            return False
-        self.compiles.ahead([candidates[0].choice])  # while we look
-        one = candidates[-1 if in_scans else 0]
-        self._tiled = can_tile(self.step, one, one.bytes if in_scans else 0)
-        return self._tiled
+    def _heads(self, most: float = math.inf) -> list[Candidate]:
+        """Candidates with heads over the vocabulary, of less than `most` seconds."""
+        return [one for one in self._front(heads=True) if one.seconds < most]
 
-    def _segments(self) -> list[Candidate]:
-        """Candidates in segments of layers, in tiles where there are any."""
+    def _segments(
+        self, most: float = math.inf, work: float = math.inf
+    ) -> list[Candidate]:
+        """Candidates in segments of layers, in tiles where there are any.
+
+        They take less than `most` seconds, and no more than `work` flops.
+        """
+        is_less = lambda one: one.seconds < most and one.flops <= work
         found = in_segments(self._space, self._flat)
-        return with_tiles(self.step, found) if found and self._tiled else found
+        if self._tiled and any(map(is_less, found)):  # tiles take none of either
+            found = with_tiles(self.step, found)
+        return list(filter(is_less, found))
 
     def _is_vain(self, choice: Choice, limit: float) -> bool:
         """Whether it is an order that neither fits nor tells more than the first."""
@@ -319,9 +385,3 @@ class SearchRun:
         if len(candidates) == 1:  # the lists are in loops over micro-batches
             candidates = pareto_front(self._space)
         return [replace(candidates[0], choice=best.choice), *candidates[1:]]
-
-
-def _among(candidates: list[Candidate], flat: BudgetSearch) -> BudgetSearch:
-    """The search over segments, after one over the front without them."""
-    rest = min(peak - flat.candidates[i].bytes for i, peak in flat.peaks.items())
-    return replace(flat, candidates=candidates, peaks={}, rest=rest)

@@ -2,69 +2,109 @@
 
 What is kept and what runs at one time add up to a peak, and either can be made less:
 by recomputation, or by tiles. So each rate of recomputation is combined with limits for
-what runs at one time, each half of the one before. Two predictions for a limit, with
-most kept and with least, say what its peak is between.
+what runs at one time, each half of the one before, and each limit with heads over
+tokens and with heads over the vocabulary. Two predictions for a limit, with most kept
+and with least, say what its peak is between.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.plan.rows import TiledRegion
-from jaxmem.scheduling.predict.operations import (
-    as_compiled,
-    compiled_peak,
-    operations_of,
-)
-from jaxmem.scheduling.predict.tpu import is_tpu
 from jaxmem.scheduling.search.front import LEAST, Candidate, descending
 from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.tiles import Tiles
+from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
 
 _HALVINGS = 6  # of what runs at one time, to the least limit
 
 
-def can_tile(step: TracedStep, candidate: Candidate, kept: int) -> bool:
-    """Whether there is a region in a step that tiles make smaller."""
-    # `kept`: bytes of it that no tile makes less
-    limit = _at_one_time(step, candidate.choice, kept) >> _HALVINGS
-    return bool(_rows(step, candidate.choice.having(Tiles(limit=limit))))
+def cuts_of(choice: Choice) -> tuple[Any, ...]:
+    """What of a choice says in how many parts things are done."""
+    return tuple(map(choice.get, (Tiles, VocabularyTiles)))
 
 
-def beside_sequences(step: TracedStep, flat: Sequence[Candidate]) -> list[Candidate]:
-    """The front of sequences, and of tiles in the first of them, which has none."""
+def _cuts_to(limit: int, heads: bool) -> tuple[Any, ...]:
+    """The configurations that take what runs at one time to a limit."""
+    tiles = Tiles(limit=limit)
+    return (tiles, VocabularyTiles(limit=limit)) if heads else (tiles,)
+
+
+def _is_cut(step: TracedStep, choice: Choice, heads: bool) -> bool:
+    made = step.rewritten(choice, ordered=False)
+    return made.did(VocabularyTiles if heads else Tiles)
+
+
+def beside_sequences(
+    step: TracedStep,
+    flat: Sequence[Candidate],
+    enough: float = -math.inf,
+    heads: bool = False,
+) -> list[Candidate]:
+    """The front of sequences, and of tiles in the first of them, which has none.
+
+    `enough`, `heads`: as for `with_tiles`.
+    """
     # The positions of a sequence are those of a step without tiles.
     free = flat[0]
-    found = list(flat)
-    for config in _configs(step, free.choice, 0):
-        choice = free.choice.having(config)
+    found = [] if heads else list(flat)
+    for cuts in _cuts(step, free.choice, 0, heads):
+        choice = free.choice.having(*cuts)
         seconds = sum(row.seconds for row in _rows(step, choice))
-        found.append(replace(free, choice=choice, seconds=seconds))
-        found[-1] = replace(found[-1], bytes=_peak(step, choice))
+        if seconds >= _least_seconds(found, enough):
+            break
+        peak = step.predicted(choice)
+        found.append(replace(free, choice=choice, seconds=seconds, bytes=peak))
     return _by_seconds(found)
 
 
-def with_tiles(step: TracedStep, flat: Sequence[Candidate]) -> list[Candidate]:
+def _least_seconds(found: Sequence[Candidate], enough: float) -> float:
+    """Those of the candidates that will do; smaller tiles take no less than larger."""
+    return min((one.seconds for one in found if one.bytes <= enough), default=math.inf)
+
+
+def with_tiles(
+    step: TracedStep,
+    flat: Sequence[Candidate],
+    enough: float = -math.inf,
+    heads: bool = False,
+) -> list[Candidate]:
     """The front of these candidates, as they are and in tiles; `bytes` are of peaks.
 
     Of those that take equally long, the ones of fewer tiles come first.
+
+    Args:
+      step: the step.
+      flat: candidates in no tiles, from those that keep most on.
+      enough: bytes of a prediction that will do: there are no smaller tiles than those
+        that take as long as a candidate below it.
+      heads: whether it is the front of those with heads over the vocabulary alone.
     """
-    configs = [Tiles(), *_configs(step, flat[-1].choice, flat[-1].bytes)]
-    lines = [_line(step, flat, config) for config in configs]
-    return _by_seconds([line.candidate(one) for line in lines for one in flat])
+    lines = [] if heads else [_line(step, flat, ())]
+    found = [line.candidate(one) for line in lines for one in flat]
+    for cuts in _cuts(step, flat[-1].choice, flat[-1].bytes, heads):
+        rows = _rows(step, flat[-1].choice.having(*cuts))
+        if sum(row.seconds for row in rows) >= _least_seconds(found, enough):
+            break
+        line = _line(step, flat, cuts)
+        found += map(line.candidate, flat)
+    return _by_seconds(found)
 
 
 def _by_seconds(candidates: Sequence[Candidate]) -> list[Candidate]:
     found = sorted(candidates, key=lambda one: (one.seconds, -one.bytes))
-    return descending(found, LEAST * found[0].bytes)
+    return descending(found, LEAST * found[0].bytes) if found else []
 
 
 @dataclass(frozen=True)
 class _Line:
-    """Peaks and seconds under one configuration of tiles, linear in what is kept."""
+    """Peaks and seconds with the same cuts, linear in what is kept."""
 
-    config: Tiles
+    cuts: tuple[Any, ...]  # configurations
     kept: tuple[int, int]  # most, least
     peaks: tuple[int, int]
     seconds: tuple[float, float]  # of tiles
@@ -75,48 +115,44 @@ class _Line:
         between = lambda ends: ends[1] + share * (ends[0] - ends[1])
         return replace(
             flat,
-            choice=flat.choice.having(self.config),
+            choice=flat.choice.having(*self.cuts),
             bytes=round(between(self.peaks)),
             seconds=flat.seconds + max(0.0, between(self.seconds)),
         )
 
 
-def _configs(step: TracedStep, choice: Choice, kept: int) -> Iterator[Tiles]:
-    """Limits that make other numbers of tiles, from the largest on."""
+def _cuts(
+    step: TracedStep, choice: Choice, kept: int, heads: bool
+) -> Iterator[tuple[Any, ...]]:
+    """Configurations that make other numbers of tiles, from the largest limit on."""
     seen: set[tuple[TiledRegion, ...]] = {()}
     limit = _at_one_time(step, choice, kept)
     for _ in range(_HALVINGS):
         limit //= 2
-        rows = _rows(step, choice.having(Tiles(limit=limit)))
-        if rows not in seen:
+        cuts = _cuts_to(limit, heads)
+        rows = _rows(step, choice.having(*cuts))
+        if rows not in seen and _is_cut(step, choice.having(*cuts), heads):
             seen.add(rows)
-            yield Tiles(limit=limit)
+            yield cuts
 
 
 def _at_one_time(step: TracedStep, choice: Choice, kept: int) -> int:
     """Bytes beside what is kept, and beside what the step gives back."""
-    jaxpr = step.rewritten(choice).unordered
+    jaxpr = step.rewritten(choice, ordered=False).jaxpr
     in_place = step.aliases(jaxpr)
     outs = (v for i, v in enumerate(jaxpr.jaxpr.outvars) if i not in in_place)
     made = sum(size_of(v) for v in outs if is_var(v))
-    return max(0, _peak(step, choice) - kept - made)
+    return max(0, step.predicted(choice) - kept - made)
 
 
 def _rows(step: TracedStep, choice: Choice) -> tuple[TiledRegion, ...]:
-    return step.rewritten(choice).description.tiles
+    return step.rewritten(choice, ordered=False).description.tiles
 
 
-def _line(step: TracedStep, flat: Sequence[Candidate], config: Tiles) -> _Line:
+def _line(step: TracedStep, flat: Sequence[Candidate], cuts: tuple[Any, ...]) -> _Line:
     ends = flat[0], flat[-1]
-    choices = [one.choice.having(config) for one in ends]
+    choices = [one.choice.having(*cuts) for one in ends]
     seconds = [sum(row.seconds for row in _rows(step, c)) for c in choices]
-    peaks = [_peak(step, c) for c in choices]
+    peaks = [step.predicted(c) for c in choices]
     kept = ends[0].bytes, ends[1].bytes
-    return _Line(config, kept, (peaks[0], peaks[1]), (seconds[0], seconds[1]))
-
-
-def _peak(step: TracedStep, choice: Choice) -> int:
-    """Bytes of a rewritten step, without its arguments."""
-    jaxpr, tpu = step.rewritten(choice).unordered, is_tpu(step.target)
-    ops = operations_of(jaxpr, step.aliases(jaxpr), tpu=tpu)
-    return compiled_peak(as_compiled(ops, tpu))
+    return _Line(cuts, kept, (peaks[0], peaks[1]), (seconds[0], seconds[1]))

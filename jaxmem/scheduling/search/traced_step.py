@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -15,6 +15,13 @@ from jaxmem.memory import Pending, begin
 from jaxmem.scheduling._arguments import jit_with
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
+from jaxmem.scheduling._remembered import Remembered
+from jaxmem.scheduling.predict.operations import (
+    as_compiled,
+    compiled_peak,
+    operations_of,
+)
+from jaxmem.scheduling.predict.tpu import is_tpu
 
 # Of the seconds of the step's own products: less is not worth another compile.
 ENOUGH = 0.01
@@ -22,7 +29,8 @@ ENOUGH = 0.01
 
 @dataclass(frozen=True)
 class TracedStep:
-    rewritten: Callable[[Choice], Rewritten]
+    # under a choice; with `ordered=False` as it is before operations are put in order
+    rewritten: Callable[..., Rewritten]
     aliases: Callable[[Any], Aliases]
     out_tree: Any
     given: Callable
@@ -32,6 +40,17 @@ class TracedStep:
     target: str
     fingerprint: str
     compiler_options: dict[str, Any] | None = None
+    known: Remembered = field(default_factory=Remembered)  # of its lists of equations
+
+    def predicted(self, choice: Choice) -> int:
+        """Bytes of the peak under a choice, without arguments, in the order of XLA."""
+        jaxpr = self.rewritten(choice, ordered=False).jaxpr
+        return self.known.get("peak", (jaxpr,), lambda: self._peak(jaxpr))
+
+    def _peak(self, jaxpr) -> int:
+        tpu = is_tpu(self.target)
+        ops = operations_of(jaxpr, self.aliases(jaxpr), tpu=tpu)
+        return compiled_peak(as_compiled(ops, tpu))
 
     def begin(self, choice: Choice, **how: Any) -> Pending:
         """Starts its compile; `how`: as for `jaxmem.memory.begin`."""
@@ -50,9 +69,13 @@ class TracedStep:
 
     def slack(self) -> float:
         """Seconds of recomputation that are not worth another compile."""
+        return ENOUGH * self.own_seconds()
+
+    def own_seconds(self) -> float:
+        """Seconds of the step's products, as it was given; of all if it has none."""
         jaxpr = self.rewritten(Choice(self.target, unchanged=True)).jaxpr
         eqns, machine = jaxprs.split(jaxpr)[0].eqns, MACHINES[self.target]
         # Of products alone where there are any: what else a step takes depends on how
         # the compiler fuses it, and would hide products that are computed twice.
         products = sum(product_seconds(e, machine) for e in eqns)
-        return ENOUGH * (products or sum(seconds(e, machine) or 0.0 for e in eqns))
+        return products or sum(seconds(e, machine) or 0.0 for e in eqns)

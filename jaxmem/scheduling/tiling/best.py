@@ -3,12 +3,21 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from jaxmem.ir.scans import size_of
 from jaxmem.scheduling.tiling.live_bytes import Figures, LiveBytes
+from jaxmem.scheduling.tiling.loop import tiled
 from jaxmem.scheduling.tiling.price import seconds
-from jaxmem.scheduling.tiling.regions import Region, RegionGraph, find, has_product
+from jaxmem.scheduling.tiling.regions import (
+    Region,
+    RegionGraph,
+    find,
+    has_product,
+    in_more_parts,
+)
+from jaxmem.scheduling.tiling.shards import InputSpreads, spreads_in
 
 _SEEDS = 4  # the largest arrays, from which regions are looked for
 # of the seed's size: arrays from which operations are tied to it
@@ -28,12 +37,10 @@ class Asked:
     Attributes:
       limit: bytes of arrays that only a region has.
       n: how many parts, whatever they take; None: as few as take it below the limit.
-      target: the chip whose rates say what tiles cost.
     """
 
     limit: int
     n: int | None
-    target: str
 
 
 @dataclass(frozen=True)
@@ -56,16 +63,91 @@ class Found:
         return figures.inside >= most and figures.gain >= most * (1 - 1 / n)
 
 
-def best(graph: RegionGraph, asked: Asked, further: bool = False) -> Found | None:
+class ListRegions:
+    """The regions of a list of equations, by the number of parts.
+
+    They do not depend on a limit: one that is lower looks at more parts. So what has
+    been found is kept, and so are the lists that loops of regions make of this one.
+    """
+
+    def __init__(self, closed, target: str, given: InputSpreads | None = None):
+        """`closed`: a `prepared` list; `target`: the chip whose rates count."""
+        self.graph = RegionGraph(closed, spreads_in(closed, given))
+        self.given = given  # how its inputs are spread over devices
+        self.target = target
+        self._live = LiveBytes(self.graph)
+        self._found: dict[tuple[int, bool], list[Found]] = {}
+        # the last that was found from an array, along an axis, within a hull
+        self._fewer: dict[tuple[Any, int, int], Region] = {}
+        self._tiled: dict[int, tuple[Region, ListRegions]] = {}
+
+    def in_parts(self, count: int, exactly: bool) -> list[Found]:
+        """Those that save bytes in `count` parts, or in up to twice as many."""
+        if (count, exactly) not in self._found:
+            self._found[count, exactly] = list(self._candidates(count, exactly))
+        return self._found[count, exactly]
+
+    def tiled(self, region: Region) -> "ListRegions":
+        """The list in which one of its regions is a loop."""
+        if id(region) not in self._tiled:
+            made = ListRegions(tiled(self.graph, region), self.target, self.given)
+            self._tiled[id(region)] = region, made
+        return self._tiled[id(region)][1]
+
+    def _candidates(self, count: int, exactly: bool) -> Iterator[Found]:
+        for region, seed in self._regions(count, exactly):
+            # what is elementwise only, XLA fuses: an optimizer's update, in place
+            if not has_product(self.graph, region):
+                continue
+            figures = self._live.of(region)
+            if figures.gain > _GAIN * figures.before:
+                cost = seconds(self.graph.eqns, region, self.target)
+                yield Found(region, seed, figures, cost)
+
+    def _regions(self, count: int, exactly: bool) -> Iterator[tuple[Region, Any]]:
+        for v in self._seeds:
+            for axis, size in enumerate(v.aval.shape):
+                n = _parts(size // self.graph.shards(v, axis), count, exactly)
+                if n is None:
+                    continue
+                floors = size_of(v) // _LARGE, size_of(v) // _SMALL, 0
+                # what large arrays tie to it is often what all arrays do
+                hulls = {self.graph.hull(v, floor): floor for floor in floors}
+                for hull, floor in hulls.items():
+                    yield self._region(v, axis, n, hull, floor), v
+
+    @cached_property
+    def _seeds(self) -> list[Any]:
+        made = [v for v, i in self.graph.maker.items() if _is_seed(self.graph, i)]
+        return sorted(made, key=size_of, reverse=True)[:_SEEDS]
+
+    def _region(self, v, axis: int, n: int, hull: int, floor: int) -> Region:
+        fewer = self._fewer.get((v, axis, hull))
+        region = None if fewer is None else in_more_parts(self.graph, fewer, n)
+        if region is None:
+            region = find(self.graph, v, axis, n, floor)
+        self._fewer[v, axis, hull] = region
+        return region
+
+
+def _is_seed(graph: RegionGraph, i: int) -> bool:
+    """Whether regions are looked for from what an equation makes."""
+    # not from masks, which have the axes of what they are for, nor from what was there
+    name = graph.eqns[i].primitive.name
+    return name not in ("scan", "dynamic_update_slice") and i not in graph.drawn
+
+
+def best(regions: ListRegions, asked: Asked, further: bool = False) -> Found | None:
     """The region that saves most, in as few parts as take it below the limit.
 
     `further`: whether parts that are above it are looked at once more. None where no
     region is above the limit, or nothing is gained.
     """
-    live, chosen = LiveBytes(graph), None
+    graph, chosen = regions.graph, None
     cheap: list[Found] = []
     for count in [asked.n] if asked.n else _counts():
-        found = list(_candidates(graph, live, count, asked))
+        found = regions.in_parts(count, asked.n is not None)
+        found = [one for one in found if one.figures.inside > asked.limit]
         if not found:
             continue
         first = _largest_gain(found)
@@ -108,40 +190,6 @@ def _largest_gain(found: list[Found]) -> Found:
         return gain, -cost, one.figures.inside, len(one.region.eqns)
 
     return max(found, key=value)
-
-
-def _candidates(
-    graph: RegionGraph, live: LiveBytes, count: int, asked: Asked
-) -> Iterator[Found]:
-    for region, seed in _regions(graph, count, asked.n is not None):
-        # what is elementwise only, XLA fuses: an optimizer's update, in place
-        if not has_product(graph, region):
-            continue
-        figures = live.of(region)
-        much = figures.gain > _GAIN * figures.before
-        if figures.inside > asked.limit and much:
-            cost = seconds(graph.eqns, region, asked.target)
-            yield Found(region, seed, figures, cost)
-
-
-def _regions(
-    graph: RegionGraph, count: int, exactly: bool
-) -> Iterator[tuple[Region, Any]]:
-    made = [v for v, i in graph.maker.items() if _is_seed(graph, i)]
-    for v in sorted(made, key=size_of, reverse=True)[:_SEEDS]:
-        for axis, size in enumerate(v.aval.shape):
-            n = _parts(size // graph.shards(v, axis), count, exactly)
-            if n is None:
-                continue
-            for floor in (size_of(v) // _LARGE, size_of(v) // _SMALL, 0):
-                yield find(graph, v, axis, n, floor), v
-
-
-def _is_seed(graph: RegionGraph, i: int) -> bool:
-    """Whether regions are looked for from what an equation makes."""
-    # not from masks, which have the axes of what they are for, nor from what was there
-    name = graph.eqns[i].primitive.name
-    return name not in ("scan", "dynamic_update_slice") and i not in graph.drawn
 
 
 def _parts(size: int, count: int, exactly: bool) -> int | None:

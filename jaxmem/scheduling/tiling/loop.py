@@ -201,6 +201,8 @@ class _RegionLoop:
         (other,) = [w for w in follower.invars if w is not v] or [None]
         if other is None or not is_var(other) or other.aval.dtype != wide(v.aval.dtype):
             return None
+        if other.aval.shape != v.aval.shape:  # one of them is broadcast
+            return None
         m = self.graph.maker.get(other)
         return other if m is None or m not in self.region.eqns | self.late else None
 

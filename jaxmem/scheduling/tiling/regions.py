@@ -8,10 +8,18 @@ first array leaves the region.
 import heapq
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jaxmem.ir.axis_labels import BEYOND, WHOLE, CutAxes, Labels, cut, labels
+from jaxmem.ir.axis_labels import (
+    BEYOND,
+    DIVIDES,
+    WHOLE,
+    CutAxes,
+    Labels,
+    cut,
+    labels,
+)
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.label_rules import CONSTRAINT
 from jaxmem.ir.scans import is_var, size_of
@@ -110,6 +118,22 @@ class Region:
     def is_sum(self, i: int) -> bool:
         """Whether the parts of an equation's output are combined."""
         return bool(self.cut[i].combine)
+
+
+def in_more_parts(graph: RegionGraph, region: Region, n: int) -> Region | None:
+    """The region that `find` gives for n parts, from that of fewer; None: not known."""
+    # It is the same where all that was looked at has the same labels, and n divides
+    # what is cut: what fewer parts did not divide, more do not either.
+    if n % region.n or any(DIVIDES in why for why in region.blocked.values()):
+        return None
+    looked_at = (*region.eqns, *region.blocked)
+    more = replace(region, n=n)
+    new, old = more.blocks, region.blocks
+    if any(graph.labels(i, new) != graph.labels(i, old) for i in looked_at):
+        return None
+    if any(v.aval.shape[axis] % new for v, axis in region.axis.items()):
+        return None
+    return more
 
 
 def bits_of(positions: Iterable[int]) -> int:

@@ -8,12 +8,12 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import LOOPS
 from jaxmem.scheduling._pass import Level, Pass, has_level
+from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling.plan.rows import Description
-from jaxmem.scheduling.tiling.best import Asked, Found, best
-from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY, tiled
+from jaxmem.scheduling.tiling.best import Asked, Found, ListRegions, best
+from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY
 from jaxmem.scheduling.tiling.masks import with_shared_draws
 from jaxmem.scheduling.tiling.prepared import prepared
-from jaxmem.scheduling.tiling.regions import RegionGraph
 from jaxmem.scheduling.tiling.rows import row_of, whole_ones
 from jaxmem.scheduling.tiling.shards import InputSpreads, spreads_in
 
@@ -62,8 +62,8 @@ class TileRegions(Pass[Tiles, TiledLists]):
         if config.limit is None or _is_own(level.loop) or any(regions):
             return
         in_scan = level.loop is not None and level.loop.primitive.name == "scan"
-        asked = Asked(config.limit, config.n, level.target)
-        jaxpr, tiles = _tiled_list(level.jaxpr, asked, in_scan, level.spreads)
+        lists = _Lists(Asked(config.limit, config.n), level.target, level.known)
+        jaxpr, tiles = lists.tiled(level.jaxpr, in_scan, level.spreads)
         if tiles:
             yield TiledLists(jaxpr, tuple(tiles))
 
@@ -91,63 +91,97 @@ def _is_region(eqn) -> bool:
     return is_tile_loop(eqn) and VOCABULARY not in _compat.name_stack(eqn)
 
 
-def _tiled_list(
-    closed,
-    config: Asked,
-    in_scan: bool,
-    given: InputSpreads | None,
-    times: int = 1,
-    depth: int = 1,
-):
-    """A list of equations and the bodies of its scans, with their tiles."""
-    is_own = lambda eqn: not has_level(eqn) and not is_tile_loop(eqn)
-    closed, tiles = _with_tiled_bodies(closed, is_own, config, given, times, depth)
-    ready, found = prepared(closed, in_scan), []
-    further = depth < _DEPTH and config.n is None
-    for _ in range(_ROUNDS):
-        graph = RegionGraph(ready, spreads_in(ready, given))
-        chosen = best(graph, config, further)
-        if chosen is None:
-            break
-        found.append(Tile(tuple(graph.eqns), chosen, times))
-        ready = tiled(graph, chosen.region)
-    if not found:
-        return closed, tiles
-    ready = with_shared_draws(ready)
-    reached = (one.found.reaches(config.limit) for one in found)
-    if further and not all(reached):  # parts hold too much still
-        how = config, given, times, depth + 1
-        ready, within = _with_tiled_bodies(ready, _is_region, *how)
-        found += within
-    return ready, [*tiles, *found]
+def _is_loop(eqn, given: InputSpreads | None) -> bool:
+    """Whether the body of an equation is looked at; `given`: of the list around it."""
+    # how the arrays of a `while` are spread over devices is not known
+    is_known = eqn.primitive.name == "scan" or given is None
+    return eqn.primitive.name in LOOPS and is_known
 
 
-def _with_tiled_bodies(
-    closed,
-    picked: Callable[[Any], bool],
-    config: Asked,
-    given: InputSpreads | None,
-    times: int,
-    depth: int,
-):
-    tiles: list[Tile] = []
-    spreads = spreads_in(closed, given)
+@dataclass(frozen=True)
+class _Lists:
+    """A list of equations and those in its loops, on their way into tiles."""
 
-    def rule(eqn, args: list) -> list[Any] | None:
-        if eqn.primitive.name not in LOOPS or not picked(eqn):
-            return None
-        if eqn.primitive.name == "while" and given is not None:
-            return None  # how its arrays are spread over devices is not known
-        # how often a `while` iterates nobody knows: that of a segment's layers, which
-        # runs in one of so many iterations as it has itself, once on the average
-        count = times * eqn.params.get("length", 1)
-        body, *condition = jaxprs.bodies(eqn)
-        inside = spreads.body(eqn)
-        body, found = _tiled_list(body, config, True, inside, count, depth)
+    asked: Asked
+    target: str
+    known: Remembered
+
+    def tiled(
+        self,
+        closed,
+        in_scan: bool,
+        given: InputSpreads | None,
+        times: int = 1,
+        depth: int = 1,
+    ) -> tuple[Any, list[Tile]]:
+        """A list of equations and the bodies of its scans, with their tiles."""
+        key = "tiled", self.asked, self.target, in_scan, given, times, depth
+        run = lambda: self._tiled(closed, in_scan, given, times, depth)
+        return self.known.get(key, (closed,), run)
+
+    def _tiled(
+        self, closed, in_scan: bool, given: InputSpreads | None, times: int, depth: int
+    ) -> tuple[Any, list[Tile]]:
+        is_own = lambda eqn: not has_level(eqn) and not is_tile_loop(eqn)
+        closed, tiles = self._bodies(closed, is_own, given, times, depth)
+        regions, found = self._regions(closed, in_scan, given), []
+        further = depth < _DEPTH and self.asked.n is None
+        for _ in range(_ROUNDS):
+            chosen = best(regions, self.asked, further)
+            if chosen is None:
+                break
+            found.append(Tile(tuple(regions.graph.eqns), chosen, times))
+            regions = regions.tiled(chosen.region)
         if not found:
-            return None
-        tiles.extend(found)
-        return jaxprs.rebind(eqn, args, [body, *condition])
+            return closed, tiles
+        ready = self._with_shared_draws(regions.graph.closed)
+        reached = (one.found.reaches(self.asked.limit) for one in found)
+        if further and not all(reached):  # parts hold too much still
+            ready, within = self._bodies(ready, _is_region, given, times, depth + 1)
+            found += within
+        return ready, [*tiles, *found]
 
-    run = lambda args: jaxprs.evaluate(closed, args, rule)
-    return jaxprs.retrace(closed, run), tiles
+    def _regions(self, closed, in_scan: bool, given) -> ListRegions:
+        make = lambda: ListRegions(prepared(closed, in_scan), self.target, given)
+        return self.known.get(("regions", self.target, in_scan, given), (closed,), make)
+
+    def _with_shared_draws(self, closed):
+        run = lambda: with_shared_draws(closed)
+        return self.known.get("with shared draws", (closed,), run)
+
+    def _bodies(
+        self,
+        closed,
+        picked: Callable[[Any], bool],
+        given: InputSpreads | None,
+        times: int,
+        depth: int,
+    ):
+        """The list with the bodies of some of its scans in tiles."""
+        spreads = spreads_in(closed, given)
+        tiles: list[Tile] = []
+        bodies: dict[Any, Any] = {}
+        for eqn in filter(picked, jaxprs.split(closed)[0].eqns):
+            if not _is_loop(eqn, given):
+                continue
+            # how often a `while` iterates nobody knows: that of a segment's layers,
+            # which runs in one of so many iterations as it has itself, once on average
+            count = times * eqn.params.get("length", 1)
+            how = True, spreads.body(eqn), count, depth
+            body, found = self.tiled(jaxprs.bodies(eqn)[0], *how)
+            tiles += found
+            if found:
+                bodies[id(eqn)] = body
+
+        def rule(eqn, args: list) -> list[Any] | None:
+            if id(eqn) not in bodies:
+                return None
+            _, *condition = jaxprs.bodies(eqn)
+            return jaxprs.rebind(eqn, args, [bodies[id(eqn)], *condition])
+
+        if not bodies:
+            return closed, tiles
+        run = lambda args: jaxprs.evaluate(closed, args, rule)
+        # which scans they are the bodies of, another limit may say otherwise
+        key, of = ("with bodies", *bodies), (closed, *bodies.values())
+        return self.known.get(key, of, lambda: jaxprs.retrace(closed, run)), tiles

@@ -60,8 +60,8 @@ class TileVocabulary(Pass[VocabularyTiles, VocabularyTile]):
     def analyse(
         self, level: Level, config: VocabularyTiles
     ) -> Iterator[VocabularyTile]:
-        closed = _written_out(level, config)
-        for plan in _plans(closed):
+        closed, plans = _heads(level, config)
+        for plan in plans:
             if isinstance(plan, VocabularyLoops):
                 n = config.n or _least(plan, config.limit)
                 if n is not None:
@@ -91,25 +91,26 @@ class TileVocabulary(Pass[VocabularyTiles, VocabularyTile]):
         return Description(notes=(note,), tiles=(row,))
 
     def left(self, level: Level, config: VocabularyTiles) -> Iterator[str]:
-        for plan in _plans(_written_out(level, config)):
+        for plan in _heads(level, config)[1]:
             if isinstance(plan, str):
                 yield f"a softmax is not computed block by block: {plan}"
 
 
-def _written_out(level: Level, config: VocabularyTiles) -> Any:
-    """The level with its calls written out; None where nothing is asked for."""
+def _heads(
+    level: Level, config: VocabularyTiles
+) -> tuple[Any, list[VocabularyLoops | str]]:
+    """The level with its calls written out, and the loops of each head in it."""
     if config.limit is None and config.n is None:
-        return None
+        return None, []
+    return level.known.get("heads", (level,), lambda: _found(level))
+
+
+def _found(level: Level) -> tuple[Any, list[VocabularyLoops | str]]:
     in_scan = level.loop is not None and level.loop.primitive.name == "scan"
-    return prepared(level.jaxpr, in_scan)
-
-
-def _plans(closed) -> Iterator[VocabularyLoops | str]:
-    if closed is None:
-        return
+    closed = prepared(level.jaxpr, in_scan)
     graph = JaxprGraph(closed)
-    for found in cut_axes(graph):
-        yield found if isinstance(found, str) else loops_of(graph, found)
+    loops = lambda found: found if isinstance(found, str) else loops_of(graph, found)
+    return closed, list(map(loops, cut_axes(graph)))
 
 
 def _least(plan: VocabularyLoops, limit: int | None) -> int | None:

@@ -1,5 +1,7 @@
 """Tiles under a budget: taken where nothing cheaper fits, and kept in the plan."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,17 +9,29 @@ import pytest
 
 from jaxmem import estimate, schedule
 from jaxmem.scheduling import BudgetError, Plan
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._passes import rewrite
+from jaxmem.scheduling._remembered import Remembered
+from jaxmem.scheduling.search import search
+from jaxmem.scheduling.search.front import Candidate
+from jaxmem.scheduling.tiling import best
 from jaxmem.scheduling.tiling.tiles import Tiles
+from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
+from tests.memory.test_estimate import needs_h100
 
 LAYERS, ROWS, WIDTH, WORDS = 2, 512, 32, 2048
 SDS = jax.ShapeDtypeStruct
 
 
+def loss_of_logits(logits, labels):
+    logits = jax.nn.log_softmax(logits)
+    return -jnp.take_along_axis(logits, labels[:, None], 1).mean()
+
+
 def loss(params, x, labels):
     """Layers in a scan, and a head whose logits are larger than all else."""
     x = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["layers"])[0]
-    logits = jax.nn.log_softmax(x @ params["head"])
-    return -jnp.take_along_axis(logits, labels[:, None], 1).mean()
+    return loss_of_logits(x @ params["head"], labels)
 
 
 GRADIENT = jax.value_and_grad(loss)
@@ -113,6 +127,64 @@ def test_tiles_compute_what_the_step_does(tiled):
         a, b, rtol=0, atol=WORDS * 2.0**-24 * float(jnp.abs(b).max())
     )
     jax.tree.map(close, got, want)
+
+
+@pytest.mark.slow
+@needs_h100
+def test_a_head_goes_over_the_vocabulary_where_tokens_do_not_reach():
+    """Over tokens the float32 sum of the weights' gradient is there besides."""
+    args = (
+        SDS((1024, 512), jnp.bfloat16),
+        SDS((512, 16_384), jnp.bfloat16),
+        SDS((1024,), jnp.int32),
+    )
+    sums = 4 * 512 * 16_384
+    head = lambda x, w, labels: loss_of_logits((x @ w).astype(jnp.float32), labels)
+    gradient = jax.value_and_grad(head, argnums=(0, 1))
+    how = {"target": "h100", "donate_argnums": ()}
+    with pytest.raises(BudgetError) as error:
+        schedule(gradient, 1, **how).plan(*args)
+    plan = schedule(gradient, error.value.least, **how).plan(*args)
+    assert plan.scheduled.temp_bytes < sums / 2 and len(plan.tried) <= 12
+    assert [row.axis for row in plan.tiles] == ["vocabulary"]
+    assert any("blocks of the vocabulary" in note for note in plan.notes)
+    assert plan.choice.get(VocabularyTiles).limit is not None
+    whole = schedule(gradient, error.value.least, tile=False, **how)
+    with pytest.raises(BudgetError):
+        whole.plan(*args)
+
+
+def test_limits_share_what_is_found_of_a_list(monkeypatch):
+    """What was looked at for one limit is not looked at for another."""
+    looked_at = []
+    find = best.find
+    spy = lambda graph, v, *how: (
+        looked_at.append((id(graph), v, how)) or find(graph, v, *how)
+    )
+    monkeypatch.setattr(best, "find", spy)
+    closed = jax.make_jaxpr(GRADIENT)(*ARGS)
+    known = Remembered()
+    under = lambda limit: rewrite(
+        closed, {}, choice=Choice("h100", (Tiles(limit=limit),)), known=known
+    )
+    first, count = under(LOGITS // 8), len(looked_at)
+    assert first.did(Tiles) and count
+    second = under(LOGITS // 4)
+    assert second.description.tiles != first.description.tiles
+    # of its own it looks at what comes after its first loop
+    assert len(set(looked_at)) == len(looked_at) < 2 * count
+    alone = rewrite(closed, {}, choice=Choice("h100", (Tiles(limit=LOGITS // 8),)))
+    assert alone.description.tiles == first.description.tiles
+    assert str(alone.jaxpr) == str(first.jaxpr)
+
+
+def test_no_tiles_are_looked_for_where_the_slack_will_do():
+    flat = [Candidate(Choice("h100"), 100, 0.0), Candidate(Choice("h100"), 50, 1.0)]
+    first = SimpleNamespace(peak=1100.0)
+    for slack, budget, near in ((1.0, 1060, True), (0.9, 1060, False), (1.0, 1, False)):
+        run = search.SearchRun(SimpleNamespace(), budget, print, None, tile=True)
+        run._flat, run.__dict__["_slack"] = flat, slack
+        assert run._is_near(first) == near
 
 
 def test_no_tile_where_nothing_needs_it(plain):

@@ -12,7 +12,7 @@ from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten, rewrite
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.tiling.live_bytes import LiveBytes
-from jaxmem.scheduling.tiling.regions import RegionGraph
+from jaxmem.scheduling.tiling.regions import RegionGraph, find, in_more_parts
 from jaxmem.scheduling.tiling.tiles import Tile, TileRegions, Tiles
 
 pytestmark = pytest.mark.usefixtures("standard_jax")
@@ -279,3 +279,27 @@ def test_the_body_of_a_while_loop_writes_its_stack_in_place():
     }
     assert (TOKENS, WORDS) not in shapes and (TOKENS // 4, WORDS) in shapes
     assert_same(found, fn, args, WORDS)
+
+
+def test_a_sum_is_not_started_from_what_is_broadcast_onto_it():
+    """One row is added to all rows of what is summed over tokens."""
+
+    def fn(x, w, y, bias):
+        return jax.lax.add(jax.nn.softmax(x @ w).T @ y, bias)
+
+    args = drawn(TOKENS, WIDTH), drawn(WIDTH, WORDS), drawn(TOKENS, 8), drawn(1, 8)
+    found = rewritten(fn, args, Tiles(limit=0, n=4))
+    assert tiles_of(found)
+    assert_same(found, fn, args, TOKENS)
+
+
+def test_more_parts_are_the_same_region_where_nothing_says_otherwise():
+    args = drawn(TOKENS, WIDTH), drawn(WIDTH, WORDS), jnp.arange(TOKENS) % WORDS
+    graph = RegionGraph(jax.make_jaxpr(HEADS["mean"])(*args))
+    for v in list(graph.maker):
+        for axis, size in enumerate(v.aval.shape):
+            if size % 8:
+                continue
+            more = in_more_parts(graph, find(graph, v, axis, 4), 8)
+            found = find(graph, v, axis, 8)
+            assert more is None or more == found
