@@ -156,7 +156,7 @@ def best(regions: ListRegions, asked: Asked, further: bool = False) -> Found | N
             # cheap parts, and parts of them, where that is less than so many at once
             times = [(_of_both(graph.eqns, one, first), one) for one in outers]
             least, outer = min(times, key=lambda pair: pair[0], default=(0.0, first))
-            return outer if least < first.seconds / 2 else first
+            return outer if least < first.seconds else first
         if chosen is None or first.figures.after < _MUCH * chosen.figures.after:
             chosen = first
         cheap += [first] if further else []
