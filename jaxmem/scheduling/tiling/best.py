@@ -27,6 +27,7 @@ _MUCH = 0.95  # of the bytes with fewer parts: more parts must take less than th
 _ALIKE = 0.05  # of what is alive: savings that differ by less are alike
 _NOTHING = 1e-4  # seconds: less is not told from none
 _LIKE = 0.9  # of the bytes in other parts: what is in cheaper ones
+_FEWER = 0.8  # of the seconds in so many parts at once: what two loops must be below
 _MOST = 1024  # parts
 
 
@@ -156,7 +157,7 @@ def best(regions: ListRegions, asked: Asked, further: bool = False) -> Found | N
             # cheap parts, and parts of them, where that is less than so many at once
             times = [(_of_both(graph.eqns, one, first), one) for one in outers]
             least, outer = min(times, key=lambda pair: pair[0], default=(0.0, first))
-            return outer if least < first.seconds else first
+            return outer if least < _FEWER * first.seconds else first
         if chosen is None or first.figures.after < _MUCH * chosen.figures.after:
             chosen = first
         cheap += [first] if further else []
