@@ -16,6 +16,7 @@ from jaxmem.scheduling.tiling.regions import (
     find,
     has_product,
     in_more_parts,
+    inner,
 )
 from jaxmem.scheduling.tiling.shards import InputSpreads, spreads_in
 
@@ -27,7 +28,7 @@ _MUCH = 0.95  # of the bytes with fewer parts: more parts must take less than th
 _ALIKE = 0.05  # of what is alive: savings that differ by less are alike
 _NOTHING = 1e-4  # seconds: less is not told from none
 _LIKE = 0.9  # of the bytes in other parts: what is in cheaper ones
-_FEWER = 0.8  # of the seconds in so many parts at once: what two loops must be below
+_FEWER = 0.8  # of the seconds in so many parts at once: what two loops may take
 _MOST = 1024  # parts
 
 
@@ -154,10 +155,13 @@ def best(regions: ListRegions, asked: Asked, further: bool = False) -> Found | N
         first = _largest_gain(found)
         if first.reaches(asked.limit):
             outers = [one for one in cheap if one.is_like(first)]
+            large = {v for v in inner(graph, first.region) if size_of(v) > asked.limit}
+            # none of what is too large may stand whole at their border
+            outers = [one for one in outers if large <= inner(graph, one.region)]
             # cheap parts, and parts of them, where that is less than so many at once
             times = [(_of_both(graph.eqns, one, first), one) for one in outers]
             least, outer = min(times, key=lambda pair: pair[0], default=(0.0, first))
-            return outer if least < _FEWER * first.seconds else first
+            return outer if least <= _FEWER * first.seconds else first
         if chosen is None or first.figures.after < _MUCH * chosen.figures.after:
             chosen = first
         cheap += [first] if further else []
