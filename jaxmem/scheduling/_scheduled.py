@@ -61,6 +61,8 @@ class Scheduled:
         self._options = options
         self._jitted: dict[Any, Any] = {}
         self._found: Once[SearchResult] = Once(BudgetError)
+        # of steps on several devices, by fingerprint: what a trace cannot see of them
+        self._sharded: dict[str, SearchResult] = {}
         self._places: dict[Any, Shardings] = {}
         self._warned = options.donate is not None
 
@@ -160,7 +162,7 @@ class Scheduled:
         """The same step, which no function round it tells what is donated."""
         told = Scheduled(self.__wrapped__, replace(self._options, donate=donated))
         # what has been found is not searched for twice
-        told._found = self._found
+        told._found, told._sharded = self._found, self._sharded
         return told
 
     def _open(self, args, kwargs) -> AbstractContextManager[Call]:
@@ -168,13 +170,15 @@ class Scheduled:
         return pure_call(self.__wrapped__, args, kwargs, options.donate, options.static)
 
     def _jit(self, call: Call):
-        choice = self._find(call).choice
+        found = self._find(call)
+        choice = found.choice
         # in another function those of the jit outside hold
         options = None if call.inside else self._compiler_options(call)
         shardings = self._shardings(call)
         key = call.form, choice, options is None, self._undecided(call), shardings
         alone = not call.inside and on_one_device((call.args, call.kwargs))
         given = argument_shardings((call.args, call.kwargs), shardings.ins)
+        given = given or found.shardings
         key = *key, alone, given
         if key not in self._jitted:
 
@@ -286,6 +290,9 @@ class Scheduled:
         mark = fingerprint(bare.jaxpr, given, self._options.clip)
         if self._options.plan is not None:
             return loaded(self._options.plan, mark)
+        # In another `jit` nobody knows where arguments are: then as they were before.
+        if call.inside and mark in self._sharded:
+            return self._sharded[mark]
         assert target is not None
         known = Remembered()
         step = TracedStep(
@@ -302,7 +309,10 @@ class Scheduled:
             known,
         )
         places = argument_shardings((call.args, call.kwargs), traced.ins), traced.outs
-        return self._looked_up(step, fingerprint(traced.jaxpr), *places)
+        found = self._looked_up(step, fingerprint(traced.jaxpr), *places)
+        if any(places[0]):
+            found = self._sharded[mark] = replace(found, shardings=places[0])
+        return found
 
     def _looked_up(self, step: TracedStep, traced: str, ins, outs) -> SearchResult:
         """What is on disk, what another process of this job has found, or a search."""
