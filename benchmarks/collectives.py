@@ -164,10 +164,14 @@ def steps():
     for where, spec in (("jit, data parallel", P()), ("jit, FSDP", P(None, "data"))):
         for what, tx in (("accumulation", adam), ("AdamA", adama(1e-3))):
             yield f"{what}, microbatch", where, tx, _microbatched(tx), spec
+    where = "jit, data parallel, mesh="
+    for what, tx in (("accumulation", adam), ("AdamA", own)):
+        step = _microbatched(tx, axis_name="data", mesh=mesh())
+        yield f"{what}, microbatch", where, tx, step, P()
 
 
-def _microbatched(tx):
-    step = jaxmem.microbatch(loss, tx, N)
+def _microbatched(tx, **how):
+    step = jaxmem.microbatch(loss, tx, N, **how)
     return lambda params, state, batch: step(params, state, batch, None)[:2]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import optax
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxmem.accumulate._options import check_options
 from jaxmem.accumulate._step import MicrobatchStep
@@ -22,6 +23,7 @@ def microbatch(
     accumulator_dtype: Any = None,
     clip: str | None = None,
     axis_name: str | tuple[str, ...] | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
     donate: bool = True,
 ) -> MicrobatchStep:
     """A train step over `n` micro-batches, without a gradient accumulator.
@@ -71,6 +73,9 @@ def microbatch(
         with any other optimizer their mean.
       axis_name: mesh axis, or axes, of a `jax.shard_map` (or `vmap`) around the step,
         over whose M devices the micro-batches are spread: see below.
+      mesh: with `axis_name`, for a step under `jax.jit` alone: it maps itself over
+        these axes of the mesh, and leaves the others (tensor parallelism, FSDP over
+        another axis) to XLA.
       donate: whether the new parameters and the new state reuse the buffers of the old
         ones. If not, both are there while the step runs: a second copy, whose bytes the
         log reports. Inside an outer `jax.jit` (and so inside `shard_map`) this has no
@@ -93,12 +98,15 @@ def microbatch(
       of devices divides it.
 
     **On many devices.** Under `jax.jit` with sharded arrays there is nothing to do.
-    Gradients are then reduced once a micro-batch; under `jax.shard_map` with
-    `axis_name`, once a step. Parameters and optimizer state are replicated, in and out
-    (`P()`), `batch` is per device (`P(axis_name)`), and an AdamA in `tx` has the same
-    `axis_name`. The step is that of n M micro-batches on one device; with another
-    optimizer, whose accumulator is reduced, that of the whole batch. `check_vma` may be
-    True or False.
+    Gradients are then reduced once a micro-batch; with `axis_name` and `mesh`, or under
+    a `jax.shard_map` with `axis_name`, once a step. What the loss makes of its batch
+    is then of one device's part of a micro-batch: a mean inside of it (batch norm, a
+    load-balancing loss) is a mean over fewer examples, and its sharding constraints
+    hold for the other axes of the mesh. Parameters and optimizer state are replicated
+    over these axes, in and out (`P()`), `batch` is per device (`P(axis_name)`), and an
+    AdamA in `tx` has the same `axis_name`. The step is that of n M micro-batches on one
+    device; with another optimizer, whose accumulator is reduced, that of the whole
+    batch. In a map of one's own `check_vma` may be True or False.
 
     - `rng`: the index of the device is folded into each key, for n=1 too. Keys in a
       model state (those of an nnx model) are the same on all devices.
@@ -144,7 +152,12 @@ def microbatch(
           rng, key = jax.random.split(rng)
           params, opt_state, metrics = step(params, opt_state, batch, key)
 
-    On many devices, each with n micro-batches of its own::
+    On many devices, each with n micro-batches of its own, and one reduction::
+
+      tx = jaxmem.adama(3e-4, axis_name="data")
+      step = jaxmem.microbatch(loss_fn, tx, n=8, axis_name="data", mesh=mesh)
+
+    The same with a map of one's own::
 
       tx = jaxmem.adama(3e-4, axis_name="data")
       step = jaxmem.microbatch(loss_fn, tx, n=8, axis_name="data")
@@ -164,6 +177,7 @@ def microbatch(
         accumulator_dtype=accumulator_dtype,
         clip=clip,
         axis_name=axis_name,
+        mesh=mesh,
         donate=donate,
     )
     return MicrobatchStep(loss_fn, tx, options)

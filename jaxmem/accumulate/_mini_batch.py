@@ -4,6 +4,7 @@ The parameters stay as they are until the scan is over. The last micro-batch is 
 scan too: the update is elementwise in the moments and needs no gradient.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from jax.tree_util import keystr
 
 from jaxmem._compat import varying_axes
 from jaxmem.accumulate._accumulators import Accumulator, accumulator_for, naming_axis
+from jaxmem.accumulate._mapped import mapped
 from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate._overwritten import put_together, take_apart
 from jaxmem.accumulate._trees import (
@@ -62,6 +64,25 @@ def run_mini_batch(
     rng,
 ) -> MiniBatchResult:
     """One mini-batch. `loss_fn` is of `adapters.loss.standard_loss`."""
+    args = params, opt_state, model_state, batch, rng
+    if options.mesh is None:
+        return _run(loss_fn, *args, tx=tx, options=options)
+    run = functools.partial(_run, tx=tx, options=options)
+    return mapped(run, loss_fn, options, *args)
+
+
+def _run(
+    loss_fn: Callable,
+    params,
+    opt_state,
+    model_state,
+    batch,
+    rng,
+    *,
+    tx: optax.GradientTransformation,
+    options: StepOptions,
+) -> MiniBatchResult:
+    """The mini-batch of one device where `options` name axes, else of all."""
     n, axes = options.n, options.axis_name
     _check_axes(params, axes)
     batches, keys = split_batch(batch, n), split_keys(rng, n, axes)

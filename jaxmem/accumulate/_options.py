@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from jax.sharding import AbstractMesh, Mesh
+
 from jaxmem._checks import (
     check_axis_name,
     check_bool,
@@ -29,6 +31,7 @@ class StepOptions:
     clip: str | None = None
     axis_name: tuple[str, ...] = ()
     donate: bool = True
+    mesh: Mesh | AbstractMesh | None = None  # to map the step over `axis_name`
 
 
 def check_options(
@@ -47,10 +50,28 @@ def check_options(
     _check_functions(checked)
     if checked.accumulator_dtype is not None:
         check_dtype("accumulator_dtype", checked.accumulator_dtype, "inexact")
+    _check_mesh(checked)
     check_choice("clip", checked.clip, (None, "two_pass"))
     for name in ("has_aux", "has_model_state", "donate"):
         check_bool(name, getattr(checked, name))
     return checked
+
+
+def _check_mesh(options: StepOptions) -> None:
+    mesh = options.mesh
+    if mesh is None:
+        return
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise wrong_type("mesh", mesh, "a jax.sharding.Mesh, or None")
+    if not options.axis_name:
+        raise ValueError(
+            "mesh: name the axes over which the batch is spread, axis_name='data'"
+        )
+    missing = [name for name in options.axis_name if name not in mesh.axis_names]
+    if missing:
+        raise ValueError(
+            f"axis_name={missing[0]!r}: the mesh has the axes {mesh.axis_names}"
+        )
 
 
 def _skip(value) -> str | None:

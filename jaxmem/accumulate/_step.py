@@ -10,6 +10,7 @@ from jax.tree_util import keystr
 
 from jaxmem._checks import wrong_type
 from jaxmem.accumulate._accumulators import log_once, tree_bytes
+from jaxmem.accumulate._mapped import check_parameters
 from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate._overwritten import check_nnx
 from jaxmem.accumulate.adapters import Adapter, kind_of, make_adapter
@@ -76,6 +77,8 @@ class MicrobatchStep:
         adapter, scheduled = self._scheduled[kind]
         _check_count(adapter.run, args)
         adapter.check(args)
+        if self.options.mesh is not None:
+            check_parameters(args[0], self.options)
         if not (self.options.donate or self._logged_copies):
             _log_copies([args[i] for i in adapter.donate])
             self._logged_copies = True
