@@ -113,10 +113,10 @@ def _names(spec) -> set[str]:
 
 def _freed(body: Any, axes: frozenset[str]) -> Any:
     """A jaxpr, or a parameter that may hold some, without these axes."""
-    if isinstance(body, _compat.ClosedJaxpr):
-        return body.replace(jaxpr=_freed(body.jaxpr, axes))
-    if isinstance(body, _compat.Jaxpr):
+    if isinstance(body, _compat.Jaxpr):  # in newer jax, closed ones too
         return _freed_jaxpr(body, axes)
+    if isinstance(body, _compat.ClosedJaxpr):
+        return body.replace(jaxpr=_freed_jaxpr(body.jaxpr, axes))
     if isinstance(body, tuple):
         return tuple(_freed(part, axes) for part in body)
     return body
