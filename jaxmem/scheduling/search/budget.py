@@ -256,8 +256,10 @@ class BudgetSearch:
             if layers is None or gain <= _FINER * self.slack:
                 return
             fraction = layers / self.layers
-            first = FirstLayers(below.rate, fraction)
-            choice = rich.choice.having(first, taken.get(ShrinkFirst))
+            others = rich.choice.get(Recompute).rate
+            first = FirstLayers(below.rate, fraction, others)
+            kinds = first, Recompute(), taken.get(ShrinkFirst)
+            choice = rich.choice.having(*kinds)
             seconds = rich.seconds + fraction * (poor.seconds - rich.seconds)
             peak = self._compiled(choice, seconds, self._line(few, most, layers))
             if peak > self.budget:
