@@ -293,9 +293,11 @@ class Fake:
 
     def __call__(self, choice):
         self.count += 1
-        kept = self.kept(choice.get(Recompute).rate)
         first = choice.get(FirstLayers)
-        if first.rate is not None:
+        if first.rate is None:
+            kept = self.kept(choice.get(Recompute).rate)
+        else:
+            kept = self.kept(first.others)
             kept += round(first.fraction * (self.kept(first.rate) - kept))
         peak = kept + self.extra(kept)
         return type("Report", (), {"peak_bytes": peak, "at_peak": ()})()
