@@ -27,6 +27,7 @@ from jaxmem.scheduling.tiling.micro_batches import (
 
 _MOST = 1024  # micro-batches
 _MORE = 1.5  # times as many, at the least, are looked at next
+_HARDLY = 1.2  # times less than a prediction: what one for a part may be
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,18 @@ class _InParts:
       n: how many they are.
       batch: what runs in them.
       part: the step as the search sees what else is done within a part.
-      bytes: of the peak that is predicted where nothing else is done that costs.
       seconds: that the step takes longer.
     """
 
     n: int
     batch: Batch
     part: TracedStep
-    bytes: int
     seconds: float
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """Of the peak that is predicted where nothing else is done that costs."""
+        return self.part.predicted(Choice(self.part.target))
 
     def candidate(self, of_part: Candidate) -> Candidate:
         """What is a candidate within a part, of the step."""
@@ -72,7 +76,7 @@ def in_micro_batches(
     chosen = _chosen(step, room, most)
     if chosen is None:
         return []
-    first = chosen.part.rewritten(Choice(step.target))
+    first = chosen.part.rewritten(Choice(step.target), ordered=False)
     flat = pareto_front(space_of(first.pairs, first.lists, step.target))
     found = _with_peaks(chosen.part, flat)
     if found[-1].bytes > room:
@@ -98,7 +102,7 @@ def _chosen(step: TracedStep, room: float, most: float) -> _InParts | None:
     best = None
     for one in _numbers(step, room):
         if one.seconds >= most:
-            break
+            return None
         if best is None or one.bytes < best.bytes:
             best = one
         if one.bytes <= room:
@@ -108,23 +112,30 @@ def _chosen(step: TracedStep, room: float, most: float) -> _InParts | None:
 
 def _numbers(step: TracedStep, room: float) -> Iterator[_InParts]:
     """The step in more and more micro-batches, as long as more of them take less."""
-    found = (_in_parts(step, n) for n in _first_counts(step))
+    # bytes are hardly less than divided by the number
+    times = lambda size: size / room / _HARDLY if room > 0 else 1
+    counts = _first_counts(step, times(step.predicted(Choice(step.target))))
+    found = (_in_parts(step, n) for n in counts)
     last = next(filter(None, found), None)
     while last is not None:
         yield last
-        # bytes are divided by the number at best
-        least = last.n * max(_MORE, last.bytes / room if room > 0 else _MORE)
-        counts = range(math.ceil(least), min(last.batch.length, _MOST) + 1)
-        n = next((n for n in counts if last.batch.length % n == 0), None)
-        more = None if n is None else _in_parts(step, n)
+        least = last.n * max(_MORE, times(last.bytes))
+        n = _divisor(last.batch.length, least)
+        more = _in_parts(step, n) if n > last.n else None
         last = more if more is not None and more.bytes < last.bytes else None
 
 
-def _first_counts(step: TracedStep) -> list[int]:
-    """The least that divide what may be the number of examples."""
+def _first_counts(step: TracedStep, least: float = 2) -> list[int]:
+    """The least numbers that divide what may be the number of examples."""
     level = step.rewritten(Choice(step.target), ordered=False).records[0]
     of = lengths(level.entered[MicroBatches])
-    return sorted({next(n for n in range(2, size + 1) if size % n == 0) for size in of})
+    return sorted({_divisor(size, least) for size in of})
+
+
+def _divisor(size: int, least: float) -> int:
+    """The first from `least` on; the greatest there may be where there is none."""
+    divisors = [n for n in range(2, min(size, _MOST) + 1) if size % n == 0] or [1]
+    return next((n for n in divisors if n >= least), divisors[-1])
 
 
 def _in_parts(step: TracedStep, n: int) -> _InParts | None:
@@ -135,7 +146,7 @@ def _in_parts(step: TracedStep, n: int) -> _InParts | None:
     within = functools.cache(functools.partial(_within, step, n))
     part = replace(step, rewritten=within)
     (row,) = RunInMicroBatches().describe(batch, step.target).tiles
-    return _InParts(n, batch, part, part.predicted(Choice(step.target)), row.seconds)
+    return _InParts(n, batch, part, row.seconds)
 
 
 def _rewritten(step: TracedStep, n: int) -> Rewritten:
