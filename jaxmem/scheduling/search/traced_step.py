@@ -44,13 +44,22 @@ class TracedStep:
 
     def predicted(self, choice: Choice) -> int:
         """Bytes of the peak under a choice, without arguments, in the order of XLA."""
-        jaxpr = self.rewritten(choice, ordered=False).jaxpr
-        return self.known.get("peak", (jaxpr,), lambda: self._peak(jaxpr))
+        return self.sizes_of(self.rewritten(choice, ordered=False).jaxpr)[1]
 
-    def _peak(self, jaxpr) -> int:
+    def argument_bytes(self) -> int:
+        """Bytes of what is there before the step."""
+        plain = Choice(self.target)
+        return self.sizes_of(self.rewritten(plain, ordered=False).jaxpr)[0]
+
+    def sizes_of(self, jaxpr) -> tuple[int, int]:
+        """Bytes of the arguments, and of the predicted peak without them."""
+        return self.known.get("sizes", (jaxpr,), lambda: self._sizes(jaxpr))
+
+    def _sizes(self, jaxpr) -> tuple[int, int]:
         tpu = is_tpu(self.target)
         ops = operations_of(jaxpr, self.aliases(jaxpr), tpu=tpu)
-        return compiled_peak(as_compiled(ops, tpu))
+        there = ops.graph.bytes_of(ops.graph.arguments)
+        return there, compiled_peak(as_compiled(ops, tpu))
 
     def begin(self, choice: Choice, **how: Any) -> Pending:
         """Starts its compile; `how`: as for `jaxmem.memory.begin`."""

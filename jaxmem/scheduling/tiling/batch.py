@@ -72,6 +72,11 @@ class Batch:
     meets: dict[Any, str] = field(default_factory=dict)
     behind: dict[Any, str] = field(default_factory=dict)  # made late -> the same
 
+    @property
+    def length(self) -> int:
+        """How many examples there are."""
+        return next(v.aval.shape[0] for v in self.graph.arguments if v in self.state)
+
     def frontier(self) -> tuple[list[Any], list[Any]]:
         """(sums, cut arrays) of the parts that something outside of them needs."""
         graph, needed = self.graph, dict.fromkeys(filter(is_var, self.graph.outvars))

@@ -55,7 +55,17 @@ def _found(level: Level, config: MicroBatches) -> Batch | str | None:
     jaxpr = jaxprs.split(level.jaxpr)[0]
     if config.n == 1 or level.loop is not None or any(map(is_batch_loop, jaxpr.eqns)):
         return None
-    every = range(len(jaxpr.invars))
+    return find(level.jaxpr, config.n, _given(level))
+
+
+def lengths(level: Level) -> set[int]:
+    """Of the arguments of a step that may hold the examples, the first axes."""
+    shapes = (jaxprs.split(level.jaxpr)[0].invars[i].aval.shape for i in _given(level))
+    return {shape[0] for shape in shapes if shape and shape[0] > 1}
+
+
+def _given(level: Level) -> list[int]:
     # What comes out as it went in is state: parameters, moments.
+    every = range(len(jaxprs.split(level.jaxpr)[0].invars))
     state = {*by_shape(level.jaxpr, every).values(), *level.aliases.values()}
-    return find(level.jaxpr, config.n, [i for i in every if i not in state])
+    return [i for i in every if i not in state]

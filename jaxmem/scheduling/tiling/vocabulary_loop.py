@@ -12,8 +12,13 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.loop import VOCABULARY
-from jaxmem.scheduling.tiling.sums import constant, neutral, product, wide
-from jaxmem.scheduling.tiling.vocabulary import MOVES
+from jaxmem.scheduling.tiling.sums import (
+    constant,
+    moves_behind,
+    neutral,
+    product,
+    wide,
+)
 from jaxmem.scheduling.tiling.vocabulary_lookups import Part, filled, put, taken
 from jaxmem.scheduling.tiling.vocabulary_plan import Loop, VocabularyLoops
 
@@ -60,20 +65,10 @@ class _Run:
 
     def _tail(self, i: int) -> tuple[list[int], Any]:
         """What moves a sum of products is done to each block's part of it."""
-        # else the whole sum would be transposed, and be there twice
-        graph, tail, v = self.graph, [], self.graph.eqns[i].outvars[0]
-        if graph.eqns[i].primitive.name != "dot_general":
-            return tail, v
-        while v not in graph.outputs and len(graph.users.get(v, ())) == 1:
-            (k,) = graph.users[v]
-            out = graph.eqns[k].outvars[0]
-            floating = jnp.issubdtype(out.aval.dtype, jnp.floating)
-            moves = graph.eqns[k].primitive.name in MOVES and floating
-            if not moves or k in self.plan.found.cut:
-                break
-            tail.append(k)
-            v = out
-        return tail, v
+        eqn = self.graph.eqns[i]
+        if eqn.primitive.name != "dot_general":
+            return [], eqn.outvars[0]
+        return moves_behind(self.graph, eqn.outvars[0], self.plan.found.cut)
 
 
 @dataclass
