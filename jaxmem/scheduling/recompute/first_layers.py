@@ -10,7 +10,7 @@ once: inside the `cond`.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -52,6 +52,9 @@ class FirstLayers:
     rate: float | None = None
     fraction: float = 0.0  # how many of the layers these are
     others: float | None = None  # as `Recompute.rate`, of the other layers
+    # whether what all layers recompute is left where tiles can have it, so that the
+    # first ones have none of it for what they do not keep: a `cond` has no tiles
+    apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,13 @@ class FirstLayersRewrite:
       all: what is done to the pair in the other layers.
       kept: variables of the forward body that the first layers keep.
       layers: how many these are.
+      apart: as `FirstLayers.apart`.
     """
 
     all: PairRewrite
     kept: tuple[Any, ...]
     layers: int
+    apart: bool = False
 
     @property
     def pair(self) -> Pair:
@@ -92,10 +97,15 @@ class FirstLayersRewrite:
         """Positions of the equations that make what is late of what is kept."""
         return needed(self.body, self.late, {*self.kept, *self.pair.free})
 
+    @property
+    def anyway(self) -> set[int]:
+        """Positions of what all layers recompute, as far as the first ones have it."""
+        return set() if self.apart else set(self.all.evaluated)
+
     @cached_property
     def shared(self) -> list[int]:
         """Those of them that all layers evaluate, at a cost."""
-        both = sorted(set(self.beyond) & set(self.all.evaluated))
+        both = sorted(set(self.beyond) & self.anyway)
         return [i for i in both if fused_only(self.body.eqns[i]) is None]
 
     @property
@@ -106,7 +116,7 @@ class FirstLayersRewrite:
     @property
     def recomputed(self) -> list[tuple[Any, int]]:
         """(equation, how often) of what is recomputed and costs something."""
-        own = sorted(set(self.beyond) - set(self.all.evaluated))
+        own = sorted(set(self.beyond) - self.anyway)
         eqns = [self.body.eqns[i] for i in own]
         more = [(e, self.layers) for e in eqns if fused_only(e) is None]
         return [*self.all.recomputed, *more]
@@ -148,23 +158,26 @@ class RecomputeFirstLayers(Recomputation[FirstLayers, FirstLayersRewrite]):
             layers = round(config.fraction * pair.length)
             found = cut(pair, others)
             plan = rewrite_of(pair, found, pair.length)
-            rewrite = _rewrite(plan, price, layers) if layers else None
+            same = FirstLayersRewrite(plan, tuple(kept_by(plan)), 0, config.apart)
+            rewrite = _kept_less(same, price, layers) if layers else None
             if rewrite is not None:
                 yield rewrite
             elif found.cost < pair.bytes:
-                yield FirstLayersRewrite(plan, tuple(kept_by(plan)), 0)
+                yield same
 
     def apply(self, level: Level, rewrite: FirstLayersRewrite):
         return _with_recomputation(level.jaxpr, rewrite)
 
 
-def _rewrite(plan: PairRewrite, price: Price, layers: int) -> FirstLayersRewrite | None:
+def _kept_less(
+    same: FirstLayersRewrite, price: Price, layers: int
+) -> FirstLayersRewrite | None:
     """What the first layers keep at a price; None where that is what all keep."""
-    body, wanted = plan.body, kept_by(plan)
-    anyway = {id(body.eqns[i]) for i in plan.evaluated}
+    body, wanted = same.body, list(same.kept)
+    anyway = {id(body.eqns[i]) for i in same.anyway}
     beyond = lambda eqn: 0.0 if id(eqn) in anyway else price(eqn)
-    found = least(body, wanted, plan.pair.free, beyond)
-    rewrite = FirstLayersRewrite(plan, tuple(found), layers)
+    found = least(body, wanted, same.pair.free, beyond)
+    rewrite = replace(same, kept=tuple(found), layers=layers)
     prices = (price_of(body, i, beyond) or 0.0 for i in rewrite.beyond)
     cost = sum(map(kept_size, found)) + sum(prices)
     return rewrite if cost < sum(map(kept_size, wanted)) else None

@@ -106,7 +106,7 @@ class BudgetSearch:
         # best if what they take above their prediction is the least that was seen. None
         # of this depends on the budget, and so the least does not.
         last = self.candidates[-1].choice
-        if any(cuts != type(cuts)() for cuts in cuts_of(last)):
+        if _is_cut(last):
             # XLA may not take the smallest tiles as they are predicted
             for i in reversed(range(len(self.candidates))[-_LAST:]):
                 self._either(i)
@@ -257,7 +257,7 @@ class BudgetSearch:
                 return
             fraction = layers / self.layers
             others = rich.choice.get(Recompute).rate
-            first = FirstLayers(below.rate, fraction, others)
+            first = FirstLayers(below.rate, fraction, others, _is_cut(poor.choice))
             kinds = first, Recompute(), taken.get(ShrinkFirst)
             choice = rich.choice.having(*kinds)
             seconds = rich.seconds + fraction * (poor.seconds - rich.seconds)
@@ -280,6 +280,11 @@ class BudgetSearch:
             few = few[0], 2 * most[1]
         share = (layers - few[0]) / (most[0] - few[0])
         return few[1] + share * (most[1] - few[1])
+
+
+def _is_cut(choice: Choice) -> bool:
+    """Whether a choice asks for tiles."""
+    return any(cuts != type(cuts)() for cuts in cuts_of(choice))
 
 
 class _Enough(Exception):

@@ -1,8 +1,9 @@
 """Candidates that run the whole step in micro-batches.
 
-Their number is the least that is predicted to fit with nothing recomputed, else the one
-that is predicted to take least. What a part recomputes, or does in tiles, is looked for
-as for a step, and is paid for in every part.
+Where nothing else fits, their number is the least that is predicted to fit with nothing
+recomputed, else the one that is predicted to take least bytes; where something does,
+the one that takes least seconds with what its parts have to recompute. What a part
+recomputes, or does in tiles, is looked for as for a step, and is paid for in each.
 """
 
 import functools
@@ -62,7 +63,7 @@ class _InParts:
 
 
 def in_micro_batches(
-    step: TracedStep, room: float, below: float = math.inf, most: float = math.inf
+    step: TracedStep, room: float, below: float = math.inf
 ) -> list[Candidate]:
     """The front of the step in one number of micro-batches; `bytes` are of peaks.
 
@@ -70,19 +71,54 @@ def in_micro_batches(
       step: the step.
       room: bytes of a prediction that will do.
       below: bytes that some candidate has to be predicted below, or there are none.
-      most: seconds that each candidate has to take less than. If that is a number, one
-        of them is predicted to fit, and no part is in tiles, or there are none.
     """
-    chosen = _chosen(step, room, most)
+    chosen = _chosen(step, room)
     if chosen is None:
         return []
-    first = chosen.part.rewritten(Choice(step.target), ordered=False)
-    flat = pareto_front(space_of(first.pairs, first.lists, step.target))
+    flat = _flat(chosen)
     found = _with_peaks(chosen.part, flat)
     if found[-1].bytes > room:
-        found = with_tiles(chosen.part, flat, room) if math.isinf(most) else []
-    found = [one for one in map(chosen.candidate, found) if one.seconds < most]
+        found = with_tiles(chosen.part, flat, room)
+    found = list(map(chosen.candidate, found))
     return found if any(one.bytes < below for one in found) else []
+
+
+def in_least_seconds(step: TracedStep, room: float, most: float) -> list[Candidate]:
+    """The front in that number of micro-batches that is predicted to fit soonest.
+
+    In a few of them much is recomputed, in many nothing: both are seconds. No part is
+    in tiles.
+
+    Args:
+      step: the step.
+      room: bytes of a prediction that will do.
+      most: seconds that what fits has to take less than, or there are none.
+    """
+    least, best = most, []
+    for one in _all_numbers(step):
+        if one.seconds >= least:
+            break
+        found = _with_peaks(one.part, _flat(one))
+        found = list(map(one.candidate, found))
+        time = _seconds_within(found, room)
+        if time < least:
+            least, best = time, found
+    return best
+
+
+def _flat(one: _InParts) -> list[Candidate]:
+    """What a part may recompute."""
+    target = one.part.target
+    first = one.part.rewritten(Choice(target), ordered=False)
+    return pareto_front(space_of(first.pairs, first.lists, target))
+
+
+def _seconds_within(front: Sequence[Candidate], room: float) -> float:
+    """Of what lies on a front, some layers like one candidate, some like the next."""
+    if front[-1].bytes > room:
+        return math.inf
+    kept, seconds = [c.bytes for c in front], [c.seconds for c in front]
+    return float(np.interp(room, kept[::-1], seconds[::-1]))
 
 
 def why_not(step: TracedStep) -> list[str]:
@@ -97,12 +133,10 @@ def why_not(step: TracedStep) -> list[str]:
     return whys[:1]
 
 
-def _chosen(step: TracedStep, room: float, most: float) -> _InParts | None:
+def _chosen(step: TracedStep, room: float) -> _InParts | None:
     """The least number that is predicted to fit, else the one that takes least."""
     best = None
     for one in _numbers(step, room):
-        if one.seconds >= most:
-            return None
         if best is None or one.bytes < best.bytes:
             best = one
         if one.bytes <= room:
@@ -123,6 +157,16 @@ def _numbers(step: TracedStep, room: float) -> Iterator[_InParts]:
         n = _divisor(last.batch.length, least)
         more = _in_parts(step, n) if n > last.n else None
         last = more if more is not None and more.bytes < last.bytes else None
+
+
+def _all_numbers(step: TracedStep) -> Iterator[_InParts]:
+    """The step in every number of micro-batches that divides the examples."""
+    found = (_in_parts(step, n) for n in _first_counts(step))
+    one = next(filter(None, found), None)
+    while one is not None:
+        yield one
+        n = _divisor(one.batch.length, one.n + 1)
+        one = _in_parts(step, n) if n > one.n else None
 
 
 def _first_counts(step: TracedStep, least: float = 2) -> list[int]:

@@ -24,7 +24,11 @@ from jaxmem.scheduling.search.front import (
     space_of,
 )
 from jaxmem.scheduling.search.front_segments import in_segments
-from jaxmem.scheduling.search.micro_batch_front import in_micro_batches, why_not
+from jaxmem.scheduling.search.micro_batch_front import (
+    in_least_seconds,
+    in_micro_batches,
+    why_not,
+)
 from jaxmem.scheduling.search.result import (
     BudgetError,
     ReportedTrial,
@@ -48,7 +52,6 @@ _ALIKE = 0.98  # of a peak: an order that is predicted above it saves next to no
 _CONFIRMED = 4  # compiles to the end for one budget
 _MOST = 12  # compiles for one budget, once something fits
 _KEPT = 2  # of them are kept for micro-batches
-_FEWER = 0.5  # of the seconds: what micro-batches may take
 
 
 # candidates, or what finds them
@@ -310,8 +313,8 @@ class SearchRun:
         """What the first front finds that reaches the limit, or what is better still.
 
         Segments are better where they take less by the clock's estimate, and no more by
-        the count of flops; heads over the vocabulary, which do products twice, and
-        micro-batches, whose products have fewer rows, where they take clearly less.
+        the count of flops; heads over the vocabulary, which do products twice, where
+        they take clearly less; micro-batches where they take less.
         """
         best = self._first_of(fronts)
         if not best.seconds:
@@ -321,10 +324,7 @@ class SearchRun:
         best = self._better(best, self._segments(_LESS * best.seconds, work))
         most = best.seconds - _CLEARLY * self.step.own_seconds()
         best = self._better(best, self._heads(most) if most > 0 else [])
-        most = min(_FEWER * best.seconds, best.seconds - self._slack)
-        if most <= 0:
-            return best
-        return self._better(best, self._in_few_parts(most), _MOST)
+        return self._better(best, self._in_parts(best.seconds - self._slack), _MOST)
 
     def _first_of(self, fronts: Sequence[Front]) -> ReportedTrial:
         error, looked_at = None, []
@@ -356,28 +356,33 @@ class SearchRun:
         """Candidates with heads over the vocabulary, of less than `most` seconds."""
         return [one for one in self._front(heads=True) if one.seconds < most]
 
-    def _in_few_parts(self, most: float = math.inf) -> list[Candidate]:
-        """Candidates in as few micro-batches as are predicted to fit.
+    def _in_parts(self, most: float) -> list[Candidate]:
+        """Candidates in micro-batches that are predicted to take less seconds."""
+        if not self.tile or self.named:
+            return []
+        # what XLA takes above a prediction where most is kept says little of less
+        room = self.limit - self.step.argument_bytes()
+        return self._noted(in_least_seconds(self.step, room, most))
 
-        `most`: as for `in_micro_batches`.
-        """
+    def _in_few_parts(self) -> list[Candidate]:
+        """Candidates in as few micro-batches as are predicted to fit."""
         room = self.limit / _FAR - self._above
-        return self._noted(self._parts(room, below=self._least_peak(most), most=most))
+        return self._noted(self._parts(room, below=self._least_peak))
 
     def _in_many_parts(self) -> list[Candidate]:
         """Candidates in the number of them that is predicted to take least."""
         # whatever the budget is, so that the least there is does not depend on it
-        return self._parts(-math.inf, below=self._least_peak())
+        return self._parts(-math.inf, below=self._least_peak)
 
     def _noted(self, found: list[Candidate]) -> list[Candidate]:
         """The same; if there are none, the plan says what forbids them."""
         self.notes = () if found or not self.tile else tuple(self._whole_batch)
         return found
 
-    def _least_peak(self, most: float = math.inf) -> float:
+    @property
+    def _least_peak(self) -> float:
         """What candidates have to be predicted below, where nothing fits."""
-        peaks = (t.peak for t in self.tried)
-        return min(peaks) - self._above if math.isinf(most) else math.inf
+        return min(t.peak for t in self.tried) - self._above
 
     @functools.cached_property
     def _whole_batch(self) -> list[str]:
