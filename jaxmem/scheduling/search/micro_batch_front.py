@@ -92,14 +92,16 @@ def in_least_seconds(step: TracedStep, room: float, most: float) -> list[Candida
     Args:
       step: the step.
       room: bytes of a prediction that will do.
-      most: seconds that what fits has to take less than, or there are none.
+      most: seconds that what fits has to take less than, or there are none. As those
+        of the candidates they count what recomputed products write (`step.writing`).
     """
     least, best = most, []
     for one in _all_numbers(step):
         if one.seconds >= least:
             break
-        found = _with_peaks(one.part, _flat(one))
-        found = list(map(one.candidate, found))
+        found = map(one.candidate, _with_peaks(one.part, _flat(one)))
+        longer = lambda c: replace(c, seconds=c.seconds + step.writing(c.choice))
+        found = list(map(longer, found))
         time = _seconds_within(found, room)
         if time < least:
             least, best = time, found

@@ -324,7 +324,20 @@ class SearchRun:
         best = self._better(best, self._segments(_LESS * best.seconds, work))
         most = best.seconds - _CLEARLY * self.step.own_seconds()
         best = self._better(best, self._heads(most) if most > 0 else [])
-        return self._better(best, self._in_parts(best.seconds - self._slack), _MOST)
+        return self._or_in_parts(best)
+
+    def _or_in_parts(self, best: ReportedTrial) -> ReportedTrial:
+        """The best, or micro-batches that take less seconds."""
+        if not self.tile or self.named:
+            return best
+        # their price counts what products write, and so must that of recomputation
+        longer = lambda t: t.seconds + self.step.writing(t.choice)
+        self.tried = [replace(t, seconds=longer(t)) for t in self.tried]
+        best = next(t for t in self.tried if t.choice == best.choice)
+        # what XLA takes above a prediction where most is kept says little of less
+        room = self.limit - self.step.argument_bytes()
+        found = in_least_seconds(self.step, room, best.seconds - self._slack)
+        return self._better(best, self._noted(found), _MOST)
 
     def _first_of(self, fronts: Sequence[Front]) -> ReportedTrial:
         error, looked_at = None, []
@@ -355,14 +368,6 @@ class SearchRun:
     def _heads(self, most: float = math.inf) -> list[Candidate]:
         """Candidates with heads over the vocabulary, of less than `most` seconds."""
         return [one for one in self._front(heads=True) if one.seconds < most]
-
-    def _in_parts(self, most: float) -> list[Candidate]:
-        """Candidates in micro-batches that are predicted to take less seconds."""
-        if not self.tile or self.named:
-            return []
-        # what XLA takes above a prediction where most is kept says little of less
-        room = self.limit - self.step.argument_bytes()
-        return self._noted(in_least_seconds(self.step, room, most))
 
     def _in_few_parts(self) -> list[Candidate]:
         """Candidates in as few micro-batches as are predicted to fit."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxmem.frameworks import Place
 from jaxmem.ir import jaxprs
@@ -60,6 +61,19 @@ class TracedStep:
         ops = operations_of(jaxpr, self.aliases(jaxpr), tpu=tpu)
         there = ops.graph.bytes_of(ops.graph.arguments)
         return there, compiled_peak(as_compiled(ops, tpu))
+
+    def writing(self, choice: Choice) -> float:
+        """Seconds that what is recomputed under a choice writes longer than computes.
+
+        A product of few channels, as that of queries and keys, takes as long as its
+        output takes to be written. What keeps that output writes it once.
+        """
+        rows = self.rewritten(choice, ordered=False).description.recomputed
+        rows = [row for row in rows if row.flops]
+        rate = MACHINES[self.target].bandwidth
+        size = lambda row: jaxprs.elements(row.shape) * jnp.dtype(row.dtype).itemsize
+        times = (row.times * size(row) / rate - row.seconds for row in rows)
+        return sum(time for time in times if time > 0)
 
     def begin(self, choice: Choice, **how: Any) -> Pending:
         """Starts its compile; `how`: as for `jaxmem.memory.begin`."""
