@@ -7,13 +7,10 @@ would do that in every iteration.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
-from jax.sharding import PartitionSpec
-
 from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling.regions import Region, RegionGraph
-from jaxmem.scheduling.tiling.shards import Names
+from jaxmem.scheduling.tiling.shards import Names, held
 
 
 def gathered(graph: RegionGraph, region: Region, read: Callable) -> dict[Any, Any]:
@@ -30,7 +27,8 @@ def gathered(graph: RegionGraph, region: Region, read: Callable) -> dict[Any, An
             spread = found.setdefault(v, [*graph.spreads.of[v]])
             if spread[axis] == names:
                 spread[axis] = ()
-    return {v: _held(read(v), graph.spreads.mesh, names) for v, names in found.items()}
+    mesh = graph.spreads.mesh
+    return {v: held(read(v), mesh, tuple(names)) for v, names in found.items()}
 
 
 def _apart(
@@ -56,8 +54,3 @@ def _apart(
             )
             if names and any(other != names for other in others):
                 yield v, axis, names
-
-
-def _held(x, mesh, spread: list[Names]):
-    spec = PartitionSpec(*(names or None for names in spread))
-    return jax.lax.with_sharding_constraint(x, jax.NamedSharding(mesh, spec))

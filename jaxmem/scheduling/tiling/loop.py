@@ -78,7 +78,7 @@ class _Sum:
         if self.apart:
             # in the type in which the equation's own sum would be sent
             total = total.astype(self.eqn.outvars[0].aval.dtype)
-            total = combined(self.combine, total, self.apart).astype(self.dtype)
+            total = combined(self.combine, total, len(self.apart)).astype(self.dtype)
             given = self._given(read)
             total = total if given is None else given + total
         return total.astype(self.out.aval.dtype)
