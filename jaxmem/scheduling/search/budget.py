@@ -262,6 +262,8 @@ class BudgetSearch:
             choice = rich.choice.having(*kinds)
             seconds = rich.seconds + fraction * (poor.seconds - rich.seconds)
             peak = self._compiled(choice, seconds, self._line(few, most, layers))
+            if few[0] == 0 and peak == few[1] > self.budget:
+                return  # at their rate they recompute nothing that others do not
             if peak > self.budget:
                 few = layers, peak
             else:

@@ -1,6 +1,7 @@
 """Micro-batches under a budget: where they clearly pay, and what forbids them."""
 
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +9,15 @@ import numpy as np
 import pytest
 
 from jaxmem import estimate, schedule
+from jaxmem.ir.costs import MACHINES
 from jaxmem.scheduling import BudgetError, Plan, _scheduled
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.recompute.residuals import Recompute
-from jaxmem.scheduling.search.micro_batch_front import in_micro_batches, why_not
+from jaxmem.scheduling.search.micro_batch_front import (
+    in_least_seconds,
+    in_micro_batches,
+    why_not,
+)
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches
 from tests.scheduling.tiling.whole_steps import rewritten
 
@@ -96,15 +102,55 @@ def test_the_least_number_that_is_predicted_to_fit(traced):
         assert {one.choice.get(MicroBatches).n for one in others} == {n}
 
 
-def test_micro_batches_that_would_take_too_long_are_none(traced):
+def test_micro_batches_that_take_more_than_is_asked_for_are_none(traced):
     step = traced(step_of(loss), *ARGS)
-    room = step.predicted(Choice("h100", (MicroBatches(4),)))
-    (first, *_) = in_micro_batches(step, room)
-    assert not in_micro_batches(step, room, most=first.seconds)
-    (again, *_) = in_micro_batches(step, room, most=1.01 * first.seconds)
-    assert again == first
-    # nor where what is asked for is less than any number takes
     assert not in_micro_batches(step, room=1, below=1)
+    assert not in_least_seconds(step, room=1, most=math.inf)
+
+
+def test_the_number_that_takes_least_with_what_its_parts_recompute(traced):
+    """In few parts much is recomputed, in many nothing is: what is between counts."""
+    step = traced(step_of(loss), *ARGS)
+    rooms = [step.predicted(Choice("h100", (MicroBatches(n),))) for n in (8, 4, 2)]
+    for room in np.linspace(rooms[0], rooms[-1], 5):
+        found = in_least_seconds(step, room, most=math.inf)
+        (n,) = {one.choice.get(MicroBatches).n for one in found}
+        least = seconds_within(found, room)
+        assert least == min(seconds_within(fronts(step, m), room) for m in (2, 4, 8))
+        assert fronts(step, n) == found
+        # nor is there any that takes less than it does
+        assert not in_least_seconds(step, room, most=least)
+        assert in_least_seconds(step, room, most=1.01 * least) == found
+
+
+def fronts(step, n):
+    """The front in `n` parts: what is chosen where everything else takes too long."""
+    plain = step.predicted(Choice("h100", (MicroBatches(n),)))
+    every = in_micro_batches(step, room=plain)
+    longer = lambda one: one.seconds + step.writing(one.choice)
+    return [replace(one, seconds=longer(one)) for one in every]
+
+
+def seconds_within(front, room):
+    if front[-1].bytes > room:
+        return math.inf
+    kept, seconds = [c.bytes for c in front], [c.seconds for c in front]
+    return float(np.interp(room, kept[::-1], seconds[::-1]))
+
+
+def test_a_product_of_few_channels_takes_as_long_as_its_output_is_written(traced):
+    """Where micro-batches are the alternative, whose price counts it too."""
+    step, machine = traced(step_of(loss), *ARGS), MACHINES["h100"]
+    choice = Choice("h100", (Recompute(1e-3),))
+    rows = [r for r in step.rewritten(choice).description.recomputed if r.flops]
+    work, moved = (
+        2 * ROWS * WIDTH * WIDTH / machine.wide,
+        4 * ROWS * WIDTH / machine.bandwidth,
+    )
+    assert rows and moved > work
+    times = sum(row.times for row in rows)
+    assert step.writing(choice) == pytest.approx(times * (moved - work))
+    assert step.writing(Choice("h100")) == 0.0
 
 
 def test_numbers_divide_the_examples(traced):
