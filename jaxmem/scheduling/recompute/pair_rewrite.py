@@ -182,7 +182,7 @@ class Given(NamedTuple):
 
 def given(forward, values: list, plan: RewrittenPair) -> Given:
     """The inputs of the forward scan that the backward body needs."""
-    read = plan.inputs
-    consts, _, xs = split(forward, list(zip(plan.body.arguments, values, strict=True)))
+    read, body = plan.inputs, plan.pair.body
+    consts, _, xs = split(forward, list(zip(body.arguments, values, strict=True)))
     whole, slices = ({v: x for v, x in part if v in read} for part in (consts, xs))
-    return Given(plan.body.constants | whole, slices)
+    return Given(body.constants | whole, slices)
