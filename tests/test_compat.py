@@ -1,5 +1,8 @@
 """Each private name of JAX that jaxmem leans on, called once: fails when JAX moves."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
@@ -220,3 +223,33 @@ def test_threefry_of_a_counter():
     counters = jnp.zeros(5, jnp.uint32), jnp.arange(5, dtype=jnp.uint32)
     first, second = _compat.threefry2x32(*jax.random.key_data(key), *counters)
     assert (first ^ second == whole).all()
+
+
+JOB = """
+import socket
+import subprocess
+import sys
+
+import jax
+from jaxmem import _compat
+
+with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = free.getsockname()[1]
+jax.distributed.initialize(f"localhost:{port}", 1, 0)
+store = _compat.JobStore()
+assert store.wait("a/b", 0.05) is None
+store.set("a/b", b"one")
+store.set("a/b", b"two")
+assert store.wait("a/b", 1.0) == b"two"
+assert store.under("a/") == {"a/b": b"two"}, store.under("a/")
+assert store.under("c/") == {}
+jax.distributed.shutdown()
+"""
+
+
+def test_job_store():
+    """In a process of its own: this one's backend exists already."""
+    run = [sys.executable, "-c", JOB]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
