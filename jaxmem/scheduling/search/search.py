@@ -47,7 +47,8 @@ from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary, Vocabulary
 
 _FAR = 1.1  # of the budget: what is predicted above it will not fit
 _LESS = 0.95  # of the seconds: for more, segments are not looked at
-_CLEARLY = 0.1  # of the step's own seconds: what products done twice must save
+_CLEARLY = 0.2  # of the own seconds: what products done twice must save. Chosen: a loop
+# is priced by rates that no device has confirmed, and a product more is certain.
 _ALIKE = 0.98  # of a peak: an order that is predicted above it saves next to nothing
 _CONFIRMED = 4  # compiles to the end for one budget
 _MOST = 12  # compiles for one budget, once something fits
