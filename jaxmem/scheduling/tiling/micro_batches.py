@@ -12,6 +12,7 @@ from jaxmem.scheduling.plan.rows import Description
 from jaxmem.scheduling.tiling.batch import Batch, find
 from jaxmem.scheduling.tiling.batch_loop import in_parts, is_batch_loop, sum_bytes
 from jaxmem.scheduling.tiling.batch_row import row_of
+from jaxmem.scheduling.tiling.shards import Spreads, spreads_in
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,24 @@ def _found(level: Level, config: MicroBatches) -> Batch | str | None:
     jaxpr = jaxprs.split(level.jaxpr)[0]
     if config.n == 1 or level.loop is not None or any(map(is_batch_loop, jaxpr.eqns)):
         return None
-    every = range(len(jaxpr.invars))
+    return find(level.jaxpr, config.n, _given(level), _spreads(level))
+
+
+def lengths(level: Level) -> set[int]:
+    """How many examples there may be, in each shard, by the step's arguments."""
+    given = (jaxprs.split(level.jaxpr)[0].invars[i] for i in _given(level))
+    spreads = _spreads(level)
+    sizes = (v.aval.shape[0] // spreads.count(v, 0) for v in given if v.aval.shape)
+    return {size for size in sizes if size > 1}
+
+
+def _spreads(level: Level) -> Spreads:
+    run = lambda: spreads_in(level.jaxpr, level.spreads)
+    return level.known.get("spreads", (level,), run)
+
+
+def _given(level: Level) -> list[int]:
     # What comes out as it went in is state: parameters, moments.
+    every = range(len(jaxprs.split(level.jaxpr)[0].invars))
     state = {*by_shape(level.jaxpr, every).values(), *level.aliases.values()}
-    return find(level.jaxpr, config.n, [i for i in every if i not in state])
+    return [i for i in every if i not in state]
