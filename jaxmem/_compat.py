@@ -272,3 +272,49 @@ def threefry2x32(key1, key2, high, low) -> list[Any]:
     from jax.extend import random
 
     return random.threefry2x32_p.bind(key1, key2, high, low)
+
+
+def uses_shardy() -> bool:
+    """Whether XLA partitions by Shardy, which is the default."""
+    return bool(jax.config.jax_use_shardy_partitioner)
+
+
+def propagated(fn, args) -> list[tuple[tuple[tuple[str, int | None], ...], ...]]:
+    """How the results of a function are sharded, as Shardy propagates it.
+
+    Args:
+      fn: gives a flat list of arrays.
+      args: their types, under shardings of one mesh.
+
+    Returns:
+      For each result, for each of its axes: axes of the mesh, each with the size of the
+      part of it that is taken; None where it is all of it.
+    """
+    from jaxlib.mlir import ir, passmanager
+    from jaxlib.mlir.dialects import sdy
+
+    # for a platform whose random numbers are ordinary operations
+    traced = jax.jit(fn, keep_unused=True).trace(*args)
+    module = traced.lower(lowering_platforms=("tpu",)).compiler_ir("stablehlo")
+
+    def names(dimension) -> tuple[tuple[str, int | None], ...]:
+        axes = map(sdy.AxisRefAttr, sdy.DimensionShardingAttr(dimension).axes)
+        parts = ((axis.name, axis.sub_axis_info) for axis in axes)
+        part = lambda info: None if info is None else sdy.SubAxisInfoAttr(info).size
+        return tuple((name, part(info)) for name, info in parts)
+
+    def sharding(attributes) -> tuple[tuple[tuple[str, int | None], ...], ...]:
+        attributes = ir.DictAttr(attributes)
+        if "sdy.sharding" not in attributes:
+            return ()
+        found = sdy.TensorShardingAttr(attributes["sdy.sharding"])
+        return tuple(map(names, found.dimension_shardings))
+
+    with module.context:
+        pipeline = "builtin.module(sdy-propagation-pipeline)"
+        passmanager.PassManager.parse(pipeline).run(module.operation)
+        functions = {
+            ir.StringAttr(op.operation.attributes["sym_name"]).value: op.operation
+            for op in module.body.operations
+        }
+        return [*map(sharding, functions["main"].attributes["res_attrs"])]

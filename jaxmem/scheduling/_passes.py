@@ -10,8 +10,14 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import Aliases, JaxprGraph, by_shape
+from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shard_maps import aliases_inside, whole_step
+from jaxmem.ir.shards import (
+    InputSpreads,
+    Spreads,
+    of_shardings,
+)
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling._remembered import Remembered
@@ -33,12 +39,6 @@ from jaxmem.scheduling.release.write_back import carried
 from jaxmem.scheduling.row_chunks.update import UpdateInRows
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
 from jaxmem.scheduling.tiling.micro_batches import RunInMicroBatches
-from jaxmem.scheduling.tiling.shards import (
-    InputSpreads,
-    Spreads,
-    of_shardings,
-    spreads_in,
-)
 from jaxmem.scheduling.tiling.tiles import TileRegions
 from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary
 

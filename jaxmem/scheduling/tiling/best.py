@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import size_of
+from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling.tiling.live_bytes import Figures, LiveBytes
 from jaxmem.scheduling.tiling.loop import tiled
 from jaxmem.scheduling.tiling.price import seconds
@@ -18,7 +20,6 @@ from jaxmem.scheduling.tiling.regions import (
     in_more_parts,
     inner,
 )
-from jaxmem.scheduling.tiling.shards import InputSpreads, spreads_in
 
 _SEEDS = 4  # the largest arrays, from which regions are looked for
 # of the seed's size: arrays from which operations are tied to it

@@ -12,8 +12,8 @@ from jax.sharding import PartitionSpec
 
 from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import Names
 from jaxmem.scheduling.tiling.regions import Region, RegionGraph
-from jaxmem.scheduling.tiling.shards import Names
 
 
 def gathered(graph: RegionGraph, region: Region, read: Callable) -> dict[Any, Any]:

@@ -23,8 +23,8 @@ from jaxmem.ir.axis_labels import (
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.label_rules import CONSTRAINT
 from jaxmem.ir.scans import is_var, size_of
+from jaxmem.ir.shards import Spreads, held_labels, is_typed
 from jaxmem.scheduling.tiling.masks import drawn, from_nothing, is_packed
-from jaxmem.scheduling.tiling.shards import Spreads, held_labels, is_typed
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 

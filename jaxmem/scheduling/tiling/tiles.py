@@ -6,7 +6,9 @@ from typing import Any, ClassVar
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
+from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import LOOPS
+from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling.plan.rows import Description
@@ -15,7 +17,6 @@ from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY
 from jaxmem.scheduling.tiling.masks import with_shared_draws
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.rows import row_of, whole_ones
-from jaxmem.scheduling.tiling.shards import InputSpreads, spreads_in
 
 _ROUNDS = 3  # regions of one list, side by side
 _DEPTH = 2  # loops of regions in one another
