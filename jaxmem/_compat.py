@@ -276,7 +276,8 @@ def threefry2x32(key1, key2, high, low) -> list[Any]:
 
 def uses_shardy() -> bool:
     """Whether XLA partitions by Shardy, which is the default."""
-    return bool(jax.config.jax_use_shardy_partitioner)
+    config: Any = jax.config
+    return bool(config.jax_use_shardy_partitioner)
 
 
 def propagated(fn, args) -> list[tuple[tuple[tuple[str, int | None], ...], ...]]:
@@ -295,7 +296,8 @@ def propagated(fn, args) -> list[tuple[tuple[tuple[str, int | None], ...], ...]]
 
     # for a platform whose random numbers are ordinary operations
     traced = jax.jit(fn, keep_unused=True).trace(*args)
-    module = traced.lower(lowering_platforms=("tpu",)).compiler_ir("stablehlo")
+    lowered = traced.lower(lowering_platforms=("tpu",))
+    module: Any = lowered.compiler_ir("stablehlo")
 
     def names(dimension) -> tuple[tuple[str, int | None], ...]:
         axes = map(sdy.AxisRefAttr, sdy.DimensionShardingAttr(dimension).axes)

@@ -10,7 +10,7 @@ is: they are told by the labels of `ir.axis_labels`.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -20,7 +20,6 @@ from jax.sharding import PartitionSpec
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.axis_labels import UNKNOWN, labels
-from jaxmem.ir.costs import flops
 from jaxmem.ir.jaxprs import elements, is_var
 from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.scans import split
@@ -44,14 +43,17 @@ def spreads_in(closed, given: InputSpreads | None) -> Spreads:
     return known[given]
 
 
-def device_flops(eqn, spreads: Spreads) -> float:
-    """Those of matmuls and convolutions that one device does, loops in full."""
+def on_device(eqn, spreads: Spreads, of: Callable[[Any], float | None]) -> float:
+    """What one device has of an equation's flops or seconds, loops in full.
+
+    `of`: gives those of an equation, on all devices; None where nobody can tell.
+    """
     if eqn.primitive.name != "scan" or spreads.mesh is None:
-        return flops(eqn) / spreads.workers(eqn)
+        return (of(eqn) or 0.0) / spreads.workers(eqn)
     body = eqn.params["jaxpr"]
     inside = spreads_in(body, spreads.body(eqn))
     eqns = jaxprs.split(body)[0].eqns
-    return eqn.params["length"] * sum(device_flops(e, inside) for e in eqns)
+    return eqn.params["length"] * sum(on_device(e, inside, of) for e in eqns)
 
 
 def _is_known(jaxpr) -> bool:

@@ -1,8 +1,8 @@
 """Over which axes of a mesh the axes of arrays are spread.
 
-`ir.propagation` finds it for all arrays of a list of equations. A mistake changes no
-value: a part that is taken from every shard of an axis that has no shards is another
-part of it.
+`ir.propagation` finds it for all arrays of a list of equations as XLA has it, and
+`ir.shard_labels` as it is asked for. A mistake changes no value: a part that is taken
+from every shard of an axis that has no shards is another part of it.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import is_explicit
 from jaxmem.ir.jaxprs import is_var
 from jaxmem.ir.label_rules import CONSTRAINT, Labels, constraint
-from jaxmem.ir.scans import size_of, split
+from jaxmem.ir.scans import kept_size, size_of, split
 
 Names = tuple[str, ...]  # of axes of the mesh; empty for an axis that is whole
 Spread = tuple[Names, ...]  # of the axes of an array
@@ -102,11 +102,14 @@ class Spreads:
       of: of variables; the others are whole on each device.
       within: of variables, how many times more shards there are, along a part of an
         axis of the mesh.
+      bodies: of the inputs of a scan's body, by the equation's identity, where more is
+        known of them than of the scan's own.
     """
 
     mesh: Any = None
     of: dict[Any, Spread] = field(default_factory=dict)
     within: dict[Any, int] = field(default_factory=dict)
+    bodies: dict[int, InputSpreads] = field(default_factory=dict)
 
     def names(self, atom, axis: int) -> Names:
         """Over which axes of the mesh an axis of an array is spread."""
@@ -130,6 +133,10 @@ class Spreads:
     def bytes_of(self, atom) -> int:
         """Bytes of an array in the memory of one device."""
         return size_of(atom) // self.shards(atom)
+
+    def kept_bytes_of(self, atom) -> float:
+        """The same of an array as it is kept from the forward to the backward pass."""
+        return kept_size(atom) / self.shards(atom)
 
     def workers(self, eqn) -> int:
         """How many devices share the work of an equation."""
@@ -164,6 +171,8 @@ class Spreads:
 
     def body(self, eqn) -> InputSpreads | None:
         """How the inputs of a scan's body are spread."""
+        if id(eqn) in self.bodies:
+            return self.bodies[id(eqn)]
         consts, carry, xs = split(eqn, eqn.invars)
         # a carry is spread as it comes out, where somebody reads that
         pairs = zip(eqn.outvars, carry, strict=False)
@@ -174,6 +183,9 @@ class Spreads:
         rows = len(consts) + len(carry)  # what comes after them is sliced
         of = (s[k >= rows :] for k, s in enumerate(found.of))
         return InputSpreads(found.mesh, tuple(of))
+
+
+WHOLE = Spreads()  # each device has all of each array
 
 
 def held_labels(eqn, shards: int) -> Labels:

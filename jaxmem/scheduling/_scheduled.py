@@ -15,6 +15,7 @@ from jaxmem.frameworks import Call, Jitted, copied_objects, jitted, pure_call
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Aliases, by_shape
 from jaxmem.ir.host_memory import check_host_memory
+from jaxmem.ir.shards import InputSpreads, of_shardings
 from jaxmem.memory import Pending, Target, begin, format_bytes
 from jaxmem.scheduling._arguments import (
     abstract,
@@ -142,7 +143,9 @@ class Scheduled:
         notes = [] if call.form.donated else [undonated(call.args)]
         notes += notes_of(rewritten, found.choice.unchanged)
         aliases = self._aliases(rewritten.jaxpr, call)
-        return make_plan(rewritten, found, both, chip, aliases, (*found.notes, *notes))
+        notes = (*found.notes, *notes)
+        spreads = self._spreads(rewritten.jaxpr, call)
+        return make_plan(rewritten, found, both, chip, aliases, notes, spreads)
 
     def _begun(self, args, kwargs, target: str | Target, step, **how) -> Pending:
         """The compile of a step with the places of this one's arguments."""
@@ -249,6 +252,11 @@ class Scheduled:
             return found
         return replace(found, jaxpr=with_results_placed(found.jaxpr, traced.outs))
 
+    def _spreads(self, closed, call: Call) -> InputSpreads | None:
+        """How the inputs of the step are spread over devices."""
+        named = self._shardings(call).ins
+        return of_shardings(closed, argument_shardings((call.args, call.kwargs), named))
+
     def _aliases(self, closed, call: Call) -> Aliases:
         given = positions(call.args, call.kwargs, call.form.donated)
         if self._undecided(call):
@@ -297,6 +305,7 @@ class Scheduled:
             mark,
             self._compiler_options(call),
             known,
+            self._spreads(traced.jaxpr, call),
         )
         name = getattr(self.__wrapped__, "__name__", "the step")
         title = f"scheduling {name} for {target}"

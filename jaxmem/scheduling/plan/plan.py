@@ -11,6 +11,7 @@ import jax
 
 from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import MACHINES, host_traffic
+from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.memory.report import plot_both
 from jaxmem.pages import SavedResult, body_of
@@ -319,10 +320,12 @@ def make_plan(
     target: str,
     aliases: Mapping[int, int],
     notes: Sequence[str],
+    spreads: InputSpreads | None = None,
 ) -> Plan:
     """The plan of a rewritten step, both versions compiled for `target`."""
     choice, description = result.choice, rewritten.description
-    expected, bound = predicted_and_bound(rewritten.jaxpr, aliases, choice.target)
+    about = aliases, choice.target, spreads
+    expected, bound = predicted_and_bound(rewritten.jaxpr, *about)
     by_size = {"key": lambda x: x.bytes, "reverse": True}
     return Plan(
         tuple(sorted(description.gradients, **by_size)),

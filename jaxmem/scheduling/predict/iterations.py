@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import core, lax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
@@ -18,7 +18,7 @@ def iteration_atoms(eqn) -> tuple[Any, ...]:
     """What goes into an iteration, as `iteration_of` has it; of stacks, the results."""
     constants, carry, xs = split(eqn, eqn.invars)
     stacks = (v for v in eqn.outvars[len(carry) :] if not is_on_host(v))
-    number = _compat.Literal(0, jax.core.ShapedArray((), jnp.int32))
+    number = _compat.Literal(0, core.ShapedArray((), jnp.int32))
     return number, *constants, *carry, *xs, *stacks
 
 

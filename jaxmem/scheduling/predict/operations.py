@@ -18,8 +18,9 @@ from jaxmem._checks import (
     wrong_value,
 )
 from jaxmem.ir import jaxprs
+from jaxmem.ir.costs import flops
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.propagation import device_flops, spreads_in
+from jaxmem.ir.propagation import on_device, spreads_in
 from jaxmem.ir.scans import LOOPS, split
 from jaxmem.ir.shard_maps import aliases_inside, inside_of, whole_step
 from jaxmem.ir.shards import InputSpreads, Spreads
@@ -240,7 +241,7 @@ class _Build:
                 tuple(writes),
                 max(self.inside(eqn) for eqn in eqns),
                 tuple(over),
-                sum(device_flops(eqn, self.spreads) for eqn in eqns),
+                sum(on_device(eqn, self.spreads, flops) for eqn in eqns),
                 float(moved),
                 _compat.name_stack(last),
                 repeatable,

@@ -48,7 +48,7 @@ class RecomputeFirstLayers(Recomputation[FirstLayers, PairRewrite]):
         if config.rate is None:
             return iter(())
         price = price_at(config.rate, level.target)
-        return rewrites(level.jaxpr, price, config.fraction)
+        return rewrites(level.jaxpr, price, config.fraction, given=level.spreads)
 
     def apply(self, level: Level, rewrite: PairRewrite):
         return _with_recomputation(level.jaxpr, rewrite)

@@ -365,7 +365,8 @@ class SearchRun:
             return False
         first = self._first.unordered
         tpu = is_tpu(self.step.target)
-        ops = operations_of(first, self.step.aliases(first), tpu=tpu)
+        how = {"tpu": tpu, "spreads": self.step.spreads}
+        ops = operations_of(first, self.step.aliases(first), **how)
         there = ops.graph.bytes_of(ops.graph.arguments)
         peak = compiled_peak(as_compiled(ops, tpu))
         if there + peak <= _FAR * limit:

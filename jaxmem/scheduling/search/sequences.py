@@ -27,7 +27,8 @@ def of_sequences(step: TracedStep, jaxpr: Any, left: float) -> list[Candidate]:
 
 
 def _looked_for(step: TracedStep, jaxpr: Any, patience: float) -> list[Candidate]:
-    found = sequences(jaxpr, step.aliases(jaxpr), step.target, patience)
+    how = step.target, patience, step.spreads
+    found = sequences(jaxpr, step.aliases(jaxpr), *how)
     return [
         Candidate(Choice(step.target, (order,)), peak, seconds)
         for order, peak, seconds in found

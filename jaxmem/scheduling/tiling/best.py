@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import size_of
+from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling.tiling.live_bytes import Figures, LiveBytes
 from jaxmem.scheduling.tiling.loop import tiled
@@ -75,7 +75,7 @@ class ListRegions:
 
     def __init__(self, closed, target: str, given: InputSpreads | None = None):
         """`closed`: a `prepared` list; `target`: the chip whose rates count."""
-        self.graph = RegionGraph(closed, spreads_in(closed, given))
+        self.graph = RegionGraph(closed, labelled_spreads(closed, given))
         self.given = given  # how its inputs are spread over devices
         self.target = target
         self._live = LiveBytes(self.graph)
@@ -104,16 +104,17 @@ class ListRegions:
                 continue
             figures = self._live.of(region)
             if figures.gain > _GAIN * figures.before:
-                cost = seconds(self.graph.eqns, region, self.target)
+                cost = seconds(self.graph.eqns, region, self.target, self.graph.spreads)
                 yield Found(region, seed, figures, cost)
 
     def _regions(self, count: int, exactly: bool) -> Iterator[tuple[Region, Any]]:
         for v in self._seeds:
-            for axis, size in enumerate(v.aval.shape):
-                n = _parts(size // self.graph.shards(v, axis), count, exactly)
+            for axis, length in enumerate(v.aval.shape):
+                n = _parts(length // self.graph.shards(v, axis), count, exactly)
                 if n is None:
                     continue
-                floors = size_of(v) // _LARGE, size_of(v) // _SMALL, 0
+                size = self.graph.size(v)
+                floors = size // _LARGE, size // _SMALL, 0
                 # what large arrays tie to it is often what all arrays do
                 hulls = {self.graph.hull(v, floor): floor for floor in floors}
                 for hull, floor in hulls.items():
@@ -122,7 +123,7 @@ class ListRegions:
     @cached_property
     def _seeds(self) -> list[Any]:
         made = [v for v, i in self.graph.maker.items() if _is_seed(self.graph, i)]
-        return sorted(made, key=size_of, reverse=True)[:_SEEDS]
+        return sorted(made, key=self.graph.size, reverse=True)[:_SEEDS]
 
     def _region(self, v, axis: int, n: int, hull: int, floor: int) -> Region:
         fewer = self._fewer.get((v, axis, hull))
@@ -156,7 +157,9 @@ def best(regions: ListRegions, asked: Asked, further: bool = False) -> Found | N
         first = _largest_gain(found)
         if first.reaches(asked.limit):
             outers = [one for one in cheap if one.is_like(first)]
-            large = {v for v in inner(graph, first.region) if size_of(v) > asked.limit}
+            large = {
+                v for v in inner(graph, first.region) if graph.size(v) > asked.limit
+            }
             # none of what is too large may stand whole at their border
             outers = [one for one in outers if large <= inner(graph, one.region)]
             # cheap parts, and parts of them, where that is less than so many at once

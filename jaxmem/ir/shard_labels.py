@@ -1,0 +1,178 @@
+"""How arrays are spread over devices by what is named for them, without a lowering.
+
+From the shardings of inputs and from constraints the labels of `ir.axis_labels` lead to
+the arrays around them: axes that share a label are spread alike. Where two axes of an
+array could be spread over one axis of the mesh, what is asked for has its way, then
+indices, since they say which examples there are, then the largest array.
+
+Tiles are taken so: of what XLA makes of a step (`ir.propagation`), a part must not
+follow what XLA would rather not have done.
+"""
+
+import heapq
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.ir.axis_labels import labels
+from jaxmem.ir.jaxprs import elements, is_var
+from jaxmem.ir.label_rules import CONSTRAINT, Labels
+from jaxmem.ir.shards import (
+    InputSpreads,
+    Names,
+    Spread,
+    Spreads,
+    asked_by,
+    of_spec,
+    whole,
+)
+
+
+def labelled_spreads(closed, given: InputSpreads | None) -> Spreads:
+    """How the arrays of a list of equations are spread, from its inputs on."""
+    return Spreads() if given is None else _Flow(closed, given).run()
+
+
+class _Flow:
+    """From arrays that are known to be spread to those around them."""
+
+    def __init__(self, closed, given: InputSpreads):
+        self.found = Spreads(given.mesh)
+        self.eqns: Sequence[Any] = jaxprs.split(closed)[0].eqns
+        self.around: dict[Any, list[int]] = {}
+        for i, eqn in enumerate(self.eqns):
+            for v in dict.fromkeys(filter(is_var, [*eqn.invars, *eqn.outvars])):
+                self.around.setdefault(v, []).append(i)
+        self.order = itertools.count()
+        self.work: list[tuple] = []  # a heap: what is asked for, indices, the largest
+        self.bodies: set[int] = set()  # equations whose bodies are to be looked at
+        self.inside: dict[Any, Spreads] = {}
+        for eqn in self.eqns:
+            if (sharding := asked_by(eqn)) is not None:
+                (v,) = eqn.outvars
+                self.merge(v, of_spec(sharding, v), asked=True)
+        for v, spread in zip(jaxprs.split(closed)[0].invars, given.of, strict=True):
+            self.merge(v, spread)
+
+    def run(self) -> Spreads:
+        while self.work or self.bodies:
+            if not self.work:
+                i = min(self.bodies)
+                self.bodies.remove(i)
+                self.look_into(self.eqns[i])
+                continue
+            *_, v = heapq.heappop(self.work)
+            for i in self.around.get(v, ()):
+                self.follow(i, v)
+        return self.found
+
+    def merge(self, atom, spread: Spread, asked: bool = False) -> None:
+        """An array is spread, unless something else is known of it."""
+        if not is_var(atom):
+            return
+        known = self.found.of.get(atom, whole(atom))
+        new = list(known)
+        for axis, names in enumerate(spread):
+            taken = set(itertools.chain(*new))
+            divided = atom.aval.shape[axis] % self.found.size(names) == 0
+            if names and not new[axis] and divided and taken.isdisjoint(names):
+                new[axis] = names
+        if new != [*known]:
+            self.found.of[atom] = tuple(new)
+            heapq.heappush(self.work, (not asked, *_rank(atom), next(self.order), atom))
+
+    def give(self, atom, axis: int, names: Names) -> None:
+        if is_var(atom) and not self.found.names(atom, axis):
+            self.merge(atom, (*[()] * axis, names))
+
+    def follow(self, i: int, v) -> None:
+        """What an equation makes of what is known of one of its arrays."""
+        eqn = self.eqns[i]
+        if eqn.primitive.name == CONSTRAINT:
+            self.constrain(eqn)
+        elif eqn.primitive.name == "scan" or _called(eqn) is not None:
+            self.bodies.add(i)
+        else:
+            self.tell(eqn, v)
+
+    def constrain(self, eqn) -> None:
+        (x,), (y,) = eqn.invars, eqn.outvars
+        self.merge(x, self.found.of.get(y, ()))
+        for axis in eqn.params["unconstrained_dims"]:
+            self.give(y, axis, self.found.names(x, axis))
+
+    def tell(self, eqn, source) -> None:
+        """To each axis that shares a label with one of `source`: it is spread alike."""
+        for axis, names in enumerate(self.found.of[source]):
+            table = labels(eqn, self.found.size(names)) if names else None
+            if not isinstance(table, Labels):
+                continue
+            atoms, of_axes = [*eqn.invars, *eqn.outvars], [*table.ins, *table.outs]
+            label = of_axes[next(k for k, a in enumerate(atoms) if a is source)][axis]
+            for atom, of_axis in zip(atoms, of_axes, strict=True):
+                if label is not None and label in of_axis:
+                    self.give(atom, of_axis.index(label), names)
+
+    def look_into(self, eqn) -> None:
+        """Into a body and out of it."""
+        is_scan = eqn.primitive.name == "scan"
+        body = eqn.params["jaxpr"] if is_scan else _called(eqn)
+        jaxpr = jaxprs.split(body)[0]
+        spreads = (self.found.of.get(v, ()) if is_var(v) else () for v in eqn.invars)
+        pairs = zip(spreads, eqn.invars, jaxpr.invars, strict=True)
+        given = tuple(_inner(s, v, w) for s, v, w in pairs)
+        key = id(body), given
+        if key not in self.inside:
+            of = InputSpreads(self.found.mesh, given)
+            self.inside[key] = labelled_spreads(body, of)
+        inside = self.inside[key]
+        if is_scan:
+            self.carry(eqn, inside, jaxpr)
+        own, inner = (*eqn.invars, *eqn.outvars), (*jaxpr.invars, *jaxpr.outvars)
+        for v, w in zip(own, inner, strict=True):
+            if is_var(w):
+                self.merge(v, _outer(inside.of.get(w, ()), v, w))
+
+    def carry(self, eqn, inside: Spreads, jaxpr) -> None:
+        """What is carried is spread alike in each iteration."""
+        consts, carries = _compat.scan_counts(eqn)
+        for k in range(carries):
+            before, after = eqn.invars[consts + k], eqn.outvars[k]
+            for w in (jaxpr.invars[consts + k], jaxpr.outvars[k]):
+                if is_var(w):
+                    self.merge(after, inside.of.get(w, ()))
+            self.merge(before, self.found.of.get(after, ()))
+        given = (inside.of.get(w, whole(w)) for w in jaxpr.invars)
+        found = InputSpreads(self.found.mesh, tuple(given))
+        self.found.bodies[id(eqn)] = found
+
+
+def _rank(v) -> tuple[bool, int]:
+    is_index = jnp.issubdtype(v.aval.dtype, jnp.integer)
+    return not is_index, -elements(v.aval.shape)
+
+
+def _called(eqn) -> Any:
+    """The body of a call, whose inputs and outputs are those of the equation."""
+    inside = jaxprs.bodies(eqn)
+    if len(inside) != 1 or eqn.primitive.name in ("scan", "while", "shard_map"):
+        return None
+    jaxpr = jaxprs.split(inside[0])[0]
+    counts = len(jaxpr.invars), len(jaxpr.outvars)
+    return inside[0] if counts == (len(eqn.invars), len(eqn.outvars)) else None
+
+
+def _inner(spread: Spread, v, w) -> Spread:
+    """Of an operand inside of a body; of a stack, that of its rows."""
+    if not spread:
+        return whole(w)
+    return spread[v.aval.ndim - w.aval.ndim :]
+
+
+def _outer(spread: Spread, v, w) -> Spread:
+    """Of an operand or output, from what is known inside."""
+    return ((),) * (v.aval.ndim - w.aval.ndim) + spread if spread else ()
