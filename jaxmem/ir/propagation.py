@@ -221,3 +221,32 @@ def _same_axis(eqn, v, other, axis: int, n: int) -> int | None:
         return None
     place = first(v).index(label)
     return place if v.aval.shape[place] % n == 0 else None
+
+
+def sends(eqn, spreads: Spreads) -> bool:
+    """Whether devices send each other something to compute an equation.
+
+    They do to cut or to sum along an axis that is spread over them. What gathers
+    weights for a product is not counted: a product of its gradient needs them too.
+    """
+    if (body := _called(eqn)) is not None:
+        inside = spreads_in(body, spreads.inputs(eqn.invars))
+        return any(sends(e, inside) for e in jaxprs.split(body)[0].eqns)
+    for k, v in enumerate(eqn.invars):
+        known = spreads.of.get(v, ()) if is_var(v) else ()
+        for axis, names in enumerate(known):
+            if names and _sends_along(eqn, k, axis, names, spreads):
+                return True
+    return False
+
+
+def _sends_along(eqn, k: int, axis: int, names: Names, spreads: Spreads) -> bool:
+    table = labels(eqn, spreads.size(names))
+    if not isinstance(table, Labels):
+        return True
+    label = table.ins[k][axis]
+    if label is None or any(label in of_axes for of_axes in table.outs):
+        return label is None
+    others = [j for j in range(len(eqn.invars)) if j != k and label in table.ins[j]]
+    of = lambda j: spreads.names(eqn.invars[j], table.ins[j].index(label))
+    return all(of(j) == names for j in others)

@@ -14,7 +14,7 @@ import numpy as np
 from jaxmem import _compat
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.propagation import sends, spreads_in
 from jaxmem.ir.scans import is_on_host, is_var, kept_size, size_of, split, xs_of
 from jaxmem.ir.shards import InputSpreads, Spreads
 from jaxmem.scheduling.recompute.minimum_cut import Price, least, needed, price_of
@@ -123,6 +123,7 @@ def named(pair: Pair) -> dict[Any, str]:
 
 def cut_by_names(pair: Pair, price: Price) -> Cut:
     """The cheapest cut that keeps what has a name, and otherwise only what it must."""
+    price = _unless_sent(pair, price)
     names = named(pair)
     return _cut(
         pair, price, (), lambda v: kept_size(v) * (1 if v in names else _UNNAMED)
@@ -131,12 +132,23 @@ def cut_by_names(pair: Pair, price: Price) -> Cut:
 
 def cut(pair: Pair, price: Price, loop_carried: bool = True) -> Cut:
     """The cheapest cut; `loop_carried`: whether the iteration before may be used."""
+    price = _unless_sent(pair, price)
     best = _cut(pair, price, ())
     for x in pair.loop_carried if loop_carried else ():
         other = _cut(pair, price, (*best.loop_carried, x))
         if other.cost < best.cost:
             best = other
     return best
+
+
+def _unless_sent(pair: Pair, price: Price) -> Price:
+    """No price where an equation is free to compute, and yet sends something."""
+
+    def found(eqn) -> float | None:
+        own = price(eqn)
+        return None if own == 0 and sends(eqn, pair.inside()) else own
+
+    return price if pair.inside().mesh is None else found
 
 
 def _cut(
