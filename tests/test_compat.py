@@ -220,3 +220,16 @@ def test_threefry_of_a_counter():
     counters = jnp.zeros(5, jnp.uint32), jnp.arange(5, dtype=jnp.uint32)
     first, second = _compat.threefry2x32(*jax.random.key_data(key), *counters)
     assert (first ^ second == whole).all()
+
+
+def test_shardings_are_propagated():
+    mesh = jax.make_mesh((4, 2), ("a", "b"), (jax.sharding.AxisType.Auto,) * 2)
+    where = jax.NamedSharding(mesh, jax.P("a", "b"))
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=where)
+    assert _compat.uses_shardy()
+    found = _compat.propagated(lambda x: [x.T, x.sum(1), jnp.ones(3)], [x])
+    assert found[:2] == [((("b", None),), (("a", None),)), ((("a", None),),)]
+    assert not any(found[2])
+    # half of an axis of the mesh
+    split = _compat.propagated(lambda x: [x.reshape(2, 4, 8)], [x])
+    assert split[0][:2] == ((("a", 2),), (("a", 2),))

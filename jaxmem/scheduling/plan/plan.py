@@ -260,11 +260,14 @@ class Plan(SavedResult):
         yield from self.notes
 
 
+_SCALARS = 1e-3  # of what is sent: sums of scalars that XLA combines otherwise
+
+
 def _sent(plain: MemoryReport, scheduled: MemoryReport) -> Iterator[str]:
     """What a device sends in a step, and whether that is more than it was."""
     before, after = plain.sent_bytes, scheduled.sent_bytes
     yield f"{sent_line(scheduled)}; {format_bytes(before)} as it was given"
-    if after > before:
+    if after > (1 + _SCALARS) * before:
         yield (
             f"that is {format_bytes(after - before)} more than the step as it was "
             "given: what is recomputed along an axis that is spread over devices is "
