@@ -280,7 +280,7 @@ def uses_shardy() -> bool:
     return bool(config.jax_use_shardy_partitioner)
 
 
-def propagated(fn, args) -> list[tuple[tuple[tuple[str, int | None], ...], ...]]:
+def propagated(fn, args) -> list[tuple[tuple[str, ...], ...]]:
     """How the results of a function are sharded, as Shardy propagates it.
 
     Args:
@@ -288,8 +288,8 @@ def propagated(fn, args) -> list[tuple[tuple[tuple[str, int | None], ...], ...]]
       args: their types, under shardings of one mesh.
 
     Returns:
-      For each result, for each of its axes: axes of the mesh, each with the size of the
-      part of it that is taken; None where it is all of it.
+      For each result, for each of its axes: axes of the mesh. Nothing for a result that
+      is whole on each device, or along a part of an axis of the mesh.
     """
     from jaxlib.mlir import ir, passmanager
     from jaxlib.mlir.dialects import sdy
@@ -299,13 +299,11 @@ def propagated(fn, args) -> list[tuple[tuple[tuple[str, int | None], ...], ...]]
     lowered = traced.lower(lowering_platforms=("tpu",))
     module: Any = lowered.compiler_ir("stablehlo")
 
-    def names(dimension) -> tuple[tuple[str, int | None], ...]:
+    def names(dimension) -> tuple[str, ...]:
         axes = map(sdy.AxisRefAttr, sdy.DimensionShardingAttr(dimension).axes)
-        parts = ((axis.name, axis.sub_axis_info) for axis in axes)
-        part = lambda info: None if info is None else sdy.SubAxisInfoAttr(info).size
-        return tuple((name, part(info)) for name, info in parts)
+        return tuple(axis.name for axis in axes if axis.sub_axis_info is None)
 
-    def sharding(attributes) -> tuple[tuple[tuple[str, int | None], ...], ...]:
+    def sharding(attributes) -> tuple[tuple[str, ...], ...]:
         attributes = ir.DictAttr(attributes)
         if "sdy.sharding" not in attributes:
             return ()

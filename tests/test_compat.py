@@ -228,8 +228,5 @@ def test_shardings_are_propagated():
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=where)
     assert _compat.uses_shardy()
     found = _compat.propagated(lambda x: [x.T, x.sum(1), jnp.ones(3)], [x])
-    assert found[:2] == [((("b", None),), (("a", None),)), ((("a", None),),)]
+    assert found[:2] == [(("b",), ("a",)), (("a",),)]
     assert not any(found[2])
-    # half of an axis of the mesh
-    split = _compat.propagated(lambda x: [x.reshape(2, 4, 8)], [x])
-    assert split[0][:2] == ((("a", 2),), (("a", 2),))

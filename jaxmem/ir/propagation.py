@@ -6,7 +6,8 @@ compiled. What XLA does afterwards it does to shards: it gathers operands of pro
 and sums what products of shards give.
 
 Arrays that are made of numbers alone have a copy for each reader, spread as the reader
-is: they are told by the labels of `ir.axis_labels`.
+is: they are told by the labels of `ir.axis_labels`. What is spread over a part of an
+axis of the mesh alone (4 heads over 8 devices) is taken to be whole.
 """
 
 import weakref
@@ -83,12 +84,8 @@ def _propagated(closed, given: InputSpreads) -> Spreads:
     found = Spreads(given.mesh, dict(zip(jaxpr.invars, given.of, strict=True)))
     for v, axes in zip(made, _compat.propagated(run, args), strict=True):
         axes = axes[: v.aval.ndim]  # a key has axes that its type does not show
-        whole = tuple(tuple(n for n, part in names if part is None) for names in axes)
-        if any(whole):
-            found.of[v] = whole
-        for names in axes:
-            for _, part in names:
-                found.within[v] = found.within.get(v, 1) * (part or 1)
+        if any(axes):
+            found.of[v] = axes
     _tell_numbers(closed, found)
     return found
 

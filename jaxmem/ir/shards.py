@@ -100,15 +100,12 @@ class Spreads:
     Attributes:
       mesh: None where nothing is known.
       of: of variables; the others are whole on each device.
-      within: of variables, how many times more shards there are, along a part of an
-        axis of the mesh.
       bodies: of the inputs of a scan's body, by the equation's identity, where more is
         known of them than of the scan's own.
     """
 
     mesh: Any = None
     of: dict[Any, Spread] = field(default_factory=dict)
-    within: dict[Any, int] = field(default_factory=dict)
     bodies: dict[int, InputSpreads] = field(default_factory=dict)
 
     def names(self, atom, axis: int) -> Names:
@@ -127,8 +124,7 @@ class Spreads:
     def shards(self, atom) -> int:
         """How many parts an array is in; each device has one of them."""
         known = self.of.get(atom, ()) if is_var(atom) else ()
-        parts = self.within.get(atom, 1) if is_var(atom) else 1
-        return parts * self.size(tuple(itertools.chain(*known)))
+        return self.size(tuple(itertools.chain(*known)))
 
     def bytes_of(self, atom) -> int:
         """Bytes of an array in the memory of one device."""
@@ -173,13 +169,14 @@ class Spreads:
         """How the inputs of a scan's body are spread."""
         if id(eqn) in self.bodies:
             return self.bodies[id(eqn)]
+        if self.mesh is None or eqn.primitive.name != "scan":
+            return None
         consts, carry, xs = split(eqn, eqn.invars)
         # a carry is spread as it comes out, where somebody reads that
         pairs = zip(eqn.outvars, carry, strict=False)
         carry = [out if out in self.of else v for out, v in pairs]
         found = self.inputs([*consts, *carry, *xs])
-        if found is None:
-            return None
+        assert found is not None  # there is a mesh
         rows = len(consts) + len(carry)  # what comes after them is sliced
         of = (s[k >= rows :] for k, s in enumerate(found.of))
         return InputSpreads(found.mesh, tuple(of))
