@@ -69,6 +69,23 @@ def pytest_collection_modifyitems(items):
             item.add_marker("chosen")
 
 
+@pytest.fixture(autouse=True)
+def searched_anew(request, monkeypatch):
+    """No outcome of an earlier run's search, unless a test asks for `outcomes`."""
+    if "outcomes" not in request.fixturenames:
+        from jaxmem.scheduling import _scheduled
+
+        without = lambda key, rewritten, search, seconds=None: search()
+        monkeypatch.setattr(_scheduled, "on_disk", without)
+
+
+@pytest.fixture
+def outcomes(tmp_path, monkeypatch):
+    """A folder for outcomes of searches, empty at first."""
+    monkeypatch.setenv("JAXMEM_CACHE_DIR", str(tmp_path))
+    return tmp_path
+
+
 @pytest.fixture
 def untyped():
     """Public functions as users call them: without the tests' type checker in front."""

@@ -1,5 +1,8 @@
 """Each private name of JAX that jaxmem leans on, called once: fails when JAX moves."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
@@ -230,3 +233,33 @@ def test_shardings_are_propagated():
     found = _compat.propagated(lambda x: [x.T, x.sum(1), jnp.ones(3)], [x])
     assert found[:2] == [(("b",), ("a",)), (("a",),)]
     assert not any(found[2])
+
+
+JOB = """
+import socket
+import subprocess
+import sys
+
+import jax
+from jaxmem import _compat
+
+with socket.socket() as free:
+    free.bind(("localhost", 0))
+    port = free.getsockname()[1]
+jax.distributed.initialize(f"localhost:{port}", 1, 0)
+store = _compat.JobStore()
+assert store.wait("a/b", 0.05) is None
+store.set("a/b", b"one")
+store.set("a/b", b"two")
+assert store.wait("a/b", 1.0) == b"two"
+assert store.under("a/") == {"a/b": b"two"}, store.under("a/")
+assert store.under("c/") == {}
+jax.distributed.shutdown()
+"""
+
+
+def test_job_store():
+    """In a process of its own: this one's backend exists already."""
+    run = [sys.executable, "-c", JOB]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr

@@ -81,24 +81,42 @@ def by_rows(
     # TPU copies an array whose rows fill no tile for a first axis of one
     split = lambda x: x if whole else x.reshape(chunks.outer, part, *x.shape[1:])
     carried, read = jax.tree.map(split, (carried, read))
-    at = functools.partial(_chunk, fn, read, 0 if whole else 1)
+    run = functools.partial(_chunk, fn, read, 0 if whole else 1)
     count, rest = divmod(part, chunks.rows)
-    if rest:
-        carried = at(part - rest, rest, carried)
-    body = lambda i, x: at(i * chunks.rows, chunks.rows, x)
-    carried = lax.fori_loop(0, count, body, carried)
+    if rest and _is_on_host(carried):
+        # only as a whole: what is written there cannot be mixed with what is there
+        carried, rest = run(part - rest, part - rest, rest, carried), 0
+
+    def body(i, carried):
+        # The last chunk has all rows, too, those of the one before among them: for
+        # fewer, TPU may lay the whole array out anew.
+        first = i * chunks.rows
+        start = jnp.minimum(first, part - chunks.rows) if rest else first
+        return run(start, first, chunks.rows, carried)
+
+    carried = lax.fori_loop(0, count + bool(rest), body, carried)
     join = lambda x: x if whole else x.reshape(total, *x.shape[2:])
     return jax.tree.map(join, carried)
 
 
-def _chunk(fn, read, axis: int, start, rows: int, carried):
-    """What is carried after `rows` rows of each part, from `start` on."""
+def _is_on_host(arrays: PyTree) -> bool:
+    spaces = (jax.typeof(x).memory_space for x in jax.tree.leaves(arrays))
+    return jax.memory.Space.Host in spaces
+
+
+def _chunk(fn, read, axis: int, start, first, rows: int, carried):
+    """What is carried after the rows from `first` on, of `rows` of each part."""
     cut = lambda x: lax.dynamic_slice_in_dim(x, start, rows, axis)
     put = lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, axis)
+    old = jax.tree.map(cut, carried)
     shape = jax.tree.leaves(carried)[0].shape[: axis + 1]
-    lead = lax.broadcasted_iota(jnp.uint32, (*shape[:axis], rows), axis)
-    lead = lead + jnp.asarray(start, jnp.uint32)
+    at = lax.broadcasted_iota(jnp.uint32, (*shape[:axis], rows), axis)
+    at = lead = at + jnp.asarray(start, jnp.uint32)
     if axis:
         lead = lead + shape[1] * lax.broadcasted_iota(jnp.uint32, lead.shape, 0)
-    new = fn(lead, jax.tree.map(cut, carried), jax.tree.map(cut, read))
+    new = fn(lead, old, jax.tree.map(cut, read))
+    if start is not first:
+        is_new = at >= jnp.asarray(first, jnp.uint32)
+        wide = lambda x: is_new.reshape(*is_new.shape, *[1] * (x.ndim - is_new.ndim))
+        new = jax.tree.map(lambda x, y: jnp.where(wide(x), y, x), old, new)
     return jax.tree.map(put, carried, new)

@@ -42,3 +42,4 @@ class Options:
     compiler_options: dict[str, Any] | None = None
     search_seconds: float | None = None
     tile: bool = False
+    cache: bool = True

@@ -35,6 +35,7 @@ def schedule(
     plan: Plan | None = None,
     compiler_options: dict[str, Any] | None = None,
     search_seconds: float | None = None,
+    cache: bool = True,
     progress: bool = True,
 ) -> Scheduled:
     """A function transformation like `jax.jit` that makes a train step take less.
@@ -110,6 +111,9 @@ def schedule(
       search_seconds: after which a search takes the best that fits so far; by default
         it goes on until nothing better is likely. An interrupt (Ctrl-C) is taken as
         "that will do" as well.
+      cache: whether the outcome of an earlier search for this step, target, budget and
+        options may be used, with this version of everything: it lies beside what
+        `estimate` has compiled, and a search that others wait for is made once.
       progress: show a progress bar during the search, with the best so far, where the
         output is a terminal.
 
@@ -139,6 +143,7 @@ def schedule(
     check_choice("clip", clip, (None, "two_pass"))
     check_bool("offload", offload)
     check_bool("tile", tile)
+    check_bool("cache", cache)
     check_bool("progress", progress)
     compiler_options = check_options("compiler_options", compiler_options)
     donate = check_places(
@@ -163,6 +168,6 @@ def schedule(
             "no search"
         )
     how = {"offload": offload, "compiler_options": compiler_options}
-    how |= {"search_seconds": search_seconds, "tile": tile}
+    how |= {"search_seconds": search_seconds, "tile": tile, "cache": cache}
     options = Options(donate, static, clip, room, name, progress, plan, **how)
     return Scheduled(step, options)

@@ -46,6 +46,9 @@ from jaxmem.scheduling.plan.notes import notes_of
 from jaxmem.scheduling.plan.plan import Plan, make_plan, undonated
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.search.compiles import Compared, compared
+from jaxmem.scheduling.search.in_job import described, first_process, in_job
+from jaxmem.scheduling.search.on_disk import on_disk
+from jaxmem.scheduling.search.outcome import outcome_of, search_key
 from jaxmem.scheduling.search.result import BudgetError, SearchResult
 from jaxmem.scheduling.search.search import search
 from jaxmem.scheduling.search.traced_step import TracedStep
@@ -60,6 +63,8 @@ class Scheduled:
         self._options = options
         self._jitted: dict[Any, Any] = {}
         self._found: Once[SearchResult] = Once(BudgetError)
+        # of steps on several devices, by fingerprint: what a trace cannot see of them
+        self._sharded: dict[str, SearchResult] = {}
         self._places: dict[Any, Shardings] = {}
         self._warned = options.donate is not None
 
@@ -162,7 +167,7 @@ class Scheduled:
         """The same step, which no function round it tells what is donated."""
         told = Scheduled(self.__wrapped__, replace(self._options, donate=donated))
         # what has been found is not searched for twice
-        told._found = self._found
+        told._found, told._sharded = self._found, self._sharded
         return told
 
     def _open(self, args, kwargs) -> AbstractContextManager[Call]:
@@ -170,13 +175,15 @@ class Scheduled:
         return pure_call(self.__wrapped__, args, kwargs, options.donate, options.static)
 
     def _jit(self, call: Call):
-        choice = self._find(call).choice
+        found = self._find(call)
+        choice = found.choice
         # in another function those of the jit outside hold
         options = None if call.inside else self._compiler_options(call)
         shardings = self._shardings(call)
         key = call.form, choice, options is None, self._undecided(call), shardings
         alone = not call.inside and on_one_device((call.args, call.kwargs))
         given = argument_shardings((call.args, call.kwargs), shardings.ins)
+        given = given or found.shardings
         key = *key, alone, given
         if key not in self._jitted:
 
@@ -295,7 +302,7 @@ class Scheduled:
         return self._found.get(call.signature, partial(self._look, call))
 
     def _look(self, call: Call) -> SearchResult:
-        budget, target = self._options.budget, self._options.target
+        target = self._options.target
         call = self._abstract(call)
         traced = self._trace(call)
         given = positions(call.args, call.kwargs, call.form.donated)
@@ -306,6 +313,9 @@ class Scheduled:
         mark = fingerprint(bare.jaxpr, given, self._options.clip)
         if self._options.plan is not None:
             return loaded(self._options.plan, mark)
+        # In another `jit` nobody knows where arguments are: then as they were before.
+        if call.inside and mark in self._sharded:
+            return self._sharded[mark]
         assert target is not None
         known = Remembered()
         step = TracedStep(
@@ -322,17 +332,42 @@ class Scheduled:
             known,
             self._spreads(traced.jaxpr, call),
         )
-        name = getattr(self.__wrapped__, "__name__", "the step")
-        title = f"scheduling {name} for {target}"
-        if budget is not None:
-            title += f" in {format_bytes(budget)}"
-        with spinner(self._options.progress, title) as tell:
-            given = self._options
+        places = argument_shardings((call.args, call.kwargs), traced.ins), traced.outs
+        found = self._looked_up(step, fingerprint(traced.jaxpr), *places)
+        if any(places[0]):
+            found = self._sharded[mark] = replace(found, shardings=places[0])
+        return found
+
+    def _looked_up(self, step: TracedStep, traced: str, ins, outs) -> SearchResult:
+        """What is on disk, what another process of this job has found, or a search."""
+        given, rewritten = self._options, step.rewritten
+        asked = given.target, given.budget, given.named, given.offload, given.tile
+        mark = step.fingerprint, traced, ins, outs, step.donated
+        key = search_key(*mark, *asked, sorted((step.compiler_options or {}).items()))
+        search = partial(outcome_of, partial(self._search, step))
+        if given.cache:
+            search = partial(on_disk, key, rewritten, search, given.search_seconds)
+        first = first_process(ins)
+        if first is not None:
+            about = described((step.args, step.kwargs), ins)
+            return in_job(key, self._name, about, rewritten, search, first).get()
+        return search().get()
+
+    @property
+    def _name(self) -> str:
+        return getattr(self.__wrapped__, "__name__", "the step")
+
+    def _search(self, step: TracedStep) -> SearchResult:
+        given = self._options
+        title = f"scheduling {self._name} for {given.target}"
+        if given.budget is not None:
+            title += f" in {format_bytes(given.budget)}"
+        with spinner(given.progress, title) as tell:
             how = given.named, given.offload, given.search_seconds, given.tile
             try:
-                return search(step, budget, tell, *how)
+                return search(step, given.budget, tell, *how)
             finally:
-                known.forget()  # the result holds lists of equations that hold it
+                step.known.forget()  # the result holds lists of equations that hold it
 
     def _warn(self, call: Call) -> None:
         """Once: nothing is donated, and nobody said so."""

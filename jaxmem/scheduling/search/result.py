@@ -98,6 +98,7 @@ class SearchResult:
     # the option that all were compiled with, see `jaxmem.memory.Pending`
     products: int | None = None
     notes: tuple[str, ...] = ()  # how the search ended, where that is worth saying
+    shardings: tuple[Any, ...] = ()  # of the step's arguments, where it is sharded
 
 
 def best_of(
