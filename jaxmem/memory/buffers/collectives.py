@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
+from jaxmem.memory.buffers.trips import trips
 
 KINDS = (
     "all-reduce",
@@ -20,8 +21,6 @@ KINDS = (
     "collective-permute",
 )
 _ARRAY = re.compile(r"\b([a-z]+\d*)[a-z\d]*\[([\d,]*)\]")
-_TRIPS = re.compile(r'known_trip_count":\{"n":"(\d+)"')
-_CONSTANT = re.compile(r"[su]32\[\]\S* constant\((\d+)\)")
 
 
 @dataclass(frozen=True)
@@ -78,14 +77,14 @@ def _collective(hlo: Hlo, made: Instruction, devices: int) -> Collective:
     caller = hlo.instruction(hlo.callers.get(made.computation, ""))
     wrapped = caller is not None and caller.opcode == "async-start"
     kind = made.opcode.removesuffix("-start")
-    trips = [_trips(hlo, loop) for loop in _loops(hlo, made)]
+    often = [trips(hlo, loop) for loop in _loops(hlo, made)]
     place = next((where for where in hlo.stack(made) if where.file), None)
     source = f"{place.file}:{place.line} ({place.function})" if place else ""
     return Collective(
         kind,
         sum(_bytes_of(hlo, operand) for operand in made.operands),
         _group(made.attributes, kind) or devices,
-        math.prod(trips),
+        math.prod(often),
         made.metadata.get("op_name", ""),
         source,
         not wrapped and not made.opcode.endswith("-start"),
@@ -109,17 +108,6 @@ def _loops(hlo: Hlo, made: Instruction) -> Iterator[Instruction]:
         if caller.opcode == "while":
             yield caller
         caller = hlo.instruction(hlo.callers.get(caller.computation, ""))
-
-
-def _trips(hlo: Hlo, loop: Instruction) -> int:
-    """How often a loop runs; 0 where neither it nor its condition says so."""
-    if known := _TRIPS.search(loop.attributes):
-        return int(known.group(1))
-    condition = re.search(r"condition=%?([\w.\-]+)", loop.attributes)
-    name = condition.group(1) if condition else ""
-    own = (rest for where, rest in hlo.lines.values() if where == name)
-    bounds = [int(n) for rest in own for n in _CONSTANT.findall(rest)]
-    return bounds[0] if len(bounds) == 1 else 0
 
 
 def _group(attributes: str, kind: str) -> int:
