@@ -303,7 +303,7 @@ def test_order_has_no_more_time_than_the_search(monkeypatch):
     monkeypatch.setattr(_sequences, "sequences", found)
     fn, args = problem(scanned=False)
     closed = jax.make_jaxpr(fn)(*args)
-    about = {"target": "cpu", "fingerprint": "of this step"}
+    about = {"target": "cpu", "fingerprint": "of this step", "spreads": None}
     step = SimpleNamespace(aliases=lambda jaxpr: {}, **about)
     for most in (1.0, None, None):
         deadline = None if most is None else time.monotonic() + most
@@ -320,7 +320,7 @@ def test_an_order_that_keeps_products_apart_is_not_vain(target):
     n = 256
     x = SDS((n, n), jnp.float32)
     closed = jax.make_jaxpr(lambda x, u, v: jnp.tanh(x @ u) * jnp.tanh(x @ v))(x, x, x)
-    step = SimpleNamespace(aliases=lambda jaxpr: {}, target=target)
+    step = SimpleNamespace(aliases=lambda jaxpr: {}, target=target, spreads=None)
     run = _search.SearchRun(step, 1, print, None)
     run.__dict__["_first"] = SimpleNamespace(unordered=closed)
     least = compiled_peak(operations_of(closed, tpu=target != "h100").graph)
