@@ -214,7 +214,7 @@ class JobStore:
     def __init__(self):
         from jax._src.distributed import global_state
 
-        self._client = global_state.client
+        self._client: Any = global_state.client
 
     def set(self, name: str, value: bytes) -> None:
         """Stores a value, over what was there."""

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import pickle
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ def outcome_of(search: Callable[[], SearchResult]) -> SearchOutcome:
     return SearchOutcome(result, rewritten=fingerprint(result.rewritten.jaxpr))
 
 
-def search_key(*values: Hashable) -> str:
+def search_key(*values: Any) -> str:
     """What a search depends on besides these: the compiler's versions and this code.
 
     Args:
