@@ -13,6 +13,7 @@ import jaxmem
 from benchmarks.device_steps import STEPS
 from jaxmem.memory.buffers import collectives_of, parse_hlo
 from jaxmem.scheduling import predict
+from jaxmem.scheduling.search.in_job import first_process
 
 N, LAYERS, TOKENS, WIDTH, HEADS = 8, 4, 64, 64, 8
 BATCH = 4 * N
@@ -87,6 +88,11 @@ def test_sharded_parameters_are_released_by_their_shards(mesh):
     plan = jaxmem.schedule(step, donate_argnums=0, progress=False).plan(*args)
     params = args[0][0]
     assert plan.released_bytes == 4 * sum(x.size for x in params.values()) // N
+
+
+def test_no_process_holds_what_is_on_a_mesh_of_absent_chips(mesh):
+    places = tuple(x.sharding for x in jax.tree.leaves(on(mesh)))
+    assert first_process((*places, None)) is None
 
 
 def test_a_plan_says_where_nothing_is_known():
