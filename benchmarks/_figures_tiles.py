@@ -1,6 +1,7 @@
 """The figures of docs/tiles.md."""
 
 from benchmarks._figures_of import figures, rows, table
+from benchmarks.tile_steps import BERT
 
 # the titles of columns -> what the rows are named, the first that there is
 WAYS = {
@@ -42,3 +43,22 @@ def sharded() -> str:
     names = ((r["sharding"], r["how"]) for r in found)
     lines = [(*name, *cell) for name, cell in zip(names, cells, strict=True)]
     return table(("sharding", "how", *of.values()), lines)
+
+
+@figures("tiles, micro-batches")
+def micro_batches() -> str:
+    """One step as it is, with micro-batches that it is told, and that are found."""
+    titles = {
+        "plain": "plain",
+        "schedule": "`schedule` without a budget",
+        "microbatch": "`jaxmem.microbatch`, 8 micro-batches",
+        "12500 MiB": "`schedule` with the budget",
+    }
+    found = {r["how"]: r for r in rows("tiles") if r["step"] == BERT}
+    sizes = lambda r: [f"{float(r[name]):,.0f}" for name in ("temp MiB", "peak MiB")]
+    lines = [
+        (title, *sizes(found[how]), found[how]["matmul TF"], found[how]["tiles"])
+        for how, title in titles.items()
+    ]
+    columns = ("how", "temporaries", "peak", "TF of products", "parts")
+    return table(columns, lines)

@@ -70,7 +70,8 @@ def places(
         if math.prod(whole) > 2**_WORD:
             carry = (low < added).astype(jnp.uint32)
             high = high + _high_word(index, stride) + carry
-    return high, low
+    # under a `vmap` over where parts start threefry takes both words with its axis
+    return high | (low & np.uint32(0)), low
 
 
 def _strides(shape: Sequence[int]) -> list[int]:

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import is_explicit
 from jaxmem.ir.jaxprs import is_var
@@ -201,3 +202,21 @@ def held_labels(eqn, shards: int) -> Labels:
     pairs = enumerate(zip(own, fits, strict=True))
     held = tuple(d if label is None and ok else label for d, (label, ok) in pairs)
     return Labels((held,), (held,))
+
+
+def constrained(eqn, x, axis: int | None):
+    """A constraint on a slice of one shard along an axis: the others are spread."""
+    params = dict(eqn.params)
+    sharding = params["sharding"]
+    if axis is not None and axis < len(sharding.spec):
+        names = list(sharding.spec)
+        names[axis] = None
+        params["sharding"] = sharding.update(spec=PartitionSpec(*names))
+    (y,) = _compat.bind(eqn, [x], params)
+    return y
+
+
+def held(x, mesh, spread: Spread):
+    """An array, constrained to be spread so."""
+    spec = PartitionSpec(*(names or None for names in spread))
+    return jax.lax.with_sharding_constraint(x, jax.NamedSharding(mesh, spec))

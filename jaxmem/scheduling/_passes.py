@@ -37,6 +37,7 @@ from jaxmem.scheduling.release.released import GradientRelease, ReleaseGradients
 from jaxmem.scheduling.release.write_back import carried
 from jaxmem.scheduling.row_chunks.update import UpdateInRows
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
+from jaxmem.scheduling.tiling.batch_loop import is_batch_loop
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches, RunInMicroBatches
 from jaxmem.scheduling.tiling.tiles import TileRegions, Tiles
 from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary, VocabularyTiles
@@ -46,8 +47,8 @@ PASSES: tuple[Pass, ...] = (
     CastInside(),
     ConstantsInside(),
     RecomputeSegments(),
-    RecomputeResiduals(),
     RecomputeFirstLayers(),
+    RecomputeResiduals(),
     RecomputeUnrolled(),
     TileVocabulary(),
     TileRegions(),
@@ -70,6 +71,7 @@ class Record:
     entered: Mapping[type, Level]
     rewrites: tuple[tuple[Pass, Any], ...]  # (pass, rewrite) in order
     notes: tuple[str, ...]  # sentences about what was not done
+    times: int = 1  # how often it runs: in so many micro-batches
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,11 @@ class Rewritten:
 
     @functools.cached_property
     def description(self) -> Description:
-        done = (pair for record in self.records for pair in record.rewrites)
-        rows = (one.describe(rewrite, self.target) for one, rewrite in done)
+        rows = (
+            one.describe(rewrite, self.target).repeated(record.times)
+            for record in self.records
+            for one, rewrite in record.rewrites
+        )
         return sum(rows, Description())
 
     @functools.cached_property
@@ -278,7 +283,8 @@ def _inside(level: Level, run: _Passes) -> tuple[Any, list[Record]]:
         key = "inside", level.target, level.compared, inside, tuple(aliases.items())
         inner = run.known.get(key, (eqn, body), lambda: replace(level, **about))
         jaxpr, found = _run_passes(inner, run)
-        records.extend(found)
+        n = eqn.params["length"] if is_batch_loop(eqn) else 1
+        records.extend(replace(record, times=n * record.times) for record in found)
         return jaxpr
 
     def iteration(eqn):

@@ -63,7 +63,8 @@ def schedule(
       float32. It is priced as recomputation is, in seconds on `target` (weights are
       read by each tile, sums are read and written), and the cheaper is done. A loss
       head goes over the vocabulary, its logits computed twice, where nothing else
-      fits or all else takes clearly longer.
+      fits or all else takes clearly longer. So does the whole step in micro-batches,
+      up to its gradients.
     - *Order.* Layers that are unrolled are updated right after their gradient: a
       barrier keeps the compiler from putting all updates last.
 

@@ -289,13 +289,15 @@ class Fake:
 
     def __init__(self, candidates, layers, extra=lambda kept: 100):
         self.candidates, self.layers, self.extra = candidates, layers, extra
-        self.count = 0
+        self.count, self.tried = 0, []
 
     def __call__(self, choice):
         self.count += 1
-        kept = self.kept(choice.get(Recompute).rate)
         first = choice.get(FirstLayers)
-        if first.rate is not None:
+        if first.rate is None:
+            kept = self.kept(choice.get(Recompute).rate)
+        else:
+            kept = self.kept(first.others)
             kept += round(first.fraction * (self.kept(first.rate) - kept))
         peak = kept + self.extra(kept)
         return type("Report", (), {"peak_bytes": peak, "at_peak": ()})()
@@ -306,9 +308,8 @@ class Fake:
         )
 
     def search(self, budget):
-        return BudgetSearch(
-            self.candidates, self.layers, budget, self, lambda text: None
-        )
+        how = self.candidates, self.layers, budget, self, lambda text: None
+        return BudgetSearch(*how, tried=self.tried)
 
 
 def in_sequence(sequence):
@@ -339,6 +340,23 @@ def test_the_search_fits_and_is_monotone(extra):
         assert best.peak >= last
         assert fake.count <= 7
         last = best.peak
+
+
+def test_first_layers_that_recompute_nothing_more_are_tried_once():
+    """At the rate of the next candidate nothing is worth it in them alone."""
+
+    class Same(Fake):
+        def __call__(self, choice):
+            first = choice.get(FirstLayers)
+            if first.rate is None:
+                return super().__call__(choice)
+            return super().__call__(kept_at(first.others))
+
+    fake = Same(CANDIDATES, 24)
+    best = fake.search(2800).run()
+    assert best.choice == kept_at(2.0)
+    tried = [t.choice.get(FirstLayers).rate for t in fake.tried]
+    assert tried.count(None) == len(tried) - 1
 
 
 def test_bytes_that_do_not_predict_the_peak():

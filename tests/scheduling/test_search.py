@@ -320,8 +320,8 @@ def test_an_order_that_keeps_products_apart_is_not_vain(target):
     n = 256
     x = SDS((n, n), jnp.float32)
     closed = jax.make_jaxpr(lambda x, u, v: jnp.tanh(x @ u) * jnp.tanh(x @ v))(x, x, x)
-    step = SimpleNamespace(aliases=lambda jaxpr: {}, target=target, spreads=None)
-    run = _search.SearchRun(step, 1, print, None)
+    given = None, lambda jaxpr: {}, None, None, (), (), {}, target, ""
+    run = _search.SearchRun(traced_step.TracedStep(*given), 1, print, None)
     run.__dict__["_first"] = SimpleNamespace(unordered=closed)
     least = compiled_peak(operations_of(closed, tpu=target != "h100").graph)
     run.__dict__["_sequences"] = [SimpleNamespace(bytes=least)]

@@ -1,7 +1,7 @@
 """Rows of a plan: what became of gradients, residuals, operations and regions."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from jaxmem import _compat
@@ -124,6 +124,17 @@ class Description:
     offloaded_bytes: int = 0
     notes: tuple[str, ...] = ()
     tiles: tuple[TiledRegion, ...] = ()
+
+    def repeated(self, n: int) -> "Description":
+        """What was done to a list of equations that runs `n` times."""
+        if n == 1:
+            return self
+        more = lambda row, *sums: replace(
+            row, **{name: n * getattr(row, name) for name in ("times", *sums)}
+        )
+        done = (more(row, "flops", "seconds") for row in self.recomputed)
+        tiles = (more(row, "seconds") for row in self.tiles)
+        return replace(self, recomputed=tuple(done), tiles=tuple(tiles))
 
     def __add__(self, other: "Description") -> "Description":
         names = [f.name for f in fields(self)]

@@ -1,91 +1,219 @@
 """Residuals that the backward scan recomputes in the first layers only.
 
 Between a choice that keeps much and one that recomputes much lies one for each number
-of layers. The scans stay whole: the forward scan writes the stacks of the last layers
-into its carry, and in the backward scan a `cond` on the layer's number reads a residual
-or recomputes it. (On a GPU the host waits for its predicate once a layer.)
+of layers. The scans stay whole: the forward scan writes what only the first layers
+keep, and what only the others keep, into stacks in its carry, and in the backward scan
+a `cond` on the layer's number reads what the others keep or recomputes it. (On a GPU
+the host waits for its predicate once a layer.) From there on all layers are alike. What
+they all recompute, and the first layers need for what they do not keep, is computed
+once: inside the `cond`.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ir.graph import Values
-from jaxmem.ir.scans import run_body, scan_like, split
+from jaxmem.ir.costs import fused_only
+from jaxmem.ir.graph import JaxprGraph, Values
+from jaxmem.ir.scans import kept_size, run_body, scan_like, split
 from jaxmem.scheduling._pass import Level
-from jaxmem.scheduling.recompute.minimum_cut import needed, price_at
+from jaxmem.scheduling.recompute.minimum_cut import (
+    Price,
+    least,
+    needed,
+    price_at,
+    price_of,
+)
 from jaxmem.scheduling.recompute.pair_rewrite import (
     Given,
     PairRewrite,
     packed,
+    read_by,
     rebuilt,
+    stacked,
     unpacked,
 )
+from jaxmem.scheduling.recompute.pairs import Pair, cut, pairs
 from jaxmem.scheduling.recompute.recomputation import Recomputation
-from jaxmem.scheduling.recompute.residuals import rewrites
+from jaxmem.scheduling.recompute.residuals import handed_on, last_of, rewrite_of
 
 
 @dataclass(frozen=True)
 class FirstLayers:
-    """What the backward scans recompute in the first layers."""
+    """What the backward scans recompute in the first layers, and what in the others."""
 
     name: ClassVar[str] = "first_layers"
-    # as `Recompute.rate`, of these layers; None: nothing more than in all layers
+    # as `Recompute.rate`, of these layers; None: nothing is done here
     rate: float | None = None
     fraction: float = 0.0  # how many of the layers these are
+    others: float | None = None  # as `Recompute.rate`, of the other layers
+    # whether what all layers recompute is left where tiles can have it, so that the
+    # first ones have none of it for what they do not keep: a `cond` has no tiles
+    apart: bool = False
 
 
-class RecomputeFirstLayers(Recomputation[FirstLayers, PairRewrite]):
+@dataclass(frozen=True)
+class FirstLayersRewrite:
+    """A pair of scans, and what its first layers keep instead of what all others do.
+
+    Attributes:
+      all: what is done to the pair in the other layers.
+      kept: variables of the forward body that the first layers keep.
+      layers: how many these are.
+      apart: as `FirstLayers.apart`.
+    """
+
+    all: PairRewrite
+    kept: tuple[Any, ...]
+    layers: int
+    apart: bool = False
+
+    @property
+    def pair(self) -> Pair:
+        return self.all.pair
+
+    @property
+    def body(self) -> JaxprGraph:
+        return self.pair.body
+
+    @cached_property
+    def late(self) -> list[Any]:
+        """What only the other layers keep; the first ones recompute it."""
+        return [v for v in kept_by(self.all) if v not in self.kept]
+
+    @cached_property
+    def early(self) -> list[Any]:
+        """What only the first layers keep."""
+        known = kept_by(self.all)
+        return [v for v in self.kept if v not in known]
+
+    @cached_property
+    def beyond(self) -> list[int]:
+        """Positions of the equations that make what is late of what is kept."""
+        return needed(self.body, self.late, {*self.kept, *self.pair.free})
+
+    @property
+    def anyway(self) -> set[int]:
+        """Positions of what all layers recompute, as far as the first ones have it."""
+        return set() if self.apart else set(self.all.evaluated)
+
+    @cached_property
+    def shared(self) -> list[int]:
+        """Those of them that all layers evaluate, at a cost."""
+        both = sorted(set(self.beyond) & self.anyway)
+        return [i for i in both if fused_only(self.body.eqns[i]) is None]
+
+    @property
+    def inputs(self) -> set[Any]:
+        here = read_by(self.body, self.beyond)
+        return {*self.all.inputs, *here, *self.late}
+
+    @property
+    def recomputed(self) -> list[tuple[Any, int]]:
+        """(equation, how often) of what is recomputed and costs something."""
+        own = sorted(set(self.beyond) - self.anyway)
+        eqns = [self.body.eqns[i] for i in own]
+        more = [(e, self.layers) for e in eqns if fused_only(e) is None]
+        return [*self.all.recomputed, *more]
+
+    @property
+    def offloaded_bytes(self) -> int:
+        return 0
+
+    def described(self) -> Iterator[tuple[Any, Any, str, int]]:
+        """As those of a `PairRewrite`."""
+        yield from self.all.described()
+        for v in self.late:
+            words = "recomputed in the first layers"
+            yield stacked(v, self.layers), self.all.maker(v), words, 1
+        for v in self.early:
+            words = "others are made of it in the first layers"
+            yield stacked(v, self.layers), self.all.maker(v), words, -1
+
+
+def kept_by(plan: PairRewrite) -> list[Any]:
+    """Variables of the forward body that are kept for the backward scan alone."""
+    slots = [v for slot, v in plan.stays.items() if slot not in plan.pair.fixed]
+    return list(dict.fromkeys([*slots, *plan.instead]))
+
+
+class RecomputeFirstLayers(Recomputation[FirstLayers, FirstLayersRewrite]):
     """In the first layers of a scan more is recomputed than in the others."""
 
     config = FirstLayers
 
-    def analyse(self, level: Level, config: FirstLayers) -> Iterator[PairRewrite]:
+    def analyse(
+        self, level: Level, config: FirstLayers
+    ) -> Iterator[FirstLayersRewrite]:
         if config.rate is None:
-            return iter(())
+            return
         price = price_at(config.rate, level.target)
-        return rewrites(level.jaxpr, price, config.fraction, given=level.spreads)
+        others = price_at(config.others, level.target)
+        for pair in pairs(level.jaxpr, level.spreads):
+            layers = round(config.fraction * pair.length)
+            found = cut(pair, others)
+            plan = rewrite_of(pair, found, pair.length)
+            same = FirstLayersRewrite(plan, tuple(kept_by(plan)), 0, config.apart)
+            rewrite = _kept_less(same, price, layers) if layers else None
+            if rewrite is not None:
+                yield rewrite
+            elif found.cost < pair.bytes:
+                yield same
 
-    def apply(self, level: Level, rewrite: PairRewrite):
+    def apply(self, level: Level, rewrite: FirstLayersRewrite):
         return _with_recomputation(level.jaxpr, rewrite)
 
 
-def _with_recomputation(closed, plan: PairRewrite):
+def _kept_less(
+    same: FirstLayersRewrite, price: Price, layers: int
+) -> FirstLayersRewrite | None:
+    """What the first layers keep at a price; None where that is what all keep."""
+    body, wanted = same.body, list(same.kept)
+    anyway = {id(body.eqns[i]) for i in same.anyway}
+    beyond = lambda eqn: 0.0 if id(eqn) in anyway else price(eqn)
+    found = least(body, wanted, same.pair.free, beyond)
+    rewrite = replace(same, kept=tuple(found), layers=layers)
+    prices = (price_of(body, i, beyond) or 0.0 for i in rewrite.beyond)
+    cost = sum(map(kept_size, found)) + sum(prices)
+    return rewrite if cost < sum(map(kept_size, wanted)) else None
+
+
+def _with_recomputation(closed, plan: FirstLayersRewrite):
     """The jaxpr with residuals of the first `plan.layers` layers recomputed."""
 
-    def backward(eqn, ins: list, given: Given, _, stacks: dict) -> list:
-        return _run_backward(eqn, ins, plan, given, stacks)
+    def backward(eqn, ins: list, given: Given, outs: list, stacks: dict) -> list:
+        return _run_backward(eqn, ins, plan, given, outs, stacks)
 
     return rebuilt(closed, plan, _run_forward, backward)
 
 
-def _dropped(plan: PairRewrite) -> list[Any]:
-    return list(dict.fromkeys(plan.slots.values()))
-
-
-def _row(plan: PairRewrite, j, early: bool):
+def _row(plan: FirstLayersRewrite, j, early: bool):
     """Where layer `j` lies in a stack of the early layers, or of the late ones."""
     # A layer that has no place there is sent to a row that is written over, or not
     # read.
     return jnp.minimum(j, plan.layers) if early else jnp.maximum(j - plan.layers, 0)
 
 
-def _empty(plan: PairRewrite, v, early: bool):
+def _empty(plan: FirstLayersRewrite, v, early: bool):
     rows = plan.layers + 1 if early else plan.pair.length - plan.layers
-    value = packed(v, jnp.zeros(v.aval.shape, v.aval.dtype)) if early else v.aval
+    value = packed(v, jnp.zeros(v.aval.shape, v.aval.dtype))
     zeros = jnp.zeros((rows, *value.shape), value.dtype)
     return _compat.typed_as(zeros, v.aval)
 
 
-def _run_forward(eqn, values: list, plan: PairRewrite) -> tuple[list, dict[Any, Any]]:
-    """Outputs of the forward scan, and the stacks of some of the layers."""
+def _run_forward(
+    eqn, values: list, plan: FirstLayersRewrite
+) -> tuple[list, dict[Any, Any]]:
+    """Outputs of the forward scan, and the stacks of some of the layers, or of all."""
     consts, init, xs = split(eqn, values)
     body = plan.body
-    parts = [*((v, True) for v in plan.instead), *((v, False) for v in _dropped(plan))]
+    parts = [*((v, True) for v in plan.early), *((v, False) for v in plan.late)]
+    always = [v for v in plan.all.instead if v not in plan.late]
 
     def step(carry, x):
         j, inner, stacks = carry
@@ -93,53 +221,75 @@ def _run_forward(eqn, values: list, plan: PairRewrite) -> tuple[list, dict[Any, 
         outs = inside.all_outputs()
         new = []
         for (v, early), stack in zip(parts, stacks, strict=True):
-            value = inside.read(v)
-            value = packed(v, value) if early else value
-            at = _row(plan, j, early)
+            value, at = packed(v, inside.read(v)), _row(plan, j, early)
             new.append(lax.dynamic_update_index_in_dim(stack, value, at, 0))
-        return (j + 1, outs[: len(init)], new), outs[len(init) :]
+        kept = [packed(v, inside.read(v)) for v in always]
+        return (j + 1, outs[: len(init)], new), (outs[len(init) :], kept)
 
     start = jnp.int32(0), init, [_empty(plan, *part) for part in parts]
-    (_, ends, stacks), ys = scan_like(eqn, step, start, xs)
-    made = zip(parts, stacks, strict=True)
-    return [*ends, *ys], {v: stack for (v, _), stack in made}
+    (_, ends, stacks), (ys, kept) = scan_like(eqn, step, start, xs)
+    made = {v: stack for (v, _), stack in zip(parts, stacks, strict=True)}
+    return [*ends, *ys], made | dict(zip(always, kept, strict=True))
 
 
-def _run_backward(eqn, values: list, plan: PairRewrite, weights, stacks) -> list:
+def _run_backward(
+    eqn,
+    values: list,
+    plan: FirstLayersRewrite,
+    weights: Given,
+    outs: list,
+    stacks: dict,
+) -> list:
     consts, init, xs = split(eqn, values)
-    dropped = _dropped(plan)
+    stays = {slot: v for slot, v in plan.all.stays.items() if v not in plan.late}
+    always = [v for v in plan.all.instead if v not in plan.late]
 
-    def step(inner, item):
-        j, x = item[0], dict(item[1])
-        now = dict(zip(weights.slices, item[2], strict=True))
-        known = {v: x[slot] for slot, v in plan.stays.items()}
+    def step(carry, item):
+        (inner, before), (j, rows, now, kept) = carry, item
+        x = dict(rows)
+        known = dict(zip(weights.slices, now, strict=True)) | weights.whole
+        known |= {v: x[slot] for slot, v in stays.items()}
+        known |= {v: unpacked(v, k) for v, k in zip(always, kept, strict=True)}
+        known |= _beyond(plan, known, stacks, j)
+        inside = Values(plan.body, known)
+        inside.done.update(plan.shared)
+        for i in plan.all.evaluated:
+            inside.evaluate(i)
+        made = {**plan.all.slots, **plan.all.stays}
+        x |= {slot: inside.env[v] for slot, v in made.items() if v in inside.env}
+        last = zip(plan.all.loop_carried, before, strict=True)
+        x |= {one.slot: value for one, value in last}
+        carry, ys = run_body(eqn, consts, inner, [x[i] for i in range(len(xs))])
+        return (carry, handed_on(plan.all, inside.env)), ys
 
-        def read() -> Sequence[Any]:
-            at = _row(plan, j, early=False)
-            return [_at(stacks[v], at) for v in dropped]
-
-        def recompute() -> Sequence[Any]:
-            at = _row(plan, j, early=True)
-            rows = {v: unpacked(v, _at(stacks[v], at)) for v in plan.instead}
-            values = Values(plan.body, {**weights.whole, **known, **now, **rows})
-            for i in needed(plan.body, plan.wanted, plan.known):
-                values.evaluate(i)
-            return [values.read(v) for v in dropped]
-
-        made = dict(
-            zip(dropped, lax.cond(j < plan.layers, recompute, read), strict=True)
-        )
-        x |= {slot: made[v] for slot, v in plan.slots.items()}
-        return run_body(eqn, consts, inner, [x[i] for i in range(len(xs))])
-
-    stays = {i: x for i, x in enumerate(xs) if i not in plan.slots}
+    kept = [stacks[v] for v in always]
+    there = {i: x for i, x in enumerate(xs) if i not in plan.all.slots}
+    there = {i: x for i, x in there.items() if i in stays or i not in plan.all.stays}
     numbers = jnp.arange(plan.pair.length, dtype=jnp.int32)
     if not eqn.params["reverse"]:  # the forward scan runs from the end
         numbers = numbers[::-1]
-    items = numbers, stays, list(weights.slices.values())
-    ends, ys = scan_like(eqn, step, init, items)
+    items = numbers, there, list(weights.slices.values()), kept
+    start = init, last_of(plan.all, outs)
+    (ends, _), ys = scan_like(eqn, step, start, items)
     return [*ends, *ys]
 
 
-def _at(stack, j):
-    return lax.dynamic_index_in_dim(stack, j, 0, keepdims=False)
+def _beyond(
+    plan: FirstLayersRewrite, known: dict[Any, Any], stacks: dict[Any, Any], j
+) -> dict[Any, Any]:
+    """What only some layers keep of layer `j`, and what is computed beside it."""
+    results = (v for i in plan.shared for v in plan.body.eqns[i].outvars)
+    wanted = list(dict.fromkeys([*plan.late, *results]))
+    if not wanted:
+        return {}
+
+    def made(kept: Sequence[Any], early: bool) -> list[Any]:
+        at = _row(plan, j, early)
+        rows = (lax.dynamic_index_in_dim(stacks[v], at, 0, False) for v in kept)
+        here = {v: unpacked(v, row) for v, row in zip(kept, rows, strict=True)}
+        values = Values(plan.body, known | here)
+        return [values.read(v) for v in wanted]
+
+    recompute = lambda: made(plan.early, early=True)
+    read = lambda: made(plan.late, early=False)
+    return dict(zip(wanted, lax.cond(j < plan.layers, recompute, read), strict=True))

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -47,6 +47,16 @@ class PairRewrite:
         now = [v for slot, v in self.slots.items() if slot not in carried]
         return [*now, *(x.source for x in self.loop_carried)]
 
+    @property
+    def evaluated(self) -> list[int]:
+        """Positions of the forward body's equations that the second scan evaluates."""
+        return needed(self.body, self.wanted, self.known)
+
+    @property
+    def inputs(self) -> set[Any]:
+        """Inputs of the forward body that the second scan needs for them."""
+        return {*read_by(self.body, self.evaluated), *self.wanted}
+
     def described(self) -> Iterator[tuple[Any, Any, str, int, int]]:
         """(aval, equation, words, 1, shards) of stacks saved; -1: kept instead."""
         carried = {x.slot for x in self.loop_carried}
@@ -72,7 +82,7 @@ class PairRewrite:
     @property
     def recomputed(self) -> list[tuple[Any, int]]:
         """(equation, how often) of what is recomputed and costs something."""
-        eqns = [self.body.eqns[i] for i in needed(self.body, self.wanted, self.known)]
+        eqns = [self.body.eqns[i] for i in self.evaluated]
         return [(e, self.layers) for e in eqns if fused_only(e) is None]
 
     def maker(self, v):
@@ -91,6 +101,12 @@ class PairRewrite:
         if ins & {*self.instead, *self.stays.values()}:
             return _words_for(eqns)
         return "an input of the forward scan"
+
+
+def read_by(body: JaxprGraph, positions: Sequence[int]) -> Iterator[Any]:
+    """The variables that equations of a body read."""
+    for i in positions:
+        yield from filter(is_var, body.eqns[i].invars)
 
 
 def _words_instead(v) -> str:
@@ -125,7 +141,19 @@ def stacked(v, rows: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((rows, *row.shape), row.dtype)
 
 
-def rebuilt(closed, plan: PairRewrite, run_forward: Callable, run_backward: Callable):
+class RewrittenPair(Protocol):
+    """A pair of scans that is rebuilt."""
+
+    @property
+    def pair(self) -> Pair: ...
+
+    @property
+    def inputs(self) -> set[Any]:
+        """Inputs of the forward body that the second scan needs too."""
+        ...
+
+
+def rebuilt(closed, plan: RewrittenPair, run_forward: Callable, run_backward: Callable):
     """The jaxpr with both scans replaced."""
     # `run_forward(equation, its values, plan)` gives its outputs, and what it keeps for
     # `run_backward(equation, its values, given, these outputs, what was kept)`.
@@ -154,11 +182,9 @@ class Given(NamedTuple):
     slices: dict[Any, Any]
 
 
-def given(forward, values: list, plan: PairRewrite) -> Given:
+def given(forward, values: list, plan: RewrittenPair) -> Given:
     """The inputs of the forward scan that the backward body needs."""
-    eqns = needed(plan.body, plan.wanted, plan.known)
-    read = {v for i in eqns for v in plan.body.eqns[i].invars if is_var(v)}
-    read |= set(plan.wanted)
-    consts, _, xs = split(forward, list(zip(plan.body.arguments, values, strict=True)))
+    read, body = plan.inputs, plan.pair.body
+    consts, _, xs = split(forward, list(zip(body.arguments, values, strict=True)))
     whole, slices = ({v: x for v, x in part if v in read} for part in (consts, xs))
-    return Given(plan.body.constants | whole, slices)
+    return Given(body.constants | whole, slices)

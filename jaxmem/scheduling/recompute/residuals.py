@@ -6,7 +6,7 @@ Unless a rate asks for more, no matmul, reduction or random bit is computed twic
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,7 +29,7 @@ from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level
 from jaxmem.scheduling.plan.rows import nbytes
-from jaxmem.scheduling.recompute.minimum_cut import Price, needed, price_at
+from jaxmem.scheduling.recompute.minimum_cut import Price, price_at
 from jaxmem.scheduling.recompute.pair_rewrite import (
     Given,
     PairRewrite,
@@ -84,18 +84,15 @@ def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
 def rewrites(
     closed,
     price: Price = fused_only,
-    fraction: float = 1.0,
     offload: int | None = None,
     given: InputSpreads | None = None,
 ) -> Iterator[PairRewrite]:
     """The pairs of scans in which something can be saved, at `price` or less."""
-    # With a `fraction` below one it is in that part of the layers, rounded to a layer.
     # What is kept and takes `offload` bytes or more waits in the host's memory.
     for pair in pairs(closed, given):
-        layers = round(fraction * pair.length)
-        found = cut(pair, price, loop_carried=layers == pair.length)
-        rewrite = _rewrite(pair, found, layers, offload)
-        if layers and (found.cost < pair.bytes or rewrite.offloaded):
+        found = cut(pair, price)
+        rewrite = rewrite_of(pair, found, pair.length, offload)
+        if found.cost < pair.bytes or rewrite.offloaded:
             yield rewrite
 
 
@@ -104,14 +101,15 @@ def rewrites_by_names(
 ) -> Iterator[PairRewrite]:
     """The pairs of scans in which something is kept that has no name."""
     for pair in pairs(closed, given):
-        rewrite = _rewrite(pair, cut_by_names(pair, price), pair.length)
+        rewrite = rewrite_of(pair, cut_by_names(pair, price), pair.length)
         if rewrite.slots:
             yield rewrite
 
 
-def _rewrite(
+def rewrite_of(
     pair: Pair, found: Cut, layers: int, offload: int | None = None
 ) -> PairRewrite:
+    """What is recomputed in the first layers of a pair, where this is kept."""
     whole = layers == pair.length
     least = math.inf if offload is None else offload
     offloaded = frozenset(v for v in found.variables if kept_size(v) >= least)
@@ -131,9 +129,8 @@ def with_recomputation(closed, plan: PairRewrite):
     """The jaxpr with these residuals recomputed in the backward scan."""
 
     def backward(eqn, ins: list, given: Given, outs: list, kept: dict) -> list:
-        last = [_apply(x.chain, outs[x.carry]) for x in plan.loop_carried]
         both = Given(given.whole, given.slices | kept)
-        return _run_backward(eqn, ins, plan, both, last)
+        return _run_backward(eqn, ins, plan, both, last_of(plan, outs))
 
     return rebuilt(closed, plan, _run_forward, backward)
 
@@ -169,7 +166,7 @@ def _run_backward(
     eqn, values: list, plan: PairRewrite, given: Given, last: list
 ) -> list:
     consts, init, xs = split(eqn, values)
-    eqns = needed(plan.body, plan.wanted, plan.known)
+    eqns = plan.evaluated
 
     def step(carry, item):
         inner, before = carry
@@ -183,13 +180,22 @@ def _run_backward(
         slots = (one.slot for one in plan.loop_carried)
         x |= dict(zip(slots, before, strict=True))
         carry, rows = run_body(eqn, consts, inner, [x[i] for i in range(len(xs))])
-        after = [_apply(x.eqns, values.env[x.source]) for x in plan.loop_carried]
-        return (carry, after), rows
+        return (carry, handed_on(plan, values.env)), rows
 
     stays = {i: x for i, x in enumerate(xs) if i not in plan.slots}
     items = stays, list(given.slices.values())
     (ends, _), ys = scan_like(eqn, step, (init, last), items)
     return [*ends, *ys]
+
+
+def last_of(plan: PairRewrite, outs: Sequence[Any]) -> list[Any]:
+    """What comes from the iteration before, for the last layer, which has none."""
+    return [_apply(x.chain, outs[x.carry]) for x in plan.loop_carried]
+
+
+def handed_on(plan: PairRewrite, values: Mapping[Any, Any]) -> list[Any]:
+    """The same for the layer that comes next in the backward scan."""
+    return [_apply(x.eqns, values[x.source]) for x in plan.loop_carried]
 
 
 def _apply(eqns: Sequence[Any], value):

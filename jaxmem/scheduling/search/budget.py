@@ -106,7 +106,7 @@ class BudgetSearch:
         # best if what they take above their prediction is the least that was seen. None
         # of this depends on the budget, and so the least does not.
         last = self.candidates[-1].choice
-        if any(cuts != type(cuts)() for cuts in cuts_of(last)):
+        if _is_cut(last):
             # XLA may not take the smallest tiles as they are predicted
             for i in reversed(range(len(self.candidates))[-_LAST:]):
                 self._either(i)
@@ -256,10 +256,14 @@ class BudgetSearch:
             if layers is None or gain <= _FINER * self.slack:
                 return
             fraction = layers / self.layers
-            first = FirstLayers(below.rate, fraction)
-            choice = rich.choice.having(first, taken.get(ShrinkFirst))
+            others = rich.choice.get(Recompute).rate
+            first = FirstLayers(below.rate, fraction, others, _is_cut(poor.choice))
+            kinds = first, Recompute(), taken.get(ShrinkFirst)
+            choice = rich.choice.having(*kinds)
             seconds = rich.seconds + fraction * (poor.seconds - rich.seconds)
             peak = self._compiled(choice, seconds, self._line(few, most, layers))
+            if few[0] == 0 and peak == few[1] > self.budget:
+                return  # at their rate they recompute nothing that others do not
             if peak > self.budget:
                 few = layers, peak
             else:
@@ -278,6 +282,11 @@ class BudgetSearch:
             few = few[0], 2 * most[1]
         share = (layers - few[0]) / (most[0] - few[0])
         return few[1] + share * (most[1] - few[1])
+
+
+def _is_cut(choice: Choice) -> bool:
+    """Whether a choice asks for tiles."""
+    return any(cuts != type(cuts)() for cuts in cuts_of(choice))
 
 
 class _Enough(Exception):

@@ -14,12 +14,6 @@ from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
 from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.order.shrink_first import ShrinkFirst
-from jaxmem.scheduling.predict.operations import (
-    as_compiled,
-    compiled_peak,
-    operations_of,
-)
-from jaxmem.scheduling.predict.tpu import is_tpu
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.search.budget import BudgetSearch
 from jaxmem.scheduling.search.compiles import Compiles, OtherOptions, OutOfTime
@@ -30,6 +24,11 @@ from jaxmem.scheduling.search.front import (
     space_of,
 )
 from jaxmem.scheduling.search.front_segments import in_segments
+from jaxmem.scheduling.search.micro_batch_front import (
+    in_least_seconds,
+    in_micro_batches,
+    why_not,
+)
 from jaxmem.scheduling.search.result import (
     BudgetError,
     ReportedTrial,
@@ -42,6 +41,7 @@ from jaxmem.scheduling.search.result import (
 from jaxmem.scheduling.search.sequences import of_sequences
 from jaxmem.scheduling.search.tiled_front import beside_sequences, with_tiles
 from jaxmem.scheduling.search.traced_step import TracedStep
+from jaxmem.scheduling.tiling.micro_batches import MicroBatches
 from jaxmem.scheduling.tiling.tiles import Tiles
 from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary, VocabularyTiles
 
@@ -51,6 +51,7 @@ _CLEARLY = 0.1  # of the step's own seconds: what products done twice must save
 _ALIKE = 0.98  # of a peak: an order that is predicted above it saves next to nothing
 _CONFIRMED = 4  # compiles to the end for one budget
 _MOST = 12  # compiles for one budget, once something fits
+_KEPT = 2  # of them are kept for micro-batches
 
 
 # candidates, or what finds them
@@ -117,6 +118,8 @@ class SearchRun:
     _looked_at: Sequence[Candidate] = ()  # those of the last front
     # makes the candidates in tiles, see `with_tiles`
     _front: Callable[..., list[Candidate]] = lambda *args, **how: []
+    # the same in micro-batches, see `in_micro_batches`
+    _parts: Callable[..., list[Candidate]] = lambda *args, **how: []
     excess: int = 0  # bytes that a step took above what its assigned buffers had told
 
     @property
@@ -181,7 +184,7 @@ class SearchRun:
         for record in made.records:
             level = record.entered[VocabularyTiles]
             notes += TileVocabulary().left(level, VocabularyTiles(limit=0))
-        return tuple(dict.fromkeys(notes))
+        return tuple(dict.fromkeys([*notes, *self._whole_batch]))
 
     def _least(self, choices: Sequence[Choice]) -> ReportedTrial:
         """The least peak; never more than that of the step as it was given."""
@@ -271,8 +274,10 @@ class SearchRun:
         # what surely fits, by what the first one took
         above = best.peak - self.step.predicted(best.choice)
         few = self._front(self.limit / _FAR - above)
+        self._parts = partial(in_micro_batches, self.step)
         self._tiled = any(c.choice.get(Tiles) != Tiles() for c in few)
-        return self._fitting([few, self._front, self._heads, self._segments])
+        fronts = [few, self._front, self._heads, self._segments]
+        return self._fitting([*fronts, self._in_few_parts, self._in_many_parts])
 
     @functools.cached_property
     def _slack(self) -> float:
@@ -285,7 +290,9 @@ class SearchRun:
         fits = (one for one in self._flat if one.bytes + rest <= self.limit)
         return next((one.seconds <= self._slack for one in fits), False)
 
-    def _budget_search(self, candidates: Sequence[Candidate]) -> BudgetSearch:
+    def _budget_search(
+        self, candidates: Sequence[Candidate], most: int = _MOST - _KEPT
+    ) -> BudgetSearch:
         """The search among these, with what is known of those that were tried."""
         peaks = {t.choice: t.peak for t in self.tried}
         numbered = enumerate(candidates)
@@ -295,8 +302,10 @@ class SearchRun:
         above = [peak - bytes_of[c] for c, peak in peaks.items() if c in bytes_of]
         self._looked_at = candidates
         how = self._space.layers, int(self.limit), self.compiles, self.tell
-        more = {"slack": self._slack, "ahead": self.compiles.ahead, "most": _MOST}
+        more = {"slack": self._slack, "ahead": self.compiles.ahead, "most": most}
         about = candidates, *how, self._can_shrink_first, self.tried, known
+        if candidates[0].choice.get(MicroBatches) != MicroBatches():
+            above = [self._above]
         rest = None if known else min(above, default=None)
         return BudgetSearch(*about, rest, **more)
 
@@ -305,7 +314,7 @@ class SearchRun:
 
         Segments are better where they take less by the clock's estimate, and no more by
         the count of flops; heads over the vocabulary, which do products twice, where
-        they take clearly less.
+        they take clearly less; micro-batches where they take less.
         """
         best = self._first_of(fronts)
         if not best.seconds:
@@ -314,7 +323,21 @@ class SearchRun:
         work = sum(row.flops for row in rows)
         best = self._better(best, self._segments(_LESS * best.seconds, work))
         most = best.seconds - _CLEARLY * self.step.own_seconds()
-        return self._better(best, self._heads(most) if most > 0 else [])
+        best = self._better(best, self._heads(most) if most > 0 else [])
+        return self._or_in_parts(best)
+
+    def _or_in_parts(self, best: ReportedTrial) -> ReportedTrial:
+        """The best, or micro-batches that take less seconds."""
+        if not self.tile or self.named:
+            return best
+        # their price counts what products write, and so must that of recomputation
+        longer = lambda t: t.seconds + self.step.writing(t.choice)
+        self.tried = [replace(t, seconds=longer(t)) for t in self.tried]
+        best = next(t for t in self.tried if t.choice == best.choice)
+        # what XLA takes above a prediction where most is kept says little of less
+        room = self.limit - self.step.argument_bytes()
+        found = in_least_seconds(self.step, room, best.seconds - self._slack)
+        return self._better(best, self._noted(found), _MOST)
 
     def _first_of(self, fronts: Sequence[Front]) -> ReportedTrial:
         error, looked_at = None, []
@@ -331,17 +354,52 @@ class SearchRun:
         raise error
 
     def _better(
-        self, best: ReportedTrial, candidates: Sequence[Candidate]
+        self,
+        best: ReportedTrial,
+        candidates: Sequence[Candidate],
+        most: int = _MOST - _KEPT,
     ) -> ReportedTrial:
-        """The best, or one of these that take less time."""
+        """The best, or one of these that take less time, in `most` compiles in all."""
         try:
-            return self._budget_search(candidates).run() if candidates else best
+            return self._budget_search(candidates, most).run() if candidates else best
         except BudgetError:
             return best
 
     def _heads(self, most: float = math.inf) -> list[Candidate]:
         """Candidates with heads over the vocabulary, of less than `most` seconds."""
         return [one for one in self._front(heads=True) if one.seconds < most]
+
+    def _in_few_parts(self) -> list[Candidate]:
+        """Candidates in as few micro-batches as are predicted to fit."""
+        room = self.limit / _FAR - self._above
+        return self._noted(self._parts(room, below=self._least_peak))
+
+    def _in_many_parts(self) -> list[Candidate]:
+        """Candidates in the number of them that is predicted to take least."""
+        # whatever the budget is, so that the least there is does not depend on it
+        return self._parts(-math.inf, below=self._least_peak)
+
+    def _noted(self, found: list[Candidate]) -> list[Candidate]:
+        """The same; if there are none, the plan says what forbids them."""
+        self.notes = () if found or not self.tile else tuple(self._whole_batch)
+        return found
+
+    @property
+    def _least_peak(self) -> float:
+        """What candidates have to be predicted below, where nothing fits."""
+        return min(t.peak for t in self.tried) - self._above
+
+    @functools.cached_property
+    def _whole_batch(self) -> list[str]:
+        return why_not(self.step)
+
+    @property
+    def _above(self) -> float:
+        """Bytes of a peak above its prediction, by what was compiled first."""
+        first = next((t for t in self.tried if math.isfinite(t.peak)), None)
+        if first is None:  # the chip is too small for all of them
+            return self.step.argument_bytes()
+        return first.peak - self.step.predicted(first.choice)
 
     def _segments(
         self, most: float = math.inf, work: float = math.inf
@@ -363,12 +421,7 @@ class SearchRun:
         # cannot do across the barriers of an order.
         if not choice.get(OperationOrder).planned:
             return False
-        first = self._first.unordered
-        tpu = is_tpu(self.step.target)
-        how = {"tpu": tpu, "spreads": self.step.spreads}
-        ops = operations_of(first, self.step.aliases(first), **how)
-        there = ops.graph.bytes_of(ops.graph.arguments)
-        peak = compiled_peak(as_compiled(ops, tpu))
+        there, peak = self.step.sizes_of(self._first.unordered)
         if there + peak <= _FAR * limit:
             return False
         least = self._sequences[0].bytes

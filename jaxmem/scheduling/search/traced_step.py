@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxmem.frameworks import Place
 from jaxmem.ir import jaxprs
@@ -47,13 +48,35 @@ class TracedStep:
 
     def predicted(self, choice: Choice) -> int:
         """Bytes of the peak under a choice, without arguments, in the order of XLA."""
-        jaxpr = self.rewritten(choice, ordered=False).jaxpr
-        return self.known.get("peak", (jaxpr,), lambda: self._peak(jaxpr))
+        return self.sizes_of(self.rewritten(choice, ordered=False).jaxpr)[1]
 
-    def _peak(self, jaxpr) -> int:
+    def argument_bytes(self) -> int:
+        """Bytes of what is there before the step."""
+        plain = Choice(self.target)
+        return self.sizes_of(self.rewritten(plain, ordered=False).jaxpr)[0]
+
+    def sizes_of(self, jaxpr) -> tuple[int, int]:
+        """Bytes of the arguments, and of the predicted peak without them."""
+        return self.known.get("sizes", (jaxpr,), lambda: self._sizes(jaxpr))
+
+    def _sizes(self, jaxpr) -> tuple[int, int]:
         tpu = is_tpu(self.target)
         ops = operations_of(jaxpr, self.aliases(jaxpr), tpu=tpu, spreads=self.spreads)
-        return compiled_peak(as_compiled(ops, tpu))
+        there = ops.graph.bytes_of(ops.graph.arguments)
+        return there, compiled_peak(as_compiled(ops, tpu))
+
+    def writing(self, choice: Choice) -> float:
+        """Seconds that what is recomputed under a choice writes longer than computes.
+
+        A product of few channels, as that of queries and keys, takes as long as its
+        output takes to be written. What keeps that output writes it once.
+        """
+        rows = self.rewritten(choice, ordered=False).description.recomputed
+        rows = [row for row in rows if row.flops]
+        rate = MACHINES[self.target].bandwidth
+        size = lambda row: jaxprs.elements(row.shape) * jnp.dtype(row.dtype).itemsize
+        times = (row.times * size(row) / rate - row.seconds for row in rows)
+        return sum(time for time in times if time > 0)
 
     def begin(self, choice: Choice, **how: Any) -> Pending:
         """Starts its compile; `how`: as for `jaxmem.memory.begin`."""

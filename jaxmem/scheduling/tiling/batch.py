@@ -14,6 +14,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import Names, Spreads
 from jaxmem.scheduling.tiling.batch_gradients import has_gradients, has_product
 from jaxmem.scheduling.tiling.loops import is_nested, is_zero, summed_by, treatment
 from jaxmem.scheduling.tiling.partial_sums import (
@@ -23,6 +24,7 @@ from jaxmem.scheduling.tiling.partial_sums import (
     State,
     named,
 )
+from jaxmem.scheduling.tiling.shard_parts import Parts
 
 # Random bits of all examples would be held from the first part to the last.
 _RANDOM = frozenset(
@@ -53,6 +55,9 @@ class Batch:
     Attributes:
       graph: the step.
       n: how many parts there are.
+      shards: over how many devices the examples are spread. A part is taken from each
+        of their shards, so that no device needs what another one has.
+      spreads: how the arrays of the step are spread.
       treated: the equations that run in parts, by position.
       state: what a part has of each variable that is not whole.
       late: equations that need all parts to be done.
@@ -62,6 +67,8 @@ class Batch:
 
     graph: JaxprGraph
     n: int
+    shards: int = 1
+    spreads: Spreads = field(default_factory=Spreads)
     treated: dict[int, PartTreatment] = field(default_factory=dict)
     state: dict[Any, State] = field(default_factory=dict)
     late: dict[int, str] = field(default_factory=dict)  # -> what they wait for
@@ -71,6 +78,26 @@ class Batch:
     # variables made late of arrays that hold examples -> what they wait for
     meets: dict[Any, str] = field(default_factory=dict)
     behind: dict[Any, str] = field(default_factory=dict)  # made late -> the same
+
+    @property
+    def length(self) -> int:
+        """How many examples a shard has."""
+        return self.examples.aval.shape[0] // self.shards
+
+    @property
+    def examples(self) -> Any:
+        """The largest argument that holds some, of those that are spread most."""
+        found = (v for v in self.graph.arguments if v in self.state)
+        return max(found, key=lambda v: (self.spreads.count(v, 0), v.aval.size))
+
+    @property
+    def parts(self) -> Parts:
+        return Parts(self.n, self.shards)
+
+    @property
+    def names(self) -> Names:
+        """Over which axes of the mesh the examples are spread."""
+        return self.spreads.names(self.examples, 0)
 
     def frontier(self) -> tuple[list[Any], list[Any]]:
         """(sums, cut arrays) of the parts that something outside of them needs."""
@@ -96,18 +123,30 @@ class Batch:
         return found
 
 
-def find(closed, n: int, given: Iterable[int]) -> Batch | str:
-    """The region of a step whose arguments at `given` may hold the examples.
+def find(
+    closed, n: int, given: Iterable[int], spreads: Spreads | None = None
+) -> Batch | str:
+    """The region of a step that runs in n parts.
 
-    The text says why there is none: the operation where examples meet.
+    Args:
+      closed: the step.
+      n: how many parts.
+      given: positions of arguments that may hold the examples.
+      spreads: how its arrays are spread over devices, where that is known.
+
+    Returns:
+      The region. A text says why there is none: the operation where examples meet.
     """
+    spreads = spreads or Spreads()
     whys = {-1: f"no argument has an axis that n={n} divides"}
     variables = jaxprs.split(closed)[0].invars
     groups = _by_shape(variables, given, axes=1)
-    groups = [g for g in groups if variables[g[0]].aval.shape[0] % n == 0]
+    blocks = lambda v: n * spreads.count(v, 0)
+    is_cut = lambda i: variables[i].aval.shape[0] % blocks(variables[i]) == 0
+    groups = [places for places in groups if all(map(is_cut, places))]
     for places in groups:
         try:
-            found = _from(closed, n, places)
+            found = _from(closed, n, places, spreads)
         except _Meet as reason:
             whys[reason.at] = f"examples meet in {reason}"
             continue
@@ -119,7 +158,7 @@ def find(closed, n: int, given: Iterable[int]) -> Batch | str:
     for group in groups:
         for places in _by_shape(variables, group):
             others = set(group) - set(places)
-            found = _some(closed, n, places, others) if others else None
+            found = _some(closed, n, places, others, spreads) if others else None
             if found is not None:
                 return found
     # that of the arguments which are followed furthest: weights are not examples
@@ -139,10 +178,12 @@ def _by_shape(
     return sorted(found.values(), key=size, reverse=True)
 
 
-def _some(closed, n: int, places: Sequence[int], others: Iterable[int]) -> Batch | None:
+def _some(
+    closed, n: int, places: Sequence[int], others: Iterable[int], spreads: Spreads
+) -> Batch | None:
     """The region from some of the arguments of one length; the others are weights."""
     try:
-        found = _from(closed, n, places)
+        found = _from(closed, n, places, spreads)
     except _Meet:
         return None
     # else they are other examples, all of which a product outside of the parts takes
@@ -157,12 +198,14 @@ def _some(closed, n: int, places: Sequence[int], others: Iterable[int]) -> Batch
     return found if has_gradients(found) else None
 
 
-def _from(closed, n: int, places: Sequence[int]) -> Batch:
+def _from(closed, n: int, places: Sequence[int], spreads: Spreads) -> Batch:
     graph = JaxprGraph(closed)
+    shards = max(spreads.count(graph.arguments[i], 0) for i in places)
+    about = {"shards": shards, "spreads": spreads}
     wanted: dict[Any, int] = {}
     early: set[Any] = set()
     while True:
-        batch = Batch(graph, n, early=set(early), wanted=dict(wanted))
+        batch = Batch(graph, n, early=set(early), wanted=dict(wanted), **about)
         batch.state.update((graph.arguments[i], 0) for i in places)
         for i, eqn in enumerate(graph.eqns):
             _follow(batch, i, eqn)
@@ -189,7 +232,7 @@ def _follow(batch: Batch, i: int, eqn) -> None:
         return
     try:
         wanted = [batch.wanted.get(v) for v in eqn.outvars]
-        found = treatment(eqn, ins, wanted, batch.n)
+        found = treatment(eqn, ins, wanted, batch.parts)
         if found and not all(_ends(s) for s in found.outs):
             raise NotInParts(eqn, "what its parts give cannot be combined")
     except NotInParts as reason:

@@ -1,6 +1,12 @@
-"""The loop that runs a step on some examples at a time, and adds up the gradients."""
+"""The loop that runs a step on some examples at a time, and adds up the gradients.
 
-from dataclasses import dataclass
+Where the examples are spread over devices, each works on its own, and sums are taken
+over the devices after the loop: else XLA would do that in every iteration.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,8 +17,11 @@ from jaxmem import _compat
 from jaxmem.ir import graph as graphs
 from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import held
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.part_values import PartValues
+from jaxmem.scheduling.tiling.partial_sums import State
+from jaxmem.scheduling.tiling.shard_sums import combined
 from jaxmem.scheduling.tiling.sums import neutral
 from jaxmem.scheduling.tiling.written import WrittenParts
 
@@ -46,22 +55,22 @@ def _run(batch: Batch, args: list) -> list[Any]:
 def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
     sums, cut = batch.frontier()
     axes = {v: a for v in cut if isinstance(a := batch.state[v], int)}
-    written = WrittenParts(axes)
-    in_part = batch.in_part()
+    written = WrittenParts(axes, batch.parts)
+    if batch.shards > 1:
+        env = outside.env | _gathered(batch, outside)
+        outside = replace(outside, env=env, done={*outside.done})
+    part_of = _spread_part if batch.shards > 1 else _part
+    run = partial(part_of, batch, outside, batch.in_part())
 
     def body(carry, part):
         totals, buffers = carry
-        values = _StepPart(
-            batch.n, part, batch.state, batch.zeros, batch=batch, outside=outside
-        )
-        values.in_part = in_part
-        for i in sorted(batch.treated):
-            values.apply(batch.graph.eqns[i], batch.treated[i])
+        terms, made = run(part)
         new = [
-            getattr(lax, str(batch.state[v]))(t, values.env[v].astype(t.dtype))
-            for t, v in zip(totals, sums, strict=True)
+            getattr(lax, str(batch.state[v]))(t, x.astype(t.dtype))
+            for t, v, x in zip(totals, sums, terms, strict=True)
         ]
-        buffers, stacks = written.write(buffers, part, values.env)
+        values = dict(zip(cut, made, strict=True))
+        buffers, stacks = written.write(buffers, part, values)
         return (new, buffers), stacks
 
     first = _empty_sums(batch)
@@ -71,7 +80,80 @@ def _looped(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
         (totals, buffers), stacks = lax.scan(body, carry, parts)
     found = written.whole(buffers, stacks)
     pairs = zip(sums, totals, strict=True)
-    return found | {v: total.astype(v.aval.dtype) for v, total in pairs}
+    return found | {v: _whole_sum(batch, v, total) for v, total in pairs}
+
+
+def _whole_sum(batch: Batch, v, total):
+    """A sum after the loop; over the devices in the type of the step's own."""
+    total = total.astype(v.aval.dtype)
+    return combined(str(batch.state[v]), total) if batch.shards > 1 else total
+
+
+def _part(
+    batch: Batch, outside: graphs.Values, in_part: set[int], part, slices=()
+) -> tuple[list[Any], list[Any]]:
+    """What a part of the examples gives: terms of sums, and arrays that are cut."""
+    blocks = batch.parts.blocks
+    values = _StepPart(
+        blocks, part, batch.state, batch.zeros, batch=batch, outside=outside
+    )
+    values.in_part = in_part
+    values.slices.update(slices)
+    for i in sorted(batch.treated):
+        values.apply(batch.graph.eqns[i], batch.treated[i])
+    sums, cut = batch.frontier()
+    return [values.env[v] for v in sums], [values.env[v] for v in cut]
+
+
+def _spread_part(
+    batch: Batch, outside: graphs.Values, in_part: set[int], part
+) -> tuple[list[Any], list[Any]]:
+    """The same of every shard of the examples: each device works on its own.
+
+    Terms have an axis for the shards in front; they are summed over it after the loop.
+    """
+    made = batch.graph.maker
+    taken = ((v, s) for v, s in _from_outside(batch) if isinstance(s, int))
+    axes = {v: axis for v, axis in taken if made.get(v) not in in_part}
+    slices = [batch.parts.take_each(outside.read(v), a, part) for v, a in axes.items()]
+
+    def of_shard(shard, *slices):
+        block = shard * batch.n + part
+        own = dict(zip(axes, slices, strict=True))
+        return _part(batch, outside, in_part, block, own)
+
+    sums, cut = batch.frontier()
+    terms, parts = jax.vmap(
+        of_shard,
+        in_axes=(0, *axes.values()),
+        out_axes=([0] * len(sums), [batch.state[v] for v in cut]),
+        spmd_axis_name=batch.names,
+    )(jnp.arange(batch.shards, dtype=jnp.int32), *slices)
+    return terms, parts
+
+
+def _from_outside(batch: Batch) -> Iterator[tuple[Any, State]]:
+    """What the loop reads that it does not make, and what a part has of it."""
+    graph = batch.graph
+    for i in sorted(batch.treated):
+        ins = zip(graph.eqns[i].invars, batch.treated[i].ins, strict=True)
+        for v, state in ins:
+            if is_var(v) and graph.maker.get(v) not in batch.treated:
+                yield v, state
+
+
+def _gathered(batch: Batch, outside: graphs.Values) -> dict[Any, Any]:
+    """What every part reads whole, and is spread as the examples are: on all devices.
+
+    XLA would gather it in every iteration.
+    """
+    found, of = {}, batch.spreads.of
+    for v, state in _from_outside(batch):
+        spread = of.get(v, ())
+        kept = tuple(() if {*names} & {*batch.names} else names for names in spread)
+        if not isinstance(state, int) and kept != spread:
+            found[v] = held(outside.read(v), batch.spreads.mesh, kept)
+    return found
 
 
 @dataclass
@@ -95,12 +177,15 @@ class _StepPart(PartValues):
 
 
 def sum_bytes(batch: Batch) -> int:
-    """Bytes of what the parts add up."""
+    """Bytes of what the parts add up, on each device."""
     avals = jax.eval_shape(lambda: _empty_sums(batch))
-    return sum(x.size * x.dtype.itemsize for x in avals)
+    return sum(x.size * x.dtype.itemsize for x in avals) // batch.shards
 
 
 def _empty_sums(batch: Batch) -> list[Any]:
-    """What the parts add to at first."""
+    """What the parts add to at first; where they are spread, one for each shard."""
     sums, _ = batch.frontier()
-    return [neutral(str(batch.state[v]), v.aval) for v in sums]
+    first = [neutral(str(batch.state[v]), v.aval) for v in sums]
+    if batch.shards == 1:
+        return first
+    return [jnp.broadcast_to(x, (batch.shards, *x.shape)) for x in first]

@@ -4,15 +4,12 @@ A weight that is spread as the examples are (FSDP) is gathered where it meets th
 would do that in every iteration.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-
-import jax
-from jax.sharding import PartitionSpec
 
 from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.scans import is_var
-from jaxmem.ir.shards import Names
+from jaxmem.ir.shards import Names, Spreads, held
 from jaxmem.scheduling.tiling.regions import Region, RegionGraph
 
 
@@ -24,13 +21,44 @@ def gathered(graph: RegionGraph, region: Region, read: Callable) -> dict[Any, An
       region: some of them.
       read: gives the value of a variable.
     """
+    apart = (one for i in sorted(region.eqns) for one in _apart(graph, region, i))
+    return held_whole(apart, graph.spreads, read)
+
+
+def held_whole(
+    apart: Iterable[tuple[Any, int, Names]], spreads: Spreads, read: Callable
+) -> dict[Any, Any]:
+    """Arrays that are not spread along some axes any more.
+
+    Args:
+      apart: (variable, axis, over what it is spread), for each of these axes.
+      spreads: how the variables are spread.
+      read: gives the value of a variable.
+    """
     found: dict[Any, list[Names]] = {}
-    for i in sorted(region.eqns):
-        for v, axis, names in _apart(graph, region, i):
-            spread = found.setdefault(v, [*graph.spreads.of[v]])
-            if spread[axis] == names:
-                spread[axis] = ()
-    return {v: _held(read(v), graph.spreads.mesh, names) for v, names in found.items()}
+    for v, axis, names in apart:
+        spread = found.setdefault(v, [*spreads.of[v]])
+        if spread[axis] == names:
+            spread[axis] = ()
+    return {v: held(read(v), spreads.mesh, tuple(s)) for v, s in found.items()}
+
+
+def spread_apart(
+    eqn, table: Labels, spreads: Spreads, k: int
+) -> Iterator[tuple[Any, int, Names]]:
+    """(variable, axis, its names) where operand `k` is spread as no other is."""
+    names_of = [*table.ins, *table.outs]
+    atoms = list(zip([*eqn.invars, *eqn.outvars], names_of, strict=True))
+    v, of_axis = atoms[k]
+    for axis, label in enumerate(of_axis):
+        names = spreads.names(v, axis)
+        others = (
+            spreads.names(w, of_other.index(label))
+            for m, (w, of_other) in enumerate(atoms)
+            if m != k and label is not None and label in of_other
+        )
+        if names and any(other != names for other in others):
+            yield v, axis, names
 
 
 def _apart(
@@ -40,24 +68,7 @@ def _apart(
     eqn, table, spreads = graph.eqns[i], graph.labels(i, region.blocks), graph.spreads
     if not isinstance(table, Labels):
         return
-    atoms = list(
-        zip([*eqn.invars, *eqn.outvars], [*table.ins, *table.outs], strict=True)
-    )
     for k, cut in enumerate(region.cut[i].ins):
-        v, of_axis = atoms[k]
-        if cut is not None or not is_var(v) or graph.maker.get(v) in region.eqns:
-            continue
-        for axis, label in enumerate(of_axis):
-            names = spreads.names(v, axis)
-            others = (
-                spreads.names(w, of_other.index(label))
-                for m, (w, of_other) in enumerate(atoms)
-                if m != k and label is not None and label in of_other
-            )
-            if names and any(other != names for other in others):
-                yield v, axis, names
-
-
-def _held(x, mesh, spread: list[Names]):
-    spec = PartitionSpec(*(names or None for names in spread))
-    return jax.lax.with_sharding_constraint(x, jax.NamedSharding(mesh, spec))
+        v = eqn.invars[k]
+        if cut is None and is_var(v) and graph.maker.get(v) not in region.eqns:
+            yield from spread_apart(eqn, table, spreads, k)

@@ -32,15 +32,11 @@ from jaxmem.scheduling.tiling.shard_sums import (
     stretched,
     sums_apart,
 )
-from jaxmem.scheduling.tiling.sums import neutral, product, wide
+from jaxmem.scheduling.tiling.sums import moves_behind, neutral, product, wide
 from jaxmem.scheduling.tiling.written import WrittenParts
 
 SCOPE = "jaxmem.tile"  # of the loop of a region
 VOCABULARY = f"{SCOPE}_vocabulary"  # of a head's loops, which are made before
-
-# Linear and cheap: done to each part of a sum, so that the sum has its final layout.
-# Else XLA transposes the whole sum behind the loop.
-_TAILS = ("transpose", "convert_element_type", "neg")
 
 
 def tiled(graph: RegionGraph, region: Region):
@@ -82,7 +78,7 @@ class _Sum:
         if self.apart:
             # in the type in which the equation's own sum would be sent
             total = total.astype(self.eqn.outvars[0].aval.dtype)
-            total = combined(self.combine, total, self.apart).astype(self.dtype)
+            total = combined(self.combine, total, len(self.apart)).astype(self.dtype)
             given = self._given(read)
             total = total if given is None else given + total
         return total.astype(self.out.aval.dtype)
@@ -114,11 +110,6 @@ class _Sum:
             if eqn.primitive.name in ("transpose", "neg"):
                 (part,) = _compat.bind(eqn, [part])
         return getattr(lax, self.combine)(total, part.astype(total.dtype))
-
-
-def _is_tail(eqn) -> bool:
-    floating = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
-    return eqn.primitive.name in _TAILS and floating
 
 
 def _scattered(eqn, args: Sequence[Any], total):
@@ -181,18 +172,22 @@ class _RegionLoop:
         graph, eqn = self.graph, self.graph.eqns[i]
         combine = self.region.cut[i].combine
         tail, v, start = [], eqn.outvars[0], None
-        additive = eqn.primitive.name in (*PRODUCTS, "reduce_sum")
-        while additive and v not in graph.outputs and len(graph.users.get(v, ())) == 1:
-            follower = graph.eqns[graph.users[v][0]]
-            start = self._before(follower, v)
-            if start is None and not _is_tail(follower):
-                break
-            tail.append(follower)
-            v = follower.outvars[0]
-            if start is not None:
-                break
+        if eqn.primitive.name in (*PRODUCTS, "reduce_sum"):
+            moves, v = moves_behind(graph, v)
+            tail = [graph.eqns[k] for k in moves]
+            start, v = self._start(v)
+            tail += [graph.eqns[graph.maker[v]]] if start is not None else []
         apart = tuple(sums_apart(graph, self.region, i))
         return _Sum(eqn, tuple(tail), v, combine, start, apart)
+
+    def _start(self, v) -> tuple[Any, Any]:
+        """What a sum alone is added to, and what that gives; else None, and the sum."""
+        users = self.graph.users.get(v, ())
+        if v in self.graph.outputs or len(users) != 1:
+            return None, v
+        follower = self.graph.eqns[users[0]]
+        start = self._before(follower, v)
+        return start, v if start is None else follower.outvars[0]
 
     def _before(self, follower, v) -> Any:
         """What a sum is added to, where that is there before the loop."""

@@ -24,6 +24,7 @@ from jaxmem.scheduling.tiling.partial_sums import (
     treated,
 )
 from jaxmem.scheduling.tiling.prepared import called
+from jaxmem.scheduling.tiling.shard_parts import Parts
 
 _CALLS = frozenset(
     """jit pjit closed_call core_call custom_jvp_call custom_vjp_call
@@ -39,22 +40,22 @@ def is_nested(eqn) -> bool:
 
 
 def treatment(
-    eqn, ins: Sequence[State], wanted: Sequence[int | None], n: int
+    eqn, ins: Sequence[State], wanted: Sequence[int | None], parts: Parts
 ) -> PartTreatment | None:
     """`partial_sums.treated`, of scans, branches and calls too."""
     is_whole = all(s is None for s in ins)
     if is_whole and all(w is None for w in wanted):
         return None
     if not is_nested(eqn):
-        return treated(eqn, ins, wanted, n)
+        return treated(eqn, ins, wanted, parts)
     try:
         if _compat.has_side_effects(eqn):
             raise NotInParts(eqn, "it has side effects")
         if eqn.primitive.name == "scan":
-            return _scan(eqn, ins, wanted, n)
+            return _scan(eqn, ins, wanted, parts)
         if eqn.primitive.name == "cond":
-            return _cond(eqn, ins, wanted, n)
-        return _call(eqn, ins, wanted, n)
+            return _cond(eqn, ins, wanted, parts)
+        return _call(eqn, ins, wanted, parts)
     except NotInParts as reason:
         if is_whole:
             return None
@@ -69,7 +70,7 @@ class Body:
 
     Attributes:
       closed: the body, open or closed.
-      n: how many parts there are.
+      parts: how the examples are cut.
       wanted: of variables that some equation takes cut: along which axis.
       state: what a part has of each variable that is not whole.
       treated: the equations that do not work on whole arrays alone, by position.
@@ -77,7 +78,7 @@ class Body:
     """
 
     closed: Any
-    n: int
+    parts: Parts
     wanted: dict[Any, int] = field(default_factory=dict)
     state: dict[Any, State] = field(default_factory=dict)
     treated: dict[int, PartTreatment] = field(default_factory=dict)
@@ -111,7 +112,7 @@ class Body:
             if is_zero(eqn, self.zeros):
                 self.zeros.update(eqn.outvars)
             wanted = [self.wanted.get(v) for v in eqn.outvars]
-            found = treatment(eqn, list(map(self.of, eqn.invars)), wanted, self.n)
+            found = treatment(eqn, list(map(self.of, eqn.invars)), wanted, self.parts)
             if found is None:
                 continue
             if any(s not in (None, SUM) for s in found.outs if not isinstance(s, int)):
@@ -161,10 +162,10 @@ def summed_by(eqns: Sequence[Any], treated: Mapping[int, PartTreatment], v) -> A
 
 
 def body_of(
-    closed, ins: Sequence[State], outs: Sequence[State], n: int, zeros=()
+    closed, ins: Sequence[State], outs: Sequence[State], parts: Parts, zeros=()
 ) -> Body:
     """How a body works on a part, given what it is given and what is asked of it."""
-    body = Body(closed, n)
+    body = Body(closed, parts)
     jaxpr = body.jaxpr
     body.zeros.update(v for v, z in zip(jaxpr.invars, zeros, strict=False) if z)
     body.want(jaxpr.invars, ins)
@@ -194,9 +195,9 @@ def _up(states: Sequence[State]) -> list[State]:
     return [s + 1 if isinstance(s, int) else s for s in states]
 
 
-def _scan(eqn, ins, wanted, n: int) -> PartTreatment:
+def _scan(eqn, ins, wanted, parts: Parts) -> PartTreatment:
     if one_by_one.is_one_by_one(eqn, ins, wanted):
-        return one_by_one.treatment(eqn, ins, n)
+        return one_by_one.treatment(eqn, ins, parts.blocks)
     n_consts, n_carry = _compat.scan_counts(eqn)
     end = n_consts + n_carry
     stacks = down(eqn, wanted[n_carry:])
@@ -204,7 +205,8 @@ def _scan(eqn, ins, wanted, n: int) -> PartTreatment:
     for k, axis in enumerate(wanted[:n_carry]):
         before[n_consts + k] = _joined(eqn, before[n_consts + k], axis)
     while True:
-        body = body_of(eqn.params["jaxpr"], before, [*before[n_consts:end], *stacks], n)
+        asked = [*before[n_consts:end], *stacks]
+        body = body_of(eqn.params["jaxpr"], before, asked, parts)
         inside, outs = body.ins(), body.outs()
         pairs = zip(inside[n_consts:end], outs[:n_carry], strict=True)
         carry = [_joined(eqn, one, other) for one, other in pairs]
@@ -216,12 +218,12 @@ def _scan(eqn, ins, wanted, n: int) -> PartTreatment:
     return PartTreatment(tuple(taken), (*carry, *_up(outs[n_carry:])), (body,))
 
 
-def _cond(eqn, ins, wanted, n: int) -> PartTreatment:
+def _cond(eqn, ins, wanted, parts: Parts) -> PartTreatment:
     if ins[0] is not None:
         raise NotInParts(eqn, "which branch it takes depends on the examples")
     before, outs = list(ins[1:]), list(wanted)
     while True:
-        branches = [body_of(b, before, outs, n) for b in jaxprs.bodies(eqn)]
+        branches = [body_of(b, before, outs, parts) for b in jaxprs.bodies(eqn)]
         after, given = before, outs
         for branch in branches:
             pairs = zip(after, branch.ins(), strict=True)
@@ -233,8 +235,8 @@ def _cond(eqn, ins, wanted, n: int) -> PartTreatment:
         before, outs = after, given
 
 
-def _call(eqn, ins, wanted, n: int) -> PartTreatment:
+def _call(eqn, ins, wanted, parts: Parts) -> PartTreatment:
     if is_jit(eqn) and (why := why_closed(eqn)):
         raise NotInParts(eqn, why)
-    body = body_of(called(eqn), ins, wanted, n)
+    body = body_of(called(eqn), ins, wanted, parts)
     return PartTreatment(tuple(body.ins()), tuple(body.outs()), (body,))

@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape
+from jaxmem.ir.shard_labels import labelled_spreads
+from jaxmem.ir.shards import Spreads
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description
@@ -55,7 +57,24 @@ def _found(level: Level, config: MicroBatches) -> Batch | str | None:
     jaxpr = jaxprs.split(level.jaxpr)[0]
     if config.n == 1 or level.loop is not None or any(map(is_batch_loop, jaxpr.eqns)):
         return None
-    every = range(len(jaxpr.invars))
+    return find(level.jaxpr, config.n, _given(level), _spreads(level))
+
+
+def lengths(level: Level) -> set[int]:
+    """How many examples there may be, in each shard, by the step's arguments."""
+    given = (jaxprs.split(level.jaxpr)[0].invars[i] for i in _given(level))
+    spreads = _spreads(level)
+    sizes = (v.aval.shape[0] // spreads.count(v, 0) for v in given if v.aval.shape)
+    return {size for size in sizes if size > 1}
+
+
+def _spreads(level: Level) -> Spreads:
+    run = lambda: labelled_spreads(level.jaxpr, level.spreads)
+    return level.known.get("spreads", (level,), run)
+
+
+def _given(level: Level) -> list[int]:
     # What comes out as it went in is state: parameters, moments.
+    every = range(len(jaxprs.split(level.jaxpr)[0].invars))
     state = {*by_shape(level.jaxpr, every).values(), *level.aliases.values()}
-    return find(level.jaxpr, config.n, [i for i in every if i not in state])
+    return [i for i in every if i not in state]

@@ -11,8 +11,10 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
+from jaxmem.ir.label_rules import CONSTRAINT
 from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var, scan_like, split
+from jaxmem.ir.shards import constrained
 from jaxmem.scheduling.tiling.loops import Body, down
 from jaxmem.scheduling.tiling.partial_sums import PartTreatment, State
 
@@ -27,6 +29,7 @@ class PartValues:
       state: what the part has of each variable that is not whole.
       zeros: variables that are zero.
       env: the values that are known.
+      slices: of whole arrays that are cut here, the part's.
     """
 
     n: int
@@ -34,7 +37,7 @@ class PartValues:
     state: dict[Any, State]
     zeros: set[Any]
     env: dict[Any, Any] = field(default_factory=dict)
-    _slices: dict[Any, Any] = field(default_factory=dict)
+    slices: dict[Any, Any] = field(default_factory=dict)
 
     def whole(self, v) -> Any:
         return self.env[v]
@@ -51,9 +54,9 @@ class PartValues:
         if isinstance(wanted, str):
             value = self.whole(atom)
             return value if atom in self.zeros else self._first(value)
-        if atom not in self._slices:
-            self._slices[atom] = self.slice(self.whole(atom), wanted)
-        return self._slices[atom]
+        if atom not in self.slices:
+            self.slices[atom] = self.slice(self.whole(atom), wanted)
+        return self.slices[atom]
 
     def slice(self, x, axis: int) -> Any:
         size = x.shape[axis] // self.n
@@ -78,6 +81,8 @@ class PartValues:
         ins, outs = axes(found.ins), axes(found.outs)
         if all(axis is None for axis in [*ins, *outs]):  # on terms
             return _compat.bind(eqn, args)
+        if eqn.primitive.name == CONSTRAINT:
+            return [constrained(eqn, args[0], ins[0])]
         length = lambda size: size // self.n
         start = lambda size: self.part * length(size)
         return on_part(eqn, args, ins, outs, length, start)
@@ -109,7 +114,7 @@ class PartValues:
 def _run(body: Body, part, outs: Sequence[State], *args) -> list[Any]:
     """A body on a part; `outs`: in which form its outputs are asked for."""
     jaxpr, consts = jaxprs.split(body.closed)
-    values = PartValues(body.n, part, body.state, body.zeros)
+    values = PartValues(body.parts.blocks, part, body.state, body.zeros)
     names = [*jaxpr.constvars, *jaxpr.invars]
     values.env.update(zip(names, [*consts, *args], strict=True))
     for i, eqn in enumerate(jaxpr.eqns):

@@ -12,8 +12,11 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir.axis_labels import cut
+from jaxmem.ir.label_rules import CONSTRAINT
 from jaxmem.ir.primitives import SUMS_OVER_DEVICES, VARYING
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import held_labels
+from jaxmem.scheduling.tiling.shard_parts import Parts
 
 # of an array: None if it is whole, the axis along which it is cut, or the operation of
 # `lax` that combines what the parts have
@@ -80,7 +83,7 @@ MOVES = frozenset(
 
 
 def treated(
-    eqn, ins: Sequence[State], wanted: Sequence[int | None], n: int
+    eqn, ins: Sequence[State], wanted: Sequence[int | None], parts: Parts
 ) -> PartTreatment | None:
     """How an equation without bodies works on one of `n` parts.
 
@@ -88,7 +91,7 @@ def treated(
       eqn: the equation.
       ins: what a part has of each operand.
       wanted: along which axis outputs had best be cut; None where nobody asks.
-      n: how many parts there are.
+      parts: how the examples are cut.
 
     Returns:
       The treatment; None where all operands are whole and nothing can be cut.
@@ -107,7 +110,10 @@ def treated(
             return None
         raise NotInParts(eqn, "it sums over devices")
     asks = [*wanted] if all(s is None for s in ins) else [None] * len(eqn.outvars)
-    found = cut(eqn, [s if isinstance(s, int) else None for s in ins], asks, n)
+    known = [s if isinstance(s, int) else None for s in ins]
+    is_held = eqn.primitive.name == CONSTRAINT
+    table = held_labels(eqn, parts.shards) if is_held else None
+    found = cut(eqn, known, asks, parts.blocks, table)
     if isinstance(found, str):
         if all(s is None for s in ins):
             return None

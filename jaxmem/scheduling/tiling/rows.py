@@ -7,7 +7,7 @@ from jaxmem import _compat
 from jaxmem.ir.scans import is_var, size_of
 from jaxmem.scheduling.plan.rows import TiledRegion
 from jaxmem.scheduling.tiling.axis_name import axis_name
-from jaxmem.scheduling.tiling.best import Found
+from jaxmem.scheduling.tiling.list_regions import Found
 from jaxmem.scheduling.tiling.masks import is_packed
 from jaxmem.scheduling.tiling.regions import AT_ONCE, NEEDS_ALL
 

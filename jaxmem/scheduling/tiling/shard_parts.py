@@ -17,6 +17,11 @@ class Parts(NamedTuple):
     n: int
     shards: int = 1
 
+    @property
+    def blocks(self) -> int:
+        """How many pieces the axis is cut in: n of each shard."""
+        return self.n * self.shards
+
     def size(self, length: int) -> int:
         """The length of a part of an axis of this length."""
         return length // self.n
@@ -31,9 +36,13 @@ class Parts(NamedTuple):
         size = self.size(x.shape[axis])
         if self.shards == 1:
             return lax.dynamic_slice_in_dim(x, j * size, size, axis)
-        view = x.reshape(self.view(x.shape, axis))
-        part = lax.dynamic_index_in_dim(view, j, axis + 1, keepdims=False)
+        part = self.take_each(x, axis, j)
         return part.reshape(*x.shape[:axis], size, *x.shape[axis + 1 :])
+
+    def take_each(self, x, axis: int, j):
+        """Part number `j` of an array, with an axis for the shards before its own."""
+        view = x.reshape(self.view(x.shape, axis))
+        return lax.dynamic_index_in_dim(view, j, axis + 1, keepdims=False)
 
     def put(self, view, x, axis: int, j):
         """The view of an array with part number `j` in its place."""

@@ -103,9 +103,9 @@ def _names(spreads: Spreads, eqn, ins: Sequence[int | None]) -> Names:
     return found.pop() if len(found) == 1 else ()
 
 
-def combined(combine: str, total, apart: Sequence[Apart]):
-    """What has been added up for each shard, combined."""
-    return getattr(lax, _REDUCE[combine])(total, tuple(range(len(apart))))
+def combined(combine: str, total, axes: int = 1):
+    """What has been added up for each shard, along so many axes, combined."""
+    return getattr(lax, _REDUCE[combine])(total, tuple(range(axes)))
 
 
 def stretched(x, apart: Sequence[Apart]):

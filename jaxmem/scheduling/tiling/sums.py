@@ -1,12 +1,42 @@
 """Sums that are carried from part to part, in float32 where the array is narrower."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
+from jaxmem.ir.graph import JaxprGraph
+
+# Linear and cheap: done to each part of a sum, so that the sum has its final layout.
+# Else XLA transposes the whole sum behind the loop, and it is there twice.
+MOVES = frozenset({"transpose", "convert_element_type", "neg"})
+
+
+def moves_behind(
+    graph: JaxprGraph, v, others: Collection[int] = ()
+) -> tuple[list[int], Any]:
+    """What moves or casts a sum, and is all that reads it.
+
+    Args:
+      graph: the list of equations.
+      v: the sum.
+      others: positions of equations that are not looked at.
+
+    Returns:
+      Positions of equations one behind the other, and the variable that they give.
+    """
+    found: list[int] = []
+    while v not in graph.outputs and len(graph.users.get(v, ())) == 1:
+        (k,) = graph.users[v]
+        (out, *_) = graph.eqns[k].outvars
+        floating = jnp.issubdtype(out.aval.dtype, jnp.floating)
+        if k in others or graph.eqns[k].primitive.name not in MOVES or not floating:
+            break
+        found.append(k)
+        v = out
+    return found, v
 
 
 def wide(dtype):

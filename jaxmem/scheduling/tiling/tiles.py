@@ -12,7 +12,8 @@ from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling.plan.rows import Description
-from jaxmem.scheduling.tiling.best import Asked, Found, ListRegions, best
+from jaxmem.scheduling.tiling.best import Asked, best
+from jaxmem.scheduling.tiling.list_regions import Found, ListRegions
 from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY
 from jaxmem.scheduling.tiling.masks import with_shared_draws
 from jaxmem.scheduling.tiling.prepared import prepared

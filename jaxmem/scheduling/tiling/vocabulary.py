@@ -19,9 +19,8 @@ from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.primitives import ELEMENTWISE, VARYING
 from jaxmem.ir.scans import is_var
+from jaxmem.scheduling.tiling.sums import MOVES
 
-# What a sum over blocks can be followed by in each of them, and a gradient's block.
-MOVES = frozenset({"transpose", "convert_element_type", "neg"})
 _COMBINED = frozenset({"add", "max", "min"})
 # Done for a block of words wherever that is needed, as often as it is.
 _MASKS = ELEMENTWISE | VARYING | {"broadcast_in_dim", "iota", "reshape"}

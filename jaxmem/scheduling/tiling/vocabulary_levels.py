@@ -1,19 +1,29 @@
 """Which loop over the vocabulary does what: how many must be done before it."""
 
+from dataclasses import replace
 from typing import Any
 
 from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import Spreads
 from jaxmem.scheduling.tiling.vocabulary import CutAxis
 from jaxmem.scheduling.tiling.vocabulary_plan import Loop, OnlineSum, VocabularyLoops
 
 MOST_TIMES = 3  # that logits are computed: else they cost more than they save
 
 
-def loops_of(graph: JaxprGraph, found: CutAxis) -> VocabularyLoops | str:
-    """The loops; or why there are none."""
-    return _Levels(graph, found).result()
+def loops_of(
+    graph: JaxprGraph, found: CutAxis, spreads: Spreads | None = None
+) -> VocabularyLoops | str:
+    """The loops; or why there are none.
+
+    `spreads`: how arrays are spread over devices, where that is known.
+    """
+    loops = _Levels(graph, found).result()
+    if isinstance(loops, str) or spreads is None:
+        return loops
+    return replace(loops, spreads=spreads)
 
 
 class _Levels:

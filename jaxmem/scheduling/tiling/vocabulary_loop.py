@@ -1,6 +1,8 @@
 """The loops over blocks of the vocabulary, in the place of what they do."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,13 +11,27 @@ from jax import lax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
+from jaxmem.ir.axis_labels import labels
+from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import Names, held
+from jaxmem.scheduling.tiling.gathered import held_whole, spread_apart
 from jaxmem.scheduling.tiling.loop import VOCABULARY
-from jaxmem.scheduling.tiling.sums import constant, neutral, product, wide
-from jaxmem.scheduling.tiling.vocabulary import MOVES
+from jaxmem.scheduling.tiling.sums import (
+    constant,
+    moves_behind,
+    neutral,
+    product,
+    wide,
+)
 from jaxmem.scheduling.tiling.vocabulary_lookups import Part, filled, put, taken
 from jaxmem.scheduling.tiling.vocabulary_plan import Loop, VocabularyLoops
+from jaxmem.scheduling.tiling.vocabulary_shards import (
+    VocabularyShards,
+    combined_sum,
+    rescaled_sum,
+)
 
 
 def in_blocks(closed, plan: VocabularyLoops, n: int):
@@ -34,6 +50,8 @@ class _Run:
     plan: VocabularyLoops
     n: int
     env: dict[Any, Any]
+    # of what loops read, where it has to be spread in another way for them
+    placed: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         self.graph = self.plan.graph
@@ -42,6 +60,10 @@ class _Run:
 
     def read(self, atom):
         return self.env[atom] if is_var(atom) else atom.val
+
+    def in_loop(self, v):
+        """The value of a variable for a loop, which was made before it."""
+        return self.placed.get(v, self.env[v])
 
     def bind(self, i: int) -> None:
         eqn = self.graph.eqns[i]
@@ -60,20 +82,10 @@ class _Run:
 
     def _tail(self, i: int) -> tuple[list[int], Any]:
         """What moves a sum of products is done to each block's part of it."""
-        # else the whole sum would be transposed, and be there twice
-        graph, tail, v = self.graph, [], self.graph.eqns[i].outvars[0]
-        if graph.eqns[i].primitive.name != "dot_general":
-            return tail, v
-        while v not in graph.outputs and len(graph.users.get(v, ())) == 1:
-            (k,) = graph.users[v]
-            out = graph.eqns[k].outvars[0]
-            floating = jnp.issubdtype(out.aval.dtype, jnp.floating)
-            moves = graph.eqns[k].primitive.name in MOVES and floating
-            if not moves or k in self.plan.found.cut:
-                break
-            tail.append(k)
-            v = out
-        return tail, v
+        eqn = self.graph.eqns[i]
+        if eqn.primitive.name != "dot_general":
+            return [], eqn.outvars[0]
+        return moves_behind(self.graph, eqn.outvars[0], self.plan.found.cut)
 
 
 @dataclass
@@ -89,27 +101,92 @@ class _Blocks:
         self.axis = self.run.plan.found.axis
         self.online = {o.total: o for o in self.loop.online}
         self.most = {o.most for o in self.loop.online}
+        self.shards = VocabularyShards(self.run.plan)
+        self._place()
 
     def results(self) -> dict[Any, Any]:
         """The whole values that the loop makes."""
-        size, words = self.run.plan.found.size, self.run.plan.block(self.run.n)
-        count, rest = divmod(size, words)
-        written = [self._unwritten(v.aval) for v in self.loop.written]
+        plan = self.run.plan
+        block = plan.block(self.run.n)
+        count, rest = divmod(plan.words, block)
+        written = [self._held(v, self._unwritten(v.aval)) for v in self.loop.written]
         carry = [self._first(i) for i in self.loop.sums], written
-        carry = self._loop(carry, jnp.arange(count, dtype=jnp.int32) * words, words)
+        carry = self.shards.first(carry, self.loop.written)
+        carry = self._loop(carry, jnp.arange(count, dtype=jnp.int32) * block, block)
         if rest:
-            carry = self._loop(carry, jnp.full(1, count * words, jnp.int32), rest)
+            carry = self._loop(carry, jnp.full(1, count * block, jnp.int32), rest)
         sums, written = carry
-        found = dict(zip(self.loop.written, written, strict=True))
-        for i, total in zip(self.loop.sums, sums, strict=True):
+        pairs = zip(self.loop.written, written, strict=True)
+        found = {v: self._held(v, x.reshape(v.aval.shape)) for v, x in pairs}
+        totals = dict(zip(self.loop.sums, sums, strict=True))
+        for i in self.loop.sums:
             end = self.run.tails[i][1]
-            found[end] = self._last(i, total).astype(end.aval.dtype)
+            total: Any = self._last(i, self._of_all_shards(i, totals))
+            found[end] = total.astype(end.aval.dtype)
         return found
+
+    def _operands(self) -> Iterator[tuple[int, int]]:
+        """(position of an equation, which operand): those not made in the loop."""
+        made = {v for i in self.loop.eqns for v in self.graph.eqns[i].outvars}
+        made |= {online.base for online in self.loop.online}
+        for i in self.loop.eqns:
+            for k, a in enumerate(self.graph.eqns[i].invars):
+                if is_var(a) and a not in made:
+                    yield i, k
+
+    def _place(self) -> None:
+        """What is spread as nothing that it meets in the loop is gathered before it."""
+        plan, placed = self.run.plan, self.run.placed
+        if plan.spreads.mesh is None:
+            return
+        outside = {self.graph.eqns[i].invars[k] for i, k in self._operands()}
+        apart = [one for i in self.loop.eqns for one in self._apart(i)]
+        found: list[tuple[Any, int, Names]] = []
+        while apart:
+            v, axis, names = apart.pop()
+            if v in outside:
+                found += [(v, axis, names)] if v not in placed else []
+            else:  # of what made it
+                apart += self._made_of(v, axis, names)
+        placed |= held_whole(found, plan.spreads, self.run.read)
+
+    def _apart(self, i: int) -> Iterator[tuple[Any, int, Names]]:
+        eqn, table = self.graph.eqns[i], labels(self.graph.eqns[i], self.run.n)
+        if isinstance(table, Labels):
+            for k in range(len(eqn.invars)):
+                yield from spread_apart(eqn, table, self.run.plan.spreads, k)
+
+    def _made_of(self, v, axis: int, names: Names) -> Iterator[tuple[Any, int, Names]]:
+        """Axes that are the same axis of what an array is made of, spread alike."""
+        eqn = self.graph.eqns[self.graph.maker[v]]
+        table = labels(eqn, self.run.n)
+        if not isinstance(table, Labels):
+            return
+        label = table.outs[0][axis]
+        for w, of_axis in zip(eqn.invars, table.ins, strict=True):
+            if label is not None and label in of_axis:
+                place = of_axis.index(label)
+                if self.run.plan.spreads.names(w, place) == names:
+                    yield w, place, names
+
+    def _of_all_shards(self, i: int, totals: dict[int, Any]):
+        """A sum, from those of the shards."""
+        total, combine = totals[i], self.cut[i].combine
+        if self.shards.count == 1:
+            return total
+        if i in self.online:
+            most = totals[self.online[i].most]
+            bases = jax.vmap(partial(self.base, i))(most)
+            return rescaled_sum(total, bases, self.base(i, most.max(0)))
+        return combined_sum(combine, total, self.graph.eqns[i].outvars[0].aval.dtype)
 
     def _unwritten(self, aval):
         """What blocks are written to: all of it, so that it may have any values."""
         # Not zeros: XLA makes one array of these and of others (what rows are added to,
         # in a step), which would then be there all the time, and be copied.
+        if self.run.plan.spreads.mesh is not None:  # else one device has the value
+            value = lax.optimization_barrier(jnp.zeros((), aval.dtype))
+            return jnp.broadcast_to(value, aval.shape)
         known = self.run.tails[self.run.plan.loops[0].sums[0]][1]
         if known not in self.run.env:
             return constant(aval, 0, aval.dtype)
@@ -120,7 +197,15 @@ class _Blocks:
 
     def _loop(self, carry, starts, words: int):
         """The carry after blocks that start there."""
-        step = lambda carry, start: (self._block(carry, start, words), None)
+        cut = ((self.graph.eqns[i].invars[k], i, k) for i, k in self._operands())
+        arrays = {
+            a: self.run.in_loop(a) for a, i, k in cut if self.cut[i].ins[k] is not None
+        }
+
+        def step(carry, at):
+            block = partial(self._block, at, words)
+            return self.shards.each(block, self.loop.written, arrays)(carry), None
+
         # under the name scopes of what it does last: those of the backward pass, if any
         eqn = self.graph.eqns[self.loop.eqns[-1]]
         scan = lambda: lax.scan(step, carry, starts)[0]
@@ -147,17 +232,32 @@ class _Blocks:
         index = self.run.read(eqn.invars[1])
         return filled(eqn, index, self.cut[i].ins[0], total)
 
-    def _block(self, carry, start, words: int):
-        """The carry after one more block."""
+    def _block(self, at, words: int, first, carry, arrays: dict[Any, Any]):
+        """The carry after one more block, which starts at `at` in its shard.
+
+        `first`: the first word of the shard; `arrays`: its part of what is cut.
+        """
         sums, written = carry
-        block = _Block(self, start, words, dict(zip(self.loop.sums, sums, strict=True)))
+        totals = dict(zip(self.loop.sums, sums, strict=True))
+        block = _Block(self, at, first + at, words, totals, arrays)
         for i in self.loop.eqns:
             block.evaluate(i)
         written = [
-            lax.dynamic_update_slice_in_dim(x, block.now[v], start, self.axis[v])
+            self._held(
+                v, lax.dynamic_update_slice_in_dim(x, block.now[v], at, self.axis[v])
+            )
             for v, x in zip(self.loop.written, written, strict=True)
         ]
         return [block.sums[i] for i in self.loop.sums], written
+
+    def _held(self, v, x):
+        """What is written, whole on each device if its words are spread otherwise."""
+        # A block of them would be those of one device, or of two.
+        spreads, axis = self.run.plan.spreads, self.axis[v]
+        if spreads.names(v, axis) in ((), self.run.plan.names):
+            return x
+        spread = spreads.of[v]
+        return held(x, spreads.mesh, (*spread[:axis], (), *spread[axis + 1 :]))
 
     def base(self, i: int, most):
         """What is subtracted, were this the maximum."""
@@ -179,9 +279,11 @@ class _Block:
     """The values of a block of words."""
 
     blocks: _Blocks
-    start: Any
+    at: Any  # where it starts in its shard
+    start: Any  # its first word
     words: int
     sums: dict[int, Any]
+    arrays: dict[Any, Any]  # what is cut, of the shard
     now: dict[Any, Any] = field(default_factory=dict)
     before: dict[int, Any] = field(default_factory=dict)  # the base of earlier blocks
 
@@ -207,11 +309,10 @@ class _Block:
         if not is_var(a):
             return a.val
         if a not in self.now:
-            x = self.blocks.run.env[a]
             if axis is None:
-                return x
-            x = lax.dynamic_slice_in_dim(x, self.start, self.words, axis)
-            self.now[a] = x
+                return self.blocks.run.in_loop(a)
+            own = self.arrays[a]
+            self.now[a] = lax.dynamic_slice_in_dim(own, self.at, self.words, axis)
         return self.now[a]
 
     def _combine(self, i: int, eqn, args: list) -> None:

@@ -2,13 +2,14 @@
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxmem.ir.costs import FUSED, MACHINES, flops, seconds
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.scans import is_var, size_of
+from jaxmem.ir.shards import Names, Spreads
 from jaxmem.scheduling.tiling.sums import wide
 from jaxmem.scheduling.tiling.vocabulary import CutAxis
 
@@ -60,12 +61,31 @@ class VocabularyLoops:
       found: which of them are cut along the axis, and how.
       loops: in order.
       when: number of loops that an equation outside needs to be done before it.
+      spreads: how arrays are spread over devices. Where the vocabulary is, a block has
+        words of each device's shard, so that no device needs what another one has.
     """
 
     graph: JaxprGraph
     found: CutAxis
     loops: tuple[Loop, ...]
     when: Mapping[int, int]
+    spreads: Spreads = field(default_factory=Spreads)
+
+    @functools.cached_property
+    def names(self) -> Names:
+        """Over which axes of the mesh the vocabulary is spread, in the logits."""
+        logits = self.graph.eqns[self.found.product].outvars[0]
+        return self.spreads.names(logits, self.found.axis[logits])
+
+    @property
+    def shards(self) -> int:
+        """How many shards it has."""
+        return self.spreads.size(self.names)
+
+    @property
+    def words(self) -> int:
+        """How many words a shard has."""
+        return self.found.size // self.shards
 
     @functools.cached_property
     def times(self) -> int:
@@ -74,7 +94,7 @@ class VocabularyLoops:
 
     def block(self, n: int) -> int:
         """The words of a block where there are to be `n`; the last may have less."""
-        size = self.found.size
+        size = self.words
         words = -(-size // n)
         if size % n and words > _ALIGNED:
             words = -(-words // _ALIGNED) * _ALIGNED
@@ -83,13 +103,13 @@ class VocabularyLoops:
     def counts(self) -> Iterator[int]:
         """Numbers of blocks, the least first."""
         n = 2
-        while n <= max(2, self.found.size // LEAST_WORDS):
+        while n <= max(2, self.words // LEAST_WORDS):
             yield n
             n *= 2
 
     def held(self, n: int) -> int:
         """Bytes that a loop of `n` blocks holds: of a block, and its sums."""
-        share = self.block(n) / self.found.size
+        share = self.block(n) / self.words
         held = (self._sums(p) + int(share * self._live(p.eqns)) for p in self.loops)
         return max(held)
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.tiling.prepared import prepared
@@ -109,7 +110,10 @@ def _found(level: Level) -> tuple[Any, list[VocabularyLoops | str]]:
     in_scan = level.loop is not None and level.loop.primitive.name == "scan"
     closed = prepared(level.jaxpr, in_scan)
     graph = JaxprGraph(closed)
-    loops = lambda found: found if isinstance(found, str) else loops_of(graph, found)
+    spreads = labelled_spreads(closed, level.spreads)
+    loops = lambda found: (
+        found if isinstance(found, str) else loops_of(graph, found, spreads)
+    )
     return closed, list(map(loops, cut_axes(graph)))
 
 

@@ -9,6 +9,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.scheduling.tiling.loops import treatment
 from jaxmem.scheduling.tiling.part_values import PartValues
 from jaxmem.scheduling.tiling.partial_sums import SUM, NotInParts
+from jaxmem.scheduling.tiling.shard_parts import Parts
 
 B, D, LAYERS, PARTS = 8, 4, 3, 4
 
@@ -31,7 +32,7 @@ def only(fn, *args):
 
 def check(eqn, args, ins, outs):
     """The treatment is as said, and the parts together are the whole."""
-    found = treatment(eqn, ins, [None] * len(outs), PARTS)
+    found = treatment(eqn, ins, [None] * len(outs), Parts(PARTS))
     assert found is not None
     assert list(found.outs) == outs
     parts = []
@@ -129,7 +130,7 @@ def test_a_scan_over_the_examples_adds_up():
 
     total, x, w = normal(0, D, D), normal(1, B, D), normal(2, D, D)
     eqn = only(accumulated, total, x, w)
-    found = treatment(eqn, [None, None, 0], [None, None], PARTS)
+    found = treatment(eqn, [None, None, 0], [None, None], Parts(PARTS))
     # the total so far is a term of one part
     assert found is not None and found.ins == (None, SUM, 0)
     check(eqn, [w, total, x], [None, None, 0], [SUM, 0])
@@ -152,5 +153,5 @@ def test_a_scan_over_the_examples_adds_up():
 def test_what_needs_all_examples_is_named_with_its_line(fn, args, ins, why):
     eqn = jax.make_jaxpr(fn)(*args).jaxpr.eqns[-1]
     with pytest.raises(NotInParts, match=why) as error:
-        treatment(eqn, ins, [None] * len(eqn.outvars), PARTS)
+        treatment(eqn, ins, [None] * len(eqn.outvars), Parts(PARTS))
     assert "test_loops.py" in str(error.value)

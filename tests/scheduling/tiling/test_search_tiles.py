@@ -14,7 +14,7 @@ from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling.search import search
 from jaxmem.scheduling.search.front import Candidate
-from jaxmem.scheduling.tiling import best
+from jaxmem.scheduling.tiling import list_regions
 from jaxmem.scheduling.tiling.tiles import Tiles
 from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
 from tests.memory.test_estimate import needs_h100
@@ -157,11 +157,11 @@ def test_a_head_goes_over_the_vocabulary_where_tokens_do_not_reach():
 def test_limits_share_what_is_found_of_a_list(monkeypatch):
     """What was looked at for one limit is not looked at for another."""
     looked_at = []
-    find = best.find
+    find = list_regions.find
     spy = lambda graph, v, *how: (
         looked_at.append((id(graph), v, how)) or find(graph, v, *how)
     )
-    monkeypatch.setattr(best, "find", spy)
+    monkeypatch.setattr(list_regions, "find", spy)
     closed = jax.make_jaxpr(GRADIENT)(*ARGS)
     known = Remembered()
     under = lambda limit: rewrite(

@@ -1,0 +1,216 @@
+"""Candidates that run the whole step in micro-batches.
+
+Where nothing else fits, their number is the least that is predicted to fit with nothing
+recomputed, else the one that is predicted to take least bytes; where something does,
+the one that takes least seconds with what its parts have to recompute. What a part
+recomputes, or does in tiles, is looked for as for a step, and is paid for in each.
+"""
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._passes import Rewritten
+from jaxmem.scheduling.search.front import Candidate, pareto_front, space_of
+from jaxmem.scheduling.search.tiled_front import with_tiles
+from jaxmem.scheduling.search.traced_step import TracedStep
+from jaxmem.scheduling.tiling.batch import Batch
+from jaxmem.scheduling.tiling.micro_batches import (
+    MicroBatches,
+    RunInMicroBatches,
+    lengths,
+)
+
+_MOST = 1024  # micro-batches
+_MORE = 1.5  # times as many, at the least, are looked at next
+_HARDLY = 1.2  # times less than a prediction: what one for a part may be
+
+
+@dataclass(frozen=True)
+class _InParts:
+    """A step in micro-batches.
+
+    Attributes:
+      n: how many they are.
+      batch: what runs in them.
+      part: the step as the search sees what else is done within a part.
+      seconds: that the step takes longer.
+    """
+
+    n: int
+    batch: Batch
+    part: TracedStep
+    seconds: float
+
+    @functools.cached_property
+    def bytes(self) -> int:
+        """Of the peak that is predicted where nothing else is done that costs."""
+        return self.part.predicted(Choice(self.part.target))
+
+    def candidate(self, of_part: Candidate) -> Candidate:
+        """What is a candidate within a part, of the step."""
+        return replace(
+            of_part,
+            choice=of_part.choice.having(MicroBatches(self.n)),
+            seconds=self.seconds + self.n * of_part.seconds,
+            flops=self.n * of_part.flops,
+        )
+
+
+def in_micro_batches(
+    step: TracedStep, room: float, below: float = math.inf
+) -> list[Candidate]:
+    """The front of the step in one number of micro-batches; `bytes` are of peaks.
+
+    Args:
+      step: the step.
+      room: bytes of a prediction that will do.
+      below: bytes that some candidate has to be predicted below, or there are none.
+    """
+    chosen = _chosen(step, room)
+    if chosen is None:
+        return []
+    flat = _flat(chosen)
+    found = _with_peaks(chosen.part, flat)
+    if found[-1].bytes > room:
+        found = with_tiles(chosen.part, flat, room)
+    found = list(map(chosen.candidate, found))
+    return found if any(one.bytes < below for one in found) else []
+
+
+def in_least_seconds(step: TracedStep, room: float, most: float) -> list[Candidate]:
+    """The front in that number of micro-batches that is predicted to fit soonest.
+
+    In a few of them much is recomputed, in many nothing: both are seconds. No part is
+    in tiles.
+
+    Args:
+      step: the step.
+      room: bytes of a prediction that will do.
+      most: seconds that what fits has to take less than, or there are none. As those
+        of the candidates they count what recomputed products write (`step.writing`).
+    """
+    least, best = most, []
+    for one in _all_numbers(step):
+        if one.seconds >= least:
+            break
+        found = map(one.candidate, _with_peaks(one.part, _flat(one)))
+        longer = lambda c: replace(c, seconds=c.seconds + step.writing(c.choice))
+        found = list(map(longer, found))
+        time = _seconds_within(found, room)
+        if time < least:
+            least, best = time, found
+    return best
+
+
+def _flat(one: _InParts) -> list[Candidate]:
+    """What a part may recompute."""
+    target = one.part.target
+    first = one.part.rewritten(Choice(target), ordered=False)
+    return pareto_front(space_of(first.pairs, first.lists, target))
+
+
+def _seconds_within(front: Sequence[Candidate], room: float) -> float:
+    """Of what lies on a front, some layers like one candidate, some like the next."""
+    if front[-1].bytes > room:
+        return math.inf
+    kept, seconds = [c.bytes for c in front], [c.seconds for c in front]
+    return float(np.interp(room, kept[::-1], seconds[::-1]))
+
+
+def why_not(step: TracedStep) -> list[str]:
+    """A sentence on what keeps a step from running in micro-batches, if anything."""
+    whys: list[str] = []
+    for n in _first_counts(step):
+        made = _rewritten(step, n)
+        if made.did(MicroBatches):
+            return []
+        level = made.records[0].entered[MicroBatches]
+        whys += RunInMicroBatches().left(level, MicroBatches(n))
+    return whys[:1]
+
+
+def _chosen(step: TracedStep, room: float) -> _InParts | None:
+    """The least number that is predicted to fit, else the one that takes least."""
+    best = None
+    for one in _numbers(step, room):
+        if best is None or one.bytes < best.bytes:
+            best = one
+        if one.bytes <= room:
+            break
+    return best
+
+
+def _numbers(step: TracedStep, room: float) -> Iterator[_InParts]:
+    """The step in more and more micro-batches, as long as more of them take less."""
+    # bytes are hardly less than divided by the number
+    times = lambda size: size / room / _HARDLY if room > 0 else 1
+    counts = _first_counts(step, times(step.predicted(Choice(step.target))))
+    found = (_in_parts(step, n) for n in counts)
+    last = next(filter(None, found), None)
+    while last is not None:
+        yield last
+        least = last.n * max(_MORE, times(last.bytes))
+        n = _divisor(last.batch.length, least)
+        more = _in_parts(step, n) if n > last.n else None
+        last = more if more is not None and more.bytes < last.bytes else None
+
+
+def _all_numbers(step: TracedStep) -> Iterator[_InParts]:
+    """The step in every number of micro-batches that divides the examples."""
+    found = (_in_parts(step, n) for n in _first_counts(step))
+    one = next(filter(None, found), None)
+    while one is not None:
+        yield one
+        n = _divisor(one.batch.length, one.n + 1)
+        one = _in_parts(step, n) if n > one.n else None
+
+
+def _first_counts(step: TracedStep, least: float = 2) -> list[int]:
+    """The least numbers that divide what may be the number of examples."""
+    level = step.rewritten(Choice(step.target), ordered=False).records[0]
+    of = lengths(level.entered[MicroBatches])
+    return sorted({_divisor(size, least) for size in of})
+
+
+def _divisor(size: int, least: float) -> int:
+    """The first from `least` on; the greatest there may be where there is none."""
+    divisors = [n for n in range(2, min(size, _MOST) + 1) if size % n == 0] or [1]
+    return next((n for n in divisors if n >= least), divisors[-1])
+
+
+def _in_parts(step: TracedStep, n: int) -> _InParts | None:
+    made = _rewritten(step, n)
+    if not made.did(MicroBatches):
+        return None
+    batch = next(r for one, r in made.records[0].rewrites if one.config is MicroBatches)
+    within = functools.cache(functools.partial(_within, step, n))
+    part = replace(step, rewritten=within)
+    (row,) = RunInMicroBatches().describe(batch, step.target).tiles
+    return _InParts(n, batch, part, row.seconds)
+
+
+def _rewritten(step: TracedStep, n: int) -> Rewritten:
+    return step.rewritten(Choice(step.target, (MicroBatches(n),)), ordered=False)
+
+
+def _within(step: TracedStep, n: int, choice: Choice, **how: Any) -> Rewritten:
+    """The step in micro-batches, with records of what is done to one of them."""
+    made = step.rewritten(choice.having(MicroBatches(n)), **how)
+    first, *others = made.records
+    rewrites = tuple(p for p in first.rewrites if p[0].config is not MicroBatches)
+    once = (replace(record, times=1) for record in others)
+    return replace(made, records=(replace(first, rewrites=rewrites), *once))
+
+
+def _with_peaks(part: TracedStep, flat: Sequence[Candidate]) -> list[Candidate]:
+    """Candidates by the peaks predicted for the first and the last of them."""
+    ends = flat[-1], flat[0]
+    kept, peaks = [c.bytes for c in ends], [part.predicted(c.choice) for c in ends]
+    between = lambda one: round(float(np.interp(one.bytes, kept, peaks)))
+    return [replace(one, bytes=between(one)) for one in flat]
