@@ -298,3 +298,49 @@ def threefry2x32(key1, key2, high, low) -> list[Any]:
     from jax.extend import random
 
     return random.threefry2x32_p.bind(key1, key2, high, low)
+
+
+def uses_shardy() -> bool:
+    """Whether XLA partitions by Shardy, which is the default."""
+    config: Any = jax.config
+    return bool(config.jax_use_shardy_partitioner)
+
+
+def propagated(fn, args) -> list[tuple[tuple[str, ...], ...]]:
+    """How the results of a function are sharded, as Shardy propagates it.
+
+    Args:
+      fn: gives a flat list of arrays.
+      args: their types, under shardings of one mesh.
+
+    Returns:
+      For each result, for each of its axes: axes of the mesh. Nothing for a result that
+      is whole on each device, or along a part of an axis of the mesh.
+    """
+    from jaxlib.mlir import ir, passmanager
+    from jaxlib.mlir.dialects import sdy
+
+    # for a platform whose random numbers are ordinary operations
+    traced = jax.jit(fn, keep_unused=True).trace(*args)
+    lowered = traced.lower(lowering_platforms=("tpu",))
+    module: Any = lowered.compiler_ir("stablehlo")
+
+    def names(dimension) -> tuple[str, ...]:
+        axes = map(sdy.AxisRefAttr, sdy.DimensionShardingAttr(dimension).axes)
+        return tuple(axis.name for axis in axes if axis.sub_axis_info is None)
+
+    def sharding(attributes) -> tuple[tuple[str, ...], ...]:
+        attributes = ir.DictAttr(attributes)
+        if "sdy.sharding" not in attributes:
+            return ()
+        found = sdy.TensorShardingAttr(attributes["sdy.sharding"])
+        return tuple(map(names, found.dimension_shardings))
+
+    with module.context:
+        pipeline = "builtin.module(sdy-propagation-pipeline)"
+        passmanager.PassManager.parse(pipeline).run(module.operation)
+        functions = {
+            ir.StringAttr(op.operation.attributes["sym_name"]).value: op.operation
+            for op in module.body.operations
+        }
+        return [*map(sharding, functions["main"].attributes["res_attrs"])]

@@ -225,6 +225,16 @@ def test_threefry_of_a_counter():
     assert (first ^ second == whole).all()
 
 
+def test_shardings_are_propagated():
+    mesh = jax.make_mesh((4, 2), ("a", "b"), (jax.sharding.AxisType.Auto,) * 2)
+    where = jax.NamedSharding(mesh, jax.P("a", "b"))
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=where)
+    assert _compat.uses_shardy()
+    found = _compat.propagated(lambda x: [x.T, x.sum(1), jnp.ones(3)], [x])
+    assert found[:2] == [(("b",), ("a",)), (("a",),)]
+    assert not any(found[2])
+
+
 JOB = """
 import socket
 import subprocess

@@ -45,7 +45,9 @@ def lint(
     - *stacked twice*: a scan that stacks one value several times;
     - *unused gradient*: the gradient of something that is not trained;
     - *wide copy*: a float32 copy of a bfloat16 value, kept for the backward pass;
-    - *dropout mask*: random bits kept for the backward pass.
+    - *dropout mask*: random bits kept for the backward pass;
+    - *lost batch axis*: activations of a sharded step that XLA moves to another axis
+      than that of the examples.
 
     Bytes are those of the arrays as traced, on all devices together: a compiler may
     fuse some of them away. Findings under a kibibyte are left out, and so is what ops

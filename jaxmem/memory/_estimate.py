@@ -12,6 +12,7 @@ from typing import Any, cast
 from jaxmem._checks import check_bool, check_callable, check_places
 from jaxmem.chips import Target, get_target
 from jaxmem.frameworks import Place, pure_call
+from jaxmem.ir.lost_axes import lost_axes
 from jaxmem.memory._pending import CompileSettings, Pending
 from jaxmem.memory.compile.call import FlatCall, flatten_call
 from jaxmem.memory.compile.lower import flat_function, lower, trace
@@ -131,7 +132,11 @@ def begin(
         if how.cache and key in reports and reports[key][1].done:
             return reports[key][1]
         lowered = lower(jitted, traced, call, chip, how.compiler_options)
-    pending = Pending(lowered, chip, donations(lowered, traced), how, how.products)
+    lost = () if how.extent == "buffers" else lost_axes(traced.jaxpr, call.shardings)
+    lines = (f"{one}: write in the layer {one.constraint}" for one in lost)
+    advice = tuple(dict.fromkeys(lines))
+    about = donations(lowered, traced), how, how.products, advice
+    pending = Pending(lowered, chip, *about)
     # the jaxpr is held so that no other one gets its id
     reports[key] = traced.jaxpr, pending.begin()
     return pending

@@ -69,6 +69,7 @@ class Pending:
     donations: Donations  # from which the report's notes on donation are made
     settings: CompileSettings
     products: int | None  # of the settings; raised where XLA finds no tiles
+    advice: tuple[str, ...] = ()  # what to do, as far as the equations tell it
     final: bool = field(default=False, init=False)  # figures of a compile to the end
     _compile: Compile | None = field(default=None, init=False)
     _report: MemoryReport | None = field(default=None, init=False)
@@ -156,6 +157,7 @@ class Pending:
             name=self.lowered.call.name,
             argument_names=[leaves[i].name for i in self.lowered.used],
             donations=self.donations,
+            advice=self.advice,
         )
 
 

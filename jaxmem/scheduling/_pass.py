@@ -43,7 +43,7 @@ class Level:
     compared: bool = True
     # what is known of it and of what was made of it under other choices
     known: Remembered = field(default_factory=Remembered, compare=False, repr=False)
-    # over which axes of a mesh the inputs are spread (`tiling.shards.InputSpreads`);
+    # over which axes of a mesh the inputs are spread (`ir.shards.InputSpreads`);
     # None where nothing is known
     spreads: Any = None
 

@@ -11,14 +11,19 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import Aliases, JaxprGraph, by_shape
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shard_maps import aliases_inside, whole_step
+from jaxmem.ir.shards import (
+    InputSpreads,
+    of_shardings,
+)
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling.order.ordered import OperationOrder, OrderOperations
 from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst, ShrinkFirst
 from jaxmem.scheduling.placement.inside import CastInside, ConstantsInside
-from jaxmem.scheduling.plan.rows import Description
+from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers
 from jaxmem.scheduling.recompute.pairs import Pair, pairs
 from jaxmem.scheduling.recompute.residuals import RecomputeResiduals
@@ -33,15 +38,9 @@ from jaxmem.scheduling.release.write_back import carried
 from jaxmem.scheduling.row_chunks.update import UpdateInRows
 from jaxmem.scheduling.rows.update import UpdateTouchedRows
 from jaxmem.scheduling.tiling.batch_loop import is_batch_loop
-from jaxmem.scheduling.tiling.micro_batches import RunInMicroBatches
-from jaxmem.scheduling.tiling.shards import (
-    InputSpreads,
-    Spreads,
-    of_shardings,
-    spreads_in,
-)
-from jaxmem.scheduling.tiling.tiles import TileRegions
-from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary
+from jaxmem.scheduling.tiling.micro_batches import MicroBatches, RunInMicroBatches
+from jaxmem.scheduling.tiling.tiles import TileRegions, Tiles
+from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary, VocabularyTiles
 
 PASSES: tuple[Pass, ...] = (
     RunInMicroBatches(),
@@ -62,6 +61,7 @@ PASSES: tuple[Pass, ...] = (
 _BEFORE_ORDER = tuple(
     one for one in PASSES if one.config not in (OperationOrder, ShrinkFirst)
 )
+_IN_PARTS = (MicroBatches, VocabularyTiles, Tiles)
 CONFIGS: dict[str, type] = {one.config.name: one.config for one in PASSES}
 
 
@@ -97,16 +97,28 @@ class Rewritten:
         return sum(rows, Description())
 
     @functools.cached_property
+    def tiles(self) -> tuple[TiledRegion, ...]:
+        """The rows of the description for what runs in parts."""
+        done = (pair for record in self.records for pair in record.rewrites)
+        cuts = (pair for pair in done if pair[0].config in _IN_PARTS)
+        rows = (one.describe(rewrite, self.target).tiles for one, rewrite in cuts)
+        return tuple(row for found in rows for row in found)
+
+    @functools.cached_property
     def pairs(self) -> tuple[Pair, ...]:
         """The pairs of scans as they are before anything is recomputed."""
         levels = (record.entered[InSegments] for record in self.records)
-        return tuple(pair for level in levels for pair in pairs(level.jaxpr))
+        return tuple(p for level in levels for p in pairs(level.jaxpr, level.spreads))
 
     @property
     def lists(self) -> tuple[Any, ...]:
-        """The lists of equations that may hold both passes, before the same."""
+        """The lists of equations that may hold both passes, before the same.
+
+        Each with how its inputs are spread over devices.
+        """
         levels = (record.entered[Unrolled] for record in self.records)
-        return tuple(level.jaxpr for level in levels if has_both_passes(level))
+        both = (level for level in levels if has_both_passes(level))
+        return tuple((level.jaxpr, level.spreads) for level in both)
 
     @property
     def unordered(self) -> Any:
@@ -262,7 +274,8 @@ def _inside(level: Level, run: _Passes) -> tuple[Any, list[Record]]:
     scans = [e for e in graph.eqns if e.primitive.name == "scan" and has_level(e)]
     maps = [e for e in graph.eqns if e.primitive.name == "shard_map" and has_level(e)]
 
-    spreads = spreads_in(level.jaxpr, level.spreads) if scans or maps else Spreads()
+    given = level.spreads if scans or maps else None
+    spreads = labelled_spreads(level.jaxpr, given)
 
     def body_of(eqn, aliases: Aliases, body):
         inside = spreads.body(eqn)

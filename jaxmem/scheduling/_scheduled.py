@@ -15,6 +15,8 @@ from jaxmem.frameworks import Call, Jitted, copied_objects, jitted, pure_call
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Aliases, by_shape
 from jaxmem.ir.host_memory import check_host_memory
+from jaxmem.ir.shard_maps import whole_step
+from jaxmem.ir.shards import InputSpreads, of_shardings
 from jaxmem.memory import Pending, Target, begin, format_bytes
 from jaxmem.scheduling._arguments import (
     abstract,
@@ -146,8 +148,11 @@ class Scheduled:
             both = compared(plain, own, known, products)
         notes = [] if call.form.donated else [undonated(call.args)]
         notes += notes_of(rewritten, found.choice.unchanged)
+        notes += self._unknown_shards(rewritten.jaxpr, call)
         aliases = self._aliases(rewritten.jaxpr, call)
-        return make_plan(rewritten, found, both, chip, aliases, (*found.notes, *notes))
+        notes = (*found.notes, *notes)
+        spreads = self._spreads(rewritten.jaxpr, call)
+        return make_plan(rewritten, found, both, chip, aliases, notes, spreads)
 
     def _begun(self, args, kwargs, target: str | Target, step, **how) -> Pending:
         """The compile of a step with the places of this one's arguments."""
@@ -256,6 +261,24 @@ class Scheduled:
             return found
         return replace(found, jaxpr=with_results_placed(found.jaxpr, traced.outs))
 
+    def _spreads(self, closed, call: Call) -> InputSpreads | None:
+        """How the inputs of the step are spread over devices."""
+        named = self._shardings(call).ins
+        return of_shardings(closed, argument_shardings((call.args, call.kwargs), named))
+
+    def _unknown_shards(self, closed, call: Call) -> list[str]:
+        """A sentence where arguments are spread in a way that is not known."""
+        named = argument_shardings((call.args, call.kwargs), self._shardings(call).ins)
+        if not named or self._spreads(closed, call) is not None:
+            return []
+        if whole_step(closed) is not None:  # its shapes are those of one device
+            return []
+        return [
+            "its arguments are spread over several meshes, or over axes that are "
+            "explicit: how the arrays in between are is not known, and bytes that no "
+            "compiler has told are those of whole arrays"
+        ]
+
     def _aliases(self, closed, call: Call) -> Aliases:
         given = positions(call.args, call.kwargs, call.form.donated)
         if self._undecided(call):
@@ -307,6 +330,7 @@ class Scheduled:
             mark,
             self._compiler_options(call),
             known,
+            self._spreads(traced.jaxpr, call),
         )
         places = argument_shardings((call.args, call.kwargs), traced.ins), traced.outs
         found = self._looked_up(step, fingerprint(traced.jaxpr), *places)

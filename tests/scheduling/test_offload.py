@@ -63,7 +63,7 @@ def test_the_front_goes_on_where_recomputing_is_slower():
     fn, args = problem()
     first = rewritten(fn, args, NO_CHOICE)
     candidates = pareto_front(
-        space_of(first.pairs, [first.jaxpr], "h100", offload=True)
+        space_of(first.pairs, [(first.jaxpr, None)], "h100", offload=True)
     )
     assert candidates[-1].bytes == 0
     away = [r for r in candidates if r.choice.get(Recompute).offload is not None]

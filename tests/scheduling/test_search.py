@@ -303,7 +303,7 @@ def test_order_has_no_more_time_than_the_search(monkeypatch):
     monkeypatch.setattr(_sequences, "sequences", found)
     fn, args = problem(scanned=False)
     closed = jax.make_jaxpr(fn)(*args)
-    about = {"target": "cpu", "fingerprint": "of this step"}
+    about = {"target": "cpu", "fingerprint": "of this step", "spreads": None}
     step = SimpleNamespace(aliases=lambda jaxpr: {}, **about)
     for most in (1.0, None, None):
         deadline = None if most is None else time.monotonic() + most

@@ -300,7 +300,7 @@ def test_the_front_goes_on_below_one_input_a_layer():
     args = deep()
     closed = jax.make_jaxpr(jax.grad(plain_layers))(*args)
     first = rewrite(closed, {}, None, NO_CHOICE)
-    about = space_of(first.pairs, [first.jaxpr], "h100")
+    about = space_of(first.pairs, [(first.jaxpr, None)], "h100")
     flat = pareto_front(about)
     candidates = in_segments(about, flat)
     row = 2 * 8192 * 256

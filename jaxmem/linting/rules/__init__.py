@@ -5,6 +5,7 @@ A rule is a function of a `Subject` that yields `Finding`s.
 
 from jaxmem.linting.rules.donations import donated_twice, donation_not_used, not_donated
 from jaxmem.linting.rules.kept import dropout_mask, wide_copy
+from jaxmem.linting.rules.lost_batch_axis import lost_batch_axis
 from jaxmem.linting.rules.policies import policy_none, policy_saves_all, unmatched_name
 from jaxmem.linting.rules.recomputation import recomputation_undone, whole_loss
 from jaxmem.linting.rules.stacked_twice import stacked_twice
@@ -23,4 +24,5 @@ RULES = (
     unused_gradient,
     wide_copy,
     dropout_mask,
+    lost_batch_axis,
 )

@@ -1,5 +1,9 @@
 """Which values are in memory when, from the texts that XLA dumps."""
 
+from jaxmem.memory.buffers.collectives import KINDS as KINDS
+from jaxmem.memory.buffers.collectives import Collective as Collective
+from jaxmem.memory.buffers.collectives import collectives_of as collectives_of
+from jaxmem.memory.buffers.collectives import sent_bytes as sent_bytes
 from jaxmem.memory.buffers.hlo import Hlo as Hlo
 from jaxmem.memory.buffers.hlo import Instruction as Instruction
 from jaxmem.memory.buffers.hlo import parse_hlo as parse_hlo

@@ -18,6 +18,7 @@ _ELEMENT = re.compile(r"get-tuple-element\([^%]*%([\w.\-]+)\), index=(\d+)")
 # Newer XLA writes `%x#2` where older wrote a get-tuple-element instruction.
 _NAME = re.compile(r"%([\w.\-]+(?:#\d+)*)")
 _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[\w.\-]+)')
+_PARTITIONS = re.compile(r"^HloModule .*num_partitions=(\d+)", re.MULTILINE)
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 
@@ -83,6 +84,7 @@ class Hlo:
     loops: dict[str, str] = field(default_factory=dict)
     tables: dict[str, dict[int, str]] = field(default_factory=dict)
     parsed: dict[str, Instruction] = field(default_factory=dict)
+    devices: int = 1  # that the module is partitioned for
 
     def instruction(self, name: str) -> Instruction | None:
         """The parsed line of that name, None where the text has none."""
@@ -146,6 +148,8 @@ class Hlo:
 def parse_hlo(text: str) -> Hlo:
     """Indexes the text of one HLO module."""
     hlo, computation, table = Hlo(), "", None
+    if partitions := _PARTITIONS.search(text):
+        hlo.devices = int(partitions.group(1))
     for line in text.splitlines():
         if line.startswith("  "):
             _index_line(hlo, computation, line)

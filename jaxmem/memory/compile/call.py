@@ -46,6 +46,11 @@ class FlatCall:
     treedef: Any  # of the arguments of the pure function, see `pure_call`
     form: Form  # everything else that the call consists of
 
+    @property
+    def shardings(self) -> tuple[Any, ...]:
+        """Of each array argument; None for one that has none."""
+        return tuple(getattr(leaf.spec, "sharding", None) for leaf in self.leaves)
+
     def rebuild(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the pure function with these arrays in them."""
         values = [

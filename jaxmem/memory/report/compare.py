@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxmem._bytes import format_bytes
 from jaxmem.memory.buffers.rows import FRAGMENTATION, OTHERS, PeakBuffer
+from jaxmem.memory.report.sent import sent_by_kind
 from jaxmem.pages import SavedResult
 
 if TYPE_CHECKING:
@@ -141,11 +142,13 @@ def compare_reports(before: "MemoryReport", after: "MemoryReport") -> ReportComp
         "outputs": "output_bytes",
         "in donated arguments": "alias_bytes",
         "in the host's memory": "host_bytes",
+        "sent to other devices": "sent_bytes",
     }
     sizes = [{n: getattr(r, f) for n, f in totals.items()} for r in (before, after)]
     rows = [ComparedRow(n, sizes[0][n], sizes[1][n]) for n in totals]
     kinds = [_counted((_kind(b), b.bytes) for b in r.at_peak) for r in (before, after)]
     modules = _modules(before, after)
+    sent = compared(*map(sent_by_kind, (before, after)))
     return ReportComparison(
         headline(before),
         headline(after),
@@ -153,7 +156,8 @@ def compare_reports(before: "MemoryReport", after: "MemoryReport") -> ReportComp
             "totals": tuple(r for r in rows if r.before or r.after),
             "at the peak, by module": compared(*modules),
             "at the peak, by kind": compared(*kinds),
-        },
+        }
+        | ({"sent by a device in a step": sent} if sent else {}),
         (before, after),
     )
 

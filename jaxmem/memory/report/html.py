@@ -8,6 +8,8 @@ from jaxmem.memory.report.chart import chart, legend, number_of, views
 from jaxmem.memory.report.compare import HEAD, ComparedRow, ReportComparison
 from jaxmem.memory.report.groups import BufferGroup, groups_of
 from jaxmem.memory.report.plot import colours_of_reports
+from jaxmem.memory.report.sent import HEAD as SENT_HEAD
+from jaxmem.memory.report.sent import sent_line, sent_rows
 from jaxmem.memory.report.text import headline, sizes_line
 from jaxmem.pages import page
 from jaxmem.pages.markup import Markup, tag, together
@@ -31,9 +33,20 @@ def as_html(report: "MemoryReport") -> Markup:
             _group(g, report.peak_bytes, colours, i < _OPEN)
             for i, g in enumerate(groups)
         ),
+        _sent(report),
         page.lines("What to do", report.advice),
         page.lines("Notes", report.notes),
     )
+
+
+def _sent(report: "MemoryReport") -> Markup:
+    """What devices send each other; nothing on one device."""
+    rows = [row.cells() for row in sent_rows(report) if row.bytes]
+    if not rows:
+        return Markup()
+    table = page.table(SENT_HEAD, rows, numbers=[0, 3])
+    title = tag("h3", "Between devices")
+    return together(title, tag("p", sent_line(report), class_="jm-faint"), table)
 
 
 def compared_as_html(comparison: ReportComparison) -> Markup:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxmem._bytes import parse_bytes
 from jaxmem._checks import wrong_type
+from jaxmem.memory.buffers import Collective, collectives_of, parse_hlo, sent_bytes
 from jaxmem.memory.buffers.attribute import attribute
 from jaxmem.memory.buffers.rows import PeakBuffer, PlacedBuffer, ScheduleStep
 from jaxmem.memory.report.advice import advise
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from jaxmem.memory.report.runtime import RuntimeMemory
 
 _SIZES = ("argument", "output", "temp", "alias", "generated_code")
-_LAZY = ("at_peak", "peak_step", "timeline", "notes", "advice", "placed")
+_LAZY = ("at_peak", "peak_step", "timeline", "notes", "advice", "placed", "collectives")
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class MemoryReport(SavedResult):
         advice: what to do about the largest buffers, where that is simple to tell.
         placed: the temporaries of at least a thousandth of the peak, a thousand at
             most, with their places in memory and their live ranges.
+        collectives: what devices send each other, what sends most first.
     """
 
     target: str
@@ -78,17 +80,25 @@ class MemoryReport(SavedResult):
     advice: tuple[str, ...]
     # a factory: with a plain default, `__getattr__` would not be asked for it
     placed: tuple[PlacedBuffer, ...] = field(default_factory=tuple)
+    collectives: tuple[Collective, ...] = field(default_factory=tuple)
 
     def __getattr__(self, name: str) -> Any:
         """Makes the rows when one is first read: a search reads the numbers alone."""
         texts = self.__dict__.get("_texts")
         if name in _LAZY and texts is not None:
-            self.__dict__.update(texts.rows())
+            if name == "collectives":  # a search reads them alone
+                return self.__dict__.setdefault(name, texts.collectives())
+            self.__dict__.update(texts.rows() | {"collectives": self.collectives})
             self.__dict__.pop("_texts", None)
         if name not in self.__dict__:  # another thread may have made the rows
             kind = type(self).__name__
             raise AttributeError(f"{kind!r} object has no attribute {name!r}")
         return self.__dict__[name]
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that a device sends to others in a step."""
+        return sent_bytes(self.collectives)
 
     def fits(self, memory: int | str | None = None) -> bool:
         """Whether the step fits in memory.
@@ -204,7 +214,8 @@ def _from_plain(plain: Any) -> MemoryReport:
     """A report from the dicts and lists of its JSON."""
     names = {f.name for f in dataclasses.fields(MemoryReport)}
     if isinstance(plain, dict):
-        plain = {"placed": [], **plain}  # earlier versions have not written it
+        # earlier versions have not written them
+        plain = {"placed": [], "collectives": [], **plain}
     if not isinstance(plain, dict) or set(plain) != names:
         raise ValueError("not the JSON of a MemoryReport")
     buffers = (
@@ -222,6 +233,7 @@ def _from_plain(plain: Any) -> MemoryReport:
             "notes": tuple(plain["notes"]),
             "advice": tuple(plain["advice"]),
             "placed": tuple(PlacedBuffer(**b) for b in plain["placed"]),
+            "collectives": tuple(Collective(**c) for c in plain["collectives"]),
         }
     )
 
@@ -237,12 +249,20 @@ class CompilerTexts:
     donations: Donations | None = None  # None for no notes on donation
     aliases: tuple[tuple[str, int], ...] = ()  # (output index, argument) of reuses
     notes: tuple[str, ...] = ()  # further ones
+    advice: tuple[str, ...] = ()  # what is known before the compile
+
+    def collectives(self) -> tuple[Collective, ...]:
+        """What devices send each other."""
+        return collectives_of(parse_hlo(self._dump()["hlo"]))
+
+    def _dump(self) -> dict[str, Any]:
+        dump = json.loads(zlib.decompress(self.packed))
+        hlo = dump.get("hlo") or ""
+        return dump | {"hlo": _named(hlo, self.name, self.argument_names)}
 
     def rows(self) -> dict[str, Any]:
         """The fields of a report that are made from the texts."""
-        dump = json.loads(zlib.decompress(self.packed))
-        hlo = dump.get("hlo") or ""
-        dump["hlo"] = _named(hlo, self.name, self.argument_names)
+        dump = self._dump()
         rows = attribute(dump, self.sizes, self.argument_names)
         donated = self.donations and self.donations.notes(self.aliases, dump["hlo"])
         return {
@@ -250,7 +270,7 @@ class CompilerTexts:
             "peak_step": rows.peak_step,
             "timeline": rows.timeline,
             "notes": (*self.notes, *(donated or ()), *rows.notes),
-            "advice": advise(rows.at_peak, rows.curved),
+            "advice": (*self.advice, *advise(rows.at_peak, rows.curved)),
             "placed": rows.placed,
         }
 
@@ -283,6 +303,7 @@ def make_report(
     name: str,
     argument_names: list[str],
     donations: Donations | None = None,
+    advice: tuple[str, ...] = (),
 ) -> MemoryReport:
     """The report of a compile, whose `texts` are packed."""
     sizes = {f"{k}_bytes": int(result["memory"].get(k, 0)) for k in _SIZES}
@@ -296,6 +317,7 @@ def make_report(
         donations,
         tuple(result.get("aliases", ())),
         tuple(result.get("notes", ())),
+        advice,
     )
     report = object.__new__(MemoryReport)
     report.__dict__.update(

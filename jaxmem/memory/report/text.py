@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxmem._bytes import format_bytes
 from jaxmem.memory.report.groups import BufferGroup, BufferRow, groups_of
+from jaxmem.memory.report.sent import sent_lines
 
 if TYPE_CHECKING:
     from jaxmem.memory.report.report import MemoryReport
@@ -53,6 +54,7 @@ def as_text(report: "MemoryReport") -> str:
         lines += [_line(row) for row in group.rows[:_ROWS] if row.array or row.what]
         lines += _rest(group.rows[_ROWS:], "    ")
     lines += _rest(groups[_GROUPS:], "")
+    lines += sent_lines(report)
     lines += _section("What to do:", report.advice)
     lines += _section("Notes:", report.notes)
     return "\n".join(lines)
@@ -84,6 +86,7 @@ def as_rich(report: "MemoryReport") -> Any:
         Text(""),
         table,
     ]
+    blocks += [Text(line) for line in sent_lines(report)]
     for title, lines in (("What to do", report.advice), ("Notes", report.notes)):
         blocks += [Text(line) for line in _section(f"{title}:", lines)]
     return Group(*blocks)

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from jaxmem import planning
 from jaxmem.ir.costs import MACHINES, fused_only
 from jaxmem.ir.graph import Aliases
+from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import format_bytes
 from jaxmem.planning import peak
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level, Pass
@@ -68,27 +69,33 @@ class OrderOperations(Pass[OperationOrder, Ordered]):
 def _ordered(level: Level, config: OperationOrder) -> Ordered:
     closed, aliases = level.jaxpr, level.aliases
     if level.loop is None and config.sequence:
-        return _repeated(closed, aliases, config.sequence, level.target)
+        return _repeated(level, config.sequence)
     if level.loop is None and config.planned:
-        return Ordered(_in_planned_order(closed, aliases, level.target))
+        return Ordered(_in_planned_order(level))
     if level.compared:
         return Ordered(in_order(closed, aliases))
     jaxpr, notes = clearly_ordered(closed, aliases)
     return Ordered(jaxpr, notes=tuple(notes))
 
 
-def _in_planned_order(closed, aliases: Aliases, target: str):
+def _in_planned_order(level: Level):
     """The jaxpr in the order that `planning.order` finds, with barriers to keep it."""
     # What the step computes twice need not wait in memory between the two: a barrier
     # of the order keeps XLA from doing it once.
-    ops = operations_of(closed, aliases, tpu=is_tpu(target), duplicates=True)
+    ops = _operations_of(level, duplicates=True)
     order = planning.order(ops.graph, time_limit=PATIENCE).operations
     return in_given_order(ops, order, fences_of(ops.graph, order))
 
 
-def _repeated(closed, aliases: Aliases, sequence: Sequence[int], target: str):
-    ops = operations_of(closed, aliases, tpu=is_tpu(target))
+def _repeated(level: Level, sequence: Sequence[int]):
+    ops = _operations_of(level)
     return Ordered(in_sequence(ops, sequence), tuple(_recomputed(ops, sequence)))
+
+
+def _operations_of(level: Level, duplicates: bool | None = None) -> Operations:
+    how = {"duplicates": duplicates, "spreads": level.spreads}
+    tpu = is_tpu(level.target)
+    return operations_of(level.jaxpr, level.aliases, tpu=tpu, **how)
 
 
 def _recomputed(ops: Operations, sequence: Sequence[int]) -> Iterator[Any]:
@@ -101,12 +108,17 @@ def _recomputed(ops: Operations, sequence: Sequence[int]) -> Iterator[Any]:
 
 
 def sequences(
-    closed, aliases: Aliases, target: str, patience: float = PATIENCE
+    closed,
+    aliases: Aliases,
+    target: str,
+    patience: float = PATIENCE,
+    spreads: InputSpreads | None = None,
 ) -> list[tuple[OperationOrder, int, float]]:
     """(order, peak in bytes, seconds of recomputation) that pay, from none to most."""
-    # `patience`: seconds for each of two searches, which end sooner where all is found.
+    # `patience`: seconds for each of two searches, which end sooner where all is found;
+    # `spreads`: how the inputs are spread over devices.
     # operations are numbered as the graph of this chip has them, here and in the pass
-    ops = operations_of(closed, aliases, tpu=is_tpu(target))
+    ops = operations_of(closed, aliases, tpu=is_tpu(target), spreads=spreads)
     chip = MACHINES[target]
     order = planning.order(ops.graph, time_limit=patience).operations
     cost = planning.seconds(chip.narrow, chip.bandwidth)

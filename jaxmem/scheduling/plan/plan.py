@@ -11,8 +11,9 @@ import jax
 
 from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import MACHINES, host_traffic
+from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import MemoryReport, format_bytes
-from jaxmem.memory.report import plot_both
+from jaxmem.memory.report import plot_both, sent_line
 from jaxmem.pages import SavedResult, body_of
 from jaxmem.scheduling._choice import NO_CHOICE, Choice
 from jaxmem.scheduling._passes import CONFIGS, Rewritten
@@ -223,6 +224,8 @@ class Plan(SavedResult):
         if self.target:
             before, after = map(_peak, (self.plain, self.scheduled))
             yield f"compiled for {self.target}: {before} as it was, {after} scheduled"
+        if self.plain and self.scheduled and self.scheduled.sent_bytes:
+            yield from _sent(self.plain, self.scheduled)
         if self.predicted_bytes:
             yield (
                 f"predicted peak {format_bytes(self.predicted_bytes)}; no order of its "
@@ -255,6 +258,21 @@ class Plan(SavedResult):
                 f"{self.planning_seconds:.0f} s"
             )
         yield from self.notes
+
+
+_SCALARS = 1e-3  # of what is sent: sums of scalars that XLA combines otherwise
+
+
+def _sent(plain: MemoryReport, scheduled: MemoryReport) -> Iterator[str]:
+    """What a device sends in a step, and whether that is more than it was."""
+    before, after = plain.sent_bytes, scheduled.sent_bytes
+    yield f"{sent_line(scheduled)}; {format_bytes(before)} as it was given"
+    if after > (1 + _SCALARS) * before:
+        yield (
+            f"that is {format_bytes(after - before)} more than the step as it was "
+            "given: what is recomputed along an axis that is spread over devices is "
+            "sent once more"
+        )
 
 
 def _rows(plan: Plan) -> Iterator[tuple[str, ...]]:
@@ -319,10 +337,12 @@ def make_plan(
     target: str,
     aliases: Mapping[int, int],
     notes: Sequence[str],
+    spreads: InputSpreads | None = None,
 ) -> Plan:
     """The plan of a rewritten step, both versions compiled for `target`."""
     choice, description = result.choice, rewritten.description
-    expected, bound = predicted_and_bound(rewritten.jaxpr, aliases, choice.target)
+    about = aliases, choice.target, spreads
+    expected, bound = predicted_and_bound(rewritten.jaxpr, *about)
     by_size = {"key": lambda x: x.bytes, "reverse": True}
     return Plan(
         tuple(sorted(description.gradients, **by_size)),

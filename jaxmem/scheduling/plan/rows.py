@@ -7,6 +7,7 @@ from typing import Any
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import MACHINES, flops, seconds
+from jaxmem.ir.shards import WHOLE, Spreads
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,7 @@ class Gradient:
     """A stacked output of a backward scan, or the gradient of a table.
 
     Attributes:
-      bytes: of the whole stack.
+      bytes: of the whole stack, on one device.
       shape: its shape, the layers in front.
       dtype: its dtype.
       path: the name scopes (the modules) of the operation that makes it.
@@ -35,7 +36,7 @@ class RecomputedResidual:
     """A residual of a forward scan that the backward scan recomputes.
 
     Attributes:
-      bytes: of the whole stack; negative for what is kept in the place of others.
+      bytes: of the stack on one device; negative for what is kept in place of others.
       shape: its shape, the layers in front.
       dtype: its dtype.
       path: the name scopes (the modules) of the operation that makes it.
@@ -59,7 +60,7 @@ class RecomputedOperation:
       dtype: of its result.
       path: the name scopes (the modules) it belongs to.
       times: how often it is recomputed: the number of layers.
-      flops: of all times together, of matmuls and convolutions.
+      flops: of all times together, of matmuls and convolutions, on one device.
       seconds: of all times together, by the rates of the target.
     """
 
@@ -140,26 +141,33 @@ class Description:
         return Description(*(getattr(self, n) + getattr(other, n) for n in names))
 
 
-def gradient(aval, maker, released: bool, why: str) -> Gradient:
+def gradient(aval, maker, released: bool, why: str, shards: int = 1) -> Gradient:
     """The row of a stack; `maker`: the equation that makes a layer of it, or None."""
-    return Gradient(*described(aval, maker), released, why)
+    size, shape, dtype, path = described(aval, maker)
+    return Gradient(size // shards, shape, dtype, path, released, why)
 
 
-def residual(aval, maker, how: str, sign: int) -> RecomputedResidual:
+def residual(aval, maker, how: str, sign: int, shards: int = 1) -> RecomputedResidual:
     """The row of a residual; `sign`: -1 for what is kept in the place of others."""
     size, shape, dtype, path = described(aval, maker)
-    return RecomputedResidual(sign * size, shape, dtype, path, how)
+    return RecomputedResidual(sign * (size // shards), shape, dtype, path, how)
 
 
-def recomputed(equations: Iterable[tuple[Any, int]], target: str) -> tuple:
-    return tuple(_recomputed(eqn, times, target) for eqn, times in equations)
+def recomputed(
+    equations: Iterable[tuple[Any, int]], target: str, spreads: Spreads = WHOLE
+) -> tuple:
+    """Rows of equations and how often each is run; `spreads`: over devices."""
+    return tuple(
+        _recomputed(eqn, times / spreads.workers(eqn), times, target)
+        for eqn, times in equations
+    )
 
 
-def _recomputed(eqn, times: int, target: str) -> RecomputedOperation:
+def _recomputed(eqn, share: float, times: int, target: str) -> RecomputedOperation:
     aval = eqn.outvars[0].aval
     cost = seconds(eqn, MACHINES[target]) or 0.0
     path = _compat.name_stack(eqn)
-    work = times * flops(eqn), times * cost
+    work = share * flops(eqn), share * cost
     name = eqn.primitive.name
     return RecomputedOperation(name, aval.shape, str(aval.dtype), path, times, *work)
 

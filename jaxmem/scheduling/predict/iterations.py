@@ -5,10 +5,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import core, lax
 
+from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import is_on_host, split
+
+_NUMBER = jax.ShapeDtypeStruct((), jnp.int32)  # of the iteration
+
+
+def iteration_atoms(eqn) -> tuple[Any, ...]:
+    """What goes into an iteration, as `iteration_of` has it; of stacks, the results."""
+    constants, carry, xs = split(eqn, eqn.invars)
+    stacks = (v for v in eqn.outvars[len(carry) :] if not is_on_host(v))
+    number = _compat.Literal(0, core.ShapedArray((), jnp.int32))
+    return number, *constants, *carry, *xs, *stacks
 
 
 def iteration_of(eqn) -> tuple[Any, dict[int, int]]:
@@ -18,9 +29,8 @@ def iteration_of(eqn) -> tuple[Any, dict[int, int]]:
     # host.
     body = jaxprs.bodies(eqn)[0]
     constants, carry, xs = split(eqn, eqn.invars)
-    stacks = eqn.outvars[len(carry) :]
-    here = [k for k, v in enumerate(stacks) if not is_on_host(v)]
-    avals = [v.aval for v in (*constants, *carry, *xs, *(stacks[k] for k in here))]
+    here = [k for k, v in enumerate(eqn.outvars[len(carry) :]) if not is_on_host(v)]
+    avals = [v.aval for v in iteration_atoms(eqn)[1:]]
     ends = list(itertools.accumulate(map(len, (constants, carry, xs))))
 
     def iteration(i, *args):
@@ -34,6 +44,6 @@ def iteration_of(eqn) -> tuple[Any, dict[int, int]]:
         ]
         return *outs[: len(carry)], *new
 
-    closed = jax.make_jaxpr(iteration)(jax.ShapeDtypeStruct((), jnp.int32), *avals)
+    closed = jax.make_jaxpr(iteration)(_NUMBER, *avals)
     places = [*range(1 + ends[0], 1 + ends[1]), *range(1 + ends[2], 1 + len(avals))]
     return closed, dict(enumerate(places))

@@ -6,7 +6,7 @@ modelled: padding and fragmentation, copies that XLA inserts, workspace of libra
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxmem import _compat
@@ -20,12 +20,14 @@ from jaxmem._checks import (
 from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import flops
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.scans import LOOPS, size_of, split
+from jaxmem.ir.propagation import on_device, spreads_in
+from jaxmem.ir.scans import LOOPS, split
 from jaxmem.ir.shard_maps import aliases_inside, inside_of, whole_step
+from jaxmem.ir.shards import InputSpreads, Spreads
 from jaxmem.planning import Graph, Operation, Value, peak, xla_order
 from jaxmem.scheduling.predict.fusion import Fusion, Kind
 from jaxmem.scheduling.predict.fusion_zeros import early_zeros
-from jaxmem.scheduling.predict.iterations import iteration_of
+from jaxmem.scheduling.predict.iterations import iteration_atoms, iteration_of
 from jaxmem.scheduling.predict.kernels import Kernel, Kernels
 from jaxmem.scheduling.predict.products import merged
 from jaxmem.scheduling.predict.tpu import in_tiles
@@ -45,6 +47,7 @@ class Operations:
         themselves is named by each of them.
       variables: value -> its variable; None for what only orders operations.
       values: variable -> the value whose bytes it shows, where it exists in memory.
+      spreads: how the variables are spread over devices.
     """
 
     graph: Graph
@@ -52,6 +55,7 @@ class Operations:
     equations: tuple[tuple[int, ...], ...]
     variables: tuple[Any, ...]
     values: Mapping[Any, int]
+    spreads: Spreads = field(default_factory=Spreads, repr=False)
 
 
 def compiled_peak(graph: Graph) -> int:
@@ -64,7 +68,7 @@ def as_compiled(ops: Operations, tpu: bool = False) -> Graph:
     if tpu:
         return ops.graph
     equations = [[ops.closed.eqns[i] for i in places] for places in ops.equations]
-    return merged(ops.graph, equations, ops.values)
+    return merged(ops.graph, equations, ops.values, ops.spreads.bytes_of)
 
 
 def operations_of(
@@ -73,6 +77,7 @@ def operations_of(
     peak_of: PeakOf = compiled_peak,
     tpu: bool = False,
     duplicates: bool | None = None,
+    spreads: InputSpreads | None = None,
 ) -> Operations:
     """The graph of a closed jaxpr; of one device's part where all is one `shard_map`.
 
@@ -84,6 +89,8 @@ def operations_of(
       tpu: whether XLA compiles it for a TPU (`tpu.py`); else it is for a GPU.
       duplicates: whether what is computed twice of the same arrays stays so; by default
         for a TPU, whose products compute in themselves what they read.
+      spreads: how the inputs are spread over devices: bytes and flops are then those
+        of one device.
 
     Raises:
       TypeError: no closed jaxpr, or another argument not of its kind.
@@ -112,7 +119,7 @@ def operations_of(
         given = (pairs, peak_of, tpu, duplicates)
         return inside_of(eqn, lambda body: operations_of(body, *given))
     fusion = Fusion(JaxprGraph(flat), tpu)
-    build = _Build(fusion, peak_of)
+    build = _Build(fusion, peak_of, spreads_in(flat, spreads))
     arguments = [build.number(v) for v in fusion.graph.invars]
     for kernel in build.kernels:
         build.add(kernel)
@@ -123,7 +130,7 @@ def operations_of(
         tuple(build.values),
         tuple(arguments),
         tuple(v for v in results if v not in set(arguments)),
-        _donated(build.numbers, outs, fusion.graph.arguments, aliases or {}),
+        _donated(build, outs, fusion.graph.arguments, aliases or {}),
     )
     if tpu:
         graph = in_tiles(graph, build.variables, fusion.images)
@@ -134,6 +141,7 @@ def operations_of(
         tuple(build.equations),
         tuple(build.variables),
         build.numbers | {v: n for v, n in shown.items() if n is not None},
+        build.spreads,
     )
 
 
@@ -148,13 +156,16 @@ def _check_aliases(aliases: Any, closed) -> None:
                 raise wrong_value("aliases", aliases, f"{allowed}; there are {counts}")
 
 
-def _donated(numbers, outs, ins, aliases: Mapping[int, int]) -> dict[int, int]:
+def _donated(build, outs, ins, aliases: Mapping[int, int]) -> dict[int, int]:
     """Output -> donated argument; an output that is several takes the first."""
     found: dict[int, int] = {}
+    numbers = build.numbers
     arguments = {numbers[v] for v in ins}
     for o, i in aliases.items():
         out = None if outs[o] is None else numbers[outs[o]]
-        if out is not None and out not in arguments:
+        if out is None or out in arguments:
+            continue
+        if build.is_one_size(out, numbers[ins[i]]):
             found.setdefault(out, numbers[ins[i]])
     return found
 
@@ -174,8 +185,8 @@ def _passed_on(graph: Graph) -> Graph:
 
 
 class _Build:
-    def __init__(self, fusion: Fusion, peak_of: PeakOf):
-        self.fusion, self.peak_of = fusion, peak_of
+    def __init__(self, fusion: Fusion, peak_of: PeakOf, spreads: Spreads):
+        self.fusion, self.peak_of, self.spreads = fusion, peak_of, spreads
         self.kernels = Kernels(fusion)
         self.operations: list[Operation] = []
         self.equations: list[tuple[int, ...]] = []
@@ -189,13 +200,19 @@ class _Build:
 
     def number(self, v) -> int:
         if v not in self.numbers:
-            self.numbers[v] = self.value(size_of(v), v.aval.str_short(), v)
+            self.numbers[v] = self.value(
+                self.spreads.bytes_of(v), v.aval.str_short(), v
+            )
         return self.numbers[v]
 
     def value(self, size: int, name: str, variable=None) -> int:
         self.values.append(Value(size, name))
         self.variables.append(variable)
         return len(self.values) - 1
+
+    def is_one_size(self, v: int, u: int) -> bool:
+        """Whether two arrays of one size are spread over as many devices."""
+        return self.values[v].bytes == self.values[u].bytes
 
     def add(self, kernel: Kernel) -> None:
         fusion, end = self.fusion, kernel.equations[-1]
@@ -213,6 +230,7 @@ class _Build:
             self.effect = [self.value(0, "effect")]
             writes += self.effect
         over = [(self.numbers[v], self.numbers[u]) for v, u in over]
+        over = [pair for pair in over if self.is_one_size(*pair)]
         if end in self.pools:
             self.pool(self.pools[end], reads, writes, over)
         moved = 0 if tied else sum(self.values[v].bytes for v in reads + writes)
@@ -221,9 +239,9 @@ class _Build:
                 self.kernels.name(kernel),
                 tuple(dict.fromkeys(reads)),
                 tuple(writes),
-                inside(last, self.peak_of, fusion.tpu),
+                max(self.inside(eqn) for eqn in eqns),
                 tuple(over),
-                sum(map(flops, eqns)),
+                sum(on_device(eqn, self.spreads, flops) for eqn in eqns),
                 float(moved),
                 _compat.name_stack(last),
                 repeatable,
@@ -231,13 +249,17 @@ class _Build:
         )
         self.equations.append(kernel.equations)
 
+    def inside(self, eqn) -> int:
+        own = inside(eqn, self.peak_of, self.fusion.tpu, self.spreads)
+        return own + self.spreads.partial_bytes(eqn)
+
     def pool(self, pooled, reads: list[int], writes: list[int], over: list) -> None:
         """A pool makes zeros besides; its gradient writes over them."""
         if pooled in self.zeros:
             reads.append(self.zeros[pooled])
             over.append((writes[0], self.zeros[pooled]))
         else:
-            self.zeros[pooled] = self.value(size_of(pooled), "zeros")
+            self.zeros[pooled] = self.value(self.spreads.bytes_of(pooled), "zeros")
             writes.append(self.zeros[pooled])
 
     def tokens(self, kernel: Kernel) -> list[int]:
@@ -264,28 +286,33 @@ _BRANCHES = ("cond", "jit", "pjit")
 _INDEX = 4  # bytes
 
 
-def inside(eqn, peak_of: PeakOf, tpu: bool) -> int:
+def inside(eqn, peak_of: PeakOf, tpu: bool, spreads: Spreads) -> int:
     """Bytes that a loop or a branch holds beside what it reads and makes."""
     name, bodies = eqn.primitive.name, jaxprs.bodies(eqn)
 
-    def graph_of(body, aliases) -> Graph:
-        return as_compiled(operations_of(body, aliases, peak_of, tpu), tpu)
+    def graph_of(body, aliases, atoms=()) -> Graph:
+        given = spreads.inputs(atoms) if atoms else None
+        ops = operations_of(body, aliases, peak_of, tpu, spreads=given)
+        return as_compiled(ops, tpu)
 
     if name == "scan":
-        return peak_of(graph_of(*iteration_of(eqn)))
+        return peak_of(graph_of(*iteration_of(eqn), iteration_atoms(eqn)))
     if name == "while":
+        body, atoms = eqn.params["body_jaxpr"], eqn.invars[eqn.params["cond_nconsts"] :]
         first = eqn.params["body_nconsts"]
         aliases = {k: first + k for k in range(len(eqn.outvars))}
-        return peak_of(graph_of(eqn.params["body_jaxpr"], aliases))
+        return peak_of(graph_of(body, aliases, atoms))
     if name == "select_and_scatter_add":  # where each maximum is, along each axis
         source = eqn.invars[0].aval
-        return _INDEX * source.ndim * source.size
+        return _INDEX * source.ndim * source.size // spreads.shards(eqn.invars[0])
     if name == "shard_map":
         graph = inside_of(eqn, lambda body: graph_of(body, {}))
         return peak_of(graph) - graph.bytes_of(graph.outputs)
     if name not in _BRANCHES:
         return 0
-    graphs = [graph_of(_closed(body), {}) for body in bodies]
+    # a branch has no operand that says which one is taken
+    atoms = eqn.invars[1:] if name == "cond" else eqn.invars
+    graphs = [graph_of(_closed(body), {}, atoms) for body in bodies]
     return max(peak_of(g) - g.bytes_of(g.outputs) for g in graphs)
 
 

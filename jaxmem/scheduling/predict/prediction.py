@@ -15,8 +15,10 @@ from jaxmem._checks import check_callable, check_places, wrong_type
 from jaxmem.frameworks import pure_call
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape
+from jaxmem.ir.shards import InputSpreads, of_shardings
 from jaxmem.planning import Graph, best_fit, lifetimes, peak, xla_order
 from jaxmem.scheduling._arguments import abstract, check_fixed_sizes, positions
+from jaxmem.scheduling._shardings import argument_shardings, placed, with_results_placed
 from jaxmem.scheduling.predict.operations import (
     as_compiled,
     compiled_peak,
@@ -96,14 +98,20 @@ def predict(
         check_fixed_sizes("predict", (args, kwargs))
         traced = jaxprs.trace(call.form.pure(fn), *args, **kwargs)
     donated = positions(args, kwargs, call.form.donated)
-    return predicted(traced.jaxpr, by_shape(traced.jaxpr, donated), tpu)
+    step = placed(traced)
+    spreads = of_shardings(step.jaxpr, argument_shardings((args, kwargs), step.ins))
+    closed = with_results_placed(step.jaxpr, step.outs)
+    return predicted(closed, by_shape(closed, donated), tpu, spreads)
 
 
 def predicted(
-    closed, aliases: Mapping[int, int] | None = None, tpu: bool = False
+    closed,
+    aliases: Mapping[int, int] | None = None,
+    tpu: bool = False,
+    spreads: InputSpreads | None = None,
 ) -> Prediction:
     """The same for a closed jaxpr; `aliases`: output -> donated input, by position."""
-    ops = operations_of(closed, aliases, tpu=tpu)
+    ops = operations_of(closed, aliases, tpu=tpu, spreads=spreads)
     graph = ops.graph
     apart = set(graph.outputs) - graph.aliases.keys()
     return Prediction(
@@ -131,11 +139,11 @@ _CUTS = 4  # of the dearest operations get the bound that takes a flow
 
 
 def predicted_and_bound(
-    closed, aliases: Mapping[int, int], target: str
+    closed, aliases: Mapping[int, int], target: str, spreads: InputSpreads | None
 ) -> tuple[int, int]:
     """Bytes of the peak as XLA's orders have it, and a bound for every order."""
     tpu = is_tpu(target)
-    ops = operations_of(closed, aliases, tpu=tpu)
+    ops = operations_of(closed, aliases, tpu=tpu, spreads=spreads)
     graph = ops.graph
     there = graph.bytes_of(graph.arguments)
     bound = planning.lower_bound(graph, cuts=_CUTS)

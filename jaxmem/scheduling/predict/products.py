@@ -8,12 +8,12 @@ alive together. Source: openxla/xla, xla/service/dot_merger.cc.
 
 import heapq
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxmem.ir.primitives import ELEMENTWISE
-from jaxmem.ir.scans import LOOPS, is_var, size_of
+from jaxmem.ir.scans import LOOPS, is_var
 from jaxmem.planning import Graph, Operation, Value
 from jaxmem.scheduling.predict.fusion_kinds import MOVES
 
@@ -22,12 +22,16 @@ SMALL = 64 * 2**20  # bytes of operands and result: xla_gpu_dot_merger_threshold
 
 
 def merged(
-    graph: Graph, equations: Sequence[Sequence[Any]], values: Mapping[Any, int]
+    graph: Graph,
+    equations: Sequence[Sequence[Any]],
+    values: Mapping[Any, int],
+    bytes_of: Callable[[Any], int],
 ) -> Graph:
     """The graph with products merged."""
-    # `equations`: those of each operation; `values`: variable -> the value it shows.
+    # `equations`: those of each operation; `values`: variable -> the value it shows;
+    # `bytes_of`: of a variable, in the memory of one device.
     products = [
-        _Product.of(i, equations[i], values)
+        _Product.of(i, equations[i], values, bytes_of)
         for i, operation in enumerate(graph.operations)
         if operation.name == PRODUCT
     ]
@@ -44,7 +48,13 @@ class _Product:
     shared: int | None = None  # which operand is the same in all; None for one product
 
     @classmethod
-    def of(cls, i: int, eqns: Sequence[Any], values: Mapping[Any, int]) -> "_Product":
+    def of(
+        cls,
+        i: int,
+        eqns: Sequence[Any],
+        values: Mapping[Any, int],
+        bytes_of: Callable[[Any], int],
+    ) -> "_Product":
         (eqn,) = (e for e in eqns if e.primitive.name == PRODUCT)
         (out,) = eqn.outvars
         how = tuple(str(eqn.params[k]) for k in ("dimension_numbers", "precision"))
@@ -53,8 +63,8 @@ class _Product:
             (values.get(v, v), v.aval.shape, side, how, kinds) if is_var(v) else None
             for side, v in enumerate(eqn.invars)
         ]
-        first, second = map(size_of, eqn.invars)
-        return cls((i,), (keys[0], keys[1]), (first, second, size_of(out)))
+        first, second = map(bytes_of, eqn.invars)
+        return cls((i,), (keys[0], keys[1]), (first, second, bytes_of(out)))
 
     @property
     def is_small(self) -> bool:

@@ -125,15 +125,16 @@ class FirstLayersRewrite:
     def offloaded_bytes(self) -> int:
         return 0
 
-    def described(self) -> Iterator[tuple[Any, Any, str, int]]:
+    def described(self) -> Iterator[tuple[Any, Any, str, int, int]]:
         """As those of a `PairRewrite`."""
         yield from self.all.described()
+        shards = self.all.pair.shards
         for v in self.late:
             words = "recomputed in the first layers"
-            yield stacked(v, self.layers), self.all.maker(v), words, 1
+            yield stacked(v, self.layers), self.all.maker(v), words, 1, shards(v)
         for v in self.early:
             words = "others are made of it in the first layers"
-            yield stacked(v, self.layers), self.all.maker(v), words, -1
+            yield stacked(v, self.layers), self.all.maker(v), words, -1, shards(v)
 
 
 def kept_by(plan: PairRewrite) -> list[Any]:
@@ -154,7 +155,7 @@ class RecomputeFirstLayers(Recomputation[FirstLayers, FirstLayersRewrite]):
             return
         price = price_at(config.rate, level.target)
         others = price_at(config.others, level.target)
-        for pair in pairs(level.jaxpr):
+        for pair in pairs(level.jaxpr, level.spreads):
             layers = round(config.fraction * pair.length)
             found = cut(pair, others)
             plan = rewrite_of(pair, found, pair.length)

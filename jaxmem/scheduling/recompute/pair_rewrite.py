@@ -57,8 +57,8 @@ class PairRewrite:
         """Inputs of the forward body that the second scan needs for them."""
         return {*read_by(self.body, self.evaluated), *self.wanted}
 
-    def described(self) -> Iterator[tuple[Any, Any, str, int]]:
-        """(aval, equation, words, 1) of stacks that are saved; -1: kept instead."""
+    def described(self) -> Iterator[tuple[Any, Any, str, int, int]]:
+        """(aval, equation, words, 1, shards) of stacks saved; -1: kept instead."""
         carried = {x.slot for x in self.loop_carried}
         here = [v for v in self.instead if v not in self.offloaded]
         instead = [v for v in here if not is_mask(v)]
@@ -69,9 +69,11 @@ class PairRewrite:
                 continue
             aval = self.pair.stacks[slot].aval
             aval = jax.ShapeDtypeStruct((self.layers, *aval.shape[1:]), aval.dtype)
-            yield aval, self.maker(v), self._words(slot in carried, v), 1
+            words = self._words(slot in carried, v)
+            yield aval, self.maker(v), words, 1, self.pair.shards(v)
         for v in [*instead, *filter(is_mask, here)]:
-            yield stacked(v, self.layers), self.maker(v), _words_instead(v), -1
+            aval, words = stacked(v, self.layers), _words_instead(v)
+            yield aval, self.maker(v), words, -1, self.pair.shards(v)
 
     @property
     def offloaded_bytes(self) -> int:

@@ -4,8 +4,9 @@ What the backward scan reads of the forward one is stacked, a layer on a layer. 
 says what of the forward body to stack so that the rest can be made of it, at a price.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,9 @@ import numpy as np
 from jaxmem import _compat
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.propagation import sends, spreads_in
 from jaxmem.ir.scans import is_on_host, is_var, kept_size, size_of, split, xs_of
+from jaxmem.ir.shards import InputSpreads, Spreads
 from jaxmem.scheduling.recompute.minimum_cut import Price, least, needed, price_of
 
 # How much dearer it is to keep what has no name, where only names should be kept.
@@ -50,6 +53,8 @@ class Pair:
     loop_carried: tuple[LoopCarried, ...]  # residuals that the iteration before has had
     stacks: tuple[Any, ...]  # the xs of the backward scan
     length: int  # the number of layers
+    # how the variables of the forward body are spread over devices, when asked
+    inside: Callable[[], Spreads] = field(default=Spreads, compare=False, repr=False)
 
     @property
     def free(self) -> set[Any]:
@@ -60,6 +65,23 @@ class Pair:
     def bytes(self) -> int:
         """Bytes that a layer stacks for the backward scan alone."""
         return sum(map(size_of, self.slots.values()))
+
+    @property
+    def device_bytes(self) -> int:
+        """The same on one device."""
+        return sum(map(self.inside().bytes_of, self.slots.values()))
+
+    def share(self, i: int) -> float:
+        """What part of the work of an equation of the forward body a device does."""
+        return 1 / self.inside().workers(self.body.eqns[i])
+
+    def shards(self, v) -> int:
+        """Over how many devices a variable of the forward body is spread."""
+        return self.inside().shards(v)
+
+    def kept_on_device(self, variables: Iterable[Any]) -> float:
+        """Bytes of what is kept of a layer, on one device."""
+        return sum(map(self.inside().kept_bytes_of, variables))
 
 
 @dataclass(frozen=True)
@@ -77,8 +99,11 @@ class Cut:
         return self.bytes + self.price
 
 
-def pairs(closed) -> Iterator[Pair]:
-    """The pairs among the equations of a jaxpr; not those inside of them."""
+def pairs(closed, given: InputSpreads | None = None) -> Iterator[Pair]:
+    """The pairs among the equations of a jaxpr; not those inside of them.
+
+    `given`: how the inputs of the jaxpr are spread over devices.
+    """
     graph = JaxprGraph(closed)
     for b, eqn in enumerate(graph.eqns):
         if eqn.primitive.name != "scan" or _compat.has_side_effects(eqn):
@@ -86,7 +111,8 @@ def pairs(closed) -> Iterator[Pair]:
         made = (v for v in xs_of(eqn) if is_var(v) and v in graph.maker)
         for f in sorted({graph.maker[v] for v in made}):
             if _is_forward_of(graph.eqns[f], eqn):
-                yield _pair(graph, f, b)
+                inside = partial(_inside, closed, given, graph.eqns[f])
+                yield replace(_pair(graph, f, b), inside=inside)
 
 
 def named(pair: Pair) -> dict[Any, str]:
@@ -97,6 +123,7 @@ def named(pair: Pair) -> dict[Any, str]:
 
 def cut_by_names(pair: Pair, price: Price) -> Cut:
     """The cheapest cut that keeps what has a name, and otherwise only what it must."""
+    price = _unless_sent(pair, price)
     names = named(pair)
     return _cut(
         pair, price, (), lambda v: kept_size(v) * (1 if v in names else _UNNAMED)
@@ -105,12 +132,23 @@ def cut_by_names(pair: Pair, price: Price) -> Cut:
 
 def cut(pair: Pair, price: Price, loop_carried: bool = True) -> Cut:
     """The cheapest cut; `loop_carried`: whether the iteration before may be used."""
+    price = _unless_sent(pair, price)
     best = _cut(pair, price, ())
     for x in pair.loop_carried if loop_carried else ():
         other = _cut(pair, price, (*best.loop_carried, x))
         if other.cost < best.cost:
             best = other
     return best
+
+
+def _unless_sent(pair: Pair, price: Price) -> Price:
+    """No price where an equation is free to compute, and yet sends something."""
+
+    def found(eqn) -> float | None:
+        own = price(eqn)
+        return None if own == 0 and sends(eqn, pair.inside()) else own
+
+    return price if pair.inside().mesh is None else found
 
 
 def _cut(
@@ -123,6 +161,11 @@ def _cut(
     recomputed = tuple(needed(pair.body, wanted, {*kept, *pair.free}))
     prices = (price_of(pair.body, i, price) or 0.0 for i in recomputed)
     return Cut(kept, carried, sum(map(kept_size, kept)), sum(prices), recomputed)
+
+
+def _inside(closed, given: InputSpreads | None, eqn) -> Spreads:
+    """How the variables of a scan's body are spread."""
+    return spreads_in(eqn.params["jaxpr"], spreads_in(closed, given).body(eqn))
 
 
 def _is_forward_of(first, eqn) -> bool:

@@ -4,6 +4,7 @@ from typing import Any, Protocol, TypeVar
 
 from jaxmem.scheduling._pass import C, Pass
 from jaxmem.scheduling.plan.rows import Description, recomputed, residual
+from jaxmem.scheduling.recompute.pairs import Pair
 
 
 class RecomputingRewrite(Protocol):
@@ -14,6 +15,9 @@ class RecomputingRewrite(Protocol):
 
     @property
     def offloaded_bytes(self) -> int: ...
+
+    @property
+    def pair(self) -> Pair: ...
 
     def described(self) -> Any: ...
 
@@ -29,6 +33,6 @@ class Recomputation(Pass[C, R]):
     def describe(self, rewrite: R, target: str) -> Description:
         return Description(
             residuals=tuple(residual(*row) for row in rewrite.described()),
-            recomputed=recomputed(rewrite.recomputed, target),
+            recomputed=recomputed(rewrite.recomputed, target, rewrite.pair.inside()),
             offloaded_bytes=rewrite.offloaded_bytes,
         )

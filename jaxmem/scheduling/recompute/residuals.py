@@ -25,6 +25,7 @@ from jaxmem.ir.scans import (
     size_of,
     split,
 )
+from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level
 from jaxmem.scheduling.plan.rows import nbytes
@@ -75,25 +76,31 @@ def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
     """The pairs of scans in which something can be saved at the price there is."""
     price = price_at(config.rate, level.target)
     if config.named:
-        return rewrites_by_names(level.jaxpr, price)
-    return rewrites(level.jaxpr, price, offload=config.offload)
+        return rewrites_by_names(level.jaxpr, price, level.spreads)
+    how = {"offload": config.offload, "given": level.spreads}
+    return rewrites(level.jaxpr, price, **how)
 
 
 def rewrites(
-    closed, price: Price = fused_only, offload: int | None = None
+    closed,
+    price: Price = fused_only,
+    offload: int | None = None,
+    given: InputSpreads | None = None,
 ) -> Iterator[PairRewrite]:
     """The pairs of scans in which something can be saved, at `price` or less."""
     # What is kept and takes `offload` bytes or more waits in the host's memory.
-    for pair in pairs(closed):
+    for pair in pairs(closed, given):
         found = cut(pair, price)
         rewrite = rewrite_of(pair, found, pair.length, offload)
         if found.cost < pair.bytes or rewrite.offloaded:
             yield rewrite
 
 
-def rewrites_by_names(closed, price: Price) -> Iterator[PairRewrite]:
+def rewrites_by_names(
+    closed, price: Price, given: InputSpreads | None = None
+) -> Iterator[PairRewrite]:
     """The pairs of scans in which something is kept that has no name."""
-    for pair in pairs(closed):
+    for pair in pairs(closed, given):
         rewrite = rewrite_of(pair, cut_by_names(pair, price), pair.length)
         if rewrite.slots:
             yield rewrite
@@ -217,7 +224,7 @@ def unclear_gains(closed, rewrites: Iterable[PairRewrite]) -> Iterator[str]:
 
 
 def _saved(plan: PairRewrite) -> int:
-    return sum(sign * nbytes(aval) for aval, _, _, sign in plan.described())
+    return sum(sign * nbytes(aval) for aval, _, _, sign, _ in plan.described())
 
 
 def _array_of_a_layer(closed, plan: PairRewrite) -> int:

@@ -6,12 +6,13 @@ segments of its own of T layers, which keep L / S inputs, S / T of them and what
 layers keep, for up to two forward passes more (section 4.4).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxmem.ir.costs import MACHINES, fused_only, seconds
 from jaxmem.ir.scans import is_var, kept_size
+from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling.recompute.minimum_cut import Price, needed
 from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite, stacked
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, pairs
@@ -58,8 +59,16 @@ class Segments:
 
     @property
     def bytes(self) -> int:
-        starts = sum(self.counts) * sum(map(kept_size, self.starts))
-        return starts + self.sizes[-1] * sum(map(kept_size, self.layer.instead))
+        return self._bytes(lambda variables: sum(map(kept_size, variables)))
+
+    @property
+    def device_bytes(self) -> int:
+        """The same on one device."""
+        return self._bytes(self.pair.kept_on_device)
+
+    def _bytes(self, of: Callable[[Iterable[Any]], float]) -> int:
+        starts = sum(self.counts) * of(self.starts)
+        return int(starts + self.sizes[-1] * of(self.layer.instead))
 
     @property
     def layers(self) -> int:
@@ -81,16 +90,19 @@ class Segments:
         """Equations that cost something, of a layer that is run a second time."""
         return [e for e in self.replayed if fused_only(e) is None]
 
-    def described(self) -> Iterator[tuple[Any, Any, str, int]]:
-        """(aval, equation, words, 1) of stacks that are saved; -1: kept instead."""
+    def described(self) -> Iterator[tuple[Any, Any, str, int, int]]:
+        """(aval, equation, words, 1, shards) of stacks saved; -1: kept instead."""
+        shards = self.pair.shards
         for slot, v in self.layer.slots.items():
             words = "of the segment's first layer; its layers are run a second time"
-            yield self.pair.stacks[slot].aval, self.layer.maker(v), words, 1
+            yield self.pair.stacks[slot].aval, self.layer.maker(v), words, 1, shards(v)
         for v in self.starts:
-            yield stacked(v, sum(self.counts)), None, "of a segment's first layer", -1
+            aval, words = stacked(v, sum(self.counts)), "of a segment's first layer"
+            yield aval, None, words, -1, shards(v)
         for v in self.layer.instead:
             words = "of the layers of one segment"
-            yield stacked(v, self.sizes[-1]), self.layer.maker(v), words, -1
+            aval = stacked(v, self.sizes[-1])
+            yield aval, self.layer.maker(v), words, -1, shards(v)
 
 
 def of_every_size(pair: Pair, found: Cut) -> Iterator[Segments]:
@@ -108,9 +120,11 @@ def _of_sizes(pair: Pair, found: Cut, among: Iterable[Sizes]) -> Iterator[Segmen
             yield plan
 
 
-def segmented(closed, price: Price, sizes: Sizes) -> Iterator[Segments]:
+def segmented(
+    closed, price: Price, sizes: Sizes, given: InputSpreads | None = None
+) -> Iterator[Segments]:
     """The pairs of scans of which less is kept in segments of these sizes."""
-    for pair in pairs(closed):
+    for pair in pairs(closed, given):
         if sizes[0] < pair.length:
             yield from _of_sizes(pair, cut(pair, price, loop_carried=False), [sizes])
 

@@ -50,7 +50,7 @@ class RecomputeSegments(Recomputation[InSegments, Segments]):
         if not config.sizes:
             return iter(())
         price = price_at(config.rate, level.target)
-        return segmented(level.jaxpr, price, config.sizes)
+        return segmented(level.jaxpr, price, config.sizes, level.spreads)
 
     def apply(self, level: Level, rewrite: Segments):
         return _with_segments(level.jaxpr, rewrite)

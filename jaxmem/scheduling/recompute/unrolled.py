@@ -7,6 +7,7 @@ has made. What the others make and these read is kept from one pass to the other
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -15,7 +16,9 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
+from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import LOOPS, barrier, is_var, size_of
+from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description, recomputed
 from jaxmem.scheduling.recompute.minimum_cut import Price, needed, price_at
@@ -24,8 +27,9 @@ from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
 _SMALL = 1e-3  # of all that is kept: less is not worth a barrier
 
 
-def unrolled(closed) -> Pair | None:
+def unrolled(closed, given: InputSpreads | None = None) -> Pair | None:
     """The two passes of a list of equations; None where nothing is kept between."""
+    # `given`: how the inputs of the list are spread over devices.
     graph = JaxprGraph(closed)
     late = late_of(graph)
     reads = (v for i in sorted(late) for v in graph.eqns[i].invars if is_var(v))
@@ -39,7 +43,8 @@ def unrolled(closed) -> Pair | None:
     if not large:
         return None
     slots = dict(enumerate(v for v in early if v in large))
-    return Pair(-1, -1, graph, slots, {}, free, (), (), 1)
+    inside = partial(spreads_in, closed, given)
+    return Pair(-1, -1, graph, slots, {}, free, (), (), 1, inside)
 
 
 def _is_stack(graph: JaxprGraph, v) -> bool:
@@ -68,7 +73,7 @@ class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
     def analyse(self, level: Level, config: Unrolled) -> Iterator[tuple[Pair, Cut]]:
         if config.rate is None or not has_both_passes(level):
             return
-        pair = unrolled(level.jaxpr)
+        pair = unrolled(level.jaxpr, level.spreads)
         if pair is None:
             return
         found = cut(pair, without_loops(price_at(config.rate, level.target)))
@@ -83,7 +88,7 @@ class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
         pair, found = rewrite
         eqns = (pair.body.eqns[i] for i in found.recomputed)
         paid = [(e, 1) for e in eqns if fused_only(e) is None]
-        return Description(recomputed=recomputed(paid, target))
+        return Description(recomputed=recomputed(paid, target, pair.inside()))
 
 
 def has_both_passes(level: Level) -> bool:

@@ -27,6 +27,7 @@ class Stack:
     maker: Any  # the equation that makes a layer of it, in the body; None for an input
     released: bool  # whether it is no more
     why: str = ""  # empty where it is released; else what prevents it
+    within: Any = None  # the closed jaxpr whose variable it is
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,11 @@ from typing import Any, ClassVar
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Aliases, JaxprGraph, Values
+from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import is_var, xs_of, ys_of
+from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling._pass import Level, Pass
-from jaxmem.scheduling.plan.rows import Description, gradient
+from jaxmem.scheduling.plan.rows import Description, Gradient, gradient
 from jaxmem.scheduling.release.after_scan import HINT, blockers
 from jaxmem.scheduling.release.analysis import Stack, releases
 from jaxmem.scheduling.release.rewrite import release
@@ -32,6 +34,7 @@ class Released:
 
     jaxpr: Any
     stacks: tuple[Stack, ...]
+    given: InputSpreads | None = None  # how the inputs are spread over devices
 
 
 class ReleaseGradients(Pass[GradientRelease, Released]):
@@ -44,27 +47,28 @@ class ReleaseGradients(Pass[GradientRelease, Released]):
         if config.two_pass:
             closed, stacks = _twice(closed, level.aliases, stacks)
             stacks = [replace(s, why=s.why.replace(HINT, "")) for s in stacks]
-        yield Released(closed, tuple(stacks))
+        yield Released(closed, tuple(stacks), level.spreads)
 
     def apply(self, level: Level, rewrite: Released):
         return rewrite.jaxpr
 
     def describe(self, rewrite: Released, target: str) -> Description:
-        rows = (
-            gradient(s.var.aval, s.maker, s.released, s.why) for s in rewrite.stacks
-        )
-        return Description(gradients=tuple(rows))
+        def row(s: Stack) -> Gradient:
+            shards = spreads_in(s.within, rewrite.given).shards(s.var)
+            return gradient(s.var.aval, s.maker, s.released, s.why, shards)
+
+        return Description(gradients=tuple(map(row, rewrite.stacks)))
 
 
 def _release_all(closed, aliases: Aliases) -> tuple[Any, list[Stack]]:
     """Everything that can be released, and what became of every stacked gradient."""
     stacks: list[Stack] = []
     while (plan := _first_that_pays(closed, aliases)) is not None:
+        stacks += [replace(s, within=closed) for s in plan.stacks if s.released]
         closed = _compat.without_dead_code(release(closed, plan))
-        stacks += [s for s in plan.stacks if s.released]
     for plan in releases(closed, _pairs(closed, aliases)):
         if _is_backward(closed, plan.scan):
-            stacks += plan.stacks
+            stacks += [replace(s, within=closed) for s in plan.stacks]
     return closed, stacks
 
 

@@ -79,8 +79,10 @@ def space_of(
     waiting: float = 0.0,
 ) -> SearchSpace:
     """What can be varied: loops, or else what is outside of them."""
-    # `lists`: closed jaxprs whose equations, outside of loops, may hold both passes.
-    written_out = [pair for pair in map(unrolled, lists) if pair is not None]
+    # `lists`: closed jaxprs whose equations, outside of loops, may hold both passes,
+    # and how their inputs are spread over devices.
+    found = (unrolled(closed, given) for closed, given in lists)
+    written_out = [pair for pair in found if pair is not None]
     stacked = sum(pair.length * pair.bytes for pair in scans)
     few = sum(pair.bytes for pair in written_out) <= stacked
     free = () if few else written_out
@@ -165,13 +167,13 @@ def _away(space: SearchSpace, candidate: Candidate) -> Iterator[Candidate]:
     # parts what is worth recomputing from what is worth sending away: that of this
     # candidate.
     kept = [
-        (kept_size(v), pair.length)
+        (kept_size(v), pair.length / pair.shards(v))
         for pair, found in _cuts(space, candidate.choice.get(Recompute).rate)
         for v in found.variables
     ]
     host = MACHINES[space.target].host
     for size in sorted({size for size, _ in kept}, reverse=True):
-        gone = sum(s * length for s, length in kept if s >= size)
+        gone = round(sum(s * rows for s, rows in kept if s >= size))
         sent = replace(candidate.choice.get(Recompute), offload=size)
         choice = candidate.choice.having(sent)
         yield Candidate(
@@ -190,15 +192,15 @@ def _candidate(space: SearchSpace, rate: float | None) -> Candidate:
     cuts = _cuts(space, rate)
     if rate is not None:
         cuts += [(pair, cut(pair, without_loops(price))) for pair in space.unrolled]
-    kept = sum(pair.length * found.bytes for pair, found in cuts)
-    kept += sum(pair.bytes for pair in space.unrolled) if rate is None else 0
+    kept = sum(p.length * p.kept_on_device(found.variables) for p, found in cuts)
+    kept += sum(pair.device_bytes for pair in space.unrolled) if rate is None else 0
     cost = partial(seconds, machine=MACHINES[space.target])
     times = (
-        pair.length * (price_of(pair.body, i, cost) or 0.0)
+        pair.length * pair.share(i) * (price_of(pair.body, i, cost) or 0.0)
         for pair, found in cuts
         for i in found.recomputed
     )
     choice = Choice(space.target, (Recompute(rate, space.named),))
     if space.is_unrolled:
         choice = choice.having(Unrolled(rate))
-    return Candidate(choice, kept, sum(times))
+    return Candidate(choice, round(kept), sum(times))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxmem.ir.costs import MACHINES, Machine, flops, seconds
+from jaxmem.ir.shards import Spreads
 from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
 from jaxmem.scheduling.recompute.residuals import Recompute
@@ -64,7 +65,8 @@ class _Figures:
 
 def _in_no_segments(pair: Pair, found: Cut, machine: Machine) -> _Figures:
     eqns = ((pair.body.eqns[i], pair.length) for i in found.recomputed)
-    return _Figures(pair.length * found.bytes, _work(eqns, machine))
+    kept = round(pair.length * pair.kept_on_device(found.variables))
+    return _Figures(kept, _work(eqns, machine, pair.inside()))
 
 
 def _by_size(pair: Pair, found: Cut, machine: Machine) -> Iterator[tuple]:
@@ -72,14 +74,17 @@ def _by_size(pair: Pair, found: Cut, machine: Machine) -> Iterator[tuple]:
     plans = list(of_every_size(pair, found))
     if not plans:
         return
-    within = _work(plans[0].layer.recomputed, machine)
-    layer = _work(((eqn, 1) for eqn in plans[0].paid), machine)
+    within = _work(plans[0].layer.recomputed, machine, pair.inside())
+    layer = _work(((eqn, 1) for eqn in plans[0].paid), machine, pair.inside())
     for plan in plans:
-        yield plan.sizes, _Figures(plan.bytes, within + plan.layers * layer)
+        yield plan.sizes, _Figures(plan.device_bytes, within + plan.layers * layer)
 
 
-def _work(eqns: Iterable[tuple[Any, int]], machine: Machine) -> np.ndarray:
-    costs = [(n * (seconds(e, machine) or 0.0), n * flops(e)) for e, n in eqns]
+def _work(
+    eqns: Iterable[tuple[Any, int]], machine: Machine, spreads: Spreads
+) -> np.ndarray:
+    shares = ((eqn, n / spreads.workers(eqn)) for eqn, n in eqns)
+    costs = [(n * (seconds(e, machine) or 0.0), n * flops(e)) for e, n in shares]
     return np.array([(0.0, 0.0), *costs]).sum(0)
 
 

@@ -9,7 +9,8 @@ from jaxmem.scheduling.search.traced_step import TracedStep
 
 _REMEMBERED = 8  # steps
 
-_SEQUENCES: dict[tuple[str, str], list[Candidate]] = {}  # by fingerprint and target
+# by fingerprint, target, and how the step's inputs are spread over devices
+_SEQUENCES: dict[tuple[Any, ...], list[Candidate]] = {}
 
 
 def of_sequences(step: TracedStep, jaxpr: Any, left: float) -> list[Candidate]:
@@ -17,7 +18,7 @@ def of_sequences(step: TracedStep, jaxpr: Any, left: float) -> list[Candidate]:
     if left < PATIENCE:
         return _looked_for(step, jaxpr, left)
     # time ends some of these searches: another budget gets the same sequences
-    key = step.fingerprint, step.target
+    key = step.fingerprint, step.target, step.spreads
     found = _SEQUENCES.get(key)
     if found is None:
         found = _SEQUENCES[key] = _looked_for(step, jaxpr, PATIENCE)
@@ -27,7 +28,8 @@ def of_sequences(step: TracedStep, jaxpr: Any, left: float) -> list[Candidate]:
 
 
 def _looked_for(step: TracedStep, jaxpr: Any, patience: float) -> list[Candidate]:
-    found = sequences(jaxpr, step.aliases(jaxpr), step.target, patience)
+    how = step.target, patience, step.spreads
+    found = sequences(jaxpr, step.aliases(jaxpr), *how)
     return [
         Candidate(Choice(step.target, (order,)), peak, seconds)
         for order, peak, seconds in found

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxmem.ir.scans import is_var, size_of
+from jaxmem.ir.propagation import spreads_in
+from jaxmem.ir.scans import is_var
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.plan.rows import TiledRegion
 from jaxmem.scheduling.search.front import LEAST, Candidate, descending
@@ -141,12 +142,13 @@ def _at_one_time(step: TracedStep, choice: Choice, kept: int) -> int:
     jaxpr = step.rewritten(choice, ordered=False).jaxpr
     in_place = step.aliases(jaxpr)
     outs = (v for i, v in enumerate(jaxpr.jaxpr.outvars) if i not in in_place)
-    made = sum(size_of(v) for v in outs if is_var(v))
+    spreads = spreads_in(jaxpr, step.spreads)
+    made = sum(spreads.bytes_of(v) for v in outs if is_var(v))
     return max(0, step.predicted(choice) - kept - made)
 
 
 def _rows(step: TracedStep, choice: Choice) -> tuple[TiledRegion, ...]:
-    return step.rewritten(choice, ordered=False).description.tiles
+    return step.rewritten(choice, ordered=False).tiles
 
 
 def _line(step: TracedStep, flat: Sequence[Candidate], cuts: tuple[Any, ...]) -> _Line:

@@ -10,8 +10,10 @@ import jax.numpy as jnp
 
 from jaxmem.frameworks import Place
 from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import MACHINES, product_seconds, seconds
+from jaxmem.ir.costs import MACHINES, Machine, product_seconds, seconds
 from jaxmem.ir.graph import Aliases
+from jaxmem.ir.propagation import on_device, spreads_in
+from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import Pending, begin
 from jaxmem.scheduling._arguments import jit_with
 from jaxmem.scheduling._choice import Choice
@@ -42,6 +44,7 @@ class TracedStep:
     fingerprint: str
     compiler_options: dict[str, Any] | None = None
     known: Remembered = field(default_factory=Remembered)  # of its lists of equations
+    spreads: InputSpreads | None = None  # how its inputs are spread over devices
 
     def predicted(self, choice: Choice) -> int:
         """Bytes of the peak under a choice, without arguments, in the order of XLA."""
@@ -58,7 +61,7 @@ class TracedStep:
 
     def _sizes(self, jaxpr) -> tuple[int, int]:
         tpu = is_tpu(self.target)
-        ops = operations_of(jaxpr, self.aliases(jaxpr), tpu=tpu)
+        ops = operations_of(jaxpr, self.aliases(jaxpr), tpu=tpu, spreads=self.spreads)
         there = ops.graph.bytes_of(ops.graph.arguments)
         return there, compiled_peak(as_compiled(ops, tpu))
 
@@ -100,5 +103,10 @@ class TracedStep:
         eqns, machine = jaxprs.split(jaxpr)[0].eqns, MACHINES[self.target]
         # Of products alone where there are any: what else a step takes depends on how
         # the compiler fuses it, and would hide products that are computed twice.
-        products = sum(product_seconds(e, machine) for e in eqns)
-        return products or sum(seconds(e, machine) or 0.0 for e in eqns)
+        spreads = spreads_in(jaxpr, self.spreads)
+
+        def total(price: Callable[[Any, Machine], float | None]) -> float:
+            of = lambda eqn: price(eqn, machine)
+            return sum(on_device(eqn, spreads, of) for eqn in eqns)
+
+        return total(product_seconds) or total(seconds)

@@ -14,6 +14,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import Names, Spreads
 from jaxmem.scheduling.tiling.batch_gradients import has_gradients, has_product
 from jaxmem.scheduling.tiling.loops import is_nested, is_zero, summed_by, treatment
 from jaxmem.scheduling.tiling.partial_sums import (
@@ -24,7 +25,6 @@ from jaxmem.scheduling.tiling.partial_sums import (
     named,
 )
 from jaxmem.scheduling.tiling.shard_parts import Parts
-from jaxmem.scheduling.tiling.shards import Names, Spreads
 
 # Random bits of all examples would be held from the first part to the last.
 _RANDOM = frozenset(

@@ -17,11 +17,11 @@ from jaxmem import _compat
 from jaxmem.ir import graph as graphs
 from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import held
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.part_values import PartValues
 from jaxmem.scheduling.tiling.partial_sums import State
 from jaxmem.scheduling.tiling.shard_sums import combined
-from jaxmem.scheduling.tiling.shards import held
 from jaxmem.scheduling.tiling.sums import neutral
 from jaxmem.scheduling.tiling.written import WrittenParts
 

@@ -45,7 +45,9 @@ def best(regions: ListRegions, asked: Asked, further: bool = False) -> Found | N
         first = _largest_gain(found)
         if first.reaches(asked.limit):
             outers = [one for one in cheap if one.is_like(first)]
-            large = {v for v in inner(graph, first.region) if size_of(v) > asked.limit}
+            large = {
+                v for v in inner(graph, first.region) if graph.size(v) > asked.limit
+            }
             # none of what is too large may stand whole at their border
             outers = [one for one in outers if large <= inner(graph, one.region)]
             # cheap parts, and parts of them, where that is less than so many at once

@@ -9,8 +9,8 @@ from typing import Any
 
 from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import Names, Spreads, held
 from jaxmem.scheduling.tiling.regions import Region, RegionGraph
-from jaxmem.scheduling.tiling.shards import Names, Spreads, held
 
 
 def gathered(graph: RegionGraph, region: Region, read: Callable) -> dict[Any, Any]:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jaxmem.ir.scans import size_of
+from jaxmem.ir.shard_labels import labelled_spreads
+from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling.tiling.live_bytes import Figures, LiveBytes
 from jaxmem.scheduling.tiling.loop import tiled
 from jaxmem.scheduling.tiling.price import seconds
@@ -16,7 +17,6 @@ from jaxmem.scheduling.tiling.regions import (
     has_product,
     in_more_parts,
 )
-from jaxmem.scheduling.tiling.shards import InputSpreads, spreads_in
 
 _SEEDS = 4  # the largest arrays, from which regions are looked for
 # of the seed's size: arrays from which operations are tied to it
@@ -54,7 +54,7 @@ class ListRegions:
 
     def __init__(self, closed, target: str, given: InputSpreads | None = None):
         """`closed`: a `prepared` list; `target`: the chip whose rates count."""
-        self.graph = RegionGraph(closed, spreads_in(closed, given))
+        self.graph = RegionGraph(closed, labelled_spreads(closed, given))
         self.given = given  # how its inputs are spread over devices
         self.target = target
         self._live = LiveBytes(self.graph)
@@ -83,16 +83,18 @@ class ListRegions:
                 continue
             figures = self._live.of(region)
             if figures.gain > _GAIN * figures.before:
-                cost = seconds(self.graph.eqns, region, self.target)
+                about = self.target, self.graph.spreads
+                cost = seconds(self.graph.eqns, region, *about)
                 yield Found(region, seed, figures, cost)
 
     def _regions(self, count: int, exactly: bool) -> Iterator[tuple[Region, Any]]:
         for v in self._seeds:
-            for axis, size in enumerate(v.aval.shape):
-                n = _parts(size // self.graph.shards(v, axis), count, exactly)
+            for axis, length in enumerate(v.aval.shape):
+                n = _parts(length // self.graph.shards(v, axis), count, exactly)
                 if n is None:
                     continue
-                floors = size_of(v) // _LARGE, size_of(v) // _SMALL, 0
+                size = self.graph.size(v)
+                floors = size // _LARGE, size // _SMALL, 0
                 # what large arrays tie to it is often what all arrays do
                 hulls = {self.graph.hull(v, floor): floor for floor in floors}
                 for hull, floor in hulls.items():
@@ -101,7 +103,7 @@ class ListRegions:
     @cached_property
     def _seeds(self) -> list[Any]:
         made = [v for v, i in self.graph.maker.items() if _is_seed(self.graph, i)]
-        return sorted(made, key=size_of, reverse=True)[:_SEEDS]
+        return sorted(made, key=self.graph.size, reverse=True)[:_SEEDS]
 
     def _region(self, v, axis: int, n: int, hull: int, floor: int) -> Region:
         fewer = self._fewer.get((v, axis, hull))

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.scans import size_of
 from jaxmem.scheduling.tiling.regions import Region, inner
 
 
@@ -44,7 +43,7 @@ class LiveBytes:
 
     @cached_property
     def whole(self) -> np.ndarray:
-        return self.profile({v: float(size_of(v)) for v in self.graph.maker})
+        return self.profile({v: float(self.graph.size(v)) for v in self.graph.maker})
 
     def profile(self, sizes: dict[Any, float]) -> np.ndarray:
         """Bytes alive at each equation of these variables."""
@@ -57,16 +56,16 @@ class LiveBytes:
     def of(self, region: Region) -> Figures:
         """What a region needs whole, and in its parts."""
         at = sorted(region.eqns)
-        within = {v: float(size_of(v)) for v in inner(self.graph, region)}
+        within = {v: float(self.graph.size(v)) for v in inner(self.graph, region)}
         inside = self.profile(within)
         less = inside * (1 - 1 / region.n)
         more = np.zeros(self.count)
         for i in at:
             if region.is_sum(i):  # carried from the first part on
                 (v,) = self.graph.eqns[i].outvars
-                more[at[0] : i] += size_of(v)
+                more[at[0] : i] += self.graph.size(v)
                 wide = max(4, v.aval.dtype.itemsize) / v.aval.dtype.itemsize
-                more[at[0] : self.death[v]] += size_of(v) * (wide - 1)
+                more[at[0] : self.death[v]] += self.graph.size(v) * (wide - 1)
         after = self.whole - less + more
         figures = inside[at].max(), self.whole[at].max(), after[at].max()
         return Figures(*map(int, figures))

@@ -6,13 +6,14 @@ from typing import Any, ClassVar
 
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape
+from jaxmem.ir.shard_labels import labelled_spreads
+from jaxmem.ir.shards import Spreads
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description
 from jaxmem.scheduling.tiling.batch import Batch, find
 from jaxmem.scheduling.tiling.batch_loop import in_parts, is_batch_loop, sum_bytes
 from jaxmem.scheduling.tiling.batch_row import row_of
-from jaxmem.scheduling.tiling.shards import Spreads, spreads_in
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def lengths(level: Level) -> set[int]:
 
 
 def _spreads(level: Level) -> Spreads:
-    run = lambda: spreads_in(level.jaxpr, level.spreads)
+    run = lambda: labelled_spreads(level.jaxpr, level.spreads)
     return level.known.get("spreads", (level,), run)
 
 

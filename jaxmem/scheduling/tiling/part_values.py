@@ -14,9 +14,9 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.label_rules import CONSTRAINT
 from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var, scan_like, split
+from jaxmem.ir.shards import constrained
 from jaxmem.scheduling.tiling.loops import Body, down
 from jaxmem.scheduling.tiling.partial_sums import PartTreatment, State
-from jaxmem.scheduling.tiling.shards import constrained
 
 
 @dataclass

@@ -15,8 +15,8 @@ from jaxmem.ir.axis_labels import cut
 from jaxmem.ir.label_rules import CONSTRAINT
 from jaxmem.ir.primitives import SUMS_OVER_DEVICES, VARYING
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import held_labels
 from jaxmem.scheduling.tiling.shard_parts import Parts
-from jaxmem.scheduling.tiling.shards import held_labels
 
 # of an array: None if it is whole, the axis along which it is cut, or the operation of
 # `lax` that combines what the parts have

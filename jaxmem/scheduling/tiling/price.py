@@ -15,20 +15,24 @@ from jaxmem.ir.axis_labels import CutAxes
 from jaxmem.ir.costs import FUSED, MACHINES, Machine, flops
 from jaxmem.ir.costs import seconds as seconds_of
 from jaxmem.ir.jaxprs import bodies
-from jaxmem.ir.scans import is_var, size_of
+from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import WHOLE, Spreads
 from jaxmem.scheduling.tiling.regions import Region
 
 _START = 3e-6  # seconds until the next kernel can be queued
 _SUM = 4  # bytes of an element of a running sum, at the least
 
 
-def seconds(eqns: Sequence[Any], region: Region, target: str) -> float:
+def seconds(
+    eqns: Sequence[Any], region: Region, target: str, spreads: Spreads = WHOLE
+) -> float:
     """What a region takes longer in its tiles than as it is, on a chip.
 
     Args:
       eqns: the list of equations that the region's positions are in.
       region: what is cut, and along which axes.
       target: the chip's name, one of `jaxmem.targets()`.
+      spreads: how the arrays are spread over devices; the seconds are those of one.
 
     Returns:
       Seconds, 0.0 where the tiles cost nothing by the roofline.
@@ -40,9 +44,10 @@ def seconds(eqns: Sequence[Any], region: Region, target: str) -> float:
             continue
         cut = region.cut[i]
         nowhere = CutAxes((None,) * len(cut.ins), (0,) * len(cut.outs))
-        whole.append(kernel(eqns[i], nowhere, 1, machine))
-        tile.append(kernel(eqns[i], cut, region.n, machine))
-    bits = (seconds_of(eqn, machine) or 0.0 for eqn in _drawn_twice(eqns, region))
+        whole.append(kernel(eqns[i], nowhere, 1, machine, spreads))
+        tile.append(kernel(eqns[i], cut, region.n, machine, spreads))
+    drawn = _drawn_twice(eqns, region)
+    bits = ((seconds_of(e, machine) or 0.0) / spreads.workers(e) for e in drawn)
     return longer(sum(whole), sum(tile), len(tile), region.n) + sum(bits)
 
 
@@ -65,16 +70,21 @@ def is_fused(eqn) -> bool:
     return eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier"
 
 
-def kernel(eqn, cut: CutAxes, n: int, machine: Machine) -> float:
+def kernel(
+    eqn, cut: CutAxes, n: int, machine: Machine, spreads: Spreads = WHOLE
+) -> float:
     """Seconds of one tile of an equation; an output that is cut nowhere is a sum."""
     moved = sum(
-        size_of(v) / (1 if place is None else n)
+        spreads.bytes_of(v) / (1 if place is None else n)
         for v, place in zip(eqn.invars, cut.ins, strict=True)
         if is_var(v)
     )
     for v, place in zip(eqn.outvars, cut.outs, strict=True):
-        moved += _summed(v) if place is None else size_of(v) / n
-    return max(_arithmetic(eqn, n, machine), moved / machine.bandwidth)
+        whole = place is None
+        own = _summed(v) / spreads.shards(v) if whole else spreads.bytes_of(v) / n
+        moved += own
+    arithmetic = _arithmetic(eqn, n, machine) / spreads.workers(eqn)
+    return max(arithmetic, moved / machine.bandwidth)
 
 
 def _summed(v) -> int:

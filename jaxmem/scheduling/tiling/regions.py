@@ -22,9 +22,9 @@ from jaxmem.ir.axis_labels import (
 )
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.label_rules import CONSTRAINT
-from jaxmem.ir.scans import is_var, size_of
+from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import Spreads, held_labels, is_typed
 from jaxmem.scheduling.tiling.masks import drawn, from_nothing, is_packed
-from jaxmem.scheduling.tiling.shards import Spreads, held_labels, is_typed
 
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
@@ -58,9 +58,9 @@ class RegionGraph(JaxprGraph):
         self._sizes: dict[Any, int] = {}
 
     def size(self, v) -> int:
-        """Bytes of a variable."""
+        """Bytes of a variable in the memory of one device."""
         if v not in self._sizes:
-            self._sizes[v] = size_of(v)
+            self._sizes[v] = self.spreads.bytes_of(v)
         return self._sizes[v]
 
     def labels(self, i: int, n: int) -> Labels | str:

@@ -9,13 +9,12 @@ from jaxmem.scheduling.plan.rows import TiledRegion
 from jaxmem.scheduling.tiling.axis_name import axis_name
 from jaxmem.scheduling.tiling.list_regions import Found
 from jaxmem.scheduling.tiling.masks import is_packed
-from jaxmem.scheduling.tiling.price import seconds
 from jaxmem.scheduling.tiling.regions import AT_ONCE, NEEDS_ALL
 
 _LARGE = 16  # of the largest array of a region: what a smaller one does is not told
 
 
-def row_of(eqns: Sequence[Any], found: Found, times: int, target: str) -> TiledRegion:
+def row_of(eqns: Sequence[Any], found: Found, times: int) -> TiledRegion:
     """The row of a region; `times`: how often the list of equations runs."""
     region, seed = found.region, found.seed
     maker = next(eqn for eqn in eqns if seed in eqn.outvars)
@@ -29,7 +28,7 @@ def row_of(eqns: Sequence[Any], found: Found, times: int, target: str) -> TiledR
         found.figures.before,
         found.figures.after,
         times,
-        times * seconds(eqns, region, target),
+        times * found.seconds,
     )
 
 

@@ -16,8 +16,8 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from jaxmem.ir.label_rules import COMBINE, Labels
+from jaxmem.ir.shards import Names, Spreads
 from jaxmem.scheduling.tiling.regions import Region, RegionGraph
-from jaxmem.scheduling.tiling.shards import Names, Spreads
 
 _REDUCE = {operation: name for name, operation in COMBINE.items()}
 

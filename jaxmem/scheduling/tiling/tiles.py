@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import LOOPS
+from jaxmem.ir.shard_labels import labelled_spreads
+from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling.plan.rows import Description
@@ -16,7 +18,6 @@ from jaxmem.scheduling.tiling.loop import SCOPE, VOCABULARY
 from jaxmem.scheduling.tiling.masks import with_shared_draws
 from jaxmem.scheduling.tiling.prepared import prepared
 from jaxmem.scheduling.tiling.rows import row_of, whole_ones
-from jaxmem.scheduling.tiling.shards import InputSpreads, spreads_in
 
 _ROUNDS = 3  # regions of one list, side by side
 _DEPTH = 2  # loops of regions in one another
@@ -73,7 +74,7 @@ class TileRegions(Pass[Tiles, TiledLists]):
         return rewrite.jaxpr
 
     def describe(self, rewrite: TiledLists, target: str) -> Description:
-        rows = (row_of(t.eqns, t.found, t.times, target) for t in rewrite.tiles)
+        rows = (row_of(t.eqns, t.found, t.times) for t in rewrite.tiles)
         notes = (note for t in rewrite.tiles for note in whole_ones(t.eqns, t.found))
         return Description(tiles=tuple(rows), notes=tuple(dict.fromkeys(notes)))
 
@@ -159,7 +160,7 @@ class _Lists:
         depth: int,
     ):
         """The list with the bodies of some of its scans in tiles."""
-        spreads = spreads_in(closed, given)
+        spreads = labelled_spreads(closed, given)
         tiles: list[Tile] = []
         bodies: dict[Any, Any] = {}
         for eqn in filter(picked, jaxprs.split(closed)[0].eqns):

@@ -6,7 +6,7 @@ from typing import Any
 from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var
-from jaxmem.scheduling.tiling.shards import Spreads
+from jaxmem.ir.shards import Spreads
 from jaxmem.scheduling.tiling.vocabulary import CutAxis
 from jaxmem.scheduling.tiling.vocabulary_plan import Loop, OnlineSum, VocabularyLoops
 

@@ -15,9 +15,9 @@ from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.parts import on_part
 from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import Names, held
 from jaxmem.scheduling.tiling.gathered import held_whole, spread_apart
 from jaxmem.scheduling.tiling.loop import VOCABULARY
-from jaxmem.scheduling.tiling.shards import Names, held
 from jaxmem.scheduling.tiling.sums import (
     constant,
     moves_behind,

@@ -9,7 +9,7 @@ from jaxmem.ir.costs import FUSED, MACHINES, flops, seconds
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.scans import is_var, size_of
-from jaxmem.scheduling.tiling.shards import Names, Spreads
+from jaxmem.ir.shards import Names, Spreads
 from jaxmem.scheduling.tiling.sums import wide
 from jaxmem.scheduling.tiling.vocabulary import CutAxis
 

@@ -6,10 +6,10 @@ from typing import Any, ClassVar
 
 from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.tiling.prepared import prepared
-from jaxmem.scheduling.tiling.shards import spreads_in
 from jaxmem.scheduling.tiling.vocabulary import cut_axes
 from jaxmem.scheduling.tiling.vocabulary_levels import loops_of
 from jaxmem.scheduling.tiling.vocabulary_loop import in_blocks
@@ -110,7 +110,7 @@ def _found(level: Level) -> tuple[Any, list[VocabularyLoops | str]]:
     in_scan = level.loop is not None and level.loop.primitive.name == "scan"
     closed = prepared(level.jaxpr, in_scan)
     graph = JaxprGraph(closed)
-    spreads = spreads_in(closed, level.spreads)
+    spreads = labelled_spreads(closed, level.spreads)
     loops = lambda found: (
         found if isinstance(found, str) else loops_of(graph, found, spreads)
     )

@@ -1,0 +1,21 @@
+"""The figures of docs/many_devices.md."""
+
+from benchmarks._figures_of import figures, rows, table
+from benchmarks._figures_results import NAMES
+
+
+@figures("devices")
+def devices() -> str:
+    """Bytes a device as compiled, how far predictions are off, and bytes sent."""
+    head = ("step", "chip", "compiled", "off %", "sent")
+    head += ("scheduled", "off % then", "sent then")
+    return table(head, [_line(row) for row in rows("devices")])
+
+
+def _line(row) -> tuple[str, ...]:
+    bytes_of = lambda name: f"{float(row[name]):,.0f}" if row[name] else ""
+    off = lambda name: f"{float(row[name]):+.1f}" if row[name] else ""
+    first = bytes_of("compiled MiB"), off("off %"), bytes_of("sent MiB")
+    after = bytes_of("scheduled MiB"), off("off scheduled %")
+    sent = bytes_of("sent scheduled MiB")
+    return row["step"], NAMES[row["chip"]], *first, *after, sent

@@ -1,0 +1,249 @@
+"""How the arrays of a list of equations are spread, as XLA's own propagation has it.
+
+The equations are lowered with all that they make as results, and Shardy's propagation,
+which XLA runs first, is run on the module: a tenth of a second, and nothing is
+compiled. What XLA does afterwards it does to shards: it gathers operands of products,
+and sums what products of shards give.
+
+Arrays that are made of numbers alone have a copy for each reader, spread as the reader
+is: they are told by the labels of `ir.axis_labels`. What is spread over a part of an
+axis of the mesh alone (4 heads over 8 devices) is taken to be whole.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.ir.axis_labels import UNKNOWN, labels
+from jaxmem.ir.jaxprs import elements, is_var
+from jaxmem.ir.label_rules import Labels
+from jaxmem.ir.scans import split
+from jaxmem.ir.shards import InputSpreads, Names, Spread, Spreads
+
+# jaxpr -> how its inputs are spread -> what was found
+_FOUND: weakref.WeakKeyDictionary[Any, dict[Any, Spreads]] = weakref.WeakKeyDictionary()
+
+
+_SMALL = 2**16  # elements below which it is no matter how numbers are spread
+
+
+def spreads_in(closed, given: InputSpreads | None) -> Spreads:
+    """How the arrays of a list of equations are spread, by how its inputs are."""
+    jaxpr = jaxprs.split(closed)[0]
+    if given is None or not _is_known(jaxpr):
+        return Spreads()
+    known = _FOUND.setdefault(jaxpr, {})
+    if given not in known:
+        known[given] = _propagated(closed, given)
+    return known[given]
+
+
+def on_device(eqn, spreads: Spreads, of: Callable[[Any], float | None]) -> float:
+    """What one device has of an equation's flops or seconds, loops in full.
+
+    `of`: gives those of an equation, on all devices; None where nobody can tell.
+    """
+    if eqn.primitive.name != "scan" or spreads.mesh is None:
+        return (of(eqn) or 0.0) / spreads.workers(eqn)
+    body = eqn.params["jaxpr"]
+    inside = spreads_in(body, spreads.body(eqn))
+    eqns = jaxprs.split(body)[0].eqns
+    return eqn.params["length"] * sum(on_device(e, inside, of) for e in eqns)
+
+
+def _is_known(jaxpr) -> bool:
+    """Whether the equations can be lowered as they are: all sizes are numbers."""
+    sizes = (d for v in jaxpr.invars for d in v.aval.shape)
+    return _compat.uses_shardy() and all(isinstance(d, int) for d in sizes)
+
+
+def _propagated(closed, given: InputSpreads) -> Spreads:
+    jaxpr = jaxprs.split(closed)[0]
+    made = [v for v in _outputs(jaxpr) if hasattr(v.aval, "shape")]
+
+    def run(*args):
+        env: dict[Any, Any] = {}
+
+        def rule(eqn, args: list) -> list[Any]:
+            outs = _told(eqn, args)
+            outs = _compat.bind(eqn, args) if outs is None else outs
+            env.update(zip(eqn.outvars, outs, strict=True))
+            return outs
+
+        jaxprs.evaluate(closed, args, rule)
+        return [env[v] for v in made]
+
+    pairs = zip(jaxpr.invars, given.of, strict=True)
+    args = [_placed(v.aval, given.mesh, spread) for v, spread in pairs]
+    found = Spreads(given.mesh, dict(zip(jaxpr.invars, given.of, strict=True)))
+    for v, axes in zip(made, _compat.propagated(run, args), strict=True):
+        axes = axes[: v.aval.ndim]  # a key has axes that its type does not show
+        if any(axes):
+            found.of[v] = axes
+    _tell_numbers(closed, found)
+    return found
+
+
+def _outputs(jaxpr) -> Iterator[Any]:
+    return (v for eqn in jaxpr.eqns for v in eqn.outvars)
+
+
+def _placed(aval, mesh, spread: Spread) -> jax.ShapeDtypeStruct:
+    spec = PartitionSpec(*(names or None for names in spread))
+    how = {"weak_type": getattr(aval, "weak_type", False)}
+    where = jax.NamedSharding(mesh, spec)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=where, **how)
+
+
+# What is lowered for one chip alone.
+_KERNELS = ("pallas_call", "ffi_call", "custom_call")
+
+
+def _is_told(eqn) -> bool:
+    name = eqn.primitive.name
+    return name in (*_KERNELS, "shard_map", "device_put") or (
+        not jaxprs.bodies(eqn) and _compat.has_side_effects(eqn)
+    )
+
+
+def _told(eqn, args: list) -> list[Any] | None:
+    """Instead of what cannot be lowered, or needs a chip: what it says of shards."""
+    if eqn.primitive.name == "device_put":
+        return args
+    if eqn.primitive.name == "shard_map":
+        mesh, specs = eqn.params["mesh"], eqn.params["out_specs"]
+        outs = zip(_zeros(eqn), specs, strict=True)
+        place = jax.lax.with_sharding_constraint
+        return [place(x, jax.NamedSharding(mesh, spec)) for x, spec in outs]
+    if _is_told(eqn):
+        return _zeros(eqn)
+    bodies = jaxprs.bodies(eqn)
+    if not any(_is_told(e) for body in bodies for e in jaxprs.walk(body)):
+        return None
+    closed = [b if hasattr(b, "consts") else _compat.ClosedJaxpr(b, ()) for b in bodies]
+    return jaxprs.rebind(eqn, args, [_retold(body) for body in closed])
+
+
+def _retold(body):
+    return jaxprs.retrace(body, lambda args: jaxprs.evaluate(body, args, _told))
+
+
+def _zeros(eqn) -> list[Any]:
+    return [jnp.zeros(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
+
+
+def _tell_numbers(closed, found: Spreads) -> None:
+    """What is made of numbers alone is spread as what it is read for."""
+    eqns, numbers = jaxprs.split(closed)[0].eqns, set()
+    for eqn in eqns:
+        if all(not is_var(v) or v in numbers for v in eqn.invars):
+            numbers.update(eqn.outvars)
+    for eqn in reversed(eqns):
+        for v in {*filter(is_var, eqn.invars)} & numbers - found.of.keys():
+            if any(spread := _as_read(eqn, v, found)):
+                found.of[v] = spread
+
+
+def _as_read(eqn, v, found: Spreads) -> Spread:
+    """How an operand is spread, by what is known of an equation's other arrays."""
+    if eqn.primitive.name == "scan":
+        return _as_read_in_scan(eqn, v, found)
+    if (body := _called(eqn)) is not None:
+        return _as_read_in_call(eqn, v, found, body)
+    spread: list[Names] = [()] * v.aval.ndim
+    for other in filter(is_var, (*eqn.outvars, *eqn.invars)):
+        for axis, names in enumerate(found.of.get(other, ())):
+            place = _same_axis(eqn, v, other, axis, found.size(names))
+            if place is not None and not any({*names} & {*s} for s in spread):
+                spread[place] = spread[place] or names
+    return tuple(spread)
+
+
+def _as_read_in_scan(eqn, v, found: Spreads) -> Spread:
+    """The same of what a scan carries, or reads in each iteration."""
+    consts, carry, _ = split(eqn, eqn.invars)
+    k = next(k for k, atom in enumerate(eqn.invars) if atom is v)
+    if k >= len(consts):
+        is_carried = k < len(consts) + len(carry)
+        return found.of.get(eqn.outvars[k - len(consts)], ()) if is_carried else ()
+    if elements(v.aval.shape) < _SMALL:
+        return ()
+    body = eqn.params["jaxpr"]
+    inside = spreads_in(body, found.body(eqn))
+    return _first_read(jaxprs.split(body)[0], k, inside)
+
+
+def _as_read_in_call(eqn, v, found: Spreads, body) -> Spread:
+    jaxpr = jaxprs.split(body)[0]
+    pairs = zip(
+        (*eqn.invars, *eqn.outvars), (*jaxpr.invars, *jaxpr.outvars), strict=True
+    )
+    known = {w: found.of[u] for u, w in pairs if is_var(u) and u in found.of}
+    k = next(k for k, atom in enumerate(eqn.invars) if atom is v)
+    return _first_read(jaxpr, k, Spreads(found.mesh, known))
+
+
+def _first_read(jaxpr, k: int, inside: Spreads) -> Spread:
+    """As the first equation of a body that tells reads its input number `k`."""
+    v = jaxpr.invars[k]
+    reads = (e for e in jaxpr.eqns if any(v is w for w in e.invars))
+    return next(filter(any, (_as_read(e, v, inside) for e in reads)), ())
+
+
+def _called(eqn) -> Any:
+    """The body of a call, whose inputs and outputs are those of the equation."""
+    inside = jaxprs.bodies(eqn)
+    if len(inside) != 1 or eqn.primitive.name in ("while", "shard_map"):
+        return None
+    jaxpr = jaxprs.split(inside[0])[0]
+    counts = len(jaxpr.invars), len(jaxpr.outvars)
+    return inside[0] if counts == (len(eqn.invars), len(eqn.outvars)) else None
+
+
+def _same_axis(eqn, v, other, axis: int, n: int) -> int | None:
+    """Which axis of `v` is that axis of another array, in an equation."""
+    table = labels(eqn, n) if n > 1 else UNKNOWN
+    if not isinstance(table, Labels):
+        return None
+    atoms, of_axes = [*eqn.invars, *eqn.outvars], [*table.ins, *table.outs]
+    first = lambda atom: of_axes[next(i for i, a in enumerate(atoms) if a is atom)]
+    label = first(other)[axis]
+    if label is None or label not in first(v):
+        return None
+    place = first(v).index(label)
+    return place if v.aval.shape[place] % n == 0 else None
+
+
+def sends(eqn, spreads: Spreads) -> bool:
+    """Whether devices send each other something to compute an equation.
+
+    They do to cut or to sum along an axis that is spread over them. What gathers
+    weights for a product is not counted: a product of its gradient needs them too.
+    """
+    if (body := _called(eqn)) is not None:
+        inside = spreads_in(body, spreads.inputs(eqn.invars))
+        return any(sends(e, inside) for e in jaxprs.split(body)[0].eqns)
+    for k, v in enumerate(eqn.invars):
+        known = spreads.of.get(v, ()) if is_var(v) else ()
+        for axis, names in enumerate(known):
+            if names and _sends_along(eqn, k, axis, names, spreads):
+                return True
+    return False
+
+
+def _sends_along(eqn, k: int, axis: int, names: Names, spreads: Spreads) -> bool:
+    table = labels(eqn, spreads.size(names))
+    if not isinstance(table, Labels):
+        return True
+    label = table.ins[k][axis]
+    if label is None or any(label in of_axes for of_axes in table.outs):
+        return label is None
+    others = [j for j in range(len(eqn.invars)) if j != k and label in table.ins[j]]
+    of = lambda j: spreads.names(eqn.invars[j], table.ins[j].index(label))
+    return all(of(j) == names for j in others)

@@ -1,0 +1,222 @@
+"""Over which axes of a mesh the axes of arrays are spread.
+
+`ir.propagation` finds it for all arrays of a list of equations as XLA has it, and
+`ir.shard_labels` as it is asked for. A mistake changes no value: a part that is taken
+from every shard of an axis that has no shards is another part of it.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.ir.flatten import is_explicit
+from jaxmem.ir.jaxprs import is_var
+from jaxmem.ir.label_rules import CONSTRAINT, Labels, constraint
+from jaxmem.ir.scans import kept_size, size_of, split
+
+Names = tuple[str, ...]  # of axes of the mesh; empty for an axis that is whole
+Spread = tuple[Names, ...]  # of the axes of an array
+
+
+@dataclass(frozen=True)
+class InputSpreads:
+    """How the inputs of a list of equations are spread.
+
+    Attributes:
+      mesh: what their shardings, and those of all constraints, are of.
+      of: one for each input.
+    """
+
+    mesh: Any
+    of: tuple[Spread, ...]
+
+
+def of_shardings(closed, shardings: Sequence[Any]) -> InputSpreads | None:
+    """How a jaxpr's inputs are spread under these shardings; None if nothing is known.
+
+    Args:
+      closed: a step.
+      shardings: one for each input, None where it is not known; or none at all.
+    """
+    invars = jaxprs.split(closed)[0].invars
+    given = [named_sharding(s) for s in shardings or [None] * len(invars)]
+    asked = [asked_by(eqn) for eqn in jaxprs.walk(closed)]
+    meshes = [s.mesh for s in (*given, *asked) if s is not None]
+    if len({tuple(mesh.shape.items()) for mesh in meshes}) != 1:
+        return None  # of two, neither is that of the step
+    pairs = zip(invars, given, strict=True)
+    spreads = (whole(v) if s is None else of_spec(s, v) for v, s in pairs)
+    return InputSpreads(meshes[0], tuple(spreads))
+
+
+def named_sharding(sharding) -> jax.NamedSharding | None:
+    """One that XLA is told; those of explicit axes are in the types of arrays."""
+    is_named = isinstance(sharding, jax.NamedSharding) and not is_explicit(sharding)
+    return sharding if is_named else None
+
+
+def asked_by(eqn) -> jax.NamedSharding | None:
+    """What a constraint asks for."""
+    is_constraint = eqn.primitive.name == CONSTRAINT
+    return named_sharding(eqn.params["sharding"]) if is_constraint else None
+
+
+def is_typed(atom, axis: int) -> bool:
+    """Whether an axis is spread in the type of its array: on a mesh of explicit axes.
+
+    JAX then wants to be told how each slice of it is spread.
+    """
+    sharding = getattr(atom.aval, "sharding", None)
+    return sharding is not None and sharding.spec[axis] is not None
+
+
+def of_spec(sharding, v) -> Spread:
+    """Of an array under a sharding."""
+
+    def names(entry) -> Names:
+        if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+            return ()
+        return entry if isinstance(entry, tuple) else (entry,)
+
+    found = tuple(map(names, sharding.spec))
+    return found + ((),) * (v.aval.ndim - len(found))
+
+
+def whole(v) -> Spread:
+    """Of an array that each device has all of."""
+    return ((),) * getattr(v.aval, "ndim", 0)
+
+
+@dataclass
+class Spreads:
+    """How the arrays of a list of equations are spread.
+
+    Attributes:
+      mesh: None where nothing is known.
+      of: of variables; the others are whole on each device.
+      bodies: of the inputs of a scan's body, by the equation's identity, where more is
+        known of them than of the scan's own.
+    """
+
+    mesh: Any = None
+    of: dict[Any, Spread] = field(default_factory=dict)
+    bodies: dict[int, InputSpreads] = field(default_factory=dict)
+
+    def names(self, atom, axis: int) -> Names:
+        """Over which axes of the mesh an axis of an array is spread."""
+        known = self.of.get(atom) if is_var(atom) else None
+        return known[axis] if known else ()
+
+    def count(self, atom, axis: int) -> int:
+        """How many shards an axis has."""
+        return self.size(self.names(atom, axis))
+
+    def size(self, names: Names) -> int:
+        """How many devices there are along axes of the mesh."""
+        return math.prod(self.mesh.shape[name] for name in names) if names else 1
+
+    def shards(self, atom) -> int:
+        """How many parts an array is in; each device has one of them."""
+        known = self.of.get(atom, ()) if is_var(atom) else ()
+        return self.size(tuple(itertools.chain(*known)))
+
+    def bytes_of(self, atom) -> int:
+        """Bytes of an array in the memory of one device."""
+        return size_of(atom) // self.shards(atom)
+
+    def kept_bytes_of(self, atom) -> float:
+        """The same of an array as it is kept from the forward to the backward pass."""
+        return kept_size(atom) / self.shards(atom)
+
+    def workers(self, eqn) -> int:
+        """How many devices share the work of an equation."""
+        atoms = filter(is_var, (*eqn.invars, *eqn.outvars))
+        known = itertools.chain.from_iterable(self.of.get(v, ()) for v in atoms)
+        return self.size(tuple(dict.fromkeys(itertools.chain(*known))))
+
+    def partial_bytes(self, eqn) -> int:
+        """Bytes of a device's product of shards, before it is summed over devices.
+
+        It has all of the result where the axis of the mesh along which operands are
+        summed is the one that the result is spread over.
+        """
+        if eqn.primitive.name != "dot_general" or self.mesh is None:
+            return 0
+        (lhs, rhs), _ = eqn.params["dimension_numbers"]
+        (out,) = eqn.outvars
+        first, second = eqn.invars
+        pairs = zip(lhs, rhs, strict=True)
+        both = ({*self.names(first, a)} & {*self.names(second, b)} for a, b in pairs)
+        own = itertools.chain(*self.of.get(out, ()))
+        again = tuple({*itertools.chain(*both)} & {*own})
+        return self.bytes_of(out) * self.size(again) if again else 0
+
+    def inputs(self, atoms: Sequence[Any]) -> InputSpreads | None:
+        """How these are spread, as the inputs of a list of equations."""
+        if self.mesh is None:
+            return None
+        of = (self.of.get(v) if is_var(v) else None for v in atoms)
+        pairs = zip(of, atoms, strict=True)
+        return InputSpreads(self.mesh, tuple(s or whole(v) for s, v in pairs))
+
+    def body(self, eqn) -> InputSpreads | None:
+        """How the inputs of a scan's body are spread."""
+        if id(eqn) in self.bodies:
+            return self.bodies[id(eqn)]
+        if self.mesh is None or eqn.primitive.name != "scan":
+            return None
+        consts, carry, xs = split(eqn, eqn.invars)
+        # a carry is spread as it comes out, where somebody reads that
+        pairs = zip(eqn.outvars, carry, strict=False)
+        carry = [out if out in self.of else v for out, v in pairs]
+        found = self.inputs([*consts, *carry, *xs])
+        assert found is not None  # there is a mesh
+        rows = len(consts) + len(carry)  # what comes after them is sliced
+        of = (s[k >= rows :] for k, s in enumerate(found.of))
+        return InputSpreads(found.mesh, tuple(of))
+
+
+WHOLE = Spreads()  # each device has all of each array
+
+
+def held_labels(eqn, shards: int) -> Labels:
+    """Of a constraint on an array of which parts are taken from each of its shards.
+
+    A constraint that spreads an axis holds for such a part as it does for the array, if
+    it does not ask for more shards than there are.
+    """
+    (own,), _, _ = table = constraint(eqn, shards)
+    sharding = asked_by(eqn)
+    if sharding is None or eqn.params["layout"] is not None:
+        return table
+    spread = of_spec(sharding, eqn.outvars[0])
+    sizes = (math.prod(sharding.mesh.shape[n] for n in names) for names in spread)
+    fits = (size > 1 and shards % size == 0 for size in sizes)
+    pairs = enumerate(zip(own, fits, strict=True))
+    held = tuple(d if label is None and ok else label for d, (label, ok) in pairs)
+    return Labels((held,), (held,))
+
+
+def constrained(eqn, x, axis: int | None):
+    """A constraint on a slice of one shard along an axis: the others are spread."""
+    params = dict(eqn.params)
+    sharding = params["sharding"]
+    if axis is not None and axis < len(sharding.spec):
+        names = list(sharding.spec)
+        names[axis] = None
+        params["sharding"] = sharding.update(spec=PartitionSpec(*names))
+    (y,) = _compat.bind(eqn, [x], params)
+    return y
+
+
+def held(x, mesh, spread: Spread):
+    """An array, constrained to be spread so."""
+    spec = PartitionSpec(*(names or None for names in spread))
+    return jax.lax.with_sharding_constraint(x, jax.NamedSharding(mesh, spec))

@@ -1,0 +1,141 @@
+"""What devices send each other in a compiled step, from the text of its module.
+
+A collective counts as often as the loops around it run, which the text says. Of a ring,
+as NCCL has it, a device sends (n-1)/n of the whole array in an all-gather or a
+reduce-scatter among n devices, and twice that in an all-reduce.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from jaxmem.memory.buffers.hlo import Hlo, Instruction
+from jaxmem.memory.buffers.trips import trips
+
+KINDS = (
+    "all-reduce",
+    "reduce-scatter",
+    "all-gather",
+    "all-to-all",
+    "collective-permute",
+)
+_ARRAY = re.compile(r"\b([a-z]+\d*)[a-z\d]*\[([\d,]*)\]")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One that a compiled step runs.
+
+    Attributes:
+        kind: "all-reduce", "reduce-scatter", "all-gather", "all-to-all" or
+            "collective-permute".
+        bytes: of its operands on one device, one time.
+        devices: among how many devices.
+        times: how often a step runs it; 0 where a loop does not say how often it runs.
+        operation: the name scopes and the operation it was made for.
+        source: where that is written, as `file:line (function)`; empty where unknown.
+        waits: whether the device does nothing else meanwhile.
+    """
+
+    kind: str
+    bytes: int
+    devices: int
+    times: int
+    operation: str
+    source: str
+    waits: bool
+
+    @property
+    def sent(self) -> int:
+        """Bytes that a device sends in a step."""
+        return int(self.times * _ring(self.kind, self.devices) * self.bytes)
+
+
+def sent_bytes(found: Iterable[Collective]) -> int:
+    """Bytes that a device sends in a step, of all of them."""
+    return sum(one.sent for one in found)
+
+
+def collectives_of(hlo: Hlo, devices: int = 0) -> tuple[Collective, ...]:
+    """The collectives of a compiled module, what sends most first.
+
+    Args:
+      hlo: its text, indexed.
+      devices: how many devices there are, for those that are among all; what the text
+        says by default.
+    """
+    devices = devices or hlo.devices
+    marks = tuple(f" {kind}{end}(" for kind in KINDS for end in ("", "-start"))
+    names = (n for n, (_, rest) in hlo.lines.items() if any(m in rest for m in marks))
+    made = (hlo.instruction(name) for name in list(names))
+    found = (_collective(hlo, one, devices) for one in made if one is not None)
+    return tuple(sorted((c for c in found if c.bytes), key=lambda c: -c.sent))
+
+
+def _collective(hlo: Hlo, made: Instruction, devices: int) -> Collective:
+    caller = hlo.instruction(hlo.callers.get(made.computation, ""))
+    wrapped = caller is not None and caller.opcode == "async-start"
+    kind = made.opcode.removesuffix("-start")
+    often = [trips(hlo, loop) for loop in _loops(hlo, made)]
+    place = next((where for where in hlo.stack(made) if where.file), None)
+    source = f"{place.file}:{place.line} ({place.function})" if place else ""
+    return Collective(
+        kind,
+        sum(_bytes_of(hlo, operand) for operand in made.operands),
+        _group(made.attributes, kind) or devices,
+        math.prod(often),
+        made.metadata.get("op_name", ""),
+        source,
+        not wrapped and not made.opcode.endswith("-start"),
+    )
+
+
+def _ring(kind: str, devices: int) -> float:
+    """Of a collective's operands, how many times their bytes a device sends."""
+    if kind == "collective-permute":
+        return 1.0
+    if kind == "all-gather":
+        return devices - 1.0
+    share = 1 - 1 / max(1, devices)
+    return 2 * share if kind == "all-reduce" else share
+
+
+def _loops(hlo: Hlo, made: Instruction) -> Iterator[Instruction]:
+    """The while loops around an instruction."""
+    caller = hlo.instruction(hlo.callers.get(made.computation, ""))
+    while caller is not None:
+        if caller.opcode == "while":
+            yield caller
+        caller = hlo.instruction(hlo.callers.get(caller.computation, ""))
+
+
+def _group(attributes: str, kind: str) -> int:
+    """Among how many devices; 0 where the text does not say."""
+    if kind == "collective-permute":
+        return 2
+    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]", attributes):
+        return int(found.group(2))
+    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
+        return len(found.group(1).split(","))
+    found = re.search(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}", attributes)
+    if found is None:
+        return 0
+    sizes = dict(re.findall(r"'(\w+)'=(\d+)", found.group(1)))
+    axes = (a for a in re.findall(r"\w+", found.group(2)) if a in sizes)
+    return math.prod(int(sizes[a]) for a in axes)
+
+
+def _bytes_of(hlo: Hlo, name: str) -> int:
+    base, *index = name.split("#")  # newer XLA writes x#2 for an element of a tuple
+    made = hlo.instruction(base)
+    arrays = _ARRAY.findall(made.shape if made else "")
+    if index:
+        arrays = arrays[int(index[0]) : int(index[0]) + 1]
+    return sum(map(_size, arrays))
+
+
+def _size(array: tuple[str, str]) -> int:
+    dtype, sizes = array
+    bits = 8 if dtype == "pred" else int(re.sub(r"\D", "", dtype) or 8)
+    return math.prod(int(n) for n in sizes.split(",") if n) * bits // 8

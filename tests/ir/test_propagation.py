@@ -1,0 +1,189 @@
+"""How the arrays of a step are spread over devices: as the compiler spreads them."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxmem.ir import jaxprs
+from jaxmem.ir.costs import flops
+from jaxmem.ir.flatten import flatten
+from jaxmem.ir.lost_axes import lost_axes
+from jaxmem.ir.propagation import on_device, sends, spreads_in
+from jaxmem.ir.shards import of_shardings
+
+LAYERS, BATCH, TOKENS, WIDTH = 3, 64, 128, 64
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((4, 2), ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
+
+
+def layer(x, w):
+    """A causal mean of tokens, and a product."""
+    mask = jnp.tril(jnp.ones((TOKENS, TOKENS), bool))
+    scores = jnp.einsum("btd,bsd->bts", x, x)
+    p = jax.nn.softmax(jnp.where(mask, scores, -1e30), -1)
+    return x + jnp.tanh(jnp.einsum("bts,bsd->btd", p, x) @ w["up"]) @ w["down"]
+
+
+def loss(place, params, x):
+    layers = lambda x, w: (place(layer(place(x), w)), None)
+    return jnp.square(lax.scan(layers, place(x), params)[0]).mean()
+
+
+def step_of(place=lambda x: x):
+    def step(params, x):
+        value, grads = jax.value_and_grad(loss, argnums=1)(place, params, x)
+        return jax.tree.map(lambda p, g: p - g, params, grads), value
+
+    return step
+
+
+def spread(mesh, shape, *spec):
+    where = NamedSharding(mesh, P(*spec))
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where)
+
+
+def arguments(mesh, up=(), down=()):
+    params = {
+        "up": spread(mesh, (LAYERS, WIDTH, 4 * WIDTH), *up),
+        "down": spread(mesh, (LAYERS, 4 * WIDTH, WIDTH), *down),
+    }
+    return params, spread(mesh, (BATCH, TOKENS, WIDTH), "data")
+
+
+FSDP = {"up": (None, "data"), "down": (None, "data")}
+BOTH = {"up": (None, "data", "model"), "down": (None, "model", "data")}
+WAYS = {"data": {}, "FSDP": FSDP, "both": BOTH}
+
+
+def held(mesh):
+    return lambda x: lax.with_sharding_constraint(x, NamedSharding(mesh, P("data")))
+
+
+def found_in(fn, *args):
+    """The flat equations of a function, and how their arrays are spread."""
+    closed = flatten(jaxprs.trace(fn, *args).jaxpr)
+    given = of_shardings(closed, [x.sharding for x in jax.tree.leaves(args)])
+    return closed, spreads_in(closed, given)
+
+
+def maker_of(closed, name):
+    return next(e for e in closed.eqns if e.primitive.name == name)
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("way", WAYS)
+def test_results_are_spread_as_the_compiler_has_them(mesh, way, pinned):
+    step, args = step_of(held(mesh) if pinned else lambda x: x), arguments(mesh)
+    args = arguments(mesh, **WAYS[way])
+    closed, found = found_in(step, *args)
+    compiled = jax.jit(step).lower(*args).compile()
+    places = jax.tree.leaves(compiled.output_shardings)
+    for v, place in zip(closed.jaxpr.outvars, places, strict=True):
+        assert found.bytes_of(v) == 4 * jaxprs.elements(place.shard_shape(v.aval.shape))
+
+
+def test_what_is_made_of_numbers_is_spread_as_its_reader_is(mesh):
+    def masked(x):
+        mask = jnp.broadcast_to(jnp.arange(2**14) < 7, x.shape)
+        zeros = jnp.zeros_like(x)
+        body = lambda carry, _: (jnp.where(mask, carry, x), None)
+        return lax.scan(body, zeros, None, length=2)[0]
+
+    closed, found = found_in(masked, spread(mesh, (16, 2**14), "data", "model"))
+    made = [v for e in closed.eqns for v in e.outvars if v.aval.shape == (16, 2**14)]
+    assert len(made) > 2 and {found.shards(v) for v in made} == {8}
+
+
+def test_a_device_has_its_part_of_the_work(mesh):
+    step, args = step_of(), arguments(mesh)
+    closed, found = found_in(step, *args)
+    all_of_it = sum(map(flops, closed.eqns))
+    own = sum(on_device(eqn, found, flops) for eqn in closed.eqns)
+    assert all_of_it > 0 and own == all_of_it / 4
+
+
+def test_a_map_says_how_its_own_arrays_are_spread(mesh):
+    def mapped(x):
+        y = jax.shard_map(
+            lambda x: x * lax.axis_index("model").astype(x.dtype),
+            mesh=mesh,
+            in_specs=P("data"),
+            out_specs=P("data", "model"),
+        )(x)
+        return jnp.tanh(y)
+
+    closed, found = found_in(mapped, spread(mesh, (16, 8), "data"))
+    assert found.of[maker_of(closed, "tanh").outvars[0]] == (("data",), ("model",))
+
+
+SENDS = {
+    "along the axis": (lambda x: jnp.split(x, 3, 1)[0], (None, "model"), "split", True),
+    "another axis": (lambda x: jnp.split(x, 2, 0)[0], (None, "model"), "split", False),
+    "a sum": (lambda x: x.sum(1), (None, "model"), "reduce_sum", True),
+    "its own sum": (lambda x: x.sum(0), (None, "model"), "reduce_sum", False),
+    "elementwise": (jnp.tanh, ("data", "model"), "tanh", False),
+    "partial sums": (lambda x: x.T @ x, ("data",), "dot_general", True),
+    "free axes": (lambda x: x.T @ x, (None, "model"), "dot_general", False),
+}
+
+
+@pytest.mark.parametrize("case", SENDS)
+def test_what_makes_devices_send(mesh, case):
+    fn, spec, name, wanted = SENDS[case]
+    closed, found = found_in(fn, spread(mesh, (16, 12), *spec))
+    assert sends(maker_of(closed, name), found) is wanted
+
+
+def test_gathered_weights_are_not_counted_as_sent(mesh):
+    x, w = spread(mesh, (16, 12), "data"), spread(mesh, (12, 5), "data")
+    closed, found = found_in(jnp.matmul, x, w)
+    assert not sends(maker_of(closed, "dot_general"), found)
+
+
+def looked_up(place):
+    """A step whose examples are rows of a table."""
+
+    def step(params, table, tokens):
+        run = lambda params, table: loss(place, params, place(table[tokens]))
+        return jax.grad(run, argnums=(0, 1))(params, table)
+
+    return step
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_lost_axis_and_the_line_that_brings_it_back(mesh, way):
+    params, _ = arguments(mesh, **WAYS[way])
+    table = spread(mesh, (512, WIDTH), *((None, "data") if WAYS[way] else ()))
+    where = NamedSharding(mesh, P("data"))
+    tokens = jax.ShapeDtypeStruct((BATCH, TOKENS), jnp.int32, sharding=where)
+    args = params, table, tokens
+
+    def lost(place):
+        closed = jaxprs.trace(looked_up(place), *args).jaxpr
+        return list(lost_axes(closed, [x.sharding for x in jax.tree.leaves(args)]))
+
+    found = lost(lambda x: x)
+    assert bool(found) is (way != "data")
+    for one in found:
+        assert one.asked[0] == ("data",) and "data" not in one.found[0]
+
+        def written(x, line=one.constraint):
+            known = {"x": x, "mesh": mesh, "jax": jax}
+            exec(line, known)
+            return known["x"]
+
+        assert not lost(written)
+
+
+def test_nothing_is_known_of_two_meshes(mesh):
+    other = jax.make_mesh((8,), ("all",), (jax.sharding.AxisType.Auto,))
+    closed = jaxprs.trace(jnp.add, jnp.ones(8), jnp.ones(8)).jaxpr
+    places = [NamedSharding(m, P()) for m in (mesh, other)]
+    assert of_shardings(closed, places) is None
+    assert spreads_in(closed, None).mesh is None
