@@ -65,6 +65,15 @@ def varying_axes(*xs: Any) -> frozenset[str]:
     return frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in xs))
 
 
+def without_mesh(v):
+    """A new variable of its type, which names no mesh; `v` where it is no array."""
+    aval: Any = v.aval
+    if not isinstance(aval, jax.core.ShapedArray):
+        return v
+    how = {"weak_type": aval.weak_type}
+    return Var(jax.core.ShapedArray(aval.shape, aval.dtype, **how))
+
+
 def typed_as(x, aval):
     """`x`, the same on all devices, typed to vary and be sharded as `aval`."""
     # `x` may have more axes, in front: they are not sharded.

@@ -56,6 +56,15 @@ def test_varying_axes():
     assert seen == [frozenset({"x"})] * 2
 
 
+def test_without_mesh():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    sharding = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    closed = jax.make_jaxpr(jnp.sin)(jax.device_put(jnp.ones(8), sharding))
+    (v,) = closed.jaxpr.invars
+    bare = _compat.without_mesh(v)
+    assert bare is not v and bare.aval == jax.typeof(jnp.ones(8)) != v.aval
+
+
 def test_equations_run_again_where_they_were():
     def scoped(x):
         with jax.named_scope("here"):

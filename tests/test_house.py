@@ -48,7 +48,7 @@ ALLOWED = {
         *("_progress", "_bits", "chips", "frameworks", "ir", "memory"),
         *("pages", "planning"),
     },
-    "accumulate": {"frameworks", "memory", "optim", "scheduling"},
+    "accumulate": {"frameworks", "ir", "memory", "optim", "scheduling"},
     "freezing": {"_paths", "memory"},
     "demo": {
         *("_remedies", "accumulate", "memory", "nn", "ops", "optim", "rewriting"),

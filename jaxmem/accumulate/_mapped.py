@@ -127,15 +127,9 @@ def _freed_jaxpr(jaxpr, axes: frozenset[str]) -> Any:
     bare: dict[Any, Any] = {}
 
     def atom(v):
-        if not isinstance(v, _compat.Var) or not isinstance(
-            v.aval, jax.core.ShapedArray
-        ):
+        if not isinstance(v, _compat.Var):
             return v
-        if v not in bare:
-            x = v.aval
-            typed = jax.core.ShapedArray(x.shape, x.dtype, weak_type=x.weak_type)
-            bare[v] = _compat.Var(typed)
-        return bare[v]
+        return bare.setdefault(v, _compat.without_mesh(v))
 
     def equation(eqn):
         ins, outs = map(atom, eqn.invars), map(atom, eqn.outvars)
