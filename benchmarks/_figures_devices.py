@@ -19,3 +19,20 @@ def _line(row) -> tuple[str, ...]:
     after = bytes_of("scheduled MiB"), off("off scheduled %")
     sent = bytes_of("sent scheduled MiB")
     return row["step"], NAMES[row["chip"]], *first, *after, sent
+
+
+@figures("sent_by_microbatch")
+def sent_by_microbatch() -> str:
+    """What a device sends in a step of micro-batches, and its temporaries."""
+    found = [r for r in rows("collectives") if r["step"].endswith(", microbatch")]
+    size = lambda r, name: f"{float(r[name]):,.0f}"
+    lines = [
+        (
+            r["step"].removesuffix(", microbatch"),
+            r["under"],
+            size(r, "MiB sent"),
+            size(r, "temp MiB"),
+        )
+        for r in found
+    ]
+    return table(("gradients in", "under", "MiB sent", "MiB of temporaries"), lines)
