@@ -119,13 +119,22 @@ def test_a_broken_file_is_not_taken(outcomes, searches):
 
 def test_one_that_was_stopped_is_not_kept(outcomes, monkeypatch):
     """A search out of time has more to find."""
-    notes = ("the search was out of time after 1 compiles: the best so far",)
     search = searching.search
-    stopped = lambda *args: dataclasses.replace(search(*args), notes=notes)
+    stopped = lambda *args: dataclasses.replace(search(*args), stopped=True)
     monkeypatch.setattr(_scheduled, "search", stopped)
     scheduled().plan(W, X)
     monkeypatch.setattr(_scheduled, "search", search)
     assert not any("earlier" in note for note in scheduled().plan(W, X).notes)
+
+
+def test_what_there_is_to_say_is_kept(outcomes, monkeypatch):
+    """Notes of a search that was done."""
+    notes, search = ("the batch stays whole",), searching.search
+    noted = lambda *args: dataclasses.replace(search(*args), notes=notes)
+    monkeypatch.setattr(_scheduled, "search", noted)
+    assert notes[0] in scheduled().plan(W, X).notes
+    again = scheduled().plan(W, X).notes
+    assert notes[0] in again and any("found by an earlier" in note for note in again)
 
 
 def test_threads_make_one_search(outcomes, searches):

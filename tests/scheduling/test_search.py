@@ -280,6 +280,7 @@ def test_search_seconds_take_the_best_so_far(told, clock):
     plan = step.plan(*args)
     assert plan.scheduled.peak_bytes <= plan.budget
     assert "out of time" in plan.notes[0] and "the best so far" in plan.notes[0]
+    assert step.find(args, {}).stopped
 
 
 def test_search_seconds_without_a_fit_are_an_error(told, clock):

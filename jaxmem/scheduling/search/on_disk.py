@@ -51,9 +51,10 @@ def _load(key: str, rewritten: Callable[[Choice], Rewritten]) -> SearchOutcome |
     outcome = SearchOutcome.from_bytes(data, rewritten)
     if outcome is None or outcome.result is None:
         return outcome
-    took = outcome.result.seconds
-    note = f"found by an earlier search, in {took:.0f} s; cache=False searches anew"
-    return replace(outcome, result=replace(outcome.result, notes=(note,)))
+    result = outcome.result
+    took = f"{result.seconds:.0f} s"
+    note = f"found by an earlier search, in {took}; cache=False searches anew"
+    return replace(outcome, result=replace(result, notes=(*result.notes, note)))
 
 
 @contextlib.contextmanager

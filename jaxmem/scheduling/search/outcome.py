@@ -27,8 +27,7 @@ class SearchOutcome:
     @property
     def is_final(self) -> bool:
         """Whether another search would find the same."""
-        # one that was interrupted, or out of time, has something to say of it
-        return self.result is None or not self.result.notes
+        return self.result is None or not self.result.stopped
 
     def get(self) -> SearchResult:
         """The result; raises `BudgetError` where there is none."""

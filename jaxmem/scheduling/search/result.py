@@ -98,6 +98,7 @@ class SearchResult:
     # the option that all were compiled with, see `jaxmem.memory.Pending`
     products: int | None = None
     notes: tuple[str, ...] = ()  # how the search ended, where that is worth saying
+    stopped: bool = False  # interrupted, or out of time: another may find more
     shardings: tuple[Any, ...] = ()  # of the step's arguments, where it is sharded
 
 

@@ -97,6 +97,7 @@ def search(
         step.fingerprint,
         products,
         run.notes,
+        stopped=run.stopped,
     )
 
 
@@ -114,6 +115,7 @@ class SearchRun:
     # what was compiled, in order
     tried: list[ReportedTrial] = field(default_factory=list)
     notes: tuple[str, ...] = ()  # what there is to say of how it ended
+    stopped: bool = False  # whether that was before it was done
     _flat: Sequence[Candidate] = ()  # those in no segments and no tiles
     _tiled: bool = False  # whether there is something to cut
     _looked_at: Sequence[Candidate] = ()  # those of the last front
@@ -144,7 +146,7 @@ class SearchRun:
             why = "out of time" if late else "interrupted"
             count = len(self.tried)
             text = f"the search was {why} after {count} compiles: the best so far"
-            self.notes = (text,)
+            self.notes, self.stopped = (text,), True
             return self._settled(best)
 
     def _too_late(self) -> str:
