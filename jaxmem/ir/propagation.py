@@ -131,7 +131,15 @@ def _told(eqn, args: list) -> list[Any] | None:
 
 
 def _retold(body):
-    return jaxprs.retrace(body, lambda args: jaxprs.evaluate(body, args, _told))
+    # in the device's memory all of it: what is sent to another one is not, here
+    avals = [_plain(v.aval) for v in jaxprs.split(body)[0].invars]
+    run = lambda *args: jaxprs.evaluate(body, args, _told)
+    return jax.make_jaxpr(run)(*avals)
+
+
+def _plain(aval) -> jax.ShapeDtypeStruct:
+    weak = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak)
 
 
 def _zeros(eqn) -> list[Any]:
