@@ -152,8 +152,10 @@ def with_shared_draws(closed):
         if not eqn.outvars or eqn.outvars[0] not in again:
             return None
         pairs = zip(eqn.invars, values, strict=True)
-        operands = tuple(id(x) if is_var(v) else str(v) for v, x in pairs)
-        same = eqn.primitive, operands, repr(eqn.params)
+        # the text of a literal does not say its type
+        operands = tuple(id(x) if is_var(v) else (str(v), v.aval) for v, x in pairs)
+        made = tuple(v.aval for v in eqn.outvars)
+        same = eqn.primitive, operands, repr(eqn.params), made
         if same not in first:
             first[same] = _compat.bind(eqn, values)
         return first[same]
