@@ -127,9 +127,16 @@ def test_values_and_bytes_sent_on_host_devices():
         np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-5)
 
 
+@pytest.fixture
+def jax_as_it_is():
+    """As the benchmark's steps are traced: with jax's own promotion."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
-def test_predictions_for_an_h100(name):
+def test_predictions_for_an_h100(name, jax_as_it_is):
     made = STEPS[name]("h100")
     how = {"target": "h100", "donate_argnums": made.donate}
     predicted = predict(made.step, *made.args, **how).peak_bytes
@@ -140,7 +147,7 @@ def test_predictions_for_an_h100(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
-def test_a_scheduled_step_sends_no_more(name):
+def test_a_scheduled_step_sends_no_more(name, jax_as_it_is):
     made = STEPS[name]("h100")
     how = {"target": "h100", "donate_argnums": made.donate, "progress": False}
     plan = jaxmem.schedule(made.step, **how).plan(*made.args)
