@@ -193,7 +193,7 @@ class BudgetSearch:
         if self._shrinks_first():
             return self._compiled(choice.having(_SHRINK_FIRST), seconds, expected)
         peak = self._compiled(choice, seconds, expected)
-        is_near = self.budget < peak <= _SHRINKING * self.budget
+        is_near = may_shrink(peak, self.budget)
         is_last = peak > self.budget and choice == self.candidates[-1].choice
         if self.can_shrink_first and (is_near or is_last):
             choice = choice.having(_SHRINK_FIRST)
@@ -282,6 +282,11 @@ class BudgetSearch:
             few = few[0], 2 * most[1]
         share = (layers - few[0]) / (most[0] - few[0])
         return few[1] + share * (most[1] - few[1])
+
+
+def may_shrink(peak: float, budget: float) -> bool:
+    """Whether it does not fit, but may where products wait for others."""
+    return budget < peak <= _SHRINKING * budget
 
 
 def _is_cut(choice: Choice) -> bool:

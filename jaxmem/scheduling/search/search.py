@@ -15,7 +15,7 @@ from jaxmem.scheduling._passes import Rewritten
 from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.order.shrink_first import ShrinkFirst
 from jaxmem.scheduling.recompute.residuals import Recompute
-from jaxmem.scheduling.search.budget import BudgetSearch
+from jaxmem.scheduling.search.budget import BudgetSearch, may_shrink
 from jaxmem.scheduling.search.compiles import Compiles, OtherOptions, OutOfTime
 from jaxmem.scheduling.search.front import (
     Candidate,
@@ -264,7 +264,7 @@ class SearchRun:
             return self._fitting([candidates, self._segments])
         in_scans = best is None
         if best is None:
-            (best,) = self._compiled([candidates[0].choice])
+            best = self._first_trial(candidates[0].choice, limit)
             if best.peak <= limit:
                 return best
         if self._is_near(best):
@@ -281,6 +281,14 @@ class SearchRun:
         self._tiled = any(c.choice.get(Tiles) != Tiles() for c in few)
         fronts = [few, self._front, self._heads, self._segments]
         return self._fitting([*fronts, self._in_few_parts, self._in_many_parts])
+
+    def _first_trial(self, choice: Choice, limit: float) -> ReportedTrial:
+        """What costs nothing; with products that wait where that may help."""
+        (plain,) = self._compiled([choice])
+        if not self._can_shrink_first or not may_shrink(plain.peak, limit):
+            return plain
+        (waits,) = self._compiled([choice.having(ShrinkFirst(enabled=True))])
+        return waits if waits.peak <= limit else plain
 
     @functools.cached_property
     def _slack(self) -> float:
