@@ -21,6 +21,7 @@ from jaxmem import _compat
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import kept_size, run_body, scan_like, split
+from jaxmem.ir.shards import held
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling.recompute.minimum_cut import (
     Price,
@@ -293,4 +294,10 @@ def _beyond(
 
     recompute = lambda: made(plan.early, early=True)
     read = lambda: made(plan.late, early=False)
-    return dict(zip(wanted, lax.cond(j < plan.layers, recompute, read), strict=True))
+    results = lax.cond(j < plan.layers, recompute, read)
+    # XLA does not see through a `cond` how they are spread: it would gather them
+    spreads = plan.pair.inside()
+    return {
+        v: held(x, spreads.mesh, spreads.of[v]) if spreads.shards(v) > 1 else x
+        for v, x in zip(wanted, results, strict=True)
+    }
