@@ -1,9 +1,8 @@
 """The steps of `benchmarks.pod`: Llama-70B, and a mixture of experts of 8 x 22B, AdamW.
 
 Parameters and moments are in float32, spread over the whole mesh; layers compute in
-bfloat16, with attention as it is in textbooks. One `with_sharding_constraint` a layer
-holds the activations to the examples of each device, and in a mixture another one what
-the experts get to the experts of each device.
+bfloat16, with attention as it is in textbooks. Constraints hold the activations to the
+examples of each device, and bring what the experts get to the experts of each device.
 
 Not optimal: queries are in groups of one key each, of which no device can have less
 than one, so that over 16 devices XLA spreads parts of a head.
@@ -86,14 +85,17 @@ def routes(x, w):
     return sent, back
 
 
-def experts(x, w, spread: Callable):
-    """The mixture; `spread`: where what [experts, batch, places, channels] get lies."""
+def experts(x, w, to_experts: Callable, to_examples: Callable):
+    """The mixture of what [experts, batch, places, channels] give.
+
+    `to_experts`, `to_examples`: put it on the devices of the experts, and of `x`.
+    """
     sent, back = routes(x, w)
-    given = spread(jnp.einsum("bsep,bsd->ebpd", sent, x))
+    given = to_experts(to_examples(jnp.einsum("bsep,bsd->ebpd", sent, x)))
     gate = jnp.einsum("ebpd,edf->ebpf", given, w["gate"])
     up = jnp.einsum("ebpd,edf->ebpf", given, w["up"])
-    made = spread(jnp.einsum("ebpf,efd->ebpd", jax.nn.silu(gate) * up, w["down"]))
-    return jnp.einsum("bsep,ebpd->bsd", back, made)
+    made = to_experts(jnp.einsum("ebpf,efd->ebpd", jax.nn.silu(gate) * up, w["down"]))
+    return jnp.einsum("bsep,ebpd->bsd", back, to_examples(made))
 
 
 def layer(mlp: Callable, groups: int, keep: Callable, x, w):
@@ -189,8 +191,9 @@ def step_of(
     place = lambda *spec: functools.partial(
         jax.lax.with_sharding_constraint, shardings=NamedSharding(mesh, P(*spec))
     )
-    keep, spread = place(examples), place(expert, "fsdp")
-    mlp = functools.partial(experts, spread=spread) if expert else swiglu
+    keep, moves = place(examples), (place(expert, "fsdp"), place(None, examples))
+    mixture = lambda x, w: experts(x, w, *moves)
+    mlp = mixture if expert else swiglu
     one = functools.partial(layer, mlp, model.groups, keep)
     loss, tx = loss_of(write(one), keep), optax.adamw(3e-4)
     params = parameters(model)

@@ -6,7 +6,7 @@ examples too is where examples meet; there a step cannot be cut, unless the sum 
 labels and masks alone, and is known before.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
 from jaxmem.ir.scans import is_var
-from jaxmem.ir.shards import Names, Spreads
+from jaxmem.ir.shards import Names, Spreads, asked_by, of_spec
 from jaxmem.scheduling.tiling.batch_gradients import has_gradients, has_product
 from jaxmem.scheduling.tiling.loops import is_nested, is_zero, summed_by, treatment
 from jaxmem.scheduling.tiling.partial_sums import (
@@ -150,6 +150,8 @@ def find(
         except _Meet as reason:
             whys[reason.at] = f"examples meet in {reason}"
             continue
+        if moved := _moved(found):
+            return moved
         if has_gradients(found):
             return found
         whys[0] = "no gradient is a sum over it"
@@ -163,6 +165,29 @@ def find(
                 return found
     # that of the arguments which are followed furthest: weights are not examples
     return whys[max(whys)]
+
+
+def _moved(batch: Batch) -> str:
+    """Where a constraint brings examples to other devices; empty if none does.
+
+    A part is made on the devices of its shard, as `jax.vmap` has it, and nothing in it
+    can name the axes of the mesh that these lie along: but as the examples do.
+    """
+    own = {*batch.names}
+    for i in sorted(batch.treated):
+        for eqn in _all_in(batch.graph.eqns[i]):
+            sharding = asked_by(eqn)
+            spread = of_spec(sharding, eqn.outvars[0]) if sharding is not None else ()
+            if any(own & {*names} and own != {*names} for names in spread):
+                return f"examples go to other devices in {named(eqn)}"
+    return ""
+
+
+def _all_in(eqn) -> Iterator[Any]:
+    """An equation and those in its bodies."""
+    yield eqn
+    for body in jaxprs.bodies(eqn):
+        yield from jaxprs.walk(body)
 
 
 def _by_shape(
