@@ -1,0 +1,40 @@
+"""Steps for more chips than anybody here has, in their memory."""
+
+from dataclasses import replace
+
+import jax
+import pytest
+
+import jaxmem
+from benchmarks.pod import products
+from benchmarks.pod_steps import FSDP, LLAMA, step_of
+from tests.memory.test_estimate import AVAILABLE
+from tests.scheduling.conftest import standard_jax as standard_jax
+
+GIB = 2**30
+FEW = replace(LLAMA, layers=4)
+
+
+def fewer_layers(chip, **how):
+    return step_of(FEW, FSDP, chip, 256, **how)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip, budget", [("h100", 22 * GIB), ("tpu-v5e", 9.5 * GIB)])
+def test_layers_of_70b_parameters_in_a_budget(chip, budget, standard_jax):
+    """Less is recomputed than by a checkpoint a layer, and the budget is used."""
+    if chip not in AVAILABLE:
+        pytest.skip("its compiler is not here")
+    made, checkpoint = fewer_layers(chip), fewer_layers(chip, write=jax.checkpoint)
+    how = {"target": chip, "donate_argnums": 0, "progress": False}
+    found = jaxmem.schedule(made.step, int(budget), **how).find(made.args, {})
+    assert 0.85 * budget < found.report.peak_bytes <= budget
+    recomputed = sum(row.flops for row in found.rewritten.description.recomputed)
+    devices = made.args[1].sharding.mesh.size
+    work = products(made)
+    assert 0 < devices * recomputed < 0.8 * (products(checkpoint) - work)
+    if chip == "h100":  # which says what a step takes that does not fit
+        plain = jaxmem.estimate(made.step, *made.args, target=chip, donate_argnums=0)
+        assert plain.peak_bytes > budget
+        # a weight more is gathered in the first layers, and no activation
+        assert found.report.sent_bytes < 1.3 * plain.sent_bytes
