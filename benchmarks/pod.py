@@ -28,7 +28,7 @@ from jaxmem.memory import DoesNotFit, MemoryReport
 BUDGETS = {"tpu-v5e": "15.75GiB", "h100": "78GiB"}
 # Examples of all devices: in tensor parallelism a device has more of them at one time.
 BATCHES = {
-    "tpu-v5e": {FSDP: 256, TENSOR: 32, EXPERT: 256},
+    "tpu-v5e": {FSDP: 256, TENSOR: 64, EXPERT: 256},
     "h100": {FSDP: 256, TENSOR: 64, EXPERT: 256},
 }
 TIMEOUT = 1200.0  # seconds of a compile

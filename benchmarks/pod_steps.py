@@ -4,8 +4,8 @@ Parameters and moments are in float32, spread over the whole mesh; layers comput
 bfloat16, with attention as it is in textbooks. Constraints hold the activations to the
 examples of each device, and bring what the experts get to the experts of each device.
 
-Not optimal: queries are in groups of one key each, of which no device can have less
-than one, so that over 16 devices XLA spreads parts of a head.
+Not optimal: keys and values have 8 heads, and tensor parallelism goes over 8 devices at
+most, so that each has a head of its own. With 16, XLA would spread parts of heads.
 """
 
 import functools
@@ -29,7 +29,7 @@ EXPERT = "FSDP x tensor x expert"
 # way -> chip -> devices along each axis
 MESHES: Mapping[str, Mapping[str, Sequence[int]]] = {
     FSDP: {"tpu-v5e": (256,), "h100": (64,)},
-    TENSOR: {"tpu-v5e": (16, 16), "h100": (8, 8)},
+    TENSOR: {"tpu-v5e": (32, 8), "h100": (8, 8)},
     EXPERT: {"tpu-v5e": (16, 2, 8), "h100": (4, 2, 8)},
 }
 _AXES = ("fsdp", "tensor", "expert")
