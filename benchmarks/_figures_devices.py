@@ -1,5 +1,6 @@
 """The figures of docs/many_devices.md."""
 
+from benchmarks._common import TOO_LARGE
 from benchmarks._figures_of import figures, rows, table
 from benchmarks._figures_results import NAMES
 
@@ -36,3 +37,26 @@ def sent_by_microbatch() -> str:
         for r in found
     ]
     return table(("gradients in", "under", "MiB sent", "MiB of temporaries"), lines)
+
+
+@figures("pod")
+def pod() -> str:
+    """Steps of a pod: plain, checkpointed, and scheduled into the memory of a chip."""
+    head = ("step", "devices", "batch", "plain", "checkpoint", "recomputed %", "sent")
+    head += ("scheduled", "recomputed %", "seconds", "sent")
+    return table(head, map(_pod_line, rows("pod")))
+
+
+def _pod_line(row) -> tuple[str, ...]:
+    size = lambda name: f"{float(row[name]):,.0f}"
+    plain = row["plain MiB"]
+    plain = plain if plain == TOO_LARGE else size("plain MiB")
+    checkpoint = (
+        size("checkpoint MiB"),
+        row["recomputed %"],
+        size("sent checkpoint MiB"),
+    )
+    more = row["recomputed scheduled %"], row["recomputed scheduled s"]
+    scheduled = size("scheduled MiB"), *more, size("sent scheduled MiB")
+    devices = f"{row['devices']} {NAMES[row['chip']]}"
+    return row["step"], devices, row["batch"], plain, *checkpoint, *scheduled

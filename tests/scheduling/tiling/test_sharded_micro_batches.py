@@ -114,3 +114,25 @@ def test_no_more_parts_than_a_device_has_examples():
     assert not found.did(MicroBatches)
     (note,) = [note for note in found.notes if "micro-batches" in note]
     assert f"no argument has an axis that n={2 * EACH} divides" in note
+
+
+def test_examples_that_go_to_other_devices_stay_whole():
+    """A part is made on the devices of its shard; experts are on others."""
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.make_mesh((4, 2), ("data", "expert"), auto)
+    spread = lambda *spec: NamedSharding(mesh, P(*spec))
+    to_experts = lambda x: jax.lax.with_sharding_constraint(x, spread("expert", "data"))
+
+    def step(params, x):
+        def loss(w):
+            given = to_experts(jnp.einsum("bd,de->ebd", x, w))
+            return jnp.square(jnp.tanh(given)).mean()
+
+        return params - jax.grad(loss)(params), None
+
+    x = jax.device_put(normal(32, WIDTH), spread(("data", "expert")))
+    args = jax.device_put(normal(WIDTH, 2), spread()), x
+    _, found = rewritten(step, args, MicroBatches(2))
+    assert not found.did(MicroBatches)
+    (note,) = [note for note in found.notes if "micro-batches" in note]
+    assert "examples go to other devices in `sharding_constraint` at " in note
