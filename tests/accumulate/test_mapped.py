@@ -157,9 +157,9 @@ def test_one_reduction_on_eight_chips(what, sent):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["accumulation", "AdamA"])
-def test_less_is_sent_where_other_axes_hold_the_parameters(what):
-    """Over two of eight chips once a step, not with every micro-batch."""
+@pytest.mark.parametrize(("what", "most"), [("accumulation", 5848), ("AdamA", 7136)])
+def test_less_is_sent_where_another_axis_holds_the_parameters(what, most):
+    """Over two of eight chips once a step, not with every micro-batch; in MiB."""
     under = "jit, data 2 x FSDP 4"
     plain, found = chips(what, under), chips(what, f"{under}, mesh=")
-    assert found["sent"] < 0.7 * plain["sent"]
+    assert found["sent"] <= most < 0.75 * plain["sent"]
