@@ -239,7 +239,8 @@ def _from_plain(plain: Any) -> MemoryReport:
 
 
 def _collective(plain: dict[str, Any]) -> Collective:
-    return Collective(**plain | {"loops": tuple(plain.get("loops", ()))})
+    fields = {**plain, "loops": tuple(plain.get("loops", ()))}
+    return Collective(**fields)
 
 
 @dataclass(frozen=True)
