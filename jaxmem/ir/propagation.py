@@ -162,7 +162,7 @@ def _as_read(eqn, v, found: Spreads) -> Spread:
     """How an operand is spread, by what is known of an equation's other arrays."""
     if eqn.primitive.name == "scan":
         return _as_read_in_scan(eqn, v, found)
-    if (body := _called(eqn)) is not None:
+    if (body := jaxprs.called(eqn)) is not None:
         return _as_read_in_call(eqn, v, found, body)
     spread: list[Names] = [()] * v.aval.ndim
     for other in filter(is_var, (*eqn.outvars, *eqn.invars)):
@@ -204,16 +204,6 @@ def _first_read(jaxpr, k: int, inside: Spreads) -> Spread:
     return next(filter(any, (_as_read(e, v, inside) for e in reads)), ())
 
 
-def _called(eqn) -> Any:
-    """The body of a call, whose inputs and outputs are those of the equation."""
-    inside = jaxprs.bodies(eqn)
-    if len(inside) != 1 or eqn.primitive.name in ("while", "shard_map"):
-        return None
-    jaxpr = jaxprs.split(inside[0])[0]
-    counts = len(jaxpr.invars), len(jaxpr.outvars)
-    return inside[0] if counts == (len(eqn.invars), len(eqn.outvars)) else None
-
-
 def _same_axis(eqn, v, other, axis: int, n: int) -> int | None:
     """Which axis of `v` is that axis of another array, in an equation."""
     table = labels(eqn, n) if n > 1 else UNKNOWN
@@ -226,32 +216,3 @@ def _same_axis(eqn, v, other, axis: int, n: int) -> int | None:
         return None
     place = first(v).index(label)
     return place if v.aval.shape[place] % n == 0 else None
-
-
-def sends(eqn, spreads: Spreads) -> bool:
-    """Whether devices send each other something to compute an equation.
-
-    They do to cut or to sum along an axis that is spread over them. What gathers
-    weights for a product is not counted: a product of its gradient needs them too.
-    """
-    if (body := _called(eqn)) is not None:
-        inside = spreads_in(body, spreads.inputs(eqn.invars))
-        return any(sends(e, inside) for e in jaxprs.split(body)[0].eqns)
-    for k, v in enumerate(eqn.invars):
-        known = spreads.of.get(v, ()) if is_var(v) else ()
-        for axis, names in enumerate(known):
-            if names and _sends_along(eqn, k, axis, names, spreads):
-                return True
-    return False
-
-
-def _sends_along(eqn, k: int, axis: int, names: Names, spreads: Spreads) -> bool:
-    table = labels(eqn, spreads.size(names))
-    if not isinstance(table, Labels):
-        return True
-    label = table.ins[k][axis]
-    if label is None or any(label in of_axes for of_axes in table.outs):
-        return label is None
-    others = [j for j in range(len(eqn.invars)) if j != k and label in table.ins[j]]
-    of = lambda j: spreads.names(eqn.invars[j], table.ins[j].index(label))
-    return all(of(j) == names for j in others)
