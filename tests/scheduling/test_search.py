@@ -207,6 +207,24 @@ def test_a_plain_step_larger_than_the_chip_is_a_row_of_the_plan():
     assert re.search(r"does not fit +256 GiB .*as it was given, on h100", str(plan))
 
 
+def test_after_a_step_that_is_refused_at_the_end_the_next_is_looked_for(
+    monkeypatch, empty_cache
+):
+    """Its buffers fit, and yet the compiler gives up on it."""
+    asked = []
+    settled = _compiles.Compiles.settled
+
+    def refuse_first(self, choice):
+        asked.append(choice)
+        return settled(self, choice) if len(asked) > 1 else None
+
+    monkeypatch.setattr(_compiles.Compiles, "settled", refuse_first)
+    step, args = in_budget(SHARE)
+    found = step.find(args, {})
+    assert len(asked) == 2 and found.choice == asked[1] != asked[0]
+    assert found.report.peak_bytes <= 0.95 * found.budget
+
+
 # -- when to end
 
 

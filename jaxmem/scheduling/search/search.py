@@ -50,6 +50,7 @@ _LESS = 0.95  # of the seconds: for more, segments are not looked at
 _CLEARLY = 0.2  # of the own seconds: what products done twice must save. Chosen: a loop
 # is priced by rates that no device has confirmed, and a product more is certain.
 _ALIKE = 0.98  # of a peak: an order that is predicted above it saves next to nothing
+_REFUSED = 0.05  # of the budget, by which to stay below what was refused at the end
 _CONFIRMED = 4  # compiles to the end for one budget
 _MOST = 12  # compiles for one budget, once something fits
 _KEPT = 2  # of them are kept for micro-batches
@@ -167,7 +168,10 @@ class SearchRun:
             best = self._settled(found)
             if best.peak <= budget:
                 return best
-            self.excess = int(best.peak - found.peak)
+            if math.isfinite(best.peak):
+                self.excess = int(best.peak - found.peak)
+            else:  # refused at the end, and the compiler does not say what would do
+                self.excess += int(_REFUSED * budget)
         best = self._least_settled()
         if best.peak <= budget:
             return best
