@@ -20,14 +20,14 @@ def fewer_layers(chip, **how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chip, budget", [("h100", 22 * GIB), ("tpu-v5e", 9.5 * GIB)])
+@pytest.mark.parametrize("chip, budget", [("h100", 22 * GIB), ("tpu-v5e", 7 * GIB)])
 def test_layers_of_70b_parameters_in_a_budget(chip, budget, standard_jax):
     """Less is recomputed than by a checkpoint a layer, and the budget is used."""
     if chip not in AVAILABLE:
         pytest.skip("its compiler is not here")
     made, checkpoint = fewer_layers(chip), fewer_layers(chip, write=jax.checkpoint)
     how = {"target": chip, "donate_argnums": 0, "progress": False}
-    found = jaxmem.schedule(made.step, int(budget), **how).find(made.args, {})
+    found = jaxmem.schedule(made.step, budget, **how).find(made.args, {})
     assert 0.85 * budget < found.report.peak_bytes <= budget
     recomputed = sum(row.flops for row in found.rewritten.description.recomputed)
     devices = made.args[1].sharding.mesh.size
