@@ -22,7 +22,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.axis_labels import UNKNOWN, labels
 from jaxmem.ir.jaxprs import elements, is_var
-from jaxmem.ir.label_rules import Labels
+from jaxmem.ir.label_rules import Labels, is_constraint
 from jaxmem.ir.scans import split
 from jaxmem.ir.shards import InputSpreads, Names, Spread, Spreads
 
@@ -31,6 +31,9 @@ _FOUND: weakref.WeakKeyDictionary[Any, dict[Any, Spreads]] = weakref.WeakKeyDict
 
 
 _SMALL = 2**16  # elements below which it is no matter how numbers are spread
+
+# They gather operands, and products of their gradients do the same.
+_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 def spreads_in(closed, given: InputSpreads | None) -> Spreads:
@@ -103,19 +106,27 @@ def _placed(aval, mesh, spread: Spread) -> jax.ShapeDtypeStruct:
 
 # What is lowered for one chip alone.
 _KERNELS = ("pallas_call", "ffi_call", "custom_call")
+# Functions of each element that are lowered to CHLO, where Shardy follows no array: XLA
+# rewrites it before, by a pass that jaxlib does not offer.
+_IN_CHLO = frozenset(
+    """acos acosh asin asinh atan atanh bessel_i1e cosh digamma erf erf_inv erfc lgamma
+    sinh square tan""".split()
+)
 
 
 def _is_told(eqn) -> bool:
     name = eqn.primitive.name
-    return name in (*_KERNELS, "shard_map", "device_put") or (
+    return name in (*_KERNELS, *_IN_CHLO, "shard_map", "device_put") or (
         not jaxprs.bodies(eqn) and _compat.has_side_effects(eqn)
     )
 
 
 def _told(eqn, args: list) -> list[Any] | None:
-    """Instead of what cannot be lowered, or needs a chip: what it says of shards."""
+    """Instead of what Shardy cannot follow, or needs a chip: what it says of shards."""
     if eqn.primitive.name == "device_put":
         return args
+    if eqn.primitive.name in _IN_CHLO:
+        return [jax.lax.neg(*args)]
     if eqn.primitive.name == "shard_map":
         mesh, specs = eqn.params["mesh"], eqn.params["out_specs"]
         outs = zip(_zeros(eqn), specs, strict=True)
@@ -231,12 +242,15 @@ def _same_axis(eqn, v, other, axis: int, n: int) -> int | None:
 def sends(eqn, spreads: Spreads) -> bool:
     """Whether devices send each other something to compute an equation.
 
-    They do to cut or to sum along an axis that is spread over them. What gathers
-    weights for a product is not counted: a product of its gradient needs them too.
+    They do to cut or to sum along an axis that is spread over them, and where the
+    result is whole along it. What gathers weights for a product is not counted: a
+    product of its gradient needs them too.
     """
     if (body := _called(eqn)) is not None:
         inside = spreads_in(body, spreads.inputs(eqn.invars))
         return any(sends(e, inside) for e in jaxprs.split(body)[0].eqns)
+    if is_constraint(eqn):
+        return _constraint_gathers(eqn, spreads)
     for k, v in enumerate(eqn.invars):
         known = spreads.of.get(v, ()) if is_var(v) else ()
         for axis, names in enumerate(known):
@@ -245,13 +259,37 @@ def sends(eqn, spreads: Spreads) -> bool:
     return False
 
 
+def _constraint_gathers(eqn, spreads: Spreads) -> bool:
+    """Whether a constraint asks for what other devices have; it may also cut."""
+    (before,), (after,) = eqn.invars, eqn.outvars
+    if not is_var(before):
+        return False
+    axes = range(before.aval.ndim)
+    pairs = ((spreads.names(before, a), spreads.names(after, a)) for a in axes)
+    return any(now[: len(own)] != own for own, now in pairs)
+
+
 def _sends_along(eqn, k: int, axis: int, names: Names, spreads: Spreads) -> bool:
     table = labels(eqn, spreads.size(names))
     if not isinstance(table, Labels):
         return True
     label = table.ins[k][axis]
-    if label is None or any(label in of_axes for of_axes in table.outs):
-        return label is None
+    if label is None:
+        return True
+    if any(label in of_axes for of_axes in table.outs):
+        own = eqn.primitive.name not in _PRODUCTS
+        return own and _is_gathered(eqn, table, label, names, spreads)
     others = [j for j in range(len(eqn.invars)) if j != k and label in table.ins[j]]
     of = lambda j: spreads.names(eqn.invars[j], table.ins[j].index(label))
     return all(of(j) == names for j in others)
+
+
+def _is_gathered(eqn, table: Labels, label, names: Names, spreads: Spreads) -> bool:
+    """Whether an axis that operands are spread along is whole in a result."""
+    for v, of_axes in zip(eqn.outvars, table.outs, strict=True):
+        if label in of_axes:
+            axis = of_axes.index(label)
+            divides = v.aval.shape[axis] % spreads.size(names) == 0
+            if divides and not spreads.names(v, axis):
+                return True
+    return False

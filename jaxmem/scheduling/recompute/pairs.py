@@ -14,6 +14,7 @@ import numpy as np
 from jaxmem import _compat
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.label_rules import is_constraint
 from jaxmem.ir.propagation import sends, spreads_in
 from jaxmem.ir.scans import is_on_host, is_var, kept_size, size_of, split, xs_of
 from jaxmem.ir.shards import InputSpreads, Spreads
@@ -142,11 +143,12 @@ def cut(pair: Pair, price: Price, loop_carried: bool = True) -> Cut:
 
 
 def _unless_sent(pair: Pair, price: Price) -> Price:
-    """No price where an equation is free to compute, and yet sends something."""
+    """No price where an equation computes nothing, or for free, and sends something."""
 
     def found(eqn) -> float | None:
         own = price(eqn)
-        return None if own == 0 and sends(eqn, pair.inside()) else own
+        moves = own == 0 or is_constraint(eqn)
+        return None if moves and sends(eqn, pair.inside()) else own
 
     return price if pair.inside().mesh is None else found
 
