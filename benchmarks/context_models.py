@@ -1,4 +1,4 @@
-"""Transformers whose sequence is cut: each device has a part of every example's tokens.
+"""Context parallelism: each device has a part of every example's tokens.
 
 Only attention needs the others' tokens. "gathered" gives each device all keys and
 values, by a sharding constraint. "ring" hands them on from device to device, and
@@ -77,7 +77,7 @@ def _model(attention: Callable, mesh, sizes: Sizes) -> Model:
         return lax.scan(step, x, params)[0], 0.0
 
     loss = language_loss(sizes, keep, layers)
-    # the tokens come as they are read: one more than the model sees, which no mesh cuts
+    # one token more is read than the model sees: that number does not divide
     return Model(loss, dense(sizes), by_name({}), P(DATA))
 
 

@@ -1,4 +1,4 @@
-"""Experts, a pipeline, and sequences that are cut: steps on a mesh of eight devices."""
+"""Expert, pipeline and context parallel steps on a mesh of eight devices."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -26,11 +26,11 @@ MODELS: Mapping[str, Spread] = {
     "MoE, one-hot, expert parallel": Spread(
         moe_models.one_hot_experts, (2, 4), ("data", "expert")
     ),
-    "pipeline": Spread(pipeline_model.pipeline, (2, 4), ("data", "stage")),
-    "sequence cut, keys and values gathered": Spread(
+    "pipeline parallel": Spread(pipeline_model.pipeline, (2, 4), ("data", "stage")),
+    "context parallel, gathered": Spread(
         context_models.gathered_context, (2, 4), ("data", "context")
     ),
-    "sequence cut, ring attention": Spread(
+    "context parallel, ring attention": Spread(
         context_models.ring_context, (2, 4), ("data", "context")
     ),
 }
