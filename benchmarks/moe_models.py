@@ -173,15 +173,24 @@ def ragged_data(mesh, sizes: Sizes) -> Model:
     return mixture(mixer, mesh, sizes, DATA, None)
 
 
-def in_shards(mesh) -> Callable:
-    mixer = jax.shard_map(
-        functools.partial(ragged_shards, gelu_mlp),
-        mesh=mesh,
-        in_specs=(P(BOTH), {"router": P(), "up": P(EXPERT), "down": P(EXPERT)}),
-        out_specs=(P(BOTH), P()),
+def mapped(mesh, mixer: Callable, batch, experts) -> Callable:
+    """A mixer of one device's tokens, in `shard_map`."""
+    names = ("router", "up", "down")
+    specs = dict.fromkeys(names, P(experts)) | {"router": P()}
+    here = jax.shard_map(
+        mixer, mesh=mesh, in_specs=(P(batch), specs), out_specs=(P(batch), P())
     )
-    return lambda x, w: mixer(x, {name: w[name] for name in ("router", "up", "down")})
+    return lambda x, w: here(x, {name: w[name] for name in names})
+
+
+def ragged_mapped(mesh, sizes: Sizes) -> Model:
+    def mixer(x, w):
+        out, more = ragged(gelu_mlp, x, w)
+        return out, lax.pmean(more, DATA)
+
+    return mixture(mapped(mesh, mixer, DATA, None), mesh, sizes, DATA, None)
 
 
 def ragged_experts(mesh, sizes: Sizes) -> Model:
-    return mixture(in_shards(mesh), mesh, sizes, BOTH, EXPERT)
+    mixer = functools.partial(ragged_shards, gelu_mlp)
+    return mixture(mapped(mesh, mixer, BOTH, EXPERT), mesh, sizes, BOTH, EXPERT)

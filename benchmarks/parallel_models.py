@@ -20,6 +20,9 @@ class Spread(NamedTuple):
 
 MODELS: Mapping[str, Spread] = {
     "MoE, ragged, data parallel": Spread(moe_models.ragged_data, (8,), ("data",)),
+    "MoE, ragged, data parallel, mapped": Spread(
+        moe_models.ragged_mapped, (8,), ("data",)
+    ),
     "MoE, ragged, expert parallel": Spread(
         moe_models.ragged_experts, (2, 4), ("data", "expert")
     ),

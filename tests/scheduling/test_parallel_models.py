@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxmem
-from benchmarks.moe_models import gelu_mlp, in_shards, ragged
+from benchmarks.moe_models import gelu_mlp, mapped, ragged, ragged_shards
 from benchmarks.parallel_model import TINY, made
 from benchmarks.parallel_models import MODELS, STEPS
 from jaxmem.memory.buffers import collectives_of, parse_hlo
@@ -141,8 +141,11 @@ def test_experts_in_shards_compute_what_all_experts_do():
     w = {name: rng.standard_normal(shape) for name, shape in shapes.items()}
     w = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), w)
     x = jnp.asarray(rng.standard_normal((8, 4, 16)), jnp.float32)
+    every = functools.partial(ragged, gelu_mlp)
+    shards = functools.partial(ragged_shards, gelu_mlp)
+    shards = mapped(mesh, shards, ("data", "expert"), "expert")
     run = lambda mixer: jax.jit(lambda x, w: mixer(x, w)[0])(x, w)
-    assert_close(run(in_shards(mesh)), run(functools.partial(ragged, gelu_mlp)))
+    assert_close(run(shards), run(every))
 
 
 @pytest.mark.slow
