@@ -28,6 +28,7 @@ CHIPS = {
     "frozen": NOTHING,
     "frozen_h100": H100,
     "latency_hiding": H100,
+    "many_devices": "1 to 64 H100",
     "layout": NOTHING,
     "ledger": NOTHING,
     "offload": H100,

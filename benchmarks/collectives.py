@@ -3,109 +3,54 @@
     python -m benchmarks.collectives
 
 Eight layers of an MLP in `lax.scan`, 64 Mi parameters in float32, Adam; compiled, not
-run. Collectives are counted as often as the step runs them, which is said by the trip
-counts of the loops around them. Of a ring, as NCCL has it, a device sends (M-1)/M of
-the whole array in an all-gather or a reduce-scatter, and twice that in an all-reduce.
+run. A collective counts as often as the step runs it.
 """
 
 import functools
-import math
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from benchmarks._common import MIB, publish
 from jaxmem.chips import get_target
 from jaxmem.frameworks import pure_call
-from jaxmem.memory.buffers import Hlo, Instruction, parse_hlo
+from jaxmem.memory.buffers import Collective, collectives_of, parse_hlo, sent_bytes
 from jaxmem.memory.compile import compile_program, flat_function, flatten_call, trace
 from jaxmem.optim import accumulate_step, adama, apply_step, start_step
 
 M, N, TARGET = 8, 8, "h100"
 LAYERS, WIDTH, HIDDEN, TOKENS = 8, 1024, 4096, 512
 SHOWN = ("all-reduce", "reduce-scatter", "all-gather")
-# The parts of the whole array that a device sends.
-RING = dict.fromkeys((*SHOWN, "all-to-all"), (M - 1) / M) | {
-    "all-reduce": 2 * (M - 1) / M,
-    "collective-permute": 1.0,
-}
-TILES = "jaxmem.tile"  # in the names of the loops of regions
 
 
 @dataclass(frozen=True)
-class Collective:
-    """One in a compiled step.
+class Case:
+    """A step, and where its arrays are.
 
     Attributes:
-      opcode: without the "-start" of an asynchronous one.
-      operands: how many arrays are in it: XLA combines collectives.
-      bytes: of its operands on one device, one time.
-      times: how often a step runs it.
-      in_loop: whether it is in a while loop.
-      in_tiles: whether it is in the loop of a region (`jaxmem.scheduling`).
+      what: how gradients are accumulated.
+      under: what makes it work on many devices.
+      tx: the gradient transformation, whose state it takes.
+      step: of (params, state, batch).
+      mesh: of 8 devices.
+      params: how each parameter, and what the state has of it, is sharded.
+      batch: how the batch is sharded.
     """
 
-    opcode: str
-    operands: int
-    bytes: int
-    times: int
-    in_loop: bool
-    in_tiles: bool
-
-    @property
-    def sent(self) -> float:
-        """Bytes that a device sends in a step."""
-        whole = self.bytes * (M if self.opcode == "all-gather" else 1)
-        return self.times * whole * RING[self.opcode]
-
-
-def count(hlo_text: str) -> list[Collective]:
-    """The collectives of a compiled module's text."""
-    hlo = parse_hlo(hlo_text)
-    found = []
-    for made in map(hlo.instruction, list(hlo.lines)):
-        opcode = made.opcode.removesuffix("-start") if made else ""
-        if made is None or opcode not in RING:
-            continue
-        loops = list(_loops(hlo, made))
-        trips = [_trips(loop) for loop in loops]
-        sizes = [_bytes_of(hlo, operand) for operand in made.operands]
-        where = bool(trips), any(TILES in loop.attributes for loop in loops)
-        one = Collective(opcode, len(sizes), sum(sizes), math.prod(trips), *where)
-        found.append(one)
-    return found
-
-
-def _loops(hlo: Hlo, made: Instruction) -> Iterator[Instruction]:
-    """The while loops around an instruction."""
-    caller = hlo.instruction(hlo.callers.get(made.computation, ""))
-    while caller is not None:
-        if caller.opcode == "while":
-            yield caller
-        caller = hlo.instruction(hlo.callers.get(caller.computation, ""))
-
-
-def _trips(loop: Instruction) -> int:
-    known = re.search(r'known_trip_count":\{"n":"(\d+)"', loop.attributes)
-    if not known:
-        raise ValueError(f"the loop {loop.name} does not say how often it runs")
-    return int(known.group(1))
-
-
-def _bytes_of(hlo: Hlo, name: str) -> int:
-    name, *index = name.split("#")  # newer XLA writes x#2 for an element of a tuple
-    made = hlo.instruction(name)
-    arrays = re.findall(r"(\w+)\[([\d,]*)\]", made.shape if made else "")
-    dtype, sizes = arrays[int(index[0])] if index else arrays[0]
-    bits = int(re.sub(r"\D", "", dtype) or 8)
-    return math.prod(int(n) for n in sizes.split(",") if n) * bits // 8
+    what: str
+    under: str
+    tx: Any
+    step: Callable
+    mesh: Mesh
+    params: P = P()
+    batch: P = P("data")
 
 
 def loss(params, batch, rng=None):
@@ -151,23 +96,38 @@ def folded(tx, params, state, batch):
     return optax.apply_updates(params, updates), state
 
 
-def steps():
-    """(what, where, transformation, step, how the parameters are sharded)."""
+def cases() -> Iterator[Case]:
     adam, own = optax.adam(1e-3), adama(1e-3, axis_name="data")
-    once, each = (functools.partial(summed, adam, every) for every in (False, True))
-    yield "accumulation, one reduction", "shard_map", adam, _mapped(once), P()
-    yield "accumulation, one a micro-batch", "shard_map", adam, _mapped(each), P()
-    yield "AdamA", "shard_map", own, _mapped(functools.partial(folded, own)), P()
-    # whose parameters are those it takes gradients of: no types that tell them apart
-    step = _mapped(_microbatched(own), check_vma=False)
-    yield "AdamA, microbatch", "shard_map", own, step, P()
-    for where, spec in (("jit, data parallel", P()), ("jit, FSDP", P(None, "data"))):
+    mesh = jaxmem.target_mesh(TARGET, (M,), ("data",))
+    mapped = functools.partial(_mapped, mesh)
+    for what, tx, run, check_vma in (
+        ("accumulation, one reduction", adam, _of(summed, adam, False), True),
+        ("accumulation, one a micro-batch", adam, _of(summed, adam, True), True),
+        ("AdamA", own, _of(folded, own), True),
+        # takes gradients of its own parameters: no types that tell devices apart
+        ("AdamA, microbatch", own, _microbatched(own), False),
+    ):
+        yield Case(what, "shard_map", tx, mapped(run, check_vma), mesh)
+    both = jaxmem.target_mesh(TARGET, (2, 4), ("data", "fsdp"))
+    rows, columns = P(("data", "fsdp")), P(None, "fsdp")
+    for under, *where in (
+        ("jit, data parallel", mesh),
+        ("jit, FSDP", mesh, P(None, "data")),
+        ("jit, data 2 x FSDP 4", both, columns, rows),
+    ):
         for what, tx in (("accumulation", adam), ("AdamA", adama(1e-3))):
-            yield f"{what}, microbatch", where, tx, _microbatched(tx), spec
-    where = "jit, data parallel, mesh="
-    for what, tx in (("accumulation", adam), ("AdamA", own)):
-        step = _microbatched(tx, axis_name="data", mesh=mesh())
-        yield f"{what}, microbatch", where, tx, step, P()
+            step = _microbatched(tx)
+            yield Case(f"{what}, microbatch", under, tx, step, *where)
+    for under, *where in (
+        ("jit, data parallel, mesh=", mesh),
+        ("jit, data 2 x FSDP 4, mesh=", both, columns, rows),
+    ):
+        for what, tx in (("accumulation", adam), ("AdamA", own)):
+            step = _microbatched(tx, axis_name="data", mesh=where[0])
+            yield Case(f"{what}, microbatch", under, tx, step, *where)
+
+
+_of = functools.partial
 
 
 def _microbatched(tx, **how):
@@ -175,54 +135,53 @@ def _microbatched(tx, **how):
     return lambda params, state, batch: step(params, state, batch, None)[:2]
 
 
-def _mapped(step, check_vma=True):
+def _mapped(mesh, step, check_vma):
     specs = P(), P(), P("data")
     return jax.shard_map(
-        step, mesh=mesh(), in_specs=specs, out_specs=P(), check_vma=check_vma
+        step, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=check_vma
     )
 
 
-def mesh():
-    return jaxmem.target_mesh(TARGET, (M,), ("data",))
-
-
-def arguments(tx, spec):
+def arguments(case: Case):
     """Shapes and shardings of the parameters, the state and a batch of M N examples."""
 
     def struct(shape, spec, dtype=jnp.float32):
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh(), spec))
+        where = NamedSharding(case.mesh, spec)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
     shapes = ((LAYERS, WIDTH, HIDDEN), (LAYERS, HIDDEN, WIDTH))
-    params = tuple(struct(shape, spec) for shape in shapes)
+    params = tuple(struct(shape, case.params) for shape in shapes)
     state = jax.tree.map(
-        lambda x: struct(x.shape, spec if x.ndim else P(), x.dtype),
-        jax.eval_shape(tx.init, params),
+        lambda x: struct(x.shape, case.params if x.ndim else P(), x.dtype),
+        jax.eval_shape(case.tx.init, params),
     )
-    return params, state, struct((M * N, TOKENS, WIDTH), P("data"))
+    return params, state, struct((M * N, TOKENS, WIDTH), case.batch)
 
 
-def compiled(fn, *args, donate: Sequence[int] = (0, 1)):
-    """(text, temporary bytes) of the step with parameters and state donated."""
+def compiled(
+    fn, *args, donate: Sequence[int] = (0, 1)
+) -> tuple[tuple[Collective, ...], int]:
+    """(collectives, temporary bytes) of the step with parameters and state donated."""
     with pure_call(fn, args, {}, donate=donate) as call:
         flat = flatten_call(fn, call)
         jitted = flat_function(lambda: fn, flat)
         traced = trace(jitted, flat)
         program = compile_program(jitted, traced, flat, get_target(TARGET), 600.0)
-    return program.hlo, program.temp_bytes
+    return collectives_of(parse_hlo(program.hlo)), program.temp_bytes
 
 
-def row(what, where, tx, step, spec):
-    text, temp = compiled(step, *arguments(tx, spec))
-    found = [c for c in count(text) if c.bytes > 4]  # not the loss
-    runs = lambda opcode: sum(c.times for c in found if c.opcode == opcode)
-    inside = sum(c.times for c in found if c.in_loop)
-    counts = [runs(opcode) for opcode in SHOWN]
-    return what, where, *counts, inside, sum(c.sent for c in found) / MIB, temp / MIB
+def row(case: Case):
+    every, temp = compiled(case.step, *arguments(case))
+    found = [c for c in every if c.bytes > 4]  # not the loss
+    runs = lambda kind: sum(c.times for c in found if c.kind == kind)
+    inside = sum(c.times for c in found if c.loops)
+    counts = [runs(kind) for kind in SHOWN]
+    return case.what, case.under, *counts, inside, sent_bytes(found) / MIB, temp / MIB
 
 
 def main() -> None:
     head = ("step", "under", *SHOWN, "of these in loops", "MiB sent", "temp MiB")
-    publish("collectives", head, [row(*step) for step in steps()])
+    publish("collectives", head, [row(case) for case in cases()])
 
 
 if __name__ == "__main__":

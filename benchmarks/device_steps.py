@@ -63,8 +63,14 @@ def held(mesh, pinned: bool) -> Callable:
     return keep if pinned else lambda x: x
 
 
-def llama(way: str, pinned: bool, target: str, layers: int = LAYERS) -> Made:
-    mesh = mesh_of(way, target)
+def llama(way: str, pinned: bool, target: str) -> Made:
+    return llama_on(mesh_of(way, target), way, pinned)
+
+
+def llama_on(
+    mesh, way: str, pinned: bool, layers: int = LAYERS, batch: int = BATCH
+) -> Made:
+    """The layers on any number of devices."""
     tensor = "model" if way == BOTH else None
 
     def spec_of(name: str, x) -> P:
@@ -91,7 +97,7 @@ def llama(way: str, pinned: bool, target: str, layers: int = LAYERS) -> Made:
     }
     tx = optax.adamw(3e-4)
     state = placed(mesh, (params, jax.eval_shape(tx.init, params)), spec_of)
-    tokens = placed(mesh, SDS((BATCH, TOKENS + 1), jnp.int32), lambda *_: P("data"))
+    tokens = placed(mesh, SDS((batch, TOKENS + 1), jnp.int32), lambda *_: P("data"))
     return Made(train_step(loss, tx), (state, tokens), (0,))
 
 

@@ -14,9 +14,11 @@ from benchmarks.blocks import matmul_flops
 from benchmarks.tile_steps import STEPS, Made
 from jaxmem.ir import jaxprs
 from jaxmem.memory import DoesNotFit, MemoryReport
+from jaxmem.memory.buffers import KINDS, Collective
 from jaxmem.scheduling import BudgetError, Plan, TiledRegion
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.recompute.residuals import Recompute
+from jaxmem.scheduling.tiling.loop import SCOPE
 from jaxmem.scheduling.tiling.tiles import Tiles
 
 TIMEOUT = 3000.0  # seconds for one compile
@@ -130,7 +132,9 @@ def recomputed(name: str, target: str, temp: int) -> tuple:
     return *found, len(plan.tried), plan.planning_seconds
 
 
-KINDS = tuple(collectives.RING)
+def is_in_tiles(one: Collective) -> bool:
+    """Whether it runs in the loop of a region."""
+    return any(SCOPE in loop for loop in one.loops)
 
 
 def sent(name: str, how: str, target: str) -> tuple:
@@ -144,11 +148,10 @@ def sent(name: str, how: str, target: str) -> tuple:
         step, _ = in_tiles(made, least(made, target).choice)
     elif how != "plain":
         step = jaxmem.schedule(step, donate_argnums=made.donate)
-    text, temp = collectives.compiled(step, *made.args, donate=made.donate)
-    found = collectives.count(text)
+    found, temp = collectives.compiled(step, *made.args, donate=made.donate)
     taken = lambda one: one.times * one.bytes / MIB
-    kinds = (sum(taken(c) for c in found if c.opcode == kind) for kind in KINDS)
-    return *kinds, sum(taken(c) for c in found if c.in_tiles), temp / MIB
+    kinds = (sum(taken(c) for c in found if c.kind == kind) for kind in KINDS)
+    return *kinds, sum(taken(c) for c in found if is_in_tiles(c)), temp / MIB
 
 
 def of_plan(made: Made, plan: Plan) -> Cells:

@@ -36,6 +36,7 @@ from benchmarks.tile_steps import (
     STACKS,
     STEPS,
 )
+from jaxmem.memory.buffers import KINDS
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.tiling.tiles import Tiles
@@ -142,7 +143,7 @@ def collectives(words: Sequence[str]) -> None:
         for way in SHARDINGS
         for how in ("plain", "remat, schedule", "least")
     }
-    kinds = (f"{kind} MiB" for kind in ways.KINDS)
+    kinds = (f"{kind} MiB" for kind in KINDS)
     columns = ("sharding", "how", *kinds, "of these in tiles MiB", "temp MiB")
     publish_some("tiles_collectives", columns, rows, words)
 

@@ -19,12 +19,15 @@ class Machine:
       wide: flops per second of matrix products in 32 bits, at jax's default precision.
       bandwidth: bytes per second between the chip and its own memory.
       host: bytes per second between the chip and the memory of its host.
+      link: bytes per second that the chip sends to the others of its machine or slice:
+        NVLink or PCIe in one direction; of a TPU both links of one axis of its torus.
     """
 
     narrow: float
     wide: float
     bandwidth: float
     host: float
+    link: float
 
 
 @dataclass(frozen=True)
@@ -84,17 +87,17 @@ _CUBE = tuple("1x1x1 1x1x2 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8".spli
 # descriptions. The memory of a TPU is what its compiler lets one program use. The rate
 # to the host is that of 16 lanes of PCI Express.
 CHIPS = {
-    "cpu": Chip(None, Machine(2e11, 1e11, 2e10, 2e10), Cpu()),
+    "cpu": Chip(None, Machine(2e11, 1e11, 2e10, 2e10, 2e10), Cpu()),
     "t4": Chip(
         15835660288,
-        Machine(65e12, 8.1e12, 320e9, 16e9),
+        Machine(65e12, 8.1e12, 320e9, 16e9, 16e9),
         Gpu(
             "Tesla T4", (7, 5), 40, 65536, 65536, 1024, 64, 320064000000, 2**22, 1.59
         ),
     ),
     "l4": Chip(
         23569891328,
-        Machine(121e12, 60e12, 300e9, 32e9),
+        Machine(121e12, 60e12, 300e9, 32e9, 32e9),
         Gpu(
             "NVIDIA L4", (8, 9), 58, 102400, 101376, 1536, 128,
             300096000000, 48 * 2**20, 2.04,
@@ -102,7 +105,7 @@ CHIPS = {
     ),
     "a100": Chip(
         42331013120,
-        Machine(312e12, 156e12, 1555e9, 32e9),
+        Machine(312e12, 156e12, 1555e9, 32e9, 300e9),
         Gpu(
             "NVIDIA A100-SXM4-40GB", (8, 0), 108, 167936, 166912, 2048, 64,
             1555200000000, 40 * 2**20, 1.41,
@@ -110,7 +113,7 @@ CHIPS = {
     ),
     "h100": Chip(
         84929347584,
-        Machine(989e12, 494e12, 3352e9, 64e9),
+        Machine(989e12, 494e12, 3352e9, 64e9, 450e9),
         Gpu(
             "NVIDIA H100 80GB HBM3", (9, 0), 132, 233472, 232448, 2048, 128,
             3352320000000, 50 * 2**20, 1.98,
@@ -118,7 +121,7 @@ CHIPS = {
     ),
     "h200": Chip(
         151397597184,
-        Machine(989e12, 494e12, 4800e9, 64e9),
+        Machine(989e12, 494e12, 4800e9, 64e9, 450e9),
         Gpu(
             "NVIDIA H200 141GB HBM3e", (9, 0), 132, 233472, 232448, 2048, 128,
             4800000000000, 50 * 2**20, 1.98,
@@ -126,7 +129,7 @@ CHIPS = {
     ),
     "b200": Chip(
         191514411008,
-        Machine(2250e12, 1100e12, 7672e9, 64e9),
+        Machine(2250e12, 1100e12, 7672e9, 64e9, 900e9),
         Gpu(
             "NVIDIA B200", (10, 0), 148, 233472, 232448, 2048, 128,
             7672320000000, 132644864, 1.965,
@@ -134,17 +137,21 @@ CHIPS = {
     ),
     "tpu-v4": Chip(
         int(30.75 * _GIB),
-        Machine(275e12, 275e12, 1228e9, 16e9),
+        Machine(275e12, 275e12, 1228e9, 16e9, 90e9),
         # Without "megacore" libtpu makes two devices of a v4 chip; jax lends it as one.
         Tpu("v4", _CUBE, 2, (("chip_config_name", "megacore"),)),
     ),
     "tpu-v5e": Chip(
-        int(15.75 * _GIB), Machine(197e12, 197e12, 819e9, 16e9), Tpu("v5e", _FLAT)
+        int(15.75 * _GIB), Machine(197e12, 197e12, 819e9, 16e9, 90e9), Tpu("v5e", _FLAT)
     ),
     "tpu-v5p": Chip(
-        int(95.73 * _GIB), Machine(459e12, 459e12, 2765e9, 32e9), Tpu("v5p", _CUBE, 2)
+        int(95.73 * _GIB),
+        Machine(459e12, 459e12, 2765e9, 32e9, 180e9),
+        Tpu("v5p", _CUBE, 2),
     ),
     "tpu-v6e": Chip(
-        int(31.24 * _GIB), Machine(918e12, 918e12, 1640e9, 32e9), Tpu("v6e", _FLAT)
+        int(31.24 * _GIB),
+        Machine(918e12, 918e12, 1640e9, 32e9, 180e9),
+        Tpu("v6e", _FLAT),
     ),
 }  # fmt: skip

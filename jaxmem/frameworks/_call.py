@@ -18,6 +18,7 @@ from jaxmem.frameworks import _equinox, _nnx
 from jaxmem.frameworks._form import Form, give_back, leaf_of, splitting
 from jaxmem.frameworks._jitted import Jitted, is_filter_jit, is_nnx_jit, jitted
 from jaxmem.frameworks._places import Place, resolve
+from jaxmem.frameworks._shardings import check_shardings
 from jaxmem.ir import jaxprs as _jaxpr
 
 
@@ -74,6 +75,7 @@ def pure_call(
             with splitting(form) as split:
                 rest = tuple(map(split, rest))
                 named = {k: split(v) for k, v in named.items()}
+        check_shardings(rest, named)
         inside = any(map(_jaxpr.is_abstract, jax.tree.leaves((rest, named))))
         yield Call(rest, named, form, inside, own)
 

@@ -27,9 +27,9 @@ _MATMULS = {"dot_general", "conv_general_dilated", "ragged_dot_general"}
 _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
 
 
-def fused_only(eqn) -> float | None:
+def fused_only(eqn, sent: float = 0.0) -> float | None:
     """A price at which only what costs next to nothing is recomputed."""
-    one = eqn.primitive.name in FUSED
+    one = eqn.primitive.name in FUSED and not sent
     return 0.0 if one and not _compat.has_side_effects(eqn) else None
 
 

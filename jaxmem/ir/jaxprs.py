@@ -82,6 +82,16 @@ def bodies(eqn) -> list[Any]:
     return found
 
 
+def called(eqn) -> Any:
+    """The body of a call, whose inputs and outputs are those of the equation."""
+    inside = bodies(eqn)
+    if len(inside) != 1 or eqn.primitive.name in ("scan", "while", "shard_map"):
+        return None
+    jaxpr = split(inside[0])[0]
+    counts = len(jaxpr.invars), len(jaxpr.outvars)
+    return inside[0] if counts == (len(eqn.invars), len(eqn.outvars)) else None
+
+
 def walk(body) -> Iterator[Any]:
     """Every equation, those of nested bodies after the one that holds them."""
     for eqn in split(body)[0].eqns:

@@ -22,7 +22,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.axis_labels import UNKNOWN, labels
 from jaxmem.ir.jaxprs import elements, is_var
-from jaxmem.ir.label_rules import Labels, is_constraint
+from jaxmem.ir.label_rules import Labels
 from jaxmem.ir.scans import split
 from jaxmem.ir.shards import InputSpreads, Names, Spread, Spreads
 
@@ -31,9 +31,6 @@ _FOUND: weakref.WeakKeyDictionary[Any, dict[Any, Spreads]] = weakref.WeakKeyDict
 
 
 _SMALL = 2**16  # elements below which it is no matter how numbers are spread
-
-# They gather operands, and products of their gradients do the same.
-_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 def spreads_in(closed, given: InputSpreads | None) -> Spreads:
@@ -173,7 +170,7 @@ def _as_read(eqn, v, found: Spreads) -> Spread:
     """How an operand is spread, by what is known of an equation's other arrays."""
     if eqn.primitive.name == "scan":
         return _as_read_in_scan(eqn, v, found)
-    if (body := _called(eqn)) is not None:
+    if (body := jaxprs.called(eqn)) is not None:
         return _as_read_in_call(eqn, v, found, body)
     spread: list[Names] = [()] * v.aval.ndim
     for other in filter(is_var, (*eqn.outvars, *eqn.invars)):
@@ -215,16 +212,6 @@ def _first_read(jaxpr, k: int, inside: Spreads) -> Spread:
     return next(filter(any, (_as_read(e, v, inside) for e in reads)), ())
 
 
-def _called(eqn) -> Any:
-    """The body of a call, whose inputs and outputs are those of the equation."""
-    inside = jaxprs.bodies(eqn)
-    if len(inside) != 1 or eqn.primitive.name in ("while", "shard_map"):
-        return None
-    jaxpr = jaxprs.split(inside[0])[0]
-    counts = len(jaxpr.invars), len(jaxpr.outvars)
-    return inside[0] if counts == (len(eqn.invars), len(eqn.outvars)) else None
-
-
 def _same_axis(eqn, v, other, axis: int, n: int) -> int | None:
     """Which axis of `v` is that axis of another array, in an equation."""
     table = labels(eqn, n) if n > 1 else UNKNOWN
@@ -237,59 +224,3 @@ def _same_axis(eqn, v, other, axis: int, n: int) -> int | None:
         return None
     place = first(v).index(label)
     return place if v.aval.shape[place] % n == 0 else None
-
-
-def sends(eqn, spreads: Spreads) -> bool:
-    """Whether devices send each other something to compute an equation.
-
-    They do to cut or to sum along an axis that is spread over them, and where the
-    result is whole along it. What gathers weights for a product is not counted: a
-    product of its gradient needs them too.
-    """
-    if (body := _called(eqn)) is not None:
-        inside = spreads_in(body, spreads.inputs(eqn.invars))
-        return any(sends(e, inside) for e in jaxprs.split(body)[0].eqns)
-    if is_constraint(eqn):
-        return _constraint_gathers(eqn, spreads)
-    for k, v in enumerate(eqn.invars):
-        known = spreads.of.get(v, ()) if is_var(v) else ()
-        for axis, names in enumerate(known):
-            if names and _sends_along(eqn, k, axis, names, spreads):
-                return True
-    return False
-
-
-def _constraint_gathers(eqn, spreads: Spreads) -> bool:
-    """Whether a constraint asks for what other devices have; it may also cut."""
-    (before,), (after,) = eqn.invars, eqn.outvars
-    if not is_var(before):
-        return False
-    axes = range(before.aval.ndim)
-    pairs = ((spreads.names(before, a), spreads.names(after, a)) for a in axes)
-    return any(now[: len(own)] != own for own, now in pairs)
-
-
-def _sends_along(eqn, k: int, axis: int, names: Names, spreads: Spreads) -> bool:
-    table = labels(eqn, spreads.size(names))
-    if not isinstance(table, Labels):
-        return True
-    label = table.ins[k][axis]
-    if label is None:
-        return True
-    if any(label in of_axes for of_axes in table.outs):
-        own = eqn.primitive.name not in _PRODUCTS
-        return own and _is_gathered(eqn, table, label, names, spreads)
-    others = [j for j in range(len(eqn.invars)) if j != k and label in table.ins[j]]
-    of = lambda j: spreads.names(eqn.invars[j], table.ins[j].index(label))
-    return all(of(j) == names for j in others)
-
-
-def _is_gathered(eqn, table: Labels, label, names: Names, spreads: Spreads) -> bool:
-    """Whether an axis that operands are spread along is whole in a result."""
-    for v, of_axes in zip(eqn.outvars, table.outs, strict=True):
-        if label in of_axes:
-            axis = of_axes.index(label)
-            divides = v.aval.shape[axis] % spreads.size(names) == 0
-            if divides and not spreads.names(v, axis):
-                return True
-    return False

@@ -94,7 +94,7 @@ class _Flow:
         eqn = self.eqns[i]
         if eqn.primitive.name == CONSTRAINT:
             self.constrain(eqn)
-        elif eqn.primitive.name == "scan" or _called(eqn) is not None:
+        elif eqn.primitive.name == "scan" or jaxprs.called(eqn) is not None:
             self.bodies.add(i)
         else:
             self.tell(eqn, v)
@@ -120,7 +120,7 @@ class _Flow:
     def look_into(self, eqn) -> None:
         """Into a body and out of it."""
         is_scan = eqn.primitive.name == "scan"
-        body = eqn.params["jaxpr"] if is_scan else _called(eqn)
+        body = eqn.params["jaxpr"] if is_scan else jaxprs.called(eqn)
         jaxpr = jaxprs.split(body)[0]
         spreads = (self.found.of.get(v, ()) if is_var(v) else () for v in eqn.invars)
         pairs = zip(spreads, eqn.invars, jaxpr.invars, strict=True)
@@ -154,16 +154,6 @@ class _Flow:
 def _rank(v) -> tuple[bool, int]:
     is_index = jnp.issubdtype(v.aval.dtype, jnp.integer)
     return not is_index, -elements(v.aval.shape)
-
-
-def _called(eqn) -> Any:
-    """The body of a call, whose inputs and outputs are those of the equation."""
-    inside = jaxprs.bodies(eqn)
-    if len(inside) != 1 or eqn.primitive.name in ("scan", "while", "shard_map"):
-        return None
-    jaxpr = jaxprs.split(inside[0])[0]
-    counts = len(jaxpr.invars), len(jaxpr.outvars)
-    return inside[0] if counts == (len(eqn.invars), len(eqn.outvars)) else None
 
 
 def _inner(spread: Spread, v, w) -> Spread:

@@ -36,6 +36,7 @@ from jaxmem.scheduling._shardings import (
     Placed,
     Shardings,
     argument_shardings,
+    mesh_of,
     placed,
     shardings_of,
     unplaced,
@@ -152,7 +153,8 @@ class Scheduled:
         aliases = self._aliases(rewritten.jaxpr, call)
         notes = (*found.notes, *notes)
         spreads = self._spreads(rewritten.jaxpr, call)
-        return make_plan(rewritten, found, both, chip, aliases, notes, spreads)
+        mesh = mesh_of(self._given(call))
+        return make_plan(rewritten, found, both, chip, aliases, notes, spreads, mesh)
 
     def _begun(self, args, kwargs, target: str | Target, step, **how) -> Pending:
         """The compile of a step with the places of this one's arguments."""
@@ -261,15 +263,18 @@ class Scheduled:
             return found
         return replace(found, jaxpr=with_results_placed(found.jaxpr, traced.outs))
 
+    def _given(self, call: Call) -> tuple[Any, ...]:
+        """The shardings of the arguments."""
+        named = self._shardings(call).ins
+        return argument_shardings((call.args, call.kwargs), named)
+
     def _spreads(self, closed, call: Call) -> InputSpreads | None:
         """How the inputs of the step are spread over devices."""
-        named = self._shardings(call).ins
-        return of_shardings(closed, argument_shardings((call.args, call.kwargs), named))
+        return of_shardings(closed, self._given(call))
 
     def _unknown_shards(self, closed, call: Call) -> list[str]:
         """A sentence where arguments are spread in a way that is not known."""
-        named = argument_shardings((call.args, call.kwargs), self._shardings(call).ins)
-        if not named or self._spreads(closed, call) is not None:
+        if not self._given(call) or self._spreads(closed, call) is not None:
             return []
         if whole_step(closed) is not None:  # its shapes are those of one device
             return []
@@ -312,7 +317,9 @@ class Scheduled:
             bare = self._trace(replace(call, args=args, kwargs=kwargs))
         mark = fingerprint(bare.jaxpr, given, self._options.clip)
         if self._options.plan is not None:
-            return loaded(self._options.plan, mark)
+            # in another `jit` nobody knows where arguments are
+            mesh = None if call.inside else mesh_of(self._given(call))
+            return loaded(self._options.plan, mark, mesh)
         # In another `jit` nobody knows where arguments are: then as they were before.
         if call.inside and mark in self._sharded:
             return self._sharded[mark]

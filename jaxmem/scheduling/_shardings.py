@@ -99,6 +99,12 @@ def argument_shardings(arguments: Any, named: Leaves = ()) -> Leaves:
     return found if any(s is not None for s in found) else ()
 
 
+def mesh_of(shardings: Leaves) -> tuple[tuple[str, int], ...]:
+    """(name, size) of the axes of the mesh that these are of; none on one device."""
+    meshes = (s.mesh.shape for s in shardings if isinstance(s, jax.NamedSharding))
+    return tuple(next(meshes, {}).items())
+
+
 def unplaced(arguments: Any) -> Any:
     """The arguments as another `jit` knows them, whose tracers are on no mesh."""
 

@@ -12,8 +12,8 @@ from flax.training.train_state import TrainState
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.collectives import count
 from jaxmem.accumulate import microbatch
+from jaxmem.memory.buffers import collectives_of, parse_hlo
 from jaxmem.optim import AdamAState, adama, scale_by_adama
 from tests.accumulate import problem
 from tests.accumulate.problem import LR, RTOL, assert_close, assert_same
@@ -396,8 +396,8 @@ def test_one_reduction_a_step(make, check_vma):
     )
     args = PARAMS, tx.init(PARAMS), problem.batch(8 * M), None
     text = jax.jit(run).lower(*args).compile().as_text()
-    found = [c for c in count(text) if c.opcode == "all-reduce"]
-    assert not any(c.in_loop for c in found)
+    found = [c for c in collectives_of(parse_hlo(text)) if c.kind == "all-reduce"]
+    assert not any(c.loops for c in found)
     # the rest are scalars: the loss and its weight
     size = sum(x.nbytes for x in jax.tree.leaves(PARAMS))
     times = 2 if isinstance(tx.init(PARAMS)[0], AdamAState) else 1

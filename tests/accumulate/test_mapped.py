@@ -136,15 +136,30 @@ def test_bad_calls():
         step(spread, tx.init(spread), problem.batch(2 * N * M), None)
 
 
+CASES = {(case.what, case.under): case for case in collectives.cases()}
+
+
+def chips(what: str, under: str) -> dict[str, float]:
+    """A row of the benchmark."""
+    head = ("step", "under", *collectives.SHOWN, "in loops", "sent", "temp")
+    row = collectives.row(CASES[f"{what}, microbatch", under])
+    return dict(zip(head, row, strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("what", "sent"), [("accumulation", 1), ("AdamA", 2)])
 def test_one_reduction_on_eight_chips(what, sent):
     """MiB sent: twice the bytes of what is reduced, less an eighth (a ring)."""
-    steps = {(name, where): step for name, where, *step in collectives.steps()}
-    tx, step, spec = steps[f"{what}, microbatch", "jit, data parallel, mesh="]
-    head = ("step", "under", *collectives.SHOWN, "in loops", "sent", "temp")
-    row = collectives.row(what, "jit", tx, step, spec)
-    found = dict(zip(head, row, strict=True))
+    found = chips(what, "jit, data parallel, mesh=")
     assert found["in loops"] == 0
     size = 4 * 2 * collectives.LAYERS * collectives.WIDTH * collectives.HIDDEN / 2**20
     assert found["sent"] <= 1.001 * sent * 2 * 7 / 8 * size
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("what", "most"), [("accumulation", 5848), ("AdamA", 7136)])
+def test_less_is_sent_where_another_axis_holds_the_parameters(what, most):
+    """Over two of eight chips once a step, not with every micro-batch; in MiB."""
+    under = "jit, data 2 x FSDP 4"
+    plain, found = chips(what, under), chips(what, f"{under}, mesh=")
+    assert found["sent"] <= most < 0.75 * plain["sent"]

@@ -8,10 +8,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxmem.ir import jaxprs
+from jaxmem.ir.communication import sent
 from jaxmem.ir.costs import flops
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.lost_axes import lost_axes
-from jaxmem.ir.propagation import on_device, sends, spreads_in
+from jaxmem.ir.propagation import on_device, spreads_in
 from jaxmem.ir.shards import of_shardings
 
 LAYERS, BATCH, TOKENS, WIDTH = 3, 64, 128, 64
@@ -137,26 +138,30 @@ def test_a_function_of_each_element_is_spread_as_its_operand(mesh, name):
 
 
 SENDS = {
-    "along the axis": (lambda x: jnp.split(x, 3, 1)[0], (None, "model"), "split", True),
-    "another axis": (lambda x: jnp.split(x, 2, 0)[0], (None, "model"), "split", False),
-    "a sum": (lambda x: x.sum(1), (None, "model"), "reduce_sum", True),
-    "its own sum": (lambda x: x.sum(0), (None, "model"), "reduce_sum", False),
-    "elementwise": (jnp.tanh, ("data", "model"), "tanh", False),
-    "partial sums": (lambda x: x.T @ x, ("data",), "dot_general", True),
-    "free axes": (lambda x: x.T @ x, (None, "model"), "dot_general", False),
+    "along the axis": (lambda x: jnp.split(x, 3, 1)[0], (None, "model"), "split", 384),
+    "another axis": (lambda x: jnp.split(x, 2, 0)[0], (None, "model"), "split", 0),
+    "a sum": (lambda x: x.sum(1), (None, "model"), "reduce_sum", 64),
+    "its own sum": (lambda x: x.sum(0), (None, "model"), "reduce_sum", 0),
+    "elementwise": (jnp.tanh, ("data", "model"), "tanh", 0),
+    "partial sums": (lambda x: x.T @ x, ("data",), "dot_general", 864),
+    "free axes": (lambda x: x.T @ x, (None, "model"), "dot_general", 0),
 }
 
 
 @pytest.mark.parametrize("case", SENDS)
 def test_what_makes_devices_send(mesh, case):
+    """Bytes of a device, among four along "data" and two along "model"."""
     fn, spec, name, wanted = SENDS[case]
     closed, found = found_in(fn, spread(mesh, (16, 12), *spec))
-    assert sends(maker_of(closed, name), found) is wanted
+    assert sent(maker_of(closed, name), found) == wanted
 
 
-CONSTRAINTS = {"gathered": (P(), True), "as it is": (P("data"), False)}
-CONSTRAINTS["cut"] = P("data", "model"), False
-CONSTRAINTS["moved"] = P(None, "data"), True
+CONSTRAINTS = {
+    "gathered": (P(), 576),
+    "as it is": (P("data"), 0),
+    "cut": (P("data", "model"), 0),
+    "moved": (P(None, "data"), 192),
+}
 
 
 @pytest.mark.parametrize("case", CONSTRAINTS)
@@ -164,7 +169,7 @@ def test_constraints_that_make_devices_send(mesh, case):
     spec, wanted = CONSTRAINTS[case]
     hold = lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
     closed, found = found_in(hold, spread(mesh, (16, 12), "data"))
-    assert sends(maker_of(closed, "sharding_constraint"), found) is wanted
+    assert sent(maker_of(closed, "sharding_constraint"), found) == wanted
 
 
 def test_a_move_that_gathers(mesh):
@@ -177,13 +182,14 @@ def test_a_move_that_gathers(mesh):
 
     closed, found = found_in(moved, spread(mesh, (16, 12, 8), "data", "model"))
     names = ("reshape", "sharding_constraint")
-    assert [sends(maker_of(closed, name), found) for name in names] == [True, False]
+    half = 16 * 12 * 8 * 4 // 4 / 2
+    assert [sent(maker_of(closed, name), found) for name in names] == [half, 0]
 
 
 def test_gathered_weights_are_not_counted_as_sent(mesh):
     x, w = spread(mesh, (16, 12), "data"), spread(mesh, (12, 5), "data")
     closed, found = found_in(jnp.matmul, x, w)
-    assert not sends(maker_of(closed, "dot_general"), found)
+    assert not sent(maker_of(closed, "dot_general"), found)
 
 
 def looked_up(place):

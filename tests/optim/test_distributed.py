@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from benchmarks.collectives import count
+from jaxmem.memory.buffers import collectives_of, parse_hlo
 from jaxmem.optim import (
     AdamAState,
     MultiSteps,
@@ -431,9 +431,13 @@ def one_device_order(x):
 def all_reduces(fn, *args):
     """(in loops, outside) of the compiled text, each as often as it runs."""
     text = jax.jit(fn).lower(*args).compile().as_text()
-    found = [c for c in count(text) if c.opcode == "all-reduce" and c.bytes > 4]
-    inside = sum(c.times for c in found if c.in_loop)
-    return inside, sum(c.operands for c in found if not c.in_loop)
+    found = [
+        c
+        for c in collectives_of(parse_hlo(text))
+        if c.kind == "all-reduce" and c.bytes > 4
+    ]
+    inside = sum(c.times for c in found if c.loops)
+    return inside, sum(c.arrays for c in found if not c.loops)
 
 
 def micro_batched(axis_name, tx, params, state, batches):

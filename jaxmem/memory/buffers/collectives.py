@@ -42,6 +42,8 @@ class Collective:
         operation: the name scopes and the operation it was made for.
         source: where that is written, as `file:line (function)`; empty where unknown.
         waits: whether the device does nothing else meanwhile.
+        arrays: how many arrays it sends: XLA combines collectives.
+        loops: the name scopes of the loops that it runs in, the innermost first.
     """
 
     kind: str
@@ -51,6 +53,8 @@ class Collective:
     operation: str
     source: str
     waits: bool
+    arrays: int = 1
+    loops: tuple[str, ...] = ()
 
     @property
     def sent(self) -> int:
@@ -83,17 +87,19 @@ def _collective(hlo: Hlo, made: Instruction, devices: int) -> Collective:
     caller = hlo.instruction(hlo.callers.get(made.computation, ""))
     wrapped = caller is not None and caller.opcode == "async-start"
     kind = made.opcode.removesuffix("-start")
-    often = [trips(hlo, loop) for loop in _loops(hlo, made)]
+    loops = list(_loops(hlo, made))
     place = next((where for where in hlo.stack(made) if where.file), None)
     source = f"{place.file}:{place.line} ({place.function})" if place else ""
     return Collective(
         kind,
         sum(_bytes_of(hlo, operand) for operand in made.operands),
         _group(made.attributes, kind) or devices,
-        math.prod(often),
+        math.prod(trips(hlo, loop) for loop in loops),
         made.metadata.get("op_name", ""),
         source,
         not wrapped and not made.opcode.endswith("-start"),
+        len(made.operands),
+        tuple(loop.metadata.get("op_name", "") for loop in loops),
     )
 
 

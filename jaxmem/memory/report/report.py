@@ -233,9 +233,14 @@ def _from_plain(plain: Any) -> MemoryReport:
             "notes": tuple(plain["notes"]),
             "advice": tuple(plain["advice"]),
             "placed": tuple(PlacedBuffer(**b) for b in plain["placed"]),
-            "collectives": tuple(Collective(**c) for c in plain["collectives"]),
+            "collectives": tuple(map(_collective, plain["collectives"])),
         }
     )
+
+
+def _collective(plain: dict[str, Any]) -> Collective:
+    fields = {**plain, "loops": tuple(plain.get("loops", ()))}
+    return Collective(**fields)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import jax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.scheduling.plan.plan import Plan
+from jaxmem.scheduling.plan.plan import Axes, Plan
 from jaxmem.scheduling.search.result import SearchResult
 
 
@@ -70,8 +70,11 @@ def _text(value: Any) -> str:
     return getattr(value, "__qualname__", type(value).__qualname__)
 
 
-def loaded(plan: Plan, fingerprint: str) -> SearchResult:
-    """The choice of a plan; ValueError where it is of another step, or another jax."""
+def loaded(plan: Plan, fingerprint: str, mesh: Axes | None = None) -> SearchResult:
+    """The choice of a plan; ValueError where it is of another step, mesh, or jax.
+
+    `mesh`: what the arguments are spread over; None where nobody knows.
+    """
     if plan.jax_version != jax.__version__:
         raise ValueError(
             f"plan: made with jax {plan.jax_version or 'unknown'}, this is jax "
@@ -84,4 +87,13 @@ def loaded(plan: Plan, fingerprint: str) -> SearchResult:
             f"one ({fingerprint}): for other operations, shapes, types, donated "
             "arguments or another clip: plan again"
         )
+    if mesh is not None and plan.mesh != mesh:
+        raise ValueError(
+            f"plan: made for arguments {_on(plan.mesh)}, and these are {_on(mesh)}, "
+            "where a device takes other bytes: plan again"
+        )
     return SearchResult(plan.choice, plan.budget, fingerprint=fingerprint)
+
+
+def _on(mesh: Axes) -> str:
+    return f"on a mesh of {dict(mesh)}" if mesh else "on one device"

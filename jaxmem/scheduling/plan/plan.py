@@ -32,6 +32,7 @@ _BARRIER = "optimization_barrier"
 _SHOWN = 30
 _ON_A_PAGE = 1000
 _BELOW = 6  # tiled regions named below the picture
+Axes = tuple[tuple[str, int], ...]  # of a mesh: names and sizes
 _HEAD = ("what", "bytes", "array", "where", "why")
 
 
@@ -64,6 +65,8 @@ class Plan(SavedResult):
       barriers: in the scheduled step, its own included; one in a loop counts once.
       notes: what it costs that nothing is donated, and the like.
       jax_version: of the jax that traced the step: another may trace it otherwise.
+      mesh: (name, size) of the axes of the mesh that the arguments are spread over;
+        empty on one device.
     """
 
     gradients: tuple[Gradient, ...]
@@ -85,6 +88,7 @@ class Plan(SavedResult):
     target: str = ""
     host_traffic_bytes: int = 0
     tiles: tuple[TiledRegion, ...] = ()
+    mesh: Axes = ()
 
     @property
     def host_seconds(self) -> float:
@@ -338,6 +342,7 @@ def make_plan(
     aliases: Mapping[int, int],
     notes: Sequence[str],
     spreads: InputSpreads | None = None,
+    mesh: Axes = (),
 ) -> Plan:
     """The plan of a rewritten step, both versions compiled for `target`."""
     choice, description = result.choice, rewritten.description
@@ -364,6 +369,7 @@ def make_plan(
         target,
         host_traffic(rewritten.jaxpr),
         tuple(sorted(description.tiles, **by_size)),
+        mesh,
     )
 
 
@@ -390,6 +396,7 @@ def _from_plain(fields: dict[str, Any]) -> Plan:
             "plain": report("plain"),
             "scheduled": report("scheduled"),
             "notes": tuple(fields["notes"]),
+            "mesh": tuple((name, size) for name, size in fields["mesh"]),
         }
     )
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import MACHINES, flops, seconds
+from jaxmem.ir.communication import sent
+from jaxmem.ir.costs import MACHINES, Machine, flops, seconds
 from jaxmem.ir.shards import WHOLE, Spreads
 
 
@@ -158,16 +159,19 @@ def recomputed(
 ) -> tuple:
     """Rows of equations and how often each is run; `spreads`: over devices."""
     return tuple(
-        _recomputed(eqn, times / spreads.workers(eqn), times, target)
-        for eqn, times in equations
+        _recomputed(eqn, times, spreads, MACHINES[target]) for eqn, times in equations
     )
 
 
-def _recomputed(eqn, share: float, times: int, target: str) -> RecomputedOperation:
+def _recomputed(
+    eqn, times: int, spreads: Spreads, machine: Machine
+) -> RecomputedOperation:
     aval = eqn.outvars[0].aval
-    cost = seconds(eqn, MACHINES[target]) or 0.0
+    share = times / spreads.workers(eqn)
+    cost = share * (seconds(eqn, machine) or 0.0)
+    cost += times * sent(eqn, spreads) / machine.link
     path = _compat.name_stack(eqn)
-    work = share * flops(eqn), share * cost
+    work = share * flops(eqn), cost
     name = eqn.primitive.name
     return RecomputedOperation(name, aval.shape, str(aval.dtype), path, times, *work)
 

@@ -18,12 +18,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import kept_size, run_body, scan_like, split
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling.recompute.minimum_cut import (
-    Price,
+    PriceWithSends,
     least,
     needed,
     price_at,
@@ -106,7 +105,7 @@ class FirstLayersRewrite:
     def shared(self) -> list[int]:
         """Those of them that all layers evaluate, at a cost."""
         both = sorted(set(self.beyond) & self.anyway)
-        return [i for i in both if fused_only(self.body.eqns[i]) is None]
+        return [i for i in both if self.pair.is_paid(self.body.eqns[i])]
 
     @property
     def inputs(self) -> set[Any]:
@@ -118,7 +117,7 @@ class FirstLayersRewrite:
         """(equation, how often) of what is recomputed and costs something."""
         own = sorted(set(self.beyond) - self.anyway)
         eqns = [self.body.eqns[i] for i in own]
-        more = [(e, self.layers) for e in eqns if fused_only(e) is None]
+        more = [(e, self.layers) for e in eqns if self.pair.is_paid(e)]
         return [*self.all.recomputed, *more]
 
     @property
@@ -171,12 +170,13 @@ class RecomputeFirstLayers(Recomputation[FirstLayers, FirstLayersRewrite]):
 
 
 def _kept_less(
-    same: FirstLayersRewrite, price: Price, layers: int
+    same: FirstLayersRewrite, price: PriceWithSends, layers: int
 ) -> FirstLayersRewrite | None:
     """What the first layers keep at a price; None where that is what all keep."""
     body, wanted = same.body, list(same.kept)
     anyway = {id(body.eqns[i]) for i in same.anyway}
-    beyond = lambda eqn: 0.0 if id(eqn) in anyway else price(eqn)
+    priced = same.pair.priced(price)
+    beyond = lambda eqn: 0.0 if id(eqn) in anyway else priced(eqn)
     found = least(body, wanted, same.pair.free, beyond)
     rewrite = replace(same, kept=tuple(found), layers=layers)
     prices = (price_of(body, i, beyond) or 0.0 for i in rewrite.beyond)

@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -20,10 +20,17 @@ from jaxmem.ir.costs import MACHINES, fused_only, seconds
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import is_var, kept_size
 
-Price = Callable[[Any], float | None]  # of an equation; None: never recomputed
+# of an equation; None: never recomputed
+Price = Callable[[Any], float | None]
 
 
-def price_at(rate: float | None, target: str) -> Price:
+class PriceWithSends(Protocol):
+    """The same where devices send each other `sent` bytes to compute it."""
+
+    def __call__(self, eqn: Any, sent: float = 0.0) -> float | None: ...
+
+
+def price_at(rate: float | None, target: str) -> PriceWithSends:
     """What one would pay, in bytes, for not recomputing an equation."""
     # `rate`: bytes that one would rather keep than compute for a second on `target`; at
     # infinity, and with None, only what costs nothing is recomputed.
@@ -31,9 +38,9 @@ def price_at(rate: float | None, target: str) -> Price:
         return fused_only
     chip = MACHINES[target]
 
-    def price(eqn) -> float | None:
+    def price(eqn, sent: float = 0.0) -> float | None:
         cost = seconds(eqn, chip)
-        return None if cost is None else cost * rate
+        return None if cost is None else (cost + sent / chip.link) * rate
 
     return price
 

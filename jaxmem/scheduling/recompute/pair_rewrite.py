@@ -83,7 +83,7 @@ class PairRewrite:
     def recomputed(self) -> list[tuple[Any, int]]:
         """(equation, how often) of what is recomputed and costs something."""
         eqns = [self.body.eqns[i] for i in self.evaluated]
-        return [(e, self.layers) for e in eqns if fused_only(e) is None]
+        return [(e, self.layers) for e in eqns if self.pair.is_paid(e)]
 
     def maker(self, v):
         """The equation of the forward body that makes a variable, if one does."""

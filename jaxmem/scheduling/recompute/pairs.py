@@ -12,13 +12,19 @@ from typing import Any
 import numpy as np
 
 from jaxmem import _compat
+from jaxmem.ir.communication import sent
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.label_rules import is_constraint
-from jaxmem.ir.propagation import sends, spreads_in
+from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import is_on_host, is_var, kept_size, size_of, split, xs_of
 from jaxmem.ir.shards import InputSpreads, Spreads
-from jaxmem.scheduling.recompute.minimum_cut import Price, least, needed, price_of
+from jaxmem.scheduling.recompute.minimum_cut import (
+    Price,
+    PriceWithSends,
+    least,
+    needed,
+    price_of,
+)
 
 # How much dearer it is to keep what has no name, where only names should be kept.
 _UNNAMED = 1000
@@ -56,6 +62,8 @@ class Pair:
     length: int  # the number of layers
     # how the variables of the forward body are spread over devices, when asked
     inside: Callable[[], Spreads] = field(default=Spreads, compare=False, repr=False)
+    # identity of an equation of the forward body -> bytes that a device sends for it
+    _sent: dict[int, float] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def free(self) -> set[Any]:
@@ -75,6 +83,24 @@ class Pair:
     def share(self, i: int) -> float:
         """What part of the work of an equation of the forward body a device does."""
         return 1 / self.inside().workers(self.body.eqns[i])
+
+    def sent(self, eqn) -> float:
+        """Bytes that a device sends to compute an equation of the forward body."""
+        if id(eqn) not in self._sent:
+            self._sent[id(eqn)] = sent(eqn, self.inside())
+        return self._sent[id(eqn)]
+
+    def is_paid(self, eqn) -> bool:
+        """Whether recomputing an equation of the forward body costs something."""
+        return fused_only(eqn, self.sent(eqn)) is None
+
+    def priced(self, price: PriceWithSends) -> Price:
+        """A price of the equations of the forward body, with what they send."""
+        if self.inside().mesh is None:
+            return price
+        # of all devices together, as bytes and seconds are
+        workers = self.inside().workers
+        return lambda eqn: price(eqn, workers(eqn) * self.sent(eqn))
 
     def shards(self, v) -> int:
         """Over how many devices a variable of the forward body is spread."""
@@ -122,35 +148,22 @@ def named(pair: Pair) -> dict[Any, str]:
     return {e.outvars[0]: e.params["name"] for e in eqns}
 
 
-def cut_by_names(pair: Pair, price: Price) -> Cut:
+def cut_by_names(pair: Pair, price: PriceWithSends) -> Cut:
     """The cheapest cut that keeps what has a name, and otherwise only what it must."""
-    price = _unless_sent(pair, price)
     names = named(pair)
-    return _cut(
-        pair, price, (), lambda v: kept_size(v) * (1 if v in names else _UNNAMED)
-    )
+    size = lambda v: kept_size(v) * (1 if v in names else _UNNAMED)
+    return _cut(pair, pair.priced(price), (), size)
 
 
-def cut(pair: Pair, price: Price, loop_carried: bool = True) -> Cut:
+def cut(pair: Pair, price: PriceWithSends, loop_carried: bool = True) -> Cut:
     """The cheapest cut; `loop_carried`: whether the iteration before may be used."""
-    price = _unless_sent(pair, price)
-    best = _cut(pair, price, ())
+    priced = pair.priced(price)
+    best = _cut(pair, priced, ())
     for x in pair.loop_carried if loop_carried else ():
-        other = _cut(pair, price, (*best.loop_carried, x))
+        other = _cut(pair, priced, (*best.loop_carried, x))
         if other.cost < best.cost:
             best = other
     return best
-
-
-def _unless_sent(pair: Pair, price: Price) -> Price:
-    """No price where an equation computes nothing, or for free, and sends something."""
-
-    def found(eqn) -> float | None:
-        own = price(eqn)
-        moves = own == 0 or is_constraint(eqn)
-        return None if moves and sends(eqn, pair.inside()) else own
-
-    return price if pair.inside().mesh is None else found
 
 
 def _cut(

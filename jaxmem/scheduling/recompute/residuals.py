@@ -29,7 +29,7 @@ from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level
 from jaxmem.scheduling.plan.rows import nbytes
-from jaxmem.scheduling.recompute.minimum_cut import Price, price_at
+from jaxmem.scheduling.recompute.minimum_cut import PriceWithSends, price_at
 from jaxmem.scheduling.recompute.pair_rewrite import (
     Given,
     PairRewrite,
@@ -83,7 +83,7 @@ def rewrites_of(level: Level, config: Recompute) -> Iterator[PairRewrite]:
 
 def rewrites(
     closed,
-    price: Price = fused_only,
+    price: PriceWithSends = fused_only,
     offload: int | None = None,
     given: InputSpreads | None = None,
 ) -> Iterator[PairRewrite]:
@@ -97,7 +97,7 @@ def rewrites(
 
 
 def rewrites_by_names(
-    closed, price: Price, given: InputSpreads | None = None
+    closed, price: PriceWithSends, given: InputSpreads | None = None
 ) -> Iterator[PairRewrite]:
     """The pairs of scans in which something is kept that has no name."""
     for pair in pairs(closed, given):

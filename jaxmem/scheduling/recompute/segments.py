@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxmem.ir.costs import MACHINES, fused_only, seconds
+from jaxmem.ir.costs import MACHINES, seconds
 from jaxmem.ir.scans import is_var, kept_size
 from jaxmem.ir.shards import InputSpreads
-from jaxmem.scheduling.recompute.minimum_cut import Price, needed
+from jaxmem.scheduling.recompute.minimum_cut import PriceWithSends, needed
 from jaxmem.scheduling.recompute.pair_rewrite import PairRewrite, stacked
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut, pairs
 
@@ -88,7 +88,7 @@ class Segments:
     @property
     def paid(self) -> list[Any]:
         """Equations that cost something, of a layer that is run a second time."""
-        return [e for e in self.replayed if fused_only(e) is None]
+        return [e for e in self.replayed if self.pair.is_paid(e)]
 
     def described(self) -> Iterator[tuple[Any, Any, str, int, int]]:
         """(aval, equation, words, 1, shards) of stacks saved; -1: kept instead."""
@@ -121,7 +121,7 @@ def _of_sizes(pair: Pair, found: Cut, among: Iterable[Sizes]) -> Iterator[Segmen
 
 
 def segmented(
-    closed, price: Price, sizes: Sizes, given: InputSpreads | None = None
+    closed, price: PriceWithSends, sizes: Sizes, given: InputSpreads | None = None
 ) -> Iterator[Segments]:
     """The pairs of scans of which less is kept in segments of these sizes."""
     for pair in pairs(closed, given):

@@ -14,14 +14,13 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import LOOPS, barrier, is_var, size_of
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description, recomputed
-from jaxmem.scheduling.recompute.minimum_cut import Price, needed, price_at
+from jaxmem.scheduling.recompute.minimum_cut import PriceWithSends, needed, price_at
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
 
 _SMALL = 1e-3  # of all that is kept: less is not worth a barrier
@@ -52,9 +51,10 @@ def _is_stack(graph: JaxprGraph, v) -> bool:
     return graph.eqns[graph.maker[v]].primitive.name in LOOPS
 
 
-def without_loops(price: Price) -> Price:
+def without_loops(price: PriceWithSends) -> PriceWithSends:
     """The same price, but loops are not run a second time."""
-    return lambda eqn: None if eqn.primitive.name in LOOPS else price(eqn)
+    is_loop = lambda eqn: eqn.primitive.name in LOOPS
+    return lambda eqn, sent=0.0: None if is_loop(eqn) else price(eqn, sent)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
     def describe(self, rewrite: tuple[Pair, Cut], target: str) -> Description:
         pair, found = rewrite
         eqns = (pair.body.eqns[i] for i in found.recomputed)
-        paid = [(e, 1) for e in eqns if fused_only(e) is None]
+        paid = [(e, 1) for e in eqns if pair.is_paid(e)]
         return Description(recomputed=recomputed(paid, target, pair.inside()))
 
 

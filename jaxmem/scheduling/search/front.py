@@ -194,11 +194,13 @@ def _candidate(space: SearchSpace, rate: float | None) -> Candidate:
         cuts += [(pair, cut(pair, without_loops(price))) for pair in space.unrolled]
     kept = sum(p.length * p.kept_on_device(found.variables) for p, found in cuts)
     kept += sum(pair.device_bytes for pair in space.unrolled) if rate is None else 0
-    cost = partial(seconds, machine=MACHINES[space.target])
+    machine = MACHINES[space.target]
+    cost = partial(seconds, machine=machine)
     times = (
-        pair.length * pair.share(i) * (price_of(pair.body, i, cost) or 0.0)
+        pair.length * (own + pair.sent(pair.body.eqns[i]) / machine.link)
         for pair, found in cuts
         for i in found.recomputed
+        for own in [pair.share(i) * (price_of(pair.body, i, cost) or 0.0)]
     )
     choice = Choice(space.target, (Recompute(rate, space.named),))
     if space.is_unrolled:

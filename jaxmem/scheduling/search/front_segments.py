@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxmem.ir.communication import sent
 from jaxmem.ir.costs import MACHINES, Machine, flops, seconds
 from jaxmem.ir.shards import Spreads
 from jaxmem.scheduling.recompute.minimum_cut import price_at
@@ -83,9 +84,12 @@ def _by_size(pair: Pair, found: Cut, machine: Machine) -> Iterator[tuple]:
 def _work(
     eqns: Iterable[tuple[Any, int]], machine: Machine, spreads: Spreads
 ) -> np.ndarray:
-    shares = ((eqn, n / spreads.workers(eqn)) for eqn, n in eqns)
-    costs = [(n * (seconds(e, machine) or 0.0), n * flops(e)) for e, n in shares]
-    return np.array([(0.0, 0.0), *costs]).sum(0)
+    total = np.zeros(2)
+    for eqn, n in eqns:
+        share = n / spreads.workers(eqn)
+        total += share * (seconds(eqn, machine) or 0.0), share * flops(eqn)
+        total[0] += n * sent(eqn, spreads) / machine.link
+    return total
 
 
 def _is_below(candidate: Candidate, flat: Sequence[Candidate]) -> bool:

@@ -159,21 +159,32 @@ class SearchRun:
 
     def _within(self, budget: int) -> ReportedTrial:
         """What fits once it is compiled to the end."""
-        least = None
         for _ in range(_CONFIRMED):
             try:
-                found, out_of_reach = self._search(self.limit), False
+                found = self._search(self.limit)
             except BudgetError:
-                found, out_of_reach = min(self.tried, key=lambda t: t.peak), True
+                break
             best = self._settled(found)
             if best.peak <= budget:
                 return best
-            least = min(best, least or best, key=lambda t: t.peak)
-            if out_of_reach:
-                break
             self.excess = int(best.peak - found.peak)
-        assert least is not None
-        raise unreachable(budget, least, self._stopped(least.choice))
+        best = self._least_settled()
+        if best.peak <= budget:
+            return best
+        raise unreachable(budget, best, self._stopped(best.choice))
+
+    def _least_settled(self) -> ReportedTrial:
+        """The least of what was tried, all that may be it compiled to the end."""
+        best, seen = None, set()
+        for one in sorted(self.tried, key=lambda t: t.peak):
+            if best is not None and one.peak >= best.peak:
+                break
+            if one.peak not in seen:  # of those that are alike to the byte, the first
+                seen.add(one.peak)
+                found = self._settled(one)
+                best = min(found, best or found, key=lambda t: t.peak)
+        assert best is not None
+        return best
 
     def _stopped(self, choice: Choice) -> Sequence[str]:
         """What cannot be in tiles, and why."""

@@ -17,11 +17,12 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from benchmarks.collectives import compiled, count
+from benchmarks.collectives import compiled
 from benchmarks.tile_steps import SHARDINGS, sharded
-from benchmarks.tile_ways import in_tiles
+from benchmarks.tile_ways import in_tiles, is_in_tiles
 from jaxmem import schedule
 from jaxmem.ir import jaxprs
+from jaxmem.memory.buffers import collectives_of, parse_hlo
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling.plan.fingerprint import fingerprint
@@ -153,9 +154,10 @@ def assert_same(wanted, got, roundings: int) -> None:
 def sent(step, args) -> Counter:
     """Bytes of the operands of each kind of collective, as often as it runs."""
     found = Counter()
-    for one in count(step.lower(*args).compile().as_text()):
-        found[one.opcode] += one.times * one.bytes
-        found["in tiles"] += one.times * one.bytes * one.in_tiles
+    text = step.lower(*args).compile().as_text()
+    for one in collectives_of(parse_hlo(text)):
+        found[one.kind] += one.times * one.bytes
+        found["in tiles"] += one.times * one.bytes * is_in_tiles(one)
     return found
 
 
@@ -329,10 +331,10 @@ def test_eight_h100s(way):
     kinds: list[Counter] = []
     temps = []
     for step, made in ((before, remat), (tiled, plain)):
-        text, temp = compiled(step, *made.args, donate=made.donate)
+        found, temp = compiled(step, *made.args, donate=made.donate)
         kinds.append(Counter())
-        for one in count(text):
-            kinds[-1][one.opcode] += one.times * one.bytes
+        for one in found:
+            kinds[-1][one.kind] += one.times * one.bytes
         temps.append(temp)
     assert temps[1] < 0.5 * temps[0]
     assert all(kinds[1][kind] <= kinds[0][kind] for kind in {*kinds[0], *kinds[1]})

@@ -1,0 +1,71 @@
+"""What devices send to recompute something is a part of its price."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxmem
+from jaxmem.ir import jaxprs
+from jaxmem.ir.costs import MACHINES, seconds
+from jaxmem.ir.shards import of_shardings
+from jaxmem.scheduling.recompute.minimum_cut import price_at
+from jaxmem.scheduling.recompute.pairs import cut, pairs
+
+SIZE, ROWS, LAYERS = 256, 2**14, 4
+RATE = 1e12  # bytes a second: a product takes less than to keep its result
+
+
+def loss(w, x):
+    """Two products a layer; the terms of the second one lie on several devices."""
+
+    def layer(x, w):
+        columns, rows = w
+        return jnp.tanh(jnp.tanh(x @ columns) @ rows) + x, None
+
+    return jnp.sum(lax.scan(layer, x, w)[0] ** 2)
+
+
+@pytest.fixture
+def places():
+    mesh = jaxmem.target_mesh("h100", (4, 2), ("data", "model"))
+    specs = P(None, None, "model"), P(None, "model", None), P("data")
+    return [NamedSharding(mesh, spec) for spec in specs]
+
+
+@pytest.fixture
+def closed():
+    w = jax.ShapeDtypeStruct((LAYERS, SIZE, SIZE), jnp.float32)
+    x = jax.ShapeDtypeStruct((ROWS, SIZE), jnp.float32)
+    return jaxprs.trace(jax.grad(loss), (w, w), x).jaxpr
+
+
+def products(pair) -> list[int]:
+    names = [e.primitive.name for e in pair.body.eqns]
+    return [i for i, name in enumerate(names) if name == "dot_general"]
+
+
+def test_a_product_that_is_summed_over_devices_is_kept(closed, places):
+    price = price_at(RATE, "h100")
+    (alone,) = pairs(closed)
+    first, second = products(alone)
+    assert {first, second} <= {*cut(alone, price).recomputed}
+    (spread,) = pairs(closed, of_shardings(closed, places))
+    assert second not in cut(spread, price).recomputed
+
+
+def test_the_price_of_a_sum_over_devices(closed, places):
+    """A ring of two: each sends half of what it has of the result, twice."""
+    (pair,) = pairs(closed, of_shardings(closed, places))
+    first, second = (pair.body.eqns[i] for i in products(pair))
+    own = 4 * SIZE * ROWS // 4
+    assert (pair.sent(first), pair.sent(second)) == (0, own)
+    machine = MACHINES["h100"]
+    wanted = seconds(second, machine) + 8 * own / machine.link
+    price = pair.priced(price_at(RATE, "h100"))
+    assert price(second) == pytest.approx(RATE * wanted, rel=1e-12)
+    assert price(first) == pytest.approx(RATE * seconds(first, machine), rel=1e-12)
+    # at no price is what has to be sent recomputed
+    assert pair.priced(price_at(None, "h100"))(second) is None
