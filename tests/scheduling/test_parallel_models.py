@@ -97,11 +97,14 @@ def within(name: str, share: float):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [n for n in MODELS if "ragged" not in n])
-def test_within_a_budget_a_step_trains_alike_and_sends_no_more(name):
+def test_within_a_budget_a_step_trains_alike_and_says_what_it_sends_more(name):
     step, args, tight, budget = within(name, 15 / 16)
     plan = tight.plan(*args)
     assert plan.scheduled.peak_bytes <= budget
-    assert plan.scheduled.sent_bytes <= plan.plain.sent_bytes
+    more = plan.scheduled.sent_bytes > plan.plain.sent_bytes
+    assert ("more than the step as it was given" in str(plan)) == more
+    # for a budget keys and values may be gathered a second time, at a price
+    assert not more or "gathered" in name
     assert_close(trained(tight, *args), trained(jax.jit(step), *args))
 
 
