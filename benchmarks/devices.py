@@ -13,11 +13,12 @@ import sys
 from collections.abc import Sequence
 
 import jaxmem
+from benchmarks import device_steps, parallel_models
 from benchmarks._common import MIB, publish_some
-from benchmarks.device_steps import STEPS
 from jaxmem.scheduling import predict
 
 CHIPS = ("h100", "tpu-v5p")
+STEPS = device_steps.STEPS | parallel_models.STEPS
 TIMEOUT = 3000.0  # seconds of a compile
 COLUMNS = (
     *("step", "chip", "compiled MiB", "predicted MiB", "off %", "sent MiB"),

@@ -141,12 +141,7 @@ class LlamaLayer(nn.Module):
     @nn.compact
     def __call__(self, x, _):
         c = self.config
-        head = c.width // c.heads
-
-        def dense(features, name, axis=-1):
-            settings = {"use_bias": False, "dtype": c.dtype, "name": name}
-            return nn.DenseGeneral(features, axis, **settings)
-
+        head, dense = c.width // c.heads, self.dense
         y = nn.RMSNorm(dtype=c.dtype, name="attention_norm")(x)
         places = jnp.arange(x.shape[1], dtype=jnp.float32)
         q = rotate(dense((c.heads, head), "query")(y), places)
@@ -154,9 +149,16 @@ class LlamaLayer(nn.Module):
         v = dense((c.kv_heads, head), "value")(y)
         y = jax.nn.dot_product_attention(q, k, v, is_causal=c.causal)
         x = x + dense(c.width, "out", (-2, -1))(y)
-        y = nn.RMSNorm(dtype=c.dtype, name="mlp_norm")(x)
+        return x + self.mlp(nn.RMSNorm(dtype=c.dtype, name="mlp_norm")(x)), None
+
+    def dense(self, features, name, axis=-1):
+        settings = {"use_bias": False, "dtype": self.config.dtype, "name": name}
+        return nn.DenseGeneral(features, axis, **settings)
+
+    def mlp(self, y):
+        c, dense = self.config, self.dense
         y = nn.silu(dense(c.hidden, "gate")(y)) * dense(c.hidden, "up")(y)
-        return x + dense(c.width, "down")(y), None
+        return dense(c.width, "down")(y)
 
 
 class Stack(nn.Module):

@@ -57,11 +57,16 @@ def library_attention(q, k, v):
     return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="xla")
 
 
-def layer(attention: Callable, heads: int, x, w):
-    w = jax.tree.map(lambda a: a.astype(BF16), w)
+def attended(attention: Callable, heads: int, x, w):
+    """A layer's first half."""
     qkv = jnp.split(norm(x, w["n1"]) @ w["qkv"], 3, -1)
     q, k, v = (a.reshape(*a.shape[:2], heads, -1) for a in qkv)
-    x = x + attention(q, k, v).reshape(x.shape) @ w["out"]
+    return x + attention(q, k, v).reshape(x.shape) @ w["out"]
+
+
+def layer(attention: Callable, heads: int, x, w):
+    w = jax.tree.map(lambda a: a.astype(x.dtype), w)
+    x = attended(attention, heads, x, w)
     return x + jax.nn.gelu(norm(x, w["n2"]) @ w["up"]) @ w["down"]
 
 
@@ -78,7 +83,7 @@ def weights(layers: int, width: int, hidden: int):
 
 
 def cross_entropy(x, table, labels):
-    logits = (x @ table.astype(BF16).T).astype(F32)
+    logits = (x @ table.astype(x.dtype).T).astype(F32)
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).sum()
 
 

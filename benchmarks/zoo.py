@@ -18,7 +18,13 @@ import optax
 from benchmarks import zoo_vision as vision
 from benchmarks.models import BertConfig, StackConfig
 from benchmarks.vision_models import ResNet, ResNetConfig, ViT, ViTConfig
-from benchmarks.zoo_transformers import GPT2, Llama, MaskedBert
+from benchmarks.zoo_transformers import (
+    GPT2,
+    Llama,
+    MaskedBert,
+    MixtralLayer,
+    OneHotMixtralLayer,
+)
 
 SDS = jax.ShapeDtypeStruct
 KEY = SDS((2,), jnp.uint32)
@@ -67,6 +73,12 @@ def _gpt2(layers, width, heads, parameters):
 
 LLAMA3_8B = StackConfig(32, 4096, 32, 8, 14336, dropout=0.0)
 
+
+def _mixtral(layer):
+    make = lambda scanned: Llama(LLAMA3_8B, scanned, layer, vocabulary=32_000)
+    return Entry(make, 46_702_792_704, (2048,))
+
+
 # Parameters as in torchvision and Hugging Face transformers. ViT-B there has one more
 # token, which ours, with the mean of the tokens, does without: 2 x 768 fewer.
 ZOO = {
@@ -93,6 +105,8 @@ ZOO = {
     "llama3_8b": Entry(
         lambda scanned: Llama(LLAMA3_8B, scanned), 8_030_261_248, (2048,)
     ),
+    "mixtral_8x7b": _mixtral(MixtralLayer),
+    "mixtral_8x7b_one_hot": _mixtral(OneHotMixtralLayer),
 }
 
 

@@ -15,6 +15,7 @@ from benchmarks.models import (
     StackConfig,
     run_layers,
 )
+from benchmarks.moe_models import gated_mlp, one_hot, ragged
 
 
 class MaskedBert(nn.Module):
@@ -85,3 +86,29 @@ class Llama(nn.Module):
         x = run_layers(self.layer, c.layers, x, c, scanned=self.scanned)
         x = nn.RMSNorm(dtype=c.dtype, name="norm")(x)
         return nn.Dense(self.vocabulary, use_bias=False, dtype=c.dtype, name="head")(x)
+
+
+class MixtralLayer(LlamaLayer):
+    """A Llama layer with eight MLPs, of which each token has two (Jiang et al. 2024).
+
+    The tokens are sorted by expert; or sent to experts by products with a table of
+    zeros and ones, by which some lose an expert (see `moe_models`).
+    """
+
+    experts: int = 8
+    sorts: bool = True
+
+    def mlp(self, y):
+        c, init = self.config, nn.initializers.lecun_normal(batch_axis=0)
+        of = (self.experts, c.width, c.hidden)
+        shapes = {"gate": of, "up": of, "down": (self.experts, c.hidden, c.width)}
+        w = {name: self.param(name, init, shape) for name, shape in shapes.items()}
+        router = nn.initializers.lecun_normal()
+        w["router"] = self.param("router", router, (c.width, self.experts))
+        w = {name: x.astype(c.dtype) for name, x in w.items()}
+        out, _ = (ragged if self.sorts else one_hot)(gated_mlp, y, w)
+        return out
+
+
+class OneHotMixtralLayer(MixtralLayer):
+    sorts: bool = False

@@ -1,7 +1,8 @@
 """What devices send each other to compute an equation, by how its arrays are spread.
 
-They send to cut or to sum along an axis that is spread over them. What gathers weights
-for a product is not counted: a product of its gradient needs them too.
+They send to cut or to sum along an axis that is spread over them, and where a result is
+whole along it: what a constraint asks for, Shardy has in the moves before it. What
+gathers weights for a product is not counted: a product of its gradient needs them too.
 """
 
 import itertools
@@ -10,16 +11,19 @@ from collections.abc import Iterator
 from jaxmem.ir import jaxprs
 from jaxmem.ir.axis_labels import labels
 from jaxmem.ir.jaxprs import is_var
-from jaxmem.ir.label_rules import Labels
+from jaxmem.ir.label_rules import Labels, is_constraint
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.shards import Names, Spreads
+
+_PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
 
 def sent(eqn, spreads: Spreads) -> float:
     """Bytes that a device sends to compute an equation, loops in full.
 
     Of a ring of n devices it sends (n-1)/n of the whole of what is summed, twice that
-    where each is to have all of it, and its own part of what is cut otherwise.
+    where each is to have all of it, as much of what is gathered, and its own part of
+    what is cut otherwise.
     """
     if spreads.mesh is None:
         return 0.0
@@ -28,13 +32,18 @@ def sent(eqn, spreads: Spreads) -> float:
         return eqn.params["length"] * _sent_in(*inside)
     if (body := jaxprs.called(eqn)) is not None:
         return _sent_in(body, spreads.inputs(eqn.invars))
-    summed, cut = set(), 0.0
+    if is_constraint(eqn):
+        return _of_constraint(eqn, spreads)
+    summed, gathered, cut = set(), set(), 0.0
     for k, axis, names in _spread_axes(eqn, spreads):
         table = labels(eqn, spreads.size(names))
         if not isinstance(table, Labels) or table.ins[k][axis] is None:
             cut += spreads.bytes_of(eqn.invars[k])
         elif _is_summed(eqn, table, table.ins[k][axis], names, spreads):
             summed.add(names)
+        elif _is_gathered(eqn, table, table.ins[k][axis], names, spreads):
+            gathered.add(names)
+    cut += sum(_of_gather(eqn, names, spreads) for names in gathered)
     return cut + sum(_of_sum(eqn, names, spreads) for names in summed)
 
 
@@ -58,6 +67,37 @@ def _is_summed(eqn, table: Labels, label, names: Names, spreads: Spreads) -> boo
     having = (k for k, of_axes in enumerate(table.ins) if label in of_axes)
     of = lambda k: spreads.names(eqn.invars[k], table.ins[k].index(label))
     return all(of(k) == names for k in having)
+
+
+def _is_gathered(eqn, table: Labels, label, names: Names, spreads: Spreads) -> bool:
+    """Whether a result is whole along an axis that an operand is spread along."""
+    if eqn.primitive.name in _PRODUCTS:
+        return False
+    for v, of_axes in zip(eqn.outvars, table.outs, strict=True):
+        if label in of_axes:
+            axis = of_axes.index(label)
+            # nothing is known of what is spread over a part of an axis of the mesh
+            divides = v.aval.shape[axis] % spreads.size(names) == 0
+            if divides and not spreads.names(v, axis):
+                return True
+    return False
+
+
+def _of_gather(eqn, names: Names, spreads: Spreads) -> float:
+    n = spreads.size(names)
+    return (n - 1) / n * sum(map(spreads.bytes_of, eqn.outvars))
+
+
+def _of_constraint(eqn, spreads: Spreads) -> float:
+    """To cut what a device has takes nothing."""
+    (v,), (out,) = eqn.invars, eqn.outvars
+    total = 0.0
+    for _, axis, names in _spread_axes(eqn, spreads):
+        if spreads.names(out, axis)[: len(names)] == names:
+            continue
+        moved = {*names} & {*itertools.chain(*spreads.of.get(out, ()))}
+        total += spreads.bytes_of(v) if moved else _of_gather(eqn, names, spreads)
+    return total
 
 
 def _of_sum(eqn, names: Names, spreads: Spreads) -> float:

@@ -15,6 +15,7 @@ from jaxmem.chips import Machine as Machine
 from jaxmem.ir import jaxprs
 from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
+from jaxmem.ir.ragged import is_ragged, ragged_flops
 from jaxmem.ir.scans import is_on_host, is_var, size_of
 
 MACHINES = {name: chip.machine for name, chip in CHIPS.items()}
@@ -22,7 +23,7 @@ MACHINES = {name: chip.machine for name, chip in CHIPS.items()}
 # done where they are read, inside whatever reads them
 FUSED = ELEMENTWISE | CHEAP | {"concatenate", "iota", "name", "pad", "split"}
 _HASH = 3  # integer work of one random word, in terms of the bandwidth it takes
-_MATMULS = {"dot_general", "conv_general_dilated"}
+_MATMULS = {"dot_general", "conv_general_dilated", "ragged_dot_general"}
 _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
 
 
@@ -45,6 +46,8 @@ def flops(eqn) -> float:
         # its output features are among the elements of the output
         kernel.pop(eqn.params["dimension_numbers"].rhs_spec[0])
         return 2.0 * elements(eqn.outvars[0].aval.shape) * elements(kernel)
+    if is_ragged(eqn):
+        return ragged_flops(eqn)
     return _inside(eqn, flops) or 0.0
 
 
@@ -60,7 +63,7 @@ def seconds(eqn, machine: Machine) -> float | None:
     if eqn.primitive.name in _OPAQUE or eqn.primitive.name in _COLLECTIVES:
         return None
     if eqn.primitive.name in _MATMULS:
-        narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars)
+        narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars[:2])
         return flops(eqn) / (machine.narrow if narrow else machine.wide)
     moved = sum(size_of(v) for v in [*eqn.invars, *eqn.outvars] if is_var(v))
     # a counter is hashed: that takes arithmetic where others wait for memory

@@ -97,6 +97,11 @@ def psum(eqn, n: int) -> Labels | str:
 CONSTRAINT = "sharding_constraint"
 
 
+def is_constraint(eqn) -> bool:
+    """Whether it says how an array is to be spread, and computes nothing."""
+    return eqn.primitive.name == CONSTRAINT
+
+
 def constraint(eqn, n: int) -> Labels:
     """A constraint holds for a part as it is where it leaves the axis whole."""
     del n

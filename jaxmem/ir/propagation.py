@@ -103,19 +103,27 @@ def _placed(aval, mesh, spread: Spread) -> jax.ShapeDtypeStruct:
 
 # What is lowered for one chip alone.
 _KERNELS = ("pallas_call", "ffi_call", "custom_call")
+# Functions of each element that are lowered to CHLO, where Shardy follows no array: XLA
+# rewrites it before, by a pass that jaxlib does not offer.
+_IN_CHLO = frozenset(
+    """acos acosh asin asinh atan atanh bessel_i1e cosh digamma erf erf_inv erfc lgamma
+    sinh square tan""".split()
+)
 
 
 def _is_told(eqn) -> bool:
     name = eqn.primitive.name
-    return name in (*_KERNELS, "shard_map", "device_put") or (
+    return name in (*_KERNELS, *_IN_CHLO, "shard_map", "device_put") or (
         not jaxprs.bodies(eqn) and _compat.has_side_effects(eqn)
     )
 
 
 def _told(eqn, args: list) -> list[Any] | None:
-    """Instead of what cannot be lowered, or needs a chip: what it says of shards."""
+    """Instead of what Shardy cannot follow, or needs a chip: what it says of shards."""
     if eqn.primitive.name == "device_put":
         return args
+    if eqn.primitive.name in _IN_CHLO:
+        return [jax.lax.neg(*args)]
     if eqn.primitive.name == "shard_map":
         mesh, specs = eqn.params["mesh"], eqn.params["out_specs"]
         outs = zip(_zeros(eqn), specs, strict=True)

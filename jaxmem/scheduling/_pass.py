@@ -4,12 +4,13 @@ A new way to save bytes is one file with a subclass of `Pass`, and one line in
 `_passes.PASSES`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Aliases, is_transposed
+from jaxmem.ir.shard_maps import inside_of
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling.plan.rows import Description
 
@@ -27,6 +28,7 @@ NAME_A_TARGET = "name a target, and both are compiled and the smaller is run"
 
 C = TypeVar("C", bound=Config)
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,19 @@ class Level:
     # over which axes of a mesh the inputs are spread (`ir.shards.InputSpreads`);
     # None where nothing is known
     spreads: Any = None
+    # the `shard_map`s that it is in, the outermost first: it can be retraced only while
+    # these are
+    maps: tuple[Any, ...] = ()
+
+    def looked_at(self, look: Callable[["Level"], T]) -> T:
+        """`look(level)`, where the axes that the level names have a meaning."""
+
+        def inside(maps: tuple[Any, ...]) -> T:
+            if not maps:
+                return look(self)
+            return inside_of(maps[0], lambda _: inside(maps[1:]))
+
+        return inside(self.maps)
 
 
 def has_level(eqn) -> bool:

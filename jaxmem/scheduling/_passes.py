@@ -187,13 +187,19 @@ def _flat(closed, known: Remembered) -> Any:
 
 
 def _step(
-    closed, aliases: Aliases, run: _Passes, spreads: InputSpreads | None = None
+    closed,
+    aliases: Aliases,
+    run: _Passes,
+    spreads: InputSpreads | None = None,
+    maps: tuple[Any, ...] = (),
 ) -> Rewritten:
     eqn = whole_step(closed)
     if eqn is not None:
-        return _sharded_step(closed, aliases_inside(closed, eqn, aliases), run)
+        own = aliases_inside(closed, eqn, aliases)
+        return _sharded_step(closed, own, run, (*maps, eqn))
     choice, known = run.choice, run.known
     how = {"compared": choice.compared, "spreads": spreads, "known": known}
+    how["maps"] = maps
     level = known.get(
         ("level", choice.target, choice.compared, spreads, tuple(aliases.items())),
         (closed,),
@@ -204,12 +210,14 @@ def _step(
     return Rewritten(jaxpr, closed, records, choice.target)
 
 
-def _sharded_step(closed, aliases: Aliases, run: _Passes) -> Rewritten:
+def _sharded_step(
+    closed, aliases: Aliases, run: _Passes, maps: tuple[Any, ...]
+) -> Rewritten:
     """A step that is one `shard_map`: all is done to what one device does."""
     found: list[Rewritten] = []
 
     def rewritten(body):
-        found.append(_step(_flat(body, run.known), aliases, run))
+        found.append(_step(_flat(body, run.known), aliases, run, maps=maps))
         return found[0].jaxpr
 
     jaxpr = _with_shards(closed, rewritten)
@@ -280,6 +288,8 @@ def _inside(level: Level, run: _Passes) -> tuple[Any, list[Record]]:
     def body_of(eqn, aliases: Aliases, body):
         inside = spreads.body(eqn)
         about = {"jaxpr": body, "aliases": aliases, "loop": eqn, "spreads": inside}
+        if eqn.primitive.name == "shard_map":
+            about["maps"] = (*level.maps, eqn)
         key = "inside", level.target, level.compared, inside, tuple(aliases.items())
         inner = run.known.get(key, (eqn, body), lambda: replace(level, **about))
         jaxpr, found = _run_passes(inner, run)

@@ -123,6 +123,20 @@ def test_a_map_says_how_its_own_arrays_are_spread(mesh):
     assert found.of[maker_of(closed, "tanh").outvars[0]] == (("data",), ("model",))
 
 
+FUNCTIONS = ("abs", "acos", "asinh", "bessel_i1e", "digamma", "erf", "erf_inv", "erfc")
+FUNCTIONS += ("exp", "lgamma", "logistic", "sinh", "square", "tan", "tanh")
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_of_each_element_is_spread_as_its_operand(mesh, name):
+    """Those too that jax lowers to CHLO, which Shardy does not know; also in a loop."""
+    fn = getattr(lax, name)
+    step = lambda x: (fn(x), lax.fori_loop(0, 3, lambda _, y: fn(y), x))
+    closed, found = found_in(step, spread(mesh, (16, 12), "data", "model"))
+    outs = closed.jaxpr.outvars
+    assert [found.of.get(v) for v in outs] == [(("data",), ("model",))] * 2
+
+
 SENDS = {
     "along the axis": (lambda x: jnp.split(x, 3, 1)[0], (None, "model"), "split", 384),
     "another axis": (lambda x: jnp.split(x, 2, 0)[0], (None, "model"), "split", 0),
@@ -140,6 +154,36 @@ def test_what_makes_devices_send(mesh, case):
     fn, spec, name, wanted = SENDS[case]
     closed, found = found_in(fn, spread(mesh, (16, 12), *spec))
     assert sent(maker_of(closed, name), found) == wanted
+
+
+CONSTRAINTS = {
+    "gathered": (P(), 576),
+    "as it is": (P("data"), 0),
+    "cut": (P("data", "model"), 0),
+    "moved": (P(None, "data"), 192),
+}
+
+
+@pytest.mark.parametrize("case", CONSTRAINTS)
+def test_constraints_that_make_devices_send(mesh, case):
+    spec, wanted = CONSTRAINTS[case]
+    hold = lambda x: jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+    closed, found = found_in(hold, spread(mesh, (16, 12), "data"))
+    assert sent(maker_of(closed, "sharding_constraint"), found) == wanted
+
+
+def test_a_move_that_gathers(mesh):
+    """The constraint after it is met before: the move is where devices send."""
+    whole = NamedSharding(mesh, P("data"))
+
+    def moved(x):
+        x = x.reshape(16, 12, 4, 2)
+        return jax.lax.with_sharding_constraint(x, whole)
+
+    closed, found = found_in(moved, spread(mesh, (16, 12, 8), "data", "model"))
+    names = ("reshape", "sharding_constraint")
+    half = 16 * 12 * 8 * 4 // 4 / 2
+    assert [sent(maker_of(closed, name), found) for name in names] == [half, 0]
 
 
 def test_gathered_weights_are_not_counted_as_sent(mesh):

@@ -107,3 +107,34 @@ def test_nothing_is_shown_on_one_device():
     report = jaxmem.estimate(jnp.tanh, jnp.ones(8))
     assert report.collectives == () and "Between devices" not in str(report)
     assert "sent by a device in a step" not in report.compare(report).sections
+
+
+GROUPS = {
+    "replica_groups=[2,4]<=[8]": 4,
+    "replica_groups={{0,1},{2,3},{4,5},{6,7}}": 2,
+    "replica_groups=mesh['a'=2,'b'=4] {'b'}": 4,
+    "replica_groups=mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a'}": 2,
+    "replica_groups=mesh['a'=2,'b'=4] {'a', 'b'}": 8,
+    "replica_groups=mesh['a'=8] {'a':(2)4}": 4,
+    "replica_groups={}": 8,
+}
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_groups_of_devices(groups):
+    """As XLA writes them; devices of a mesh may be in another order than their ids."""
+    text = f"""HloModule step, num_partitions=8
+
+%add (x: f32[], y: f32[]) -> f32[] {{
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}}
+
+ENTRY %main (p: f32[16]) -> f32[16] {{
+  %p = f32[16]{{0}} parameter(0)
+  ROOT %all = f32[16]{{0}} all-reduce(%p), {groups}, to_apply=%add
+}}
+"""
+    (one,) = collectives_of(parse_hlo(text))
+    assert one.devices == GROUPS[groups]

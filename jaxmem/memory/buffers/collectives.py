@@ -20,6 +20,12 @@ KINDS = (
     "all-to-all",
     "collective-permute",
 )
+# the axes of a mesh, perhaps of devices in another order, and those of a group:
+# 'a' is whole, and 'a':(2)4 a part, which are 4 devices
+_MESH = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\([^{]*\))? ?\{([^}]*)\}"
+)
+_AXIS = re.compile(r"'(\w+)'(?::\(\d+\)(\d+))?")
 _ARRAY = re.compile(r"\b([a-z]+\d*)[a-z\d]*\[([\d,]*)\]")
 
 
@@ -124,12 +130,12 @@ def _group(attributes: str, kind: str) -> int:
         return int(found.group(2))
     if found := re.search(r"replica_groups=\{\{([\d,]*)\}", attributes):
         return len(found.group(1).split(","))
-    found = re.search(r"replica_groups=mesh\[([^\]]*)\] ?\{([^}]*)\}", attributes)
+    found = _MESH.search(attributes)
     if found is None:
         return 0
     sizes = dict(re.findall(r"'(\w+)'=(\d+)", found.group(1)))
-    axes = (a for a in re.findall(r"\w+", found.group(2)) if a in sizes)
-    return math.prod(int(sizes[a]) for a in axes)
+    axes = _AXIS.findall(found.group(2))
+    return math.prod(int(part or sizes[name]) for name, part in axes)
 
 
 def _bytes_of(hlo: Hlo, name: str) -> int:

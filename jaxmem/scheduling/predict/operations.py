@@ -21,6 +21,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import flops
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.propagation import on_device, spreads_in
+from jaxmem.ir.ragged import copied_rows, groups, is_ragged
 from jaxmem.ir.scans import LOOPS, split
 from jaxmem.ir.shard_maps import aliases_inside, inside_of, whole_step
 from jaxmem.ir.shards import InputSpreads, Spreads
@@ -305,6 +306,9 @@ def inside(eqn, peak_of: PeakOf, tpu: bool, spreads: Spreads) -> int:
     if name == "select_and_scatter_add":  # where each maximum is, along each axis
         source = eqn.invars[0].aval
         return _INDEX * source.ndim * source.size // spreads.shards(eqn.invars[0])
+    if is_ragged(eqn) and not tpu:
+        copies = (spreads.bytes_of(eqn.invars[k]) for k in copied_rows(eqn))
+        return groups(eqn) * sum(copies)
     if name == "shard_map":
         graph = inside_of(eqn, lambda body: graph_of(body, {}))
         return peak_of(graph) - graph.bytes_of(graph.outputs)

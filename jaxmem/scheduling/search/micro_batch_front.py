@@ -131,7 +131,10 @@ def why_not(step: TracedStep) -> list[str]:
         if made.did(MicroBatches):
             return []
         level = made.records[0].entered[MicroBatches]
-        whys += RunInMicroBatches().left(level, MicroBatches(n))
+        config = MicroBatches(n)
+        whys += level.looked_at(
+            lambda level, config=config: list(RunInMicroBatches().left(level, config))
+        )
     return whys[:1]
 
 

@@ -199,9 +199,10 @@ class SearchRun:
         tiles = (pair for pair in done if pair[0].config is Tiles)
         said = (one.describe(rewrite, self.step.target).notes for one, rewrite in tiles)
         notes = [note for notes in said for note in notes]
+        every = VocabularyTiles(limit=0)
+        left = lambda level: list(TileVocabulary().left(level, every))
         for record in made.records:
-            level = record.entered[VocabularyTiles]
-            notes += TileVocabulary().left(level, VocabularyTiles(limit=0))
+            notes += record.entered[VocabularyTiles].looked_at(left)
         return tuple(dict.fromkeys([*notes, *self._whole_batch]))
 
     def _least(self, choices: Sequence[Choice]) -> ReportedTrial:
