@@ -150,10 +150,8 @@ def find(
         except _Meet as reason:
             whys[reason.at] = f"examples meet in {reason}"
             continue
-        if moved := _moved(found):
-            return moved
         if has_gradients(found):
-            return found
+            return _moved(found) or found
         whys[0] = "no gradient is a sum over it"
     # a frozen weight may be as long as the batch; what meets the examples element by
     # element is cut with them, whether it is among the first or not
@@ -162,7 +160,7 @@ def find(
             others = set(group) - set(places)
             found = _some(closed, n, places, others, spreads) if others else None
             if found is not None:
-                return found
+                return _moved(found) or found
     # that of the arguments which are followed furthest: weights are not examples
     return whys[max(whys)]
 
