@@ -26,7 +26,7 @@ from jaxmem.memory.compile import compile_program, flat_function, flatten_call, 
 from jaxmem.optim import accumulate_step, adama, apply_step, start_step
 
 M, N, TARGET = 8, 8, "h100"
-LAYERS, WIDTH, HIDDEN, TOKENS = 8, 1024, 4096, 512
+LAYERS, WIDTH, HIDDEN, TOKENS, LONG = 8, 1024, 4096, 512, 2048
 SHOWN = ("all-reduce", "reduce-scatter", "all-gather")
 
 
@@ -42,6 +42,7 @@ class Case:
       mesh: of 8 devices.
       params: how each parameter, and what the state has of it, is sharded.
       batch: how the batch is sharded.
+      tokens: of an example.
     """
 
     what: str
@@ -51,10 +52,11 @@ class Case:
     mesh: Mesh
     params: P = P()
     batch: P = P("data")
+    tokens: int = TOKENS
 
 
 def loss(params, batch, rng=None):
-    """Mean square of what the layers make of `batch`, [examples, TOKENS, WIDTH]."""
+    """Mean square of what the layers make of `batch`, [examples, tokens, WIDTH]."""
     del rng
 
     def layer(x, w):
@@ -114,6 +116,7 @@ def cases() -> Iterator[Case]:
         ("jit, data parallel", mesh),
         ("jit, FSDP", mesh, P(None, "data")),
         ("jit, data 2 x FSDP 4", both, columns, rows),
+        (f"jit, data 2 x FSDP 4, {LONG} tokens", both, columns, rows, LONG),
     ):
         for what, tx in (("accumulation", adam), ("AdamA", adama(1e-3))):
             step = _microbatched(tx)
@@ -121,6 +124,7 @@ def cases() -> Iterator[Case]:
     for under, *where in (
         ("jit, data parallel, mesh=", mesh),
         ("jit, data 2 x FSDP 4, mesh=", both, columns, rows),
+        (f"jit, data 2 x FSDP 4, {LONG} tokens, mesh=", both, columns, rows, LONG),
     ):
         for what, tx in (("accumulation", adam), ("AdamA", own)):
             step = _microbatched(tx, axis_name="data", mesh=where[0])
@@ -155,7 +159,7 @@ def arguments(case: Case):
         lambda x: struct(x.shape, case.params if x.ndim else P(), x.dtype),
         jax.eval_shape(case.tx.init, params),
     )
-    return params, state, struct((M * N, TOKENS, WIDTH), case.batch)
+    return params, state, struct((M * N, case.tokens, WIDTH), case.batch)
 
 
 def compiled(

@@ -16,6 +16,7 @@ from jax.tree_util import keystr
 from jaxmem import _compat
 from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate._trees import split_batch
+from jaxmem.accumulate._whole_batch import tell_of_examples_together
 from jaxmem.ir import jaxprs
 from jaxmem.optim.accumulation import axis_text
 
@@ -39,6 +40,7 @@ def mapped(
     axes = options.axis_name
     count = math.prod(options.mesh.shape[name] for name in axes)
     _check_batch(batch, count, options)
+    tell_of_examples_together(loss_fn, options, params, model_state, batch, rng)
     examples = _micro_batch(batch, count * options.n)
     own = _without_axes(loss_fn, axes, params, model_state, examples, rng)
     rows, same = PartitionSpec(axes), PartitionSpec()

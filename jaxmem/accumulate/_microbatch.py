@@ -97,6 +97,13 @@ def microbatch(
       own examples to each micro-batch, if the batch is sharded and n times the number
       of devices divides it.
 
+    **Examples that depend on each other.** The loss of the whole batch is the mean over
+    micro-batches if it is a mean over examples. Where it is not, an operation in which
+    examples meet is named with its line: a quotient of sums over them, for which there
+    is `weight_fn`, in a UserWarning; batch norm and contrastive losses in a line of the
+    log "jaxmem", or with `mesh` in a UserWarning too. A kernel or a callback is not
+    looked into.
+
     **On many devices.** Under `jax.jit` with sharded arrays there is nothing to do.
     Gradients are then reduced once a micro-batch; with `axis_name` and `mesh`, or under
     a `jax.shard_map` with `axis_name`, once a step. What the loss makes of its batch

@@ -30,6 +30,7 @@ from jaxmem.accumulate._trees import (
     total,
     weights_of,
 )
+from jaxmem.accumulate._whole_batch import tell_of_examples_together
 from jaxmem.optim.accumulation import accumulation_dtype, axis_text, per_device
 
 
@@ -86,6 +87,8 @@ def _run(
     n, axes = options.n, options.axis_name
     _check_axes(params, axes)
     batches, keys = split_batch(batch, n), split_keys(rng, n, axes)
+    if options.mesh is None:  # else that has been done, outside of the map
+        tell_of_examples_together(loss_fn, options, params, model_state, batch, rng)
     weights = weights_of(options.weight_fn, batches, n)
     shares = None if weights is None else shares_of(weights, axes)
     trained, overwritten = take_apart(params)

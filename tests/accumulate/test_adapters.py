@@ -86,10 +86,13 @@ def test_train_state_is_donated_and_its_step_waits_with_the_others():
     params = copy(problem.params())
     state = TrainState.create(apply_fn=None, params=params, tx=tx)
     off = BATCH | {"on": jnp.zeros((16,))}
-    state, metrics = step(state, off, None)
+    together = "takes the examples of a batch together"
+    with pytest.warns(UserWarning, match=together):
+        state, metrics = step(state, off, None)
     assert params["w"].is_deleted()
     assert int(metrics["skipped"]) == N and int(state.step) == 0
-    state, metrics = step(state, BATCH | {"on": jnp.ones((16,))}, None)
+    with pytest.warns(UserWarning, match=together):
+        state, metrics = step(state, BATCH | {"on": jnp.ones((16,))}, None)
     assert int(metrics["skipped"]) == 0 and int(state.step) == 1
 
 

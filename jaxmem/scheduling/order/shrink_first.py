@@ -16,6 +16,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
 from jaxmem.ir.primitives import CHEAP
 from jaxmem.ir.scans import LARGE, barrier, is_var, size_of
+from jaxmem.ir.shards import asked_by, of_spec
 from jaxmem.scheduling._pass import Level, Pass
 
 _TIMES = 2  # a product makes much of little, or little of much, from this ratio on
@@ -65,12 +66,12 @@ def _fenced(body):
 
 
 def _after(i: int, first: list[int], values: Values) -> list[Any]:
-    """Equation `i`, whose operands wait behind a barrier for those that come first."""
+    """Equation `i`, an operand of which waits behind a barrier for what comes first."""
     eqns = values.graph.eqns
     for k in first:
         values.evaluate(k)
     results = [v for k in first for v in eqns[k].outvars]
-    operands = list(filter(is_var, eqns[i].invars))
+    operands = _own(values.graph, i, first)
     held = [*operands, *results]
     through = barrier([values.read(v) for v in held])
     own = dict(zip(operands, through, strict=False))
@@ -79,11 +80,21 @@ def _after(i: int, first: list[int], values: Values) -> list[Any]:
     return _compat.bind(eqns[i], [read(v) for v in eqns[i].invars])
 
 
+def _own(graph: JaxprGraph, i: int, first: Iterable[int]) -> list[Any]:
+    """Operands of equation `i` that make it wait: what the others read too is left.
+
+    Devices that gather such an operand would gather it twice, before and behind.
+    """
+    every = list(filter(is_var, graph.eqns[i].invars))
+    shared = set[Any]().union(*(_sources(graph, k) for k in first))
+    return [v for v in every if _source(graph, v) not in shared] or every
+
+
 def _waits(graph: JaxprGraph) -> dict[int, list[int]]:
     """Product that makes much -> those that it is to wait for."""
     dots = [i for i, e in enumerate(graph.eqns) if e.primitive.name == "dot_general"]
     reads = {i: _sources(graph, i) for i in dots}
-    small = [i for i in dots if _shrinks(graph.eqns[i])]
+    small = [i for i in dots if _shrinks(graph.eqns[i]) and not _is_summed(graph, i)]
     waits: dict[int, list[int]] = {}
     for i in (i for i in dots if _grows(graph.eqns[i])):
         for k in (k for k in small if reads[i] & reads[k]):
@@ -103,18 +114,38 @@ def _shrinks(eqn) -> bool:
     return read >= max(LARGE, _TIMES * size_of(eqn.outvars[0]))
 
 
+def _is_summed(graph: JaxprGraph, i: int) -> bool:
+    """Whether devices may sum what a product gives, as the user's constraint asks.
+
+    Where such a sum is read in parts XLA scatters it, if no barrier holds the whole.
+    """
+    (v,) = graph.eqns[i].outvars
+    while len(users := graph.users.get(v, ())) == 1:
+        eqn = graph.eqns[next(iter(users))]
+        sharding = asked_by(eqn)
+        if sharding is not None:
+            named = {name for names in of_spec(sharding, v) for name in names}
+            sizes = sharding.mesh.shape.items()
+            return any(size > 1 and name not in named for name, size in sizes)
+        if eqn.primitive.name not in CHEAP:
+            return False
+        (v,) = eqn.outvars
+    return False
+
+
 def _bytes(atom) -> int:
     return size_of(atom) if is_var(atom) else 0
 
 
 def _sources(graph: JaxprGraph, i: int) -> set[Any]:
     """What an equation reads, moves and casts looked through."""
-    found = set()
-    for v in filter(is_var, graph.eqns[i].invars):
-        while v in graph.maker and graph.eqns[graph.maker[v]].primitive.name in CHEAP:
-            v = graph.eqns[graph.maker[v]].invars[0]
-        found.add(v)
-    return found
+    return {_source(graph, v) for v in graph.eqns[i].invars if is_var(v)}
+
+
+def _source(graph: JaxprGraph, v: Any) -> Any:
+    while v in graph.maker and graph.eqns[graph.maker[v]].primitive.name in CHEAP:
+        v = graph.eqns[graph.maker[v]].invars[0]
+    return v
 
 
 def _before(

@@ -16,6 +16,7 @@ from jaxmem.ir.flatten import is_jit, why_closed
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling.tiling import one_by_one
 from jaxmem.scheduling.tiling.partial_sums import (
+    GOES_ON,
     SUM,
     NotInParts,
     PartTreatment,
@@ -116,7 +117,7 @@ class Body:
             if found is None:
                 continue
             if any(s not in (None, SUM) for s in found.outs if not isinstance(s, int)):
-                raise NotInParts(eqn, "it needs all examples before the body goes on")
+                raise NotInParts(eqn, GOES_ON)
             self.treated[i] = found
             self.want(eqn.invars, found.ins)
             for v, state in zip(eqn.outvars, found.outs, strict=True):

@@ -23,6 +23,12 @@ from jaxmem.scheduling.tiling.shard_parts import Parts
 State = int | str | None
 SUM = "add"
 
+# why an operation cannot be done part by part, where examples depend on each other
+MEETS = "an array of some examples meets a sum over all of them"
+NEEDS_ALL = "it needs what all examples give"
+NEEDS_SUM = "it needs the sum over all examples"
+GOES_ON = "it needs all examples before the body goes on"
+
 
 class NotInParts(Exception):
     """Why an operation cannot be done part by part."""
@@ -133,9 +139,9 @@ def _on_terms(eqn, ins: Sequence[State]) -> PartTreatment:
     name, count = eqn.primitive.name, len(eqn.invars)
     terms = [k for k, s in enumerate(ins) if s == SUM]
     if any(isinstance(s, int) for s in ins):
-        raise NotInParts(eqn, "an array of some examples meets a sum over all of them")
+        raise NotInParts(eqn, MEETS)
     if any(s not in (None, SUM) for s in ins):
-        raise NotInParts(eqn, "it needs what all examples give")
+        raise NotInParts(eqn, NEEDS_ALL)
     if name == "optimization_barrier":
         return PartTreatment(tuple(ins), tuple(ins))
     takes: Callable[[Sequence[int]], bool] = lambda allowed: set(terms) <= set(allowed)
@@ -151,7 +157,7 @@ def _on_terms(eqn, ins: Sequence[State]) -> PartTreatment:
     if name == "pad":
         is_linear &= not is_var(eqn.invars[1]) and eqn.invars[1].val == 0
     if not is_linear or not all(floats):
-        raise NotInParts(eqn, "it needs the sum over all examples")
+        raise NotInParts(eqn, NEEDS_SUM)
     whole = name in _FIRST or name in _EITHER
     asked = terms if whole else range(count) if name in _ALL else some
     return PartTreatment(

@@ -1,0 +1,138 @@
+"""Operations that take the examples of a batch together.
+
+A loss is the mean of what each example gives, or it is not: batch norm, a loss that
+divides by the number of tokens that count, a contrastive loss. The axis of the examples
+is followed through it, and operations where examples depend on each other are named.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from jaxmem.ir import jaxprs
+from jaxmem.ir.axis_labels import TWO, WHOLE
+from jaxmem.ir.scans import is_var
+from jaxmem.scheduling.tiling.loops import summed_by, treatment
+from jaxmem.scheduling.tiling.partial_sums import (
+    GOES_ON,
+    MEETS,
+    NEEDS_ALL,
+    NEEDS_SUM,
+    SUM,
+    NotInParts,
+    PartTreatment,
+    State,
+    named,
+)
+from jaxmem.scheduling.tiling.shard_parts import Parts
+
+_WHYS = frozenset({MEETS, NEEDS_ALL, NEEDS_SUM, GOES_ON})
+# Along the axis of the examples each of what these give depends on many. Of others that
+# cannot be cut (a reshape, a kernel) it is not known.
+_ALONG = frozenset(
+    """argmax argmin cumlogsumexp cummax cummin cumprod cumsum sort top_k""".split()
+)
+_NO_SUM = "the loss is no sum over its examples"
+_PRODUCT = "its examples meet each other"
+
+
+class Together(NamedTuple):
+    """An operation in which examples depend on each other.
+
+    Attributes:
+      text: its name, its line and why.
+      of_sums: whether it takes sums over the examples alone, as a mean over the tokens
+        that count does.
+    """
+
+    text: str
+    of_sums: bool
+
+
+def together(closed: Any, given: Iterable[int], n: int) -> tuple[Together, ...]:
+    """The operations of a loss in which its examples depend on each other.
+
+    Args:
+      closed: the loss, a closed jaxpr with one scalar output.
+      given: positions of its arguments with the examples along axis 0.
+      n: in how many parts the examples are taken; it divides their number.
+
+    Returns:
+      The first of each chain of such operations, in order. What is made of an operation
+      of which nothing is known is not followed.
+    """
+    jaxpr = jaxprs.split(closed)[0]
+    walk = _Walk(Parts(1, n), {jaxpr.invars[i]: 0 for i in given})
+    for i, eqn in enumerate(jaxpr.eqns):
+        walk.follow(i, eqn)
+    (loss,) = jaxpr.outvars
+    if is_var(loss) and walk.state.get(loss) not in (None, SUM):
+        by = summed_by(jaxpr.eqns, walk.treated, loss)
+        walk.found[Together(f"{named(by)}: {_NO_SUM}", False)] = None
+    return tuple(walk.found)
+
+
+@dataclass
+class _Walk:
+    """Through the equations of a loss, in order.
+
+    Attributes:
+      parts: in how many parts the examples are taken.
+      state: what a part has of each variable that is not whole.
+      treated: the equations that work part by part.
+      sums: variables made of sums over the examples -> the first operation that took
+        such a sum.
+      unknown: variables of which nothing is known.
+      found: the operations.
+    """
+
+    parts: Parts
+    state: dict[Any, State]
+    treated: dict[int, PartTreatment] = field(default_factory=dict)
+    sums: dict[Any, Together] = field(default_factory=dict)
+    unknown: set[Any] = field(default_factory=set)
+    found: dict[Together, None] = field(default_factory=dict)
+
+    def follow(self, i: int, eqn) -> None:
+        operands = [v for v in eqn.invars if is_var(v)]
+        first = next((self.sums[v] for v in operands if v in self.sums), None)
+        is_known = self.unknown.isdisjoint(operands)
+        if first is None and is_known:
+            self.treat(i, eqn)
+            return
+        meets = any(isinstance(self.state.get(v), int) for v in operands)
+        if is_known and not meets:
+            self.sums.update(dict.fromkeys(eqn.outvars, first))
+            return
+        self.unknown.update(eqn.outvars)
+        if first in self.found:  # examples take it, as in batch norm
+            meets = first._replace(of_sums=False)
+            places = (meets if one == first else one for one in self.found)
+            self.found = dict.fromkeys(places)
+
+    def treat(self, i: int, eqn) -> None:
+        try:
+            ins = [self.state.get(v) if is_var(v) else None for v in eqn.invars]
+            found = treatment(eqn, ins, [None] * len(eqn.outvars), self.parts)
+        except NotInParts as reason:
+            one = _named(reason)
+            if one is not None:
+                self.found[one] = None
+            if one is not None and one.of_sums:
+                self.sums.update(dict.fromkeys(eqn.outvars, one))
+            else:
+                self.unknown.update(eqn.outvars)
+            return
+        if found is not None:
+            self.treated[i] = found
+            pairs = zip(eqn.outvars, found.outs, strict=True)
+            self.state.update((v, s) for v, s in pairs if s is not None)
+
+
+def _named(reason: NotInParts) -> Together | None:
+    name, why = reason.eqn.primitive.name, reason.why
+    if why == WHOLE and name in _ALONG:
+        return Together(str(reason), False)
+    if why == TWO and name == "dot_general":
+        return Together(f"{named(reason.eqn, reason.line)}: {_PRODUCT}", False)
+    return Together(str(reason), why == NEEDS_SUM) if why in _WHYS else None
