@@ -32,6 +32,8 @@ def sent(eqn, spreads: Spreads) -> float:
         return eqn.params["length"] * _sent_in(*inside)
     if (body := jaxprs.called(eqn)) is not None:
         return _sent_in(body, spreads.inputs(eqn.invars))
+    if eqn.primitive.name == "shard_map":
+        return 0.0  # its collectives are equations inside, which nobody recomputes
     if is_constraint(eqn):
         return _of_constraint(eqn, spreads)
     summed, gathered, cut = set(), set(), 0.0

@@ -14,6 +14,7 @@ from jaxmem.chips import CHIPS
 from jaxmem.chips import Machine as Machine
 from jaxmem.ir import jaxprs
 from jaxmem.ir.jaxprs import elements
+from jaxmem.ir.map_operations import devices_of, operations_of
 from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
 from jaxmem.ir.ragged import is_ragged, ragged_flops
 from jaxmem.ir.scans import is_on_host, is_var, size_of
@@ -29,8 +30,8 @@ _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
 
 def fused_only(eqn, sent: float = 0.0) -> float | None:
     """A price at which only what costs next to nothing is recomputed."""
-    one = eqn.primitive.name in FUSED and not sent
-    return 0.0 if one and not _compat.has_side_effects(eqn) else None
+    fused = all(e.primitive.name in FUSED for e in operations_of(eqn)) and not sent
+    return 0.0 if fused and not _compat.has_side_effects(eqn) else None
 
 
 def flops(eqn) -> float:
@@ -122,7 +123,7 @@ def _has_copies(eqn) -> bool:
 
 
 # the jaxpr does not say how often they iterate, or what they do
-_OPAQUE = {"while", "pallas_call", "ffi_call", "custom_call", "shard_map"}
+_OPAQUE = {"while", "pallas_call", "ffi_call", "custom_call"}
 _COLLECTIVES = {
     *("psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_to_all"),
     *("all_gather", "all_gather_invariant", "reduce_scatter", "psum_scatter"),
@@ -131,6 +132,7 @@ _COLLECTIVES = {
 
 def _inside(eqn, of: Callable[[Any], float | None]) -> float | None:
     """The sum over the equations inside; of the branches of a `cond` the largest."""
+    # A `shard_map` is of what one device does, and this of what all do.
     # None where `of` is None for any of them.
     sums = []
     for body in jaxprs.bodies(eqn):
@@ -140,5 +142,6 @@ def _inside(eqn, of: Callable[[Any], float | None]) -> float | None:
             return None
         sums.append(sum(known))
     times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+    times *= devices_of(eqn) if eqn.primitive.name == "shard_map" else 1
     # one branch is taken, and nobody knows which
     return times * (max(sums) if eqn.primitive.name == "cond" else sum(sums))

@@ -25,6 +25,7 @@ from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst, Shrink
 from jaxmem.scheduling.placement.inside import CastInside, ConstantsInside
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers
+from jaxmem.scheduling.recompute.maps import PutMapsTogether, TakeMapsApart
 from jaxmem.scheduling.recompute.pairs import Pair, pairs
 from jaxmem.scheduling.recompute.residuals import RecomputeResiduals
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments, RecomputeSegments
@@ -46,10 +47,12 @@ PASSES: tuple[Pass, ...] = (
     RunInMicroBatches(),
     CastInside(),
     ConstantsInside(),
+    TakeMapsApart(),
     RecomputeSegments(),
     RecomputeFirstLayers(),
     RecomputeResiduals(),
     RecomputeUnrolled(),
+    PutMapsTogether(),
     TileVocabulary(),
     TileRegions(),
     ReleaseGradients(),

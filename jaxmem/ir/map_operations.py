@@ -1,0 +1,32 @@
+"""Small questions about `shard_map` equations."""
+
+import math
+from typing import Any
+
+from jaxmem.ir import jaxprs
+
+
+def mapped_axes(eqn) -> frozenset[str]:
+    """The axes of the mesh that a `shard_map` is over; XLA has the others."""
+    key = "newly_manual_axes" if "newly_manual_axes" in eqn.params else "manual_axes"
+    return frozenset(eqn.params[key])
+
+
+def devices_of(eqn) -> int:
+    """Among how many devices a `shard_map` runs, each doing the whole of its body."""
+    return math.prod(eqn.params["mesh"].shape[name] for name in mapped_axes(eqn))
+
+
+def operations_of(eqn) -> list[Any]:
+    """The operations of a `shard_map`; else the equation itself."""
+    if eqn.primitive.name != "shard_map":
+        return [eqn]
+    return [e for e in jaxprs.bodies(eqn)[0].eqns if not _is_of_scalar(e)]
+
+
+def _is_of_scalar(eqn) -> bool:
+    """Whether it makes a number an array of one element, or the reverse."""
+    if eqn.primitive.name not in ("reshape", "squeeze", "broadcast_in_dim"):
+        return False
+    shapes = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    return shapes in (((), (1,)), ((1,), ()))

@@ -1,0 +1,294 @@
+"""A `shard_map` taken apart into one for each of its operations, and put together.
+
+A pass that decides for each operation whether it is done a second time sees a
+`shard_map` as one operation. In parts, each result is handed from one to the next as
+JAX hands a residual from the forward to the backward pass: the devices' arrays side by
+side along axis 0, spread over the axes of the mesh along which they differ.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.ir.flatten import flatten
+from jaxmem.ir.graph import JaxprGraph, Values
+from jaxmem.ir.jaxprs import is_var
+from jaxmem.ir.map_operations import mapped_axes, operations_of
+from jaxmem.ir.shard_maps import inside_of
+
+NAME = "shard_map"
+
+
+def can_be_taken_apart(eqn) -> bool:
+    """Whether a `shard_map` holds operations that can be done apart from each other."""
+    explicit = AxisType.Explicit in eqn.params["mesh"].axis_types
+    several = len(operations_of(eqn)) > 1
+    return several and not explicit and not _compat.has_side_effects(eqn)
+
+
+def taken_apart(eqn, args: Sequence[Any]) -> list[Any]:
+    """What a `shard_map` gives, of one for each of its operations."""
+    body = jaxprs.split(inside_of(eqn, flatten))[0]
+    return _Parts(eqn, body, args).run()
+
+
+class _Parts:
+    """One body on its way through its operations.
+
+    `known` has each variable's array, with the specification under which it is read.
+    """
+
+    def __init__(self, eqn, body, args: Sequence[Any]):
+        self.eqn, self.body = eqn, body
+        self.read = {v for e in body.eqns for v in e.invars if is_var(v)}
+        specs = map(_normal, eqn.params["in_specs"])
+        pairs = zip(body.invars, args, specs, strict=True)
+        self.known = {v: (x, spec) for v, x, spec in pairs}
+        self.outs: list[Any] = [None] * len(body.outvars)
+        self.specs = [*map(_normal, eqn.params["out_specs"])]
+
+    def run(self) -> list[Any]:
+        for inner in self.body.eqns:
+            self.do(
+                lambda xs, e=inner: _compat.bind(e, xs), inner.invars, inner.outvars
+            )
+        given = {*self.body.invars}
+        left = [k for k, v in enumerate(self.body.outvars) if self.outs[k] is None]
+        for k in left:  # an operand, or a number
+            v = self.body.outvars[k]
+            assert not is_var(v) or v in given
+            (self.outs[k],) = self.mapped(lambda xs: xs, [v], [self.specs[k]], [v])
+        return self.outs
+
+    def do(self, run, invars: Sequence[Any], outvars: Sequence[Any]) -> None:
+        """One operation, with what it gives under each specification that is asked."""
+        wanted = [(v, self.lifted(v), None) for v in outvars if v in self.read]
+        for k, v in enumerate(self.body.outvars):
+            if is_var(v) and v in outvars:
+                wanted.append((v, self.specs[k], k))
+        if not wanted:
+            return
+        different = list(dict.fromkeys((v, spec) for v, spec, _ in wanted))
+        position = {v: k for k, v in enumerate(outvars)}
+
+        def each(xs: list) -> list:
+            made = run(xs)
+            return [made[position[v]] for v, _ in different]
+
+        specs = [spec for _, spec in different]
+        arrays = self.mapped(each, invars, specs, [v for v, _ in different])
+        found = dict(zip(different, arrays, strict=True))
+        for v, spec, k in wanted:
+            if k is None:
+                self.known[v] = found[v, spec], spec
+            else:
+                self.outs[k] = found[v, spec]
+
+    def mapped(self, run, invars, out_specs, outvars) -> list[Any]:
+        """`run` of values in a `shard_map` like that of the equation."""
+        given = list(dict.fromkeys(filter(is_var, invars)))
+        known = [self.known[v] for v in given]
+
+        def body(*shards):
+            own = {v: _as(x, v.aval.ndim) for v, x in zip(given, shards, strict=True)}
+            outs = run([own[v] if is_var(v) else v.val for v in invars])
+            # a number of each device is spread as an array of one element
+            ranks = (
+                max(v.aval.ndim, len(s))
+                for v, s in zip(outvars, out_specs, strict=True)
+            )
+            return tuple(map(_as, outs, ranks))
+
+        one = _like(self.eqn, body, [spec for _, spec in known], out_specs)
+        return list(_compat.in_context_of(self.eqn, one, *(x for x, _ in known)))
+
+    def lifted(self, v) -> PartitionSpec:
+        """How a variable of the body is spread: over all axes that it differs along."""
+        names = mapped_axes(self.eqn)
+        if self.eqn.params["check_vma"]:
+            names &= v.aval.manual_axis_type.varying
+        order = tuple(n for n in self.eqn.params["mesh"].axis_names if n in names)
+        return _normal((order,))
+
+
+def _as(x, rank: int) -> Any:
+    """A number as an array of one element, or the reverse; any other array as it is."""
+    return x if jnp.ndim(x) == rank else jnp.reshape(x, (1,) * rank)
+
+
+def _normal(spec) -> PartitionSpec:
+    """A specification in one way of writing it."""
+    parts = [p[0] if isinstance(p, tuple) and len(p) == 1 else p for p in spec]
+    parts = [None if p == () else p for p in parts]
+    while parts and parts[-1] is None:
+        parts.pop()
+    return PartitionSpec(*parts)
+
+
+# -- put together
+
+
+def put_together(closed) -> Any:
+    """The jaxpr with its `shard_map`s of one operation joined to those around them."""
+    graph = JaxprGraph(closed)
+    groups = [g for g in _groups(graph) if len(g) > 1 and _has_part(graph, g)]
+    if not groups:
+        return closed
+    of = {i: group for group in groups for i in group}
+
+    def run(args: list) -> list[Any]:
+        return _Joined(graph, graph.inputs(args), set(), of).all_outputs()
+
+    return jaxprs.retrace(closed, run)
+
+
+@dataclass
+class _Joined(Values):
+    """Values of which those of a group are made together, when the first is needed."""
+
+    groups: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+    def apply(self, i: int) -> None:
+        if i in self.groups:
+            for k, outs in _joined(self, self.groups[i]):
+                self.put(k, outs)
+        else:
+            super().apply(i)
+
+
+def _has_part(graph: JaxprGraph, group: Sequence[int]) -> bool:
+    return any(len(operations_of(graph.eqns[i])) < 2 for i in group)
+
+
+def _groups(graph: JaxprGraph) -> Iterator[list[int]]:
+    """Positions of `shard_map`s that nothing else lies between."""
+    found: dict[Any, _Group] = {}
+    for i, eqn in enumerate(graph.eqns):
+        key = _key(eqn)
+        for other, group in found.items():
+            if other != key:
+                group.pass_by(eqn)
+        if key is None:
+            continue
+        if key in found and not found[key].takes(eqn):
+            yield found.pop(key).positions
+        found.setdefault(key, _Group()).add(i, eqn)
+    for group in found.values():
+        yield group.positions
+
+
+@dataclass
+class _Group:
+    """`shard_map`s that can be one.
+
+    Attributes:
+      positions: theirs, in order.
+      made: what they give, and how it is spread.
+      behind: variables that something else makes of it.
+    """
+
+    positions: list[int] = field(default_factory=list)
+    made: dict[Any, PartitionSpec] = field(default_factory=dict)
+    behind: set[Any] = field(default_factory=set)
+
+    def pass_by(self, eqn) -> None:
+        if any(v in self.made or v in self.behind for v in filter(is_var, eqn.invars)):
+            self.behind.update(eqn.outvars)
+
+    def takes(self, eqn) -> bool:
+        """Whether another one needs nothing but what the group has or is given."""
+        pairs = zip(eqn.invars, map(_normal, eqn.params["in_specs"]), strict=True)
+        return all(
+            v not in self.behind and self.made.get(v, spec) == spec
+            for v, spec in pairs
+            if is_var(v)
+        )
+
+    def add(self, i: int, eqn) -> None:
+        self.positions.append(i)
+        specs = map(_normal, eqn.params["out_specs"])
+        self.made.update(zip(eqn.outvars, specs, strict=True))
+
+
+def _key(eqn) -> Any:
+    """What `shard_map`s that can be joined have in common; None for anything else."""
+    if eqn.primitive.name != NAME or _compat.has_side_effects(eqn):
+        return None
+    return eqn.params["mesh"], mapped_axes(eqn), eqn.params["check_vma"]
+
+
+def _joined(values: Values, group: Sequence[int]) -> Iterator[tuple[int, list[Any]]]:
+    """(position, outputs) of a group's equations, done in one `shard_map`."""
+    eqns = [values.graph.eqns[i] for i in group]
+    given = _given(eqns)
+    wanted = _wanted(values.graph, group)
+
+    def body(*shards):
+        env = dict(zip(given, shards, strict=True))
+        for eqn in eqns:
+            inner = jaxprs.bodies(eqn)[0]
+            specs = map(_normal, eqn.params["in_specs"])
+            pairs = zip(eqn.invars, specs, inner.invars, strict=True)
+            ins = [_typed(_read(env, v, spec), w) for v, spec, w in pairs]
+            outs = jaxprs.evaluate(inner, ins)
+            env.update(((v, None), x) for v, x in zip(eqn.outvars, outs, strict=True))
+        return tuple(env[v, None] for v in wanted)
+
+    one = _like(eqns[0], body, [spec for _, spec in given], [*wanted.values()])
+    arrays = [values.read(v) for v, _ in given]
+    outs = _compat.in_context_of(eqns[-1], one, *arrays)
+    known = dict(zip(wanted, outs, strict=True))
+    for i, eqn in zip(group, eqns, strict=True):
+        yield i, [known.get(v) for v in eqn.outvars]
+
+
+def _given(eqns: Iterable[Any]) -> list[tuple[Any, PartitionSpec]]:
+    """(variable, specification) of what `shard_map`s read and do not make."""
+    made: set[Any] = set()
+    found: dict[tuple[Any, PartitionSpec], None] = {}
+    for eqn in eqns:
+        specs = map(_normal, eqn.params["in_specs"])
+        pairs = zip(eqn.invars, specs, strict=True)
+        found |= {(v, s): None for v, s in pairs if is_var(v) and v not in made}
+        made.update(eqn.outvars)
+    return list(found)
+
+
+def _wanted(graph: JaxprGraph, group: Sequence[int]) -> dict[Any, PartitionSpec]:
+    """What others read of the results of `shard_map`s."""
+    found = {}
+    for eqn in (graph.eqns[i] for i in group):
+        for v, spec in zip(eqn.outvars, eqn.params["out_specs"], strict=True):
+            if v in graph.outputs or not {*graph.users.get(v, ())} <= {*group}:
+                found[v] = _normal(spec)
+    return found
+
+
+def _read(env: Mapping[Any, Any], v, spec: PartitionSpec) -> Any:
+    if not is_var(v):
+        return v.val
+    return env[v, None] if (v, None) in env else env[v, spec]
+
+
+def _typed(x, v) -> Any:
+    """A value typed to differ along the axes along which a variable does."""
+    missing = v.aval.manual_axis_type.varying - _compat.varying_axes(x)
+    return jax.lax.pcast(x, tuple(missing), to="varying") if missing else x
+
+
+def _like(eqn, body: Callable, in_specs: Sequence, out_specs: Sequence) -> Callable:
+    """A `shard_map` over the mesh and the axes of that of `eqn`."""
+    return jax.shard_map(
+        body,
+        mesh=eqn.params["mesh"],
+        in_specs=tuple(in_specs),
+        out_specs=tuple(out_specs),
+        axis_names=mapped_axes(eqn),
+        check_vma=eqn.params["check_vma"],
+    )
