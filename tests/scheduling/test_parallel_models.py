@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import jaxmem
+from benchmarks.models import StackConfig
 from benchmarks.moe_models import gelu_mlp, mapped, ragged, ragged_shards
 from benchmarks.parallel_model import TINY, made
 from benchmarks.parallel_models import MODELS, STEPS
+from benchmarks.zoo_transformers import Llama, MixtralLayer, OneHotMixtralLayer
 from jaxmem.memory.buffers import collectives_of, parse_hlo
 from jaxmem.scheduling import BudgetError, predict
 
@@ -179,3 +181,21 @@ def test_substituted_losses(name):
     run = lambda loss: jax.jit(jax.value_and_grad(loss))(params, tokens)
     assert_close(run(lean), run(model.loss))
     assert jaxmem.nn.report(lean).patterns
+
+
+@pytest.mark.parametrize("layer", [MixtralLayer, OneHotMixtralLayer])
+@pytest.mark.parametrize("scanned", [True, False])
+def test_substituted_mixtures_of_flax(layer, scanned):
+    c = StackConfig(2, 32, 4, 2, 64, dropout=0.0, dtype=jnp.float32)
+    model = Llama(c, scanned, layer, vocabulary=50)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 50, (2, 8)))
+    params = model.init(jax.random.key(0), tokens)
+    lean = jaxmem.substitute(model)
+
+    def run(model):
+        loss = lambda params: jnp.mean(jnp.square(model.apply(params, tokens)))
+        return jax.jit(jax.value_and_grad(loss))(params)
+
+    assert_close(run(lean), run(model))
+    text = str(jaxmem.nn.report(lean))
+    assert "swiglu in" in text and "dot_product_attention in" in text
