@@ -7,6 +7,7 @@ gathers weights for a product is not counted: a product of its gradient needs th
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 from jaxmem.ir import jaxprs
 from jaxmem.ir.axis_labels import labels
@@ -47,6 +48,37 @@ def sent(eqn, spreads: Spreads) -> float:
             gathered.add(names)
     cut += sum(_of_gather(eqn, names, spreads) for names in gathered)
     return cut + sum(_of_sum(eqn, names, spreads) for names in summed)
+
+
+def gathered(eqn, spreads: Spreads) -> Iterator[tuple[Any, float]]:
+    """(operand, bytes) that a device sends so that all have an operand of a product.
+
+    So it is with weights that are spread over the axes of the mesh that the examples
+    are spread over (FSDP).
+    """
+    if eqn.primitive.name not in _PRODUCTS or spreads.mesh is None:
+        return
+    for k, v in enumerate(eqn.invars):
+        names = [n for j, _, n in _spread_axes(eqn, spreads) if j == k]
+        axes = [axis for j, axis, _ in _spread_axes(eqn, spreads) if j == k]
+        pairs = zip(axes, names, strict=True)
+        apart = [n for axis, n in pairs if not _is_used(eqn, k, axis, n, spreads)]
+        if apart:
+            n = spreads.size(tuple(itertools.chain(*apart)))
+            yield v, (n - 1) * spreads.bytes_of(v)
+
+
+def _is_used(eqn, k: int, axis: int, names: Names, spreads: Spreads) -> bool:
+    """Whether a device needs its own part of an operand alone."""
+    table = labels(eqn, spreads.size(names))
+    if not isinstance(table, Labels) or (label := table.ins[k][axis]) is None:
+        return False
+    outs = zip(eqn.outvars, table.outs, strict=True)
+    if any(
+        label in of and spreads.names(v, of.index(label)) == names for v, of in outs
+    ):
+        return True
+    return _is_summed(eqn, table, label, names, spreads)
 
 
 def _sent_in(closed, given) -> float:

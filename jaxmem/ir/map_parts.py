@@ -34,7 +34,9 @@ def can_be_taken_apart(eqn) -> bool:
 
 def taken_apart(eqn, args: Sequence[Any]) -> list[Any]:
     """What a `shard_map` gives, of one for each of its operations."""
-    body = jaxprs.split(inside_of(eqn, flatten))[0]
+    body, constants = jaxprs.split(inside_of(eqn, flatten))
+    if constants:  # of the trace of the map: elsewhere they have no meaning
+        return _compat.bind(eqn, args)
     return _Parts(eqn, body, args).run()
 
 
@@ -58,17 +60,16 @@ class _Parts:
             self.do(
                 lambda xs, e=inner: _compat.bind(e, xs), inner.invars, inner.outvars
             )
-        given = {*self.body.invars}
-        left = [k for k, v in enumerate(self.body.outvars) if self.outs[k] is None]
-        for k in left:  # an operand, or a number
-            v = self.body.outvars[k]
-            assert not is_var(v) or v in given
-            (self.outs[k],) = self.mapped(lambda xs: xs, [v], [self.specs[k]], [v])
+        for k, v in enumerate(self.body.outvars):
+            if self.outs[k] is None:  # an operand, or a number
+                (self.outs[k],) = self.mapped(list, [v], [self.specs[k]], [v])
         return self.outs
 
     def do(self, run, invars: Sequence[Any], outvars: Sequence[Any]) -> None:
         """One operation, with what it gives under each specification that is asked."""
-        wanted = [(v, self.lifted(v), None) for v in outvars if v in self.read]
+        wanted: list[tuple[Any, PartitionSpec, int | None]] = [
+            (v, self.lifted(v), None) for v in outvars if v in self.read
+        ]
         for k, v in enumerate(self.body.outvars):
             if is_var(v) and v in outvars:
                 wanted.append((v, self.specs[k], k))
@@ -230,7 +231,7 @@ def _joined(values: Values, group: Sequence[int]) -> Iterator[tuple[int, list[An
     wanted = _wanted(values.graph, group)
 
     def body(*shards):
-        env = dict(zip(given, shards, strict=True))
+        env: dict[Any, Any] = dict(zip(given, shards, strict=True))
         for eqn in eqns:
             inner = jaxprs.bodies(eqn)[0]
             specs = map(_normal, eqn.params["in_specs"])

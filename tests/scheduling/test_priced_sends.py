@@ -11,6 +11,12 @@ import jaxmem
 from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import MACHINES, seconds
 from jaxmem.ir.shards import of_shardings
+from jaxmem.scheduling.recompute.first_layers import (
+    FirstLayers,
+    RecomputeFirstLayers,
+    rewrites,
+    seconds_of_gathers,
+)
 from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.pairs import cut, pairs
 
@@ -69,3 +75,43 @@ def test_the_price_of_a_sum_over_devices(closed, places):
     assert price(first) == pytest.approx(RATE * seconds(first, machine), rel=1e-12)
     # at no price is what has to be sent recomputed
     assert pair.priced(price_at(None, "h100"))(second) is None
+
+
+def fsdp_places(shape=(4, 2)):
+    """Weights over the axis of the examples, and over the columns or the rows."""
+    mesh = jaxmem.target_mesh("h100", shape, ("data", "model"))
+    specs = P(None, "data", "model"), P(None, "model", "data"), P("data")
+    return [NamedSharding(mesh, spec) for spec in specs]
+
+
+def test_weights_that_are_gathered_for_a_product(closed, places):
+    """Not where they are cut along what is cut, or summed, of the result."""
+    (pair,) = pairs(closed, of_shardings(closed, places))
+    eqns = [pair.body.eqns[i] for i in products(pair)]
+    assert [pair.gathered(e) for e in eqns] == [[], []]
+    (pair,) = pairs(closed, of_shardings(closed, fsdp_places()))
+    part = SIZE * SIZE * 4 / 8
+    for i in products(pair):
+        ((v, size),) = pair.gathered(pair.body.eqns[i])
+        assert v is pair.body.eqns[i].invars[1]
+        assert size == 3 * part
+
+
+def test_what_first_layers_gather_again_is_a_part_of_their_price(closed):
+    """Products in a `cond` have weights of their own."""
+    found = list(pairs(closed, of_shardings(closed, fsdp_places((8, 1)))))
+    config = FirstLayers(RATE, 0.5, None)
+    (rewrite,) = rewrites(found, config, "h100")
+    assert rewrite.layers == LAYERS // 2 and rewrite.beyond
+    part = SIZE * SIZE * 4 / 8
+    again = [e for e, *_ in rewrite.gathered]
+    assert [e.primitive.name for e in again] == ["dot_general"] * len(again)
+    wanted = sum(7 * part * times for *_, times in rewrite.gathered)
+    assert wanted and {times for *_, times in rewrite.gathered} == {LAYERS // 2}
+    cost = seconds_of_gathers(found, config, "h100")
+    assert cost == pytest.approx(wanted / MACHINES["h100"].link)
+    rows = RecomputeFirstLayers().describe(rewrite, "h100").recomputed
+    gathers = [row for row in rows if row.operation == "all_gather"]
+    assert sum(row.seconds for row in gathers) == pytest.approx(cost)
+    (alone,) = rewrites(pairs(closed), config, "h100")
+    assert not list(alone.gathered)

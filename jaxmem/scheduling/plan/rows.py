@@ -176,6 +176,15 @@ def _recomputed(
     return RecomputedOperation(name, aval.shape, str(aval.dtype), path, times, *work)
 
 
+def gathered_again(
+    eqn, v, size: float, times: int, machine: Machine
+) -> RecomputedOperation:
+    """The row of an operand of a product that devices send `size` bytes to gather."""
+    cost, path = times * size / machine.link, _compat.name_stack(eqn)
+    about = "all_gather", v.aval.shape, str(v.aval.dtype), path
+    return RecomputedOperation(*about, times, 0.0, cost)
+
+
 def described(aval, maker) -> tuple[int, tuple[int, ...], str, str]:
     """(bytes, shape, dtype, path) of an array."""
     path = _compat.name_stack(maker) if maker is not None else ""

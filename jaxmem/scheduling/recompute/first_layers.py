@@ -6,10 +6,11 @@ keep, and what only the others keep, into stacks in its carry, and in the backwa
 a `cond` on the layer's number reads what the others keep or recomputes it. (On a GPU
 the host waits for its predicate once a layer.) From there on all layers are alike. What
 they all recompute, and the first layers need for what they do not keep, is computed
-once: inside the `cond`.
+once: inside the `cond`. Weights that products need there are gathered there, and once
+more for the gradient's products.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -18,10 +19,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
+from jaxmem.ir.costs import MACHINES
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import kept_size, run_body, scan_like, split
 from jaxmem.ir.shards import held
 from jaxmem.scheduling._pass import Level
+from jaxmem.scheduling.plan.rows import Description, gathered_again
 from jaxmem.scheduling.recompute.minimum_cut import (
     PriceWithSends,
     least,
@@ -122,6 +125,16 @@ class FirstLayersRewrite:
         return [*self.all.recomputed, *more]
 
     @property
+    def gathered(self) -> Iterator[tuple[Any, Any, float, int]]:
+        """(product, operand, bytes that a device sends, how often), in the `cond`."""
+        own = set(self.beyond) - set(self.shared)
+        inside = [(i, self.layers) for i in sorted(own)]
+        inside += [(i, self.pair.length) for i in self.shared]
+        for i, times in inside:
+            eqn = self.body.eqns[i]
+            yield from ((eqn, v, size, times) for v, size in self.pair.gathered(eqn))
+
+    @property
     def offloaded_bytes(self) -> int:
         return 0
 
@@ -151,23 +164,41 @@ class RecomputeFirstLayers(Recomputation[FirstLayers, FirstLayersRewrite]):
     def analyse(
         self, level: Level, config: FirstLayers
     ) -> Iterator[FirstLayersRewrite]:
-        if config.rate is None:
-            return
-        price = price_at(config.rate, level.target)
-        others = price_at(config.others, level.target)
-        for pair in pairs(level.jaxpr, level.spreads):
-            layers = round(config.fraction * pair.length)
-            found = cut(pair, others)
-            plan = rewrite_of(pair, found, pair.length)
-            same = FirstLayersRewrite(plan, tuple(kept_by(plan)), 0, config.apart)
-            rewrite = _kept_less(same, price, layers) if layers else None
-            if rewrite is not None:
-                yield rewrite
-            elif found.cost < pair.bytes:
-                yield same
+        if config.rate is not None:
+            yield from rewrites(pairs(level.jaxpr, level.spreads), config, level.target)
+
+    def describe(self, rewrite: FirstLayersRewrite, target: str) -> Description:
+        found = super().describe(rewrite, target)
+        rows = (gathered_again(*one, MACHINES[target]) for one in rewrite.gathered)
+        return replace(found, recomputed=(*found.recomputed, *rows))
 
     def apply(self, level: Level, rewrite: FirstLayersRewrite):
         return _with_recomputation(level.jaxpr, rewrite)
+
+
+def rewrites(
+    found: Iterable[Pair], config: FirstLayers, target: str
+) -> Iterator[FirstLayersRewrite]:
+    """What is done to pairs of scans in which something is saved."""
+    price, others = (price_at(rate, target) for rate in (config.rate, config.others))
+    for pair in found:
+        layers = round(config.fraction * pair.length)
+        in_others = cut(pair, others)
+        plan = rewrite_of(pair, in_others, pair.length)
+        same = FirstLayersRewrite(plan, tuple(kept_by(plan)), 0, config.apart)
+        rewrite = _kept_less(same, price, layers) if layers else None
+        if rewrite is not None:
+            yield rewrite
+        elif in_others.cost < pair.bytes:
+            yield same
+
+
+def seconds_of_gathers(
+    found: Iterable[Pair], config: FirstLayers, target: str
+) -> float:
+    """How long devices send each other what is gathered once more in first layers."""
+    every = (one for r in rewrites(found, config, target) for one in r.gathered)
+    return sum(size * times for *_, size, times in every) / MACHINES[target].link
 
 
 def _kept_less(

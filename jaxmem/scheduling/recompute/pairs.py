@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxmem import _compat
-from jaxmem.ir.communication import sent
+from jaxmem.ir.communication import gathered, sent
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.propagation import spreads_in
@@ -89,6 +89,10 @@ class Pair:
         if id(eqn) not in self._sent:
             self._sent[id(eqn)] = sent(eqn, self.inside())
         return self._sent[id(eqn)]
+
+    def gathered(self, eqn) -> list[tuple[Any, float]]:
+        """(operand, bytes) that a device sends to gather operands of a product."""
+        return list(gathered(eqn, self.inside()))
 
     def is_paid(self, eqn) -> bool:
         """Whether recomputing an equation of the forward body costs something."""

@@ -63,6 +63,8 @@ class BudgetSearch:
     rest: float | None = None  # a peak less the bytes kept, as another front had it
     slack: float = 0.0  # seconds that are not worth another compile
     most: float = math.inf  # compiles, once something has been found to fit
+    # seconds in which devices gather weights once more in first layers
+    gathers: Callable[[FirstLayers], float] = lambda config: 0.0
     # told what is compiled now, and what probably next
     ahead: Callable[[Sequence[Choice]], None] = lambda choices: None
 
@@ -261,6 +263,7 @@ class BudgetSearch:
             kinds = first, Recompute(), taken.get(ShrinkFirst)
             choice = rich.choice.having(*kinds)
             seconds = rich.seconds + fraction * (poor.seconds - rich.seconds)
+            seconds += self.gathers(first)
             peak = self._compiled(choice, seconds, self._line(few, most, layers))
             if few[0] == 0 and peak == few[1] > self.budget:
                 return  # at their rate they recompute nothing that others do not

@@ -14,6 +14,7 @@ from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
 from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.order.shrink_first import ShrinkFirst
+from jaxmem.scheduling.recompute.first_layers import seconds_of_gathers
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.search.budget import BudgetSearch, may_shrink
 from jaxmem.scheduling.search.compiles import Compiles, OtherOptions, OutOfTime
@@ -330,6 +331,8 @@ class SearchRun:
         self._looked_at = candidates
         how = self._space.layers, int(self.limit), self.compiles, self.tell
         more = {"slack": self._slack, "ahead": self.compiles.ahead, "most": most}
+        space = self._space
+        more["gathers"] = lambda c: seconds_of_gathers(space.scans, c, space.target)
         about = candidates, *how, self._can_shrink_first, self.tried, known
         if candidates[0].choice.get(MicroBatches) != MicroBatches():
             above = [self._above]

@@ -105,7 +105,9 @@ class _Walk:
             self.sums.update(dict.fromkeys(eqn.outvars, first))
             return
         self.unknown.update(eqn.outvars)
-        if first in self.found:  # examples take it, as in batch norm
+        if (
+            first is not None and first in self.found
+        ):  # examples take it, as in batch norm
             meets = first._replace(of_sums=False)
             places = (meets if one == first else one for one in self.found)
             self.found = dict.fromkeys(places)
