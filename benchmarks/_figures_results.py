@@ -13,6 +13,7 @@ H100, CPU = "H100", "the CPU of the machine that ran it"
 NOTHING = "none: nothing is compiled"
 # What a file's figures are of, where it has no column that says so.
 CHIPS = {
+    "advice": H100,
     "batch": H100,
     "bert_losses": CPU,
     "blocks": H100,

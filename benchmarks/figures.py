@@ -13,6 +13,7 @@ import re
 import sys
 
 from benchmarks import (
+    _figures_advice,
     _figures_devices,
     _figures_optimizers,
     _figures_readme,
@@ -26,7 +27,13 @@ from benchmarks import (
 from benchmarks._figures_of import FIGURES, ROOT
 
 # they fill FIGURES
-MODULES = (_figures_devices, _figures_optimizers, _figures_readme, _figures_results)
+MODULES = (
+    _figures_advice,
+    _figures_devices,
+    _figures_optimizers,
+    _figures_readme,
+    _figures_results,
+)
 MODULES += (_figures_sentences, _figures_tables, _figures_techniques)
 MODULES += (_figures_tiles, _figures_way_in)
 MARKED = re.compile(

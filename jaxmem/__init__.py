@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxmem import accumulate as accumulate
+    from jaxmem import advising as advising
     from jaxmem import demo as demo
     from jaxmem import freezing as freezing
     from jaxmem import linting as linting
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from jaxmem import rewriting as rewriting
     from jaxmem import scheduling as scheduling
     from jaxmem.accumulate import microbatch as microbatch
+    from jaxmem.advising import advise as advise
     from jaxmem.freezing import trainable as trainable
     from jaxmem.freezing import value_and_grad as value_and_grad
     from jaxmem.linting import lint as lint
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "adama": "jaxmem.optim",
+    "advise": "jaxmem.advising",
     "estimate": "jaxmem.memory",
     "ledger": "jaxmem.optim",
     "lint": "jaxmem.linting",
@@ -58,6 +61,7 @@ _HOME = {
 }
 _SUBPACKAGES = (
     "accumulate",
+    "advising",
     "demo",
     "freezing",
     "linting",

@@ -50,13 +50,17 @@ ALLOWED = {
     },
     "accumulate": {"frameworks", "ir", "memory", "optim", "scheduling"},
     "freezing": {"_paths", "memory"},
+    "advising": {
+        *("_bytes", "_progress", "chips", "frameworks", "memory", "nn", "optim"),
+        *("pages", "scheduling"),
+    },
     "demo": {
         *("_remedies", "accumulate", "memory", "nn", "ops", "optim", "rewriting"),
         "scheduling",
     },
     "cli": {
-        *("_bytes", "_progress", "_remedies", "chips", "demo", "frameworks", "linting"),
-        *("memory", "optim", "planning", "scheduling"),
+        *("_bytes", "_progress", "_remedies", "advising", "chips", "demo"),
+        *("frameworks", "linting", "memory", "optim", "planning", "scheduling"),
     },
 }
 

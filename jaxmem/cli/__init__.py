@@ -1,5 +1,6 @@
 """The `jaxmem` command, on top of the public functions: a file for each command."""
 
+from jaxmem.cli._advise import advise
 from jaxmem.cli._app import app as app
 from jaxmem.cli._app import main as main
 from jaxmem.cli._app import register
@@ -18,6 +19,7 @@ register(estimate, "estimate")
 register(residuals, "residuals")
 register(max_batch, "max-batch")
 register(plan, "plan")
+register(advise, "advise")
 register(lint, "lint")
 register(ledger, "ledger")
 register(targets, "targets")

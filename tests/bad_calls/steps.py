@@ -94,6 +94,12 @@ CALLS = [
     Call("lint", lambda step, **kw: jaxmem.lint(step, W, X, **kw), {"step": step}, {
         "step": FUNCTION, "target": TARGET, **PLACES, "timeout": (None, *POSITIVE),
     }),
+    Call("advise", lambda fn, **kw: jaxmem.advise(fn, W, X, **kw),
+        {"fn": step, "budget": GIB}, {
+            "fn": FUNCTION, "target": TARGET, "budget": (*BYTES, 0), **PLACES,
+            "tx": (3, "adam"), "allow": (3, "bits", ("moments", "bits")),
+            "every": FLAG, "progress": FLAG,
+        }),
     Call("max_batch", jaxmem.max_batch,
         {"fn": step, "make_args": lambda n: (W, X), "memory": GIB}, {
             "fn": FUNCTION, "make_args": FUNCTION, "target": TARGET,

@@ -18,7 +18,9 @@ from jaxmem.scheduling import BudgetError
 from tests.cli.invoking import invoke
 
 GIB = 2**30
-COMMANDS = "estimate residuals max-batch plan lint ledger targets demo layout".split()
+COMMANDS = (
+    "estimate residuals max-batch plan advise lint ledger targets demo layout".split()
+)
 BUFFERS = "id,lower,upper,size\n0,0,2,64\n1,1,3,32\n"
 
 
@@ -57,6 +59,10 @@ CASES = [
     ("estimate user_steps:gradient --target tpu-v5e", 3, "targets --install tpu"),
     ("estimate user_steps:not_traceable", 3, "cannot be traced"),
     ("estimate user_broken:step", 3, "No module named 'no_such_library'"),
+    ("advise user_steps:gradient --budget 1GiB", 0, "as it is"),
+    ("advise user_steps:gradient --budget 1KiB", 1, "does not fit: nothing that"),
+    ("advise user_steps:gradient --budget 0", 2, "more than 0 bytes"),
+    ("advise user_steps:not_traceable --budget 1GiB", 3, "cannot be traced"),
     ("residuals user_steps:loss --argnums 0", 0, "kept for the backward pass"),
     ("residuals user_steps:loss --max 80KiB", 0, "fits: what is kept"),
     ("residuals user_steps:loss --max 1KiB", 1, "does not fit: what is kept"),

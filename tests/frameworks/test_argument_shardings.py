@@ -13,6 +13,7 @@ FUNCTIONS = {
     "estimate": lambda step, *args: jaxmem.estimate(step, *args, target="h100"),
     "predict": lambda step, *args: predict(step, *args, target="h100"),
     "lint": jaxmem.lint,
+    "advise": lambda step, *args: jaxmem.advise(step, *args, target="h100"),
     "plan": lambda step, *args: jaxmem.schedule(step, donate_argnums=()).plan(*args),
 }
 REFUSED = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)

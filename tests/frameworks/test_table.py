@@ -79,6 +79,7 @@ LOOKS = {
         limit=2,
     ),
     "lint": lambda form, args: jaxmem.lint(form.step, *args),
+    "advise": lambda form, args: jaxmem.advise(form.step, *args, budget="1GiB"),
     "predict": lambda form, args: predict(form.step, *args),
     "plan": lambda form, args: jaxmem.schedule(form.step).plan(*args),
     "lower": lambda form, args: jaxmem.schedule(form.step).lower(*args),
@@ -86,7 +87,7 @@ LOOKS = {
 }
 
 
-@over_forms(LOOKS, {"estimate", "estimate scheduled", "max_batch"})
+@over_forms(LOOKS, {"estimate", "estimate scheduled", "max_batch", "advise"})
 def test_looking_at_a_step_changes_nothing(function, form):
     args = form.make()
     assert function(form, args) is not None

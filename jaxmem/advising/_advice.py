@@ -1,0 +1,165 @@
+"""What `advise` returns: measures, what each takes, and the code of the one to take."""
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from jaxmem.memory import format_bytes
+from jaxmem.pages import SavedResult
+
+EXACT = "none"  # the error of a measure that changes nothing but rounding
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A measure that was compiled.
+
+    Attributes:
+      name: its name, or those of several together.
+      code: the lines to write.
+      peak_bytes: of the compiled step, on one device; None where the compiler refused
+        it.
+      fits: whether that is within the budget.
+      recomputed_flops: of matrix products that the backward pass does a second time.
+      recomputed_seconds: of all that it does a second time, by the rates of the target.
+      sent_bytes: what a device sends the others in a step.
+      error: what changes in training; "none" where only rounding does.
+      why: what the compiler or the search said of a step that does not fit.
+    """
+
+    name: str
+    code: tuple[str, ...]
+    peak_bytes: int | None
+    fits: bool
+    recomputed_flops: float = 0.0
+    recomputed_seconds: float = 0.0
+    sent_bytes: int = 0
+    error: str = EXACT
+    why: str = ""
+
+    @property
+    def exact(self) -> bool:
+        """Whether training is that of the step as it is, but for rounding."""
+        return self.error == EXACT
+
+
+@dataclass(frozen=True)
+class Advice(SavedResult):
+    """The measures that `jaxmem.advise` compiled, in order; prints as a table.
+
+    Attributes:
+      name: the step's name.
+      target: the chip.
+      budget_bytes: what the step may take on one device.
+      rungs: the measures, the step as it is first; the last is the first that fits, if
+        any does.
+    """
+
+    name: str
+    target: str
+    budget_bytes: int
+    rungs: tuple[Rung, ...]
+
+    @property
+    def taken(self) -> Rung | None:
+        """The first measure that fits; None where none does."""
+        return next((rung for rung in self.rungs if rung.fits), None)
+
+    @property
+    def code(self) -> str:
+        """The lines to write for it; empty where no measure fits, or none is needed."""
+        return "\n".join(self.taken.code) if self.taken else ""
+
+    def to_json(self, indent: int | None = None) -> str:
+        """All fields as JSON text; bytes are integers."""
+        return json.dumps(dataclasses.asdict(self), indent=indent)
+
+    def __str__(self) -> str:
+        rows = [_HEAD, *map(self._cells, self.rungs)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        return "\n".join([self._headline(), *lines, *self._remarks()])
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.syntax import Syntax
+        from rich.table import Table
+
+        table = Table(*_HEAD, title=self._headline())
+        for column in table.columns[1:4]:
+            column.justify = "right"
+        for rung in self.rungs:
+            style = "green" if rung is self.taken else None
+            table.add_row(*self._cells(rung), style=style)
+        remarks = "\n".join(self._remarks(code=False))
+        parts: list[Any] = [table, remarks] if remarks else [table]
+        if self.code:
+            parts.append(Syntax(self.code, "python", background_color="default"))
+        return Group(*parts)
+
+    def plot(self, path: str | PathLike[str]) -> None:
+        """Draws the bytes of each measure beside the budget.
+
+        Args:
+          path: a file whose suffix matplotlib knows, such as `.png` or `.svg`.
+
+        Raises:
+          ImportError: matplotlib is not installed (extra `plot`).
+          ValueError: no measure was compiled to the end.
+        """
+        from matplotlib.figure import Figure
+
+        known = [rung for rung in self.rungs if rung.peak_bytes is not None]
+        if not known:
+            raise ValueError("nothing to draw: the compiler refused every measure")
+        figure = Figure(figsize=(8, 1.2 + 0.4 * len(known)), layout="constrained")
+        axes = figure.add_subplot()
+        sizes = [(rung.peak_bytes or 0) / 2**30 for rung in known]
+        colours = ["tab:green" if rung.fits else "tab:gray" for rung in known]
+        bars = axes.barh([rung.name for rung in known], sizes, color=colours)
+        axes.bar_label(bars, [f"{size:.2f}" for size in sizes], padding=3)
+        axes.axvline(self.budget_bytes / 2**30, color="tab:red", label="budget")
+        axes.invert_yaxis()
+        axes.margins(x=0.12)
+        axes.set_xlabel(f"GiB of one device at the peak, compiled for {self.target}")
+        axes.legend()
+        figure.savefig(path)
+
+    def _html(self) -> tuple[str, Any]:
+        from jaxmem.pages import page
+        from jaxmem.pages.markup import together
+
+        headline = self._headline()
+        return headline, together(
+            page.headline(headline, self.taken is not None),
+            page.table(_HEAD, [self._cells(r) for r in self.rungs], numbers=[1, 2, 3]),
+            page.lines("What to do", self._remarks()),
+        )
+
+    def _headline(self) -> str:
+        room = f"{format_bytes(self.budget_bytes)} on {self.target}"
+        if self.taken is None:
+            return f"{self.name}: nothing that was tried fits {room}"
+        if self.taken is self.rungs[0]:
+            return f"{self.name} fits {room} as it is"
+        return f"{self.name} fits {room} with {self.taken.name}"
+
+    def _cells(self, rung: Rung) -> tuple[str, ...]:
+        peak = "refused" if rung.peak_bytes is None else format_bytes(rung.peak_bytes)
+        flops = f"{rung.recomputed_flops:.3g}" if rung.recomputed_flops else ""
+        seconds = (
+            f"{1e3 * rung.recomputed_seconds:.3g}" if rung.recomputed_seconds else ""
+        )
+        return rung.name, peak, flops, seconds, "yes" if rung.fits else "no", rung.error
+
+    def _remarks(self, code: bool = True) -> list[str]:
+        whys = [f"{r.name}: {r.why}" for r in self.rungs if r.why and not r.fits]
+        return [*whys, *(["", self.code] if code and self.code else [])]
+
+
+_HEAD = ("measure", "peak", "recomputed flops", "recomputed ms", "fits", "error")

@@ -1,0 +1,182 @@
+"""`advise`: measures compiled one after another, until one fits."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import optax
+
+from jaxmem._bytes import format_bytes, parse_bytes
+from jaxmem._checks import (
+    check_bool,
+    check_callable,
+    check_places,
+    wrong_type,
+    wrong_value,
+)
+from jaxmem._progress import spinner
+from jaxmem.advising._advice import Advice, Rung
+from jaxmem.advising._measures import Goal, Measure, of_loss, of_step
+from jaxmem.chips import Target, get_target, local_target
+from jaxmem.frameworks import is_nnx_object
+from jaxmem.memory import DoesNotFit, MemoryReport, estimate
+
+Places = int | Sequence[int]
+Names = str | Sequence[str]
+
+APPROXIMATE = ("moments",)
+
+
+def advise(
+    fn: Callable,
+    *args: Any,
+    tx: optax.GradientTransformation | None = None,
+    target: str | Target | None = None,
+    budget: int | str | None = None,
+    allow: str | Sequence[str] = (),
+    donate_argnums: Places | None = None,
+    donate_argnames: Names | None = None,
+    static_argnums: Places | None = None,
+    static_argnames: Names | None = None,
+    every: bool = False,
+    progress: bool = True,
+    **kwargs: Any,
+) -> Advice:
+    """Finds what makes a training step fit: compiles measures until one does.
+
+    Exact measures come first, those that cost least time before the others: nothing;
+    `substitute`; `schedule`; both; `schedule` with the budget, which recomputes, runs
+    regions in tiles and the step in micro-batches as far as needed; the same with
+    residuals that wait in the host's memory. The bytes are those that the compiled step
+    takes.
+
+    Args:
+      fn: a training step, jitted or not, of any framework; or, with `tx`, a loss
+        `(params, batch, ...) -> scalar`, of which the step is made here.
+      *args: its arguments: arrays, or `jax.ShapeDtypeStruct` in any pytrees.
+      tx: the optimizer, for a loss; `substitute` and other optimizers are then tried.
+      target: a chip of `jaxmem.targets()`; that of this process by default.
+      budget: bytes on one device, or a text like "14GiB"; what the chip has by default.
+      allow: approximate measures that may be tried after the exact ones, for a loss:
+        "moments" for Adam's moments in 8 bits.
+      donate_argnums: arguments whose buffers the step may reuse; a jitted step brings
+        its own, and for a loss they are the parameters and the optimizer's state.
+      donate_argnames: the same for keyword arguments.
+      static_argnums: positional arguments that are Python values, not arrays.
+      static_argnames: the same for keyword arguments.
+      every: whether the measures after the first that fits are compiled too.
+      progress: show what is being compiled, where the output is a terminal.
+      **kwargs: the step's keyword arguments.
+
+    Returns:
+      An `Advice`: it prints as a table of measures with bytes, recomputed flops,
+      seconds and error, and the lines to write.
+
+    Raises:
+      TypeError: no function, a loss that is no scalar, an argument that is no array; an
+        nnx model with `tx` (give the step).
+      ValueError: an unknown target or measure, no budget for a target without one.
+
+    Example::
+
+      advice = jaxmem.advise(step, state, batch, target="l4", budget="16GiB")
+      print(advice)
+    """
+    check_callable("fn", fn)
+    check_bool("every", every)
+    if tx is not None and not (hasattr(tx, "init") and hasattr(tx, "update")):
+        raise wrong_type("tx", tx, "an optax.GradientTransformation")
+    check_bool("progress", progress)
+    allow = _allowed(allow, tx)
+    chip = local_target() if target is None else get_target(target)
+    room = chip.memory_bytes if budget is None else parse_bytes(budget, "budget")
+    if room is None or room <= 0:
+        allowed = "must be more than 0 bytes, such as '14GiB'"
+        known = "" if budget is not None else f"; {chip.name} has no memory of its own"
+        raise ValueError(f"budget={budget!r}: {allowed}{known}")
+    text = format_bytes(room).replace(" ", "") if budget is None else str(budget)
+    goal = Goal(chip.name, room, text)
+    given = {
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+    }
+    places = {name: value for name, value in given.items() if value is not None}
+    if tx is None:
+        check_places(**places)
+        measures = of_step(fn, args, kwargs, places, goal)
+    else:
+        _check_loss(args, kwargs | places)
+        measures = of_loss(fn, tx, args, goal, allow)
+    rungs = tuple(_climbed(measures, goal, every, progress))
+    return Advice(getattr(fn, "__name__", "step"), chip.name, room, rungs)
+
+
+def _allowed(allow: str | Sequence[str], tx) -> tuple[str, ...]:
+    names = (allow,) if isinstance(allow, str) else tuple(allow)
+    for name in names:
+        if name not in APPROXIMATE:
+            raise wrong_value("allow", name, f"one of {APPROXIMATE}")
+    if names and tx is None:
+        raise ValueError(
+            f"allow={allow!r}: a step has its optimizer inside; give the loss, and tx="
+        )
+    return names
+
+
+def _check_loss(args: Sequence[Any], others: Mapping[str, Any]) -> None:
+    if not args:
+        raise TypeError(
+            "a loss takes params first: advise(loss_fn, params, batch, tx=)"
+        )
+    if is_nnx_object(args[0]):
+        raise TypeError(
+            "an nnx model with tx=: give advise the training step, which has both"
+        )
+    for name in others:
+        raise TypeError(f"{name}=: with tx= the loss takes positional arguments alone")
+
+
+def _climbed(
+    measures: Iterator[Measure], goal: Goal, every: bool, progress: bool
+) -> Iterator[Rung]:
+    with spinner(progress, "advise") as tell:
+        for measure in measures:
+            tell(measure.name)
+            rung = _compiled(measure, goal)
+            yield rung
+            if rung.fits and not every:
+                return
+
+
+def _compiled(measure: Measure, goal: Goal) -> Rung:
+    from jaxmem.scheduling import BudgetError, schedule
+
+    about = {"name": measure.name, "code": measure.code, "error": measure.error}
+    try:
+        if measure.schedule is None:
+            how = {"target": goal.target, **measure.places}
+            report = estimate(measure.step, *measure.args, **how, **measure.kwargs)
+            return Rung(**about, **_bytes(report, goal))
+        how = {"target": goal.target, "progress": False, **measure.places}
+        step = schedule(measure.step, **measure.schedule, **how)
+        plan = step.plan(*measure.args, **measure.kwargs)
+    except BudgetError as error:
+        why = str(error).splitlines()[0]
+        return Rung(**about, peak_bytes=error.least, fits=False, why=why)
+    except DoesNotFit as error:
+        why = str(error).splitlines()[0]
+        return Rung(**about, peak_bytes=None, fits=False, why=why)
+    if plan.scheduled is None:
+        return Rung(**about, peak_bytes=None, fits=False, why="the compiler refused it")
+    cost = {
+        "recomputed_flops": plan.recomputed_flops,
+        "recomputed_seconds": plan.recomputed_seconds,
+    }
+    return Rung(**about, **cost, **_bytes(plan.scheduled, goal))
+
+
+def _bytes(report: MemoryReport, goal: Goal) -> dict[str, Any]:
+    peak = report.peak_bytes
+    fits = peak <= goal.budget
+    return {"peak_bytes": peak, "fits": fits, "sent_bytes": report.sent_bytes}

@@ -1,0 +1,223 @@
+"""Measures in order, the bytes of the compiled step, and the lines to write."""
+
+import functools
+import json
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxmem
+from jaxmem.advising import Advice, Rung, step_args, step_of
+from jaxmem.advising._measures import update_error
+
+LAYERS, B, WIDTH, HIDDEN = 4, 64, 32, 256
+TX = optax.adam(1e-2)
+
+
+@pytest.fixture(autouse=True)
+def as_users():
+    """With jax's own promotion, which optax's Adam takes."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def loss_fn(params, x):
+    def layer(x, w):
+        return x + jax.nn.gelu(x @ w["up"]) @ w["down"], None
+
+    return jnp.mean(jnp.square(jax.lax.scan(layer, x, params)[0]))
+
+
+def params(key=None):
+    shapes = {"up": (LAYERS, WIDTH, HIDDEN), "down": (LAYERS, HIDDEN, WIDTH)}
+    if key is None:
+        return {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
+    keys = jax.random.split(key, 2)
+    pairs = zip(keys, shapes.items(), strict=True)
+    return {k: 0.1 * jax.random.normal(key, s) for key, (k, s) in pairs}
+
+
+X = jax.ShapeDtypeStruct((B, WIDTH), jnp.float32)
+
+
+def advised(budget, **options) -> Advice:
+    how = {"tx": TX, "target": "cpu", "budget": budget, **options}
+    return jaxmem.advise(loss_fn, params(), X, **how)
+
+
+@functools.cache
+def every() -> Advice:
+    return advised("1GiB", every=True)
+
+
+@pytest.fixture
+def known(as_users):
+    return {rung.name: rung for rung in every().rungs}
+
+
+def test_measures_come_in_the_order_of_their_cost(known):
+    assert list(known) == [
+        *("nothing", "substitute", "schedule", "substitute, schedule"),
+        "substitute, schedule with a budget",
+        "substitute, schedule with a budget, the host",
+    ]
+    assert all(rung.exact and rung.fits for rung in known.values())
+    peaks = [known[n].peak_bytes for n in ("nothing", "substitute, schedule")]
+    assert peaks[1] < peaks[0]
+
+
+def test_the_first_that_fits_ends_the_search(known):
+    """Budgets between the bytes of one measure and of the next."""
+    assert advised("1GiB").taken.name == "nothing"
+    assert advised("1GiB").code == ""
+    both = known["substitute, schedule"].peak_bytes
+    least = min(known[n].peak_bytes for n in ("nothing", "substitute", "schedule"))
+    assert both < least
+    advice = advised(both)
+    assert advice.taken is advice.rungs[-1]
+    assert advice.taken.name == "substitute, schedule"
+    assert [rung.fits for rung in advice.rungs] == [False, False, False, True]
+
+
+def test_the_lines_make_the_step_whose_bytes_are_printed(known):
+    advice = advised(known["substitute, schedule"].peak_bytes)
+    first, second = advice.code.splitlines()
+    env = {"jaxmem": jaxmem, "loss_fn": loss_fn}
+    exec(first, env)
+    env["step"] = step_of(env["loss_fn"], TX)
+    exec(second, env)
+    args = step_args(TX, (params(), X))
+    how = {"target": "cpu", "donate_argnums": (0, 1)}
+    report = jaxmem.estimate(env["step"], *args, **how)
+    assert report.peak_bytes == advice.taken.peak_bytes
+    state = params(jax.random.key(0))
+    plain, moments = jax.jit(step_of(loss_fn, TX)), TX.init(state)
+    x = jax.random.normal(jax.random.key(1), X.shape)
+    # three steps; the formula of GELU is exchanged for an op: rounding of float32
+    copy = lambda tree: jax.tree.map(jnp.copy, tree)
+    got, want = (copy(state), copy(moments)), (state, moments)
+    for _ in range(3):
+        *got, a = env["step"](*got, x)
+        *want, b = plain(*want, x)
+        np.testing.assert_allclose(a, b, rtol=1e-4)
+
+
+def test_a_budget_makes_the_backward_pass_recompute():
+    """Below what costs nothing, products are done a second time; and then nothing."""
+    free = next(r for r in every().rungs if r.name == "substitute, schedule")
+    advice = advised(free.peak_bytes - 2**16)
+    assert advice.taken.name == "substitute, schedule with a budget"
+    assert advice.taken.peak_bytes <= advice.budget_bytes
+    nothing = advised("64KiB")
+    assert nothing.taken is None and nothing.code == ""
+    last = nothing.rungs[-1]
+    assert not last.fits and "cannot be reached" in last.why
+    assert "nothing that was tried fits 64.0 KiB on cpu" in str(nothing)
+
+
+def test_moments_in_8_bits_where_they_are_allowed():
+    advice = advised("64KiB", allow="moments")
+    low = [rung for rung in advice.rungs if not rung.exact]
+    assert len(low) == 3 and all("8-bit moments" in rung.name for rung in low)
+    assert all("% of an update" in rung.error for rung in low)
+    assert low[0].code[1] == "tx = jaxmem.adama(learning_rate, bits=8)"
+    same = next(r for r in advice.rungs if r.name == "substitute, schedule")
+    # two moments of float32 in a quarter of the bytes, and scales; those of one of the
+    # two parameters are decoded at a time
+    moments = 2 * 4 * sum(x.size for x in jax.tree.leaves(params()))
+    assert low[0].peak_bytes < same.peak_bytes - 0.6 * moments + moments / 2
+
+
+def test_the_error_of_moments_in_8_bits_is_measured():
+    assert 0 < update_error(rows=16) < 0.1
+
+
+def step(state, x):
+    weights, moments = state
+    grads = jax.grad(loss_fn)(weights, x)
+    updates, moments = TX.update(grads, moments, weights)
+    return optax.apply_updates(weights, updates), moments
+
+
+def test_a_step_is_scheduled():
+    state = jax.eval_shape(lambda: (p := params(jax.random.key(0)), TX.init(p)))
+    how = {"target": "cpu", "donate_argnums": 0}
+    plain = jaxmem.estimate(step, state, X, **how).peak_bytes
+    advice = jaxmem.advise(step, state, X, budget=plain - 1, **how)
+    assert advice.rungs[0].peak_bytes == plain
+    assert advice.code == (
+        'step = jaxmem.schedule(step, target="cpu", donate_argnums=0)'
+    )
+    jitted = jax.jit(step, donate_argnums=0)
+    advice = jaxmem.advise(jitted, state, X, budget=plain - 1, target="cpu")
+    assert advice.rungs[0].peak_bytes == plain
+    assert advice.code == 'step = jaxmem.schedule(step, target="cpu")'
+
+
+def test_a_step_of_nnx_and_one_of_equinox():
+    model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, TX, wrt=nnx.Param)
+
+    @nnx.jit
+    def nnx_step(model, optimizer, x):
+        loss = lambda model: jnp.mean(jnp.square(model(x)))
+        optimizer.update(model, nnx.grad(loss)(model))
+
+    x = jnp.ones((4, 8))
+    assert jaxmem.advise(nnx_step, model, optimizer, x, budget="1GiB").taken
+    net = eqx.nn.Linear(8, 8, key=jax.random.key(0))
+
+    @eqx.filter_jit
+    def eqx_step(net, x):
+        loss = lambda net: jnp.mean(jnp.square(jax.vmap(net)(x)))
+        return eqx.apply_updates(net, eqx.filter_grad(loss)(net))
+
+    assert jaxmem.advise(eqx_step, net, x, budget="1GiB").taken
+
+
+def test_moments_lie_where_their_parameters_do():
+    mesh = jaxmem.target_mesh("h100", (2,), ("data",))
+    where = NamedSharding(mesh, P(None, "data"))
+    weights = jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=where)
+    _, state, _ = step_args(TX, ({"w": weights}, X))
+    assert state[0].mu["w"].sharding == where == state[0].nu["w"].sharding
+    assert state[0].count.sharding is None
+
+
+def test_results_are_shown_and_saved(tmp_path, known):
+    advice = Advice("step", "h100", 2**30, tuple(known.values()))
+    for name in ("a.html", "a.txt", "a.json", "a.png"):
+        advice.save(tmp_path / name)
+        assert (tmp_path / name).stat().st_size
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert found["rungs"][0]["peak_bytes"] == known["nothing"].peak_bytes
+    refused = Rung("nothing", (), None, False, why="it needs 74.8 GiB")
+    text = str(Advice("step", "tpu-v5e", 2**30, (refused,)))
+    assert "refused" in text and "nothing: it needs 74.8 GiB" in text
+    with pytest.raises(ValueError, match="refused every measure"):
+        Advice("step", "tpu-v5e", 2**30, (refused,)).plot(tmp_path / "b.png")
+
+
+def test_bad_calls():
+    with pytest.raises(ValueError, match="allow='moments': a step has its optimizer"):
+        jaxmem.advise(step, 1, X, budget="1GiB", allow="moments")
+    with pytest.raises(ValueError, match=r"allow='bits'"):
+        advised("1GiB", allow="bits")
+    with pytest.raises(ValueError, match="budget=None: must be .*cpu has no memory"):
+        advised(None)
+    with pytest.raises(TypeError, match="a loss takes params first"):
+        jaxmem.advise(loss_fn, tx=TX, budget="1GiB")
+    with pytest.raises(TypeError, match="donate_argnums=: with tx="):
+        advised("1GiB", donate_argnums=0)
+    with pytest.raises(TypeError, match="tx"):
+        advised("1GiB", tx="adam")
+    model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="give advise the training step"):
+        jaxmem.advise(loss_fn, model, X, tx=TX, budget="1GiB")
