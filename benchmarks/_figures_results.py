@@ -19,6 +19,7 @@ CHIPS = {
     "blocks": H100,
     "budget": H100,
     "collectives": "8 H100",
+    "cpu": CPU,
     "cost": "TPU v5e",
     "cross_entropy_time": CPU,
     "curve": f"{H100}, by its rates",

@@ -8,6 +8,7 @@ from jaxmem.linting.rules.kept import dropout_mask, wide_copy
 from jaxmem.linting.rules.lost_batch_axis import lost_batch_axis
 from jaxmem.linting.rules.policies import policy_none, policy_saves_all, unmatched_name
 from jaxmem.linting.rules.recomputation import recomputation_undone, whole_loss
+from jaxmem.linting.rules.stacked_as_read import stacked_as_read
 from jaxmem.linting.rules.stacked_twice import stacked_twice
 from jaxmem.linting.rules.unused_gradient import unused_gradient
 
@@ -21,6 +22,7 @@ RULES = (
     donation_not_used,
     donated_twice,
     stacked_twice,
+    stacked_as_read,
     unused_gradient,
     wide_copy,
     dropout_mask,
