@@ -30,7 +30,8 @@ from benchmarks.models import (
     masked_loss,
     mean_square,
 )
-from jaxmem.advising import Advice, step_args, step_of
+from jaxmem.advising import Advice
+from jaxmem.advising.measures import step_args, step_of
 
 TARGET, BUDGET = "h100", "16GiB"
 TIMES = 2, 4

@@ -2,6 +2,5 @@
 
 from jaxmem.advising._advice import Advice, Rung
 from jaxmem.advising._advise import advise
-from jaxmem.advising._measures import step_args, step_of
 
-__all__ = ["Advice", "Rung", "advise", "step_args", "step_of"]
+__all__ = ["Advice", "Rung", "advise"]

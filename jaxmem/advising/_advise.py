@@ -15,7 +15,7 @@ from jaxmem._checks import (
 )
 from jaxmem._progress import spinner
 from jaxmem.advising._advice import Advice, Rung
-from jaxmem.advising._measures import Goal, Measure, of_loss, of_step
+from jaxmem.advising.measures import Goal, Measure, of_loss, of_step
 from jaxmem.chips import Target, get_target, local_target
 from jaxmem.frameworks import is_nnx_object
 from jaxmem.memory import DoesNotFit, MemoryReport, estimate
@@ -113,6 +113,8 @@ def advise(
 
 
 def _allowed(allow: str | Sequence[str], tx) -> tuple[str, ...]:
+    if not isinstance(allow, str | Sequence):
+        raise wrong_type("allow", allow, f"some of {APPROXIMATE}")
     names = (allow,) if isinstance(allow, str) else tuple(allow)
     for name in names:
         if name not in APPROXIMATE:

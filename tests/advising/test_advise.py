@@ -14,8 +14,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem.advising import Advice, Rung, step_args, step_of
-from jaxmem.advising._measures import update_error
+from jaxmem.advising import Advice, Rung
+from jaxmem.advising.measures import step_args, step_of, update_error
 
 LAYERS, B, WIDTH, HIDDEN = 4, 64, 32, 256
 TX = optax.adam(1e-2)
