@@ -45,7 +45,7 @@ def publish(name: str, columns: Sequence[str], rows: Sequence[Sequence]) -> None
 
 
 class Row(list):
-    """The cells of a row, and the commit at which they were measured."""
+    """The cells of a row, and the commit at which they were measured, if not now."""
 
     def __init__(self, cells: Iterable, commit: str):
         super().__init__(cells)
@@ -111,8 +111,10 @@ def publish_some(
     rows: dict[tuple, Sequence] = {tuple(r[:first]): r for r in published(name)}
     for key, measure in cases.items():
         if all(any(word in cell for cell in key) for word in words):
-            rows[key] = (*key, *measure())
+            found = measure()
+            rows[key] = Row((*key, *found), getattr(found, "commit", ""))
             print(*rows[key], flush=True)
+            write(name, columns, [rows[key] for key in cases if key in rows])
     publish(name, columns, [rows[key] for key in cases if key in rows])
 
 

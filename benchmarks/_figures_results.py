@@ -27,6 +27,7 @@ CHIPS = {
     "fewbit-output": NOTHING,
     "fewbit-tables": NOTHING,
     "foreign": H100,
+    "headlines": "what each row says",
     "frozen": NOTHING,
     "frozen_h100": H100,
     "latency_hiding": H100,

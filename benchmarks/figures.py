@@ -15,6 +15,7 @@ import sys
 from benchmarks import (
     _figures_advice,
     _figures_devices,
+    _figures_headlines,
     _figures_optimizers,
     _figures_readme,
     _figures_results,
@@ -30,12 +31,12 @@ from benchmarks._figures_of import FIGURES, ROOT
 MODULES = (
     _figures_advice,
     _figures_devices,
+    _figures_headlines,
     _figures_optimizers,
     _figures_readme,
-    _figures_results,
 )
-MODULES += (_figures_sentences, _figures_tables, _figures_techniques)
-MODULES += (_figures_tiles, _figures_way_in)
+MODULES += (_figures_results, _figures_sentences, _figures_tables)
+MODULES += (_figures_techniques, _figures_tiles, _figures_way_in)
 MARKED = re.compile(
     r"(?P<begin><!-- figures: (?P<name>[^>]*?) -->)"
     r"(?P<body>.*?)(?P<end><!-- end of figures -->)",

@@ -28,7 +28,7 @@ FSDP, TENSOR = "FSDP", "FSDP x tensor"
 EXPERT = "FSDP x tensor x expert"
 # way -> chip -> devices along each axis
 MESHES: Mapping[str, Mapping[str, Sequence[int]]] = {
-    FSDP: {"tpu-v5e": (256,), "h100": (64,)},
+    FSDP: {"tpu-v5e": (256,), "h100": (64,), "a100": (8,)},
     TENSOR: {"tpu-v5e": (32, 8), "h100": (8, 8)},
     EXPERT: {"tpu-v5e": (16, 2, 8), "h100": (4, 2, 8)},
 }

@@ -1,0 +1,121 @@
+"""Published claims beside ours: tables of docs/headlines.md and of the README."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from benchmarks._figures_of import Row, figures, rows, table
+
+BEST = 5
+
+
+class Line(NamedTuple):
+    """A row of results/headlines.
+
+    Attributes:
+      source, claim: of whom, and what.
+      theirs: the published figures with their unit; empty if there are none.
+      ours: likewise.
+      published, gain: how many times less, or more; None without figures.
+      work, differs, link: as in the file.
+    """
+
+    source: str
+    claim: str
+    theirs: str
+    ours: str
+    published: float | None
+    gain: float | None
+    work: str
+    differs: str
+    link: str
+
+    @property
+    def ahead(self) -> float:
+        """Our gain over the published one."""
+        return self.gain / self.published if self.gain and self.published else 0.0
+
+
+def lines() -> list[Line]:
+    return [_line(r) for r in rows("headlines")]
+
+
+def _line(r: Row) -> Line:
+    number = lambda name: float(r[name]) if r[name] else None
+    return Line(
+        *(r["source"], r["claim"]),
+        _pair(r["published before"], r["published after"], r["published unit"]),
+        _pair(r["plain"], r["jaxmem"], r["unit"]),
+        *(number("published gain"), number("gain")),
+        *(r["work"], r["differs"], r["link"]),
+    )
+
+
+def _pair(before: str, after: str, unit: str) -> str:
+    if not before:
+        return ""
+    shown = [_shown(float(x)) for x in (before, after)]
+    return f"{shown[0]} → {shown[1]} {unit}"
+
+
+def _shown(x: float) -> str:
+    return f"{x:,.0f}" if x >= 100 or x == round(x) else f"{x:.3g}"
+
+
+def _times(gain: float | None) -> str:
+    return "" if gain is None else f"{gain:.2f}x"
+
+
+def _cells(line: Line, number: int) -> Sequence[str]:
+    source = f"[{line.source}]({line.link})"
+    gains = _times(line.published), _times(line.gain)
+    return source, line.claim, line.theirs, line.ours, *gains, str(number)
+
+
+@figures("headlines")
+def headlines() -> str:
+    head = ("of", "claim", "published", "plain → jaxmem", "gain", "ours", "note")
+    cells = [_cells(line, n) for n, line in enumerate(lines(), 1)]
+    return table(head, cells)
+
+
+@figures("headlines, notes")
+def notes() -> str:
+    """What ours is of, and how it differs: a list with the numbers of the table."""
+    said = (
+        " ".join(x for x in (f"{line.work}." if line.work else "", line.differs) if x)
+        for line in lines()
+    )
+    return "\n".join(f"{n}. {text}" for n, text in enumerate(said, 1))
+
+
+@figures("headlines, count")
+def count() -> str:
+    """In how many of the rows with two figures ours is ahead."""
+    both = [line for line in lines() if line.ahead]
+    better = sum(line.ahead > 1 for line in both)
+    return f"{better} of {len(both)}"
+
+
+def _ranked() -> list[Line]:
+    return sorted((x for x in lines() if x.ahead), key=lambda x: -x.ahead)
+
+
+@figures("headlines, README")
+def readme() -> str:
+    """The rows furthest ahead, one of each source, and the row furthest behind."""
+    ranked = _ranked()
+    first: dict[str, Line] = {}
+    for line in ranked:
+        first.setdefault(line.source, line)
+    chosen = [*list(first.values())[:BEST], ranked[-1]]
+    head = ("published claim", "published", "plain → jaxmem", "published gain", "ours")
+    return table(
+        head,
+        [
+            (
+                f"[{x.source}]({x.link}): {x.claim}",
+                *(x.theirs, x.ours, _times(x.published), _times(x.gain)),
+            )
+            for x in chosen
+        ],
+    )
