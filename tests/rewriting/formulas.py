@@ -114,6 +114,21 @@ def attention_bias(q, k, v, bias):
     return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(w), v)
 
 
+def attention_in_groups(masked):
+    """As pod-sized models write it: heads are axes of queries, scores in float32."""
+
+    def attention(q, k, v):
+        scores = jnp.einsum("btgrd,bsgd->bgrts", q, k).astype(jnp.float32)
+        scores = scores / q.shape[-1] ** 0.5
+        if masked:
+            seen = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+            scores = jnp.where(seen, scores, -1e30)
+        weights = jax.nn.softmax(scores, -1).astype(q.dtype)
+        return jnp.einsum("bgrts,bsgd->btgrd", weights, v)
+
+    return attention
+
+
 def attention_repeated(q, k, v):
     k, v = (jnp.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     w = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
@@ -218,6 +233,7 @@ PIXELS = ((3, 4, 2, 8), (8,), (8,))
 QKV = ((2, 12, 3, 8),) * 3
 # Several biases are added up, and that is kept: less than plain keeps, of long rows.
 LONG = ((2, 36, 3, 8),) * 3
+IN_GROUPS = ((2, 12, 2, 3, 8), (2, 12, 2, 8), (2, 12, 2, 8))
 GROUPED = ((2, 12, 4, 8), (2, 12, 2, 8), (2, 12, 2, 8))
 # True where a key is not seen; each query sees the first
 UNSEEN = (
@@ -354,6 +370,8 @@ ATTENTIONS = (
         for name, masked, shapes, others in MASKED
     ),
     Formula("repeated heads", ATTENTION, attention_repeated, GROUPED),
+    Formula("in groups", ATTENTION, attention_in_groups(False), IN_GROUPS),
+    Formula("in groups, causal", ATTENTION, attention_in_groups(True), IN_GROUPS),
     Formula("heads first", ATTENTION, attention_heads_first, QKV),
     Formula("jax.nn", ATTENTION, jax_attention, QKV),
     Formula("jax.nn causal", ATTENTION, causal_attention, QKV),

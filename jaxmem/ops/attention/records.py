@@ -1,7 +1,9 @@
 """The record of attention: how people write it.
 
 The parts vary independently, so the formulas are made in loops: where the scale is
-applied, how the mask comes in, a bias, dropout on the probabilities, grouped heads.
+applied, how the mask comes in, a bias, dropout on the probabilities, heads in groups
+("grouped": queries [B, T, N, H] become groups in the formula; "in groups": they come
+as [B, T, K, G, H] and leave so; "repeated": keys and values are repeated).
 The order of dimensions in the einsums needs no entry of its own (`jaxmem.rewriting`).
 """
 
@@ -42,7 +44,9 @@ class AttentionFormula:
         if self.heads != "equal":
             query = "batch t n=6 h"
             key = "batch s k=3 h"
-        if self.heads == "grouped":
+        if self.heads == "in groups":
+            query = "batch t k=3 g=2 h"
+        if self.is_grouped:
             logits = "#batch #t #s"
         return (
             *(query, key, key),
@@ -50,6 +54,11 @@ class AttentionFormula:
             *([f"+bool {logits}"] * (self.mask == "mask")),
             *(["key"] * bool(self.dropout)),
         )
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether logits have an axis of groups, and one of the heads in each."""
+        return self.heads in ("grouped", "in groups")
 
     @property
     def scalars(self) -> tuple[str, ...]:
@@ -76,7 +85,7 @@ def _masked(form: AttentionFormula, logits, mask, fill):
         mask = jnp.tril(jnp.ones((t, s), bool))
     if form.mask == "compare":
         mask = jnp.arange(t)[:, None] >= jnp.arange(s)[None, :]
-    if form.heads == "grouped" and form.mask == "mask":
+    if form.is_grouped and form.mask == "mask":
         mask = mask[:, None, None]
     return logits if mask is None else jnp.where(mask, logits, fill)
 
@@ -97,6 +106,7 @@ def _shared(form: AttentionFormula, query, key, value):
         b, t, n, h = query.shape
         k = key.shape[2]
         query = query.reshape(b, t, k, n // k, h)
+    if form.is_grouped:
         return query, key, value, "btkgh,bskh->bkgts"
     if form.heads == "repeated":
         repeats = query.shape[2] // key.shape[2]
@@ -107,11 +117,10 @@ def _shared(form: AttentionFormula, query, key, value):
 def _output(form: AttentionFormula, logits, value, rng, keep):
     """What comes after the logits."""
     probs = _dropped(form, jax.nn.softmax(logits, axis=-1), rng, keep)
-    grouped = form.heads == "grouped"
-    out = jnp.einsum(
-        "bkgts,bskh->btkgh" if grouped else "bnts,bsnh->btnh", probs, value
-    )
-    out = out.reshape(*out.shape[:2], -1, out.shape[-1]) if grouped else out
+    to_output = "bkgts,bskh->btkgh" if form.is_grouped else "bnts,bsnh->btnh"
+    out = jnp.einsum(to_output, probs, value)
+    if form.heads == "grouped":
+        out = out.reshape(*out.shape[:2], -1, out.shape[-1])
     return out.swapaxes(1, 2) if form.swapped else out
 
 
@@ -137,8 +146,11 @@ def lean_attention(
 ):
     """The same, nothing of size t x s kept."""
     bias, mask, rng = form.split(extra)
-    if form.heads == "grouped" and mask is not None:
+    if form.is_grouped and mask is not None:
         mask = mask[:, None]
+    shape = query.shape
+    if form.heads == "in groups":
+        query = query.reshape(*shape[:2], -1, shape[-1])
     out = dot_product_attention(
         query,
         key,
@@ -151,6 +163,8 @@ def lean_attention(
         dropout_rng=rng,
         broadcast_dropout=form.shared_mask,
     )
+    if form.heads == "in groups":
+        return out.reshape(shape)
     return out.swapaxes(1, 2) if form.swapped else out
 
 
@@ -171,15 +185,16 @@ def _forms():
         if orders and not (swapped and dropout):
             yield AttentionFormula(scaled, mask, bias, dropout, shared, swapped=swapped)
     for scaled, mask, heads in itertools.product(
-        ("query", "logits"), ("tril", "compare", "mask", None), ("grouped", "repeated")
+        ("query", "logits"),
+        ("tril", "compare", "mask", None),
+        ("grouped", "in groups", "repeated"),
     ):
         yield AttentionFormula(scaled, mask, heads=heads)
 
 
 @functools.cache
-def _gate(grouped: bool, dropout: str | None, shared: bool, swapped: bool) -> Formula:
+def _gate(heads: str, dropout: str | None, shared: bool, swapped: bool) -> Formula:
     """What comes after the logits, whatever they are."""
-    heads = "grouped" if grouped else "equal"
     form = AttentionFormula(
         dropout=dropout, shared_mask=shared, heads=heads, swapped=swapped
     )
@@ -187,8 +202,8 @@ def _gate(grouped: bool, dropout: str | None, shared: bool, swapped: bool) -> Fo
     def plain(logits, value, *key, keep=1):
         return _output(form, logits, value, key[0] if key else None, keep)
 
-    names = "k=3 g=2" if grouped else "n"
-    value = "batch s k=3 h" if grouped else "batch s n h"
+    names = "k=3 g=2" if form.is_grouped else "n"
+    value = "batch s k=3 h" if form.is_grouped else "batch s n h"
     return Formula(
         plain,
         examples=(f"batch {names} t s", value, *(["key"] * bool(dropout))),
@@ -207,7 +222,8 @@ def attention_formulas() -> tuple[Formula, ...]:
             scalars=form.scalars,
             when=functools.partial(_allowed, form.highest_fill),
             gate=_gate(
-                *(form.heads == "grouped", form.dropout, form.shared_mask, form.swapped)
+                form.heads if form.is_grouped else "equal",
+                *(form.dropout, form.shared_mask, form.swapped),
             ),
         )
         for form in forms

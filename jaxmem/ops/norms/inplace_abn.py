@@ -228,7 +228,7 @@ def _keep_output(norm: Norm, act: Invertible, training: bool) -> Callable:
         index, columns = guard(norm, x, stats[0], stats[1], scale, bias)
         dots = [t if is_nonzero(t) else None for t in tangents[:3]]
         linear = functools.partial(_tangent, norm, act, training)
-        linear = jax.checkpoint(linear, prevent_cse=False)
+        linear = jax.checkpoint(linear)
         kept = y, _sides(act, z), stats[1], index, columns
         return y, linear(kept, scale, bias, mask, dots)
 
