@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxmem
 from jaxmem.advising import Advice, Rung
-from jaxmem.advising.measures import step_args, step_of, update_error
+from jaxmem.advising.errors import gradient_error, update_error
+from jaxmem.advising.forms import step_args, step_of
 
 LAYERS, B, WIDTH, HIDDEN = 4, 64, 32, 256
 TX = optax.adam(1e-2)
@@ -136,7 +137,19 @@ def test_moments_in_8_bits_where_they_are_allowed():
 
 
 def test_the_error_of_moments_in_8_bits_is_measured():
-    assert 0 < update_error(rows=16) < 0.1
+    assert 0 < update_error(bits=8, rows=16) < 0.1
+
+
+def test_the_error_of_adama_is_that_of_its_longer_steps():
+    """Of one micro-batch it is Adam; with more of them the second moment differs."""
+    assert update_error(n=1, rows=16) == 0
+    assert 0 < update_error(n=2, rows=16) < 1
+
+
+def test_the_error_of_few_bits_falls_with_their_number():
+    errors = [gradient_error({"save": bits}) for bits in (4, 8)]
+    assert 0 < errors[1] < errors[0] < 0.5
+    assert gradient_error({}) == 0
 
 
 def step(state, x):
@@ -208,8 +221,10 @@ def test_results_are_shown_and_saved(tmp_path, known):
 def test_bad_calls():
     with pytest.raises(ValueError, match="allow='moments': a step has its optimizer"):
         jaxmem.advise(step, 1, X, budget="1GiB", allow="moments")
-    with pytest.raises(ValueError, match=r"allow='bits'"):
-        advised("1GiB", allow="bits")
+    with pytest.raises(ValueError, match=r"allow='few'"):
+        advised("1GiB", allow="few")
+    with pytest.raises(ValueError, match="allow='bits': no argument of the step has"):
+        jaxmem.advise(step, 1, X, budget="1GiB", allow="bits")
     with pytest.raises(ValueError, match="budget=None: must be .*cpu has no memory"):
         advised(None)
     with pytest.raises(TypeError, match="a loss takes params first"):
@@ -218,6 +233,3 @@ def test_bad_calls():
         advised("1GiB", donate_argnums=0)
     with pytest.raises(TypeError, match="tx"):
         advised("1GiB", tx="adam")
-    model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match="give advise the training step"):
-        jaxmem.advise(loss_fn, model, X, tx=TX, budget="1GiB")
