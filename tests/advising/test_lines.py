@@ -13,12 +13,16 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import jaxmem
+from jaxmem.advising.forms import batch_of
+from jaxmem.advising.measures import Goal, of_step
 
 B, WIDTH, HIDDEN = 8, 16, 64
 TX = optax.adam(1e-2)
 X = jax.ShapeDtypeStruct((B, WIDTH), jnp.float32)
 MODULES = {"jax": jax, "jaxmem": jaxmem, "optax": optax, "nnx": nnx, "eqx": eqx}
 MODULES |= {"flax": flax, "equinox": eqx}
+
+ENDS = "", " with a budget", " with a budget, the host"
 
 # as users write it: `loss_fn` and `tx` are looked up when the step is traced
 TREE = """
@@ -211,10 +215,23 @@ def test_the_model_of_a_step_is_substituted(kind):
     args = [env[name] for name in given]
     how = {**places, "cache": False}
     assert jaxmem.estimate(step, *args, **how).peak_bytes == advice.taken.peak_bytes
-    bits = jaxmem.advise(step, *given.values(), budget=64, allow="bits", **places)
-    first = next(rung for rung in bits.rungs if not rung.exact)
-    assert "save=8)" in first.code[0] and "% of a gradient" in first.error
-    assert first.code[-1].startswith(f"{step.__name__} = jaxmem.schedule(")
+
+
+@pytest.mark.parametrize("kind", ["nnx", "linen"])
+def test_the_model_of_a_step_is_kept_in_few_bits_where_allowed(kind):
+    step, given = step_of(kind)
+    args, goal = tuple(given.values()), Goal("cpu", 2**30, "1GiB", step.__name__)
+    found = [
+        *of_step(step, args, {}, {}, goal),
+        *of_step(step, args, {}, {}, goal, ["bits"]),
+    ]
+    low = [measure for measure in found if measure.error != "none"]
+    names = [measure.name for measure in low]
+    first = "substitute with activations in 8 bits, schedule"
+    assert names == [first + end for end in ENDS]
+    assert "save=8)" in low[0].code[0] and "% of a gradient" in low[0].error
+    name = step.__name__
+    assert low[0].code[-1] == f'{name} = jaxmem.schedule({name}, target="cpu")'
 
 
 def test_a_loss_without_anything_to_substitute_says_so():
@@ -231,8 +248,6 @@ def test_a_loss_without_anything_to_substitute_says_so():
 def test_examples_of_several_arguments_go_into_micro_batches():
     def loss(params, x, y, bits):
         return jnp.mean(jnp.square(jax.nn.gelu(x @ params) - y))
-
-    from jaxmem.advising.forms import batch_of
 
     key = jax.ShapeDtypeStruct((2,), jnp.uint32)
     args = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), X, X, key
