@@ -16,6 +16,7 @@ from jaxmem._checks import (
 from jaxmem._progress import spinner
 from jaxmem.advising import forms
 from jaxmem.advising._advice import Advice, Rung
+from jaxmem.advising.batches import batch_of
 from jaxmem.advising.measures import Goal, Measure, of_loss, of_step
 from jaxmem.chips import Target, get_target, local_target
 from jaxmem.memory import DoesNotFit, MemoryReport, estimate
@@ -116,7 +117,7 @@ def advise(
     else:
         _check_loss(args, kwargs | places)
         if "adama" in allow:
-            forms.batch_of(fn, fn, args)  # an error before anything is compiled
+            batch_of(fn, fn, args)  # an error before anything is compiled
         measures = of_loss(fn, tx, args, goal, allow)
     rungs = tuple(_climbed(measures, goal, every, progress))
     return Advice(getattr(fn, "__name__", "step"), chip.name, room, rungs)

@@ -9,6 +9,7 @@ import optax
 
 from jaxmem.advising import forms
 from jaxmem.advising._advice import EXACT
+from jaxmem.advising.batches import batch_of
 from jaxmem.advising.errors import gradient_error, update_error
 from jaxmem.frameworks import is_nnx_object
 
@@ -221,7 +222,7 @@ def _in_micro_batches(loss: _Loss, one: _Approximated) -> Iterator[Measure]:
     from jaxmem.accumulate import microbatch
     from jaxmem.optim import adama
 
-    batch = forms.batch_of(loss.fn, one.lean.fn, loss.args)
+    batch = batch_of(loss.fn, one.lean.fn, loss.args)
     tx = adama(_RATE, bits=one.bits)
     model, state, *_ = forms.step_args(tx, one.lean.args)
     words = "learning_rate" if one.bits is None else f"learning_rate, bits={one.bits}"

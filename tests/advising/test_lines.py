@@ -13,7 +13,7 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import jaxmem
-from jaxmem.advising.forms import batch_of
+from jaxmem.advising.batches import batch_of
 from jaxmem.advising.measures import Goal, of_step
 
 B, WIDTH, HIDDEN = 8, 16, 64
