@@ -136,7 +136,9 @@ class Advice(SavedResult):
         axes = figure.add_subplot()
         sizes = [(rung.peak_bytes or 0) / 2**30 for rung in known]
         colours = ["tab:green" if rung.fits else "tab:gray" for rung in known]
-        bars = axes.barh([rung.name for rung in known], sizes, color=colours)
+        about = ["" if rung.exact else " (approximate)" for rung in known]
+        names = [rung.name + words for rung, words in zip(known, about, strict=True)]
+        bars = axes.barh(names, sizes, color=colours)
         axes.bar_label(bars, [f"{size:.2f}" for size in sizes], padding=3)
         axes.axvline(self.budget_bytes / 2**30, color="tab:red", label="budget")
         axes.invert_yaxis()

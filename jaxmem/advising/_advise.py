@@ -17,15 +17,13 @@ from jaxmem._progress import spinner
 from jaxmem.advising import forms
 from jaxmem.advising._advice import Advice, Rung
 from jaxmem.advising.batches import batch_of
-from jaxmem.advising.measures import Goal, Measure, of_loss, of_step
+from jaxmem.advising.measures import APPROXIMATE, Goal, Measure, of_loss, of_step
 from jaxmem.chips import Target, get_target, local_target
 from jaxmem.memory import DoesNotFit, MemoryReport, estimate
 from jaxmem.scheduling.plan.rows import WHOLE_STEP
 
 Places = int | Sequence[int]
 Names = str | Sequence[str]
-
-APPROXIMATE = ("bits", "moments", "adama")
 
 
 def advise(

@@ -40,13 +40,15 @@ def name_of(fn: Callable, default: str) -> str:
 
 def parameters(fn: Callable, n: int) -> list[str]:
     """The names of the first `n` positional parameters."""
-    found = [p.name for p in inspect.signature(fn).parameters.values()]
+    places = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    known = inspect.signature(fn).parameters.values()
+    found = [p.name for p in known if p.kind in places]
     return [*found, *(f"args_{i}" for i in range(len(found), n))][:n]
 
 
 def lean_loss(loss_fn: Callable, args: Args, **options: Any) -> Lean:
     """Of a loss: its model where that is an nnx module, else the loss itself."""
-    if is_nnx_object(args[0]):
+    if is_nnx_model(args[0]):
         return lean_argument(loss_fn, args, 0, **options)
     lean, name = substitute(loss_fn, **options), name_of(loss_fn, "loss_fn")
     line = f"{name} = jaxmem.substitute({name}{_written(options)})"

@@ -13,6 +13,7 @@ from jaxmem.advising.batches import batch_of
 from jaxmem.advising.errors import gradient_error, update_error
 from jaxmem.frameworks import is_nnx_object
 
+APPROXIMATE = ("bits", "moments", "adama")  # what has to be allowed
 BUDGET = "a budget"
 MOST = 16  # micro-batches
 _CODES = {"save": 8}  # what modules keep

@@ -56,7 +56,11 @@ def advise(
     the step cannot be imported, traced or compiled.
     """
     import jaxmem
+    from jaxmem.advising.measures import APPROXIMATE
 
+    if unknown := set(allow or ()) - set(APPROXIMATE):
+        words = f"{sorted(unknown)[0]}: one of {', '.join(APPROXIMATE)}"
+        raise typer.BadParameter(f"--allow {words}")
     room = size(budget, "--budget")
     if room == 0:
         raise typer.BadParameter("--budget 0: more than 0 bytes")
