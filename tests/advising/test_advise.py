@@ -17,6 +17,7 @@ import jaxmem
 from jaxmem.advising import Advice, Rung
 from jaxmem.advising.errors import gradient_error, update_error
 from jaxmem.advising.forms import step_args, step_of
+from jaxmem.advising.measures import Goal, of_loss
 
 LAYERS, B, WIDTH, HIDDEN = 4, 64, 32, 256
 TX = optax.adam(1e-2)
@@ -123,6 +124,34 @@ def test_a_budget_makes_the_backward_pass_recompute():
     assert "nothing that was tried fits 64.0 KiB on cpu" in str(nothing)
 
 
+def test_approximate_measures_come_last_alone_and_together():
+    allow, names = ("adama", "moments", "bits"), []
+    goal = Goal("h100", 2**30, "1GiB")
+    for measure in of_loss(loss_fn, TX, (params(), X), goal, allow):
+        names.append((measure.name, measure.error == "none"))
+        if measure.name == "substitute":
+            jax.eval_shape(measure.step, *measure.args)  # tells what there is
+    bits, moments = "substitute with derivatives in 2 bits", "8-bit moments"
+    ends = "schedule", "schedule with a budget", "schedule with a budget, the host"
+    host = "substitute, moments on the host"
+    assert names == [
+        *((name, True) for name in ("nothing", "substitute", "schedule")),
+        *((f"substitute, {end}", True) for end in ends),
+        *((f"{host}, {end}", True) for end in ends),
+        *((f"{one}, schedule", False) for one in (bits, f"substitute, {moments}")),
+        *((f"{bits}, {moments}, {end}", False) for end in ends),
+        *(
+            (f"{bits}, {moments}, AdamA over {n} micro-batches", False)
+            for n in (2, 4, 8, 16)
+        ),
+        *(
+            (f"{bits}, {moments}, AdamA over 16 micro-batches, {end}", False)
+            for end in ends[1:]
+        ),
+    ]
+
+
+@pytest.mark.slow
 def test_moments_in_8_bits_where_they_are_allowed():
     advice = advised("64KiB", allow="moments")
     low = [rung for rung in advice.rungs if not rung.exact]
