@@ -177,7 +177,7 @@ def _compiled(measure: Measure, goal: Goal) -> Rung:
         step = schedule(measure.step, **measure.schedule, **how)
         plan = step.plan(*measure.args, **measure.kwargs)
     except BudgetError as error:
-        why = str(error).splitlines()[0]
+        why = str(error).splitlines()[0].removesuffix(", of which the largest are")
         return Rung(**about, peak_bytes=error.least, fits=False, why=why)
     except DoesNotFit as error:
         why = str(error).splitlines()[0]

@@ -117,6 +117,8 @@ def test_a_budget_makes_the_backward_pass_recompute():
     advice = advised(free.peak_bytes - 2**16)
     assert advice.taken.name == "substitute, schedule with a budget"
     assert advice.taken.peak_bytes <= advice.budget_bytes
+    # recomputed, in tiles or in micro-batches: what it costs, and what was done
+    assert advice.taken.seconds > 0 and advice.taken.done[0] in str(advice)
     nothing = advised("64KiB")
     assert nothing.taken is None and nothing.code == ""
     last = nothing.rungs[-1]
