@@ -31,7 +31,7 @@ from benchmarks.models import (
     mean_square,
 )
 from jaxmem.advising import Advice
-from jaxmem.advising.measures import step_args, step_of
+from jaxmem.advising.forms import step_args, step_of
 
 TARGET, BUDGET = "h100", "16GiB"
 TIMES = 2, 4

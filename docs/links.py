@@ -46,6 +46,7 @@ NNX_PAGES = {
     "activations": "nn/activations",
     "optimizer": "training/optimizer",
     "compilation": "transforms",
+    "transforms": "transforms",
     "iteration": "transforms",
     "autodiff": "transforms",
     "rnglib": "rnglib",

@@ -51,8 +51,8 @@ ALLOWED = {
     "accumulate": {"frameworks", "ir", "memory", "optim", "scheduling"},
     "freezing": {"_paths", "memory"},
     "advising": {
-        *("_bytes", "_progress", "chips", "frameworks", "memory", "nn", "optim"),
-        *("pages", "scheduling"),
+        *("_bytes", "_progress", "accumulate", "chips", "frameworks", "memory", "nn"),
+        *("optim", "pages", "scheduling"),
     },
     "demo": {
         *("_remedies", "accumulate", "memory", "nn", "ops", "optim", "rewriting"),

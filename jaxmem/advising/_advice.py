@@ -26,7 +26,11 @@ class Rung:
       recomputed_seconds: of all that it does a second time, by the rates of the target.
       sent_bytes: what a device sends the others in a step.
       error: what changes in training; "none" where only rounding does.
-      why: what the compiler or the search said of a step that does not fit.
+      why: what the compiler or the search said of a step that does not fit; that there
+        was nothing to substitute.
+      tile_seconds: that regions in tiles and micro-batches take longer, by these rates.
+      host_seconds: that the link to the host is busy, by these rates.
+      done: what `schedule` did, in words.
     """
 
     name: str
@@ -38,6 +42,17 @@ class Rung:
     sent_bytes: int = 0
     error: str = EXACT
     why: str = ""
+    tile_seconds: float = 0.0
+    host_seconds: float = 0.0
+    done: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that a step takes longer, by the rates of the target.
+
+        The link to the host counts in full, although it is used beside other work.
+        """
+        return self.recomputed_seconds + self.tile_seconds + self.host_seconds
 
     @property
     def exact(self) -> bool:
@@ -121,7 +136,9 @@ class Advice(SavedResult):
         axes = figure.add_subplot()
         sizes = [(rung.peak_bytes or 0) / 2**30 for rung in known]
         colours = ["tab:green" if rung.fits else "tab:gray" for rung in known]
-        bars = axes.barh([rung.name for rung in known], sizes, color=colours)
+        about = ["" if rung.exact else " (approximate)" for rung in known]
+        names = [rung.name + words for rung, words in zip(known, about, strict=True)]
+        bars = axes.barh(names, sizes, color=colours)
         axes.bar_label(bars, [f"{size:.2f}" for size in sizes], padding=3)
         axes.axvline(self.budget_bytes / 2**30, color="tab:red", label="budget")
         axes.invert_yaxis()
@@ -152,14 +169,13 @@ class Advice(SavedResult):
     def _cells(self, rung: Rung) -> tuple[str, ...]:
         peak = "refused" if rung.peak_bytes is None else format_bytes(rung.peak_bytes)
         flops = f"{rung.recomputed_flops:.3g}" if rung.recomputed_flops else ""
-        seconds = (
-            f"{1e3 * rung.recomputed_seconds:.3g}" if rung.recomputed_seconds else ""
-        )
+        seconds = f"{1e3 * rung.seconds:.3g}" if rung.seconds else ""
         return rung.name, peak, flops, seconds, "yes" if rung.fits else "no", rung.error
 
     def _remarks(self, code: bool = True) -> list[str]:
-        whys = [f"{r.name}: {r.why}" for r in self.rungs if r.why and not r.fits]
-        return [*whys, *(["", self.code] if code and self.code else [])]
+        whys = [f"{r.name}: {r.why}" for r in self.rungs if r.why]
+        done = [f"{r.name}: {', '.join(r.done)}" for r in self.rungs if r.done]
+        return [*whys, *done, *(["", self.code] if code and self.code else [])]
 
 
-_HEAD = ("measure", "peak", "recomputed flops", "recomputed ms", "fits", "error")
+_HEAD = ("measure", "peak", "recomputed flops", "more ms", "fits", "error")

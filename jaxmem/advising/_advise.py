@@ -14,16 +14,16 @@ from jaxmem._checks import (
     wrong_value,
 )
 from jaxmem._progress import spinner
+from jaxmem.advising import forms
 from jaxmem.advising._advice import Advice, Rung
-from jaxmem.advising.measures import Goal, Measure, of_loss, of_step
+from jaxmem.advising.batches import batch_of
+from jaxmem.advising.measures import APPROXIMATE, Goal, Measure, of_loss, of_step
 from jaxmem.chips import Target, get_target, local_target
-from jaxmem.frameworks import is_nnx_object
 from jaxmem.memory import DoesNotFit, MemoryReport, estimate
+from jaxmem.scheduling.plan.rows import WHOLE_STEP
 
 Places = int | Sequence[int]
 Names = str | Sequence[str]
-
-APPROXIMATE = ("moments",)
 
 
 def advise(
@@ -46,18 +46,24 @@ def advise(
     Exact measures come first, those that cost least time before the others: nothing;
     `substitute`; `schedule`; both; `schedule` with the budget, which recomputes, runs
     regions in tiles and the step in micro-batches as far as needed; the same with
-    residuals that wait in the host's memory. The bytes are those that the compiled step
-    takes.
+    residuals that wait in the host's memory; the optimizer's state there. Then those
+    that are approximate and allowed, alone and together. The bytes are those that the
+    compiled step takes.
 
     Args:
       fn: a training step, jitted or not, of any framework; or, with `tx`, a loss
-        `(params, batch, ...) -> scalar`, of which the step is made here.
-      *args: its arguments: arrays, or `jax.ShapeDtypeStruct` in any pytrees.
-      tx: the optimizer, for a loss; `substitute` and other optimizers are then tried.
+        `(model, batch, ...) -> scalar`, of which the step is made here. The model is a
+        pytree of parameters, an nnx module or an Equinox module.
+      *args: its arguments: arrays, or `jax.ShapeDtypeStruct` in any pytrees. In a step
+        an nnx module is substituted, and the linen module of a TrainState, whose
+        `apply_fn` the step must then call.
+      tx: the optimizer, for a loss; other optimizers are then tried.
       target: a chip of `jaxmem.targets()`; that of this process by default.
       budget: bytes on one device, or a text like "14GiB"; what the chip has by default.
-      allow: approximate measures that may be tried after the exact ones, for a loss:
-        "moments" for Adam's moments in 8 bits.
+      allow: approximate measures that may be tried after the exact ones. "bits": what
+        modules keep in 8 bits, or, of a loss of parameters or of an Equinox module,
+        derivatives of activations in 2; for a loss also "moments": Adam's moments in 8
+        bits, and "adama": AdamA over 2 to 16 micro-batches, in the place of `tx`.
       donate_argnums: arguments whose buffers the step may reuse; a jitted step brings
         its own, and for a loss they are the parameters and the optimizer's state.
       donate_argnames: the same for keyword arguments.
@@ -72,9 +78,9 @@ def advise(
       seconds and error, and the lines to write.
 
     Raises:
-      TypeError: no function, a loss that is no scalar, an argument that is no array; an
-        nnx model with `tx` (give the step).
-      ValueError: an unknown target or measure, no budget for a target without one.
+      TypeError: no function, a loss that is no scalar, an argument that is no array.
+      ValueError: an unknown target or measure, no budget for a target without one; a
+        measure that this step or loss cannot take.
 
     Example::
 
@@ -86,7 +92,7 @@ def advise(
     if tx is not None and not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise wrong_type("tx", tx, "an optax.GradientTransformation")
     check_bool("progress", progress)
-    allow = _allowed(allow, tx)
+    allow = _allowed(allow, fn, args, tx)
     chip = local_target() if target is None else get_target(target)
     room = chip.memory_bytes if budget is None else parse_bytes(budget, "budget")
     if room is None or room <= 0:
@@ -94,7 +100,8 @@ def advise(
         known = "" if budget is not None else f"; {chip.name} has no memory of its own"
         raise ValueError(f"budget={budget!r}: {allowed}{known}")
     text = format_bytes(room).replace(" ", "") if budget is None else str(budget)
-    goal = Goal(chip.name, room, text)
+    name = "step" if tx is not None else forms.name_of(fn, "step")
+    goal = Goal(chip.name, room, text, name)
     given = {
         "donate_argnums": donate_argnums,
         "donate_argnames": donate_argnames,
@@ -104,22 +111,31 @@ def advise(
     places = {name: value for name, value in given.items() if value is not None}
     if tx is None:
         check_places(**places)
-        measures = of_step(fn, args, kwargs, places, goal)
+        measures = of_step(fn, args, kwargs, places, goal, allow)
     else:
         _check_loss(args, kwargs | places)
+        if "adama" in allow:
+            batch_of(fn, fn, args)  # an error before anything is compiled
         measures = of_loss(fn, tx, args, goal, allow)
     rungs = tuple(_climbed(measures, goal, every, progress))
     return Advice(getattr(fn, "__name__", "step"), chip.name, room, rungs)
 
 
-def _allowed(allow: str | Sequence[str], tx) -> tuple[str, ...]:
+def _allowed(allow: str | Sequence[str], fn, args, tx) -> tuple[str, ...]:
     if not isinstance(allow, str | Sequence):
         raise wrong_type("allow", allow, f"some of {APPROXIMATE}")
     names = (allow,) if isinstance(allow, str) else tuple(allow)
     for name in names:
         if name not in APPROXIMATE:
             raise wrong_value("allow", name, f"one of {APPROXIMATE}")
-    if names and tx is None:
+    if tx is not None:
+        return names
+    if "bits" in names and forms.lean_step(fn, args) is None:
+        raise ValueError(
+            f"allow={allow!r}: no argument of the step has a model in it (an nnx "
+            "module, a TrainState of linen); give the loss, and tx="
+        )
+    if set(names) - {"bits"}:
         raise ValueError(
             f"allow={allow!r}: a step has its optimizer inside; give the loss, and tx="
         )
@@ -130,10 +146,6 @@ def _check_loss(args: Sequence[Any], others: Mapping[str, Any]) -> None:
     if not args:
         raise TypeError(
             "a loss takes params first: advise(loss_fn, params, batch, tx=)"
-        )
-    if is_nnx_object(args[0]):
-        raise TypeError(
-            "an nnx model with tx=: give advise the training step, which has both"
         )
     for name in others:
         raise TypeError(f"{name}=: with tx= the loss takes positional arguments alone")
@@ -159,12 +171,13 @@ def _compiled(measure: Measure, goal: Goal) -> Rung:
         if measure.schedule is None:
             how = {"target": goal.target, **measure.places}
             report = estimate(measure.step, *measure.args, **how, **measure.kwargs)
-            return Rung(**about, **_bytes(report, goal))
+            why = "nothing was substituted" if _left_as_it_is(measure) else ""
+            return Rung(**about, why=why, **_bytes(report, goal))
         how = {"target": goal.target, "progress": False, **measure.places}
         step = schedule(measure.step, **measure.schedule, **how)
         plan = step.plan(*measure.args, **measure.kwargs)
     except BudgetError as error:
-        why = str(error).splitlines()[0]
+        why = str(error).splitlines()[0].removesuffix(", of which the largest are")
         return Rung(**about, peak_bytes=error.least, fits=False, why=why)
     except DoesNotFit as error:
         why = str(error).splitlines()[0]
@@ -174,8 +187,29 @@ def _compiled(measure: Measure, goal: Goal) -> Rung:
     cost = {
         "recomputed_flops": plan.recomputed_flops,
         "recomputed_seconds": plan.recomputed_seconds,
+        "tile_seconds": plan.tile_seconds,
+        "host_seconds": plan.host_seconds,
     }
-    return Rung(**about, **cost, **_bytes(plan.scheduled, goal))
+    return Rung(**about, **cost, done=_done(plan), **_bytes(plan.scheduled, goal))
+
+
+def _left_as_it_is(measure: Measure) -> bool:
+    return measure.replaced is not None and not measure.replaced()
+
+
+def _done(plan: Any) -> tuple[str, ...]:
+    """What a plan does that costs time."""
+    batches = [row.n for row in plan.tiles if row.path == WHOLE_STEP]
+    regions = len(plan.tiles) - len(batches)
+    moved, kept = plan.host_traffic_bytes, plan.offloaded_bytes
+    found = {
+        f"{len(plan.recomputed)} operations recomputed": plan.recomputed,
+        f"{regions} regions in tiles": regions,
+        **{f"the whole step in {n} micro-batches": n for n in batches},
+        f"{format_bytes(kept)} of residuals in the host's memory": kept,
+        f"{format_bytes(moved)} to the host and back": moved,
+    }
+    return tuple(words for words, there in found.items() if there)
 
 
 def _bytes(report: MemoryReport, goal: Goal) -> dict[str, Any]:

@@ -2,15 +2,23 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import jax
 import optax
 
+from jaxmem.advising import forms
 from jaxmem.advising._advice import EXACT
+from jaxmem.advising.batches import batch_of
+from jaxmem.advising.errors import gradient_error, update_error
+from jaxmem.frameworks import is_nnx_object
 
+APPROXIMATE = ("bits", "moments", "adama")  # what has to be allowed
 BUDGET = "a budget"
+MOST = 16  # micro-batches
+_CODES = {"save": 8}  # what modules keep
+_DERIVATIVES = {"activations": 2}  # what formulas outside of modules keep
+_RATE = 1e-3  # bytes do not depend on the learning rate
 
 
 @dataclass(frozen=True)
@@ -26,16 +34,24 @@ class Measure:
       schedule: the arguments of `jaxmem.schedule`; None where it is left out.
       error: what changes in training.
       kwargs: keyword arguments of the step.
+      replaced: how many modules and formulas were substituted, once `step` was traced;
+        None where none should be.
     """
 
     name: str
     code: tuple[str, ...]
     step: Callable
     args: Sequence[Any]
-    places: Mapping[str, Any]
+    places: Mapping[str, Any] = field(default_factory=dict)
     schedule: Mapping[str, Any] | None = None
     error: str = EXACT
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    replaced: Callable[[], int] | None = None
+
+    def after(self, name: str, *lines: str, **changes: Any) -> "Measure":
+        """The same with another behind it."""
+        name = f"{self.name}, {name}" if self.name else name
+        return replace(self, name=name, code=(*self.code, *lines), **changes)
 
 
 @dataclass(frozen=True)
@@ -45,6 +61,7 @@ class Goal:
     target: str
     budget: int
     text: str  # of the budget, as it was given
+    step: str = "step"  # what lines call it
 
     def line(self, places: Mapping[str, Any], budget: bool = False, **more) -> str:
         """The line that schedules a step."""
@@ -52,7 +69,7 @@ class Goal:
         options = {"target": self.target, **more, **places}
         text = lambda x: json.dumps(x) if isinstance(x, str) else repr(x)
         words += [f"{name}={text(value)}" for name, value in options.items()]
-        return f"step = jaxmem.schedule({', '.join(['step', *words])})"
+        return f"{self.step} = jaxmem.schedule({', '.join([self.step, *words])})"
 
 
 def of_step(
@@ -61,11 +78,27 @@ def of_step(
     kwargs: Mapping[str, Any],
     places: Mapping[str, Any],
     goal: Goal,
+    allow: Sequence[str] = (),
 ) -> Iterator[Measure]:
-    """Of a whole step, whose optimizer and model are inside of it."""
-    how = {"step": step, "args": args, "places": places, "kwargs": kwargs}
-    yield Measure("nothing", (), **how)
-    yield from _scheduled(goal, "", (), **how)
+    """Of a whole step, whose optimizer is inside of it.
+
+    A model can be substituted that is an argument: an nnx module, or one of linen in a
+    TrainState.
+    """
+    plain = Measure("", (), step, args, places, kwargs=kwargs)
+    yield replace(plain, name="nothing")
+    lean = forms.lean_step(step, args)
+    if lean is not None:
+        substituted = _substituted(plain, lean)
+        yield substituted
+        yield _scheduled(goal, plain)
+        plain = substituted if lean.replaced() else plain
+    yield _scheduled(goal, plain)
+    yield from _in_the_budget(goal, plain)
+    if "bits" in allow:
+        lean = forms.lean_step(step, args, **_CODES)
+        assert lean is not None  # checked before
+        yield from _all_scheduled(goal, _in_few_bits(plain, lean, _CODES))
 
 
 def of_loss(
@@ -76,110 +109,171 @@ def of_loss(
     allow: Sequence[str],
 ) -> Iterator[Measure]:
     """Of a loss and an optimizer, from which the steps are made here."""
-    from jaxmem.nn import substitute
-
-    plain = step_of(loss_fn, tx)
-    how = {"args": step_args(tx, args), "places": {"donate_argnums": (0, 1)}}
-    yield Measure("nothing", (), step=plain, **how)
-    lean = step_of(substitute(loss_fn), tx)
-    line = ("loss_fn = jaxmem.substitute(loss_fn)",)
-    yield Measure("substitute", line, step=lean, **how)
-    yield from _scheduled(goal, "", (), step=plain, **how, budgets=False)
-    yield from _scheduled(goal, "substitute, ", line, step=lean, **how)
-    if "moments" not in allow:
-        return
-    low = low_bit_adam()
-    how["args"] = step_args(low, args)
-    lines = (*line, "tx = jaxmem.adama(learning_rate, bits=8)")
-    error = f"moments in 8 bits: {100 * update_error():.2g} % of an update"
-    name = "substitute, 8-bit moments, "
-    both = step_of(substitute(loss_fn), low)
-    yield from _scheduled(goal, name, lines, step=both, error=error, **how)
+    loss = _Loss(loss_fn, args, goal)
+    plain = loss.measure(forms.Lean(loss_fn, args, "", lambda: 0), tx)
+    yield replace(plain, name="nothing")
+    lean = forms.lean_loss(loss_fn, args)
+    substituted = _substituted(plain, lean, **loss.step_of(lean, tx))
+    yield substituted
+    yield _scheduled(goal, plain)
+    if lean.replaced():
+        yield _scheduled(goal, substituted)
+    else:
+        lean, substituted = replace(lean, fn=loss_fn, args=args, line=""), plain
+    yield from _in_the_budget(goal, substituted)
+    if goal.target != "cpu":  # its memory is the host's
+        yield from _all_scheduled(goal, loss.on_host(substituted, lean, tx))
+    yield from _approximate(loss, tx, lean, allow)
 
 
-def _scheduled(
-    goal: Goal,
-    name: str,
-    code: tuple[str, ...],
-    *,
-    places: Mapping[str, Any],
-    budgets: bool = True,
-    **how: Any,
+@dataclass(frozen=True)
+class _Loss:
+    """A loss, and the measures that are made of it."""
+
+    fn: Callable
+    args: Sequence[Any]
+    goal: Goal
+
+    def step_of(self, lean: forms.Lean, tx: Any) -> dict[str, Any]:
+        """The step and its arguments, of a measure."""
+        step = forms.step_of(lean.fn, tx)
+        return {"step": step, "args": forms.step_args(tx, lean.args)}
+
+    def measure(self, lean: forms.Lean, tx: Any) -> Measure:
+        places = {"donate_argnums": (0, 1)}
+        return Measure("", (), places=places, **self.step_of(lean, tx))
+
+    def with_tx(self, line: str) -> tuple[str, ...]:
+        """The lines of another optimizer."""
+        return line, *forms.state_lines(self.fn, self.args)
+
+    def on_host(self, measure: Measure, lean: forms.Lean, tx: Any) -> Measure:
+        from jaxmem.optim import on_host
+
+        lines = self.with_tx("tx = jaxmem.optim.on_host(tx)")
+        of = self.step_of(lean, on_host(tx))
+        return measure.after("moments on the host", *lines, **of)
+
+
+@dataclass(frozen=True)
+class _Approximated:
+    """A measure with the loss and the optimizer that its step is made of."""
+
+    measure: Measure
+    lean: forms.Lean
+    tx: Any
+    bits: int | None = None  # of the moments
+
+
+def _approximate(
+    loss: _Loss, tx: Any, lean: forms.Lean, allow: Sequence[str]
 ) -> Iterator[Measure]:
-    """Scheduled at no cost; under the budget; and with the host's memory."""
-    how["places"] = places
-    line = goal.line(places)
-    yield Measure(f"{name}schedule", (*code, line), schedule={}, **how)
-    if not budgets:
-        return
-    for more, words in (({}, BUDGET), ({"offload": True}, f"{BUDGET}, the host")):
-        line = goal.line(places, budget=True, **more)
-        options = {"budget": goal.budget, **more}
-        words = f"{name}schedule with {words}"
-        yield Measure(words, (*code, line), schedule=options, **how)
+    """What is allowed, alone and together."""
+    name, line = ("substitute", (lean.line,)) if lean.line else ("", ())
+    plain = replace(loss.measure(lean, tx), name=name, code=line)
+    first = _Approximated(plain, lean, tx)
+    ways = {"bits": _with_few_bits, "moments": _with_low_moments}
+    taken = [way for name, way in ways.items() if name in allow]
+    together = first
+    for way in taken:
+        together = way(loss, together)
+    if len(taken) > 1:
+        for way in taken:
+            yield _scheduled(loss.goal, way(loss, first).measure)
+    if taken:
+        yield from _all_scheduled(loss.goal, together.measure)
+    if "adama" in allow:
+        yield from _in_micro_batches(loss, together)
 
 
-def step_of(loss_fn: Callable, tx: optax.GradientTransformation) -> Callable:
-    """A training step as one writes it."""
-
-    def step(params, opt_state, *args):
-        loss, grads = jax.value_and_grad(loss_fn)(params, *args)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, loss
-
-    step.__name__ = getattr(loss_fn, "__name__", "loss_fn")
-    return step
+def _with_few_bits(loss: _Loss, one: _Approximated) -> _Approximated:
+    """Codes of what modules keep, or of the derivatives of activations."""
+    options = _CODES if is_nnx_object(loss.args[0]) else _DERIVATIVES
+    lean = forms.lean_loss(loss.fn, loss.args, **options)
+    of = loss.step_of(lean, one.tx)
+    measure = _in_few_bits(one.measure, lean, options, **of)
+    return replace(one, measure=measure, lean=lean)
 
 
-def step_args(tx: optax.GradientTransformation, args: Sequence[Any]) -> tuple:
-    """(params, state, the loss's other arguments), all but these abstract."""
-    params, *rest = args
-    abstract = jax.tree.map(_struct, params)
-    state = jax.eval_shape(tx.init, abstract)
-    return abstract, _placed(state, abstract), *rest
+def _in_few_bits(
+    measure: Measure, lean: forms.Lean, options: Mapping[str, Any], **of: Any
+) -> Measure:
+    of = of or {"step": lean.fn, "args": lean.args}
+    ((what, bits),) = options.items()
+    what = {"save": "activations", "activations": "derivatives"}[what]
+    error = f"{what} in {bits} bits: {_percent(gradient_error(options))} of a gradient"
+    name = f"substitute with {what} in {bits} bits"
+    how = {"name": name, "code": (lean.line,), "replaced": lean.replaced}
+    return replace(measure, **how, error=_and(measure.error, error), **of)
 
 
-def _placed(state: Any, params: Any) -> Any:
-    """The state with moments that lie where their parameters do."""
-    shape = lambda tree: [getattr(x, "shape", None) for x in jax.tree.leaves(tree)]
-    like = jax.tree.structure(params), shape(params)
-    is_like = lambda tree: (jax.tree.structure(tree), shape(tree)) == like
-    place = lambda x, p: _struct(x, p.sharding)
-    one = lambda tree: jax.tree.map(place, tree, params) if is_like(tree) else tree
-    return jax.tree.map(one, state, is_leaf=is_like)
-
-
-def _struct(x, sharding: Any = None) -> jax.ShapeDtypeStruct:
-    sharding = getattr(x, "sharding", None) if sharding is None else sharding
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-
-def low_bit_adam() -> optax.GradientTransformation:
-    """Adam with moments in 8 bits; its bytes do not depend on the learning rate."""
+def _with_low_moments(loss: _Loss, one: _Approximated) -> _Approximated:
     from jaxmem.optim import adama
 
-    return adama(1e-3, bits=8)
+    tx = adama(_RATE, bits=8)
+    lines = loss.with_tx("tx = jaxmem.adama(learning_rate, bits=8)")
+    error = f"moments in 8 bits: {_percent(update_error(bits=8))} of an update"
+    of = {**loss.step_of(one.lean, tx), "error": _and(one.measure.error, error)}
+    measure = one.measure.after("8-bit moments", *lines, **of)
+    return replace(one, measure=measure, tx=tx, bits=8)
 
 
-def update_error(steps: int = 8, rows: int = 64, columns: int = 256) -> float:
-    """By how much parameters move otherwise with moments in 8 bits, relative (RMS).
+def _in_micro_batches(loss: _Loss, one: _Approximated) -> Iterator[Measure]:
+    """AdamA over 2, 4, ... micro-batches; then the most of them within the budget."""
+    from jaxmem.accumulate import microbatch
+    from jaxmem.optim import adama
 
-    After some steps with normal gradients, whose scales lie over four decades from row
-    to row.
-    """
-    import jax.numpy as jnp
+    batch = batch_of(loss.fn, one.lean.fn, loss.args)
+    tx = adama(_RATE, bits=one.bits)
+    model, state, *_ = forms.step_args(tx, one.lean.args)
+    words = "learning_rate" if one.bits is None else f"learning_rate, bits={one.bits}"
+    # the lines of 8-bit moments have made this optimizer already
+    lines = () if one.bits else loss.with_tx(f"tx = jaxmem.adama({words})")
+    last = None
+    for n in (2**k for k in range(1, MOST.bit_length())):
+        if batch.examples % n:
+            break
+        error = f"AdamA: {_percent(update_error(bits=one.bits, n=n))} of an update"
+        line = f"step = jaxmem.microbatch({batch.written}, tx, n={n})"
+        last = one.measure.after(
+            f"AdamA over {n} micro-batches",
+            *(*lines, line, f"# {batch.call}"),
+            step=microbatch(batch.loss, tx, n),
+            args=(model, state, *batch.args),
+            places={},
+            error=_and(one.measure.error, error),
+        )
+        yield last
+    if last is not None:
+        yield from _in_the_budget(replace(loss.goal, step="step"), last)
 
-    keys = jax.random.split(jax.random.key(0), steps + 1)
-    scale = 10.0 ** jax.random.uniform(keys[0], (rows, 1), minval=-4.0, maxval=0.0)
 
-    def moved(tx: optax.GradientTransformation) -> jax.Array:
-        params: Any = jnp.zeros((rows, columns), jnp.float32)
-        state = tx.init(params)
-        for key in keys[1:]:
-            grads = scale * jax.random.normal(key, params.shape, jnp.float32)
-            updates, state = tx.update(grads, state, params)
-            params = optax.apply_updates(params, updates)
-        return params
+def _substituted(measure: Measure, lean: forms.Lean, **of: Any) -> Measure:
+    of = of or {"step": lean.fn, "args": lean.args}
+    return measure.after("substitute", lean.line, replaced=lean.replaced, **of)
 
-    exact, low = moved(optax.adam(1e-3)), moved(low_bit_adam())
-    return float(jnp.sqrt(jnp.mean((low - exact) ** 2) / jnp.mean(exact**2)))
+
+def _all_scheduled(goal: Goal, measure: Measure) -> Iterator[Measure]:
+    """Scheduled at no cost; under the budget; and with the host's memory."""
+    yield _scheduled(goal, measure)
+    yield from _in_the_budget(goal, measure)
+
+
+def _scheduled(goal: Goal, measure: Measure) -> Measure:
+    return measure.after("schedule", goal.line(measure.places), schedule={})
+
+
+def _in_the_budget(goal: Goal, measure: Measure) -> Iterator[Measure]:
+    """Recomputed, in tiles and in micro-batches; then also with the host's memory."""
+    for more, words in (({}, BUDGET), ({"offload": True}, f"{BUDGET}, the host")):
+        line = goal.line(measure.places, budget=True, **more)
+        options = {"budget": goal.budget, **more}
+        yield measure.after(f"schedule with {words}", line, schedule=options)
+
+
+def _and(error: str, more: str) -> str:
+    return more if error == EXACT else f"{error}; {more}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"

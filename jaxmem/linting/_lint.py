@@ -44,6 +44,7 @@ def lint(
     - *not donated*, *donation not used*, *donated twice*, *donated and read*;
     - *stacked twice*: a scan that stacks one value several times;
     - *stacked as read*: a scan that stacks inputs which it does not change;
+    - *stacked wide*: a scan that stacks what only a narrower copy of is used;
     - *unused gradient*: the gradient of something that is not trained;
     - *wide copy*: a float32 copy of a bfloat16 value, kept for the backward pass;
     - *dropout mask*: random bits kept for the backward pass;

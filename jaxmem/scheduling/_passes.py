@@ -23,6 +23,7 @@ from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling.order.ordered import OperationOrder, OrderOperations
 from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst, ShrinkFirst
 from jaxmem.scheduling.placement.inside import CastInside, ConstantsInside
+from jaxmem.scheduling.placement.passed_on import PassOnSlices
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers
 from jaxmem.scheduling.recompute.maps import PutMapsTogether, TakeMapsApart
@@ -44,6 +45,7 @@ from jaxmem.scheduling.tiling.tiles import TileRegions, Tiles
 from jaxmem.scheduling.tiling.vocabulary_tiles import TileVocabulary, VocabularyTiles
 
 PASSES: tuple[Pass, ...] = (
+    PassOnSlices(),
     RunInMicroBatches(),
     CastInside(),
     ConstantsInside(),

@@ -60,6 +60,9 @@ ADAM = """
 import optax
 tx = optax.adam(1e-3)
 
+def loss_and_tx():
+    return loss, (x, x), {"tx": optax.sgd(1e-3)}
+
 def params_and_tx():
     return {"w": x}, tx
 

@@ -1,7 +1,10 @@
 """Scans that stack what they read."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from flax import nnx
 
@@ -72,6 +75,70 @@ def test_the_state_of_an_nnx_layer():
     (found,) = jaxmem.lint(apply(nnx.Param), state, x).of(CHECK)
     assert found.bytes == 4 * WS.size  # the biases are under a kibibyte
     assert not jaxmem.lint(apply(nnx.Not(nnx.Param)), state, x).of(CHECK)
+
+
+class Remat(nnx.Module):
+    """Checkpointed layers in `nnx.scan`, the stack of flax's issue 5116."""
+
+    def __init__(self, updates):
+        make = lambda rngs: nnx.Linear(WIDTH, WIDTH, use_bias=False, rngs=rngs)
+        self.layers = nnx.vmap(make)(nnx.Rngs(0).split(LAYERS))
+        self.updates = updates
+
+    def __call__(self, x):
+        how = {"in_axes": (0, nnx.Carry), "out_axes": nnx.Carry}
+        layer = nnx.remat(lambda layer, x: jnp.tanh(layer(x)), **self.updates)
+        return nnx.scan(layer, **how)(self.layers, x)
+
+
+def nnx_step(model, optimizer, x):
+    grads = nnx.grad(lambda model: jnp.mean(model(x) ** 2))(model)
+    optimizer.update(model, grads)
+
+
+def jax_step(model, optimizer, x):
+    graph, params = nnx.split(model)
+    loss = lambda params: jnp.mean(nnx.merge(graph, params)(x) ** 2)
+    optimizer.update(model, jax.grad(loss)(params))
+
+
+def remat_args(updates=None):
+    model = Remat(updates or {})
+    return model, nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param), X
+
+
+def test_checkpointed_layers_in_nnx_scan_under_nnx_grad():
+    """The optimizer reads the stack that the forward scan has returned."""
+    lint = partial(jaxmem.lint, donate_argnums=(0, 1))
+    (found,) = lint(nnx_step, *remat_args()).of(CHECK)
+    assert found.bytes == 4 * WS.size
+    # as the remedy says: no state is returned, or none is used
+    assert "graph_updates=False" in found.remedy
+    assert not lint(nnx_step, *remat_args({"graph_updates": False})).of(CHECK)
+    assert not lint(jax_step, *remat_args()).of(CHECK)
+    scheduled = jaxmem.schedule(nnx_step, donate_argnums=(0, 1))
+    assert not lint(scheduled, *remat_args()).of(CHECK)
+
+
+@pytest.mark.slow
+def test_bytes_of_nnx_grad_on_a_gpu(monkeypatch):
+    """jax.grad's, and one more stack of parameters, which `schedule` takes away."""
+    monkeypatch.setitem(globals(), "WIDTH", 512)
+    args = remat_args()
+    args = *args[:2], jax.ShapeDtypeStruct((8, WIDTH), jnp.float32)
+    how = {"target": "h100", "donate_argnums": (0, 1)}
+    plain = jaxmem.estimate(jax_step, *args, **how)
+    held = jaxmem.estimate(nnx_step, *args, **how)
+    stack = 4 * LAYERS * WIDTH**2
+    assert held.peak_bytes == pytest.approx(plain.peak_bytes + stack, rel=0.01)
+    plans = [
+        jaxmem.schedule(step, progress=False, **how).plan(*args)
+        for step in (nnx_step, jax_step)
+    ]
+    # counters of the optimizer differ by some bytes
+    peaks = [plan.scheduled.peak_bytes for plan in plans]
+    assert peaks[0] <= peaks[1] + 1024 and peaks[0] <= plain.peak_bytes
+    assert "that scans stack as they have read it" in str(plans[0])
 
 
 def test_a_training_step_is_none():

@@ -10,6 +10,7 @@ from jaxmem.linting.rules.policies import policy_none, policy_saves_all, unmatch
 from jaxmem.linting.rules.recomputation import recomputation_undone, whole_loss
 from jaxmem.linting.rules.stacked_as_read import stacked_as_read
 from jaxmem.linting.rules.stacked_twice import stacked_twice
+from jaxmem.linting.rules.stacked_wide import stacked_wide
 from jaxmem.linting.rules.unused_gradient import unused_gradient
 
 RULES = (
@@ -23,6 +24,7 @@ RULES = (
     donated_twice,
     stacked_twice,
     stacked_as_read,
+    stacked_wide,
     unused_gradient,
     wide_copy,
     dropout_mask,

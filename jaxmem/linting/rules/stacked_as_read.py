@@ -12,8 +12,8 @@ def stacked_as_read(subject: Subject) -> Iterator[Finding]:
     """Finds outputs of a scan that are slices of its inputs, or one of them n times.
 
     So it is where the body of a layer returns the whole state of an nnx module, its
-    parameters included. What jax sees is handed on without a copy; it does not look
-    into a `jax.checkpoint` or another call.
+    parameters included, as `nnx.scan` over an `nnx.remat` does. What jax sees is handed
+    on without a copy; it does not look into a `jax.checkpoint` or another call.
     """
     for level in levels(subject.live):
         for eqn in level.graph.eqns:
@@ -42,6 +42,8 @@ def _findings(level, eqn) -> Iterator[Finding]:
             f"{array(largest.aval)}{more}",
             bytes=sum(map(size_of, found)),
             remedy="return from the body only what it changes; of an nnx module "
-            "nnx.state(layer, nnx.Not(nnx.Param))",
+            "nnx.state(layer, nnx.Not(nnx.Param)), in nnx.scan over layers that change "
+            "no state nnx.remat(layer, graph_updates=False); jaxmem.schedule takes the "
+            "copy away",
             **place(level, eqn),
         )
