@@ -30,8 +30,20 @@ _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
 
 def fused_only(eqn, sent: float = 0.0) -> float | None:
     """A price at which only what costs next to nothing is recomputed."""
-    fused = all(e.primitive.name in FUSED for e in operations_of(eqn)) and not sent
+    fused = all(_is_fused(e) for e in operations_of(eqn)) and not sent
     return 0.0 if fused and not _compat.has_side_effects(eqn) else None
+
+
+def _is_fused(eqn) -> bool:
+    return eqn.primitive.name in FUSED or is_lookup(eqn)
+
+
+def is_lookup(eqn) -> bool:
+    """Whether codes are looked up in a table of a byte's values, as NF4's sixteen."""
+    if eqn.primitive.name != "gather":
+        return False
+    table, codes = (elements(v.aval.shape) for v in eqn.invars[:2])
+    return table <= min(256, codes)
 
 
 def flops(eqn) -> float:
