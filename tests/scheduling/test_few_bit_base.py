@@ -45,14 +45,8 @@ def base_of(kind, width):
     return {"codes": codes, "scale": scale}
 
 
-def problem(kind, scanned=False, width=16, rows=4):
-    """A gradient step of the adapters, and its arguments."""
-    rng = np.random.default_rng(1)
-    adapters = {
-        "a": array(rng.standard_normal((LAYERS, width, RANK)), jnp.float32),
-        "b": array(rng.standard_normal((LAYERS, RANK, width)), jnp.float32),
-    }
-    x = array(rng.standard_normal((rows, width)), jnp.float32)
+def loss_of(kind, scanned=False):
+    """`loss(adapters, base, x)`, of stacks in a scan or of lists of layers."""
 
     def layer(x, adapter, base):
         y = x @ wide(base, kind) + x @ adapter["a"] @ adapter["b"]
@@ -66,12 +60,29 @@ def problem(kind, scanned=False, width=16, rows=4):
             x = layer(x, *one)
         return jnp.sum(x)
 
+    return loss
+
+
+def arguments(kind, scanned=False, width=16, rows=4):
+    """Adapters, base and inputs."""
+    rng = np.random.default_rng(1)
+    adapters = {
+        "a": array(rng.standard_normal((LAYERS, width, RANK)), jnp.float32),
+        "b": array(rng.standard_normal((LAYERS, RANK, width)), jnp.float32),
+    }
+    x = array(rng.standard_normal((rows, width)), jnp.float32)
+    stacks = adapters, base_of(kind, width)
+    return (*(stacks if scanned else map(unstacked, stacks)), x)
+
+
+def problem(kind, scanned=False, width=16, rows=4):
+    """A gradient step of the adapters, and its arguments."""
+
     def step(adapters, base, x):
-        grads = jax.grad(loss)(adapters, base, x)
+        grads = jax.grad(loss_of(kind, scanned))(adapters, base, x)
         return jax.tree.map(lambda p, g: p - 0.1 * g, adapters, grads)
 
-    stacks = adapters, base_of(kind, width)
-    return step, (*(stacks if scanned else map(unstacked, stacks)), x)
+    return step, arguments(kind, scanned, width, rows)
 
 
 def unstacked(stack):
