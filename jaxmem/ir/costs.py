@@ -24,7 +24,7 @@ MACHINES = {name: chip.machine for name, chip in CHIPS.items()}
 # done where they are read, inside whatever reads them
 FUSED = ELEMENTWISE | CHEAP | {"concatenate", "iota", "name", "pad", "split"}
 _HASH = 3  # integer work of one random word, in terms of the bandwidth it takes
-_MATMULS = {"dot_general", "conv_general_dilated", "ragged_dot_general"}
+MATMULS = {"dot_general", "conv_general_dilated", "ragged_dot_general"}
 _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
 
 
@@ -75,7 +75,7 @@ def seconds(eqn, machine: Machine) -> float | None:
         return _inside(eqn, lambda e: seconds(e, machine))
     if eqn.primitive.name in _OPAQUE or eqn.primitive.name in _COLLECTIVES:
         return None
-    if eqn.primitive.name in _MATMULS:
+    if eqn.primitive.name in MATMULS:
         narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars[:2])
         return flops(eqn) / (machine.narrow if narrow else machine.wide)
     moved = sum(size_of(v) for v in [*eqn.invars, *eqn.outvars] if is_var(v))
@@ -87,7 +87,7 @@ def seconds(eqn, machine: Machine) -> float | None:
 
 def product_seconds(eqn, machine: Machine) -> float:
     """How long the matmuls and convolutions of an equation take, loops in full."""
-    if eqn.primitive.name in _MATMULS:
+    if eqn.primitive.name in MATMULS:
         return seconds(eqn, machine) or 0.0
     return _inside(eqn, lambda e: product_seconds(e, machine)) or 0.0
 

@@ -9,7 +9,7 @@ is recomputed without a rate too: XLA would keep a wide copy of every layer's we
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
+from jaxmem.ir.costs import MATMULS
 from jaxmem.ir.dequantized import dequantizing, is_few_bits
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.propagation import spreads_in
@@ -113,6 +114,9 @@ def _of_few_bits(level: Level) -> Iterator[tuple[Pair, Cut]]:
     pair = unrolled(level.jaxpr, level.spreads) if free else None
     if pair is None:
         return
+    weights = {i: v for i, v in pair.slots.items() if _is_in_product(pair.body, v)}
+    others = {v for v in pair.slots.values() if v not in weights.values()}
+    pair = replace(pair, slots=weights, inputs=pair.inputs | others)
     eqns = {id(pair.body.eqns[i]) for i in free}
     found = cut(pair, lambda eqn, sent=0.0: 0.0 if id(eqn) in eqns else None)
     gone = _gone(pair, found)
@@ -120,6 +124,12 @@ def _of_few_bits(level: Level) -> Iterator[tuple[Pair, Cut]]:
     # the compiler's order may hold one of them more in the backward pass
     if saved > (0 if level.compared else largest):
         yield pair, found
+
+
+def _is_in_product(graph: JaxprGraph, v) -> bool:
+    """Whether a product reads it: moments of few bits are read where they are made."""
+    users = (graph.eqns[i].primitive.name for i in graph.users.get(v, ()))
+    return any(name in MATMULS for name in users)
 
 
 def _gone(pair: Pair, found: Cut) -> list[Any]:
