@@ -12,54 +12,35 @@ Error of one rounding: 2^-4 of the element itself down to 3.5e-5 of the block's 
 for the second moment the same of its root. Stochastic rounding doubles it and has no
 bias.
 
-Rounded here and not by XLA, whose conversion from float32 rounds twice on a CPU, by way
-of float16. Source: FP8-LM, arXiv 2310.18313, for first moments in this format; COAT,
+Source: FP8-LM, arXiv 2310.18313, for first moments in this format; COAT,
 arXiv 2410.19313, section 4, for both moments in blocks of 128.
 """
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float, Float32
 
-DTYPE = jnp.float8_e4m3fn
-LARGEST = 448.0
-SUBNORMAL = 2.0**-6  # below it numbers are equally spaced
-_STEPS = 8  # numbers from one power of two to the next
-_LEAST = SUBNORMAL / _STEPS  # the smallest number above zero
+from jaxmem._float8 import DTYPE as DTYPE
+from jaxmem._float8 import LARGEST, LEAST, encoded, spacing
 
 
 def encode_signed(y: Float32[Array, "*s"], draw=None) -> Float[Array, "*s"]:
     """The codes of values in [-1, 1]; `draw` in [0, 1) rounds stochastically."""
-    size = jnp.minimum(jnp.abs(y) * LARGEST, LARGEST)
-    width = _width(size)
-    if draw is None:
-        code = jnp.round(size / width) * width
-    else:
-        below = jnp.floor(size / width) * width
-        code = below + jnp.where(size - below > draw * width, width, 0.0)
-    return (jnp.sign(y) * code).astype(DTYPE)
+    return encoded(y * LARGEST, draw)
 
 
 def encode_root(y: Float32[Array, "*s"], draw=None) -> Float[Array, "*s"]:
     """The codes of roots in [0, 1]; rounded stochastically their squares are unbiased,
     except below the smallest."""
-    size = jnp.clip(y * LARGEST, _LEAST, LARGEST)
-    width = _width(size)
+    size = jnp.clip(y * LARGEST, LEAST, LARGEST)
     if draw is None:
-        return (jnp.round(size / width) * width).astype(DTYPE)
-    below = jnp.floor(size / width) * width
-    gap = width * (2 * below + width)  # of the squares of two codes
+        return encoded(size)
+    step = spacing(size)
+    below = jnp.floor(size / step) * step
+    gap = step * (2 * below + step)  # of the squares of two codes
     up = (size - below) * (size + below) > draw * gap
-    return (below + jnp.where(up, width, 0.0)).astype(DTYPE)
+    return encoded(below + jnp.where(up, step, 0.0))
 
 
 def decode(codes: Float[Array, "*s"]) -> Float32[Array, "*s"]:
     """The values in [-1, 1] of codes."""
     return codes.astype(jnp.float32) * (1 / LARGEST)
-
-
-def _width(size: Float32[Array, "*s"]) -> Float32[Array, "*s"]:
-    """From the number below a size to the one above, a power of two."""
-    bits = lax.bitcast_convert_type(size, jnp.uint32) & jnp.uint32(0x7F800000)
-    power = lax.bitcast_convert_type(bits, jnp.float32)
-    return jnp.maximum(power, SUBNORMAL) * (1 / _STEPS)
