@@ -91,7 +91,8 @@ def few_bit_training() -> str:
 
 @figures("storage, training")
 def storage_training() -> str:
-    variants = {f"{n} bits": f"storage-{n}" for n in (8, 4)}
+    names = {"8 bits": "8", "float8": "float8", "4 bits": "4"}
+    variants = {kept: f"storage-{name}" for kept, name in names.items()}
     return trained({"plain": "plain", **variants}, units=True)
 
 

@@ -3,10 +3,9 @@
     python -m benchmarks.quantized_base [words of the rows to measure anew]
 
 An Adam step of the adapters (rank 16), state donated, of tunix's nnx Llama 3 in float32
-and of the linen Llama of `frozen_models.py` in bfloat16: 16 layers of width 2,048, 4
-sequences of 512 tokens, compiled for an H100 as the libraries have it, substituted,
-scheduled, and both. "Wide" are residuals of the shape of a weight. It needs the extra
-`foreign`.
+and of the linen Llama of `frozen_models.py` in bfloat16, both 2,048 wide, on 4 texts
+of 512 tokens, compiled for an H100 as the libraries have it, substituted, scheduled and
+both. "Wide" are residuals of the shape of a weight. It needs the extra `foreign`.
 """
 
 import functools
@@ -124,7 +123,10 @@ def linen(base: str, size: Size, abstract=True, **options) -> Problem:
     return Problem(loss_of(model), loss_of(lean), split, split, x)
 
 
-MODELS = {"tunix Llama 3": tunix, "linen Llama": linen}
+MODELS = {
+    "tunix Llama 3, 16 layers": (tunix, WIDTHS),
+    "linen Llama, 4 layers": (linen, replace(WIDTHS, layers=4)),
+}
 
 
 def step_of(loss: Callable) -> Callable:
@@ -164,7 +166,8 @@ def wide_bytes(problem: Problem, variant: str) -> int:
 
 def measure(model: str, base: str) -> list[float | str]:
     """The cells of a row."""
-    problem = MODELS[model](base, WIDTHS)
+    make, size = MODELS[model]
+    problem = make(base, size)
     found = [wide_bytes(problem, variant) / MIB for variant in VARIANTS[:2]]
     how: dict[str, Any] = {"target": TARGET}
     steps = [(wrapped(v, problem.of(v)[0]), *arguments(problem, v)) for v in VARIANTS]
