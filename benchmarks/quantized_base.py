@@ -3,9 +3,10 @@
     python -m benchmarks.quantized_base [words of the rows to measure anew]
 
 An Adam step of the adapters (rank 16), state donated, of tunix's nnx Llama 3 in float32
-and of the linen Llama of `frozen_models.py` in bfloat16, both 2,048 wide, on 4 texts
-of 512 tokens, compiled for an H100 as the libraries have it, substituted, scheduled and
-both. "Wide" are residuals of the shape of a weight. It needs the extra `foreign`.
+and of the linen Llama of `frozen_models.py` in bfloat16, both 2,048 wide, on 4
+sequences of 512 tokens, compiled for an H100 as the libraries have it, substituted,
+scheduled and both. "Wide" are residuals of the shape of a weight. It needs the extra
+`foreign`.
 """
 
 import functools

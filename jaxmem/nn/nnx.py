@@ -21,7 +21,7 @@ from jaxmem.nn import _constructor, _functions, _norm
 from jaxmem.nn._dense_nnx import SampledDense as SampledDense
 from jaxmem.nn._dense_nnx import VeLoRADense as VeLoRADense
 from jaxmem.nn._fallback import fall_back
-from jaxmem.nn._intercepted import INTERCEPTED, products_are_intercepted
+from jaxmem.nn._intercepted import INTERCEPTED, leave, products_are_intercepted
 from jaxmem.nn._nnx_attention import attention_saving
 from jaxmem.nn._nnx_attention import dot_product_attention as dot_product_attention
 from jaxmem.ops.codes import bits_or_none, sharing
@@ -247,7 +247,7 @@ class Linear(_BitsLayer, nnx.Linear):
     ) -> Float[Array, "*batch f"]:
         """Applies the linear map to the last axis."""
         if reason := _product_reason(self, out_sharding):
-            fall_back("Linear", reason)
+            leave("Linear", reason)
             return nnx.Linear.__call__(self, _norm.plain(inputs), out_sharding)
         return _dense(self, inputs, -1)
 
@@ -265,7 +265,7 @@ class LinearGeneral(_BitsLayer, nnx.LinearGeneral):
         reason = _product_reason(self, out_sharding)
         reason = reason or ("batch_axis" if self.batch_axis else None)
         if reason:
-            fall_back("LinearGeneral", reason)
+            leave("LinearGeneral", reason)
             return nnx.LinearGeneral.__call__(self, _norm.plain(inputs), out_sharding)
         return _dense(self, inputs, _norm.axes(inputs.ndim, self.axis))
 
@@ -297,7 +297,7 @@ class Conv(_BitsLayer, nnx.Conv):
     ) -> Float[Array, "..."]:
         """Convolves the spatial dimensions of the channels-last input."""
         if reason := _conv_reason(self, out_sharding):
-            fall_back("Conv", reason)
+            leave("Conv", reason)
             return nnx.Conv.__call__(self, inputs, out_sharding)
         lean: Any = _WithLeanParts(self)
         return nnx.Conv.__call__(lean, inputs)
