@@ -157,6 +157,18 @@ def frozen_compiled() -> str:
     return of_parts("frozen_h100")
 
 
+@figures("quantized base")
+def quantized_base() -> str:
+    """A row for each model and base, in whole MiB."""
+    found = rows("quantized_base")
+    kept = ("wide, plain (MiB)", "wide, substituted (MiB)")
+    steps = ("plain", "substituted", "scheduled", "both")
+    names = ("arguments (MiB)", *kept, *(f"temp {step} (MiB)" for step in steps))
+    head = ("model", "base", "arguments", "kept, plain", "kept, substituted", *steps)
+    line = lambda r: [r["model"], r["base"], *(f"{float(r[n]):,.0f}" for n in names)]
+    return table(head, map(line, found))
+
+
 @figures("kernels")
 def kernels() -> str:
     """Every column but the commit; those of which no device has told are left out."""

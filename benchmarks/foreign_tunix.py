@@ -33,33 +33,31 @@ class Family:
         """The model as a function of its parameters, split off once."""
         plain = self.make(size)
         lean = jaxmem.substitute(plain)
-        batch = inputs(size)
+        inputs = _inputs(size)
 
         def report(params, statistics, batch):
-            return jaxmem.nn.report(lean, *given(batch))
+            return jaxmem.nn.report(lean, *_given(batch))
 
         # the weights are those of the seed above, whatever the key
         init = lambda key: (nnx.split(self.make(size), nnx.Param)[1], {})
-        return Model(init, _loss(plain), _loss(lean), report, batch)
+        return Model(init, _loss(plain), _loss(lean), report, inputs)
 
 
 def _loss(model: nnx.Module):
     graph = nnx.graphdef(model)
 
     def loss(params, statistics, batch, key):
-        logits, _ = nnx.merge(graph, params)(*given(batch))
+        logits, _ = nnx.merge(graph, params)(*_given(batch))
         return cross_entropy(logits, batch["labels"]), statistics
 
     return loss
 
 
-def given(batch):
-    """The batch as the models of tunix take it."""
+def _given(batch):
     return batch["tokens"], batch["positions"], None, batch["mask"]
 
 
-def inputs(s: Size) -> dict[str, np.ndarray]:
-    """Tokens, positions, a causal mask and labels."""
+def _inputs(s: Size) -> dict[str, np.ndarray]:
     causal = np.tril(np.ones((s.length, s.length), bool))
     places = np.arange(s.length, dtype=np.int32)
     return {

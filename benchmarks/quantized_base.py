@@ -18,14 +18,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import qwix
 from flax import nnx
 
 import jaxmem
 from benchmarks._common import MIB, compiled, publish_some
-from benchmarks.foreign_models import Size, cross_entropy
-from benchmarks.foreign_tunix import FAMILIES, given, inputs
+from benchmarks.foreign_models import Size, cross_entropy, tokens
+from benchmarks.foreign_tunix import FAMILIES
 from benchmarks.frozen_models import LlamaConfig, LlamaLayer, Stack
 
 TARGET = "h100"
@@ -77,9 +78,26 @@ def provider(base: str, modules: str, rank: int = RANK, **options) -> Any:
     return qwix.LoraProvider([rule])
 
 
+def batch_of(size: Size) -> dict[str, np.ndarray]:
+    """Tokens, positions, a causal mask and labels."""
+    causal = np.tril(np.ones((size.length, size.length), bool))
+    places = np.arange(size.length, dtype=np.int32)
+    return {
+        "tokens": tokens(size),
+        "positions": np.broadcast_to(places, (size.batch, size.length)),
+        "mask": np.broadcast_to(causal, (size.batch, size.length, size.length)),
+        "labels": tokens(size, 1),
+    }
+
+
+def given(batch: dict) -> tuple:
+    """The batch as the models of tunix take it, without a cache."""
+    return batch["tokens"], batch["positions"], None, batch["mask"]
+
+
 def tunix(base: str, size: Size, family: str = "llama3", abstract=True, **options):
     """A model of tunix; abstract: without values, of any size."""
-    batch = inputs(size)
+    batch = batch_of(size)
     lora = provider(base, ".*(attn|mlp).*", **options)
 
     def quantized(model):

@@ -40,8 +40,8 @@ class Quantization:
             statistics; for values that lie to one side of zero twice the step.
         dtype: None for codes that are integers; `jnp.float8_e4m3fn` or its name for
             floating ones of 8 bits, which are symmetric. Their error is 2^-4 of the
-            value itself, where integers have half a step of the block: better beside
-            values that are fifty times as large, worse beside equals.
+            value itself, where integers have half a step of the block: less for
+            values below a thirtieth of the block's range, more for others.
 
     Raises:
         ValueError: bits or block_size out of range, 1 bit about zero, another dtype, or
@@ -53,7 +53,7 @@ class Quantization:
 
     Source:
         Mesa, Pan et al., arXiv 2111.11124, section 3; float8: COAT, Xi et al., arXiv
-        2410.19313, section 5.
+        2410.19313.
     """
 
     bits: int = 8

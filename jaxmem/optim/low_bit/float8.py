@@ -13,7 +13,7 @@ for the second moment the same of its root. Stochastic rounding doubles it and h
 bias.
 
 Source: FP8-LM, arXiv 2310.18313, for first moments in this format; COAT,
-arXiv 2410.19313, section 4, for both moments in blocks of 128.
+arXiv 2410.19313, for both moments in blocks of 128.
 """
 
 import jax.numpy as jnp
