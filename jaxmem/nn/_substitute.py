@@ -96,10 +96,12 @@ def substitute(
             allowed = "'input', 'output', 'auto', bits (1 to 8), a Quantization or None"
             raise wrong_value("activations", activations, allowed)
     if activations is None:
-        activations = as_quantization(save) or storage.word
-    elif not isinstance(activations, str | int):  # a dtype; bits: of the derivative
-        activations = as_quantization(activations)
-    request = SubstitutionOptions(rules, storage, activations, patterns, verbose)
+        kept = as_quantization(save) or storage.word
+    elif isinstance(activations, int):  # of the derivative
+        kept = activations
+    else:
+        kept = as_quantization(activations) or str(activations)
+    request = SubstitutionOptions(rules, storage, kept, patterns, verbose)
     if isinstance(model, linen.Module):
         return substitute_linen(model, request)
     if isinstance(model, nnx.Module):

@@ -1,11 +1,13 @@
 """Codes of a few bits: their error, their mean over draws, what is kept and shared."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
+import jaxmem
 from jaxmem import ops
 from jaxmem._float8 import encoded
 from jaxmem.ops.codes.quantization import (
@@ -108,6 +110,22 @@ def test_float8_of_a_dense_layer(save):
     coded = dequantize(quantize(x, how), how, x.shape)
     np.testing.assert_allclose(dx, g @ w.T, atol=1e-5)
     np.testing.assert_allclose(dw, coded.T @ g, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", [jnp.float8_e4m3fn, "float8_e4m3fn"])
+def test_float8_of_activations_alone(how):
+    """A GELU keeps codes of its input, a byte an element and its blocks' steps."""
+
+    class Gelu(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.gelu(x)
+
+    x = _normal(0, (8, 128))
+    lean = jaxmem.substitute(Gelu(), activations=how)
+    fn = lambda x: lean.apply({}, x)
+    codes = Quantization(dtype=how)
+    assert kept_bytes(fn, (x,), (0,)) == quantized_nbytes(x.shape, x.dtype, codes)
 
 
 @pytest.mark.parametrize(
