@@ -113,3 +113,16 @@ def test_compiled_bytes(kind):
     for variant in base.VARIANTS:
         more = temporaries(kind, variant) - temporaries("not quantized", variant)
         assert (more > weight) == (variant == "plain")
+
+
+def test_a_budget_is_kept():
+    """Two thirds of what the plain step takes, as compiled."""
+    made = base.tunix("NF4", SIZE)
+    args, step = base.arguments(made, "plain"), base.step_of(made.loss)
+    options = {"donate_argnums": (0, 1), "target": base.TARGET}
+    plain = jaxmem.estimate(jax.jit(step, donate_argnums=(0, 1)), *args, target="h100")
+    budget = plain.peak_bytes * 2 // 3
+    plan = jaxmem.schedule(step, budget=budget, **options).plan(*args)
+    assert plan.scheduled.peak_bytes <= budget
+    rows = [r for r in plan.residuals if "few bits" in r.how]
+    assert sum(r.bytes for r in rows) >= 6 * SIZE.width * 4 * SIZE.width * 4
