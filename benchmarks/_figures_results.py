@@ -37,6 +37,7 @@ CHIPS = {
     "offload": H100,
     "optimizer_training": CPU,
     "overhead": f"{CPU}, compiling for an {H100}",
+    "quantized_base": H100,
     "remat-checkmate": NOTHING,
     "remat-exact": NOTHING,
     "remat-transformer": NOTHING,

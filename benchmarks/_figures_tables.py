@@ -91,7 +91,8 @@ def few_bit_training() -> str:
 
 @figures("storage, training")
 def storage_training() -> str:
-    variants = {f"{n} bits": f"storage-{n}" for n in (8, 4)}
+    names = {"8 bits": "8", "float8": "float8", "4 bits": "4"}
+    variants = {kept: f"storage-{name}" for kept, name in names.items()}
     return trained({"plain": "plain", **variants}, units=True)
 
 
@@ -154,6 +155,18 @@ def frozen_kept() -> str:
 @figures("frozen, compiled")
 def frozen_compiled() -> str:
     return of_parts("frozen_h100")
+
+
+@figures("quantized base")
+def quantized_base() -> str:
+    """A row for each model and base, in whole MiB."""
+    found = rows("quantized_base")
+    kept = ("wide, plain (MiB)", "wide, substituted (MiB)")
+    steps = ("plain", "substituted", "scheduled", "both")
+    names = ("arguments (MiB)", *kept, *(f"temp {step} (MiB)" for step in steps))
+    head = ("model", "base", "arguments", "kept, plain", "kept, substituted", *steps)
+    line = lambda r: [r["model"], r["base"], *(f"{float(r[n]):,.0f}" for n in names)]
+    return table(head, map(line, found))
 
 
 @figures("kernels")

@@ -27,7 +27,7 @@ from jaxmem.demo.techniques import TECHNIQUES
 SEEDS = (0, 1, 2)
 VARIANTS = (
     *("plain", "exact", "bits-1", "bits-2", "bits-3", "bits-4", "regelu2"),
-    *("storage-8", "storage-4", "wta-crs"),
+    *("storage-8", "storage-float8", "storage-4", "wta-crs"),
 )
 HELD_OUT = 360  # digits
 DIGIT_STEPS, DIGIT_BATCH = 200, 64

@@ -7,7 +7,7 @@ its leaves.
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -22,6 +22,7 @@ Pattern = str | re.Pattern[str]
 Selector = Pattern | Callable[..., bool]
 
 _NEAREST = 3
+_CODES = "qvalue"
 
 
 def path_of(keys: Sequence[Any]) -> str:
@@ -31,6 +32,18 @@ def path_of(keys: Sequence[Any]) -> str:
 def has_gradient(leaf: Any) -> bool:
     """Whether a leaf is an array of floats; keys and counters are never trained."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def in_quantized(paths: Iterable[str]) -> list[bool]:
+    """Whether each path is in an array of codes and scales, as qwix's `QArray` is.
+
+    Its leaves are `qvalue`, `scale` and `zero_point`. The scales are floats, but a
+    gradient of theirs is not what a quantised weight is trained by.
+    """
+    names = [path.split("/") for path in paths]
+    arrays = {tuple(n[: n.index(_CODES)]) for n in names if _CODES in n}
+    within = lambda n: any(tuple(n[:i]) in arrays for i in range(1, len(n)))
+    return [bool(arrays) and (within(n) or _CODES in n) for n in names]
 
 
 def paths_and_leaves(tree: Any) -> list[tuple[str, Any]]:
@@ -143,5 +156,6 @@ def spread_bools(who: str, tree: Any, mask: Any, allowed: str) -> list[bool]:
             f"{who}={shown(mask)}: no pattern, no function, and no tree of bools of "
             f"the structure of the parameters or a prefix of it: {error}"
         ) from None
-    check_bools(who, whole, allowed)
+    # a None here is one of the tree's own, as qwix's missing zero points
+    check_bools(who, jax.tree.leaves(whole), allowed)
     return [bool(value) for value in jax.tree.leaves(whole)]

@@ -22,6 +22,7 @@ ALLOWED = {
     "_compat": set(),
     "_paths": set(),
     "_bits": set(),
+    "_float8": set(),
     "_bytes": set(),
     "_module_path": set(),
     "_progress": set(),
@@ -35,10 +36,12 @@ ALLOWED = {
         *("_bytes", "_module_path", "_progress", "_remedies", "chips"),
         *("frameworks", "ir", "pages"),
     },
-    "ops": {"_bits", "_remedies", "ir"},
+    "ops": {"_bits", "_float8", "_remedies", "ir"},
     "rewriting": {"ir", "ops"},
     "nn": {"ir", "memory", "ops", "pages", "rewriting"},
-    "optim": {"_bytes", "_paths", "_remedies", "frameworks", "ir", "pages"},
+    "optim": {
+        *("_bytes", "_float8", "_paths", "_remedies", "frameworks", "ir", "pages"),
+    },
     "planning": {"_remedies"},
     "linting": {
         *("_bytes", "_module_path", "chips", "frameworks", "ir", "memory"),

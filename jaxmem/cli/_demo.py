@@ -30,8 +30,9 @@ def demo(
         str,
         typer.Option(
             help="Of the substituted run; the plain one has adamw. adama, adamw-8bit, "
-            "adamw-4bit, adama-8bit, adamw-host, galore, galore-8bit, apollo, "
-            "apollo-mini, fira, came, adafactor, adalomo, lomo, sm3 or adam-mini."
+            "adamw-float8, adamw-4bit, adama-8bit, adamw-host, galore, galore-8bit, "
+            "apollo, apollo-mini, fira, came, adafactor, adalomo, lomo, sm3 or "
+            "adam-mini."
         ),
     ] = "adamw",
     micro_batches: Annotated[
@@ -45,8 +46,8 @@ def demo(
         typer.Option(
             help="Of the second run. To rounding: exact, elementwise, ms-norm, "
             "linear-cross-entropy, frozen. Approximate: bits-1, bits-2, bits-3, "
-            "bits-4, regelu2, storage-8, storage-4. With --model linen also lora, "
-            "wta-crs and velora."
+            "bits-4, regelu2, storage-8, storage-float8, storage-4. With --model linen "
+            "also lora, wta-crs and velora."
         ),
     ] = "exact",
     target: Annotated[

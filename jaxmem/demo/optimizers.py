@@ -43,6 +43,9 @@ OPTIMIZERS = {
     "adamw": DemoOptimizer(_decayed(optax.adamw)),
     "adama": DemoOptimizer(_decayed(optim.adama), in_state=True),
     "adamw-8bit": DemoOptimizer(_decayed(optim.adamw, bits=8)),
+    "adamw-float8": DemoOptimizer(
+        _decayed(optim.adamw, bits=optim.LowBit(8, code="float8"))
+    ),
     "adamw-4bit": DemoOptimizer(_decayed(optim.adamw, bits=4)),
     "adama-8bit": DemoOptimizer(_decayed(optim.adama, bits=8), in_state=True),
     "adamw-host": DemoOptimizer(

@@ -159,6 +159,7 @@ TECHNIQUES = {
         "bytes to come: the loss is none of a language model",
     ),
     "storage-8": _approximate(partial(substitute, save=8)),
+    "storage-float8": _approximate(partial(substitute, save="float8_e4m3fn")),
     "storage-4": _approximate(partial(substitute, save=4)),
     "wta-crs": _approximate(_with_dense(_Sampled), draws=True, in_linen=True),
     "velora": _approximate(

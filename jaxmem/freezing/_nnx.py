@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxmem._paths import check_matched, has_gradient, matches
+from jaxmem._paths import check_matched, has_gradient, in_quantized, matches
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,12 @@ def _chosen(model: Any, mask: Any) -> frozenset[tuple[Any, ...]]:
 
     variables = list(nnx.to_flat_state(nnx.state(model)))
     filters = mask if isinstance(mask, list | tuple) else (mask,)
+    quantized = in_quantized("/".join(map(str, path)) for path, _ in variables)
     selected = set()
     for one in filters:
-        pairs = zip(_matches(one, variables), variables, strict=True)
-        selected |= {path for hit, (path, v) in pairs if hit and has_gradient(v)}
+        rows = zip(_matches(one, variables), variables, quantized, strict=True)
+        wanted = (pair for hit, pair, codes in rows if hit and not codes)
+        selected |= {path for path, v in wanted if has_gradient(v)}
     if not selected:
         raise ValueError(
             f"trainable: the mask selects none of {len(variables)} Variables, so there "

@@ -7,6 +7,7 @@ import jax
 from jaxmem._checks import shown
 from jaxmem._paths import (
     has_gradient,
+    in_quantized,
     paths_and_leaves,
     selected,
     selectors,
@@ -43,11 +44,12 @@ def trainable(params: Any, mask: Any) -> SplitParameters:
         - For nnx: patterns, or any nnx filter (`nnx.LoRAParam`, a function of nnx's
           path and Variable, ...), or a list of these.
 
-        Only floating arrays are trained, never keys, counters or quantized weights.
+        Only floating arrays are trained, never keys, counters or quantized weights: of
+        qwix's `QArray` neither codes (`qvalue`) nor `scale` and `zero_point`.
 
     Returns:
       `SplitParameters`, `(params, frozen)`: both are pytrees. As text it is a table of
-      the bytes that are saved.
+      the bytes that are saved, and of those of a quantized base.
 
     Raises:
       ValueError: nothing is selected; a pattern that matches nothing (the error names
@@ -91,7 +93,11 @@ def _selected(params: Any, mask: Any) -> list[bool]:
         wanted = spread_bools("trainable: mask", params, mask, _ALLOWED)
     else:
         wanted = selected("trainable: mask", named, given)
-    picked = [w and has_gradient(x) for w, (_, x) in zip(wanted, named, strict=True)]
+    quantized = in_quantized(path for path, _ in named)
+    picked = [
+        w and has_gradient(x) and not codes
+        for w, (_, x), codes in zip(wanted, named, quantized, strict=True)
+    ]
     if not any(picked):
         raise ValueError(
             f"trainable: the mask selects none of {len(named)} arrays, so there is "

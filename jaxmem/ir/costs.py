@@ -24,14 +24,26 @@ MACHINES = {name: chip.machine for name, chip in CHIPS.items()}
 # done where they are read, inside whatever reads them
 FUSED = ELEMENTWISE | CHEAP | {"concatenate", "iota", "name", "pad", "split"}
 _HASH = 3  # integer work of one random word, in terms of the bandwidth it takes
-_MATMULS = {"dot_general", "conv_general_dilated", "ragged_dot_general"}
+MATMULS = {"dot_general", "conv_general_dilated", "ragged_dot_general"}
 _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
 
 
 def fused_only(eqn, sent: float = 0.0) -> float | None:
     """A price at which only what costs next to nothing is recomputed."""
-    fused = all(e.primitive.name in FUSED for e in operations_of(eqn)) and not sent
+    fused = all(_is_fused(e) for e in operations_of(eqn)) and not sent
     return 0.0 if fused and not _compat.has_side_effects(eqn) else None
+
+
+def _is_fused(eqn) -> bool:
+    return eqn.primitive.name in FUSED or is_lookup(eqn)
+
+
+def is_lookup(eqn) -> bool:
+    """Whether codes are looked up in a table of a byte's values, as NF4's sixteen."""
+    if eqn.primitive.name != "gather":
+        return False
+    table, codes = (elements(v.aval.shape) for v in eqn.invars[:2])
+    return table <= min(256, codes)
 
 
 def flops(eqn) -> float:
@@ -63,7 +75,7 @@ def seconds(eqn, machine: Machine) -> float | None:
         return _inside(eqn, lambda e: seconds(e, machine))
     if eqn.primitive.name in _OPAQUE or eqn.primitive.name in _COLLECTIVES:
         return None
-    if eqn.primitive.name in _MATMULS:
+    if eqn.primitive.name in MATMULS:
         narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars[:2])
         return flops(eqn) / (machine.narrow if narrow else machine.wide)
     moved = sum(size_of(v) for v in [*eqn.invars, *eqn.outvars] if is_var(v))
@@ -75,7 +87,7 @@ def seconds(eqn, machine: Machine) -> float | None:
 
 def product_seconds(eqn, machine: Machine) -> float:
     """How long the matmuls and convolutions of an equation take, loops in full."""
-    if eqn.primitive.name in _MATMULS:
+    if eqn.primitive.name in MATMULS:
         return seconds(eqn, machine) or 0.0
     return _inside(eqn, lambda e: product_seconds(e, machine)) or 0.0
 

@@ -18,6 +18,7 @@ from flax.linen.dtypes import promote_dtype as flax_promote_dtype
 from jaxmem import ops
 from jaxmem.nn import _functions, _norm
 from jaxmem.nn._fallback import fall_back
+from jaxmem.nn._intercepted import INTERCEPTED, products_are_intercepted
 from jaxmem.ops.codes import sharing
 from jaxmem.ops.records import RECORDS
 
@@ -132,7 +133,9 @@ def dense(module, flax_call, inputs, save=None):
     """Flax makes and shapes the parameters; the product and the casts are ours."""
     given, inputs = inputs, getattr(inputs, "value", inputs)
     reason = None
-    if module.dot_general is not None or module.dot_general_cls is not None:
+    if products_are_intercepted():
+        reason = INTERCEPTED
+    elif module.dot_general is not None or module.dot_general_cls is not None:
         reason = "a dot_general of its own"
     elif module.promote_dtype is not flax_promote_dtype:
         reason = "a promote_dtype of its own"
@@ -165,7 +168,9 @@ def dense(module, flax_call, inputs, save=None):
 def conv(module, flax_call, inputs, save=None):
     """Flax makes the parameters and the padding; the convolution is ours."""
     reason = None
-    if module.conv_general_dilated or module.conv_general_dilated_cls:
+    if products_are_intercepted():
+        reason = INTERCEPTED
+    elif module.conv_general_dilated or module.conv_general_dilated_cls:
         reason = "a conv_general_dilated of its own"
     elif module.promote_dtype is not flax_promote_dtype:
         reason = "a promote_dtype of its own"

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxmem.nn._fallback import fall_back
 from jaxmem.nn._functions import attend
-from jaxmem.ops.codes import Quantization
+from jaxmem.ops.codes import Quantization, SaveLike
 
 
 def dot_product_attention(
@@ -28,7 +28,7 @@ def dot_product_attention(
     promote_dtype=flax_promote_dtype,
     is_causal: bool = False,
     *,
-    save: int | Quantization | None = None,
+    save: SaveLike | None = None,
 ) -> Float[Array, "*batch q heads d"]:
     """As `flax.nnx.dot_product_attention`, without anything of size length squared.
 

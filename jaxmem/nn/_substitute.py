@@ -21,7 +21,7 @@ from jaxmem.nn._substitute_linen import substitute_linen
 from jaxmem.nn._substitute_nnx import substitute_nnx
 from jaxmem.nn._substitution_report import Recorder, SubstitutionReport
 from jaxmem.nn._traced import run_rewritten, split_arrays
-from jaxmem.ops.codes import Quantization, as_quantization
+from jaxmem.ops.codes import SaveLike, as_quantization
 
 Model = TypeVar("Model")
 
@@ -30,8 +30,8 @@ def substitute(
     model: Model,
     rules: Sequence[Rule] | None = None,
     *,
-    save: str | int | Quantization | Mapping[str, str | int | Quantization] = "output",
-    activations: str | int | Quantization | None = None,
+    save: SaveLike | Mapping[str, SaveLike] = "output",
+    activations: SaveLike | None = None,
     patterns: Any = None,
     verbose: bool = False,
 ) -> Model:
@@ -54,7 +54,8 @@ def substitute(
         rules: tried in order, before the built-in table; see `Rule`.
         save: what norms and GELU/SiLU keep, `"output"` (which the next matmul keeps
             anyway) or `"input"`. Norms whose scale starts near zero keep their input.
-            Bits a value (1 to 8) or a `jaxmem.ops.Quantization` make norms, dense
+            Bits a value (1 to 8), the name of a dtype (`"float8_e4m3fn"`) or the
+            dtype, or a `jaxmem.ops.Quantization` make norms, dense
             layers, convolutions and attention keep codes; so does a dict from patterns
             of module paths, `{"layers/*/mlp/*": 8}`, for the modules that a pattern
             (as of `fnmatch`) names, the first match first, and `"output"` for the rest.
@@ -95,8 +96,12 @@ def substitute(
             allowed = "'input', 'output', 'auto', bits (1 to 8), a Quantization or None"
             raise wrong_value("activations", activations, allowed)
     if activations is None:
-        activations = as_quantization(save) or storage.word
-    request = SubstitutionOptions(rules, storage, activations, patterns, verbose)
+        kept = as_quantization(save) or storage.word
+    elif isinstance(activations, int):  # of the derivative
+        kept = activations
+    else:
+        kept = as_quantization(activations) or str(activations)
+    request = SubstitutionOptions(rules, storage, kept, patterns, verbose)
     if isinstance(model, linen.Module):
         return substitute_linen(model, request)
     if isinstance(model, nnx.Module):

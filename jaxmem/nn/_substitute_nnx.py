@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxmem.nn import nnx as lean
+from jaxmem.nn._intercepted import interception_heard_by
 from jaxmem.nn._nnx_attention import attention_saving
 from jaxmem.nn._options import NEAR_ZERO, SubstitutionOptions
 from jaxmem.nn._rules import LEAVE_SCOPE, Rule, first_match
@@ -47,7 +48,7 @@ class NnxSubstitution:
             return base_call(model, *args, **kwargs)
         self._local.active = True
         try:
-            with sharing():
+            with sharing(), interception_heard_by(self.recorder.mention):
                 return self._call(base_call, model, args, kwargs)
         finally:
             self._local.active = False

@@ -193,8 +193,13 @@ class Recorder:
 
     def note(self, text: str) -> None:
         if text not in self.notes:
-            self.notes.append(text)
+            self.mention(text)
             warnings.warn(f"jaxmem.substitute: {text}", stacklevel=5)
+
+    def mention(self, text: str) -> None:
+        """For the report alone: nothing is lost by it."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def add_patterns(self, found: Any) -> None:
         """What the rewriter reports of one trace."""

@@ -21,6 +21,7 @@ from jaxmem.nn import _constructor, _functions, _norm
 from jaxmem.nn._dense_nnx import SampledDense as SampledDense
 from jaxmem.nn._dense_nnx import VeLoRADense as VeLoRADense
 from jaxmem.nn._fallback import fall_back
+from jaxmem.nn._intercepted import INTERCEPTED, leave, products_are_intercepted
 from jaxmem.nn._nnx_attention import attention_saving
 from jaxmem.nn._nnx_attention import dot_product_attention as dot_product_attention
 from jaxmem.ops.codes import bits_or_none, sharing
@@ -222,6 +223,8 @@ class InPlaceABN(_norm.Activates, BatchNorm):
 def _product_reason(module, out_sharding) -> str | None:
     """Why a linear layer needs Flax's own product, or None."""
     own = module.dot_general not in (None, jax.lax.dot_general)
+    if products_are_intercepted():
+        return INTERCEPTED
     if own or getattr(module, "dot_general_cls", None) is not None:
         return "a dot_general of its own"
     if module.promote_dtype is not dtypes.promote_dtype:
@@ -243,9 +246,8 @@ class Linear(_BitsLayer, nnx.Linear):
         out_sharding: Any = None,
     ) -> Float[Array, "*batch f"]:
         """Applies the linear map to the last axis."""
-        reason = _product_reason(self, out_sharding)
-        if reason:
-            fall_back("Linear", reason)
+        if reason := _product_reason(self, out_sharding):
+            leave("Linear", reason)
             return nnx.Linear.__call__(self, _norm.plain(inputs), out_sharding)
         return _dense(self, inputs, -1)
 
@@ -263,7 +265,7 @@ class LinearGeneral(_BitsLayer, nnx.LinearGeneral):
         reason = _product_reason(self, out_sharding)
         reason = reason or ("batch_axis" if self.batch_axis else None)
         if reason:
-            fall_back("LinearGeneral", reason)
+            leave("LinearGeneral", reason)
             return nnx.LinearGeneral.__call__(self, _norm.plain(inputs), out_sharding)
         return _dense(self, inputs, _norm.axes(inputs.ndim, self.axis))
 
@@ -295,7 +297,7 @@ class Conv(_BitsLayer, nnx.Conv):
     ) -> Float[Array, "..."]:
         """Convolves the spatial dimensions of the channels-last input."""
         if reason := _conv_reason(self, out_sharding):
-            fall_back("Conv", reason)
+            leave("Conv", reason)
             return nnx.Conv.__call__(self, inputs, out_sharding)
         lean: Any = _WithLeanParts(self)
         return nnx.Conv.__call__(lean, inputs)
@@ -303,6 +305,8 @@ class Conv(_BitsLayer, nnx.Conv):
 
 def _conv_reason(module: nnx.Conv, out_sharding) -> str | None:
     """Why a convolution needs Flax's own, or None."""
+    if products_are_intercepted():
+        return INTERCEPTED
     if module.conv_general_dilated is not jax.lax.conv_general_dilated:
         return "a conv_general_dilated of its own"
     if module.promote_dtype is not dtypes.promote_dtype:

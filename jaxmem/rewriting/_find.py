@@ -127,7 +127,7 @@ def _judge(
     if given is None or not interior.isdisjoint(claimed):
         return None
     bound, scalars = given
-    frame, opened = _frames(state.covered | {root})
+    frame, opened = frames_of(state.covered | {root})
     arguments = _arguments(pattern, batch, state, bound, frame)
     if arguments is None:
         return None
@@ -176,7 +176,7 @@ def _arguments(pattern, batch, state: PartialMatch, bound, frame: Frame):
     return arguments
 
 
-def _frames(covered) -> tuple[Frame, set[Frame]]:
+def frames_of(covered) -> tuple[Frame, set[Frame]]:
     """The innermost frame that holds all, and the frames inside it that are touched."""
     paths = [n.frame.path() for n in covered]
     common = 0

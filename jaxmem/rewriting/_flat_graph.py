@@ -27,6 +27,11 @@ class FlatValue:
         self.folded: Any = ()
 
     @property
+    def is_known(self) -> bool:
+        """Whether this is a constant of the graph."""
+        return self.known is not None
+
+    @property
     def shape(self) -> tuple[int, ...]:
         return getattr(self.aval, "shape", ())
 
@@ -164,3 +169,10 @@ def made_of(node: Node, within: Container[Node]) -> list[Node]:
 
     visit(node)
     return list(found)
+
+
+def inputs_of(nodes: Sequence[Node]) -> list[FlatValue]:
+    """What a list of nodes reads and does not make, numbers known apart."""
+    made = {v for node in nodes for v in node.outs}
+    read = dict.fromkeys(v for node in nodes for v in node.ins)
+    return [v for v in read if v not in made and not v.is_known]

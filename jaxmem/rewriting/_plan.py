@@ -7,8 +7,16 @@ from dataclasses import dataclass, field
 import jax.numpy as jnp
 
 from jaxmem import _compat
+from jaxmem.rewriting._dequantized import dequantized_products
 from jaxmem.rewriting._find import Match, Refusal, find_at, is_alive, is_free, is_open
-from jaxmem.rewriting._flat_graph import FlatGraph, FlatValue, Frame, Node, made_of
+from jaxmem.rewriting._flat_graph import (
+    FlatGraph,
+    FlatValue,
+    Frame,
+    Node,
+    inputs_of,
+    made_of,
+)
 from jaxmem.rewriting._fold import folded
 from jaxmem.rewriting._match import head
 from jaxmem.rewriting._pattern import Pattern
@@ -52,6 +60,10 @@ def plan_rewrites(
             rewrites.inner[node] = [
                 plan_rewrites(b, patterns, absent) for b in node.bodies
             ]
+    if patterns:
+        for found in dequantized_products(graph):
+            if not _is_lean(found.root):
+                _claim(rewrites, found, claimed)
     tries = ((p, root) for p in patterns for root in by_head[p.head])
     for pattern, root in tries:
         look = (pattern, looks[root])
@@ -110,12 +122,16 @@ def _try(
     """Replaces the pattern if it ends in `root`; False if none that looks so is it."""
     found = find_at(pattern, root, rewrites.graph, claimed)
     if isinstance(found, Match):
-        rewrites.matches[root] = found
-        claimed.update(n for n in found.covered if not is_free(n))
-        claimed.add(root)
+        _claim(rewrites, found, claimed)
     elif isinstance(found, Refusal):
         rewrites.refused.append(found)
     return found is not None
+
+
+def _claim(rewrites: RewritePlan, found: Match, claimed: set[Node]) -> None:
+    rewrites.matches[found.root] = found
+    claimed.update(n for n in found.covered if not is_free(n))
+    claimed.add(found.root)
 
 
 def settle(rewrites: RewritePlan) -> None:
@@ -154,13 +170,6 @@ def _with_views(graph: FlatGraph, match: Match) -> frozenset[Node]:
     frames = {match.frame, *match.opened}
     views = (n for n in graph.nodes if n.name in MOVES and n.frame in frames)
     return match.covered.union(views)
-
-
-def inputs_of(nodes: Sequence[Node]) -> list[FlatValue]:
-    """What a list of nodes reads and does not make, numbers known apart."""
-    made = {v for node in nodes for v in node.outs}
-    read = dict.fromkeys(v for node in nodes for v in node.ins)
-    return [v for v in read if v not in made and v.known is None]
 
 
 def _needed(rewrites: RewritePlan, covered: set[Node]) -> set[FlatValue]:

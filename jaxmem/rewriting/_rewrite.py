@@ -14,10 +14,17 @@ from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.rewriting._auto import auto_save, is_marked
 from jaxmem.rewriting._bodies import with_bodies
 from jaxmem.rewriting._find import Match
-from jaxmem.rewriting._flat_graph import FlatGraph, FlatValue, Frame, Node, build
+from jaxmem.rewriting._flat_graph import (
+    FlatGraph,
+    FlatValue,
+    Frame,
+    Node,
+    build,
+    inputs_of,
+)
 from jaxmem.rewriting._library import LIBRARY
 from jaxmem.rewriting._pattern import Pattern
-from jaxmem.rewriting._plan import RewritePlan, inputs_of, plan_rewrites
+from jaxmem.rewriting._plan import RewritePlan, plan_rewrites
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What a mask selects, in every form it may have, and the errors it may earn."""
 
 import re
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -93,3 +94,37 @@ def test_shapes_are_enough():
     part = jaxmem.trainable(shapes, "head")
     assert part.sizes == jaxmem.trainable(params(), "head").sizes
     assert jax.tree.leaves(part.frozen.merge(part.params)) == jax.tree.leaves(shapes)
+
+
+# -- weights of few bits, as qwix has them
+
+
+class Codes(NamedTuple):
+    """The leaves of a `qwix.QArray`, by their names."""
+
+    qvalue: jax.Array
+    scale: jax.Array
+    zero_point: jax.Array | None = None
+
+
+def quantized(dtype):
+    """A layer with a quantised kernel beside a bias and an adapter."""
+    kernel = Codes(jnp.zeros((8, 6), dtype), jnp.ones((1, 6)))
+    return {"kernel": kernel, "bias": jnp.zeros(6), "lora_a": jnp.zeros((8, 2))}
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint4, jnp.float8_e4m3fn])
+@pytest.mark.parametrize("mask", [True, lambda path, leaf: True, re.compile("")])
+def test_scales_of_quantised_weights_are_not_trained(mask, dtype):
+    part = jaxmem.trainable({"up": quantized(dtype)}, mask)
+    assert part.sizes.trained == ("up/bias", "up/lora_a")
+    assert part.sizes.quantized_parameters == 48
+    assert part.sizes.quantized_bytes == 48 // (2 if dtype == jnp.uint4 else 1) + 24
+    text = str(part)
+    assert "22 of 70 parameters trained (31.4 %), in 2 of 3 arrays" in text
+    assert text.endswith("B, which have no gradient")
+
+
+def test_a_mask_of_quantised_weights_alone():
+    with pytest.raises(ValueError, match="selects none of 4 arrays"):
+        jaxmem.trainable(quantized(jnp.int8), "kernel")

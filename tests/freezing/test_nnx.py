@@ -148,3 +148,19 @@ def test_bad_masks(mask, error, message):
 def test_no_filter_of_plain_trees():
     with pytest.raises(TypeError, match="not the parameters of an nnx.Module"):
         jaxmem.trainable({"w": jnp.ones(2)}, "w").filter  # noqa: B018
+
+
+class Quantized(nnx.Module):
+    """A kernel of few bits, with the names of qwix's Variables."""
+
+    def __init__(self):
+        self.qvalue = nnx.Param(jnp.zeros((4, 4), jnp.int8))
+        self.scale = nnx.Param(jnp.ones((1, 4)))
+
+
+def test_scales_of_quantised_weights_are_not_trained():
+    layer = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    layer.kernel = Quantized()
+    part = jaxmem.trainable(layer, nnx.Param)
+    assert part.sizes.trained == ("bias",)
+    assert part.sizes.quantized_bytes == 16 + 16

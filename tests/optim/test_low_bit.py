@@ -5,6 +5,7 @@ import functools
 import chex
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
 import pytest
@@ -61,6 +62,34 @@ def test_the_dynamic_map_is_bitsandbytes(which):
 
 
 @pytest.mark.parametrize("which", [0, 1])
+def test_float8_is_that_of_ml_dtypes(which):
+    """To the nearest, ties to even, and no second moment becomes zero."""
+    fmt, r = FORMATS[8, "float8"][which], np.random.default_rng(0)
+    halves = np.arange(0, 449, dtype=np.float32)  # with all ties from 16 on
+    sizes = np.concatenate([halves, 448 * np.exp(-14 * r.uniform(size=4096))])
+    y = np.float32(sizes / 448) * (r.choice([-1, 1], sizes.shape) if which == 0 else 1)
+    y = jnp.float32(y)
+    # the same multiplication in float32
+    want = np.asarray(y * 448.0).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    want = np.maximum(want, 2.0**-9) if which else want
+    got = np.asarray(fmt.encode(y)).astype(np.float32)
+    np.testing.assert_array_equal(got, want)
+    np.testing.assert_allclose(fmt.decode(fmt.encode(y)), want / 448, rtol=FLOAT32)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_float8_has_one_relative_error_over_five_decades(which):
+    fmt = FORMATS[8, "float8"][which]
+    y = jnp.exp(-jnp.linspace(0.0, 12.0, 4096))  # down to 6e-6
+    error = np.abs(fmt.decode(fmt.encode(y)) - y)
+    normal = np.asarray(y) >= 2.0**-6 / 448
+    assert (error <= 2.0**-4 * y * (1 + 8 * FLOAT32))[normal].all()
+    assert error[~normal].max() <= 2.0**-10 / 448 * (1 + 8 * FLOAT32)
+    # half a step just above a power of two
+    assert (error / y)[normal].max() >= 0.99 / 17
+
+
+@pytest.mark.parametrize("which", [0, 1])
 def test_the_four_bit_map_is_torchaos(which):
     fmt = FORMATS[4, "dynamic"][which]
     table = numpy_side.four_bit_table(which == 0)
@@ -82,6 +111,8 @@ def test_other_codes_in_the_battery(case):
 # the largest error of a rounding, of a block's largest value (or its root)
 BOUNDS = {
     (8, "companding"): (1 / 127, 1 / 510 + 2.0**-7 / 255),
+    # half of the 32 from one number to the next below 448
+    (8, "float8"): (16 / 448, 16 / 448),
     (8, "dynamic"): (0.45 / 64, 0.45 / 128),
     (4, "dynamic"): (0.1125, 1 / 32),
 }
@@ -121,6 +152,7 @@ def test_bytes_of_a_parameter():
     wanted = {
         8: 2 + 4 / 32,
         LowBit(8, code="dynamic"): 2 + 8 / 256,
+        LowBit(8, code="float8"): 2 + 8 / 128,
         4: 1 + 8 / 128,
         32: 8,
         LowBit(8, block=64): 2 + 4 / 64,
@@ -330,9 +362,13 @@ def test_temporaries_of_a_leaf(how, target):
 
 
 @pytest.mark.slow
-def test_temporaries_where_the_update_is_one_kernel():
-    """On a GPU, with companding: parameters included, no array of updates is made."""
-    tx, p = adam(1e-3, bits=8), jax.ShapeDtypeStruct((30522, 1024), jnp.float32)
+@pytest.mark.parametrize("code", ["companding", "float8"])
+def test_temporaries_where_the_update_is_one_kernel(code):
+    """On a GPU, by arithmetic: parameters included, no array of updates is made."""
+    tx, p = (
+        adam(1e-3, bits=LowBit(8, code=code)),
+        jax.ShapeDtypeStruct((30522, 1024), jnp.float32),
+    )
 
     def step(p, state, g):
         u, state = tx.update(g, state)

@@ -16,7 +16,7 @@ from jaxtyping import Array
 from jaxmem import _compat
 from jaxmem._checks import check_callable, check_key
 from jaxmem.ir import jaxprs as _jaxpr
-from jaxmem.ops.codes.quantization import Quantization, bits_or_none
+from jaxmem.ops.codes.quantization import Quantization, SaveLike, bits_or_none
 from jaxmem.ops.codes.stored import Rng, codes_of, is_nonzero, seed_of
 from jaxmem.ops.common.lean import widen
 
@@ -43,7 +43,7 @@ SPREADING = frozenset(("broadcast_in_dim", "reshape", "squeeze"))
 
 
 def elementwise(
-    fn: Callable[..., Array], *, save: int | Quantization | None = None, rng: Rng = None
+    fn: Callable[..., Array], *, save: SaveLike | None = None, rng: Rng = None
 ) -> Callable[..., Array]:
     """The function `fn`, keeping one derivative an element for each input.
 

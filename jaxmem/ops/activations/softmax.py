@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Bool, Float
 
 from jaxmem._checks import check_array, check_key
-from jaxmem.ops.codes.quantization import Quantization, bits_or_none
+from jaxmem.ops.codes.quantization import Quantization, SaveLike, bits_or_none
 from jaxmem.ops.codes.stored import Rng, new_codes, remember, seed_of
 from jaxmem.ops.common.lean import wide_dtype, widen
 from jaxmem.ops.norms.moments import canonical_axes, check_mask, full_mask
@@ -26,7 +26,7 @@ def softmax(
     axis: int | Sequence[int] | None = -1,
     where: Bool[Array, "..."] | None = None,
     *,
-    save: int | Quantization | None = None,
+    save: SaveLike | None = None,
     save_rng: Rng = None,
 ) -> Float[Array, "..."]:
     """Softmax, `exp(x) / sum(exp(x))`, as `jax.nn.softmax`.

@@ -39,6 +39,8 @@ def head_codes(save: Any) -> Quantization | None:
     quantization = bits_or_none("dot_product_attention", save)
     if quantization is None or isinstance(save, Quantization):
         return quantization
+    if quantization.dtype is not None:
+        return quantization
     # Queries, keys and values lie about zero, and heads differ in size: symmetric
     # codes, a block for each head.
     return Quantization(quantization.bits, quantization.block_size, symmetric=True)

@@ -27,7 +27,7 @@ from jaxmem.ops.attention.codes import head_codes
 from jaxmem.ops.attention.derivative import attend
 from jaxmem.ops.attention.kernels import AttentionCall
 from jaxmem.ops.attention.libraries import LIBRARIES, Library, attend_by, check_plain
-from jaxmem.ops.codes.quantization import Quantization
+from jaxmem.ops.codes.quantization import SaveLike
 from jaxmem.ops.codes.stored import remember
 from jaxmem.ops.common.blocks import vary_alike
 from jaxmem.ops.randomness.bits import seed_words
@@ -146,7 +146,7 @@ def dot_product_attention(
     deterministic: bool = False,
     implementation: Implementation | Library | None = None,
     block_size: int | None = None,
-    save: int | Quantization | None = None,
+    save: SaveLike | None = None,
 ) -> Float[Array, "*B T N H"]:
     """softmax(query key' * scale + bias) value, as `jax.nn.dot_product_attention`.
 

@@ -2,7 +2,9 @@
 
 Blocks of equal size lie along the last axis. A block of numbers from `low` to `high`
 becomes the codes 0 .. 2^bits - 1 of `low + code * step`, or symmetric ones about zero.
-Source: Mesa (arXiv 2111.11124); stochastic rounding: ActNN (arXiv 2104.14129).
+In `float8_e4m3fn` a code is a floating number, and the step makes 448 of the largest.
+Source: Mesa (arXiv 2111.11124); stochastic rounding: ActNN (arXiv 2104.14129); float8
+in blocks: COAT (arXiv 2410.19313).
 """
 
 from dataclasses import dataclass
@@ -11,9 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, UInt32
 
-from jaxmem._checks import check_bool, check_int, wrong_type
+from jaxmem._checks import check_bool, check_int, wrong_type, wrong_value
+from jaxmem._float8 import DTYPE, LARGEST, encoded
 from jaxmem.ops.codes.packing import (
     MOST_BITS,
     pack_codes,
@@ -34,31 +38,53 @@ class Quantization:
             offset; the axis is cut in equal blocks.
         symmetric: codes about zero, with a step and no offset. Half the bytes of the
             statistics; for values that lie to one side of zero twice the step.
+        dtype: None for codes that are integers; `jnp.float8_e4m3fn` or its name for
+            floating ones of 8 bits, which are symmetric. Their error is 2^-4 of the
+            value itself, where integers have half a step of the block: less for
+            values below a thirtieth of the block's range, more for others.
 
     Raises:
-        ValueError: bits or block_size out of range, or 1 bit about zero.
+        ValueError: bits or block_size out of range, 1 bit about zero, another dtype, or
+            one with fewer bits.
 
     Saves:
         bits / 8 byte an element, and for each block a step and (unless symmetric) an
         offset: in bfloat16 where the values are, else in float32.
 
     Source:
-        Mesa, Pan et al., arXiv 2111.11124, section 3.
+        Mesa, Pan et al., arXiv 2111.11124, section 3; float8: COAT, Xi et al., arXiv
+        2410.19313.
     """
 
     bits: int = 8
     block_size: int = 128
     symmetric: bool = False
+    dtype: Any = None
 
     def __post_init__(self) -> None:
+        if self.dtype is not None:
+            self._set_floating()
         least = 2 if check_bool("symmetric", self.symmetric) else 1
         ints = {"bits": (least, MOST_BITS), "block_size": (1, None)}
         for name, limits in ints.items():
             number = check_int(name, getattr(self, name), *limits)
             object.__setattr__(self, name, number)
 
+    def _set_floating(self) -> None:
+        if not _is_float8(self.dtype):
+            raise wrong_value("dtype", self.dtype, f"{DTYPE.name} or None")
+        if self.bits != MOST_BITS:
+            raise wrong_value("bits", self.bits, f"8 with dtype={DTYPE.name}")
+        check_bool("symmetric", self.symmetric)
+        object.__setattr__(self, "dtype", DTYPE)
+        object.__setattr__(self, "symmetric", True)
+
     def __str__(self) -> str:
-        return f"{self.bits} bits"
+        return f"{self.bits} bits" if self.dtype is None else DTYPE.name
+
+
+# What `save=` takes: bits a value, a dtype, or all options.
+SaveLike = int | DTypeLike | Quantization
 
 
 class Codes(NamedTuple):
@@ -69,10 +95,24 @@ class Codes(NamedTuple):
     low: Any
 
 
+def _is_float8(dtype: Any) -> bool:
+    """Whether this is `float8_e4m3fn`, as a dtype, a scalar type or its name."""
+    if isinstance(dtype, str):
+        return dtype == DTYPE.name
+    return isinstance(dtype, type | np.dtype) and jnp.dtype(dtype) == DTYPE
+
+
 def as_quantization(save: Any, name: str = "save") -> Quantization | None:
-    """An int is the bits; None where `save` is something else (a word)."""
+    """An int is the bits, a dtype that of the codes; None for something else (a word).
+
+    Args:
+        save: what the caller gave.
+        name: of the argument, for errors.
+    """
     if isinstance(save, Quantization):
         return save
+    if save is not None and _is_float8(save):
+        return Quantization(dtype=DTYPE)
     if isinstance(save, bool) or not isinstance(save, int | np.integer):
         return None
     check_int(name, save, 1, MOST_BITS)
@@ -82,7 +122,8 @@ def as_quantization(save: Any, name: str = "save") -> Quantization | None:
 def bits_or_none(op: str, save: Any) -> Quantization | None:
     """`as_quantization`, of ops whose only other choice is None."""
     if save is not None and as_quantization(save) is None:
-        raise wrong_type(f"{op}: save", save, "bits, a Quantization or None")
+        allowed = f"bits, {DTYPE.name}, a Quantization or None"
+        raise wrong_type(f"{op}: save", save, allowed)
     return as_quantization(save)
 
 
@@ -133,6 +174,10 @@ def _ends(
 ) -> tuple[Array, Array | None]:
     """Step and offset (None if symmetric) in the dtypes they are stored in."""
     levels = 2**quantization.bits - 1
+    if quantization.dtype is not None:
+        # up, so that the largest is not clipped
+        reach = widen(jnp.max(jnp.abs(blocks), axis=-1)) / LARGEST
+        return _outwards(reach, _step_dtype(dtype), 1), None
     if quantization.symmetric:
         low, reach = None, widen(jnp.max(jnp.abs(blocks), axis=-1)) / (levels // 2)
     else:
@@ -162,6 +207,9 @@ def quantize(
         quantization, blocks, jnp.dtype(x.dtype if stats is None else stats)
     )
     at = widen(step)[..., None]
+    if quantization.dtype is not None:
+        numbers = widen(blocks) / jnp.where(at > 0, at, 1.0)
+        return _float8_codes(x, numbers, step, seed)
     offset = (
         -(2 ** (quantization.bits - 1)) * at if low is None else widen(low)[..., None]
     )
@@ -178,16 +226,28 @@ def quantize(
     return Codes(pack_codes(codes.reshape(x.shape), quantization.bits), *stats)
 
 
+def _float8_codes(x: Array, blocks: Array, step: Array, seed: Any) -> Codes:
+    """The codes of values that are divided by the step already."""
+    place = _flat(blocks, (x.shape or (1,))[-1]).reshape(x.shape)
+    draw = None if seed is None else _uniform(seed, x.shape)
+    return Codes(encoded(place.astype(jnp.float32), draw), _turned(step), None)
+
+
 def dequantize(
     codes: Codes, quantization: Quantization, shape: tuple[int, ...]
 ) -> Float[Array, "..."]:
     """The array of shape `shape` that the codes stand for, in float32 or wider."""
     full = shape or (1,)
     dtype = wide_dtype(codes.step.dtype)
-    values = unpack_codes(codes.packed, quantization.bits, shape).reshape(full)
+    values = codes.packed
+    if quantization.dtype is None:
+        values = unpack_codes(values, quantization.bits, shape)
+    values = values.reshape(full)
     blocks = _in_blocks(values, quantization.block_size).astype(dtype)
     step = widen(_turned(codes.step))[..., None]
-    if codes.low is None:
+    if quantization.dtype is not None:
+        out = blocks * step
+    elif codes.low is None:
         out = (blocks - 2 ** (quantization.bits - 1)) * step
     else:
         out = widen(_turned(codes.low))[..., None] + blocks * step

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxmem._checks import check_callable, check_key, check_numbers, wrong_value
 from jaxmem.ops.codes.quantization import Quantization
@@ -26,6 +27,7 @@ def save_quantized(
     argnums: int | Sequence[int] = 0,
     block_size: int = 128,
     symmetric: bool = False,
+    dtype: DTypeLike | None = None,
     rng: Rng = None,
 ) -> Callable[..., Any]:
     """The function `fn`, which keeps codes of some arguments for its backward pass.
@@ -49,6 +51,7 @@ def save_quantized(
             array in them. An argument that is `Stored` needs no mention.
         block_size: neighbours along the last axis that share a step and an offset.
         symmetric: codes about zero, without an offset.
+        dtype: None for codes that are integers; `jnp.float8_e4m3fn` for floating ones.
         rng: a key for stochastic rounding, another each step; None: to the nearest.
 
     Returns:
@@ -75,7 +78,7 @@ def save_quantized(
     check_callable("fn", fn)
     if rng is not None:
         check_key("rng", rng)
-    quantization = Quantization(bits, block_size, symmetric)
+    quantization = Quantization(bits, block_size, symmetric, dtype)
     chosen = check_numbers("argnums", argnums)
     if not chosen:
         raise wrong_value("argnums", argnums, "at least one position")

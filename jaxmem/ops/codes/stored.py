@@ -24,6 +24,7 @@ from jaxmem import _compat
 from jaxmem._checks import check_array, check_key, wrong_type
 from jaxmem.ops.codes.quantization import (
     Quantization,
+    SaveLike,
     as_quantization,
     dequantize,
     quantize,
@@ -117,14 +118,12 @@ def seed_of(rng: Rng, stream: int = 0) -> UInt32[Array, "2"] | None:
     return mix(seed_words(rng) + np.uint32(stream))
 
 
-def stored(
-    x: Float[Array, "..."], save: int | Quantization = 8, *, rng: Rng = None
-) -> Stored:
+def stored(x: Float[Array, "..."], save: SaveLike = 8, *, rng: Rng = None) -> Stored:
     """`x` and its codes, for functions that are to share them.
 
     Args:
         x: any floating array.
-        save: bits a value, or a `Quantization`.
+        save: bits a value, `jnp.float8_e4m3fn`, or a `Quantization`.
         rng: a key for stochastic rounding, another each step; None: to the nearest.
 
     Returns:
@@ -184,13 +183,14 @@ def remember(x: Any, codes: StoredCodes | None) -> None:
 
 
 def remembered(x: Any, quantization: Quantization) -> StoredCodes | None:
-    """Codes of `x` of no fewer bits, made in this very trace."""
+    """Codes of `x` of no fewer bits and of the same kind, made in this very trace."""
     shared: list[Any] = _shared.get() or []
     for y, trace, codes in reversed(shared):
         if (
             x is y
             and trace == _compat.trace_state()
             and codes.quantization.bits >= quantization.bits
+            and codes.quantization.dtype == quantization.dtype
         ):
             return codes
     return None

@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Inexact, Num
 
 from jaxmem._checks import check_array, check_int, check_numbers, wrong_value
-from jaxmem.ops.codes.quantization import Quantization, bits_or_none
+from jaxmem.ops.codes.quantization import SaveLike, bits_or_none
 from jaxmem.ops.codes.readers import read_from_codes
 from jaxmem.ops.codes.stored import Rng, Stored
 from jaxmem.ops.linear.dense import check_operands, compute_dtype
@@ -35,7 +35,7 @@ def conv(
     dtype: DTypeLike | None = None,
     precision: jax.lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
-    save: int | Quantization | None = None,
+    save: SaveLike | None = None,
     save_rng: Rng = None,
 ) -> Inexact[Array, "..."]:
     """Convolution over any number of dimensions, as `jax.lax.conv_general_dilated`.

@@ -22,7 +22,7 @@ from jaxmem._checks import (
     check_precision,
     wrong_value,
 )
-from jaxmem.ops.codes.quantization import Quantization, bits_or_none
+from jaxmem.ops.codes.quantization import SaveLike, bits_or_none
 from jaxmem.ops.codes.readers import read_from_codes
 from jaxmem.ops.codes.stored import Rng, Stored
 from jaxmem.ops.norms.moments import canonical_axes
@@ -38,7 +38,7 @@ def dense(
     dtype: DTypeLike | None = None,
     precision: jax.lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
-    save: int | Quantization | None = None,
+    save: SaveLike | None = None,
     save_rng: Rng = None,
 ) -> Inexact[Array, "..."]:
     """`x @ kernel + bias`, contracting any axes, as `flax.linen.DenseGeneral`.
@@ -55,9 +55,10 @@ def dense(
             least a floating one).
         precision: of the product, as for `jax.lax.dot_general`.
         preferred_element_type: of the product, as for `jax.lax.dot_general`.
-        save: bits a value (1 to 8) or a `Quantization`: codes of x are kept in place of
-            x. The output and the gradient of x are exact; the kernel's is off by the
-            rounding of x, at most half a step. None keeps x.
+        save: bits a value (1 to 8), `jnp.float8_e4m3fn` or a `Quantization`: codes of x
+            are kept in place of x. The output and the gradient of x are exact; the
+            kernel's is off by the rounding of x, at most half a step, in float8 a
+            sixteenth of each value. None keeps x.
         save_rng: a key for stochastic rounding, which makes the kernel's gradient
             unbiased; another each step. None: to the nearest code.
 

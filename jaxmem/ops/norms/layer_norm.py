@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Bool, Float
 
 from jaxmem._checks import check_key, wrong_value
-from jaxmem.ops.codes.quantization import Quantization, as_quantization
+from jaxmem.ops.codes.quantization import SaveLike, as_quantization
 from jaxmem.ops.codes.stored import Rng
 from jaxmem.ops.norms import kernels as kernels
 from jaxmem.ops.norms.from_codes import keep_codes
@@ -44,7 +44,7 @@ def layer_norm(
     dtype: DTypeLike | None = None,
     axis_name=None,
     axis_index_groups=None,
-    save: str | int | Quantization = "input",
+    save: SaveLike = "input",
     save_rng: Rng = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "..."]:
@@ -127,7 +127,7 @@ def rms_norm(
     dtype: DTypeLike | None = None,
     axis_name=None,
     axis_index_groups=None,
-    save: str | int | Quantization = "input",
+    save: SaveLike = "input",
     save_rng: Rng = None,
     implementation: Implementation | None = None,
 ) -> Float[Array, "..."]:

@@ -19,7 +19,11 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxmem._checks import check_array, wrong_value
-from jaxmem.ops.codes.quantization import Quantization, as_quantization
+from jaxmem.ops.codes.quantization import (
+    Quantization,
+    SaveLike,
+    as_quantization,
+)
 from jaxmem.ops.codes.readers import read_from_codes
 from jaxmem.ops.codes.stored import Rng, WithArray
 from jaxmem.ops.common.lean import wide_dtype, widen
@@ -201,7 +205,7 @@ def ms_layer_norm(
     use_fast_variance: bool = True,
     mask: Bool[Array, "..."] | None = None,
     dtype: DTypeLike | None = None,
-    save: str | int | Quantization = "output",
+    save: SaveLike = "output",
     save_rng: Rng = None,
 ) -> Normalized:
     """Layer normalisation over the last axis, to be read by `dense`.
@@ -247,7 +251,7 @@ def ms_rms_norm(
     epsilon: float = 1e-6,
     mask: Bool[Array, "..."] | None = None,
     dtype: DTypeLike | None = None,
-    save: str | int | Quantization = "output",
+    save: SaveLike = "output",
     save_rng: Rng = None,
 ) -> Normalized:
     """Root mean square normalisation over the last axis, to be read by `dense`.

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Float32, Integer
+from jaxtyping import Array, Float, Float32, Num
 
-from jaxmem.optim.low_bit import companding, dynamic_map, four_bit
+from jaxmem.optim.low_bit import companding, dynamic_map, float8, four_bit
 
 _SMALLEST = 2.0**-100  # of a scale: a block of zeros divides by it
 
@@ -23,12 +23,13 @@ class MomentCodes(NamedTuple):
     """A moment in codes.
 
     Attributes:
-      codes: int8 or uint8, of the parameter's shape; with 4 bits half its last axis.
+      codes: int8, uint8 or float8_e4m3fn, of the parameter's shape; with 4 bits half
+        its last axis.
       scale: what the largest code of each block stands for, [..., n / block]; bfloat16
         with companding (of the second moment's root), else float32.
     """
 
-    codes: Integer[Array, "..."]
+    codes: Num[Array, "..."]
     scale: Float[Array, "..."]
 
 
@@ -75,6 +76,11 @@ FORMATS: dict[tuple[int, str], tuple[Format, Format, int]] = {
             cheap=True,
         ),
         32,
+    ),
+    (8, "float8"): (
+        Format(float8.encode_signed, float8.decode, float8.DTYPE, cheap=True),
+        Format(float8.encode_root, float8.decode, float8.DTYPE, root=True, cheap=True),
+        128,
     ),
     (8, "dynamic"): (
         Format(dynamic_map.encode_signed, dynamic_map.decode_signed, jnp.uint8),

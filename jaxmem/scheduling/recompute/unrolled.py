@@ -3,10 +3,13 @@
 An equation belongs to the backward pass if it is a transposed one, or needs what one
 has made. What the others make and these read is kept from one pass to the other; a cut
 (`pairs.py`) says which of it to keep so that the rest can be recomputed.
+
+What is made of arguments of few bits, such as the quantised weights of a frozen base,
+is recomputed without a rate too: XLA would keep a wide copy of every layer's weights.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,12 +17,19 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
+from jaxmem.ir.costs import MATMULS
+from jaxmem.ir.dequantized import dequantizing, is_few_bits
 from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import LOOPS, barrier, is_var, size_of
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.scheduling._pass import Level, Pass
-from jaxmem.scheduling.plan.rows import Description, recomputed
+from jaxmem.scheduling.plan.rows import (
+    Description,
+    RecomputedResidual,
+    recomputed,
+    residual,
+)
 from jaxmem.scheduling.recompute.minimum_cut import PriceWithSends, needed, price_at
 from jaxmem.scheduling.recompute.pairs import Cut, Pair, cut
 
@@ -62,7 +72,8 @@ class Unrolled:
     """What is recomputed outside of loops."""
 
     name: ClassVar[str] = "unrolled"
-    rate: float | None = None  # as `Recompute.rate`; None: nothing
+    # as `Recompute.rate`; None: only what arguments of few bits are cast to
+    rate: float | None = None
 
 
 class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
@@ -71,7 +82,10 @@ class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
     config = Unrolled
 
     def analyse(self, level: Level, config: Unrolled) -> Iterator[tuple[Pair, Cut]]:
-        if config.rate is None or not has_both_passes(level):
+        if not has_both_passes(level):
+            return
+        if config.rate is None:
+            yield from _of_few_bits(level)
             return
         pair = unrolled(level.jaxpr, level.spreads)
         if pair is None:
@@ -86,9 +100,50 @@ class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
 
     def describe(self, rewrite: tuple[Pair, Cut], target: str) -> Description:
         pair, found = rewrite
-        eqns = (pair.body.eqns[i] for i in found.recomputed)
+        eqns = [pair.body.eqns[i] for i in found.recomputed]
         paid = [(e, 1) for e in eqns if pair.is_paid(e)]
-        return Description(recomputed=recomputed(paid, target, pair.inside()))
+        return Description(
+            residuals=tuple(_rows_of_few_bits(pair, found)),
+            recomputed=recomputed(paid, target, pair.inside()),
+        )
+
+
+def _of_few_bits(level: Level) -> Iterator[tuple[Pair, Cut]]:
+    """What is kept of arguments of few bits is recomputed, and nothing else."""
+    free = dequantizing(JaxprGraph(level.jaxpr))
+    pair = unrolled(level.jaxpr, level.spreads) if free else None
+    if pair is None:
+        return
+    weights = {i: v for i, v in pair.slots.items() if _is_in_product(pair.body, v)}
+    others = {v for v in pair.slots.values() if v not in weights.values()}
+    pair = replace(pair, slots=weights, inputs=pair.inputs | others)
+    eqns = {id(pair.body.eqns[i]) for i in free}
+    found = cut(pair, lambda eqn, sent=0.0: 0.0 if id(eqn) in eqns else None)
+    gone = _gone(pair, found)
+    saved, largest = sum(map(size_of, gone)), max(map(size_of, gone), default=0)
+    # the compiler's order may hold one of them more in the backward pass
+    if saved > (0 if level.compared else largest):
+        yield pair, found
+
+
+def _is_in_product(graph: JaxprGraph, v) -> bool:
+    """Whether a product reads it: moments of few bits are read where they are made."""
+    users = (graph.eqns[i].primitive.name for i in graph.users.get(v, ()))
+    return any(name in MATMULS for name in users)
+
+
+def _gone(pair: Pair, found: Cut) -> list[Any]:
+    """What of the values between the passes is not kept."""
+    return [v for v in pair.slots.values() if v not in found.variables]
+
+
+def _rows_of_few_bits(pair: Pair, found: Cut) -> Iterator[RecomputedResidual]:
+    free = dequantizing(pair.body)
+    for v in _gone(pair, found):
+        i = pair.body.maker[v]
+        if i in free:
+            words = "from arguments of few bits"
+            yield residual(v.aval, pair.body.eqns[i], words, 1, pair.shards(v))
 
 
 def has_both_passes(level: Level) -> bool:
@@ -154,7 +209,9 @@ class _Recomputed(Values):
         held = [v for v in self.graph.maker if v in read - made - arguments]
         known = {v: self._newest(v) for v in held}
         if not held:  # made of arguments alone
-            held = [v for v in self.graph.invars if v in read][:1]
+            given = [v for v in self.graph.invars if v in read]
+            # XLA would keep the cast of codes that do not wait, beside their scales
+            held = [v for v in given if is_few_bits(v)] or given[:1]
             known = {v: self.read(v) for v in held}
         if anchor is not None and held:
             # whoever reads the anchor does so behind the barrier: XLA drops from one

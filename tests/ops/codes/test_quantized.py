@@ -1,11 +1,15 @@
 """Codes of a few bits: their error, their mean over draws, what is kept and shared."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
+import jaxmem
 from jaxmem import ops
+from jaxmem._float8 import encoded
 from jaxmem.ops.codes.quantization import (
     Quantization,
     dequantize,
@@ -41,6 +45,100 @@ def test_a_code_is_within_its_step(how, dtype, rng):
     # A step is the range of a block over the levels, up to its rounding to bfloat16.
     span = np.ptp(wide, -1) if not how.symmetric else 2 * np.abs(wide).max(-1)
     assert step <= span.max() / (2**how.bits - 2) * (1 + 2**-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rng", [None, 0])
+def test_float8_is_within_a_sixteenth_of_the_value(dtype, rng):
+    """Of sizes over eight decades; far below the block's largest it is absolute."""
+    how = Quantization(dtype=jnp.float8_e4m3fn, block_size=64)
+    sizes = jnp.exp(9 * _normal(1, (3, 130)) - 9).astype(dtype)
+    x = _normal(0, (3, 130), dtype) * sizes
+    codes = quantize(x, how, seed_of(None if rng is None else jax.random.key(rng)))
+    assert codes.packed.dtype == jnp.float8_e4m3fn and codes.low is None
+    nbytes_of = sum(map(nbytes, jax.tree.leaves(codes)))
+    assert nbytes_of == quantized_nbytes(x.shape, dtype, how)
+    wide = np.asarray(x, "f8")
+    error = np.abs(np.asarray(dequantize(codes, how, x.shape), "f8") - wide)
+    blocks = np.repeat(np.asarray(codes.step, "f8").T, 44, axis=1)[:, :130]
+    bound = np.maximum(2.0**-4 * np.abs(wide), 2.0**-10 * blocks)
+    # at random a value may go to either side; float32 arithmetic on top
+    assert np.all(error <= bound * (1 if rng is None else 2) * (1 + 2.0**-20))
+    assert np.all(448 * blocks >= np.abs(wide))
+
+
+def test_float8_codes_are_those_of_ml_dtypes():
+    """To the nearest, ties to even: each code, and what lies in the middle of two."""
+    numbers = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn)
+    numbers = np.unique(numbers.astype(np.float32)[np.isfinite(numbers.astype("f4"))])
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    x = np.concatenate([numbers, middles, [-448.0], np.nextafter(middles, np.inf)])
+    x = x.astype(np.float32)
+    got = np.asarray(encoded(jnp.asarray(x))).astype(np.float32)
+    want = x.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_float8_rounds_at_random_with_the_right_mean():
+    how, x = Quantization(dtype="float8_e4m3fn", block_size=50), _normal(3, (50,))
+    draw = lambda key: dequantize(quantize(x, how, seed_of(key)), how, x.shape)
+    some = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), 2000))
+    off = np.asarray(some.std(0)) / 2000**0.5
+    assert np.all(np.abs(np.asarray(some.mean(0) - x)) <= 5 * off + 1e-6)
+
+
+def test_float8_beside_an_outlier():
+    """An integer's step is that of the largest; a sixteenth stays a sixteenth."""
+    x = _normal(0, (4, 128)).at[:, 7].set(300.0)
+    far = lambda how: np.abs(dequantize(quantize(x, how), how, x.shape) - x)[:, :7]
+    integer, floating = far(Quantization(8)), far(Quantization(dtype="float8_e4m3fn"))
+    assert floating.mean() < integer.mean() / 8
+
+
+@pytest.mark.parametrize("save", [jnp.float8_e4m3fn, "float8_e4m3fn"])
+def test_float8_of_a_dense_layer(save):
+    """Bytes; the input's gradient is exact, the kernel's is that of the codes."""
+    x, w, g = _normal(0, (8, 128)), _normal(1, (128, 4)), _normal(2, (8, 4))
+    how = Quantization(dtype=save)
+    fn = lambda x, w: ops.dense(x, w, save=save)
+    wanted = quantized_nbytes(x.shape, x.dtype, how)
+    assert kept_bytes(fn, (x, w), (1,)) == wanted == 8 * 132
+    assert kept_bytes(fn, (x, w), (0,)) == 0
+    out, back = jax.vjp(fn, x, w)
+    np.testing.assert_array_equal(out, x @ w)
+    dx, dw = back(g)
+    coded = dequantize(quantize(x, how), how, x.shape)
+    np.testing.assert_allclose(dx, g @ w.T, atol=1e-5)
+    np.testing.assert_allclose(dw, coded.T @ g, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", [jnp.float8_e4m3fn, "float8_e4m3fn"])
+def test_float8_of_activations_alone(how):
+    """A GELU keeps codes of its input, a byte an element and its blocks' steps."""
+
+    class Gelu(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.gelu(x)
+
+    x = _normal(0, (8, 128))
+    lean = jaxmem.substitute(Gelu(), activations=how)
+    fn = lambda x: lean.apply({}, x)
+    codes = Quantization(dtype=how)
+    assert kept_bytes(fn, (x,), (0,)) == quantized_nbytes(x.shape, x.dtype, codes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": jnp.float16}, "dtype=.*float8_e4m3fn or None"),
+        ({"dtype": "float8_e5m2"}, "dtype=.*float8_e4m3fn or None"),
+        ({"dtype": jnp.float8_e4m3fn, "bits": 4}, "bits=4.*8 with dtype"),
+    ],
+)
+def test_bad_floating_codes(options, message):
+    with pytest.raises(ValueError, match=message):
+        Quantization(**options)
 
 
 def test_constant_blocks_and_zero_are_exact():

@@ -7,6 +7,7 @@ to ten times as much over all steps, and the root of a second one by 1/255 (coar
 some 20 updates, one such rounding of each kind is `10 * 2/127 * 3 / 20 + 1/255 * 3`.
 """
 
+import ml_dtypes
 import numpy as np
 
 from jaxmem.optim import LowBit, adam, adama, adamw
@@ -60,6 +61,22 @@ def companded_second(v):
     scale = up_to_bfloat16(np.maximum(root.max(-1, keepdims=True), 1e-30))
     code = np.clip(np.floor(255 * root / scale + 0.5), 2, 255)
     return (scale * code / 255) ** 2
+
+
+def float8(y):
+    """Sizes of at most 1, as numbers of float8_e4m3fn."""
+    return (448 * y).astype(ml_dtypes.float8_e4m3fn).astype(np.float64) / 448
+
+
+def float8_first(m):
+    scale = np.maximum(abs(m).max(-1, keepdims=True), 1e-30)
+    return scale * float8(m / scale)
+
+
+def float8_second(v):
+    root = np.sqrt(v)
+    scale = np.maximum(root.max(-1, keepdims=True), 1e-30)
+    return (scale * np.maximum(float8(root / scale), 2.0**-9 / 448)) ** 2
 
 
 def from_table(table):
@@ -120,6 +137,13 @@ OTHERS = [
         reference(*DYNAMIC, decay=0.1),
         rtol=ONE_CODE,
         needs_params=True,
+    ),
+    Case(
+        "adam_float8",
+        lambda lr=LR: adam(lr, bits=every(8, "float8")),
+        reference(float8_first, float8_second),
+        # the widest gap is 32 of 448, of the first moment and of the second one's root
+        rtol=10 / 14 * 3 / 20 + 3 / 14,
     ),
     Case(
         "adam_4_bits",
