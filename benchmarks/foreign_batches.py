@@ -1,0 +1,202 @@
+"""Full-size models that others wrote: the largest batch on a T4, an L4 and an H100.
+
+    python -m benchmarks.foreign_batches [library/model ...] [--chip CHIP ...]
+    python -m benchmarks.foreign_batches --budget [library/model ...] [--chip CHIP ...]
+
+An Adam step, state donated, compiled for the chip: the largest batch in its memory, as
+the library has the model and substituted. With `--budget` also twice the latter, with
+the chip's memory as the budget of `jaxmem.schedule`: the peak, and what is recomputed;
+such a search takes minutes. Only shapes are there, no weights. The models are those of
+`foreign_published.py`; it needs the extra `foreign`. A row is written as soon as it is
+measured, those of this commit are skipped, and what was compiled once is remembered.
+
+Peaks are nearly linear in the batch. A batch that is named was compiled and fits; that
+the next one does not is compiled as well, or follows from the line through two compiled
+peaks. From 32 on batches are multiples of 2, from 64 on of 4, and so on.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+import jaxmem
+from benchmarks._common import MIB, commit, publish, published, write
+from benchmarks.blocks import matmul_flops
+from benchmarks.foreign_models import KEY, state, train_step
+from benchmarks.foreign_published import BF16, MODELS, Published
+from jaxmem.chips import get_target
+from jaxmem.memory import DoesNotFit
+from jaxmem.scheduling import BudgetError
+
+CHIPS = ("h100", "l4", "t4")
+COLUMNS = (
+    *("library", "model", "an example", "chip", "dtype", "memory (GiB)", "state (GiB)"),
+    *("plain", "substituted", "of plain"),
+    *("scheduled", "peak (GiB)", "recomputed (%)"),
+)
+FIRST = 8  # the batch that is compiled first
+SEARCH = 900.0  # seconds in which `schedule` takes what fits
+GIB = 1024 * MIB
+REFUSED = float("inf")
+
+
+@dataclass
+class Peaks:
+    """The peaks of a step by its batch, on one chip after another."""
+
+    step: Callable
+    args: Callable[[int], tuple]
+    slope: float = 0.0  # bytes an example, by what was compiled last
+    base: float = 0.0  # bytes of a step without examples, by that slope
+    seen: dict[tuple[str, int], float] = field(default_factory=dict)
+
+    def largest(self, chip: str, room: int) -> int:
+        """The largest batch in so many bytes; 0 where one example does not fit."""
+        guess = self._predicted(room) if self.slope else FIRST
+        fits, fails = 0, 1 << 20
+        while fits < guess < fails:
+            if self._compile(chip, guess) <= room:
+                fits = guess
+            else:
+                fails = guess
+            # a refusal says nothing of how far it is from what fits
+            refused = self.seen[chip, guess] == REFUSED
+            guess = guess // 2 if refused else self._predicted(room)
+            guess = max(fits, min(guess, fails - unit_of(fails - 1)))
+        return fits
+
+    def _predicted(self, room: int) -> int:
+        """By the line; at least 1, which is compiled before it is given up."""
+        exact = max(1, int((room - self.base) / self.slope))
+        return exact - exact % unit_of(exact)
+
+    def _compile(self, chip: str, batch: int) -> float:
+        """Bytes of the compiled step; the line is moved through them."""
+        how = {"target": chip, "donate_argnums": 0}
+        try:
+            found = jaxmem.estimate(self.step, *self.args(batch), **how).peak_bytes
+        except DoesNotFit:
+            found = REFUSED
+        else:
+            self._fit(chip, batch, found)
+        self.seen[chip, batch] = found
+        print(" ", chip, batch, f"{found / GIB:.2f} GiB", flush=True)
+        return found
+
+    def _fit(self, chip: str, batch: int, found: float) -> None:
+        """Through the nearest peak of this chip; of another one keeps the slope."""
+        near = [n for c, n in self.seen if c == chip and self.seen[c, n] < REFUSED]
+        if near:
+            other = min(near, key=lambda n: abs(n - batch))
+            rise = (found - self.seen[chip, other]) / (batch - other)
+            self.slope = rise if rise > 0 else self.slope
+        elif not self.slope:
+            held = self.args(0)  # the gradients are as large as the parameters
+            self.slope = (found - bytes_of(held) - bytes_of(held[0][0])) / batch
+        self.base = found - self.slope * batch
+
+
+def unit_of(batch: int) -> int:
+    """What a batch of this size is a multiple of: 1 up to 31, 2 up to 63, and so on."""
+    return 1 << max(0, batch.bit_length() - 5)
+
+
+def bytes_of(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def steps_of(model: Published, dtype: str) -> tuple[Peaks, Peaks]:
+    """The plain and the substituted step, over batches of shapes."""
+    built = model.build(dtype)
+    held = jax.eval_shape(lambda: state(built))
+
+    def args(batch: int) -> tuple:
+        sized = lambda x: jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype)
+        return held, jax.tree.map(sized, built.batch), KEY
+
+    plain, lean = (train_step(loss) for loss in (built.loss, built.lean))
+    return Peaks(plain, args), Peaks(lean, args)
+
+
+def batches(plain: Peaks, lean: Peaks, chip: str) -> list:
+    """The bytes there are, those of the state, and the largest batches in the rest."""
+    room = get_target(chip).memory_bytes
+    held = bytes_of(plain.args(0))
+    most, leanest = (x.largest(chip, room) if held < room else 0 for x in (plain, lean))
+    ratio = f"{leanest / most:.2f}" if most else ""
+    return [room / GIB, held / GIB, most, leanest, ratio]
+
+
+def within_budget(plain: Peaks, lean: Peaks, chip: str, largest: int) -> list:
+    """Twice that batch in the chip's memory: the peak, and what is recomputed."""
+    room = get_target(chip).memory_bytes
+    if bytes_of(plain.args(0)) > room:
+        return ["does not fit", "", ""]
+    batch = max(1, 2 * largest)
+    how = {"target": chip, "donate_argnums": 0, "search_seconds": SEARCH}
+    try:
+        plan = jaxmem.schedule(lean.step, room, **how).plan(*lean.args(batch))
+    except (BudgetError, TimeoutError) as error:
+        print(" ", error)
+        return [f"not {batch}", "", ""]
+    forward = matmul_flops(plain.step, *plain.args(batch)) / 3
+    recomputed = f"{100 * plan.recomputed_flops / forward:.1f}"
+    return [batch, plan.scheduled.peak_bytes / GIB, recomputed]
+
+
+def dtype_of(model: Published, chip: str) -> str:
+    """A T4 has no bfloat16."""
+    return "float16" if chip == "t4" and model.dtype == BF16 else model.dtype
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("models", nargs="*", metavar="library/model")
+    parser.add_argument("--chip", nargs="*", default=CHIPS, choices=CHIPS)
+    parser.add_argument("--budget", action="store_true")
+    asked = parser.parse_args()
+    if wrong := set(asked.models) - set(MODELS):
+        raise SystemExit(f"{', '.join(wrong)}: one of {', '.join(MODELS)}")
+    sys.argv[1:] = []  # the file is that of all rows
+    rows = {(*row[:2], row[3]): row for row in published("foreign_batches")}
+    for name in asked.models or MODELS:
+        measure(MODELS[name], asked.chip, asked.budget, rows)
+    publish("foreign_batches", COLUMNS, in_order(rows))
+
+
+def measure(model: Published, chips: Sequence[str], budget: bool, rows: dict) -> None:
+    """The rows of a model that this commit has not; each is written at once."""
+    made: dict[str, tuple[Peaks, Peaks]] = {}
+    for chip in chips:
+        key, dtype = (model.library, model.name, chip), dtype_of(model, chip)
+        if complete(rows.get(key), budget):
+            continue
+        if dtype not in made:
+            made[dtype] = steps_of(model, dtype)
+        found = batches(*made[dtype], chip)
+        more = within_budget(*made[dtype], chip, found[3]) if budget else ["", "", ""]
+        first = [model.library, model.name, model.example, chip, dtype]
+        rows[key] = [*first, *found, *more]
+        print(*rows[key], flush=True)
+        write("foreign_batches", COLUMNS, in_order(rows))
+
+
+def complete(row: Sequence | None, budget: bool) -> bool:
+    """Whether a row is of this commit, and has what is asked for."""
+    if row is None or getattr(row, "commit", None) != commit():
+        return False
+    return not budget or bool(row[COLUMNS.index("scheduled")])
+
+
+def in_order(rows: dict) -> list:
+    """The rows there are, by model and chip."""
+    every = [(m.library, m.name, chip) for m in MODELS.values() for chip in CHIPS]
+    return [rows[key] for key in every if key in rows]
+
+
+if __name__ == "__main__":
+    main()
