@@ -46,58 +46,71 @@ REFUSED = float("inf")
 
 @dataclass
 class Peaks:
-    """The peaks of a step by its batch, on one chip after another."""
+    """The peaks of a step by its batch, on one chip after another.
+
+    They are nearly linear from afar, but not between neighbours, where XLA may choose
+    other layouts and algorithms: lines go through batches that are far apart.
+    """
 
     step: Callable
     args: Callable[[int], tuple]
-    slope: float = 0.0  # bytes an example, by what was compiled last
-    base: float = 0.0  # bytes of a step without examples, by that slope
-    seen: dict[tuple[str, int], float] = field(default_factory=dict)
+    slope: float = 0.0  # bytes an example, of the last line
+    seen: dict[str, dict[int, float]] = field(default_factory=dict)  # by chip and batch
 
     def largest(self, chip: str, room: int) -> int:
         """The largest batch in so many bytes; 0 where one example does not fit."""
-        guess = self._predicted(room) if self.slope else FIRST
         fits, fails = 0, 1 << 20
+        guess = self._first(room)
         while fits < guess < fails:
             if self._compile(chip, guess) <= room:
                 fits = guess
             else:
                 fails = guess
-            # a refusal says nothing of how far it is from what fits
-            refused = self.seen[chip, guess] == REFUSED
-            guess = guess // 2 if refused else self._predicted(room)
-            guess = max(fits, min(guess, fails - unit_of(fails - 1)))
+            last = fails - unit_of(fails - 1)
+            guess = max(fits, min(self._next(chip, room, fits, fails), last))
         return fits
 
-    def _predicted(self, room: int) -> int:
-        """By the line; at least 1, which is compiled before it is given up."""
-        exact = max(1, int((room - self.base) / self.slope))
-        return exact - exact % unit_of(exact)
+    def _first(self, room: int) -> int:
+        """As another chip has it, or a small batch."""
+        if not self.slope:
+            return FIRST
+        smallest, peak = next(
+            (n, y) for of in self.seen.values() for n, y in of.items()
+        )
+        return rounded(smallest + (room - peak) / self.slope)
+
+    def _next(self, chip: str, room: int, fits: int, fails: int) -> int:
+        """By the line through what fits and what does not, or through all there is."""
+        found = {n: y for n, y in self.seen[chip].items() if y < REFUSED}
+        if fails not in found and fails < 1 << 20:
+            return fails // 2  # refused, without bytes
+        ends = (
+            (fits, fails) if {fits, fails} <= set(found) else (min(found), max(found))
+        )
+        rise = found[ends[1]] - found[ends[0]]
+        if rise > 0:
+            self.slope = rise / (ends[1] - ends[0])
+        elif not self.slope:
+            held = self.args(0)  # the gradients are as large as the parameters
+            self.slope = (found[ends[0]] - bytes_of((held, held[0][0]))) / ends[0]
+        return rounded(ends[0] + (room - found[ends[0]]) / self.slope)
 
     def _compile(self, chip: str, batch: int) -> float:
-        """Bytes of the compiled step; the line is moved through them."""
+        """Bytes of the compiled step."""
         how = {"target": chip, "donate_argnums": 0}
         try:
             found = jaxmem.estimate(self.step, *self.args(batch), **how).peak_bytes
         except DoesNotFit:
             found = REFUSED
-        else:
-            self._fit(chip, batch, found)
-        self.seen[chip, batch] = found
+        self.seen.setdefault(chip, {})[batch] = found
         print(" ", chip, batch, f"{found / GIB:.2f} GiB", flush=True)
         return found
 
-    def _fit(self, chip: str, batch: int, found: float) -> None:
-        """Through the nearest peak of this chip; of another one keeps the slope."""
-        near = [n for c, n in self.seen if c == chip and self.seen[c, n] < REFUSED]
-        if near:
-            other = min(near, key=lambda n: abs(n - batch))
-            rise = (found - self.seen[chip, other]) / (batch - other)
-            self.slope = rise if rise > 0 else self.slope
-        elif not self.slope:
-            held = self.args(0)  # the gradients are as large as the parameters
-            self.slope = (found - bytes_of(held) - bytes_of(held[0][0])) / batch
-        self.base = found - self.slope * batch
+
+def rounded(batch: float) -> int:
+    """Down to a multiple of its unit; at least 1, which is compiled before given up."""
+    whole = max(1, int(batch))
+    return whole - whole % unit_of(whole)
 
 
 def unit_of(batch: int) -> int:
