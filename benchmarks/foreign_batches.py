@@ -74,9 +74,8 @@ class Peaks:
         """As another chip has it, or a small batch."""
         if not self.slope:
             return FIRST
-        smallest, peak = next(
-            (n, y) for of in self.seen.values() for n, y in of.items()
-        )
+        points = (point for of in self.seen.values() for point in of.items())
+        smallest, peak = min(points)
         return rounded(smallest + (room - peak) / self.slope)
 
     def _next(self, chip: str, room: int, fits: int, fails: int) -> int:
@@ -84,9 +83,8 @@ class Peaks:
         found = {n: y for n, y in self.seen[chip].items() if y < REFUSED}
         if fails not in found and fails < 1 << 20:
             return fails // 2  # refused, without bytes
-        ends = (
-            (fits, fails) if {fits, fails} <= set(found) else (min(found), max(found))
-        )
+        between = fits in found and fails in found
+        ends = (fits, fails) if between else (min(found), max(found))
         rise = found[ends[1]] - found[ends[0]]
         if rise > 0:
             self.slope = rise / (ends[1] - ends[0])
