@@ -4,11 +4,14 @@
     python -m benchmarks.foreign_batches --budget [library/model ...] [--chip CHIP ...]
 
 An Adam step, state donated, compiled for the chip: the largest batch in its memory, as
-the library has the model and substituted. With `--budget` also twice the latter, with
-the chip's memory as the budget of `jaxmem.schedule`: the peak, and what is recomputed;
-such a search takes minutes. Only shapes are there, no weights. The models are those of
-`foreign_published.py`; it needs the extra `foreign`. A row is written as soon as it is
-measured, those of this commit are skipped, and what was compiled once is remembered.
+the library has the model and substituted. XLA for GPUs recomputes by itself where a
+step would not fit the chip; "as written" is with that switched off. With `--budget`
+also twice the largest batch, with the chip's memory as the budget of `jaxmem.schedule`:
+the peak, and what is recomputed; such a search takes minutes. Only shapes are there, no
+weights. The models are those of `foreign_published.py`; it needs the extra `foreign`.
+
+A row is written as soon as it is measured; those of this commit are skipped, and what
+was compiled once is remembered. Several commands may run side by side.
 
 Peaks are nearly linear in the batch. A batch that is named was compiled and fits; that
 the next one does not is compiled as well, or follows from the line through two compiled
@@ -26,7 +29,7 @@ import jax
 import jaxmem
 from benchmarks._common import MIB, commit, publish, published, write
 from benchmarks.blocks import matmul_flops
-from benchmarks.foreign_models import KEY, state, train_step
+from benchmarks.foreign_models import KEY, Loss, state, train_step
 from benchmarks.foreign_published import BF16, MODELS, Published
 from jaxmem.chips import get_target
 from jaxmem.memory import DoesNotFit
@@ -36,12 +39,14 @@ CHIPS = ("h100", "l4", "t4")
 COLUMNS = (
     *("library", "model", "an example", "chip", "dtype", "memory (GiB)", "state (GiB)"),
     *("plain", "substituted", "of plain"),
+    *("plain, as written", "substituted, as written", "of plain, as written"),
     *("scheduled", "peak (GiB)", "recomputed (%)"),
 )
 FIRST = 8  # the batch that is compiled first
 SEARCH = 900.0  # seconds in which `schedule` takes what fits
 GIB = 1024 * MIB
 REFUSED = float("inf")
+AS_WRITTEN = {"xla_disable_hlo_passes": "rematerialization"}
 
 
 @dataclass
@@ -54,13 +59,14 @@ class Peaks:
 
     step: Callable
     args: Callable[[int], tuple]
+    options: dict[str, str] | None = None  # of XLA
     slope: float = 0.0  # bytes an example, of the last line
     seen: dict[str, dict[int, float]] = field(default_factory=dict)  # by chip and batch
 
-    def largest(self, chip: str, room: int) -> int:
+    def largest(self, chip: str, room: int, first: int | None = None) -> int:
         """The largest batch in so many bytes; 0 where one example does not fit."""
         fits, fails = 0, 1 << 20
-        guess = self._first(room)
+        guess = first or self._first(room)
         while fits < guess < fails:
             if self._compile(chip, guess) <= room:
                 fits = guess
@@ -95,7 +101,7 @@ class Peaks:
 
     def _compile(self, chip: str, batch: int) -> float:
         """Bytes of the compiled step."""
-        how = {"target": chip, "donate_argnums": 0}
+        how = {"target": chip, "donate_argnums": 0, "compiler_options": self.options}
         try:
             found = jaxmem.estimate(self.step, *self.args(batch), **how).peak_bytes
         except DoesNotFit:
@@ -120,7 +126,15 @@ def bytes_of(tree: Any) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def steps_of(model: Published, dtype: str) -> tuple[Peaks, Peaks]:
+@dataclass(frozen=True)
+class Way:
+    """A step, compiled as XLA does by itself, and with its recomputation off."""
+
+    free: Peaks
+    held: Peaks
+
+
+def steps_of(model: Published, dtype: str) -> tuple[Way, Way]:
     """The plain and the substituted step, over batches of shapes."""
     built = model.build(dtype)
     held = jax.eval_shape(lambda: state(built))
@@ -129,32 +143,45 @@ def steps_of(model: Published, dtype: str) -> tuple[Peaks, Peaks]:
         sized = lambda x: jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype)
         return held, jax.tree.map(sized, built.batch), KEY
 
-    plain, lean = (train_step(loss) for loss in (built.loss, built.lean))
-    return Peaks(plain, args), Peaks(lean, args)
+    def way(loss: Loss) -> Way:
+        step = train_step(loss)
+        return Way(Peaks(step, args), Peaks(step, args, AS_WRITTEN))
+
+    return way(built.loss), way(built.lean)
 
 
-def batches(plain: Peaks, lean: Peaks, chip: str) -> list:
+def batches(plain: Way, lean: Way, chip: str) -> list:
     """The bytes there are, those of the state, and the largest batches in the rest."""
     room = get_target(chip).memory_bytes
-    held = bytes_of(plain.args(0))
-    most, leanest = (x.largest(chip, room) if held < room else 0 for x in (plain, lean))
-    ratio = f"{leanest / most:.2f}" if most else ""
-    return [room / GIB, held / GIB, most, leanest, ratio]
+    state_bytes = bytes_of(plain.free.args(0))
+    if state_bytes > room:
+        return [room / GIB, state_bytes / GIB, 0, 0, "", 0, 0, ""]
+    free = [way.free.largest(chip, room) for way in (plain, lean)]
+    held = [
+        way.held.largest(chip, room, n) if n else 0
+        for way, n in zip((plain, lean), free, strict=True)
+    ]
+    return [room / GIB, state_bytes / GIB, *free, of(*free), *held, of(*held)]
 
 
-def within_budget(plain: Peaks, lean: Peaks, chip: str, largest: int) -> list:
+def of(plain: int, lean: int) -> str:
+    return f"{lean / plain:.2f}" if plain else ""
+
+
+def within_budget(plain: Way, lean: Way, chip: str, largest: int) -> list:
     """Twice that batch in the chip's memory: the peak, and what is recomputed."""
     room = get_target(chip).memory_bytes
-    if bytes_of(plain.args(0)) > room:
+    args = lean.free.args
+    if bytes_of(args(0)) > room:
         return ["does not fit", "", ""]
     batch = max(1, 2 * largest)
     how = {"target": chip, "donate_argnums": 0, "search_seconds": SEARCH}
     try:
-        plan = jaxmem.schedule(lean.step, room, **how).plan(*lean.args(batch))
+        plan = jaxmem.schedule(lean.free.step, room, **how).plan(*args(batch))
     except (BudgetError, TimeoutError) as error:
         print(" ", error)
         return [f"not {batch}", "", ""]
-    forward = matmul_flops(plain.step, *plain.args(batch)) / 3
+    forward = matmul_flops(plain.free.step, *args(batch)) / 3
     recomputed = f"{100 * plan.recomputed_flops / forward:.1f}"
     return [batch, plan.scheduled.peak_bytes / GIB, recomputed]
 
@@ -173,27 +200,26 @@ def main() -> None:
     if wrong := set(asked.models) - set(MODELS):
         raise SystemExit(f"{', '.join(wrong)}: one of {', '.join(MODELS)}")
     sys.argv[1:] = []  # the file is that of all rows
-    rows = {(*row[:2], row[3]): row for row in published("foreign_batches")}
     for name in asked.models or MODELS:
-        measure(MODELS[name], asked.chip, asked.budget, rows)
-    publish("foreign_batches", COLUMNS, in_order(rows))
+        measure(MODELS[name], asked.chip, asked.budget)
+    publish("foreign_batches", COLUMNS, in_order(rows_there()))
 
 
-def measure(model: Published, chips: Sequence[str], budget: bool, rows: dict) -> None:
+def measure(model: Published, chips: Sequence[str], budget: bool) -> None:
     """The rows of a model that this commit has not; each is written at once."""
-    made: dict[str, tuple[Peaks, Peaks]] = {}
+    made: dict[str, tuple[Way, Way]] = {}
     for chip in chips:
         key, dtype = (model.library, model.name, chip), dtype_of(model, chip)
-        if complete(rows.get(key), budget):
+        if complete(rows_there().get(key), budget):
             continue
         if dtype not in made:
             made[dtype] = steps_of(model, dtype)
         found = batches(*made[dtype], chip)
         more = within_budget(*made[dtype], chip, found[3]) if budget else ["", "", ""]
         first = [model.library, model.name, model.example, chip, dtype]
-        rows[key] = [*first, *found, *more]
-        print(*rows[key], flush=True)
-        write("foreign_batches", COLUMNS, in_order(rows))
+        row = [*first, *found, *more]
+        print(*row, flush=True)
+        write("foreign_batches", COLUMNS, in_order(rows_there() | {key: row}))
 
 
 def complete(row: Sequence | None, budget: bool) -> bool:
@@ -201,6 +227,11 @@ def complete(row: Sequence | None, budget: bool) -> bool:
     if row is None or getattr(row, "commit", None) != commit():
         return False
     return not budget or bool(row[COLUMNS.index("scheduled")])
+
+
+def rows_there() -> dict[tuple[str, ...], Sequence]:
+    """By library, model and chip."""
+    return {(*row[:2], row[3]): row for row in published("foreign_batches")}
 
 
 def in_order(rows: dict) -> list:
