@@ -20,19 +20,18 @@ peaks. From 32 on batches are multiples of 2, from 64 on of 4, and so on.
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import jax
 
 import jaxmem
-from benchmarks._common import MIB, commit, publish, published, write
+from benchmarks._common import commit, publish, published, write
 from benchmarks.blocks import matmul_flops
 from benchmarks.foreign_models import KEY, Loss, state, train_step
 from benchmarks.foreign_published import BF16, MODELS, Published
+from benchmarks.peaks import GIB, Peaks, bytes_of
 from jaxmem.chips import get_target
-from jaxmem.memory import DoesNotFit
 from jaxmem.scheduling import BudgetError
 
 CHIPS = ("h100", "l4", "t4")
@@ -42,88 +41,8 @@ COLUMNS = (
     *("plain, as written", "substituted, as written", "of plain, as written"),
     *("scheduled", "peak (GiB)", "recomputed (%)"),
 )
-FIRST = 8  # the batch that is compiled first
 SEARCH = 900.0  # seconds in which `schedule` takes what fits
-GIB = 1024 * MIB
-REFUSED = float("inf")
 AS_WRITTEN = {"xla_disable_hlo_passes": "rematerialization"}
-
-
-@dataclass
-class Peaks:
-    """The peaks of a step by its batch, on one chip after another.
-
-    They are nearly linear from afar, but not between neighbours, where XLA may choose
-    other layouts and algorithms: lines go through batches that are far apart.
-    """
-
-    step: Callable
-    args: Callable[[int], tuple]
-    options: dict[str, str] | None = None  # of XLA
-    slope: float = 0.0  # bytes an example, of the last line
-    seen: dict[str, dict[int, float]] = field(default_factory=dict)  # by chip and batch
-
-    def largest(self, chip: str, room: int, first: int | None = None) -> int:
-        """The largest batch in so many bytes; 0 where one example does not fit."""
-        fits, fails = 0, 1 << 20
-        guess = first or self._first(room)
-        while fits < guess < fails:
-            if self._compile(chip, guess) <= room:
-                fits = guess
-            else:
-                fails = guess
-            last = fails - unit_of(fails - 1)
-            guess = max(fits, min(self._next(chip, room, fits, fails), last))
-        return fits
-
-    def _first(self, room: int) -> int:
-        """As another chip has it, or a small batch."""
-        if not self.slope:
-            return FIRST
-        points = (point for of in self.seen.values() for point in of.items())
-        smallest, peak = min(points)
-        return rounded(smallest + (room - peak) / self.slope)
-
-    def _next(self, chip: str, room: int, fits: int, fails: int) -> int:
-        """By the line through what fits and what does not, or through all there is."""
-        found = {n: y for n, y in self.seen[chip].items() if y < REFUSED}
-        if fails not in found and fails < 1 << 20:
-            return fails // 2  # refused, without bytes
-        between = fits in found and fails in found
-        ends = (fits, fails) if between else (min(found), max(found))
-        rise = found[ends[1]] - found[ends[0]]
-        if rise > 0:
-            self.slope = rise / (ends[1] - ends[0])
-        elif not self.slope:
-            held = self.args(0)  # the gradients are as large as the parameters
-            self.slope = (found[ends[0]] - bytes_of((held, held[0][0]))) / ends[0]
-        return rounded(ends[0] + (room - found[ends[0]]) / self.slope)
-
-    def _compile(self, chip: str, batch: int) -> float:
-        """Bytes of the compiled step."""
-        how = {"target": chip, "donate_argnums": 0, "compiler_options": self.options}
-        try:
-            found = jaxmem.estimate(self.step, *self.args(batch), **how).peak_bytes
-        except DoesNotFit:
-            found = REFUSED
-        self.seen.setdefault(chip, {})[batch] = found
-        print(" ", chip, batch, f"{found / GIB:.2f} GiB", flush=True)
-        return found
-
-
-def rounded(batch: float) -> int:
-    """Down to a multiple of its unit; at least 1, which is compiled before given up."""
-    whole = max(1, int(batch))
-    return whole - whole % unit_of(whole)
-
-
-def unit_of(batch: int) -> int:
-    """What a batch of this size is a multiple of: 1 up to 31, 2 up to 63, and so on."""
-    return 1 << max(0, batch.bit_length() - 5)
-
-
-def bytes_of(tree: Any) -> int:
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 @dataclass(frozen=True)
