@@ -242,7 +242,7 @@ def largest_batches(suffix: str = "") -> str:
         if r is None:
             return ""
         plain, lean = (r[f"{step}{suffix}"] for step in ("plain", "substituted"))
-        return "0" if plain == lean == "0" else f"{plain} → {lean}"
+        return plain if plain == lean and plain in ("", "0") else f"{plain} → {lean}"
 
     def line(name: tuple[str, str]) -> list[str]:
         of = [found.get((*name, chip)) for chip in chips]
