@@ -243,3 +243,29 @@ def foreign() -> str:
         for r in rows("foreign")
     ]
     return table(("library", "family", *variants), lines)
+
+
+def largest_batches(suffix: str = "") -> str:
+    """A line a model, a column a chip; what was not measured is left empty."""
+    chips = ("t4", "l4", "h100")
+    found = {(r["library"], r["model"], r["chip"]): r for r in rows("foreign_batches")}
+    names = dict.fromkeys(key[:2] for key in found)
+
+    def cell(r: Row | None) -> str:
+        if r is None:
+            return ""
+        plain, lean = (r[f"{step}{suffix}"] for step in ("plain", "substituted"))
+        return plain if plain == lean and plain in ("", "0") else f"{plain} → {lean}"
+
+    def line(name: tuple[str, str]) -> list[str]:
+        of = [found.get((*name, chip)) for chip in chips]
+        first = next(r for r in of if r is not None)
+        state = f"{float(first['state (GiB)']):.1f}"
+        return [*name, first["an example"], state, *map(cell, of)]
+
+    head = ("library", "model", "an example", "state (GiB)", "T4", "L4", "H100")
+    return table(head, map(line, names))
+
+
+figures("foreign_batches")(largest_batches)
+figures("foreign_batches, as written")(lambda: largest_batches(", as written"))

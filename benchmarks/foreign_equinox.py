@@ -97,7 +97,8 @@ class Mlp(eqx.Module):
 
 def _model(make, batch) -> Model:
     """A vmapped equinox model: its arrays are the parameters."""
-    static = eqx.partition(make(jax.random.key(0)), eqx.is_inexact_array)[1]
+    shapes = eqx.filter_eval_shape(make, jax.random.key(0))
+    static = eqx.partition(shapes, lambda x: isinstance(x, jax.ShapeDtypeStruct))[1]
 
     def init(key):
         return eqx.partition(make(key), eqx.is_inexact_array)[0], {}

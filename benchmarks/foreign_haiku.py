@@ -74,6 +74,7 @@ def _model(run, batch) -> Model:
 FAMILIES = {
     "transformer": _transformer,
     "resnet18": _net(lambda: hk.nets.ResNet18(10)),
+    "resnet50": _net(lambda: hk.nets.ResNet50(1000)),
     "mobilenet": _net(lambda: hk.nets.MobileNetV1(num_classes=10)),
 }
 

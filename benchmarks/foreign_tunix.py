@@ -31,7 +31,7 @@ class Family:
 
     def build(self, size: Size) -> Model:
         """The model as a function of its parameters, split off once."""
-        plain = self.make(size)
+        plain = nnx.eval_shape(lambda: self.make(size))
         lean = jaxmem.substitute(plain)
         inputs = _inputs(size)
 

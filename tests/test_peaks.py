@@ -1,0 +1,59 @@
+"""The search of `benchmarks.peaks`, on steps whose bytes are a formula."""
+
+import types
+
+import jax
+import pytest
+
+import jaxmem
+from benchmarks.peaks import GIB, REFUSED, Peaks, unit_of
+from jaxmem.memory import DoesNotFit
+
+CHIPS = {"h100": 80 * GIB, "l4": 22 * GIB, "t4": 15 * GIB}
+STATE = jax.ShapeDtypeStruct((2**28,), "float32")  # 1 GiB
+
+
+def searched(monkeypatch, peak):
+    """The peaks of a step, after a search on each chip, and the batches found."""
+
+    def estimate(step, state, batch, *, target, **_):
+        if (found := peak(batch.shape[0])) == REFUSED:
+            raise DoesNotFit("the step")
+        return types.SimpleNamespace(peak_bytes=found)
+
+    def args(batch):
+        return (STATE,), jax.ShapeDtypeStruct((batch,), "int32")
+
+    monkeypatch.setattr(jaxmem, "estimate", estimate)
+    peaks = Peaks(lambda: None, args)
+    return peaks, {chip: peaks.largest(chip, room) for chip, room in CHIPS.items()}
+
+
+@pytest.mark.parametrize("example", [0.003, 0.21, 1.7, 9.1])
+def test_a_line_needs_few_compiles(monkeypatch, example):
+    peak = lambda batch: (3 + example * batch) * GIB
+    peaks, largest = searched(monkeypatch, peak)
+    for chip, room in CHIPS.items():
+        found, exact = largest[chip], int((room / GIB - 3) / example)
+        assert found <= exact < found + unit_of(exact)
+        assert found in (0, *peaks.seen[chip])  # what is named was compiled
+    assert sum(map(len, peaks.seen.values())) <= 8
+
+
+def test_what_the_compiler_recomputes_by_itself_is_used(monkeypatch):
+    """From 150 examples on the step takes less, as XLA makes it."""
+    peak = lambda batch: (2 + (0.4 if batch < 150 else 0.3) * batch) * GIB
+    _, largest = searched(monkeypatch, peak)
+    assert largest["h100"] == 256
+    assert largest["l4"] == 50
+
+
+def test_what_is_refused_is_bisected(monkeypatch):
+    peak = lambda batch: REFUSED if batch > 5 else (2 + 4 * batch) * GIB
+    _, largest = searched(monkeypatch, peak)
+    assert largest == {"h100": 5, "l4": 5, "t4": 3}
+
+
+def test_no_example_fits(monkeypatch):
+    _, largest = searched(monkeypatch, lambda batch: (90 + batch) * GIB)
+    assert largest == dict.fromkeys(CHIPS, 0)
