@@ -101,4 +101,4 @@ def _inference(norm: Norm):
         mean, var = (along(s, wide, norm.features) for s in (mean, var))
         return affine(norm, x, mean, var, scale, bias)
 
-    return jax.checkpoint(apply, prevent_cse=False)
+    return jax.checkpoint(apply)

@@ -172,4 +172,6 @@ def keep_output(norm: Norm) -> Callable:
 
     names = (norm.stats_name, f"jaxmem_{norm.name}_output", f"jaxmem_{norm.name}_guard")
     policy = jax.checkpoint_policies.save_only_these_names(*names)
-    return jax.checkpoint(apply, prevent_cse=False, policy=policy)
+    # With barriers, as in `moments.keep_input`. Besides, XLA puts the guarded channels
+    # into the output before the gradient is there, and keeps both.
+    return jax.checkpoint(apply, policy=policy)

@@ -236,4 +236,6 @@ def keep_input(norm: Norm) -> Callable:
     # Partial evaluation drops what a frozen input does not need, and forward mode,
     # second derivatives and collectives come out of JAX itself.
     fn = functools.partial(_normalize, norm)
-    return jax.checkpoint(fn, prevent_cse=False, policy=policy)
+    # With barriers: of layers that are written out, rather than scanned, XLA otherwise
+    # merges the recomputation with the forward pass, and keeps the output besides.
+    return jax.checkpoint(fn, policy=policy)

@@ -80,14 +80,14 @@ class Normalized(WithArray):
 
         x = self.value.astype(dtype)
         scale = () if self.scale is None else (self.scale,)
-        folded = jax.checkpoint(folded, prevent_cse=False)
+        folded = jax.checkpoint(folded)
         given = kernel, *scale
         y = read_from_codes(folded, x, quantization, rng, *given, markable=False)
         if self.bias is None:
             return y
         # The gradients of scale and bias come out of the weights': no sum over the rows
         # for them, and a product an element of the weights in each pass.
-        shift = jax.checkpoint(_shift, prevent_cse=False)(self.bias, kernel)
+        shift = jax.checkpoint(_shift)(self.bias, kernel)
         return y + jnp.broadcast_to(shift.astype(y.dtype), y.shape)
 
 
