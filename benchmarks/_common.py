@@ -57,8 +57,9 @@ def commit() -> str:
     """The commit of the working tree, with a plus if the tree differs from it."""
     git = functools.partial(subprocess.run, cwd=RESULTS.parent, text=True, check=True)
     said = lambda *words: git(["git", *words], capture_output=True).stdout.strip()
-    # results themselves change while benchmarks run
-    changed = said("status", "--porcelain", "--", ":/", ":!/benchmarks/results")
+    # results, and the pages made of them, change while benchmarks run
+    made = (":!/benchmarks/results", ":!/docs", ":!/README.md")
+    changed = said("status", "--porcelain", "--", ":/", *made)
     return said("rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
 
 

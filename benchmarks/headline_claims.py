@@ -186,7 +186,7 @@ CLAIMS: tuple[Claim, ...] = (
         *("DeepSpeed", DEEPSPEED, "BERT-Large, flags of the transformer kernel"),
         *("MiB", 30_252, 21_686),
         "BERT-Large with Adam, 16 x 512, peak of an A100, `substitute`",
-        "Batch and length are not published; ours is of about as many bytes.",
+        "Batch and length are not published; that of jaxmem takes about as many bytes.",
         compiled("MiB", steps.bert_large, 16, "a100"),
     ),
     Claim(
@@ -204,7 +204,8 @@ CLAIMS: tuple[Claim, ...] = (
         *("AdamA", ADAMA, "parameters of the largest model that fits, at the least"),
         *("of plain", 1, 1.26),
         "BERT-Large with more and more layers, 8 micro-batches, 78 GiB of an H100",
-        "Theirs are of eight devices with ZeRO, 1.26 to 3.14 times; ours are of one.",
+        "Theirs are of eight devices with ZeRO, 1.26 to 3.14 times; those of jaxmem "
+        "are of one.",
         compiled("million", steps.deepest_models),
         more=True,
     ),
@@ -424,7 +425,7 @@ CLAIMS: tuple[Claim, ...] = (
         *("Cut Cross-Entropy", CCE, "Gemma-2 2B's head, 8,192 tokens"),
         *("MB", 28_000, 1_164),
         "the same, loss and gradients, for an A100: `linear_cross_entropy`",
-        "Ours adds up the kernel's gradient in float32, theirs in bfloat16.",
+        "jaxmem adds up the gradient of the kernel in float32, theirs in bfloat16.",
         compiled("MB", steps.gemma_head),
     ),
     Claim(

@@ -97,8 +97,8 @@ class TestModels:
         agree(model(), model(parts=parts), images)
 
     def test_llama(self):
-        config = StackConfig(2, 16, 4, 2, 32, 0.0, dtype=jnp.float32)
-        x = jax.random.normal(jax.random.key(2), (2, 4, 16))
+        config = StackConfig(2, 32, 4, 2, 32, 0.0, dtype=jnp.float32)
+        x = jax.random.normal(jax.random.key(2), (2, 4, 32))
         own = LlamaBlocks(config, LlamaParts(projected), classes=3)
         plain = LlamaBlocks(config, classes=3)
         variables = own.init(jax.random.key(0), x)
