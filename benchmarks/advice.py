@@ -78,10 +78,10 @@ MODELS: dict[str, Callable[[], Model]] = {
 def loss_of(model: Model) -> Callable:
     """With the bits of a key, which an abstract argument can be."""
 
-    def loss(params, x, bits):
+    def loss_fn(params, x, bits):
         return model.loss(params, x, jax.random.wrap_key_data(bits))
 
-    return loss
+    return loss_fn
 
 
 def arguments(model: Model, batch: int) -> tuple[Any, Any, Any]:
