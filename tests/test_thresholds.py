@@ -122,7 +122,8 @@ def test_a_plain_bert_large_under_a_budget():
     its = next(r for r in rows if r[0] == "dots_with_no_batch_dims_saveable")
     _, _, temp, part, recomputed, *_ = budget.row(name, 2300)
     assert temp <= 2300
-    assert 97 <= part <= 100  # per cent of the budget, arguments included
+    assert part <= 100  # per cent of the budget, arguments included
+    assert part >= 97 or recomputed == 0  # room is left only where nothing could use it
     assert its[1] > 2200
     assert recomputed <= its[2] + 0.01
 

@@ -85,13 +85,15 @@ def by_rows(
     count, rest = divmod(part, chunks.rows)
     if rest and _is_on_host(carried):
         # only as a whole: what is written there cannot be mixed with what is there
-        carried, rest = run(part - rest, part - rest, rest, carried), 0
+        carried, rest = run(part - rest, None, rest, carried), 0
 
     def body(i, carried):
         # The last chunk has all rows, too, those of the one before among them: for
         # fewer, TPU may lay the whole array out anew.
         first = i * chunks.rows
-        start = jnp.minimum(first, part - chunks.rows) if rest else first
+        if not rest:
+            return run(first, None, chunks.rows, carried)
+        start = jnp.minimum(first, part - chunks.rows)
         return run(start, first, chunks.rows, carried)
 
     carried = lax.fori_loop(0, count + bool(rest), body, carried)
@@ -105,7 +107,10 @@ def _is_on_host(arrays: PyTree) -> bool:
 
 
 def _chunk(fn, read, axis: int, start, first, rows: int, carried):
-    """What is carried after the rows from `first` on, of `rows` of each part."""
+    """What is carried after `rows` rows of each part, from `start` on.
+
+    Those before `first` stay as they are; None: all are new.
+    """
     cut = lambda x: lax.dynamic_slice_in_dim(x, start, rows, axis)
     put = lambda x, y: lax.dynamic_update_slice_in_dim(x, y, start, axis)
     old = jax.tree.map(cut, carried)
@@ -115,7 +120,7 @@ def _chunk(fn, read, axis: int, start, first, rows: int, carried):
     if axis:
         lead = lead + shape[1] * lax.broadcasted_iota(jnp.uint32, lead.shape, 0)
     new = fn(lead, old, jax.tree.map(cut, read))
-    if start is not first:
+    if first is not None:
         is_new = at >= jnp.asarray(first, jnp.uint32)
         wide = lambda x: is_new.reshape(*is_new.shape, *[1] * (x.ndim - is_new.ndim))
         new = jax.tree.map(lambda x, y: jnp.where(wide(x), y, x), old, new)

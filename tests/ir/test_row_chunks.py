@@ -32,3 +32,22 @@ def test_every_row_once(rows, chunks):
     np.testing.assert_array_equal(new, 3 * x)
     number = jnp.arange(rows, dtype=jnp.uint8)
     np.testing.assert_array_equal(numbered, codes + number)
+
+
+@pytest.mark.parametrize("rows", [96, 100, 700])
+def test_rows_on_the_host_are_not_mixed_with_what_is_there(rows):
+    """Fewer rows than a chunk go alone, of arrays of any length."""
+    host = jax.memory.Space.Host
+    x = jnp.arange(rows * 3, dtype=jnp.float32).reshape(rows, 3)
+
+    def rule(lead, carried, read):
+        del lead
+        on_device = jax.device_put(carried, jax.memory.Space.Device)
+        return jax.device_put(on_device + read, host)
+
+    @jax.jit
+    def run(x):
+        new = by_rows(rule, Chunks(1, 32), jax.device_put(x, host), 2 * x)
+        return jax.device_put(new, jax.memory.Space.Device)
+
+    np.testing.assert_array_equal(run(x), 3 * x)
