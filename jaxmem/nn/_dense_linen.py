@@ -145,9 +145,9 @@ class LoRADense(nn.Dense):
         b_init: those of `lora_b`.
 
     Saves:
-        The input and the thin product, of rank numbers a row, where `lora_a` and
-        `lora_b` are trained; where the input is differentiated the parameters
-        themselves, and no copy of them in the dtype of the computation.
+        The input, where `lora_a` or `lora_b` is trained: the product of rank numbers a
+        row is recomputed. Where the input is differentiated the parameters themselves,
+        and no copy of them in the dtype of the computation.
 
     Source:
         Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv
@@ -178,9 +178,12 @@ class LoRADense(nn.Dense):
         shapes = (inputs.shape[-1], self.rank), (self.rank, self.features)
         a = self.param("lora_a", self.a_init, shapes[0], self.param_dtype)
         b = self.param("lora_b", self.b_init, shapes[1], self.param_dtype)
-        # Never `x @ (kernel + a @ b)`: no weight of the kernel's size is made, and the
-        # input and the thin product are what the gradients of a and b need.
-        thin = ops.dense(inputs, a, dtype=y.dtype, precision=self.precision)
-        added = ops.dense(thin, b, dtype=y.dtype, precision=self.precision)
+        product = functools.partial(ops.dense, dtype=y.dtype, precision=self.precision)
+        # Never `x @ (kernel + a @ b)`: no weight of the kernel's size is made. The
+        # thin product is recomputed, at a cost of rank / features of the base's.
+        added = jax.checkpoint(
+            lambda x, a, b: product(product(x, a), b), prevent_cse=False
+        )(inputs, a, b)
         alpha = self.rank if self.alpha is None else self.alpha
-        return y + float(alpha / self.rank) * added
+        # Else XLA fuses the sum into whatever reads it, and keeps both parts.
+        return jax.lax.optimization_barrier(y + float(alpha / self.rank) * added)

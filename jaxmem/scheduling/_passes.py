@@ -25,6 +25,7 @@ from jaxmem.scheduling.order.shrink_first import ProductsThatShrinkFirst, Shrink
 from jaxmem.scheduling.placement.inside import CastInside, ConstantsInside
 from jaxmem.scheduling.placement.passed_on import PassOnSlices
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
+from jaxmem.scheduling.recompute.barriers import RecomputeBehindBarriers
 from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers
 from jaxmem.scheduling.recompute.maps import PutMapsTogether, TakeMapsApart
 from jaxmem.scheduling.recompute.pairs import Pair, pairs
@@ -54,6 +55,7 @@ PASSES: tuple[Pass, ...] = (
     RecomputeFirstLayers(),
     RecomputeResiduals(),
     RecomputeUnrolled(),
+    RecomputeBehindBarriers(),
     PutMapsTogether(),
     TileVocabulary(),
     TileRegions(),

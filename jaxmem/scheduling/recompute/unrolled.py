@@ -8,7 +8,7 @@ What is made of arguments of few bits, such as the quantised weights of a frozen
 is recomputed without a rate too: XLA would keep a wide copy of every layer's weights.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -95,7 +95,7 @@ class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):
             yield pair, found
 
     def apply(self, level: Level, rewrite: tuple[Pair, Cut]):
-        run = lambda args: _Recomputed.of(*rewrite, args).all_outputs()
+        run = lambda args: Recomputed.of(*rewrite, args).all_outputs()
         return jaxprs.retrace(level.jaxpr, run)
 
     def describe(self, rewrite: tuple[Pair, Cut], target: str) -> Description:
@@ -114,16 +114,21 @@ def _of_few_bits(level: Level) -> Iterator[tuple[Pair, Cut]]:
     pair = unrolled(level.jaxpr, level.spreads) if free else None
     if pair is None:
         return
-    weights = {i: v for i, v in pair.slots.items() if _is_in_product(pair.body, v)}
-    others = {v for v in pair.slots.values() if v not in weights.values()}
-    pair = replace(pair, slots=weights, inputs=pair.inputs | others)
-    eqns = {id(pair.body.eqns[i]) for i in free}
-    found = cut(pair, lambda eqn, sent=0.0: 0.0 if id(eqn) in eqns else None)
-    gone = _gone(pair, found)
+    pair, found = weights_made_by(free, pair)
+    gone = not_kept(pair, found)
     saved, largest = sum(map(size_of, gone)), max(map(size_of, gone), default=0)
     # the compiler's order may hold one of them more in the backward pass
     if saved > (0 if level.compared else largest):
         yield pair, found
+
+
+def weights_made_by(free: Set[int], pair: Pair) -> tuple[Pair, Cut]:
+    """The operands of products that the equations `free` make, and no others."""
+    weights = {i: v for i, v in pair.slots.items() if _is_in_product(pair.body, v)}
+    others = {v for v in pair.slots.values() if v not in weights.values()}
+    pair = replace(pair, slots=weights, inputs=pair.inputs | others)
+    eqns = {id(pair.body.eqns[i]) for i in free}
+    return pair, cut(pair, lambda eqn, sent=0.0: 0.0 if id(eqn) in eqns else None)
 
 
 def _is_in_product(graph: JaxprGraph, v) -> bool:
@@ -132,14 +137,14 @@ def _is_in_product(graph: JaxprGraph, v) -> bool:
     return any(name in MATMULS for name in users)
 
 
-def _gone(pair: Pair, found: Cut) -> list[Any]:
+def not_kept(pair: Pair, found: Cut) -> list[Any]:
     """What of the values between the passes is not kept."""
     return [v for v in pair.slots.values() if v not in found.variables]
 
 
 def _rows_of_few_bits(pair: Pair, found: Cut) -> Iterator[RecomputedResidual]:
     free = dequantizing(pair.body)
-    for v in _gone(pair, found):
+    for v in not_kept(pair, found):
         i = pair.body.maker[v]
         if i in free:
             words = "from arguments of few bits"
@@ -152,7 +157,7 @@ def has_both_passes(level: Level) -> bool:
 
 
 @dataclass
-class _Recomputed(Values):
+class Recomputed(Values):
     """Values, of which the backward pass sees only what is kept."""
 
     late: set[int] = field(kw_only=True)  # equations of the backward pass
@@ -163,7 +168,7 @@ class _Recomputed(Values):
     newest: Any = None  # the floating array of the backward pass that was made last
 
     @classmethod
-    def of(cls, pair: Pair, found: Cut, args: Sequence[Any]) -> "_Recomputed":
+    def of(cls, pair: Pair, found: Cut, args: Sequence[Any]) -> "Recomputed":
         graph = pair.body
         kept = {*found.variables, *pair.free}
         return cls(graph, graph.inputs(args), late=late_of(graph), kept=kept)

@@ -14,6 +14,7 @@ from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
 from jaxmem.scheduling.order.ordered import OperationOrder
 from jaxmem.scheduling.order.shrink_first import ShrinkFirst
+from jaxmem.scheduling.recompute.barriers import Barriers
 from jaxmem.scheduling.recompute.first_layers import seconds_of_gathers
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.search.budget import BudgetSearch, may_shrink
@@ -249,6 +250,9 @@ class SearchRun:
         free = [default]
         if self._space.is_unrolled:
             free.append(default.having(OperationOrder(planned=True)))
+            waiting = default.having(Barriers(enabled=True))
+            if self.step.rewritten(waiting).did(Barriers):
+                free.append(waiting)
         if self._can_shrink_first:
             free.append(default.having(ShrinkFirst(enabled=True)))
         if self.budget is None:
@@ -468,4 +472,6 @@ class SearchRun:
         candidates = self._sequences
         if len(candidates) == 1:  # the lists are in loops over micro-batches
             candidates = pareto_front(self._space)
-        return [replace(candidates[0], choice=best.choice), *candidates[1:]]
+        barriers = best.choice.get(Barriers)  # where they pay, they pay for all
+        others = (replace(c, choice=c.choice.having(barriers)) for c in candidates[1:])
+        return [replace(candidates[0], choice=best.choice), *others]

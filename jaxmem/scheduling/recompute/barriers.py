@@ -1,0 +1,123 @@
+"""Layers that are written out: what is recomputed waits for the backward pass.
+
+Lean ops recompute through `jax.checkpoint` without a barrier, which is right in a scan:
+there each pass is a loop of its own. Of layers that are written out XLA finds both
+passes in one program. It merges the cast of a weight in the backward pass with that of
+the forward pass and keeps the copy, or recomputes something long before it is read.
+Behind a barrier it waits for the gradient. JAX itself keeps narrow copies of weights
+that a model casts outside of such an op: they are cast in each pass too.
+"""
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import JaxprGraph, late_of
+from jaxmem.ir.scans import LARGE, is_var, size_of
+from jaxmem.memory import format_bytes
+from jaxmem.scheduling._pass import Level, Pass
+from jaxmem.scheduling.plan.rows import Description
+from jaxmem.scheduling.recompute.pairs import Cut, Pair
+from jaxmem.scheduling.recompute.unrolled import (
+    Recomputed,
+    has_both_passes,
+    not_kept,
+    unrolled,
+    weights_made_by,
+)
+
+Checkpoints = frozenset[int]  # by their places in the list
+Casts = tuple[Pair, Cut]  # the two passes, and what is kept of the casts: none
+
+
+@dataclass(frozen=True)
+class Barriers:
+    """Whether there are barriers: it costs no operation, but XLA decides what it saves.
+
+    A barrier ends a fusion, so the result is compared with the step without.
+    """
+
+    name: ClassVar[str] = "barriers"
+    enabled: bool = False
+
+
+class RecomputeBehindBarriers(Pass[Barriers, Checkpoints | Casts]):
+    """In layers that are written out, recomputation waits for its gradient."""
+
+    config = Barriers
+    repeats = True  # for the checkpoints, and then for the casts
+
+    def analyse(self, level: Level, config: Barriers) -> Iterator[Checkpoints | Casts]:
+        if not config.enabled or not has_both_passes(level):
+            return
+        graph = JaxprGraph(level.jaxpr)
+        if early := frozenset(i for i in late_of(graph) if _is_early(graph.eqns[i])):
+            yield early
+        yield from _casts(level, graph)
+
+    def apply(self, level: Level, rewrite: Checkpoints | Casts):
+        if isinstance(rewrite, frozenset):
+            return _with_barriers(level.jaxpr, rewrite)
+        run = lambda args: Recomputed.of(*rewrite, args).all_outputs()
+        return jaxprs.retrace(level.jaxpr, run)
+
+    def describe(self, rewrite: Checkpoints | Casts, target: str) -> Description:
+        if isinstance(rewrite, frozenset):
+            note = f"{len(rewrite)} recomputations wait for their gradients"
+        else:
+            size = format_bytes(sum(map(size_of, not_kept(*rewrite))))
+            note = (
+                f"{size} of weights that are cast are cast in each pass, and not kept"
+            )
+        return Description(notes=(note,))
+
+
+def _is_early(eqn) -> bool:
+    """Whether XLA may do the recomputation of a checkpoint before it is needed."""
+    if eqn.primitive.name not in jaxprs.TAKES_OPEN_JAXPR:
+        return False
+    if not eqn.params["differentiated"] or eqn.params["prevent_cse"]:
+        return False
+    return any(is_var(v) and size_of(v) >= LARGE for v in eqn.invars)
+
+
+def _with_barriers(closed, places: Set[int]):
+    """The jaxpr where these checkpoints recompute behind a barrier."""
+    held = {id(JaxprGraph(closed).eqns[i]) for i in places}
+
+    def rule(eqn, args: list) -> list[Any] | None:
+        if id(eqn) not in held:
+            return None
+        return _compat.bind(eqn, args, {**eqn.params, "prevent_cse": True})
+
+    return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, rule))
+
+
+def _casts(level: Level, graph: JaxprGraph) -> Iterator[Casts]:
+    """Casts of arguments for products, kept from one pass to the other."""
+    pair = unrolled(level.jaxpr, level.spreads)
+    if pair is None:
+        return
+    arguments = set(graph.invars)
+    of_weights = {
+        i
+        for i, eqn in enumerate(graph.eqns)
+        if _is_narrowing(eqn) and eqn.invars[0] in arguments
+    }
+    found = weights_made_by(of_weights, pair)
+    if not_kept(*found):
+        yield found
+
+
+def _is_narrowing(eqn) -> bool:
+    """Whether an equation casts a large array to a narrower floating dtype."""
+    if eqn.primitive.name != "convert_element_type" or not is_var(eqn.invars[0]):
+        return False
+    before, after = (v.aval.dtype for v in (eqn.invars[0], eqn.outvars[0]))
+    floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in (before, after))
+    narrower = floats and after.itemsize < before.itemsize
+    return narrower and size_of(eqn.outvars[0]) >= LARGE
