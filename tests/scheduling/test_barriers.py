@@ -63,7 +63,7 @@ def rewritten(layer, choice=WAITING):
 
 
 def test_checkpoints_of_lean_ops_wait():
-    """Products whose weight is read for x: not the first. Only where it was asked for."""
+    """Products whose weight is read for x, so not the first; only where asked for."""
     found = rewritten(lean_layer)
     held = [eqn for eqn in jaxprs.walk(found.jaxpr) if is_held(eqn)]
     assert len(held) == LAYERS - 1
@@ -103,7 +103,7 @@ def test_scanned_layers_have_no_use_for_them():
 def test_no_narrow_copy_of_a_weight_is_kept(layer):
     """Compiled for a GPU: all copies but that of the layer at hand are saved.
 
-    The first layer has none; an activation may wait in the place of one.
+    The first layer has none. Activations that wait in their place take less than one.
     """
     fn, args = gradient_of(layer), arguments()
     plain = jaxmem.estimate(jax.jit(fn), *args, target="h100")
@@ -111,4 +111,4 @@ def test_no_narrow_copy_of_a_weight_is_kept(layer):
     assert plan.scheduled.peak_bytes <= plain.peak_bytes
     saved = plain.temp_bytes - plan.scheduled.temp_bytes
     size = NARROW.dtype.itemsize
-    assert saved >= (LAYERS - 2) * WIDTH * WIDTH * size - ROWS * WIDTH * size
+    assert saved > (LAYERS - 3) * WIDTH * WIDTH * size

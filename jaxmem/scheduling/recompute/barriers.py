@@ -70,9 +70,7 @@ class RecomputeBehindBarriers(Pass[Barriers, Checkpoints | Casts]):
             note = f"{len(rewrite)} recomputations wait for their gradients"
         else:
             size = format_bytes(sum(map(size_of, not_kept(*rewrite))))
-            note = (
-                f"{size} of weights that are cast are cast in each pass, and not kept"
-            )
+            note = f"{size} of casts of weights are made in each pass, and not kept"
         return Description(notes=(note,))
 
 
