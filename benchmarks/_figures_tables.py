@@ -157,6 +157,28 @@ def frozen_compiled() -> str:
     return of_parts("frozen_h100")
 
 
+@figures("frozen, peaks")
+def frozen_peaks() -> str:
+    """A row for each model and part: plain, substituted, and scheduled besides."""
+    found = rows("frozen_h100")
+    columns = [c for c in found[0] if c.endswith("peak MiB")]
+    head = ("model", "gradients of", *(c.removesuffix(", peak MiB") for c in columns))
+    line = lambda r: [
+        *(r[c] for c in head[:2]),
+        *(f"{float(r[c]):,.0f}" for c in columns),
+    ]
+    return table(head, map(line, found))
+
+
+@figures("frozen, left")
+def frozen_left() -> str:
+    """What is kept with LoRA, and with everything trained, in MiB."""
+    found = [r for r in rows("frozen") if r["gradients of"] in ("all", "LoRA")]
+    found = [r for r in found if not r["model"].startswith("ResNet")]
+    cells = ([r["model"], r["gradients of"], r["left, MiB"]] for r in found)
+    return table(("model", "gradients of", "kept for the backward pass, MiB"), cells)
+
+
 @figures("quantized base")
 def quantized_base() -> str:
     """A row for each model and base, in whole MiB."""

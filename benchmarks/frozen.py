@@ -1,19 +1,22 @@
 """What training a part keeps: plain Flax beside the same model after `substitute`.
 
     python -m benchmarks.frozen              # bytes kept for the backward pass
-    python -m benchmarks.frozen --compiled   # temp bytes of the gradient on an H100
+    python -m benchmarks.frozen --compiled   # those of the gradient on an H100
 
 The cases are those of Bhatia and Dangel, arXiv 2404.12406: gradients of all parameters,
 of the input alone, of the norms, of every fourth layer; and of the late half of the
-layers, and LoRA. Batch norm runs in inference mode but where all is trained.
+layers, and LoRA. Batch norm runs in inference mode but where all is trained. "Left" is
+what a substituted model keeps. Gradients of all parameters lie in the outputs of a
+step, in which XLA has its temporaries too: peaks tell more than temporaries.
 """
 
 import argparse
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -34,6 +37,7 @@ from jaxmem.nn.linen import LoRADense
 # In % of what plain training of everything keeps.
 THRESHOLDS = {("ResNet-101", "input alone"): 20}
 RANK = 16
+LARGEST = 6  # modules that are named
 
 
 def images(size: int):
@@ -98,13 +102,13 @@ CASES = {
 }
 
 
-def models(model: Model, case: str):
+def models(model: Model, case: str) -> Iterator[nn.Module]:
     """Plain and substituted."""
     train, lora = case == "all", case == "LoRA"
-    yield "plain", model.make(train, PlainLoRA if lora else nn.Dense)
+    yield model.make(train, PlainLoRA if lora else nn.Dense)
     dense = functools.partial(LoRADense, rank=RANK) if lora else nn.Dense
     lean = model.make(train, dense)
-    yield "substituted", jaxmem.substitute(lean, activations="auto")
+    yield jaxmem.substitute(lean, activations="auto")
 
 
 def loss_of(module: nn.Module):
@@ -128,13 +132,59 @@ def problem(module: nn.Module, x, mask):
     return fn, (trained, (frozen, statistics, x))
 
 
-def kept(fn, args) -> float:
-    return jaxmem.residuals(fn, *args, argnums=0).total_bytes / MIB
+def problem_of(model: Model, case: str, module: nn.Module):
+    mask = CASES[case]
+    return problem(module, model.x, mask and mask(model.layers))
 
 
-def compiled(fn, args) -> float:
-    step = jax.value_and_grad(fn)
-    return jaxmem.estimate(step, *args, target="h100").temp_bytes / MIB
+class Row(NamedTuple):
+    """MiB, plain and substituted, and further cells."""
+
+    plain: float
+    substituted: float
+    more: tuple
+
+
+def kept(model: Model, case: str) -> Row:
+    """What JAX keeps, plain and substituted, and of what the latter is."""
+    plain, lean = (
+        jaxmem.residuals(fn, *args, argnums=0)
+        for fn, args in (problem_of(model, case, m) for m in models(model, case))
+    )
+    return Row(plain.total_bytes / MIB, lean.total_bytes / MIB, (left(lean),))
+
+
+def left(found: jaxmem.memory.Residuals) -> str:
+    """The modules whose arrays are kept, with MiB; the largest."""
+    sums: Counter[str] = Counter()
+    for one in found:
+        if one.kind == "intermediate":
+            sums[place_of(one.path)] += one.bytes
+    largest = sums.most_common(LARGEST)
+    named = [f"{path} {size / MIB:,.0f}" for path, size in largest]
+    rest = sum(sums.values()) - sum(size for _, size in largest)
+    return ", ".join([*named, f"others {rest / MIB:,.0f}"])
+
+
+def place_of(path: str) -> str:
+    """Modules and op of a path, without the model, the layer and einsum's formulas."""
+    parts = [part.removeprefix("jaxmem.") for part in path.split("/")[1:]]
+    inner = [p for p in parts if "..." not in p and not number_of(f"{p}/") >= 0]
+    return "/".join(inner) or "between modules"
+
+
+def compiled(model: Model, case: str) -> Row:
+    """Temporaries, plain and substituted; peaks of both, and if scheduled too."""
+    plain, lean = (problem_of(model, case, module) for module in models(model, case))
+    how = {"target": "h100", "donate_argnums": ()}
+    reports = [
+        jaxmem.estimate(jax.value_and_grad(fn), *args, **how)
+        for fn, args in (plain, lean)
+    ]
+    step = jaxmem.schedule(jax.value_and_grad(lean[0]), **how)
+    reports.append(step.plan(*lean[1]).scheduled)
+    temps = [report.temp_bytes / MIB for report in reports[:2]]
+    return Row(*temps, tuple(report.peak_bytes / MIB for report in reports))
 
 
 def rows(measure: Callable, names: Sequence[str], cases: Sequence[str]):
@@ -142,24 +192,12 @@ def rows(measure: Callable, names: Sequence[str], cases: Sequence[str]):
     for model in (m for m in MODELS if m.name in names):
         training = None
         for case in cases if model.takes_lora else [c for c in cases if c != "LoRA"]:
-            mask = CASES[case]
-            plain, lean = (
-                measure(*problem(module, model.x, mask and mask(model.layers)))
-                for _, module in models(model, case)
-            )
+            plain, lean, more = measure(model, case)
             training = training or plain
             share, threshold = 100 * lean / training, THRESHOLDS.get((model.name, case))
             met = result_of(share, threshold)
-            yield (
-                model.name,
-                case,
-                plain,
-                lean,
-                100 * lean / plain,
-                share,
-                threshold or "",
-                met,
-            )
+            about = 100 * lean / plain, share, threshold or "", met
+            yield model.name, case, plain, lean, *about, *more
 
 
 COLUMNS = (
@@ -174,16 +212,19 @@ COLUMNS = (
 )
 
 
+PEAKS = ("plain, peak MiB", "substituted, peak MiB", "scheduled too, peak MiB")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--compiled", action="store_true")
     names = [model.name for model in MODELS]
     if parser.parse_args().compiled:  # minutes each: fewer of them
-        cases = ("all", "input alone", "LoRA")
-        measured = rows(compiled, [n for n in names if n != "ViT-B/16"], cases)
-        publish("frozen_h100", COLUMNS, list(measured))
+        measured = rows(compiled, names, ("all", "input alone", "LoRA"))
+        publish("frozen_h100", (*COLUMNS, *PEAKS), list(measured))
     else:
-        publish("frozen", COLUMNS, list(rows(kept, names, list(CASES))))
+        measured = rows(kept, names, list(CASES))
+        publish("frozen", (*COLUMNS, "left, MiB"), list(measured))
 
 
 if __name__ == "__main__":

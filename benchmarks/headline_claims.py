@@ -233,7 +233,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         *("Few-Bit", FEWBIT, "RoBERTa-base, batch 128: the same by exact layers"),
         *("GiB", 11.30, 7.60),
-        "the same by `substitute` alone, which approximates nothing",
+        "the same by `substitute` and `schedule`, which approximate nothing",
         "Theirs is approximate.",
         compiled("MiB", steps.exact_roberta),
     ),
@@ -251,28 +251,30 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         *("selective differentiation", SELECTIVE, "T5-base, norms alone"),
         *("GB", 28.9, 22.8),
-        "T5-base on 64 x 256 in float32, peak of an H100",
+        "T5-base on 64 x 256 in float32, peak of an H100: substituted, scheduled",
         "",
         compiled("MiB", steps.t5, steps.norms),
     ),
     Claim(
         *("selective differentiation", SELECTIVE, "T5-base, everything trained"),
         *("GB", 33.4, 31.8),
-        "T5-base on 64 x 256 in float32, peak of an H100",
+        "T5-base on 64 x 256 in float32, peak of an H100: substituted, scheduled",
         "",
         compiled("MiB", steps.t5, steps.everything),
     ),
     Claim(
         *("selective differentiation", SELECTIVE, "Mistral-7B, norms alone"),
         *("GB", 36.2, 32.2),
-        "32 scanned layers on 16 x 256 in bfloat16, peak of an H100",
+        "32 scanned layers on 16 x 256 in bfloat16, peak of an H100: substituted, "
+        "scheduled",
         "",
         compiled("MiB", steps.mistral, steps.norms),
     ),
     Claim(
         *("selective differentiation", SELECTIVE, "Mistral-7B, everything trained"),
         *("GB", 41.7, 37.7),
-        "32 scanned layers on 16 x 256 in bfloat16, peak of an H100",
+        "32 scanned layers on 16 x 256 in bfloat16, peak of an H100: substituted, "
+        "scheduled",
         "",
         compiled("MiB", steps.mistral, steps.everything),
     ),
@@ -286,14 +288,14 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         *("Mesa", MESA, "DeiT-B, batch 128, 8 bits"),
         *("MB", 17_691, 8_616),
-        "ViT-B/16, AdamW, bfloat16, peak of an A100: `substitute(save=8)`",
+        "ViT-B/16, AdamW, bfloat16, peak of an A100: `substitute(save=8)`, scheduled",
         "",
         compiled("MiB", steps.mesa),
     ),
     Claim(
         *("Mesa", MESA, "DeiT-B, batch 128, by exact layers"),
         *("MB", 17_691, 8_616),
-        "the same by `substitute` alone, which approximates nothing",
+        "the same by `substitute` and `schedule`, which approximate nothing",
         "Theirs is approximate.",
         compiled("MiB", steps.mesa_exact),
     ),
@@ -309,7 +311,7 @@ CLAIMS: tuple[Claim, ...] = (
         *("WTA-CRS", ARXIV + "2305.15265", "fine-tuning, up to, at a budget of 0.3"),
         *("of plain", 2.7, 1),
         "BERT-base on 100 x 128, AdamW in float32, peak of an A100: `SampledDense` "
-        "and `substitute(activations=4)`",
+        "and `substitute(activations=4)`, scheduled",
         "Theirs has LoRA besides.",
         compiled("MiB", steps.winner_take_all),
     ),
@@ -334,7 +336,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         *("In-place ABN", ARXIV + "1712.02616", "the same, compiled"),
         *("%", 100, 50),
-        "the same as temporaries of an H100",
+        "the same as temporaries of an H100: `InPlaceABN`, scheduled",
         "Without a scan XLA recomputes norms and activations by itself.",
         compiled("MiB", steps.inplace_abn_compiled),
     ),
@@ -342,7 +344,7 @@ CLAIMS: tuple[Claim, ...] = (
         *("SHERL", ARXIV + "2407.07523", "late layers and a side network"),
         *("", None, None),
         "BERT-base, 16 x 512, temporaries of an H100: all of it plain, and its late "
-        "half substituted",
+        "half substituted and scheduled",
         "Its abstract has no figure, and its side network is no part of the library.",
         compiled("MiB", steps.late_half),
     ),

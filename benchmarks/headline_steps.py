@@ -49,9 +49,14 @@ ADAMW = optax.adamw(1e-4)
 TIMEOUT = 1200.0  # seconds of a compile
 
 
-def estimated(step: Callable, *args, target: str, donate=(0,)):
-    how = {"target": target, "donate_argnums": donate, "timeout": TIMEOUT}
-    return jaxmem.estimate(step, *args, **how)
+def estimated(step: Callable, *args, target: str, donate=(0,), scheduled=False):
+    """The report of a step; scheduled: of what `jaxmem.schedule` makes of it."""
+    how = {"target": target, "donate_argnums": donate}
+    if scheduled:
+        report = jaxmem.schedule(step, **how).plan(*args).scheduled
+        assert report is not None
+        return report
+    return jaxmem.estimate(step, *args, **how, timeout=TIMEOUT)
 
 
 def peak(model: nn.Module, inputs, target: str, scheduled: bool = False) -> float:
@@ -59,10 +64,8 @@ def peak(model: nn.Module, inputs, target: str, scheduled: bool = False) -> floa
     state, logits = zoo.abstract(model, inputs, ADAMW)
     labels = SDS(logits.shape[:-1], jnp.int32)
     step = zoo.train_step(model, ADAMW)
-    if scheduled:
-        step = jaxmem.schedule(step, donate_argnums=0)
     args = state, inputs, labels, zoo.KEY
-    return estimated(step, *args, target=target).peak_bytes / MIB
+    return estimated(step, *args, target=target, scheduled=scheduled).peak_bytes / MIB
 
 
 # -- Tempo: the flags of DeepSpeed's transformer kernel
@@ -123,11 +126,18 @@ def deepest_models(target: str = "h100", gib: float = 78) -> Pair:
 # -- few bits, sampled and projected layers, in RoBERTa-base and BERT-base
 
 
-def text(parts: Parts, batch: int, substituted: bool = False, **how) -> float:
-    model: nn.Module = TextClassifier(Sizes(), parts)
-    if substituted:
-        model = jaxmem.substitute(model, **how)
-    return peak(model, SDS((batch, 128), jnp.int32), "a100")
+def parts_of_text(parts: Parts, batch: int) -> float:
+    return peak(TextClassifier(Sizes(), parts), _tokens(batch), "a100")
+
+
+def lean_text(batch: int, parts: Parts | None = None, **how) -> float:
+    """Substituted and scheduled."""
+    model = jaxmem.substitute(TextClassifier(Sizes(), parts or Parts()), **how)
+    return peak(model, _tokens(batch), "a100", scheduled=True)
+
+
+def _tokens(batch: int) -> jax.ShapeDtypeStruct:
+    return SDS((batch, 128), jnp.int32)
 
 
 def gelu_of(bits: int | str) -> Parts:
@@ -142,44 +152,51 @@ def sampled(budget: float, bits: int) -> Parts:
 
 
 def gelu_alone() -> Pair:
-    return text(Parts(), 128), text(gelu_of(3), 128)
+    return parts_of_text(Parts(), 128), parts_of_text(gelu_of(3), 128)
 
 
 def gelu_and_projections() -> Pair:
-    return text(Parts(), 128), text(sampled(0.2, 3), 128)
+    return parts_of_text(Parts(), 128), parts_of_text(sampled(0.2, 3), 128)
 
 
 def exact_roberta() -> Pair:
-    return text(Parts(), 128), text(Parts(), 128, substituted=True)
+    return parts_of_text(Parts(), 128), lean_text(128)
 
 
 def winner_take_all() -> Pair:
-    own = text(sampled(0.3, 4), 100, substituted=True, activations=4)
-    return text(Parts(), 100), own
+    own = lean_text(100, sampled(0.3, 4), activations=4)
+    return parts_of_text(Parts(), 100), own
 
 
 # -- vision: DeiT-B and ViT-B
 
 
-def image(parts: Parts, batch: int, substituted: bool = False, **how) -> float:
-    model: nn.Module = ImageClassifier(parts=parts)
-    if substituted:
-        model = jaxmem.substitute(model, **how)
-    return peak(model, SDS((batch, 224, 224, 3), jnp.float32), "a100")
+def parts_of_image(parts: Parts, batch: int) -> float:
+    return peak(ImageClassifier(parts=parts), _images(batch), "a100")
+
+
+def lean_image(batch: int, **how) -> float:
+    """Substituted and scheduled."""
+    model = jaxmem.substitute(ImageClassifier(parts=Parts()), **how)
+    return peak(model, _images(batch), "a100", scheduled=True)
+
+
+def _images(batch: int) -> jax.ShapeDtypeStruct:
+    return SDS((batch, 224, 224, 3), jnp.float32)
 
 
 def mesa() -> Pair:
-    return image(Parts(), 128), image(Parts(), 128, substituted=True, save=8)
+    return parts_of_image(Parts(), 128), lean_image(128, save=8)
 
 
 def mesa_exact() -> Pair:
-    return image(Parts(), 128), image(Parts(), 128, substituted=True)
+    return parts_of_image(Parts(), 128), lean_image(128)
 
 
 def approximated() -> Pair:
     """ReGELU2 and MS norms, and nothing else."""
     parts = Parts(linen.Dense, ops.regelu2, linen.MSLayerNorm)
-    return image(Parts(), 64), image(parts, 64)
+    return parts_of_image(Parts(), 64), parts_of_image(parts, 64)
 
 
 # -- in-place activated batch norm
@@ -228,11 +245,12 @@ def inplace_abn_kept() -> Pair:
 
 
 def inplace_abn_compiled() -> Pair:
-    def temp(normed) -> float:
+    def temp(normed, scheduled: bool) -> float:
         gradient, args = resnet_gradient(normed)
-        return estimated(gradient, *args, target="h100", donate=()).temp_bytes / MIB
+        how = {"target": "h100", "donate": (), "scheduled": scheduled}
+        return estimated(gradient, *args, **how).temp_bytes / MIB
 
-    return temp(None), temp(in_place)
+    return temp(None, False), temp(in_place, True)
 
 
 # -- gradients of a part: T5-base and Mistral-7B, norms alone or everything
@@ -240,7 +258,7 @@ def inplace_abn_compiled() -> Pair:
 MISTRAL = StackConfig(32, 4096, 32, 8, 14_336, 0.0)
 
 
-def part_gradient(model: nn.Module, x, wanted: Callable, narrow: bool):
+def part_gradient(model, x, wanted: Callable, narrow: bool, scheduled: bool = False):
     """Peak of the gradient of a part of the parameters, as the paper measures."""
     keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
     params = jax.eval_shape(model.init, keys, x)["params"]
@@ -258,7 +276,8 @@ def part_gradient(model: nn.Module, x, wanted: Callable, narrow: bool):
         return jaxmem.value_and_grad(loss)(trained, frozen, x, labels, key)
 
     args = trained, frozen, x, SDS(x.shape[:-1], jnp.int32), KEY
-    return estimated(gradient, *args, target="h100", donate=()).peak_bytes / MIB
+    how = {"target": "h100", "donate": (), "scheduled": scheduled}
+    return estimated(gradient, *args, **how).peak_bytes / MIB
 
 
 def norms(path: str, leaf) -> bool:
@@ -274,14 +293,14 @@ def everything(path: str, leaf) -> bool:
 def t5(wanted: Callable) -> Pair:
     x = SDS((64, 256, 768), jnp.float32)
     of = functools.partial(part_gradient, x=x, wanted=wanted, narrow=False)
-    return of(T5()), of(jaxmem.substitute(T5()))
+    return of(T5()), of(jaxmem.substitute(T5()), scheduled=True)
 
 
 def mistral(wanted: Callable) -> Pair:
     x = SDS((16, 256, 4096), jnp.bfloat16)
     of = functools.partial(part_gradient, x=x, wanted=wanted, narrow=True)
     model = LlamaBlocks(MISTRAL, classes=5000)
-    return of(model), of(jaxmem.substitute(model))
+    return of(model), of(jaxmem.substitute(model), scheduled=True)
 
 
 # -- VeLoRA: value and down projections of Llama-1B's blocks
@@ -332,7 +351,8 @@ def late_half() -> Pair:
             return jaxmem.value_and_grad(loss)(trained, frozen, x)
 
         args = trained, frozen, x
-        return estimated(gradient, *args, target="h100", donate=()).temp_bytes / MIB
+        how = {"target": "h100", "donate": (), "scheduled": model is not plain}
+        return estimated(gradient, *args, **how).temp_bytes / MIB
 
     late = [f"layer_{number}" for number in range(6, 12)]
     return temp(plain, everything), temp(jaxmem.substitute(plain), late)
@@ -399,11 +419,9 @@ def flash_optim() -> Pair:
         (params, statistics, _), _ = zoo.abstract(model, tokens, optax.identity())
         params = jax.tree.map(lambda p: SDS(p.shape, dtype), params)
         state = params, statistics, abstract_state(tx, params)
-        step = zoo.train_step(model, tx)
-        if scheduled:
-            step = jaxmem.schedule(step, donate_argnums=0)
         args = state, tokens, labels, zoo.KEY
-        return estimated(step, *args, target=target).peak_bytes / 2**30
+        how = {"target": target, "scheduled": scheduled}
+        return estimated(zoo.train_step(model, tx), *args, **how).peak_bytes / 2**30
 
     own = split_master(adamw(1e-4, bits=8))
     return gib(ADAMW, jnp.float32, False), gib(own, jnp.bfloat16, True)
