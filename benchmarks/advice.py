@@ -122,11 +122,11 @@ def rows(name: str) -> Iterator[Sequence]:
     for times in TIMES:
         batch = times * plain
         advice = advised(model, batch)
-        for rung in advice.rungs:
-            peak = "" if rung.peak_bytes is None else rung.peak_bytes / MIB
-            again = compiled(model, batch, advice) if rung is advice.taken else ""
-            cost = rung.recomputed_flops / 1e9, 1e3 * rung.recomputed_seconds
-            yield name, plain, batch, rung.name, peak, *cost, rung.fits, again
+        for candidate in advice.candidates:
+            peak = "" if candidate.peak_bytes is None else candidate.peak_bytes / MIB
+            again = compiled(model, batch, advice) if candidate is advice.taken else ""
+            cost = candidate.recomputed_flops / 1e9, 1e3 * candidate.recomputed_seconds
+            yield name, plain, batch, candidate.name, peak, *cost, candidate.fits, again
 
 
 def main() -> None:

@@ -75,12 +75,12 @@ def test_the_call_itself_is_a_good_one(call, untyped):
 # What takes anything, takes nothing, or is what a function returns.
 WITHOUT_ARGUMENTS_OF_ITS_OWN = """
     AdamAState Advice ApolloState FiraState GaLoreState GaLoreSumState BudgetError
-    Choice Finding Frontier Frozen Gradient KeptArrays
+    Candidate Choice Finding Frontier Frozen Gradient KeptArrays
     Layout Lifetimes LintReport MemoryReport MicrobatchStep NoLayoutError
     Normalized Operation Operations Order OutOfReach Plan Prediction RematPolicy
     RecomputedOperation RecomputedResidual Rematerialised Replacement Report Residual
     RemainingArrays ReportComparison Residuals RowwiseAdagradState RuntimeMemory
-    Rung SaveChoice Scheduled Site
+    SaveChoice Scheduled Site
     SplitParameters Stored SubstitutionReport Target TrainedSizes Trial accumulates
     TiledRegion swish targets
 """.split()

@@ -13,7 +13,7 @@ EXACT = "none"  # the error of a measure that changes nothing but rounding
 
 
 @dataclass(frozen=True)
-class Rung:
+class Candidate:
     """A measure that was compiled.
 
     Attributes:
@@ -68,19 +68,19 @@ class Advice(SavedResult):
       name: the step's name.
       target: the chip.
       budget_bytes: what the step may take on one device.
-      rungs: the measures, the step as it is first; the last is the first that fits, if
-        any does.
+      candidates: the measures, the step as it is first; the last is the first that
+        fits, if any does.
     """
 
     name: str
     target: str
     budget_bytes: int
-    rungs: tuple[Rung, ...]
+    candidates: tuple[Candidate, ...]
 
     @property
-    def taken(self) -> Rung | None:
+    def taken(self) -> Candidate | None:
         """The first measure that fits; None where none does."""
-        return next((rung for rung in self.rungs if rung.fits), None)
+        return next((one for one in self.candidates if one.fits), None)
 
     @property
     def code(self) -> str:
@@ -92,7 +92,7 @@ class Advice(SavedResult):
         return json.dumps(dataclasses.asdict(self), indent=indent)
 
     def __str__(self) -> str:
-        rows = [_HEAD, *map(self._cells, self.rungs)]
+        rows = [_HEAD, *map(self._cells, self.candidates)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
@@ -108,9 +108,9 @@ class Advice(SavedResult):
         table = Table(*_HEAD, title=self._headline())
         for column in table.columns[1:4]:
             column.justify = "right"
-        for rung in self.rungs:
-            style = "green" if rung is self.taken else None
-            table.add_row(*self._cells(rung), style=style)
+        for one in self.candidates:
+            style = "green" if one is self.taken else None
+            table.add_row(*self._cells(one), style=style)
         remarks = "\n".join(self._remarks(code=False))
         parts: list[Any] = [table, remarks] if remarks else [table]
         if self.code:
@@ -129,15 +129,15 @@ class Advice(SavedResult):
         """
         from matplotlib.figure import Figure
 
-        known = [rung for rung in self.rungs if rung.peak_bytes is not None]
+        known = [one for one in self.candidates if one.peak_bytes is not None]
         if not known:
             raise ValueError("nothing to draw: the compiler refused every measure")
         figure = Figure(figsize=(8, 1.2 + 0.4 * len(known)), layout="constrained")
         axes = figure.add_subplot()
-        sizes = [(rung.peak_bytes or 0) / 2**30 for rung in known]
-        colours = ["tab:green" if rung.fits else "tab:gray" for rung in known]
-        about = ["" if rung.exact else " (approximate)" for rung in known]
-        names = [rung.name + words for rung, words in zip(known, about, strict=True)]
+        sizes = [(one.peak_bytes or 0) / 2**30 for one in known]
+        colours = ["tab:green" if one.fits else "tab:gray" for one in known]
+        about = ["" if one.exact else " (approximate)" for one in known]
+        names = [one.name + words for one, words in zip(known, about, strict=True)]
         bars = axes.barh(names, sizes, color=colours)
         axes.bar_label(bars, [f"{size:.2f}" for size in sizes], padding=3)
         axes.axvline(self.budget_bytes / 2**30, color="tab:red", label="budget")
@@ -154,7 +154,9 @@ class Advice(SavedResult):
         headline = self._headline()
         return headline, together(
             page.headline(headline, self.taken is not None),
-            page.table(_HEAD, [self._cells(r) for r in self.rungs], numbers=[1, 2, 3]),
+            page.table(
+                _HEAD, [self._cells(r) for r in self.candidates], numbers=[1, 2, 3]
+            ),
             page.lines("What to do", self._remarks()),
         )
 
@@ -162,19 +164,26 @@ class Advice(SavedResult):
         room = f"{format_bytes(self.budget_bytes)} on {self.target}"
         if self.taken is None:
             return f"{self.name}: nothing that was tried fits {room}"
-        if self.taken is self.rungs[0]:
+        if self.taken is self.candidates[0]:
             return f"{self.name} fits {room} as it is"
         return f"{self.name} fits {room} with {self.taken.name}"
 
-    def _cells(self, rung: Rung) -> tuple[str, ...]:
-        peak = "refused" if rung.peak_bytes is None else format_bytes(rung.peak_bytes)
-        flops = f"{rung.recomputed_flops:.3g}" if rung.recomputed_flops else ""
-        seconds = f"{1e3 * rung.seconds:.3g}" if rung.seconds else ""
-        return rung.name, peak, flops, seconds, "yes" if rung.fits else "no", rung.error
+    def _cells(self, one: Candidate) -> tuple[str, ...]:
+        peak = "refused" if one.peak_bytes is None else format_bytes(one.peak_bytes)
+        flops = f"{one.recomputed_flops:.3g}" if one.recomputed_flops else ""
+        seconds = f"{1e3 * one.seconds:.3g}" if one.seconds else ""
+        return (
+            one.name,
+            peak,
+            flops,
+            seconds,
+            "yes" if one.fits else "no",
+            one.error,
+        )
 
     def _remarks(self, code: bool = True) -> list[str]:
-        whys = [f"{r.name}: {r.why}" for r in self.rungs if r.why]
-        done = [f"{r.name}: {', '.join(r.done)}" for r in self.rungs if r.done]
+        whys = [f"{r.name}: {r.why}" for r in self.candidates if r.why]
+        done = [f"{r.name}: {', '.join(r.done)}" for r in self.candidates if r.done]
         return [*whys, *done, *(["", self.code] if code and self.code else [])]
 
 

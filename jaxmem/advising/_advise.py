@@ -15,7 +15,7 @@ from jaxmem._checks import (
 )
 from jaxmem._progress import spinner
 from jaxmem.advising import forms
-from jaxmem.advising._advice import Advice, Rung
+from jaxmem.advising._advice import Advice, Candidate
 from jaxmem.advising.batches import batch_of
 from jaxmem.advising.measures import APPROXIMATE, Goal, Measure, of_loss, of_step
 from jaxmem.chips import Target, get_target, local_target
@@ -117,8 +117,8 @@ def advise(
         if "adama" in allow:
             batch_of(fn, fn, args)  # an error before anything is compiled
         measures = of_loss(fn, tx, args, goal, allow)
-    rungs = tuple(_climbed(measures, goal, every, progress))
-    return Advice(getattr(fn, "__name__", "step"), chip.name, room, rungs)
+    candidates = tuple(_tried(measures, goal, every, progress))
+    return Advice(getattr(fn, "__name__", "step"), chip.name, room, candidates)
 
 
 def _allowed(allow: str | Sequence[str], fn, args, tx) -> tuple[str, ...]:
@@ -151,19 +151,19 @@ def _check_loss(args: Sequence[Any], others: Mapping[str, Any]) -> None:
         raise TypeError(f"{name}=: with tx= the loss takes positional arguments alone")
 
 
-def _climbed(
+def _tried(
     measures: Iterator[Measure], goal: Goal, every: bool, progress: bool
-) -> Iterator[Rung]:
+) -> Iterator[Candidate]:
     with spinner(progress, "advise") as tell:
         for measure in measures:
             tell(measure.name)
-            rung = _compiled(measure, goal)
-            yield rung
-            if rung.fits and not every:
+            candidate = _compiled(measure, goal)
+            yield candidate
+            if candidate.fits and not every:
                 return
 
 
-def _compiled(measure: Measure, goal: Goal) -> Rung:
+def _compiled(measure: Measure, goal: Goal) -> Candidate:
     from jaxmem.scheduling import BudgetError, schedule
 
     about = {"name": measure.name, "code": measure.code, "error": measure.error}
@@ -172,25 +172,27 @@ def _compiled(measure: Measure, goal: Goal) -> Rung:
             how = {"target": goal.target, **measure.places}
             report = estimate(measure.step, *measure.args, **how, **measure.kwargs)
             why = "nothing was substituted" if _left_as_it_is(measure) else ""
-            return Rung(**about, why=why, **_bytes(report, goal))
+            return Candidate(**about, why=why, **_bytes(report, goal))
         how = {"target": goal.target, "progress": False, **measure.places}
         step = schedule(measure.step, **measure.schedule, **how)
         plan = step.plan(*measure.args, **measure.kwargs)
     except BudgetError as error:
         why = str(error).splitlines()[0].removesuffix(", of which the largest are")
-        return Rung(**about, peak_bytes=error.least, fits=False, why=why)
+        return Candidate(**about, peak_bytes=error.least, fits=False, why=why)
     except DoesNotFit as error:
         why = str(error).splitlines()[0]
-        return Rung(**about, peak_bytes=None, fits=False, why=why)
+        return Candidate(**about, peak_bytes=None, fits=False, why=why)
     if plan.scheduled is None:
-        return Rung(**about, peak_bytes=None, fits=False, why="the compiler refused it")
+        return Candidate(
+            **about, peak_bytes=None, fits=False, why="the compiler refused it"
+        )
     cost = {
         "recomputed_flops": plan.recomputed_flops,
         "recomputed_seconds": plan.recomputed_seconds,
         "tile_seconds": plan.tile_seconds,
         "host_seconds": plan.host_seconds,
     }
-    return Rung(**about, **cost, done=_done(plan), **_bytes(plan.scheduled, goal))
+    return Candidate(**about, **cost, done=_done(plan), **_bytes(plan.scheduled, goal))
 
 
 def _left_as_it_is(measure: Measure) -> bool:
