@@ -122,11 +122,11 @@ def rows(name: str) -> Iterator[Sequence]:
     for times in TIMES:
         batch = times * plain
         advice = advised(model, batch)
-        for candidate in advice.candidates:
-            peak = "" if candidate.peak_bytes is None else candidate.peak_bytes / MIB
-            again = compiled(model, batch, advice) if candidate is advice.taken else ""
-            cost = candidate.recomputed_flops / 1e9, 1e3 * candidate.recomputed_seconds
-            yield name, plain, batch, candidate.name, peak, *cost, candidate.fits, again
+        for one in advice.measures:
+            peak = "" if one.peak_bytes is None else one.peak_bytes / MIB
+            again = compiled(model, batch, advice) if one is advice.taken else ""
+            cost = one.recomputed_flops / 1e9, 1e3 * one.recomputed_seconds
+            yield name, plain, batch, one.name, peak, *cost, one.fits, again
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ EXACT = "none"  # the error of a measure that changes nothing but rounding
 
 
 @dataclass(frozen=True)
-class Candidate:
+class CompiledMeasure:
     """A measure that was compiled.
 
     Attributes:
@@ -68,19 +68,19 @@ class Advice(SavedResult):
       name: the step's name.
       target: the chip.
       budget_bytes: what the step may take on one device.
-      candidates: the measures, the step as it is first; the last is the first that
+      measures: those compiled, the step as it is first; the last is the first that
         fits, if any does.
     """
 
     name: str
     target: str
     budget_bytes: int
-    candidates: tuple[Candidate, ...]
+    measures: tuple[CompiledMeasure, ...]
 
     @property
-    def taken(self) -> Candidate | None:
+    def taken(self) -> CompiledMeasure | None:
         """The first measure that fits; None where none does."""
-        return next((one for one in self.candidates if one.fits), None)
+        return next((one for one in self.measures if one.fits), None)
 
     @property
     def code(self) -> str:
@@ -92,7 +92,7 @@ class Advice(SavedResult):
         return json.dumps(dataclasses.asdict(self), indent=indent)
 
     def __str__(self) -> str:
-        rows = [_HEAD, *map(self._cells, self.candidates)]
+        rows = [_HEAD, *map(self._cells, self.measures)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
@@ -108,7 +108,7 @@ class Advice(SavedResult):
         table = Table(*_HEAD, title=self._headline())
         for column in table.columns[1:4]:
             column.justify = "right"
-        for one in self.candidates:
+        for one in self.measures:
             style = "green" if one is self.taken else None
             table.add_row(*self._cells(one), style=style)
         remarks = "\n".join(self._remarks(code=False))
@@ -129,7 +129,7 @@ class Advice(SavedResult):
         """
         from matplotlib.figure import Figure
 
-        known = [one for one in self.candidates if one.peak_bytes is not None]
+        known = [one for one in self.measures if one.peak_bytes is not None]
         if not known:
             raise ValueError("nothing to draw: the compiler refused every measure")
         figure = Figure(figsize=(8, 1.2 + 0.4 * len(known)), layout="constrained")
@@ -155,7 +155,7 @@ class Advice(SavedResult):
         return headline, together(
             page.headline(headline, self.taken is not None),
             page.table(
-                _HEAD, [self._cells(r) for r in self.candidates], numbers=[1, 2, 3]
+                _HEAD, [self._cells(r) for r in self.measures], numbers=[1, 2, 3]
             ),
             page.lines("What to do", self._remarks()),
         )
@@ -164,11 +164,11 @@ class Advice(SavedResult):
         room = f"{format_bytes(self.budget_bytes)} on {self.target}"
         if self.taken is None:
             return f"{self.name}: nothing that was tried fits {room}"
-        if self.taken is self.candidates[0]:
+        if self.taken is self.measures[0]:
             return f"{self.name} fits {room} as it is"
         return f"{self.name} fits {room} with {self.taken.name}"
 
-    def _cells(self, one: Candidate) -> tuple[str, ...]:
+    def _cells(self, one: CompiledMeasure) -> tuple[str, ...]:
         peak = "refused" if one.peak_bytes is None else format_bytes(one.peak_bytes)
         flops = f"{one.recomputed_flops:.3g}" if one.recomputed_flops else ""
         seconds = f"{1e3 * one.seconds:.3g}" if one.seconds else ""
@@ -182,8 +182,8 @@ class Advice(SavedResult):
         )
 
     def _remarks(self, code: bool = True) -> list[str]:
-        whys = [f"{r.name}: {r.why}" for r in self.candidates if r.why]
-        done = [f"{r.name}: {', '.join(r.done)}" for r in self.candidates if r.done]
+        whys = [f"{r.name}: {r.why}" for r in self.measures if r.why]
+        done = [f"{r.name}: {', '.join(r.done)}" for r in self.measures if r.done]
         return [*whys, *done, *(["", self.code] if code and self.code else [])]
 
 

@@ -15,7 +15,7 @@ from jaxmem._checks import (
 )
 from jaxmem._progress import spinner
 from jaxmem.advising import forms
-from jaxmem.advising._advice import Advice, Candidate
+from jaxmem.advising._advice import Advice, CompiledMeasure
 from jaxmem.advising.batches import batch_of
 from jaxmem.advising.measures import APPROXIMATE, Goal, Measure, of_loss, of_step
 from jaxmem.chips import Target, get_target, local_target
@@ -117,8 +117,8 @@ def advise(
         if "adama" in allow:
             batch_of(fn, fn, args)  # an error before anything is compiled
         measures = of_loss(fn, tx, args, goal, allow)
-    candidates = tuple(_tried(measures, goal, every, progress))
-    return Advice(getattr(fn, "__name__", "step"), chip.name, room, candidates)
+    tried = tuple(_tried(measures, goal, every, progress))
+    return Advice(getattr(fn, "__name__", "step"), chip.name, room, tried)
 
 
 def _allowed(allow: str | Sequence[str], fn, args, tx) -> tuple[str, ...]:
@@ -153,37 +153,41 @@ def _check_loss(args: Sequence[Any], others: Mapping[str, Any]) -> None:
 
 def _tried(
     measures: Iterator[Measure], goal: Goal, every: bool, progress: bool
-) -> Iterator[Candidate]:
+) -> Iterator[CompiledMeasure]:
     with spinner(progress, "advise") as tell:
         for measure in measures:
             tell(measure.name)
-            candidate = _compiled(measure, goal)
-            yield candidate
-            if candidate.fits and not every:
+            found = _compiled(measure, goal)
+            yield found
+            if found.fits and not every:
                 return
 
 
-def _compiled(measure: Measure, goal: Goal) -> Candidate:
+def _compiled(measure: Measure, goal: Goal) -> CompiledMeasure:
     from jaxmem.scheduling import BudgetError, schedule
 
-    about = {"name": measure.name, "code": measure.code, "error": measure.error}
+    about: dict[str, Any] = {
+        "name": measure.name,
+        "code": measure.code,
+        "error": measure.error,
+    }
     try:
         if measure.schedule is None:
             how = {"target": goal.target, **measure.places}
             report = estimate(measure.step, *measure.args, **how, **measure.kwargs)
             why = "nothing was substituted" if _left_as_it_is(measure) else ""
-            return Candidate(**about, why=why, **_bytes(report, goal))
+            return CompiledMeasure(**about, why=why, **_bytes(report, goal))
         how = {"target": goal.target, "progress": False, **measure.places}
         step = schedule(measure.step, **measure.schedule, **how)
         plan = step.plan(*measure.args, **measure.kwargs)
     except BudgetError as error:
         why = str(error).splitlines()[0].removesuffix(", of which the largest are")
-        return Candidate(**about, peak_bytes=error.least, fits=False, why=why)
+        return CompiledMeasure(**about, peak_bytes=error.least, fits=False, why=why)
     except DoesNotFit as error:
         why = str(error).splitlines()[0]
-        return Candidate(**about, peak_bytes=None, fits=False, why=why)
+        return CompiledMeasure(**about, peak_bytes=None, fits=False, why=why)
     if plan.scheduled is None:
-        return Candidate(
+        return CompiledMeasure(
             **about, peak_bytes=None, fits=False, why="the compiler refused it"
         )
     cost = {
@@ -192,7 +196,8 @@ def _compiled(measure: Measure, goal: Goal) -> Candidate:
         "tile_seconds": plan.tile_seconds,
         "host_seconds": plan.host_seconds,
     }
-    return Candidate(**about, **cost, done=_done(plan), **_bytes(plan.scheduled, goal))
+    about |= {"done": _done(plan), **_bytes(plan.scheduled, goal)}
+    return CompiledMeasure(**about, **cost)
 
 
 def _left_as_it_is(measure: Measure) -> bool:

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
-from jaxmem.advising import Advice, Candidate
+from jaxmem.advising import Advice, CompiledMeasure
 from jaxmem.advising.errors import gradient_error, update_error
 from jaxmem.advising.forms import step_args, step_of
 from jaxmem.advising.measures import Goal, of_loss
@@ -61,7 +61,7 @@ def every() -> Advice:
 
 @pytest.fixture
 def known(as_users):
-    return {one.name: one for one in every().candidates}
+    return {one.name: one for one in every().measures}
 
 
 def test_measures_come_in_the_order_of_their_cost(known):
@@ -83,9 +83,9 @@ def test_the_first_that_fits_ends_the_search(known):
     least = min(known[n].peak_bytes for n in ("nothing", "substitute", "schedule"))
     assert both < least
     advice = advised(both)
-    assert advice.taken is advice.candidates[-1]
+    assert advice.taken is advice.measures[-1]
     assert advice.taken.name == "substitute, schedule"
-    assert [one.fits for one in advice.candidates] == [
+    assert [one.fits for one in advice.measures] == [
         False,
         False,
         False,
@@ -118,7 +118,7 @@ def test_the_lines_make_the_step_whose_bytes_are_printed(known):
 
 def test_a_budget_makes_the_backward_pass_recompute():
     """Below what costs nothing, products are done a second time; and then nothing."""
-    free = next(r for r in every().candidates if r.name == "substitute, schedule")
+    free = next(r for r in every().measures if r.name == "substitute, schedule")
     advice = advised(free.peak_bytes - 2**16)
     assert advice.taken.name == "substitute, schedule with a budget"
     assert advice.taken.peak_bytes <= advice.budget_bytes
@@ -126,7 +126,7 @@ def test_a_budget_makes_the_backward_pass_recompute():
     assert advice.taken.seconds > 0 and advice.taken.done[0] in str(advice)
     nothing = advised("64KiB")
     assert nothing.taken is None and nothing.code == ""
-    last = nothing.candidates[-1]
+    last = nothing.measures[-1]
     assert not last.fits and "cannot be reached" in last.why
     assert "nothing that was tried fits 64.0 KiB on cpu" in str(nothing)
 
@@ -161,11 +161,11 @@ def test_approximate_measures_come_last_alone_and_together():
 @pytest.mark.slow
 def test_moments_in_8_bits_where_they_are_allowed():
     advice = advised("64KiB", allow="moments")
-    low = [one for one in advice.candidates if not one.exact]
+    low = [one for one in advice.measures if not one.exact]
     assert len(low) == 3 and all("8-bit moments" in one.name for one in low)
     assert all("% of an update" in one.error for one in low)
     assert low[0].code[1] == "tx = jaxmem.adama(learning_rate, bits=8)"
-    same = next(r for r in advice.candidates if r.name == "substitute, schedule")
+    same = next(r for r in advice.measures if r.name == "substitute, schedule")
     # two moments of float32 in a quarter of the bytes, and scales; those of one of the
     # two parameters are decoded at a time
     moments = 2 * 4 * sum(x.size for x in jax.tree.leaves(params()))
@@ -199,13 +199,13 @@ def test_a_step_is_scheduled():
     how = {"target": "cpu", "donate_argnums": 0}
     plain = jaxmem.estimate(step, state, X, **how).peak_bytes
     advice = jaxmem.advise(step, state, X, budget=plain - 1, **how)
-    assert advice.candidates[0].peak_bytes == plain
+    assert advice.measures[0].peak_bytes == plain
     assert advice.code == (
         'step = jaxmem.schedule(step, target="cpu", donate_argnums=0)'
     )
     jitted = jax.jit(step, donate_argnums=0)
     advice = jaxmem.advise(jitted, state, X, budget=plain - 1, target="cpu")
-    assert advice.candidates[0].peak_bytes == plain
+    assert advice.measures[0].peak_bytes == plain
     assert advice.code == 'step = jaxmem.schedule(step, target="cpu")'
 
 
@@ -245,8 +245,8 @@ def test_results_are_shown_and_saved(tmp_path, known):
         advice.save(tmp_path / name)
         assert (tmp_path / name).stat().st_size
     found = json.loads((tmp_path / "a.json").read_text())
-    assert found["candidates"][0]["peak_bytes"] == known["nothing"].peak_bytes
-    refused = Candidate("nothing", (), None, False, why="it needs 74.8 GiB")
+    assert found["measures"][0]["peak_bytes"] == known["nothing"].peak_bytes
+    refused = CompiledMeasure("nothing", (), None, False, why="it needs 74.8 GiB")
     text = str(Advice("step", "tpu-v5e", 2**30, (refused,)))
     assert "refused" in text and "nothing: it needs 74.8 GiB" in text
     with pytest.raises(ValueError, match="refused every measure"):

@@ -156,8 +156,8 @@ def test_every_framework_finds_the_way_to_fit(make):
     exec(form.step, env)
     plain = jaxmem.estimate(env["step"], form.model, form.state, X, **how).peak_bytes
     advice = advised(form, every=False, budget=plain - 1)
-    assert advice.candidates[0].peak_bytes == plain
-    assert advice.taken is advice.candidates[1] and advice.taken.name == "substitute"
+    assert advice.measures[0].peak_bytes == plain
+    assert advice.taken is advice.measures[1] and advice.taken.name == "substitute"
     assert bytes_of(advice.taken.code, form, "cpu") == advice.taken.peak_bytes
 
 
@@ -166,14 +166,14 @@ def test_every_framework_finds_the_way_to_fit(make):
 def test_all_lines_make_the_step_whose_bytes_are_printed(make):
     form, target = make(), "h100"
     allow = ("bits", "moments", "adama")
-    candidates = advised(form, target=target, allow=allow).candidates
-    names = [one.name for one in candidates]
+    measures = advised(form, target=target, allow=allow).measures
+    names = [one.name for one in measures]
     assert any("AdamA over 8 micro-batches" in name for name in names)
     assert any(name.startswith("substitute with") for name in names)
     assert any("moments on the host" in name for name in names)
-    exact = [one.exact for one in candidates]
+    exact = [one.exact for one in measures]
     assert exact == sorted(exact, reverse=True)
-    for one in candidates:
+    for one in measures:
         assert one.fits, one
         assert bytes_of(one.code, form, target) == one.peak_bytes, one.name
 
@@ -237,10 +237,10 @@ def test_a_loss_without_anything_to_substitute_says_so():
     loss_fn = lambda params, x: jnp.mean(jnp.square(x @ params))
     form = tree(loss_fn, jnp.ones((WIDTH, WIDTH)))
     with pytest.warns(UserWarning, match="nothing to replace"):
-        candidates = advised(form).candidates
-    names = [one.name for one in candidates]
+        measures = advised(form).measures
+    names = [one.name for one in measures]
     assert names[:3] == ["nothing", "substitute", "schedule"]
-    assert candidates[1].why == "nothing was substituted"
+    assert measures[1].why == "nothing was substituted"
     assert not any("substitute," in name for name in names)
 
 
