@@ -190,14 +190,14 @@ def _compiled(measure: Measure, goal: Goal) -> CompiledMeasure:
         return CompiledMeasure(
             **about, peak_bytes=None, fits=False, why="the compiler refused it"
         )
-    cost = {
+    cost: dict[str, Any] = {
         "recomputed_flops": plan.recomputed_flops,
         "recomputed_seconds": plan.recomputed_seconds,
         "tile_seconds": plan.tile_seconds,
         "host_seconds": plan.host_seconds,
+        "done": _done(plan),
     }
-    about |= {"done": _done(plan), **_bytes(plan.scheduled, goal)}
-    return CompiledMeasure(**about, **cost)
+    return CompiledMeasure(**about, **cost, **_bytes(plan.scheduled, goal))
 
 
 def _left_as_it_is(measure: Measure) -> bool:
