@@ -164,6 +164,19 @@ def checkmate(network: str, before: float, after: float, differs: str = "") -> C
     )
 
 
+def lora(model: str, work: str) -> Claim:
+    """Adapters in every dense layer: plain Flax, and substituted and scheduled."""
+    at = {"model": model, "gradients of": "LoRA"}
+    peaks = "plain, peak MiB", "scheduled too, peak MiB"
+    return Claim(
+        *("selective differentiation", SELECTIVE, f"LoRA in {model}"),
+        *("", None, None),
+        f"rank 16, {work}, peak of an H100: substituted, scheduled",
+        "No bytes of LoRA are published there. Full training takes more on either side.",
+        of_file("MiB", "frozen_h100", peaks[0], at, at, peaks[1]),
+    )
+
+
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         *("Tempo", TEMPO, "BERT-Large, 512 tokens, 16 GB: the largest batch"),
@@ -278,6 +291,9 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         compiled("MiB", steps.mistral, steps.everything),
     ),
+    lora("ViT-B/16", "64 images"),
+    lora("BERT-base", "16 x 512"),
+    lora("Llama 1B, 4 layers", "2 x 2048"),
     Claim(
         *("Approx-BP, MS-BP", APPROX, "fine-tuning: up to this share of the peak"),
         *("%", 100, 70),
