@@ -172,7 +172,7 @@ def lora(model: str, work: str) -> Claim:
         *("selective differentiation", SELECTIVE, f"LoRA in {model}"),
         *("", None, None),
         f"rank 16, {work}, peak of an H100: substituted, scheduled",
-        "No bytes of LoRA are published there. Full training takes more on either side.",
+        "No bytes of LoRA are published there. Full training takes more.",
         of_file("MiB", "frozen_h100", peaks[0], at, at, peaks[1]),
     )
 

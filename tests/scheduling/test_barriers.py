@@ -112,3 +112,17 @@ def test_no_narrow_copy_of_a_weight_is_kept(layer):
     saved = plain.temp_bytes - plan.scheduled.temp_bytes
     size = NARROW.dtype.itemsize
     assert saved > (LAYERS - 3) * WIDTH * WIDTH * size
+
+
+def test_a_budget_recomputes_besides():
+    """The plan has both, and its step the gradients of the plain one."""
+    fn, args = gradient_of(lean_layer), arguments()
+    free = jaxmem.schedule(fn, target="h100", donate_argnums=()).plan(*args).scheduled
+    budget = free.argument_bytes + free.output_bytes + int(0.8 * free.temp_bytes)
+    step = jaxmem.schedule(fn, budget, target="h100", donate_argnums=())
+    plan = step.plan(*args)
+    assert plan.scheduled.peak_bytes <= budget
+    want, got = jax.jit(fn)(*args), step(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        allowed = 8 * float(jnp.finfo(NARROW).eps) * float(jnp.max(jnp.abs(b)))
+        np.testing.assert_allclose(a, b, rtol=0, atol=allowed)
