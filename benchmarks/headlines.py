@@ -4,7 +4,7 @@
     python -m benchmarks.headlines Tempo batch      # rows that have both; others stay
     python -m benchmarks.headlines --page           # the picture and the page alone
 
-Rows are in `headline_claims`: some are compiled here, some come from the files that
+Rows are in `headline`: some are compiled here, some come from the files that
 other commands wrote. Writes results/headlines-*.csv and docs/images/headlines.svg, and
 the marked blocks of docs/headlines.md and README.md. A gain is how many times less
 memory, or how many times more of what there should be more of.
@@ -17,7 +17,8 @@ from collections.abc import Sequence
 
 from benchmarks._common import Row, publish_some
 from benchmarks._figures_headlines import Line, lines
-from benchmarks.headline_claims import CLAIMS, Claim
+from benchmarks.headline import CLAIMS
+from benchmarks.headline.claim import Claim
 
 COLUMNS = (
     *("source", "claim", "published unit", "published before", "published after"),

@@ -10,8 +10,10 @@ import pytest
 
 from benchmarks._figures_headlines import lines
 from benchmarks._figures_of import rows
-from benchmarks.headline_claims import CLAIMS, Claim
-from benchmarks.headline_models import (
+from benchmarks.headline import CLAIMS
+from benchmarks.headline.claim import Claim
+from benchmarks.headline.inplace_abn import in_place
+from benchmarks.headline.models import (
     T5,
     ImageClassifier,
     LeakyResNet,
@@ -21,7 +23,7 @@ from benchmarks.headline_models import (
     Sizes,
     TextClassifier,
 )
-from benchmarks.headline_steps import in_place, projected
+from benchmarks.headline.parts import projected
 from benchmarks.models import StackConfig
 from jaxmem import ops
 from jaxmem.nn import linen

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import jaxmem
-from benchmarks.headline_steps import lstm_step
+from benchmarks.headline.replay import lstm_step
 
 pytestmark = pytest.mark.usefixtures("standard_jax")  # the step is a user's
 MIB = 2**20

@@ -1,0 +1,51 @@
+"""Memformer's replay through time: an LSTM over thousands of steps."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import jaxmem
+from benchmarks._common import MIB
+from benchmarks.headline.claim import Pair
+from benchmarks.headline.measured import SDS
+
+
+def lstm_step(steps: int = 4096, batch: int = 64, width: int = 512):
+    """An LSTM's step with Adam, and its arguments: as anyone writes it."""
+
+    def cell(weights, carry, x):
+        h, memory = carry
+        z = jnp.concatenate([x, h], -1) @ weights["w"] + weights["b"]
+        i, f, g, o = jnp.split(z, 4, -1)
+        memory = jax.nn.sigmoid(f) * memory + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(memory)
+        return (h, memory), h
+
+    def loss(weights, xs):
+        zeros = jnp.zeros((batch, width))
+        body = lambda carry, x: cell(weights, carry, x)
+        (h, _), _ = jax.lax.scan(body, (zeros, zeros), xs)
+        return (h @ weights["out"]).mean()
+
+    tx = optax.adam(1e-3)
+
+    def step(state, xs):
+        weights, moments = state
+        value, grads = jax.value_and_grad(loss)(weights, xs)
+        updates, moments = tx.update(grads, moments, weights)
+        return (optax.apply_updates(weights, updates), moments), value
+
+    f32 = lambda *shape: SDS(shape, jnp.float32)
+    weights = {
+        "w": f32(2 * width, 4 * width),
+        "b": f32(4 * width),
+        "out": f32(width, 1),
+    }
+    state = weights, jax.eval_shape(tx.init, weights)
+    return step, (state, f32(steps, batch, width))
+
+
+def replay(budget: str = "620MiB") -> Pair:
+    step, args = lstm_step()
+    plan = jaxmem.schedule(step, budget, target="h100", donate_argnums=0).plan(*args)
+    return plan.plain.peak_bytes / MIB, plan.scheduled.peak_bytes / MIB
