@@ -34,7 +34,7 @@ from jaxmem.nn import linen
 MISTRAL = StackConfig(32, 4096, 32, 8, 14_336, 0.0)
 
 
-def part_gradient(model, x, wanted: Callable, narrow: bool, scheduled: bool = False):
+def part_gradient(model: nn.Module, x, wanted: Callable, narrow: bool):
     """Peak of the gradient of a part of the parameters, as the paper measures."""
     keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
     params = jax.eval_shape(model.init, keys, x)["params"]
@@ -52,8 +52,7 @@ def part_gradient(model, x, wanted: Callable, narrow: bool, scheduled: bool = Fa
         return jaxmem.value_and_grad(loss)(trained, frozen, x, labels, key)
 
     args = trained, frozen, x, SDS(x.shape[:-1], jnp.int32), KEY
-    how = {"target": "h100", "donate": (), "scheduled": scheduled}
-    return estimated(gradient, *args, **how).peak_bytes / MIB
+    return estimated(gradient, *args, target="h100", donate=()).peak_bytes / MIB
 
 
 def norms(path: str, leaf) -> bool:
@@ -69,14 +68,14 @@ def everything(path: str, leaf) -> bool:
 def t5(wanted: Callable) -> Pair:
     x = SDS((64, 256, 768), jnp.float32)
     of = functools.partial(part_gradient, x=x, wanted=wanted, narrow=False)
-    return of(T5()), of(jaxmem.substitute(T5()), scheduled=True)
+    return of(T5()), of(jaxmem.substitute(T5()))
 
 
 def mistral(wanted: Callable) -> Pair:
     x = SDS((16, 256, 4096), jnp.bfloat16)
     of = functools.partial(part_gradient, x=x, wanted=wanted, narrow=True)
     model = LlamaBlocks(MISTRAL, classes=5000)
-    return of(model), of(jaxmem.substitute(model), scheduled=True)
+    return of(model), of(jaxmem.substitute(model))
 
 
 # -- VeLoRA: value and down projections of Llama-1B's blocks
