@@ -45,6 +45,11 @@ class ReportedTrial(Trial):
 
     report: MemoryReport | None
 
+    @property
+    def sent_bytes(self) -> float:
+        """What a device sends; of what could not fit, as much as there may be."""
+        return math.inf if self.report is None else self.report.sent_bytes
+
     def without_report(self) -> Trial:
         return Trial(self.choice, self.peak, self.predicted, self.seconds)
 

@@ -208,11 +208,14 @@ class SearchRun:
         return tuple(dict.fromkeys([*notes, *self._whole_batch]))
 
     def _least(self, choices: Sequence[Choice]) -> ReportedTrial:
-        """The least peak; never more than that of the step as it was given."""
-        best = min(self._compiled(choices), key=lambda t: t.peak)
-        best = self._settled(best)
-        plain = next(t for t in self.tried if t.choice.unchanged)
-        return min(best, self._settled(plain), key=lambda t: t.peak)
+        """The least peak of what sends no more than the step as it was given."""
+        tried = sorted(self._compiled(choices), key=lambda t: t.peak)
+        plain = self._settled(next(t for t in tried if t.choice.unchanged))
+        for one in tried:
+            found = plain if one.choice.unchanged else self._settled(one)
+            if found.peak <= plain.peak and found.sent_bytes <= plain.sent_bytes:
+                return found
+        return plain
 
     def _settled(self, found: ReportedTrial) -> ReportedTrial:
         self.tell(f"compile to the end{progress_of(found)}")
