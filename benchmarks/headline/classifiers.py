@@ -65,8 +65,8 @@ def winner_take_all() -> Pair:
 # -- images
 
 
-def parts_of_image(parts: Parts, batch: int) -> float:
-    return peak(ImageClassifier(parts=parts), _images(batch), "a100")
+def parts_of_image(parts: Parts, batch: int, scheduled: bool = False) -> float:
+    return peak(ImageClassifier(parts=parts), _images(batch), "a100", scheduled)
 
 
 def lean_image(batch: int, **how) -> float:
@@ -90,4 +90,4 @@ def mesa_exact() -> Pair:
 def approximated() -> Pair:
     """ReGELU2 and MS norms, and nothing else."""
     parts = Parts(linen.Dense, ops.regelu2, linen.MSLayerNorm)
-    return parts_of_image(Parts(), 64), parts_of_image(parts, 64)
+    return parts_of_image(Parts(), 64), parts_of_image(parts, 64, scheduled=True)
