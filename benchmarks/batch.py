@@ -19,7 +19,8 @@ import jax
 
 import jaxmem
 from benchmarks._common import publish
-from benchmarks.kernels import chip, filled, milliseconds
+from benchmarks.kernel_cases import filled
+from benchmarks.kernels import chip, milliseconds
 from benchmarks.models import Bert, BertConfig
 from benchmarks.release import KEY, adam_step
 from pallas_kernels import dispatch
@@ -69,7 +70,7 @@ def arguments(state, batch: int) -> tuple:
 
 def timed(step: Callable, state, batch: int) -> float:
     """Milliseconds of a step."""
-    args = jax.tree.map(filled, arguments(state, batch))
+    args = filled(arguments(state, batch))
     return milliseconds(lambda *args: step(*args)[:1], args, (0,))
 
 
