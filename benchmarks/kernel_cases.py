@@ -4,8 +4,8 @@
 `benchmarks.kernels` by default, smaller ones and other dtypes by argument.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -45,6 +45,8 @@ class Size:
 
 
 FULL = Size()
+# of a derivative at an input that is recovered from a rounded output
+RECOVERED = {"float32": 1e-4, "float16": 0.0075, "bfloat16": 0.016}
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Case:
       moved: bytes that forward and backward pass must read and write.
       others: the nearest ops of other libraries, of the same arguments, by name.
       below: what whole numbers among the arguments are less than.
+      stated: by dtype, how far the op says that its derivative is off.
       possible: from arguments at random to such as a training step has.
     """
 
@@ -69,6 +72,7 @@ class Case:
     moved: int
     others: dict[str, Callable] | None = None
     below: int = 1000
+    stated: Mapping[str, float] = field(default_factory=dict)
     possible: Callable[..., tuple] | None = None
 
     def forward(self, op: Callable) -> Callable:
@@ -137,14 +141,21 @@ def elementwise_case(op, arrays: int, kept: float, options, size=FULL, dtype=BF1
     x = SDS((size.tokens, size.width), dtype)
     through = (2 + 3 * (arrays - 1)) * nbytes(x) + 2 * nbytes(x)  # both passes
     moved = through + round(2 * kept * x.size)
-    fn = by_implementation(op, **options)
-    return Case(op.__name__, fn, (x,) * arrays, tuple(range(arrays)), moved)
+    fn, wanted = by_implementation(op, **options), tuple(range(arrays))
+    recovered = RECOVERED if options.get("save") == "output" else {}
+    return Case(op.__name__, fn, (x,) * arrays, wanted, moved, stated=recovered)
 
 
 def norm_case(op, vectors: int, options, size=FULL, dtype=BF16) -> Case:
     x, v = SDS((size.tokens, size.width), dtype), SDS((size.width,), F32)
     args, fn = (x, *(v,) * vectors), by_implementation(op, **options)
-    return Case(op.__name__, fn, args, tuple(range(len(args))), 5 * nbytes(x))
+    wanted, moved = tuple(range(len(args))), 5 * nbytes(x)
+    return Case(op.__name__, fn, args, wanted, moved, possible=with_scales)
+
+
+def with_scales(g, x, scale, *bias):
+    """A norm's arguments with scales about one: a layer divides by few that are 0."""
+    return g, x, 1 + scale / 4, *bias
 
 
 def residual_case(size=FULL, dtype=BF16) -> Case:
@@ -209,13 +220,14 @@ CASES: dict[str, Callable[..., Case]] = {
 }
 
 
-def filled(shapes: Any, below: int = 1000) -> Any:
+def filled(shapes: Any, below: int = 1000, seed: int = 0) -> Any:
     """Arrays of these shapes, each of its own seed.
 
     They are of normal numbers; whole ones are uniform, signed ones `below` this.
     """
     leaves, tree = jax.tree.flatten(shapes)
-    made = [_filled(x, jax.random.key(n), below) for n, x in enumerate(leaves)]
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    made = [_filled(x, key, below) for x, key in zip(leaves, keys, strict=True)]
     return jax.tree.unflatten(tree, made)
 
 
@@ -223,12 +235,14 @@ def filled(shapes: Any, below: int = 1000) -> Any:
 def _filled(shape, key, below: int):
     if jnp.issubdtype(shape.dtype, jnp.floating):
         return jax.random.normal(key, shape.shape, F32).astype(shape.dtype)
+    if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
+        return jax.random.split(key, shape.shape)
     if shape.dtype == jnp.uint32:
         return jax.random.bits(key, shape.shape)
     return jax.random.randint(key, shape.shape, 0, below, shape.dtype)
 
 
-def arguments_of(case: Case) -> tuple[Any, ...]:
+def arguments_of(case: Case, seed: int = 0) -> tuple[Any, ...]:
     """Arrays for `case.run`."""
-    args = filled(case.arguments(), case.below)
+    args = filled(case.arguments(), case.below, seed)
     return case.possible(*args) if case.possible else args
