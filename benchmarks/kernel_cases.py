@@ -226,7 +226,8 @@ def filled(shapes: Any, below: int = 1000, seed: int = 0) -> Any:
     They are of normal numbers; whole ones are uniform, signed ones `below` this.
     """
     leaves, tree = jax.tree.flatten(shapes)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    # of a generator that compiles in a moment, for each of many shapes
+    keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(leaves))
     made = [_filled(x, key, below) for x, key in zip(leaves, keys, strict=True)]
     return jax.tree.unflatten(tree, made)
 
@@ -236,7 +237,7 @@ def _filled(shape, key, below: int):
     if jnp.issubdtype(shape.dtype, jnp.floating):
         return jax.random.normal(key, shape.shape, F32).astype(shape.dtype)
     if jnp.issubdtype(shape.dtype, jax.dtypes.prng_key):
-        return jax.random.split(key, shape.shape)
+        return jax.random.split(jax.random.key(0), shape.shape)
     if shape.dtype == jnp.uint32:
         return jax.random.bits(key, shape.shape)
     return jax.random.randint(key, shape.shape, 0, below, shape.dtype)

@@ -41,9 +41,7 @@ def write(folder: pathlib.Path = RESULTS, path: pathlib.Path = measured.PATH) ->
 def text(entries: Iterable[Measured]) -> str:
     """An entry a line."""
     lines = [json.dumps(entry._asdict()) for entry in entries]
-    return (
-        "[" + ",".join(f"\n  {line}" for line in lines) + ("\n]\n" if lines else "]\n")
-    )
+    return "[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n"
 
 
 def entries(folder: pathlib.Path = RESULTS) -> list[Measured]:
