@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from benchmarks import kernel_cases, kernels
 from benchmarks.device import libraries, machine, torch_times
 from benchmarks.device.job import Job, NotHere, Rows
+from benchmarks.device.right import refusal
 from benchmarks.device.timing import Chain, calls, in_turn
 from benchmarks.kernel_cases import Case, Size
 from jaxmem.ir.costs import flops
@@ -106,13 +107,22 @@ def _chains(comparison: Comparison):
     chains, refused = {}, {}
     for side, op in comparison.sides().items():
         try:
-            chains[side] = passes(comparison.case, op)
-            for chain in chains[side].values():
+            found = passes(comparison.case, op)
+            for chain in found.values():
                 chain()
-        except (ValueError, NotImplementedError, RuntimeError, ImportError) as error:
-            chains.pop(side, None)
-            refused[side] = str(error)[:300]
+            chains[side] = found
+        except Exception as error:  # other libraries raise what they like
+            refused[side] = _reason(side, error)
     return chains, refused
+
+
+def _reason(side: str, error: Exception) -> str:
+    """Why a side is not timed; XLA has to be, and the kernel where it is for this."""
+    if side == "kernel":
+        return refusal(error)
+    if side == "XLA":
+        raise error
+    return f"{type(error).__name__}: {error}"[:300]
 
 
 def passes(case: Case, op: Callable) -> dict[str, Chain]:

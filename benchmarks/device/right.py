@@ -45,7 +45,7 @@ class Look:
 def jobs() -> Iterator[Job]:
     found = looks()
     for name, look in found.items():
-        how = {"seconds": 25, "value": 100, "kernel": look.kernel}
+        how = {"seconds": 25, "value": 150, "kernel": look.kernel}
         yield Job(f"right: {name}", look.rows, **how)
     for tool in (MEMCHECK, RACECHECK):
         for name in SANITIZED:
