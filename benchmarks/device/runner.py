@@ -178,7 +178,8 @@ def _end(process: subprocess.Popen) -> None:
     """Ends what was started here, and what that has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # a driver may hold it
+        process.wait(30)
 
 
 def _answers(path: pathlib.Path) -> tuple[list[Record], tuple[str, str] | None]:
@@ -197,5 +198,8 @@ def _answers(path: pathlib.Path) -> tuple[list[Record], tuple[str, str] | None]:
 
 
 def _last(log: pathlib.Path) -> list[str]:
+    """The end of the output, without the paths of who ran it."""
     text = log.read_bytes().decode(errors="replace")
+    for path in (str(ROOT), sys.prefix, str(pathlib.Path.home())):
+        text = text.replace(path, "...")
     return [line[:300] for line in text.splitlines()[-KEPT:]]
