@@ -70,7 +70,7 @@ class Comparison:
     name: str
     case: Case
     rate: float  # bytes a second
-    rounds: int
+    small: bool
     others: dict[str, Callable]
 
     def row(self, side: str, which: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def measured(comparison: Comparison) -> Rows:
         total = 0.0
         for which in ("forward", "backward"):
             sides = {s: both[which] for s, both in chains.items() if which in both}
-            found = in_turn(sides, comparison.rounds)
+            found = in_turn(sides, 2 if comparison.small else ROUNDS)
             total += found["kernel"]["ms"] if found else 0.0
             for side, times in found.items():
                 yield comparison.row(side, which, times)
@@ -107,7 +107,7 @@ def _chains(comparison: Comparison):
     chains, refused = {}, {}
     for side, op in comparison.sides().items():
         try:
-            found = passes(comparison.case, op)
+            found = passes(comparison.case, op, comparison.small)
             for chain in found.values():
                 chain()
             chains[side] = found
@@ -125,9 +125,9 @@ def _reason(side: str, error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:300]
 
 
-def passes(case: Case, op: Callable) -> dict[str, Chain]:
+def passes(case: Case, op: Callable, small: bool) -> dict[str, Chain]:
     """Each pass alone; an update of its arguments is one."""
-    count = calls(kernel_cases.nbytes(case.arguments()))
+    count = 2 if small else calls(kernel_cases.nbytes(case.arguments()))
     sets = [kernel_cases.arguments_of(case, seed) for seed in range(count)]
     if not case.wanted:
         update = lambda g, key, p, state: op(p, state, g, key)

@@ -91,7 +91,7 @@ def budget(name: str, share: float, offload: bool, small: bool) -> Rows:
     try:
         plan = scheduled.plan(*args)
     except BudgetError as error:
-        raise NotHere(f"the budget is out of reach: {error}"[:300]) from error
+        raise NotHere(f"out of reach: {error}".splitlines()[0]) from error
     sides = {"plain": plain}
     sides["scheduled"] = on_device.ready(scheduled, args, 0, sides)
     rows = {row["side"]: row for row in timed(sides, small)}

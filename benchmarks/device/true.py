@@ -84,7 +84,7 @@ def peak(make: Callable[[bool], Made], small: bool) -> Rows:
         step, args, carried = make(small)
         ready = on_device.ready(step, args, carried)
     except BudgetError as error:
-        raise NotHere(f"the budget is out of reach: {error}"[:300]) from error
+        raise NotHere(f"out of reach: {error}".splitlines()[0]) from error
     said = on_device.compiled_bytes(ready.compiled) / MIB
     before = on_device.stats()
     for _ in range(CALLS):

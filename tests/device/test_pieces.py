@@ -83,10 +83,10 @@ def test_attention_has_every_rule():
 
 def test_passes_are_timed_apart():
     case = kernel_cases.CASES["rms_norm"](fast.SMALL)
-    both = fast.passes(case, case.fn("xla"))
+    both = fast.passes(case, case.fn("xla"), True)
     assert set(both) == {"forward", "backward"} and all(f() > 0 for f in both.values())
     update = kernel_cases.CASES["adam, float32"](fast.SMALL)
-    assert set(fast.passes(update, update.fn("xla"))) == {"forward"}
+    assert set(fast.passes(update, update.fn("xla"), True)) == {"forward"}
 
 
 def test_a_step_carries_its_state():
