@@ -133,13 +133,18 @@ def threshold(variant: str, n: int, target: str) -> int | None:
     return LEAST + ACCUMULATOR if variant == "microbatch, Adam" and n > 1 else None
 
 
-def measure(variant: str, n: int, target: str):
-    made = model(remat=True, substituted=False)
+def step_of(variant: str, n: int, made=None):
+    """The jitted step of a model, by default BERT-Large, and its arguments."""
+    made = made or model(remat=True, substituted=False)
     step, tx, count = VARIANTS[variant](loss_of(made), n)
     params = abstract_params(made, TOKENS)
     state = jax.eval_shape(tx.init, params)
     tokens = jax.ShapeDtypeStruct((TOKENS.shape[0] * count, TOKENS.shape[1]), jnp.int32)
-    args = params, state, tokens, KEY
+    return step, (params, state, tokens, KEY)
+
+
+def measure(variant: str, n: int, target: str):
+    step, args = step_of(variant, n)
     return jaxmem.estimate(step, *args, target=target, timeout=PATIENCE)
 
 

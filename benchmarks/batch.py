@@ -11,7 +11,9 @@ Published for Tempo (https://arxiv.org/abs/2210.10246, section 5): twice the bat
 
 import argparse
 import contextlib
+import csv
 import itertools
+import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +21,8 @@ import jax
 
 import jaxmem
 from benchmarks._common import publish
-from benchmarks.kernels import chip, filled, milliseconds
+from benchmarks.kernel_cases import filled
+from benchmarks.kernels import chip, milliseconds
 from benchmarks.models import Bert, BertConfig
 from benchmarks.release import KEY, adam_step
 from pallas_kernels import dispatch
@@ -27,6 +30,7 @@ from pallas_kernels.chips import GPUS, TPUS
 
 MEMORY = "16GiB"
 SMALL = 8
+BERT_LARGE = BertConfig()
 TARGET = "h100"
 CHIPS = (*GPUS, *TPUS)
 DTYPES = ("float32", "bfloat16", "float16")
@@ -53,13 +57,13 @@ def kernels_taken(wanted: bool) -> Iterator[None]:
         dispatch.MEASURED = before
 
 
-def step_of(how: str) -> tuple[Callable, Any]:
-    """A train step, and its state."""
-    model = Bert(BertConfig())
-    model = model if how == "plain" else jaxmem.substitute(model)
+def step_of(how: str, config=BERT_LARGE, **options) -> tuple[Callable, Any]:
+    """A train step, and its state; options are those of `jaxmem.schedule`."""
+    model = Bert(config)
+    model = jaxmem.substitute(model) if "substituted" in how else model
     step, (state, *_) = adam_step(model)
     if "schedule" in how:
-        return jaxmem.schedule(step, donate_argnums=0), state
+        return jaxmem.schedule(step, donate_argnums=0, **options), state
     return jax.jit(step, donate_argnums=0), state
 
 
@@ -69,7 +73,7 @@ def arguments(state, batch: int) -> tuple:
 
 def timed(step: Callable, state, batch: int) -> float:
     """Milliseconds of a step."""
-    args = jax.tree.map(filled, arguments(state, batch))
+    args = filled(arguments(state, batch))
     return milliseconds(lambda *args: step(*args)[:1], args, (0,))
 
 
@@ -83,6 +87,12 @@ def measured(how: str, on_device: bool) -> list[float]:
             return [largest]
         rate = 1e3 * largest / timed(step, state, largest)
         return [largest, timed(step, state, SMALL), rate]
+
+
+def rows_of(path: pathlib.Path) -> dict[str, str]:
+    """The largest batch of each step, as a file has it."""
+    lines = [x for x in path.read_text().splitlines() if not x.startswith("#")]
+    return {row["step"]: row["largest batch"] for row in csv.DictReader(lines)}
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ parameters. "recomputes" is what of the forward pass the backward pass recompute
 per cent of its matmul flops.
 """
 
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable
@@ -81,6 +82,16 @@ CODES = jaxmem.ops.Quantization(8, block_size=512, symmetric=True)
 TARGET = "h100"
 
 
+SMALL_BERT = BertConfig(2, 64, 2, 128, 97)
+
+
+def smaller(config: StackConfig) -> StackConfig:
+    """The stack in small, for a run that only has to end."""
+    groups = config.heads // config.kv_heads
+    sizes = {"layers": 2, "width": 32 * groups, "hidden": 64 * groups}
+    return dataclasses.replace(config, **sizes, heads=2 * groups, kv_heads=2)
+
+
 def gradient_of_stack(model: Stack, shape: tuple[int, int]):
     """(loss gradient, its arguments) of a stack; `shape`: batch and positions."""
     loss, config = mean_square(model), model.config
@@ -92,13 +103,16 @@ def gradient_of_stack(model: Stack, shape: tuple[int, int]):
     return step, (abstract_params(model, x), x, key)
 
 
-def made(name: str, policy=None, lean: bool = False):
+def made(name: str, policy=None, lean: bool = False, small: bool = False):
     """The model, its layer under a checkpoint policy, and its loss gradient's args."""
     remat = functools.partial(nn.remat, policy=policy, prevent_cse=False)
     wrap = (lambda layer: layer) if policy is None else remat
     if name not in STACKS:
-        return bert.gradient, Bert(BertConfig(), layer=wrap(Layer))
+        config = SMALL_BERT if small else BertConfig()
+        return bert.gradient, Bert(config, layer=wrap(Layer))
     config, layer, shape = STACKS[name]
+    if small:
+        config, shape = smaller(config), (2, 64)
     gradient = functools.partial(gradient_of_stack, shape=shape)
     return gradient, Stack(config, LeanLayer if lean else wrap(layer))
 

@@ -15,9 +15,6 @@ import argparse
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,150 +28,15 @@ from benchmarks._common import (
     publish,
     published,
 )
-from jaxmem import ops
+from benchmarks.kernel_cases import CASES, Case, arguments_of
 from jaxmem.ir.costs import MACHINES, flops
 from pallas_kernels.chips import chip_name
 
-SDS = jax.ShapeDtypeStruct
-BF16, F32 = jnp.bfloat16, jnp.float32
-TOKENS, WIDTH = 8192, 4096
 RATES = "one of " + ", ".join(name for name in MACHINES if name != "cpu")
 COLUMNS = (
     *("kernel", "chip", "status", "XLA MiB", "kernel MiB"),
     *("XLA ms", "kernel ms", "library ms", "% of limit"),
 )
-
-
-@dataclass(frozen=True)
-class Case:
-    """An op at a size that training has.
-
-    Attributes:
-      fn: `fn(implementation)` is the op of `args`.
-      args: shapes and dtypes.
-      wanted: positions that are differentiated; none for an update of its arguments.
-      moved: bytes that forward and backward pass must read and write.
-      library: the nearest op of another library, of the same arguments.
-    """
-
-    fn: Callable[[str], Callable]
-    args: tuple[Any, ...]
-    wanted: tuple[int, ...]
-    moved: int
-    library: Callable | None = None
-
-    def run(self, op: Callable) -> Callable:
-        """Values and gradients, as one function of cotangents and arguments."""
-        if not self.wanted:
-            return op
-
-        def both(cotangents, *args):
-            def some(*chosen):
-                whole = dict(enumerate(args)) | dict(
-                    zip(self.wanted, chosen, strict=True)
-                )
-                return op(*whole.values())
-
-            out, pull = jax.vjp(some, *(args[i] for i in self.wanted))
-            return out, pull(cotangents)
-
-        return both
-
-    def arguments(self) -> tuple[Any, ...]:
-        """Of what `run` gives."""
-        if not self.wanted:
-            return self.args
-        return jax.eval_shape(self.fn("xla"), *self.args), *self.args
-
-
-def nbytes(*shapes) -> int:
-    return sum(s.size * s.dtype.itemsize for s in jax.tree.leaves(shapes))
-
-
-def attention_case(length: int, rate: float, causal: bool) -> Case:
-    x = SDS((1, length, 16, 64), BF16)
-    key = SDS((2,), jnp.uint32)
-
-    def fn(implementation):
-        return lambda q, k, v, key: ops.dot_product_attention(
-            *(q, k, v),
-            is_causal=causal,
-            dropout_rate=rate,
-            dropout_rng=key if rate else None,
-            implementation=implementation,
-        )
-
-    library = lambda q, k, v, key: jax.nn.dot_product_attention(
-        q, k, v, is_causal=causal, implementation="cudnn"
-    )
-    return Case(fn, (x, x, x, key), (0, 1, 2), 12 * nbytes(x), library)
-
-
-def elementwise_case(op, arrays: int, kept: float, **options) -> Case:
-    """`kept` bytes an element pass from the forward to the backward pass."""
-    x = SDS((TOKENS, WIDTH), BF16)
-    fn = lambda implementation: partial(op, implementation=implementation, **options)
-    through = (2 + 3 * (arrays - 1)) * nbytes(x) + 2 * nbytes(x)  # both passes
-    moved = through + round(2 * kept * x.size)
-    return Case(fn, (x,) * arrays, tuple(range(arrays)), moved)
-
-
-def norm_case(op, vectors: int, **options) -> Case:
-    x, v = SDS((TOKENS, WIDTH), BF16), SDS((WIDTH,), F32)
-    fn = lambda implementation: partial(op, implementation=implementation, **options)
-    args = x, *(v,) * vectors
-    return Case(fn, args, tuple(range(len(args))), 5 * nbytes(x))
-
-
-def residual_case() -> Case:
-    x, v, key = SDS((TOKENS, WIDTH), BF16), SDS((WIDTH,), F32), SDS((2,), jnp.uint32)
-
-    def fn(implementation):
-        return lambda x, r, scale, bias, key: ops.dropout_add_layer_norm(
-            *(x, r, scale, bias), rate=0.1, rng=key, implementation=implementation
-        )
-
-    return Case(fn, (x, x, v, v, key), (0, 1, 2, 3), 9 * nbytes(x))
-
-
-def cross_entropy_case() -> Case:
-    x, w = SDS((TOKENS, WIDTH), BF16), SDS((WIDTH, 32 * 1024), BF16)
-    labels = SDS((TOKENS,), jnp.int32)
-    fn = lambda implementation: partial(
-        ops.linear_cross_entropy, implementation=implementation
-    )
-    return Case(fn, (x, w, labels), (0, 1), 2 * nbytes(x, w))
-
-
-def adam_case(dtype) -> Case:
-    p, m, key = SDS((2**26,), dtype), SDS((2**26,), F32), SDS((2,), jnp.uint32)
-    state = jax.eval_shape(jaxmem.optim.FusedAdam(1e-3).init, p)
-
-    def fn(implementation):
-        adam = jaxmem.optim.FusedAdam(1e-3, implementation=implementation)
-        return lambda p, state, g, key: adam.step(g, state, p, rng=key)
-
-    return Case(fn, (p, state, p, key), (), nbytes(p, m, m) * 2 + nbytes(p))
-
-
-CASES = {
-    "attention, S 8192, dropout": partial(attention_case, TOKENS, 0.1, False),
-    "attention, S 8192, causal": partial(attention_case, TOKENS, 0.0, True),
-    "layer_norm": partial(norm_case, ops.layer_norm, 2),
-    "layer_norm, output": partial(norm_case, ops.layer_norm, 2, save="output"),
-    "rms_norm": partial(norm_case, ops.rms_norm, 1),
-    "dropout_add_layer_norm": residual_case,
-    "gelu, output and a bit": partial(
-        elementwise_case, ops.gelu, 1, 2 + 1 / 8, save="output"
-    ),
-    "gelu, 2 bits": partial(elementwise_case, ops.gelu, 1, 2 / 8, save=2),
-    "silu, 4 bits": partial(elementwise_case, ops.silu, 1, 4 / 8, save=4),
-    "geglu": partial(elementwise_case, ops.geglu, 2, 0.0),
-    "swiglu": partial(elementwise_case, ops.swiglu, 2, 0.0),
-    "linear_cross_entropy": cross_entropy_case,
-    "adam, float32": partial(adam_case, F32),
-    "adam, bfloat16 at random": partial(adam_case, BF16),
-}
 
 
 def compiled(case: Case, implementation: str, target: str) -> float:
@@ -219,14 +81,6 @@ def chips_table() -> None:
 # -- on a device
 
 
-def filled(shape: Any, seed: int = 0):
-    """An array of this shape: normal numbers, or what its dtype makes of them."""
-    x = jax.random.normal(jax.random.key(seed), shape.shape, F32)
-    if jnp.issubdtype(shape.dtype, jnp.floating):
-        return x.astype(shape.dtype)
-    return (jnp.abs(x) * 1000).astype(shape.dtype)
-
-
 def milliseconds(fn: Callable, args, donated=(), repeats: int = 20) -> float:
     """The median of some calls, each waited for; what is donated is passed on."""
     run = jax.jit(fn, donate_argnums=donated)
@@ -240,9 +94,9 @@ def milliseconds(fn: Callable, args, donated=(), repeats: int = 20) -> float:
     return sorted(times[3:])[repeats // 2]
 
 
-def bandwidth() -> float:
-    """Bytes a second of a copy of 1 GiB, read and written."""
-    x = jnp.zeros(2**28, F32)
+def bandwidth(elements: int = 2**28) -> float:
+    """Bytes a second of a copy, of 1 GiB by default, read and written."""
+    x = jax.random.normal(jax.random.key(0), (elements,))
     return 2e3 * x.nbytes / milliseconds(lambda x: x + 1, (x,))
 
 
@@ -259,7 +113,7 @@ def chip() -> str:
 
 def time_row(name: str, target: str, rate: float, old: list | None):
     case = CASES[name]()
-    args = jax.tree.map(filled, case.arguments())
+    args = arguments_of(case)
     donated = () if case.wanted else (0, 1)
 
     def timed(op) -> float | str:
@@ -271,7 +125,7 @@ def time_row(name: str, target: str, rate: float, old: list | None):
             return ""
 
     xla, kernel = timed(case.fn("xla")), timed(case.fn("pallas"))
-    library = timed(case.library) if case.library else ""
+    library = timed(next(iter(case.others.values()))) if case.others else ""
     work = jax.make_jaxpr(case.run(case.fn("xla")))(*case.arguments()).eqns
     least = max(case.moved / rate, sum(map(flops, work)) / MACHINES[target].narrow)
     share = 1e5 * least / kernel if isinstance(kernel, float) else ""

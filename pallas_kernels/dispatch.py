@@ -7,40 +7,23 @@ process runs on: a step that is compiled for an absent H100 contains the H100's 
 import functools
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 
 from pallas_kernels import chips
 from pallas_kernels._compat import refused, simulated_platform
 from pallas_kernels.lowering import KernelCandidate, for_chip, kernel_or_xla
+from pallas_kernels.measured import Measured, load
 
 Implementation = Literal["xla", "pallas"]
 
 NAMES = {"tpu": "TPU", "cuda": "GPU"}
 
 
-class Measured(NamedTuple):
-    """A pass of a kernel that was measured to be no slower than XLA on a device.
-
-    Attributes:
-      kernel: its name in calls of `dispatch`.
-      chip: a name of `chips`, such as "h100" or "v5e".
-      dtype: of the array that the pass is sized by, such as "bfloat16".
-      smallest: the number of elements from which on the kernel is no slower.
-      backward: whether this is the backward pass.
-    """
-
-    kernel: str
-    chip: str
-    dtype: str
-    smallest: int
-    backward: bool
-
-
 # `implementation=None` takes a kernel in these cases, on one device or inside of
 # `shard_map`. The times of each are in `benchmarks/results`.
-MEASURED: tuple[Measured, ...] = ()
+MEASURED: tuple[Measured, ...] = load()
 
 
 def kernel_module(kernel: str, platform: str) -> Any:

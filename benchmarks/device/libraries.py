@@ -1,0 +1,36 @@
+"""Attention of other libraries in JAX, where they are installed, for `fast`."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+
+def others(name: str) -> dict[str, Callable]:
+    """By library, functions of the arguments of a case of `kernel_cases`."""
+    if not name.startswith("attention"):
+        return {}
+    if "dropout" in name:
+        return {"cuDNN with dropout": cudnn_with_dropout}
+    return {"jax.experimental": experimental}
+
+
+def experimental(q, k, v, key):
+    """JAX's own Pallas kernels, causal."""
+    if jax.default_backend() == "tpu":
+        from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+
+        heads_first = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
+        out = flash_attention(*heads_first, causal=True, sm_scale=q.shape[-1] ** -0.5)
+        return jnp.swapaxes(out, 1, 2)
+    from jax.experimental.pallas.ops.gpu.attention import mha
+
+    return mha(q, k, v, segment_ids=None, sm_scale=q.shape[-1] ** -0.5, causal=True)
+
+
+def cudnn_with_dropout(q, k, v, key):
+    """`jax.nn` has no dropout in cuDNN's attention; its private function has."""
+    from jax._src.cudnn.fused_attention_stablehlo import dot_product_attention
+
+    how = {"scale": q.shape[-1] ** -0.5, "seed": 42, "dropout_rate": 0.1}
+    return dot_product_attention(q, k, v, **how)

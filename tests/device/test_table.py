@@ -1,0 +1,130 @@
+"""What `None` takes, of lines that a device could have written."""
+
+import json
+
+import pytest
+
+from benchmarks.device import jobs, results, table
+from pallas_kernels import measured
+from pallas_kernels.measured import Measured
+
+MACHINE = {"chip": "h100", "driver": "1", "jax": "0.10.2"}
+ABOUT = {"status": "done", "when": "2026-01-01", "small": False, "machine": MACHINE}
+
+
+def timed(side, size, ms, which="forward", case="rms_norm"):
+    about = {"case": case, "kernel": "rms_norm", "dtype": "bfloat16"}
+    sized = {"elements": size, "side": side, "pass": which}
+    return about | sized | {"ms": ms, "low": ms, "high": 1.1 * ms}
+
+
+def pair(size, kernel, xla, which="forward"):
+    return [timed("kernel", size, kernel, which), timed("XLA", size, xla, which)]
+
+
+ROWS = [*pair(64, 2, 1), *pair(256, 1, 1.2), *pair(1024, 1, 2)]
+ROWS += pair(1024, 1, 1.05, "backward")  # within the spread
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Values of rms_norm that are right, and its times."""
+    path = results.path_for(MACHINE, tmp_path)
+    for name in ("right: rms_norm", "fast: rms_norm, bfloat16"):
+        rows = ROWS if name.startswith("fast") else []
+        results.append(path, ABOUT | {"job": name, "rows": rows})
+    return tmp_path
+
+
+def test_a_kernel_enters_from_the_size_on_where_it_is_no_slower(folder):
+    found = table.entries(folder)
+    assert found == [Measured("rms_norm", "h100", "bfloat16", 256, False)]
+    path = folder / "measured.json"
+    path.write_text(table.text(found))
+    assert list(measured.load(path)) == found
+
+
+def test_a_kernel_that_was_not_right_does_not_enter(tmp_path):
+    path = results.path_for(MACHINE, tmp_path)
+    done = ABOUT | {"job": "fast: rms_norm, bfloat16", "rows": ROWS}
+    results.append(path, done)
+    assert table.entries(tmp_path) == []  # nobody has looked
+    look = ABOUT | {"job": "right: rms_norm", "rows": [], "status": "failed"}
+    results.append(path, look)
+    assert table.entries(tmp_path) == []
+    results.append(path, look | {"status": "done"})
+    assert len(table.entries(tmp_path)) == 1
+
+
+def test_runs_in_small_do_not_enter(tmp_path):
+    path = results.path_for(MACHINE, tmp_path)
+    for name in ("right: rms_norm", "fast: rms_norm, bfloat16"):
+        results.append(path, ABOUT | {"job": name, "rows": ROWS, "small": True})
+    assert table.entries(tmp_path) == [] == table.times(tmp_path)
+
+
+def test_the_largest_size_decides_first():
+    assert table.smallest([*pair(64, 1, 2), *pair(256, 2, 1)]) is None
+    assert table.smallest([timed("kernel", 64, 1)]) is None
+    assert table.smallest([]) is None
+
+
+def test_every_case_of_a_kernel_counts():
+    rows = pair(64, 1, 2)
+    other = [timed("kernel", 64, 3, case="b"), timed("XLA", 64, 1, case="b")]
+    assert table.smallest(rows) == 64
+    assert table.smallest([*rows, *other]) is None
+
+
+def test_the_page_has_the_times(folder):
+    page = "before\n<!-- times -->\nold\n<!-- end of times -->\nafter"
+    text = table.on_page(page, folder)
+    assert (
+        "| rms_norm | h100 | bfloat16 | forward | 256 | 1.000 | 1.200 | 0.83 |" in text
+    )
+    assert "old" not in text and text.endswith("after")
+
+
+def test_the_list_and_the_page_are_those_of_the_results():
+    assert measured.PATH.read_text() == table.text(table.entries())
+    page = table.PAGE.read_text()
+    assert page == table.on_page(page), "python -m benchmarks.device --table"
+
+
+def test_every_kernel_is_looked_at_and_timed():
+    found = jobs.jobs().values()
+    right, fast = (
+        {job.kernel for job in found if job.piece == piece and job.kernel}
+        for piece in ("right", "fast")
+    )
+    assert right == fast
+
+
+# -- what the library reads
+
+
+ENTRY = {"kernel": "a", "chip": "h100", "dtype": "f", "smallest": 1, "backward": True}
+
+
+@pytest.mark.parametrize(
+    "rows, message",
+    [
+        ({}, "a list of entries"),
+        ([{"kernel": "a"}], "entry 0: an object of kernel, chip, dtype"),
+        ([ENTRY, ENTRY | {"chip": "h1000"}], "entry 1: chip='h1000' is none that"),
+        ([ENTRY | {"smallest": True}], "smallest=True is no int"),
+        ([ENTRY | {"smallest": -1}], "smallest=-1 is negative"),
+        ([ENTRY | {"backward": 1}], "backward=1 is no bool"),
+    ],
+)
+def test_a_bad_entry_is_named(rows, message, tmp_path):
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps(rows))
+    with pytest.raises(ValueError, match=message):
+        measured.load(path)
+
+
+def test_a_file_that_is_no_json_is_named(tmp_path):
+    (tmp_path / "measured.json").write_text("[")
+    with pytest.raises(ValueError, match="measured.json: no JSON"):
+        measured.load(tmp_path / "measured.json")
