@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
+from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, late_of
 from jaxmem.ir.scans import LARGE, is_var, size_of
 from jaxmem.memory import format_bytes
@@ -80,7 +81,11 @@ def _is_early(eqn) -> bool:
         return False
     if not eqn.params["differentiated"] or eqn.params["prevent_cse"]:
         return False
-    return any(is_var(v) and size_of(v) >= LARGE for v in eqn.invars)
+    if not any(is_var(v) and size_of(v) >= LARGE for v in eqn.invars):
+        return False
+    # what XLA fuses into its readers is nowhere before they run
+    inside = jaxprs.walk(jaxprs.bodies(eqn)[0])
+    return any(fused_only(one) is None for one in inside)
 
 
 def _with_barriers(closed, places: Set[int]):
