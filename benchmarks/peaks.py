@@ -30,7 +30,6 @@ class Peaks:
 
     step: Callable
     args: Callable[[int], tuple]  # of a batch: the state, parameters first; the rest
-    options: dict[str, str] | None = None  # of XLA
     slope: float = 0.0  # bytes an example, of the last line
     seen: dict[str, dict[int, float]] = field(default_factory=dict)  # by chip and batch
 
@@ -73,7 +72,7 @@ class Peaks:
 
     def _compile(self, chip: str, batch: int) -> float:
         """Bytes of the compiled step."""
-        how = {"target": chip, "donate_argnums": 0, "compiler_options": self.options}
+        how = {"target": chip, "donate_argnums": 0}
         try:
             found = jaxmem.estimate(self.step, *self.args(batch), **how).peak_bytes
         except DoesNotFit:
@@ -95,4 +94,6 @@ def unit_of(batch: int) -> int:
 
 
 def bytes_of(tree: Any) -> int:
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    """Of arrays on a chip, which holds two uint4 in a byte."""
+    bits = jax.dtypes.itemsize_bits
+    return sum(x.size * bits(x.dtype) for x in jax.tree.leaves(tree)) // 8

@@ -29,8 +29,8 @@ pytestmark = [
 MAKERS = {
     "linen": base.linen,
     **{
-        family: functools.partial(base.tunix, family=family)
-        for family in ("llama3", "gemma", "gemma3")
+        family: functools.partial(base.tunix, family=base.FAMILIES[family])
+        for family in ("llama3", "gemma", "gemma3", "qwen2")
     },
 }
 STEPS = 4

@@ -1,0 +1,104 @@
+"""Full-size models that others wrote, substituted and scheduled within a budget.
+
+    python -m benchmarks.foreign_budgets [library/model ...] [--chip CHIP ...]
+
+The peak of an Adam step at one batch, state donated, compiled for a chip: as the
+library has the model, substituted, and that scheduled within a budget: its arguments,
+and half of its temporaries. The batch is that of `foreign_published.py`, which takes up
+to half of an H100: there XLA recomputes nothing by itself. On an L4 it is a quarter of
+it, on a T4 an eighth. A search takes what is best after some minutes. "Recomputed" is
+in per cent of the flops of the forward pass.
+
+A row is written as soon as it is measured, and those of this commit are skipped.
+"""
+
+import argparse
+import sys
+
+import jax
+
+import jaxmem
+from benchmarks._common import commit, publish, write
+from benchmarks.blocks import matmul_flops
+from benchmarks.foreign_batches import (
+    CHIPS,
+    dtype_of,
+    in_order,
+    named,
+    rows_there,
+    steps_of,
+)
+from benchmarks.foreign_models import KEY
+from benchmarks.foreign_published import Published
+from benchmarks.peaks import GIB
+from jaxmem.scheduling import BudgetError
+
+FILE = "foreign_budgets"
+COLUMNS = (
+    *("library", "model", "an example", "chip", "dtype", "batch", "arguments (GiB)"),
+    *("plain (GiB)", "substituted (GiB)", "budget (GiB)"),
+    *("fits", "scheduled (GiB)", "recomputed (%)"),
+)
+SEARCH = 300.0  # seconds
+SHARE = {"h100": 1, "l4": 4, "t4": 8}  # of the batch
+
+
+def measure(model: Published, chip: str) -> list:
+    """The cells of a row."""
+    dtype, batch = dtype_of(model, chip), max(1, model.batch // SHARE[chip])
+    *steps, args = steps_of(model, dtype)
+    how = {"target": chip, "donate_argnums": 0}
+    plain, lean = (jaxmem.estimate(step, *args(batch), **how) for step in steps)
+    budget = lean.peak_bytes - lean.temp_bytes // 2
+    sizes = lean.argument_bytes, plain.peak_bytes, lean.peak_bytes, budget
+    cells = [*(n / GIB for n in sizes)]
+    print(model.name, chip, batch, *cells, flush=True)
+    how |= {"search_seconds": SEARCH, "progress": False}
+    step = jaxmem.schedule(steps[1], budget, **how)
+    found = within(step, args(batch), forward_flops(model, dtype, batch))
+    first = [model.library, model.name, model.example, chip, dtype, batch]
+    return [*first, *cells, *found]
+
+
+def within(step: jaxmem.scheduling.Scheduled, args: tuple, flops: float) -> list:
+    """Whether the budget is kept, the peak, and what is recomputed of the flops."""
+    try:
+        plan = step.plan(*args)
+    except BudgetError as error:
+        print(error)
+        return ["no", (error.least or 0) / GIB, ""]
+    except TimeoutError as error:
+        print(error)
+        return ["not found", "", ""]
+    assert plan.scheduled is not None
+    print(*plan.notes, f"{len(plan.tried)} compiles, {plan.planning_seconds:.0f} s")
+    return ["yes", plan.scheduled.peak_bytes / GIB, 100 * plan.recomputed_flops / flops]
+
+
+def forward_flops(model: Published, dtype: str, batch: int) -> float:
+    """Of the matrix products and convolutions of the plain loss."""
+    built = model.build(dtype)
+    params, statistics = jax.eval_shape(built.init, jax.random.key(0))
+    return batch * matmul_flops(built.loss, params, statistics, built.batch, KEY)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("models", nargs="*", metavar="library/model")
+    parser.add_argument("--chip", nargs="*", default=("h100",), choices=CHIPS)
+    asked = parser.parse_args()
+    sys.argv[1:] = []  # the file is that of all rows
+    for chip in asked.chip:
+        for model in named(asked.models):
+            key = (model.library, model.name, chip)
+            there = rows_there(FILE).get(key)
+            if there is not None and there.commit == commit():
+                continue
+            row = measure(model, chip)
+            print(*row, flush=True)
+            write(FILE, COLUMNS, in_order(rows_there(FILE) | {key: row}))
+    publish(FILE, COLUMNS, in_order(rows_there(FILE)))
+
+
+if __name__ == "__main__":
+    main()
