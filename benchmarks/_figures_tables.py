@@ -245,7 +245,8 @@ def foreign() -> str:
     return table(("library", "family", *variants), lines)
 
 
-def largest_batches(suffix: str = "") -> str:
+@figures("foreign_batches")
+def largest_batches() -> str:
     """A line a model, a column a chip; what was not measured is left empty."""
     chips = ("t4", "l4", "h100")
     found = {(r["library"], r["model"], r["chip"]): r for r in rows("foreign_batches")}
@@ -254,8 +255,8 @@ def largest_batches(suffix: str = "") -> str:
     def cell(r: Row | None) -> str:
         if r is None:
             return ""
-        plain, lean = (r[f"{step}{suffix}"] for step in ("plain", "substituted"))
-        return plain if plain == lean and plain in ("", "0") else f"{plain} → {lean}"
+        plain, lean = r["plain"], r["substituted"]
+        return "0" if plain == lean == "0" else f"{plain} → {lean}"
 
     def line(name: tuple[str, str]) -> list[str]:
         of = [found.get((*name, chip)) for chip in chips]
@@ -267,5 +268,18 @@ def largest_batches(suffix: str = "") -> str:
     return table(head, map(line, names))
 
 
-figures("foreign_batches")(largest_batches)
-figures("foreign_batches, as written")(lambda: largest_batches(", as written"))
+@figures("foreign_budgets")
+def within_budgets() -> str:
+    """A line a model and a chip."""
+    columns = ("plain", "substituted", "budget", "scheduled")
+
+    def line(r: Row) -> list[str]:
+        sizes = [r[f"{column} (GiB)"] for column in ("arguments", *columns)]
+        if r["fits"] != "yes":
+            sizes[-1] = f"{r['fits']}: {sizes[-1]}" if sizes[-1] else r["fits"]
+        examples = f"{r['batch']} x {r['an example']}"
+        names = r["library"], r["model"], examples, r["chip"].upper()
+        return [*names, *sizes, r["recomputed (%)"]]
+
+    head = ("library", "model", "batch", "chip", "state", *columns, "recomputed, %")
+    return table(head, map(line, rows("foreign_budgets")))

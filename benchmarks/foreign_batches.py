@@ -7,9 +7,9 @@ the library has the model and substituted. XLA for GPUs recomputes by itself whe
 step would not fit the chip. Only shapes are there, no weights. The models are those of
 `foreign_published.py`; it needs the extra `foreign`.
 
-A row is written as soon as it is measured. Those of this commit are skipped, and of the
-others the plain batch is kept: there is nothing of jaxmem in that step. What was
-compiled once is remembered. Several commands may run side by side.
+A row is written as soon as it is measured. Those that this jaxmem has given are
+skipped, and of the others the plain batch is kept: there is nothing of jaxmem in that
+step. What was compiled once is remembered. Several commands may run side by side.
 
 Peaks are nearly linear in the batch. A batch that is named was compiled and fits; that
 the next one does not is compiled as well, or follows from the line through two compiled
@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from benchmarks._common import Row, commit, publish, published, write
+from benchmarks._common import Row, publish, published, same_library, write
 from benchmarks.foreign_models import KEY, state, train_step
 from benchmarks.foreign_published import BF16, MODELS, Published
 from benchmarks.peaks import GIB, Peaks, bytes_of
@@ -94,7 +94,7 @@ def measure(model: Published, chips: Sequence[str]) -> None:
     for chip in chips:
         key, dtype = (model.library, model.name, chip), dtype_of(model, chip)
         before = rows_there(FILE).get(key)
-        if before is not None and before.commit == commit():
+        if before is not None and same_library(before.commit):
             continue
         if dtype not in made:
             plain, lean, args = steps_of(model, dtype)

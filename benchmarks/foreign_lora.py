@@ -11,9 +11,9 @@ from benchmarks.foreign_models import Loss, Model, Size
 from benchmarks.foreign_tunix import Family
 
 
-def build(base: str, size: Size, family: Family) -> Model:
+def build(base: str, size: Size, family: Family, **options) -> Model:
     """Shapes alone: adapters are the parameters, the base stands with statistics."""
-    problem = quantized_base.tunix(base, size, family)
+    problem = quantized_base.tunix(base, size, family, **options)
 
     def init(key):
         zeros = lambda x: jnp.zeros(x.shape, x.dtype)

@@ -16,6 +16,7 @@ from jaxmem.memory import DoesNotFit
 
 GIB = 1024 * MIB
 FIRST = 8  # the batch that is compiled first
+FAR = 16  # times as many examples
 REFUSED = float("inf")
 MOST = 1 << 20  # of a batch
 
@@ -67,7 +68,9 @@ class Peaks:
         elif not self.slope:
             held = self.args(0)  # the gradients are as large as the parameters
             rise = found[ends[0]] - bytes_of((held, held[0][0]))
-            self.slope = max(rise, 1.0) / ends[0]
+            if rise <= 0:  # a batch so small says nothing
+                return FAR * ends[0]
+            self.slope = rise / ends[0]
         return rounded(ends[0] + (room - found[ends[0]]) / self.slope)
 
     def _compile(self, chip: str, batch: int) -> float:
