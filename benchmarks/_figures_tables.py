@@ -271,15 +271,17 @@ def largest_batches() -> str:
 @figures("foreign_budgets")
 def within_budgets() -> str:
     """A line a model and a chip."""
-    columns = ("plain", "substituted", "budget", "scheduled")
+    columns = ("arguments", "plain", "substituted", "budget", "scheduled")
+    short = lambda text: f"{float(text):.1f}" if text else ""
 
     def line(r: Row) -> list[str]:
-        sizes = [r[f"{column} (GiB)"] for column in ("arguments", *columns)]
+        sizes = [short(r[f"{column} (GiB)"]) for column in columns]
         if r["fits"] != "yes":
             sizes[-1] = f"{r['fits']}: {sizes[-1]}" if sizes[-1] else r["fits"]
-        examples = f"{r['batch']} x {r['an example']}"
+        examples = f"{r['batch']} of {r['an example']}"
+        recomputed = r["recomputed (%)"] and f"{float(r['recomputed (%)']):.0f}"
         names = r["library"], r["model"], examples, r["chip"].upper()
-        return [*names, *sizes, r["recomputed (%)"]]
+        return [*names, *sizes, recomputed]
 
-    head = ("library", "model", "batch", "chip", "state", *columns, "recomputed, %")
+    head = ("library", "model", "batch", "chip", *columns, "recomputed, %")
     return table(head, map(line, rows("foreign_budgets")))
