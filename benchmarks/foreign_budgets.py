@@ -10,7 +10,7 @@ it, on a T4 an eighth. A search takes what is best after some minutes, without t
 a step that is written out these take minutes more to look for. "Recomputed" is in per
 cent of the flops of the forward pass.
 
-A row is written as soon as it is measured; those that this jaxmem has given are skipped.
+A row is written as soon as it is measured; those of this jaxmem are skipped.
 """
 
 import argparse

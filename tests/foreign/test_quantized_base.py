@@ -32,7 +32,7 @@ MAKERS = {
     "linen": base.linen,
     **{
         family: functools.partial(base.tunix, family=base.FAMILIES[family])
-        for family in ("llama3", "gemma", "gemma3", "qwen2")
+        for family in ("llama3", "gemma", "gemma3")
     },
 }
 STEPS = 4
