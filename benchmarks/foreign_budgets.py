@@ -1,14 +1,15 @@
 """Full-size models that others wrote, substituted and scheduled within a budget.
 
-    python -m benchmarks.foreign_budgets [library/model ...] [--chip CHIP ...]
+    python -m benchmarks.foreign_budgets [library/model ...] [--chip CHIP ...] [--tiles]
 
 The peak of an Adam step at one batch, state donated, compiled for a chip: as the
 library has the model, substituted, and that scheduled within a budget: its arguments,
 and half of its temporaries. The batch is that of `foreign_published.py`, which takes up
 to half of an H100: there XLA recomputes nothing by itself. On an L4 it is a quarter of
-it, on a T4 an eighth. A search takes what is best after some minutes, without tiles: in
-a step that is written out these take minutes more to look for. "Recomputed" is in per
-cent of the flops of the forward pass.
+it, on a T4 an eighth. A search takes what is best after some minutes. With `--tiles` it
+looks for tiles too, as `jaxmem.schedule` does by default: in a step that is written out
+that takes minutes more, and a large loss head needs it. "Recomputed" is in per cent of
+the flops of the forward pass.
 
 A row is written as soon as it is measured; those of this jaxmem are skipped.
 """
@@ -38,13 +39,13 @@ FILE = "foreign_budgets"
 COLUMNS = (
     *("library", "model", "an example", "chip", "dtype", "batch", "arguments (GiB)"),
     *("plain (GiB)", "substituted (GiB)", "budget (GiB)"),
-    *("fits", "scheduled (GiB)", "recomputed (%)"),
+    *("tiles", "fits", "scheduled (GiB)", "recomputed (%)"),
 )
-SEARCH = 180.0  # seconds
+SEARCH = {False: 180.0, True: 360.0}  # seconds, without tiles and with them
 SHARE = {"h100": 1, "l4": 4, "t4": 8}  # of the batch
 
 
-def measure(model: Published, chip: str) -> list:
+def measure(model: Published, chip: str, tiles: bool) -> list:
     """The cells of a row."""
     dtype, batch = dtype_of(model, chip), max(1, model.batch // SHARE[chip])
     *steps, args = steps_of(model, dtype)
@@ -54,11 +55,11 @@ def measure(model: Published, chip: str) -> list:
     sizes = lean.argument_bytes, plain.peak_bytes, lean.peak_bytes, budget
     cells = [*(n / GIB for n in sizes)]
     print(model.name, chip, batch, *cells, flush=True)
-    how |= {"search_seconds": SEARCH, "progress": False, "tile": False}
+    how |= {"search_seconds": SEARCH[tiles], "progress": False, "tile": tiles}
     step = jaxmem.schedule(steps[1], budget, **how)
     found = within(step, args(batch), forward_flops(model, dtype, batch))
     first = [model.library, model.name, model.example, chip, dtype, batch]
-    return [*first, *cells, *found]
+    return [*first, *cells, "yes" if tiles else "no", *found]
 
 
 def within(step: jaxmem.scheduling.Scheduled, args: tuple, flops: float) -> list:
@@ -87,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("models", nargs="*", metavar="library/model")
     parser.add_argument("--chip", nargs="*", default=("h100",), choices=CHIPS)
+    parser.add_argument("--tiles", action="store_true")
     asked = parser.parse_args()
     sys.argv[1:] = []  # the file is that of all rows
     for chip in asked.chip:
@@ -95,7 +97,7 @@ def main() -> None:
             there = rows_there(FILE).get(key)
             if there is not None and same_library(there.commit):
                 continue
-            row = measure(model, chip)
+            row = measure(model, chip, asked.tiles)
             print(*row, flush=True)
             write(FILE, COLUMNS, in_order(rows_there(FILE) | {key: row}))
     publish(FILE, COLUMNS, in_order(rows_there(FILE)))
