@@ -1,15 +1,14 @@
 """Full-size models that others wrote, substituted and scheduled within a budget.
 
-    python -m benchmarks.foreign_budgets [library/model ...] [--chip CHIP ...] [--tiles]
+    python -m benchmarks.foreign_budgets [library/model ...] [--chip CHIP ...]
 
 The peak of an Adam step at one batch, state donated, compiled for a chip: as the
 library has the model, substituted, and that scheduled within a budget: its arguments,
-and half of its temporaries. The batch is that of `foreign_published.py`, which takes up
-to half of an H100: there XLA recomputes nothing by itself. On an L4 it is a quarter of
-it, on a T4 an eighth. A search takes what is best after some minutes. With `--tiles` it
-looks for tiles too, as `jaxmem.schedule` does by default: in a step that is written out
-that takes minutes more, and a large loss head needs it. "Recomputed" is in per cent of
-the flops of the forward pass.
+and half of its temporaries; where a search of some minutes finds nothing that fits,
+three quarters of them. The batch is that of `foreign_published.py`, which takes up to
+half of an H100: there XLA recomputes nothing by itself. On an L4 it is a quarter of it,
+on a T4 an eighth. The search is without tiles: in a step that is written out these take
+minutes more to look for. "Recomputed" is in per cent of the flops of the forward pass.
 
 A row is written as soon as it is measured; those of this jaxmem are skipped.
 """
@@ -38,28 +37,36 @@ from jaxmem.scheduling import BudgetError
 FILE = "foreign_budgets"
 COLUMNS = (
     *("library", "model", "an example", "chip", "dtype", "batch", "arguments (GiB)"),
-    *("plain (GiB)", "substituted (GiB)", "budget (GiB)"),
-    *("tiles", "fits", "scheduled (GiB)", "recomputed (%)"),
+    *("plain (GiB)", "substituted (GiB)", "of the temporaries", "budget (GiB)"),
+    *("fits", "scheduled (GiB)", "recomputed (%)"),
 )
-SEARCH = {False: 180.0, True: 360.0}  # seconds, without tiles and with them
+SEARCH = 180.0  # seconds
+SHARES = (0.5, 0.75)  # of the temporaries, until one is found to fit
 SHARE = {"h100": 1, "l4": 4, "t4": 8}  # of the batch
 
 
-def measure(model: Published, chip: str, tiles: bool) -> list:
+def measure(model: Published, chip: str) -> list:
     """The cells of a row."""
     dtype, batch = dtype_of(model, chip), max(1, model.batch // SHARE[chip])
-    *steps, args = steps_of(model, dtype)
+    plain, lean, args = steps_of(model, dtype)
     how = {"target": chip, "donate_argnums": 0}
-    plain, lean = (jaxmem.estimate(step, *args(batch), **how) for step in steps)
-    budget = lean.peak_bytes - lean.temp_bytes // 2
-    sizes = lean.argument_bytes, plain.peak_bytes, lean.peak_bytes, budget
-    cells = [*(n / GIB for n in sizes)]
-    print(model.name, chip, batch, *cells, flush=True)
-    how |= {"search_seconds": SEARCH[tiles], "progress": False, "tile": tiles}
-    step = jaxmem.schedule(steps[1], budget, **how)
-    found = within(step, args(batch), forward_flops(model, dtype, batch))
-    first = [model.library, model.name, model.example, chip, dtype, batch]
-    return [*first, *cells, "yes" if tiles else "no", *found]
+    before, after = (
+        jaxmem.estimate(step, *args(batch), **how) for step in (plain, lean)
+    )
+    sizes = after.argument_bytes, before.peak_bytes, after.peak_bytes
+    cells = [model.library, model.name, model.example, chip, dtype, batch]
+    cells += [n / GIB for n in sizes]
+    print(*cells, flush=True)
+    flops = forward_flops(model, dtype, batch)
+    how |= {"search_seconds": SEARCH, "progress": False, "tile": False}
+    found: list = []
+    for share in SHARES:
+        budget = int(after.peak_bytes - (1 - share) * after.temp_bytes)
+        step = jaxmem.schedule(lean, budget, **how)
+        found = [share, budget / GIB, *within(step, args(batch), flops)]
+        if found[2] == "yes":
+            break
+    return [*cells, *found]
 
 
 def within(step: jaxmem.scheduling.Scheduled, args: tuple, flops: float) -> list:
@@ -88,7 +95,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("models", nargs="*", metavar="library/model")
     parser.add_argument("--chip", nargs="*", default=("h100",), choices=CHIPS)
-    parser.add_argument("--tiles", action="store_true")
     asked = parser.parse_args()
     sys.argv[1:] = []  # the file is that of all rows
     for chip in asked.chip:
@@ -97,7 +103,7 @@ def main() -> None:
             there = rows_there(FILE).get(key)
             if there is not None and same_library(there.commit):
                 continue
-            row = measure(model, chip, asked.tiles)
+            row = measure(model, chip)
             print(*row, flush=True)
             write(FILE, COLUMNS, in_order(rows_there(FILE) | {key: row}))
     publish(FILE, COLUMNS, in_order(rows_there(FILE)))
