@@ -277,11 +277,12 @@ def within_budgets() -> str:
     def line(r: Row) -> list[str]:
         sizes = [short(r[f"{column} (GiB)"]) for column in columns]
         if r["fits"] != "yes":
-            sizes[-1] = f"{r['fits']}: {sizes[-1]}" if sizes[-1] else r["fits"]
+            sizes[-1] = f"{r['fits']} {sizes[-1]}".strip()
+        sizes[3] += f" ({r['of the temporaries']})"
         examples = f"{r['batch']} of {r['an example']}"
         recomputed = r["recomputed (%)"] and f"{float(r['recomputed (%)']):.0f}"
-        names = r["library"], r["model"], examples, r["chip"].upper()
+        names = f"{r['library']} {r['model']}", examples, r["chip"].upper()
         return [*names, *sizes, recomputed]
 
-    head = ("library", "model", "batch", "chip", *columns, "recomputed, %")
+    head = ("model", "batch", "chip", *columns, "recomputed, %")
     return table(head, map(line, rows("foreign_budgets")))
