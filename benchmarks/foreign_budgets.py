@@ -5,10 +5,11 @@
 The peak of an Adam step at one batch, state donated, compiled for a chip: as the
 library has the model, substituted, and that scheduled within a budget: its arguments,
 and half of its temporaries; where a search of some minutes finds nothing that fits,
-three quarters of them, then nine tenths. The batch is that of `foreign_published.py`, which takes up to
-half of an H100: there XLA recomputes nothing by itself. On an L4 it is a quarter of it,
-on a T4 an eighth. The search is without tiles: in a step that is written out these take
-minutes more to look for. "Recomputed" is in per cent of the flops of the forward pass.
+three quarters of them, then nine tenths. The batch is that of `foreign_published.py`,
+which takes up to half of an H100: there XLA recomputes nothing by itself. On an L4 it
+is a quarter of it, on a T4 an eighth. The search is without tiles: in a step that is
+written out these take minutes more to look for. "Recomputed" is in per cent of the
+flops of the forward pass.
 
 A row is written as soon as it is measured; those of this jaxmem are skipped.
 """
