@@ -63,6 +63,13 @@ def commit() -> str:
     return said("rev-parse", "--short=7", "HEAD") + ("+" if changed else "")
 
 
+@functools.cache
+def same_library(other: str) -> bool:
+    """Whether a commit has the `jaxmem/` of the working tree."""
+    git = ["git", "diff", "--quiet", other.removesuffix("+"), "--", ":/jaxmem"]
+    return subprocess.run(git, cwd=RESULTS.parent, check=False).returncode == 0
+
+
 def write(name: str, columns: Sequence[str], rows: Sequence[Sequence]) -> pathlib.Path:
     """Writes the rows alone; a `Row` keeps its commit, others are of this one."""
     RESULTS.mkdir(exist_ok=True)

@@ -267,7 +267,8 @@ def foreign() -> str:
     return table(("library", "family", *variants), lines)
 
 
-def largest_batches(suffix: str = "") -> str:
+@figures("foreign_batches")
+def largest_batches() -> str:
     """A line a model, a column a chip; what was not measured is left empty."""
     chips = ("t4", "l4", "h100")
     found = {(r["library"], r["model"], r["chip"]): r for r in rows("foreign_batches")}
@@ -276,8 +277,8 @@ def largest_batches(suffix: str = "") -> str:
     def cell(r: Row | None) -> str:
         if r is None:
             return ""
-        plain, lean = (r[f"{step}{suffix}"] for step in ("plain", "substituted"))
-        return plain if plain == lean and plain in ("", "0") else f"{plain} → {lean}"
+        plain, lean = r["plain"], r["substituted"]
+        return "0" if plain == lean == "0" else f"{plain} → {lean}"
 
     def line(name: tuple[str, str]) -> list[str]:
         of = [found.get((*name, chip)) for chip in chips]
@@ -289,5 +290,21 @@ def largest_batches(suffix: str = "") -> str:
     return table(head, map(line, names))
 
 
-figures("foreign_batches")(largest_batches)
-figures("foreign_batches, as written")(lambda: largest_batches(", as written"))
+@figures("foreign_budgets")
+def within_budgets() -> str:
+    """A line a model and a chip."""
+    columns = ("arguments", "plain", "substituted", "budget", "scheduled")
+    short = lambda text: f"{float(text):.1f}" if text else ""
+
+    def line(r: Row) -> list[str]:
+        sizes = [short(r[f"{column} (GiB)"]) for column in columns]
+        if r["fits"] != "yes":
+            sizes[-1] = f"{r['fits']} {sizes[-1]}".strip()
+        sizes[3] += f" ({r['of the temporaries']})"
+        examples = f"{r['batch']} of {r['an example']}"
+        recomputed = r["recomputed (%)"] and f"{float(r['recomputed (%)']):.0f}"
+        names = f"{r['library']} {r['model']}", examples, r["chip"].upper()
+        return [*names, *sizes, recomputed]
+
+    head = ("model", "batch", "chip", *columns, "recomputed, %")
+    return table(head, map(line, rows("foreign_budgets")))

@@ -12,7 +12,12 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import foreign_equinox, foreign_haiku, foreign_transformers
+from benchmarks import (
+    foreign_equinox,
+    foreign_haiku,
+    foreign_lora,
+    foreign_transformers,
+)
 from benchmarks import foreign_tunix as tunix_models
 from benchmarks.foreign_models import Model, Size
 
@@ -31,6 +36,8 @@ class Published:
       example: what an example is, in words.
       dtype: of its products; where the library has no option for it, float32.
       build: gives the model for a batch of one example, from that dtype.
+      batch: examples at which it is scheduled within a budget; as the library has the
+        model they take up to half of an H100.
     """
 
     library: str
@@ -38,6 +45,7 @@ class Published:
     example: str
     dtype: str
     build: Callable[[Any], Model]
+    batch: int
 
 
 def _size(dtype: Any, length: int, vocabulary: int, image: int = 224) -> Size:
@@ -46,31 +54,50 @@ def _size(dtype: Any, length: int, vocabulary: int, image: int = 224) -> Size:
 
 
 def _transformers(
-    name: str, family: str, example: str, sizes: tuple[int, ...], **options: Any
+    name: str,
+    family: str,
+    example: str,
+    batch: int,
+    sizes: tuple[int, ...],
+    **options: Any,
 ) -> Published:
     """A class of transformers with its default configuration, but for `options`."""
     made = replace(_FAMILIES[family], options=lambda _: options)
     build = lambda dtype: made.build(_size(dtype, *sizes))
-    return Published("transformers", name, example, BF16, build)
+    return Published("transformers", name, example, BF16, build, batch)
 
 
-def _tunix(name: str, family: str, config: str, vocabulary: int) -> Published:
+def _of_tunix(family: str, config: str) -> tunix_models.Family:
     """A configuration that tunix has a name for."""
 
     def options(_: Size, home: ModuleType) -> Mapping[str, Any]:
         published = getattr(home.ModelConfig, config)()
         return {f.name: getattr(published, f.name) for f in fields(published)}
 
-    made = replace(tunix_models.FAMILIES[family], options=options)
+    return replace(tunix_models.FAMILIES[family], options=options)
+
+
+def _tunix(
+    name: str, family: str, config: str, vocabulary: int, batch: int
+) -> Published:
+    made = _of_tunix(family, config)
     build = lambda dtype: made.build(_size(dtype, 512, vocabulary))
-    return Published("tunix", name, "512 tokens", F32, build)
+    return Published("tunix", name, "512 tokens", F32, build, batch)
+
+
+def _lora(words: str, base: str) -> Published:
+    """Llama 3.2 1B with a base of qwix, of which the adapters alone are trained."""
+    made = _of_tunix("llama3", "llama3p2_1b")
+    build = lambda dtype: foreign_lora.build(base, _size(dtype, 512, 128256), made)
+    name = f"Llama 3.2 1B, {words}"
+    return Published("tunix", name, "512 tokens", F32, build, 16)
 
 
 def _gpt2(library: str, home: ModuleType) -> Published:
     """A transformer from a library's layers, in the size of GPT-2."""
     size = Size(12, 768, 12, 1024, 1, 50257, 224, jnp.float32)
     build = lambda _: home.build("transformer", size)
-    return Published(library, "transformer, 124M", "1024 tokens", F32, build)
+    return Published(library, "transformer, 124M", "1024 tokens", F32, build, 16)
 
 
 def _whisper(dtype: Any) -> Model:
@@ -89,24 +116,27 @@ def _resnet(dtype: Any) -> Model:
 
 
 _ALL = (
-    _transformers("BERT-base", "bert", "512 tokens", (512, 30522)),
-    _transformers("GPT-2", "gpt2", "1024 tokens", (1024, 50257)),
+    _transformers("BERT-base", "bert", "512 tokens", 64, (512, 30522)),
+    _transformers("GPT-2", "gpt2", "1024 tokens", 16, (1024, 50257)),
     _transformers(
-        *("BART-base", "bart", "512 + 512 tokens", (512, 50265)),
+        *("BART-base", "bart", "512 + 512 tokens", 32, (512, 50265)),
         d_model=768,
         **{f"{side}_layers": 6 for side in ("encoder", "decoder")},
         **{f"{side}_attention_heads": 12 for side in ("encoder", "decoder")},
         **{f"{side}_ffn_dim": 3072 for side in ("encoder", "decoder")},
     ),
-    _transformers("ViT-B/16", "vit", PIXELS, (0, 0), num_labels=1000),
-    _transformers("CLIP ViT-B/32", "clip", f"{PIXELS}, 77 tokens", (77, 49408)),
-    Published("transformers", "Whisper tiny", "30 s, 448 tokens", BF16, _whisper),
-    _transformers("ResNet-50", "resnet", PIXELS, (0, 0), num_labels=1000),
-    _tunix("Llama 3.2 1B", "llama3", "llama3p2_1b", 128256),
-    _tunix("Qwen 2.5 0.5B", "qwen2", "qwen2p5_0p5b", 151936),
-    _tunix("Gemma 2B", "gemma", "gemma_2b", 256128),
+    _transformers("ViT-B/16", "vit", PIXELS, 256, (0, 0), num_labels=1000),
+    _transformers("CLIP ViT-B/32", "clip", f"{PIXELS}, 77 tokens", 256, (77, 49408)),
+    Published("transformers", "Whisper tiny", "30 s, 448 tokens", BF16, _whisper, 64),
+    _transformers("ResNet-50", "resnet", PIXELS, 512, (0, 0), num_labels=1000),
+    _tunix("Llama 3.2 1B", "llama3", "llama3p2_1b", 128256, 8),
+    _tunix("Qwen 2.5 0.5B", "qwen2", "qwen2p5_0p5b", 151936, 16),
+    _tunix("Gemma 2B", "gemma", "gemma_2b", 256128, 4),
+    _lora("LoRA", "not quantized"),
+    _lora("LoRA on int8", "int8"),
+    _lora("LoRA on NF4", "NF4"),
     _gpt2("equinox", foreign_equinox),
     _gpt2("haiku", foreign_haiku),
-    Published("haiku", "ResNet-50", PIXELS, F32, _resnet),
+    Published("haiku", "ResNet-50", PIXELS, F32, _resnet, 256),
 )
 MODELS = {f"{model.library}/{model.name}": model for model in _ALL}

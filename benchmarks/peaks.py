@@ -16,6 +16,7 @@ from jaxmem.memory import DoesNotFit
 
 GIB = 1024 * MIB
 FIRST = 8  # the batch that is compiled first
+FAR = 16  # times as many examples
 REFUSED = float("inf")
 MOST = 1 << 20  # of a batch
 
@@ -30,7 +31,6 @@ class Peaks:
 
     step: Callable
     args: Callable[[int], tuple]  # of a batch: the state, parameters first; the rest
-    options: dict[str, str] | None = None  # of XLA
     slope: float = 0.0  # bytes an example, of the last line
     seen: dict[str, dict[int, float]] = field(default_factory=dict)  # by chip and batch
 
@@ -68,12 +68,14 @@ class Peaks:
         elif not self.slope:
             held = self.args(0)  # the gradients are as large as the parameters
             rise = found[ends[0]] - bytes_of((held, held[0][0]))
-            self.slope = max(rise, 1.0) / ends[0]
+            if rise <= 0:  # a batch so small says nothing
+                return FAR * ends[0]
+            self.slope = rise / ends[0]
         return rounded(ends[0] + (room - found[ends[0]]) / self.slope)
 
     def _compile(self, chip: str, batch: int) -> float:
         """Bytes of the compiled step."""
-        how = {"target": chip, "donate_argnums": 0, "compiler_options": self.options}
+        how = {"target": chip, "donate_argnums": 0}
         try:
             found = jaxmem.estimate(self.step, *self.args(batch), **how).peak_bytes
         except DoesNotFit:
@@ -95,4 +97,6 @@ def unit_of(batch: int) -> int:
 
 
 def bytes_of(tree: Any) -> int:
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    """Of arrays on a chip, which holds two uint4 in a byte."""
+    bits = jax.dtypes.itemsize_bits
+    return sum(x.size * bits(x.dtype) for x in jax.tree.leaves(tree)) // 8

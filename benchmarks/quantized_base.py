@@ -26,7 +26,7 @@ from flax import nnx
 import jaxmem
 from benchmarks._common import MIB, compiled, publish_some
 from benchmarks.foreign_models import Size, cross_entropy, tokens
-from benchmarks.foreign_tunix import FAMILIES
+from benchmarks.foreign_tunix import FAMILIES, Family
 from benchmarks.frozen_models import LlamaConfig, LlamaLayer, Stack
 
 TARGET = "h100"
@@ -36,6 +36,7 @@ BASES: dict[str, dict[str, Any]] = {
     "int8": {"weight_qtype": jnp.int8},
     "NF4": {"weight_qtype": "nf4", "tile_size": 64},
 }
+LLAMA = FAMILIES["llama3"]
 WIDTHS = Size(16, 2048, 16, 512, 4, 8192, 0, jnp.bfloat16)
 VARIANTS = ("plain", "substituted", "scheduled", "both")
 COLUMNS = (
@@ -95,7 +96,9 @@ def given(batch: dict) -> tuple:
     return batch["tokens"], batch["positions"], None, batch["mask"]
 
 
-def tunix(base: str, size: Size, family: str = "llama3", abstract=True, **options):
+def tunix(
+    base: str, size: Size, family: Family = LLAMA, abstract=True, **options
+) -> Problem:
     """A model of tunix; abstract: without values, of any size."""
     batch = batch_of(size)
     lora = provider(base, ".*(attn|mlp).*", **options)
@@ -107,7 +110,7 @@ def tunix(base: str, size: Size, family: str = "llama3", abstract=True, **option
     def loss(model, batch):
         return cross_entropy(model(*given(batch))[0], batch["labels"])
 
-    make = functools.partial(FAMILIES[family].make, size)
+    make = functools.partial(family.make, size)
     with warnings.catch_warnings():  # they use names that jax and flax deprecate
         warnings.simplefilter("ignore", DeprecationWarning)
         # In two steps: where both are traced in one, qwix does not find the weights

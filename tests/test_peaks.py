@@ -40,6 +40,13 @@ def test_a_line_needs_few_compiles(monkeypatch, example):
     assert sum(map(len, peaks.seen.values())) <= 8
 
 
+def test_a_first_batch_beside_which_the_gradients_are_never_all_there(monkeypatch):
+    """Its peak tells nothing of an example: it leads no further than some times."""
+    peaks, largest = searched(monkeypatch, lambda batch: (1.5 + 0.05 * batch) * GIB)
+    assert largest["h100"] == 1536
+    assert max(peaks.seen["h100"]) < 2 * largest["h100"]
+
+
 def test_what_the_compiler_recomputes_by_itself_is_used(monkeypatch):
     """From 150 examples on the step takes less, as XLA makes it."""
     peak = lambda batch: (2 + (0.4 if batch < 150 else 0.3) * batch) * GIB

@@ -38,6 +38,12 @@ def shapes(model: Model):
     return jax.eval_shape(lambda: state(model))
 
 
+def alike(one, other) -> bool:
+    """Whether two trees have the same structure, shapes and dtypes."""
+    typed = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    return typed(one) == typed(other)
+
+
 def substituted_is_the_same(model: Model) -> None:
     """Loss and gradients, without dropout: it draws other masks."""
     params, statistics, _ = state(model)

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 import jaxmem
-from benchmarks.foreign_models import SMALL
+from benchmarks.foreign_models import KEY, SMALL, train_step
+from tests.foreign import checks
 
 pytest.importorskip("qwix")
 pytest.importorskip("tunix")
 base = pytest.importorskip("benchmarks.quantized_base")
+foreign_lora = pytest.importorskip("benchmarks.foreign_lora")
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,7 +31,7 @@ pytestmark = [
 MAKERS = {
     "linen": base.linen,
     **{
-        family: functools.partial(base.tunix, family=family)
+        family: functools.partial(base.tunix, family=base.FAMILIES[family])
         for family in ("llama3", "gemma", "gemma3")
     },
 }
@@ -92,6 +94,19 @@ def test_a_mask_of_everything_leaves_the_scales(kind):
     params = problem("linen", kind).split.frozen.params
     part = jaxmem.trainable(params, True)
     assert not any("/array/" in path for path in part.sizes.trained)
+
+
+@kinds
+def test_the_adapters_of_a_published_size_are_a_model_like_others(kind):
+    """As `benchmarks.foreign_batches` takes it: the base comes back as it was."""
+    model = foreign_lora.build(kind, SMALL, base.LLAMA, rank=4, tile_size=8)
+    params, frozen, _ = held = checks.shapes(model)
+    checks.substituted_keeps_less(model)
+    for loss in (model.loss, model.lean):
+        step = train_step(loss)
+        (new, same, _), value = jax.eval_shape(step, held, model.batch, KEY)
+        assert value.shape == ()
+        assert checks.alike(new, params) and checks.alike(same, frozen)
 
 
 SIZE = replace(base.WIDTHS, layers=2)

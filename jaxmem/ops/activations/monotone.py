@@ -7,6 +7,7 @@ derivative carries the rounding error of the output (as that of `jax.numpy.tanh`
 
 import functools
 import numbers
+from collections.abc import Callable
 from typing import SupportsFloat, TypeGuard
 
 import jax
@@ -18,6 +19,7 @@ from jaxmem.ops.activations.forms import Forms, forms, of_any_input
 from jaxmem.ops.common.lean import (
     FAR_OUT,
     inexact,
+    kept_linear,
     lean,
     of_input,
     of_output,
@@ -52,22 +54,23 @@ def _monotone(name, value, slope) -> Forms:
     return forms(name, value, exact, name)
 
 
-def _two_valued(op, key, value, slope, border, levels) -> Forms:
-    """Forms of an activation of two slopes: a bit an element has them exactly."""
-    bit = coded(op, value, (border,), levels)
-    exact = {
-        "input": lean(op, value, slope, of_input),
-        "output": lean(op, value, slope, of_output),
-        "bit": bit,
-    }
-    return Forms(key, exact, lambda bits: bit, free_bits=1)
+def _where_positive(kept, t):
+    return jnp.where(kept[0] > 0, t, jnp.zeros((), t.dtype))
+
+
+def _relu(keep) -> Callable:
+    # Neither the largest of two numbers nor a selection rounds.
+    return kept_linear("relu", _rectified, _where_positive, keep, narrow=True)
 
 
 # Not a bit by default: before a matmul or a convolution the output is kept anyway, and
 # a bit would come on top.
-_RELU = _two_valued(
-    *("relu", "relu", _rectified, lambda y: (y > 0).astype(y.dtype)),
-    *(ABOVE_ZERO, (0.0, 1.0)),
+_RELU_BIT = coded("relu", _rectified, (ABOVE_ZERO,), (0.0, 1.0), narrow=True)
+_RELU = Forms(
+    "relu",
+    {"input": _relu(of_input), "output": _relu(of_output), "bit": _RELU_BIT},
+    lambda bits: _RELU_BIT,
+    free_bits=1,
 )
 
 
@@ -99,8 +102,14 @@ def _leaky_relu(slope: float) -> Forms:
     def derivative(y):
         return jnp.where(y >= 0, 1.0, slope)
 
+    bit = coded("leaky_relu", value, (0.0,), (slope, 1.0))
+    exact = {
+        "input": lean("leaky_relu", value, derivative, of_input),
+        "output": lean("leaky_relu", value, derivative, of_output),
+        "bit": bit,
+    }
     key = f"leaky_relu(negative_slope={slope})"
-    return _two_valued("leaky_relu", key, value, derivative, 0.0, (slope, 1.0))
+    return Forms(key, exact, lambda bits: bit, free_bits=1)
 
 
 def relu(

@@ -104,12 +104,18 @@ def kept_linear(
     value: Callable[[Array], Array],
     push: Callable[[tuple[Array, ...], Array], Array],
     keep: Callable[[Array, Array], tuple[Array, ...]],
+    *,
+    narrow: bool = False,
 ) -> Callable[[Float[Array, "*shape"]], Float[Array, "*shape"]]:
-    """The op `value`, whose tangent is `push(keep(x, y), t)`, linear in t."""
+    """The op `value`, whose tangent is `push(keep(x, y), t)`, linear in t.
+
+    `narrow`: `value` rounds nothing, and is computed in the dtype of x: of a value that
+    is rounded at its end, XLA gives readers that widen it the one before.
+    """
 
     def forward(x):
         with jax.named_scope(f"jaxmem.{name}"):
-            return value(widen(x)).astype(x.dtype)
+            return value(x if narrow else widen(x)).astype(x.dtype)
 
     def tangent(kept, t):
         with jax.named_scope(f"jaxmem.{name}"):

@@ -202,7 +202,11 @@ def as_table(table: Any, bits: int | None = None) -> tuple[tuple, tuple]:
 
 @functools.cache
 def coded(
-    name: str, value: Callable, borders: tuple[float, ...], levels: tuple[float, ...]
+    name: str,
+    value: Callable,
+    borders: tuple[float, ...],
+    levels: tuple[float, ...],
+    narrow: bool = False,
 ) -> Callable[[Array], Array]:
     """The op `value` that keeps a code of its input, named "jaxmem_<name>_code"."""
     bits = max(1, (len(levels) - 1).bit_length())
@@ -215,7 +219,7 @@ def coded(
         code = unpack_codes(kept[0], bits, t.shape)
         return _level(code, levels, wide_dtype(t.dtype)) * widen(t)
 
-    return kept_linear(name, value, push, keep)
+    return kept_linear(name, value, push, keep, narrow=narrow)
 
 
 def _stretch(x: Array, borders: Sequence[float]) -> Array:

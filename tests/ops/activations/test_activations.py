@@ -31,6 +31,17 @@ def test_float32_forward_is_that_of_jax_bit_for_bit(name):
     np.testing.assert_array_equal(got, jax.jit(getattr(jax.nn, name))(x))
 
 
+@pytest.mark.parametrize("save", ["input", "output"])
+def test_relu_is_never_wider_than_its_input(save):
+    """Or XLA gives readers that widen the output a float32 array, and keeps that."""
+    x = jnp.ones((4, 8), jnp.bfloat16)
+
+    def pulled(x, t):
+        return jax.vjp(functools.partial(ops.relu, save=save), x)[1](t)
+
+    assert "f32" not in str(jax.make_jaxpr(pulled)(x, x))
+
+
 @pytest.mark.parametrize("name", ["elu", "gelu", "leaky_relu", "relu", "softplus"])
 @pytest.mark.parametrize("value", [3, -2, 1.5, np.float32(0.5)], ids=repr)
 def test_scalars_and_integers_promote_as_in_jax(name, value):
