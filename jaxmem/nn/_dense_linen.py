@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 from flax.linen.dtypes import promote_dtype
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from jaxmem import ops
@@ -131,6 +132,36 @@ class VeLoRADense(nn.Dense):
         )
 
 
+# Never `x @ (kernel + a @ b)`: no weight of the kernel's size is made.
+def _thin_products(x, a, b, **options: Any) -> jax.Array:
+    return ops.dense(ops.dense(x, a, **options), b, **options)
+
+
+@functools.cache
+def _addition(dtype, precision) -> Callable:
+    """(x, a, b) -> x @ a @ b, which keeps x for its backward pass, or x @ a."""
+    addition = functools.partial(_thin_products, dtype=dtype, precision=precision)
+
+    # The thin product costs rank / features of the base's.
+    recomputed = jax.checkpoint(addition, prevent_cse=False)
+    added = jax.custom_jvp(addition)
+
+    @functools.partial(added.defjvp, symbolic_zeros=True)
+    def _(primals, tangents):
+        chosen = {
+            i: t for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)
+        }
+
+        def of_chosen(*values):
+            given = dict(enumerate(primals)) | dict(zip(chosen, values, strict=True))
+            # the gradient of a reads x, which is then kept anyway
+            return (recomputed if 1 in chosen else addition)(*given.values())
+
+        return jax.jvp(of_chosen, [primals[i] for i in chosen], [*chosen.values()])
+
+    return added
+
+
 class LoRADense(nn.Dense):
     """`flax.linen.Dense` with a low-rank addition: its own parameters, and two more.
 
@@ -145,9 +176,10 @@ class LoRADense(nn.Dense):
         b_init: those of `lora_b`.
 
     Saves:
-        The input, where `lora_a` or `lora_b` is trained: the product of rank numbers a
-        row is recomputed. Where the input is differentiated the parameters themselves,
-        and no copy of them in the dtype of the computation.
+        The input, where `lora_a` is trained: the product of rank numbers a row is
+        recomputed. Where `lora_b` alone is, that product and not the input. Where the
+        input is differentiated the parameters themselves, and no copy of them in the
+        dtype of the computation.
 
     Source:
         Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", arXiv
@@ -178,12 +210,11 @@ class LoRADense(nn.Dense):
         shapes = (inputs.shape[-1], self.rank), (self.rank, self.features)
         a = self.param("lora_a", self.a_init, shapes[0], self.param_dtype)
         b = self.param("lora_b", self.b_init, shapes[1], self.param_dtype)
-        product = functools.partial(ops.dense, dtype=y.dtype, precision=self.precision)
-        # Never `x @ (kernel + a @ b)`: no weight of the kernel's size is made. The
-        # thin product is recomputed, at a cost of rank / features of the base's.
-        added = jax.checkpoint(
-            lambda x, a, b: product(product(x, a), b), prevent_cse=False
-        )(inputs, a, b)
+        options = {"dtype": y.dtype, "precision": self.precision}
+        if isinstance(inputs, ops.Normalized):  # is kept as it is
+            added = _thin_products(inputs, a, b, **options)
+        else:
+            added = _addition(**options)(inputs, a, b)
         alpha = self.rank if self.alpha is None else self.alpha
         # Else XLA fuses the sum into whatever reads it, and keeps both parts.
         return jax.lax.optimization_barrier(y + float(alpha / self.rank) * added)
