@@ -1,8 +1,16 @@
-"""Thresholds of selective differentiation: traced alone, nothing is compiled."""
+"""Thresholds of selective differentiation."""
 
+import jax
 import pytest
 
 from benchmarks import frozen
+
+
+@pytest.fixture(autouse=True)
+def standard_jax():
+    """Users' promotion, as the benchmarks have it."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
 
 
 @pytest.mark.slow
