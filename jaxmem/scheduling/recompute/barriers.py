@@ -90,7 +90,8 @@ def _is_early(eqn) -> bool:
 
 def _with_barriers(closed, places: Set[int]):
     """The jaxpr where these checkpoints recompute behind a barrier."""
-    held = {id(JaxprGraph(closed).eqns[i]) for i in places}
+    eqns = JaxprGraph(closed).eqns
+    held = {id(eqns[i]) for i in places}
 
     def rule(eqn, args: list) -> list[Any] | None:
         if id(eqn) not in held:
