@@ -323,13 +323,13 @@ def test_order_has_no_more_time_than_the_search(monkeypatch):
     fn, args = problem(scanned=False)
     closed = jax.make_jaxpr(fn)(*args)
     about = {"target": "cpu", "fingerprint": "of this step", "spreads": None}
-    step = SimpleNamespace(aliases=lambda jaxpr: {}, **about)
+    rewritten = lambda choice: SimpleNamespace(unordered=closed)
+    step = SimpleNamespace(aliases=lambda jaxpr: {}, rewritten=rewritten, **about)
     for most in (1.0, None, None):
         deadline = None if most is None else time.monotonic() + most
         candidates = _compiles.Compiles(None, deadline)
         run = _search.SearchRun(step, 1, print, candidates)
-        run.__dict__["_first"] = SimpleNamespace(unordered=closed)
-        assert run._sequences == []
+        assert run._sequences(Choice("cpu")) == []
     assert 0 < asked[0] <= 0.5 and asked[1:] == [_sequences.PATIENCE]
 
 
@@ -343,7 +343,8 @@ def test_an_order_that_keeps_products_apart_is_not_vain(target):
     run = _search.SearchRun(traced_step.TracedStep(*given), 1, print, None)
     run.__dict__["_first"] = SimpleNamespace(unordered=closed)
     least = compiled_peak(operations_of(closed, tpu=target != "h100").graph)
-    run.__dict__["_sequences"] = [SimpleNamespace(bytes=least)]
+    run.__dict__["_behind_barriers"] = None
+    run._found[Choice(target)] = [SimpleNamespace(bytes=least)]
     planned = Choice(target, (OperationOrder(planned=True),))
     assert run._is_vain(planned, limit=1) == (target != "h100")
 

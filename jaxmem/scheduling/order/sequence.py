@@ -88,6 +88,8 @@ class _NewestValues:
     # how many operations one after another have led to an array
     depth: dict[int, int] = field(default_factory=dict)
     place: int = 0  # in the sequence
+    # what was made of the same values for another reader, by equation and values
+    made: dict[tuple[int, ...], tuple[Any, Any]] = field(default_factory=dict)
     exist: set[Any] = field(init=False)
 
     def __post_init__(self):
@@ -169,6 +171,11 @@ class _NewestValues:
         return self.ops.values.get(v) if v in self.exist else None
 
     def _evaluate(self, k: int, inside: dict[Any, Any]) -> None:
+        # XLA merges what is made of the same values. Written out for each reader, a
+        # layer's chain of them would be a program thirty times as long.
         eqn = self.graph.eqns[k]
-        outs = _compat.bind(eqn, [self.read(v, inside) for v in eqn.invars])
-        inside.update(zip(eqn.outvars, outs, strict=True))
+        values = [self.read(v, inside) for v in eqn.invars]
+        key = k, *map(id, values)
+        if key not in self.made:  # beside the values, whose ids nothing else gets then
+            self.made[key] = values, _compat.bind(eqn, values)
+        inside.update(zip(eqn.outvars, self.made[key][1], strict=True))

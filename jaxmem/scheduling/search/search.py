@@ -120,6 +120,7 @@ class SearchRun:
     notes: tuple[str, ...] = ()  # what there is to say of how it ended
     stopped: bool = False  # whether that was before it was done
     _flat: Sequence[Candidate] = ()  # those in no segments and no tiles
+    _found: dict[Choice, list[Candidate]] = field(default_factory=dict)  # sequences
     _tiled: bool = False  # whether there is something to cut
     _looked_at: Sequence[Candidate] = ()  # those of the last front
     # makes the candidates in tiles, see `with_tiles`
@@ -247,15 +248,19 @@ class SearchRun:
         choice = Choice(self.step.target, (ShrinkFirst(enabled=True),))
         return self.step.rewritten(choice).did(ShrinkFirst)
 
+    @functools.cached_property
+    def _behind_barriers(self) -> Choice | None:
+        """What is recomputed without cost waits for its gradient, where it can."""
+        choice = Choice(self.step.target, (Barriers(enabled=True),))
+        return choice if self.step.rewritten(choice).did(Barriers) else None
+
     def _free(self) -> list[Choice]:
         """What costs nothing; the step as it was given where nothing is asked for."""
         default = Choice(self.step.target)
         free = [default]
         if self._space.is_unrolled:
             free.append(default.having(OperationOrder(planned=True)))
-            waiting = default.having(Barriers(enabled=True))
-            if self.step.rewritten(waiting).did(Barriers):
-                free.append(waiting)
+            free += filter(None, [self._behind_barriers])
         if self._can_shrink_first:
             free.append(default.having(ShrinkFirst(enabled=True)))
         if self.budget is None:
@@ -461,20 +466,26 @@ class SearchRun:
         there, peak = self.step.sizes_of(self._first.unordered)
         if there + peak <= _FAR * limit:
             return False
-        least = self._sequences[0].bytes
+        base = self._behind_barriers or Choice(self.step.target)  # most likely the best
+        least = self._sequences(base)[0].bytes
         return there + least > _FAR * limit and least > _ALIKE * peak
 
-    @functools.cached_property
-    def _sequences(self) -> list[Candidate]:
-        return of_sequences(self.step, self._first.unordered, self.compiles.left() / 2)
+    def _sequences(self, base: Choice) -> list[Candidate]:
+        if base not in self._found:
+            left = self.compiles.left() / 2
+            self._found[base] = of_sequences(self.step, base, left)
+        return self._found[base]
 
     def _candidates(self, best: ReportedTrial | None) -> list[Candidate]:
         """The choices to try; the first is the best of those that cost nothing."""
         if best is None:
             return pareto_front(self._space)
-        candidates = self._sequences
-        if len(candidates) == 1:  # the lists are in loops over micro-batches
-            candidates = pareto_front(self._space)
         barriers = best.choice.get(Barriers)  # where they pay, they pay for all
-        others = (replace(c, choice=c.choice.having(barriers)) for c in candidates[1:])
-        return [replace(candidates[0], choice=best.choice), *others]
+        base = Choice(self.step.target)
+        base = base.having(barriers) if barriers.enabled else base
+        candidates = self._sequences(base)
+        if len(candidates) == 1:  # the lists are in loops over micro-batches
+            front = pareto_front(self._space)
+            having = lambda one: replace(one, choice=one.choice.having(barriers))
+            candidates = list(map(having, front))
+        return [replace(candidates[0], choice=best.choice), *candidates[1:]]

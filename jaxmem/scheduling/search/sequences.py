@@ -9,28 +9,28 @@ from jaxmem.scheduling.search.traced_step import TracedStep
 
 _REMEMBERED = 8  # steps
 
-# by fingerprint, target, and how the step's inputs are spread over devices
+# by fingerprint, how the step's inputs are spread over devices, and choice
 _SEQUENCES: dict[tuple[Any, ...], list[Candidate]] = {}
 
 
-def of_sequences(step: TracedStep, jaxpr: Any, left: float) -> list[Candidate]:
-    """The candidates of a jaxpr without orders, found in the seconds that are left."""
+def of_sequences(step: TracedStep, choice: Choice, left: float) -> list[Candidate]:
+    """The candidates with all of a choice, found in the seconds that are left."""
     if left < PATIENCE:
-        return _looked_for(step, jaxpr, left)
+        return _looked_for(step, choice, left)
     # time ends some of these searches: another budget gets the same sequences
-    key = step.fingerprint, step.target, step.spreads
+    key = step.fingerprint, step.spreads, choice
     found = _SEQUENCES.get(key)
     if found is None:
-        found = _SEQUENCES[key] = _looked_for(step, jaxpr, PATIENCE)
+        found = _SEQUENCES[key] = _looked_for(step, choice, PATIENCE)
         for old in list(_SEQUENCES)[:-_REMEMBERED]:
             _SEQUENCES.pop(old, None)
     return found
 
 
-def _looked_for(step: TracedStep, jaxpr: Any, patience: float) -> list[Candidate]:
-    how = step.target, patience, step.spreads
-    found = sequences(jaxpr, step.aliases(jaxpr), *how)
+def _looked_for(step: TracedStep, choice: Choice, patience: float) -> list[Candidate]:
+    # a sequence counts the operations of this jaxpr, and is of no use in another one
+    jaxpr = step.rewritten(choice).unordered
+    found = sequences(jaxpr, step.aliases(jaxpr), step.target, patience, step.spreads)
     return [
-        Candidate(Choice(step.target, (order,)), peak, seconds)
-        for order, peak, seconds in found
+        Candidate(choice.having(order), peak, seconds) for order, peak, seconds in found
     ]
