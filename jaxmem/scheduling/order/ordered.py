@@ -95,7 +95,9 @@ def _repeated(level: Level, sequence: Sequence[int]):
 def _operations_of(level: Level, duplicates: bool | None = None) -> Operations:
     how = {"duplicates": duplicates, "spreads": level.spreads}
     tpu = is_tpu(level.target)
-    return operations_of(level.jaxpr, level.aliases, tpu=tpu, **how)
+    make = lambda: operations_of(level.jaxpr, level.aliases, tpu=tpu, **how)
+    # a search puts one list of equations in many sequences
+    return level.known.get(("operations", duplicates), (level,), make)
 
 
 def _recomputed(ops: Operations, sequence: Sequence[int]) -> Iterator[Any]:
