@@ -56,6 +56,13 @@ def bounded_memory():
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
+@pytest.fixture
+def standard_jax():
+    """Users' promotion, as the benchmarks have it."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
 CHOSEN = pathlib.Path(__file__).with_name("chosen_slow_tests.txt")
 
 

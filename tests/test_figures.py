@@ -67,13 +67,6 @@ of_this_jax = pytest.mark.skipif(
 )
 
 
-@pytest.fixture
-def standard_jax():
-    """Users' promotion, as the benchmarks have it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
 def name_of(case) -> str:
     return recheck.name_of(*case) if isinstance(case, tuple) else ""
 

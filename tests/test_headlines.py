@@ -75,13 +75,6 @@ def agree(plain, own, x, tolerance=1e-5):
     np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
 
 
-@pytest.fixture
-def standard_jax():
-    """Users' promotion, as the benchmarks have it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
 @pytest.mark.usefixtures("standard_jax")
 class TestModels:
     """In float32: the parts round in another order, 1e-5 of values of order one."""

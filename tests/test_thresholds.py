@@ -17,15 +17,8 @@ from benchmarks import (
 from benchmarks._common import MIB, TARGETS
 from benchmarks.models import BertConfig
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standard_jax")]
 THRESHOLDS = [case for case in layers.cases() if case[-1] is not None]
-
-
-@pytest.fixture(autouse=True)
-def standard_jax():
-    """Users' promotion, as the benchmarks have it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
 
 
 @pytest.mark.parametrize("target", TARGETS)

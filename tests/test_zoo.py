@@ -13,12 +13,7 @@ from benchmarks.zoo_transformers import GPT2
 from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.planning import peak
 
-
-@pytest.fixture(autouse=True)
-def standard_jax():
-    """Users' promotion, as the benchmarks have it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_jax")
 
 
 def parameters(args) -> int:

@@ -16,11 +16,7 @@ FAST = (
 WHOLE = {name for name in JOBS if name.startswith(("right", "fast", "true", "steps"))}
 
 
-@pytest.fixture(autouse=True)
-def standard_jax():
-    """Users' promotion, as the benchmarks have it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_jax")
 
 
 @pytest.mark.parametrize("name", FAST)

@@ -1,16 +1,10 @@
 """Thresholds of selective differentiation."""
 
-import jax
 import pytest
 
 from benchmarks import frozen
 
-
-@pytest.fixture(autouse=True)
-def standard_jax():
-    """Users' promotion, as the benchmarks have it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_jax")
 
 
 @pytest.mark.slow

@@ -1,10 +1,8 @@
 """Users' promotion: the steps are written as users write them."""
 
-import jax
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def standard_jax():
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+def as_users_have_it(standard_jax):
+    yield

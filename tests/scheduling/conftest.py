@@ -17,10 +17,3 @@ def x64():
 def standard_promotion():
     with jax.numpy_dtype_promotion("standard"):
         yield
-
-
-@pytest.fixture
-def standard_jax():
-    """Users' promotion, as the benchmarks have it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield

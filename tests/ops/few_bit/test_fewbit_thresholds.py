@@ -1,18 +1,10 @@
 """The published figures of few-bit derivatives compiled anew (pytest -m slow)."""
 
-import jax
 import pytest
 
 from benchmarks import fewbit
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def standard_jax():
-    """Users' promotion, as the benchmarks have it."""
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("standard_jax")]
 
 
 @pytest.mark.parametrize("case", fewbit.SCAN_THRESHOLDS, ids=str)
