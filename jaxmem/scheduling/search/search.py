@@ -174,7 +174,7 @@ class SearchRun:
             if math.isfinite(best.peak):
                 self.excess = int(best.peak - found.peak)
             else:  # refused at the end, and the compiler does not say what would do
-                self.excess += int(_REFUSED * budget)
+                self.excess = int(budget - found.peak) + int(_REFUSED * budget)
         best = self._least_settled()
         if best.peak <= budget:
             return best
