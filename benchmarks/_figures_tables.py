@@ -277,8 +277,8 @@ def largest_batches() -> str:
     def cell(r: Row | None) -> str:
         if r is None:
             return ""
-        plain, lean = r["plain"], r["substituted"]
-        return "0" if plain == lean == "0" else f"{plain} → {lean}"
+        batches = r["plain"], r["substituted"], r["scheduled"]
+        return "0" if batches[:2] == ("0", "0") else " → ".join(filter(None, batches))
 
     def line(name: tuple[str, str]) -> list[str]:
         of = [found.get((*name, chip)) for chip in chips]
