@@ -5,9 +5,9 @@
 
 An Adam step, state donated, compiled for the chip: the largest batch in its memory, as
 the library has the model and substituted, and with `--scheduled` substituted and
-scheduled without a budget, which takes some compiles for each batch. XLA for GPUs recomputes by itself where a
-step would not fit the chip. Only shapes are there, no weights. The models are those of
-`foreign_published.py`; it needs the extra `foreign`.
+scheduled without a budget, which takes some compiles for each batch. XLA for GPUs
+recomputes by itself where a step would not fit the chip. Only shapes are there, no
+weights. The models are those of `foreign_published.py`; it needs the extra `foreign`.
 
 A row is written as soon as it is measured. Those that this jaxmem has given are
 skipped, and of the others the plain batch is kept: there is nothing of jaxmem in that
