@@ -20,8 +20,9 @@ from jaxmem.ops.randomness.bits import seed_words
 from pallas_kernels import simulated
 from pallas_kernels.attention import Extras, Inputs, Rules, dropout_mask, dropout_row
 from pallas_kernels.attention import gpu as attention_gpu
-from pallas_kernels.attention.gpu import tables
+from pallas_kernels.attention.gpu import programs, tables
 from pallas_kernels.attention.gpu.tables import make_case, row_statistics
+from pallas_kernels.attention.inputs import visible
 from tests.arrays import array
 
 AVAILABLE = {t.name for t in targets() if t.available}
@@ -134,6 +135,70 @@ def test_window_that_ends_before_the_last_queries():
     check(qkv(t=200, s=72, n=1), local_window_size=(20, 3), **DROPPED)
 
 
+def test_tiles_with_a_mask_before_and_after_those_without():
+    check(qkv(t=256, s=256, n=1), local_window_size=(130, 70), **DROPPED)
+
+
+def test_a_last_block_of_keys_that_is_not_full():
+    """No query has a mask, and the last tile of each is masked all the same."""
+    case = make_case(PLAIN, Inputs(*qkv(s=72)), "forward", (64, 64))
+    found = programs.spans([0, 0, 72 // 64, case.kv_blocks], False)
+    assert found == [(0, 1, False), (1, 2, True)]
+
+
+WHERE = {
+    "causal": (True, None, None),
+    "more keys": (True, None, None),
+    "window": (False, (130, 70), None),
+    "left window": (True, (100, 0), None),
+    "lengths": (False, None, (0, 150)),
+    "causal, lengths": (True, None, (70, 300)),
+    "window, lengths": (False, (90, 200), (150, 64)),
+    "ends early": (False, (10, 3), None),
+}
+
+
+@pytest.mark.parametrize("name", WHERE)
+def test_blocks_that_are_visited_and_blocks_without_a_mask(name):
+    """Against all pairs: what is not visited is hidden, what has no mask is seen."""
+    causal, window, lengths = WHERE[name]
+    t, s = 328, 456 if name == "more keys" else 264
+    rules = PLAIN._replace(causal=causal, window=window)
+    extras = Extras(kv_len=None if lengths is None else jnp.asarray(lengths))
+    inputs = Inputs(*qkv(b=2, t=t, s=s), extras=extras)
+    case = make_case(rules, inputs, "backward", (128, 64))
+    made = tables.make_tables(case, inputs)
+    at = jnp.arange(t)[None, :, None], jnp.arange(s)[None, None]
+    limit = None if lengths is None else extras.kv_len[:, None, None]
+    seen = np.broadcast_to(visible(rules, *at, kv_len=limit), (2, t, s)).copy()
+    nothing = ~seen.any(axis=2)
+    visited = seen | nothing[..., None]
+
+    def in_blocks(x, of, padding):
+        sides = (0, 0), (0, -t % 128), (0, -s % 64)
+        x = np.pad(x, sides, constant_values=padding)
+        return of(x.reshape(2, -1, 128, x.shape[2] // 64, 64), axis=(2, 4))
+
+    some, every = in_blocks(visited, np.any, False), in_blocks(seen, np.all, True)
+    every[..., s // 64 :] = False  # a block that is not full has a mask
+    for rows, transpose in ((made, False), (tables.transposed(case, made), True)):
+        blocks = np.broadcast_to(
+            rows.rest["blocks"], (2, *rows.rest["blocks"].shape[1:])
+        )
+        places = np.arange(some.shape[1 if transpose else 2])
+        first, whole, past, stop = (blocks[..., x, None] for x in range(4))
+        assert (first <= whole).all() and (whole <= past).all() and (past <= stop).all()
+        visits = (first <= places) & (places < stop)
+        bare = (whole <= places) & (places < past)
+        if transpose:
+            visits, bare = visits.swapaxes(1, 2), bare.swapaxes(1, 2)
+        assert (visits >= some).all()
+        assert (bare <= every).all()
+        # All of them but in blocks of queries where some row sees nothing.
+        calm = ~in_blocks(nothing[..., None] & np.ones_like(seen), np.any, False)
+        assert bare.sum() == (every & calm & visits).sum()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [-0.5, 0.0, 3.0])
 def test_scale(scale):
@@ -184,12 +249,13 @@ def test_rows_past_the_queries_weigh_nothing(height):
 def test_statistics_of_rows_past_the_queries():
     """No logit is above that of a row which is not there."""
     case = make_case(PLAIN, Inputs(*qkv(t=72, s=64, n=1)), "forward", (64, 64))
-    got = row_statistics(case, jnp.zeros((1, 1, 72)), jnp.zeros((1, 1, 72)), None)
+    zeros = jnp.zeros((1, 1, 72))
+    got = row_statistics(case, zeros, zeros, None, apart=True)
     assert (got["top"][..., 72:] == jnp.inf).all() and got["top"].shape[-1] == 128
     lengths = jnp.asarray([70], jnp.int32)
-    got = row_statistics(case, jnp.zeros((1, 1, 72)), jnp.zeros((1, 1, 72)), lengths)
+    got = row_statistics(case, zeros, zeros + 1, lengths, apart=False)
     assert (got["top"][..., 70:] == jnp.inf).all()
-    assert (got["top"][..., :70] == 0).all()
+    np.testing.assert_allclose(got["top"][..., :70], 1 / np.log(2), rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -17,12 +17,14 @@ backward q, k, v and g by each of two kernels, o, and dq, dk, dv. In addition up
 eight numbers of four bytes for each query and head. Products: 2 forward, 7 backward, of
 2 b n t s h operations each, about half of them with a causal mask.
 
+Tiles that no mask cuts have a loop of their own, without comparisons. Dropout's bits
+take a multiply, a comparison and a selection an element, in all three kernels.
+
 Limits: a program is one warpgroup, which copies, multiplies and exponentiates in turn:
 tensor cores wait unless another program of the same processor has work for them (two or
-three fit). Dropout's bits take seven integer operations an element, forward once and
-backward twice, which is more than the exponential. Blocks that a mask leaves whole are
-compared all the same. The block sizes are the largest that registers hold; nothing was
-timed on a device. With `q_len`, o and g are copied once.
+three fit). With segments or a boolean mask every tile is compared. The block sizes are
+the largest that registers hold; nothing was timed on a device. With `q_len`, o and g
+are copied once.
 
 jax's own kernel refuses a causal mask under CUDA 12.8.0 to 12.9.0, whose ptxas
 miscompiles it; this one does not check for that. The simulator computes products with

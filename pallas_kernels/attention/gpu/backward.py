@@ -11,6 +11,9 @@ queries in memory, in float32 and in another order each time. A bias that differ
 queries is copied, transposed, for the second kernel.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,18 +29,22 @@ from pallas_kernels.attention.gpu.programs import (
     over_keys,
     product,
     row_at,
+    spans,
 )
+from pallas_kernels.attention.gpu.ring import Span, as_int32, with_ring
 from pallas_kernels.attention.gpu.tables import (
     GpuCase,
     MaskTables,
     live_queries,
     make_case,
     make_tables,
+    masks_all,
+    may_mask,
     row_statistics,
     transposed,
 )
 from pallas_kernels.attention.inputs import Inputs, Rules
-from pallas_kernels.gpu import TILED, Named, launch, load_once, store, stream
+from pallas_kernels.gpu import TILED, Named, launch, load_once, store
 
 _F32 = jnp.float32
 
@@ -62,7 +69,8 @@ def backward(
     tables = make_tables(case, inputs)
     g = live_queries(case, g, inputs.extras.q_len)
     arrays = {"q": inputs.q, "g": g, "k": inputs.k}
-    rows = row_statistics(case, row_max, row_log_sum, inputs.extras.q_len)
+    apart = inputs.bias is not None or may_mask(case, tables)
+    rows = row_statistics(case, row_max, row_log_sum, inputs.extras.q_len, apart)
     if wanted & {"q", "k"}:
         arrays["v"] = inputs.v
         delta = g.astype(_F32) * o.astype(_F32)
@@ -78,15 +86,20 @@ def backward(
 
 def _probabilities(tile: LogitsTile, products, seen):
     """The softmax, from the row statistics."""
+    # Only where a mask or a bias may make the maximum so low that it would swallow the
+    # logarithm in a sum are the two apart.
     x = tile.logits(products, seen)
-    top, log_total = (tile.of_queries(tile.per_query[x]) for x in ("top", "log_total"))
-    return jnp.exp2((x - top) - log_total)
+    top, log_total = (tile.per_query.get(x) for x in ("top", "log_total"))
+    if log_total is not None and not tile.masked and not tile.has_bias:
+        top, log_total = top + log_total, None
+    p = x - tile.of_queries(top)
+    return jnp.exp2(p if log_total is None else p - tile.of_queries(log_total))
 
 
-def _logit_gradient(tile: LogitsTile, p, dp, seen):
+def _logit_gradient(tile: LogitsTile, p, dp, share, seen):
     """Not yet scaled; from the probabilities and the gradient of what came of them."""
-    factor = np.float32(1 / (1 - tile.case.rules.rate))
-    ds = p * (tile.dropped(dp) * factor - tile.of_queries(tile.per_query["delta"]))
+    dp = dp if share is None else dp * share
+    ds = p * (dp - tile.of_queries(tile.per_query["delta"]))
     ds = ds if seen is None else jnp.where(seen, ds, np.float32(0))
     return ds.astype(tile.case.dtype)
 
@@ -95,7 +108,7 @@ def _of_queries(case: GpuCase, arrays: Named, tables: MaskTables) -> jax.Array:
     def step(tile, here, k, v, dq):
         seen = tile.seen()
         p = _probabilities(tile, product(here["q"], k), seen)
-        ds = _logit_gradient(tile, p, product(here["g"], v), seen)
+        ds = _logit_gradient(tile, p, product(here["g"], v), tile.share(), seen)
         return accumulate(dq, ds, k)
 
     start = lambda: jnp.zeros((case.block_q, case.size), _F32)
@@ -138,53 +151,92 @@ def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) 
         copies.append((source, refs[f"{x}_here"]))
     load_once(copies, refs["arrived"])
     keys = {x: refs[f"{x}_here"][...] for x in tables.per_key}
-    first, steps = bounds(refs, b, j, case.q_blocks)
+    loops = _query_spans(case, refs, tables, b, j)
+    first, count = loops[0].first, loops[-1].stop - loops[0].first
 
-    def visit(indices, got, sums):
+    def visit(masked, step, got, sums):
         queries = {x: got[x][...] for x in tables.per_query}
-        position = j * case.block_kv
-        tile = LogitsTile(case, 1, queries, keys, position, got.get("bias_tile"))
-        seen, sums = tile.seen(), dict(sums)
+        bias, position = got.get("bias_tile"), j * case.block_kv
+        tile = LogitsTile(case, 1, queries, keys, position, masked, bias)
+        seen, share, sums = tile.seen(), tile.share(), dict(sums)
         p = _probabilities(tile, product(refs["k_here"], got["q"]), seen)
         if "v" in wanted:
-            dropped = tile.dropped(p).astype(case.dtype)
-            sums["v"] = accumulate(sums["v"], dropped, got["g"])
+            dropped = p if share is None else p * share
+            sums["v"] = accumulate(sums["v"], dropped.astype(case.dtype), got["g"])
         if "k" in wanted:
-            ds = _logit_gradient(tile, p, product(refs["v_here"], got["g"]), seen)
+            dp = product(refs["v_here"], got["g"])
+            ds = _logit_gradient(tile, p, dp, share, seen)
             sums["k"] = accumulate(sums["k"], ds, got["q"])
         return sums
 
-    zeros = {x: jnp.zeros((case.block_kv, case.size), _F32) for x in wanted}
-    specs = _query_specs(case, refs, tables, b, kv_head, j, first)
-    sums = stream(refs, specs, (case.group, steps), visit, zeros)
-    factors = {"k": case.rules.scale, "v": 1 / (1 - case.rules.rate)}
-    for x in wanted:
-        total = sums[x] * np.float32(factors[x])
-        refs[f"{x}_here"][...] = total.astype(case.dtype)
-    store([(refs[f"{x}_here"], refs[f"d{x}"].at[b, rows, kv_head]) for x in wanted])
+    def visit_head(ring, member, sums):
+        shift = member * count - first
+        for loop in loops:
+            here = Span(loop.first + shift, loop.stop + shift, loop.masked)
+            sums = ring.visit(here, partial(visit, loop.masked), sums)
+        return sums
+
+    def run(ring):
+        sums = {x: jnp.zeros((case.block_kv, case.size), _F32) for x in wanted}
+        of_head = partial(visit_head, ring)
+        sums = lax.fori_loop(np.int32(0), np.int32(case.group), of_head, sums)
+        for x in wanted:
+            total = sums[x] * np.float32(case.rules.scale) if x == "k" else sums[x]
+            refs[f"{x}_here"][...] = total.astype(case.dtype)
+        store([(refs[f"{x}_here"], refs[f"d{x}"].at[b, rows, kv_head]) for x in wanted])
+
+    sources = _query_sources(case, refs, tables, b, kv_head, j, first, count)
+    shapes = _query_shapes(case, tables)
+    with_ring(run, sources, shapes, 0, count * case.group)
 
 
-def _query_specs(
-    case: GpuCase, refs: Named, tables: MaskTables, b, kv_head, j, first
-) -> Named:
-    """The blocks that stream past block `j` of the keys: of each head, all queries."""
-    head = lambda member: kv_head * case.group + member
-    specs: Named = dict.fromkeys(
-        ("q", "g"),
-        plgpu.BlockSpec(
-            (None, case.block_q, None, case.size),
-            lambda member, i: (b, i + first, head(member), 0),
-        ),
+def _query_spans(case: GpuCase, refs: Named, tables: MaskTables, b, j) -> list[Span]:
+    """What block `j` of the keys visits, of each head."""
+    masked = masks_all(case, tables)
+    if "blocks" in refs:
+        first, whole, past, stop = bounds(refs, b, j)
+        # Without a window the last query sees what others do (`tables.transposed`).
+        return spans([first, whole, past if case.rules.window else stop, stop], masked)
+    ragged, stop = case.keys % case.block_kv, case.q_blocks
+    last = jnp.where(j == case.kv_blocks - 1, np.int32(stop), np.int32(0))
+    return spans([0, last if ragged else 0, stop, stop], masked)
+
+
+def _query_sources(
+    case: GpuCase, refs: Named, tables: MaskTables, b, kv_head, j, first, count
+) -> dict[str, Callable]:
+    """What is copied at a step of block `j` of the keys.
+
+    Each head that shares them has `count` steps, from block `first` on.
+    """
+    count = as_int32(count)
+    head = lambda step: kv_head * case.group + lax.div(step, count)
+    queries = lambda step: pl.ds(
+        (lax.rem(step, count) + first) * case.block_q, case.block_q
     )
+    sources: dict[str, Callable] = {
+        x: lambda step, ref=refs[x]: ref.at[b, queries(step), head(step)]
+        for x in ("q", "g")
+    }
     for x in tables.per_query:
-        specs[x] = plgpu.BlockSpec(
-            (None, None, case.block_q),
-            lambda member, i, ref=refs[x]: (*row_at(ref, b, head(member)), i + first),
-        )
+        sources[x] = lambda step, ref=refs[x]: ref.at[
+            (*row_at(ref, b, head(step)), queries(step))
+        ]
     if "bias_tile" in tables.rest:
-        ref = refs["bias_tile"]
-        specs["bias_tile"] = plgpu.BlockSpec(
-            (None, None, case.block_kv, case.block_q),
-            lambda member, i: (*row_at(ref, b, head(member)), j, i + first),
-        )
-    return specs
+        bias, keys = refs["bias_tile"], pl.ds(j * case.block_kv, case.block_kv)
+        sources["bias_tile"] = lambda step: bias.at[
+            (*row_at(bias, b, head(step)), keys, queries(step))
+        ]
+    return sources
+
+
+def _query_shapes(case: GpuCase, tables: MaskTables) -> Named:
+    """The tiles of `_query_sources`."""
+    tile = jax.ShapeDtypeStruct((case.block_q, case.size), case.dtype)
+    shapes: Named = {"q": tile, "g": tile}
+    for x, table in tables.per_query.items():
+        shapes[x] = jax.ShapeDtypeStruct((case.block_q,), table.dtype)
+    if "bias_tile" in tables.rest:
+        dtype = tables.rest["bias_tile"].dtype
+        shapes["bias_tile"] = jax.ShapeDtypeStruct((case.block_kv, case.block_q), dtype)
+    return shapes

@@ -30,7 +30,7 @@ from pallas_kernels.attention.inputs import (
     keys_seen,
     sees_nothing,
 )
-from pallas_kernels.hashing import column_word, row_words
+from pallas_kernels.hashing import mask_column, mask_rows
 
 FLOOR = -1e38  # a masked logit in base 2, where `MASKED` would be infinite
 # (queries, keys) of a block: the largest for which a program has registers.
@@ -108,20 +108,25 @@ def from_base_2(top):
     return jnp.where(top > np.float32(FLOOR), natural, np.float32(MASKED))
 
 
-def row_statistics(case: GpuCase, row_max, row_log_sum, q_len) -> dict[str, jax.Array]:
-    """ "top" and "log_total" in base 2, of whole blocks of queries."""
+def row_statistics(
+    case: GpuCase, row_max, row_log_sum, q_len, apart: bool
+) -> dict[str, jax.Array]:
+    """ "top" and "log_total" in base 2, of whole blocks of queries.
+
+    Unless `apart`, "top" is the sum of both.
+    """
     # The maximum of a row past the array or past its sequence is set to infinity, so
     # that its probabilities are zero whatever its logits are. Copies fill such rows
     # with zeros, whose logits are the bias; the forward pass has no maximum of masked
     # rows.
     top, log_total = in_base_2(row_max), in_base_2(row_log_sum)
+    if not apart:
+        top = top + log_total
     if q_len is not None:
         live = _live(case, q_len)[:, None]
         top = jnp.where(live, top, np.float32(np.inf))
-    return {
-        "top": padded(top, case.block_q, np.inf),
-        "log_total": padded(log_total, case.block_q),
-    }
+    rows = {"top": padded(top, case.block_q, np.inf)}
+    return rows | ({"log_total": padded(log_total, case.block_q)} if apart else {})
 
 
 def _live(case: GpuCase, q_len):
@@ -139,8 +144,10 @@ def live_queries(case: GpuCase, x, q_len):
 class MaskTables(NamedTuple):
     """Vectors [b|1, n|1, positions], and the rest: "bias_tile" and "blocks".
 
-    "bias_tile" is a bias [b|1, n|1, queries, keys]. "blocks" [b|1, blocks, 2] has the
-    first block that each block visits, and one past the last; without it all are.
+    "bias_tile" is a bias [b|1, n|1, queries, keys]. "blocks" [b|1, blocks, 4] has for
+    each block the first block that it visits, the first whose tile needs no mask, one
+    past the last of these, and one past the last that it visits; without it all are
+    visited.
     """
 
     per_query: dict[str, jax.Array]
@@ -156,11 +163,10 @@ def make_tables(case: GpuCase, inputs: Inputs) -> MaskTables:
         per_query["q_segment"] = padded(extras.q_segments[:, None], case.block_q)
         per_key["kv_segment"] = padded(extras.kv_segments[:, None], case.block_kv)
     if case.rules.rate:
-        per_query["word_a"], per_query["word_b"] = row_words(
-            extras.seed, _dropout_rows(case)
-        )
+        rows = mask_rows(extras.seed, _dropout_rows(case))
+        per_query["factor"], per_query["term"] = rows
         columns = jnp.arange(case.kv_blocks * case.block_kv, dtype=jnp.uint32)
-        per_key["word"] = column_word(extras.seed, columns)[None, None]
+        per_key["word"] = mask_column(extras.seed, columns)[None, None]
     if bias is not None:
         if case.hides and bias.shape[3] == 1:
             bias = jnp.broadcast_to(bias, (*bias.shape[:3], case.keys))
@@ -213,11 +219,24 @@ def _key_blocks(case: GpuCase, low, high, nothing):
     low, high = (x.reshape(x.shape[0], -1, case.block_q) for x in (low, high))
     first = jnp.clip(low.min(axis=-1) // case.block_kv, 0, case.kv_blocks - 1)
     stop = jnp.maximum(high.max(axis=-1) // case.block_kv, first) + 1
+    whole = jnp.clip(-(-low.max(axis=-1) // case.block_kv), first, stop)
+    past = jnp.clip((high.min(axis=-1) + 1) // case.block_kv, whole, stop)
     if nothing is not None:
         everything = any_in_blocks(nothing, case.block_q)
-        first = jnp.where(everything, 0, first)
+        first, whole, past = (jnp.where(everything, 0, x) for x in (first, whole, past))
         stop = jnp.where(everything, case.kv_blocks, stop)
-    return jnp.stack([first, stop], axis=-1).astype(jnp.int32)
+    return jnp.stack([first, whole, past, stop], axis=-1).astype(jnp.int32)
+
+
+def masks_all(case: GpuCase, tables: MaskTables) -> bool:
+    """Whether every tile needs a mask, whatever its position."""
+    return "q_segment" in tables.per_query or case.hides
+
+
+def may_mask(case: GpuCase, tables: MaskTables) -> bool:
+    """Whether some tile may need one."""
+    ragged = case.keys % case.block_kv > 0
+    return masks_all(case, tables) or "high" in tables.per_query or ragged
 
 
 def transposed(case: GpuCase, tables: MaskTables) -> MaskTables:
@@ -233,12 +252,24 @@ def transposed(case: GpuCase, tables: MaskTables) -> MaskTables:
 def _query_blocks(case: GpuCase, key_blocks):
     """From the first to the last block of queries that visits each block of keys."""
     j = jnp.arange(case.kv_blocks, dtype=jnp.int32)[None, None]
-    first, stop = key_blocks[..., 0, None], key_blocks[..., 1, None]
-    visits = (first <= j) & (j < stop)
-    lowest = jnp.argmax(visits, axis=1)
-    past = case.q_blocks - jnp.argmax(visits[:, ::-1], axis=1)
-    past = jnp.where(visits.any(axis=1), past, lowest)
-    return jnp.stack([lowest, past], axis=-1).astype(jnp.int32)
+    first, whole, past, stop = (key_blocks[..., x, None] for x in range(4))
+    visits, unmasked = (first <= j) & (j < stop), (whole <= j) & (j < past)
+    lowest, highest = _first(visits), case.q_blocks - _first(visits[:, ::-1])
+    highest = jnp.where(visits.any(axis=1), highest, lowest)
+    begin = jnp.where(unmasked.any(axis=1), _first(unmasked), highest)
+    # Only the first run of such blocks: a loop with masks may take any others. Without
+    # a window the run ends with the last block, and there is no loop after it.
+    i = jnp.arange(case.q_blocks, dtype=jnp.int32)[None, :, None]
+    others = ~unmasked & (i >= begin[:, None])
+    end = jnp.where(others.any(axis=1), _first(others), highest)
+    if case.rules.window is None:
+        begin, end = jnp.where(end < highest, highest, begin), highest
+    return jnp.stack([lowest, begin, end, highest], axis=-1)
+
+
+def _first(holds):
+    """The first place along axis 1 where a condition holds; 0 if there is none."""
+    return jnp.argmax(holds, axis=1).astype(jnp.int32)
 
 
 def _dropout_rows(case: GpuCase):
