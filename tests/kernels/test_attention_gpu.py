@@ -39,7 +39,7 @@ BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setitem(tables.BLOCKS, "forward", (64, 64))
+    monkeypatch.setitem(tables.TILES, "forward", (64, 64))
 
 
 def normal(*shape, seed=0, dtype=F32):
@@ -135,6 +135,28 @@ def test_window_that_ends_before_the_last_queries():
     check(qkv(t=200, s=72, n=1), local_window_size=(20, 3), **DROPPED)
 
 
+@pytest.fixture
+def two_warpgroups(monkeypatch):
+    """As for long sequences."""
+    monkeypatch.setattr(tables, "LONG", 64)
+
+
+def test_two_warpgroups(two_warpgroups):
+    check(qkv(t=256, s=256), is_causal=True, **DROPPED)
+
+
+@over_edges
+@pytest.mark.slow
+def test_two_warpgroups_of_which_one_has_nothing(two_warpgroups):
+    """The second half of a block of queries is not there, and that of one of keys."""
+    check(qkv(b=2, t=192, s=320, n=1), is_causal=True, **DROPPED)
+
+
+@pytest.mark.slow
+def test_two_warpgroups_without_a_mask(two_warpgroups):
+    check((*qkv(t=256, s=128), normal(1, 1, 1, 128, seed=5)))
+
+
 def test_tiles_with_a_mask_before_and_after_those_without():
     check(qkv(t=256, s=256, n=1), local_window_size=(130, 70), **DROPPED)
 
@@ -166,7 +188,7 @@ def test_blocks_that_are_visited_and_blocks_without_a_mask(name):
     rules = PLAIN._replace(causal=causal, window=window)
     extras = Extras(kv_len=None if lengths is None else jnp.asarray(lengths))
     inputs = Inputs(*qkv(b=2, t=t, s=s), extras=extras)
-    case = make_case(rules, inputs, "backward", (128, 64))
+    case = make_case(rules, inputs, "dq", (128, 64))
     made = tables.make_tables(case, inputs)
     at = jnp.arange(t)[None, :, None], jnp.arange(s)[None, None]
     limit = None if lengths is None else extras.kv_len[:, None, None]

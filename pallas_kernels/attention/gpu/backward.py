@@ -29,6 +29,8 @@ from pallas_kernels.attention.gpu.programs import (
     over_keys,
     product,
     row_at,
+    rows_of_warpgroup,
+    scratch_of,
     spans,
 )
 from pallas_kernels.attention.gpu.ring import Span, as_int32, with_ring
@@ -39,11 +41,10 @@ from pallas_kernels.attention.gpu.tables import (
     make_case,
     make_tables,
     masks_all,
-    may_mask,
     row_statistics,
     transposed,
 )
-from pallas_kernels.attention.inputs import Inputs, Rules
+from pallas_kernels.attention.inputs import Inputs, Rules, sees_nothing
 from pallas_kernels.gpu import TILED, Named, launch, load_once, store
 
 _F32 = jnp.float32
@@ -65,29 +66,37 @@ def backward(
     if "bias" in wanted:
         raise NotImplementedError("no gradient of the bias")
     o, row_max, row_log_sum = results
-    case = make_case(rules, inputs, "backward", blocks)
-    tables = make_tables(case, inputs)
-    g = live_queries(case, g, inputs.extras.q_len)
+    q_len = inputs.extras.q_len
+    g, vectors = live_queries(g, q_len), {}
     arrays = {"q": inputs.q, "g": g, "k": inputs.k}
-    apart = inputs.bias is not None or may_mask(case, tables)
-    rows = row_statistics(case, row_max, row_log_sum, inputs.extras.q_len, apart)
     if wanted & {"q", "k"}:
         arrays["v"] = inputs.v
         delta = g.astype(_F32) * o.astype(_F32)
-        delta = jnp.swapaxes(delta.sum(axis=-1), 1, 2)
-        rows["delta"] = padded(delta, case.block_q)
-    tables = tables._replace(per_query=tables.per_query | rows)
-    of_keys = [x for x in ("k", "v") if x in wanted]
-    got = {"q": _of_queries(case, arrays, tables)} if "q" in wanted else {}
+        vectors["delta"] = jnp.swapaxes(delta.sum(axis=-1), 1, 2)
+
+    def prepared(kernel: str):
+        case = make_case(rules, inputs, kernel, blocks)
+        tables = make_tables(case, inputs)
+        # A bias, or a row that sees nothing, may make a maximum so low that it would
+        # swallow the logarithm in a sum.
+        hidden = sees_nothing(case.rules, inputs) is not None
+        apart = hidden or inputs.bias is not None
+        rows = row_statistics(case, row_max, row_log_sum, q_len, apart)
+        rows |= {x: padded(y, case.block_q) for x, y in vectors.items()}
+        return case, tables._replace(per_query=tables.per_query | rows)
+
+    got, of_keys = {}, [x for x in ("k", "v") if x in wanted]
+    if "q" in wanted:
+        case, tables = prepared("dq")
+        got["q"] = _of_queries(case, arrays, tables)
     if of_keys:
+        case, tables = prepared("dkv")
         got |= _of_keys(case, arrays, transposed(case, tables), of_keys)
     return got.get("q"), got.get("k"), got.get("v"), None
 
 
 def _probabilities(tile: LogitsTile, products, seen):
     """The softmax, from the row statistics."""
-    # Only where a mask or a bias may make the maximum so low that it would swallow the
-    # logarithm in a sum are the two apart.
     x = tile.logits(products, seen)
     top, log_total = (tile.per_query.get(x) for x in ("top", "log_total"))
     if log_total is not None and not tile.masked and not tile.has_bias:
@@ -111,7 +120,7 @@ def _of_queries(case: GpuCase, arrays: Named, tables: MaskTables) -> jax.Array:
         ds = _logit_gradient(tile, p, product(here["g"], v), tile.share(), seen)
         return accumulate(dq, ds, k)
 
-    start = lambda: jnp.zeros((case.block_q, case.size), _F32)
+    start = lambda: jnp.zeros((case.tile[0], case.size), _F32)
     end = lambda dq: {"dq": dq * np.float32(case.rules.scale)}
     outs = {"dq": like(arrays["q"], arrays["q"].shape, case.dtype)}
     got = over_keys("jaxmem_attention_dq", case, arrays, tables, outs, start, step, end)
@@ -125,11 +134,12 @@ def _of_keys(
     stay = ("k", "v") if "k" in wanted else ("k",)
     inputs = {x: arrays[x] for x in ("q", "g", *stay)}
     inputs |= tables.per_query | tables.per_key | tables.rest
-    tile = plgpu.SMEM((case.block_kv, case.size), case.dtype)
-    local: Named = {"k_here": tile, "v_here": tile}
-    for x, table in tables.per_key.items():
-        local[f"{x}_here"] = plgpu.SMEM((case.block_kv,), table.dtype)
-    local["arrived"] = plgpu.Barrier(num_arrivals=len(stay) + len(tables.per_key))
+    scratch = scratch_of(case, ("k", "v"), tables.per_key)
+    local: Named = {f"{x}_here": ref for x, ref in scratch.items()}
+    arrivals = len(stay) + len(tables.per_key)
+    local["arrived"] = plgpu.Barrier(
+        num_arrivals=arrivals, num_barriers=case.warpgroups
+    )
     out = like(arrays["k"], arrays["k"].shape, case.dtype)
     outs = {f"d{x}": out for x in wanted}
 
@@ -137,34 +147,35 @@ def _of_keys(
         _keys_program(case, refs, tables, wanted, stay)
 
     grid = {"batch": case.batch, "heads": case.kv_heads, "blocks": case.kv_blocks}
-    got = launch("jaxmem_attention_dkv", program, inputs, outs, grid, local, TILED)
+    name = "jaxmem_attention_dkv"
+    got = launch(name, program, inputs, outs, grid, local, TILED, case.warpgroups)
     return {x: got[f"d{x}"] for x in wanted}
 
 
 def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) -> None:
     b, kv_head = lax.axis_index("batch"), lax.axis_index("heads")
     j = lax.axis_index("blocks")
-    rows = pl.ds(j * case.block_kv, case.block_kv)
-    copies = [(refs[x].at[b, rows, kv_head], refs[f"{x}_here"]) for x in stay]
+    rows, mine = rows_of_warpgroup(case, j)
+    here = {x: refs[f"{x}_here"].at[mine] for x in ("k", "v", *tables.per_key)}
+    copies = [(refs[x].at[b, rows, kv_head], here[x]) for x in stay]
     for x in tables.per_key:
-        source = refs[x].at[(*row_at(refs[x], b, kv_head), rows)]
-        copies.append((source, refs[f"{x}_here"]))
-    load_once(copies, refs["arrived"])
-    keys = {x: refs[f"{x}_here"][...] for x in tables.per_key}
+        copies.append((refs[x].at[(*row_at(refs[x], b, kv_head), rows)], here[x]))
+    load_once(copies, refs["arrived"].at[mine])
+    keys = {x: here[x][...] for x in tables.per_key}
     loops = _query_spans(case, refs, tables, b, j)
     first, count = loops[0].first, loops[-1].stop - loops[0].first
 
     def visit(masked, step, got, sums):
         queries = {x: got[x][...] for x in tables.per_query}
-        bias, position = got.get("bias_tile"), j * case.block_kv
-        tile = LogitsTile(case, 1, queries, keys, position, masked, bias)
+        bias, position = got.get("bias_tile"), j * case.block_kv + mine * case.tile[0]
+        tile = LogitsTile(case, queries, keys, position, masked, bias)
         seen, share, sums = tile.seen(), tile.share(), dict(sums)
-        p = _probabilities(tile, product(refs["k_here"], got["q"]), seen)
+        p = _probabilities(tile, product(here["k"], got["q"]), seen)
         if "v" in wanted:
             dropped = p if share is None else p * share
             sums["v"] = accumulate(sums["v"], dropped.astype(case.dtype), got["g"])
         if "k" in wanted:
-            dp = product(refs["v_here"], got["g"])
+            dp = product(here["v"], got["g"])
             ds = _logit_gradient(tile, p, dp, share, seen)
             sums["k"] = accumulate(sums["k"], ds, got["q"])
         return sums
@@ -172,22 +183,22 @@ def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) 
     def visit_head(ring, member, sums):
         shift = member * count - first
         for loop in loops:
-            here = Span(loop.first + shift, loop.stop + shift, loop.masked)
-            sums = ring.visit(here, partial(visit, loop.masked), sums)
+            moved = Span(loop.first + shift, loop.stop + shift, loop.masked)
+            sums = ring.visit(moved, partial(visit, loop.masked), sums)
         return sums
 
     def run(ring):
-        sums = {x: jnp.zeros((case.block_kv, case.size), _F32) for x in wanted}
+        sums = {x: jnp.zeros((case.tile[0], case.size), _F32) for x in wanted}
         of_head = partial(visit_head, ring)
         sums = lax.fori_loop(np.int32(0), np.int32(case.group), of_head, sums)
         for x in wanted:
             total = sums[x] * np.float32(case.rules.scale) if x == "k" else sums[x]
-            refs[f"{x}_here"][...] = total.astype(case.dtype)
-        store([(refs[f"{x}_here"], refs[f"d{x}"].at[b, rows, kv_head]) for x in wanted])
+            here[x][...] = total.astype(case.dtype)
+        store([(here[x], refs[f"d{x}"].at[b, rows, kv_head]) for x in wanted])
 
     sources = _query_sources(case, refs, tables, b, kv_head, j, first, count)
     shapes = _query_shapes(case, tables)
-    with_ring(run, sources, shapes, 0, count * case.group)
+    with_ring(run, sources, shapes, 0, count * case.group, case.warpgroups)
 
 
 def _query_spans(case: GpuCase, refs: Named, tables: MaskTables, b, j) -> list[Span]:

@@ -1,7 +1,8 @@
 """What attention's programs on Hopper are made of: products, and tiles of logits.
 
 A tile of logits lies in registers as tensor cores leave it, with queries along its
-first axis (`across == 0`) or its second. Tensor cores take the left operand of the next
+first axis (`across == 0`) or its second. Two warpgroups of a program have a tile each,
+of the same streamed block. Tensor cores take the left operand of the next
 product from registers, and the axis it sums over must lie along that operand's rows.
 """
 
@@ -57,7 +58,6 @@ class LogitsTile(NamedTuple):
     """A tile of logits: its vectors by query and by key, and where its keys start."""
 
     case: GpuCase
-    across: int  # the axis of queries
     per_query: Named
     per_key: Named
     first_key: Any
@@ -66,8 +66,11 @@ class LogitsTile(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        q, kv = self.case.block_q, self.case.block_kv
-        return (q, kv) if self.across == 0 else (kv, q)
+        return self.case.tile
+
+    @property
+    def across(self) -> int:
+        return self.case.across
 
     @property
     def has_bias(self) -> bool:
@@ -213,15 +216,15 @@ def over_keys(
     inputs = arrays | tables.per_query | tables.per_key | tables.rest
     first_out, *vectors = outs
     once = (*stay, *tables.per_query)
-    scratch = _scratch(case, stay, tables.per_query | {x: outs[x] for x in vectors})
-    arrived = plgpu.Barrier(num_arrivals=len(once))
+    scratch = scratch_of(case, stay, tables.per_query | {x: outs[x] for x in vectors})
+    arrived = plgpu.Barrier(num_arrivals=len(once), num_barriers=case.warpgroups)
     local = {f"{x}_here": ref for x, ref in scratch.items()} | {"arrived": arrived}
 
     def program(refs):
         b, n = lax.axis_index("batch"), lax.axis_index("heads")
         # The last block takes longest with a causal mask, so it is started first.
         i = case.q_blocks - 1 - lax.axis_index("blocks")
-        rows = pl.ds(i * case.block_q, case.block_q)
+        rows, mine = rows_of_warpgroup(case, i)
 
         def part(x):
             ref = refs[x]
@@ -229,8 +232,8 @@ def over_keys(
                 return ref.at[b, rows, n]
             return ref.at[(*row_at(ref, b, n), rows)]
 
-        here = {x: refs[f"{x}_here"] for x in scratch}
-        load_once([(part(x), here[x]) for x in once], refs["arrived"])
+        here = {x: refs[f"{x}_here"].at[mine] for x in scratch}
+        load_once([(part(x), here[x]) for x in once], refs["arrived"].at[mine])
         queries = {x: here[x][...] for x in tables.per_query}
         loops = _key_spans(case, refs, tables, b, i)
         first, sources = loops[0].first, _key_sources(case, refs, tables, b, n, i)
@@ -238,7 +241,7 @@ def over_keys(
         def visit(masked, j, got, carry):
             keys = {x: got[x][...] for x in tables.per_key}
             bias, position = got.get("bias_tile"), j * case.block_kv
-            tile = LogitsTile(case, 0, queries, keys, position, masked, bias)
+            tile = LogitsTile(case, queries, keys, position, masked, bias)
             return step(tile, here, got["k"], got["v"], carry)
 
         def run(ring):
@@ -250,20 +253,25 @@ def over_keys(
                 here[x][...] = value.astype(outs[x].dtype)
             store([(here[x], part(x)) for x in outs])
 
-        with_ring(run, sources, _key_shapes(case, tables), first, loops[-1].stop)
+        shapes, stop = _key_shapes(case, tables), loops[-1].stop
+        with_ring(run, sources, shapes, first, stop, case.warpgroups)
 
     grid = {"batch": case.batch, "heads": case.heads, "blocks": case.q_blocks}
-    return launch(name, program, inputs, outs, grid, local, TILED)
+    return launch(name, program, inputs, outs, grid, local, TILED, case.warpgroups)
 
 
-def _scratch(case: GpuCase, blocks, vectors: Named) -> Named:
-    """Shared memory for blocks of queries, and for vectors over such a block."""
-    scratch: Named = {
-        x: plgpu.SMEM((case.block_q, case.size), case.dtype) for x in blocks
-    }
-    return scratch | {
-        x: plgpu.SMEM((case.block_q,), vector.dtype) for x, vector in vectors.items()
-    }
+def rows_of_warpgroup(case: GpuCase, block) -> tuple[Any, Any]:
+    """The positions of this warpgroup in a block that stays, and its number."""
+    rows, of_program = case.tile[0], case.tile[0] * case.warpgroups
+    mine = lax.axis_index("warpgroup") if case.warpgroups > 1 else 0
+    return pl.ds(block * of_program + mine * rows, rows), mine
+
+
+def scratch_of(case: GpuCase, blocks, vectors: Named) -> Named:
+    """Shared memory for each warpgroup's rows that stay, and for vectors over them."""
+    own = case.warpgroups, case.tile[0]
+    scratch: Named = {x: plgpu.SMEM((*own, case.size), case.dtype) for x in blocks}
+    return scratch | {x: plgpu.SMEM(own, y.dtype) for x, y in vectors.items()}
 
 
 def _key_sources(case: GpuCase, refs: Named, tables: MaskTables, b, n, i):

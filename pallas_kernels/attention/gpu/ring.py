@@ -30,8 +30,9 @@ class Ring(NamedTuple):
 
     Attributes:
       sources: by name, a function of the step to the reference that is copied.
-      buffers: by name, `STAGES` tiles in shared memory.
+      buffers: by name, a tile in shared memory for each slot.
       arrived: a barrier for each slot.
+      read: another, at which each of several warpgroups arrives; None if there is one.
     """
 
     sources: dict[str, Callable]
@@ -39,9 +40,14 @@ class Ring(NamedTuple):
     stop: Any
     buffers: Named
     arrived: Any
+    read: Any = None
+
+    @property
+    def slots(self):
+        return np.int32(next(iter(self.buffers.values())).shape[0])
 
     def _slot(self, step):
-        return lax.rem(step - self.first, np.int32(STAGES))
+        return lax.rem(step - self.first, self.slots)
 
     def _copy(self, step) -> None:
         slot = self._slot(step)
@@ -49,10 +55,13 @@ class Ring(NamedTuple):
             target, barrier = self.buffers[x].at[slot], self.arrived.at[slot]
             plgpu.copy_gmem_to_smem(source(step), target, barrier)
 
+    def _fill(self) -> None:
+        stop = jnp.minimum(self.stop, self.first + self.slots)
+        lax.fori_loop(self.first, stop, lambda step, _: self._copy(step), None)
+
     def fill(self) -> None:
         """Starts the first copies."""
-        stop = jnp.minimum(self.stop, self.first + np.int32(STAGES))
-        lax.fori_loop(self.first, stop, lambda step, _: self._copy(step), None)
+        _first_warpgroup(self.read is None, self._fill)
 
     def visit(self, loop: Span, body: Callable, carry):
         """The last `carry = body(step, tiles by name, carry)` of some steps.
@@ -65,29 +74,73 @@ class Ring(NamedTuple):
             plgpu.barrier_wait(self.arrived.at[slot])
             tiles = {x: buffer.at[slot] for x, buffer in self.buffers.items()}
             carry = body(step, tiles, carry)
-            plgpu.commit_smem()  # all is read before the next copies overwrite it
-            later = step + np.int32(STAGES)
-            pl.when(later < self.stop)(lambda: self._copy(later))
+            self._go_on(step)
             return carry
 
         return lax.fori_loop(*map(as_int32, loop[:2]), one, carry)
 
+    def _go_on(self, step) -> None:
+        """Says that a step's tiles are read, and starts copies over tiles that are."""
+        plgpu.commit_smem()
+        if self.read is None:
+            self._copy_over(step)
+            return
+        plgpu.barrier_arrive(self.read.at[self._slot(step)])
+        # The step before: the other warpgroup has most likely read that one's tiles.
+        late = lambda: self._copy_late(step - 1)
+        _first_warpgroup(False, lambda: pl.when(step > self.first)(late))
+
+    def empty(self) -> None:
+        """Waits for the last step's tiles to be read, which no copy has waited for."""
+        if self.read is not None:
+            last = self.stop - 1
+            wait = lambda: plgpu.barrier_wait(self.read.at[self._slot(last)])
+            _first_warpgroup(False, lambda: pl.when(last >= self.first)(wait))
+
+    def _copy_late(self, step) -> None:
+        plgpu.barrier_wait(self.read.at[self._slot(step)])
+        self._copy_over(step)
+
+    def _copy_over(self, step) -> None:
+        later = step + self.slots
+        pl.when(later < self.stop)(lambda: self._copy(later))
+
+
+def _first_warpgroup(alone: bool, run: Callable[[], None]) -> None:
+    """`run()` in the first of several warpgroups."""
+    if alone:
+        run()
+    else:
+        pl.when(lax.axis_index("warpgroup") == 0)(run)
+
 
 def with_ring(
-    run: Callable, sources: dict[str, Callable], shapes: Named, first, stop
+    run: Callable,
+    sources: dict[str, Callable],
+    shapes: Named,
+    first,
+    stop,
+    warpgroups: int,
 ) -> None:
     """`run` of a ring that is filling, whose slots have these shapes and dtypes."""
+    alone = warpgroups == 1
+    slots = STAGES if alone else 2 * STAGES  # copies over a slot start a step later
 
-    def scoped(buffers, arrived):
-        ring = Ring(sources, *map(as_int32, (first, stop)), buffers, arrived)
+    def scoped(buffers, arrived, read=None):
+        ring = Ring(sources, *map(as_int32, (first, stop)), buffers, arrived, read)
         ring.fill()
         run(ring)
+        ring.empty()
 
-    pl.run_scoped(
-        scoped,
-        {x: plgpu.SMEM((STAGES, *s.shape), s.dtype) for x, s in shapes.items()},
-        plgpu.Barrier(num_arrivals=len(sources), num_barriers=STAGES),
+    shared = (
+        {x: plgpu.SMEM((slots, *s.shape), s.dtype) for x, s in shapes.items()},
+        plgpu.Barrier(num_arrivals=len(sources), num_barriers=slots),
     )
+    if alone:
+        pl.run_scoped(scoped, *shared)
+    else:
+        read = plgpu.Barrier(num_arrivals=warpgroups, num_barriers=slots)
+        pl.run_scoped(scoped, *shared, read, collective_axes=("warpgroup",))
 
 
 def as_int32(x):

@@ -33,14 +33,25 @@ from pallas_kernels.attention.inputs import (
 from pallas_kernels.hashing import mask_column, mask_rows
 
 FLOOR = -1e38  # a masked logit in base 2, where `MASKED` would be infinite
-# (queries, keys) of a block: the largest for which a program has registers.
-BLOCKS = {"forward": (128, 64), "backward": (64, 64)}
+# (queries, keys) of a warpgroup's tile: the largest for which there are registers.
+TILES = {"forward": (128, 64), "dq": (64, 64), "dkv": (64, 64)}
+WIDE = (64, 128)  # for dq, where two warpgroups share a stream and heads are of 64
+# From how many streamed positions on two warpgroups share a stream: the second-level
+# cache then sends half as much, but one program of them has a processor to itself.
+LONG = 4096
 _BLOCK = 64  # the rows of a warpgroup's product
 _TILING = 8  # rows that shared memory holds together
 
 
 class GpuCase(NamedTuple):
-    """The static part of a call."""
+    """The static part of a call.
+
+    Attributes:
+      block_q, block_kv: queries and keys of a program's block.
+      across: the axis of queries in a tile of logits: 0 if they stay and keys stream.
+      warpgroups: of a program, which divide the block that stays among them.
+      hides: whether a bias of `FLOOR` or less stands for a mask.
+    """
 
     rules: Rules
     batch: int
@@ -52,7 +63,15 @@ class GpuCase(NamedTuple):
     dtype: Any
     block_q: int
     block_kv: int
-    hides: bool  # whether a bias of `FLOOR` or less stands for a mask
+    across: int
+    warpgroups: int
+    hides: bool
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a warpgroup's tile of logits: what stays comes first."""
+        sizes = self.block_q, self.block_kv
+        return sizes[self.across] // self.warpgroups, sizes[1 - self.across]
 
     @property
     def q_blocks(self) -> int:
@@ -73,9 +92,13 @@ class GpuCase(NamedTuple):
         return self.batch, self.heads, self.q_blocks * self.block_q
 
 
-def make_case(rules: Rules, inputs: Inputs, direction: str, blocks) -> GpuCase:
-    """The static part; NotImplementedError for what the kernels do not support."""
-    block_q, block_kv = map(lambda a, b: a or b, blocks, BLOCKS[direction])
+def make_case(rules: Rules, inputs: Inputs, kernel: str, tile) -> GpuCase:
+    """The static part; NotImplementedError for what the kernels do not support.
+
+    Args:
+      kernel: "forward", "dq" or "dkv".
+      tile: (queries, keys) of a warpgroup's tile, each None for a default.
+    """
     q = inputs.q
     batch, queries, heads, size = q.shape
     keys, kv_heads = inputs.k.shape[1:3]
@@ -88,13 +111,28 @@ def make_case(rules: Rules, inputs: Inputs, direction: str, blocks) -> GpuCase:
         raise NotImplementedError(
             f"lengths that {_TILING} divides alone, not {lengths}"
         )
-    if block_q % _BLOCK or block_kv % _BLOCK:
-        blocks = f"{block_q} queries and {block_kv} keys"
+    across = 1 if kernel == "dkv" else 0
+    warpgroups = _warpgroups(inputs, across)
+    default = TILES[kernel]
+    if kernel == "dq" and warpgroups > 1 and size == 64:
+        default = WIDE  # there are registers if the other programs are not there
+    sizes = [a or b for a, b in zip(tile, default, strict=True)]
+    if any(x % _BLOCK for x in sizes):
+        blocks = "{} queries and {} keys".format(*sizes)
         raise NotImplementedError(f"blocks that {_BLOCK} divides alone, not {blocks}")
+    sizes[across] *= warpgroups
     rules = bounded(rules, queries, keys)
-    sizes = batch, queries, keys, heads, kv_heads, size
+    shape = batch, queries, keys, heads, kv_heads, size, q.dtype
     hides = inputs.extras.mask is not None
-    return GpuCase(rules, *sizes, q.dtype, block_q, block_kv, hides)
+    return GpuCase(rules, *shape, *sizes, across, warpgroups, hides)
+
+
+def _warpgroups(inputs: Inputs, across: int) -> int:
+    """Two where the sequence that streams is long, and the tiles have no bias."""
+    streamed = (inputs.k, inputs.q)[across].shape[1]
+    biases = (inputs.bias, inputs.extras.mask)
+    pairs = any(x is not None and x.shape[2] > 1 for x in biases)
+    return 2 if streamed >= LONG and not pairs else 1
 
 
 def in_base_2(x):
@@ -123,22 +161,22 @@ def row_statistics(
     if not apart:
         top = top + log_total
     if q_len is not None:
-        live = _live(case, q_len)[:, None]
+        live = _live(case.queries, q_len)[:, None]
         top = jnp.where(live, top, np.float32(np.inf))
     rows = {"top": padded(top, case.block_q, np.inf)}
     return rows | ({"log_total": padded(log_total, case.block_q)} if apart else {})
 
 
-def _live(case: GpuCase, q_len):
+def _live(queries: int, q_len):
     """Boolean [b, queries]: which queries their sequence has."""
-    return jnp.arange(case.queries, dtype=jnp.int32)[None] < q_len[:, None]
+    return jnp.arange(queries, dtype=jnp.int32)[None] < q_len[:, None]
 
 
-def live_queries(case: GpuCase, x, q_len):
+def live_queries(x, q_len):
     """`x` [b, t, n, h] with zeros for the queries beyond their sequence."""
     if q_len is None:
         return x
-    return jnp.where(_live(case, q_len)[..., None, None], x, jnp.zeros_like(x))
+    return jnp.where(_live(x.shape[1], q_len)[..., None, None], x, jnp.zeros_like(x))
 
 
 class MaskTables(NamedTuple):
@@ -231,12 +269,6 @@ def _key_blocks(case: GpuCase, low, high, nothing):
 def masks_all(case: GpuCase, tables: MaskTables) -> bool:
     """Whether every tile needs a mask, whatever its position."""
     return "q_segment" in tables.per_query or case.hides
-
-
-def may_mask(case: GpuCase, tables: MaskTables) -> bool:
-    """Whether some tile may need one."""
-    ragged = case.keys % case.block_kv > 0
-    return masks_all(case, tables) or "high" in tables.per_query or ragged
 
 
 def transposed(case: GpuCase, tables: MaskTables) -> MaskTables:
