@@ -99,6 +99,51 @@ def test_segments_and_a_bias_of_keys():
     )
 
 
+@pytest.mark.parametrize(
+    "shape, dtype, alone, kw",
+    [
+        ((1, 1, 1, 128), F32, True, {"is_causal": True, **DROPPED}),
+        pytest.param((2, 2, 1, 128), BF16, False, {}, marks=pytest.mark.slow),
+    ],
+)
+def test_gradient_of_a_bias_of_keys(shape, dtype, alone, kw):
+    """With those of q, k and v, and alone, so that none of them is computed."""
+    bias = normal(*shape, seed=5, dtype=dtype)
+    q, k, v = qkv(b=2, n=2, k=shape[1])
+    g = normal(*q.shape, seed=9, dtype=BF16)
+
+    def gradients(implementation):
+        def attend(bias, *qkv):
+            inputs = *(qkv or (q, k, v)), bias
+            return dot_product_attention(*inputs, implementation=implementation, **kw)
+
+        args = (bias,) if alone else (bias, q, k, v)
+        return jax.jit(lambda *args: jax.vjp(attend, *args)[1](g))(*args)
+
+    want = gradients("xla")
+    with simulated("cuda"):
+        got = gradients("pallas")
+    assert got[0].dtype == dtype and got[0].shape == shape
+    for a, b in zip(got, want, strict=True):
+        # As in `check`; roundings of what a sum over queries adds up average out.
+        a, b = (np.asarray(x.astype(F32)) for x in (a, b))
+        atol = 4 * float(jnp.finfo(BF16).eps) / 2 * abs(b).max()
+        np.testing.assert_allclose(a, b, atol=atol, rtol=0)
+
+
+@needs_gpu
+@pytest.mark.slow
+def test_compiles_the_gradient_of_a_bias_of_keys():
+    """Kept are the output, 1 MiB, and numbers for each query, key and head."""
+    q, bias = spec(1, 4096, 2, 64), spec(1, 2, 1, 4096, dtype=F32)
+    attend = lambda q, bias: dot_product_attention(
+        q, q, q, bias, implementation="pallas"
+    )
+    step = lambda q, bias, g: jax.vjp(attend, q, bias)[1](g)
+    report = jaxmem.estimate(jax.jit(step), q, bias, q, target="h100")
+    assert report.temp_bytes < 6 * 2**20
+
+
 def test_bias_of_queries_and_keys():
     """Some rows see nothing but -1e9."""
     bias = jnp.where(normal(1, 2, 128, 64, seed=5) < -1, -1e9, normal(1, 2, 128, 64))
@@ -369,10 +414,10 @@ def test_what_it_does_is_said(change, message):
         attention_gpu.forward(Inputs(*args), PLAIN, **blocks)
 
 
-def test_gradient_of_a_bias_is_refused():
-    bias = jnp.zeros((1, 1, 1, 128))
+def test_gradient_of_a_bias_of_queries_is_refused():
+    bias = jnp.zeros((1, 1, 128, 128))
     fn = lambda bias: dot_product_attention(*qkv(), bias, implementation="pallas").sum()
-    with pytest.raises(ValueError, match="GPU: no gradient of the bias"):
+    with pytest.raises(ValueError, match="GPU: no gradient of the bias where it"):
         jax.eval_shape(jax.grad(fn), bias)
 
 

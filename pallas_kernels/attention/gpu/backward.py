@@ -59,17 +59,15 @@ def backward(
     wanted: frozenset[str],
     blocks: tuple[int | None, int | None] = (None, None),
 ):
-    """(dq, dk, dv, None): see the package `attention`.
+    """(dq, dk, dv, dbias): see the package `attention`.
 
     For {"v"} alone, v and o are not read and may be None.
     """
-    if "bias" in wanted:
-        raise NotImplementedError("no gradient of the bias")
     o, row_max, row_log_sum = results
     q_len = inputs.extras.q_len
     g, vectors = live_queries(g, q_len), {}
     arrays = {"q": inputs.q, "g": g, "k": inputs.k}
-    if wanted & {"q", "k"}:
+    if wanted - {"v"}:
         arrays["v"] = inputs.v
         delta = g.astype(_F32) * o.astype(_F32)
         vectors["delta"] = jnp.swapaxes(delta.sum(axis=-1), 1, 2)
@@ -85,14 +83,26 @@ def backward(
         rows |= {x: padded(y, case.block_q) for x, y in vectors.items()}
         return case, tables._replace(per_query=tables.per_query | rows)
 
-    got, of_keys = {}, [x for x in ("k", "v") if x in wanted]
+    got, of_keys = {}, [x for x in ("k", "v", "bias") if x in wanted]
     if "q" in wanted:
         case, tables = prepared("dq")
         got["q"] = _of_queries(case, arrays, tables)
     if of_keys:
         case, tables = prepared("dkv")
+        if "bias" in wanted and "bias" not in tables.per_key:
+            raise NotImplementedError(
+                "no gradient of the bias where it, or the mask, differs among queries"
+            )
         got |= _of_keys(case, arrays, transposed(case, tables), of_keys)
-    return got.get("q"), got.get("k"), got.get("v"), None
+    if "bias" in wanted:
+        got["bias"] = _summed(got["bias"][:, :, None, : case.keys], inputs.bias)
+    return tuple(got.get(x) for x in ("q", "k", "v", "bias"))
+
+
+def _summed(x, bias):
+    """[b, key heads, 1, s] summed over the axes along which `bias` is broadcast."""
+    axes = tuple(i for i in range(4) if bias.shape[i] == 1)
+    return x.sum(axis=axes, keepdims=True).astype(bias.dtype)
 
 
 def _probabilities(tile: LogitsTile, products, seen):
@@ -109,8 +119,7 @@ def _logit_gradient(tile: LogitsTile, p, dp, share, seen):
     """Not yet scaled; from the probabilities and the gradient of what came of them."""
     dp = dp if share is None else dp * share
     ds = p * (dp - tile.of_queries(tile.per_query["delta"]))
-    ds = ds if seen is None else jnp.where(seen, ds, np.float32(0))
-    return ds.astype(tile.case.dtype)
+    return ds if seen is None else jnp.where(seen, ds, np.float32(0))
 
 
 def _of_queries(case: GpuCase, arrays: Named, tables: MaskTables) -> jax.Array:
@@ -118,7 +127,7 @@ def _of_queries(case: GpuCase, arrays: Named, tables: MaskTables) -> jax.Array:
         seen = tile.seen()
         p = _probabilities(tile, product(here["q"], k), seen)
         ds = _logit_gradient(tile, p, product(here["g"], v), tile.share(), seen)
-        return accumulate(dq, ds, k)
+        return accumulate(dq, ds.astype(case.dtype), k)
 
     start = lambda: jnp.zeros((case.tile[0], case.size), _F32)
     end = lambda dq: {"dq": dq * np.float32(case.rules.scale)}
@@ -130,8 +139,8 @@ def _of_queries(case: GpuCase, arrays: Named, tables: MaskTables) -> jax.Array:
 def _of_keys(
     case: GpuCase, arrays: Named, tables: MaskTables, wanted
 ) -> dict[str, jax.Array]:
-    """The gradients of those of k and v that `wanted` names."""
-    stay = ("k", "v") if "k" in wanted else ("k",)
+    """The gradients that `wanted` names; that of the bias for each key and its head."""
+    stay = ("k",) if wanted == ["v"] else ("k", "v")
     inputs = {x: arrays[x] for x in ("q", "g", *stay)}
     inputs |= tables.per_query | tables.per_key | tables.rest
     scratch = scratch_of(case, ("k", "v"), tables.per_key)
@@ -142,6 +151,9 @@ def _of_keys(
     )
     out = like(arrays["k"], arrays["k"].shape, case.dtype)
     outs = {f"d{x}": out for x in wanted}
+    if "bias" in wanted:
+        shape = case.batch, case.kv_heads, case.kv_blocks * case.block_kv
+        outs["dbias"] = like(arrays["k"], shape, _F32)
 
     def program(refs):
         _keys_program(case, refs, tables, wanted, stay)
@@ -174,11 +186,17 @@ def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) 
         if "v" in wanted:
             dropped = p if share is None else p * share
             sums["v"] = accumulate(sums["v"], dropped.astype(case.dtype), got["g"])
-        if "k" in wanted:
+        if wanted != ["v"]:
             dp = product(here["v"], got["g"])
             ds = _logit_gradient(tile, p, dp, share, seen)
-            sums["k"] = accumulate(sums["k"], ds, got["q"])
+        if "bias" in wanted:
+            sums["bias"] = sums["bias"] + ds.sum(axis=1)
+        if "k" in wanted:
+            sums["k"] = accumulate(sums["k"], ds.astype(case.dtype), got["q"])
         return sums
+
+    def place(x):
+        return (b, kv_head, rows) if x == "bias" else (b, rows, kv_head)
 
     def visit_head(ring, member, sums):
         shift = member * count - first
@@ -188,13 +206,15 @@ def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) 
         return sums
 
     def run(ring):
-        sums = {x: jnp.zeros((case.tile[0], case.size), _F32) for x in wanted}
+        shape = case.tile[0], case.size
+        zeros = lambda x: jnp.zeros(shape[:1] if x == "bias" else shape, _F32)
+        sums = {x: zeros(x) for x in wanted}
         of_head = partial(visit_head, ring)
         sums = lax.fori_loop(np.int32(0), np.int32(case.group), of_head, sums)
         for x in wanted:
             total = sums[x] * np.float32(case.rules.scale) if x == "k" else sums[x]
-            here[x][...] = total.astype(case.dtype)
-        store([(here[x], refs[f"d{x}"].at[b, rows, kv_head]) for x in wanted])
+            here[x][...] = total.astype(_F32 if x == "bias" else case.dtype)
+        store([(here[x], refs[f"d{x}"].at[place(x)]) for x in wanted])
 
     sources = _query_sources(case, refs, tables, b, kv_head, j, first, count)
     shapes = _query_shapes(case, tables)
