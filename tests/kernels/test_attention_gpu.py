@@ -167,6 +167,25 @@ def test_mask_of_queries_and_keys(shape):
 
 
 @over_edges
+@pytest.mark.slow
+def test_mask_of_lengths_that_fill_no_word():
+    mask = normal(1, 1, 72, 104, seed=7) > 0
+    check(qkv(t=72, s=104, n=1), mask=mask, is_causal=True, **DROPPED)
+
+
+def test_a_mask_in_words():
+    mask = normal(2, 1, 136, 72, seed=7) > 0
+    inputs = Inputs(*qkv(b=2, t=136, s=72), extras=Extras(mask=mask))
+    case = make_case(PLAIN, inputs, "forward", (64, 64))
+    words = np.asarray(tables.make_tables(case, inputs).rest["mask"])
+    assert words.shape == (2, 1, 4, 192) and words.dtype == np.uint32
+    bits = (words[:, :, :, None] >> np.arange(32)[:, None]) & 1
+    bits = bits.reshape(2, 1, 128, 192).swapaxes(2, 3)
+    np.testing.assert_array_equal(bits[:, :, :136, :72], mask)
+    assert bits.sum() == mask.sum()
+
+
+@over_edges
 def test_lengths_and_rows_that_see_nothing():
     """A block that holds such a row visits all keys; others few, or one for none."""
     lengths = jnp.asarray([[136, 0], [0, 70]], jnp.int32)
@@ -417,7 +436,7 @@ def test_what_it_does_is_said(change, message):
 def test_gradient_of_a_bias_of_queries_is_refused():
     bias = jnp.zeros((1, 1, 128, 128))
     fn = lambda bias: dot_product_attention(*qkv(), bias, implementation="pallas").sum()
-    with pytest.raises(ValueError, match="GPU: no gradient of the bias where it"):
+    with pytest.raises(ValueError, match="GPU: no gradient of a bias that differs"):
         jax.eval_shape(jax.grad(fn), bias)
 
 
@@ -454,6 +473,23 @@ def test_nothing_of_all_pairs_is_compiled():
     length = 8192
     kw = {"dropout_rate": 0.1, "dropout_rng": KEY}
     assert compiled_temp_bytes(1, length, length, 16, 16, 64, **kw) < 24 * 2**20
+
+
+@needs_gpu
+@pytest.mark.slow
+def test_a_mask_is_read_as_bits():
+    """8192 by 8192: 8 MiB of words, beside less than 2 MiB of numbers a query."""
+    x, mask = spec(1, 8192, 16, 64), spec(1, 1, 8192, 8192, dtype=jnp.bool_)
+
+    def step(q, k, v, g, mask):
+        attend = lambda q, k, v: dot_product_attention(
+            q, k, v, mask=mask, implementation="pallas"
+        )
+        out, pull = jax.vjp(attend, q, k, v)
+        return out, pull(g)
+
+    report = jaxmem.estimate(jax.jit(step), x, x, x, x, mask, target="h100")
+    assert report.temp_bytes < 10 * 2**20
 
 
 @needs_gpu

@@ -8,8 +8,8 @@ visits all.
 
 Supported: bfloat16 and float16, heads of 64 and 128, lengths divisible by 8, fewer key
 heads than query heads, segments [b, t] and [b, s], lengths [b], a window, `seed`
-uint32[2], a bias [b|1, n|1, t|1, s], and a mask, which becomes a bias. If either
-differs among queries, 64 must divide the lengths, and the bias has no gradient.
+uint32[2], a bias [b|1, n|1, t|1, s], and a mask: bits if it differs among queries, and
+else a bias. If a bias does, 64 must divide the lengths, and it has no gradient.
 
 Memory traffic in elements of the dtype of q: forward q, k, v and o once, and k and v
 once more for each further block of 128 queries, mostly from the second-level cache;

@@ -23,6 +23,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.arrays import like, padded
 from pallas_kernels.attention.gpu.programs import (
+    MASK_WORDS,
     LogitsTile,
     accumulate,
     bounds,
@@ -32,6 +33,7 @@ from pallas_kernels.attention.gpu.programs import (
     rows_of_warpgroup,
     scratch_of,
     spans,
+    word_shapes,
 )
 from pallas_kernels.attention.gpu.ring import Span, as_int32, with_ring
 from pallas_kernels.attention.gpu.tables import (
@@ -91,7 +93,7 @@ def backward(
         case, tables = prepared("dkv")
         if "bias" in wanted and "bias" not in tables.per_key:
             raise NotImplementedError(
-                "no gradient of the bias where it, or the mask, differs among queries"
+                "no gradient of a bias that differs among queries"
             )
         got |= _of_keys(case, arrays, transposed(case, tables), of_keys)
     if "bias" in wanted:
@@ -179,8 +181,8 @@ def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) 
 
     def visit(masked, step, got, sums):
         queries = {x: got[x][...] for x in tables.per_query}
-        bias, position = got.get("bias_tile"), j * case.block_kv + mine * case.tile[0]
-        tile = LogitsTile(case, queries, keys, position, masked, bias)
+        position = j * case.block_kv + mine * case.tile[0]
+        tile = LogitsTile(case, queries, keys, position, masked, got)
         seen, share, sums = tile.seen(), tile.share(), dict(sums)
         p = _probabilities(tile, product(here["k"], got["q"]), seen)
         if "v" in wanted:
@@ -258,6 +260,12 @@ def _query_sources(
         sources["bias_tile"] = lambda step: bias.at[
             (*row_at(bias, b, head(step)), keys, queries(step))
         ]
+    if "mask" in tables.rest:
+        mask = refs["mask"]
+        for which, x in enumerate(MASK_WORDS):
+            sources[x] = lambda step, which=which: mask.at[
+                (*row_at(mask, b, head(step)), 2 * j + which, queries(step))
+            ]
     return sources
 
 
@@ -270,4 +278,4 @@ def _query_shapes(case: GpuCase, tables: MaskTables) -> Named:
     if "bias_tile" in tables.rest:
         dtype = tables.rest["bias_tile"].dtype
         shapes["bias_tile"] = jax.ShapeDtypeStruct((case.block_kv, case.block_q), dtype)
-    return shapes
+    return shapes | word_shapes(case, tables)

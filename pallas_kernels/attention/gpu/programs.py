@@ -23,6 +23,7 @@ from pallas_kernels.arrays import dot
 from pallas_kernels.attention.gpu.ring import Span, with_ring
 from pallas_kernels.attention.gpu.tables import (
     FLOOR,
+    WORD,
     GpuCase,
     MaskTables,
     in_base_2,
@@ -31,6 +32,8 @@ from pallas_kernels.attention.gpu.tables import (
 from pallas_kernels.attention.inputs import all_of
 from pallas_kernels.gpu import TILED, Named, launch, load_once, spread, store
 from pallas_kernels.hashing import kept
+
+MASK_WORDS = "mask_low", "mask_high"  # of a block of 64 keys
 
 
 def product(a, b):
@@ -62,7 +65,7 @@ class LogitsTile(NamedTuple):
     per_key: Named
     first_key: Any
     masked: bool  # whether some query does not see some key
-    bias: Any = None  # in shared memory
+    got: Named  # what streams, in shared memory, with "bias_tile" and "mask" or not
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -74,7 +77,7 @@ class LogitsTile(NamedTuple):
 
     @property
     def has_bias(self) -> bool:
-        return self.bias is not None or "bias" in self.per_key
+        return "bias_tile" in self.got or "bias" in self.per_key
 
     def of_queries(self, vector):
         return spread(vector, self.shape, self.across)
@@ -96,13 +99,23 @@ class LogitsTile(NamedTuple):
             yield self.of_queries(limits["q_segment"]) == segment
         if self.case.hides and (bias := self._bias()) is not None:
             yield bias > np.float32(FLOOR)
+        if "mask_low" in self.got:
+            yield self._bits() == np.uint32(1)
+
+    def _bits(self):
+        """The mask's, from two words of each query."""
+        low, high = (self.of_queries(self.got[x][...]) for x in MASK_WORDS)
+        key = self._key()
+        word = jnp.where(key < np.int32(WORD), low, high)
+        bit = (key & np.int32(WORD - 1)).astype(jnp.uint32)
+        return (word >> bit) & np.uint32(1)
 
     def _bias(self):
         """The bias in base 2, or None."""
         if "bias" in self.per_key:
             return self.of_keys(self.per_key["bias"])
-        if self.bias is not None:
-            return in_base_2(self.bias[...].astype(jnp.float32))
+        if "bias_tile" in self.got:
+            return in_base_2(self.got["bias_tile"][...].astype(jnp.float32))
         return None
 
     def seen(self):
@@ -240,8 +253,8 @@ def over_keys(
 
         def visit(masked, j, got, carry):
             keys = {x: got[x][...] for x in tables.per_key}
-            bias, position = got.get("bias_tile"), j * case.block_kv
-            tile = LogitsTile(case, queries, keys, position, masked, bias)
+            position = j * case.block_kv
+            tile = LogitsTile(case, queries, keys, position, masked, got)
             return step(tile, here, got["k"], got["v"], carry)
 
         def run(ring):
@@ -286,6 +299,12 @@ def _key_sources(case: GpuCase, refs: Named, tables: MaskTables, b, n, i):
     if "bias_tile" in tables.rest:
         bias, rows = refs["bias_tile"], pl.ds(i * case.block_q, case.block_q)
         sources["bias_tile"] = lambda j: bias.at[(*row_at(bias, b, n), rows, keys(j))]
+    if "mask" in tables.rest:
+        mask, rows = refs["mask"], pl.ds(i * case.block_q, case.block_q)
+        for which, x in enumerate(MASK_WORDS):
+            sources[x] = lambda j, which=which: mask.at[
+                (*row_at(mask, b, n), 2 * j + which, rows)
+            ]
     return sources
 
 
@@ -298,4 +317,10 @@ def _key_shapes(case: GpuCase, tables: MaskTables) -> Named:
     if "bias_tile" in tables.rest:
         dtype = tables.rest["bias_tile"].dtype
         shapes["bias_tile"] = jax.ShapeDtypeStruct((case.block_q, case.block_kv), dtype)
-    return shapes
+    return shapes | word_shapes(case, tables)
+
+
+def word_shapes(case: GpuCase, tables: MaskTables) -> Named:
+    """Of a mask, which is copied in two words for each query of a block."""
+    words = jax.ShapeDtypeStruct((case.block_q,), jnp.uint32)
+    return dict.fromkeys(MASK_WORDS, words) if "mask" in tables.rest else {}

@@ -40,6 +40,7 @@ WIDE = (64, 128)  # for dq, where two warpgroups share a stream and heads are of
 # cache then sends half as much, but one program of them has a processor to itself.
 LONG = 4096
 _BLOCK = 64  # the rows of a warpgroup's product
+WORD = 32  # keys of a word of a mask
 _TILING = 8  # rows that shared memory holds together
 
 
@@ -50,7 +51,8 @@ class GpuCase(NamedTuple):
       block_q, block_kv: queries and keys of a program's block.
       across: the axis of queries in a tile of logits: 0 if they stay and keys stream.
       warpgroups: of a program, which divide the block that stays among them.
-      hides: whether a bias of `FLOOR` or less stands for a mask.
+      hides: whether a bias of `FLOOR` or less stands for a mask, which is the same
+        for all queries.
     """
 
     rules: Rules
@@ -123,7 +125,8 @@ def make_case(rules: Rules, inputs: Inputs, kernel: str, tile) -> GpuCase:
     sizes[across] *= warpgroups
     rules = bounded(rules, queries, keys)
     shape = batch, queries, keys, heads, kv_heads, size, q.dtype
-    hides = inputs.extras.mask is not None
+    mask = inputs.extras.mask
+    hides = mask is not None and mask.shape[2] == 1
     return GpuCase(rules, *shape, *sizes, across, warpgroups, hides)
 
 
@@ -180,12 +183,13 @@ def live_queries(x, q_len):
 
 
 class MaskTables(NamedTuple):
-    """Vectors [b|1, n|1, positions], and the rest: "bias_tile" and "blocks".
+    """Vectors [b|1, n|1, positions], and the rest: "bias_tile", "mask" and "blocks".
 
-    "bias_tile" is a bias [b|1, n|1, queries, keys]. "blocks" [b|1, blocks, 4] has for
-    each block the first block that it visits, the first whose tile needs no mask, one
-    past the last of these, and one past the last that it visits; without it all are
-    visited.
+    "bias_tile" is a bias [b|1, n|1, queries, keys]. "mask" [b|1, n|1, keys / 32,
+    queries] has a bit for each pair, in words of 32 keys of a query. "blocks"
+    [b|1, blocks, 4] has for each block the first block that it visits, the first whose
+    tile needs no mask, one past the last of these, and one past the last that it
+    visits; without it all are visited.
     """
 
     per_query: dict[str, jax.Array]
@@ -196,7 +200,11 @@ class MaskTables(NamedTuple):
 def make_tables(case: GpuCase, inputs: Inputs) -> MaskTables:
     """The tables of masks, bias and dropout; "blocks" are those of queries."""
     per_query, rest = _limits(case, inputs)
-    per_key, extras, bias = {}, inputs.extras, inputs.masked_bias()
+    per_key, extras, bias = {}, inputs.extras, inputs.bias
+    if case.hides:
+        bias = inputs.masked_bias()
+    elif extras.mask is not None:
+        rest["mask"] = _mask_words(case, extras.mask)
     if extras.q_segments is not None:
         per_query["q_segment"] = padded(extras.q_segments[:, None], case.block_q)
         per_key["kv_segment"] = padded(extras.kv_segments[:, None], case.block_kv)
@@ -215,6 +223,20 @@ def make_tables(case: GpuCase, inputs: Inputs) -> MaskTables:
         else:
             rest["bias_tile"] = bias
     return MaskTables(per_query, per_key, rest)
+
+
+def _mask_words(case: GpuCase, mask):
+    """The table "mask" of a boolean [b|1, n|1, t, s|1], of whole blocks."""
+    if case.block_kv != 2 * WORD:
+        raise NotImplementedError(
+            f"a mask that differs among queries in blocks of {2 * WORD} keys alone"
+        )
+    mask = jnp.broadcast_to(mask, (*mask.shape[:3], case.keys))
+    mask = jnp.pad(mask, ((0, 0), (0, 0), (0, 0), (0, -case.keys % case.block_kv)))
+    bits = mask.reshape(*mask.shape[:3], -1, WORD).astype(jnp.uint32)
+    bits = bits << lax.broadcasted_iota(jnp.uint32, bits.shape, bits.ndim - 1)
+    words = bits.sum(axis=-1, dtype=jnp.uint32)
+    return padded(jnp.swapaxes(words, 2, 3), case.block_q)
 
 
 def _check_bias(case: GpuCase, bias) -> None:
@@ -268,7 +290,7 @@ def _key_blocks(case: GpuCase, low, high, nothing):
 
 def masks_all(case: GpuCase, tables: MaskTables) -> bool:
     """Whether every tile needs a mask, whatever its position."""
-    return "q_segment" in tables.per_query or case.hides
+    return "q_segment" in tables.per_query or case.hides or "mask" in tables.rest
 
 
 def transposed(case: GpuCase, tables: MaskTables) -> MaskTables:
