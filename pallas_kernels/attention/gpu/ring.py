@@ -55,13 +55,18 @@ class Ring(NamedTuple):
             target, barrier = self.buffers[x].at[slot], self.arrived.at[slot]
             plgpu.copy_gmem_to_smem(source(step), target, barrier)
 
-    def _fill(self) -> None:
-        stop = jnp.minimum(self.stop, self.first + self.slots)
-        lax.fori_loop(self.first, stop, lambda step, _: self._copy(step), None)
+    def _in_first(self, run: Callable[[], None]) -> None:
+        """`run()` in the first warpgroup."""
+        if self.read is None:
+            run()
+        else:
+            pl.when(lax.axis_index("warpgroup") == 0)(run)
 
     def fill(self) -> None:
         """Starts the first copies."""
-        _first_warpgroup(self.read is None, self._fill)
+        stop = jnp.minimum(self.stop, self.first + self.slots)
+        copy = lambda step, _: self._copy(step)
+        self._in_first(lambda: lax.fori_loop(self.first, stop, copy, None))
 
     def visit(self, loop: Span, body: Callable, carry):
         """The last `carry = body(step, tiles by name, carry)` of some steps.
@@ -88,14 +93,14 @@ class Ring(NamedTuple):
         plgpu.barrier_arrive(self.read.at[self._slot(step)])
         # The step before: the other warpgroup has most likely read that one's tiles.
         late = lambda: self._copy_late(step - 1)
-        _first_warpgroup(False, lambda: pl.when(step > self.first)(late))
+        self._in_first(lambda: pl.when(step > self.first)(late))
 
     def empty(self) -> None:
         """Waits for the last step's tiles to be read, which no copy has waited for."""
         if self.read is not None:
             last = self.stop - 1
             wait = lambda: plgpu.barrier_wait(self.read.at[self._slot(last)])
-            _first_warpgroup(False, lambda: pl.when(last >= self.first)(wait))
+            self._in_first(lambda: pl.when(last >= self.first)(wait))
 
     def _copy_late(self, step) -> None:
         plgpu.barrier_wait(self.read.at[self._slot(step)])
@@ -104,14 +109,6 @@ class Ring(NamedTuple):
     def _copy_over(self, step) -> None:
         later = step + self.slots
         pl.when(later < self.stop)(lambda: self._copy(later))
-
-
-def _first_warpgroup(alone: bool, run: Callable[[], None]) -> None:
-    """`run()` in the first of several warpgroups."""
-    if alone:
-        run()
-    else:
-        pl.when(lax.axis_index("warpgroup") == 0)(run)
 
 
 def with_ring(
