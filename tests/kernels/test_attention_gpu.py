@@ -244,15 +244,16 @@ WHERE = {
 }
 
 
+@pytest.mark.parametrize("block", [(128, 64), (64, 128)])
 @pytest.mark.parametrize("name", WHERE)
-def test_blocks_that_are_visited_and_blocks_without_a_mask(name):
+def test_blocks_that_are_visited_and_blocks_without_a_mask(name, block):
     """Against all pairs: what is not visited is hidden, what has no mask is seen."""
     causal, window, lengths = WHERE[name]
     t, s = 328, 456 if name == "more keys" else 264
     rules = PLAIN._replace(causal=causal, window=window)
     extras = Extras(kv_len=None if lengths is None else jnp.asarray(lengths))
     inputs = Inputs(*qkv(b=2, t=t, s=s), extras=extras)
-    case = make_case(rules, inputs, "dq", (128, 64))
+    case = make_case(rules, inputs, "dq", block)
     made = tables.make_tables(case, inputs)
     at = jnp.arange(t)[None, :, None], jnp.arange(s)[None, None]
     limit = None if lengths is None else extras.kv_len[:, None, None]
@@ -261,12 +262,13 @@ def test_blocks_that_are_visited_and_blocks_without_a_mask(name):
     visited = seen | nothing[..., None]
 
     def in_blocks(x, of, padding):
-        sides = (0, 0), (0, -t % 128), (0, -s % 64)
+        sides = (0, 0), (0, -t % block[0]), (0, -s % block[1])
         x = np.pad(x, sides, constant_values=padding)
-        return of(x.reshape(2, -1, 128, x.shape[2] // 64, 64), axis=(2, 4))
+        x = x.reshape(2, -1, block[0], x.shape[2] // block[1], block[1])
+        return of(x, axis=(2, 4))
 
     some, every = in_blocks(visited, np.any, False), in_blocks(seen, np.all, True)
-    every[..., s // 64 :] = False  # a block that is not full has a mask
+    every[..., s // block[1] :] = False  # a block that is not full has a mask
     for rows, transpose in ((made, False), (tables.transposed(case, made), True)):
         blocks = np.broadcast_to(
             rows.rest["blocks"], (2, *rows.rest["blocks"].shape[1:])
