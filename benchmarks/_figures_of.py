@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-VERSION = "jax0.10.2"
+VERSION, NEWEST = "jax0.10.2", "jax0.12.0.1"
 
 Row = Mapping[str, str]
 FIGURES: dict[str, Callable[[], str]] = {}
@@ -26,9 +26,9 @@ def figures(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
 
 
 @functools.cache
-def rows(name: str) -> list[Row]:
+def rows(name: str, version: str = VERSION) -> list[Row]:
     """The rows of `results/<name>-<version>.csv`."""
-    text = (RESULTS / f"{name}-{VERSION}.csv").read_text()
+    text = (RESULTS / f"{name}-{version}.csv").read_text()
     lines = (line for line in text.splitlines() if not line.startswith("#"))
     return list(csv.DictReader(lines))
 

@@ -3,7 +3,19 @@
 import functools
 from collections.abc import Mapping
 
-from benchmarks._figures_of import Row, figures, row, rows, table, value, whole
+from benchmarks._figures_of import (
+    NEWEST,
+    VERSION,
+    Row,
+    figures,
+    row,
+    rows,
+    table,
+    value,
+    whole,
+)
+from benchmarks._figures_results import NAMES
+from pallas_kernels.chips import AMPERE, GPUS
 
 TWO_CHIPS = ("h100", "tpu-v5e")
 
@@ -202,9 +214,29 @@ def kernels() -> str:
 
 @figures("kernels, chips")
 def kernels_on_chips() -> str:
-    found = rows("kernels_chips")
-    columns = [c for c in found[0] if c != "commit"]
-    return table(columns, ([r[c] for c in columns] for r in found))
+    """What each chip gets; chips that get the same share a column."""
+    old, new = (rows("kernels_chips", version) for version in (VERSION, NEWEST))
+    targets = [c for c in old[0] if c not in ("kernel", "commit")]
+    cells = {t: [gets(t, r, s) for r, s in zip(old, new, strict=True)] for t in targets}
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for target, column in cells.items():
+        alike.setdefault(tuple(column), []).append(NAMES[target])
+    head = ("", *map(", ".join, alike.values()))
+    lines = zip([r["kernel"] for r in old], *alike, strict=True)
+    return table(head, lines)
+
+
+def gets(target: str, old: Row, new: Row) -> str:
+    """The kernel where it compiles, or what else there is, of a row in two versions."""
+    if old["kernel"] != new["kernel"]:
+        raise ValueError(f"kernels_chips: {old['kernel']} is not {new['kernel']}")
+    if old[target] == "compiles":
+        return "kernel"
+    if new[target] == "compiles":
+        return "kernel from jax 0.12 on, else XLA"
+    if not old["kernel"].startswith("attention") or GPUS[target] < AMPERE:
+        return "XLA"
+    return "XLA" if "dropout" in old["kernel"] else "cuDNN or tokamax"
 
 
 @figures("kernels, clocks")

@@ -214,6 +214,7 @@ CASES: dict[str, Callable[..., Case]] = {
     ),
     "gelu, 2 bits": partial(elementwise_case, ops.gelu, 1, 2 / 8, {"save": 2}),
     "silu, 4 bits": partial(elementwise_case, ops.silu, 1, 4 / 8, {"save": 4}),
+    "gelu, 6 bits": partial(elementwise_case, ops.gelu, 1, 6 / 8, {"save": 6}),
     "geglu": partial(elementwise_case, ops.geglu, 2, 0.0, {}),
     "swiglu": partial(elementwise_case, ops.swiglu, 2, 0.0, {}),
     "linear_cross_entropy": cross_entropy_case,

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import jax
 
 from pallas_kernels import chips
-from pallas_kernels._compat import refused, simulated_platform
-from pallas_kernels.lowering import KernelCandidate, for_chip, kernel_or_xla
+from pallas_kernels._compat import device_in_context, refused, simulated_platform
+from pallas_kernels.lowering import KernelCandidate, for_chip, kernel_or_xla, warn_once
 from pallas_kernels.measured import Measured, load
 
 Implementation = Literal["xla", "pallas"]
@@ -63,6 +63,7 @@ def dispatch(
     gpu: Callable[..., Any] | None = None,
     sized_by: Any = None,
     backward: bool = False,
+    xla_derives: bool = False,
 ) -> Any:
     """`xla(*args)`, or the result of the platform's kernel.
 
@@ -77,6 +78,9 @@ def dispatch(
       sized_by: the array whose dtype and size are compared with `MEASURED`; None for
         the first.
       backward: whether this is a backward pass.
+      xla_derives: whether the kernel's derivative, which a second derivative of an op
+        asks for, is that of `xla`; otherwise it raises an error. `xla` closes over no
+        tracers then.
 
     Returns:
       What the chosen function returns.
@@ -87,7 +91,8 @@ def dispatch(
 
     Warns:
       With None, if a kernel that would have been chosen does not support `args`: once
-      for each message, at lowering.
+      for each message, at lowering. With `xla_derives`, once for each kernel of which
+      XLA computes a derivative.
     """
     check_implementation(implementation)
     x = jax.tree.leaves(args)[0] if sized_by is None else sized_by
@@ -97,11 +102,14 @@ def dispatch(
         kernels = {p: k for p, k in kernels.items() if p in found}
     if implementation == "xla" or not kernels:
         return xla(*args)
-    branches, reasons = _supported(name, kernels, args)
+    branches, reasons = _supported(name, kernels, xla, args)
     if implementation is None:
         candidates = _candidates(name, kernels, reasons, found, args)
         return kernel_or_xla(xla, candidates, *args)
-    return _by_platform(name, branches, reasons, xla, args)
+    run = functools.partial(_by_platform, name, branches, reasons, xla)
+    if not xla_derives:
+        return run(_differentiated_once(name, args))
+    return _derived_by_xla(name, xla, args, run(jax.lax.stop_gradient(args)))
 
 
 def _measured(name: str, x, passes: tuple[bool, ...]) -> dict[str, set[str]]:
@@ -137,18 +145,21 @@ def _by_platform(name: str, branches, reasons, xla, args):
     simulated = simulated_platform()
     if simulated is not None and simulated in branches:
         return branches[simulated](*args)
-    like = jax.eval_shape(xla, *args)
     there = " and ".join(NAMES[platform] for platform in branches)
     message = (
         f"implementation='pallas': {name} has no kernel for the platform that this is "
         f"lowered for, but for {there}. {text}"
     )
-    refuse = lambda *args: refused(args, like, message)
+    refuse = functools.partial(_refuse, xla, message)
     return jax.lax.platform_dependent(*args, **branches, default=refuse)
 
 
+def _refuse(xla: Callable, message: str, *args: Any) -> Any:
+    """What `xla` returns; lowering it raises ValueError."""
+    return refused(args, jax.eval_shape(xla, *args), message)
+
+
 def _once(name: str, platform: str, kernel: Callable, *args: Any) -> Any:
-    args = _differentiated_once(name, args)
     return kernel(*for_chip(args, chips.needs(name, platform)))
 
 
@@ -166,14 +177,33 @@ def _refuse_derivative(name: str, primals, tangents):
     )
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _derived_by_xla(name: str, xla: Callable, args: tuple, outs: Any) -> Any:
+    """`outs`, what a kernel gives for `args`, with the derivative of `xla(*args)`."""
+    # The kernel is outside, since its effects in a simulation do not pass `custom_jvp`.
+    return outs
+
+
+@_derived_by_xla.defjvp
+def _derive_by_xla(name: str, xla: Callable, primals, tangents):
+    warn_once(f"{name}: the kernel has no second derivative; it is computed by XLA")
+    (args, outs), (dots, _) = primals, tangents
+    return outs, jax.jvp(xla, args, dots)[1]
+
+
 def _supported(
-    name: str, kernels: Mapping[str, Callable | None], args
+    name: str, kernels: Mapping[str, Callable | None], xla: Callable, args
 ) -> tuple[dict[str, Callable], dict[str, str]]:
     """The kernels that support these arguments, and the others with the reason."""
     branches, reasons = {}, {}
     for platform, kernel in kernels.items():
         if kernel is None:
             reasons[platform] = "there is none"
+            continue
+        # Tracing itself may fail for a chip that the kernel is not for.
+        device = device_in_context(platform)
+        if message := chips.needs(name, platform).lacking(device):
+            branches[platform] = functools.partial(_refuse, xla, message)
             continue
         try:
             jax.eval_shape(kernel, *args)

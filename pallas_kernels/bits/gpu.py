@@ -19,7 +19,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels._compat import with_layout
 from pallas_kernels.arrays import check_dtypes, like
 from pallas_kernels.bits import is_set
+from pallas_kernels.chips import needs
 from pallas_kernels.gpu import THREADS, launch
+from pallas_kernels.lowering import for_chip
 
 _VECTOR = 4
 _DTYPES = ("bool", "int8", "uint8", "int32", "float16", "bfloat16", "float32")
@@ -104,7 +106,8 @@ def _launch(name: str, body, x, out, shape, block: int | None):
     grid = {"group": math.prod(lead) * -(-rows // 8), "stretch": columns // width}
     run = lambda refs: body(refs["x"], refs["out"], width, *_place(shape, width))
     outs = {"out": like(x, (math.prod(out),), jnp.uint8)}
-    return launch(name, run, {"x": x.reshape(-1)}, outs, grid)["out"].reshape(out)
+    inputs = for_chip({"x": x.reshape(-1)}, needs("bits", "cuda"))
+    return launch(name, run, inputs, outs, grid)["out"].reshape(out)
 
 
 def _place(shape, width: int):

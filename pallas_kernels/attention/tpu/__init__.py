@@ -11,20 +11,22 @@ Forward: for each block of queries, blocks of keys in sequence, with a running m
 and sum. Backward, from the row statistics and delta = sum(g * o): for each block of
 keys, blocks of queries in sequence, with dk and dv as sums, and dq of all queries as a
 float32 sum on the chip. If there is no room for it (at 64 channels and bfloat16 from
-about 9000 queries on), a second pass, in the order of the forward pass, computes dq.
+about 9000 queries on where a core has 16 MiB, and 50000 where it has 60 or more), a
+second pass, in the order of the forward pass, computes dq.
 Blocks hidden by position (causal, window, lengths) are neither computed nor fetched,
-those hidden by segments are not computed.
+those hidden by segments are not computed. Blocks that are wholly visible take no mask.
 
 Memory traffic in elements, with Q = b t n h, K = b s n h and `seen` the fraction of
 block pairs that are visited: forward 2 Q + 2 K (t / block_q) seen; backward
 4 K kh / n + Q + 2 Q (s / block_kv) seen, in two passes 2 Q + 2 K (t / block_q) seen
 more; and float32 row statistics of b n t, two out, and three in for each block of keys.
 
-Limits: blocks that are wholly visible are masked all the same. Nothing was timed on a
-device. A row whose visible keys all have a bias below -1.6e38 attends, in the XLA path,
-to keys that the rules hide; here blocks that are not visited are left out.
+Limits: nothing was timed on a device. A row whose visible keys all have a bias below
+-1.6e38 attends, in the XLA path, to keys that the rules hide; here blocks that are not
+visited are left out.
 
-Source: Dao et al., "FlashAttention" (2022); Dao, "FlashAttention-2" (2023).
+Source: Dao et al., "FlashAttention" (2022); Dao, "FlashAttention-2" (2023). Separate
+code for blocks without a mask: splash attention, in jax's own kernels for TPUs.
 """
 
 from pallas_kernels.attention.tpu.backward import backward as backward
