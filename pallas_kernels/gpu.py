@@ -14,10 +14,10 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels._compat import varying_as
+from pallas_kernels._compat import aliased_kernel, varying_as
+from pallas_kernels.arrays import like
 
 THREADS = 128  # of a warpgroup
 STAGES = 2  # tiles of a stream that are in use or on their way
@@ -77,29 +77,30 @@ def update_in_place(
 ) -> Named:
     """Runs `body(references by name)` in programs along the grid axis "program".
 
-    The inputs named in `written` become references, which the body writes over: no
-    second array of their size exists, which `launch` would make for its outputs.
+    The body writes over the inputs named in `written`: no second array of their size
+    exists, which `launch` would make for its outputs.
 
     Returns:
       The new values of `written`, and the outs.
     """
-    outs, written = outs or {}, tuple(written)
-    refs = {k: jax.new_ref(inputs[k], memory_space=plgpu.GMEM) for k in written}
+    written, new = tuple(written), outs or {}
+    outs = new | {k: like(inputs[k], inputs[k].shape, inputs[k].dtype) for k in written}
 
     def kernel(*refs):
-        body(dict(zip((*inputs, *outs), refs, strict=True)))
+        # An aliased output is in the place of its input.
+        made = refs[len(inputs) : len(inputs) + len(new)]
+        body(dict(zip((*inputs, *new), (*refs[: len(inputs)], *made), strict=True)))
 
-    mesh = plgpu.Mesh(grid=(programs,), grid_names=("program",))
-    run: Any = pl.kernel(
+    order = list(inputs)
+    run = aliased_kernel(
         kernel,
-        out_type=tuple(outs.values()),
-        mesh=mesh,
+        out_type=list(outs.values()),
+        mesh=plgpu.Mesh(grid=(programs,), grid_names=("program",)),
+        aliases={order.index(k): list(outs).index(k) for k in written},
         compiler_params=params,
         name=name,
     )
-    results = run(*(inputs | refs).values())
-    new = dict(zip(outs, results, strict=True)) if outs else {}
-    return new | {k: jax.freeze(ref) for k, ref in refs.items()}
+    return dict(zip(outs, run(*inputs.values()), strict=True))
 
 
 def load_once(copies: list, barrier) -> None:

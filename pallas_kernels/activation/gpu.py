@@ -122,8 +122,8 @@ def _forward(x, *, step, spare, block):
     outs = {"y": like(x, x.shape, x.dtype), "packed": like(x, (size,), jnp.uint8)}
     new = {name: jnp.zeros(out.shape, out.dtype) for name, out in outs.items()}
     if whole:
-        grid, params = {"program": whole // block}, _params(x.dtype)
-        new = launch("jaxmem_activation", body, {"x": x}, outs, grid, params=params)
+        how = outs, {"program": whole // block}, None, _params(x.dtype)
+        new = launch("jaxmem_activation_forward", body, {"x": x}, *how)
     y, packed = new["y"], new["packed"]
     if whole < x.size:
         ys, planes = both(_eighths(x[whole:]))
@@ -153,7 +153,8 @@ def _backward(g, packed, *saved, slope, bits, block):
     if whole:
         inputs = {"g": g, "packed": packed, **dict(zip(names, saved, strict=True))}
         how = whole // block, None, _params(g.dtype)
-        g = update_in_place("jaxmem_activation", body, inputs, ("g",), *how)["g"]
+        name = "jaxmem_activation_backward"
+        g = update_in_place(name, body, inputs, ("g",), *how)["g"]
     if whole < g.size:
         # This reads g after the kernel, which has not touched these elements. If it
         # read g before the kernel, XLA would have to copy g.

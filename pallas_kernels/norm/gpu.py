@@ -198,7 +198,7 @@ def forward(
         names = ("mean", "var")[not rules.centred :]
         outs |= {name: like(x, x.shape[:1], jnp.float32) for name in names}
     body = functools.partial(_forward_body, rules, count)
-    return _call(body, count, "norm_forward", ins, outs, {})
+    return _call(body, count, "jaxmem_norm_forward", ins, outs, {})
 
 
 def _backward_body(rules: NormRules, count: int, ins, outs) -> None:
@@ -259,10 +259,8 @@ def backward(
     shape = (count, g.shape[1])
     sums = {k: like(g, shape, jnp.float32) for k in outs if k not in big}
     body = functools.partial(_backward_body, rules, count)
-    # jax 0.12 does not accept references that vary over a `shard_map`'s axes.
-    varies = jax.typeof(g).manual_axis_type.varying
-    over = {} if varies else arithmetic.donors(big, ins)
-    got = _call(body, count, "norm_backward", ins, big | sums, over)
+    over = arithmetic.donors(big, ins)
+    got = _call(body, count, "jaxmem_norm_backward", ins, big | sums, over)
     return {
         k: x if k in big else jnp.sum(x, axis=0).astype(outs[k]) for k, x in got.items()
     }
