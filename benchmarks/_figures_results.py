@@ -30,6 +30,7 @@ CHIPS = {
     "headlines": "what each row says",
     "frozen": NOTHING,
     "frozen_h100": H100,
+    "kernels_sass": H100,
     "latency_hiding": H100,
     "many_devices": "1 to 64 H100",
     "layout": NOTHING,

@@ -207,6 +207,17 @@ def kernels_on_chips() -> str:
     return table(columns, ([r[c] for c in columns] for r in found))
 
 
+@figures("kernels, clocks")
+def clocks_of_attention() -> str:
+    columns = "loop registers programs/SM tensor issue ALU MUFU busiest/tensor".split()
+    found = [r for r in rows("kernels_sass") if r["kernel"].startswith("attention")]
+    name = lambda r: (
+        r["kernel"].removeprefix("attention, S 8192").strip(", ") or "plain"
+    )
+    lines = ([name(r), *(r[c] for c in columns)] for r in found)
+    return table(("attention", *columns), lines)
+
+
 def shown(cell: str) -> str:
     """A number with one decimal; anything else as it is."""
     try:

@@ -27,7 +27,8 @@ class Size:
     Attributes:
       tokens: rows of an op, the length of attention.
       width: elements of a row.
-      heads: of attention, each of 64.
+      heads: of attention.
+      head: elements of a head.
       words: of a loss head.
       elements: parameters of an optimizer.
     """
@@ -35,6 +36,7 @@ class Size:
     tokens: int = 8192
     width: int = 4096
     heads: int = 16
+    head: int = 64
     words: int = 32 * 1024
     elements: int = 2**26
 
@@ -116,7 +118,7 @@ def by_implementation(op: Callable, **options) -> Callable[[str], Callable]:
 
 
 def attention_case(rate: float, causal: bool, size=FULL, dtype=BF16) -> Case:
-    x = SDS((1, size.tokens, size.heads, 64), dtype)
+    x = SDS((1, size.tokens, size.heads, size.head), dtype)
 
     def fn(implementation):
         return lambda q, k, v, key: ops.dot_product_attention(
@@ -217,6 +219,20 @@ CASES: dict[str, Callable[..., Case]] = {
     "linear_cross_entropy": cross_entropy_case,
     "adam, float32": partial(adam_case, dtype=F32),
     "adam, bfloat16 at random": partial(adam_case, dtype=BF16),
+}
+
+# Forms of one kernel whose machine code differs.
+OF_128 = Size(head=128)
+MORE_CODE: dict[str, Callable[..., Case]] = {
+    "attention, S 8192": partial(attention_case, 0.0, False),
+    "attention, S 8192, causal, dropout": partial(attention_case, 0.1, True),
+    "attention, S 8192, heads of 128": partial(attention_case, 0.0, False, OF_128),
+    "attention, S 8192, heads of 128, causal": partial(
+        attention_case, 0.0, True, OF_128
+    ),
+    "attention, S 8192, heads of 128, dropout": partial(
+        attention_case, 0.1, False, OF_128
+    ),
 }
 
 

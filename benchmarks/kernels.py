@@ -3,6 +3,7 @@
     python -m benchmarks.kernels            # without a device: compiles for both chips
     python -m benchmarks.kernels adam norm  # those with such a name; others stay
     python -m benchmarks.kernels --chips    # which of them compile for which chip
+    python -m benchmarks.kernels --sass     # clocks of inner loops, from machine code
     python -m benchmarks.kernels --time     # on a GPU or TPU: times, as ratios
 
 "MiB" are the temporaries of forward and backward pass together (of the update, for an
@@ -20,6 +21,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxmem
+from benchmarks import sass
 from benchmarks._common import (
     MIB,
     TARGETS,
@@ -28,7 +30,7 @@ from benchmarks._common import (
     publish,
     published,
 )
-from benchmarks.kernel_cases import CASES, Case, arguments_of
+from benchmarks.kernel_cases import CASES, MORE_CODE, Case, arguments_of
 from jaxmem.ir.costs import MACHINES, flops
 from pallas_kernels.chips import chip_name
 
@@ -76,6 +78,27 @@ def chips_table() -> None:
     names = [target.name for target in jaxmem.targets() if target.platform != "cpu"]
     rows = [[name, *(on_chip(name, target) for target in names)] for name in CASES]
     publish("kernels_chips", ("kernel", *names), rows)
+
+
+# -- machine code
+
+
+def sass_table(words: list[str]) -> None:
+    """The inner loops of the kernels that the words name, on an H100."""
+    for name in sass.TOOLS:
+        sass.tool(name)  # before anything is compiled
+    cases, target, folder = CASES | MORE_CODE, "h100", sass.dump_here()
+    there: dict[str, list] = {}
+    for row in published("kernels_sass"):
+        there.setdefault(row[0], []).append(row)
+    for name in cases:
+        if any(word in name for word in words):
+            kernels = sass.compiled_kernels(cases[name](), target, folder)
+            there[name] = [[name, *row] for row in sass.rows_of(kernels)]
+            for row in there[name]:
+                print(*row, flush=True)
+    rows = [row for name in cases for row in there.get(name, [])]
+    publish("kernels_sass", ("kernel", *sass.COLUMNS), rows)
 
 
 # -- on a device
@@ -142,12 +165,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--chips", action="store_true")
+    parser.add_argument("--sass", action="store_true")
     parser.add_argument("--time", action="store_true")
     options = parser.parse_args()
     if options.chips:
         return chips_table()
     words = options.names or [""]
     as_a_whole()
+    if options.sass:
+        return sass_table(words)
     chosen = [n for n in CASES if any(word in n for word in words)]
     there = {(r[0], r[1]): numbers(r) for r in published("kernels")}
     if options.time:
