@@ -14,9 +14,10 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels._compat import aliased_kernel, varying_as
+from pallas_kernels._compat import aliased_kernel, simulated_platform, varying_as
 from pallas_kernels.arrays import like
 
 THREADS = 128  # of a warpgroup
@@ -71,11 +72,11 @@ def update_in_place(
     body: Callable[[Named], None],
     inputs: Named,
     written: Iterable[str],
-    programs: int,
+    grid: dict[str, int],
     outs: Named | None = None,
     params: Any = None,
 ) -> Named:
-    """Runs `body(references by name)` in programs along the grid axis "program".
+    """Runs `body(references by name)` at each point of the grid, as `launch`.
 
     The body writes over the inputs named in `written`: no second array of their size
     exists, which `launch` would make for its outputs.
@@ -95,12 +96,29 @@ def update_in_place(
     run = aliased_kernel(
         kernel,
         out_type=list(outs.values()),
-        mesh=plgpu.Mesh(grid=(programs,), grid_names=("program",)),
+        mesh=plgpu.Mesh(grid=tuple(grid.values()), grid_names=tuple(grid)),
         aliases={order.index(k): list(outs).index(k) for k in written},
         compiler_params=params,
         name=name,
     )
     return dict(zip(outs, run(*inputs.values()), strict=True))
+
+
+def in_turn(count: int, which, turn, work: Callable[[], None]) -> None:
+    """Runs `work` after the programs that have the same `which` and a smaller `turn`.
+
+    Args:
+      count: is larger than any `which`.
+      which, turn: int32; the `turn`s of a `which` are 0, 1, 2, ... in the programs'
+        order, in which the chip starts them. So none waits for one that cannot start.
+      work: what it writes to memory is visible to the programs after it.
+    """
+    if simulated_platform():  # which runs one program after the other
+        return work()
+    done = pl.get_global(plgpu.SemaphoreType.REGULAR((count,))).at[which]
+    plgpu.semaphore_wait(done, turn, decrement=False, memory_scope="gpu")
+    work()
+    plgpu.semaphore_signal(done, memory_scope="gpu")
 
 
 def load_once(copies: list, barrier) -> None:

@@ -85,8 +85,8 @@ def _update(old, factors, seed, block: int) -> dict:
         body = functools.partial(
             _body, list(arrays), names, block, None if seed is None else place
         )
-        programs = whole // block
-        arrays |= update_in_place("jaxmem_adam", body, inputs, names, programs)
+        grid = {"program": whole // block}
+        arrays |= update_in_place("jaxmem_adam", body, inputs, names, grid)
     if whole < size:
         # This reads the arrays after the kernel, which has not touched these elements.
         # If it read them before the kernel, XLA would have to copy them.
