@@ -217,6 +217,7 @@ CASES: dict[str, Callable[..., Case]] = {
     ),
     "gelu, 2 bits": partial(elementwise_case, ops.gelu, 1, 2 / 8, {"save": 2}),
     "silu, 4 bits": partial(elementwise_case, ops.silu, 1, 4 / 8, {"save": 4}),
+    "gelu, 6 bits": partial(elementwise_case, ops.gelu, 1, 6 / 8, {"save": 6}),
     "linear_cross_entropy": cross_entropy_case,
     "adam, float32": partial(adam_case, dtype=F32),
     "adam, bfloat16 at random": partial(adam_case, dtype=BF16),

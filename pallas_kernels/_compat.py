@@ -19,6 +19,9 @@ from jax.extend.core import Primitive as Primitive
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.interpreters import batching, mlir
 
+# Before that, Mosaic GPU aborts the process for compute capabilities below 9.0.
+COMPILES_FOR_AMPERE = jax.__version_info__ >= (0, 12)
+
 # The names that a platform has in `jax.Device` and in lowering rules.
 _PLATFORMS = {"cuda": ("cuda", "gpu"), "tpu": ("tpu",)}
 
@@ -28,10 +31,12 @@ def device_in_context(platform: str) -> Any:
     # It is the device of the mesh in context, which `shard_map` sets, and code that
     # lowers for an absent chip; otherwise the first of this process, as in Mosaic.
     device = jax.sharding.get_abstract_mesh().abstract_device
-    if _is_of(device, platform):
-        return device
-    if xla_bridge.backends_are_initialized():
-        device = get_default_device()
+    here = get_default_device() if xla_bridge.backends_are_initialized() else None
+    alike = device is not None and device.device_kind == getattr(
+        here, "device_kind", None
+    )
+    if alike or not _is_of(device, platform):
+        device = here  # which tells more of itself than that of a mesh
     return device if _is_of(device, platform) else None
 
 

@@ -8,7 +8,7 @@ checked first. A chip of which nothing is known passes.
 import re
 from typing import Any, NamedTuple
 
-from pallas_kernels._compat import device_in_context
+from pallas_kernels._compat import COMPILES_FOR_AMPERE, device_in_context
 
 Capability = tuple[int, int]
 MIB = 2**20
@@ -25,7 +25,7 @@ GPUS: dict[str, Capability] = {
 TPUS = {"v2": 16, "v3": 16, "v4": 16, "v5e": 128, "v5p": 64, "v6e": 128, "7x": 64}
 _OF_DEVICES = {"v5 lite": "v5e", "v5": "v5p", "v6 lite": "v6e"}
 
-HOPPER = (9, 0)
+AMPERE, HOPPER = (8, 0), (9, 0)
 # Their matrix products use instructions that only Hopper has.
 _HOPPER_ALONE = ("attention", "linear_cross_entropy")
 
@@ -84,22 +84,50 @@ class Needs(NamedTuple):
 
     def check(self, device: Any) -> None:
         """Raises ValueError if the kernel is known not to be for this device."""
+        if message := self.lacking(device):
+            raise ValueError(message)
+
+    def lacking(self, device: Any) -> str:
+        """The message of `check`; empty if it passes."""
+        if device is None:
+            return ""
         on_tpu = self.platform == "tpu"
-        needed, lacking = (self._on_tpu if on_tpu else self._on_gpu)(device)
-        if lacking:
-            raise ValueError(
-                f"{self.kernel}: the pallas kernel needs {needed}, this is {lacking} "
-                f"({device.device_kind}); use implementation='xla'"
-            )
+        needed, has = (self._on_tpu if on_tpu else self._on_gpu)(device)
+        return has and (
+            f"{self.kernel}: the pallas kernel needs {needed}, this is {has} "
+            f"({device.device_kind}); {self._instead(device)}"
+        )
 
     def _on_gpu(self, device: Any) -> tuple[str, str]:
         """What is needed, and what the device has instead, or nothing."""
-        least, has = self.least or (0, 0), capability(device)
-        later = "" if self.most == self.least else " or later"
-        needed = f"compute capability {_dotted(least)}{later}"
+        has = capability(device)
+        least, where = self._least_of(device)
+        later = "" if self.most == least else " or later"
+        needed = f"compute capability {_dotted(least)}{later}{where}"
         if has is None or least <= has <= (self.most or has):
             return needed, ""
         return needed, _dotted(has)
+
+    def _least_of(self, device: Any) -> tuple[Capability, str]:
+        """The least capability on such a device, and when it would be another one."""
+        least = self.least or (0, 0)
+        if self.least is None or least >= HOPPER:
+            return least, ""
+        if not COMPILES_FOR_AMPERE:
+            return HOPPER, f" ({_dotted(least)} from jax 0.12 on)"
+        if getattr(device, "compute_capability", None) is None:
+            # Mosaic compiles for 9.0 then, whatever the device's name
+            return HOPPER, f" ({_dotted(least)} if the device tells its own)"
+        return least, ""
+
+    def _instead(self, device: Any) -> str:
+        """What to do on a device that the kernel is not for."""
+        if self.kernel == "bits":
+            return "XLA's packing has the same layout"
+        has, instead = capability(device), "use implementation='xla'"
+        if self.kernel != "attention" or has is None or has < AMPERE:
+            return instead
+        return f"{instead}, or without dropout 'cudnn' or 'tokamax'"
 
     def _on_tpu(self, device: Any) -> tuple[str, str]:
         size = vmem_bytes(device)
@@ -117,4 +145,6 @@ def needs(kernel: str, platform: str) -> Needs:
     """What the kernel of this name asks of a platform's chips, whatever its shapes."""
     if platform == "tpu":
         return Needs(kernel, platform)
-    return Needs(kernel, platform, HOPPER, HOPPER if kernel in _HOPPER_ALONE else None)
+    if kernel in _HOPPER_ALONE:
+        return Needs(kernel, platform, HOPPER, HOPPER)
+    return Needs(kernel, platform, AMPERE)

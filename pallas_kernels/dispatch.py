@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 
 from pallas_kernels import chips
-from pallas_kernels._compat import refused, simulated_platform
+from pallas_kernels._compat import device_in_context, refused, simulated_platform
 from pallas_kernels.lowering import KernelCandidate, for_chip, kernel_or_xla
 from pallas_kernels.measured import Measured, load
 
@@ -97,7 +97,7 @@ def dispatch(
         kernels = {p: k for p, k in kernels.items() if p in found}
     if implementation == "xla" or not kernels:
         return xla(*args)
-    branches, reasons = _supported(name, kernels, args)
+    branches, reasons = _supported(name, kernels, xla, args)
     if implementation is None:
         candidates = _candidates(name, kernels, reasons, found, args)
         return kernel_or_xla(xla, candidates, *args)
@@ -137,14 +137,18 @@ def _by_platform(name: str, branches, reasons, xla, args):
     simulated = simulated_platform()
     if simulated is not None and simulated in branches:
         return branches[simulated](*args)
-    like = jax.eval_shape(xla, *args)
     there = " and ".join(NAMES[platform] for platform in branches)
     message = (
         f"implementation='pallas': {name} has no kernel for the platform that this is "
         f"lowered for, but for {there}. {text}"
     )
-    refuse = lambda *args: refused(args, like, message)
+    refuse = functools.partial(_refuse, xla, message)
     return jax.lax.platform_dependent(*args, **branches, default=refuse)
+
+
+def _refuse(xla: Callable, message: str, *args: Any) -> Any:
+    """What `xla` returns; lowering it raises ValueError."""
+    return refused(args, jax.eval_shape(xla, *args), message)
 
 
 def _once(name: str, platform: str, kernel: Callable, *args: Any) -> Any:
@@ -167,13 +171,18 @@ def _refuse_derivative(name: str, primals, tangents):
 
 
 def _supported(
-    name: str, kernels: Mapping[str, Callable | None], args
+    name: str, kernels: Mapping[str, Callable | None], xla: Callable, args
 ) -> tuple[dict[str, Callable], dict[str, str]]:
     """The kernels that support these arguments, and the others with the reason."""
     branches, reasons = {}, {}
     for platform, kernel in kernels.items():
         if kernel is None:
             reasons[platform] = "there is none"
+            continue
+        # Tracing itself may fail for a chip that the kernel is not for.
+        device = device_in_context(platform)
+        if message := chips.needs(name, platform).lacking(device):
+            branches[platform] = functools.partial(_refuse, xla, message)
             continue
         try:
             jax.eval_shape(kernel, *args)

@@ -3,6 +3,7 @@
 from jaxmem.chips._compilers import compiler_folders as compiler_folders
 from jaxmem.chips._compilers import compiler_versions as compiler_versions
 from jaxmem.chips._compilers import version_of as version_of
+from jaxmem.chips._devices import AbstractGpu as AbstractGpu
 from jaxmem.chips._devices import chip_mesh as chip_mesh
 from jaxmem.chips._devices import config_text as config_text
 from jaxmem.chips._devices import target_mesh as target_mesh

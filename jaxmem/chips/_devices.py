@@ -2,16 +2,27 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from jaxmem._checks import check_names, check_numbers, shown, wrong_type
-from jaxmem.chips._table import CHIPS, Cpu, Gpu, Tpu
+from jaxmem.chips._table import CHIPS, Gpu, Tpu
 from jaxmem.chips._target import Target, get_target
 
 _GPUS_PER_HOST = 8
 _TPUS_PER_HOST = 4
+
+
+@dataclass(frozen=True, repr=False)
+class AbstractGpu(AbstractDevice):
+    """A GPU that tells its compute capability, such as "8.0", as real ones do.
+
+    Without it Mosaic compiles kernels for 9.0, whatever the chip.
+    """
+
+    compute_capability: str
 
 
 def target_mesh(
@@ -74,7 +85,10 @@ def chip_mesh(target: Target) -> AbstractMesh:
 
 def _mesh(chip: Target, sizes, names, types: tuple[AxisType, ...]) -> AbstractMesh:
     compiler, device = CHIPS[chip.name].compiler, None
-    if not isinstance(compiler, Cpu):
+    if isinstance(compiler, Gpu):
+        told = ".".join(map(str, compiler.capability))
+        device = AbstractGpu(chip.device, compiler.cores, chip.platform, told)
+    elif isinstance(compiler, Tpu):
         device = AbstractDevice(chip.device, compiler.cores, chip.platform)
     return AbstractMesh(sizes, names, types, abstract_device=device)
 

@@ -6,7 +6,7 @@ as uint8 of `packed_shape(x.shape, bits)`.
 over g; the saved arrays have the shape of g.
 
     value, code, slope: functions of float32 tiles; `code` gives int32 below 2**bits.
-    bits: 1 to 4.
+    bits: 1 to 8.
     block: of a GPU the columns of a program, a multiple of 128 that divides those of
       x; of a TPU (lead, rows, columns), rows a multiple of 256, or all of them rounded
       up to a multiple of 8, columns a multiple of 128, or all.

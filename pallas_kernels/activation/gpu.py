@@ -12,6 +12,7 @@ backward n (2 s + b/8), and n s more where the output was saved.
 Limits: loads go to registers without TMA, so only other programs of the same processor
 hide their latency. A derivative computed from an output takes about a hundred
 operations an element; in bfloat16 an H100 is then bound by arithmetic, not by memory.
+So it is by codes of more than some 5 bits, each bit of which doubles the selections.
 """
 
 import functools
@@ -38,7 +39,7 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """`value(x)`, and the bits of `code(x)`."""
     rows = _rows(x.shape, block)
-    reference.check(DTYPES, x, bits=bits)
+    reference.check(DTYPES, x)
     shape = reference.packed_shape(x.shape, bits)
     run = functools.partial(_forward, rows, step=(value, code, bits))
     y, packed = _one_by_one(run, x.reshape(-1))
@@ -51,7 +52,7 @@ def backward(
 ) -> jax.Array:  # fmt: skip
     """`slope(code, *saved) * g`, written over g."""
     rows = _rows(g.shape, block)
-    reference.check(DTYPES, g, *saved, bits=packed.shape[0])
+    reference.check(DTYPES, g, *saved)
     run = functools.partial(_backward, rows, slope=slope, bits=packed.shape[0])
     (dx,) = _one_by_one(run, *(array.reshape(-1) for array in (g, packed, *saved)))
     return dx.reshape(g.shape)

@@ -24,7 +24,6 @@ from pallas_kernels.arrays import LANES, check_dtypes, float32
 
 Tile = Any
 Function = Callable[..., Tile]
-MOST_BITS = 4  # a code costs a comparison for each of 2**bits - 1 borders
 SUBLANES = 8
 FEW_ROWS = 32  # below this, padding the rows to a multiple of 8 costs noticeably
 
@@ -49,13 +48,11 @@ def packed_shape(shape: tuple[int, ...], bits: int) -> tuple[int, int, int, int]
     return bits, lead, -(-rows // 8), columns
 
 
-def check(dtypes: tuple[str, ...], *arrays: jax.Array, bits: int = 0) -> None:
+def check(dtypes: tuple[str, ...], *arrays: jax.Array) -> None:
     """Raises NotImplementedError for what no kernel supports."""
     check_dtypes(dtypes, *arrays)
     if not 0 < arrays[0].size < 2**31:
         raise NotImplementedError(f"1 to 2**31 - 1 elements, not {arrays[0].size}")
-    if bits > MOST_BITS:
-        raise NotImplementedError(f"codes of at most {MOST_BITS} bits, not {bits}")
 
 
 def scaled(slope: Function, g: Tile, code: Tile, *saved: Tile) -> Tile:

@@ -134,6 +134,21 @@ def keys_seen(rules: Rules, first, last, keys: int, kv_len=None):
     return low, high
 
 
+def all_seen(rules: Rules, queries, keys):
+    """Whether each of the queries sees each of the keys by position; None: always.
+
+    `queries` and `keys` are the first and the last position of each.
+    """
+    (first, last), (low, high) = queries, keys
+    seen = []
+    if rules.causal:
+        seen.append(first >= high)
+    if rules.window is not None:
+        left, right = rules.window
+        seen += [last <= low + left, first >= high - right]
+    return all_of(seen)
+
+
 def queries_seeing(rules: Rules, first, last, queries: int, q_len=None):
     """(lowest, highest) query that can see any of the keys first..last."""
     low, high = first * 0, first * 0 + (queries - 1)

@@ -21,7 +21,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels._compat import with_layout
 from pallas_kernels.arrays import check_dtypes, like
 from pallas_kernels.bits import is_set
+from pallas_kernels.chips import needs
 from pallas_kernels.gpu import THREADS, launch
+from pallas_kernels.lowering import for_chip
 
 _VECTOR = 4  # elements of a thread's load; with 8 of bfloat16 registers would spill
 _DTYPES = ("bool", "int8", "uint8", "int32", "float16", "bfloat16", "float32")
@@ -175,5 +177,5 @@ def _launch(name: str, body, x, out, shape, block: int | None):
     rows = EightRows(shape, block)
     run = lambda refs: body(refs["x"], refs["out"], rows.here())
     outs = {"out": like(x, (math.prod(out),), jnp.uint8)}
-    flat = {"x": x.reshape(-1)}
+    flat = for_chip({"x": x.reshape(-1)}, needs("bits", "cuda"))
     return launch(name, run, flat, outs, rows.grid)["out"].reshape(out)

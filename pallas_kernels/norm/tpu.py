@@ -4,15 +4,16 @@ A block of whole rows lies in on-chip memory and is processed in slabs of a few 
 that intermediate values stay near the registers. The backward pass recomputes the
 statistics from the rows it reads anyway: only the input is saved for it. It runs in
 place: the gradient of the input replaces the incoming one. The gradients of scale and
-bias are summed in on-chip memory over the whole, sequential grid.
+bias are summed in on-chip memory over the whole grid, which is then sequential; blocks
+of the forward pass are divided among the chip's cores.
 
 Memory traffic for N rows of D elements of b bytes:
 
     forward   N D b * 2, with a residual 4; and 8 N where the moments are wanted
     backward  N D b * 3, with dropout and residual 5; and 4 N from the output
 
-Limits: one TensorCore works, where a chip has two that share a program (v4, v5p).
-Nothing here has been timed on a device.
+Limits: in a backward pass with gradients of scale or bias one TensorCore works, where
+a chip has two that share a program (v4, v5p). Nothing here has been timed on a device.
 """
 
 import functools
@@ -159,6 +160,8 @@ def _call(
     blocks: _RowBlocks, body, name: str, ins: dict[str, Any], outs: dict[str, Any], over
 ):
     """The kernel over all blocks; `over`: which output replaces which input."""
+    # Blocks are divided among a chip's cores, unless they add to one sum.
+    are_apart = not {"scale", "bias"} & set(outs)
     ins, outs = dict(sorted(ins.items())), dict(sorted(outs.items()))
     spec = lambda names: {k: blocks.spec(KINDS.get(k, "rows")) for k in names}
     places = {list(ins).index(i): list(outs).index(o) for o, i in over.items()}
@@ -170,6 +173,9 @@ def _call(
         out_specs=spec(outs),
         out_shape=outs,
         input_output_aliases=places,
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel" if are_apart else "arbitrary",)
+        ),
         name=name,
     )(ins)
 

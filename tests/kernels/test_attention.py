@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 import re
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +113,66 @@ def test_dropout_bits_are_those_of_the_reference():
         got = jax.jit(functools.partial(on_pallas, **DROPPED))(q, k, v)
     assert 0.28 < (np.asarray(want) == 0).mean() < 0.32
     np.testing.assert_array_equal(np.asarray(got) == 0, np.asarray(want) == 0)
+
+
+IDS = {"q_segments": jnp.arange(400)[None] // 256}
+IDS["kv_segments"] = jnp.arange(384)[None] // 256
+LENGTHS = {"q_len": jnp.asarray([330]), "kv_len": jnp.asarray([290])}
+WHOLE = [
+    ({"is_causal": True}, {}),
+    ({"local_window_size": (300, 200)}, {}),
+    (
+        {
+            "query_seq_lengths": LENGTHS["q_len"],
+            "key_value_seq_lengths": LENGTHS["kv_len"],
+        },
+        LENGTHS,
+    ),
+    (
+        {
+            "query_segment_ids": IDS["q_segments"],
+            "key_value_segment_ids": IDS["kv_segments"],
+        },
+        IDS,
+    ),
+]
+WHOLE = pytest.mark.parametrize("how, extras", WHOLE, ids=lambda x: next(iter(x), ""))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip_bytes", [blocks.CHIP_BYTES, 0])
+@WHOLE
+def test_blocks_wholly_and_partly_seen(how, extras, chip_bytes, monkeypatch):
+    """Some blocks take a mask, and others none, in one backward pass and in two."""
+    monkeypatch.setattr(blocks, "CHIP_BYTES", chip_bytes)
+    check(qkv(t=400, s=384, n=1, k=1, h=128), **how, **DROPPED)
+
+
+@WHOLE
+def test_which_blocks_take_no_mask(how, extras):
+    """Those of which all queries are there, and see all keys."""
+    q, k, v = qkv(t=400, s=384, n=1, k=1, h=128)
+    is_causal, window = how.get("is_causal", False), how.get("local_window_size")
+    rules = common.Rules(1.0, is_causal, window, 0.0, False)
+    inputs = common.Inputs(q, k, v, extras=common.Extras(**extras))
+    case = blocks.case_for(rules, inputs, None, (None, None))
+    scalars = blocks.scalars_for(case, inputs)
+    t, s = np.arange(512)[:, None], np.arange(384)[None, :]
+    seen = (t < extras.get("q_len", [400])[0]) & (s < extras.get("kv_len", [384])[0])
+    near = common.near(rules, t, s)
+    seen = seen if near is None else seen & near
+    if extras is IDS:
+        seen = seen & (t // 256 == s // 256)
+    found = set()
+    for i, j in itertools.product(range(4), range(3)):
+        at = grid.GridPoint(0, 0, jnp.int32(i), 0, jnp.int32(j))
+        whole = np.all(seen[128 * i : 128 * (i + 1), 128 * j : 128 * (j + 1)])
+        ran = []
+        with mock.patch.object(grid.pl, "when", lambda yes: lambda f: yes and f()):
+            grid.for_visited(case, scalars, at, ran.append)
+        assert ran == [True] if whole else ran in ([], [False])
+        found.add(bool(whole))
+    assert found == {True, False}
 
 
 @pytest.mark.slow
@@ -265,6 +326,9 @@ def test_blocks_seen_are_the_same_from_both_sides(rules):
         assert (int(low) <= keys[1] and keys[0] <= int(high)) == some
         low, high = common.queries_seeing(rules, *keys, t)
         assert (int(low) <= queries[1] and queries[0] <= int(high)) == some
+        whole = common.all_seen(rules, queries, keys)
+        every = near[i : i + size, j : j + size].all()
+        assert (whole is None or whole) == every
 
 
 # -- what is kept, and what runs

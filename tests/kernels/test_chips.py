@@ -1,5 +1,6 @@
 """Kernels on the chips that they are for, and a clear error on the others."""
 
+import functools
 import types
 
 import jax
@@ -10,9 +11,12 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, PartitionSpec
 
 import jaxmem
 from benchmarks import kernels as benchmark
+from benchmarks.kernel_cases import Size
 from jaxmem import ops
+from jaxmem.chips import AbstractGpu
 from jaxmem.memory import target_mesh, targets
 from pallas_kernels import chips
+from pallas_kernels.bits import gpu as bits_gpu
 from pallas_kernels.cross_entropy import LossOptions
 from pallas_kernels.cross_entropy import tpu as cross_entropy_tpu
 
@@ -56,12 +60,41 @@ def gpu(kind):
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_a_kernel_is_refused_before_hopper(name):
+def test_a_kernel_is_refused_where_mosaic_would_compile_for_hopper(name):
+    """As for an A100 that does not tell its compute capability, in any jax."""
     fn, args = by_kernel(name)
     words = f"{name}: the pallas kernel needs compute capability 9.0.*this is 8.0 "
     words += r"\(NVIDIA A100-SXM4-40GB\); use implementation='xla'"
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=words) as error:
         lowered(fn, *args, device=gpu("NVIDIA A100-SXM4-40GB"))
+    assert ("'cudnn'" in str(error.value)) == (name == "attention")
+
+
+ON_AMPERE = ["layer_norm", "silu"]
+A100 = AbstractGpu("NVIDIA A100-SXM4-40GB", 108, "cuda", "8.0")
+
+
+@pytest.mark.parametrize("name", ON_AMPERE)
+def test_a_kernel_is_for_ampere_from_jax_0_12_on(name, monkeypatch):
+    fn, args = by_kernel(name)
+    monkeypatch.setattr(chips, "COMPILES_FOR_AMPERE", False)
+    words = r"needs compute capability 9.0 or later \(8.0 from jax 0.12 on\), this is 8"
+    with pytest.raises(ValueError, match=words):
+        lowered(fn, *args, device=A100)
+    with pytest.raises(ValueError, match="bits: .*; XLA's packing has the same layout"):
+        lowered(bits_gpu.pack, X, device=A100)
+    if jax.__version_info__ >= (0, 12):
+        monkeypatch.undo()
+        assert "mosaic_gpu" in lowered(fn, *args, device=A100)
+        assert "mosaic_gpu" in lowered(bits_gpu.pack, X, device=A100)
+
+
+@pytest.mark.parametrize("capability", ["7.5", "7.0"])
+def test_no_kernel_is_for_a_gpu_before_ampere(capability):
+    fn, args = by_kernel("silu")
+    words = f"silu: .* this is {capability} .*; use implementation='xla'$"
+    with pytest.raises(ValueError, match=words):
+        lowered(fn, *args, device=AbstractGpu("Tesla", 40, "cuda", capability))
 
 
 @pytest.mark.parametrize("name", ["attention", "linear_cross_entropy"])
@@ -88,17 +121,24 @@ def test_derivatives_maps_and_loops_are_refused_too():
 @pytest.mark.parametrize("target", ["t4", "l4", "a100"])
 def test_an_estimate_says_which_kernel_is_not_for_the_chip(target):
     """Before anything is compiled."""
-    p = jax.ShapeDtypeStruct((4096,), jnp.float32)
-    words = f"cannot be lowered for {target}: adam: the pallas kernel needs compute"
+    fn, args = by_kernel("attention")
+    words = f"cannot be lowered for {target}: attention: the pallas kernel needs comp"
     with pytest.raises(ValueError, match=words):
-        jaxmem.estimate(jax.jit(adam_step), p, p, target=target)
+        jaxmem.estimate(jax.jit(fn), *args, target=target)
+
+
+def test_an_estimate_says_which_kernel_is_not_for_a_t4():
+    p = jax.ShapeDtypeStruct((4096,), jnp.float32)
+    words = "cannot be lowered for t4: adam: the pallas kernel needs compute"
+    with pytest.raises(ValueError, match=words):
+        jaxmem.estimate(jax.jit(adam_step), p, p, target="t4")
 
 
 @pytest.mark.parametrize("absent", [True, False])
 def test_an_estimate_over_several_devices_says_it(absent):
     """Whether the mesh is of the target's devices or of this process's."""
     if absent:
-        mesh = target_mesh("a100", (8,), ("x",))
+        mesh = target_mesh("t4", (8,), ("x",))
     else:
         mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
     part = PartitionSpec("x")
@@ -106,8 +146,8 @@ def test_an_estimate_over_several_devices_says_it(absent):
     step = jax.shard_map(fn, mesh=mesh, in_specs=part, out_specs=part)
     place = jax.sharding.NamedSharding(mesh, part)
     args = [x.update(sharding=place) for x in args]
-    with pytest.raises(ValueError, match=r"silu: .* 8.0 \(NVIDIA A100"):
-        jaxmem.estimate(jax.jit(step), *args, target="a100")
+    with pytest.raises(ValueError, match=r"silu: .* 7.5 \(Tesla T4"):
+        jaxmem.estimate(jax.jit(step), *args, target="t4")
 
 
 def test_what_is_not_known_is_not_refused():
@@ -195,11 +235,22 @@ def test_blocks_that_do_not_fit_are_refused():
 def test_a_kernel_compiles_or_says_why_not(name, target, monkeypatch):
     if not target.available:
         pytest.skip(target.why_not)
-    monkeypatch.setattr(benchmark, "TOKENS", 2048)
-    monkeypatch.setattr(benchmark, "WIDTH", 1024)
+    small = Size(tokens=2048, width=1024, heads=4, words=2048, elements=2**20)
+    case = functools.partial(benchmark.CASES[name], size=small)
+    monkeypatch.setitem(benchmark.CASES, name, case)
     status = benchmark.on_chip(name, target.name)
-    before = target.platform == "cuda" and chips.GPUS[target.name] < chips.HOPPER
-    product = name.startswith(("attention", "linear_cross_entropy"))
-    after = target.name == "b200" and product
-    needs = "needs compute capability 9.0" + ("" if product else " or later")
-    assert status == (needs if before or after else "compiles")
+    assert status == expected(name, target)
+
+
+def expected(name, target):
+    """Of `on_chip`, from what the chips and jax can do."""
+    if target.platform == "tpu":
+        return "compiles"
+    capability = chips.GPUS[target.name]
+    if name.startswith(("attention", "linear_cross_entropy")):
+        return "compiles" if capability == (9, 0) else "needs compute capability 9.0"
+    least = (8, 0) if jax.__version_info__ >= (0, 12) else (9, 0)
+    if capability >= least:
+        return "compiles"
+    later = " (8.0 from jax 0.12 on)" if least == (9, 0) else ""
+    return f"needs compute capability {least[0]}.0 or later{later}"

@@ -23,7 +23,7 @@ from jaxmem.memory.compile.fingerprint import fingerprint
 
 _CALLBACKS = ("debug_callback", "debug_print", "io_callback", "pure_callback")
 _KERNELS = frozenset(
-    "core_map for_chip kernel_or_xla mosaic_gpu mpmd_map pallas_call".split()
+    "core_map for_chip kernel_or_xla mosaic_gpu mpmd_map pallas_call refused".split()
 )
 # the custom calls that kernels are lowered to, which XLA hands to other compilers
 _KERNEL_CALLS = (b"mosaic_gpu", b"tpu_custom_call", b"triton")

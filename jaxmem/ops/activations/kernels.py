@@ -18,7 +18,6 @@ from jaxtyping import Array
 from jaxmem.ops.activations.forms import Forms, Op
 from jaxmem.ops.activations.inverse import UnimodalFunction, settled, start
 from jaxmem.ops.common.lean import FAR_OUT
-from jaxmem.ops.few_bit.derivative import selected
 from jaxmem.ops.few_bit.tables import shipped
 from pallas_kernels.dispatch import Implementation, considered, dispatch, kernel_module
 
@@ -81,20 +80,39 @@ def of_output(unimodal: UnimodalFunction) -> ActivationKernel:
 
 
 def of_code(value: Callable, borders: Sequence[float], levels: Sequence[float]):
-    """What keeps the stretch of the line that the input lay in."""
+    """What keeps the stretch of the line that the input lay in: one of 2**bits."""
+    bits = len(levels).bit_length() - 1
 
     def code(x):
-        return functools.reduce(
-            lambda total, border: total + (x >= border).astype(jnp.int32),
-            borders,
-            jnp.zeros(x.shape, jnp.int32),
-        )
+        above = _binary_search(x, borders, bits)
+        places = [a.astype(jnp.int32) << b for b, a in enumerate(reversed(above))]
+        return functools.reduce(lambda one, other: one | other, places)
 
     def slope(code):
-        return selected(code, [jnp.float32(level) for level in levels])
+        digits = [(code >> b) & 1 != 0 for b in reversed(range(bits))]
+        return _picked(digits, levels)
 
-    bits = max(1, (len(levels) - 1).bit_length())
     return ActivationKernel(value, code, bits, slope, False)
+
+
+def _binary_search(x: Array, borders: Sequence[float], bits: int) -> list[Array]:
+    """The binary digits, the highest first, of how many borders are not above x."""
+    # As many selections as there are borders, and a comparison for each digit: half the
+    # instructions of a comparison and an addition for each border.
+    digits: list[Array] = []
+    for b in reversed(range(bits)):
+        halfway = borders[(1 << b) - 1 :: 2 << b]  # of the stretches that are left
+        digits.append(x >= _picked(digits, halfway))
+    return digits
+
+
+def _picked(digits: Sequence[Array], numbers: Sequence[float]) -> Array:
+    """The one of 2**n numbers whose place has these n binary digits, in float32."""
+    if not digits:
+        return jnp.float32(numbers[0])
+    half = len(numbers) // 2
+    low, high = (_picked(digits[1:], part) for part in (numbers[:half], numbers[half:]))
+    return jnp.where(digits[0], high, low)
 
 
 def forms_for(

@@ -13,18 +13,19 @@ keys, blocks of queries in sequence, with dk and dv as sums, and dq of all queri
 float32 sum on the chip. If there is no room for it (at 64 channels and bfloat16 from
 about 9000 queries on), a second pass, in the order of the forward pass, computes dq.
 Blocks hidden by position (causal, window, lengths) are neither computed nor fetched,
-those hidden by segments are not computed.
+those hidden by segments are not computed. Blocks that are wholly visible take no mask.
 
 Memory traffic in elements, with Q = b t n h, K = b s n h and `seen` the fraction of
 block pairs that are visited: forward 2 Q + 2 K (t / block_q) seen; backward
 4 K kh / n + Q + 2 Q (s / block_kv) seen, in two passes 2 Q + 2 K (t / block_q) seen
 more; and float32 row statistics of b n t, two out, and three in for each block of keys.
 
-Limits: blocks that are wholly visible are masked all the same. Nothing was timed on a
-device. A row whose visible keys all have a bias below -1.6e38 attends, in the XLA path,
-to keys that the rules hide; here blocks that are not visited are left out.
+Limits: nothing was timed on a device. A row whose visible keys all have a bias below
+-1.6e38 attends, in the XLA path, to keys that the rules hide; here blocks that are not
+visited are left out.
 
-Source: Dao et al., "FlashAttention" (2022); Dao, "FlashAttention-2" (2023).
+Source: Dao et al., "FlashAttention" (2022); Dao, "FlashAttention-2" (2023). Separate
+code for blocks without a mask: splash attention, in jax's own kernels for TPUs.
 """
 
 from pallas_kernels.attention.tpu.backward import backward as backward

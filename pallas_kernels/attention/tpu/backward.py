@@ -15,9 +15,9 @@ from pallas_kernels.attention.tpu.blocks import Scalars, TpuCase
 from pallas_kernels.attention.tpu.grid import (
     GridPoint,
     call,
+    for_visited,
     keys_outside,
     queries_outside,
-    visited,
 )
 from pallas_kernels.attention.tpu.logits import LogitsBlock, column, rows_where, where
 
@@ -62,12 +62,13 @@ def _dq_kernel(
     def _():
         sums[...] = jnp.zeros(sums.shape, jnp.float32)
 
-    @pl.when(visited(case, scalars, at))
-    def _():
-        block = LogitsBlock(case, scalars, at, ins)
+    def add(whole: bool) -> None:
+        block = LogitsBlock(case, scalars, at, ins, whole)
         for n in range(case.sizes.pack):
             _, ds = _gradient_of_logits(block, n)
             sums[block.rows(n)] += _dq(block, ds, n)
+
+    for_visited(case, scalars, at, add)
 
     @pl.when(at.j == case.sizes.kv_blocks - 1)
     def _():
@@ -94,9 +95,10 @@ def _dkv_kernel(
             zeros = jnp.zeros((case.sizes.width, case.sizes.block_q), jnp.float32)
             sums["dq_of_group"][mine] = zeros
 
-    @pl.when(visited(case, scalars, at))
-    def _():
-        _add_queries(LogitsBlock(case, scalars, at, ins), mine, sums)
+    def add(whole: bool) -> None:
+        _add_queries(LogitsBlock(case, scalars, at, ins, whole), mine, sums)
+
+    for_visited(case, scalars, at, add)
 
     @pl.when(step == pl.num_programs(3) - 1)
     def _():

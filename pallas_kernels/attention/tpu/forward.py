@@ -7,25 +7,29 @@ from pallas_kernels.arrays import dot, like
 from pallas_kernels.attention.inputs import MASKED, Inputs, Rules
 from pallas_kernels.attention.tpu import blocks as packing
 from pallas_kernels.attention.tpu.blocks import Scalars, TpuCase
-from pallas_kernels.attention.tpu.grid import GridPoint, call, queries_outside, visited
+from pallas_kernels.attention.tpu.grid import (
+    GridPoint,
+    call,
+    for_visited,
+    queries_outside,
+)
 from pallas_kernels.attention.tpu.logits import LogitsBlock, rows_where, where
 
 
 def _kernel(case: TpuCase, at: GridPoint, scalars: Scalars, ins, outs, scratch) -> None:
-    block = LogitsBlock(case, scalars, at, ins)
-
     @pl.when(at.j == 0)
     def _():
         for ref, start in zip(scratch, (-jnp.inf, 0.0, 0.0), strict=True):
             ref[...] = jnp.full(ref.shape, start, jnp.float32)
 
-    @pl.when(visited(case, scalars, at))
-    def _():
-        _add_keys(block, *scratch)
+    def add(whole: bool) -> None:
+        _add_keys(LogitsBlock(case, scalars, at, ins, whole), *scratch)
+
+    for_visited(case, scalars, at, add)
 
     @pl.when(at.j == case.sizes.kv_blocks - 1)
     def _():
-        _finish(block, outs, *scratch)
+        _finish(LogitsBlock(case, scalars, at, ins), outs, *scratch)
 
 
 def _add_keys(block: LogitsBlock, tops, totals, sums) -> None:

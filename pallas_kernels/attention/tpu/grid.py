@@ -21,11 +21,54 @@ def visited(case: TpuCase, scalars: Scalars, at):
     inside = (first <= at.j) & (at.j <= last)
     if not case.segments:
         return inside
+    q, kv = _segments(case, scalars, at)
+    meet = (q[0] <= kv[1]) & (kv[0] <= q[1])
+    return inside & (meet | _misses(case, scalars, at.b, at.i))
+
+
+def for_visited(case: TpuCase, scalars: Scalars, at, run: Callable) -> None:
+    """`run(whole)` if the block is visited.
+
+    `whole`, a bool, is whether each of its queries sees each of its keys: such a block
+    takes no mask, and most blocks are such.
+    """
+    inside, whole = visited(case, scalars, at), _wholly_seen(case, scalars, at)
+    if whole is None:
+        pl.when(inside)(lambda: run(True))
+        return
+    pl.when(inside & whole)(lambda: run(True))
+    pl.when(inside & ~whole)(lambda: run(False))
+
+
+def _wholly_seen(case: TpuCase, scalars: Scalars, at):
+    """Whether all queries of the block see all of its keys; None if all blocks' do."""
+    # All but a mask, which `LogitsBlock` reads from the bias.
+    sizes = case.sizes
+    t, s = at.i * sizes.block_q, at.j * sizes.block_kv
+    queries, keys = (t, t + sizes.block_q - 1), (s, s + sizes.block_kv - 1)
+    seen = [common.all_seen(case.rules, queries, keys)]
+    if case.q_len:
+        seen.append(queries[1] < scalars.q_len[at.b])
+    elif sizes.queries % sizes.block_q:
+        seen.append(queries[1] < sizes.queries)
+    if case.kv_len:
+        seen.append(keys[1] < scalars.kv_len[at.b])
+    if sizes.keys % sizes.block_kv:
+        seen.append(keys[1] < sizes.keys)
+    if case.segments:
+        q, kv = _segments(case, scalars, at)
+        seen += [q[0] == q[1], kv[0] == kv[1], q[0] == kv[0]]
+    return common.all_of(x for x in seen if x is not None)
+
+
+def _segments(case: TpuCase, scalars: Scalars, at):
+    """The lowest and the highest segment of the queries, and those of the keys."""
     q = 2 * (at.b * case.sizes.q_blocks + at.i)
     kv = 2 * (at.b * case.sizes.kv_blocks + at.j)
-    below = scalars.q_spans[q] <= scalars.kv_spans[kv + 1]
-    meet = below & (scalars.kv_spans[kv] <= scalars.q_spans[q + 1])
-    return inside & (meet | _misses(case, scalars, at.b, at.i))
+    return tuple(
+        (spans[place], spans[place + 1])
+        for spans, place in ((scalars.q_spans, q), (scalars.kv_spans, kv))
+    )
 
 
 def _visited_keys(case: TpuCase, scalars: Scalars, b, i):

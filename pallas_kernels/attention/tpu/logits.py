@@ -33,16 +33,18 @@ class LogitsBlock:
     Attributes:
       t, s: positions of its queries [1, block_q] and of its keys [block_kv, 1].
       q_len, kv_len: lengths of the sequences; None if all are whole.
+      whole: whether each of its queries sees each of its keys, but for a mask.
     """
 
-    def __init__(self, case: TpuCase, scalars: Scalars, at, ins):
+    def __init__(self, case: TpuCase, scalars: Scalars, at, ins, whole: bool = False):
         self.case, self.scalars, self.at, self.ins = case, scalars, at, ins
+        self.whole = whole
         sizes = case.sizes
         t = jax.lax.broadcasted_iota(jnp.int32, (1, sizes.block_q), 1)
         s = jax.lax.broadcasted_iota(jnp.int32, (sizes.block_kv, 1), 0)
         self.t, self.s = t + at.i * sizes.block_q, s + at.j * sizes.block_kv
-        self.q_len = scalars.q_len[at.b] if case.q_len else None
-        self.kv_len = scalars.kv_len[at.b] if case.kv_len else None
+        self.q_len = scalars.q_len[at.b] if case.q_len and not whole else None
+        self.kv_len = scalars.kv_len[at.b] if case.kv_len and not whole else None
 
     def real_queries(self):
         """Which queries the array, or their sequence, has; None if all."""
@@ -53,12 +55,14 @@ class LogitsBlock:
     def queries_of_array(self, t):
         """Which positions `t` the array has; None if all."""
         sizes = self.case.sizes
-        return t < sizes.queries if sizes.queries % sizes.block_q else None
+        some = sizes.queries % sizes.block_q and not self.whole
+        return t < sizes.queries if some else None
 
     def real_keys(self):
         """Which keys the array has; None if all."""
         sizes = self.case.sizes
-        return self.s < sizes.keys if sizes.keys % sizes.block_kv else None
+        some = sizes.keys % sizes.block_kv and not self.whole
+        return self.s < sizes.keys if some else None
 
     def alone(self, x, n: int):
         """`x` with zeros in place of the pack's other heads."""
@@ -87,6 +91,14 @@ class LogitsBlock:
                 return turned(x)
         return None
 
+    def _seen(self):
+        """Which keys the queries see, but for a mask; None if all."""
+        ins, segments = self.ins, ()
+        if "q_segments" in ins:
+            segments = ins["q_segments"][0], column(ins["kv_segments"][0])
+        rules = self.case.rules
+        return common.visible(rules, self.t, self.s, *segments, kv_len=self.kv_len)
+
     def logits(self, n: int):
         """(logits [block_kv, block_q], which of them count or None)."""
         ins, rules = self.ins, self.case.rules
@@ -95,10 +107,7 @@ class LogitsBlock:
         bias = self._bias(n)
         if bias is not None:
             logits = logits + bias
-        segments = ()
-        if "q_segments" in ins:
-            segments = ins["q_segments"][0], column(ins["kv_segments"][0])
-        seen = common.visible(rules, self.t, self.s, *segments, kv_len=self.kv_len)
+        seen = None if self.whole else self._seen()
         if self.case.hides and bias is not None:
             shown = jnp.broadcast_to(bias, logits.shape) > -np.inf
             seen = shown if seen is None else seen & shown
