@@ -11,4 +11,4 @@ ROWS = {(row[0], row[1]): numbers(row) for row in published("kernels")}
 @pytest.mark.parametrize("name, chip", ROWS)
 def test_a_kernel_holds_no_more_than_xla(name, chip):
     _, _, status, xla, kernel, *_ = ROWS[name, chip]
-    assert status == "compiles" and kernel <= xla
+    assert kernel <= xla if status == "compiles" else status == "there is none"
