@@ -15,9 +15,10 @@ Memory traffic for N rows of D elements of b bytes and P programs:
               for the gradients of scale and bias, all of it in the cache
 
 Limits: rows of more than 4096 elements fill the registers, so the next row cannot be
-fetched ahead. Where all programs end at once, the last of those that share a sum waits
-for the others, up to seven where 4096 elements are a row. Simulators run one program
-after the other, and so do not test the turns. Nothing here has been timed on a device.
+fetched ahead; of 8192 they spill up to 660 bytes a thread in the backward pass. Where
+all programs end at once, the last of those that share a sum waits for the others, up to
+eight where 4096 elements are a row. Simulators run one program after the other, and so
+do not test the turns. Nothing here has been timed on a device.
 """
 
 import functools
