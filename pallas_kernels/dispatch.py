@@ -13,7 +13,7 @@ import jax
 
 from pallas_kernels import chips
 from pallas_kernels._compat import device_in_context, refused, simulated_platform
-from pallas_kernels.lowering import KernelCandidate, for_chip, kernel_or_xla
+from pallas_kernels.lowering import KernelCandidate, for_chip, kernel_or_xla, warn_once
 from pallas_kernels.measured import Measured, load
 
 Implementation = Literal["xla", "pallas"]
@@ -63,6 +63,7 @@ def dispatch(
     gpu: Callable[..., Any] | None = None,
     sized_by: Any = None,
     backward: bool = False,
+    xla_derives: bool = False,
 ) -> Any:
     """`xla(*args)`, or the result of the platform's kernel.
 
@@ -77,6 +78,9 @@ def dispatch(
       sized_by: the array whose dtype and size are compared with `MEASURED`; None for
         the first.
       backward: whether this is a backward pass.
+      xla_derives: whether the kernel's derivative, which a second derivative of an op
+        asks for, is that of `xla`; otherwise it raises an error. `xla` closes over no
+        tracers then.
 
     Returns:
       What the chosen function returns.
@@ -87,7 +91,8 @@ def dispatch(
 
     Warns:
       With None, if a kernel that would have been chosen does not support `args`: once
-      for each message, at lowering.
+      for each message, at lowering. With `xla_derives`, once for each kernel of which
+      XLA computes a derivative.
     """
     check_implementation(implementation)
     x = jax.tree.leaves(args)[0] if sized_by is None else sized_by
@@ -101,7 +106,10 @@ def dispatch(
     if implementation is None:
         candidates = _candidates(name, kernels, reasons, found, args)
         return kernel_or_xla(xla, candidates, *args)
-    return _by_platform(name, branches, reasons, xla, args)
+    run = functools.partial(_by_platform, name, branches, reasons, xla)
+    if not xla_derives:
+        return run(_differentiated_once(name, args))
+    return _derived_by_xla(name, xla, args, run(jax.lax.stop_gradient(args)))
 
 
 def _measured(name: str, x, passes: tuple[bool, ...]) -> dict[str, set[str]]:
@@ -152,7 +160,6 @@ def _refuse(xla: Callable, message: str, *args: Any) -> Any:
 
 
 def _once(name: str, platform: str, kernel: Callable, *args: Any) -> Any:
-    args = _differentiated_once(name, args)
     return kernel(*for_chip(args, chips.needs(name, platform)))
 
 
@@ -168,6 +175,20 @@ def _refuse_derivative(name: str, primals, tangents):
         f"the kernel of {name} has a first derivative alone: implementation='xla' "
         "has all"
     )
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _derived_by_xla(name: str, xla: Callable, args: tuple, outs: Any) -> Any:
+    """`outs`, what a kernel gives for `args`, with the derivative of `xla(*args)`."""
+    # The kernel is outside, since its effects in a simulation do not pass `custom_jvp`.
+    return outs
+
+
+@_derived_by_xla.defjvp
+def _derive_by_xla(name: str, xla: Callable, primals, tangents):
+    warn_once(f"{name}: the kernel has no second derivative; it is computed by XLA")
+    (args, outs), (dots, _) = primals, tangents
+    return outs, jax.jvp(xla, args, dots)[1]
 
 
 def _supported(

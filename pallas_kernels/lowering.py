@@ -126,7 +126,7 @@ def _chosen(ctx, jaxpr, candidates) -> Callable:
             continue
         if not kernel.reason:
             return kernel.run
-        _warn_once(f"{kernel.name}: {kernel.reason}; XLA does it")
+        warn_once(f"{kernel.name}: {kernel.reason}; XLA does it")
     return jaxpr_as_fun(jaxpr)
 
 
@@ -149,7 +149,8 @@ def _run(*args, **params):
 
 
 @cache
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
+    """Warns with the same message once in a process."""
     warnings.warn(message, stacklevel=4)
 
 

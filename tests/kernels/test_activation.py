@@ -18,7 +18,7 @@ from jaxmem.ops.activations import gelu as _gelu
 from jaxmem.ops.activations import kernels as wiring
 from jaxmem.ops.activations.silu import FORMS, SILU, value_and_slope
 from jaxmem.ops.few_bit.tables import shipped
-from pallas_kernels import dispatch, simulated
+from pallas_kernels import dispatch, lowering, simulated
 from pallas_kernels.activation import gpu as activation_gpu
 from pallas_kernels.activation import reference
 from pallas_kernels.activation import tpu as activation_tpu
@@ -359,6 +359,49 @@ def test_keeps_no_second_output_for_the_next_matmul():
     for how in ("xla", "pallas"):
         total = kept_bytes(functools.partial(layers, how), (x, v, w), {1, 2})
         assert total == 2 * n + 2 * n + n // 8
+
+
+# -- second derivatives
+
+
+def curved(op, implementation, *args):
+    """The gradient of the squared gradient of a sum of cubes."""
+    fn = lambda *args: jnp.sum(op(*args, implementation=implementation) ** 3)
+    dot = lambda *args: sum(jnp.sum(d * d) for d in grad(fn, args)(*args))
+    grad = lambda fn, args: jax.grad(fn, tuple(range(len(args))))
+    return grad(dot, args)(*args)
+
+
+@pytest.mark.parametrize(
+    "name, save, error",
+    [
+        ("silu", 3, 1e-5),
+        # both invert rounded outputs: 1e-4 of a derivative each
+        *[("gelu", "output", 1e-3), ("gelu_erf", "output", 1e-3)],
+    ],
+)
+def test_second_derivatives_are_those_of_xla(name, save, error):
+    """In float32, of the same formulas, as far as they are the largest of theirs."""
+    op = functools.partial(OPS[name], save=save)
+    x = draw((16, 128), "float32")
+    # where the derivative of a recovered input is not near 0 / 0
+    x = jnp.where(jnp.abs(x + 0.75) < 0.1, 0.0, x)
+    lowering.warn_once.cache_clear()
+    warns = pytest.warns(UserWarning, match="no second derivative; .* by XLA")
+    with simulated("tpu"), warns:
+        got = jax.jit(functools.partial(curved, op, "pallas"))(x)
+    for ours, theirs in zip(got, curved(op, "xla", x), strict=True):
+        top = np.max(np.abs(theirs))
+        np.testing.assert_allclose(ours, theirs, rtol=error, atol=error * top)
+
+
+def test_the_second_derivative_of_gelu_at_zero():
+    """Where the polynomial that stands in for `erfc` has none."""
+    x = jnp.asarray([-1.5, -0.0, 0.0, 1e-30, 2.0])
+    value = lambda x: wiring.gelu_erf(x)[0]
+    bend = jax.vmap(jax.grad(jax.grad(value)))(x)
+    want = np.exp(-0.5 * x * x) * (2 - x * x) / np.sqrt(2 * np.pi)
+    np.testing.assert_allclose(bend, want, rtol=1e-5)
 
 
 # -- refusals

@@ -415,7 +415,7 @@ def test_what_no_kernel_does_is_said(name, measured, monkeypatch):
     call, message = REFUSED[name]
     with pytest.raises(ValueError, match=f"no kernel for this .*{message}"):
         call(implementation="pallas")
-    lowering._warn_once.cache_clear()
+    lowering.warn_once.cache_clear()
     with jax.sharding.use_abstract_mesh(chip_mesh("NVIDIA H100 80GB HBM3")):
         run = jax.jit(lambda: call())
         with pytest.warns(UserWarning, match=message):
@@ -436,10 +436,29 @@ def test_dtypes_and_widths(platform):
         run(bad[platform])
 
 
-def test_second_derivatives_are_refused():
-    fn = lambda x: jnp.sum(ops.rms_norm(x, implementation="pallas") ** 2)
-    with simulated("tpu"), pytest.raises(ValueError, match="first derivative alone"):
-        jax.grad(lambda x: jnp.sum(jax.grad(fn)(x)))(X)
+@pytest.mark.parametrize("name", ["rms_norm", "dropout_add_layer_norm"])
+def test_second_derivatives_are_those_of_xla(name):
+    """Of the formula in float32, summed in another order: 1e-5 of the largest."""
+    x, residual = _draw(0, (24, 128)), _draw(1, (24, 128))
+    scale = 1 + _draw(2, 128) / 4
+    if name == "rms_norm":
+        op, args = ops.rms_norm, (x, scale)
+    else:
+        bias, how = jnp.ones_like(scale), {"rate": 0.2, "rng": KEY}
+        op = lambda *args, **kw: ops.dropout_add_layer_norm(*args, **how, **kw)[0]
+        args = x, residual, scale, bias
+
+    def curved(implementation, *args):
+        fn = lambda *args: jnp.sum(op(*args, implementation=implementation) ** 3)
+        dot = lambda *args: sum(jnp.sum(d * d) for d in jax.grad(fn, (0, 1))(*args))
+        return jax.grad(dot, range(len(args)))(*args)
+
+    lowering.warn_once.cache_clear()
+    warns = pytest.warns(UserWarning, match=f"{name}: .* by XLA")
+    with pallas_kernels.simulated("tpu"), warns:
+        got = jax.jit(functools.partial(curved, "pallas"))(*args)
+    for a, b in zip(got, curved("xla", *args), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * np.max(np.abs(b)))
 
 
 # -- compiled for chips that are not here

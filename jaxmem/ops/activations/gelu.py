@@ -110,7 +110,7 @@ def gelu(
         bits: of the code, 1 to 8; for save="auto".
         implementation: "xla"; "pallas" for the kernel of a TPU or GPU, which writes
             output and code in one pass and the gradient over its cotangent, for
-            "output" and 1 to 4 bits, in reverse mode alone; None: the kernel where it
+            "output" and 1 to 8 bits, in reverse mode alone; None: the kernel where it
             was measured to be no slower.
 
     Returns:

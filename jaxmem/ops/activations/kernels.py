@@ -1,7 +1,7 @@
 """GELU and SiLU by kernels that write output and code in one pass.
 
 Kept is what the XLA path keeps. Kernels have no derivative of their own: unlike on the
-XLA path there is no forward mode and no second derivative.
+XLA path there is no forward mode, and XLA computes second derivatives.
 """
 
 import functools
@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from jaxmem.ops.activations.forms import Forms, Op
-from jaxmem.ops.activations.inverse import UnimodalFunction, settled, start
+from jaxmem.ops.activations.inverse import UnimodalFunction, invert, settled, start
 from jaxmem.ops.common.lean import FAR_OUT
 from jaxmem.ops.few_bit.tables import shipped
 from pallas_kernels.dispatch import Implementation, considered, dispatch, kernel_module
@@ -38,9 +38,10 @@ def gelu_erf(x: Array) -> tuple[Array, Array]:
     """x times the normal distribution's P(x), and the derivative."""
     near = jnp.clip(x, -FAR_OUT, FAR_OUT)
     bell = jnp.exp(-0.5 * (near * near))
-    t = 1 / (1 + TAIL_SCALE * jnp.abs(near))
+    below = near < 0
+    t = 1 / (1 + TAIL_SCALE * jnp.where(below, -near, near))  # `abs` has no slope at 0
     tail = t * _horner(TAIL, t) * bell
-    cdf = jnp.where(near < 0, tail, 1 - tail)
+    cdf = jnp.where(below, tail, 1 - tail)
     return x * cdf, cdf + near * (INV_SQRT_2PI * bell)
 
 
@@ -64,6 +65,7 @@ class ActivationKernel(NamedTuple):
     code: Callable  # of x, in int32
     bits: int
     slope: Callable  # of the code, and of the output where that is kept
+    xla_slope: Callable  # the same for XLA, which can be differentiated
     keeps_output: bool
 
 
@@ -76,7 +78,10 @@ def of_output(unimodal: UnimodalFunction) -> ActivationKernel:
     def slope(code, y):
         return unimodal.slope(start(unimodal, y, code != 0, _sqrt))
 
-    return ActivationKernel(settled(unimodal), code, 1, slope, True)
+    def xla_slope(code, y):
+        return unimodal.slope(invert(unimodal, y, code != 0))
+
+    return ActivationKernel(settled(unimodal), code, 1, slope, xla_slope, True)
 
 
 def of_code(value: Callable, borders: Sequence[float], levels: Sequence[float]):
@@ -92,7 +97,7 @@ def of_code(value: Callable, borders: Sequence[float], levels: Sequence[float]):
         digits = [(code >> b) & 1 != 0 for b in reversed(range(bits))]
         return _picked(digits, levels)
 
-    return ActivationKernel(value, code, bits, slope, False)
+    return ActivationKernel(value, code, bits, slope, slope, False)
 
 
 def _binary_search(x: Array, borders: Sequence[float], bits: int) -> list[Array]:
@@ -161,7 +166,7 @@ def _kernel_forms(
 
 def _kept(op: str, implementation, kept_name: str, kernel: ActivationKernel) -> Op:
     """The op of a kernel: its derivative is made of what it kept."""
-    value, code, bits, slope, keeps_output = kernel
+    value, code, bits, slope, xla_slope, keeps_output = kernel
     run = functools.partial(_dispatch, op, implementation)
 
     def forward(x):
@@ -178,24 +183,26 @@ def _kept(op: str, implementation, kept_name: str, kernel: ActivationKernel) -> 
         return y, (packed, y) if keeps_output else (packed,)
 
     def pull(kept, g):
-        return (run("backward", g, *kept, slope=slope),)
+        return (run("backward", g, *kept, slope=slope, xla={"slope": xla_slope}),)
 
     apply.defvjp(rule, pull)
     return apply
 
 
-def _dispatch(op: str, implementation, function: str, *arrays: Array, **how) -> Any:
-    """The `function` of the module for each platform."""
+def _dispatch(
+    op: str, implementation, function: str, *arrays: Array, xla=None, **how
+) -> Any:
+    """The `function` of the module for each platform; `xla` replaces some of `how`."""
 
-    def on(platform):
+    def on(platform, **other):
         def run(*arrays):
             return getattr(kernel_module("activation", platform), function)(
-                *arrays, **how
+                *arrays, **how | other
             )
 
         return run
 
     with jax.named_scope(f"jaxmem.{op}"):
-        each = {"xla": on("reference"), "tpu": on("tpu"), "gpu": on("gpu")}
-        is_backward = function.endswith("backward")
-        return dispatch(op, implementation, *arrays, **each, backward=is_backward)
+        each = {"xla": on("reference", **xla or {}), "tpu": on("tpu"), "gpu": on("gpu")}
+        run = functools.partial(dispatch, op, implementation, *arrays, **each)
+        return run(backward=function.endswith("backward"), xla_derives=True)

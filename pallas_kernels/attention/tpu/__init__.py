@@ -11,7 +11,8 @@ Forward: for each block of queries, blocks of keys in sequence, with a running m
 and sum. Backward, from the row statistics and delta = sum(g * o): for each block of
 keys, blocks of queries in sequence, with dk and dv as sums, and dq of all queries as a
 float32 sum on the chip. If there is no room for it (at 64 channels and bfloat16 from
-about 9000 queries on), a second pass, in the order of the forward pass, computes dq.
+about 9000 queries on where a core has 16 MiB, and 50000 where it has 60 or more), a
+second pass, in the order of the forward pass, computes dq.
 Blocks hidden by position (causal, window, lengths) are neither computed nor fetched,
 those hidden by segments are not computed. Blocks that are wholly visible take no mask.
 

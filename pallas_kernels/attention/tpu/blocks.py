@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from pallas_kernels import chips
 from pallas_kernels.arrays import LANES, check_dtypes
 from pallas_kernels.attention import inputs as common
 from pallas_kernels.attention.inputs import Inputs, Rules
 
 BLOCKS = 512, 256, 128  # the first for which there is room on the chip is taken
 MOST_HEAD = 256
-CHIP_BYTES = 15 * 2**20  # a kernel may use 16 MiB of on-chip memory, or more
+# Bytes of on-chip memory that a kernel asks for at most; what every chip has.
+MOST_VMEM, LEAST_VMEM = 60 * chips.MIB, 16 * chips.MIB
 
 
 class BlockSizes(NamedTuple):
@@ -72,6 +74,7 @@ class TpuCase(NamedTuple):
     segments: bool
     hides: bool  # whether a bias of -inf stands for a mask
     one_pass: bool  # whether there is room for dq on the chip, beside dk and dv
+    vmem: int  # bytes of the chip's memory that the kernel may use
 
 
 # -- arrays as blocks take them
@@ -121,7 +124,9 @@ def case_for(rules: Rules, inputs: Inputs, bias, blocks) -> TpuCase:
     _check(q, bias)
     options = [_sizes(q, k, block_q or size, block_kv or size) for size in BLOCKS]
     used = [_bytes_on_chip(sizes, q.dtype.itemsize, bias) for sizes in options]
-    best = next((i for i, n in enumerate(used) if n <= CHIP_BYTES), -1)
+    vmem = _vmem()
+    room = vmem * 15 // 16
+    best = next((i for i, n in enumerate(used) if n <= room), -1)
     whole = used[best] + _bytes_of_dq(options[best], q.dtype.itemsize)
     return TpuCase(
         common.bounded(rules, q.shape[1], k.shape[1]),
@@ -130,8 +135,14 @@ def case_for(rules: Rules, inputs: Inputs, bias, blocks) -> TpuCase:
         inputs.extras.kv_len is not None,
         inputs.extras.q_segments is not None,
         inputs.extras.mask is not None,
-        whole <= CHIP_BYTES,
+        whole <= room,
+        vmem,
     )
+
+
+def _vmem() -> int:
+    """Bytes that a kernel may use of a core's memory, on the chip traced for."""
+    return min(chips.vmem_in_context() or LEAST_VMEM, MOST_VMEM)
 
 
 def _bytes_on_chip(sizes: BlockSizes, itemsize: int, bias) -> int:

@@ -232,7 +232,8 @@ def call(
         ),
         out_shape=outs,
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary")
+            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
+            vmem_limit_bytes=case.vmem,
         ),
         cost_estimate=_cost(case, ins, outs),
         name=name,
