@@ -174,6 +174,13 @@ def simulated_platform() -> str | None:
     return _SIMULATED.get()
 
 
+def can_take_turns() -> bool:
+    """Whether programs of a GPU can wait for each other here."""
+    # No simulator has semaphores. That of jax 0.10 runs programs in order; later ones
+    # take what one program reads of another for a race.
+    return simulated_platform() is None or jax.__version_info__ < (0, 11)
+
+
 def aliases(pairs: dict[int, int], *, ragged: bool) -> dict[int, int]:
     """`input_output_aliases`; none where the simulator does not support them."""
     # Its aliased outputs would contain the padding of blocks that extend past an edge.

@@ -113,7 +113,7 @@ def in_turn(count: int, which, turn, work: Callable[[], None]) -> None:
         order, in which the chip starts them. So none waits for one that cannot start.
       work: what it writes to memory is visible to the programs after it.
     """
-    if simulated_platform():  # which runs one program after the other
+    if simulated_platform():  # it runs programs in their order: `can_take_turns`
         return work()
     done = pl.get_global(plgpu.SemaphoreType.REGULAR((count,))).at[which]
     plgpu.semaphore_wait(done, turn, decrement=False, memory_scope="gpu")

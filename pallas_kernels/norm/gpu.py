@@ -17,8 +17,9 @@ Memory traffic for N rows of D elements of b bytes and P programs:
 Limits: rows of more than 4096 elements fill the registers, so the next row cannot be
 fetched ahead; of 8192 they spill up to 660 bytes a thread in the backward pass. Where
 all programs end at once, the last of those that share a sum waits for the others, up to
-eight where 4096 elements are a row. Simulators run one program after the other, and so
-do not test the turns. Nothing here has been timed on a device.
+eight where 4096 elements are a row. No simulator has semaphores, so the turns are not
+tested: jax 0.10's runs programs in their order, and in later ones each program has a
+sum of its own. Nothing here has been timed on a device.
 """
 
 import functools
@@ -31,7 +32,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import hashing
-from pallas_kernels._compat import traced_late, with_layout
+from pallas_kernels._compat import can_take_turns, traced_late, with_layout
 from pallas_kernels.arrays import check_dtypes, float32, like
 from pallas_kernels.gpu import THREADS, in_turn, update_in_place
 from pallas_kernels.norm import arithmetic
@@ -60,6 +61,11 @@ def programs(rows: int, width: int, arrays: int, least_rows: int = 1) -> int:
 def shared_sums(width: int) -> int:
     """How many sums there are that programs share."""
     return max(_SUM_BYTES // (4 * width), 32)
+
+
+def _sums(count: int, width: int) -> tuple[int, int]:
+    """The shape of the sums of `count` programs."""
+    return min(count, shared_sums(width)) if can_take_turns() else count, width
 
 
 class _RowLayout:
@@ -283,7 +289,7 @@ def backward(
     var, shift, inverse = (None,) * 3 if output is None else output
     ins |= {"var": var, "shift": shift, "inverse": inverse}
     ins["seed"] = arrays.get("seed") if rules.rate and "x" in outs else None
-    shape = (min(count, shared_sums(g.shape[1])), g.shape[1])
+    shape = _sums(count, g.shape[1])
     sums = {k: like(g, shape, jnp.float32) for k in outs if k not in big}
     body = functools.partial(_backward_body, rules, count)
     over = arithmetic.donors(big, ins)

@@ -222,7 +222,8 @@ def test_blocks_that_rows_do_not_fill(platform, rows, width, block, x64):
 
 
 def test_programs_of_a_gpu_share_sums(monkeypatch):
-    """Five programs add to two sums, which is all that they return."""
+    """Five programs add to two sums, which is all that they return; so do simulated
+    ones where `can_take_turns`."""
     monkeypatch.setattr(norm_gpu, "shared_sums", lambda width: 2)
     x, scale = _arguments((11, 128), "float32", sums=False, count=1)
     g, outs = _draw(5, x.shape), dict.fromkeys(("scale", "bias"), jnp.float32)
