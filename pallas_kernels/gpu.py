@@ -1,6 +1,6 @@
 """What kernels for NVIDIA GPUs share: launches, copies, and streams of tiles.
 
-A program is one warpgroup of 128 threads.
+A program is one warpgroup of 128 threads; in attention of long sequences, two.
 
 Asynchronous operations become visible as follows. A copy into shared memory: by waiting
 for its barrier. A matrix product: by the wait at the end of the read in `run_scoped`,
@@ -37,6 +37,7 @@ def launch(
     grid: dict[str, int],
     scratch: Named | None = None,
     params: Any = None,
+    warpgroups: int = 1,
 ) -> Named:
     """Runs `body(references by name)` at each point of the grid; returns the outs.
 
@@ -47,8 +48,10 @@ def launch(
       grid: sizes by the names that `lax.axis_index` takes.
       scratch: types of shared memory and barriers.
       params: `plgpu.CompilerParams`.
+      warpgroups: of a program, along the axis "warpgroup" if there is more than one.
     """
     scratch = scratch or {}
+    threads: Named = {"num_threads": warpgroups, "thread_name": "warpgroup"}
 
     def kernel(*refs):
         body(dict(zip((*inputs, *outs, *scratch), refs, strict=True)))
@@ -61,6 +64,7 @@ def launch(
         grid_names=tuple(grid),
         kernel_name=name,
         compiler_params=params,
+        **(threads if warpgroups > 1 else {}),
     )
     with jax.enable_x64(False):  # where it is on, emit_pipeline mixes its integers
         results = run(*inputs.values())

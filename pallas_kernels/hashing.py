@@ -13,6 +13,19 @@ compute alike:
     c = mix(mix(column ^ ~k1) + k0)
     bits = mix(a ^ c) with b added before its second multiply
 
+A mask of a matrix product's size can do with less: `kept` compares one multiply and an
+add with a threshold, of two words a row and one a column that are mixed as well:
+
+    a = mix(mix(row ^ k0) + k1) | 1        b = mix(mix(row + k1) ^ k0)
+    c = mix(mix(column ^ ~k1) + k0)
+    kept = a * c + b >= threshold
+
+Any two of its elements are as good as independent, so that a sum over the mask has the
+variance that it has with independent elements. More than two are not always: there are
+rows whose odd factors have a ratio of small numbers, and triples of columns whose
+words' differences have one, about one in 2**31 for each such ratio. Only the comparison
+is random: the low bits of a c + b are not.
+
 The constants are from Wellons, "Prospecting for Hash Functions" (2018), who measured
 the bias of each output bit. The generator is made for masks: it is not
 cryptographic, and bits of it are not those of `jax.random`.
@@ -61,6 +74,26 @@ def bits_of(words, column):
 def random_bits(seed, row, column):
     """Bits at each position; `row` and `column` are uint32 and broadcast."""
     return bits_of(row_words(seed, row), column_word(seed, column))
+
+
+def mask_rows(seed, row):
+    """The two words of each row, for `kept`; uint32, of the shape of `row`."""
+    k0, k1 = seed[0], seed[1]
+    return mix(mix(row ^ k0) + k1) | np.uint32(1), mix(mix(row + k1) ^ k0)
+
+
+def mask_column(seed, column):
+    """The word of each column, for `kept`; uint32, of the shape of `column`."""
+    return mix(mix(column ^ ~seed[1]) + seed[0])
+
+
+def kept(rows, column, rate: float):
+    """A mask, True with probability `1 - rate`, from `mask_rows` and `mask_column`.
+
+    The rate is applied to within 2**-33; the words broadcast.
+    """
+    factor, term = rows
+    return factor * column + term >= threshold(rate)
 
 
 def threshold(rate: float) -> np.uint32:

@@ -20,8 +20,9 @@ from jaxmem.ops.randomness.bits import seed_words
 from pallas_kernels import simulated
 from pallas_kernels.attention import Extras, Inputs, Rules, dropout_mask, dropout_row
 from pallas_kernels.attention import gpu as attention_gpu
-from pallas_kernels.attention.gpu import tables
+from pallas_kernels.attention.gpu import programs, tables
 from pallas_kernels.attention.gpu.tables import make_case, row_statistics
+from pallas_kernels.attention.inputs import visible
 from tests.arrays import array
 
 AVAILABLE = {t.name for t in targets() if t.available}
@@ -38,7 +39,7 @@ BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setitem(tables.BLOCKS, "forward", (64, 64))
+    monkeypatch.setitem(tables.TILES, "forward", (64, 64))
 
 
 def normal(*shape, seed=0, dtype=F32):
@@ -98,6 +99,51 @@ def test_segments_and_a_bias_of_keys():
     )
 
 
+@pytest.mark.parametrize(
+    "shape, dtype, alone, kw",
+    [
+        ((1, 1, 1, 128), F32, True, {"is_causal": True, **DROPPED}),
+        pytest.param((2, 2, 1, 128), BF16, False, {}, marks=pytest.mark.slow),
+    ],
+)
+def test_gradient_of_a_bias_of_keys(shape, dtype, alone, kw):
+    """With those of q, k and v, and alone, so that none of them is computed."""
+    bias = normal(*shape, seed=5, dtype=dtype)
+    q, k, v = qkv(b=2, n=2, k=shape[1])
+    g = normal(*q.shape, seed=9, dtype=BF16)
+
+    def gradients(implementation):
+        def attend(bias, *qkv):
+            inputs = *(qkv or (q, k, v)), bias
+            return dot_product_attention(*inputs, implementation=implementation, **kw)
+
+        args = (bias,) if alone else (bias, q, k, v)
+        return jax.jit(lambda *args: jax.vjp(attend, *args)[1](g))(*args)
+
+    want = gradients("xla")
+    with simulated("cuda"):
+        got = gradients("pallas")
+    assert got[0].dtype == dtype and got[0].shape == shape
+    for a, b in zip(got, want, strict=True):
+        # As in `check`; roundings of what a sum over queries adds up average out.
+        a, b = (np.asarray(x.astype(F32)) for x in (a, b))
+        atol = 4 * float(jnp.finfo(BF16).eps) / 2 * abs(b).max()
+        np.testing.assert_allclose(a, b, atol=atol, rtol=0)
+
+
+@needs_gpu
+@pytest.mark.slow
+def test_compiles_the_gradient_of_a_bias_of_keys():
+    """Kept are the output, 1 MiB, and numbers for each query, key and head."""
+    q, bias = spec(1, 4096, 2, 64), spec(1, 2, 1, 4096, dtype=F32)
+    attend = lambda q, bias: dot_product_attention(
+        q, q, q, bias, implementation="pallas"
+    )
+    step = lambda q, bias, g: jax.vjp(attend, q, bias)[1](g)
+    report = jaxmem.estimate(jax.jit(step), q, bias, q, target="h100")
+    assert report.temp_bytes < 6 * 2**20
+
+
 def test_bias_of_queries_and_keys():
     """Some rows see nothing but -1e9."""
     bias = jnp.where(normal(1, 2, 128, 64, seed=5) < -1, -1e9, normal(1, 2, 128, 64))
@@ -121,6 +167,25 @@ def test_mask_of_queries_and_keys(shape):
 
 
 @over_edges
+@pytest.mark.slow
+def test_mask_of_lengths_that_fill_no_word():
+    mask = normal(1, 1, 72, 104, seed=7) > 0
+    check(qkv(t=72, s=104, n=1), mask=mask, is_causal=True, **DROPPED)
+
+
+def test_a_mask_in_words():
+    mask = normal(2, 1, 136, 72, seed=7) > 0
+    inputs = Inputs(*qkv(b=2, t=136, s=72), extras=Extras(mask=mask))
+    case = make_case(PLAIN, inputs, "forward", (64, 64))
+    words = np.asarray(tables.make_tables(case, inputs).rest["mask"])
+    assert words.shape == (2, 1, 4, 192) and words.dtype == np.uint32
+    bits = (words[:, :, :, None] >> np.arange(32)[:, None]) & 1
+    bits = bits.reshape(2, 1, 128, 192).swapaxes(2, 3)
+    np.testing.assert_array_equal(bits[:, :, :136, :72], mask)
+    assert bits.sum() == mask.sum()
+
+
+@over_edges
 def test_lengths_and_rows_that_see_nothing():
     """A block that holds such a row visits all keys; others few, or one for none."""
     lengths = jnp.asarray([[136, 0], [0, 70]], jnp.int32)
@@ -132,6 +197,92 @@ def test_lengths_and_rows_that_see_nothing():
 @pytest.mark.slow
 def test_window_that_ends_before_the_last_queries():
     check(qkv(t=200, s=72, n=1), local_window_size=(20, 3), **DROPPED)
+
+
+@pytest.fixture
+def two_warpgroups(monkeypatch):
+    """As for long sequences."""
+    monkeypatch.setattr(tables, "LONG", 64)
+
+
+def test_two_warpgroups(two_warpgroups):
+    check(qkv(t=256, s=256), is_causal=True, **DROPPED)
+
+
+@over_edges
+@pytest.mark.slow
+def test_two_warpgroups_of_which_one_has_nothing(two_warpgroups):
+    """The second half of a block of queries is not there, and that of one of keys."""
+    check(qkv(b=2, t=192, s=320, n=1), is_causal=True, **DROPPED)
+
+
+@pytest.mark.slow
+def test_two_warpgroups_without_a_mask(two_warpgroups):
+    check((*qkv(t=256, s=128), normal(1, 1, 1, 128, seed=5)))
+
+
+def test_tiles_with_a_mask_before_and_after_those_without():
+    check(qkv(t=256, s=256, n=1), local_window_size=(130, 70), **DROPPED)
+
+
+def test_a_last_block_of_keys_that_is_not_full():
+    """No query has a mask, and the last tile of each is masked all the same."""
+    case = make_case(PLAIN, Inputs(*qkv(s=72)), "forward", (64, 64))
+    found = programs.spans([0, 0, 72 // 64, case.kv_blocks], False)
+    assert found == [(0, 1, False), (1, 2, True)]
+
+
+WHERE = {
+    "causal": (True, None, None),
+    "more keys": (True, None, None),
+    "window": (False, (130, 70), None),
+    "left window": (True, (100, 0), None),
+    "lengths": (False, None, (0, 150)),
+    "causal, lengths": (True, None, (70, 300)),
+    "window, lengths": (False, (90, 200), (150, 64)),
+    "ends early": (False, (10, 3), None),
+}
+
+
+@pytest.mark.parametrize("name", WHERE)
+def test_blocks_that_are_visited_and_blocks_without_a_mask(name):
+    """Against all pairs: what is not visited is hidden, what has no mask is seen."""
+    causal, window, lengths = WHERE[name]
+    t, s = 328, 456 if name == "more keys" else 264
+    rules = PLAIN._replace(causal=causal, window=window)
+    extras = Extras(kv_len=None if lengths is None else jnp.asarray(lengths))
+    inputs = Inputs(*qkv(b=2, t=t, s=s), extras=extras)
+    case = make_case(rules, inputs, "dq", (128, 64))
+    made = tables.make_tables(case, inputs)
+    at = jnp.arange(t)[None, :, None], jnp.arange(s)[None, None]
+    limit = None if lengths is None else extras.kv_len[:, None, None]
+    seen = np.broadcast_to(visible(rules, *at, kv_len=limit), (2, t, s)).copy()
+    nothing = ~seen.any(axis=2)
+    visited = seen | nothing[..., None]
+
+    def in_blocks(x, of, padding):
+        sides = (0, 0), (0, -t % 128), (0, -s % 64)
+        x = np.pad(x, sides, constant_values=padding)
+        return of(x.reshape(2, -1, 128, x.shape[2] // 64, 64), axis=(2, 4))
+
+    some, every = in_blocks(visited, np.any, False), in_blocks(seen, np.all, True)
+    every[..., s // 64 :] = False  # a block that is not full has a mask
+    for rows, transpose in ((made, False), (tables.transposed(case, made), True)):
+        blocks = np.broadcast_to(
+            rows.rest["blocks"], (2, *rows.rest["blocks"].shape[1:])
+        )
+        places = np.arange(some.shape[1 if transpose else 2])
+        first, whole, past, stop = (blocks[..., x, None] for x in range(4))
+        assert (first <= whole).all() and (whole <= past).all() and (past <= stop).all()
+        visits = (first <= places) & (places < stop)
+        bare = (whole <= places) & (places < past)
+        if transpose:
+            visits, bare = visits.swapaxes(1, 2), bare.swapaxes(1, 2)
+        assert (visits >= some).all()
+        assert (bare <= every).all()
+        # All of them but in blocks of queries where some row sees nothing.
+        calm = ~in_blocks(nothing[..., None] & np.ones_like(seen), np.any, False)
+        assert bare.sum() == (every & calm & visits).sum()
 
 
 @pytest.mark.slow
@@ -184,12 +335,13 @@ def test_rows_past_the_queries_weigh_nothing(height):
 def test_statistics_of_rows_past_the_queries():
     """No logit is above that of a row which is not there."""
     case = make_case(PLAIN, Inputs(*qkv(t=72, s=64, n=1)), "forward", (64, 64))
-    got = row_statistics(case, jnp.zeros((1, 1, 72)), jnp.zeros((1, 1, 72)), None)
+    zeros = jnp.zeros((1, 1, 72))
+    got = row_statistics(case, zeros, zeros, None, apart=True)
     assert (got["top"][..., 72:] == jnp.inf).all() and got["top"].shape[-1] == 128
     lengths = jnp.asarray([70], jnp.int32)
-    got = row_statistics(case, jnp.zeros((1, 1, 72)), jnp.zeros((1, 1, 72)), lengths)
+    got = row_statistics(case, zeros, zeros + 1, lengths, apart=False)
     assert (got["top"][..., 70:] == jnp.inf).all()
-    assert (got["top"][..., :70] == 0).all()
+    np.testing.assert_allclose(got["top"][..., :70], 1 / np.log(2), rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -281,10 +433,10 @@ def test_what_it_does_is_said(change, message):
         attention_gpu.forward(Inputs(*args), PLAIN, **blocks)
 
 
-def test_gradient_of_a_bias_is_refused():
-    bias = jnp.zeros((1, 1, 1, 128))
+def test_gradient_of_a_bias_of_queries_is_refused():
+    bias = jnp.zeros((1, 1, 128, 128))
     fn = lambda bias: dot_product_attention(*qkv(), bias, implementation="pallas").sum()
-    with pytest.raises(ValueError, match="GPU: no gradient of the bias"):
+    with pytest.raises(ValueError, match="GPU: no gradient of a bias that differs"):
         jax.eval_shape(jax.grad(fn), bias)
 
 
@@ -321,6 +473,23 @@ def test_nothing_of_all_pairs_is_compiled():
     length = 8192
     kw = {"dropout_rate": 0.1, "dropout_rng": KEY}
     assert compiled_temp_bytes(1, length, length, 16, 16, 64, **kw) < 24 * 2**20
+
+
+@needs_gpu
+@pytest.mark.slow
+def test_a_mask_is_read_as_bits():
+    """8192 by 8192: 8 MiB of words, beside less than 2 MiB of numbers a query."""
+    x, mask = spec(1, 8192, 16, 64), spec(1, 1, 8192, 8192, dtype=jnp.bool_)
+
+    def step(q, k, v, g, mask):
+        attend = lambda q, k, v: dot_product_attention(
+            q, k, v, mask=mask, implementation="pallas"
+        )
+        out, pull = jax.vjp(attend, q, k, v)
+        return out, pull(g)
+
+    report = jaxmem.estimate(jax.jit(step), x, x, x, x, mask, target="h100")
+    assert report.temp_bytes < 10 * 2**20
 
 
 @needs_gpu

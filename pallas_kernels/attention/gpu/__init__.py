@@ -8,8 +8,8 @@ visits all.
 
 Supported: bfloat16 and float16, heads of 64 and 128, lengths divisible by 8, fewer key
 heads than query heads, segments [b, t] and [b, s], lengths [b], a window, `seed`
-uint32[2], a bias [b|1, n|1, t|1, s] without a gradient, and a mask, which becomes a
-bias. If the bias differs among queries, 64 must divide the lengths.
+uint32[2], a bias [b|1, n|1, t|1, s], and a mask: bits if it differs among queries, and
+else a bias. If a bias does, 64 must divide the lengths, and it has no gradient.
 
 Memory traffic in elements of the dtype of q: forward q, k, v and o once, and k and v
 once more for each further block of 128 queries, mostly from the second-level cache;
@@ -17,11 +17,20 @@ backward q, k, v and g by each of two kernels, o, and dq, dk, dv. In addition up
 eight numbers of four bytes for each query and head. Products: 2 forward, 7 backward, of
 2 b n t s h operations each, about half of them with a causal mask.
 
-Limits: a program is one warpgroup, which copies, multiplies and exponentiates in turn:
-tensor cores wait unless another program of the same processor has work for them (two or
-three fit). Dropout's bits take seven integer operations an element, forward once and
-backward twice, which is more than the exponential. Blocks that a mask leaves whole are
-compared all the same. The block sizes are the largest that registers hold; nothing was
+Tiles that no mask cuts have a loop of their own, without comparisons. Dropout's bits
+take a multiply, a comparison and a selection an element, in all three kernels.
+
+Where 4096 positions or more stream, a program has two warpgroups, and a block of twice
+the size that stays: they read the same tiles in shared memory, so the second-level
+cache sends half as much. (Tiles of 64 by 64 that one warpgroup reads alone ask it for
+16 KiB in some 400 clocks, more than it gives each processor.)
+
+Limits: every warpgroup multiplies and exponentiates in turn: tensor cores wait unless
+another warpgroup of the same processor has work for them (there are two or three, one
+or two with heads of 128). One program of two has the processor to itself, so nothing is
+done while it starts and ends, and no program goes on to a second block. With segments
+or a boolean mask every tile is compared. The block sizes are the largest that registers
+hold; heads of 128 with dropout or a causal mask spill up to 16 registers. Nothing was
 timed on a device. With `q_len`, o and g are copied once.
 
 jax's own kernel refuses a causal mask under CUDA 12.8.0 to 12.9.0, whose ptxas

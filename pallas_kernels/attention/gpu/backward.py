@@ -11,6 +11,9 @@ queries in memory, in float32 and in another order each time. A bias that differ
 queries is copied, transposed, for the second kernel.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,24 +23,31 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.arrays import like, padded
 from pallas_kernels.attention.gpu.programs import (
+    MASK_WORDS,
     LogitsTile,
     accumulate,
     bounds,
     over_keys,
     product,
     row_at,
+    rows_of_warpgroup,
+    scratch_of,
+    spans,
+    word_shapes,
 )
+from pallas_kernels.attention.gpu.ring import Span, as_int32, with_ring
 from pallas_kernels.attention.gpu.tables import (
     GpuCase,
     MaskTables,
     live_queries,
     make_case,
     make_tables,
+    masks_all,
     row_statistics,
     transposed,
 )
-from pallas_kernels.attention.inputs import Inputs, Rules
-from pallas_kernels.gpu import TILED, Named, launch, load_once, store, stream
+from pallas_kernels.attention.inputs import Inputs, Rules, sees_nothing
+from pallas_kernels.gpu import TILED, Named, launch, load_once, store
 
 _F32 = jnp.float32
 
@@ -51,54 +61,77 @@ def backward(
     wanted: frozenset[str],
     blocks: tuple[int | None, int | None] = (None, None),
 ):
-    """(dq, dk, dv, None): see the package `attention`.
+    """(dq, dk, dv, dbias): see the package `attention`.
 
     For {"v"} alone, v and o are not read and may be None.
     """
-    if "bias" in wanted:
-        raise NotImplementedError("no gradient of the bias")
     o, row_max, row_log_sum = results
-    case = make_case(rules, inputs, "backward", blocks)
-    tables = make_tables(case, inputs)
-    g = live_queries(case, g, inputs.extras.q_len)
+    q_len = inputs.extras.q_len
+    g, vectors = live_queries(g, q_len), {}
     arrays = {"q": inputs.q, "g": g, "k": inputs.k}
-    rows = row_statistics(case, row_max, row_log_sum, inputs.extras.q_len)
-    if wanted & {"q", "k"}:
+    if wanted - {"v"}:
         arrays["v"] = inputs.v
         delta = g.astype(_F32) * o.astype(_F32)
-        delta = jnp.swapaxes(delta.sum(axis=-1), 1, 2)
-        rows["delta"] = padded(delta, case.block_q)
-    tables = tables._replace(per_query=tables.per_query | rows)
-    of_keys = [x for x in ("k", "v") if x in wanted]
-    got = {"q": _of_queries(case, arrays, tables)} if "q" in wanted else {}
+        vectors["delta"] = jnp.swapaxes(delta.sum(axis=-1), 1, 2)
+
+    def prepared(kernel: str):
+        case = make_case(rules, inputs, kernel, blocks)
+        tables = make_tables(case, inputs)
+        # A bias, or a row that sees nothing, may make a maximum so low that it would
+        # swallow the logarithm in a sum.
+        hidden = sees_nothing(case.rules, inputs) is not None
+        apart = hidden or inputs.bias is not None
+        rows = row_statistics(case, row_max, row_log_sum, q_len, apart)
+        rows |= {x: padded(y, case.block_q) for x, y in vectors.items()}
+        return case, tables._replace(per_query=tables.per_query | rows)
+
+    got, of_keys = {}, [x for x in ("k", "v", "bias") if x in wanted]
+    if "q" in wanted:
+        case, tables = prepared("dq")
+        got["q"] = _of_queries(case, arrays, tables)
     if of_keys:
+        case, tables = prepared("dkv")
+        if "bias" in wanted and "bias" not in tables.per_key:
+            raise NotImplementedError(
+                "no gradient of a bias that differs among queries"
+            )
         got |= _of_keys(case, arrays, transposed(case, tables), of_keys)
-    return got.get("q"), got.get("k"), got.get("v"), None
+    if "bias" in wanted:
+        got["bias"] = _summed(got["bias"][:, :, None, : case.keys], inputs.bias)
+    return tuple(got.get(x) for x in ("q", "k", "v", "bias"))
+
+
+def _summed(x, bias):
+    """[b, key heads, 1, s] summed over the axes along which `bias` is broadcast."""
+    axes = tuple(i for i in range(4) if bias.shape[i] == 1)
+    return x.sum(axis=axes, keepdims=True).astype(bias.dtype)
 
 
 def _probabilities(tile: LogitsTile, products, seen):
     """The softmax, from the row statistics."""
     x = tile.logits(products, seen)
-    top, log_total = (tile.of_queries(tile.per_query[x]) for x in ("top", "log_total"))
-    return jnp.exp2((x - top) - log_total)
+    top, log_total = (tile.per_query.get(x) for x in ("top", "log_total"))
+    if log_total is not None and not tile.masked and not tile.has_bias:
+        top, log_total = top + log_total, None
+    p = x - tile.of_queries(top)
+    return jnp.exp2(p if log_total is None else p - tile.of_queries(log_total))
 
 
-def _logit_gradient(tile: LogitsTile, p, dp, seen):
+def _logit_gradient(tile: LogitsTile, p, dp, share, seen):
     """Not yet scaled; from the probabilities and the gradient of what came of them."""
-    factor = np.float32(1 / (1 - tile.case.rules.rate))
-    ds = p * (tile.dropped(dp) * factor - tile.of_queries(tile.per_query["delta"]))
-    ds = ds if seen is None else jnp.where(seen, ds, np.float32(0))
-    return ds.astype(tile.case.dtype)
+    dp = dp if share is None else dp * share
+    ds = p * (dp - tile.of_queries(tile.per_query["delta"]))
+    return ds if seen is None else jnp.where(seen, ds, np.float32(0))
 
 
 def _of_queries(case: GpuCase, arrays: Named, tables: MaskTables) -> jax.Array:
     def step(tile, here, k, v, dq):
         seen = tile.seen()
         p = _probabilities(tile, product(here["q"], k), seen)
-        ds = _logit_gradient(tile, p, product(here["g"], v), seen)
-        return accumulate(dq, ds, k)
+        ds = _logit_gradient(tile, p, product(here["g"], v), tile.share(), seen)
+        return accumulate(dq, ds.astype(case.dtype), k)
 
-    start = lambda: jnp.zeros((case.block_q, case.size), _F32)
+    start = lambda: jnp.zeros((case.tile[0], case.size), _F32)
     end = lambda dq: {"dq": dq * np.float32(case.rules.scale)}
     outs = {"dq": like(arrays["q"], arrays["q"].shape, case.dtype)}
     got = over_keys("jaxmem_attention_dq", case, arrays, tables, outs, start, step, end)
@@ -108,83 +141,141 @@ def _of_queries(case: GpuCase, arrays: Named, tables: MaskTables) -> jax.Array:
 def _of_keys(
     case: GpuCase, arrays: Named, tables: MaskTables, wanted
 ) -> dict[str, jax.Array]:
-    """The gradients of those of k and v that `wanted` names."""
-    stay = ("k", "v") if "k" in wanted else ("k",)
+    """The gradients that `wanted` names; that of the bias for each key and its head."""
+    stay = ("k",) if wanted == ["v"] else ("k", "v")
     inputs = {x: arrays[x] for x in ("q", "g", *stay)}
     inputs |= tables.per_query | tables.per_key | tables.rest
-    tile = plgpu.SMEM((case.block_kv, case.size), case.dtype)
-    local: Named = {"k_here": tile, "v_here": tile}
-    for x, table in tables.per_key.items():
-        local[f"{x}_here"] = plgpu.SMEM((case.block_kv,), table.dtype)
-    local["arrived"] = plgpu.Barrier(num_arrivals=len(stay) + len(tables.per_key))
+    scratch = scratch_of(case, ("k", "v"), tables.per_key)
+    local: Named = {f"{x}_here": ref for x, ref in scratch.items()}
+    arrivals = len(stay) + len(tables.per_key)
+    local["arrived"] = plgpu.Barrier(
+        num_arrivals=arrivals, num_barriers=case.warpgroups
+    )
     out = like(arrays["k"], arrays["k"].shape, case.dtype)
     outs = {f"d{x}": out for x in wanted}
+    if "bias" in wanted:
+        shape = case.batch, case.kv_heads, case.kv_blocks * case.block_kv
+        outs["dbias"] = like(arrays["k"], shape, _F32)
 
     def program(refs):
         _keys_program(case, refs, tables, wanted, stay)
 
     grid = {"batch": case.batch, "heads": case.kv_heads, "blocks": case.kv_blocks}
-    got = launch("jaxmem_attention_dkv", program, inputs, outs, grid, local, TILED)
+    name = "jaxmem_attention_dkv"
+    got = launch(name, program, inputs, outs, grid, local, TILED, case.warpgroups)
     return {x: got[f"d{x}"] for x in wanted}
 
 
 def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) -> None:
     b, kv_head = lax.axis_index("batch"), lax.axis_index("heads")
     j = lax.axis_index("blocks")
-    rows = pl.ds(j * case.block_kv, case.block_kv)
-    copies = [(refs[x].at[b, rows, kv_head], refs[f"{x}_here"]) for x in stay]
+    rows, mine = rows_of_warpgroup(case, j)
+    here = {x: refs[f"{x}_here"].at[mine] for x in ("k", "v", *tables.per_key)}
+    copies = [(refs[x].at[b, rows, kv_head], here[x]) for x in stay]
     for x in tables.per_key:
-        source = refs[x].at[(*row_at(refs[x], b, kv_head), rows)]
-        copies.append((source, refs[f"{x}_here"]))
-    load_once(copies, refs["arrived"])
-    keys = {x: refs[f"{x}_here"][...] for x in tables.per_key}
-    first, steps = bounds(refs, b, j, case.q_blocks)
+        copies.append((refs[x].at[(*row_at(refs[x], b, kv_head), rows)], here[x]))
+    load_once(copies, refs["arrived"].at[mine])
+    keys = {x: here[x][...] for x in tables.per_key}
+    loops = _query_spans(case, refs, tables, b, j)
+    first, count = loops[0].first, loops[-1].stop - loops[0].first
 
-    def visit(indices, got, sums):
+    def visit(masked, step, got, sums):
         queries = {x: got[x][...] for x in tables.per_query}
-        position = j * case.block_kv
-        tile = LogitsTile(case, 1, queries, keys, position, got.get("bias_tile"))
-        seen, sums = tile.seen(), dict(sums)
-        p = _probabilities(tile, product(refs["k_here"], got["q"]), seen)
+        position = j * case.block_kv + mine * case.tile[0]
+        tile = LogitsTile(case, queries, keys, position, masked, got)
+        seen, share, sums = tile.seen(), tile.share(), dict(sums)
+        p = _probabilities(tile, product(here["k"], got["q"]), seen)
         if "v" in wanted:
-            dropped = tile.dropped(p).astype(case.dtype)
-            sums["v"] = accumulate(sums["v"], dropped, got["g"])
+            dropped = p if share is None else p * share
+            sums["v"] = accumulate(sums["v"], dropped.astype(case.dtype), got["g"])
+        if wanted != ["v"]:
+            dp = product(here["v"], got["g"])
+            ds = _logit_gradient(tile, p, dp, share, seen)
+        if "bias" in wanted:
+            sums["bias"] = sums["bias"] + ds.sum(axis=1)
         if "k" in wanted:
-            ds = _logit_gradient(tile, p, product(refs["v_here"], got["g"]), seen)
-            sums["k"] = accumulate(sums["k"], ds, got["q"])
+            sums["k"] = accumulate(sums["k"], ds.astype(case.dtype), got["q"])
         return sums
 
-    zeros = {x: jnp.zeros((case.block_kv, case.size), _F32) for x in wanted}
-    specs = _query_specs(case, refs, tables, b, kv_head, j, first)
-    sums = stream(refs, specs, (case.group, steps), visit, zeros)
-    factors = {"k": case.rules.scale, "v": 1 / (1 - case.rules.rate)}
-    for x in wanted:
-        total = sums[x] * np.float32(factors[x])
-        refs[f"{x}_here"][...] = total.astype(case.dtype)
-    store([(refs[f"{x}_here"], refs[f"d{x}"].at[b, rows, kv_head]) for x in wanted])
+    def place(x):
+        return (b, kv_head, rows) if x == "bias" else (b, rows, kv_head)
+
+    def visit_head(ring, member, sums):
+        shift = member * count - first
+        for loop in loops:
+            moved = Span(loop.first + shift, loop.stop + shift, loop.masked)
+            sums = ring.visit(moved, partial(visit, loop.masked), sums)
+        return sums
+
+    def run(ring):
+        shape = case.tile[0], case.size
+        zeros = lambda x: jnp.zeros(shape[:1] if x == "bias" else shape, _F32)
+        sums = {x: zeros(x) for x in wanted}
+        of_head = partial(visit_head, ring)
+        sums = lax.fori_loop(np.int32(0), np.int32(case.group), of_head, sums)
+        for x in wanted:
+            total = sums[x] * np.float32(case.rules.scale) if x == "k" else sums[x]
+            here[x][...] = total.astype(_F32 if x == "bias" else case.dtype)
+        store([(here[x], refs[f"d{x}"].at[place(x)]) for x in wanted])
+
+    sources = _query_sources(case, refs, tables, b, kv_head, j, first, count)
+    shapes = _query_shapes(case, tables)
+    with_ring(run, sources, shapes, 0, count * case.group, case.warpgroups)
 
 
-def _query_specs(
-    case: GpuCase, refs: Named, tables: MaskTables, b, kv_head, j, first
-) -> Named:
-    """The blocks that stream past block `j` of the keys: of each head, all queries."""
-    head = lambda member: kv_head * case.group + member
-    specs: Named = dict.fromkeys(
-        ("q", "g"),
-        plgpu.BlockSpec(
-            (None, case.block_q, None, case.size),
-            lambda member, i: (b, i + first, head(member), 0),
-        ),
+def _query_spans(case: GpuCase, refs: Named, tables: MaskTables, b, j) -> list[Span]:
+    """What block `j` of the keys visits, of each head."""
+    masked = masks_all(case, tables)
+    if "blocks" in refs:
+        first, whole, past, stop = bounds(refs, b, j)
+        # Without a window the last query sees what others do (`tables.transposed`).
+        return spans([first, whole, past if case.rules.window else stop, stop], masked)
+    ragged, stop = case.keys % case.block_kv, case.q_blocks
+    last = jnp.where(j == case.kv_blocks - 1, np.int32(stop), np.int32(0))
+    return spans([0, last if ragged else 0, stop, stop], masked)
+
+
+def _query_sources(
+    case: GpuCase, refs: Named, tables: MaskTables, b, kv_head, j, first, count
+) -> dict[str, Callable]:
+    """What is copied at a step of block `j` of the keys.
+
+    Each head that shares them has `count` steps, from block `first` on.
+    """
+    count = as_int32(count)
+    head = lambda step: kv_head * case.group + lax.div(step, count)
+    queries = lambda step: pl.ds(
+        (lax.rem(step, count) + first) * case.block_q, case.block_q
     )
+    sources: dict[str, Callable] = {
+        x: lambda step, ref=refs[x]: ref.at[b, queries(step), head(step)]
+        for x in ("q", "g")
+    }
     for x in tables.per_query:
-        specs[x] = plgpu.BlockSpec(
-            (None, None, case.block_q),
-            lambda member, i, ref=refs[x]: (*row_at(ref, b, head(member)), i + first),
-        )
+        sources[x] = lambda step, ref=refs[x]: ref.at[
+            (*row_at(ref, b, head(step)), queries(step))
+        ]
     if "bias_tile" in tables.rest:
-        ref = refs["bias_tile"]
-        specs["bias_tile"] = plgpu.BlockSpec(
-            (None, None, case.block_kv, case.block_q),
-            lambda member, i: (*row_at(ref, b, head(member)), j, i + first),
-        )
-    return specs
+        bias, keys = refs["bias_tile"], pl.ds(j * case.block_kv, case.block_kv)
+        sources["bias_tile"] = lambda step: bias.at[
+            (*row_at(bias, b, head(step)), keys, queries(step))
+        ]
+    if "mask" in tables.rest:
+        mask = refs["mask"]
+        for which, x in enumerate(MASK_WORDS):
+            sources[x] = lambda step, which=which: mask.at[
+                (*row_at(mask, b, head(step)), 2 * j + which, queries(step))
+            ]
+    return sources
+
+
+def _query_shapes(case: GpuCase, tables: MaskTables) -> Named:
+    """The tiles of `_query_sources`."""
+    tile = jax.ShapeDtypeStruct((case.block_q, case.size), case.dtype)
+    shapes: Named = {"q": tile, "g": tile}
+    for x, table in tables.per_query.items():
+        shapes[x] = jax.ShapeDtypeStruct((case.block_q,), table.dtype)
+    if "bias_tile" in tables.rest:
+        dtype = tables.rest["bias_tile"].dtype
+        shapes["bias_tile"] = jax.ShapeDtypeStruct((case.block_kv, case.block_q), dtype)
+    return shapes | word_shapes(case, tables)

@@ -35,9 +35,9 @@ def forward(
     share = np.float32(1 - rules.rate)  # of probabilities that dropout keeps
 
     def start():
-        o = jnp.zeros((case.block_q, case.size), _F32)
-        top = jnp.full((case.block_q,), -np.inf, _F32)
-        return o, top, jnp.zeros((case.block_q,), _F32)
+        rows = case.tile[0]
+        o = jnp.zeros((rows, case.size), _F32)
+        return o, jnp.full((rows,), -np.inf, _F32), jnp.zeros((rows,), _F32)
 
     def step(tile, here, k, v, carry):
         o, top, total = carry
@@ -61,7 +61,7 @@ def forward(
     got = over_keys("jaxmem_attention", case, arrays, tables, outs, start, step, end)
     top, total = (got[name][..., : case.queries] for name in ("top", "total"))
     return (
-        live_queries(case, got["o"], inputs.extras.q_len),
+        live_queries(got["o"], inputs.extras.q_len),
         from_base_2(top),
         jnp.log(total),
     )

@@ -1,12 +1,14 @@
 """What attention's programs on Hopper are made of: products, and tiles of logits.
 
 A tile of logits lies in registers as tensor cores leave it, with queries along its
-first axis (`across == 0`) or its second. Tensor cores take the left operand of the next
+first axis (`across == 0`) or its second. Two warpgroups of a program have a tile each,
+of the same streamed block. Tensor cores take the left operand of the next
 product from registers, and the axis it sums over must lie along that operand's rows.
 """
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +20,20 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels._compat import simulated_platform
 from pallas_kernels.arrays import dot
-from pallas_kernels.attention.gpu.tables import FLOOR, GpuCase, MaskTables, in_base_2
+from pallas_kernels.attention.gpu.ring import Span, with_ring
+from pallas_kernels.attention.gpu.tables import (
+    FLOOR,
+    WORD,
+    GpuCase,
+    MaskTables,
+    in_base_2,
+    masks_all,
+)
 from pallas_kernels.attention.inputs import all_of
-from pallas_kernels.gpu import TILED, Named, launch, load_once, spread, store, stream
-from pallas_kernels.hashing import bits_of, threshold
+from pallas_kernels.gpu import TILED, Named, launch, load_once, spread, store
+from pallas_kernels.hashing import kept
+
+MASK_WORDS = "mask_low", "mask_high"  # of a block of 64 keys
 
 
 def product(a, b):
@@ -49,16 +61,23 @@ class LogitsTile(NamedTuple):
     """A tile of logits: its vectors by query and by key, and where its keys start."""
 
     case: GpuCase
-    across: int  # the axis of queries
     per_query: Named
     per_key: Named
     first_key: Any
-    bias: Any = None  # in shared memory
+    masked: bool  # whether some query does not see some key
+    got: Named  # what streams, in shared memory, with "bias_tile" and "mask" or not
 
     @property
     def shape(self) -> tuple[int, int]:
-        q, kv = self.case.block_q, self.case.block_kv
-        return (q, kv) if self.across == 0 else (kv, q)
+        return self.case.tile
+
+    @property
+    def across(self) -> int:
+        return self.case.across
+
+    @property
+    def has_bias(self) -> bool:
+        return "bias_tile" in self.got or "bias" in self.per_key
 
     def of_queries(self, vector):
         return spread(vector, self.shape, self.across)
@@ -80,18 +99,28 @@ class LogitsTile(NamedTuple):
             yield self.of_queries(limits["q_segment"]) == segment
         if self.case.hides and (bias := self._bias()) is not None:
             yield bias > np.float32(FLOOR)
+        if "mask_low" in self.got:
+            yield self._bits() == np.uint32(1)
+
+    def _bits(self):
+        """The mask's, from two words of each query."""
+        low, high = (self.of_queries(self.got[x][...]) for x in MASK_WORDS)
+        key = self._key()
+        word = jnp.where(key < np.int32(WORD), low, high)
+        bit = (key & np.int32(WORD - 1)).astype(jnp.uint32)
+        return (word >> bit) & np.uint32(1)
 
     def _bias(self):
         """The bias in base 2, or None."""
         if "bias" in self.per_key:
             return self.of_keys(self.per_key["bias"])
-        if self.bias is not None:
-            return in_base_2(self.bias[...].astype(jnp.float32))
+        if "bias_tile" in self.got:
+            return in_base_2(self.got["bias_tile"][...].astype(jnp.float32))
         return None
 
     def seen(self):
         """Where a query sees a key; None where all do."""
-        return all_of(self._conditions())
+        return all_of(self._conditions()) if self.masked else None
 
     @property
     def _scale(self):
@@ -104,28 +133,38 @@ class LogitsTile(NamedTuple):
             x = x + bias
         if seen is not None:
             x = jnp.where(seen, x, np.float32(FLOOR))
-        if self.case.keys % self.case.block_kv:
+        if self.masked and self.case.keys % self.case.block_kv:
             there = self._key() < self.case.keys - self.first_key
             x = jnp.where(there, x, np.float32(-np.inf))
         return x
 
     def row_max(self, products, x):
         """Row maxima of `x`; from the products if that is the same and cheaper."""
-        changed = {"high", "q_segment"} & set(self.per_query) or "bias" in self.per_key
-        ragged = self.case.keys % self.case.block_kv
-        if changed or ragged or self.bias is not None or self._scale < 0:
+        if self.masked or self.has_bias or self._scale < 0:
             return x.max(axis=1)
         return products.max(axis=1) * self._scale
+
+    def _keep(self):
+        """Where dropout keeps an element."""
+        rows = [self.of_queries(self.per_query[x]) for x in ("factor", "term")]
+        return kept(rows, self.of_keys(self.per_key["word"]), self.case.rules.rate)
 
     def dropped(self, x):
         """`x` with zeros where dropout has them."""
         if not self.case.rules.rate:
             return x
-        a, b = (self.of_queries(self.per_query[name]) for name in ("word_a", "word_b"))
-        bits = bits_of((a, b), self.of_keys(self.per_key["word"]))
-        x = jnp.where(bits >= threshold(self.case.rules.rate), x, np.float32(0))
+        x = jnp.where(self._keep(), x, np.float32(0))
         # Without the barrier elements are rounded one by one, not in pairs.
         return lax.optimization_barrier(x)
+
+    def share(self):
+        """What dropout multiplies elements by: 0 or 1 / (1 - rate). None without it."""
+        # Multiplied by twice, it is cheaper than a mask, for which there are too few
+        # predicate registers.
+        if not self.case.rules.rate:
+            return None
+        factor = np.float32(1 / (1 - self.case.rules.rate))
+        return jnp.where(self._keep(), factor, np.float32(0))
 
 
 def row_at(ref, b, n) -> tuple[Any, Any]:
@@ -133,14 +172,38 @@ def row_at(ref, b, n) -> tuple[Any, Any]:
     return b if ref.shape[0] > 1 else 0, n if ref.shape[1] > 1 else 0
 
 
-def bounds(refs: Named, b, i, every: int):
-    """The first block to visit, and how many, for block `i` that stays."""
-    if "blocks" not in refs:
-        return 0, every
+def bounds(refs: Named, b, i) -> list:
+    """The four numbers that "blocks" has for block `i` that stays."""
     ref = refs["blocks"]
     row = b if ref.shape[0] > 1 else 0
-    first = ref[row, i, 0]
-    return first, ref[row, i, 1] - first
+    return [ref[row, i, x] for x in range(4)]
+
+
+def spans(bounds: list, all_masked: bool) -> list[Span]:
+    """Loops with a mask, without one, and with one, between bounds as in "blocks".
+
+    There is no loop between two bounds that are one object, or the same number.
+    """
+    first, whole, past, stop = bounds
+    if all_masked:
+        return [Span(first, stop, True)]
+    parts = Span(first, whole, True), Span(whole, past, False), Span(past, stop, True)
+    return [x for x in parts if not _is_empty(x)]
+
+
+def _is_empty(span: Span) -> bool:
+    known = isinstance(span.first, int) and isinstance(span.stop, int)
+    return span.first is span.stop or (known and span.first == span.stop)
+
+
+def _key_spans(case: GpuCase, refs: Named, tables: MaskTables, b, i) -> list[Span]:
+    """What block `i` of the queries visits."""
+    masked = masks_all(case, tables)
+    if "blocks" not in refs:
+        return spans([0, 0, case.keys // case.block_kv, case.kv_blocks], masked)
+    first, whole, past, stop = bounds(refs, b, i)
+    # Without a window the first key is visible to all.
+    return spans([first, whole if case.rules.window else first, past, stop], masked)
 
 
 def over_keys(
@@ -166,15 +229,15 @@ def over_keys(
     inputs = arrays | tables.per_query | tables.per_key | tables.rest
     first_out, *vectors = outs
     once = (*stay, *tables.per_query)
-    scratch = _scratch(case, stay, tables.per_query | {x: outs[x] for x in vectors})
-    arrived = plgpu.Barrier(num_arrivals=len(once))
+    scratch = scratch_of(case, stay, tables.per_query | {x: outs[x] for x in vectors})
+    arrived = plgpu.Barrier(num_arrivals=len(once), num_barriers=case.warpgroups)
     local = {f"{x}_here": ref for x, ref in scratch.items()} | {"arrived": arrived}
 
     def program(refs):
         b, n = lax.axis_index("batch"), lax.axis_index("heads")
         # The last block takes longest with a causal mask, so it is started first.
         i = case.q_blocks - 1 - lax.axis_index("blocks")
-        rows = pl.ds(i * case.block_q, case.block_q)
+        rows, mine = rows_of_warpgroup(case, i)
 
         def part(x):
             ref = refs[x]
@@ -182,56 +245,82 @@ def over_keys(
                 return ref.at[b, rows, n]
             return ref.at[(*row_at(ref, b, n), rows)]
 
-        here = {x: refs[f"{x}_here"] for x in scratch}
-        load_once([(part(x), here[x]) for x in once], refs["arrived"])
+        here = {x: refs[f"{x}_here"].at[mine] for x in scratch}
+        load_once([(part(x), here[x]) for x in once], refs["arrived"].at[mine])
         queries = {x: here[x][...] for x in tables.per_query}
-        first, steps = bounds(refs, b, i, case.kv_blocks)
+        loops = _key_spans(case, refs, tables, b, i)
+        first, sources = loops[0].first, _key_sources(case, refs, tables, b, n, i)
 
-        def visit(indices, got, carry):
+        def visit(masked, j, got, carry):
             keys = {x: got[x][...] for x in tables.per_key}
-            position = (indices[0] + first) * case.block_kv
-            tile = LogitsTile(case, 0, queries, keys, position, got.get("bias_tile"))
+            position = j * case.block_kv
+            tile = LogitsTile(case, queries, keys, position, masked, got)
             return step(tile, here, got["k"], got["v"], carry)
 
-        specs = _key_specs(case, refs, tables, b, n, i, first)
-        carry = stream(refs, specs, (steps,), visit, start())
-        here[first_out] = here["q"]
-        for x, value in end(carry).items():
-            here[x][...] = value.astype(outs[x].dtype)
-        store([(here[x], part(x)) for x in outs])
+        def run(ring):
+            carry = start()
+            for loop in loops:
+                carry = ring.visit(loop, partial(visit, loop.masked), carry)
+            here[first_out] = here["q"]
+            for x, value in end(carry).items():
+                here[x][...] = value.astype(outs[x].dtype)
+            store([(here[x], part(x)) for x in outs])
+
+        shapes, stop = _key_shapes(case, tables), loops[-1].stop
+        with_ring(run, sources, shapes, first, stop, case.warpgroups)
 
     grid = {"batch": case.batch, "heads": case.heads, "blocks": case.q_blocks}
-    return launch(name, program, inputs, outs, grid, local, TILED)
+    return launch(name, program, inputs, outs, grid, local, TILED, case.warpgroups)
 
 
-def _scratch(case: GpuCase, blocks, vectors: Named) -> Named:
-    """Shared memory for blocks of queries, and for vectors over such a block."""
-    scratch: Named = {
-        x: plgpu.SMEM((case.block_q, case.size), case.dtype) for x in blocks
-    }
-    return scratch | {
-        x: plgpu.SMEM((case.block_q,), vector.dtype) for x, vector in vectors.items()
-    }
+def rows_of_warpgroup(case: GpuCase, block) -> tuple[Any, Any]:
+    """The positions of this warpgroup in a block that stays, and its number."""
+    rows, of_program = case.tile[0], case.tile[0] * case.warpgroups
+    mine = lax.axis_index("warpgroup") if case.warpgroups > 1 else 0
+    return pl.ds(block * of_program + mine * rows, rows), mine
 
 
-def _key_specs(case: GpuCase, refs: Named, tables: MaskTables, b, n, i, first) -> Named:
-    """The blocks that stream past block `i` of the queries of head `n`."""
+def scratch_of(case: GpuCase, blocks, vectors: Named) -> Named:
+    """Shared memory for each warpgroup's rows that stay, and for vectors over them."""
+    own = case.warpgroups, case.tile[0]
+    scratch: Named = {x: plgpu.SMEM((*own, case.size), case.dtype) for x in blocks}
+    return scratch | {x: plgpu.SMEM(own, y.dtype) for x, y in vectors.items()}
+
+
+def _key_sources(case: GpuCase, refs: Named, tables: MaskTables, b, n, i):
+    """What is copied for block j of the keys, for block `i` of head `n`'s queries."""
     kv_head = lax.div(n, np.int32(case.group))
-    specs: Named = dict.fromkeys(
-        ("k", "v"),
-        plgpu.BlockSpec(
-            (None, case.block_kv, None, case.size), lambda j: (b, j + first, kv_head, 0)
-        ),
-    )
+    keys = lambda j: pl.ds(j * case.block_kv, case.block_kv)
+    sources: dict[str, Callable] = {
+        x: lambda j, ref=refs[x]: ref.at[b, keys(j), kv_head] for x in ("k", "v")
+    }
     for x in tables.per_key:
-        specs[x] = plgpu.BlockSpec(
-            (None, None, case.block_kv),
-            lambda j, ref=refs[x]: (*row_at(ref, b, n), j + first),
-        )
+        sources[x] = lambda j, ref=refs[x]: ref.at[(*row_at(ref, b, n), keys(j))]
     if "bias_tile" in tables.rest:
-        bias = refs["bias_tile"]
-        specs["bias_tile"] = plgpu.BlockSpec(
-            (None, None, case.block_q, case.block_kv),
-            lambda j: (*row_at(bias, b, n), i, j + first),
-        )
-    return specs
+        bias, rows = refs["bias_tile"], pl.ds(i * case.block_q, case.block_q)
+        sources["bias_tile"] = lambda j: bias.at[(*row_at(bias, b, n), rows, keys(j))]
+    if "mask" in tables.rest:
+        mask, rows = refs["mask"], pl.ds(i * case.block_q, case.block_q)
+        for which, x in enumerate(MASK_WORDS):
+            sources[x] = lambda j, which=which: mask.at[
+                (*row_at(mask, b, n), 2 * j + which, rows)
+            ]
+    return sources
+
+
+def _key_shapes(case: GpuCase, tables: MaskTables) -> Named:
+    """The tiles of `_key_sources`."""
+    tile = jax.ShapeDtypeStruct((case.block_kv, case.size), case.dtype)
+    shapes: Named = {"k": tile, "v": tile}
+    for x, table in tables.per_key.items():
+        shapes[x] = jax.ShapeDtypeStruct((case.block_kv,), table.dtype)
+    if "bias_tile" in tables.rest:
+        dtype = tables.rest["bias_tile"].dtype
+        shapes["bias_tile"] = jax.ShapeDtypeStruct((case.block_q, case.block_kv), dtype)
+    return shapes | word_shapes(case, tables)
+
+
+def word_shapes(case: GpuCase, tables: MaskTables) -> Named:
+    """Of a mask, which is copied in two words for each query of a block."""
+    words = jax.ShapeDtypeStruct((case.block_q,), jnp.uint32)
+    return dict.fromkeys(MASK_WORDS, words) if "mask" in tables.rest else {}

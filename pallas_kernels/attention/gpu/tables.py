@@ -30,17 +30,30 @@ from pallas_kernels.attention.inputs import (
     keys_seen,
     sees_nothing,
 )
-from pallas_kernels.hashing import column_word, row_words
+from pallas_kernels.hashing import mask_column, mask_rows
 
 FLOOR = -1e38  # a masked logit in base 2, where `MASKED` would be infinite
-# (queries, keys) of a block: the largest for which a program has registers.
-BLOCKS = {"forward": (128, 64), "backward": (64, 64)}
+# (queries, keys) of a warpgroup's tile: the largest for which there are registers.
+TILES = {"forward": (128, 64), "dq": (64, 64), "dkv": (64, 64)}
+WIDE = (64, 128)  # for dq, where two warpgroups share a stream and heads are of 64
+# From how many streamed positions on two warpgroups share a stream: the second-level
+# cache then sends half as much, but one program of them has a processor to itself.
+LONG = 4096
 _BLOCK = 64  # the rows of a warpgroup's product
+WORD = 32  # keys of a word of a mask
 _TILING = 8  # rows that shared memory holds together
 
 
 class GpuCase(NamedTuple):
-    """The static part of a call."""
+    """The static part of a call.
+
+    Attributes:
+      block_q, block_kv: queries and keys of a program's block.
+      across: the axis of queries in a tile of logits: 0 if they stay and keys stream.
+      warpgroups: of a program, which divide the block that stays among them.
+      hides: whether a bias of `FLOOR` or less stands for a mask, which is the same
+        for all queries.
+    """
 
     rules: Rules
     batch: int
@@ -52,7 +65,15 @@ class GpuCase(NamedTuple):
     dtype: Any
     block_q: int
     block_kv: int
-    hides: bool  # whether a bias of `FLOOR` or less stands for a mask
+    across: int
+    warpgroups: int
+    hides: bool
+
+    @property
+    def tile(self) -> tuple[int, int]:
+        """Rows and columns of a warpgroup's tile of logits: what stays comes first."""
+        sizes = self.block_q, self.block_kv
+        return sizes[self.across] // self.warpgroups, sizes[1 - self.across]
 
     @property
     def q_blocks(self) -> int:
@@ -73,9 +94,13 @@ class GpuCase(NamedTuple):
         return self.batch, self.heads, self.q_blocks * self.block_q
 
 
-def make_case(rules: Rules, inputs: Inputs, direction: str, blocks) -> GpuCase:
-    """The static part; NotImplementedError for what the kernels do not support."""
-    block_q, block_kv = map(lambda a, b: a or b, blocks, BLOCKS[direction])
+def make_case(rules: Rules, inputs: Inputs, kernel: str, tile) -> GpuCase:
+    """The static part; NotImplementedError for what the kernels do not support.
+
+    Args:
+      kernel: "forward", "dq" or "dkv".
+      tile: (queries, keys) of a warpgroup's tile, each None for a default.
+    """
     q = inputs.q
     batch, queries, heads, size = q.shape
     keys, kv_heads = inputs.k.shape[1:3]
@@ -88,13 +113,29 @@ def make_case(rules: Rules, inputs: Inputs, direction: str, blocks) -> GpuCase:
         raise NotImplementedError(
             f"lengths that {_TILING} divides alone, not {lengths}"
         )
-    if block_q % _BLOCK or block_kv % _BLOCK:
-        blocks = f"{block_q} queries and {block_kv} keys"
+    across = 1 if kernel == "dkv" else 0
+    warpgroups = _warpgroups(inputs, across)
+    default = TILES[kernel]
+    if kernel == "dq" and warpgroups > 1 and size == 64:
+        default = WIDE  # there are registers if the other programs are not there
+    sizes = [a or b for a, b in zip(tile, default, strict=True)]
+    if any(x % _BLOCK for x in sizes):
+        blocks = "{} queries and {} keys".format(*sizes)
         raise NotImplementedError(f"blocks that {_BLOCK} divides alone, not {blocks}")
+    sizes[across] *= warpgroups
     rules = bounded(rules, queries, keys)
-    sizes = batch, queries, keys, heads, kv_heads, size
-    hides = inputs.extras.mask is not None
-    return GpuCase(rules, *sizes, q.dtype, block_q, block_kv, hides)
+    shape = batch, queries, keys, heads, kv_heads, size, q.dtype
+    mask = inputs.extras.mask
+    hides = mask is not None and mask.shape[2] == 1
+    return GpuCase(rules, *shape, *sizes, across, warpgroups, hides)
+
+
+def _warpgroups(inputs: Inputs, across: int) -> int:
+    """Two where the sequence that streams is long, and the tiles have no bias."""
+    streamed = (inputs.k, inputs.q)[across].shape[1]
+    biases = (inputs.bias, inputs.extras.mask)
+    pairs = any(x is not None and x.shape[2] > 1 for x in biases)
+    return 2 if streamed >= LONG and not pairs else 1
 
 
 def in_base_2(x):
@@ -108,39 +149,47 @@ def from_base_2(top):
     return jnp.where(top > np.float32(FLOOR), natural, np.float32(MASKED))
 
 
-def row_statistics(case: GpuCase, row_max, row_log_sum, q_len) -> dict[str, jax.Array]:
-    """ "top" and "log_total" in base 2, of whole blocks of queries."""
+def row_statistics(
+    case: GpuCase, row_max, row_log_sum, q_len, apart: bool
+) -> dict[str, jax.Array]:
+    """ "top" and "log_total" in base 2, of whole blocks of queries.
+
+    Unless `apart`, "top" is the sum of both.
+    """
     # The maximum of a row past the array or past its sequence is set to infinity, so
     # that its probabilities are zero whatever its logits are. Copies fill such rows
     # with zeros, whose logits are the bias; the forward pass has no maximum of masked
     # rows.
     top, log_total = in_base_2(row_max), in_base_2(row_log_sum)
+    if not apart:
+        top = top + log_total
     if q_len is not None:
-        live = _live(case, q_len)[:, None]
+        live = _live(case.queries, q_len)[:, None]
         top = jnp.where(live, top, np.float32(np.inf))
-    return {
-        "top": padded(top, case.block_q, np.inf),
-        "log_total": padded(log_total, case.block_q),
-    }
+    rows = {"top": padded(top, case.block_q, np.inf)}
+    return rows | ({"log_total": padded(log_total, case.block_q)} if apart else {})
 
 
-def _live(case: GpuCase, q_len):
+def _live(queries: int, q_len):
     """Boolean [b, queries]: which queries their sequence has."""
-    return jnp.arange(case.queries, dtype=jnp.int32)[None] < q_len[:, None]
+    return jnp.arange(queries, dtype=jnp.int32)[None] < q_len[:, None]
 
 
-def live_queries(case: GpuCase, x, q_len):
+def live_queries(x, q_len):
     """`x` [b, t, n, h] with zeros for the queries beyond their sequence."""
     if q_len is None:
         return x
-    return jnp.where(_live(case, q_len)[..., None, None], x, jnp.zeros_like(x))
+    return jnp.where(_live(x.shape[1], q_len)[..., None, None], x, jnp.zeros_like(x))
 
 
 class MaskTables(NamedTuple):
-    """Vectors [b|1, n|1, positions], and the rest: "bias_tile" and "blocks".
+    """Vectors [b|1, n|1, positions], and the rest: "bias_tile", "mask" and "blocks".
 
-    "bias_tile" is a bias [b|1, n|1, queries, keys]. "blocks" [b|1, blocks, 2] has the
-    first block that each block visits, and one past the last; without it all are.
+    "bias_tile" is a bias [b|1, n|1, queries, keys]. "mask" [b|1, n|1, keys / 32,
+    queries] has a bit for each pair, in words of 32 keys of a query. "blocks"
+    [b|1, blocks, 4] has for each block the first block that it visits, the first whose
+    tile needs no mask, one past the last of these, and one past the last that it
+    visits; without it all are visited.
     """
 
     per_query: dict[str, jax.Array]
@@ -151,16 +200,19 @@ class MaskTables(NamedTuple):
 def make_tables(case: GpuCase, inputs: Inputs) -> MaskTables:
     """The tables of masks, bias and dropout; "blocks" are those of queries."""
     per_query, rest = _limits(case, inputs)
-    per_key, extras, bias = {}, inputs.extras, inputs.masked_bias()
+    per_key, extras, bias = {}, inputs.extras, inputs.bias
+    if case.hides:
+        bias = inputs.masked_bias()
+    elif extras.mask is not None:
+        rest["mask"] = _mask_words(case, extras.mask)
     if extras.q_segments is not None:
         per_query["q_segment"] = padded(extras.q_segments[:, None], case.block_q)
         per_key["kv_segment"] = padded(extras.kv_segments[:, None], case.block_kv)
     if case.rules.rate:
-        per_query["word_a"], per_query["word_b"] = row_words(
-            extras.seed, _dropout_rows(case)
-        )
+        rows = mask_rows(extras.seed, _dropout_rows(case))
+        per_query["factor"], per_query["term"] = rows
         columns = jnp.arange(case.kv_blocks * case.block_kv, dtype=jnp.uint32)
-        per_key["word"] = column_word(extras.seed, columns)[None, None]
+        per_key["word"] = mask_column(extras.seed, columns)[None, None]
     if bias is not None:
         if case.hides and bias.shape[3] == 1:
             bias = jnp.broadcast_to(bias, (*bias.shape[:3], case.keys))
@@ -171,6 +223,20 @@ def make_tables(case: GpuCase, inputs: Inputs) -> MaskTables:
         else:
             rest["bias_tile"] = bias
     return MaskTables(per_query, per_key, rest)
+
+
+def _mask_words(case: GpuCase, mask):
+    """The table "mask" of a boolean [b|1, n|1, t, s|1], of whole blocks."""
+    if case.block_kv != 2 * WORD:
+        raise NotImplementedError(
+            f"a mask that differs among queries in blocks of {2 * WORD} keys alone"
+        )
+    mask = jnp.broadcast_to(mask, (*mask.shape[:3], case.keys))
+    mask = jnp.pad(mask, ((0, 0), (0, 0), (0, 0), (0, -case.keys % case.block_kv)))
+    bits = mask.reshape(*mask.shape[:3], -1, WORD).astype(jnp.uint32)
+    bits = bits << lax.broadcasted_iota(jnp.uint32, bits.shape, bits.ndim - 1)
+    words = bits.sum(axis=-1, dtype=jnp.uint32)
+    return padded(jnp.swapaxes(words, 2, 3), case.block_q)
 
 
 def _check_bias(case: GpuCase, bias) -> None:
@@ -213,11 +279,18 @@ def _key_blocks(case: GpuCase, low, high, nothing):
     low, high = (x.reshape(x.shape[0], -1, case.block_q) for x in (low, high))
     first = jnp.clip(low.min(axis=-1) // case.block_kv, 0, case.kv_blocks - 1)
     stop = jnp.maximum(high.max(axis=-1) // case.block_kv, first) + 1
+    whole = jnp.clip(-(-low.max(axis=-1) // case.block_kv), first, stop)
+    past = jnp.clip((high.min(axis=-1) + 1) // case.block_kv, whole, stop)
     if nothing is not None:
         everything = any_in_blocks(nothing, case.block_q)
-        first = jnp.where(everything, 0, first)
+        first, whole, past = (jnp.where(everything, 0, x) for x in (first, whole, past))
         stop = jnp.where(everything, case.kv_blocks, stop)
-    return jnp.stack([first, stop], axis=-1).astype(jnp.int32)
+    return jnp.stack([first, whole, past, stop], axis=-1).astype(jnp.int32)
+
+
+def masks_all(case: GpuCase, tables: MaskTables) -> bool:
+    """Whether every tile needs a mask, whatever its position."""
+    return "q_segment" in tables.per_query or case.hides or "mask" in tables.rest
 
 
 def transposed(case: GpuCase, tables: MaskTables) -> MaskTables:
@@ -233,12 +306,24 @@ def transposed(case: GpuCase, tables: MaskTables) -> MaskTables:
 def _query_blocks(case: GpuCase, key_blocks):
     """From the first to the last block of queries that visits each block of keys."""
     j = jnp.arange(case.kv_blocks, dtype=jnp.int32)[None, None]
-    first, stop = key_blocks[..., 0, None], key_blocks[..., 1, None]
-    visits = (first <= j) & (j < stop)
-    lowest = jnp.argmax(visits, axis=1)
-    past = case.q_blocks - jnp.argmax(visits[:, ::-1], axis=1)
-    past = jnp.where(visits.any(axis=1), past, lowest)
-    return jnp.stack([lowest, past], axis=-1).astype(jnp.int32)
+    first, whole, past, stop = (key_blocks[..., x, None] for x in range(4))
+    visits, unmasked = (first <= j) & (j < stop), (whole <= j) & (j < past)
+    lowest, highest = _first(visits), case.q_blocks - _first(visits[:, ::-1])
+    highest = jnp.where(visits.any(axis=1), highest, lowest)
+    begin = jnp.where(unmasked.any(axis=1), _first(unmasked), highest)
+    # Only the first run of such blocks: a loop with masks may take any others. Without
+    # a window the run ends with the last block, and there is no loop after it.
+    i = jnp.arange(case.q_blocks, dtype=jnp.int32)[None, :, None]
+    others = ~unmasked & (i >= begin[:, None])
+    end = jnp.where(others.any(axis=1), _first(others), highest)
+    if case.rules.window is None:
+        begin, end = jnp.where(end < highest, highest, begin), highest
+    return jnp.stack([lowest, begin, end, highest], axis=-1)
+
+
+def _first(holds):
+    """The first place along axis 1 where a condition holds; 0 if there is none."""
+    return jnp.argmax(holds, axis=1).astype(jnp.int32)
 
 
 def _dropout_rows(case: GpuCase):

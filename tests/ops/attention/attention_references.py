@@ -15,6 +15,7 @@ from jaxmem.ops.attention.dot_product import dot_product_attention
 from jaxmem.ops.common.lean import wide_dtype
 from jaxmem.ops.randomness.bits import keep_mask, positions, seed_words
 from jaxmem.ops.randomness.dropout import dropout
+from pallas_kernels.hashing import kept, mask_column, mask_rows
 from tests.arrays import array
 from tests.references import Comparison
 
@@ -56,7 +57,8 @@ def plain_attention(
     if rate:
         shape = (1, 1, *p.shape[2:]) if broadcast_dropout else p.shape
         row, column = positions(shape)
-        keep = keep_mask(seed_words(KEY), row, column, rate)
+        seed = seed_words(KEY)
+        keep = kept(mask_rows(seed, row), mask_column(seed, column), rate)
         p = jnp.where(jnp.broadcast_to(keep, p.shape), p / (1 - rate), 0.0)
     return jnp.einsum("bnts,bsnh->btnh", p.astype(v.dtype), v)
 

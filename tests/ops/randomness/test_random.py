@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxmem.ops.randomness.bits import positions, random_bits, seed_words, threshold
+from pallas_kernels.hashing import kept, mask_column, mask_rows
 
 RATES = (0.001, 0.1, 0.25, 0.5, 0.9)
 
@@ -43,6 +44,39 @@ def bits(key, rows=2048, columns=2048, at=(0, 0)):
     row, column = positions((rows, columns))
     row, column = row + np.uint32(at[0]), column + np.uint32(at[1])
     return np.asarray(random_bits(seed_words(key), row, column))
+
+
+def mask(key, rate, rows=2048, columns=2048, at=(0, 0)):
+    """That of attention, which costs one multiply an element."""
+    row, column = positions((rows, columns))
+    row, column = row + np.uint32(at[0]), column + np.uint32(at[1])
+    seed = seed_words(key)
+    return np.asarray(kept(mask_rows(seed, row), mask_column(seed, column), rate))
+
+
+def mask_of_bits(key, rate, rows=2048, columns=2048):
+    return bits(key, rows, columns) >= threshold(rate)
+
+
+def mask_np(seed, row, column, rate):
+    k0, k1 = seed[:1], seed[1:]
+    factor = mix_np(mix_np(row ^ k0) + k1) | np.uint32(1)
+    term = mix_np(mix_np(row + k1) ^ k0)
+    word = mix_np(mix_np(column ^ ~k1) + k0)
+    return factor[:, None] * word[None, :] + term[:, None] >= threshold(rate)
+
+
+both_masks = pytest.mark.parametrize("mask", [mask_of_bits, mask])
+
+
+@pytest.mark.parametrize("at", [(0, 0), (5, 17), (2**32 - 3, 2**32 - 2)])
+def test_a_mask_agrees_with_numpy(at):
+    key = jax.random.key(7)
+    with np.errstate(over="ignore"):
+        row = np.arange(11, dtype=np.uint32) + np.uint32(at[0])
+        column = np.arange(13, dtype=np.uint32) + np.uint32(at[1])
+        want = mask_np(seed_np(jax.random.key_data(key)), row, column, 0.3)
+    np.testing.assert_array_equal(mask(key, 0.3, 11, 13, at), want)
 
 
 @pytest.mark.parametrize("at", [(0, 0), (5, 17), (2**32 - 3, 2**32 - 2)])
@@ -95,12 +129,14 @@ def test_not_a_key(bad):
 
 
 # -- statistics: all on fixed keys, with bounds of five standard deviations, so that
-# one of the hundred or so comparisons fails by chance once in ten thousand rewrites
+# one of the three hundred or so comparisons fails by chance once in five thousand
+# rewrites
 
 
+@both_masks
 @pytest.mark.parametrize("rate", RATES)
-def test_keep_rate(rate):
-    drop = bits(jax.random.key(1)) < threshold(rate)
+def test_keep_rate(mask, rate):
+    drop = ~mask(jax.random.key(1), rate)
     n = drop.size
     sigma = np.sqrt(rate * (1 - rate))
     assert abs(drop.mean() - rate) < 5 * sigma / np.sqrt(n)
@@ -110,20 +146,67 @@ def test_keep_rate(rate):
         assert abs(scatter - 1) < 5 * np.sqrt(2 / line.size)
 
 
+@pytest.mark.parametrize("rate", [2.0**-14, 2.0**-18])
+def test_a_tiny_rate_is_applied(rate):
+    """Of 2**24 elements 1024, or 64: sixteen bits would round the second one to 0."""
+    dropped = (~mask(jax.random.key(1), rate, 4096, 4096)).sum()
+    want = 2**24 * rate
+    assert abs(dropped - want) < 5 * np.sqrt(want)
+
+
 def _correlation(a, b):
     a, b = a - a.mean(), b - b.mean()
     return float((a * b).mean() / np.sqrt(a.var() * b.var()))
 
 
+@both_masks
 @pytest.mark.parametrize("rate", RATES)
 @pytest.mark.parametrize(
     "step", [(0, 1), (1, 0), (1, 1), (0, 2), (2, 0), (64, 0), (0, 128)]
 )
-def test_neighbours_are_not_correlated(rate, step):
-    keep = (bits(jax.random.key(2)) >= threshold(rate)).astype("f8")
+def test_neighbours_are_not_correlated(mask, rate, step):
+    keep = mask(jax.random.key(2), rate).astype("f8")
     r, c = step
     a, b = keep[r:, c:], keep[: keep.shape[0] - r, : keep.shape[1] - c]
     assert abs(_correlation(a, b)) < 5 / np.sqrt(a.size)
+
+
+@both_masks
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_lines_are_not_correlated(mask, rate):
+    """All pairs of rows, and all pairs of columns: the scatter and the largest."""
+    keep = mask(jax.random.key(3), rate, 1024, 1024).astype("f8")
+    z = (keep - (1 - rate)) / np.sqrt(rate * (1 - rate))
+    for x in (z, z.T):
+        pairs = (x @ x.T / np.sqrt(x.shape[1]))[np.triu_indices(len(x), 1)]
+        # The square of such a sum has a variance of 2 + (kurtosis - 1)**2 / columns.
+        assert abs(pairs.var() - 1) < 5 * np.sqrt(2.1 / pairs.size)
+        assert np.abs(pairs).max() < 7  # of half a million: 5 is expected, 7 at 0.1
+
+
+@both_masks
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_triples_and_rectangles_are_not_correlated(mask, rate):
+    """What a product of a row's word and a column's might have and pairs do not."""
+    keep = mask(jax.random.key(5), rate).astype("f8")
+    z = (keep - (1 - rate)) / np.sqrt(rate * (1 - rate))
+    for x in (z, z.T):
+        triples = x[:, :-2] * x[:, 1:-1] * x[:, 2:]
+        assert abs(triples.mean()) < 5 * triples.std() / np.sqrt(triples.size)
+        for far in (1, 7, 512):
+            a, b = x[:-far], x[far:]
+            corners = a[:, :-1] * a[:, 1:] * b[:, :-1] * b[:, 1:]
+            assert abs(corners.mean()) < 5 * corners.std() / np.sqrt(corners.size)
+
+
+@both_masks
+def test_no_wave_stands_out(mask):
+    """The power of each frequency is exponential: of n the largest is log n."""
+    keep = mask(jax.random.key(6), 0.1, 1024, 1024).astype("f8")
+    z = (keep - 0.9) / np.sqrt(0.09)
+    power = np.abs(np.fft.rfft2(z)) ** 2 / z.size
+    power[0, 0] = 0
+    assert power.max() < np.log(power.size) + 5
 
 
 def _some_keys():
@@ -134,8 +217,9 @@ def _some_keys():
     return raw + split + folded
 
 
-def test_keys_are_independent():
-    masks = [(bits(k, 512, 512) < threshold(0.1)).astype("f8") for k in _some_keys()]
+@both_masks
+def test_keys_are_independent(mask):
+    masks = [mask(k, 0.1, 512, 512).astype("f8") for k in _some_keys()]
     for i, a in enumerate(masks):
         for b in masks[:i]:
             assert abs(_correlation(a, b)) < 5 / 512

@@ -1,0 +1,145 @@
+"""A stream of tiles through a ring of buffers, which several loops may share.
+
+Each step's tiles are copied into the next slot of the ring while those before are in
+use. A loop visits a part of the steps, and the copies go on from one loop to the next,
+so that tiles that need a mask and tiles that do not have loops of their own.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.gpu import STAGES, Named
+
+
+class Span(NamedTuple):
+    """The blocks from `first` to before `stop`, and whether their tiles need a mask."""
+
+    first: Any
+    stop: Any
+    masked: bool
+
+
+class Ring(NamedTuple):
+    """Tiles on their way, of steps that are counted from `first` to before `stop`.
+
+    Attributes:
+      sources: by name, a function of the step to the reference that is copied.
+      buffers: by name, a tile in shared memory for each slot.
+      arrived: a barrier for each slot.
+      read: another, at which each of several warpgroups arrives; None if there is one.
+    """
+
+    sources: dict[str, Callable]
+    first: Any
+    stop: Any
+    buffers: Named
+    arrived: Any
+    read: Any = None
+
+    @property
+    def slots(self):
+        return np.int32(next(iter(self.buffers.values())).shape[0])
+
+    def _slot(self, step):
+        return lax.rem(step - self.first, self.slots)
+
+    def _copy(self, step) -> None:
+        slot = self._slot(step)
+        for x, source in self.sources.items():
+            target, barrier = self.buffers[x].at[slot], self.arrived.at[slot]
+            plgpu.copy_gmem_to_smem(source(step), target, barrier)
+
+    def _in_first(self, run: Callable[[], None]) -> None:
+        """`run()` in the first warpgroup."""
+        if self.read is None:
+            run()
+        else:
+            pl.when(lax.axis_index("warpgroup") == 0)(run)
+
+    def fill(self) -> None:
+        """Starts the first copies."""
+        stop = jnp.minimum(self.stop, self.first + self.slots)
+        copy = lambda step, _: self._copy(step)
+        self._in_first(lambda: lax.fori_loop(self.first, stop, copy, None))
+
+    def visit(self, loop: Span, body: Callable, carry):
+        """The last `carry = body(step, tiles by name, carry)` of some steps.
+
+        Calls must visit all steps, in their order.
+        """
+
+        def one(step, carry):
+            slot = self._slot(step)
+            plgpu.barrier_wait(self.arrived.at[slot])
+            tiles = {x: buffer.at[slot] for x, buffer in self.buffers.items()}
+            carry = body(step, tiles, carry)
+            self._go_on(step)
+            return carry
+
+        return lax.fori_loop(*map(as_int32, loop[:2]), one, carry)
+
+    def _go_on(self, step) -> None:
+        """Says that a step's tiles are read, and starts copies over tiles that are."""
+        plgpu.commit_smem()
+        if self.read is None:
+            self._copy_over(step)
+            return
+        plgpu.barrier_arrive(self.read.at[self._slot(step)])
+        # The step before: the other warpgroup has most likely read that one's tiles.
+        late = lambda: self._copy_late(step - 1)
+        self._in_first(lambda: pl.when(step > self.first)(late))
+
+    def empty(self) -> None:
+        """Waits for the last step's tiles to be read, which no copy has waited for."""
+        if self.read is not None:
+            last = self.stop - 1
+            wait = lambda: plgpu.barrier_wait(self.read.at[self._slot(last)])
+            self._in_first(lambda: pl.when(last >= self.first)(wait))
+
+    def _copy_late(self, step) -> None:
+        plgpu.barrier_wait(self.read.at[self._slot(step)])
+        self._copy_over(step)
+
+    def _copy_over(self, step) -> None:
+        later = step + self.slots
+        pl.when(later < self.stop)(lambda: self._copy(later))
+
+
+def with_ring(
+    run: Callable,
+    sources: dict[str, Callable],
+    shapes: Named,
+    first,
+    stop,
+    warpgroups: int,
+) -> None:
+    """`run` of a ring that is filling, whose slots have these shapes and dtypes."""
+    alone = warpgroups == 1
+    slots = STAGES if alone else 2 * STAGES  # copies over a slot start a step later
+
+    def scoped(buffers, arrived, read=None):
+        ring = Ring(sources, *map(as_int32, (first, stop)), buffers, arrived, read)
+        ring.fill()
+        run(ring)
+        ring.empty()
+
+    shared = (
+        {x: plgpu.SMEM((slots, *s.shape), s.dtype) for x, s in shapes.items()},
+        plgpu.Barrier(num_arrivals=len(sources), num_barriers=slots),
+    )
+    if alone:
+        pl.run_scoped(scoped, *shared)
+    else:
+        read = plgpu.Barrier(num_arrivals=warpgroups, num_barriers=slots)
+        pl.run_scoped(scoped, *shared, read, collective_axes=("warpgroup",))
+
+
+def as_int32(x):
+    """A Python number as an int32, anything else as it is."""
+    return np.int32(x) if isinstance(x, int) else x
