@@ -27,16 +27,6 @@ CELLS: Mapping[str, tuple[str, str, Mapping[str, str]]] = {
         "temp MiB",
         {"kept": "the chain by elementwise, 8 bits"},
     ),
-    "head, XLA, 32,768 words": (
-        "kernels",
-        "XLA MiB",
-        {"kernel": "linear_cross_entropy", "chip": "h100"},
-    ),
-    "head, kernels, 32,768 words": (
-        "kernels",
-        "kernel MiB",
-        {"kernel": "linear_cross_entropy", "chip": "h100"},
-    ),
     "batch, plain": ("batch", "largest batch", {"step": "plain"}),
     "batch, substituted": ("batch", "largest batch", {"step": "substituted"}),
     "batch, scheduled": ("batch", "largest batch", {"step": "substituted, schedule"}),

@@ -48,12 +48,14 @@ def cross_entropy() -> str:
         "`linear_cross_entropy`": "linear_cross_entropy",
         "with every option": "the same, all options",
         "`accumulator_dtype=bfloat16`": "the same, bfloat16 accumulator",
-        '`implementation="pallas"`': "the same, kernels",
     }
     lines = [
         (title, *of_both("cross_entropy", "temp MiB", {"loss": loss}))
         for title, loss in variants.items()
     ]
+    kernels = {"loss": "the same, kernels", "target": "tpu-v5e"}
+    by_kernels = whole("cross_entropy", "temp MiB", kernels)
+    lines.append(('`implementation="pallas"`', "no kernel", by_kernels))
     return table(("", "H100", "TPU v5e"), lines)
 
 

@@ -35,7 +35,7 @@ TARGET = "h100"
 CHIPS = (*GPUS, *TPUS)
 DTYPES = ("float32", "bfloat16", "float16")
 KERNELS = (
-    *("attention", "layer_norm", "rms_norm", "gelu", "silu", "geglu", "swiglu"),
+    *("attention", "layer_norm", "rms_norm", "gelu", "silu"),
     *("dropout_add_layer_norm", "dropout_add_rms_norm", "linear_cross_entropy"),
 )
 COLUMNS = (

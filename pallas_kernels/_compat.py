@@ -11,7 +11,8 @@ from contextvars import ContextVar
 from typing import Any
 
 import jax
-from jax._src import xla_bridge
+from jax._src import config, xla_bridge
+from jax._src.pallas.mpmd import _mpmd_map
 from jax.core import ShapedArray
 from jax.extend.backend import get_default_device
 from jax.extend.core import Primitive as Primitive
@@ -155,12 +156,29 @@ def _late_under_vmap(args, dims, *, run, under_vmap, avals):
 batching.primitive_batchers[_traced_late] = _late_under_vmap
 
 
+def aliased_kernel(
+    body: Callable, *, out_type: Any, mesh: Any, aliases: dict[int, int], **options: Any
+) -> Callable:
+    """`pl.kernel`; `aliases` has the output that takes the place of an input."""
+    # The public way is to pass references, and jax 0.10 names all such kernels alike.
+    simulator = config.pallas_tpu_interpret_mode_context_manager.value
+    options |= {"input_output_aliases": aliases, "interpret": simulator or False}
+    return _mpmd_map([(mesh, body)], out_type, **options)
+
+
 _SIMULATED: ContextVar[str | None] = ContextVar("simulated", default=None)
 
 
 def simulated_platform() -> str | None:
     """The platform that is simulated here, or None."""
     return _SIMULATED.get()
+
+
+def can_take_turns() -> bool:
+    """Whether programs of a GPU can wait for each other here."""
+    # No simulator has semaphores. That of jax 0.10 runs programs in order; later ones
+    # take what one program reads of another for a race.
+    return simulated_platform() is None or jax.__version_info__ < (0, 11)
 
 
 def aliases(pairs: dict[int, int], *, ragged: bool) -> dict[int, int]:

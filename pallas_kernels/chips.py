@@ -26,8 +26,8 @@ TPUS = {"v2": 16, "v3": 16, "v4": 16, "v5e": 128, "v5p": 64, "v6e": 128, "7x": 6
 _OF_DEVICES = {"v5 lite": "v5e", "v5": "v5p", "v6 lite": "v6e"}
 
 AMPERE, HOPPER = (8, 0), (9, 0)
-# Their matrix products use instructions that only Hopper has.
-_HOPPER_ALONE = ("attention", "linear_cross_entropy")
+# Its matrix products use instructions that only Hopper has.
+_HOPPER_ALONE = ("attention",)
 
 
 def chip_name(device: Any) -> str | None:

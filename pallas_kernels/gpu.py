@@ -17,7 +17,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels._compat import varying_as
+from pallas_kernels._compat import aliased_kernel, simulated_platform, varying_as
+from pallas_kernels.arrays import like
 
 THREADS = 128  # of a warpgroup
 STAGES = 2  # tiles of a stream that are in use or on their way
@@ -75,35 +76,53 @@ def update_in_place(
     body: Callable[[Named], None],
     inputs: Named,
     written: Iterable[str],
-    programs: int,
+    grid: dict[str, int],
     outs: Named | None = None,
     params: Any = None,
 ) -> Named:
-    """Runs `body(references by name)` in programs along the grid axis "program".
+    """Runs `body(references by name)` at each point of the grid, as `launch`.
 
-    The inputs named in `written` become references, which the body writes over: no
-    second array of their size exists, which `launch` would make for its outputs.
+    The body writes over the inputs named in `written`: no second array of their size
+    exists, which `launch` would make for its outputs.
 
     Returns:
       The new values of `written`, and the outs.
     """
-    outs, written = outs or {}, tuple(written)
-    refs = {k: jax.new_ref(inputs[k], memory_space=plgpu.GMEM) for k in written}
+    written, new = tuple(written), outs or {}
+    outs = new | {k: like(inputs[k], inputs[k].shape, inputs[k].dtype) for k in written}
 
     def kernel(*refs):
-        body(dict(zip((*inputs, *outs), refs, strict=True)))
+        # An aliased output is in the place of its input.
+        made = refs[len(inputs) : len(inputs) + len(new)]
+        body(dict(zip((*inputs, *new), (*refs[: len(inputs)], *made), strict=True)))
 
-    mesh = plgpu.Mesh(grid=(programs,), grid_names=("program",))
-    run: Any = pl.kernel(
+    order = list(inputs)
+    run = aliased_kernel(
         kernel,
-        out_type=tuple(outs.values()),
-        mesh=mesh,
+        out_type=list(outs.values()),
+        mesh=plgpu.Mesh(grid=tuple(grid.values()), grid_names=tuple(grid)),
+        aliases={order.index(k): list(outs).index(k) for k in written},
         compiler_params=params,
         name=name,
     )
-    results = run(*(inputs | refs).values())
-    new = dict(zip(outs, results, strict=True)) if outs else {}
-    return new | {k: jax.freeze(ref) for k, ref in refs.items()}
+    return dict(zip(outs, run(*inputs.values()), strict=True))
+
+
+def in_turn(count: int, which, turn, work: Callable[[], None]) -> None:
+    """Runs `work` after the programs that have the same `which` and a smaller `turn`.
+
+    Args:
+      count: is larger than any `which`.
+      which, turn: int32; the `turn`s of a `which` are 0, 1, 2, ... in the programs'
+        order, in which the chip starts them. So none waits for one that cannot start.
+      work: what it writes to memory is visible to the programs after it.
+    """
+    if simulated_platform():  # it runs programs in their order: `can_take_turns`
+        return work()
+    done = pl.get_global(plgpu.SemaphoreType.REGULAR((count,))).at[which]
+    plgpu.semaphore_wait(done, turn, decrement=False, memory_scope="gpu")
+    work()
+    plgpu.semaphore_signal(done, memory_scope="gpu")
 
 
 def load_once(copies: list, barrier) -> None:

@@ -27,7 +27,7 @@ DIVIDED = (1, 4, 16, 64)  # by which the sizes of training are
 ROUNDS = 15
 DECISIVE = (
     *("attention, S 8192, dropout", "attention, S 8192, causal", "layer_norm"),
-    *("linear_cross_entropy", "swiglu", "adam, float32"),
+    *("silu, 4 bits", "adam, float32"),
 )
 
 

@@ -95,11 +95,6 @@ def liger_rms_norm(torch, size: Size):
     return lambda x, w: fn(x, w, 1e-6, 0.0, "llama", False), args
 
 
-def liger_swiglu(torch, size: Size):
-    fn = _liger().swiglu.LigerSiLUMulFunction.apply
-    return fn, tuple(_array(torch, size.tokens, size.width) for _ in range(2))
-
-
 def liger_cross_entropy(torch, size: Size):
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
@@ -129,6 +124,5 @@ KINDS: dict[str, Callable[[bool], Rows]] = {
     "torch, layer_norm": partial(_rows, layer_norm, False),
     "torch, gelu": partial(_rows, gelu, False),
     "Liger, rms_norm": partial(_rows, liger_rms_norm, True),
-    "Liger, swiglu": partial(_rows, liger_swiglu, True),
     "Liger, linear_cross_entropy": partial(_rows, liger_cross_entropy, True),
 }

@@ -116,6 +116,7 @@ class OpRecord:
     # Of an elementwise op, what it keeps for each value of `save`.
     residuals: Mapping[str, KeptByForm] = field(default_factory=dict)
     family: str | None = None  # of ops whose formulas contain one another
+    chips: tuple[str, ...] = ("TPU", "GPU")  # that a Pallas kernel is for, if any is
 
     @property
     def name(self) -> str:
@@ -123,9 +124,10 @@ class OpRecord:
         return self.op.__name__
 
     @property
-    def has_kernel(self) -> bool:
-        """Whether a Pallas kernel may compute it."""
-        return "implementation" in inspect.signature(self.op).parameters
+    def kernels(self) -> tuple[str, ...]:
+        """The chips on which a Pallas kernel may compute it."""
+        by_choice = "implementation" in inspect.signature(self.op).parameters
+        return self.chips if by_choice else ()
 
     @property
     def saves(self) -> str:

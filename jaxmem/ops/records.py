@@ -83,7 +83,8 @@ RECORDS: tuple[OpRecord, ...] = (
     DENSE,
     CONV,
     *EMBEDDINGS,
-    *map(OpRecord, (sampled_dense, velora_dense, linear_cross_entropy)),
+    *map(OpRecord, (sampled_dense, velora_dense)),
+    OpRecord(linear_cross_entropy, chips=("TPU",)),
     *map(OpRecord, (where, save_quantized)),
 )
 
@@ -94,7 +95,7 @@ def table() -> str:
     for record in sorted(RECORDS, key=lambda r: r.name):
         layers = dict.fromkeys((*record.layers.linen, *record.layers.nnx))
         formulas = str(len(record.formulas)) if record.formulas else ""
-        kernel = "TPU, GPU" if record.has_kernel else ""
+        kernel = ", ".join(record.kernels)
         cells = f"`{record.name}`", record.saves, ", ".join(layers), formulas, kernel
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)

@@ -7,10 +7,10 @@ backward kernel reads the cotangent g, the codes and perhaps one more array, and
 are jnp operations on float32 tiles that Mosaic lowers: `exp`, `tanh`, `log`, `rsqrt`
 and `where` on either platform; `erfc` on neither, `sqrt` not on every GPU.
 
-Codes are stored as bit planes, eight elements to a byte. Which eight depends on the
-platform (see `bits`), but shape and size do not, so that a program can be lowered for
-any. The shape follows the last two axes of x, as the layout of a TPU does, so that
-neither arrays nor codes are copied into another layout.
+Codes are stored as bit planes, eight elements of consecutive rows to a byte, alike on
+all platforms: one pass may be a kernel and the other XLA. The shape follows the last
+two axes of x, as the layout of a TPU does, so that neither arrays nor codes are copied
+into another layout.
 """
 
 import math
@@ -61,8 +61,7 @@ def scaled(slope: Function, g: Tile, code: Tile, *saved: Tile) -> Tile:
     return (slope(code, *others) * wide).astype(g.dtype)
 
 
-# -- reference implementations of the functions of `tpu.py` and `gpu.py`, which may
-# differ in which elements share a byte; the kernels apply the gated ones to their tiles
+# -- reference implementations of the functions of `tpu.py` and `gpu.py`
 
 
 def forward(x: jax.Array, *, value: Function, code: Function, bits: int):
@@ -91,16 +90,3 @@ def backward(g: jax.Array, packed: jax.Array, *saved: jax.Array, slope: Function
     codes = jnp.sum(spread << places, axis=0, dtype=jnp.int32)
     codes = codes.reshape(-1)[: g.size].reshape(g.shape)
     return scaled(slope, g, codes, *saved)
-
-
-def gated_forward(gate: jax.Array, up: jax.Array, *, value: Function):
-    """`value(gate) * up`."""
-    a, b = map(float32, (gate, up))
-    return (value(a) * b).astype(gate.dtype)
-
-
-def gated_backward(g: jax.Array, gate: jax.Array, up: jax.Array, *, both: Function):
-    """The cotangents of gate and up; `both` gives value and slope of float32."""
-    t, a, b = map(float32, (g, gate, up))
-    value, slope = both(a)
-    return (t * b * slope).astype(gate.dtype), (t * value).astype(up.dtype)

@@ -3,12 +3,10 @@
 Codes are packed as in `bits.tpu`, along the rows of [lead, rows, columns]. A grid step
 moves a block of about half a mebibyte of each array and computes on chunks of it of
 about 32 registers, so that values between two operations stay in registers. The
-backward pass aliases its outputs to its inputs: the cotangent, and the gate of a gated
-unit.
+backward pass aliases its output to the cotangent.
 
 Memory traffic for n elements of s bytes and codes of b bits: forward n (2 s + b/8);
-backward n (2 s + b/8), and n s more where the output was saved; gated unit forward
-3 n s, backward 5 n s.
+backward n (2 s + b/8), and n s more where the output was saved.
 
 Limits: in bfloat16 `exp`, `tanh` and `log` take longer than the memory traffic, and so
 do codes of more than some 4 bits, each bit of which doubles the selections. Arrays of
@@ -72,30 +70,6 @@ def backward(
     arrays = [_folded(g), packed, *map(_folded, saved)]
     (dx,) = _sweep(step, arrays, [g.dtype], block, aliases={0: 0})
     return _unfolded(dx, g)
-
-
-def gated_forward(
-    gate: jax.Array, up: jax.Array, *, value: Function, block: Block | None = None
-) -> jax.Array:
-    """`value(gate) * up`."""
-    reference.check(DTYPES, gate, up)
-
-    step = lambda gate, up: [reference.gated_forward(gate, up, value=value)]
-    (y,) = _sweep(step, [_folded(gate), _folded(up)], [gate.dtype], block)
-    return _unfolded(y, gate)
-
-
-def gated_backward(
-    g: jax.Array, gate: jax.Array, up: jax.Array, *, both: Function,
-    block: Block | None = None,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """The cotangents of gate and up, written over gate and g."""
-    reference.check(DTYPES, g, gate, up)
-    step = functools.partial(reference.gated_backward, both=both)
-    arrays = [_folded(x) for x in (g, gate, up)]
-    dtypes = [gate.dtype, up.dtype]
-    d_gate, d_up = _sweep(step, arrays, dtypes, block, aliases={0: 1, 1: 0})
-    return _unfolded(d_gate, gate), _unfolded(d_up, up)
 
 
 def _folded(x: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """Cross entropy of a linear layer's logits, which never lie in memory as a whole.
 
-`tpu` and `gpu` have the same functions. Both raise NotImplementedError for arguments
-that they do not support.
+`tpu` has these functions. They raise NotImplementedError for arguments that they do not
+support. On a GPU XLA's products are faster than ours would be: see `docs/kernels.md`.
 
 `forward(x, kernel, bias, labels, options, *, sums)` returns what is known of each
 token, float32 [tokens]: "top", the largest logit; "log_total", the logarithm of the sum
@@ -9,8 +9,8 @@ of `exp(logits - top)`; "hit", the label's logit, or 0; with `sums` "total", the
 all logits.
 
     x: [tokens, features].
-    kernel: [features, vocabulary], or with `vocab_axis=0` [vocabulary, features]. The
-      TPU casts it to the dtype of x, a block at a time.
+    kernel: [features, vocabulary], or with `vocab_axis=0` [vocabulary, features]. It is
+      cast to the dtype of x, a block at a time.
     bias: [vocabulary], or None.
     labels: int32 [tokens]; one outside of the vocabulary hits nothing.
 

@@ -1,4 +1,4 @@
-"""What cross entropy's kernels for TPU and GPU share: options, and blocks of logits."""
+"""Options of cross entropy's kernels, and the cotangents of a block of logits."""
 
 from typing import Any, NamedTuple
 
@@ -16,10 +16,8 @@ class LossOptions(NamedTuple):
     Attributes:
       vocab_axis: the kernel's axis of the vocabulary, 0 or 1.
       softcap: logits become `softcap * tanh(logits / softcap)`.
-      precision: of the products where x is float32, which only a TPU supports.
-      block_tokens: of a TPU, a multiple of 128.
-      block_vocabulary: of a TPU, a multiple of 128; on a GPU the columns of a backward
-        pass's workspace of all tokens (one of some tokens and all columns is as large).
+      precision: of the products where x is float32.
+      block_tokens, block_vocabulary: multiples of 128.
     """
 
     vocab_axis: int = 1

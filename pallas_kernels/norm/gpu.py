@@ -4,17 +4,22 @@ A warpgroup holds a row in its registers, does all its work, and goes on to the 
 its rows; several warpgroups on each multiprocessor hide each other's latency. The
 backward pass recomputes the statistics from the rows it reads anyway: only the input is
 saved for it. It runs in place: the gradient of the input is written over the incoming
-one. The gradients of scale and bias are summed over a program's rows in shared memory,
-and over the programs by XLA.
+one. The gradients of scale and bias are summed over a program's rows in shared memory.
+Then the programs add their sums to a few shared ones (`shared_sums`), which XLA adds
+up. Those that share one take turns, so that the result is the same in each run.
 
-Memory traffic for N rows of D elements of b bytes and P programs (at most 528):
+Memory traffic for N rows of D elements of b bytes and P programs:
 
     forward   N D b * 2, with a residual 4; and 8 N where the moments are wanted
     backward  N D b * 3, with dropout and residual 5; 4 N from the output; and 16 P D
-              for the gradients of scale and bias, most of it in the cache
+              for the gradients of scale and bias, all of it in the cache
 
 Limits: rows of more than 4096 elements fill the registers, so the next row cannot be
-fetched ahead. Nothing here has been timed on a device.
+fetched ahead; of 8192 they spill up to 660 bytes a thread in the backward pass. Where
+all programs end at once, the last of those that share a sum waits for the others, up to
+eight where 4096 elements are a row. No simulator has semaphores, so the turns are not
+tested: jax 0.10's runs programs in their order, and in later ones each program has a
+sum of its own. Nothing here has been timed on a device.
 """
 
 import functools
@@ -27,9 +32,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import hashing
-from pallas_kernels._compat import traced_late, with_layout
+from pallas_kernels._compat import can_take_turns, traced_late, with_layout
 from pallas_kernels.arrays import check_dtypes, float32, like
-from pallas_kernels.gpu import THREADS, update_in_place
+from pallas_kernels.gpu import THREADS, in_turn, update_in_place
 from pallas_kernels.norm import arithmetic
 from pallas_kernels.norm.arithmetic import NormRules
 
@@ -37,24 +42,30 @@ DTYPES = ("float32", "bfloat16", "float16")
 WIDEST = 8192
 _WIDEST_AHEAD = 4096
 
-# An H100 has 132 multiprocessors. The backward pass takes fewer programs, since each
-# has a sum of its own for the gradients of scale and bias: of many rows 32 for one, so
-# that the sums of either take a sixteenth of a bfloat16 gradient's bytes at most.
-_MULTIPROCESSORS = 132
-_FORWARD_PROGRAMS = 8 * _MULTIPROCESSORS
-_BACKWARD_PROGRAMS = 4 * _MULTIPROCESSORS
-_ROWS_FOR_A_SUM = 32
+_MULTIPROCESSORS = 132  # of an H100
+# Elements of rows that a multiprocessor works on at a time. By ptxas a program of 4096
+# takes 131 registers a thread of the 512 that there are for each of 128, forward, and
+# 227 backward, which reads two arrays; with dropout 187 and 255.
+_ELEMENTS = 3 * 4096
+_ROWS_FOR_A_SUM = 32  # so that a program's sums are a sixteenth of its rows' bytes
+_SUM_BYTES = 2**19  # of the shared sums of one vector; XLA holds as much
 
 
-def programs(rows: int, most: int) -> int:
-    """As few as have no more rows each than `most` programs would have."""
+def programs(rows: int, width: int, arrays: int, least_rows: int = 1) -> int:
+    """As many as run at once, or have `least_rows`; no more than the rows need."""
+    each = min(max(_ELEMENTS // (width * arrays), 2), 8)
+    most = min(each * _MULTIPROCESSORS, max(rows // least_rows, _MULTIPROCESSORS))
     return -(-rows // -(-rows // most))
 
 
-def backward_programs(rows: int) -> int:
-    """One a multiprocessor, and more only where there are many rows."""
-    enough = max(rows // _ROWS_FOR_A_SUM, _MULTIPROCESSORS)
-    return programs(rows, min(enough, _BACKWARD_PROGRAMS))
+def shared_sums(width: int) -> int:
+    """How many sums there are that programs share."""
+    return max(_SUM_BYTES // (4 * width), 32)
+
+
+def _sums(count: int, width: int) -> tuple[int, int]:
+    """The shape of the sums of `count` programs."""
+    return min(count, shared_sums(width)) if can_take_turns() else count, width
 
 
 class _RowLayout:
@@ -130,7 +141,8 @@ def _call(body, count: int, name: str, ins: dict[str, Any], outs: dict[str, Any]
     def run(*arrays):
         held = dict(zip(ins, arrays, strict=True))
         types = {f"new {k}": v for k, v in new.items()}
-        got = update_in_place(name, kernel, held, over.values(), count, types)
+        how = {"program": count}, types
+        got = update_in_place(name, kernel, held, over.values(), *how)
         return tuple(got[over[k] if k in over else f"new {k}"] for k in outs)
 
     def one(arrays):
@@ -150,12 +162,12 @@ def _check(x, *others) -> None:
 
 
 def _vectors(row: _RowLayout, refs, *names):
+    """Vectors, or None; read for each row, since registers cannot keep them."""
     return (row.vector(refs[n]) if n in refs else None for n in names)
 
 
 def _forward_body(rules: NormRules, count: int, ins, outs) -> None:
     row = _RowLayout(ins["x"])
-    scale, bias = _vectors(row, ins, "scale", "bias")
     dropout = row.dropout(rules, ins["seed"]) if rules.rate else None
 
     def one(r, x, residual=None):
@@ -166,6 +178,7 @@ def _forward_body(rules: NormRules, count: int, ins, outs) -> None:
             outs["total"][r] = total
             x = float32(total)
         off, mean, var = arithmetic.moments(rules, x, row.mean)
+        scale, bias = _vectors(row, ins, "scale", "bias")
         y = arithmetic.affine(off, arithmetic.rstd(rules, var), scale, bias)
         outs["y"][r] = y.astype(outs["y"].dtype)
         for name, stat in (("mean", mean), ("var", var)):
@@ -190,7 +203,7 @@ def forward(
     x, residual = ins["x"], ins["residual"]
     _check(x, residual, ins["scale"], ins["bias"], jax.ShapeDtypeStruct((), dtype))
     rows = x.shape[0]
-    count = min(block or programs(rows, _FORWARD_PROGRAMS), rows)
+    count = min(block or programs(rows, x.shape[1], 1 + (residual is not None)), rows)
     outs = {"y": like(x, x.shape, dtype)}
     if residual is not None:
         outs["total"] = like(x, x.shape, residual.dtype)
@@ -198,17 +211,17 @@ def forward(
         names = ("mean", "var")[not rules.centred :]
         outs |= {name: like(x, x.shape[:1], jnp.float32) for name in names}
     body = functools.partial(_forward_body, rules, count)
-    return _call(body, count, "norm_forward", ins, outs, {})
+    return _call(body, count, "jaxmem_norm_forward", ins, outs, {})
 
 
 def _backward_body(rules: NormRules, count: int, ins, outs) -> None:
     row = _RowLayout(ins["g"])
-    scale, shift, inverse = _vectors(row, ins, "scale", "shift", "inverse")
     names = [name for name in ("scale", "bias") if name in outs]
     dropout = row.dropout(rules, ins["seed"]) if "seed" in ins else None
 
     def one(sums, r, g, saved, g_total=None):
         var = ins["var"][r] if "var" in ins else None
+        scale, shift, inverse = _vectors(row, ins, "scale", "shift", "inverse")
         output = var, shift, inverse
         xhat, var = arithmetic.normalised(rules, saved, output, row.mean)
         shares = {"scale": g * xhat, "bias": g}
@@ -233,10 +246,29 @@ def _backward_body(rules: NormRules, count: int, ins, outs) -> None:
         for ref in refs:
             ref[...] = row.place(jnp.zeros(row.width, jnp.float32))
         _loop(row, count, read, functools.partial(one, sums))
-        for name, ref in sums.items():
-            outs[name][jax.lax.axis_index("program")] = row.vector(ref)
+        if sums:
+            _add_up(row, sums, outs)
 
     pl.run_scoped(whole, *(plgpu.SMEM((row.width,), jnp.float32) for _ in names))
+
+
+def _add_up(row: _RowLayout, sums, outs) -> None:
+    """Adds this program's sums to those that it shares with others, in their order."""
+    count = np.int32(next(outs[name].shape[0] for name in sums))
+    program = jax.lax.axis_index("program")
+    which, turn = jax.lax.rem(program, count), jax.lax.div(program, count)
+
+    def add():
+        for name, ref in sums.items():
+            shared = outs[name].at[which]
+
+            @pl.when(turn > 0)
+            def _(ref=ref, shared=shared):
+                ref[...] = row.vector(ref) + row.vector(shared)
+
+            shared[...] = row.vector(ref)
+
+    in_turn(int(count), which, turn, add)
 
 
 def backward(
@@ -252,17 +284,16 @@ def backward(
     big = {k: like(g, g.shape, d) for k, d in outs.items() if k in ("x", "residual")}
     _check(*ins.values(), *big.values())
     rows = g.shape[0]
-    count = min(block or backward_programs(rows), rows)
+    arrays_read = 2 + (ins["g_total"] is not None)
+    count = min(block or programs(rows, g.shape[1], arrays_read, _ROWS_FOR_A_SUM), rows)
     var, shift, inverse = (None,) * 3 if output is None else output
     ins |= {"var": var, "shift": shift, "inverse": inverse}
     ins["seed"] = arrays.get("seed") if rules.rate and "x" in outs else None
-    shape = (count, g.shape[1])
+    shape = _sums(count, g.shape[1])
     sums = {k: like(g, shape, jnp.float32) for k in outs if k not in big}
     body = functools.partial(_backward_body, rules, count)
-    # jax 0.12 does not accept references that vary over a `shard_map`'s axes.
-    varies = jax.typeof(g).manual_axis_type.varying
-    over = {} if varies else arithmetic.donors(big, ins)
-    got = _call(body, count, "norm_backward", ins, big | sums, over)
+    over = arithmetic.donors(big, ins)
+    got = _call(body, count, "jaxmem_norm_backward", ins, big | sums, over)
     return {
         k: x if k in big else jnp.sum(x, axis=0).astype(outs[k]) for k, x in got.items()
     }

@@ -97,11 +97,10 @@ CALLS = [
     }, trace=True),
     Call("swiglu", ops.swiglu, {"gate": X, "up": X}, {
         "gate": (*NOT_ARRAY, jnp.ones(3)), "up": (*NOT_ARRAY, jnp.ones(3)),
-        "implementation": IMPLEMENTATION,
     }, trace=True),
     Call("geglu", ops.geglu, {"gate": X, "up": X}, {
         "gate": (*NOT_ARRAY, jnp.ones(3)), "up": (*NOT_ARRAY, jnp.ones(3)),
-        "approximate": (None, 3, "tanh"), "implementation": IMPLEMENTATION,
+        "approximate": (None, 3, "tanh"),
     }, trace=True),
     Call("layer_norm", ops.layer_norm, {"x": X}, {
         **LAYER, "bias": PARAMETER, "use_fast_variance": FLAG,

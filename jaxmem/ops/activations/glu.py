@@ -13,10 +13,7 @@ from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from jaxmem._checks import check_bool, check_int
 from jaxmem.ops.activations.gelu import gelu, gelu_tanh
-from jaxmem.ops.activations.kernels import gated_for, gelu_erf
-from jaxmem.ops.activations.silu import value_and_slope as silu_both
 from jaxmem.ops.common.lean import inexact, recomputed, widen
-from pallas_kernels.dispatch import Implementation
 
 
 @functools.cache
@@ -26,7 +23,14 @@ def _gated(name, activation):
     def op(gate, up):
         return (activation(widen(gate)) * widen(up)).astype(gate.dtype)
 
-    return recomputed(name, op)
+    # XLA keeps an `erfc` of the forward pass sooner than that it computes another.
+    return recomputed(name, op, prevent_cse=activation is _gelu_erf)
+
+
+def _gelu_tanh(x):
+    # By the logistic function: XLA keeps a hyperbolic tangent of the forward pass, in
+    # float32, sooner than that it computes another.
+    return gelu_tanh(x)[0]
 
 
 def _gelu_erf(x):
@@ -86,23 +90,18 @@ def _halves(x, axis):
 def swiglu(
     gate: Shaped[ArrayLike, "*shape"],
     up: Shaped[ArrayLike, "*shape"],
-    *,
-    implementation: Implementation | None = None,
 ) -> Float[Array, "*shape"]:
     """silu(gate) times up.
 
     Args:
         gate: the projection that is activated.
         up: the projection that is gated, same shape and dtype.
-        implementation: "xla"; "pallas" for the kernel of a TPU or GPU, whose backward
-            pass writes over gate and cotangent, in reverse mode alone; None: the
-            kernel where it was measured to be no slower.
 
     Returns:
         Array of that shape and dtype, computed in float32 and rounded once.
 
     Raises:
-        ValueError: the shapes differ, or no kernel does what "pallas" asks for.
+        ValueError: the shapes differ.
         TypeError: the dtypes differ, or one is complex.
 
     Saves:
@@ -112,22 +111,19 @@ def swiglu(
         Shazeer, GLU variants improve transformer, arXiv 2002.05202, section 2.
     """
     gate, up = _check("swiglu", gate, up)
-    kernel = gated_for("swiglu", implementation, silu_both, gate)
-    return (kernel or _gated("swiglu", jax.nn.silu))(gate, up)
+    return _gated("swiglu", jax.nn.silu)(gate, up)
 
 
 def geglu(
     gate: Shaped[ArrayLike, "*shape"],
     up: Shaped[ArrayLike, "*shape"],
     approximate: bool = True,
-    *,
-    implementation: Implementation | None = None,
 ) -> Float[Array, "*shape"]:
     """gelu(gate) times up.
 
     Args:
-        gate: as in `swiglu`, like `up` and `implementation`.
-        up: the projection that is gated.
+        gate: the projection that is activated.
+        up: the projection that is gated, same shape and dtype.
         approximate: the tanh form of GELU if true, else the erf form.
 
     Returns:
@@ -140,7 +136,5 @@ def geglu(
         Shazeer, GLU variants improve transformer, arXiv 2002.05202, section 2.
     """
     gate, up = _check("geglu", gate, up)
-    both = gelu_tanh if check_bool("geglu: approximate", approximate) else gelu_erf
-    activation = jax.nn.gelu if approximate else _gelu_erf
-    kernel = gated_for("geglu", implementation, both, gate)
-    return (kernel or _gated("geglu", activation))(gate, up)
+    is_tanh = check_bool("geglu: approximate", approximate)
+    return _gated("geglu", _gelu_tanh if is_tanh else _gelu_erf)(gate, up)

@@ -1,4 +1,4 @@
-"""GELU, SiLU and gated units by kernels that write output and code in one pass.
+"""GELU and SiLU by kernels that write output and code in one pass.
 
 Kept is what the XLA path keeps. Kernels have no derivative of their own: unlike on the
 XLA path there is no forward mode, and XLA computes second derivatives.
@@ -13,12 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from jaxtyping import Array
 
 from jaxmem.ops.activations.forms import Forms, Op
 from jaxmem.ops.activations.inverse import UnimodalFunction, invert, settled, start
-from jaxmem.ops.common.lean import FAR_OUT, widen
+from jaxmem.ops.common.lean import FAR_OUT
 from jaxmem.ops.few_bit.tables import shipped
 from pallas_kernels.dispatch import Implementation, considered, dispatch, kernel_module
 
@@ -207,40 +206,3 @@ def _dispatch(
         each = {"xla": on("reference", **xla or {}), "tpu": on("tpu"), "gpu": on("gpu")}
         run = functools.partial(dispatch, op, implementation, *arrays, **each)
         return run(backward=function.endswith("backward"), xla_derives=True)
-
-
-def gated_for(
-    op: str, implementation: Implementation | None, both: Both, gate: Array
-) -> Callable[[Array, Array], Array] | None:
-    """The gated unit of a kernel, where one may be taken."""
-    if _considered(op, implementation, gate):
-        return _gated(op, implementation, both)
-    return None
-
-
-@functools.cache
-def _gated(op: str, implementation, both: Both) -> Callable[[Array, Array], Array]:
-    run = functools.partial(_dispatch, op, implementation)
-
-    def forward(gate, up):
-        y = run("gated_forward", gate, up, value=lambda x: both(x)[0])
-        return checkpoint_name(y, f"jaxmem_{op}_output")
-
-    @jax.custom_vjp
-    def apply(gate, up):
-        return forward(gate, up)
-
-    def rule(gate: CustomVJPPrimal, up: CustomVJPPrimal):
-        kept = gate.value, up.value if gate.perturbed else None
-        return forward(gate.value, up.value), kept
-
-    def pull(kept, g):
-        gate, up = kept
-        if isinstance(g, SymbolicZero):
-            g = jnp.zeros(g.shape, g.dtype)  # pyright: ignore[reportArgumentType]
-        if up is None:  # a product that XLA fuses all the same
-            return None, (both(widen(gate))[0] * widen(g)).astype(g.dtype)
-        return run("gated_backward", g, gate, up, both=both)
-
-    apply.defvjp(rule, pull, symbolic_zeros=True)
-    return apply

@@ -62,9 +62,11 @@ def inexact(name: str, x: ArrayLike, argument: str = "x") -> Array:
     return x.astype(jnp.result_type(float))
 
 
-def recomputed(name: str, op: Callable[..., Array]) -> Callable[..., Array]:
-    """`op`, keeping no more than its arguments."""
-    op = jax.checkpoint(op, prevent_cse=False)
+def recomputed(
+    name: str, op: Callable[..., Array], *, prevent_cse: bool = False
+) -> Callable[..., Array]:
+    """`op`, keeping no more than its arguments; `prevent_cse` is for what XLA keeps."""
+    op = jax.checkpoint(op, prevent_cse=prevent_cse)
 
     # The checkpoint inside of the scope: it is ours too.
     def scoped(*args):

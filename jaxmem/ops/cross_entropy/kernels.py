@@ -23,8 +23,7 @@ def forward(head: Head, x, kernel, bias, labels) -> Rows:
     return dispatch(
         *(_NAME, head.implementation, x, kernel, bias, labels),
         xla=functools.partial(xla.forward, head),
-        tpu=functools.partial(_forward, "tpu", head),
-        gpu=functools.partial(_forward, "gpu", head),
+        tpu=functools.partial(_forward, head),
     )
 
 
@@ -33,30 +32,27 @@ def backward(head: Head, wanted: frozenset[str], saved: dict, g: Rows) -> dict:
     return dispatch(
         *(_NAME, head.implementation, saved, g),
         xla=functools.partial(xla.backward, head, wanted),
-        tpu=functools.partial(_backward, "tpu", head, wanted),
-        gpu=functools.partial(_backward, "gpu", head, wanted),
+        tpu=functools.partial(_backward, head, wanted),
         sized_by=saved["x"],
         backward=True,
     )
 
 
-def _forward(chip: str, head: Head, x, kernel, bias, labels) -> Rows:
+def _forward(head: Head, x, kernel, bias, labels) -> Rows:
     x, labels = xla.flat(x, labels)
-    run = kernel_module("cross_entropy", chip).forward
+    run = kernel_module("cross_entropy", "tpu").forward
     out = run(x, kernel, bias, labels, _options(head), sums=head.sums)
     return Rows(*(out.get(name) for name in Rows._fields))
 
 
-def _backward(
-    chip: str, head: Head, wanted: frozenset[str], saved: dict, g: Rows
-) -> dict:
+def _backward(head: Head, wanted: frozenset[str], saved: dict, g: Rows) -> dict:
     x, labels = xla.flat(saved["x"], saved["labels"])
     g, unit = xla.in_units(g)
     rows = {name: getattr(saved["rows"], name) for name in ("top", "log_total")}
     cotangents = {name: getattr(g, name) for name in ("log_total", "hit")}
     cotangents["total"] = g.total if head.sums else None
     arrays = x, saved["kernel"], saved["bias"], labels
-    run = kernel_module("cross_entropy", chip).backward
+    run = kernel_module("cross_entropy", "tpu").backward
     grads = run(arrays, rows, cotangents, unit, _options(head), wanted=wanted)
     return {name: t.reshape(saved[name].shape) for name, t in grads.items()}
 

@@ -91,14 +91,11 @@ def linear_cross_entropy(
       precision: of the products, as for `jax.lax.dot_general`.
       block_size: columns of a block, over all shards; None: as many as keep the
         float32 logits within 32 MiB (times the devices of a mesh), at least 512.
-        With "pallas" on a TPU a multiple of 128, None: what fits on the chip; on a GPU
-        of the backward pass alone, None: 32 MiB in `dtype`, and at least 256.
-      implementation: "xla"; "pallas" for Pallas kernels (arrays of one device, a first
-        derivative), which on a TPU keep logits and sums on the chip (float32 and
-        bfloat16, features in multiples of 128), and on a GPU of compute capability 9.0
-        logits (bfloat16 and float16, x in `dtype` as the kernel is, features and
-        vocabulary in multiples of 64); None for them where they were measured to be no
-        slower.
+        With "pallas" a multiple of 128, None: what fits on the chip.
+      implementation: "xla"; "pallas" for the Pallas kernels of a TPU, which keep logits
+        and sums on the chip (arrays of one device, a first derivative, float32 and
+        bfloat16, features in multiples of 128); None for them where they were measured
+        to be no slower.
 
     Returns:
       float32 or wider: a scalar, or with "none" the shape of labels; with `return_lse`
@@ -113,8 +110,7 @@ def linear_cross_entropy(
     Saves:
       x in `dtype` and the kernel (arguments of this call), the labels, and 8 bytes a
       token. In the backward pass there are also the gradient of x in
-      `accumulator_dtype` and one block of logits; with "pallas" neither on a TPU, and
-      on a GPU one block of the gradient of the logits in `dtype`.
+      `accumulator_dtype` and one block of logits; with "pallas" neither.
 
     Error:
       Logits, softmax and sums are float32 or wider; only the gradient of the logits is

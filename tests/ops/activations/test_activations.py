@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxmem
 from jaxmem import _compat, ops
 from tests.arrays import array
 from tests.references import nbytes
 
 UNARY = ["elu", "gelu", "leaky_relu", "mish", "relu", "sigmoid", "silu", "softplus"]
+AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
 EXTREMES = [-3e38, -1e30, -200.0, -1e-30, -0.0, 0.0, 1e-30, 200.0, 1e30, 3e38]
 
 
@@ -127,6 +129,21 @@ def test_scan_keeps_the_output_once(op):
     kept = _compat.saved_residuals(_mlp(op), weights, jnp.ones((n, d)))
     wide = [aval for aval, _ in kept if aval.shape == (layers, n, f)]
     assert sum(map(nbytes, wide)) == layers * n * f * 4
+
+
+@pytest.mark.skipif("h100" not in AVAILABLE, reason="targets extra")
+@pytest.mark.parametrize("approximate", [True, False])
+def test_compiled_geglu_keeps_no_function_of_the_gate(approximate):
+    op = functools.partial(ops.geglu, approximate=approximate)
+
+    def step(g, gate, up):
+        y, pull = jax.vjp(op, gate, up)
+        y, g = jax.lax.optimization_barrier((y, g))  # as in a step of several layers
+        return y, pull(g)
+
+    x = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
+    report = jaxmem.estimate(jax.jit(step), x, x, x, target="h100")
+    assert report.temp_bytes < 1024
 
 
 def test_swiglu_keeps_the_gate_alone_for_a_frozen_gate():
