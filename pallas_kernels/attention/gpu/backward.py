@@ -97,7 +97,7 @@ def backward(
             )
         got |= _of_keys(case, arrays, transposed(case, tables), of_keys)
     if "bias" in wanted:
-        got["bias"] = _summed(got["bias"][:, :, None, : case.keys], inputs.bias)
+        got["bias"] = _summed(got["bias"][:, :, None, : inputs.k.shape[1]], inputs.bias)
     return tuple(got.get(x) for x in ("q", "k", "v", "bias"))
 
 
@@ -188,9 +188,10 @@ def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) 
         if "v" in wanted:
             dropped = p if share is None else p * share
             sums["v"] = accumulate(sums["v"], dropped.astype(case.dtype), got["g"])
-        if wanted != ["v"]:
-            dp = product(here["v"], got["g"])
-            ds = _logit_gradient(tile, p, dp, share, seen)
+        if wanted == ["v"]:
+            return sums
+        dp = product(here["v"], got["g"])
+        ds = _logit_gradient(tile, p, dp, share, seen)
         if "bias" in wanted:
             sums["bias"] = sums["bias"] + ds.sum(axis=1)
         if "k" in wanted:

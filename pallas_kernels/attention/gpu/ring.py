@@ -82,7 +82,7 @@ class Ring(NamedTuple):
             self._go_on(step)
             return carry
 
-        return lax.fori_loop(*map(as_int32, loop[:2]), one, carry)
+        return lax.fori_loop(as_int32(loop.first), as_int32(loop.stop), one, carry)
 
     def _go_on(self, step) -> None:
         """Says that a step's tiles are read, and starts copies over tiles that are."""
@@ -124,7 +124,8 @@ def with_ring(
     slots = STAGES if alone else 2 * STAGES  # copies over a slot start a step later
 
     def scoped(buffers, arrived, read=None):
-        ring = Ring(sources, *map(as_int32, (first, stop)), buffers, arrived, read)
+        steps = {"first": as_int32(first), "stop": as_int32(stop)}
+        ring = Ring(sources, **steps, buffers=buffers, arrived=arrived, read=read)
         ring.fill()
         run(ring)
         ring.empty()

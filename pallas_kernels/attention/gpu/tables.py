@@ -127,7 +127,8 @@ def make_case(rules: Rules, inputs: Inputs, kernel: str, tile) -> GpuCase:
     shape = batch, queries, keys, heads, kv_heads, size, q.dtype
     mask = inputs.extras.mask
     hides = mask is not None and mask.shape[2] == 1
-    return GpuCase(rules, *shape, *sizes, across, warpgroups, hides)
+    fixed = {"across": across, "warpgroups": warpgroups, "hides": hides}
+    return GpuCase(rules, *shape, block_q=sizes[0], block_kv=sizes[1], **fixed)
 
 
 def _warpgroups(inputs: Inputs, across: int) -> int:
