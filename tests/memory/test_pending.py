@@ -20,7 +20,6 @@ from jaxmem.memory.compile import pool
 from jaxmem.memory.report import report as reporting
 from tests.memory.test_estimate import SDS, W, X, needs_h100, needs_tpu, sgd
 from tests.memory.test_estimate import own_cache as own_cache
-from tests.scheduling.conftest import standard_jax as standard_jax
 
 # XLA:GPU of jax 0.11 and later finds tiles where that of 0.10 without a device fails
 FINDS_TILES = jax.__version_info__ >= (0, 11)

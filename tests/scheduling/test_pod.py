@@ -9,7 +9,6 @@ import jaxmem
 from benchmarks.pod import products
 from benchmarks.pod_steps import FSDP, LLAMA, step_of
 from tests.memory.test_estimate import AVAILABLE
-from tests.scheduling.conftest import standard_jax as standard_jax
 
 GIB = 2**30
 FEW = replace(LLAMA, layers=4)
