@@ -1,4 +1,4 @@
-"""What kernels for NVIDIA GPUs share: launches, copies, and streams of tiles.
+"""What kernels for NVIDIA GPUs share: launches and copies.
 
 A program is one warpgroup of 128 threads; in attention of long sequences, two.
 
@@ -21,7 +21,6 @@ from pallas_kernels._compat import aliased_kernel, simulated_platform, varying_a
 from pallas_kernels.arrays import like
 
 THREADS = 128  # of a warpgroup
-STAGES = 2  # tiles of a stream that are in use or on their way
 Named = dict[str, Any]
 # With warpgroup semantics Mosaic infers layouts and emits `wgmma`.
 TILED = plgpu.CompilerParams(
@@ -66,7 +65,7 @@ def launch(
         compiler_params=params,
         **(threads if warpgroups > 1 else {}),
     )
-    with jax.enable_x64(False):  # where it is on, emit_pipeline mixes its integers
+    with jax.enable_x64(False):  # where it is on, integers without a dtype are int64
         results = run(*inputs.values())
     return {x: varying_as(y, outs[x]) for x, y in zip(outs, results, strict=True)}
 
@@ -138,25 +137,6 @@ def store(copies: list) -> None:
     for source, target in copies:
         plgpu.copy_smem_to_gmem(source, target)
     plgpu.wait_smem_to_gmem(0)
-
-
-def stream(refs: Named, specs: Named, steps: tuple, step: Callable, start):
-    """The last `carry = step(indices, tiles by name, carry)` over blocks of refs."""
-
-    def body(indices, *rest):
-        *tiles, carry = rest
-        carry = step(indices, dict(zip(specs, tiles, strict=True)), carry)
-        plgpu.commit_smem()  # all is read before the next copies overwrite it
-        return carry
-
-    run = plgpu.emit_pipeline(
-        body,
-        grid=steps,
-        in_specs=list(specs.values()),
-        max_concurrent_steps=STAGES,
-        init_carry=start,
-    )
-    return run(*(refs[name] for name in specs))
 
 
 def spread(vector, shape: tuple[int, int], axis: int):

@@ -481,9 +481,7 @@ class SearchRun:
         if best is None:
             return pareto_front(self._space)
         barriers = best.choice.get(Barriers)  # where they pay, they pay for all
-        base = Choice(self.step.target)
-        base = base.having(barriers) if barriers.enabled else base
-        candidates = self._sequences(base)
+        candidates = self._sequences(Choice(self.step.target, (barriers,)))
         if len(candidates) == 1:  # the lists are in loops over micro-batches
             front = pareto_front(self._space)
             having = lambda one: replace(one, choice=one.choice.having(barriers))
