@@ -1,7 +1,7 @@
 """Full-size models that others wrote: the largest batch on a T4, an L4 and an H100.
 
     python -m benchmarks.foreign_batches [library/model ...] [--chip CHIP ...]
-                                         [--scheduled]
+                                         [--scheduled] [--anew]
 
 An Adam step, state donated, compiled for the chip: the largest batch in its memory, as
 the library has the model and substituted, and with `--scheduled` substituted and
@@ -10,12 +10,12 @@ recomputes by itself where a step would not fit the chip. Only shapes are there,
 weights. The models are those of `foreign_published.py`; it needs the extra `foreign`.
 
 A row is written as soon as it is measured. Those that this jaxmem has given are
-skipped, and of the others the plain batch is kept: there is nothing of jaxmem in that
-step. What was compiled once is remembered. Several commands may run side by side.
+skipped, unless `--anew`. What was compiled once is remembered. Several commands may run
+side by side.
 
 Peaks are nearly linear in the batch. A batch that is named was compiled and fits; that
 the next one does not is compiled as well, or follows from the line through two compiled
-peaks. From 32 on batches are multiples of 2, from 64 on of 4, and so on.
+peaks; so are two batches beyond, of which XLA may make less by recomputing. From 32 on batches are multiples of 2, from 64 on of 4, and so on.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def largest(
     if state_bytes > room:
         return [room / GIB, state_bytes / GIB, 0, 0, "", ""]
     known, near = map(int, before) if before else (None, None)
-    first = plain.largest(chip, room) if known is None else known
+    first = plain.largest(chip, room, known)
     most = lean.largest(chip, room, near or first or None)
     last = _scheduled(lean, chip, room, most) if scheduled else ""
     of_plain = f"{max(most, last or 0) / first:.2f}" if first else ""
@@ -91,10 +91,11 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="library/model")
     parser.add_argument("--chip", nargs="*", default=CHIPS, choices=CHIPS)
     parser.add_argument("--scheduled", action="store_true")
+    parser.add_argument("--anew", action="store_true")
     asked = parser.parse_args()
     sys.argv[1:] = []  # the file is that of all rows
     for model in named(asked.models):
-        measure(model, asked.chip, asked.scheduled)
+        measure(model, asked.chip, asked.scheduled, asked.anew)
     publish(FILE, COLUMNS, in_order(rows_there(FILE)))
 
 
@@ -105,14 +106,16 @@ def named(models: Sequence[str]) -> list[Published]:
     return [MODELS[name] for name in models or MODELS]
 
 
-def measure(model: Published, chips: Sequence[str], scheduled: bool) -> None:
+def measure(
+    model: Published, chips: Sequence[str], scheduled: bool, anew: bool
+) -> None:
     """The rows of a model that this commit has not; each is written at once."""
     made: dict[str, tuple[Peaks, Peaks]] = {}
     for chip in chips:
         key, dtype = (model.library, model.name, chip), dtype_of(model, chip)
         before = rows_there(FILE).get(key)
         missing = before is None or (scheduled and not before[SCHEDULED])
-        if not missing and same_library(before.commit):
+        if not (missing or anew) and same_library(before.commit):
             continue
         if dtype not in made:
             plain, lean, args = steps_of(model, dtype)
