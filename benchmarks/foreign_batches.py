@@ -15,7 +15,8 @@ side by side.
 
 Peaks are nearly linear in the batch. A batch that is named was compiled and fits; that
 the next one does not is compiled as well, or follows from the line through two compiled
-peaks; so are two batches beyond, of which XLA may make less by recomputing. From 32 on batches are multiples of 2, from 64 on of 4, and so on.
+peaks; so are two beyond it, which may fit because XLA recomputes by itself. From 32 on
+batches are multiples of 2, from 64 on of 4, and so on.
 """
 
 import argparse

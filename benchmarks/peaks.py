@@ -59,11 +59,9 @@ class Peaks:
 
     def _further(self, chip: str, room: int, fits: int) -> int:
         """A batch that fits above one that does not; 0 where none was found."""
-        seen = self.seen[chip]
-        for batch in sorted({rounded(fits * times) for times in FURTHER}):
-            if batch > fits and batch not in seen and self._compile(chip, batch) <= room:
-                return batch
-        return 0
+        further = {rounded(fits * times) for times in FURTHER} - self.seen[chip].keys()
+        fitting = (n for n in sorted(further) if self._compile(chip, n) <= room)
+        return next(fitting, 0)
 
     def _first(self, room: int) -> int:
         """As another chip has it, or a small batch."""
