@@ -5,8 +5,8 @@
 
 An Adam step, state donated, compiled for the chip: the largest batch in its memory, as
 the library has the model and substituted, and with `--scheduled` substituted and
-scheduled without a budget, which takes some compiles for each batch. XLA for GPUs
-recomputes by itself where a step would not fit the chip. Only shapes are there, no
+scheduled with the chip's memory as the budget, which takes some minutes for each batch.
+XLA for GPUs recomputes by itself where a step would not fit the chip. Only shapes are there, no
 weights. The models are those of `foreign_published.py`; it needs the extra `foreign`.
 
 A row is written as soon as it is measured. Those that this jaxmem has given are
@@ -81,10 +81,10 @@ def largest(
 
 
 def _scheduled(lean: Peaks, chip: str, room: int, near: int) -> int:
-    """The largest batch of the substituted step scheduled, which is `near` that."""
+    """The largest batch of the substituted step scheduled; alone it has `near`."""
     how = {"target": chip, "donate_argnums": 0, "progress": False, "tile": False}
-    step = jaxmem.schedule(lean.step, **how)
-    return Peaks(step, lean.args).largest(chip, room, near or None)
+    step = jaxmem.schedule(lean.step, budget=room, **how)
+    return Peaks(step, lean.args).largest(chip, room, near * 3 // 2 or None)
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import jax
 import jaxmem
 from benchmarks._common import MIB
 from jaxmem.memory import DoesNotFit
+from jaxmem.scheduling import BudgetError
 
 GIB = 1024 * MIB
 FIRST = 8  # the batch that is compiled first
@@ -94,7 +95,7 @@ class Peaks:
         how = {"target": chip, "donate_argnums": 0}
         try:
             found = jaxmem.estimate(self.step, *self.args(batch), **how).peak_bytes
-        except DoesNotFit:
+        except (DoesNotFit, BudgetError):
             found = REFUSED
         self.seen.setdefault(chip, {})[batch] = found
         print(" ", chip, batch, f"{found / GIB:.2f} GiB", flush=True)
