@@ -7,7 +7,8 @@ An Adam step, state donated, compiled for the chip: the largest batch in its mem
 the library has the model and substituted, and with `--scheduled` substituted and
 scheduled with the chip's memory as the budget, which takes some minutes for each batch.
 XLA for GPUs recomputes by itself where a step would not fit the chip. Only shapes are
-there, no weights. The models are those of `foreign_published.py`; it needs the extra `foreign`.
+there, no weights. The models are those of `foreign_published.py`; it needs the extra
+`foreign`.
 
 A row is written as soon as it is measured. Those that this jaxmem has given are
 skipped, unless `--anew`. What was compiled once is remembered. Several commands may run
