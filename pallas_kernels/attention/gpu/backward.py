@@ -128,7 +128,8 @@ def _of_queries(case: GpuCase, arrays: Named, tables: MaskTables) -> jax.Array:
     def step(tile, here, k, v, dq):
         seen = tile.seen()
         p = _probabilities(tile, product(here["q"], k), seen)
-        ds = _logit_gradient(tile, p, product(here["g"], v), tile.share(), seen)
+        dp = tile.dropped(product(here["g"], v))
+        ds = _logit_gradient(tile, p, dp, tile.factor, seen)
         return accumulate(dq, ds.astype(case.dtype), k)
 
     start = lambda: jnp.zeros((case.tile[0], case.size), _F32)

@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.arrays import padded
+from pallas_kernels.attention.gpu.dropout import LARGEST_RATE
 from pallas_kernels.attention.inputs import (
     MASKED,
     Inputs,
@@ -113,6 +114,8 @@ def make_case(rules: Rules, inputs: Inputs, kernel: str, tile) -> GpuCase:
         raise NotImplementedError(
             f"lengths that {_TILING} divides alone, not {lengths}"
         )
+    if rules.rate > LARGEST_RATE:
+        raise NotImplementedError(f"rates up to {LARGEST_RATE} alone, not {rules.rate}")
     across = 1 if kernel == "dkv" else 0
     warpgroups = _warpgroups(inputs, across)
     default = TILES[kernel]
