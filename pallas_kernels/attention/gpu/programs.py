@@ -258,21 +258,21 @@ def over_keys(
             return ref.at[(*row_at(ref, b, n), rows)]
 
         here = {x: refs[f"{x}_here"].at[mine] for x in scratch}
-        load_once([(part(x), here[x]) for x in once], refs["arrived"].at[mine])
-        queries = {x: here[x][...] for x in tables.per_query}
         loops = _key_spans(case, refs, tables, b, i)
         first, sources = loops[0].first, _key_sources(case, refs, tables, b, n, i)
 
-        def visit(masked, j, got, carry):
+        def visit(masked, queries, j, got, carry):
             keys = {x: got[x][...] for x in tables.per_key}
             position = j * case.block_kv
             tile = LogitsTile(case, queries, keys, position, masked, got)
             return step(tile, here, got["k"], got["v"], carry)
 
         def run(ring):
-            carry = start()
+            load_once([(part(x), here[x]) for x in once], refs["arrived"].at[mine])
+            queries, carry = {x: here[x][...] for x in tables.per_query}, start()
             for loop in loops:
-                carry = ring.visit(loop, partial(visit, loop.masked), carry)
+                body = partial(visit, loop.masked, queries)
+                carry = ring.visit(loop, body, carry)
             here[first_out] = here["q"]
             for x, value in end(carry).items():
                 here[x][...] = value.astype(outs[x].dtype)
@@ -282,7 +282,7 @@ def over_keys(
         with_ring(run, sources, shapes, first, stop, case.warpgroups)
 
     grid = {"batch": case.batch, "heads": case.heads, "blocks": case.q_blocks}
-    return launch(name, program, inputs, outs, grid, local, TILED, case.warpgroups)
+    return launch(name, program, inputs, outs, grid, local, TILED, case.launched)
 
 
 def rows_of_warpgroup(case: GpuCase, block) -> tuple[Any, Any]:
