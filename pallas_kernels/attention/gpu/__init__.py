@@ -18,8 +18,8 @@ eight numbers of four bytes for each query and head. Products: 2 forward, 7 back
 2 b n t s h operations each, about half of them with a causal mask.
 
 Tiles that no mask cuts have a loop of their own, without comparisons. Dropout draws a
-word for two keys (`dropout`); where keys stay, each thread has one of the two, and draws
-a word for each element.
+word for two keys (`dropout`); where keys stay, a thread has one of the two and draws a
+word for each element.
 
 Where 4096 positions or more stream, a program has two warpgroups that multiply, and a
 block of twice the size that stays: they read the same tiles in shared memory, so the
