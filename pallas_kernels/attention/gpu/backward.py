@@ -128,7 +128,8 @@ def _of_queries(case: GpuCase, arrays: Named, tables: MaskTables) -> jax.Array:
     def step(tile, here, k, v, dq):
         seen = tile.seen()
         p = _probabilities(tile, product(here["q"], k), seen)
-        ds = _logit_gradient(tile, p, product(here["g"], v), tile.share(), seen)
+        dp = tile.dropped(product(here["g"], v))
+        ds = _logit_gradient(tile, p, dp, tile.factor, seen)
         return accumulate(dq, ds.astype(case.dtype), k)
 
     start = lambda: jnp.zeros((case.tile[0], case.size), _F32)
@@ -162,7 +163,7 @@ def _of_keys(
 
     grid = {"batch": case.batch, "heads": case.kv_heads, "blocks": case.kv_blocks}
     name = "jaxmem_attention_dkv"
-    got = launch(name, program, inputs, outs, grid, local, TILED, case.warpgroups)
+    got = launch(name, program, inputs, outs, grid, local, TILED, case.launched)
     return {x: got[f"d{x}"] for x in wanted}
 
 
@@ -174,12 +175,10 @@ def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) 
     copies = [(refs[x].at[b, rows, kv_head], here[x]) for x in stay]
     for x in tables.per_key:
         copies.append((refs[x].at[(*row_at(refs[x], b, kv_head), rows)], here[x]))
-    load_once(copies, refs["arrived"].at[mine])
-    keys = {x: here[x][...] for x in tables.per_key}
     loops = _query_spans(case, refs, tables, b, j)
     first, count = loops[0].first, loops[-1].stop - loops[0].first
 
-    def visit(masked, step, got, sums):
+    def visit(masked, keys, step, got, sums):
         queries = {x: got[x][...] for x in tables.per_query}
         position = j * case.block_kv + mine * case.tile[0]
         tile = LogitsTile(case, queries, keys, position, masked, got)
@@ -201,18 +200,20 @@ def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) 
     def place(x):
         return (b, kv_head, rows) if x == "bias" else (b, rows, kv_head)
 
-    def visit_head(ring, member, sums):
+    def visit_head(ring, keys, member, sums):
         shift = member * count - first
         for loop in loops:
             moved = Span(loop.first + shift, loop.stop + shift, loop.masked)
-            sums = ring.visit(moved, partial(visit, loop.masked), sums)
+            sums = ring.visit(moved, partial(visit, loop.masked, keys), sums)
         return sums
 
     def run(ring):
+        load_once(copies, refs["arrived"].at[mine])
+        keys = {x: here[x][...] for x in tables.per_key}
         shape = case.tile[0], case.size
         zeros = lambda x: jnp.zeros(shape[:1] if x == "bias" else shape, _F32)
         sums = {x: zeros(x) for x in wanted}
-        of_head = partial(visit_head, ring)
+        of_head = partial(visit_head, ring, keys)
         sums = lax.fori_loop(np.int32(0), np.int32(case.group), of_head, sums)
         for x in wanted:
             total = sums[x] * np.float32(case.rules.scale) if x == "k" else sums[x]
