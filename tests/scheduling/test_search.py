@@ -399,6 +399,14 @@ def test_a_budget_out_of_reach_is_searched_for_once(searches):
     assert len(searches) == 2
 
 
+def test_estimate_says_that_a_budget_is_out_of_reach():
+    """As the step itself does, and not that its arguments are wrong."""
+    step, args = in_budget(0.01)
+    with pytest.raises(BudgetError, match="^budget=.* cannot be reached") as caught:
+        jaxmem.estimate(step, *args)
+    assert caught.value.least > step._options.budget
+
+
 def test_other_errors_are_not_remembered(searches, monkeypatch):
     step, args = in_budget(SHARE)
     with monkeypatch.context() as patch:

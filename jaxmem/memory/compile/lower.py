@@ -75,6 +75,8 @@ def explained(name: str, call: FlatCall | None = None) -> Iterator[None]:
             f"Python values in static_argnums. {_first_lines(error, call)}"
         ) from error
     except (TypeError, ValueError) as error:
+        if type(error).__module__.startswith("jaxmem."):
+            raise  # such as a budget that a scheduled step cannot reach
         text = f"{name} does not take these arguments: {_first_lines(error, call)}"
         text += f"\n{_describe(call)}" if call else ""
         raise (ValueError if isinstance(error, ValueError) else TypeError)(
