@@ -22,6 +22,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.arrays import like, padded
+from pallas_kernels.attention.gpu.bias import gradient_of_bias
+from pallas_kernels.attention.gpu.gradients import logit_gradient, probabilities
 from pallas_kernels.attention.gpu.programs import (
     MASK_WORDS,
     LogitsTile,
@@ -74,7 +76,7 @@ def backward(
         delta = g.astype(_F32) * o.astype(_F32)
         vectors["delta"] = jnp.swapaxes(delta.sum(axis=-1), 1, 2)
 
-    def prepared(kernel: str):
+    def prepared(kernel: str, blocks=blocks):
         case = make_case(rules, inputs, kernel, blocks)
         tables = make_tables(case, inputs)
         # A bias, or a row that sees nothing, may make a maximum so low that it would
@@ -85,50 +87,36 @@ def backward(
         rows |= {x: padded(y, case.block_q) for x, y in vectors.items()}
         return case, tables._replace(per_query=tables.per_query | rows)
 
-    got, of_keys = {}, [x for x in ("k", "v", "bias") if x in wanted]
+    got, of_keys = {}, [x for x in ("k", "v") if x in wanted]
+    if "bias" in wanted:
+        if inputs.bias.shape[3] == 1:  # no softmax over keys depends on it
+            got["bias"] = jnp.zeros_like(inputs.bias)
+        elif inputs.bias.shape[2] == 1:
+            of_keys.append("bias")
+        else:
+            got["bias"] = gradient_of_bias(arrays, *prepared("dbias", (None, None)))
     if "q" in wanted:
         case, tables = prepared("dq")
         got["q"] = _of_queries(case, arrays, tables)
     if of_keys:
         case, tables = prepared("dkv")
-        if "bias" in wanted and "bias" not in tables.per_key:
-            raise NotImplementedError(
-                "no gradient of a bias that differs among queries"
-            )
         got |= _of_keys(case, arrays, transposed(case, tables), of_keys)
-    if "bias" in wanted:
+    if "bias" in of_keys:
         got["bias"] = _summed(got["bias"][:, :, None, : inputs.k.shape[1]], inputs.bias)
     return tuple(got.get(x) for x in ("q", "k", "v", "bias"))
 
 
 def _summed(x, bias):
-    """[b, key heads, 1, s] summed over the axes along which `bias` is broadcast."""
+    """[b, heads, 1, s] summed over the axes along which `bias` is broadcast."""
     axes = tuple(i for i in range(4) if bias.shape[i] == 1)
     return x.sum(axis=axes, keepdims=True).astype(bias.dtype)
-
-
-def _probabilities(tile: LogitsTile, products, seen):
-    """The softmax, from the row statistics."""
-    x = tile.logits(products, seen)
-    top, log_total = (tile.per_query.get(x) for x in ("top", "log_total"))
-    if log_total is not None and not tile.masked and not tile.has_bias:
-        top, log_total = top + log_total, None
-    p = x - tile.of_queries(top)
-    return jnp.exp2(p if log_total is None else p - tile.of_queries(log_total))
-
-
-def _logit_gradient(tile: LogitsTile, p, dp, share, seen):
-    """Not yet scaled; from the probabilities and the gradient of what came of them."""
-    dp = dp if share is None else dp * share
-    ds = p * (dp - tile.of_queries(tile.per_query["delta"]))
-    return ds if seen is None else jnp.where(seen, ds, np.float32(0))
 
 
 def _of_queries(case: GpuCase, arrays: Named, tables: MaskTables) -> jax.Array:
     def step(tile, here, k, v, dq):
         seen = tile.seen()
-        p = _probabilities(tile, product(here["q"], k), seen)
-        ds = _logit_gradient(tile, p, product(here["g"], v), tile.share(), seen)
+        p = probabilities(tile, product(here["q"], k), seen)
+        ds = logit_gradient(tile, p, product(here["g"], v), tile.share(), seen)
         return accumulate(dq, ds.astype(case.dtype), k)
 
     start = lambda: jnp.zeros((case.tile[0], case.size), _F32)
@@ -142,19 +130,21 @@ def _of_keys(
     case: GpuCase, arrays: Named, tables: MaskTables, wanted
 ) -> dict[str, jax.Array]:
     """The gradients that `wanted` names; that of the bias for each key and its head."""
-    stay = ("k",) if wanted == ["v"] else ("k", "v")
+    stay, by_head = ("k",) if wanted == ["v"] else ("k", "v"), _by_head(case, tables)
     inputs = {x: arrays[x] for x in ("q", "g", *stay)}
     inputs |= tables.per_query | tables.per_key | tables.rest
     scratch = scratch_of(case, ("k", "v"), tables.per_key)
     local: Named = {f"{x}_here": ref for x, ref in scratch.items()}
-    arrivals = len(stay) + len(tables.per_key)
-    local["arrived"] = plgpu.Barrier(
-        num_arrivals=arrivals, num_barriers=case.warpgroups
-    )
+    arrivals = len(stay) + len(tables.per_key) - by_head
+    local |= {
+        name: plgpu.Barrier(num_arrivals=count, num_barriers=case.warpgroups)
+        for name, count in (("arrived", arrivals), ("of_head", 1))
+    }
     out = like(arrays["k"], arrays["k"].shape, case.dtype)
     outs = {f"d{x}": out for x in wanted}
     if "bias" in wanted:
-        shape = case.batch, case.kv_heads, case.kv_blocks * case.block_kv
+        heads = case.heads if by_head else case.kv_heads
+        shape = case.batch, heads, case.kv_blocks * case.block_kv
         outs["dbias"] = like(arrays["k"], shape, _F32)
 
     def program(refs):
@@ -166,58 +156,79 @@ def _of_keys(
     return {x: got[f"d{x}"] for x in wanted}
 
 
+def _by_head(case: GpuCase, tables: MaskTables) -> bool:
+    """Whether query heads that share keys differ in their bias of these."""
+    bias = tables.per_key.get("bias")
+    return case.group > 1 and bias is not None and bias.shape[1] > 1
+
+
 def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) -> None:
     b, kv_head = lax.axis_index("batch"), lax.axis_index("heads")
     j = lax.axis_index("blocks")
     rows, mine = rows_of_warpgroup(case, j)
     here = {x: refs[f"{x}_here"].at[mine] for x in ("k", "v", *tables.per_key)}
     copies = [(refs[x].at[b, rows, kv_head], here[x]) for x in stay]
-    for x in tables.per_key:
+    by_head = _by_head(case, tables)
+    once = [x for x in tables.per_key if x != "bias" or not by_head]
+    for x in once:
         copies.append((refs[x].at[(*row_at(refs[x], b, kv_head), rows)], here[x]))
     load_once(copies, refs["arrived"].at[mine])
-    keys = {x: here[x][...] for x in tables.per_key}
+    keys = {x: here[x][...] for x in once}
     loops = _query_spans(case, refs, tables, b, j)
     first, count = loops[0].first, loops[-1].stop - loops[0].first
 
-    def visit(masked, step, got, sums):
+    def visit(masked, keys, step, got, sums):
         queries = {x: got[x][...] for x in tables.per_query}
         position = j * case.block_kv + mine * case.tile[0]
         tile = LogitsTile(case, queries, keys, position, masked, got)
         seen, share, sums = tile.seen(), tile.share(), dict(sums)
-        p = _probabilities(tile, product(here["k"], got["q"]), seen)
+        p = probabilities(tile, product(here["k"], got["q"]), seen)
         if "v" in wanted:
             dropped = p if share is None else p * share
             sums["v"] = accumulate(sums["v"], dropped.astype(case.dtype), got["g"])
         if wanted == ["v"]:
             return sums
         dp = product(here["v"], got["g"])
-        ds = _logit_gradient(tile, p, dp, share, seen)
+        ds = logit_gradient(tile, p, dp, share, seen)
         if "bias" in wanted:
             sums["bias"] = sums["bias"] + ds.sum(axis=1)
         if "k" in wanted:
             sums["k"] = accumulate(sums["k"], ds.astype(case.dtype), got["q"])
         return sums
 
-    def place(x):
-        return (b, kv_head, rows) if x == "bias" else (b, rows, kv_head)
+    def zeros(x):
+        shape = case.tile[0], case.size
+        return jnp.zeros(shape[:1] if x == "bias" else shape, _F32)
+
+    def write(x, total, head):
+        """Of queries in step with `head`, which is the keys' or one of several."""
+        total = total * np.float32(case.rules.scale) if x == "k" else total
+        here[x][...] = total.astype(_F32 if x == "bias" else case.dtype)
+        place = (b, head, rows) if x == "bias" else (b, rows, head)
+        return here[x], refs[f"d{x}"].at[place]
 
     def visit_head(ring, member, sums):
-        shift = member * count - first
+        shift, seen = member * count - first, keys
+        head = kv_head * case.group + member
+        if by_head:
+            plgpu.commit_smem()  # what the head before read
+            of_head = refs["bias"].at[(*row_at(refs["bias"], b, head), rows)]
+            load_once([(of_head, here["bias"])], refs["of_head"].at[mine])
+            seen = keys | {"bias": here["bias"][...]}
         for loop in loops:
             moved = Span(loop.first + shift, loop.stop + shift, loop.masked)
-            sums = ring.visit(moved, partial(visit, loop.masked), sums)
+            sums = ring.visit(moved, partial(visit, loop.masked, seen), sums)
+        if by_head and "bias" in wanted:
+            store([write("bias", sums["bias"], head)])
+            sums = sums | {"bias": zeros("bias")}
         return sums
 
     def run(ring):
-        shape = case.tile[0], case.size
-        zeros = lambda x: jnp.zeros(shape[:1] if x == "bias" else shape, _F32)
         sums = {x: zeros(x) for x in wanted}
         of_head = partial(visit_head, ring)
         sums = lax.fori_loop(np.int32(0), np.int32(case.group), of_head, sums)
-        for x in wanted:
-            total = sums[x] * np.float32(case.rules.scale) if x == "k" else sums[x]
-            here[x][...] = total.astype(_F32 if x == "bias" else case.dtype)
-        store([(here[x], refs[f"d{x}"].at[place(x)]) for x in wanted])
+        last = [x for x in wanted if x != "bias" or not by_head]
+        store([write(x, sums[x], kv_head) for x in last])
 
     sources = _query_sources(case, refs, tables, b, kv_head, j, first, count)
     shapes = _query_shapes(case, tables)
