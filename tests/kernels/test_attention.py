@@ -504,12 +504,6 @@ def test_what_no_kernel_does_is_said(args, kwargs, text):
         on_pallas(*args, **kwargs)
 
 
-def test_gradient_of_a_bias_is_refused():
-    loss = lambda bias: on_pallas(Q, K, V, bias).sum()
-    with pytest.raises(ValueError, match="TPU: a bias without a gradient"):
-        jax.make_jaxpr(jax.grad(loss))(jnp.zeros((16, 16)))
-
-
 def test_second_derivative_is_refused():
     slope = lambda q: jax.grad(lambda q: (on_pallas(q, K, V) ** 2).sum())(q).sum()
     with pytest.raises(ValueError, match="a first derivative alone"):

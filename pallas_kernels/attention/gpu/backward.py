@@ -1,9 +1,10 @@
-"""Attention's backward pass on Hopper: two kernels, each from the row statistics.
+"""Attention's backward pass on Hopper: kernels that start from the row statistics.
 
 In one a block of queries stays and keys stream past it, for the gradient of the
 queries. In the other a block of keys stays and the queries of all heads that share it
 stream past, for the gradients of keys and values, which then need no sum over heads
-afterwards; its tiles have queries along their second axis.
+afterwards; its tiles have queries along their second axis. It also sums the gradient of
+a bias that is the same for all queries; that of any other is in `bias.py`.
 
 Limits: both recompute the logits and dropout's bits, so there are seven products where
 a single kernel would need five. That kernel would have to sum the gradient of the
@@ -130,20 +131,21 @@ def _of_keys(
     case: GpuCase, arrays: Named, tables: MaskTables, wanted
 ) -> dict[str, jax.Array]:
     """The gradients that `wanted` names; that of the bias for each key and its head."""
-    stay, by_head = ("k",) if wanted == ["v"] else ("k", "v"), _by_head(case, tables)
+    stay = ("k",) if wanted == ["v"] else ("k", "v")
     inputs = {x: arrays[x] for x in ("q", "g", *stay)}
     inputs |= tables.per_query | tables.per_key | tables.rest
     scratch = scratch_of(case, ("k", "v"), tables.per_key)
     local: Named = {f"{x}_here": ref for x, ref in scratch.items()}
-    arrivals = len(stay) + len(tables.per_key) - by_head
-    local |= {
-        name: plgpu.Barrier(num_arrivals=count, num_barriers=case.warpgroups)
-        for name, count in (("arrived", arrivals), ("of_head", 1))
-    }
+    arrivals = len(stay) + len(tables.per_key)
+    local["arrived"] = plgpu.Barrier(
+        num_arrivals=arrivals, num_barriers=case.warpgroups
+    )
     out = like(arrays["k"], arrays["k"].shape, case.dtype)
+    if _by_head(case, tables):
+        local["of_head"] = plgpu.Barrier(num_barriers=case.warpgroups)
     outs = {f"d{x}": out for x in wanted}
     if "bias" in wanted:
-        heads = case.heads if by_head else case.kv_heads
+        heads = case.heads if _by_head(case, tables) else case.kv_heads
         shape = case.batch, heads, case.kv_blocks * case.block_kv
         outs["dbias"] = like(arrays["k"], shape, _F32)
 
@@ -156,24 +158,14 @@ def _of_keys(
     return {x: got[f"d{x}"] for x in wanted}
 
 
-def _by_head(case: GpuCase, tables: MaskTables) -> bool:
-    """Whether query heads that share keys differ in their bias of these."""
-    bias = tables.per_key.get("bias")
-    return case.group > 1 and bias is not None and bias.shape[1] > 1
-
-
 def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) -> None:
     b, kv_head = lax.axis_index("batch"), lax.axis_index("heads")
     j = lax.axis_index("blocks")
     rows, mine = rows_of_warpgroup(case, j)
     here = {x: refs[f"{x}_here"].at[mine] for x in ("k", "v", *tables.per_key)}
     copies = [(refs[x].at[b, rows, kv_head], here[x]) for x in stay]
-    by_head = _by_head(case, tables)
-    once = [x for x in tables.per_key if x != "bias" or not by_head]
-    for x in once:
+    for x in tables.per_key:
         copies.append((refs[x].at[(*row_at(refs[x], b, kv_head), rows)], here[x]))
-    load_once(copies, refs["arrived"].at[mine])
-    keys = {x: here[x][...] for x in once}
     loops = _query_spans(case, refs, tables, b, j)
     first, count = loops[0].first, loops[-1].stop - loops[0].first
 
@@ -196,43 +188,63 @@ def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) 
             sums["k"] = accumulate(sums["k"], ds.astype(case.dtype), got["q"])
         return sums
 
-    def zeros(x):
-        shape = case.tile[0], case.size
-        return jnp.zeros(shape[:1] if x == "bias" else shape, _F32)
+    def place(x):
+        return (b, kv_head, rows) if x == "bias" else (b, rows, kv_head)
 
-    def write(x, total, head):
-        """Of queries in step with `head`, which is the keys' or one of several."""
-        total = total * np.float32(case.rules.scale) if x == "k" else total
-        here[x][...] = total.astype(_F32 if x == "bias" else case.dtype)
-        place = (b, head, rows) if x == "bias" else (b, rows, head)
-        return here[x], refs[f"d{x}"].at[place]
-
-    def visit_head(ring, member, sums):
-        shift, seen = member * count - first, keys
-        head = kv_head * case.group + member
-        if by_head:
-            plgpu.commit_smem()  # what the head before read
-            of_head = refs["bias"].at[(*row_at(refs["bias"], b, head), rows)]
-            load_once([(of_head, here["bias"])], refs["of_head"].at[mine])
-            seen = keys | {"bias": here["bias"][...]}
+    def visit_head(ring, keys, member, sums):
+        shift = member * count - first
         for loop in loops:
             moved = Span(loop.first + shift, loop.stop + shift, loop.masked)
-            sums = ring.visit(moved, partial(visit, loop.masked, seen), sums)
-        if by_head and "bias" in wanted:
-            store([write("bias", sums["bias"], head)])
-            sums = sums | {"bias": zeros("bias")}
+            sums = ring.visit(moved, partial(visit, loop.masked, keys), sums)
         return sums
 
+    def visit_with_bias(ring, keys, member, sums):
+        at = b, kv_head * case.group + member, rows
+        bias = _load_bias(refs, here, at, refs["of_head"].at[mine])
+        sums = visit_head(ring, keys | {"bias": bias}, member, sums)
+        return _store_bias(refs, here, at, sums)
+
     def run(ring):
+        load_once(copies, refs["arrived"].at[mine])
+        keys = {x: here[x][...] for x in tables.per_key}
+        shape = case.tile[0], case.size
+        zeros = lambda x: jnp.zeros(shape[:1] if x == "bias" else shape, _F32)
         sums = {x: zeros(x) for x in wanted}
-        of_head = partial(visit_head, ring)
+        by_head = _by_head(case, tables)
+        of_head = partial(visit_with_bias if by_head else visit_head, ring, keys)
         sums = lax.fori_loop(np.int32(0), np.int32(case.group), of_head, sums)
-        last = [x for x in wanted if x != "bias" or not by_head]
-        store([write(x, sums[x], kv_head) for x in last])
+        left = [x for x in wanted if x != "bias" or not by_head]
+        for x in left:
+            total = sums[x] * np.float32(case.rules.scale) if x == "k" else sums[x]
+            here[x][...] = total.astype(_F32 if x == "bias" else case.dtype)
+        store([(here[x], refs[f"d{x}"].at[place(x)]) for x in left])
 
     sources = _query_sources(case, refs, tables, b, kv_head, j, first, count)
     shapes = _query_shapes(case, tables)
     with_ring(run, sources, shapes, 0, count * case.group, case.warpgroups)
+
+
+def _by_head(case: GpuCase, tables: MaskTables) -> bool:
+    """Whether query heads that share keys differ in their bias of these."""
+    bias = tables.per_key.get("bias")
+    return case.group > 1 and bias is not None and bias.shape[1] > 1
+
+
+def _load_bias(refs: Named, here: Named, at, barrier) -> jax.Array:
+    """The bias of the keys of a block for one head; `at` is (sequence, head, keys)."""
+    (b, head, rows), bias = at, refs["bias"]
+    plgpu.commit_smem()  # after what the head before read
+    load_once([(bias.at[(*row_at(bias, b, head), rows)], here["bias"])], barrier)
+    return here["bias"][...]
+
+
+def _store_bias(refs: Named, here: Named, at, sums: Named) -> Named:
+    """Writes a head's gradient of this bias, if there is one, which is zero then."""
+    if "bias" not in sums:
+        return sums
+    here["bias"][...] = sums["bias"]
+    store([(here["bias"], refs["dbias"].at[at])])
+    return sums | {"bias": jnp.zeros_like(sums["bias"])}
 
 
 def _query_spans(case: GpuCase, refs: Named, tables: MaskTables, b, j) -> list[Span]:

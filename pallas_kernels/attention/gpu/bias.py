@@ -58,7 +58,7 @@ def gradient_of_bias(arrays: Named, case: GpuCase, tables: MaskTables) -> jax.Ar
     bias = tables.rest["bias_tile"]
     rest = {x: y for x, y in tables.rest.items() if x != "blocks"}
     if "blocks" in tables.rest:
-        rest["visits"] = _visits(case, tables, bias.shape[0])
+        rest["visits"] = visits(case, tables, bias.shape[0])
     tables = tables._replace(rest=rest)
     inputs = arrays | tables.per_query | tables.per_key | rest
     grid = {
@@ -68,20 +68,18 @@ def gradient_of_bias(arrays: Named, case: GpuCase, tables: MaskTables) -> jax.Ar
     }
     outs = {"dbias": like(arrays["q"], bias.shape, bias.dtype)}
     local = {"here": plgpu.SMEM(case.tile, bias.dtype), "arrived": plgpu.Barrier()}
-    run = partial(_program, case, tables)
-    return launch("jaxmem_attention_dbias", run, inputs, outs, grid, local, TILED)[
-        "dbias"
-    ]
+    name, run = "jaxmem_attention_dbias", partial(_program, case, tables)
+    return launch(name, run, inputs, outs, grid, local, TILED)["dbias"]
 
 
-def _visits(case: GpuCase, tables: MaskTables, lead: int) -> jax.Array:
+def visits(case: GpuCase, tables: MaskTables, lead: int) -> jax.Array:
     """Which sequences visit each tile, int32 [b|1, q_blocks, kv_blocks, 2 or more].
 
     How many with a mask, and without one; then, where sequences that share a tile
     differ, these in the order of the two, and those that do not visit it.
     """
     blocks = tables.rest["blocks"]
-    j = jnp.arange(case.kv_blocks, dtype=jnp.int32)
+    j = jnp.arange(case.kv_blocks, dtype=jnp.int32)[None, None]
     first, whole, past, stop = (blocks[..., x, None] for x in range(4))
     visited, bare = (first <= j) & (j < stop), (whole <= j) & (j < past)
     if masks_all(case, tables):
@@ -101,12 +99,12 @@ def _program(case: GpuCase, tables: MaskTables, refs: Named) -> None:
     tile, here = _tile(case, refs), refs["here"]
     loops = _loops(case, refs, tables, tile)
 
-    def visit(masked, step, got, total):
+    def visit(masked, bias, step, got, total):
         queries, keys = (
             {x: got[x][...] for x in vectors}
             for vectors in (tables.per_query, tables.per_key)
         )
-        first_key, got = tile.j * case.block_kv, got | {"bias_tile": here}
+        first_key, got = tile.j * case.block_kv, got | {"bias_tile": bias}
         logits = LogitsTile(case, queries, keys, first_key, masked, got)
         seen = logits.seen()
         p = probabilities(logits, product(got["q"], got["k"]), seen)
@@ -115,9 +113,10 @@ def _program(case: GpuCase, tables: MaskTables, refs: Named) -> None:
 
     def run(ring):
         load_once([(refs["bias_tile"].at[tile.place], here)], refs["arrived"])
+        bias = here[...].astype(jnp.float32)  # in registers: all pairs have it
         total = jnp.zeros(case.tile, jnp.float32)
         for loop in loops:
-            total = ring.visit(loop, partial(visit, loop.masked), total)
+            total = ring.visit(loop, partial(visit, loop.masked, bias), total)
         here[...] = total.astype(here.dtype)
         store([(here, refs["dbias"].at[tile.place])])
 

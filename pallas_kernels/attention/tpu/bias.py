@@ -55,9 +55,8 @@ def gradient_of_bias(case: TpuCase, inputs: Inputs, ins: dict[str, Any]):
     heads = sizes.pack if bias.shape[1] > 1 else 1
     sums = heads, sizes.block_kv, LANES if of_keys else sizes.block_q
     order, scalars = _order(case, bias.shape), scalars_for(case, inputs)
-    return call("attention_dbias", _kernel, case, order, scalars, ins, outs, [sums])[
-        name
-    ]
+    kernel = "attention_dbias", _kernel
+    return call(*kernel, case, order, scalars, ins, outs, [sums])[name]
 
 
 def _kernel(case: TpuCase, at: GridPoint, scalars: Scalars, ins, outs, scratch) -> None:
