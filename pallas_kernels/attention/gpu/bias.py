@@ -8,7 +8,8 @@ those are visited in which some query of the tile sees some key of it.
 Limits: logits are computed a third time, beside those for dq and for dk and dv: two
 products. A step reads tiles of q, g, k and v, 32 KiB with heads of 64, for two products
 of 64 by 64, so the second-level cache most likely is what it waits for; k and v are
-read for each head of those that share them.
+read for each head of those that share them. With heads of 128 a processor has room for
+one program, of one warpgroup.
 """
 
 from collections.abc import Callable
