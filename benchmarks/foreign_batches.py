@@ -1,21 +1,23 @@
 """Full-size models that others wrote: the largest batch on a T4, an L4 and an H100.
 
     python -m benchmarks.foreign_batches [library/model ...] [--chip CHIP ...]
-                                         [--scheduled]
+                                         [--scheduled] [--anew]
 
 An Adam step, state donated, compiled for the chip: the largest batch in its memory, as
 the library has the model and substituted, and with `--scheduled` substituted and
-scheduled without a budget, which takes some compiles for each batch. XLA for GPUs
-recomputes by itself where a step would not fit the chip. Only shapes are there, no
-weights. The models are those of `foreign_published.py`; it needs the extra `foreign`.
+scheduled with the chip's memory as the budget, which takes some minutes for each batch.
+XLA for GPUs recomputes by itself where a step would not fit the chip. Only shapes are
+there, no weights. The models are those of `foreign_published.py`; it needs the extra
+`foreign`.
 
 A row is written as soon as it is measured. Those that this jaxmem has given are
-skipped, and of the others the plain batch is kept: there is nothing of jaxmem in that
-step. What was compiled once is remembered. Several commands may run side by side.
+skipped, unless `--anew`. What was compiled once is remembered. Several commands may run
+side by side.
 
 Peaks are nearly linear in the batch. A batch that is named was compiled and fits; that
 the next one does not is compiled as well, or follows from the line through two compiled
-peaks. From 32 on batches are multiples of 2, from 64 on of 4, and so on.
+peaks; so are two beyond it, which may fit because XLA recomputes by itself. From 32 on
+batches are multiples of 2, from 64 on of 4, and so on.
 """
 
 import argparse
@@ -72,7 +74,7 @@ def largest(
     if state_bytes > room:
         return [room / GIB, state_bytes / GIB, 0, 0, "", ""]
     known, near = map(int, before) if before else (None, None)
-    first = plain.largest(chip, room) if known is None else known
+    first = plain.largest(chip, room, known)
     most = lean.largest(chip, room, near or first or None)
     last = _scheduled(lean, chip, room, most) if scheduled else ""
     of_plain = f"{max(most, last or 0) / first:.2f}" if first else ""
@@ -80,10 +82,10 @@ def largest(
 
 
 def _scheduled(lean: Peaks, chip: str, room: int, near: int) -> int:
-    """The largest batch of the substituted step scheduled, which is `near` that."""
+    """The largest batch of the substituted step scheduled; alone it has `near`."""
     how = {"target": chip, "donate_argnums": 0, "progress": False, "tile": False}
-    step = jaxmem.schedule(lean.step, **how)
-    return Peaks(step, lean.args).largest(chip, room, near or None)
+    step = jaxmem.schedule(lean.step, budget=room, **how)
+    return Peaks(step, lean.args).largest(chip, room, near * 3 // 2 or None)
 
 
 def main() -> None:
@@ -91,10 +93,11 @@ def main() -> None:
     parser.add_argument("models", nargs="*", metavar="library/model")
     parser.add_argument("--chip", nargs="*", default=CHIPS, choices=CHIPS)
     parser.add_argument("--scheduled", action="store_true")
+    parser.add_argument("--anew", action="store_true")
     asked = parser.parse_args()
     sys.argv[1:] = []  # the file is that of all rows
     for model in named(asked.models):
-        measure(model, asked.chip, asked.scheduled)
+        measure(model, asked.chip, asked.scheduled, asked.anew)
     publish(FILE, COLUMNS, in_order(rows_there(FILE)))
 
 
@@ -105,14 +108,16 @@ def named(models: Sequence[str]) -> list[Published]:
     return [MODELS[name] for name in models or MODELS]
 
 
-def measure(model: Published, chips: Sequence[str], scheduled: bool) -> None:
+def measure(
+    model: Published, chips: Sequence[str], scheduled: bool, anew: bool
+) -> None:
     """The rows of a model that this commit has not; each is written at once."""
     made: dict[str, tuple[Peaks, Peaks]] = {}
     for chip in chips:
         key, dtype = (model.library, model.name, chip), dtype_of(model, chip)
         before = rows_there(FILE).get(key)
         missing = before is None or (scheduled and not before[SCHEDULED])
-        if not missing and same_library(before.commit):
+        if not (missing or anew) and same_library(before.commit):
             continue
         if dtype not in made:
             plain, lean, args = steps_of(model, dtype)

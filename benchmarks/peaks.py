@@ -13,12 +13,14 @@ import jax
 import jaxmem
 from benchmarks._common import MIB
 from jaxmem.memory import DoesNotFit
+from jaxmem.scheduling import BudgetError
 
 GIB = 1024 * MIB
 FIRST = 8  # the batch that is compiled first
 FAR = 16  # times as many examples
 REFUSED = float("inf")
 MOST = 1 << 20  # of a batch
+FURTHER = (9 / 8, 5 / 4)  # times a batch above which another one may fit
 
 
 @dataclass
@@ -26,7 +28,9 @@ class Peaks:
     """The peaks of a step by its batch, on one chip after another.
 
     They are nearly linear from afar, but not between neighbours, where XLA may choose
-    other layouts and algorithms: lines go through batches that are far apart.
+    other layouts and algorithms: lines go through batches that are far apart. Nor do
+    they always rise: where a step would not fit the chip, XLA recomputes by itself, and
+    a larger batch may take less than one that was too large.
     """
 
     step: Callable
@@ -36,8 +40,15 @@ class Peaks:
 
     def largest(self, chip: str, room: int, first: int | None = None) -> int:
         """The largest batch in so many bytes; 0 where one example does not fit."""
-        fits, fails = 0, MOST
-        guess = first or self._first(room)
+        fits, guess = 0, first or self._first(room)
+        while guess:
+            fits = self._up_to(chip, room, fits, guess)
+            guess = self._further(chip, room, fits)
+        return fits
+
+    def _up_to(self, chip: str, room: int, fits: int, guess: int) -> int:
+        """The largest batch from `fits` on below one that does not fit."""
+        fails = MOST
         while fits < guess < fails:
             if self._compile(chip, guess) <= room:
                 fits = guess
@@ -46,6 +57,12 @@ class Peaks:
             last = fails - unit_of(fails - 1)
             guess = max(fits, min(self._next(chip, room, fits, fails), last))
         return fits
+
+    def _further(self, chip: str, room: int, fits: int) -> int:
+        """A batch that fits above one that does not; 0 where none was found."""
+        further = {rounded(fits * times) for times in FURTHER} - self.seen[chip].keys()
+        fitting = (n for n in sorted(further) if self._compile(chip, n) <= room)
+        return next(fitting, 0)
 
     def _first(self, room: int) -> int:
         """As another chip has it, or a small batch."""
@@ -78,7 +95,7 @@ class Peaks:
         how = {"target": chip, "donate_argnums": 0}
         try:
             found = jaxmem.estimate(self.step, *self.args(batch), **how).peak_bytes
-        except DoesNotFit:
+        except (DoesNotFit, BudgetError):
             found = REFUSED
         self.seen.setdefault(chip, {})[batch] = found
         print(" ", chip, batch, f"{found / GIB:.2f} GiB", flush=True)

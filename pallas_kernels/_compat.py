@@ -18,6 +18,10 @@ from jax.extend.backend import get_default_device
 from jax.extend.core import Primitive as Primitive
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.interpreters import batching, mlir
+from jaxlib.mlir import ir as ir
+from jaxlib.mlir.dialects import arith as arith
+from jaxlib.mlir.dialects import llvm as llvm
+from jaxlib.mlir.dialects import vector as vector
 
 # Before that, Mosaic GPU aborts the process for compute capabilities below 9.0.
 COMPILES_FOR_AMPERE = jax.__version_info__ >= (0, 12)

@@ -1,6 +1,6 @@
 """What kernels for NVIDIA GPUs share: launches and copies.
 
-A program is one warpgroup of 128 threads; in attention of long sequences, two.
+A program is one warpgroup of 128 threads; in attention of long sequences, three.
 
 Asynchronous operations become visible as follows. A copy into shared memory: by waiting
 for its barrier. A matrix product: by the wait at the end of the read in `run_scoped`,

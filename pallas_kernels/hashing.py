@@ -13,18 +13,25 @@ compute alike:
     c = mix(mix(column ^ ~k1) + k0)
     bits = mix(a ^ c) with b added before its second multiply
 
-A mask of a matrix product's size can do with less: `kept` compares one multiply and an
-add with a threshold, of two words a row and one a column that are mixed as well:
+A mask of a matrix product's size can do with less: `kept` draws an element from half a
+word, and a word takes one multiply and an add, of two words a row and one for each pair
+of columns:
 
     a = mix(mix(row ^ k0) + k1) | 1        b = mix(mix(row + k1) ^ k0)
-    c = mix(mix(column ^ ~k1) + k0)
-    kept = a * c + b >= threshold
+    c = mask_column(column)                of column // 2
+    half = a * c + b, shifted right by 16 bits for an odd column; its 15 low bits
+    kept = half >= threshold
 
-Any two of its elements are as good as independent, so that a sum over the mask has the
-variance that it has with independent elements. More than two are not always: there are
-rows whose odd factors have a ratio of small numbers, and triples of columns whose
-words' differences have one, about one in 2**31 for each such ratio. Only the comparison
-is random: the low bits of a c + b are not.
+Over all keys any two elements are as good as independent, so that a sum over the mask
+has the variance that it has with independent elements. Those of two rows are, since b
+is mixed well. Those of one row differ by a (c - c'), whose 15 low bits depend on the 15
+low bits of c - c': `mask_column` gives it as many trailing zeros as the difference of
+the pairs' numbers has. So only even columns whose distance is a multiple of 2**12 are
+less independent, and alike where it is one of 2**16. With one key, more than two
+elements are not always independent: rows whose factors have a ratio of small numbers in
+their 15 low bits, about one pair of 2**14, have related masks in their even columns.
+
+GPUs compare both halves of a word in one instruction, as float16 without their signs.
 
 The constants are from Wellons, "Prospecting for Hash Functions" (2018), who measured
 the bias of each output bit. The generator is made for masks: it is not
@@ -83,17 +90,41 @@ def mask_rows(seed, row):
 
 
 def mask_column(seed, column):
-    """The word of each column, for `kept`; uint32, of the shape of `column`."""
-    return mix(mix(column ^ ~seed[1]) + seed[0])
+    """The word of each column, for `kept`; uint32, of the shape of `column`.
+
+    Two neighbours from an even column on have one.
+    """
+    x = column >> np.uint32(1)
+    for word in (seed[1], seed[0], seed[1], seed[0]):
+        x = x ^ word
+        # A bijection modulo each power of two, as are the other steps.
+        x = x * (x + x + np.uint32(1))
+        x = x ^ (x << np.uint32(4))
+    return x
 
 
-def kept(rows, column, rate: float):
-    """A mask, True with probability `1 - rate`, from `mask_rows` and `mask_column`.
+def half_of(column):
+    """By how many bits `kept` shifts a column's half up to the top; uint32."""
+    return np.uint32(17) - ((column & np.uint32(1)) << np.uint32(4))
 
-    The rate is applied to within 2**-33; the words broadcast.
+
+def kept(rows, word, half, rate: float):
+    """A mask, True with probability `1 - rate`, which is a multiple of 2**-15.
+
+    From `mask_rows`, `mask_column` and `half_of`, which broadcast.
     """
     factor, term = rows
-    return factor * column + term >= threshold(rate)
+    return ((factor * word + term) << half) >= np.uint32(half_threshold(rate) << 17)
+
+
+def half_threshold(rate: float) -> int:
+    """A half below this is dropped: the rate, of 2**15."""
+    return round(rate * 2**15)
+
+
+def rounded_rate(rate: float) -> float:
+    """The nearest rate that `kept` has: one that is neither 0 nor 1 stays so."""
+    return min(max(half_threshold(rate), 1), 2**15 - 1) / 2**15 if rate else 0.0
 
 
 def threshold(rate: float) -> np.uint32:

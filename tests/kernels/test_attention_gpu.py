@@ -21,8 +21,10 @@ from pallas_kernels import simulated
 from pallas_kernels.attention import Extras, Inputs, Rules, dropout_mask, dropout_row
 from pallas_kernels.attention import gpu as attention_gpu
 from pallas_kernels.attention.gpu import programs, tables
+from pallas_kernels.attention.gpu.dropout import LARGEST_RATE
 from pallas_kernels.attention.gpu.tables import make_case, row_statistics
 from pallas_kernels.attention.inputs import visible
+from pallas_kernels.hashing import half_of, half_threshold, kept
 from tests.arrays import array
 
 AVAILABLE = {t.name for t in targets() if t.available}
@@ -406,6 +408,27 @@ def test_dropout_bits_are_those_of_the_reference():
     np.testing.assert_array_equal(by_head(o) > 0, want)
     np.testing.assert_array_equal(by_head(dq) > 0, want)
     np.testing.assert_array_equal(by_head(dv)[..., :t] > 0, want.swapaxes(2, 3))
+
+
+@pytest.mark.parametrize("rate", [2**-15, 0.1, 0.5, LARGEST_RATE])
+def test_half_a_word_compares_as_float16(rate):
+    """As `hashing.kept` compares its 15 bits, whether it is a number or not."""
+    halves = np.arange(2**16, dtype=np.uint16)
+    threshold = np.uint16(half_threshold(rate)).view(np.float16)
+    size = np.abs(halves.view(np.float16))
+    got = (size >= threshold) | np.isnan(size)
+    assert not np.isnan(threshold)
+    words = halves.astype(np.uint32)
+    rows = np.uint32(1), np.uint32(0)
+    for column, word in ((0, words), (1, words << np.uint32(16))):
+        half = half_of(np.uint32(column))
+        np.testing.assert_array_equal(got, kept(rows, word, half, rate))
+
+
+def test_a_rate_above_what_float16_compares():
+    inputs = Inputs(*qkv(), extras=Extras(seed=seed_words(KEY)))
+    with pytest.raises(NotImplementedError, match="up to 0.96875 alone, not 0.98"):
+        attention_gpu.forward(inputs, PLAIN._replace(rate=0.98))
 
 
 # -- what is refused

@@ -33,6 +33,7 @@ from jaxmem.ops.common.blocks import vary_alike
 from jaxmem.ops.randomness.bits import seed_words
 from jaxmem.ops.randomness.dropout import check_rate, need_rng
 from pallas_kernels.dispatch import Implementation, check_implementation
+from pallas_kernels.hashing import rounded_rate
 
 
 def _four(x, name: str) -> Any:
@@ -172,7 +173,7 @@ def dot_product_attention(
         as where sequences are packed into one row; both or neither.
       local_window_size: query t sees keys t - left .. t + right; an int is both.
       dropout_rate: in [0, 1], of the probabilities; the others are divided by
-        `1 - dropout_rate`.
+        `1 - dropout_rate`. Rounded to a multiple of 2**-15, neither to 0 nor to 1.
       dropout_rng: a key, typed or raw; needed with dropout.
       broadcast_dropout: one mask for the whole batch and all heads.
       deterministic: True switches dropout off.
@@ -263,7 +264,7 @@ def dot_product_attention(
         1.0 / math.sqrt(q.shape[-1]) if scale is None else scale,
         is_causal,
         _window(local_window_size),
-        rate,
+        rounded_rate(rate),
         broadcast_dropout,
     )
     q_len = _lengths(query_seq_lengths, q.shape[0], "query_seq_lengths")

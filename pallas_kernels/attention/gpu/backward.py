@@ -117,7 +117,8 @@ def _of_queries(case: GpuCase, arrays: Named, tables: MaskTables) -> jax.Array:
     def step(tile, here, k, v, dq):
         seen = tile.seen()
         p = probabilities(tile, product(here["q"], k), seen)
-        ds = logit_gradient(tile, p, product(here["g"], v), tile.share(), seen)
+        dp = tile.dropped(product(here["g"], v))
+        ds = logit_gradient(tile, p, dp, tile.factor, seen)
         return accumulate(dq, ds.astype(case.dtype), k)
 
     start = lambda: jnp.zeros((case.tile[0], case.size), _F32)
@@ -154,7 +155,7 @@ def _of_keys(
 
     grid = {"batch": case.batch, "heads": case.kv_heads, "blocks": case.kv_blocks}
     name = "jaxmem_attention_dkv"
-    got = launch(name, program, inputs, outs, grid, local, TILED, case.warpgroups)
+    got = launch(name, program, inputs, outs, grid, local, TILED, case.launched)
     return {x: got[f"d{x}"] for x in wanted}
 
 

@@ -109,8 +109,8 @@ def _program(case: GpuCase, tables: MaskTables, refs: Named) -> None:
         logits = LogitsTile(case, queries, keys, first_key, masked, got)
         seen = logits.seen()
         p = probabilities(logits, product(got["q"], got["k"]), seen)
-        dp = product(got["g"], got["v"])
-        return total + logit_gradient(logits, p, dp, logits.share(), seen)
+        dp = logits.dropped(product(got["g"], got["v"]))
+        return total + logit_gradient(logits, p, dp, logits.factor, seen)
 
     def run(ring):
         load_once([(refs["bias_tile"].at[tile.place], here)], refs["arrived"])

@@ -47,7 +47,7 @@ def forward(
         shrink = jnp.exp2(top - higher)
         p = jnp.exp2(x - tile.of_queries(higher))
         total = total * shrink + p.sum(axis=1)
-        p = tile.dropped(p).astype(case.dtype)
+        p = tile.dropped(p.astype(case.dtype))
         return accumulate(o * spread(shrink, o.shape, 0), p, v), higher, total
 
     def end(carry):

@@ -20,6 +20,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels._compat import simulated_platform
 from pallas_kernels.arrays import dot
+from pallas_kernels.attention.gpu.dropout import drop
 from pallas_kernels.attention.gpu.ring import Span, with_ring
 from pallas_kernels.attention.gpu.tables import (
     FLOOR,
@@ -31,7 +32,7 @@ from pallas_kernels.attention.gpu.tables import (
 )
 from pallas_kernels.attention.inputs import all_of
 from pallas_kernels.gpu import TILED, Named, launch, load_once, spread, store
-from pallas_kernels.hashing import kept
+from pallas_kernels.hashing import half_of, kept
 
 MASK_WORDS = "mask_low", "mask_high"  # of a block of 64 keys
 
@@ -144,27 +145,38 @@ class LogitsTile(NamedTuple):
             return x.max(axis=1)
         return products.max(axis=1) * self._scale
 
+    def _words(self):
+        """Two of each query, and one of each key."""
+        rows = [self.of_queries(self.per_query[x]) for x in ("factor", "term")]
+        return rows, self.of_keys(self.per_key["word"])
+
     def _keep(self):
         """Where dropout keeps an element."""
-        rows = [self.of_queries(self.per_query[x]) for x in ("factor", "term")]
-        return kept(rows, self.of_keys(self.per_key["word"]), self.case.rules.rate)
+        half = half_of(self._key().astype(jnp.uint32))  # blocks start at even keys
+        return kept(*self._words(), half, self.case.rules.rate)
 
     def dropped(self, x):
         """`x` with zeros where dropout has them."""
         if not self.case.rules.rate:
             return x
-        x = jnp.where(self._keep(), x, np.float32(0))
-        # Without the barrier elements are rounded one by one, not in pairs.
-        return lax.optimization_barrier(x)
+        if self.across or simulated_platform():
+            return jnp.where(self._keep(), x, jnp.zeros((), x.dtype))
+        (factor, term), word = self._words()
+        return drop(x, factor * word + term, self.case.rules.rate)
+
+    @property
+    def factor(self):
+        """1 / (1 - rate), of the elements that dropout keeps; None without it."""
+        rate = self.case.rules.rate
+        return np.float32(1 / (1 - rate)) if rate else None
 
     def share(self):
-        """What dropout multiplies elements by: 0 or 1 / (1 - rate). None without it."""
+        """What dropout multiplies elements by: 0 or `factor`. None without it."""
         # Multiplied by twice, it is cheaper than a mask, for which there are too few
         # predicate registers.
-        if not self.case.rules.rate:
+        if self.factor is None:
             return None
-        factor = np.float32(1 / (1 - self.case.rules.rate))
-        return jnp.where(self._keep(), factor, np.float32(0))
+        return jnp.where(self._keep(), self.factor, np.float32(0))
 
 
 def row_at(ref, b, n) -> tuple[Any, Any]:
@@ -246,21 +258,21 @@ def over_keys(
             return ref.at[(*row_at(ref, b, n), rows)]
 
         here = {x: refs[f"{x}_here"].at[mine] for x in scratch}
-        load_once([(part(x), here[x]) for x in once], refs["arrived"].at[mine])
-        queries = {x: here[x][...] for x in tables.per_query}
         loops = _key_spans(case, refs, tables, b, i)
         first, sources = loops[0].first, _key_sources(case, refs, tables, b, n, i)
 
-        def visit(masked, j, got, carry):
+        def visit(masked, queries, j, got, carry):
             keys = {x: got[x][...] for x in tables.per_key}
             position = j * case.block_kv
             tile = LogitsTile(case, queries, keys, position, masked, got)
             return step(tile, here, got["k"], got["v"], carry)
 
         def run(ring):
-            carry = start()
+            load_once([(part(x), here[x]) for x in once], refs["arrived"].at[mine])
+            queries, carry = {x: here[x][...] for x in tables.per_query}, start()
             for loop in loops:
-                carry = ring.visit(loop, partial(visit, loop.masked), carry)
+                body = partial(visit, loop.masked, queries)
+                carry = ring.visit(loop, body, carry)
             here[first_out] = here["q"]
             for x, value in end(carry).items():
                 here[x][...] = value.astype(outs[x].dtype)
@@ -270,7 +282,7 @@ def over_keys(
         with_ring(run, sources, shapes, first, stop, case.warpgroups)
 
     grid = {"batch": case.batch, "heads": case.heads, "blocks": case.q_blocks}
-    return launch(name, program, inputs, outs, grid, local, TILED, case.warpgroups)
+    return launch(name, program, inputs, outs, grid, local, TILED, case.launched)
 
 
 def rows_of_warpgroup(case: GpuCase, block) -> tuple[Any, Any]:

@@ -2,7 +2,9 @@
 
 Each step's tiles are copied into the next slot of the ring while those before are in
 use. A loop visits a part of the steps, and the copies go on from one loop to the next,
-so that tiles that need a mask and tiles that do not have loops of their own.
+so that tiles that need a mask and tiles that do not have loops of their own. Two
+warpgroups that share a stream leave the copies to a third one, which gives them its
+registers; one alone starts them itself.
 """
 
 from collections.abc import Callable
@@ -17,6 +19,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.gpu import Named
 
 STAGES = 2  # tiles of a stream that are in use or on their way
+# Of a thread, where 128 copy and 256 read: 64 Ki of them are there, in multiples of 8.
+COPIER_REGISTERS, READER_REGISTERS = 24, 240
 
 
 class Span(NamedTuple):
@@ -60,18 +64,21 @@ class Ring(NamedTuple):
             target, barrier = self.buffers[x].at[slot], self.arrived.at[slot]
             plgpu.copy_gmem_to_smem(source(place), target, barrier)
 
-    def _in_first(self, run: Callable[[], None]) -> None:
-        """`run()` in the first warpgroup."""
-        if self.read is None:
-            run()
-        else:
-            pl.when(lax.axis_index("warpgroup") == 0)(run)
-
     def fill(self) -> None:
         """Starts the first copies."""
         stop = jnp.minimum(self.stop, self.first + self.slots)
-        copy = lambda step, _: self._copy(step)
-        self._in_first(lambda: lax.fori_loop(self.first, stop, copy, None))
+        _for_each(self.first, stop, self._copy)
+
+    def feed(self) -> None:
+        """Starts all copies, for the warpgroups that read."""
+        self.fill()
+
+        def over(step):
+            plgpu.barrier_wait(self.read.at[self._slot(step)])
+            later = step + self.slots
+            pl.when(later < self.stop)(lambda: self._copy(later))
+
+        _for_each(self.first, self.stop, over)
 
     def visit(self, loop: Span, body: Callable, carry):
         """The last `carry = body(step, tiles by name, carry)` of some steps.
@@ -84,36 +91,19 @@ class Ring(NamedTuple):
             plgpu.barrier_wait(self.arrived.at[slot])
             tiles = {x: buffer.at[slot] for x, buffer in self.buffers.items()}
             carry = body(step, tiles, carry)
-            self._go_on(step)
+            plgpu.commit_smem()
+            if self.read is not None:
+                plgpu.barrier_arrive(self.read.at[slot])
+            else:
+                later = step + self.slots
+                pl.when(later < self.stop)(lambda: self._copy(later))
             return carry
 
         return lax.fori_loop(as_int32(loop.first), as_int32(loop.stop), one, carry)
 
-    def _go_on(self, step) -> None:
-        """Says that a step's tiles are read, and starts copies over tiles that are."""
-        plgpu.commit_smem()
-        if self.read is None:
-            self._copy_over(step)
-            return
-        plgpu.barrier_arrive(self.read.at[self._slot(step)])
-        # The step before: the other warpgroup has most likely read that one's tiles.
-        late = lambda: self._copy_late(step - 1)
-        self._in_first(lambda: pl.when(step > self.first)(late))
 
-    def empty(self) -> None:
-        """Waits for the last step's tiles to be read, which no copy has waited for."""
-        if self.read is not None:
-            last = self.stop - 1
-            wait = lambda: plgpu.barrier_wait(self.read.at[self._slot(last)])
-            self._in_first(lambda: pl.when(last >= self.first)(wait))
-
-    def _copy_late(self, step) -> None:
-        plgpu.barrier_wait(self.read.at[self._slot(step)])
-        self._copy_over(step)
-
-    def _copy_over(self, step) -> None:
-        later = step + self.slots
-        pl.when(later < self.stop)(lambda: self._copy(later))
+def _for_each(first, stop, run: Callable) -> None:
+    lax.fori_loop(first, stop, lambda step, _: run(step), None)
 
 
 def with_ring(
@@ -125,16 +115,31 @@ def with_ring(
     warpgroups: int,
     place: Callable | None = None,
 ) -> None:
-    """`run` of a ring that is filling, whose slots have these shapes and dtypes."""
+    """`run` of a ring that is filling, whose slots have these shapes and dtypes.
+
+    In each of the warpgroups that read; where there are two, a third one copies.
+    """
     alone = warpgroups == 1
-    slots = STAGES if alone else 2 * STAGES  # copies over a slot start a step later
+    slots = STAGES if alone else 2 * STAGES  # two warpgroups read at their own pace
 
     def scoped(buffers, arrived, read=None):
         steps = {"first": as_int32(first), "stop": as_int32(stop), "place": place}
         ring = Ring(sources, **steps, buffers=buffers, arrived=arrived, read=read)
-        ring.fill()
-        run(ring)
-        ring.empty()
+        if alone:
+            ring.fill()
+            return run(ring)
+
+        def copying():
+            plgpu.set_max_registers(COPIER_REGISTERS, action="decrease")
+            ring.feed()
+
+        def reading():
+            plgpu.set_max_registers(READER_REGISTERS, action="increase")
+            run(ring)
+
+        copies = lax.axis_index("warpgroup") == warpgroups
+        pl.when(copies)(copying)
+        pl.when(jnp.logical_not(copies))(reading)
 
     shared = (
         {x: plgpu.SMEM((slots, *s.shape), s.dtype) for x, s in shapes.items()},

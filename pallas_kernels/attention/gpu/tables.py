@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 from pallas_kernels.arrays import padded
+from pallas_kernels.attention.gpu.dropout import LARGEST_RATE
 from pallas_kernels.attention.inputs import (
     MASKED,
     Inputs,
@@ -50,7 +51,7 @@ class GpuCase(NamedTuple):
     Attributes:
       block_q, block_kv: queries and keys of a program's block.
       across: the axis of queries in a tile of logits: 0 if they stay and keys stream.
-      warpgroups: of a program, which divide the block that stays among them.
+      warpgroups: of a program, that divide the block that stays among them.
       hides: whether a bias of `FLOOR` or less stands for a mask, which is the same
         for all queries.
     """
@@ -74,6 +75,11 @@ class GpuCase(NamedTuple):
         """Rows and columns of a warpgroup's tile of logits: what stays comes first."""
         sizes = self.block_q, self.block_kv
         return sizes[self.across] // self.warpgroups, sizes[1 - self.across]
+
+    @property
+    def launched(self) -> int:
+        """Warpgroups of a program, with the one that copies for two others."""
+        return self.warpgroups + (self.warpgroups > 1)
 
     @property
     def q_blocks(self) -> int:
@@ -113,6 +119,8 @@ def make_case(rules: Rules, inputs: Inputs, kernel: str, tile) -> GpuCase:
         raise NotImplementedError(
             f"lengths that {_TILING} divides alone, not {lengths}"
         )
+    if rules.rate > LARGEST_RATE:
+        raise NotImplementedError(f"rates up to {LARGEST_RATE} alone, not {rules.rate}")
     across = 1 if kernel == "dkv" else 0
     warpgroups = _warpgroups(inputs, across)
     default = TILES[kernel]

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from jaxmem.ops.randomness.bits import positions, random_bits, seed_words, threshold
-from pallas_kernels.hashing import kept, mask_column, mask_rows
+from pallas_kernels.hashing import (
+    half_of,
+    kept,
+    mask_column,
+    mask_rows,
+    rounded_rate,
+)
 
 RATES = (0.001, 0.1, 0.25, 0.5, 0.9)
 
@@ -47,11 +53,12 @@ def bits(key, rows=2048, columns=2048, at=(0, 0)):
 
 
 def mask(key, rate, rows=2048, columns=2048, at=(0, 0)):
-    """That of attention, which costs one multiply an element."""
+    """That of attention, which costs half a multiply an element."""
     row, column = positions((rows, columns))
     row, column = row + np.uint32(at[0]), column + np.uint32(at[1])
     seed = seed_words(key)
-    return np.asarray(kept(mask_rows(seed, row), mask_column(seed, column), rate))
+    word, half = mask_column(seed, column), half_of(column)
+    return np.asarray(kept(mask_rows(seed, row), word, half, rate))
 
 
 def mask_of_bits(key, rate, rows=2048, columns=2048):
@@ -62,8 +69,13 @@ def mask_np(seed, row, column, rate):
     k0, k1 = seed[:1], seed[1:]
     factor = mix_np(mix_np(row ^ k0) + k1) | np.uint32(1)
     term = mix_np(mix_np(row + k1) ^ k0)
-    word = mix_np(mix_np(column ^ ~k1) + k0)
-    return factor[:, None] * word[None, :] + term[:, None] >= threshold(rate)
+    word = column // np.uint32(2)
+    for k in (k1, k0, k1, k0):
+        word = (word ^ k) * (2 * (word ^ k) + np.uint32(1))
+        word = word ^ (word << np.uint32(4))
+    bits = factor[:, None] * word[None, :] + term[:, None]
+    half = np.where(column % 2 == 1, bits >> np.uint32(16), bits) & np.uint32(2**15 - 1)
+    return half >= round(rate * 2**15)
 
 
 both_masks = pytest.mark.parametrize("mask", [mask_of_bits, mask])
@@ -149,9 +161,20 @@ def test_keep_rate(mask, rate):
 @pytest.mark.parametrize("rate", [2.0**-14, 2.0**-18])
 def test_a_tiny_rate_is_applied(rate):
     """Of 2**24 elements 1024, or 64: sixteen bits would round the second one to 0."""
-    dropped = (~mask(jax.random.key(1), rate, 4096, 4096)).sum()
+    dropped = (~mask_of_bits(jax.random.key(1), rate, 4096, 4096)).sum()
     want = 2**24 * rate
     assert abs(dropped - want) < 5 * np.sqrt(want)
+
+
+def test_a_mask_rounds_its_rate():
+    """To a multiple of 2**-15, but not to 0 and not to 1."""
+    assert rounded_rate(0.0) == 0
+    assert rounded_rate(0.5) == 0.5
+    assert rounded_rate(0.1) == 3277 / 2**15
+    assert rounded_rate(2.0**-18) == 2.0**-15
+    assert rounded_rate(1 - 2.0**-18) == 1 - 2.0**-15
+    dropped = (~mask(jax.random.key(1), rounded_rate(2.0**-18), 4096, 4096)).sum()
+    assert abs(dropped - 2**9) < 5 * np.sqrt(2**9)
 
 
 def _correlation(a, b):
@@ -181,7 +204,10 @@ def test_lines_are_not_correlated(mask, rate):
         pairs = (x @ x.T / np.sqrt(x.shape[1]))[np.triu_indices(len(x), 1)]
         # The square of such a sum has a variance of 2 + (kurtosis - 1)**2 / columns.
         assert abs(pairs.var() - 1) < 5 * np.sqrt(2.1 / pairs.size)
-        assert np.abs(pairs).max() < 7  # of half a million: 5 is expected, 7 at 0.1
+        # Of half a million 5 is expected as the largest, and 7 at 0.1. One pair of
+        # 2**14 has factors that are small multiples of each other in their low bits.
+        related = 0 if mask is mask_of_bits or x is not z else pairs.size / 2**13
+        assert (np.abs(pairs) >= 7).sum() <= related
 
 
 @both_masks
