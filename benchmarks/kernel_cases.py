@@ -141,6 +141,16 @@ def attention_case(rate: float, causal: bool, size=FULL, dtype=BF16) -> Case:
     return Case("attention", fn, (x, x, x, KEY), (0, 1, 2), 12 * nbytes(x), others)
 
 
+def bias_case(sequences: int, size=FULL, dtype=BF16) -> Case:
+    """With a trained bias by head, as relative positions are."""
+    length = size.tokens // sequences
+    x = SDS((sequences, length, size.heads, size.head), dtype)
+    bias = SDS((1, size.heads, length, length), F32)
+    fn = by_implementation(ops.dot_product_attention)
+    moved = 12 * nbytes(x) + 4 * nbytes(bias)
+    return Case("attention", fn, (x, x, x, bias), (0, 1, 2, 3), moved)
+
+
 def elementwise_case(op, arrays: int, kept: float, options, size=FULL, dtype=BF16):
     """`kept` bytes an element pass from the forward to the backward pass."""
     x = SDS((size.tokens, size.width), dtype)
@@ -226,6 +236,7 @@ CASES: dict[str, Callable[..., Case]] = {
 # Forms of one kernel whose machine code differs.
 OF_128 = Size(head=128)
 MORE_CODE: dict[str, Callable[..., Case]] = {
+    "attention, 8 of 1024, bias": partial(bias_case, 8),
     "attention, S 8192": partial(attention_case, 0.0, False),
     "attention, S 8192, causal, dropout": partial(attention_case, 0.1, True),
     "attention, S 8192, heads of 128": partial(attention_case, 0.0, False, OF_128),

@@ -43,7 +43,12 @@ def _causal(t: int, s: int) -> dict[str, Any]:
 
 
 def _bias(t: int, s: int) -> dict[str, Any]:
-    return {"bias": jax.random.normal(jax.random.key(5), (1, 2, t, s))}
+    """Relative positions, which are trained."""
+    return {"bias": SDS((1, 2, t, s), jnp.float32)}
+
+
+def _key_bias(t: int, s: int) -> dict[str, Any]:
+    return {"bias": SDS((2, 4, 1, s), jnp.float32)}
 
 
 def _mask(t: int, s: int) -> dict[str, Any]:
@@ -73,6 +78,7 @@ RULES = {
     "lengths": (_lengths, RAGGED),
     "segments": (_segments, EVEN),
     "bias": (_bias, EVEN),
+    "bias of keys": (_key_bias, GROUPED),
     "mask": (_mask, EVEN),
     "shared keys": (_all_of(), GROUPED),
     "long": (_all_of(), LONG),
@@ -83,10 +89,13 @@ RULES = {
 
 
 def case(name: str, small: bool, dtype) -> Case:
-    """Attention by a rule."""
+    """Attention by a rule; a bias is an argument, and has a gradient."""
     rule, sizes = RULES[name]
     t, s, heads, kept = SMALL[sizes] if small else sizes
     q, k = SDS((2, t, heads, 64), dtype), SDS((2, s, kept, 64), dtype)
-    attend = partial(ops.dot_product_attention, **rule(t, s))
+    options = rule(t, s)
+    args = q, k, k, *(options.pop(x) for x in ("bias",) if x in options)
+    attend = partial(ops.dot_product_attention, **options)
     fn = lambda implementation: partial(attend, implementation=implementation)
-    return Case("attention", fn, (q, k, k), (0, 1, 2), 6 * nbytes(q, k))
+    moved = 6 * nbytes(q, k) + 4 * nbytes(args[3:])  # a bias is read three times
+    return Case("attention", fn, args, tuple(range(len(args))), moved)

@@ -180,8 +180,8 @@ def dot_product_attention(
       implementation: "xla"; "pallas" for the kernel of a TPU or GPU, which holds the
         logits on the chip; None to choose: the kernel where it was measured to be no
         slower. A kernel reads a `mask` as a bias of two bytes (a GPU's as bits where
-        it differs among queries), gives no gradient of a bias (a GPU's does where it
-        is the same for all queries), is differentiable once, and on several devices
+        it differs among queries), sums the gradient of a bias on the chip, so that no
+        array is larger than the bias, is differentiable once, and on several devices
         needs a `jax.shard_map`.
         Or the kernel of a library, for what has no dropout, codes, segments or blocks:
         "cudnn", as in `jax.nn`; "tokamax" (`pip install tokamax`). These choose

@@ -1,9 +1,10 @@
-"""Attention's backward pass on Hopper: two kernels, each from the row statistics.
+"""Attention's backward pass on Hopper: kernels that start from the row statistics.
 
 In one a block of queries stays and keys stream past it, for the gradient of the
 queries. In the other a block of keys stays and the queries of all heads that share it
 stream past, for the gradients of keys and values, which then need no sum over heads
-afterwards; its tiles have queries along their second axis.
+afterwards; its tiles have queries along their second axis. It also sums the gradient of
+a bias that is the same for all queries; that of any other is in `bias.py`.
 
 Limits: both recompute the logits and dropout's bits, so there are seven products where
 a single kernel would need five. That kernel would have to sum the gradient of the
@@ -22,6 +23,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.arrays import like, padded
+from pallas_kernels.attention.gpu.bias import gradient_of_bias
+from pallas_kernels.attention.gpu.gradients import logit_gradient, probabilities
 from pallas_kernels.attention.gpu.programs import (
     MASK_WORDS,
     LogitsTile,
@@ -74,7 +77,7 @@ def backward(
         delta = g.astype(_F32) * o.astype(_F32)
         vectors["delta"] = jnp.swapaxes(delta.sum(axis=-1), 1, 2)
 
-    def prepared(kernel: str):
+    def prepared(kernel: str, blocks=blocks):
         case = make_case(rules, inputs, kernel, blocks)
         tables = make_tables(case, inputs)
         # A bias, or a row that sees nothing, may make a maximum so low that it would
@@ -85,51 +88,37 @@ def backward(
         rows |= {x: padded(y, case.block_q) for x, y in vectors.items()}
         return case, tables._replace(per_query=tables.per_query | rows)
 
-    got, of_keys = {}, [x for x in ("k", "v", "bias") if x in wanted]
+    got, of_keys = {}, [x for x in ("k", "v") if x in wanted]
+    if "bias" in wanted:
+        if inputs.bias.shape[3] == 1:  # no softmax over keys depends on it
+            got["bias"] = jnp.zeros_like(inputs.bias)
+        elif inputs.bias.shape[2] == 1:
+            of_keys.append("bias")
+        else:
+            got["bias"] = gradient_of_bias(arrays, *prepared("dbias", (None, None)))
     if "q" in wanted:
         case, tables = prepared("dq")
         got["q"] = _of_queries(case, arrays, tables)
     if of_keys:
         case, tables = prepared("dkv")
-        if "bias" in wanted and "bias" not in tables.per_key:
-            raise NotImplementedError(
-                "no gradient of a bias that differs among queries"
-            )
         got |= _of_keys(case, arrays, transposed(case, tables), of_keys)
-    if "bias" in wanted:
+    if "bias" in of_keys:
         got["bias"] = _summed(got["bias"][:, :, None, : inputs.k.shape[1]], inputs.bias)
     return tuple(got.get(x) for x in ("q", "k", "v", "bias"))
 
 
 def _summed(x, bias):
-    """[b, key heads, 1, s] summed over the axes along which `bias` is broadcast."""
+    """[b, heads, 1, s] summed over the axes along which `bias` is broadcast."""
     axes = tuple(i for i in range(4) if bias.shape[i] == 1)
     return x.sum(axis=axes, keepdims=True).astype(bias.dtype)
-
-
-def _probabilities(tile: LogitsTile, products, seen):
-    """The softmax, from the row statistics."""
-    x = tile.logits(products, seen)
-    top, log_total = (tile.per_query.get(x) for x in ("top", "log_total"))
-    if log_total is not None and not tile.masked and not tile.has_bias:
-        top, log_total = top + log_total, None
-    p = x - tile.of_queries(top)
-    return jnp.exp2(p if log_total is None else p - tile.of_queries(log_total))
-
-
-def _logit_gradient(tile: LogitsTile, p, dp, share, seen):
-    """Not yet scaled; from the probabilities and the gradient of what came of them."""
-    dp = dp if share is None else dp * share
-    ds = p * (dp - tile.of_queries(tile.per_query["delta"]))
-    return ds if seen is None else jnp.where(seen, ds, np.float32(0))
 
 
 def _of_queries(case: GpuCase, arrays: Named, tables: MaskTables) -> jax.Array:
     def step(tile, here, k, v, dq):
         seen = tile.seen()
-        p = _probabilities(tile, product(here["q"], k), seen)
+        p = probabilities(tile, product(here["q"], k), seen)
         dp = tile.dropped(product(here["g"], v))
-        ds = _logit_gradient(tile, p, dp, tile.factor, seen)
+        ds = logit_gradient(tile, p, dp, tile.factor, seen)
         return accumulate(dq, ds.astype(case.dtype), k)
 
     start = lambda: jnp.zeros((case.tile[0], case.size), _F32)
@@ -153,9 +142,12 @@ def _of_keys(
         num_arrivals=arrivals, num_barriers=case.warpgroups
     )
     out = like(arrays["k"], arrays["k"].shape, case.dtype)
+    if _by_head(case, tables):
+        local["of_head"] = plgpu.Barrier(num_barriers=case.warpgroups)
     outs = {f"d{x}": out for x in wanted}
     if "bias" in wanted:
-        shape = case.batch, case.kv_heads, case.kv_blocks * case.block_kv
+        heads = case.heads if _by_head(case, tables) else case.kv_heads
+        shape = case.batch, heads, case.kv_blocks * case.block_kv
         outs["dbias"] = like(arrays["k"], shape, _F32)
 
     def program(refs):
@@ -183,14 +175,14 @@ def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) 
         position = j * case.block_kv + mine * case.tile[0]
         tile = LogitsTile(case, queries, keys, position, masked, got)
         seen, share, sums = tile.seen(), tile.share(), dict(sums)
-        p = _probabilities(tile, product(here["k"], got["q"]), seen)
+        p = probabilities(tile, product(here["k"], got["q"]), seen)
         if "v" in wanted:
             dropped = p if share is None else p * share
             sums["v"] = accumulate(sums["v"], dropped.astype(case.dtype), got["g"])
         if wanted == ["v"]:
             return sums
         dp = product(here["v"], got["g"])
-        ds = _logit_gradient(tile, p, dp, share, seen)
+        ds = logit_gradient(tile, p, dp, share, seen)
         if "bias" in wanted:
             sums["bias"] = sums["bias"] + ds.sum(axis=1)
         if "k" in wanted:
@@ -207,22 +199,53 @@ def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) 
             sums = ring.visit(moved, partial(visit, loop.masked, keys), sums)
         return sums
 
+    def visit_with_bias(ring, keys, member, sums):
+        at = b, kv_head * case.group + member, rows
+        bias = _load_bias(refs, here, at, refs["of_head"].at[mine])
+        sums = visit_head(ring, keys | {"bias": bias}, member, sums)
+        return _store_bias(refs, here, at, sums)
+
     def run(ring):
         load_once(copies, refs["arrived"].at[mine])
         keys = {x: here[x][...] for x in tables.per_key}
         shape = case.tile[0], case.size
         zeros = lambda x: jnp.zeros(shape[:1] if x == "bias" else shape, _F32)
         sums = {x: zeros(x) for x in wanted}
-        of_head = partial(visit_head, ring, keys)
+        by_head = _by_head(case, tables)
+        of_head = partial(visit_with_bias if by_head else visit_head, ring, keys)
         sums = lax.fori_loop(np.int32(0), np.int32(case.group), of_head, sums)
-        for x in wanted:
+        left = [x for x in wanted if x != "bias" or not by_head]
+        for x in left:
             total = sums[x] * np.float32(case.rules.scale) if x == "k" else sums[x]
             here[x][...] = total.astype(_F32 if x == "bias" else case.dtype)
-        store([(here[x], refs[f"d{x}"].at[place(x)]) for x in wanted])
+        store([(here[x], refs[f"d{x}"].at[place(x)]) for x in left])
 
     sources = _query_sources(case, refs, tables, b, kv_head, j, first, count)
     shapes = _query_shapes(case, tables)
     with_ring(run, sources, shapes, 0, count * case.group, case.warpgroups)
+
+
+def _by_head(case: GpuCase, tables: MaskTables) -> bool:
+    """Whether query heads that share keys differ in their bias of these."""
+    bias = tables.per_key.get("bias")
+    return case.group > 1 and bias is not None and bias.shape[1] > 1
+
+
+def _load_bias(refs: Named, here: Named, at, barrier) -> jax.Array:
+    """The bias of the keys of a block for one head; `at` is (sequence, head, keys)."""
+    (b, head, rows), bias = at, refs["bias"]
+    plgpu.commit_smem()  # after what the head before read
+    load_once([(bias.at[(*row_at(bias, b, head), rows)], here["bias"])], barrier)
+    return here["bias"][...]
+
+
+def _store_bias(refs: Named, here: Named, at, sums: Named) -> Named:
+    """Writes a head's gradient of this bias, if there is one, which is zero then."""
+    if "bias" not in sums:
+        return sums
+    here["bias"][...] = sums["bias"]
+    store([(here["bias"], refs["dbias"].at[at])])
+    return sums | {"bias": jnp.zeros_like(sums["bias"])}
 
 
 def _query_spans(case: GpuCase, refs: Named, tables: MaskTables, b, j) -> list[Span]:

@@ -98,8 +98,8 @@ class LogitsTile(NamedTuple):
         if "q_segment" in limits:
             segment = self.of_keys(self.per_key["kv_segment"])
             yield self.of_queries(limits["q_segment"]) == segment
-        if self.case.hides and (bias := self._bias()) is not None:
-            yield bias > np.float32(FLOOR)
+        if self.case.hides:
+            yield self.of_keys(self.per_key["bias"]) > np.float32(FLOOR)
         if "mask_low" in self.got:
             yield self._bits() == np.uint32(1)
 
@@ -112,11 +112,11 @@ class LogitsTile(NamedTuple):
         return (word >> bit) & np.uint32(1)
 
     def _bias(self):
-        """The bias in base 2, or None."""
-        if "bias" in self.per_key:
-            return self.of_keys(self.per_key["bias"])
+        """The bias in base 2, or None; without a mask of keys that is apart from it."""
         if "bias_tile" in self.got:
             return in_base_2(self.got["bias_tile"][...].astype(jnp.float32))
+        if "bias" in self.per_key:
+            return self.of_keys(self.per_key["bias"])
         return None
 
     def seen(self):

@@ -36,6 +36,7 @@ class Ring(NamedTuple):
 
     Attributes:
       sources: by name, a function of the step to the reference that is copied.
+      place: of a step, what the sources take in its stead; None for the step.
       buffers: by name, a tile in shared memory for each slot.
       arrived: a barrier for each slot.
       read: another, at which each of several warpgroups arrives; None if there is one.
@@ -47,6 +48,7 @@ class Ring(NamedTuple):
     buffers: Named
     arrived: Any
     read: Any = None
+    place: Callable | None = None
 
     @property
     def slots(self):
@@ -57,9 +59,10 @@ class Ring(NamedTuple):
 
     def _copy(self, step) -> None:
         slot = self._slot(step)
+        place = step if self.place is None else self.place(step)
         for x, source in self.sources.items():
             target, barrier = self.buffers[x].at[slot], self.arrived.at[slot]
-            plgpu.copy_gmem_to_smem(source(step), target, barrier)
+            plgpu.copy_gmem_to_smem(source(place), target, barrier)
 
     def fill(self) -> None:
         """Starts the first copies."""
@@ -110,6 +113,7 @@ def with_ring(
     first,
     stop,
     warpgroups: int,
+    place: Callable | None = None,
 ) -> None:
     """`run` of a ring that is filling, whose slots have these shapes and dtypes.
 
@@ -119,7 +123,7 @@ def with_ring(
     slots = STAGES if alone else 2 * STAGES  # two warpgroups read at their own pace
 
     def scoped(buffers, arrived, read=None):
-        steps = {"first": as_int32(first), "stop": as_int32(stop)}
+        steps = {"first": as_int32(first), "stop": as_int32(stop), "place": place}
         ring = Ring(sources, **steps, buffers=buffers, arrived=arrived, read=read)
         if alone:
             ring.fill()

@@ -35,7 +35,7 @@ from pallas_kernels.hashing import mask_column, mask_rows
 
 FLOOR = -1e38  # a masked logit in base 2, where `MASKED` would be infinite
 # (queries, keys) of a warpgroup's tile: the largest for which there are registers.
-TILES = {"forward": (128, 64), "dq": (64, 64), "dkv": (64, 64)}
+TILES = {"forward": (128, 64), "dq": (64, 64), "dkv": (64, 64), "dbias": (64, 64)}
 WIDE = (64, 128)  # for dq, where two warpgroups share a stream and heads are of 64
 # From how many streamed positions on two warpgroups share a stream: the second-level
 # cache then sends half as much, but one program of them has a processor to itself.
@@ -104,7 +104,7 @@ def make_case(rules: Rules, inputs: Inputs, kernel: str, tile) -> GpuCase:
     """The static part; NotImplementedError for what the kernels do not support.
 
     Args:
-      kernel: "forward", "dq" or "dkv".
+      kernel: "forward", "dq", "dkv" or "dbias".
       tile: (queries, keys) of a warpgroup's tile, each None for a default.
     """
     q = inputs.q
@@ -209,10 +209,8 @@ class MaskTables(NamedTuple):
 def make_tables(case: GpuCase, inputs: Inputs) -> MaskTables:
     """The tables of masks, bias and dropout; "blocks" are those of queries."""
     per_query, rest = _limits(case, inputs)
-    per_key, extras, bias = {}, inputs.extras, inputs.bias
-    if case.hides:
-        bias = inputs.masked_bias()
-    elif extras.mask is not None:
+    per_key, extras = {}, inputs.extras
+    if extras.mask is not None and not case.hides:
         rest["mask"] = _mask_words(case, extras.mask)
     if extras.q_segments is not None:
         per_query["q_segment"] = padded(extras.q_segments[:, None], case.block_q)
@@ -222,7 +220,7 @@ def make_tables(case: GpuCase, inputs: Inputs) -> MaskTables:
         per_query["factor"], per_query["term"] = rows
         columns = jnp.arange(case.kv_blocks * case.block_kv, dtype=jnp.uint32)
         per_key["word"] = mask_column(extras.seed, columns)[None, None]
-    if bias is not None:
+    for bias in _biases(case, inputs):
         if case.hides and bias.shape[3] == 1:
             bias = jnp.broadcast_to(bias, (*bias.shape[:3], case.keys))
         _check_bias(case, bias)
@@ -232,6 +230,19 @@ def make_tables(case: GpuCase, inputs: Inputs) -> MaskTables:
         else:
             rest["bias_tile"] = bias
     return MaskTables(per_query, per_key, rest)
+
+
+def _biases(case: GpuCase, inputs: Inputs) -> list[jax.Array]:
+    """The bias, with a mask of keys in it, or apart if the bias differs among queries.
+
+    Together they might be as large as all logits.
+    """
+    bias = inputs.bias
+    if not case.hides:
+        return [] if bias is None else [bias]
+    if bias is None or bias.shape[2] == 1:
+        return [inputs.masked_bias()]
+    return [inputs._replace(bias=None).masked_bias(), bias]
 
 
 def _mask_words(case: GpuCase, mask):
@@ -260,8 +271,6 @@ def _check_bias(case: GpuCase, bias) -> None:
             f"a bias that differs among queries where {_BLOCK} divides the lengths "
             f"alone, not {bias.shape}"
         )
-    if bias.shape[1] > 1 and bias.shape[2] == 1 and case.group > 1:
-        raise NotImplementedError("no bias of keys that differs among heads of one key")
 
 
 def _limits(case: GpuCase, inputs: Inputs):

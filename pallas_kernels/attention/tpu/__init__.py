@@ -12,7 +12,8 @@ and sum. Backward, from the row statistics and delta = sum(g * o): for each bloc
 keys, blocks of queries in sequence, with dk and dv as sums, and dq of all queries as a
 float32 sum on the chip. If there is no room for it (at 64 channels and bfloat16 from
 about 9000 queries on where a core has 16 MiB, and 50000 where it has 60 or more), a
-second pass, in the order of the forward pass, computes dq.
+second pass, in the order of the forward pass, computes dq. The gradient of a bias is a
+pass of its own (`bias`).
 Blocks hidden by position (causal, window, lengths) are neither computed nor fetched,
 those hidden by segments are not computed. Blocks that are wholly visible take no mask.
 
@@ -20,6 +21,8 @@ Memory traffic in elements, with Q = b t n h, K = b s n h and `seen` the fractio
 block pairs that are visited: forward 2 Q + 2 K (t / block_q) seen; backward
 4 K kh / n + Q + 2 Q (s / block_kv) seen, in two passes 2 Q + 2 K (t / block_q) seen
 more; and float32 row statistics of b n t, two out, and three in for each block of keys.
+The gradient of a bias reads as much as such a pass for dk and dv, or, if it differs
+among queries, q, g, k and v for each pair of blocks.
 
 Limits: nothing was timed on a device. A row whose visible keys all have a bias below
 -1.6e38 attends, in the XLA path, to keys that the rules hide; here blocks that are not

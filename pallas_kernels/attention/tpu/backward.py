@@ -11,7 +11,9 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.arrays import dot, like
 from pallas_kernels.attention.inputs import Inputs, Rules
 from pallas_kernels.attention.tpu import blocks as packing
+from pallas_kernels.attention.tpu.bias import bytes_of_sums, gradient_of_bias
 from pallas_kernels.attention.tpu.blocks import Scalars, TpuCase
+from pallas_kernels.attention.tpu.gradients import factor, gradient_of_logits
 from pallas_kernels.attention.tpu.grid import (
     GridPoint,
     call,
@@ -19,32 +21,7 @@ from pallas_kernels.attention.tpu.grid import (
     keys_outside,
     queries_outside,
 )
-from pallas_kernels.attention.tpu.logits import LogitsBlock, column, rows_where, where
-
-
-def _gradient_of_logits(block: LogitsBlock, n: int):
-    """(probabilities with dropout, gradient of the logits) of head n."""
-    # Both lack the factors `1 / (1 - rate)` and `scale`, which `_factor` gives to the
-    # sums. The second is None if the values are not among the inputs: dv needs none.
-    ins = block.ins
-    logits, seen = block.logits(n)
-    top, log_total = (ins[name][0, 0, n : n + 1] for name in ("top", "log_total"))
-    real = block.real_queries()
-    p = where(real, jnp.exp(logits - top - log_total))
-    drop = block.dropout(n)
-    if "v" not in ins:
-        return drop(p), None
-    g = block.alone(ins["g"][0], n)
-    dp = drop(dot(ins["v"][0], g, (1, 1)))
-    ds = p * (dp - ins["delta"][0, 0, n : n + 1] * (1.0 - block.case.rules.rate))
-    for condition in (seen, real, block.real_keys()):
-        ds = where(condition, ds)
-    return drop(p), ds
-
-
-def _factor(case: TpuCase, name: str) -> float:
-    """The factor of a gradient that `_gradient_of_logits` leaves out."""
-    return (1.0 if name == "dv" else case.rules.scale) / (1.0 - case.rules.rate)
+from pallas_kernels.attention.tpu.logits import LogitsBlock, column, rows_where
 
 
 def _dq(block: LogitsBlock, ds, n: int):
@@ -65,14 +42,14 @@ def _dq_kernel(
     def add(whole: bool) -> None:
         block = LogitsBlock(case, scalars, at, ins, whole)
         for n in range(case.sizes.pack):
-            _, ds = _gradient_of_logits(block, n)
+            _, ds = gradient_of_logits(block, n)
             sums[block.rows(n)] += _dq(block, ds, n)
 
     for_visited(case, scalars, at, add)
 
     @pl.when(at.j == case.sizes.kv_blocks - 1)
     def _():
-        dq = sums[...] * _factor(case, "dq")
+        dq = sums[...] * factor(case, "dq")
         outs["dq"][0] = dq.T.astype(outs["dq"].dtype)
 
 
@@ -103,14 +80,14 @@ def _dkv_kernel(
     @pl.when(step == pl.num_programs(3) - 1)
     def _():
         for name in of_keys:
-            total = _over_repeats(case, sums[name][...]) * _factor(case, name)
+            total = _over_repeats(case, sums[name][...]) * factor(case, name)
             outs[name][0] = total.astype(outs[name].dtype)
 
     @pl.when(at.j == case.sizes.kv_blocks - 1)
     def _():
         if "dq_of_group" in sums:
             (channels, rows), out = mine, outs["dq_of_group"]
-            dq = sums["dq_of_group"][mine] * _factor(case, "dq")
+            dq = sums["dq_of_group"][mine] * factor(case, "dq")
             out[0, rows, channels] = dq.T.astype(out.dtype)
 
 
@@ -129,7 +106,7 @@ def _add_queries(block: LogitsBlock, mine, sums) -> None:
     real = block.queries_of_array(column(block.t))
     dq = []
     for n in range(block.case.sizes.pack):
-        p, ds = _gradient_of_logits(block, n)
+        p, ds = gradient_of_logits(block, n)
         for name, weights, other in (("dv", p, "g"), ("dk", ds, "q")):
             if name in sums and weights is not None:
                 x = rows_where(real, block.alone(block.ins[other][0], n))
@@ -157,35 +134,47 @@ def backward(
     wanted: frozenset[str],
     blocks: tuple[int | None, int | None] = (None, None),
 ):
-    """(dq, dk, dv, None): see the package `attention`.
+    """(dq, dk, dv, dbias): see the package `attention`.
 
     For {"v"} alone, v and o are not read and may be None. `blocks` as in `forward`.
     """
+    q, k, biases = inputs.q, inputs.k, packing.biases_of(inputs)
+    case = packing.case_for(rules, inputs, biases, blocks)
+    ins = _arrays(case, inputs, biases, results, g, wanted)
+    shapes = {"q": ins["q"], "k": ins["k"], "v": ins["k"]}
+    outs = {
+        f"d{n}": like(g, x.shape, q.dtype) for n, x in shapes.items() if n in wanted
+    }
+    grads = {}
+    if outs:
+        grads = _gradients(case, packing.scalars_for(case, inputs), ins, outs)
+    heads = {"dq": q.shape[2:], "dk": k.shape[2:], "dv": k.shape[2:]}
+    dbias = None
     if "bias" in wanted:
-        raise NotImplementedError("a bias without a gradient (use stop_gradient)")
+        more = partial(bytes_of_sums, inputs.bias)
+        case = packing.case_for(rules, inputs, biases, blocks, more)
+        dbias = gradient_of_bias(case, inputs, ins)
+    return *(
+        packing.from_lanes(grads[name], *shape) if name in grads else None
+        for name, shape in heads.items()
+    ), dbias
+
+
+def _arrays(
+    case: TpuCase, inputs: Inputs, biases, results, g, wanted
+) -> dict[str, Any]:
+    """What blocks are taken from; the same for any sizes of these."""
     o, row_max, row_log_sum = results
-    q, k, bias = inputs.q, inputs.k, inputs.masked_bias()
-    case = packing.case_for(rules, inputs, bias, blocks)
-    sizes, scalars = case.sizes, packing.scalars_for(case, inputs)
+    sizes = case.sizes
     lanes = partial(packing.lanes, sizes=sizes)
-    ins = {"q": lanes(q), "k": packing.kv_lanes(k, sizes), "g": lanes(g)}
+    ins = {"q": lanes(inputs.q), "k": packing.kv_lanes(inputs.k, sizes), "g": lanes(g)}
     stats = {"top": row_max, "log_total": row_log_sum}
     if wanted != {"v"}:
         ins["v"] = packing.kv_lanes(inputs.v, sizes)
         delta = (g.astype(jnp.float32) * o.astype(jnp.float32)).sum(axis=-1)
         stats["delta"] = jnp.swapaxes(delta, 1, 2)
     ins |= {name: x.reshape(sizes.stats) for name, x in stats.items()}
-    ins |= packing.optional(sizes, bias, inputs)
-    shapes = {"q": ins["q"], "k": ins["k"], "v": ins["k"]}
-    outs = {
-        f"d{n}": like(g, x.shape, q.dtype) for n, x in shapes.items() if n in wanted
-    }
-    grads = _gradients(case, scalars, ins, outs)
-    heads = {"dq": q.shape[2:], "dk": k.shape[2:], "dv": k.shape[2:]}
-    return *(
-        packing.from_lanes(grads[name], *shape) if name in grads else None
-        for name, shape in heads.items()
-    ), None
+    return ins | packing.optional(sizes, biases, inputs)
 
 
 def _gradients(case: TpuCase, scalars: Scalars, ins, outs) -> dict[str, Any]:

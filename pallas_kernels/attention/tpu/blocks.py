@@ -5,6 +5,7 @@ many as fill 128 lanes. Where there are fewer key heads than query heads, each k
 is repeated until it fills a pack.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -106,25 +107,52 @@ def _sizes(q, k, block_q: int, block_kv: int) -> BlockSizes:
     return BlockSizes(batch, queries, keys, heads, kv_heads, head, pack, *blocks)
 
 
-def _check(q, bias) -> None:
+def biases_of(inputs: Inputs) -> dict[str, Any]:
+    """By name, what is added to the logits: "bias", and a mask as one of 0 or -inf.
+
+    A mask is a part of the bias, or "mask" where together they would be larger.
+    """
+    bias, mask = inputs.bias, inputs.extras.mask
+    if bias is None and mask is None:
+        return {}
+    if bias is not None and mask is not None:
+        both = jnp.broadcast_shapes(bias.shape, mask.shape)
+        if both not in (bias.shape, mask.shape):
+            return {"bias": bias, "mask": inputs._replace(bias=None).masked_bias()}
+    return {"bias": inputs.masked_bias()}
+
+
+def _check(q, biases: dict[str, Any]) -> None:
     """Raises NotImplementedError for what is not supported."""
     check_dtypes(("float32", "bfloat16"), q)
-    if bias is not None and bias.dtype not in (jnp.float32, jnp.bfloat16):
-        raise NotImplementedError(f"a bias of float32 or bfloat16, not {bias.dtype}")
+    for x in biases.values():
+        if x.dtype not in (jnp.float32, jnp.bfloat16):
+            raise NotImplementedError(f"a bias of float32 or bfloat16, not {x.dtype}")
     if q.shape[-1] > MOST_HEAD:
         raise NotImplementedError(f"heads of up to {MOST_HEAD}, not {q.shape[-1]}")
 
 
-def case_for(rules: Rules, inputs: Inputs, bias, blocks) -> TpuCase:
+def case_for(
+    rules: Rules,
+    inputs: Inputs,
+    biases: dict[str, Any],
+    blocks,
+    more: Callable[..., int] | None = None,
+) -> TpuCase:
     """The static part, with the largest blocks that there is room for.
 
-    `bias` is that of `Inputs.masked_bias`; `blocks` are sizes that were asked for.
+    Args:
+      biases: those of `biases_of`.
+      blocks: sizes that were asked for.
+      more: function of the sizes to the bytes that a kernel needs besides.
     """
     block_q, block_kv = blocks
     q, k = inputs.q, inputs.k
-    _check(q, bias)
+    _check(q, biases)
     options = [_sizes(q, k, block_q or size, block_kv or size) for size in BLOCKS]
-    used = [_bytes_on_chip(sizes, q.dtype.itemsize, bias) for sizes in options]
+    used = [_bytes_on_chip(sizes, q.dtype.itemsize, biases) for sizes in options]
+    if more is not None:
+        used = [n + more(sizes) for n, sizes in zip(used, options, strict=True)]
     room = LEAST_VMEM * 15 // 16
     best = next((i for i, n in enumerate(used) if n <= room), -1)
     whole = used[best] + _bytes_of_dq(options[best], q.dtype.itemsize)
@@ -145,15 +173,16 @@ def _vmem() -> int:
     return min(chips.vmem_in_context() or LEAST_VMEM, MOST_VMEM)
 
 
-def _bytes_on_chip(sizes: BlockSizes, itemsize: int, bias) -> int:
+def _bytes_on_chip(sizes: BlockSizes, itemsize: int, biases) -> int:
     """Of the dk and dv pass, which takes most: two buffers an array, sums, logits."""
     logits = sizes.block_q * sizes.block_kv
     rows_in_and_out = 2 * sizes.block_q + 4 * sizes.block_kv
     total = 2 * itemsize * rows_in_and_out * sizes.width
     total += 4 * 2 * sizes.block_kv * sizes.width
     total += 4 * 4 * logits
-    if bias is not None and min(bias.shape[2:]) > 1:
-        total += 2 * bias.dtype.itemsize * sizes.pack * logits
+    for x in biases.values():
+        if min(x.shape[2:]) > 1:
+            total += 2 * x.dtype.itemsize * sizes.pack * logits
     return total
 
 
@@ -186,26 +215,27 @@ def from_lanes(x, heads: int, head: int):
     return x.reshape(*x.shape[:2], heads, -1)[..., :head]
 
 
-def optional(sizes: BlockSizes, bias, inputs: Inputs) -> dict[str, Any]:
-    """The arrays that a call may lack: segments, and the bias by its layout."""
-    ins = _bias_by_lanes(bias, sizes.keys)
+def optional(sizes: BlockSizes, biases, inputs: Inputs) -> dict[str, Any]:
+    """The arrays that a call may lack: segments, and biases by their layout."""
+    ins = {}
+    for name, x in biases.items():
+        layout, x = _by_lanes(x, sizes.keys)
+        ins[name + layout] = x
     if inputs.extras.q_segments is not None:
         ins["q_segments"] = inputs.extras.q_segments[:, None]
         ins["kv_segments"] = inputs.extras.kv_segments[:, None]
     return ins
 
 
-def _bias_by_lanes(bias, keys: int) -> dict[str, Any]:
-    """The bias under the name of its layout: of both, of keys, or of queries alone."""
-    if bias is None:
-        return {}
+def _by_lanes(bias, keys: int) -> tuple[str, Any]:
+    """The layout, as a suffix: of both, of keys, or of queries alone; and the bias."""
     if bias.shape[2:] == (1, 1):
         bias = jnp.broadcast_to(bias, (*bias.shape[:3], keys))
     if bias.shape[2] == 1:
-        return {"bias_of_keys": bias}
+        return "_of_keys", bias
     if bias.shape[3] == 1:
-        return {"bias_of_queries": jnp.swapaxes(bias, 2, 3)}
-    return {"bias": bias}
+        return "_of_queries", jnp.swapaxes(bias, 2, 3)
+    return "", bias
 
 
 class Scalars(NamedTuple):

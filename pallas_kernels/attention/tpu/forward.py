@@ -72,12 +72,12 @@ def forward(
 
     `blocks` are multiples of 128; None for 512, or for what there is room for.
     """
-    q, k, v, bias = inputs.q, inputs.k, inputs.v, inputs.masked_bias()
-    case = packing.case_for(rules, inputs, bias, blocks)
+    q, k, v, biases = inputs.q, inputs.k, inputs.v, packing.biases_of(inputs)
+    case = packing.case_for(rules, inputs, biases, blocks)
     sizes, order = case.sizes, queries_outside(case)
     ins = {"q": packing.lanes(q, sizes)}
     ins |= {"k": packing.kv_lanes(k, sizes), "v": packing.kv_lanes(v, sizes)}
-    ins |= packing.optional(sizes, bias, inputs)
+    ins |= packing.optional(sizes, biases, inputs)
     outs = {"o": like(q, ins["q"].shape, q.dtype)}
     for name in ("top", "log_total"):
         outs[name] = like(q, sizes.stats, jnp.float32)

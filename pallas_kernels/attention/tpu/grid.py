@@ -17,7 +17,7 @@ ZERO = np.int32(0)  # a plain 0 would be an int64 where x64 is enabled
 
 def visited(case: TpuCase, scalars: Scalars, at):
     """Whether the block of queries visits the block of keys at this point."""
-    first, last = _visited_keys(case, scalars, at.b, at.i)
+    first, last = visited_keys(case, scalars, at.b, at.i)
     inside = (first <= at.j) & (at.j <= last)
     if not case.segments:
         return inside
@@ -71,7 +71,7 @@ def _segments(case: TpuCase, scalars: Scalars, at):
     )
 
 
-def _visited_keys(case: TpuCase, scalars: Scalars, b, i):
+def visited_keys(case: TpuCase, scalars: Scalars, b, i):
     """(first, last) block of keys, by position, that block i of queries visits."""
     sizes, start = case.sizes, i * case.sizes.block_q
     end = jnp.minimum(start + sizes.block_q, sizes.queries) - 1
@@ -92,7 +92,7 @@ def _misses(case: TpuCase, scalars: Scalars, b, i):
     return scalars.misses[b * (case.sizes.q_blocks + 1) + i] != 0
 
 
-def _visited_queries(case: TpuCase, scalars: Scalars, b, j):
+def visited_queries(case: TpuCase, scalars: Scalars, b, j):
     """(first, last) block of queries that block j of keys may be visited by."""
     sizes, start = case.sizes, j * case.sizes.block_kv
     end = jnp.minimum(start + sizes.block_kv, sizes.keys) - 1
@@ -111,7 +111,7 @@ def _blocks(low, high, size: int):
     return low, jnp.where(none, low - 1, high)
 
 
-def _nearest(i, low, high, blocks: int):
+def nearest(i, low, high, blocks: int):
     """Block i, or the one next to it that is visited: what is there needs no fetch."""
     i = jnp.minimum(jnp.maximum(i, low), high)
     return jnp.minimum(jnp.maximum(i, 0), blocks - 1)
@@ -146,8 +146,8 @@ def queries_outside(case: TpuCase) -> GridOrder:
         return GridPoint(b, pack, i, jax.lax.div(pack, jnp.int32(sizes.group)), j)
 
     def fetched(b, pack, i, j, *refs):
-        low, high = _visited_keys(case, Scalars(*refs), b, i)
-        return at(b, pack, i, _nearest(j, low, high, sizes.kv_blocks))
+        low, high = visited_keys(case, Scalars(*refs), b, i)
+        return at(b, pack, i, nearest(j, low, high, sizes.kv_blocks))
 
     grid = sizes.batch, sizes.packs, sizes.q_blocks, sizes.kv_blocks
     return GridOrder(grid, at, fetched)
@@ -162,9 +162,9 @@ def keys_outside(case: TpuCase) -> GridOrder:
         return GridPoint(b, pack, jax.lax.rem(n, jnp.int32(sizes.q_blocks)), kv_pack, j)
 
     def fetched(b, kv_pack, j, n, *refs):
-        low, high = _visited_queries(case, Scalars(*refs), b, j)
+        low, high = visited_queries(case, Scalars(*refs), b, j)
         point = at(b, kv_pack, j, n)
-        return point._replace(i=_nearest(point.i, low, high, sizes.q_blocks))
+        return point._replace(i=nearest(point.i, low, high, sizes.q_blocks))
 
     grid = sizes.batch, sizes.kv_packs, sizes.kv_blocks, sizes.group * sizes.q_blocks
     return GridOrder(grid, at, fetched)
@@ -190,24 +190,32 @@ def _block_of(name: str, case: TpuCase, shape) -> tuple[tuple[int, ...], Callabl
 
 
 def _block_of_bias(name: str, case: TpuCase, shape):
+    """Of "bias" and "mask", by layout, and "dbias"."""
     batched, by_head = shape[0] > 1, shape[1] > 1
+    _, _, axes = name.partition("_of_")
     t, s = {
-        "bias": (case.sizes.block_q, case.sizes.block_kv),
-        "bias_of_keys": (1, case.sizes.block_kv),
-        "bias_of_queries": (1, case.sizes.block_q),
-    }[name]
+        "": (case.sizes.block_q, case.sizes.block_kv),
+        "keys": (1, case.sizes.block_kv),
+        "queries": (1, case.sizes.block_q),
+    }[axes]
 
     def index(at):
         lead = at.b if batched else ZERO, at.pack if by_head else ZERO
-        last = at.i if name == "bias_of_queries" else at.j
-        return *lead, at.i if name == "bias" else ZERO, last
+        last = at.i if axes == "queries" else at.j
+        return *lead, ZERO if axes else at.i, last
 
     return (1, case.sizes.pack if by_head else 1, t, s), index
 
 
-def _spec(name: str, case: TpuCase, order: GridOrder, shape) -> pl.BlockSpec:
+def _read(name: str, case: TpuCase, order: GridOrder, shape) -> pl.BlockSpec:
     block, index = _block_of(name, case, shape)
     return pl.BlockSpec(block, lambda *grid: index(order.fetched(*grid)))
+
+
+def _written(name: str, case: TpuCase, order: GridOrder, shape) -> pl.BlockSpec:
+    block, index = _block_of(name, case, shape)
+    axes = len(order.grid)
+    return pl.BlockSpec(block, lambda *grid: index(order.at(*grid[:axes])))
 
 
 def call(
@@ -220,14 +228,17 @@ def call(
         ins, outs, *scratch = refs[len(scalars) :]
         kernel(case, at, Scalars(*refs[: len(scalars)]), ins, outs, scratch)
 
-    specs = {n: _spec(n, case, order, x.shape) for n, x in (ins | outs).items()}
+    specs = [
+        {n: spec(n, case, order, x.shape) for n, x in arrays.items()}
+        for spec, arrays in ((_read, ins), (_written, outs))
+    ]
     return pl.pallas_call(
         body,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=order.grid,
-            in_specs=[{n: specs[n] for n in ins}],
-            out_specs={n: specs[n] for n in outs},
+            in_specs=specs[:1],
+            out_specs=specs[1],
             scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
         ),
         out_shape=outs,

@@ -27,6 +27,10 @@ def column(row):
     return jnp.broadcast_to(row, (8, row.shape[1])).T[:, :1]
 
 
+# By the suffix of a bias's name, how it is turned to have queries along lanes.
+_LAYOUTS = {"": jnp.transpose, "_of_keys": column, "_of_queries": lambda x: x}
+
+
 class LogitsBlock:
     """The block of logits at a point of the grid, for each head n of its pack.
 
@@ -80,16 +84,14 @@ class LogitsBlock:
 
     def _bias(self, n: int):
         """The bias of head n, broadcasting to [block_kv, block_q]; or None."""
-        for name, turned in (
-            ("bias", jnp.transpose),
-            ("bias_of_keys", column),
-            ("bias_of_queries", lambda x: x),
-        ):
-            if name in self.ins:
-                ref = self.ins[name]
-                x = ref[0, min(n, ref.shape[1] - 1)].astype(jnp.float32)
-                return turned(x)
-        return None
+        found = None
+        for name in ("bias", "mask"):
+            for layout, turned in _LAYOUTS.items():
+                if name + layout in self.ins:
+                    ref = self.ins[name + layout]
+                    x = ref[0, min(n, ref.shape[1] - 1)].astype(jnp.float32)
+                    found = turned(x) if found is None else found + turned(x)
+        return found
 
     def _seen(self):
         """Which keys the queries see, but for a mask; None if all."""
