@@ -1,13 +1,14 @@
 """Everything that needs `jax.extend` or `jax._src`.
 
 It is the device that a program is lowered for; an operation that raises an error when
-it is lowered; references under `vmap`; and simulated chips.
+it is lowered; MLIR; references under `vmap`; and simulated chips.
 """
 
 import contextlib
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -18,10 +19,6 @@ from jax.extend.backend import get_default_device
 from jax.extend.core import Primitive as Primitive
 from jax.extend.core import jaxpr_as_fun as jaxpr_as_fun
 from jax.interpreters import batching, mlir
-from jaxlib.mlir import ir as ir
-from jaxlib.mlir.dialects import arith as arith
-from jaxlib.mlir.dialects import llvm as llvm
-from jaxlib.mlir.dialects import vector as vector
 
 # Before that, Mosaic GPU aborts the process for compute capabilities below 9.0.
 COMPILES_FOR_AMPERE = jax.__version_info__ >= (0, 12)
@@ -56,6 +53,17 @@ def on_one_device(lowering: Any) -> bool:
         left = [n for name, n in mesh.shape.items() if name not in axes.manual_axes]
         return math.prod(left) == 1
     return getattr(axes, "num_devices", 1) == 1
+
+
+def mlir_parts() -> Any:
+    """MLIR's `ir` and its dialects `arith`, `llvm` and `vector`, by these names.
+
+    They are imported when a kernel that needs them is lowered.
+    """
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import arith, llvm, vector
+
+    return SimpleNamespace(ir=ir, arith=arith, llvm=llvm, vector=vector)
 
 
 _refused = Primitive("refused")

@@ -14,7 +14,7 @@ import numpy as np
 from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels._compat import arith, ir, llvm, vector
+from pallas_kernels._compat import mlir_parts
 from pallas_kernels.hashing import half_threshold
 
 _INFINITY = 0x7C00  # of float16; no half is compared with NaN, which lie above it
@@ -62,31 +62,35 @@ def drop(x, words, rate: float) -> jax.Array:
 
 
 def _element(register, i: int):
-    return vector.extract(register, dynamic_position=[], static_position=[i])
+    extract = mlir_parts().vector.extract
+    return extract(register, dynamic_position=[], static_position=[i])
 
 
-def _threshold(rate: float):
-    """In both halves."""
-    i32 = ir.IntegerType.get_signless(32)
-    return arith.constant(i32, half_threshold(rate) * 0x10001)
+def _as(kind, x):
+    """The bits of a scalar as a vector type."""
+    mlir = mlir_parts()
+    alone = mlir.vector.broadcast(mlir.ir.VectorType.get((1,), x.type), x)
+    return mlir.vector.bitcast(kind, alone)
 
 
-def _assembled(result, operands, text: str, constraints: str) -> Any:
-    return llvm.inline_asm(result, operands, text, constraints)
+def _run(text: str, constraints: str, result, operands, rate: float) -> Any:
+    """PTX of the operands and of the threshold in both halves of a word."""
+    mlir = mlir_parts()
+    i32 = mlir.ir.IntegerType.get_signless(32)
+    threshold = mlir.arith.constant(i32, half_threshold(rate) * 0x10001)
+    return mlir.llvm.inline_asm(result, [*operands, threshold], text, constraints)
 
 
 def _masked_packed(pair, word, rate: float):
     """Of a register vector<2 x 16 bits>."""
-    as_word = vector.bitcast(ir.VectorType.get((1,), word.type), pair)
-    operands = [_element(as_word, 0), word, _threshold(rate)]
-    kept = _assembled(word.type, operands, _PACKED, "=r,r,r,r")
-    return vector.bitcast(pair.type, vector.broadcast(as_word.type, kept))
+    mlir = mlir_parts()
+    as_word = mlir.vector.bitcast(mlir.ir.VectorType.get((1,), word.type), pair)
+    operands = _element(as_word, 0), word
+    return _as(pair.type, _run(_PACKED, "=r,r,r,r", word.type, operands, rate))
 
 
 def _masked_apart(pair, word, rate: float):
     """Of a register vector<2 x f32>."""
-    i64 = ir.IntegerType.get_signless(64)
-    operands = [_element(pair, 0), _element(pair, 1), word, _threshold(rate)]
-    kept = _assembled(i64, operands, _APART, "=l,f,f,r,r")
-    as_word = ir.VectorType.get((1,), i64)
-    return vector.bitcast(pair.type, vector.broadcast(as_word, kept))
+    i64 = mlir_parts().ir.IntegerType.get_signless(64)
+    operands = _element(pair, 0), _element(pair, 1), word
+    return _as(pair.type, _run(_APART, "=l,f,f,r,r", i64, operands, rate))
