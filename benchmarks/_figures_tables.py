@@ -245,9 +245,8 @@ def gets(target: str, old: Row, new: Row) -> str:
 def clocks_of_attention() -> str:
     columns = "loop registers programs/SM tensor issue ALU MUFU busiest/tensor".split()
     found = [r for r in rows("kernels_sass") if r["kernel"].startswith("attention")]
-    name = lambda r: (
-        r["kernel"].removeprefix("attention, S 8192").strip(", ") or "plain"
-    )
+    short = lambda name: name.removeprefix("attention, ").removeprefix("S 8192")
+    name = lambda r: short(r["kernel"]).strip(", ") or "plain"
     lines = ([name(r), *(r[c] for c in columns)] for r in found)
     return table(("attention", *columns), lines)
 
