@@ -5,6 +5,7 @@ it is lowered; MLIR; references under `vmap`; and simulated chips.
 """
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -55,6 +56,7 @@ def on_one_device(lowering: Any) -> bool:
     return getattr(axes, "num_devices", 1) == 1
 
 
+@functools.cache
 def mlir_parts() -> Any:
     """MLIR's `ir` and its dialects `arith`, `llvm` and `vector`, by these names.
 

@@ -117,6 +117,12 @@ def kept(rows, word, half, rate: float):
     return ((factor * word + term) << half) >= np.uint32(half_threshold(rate) << 17)
 
 
+def random_mask(seed, row, column, rate: float):
+    """`kept` at each position; `row` and `column` are uint32 and broadcast."""
+    word, half = mask_column(seed, column), half_of(column)
+    return kept(mask_rows(seed, row), word, half, rate)
+
+
 def half_threshold(rate: float) -> int:
     """A half below this is dropped: the rate, of 2**15."""
     return round(rate * 2**15)

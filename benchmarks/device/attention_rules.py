@@ -94,8 +94,9 @@ def case(name: str, small: bool, dtype) -> Case:
     t, s, heads, kept = SMALL[sizes] if small else sizes
     q, k = SDS((2, t, heads, 64), dtype), SDS((2, s, kept, 64), dtype)
     options = rule(t, s)
-    args = q, k, k, *(options.pop(x) for x in ("bias",) if x in options)
+    bias = [options.pop("bias")] if "bias" in options else []
+    args = q, k, k, *bias
     attend = partial(ops.dot_product_attention, **options)
     fn = lambda implementation: partial(attend, implementation=implementation)
-    moved = 6 * nbytes(q, k) + 4 * nbytes(args[3:])  # a bias is read three times
+    moved = 6 * nbytes(q, k) + 4 * nbytes(bias)  # a bias is read three times
     return Case("attention", fn, args, tuple(range(len(args))), moved)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.hashing import half_of, kept, mask_column, mask_rows
+from pallas_kernels.hashing import random_mask
 
 MASKED = -0.7 * float(np.finfo(np.float32).max)  # what jax.nn gives a masked logit
 
@@ -114,8 +114,7 @@ def dropout_row(rules: Rules, b, n, t, heads: int, length: int):
 
 def dropout_mask(rules: Rules, seed, row, column):
     """Dropout's mask; `row` and `column` are uint32 and broadcast."""
-    word, half = mask_column(seed, column), half_of(column)
-    return kept(mask_rows(seed, row), word, half, rules.rate)
+    return random_mask(seed, row, column, rules.rate)
 
 
 def keys_seen(rules: Rules, first, last, keys: int, kv_len=None):

@@ -24,7 +24,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.arrays import like, padded
 from pallas_kernels.attention.gpu.bias import gradient_of_bias
-from pallas_kernels.attention.gpu.gradients import logit_gradient, probabilities
+from pallas_kernels.attention.gpu.gradients import (
+    gradient_of_logits,
+    logit_gradient,
+    probabilities,
+)
 from pallas_kernels.attention.gpu.programs import (
     MASK_WORDS,
     LogitsTile,
@@ -115,10 +119,7 @@ def _summed(x, bias):
 
 def _of_queries(case: GpuCase, arrays: Named, tables: MaskTables) -> jax.Array:
     def step(tile, here, k, v, dq):
-        seen = tile.seen()
-        p = probabilities(tile, product(here["q"], k), seen)
-        dp = tile.dropped(product(here["g"], v))
-        ds = logit_gradient(tile, p, dp, tile.factor, seen)
+        ds = gradient_of_logits(tile, here["q"], k, here["g"], v)
         return accumulate(dq, ds.astype(case.dtype), k)
 
     start = lambda: jnp.zeros((case.tile[0], case.size), _F32)
@@ -174,20 +175,7 @@ def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) 
         queries = {x: got[x][...] for x in tables.per_query}
         position = j * case.block_kv + mine * case.tile[0]
         tile = LogitsTile(case, queries, keys, position, masked, got)
-        seen, share, sums = tile.seen(), tile.share(), dict(sums)
-        p = probabilities(tile, product(here["k"], got["q"]), seen)
-        if "v" in wanted:
-            dropped = p if share is None else p * share
-            sums["v"] = accumulate(sums["v"], dropped.astype(case.dtype), got["g"])
-        if wanted == ["v"]:
-            return sums
-        dp = product(here["v"], got["g"])
-        ds = logit_gradient(tile, p, dp, share, seen)
-        if "bias" in wanted:
-            sums["bias"] = sums["bias"] + ds.sum(axis=1)
-        if "k" in wanted:
-            sums["k"] = accumulate(sums["k"], ds.astype(case.dtype), got["q"])
-        return sums
+        return _with_queries(tile, wanted, here, sums)
 
     def place(x):
         return (b, kv_head, rows) if x == "bias" else (b, rows, kv_head)
@@ -223,6 +211,24 @@ def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) 
     sources = _query_sources(case, refs, tables, b, kv_head, j, first, count)
     shapes = _query_shapes(case, tables)
     with_ring(run, sources, shapes, 0, count * case.group, case.warpgroups)
+
+
+def _with_queries(tile: LogitsTile, wanted, here: Named, sums: Named) -> Named:
+    """The sums with what a block of queries adds to them; `here` are tiles of keys."""
+    got, dtype, sums = tile.got, tile.case.dtype, dict(sums)
+    seen, share = tile.seen(), tile.share()
+    p = probabilities(tile, product(here["k"], got["q"]), seen)
+    if "v" in wanted:
+        dropped = p if share is None else p * share
+        sums["v"] = accumulate(sums["v"], dropped.astype(dtype), got["g"])
+    if wanted == ["v"]:
+        return sums
+    ds = logit_gradient(tile, p, product(here["v"], got["g"]), share, seen)
+    if "bias" in wanted:
+        sums["bias"] = sums["bias"] + ds.sum(axis=1)
+    if "k" in wanted:
+        sums["k"] = accumulate(sums["k"], ds.astype(dtype), got["q"])
+    return sums
 
 
 def _by_head(case: GpuCase, tables: MaskTables) -> bool:

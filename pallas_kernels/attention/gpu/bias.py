@@ -24,11 +24,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.arrays import like
-from pallas_kernels.attention.gpu.gradients import logit_gradient, probabilities
+from pallas_kernels.attention.gpu.gradients import gradient_of_logits
 from pallas_kernels.attention.gpu.programs import (
     MASK_WORDS,
     LogitsTile,
-    product,
     row_at,
     word_shapes,
 )
@@ -107,10 +106,8 @@ def _program(case: GpuCase, tables: MaskTables, refs: Named) -> None:
         )
         first_key, got = tile.j * case.block_kv, got | {"bias_tile": bias}
         logits = LogitsTile(case, queries, keys, first_key, masked, got)
-        seen = logits.seen()
-        p = probabilities(logits, product(got["q"], got["k"]), seen)
-        dp = logits.dropped(product(got["g"], got["v"]))
-        return total + logit_gradient(logits, p, dp, logits.factor, seen)
+        arrays = (got[x] for x in ("q", "k", "g", "v"))
+        return total + gradient_of_logits(logits, *arrays)
 
     def run(ring):
         load_once([(refs["bias_tile"].at[tile.place], here)], refs["arrived"])

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.attention.gpu.programs import LogitsTile
+from pallas_kernels.attention.gpu.programs import LogitsTile, product
 
 
 def probabilities(tile: LogitsTile, products, seen):
@@ -21,3 +21,11 @@ def logit_gradient(tile: LogitsTile, p, dp, share, seen):
     dp = dp if share is None else dp * share
     ds = p * (dp - tile.of_queries(tile.per_query["delta"]))
     return ds if seen is None else jnp.where(seen, ds, np.float32(0))
+
+
+def gradient_of_logits(tile: LogitsTile, q, k, g, v):
+    """Not yet scaled; of tiles in shared memory, with queries along its first axis."""
+    seen = tile.seen()
+    p = probabilities(tile, product(q, k), seen)
+    dp = tile.dropped(product(g, v))
+    return logit_gradient(tile, p, dp, tile.factor, seen)

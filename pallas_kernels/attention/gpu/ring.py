@@ -64,6 +64,11 @@ class Ring(NamedTuple):
             target, barrier = self.buffers[x].at[slot], self.arrived.at[slot]
             plgpu.copy_gmem_to_smem(source(place), target, barrier)
 
+    def _copy_over(self, step) -> None:
+        """Starts the next copy into the slot of a step whose tiles are read."""
+        later = step + self.slots
+        pl.when(later < self.stop)(lambda: self._copy(later))
+
     def fill(self) -> None:
         """Starts the first copies."""
         stop = jnp.minimum(self.stop, self.first + self.slots)
@@ -75,8 +80,7 @@ class Ring(NamedTuple):
 
         def over(step):
             plgpu.barrier_wait(self.read.at[self._slot(step)])
-            later = step + self.slots
-            pl.when(later < self.stop)(lambda: self._copy(later))
+            self._copy_over(step)
 
         _for_each(self.first, self.stop, over)
 
@@ -95,8 +99,7 @@ class Ring(NamedTuple):
             if self.read is not None:
                 plgpu.barrier_arrive(self.read.at[slot])
             else:
-                later = step + self.slots
-                pl.when(later < self.stop)(lambda: self._copy(later))
+                self._copy_over(step)
             return carry
 
         return lax.fori_loop(as_int32(loop.first), as_int32(loop.stop), one, carry)

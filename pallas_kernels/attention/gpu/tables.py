@@ -51,7 +51,7 @@ class GpuCase(NamedTuple):
     Attributes:
       block_q, block_kv: queries and keys of a program's block.
       across: the axis of queries in a tile of logits: 0 if they stay and keys stream.
-      warpgroups: of a program, that divide the block that stays among them.
+      warpgroups: of a program, which divide the block that stays among them.
       hides: whether a bias of `FLOOR` or less stands for a mask, which is the same
         for all queries.
     """

@@ -13,7 +13,11 @@ from pallas_kernels.attention.inputs import Inputs, Rules
 from pallas_kernels.attention.tpu import blocks as packing
 from pallas_kernels.attention.tpu.bias import bytes_of_sums, gradient_of_bias
 from pallas_kernels.attention.tpu.blocks import Scalars, TpuCase
-from pallas_kernels.attention.tpu.gradients import factor, gradient_of_logits
+from pallas_kernels.attention.tpu.gradients import (
+    factor,
+    for_gradients,
+    gradient_of_logits,
+)
 from pallas_kernels.attention.tpu.grid import (
     GridPoint,
     call,
@@ -39,13 +43,10 @@ def _dq_kernel(
     def _():
         sums[...] = jnp.zeros(sums.shape, jnp.float32)
 
-    def add(whole: bool) -> None:
-        block = LogitsBlock(case, scalars, at, ins, whole)
-        for n in range(case.sizes.pack):
-            _, ds = gradient_of_logits(block, n)
-            sums[block.rows(n)] += _dq(block, ds, n)
+    def add(block: LogitsBlock, ds, n: int) -> None:
+        sums[block.rows(n)] += _dq(block, ds, n)
 
-    for_visited(case, scalars, at, add)
+    for_gradients(case, at, scalars, ins, add)
 
     @pl.when(at.j == case.sizes.kv_blocks - 1)
     def _():

@@ -24,17 +24,15 @@ from pallas_kernels.attention.tpu.blocks import (
     TpuCase,
     scalars_for,
 )
-from pallas_kernels.attention.tpu.gradients import factor, gradient_of_logits
+from pallas_kernels.attention.tpu.gradients import factor, for_gradients
 from pallas_kernels.attention.tpu.grid import (
     GridOrder,
     GridPoint,
     call,
-    for_visited,
     nearest,
     visited_keys,
     visited_queries,
 )
-from pallas_kernels.attention.tpu.logits import LogitsBlock
 
 
 def bytes_of_sums(bias, sizes: BlockSizes) -> int:
@@ -67,13 +65,10 @@ def _kernel(case: TpuCase, at: GridPoint, scalars: Scalars, ins, outs, scratch) 
     def _():
         sums[...] = jnp.zeros(sums.shape, jnp.float32)
 
-    def add(whole: bool) -> None:
-        block = LogitsBlock(case, scalars, at, ins, whole)
-        for n in range(case.sizes.pack):
-            _, ds = gradient_of_logits(block, n)
-            sums[min(n, sums.shape[0] - 1)] += _to_lanes(ds) if of_keys else ds
+    def add(_, ds, n: int) -> None:
+        sums[min(n, sums.shape[0] - 1)] += _to_lanes(ds) if of_keys else ds
 
-    for_visited(case, scalars, at, add)
+    for_gradients(case, at, scalars, ins, add)
 
     @pl.when(step == pl.num_programs(3) - 1)
     def _():

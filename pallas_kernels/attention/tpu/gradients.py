@@ -1,9 +1,12 @@
 """What each backward kernel on a TPU recomputes of a block of logits."""
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 
 from pallas_kernels.arrays import dot
-from pallas_kernels.attention.tpu.blocks import TpuCase
+from pallas_kernels.attention.tpu.blocks import Scalars, TpuCase
+from pallas_kernels.attention.tpu.grid import GridPoint, for_visited
 from pallas_kernels.attention.tpu.logits import LogitsBlock, where
 
 
@@ -25,6 +28,19 @@ def gradient_of_logits(block: LogitsBlock, n: int):
     for condition in (seen, real, block.real_keys()):
         ds = where(condition, ds)
     return drop(p), ds
+
+
+def for_gradients(
+    case: TpuCase, at: GridPoint, scalars: Scalars, ins, add: Callable
+) -> None:
+    """`add(block, gradient of logits, n)` of each head, if the block is visited."""
+
+    def visit(whole: bool) -> None:
+        block = LogitsBlock(case, scalars, at, ins, whole)
+        for n in range(case.sizes.pack):
+            add(block, gradient_of_logits(block, n)[1], n)
+
+    for_visited(case, scalars, at, visit)
 
 
 def factor(case: TpuCase, name: str) -> float:

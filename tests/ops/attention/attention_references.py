@@ -15,7 +15,7 @@ from jaxmem.ops.attention.dot_product import dot_product_attention
 from jaxmem.ops.common.lean import wide_dtype
 from jaxmem.ops.randomness.bits import keep_mask, positions, seed_words
 from jaxmem.ops.randomness.dropout import dropout
-from pallas_kernels.hashing import half_of, kept, mask_column, mask_rows, rounded_rate
+from pallas_kernels.hashing import random_mask, rounded_rate
 from tests.arrays import array
 from tests.references import Comparison
 
@@ -58,8 +58,8 @@ def plain_attention(
         shape = (1, 1, *p.shape[2:]) if broadcast_dropout else p.shape
         row, column = positions(shape)
         seed = seed_words(KEY)
-        rate, word = rounded_rate(rate), mask_column(seed, column)
-        keep = kept(mask_rows(seed, row), word, half_of(column), rate)
+        rate = rounded_rate(rate)
+        keep = random_mask(seed, row, column, rate)
         p = jnp.where(jnp.broadcast_to(keep, p.shape), p / (1 - rate), 0.0)
     return jnp.einsum("bnts,bsnh->btnh", p.astype(v.dtype), v)
 

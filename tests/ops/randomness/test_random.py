@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from jaxmem.ops.randomness.bits import positions, random_bits, seed_words, threshold
-from pallas_kernels.hashing import (
-    half_of,
-    kept,
-    mask_column,
-    mask_rows,
-    rounded_rate,
-)
+from pallas_kernels.hashing import random_mask, rounded_rate
 
 RATES = (0.001, 0.1, 0.25, 0.5, 0.9)
 
@@ -56,9 +50,7 @@ def mask(key, rate, rows=2048, columns=2048, at=(0, 0)):
     """That of attention, which costs half a multiply an element."""
     row, column = positions((rows, columns))
     row, column = row + np.uint32(at[0]), column + np.uint32(at[1])
-    seed = seed_words(key)
-    word, half = mask_column(seed, column), half_of(column)
-    return np.asarray(kept(mask_rows(seed, row), word, half, rate))
+    return np.asarray(random_mask(seed_words(key), row, column, rate))
 
 
 def mask_of_bits(key, rate, rows=2048, columns=2048):
