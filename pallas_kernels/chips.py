@@ -26,6 +26,7 @@ TPUS = {"v2": 16, "v3": 16, "v4": 16, "v5e": 128, "v5p": 64, "v6e": 128, "7x": 6
 _OF_DEVICES = {"v5 lite": "v5e", "v5": "v5p", "v6 lite": "v6e"}
 
 AMPERE, HOPPER = (8, 0), (9, 0)
+MULTIPROCESSORS = 132  # of an H100 and an H200
 # Its matrix products use instructions that only Hopper has.
 _HOPPER_ALONE = ("attention",)
 
@@ -64,6 +65,14 @@ def vmem_in_context() -> int | None:
     """`vmem_bytes` of the TPU that is traced for, if one is known."""
     device = device_in_context("tpu")
     return None if device is None else vmem_bytes(device)
+
+
+def multiprocessors_in_context() -> int:
+    """Of the GPU that is traced for; an H100's where none is known."""
+    device = device_in_context("cuda")
+    names = "core_count", "num_cores"  # of a device, and of a mesh's
+    told = [getattr(device, name, None) for name in names]
+    return next((count for count in told if count), MULTIPROCESSORS)
 
 
 class Needs(NamedTuple):

@@ -34,6 +34,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels import hashing
 from pallas_kernels._compat import can_take_turns, traced_late, with_layout
 from pallas_kernels.arrays import check_dtypes, float32, like
+from pallas_kernels.chips import MULTIPROCESSORS
 from pallas_kernels.gpu import THREADS, in_turn, update_in_place
 from pallas_kernels.norm import arithmetic
 from pallas_kernels.norm.arithmetic import NormRules
@@ -42,7 +43,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 WIDEST = 8192
 _WIDEST_AHEAD = 4096
 
-_MULTIPROCESSORS = 132  # of an H100
 # Elements of rows that a multiprocessor works on at a time. By ptxas a program of 4096
 # takes 131 registers a thread of the 512 that there are for each of 128, forward, and
 # 227 backward, which reads two arrays; with dropout 187 and 255.
@@ -54,7 +54,7 @@ _SUM_BYTES = 2**19  # of the shared sums of one vector; XLA holds as much
 def programs(rows: int, width: int, arrays: int, least_rows: int = 1) -> int:
     """As many as run at once, or have `least_rows`; no more than the rows need."""
     each = min(max(_ELEMENTS // (width * arrays), 2), 8)
-    most = min(each * _MULTIPROCESSORS, max(rows // least_rows, _MULTIPROCESSORS))
+    most = min(each * MULTIPROCESSORS, max(rows // least_rows, MULTIPROCESSORS))
     return -(-rows // -(-rows // most))
 
 

@@ -140,7 +140,7 @@ def test_of_keys_that_differ_among_heads_of_one_key(bias, wanted):
 
 @pytest.mark.slow
 def test_two_warpgroups_of_keys_that_differ_among_heads(monkeypatch):
-    monkeypatch.setattr(tables, "LONG", 64)
+    monkeypatch.setattr(tables, "SHARED_FROM", 64)
     check("cuda", inputs((1, 2, 1, 256), b=1, t=256, s=256, k=1))
 
 

@@ -20,7 +20,7 @@ from jaxmem.ops.randomness.bits import seed_words
 from pallas_kernels import simulated
 from pallas_kernels.attention import Extras, Inputs, Rules, dropout_mask, dropout_row
 from pallas_kernels.attention import gpu as attention_gpu
-from pallas_kernels.attention.gpu import programs, tables
+from pallas_kernels.attention.gpu import grid, programs, tables
 from pallas_kernels.attention.gpu.dropout import LARGEST_RATE
 from pallas_kernels.attention.gpu.tables import make_case, row_statistics
 from pallas_kernels.attention.inputs import visible
@@ -204,7 +204,7 @@ def test_window_that_ends_before_the_last_queries():
 @pytest.fixture
 def two_warpgroups(monkeypatch):
     """As for long sequences."""
-    monkeypatch.setattr(tables, "LONG", 64)
+    monkeypatch.setattr(tables, "SHARED_FROM", 64)
 
 
 def test_two_warpgroups(two_warpgroups):
@@ -221,6 +221,52 @@ def test_two_warpgroups_of_which_one_has_nothing(two_warpgroups):
 @pytest.mark.slow
 def test_two_warpgroups_without_a_mask(two_warpgroups):
     check((*qkv(t=256, s=128), normal(1, 1, 1, 128, seed=5)))
+
+
+@pytest.mark.parametrize(
+    "kw", [{}, pytest.param(DROPPED, marks=pytest.mark.slow)], ids=["bare", "dropout"]
+)
+def test_programs_that_take_several_blocks(two_warpgroups, monkeypatch, kw):
+    """Three programs for 8 or more blocks: some take one more than others."""
+    monkeypatch.setattr(grid, "multiprocessors_in_context", lambda: 3)
+    monkeypatch.setattr(tables, "OF_TWO_BARE", {})
+    check(qkv(b=2, t=256, s=256, n=2, k=2), **kw)
+
+
+@pytest.mark.slow
+def test_the_largest_tiles():
+    """With no block size given, as `dot_product_attention` calls the kernels."""
+    check(qkv(t=512, s=512))
+
+
+@pytest.mark.parametrize(
+    "alike, sizes, programs",
+    [(True, (2, 5), 3), (False, (2, 5), None), (True, (1, 3), None)],
+)
+def test_how_many_programs_there_are(monkeypatch, alike, sizes, programs):
+    """One for each block, unless they are many of equal work."""
+    monkeypatch.setattr(grid, "multiprocessors_in_context", lambda: 3)
+    sizes = dict(zip(("heads", "blocks"), sizes, strict=True))
+    assert grid.make_grid(sizes, alike) == grid.Grid(sizes, programs)
+
+
+def test_tiles_have_room_for_masks_and_dropout():
+    """The largest are for programs that have neither."""
+    inputs = Inputs(*qkv(t=512, s=512))
+
+    def tile(kernel, rules=PLAIN, **extras):
+        some = inputs._replace(extras=Extras(**extras))
+        return make_case(rules, some, kernel, (None, None)).tile
+
+    assert tile("forward") == tables.OF_TWO_BARE["forward"]
+    lengths = jnp.full((1,), 300, jnp.int32)
+    for less in (
+        tile("forward", PLAIN._replace(causal=True)),
+        tile("forward", PLAIN._replace(rate=0.5), seed=jnp.zeros(2, jnp.uint32)),
+        tile("forward", kv_len=lengths),
+    ):
+        assert less == tables.OF_TWO["forward"]
+    assert tile("forward", q_len=lengths) == tables.OF_TWO_BARE["forward"]
 
 
 def test_tiles_with_a_mask_before_and_after_those_without():

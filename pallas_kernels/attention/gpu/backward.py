@@ -34,6 +34,7 @@ from pallas_kernels.attention.gpu.programs import (
     LogitsTile,
     accumulate,
     bounds,
+    grid_of,
     over_keys,
     product,
     row_at,
@@ -42,7 +43,7 @@ from pallas_kernels.attention.gpu.programs import (
     spans,
     word_shapes,
 )
-from pallas_kernels.attention.gpu.ring import Span, as_int32, with_ring
+from pallas_kernels.attention.gpu.ring import Span, Stream, as_int32, with_ring
 from pallas_kernels.attention.gpu.tables import (
     GpuCase,
     MaskTables,
@@ -118,7 +119,7 @@ def _summed(x, bias):
 
 
 def _of_queries(case: GpuCase, arrays: Named, tables: MaskTables) -> jax.Array:
-    def step(tile, here, k, v, dq):
+    def step(tile, here, k, v, dq, _):
         ds = gradient_of_logits(tile, here["q"], k, here["g"], v)
         return accumulate(dq, ds.astype(case.dtype), k)
 
@@ -152,17 +153,20 @@ def _of_keys(
         outs["dbias"] = like(arrays["k"], shape, _F32)
 
     def program(refs):
-        _keys_program(case, refs, tables, wanted, stay)
+        stream = partial(_stream_of_queries, case, refs, tables, wanted, stay)
+        with_ring(grid, stream, _query_shapes(case, tables), case.warpgroups)
 
-    grid = {"batch": case.batch, "heads": case.kv_heads, "blocks": case.kv_blocks}
-    name = "jaxmem_attention_dkv"
-    got = launch(name, program, inputs, outs, grid, local, TILED, case.launched)
+    sizes = {"batch": case.batch, "heads": case.kv_heads, "blocks": case.kv_blocks}
+    grid, name = grid_of(case, tables, sizes), "jaxmem_attention_dkv"
+    launched = grid.launched, local, TILED, case.launched
+    got = launch(name, program, inputs, outs, *launched)
     return {x: got[f"d{x}"] for x in wanted}
 
 
-def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) -> None:
-    b, kv_head = lax.axis_index("batch"), lax.axis_index("heads")
-    j = lax.axis_index("blocks")
+def _stream_of_queries(
+    case: GpuCase, refs: Named, tables: MaskTables, wanted, stay, b, kv_head, j
+) -> Stream:
+    """What block `j` of the keys of a head needs, and how it is summed."""
     rows, mine = rows_of_warpgroup(case, j)
     here = {x: refs[f"{x}_here"].at[mine] for x in ("k", "v", *tables.per_key)}
     copies = [(refs[x].at[b, rows, kv_head], here[x]) for x in stay]
@@ -193,7 +197,7 @@ def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) 
         sums = visit_head(ring, keys | {"bias": bias}, member, sums)
         return _store_bias(refs, here, at, sums)
 
-    def run(ring):
+    def read(ring):
         load_once(copies, refs["arrived"].at[mine])
         keys = {x: here[x][...] for x in tables.per_key}
         shape = case.tile[0], case.size
@@ -209,8 +213,7 @@ def _keys_program(case: GpuCase, refs: Named, tables: MaskTables, wanted, stay) 
         store([(here[x], refs[f"d{x}"].at[place(x)]) for x in left])
 
     sources = _query_sources(case, refs, tables, b, kv_head, j, first, count)
-    shapes = _query_shapes(case, tables)
-    with_ring(run, sources, shapes, 0, count * case.group, case.warpgroups)
+    return Stream(sources, 0, count * case.group, read)
 
 
 def _with_queries(tile: LogitsTile, wanted, here: Named, sums: Named) -> Named:

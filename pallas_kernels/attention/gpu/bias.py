@@ -25,13 +25,14 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.arrays import like
 from pallas_kernels.attention.gpu.gradients import gradient_of_logits
+from pallas_kernels.attention.gpu.grid import Grid
 from pallas_kernels.attention.gpu.programs import (
     MASK_WORDS,
     LogitsTile,
     row_at,
     word_shapes,
 )
-from pallas_kernels.attention.gpu.ring import Span, with_ring
+from pallas_kernels.attention.gpu.ring import Span, Stream, with_ring
 from pallas_kernels.attention.gpu.tables import GpuCase, MaskTables, masks_all
 from pallas_kernels.gpu import TILED, Named, launch, load_once, store
 
@@ -61,15 +62,17 @@ def gradient_of_bias(arrays: Named, case: GpuCase, tables: MaskTables) -> jax.Ar
         rest["visits"] = visits(case, tables, bias.shape[0])
     tables = tables._replace(rest=rest)
     inputs = arrays | tables.per_query | tables.per_key | rest
-    grid = {
-        "batch": bias.shape[0],
-        "heads": bias.shape[1],
-        "tiles": case.q_blocks * case.kv_blocks,
-    }
+    lead = {"batch": bias.shape[0], "heads": bias.shape[1]}
+    grid = Grid(lead | {"tiles": case.q_blocks * case.kv_blocks})
     outs = {"dbias": like(arrays["q"], bias.shape, bias.dtype)}
     local = {"here": plgpu.SMEM(case.tile, bias.dtype), "arrived": plgpu.Barrier()}
-    name, run = "jaxmem_attention_dbias", partial(_program, case, tables)
-    return launch(name, run, inputs, outs, grid, local, TILED)["dbias"]
+
+    def program(refs):
+        stream = partial(_stream, case, tables, refs)
+        with_ring(grid, stream, _shapes(case, tables), case.warpgroups)
+
+    name = "jaxmem_attention_dbias"
+    return launch(name, program, inputs, outs, grid.launched, local, TILED)["dbias"]
 
 
 def visits(case: GpuCase, tables: MaskTables, lead: int) -> jax.Array:
@@ -95,8 +98,9 @@ def visits(case: GpuCase, tables: MaskTables, lead: int) -> jax.Array:
     return jnp.stack(numbers, axis=-1)
 
 
-def _program(case: GpuCase, tables: MaskTables, refs: Named) -> None:
-    tile, here = _tile(case, refs), refs["here"]
+def _stream(case: GpuCase, tables: MaskTables, refs: Named, b, n, at) -> Stream:
+    """What tile `at` of the bias needs, and how it is summed."""
+    tile, here = _tile(case, refs, b, n, at), refs["here"]
     loops = _loops(case, refs, tables, tile)
 
     def visit(masked, bias, step, got, total):
@@ -109,7 +113,7 @@ def _program(case: GpuCase, tables: MaskTables, refs: Named) -> None:
         arrays = (got[x] for x in ("q", "k", "g", "v"))
         return total + gradient_of_logits(logits, *arrays)
 
-    def run(ring):
+    def read(ring):
         load_once([(refs["bias_tile"].at[tile.place], here)], refs["arrived"])
         bias = here[...].astype(jnp.float32)  # in registers: all pairs have it
         total = jnp.zeros(case.tile, jnp.float32)
@@ -119,17 +123,15 @@ def _program(case: GpuCase, tables: MaskTables, refs: Named) -> None:
         store([(here, refs["dbias"].at[tile.place])])
 
     sources, pair = _sources(case, refs, tables, tile), partial(_pair, refs, tile)
-    shapes, stop = _shapes(case, tables), loops[-1].stop
-    with_ring(run, sources, shapes, 0, stop, case.warpgroups, pair)
+    return Stream(sources, 0, loops[-1].stop, read, pair)
 
 
-def _tile(case: GpuCase, refs: Named) -> BiasTile:
-    """The tile of this program."""
-    shape, at = refs["bias_tile"].shape, lax.axis_index("tiles")
+def _tile(case: GpuCase, refs: Named, b, n, at) -> BiasTile:
+    shape = refs["bias_tile"].shape
     i, j = (f(at, np.int32(case.kv_blocks)) for f in (lax.div, lax.rem))
     return BiasTile(
-        lax.axis_index("batch"),
-        lax.axis_index("heads"),
+        b,
+        n,
         i,
         j,
         pl.ds(i * case.block_q, case.block_q),

@@ -39,16 +39,17 @@ def forward(
         o = jnp.zeros((rows, case.size), _F32)
         return o, jnp.full((rows,), -np.inf, _F32), jnp.zeros((rows,), _F32)
 
-    def step(tile, here, k, v, carry):
+    def step(tile, here, k, v, carry, turns):
         o, top, total = carry
-        products = product(here["q"], k)
+        products = product(here["q"], k, turns.change)
         x = tile.logits(products, tile.seen())
         higher = jnp.maximum(top, tile.row_max(products, x))
         shrink = jnp.exp2(top - higher)
         p = jnp.exp2(x - tile.of_queries(higher))
         total = total * shrink + p.sum(axis=1)
-        p = tile.dropped(p.astype(case.dtype))
-        return accumulate(o * spread(shrink, o.shape, 0), p, v), higher, total
+        p, o = tile.dropped(p.astype(case.dtype)), o * spread(shrink, o.shape, 0)
+        p, o, higher, total = turns.change_after(p, o, higher, total)
+        return accumulate(o, p, v), higher, total
 
     def end(carry):
         o, top, total = carry
@@ -58,7 +59,8 @@ def forward(
     number = like(q, case.rows, _F32)
     outs = {"o": like(q, q.shape, q.dtype), "top": number, "total": number}
     arrays = {"q": q, "k": inputs.k, "v": inputs.v}
-    got = over_keys("jaxmem_attention", case, arrays, tables, outs, start, step, end)
+    program = "jaxmem_attention", case, arrays, tables, outs, start, step, end
+    got = over_keys(*program, in_turns=True)
     top, total = (got[name][..., : case.queries] for name in ("top", "total"))
     return (
         live_queries(got["o"], inputs.extras.q_len),

@@ -21,7 +21,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels._compat import simulated_platform
 from pallas_kernels.arrays import dot
 from pallas_kernels.attention.gpu.dropout import drop
-from pallas_kernels.attention.gpu.ring import Span, with_ring
+from pallas_kernels.attention.gpu.grid import Grid, make_grid
+from pallas_kernels.attention.gpu.ring import Span, Stream, with_ring
 from pallas_kernels.attention.gpu.tables import (
     FLOOR,
     WORD,
@@ -30,6 +31,7 @@ from pallas_kernels.attention.gpu.tables import (
     in_base_2,
     masks_all,
 )
+from pallas_kernels.attention.gpu.turns import Turns
 from pallas_kernels.attention.inputs import all_of
 from pallas_kernels.gpu import TILED, Named, launch, load_once, spread, store
 from pallas_kernels.hashing import half_of, kept
@@ -37,13 +39,16 @@ from pallas_kernels.hashing import half_of, kept
 MASK_WORDS = "mask_low", "mask_high"  # of a block of 64 keys
 
 
-def product(a, b):
-    """a b' of two tiles in shared memory; float32."""
+def product(a, b, meanwhile: Callable[[], None] | None = None):
+    """a b' of two tiles in shared memory; float32. `meanwhile` runs before its end."""
+    meanwhile = meanwhile or (lambda: None)
     if simulated_platform():
+        meanwhile()
         return dot(a[...], b[...], (1, 1))
 
     def multiply(acc):
         plgpu.wgmma(acc, a, b.transpose((1, 0)))
+        meanwhile()
         return acc[...]
 
     return pl.run_scoped(multiply, plgpu.ACC((a.shape[0], b.shape[0]), jnp.float32))
@@ -227,6 +232,7 @@ def over_keys(
     start: Callable,
     step: Callable,
     end: Callable,
+    in_turns: bool = False,
 ) -> dict[str, jax.Array]:
     """A kernel in which a block of queries stays, and keys and values stream past it.
 
@@ -234,8 +240,9 @@ def over_keys(
       arrays: k and v, q, and what else stays as q does.
       outs: the first like q, written where q was; others like `case.rows`.
       start: makes the first carry.
-      step: function of (tile, tiles that stay, k, v, carry) to the next carry.
+      step: function of (tile, tiles that stay, k, v, carry, turns) to the next carry.
       end: function of the last carry to blocks of the outs, by name.
+      in_turns: whether a step changes the turns, where there are two warpgroups.
     """
     stay = tuple(x for x in arrays if x not in ("k", "v"))
     inputs = arrays | tables.per_query | tables.per_key | tables.rest
@@ -244,11 +251,12 @@ def over_keys(
     scratch = scratch_of(case, stay, tables.per_query | {x: outs[x] for x in vectors})
     arrived = plgpu.Barrier(num_arrivals=len(once), num_barriers=case.warpgroups)
     local = {f"{x}_here": ref for x, ref in scratch.items()} | {"arrived": arrived}
+    if in_turns and case.warpgroups == 2:
+        local["turn"] = plgpu.Barrier(num_arrivals=2)
 
-    def program(refs):
-        b, n = lax.axis_index("batch"), lax.axis_index("heads")
+    def stream(refs, b, n, block):
         # The last block takes longest with a causal mask, so it is started first.
-        i = case.q_blocks - 1 - lax.axis_index("blocks")
+        i = case.q_blocks - 1 - block
         rows, mine = rows_of_warpgroup(case, i)
 
         def part(x):
@@ -258,31 +266,47 @@ def over_keys(
             return ref.at[(*row_at(ref, b, n), rows)]
 
         here = {x: refs[f"{x}_here"].at[mine] for x in scratch}
-        loops = _key_spans(case, refs, tables, b, i)
-        first, sources = loops[0].first, _key_sources(case, refs, tables, b, n, i)
+        loops, turns = _key_spans(case, refs, tables, b, i), Turns(refs.get("turn"))
 
         def visit(masked, queries, j, got, carry):
             keys = {x: got[x][...] for x in tables.per_key}
             position = j * case.block_kv
             tile = LogitsTile(case, queries, keys, position, masked, got)
-            return step(tile, here, got["k"], got["v"], carry)
+            return step(tile, here, got["k"], got["v"], carry, turns)
 
-        def run(ring):
-            load_once([(part(x), here[x]) for x in once], refs["arrived"].at[mine])
-            queries, carry = {x: here[x][...] for x in tables.per_query}, start()
+        def visit_all(ring, queries):
+            carry = start()
             for loop in loops:
-                body = partial(visit, loop.masked, queries)
-                carry = ring.visit(loop, body, carry)
+                carry = ring.visit(loop, partial(visit, loop.masked, queries), carry)
+            return carry
+
+        def read(ring):
+            load_once([(part(x), here[x]) for x in once], refs["arrived"].at[mine])
+            queries = {x: here[x][...] for x in tables.per_query}
+            carry = turns.run(partial(visit_all, ring, queries))
             here[first_out] = here["q"]
             for x, value in end(carry).items():
                 here[x][...] = value.astype(outs[x].dtype)
             store([(here[x], part(x)) for x in outs])
 
-        shapes, stop = _key_shapes(case, tables), loops[-1].stop
-        with_ring(run, sources, shapes, first, stop, case.warpgroups)
+        sources = _key_sources(case, refs, tables, b, n, i)
+        return Stream(sources, loops[0].first, loops[-1].stop, read)
 
-    grid = {"batch": case.batch, "heads": case.heads, "blocks": case.q_blocks}
-    return launch(name, program, inputs, outs, grid, local, TILED, case.launched)
+    def program(refs):
+        shapes = _key_shapes(case, tables)
+        with_ring(grid, partial(stream, refs), shapes, case.warpgroups)
+
+    sizes = {"batch": case.batch, "heads": case.heads, "blocks": case.q_blocks}
+    grid = grid_of(case, tables, sizes)
+    launched = grid.launched, local, TILED, case.launched
+    return launch(name, program, inputs, outs, *launched)
+
+
+def grid_of(case: GpuCase, tables: MaskTables, sizes: dict[str, int]) -> Grid:
+    """Of what stays, for programs that may take many blocks if they are of two."""
+    if case.warpgroups == 1:  # then others of its processor work while one starts
+        return Grid(sizes)
+    return make_grid(sizes, alike="blocks" not in tables.rest)
 
 
 def rows_of_warpgroup(case: GpuCase, block) -> tuple[Any, Any]:

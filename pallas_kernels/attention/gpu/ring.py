@@ -7,6 +7,7 @@ warpgroups that share a stream leave the copies to a third one, which gives them
 registers; one alone starts them itself.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -16,9 +17,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.attention.gpu.grid import Grid
 from pallas_kernels.gpu import Named
 
 STAGES = 2  # tiles of a stream that are in use or on their way
+# Of two warpgroups, which read at their own pace, as many as have room.
+MOST_STAGES, ROOM = 4, 144 * 2**10
 # Of a thread, where 128 copy and 256 read: 64 Ki of them are there, in multiples of 8.
 COPIER_REGISTERS, READER_REGISTERS = 24, 240
 
@@ -31,24 +35,44 @@ class Span(NamedTuple):
     masked: bool
 
 
-class Ring(NamedTuple):
-    """Tiles on their way, of steps that are counted from `first` to before `stop`.
+class Stream(NamedTuple):
+    """What passes through a ring for one block.
 
     Attributes:
       sources: by name, a function of the step to the reference that is copied.
+      first, stop: of the steps, int32 or an int.
+      read: function of the ring, which visits all steps.
       place: of a step, what the sources take in its stead; None for the step.
-      buffers: by name, a tile in shared memory for each slot.
-      arrived: a barrier for each slot.
-      read: another, at which each of several warpgroups arrives; None if there is one.
     """
 
     sources: dict[str, Callable]
     first: Any
     stop: Any
+    read: Callable
+    place: Callable | None = None
+
+
+class Ring(NamedTuple):
+    """Tiles of a stream on their way.
+
+    Attributes:
+      buffers: by name, a tile in shared memory for each slot.
+      arrived: a barrier for each slot.
+      used: another, at which each of several warpgroups arrives; None if there is one.
+    """
+
+    stream: Stream
     buffers: Named
     arrived: Any
-    read: Any = None
-    place: Callable | None = None
+    used: Any = None
+
+    @property
+    def first(self):
+        return as_int32(self.stream.first)
+
+    @property
+    def stop(self):
+        return as_int32(self.stream.stop)
 
     @property
     def slots(self):
@@ -59,8 +83,8 @@ class Ring(NamedTuple):
 
     def _copy(self, step) -> None:
         slot = self._slot(step)
-        place = step if self.place is None else self.place(step)
-        for x, source in self.sources.items():
+        place = step if self.stream.place is None else self.stream.place(step)
+        for x, source in self.stream.sources.items():
             target, barrier = self.buffers[x].at[slot], self.arrived.at[slot]
             plgpu.copy_gmem_to_smem(source(place), target, barrier)
 
@@ -75,11 +99,11 @@ class Ring(NamedTuple):
         _for_each(self.first, stop, self._copy)
 
     def feed(self) -> None:
-        """Starts all copies, for the warpgroups that read."""
+        """Starts all copies, for the warpgroups that read, and waits until they did."""
         self.fill()
 
         def over(step):
-            plgpu.barrier_wait(self.read.at[self._slot(step)])
+            plgpu.barrier_wait(self.used.at[self._slot(step)])
             self._copy_over(step)
 
         _for_each(self.first, self.stop, over)
@@ -96,8 +120,8 @@ class Ring(NamedTuple):
             tiles = {x: buffer.at[slot] for x, buffer in self.buffers.items()}
             carry = body(step, tiles, carry)
             plgpu.commit_smem()
-            if self.read is not None:
-                plgpu.barrier_arrive(self.read.at[slot])
+            if self.used is not None:
+                plgpu.barrier_arrive(self.used.at[slot])
             else:
                 self._copy_over(step)
             return carry
@@ -110,49 +134,55 @@ def _for_each(first, stop, run: Callable) -> None:
 
 
 def with_ring(
-    run: Callable,
-    sources: dict[str, Callable],
-    shapes: Named,
-    first,
-    stop,
-    warpgroups: int,
-    place: Callable | None = None,
+    grid: Grid, stream: Callable[..., Stream], shapes: Named, warpgroups: int
 ) -> None:
-    """`run` of a ring that is filling, whose slots have these shapes and dtypes.
+    """Reads the streams of this program's blocks, one after the other.
 
-    In each of the warpgroups that read; where there are two, a third one copies.
+    Args:
+      stream: function of a block's indices.
+      shapes: of the tiles of a step, with their dtypes, by the names of its sources.
+      warpgroups: that read; where there are two, a third one copies.
     """
     alone = warpgroups == 1
-    slots = STAGES if alone else 2 * STAGES  # two warpgroups read at their own pace
+    slots = STAGES if alone else _stages(shapes)
 
-    def scoped(buffers, arrived, read=None):
-        steps = {"first": as_int32(first), "stop": as_int32(stop), "place": place}
-        ring = Ring(sources, **steps, buffers=buffers, arrived=arrived, read=read)
-        if alone:
-            ring.fill()
-            return run(ring)
+    def scoped(*shared):
+        def each(use: Callable[[Ring], None]):
+            grid.visit(lambda *at: use(Ring(stream(*at), *shared)))
 
         def copying():
             plgpu.set_max_registers(COPIER_REGISTERS, action="decrease")
-            ring.feed()
+            each(Ring.feed)
 
         def reading():
             plgpu.set_max_registers(READER_REGISTERS, action="increase")
-            run(ring)
+            each(lambda ring: ring.stream.read(ring))
 
+        if alone:
+            return each(_fill_and_read)
         copies = lax.axis_index("warpgroup") == warpgroups
         pl.when(copies)(copying)
         pl.when(jnp.logical_not(copies))(reading)
 
-    shared = (
+    memory = (
         {x: plgpu.SMEM((slots, *s.shape), s.dtype) for x, s in shapes.items()},
-        plgpu.Barrier(num_arrivals=len(sources), num_barriers=slots),
+        plgpu.Barrier(num_arrivals=len(shapes), num_barriers=slots),
     )
     if alone:
-        pl.run_scoped(scoped, *shared)
+        pl.run_scoped(scoped, *memory)
     else:
-        read = plgpu.Barrier(num_arrivals=warpgroups, num_barriers=slots)
-        pl.run_scoped(scoped, *shared, read, collective_axes=("warpgroup",))
+        used = plgpu.Barrier(num_arrivals=warpgroups, num_barriers=slots)
+        pl.run_scoped(scoped, *memory, used, collective_axes=("warpgroup",))
+
+
+def _fill_and_read(ring: Ring) -> None:
+    ring.fill()
+    ring.stream.read(ring)
+
+
+def _stages(shapes: Named) -> int:
+    step = sum(math.prod(x.shape) * x.dtype.itemsize for x in shapes.values())
+    return max(STAGES, min(MOST_STAGES, ROOM // step))
 
 
 def as_int32(x):

@@ -36,10 +36,14 @@ from pallas_kernels.hashing import mask_column, mask_rows
 FLOOR = -1e38  # a masked logit in base 2, where `MASKED` would be infinite
 # (queries, keys) of a warpgroup's tile: the largest for which there are registers.
 TILES = {"forward": (128, 64), "dq": (64, 64), "dkv": (64, 64), "dbias": (64, 64)}
-WIDE = (64, 128)  # for dq, where two warpgroups share a stream and heads are of 64
+# Of two warpgroups, which have more registers: any heads, heads of 64, and those where
+# neither a mask nor dropout takes registers.
+OF_TWO = {"forward": (64, 128), "dq": (64, 64), "dkv": (64, 64)}
+OF_TWO_SMALL = {"dq": (64, 128)}
+OF_TWO_BARE = {"forward": (128, 128), "dkv": (128, 64)}
 # From how many streamed positions on two warpgroups share a stream: the second-level
 # cache then sends half as much, but one program of them has a processor to itself.
-LONG = 4096
+SHARED_FROM = 512
 _BLOCK = 64  # the rows of a warpgroup's product
 WORD = 32  # keys of a word of a mask
 _TILING = 8  # rows that shared memory holds together
@@ -123,15 +127,13 @@ def make_case(rules: Rules, inputs: Inputs, kernel: str, tile) -> GpuCase:
         raise NotImplementedError(f"rates up to {LARGEST_RATE} alone, not {rules.rate}")
     across = 1 if kernel == "dkv" else 0
     warpgroups = _warpgroups(inputs, across)
-    default = TILES[kernel]
-    if kernel == "dq" and warpgroups > 1 and size == 64:
-        default = WIDE  # there are registers if the other programs are not there
+    rules = bounded(rules, queries, keys)
+    default = _default_tile(kernel, rules, inputs, warpgroups)
     sizes = [a or b for a, b in zip(tile, default, strict=True)]
     if any(x % _BLOCK for x in sizes):
         blocks = "{} queries and {} keys".format(*sizes)
         raise NotImplementedError(f"blocks that {_BLOCK} divides alone, not {blocks}")
     sizes[across] *= warpgroups
-    rules = bounded(rules, queries, keys)
     shape = batch, queries, keys, heads, kv_heads, size, q.dtype
     mask = inputs.extras.mask
     hides = mask is not None and mask.shape[2] == 1
@@ -144,7 +146,22 @@ def _warpgroups(inputs: Inputs, across: int) -> int:
     streamed = (inputs.k, inputs.q)[across].shape[1]
     biases = (inputs.bias, inputs.extras.mask)
     pairs = any(x is not None and x.shape[2] > 1 for x in biases)
-    return 2 if streamed >= LONG and not pairs else 1
+    return 2 if streamed >= SHARED_FROM and not pairs else 1
+
+
+def _default_tile(
+    kernel: str, rules: Rules, inputs: Inputs, warpgroups: int
+) -> tuple[int, int]:
+    if warpgroups == 1:
+        return TILES[kernel]
+    tiles = dict(OF_TWO)
+    if inputs.q.shape[3] == 64:
+        tiles |= OF_TWO_SMALL
+        hiding = inputs.extras._replace(q_len=None, seed=None)
+        rules_alone = all(x is None for x in (inputs.bias, rules.window, *hiding))
+        if rules_alone and not rules.causal and not rules.rate:
+            tiles |= OF_TWO_BARE
+    return tiles[kernel]
 
 
 def in_base_2(x):
