@@ -62,12 +62,12 @@ def _all_of(*rules: Callable) -> Callable:
     return both
 
 
-# (queries, keys, heads, heads of keys); a block is of 64 or more. Programs of LONG have
-# a warpgroup that copies.
+# (queries, keys, heads, heads of keys); a block is of 64 or more. Programs of SHORT
+# have one warpgroup, those of MANY take several blocks.
 RAGGED, EVEN, GROUPED = (1000, 520, 2, 2), (1024, 1024, 2, 2), (512, 512, 4, 1)
-LONG = (4096 + 72, 4096 + 8, 2, 1)
+SHORT, MANY = (392, 264, 2, 1), (1024, 1024, 32, 32)
 SMALL = dict.fromkeys((RAGGED, EVEN), (128, 128, 2, 2))
-SMALL |= {GROUPED: (128, 128, 4, 1), LONG: (128, 128, 2, 1)}
+SMALL |= {GROUPED: (128, 128, 4, 1), SHORT: (128, 128, 2, 1), MANY: (512, 512, 1, 1)}
 RULES = {
     "even": (_all_of(), EVEN),
     "ragged": (_all_of(), RAGGED),
@@ -81,9 +81,11 @@ RULES = {
     "bias of keys": (_key_bias, GROUPED),
     "mask": (_mask, EVEN),
     "shared keys": (_all_of(), GROUPED),
-    "long": (_all_of(), LONG),
-    "long, causal, dropout": (_all_of(_causal, _dropout), LONG),
-    "long, lengths, window": (_all_of(_lengths, _window), LONG),
+    "short": (_all_of(), SHORT),
+    "short, causal, dropout": (_all_of(_causal, _dropout), SHORT),
+    "short, lengths, window": (_all_of(_lengths, _window), SHORT),
+    "many blocks": (_all_of(), MANY),
+    "many blocks, dropout": (_all_of(_dropout), MANY),
     "all at once": (_all_of(_causal, _segments, _window, _dropout), GROUPED),
 }
 

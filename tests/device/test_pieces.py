@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import kernel_cases
-from benchmarks.device import attention_rules, fast, jobs, on_device, right
+from benchmarks.device import attention_rules, fast, forms, jobs, on_device, right
 from benchmarks.device.job import NotHere
 
 JOBS = jobs.jobs()
@@ -13,7 +13,8 @@ FAST = (
     *("right: silu, 4 bits", "fast: silu, 4 bits, bfloat16"),
     *("true: 16 GiB fits, plain", "steps: ViT-L, 16 x 256, ours"),
 )
-WHOLE = {name for name in JOBS if name.startswith(("right", "fast", "true", "steps"))}
+ONE_FORM = "forms: attention, 512, bare"  # in small the others are of the same size
+WHOLE = {x for x in JOBS if not x.startswith("forms") or x == ONE_FORM}
 
 
 pytestmark = pytest.mark.usefixtures("standard_jax")
@@ -63,6 +64,17 @@ def test_operands_differ():
     g, x = kernel_cases.arguments_of(case)
     other = kernel_cases.arguments_of(case, seed=1)[1]
     assert all((x != y).mean() > 0.9 for y in (g, other))
+
+
+@pytest.mark.parametrize("name", forms.FORMS)
+def test_a_form_changes_the_kernels_and_changes_them_back(name):
+    read = lambda: [
+        getattr(m, x) for m, some in forms.FORMS[name].items() for x in some
+    ]
+    before = read()
+    with forms.form(name, small=False):
+        assert all(a is not b for a, b in zip(read(), before, strict=True))
+    assert read() == before
 
 
 def test_two_jobs_of_one_name_are_refused():

@@ -306,7 +306,7 @@ def grid_of(case: GpuCase, tables: MaskTables, sizes: dict[str, int]) -> Grid:
     """Of what stays, for programs that may take many blocks if they are of two."""
     if case.warpgroups == 1:  # then others of its processor work while one starts
         return Grid(sizes)
-    return make_grid(sizes, alike="blocks" not in tables.rest)
+    return make_grid(sizes, "blocks" not in tables.rest)
 
 
 def rows_of_warpgroup(case: GpuCase, block) -> tuple[Any, Any]:

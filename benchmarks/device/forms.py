@@ -1,0 +1,101 @@
+"""Forms: attention's kernels for Hopper as they are, beside forms that were not taken.
+
+Machine code says how many instructions a form takes, a device alone how they overlap.
+The form in use is `as it is`; a faster one is a reason to change the defaults.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+
+from benchmarks.device import fast, machine
+from benchmarks.device.job import Job, NotHere, Rows
+from benchmarks.device.right import refusal
+from benchmarks.device.timing import in_turn
+from benchmarks.kernel_cases import Case, Size, attention_case
+from pallas_kernels.attention.gpu import grid, programs, tables, turns
+
+# What is timed: (tokens, heads, their size), and (dropout's rate, causal).
+SIZES = {
+    "512": Size(tokens=512, heads=512, head=64),
+    "2048": Size(tokens=2048, heads=64, head=64),
+    "8192": Size(tokens=8192, heads=16, head=64),
+    "8192, heads of 128": Size(tokens=8192, heads=8, head=128),
+}
+RULES = {"bare": (0.0, False), "causal": (0.0, True), "dropout": (0.1, False)}
+
+# Of each form the names that differ, by their module.
+ALONE = {"forward": (128, 64), "dq": (64, 64), "dkv": (64, 64)}
+FORMS: dict[str, dict[Any, dict[str, Any]]] = {
+    "as it is": {},
+    "one warpgroup": {tables: {"SHARED_FROM": sys.maxsize}},
+    "not in turns": {programs: {"Turns": lambda barrier: turns.Turns()}},
+    "a block a program": {
+        programs: {"make_grid": lambda sizes, alike: grid.Grid(sizes)}
+    },
+    "many blocks a program": {
+        programs: {"make_grid": lambda sizes, _: grid.make_grid(sizes, True)}
+    },
+    "tiles of 64 keys": {
+        tables: {"OF_TWO": ALONE, "OF_TWO_SMALL": {}, "OF_TWO_BARE": {}}
+    },
+    "no tiles for bare programs": {tables: {"OF_TWO_BARE": {}}},
+}
+
+
+def jobs() -> Iterator[Job]:
+    for size in SIZES:
+        for rule in RULES:
+            yield Job(
+                f"forms: attention, {size}, {rule}",
+                partial(compared, size, rule),
+                seconds=150,
+                value=90,
+            )
+
+
+@contextlib.contextmanager
+def form(name: str, small: bool):
+    """A context in which the kernels are traced in a form."""
+    changes = [
+        (m, x, new) for m, some in FORMS[name].items() for x, new in some.items()
+    ]
+    if small and tables not in FORMS[name]:
+        changes.append((tables, "SHARED_FROM", 64))
+    before = [(module, x, getattr(module, x)) for module, x, _ in changes]
+    try:
+        for module, x, new in changes:
+            setattr(module, x, new)
+        yield
+    finally:
+        for module, x, old in before:
+            setattr(module, x, old)
+
+
+def compared(size: str, rule: str, small: bool) -> Rows:
+    """Milliseconds of each form and pass, in turn."""
+    rate, causal = RULES[rule]
+    sized = fast.SMALL if small else SIZES[size]
+    case = attention_case(rate, causal, sized, jnp.bfloat16)
+    with machine.kernels_here():
+        forms = {name: _passes(case, name, small) for name in FORMS}
+        for which in ("forward", "backward"):
+            chains = {name: passes[which] for name, passes in forms.items()}
+            for name, times in in_turn(chains, 2 if small else fast.ROUNDS).items():
+                yield {"case": f"{size}, {rule}", "form": name, "pass": which, **times}
+
+
+def _passes(case: Case, name: str, small: bool):
+    """Of a form, traced and compiled."""
+    with form(name, small):
+        try:
+            found = fast.passes(case, case.fn("pallas"), small)
+            for chain in found.values():
+                chain()
+        except (NotImplementedError, ValueError) as error:
+            raise NotHere(refusal(error)) from error
+    return found
