@@ -223,6 +223,18 @@ def test_two_warpgroups_without_a_mask(two_warpgroups):
     check((*qkv(t=256, s=128), normal(1, 1, 1, 128, seed=5)))
 
 
+def test_two_warpgroups_with_a_bias_and_a_mask_of_pairs(two_warpgroups):
+    """Each reads its own part of both."""
+    bias, mask = normal(1, 2, 256, 128, seed=5), normal(1, 1, 256, 128, seed=7) > -1
+    check((*qkv(t=256, s=128), bias), mask=mask, **DROPPED)
+
+
+@over_edges
+@pytest.mark.slow
+def test_two_warpgroups_with_a_bias_of_which_one_has_nothing(two_warpgroups):
+    check((*qkv(t=192, s=320, n=1), normal(1, 1, 192, 320, seed=5)), is_causal=True)
+
+
 @pytest.mark.parametrize(
     "kw", [{}, pytest.param(DROPPED, marks=pytest.mark.slow)], ids=["bare", "dropout"]
 )
@@ -267,6 +279,12 @@ def test_tiles_have_room_for_masks_and_dropout():
     ):
         assert less == tables.OF_TWO["forward"]
     assert tile("forward", q_len=lengths) == tables.OF_TWO_BARE["forward"]
+    pairs = jnp.ones((1, 1, 512, 512), bool)
+    assert tile("forward", mask=pairs) == tables.SMALL_WITH_MASK
+    assert tile("forward", mask=pairs[:, :, :1]) == tables.OF_TWO["forward"]
+    inputs = inputs._replace(bias=pairs.astype(BF16))
+    assert tile("forward") == tables.SMALL_WITH_BIAS
+    assert tile("dq") == tables.OF_PAIRS and tile("dbias") == tables.TILES["dbias"]
 
 
 def test_tiles_with_a_mask_before_and_after_those_without():

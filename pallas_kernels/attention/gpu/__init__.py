@@ -13,7 +13,7 @@ else a bias of keys. If a bias differs among queries, 64 must divide the lengths
 gradient is a kernel of its own (`bias`).
 
 Memory traffic in elements of the dtype of q: forward q, k, v and o once, and k and v
-once more for each further block of 128 queries, mostly from the second-level cache;
+once more for each further block of queries, of 128 or 256, mostly from the second-level cache;
 backward q, k, v and g by each of two kernels, o, and dq, dk, dv. In addition up to
 eight numbers of four bytes for each query and head. Products: 2 forward, 7 backward, 2
 more for the gradient of a bias that differs among queries, of 2 b n t s h operations
@@ -23,20 +23,24 @@ Tiles that no mask cuts have a loop of their own, without comparisons. Dropout d
 word for two keys (`dropout`); where keys stay, a thread has one of the two and draws a
 word for each element.
 
-Where 4096 positions or more stream, a program has two warpgroups that multiply, and a
-block of twice the size that stays: they read the same tiles in shared memory, so the
-second-level cache sends half as much. (Tiles of 64 by 64 that one warpgroup reads alone
-ask it for 16 KiB in some 400 clocks, more than it gives each processor.) A third one
-copies these tiles, and leaves its registers to the others: their loops lose the
-instructions for it, 60 to 120 of 400 to 660.
+Where 512 positions or more stream, a program has two warpgroups that multiply: they
+read the same tiles in shared memory, so the second-level cache sends half as much. A
+third one copies these tiles, and leaves its registers to the others. In the forward
+pass the two take turns at the tensor cores (`turns`). Where all blocks have the same
+work, without a causal mask, a window or lengths, there are as many programs as
+processors, and each takes one block after the other (`grid`).
 
-Limits: every warpgroup multiplies and exponentiates in turn: tensor cores wait unless
-another warpgroup of the same processor has work for them (there are two or three, one
-or two with heads of 128). One program of two has the processor to itself, so nothing is
-done while it starts and ends, and no program goes on to a second block. With segments
-or a boolean mask every tile is compared. The block sizes are the largest that registers
-hold; heads of 128 with dropout or a causal mask spill a few registers. Nothing was
-timed on a device. With `q_len`, o and g are copied once.
+The sizes of tiles are those of which machine code needs the least clocks an element
+without spilling (`python -m benchmarks.kernels --sass`), among those that shared memory
+has room for. They agree with the configurations that tokamax has found by timing its
+kernels of the same design on an H100 (its `data/autotuning`): two warpgroups at each
+length from 512 on, 64 or 128 queries by 128 keys forward, 64 or 128 by 64 backward.
+
+Limits: a warpgroup waits for its own products: tensor cores have work only while
+another one has some for them. With segments or a boolean mask every tile is compared.
+With a causal mask a block of keys computes one tile of 64 by 64 that is wholly hidden,
+for its second warpgroup. Nothing was timed on a device; `benchmarks.device` times
+these choices beside others. With `q_len`, o and g are copied once.
 
 jax's own kernel refuses a causal mask under CUDA 12.8.0 to 12.9.0, whose ptxas
 miscompiles it; this one does not check for that. The simulator computes products with

@@ -36,7 +36,8 @@ from pallas_kernels.attention.inputs import all_of
 from pallas_kernels.gpu import TILED, Named, launch, load_once, spread, store
 from pallas_kernels.hashing import half_of, kept
 
-MASK_WORDS = "mask_low", "mask_high"  # of a block of 64 keys
+MASK_WORDS = "mask_low", "mask_high"  # of a tile of 64 keys
+OF_PAIRS = "bias_tile", *MASK_WORDS  # of which each warpgroup has its own
 
 
 def product(a, b, meanwhile: Callable[[], None] | None = None):
@@ -294,7 +295,7 @@ def over_keys(
 
     def program(refs):
         shapes = _key_shapes(case, tables)
-        with_ring(grid, partial(stream, refs), shapes, case.warpgroups)
+        with_ring(grid, partial(stream, refs), shapes, case.warpgroups, OF_PAIRS)
 
     sizes = {"batch": case.batch, "heads": case.heads, "blocks": case.q_blocks}
     grid = grid_of(case, tables, sizes)
@@ -332,14 +333,21 @@ def _key_sources(case: GpuCase, refs: Named, tables: MaskTables, b, n, i):
     }
     for x in tables.per_key:
         sources[x] = lambda j, ref=refs[x]: ref.at[(*row_at(ref, b, n), keys(j))]
+
+    def rows(mine):
+        of_tile = case.tile[0]
+        return pl.ds(i * case.block_q + mine * of_tile, of_tile)
+
     if "bias_tile" in tables.rest:
-        bias, rows = refs["bias_tile"], pl.ds(i * case.block_q, case.block_q)
-        sources["bias_tile"] = lambda j: bias.at[(*row_at(bias, b, n), rows, keys(j))]
+        bias = refs["bias_tile"]
+        sources["bias_tile"] = lambda j, mine: bias.at[
+            (*row_at(bias, b, n), rows(mine), keys(j))
+        ]
     if "mask" in tables.rest:
-        mask, rows = refs["mask"], pl.ds(i * case.block_q, case.block_q)
+        mask = refs["mask"]
         for which, x in enumerate(MASK_WORDS):
-            sources[x] = lambda j, which=which: mask.at[
-                (*row_at(mask, b, n), 2 * j + which, rows)
+            sources[x] = lambda j, mine, which=which: mask.at[
+                (*row_at(mask, b, n), 2 * j + which, rows(mine))
             ]
     return sources
 
@@ -350,13 +358,18 @@ def _key_shapes(case: GpuCase, tables: MaskTables) -> Named:
     shapes: Named = {"k": tile, "v": tile}
     for x, table in tables.per_key.items():
         shapes[x] = jax.ShapeDtypeStruct((case.block_kv,), table.dtype)
-    if "bias_tile" in tables.rest:
-        dtype = tables.rest["bias_tile"].dtype
-        shapes["bias_tile"] = jax.ShapeDtypeStruct((case.block_q, case.block_kv), dtype)
-    return shapes | word_shapes(case, tables)
+    return shapes | shapes_of_pairs(case, tables)
+
+
+def shapes_of_pairs(case: GpuCase, tables: MaskTables) -> Named:
+    """The tiles of what differs among pairs."""
+    if "bias_tile" not in tables.rest:
+        return word_shapes(case, tables)
+    tile = jax.ShapeDtypeStruct(case.tile, tables.rest["bias_tile"].dtype)
+    return {"bias_tile": tile} | word_shapes(case, tables)
 
 
 def word_shapes(case: GpuCase, tables: MaskTables) -> Named:
-    """Of a mask, which is copied in two words for each query of a block."""
-    words = jax.ShapeDtypeStruct((case.block_q,), jnp.uint32)
+    """Of a mask, which is copied in two words for each query of a tile."""
+    words = jax.ShapeDtypeStruct(case.of_tile[:1], jnp.uint32)
     return dict.fromkeys(MASK_WORDS, words) if "mask" in tables.rest else {}

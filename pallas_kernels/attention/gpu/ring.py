@@ -39,7 +39,8 @@ class Stream(NamedTuple):
     """What passes through a ring for one block.
 
     Attributes:
-      sources: by name, a function of the step to the reference that is copied.
+      sources: by name, a function of the step to the reference that is copied, or of
+        the step and the warpgroup that reads it.
       first, stop: of the steps, int32 or an int.
       read: function of the ring, which visits all steps.
       place: of a step, what the sources take in its stead; None for the step.
@@ -56,12 +57,15 @@ class Ring(NamedTuple):
     """Tiles of a stream on their way.
 
     Attributes:
-      buffers: by name, a tile in shared memory for each slot.
+      own: the names of the tiles of which each warpgroup has its own.
+      buffers: by name, a tile in shared memory for each slot, or for each slot and
+        warpgroup.
       arrived: a barrier for each slot.
       used: another, at which each of several warpgroups arrives; None if there is one.
     """
 
     stream: Stream
+    own: tuple[str, ...]
     buffers: Named
     arrived: Any
     used: Any = None
@@ -86,7 +90,18 @@ class Ring(NamedTuple):
         place = step if self.stream.place is None else self.stream.place(step)
         for x, source in self.stream.sources.items():
             target, barrier = self.buffers[x].at[slot], self.arrived.at[slot]
-            plgpu.copy_gmem_to_smem(source(place), target, barrier)
+            if x not in self.own:
+                plgpu.copy_gmem_to_smem(source(place), target, barrier)
+                continue
+            for mine in range(target.shape[0]):
+                plgpu.copy_gmem_to_smem(source(place, mine), target.at[mine], barrier)
+
+    def _tile(self, name: str, slot):
+        """What this warpgroup reads."""
+        tile = self.buffers[name].at[slot]
+        if name not in self.own:
+            return tile
+        return tile.at[lax.axis_index("warpgroup") if tile.shape[0] > 1 else 0]
 
     def _copy_over(self, step) -> None:
         """Starts the next copy into the slot of a step whose tiles are read."""
@@ -117,7 +132,7 @@ class Ring(NamedTuple):
         def one(step, carry):
             slot = self._slot(step)
             plgpu.barrier_wait(self.arrived.at[slot])
-            tiles = {x: buffer.at[slot] for x, buffer in self.buffers.items()}
+            tiles = {x: self._tile(x, slot) for x in self.buffers}
             carry = body(step, tiles, carry)
             plgpu.commit_smem()
             if self.used is not None:
@@ -134,7 +149,11 @@ def _for_each(first, stop, run: Callable) -> None:
 
 
 def with_ring(
-    grid: Grid, stream: Callable[..., Stream], shapes: Named, warpgroups: int
+    grid: Grid,
+    stream: Callable[..., Stream],
+    shapes: Named,
+    warpgroups: int,
+    own: tuple[str, ...] = (),
 ) -> None:
     """Reads the streams of this program's blocks, one after the other.
 
@@ -142,13 +161,16 @@ def with_ring(
       stream: function of a block's indices.
       shapes: of the tiles of a step, with their dtypes, by the names of its sources.
       warpgroups: that read; where there are two, a third one copies.
+      own: the names of those of which each warpgroup has its own.
     """
-    alone = warpgroups == 1
-    slots = STAGES if alone else _stages(shapes)
+    alone, own = warpgroups == 1, tuple(x for x in shapes if x in own)
+    each_own = dict.fromkeys(own, (warpgroups,))
+    buffers = {x: (*each_own.get(x, ()), *s.shape) for x, s in shapes.items()}
+    slots = STAGES if alone else _stages(shapes, buffers)
 
     def scoped(*shared):
         def each(use: Callable[[Ring], None]):
-            grid.visit(lambda *at: use(Ring(stream(*at), *shared)))
+            grid.visit(lambda *at: use(Ring(stream(*at), own, *shared)))
 
         def copying():
             plgpu.set_max_registers(COPIER_REGISTERS, action="decrease")
@@ -165,8 +187,10 @@ def with_ring(
         pl.when(jnp.logical_not(copies))(reading)
 
     memory = (
-        {x: plgpu.SMEM((slots, *s.shape), s.dtype) for x, s in shapes.items()},
-        plgpu.Barrier(num_arrivals=len(shapes), num_barriers=slots),
+        {x: plgpu.SMEM((slots, *b), shapes[x].dtype) for x, b in buffers.items()},
+        plgpu.Barrier(
+            num_arrivals=len(shapes) + (warpgroups - 1) * len(own), num_barriers=slots
+        ),
     )
     if alone:
         pl.run_scoped(scoped, *memory)
@@ -180,8 +204,8 @@ def _fill_and_read(ring: Ring) -> None:
     ring.stream.read(ring)
 
 
-def _stages(shapes: Named) -> int:
-    step = sum(math.prod(x.shape) * x.dtype.itemsize for x in shapes.values())
+def _stages(shapes: Named, buffers: Named) -> int:
+    step = sum(math.prod(b) * shapes[x].dtype.itemsize for x, b in buffers.items())
     return max(STAGES, min(MOST_STAGES, ROOM // step))
 
 

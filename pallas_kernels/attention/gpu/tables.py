@@ -36,11 +36,14 @@ from pallas_kernels.hashing import mask_column, mask_rows
 FLOOR = -1e38  # a masked logit in base 2, where `MASKED` would be infinite
 # (queries, keys) of a warpgroup's tile: the largest for which there are registers.
 TILES = {"forward": (128, 64), "dq": (64, 64), "dkv": (64, 64), "dbias": (64, 64)}
-# Of two warpgroups, which have more registers: any heads, heads of 64, and those where
-# neither a mask nor dropout takes registers.
+# Of two warpgroups, which have more registers: in general, for heads of 64, and for
+# those where neither a mask nor dropout takes registers.
 OF_TWO = {"forward": (64, 128), "dq": (64, 64), "dkv": (64, 64)}
 OF_TWO_SMALL = {"dq": (64, 128)}
 OF_TWO_BARE = {"forward": (128, 128), "dkv": (128, 64)}
+# With a bias or a mask of pairs, for which shared memory must have room, and of heads
+# of 64 in the forward pass; words of a mask are of 64 keys.
+OF_PAIRS, SMALL_WITH_BIAS, SMALL_WITH_MASK = (64, 64), (64, 128), (128, 64)
 # From how many streamed positions on two warpgroups share a stream: the second-level
 # cache then sends half as much, but one program of them has a processor to itself.
 SHARED_FROM = 512
@@ -79,6 +82,12 @@ class GpuCase(NamedTuple):
         """Rows and columns of a warpgroup's tile of logits: what stays comes first."""
         sizes = self.block_q, self.block_kv
         return sizes[self.across] // self.warpgroups, sizes[1 - self.across]
+
+    @property
+    def of_tile(self) -> tuple[int, int]:
+        """Queries and keys of a warpgroup's tile."""
+        rows, columns = self.tile
+        return (columns, rows) if self.across else (rows, columns)
 
     @property
     def launched(self) -> int:
@@ -126,7 +135,9 @@ def make_case(rules: Rules, inputs: Inputs, kernel: str, tile) -> GpuCase:
     if rules.rate > LARGEST_RATE:
         raise NotImplementedError(f"rates up to {LARGEST_RATE} alone, not {rules.rate}")
     across = 1 if kernel == "dkv" else 0
-    warpgroups = _warpgroups(inputs, across)
+    # Streams of the gradient of a bias are of heads, which are few (`bias`).
+    shared = kernel != "dbias" and (inputs.k, q)[across].shape[1] >= SHARED_FROM
+    warpgroups = 2 if shared else 1
     rules = bounded(rules, queries, keys)
     default = _default_tile(kernel, rules, inputs, warpgroups)
     sizes = [a or b for a, b in zip(tile, default, strict=True)]
@@ -141,27 +152,21 @@ def make_case(rules: Rules, inputs: Inputs, kernel: str, tile) -> GpuCase:
     return GpuCase(rules, *shape, block_q=sizes[0], block_kv=sizes[1], **fixed)
 
 
-def _warpgroups(inputs: Inputs, across: int) -> int:
-    """Two where the sequence that streams is long, and the tiles have no bias."""
-    streamed = (inputs.k, inputs.q)[across].shape[1]
-    biases = (inputs.bias, inputs.extras.mask)
-    pairs = any(x is not None and x.shape[2] > 1 for x in biases)
-    return 2 if streamed >= SHARED_FROM and not pairs else 1
-
-
 def _default_tile(
     kernel: str, rules: Rules, inputs: Inputs, warpgroups: int
 ) -> tuple[int, int]:
     if warpgroups == 1:
         return TILES[kernel]
-    tiles = dict(OF_TWO)
-    if inputs.q.shape[3] == 64:
-        tiles |= OF_TWO_SMALL
-        hiding = inputs.extras._replace(q_len=None, seed=None)
-        rules_alone = all(x is None for x in (inputs.bias, rules.window, *hiding))
-        if rules_alone and not rules.causal and not rules.rate:
-            tiles |= OF_TWO_BARE
-    return tiles[kernel]
+    small, extras = inputs.q.shape[3] == 64, inputs.extras
+    bias, mask = (x is not None and x.shape[2] > 1 for x in (inputs.bias, extras.mask))
+    if bias or mask:
+        of_small = SMALL_WITH_MASK if mask else SMALL_WITH_BIAS
+        return of_small if small and kernel == "forward" else OF_PAIRS
+    hiding = extras._replace(q_len=None, seed=None)
+    nothing = all(x is None for x in (inputs.bias, rules.window, *hiding))
+    bare = nothing and not rules.causal and not rules.rate
+    tiles = OF_TWO | (OF_TWO_SMALL if small else {})
+    return (tiles | (OF_TWO_BARE if small and bare else {}))[kernel]
 
 
 def in_base_2(x):
@@ -264,7 +269,7 @@ def _biases(case: GpuCase, inputs: Inputs) -> list[jax.Array]:
 
 def _mask_words(case: GpuCase, mask):
     """The table "mask" of a boolean [b|1, n|1, t, s|1], of whole blocks."""
-    if case.block_kv != 2 * WORD:
+    if case.of_tile[1] != 2 * WORD:
         raise NotImplementedError(
             f"a mask that differs among queries in blocks of {2 * WORD} keys alone"
         )
