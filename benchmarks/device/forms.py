@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import jax.numpy as jnp
 
@@ -17,7 +18,8 @@ from benchmarks.device.job import Job, NotHere, Rows
 from benchmarks.device.right import refusal
 from benchmarks.device.timing import in_turn
 from benchmarks.kernel_cases import Case, Size, attention_case
-from pallas_kernels.attention.gpu import grid, programs, tables, turns
+from pallas_kernels.attention.gpu import case as gpu_case
+from pallas_kernels.attention.gpu import grid, over_keys, streams, turns
 
 # What is timed: (tokens, heads, their size), and (dropout's rate, causal).
 SIZES = {
@@ -30,20 +32,20 @@ RULES = {"bare": (0.0, False), "causal": (0.0, True), "dropout": (0.1, False)}
 
 # Of each form the names that differ, by their module.
 ALONE = {"forward": (128, 64), "dq": (64, 64), "dkv": (64, 64)}
-FORMS: dict[str, dict[Any, dict[str, Any]]] = {
+FORMS: dict[str, dict[Any, Any]] = {
     "as it is": {},
-    "one warpgroup": {tables: {"SHARED_FROM": sys.maxsize}},
-    "not in turns": {programs: {"Turns": lambda barrier: turns.Turns()}},
+    "one warpgroup": {gpu_case: {"SHARED_FROM": sys.maxsize}},
+    "not in turns": {over_keys: {"Turns": lambda barrier: turns.Turns()}},
     "a block a program": {
-        programs: {"make_grid": lambda sizes, alike: grid.Grid(sizes)}
+        streams: {"make_grid": lambda sizes, alike: grid.Grid(sizes)}
     },
     "many blocks a program": {
-        programs: {"make_grid": lambda sizes, _: grid.make_grid(sizes, True)}
+        streams: {"make_grid": lambda sizes, _: grid.make_grid(sizes, True)}
     },
     "tiles of 64 keys": {
-        tables: {"OF_TWO": ALONE, "OF_TWO_SMALL": {}, "OF_TWO_BARE": {}}
+        gpu_case: {"OF_TWO": ALONE, "OF_TWO_SMALL": {}, "OF_TWO_BARE": {}}
     },
-    "no tiles for bare programs": {tables: {"OF_TWO_BARE": {}}},
+    "no tiles for bare programs": {gpu_case: {"OF_TWO_BARE": {}}},
 }
 
 
@@ -61,19 +63,12 @@ def jobs() -> Iterator[Job]:
 @contextlib.contextmanager
 def form(name: str, small: bool):
     """A context in which the kernels are traced in a form."""
-    changes = [
-        (m, x, new) for m, some in FORMS[name].items() for x, new in some.items()
-    ]
-    if small and tables not in FORMS[name]:
-        changes.append((tables, "SHARED_FROM", 64))
-    before = [(module, x, getattr(module, x)) for module, x, _ in changes]
-    try:
-        for module, x, new in changes:
-            setattr(module, x, new)
+    lengths: dict[Any, Any] = {gpu_case: {"SHARED_FROM": 64}} if small else {}
+    with contextlib.ExitStack() as stack:
+        for changes in (lengths, FORMS[name]):
+            for module, names in changes.items():
+                stack.enter_context(mock.patch.multiple(module, **names))
         yield
-    finally:
-        for module, x, old in before:
-            setattr(module, x, old)
 
 
 def compared(size: str, rule: str, small: bool) -> Rows:

@@ -18,6 +18,7 @@ from pallas_kernels import simulated
 from pallas_kernels.attention import Extras, Inputs, Rules
 from pallas_kernels.attention import gpu as attention_gpu
 from pallas_kernels.attention import tpu as attention_tpu
+from pallas_kernels.attention.gpu import case as gpu_case
 from pallas_kernels.attention.gpu import tables
 from pallas_kernels.attention.gpu.bias import visits
 from pallas_kernels.attention.tpu import blocks, grid
@@ -33,7 +34,7 @@ NAMES = "query", "key", "value", "bias"
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setitem(tables.TILES, "forward", (64, 64))
+    monkeypatch.setitem(gpu_case.TILES, "forward", (64, 64))
     monkeypatch.setattr(blocks, "BLOCKS", (128,))
 
 
@@ -140,7 +141,7 @@ def test_of_keys_that_differ_among_heads_of_one_key(bias, wanted):
 
 @pytest.mark.slow
 def test_two_warpgroups_of_keys_that_differ_among_heads(monkeypatch):
-    monkeypatch.setattr(tables, "SHARED_FROM", 64)
+    monkeypatch.setattr(gpu_case, "SHARED_FROM", 64)
     check("cuda", inputs((1, 2, 1, 256), b=1, t=256, s=256, k=1))
 
 
@@ -152,7 +153,7 @@ def test_which_sequences_visit_a_tile_of_the_bias(lead, by_length):
     kv_len = jnp.asarray([150, 64, 256], jnp.int32) if by_length else None
     arrays = inputs((lead, 1, 256, 256), b=3, t=256, s=256)
     given = Inputs(*arrays.values(), extras=Extras(kv_len=kv_len))
-    case = tables.make_case(rules, given, "dbias", (None, None))
+    case = gpu_case.make_case(rules, given, "dbias", (None, None))
     got = np.asarray(visits(case, tables.make_tables(case, given), lead))
     at = np.arange(256)[:, None], np.arange(256)[None]
     lengths = np.asarray([256] * 3 if kv_len is None else kv_len)[:, None, None]

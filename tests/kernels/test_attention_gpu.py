@@ -20,9 +20,11 @@ from jaxmem.ops.randomness.bits import seed_words
 from pallas_kernels import simulated
 from pallas_kernels.attention import Extras, Inputs, Rules, dropout_mask, dropout_row
 from pallas_kernels.attention import gpu as attention_gpu
-from pallas_kernels.attention.gpu import grid, programs, tables
+from pallas_kernels.attention.gpu import case as gpu_case
+from pallas_kernels.attention.gpu import grid, streams, tables
+from pallas_kernels.attention.gpu.case import make_case
 from pallas_kernels.attention.gpu.dropout import LARGEST_RATE
-from pallas_kernels.attention.gpu.tables import make_case, row_statistics
+from pallas_kernels.attention.gpu.tables import row_statistics
 from pallas_kernels.attention.inputs import visible
 from pallas_kernels.hashing import half_of, half_threshold, kept
 from tests.arrays import array
@@ -41,7 +43,7 @@ BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setitem(tables.TILES, "forward", (64, 64))
+    monkeypatch.setitem(gpu_case.TILES, "forward", (64, 64))
 
 
 def normal(*shape, seed=0, dtype=F32):
@@ -204,7 +206,7 @@ def test_window_that_ends_before_the_last_queries():
 @pytest.fixture
 def two_warpgroups(monkeypatch):
     """As for long sequences."""
-    monkeypatch.setattr(tables, "SHARED_FROM", 64)
+    monkeypatch.setattr(gpu_case, "SHARED_FROM", 64)
 
 
 def test_two_warpgroups(two_warpgroups):
@@ -241,7 +243,7 @@ def test_two_warpgroups_with_a_bias_of_which_one_has_nothing(two_warpgroups):
 def test_programs_that_take_several_blocks(two_warpgroups, monkeypatch, kw):
     """Three programs for 8 or more blocks: some take one more than others."""
     monkeypatch.setattr(grid, "multiprocessors_in_context", lambda: 3)
-    monkeypatch.setattr(tables, "OF_TWO_BARE", {})
+    monkeypatch.setattr(gpu_case, "OF_TWO_BARE", {})
     check(qkv(b=2, t=256, s=256, n=2, k=2), **kw)
 
 
@@ -270,21 +272,23 @@ def test_tiles_have_room_for_masks_and_dropout():
         some = inputs._replace(extras=Extras(**extras))
         return make_case(rules, some, kernel, (None, None)).tile
 
-    assert tile("forward") == tables.OF_TWO_BARE["forward"]
+    assert tile("forward") == gpu_case.OF_TWO_BARE["forward"]
     lengths = jnp.full((1,), 300, jnp.int32)
     for less in (
         tile("forward", PLAIN._replace(causal=True)),
         tile("forward", PLAIN._replace(rate=0.5), seed=jnp.zeros(2, jnp.uint32)),
         tile("forward", kv_len=lengths),
     ):
-        assert less == tables.OF_TWO["forward"]
-    assert tile("forward", q_len=lengths) == tables.OF_TWO_BARE["forward"]
+        assert less == gpu_case.OF_TWO["forward"]
+    assert tile("forward", q_len=lengths) == gpu_case.OF_TWO_BARE["forward"]
     pairs = jnp.ones((1, 1, 512, 512), bool)
-    assert tile("forward", mask=pairs) == tables.SMALL_WITH_MASK
-    assert tile("forward", mask=pairs[:, :, :1]) == tables.OF_TWO["forward"]
+    assert tile("forward", mask=pairs) == gpu_case.OF_TWO_MASK
+    assert tile("forward", mask=pairs[:, :, :1]) == gpu_case.OF_TWO["forward"]
     inputs = inputs._replace(bias=pairs.astype(BF16))
-    assert tile("forward") == tables.SMALL_WITH_BIAS
-    assert tile("dq") == tables.OF_PAIRS and tile("dbias") == tables.TILES["dbias"]
+    assert tile("forward") == gpu_case.OF_TWO_BIAS
+    assert (
+        tile("dq") == gpu_case.OF_TWO_PAIRS and tile("dbias") == gpu_case.TILES["dbias"]
+    )
 
 
 def test_tiles_with_a_mask_before_and_after_those_without():
@@ -294,7 +298,7 @@ def test_tiles_with_a_mask_before_and_after_those_without():
 def test_a_last_block_of_keys_that_is_not_full():
     """No query has a mask, and the last tile of each is masked all the same."""
     case = make_case(PLAIN, Inputs(*qkv(s=72)), "forward", (64, 64))
-    found = programs.spans([0, 0, 72 // 64, case.kv_blocks], False)
+    found = streams.spans([0, 0, 72 // 64, case.kv_blocks], False)
     assert found == [(0, 1, False), (1, 2, True)]
 
 

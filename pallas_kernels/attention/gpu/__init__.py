@@ -13,11 +13,11 @@ else a bias of keys. If a bias differs among queries, 64 must divide the lengths
 gradient is a kernel of its own (`bias`).
 
 Memory traffic in elements of the dtype of q: forward q, k, v and o once, and k and v
-once more for each further block of queries, of 128 or 256, mostly from the second-level cache;
-backward q, k, v and g by each of two kernels, o, and dq, dk, dv. In addition up to
-eight numbers of four bytes for each query and head. Products: 2 forward, 7 backward, 2
-more for the gradient of a bias that differs among queries, of 2 b n t s h operations
-each, about half of them with a causal mask.
+once more for each further block of 128 or 256 queries, mostly from the second-level
+cache; backward q, k, v and g by each of two kernels, o, and dq, dk, dv. In addition
+up to eight numbers of four bytes for each query and head. Products: 2 forward, 7
+backward, 2 more for the gradient of a bias that differs among queries, of 2 b n t s h
+operations each, about half of them with a causal mask.
 
 Tiles that no mask cuts have a loop of their own, without comparisons. Dropout draws a
 word for two keys (`dropout`); where keys stay, a thread has one of the two and draws a

@@ -24,16 +24,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.arrays import like
+from pallas_kernels.attention.gpu.case import GpuCase
 from pallas_kernels.attention.gpu.gradients import gradient_of_logits
 from pallas_kernels.attention.gpu.grid import Grid
-from pallas_kernels.attention.gpu.programs import (
-    MASK_WORDS,
-    LogitsTile,
-    row_at,
-    word_shapes,
-)
+from pallas_kernels.attention.gpu.logits import MASK_WORDS, LogitsTile
 from pallas_kernels.attention.gpu.ring import Span, Stream, with_ring
-from pallas_kernels.attention.gpu.tables import GpuCase, MaskTables, masks_all
+from pallas_kernels.attention.gpu.streams import row_at, word_shapes
+from pallas_kernels.attention.gpu.tables import MaskTables, masks_all
 from pallas_kernels.gpu import TILED, Named, launch, load_once, store
 
 

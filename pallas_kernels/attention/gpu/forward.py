@@ -9,13 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.arrays import like
-from pallas_kernels.attention.gpu.programs import accumulate, over_keys, product
-from pallas_kernels.attention.gpu.tables import (
-    from_base_2,
-    live_queries,
-    make_case,
-    make_tables,
-)
+from pallas_kernels.attention.gpu.case import make_case
+from pallas_kernels.attention.gpu.logits import accumulate, product
+from pallas_kernels.attention.gpu.over_keys import Steps, over_keys
+from pallas_kernels.attention.gpu.tables import from_base_2, live_queries, make_tables
 from pallas_kernels.attention.inputs import Inputs, Rules
 from pallas_kernels.gpu import spread
 
@@ -59,8 +56,8 @@ def forward(
     number = like(q, case.rows, _F32)
     outs = {"o": like(q, q.shape, q.dtype), "top": number, "total": number}
     arrays = {"q": q, "k": inputs.k, "v": inputs.v}
-    program = "jaxmem_attention", case, arrays, tables, outs, start, step, end
-    got = over_keys(*program, in_turns=True)
+    steps = Steps(start, step, end, in_turns=True)
+    got = over_keys("jaxmem_attention", case, arrays, tables, outs, steps)
     top, total = (got[name][..., : case.queries] for name in ("top", "total"))
     return (
         live_queries(got["o"], inputs.extras.q_len),

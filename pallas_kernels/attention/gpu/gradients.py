@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels.attention.gpu.programs import LogitsTile, product
+from pallas_kernels.attention.gpu.logits import LogitsTile, product
 
 
 def probabilities(tile: LogitsTile, products, seen):
