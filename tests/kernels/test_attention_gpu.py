@@ -226,9 +226,14 @@ def test_two_warpgroups_without_a_mask(two_warpgroups):
 
 
 def test_two_warpgroups_with_a_bias_and_a_mask_of_pairs(two_warpgroups):
-    """Each reads its own part of both."""
-    bias, mask = normal(1, 2, 256, 128, seed=5), normal(1, 1, 256, 128, seed=7) > -1
-    check((*qkv(t=256, s=128), bias), mask=mask, **DROPPED)
+    """Each reads its own part of both, for two blocks of queries and two of keys."""
+    bias, mask = normal(1, 1, 256, 256, seed=5), normal(1, 1, 256, 256, seed=7) > -1
+    check((*qkv(t=256, s=256, n=1), bias), mask=mask, is_causal=True, **DROPPED)
+
+
+def test_mask_of_pairs_with_blocks_that_are_not_visited():
+    mask = normal(1, 1, 128, 128, seed=7) > -1
+    check(qkv(n=1), mask=mask, is_causal=True)
 
 
 @over_edges

@@ -10,11 +10,12 @@ Limits: both recompute the logits and dropout's bits, so there are seven product
 a single kernel would need five. A sketch of that kernel was compiled (two warpgroups
 that exchange the gradient of the logits, and add tiles of the gradient of the queries
 in memory). By its machine code its busiest pipe, shared memory, takes 0.82 to 0.89 of
-the clocks of the busiest pipes of these two. In exchange the sums take
-four bytes for each element of the queries, in an order that differs from run to run,
-and two more passes over them; both warpgroups wait for each other twice a step; and no
-simulator adds in memory, so it could not be tested. A bias that differs among queries
-is copied, transposed, for the second kernel.
+the clocks of the busiest pipes of these two. In exchange the sums take four bytes for
+each element of the queries, in an order that differs from run to run, and two more
+passes over them; both warpgroups wait for each other twice a step; and no simulator
+adds in memory, so it could not be tested. In shared memory there is room for the sums
+of 256 queries alone. A bias that differs among queries is copied, transposed, for the
+second kernel.
 """
 
 import jax

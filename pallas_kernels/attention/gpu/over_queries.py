@@ -217,10 +217,10 @@ def _query_sources(
         sources["bias_tile"] = of_pairs
     if "mask" in tables.rest:
         mask, words = refs["mask"], len(MASK_WORDS)
-        first = j * (words * case.warpgroups)
+        first_word = j * (words * case.warpgroups)
         for which, x in enumerate(MASK_WORDS):
             sources[x] = lambda step, mine, which=which: mask.at[
-                (*row_at(mask, b, head(step)), first + mine * words + which)
+                (*row_at(mask, b, head(step)), first_word + mine * words + which)
                 + (queries(step),)
             ]
     return sources
