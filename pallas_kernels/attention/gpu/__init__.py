@@ -31,10 +31,11 @@ work, without a causal mask, a window or lengths, there are as many programs as
 processors, and each takes one block after the other (`grid`).
 
 The sizes of tiles are those of which machine code needs the least clocks an element
-without spilling (`python -m benchmarks.kernels --sass`), among those that shared memory
-has room for. They agree with the configurations that tokamax has found by timing its
-kernels of the same design on an H100 (its `data/autotuning`): two warpgroups at each
-length from 512 on, 64 or 128 queries by 128 keys forward, 64 or 128 by 64 backward.
+(`python -m benchmarks.kernels --sass`), among those that shared memory has room for and
+registers all but hold: two kernels spill some 25. They agree with the configurations
+that tokamax has found by timing its kernels of the same design on an H100 (its
+`data/autotuning`): two warpgroups at each length from 512 on, 64 or 128 queries by 128
+keys forward, 64 or 128 by 64 backward.
 
 Limits: a warpgroup waits for its own products: tensor cores have work only while
 another one has some for them. With segments or a boolean mask every tile is compared.
