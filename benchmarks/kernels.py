@@ -13,6 +13,7 @@ longer. Rows of the other modes, and of other chips, are kept.
 """
 
 import argparse
+import pathlib
 import re
 import time
 from collections.abc import Callable
@@ -96,18 +97,22 @@ def sass_table(words: list[str]) -> None:
         there.setdefault(row[0], []).append(row)
     for name in cases:
         if any(word in name for word in words):
-            try:
-                kernels = sass.compiled_kernels(cases[name](), target, folder)
-            except ValueError as error:
-                if NO_KERNEL not in str(error):
-                    raise
-                there.pop(name, None)
-                continue
-            there[name] = [[name, *row] for row in sass.rows_of(kernels)]
+            there[name] = sass_rows(name, cases[name](), target, folder)
             for row in there[name]:
                 print(*row, flush=True)
     rows = [row for name in cases for row in there.get(name, [])]
     publish("kernels_sass", ("kernel", *sass.COLUMNS), rows)
+
+
+def sass_rows(name: str, case: Case, target: str, folder: pathlib.Path) -> list[list]:
+    """None where the op has no kernel for the target."""
+    try:
+        kernels = sass.compiled_kernels(case, target, folder)
+    except ValueError as error:
+        if NO_KERNEL not in str(error):
+            raise
+        return []
+    return [[name, *row] for row in sass.rows_of(kernels)]
 
 
 # -- on a device

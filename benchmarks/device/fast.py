@@ -107,10 +107,7 @@ def _chains(comparison: Comparison):
     chains, refused = {}, {}
     for side, op in comparison.sides().items():
         try:
-            found = passes(comparison.case, op, comparison.small)
-            for chain in found.values():
-                chain()
-            chains[side] = found
+            chains[side] = compiled(comparison.case, op, comparison.small)
         except Exception as error:  # other libraries raise what they like
             refused[side] = _reason(side, error)
     return chains, refused
@@ -123,6 +120,14 @@ def _reason(side: str, error: Exception) -> str:
     if side == "XLA":
         raise error
     return f"{type(error).__name__}: {error}"[:300]
+
+
+def compiled(case: Case, op: Callable, small: bool) -> dict[str, Chain]:
+    """`passes`, each of which has run once."""
+    found = passes(case, op, small)
+    for chain in found.values():
+        chain()
+    return found
 
 
 def passes(case: Case, op: Callable, small: bool) -> dict[str, Chain]:

@@ -26,9 +26,9 @@ word for each element.
 Where 512 positions or more stream, a program has two warpgroups that multiply: they
 read the same tiles in shared memory, so the second-level cache sends half as much. A
 third one copies these tiles, and leaves its registers to the others. In the forward
-pass the two take turns at the tensor cores (`turns`). Where all blocks have the same
-work, without a causal mask, a window or lengths, there are as many programs as
-processors, and each takes one block after the other (`grid`).
+pass one of the two multiplies while the other exponentiates (`pingpong`). Where all
+blocks have the same work, without a causal mask, a window or lengths, there are as many
+programs as processors, and each takes one block after the other (`grid`).
 
 The sizes of tiles are those of which machine code needs the least clocks an element
 (`python -m benchmarks.kernels --sass`), among those that shared memory has room for and

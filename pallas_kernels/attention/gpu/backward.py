@@ -25,9 +25,7 @@ import numpy as np
 from pallas_kernels.arrays import like, padded
 from pallas_kernels.attention.gpu.bias import gradient_of_bias
 from pallas_kernels.attention.gpu.case import GpuCase, make_case
-from pallas_kernels.attention.gpu.gradients import (
-    gradient_of_logits,
-)
+from pallas_kernels.attention.gpu.gradients import gradient_of_logits
 from pallas_kernels.attention.gpu.logits import accumulate
 from pallas_kernels.attention.gpu.over_keys import Steps, over_keys
 from pallas_kernels.attention.gpu.over_queries import gradients_of_keys

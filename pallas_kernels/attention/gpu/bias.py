@@ -29,7 +29,7 @@ from pallas_kernels.attention.gpu.gradients import gradient_of_logits
 from pallas_kernels.attention.gpu.grid import Grid
 from pallas_kernels.attention.gpu.logits import MASK_WORDS, LogitsTile
 from pallas_kernels.attention.gpu.ring import Span, Stream, with_ring
-from pallas_kernels.attention.gpu.streams import row_at, word_shapes
+from pallas_kernels.attention.gpu.streams import row_at, shapes_of, word_shapes
 from pallas_kernels.attention.gpu.tables import MaskTables, masks_all
 from pallas_kernels.gpu import TILED, Named, launch, load_once, store
 
@@ -196,13 +196,6 @@ def _sources(
 
 def _shapes(case: GpuCase, tables: MaskTables) -> Named:
     """The tiles of `_sources`."""
-    shapes: Named = {}
-    for names, vectors, block in (
-        (("q", "g"), tables.per_query, case.block_q),
-        (("k", "v"), tables.per_key, case.block_kv),
-    ):
-        tile = jax.ShapeDtypeStruct((block, case.size), case.dtype)
-        shapes |= dict.fromkeys(names, tile)
-        for x, table in vectors.items():
-            shapes[x] = jax.ShapeDtypeStruct((block,), table.dtype)
+    shapes = shapes_of(case, ("q", "g"), tables.per_query, case.block_q)
+    shapes |= shapes_of(case, ("k", "v"), tables.per_key, case.block_kv)
     return shapes | word_shapes(case, tables)

@@ -36,16 +36,16 @@ def forward(
         o = jnp.zeros((rows, case.size), _F32)
         return o, jnp.full((rows,), -np.inf, _F32), jnp.zeros((rows,), _F32)
 
-    def step(tile, here, k, v, carry, turns):
+    def step(tile, here, k, v, carry, pingpong):
         o, top, total = carry
-        products = product(here["q"], k, turns.change)
+        products = product(here["q"], k, pingpong.change)
         x = tile.logits(products, tile.seen())
         higher = jnp.maximum(top, tile.row_max(products, x))
         shrink = jnp.exp2(top - higher)
         p = jnp.exp2(x - tile.of_queries(higher))
         total = total * shrink + p.sum(axis=1)
         p, o = tile.dropped(p.astype(case.dtype)), o * spread(shrink, o.shape, 0)
-        p, o, higher, total = turns.change_after(p, o, higher, total)
+        p, o, higher, total = pingpong.change_after(p, o, higher, total)
         return accumulate(o, p, v), higher, total
 
     def end(carry):
@@ -56,7 +56,7 @@ def forward(
     number = like(q, case.rows, _F32)
     outs = {"o": like(q, q.shape, q.dtype), "top": number, "total": number}
     arrays = {"q": q, "k": inputs.k, "v": inputs.v}
-    steps = Steps(start, step, end, in_turns=True)
+    steps = Steps(start, step, end, pingpong=True)
     got = over_keys("jaxmem_attention", case, arrays, tables, outs, steps)
     top, total = (got[name][..., : case.queries] for name in ("top", "total"))
     return (

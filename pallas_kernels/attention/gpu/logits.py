@@ -27,9 +27,8 @@ from pallas_kernels.hashing import half_of, kept
 MASK_WORDS = "mask_low", "mask_high"  # of a tile of 64 keys
 
 
-def product(a, b, meanwhile: Callable[[], None] | None = None):
+def product(a, b, meanwhile: Callable[[], None] = lambda: None):
     """a b' of two tiles in shared memory; float32. `meanwhile` runs before its end."""
-    meanwhile = meanwhile or (lambda: None)
     if simulated_platform():
         meanwhile()
         return dot(a[...], b[...], (1, 1))

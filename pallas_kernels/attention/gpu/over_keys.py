@@ -13,19 +13,21 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.attention.gpu.case import GpuCase
 from pallas_kernels.attention.gpu.grid import Grid
 from pallas_kernels.attention.gpu.logits import MASK_WORDS, LogitsTile
+from pallas_kernels.attention.gpu.pingpong import PingPong
 from pallas_kernels.attention.gpu.ring import Ring, Span, Stream, with_ring
 from pallas_kernels.attention.gpu.streams import (
     OF_PAIRS,
     bounds,
     grid_of,
     row_at,
+    rows_of,
     rows_of_warpgroup,
     scratch_of,
+    shapes_of,
     shapes_of_pairs,
     spans,
 )
 from pallas_kernels.attention.gpu.tables import MaskTables, masks_all
-from pallas_kernels.attention.gpu.turns import Turns
 from pallas_kernels.gpu import TILED, Named, launch, load_once, store
 
 
@@ -34,15 +36,15 @@ class Steps(NamedTuple):
 
     Attributes:
       start: makes the first carry.
-      step: function of (tile, tiles that stay, k, v, carry, turns) to the next carry.
+      step: function of (tile, what stays, k, v, carry, ping-pong) to the next carry.
       end: function of the last carry to blocks of the outs, by name.
-      in_turns: whether a step changes the turns, where there are two warpgroups.
+      pingpong: whether a step changes twice, where there are two warpgroups.
     """
 
     start: Callable
     step: Callable
     end: Callable
-    in_turns: bool = False
+    pingpong: bool = False
 
 
 def over_keys(
@@ -58,10 +60,16 @@ def over_keys(
     program = _Program(case, tables, stay, outs, do)
     sizes = {"batch": case.batch, "heads": case.heads, "blocks": case.q_blocks}
     grid = grid_of(case, tables, sizes)
-    inputs = arrays | tables.per_query | tables.per_key | tables.rest
-    run, memory = partial(program.run, grid), program.memory()
-    launched = grid.launched, memory, TILED, case.launched
-    return launch(name, run, inputs, outs, *launched)
+    return launch(
+        name,
+        partial(program.run, grid),
+        arrays | tables.per_query | tables.per_key | tables.rest,
+        outs,
+        grid.launched,
+        program.memory(),
+        TILED,
+        case.launched,
+    )
 
 
 class _Program(NamedTuple):
@@ -70,6 +78,11 @@ class _Program(NamedTuple):
     stay: tuple[str, ...]  # blocks of queries
     outs: Named
     do: Steps
+
+    @property
+    def first_out(self) -> str:
+        """The one that is written where q was."""
+        return next(iter(self.outs))
 
     @property
     def once(self) -> tuple[str, ...]:
@@ -87,14 +100,15 @@ class _Program(NamedTuple):
         memory["arrived"] = plgpu.Barrier(
             num_arrivals=len(self.once), num_barriers=self.case.warpgroups
         )
-        if self.do.in_turns and self.case.warpgroups == 2:
-            memory["turn"] = plgpu.Barrier(num_arrivals=2)
+        if self.do.pingpong and self.case.warpgroups == 2:
+            memory["pingpong"] = plgpu.Barrier(num_arrivals=2)
         return memory
 
     def run(self, grid: Grid, refs: Named) -> None:
-        shapes = _key_shapes(self.case, self.tables)
-        stream = partial(self.stream, refs)
-        with_ring(grid, stream, shapes, self.case.warpgroups, OF_PAIRS)
+        case, tables, stream = self.case, self.tables, partial(self.stream, refs)
+        shapes = shapes_of(case, ("k", "v"), tables.per_key, case.block_kv)
+        shapes |= shapes_of_pairs(case, tables)
+        with_ring(grid, stream, shapes, case.warpgroups, OF_PAIRS)
 
     def stream(self, refs: Named, b, n, block) -> Stream:
         """What a block of the queries of a head needs, and what is done with it."""
@@ -103,26 +117,26 @@ class _Program(NamedTuple):
         i = case.q_blocks - 1 - block
         rows, mine = rows_of_warpgroup(case, i)
         here = {x: refs[f"{x}_here"].at[mine] for x in self._here()}
-        here[next(iter(self.outs))] = here["q"]
+        here[self.first_out] = here["q"]
         loops = _key_spans(case, refs, tables, b, i)
 
         def part(x):
-            of_blocks = x in self.stay or x == next(iter(self.outs))
+            of_blocks = x in self.stay or x == self.first_out
             at = (b, rows, n) if of_blocks else (*row_at(refs[x], b, n), rows)
             return refs[x].at[at]
 
         def read(ring):
             arrived = refs["arrived"].at[mine]
             load_once([(part(x), here[x]) for x in self.once], arrived)
-            turns = Turns(refs.get("turn"))
-            carry = turns.run(lambda: self.visit(ring, loops, here, turns))
+            pingpong = PingPong(refs.get("pingpong"))
+            carry = pingpong.run(lambda: self.visit(ring, loops, here, pingpong))
             self.write(here, carry)
             store([(here[x], part(x)) for x in self.outs])
 
         sources = _key_sources(case, refs, tables, b, n, i)
         return Stream(sources, loops[0].first, loops[-1].stop, read)
 
-    def visit(self, ring: Ring, loops: list[Span], here: Named, turns: Turns):
+    def visit(self, ring: Ring, loops: list[Span], here: Named, pingpong: PingPong):
         """The carry after all keys."""
         case, tables, carry = self.case, self.tables, self.do.start()
         queries = {x: here[x][...] for x in tables.per_query}
@@ -131,7 +145,7 @@ class _Program(NamedTuple):
             keys = {x: got[x][...] for x in tables.per_key}
             first_key = j * case.block_kv
             tile = LogitsTile(case, queries, keys, first_key, masked, got)
-            return self.do.step(tile, here, got["k"], got["v"], carry, turns)
+            return self.do.step(tile, here, got["k"], got["v"], carry, pingpong)
 
         for loop in loops:
             carry = ring.visit(loop, partial(one, loop.masked), carry)
@@ -163,28 +177,15 @@ def _key_sources(case: GpuCase, refs: Named, tables: MaskTables, b, n, i):
     for x in tables.per_key:
         sources[x] = lambda j, ref=refs[x]: ref.at[(*row_at(ref, b, n), keys(j))]
 
-    def rows(mine):
-        of_tile = case.tile[0]
-        return pl.ds(i * case.block_q + mine * of_tile, of_tile)
-
     if "bias_tile" in tables.rest:
         bias = refs["bias_tile"]
         sources["bias_tile"] = lambda j, mine: bias.at[
-            (*row_at(bias, b, n), rows(mine), keys(j))
+            (*row_at(bias, b, n), rows_of(case, i, mine), keys(j))
         ]
     if "mask" in tables.rest:
         mask = refs["mask"]
         for which, x in enumerate(MASK_WORDS):
             sources[x] = lambda j, mine, which=which: mask.at[
-                (*row_at(mask, b, n), 2 * j + which, rows(mine))
+                (*row_at(mask, b, n), 2 * j + which, rows_of(case, i, mine))
             ]
     return sources
-
-
-def _key_shapes(case: GpuCase, tables: MaskTables) -> Named:
-    """The tiles of `_key_sources`."""
-    tile = jax.ShapeDtypeStruct((case.block_kv, case.size), case.dtype)
-    shapes: Named = {"k": tile, "v": tile}
-    for x, table in tables.per_key.items():
-        shapes[x] = jax.ShapeDtypeStruct((case.block_kv,), table.dtype)
-    return shapes | shapes_of_pairs(case, tables)

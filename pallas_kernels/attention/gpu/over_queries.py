@@ -17,10 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.arrays import like
 from pallas_kernels.attention.gpu.case import GpuCase
-from pallas_kernels.attention.gpu.gradients import (
-    logit_gradient,
-    probabilities,
-)
+from pallas_kernels.attention.gpu.gradients import logit_gradient, probabilities
 from pallas_kernels.attention.gpu.logits import (
     MASK_WORDS,
     LogitsTile,
@@ -33,15 +30,14 @@ from pallas_kernels.attention.gpu.streams import (
     bounds,
     grid_of,
     row_at,
+    rows_of,
     rows_of_warpgroup,
     scratch_of,
+    shapes_of,
     shapes_of_pairs,
     spans,
 )
-from pallas_kernels.attention.gpu.tables import (
-    MaskTables,
-    masks_all,
-)
+from pallas_kernels.attention.gpu.tables import MaskTables, masks_all
 from pallas_kernels.gpu import TILED, Named, launch, load_once, store
 
 _F32 = jnp.float32
@@ -71,13 +67,15 @@ def gradients_of_keys(
 
     def program(refs):
         stream = partial(_stream_of_queries, case, refs, tables, wanted, stay)
-        shapes = _query_shapes(case, tables)
+        shapes = shapes_of(case, ("q", "g"), tables.per_query, case.block_q)
+        shapes |= shapes_of_pairs(case, tables)
         with_ring(grid, stream, shapes, case.warpgroups, OF_PAIRS)
 
     sizes = {"batch": case.batch, "heads": case.kv_heads, "blocks": case.kv_blocks}
     grid, name = grid_of(case, tables, sizes), "jaxmem_attention_dkv"
-    launched = grid.launched, local, TILED, case.launched
-    got = launch(name, program, inputs, outs, *launched)
+    got = launch(
+        name, program, inputs, outs, grid.launched, local, TILED, case.launched
+    )
     return {x: got[f"d{x}"] for x in wanted}
 
 
@@ -95,8 +93,7 @@ def _stream_of_queries(
 
     def visit(masked, keys, step, got, sums):
         queries = {x: got[x][...] for x in tables.per_query}
-        position = j * case.block_kv + mine * case.tile[0]
-        tile = LogitsTile(case, queries, keys, position, masked, got)
+        tile = LogitsTile(case, queries, keys, rows.start, masked, got)
         return _with_queries(tile, wanted, here, sums)
 
     def place(x):
@@ -211,25 +208,15 @@ def _query_sources(
         bias = refs["bias_tile"]
 
         def of_pairs(step, mine):
-            keys = pl.ds(j * case.block_kv + mine * case.tile[0], case.tile[0])
+            keys = rows_of(case, j, mine)
             return bias.at[(*row_at(bias, b, head(step)), keys, queries(step))]
 
         sources["bias_tile"] = of_pairs
     if "mask" in tables.rest:
-        mask, words = refs["mask"], len(MASK_WORDS)
-        first_word = j * (words * case.warpgroups)
+        mask = refs["mask"]
+        word = lambda mine, which: 2 * (j * case.warpgroups + mine) + which
         for which, x in enumerate(MASK_WORDS):
             sources[x] = lambda step, mine, which=which: mask.at[
-                (*row_at(mask, b, head(step)), first_word + mine * words + which)
-                + (queries(step),)
+                (*row_at(mask, b, head(step)), word(mine, which), queries(step))
             ]
     return sources
-
-
-def _query_shapes(case: GpuCase, tables: MaskTables) -> Named:
-    """The tiles of `_query_sources`."""
-    tile = jax.ShapeDtypeStruct((case.block_q, case.size), case.dtype)
-    shapes: Named = {"q": tile, "g": tile}
-    for x, table in tables.per_query.items():
-        shapes[x] = jax.ShapeDtypeStruct((case.block_q,), table.dtype)
-    return shapes | shapes_of_pairs(case, tables)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -101,7 +102,7 @@ class Ring(NamedTuple):
         tile = self.buffers[name].at[slot]
         if name not in self.own:
             return tile
-        return tile.at[lax.axis_index("warpgroup") if tile.shape[0] > 1 else 0]
+        return tile.at[this_warpgroup(tile.shape[0])]
 
     def _copy_over(self, step) -> None:
         """Starts the next copy into the slot of a step whose tiles are read."""
@@ -163,10 +164,14 @@ def with_ring(
       warpgroups: that read; where there are two, a third one copies.
       own: the names of those of which each warpgroup has its own.
     """
-    alone, own = warpgroups == 1, tuple(x for x in shapes if x in own)
-    each_own = dict.fromkeys(own, (warpgroups,))
-    buffers = {x: (*each_own.get(x, ()), *s.shape) for x, s in shapes.items()}
-    slots = STAGES if alone else _stages(shapes, buffers)
+    alone = warpgroups == 1
+    of_each = {x: (warpgroups, *shapes[x].shape) for x in own if x in shapes}
+    buffers = {
+        x: jax.ShapeDtypeStruct(of_each.get(x, s.shape), s.dtype)
+        for x, s in shapes.items()
+    }
+    copies = sum(warpgroups if x in of_each else 1 for x in shapes)
+    slots = STAGES if alone else _stages(buffers)
 
     def scoped(*shared):
         def each(use: Callable[[Ring], None]):
@@ -187,10 +192,8 @@ def with_ring(
         pl.when(jnp.logical_not(copies))(reading)
 
     memory = (
-        {x: plgpu.SMEM((slots, *b), shapes[x].dtype) for x, b in buffers.items()},
-        plgpu.Barrier(
-            num_arrivals=len(shapes) + (warpgroups - 1) * len(own), num_barriers=slots
-        ),
+        {x: plgpu.SMEM((slots, *b.shape), b.dtype) for x, b in buffers.items()},
+        plgpu.Barrier(num_arrivals=copies, num_barriers=slots),
     )
     if alone:
         pl.run_scoped(scoped, *memory)
@@ -204,9 +207,14 @@ def _fill_and_read(ring: Ring) -> None:
     ring.stream.read(ring)
 
 
-def _stages(shapes: Named, buffers: Named) -> int:
-    step = sum(math.prod(b) * shapes[x].dtype.itemsize for x, b in buffers.items())
+def _stages(buffers: Named) -> int:
+    step = sum(math.prod(x.shape) * x.dtype.itemsize for x in buffers.values())
     return max(STAGES, min(MOST_STAGES, ROOM // step))
+
+
+def this_warpgroup(warpgroups: int) -> Any:
+    """The number of this warpgroup among so many of a program."""
+    return lax.axis_index("warpgroup") if warpgroups > 1 else 0
 
 
 def as_int32(x):

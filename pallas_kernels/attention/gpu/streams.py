@@ -7,14 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.attention.gpu.case import GpuCase
 from pallas_kernels.attention.gpu.grid import Grid, make_grid
 from pallas_kernels.attention.gpu.logits import MASK_WORDS
-from pallas_kernels.attention.gpu.ring import Span
+from pallas_kernels.attention.gpu.ring import Span, this_warpgroup
 from pallas_kernels.attention.gpu.tables import MaskTables
 from pallas_kernels.gpu import Named
 
@@ -30,9 +29,14 @@ def grid_of(case: GpuCase, tables: MaskTables, sizes: dict[str, int]) -> Grid:
 
 def rows_of_warpgroup(case: GpuCase, block) -> tuple[Any, Any]:
     """The positions of this warpgroup in a block that stays, and its number."""
-    rows, of_program = case.tile[0], case.tile[0] * case.warpgroups
-    mine = lax.axis_index("warpgroup") if case.warpgroups > 1 else 0
-    return pl.ds(block * of_program + mine * rows, rows), mine
+    mine = this_warpgroup(case.warpgroups)
+    return rows_of(case, block, mine), mine
+
+
+def rows_of(case: GpuCase, block, warpgroup) -> Any:
+    """The positions of a warpgroup in a block that stays."""
+    rows = case.tile[0]
+    return pl.ds((block * case.warpgroups + warpgroup) * rows, rows)
 
 
 def scratch_of(case: GpuCase, blocks, vectors: Named) -> Named:
@@ -69,6 +73,15 @@ def spans(bounds: list, all_masked: bool) -> list[Span]:
 def _is_empty(span: Span) -> bool:
     known = isinstance(span.first, int) and isinstance(span.stop, int)
     return span.first is span.stop or (known and span.first == span.stop)
+
+
+def shapes_of(case: GpuCase, names, vectors: Named, length: int) -> Named:
+    """The tiles of so many positions that `names` have, and of vectors over them."""
+    tile = jax.ShapeDtypeStruct((length, case.size), case.dtype)
+    of_vectors = {
+        x: jax.ShapeDtypeStruct((length,), y.dtype) for x, y in vectors.items()
+    }
+    return dict.fromkeys(names, tile) | of_vectors
 
 
 def shapes_of_pairs(case: GpuCase, tables: MaskTables) -> Named:

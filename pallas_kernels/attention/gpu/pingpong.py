@@ -1,8 +1,8 @@
-"""Two warpgroups that take turns at the tensor cores of their processor.
+"""Ping-pong scheduling: of two warpgroups one multiplies, the other exponentiates.
 
-While one multiplies, the other exponentiates. Left alone they may do the same at the
-same time. The second one starts half a step later, and both wait for each other twice a
-step, where they change (Shah et al., "FlashAttention-3" (2024), section 3.1).
+Left alone they may do the same at the same time. The second one starts half a step
+later, and both wait for each other twice a step, where they change (Shah et al.,
+"FlashAttention-3" (2024), section 3.1).
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 
-class Turns(NamedTuple):
+class PingPong(NamedTuple):
     """Of this warpgroup; `barrier` is None if it is alone, and nothing is waited for.
 
     Both warpgroups must make the same steps, of two changes each.
