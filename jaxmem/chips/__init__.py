@@ -15,6 +15,8 @@ from jaxmem.chips._install import InstallError as InstallError
 from jaxmem.chips._install import install_compilers as install_compilers
 from jaxmem.chips._quiet import NO_HARDWARE as NO_HARDWARE
 from jaxmem.chips._quiet import silence_absent_hardware
+from jaxmem.chips._rates import Rates as Rates
+from jaxmem.chips._rates import rates_of as rates_of
 from jaxmem.chips._table import CHIPS as CHIPS
 from jaxmem.chips._table import Machine as Machine
 from jaxmem.chips._target import Target as Target

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
+from jaxmem.memory.buffers.shapes import arrays_of
 from jaxmem.memory.buffers.trips import trips
 
 KINDS = (
@@ -26,7 +27,6 @@ _MESH = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\([^{]*\))? ?\{([^}]*)\}"
 )
 _AXIS = re.compile(r"'(\w+)'(?::\(\d+\)(\d+))?")
-_ARRAY = re.compile(r"\b([a-z]+\d*)[a-z\d]*\[([\d,]*)\]")
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,14 @@ class Collective:
     loops: tuple[str, ...] = ()
 
     @property
+    def sent_once(self) -> float:
+        """Bytes that a device sends each time."""
+        return _ring(self.kind, self.devices) * self.bytes
+
+    @property
     def sent(self) -> int:
         """Bytes that a device sends in a step."""
-        return int(self.times * _ring(self.kind, self.devices) * self.bytes)
+        return int(self.times * self.sent_once)
 
 
 def sent_bytes(found: Iterable[Collective]) -> int:
@@ -79,11 +84,12 @@ def collectives_of(hlo: Hlo, devices: int = 0) -> tuple[Collective, ...]:
     marks = tuple(f" {kind}{end}(" for kind in KINDS for end in ("", "-start"))
     names = (n for n, (_, rest) in hlo.lines.items() if any(m in rest for m in marks))
     made = (hlo.instruction(name) for name in list(names))
-    found = (_collective(hlo, one, devices) for one in made if one is not None)
+    found = (collective_of(hlo, one, devices) for one in made if one is not None)
     return tuple(sorted((c for c in found if c.bytes), key=lambda c: -c.sent))
 
 
-def _collective(hlo: Hlo, made: Instruction, devices: int) -> Collective:
+def collective_of(hlo: Hlo, made: Instruction, devices: int) -> Collective:
+    """What an instruction sends; `devices`: of those that are among all."""
     caller = hlo.instruction(hlo.callers.get(made.computation, ""))
     wrapped = caller is not None and caller.opcode == "async-start"
     kind = made.opcode.removesuffix("-start")
@@ -92,7 +98,7 @@ def _collective(hlo: Hlo, made: Instruction, devices: int) -> Collective:
     source = f"{place.file}:{place.line} ({place.function})" if place else ""
     return Collective(
         kind,
-        sum(_bytes_of(hlo, operand) for operand in made.operands),
+        sum(a.bytes for o in made.operands for a in arrays_of(hlo.shape_of(o))),
         _group(made.attributes, kind) or devices,
         math.prod(trips(hlo, loop) for loop in loops),
         made.metadata.get("op_name", ""),
@@ -136,18 +142,3 @@ def _group(attributes: str, kind: str) -> int:
     sizes = dict(re.findall(r"'(\w+)'=(\d+)", found.group(1)))
     axes = _AXIS.findall(found.group(2))
     return math.prod(int(part or sizes[name]) for name, part in axes)
-
-
-def _bytes_of(hlo: Hlo, name: str) -> int:
-    base, *index = name.split("#")  # newer XLA writes x#2 for an element of a tuple
-    made = hlo.instruction(base)
-    arrays = _ARRAY.findall(made.shape if made else "")
-    if index:
-        arrays = arrays[int(index[0]) : int(index[0]) + 1]
-    return sum(map(_size, arrays))
-
-
-def _size(array: tuple[str, str]) -> int:
-    dtype, sizes = array
-    bits = 8 if dtype == "pred" else int(re.sub(r"\D", "", dtype) or 8)
-    return math.prod(int(n) for n in sizes.split(",") if n) * bits // 8

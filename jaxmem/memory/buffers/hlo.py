@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from jaxmem.memory.buffers.shapes import elements_of
+
 _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _CALLED = re.compile(
     r"(?:calls|body|to_apply|condition|called_computations|branch_computations"
@@ -102,6 +104,29 @@ class Hlo:
         return Instruction(
             f"{name}#{number}", "", opcode, (name,), index, computation, ""
         )
+
+    @cached_property
+    def computations(self) -> dict[str, tuple[str, ...]]:
+        """The names of each computation's instructions, in their order."""
+        found: dict[str, list[str]] = {}
+        for name, (computation, _) in self.lines.items():
+            found.setdefault(computation, []).append(name)
+        return {computation: tuple(names) for computation, names in found.items()}
+
+    def body(self, computation: str) -> Iterator[Instruction]:
+        """The parsed instructions of a computation, in their order."""
+        for name in self.computations.get(computation, ()):
+            if (made := self.instruction(name)) is not None:
+                yield made
+
+    def shape_of(self, name: str) -> str:
+        """The shape of a value; of `x#2` that of the element of a tuple."""
+        base, *path = name.split("#")
+        made = self.instruction(base)
+        shape = made.shape if made else ""
+        for index in path:
+            shape = (*elements_of(shape), *[""] * (int(index) + 1))[int(index)]
+        return shape
 
     @cached_property
     def tuple_uses(self) -> dict[str, tuple[str, int]]:

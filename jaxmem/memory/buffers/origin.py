@@ -69,6 +69,13 @@ class Tracer:
             self._known[key] = self._trace(name, index)
         return self._known[key]
 
+    def kernel(self, name: str) -> Origin:
+        """What an instruction was compiled from: its name, else what it computes."""
+        made = self.hlo.instruction(name)
+        if made is not None and _informative(made):
+            return self._origin(made, made, "copy")
+        return self.origin(name)
+
     def _trace(self, name: str, index: tuple[int, ...]) -> Origin:
         seen: dict[tuple[str, tuple[int, ...]], None] = {}
         last = best = None

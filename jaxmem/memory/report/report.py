@@ -20,6 +20,7 @@ from jaxmem.memory.buffers.attribute import attribute
 from jaxmem.memory.buffers.rows import PeakBuffer, PlacedBuffer, ScheduleStep
 from jaxmem.memory.report.advice import advise
 from jaxmem.memory.report.donation import Donations
+from jaxmem.memory.time.step_time import StepTime, step_time, time_from_plain
 from jaxmem.pages import SavedResult
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from jaxmem.memory.report.runtime import RuntimeMemory
 
 _SIZES = ("argument", "output", "temp", "alias", "generated_code")
-_LAZY = ("at_peak", "peak_step", "timeline", "notes", "advice", "placed", "collectives")
+_ALONE = ("collectives", "time")  # made without the rows: a search reads the first
+_LAZY = ("at_peak", "peak_step", "timeline", "notes", "advice", "placed", *_ALONE)
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class MemoryReport(SavedResult):
         placed: the temporaries of at least a thousandth of the peak, a thousand at
             most, with their places in memory and their live ranges.
         collectives: what devices send each other, what sends most first.
+        time: the predicted seconds and what they are made of, a `StepTime`; None for a
+            chip without rates (cpu).
     """
 
     target: str
@@ -81,19 +85,26 @@ class MemoryReport(SavedResult):
     # a factory: with a plain default, `__getattr__` would not be asked for it
     placed: tuple[PlacedBuffer, ...] = field(default_factory=tuple)
     collectives: tuple[Collective, ...] = field(default_factory=tuple)
+    time: StepTime | None = field(default_factory=lambda: None)
 
     def __getattr__(self, name: str) -> Any:
         """Makes the rows when one is first read: a search reads the numbers alone."""
         texts = self.__dict__.get("_texts")
         if name in _LAZY and texts is not None:
-            if name == "collectives":  # a search reads them alone
-                return self.__dict__.setdefault(name, texts.collectives())
-            self.__dict__.update(texts.rows() | {"collectives": self.collectives})
+            if name in _ALONE:
+                return self.__dict__.setdefault(name, getattr(texts, name)())
+            alone = {name: getattr(self, name) for name in _ALONE}
+            self.__dict__.update(texts.rows() | alone)
             self.__dict__.pop("_texts", None)
         if name not in self.__dict__:  # another thread may have made the rows
             kind = type(self).__name__
             raise AttributeError(f"{kind!r} object has no attribute {name!r}")
         return self.__dict__[name]
+
+    @property
+    def seconds(self) -> float | None:
+        """Predicted seconds of one step; None for a chip without rates (cpu)."""
+        return None if self.time is None else self.time.seconds
 
     @property
     def sent_bytes(self) -> int:
@@ -215,7 +226,7 @@ def _from_plain(plain: Any) -> MemoryReport:
     names = {f.name for f in dataclasses.fields(MemoryReport)}
     if isinstance(plain, dict):
         # earlier versions have not written them
-        plain = {"placed": [], "collectives": [], **plain}
+        plain = {"placed": [], "collectives": [], "time": None, **plain}
     if not isinstance(plain, dict) or set(plain) != names:
         raise ValueError("not the JSON of a MemoryReport")
     buffers = (
@@ -234,6 +245,7 @@ def _from_plain(plain: Any) -> MemoryReport:
             "advice": tuple(plain["advice"]),
             "placed": tuple(PlacedBuffer(**b) for b in plain["placed"]),
             "collectives": tuple(map(_collective, plain["collectives"])),
+            "time": plain["time"] and time_from_plain(plain["time"]),
         }
     )
 
@@ -249,16 +261,22 @@ class CompilerTexts:
 
     name: str  # of the step
     packed: bytes  # see `pack`
+    target: str  # the chip
     sizes: dict[str, int]  # bytes by `argument_bytes` and so on
     argument_names: list[str]
     donations: Donations | None = None  # None for no notes on donation
     aliases: tuple[tuple[str, int], ...] = ()  # (output index, argument) of reuses
     notes: tuple[str, ...] = ()  # further ones
     advice: tuple[str, ...] = ()  # what is known before the compile
+    trips: int | None = None  # iterations of loops whose text does not tell
 
     def collectives(self) -> tuple[Collective, ...]:
         """What devices send each other."""
         return collectives_of(parse_hlo(self._dump()["hlo"]))
+
+    def time(self) -> StepTime | None:
+        """The predicted seconds."""
+        return step_time(self._dump()["hlo"], self.target, self.trips)
 
     def _dump(self) -> dict[str, Any]:
         dump = json.loads(zlib.decompress(self.packed))
@@ -309,6 +327,7 @@ def make_report(
     argument_names: list[str],
     donations: Donations | None = None,
     advice: tuple[str, ...] = (),
+    trips: int | None = None,
 ) -> MemoryReport:
     """The report of a compile, whose `texts` are packed."""
     sizes = {f"{k}_bytes": int(result["memory"].get(k, 0)) for k in _SIZES}
@@ -317,12 +336,14 @@ def make_report(
     texts = CompilerTexts(
         name,
         result["texts"],
+        target.name,
         sizes,
         argument_names,
         donations,
         tuple(result.get("aliases", ())),
         tuple(result.get("notes", ())),
         advice,
+        trips,
     )
     report = object.__new__(MemoryReport)
     report.__dict__.update(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from jaxmem._bytes import format_bytes
 from jaxmem.memory.report.groups import BufferGroup, BufferRow, groups_of
 from jaxmem.memory.report.sent import sent_lines
+from jaxmem.memory.time.text import time_line
 
 if TYPE_CHECKING:
     from jaxmem.memory.report.report import MemoryReport
@@ -45,9 +46,17 @@ def sizes_line(report: "MemoryReport") -> str:
     return " · ".join(parts)
 
 
+def time_lines(report: "MemoryReport") -> list[str]:
+    """The predicted seconds in one line, or that the chip has no rates."""
+    if report.time is None:
+        return [f"no rates for {report.target}: no seconds are predicted"]
+    return [time_line(report.time)]
+
+
 def as_text(report: "MemoryReport") -> str:
     """What `print(report)` shows."""
-    lines = [headline(report), f"  {sizes_line(report)}", "", "At the peak:"]
+    lines = [headline(report), f"  {sizes_line(report)}"]
+    lines += [*(f"  {line}" for line in time_lines(report)), "", "At the peak:"]
     groups = groups_of(report)
     for group in groups[:_GROUPS]:
         lines.append(f"{format_bytes(group.bytes):>10}  {group.label}")
@@ -83,6 +92,7 @@ def as_rich(report: "MemoryReport") -> Any:
     blocks: list[Any] = [
         Text(headline(report), style="bold green" if fits else "bold red"),
         Text(sizes_line(report), style="dim"),
+        *(Text(line, style="dim") for line in time_lines(report)),
         Text(""),
         table,
     ]

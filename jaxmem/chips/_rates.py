@@ -1,0 +1,126 @@
+"""What a chip reaches of its rates, for seconds of compiled steps; None for a CPU.
+
+`_table.py` has what data sheets say. A constant here says where it comes from: "data
+sheet"; "published", measured by others on such a chip; "estimate", until a device has
+been timed. `python -m benchmarks.time` shows what they give beside other figures.
+"""
+
+from dataclasses import dataclass
+
+from jaxmem.chips._table import CHIPS, Chip, Gpu, Tpu
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Rates that a compiled step can reach.
+
+    Attributes:
+        narrow: flops per second of large products in 16 bits; in 8 bits twice that.
+        wide: of those in 32 bits.
+        bandwidth: bytes per second of the chip's memory.
+        cached: bytes per second of values that are still in the cache.
+        cache_bytes: of the cache, 0 for none.
+        floating: elementwise instructions per second, one an element.
+        integer: of these on integers.
+        special: exponentials, roots and reciprocals per second.
+        launch: seconds from one kernel to the next, at least.
+        host: bytes per second to and from the host's memory.
+        link: bytes per second to other chips.
+        hop: seconds that a collective takes beside its bytes, for each device.
+        processors: how many tiles of a product run at once.
+        tiles: sides of the tiles of products that the libraries have; of a TPU the
+            side of its matrix unit.
+    """
+
+    narrow: float
+    wide: float
+    bandwidth: float
+    cached: float
+    cache_bytes: int
+    floating: float
+    integer: float
+    special: float
+    launch: float
+    host: float
+    link: float
+    hop: float
+    processors: int
+    tiles: tuple[tuple[int, int], ...]
+
+
+# Shares of the data sheet's figures.
+_GPU_PRODUCTS = 0.75  # published: cuBLAS, large products in bfloat16 on H100 and A100
+_GPU_BANDWIDTH = 0.85  # published: streaming kernels on H100 and A100
+_TPU_PRODUCTS = 0.95  # estimate: XLA's own cycles of large products
+_TPU_BANDWIDTH = 0.85  # estimate
+_LINK = 0.8  # published: NCCL's bus bandwidth of large messages
+_HOST = 0.8  # published: pinned copies over PCI Express
+# Seconds.
+_GPU_LAUNCH = 3e-6  # estimate: a kernel a CPU queues, as XLA runs thunks
+_TPU_LAUNCH = 2e-7  # estimate: operations of one program, without a launch
+_HOP = 4e-6  # published: NCCL's latency of a step of a ring over NVLink
+_TPU_HOP = 1e-6  # estimate
+_CACHED = 2.5  # published: the bandwidth of the L2 cache over that of the memory
+_GPU_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+# Of a TPU: clock in GHz, side and number of matrix units of a device, vector lanes a
+# cycle (data sheets; the clock follows from the peak and the units)
+_TPUS = {
+    "v4": (1.05, 128, 8),
+    "v5e": (1.5, 128, 4),
+    "v5p": (1.75, 128, 8),
+    "v6e": (1.75, 256, 4),
+}
+_LANES = 8 * 128  # of a vector unit
+_SLOTS = 4  # vector instructions a cycle
+
+
+def rates_of(target: str) -> Rates | None:
+    """The rates of a chip of `jaxmem.targets()`; None where there are none."""
+    chip = CHIPS.get(target)
+    if chip is None:
+        return None
+    if isinstance(chip.compiler, Gpu):
+        return _of_gpu(chip, chip.compiler)
+    return _of_tpu(chip, chip.compiler) if isinstance(chip.compiler, Tpu) else None
+
+
+def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
+    clock, machine = gpu.clock_ghz * 1e9, chip.machine
+    lanes = gpu.cores * gpu.fpus_per_core * clock
+    return Rates(
+        narrow=_GPU_PRODUCTS * machine.narrow,
+        wide=_GPU_PRODUCTS * machine.wide,
+        bandwidth=_GPU_BANDWIDTH * machine.bandwidth,
+        cached=_CACHED * machine.bandwidth,
+        cache_bytes=gpu.l2_bytes,
+        floating=lanes,
+        integer=gpu.cores * 64 * clock,  # data sheet: 64 of 32 bits a cycle
+        special=gpu.cores * 16 * clock,  # data sheet: 16 a cycle
+        launch=_GPU_LAUNCH,
+        host=_HOST * machine.host,
+        link=_LINK * machine.link,
+        hop=_HOP,
+        processors=gpu.cores,
+        tiles=_GPU_TILES,
+    )
+
+
+def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
+    ghz, side, units = _TPUS[tpu.name]
+    machine, vector = chip.machine, tpu.cores * _LANES * ghz * 1e9
+    return Rates(
+        narrow=_TPU_PRODUCTS * machine.narrow,
+        wide=_TPU_PRODUCTS * machine.wide,
+        bandwidth=_TPU_BANDWIDTH * machine.bandwidth,
+        cached=_TPU_BANDWIDTH * machine.bandwidth,
+        cache_bytes=0,  # what stays in vector memory is marked in the module's text
+        floating=_SLOTS * vector,
+        integer=_SLOTS * vector,
+        special=vector,
+        launch=_TPU_LAUNCH,
+        host=_HOST * machine.host,
+        link=_LINK * machine.link,
+        hop=_TPU_HOP,
+        processors=units,
+        tiles=((side, side),),
+    )

@@ -1,0 +1,169 @@
+"""The matrix products of a compiled module: of dots, convolutions and library calls."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxmem.memory.buffers.hlo import Hlo, Instruction
+from jaxmem.memory.buffers.shapes import HloArray, arrays_of
+
+_LABELS = re.compile(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)")
+_WINDOW = re.compile(r"window=\{([^}]*)\}")
+_MOST_TAPS = 2**24  # of an axis: beyond it all taps are taken for products
+
+
+@dataclass(frozen=True)
+class Product:
+    """`batch` products of [m, k] by [k, n].
+
+    Attributes:
+        batch: how many.
+        m: rows of the result.
+        n: columns of the result.
+        k: the axis that is summed over.
+        bits: of an element of the wider operand.
+        dtype: XLA's name of that operand's type.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: float  # of a convolution the mean number of its taps inside of the input
+    bits: int
+    dtype: str
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions."""
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+
+def products_of(hlo: Hlo, made: Instruction) -> Iterator[Product]:
+    """The products that an instruction does, those inside of a fusion too."""
+    if made.opcode == "dot":
+        yield _dot(hlo, made)
+    elif made.opcode == "convolution":
+        yield _convolution(hlo, made)
+    elif made.opcode == "custom-call":
+        yield from _library_call(hlo, made)
+    elif made.opcode in ("fusion", "call", "async-start"):
+        for called in made.called:
+            for inner in hlo.body(called):
+                yield from products_of(hlo, inner)
+
+
+def _operand(hlo: Hlo, made: Instruction, k: int) -> HloArray:
+    return arrays_of(hlo.shape_of(made.operands[k]))[0]
+
+
+def _dot(hlo: Hlo, made: Instruction) -> Product:
+    lhs, rhs = _operand(hlo, made, 0), _operand(hlo, made, 1)
+    axes = lambda name: _axes(made.attributes, name)
+    size = lambda array, of: math.prod(array.sizes[i] for i in of)
+    k = size(lhs, axes("lhs_contracting_dims"))
+    batch = size(lhs, axes("lhs_batch_dims"))
+    wide = max(lhs, rhs, key=lambda array: array.bits)
+    m, n = lhs.elements // max(1, k * batch), rhs.elements // max(1, k * batch)
+    return Product(batch, m, n, k, wide.bits, wide.dtype)
+
+
+def _axes(attributes: str, name: str) -> list[int]:
+    found = re.search(rf"{name}=\{{([\d,]*)\}}", attributes)
+    return [int(i) for i in found.group(1).split(",") if i] if found else []
+
+
+def _convolution(hlo: Hlo, made: Instruction) -> Product:
+    """A convolution as a product: output positions by output features.
+
+    TPUs have all products in this form: a batch axis is a spatial one whose window
+    meets one true element at each position.
+    """
+    lhs, rhs = _operand(hlo, made, 0), _operand(hlo, made, 1)
+    out = arrays_of(made.shape)[0]
+    labels = _LABELS.search(made.attributes)
+    if labels is None:
+        raise ValueError(f"a convolution without dim_labels: {made.attributes[:80]!r}")
+    ins, kernel, outs = labels.groups()
+    spatial = [d for d in outs if d.isdigit()]
+    window = _window(made.attributes, len(spatial))
+    taps = 1.0
+    for d in spatial:
+        base, size = lhs.sizes[ins.index(d)], rhs.sizes[kernel.index(d)]
+        taps *= _taps(base, size, out.sizes[outs.index(d)], window[int(d)])
+    n, k = out.sizes[outs.index("f")], rhs.sizes[kernel.index("i")] * taps
+    groups = re.search(r"batch_group_count=(\d+)", made.attributes)
+    k /= int(groups.group(1)) if groups else 1
+    wide = max(lhs, rhs, key=lambda array: array.bits)
+    m = out.elements // max(1, n)
+    return Product(1, m, n, k, wide.bits, wide.dtype)
+
+
+def _window(attributes: str, axes: int) -> list[tuple[int, int, int, int]]:
+    """(stride, low padding, dilation of the input, of the kernel) of each axis."""
+    found = _WINDOW.search(attributes)
+    fields = dict(f.split("=") for f in found.group(1).split()) if found else {}
+    per_axis = lambda name, of: fields.get(name, "x".join([of] * axes)).split("x")
+    strides, inputs, kernels = (
+        per_axis(name, "1") for name in ("stride", "lhs_dilate", "rhs_dilate")
+    )
+    low = [pad.split("_")[0] for pad in per_axis("pad", "0_0")]
+    rows = zip(strides, low, inputs, kernels, strict=True)
+    return [(int(s), int(p), int(i), int(k)) for s, p, i, k in rows]
+
+
+def _taps(base: int, size: int, outs: int, window: tuple[int, int, int, int]) -> float:
+    """How many taps of an axis meet a true element, on the mean of its positions."""
+    stride, low, dilated, spread = window
+    if outs * size > _MOST_TAPS:
+        return float(size)
+    at = np.arange(outs)[:, None] * stride - low + np.arange(size)[None, :] * spread
+    inside = (at >= 0) & (at <= (base - 1) * dilated) & (at % dilated == 0)
+    return float(inside.sum()) / max(1, outs)
+
+
+def _library_call(hlo: Hlo, made: Instruction) -> Iterator[Product]:
+    """Products of a call to cuBLAS or cuDNN, by the name of what is called."""
+    target = call_target(made)
+    if target.startswith("__cublas$"):
+        yield _cublas(hlo, made)
+    elif target.startswith("__cudnn$conv") and _LABELS.search(made.attributes):
+        yield _convolution(hlo, made)
+    elif target.startswith("__cudnn$fmha"):
+        yield from _attention(hlo, made, target)
+
+
+def call_target(made: Instruction) -> str:
+    """The name of what a custom call runs."""
+    found = re.search(r'custom_call_target="([^"]*)"', made.attributes)
+    return found.group(1) if found else ""
+
+
+def _cublas(hlo: Hlo, made: Instruction) -> Product:
+    lhs, rhs = _operand(hlo, made, 0), _operand(hlo, made, 1)
+    named = lambda name: re.search(rf'"{name}":\[([^\]]*)\]', made.attributes)
+
+    def size(name: str) -> int:
+        found = named(name)
+        axes = re.findall(r"\d+", found.group(1)) if found else []
+        return math.prod(lhs.sizes[int(i)] for i in axes)
+
+    k, batch = size("lhs_contracting_dimensions"), size("lhs_batch_dimensions")
+    wide = max(lhs, rhs, key=lambda array: array.bits)
+    m, n = lhs.elements // max(1, k * batch), rhs.elements // max(1, k * batch)
+    return Product(batch, m, n, k, wide.bits, wide.dtype)
+
+
+def _attention(hlo: Hlo, made: Instruction, target: str) -> Iterator[Product]:
+    """Two products of a forward pass, five of a backward one; causal ones by half."""
+    q, kv = _operand(hlo, made, 0), _operand(hlo, made, 1)
+    # [batch, heads, length, width], whatever the order in memory
+    layout = [int(i) for i in re.findall(r"\d+", made.attributes)[:0]] or (0, 1, 2, 3)
+    batch, heads, queries, width = (q.sizes[i] for i in layout)
+    keys = kv.sizes[layout[2]]
+    seen = 0.5 if "CAUSAL" in made.attributes else 1.0
+    one = Product(batch * heads, queries, keys, width * seen, q.bits, q.dtype)
+    two = Product(batch * heads, queries, width, keys * seen, q.bits, q.dtype)
+    yield from (one, one, two, two, two) if "Backward" in target else (one, two)

@@ -1,0 +1,98 @@
+"""Seconds of one kernel: the longest of its products, its bytes, its arithmetic.
+
+A product runs in tiles, one a processor at a time, so that its last wave may be nearly
+empty, and a tile that is small or has a short sum does not reach the peak (Williams et
+al. 2009, "Roofline", with the waves of NVIDIA's matrix multiplication guide).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxmem.chips import Rates
+from jaxmem.memory.time.arithmetic import Arithmetic
+from jaxmem.memory.time.products import Product
+from jaxmem.memory.time.traffic import Traffic
+
+Bound = Literal["products", "memory", "arithmetic", "launch", "host", "collective"]
+_DEPTH = 96  # estimate: what starting and ending a tile's sum takes, in terms of it
+_BEST = 128 * 256 / (128 + 256)  # the largest tile's flops for each element it reads
+_SPLITS = (1, 2, 4, 8)  # parts of a long sum whose tiles run side by side
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel does, whatever the chip."""
+
+    products: tuple[Product, ...]
+    traffic: Traffic
+    arithmetic: Arithmetic
+
+    @property
+    def flops(self) -> float:
+        """Of its products."""
+        return sum(one.flops for one in self.products)
+
+
+def seconds(work: Work, rates: Rates, cached: int = 0) -> tuple[float, Bound]:
+    """How long a kernel takes, and what binds it.
+
+    Args:
+        work: what it does.
+        rates: of the chip.
+        cached: bytes of what it reads that are still in the chip's cache.
+    """
+    moved = (work.traffic.bytes - cached) / rates.bandwidth + cached / rates.cached
+    done: dict[Bound, float] = {
+        "products": sum(product_seconds(one, rates) for one in work.products),
+        "memory": moved,
+        "arithmetic": _elementwise(work.arithmetic, rates),
+        "host": work.traffic.host / rates.host,
+        "launch": rates.launch,
+    }
+    bound = max(done, key=lambda kind: done[kind])
+    return done[bound], bound
+
+
+def _elementwise(work: Arithmetic, rates: Rates) -> float:
+    """Integers share the issue slots of all, and have fewer units of their own."""
+    issued = (work.floating + work.integer) / rates.floating
+    return max(issued, work.integer / rates.integer, work.special / rates.special)
+
+
+def product_seconds(product: Product, rates: Rates) -> float:
+    """How long a product takes where its operands are at hand."""
+    peak = rates.wide if product.bits > 16 else rates.narrow
+    peak *= 2 if product.bits == 8 else 1
+    if len(rates.tiles) == 1:  # a matrix unit takes whole blocks of both axes
+        side = rates.tiles[0][0]
+        padded = _up(product.m, 8) * _up(product.n, side) * _up(product.k, side)
+        return 2.0 * product.batch * padded / peak
+    return min(_tiled(product, rates, peak, tile) for tile in rates.tiles)
+
+
+def _up(size: float, to: int) -> float:
+    return to * math.ceil(size / to)
+
+
+def _tiled(product: Product, rates: Rates, peak: float, tile: tuple[int, int]) -> float:
+    rows, columns = tile
+    reached = min(1.0, rows * columns / (rows + columns) / _BEST) ** 0.5
+    one = 2.0 * rows * columns * rates.processors / (peak * reached)  # of depth 1
+    tiles = product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
+
+    def split(parts: int) -> float:
+        waves = math.ceil(tiles * parts / rates.processors)
+        return waves * one * (product.k / parts + _DEPTH)
+
+    return min(map(split, _SPLITS))
+
+
+def shares(times: Sequence[tuple[Bound, float]]) -> dict[Bound, float]:
+    """The share of each bound in seconds that add up."""
+    total = sum(s for _, s in times) or 1.0
+    found: dict[Bound, float] = {}
+    for bound, s in times:
+        found[bound] = found.get(bound, 0.0) + s / total
+    return found

@@ -1,0 +1,196 @@
+"""Runs a module's schedule in time: kernels in their order, loops by their trip counts.
+
+Asynchronous copies and collectives run beside what stands between their start and their
+end; what is left of them at the end is waited for. Each runs after the one before it on
+the same link.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from jaxmem.chips import Rates
+from jaxmem.memory.buffers.collectives import KINDS, collective_of
+from jaxmem.memory.buffers.hlo import Hlo, Instruction
+from jaxmem.memory.buffers.trips import trips
+from jaxmem.memory.time.arithmetic import arithmetic_of
+from jaxmem.memory.time.products import call_target, products_of
+from jaxmem.memory.time.roofline import Bound, Work, seconds
+from jaxmem.memory.time.traffic import traffic_of
+
+_NOTHING = frozenset(
+    "parameter constant get-tuple-element tuple bitcast after-all iota partition-id"
+    " replica-id add-dependency optimization-barrier opt-barrier".split()
+)
+_COSTED = ("__cublas$", "__cudnn$")  # the calls whose products are known
+_EMPTY = ("AllocateBuffer", "Sharding", "annotate_device_placement")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Something that a step runs, and what it takes.
+
+    Attributes:
+        name: XLA's name of it.
+        times: how often it runs.
+        seconds: of one time; of a collective or copy what is waited for.
+        bound: what it waits for most.
+        flops: of its products, one time.
+        bytes: that it reads and writes, one time.
+    """
+
+    name: str
+    times: float
+    seconds: float
+    bound: Bound
+    flops: float
+    bytes: int
+
+
+@dataclass
+class Timed:
+    """The kernels of a module, and what its text does not tell."""
+
+    kernels: list[Kernel] = field(default_factory=list)
+    unknown_trips: list[str] = field(default_factory=list)  # names of while loops
+    unknown_calls: list[str] = field(default_factory=list)  # names of custom calls
+
+
+def timed(hlo: Hlo, rates: Rates, trip_count: int | None = None) -> Timed:
+    """The kernels of a module in the order of its schedule.
+
+    Args:
+        hlo: the text of the compiled module.
+        rates: of the chip.
+        trip_count: of loops whose text does not tell it; None takes one.
+    """
+    run = _Run(hlo, rates, trip_count)
+    run.computation(hlo.entry, 1.0)
+    return run.found
+
+
+class _Run:
+    """The clock of a module, and what is under way beside its kernels."""
+
+    def __init__(self, hlo: Hlo, rates: Rates, trip_count: int | None):
+        self.hlo, self.rates, self.trip_count = hlo, rates, trip_count
+        self.found = Timed()
+        self.clock = 0.0
+        self.ends: dict[str, tuple[float, Bound, int]] = {}  # of what runs beside
+        self.free: dict[Bound, float] = {}  # when a link is free
+        self.traffic = 0  # bytes that have gone through the cache
+        self.touched: dict[str, int] = {}  # value -> that figure when it was touched
+
+    def computation(self, name: str, times: float) -> None:
+        for made in self.hlo.body(name):
+            self._instruction(made, times)
+
+    def _instruction(self, made: Instruction, times: float) -> None:
+        kind = made.opcode
+        if kind in _NOTHING:
+            return
+        if kind == "while":
+            self.computation(made.called[0], times * self._trips(made))
+        elif kind == "call":
+            self.computation(made.called[0], times)
+        elif kind == "conditional":
+            self._branches(made, times)
+        elif kind.endswith("-start"):
+            self._begin(made)
+        elif kind.endswith("-done"):
+            self._end(made, times)
+        elif kind in KINDS:
+            self._kernel(made, times, *self._collective(made))
+        else:
+            self._compute(made, times)
+
+    def _trips(self, loop: Instruction) -> int:
+        known = trips(self.hlo, loop)
+        if not known:
+            self.found.unknown_trips.append(loop.name)
+        return known or self.trip_count or 1
+
+    def _branches(self, made: Instruction, times: float) -> None:
+        """The branch that takes longest: nobody knows which one is taken."""
+        outside, slowest = self.found.kernels, []
+        for branch in made.called:
+            self.found.kernels = []
+            self.computation(branch, times)
+            slowest = max(slowest, self.found.kernels, key=total)
+        self.found.kernels = outside + slowest
+
+    def _compute(self, made: Instruction, times: float) -> None:
+        work = work_of(self.hlo, made)
+        if made.opcode == "custom-call":
+            target = call_target(made)
+            if target in _EMPTY:
+                return
+            if not target.startswith(_COSTED):
+                self.found.unknown_calls.append(made.name)
+        took, bound = seconds(work, self.rates, self._cached(made, work))
+        self._kernel(made, times, took, bound, work.flops, work.traffic.bytes)
+
+    def _cached(self, made: Instruction, work: Work) -> int:
+        """Bytes of what is read that were touched so lately that the cache has them."""
+        room, found = self.rates.cache_bytes // 2, 0
+        for name, size in work.traffic.reads:
+            since = self.traffic - self.touched.get(name, -math.inf)
+            found += size if since + size <= room else 0
+        self.traffic += work.traffic.bytes
+        for name in (made.name, *(name for name, _ in work.traffic.reads)):
+            self.touched[name] = self.traffic
+        return found
+
+    def _kernel(
+        self,
+        made: Instruction,
+        times: float,
+        took: float,
+        bound: Bound,
+        flops: float = 0.0,
+        size: int = 0,
+    ) -> None:
+        self.clock += took
+        one = Kernel(made.name, times, took, bound, flops, size)
+        self.found.kernels.append(one)
+
+    def _collective(self, made: Instruction) -> tuple[float, Bound, float, int]:
+        one = collective_of(self.hlo, made, self.hlo.devices)
+        ring = 2 * (one.devices - 1) if one.kind == "all-reduce" else one.devices - 1
+        took = one.sent_once / self.rates.link + max(1, ring) * self.rates.hop
+        return took, "collective", 0.0, one.bytes
+
+    def _begin(self, made: Instruction) -> None:
+        """Something that goes on beside the kernels until its end is waited for."""
+        inner = next(self._inside(made), made)
+        if inner.opcode.removesuffix("-start") in KINDS:
+            took, bound, _, size = self._collective(inner)
+        else:
+            work = work_of(self.hlo, inner)
+            took, bound = seconds(work, self.rates)
+            size = work.traffic.bytes + work.traffic.host
+        start = max(self.clock, self.free.get(bound, 0.0))
+        self.free[bound] = start + took
+        self.ends[made.name] = start + took, bound, size
+
+    def _inside(self, made: Instruction) -> Iterator[Instruction]:
+        for called in made.called:
+            yield from (i for i in self.hlo.body(called) if i.opcode not in _NOTHING)
+
+    def _end(self, made: Instruction, times: float) -> None:
+        start = made.operands[0].split("#")[0] if made.operands else ""
+        end, bound, size = self.ends.pop(start, (0.0, "memory", 0))
+        waited = max(0.0, end - self.clock)
+        if waited or size:
+            self._kernel(made, times, waited, bound, 0.0, size)
+
+
+def work_of(hlo: Hlo, made: Instruction) -> Work:
+    """What an instruction does."""
+    products = tuple(products_of(hlo, made))
+    return Work(products, traffic_of(hlo, made), arithmetic_of(hlo, made))
+
+
+def total(kernels: list[Kernel]) -> float:
+    """Seconds of all."""
+    return sum(one.times * one.seconds for one in kernels)

@@ -1,0 +1,175 @@
+"""What a step takes in time, predicted: the result, made from a compiled module."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxmem.chips import CHIPS, rates_of
+from jaxmem.memory.buffers.hlo import Hlo, parse_hlo
+from jaxmem.memory.buffers.origin import Tracer
+from jaxmem.memory.buffers.rows import operation_of
+from jaxmem.memory.time.roofline import Bound
+from jaxmem.memory.time.schedule import Kernel, Timed, timed
+from jaxmem.memory.time.text import table
+
+_SHOWN = 100  # operations that are kept, the slowest
+
+
+@dataclass(frozen=True)
+class OperationTime:
+    """The kernels of one line of the user's that wait for the same.
+
+    Attributes:
+        seconds: in a step.
+        times: kernels in a step.
+        bound: what they wait for: "products", "memory", "arithmetic", "launch",
+            "host" or "collective".
+        flops: of matrix products in a step.
+        bytes: read and written in a step.
+        what: the operation in one or two words.
+        module: the label of its module.
+        source: `file:line` of the innermost line outside installed libraries.
+        backward: whether the backward pass runs it.
+    """
+
+    seconds: float
+    times: int
+    bound: Bound
+    flops: float
+    bytes: int
+    what: str
+    module: str
+    source: str
+    backward: bool
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step, predicted by a roofline over its compiled module.
+
+    No device has confirmed them. Each kernel takes the longest of its matrix products
+    at the chip's peak, its bytes at the memory's bandwidth, its elementwise
+    instructions, and a launch; copies and collectives run beside kernels, and what is
+    left of them is waited for.
+
+    Attributes:
+        seconds: of one step on one device.
+        by_bound: (what is waited for, seconds), most first; they add up.
+        by_module: (module path, seconds), most first; they add up.
+        operations: the slowest, most seconds first.
+        kernels: how many run in a step.
+        flops: of all matrix products, recomputed ones too.
+        bytes: that all kernels read and write.
+        peak_flops: what the chip does at most in these seconds, in 16 bits.
+        notes: what the module does not tell: loops without a trip count, custom calls
+            of which nobody knows the cost.
+    """
+
+    seconds: float
+    by_bound: tuple[tuple[Bound, float], ...]
+    by_module: tuple[tuple[str, float], ...]
+    operations: tuple[OperationTime, ...]
+    kernels: int
+    flops: float
+    bytes: int
+    peak_flops: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def hfu(self) -> float:
+        """The hardware's flops utilization: products done over those at the peak."""
+        return self.flops / self.peak_flops if self.peak_flops else 0.0
+
+    def __str__(self) -> str:
+        return table(self)
+
+
+def step_time(text: str, target: str, trips: int | None = None) -> StepTime | None:
+    """The time of a step, from the text of its module; None for a chip without rates.
+
+    Args:
+        text: of the compiled, scheduled module.
+        target: a name of `jaxmem.targets()`.
+        trips: iterations of loops whose text does not tell; None counts one.
+    """
+    rates = rates_of(target)
+    if rates is None or not text:
+        return None
+    hlo = parse_hlo(text)
+    found = timed(hlo, rates, trips)
+    return _result(hlo, found, CHIPS[target].machine.narrow, trips)
+
+
+def time_from_plain(plain: dict[str, Any]) -> StepTime:
+    """A `StepTime` from the dicts and lists of its JSON."""
+    pairs = lambda name: tuple((key, seconds) for key, seconds in plain[name])
+    fields = {name: pairs(name) for name in ("by_bound", "by_module")}
+    operations = tuple(OperationTime(**row) for row in plain["operations"])
+    notes = tuple(plain["notes"])
+    return StepTime(**{**plain, **fields, "operations": operations, "notes": notes})
+
+
+def _result(hlo: Hlo, found: Timed, peak: float, trips: int | None) -> StepTime:
+    rows = _rows(hlo, found.kernels)
+    seconds = sum(row.seconds for row in rows)
+    return StepTime(
+        seconds=seconds,
+        by_bound=_summed((row.bound, row.seconds) for row in rows),
+        by_module=_summed((row.module, row.seconds) for row in rows),
+        operations=tuple(rows[:_SHOWN]),
+        kernels=sum(row.times for row in rows),
+        flops=sum(row.flops for row in rows),
+        bytes=sum(row.bytes for row in rows),
+        peak_flops=peak * seconds,
+        notes=tuple(_notes(hlo, found, trips)),
+    )
+
+
+def _summed(pairs: Iterable[tuple]) -> tuple[tuple, ...]:
+    sums: Counter = Counter()
+    for key, seconds in pairs:
+        sums[key] += seconds
+    return tuple(sums.most_common())
+
+
+def _rows(hlo: Hlo, kernels: list[Kernel]) -> list[OperationTime]:
+    """Kernels of one line, operation and bound as one row, the slowest first."""
+    tracer = Tracer(hlo)
+    rows: dict[tuple, OperationTime] = {}
+    for one in kernels:
+        origin = tracer.kernel(one.name)
+        name = origin.name
+        what = operation_of(name.module_path, name.operation, origin.opcode)
+        key = origin.group, what, origin.source, one.bound, name.backward
+        before = rows.get(key)
+        rows[key] = OperationTime(
+            seconds=one.times * one.seconds + (before.seconds if before else 0.0),
+            times=int(one.times) + (before.times if before else 0),
+            bound=one.bound,
+            flops=one.times * one.flops + (before.flops if before else 0.0),
+            bytes=int(one.times * one.bytes) + (before.bytes if before else 0),
+            what=what,
+            module=origin.group,
+            source=origin.source,
+            backward=name.backward,
+        )
+    return sorted(rows.values(), key=lambda row: -row.seconds)
+
+
+def _notes(hlo: Hlo, found: Timed, trips: int | None):
+    """Sentences about what the text does not tell."""
+    tracer = Tracer(hlo)
+    for loop in dict.fromkeys(found.unknown_trips):
+        place = tracer.kernel(loop)
+        counted = f"{trips} iterations" if trips else "one iteration"
+        yield (
+            f"the compiled module does not tell how often the loop at "
+            f"{place.source or place.group} runs: {counted} is counted; pass trips="
+        )
+    calls = Counter(tracer.kernel(name).group for name in found.unknown_calls)
+    for group, count in calls.items():
+        yield (
+            f"{count} custom calls in {group} are counted by their bytes alone: nobody "
+            "has said what they compute"
+        )

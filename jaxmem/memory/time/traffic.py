@@ -1,0 +1,148 @@
+"""The bytes that a kernel of a compiled module reads and writes.
+
+A slice counts as the slice, an update in place as what is updated, rows as rows. What a
+fusion reads twice counts once. What lies in a TPU's vector memory costs no traffic.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxmem.memory.buffers.hlo import Hlo, Instruction
+from jaxmem.memory.buffers.shapes import arrays_of
+
+_VIEWS = frozenset(
+    "bitcast copy reshape get-tuple-element optimization-barrier".split()
+)
+_SLICES = frozenset("dynamic-slice slice gather".split())
+_UPDATES = frozenset("dynamic-update-slice scatter".split())
+_DEVICE = 0  # the memory space whose traffic counts
+HOST = 5
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of a kernel in the memory of the chip, and in that of the host.
+
+    Attributes:
+        reads: (name of the operand, bytes) pairs.
+        written: bytes.
+        host: bytes that cross to or from the host's memory.
+    """
+
+    reads: tuple[tuple[str, int], ...]
+    written: int
+    host: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """Read and written."""
+        return sum(size for _, size in self.reads) + self.written
+
+
+def traffic_of(hlo: Hlo, made: Instruction) -> Traffic:
+    """The bytes that an instruction, if need be a fusion, reads and writes."""
+    reads, host = [], 0
+    inside = _Inside(hlo, made.called[0]) if made.opcode == "fusion" else None
+    for k, operand in enumerate(made.operands):
+        whole = _bytes(hlo, operand, _DEVICE)
+        read = _read_by(hlo, made, k) if inside is None else inside.read(k, whole)
+        reads.append((operand, min(read, whole)))
+        host += min(_bytes(hlo, operand, HOST), _moved(hlo, made))
+    written, away = 0, 0
+    for one in _results(hlo, made) if inside is None else inside.results():
+        written += sum(a.bytes for a in arrays_of(one) if a.space == _DEVICE)
+        away += sum(a.bytes for a in arrays_of(one) if a.space == HOST)
+    return Traffic(tuple(reads), written, max(host, away))
+
+
+def _moved(hlo: Hlo, made: Instruction) -> int:
+    """Bytes of what comes out: what a copy from the host moves."""
+    return sum(a.bytes for s in _results(hlo, made) for a in arrays_of(s))
+
+
+def _bytes(hlo: Hlo, name: str, space: int) -> int:
+    return sum(a.bytes for a in arrays_of(hlo.shape_of(name)) if a.space == space)
+
+
+def _read_by(hlo: Hlo, made: Instruction, k: int) -> int:
+    """Bytes that one instruction reads of an operand."""
+    if k == 0 and made.opcode in _SLICES:
+        return sum(a.bytes for a in arrays_of(made.shape))
+    if k == 0 and made.opcode in _UPDATES:
+        return 0
+    return _bytes(hlo, made.operands[k], _DEVICE)
+
+
+def _results(hlo: Hlo, made: Instruction) -> tuple[str, ...]:
+    """The shapes of what one instruction writes."""
+    if made.opcode == "dynamic-update-slice":
+        return (hlo.shape_of(made.operands[1]),)
+    if made.opcode == "scatter":  # rows are read, too, to add to them
+        updates = made.operands[len(made.operands) // 2 + 1 :]
+        return tuple(hlo.shape_of(u) for u in updates for _ in range(2))
+    return (made.shape,)
+
+
+class _Inside:
+    """The computation of a fusion: which parameters it reads, and how."""
+
+    def __init__(self, hlo: Hlo, computation: str):
+        self.hlo = hlo
+        self.parameters: dict[int, str] = {}
+        self.users: dict[str, list[tuple[Instruction, int]]] = defaultdict(list)
+        for made in hlo.body(computation):
+            if made.opcode == "parameter":
+                self.parameters[made.element] = made.name
+            for k, operand in enumerate(made.operands):
+                self.users[operand].append((made, k))
+        root = hlo.instruction(hlo.roots.get(computation, ""))
+        self.root = root
+
+    def read(self, number: int, whole: int) -> int:
+        """Bytes that are read of a parameter of `whole` bytes."""
+        name = self.parameters.get(number)
+        if name is None:
+            return whole
+        total = 0
+        for made, k in self._uses(name):
+            if made.opcode == "fusion":
+                total += _Inside(self.hlo, made.called[0]).read(k, whole)
+            elif made.opcode in _SLICES | _UPDATES:
+                total += _read_by(self.hlo, made, k)
+            else:
+                return whole
+        return total
+
+    def _uses(self, name: str) -> Iterator[tuple[Instruction, int]]:
+        """What reads a value, through those that only look at it otherwise."""
+        size = _all_bytes(self.hlo, name)
+        for made, k in self.users[name]:
+            same = _all_bytes(self.hlo, made.name) == size
+            if made.opcode in _VIEWS and same and made is not self.root:
+                yield from self._uses(made.name)
+            elif made.opcode != "tuple":
+                yield made, k
+
+    def results(self) -> Iterator[str]:
+        """The shapes of what the fusion writes."""
+        if self.root is None:
+            return
+        is_tuple = self.root.opcode == "tuple"
+        for name in self.root.operands if is_tuple else (self.root.name,):
+            yield from self._written(name)
+
+    def _written(self, name: str) -> tuple[str, ...]:
+        made = self.hlo.instruction(name)
+        shape = self.hlo.shape_of(name)
+        while made is not None and made.opcode in _VIEWS and made.operands:
+            made = self.hlo.instruction(made.operands[0])
+        if made is None or made.opcode == "parameter":
+            return (shape,)
+        if made.opcode == "fusion":
+            return tuple(_Inside(self.hlo, made.called[0]).results())
+        return _results(self.hlo, made) if made.opcode in _UPDATES else (shape,)
+
+
+def _all_bytes(hlo: Hlo, name: str) -> int:
+    return sum(a.bytes for a in arrays_of(hlo.shape_of(name)))
