@@ -39,6 +39,10 @@ def estimate(
     donate: Donate = None,
     static: Static = None,
     timeout: Timeout = None,
+    time: Annotated[
+        bool,
+        typer.Option("--time", help="Print what the predicted seconds are made of."),
+    ] = False,
     json_path: Json = None,
     html_path: Html = None,
     plot_path: Plot = None,
@@ -79,6 +83,7 @@ def estimate(
     except DoesNotFit as error:
         does_not_fit(one_line(str(error)))
         return
-    show(report, json_path, plot_path, html=html_path)
+    details = report.time if time else None
+    show(report, json_path, plot_path, html=html_path, details=details)
     limit = report.memory_bytes if limit is None else limit
     check_limit("the peak", report.peak_bytes, limit, json_path)

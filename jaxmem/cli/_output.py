@@ -24,10 +24,13 @@ def show(
     json_path: Path | None = None,
     plot: Path | None = None,
     html: Path | None = None,
+    details: Any = None,
 ) -> None:
-    """Prints a result, and writes JSON, a picture and a page where that is asked."""
+    """Prints a result and details of it; writes JSON, a picture, a page where asked."""
     if json_path != _STDOUT:
         _print(result)
+        if details is not None:
+            print(f"\n{details}")
     if json_path is not None:
         write_json(result, json_path)
     if plot is not None:

@@ -3,12 +3,13 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from jaxmem._bytes import format_bytes
 from jaxmem.memory.buffers.rows import FRAGMENTATION, OTHERS, PeakBuffer
 from jaxmem.memory.report.sent import sent_by_kind
+from jaxmem.memory.time.text import milliseconds
 from jaxmem.pages import SavedResult
 
 if TYPE_CHECKING:
@@ -20,33 +21,40 @@ HEAD = ("", "before", "after", "difference", "%")
 
 @dataclass(frozen=True)
 class ComparedRow:
-    """Bytes of one thing before and after.
+    """Bytes, or predicted seconds, of one thing before and after.
 
     Attributes:
         name: what it is: "peak", a module path, a kind of arrays.
-        before: bytes.
-        after: bytes.
+        before: bytes or seconds.
+        after: bytes or seconds.
+        unit: "bytes" or "seconds".
     """
 
     name: str
-    before: int
-    after: int
+    before: float
+    after: float
+    unit: str = "bytes"
 
     @property
-    def difference(self) -> int:
-        """Bytes more than before; negative where less is taken."""
+    def difference(self) -> float:
+        """How much more than before; negative where less is taken."""
         return self.after - self.before
 
     def cells(self) -> tuple[str, ...]:
         """The row as text, with signs."""
-        sizes = map(format_bytes, (self.before, self.after))
+        sizes = map(self._text, (self.before, self.after))
         if not self.difference:
-            return (self.name, *sizes, "0 B", "")
+            return (self.name, *sizes, self._text(0), "")
         sign = "+" if self.difference > 0 else ""
-        difference, share = f"{sign}{format_bytes(self.difference)}", "new"
+        difference, share = f"{sign}{self._text(self.difference)}", "new"
         if self.before:
             share = f"{100 * self.difference / self.before:+.1f} %"
         return (self.name, *sizes, difference, share)
+
+    def _text(self, amount: float) -> str:
+        if self.unit == "seconds":
+            return milliseconds(amount)
+        return format_bytes(int(amount))
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,8 @@ class ReportComparison(SavedResult):
             shown = [row.cells() for row in rows[:_SHOWN]]
             if rest := rows[_SHOWN:]:
                 sums = sum(r.before for r in rest), sum(r.after for r in rest)
-                shown.append(ComparedRow(f"{len(rest)} more", *sums).cells())
+                left = ComparedRow(f"{len(rest)} more", *sums, rest[0].unit)
+                shown.append(left.cells())
             yield title, shown
 
     def _html(self) -> tuple[str, Any]:
@@ -157,9 +166,22 @@ def compare_reports(before: "MemoryReport", after: "MemoryReport") -> ReportComp
             "at the peak, by module": compared(*modules),
             "at the peak, by kind": compared(*kinds),
         }
-        | ({"sent by a device in a step": sent} if sent else {}),
+        | ({"sent by a device in a step": sent} if sent else {})
+        | _times(before, after),
         (before, after),
     )
+
+
+def _times(
+    before: "MemoryReport", after: "MemoryReport"
+) -> dict[str, tuple[ComparedRow, ...]]:
+    """Predicted seconds, by what is waited for; nothing for chips without rates."""
+    if before.time is None or after.time is None:
+        return {}
+    rows = compared(*(dict(t.by_bound) for t in (before.time, after.time)))
+    step = ComparedRow("step", before.time.seconds, after.time.seconds)
+    timed = (replace(row, unit="seconds") for row in (step, *rows))
+    return {"predicted time, by what is waited for": tuple(timed)}
 
 
 def _modules(*reports: "MemoryReport") -> list[Counter[str]]:
@@ -185,7 +207,7 @@ def _counted(pairs: Iterable[tuple[str, int]]) -> Counter[str]:
 
 
 def compared(
-    before: Mapping[str, int], after: Mapping[str, int]
+    before: Mapping[Any, float], after: Mapping[Any, float]
 ) -> tuple[ComparedRow, ...]:
     """Rows by name, those with the largest difference first."""
     names = dict.fromkeys([*before, *after])

@@ -78,8 +78,8 @@ def _axes(attributes: str, name: str) -> list[int]:
 def _convolution(hlo: Hlo, made: Instruction) -> Product:
     """A convolution as a product: output positions by output features.
 
-    TPUs have all products in this form: a batch axis is a spatial one whose window
-    meets one true element at each position.
+    TPUs have all products in this form: an axis of a batch, or one of the second
+    operand alone, is a spatial one whose window meets one element at each position.
     """
     lhs, rhs = _operand(hlo, made, 0), _operand(hlo, made, 1)
     out = arrays_of(made.shape)[0]
@@ -89,16 +89,21 @@ def _convolution(hlo: Hlo, made: Instruction) -> Product:
     ins, kernel, outs = labels.groups()
     spatial = [d for d in outs if d.isdigit()]
     window = _window(made.attributes, len(spatial))
-    taps = 1.0
+    batch, columns, taps = 1, 1, 1.0
     for d in spatial:
         base, size = lhs.sizes[ins.index(d)], rhs.sizes[kernel.index(d)]
-        taps *= _taps(base, size, out.sizes[outs.index(d)], window[int(d)])
-    n, k = out.sizes[outs.index("f")], rhs.sizes[kernel.index("i")] * taps
+        outs_of = out.sizes[outs.index(d)]
+        met = _taps(base, size, outs_of, window[int(d)])
+        taps *= met
+        if size > 1 and met == 1.0:  # each position meets one element of the kernel
+            columns *= outs_of if base == 1 else 1
+            batch *= outs_of if base == outs_of else 1
+    n, k = out.sizes[outs.index("f")] * columns, rhs.sizes[kernel.index("i")] * taps
     groups = re.search(r"batch_group_count=(\d+)", made.attributes)
     k /= int(groups.group(1)) if groups else 1
     wide = max(lhs, rhs, key=lambda array: array.bits)
-    m = out.elements // max(1, n)
-    return Product(1, m, n, k, wide.bits, wide.dtype)
+    m = out.elements // max(1, n * batch)
+    return Product(batch, m, n, k, wide.bits, wide.dtype)
 
 
 def _window(attributes: str, axes: int) -> list[tuple[int, int, int, int]]:

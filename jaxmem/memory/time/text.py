@@ -14,7 +14,7 @@ HEAD = ("ms", "%", "times", "waits for", "operation", "module", "source")
 def milliseconds(seconds: float) -> str:
     """Seconds as "41.7 ms"."""
     ms = 1e3 * seconds
-    return f"{ms:.3g} ms" if ms < 100 else f"{ms:.0f} ms"
+    return f"{ms:.3g} ms" if abs(ms) < 100 else f"{ms:.0f} ms"
 
 
 def time_line(time: "StepTime") -> str:
