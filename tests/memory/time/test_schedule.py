@@ -57,8 +57,8 @@ def test_loops_count_by_their_trips():
         return jax.lax.fori_loop(0, 7, lambda _, x: jnp.sin(x) + 1, x)
 
     hlo = modules.compiled(step, jnp.ones((512, 512)))
-    (sine,) = [k for k in timed(hlo, H100).kernels if k.times > 1]
-    assert sine.times == 7.0 and sine.bytes >= 2 * MIB
+    in_loop = [k for k in timed(hlo, H100).kernels if k.bytes >= 2 * MIB]
+    assert 7.0 in {k.times for k in in_loop} <= {1.0, 7.0}
 
 
 LOOP = modules.computation(
