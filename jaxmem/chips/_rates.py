@@ -2,7 +2,7 @@
 
 `_table.py` has what data sheets say. A constant here says where it comes from: "data
 sheet"; "published", measured by others on such a chip; "estimate", until a device has
-been timed. `python -m benchmarks.time` shows what they give beside other figures.
+been timed.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """Measuring a step: the bytes it takes on a chip, and what its backward pass keeps.
 
 `compile/` compiles a step for a chip that need not be there, `buffers/` reads from the
-compiler's texts what lies in memory when, and `report/` shows it.
+compiler's texts what lies in memory when, `time/` what takes how long, and `report/`
+shows it.
 """
 
 from jaxmem._bytes import format_bytes as format_bytes
@@ -22,6 +23,8 @@ from jaxmem.memory.compile.pool import start_worker as start_worker
 from jaxmem.memory.report.compare import ReportComparison as ReportComparison
 from jaxmem.memory.report.report import MemoryReport as MemoryReport
 from jaxmem.memory.report.runtime import RuntimeMemory as RuntimeMemory
+from jaxmem.memory.time.step_time import OperationTime as OperationTime
+from jaxmem.memory.time.step_time import StepTime as StepTime
 
 __all__ = [
     "CompileError",

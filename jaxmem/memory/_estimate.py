@@ -37,6 +37,7 @@ def estimate(
     compiler_options: dict[str, Any] | None = None,
     cache: bool = True,
     full: bool = False,
+    trips: int | None = None,
     **kwargs: Any,
 ) -> MemoryReport:
     """Compiles a step for a target; reports its bytes and the buffers they are in.
@@ -68,6 +69,8 @@ def estimate(
         the report is known by then. Only a full compile shows what the code generator
         refuses. Steps with kernels of their own, and those for other targets, are
         always compiled to the end.
+      trips: for the predicted seconds, iterations of loops whose compiled text does not
+        tell how often they run; the report names them. None counts one.
       **kwargs: the step's keyword arguments.
 
     Returns:
@@ -102,6 +105,7 @@ def estimate(
         compiler_options=compiler_options,
         cache=cache,
         extent="all" if full else "needed",
+        trips=trips,
     ).result()
 
 
@@ -128,7 +132,7 @@ def begin(
         options = tuple(sorted((how.compiler_options or {}).items()))
         # The jaxpr is the same object as long as `jax.jit` would not trace anew.
         key = id(traced.jaxpr), chip.name, options, caller_flags()
-        key = *key, how.extent, how.products
+        key = *key, how.extent, how.products, how.trips
         if how.cache and key in reports and reports[key][1].done:
             return reports[key][1]
         lowered = lower(jitted, traced, call, chip, how.compiler_options)

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from jaxmem._checks import check_bool, check_float, check_options
+from jaxmem._checks import check_bool, check_float, check_int, check_options
 from jaxmem.chips import Target
 from jaxmem.memory.compile import cache
 from jaxmem.memory.compile.answer import CompileError
@@ -51,12 +51,16 @@ class CompileSettings:
     # Exponent of 2; XLA:GPU emits products of matrices with fewer elements together
     # itself, and leaves the others to a library. None is XLA's own threshold.
     products: int | None = None
+    # iterations of loops whose compiled text does not tell how often they run
+    trips: int | None = None
 
     def checked(self) -> "CompileSettings":
         """The settings, with those of the user checked."""
         check_bool("cache", self.cache)
         timeout = check_float("timeout", self.timeout, above=0)
         options = check_options("compiler_options", self.compiler_options)
+        if self.trips is not None:
+            check_int("trips", self.trips, 1)
         return replace(self, timeout=timeout, compiler_options=options)
 
 
@@ -158,6 +162,7 @@ class Pending:
             argument_names=[leaves[i].name for i in self.lowered.used],
             donations=self.donations,
             advice=self.advice,
+            trips=self.settings.trips,
         )
 
 

@@ -30,12 +30,16 @@ _COSTS = {
     "rsqrt": (3, 1),
     "divide": (6, 1),
     "remainder": (12, 1),
+    # a rotation, two shifts and an `or`, is one instruction of a GPU
+    "shift-left": (0, 0),
+    "shift-right-logical": (0, 0),
 }
 _FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast broadcast iota reshape copy"
     " slice dynamic-slice dynamic-update-slice transpose gather concatenate pad fusion"
     " dot convolution custom-call call reverse while conditional after-all".split()
 )
+_WORD = 60  # instructions of a random word: twenty rounds of three
 _REDUCTIONS = frozenset("reduce reduce-window scatter select-and-scatter".split())
 
 
@@ -69,7 +73,8 @@ def arithmetic_of(hlo: Hlo, made: Instruction) -> Arithmetic:
     if made.opcode in _FREE:
         return Arithmetic()
     if made.opcode in ("rng-bit-generator", "rng"):
-        return Arithmetic(integer=_ROUNDS * _elements(hlo, made))
+        words = sum(a.elements for a in arrays_of(made.shape))
+        return Arithmetic(integer=_WORD * words)
     read = made.opcode in _REDUCTIONS and made.operands
     arrays = arrays_of(hlo.shape_of(made.operands[0]) if read else made.shape)
     count = arrays[0].elements if arrays else 0
@@ -77,10 +82,3 @@ def arithmetic_of(hlo: Hlo, made: Instruction) -> Arithmetic:
     if arrays and arrays[0].dtype[:1] in ("u", "s") or not arrays:
         return Arithmetic(integer=plain * count, special=special * count)
     return Arithmetic(plain * count, 0.0, special * count)
-
-
-_ROUNDS = 60  # instructions a word of Threefry or Philox takes
-
-
-def _elements(hlo: Hlo, made: Instruction) -> int:
-    return sum(a.elements for a in arrays_of(made.shape))
