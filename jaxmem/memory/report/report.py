@@ -7,6 +7,7 @@ add up to the peak: bytes that cannot be attributed are a row of their own.
 import dataclasses
 import json
 import re
+import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -275,8 +276,13 @@ class CompilerTexts:
         return collectives_of(parse_hlo(self._dump()["hlo"]))
 
     def time(self) -> StepTime | None:
-        """The predicted seconds."""
-        return step_time(self._dump()["hlo"], self.target, self.trips)
+        """The predicted seconds; None for a chip without rates."""
+        try:
+            return step_time(self._dump()["hlo"], self.target, self.trips)
+        except Exception as error:  # the text's format is XLA's own and may change
+            why = f"{type(error).__name__}: {error}"
+            warnings.warn(f"no seconds are predicted: {why}", stacklevel=2)
+            return None
 
     def _dump(self) -> dict[str, Any]:
         dump = json.loads(zlib.decompress(self.packed))

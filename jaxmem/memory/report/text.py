@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxmem._bytes import format_bytes
+from jaxmem.chips import rates_of
 from jaxmem.memory.report.groups import BufferGroup, BufferRow, groups_of
 from jaxmem.memory.report.sent import sent_lines
 from jaxmem.memory.time.text import time_line
@@ -49,7 +50,9 @@ def sizes_line(report: "MemoryReport") -> str:
 def time_lines(report: "MemoryReport") -> list[str]:
     """The predicted seconds in one line, or that the chip has no rates."""
     if report.time is None:
-        return [f"no rates for {report.target}: no seconds are predicted"]
+        known = rates_of(report.target) is not None
+        why = "module not read" if known else f"no rates for {report.target}"
+        return [f"{why}: no seconds are predicted"]
     return [time_line(report.time)]
 
 

@@ -108,6 +108,8 @@ def _convolution(hlo: Hlo, made: Instruction) -> Product:
 
 def _window(attributes: str, axes: int) -> list[tuple[int, int, int, int]]:
     """(stride, low padding, dilation of the input, of the kernel) of each axis."""
+    if not axes:
+        return []
     found = _WINDOW.search(attributes)
     fields = dict(f.split("=") for f in found.group(1).split()) if found else {}
     per_axis = lambda name, of: fields.get(name, "x".join([of] * axes)).split("x")

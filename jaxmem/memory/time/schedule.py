@@ -27,7 +27,7 @@ _EMPTY = ("AllocateBuffer", "Sharding", "annotate_device_placement")
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TimedKernel:
     """Something that a step runs, and what it takes.
 
     Attributes:
@@ -51,7 +51,7 @@ class Kernel:
 class Timed:
     """The kernels of a module, and what its text does not tell."""
 
-    kernels: list[Kernel] = field(default_factory=list)
+    kernels: list[TimedKernel] = field(default_factory=list)
     unknown_trips: list[str] = field(default_factory=list)  # names of while loops
     unknown_calls: list[str] = field(default_factory=list)  # names of custom calls
 
@@ -64,12 +64,12 @@ def timed(hlo: Hlo, rates: Rates, trip_count: int | None = None) -> Timed:
         rates: of the chip.
         trip_count: of loops whose text does not tell it; None takes one.
     """
-    run = _Run(hlo, rates, trip_count)
+    run = _Clock(hlo, rates, trip_count)
     run.computation(hlo.entry, 1.0)
     return run.found
 
 
-class _Run:
+class _Clock:
     """The clock of a module, and what is under way beside its kernels."""
 
     def __init__(self, hlo: Hlo, rates: Rates, trip_count: int | None):
@@ -151,7 +151,7 @@ class _Run:
         size: int = 0,
     ) -> None:
         self.clock += took
-        one = Kernel(made.name, times, took, bound, flops, size)
+        one = TimedKernel(made.name, times, took, bound, flops, size)
         self.found.kernels.append(one)
 
     def _collective(self, made: Instruction) -> tuple[float, Bound, float, int]:
@@ -191,6 +191,6 @@ def work_of(hlo: Hlo, made: Instruction) -> Work:
     return Work(products, traffic_of(hlo, made), arithmetic_of(hlo, made))
 
 
-def total(kernels: list[Kernel]) -> float:
+def total(kernels: list[TimedKernel]) -> float:
     """Seconds of all."""
     return sum(one.times * one.seconds for one in kernels)

@@ -10,7 +10,7 @@ from jaxmem.memory.buffers.hlo import Hlo, parse_hlo
 from jaxmem.memory.buffers.origin import Tracer
 from jaxmem.memory.buffers.rows import operation_of
 from jaxmem.memory.time.roofline import Bound
-from jaxmem.memory.time.schedule import Kernel, Timed, timed
+from jaxmem.memory.time.schedule import TimedKernel, Timed, timed
 from jaxmem.memory.time.text import table
 
 _SHOWN = 100  # operations that are kept, the slowest
@@ -133,7 +133,7 @@ def _summed(pairs: Iterable[tuple]) -> tuple[tuple, ...]:
     return tuple(sums.most_common())
 
 
-def _rows(hlo: Hlo, kernels: list[Kernel]) -> list[OperationTime]:
+def _rows(hlo: Hlo, kernels: list[TimedKernel]) -> list[OperationTime]:
     """Kernels of one line, operation and bound as one row, the slowest first."""
     tracer = Tracer(hlo)
     rows: dict[tuple, OperationTime] = {}

@@ -110,3 +110,14 @@ def test_the_taps_of_an_axis_are_those_of_its_definition():
             met += at >= 0 and at % dilated == 0 and at // dilated < base
         window = (stride, low, dilated, spread)
         assert _taps(base, size, outs, window) == met / outs
+
+
+def test_a_convolution_without_spatial_axes_is_a_matrix_product():
+    lines = (
+        "%a = bf16[512,256]{1,0} parameter(0)",
+        "%b = bf16[256,128]{1,0} parameter(1)",
+        "ROOT %c = bf16[512,128]{1,0} convolution(%a, %b), dim_labels=bf_io->bf",
+    )
+    hlo = parse_hlo(modules.text("\n".join(lines)))
+    (product,) = products_of(hlo, hlo.instruction("c"))
+    assert (product.m, product.n, product.k) == (512, 128, 256)
