@@ -10,7 +10,7 @@ from jaxmem.memory.buffers.hlo import Hlo, parse_hlo
 from jaxmem.memory.buffers.origin import Tracer
 from jaxmem.memory.buffers.rows import operation_of
 from jaxmem.memory.time.roofline import Bound
-from jaxmem.memory.time.schedule import TimedKernel, Timed, timed
+from jaxmem.memory.time.schedule import Timed, TimedKernel, timed
 from jaxmem.memory.time.text import table
 
 _SHOWN = 100  # operations that are kept, the slowest
