@@ -72,10 +72,12 @@ def max_batch(
         **found.options,
     )
     memory_bytes = chip.memory_bytes if room is None else room
-    result = {"batch": largest, "target": chip.name, "memory_bytes": memory_bytes}
+    result = {"batch": largest, "at_limit": largest.at_limit, "target": chip.name}
     if json_path is None:
-        typer.echo(largest)
+        typer.echo(int(largest))
     else:
-        show(result, json_path)
+        show(result | {"memory_bytes": memory_bytes}, json_path)
+    if largest.at_limit:
+        typer.echo(f"{largest.real} is the limit: no larger batch was tried", err=True)
     if largest < minimum:
         does_not_fit(f"the largest batch on {chip.name} is {largest}")

@@ -75,6 +75,7 @@ CASES = [
     ("max-batch user_steps:step --args sized --memory 12GiB", 0, "12"),
     ("max-batch user_steps:sized_step --memory 12.5GiB --multiple-of 8", 0, "8"),
     ("max-batch user_steps:sized_step --memory 0.5GiB", 1, "batch on cpu is 0"),
+    ("max-batch user_steps:sized_step --memory 12GiB --limit 8", 0, "8 is the limit"),
     ("max-batch user_steps:sized_step --memory 12GiB --min 16", 1, "is 12"),
     ("max-batch user_steps:sized_step", 2, "memory of cpu is not known"),
     ("max-batch user_steps:plain --memory 1GiB", 2, "no parameter named 'batch'"),
