@@ -30,12 +30,14 @@ _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
 
 def fused_only(eqn, sent: float = 0.0) -> float | None:
     """A price at which only what costs next to nothing is recomputed."""
-    fused = all(_is_fused(e) for e in operations_of(eqn)) and not sent
+    free = lambda e: e.primitive.name in FUSED or is_lookup(e)
+    fused = all(map(free, operations_of(eqn))) and not sent
     return 0.0 if fused and not _compat.has_side_effects(eqn) else None
 
 
-def _is_fused(eqn) -> bool:
-    return eqn.primitive.name in FUSED or is_lookup(eqn)
+def is_fused(eqn) -> bool:
+    """Whether an equation is done inside of what reads its result."""
+    return eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier"
 
 
 def is_lookup(eqn) -> bool:
@@ -69,7 +71,7 @@ def seconds(eqn, machine: Machine) -> float | None:
     # Nothing for what is fused into its reader.
     if _compat.has_side_effects(eqn):
         return None
-    if eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier":
+    if is_fused(eqn):
         return 0.0
     if jaxprs.bodies(eqn) and eqn.primitive.name not in _OPAQUE:
         return _inside(eqn, lambda e: seconds(e, machine))

@@ -122,10 +122,13 @@ class Spreads:
         """How many devices there are along axes of the mesh."""
         return math.prod(self.mesh.shape[name] for name in names) if names else 1
 
-    def shards(self, atom) -> int:
-        """How many parts an array is in; each device has one of them."""
-        known = self.of.get(atom, ()) if is_var(atom) else ()
-        return self.size(tuple(itertools.chain(*known)))
+    def shards(self, atom, without: Names = ()) -> int:
+        """How many parts an array is in; each device has one of them.
+
+        `without`: axes of the mesh that are not counted.
+        """
+        known = itertools.chain(*self.of.get(atom, ())) if is_var(atom) else ()
+        return self.size(tuple(name for name in known if name not in without))
 
     def bytes_of(self, atom) -> int:
         """Bytes of an array in the memory of one device."""

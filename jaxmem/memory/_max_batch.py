@@ -63,8 +63,8 @@ def max_batch(
     Returns:
       The largest batch size that was compiled and fits, an `int`; 0 if not even
       `multiple_of` does. The next size was compiled and does not fit, nor do an eighth
-      and a quarter more: peaks do not always rise with the batch, so one in between may.
-      `.at_limit` tells whether `limit` has ended the search, and so does its text.
+      and a quarter more: peaks do not always rise with the batch, so one in between
+      may. `.at_limit` tells whether `limit` has ended the search; so does its text.
 
     Raises:
       ValueError: no memory known, or sizes that make no sense.

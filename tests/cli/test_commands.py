@@ -81,7 +81,7 @@ CASES = [
     ("max-batch user_steps:plain --memory 1GiB", 2, "no parameter named 'batch'"),
     ("max-batch user_steps:sized_step --memory 1GiB --limit 1 --multiple-of 2", 2, ""),
     ("max-batch user_broken:step --memory 1GiB", 3, "no_such_library"),
-    ("plan user_steps:gradient", 0, "stacked gradients"),
+    ("plan user_steps:gradient", 0, "predicted peak"),
     ("plan user_steps:out_of_reach --budget 1GiB --target cpu", 1, "least is 2 GiB"),
     ("plan user_steps:gradient --offload", 2, "needs a --budget"),
     ("plan user_steps:gradient --budget 0", 2, "more than 0 bytes"),
