@@ -17,7 +17,7 @@ from jaxmem.ir.jaxprs import elements
 from jaxmem.ir.map_operations import devices_of, operations_of
 from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
 from jaxmem.ir.ragged import is_ragged, ragged_flops
-from jaxmem.ir.scans import is_on_host, is_var, size_of
+from jaxmem.ir.scans import is_var, size_of
 
 MACHINES = {name: chip.machine for name, chip in CHIPS.items()}
 
@@ -92,48 +92,6 @@ def product_seconds(eqn, machine: Machine) -> float:
     if eqn.primitive.name in MATMULS:
         return seconds(eqn, machine) or 0.0
     return _inside(eqn, lambda e: product_seconds(e, machine)) or 0.0
-
-
-def host_traffic(closed) -> int:
-    """Bytes that a jaxpr moves to the host's memory and back; a `while` counts once."""
-    total = 0
-    for eqn in jaxprs.split(closed)[0].eqns:
-        if eqn.primitive.name == "device_put":
-            pairs = zip(eqn.invars, eqn.outvars, strict=True)
-            moved = (v for u, v in pairs if is_on_host(u) != is_on_host(v))
-            total += sum(elements(v.aval.shape) * v.aval.dtype.itemsize for v in moved)
-        total += _traffic(eqn)
-    return total
-
-
-def _traffic(eqn) -> int:
-    """Of the bodies of an equation, all iterations of a scan."""
-    times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-    return times * sum(map(host_traffic, jaxprs.bodies(eqn)))
-
-
-def waiting_for_host(closed, machine: Machine) -> float:
-    """Seconds that scans wait for the link to the host, by what they compute and move.
-
-    Their copies run beside the computation of other iterations. A scan that holds
-    another one with copies counts by that, once; one whose time nobody knows, not.
-    """
-    total = 0.0
-    for eqn in jaxprs.split(closed)[0].eqns:
-        if eqn.primitive.name == "scan" and not any(map(_has_copies, _inner(eqn))):
-            moved, work = _traffic(eqn), seconds(eqn, machine)
-            total += 0.0 if work is None else max(0.0, moved / machine.host - work)
-        else:
-            total += sum(waiting_for_host(b, machine) for b in jaxprs.bodies(eqn))
-    return total
-
-
-def _inner(eqn) -> list[Any]:
-    return [e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body)]
-
-
-def _has_copies(eqn) -> bool:
-    return eqn.primitive.name == "scan" and _traffic(eqn) > 0
 
 
 # the jaxpr does not say how often they iterate, or what they do

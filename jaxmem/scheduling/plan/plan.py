@@ -10,7 +10,8 @@ from typing import Any
 import jax
 
 from jaxmem.ir import jaxprs
-from jaxmem.ir.costs import MACHINES, host_traffic
+from jaxmem.ir.costs import MACHINES
+from jaxmem.ir.host_traffic import host_traffic
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.memory.report import plot_both
@@ -59,8 +60,8 @@ class Plan(SavedResult):
         that XLA is expected to take.
       fingerprint: tells the step that the plan was made for from others.
       offloaded_bytes: of residuals that wait in the host's memory.
-      host_traffic_bytes: that a step moves to the host's memory and back, of residuals
-        and of optimizer state (`jaxmem.optim.on_host`).
+      host_traffic_bytes: that a device moves to the host's memory and back in a step,
+        of residuals and of optimizer state (`jaxmem.optim.on_host`).
       tiles: regions that are run in parts, those that save most first.
       barriers: in the scheduled step, its own included; one in a loop counts once.
       notes: what it costs that nothing is donated, and the like.
@@ -270,7 +271,7 @@ def make_plan(
         tuple(notes),
         jax.__version__,
         target,
-        host_traffic(rewritten.jaxpr),
+        host_traffic(rewritten.jaxpr, spreads),
         tuple(sorted(description.tiles, **by_size)),
         mesh,
     )
@@ -309,10 +310,18 @@ def _choice(fields: dict[str, Any]) -> Choice:
     return Choice.from_dict(fields, CONFIGS)
 
 
+def _on_device(x) -> int:
+    """Bytes of one device's part of an argument."""
+    sharding = getattr(x, "sharding", None)
+    spread = isinstance(sharding, jax.sharding.Sharding)
+    shape = sharding.shard_shape(x.shape) if spread else x.shape
+    return nbytes(jax.ShapeDtypeStruct(shape, x.dtype))
+
+
 def undonated(arguments) -> str:
     """What it costs that no argument is donated, and what to do."""
     arrays = filter(jaxprs.is_array, jax.tree.leaves(arguments))
-    size = sum(map(nbytes, arrays))
+    size = sum(map(_on_device, arrays))
     return (
         f"no argument is donated: of {format_bytes(size)} of arguments, what the step "
         "updates is there twice. Name the parameters and the optimizer state in "

@@ -63,6 +63,7 @@ class RecomputedOperation:
       times: how often it is recomputed: the number of layers.
       flops: of all times together, of matmuls and convolutions, on one device.
       seconds: of all times together, by the rates of the target.
+      bytes: of its result, on one device.
     """
 
     operation: str
@@ -72,6 +73,7 @@ class RecomputedOperation:
     times: int
     flops: float
     seconds: float
+    bytes: int = 0
 
 
 WHOLE_STEP = "the whole step"  # as the path of what runs in micro-batches
@@ -166,14 +168,15 @@ def recomputed(
 def _recomputed(
     eqn, times: int, spreads: Spreads, machine: Machine
 ) -> RecomputedOperation:
-    aval = eqn.outvars[0].aval
+    aval, size = eqn.outvars[0].aval, spreads.bytes_of(eqn.outvars[0])
     share = times / spreads.workers(eqn)
     cost = share * (seconds(eqn, machine) or 0.0)
     cost += times * sent(eqn, spreads) / machine.link
     path = _compat.name_stack(eqn)
     work = share * flops(eqn), cost
     name = eqn.primitive.name
-    return RecomputedOperation(name, aval.shape, str(aval.dtype), path, times, *work)
+    about = name, aval.shape, str(aval.dtype), path, times
+    return RecomputedOperation(*about, *work, size)
 
 
 def gathered_again(

@@ -12,7 +12,7 @@ from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.map_operations import operations_of
 from jaxmem.ir.primitives import CHEAP
-from jaxmem.ir.scans import is_mask, is_var, kept_size, size_of, split
+from jaxmem.ir.scans import is_mask, is_var, size_of, split
 from jaxmem.scheduling.recompute.minimum_cut import needed
 from jaxmem.scheduling.recompute.pairs import LoopCarried, Pair
 
@@ -78,7 +78,7 @@ class PairRewrite:
 
     @property
     def offloaded_bytes(self) -> int:
-        return self.layers * sum(map(kept_size, self.offloaded))
+        return round(self.layers * self.pair.kept_on_device(self.offloaded))
 
     @property
     def recomputed(self) -> list[tuple[Any, int]]:
