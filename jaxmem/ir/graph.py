@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.scans import is_on_host, is_var, size_of
+from jaxmem.ir.scans import is_on_host, is_var
 
 
 class JaxprGraph:
@@ -26,10 +26,6 @@ class JaxprGraph:
         for i, eqn in enumerate(self.eqns):
             for v in filter(is_var, eqn.invars):
                 self.users.setdefault(v, []).append(i)
-
-    def size(self, v) -> int:
-        """Bytes of a variable in the memory of one device."""
-        return size_of(v)
 
     def inputs(self, args: Sequence[Any]) -> dict[Any, Any]:
         """The values that are there before the first equation."""
