@@ -46,7 +46,9 @@ class TakeNestedApart(Pass[NestedApart, Bodies]):
         for i, variables in left.items():
             body = eqns[i].params["jaxpr"]
             outs = jaxprs.split(body)[0].outvars
-            new = apart(body, [k for k, v in enumerate(outs) if v in variables])
+            new = apart(
+                body, [k for k, v in enumerate(outs) if is_var(v) and v in variables]
+            )
             if new is not body:
                 found[i] = new
         if found:
