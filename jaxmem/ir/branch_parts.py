@@ -5,7 +5,7 @@ A pass that decides for each operation whether it is done a second time sees a `
 one operation. In parts, the other branches of each have nothing to give.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.body_parts import BodyParts, Run
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.joined import OnlyOnce, Reads, read_elsewhere
+from jaxmem.ir.joined import Group, OnlyOnce, Reads, read_elsewhere
 from jaxmem.ir.part_marks import is_part, marked
 from jaxmem.ir.scans import is_var
 
@@ -132,8 +132,8 @@ class Branches:
     def is_part(self, eqn) -> bool:
         return is_part(eqn)
 
-    def follows(self, eqn, made: Mapping[Any, Any]) -> bool:
-        return any(is_var(v) and v in made for v in eqn.invars)
+    def belongs(self, group: Group, i: int) -> bool:
+        return not group.has_whole or group.alone_reads(i)
 
     def pays(self, graph: JaxprGraph, group: Sequence[int]) -> bool:
         """Whether there is a part, or one of which the others alone read."""

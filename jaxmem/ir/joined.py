@@ -31,8 +31,8 @@ class Kind(Protocol):
 
     def is_part(self, eqn) -> bool: ...
 
-    def follows(self, eqn, made: Mapping[Any, Any]) -> bool:
-        """Whether one that is no part belongs to a group that has made this."""
+    def belongs(self, group: "Group", i: int) -> bool:
+        """Whether an equation should be in a group, if it can."""
         ...
 
     def pays(self, graph: JaxprGraph, group: Sequence[int]) -> bool:
@@ -78,53 +78,68 @@ class _Joined(Values):
 
 def _groups(graph: JaxprGraph, kind: Kind) -> Iterator[list[int]]:
     """Positions of equations that nothing else lies between."""
-    found: dict[Any, _Group] = {}
-    for i, eqn in enumerate(graph.eqns):
-        key = kind.key(eqn)
-        for other, group in found.items():
-            if other != key:
-                group.pass_by(eqn)
-        if key is None:
-            continue
-        if key in found and not found[key].takes(eqn):
-            yield found.pop(key).positions
-        found.setdefault(key, _Group(kind)).add(i, eqn)
-    for group in found.values():
-        yield group.positions
+    # from the end, since a part is to be done where it is read
+    found: list[Group] = []
+    for i in reversed(range(len(graph.eqns))):
+        key = kind.key(graph.eqns[i])
+        same = [] if key is None else [g for g in found if g.key == key]
+        same.sort(key=lambda group: not group.alone_reads(i))
+        own = next((g for g in same if kind.belongs(g, i) and g.takes(i)), None)
+        if own is None and key is not None:
+            found.insert(0, own := Group(graph, kind, key))
+        for group in found:
+            group.add(i) if group is own else group.pass_by(i)
+    for group in found:
+        yield group.positions[::-1]
 
 
 @dataclass
-class _Group:
-    """Equations that can be one.
+class Group:
+    """Equations that can be one, from the last to the first.
 
     Attributes:
+      graph: that they are in.
       kind: theirs.
-      positions: theirs, in order.
-      made: what they give, and how it is handed on.
-      behind: variables that something else makes of it.
+      key: what they have in common.
+      positions: theirs.
+      has_whole: whether one of them is no part.
+      read: what they read, and how.
+      ahead: variables of which something else makes what they read.
     """
 
+    graph: JaxprGraph
     kind: Kind
+    key: Any
     positions: list[int] = field(default_factory=list)
-    made: dict[Any, Any] = field(default_factory=dict)
-    behind: set[Any] = field(default_factory=set)
+    has_whole: bool = False
+    read: dict[Any, set[Any]] = field(default_factory=dict)
+    ahead: set[Any] = field(default_factory=set)
 
-    def pass_by(self, eqn) -> None:
-        if any(v in self.made or v in self.behind for v in filter(is_var, eqn.invars)):
-            self.behind.update(eqn.outvars)
+    def pass_by(self, i: int) -> None:
+        eqn = self.graph.eqns[i]
+        if any(v in self.read or v in self.ahead for v in eqn.outvars):
+            self.ahead.update(filter(is_var, eqn.invars))
 
-    def takes(self, eqn) -> bool:
-        """Whether another one needs nothing but what the group has or is given."""
-        belongs = self.kind.is_part(eqn) or self.kind.follows(eqn, self.made)
-        return belongs and all(
-            v not in self.behind and self.made.get(v, how) == how
-            for v, how in self.kind.reads(eqn)
-            if is_var(v)
+    def alone_reads(self, i: int) -> bool:
+        """Whether the group is the only reader of an equation's results."""
+        outs = self.graph.eqns[i].outvars
+        users = {k for v in outs for k in self.graph.users.get(v, ())}
+        return bool(users) and users <= {*self.positions}
+
+    def takes(self, i: int) -> bool:
+        """Whether nothing between needs an equation, and it gives as they read."""
+        return all(
+            v not in self.ahead and self.read.get(v, set()) <= {how}
+            for v, how in self.kind.makes(self.graph.eqns[i])
         )
 
-    def add(self, i: int, eqn) -> None:
+    def add(self, i: int) -> None:
+        eqn = self.graph.eqns[i]
         self.positions.append(i)
-        self.made.update(self.kind.makes(eqn))
+        self.has_whole |= not self.kind.is_part(eqn)
+        for v, how in self.kind.reads(eqn):
+            if is_var(v):
+                self.read.setdefault(v, set()).add(how)
 
 
 def read_elsewhere(graph: JaxprGraph, group: Sequence[int]) -> list[Any]:

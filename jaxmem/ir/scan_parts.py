@@ -5,7 +5,7 @@ few products. A pass that decides for each operation whether it is done a second
 sees a scan as one operation. In parts, each reads and makes stacks of all iterations.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.body_parts import BodyParts
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.joined import OnlyOnce, Reads, read_elsewhere
+from jaxmem.ir.joined import Group, OnlyOnce, Reads, read_elsewhere
 from jaxmem.ir.part_marks import is_part, marked
 from jaxmem.ir.scans import is_var, scan_like, split
 
@@ -92,8 +92,12 @@ class Scans:
     def is_part(self, eqn) -> bool:
         return is_part(eqn)
 
-    def follows(self, eqn, made: Mapping[Any, Any]) -> bool:
-        return False
+    def belongs(self, group: Group, i: int) -> bool:
+        eqn = group.graph.eqns[i]
+        if is_part(eqn):
+            return not group.has_whole or group.alone_reads(i)
+        shared = any(is_var(v) and v in group.read for v in [*eqn.invars, *eqn.outvars])
+        return shared and not group.has_whole
 
     def pays(self, graph: JaxprGraph, group: Sequence[int]) -> bool:
         return any(is_part(graph.eqns[i]) for i in group)
