@@ -1,6 +1,6 @@
 """Bodies whose nested equations are taken apart, however deep, and put together."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -8,6 +8,7 @@ from jaxmem import _compat
 from jaxmem.ir import branch_parts, jaxprs, map_parts, scan_parts
 from jaxmem.ir.body_parts import is_plain
 from jaxmem.ir.costs import fused_only
+from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.joined import Kind, put_together
 from jaxmem.ir.scans import is_var
@@ -18,7 +19,12 @@ _KINDS: tuple[Kind, ...] = (map_parts.MAPS, branch_parts.BRANCHES, scan_parts.SC
 def apart(closed, wanted: Collection[int]) -> Any:
     """The jaxpr with what makes its outputs at the positions `wanted` taken apart."""
     graph = JaxprGraph(closed)
-    asked = _before_moves(graph, (graph.outvars[k] for k in wanted))
+    return made_apart(closed, graph, [graph.outvars[k] for k in wanted])
+
+
+def made_apart(closed, graph: JaxprGraph, wanted: Iterable[Any]) -> Any:
+    """The same of variables of the jaxpr's graph."""
+    asked = _before_moves(graph, wanted)
     instead = {}
     for i, eqn in enumerate(graph.eqns):
         outs = [k for k in _separable(eqn) if eqn.outvars[k] in asked]
@@ -27,7 +33,7 @@ def apart(closed, wanted: Collection[int]) -> Any:
     return done_otherwise(closed, graph, instead) if instead else closed
 
 
-def _before_moves(graph: JaxprGraph, atoms) -> set[Any]:
+def _before_moves(graph: JaxprGraph, atoms: Iterable[Any]) -> set[Any]:
     """The variables from which these are made by operations that cost nothing."""
     todo, found = [v for v in atoms if is_var(v)], set()
     while todo:
@@ -62,7 +68,7 @@ def _separable(eqn) -> list[int]:
 def _taken_apart(eqn, wanted: list[int], values: Values) -> list[Any]:
     args = [values.read(v) for v in eqn.invars]
     if eqn.primitive.name == "shard_map":
-        return map_parts.taken_apart(eqn, args)
+        return map_parts.taken_apart(eqn, args, lambda b: apart(flatten(b), wanted))
     bodies = [apart(body, wanted) for body in jaxprs.bodies(eqn)]
     if eqn.primitive.name == "cond":
         return branch_parts.taken_apart(eqn, bodies, args, wanted)

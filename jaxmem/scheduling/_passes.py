@@ -26,6 +26,7 @@ from jaxmem.scheduling.placement.inside import CastInside, ConstantsInside
 from jaxmem.scheduling.placement.passed_on import PassOnSlices
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.recompute.barriers import RecomputeBehindBarriers
+from jaxmem.scheduling.recompute.branches import RecomputeInBranches
 from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers
 from jaxmem.scheduling.recompute.nested import PutNestedTogether, TakeNestedApart
 from jaxmem.scheduling.recompute.pairs import Pair, pairs
@@ -54,6 +55,7 @@ PASSES: tuple[Pass, ...] = (
     RecomputeSegments(),
     RecomputeFirstLayers(),
     RecomputeResiduals(),
+    RecomputeInBranches(),
     RecomputeUnrolled(),
     RecomputeBehindBarriers(),
     PutNestedTogether(),
