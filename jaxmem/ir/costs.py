@@ -14,7 +14,8 @@ from jaxmem.chips import CHIPS
 from jaxmem.chips import Machine as Machine
 from jaxmem.ir import jaxprs
 from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.map_operations import devices_of, operations_of
+from jaxmem.ir.map_operations import devices_of
+from jaxmem.ir.part_marks import innermost_operations
 from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
 from jaxmem.ir.ragged import is_ragged, ragged_flops
 from jaxmem.ir.scans import is_var, size_of
@@ -23,6 +24,7 @@ MACHINES = {name: chip.machine for name, chip in CHIPS.items()}
 
 # done where they are read, inside whatever reads them
 FUSED = ELEMENTWISE | CHEAP | {"concatenate", "iota", "name", "pad", "split"}
+FUSED |= {"empty", "empty2"}  # nobody writes or reads them
 _HASH = 3  # integer work of one random word, in terms of the bandwidth it takes
 MATMULS = {"dot_general", "conv_general_dilated", "ragged_dot_general"}
 _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
@@ -31,7 +33,7 @@ _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
 def fused_only(eqn, sent: float = 0.0) -> float | None:
     """A price at which only what costs next to nothing is recomputed."""
     free = lambda e: e.primitive.name in FUSED or is_lookup(e)
-    fused = all(map(free, operations_of(eqn))) and not sent
+    fused = all(map(free, innermost_operations(eqn))) and not sent
     return 0.0 if fused and not _compat.has_side_effects(eqn) else None
 
 

@@ -170,9 +170,11 @@ class Spreads:
         return InputSpreads(self.mesh, tuple(s or whole(v) for s, v in pairs))
 
     def body(self, eqn) -> InputSpreads | None:
-        """How the inputs of a scan's body are spread."""
+        """How the inputs of a scan's body, or of a branch, are spread."""
         if id(eqn) in self.bodies:
             return self.bodies[id(eqn)]
+        if self.mesh is not None and eqn.primitive.name == "cond":
+            return self.inputs(eqn.invars[1:])
         if self.mesh is None or eqn.primitive.name != "scan":
             return None
         consts, carry, xs = split(eqn, eqn.invars)

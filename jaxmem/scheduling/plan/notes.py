@@ -31,7 +31,7 @@ def notes_of(rewritten: Rewritten, unchanged: bool) -> Iterator[str]:
         yield "nothing is changed: as it was given the step takes least"
     elif fingerprint(rewritten.written_out) == fingerprint(rewritten.jaxpr):
         said = closed or rewritten.notes
-        why = "" if said else f": {_why_nothing(rewritten.written_out)}"
+        why = "" if said else f": {_why_nothing(rewritten)}"
         yield f"nothing is changed{why}"
 
 
@@ -60,8 +60,8 @@ def _acts(eqn) -> bool:
     return _compat.has_side_effects(eqn) and not jaxprs.bodies(eqn)
 
 
-def _why_nothing(closed) -> str:
-    eqns = list(jaxprs.walk(closed))
+def _why_nothing(rewritten: Rewritten) -> str:
+    eqns = list(jaxprs.walk(rewritten.written_out))
     backward = list(filter(is_transposed, eqns))
     if not backward:
         return (
@@ -73,6 +73,8 @@ def _why_nothing(closed) -> str:
             "no layers are in a jax.lax.scan, and of those that are written out no "
             "update of a MiB or more is in place and followed by other gradients"
         )
+    if not rewritten.pairs:
+        return "no backward scan reads what a forward scan stacks for it alone"
     return "its scans keep nothing that can be recomputed from other residuals"
 
 
