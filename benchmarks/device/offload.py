@@ -74,7 +74,7 @@ def compared(
     # of a program without these copies the lines mean nothing
     said = len(found) if options is None else 0
     right = off <= _ALLOWED
-    yield {"right": right or not ours, "off": off, "slices said to be wrong": said}
+    yield {"right" if ours else "equal": right, "off": off, "wrong slices": said}
     if right == bool(said):
         raise RuntimeError(f"off by {off:.3g}, and {said} slices said to be wrong")
     if ours and not right:

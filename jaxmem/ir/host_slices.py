@@ -27,9 +27,9 @@ WHAT_TO_DO = (
     "Give the step to jaxmem.schedule, which finds such slices by indices that XLA "
     "computes, or compile it with compiler_options="
     f"{{'xla_disable_hlo_passes': '{COPIES}'}} (jax.jit and jaxmem.estimate take them),"
-    " or use jax 0.11.2 or newer"
+    " or use jax 0.11.1 or newer"
 )
-AFFECTED = jax.__version_info__ < (0, 11, 2)
+AFFECTED = (0, 10, 1) <= jax.__version_info__ < (0, 11, 1)
 # name -> number of operands before the indices
 _SLICES = {"dynamic_slice": 1, "dynamic_update_slice": 2}
 

@@ -15,9 +15,10 @@ def about_wrong_slices(found: Sequence[WrongSlice]) -> tuple[str, ...]:
     one = found[0]
     done = "writes" if one.written else "reads"
     meant = "an unknown place" if one.wanted is None else f"byte {one.wanted:,}"
+    slices = f"{len(found)} slice{'s' if len(found) > 1 else ''}"
     where = one.source or one.operation
     return (
-        f"WRONG VALUES: XLA of jax {jax.__version__} takes {len(found)} slices of "
+        f"WRONG VALUES: XLA of jax {jax.__version__} takes {slices} of "
         f"arrays in the host's memory from other places than the step says; {where} "
         f"{done} byte {one.offset:,} in iteration {one.iteration} in place of {meant}. "
         f"{WHAT_TO_DO}",
