@@ -29,7 +29,8 @@ WHAT_TO_DO = (
     f"{{'xla_disable_hlo_passes': '{COPIES}'}} (jax.jit and jaxmem.estimate take them),"
     " or use jax 0.11.1 or newer"
 )
-AFFECTED = (0, 10, 1) <= jax.__version_info__ < (0, 11, 1)
+AFFECTED = (0, 10, 2) <= jax.__version_info__ < (0, 11, 1)
+_INSIDE = {"allow_negative_indices": False}
 # name -> number of operands before the indices
 _SLICES = {"dynamic_slice": 1, "dynamic_update_slice": 2}
 
@@ -79,7 +80,9 @@ def _rule(hide: Hide | None = None) -> Callable:
     def rule(eqn, args: list) -> list[Any] | None:
         if hide is not None and _is_slice(eqn):
             n = _SLICES[eqn.primitive.name]
-            return _compat.bind(eqn, [*args[:n], *map(hide, args[n:])])
+            pairs = zip(eqn.invars[n:], args[n:], strict=True)
+            at = [hide(x) if is_var(v) else x for v, x in pairs]
+            return _compat.bind(eqn, [*args[:n], *at])
         inside = jaxprs.bodies(eqn)
         inner = (one for body in inside for one in jaxprs.walk(body))
         if not walks_back(eqn) and not any(map(_may_be_misread, inner)):
@@ -107,13 +110,14 @@ def _scan(eqn, args: list, hide: Hide) -> list[Any]:
     def step(carry, item):
         j, inner, stacks = carry
         at = hide(j)
-        row = lambda x: lax.dynamic_index_in_dim(x, at, 0, keepdims=False)
+        row = lambda x: lax.dynamic_index_in_dim(x, at, 0, keepdims=False, **_INSIDE)
         rows = [row(x) if k in read else item[k] for k, x in enumerate(xs)]
         args = [*consts, *inner, *rows]
         outs = jaxprs.evaluate(eqn.params["jaxpr"], args, _rule(hide))
         ys = dict(enumerate(outs[len(init) :]))
         new = zip(stacks, map(ys.pop, written), strict=True)
-        stacks = [lax.dynamic_update_index_in_dim(s, y, at, 0) for s, y in new]
+        put = lax.dynamic_update_index_in_dim
+        stacks = [put(stack, y, at, 0, **_INSIDE) for stack, y in new]
         return (j - 1, outs[: len(init)], stacks), ys
 
     stacks = [_compat.empty_like(ys_of(eqn)[k].aval) for k in written]
