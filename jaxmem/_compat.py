@@ -86,6 +86,14 @@ def typed_as(x, aval):
     return jax.sharding.reshard(x, jax.NamedSharding(aval.sharding.mesh, spec))
 
 
+def empty_like(aval) -> Any:
+    """An array of this type, in its memory, of values that nobody has written."""
+    from jax._src.lax.lax import empty2
+
+    one = empty2(aval.dtype, memory_space=aval.memory_space)
+    return typed_as(jax.lax.broadcast(one, aval.shape), aval)
+
+
 def bind(eqn, args, params=None) -> list[Any]:
     """Outputs of `eqn` on `args`, under its own source line and name scopes."""
     params = eqn.primitive.get_bind_params(eqn.params if params is None else params)

@@ -158,6 +158,7 @@ class Pending:
             argument_names=[leaves[i].name for i in self.lowered.used],
             donations=self.donations,
             advice=self.advice,
+            options=f"{caller_flags()} {self.lowered.request['compiler_options']}",
         )
 
 

@@ -137,6 +137,11 @@ class Hlo:
             location, frame = self.frames[frame]
             yield self._location(location)
 
+    def source(self, instruction: Instruction) -> str:
+        """Where an instruction is written, as `file:line (function)`, or ""."""
+        place = next((where for where in self.stack(instruction) if where.file), None)
+        return f"{place.file}:{place.line} ({place.function})" if place else ""
+
     def _location(self, number: int) -> Location:
         ids = _numbers(self.tables.get("FileLocations", {}).get(number, ""))
         file = self.tables.get("FileNames", {}).get(ids.get("file_name_id", 0), "")

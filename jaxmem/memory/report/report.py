@@ -15,11 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 from jaxmem._bytes import parse_bytes
 from jaxmem._checks import wrong_type
-from jaxmem.memory.buffers import Collective, collectives_of, parse_hlo, sent_bytes
+from jaxmem.ir.host_slices import COPIES
+from jaxmem.memory.buffers import (
+    Collective,
+    WrongSlice,
+    collectives_of,
+    parse_hlo,
+    sent_bytes,
+    wrong_slices,
+)
 from jaxmem.memory.buffers.attribute import attribute
 from jaxmem.memory.buffers.rows import PeakBuffer, PlacedBuffer, ScheduleStep
 from jaxmem.memory.report.advice import advise
 from jaxmem.memory.report.donation import Donations
+from jaxmem.memory.report.misread import about_wrong_slices
 from jaxmem.pages import SavedResult
 
 if TYPE_CHECKING:
@@ -27,7 +36,8 @@ if TYPE_CHECKING:
     from jaxmem.memory.report.runtime import RuntimeMemory
 
 _SIZES = ("argument", "output", "temp", "alias", "generated_code")
-_LAZY = ("at_peak", "peak_step", "timeline", "notes", "advice", "placed", "collectives")
+_FROM_HLO = "collectives", "wrong_slices"  # a search reads them alone
+_ROWS = "at_peak", "peak_step", "timeline", "notes", "advice", "placed"
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,9 @@ class MemoryReport(SavedResult):
         placed: the temporaries of at least a thousandth of the peak, a thousand at
             most, with their places in memory and their live ranges.
         collectives: what devices send each other, what sends most first.
+        wrong_slices: slices of arrays in the host's memory that XLA of this version of
+            jax takes from another place than is meant, so that the step computes
+            something else; a note tells what to do.
     """
 
     target: str
@@ -81,14 +94,17 @@ class MemoryReport(SavedResult):
     # a factory: with a plain default, `__getattr__` would not be asked for it
     placed: tuple[PlacedBuffer, ...] = field(default_factory=tuple)
     collectives: tuple[Collective, ...] = field(default_factory=tuple)
+    wrong_slices: tuple[WrongSlice, ...] = field(default_factory=tuple)
 
     def __getattr__(self, name: str) -> Any:
         """Makes the rows when one is first read: a search reads the numbers alone."""
         texts = self.__dict__.get("_texts")
-        if name in _LAZY and texts is not None:
-            if name == "collectives":  # a search reads them alone
-                return self.__dict__.setdefault(name, texts.collectives())
-            self.__dict__.update(texts.rows() | {"collectives": self.collectives})
+        if name in _FROM_HLO and texts is not None:
+            self.__dict__.update(texts.found())
+        elif name in _ROWS and texts is not None:
+            wrong = about_wrong_slices(self.wrong_slices)
+            rows = texts.rows()
+            self.__dict__.update(rows | {"notes": (*wrong, *rows["notes"])})
             self.__dict__.pop("_texts", None)
         if name not in self.__dict__:  # another thread may have made the rows
             kind = type(self).__name__
@@ -215,7 +231,7 @@ def _from_plain(plain: Any) -> MemoryReport:
     names = {f.name for f in dataclasses.fields(MemoryReport)}
     if isinstance(plain, dict):
         # earlier versions have not written them
-        plain = {"placed": [], "collectives": [], **plain}
+        plain = {"placed": [], "collectives": [], "wrong_slices": [], **plain}
     if not isinstance(plain, dict) or set(plain) != names:
         raise ValueError("not the JSON of a MemoryReport")
     buffers = (
@@ -234,6 +250,7 @@ def _from_plain(plain: Any) -> MemoryReport:
             "advice": tuple(plain["advice"]),
             "placed": tuple(PlacedBuffer(**b) for b in plain["placed"]),
             "collectives": tuple(map(_collective, plain["collectives"])),
+            "wrong_slices": tuple(WrongSlice(**one) for one in plain["wrong_slices"]),
         }
     )
 
@@ -255,10 +272,14 @@ class CompilerTexts:
     aliases: tuple[tuple[str, int], ...] = ()  # (output index, argument) of reuses
     notes: tuple[str, ...] = ()  # further ones
     advice: tuple[str, ...] = ()  # what is known before the compile
+    options: str = ""  # what else the compiler was told
 
-    def collectives(self) -> tuple[Collective, ...]:
-        """What devices send each other."""
-        return collectives_of(parse_hlo(self._dump()["hlo"]))
+    def found(self) -> dict[str, Any]:
+        """The fields of a report that are read off the program alone."""
+        hlo = parse_hlo(self._dump()["hlo"])
+        copied = COPIES not in self.options
+        wrong = wrong_slices(hlo) if copied else ()
+        return {"collectives": collectives_of(hlo), "wrong_slices": wrong}
 
     def _dump(self) -> dict[str, Any]:
         dump = json.loads(zlib.decompress(self.packed))
@@ -309,6 +330,7 @@ def make_report(
     argument_names: list[str],
     donations: Donations | None = None,
     advice: tuple[str, ...] = (),
+    options: str = "",
 ) -> MemoryReport:
     """The report of a compile, whose `texts` are packed."""
     sizes = {f"{k}_bytes": int(result["memory"].get(k, 0)) for k in _SIZES}
@@ -323,6 +345,7 @@ def make_report(
         tuple(result.get("aliases", ())),
         tuple(result.get("notes", ())),
         advice,
+        options,
     )
     report = object.__new__(MemoryReport)
     report.__dict__.update(

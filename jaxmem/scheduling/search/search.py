@@ -10,7 +10,7 @@ from functools import partial
 
 from jaxmem.ir.costs import MACHINES
 from jaxmem.ir.host_traffic import waiting_for_host
-from jaxmem.memory import format_bytes, start_worker
+from jaxmem.memory import CompileError, format_bytes, start_worker
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
 from jaxmem.scheduling.order.ordered import OperationOrder
@@ -37,6 +37,7 @@ from jaxmem.scheduling.search.result import (
     ReportedTrial,
     SearchResult,
     best_of,
+    is_misread,
     progress_of,
     trial_of,
     unreachable,
@@ -86,6 +87,7 @@ def search(
         run = SearchRun(step, budget, tell, compiles, named, offload, tile)
         try:
             best = run.best()
+            _check_slices(best)
             break
         except OtherOptions as other:  # all once more, so that all are compiled alike
             products = other.products
@@ -103,6 +105,12 @@ def search(
         run.notes,
         stopped=run.stopped,
     )
+
+
+def _check_slices(best: ReportedTrial) -> None:
+    """CompileError if even the best computes something else than the step."""
+    if best.report is not None and is_misread(best.report):
+        raise CompileError(best.report.notes[0])
 
 
 @dataclass
