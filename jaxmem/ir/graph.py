@@ -150,6 +150,15 @@ def by_shape(closed, inputs: Iterable[int]) -> Aliases:
     return _matched(closed, inputs, lambda v: (_shape(v), is_on_host(v)))
 
 
+def of_variables(closed, aliases: Aliases) -> dict[Any, Any]:
+    """Output variable -> the input variable in whose memory it will be."""
+    # An output may be a literal, such as a number that the step leaves as it was: no
+    # equation makes it, and it is no key of a table.
+    jaxpr = jaxprs.split(closed)[0]
+    pairs = ((jaxpr.outvars[o], jaxpr.invars[i]) for o, i in aliases.items())
+    return {out: given for out, given in pairs if is_var(out)}
+
+
 def across_memories(closed, inputs: Iterable[int]) -> Aliases:
     """Those outputs that jit on one device puts in an input of another memory."""
     # It compares memories only where `out_shardings` name them, and XLA's CPU backend

@@ -13,7 +13,7 @@ from typing import Any
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.branches import treatment
-from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.graph import JaxprGraph, of_variables
 from jaxmem.ir.label_products import MATRICES
 from jaxmem.ir.layer_axis import Batched, operand_axes
 from jaxmem.ir.row_chunks import MARK, Chunks, chunks_of
@@ -86,8 +86,7 @@ def _plan(closed, aliases, rows: int, chunks: Chunks, platforms) -> LeafUpdate |
     search = _Search(JaxprGraph(closed), rows)
     if not search.understand():
         return None
-    jaxpr = jaxprs.split(closed)[0]
-    own = {jaxpr.outvars[o]: jaxpr.invars[i] for o, i in aliases.items()}
+    own = of_variables(closed, aliases)
     moved = search.up_to([v for v in own if v in search.axis])
     needed = search.needed(moved)
     pairs = {v: search.place(v, own, moved) for v in needed}
