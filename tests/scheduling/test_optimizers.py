@@ -21,9 +21,9 @@ from jaxmem.optim import rows
 pytestmark = pytest.mark.usefixtures("standard_jax")
 
 RATE = 1e-3
-# Leaves of so many elements are updated in a loop over their rows.
-LAYERS, WIDTH, HIDDEN, WORDS = 2, 1024, 2048, 4096
-GIVEN = {"learning_rate": RATE, "tx": optax.adam(RATE), "max_norm": 1.0}
+LAYERS, WIDTH = 2, 256
+WORDS = 2**21 // WIDTH  # optimizers update a table of so many rows in a loop over them
+GIVEN = {"learning_rate": RATE, "tx": optax.adam(RATE), "max_norm": 1.0, "rank": 2}
 PARTS = "scale_by_"  # of an optimizer that is in the list by its own name
 
 
@@ -55,7 +55,8 @@ def forms(name: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     if "bits" in given:
         listed = typing.get_origin(hints["bits"]) is typing.Literal
         for bits in typing.get_args(hints["bits"]) if listed else (8, 4):
-            yield f"{name}_{bits}_bits", partial(make, bits=bits, **args)
+            if bits != getattr(given["bits"].default, "bits", given["bits"].default):
+                yield f"{name}_{bits}_bits", partial(make, bits=bits, **args)
     if "on_host" in given:
         yield f"{name}_on_host", partial(make, on_host=True, **args)
 
@@ -83,13 +84,15 @@ def shape(*dims, dtype=jnp.float32):
 
 
 def weights(*stacked):
-    b = shape(*stacked, WIDTH)
-    sizes = {"up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}
-    return {"b": b} | {k: shape(*stacked, *size) for k, size in sizes.items()}
+    """With one of 16 bits, which some optimizers ask for."""
+    down = shape(*stacked, WIDTH, WIDTH, dtype=jnp.bfloat16)
+    up = shape(*stacked, WIDTH, WIDTH)
+    return {"b": shape(*stacked, WIDTH), "up": up, "down": down}
 
 
 X, IDS = shape(8, WIDTH), shape(4, 16, dtype=jnp.int32)
-TABLE = {"table": shape(WORDS, WIDTH), "head": shape(WIDTH, 8)}
+HEAD = shape(WIDTH, 8, dtype=jnp.bfloat16)
+TABLE = {"table": shape(WORDS, WIDTH), "head": HEAD}
 MODELS: dict[str, Any] = {
     "scanned": (scanned, {"layers": weights(LAYERS)}, X),
     "unrolled": (unrolled, {"layers": [weights() for _ in range(LAYERS)]}, X),
@@ -107,7 +110,7 @@ def updated(tx, grads, state, params):
 
 def step_of(name: str, model: str) -> tuple[Callable, tuple[Any, Any]]:
     """The step of an optimizer on a model, and the shapes of its arguments."""
-    tx = OPTIMIZERS[name]()
+    tx: Any = OPTIMIZERS[name]()
     loss, params, batch = MODELS[model]
     of_rows = model == "rows"
     grad = optim.value_and_row_grad(loss, "table") if of_rows else jax.value_and_grad(loss)
@@ -117,7 +120,10 @@ def step_of(name: str, model: str) -> tuple[Callable, tuple[Any, Any]]:
         value, grads = grad(params, batch)
         return updated(tx, grads, moments, params), value
 
-    return step, ((params, jax.eval_shape(tx.init, params)), batch)
+    if isinstance(tx, optim.FusedAdam):
+        return step, ((params, jax.eval_shape(tx.init, params)), batch)
+    # which says what lies in the host's memory
+    return step, ((params, optim.abstract_state(tx, params)), batch)
 
 
 OPTIMIZERS = optimizers()
@@ -125,7 +131,7 @@ OF_ROWS = {n for n in OPTIMIZERS if hasattr(rows, n)}
 CASES = [
     (name, model)
     for name in OPTIMIZERS
-    for model in MODELS
+    for model in (MODELS if name not in OF_ROWS else ["rows"])
     if model != "rows" or name in OF_ROWS
 ]
 
@@ -134,10 +140,9 @@ CASES = [
 @pytest.mark.parametrize("name, model", CASES)
 def test_its_step_can_be_scheduled(name, model, donate):
     step, args = step_of(name, model)
-    scheduled = jaxmem.schedule(step, donate_argnums=donate)
-    plan = scheduled.plan(*args)
-    got, want = jax.eval_shape(scheduled, *args), jax.eval_shape(step, *args)
-    assert got == want and plan.plain is None
+    plan = jaxmem.schedule(step, donate_argnums=donate).plan(*args)
+    of_layers = [g for g in plan.gradients if g.shape[:1] == (LAYERS,)]
+    assert len(of_layers) == (3 if model == "scanned" else 0)
 
 
 def test_none_is_left_out():

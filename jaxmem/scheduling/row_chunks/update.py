@@ -67,7 +67,9 @@ class _LoopedValues(Values):
         self.env.update(zip(self.plan.pairs, outs, strict=True))
 
 
-@dataclass(eq=False)  # hashed by identity, as loops want of a function
+# Hashed by identity, as loops want of a function. JAX asks a function for its text,
+# which would be that of the whole step.
+@dataclass(eq=False, repr=False)
 class _Loop:
     """An iteration: rows of the buffers as they are after the update."""
 
