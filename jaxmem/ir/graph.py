@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
+from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.scans import is_on_host, is_var, size_of
 
 
@@ -84,9 +85,18 @@ class Values:
 
     def evaluate(self, i: int) -> None:
         """Equation `i`, and before it what it needs, unless they have been done."""
-        if i not in self.done:
-            self.done.add(i)
-            self.apply(i)
+        for k in operands_first(i, self._missing):
+            if k not in self.done:
+                self.done.add(k)
+                self.apply(k)
+
+    def _missing(self, i: int) -> list[int]:
+        """The equations to do before this one."""
+        if i in self.done:
+            return []
+        atoms = (v for v in self.graph.eqns[i].invars if is_var(v))
+        makers = (self.graph.maker[v] for v in atoms if v not in self.env)
+        return [k for k in dict.fromkeys(makers) if k not in self.done]
 
     def apply(self, i: int) -> None:
         """What evaluating an equation is: here, to bind it as it is."""
