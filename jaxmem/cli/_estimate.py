@@ -32,8 +32,7 @@ def estimate(
         typer.Option(
             "--max",
             metavar="SIZE",
-            help="The most bytes of the peak, as in 14GiB.  "
-            "[default: the chip's memory]",
+            help="The most bytes of the peak, as in 14GiB, beside the chip's memory.",
         ),
     ] = None,
     donate: Donate = None,
@@ -80,5 +79,7 @@ def estimate(
         does_not_fit(one_line(str(error)))
         return
     show(report, json_path, plot_path, html=html_path)
-    limit = report.memory_bytes if limit is None else limit
-    check_limit("the peak", report.peak_bytes, limit, json_path)
+    peak, memory = report.peak_bytes, report.memory_bytes
+    check_limit("the peak", peak, limit, json_path, "--max")
+    if limit is None or peak > (memory or peak):
+        check_limit("the peak", peak, memory, json_path)

@@ -60,6 +60,8 @@ def max_batch(
     room = size(memory, "--memory")
     if limit < multiple_of:
         raise typer.BadParameter(f"--limit {limit} is less than --multiple-of")
+    if limit < minimum:
+        raise typer.BadParameter(f"--limit {limit} is less than --min {minimum}")
     how = {"target": target, "donate": donate, "static": static, "timeout": timeout}
     found, _ = named(function, arguments, multiple_of, **how)
     chip = get_target(found.options.pop("target", None))
