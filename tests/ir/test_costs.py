@@ -67,6 +67,11 @@ PRODUCTS = {
         (IMAGE, KERNEL),
         2 * (2 * 6 * 8 * 10) * (3 * 5 * 7),
     ),
+    "rows of groups": (
+        lax.ragged_dot,
+        (X, SDS((5, 64, 16), jnp.float32), SDS((5,), jnp.int32)),
+        2 * 32 * 64 * 16,
+    ),
 }
 
 
@@ -74,7 +79,8 @@ PRODUCTS = {
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_take_their_arithmetic(name, dtype):
     fn, args, flops = PRODUCTS[name]
-    eqn = equation(fn, *(SDS(a.shape, dtype) for a in args))
+    of = lambda a: a.dtype if a.dtype == jnp.int32 else dtype
+    eqn = equation(fn, *(SDS(a.shape, of(a)) for a in args))
     assert costs.flops(eqn) == flops
     rate = TARGET.wide if dtype == "float32" else TARGET.narrow
     assert costs.seconds(eqn, TARGET) == pytest.approx(flops / rate)

@@ -90,6 +90,11 @@ def of_words_far_below(p, x, labels):
     return nll(jax.nn.log_softmax(logits), labels).mean()
 
 
+def of_columns(p, x, labels):
+    """The gradient of the activations is moved behind its sum."""
+    return log_softmax(p, -(-x.T).T, labels)
+
+
 def tied(p, x, labels):
     """The head's weight is the embedding's; tokens in a batch of sequences."""
     table = p["w"].T
@@ -100,7 +105,7 @@ def tied(p, x, labels):
 
 FEW = [
     *(log_softmax, integer_labels, weighted_with_z_loss, tied),
-    *(of_real_words, of_words_far_below),
+    *(of_columns, of_real_words, of_words_far_below),
 ]
 LOSSES = [
     *(*FEW, narrow_log_softmax, masked, smoothed, soft_targets, capped, of_places),
@@ -187,12 +192,23 @@ def test_the_most_likely_word_is_found_in_the_blocks():
     assert largest(done.jaxpr) < TOKENS * WORDS
 
 
-@pytest.mark.parametrize("mode", ["fill", "clip"])
-def test_labels_out_of_bounds_are_what_they_were(mode):
+def along(logp, labels, **how):
+    return jnp.take_along_axis(logp, labels[:, None], -1, **how)[:, 0]
+
+
+def at_places(logp, labels, **how):
+    return logp.at[jnp.arange(len(labels)), labels].get(**how)
+
+
+@pytest.mark.parametrize("how", [along, at_places], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("mode", "fill"), [("fill", None), ("fill", -7.0), ("clip", None)], ids=str
+)
+def test_labels_out_of_bounds_are_what_they_were(how, mode, fill):
     def step(p, x, labels):
         def loss(p, x):
             logp = jax.nn.log_softmax(logits_of(p, x))
-            each = jnp.take_along_axis(logp, labels[:, None], -1, mode=mode)
+            each = how(logp, labels, mode=mode, fill_value=fill)
             return -jnp.where(jnp.isnan(each), 1, each).mean()
 
         return jax.value_and_grad(loss, argnums=(0, 1))(p, x)
