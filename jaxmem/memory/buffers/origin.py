@@ -90,20 +90,27 @@ class Tracer:
             return NOWHERE
         # The end of the trace says most, unless it is an instruction that the compiler
         # has added, which has no name.
-        chosen = last if _informative(last) else best or self._reader(last) or last
+        chosen = (
+            last if _informative(last) else best or self._reader(last, seen) or last
+        )
         return self._origin(chosen, last, verb)
 
-    def _reader(self, at: Instruction) -> Instruction | None:
+    def _reader(self, at: Instruction, seen) -> Instruction | None:
         """What reads an array that no line of the user's makes, as zeros to add to."""
         if at.opcode == "parameter" or self._location(at) is not None:
             return None
-        for name in self.hlo.readers.get(at.name, ()):
-            reader = self.hlo.instruction(name)
-            root = reader and self.hlo.roots.get(next(iter(reader.called), ""))
-            for found in filter(None, (reader, root and self.hlo.instruction(root))):
-                if _informative(found) and self._location(found) is not None:
-                    return found
+        made = [name for value in seen for name in self._names(*value)]
+        names = [reader for name in made for reader in self.hlo.readers.get(name, ())]
+        roots = (self.hlo.roots.get(c) for n in names for c in self._called(n))
+        for name in (*names, *filter(None, roots)):
+            found = self.hlo.instruction(name)
+            if found and _informative(found) and self._location(found) is not None:
+                return found
         return None
+
+    def _called(self, name: str) -> tuple[str, ...]:
+        instruction = self.hlo.instruction(name)
+        return instruction.called if instruction else ()
 
     def _location(self, at: Instruction) -> Location | None:
         """The user's own line; that of a library, where there is none."""
