@@ -47,7 +47,7 @@ def lint(
     - *stacked wide*: a scan that stacks what only a narrower copy of is used;
     - *unused gradient*: the gradient of something that is not trained;
     - *wide copy*: a float32 copy of a bfloat16 value, kept for the backward pass;
-    - *dropout mask*: random bits kept for the backward pass;
+    - *dropout mask*: a mask of random bits kept for the backward pass;
     - *lost batch axis*: activations of a sharded step that XLA moves to another axis
       than that of the examples;
     - *misread from the host*: a scan that goes backwards through arrays in the host's

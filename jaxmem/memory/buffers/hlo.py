@@ -5,6 +5,7 @@ dump of tens of megabytes takes about a second.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -112,6 +113,15 @@ class Hlo:
             for i, operand in enumerate(carry.operands if carry else ()):
                 uses.setdefault(operand, (name, i))
         return uses
+
+    @cached_property
+    def readers(self) -> dict[str, list[str]]:
+        """Value -> the instructions that have it as an operand."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for name, (_, rest) in self.lines.items():
+            for operand in _NAME.findall(rest.partition(", metadata=")[0]):
+                found[operand].append(name)
+        return found
 
     @cached_property
     def frames(self) -> dict[int, tuple[int, int]]:

@@ -26,7 +26,7 @@ from jaxmem.memory.buffers import (
 )
 from jaxmem.memory.buffers.attribute import attribute
 from jaxmem.memory.buffers.rows import PeakBuffer, PlacedBuffer, ScheduleStep
-from jaxmem.memory.report.advice import advise
+from jaxmem.memory.report.advice import LateAdvice
 from jaxmem.memory.report.donation import Donations
 from jaxmem.memory.report.misread import about_wrong_slices
 from jaxmem.pages import SavedResult
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _SIZES = ("argument", "output", "temp", "alias", "generated_code")
 _FROM_HLO = "collectives", "wrong_slices"  # a search reads them alone
-_ROWS = "at_peak", "peak_step", "timeline", "notes", "advice", "placed"
+_ROWS = "at_peak", "peak_step", "timeline", "notes", "placed"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,10 @@ class MemoryReport(SavedResult):
         timeline: live bytes at about 200 steps of the schedule, with the peak.
         notes: donated buffers that were not reused, arguments that are in memory
             twice, and the like.
-        advice: what to do about the largest buffers, where that is simple to tell.
+        advice: what takes less, with the bytes that are expected of it: what
+            `jaxmem.substitute` finds in the step, and what the passes of
+            `jaxmem.schedule` make of it. They are asked when it is first read, and
+            nothing is compiled.
         placed: the temporaries of at least a thousandth of the peak, a thousand at
             most, with their places in memory and their live ranges.
         collectives: what devices send each other, what sends most first.
@@ -98,6 +101,10 @@ class MemoryReport(SavedResult):
 
     def __getattr__(self, name: str) -> Any:
         """Makes the rows when one is first read: a search reads the numbers alone."""
+        if name == "advice" and "_late" in self.__dict__:
+            self.__dict__.setdefault(name, self.__dict__["_late"].lines())
+            self.__dict__.pop("_late", None)
+            return self.__dict__[name]
         texts = self.__dict__.get("_texts")
         if name in _FROM_HLO and texts is not None:
             self.__dict__.update(texts.found())
@@ -271,7 +278,6 @@ class CompilerTexts:
     donations: Donations | None = None  # None for no notes on donation
     aliases: tuple[tuple[str, int], ...] = ()  # (output index, argument) of reuses
     notes: tuple[str, ...] = ()  # further ones
-    advice: tuple[str, ...] = ()  # what is known before the compile
     options: str = ""  # what else the compiler was told
 
     def found(self) -> dict[str, Any]:
@@ -296,7 +302,6 @@ class CompilerTexts:
             "peak_step": rows.peak_step,
             "timeline": rows.timeline,
             "notes": (*self.notes, *(donated or ()), *rows.notes),
-            "advice": (*self.advice, *advise(rows.at_peak, rows.curved)),
             "placed": rows.placed,
         }
 
@@ -329,8 +334,8 @@ def make_report(
     name: str,
     argument_names: list[str],
     donations: Donations | None = None,
-    advice: tuple[str, ...] = (),
     options: str = "",
+    advice: LateAdvice | None = None,
 ) -> MemoryReport:
     """The report of a compile, whose `texts` are packed."""
     sizes = {f"{k}_bytes": int(result["memory"].get(k, 0)) for k in _SIZES}
@@ -344,18 +349,24 @@ def make_report(
         donations,
         tuple(result.get("aliases", ())),
         tuple(result.get("notes", ())),
-        advice,
         options,
     )
+    peak += sizes["temp_bytes"] - sizes["alias_bytes"]
+    advice = LateAdvice() if advice is None else advice
+    if advice.step is not None:
+        about = {"peak_bytes": peak, "argument_bytes": sizes["argument_bytes"]}
+        step = dataclasses.replace(advice.step, **about)
+        advice = dataclasses.replace(advice, step=step)
     report = object.__new__(MemoryReport)
     report.__dict__.update(
         target=target.name,
         memory_bytes=target.memory_bytes,
         name=name,
-        peak_bytes=peak + sizes["temp_bytes"] - sizes["alias_bytes"],
+        peak_bytes=peak,
         **sizes,
         host_bytes=host["argument"] + host["output"] + host["temp"] - host["alias"],
         cost=dict(result.get("cost") or {}),
         _texts=texts,
+        _late=advice,
     )
     return report

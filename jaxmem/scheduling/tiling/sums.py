@@ -1,5 +1,6 @@
 """Sums that are carried from part to part, in float32 where the array is narrower."""
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -108,4 +109,5 @@ def product(eqn, args: Sequence[Any], params: dict[str, Any], dtype):
         return direct(*args)
     # XLA's CPU backend has not every product of narrow operands that is wide.
     cast = lambda *xs: direct(*(x.astype(dtype) for x in xs))
-    return lax.platform_dependent(*args, cpu=cast, default=direct)
+    either = functools.partial(lax.platform_dependent, cpu=cast, default=direct)
+    return _compat.in_context_of(eqn, either, *args)
