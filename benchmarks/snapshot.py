@@ -205,7 +205,7 @@ def measure(case: Case) -> dict[str, Any]:
             plan.recomputed, "operation", "shape", "dtype", "times", "flops"
         ),
         "tried": [t.peak for t in plan.tried],
-        "predicted": [plan.predicted_bytes, plan.lower_bound],
+        "predicted": plan.predicted_bytes,
         "offloaded": plan.offloaded_bytes,
         "barriers": plan.barriers,
         "plain": _bytes(plan.plain),

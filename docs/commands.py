@@ -1,4 +1,4 @@
-"""Writes the commands into `command_line.md`, from their own help.
+"""Writes the commands into `command_line.md`, from their own help, and the exit codes.
 
 python docs/commands.py           # writes
 python docs/commands.py --check   # exits with 1 where something is not as written
@@ -11,18 +11,22 @@ import sys
 import typing
 from enum import Enum
 
-from jaxmem.cli import app
+from jaxmem.cli import EXIT_CODES, app
 
 PAGE = pathlib.Path(__file__).with_name("command_line.md")
-BEGIN, END = "<!-- commands -->\n", "<!-- end of commands -->"
+BLOCKS = "commands", "exit codes"
 
 
 def written(text: str) -> str:
-    """The page with the commands as they are now."""
-    head, rest = text.split(BEGIN)
-    tail = rest.split(END)[1]
+    """The page with the commands and exit codes as they are now."""
     commands = "\n".join(map(section, app.registered_commands))
-    return f"{head}{BEGIN}\n{commands}\n{END}{tail}"
+    rows = "".join(f"| {code} | {meaning} |\n" for code, meaning in EXIT_CODES.items())
+    codes = f"| code | meaning |\n|---|---|\n{rows}"
+    for title, block in zip(BLOCKS, (f"\n{commands}\n", codes), strict=True):
+        head, rest = text.split(f"<!-- {title} -->\n")
+        tail = rest.split(f"<!-- end of {title} -->")[1]
+        text = f"{head}<!-- {title} -->\n{block}<!-- end of {title} -->{tail}"
+    return text
 
 
 def section(command) -> str:

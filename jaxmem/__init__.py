@@ -9,6 +9,8 @@ used, so that `import jaxmem` costs next to nothing.
 import importlib
 from typing import TYPE_CHECKING
 
+from jaxmem import _adviser
+
 if TYPE_CHECKING:
     from jaxmem import accumulate as accumulate
     from jaxmem import advising as advising
@@ -75,6 +77,13 @@ _SUBPACKAGES = (
 )
 
 __all__ = [*_HOME, *_SUBPACKAGES]
+
+
+def _advice_on(step) -> tuple[str, ...]:
+    return importlib.import_module("jaxmem.advising").advice_on(step)
+
+
+_adviser.adviser = _advice_on
 
 
 def __getattr__(name: str):

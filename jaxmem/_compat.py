@@ -24,6 +24,10 @@ Var = jex_core.Var
 _HERE = pathlib.Path(__file__).parent
 # The folders of this package, and of the kernels that come with it.
 OWN = tuple(f"{path}{os.sep}" for path in (_HERE, _HERE.parent / "pallas_kernels"))
+# Its steps are a user's.
+_DEMO = f"{_HERE / 'demo'}{os.sep}"
+# What these write into a user's step, who called them has not written.
+_REWRITERS = tuple(f"{_HERE / name}{os.sep}" for name in ("memory", "scheduling"))
 
 
 def saved_residuals(fn, *args: Any, **kwargs: Any) -> list[tuple[Any, str]]:
@@ -86,6 +90,14 @@ def typed_as(x, aval):
     return jax.sharding.reshard(x, jax.NamedSharding(aval.sharding.mesh, spec))
 
 
+def empty_like(aval) -> Any:
+    """An array of this type, in its memory, of values that nobody has written."""
+    from jax._src.lax.lax import empty2
+
+    one = empty2(aval.dtype, memory_space=aval.memory_space)
+    return typed_as(jax.lax.broadcast(one, aval.shape), aval)
+
+
 def bind(eqn, args, params=None) -> list[Any]:
     """Outputs of `eqn` on `args`, under its own source line and name scopes."""
     params = eqn.primitive.get_bind_params(eqn.params if params is None else params)
@@ -104,10 +116,13 @@ def in_context_of(eqn, fn, *args):
 
 
 def source_line(eqn) -> str:
-    """Where the user wrote `eqn`, as `file:line (function)`."""
-    from jax.extend import source_info_util
+    """Where `eqn` was written outside of this package, as `file:line (function)`."""
+    return caller_line(eqn)
 
-    return source_info_util.summarize(eqn.source_info)
+
+def is_own_file(name: str) -> bool:
+    """Whether a file is part of this package, and its lines are no user's."""
+    return name.startswith(OWN) and not name.startswith(_DEMO)
 
 
 # Parts of the names of files that are nobody's own.
@@ -121,7 +136,9 @@ def caller_line(eqn, *libraries: str) -> str:
 
     for frame in user_frames(eqn.source_info.traceback):
         file = frame.file_name
-        if not file.startswith(OWN) and not any(part in file for part in libraries):
+        if file.startswith(_REWRITERS):
+            return ""
+        if not is_own_file(file) and not any(part in file for part in libraries):
             return f"{frame.file_name}:{frame.start_line} ({frame.function_name})"
     return ""
 

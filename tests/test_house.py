@@ -27,13 +27,14 @@ ALLOWED = {
     "_module_path": set(),
     "_progress": set(),
     "_remedies": set(),
+    "_adviser": set(),
     "__main__": {"cli"},
     "ir": {"_bits", "chips"},
     "pages": set(),
     "chips": {"_bytes", "_remedies"},
     "frameworks": {"ir"},
     "memory": {
-        *("_bytes", "_module_path", "_progress", "_remedies", "chips"),
+        *("_adviser", "_bytes", "_module_path", "_progress", "_remedies", "chips"),
         *("frameworks", "ir", "pages"),
     },
     "ops": {"_bits", "_float8", "_remedies", "ir"},
@@ -54,8 +55,8 @@ ALLOWED = {
     "accumulate": {"frameworks", "ir", "memory", "optim", "scheduling"},
     "freezing": {"_paths", "memory"},
     "advising": {
-        *("_bytes", "_progress", "accumulate", "chips", "frameworks", "memory", "nn"),
-        *("optim", "pages", "scheduling"),
+        *("_bytes", "_module_path", "_progress", "accumulate", "chips", "frameworks"),
+        *("ir", "memory", "nn", "optim", "pages", "rewriting", "scheduling"),
     },
     "demo": {
         *("_remedies", "accumulate", "memory", "nn", "ops", "optim", "rewriting"),

@@ -6,8 +6,9 @@ import jax
 import pytest
 
 import jaxmem
-from benchmarks.peaks import FURTHER, GIB, REFUSED, Peaks, unit_of
-from jaxmem.memory import DoesNotFit
+from benchmarks.peaks import GIB, Peaks
+from jaxmem.memory import REFUSED, DoesNotFit
+from jaxmem.memory._batch_search import FURTHER, unit_of
 
 CHIPS = {"h100": 80 * GIB, "l4": 22 * GIB, "t4": 15 * GIB}
 STATE = jax.ShapeDtypeStruct((2**28,), "float32")  # 1 GiB

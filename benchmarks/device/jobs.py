@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from benchmarks.device import fast, forms, right, steps, true
+from benchmarks.device import fast, forms, offload, right, steps, true
 from benchmarks.device.job import Job
 
-PIECES = (right, fast, true, steps, forms)
+PIECES = (offload, right, fast, true, steps, forms)
 
 
 def jobs() -> dict[str, Job]:

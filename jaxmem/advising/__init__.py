@@ -2,5 +2,8 @@
 
 from jaxmem.advising._advice import Advice, CompiledMeasure
 from jaxmem.advising._advise import advise
+from jaxmem.advising.remedies import Remedy as Remedy
+from jaxmem.advising.remedies import advice_on as advice_on
+from jaxmem.advising.remedies import remedies_for as remedies_for
 
 __all__ = ["Advice", "CompiledMeasure", "advise"]

@@ -1,6 +1,7 @@
 """The `jaxmem` command, on top of the public functions: a file for each command."""
 
 from jaxmem.cli._advise import advise
+from jaxmem.cli._app import EXIT_CODES as EXIT_CODES
 from jaxmem.cli._app import app as app
 from jaxmem.cli._app import main as main
 from jaxmem.cli._app import register

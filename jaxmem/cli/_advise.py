@@ -57,6 +57,7 @@ def advise(
     """
     import jaxmem
     from jaxmem.advising.measures import APPROXIMATE
+    from jaxmem.chips import get_target, local_target
 
     if unknown := set(allow or ()) - set(APPROXIMATE):
         words = f"{sorted(unknown)[0]}: one of {', '.join(APPROXIMATE)}"
@@ -66,6 +67,12 @@ def advise(
         raise typer.BadParameter("--budget 0: more than 0 bytes")
     how = {"target": target, "donate": donate, "static": static}
     found, args = named(function, arguments, batch, **how)
+    if "tx" in found.options and (donate or static):
+        raise typer.BadParameter("--donate, --static: a loss with its tx takes none")
+    chip = found.options.get("target")
+    chip = local_target() if chip is None else get_target(chip)
+    if room is None and chip.memory_bytes is None:
+        raise typer.BadParameter(f"the memory of {chip.name} is not known: --budget")
     of_compiles = ("timeout", "cache", "full", "compiler_options", "clip")
     options = {k: v for k, v in found.options.items() if k not in of_compiles}
     options |= {"budget": budget, "every": every}

@@ -12,7 +12,18 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-DOES_NOT_FIT, WRONG_USE, FAILED = 1, 2, 3
+DOES_NOT_FIT, WRONG_USE, FAILED, INTERRUPTED = 1, 2, 3, 130
+# What each exit code means: `docs/commands.py` writes it into the page, and the tests
+# walk it with every command.
+EXIT_CODES = {
+    0: "it fits, or there was nothing to fit",
+    DOES_NOT_FIT: "it does not fit: a limit, a budget, the memory of the chip; for "
+    "`lint`, there is a finding as severe as `--fail-on`",
+    WRONG_USE: "wrong use: an unknown option or chip, a name that is not there, a "
+    "value that is not allowed",
+    FAILED: "something could not be imported, traced, compiled, installed or written",
+    INTERRUPTED: "interrupted (Ctrl-C)",
+}
 _MOST = 800  # characters of an error that is shown in one line
 # Click's class, which typer brings under one name or another.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
@@ -31,6 +42,35 @@ class Failed(Exception):
     """What could not be done, in words that need no further explanation: exit 3."""
 
 
+class UntilClosed:
+    """A stream that drops what is written once its reader has gone, as `head` does.
+
+    The command goes on: its exit code and the files that it writes are those of the
+    result.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return self._tried(lambda: self._stream.write(text)) or 0
+
+    def flush(self) -> None:
+        self._tried(self._stream.flush)
+
+    def _tried(self, write: Callable[[], Any]) -> Any:
+        try:
+            return write()
+        except BrokenPipeError:
+            # what is in the buffer still has to go somewhere
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+
+
 class _Commands(TyperGroup):
     """Commands whose wrong use is told in one line."""
 
@@ -41,7 +81,10 @@ class _Commands(TyperGroup):
             code = super().main(*args, standalone_mode=False, **extra)
         except typer.Abort:
             typer.echo("jaxmem: interrupted", err=True)
-            sys.exit(130)
+            sys.exit(INTERRUPTED)
+        except Failed as error:  # of an option, before the command has begun
+            typer.echo(f"jaxmem: {one_line(str(error))}", err=True)
+            sys.exit(FAILED)
         except _UsageError as error:
             context = getattr(error, "ctx", None)
             path = context.command_path if context else "jaxmem"
@@ -62,6 +105,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point of the console script."""
+    sys.stdout, sys.stderr = UntilClosed(sys.stdout), UntilClosed(sys.stderr)
     app()
 
 
@@ -84,7 +128,7 @@ def jaxmem_command(
     """Training in JAX that fits in less memory.
 
     Exits 0 where the step fits, 1 where it does not, 2 on wrong use, and 3 where
-    something could not be imported, traced, compiled or installed.
+    something could not be imported, traced, compiled, installed or written.
     """
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -119,7 +163,7 @@ def _in_one_line(show: bool) -> Iterator[None]:
     """Turns errors into a line on stderr and an exit code."""
     try:
         yield
-    except (typer.Exit, typer.Abort, _UsageError, BrokenPipeError):
+    except (typer.Exit, typer.Abort, _UsageError):
         raise
     except Exception as error:
         if show:

@@ -9,6 +9,7 @@ import typer
 
 from jaxmem.cli._options import Json, check_target
 from jaxmem.cli._output import write_json
+from jaxmem.cli._written import STDOUT, folder_to_write
 
 
 class Flavour(StrEnum):
@@ -54,9 +55,9 @@ def demo(
         list[str] | None,
         typer.Option(help="Chip to compile for; may be given again. See `targets`."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path(
-        "jaxmem-demo"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Folder for the results.", callback=folder_to_write)
+    ] = Path("jaxmem-demo"),
     json_path: Json = None,
 ) -> None:
     """Train a small GPT plain and substituted, and print the bytes of both.
@@ -93,7 +94,7 @@ def demo(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     # with the JSON on standard output, tables are for standard error
-    console = Console(stderr=True) if str(json_path) == "-" else Console()
+    console = Console(stderr=True) if json_path == STDOUT else Console()
     # on a terminal the demonstration has progress bars of its own
     with spinner(not sys.stderr.isatty(), "training and compiling"):
         result = run(settings, target, out, console)

@@ -32,8 +32,7 @@ def estimate(
         typer.Option(
             "--max",
             metavar="SIZE",
-            help="The most bytes of the peak, as in 14GiB.  "
-            "[default: the chip's memory]",
+            help="The most bytes of the peak, as in 14GiB, beside the chip's memory.",
         ),
     ] = None,
     donate: Donate = None,
@@ -85,5 +84,7 @@ def estimate(
         return
     details = report.time if time else None
     show(report, json_path, plot_path, html=html_path, details=details)
-    limit = report.memory_bytes if limit is None else limit
-    check_limit("the peak", report.peak_bytes, limit, json_path)
+    peak, memory = report.peak_bytes, report.memory_bytes
+    check_limit("the peak", peak, limit, json_path, "--max")
+    if limit is None or peak > (memory or peak):
+        check_limit("the peak", peak, memory, json_path)

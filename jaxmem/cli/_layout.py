@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from jaxmem.cli._options import Json, Plot, size
+from jaxmem.cli._options import Json, Plot, seconds, size
 from jaxmem.cli._output import does_not_fit, show
+from jaxmem.cli._written import to_write
 
 
 def layout(
@@ -18,11 +19,17 @@ def layout(
         ),
     ] = None,
     time_limit: Annotated[
-        float, typer.Option(min=0, help="Seconds after which the best is taken.")
+        float,
+        typer.Option(
+            min=0, help="Seconds after which the best is taken.", callback=seconds
+        ),
     ] = 10.0,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     output: Annotated[
-        Path | None, typer.Option(help="CSV to write, with a column of offsets.")
+        Path | None,
+        typer.Option(
+            help="CSV to write, with a column of offsets.", callback=to_write()
+        ),
     ] = None,
     json_path: Json = None,
     plot_path: Plot = None,

@@ -67,7 +67,7 @@ def ledger(
     except ValueError as error:  # of a pattern or a dtype
         raise typer.BadParameter(str(error)) from error
     show(counted, json_path, plot_path, html=html_path)
-    check_limit("a device", counted.device_bytes, limit, json_path)
+    check_limit("a device", counted.device_bytes, limit, json_path, "--max")
 
 
 def _parameters(spec: str, args_spec: str | None) -> tuple[Any, Any]:

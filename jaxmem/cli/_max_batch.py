@@ -60,6 +60,8 @@ def max_batch(
     room = size(memory, "--memory")
     if limit < multiple_of:
         raise typer.BadParameter(f"--limit {limit} is less than --multiple-of")
+    if limit < minimum:
+        raise typer.BadParameter(f"--limit {limit} is less than --min {minimum}")
     how = {"target": target, "donate": donate, "static": static, "timeout": timeout}
     found, _ = named(function, arguments, multiple_of, **how)
     chip = get_target(found.options.pop("target", None))
@@ -72,10 +74,12 @@ def max_batch(
         **found.options,
     )
     memory_bytes = chip.memory_bytes if room is None else room
-    result = {"batch": largest, "target": chip.name, "memory_bytes": memory_bytes}
+    result = {"batch": largest, "at_limit": largest.at_limit, "target": chip.name}
     if json_path is None:
-        typer.echo(largest)
+        typer.echo(int(largest))
     else:
-        show(result, json_path)
+        show(result | {"memory_bytes": memory_bytes}, json_path)
+    if largest.at_limit:
+        typer.echo(f"{largest.real} is the limit: no larger batch was tried", err=True)
     if largest < minimum:
         does_not_fit(f"the largest batch on {chip.name} is {largest}")

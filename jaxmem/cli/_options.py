@@ -1,5 +1,6 @@
 """Options that several commands share."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,12 +8,14 @@ import typer
 
 from jaxmem.cli._app import Failed, is_interactive
 from jaxmem.cli._functions import Named, load
+from jaxmem.cli._written import PICTURES, to_write
 
 
-def _page(path: Path | None) -> Path | None:
-    if path is not None and path.suffix != ".html":
-        raise typer.BadParameter(f"{path} does not end in .html")
-    return path
+def seconds(value: float | None) -> float | None:
+    """A callback for an option: the seconds are a number that ends."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number of seconds")
+    return value
 
 
 def _chips() -> list[str]:
@@ -70,7 +73,11 @@ Static = Annotated[
 ]
 Timeout = Annotated[
     float | None,
-    typer.Option(min=0.001, help="Seconds that a compile may take.  [default: 600]"),
+    typer.Option(
+        min=0.001,
+        help="Seconds that a compile may take.  [default: 600]",
+        callback=seconds,
+    ),
 ]
 Json = Annotated[
     Path | None,
@@ -79,6 +86,7 @@ Json = Annotated[
         metavar="FILE",
         help="Write the result as JSON; `-` writes it to standard output, and nothing "
         "else.",
+        callback=to_write(),
     ),
 ]
 Html = Annotated[
@@ -87,12 +95,17 @@ Html = Annotated[
         "--html",
         metavar="FILE",
         help="Write a page that a browser shows, to a file that ends in .html.",
-        callback=_page,
+        callback=to_write(".html"),
     ),
 ]
 Plot = Annotated[
     Path | None,
-    typer.Option("--plot", metavar="FILE", help="Draw a picture (.png, .svg, .pdf)."),
+    typer.Option(
+        "--plot",
+        metavar="FILE",
+        help="Draw a picture (.png, .svg, .pdf).",
+        callback=to_write(*PICTURES),
+    ),
 ]
 
 
@@ -115,6 +128,7 @@ def named(
             found.options.pop(f"{kind}_argnums", None)
             found.options.pop(f"{kind}_argnames", None)
             found.options |= _places(kind, given, len(args))
+    _check_places(found, args, donate, static)
     if target is not None:
         found.options["target"] = target
     if timeout is not None:
@@ -134,6 +148,20 @@ def _places(kind: str, given: list[str], count: int) -> dict[str, Any]:
     names = tuple(word for word in given if not word.isdecimal())
     places = {f"{kind}_argnums": numbers, f"{kind}_argnames": names}
     return {key: value for key, value in places.items() if value}
+
+
+def _check_places(
+    found: Named, args: tuple, donate: list[str] | None, static: list[str] | None
+) -> None:
+    """A name that no argument has is wrong use, and an argument that is both."""
+    from jaxmem.frameworks import donated_and_static
+
+    number = lambda word: int(word) if word.isdecimal() else word
+    places = [tuple(map(number, given or ())) for given in (donate, static)]
+    try:
+        donated_and_static(found.fn, args, found.options, *places)
+    except ValueError as error:
+        raise typer.BadParameter(f"--donate, --static: {error}") from error
 
 
 def check_target(name: Any) -> None:

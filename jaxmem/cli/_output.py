@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import typer
 
 from jaxmem.cli._app import DOES_NOT_FIT, Failed
+from jaxmem.cli._written import STDOUT
 
-_STDOUT = Path("-")
+_DOES_NOT_FIT = "does not fit"
 
 
 class Drawn(Protocol):
@@ -27,7 +28,7 @@ def show(
     details: Any = None,
 ) -> None:
     """Prints a result and details of it; writes JSON, a picture, a page where asked."""
-    if json_path != _STDOUT:
+    if json_path != STDOUT:
         _print(result)
         if details is not None:
             print(f"\n{details}")
@@ -54,7 +55,7 @@ def _print(result: Any) -> None:
 def write_json(result: Any, path: Path) -> None:
     """Writes a result's fields, or prints them where the path is `-`."""
     text = as_json(result)
-    if path == _STDOUT:
+    if path == STDOUT:
         print(text)
     else:
         try:
@@ -84,9 +85,13 @@ def draw(result: Drawn, path: Path) -> None:
 
 
 def check_limit(
-    what: str, found: int, limit: int | None, json_path: Path | None
+    what: str, found: int, limit: int | None, json_path: Path | None, option: str = ""
 ) -> None:
-    """Says whether bytes are within a limit, and exits with 1 where they are not."""
+    """Says whether bytes are within a limit, and exits with 1 where they are not.
+
+    `option`: the one that gave it. The chip's memory, of which the report tells in
+    words of its own, has none.
+    """
     if limit is None:
         return
     from jaxmem._bytes import format_bytes
@@ -94,12 +99,17 @@ def check_limit(
     sizes = f"{what} takes {format_bytes(found)} of {format_bytes(limit)}"
     difference = format_bytes(abs(found - limit))
     if found > limit:
-        does_not_fit(f"{sizes}, {difference} too much")
-    on_stdout = json_path == _STDOUT
-    typer.echo(f"fits: {sizes}, {difference} to spare", err=on_stdout)
+        beyond = f"more than {option}" if option else _DOES_NOT_FIT
+        _exit_1(f"{beyond}: {sizes}, {difference} too much")
+    within = f"within {option}" if option else "fits"
+    typer.echo(f"{within}: {sizes}, {difference} to spare", err=json_path == STDOUT)
 
 
 def does_not_fit(why: str) -> None:
     """Says why on stderr, and exits with 1."""
-    typer.echo(f"does not fit: {why}", err=True)
+    _exit_1(f"{_DOES_NOT_FIT}: {why}")
+
+
+def _exit_1(said: str) -> None:
+    typer.echo(said, err=True)
     raise typer.Exit(DOES_NOT_FIT)

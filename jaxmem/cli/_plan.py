@@ -17,6 +17,7 @@ from jaxmem.cli._options import (
     Plot,
     Static,
     named,
+    seconds,
     size,
 )
 from jaxmem.cli._output import does_not_fit, show
@@ -50,7 +51,11 @@ def plan(
     ] = True,
     search_seconds: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Seconds after which the best plan is taken."),
+        typer.Option(
+            min=0.001,
+            help="Seconds after which the best plan is taken.",
+            callback=seconds,
+        ),
     ] = None,
     json_path: Json = None,
     html_path: Html = None,
@@ -79,11 +84,14 @@ def plan(
     chip = settings.get("target")
     if search_seconds is not None and room is None and chip is None:
         raise typer.BadParameter("--search-seconds: needs a --budget or a --target")
+    if plot_path is not None and chip is None:
+        raise typer.BadParameter("--plot: needs a --target, whose compiles it shows")
+    if clip is not None:
+        settings["clip"] = clip.value
     try:
         step = jaxmem.schedule(
             found.fn,
             room,
-            clip=clip and clip.value,
             offload=offload,
             tile=tile,
             search_seconds=search_seconds,

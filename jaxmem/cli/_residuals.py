@@ -55,4 +55,4 @@ def residuals(
         options["argnums"] = tuple(argnums)
     kept = jaxmem.residuals(found.fn, *args, **options)
     show(kept, json_path, html=html_path)
-    check_limit("what is kept", kept.total_bytes, limit, json_path)
+    check_limit("what is kept", kept.total_bytes, limit, json_path, "--max")

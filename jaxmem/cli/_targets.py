@@ -50,6 +50,10 @@ def targets(
     """
     if install + list_them + remove > 1:
         raise typer.BadParameter("one of --install, --list and --remove")
+    if which != Which.all and not (install or remove):
+        raise typer.BadParameter(f"{which.value}: needs --install or --remove")
+    if remove and json_path is not None:
+        raise typer.BadParameter("--json: --remove has no result to write")
     if install and which == Which.old:
         raise typer.BadParameter("old: there is nothing old to install")
     if install:

@@ -59,7 +59,9 @@ def pure_call(
         raise TypeError(f"fn must be a function, got {type(fn).__name__}: {fn!r}")
     own = jitted(fn, args, kwargs) or Jitted()
     donated = own.donated if donate is None else donate
-    donated, fixed = _places(fn, args, kwargs, donated, (*static, *own.static))
+    donated, fixed = donated_and_static(
+        fn, args, kwargs, donated, (*static, *own.static)
+    )
     values = _static_values(fixed, args, kwargs)
     rest = tuple(x for i, x in enumerate(args) if i not in fixed)
     named = {k: v for k, v in kwargs.items() if k not in fixed}
@@ -80,10 +82,14 @@ def pure_call(
         yield Call(rest, named, form, inside, own)
 
 
-def _places(
-    fn, args, kwargs, donate, static
+def donated_and_static(
+    fn: Callable,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    donate: Sequence[Place],
+    static: Sequence[Place],
 ) -> tuple[frozenset[Place], frozenset[Place]]:
-    """(donated, static) as the call has them."""
+    """(donated, static) as the call has them; ValueError for a place it has not."""
     donated = resolve("donate", fn, donate, args, kwargs)
     fixed = resolve("static", fn, static, args, kwargs)
     if clash := donated & fixed:

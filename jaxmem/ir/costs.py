@@ -14,15 +14,17 @@ from jaxmem.chips import CHIPS
 from jaxmem.chips import Machine as Machine
 from jaxmem.ir import jaxprs
 from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.map_operations import devices_of, operations_of
+from jaxmem.ir.map_operations import devices_of
+from jaxmem.ir.part_marks import innermost_operations
 from jaxmem.ir.primitives import CHEAP, ELEMENTWISE
 from jaxmem.ir.ragged import is_ragged, ragged_flops
-from jaxmem.ir.scans import is_on_host, is_var, size_of
+from jaxmem.ir.scans import is_var, size_of
 
 MACHINES = {name: chip.machine for name, chip in CHIPS.items()}
 
 # done where they are read, inside whatever reads them
 FUSED = ELEMENTWISE | CHEAP | {"concatenate", "iota", "name", "pad", "split"}
+FUSED |= {"empty", "empty2"}  # nobody writes or reads them
 _HASH = 3  # integer work of one random word, in terms of the bandwidth it takes
 MATMULS = {"dot_general", "conv_general_dilated", "ragged_dot_general"}
 _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
@@ -30,12 +32,14 @@ _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator"}
 
 def fused_only(eqn, sent: float = 0.0) -> float | None:
     """A price at which only what costs next to nothing is recomputed."""
-    fused = all(_is_fused(e) for e in operations_of(eqn)) and not sent
+    free = lambda e: e.primitive.name in FUSED or is_lookup(e)
+    fused = all(map(free, innermost_operations(eqn))) and not sent
     return 0.0 if fused and not _compat.has_side_effects(eqn) else None
 
 
-def _is_fused(eqn) -> bool:
-    return eqn.primitive.name in FUSED or is_lookup(eqn)
+def is_fused(eqn) -> bool:
+    """Whether an equation is done inside of what reads its result."""
+    return eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier"
 
 
 def is_lookup(eqn) -> bool:
@@ -69,7 +73,7 @@ def seconds(eqn, machine: Machine) -> float | None:
     # Nothing for what is fused into its reader.
     if _compat.has_side_effects(eqn):
         return None
-    if eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier":
+    if is_fused(eqn):
         return 0.0
     if jaxprs.bodies(eqn) and eqn.primitive.name not in _OPAQUE:
         return _inside(eqn, lambda e: seconds(e, machine))
@@ -90,48 +94,6 @@ def product_seconds(eqn, machine: Machine) -> float:
     if eqn.primitive.name in MATMULS:
         return seconds(eqn, machine) or 0.0
     return _inside(eqn, lambda e: product_seconds(e, machine)) or 0.0
-
-
-def host_traffic(closed) -> int:
-    """Bytes that a jaxpr moves to the host's memory and back; a `while` counts once."""
-    total = 0
-    for eqn in jaxprs.split(closed)[0].eqns:
-        if eqn.primitive.name == "device_put":
-            pairs = zip(eqn.invars, eqn.outvars, strict=True)
-            moved = (v for u, v in pairs if is_on_host(u) != is_on_host(v))
-            total += sum(elements(v.aval.shape) * v.aval.dtype.itemsize for v in moved)
-        total += _traffic(eqn)
-    return total
-
-
-def _traffic(eqn) -> int:
-    """Of the bodies of an equation, all iterations of a scan."""
-    times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-    return times * sum(map(host_traffic, jaxprs.bodies(eqn)))
-
-
-def waiting_for_host(closed, machine: Machine) -> float:
-    """Seconds that scans wait for the link to the host, by what they compute and move.
-
-    Their copies run beside the computation of other iterations. A scan that holds
-    another one with copies counts by that, once; one whose time nobody knows, not.
-    """
-    total = 0.0
-    for eqn in jaxprs.split(closed)[0].eqns:
-        if eqn.primitive.name == "scan" and not any(map(_has_copies, _inner(eqn))):
-            moved, work = _traffic(eqn), seconds(eqn, machine)
-            total += 0.0 if work is None else max(0.0, moved / machine.host - work)
-        else:
-            total += sum(waiting_for_host(b, machine) for b in jaxprs.bodies(eqn))
-    return total
-
-
-def _inner(eqn) -> list[Any]:
-    return [e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body)]
-
-
-def _has_copies(eqn) -> bool:
-    return eqn.primitive.name == "scan" and _traffic(eqn) > 0
 
 
 # the jaxpr does not say how often they iterate, or what they do

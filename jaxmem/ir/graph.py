@@ -7,7 +7,8 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.scans import is_on_host, is_var, size_of
+from jaxmem.ir.operands_first import operands_first
+from jaxmem.ir.scans import is_on_host, is_var
 
 
 class JaxprGraph:
@@ -26,10 +27,6 @@ class JaxprGraph:
         for i, eqn in enumerate(self.eqns):
             for v in filter(is_var, eqn.invars):
                 self.users.setdefault(v, []).append(i)
-
-    def size(self, v) -> int:
-        """Bytes of a variable in the memory of one device."""
-        return size_of(v)
 
     def inputs(self, args: Sequence[Any]) -> dict[Any, Any]:
         """The values that are there before the first equation."""
@@ -84,9 +81,18 @@ class Values:
 
     def evaluate(self, i: int) -> None:
         """Equation `i`, and before it what it needs, unless they have been done."""
-        if i not in self.done:
-            self.done.add(i)
-            self.apply(i)
+        for k in operands_first(i, self._missing):
+            if k not in self.done:
+                self.done.add(k)
+                self.apply(k)
+
+    def _missing(self, i: int) -> list[int]:
+        """The equations to do before this one."""
+        if i in self.done:
+            return []
+        atoms = (v for v in self.graph.eqns[i].invars if is_var(v))
+        makers = (self.graph.maker[v] for v in atoms if v not in self.env)
+        return [k for k in dict.fromkeys(makers) if k not in self.done]
 
     def apply(self, i: int) -> None:
         """What evaluating an equation is: here, to bind it as it is."""
@@ -148,6 +154,15 @@ Aliases = Mapping[int, int]  # position of an output -> of the input in its memo
 def by_shape(closed, inputs: Iterable[int]) -> Aliases:
     """Output -> input in whose memory it will be: the first of its kind, as in jit."""
     return _matched(closed, inputs, lambda v: (_shape(v), is_on_host(v)))
+
+
+def of_variables(closed, aliases: Aliases) -> dict[Any, Any]:
+    """Output variable -> the input variable in whose memory it will be."""
+    # An output may be a literal, such as a number that the step leaves as it was: no
+    # equation makes it, and it is no key of a table.
+    jaxpr = jaxprs.split(closed)[0]
+    pairs = ((jaxpr.outvars[o], jaxpr.invars[i]) for o, i in aliases.items())
+    return {out: given for out, given in pairs if is_var(out)}
 
 
 def across_memories(closed, inputs: Iterable[int]) -> Aliases:

@@ -7,7 +7,6 @@ side along axis 0, spread over the axes of the mesh along which they differ.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -19,6 +18,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.jaxprs import is_var
+from jaxmem.ir.joined import Group, Reads, read_elsewhere
 from jaxmem.ir.map_operations import mapped_axes, operations_of
 from jaxmem.ir.shard_maps import inside_of
 
@@ -32,9 +32,11 @@ def can_be_taken_apart(eqn) -> bool:
     return several and not explicit and not _compat.has_side_effects(eqn)
 
 
-def taken_apart(eqn, args: Sequence[Any]) -> list[Any]:
-    """What a `shard_map` gives, of one for each of its operations."""
-    body, constants = jaxprs.split(inside_of(eqn, flatten))
+def taken_apart(
+    eqn, args: Sequence[Any], opened: Callable[[Any], Any] = flatten
+) -> list[Any]:
+    """What a `shard_map` gives, of one for each operation of its `opened` body."""
+    body, constants = jaxprs.split(inside_of(eqn, opened))
     if constants:  # of the trace of the map: elsewhere they have no meaning
         return _compat.bind(eqn, args)
     return _Parts(eqn, body, args).run()
@@ -135,93 +137,36 @@ def _normal(spec) -> PartitionSpec:
 # -- put together
 
 
-def put_together(closed) -> Any:
-    """The jaxpr with its `shard_map`s of one operation joined to those around them."""
-    graph = JaxprGraph(closed)
-    groups = [g for g in _groups(graph) if len(g) > 1 and _has_part(graph, g)]
-    if not groups:
-        return closed
-    of = {i: group for group in groups for i in group}
+class Maps:
+    """`shard_map`s over the same axes of a mesh."""
 
-    def run(args: list) -> list[Any]:
-        return _Joined(graph, graph.inputs(args), set(), of).all_outputs()
+    def key(self, eqn) -> Any:
+        if eqn.primitive.name != NAME or _compat.has_side_effects(eqn):
+            return None
+        return eqn.params["mesh"], mapped_axes(eqn), eqn.params["check_vma"]
 
-    return jaxprs.retrace(closed, run)
+    def reads(self, eqn) -> Reads:
+        return zip(eqn.invars, map(_normal, eqn.params["in_specs"]), strict=True)
 
+    def makes(self, eqn) -> Reads:
+        return zip(eqn.outvars, map(_normal, eqn.params["out_specs"]), strict=True)
 
-@dataclass
-class _Joined(Values):
-    """Values of which those of a group are made together, when the first is needed."""
+    def is_part(self, eqn) -> bool:
+        return len(operations_of(eqn)) < 2
 
-    groups: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    def belongs(self, group: Group, i: int) -> bool:
+        return True
 
-    def apply(self, i: int) -> None:
-        if i in self.groups:
-            for k, outs in _joined(self, self.groups[i]):
-                self.put(k, outs)
-        else:
-            super().apply(i)
+    def pays(self, graph: JaxprGraph, group: Sequence[int]) -> bool:
+        return any(self.is_part(graph.eqns[i]) for i in group)
 
-
-def _has_part(graph: JaxprGraph, group: Sequence[int]) -> bool:
-    return any(len(operations_of(graph.eqns[i])) < 2 for i in group)
+    def joined(
+        self, values: Values, group: Sequence[int]
+    ) -> Iterator[tuple[int, list[Any]]]:
+        return _joined(values, group)
 
 
-def _groups(graph: JaxprGraph) -> Iterator[list[int]]:
-    """Positions of `shard_map`s that nothing else lies between."""
-    found: dict[Any, _Group] = {}
-    for i, eqn in enumerate(graph.eqns):
-        key = _key(eqn)
-        for other, group in found.items():
-            if other != key:
-                group.pass_by(eqn)
-        if key is None:
-            continue
-        if key in found and not found[key].takes(eqn):
-            yield found.pop(key).positions
-        found.setdefault(key, _Group()).add(i, eqn)
-    for group in found.values():
-        yield group.positions
-
-
-@dataclass
-class _Group:
-    """`shard_map`s that can be one.
-
-    Attributes:
-      positions: theirs, in order.
-      made: what they give, and how it is spread.
-      behind: variables that something else makes of it.
-    """
-
-    positions: list[int] = field(default_factory=list)
-    made: dict[Any, PartitionSpec] = field(default_factory=dict)
-    behind: set[Any] = field(default_factory=set)
-
-    def pass_by(self, eqn) -> None:
-        if any(v in self.made or v in self.behind for v in filter(is_var, eqn.invars)):
-            self.behind.update(eqn.outvars)
-
-    def takes(self, eqn) -> bool:
-        """Whether another one needs nothing but what the group has or is given."""
-        pairs = zip(eqn.invars, map(_normal, eqn.params["in_specs"]), strict=True)
-        return all(
-            v not in self.behind and self.made.get(v, spec) == spec
-            for v, spec in pairs
-            if is_var(v)
-        )
-
-    def add(self, i: int, eqn) -> None:
-        self.positions.append(i)
-        specs = map(_normal, eqn.params["out_specs"])
-        self.made.update(zip(eqn.outvars, specs, strict=True))
-
-
-def _key(eqn) -> Any:
-    """What `shard_map`s that can be joined have in common; None for anything else."""
-    if eqn.primitive.name != NAME or _compat.has_side_effects(eqn):
-        return None
-    return eqn.params["mesh"], mapped_axes(eqn), eqn.params["check_vma"]
+MAPS = Maps()
 
 
 def _joined(values: Values, group: Sequence[int]) -> Iterator[tuple[int, list[Any]]]:
@@ -254,21 +199,16 @@ def _given(eqns: Iterable[Any]) -> list[tuple[Any, PartitionSpec]]:
     made: set[Any] = set()
     found: dict[tuple[Any, PartitionSpec], None] = {}
     for eqn in eqns:
-        specs = map(_normal, eqn.params["in_specs"])
-        pairs = zip(eqn.invars, specs, strict=True)
-        found |= {(v, s): None for v, s in pairs if is_var(v) and v not in made}
+        pairs = ((v, s) for v, s in MAPS.reads(eqn) if is_var(v) and v not in made)
+        found |= dict.fromkeys(pairs)
         made.update(eqn.outvars)
     return list(found)
 
 
 def _wanted(graph: JaxprGraph, group: Sequence[int]) -> dict[Any, PartitionSpec]:
     """What others read of the results of `shard_map`s."""
-    found = {}
-    for eqn in (graph.eqns[i] for i in group):
-        for v, spec in zip(eqn.outvars, eqn.params["out_specs"], strict=True):
-            if v in graph.outputs or not {*graph.users.get(v, ())} <= {*group}:
-                found[v] = _normal(spec)
-    return found
+    specs = {v: spec for i in group for v, spec in MAPS.makes(graph.eqns[i])}
+    return {v: specs[v] for v in read_elsewhere(graph, group)}
 
 
 def _read(env: Mapping[Any, Any], v, spec: PartitionSpec) -> Any:

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import PyTree
 
+from jaxmem.ir.host_slices import hiding
+
 LEAST_ELEMENTS = 2**21  # of a leaf
 _CHUNK = 2**19  # elements; fewer would not fill a GPU
 _MOST_CHUNKS = 64
@@ -87,10 +89,12 @@ def by_rows(
         # only as a whole: what is written there cannot be mixed with what is there
         carried, rest = run(part - rest, None, rest, carried), 0
 
+    hide = hiding() if _is_on_host((carried, read)) else lambda i: i
+
     def body(i, carried):
         # The last chunk has all rows, too, those of the one before among them: for
         # fewer, TPU may lay the whole array out anew.
-        first = i * chunks.rows
+        first = hide(i) * chunks.rows
         if not rest:
             return run(first, None, chunks.rows, carried)
         start = jnp.minimum(first, part - chunks.rows)

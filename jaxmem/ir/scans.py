@@ -49,6 +49,15 @@ def split(eqn, values: Sequence[Any]) -> tuple[list, list, list]:
     return list(values[:n_consts]), list(values[n_consts:end]), list(values[end:])
 
 
+def carried_aliases(eqn) -> dict[int, int]:
+    """Output of a loop's body -> the input whose place it takes in the next one."""
+    if eqn.primitive.name == "while":
+        consts = eqn.params["body_nconsts"]
+        return {k: consts + k for k in range(len(eqn.outvars))}
+    consts, carries = _compat.scan_counts(eqn)
+    return {k: consts + k for k in range(carries)}
+
+
 def xs_of(eqn) -> list[Any]:
     """The arrays of which a scan reads a slice in each iteration."""
     return split(eqn, eqn.invars)[2]

@@ -37,6 +37,17 @@ def labelled_spreads(closed, given: InputSpreads | None) -> Spreads:
     return Spreads() if given is None else _Flow(closed, given).run()
 
 
+def inner_spreads(eqn, body, spreads: Spreads) -> Spreads:
+    """How the arrays of a body of an equation are spread, of one device in a map."""
+    if eqn.primitive.name == "scan":
+        return labelled_spreads(body, spreads.body(eqn))
+    takes = len(jaxprs.split(body)[0].invars)
+    is_branch = eqn.primitive.name == "cond" and takes == len(eqn.invars) - 1
+    if is_branch or jaxprs.called(eqn) is not None:
+        return labelled_spreads(body, spreads.inputs(eqn.invars[-takes:]))
+    return Spreads()
+
+
 class _Flow:
     """From arrays that are known to be spread to those around them."""
 

@@ -12,6 +12,7 @@ import jax
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import of_variables
 from jaxmem.ir.scans import is_var
 
 T = TypeVar("T")
@@ -41,8 +42,7 @@ def whole_step(closed):
 
 def aliases_inside(closed, eqn, aliases: Mapping[int, int]) -> dict[int, int]:
     """The aliases of a jaxpr's outputs and inputs, as positions of its `shard_map`."""
-    jaxpr = jaxprs.split(closed)[0]
     outs = {v: k for k, v in enumerate(eqn.outvars)}
     ins = {v: k for k, v in enumerate(eqn.invars) if is_var(v)}
-    pairs = ((jaxpr.outvars[o], jaxpr.invars[i]) for o, i in aliases.items())
-    return {outs[v]: ins[w] for v, w in pairs if is_var(v) and v in outs and w in ins}
+    pairs = of_variables(closed, aliases).items()
+    return {outs[v]: ins[w] for v, w in pairs if v in outs and w in ins}

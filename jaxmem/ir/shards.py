@@ -122,10 +122,13 @@ class Spreads:
         """How many devices there are along axes of the mesh."""
         return math.prod(self.mesh.shape[name] for name in names) if names else 1
 
-    def shards(self, atom) -> int:
-        """How many parts an array is in; each device has one of them."""
-        known = self.of.get(atom, ()) if is_var(atom) else ()
-        return self.size(tuple(itertools.chain(*known)))
+    def shards(self, atom, without: Names = ()) -> int:
+        """How many parts an array is in; each device has one of them.
+
+        `without`: axes of the mesh that are not counted.
+        """
+        known = itertools.chain(*self.of.get(atom, ())) if is_var(atom) else ()
+        return self.size(tuple(name for name in known if name not in without))
 
     def bytes_of(self, atom) -> int:
         """Bytes of an array in the memory of one device."""
@@ -167,9 +170,11 @@ class Spreads:
         return InputSpreads(self.mesh, tuple(s or whole(v) for s, v in pairs))
 
     def body(self, eqn) -> InputSpreads | None:
-        """How the inputs of a scan's body are spread."""
+        """How the inputs of a scan's body, or of a branch, are spread."""
         if id(eqn) in self.bodies:
             return self.bodies[id(eqn)]
+        if self.mesh is not None and eqn.primitive.name == "cond":
+            return self.inputs(eqn.invars[1:])
         if self.mesh is None or eqn.primitive.name != "scan":
             return None
         consts, carry, xs = split(eqn, eqn.invars)

@@ -47,9 +47,12 @@ def lint(
     - *stacked wide*: a scan that stacks what only a narrower copy of is used;
     - *unused gradient*: the gradient of something that is not trained;
     - *wide copy*: a float32 copy of a bfloat16 value, kept for the backward pass;
-    - *dropout mask*: random bits kept for the backward pass;
+    - *dropout mask*: a mask of random bits kept for the backward pass;
     - *lost batch axis*: activations of a sharded step that XLA moves to another axis
-      than that of the examples.
+      than that of the examples;
+    - *misread from the host*: a scan that goes backwards through arrays in the host's
+      memory, as over offloaded residuals, on versions of jax where GPUs read it
+      forwards (with `target`, any slice of the host's that goes wrong).
 
     Bytes are those of the arrays as traced, on all devices together: a compiler may
     fuse some of them away. Findings under a kibibyte are left out, and so is what ops

@@ -10,8 +10,11 @@ from jaxmem._bytes import parse_bytes as parse_bytes
 from jaxmem.chips import Target as Target
 from jaxmem.chips import target_mesh as target_mesh
 from jaxmem.chips import targets as targets
+from jaxmem.memory._batch_search import REFUSED as REFUSED
+from jaxmem.memory._batch_search import BatchSearch as BatchSearch
 from jaxmem.memory._estimate import begin as begin
 from jaxmem.memory._estimate import estimate as estimate
+from jaxmem.memory._max_batch import LargestBatch as LargestBatch
 from jaxmem.memory._max_batch import max_batch as max_batch
 from jaxmem.memory._pending import Pending as Pending
 from jaxmem.memory._residuals import Residual as Residual

@@ -17,6 +17,7 @@ from jaxmem.memory._pending import CompileSettings, Pending
 from jaxmem.memory.compile.call import FlatCall, flatten_call
 from jaxmem.memory.compile.lower import flat_function, lower, trace
 from jaxmem.memory.compile.pool import caller_flags
+from jaxmem.memory.report.advice import AdvisedStep, LateAdvice
 from jaxmem.memory.report.donation import donations
 from jaxmem.memory.report.report import MemoryReport
 
@@ -136,14 +137,24 @@ def begin(
         if how.cache and key in reports and reports[key][1].done:
             return reports[key][1]
         lowered = lower(jitted, traced, call, chip, how.compiler_options)
-    lost = () if how.extent == "buffers" else lost_axes(traced.jaxpr, call.shardings)
-    lines = (f"{one}: write in the layer {one.constraint}" for one in lost)
-    advice = tuple(dict.fromkeys(lines))
+    advice = LateAdvice()  # nobody reads it of what is compiled for its bytes alone
+    if how.extent != "buffers":
+        advice = _advice(call, traced.jaxpr, chip)
     about = donations(lowered, traced), how, how.products, advice
     pending = Pending(lowered, chip, *about)
     # the jaxpr is held so that no other one gets its id
     reports[key] = traced.jaxpr, pending.begin()
     return pending
+
+
+def _advice(call: FlatCall, closed: Any, chip: Target) -> LateAdvice:
+    """What the equations tell at once, and who is asked for the rest."""
+    lost = lost_axes(closed, call.shardings)
+    lines = (f"{one}: write in the layer {one.constraint}" for one in lost)
+    donated = tuple(i for i, leaf in enumerate(call.leaves) if leaf.donated)
+    specs = tuple(leaf.spec for leaf in call.leaves)
+    step = AdvisedStep(closed, donated, specs, chip.name)
+    return LateAdvice(tuple(dict.fromkeys(lines)), step)
 
 
 def _memo(fn: Callable, call: FlatCall) -> tuple[Any, dict[Any, Any]]:

@@ -44,6 +44,7 @@ class _Scope:
 
     jaxpr: Any
     given: "dict[Any, tuple[_Scope, Any]]" = field(default_factory=dict)
+    op: str = ""  # of this package that the list is in
 
     @cached_property
     def makers(self) -> dict[Any, Any]:
@@ -57,12 +58,23 @@ class _Scope:
                 same = len(jaxpr.invars) == len(eqn.invars)
                 call = same and eqn.primitive.name not in ("scan", "while")
                 pairs = zip(jaxpr.invars, eqn.invars, strict=True) if call else ()
-                return _Scope(jaxpr, {v: (self, given) for v, given in pairs})
+                inputs = {v: (self, given) for v, given in pairs}
+                return _Scope(jaxpr, inputs, self.op_of(eqn))
         return None
+
+    def op_of(self, eqn) -> str:
+        """The op of this package that an equation is in, if any."""
+        # the name scopes of a call are not those of the equations in it
+        parts = _compat.name_stack(eqn).split("/")
+        ops = [p.split("jaxmem.")[1].rstrip(")") for p in parts if "jaxmem." in p]
+        return next((op for op in ops if op != "leave"), self.op)
 
 
 def formula_of(jaxpr: Any, var: Any) -> str:
     """The formula of `var`, a value of an open jaxpr, in at most a line."""
+    _, root, eqn = _definition(_Scope(jaxpr), var)
+    if eqn is None and not is_var(root):  # one number, as an array
+        return f"full({_number(root.val)})"
     text = ""
     for depth in _DEPTHS:
         text = _Writer().write(_Scope(jaxpr), var, depth)[0]
@@ -86,7 +98,7 @@ class _Writer:
             return _number(var.val), _ATOM
         if eqn is None:
             return self._letter(var), _ATOM
-        op = _own_op(eqn)
+        op = scope.op_of(eqn)
         if op and not root:
             return f"{op}(...)", _ATOM
         # Without the function: a lambda shares the line of another.
@@ -113,6 +125,8 @@ class _Writer:
         if name == "select_n" and len(read) == 3:  # jnp.where is (yes, no)
             read = [read[0], read[2], read[1]]
         parts = [self.write(scope, v, depth - 1, root=False) for v in read]
+        if {text for text, _ in parts} == {f"{scope.op_of(eqn)}(...)"}:
+            return parts[0]  # made in an op of values in it: the op says more
         if name in _INFIX and len(parts) == 2:
             sign, tight = _INFIX[name]
             left = _wrapped(*parts[0], tight)
@@ -153,13 +167,6 @@ def _opened(scope: _Scope, eqn) -> _Scope | None:
     )
     whole = known and len(eqn.outvars) == 1 and not name.startswith("_")
     return None if whole else scope.inside(eqn)
-
-
-def _own_op(eqn) -> str:
-    """The op of this package that an equation is in, if any."""
-    parts = _compat.name_stack(eqn).split("/")
-    ops = [part.split("jaxmem.")[1].rstrip(")") for part in parts if "jaxmem." in part]
-    return next((op for op in ops if op != "leave"), "")
 
 
 def _is_layer(scope: _Scope, eqn) -> bool:

@@ -1,22 +1,38 @@
-"""The largest batch whose step fits, found in few compiles.
+"""The largest batch whose step fits."""
 
-The peak of a step is nearly linear in the batch size, so two compiles predict where it
-crosses the limit.
-"""
-
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 from jaxmem._bytes import format_bytes, parse_bytes
 from jaxmem._checks import check_bool, check_callable, check_int
 from jaxmem._progress import spinner
 from jaxmem.chips import Target, get_target
+from jaxmem.memory._batch_search import REFUSED, BatchSearch
 from jaxmem.memory._estimate import estimate
 from jaxmem.memory.compile.answer import DoesNotFit
 
-_TOO_MUCH = float("inf")
-_LINEAR = 6  # compiles after which the peak is no longer taken to be linear
+
+class LargestBatch(int):
+    """A batch size, as `jaxmem.max_batch` found it: an `int` that prints the limit.
+
+    Attributes:
+      at_limit: whether it is the largest size that `limit` and `multiple_of` allow, so
+        that larger ones were not tried.
+    """
+
+    at_limit: bool
+
+    def __new__(cls, size: int, at_limit: bool) -> "LargestBatch":
+        found = super().__new__(cls, size)
+        found.at_limit = at_limit
+        return found
+
+    def __repr__(self) -> str:
+        told = " (the limit: larger ones were not tried)" if self.at_limit else ""
+        return f"{int(self)}{told}"
+
+    def __reduce__(self) -> tuple[type, tuple[int, bool]]:
+        return LargestBatch, (int(self), self.at_limit)
 
 
 def max_batch(
@@ -29,7 +45,7 @@ def max_batch(
     limit: int = 1 << 20,
     progress: bool = True,
     **options: Any,
-) -> int:
+) -> LargestBatch:
     """Finds the largest batch size whose step fits in memory.
 
     Args:
@@ -45,8 +61,10 @@ def max_batch(
       **options: passed on to `jaxmem.estimate`, such as `donate_argnums`.
 
     Returns:
-      The largest batch size that was compiled and fits; 0 if not even `multiple_of`
-      does.
+      The largest batch size that was compiled and fits, an `int`; 0 if not even
+      `multiple_of` does. The next size was compiled and does not fit, nor do an eighth
+      and a quarter more: peaks do not always rise with the batch, so one in between
+      may. `.at_limit` tells whether `limit` has ended the search; so does its text.
 
     Raises:
       ValueError: no memory known, or sizes that make no sense.
@@ -77,14 +95,14 @@ def max_batch(
         try:
             return estimate(fn, *args, target=chip, **options).peak_bytes
         except DoesNotFit:
-            return _TOO_MUCH
+            return REFUSED
 
     search = BatchSearch(peak, room, limit // multiple_of)
     with spinner(progress, f"largest batch in {format_bytes(room)}") as show:
         for units in search.steps():
             show(f"compiling batch {units * multiple_of}")
             search.measure(units)
-    return search.fits * multiple_of
+    return LargestBatch(search.fits * multiple_of, search.fits == search.limit)
 
 
 def _room(chip: Target, memory: int | str | None) -> int:
@@ -97,63 +115,3 @@ def _room(chip: Target, memory: int | str | None) -> int:
     if room <= 0:
         raise ValueError(f"memory={memory!r}: must be more than 0")
     return room
-
-
-@dataclass
-class BatchSearch:
-    """The sizes to try, given the peaks measured so far."""
-
-    peak: Callable[[int], float]  # from a size to the bytes that it takes
-    room: int  # the bytes that there are
-    limit: int  # the largest size to try
-    known: dict[int, float] = field(default_factory=dict)  # the peaks measured so far
-
-    def measure(self, units: int) -> None:
-        """Compiles one size."""
-        self.known[units] = self.peak(units)
-
-    @property
-    def fits(self) -> int:
-        """The largest size known to fit."""
-        return max((u for u, b in self.known.items() if b <= self.room), default=0)
-
-    @property
-    def fails(self) -> int:
-        """The smallest size known not to fit."""
-        over = (u for u, b in self.known.items() if b > self.room)
-        return min(over, default=self.limit + 1)
-
-    def steps(self) -> Iterator[int]:
-        """Sizes to measure, until one fits and the next one does not."""
-        # The answer need not be the largest one where a step takes less memory for a
-        # larger batch, because the compiler has switched algorithms.
-        yield 1
-        if self.fits and self.limit > 1:
-            yield 2
-        while self.fails - self.fits > 1:
-            yield self._next()
-
-    def _next(self) -> int:
-        """The predicted answer or its neighbour; bisection where it is not linear."""
-        low, high = self.fits, self.fails
-        guess = self._predicted()
-        unbounded = high > self.limit
-        if guess is None:
-            guess = low * 2 if unbounded else (low + high) // 2
-        elif guess <= low:
-            guess = low + 1
-        elif guess >= high:
-            guess = high - 1
-        if len(self.known) > _LINEAR:
-            # no line: double or halve, instead of approaching in small steps
-            guess = max(guess, low * 2) if unbounded else (low + high) // 2
-        return max(low + 1, min(guess, high - 1, self.limit))
-
-    def _predicted(self) -> int | None:
-        """Where the line through the two largest finite peaks crosses the limit."""
-        points = sorted((u, b) for u, b in self.known.items() if b < _TOO_MUCH)[-2:]
-        if len(points) < 2:
-            return None
-        (u0, b0), (u1, b1) = points
-        slope = (b1 - b0) / (u1 - u0)
-        return int(u0 + (self.room - b0) / slope) if slope > 0 else None

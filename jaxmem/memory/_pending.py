@@ -13,6 +13,7 @@ from jaxmem.memory.compile import cache
 from jaxmem.memory.compile.answer import CompileError
 from jaxmem.memory.compile.lower import LoweredStep
 from jaxmem.memory.compile.pool import Compile, caller_flags, pool
+from jaxmem.memory.report.advice import LateAdvice
 from jaxmem.memory.report.donation import Donations
 from jaxmem.memory.report.report import MemoryReport, make_report, pack
 
@@ -73,7 +74,7 @@ class Pending:
     donations: Donations  # from which the report's notes on donation are made
     settings: CompileSettings
     products: int | None  # of the settings; raised where XLA finds no tiles
-    advice: tuple[str, ...] = ()  # what to do, as far as the equations tell it
+    advice: LateAdvice = field(default_factory=LateAdvice)
     final: bool = field(default=False, init=False)  # figures of a compile to the end
     _compile: Compile | None = field(default=None, init=False)
     _report: MemoryReport | None = field(default=None, init=False)
@@ -162,6 +163,7 @@ class Pending:
             argument_names=[leaves[i].name for i in self.lowered.used],
             donations=self.donations,
             advice=self.advice,
+            options=f"{caller_flags()} {self.lowered.request['compiler_options']}",
             trips=self.settings.trips,
         )
 

@@ -19,6 +19,7 @@ from jaxmem import ops
 from jaxmem.nn import _functions, _norm
 from jaxmem.nn._fallback import fall_back
 from jaxmem.nn._intercepted import INTERCEPTED, products_are_intercepted
+from jaxmem.nn._traced import is_replaced
 from jaxmem.ops.codes import sharing
 from jaxmem.ops.records import RECORDS
 
@@ -191,6 +192,8 @@ def conv(module, flax_call, inputs, save=None):
 
 
 def dropout(module, flax_call, inputs, deterministic=None, rng=None):
+    if is_replaced("dropout") and not module.broadcast_dims:
+        return flax_call(inputs, deterministic, rng)
     deterministic = nn.merge_param("deterministic", module.deterministic, deterministic)
     if deterministic or module.rate == 0.0:
         return inputs

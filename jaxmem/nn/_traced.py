@@ -5,7 +5,8 @@ modules, numpy arrays) stays as it is, and keeps its Python value inside.
 """
 
 import contextlib
-from collections.abc import Callable
+import contextvars
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -24,6 +25,28 @@ UNTRACEABLE = (
     "the model looks at values of its arguments, so it cannot be traced; "
     "modules are replaced, formulas outside of them are not"
 )
+
+# Names of the formulas that are replaced in what is being traced.
+_replaced: contextvars.ContextVar[frozenset[str]]
+_replaced = contextvars.ContextVar("jaxmem_replaced", default=frozenset())
+
+
+def is_replaced(formula: str) -> bool:
+    """Whether a formula is replaced in what is traced now.
+
+    A layer that is one runs as Flax has it then: it may be part of a larger formula, as
+    dropout is of attention, which is not found around a lean op.
+    """
+    return formula in _replaced.get()
+
+
+@contextlib.contextmanager
+def _replacing(patterns) -> Iterator[None]:
+    token = _replaced.set(frozenset(pattern.name for pattern in patterns))
+    try:
+        yield
+    finally:
+        _replaced.reset(token)
 
 
 def _is_array(leaf: Any) -> bool:
@@ -58,7 +81,7 @@ def run_rewritten(fn: Callable, args: tuple, patterns, on_report, codes=False) -
 
     def pure(*arrays):
         # With codes, layers that store them share them with those before and after.
-        with marking() if codes else contextlib.nullcontext():
+        with marking() if codes else contextlib.nullcontext(), _replacing(patterns):
             out, rebuild_out = split_arrays(fn(*rebuild(list(arrays))))
         rebuild_output[:] = [rebuild_out]
         return out

@@ -24,6 +24,7 @@ from jaxmem.nn._fallback import fall_back
 from jaxmem.nn._intercepted import INTERCEPTED, leave, products_are_intercepted
 from jaxmem.nn._nnx_attention import attention_saving
 from jaxmem.nn._nnx_attention import dot_product_attention as dot_product_attention
+from jaxmem.nn._traced import is_replaced
 from jaxmem.ops.codes import bits_or_none, sharing
 
 
@@ -352,6 +353,8 @@ class Dropout(nnx.Dropout):
         rngs: nnx.Rngs | nnx.RngStream | jax.Array | None = None,
     ) -> Float[Array, "*shape"]:
         """Drops elements at `self.rate` with a key from `rngs` or the layer's own."""
+        if is_replaced("dropout") and not self.broadcast_dims:
+            return super().__call__(inputs, deterministic=deterministic, rngs=rngs)
         deterministic = first_from(
             deterministic,
             self.deterministic,

@@ -11,6 +11,9 @@ keeps its own rule, and a formula whose interior is used elsewhere is left and r
 from jaxmem.rewriting._auto import SaveChoice as SaveChoice
 from jaxmem.rewriting._auto import auto_save as auto_save
 from jaxmem.rewriting._codes import share_codes as share_codes
+from jaxmem.rewriting._forward import KeptInside as KeptInside
+from jaxmem.rewriting._forward import kept_inside as kept_inside
+from jaxmem.rewriting._forward import with_losses as with_losses
 from jaxmem.rewriting._library import LIBRARY as LIBRARY
 from jaxmem.rewriting._library import library as library
 from jaxmem.rewriting._pattern import Pattern as Pattern

@@ -82,7 +82,9 @@ def argument_of(
         n if free else size for n, free, size in zip(shape, frees, sizes, strict=True)
     )
     dtypes = [part.value.dtype for part in found]
-    return Argument(found, full, functools.reduce(jnp.promote_types, dtypes))
+    with jax.numpy_dtype_promotion("standard"):  # the user's may be strict
+        dtype = functools.reduce(jnp.promote_types, dtypes)
+    return Argument(found, full, dtype)
 
 
 def _part(b: Bound, sizes: tuple[int, ...], frame: Frame, uncast) -> Term | None:

@@ -101,6 +101,8 @@ class Pattern:
     @functools.cached_property
     def head(self) -> str:
         """The kind of the pattern's last operation, below casts and views."""
+        if self.gate is not None:  # its last operation is the same
+            return self.gate.head
         return head(_trace(self, 1 if self.variadic else 0, ()).out)
 
     @functools.cached_property

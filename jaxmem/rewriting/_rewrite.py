@@ -273,9 +273,9 @@ def _sites(rewrites: RewritePlan, path: str) -> Iterator[Site]:
     refused = {r.root: r for r in rewrites.refused}
     for node in rewrites.graph.nodes:
         if node in rewrites.matches:
-            yield _site(rewrites.matches[node].pattern, node, path)
+            yield site_of(rewrites.matches[node].pattern, node, path)
         elif node in refused:
-            yield _site(refused[node].pattern, node, path, refused[node].reason)
+            yield site_of(refused[node].pattern, node, path, refused[node].reason)
         for inner in rewrites.inner.get(node, ()):
             yield from _sites(inner, _path(node, path))
 
@@ -286,7 +286,8 @@ def _path(node: Node, path: str) -> str:
     return "/".join(filter(None, names))
 
 
-def _site(pattern: Pattern, node: Node, path: str, reason: str = "") -> Site:
+def site_of(pattern: Pattern, node: Node, path: str, reason: str = "") -> Site:
+    """A node at which a pattern ends, in the scopes of `path`."""
     out = node.outs[0]
     eqns = [node.eqn, *(f.eqn for f in node.frame.path()[:0:-1])]
     source = next(filter(None, map(_compat.source_line, eqns)), "")

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Aliases, is_transposed
+from jaxmem.ir.part_marks import is_part
 from jaxmem.ir.shard_maps import inside_of
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling.plan.rows import Description
@@ -38,7 +39,7 @@ class Level:
     jaxpr: Any  # closed
     aliases: Aliases  # position of an output -> of the input in whose memory it will be
     target: str = "cpu"  # the chip whose rates say what an operation costs
-    # the `scan` or `shard_map` whose body it is; None for the step itself
+    # the loop, `cond` or `shard_map` whose body it is; None for the step itself
     loop: Any = None
     # whether a compiler compares the result with the step as given. If none does, a
     # pass does nothing but what the step's graph shows to gain clearly
@@ -65,11 +66,11 @@ class Level:
 
 def has_level(eqn) -> bool:
     """Whether the passes look into an equation: it holds scans, or both passes."""
-    if eqn.primitive.name not in ("scan", "shard_map"):
+    if eqn.primitive.name not in ("scan", "cond", "while", "shard_map"):
         return False
     inside = [e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body)]
     both = not is_transposed(eqn) and any(map(is_transposed, inside))
-    return both or any(e.primitive.name == "scan" for e in inside)
+    return both or any(e.primitive.name == "scan" or is_part(e) for e in inside)
 
 
 class Pass(Generic[C, R]):

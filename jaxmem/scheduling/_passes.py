@@ -10,7 +10,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import Aliases, JaxprGraph, by_shape
-from jaxmem.ir.scans import is_var
+from jaxmem.ir.scans import carried_aliases, is_var
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shard_maps import aliases_inside, whole_step
 from jaxmem.ir.shards import (
@@ -26,8 +26,9 @@ from jaxmem.scheduling.placement.inside import CastInside, ConstantsInside
 from jaxmem.scheduling.placement.passed_on import PassOnSlices
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.recompute.barriers import RecomputeBehindBarriers
+from jaxmem.scheduling.recompute.branches import RecomputeInBranches
 from jaxmem.scheduling.recompute.first_layers import RecomputeFirstLayers
-from jaxmem.scheduling.recompute.maps import PutMapsTogether, TakeMapsApart
+from jaxmem.scheduling.recompute.nested import PutNestedTogether, TakeNestedApart
 from jaxmem.scheduling.recompute.pairs import Pair, pairs
 from jaxmem.scheduling.recompute.residuals import RecomputeResiduals
 from jaxmem.scheduling.recompute.segments_rewrite import InSegments, RecomputeSegments
@@ -50,13 +51,14 @@ PASSES: tuple[Pass, ...] = (
     RunInMicroBatches(),
     CastInside(),
     ConstantsInside(),
-    TakeMapsApart(),
+    TakeNestedApart(),
     RecomputeSegments(),
     RecomputeFirstLayers(),
     RecomputeResiduals(),
+    RecomputeInBranches(),
     RecomputeUnrolled(),
     RecomputeBehindBarriers(),
-    PutMapsTogether(),
+    PutNestedTogether(),
     TileVocabulary(),
     TileRegions(),
     ReleaseGradients(),
@@ -284,12 +286,13 @@ def _run(one: Pass, level: Level, config) -> tuple[Level, list[Any], list[str]]:
 
 
 def _inside(level: Level, run: _Passes) -> tuple[Any, list[Record]]:
-    """The same for what lies in outer scans (micro-batches) and in `shard_map`."""
+    """The same for what lies in loops, branches and in `shard_map`."""
     graph, records = JaxprGraph(level.jaxpr), []
-    scans = [e for e in graph.eqns if e.primitive.name == "scan" and has_level(e)]
-    maps = [e for e in graph.eqns if e.primitive.name == "shard_map" and has_level(e)]
+    entered = list(filter(has_level, graph.eqns))
+    maps = [e for e in entered if e.primitive.name == "shard_map"]
+    others = [e for e in entered if e.primitive.name != "shard_map"]
 
-    given = level.spreads if scans or maps else None
+    given = level.spreads if entered else None
     spreads = labelled_spreads(level.jaxpr, given)
 
     def body_of(eqn, aliases: Aliases, body):
@@ -304,24 +307,26 @@ def _inside(level: Level, run: _Passes) -> tuple[Any, list[Record]]:
         records.extend(replace(record, times=n * record.times) for record in found)
         return jaxpr
 
-    def iteration(eqn):
-        n_consts, n_carry = _compat.scan_counts(eqn)
-        aliases = {k: n_consts + k for k in range(n_carry)}
-        return body_of(eqn, aliases, eqn.params["jaxpr"])
+    def entered_bodies(eqn) -> list[Any]:
+        own = jaxprs.bodies(eqn)
+        if eqn.primitive.name == "cond":
+            return [body_of(eqn, {}, body) for body in own]
+        # of a `while` the first: the other says whether it goes on
+        return [body_of(eqn, carried_aliases(eqn), own[0]), *own[1:]]
 
     def shards(eqn, body):
         body = _flat(body, run.known)
         own = by_shape(body, _given_up(graph, eqn, level.aliases))
         return body_of(eqn, own, body)
 
-    bodies = list(map(iteration, scans))
-    made = {id(eqn): body for eqn, body in zip(scans, bodies, strict=True)}
+    bodies = list(map(entered_bodies, others))
+    made = {id(eqn): new for eqn, new in zip(others, bodies, strict=True)}
 
     def rule(eqn, args: list) -> list[Any] | None:
         if any(eqn is one for one in maps):
             return _shard_map(eqn, args, partial(shards, eqn))
-        body = made.get(id(eqn))
-        return None if body is None else jaxprs.rebind(eqn, args, [body])
+        new = made.get(id(eqn))
+        return None if new is None else jaxprs.rebind(eqn, args, new)
 
     def rewritten():
         run = lambda args: jaxprs.evaluate(level.jaxpr, args, rule)
@@ -329,11 +334,14 @@ def _inside(level: Level, run: _Passes) -> tuple[Any, list[Record]]:
 
     if maps:
         return rewritten(), records
-    if all(
-        eqn.params["jaxpr"] is body for eqn, body in zip(scans, bodies, strict=True)
-    ):
+    old, new = map(_chained, (map(jaxprs.bodies, others), bodies))
+    if all(a is b for a, b in zip(old, new, strict=True)):
         return level.jaxpr, records
-    return run.known.get("inside", (level, *bodies), rewritten), records
+    return run.known.get("inside", (level, *new), rewritten), records
+
+
+def _chained(lists) -> list[Any]:
+    return [one for each in lists for one in each]
 
 
 def _given_up(graph: JaxprGraph, eqn, aliases: Aliases) -> list[int]:

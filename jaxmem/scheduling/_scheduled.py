@@ -15,6 +15,7 @@ from jaxmem.frameworks import Call, Jitted, copied_objects, jitted, pure_call
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Aliases, by_shape
 from jaxmem.ir.host_memory import check_host_memory
+from jaxmem.ir.host_slices import with_hidden_indices
 from jaxmem.ir.shard_maps import whole_step
 from jaxmem.ir.shards import InputSpreads, of_shardings
 from jaxmem.memory import Pending, Target, begin, format_bytes
@@ -261,7 +262,8 @@ class Scheduled:
         found = rewrite(traced.jaxpr, aliases, *how)
         if not ordered:
             return found
-        return replace(found, jaxpr=with_results_placed(found.jaxpr, traced.outs))
+        closed = with_results_placed(found.jaxpr, traced.outs)
+        return replace(found, jaxpr=with_hidden_indices(closed))
 
     def _given(self, call: Call) -> tuple[Any, ...]:
         """The shardings of the arguments."""

@@ -29,9 +29,9 @@ def test_estimate_takes_options_from_the_function_and_lets_flags_win(steps, call
 def test_estimate_exits_1_where_the_step_does_not_fit(steps, calls, limit, code):
     result = invoke("estimate", "user_steps:plain", "--max", limit)
     assert result.exit_code == code
-    assert ("does not fit" in result.output) == (code == 1)
-    if code:
-        assert "512 MiB too much" in result.output
+    assert "fit" not in result.output  # which are the words for the chip's memory
+    told = "more than --max" if code else "within --max"
+    assert told in result.output and ("512 MiB too much" in result.output) == code
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,10 @@ def test_the_limit_is_the_memory_of_the_chip(steps, calls, monkeypatch):
     assert "fits: " in invoke("estimate", "user_steps:with_options").stdout
     small = [jaxmem.memory.Target("h100", "cuda", 2**30, "H100")]
     monkeypatch.setattr(jaxmem, "targets", lambda: small)
-    result = invoke("estimate", "user_steps:with_options")
-    assert result.exit_code == 1 and "1.00 GiB too much" in result.stderr
+    for limit in ((), ("--max", "3GiB")):
+        result = invoke("estimate", "user_steps:with_options", *limit)
+        assert result.exit_code == 1 and "does not fit: the peak" in result.stderr
+        assert "1.00 GiB too much" in result.stderr
 
 
 def test_estimate_for_cpu_prints_and_writes(steps):
@@ -99,7 +101,7 @@ def test_estimate_for_cpu_prints_and_writes(steps):
         *("--json", "report.json", "--plot", "report.png", "--max", "1GiB"),
     )
     assert result.exit_code == 0, result.output
-    assert "fits" in result.output
+    assert "within --max" in result.output
     content = json.loads((steps / "report.json").read_text())
     # Two arguments of 64 x 64 in f32 and one result are 48 KiB.
     assert content["peak_bytes"] >= 3 * 64 * 64 * 4

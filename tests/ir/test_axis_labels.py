@@ -145,6 +145,17 @@ def test_parts_by_labels_are_the_whole(k):
             np.testing.assert_allclose(got, want, RTOL, RTOL)
 
 
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+def test_no_axis_is_cut_in_parts_that_do_not_divide_it(n):
+    """Those that are summed over neither: a rest would be left out."""
+    for case in CASES:
+        eqn = equation(case)
+        for way in ways(eqn, n):
+            atoms = zip([*eqn.invars, *eqn.outvars], way.ins + way.outs, strict=True)
+            cut = [v.aval.shape[axis] for v, axis in atoms if axis is not None]
+            assert cut and not any(size % n for size in cut), named(case)
+
+
 def test_every_rule_has_a_case():
     on_devices = {"psum", "psum2", "psum_invariant", "pvary", "pcast", "device_put"}
     seen = {equation(case).primitive.name for case in CASES} | ELEMENTWISE | on_devices

@@ -88,6 +88,49 @@ def test_dropout_masks():
     assert not of("dropout mask", unrolled(relu))
 
 
+@pytest.mark.parametrize("form", ["select", "times", "scaled mask", "broadcast"])
+def test_each_way_to_drop_is_a_mask(form):
+    def dropped(key, y):
+        shape = (BATCH, 1) if form == "broadcast" else y.shape
+        keep = jax.random.bernoulli(key, 0.9, shape)
+        if form == "select":
+            return jnp.where(keep, y / 0.9, 0)
+        mask = jnp.broadcast_to(keep.astype(y.dtype), y.shape)
+        return y * (mask / 0.9) if form == "scaled mask" else y * mask / 0.9
+
+    def loss(w, x, key):
+        return jnp.sum(jnp.square(dropped(key, x @ w)))
+
+    w, x = (SDS((n, WIDTH), jnp.float32) for n in (WIDTH, BATCH))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    (found,) = of("dropout mask", jax.grad(loss), w, x, key)
+    assert "(test_each_way_to_drop_is_a_mask.<locals>.dropped)" in found.where
+
+
+@pytest.mark.parametrize("draw", ["normal", "uniform", "truncated_normal", "gumbel"])
+@pytest.mark.parametrize("use", ["latents", "noise of a scale", "into a layer"])
+def test_noise_is_no_mask(draw, use):
+    """Latents of a GAN or of a variational model, what diffusion adds to an image."""
+
+    def noise(key, shape):
+        ends = (-2.0, 2.0) if draw == "truncated_normal" else ()
+        return getattr(jax.random, draw)(key, *ends, shape)
+
+    def loss(w, x, key):
+        y = x @ w
+        if use == "latents":
+            y = jnp.tanh(noise(key, x.shape) @ w)
+        elif use == "into a layer":
+            y = jnp.tanh((0.7 * x + 0.7 * noise(key, x.shape)) @ w)
+        else:
+            y = y + jnp.exp(y) * noise(key, y.shape)
+        return jnp.sum(jnp.square(y))
+
+    w, x = (SDS((n, WIDTH), jnp.float32) for n in (WIDTH, BATCH))
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    assert not of("dropout mask", jax.grad(loss), w, x, key)
+
+
 class Net(nn.Module):
     """Two dense layers with dropout between."""
 

@@ -73,3 +73,19 @@ def test_the_module_and_the_users_line():
 
     (kept, *_) = [e for e in jaxmem.residuals(fn, X) if e.kind == "intermediate"]
     assert kept.path == "block" and "test_formula" in kept.line
+
+
+def test_one_number_as_an_array():
+    """The gradient of a masked array is zero where the mask is."""
+
+    def fn(x):
+        return jnp.sin(jnp.where(jnp.tril(jnp.ones((8, 16), bool)), x, 0.0))
+
+    assert "full(0)" in formulas(fn, X) and "0" not in formulas(fn, X)
+
+
+def test_what_an_op_makes_of_its_own_values_goes_by_its_name():
+    key = jax.random.key(0)
+    kept = formulas(lambda x: jnp.square(jaxmem.ops.dropout(x, 0.5, key)), X)
+    assert any("dropout(...)" in f for f in kept), kept
+    assert not any("where(" in f for f in kept), kept

@@ -1,11 +1,22 @@
 """`max_batch`: the right answer, in few compiles."""
 
+import json
+import pickle
+import types
+
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxmem.memory import _max_batch, estimate, max_batch, parse_bytes
-from jaxmem.memory._max_batch import BatchSearch
+from jaxmem.memory import (
+    REFUSED,
+    BatchSearch,
+    _max_batch,
+    estimate,
+    max_batch,
+    parse_bytes,
+)
+from jaxmem.memory._batch_search import FURTHER
 
 W = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 
@@ -44,7 +55,8 @@ def run(search):
 def test_a_line_takes_few_compiles(room):
     search = run(BatchSearch(lambda n: 5 * n + 1, room * 5 + 3, 1 << 20))
     assert search.fits == room
-    assert len(search.known) <= 4
+    # two for the line, what it says in round numbers, the answer and the one after it
+    assert len(search.known) <= 5 + len(FURTHER)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +64,7 @@ def test_a_line_takes_few_compiles(room):
     [
         lambda n: n * n,
         lambda n: 1000 * (n // 7),
-        lambda n: float("inf") if n > 333 else 1,
+        lambda n: REFUSED if n > 333 else 1,
         lambda n: 10 if n < 50 else 20000 + n,
         lambda n: 4000 + 2**0.5 * n**0.5,
     ],
@@ -62,6 +74,37 @@ def test_crooked_lines_still_end_at_a_border(peak):
     assert search.fits == 1 << 12 or peak(search.fits + 1) > 10000
     assert peak(search.fits) <= 10000
     assert len(search.known) < 30
+
+
+@pytest.mark.parametrize("many", [32, 256])
+def test_sizes_that_the_hardware_divides_may_fit_beyond_others_that_do_not(many):
+    """As XLA has it for GPUs, where other kernels take what is a multiple of `many`."""
+    peak = lambda n: n * (200 if n % many == 0 else 256)
+    search = run(BatchSearch(peak, 2**20, 1 << 20))
+    assert search.fits > 2**20 / 256 + many  # beyond the first that does not fit
+    assert peak(search.fits) <= 2**20 < peak(search.fits + 1)
+    assert len(search.known) < 16
+
+
+def test_what_the_compiler_recomputes_by_itself_is_found():
+    """A step that would not fit the chip is compiled to less."""
+    search = run(BatchSearch(lambda n: n * (5 if n <= 200 else 4), 1000, 1 << 20))
+    assert search.fits == 250
+
+
+def test_a_limit_that_ends_the_search_is_told(monkeypatch):
+    sized = lambda fn, n, **how: types.SimpleNamespace(peak_bytes=n)
+    monkeypatch.setattr(_max_batch, "estimate", sized)
+    ended = max_batch(sgd, lambda n: n, memory=1000, limit=100, multiple_of=3)
+    assert ended == 99
+    assert ended.at_limit
+    assert str(ended) == f"{ended}" == "99 (the limit: larger ones were not tried)"
+    again = pickle.loads(pickle.dumps(ended))
+    assert (again, again.at_limit) == (99, True)
+    found = max_batch(sgd, lambda n: n, memory=90, limit=100, multiple_of=3)
+    assert not found.at_limit
+    assert (found, str(found), json.dumps(found)) == (90, "90", "90")
+    assert not max_batch(sgd, lambda n: n, memory=1, multiple_of=2, limit=2).at_limit
 
 
 def test_running_out_of_memory_means_that_it_does_not_fit(monkeypatch):

@@ -170,6 +170,34 @@ def test_near_misses_are_left(name):
     assert counts(NEAR_MISSES[name], X) == {}
 
 
+OPERATIONS = {
+    "add": jnp.add,
+    "sub": jnp.subtract,
+    "max": jnp.maximum,
+    "min": jnp.minimum,
+    "mul": jnp.multiply,
+    "div": jnp.divide,
+}
+NUMBERS = (-np.inf, -1.0, 0.0, 1.0, np.inf)
+SILU = Pattern("silu", lambda x: x / (1 + jnp.exp(-x)), jax.nn.silu)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("constant_first", [False, True])
+def test_an_operation_is_looked_through_where_it_changes_nothing(name, constant_first):
+    """silu of op(x, c) is x's own if op(x, c) is x, and else no silu of x at all."""
+
+    def changed(x, c):
+        return OPERATIONS[name](*((c, x) if constant_first else (x, c)))
+
+    for c in NUMBERS:
+        number = jnp.float32(c)
+        fn = lambda x, c=number: x / (1 + jnp.exp(-changed(x, c)))
+        same = bool((changed(X, number) == X).all())
+        found = find(fn, X, patterns=[SILU]).counts
+        assert found == ({"silu": 1} if same else {}), c
+
+
 def attention(t_axis="bhqk,bkhd->bqhd", fill=-1e9, flip=False):
     def fn(q):
         w = jnp.einsum("bqhd,bkhd->bhqk", q, q)

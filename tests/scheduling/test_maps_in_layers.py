@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec as P
 import jaxmem
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.joined import put_together
 from jaxmem.ir.map_operations import devices_of, operations_of
-from jaxmem.ir.map_parts import can_be_taken_apart, put_together, taken_apart
+from jaxmem.ir.map_parts import MAPS, can_be_taken_apart, taken_apart
 from jaxmem.scheduling.recompute.pairs import pairs
 
 DEVICES, TENSOR = 2, 2
@@ -133,7 +134,7 @@ def test_parts_give_what_the_whole_gives(form):
     maps = JaxprGraph(parts).eqns
     assert len(maps) > 5
     assert all(len(operations_of(e)) < 2 for e in maps)
-    again = put_together(parts)
+    again = put_together(parts, MAPS)
     assert [e.primitive.name for e in again.jaxpr.eqns].count("shard_map") == 1
     xs = inputs(whole)
     wanted = values(whole, xs)
@@ -145,7 +146,7 @@ def test_parts_give_what_the_whole_gives(form):
 
 def test_what_is_put_together_is_as_it_was_where_nothing_was_apart():
     closed = alone(forward_map("checked"))
-    assert put_together(closed) is closed
+    assert put_together(closed, MAPS) is closed
 
 
 def test_operations_between_maps_keep_them_apart():
@@ -157,7 +158,7 @@ def test_operations_between_maps_keep_them_apart():
         return tanh(jnp.sum(z) + y), tanh(y)
 
     closed = jax.make_jaxpr(fn)(batch())
-    joined = put_together(closed)
+    joined = put_together(closed, MAPS)
     maps = [e for e in joined.jaxpr.eqns if e.primitive.name == "shard_map"]
     assert len(maps) == 2
     for got, want in zip(values(joined, [batch()]), fn(batch()), strict=True):
@@ -173,7 +174,7 @@ def test_results_that_are_spread_otherwise_are_not_handed_on():
         out_specs=P("tensor"),
     )
     fn = lambda x: (other(tanh(x)),)
-    joined = put_together(jax.make_jaxpr(fn)(batch()))
+    joined = put_together(jax.make_jaxpr(fn)(batch()), MAPS)
     np.testing.assert_array_equal(values(joined, [batch()])[0], fn(batch())[0])
 
 
@@ -184,7 +185,7 @@ def test_an_operand_and_a_number_among_the_results():
     one = jax.shard_map(body, mesh=MESH, in_specs=ROWS, out_specs=(ROWS, ROWS, ROWS))
     closed = jax.make_jaxpr(one)(batch())
     parts = in_parts(closed)
-    again = put_together(parts)
+    again = put_together(parts, MAPS)
     for closed in (parts, again):
         for got, want in zip(values(closed, [batch()]), one(batch()), strict=True):
             np.testing.assert_allclose(got, want, rtol=RTOL, atol=ATOL)

@@ -6,7 +6,8 @@ import optax
 import pytest
 
 from jaxmem import schedule
-from jaxmem.ir.costs import MACHINES, waiting_for_host
+from jaxmem.ir.costs import MACHINES
+from jaxmem.ir.host_traffic import waiting_for_host
 from jaxmem.ir.scans import is_on_host, size_of, ys_of
 from jaxmem.optim import abstract_state, adama, on_host
 from jaxmem.scheduling import BudgetError, Choice, Plan

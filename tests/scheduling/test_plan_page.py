@@ -25,7 +25,7 @@ def plan():
 def test_a_page_shows_the_rows_and_both_pictures(plan, tmp_path):
     plan.save(tmp_path / "plan.html")
     text = (tmp_path / "plan.html").read_text()
-    assert "4.00 KiB of stacked gradients released" in text
+    assert "released: 4.00 KiB of gradients, 1 array" in text
     assert "Net/&lt;layers&gt;" in text and "a note" in text
     assert text.count('class="jm-chart"') == 2
     assert "before: train: peak" in text and "after: train: peak" in text

@@ -6,6 +6,7 @@ A rule is a function of a `Subject` that yields `Finding`s.
 from jaxmem.linting.rules.donations import donated_twice, donation_not_used, not_donated
 from jaxmem.linting.rules.kept import dropout_mask, wide_copy
 from jaxmem.linting.rules.lost_batch_axis import lost_batch_axis
+from jaxmem.linting.rules.misread_slices import misread_from_host
 from jaxmem.linting.rules.policies import policy_none, policy_saves_all, unmatched_name
 from jaxmem.linting.rules.recomputation import recomputation_undone, whole_loss
 from jaxmem.linting.rules.stacked_as_read import stacked_as_read
@@ -29,4 +30,5 @@ RULES = (
     wide_copy,
     dropout_mask,
     lost_batch_axis,
+    misread_from_host,
 )

@@ -58,18 +58,23 @@ def _cast_from(copy: Definition):
 
 
 _RANDOM = {"random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"}
+_COMPARISONS = {"lt", "le", "gt", "ge"}
+# Between the comparison and what multiplies or selects: a cast, a shape, a scale.
+_OF_A_MASK = {"and", "broadcast_in_dim", "convert_element_type", "div", "mul", "not"}
+_OF_A_MASK |= {"copy", "reshape", "select_n", "squeeze", "transpose"}
 
 
 def dropout_mask(subject: Subject) -> Iterator[Finding]:
-    """Finds kept values that depend on random bits and on no data."""
+    """Finds kept masks: random bits against a threshold, of no data."""
+    # Noise is none, such as the latents of a GAN or what diffusion adds to an image.
     for value in kept_values(SubjectLevel.of(subject.live)):
         mask = value.definition
-        if mask.eqn is not None and not mask.is_own and _is_random(mask):
+        if mask.eqn is not None and not mask.is_own and _is_mask(mask):
             yield Finding(
                 check="dropout mask",
                 severity="warning",
-                what=f"{array(mask.var.aval)} of random bits is kept for the "
-                "backward pass",
+                what=f"{array(mask.var.aval)}, a mask of random bits, is kept for "
+                "the backward pass",
                 bytes=value.bytes,
                 remedy=(
                     "keep the key and recompute the bits: jaxmem.substitute, "
@@ -79,10 +84,26 @@ def dropout_mask(subject: Subject) -> Iterator[Finding]:
             )
 
 
-def _is_random(mask: Definition) -> bool:
+def _is_mask(mask: Definition) -> bool:
+    """Whether it says of each element whether random bits are below a number."""
+    todo, compared = [(mask.level, mask.var)], []
+    while todo:
+        found = definition_of(*todo.pop())
+        name = "" if found.eqn is None else found.eqn.primitive.name
+        if name in _COMPARISONS:
+            compared.append(found)
+        elif name in _OF_A_MASK:
+            arrays = (v for v in found.eqn.invars if is_var(v) and v.aval.size > 1)
+            todo += ((found.level, v) for v in arrays)
+        else:
+            return False
+    return any(map(_is_random, compared))
+
+
+def _is_random(value: Definition) -> bool:
     """Whether it depends on a key alone: the sign of data, as of relu, does not."""
-    graph = mask.level.graph
-    eqns = [graph.eqns[i] for i in graph.cone([mask.var])]
+    graph = value.level.graph
+    eqns = [graph.eqns[i] for i in graph.cone([value.var])]
     read = {v for eqn in eqns for v in filter(is_var, eqn.invars)}
     if not all(_is_key_like(v.aval) for v in read - graph.maker.keys()):
         return False

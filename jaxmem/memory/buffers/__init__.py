@@ -7,3 +7,5 @@ from jaxmem.memory.buffers.collectives import sent_bytes as sent_bytes
 from jaxmem.memory.buffers.hlo import Hlo as Hlo
 from jaxmem.memory.buffers.hlo import Instruction as Instruction
 from jaxmem.memory.buffers.hlo import parse_hlo as parse_hlo
+from jaxmem.memory.buffers.wrong_slices import WrongSlice as WrongSlice
+from jaxmem.memory.buffers.wrong_slices import wrong_slices as wrong_slices

@@ -28,8 +28,6 @@ from jaxmem.memory.buffers.rows import (
 from jaxmem.memory.buffers.timeline import timeline
 
 DONATED = " (donated)"  # follows the name of an argument whose memory is used
-# Operations of activation functions whose inner values the backward pass needs.
-CURVES = frozenset("tanh erf erfc logistic erf_inv".split())
 _SMALLEST = 1e-3  # of the peak: buffers below it share a row
 _TWICE = 0.01  # of the peak: copies of arguments below it have no note
 
@@ -43,8 +41,6 @@ class Attribution:
     timeline: tuple[ScheduleStep, ...]  # live bytes at some steps of the schedule
     notes: tuple[str, ...]  # sentences for the report
     placed: tuple[PlacedBuffer, ...] = ()  # the larger temporaries
-    # (source line, module) of each place that computes one of `CURVES`
-    curved: frozenset[tuple[str, str]] = frozenset()
 
 
 def attribute(
@@ -86,8 +82,8 @@ def _attribute(hlo_text, assignment, live_range, sizes, names) -> Attribution:
     totals = _totals(sizes)
     least = _SMALLEST * sum(totals.values())
     samples, placed = timeline(live_map, live.sequence, tracer, totals, least)
-    notes, curved = _in_memory_twice(at_peak), _curved(hlo, tracer)
-    return Attribution(at_peak, peak_step, samples, notes, placed, curved)
+    notes = _in_memory_twice(at_peak)
+    return Attribution(at_peak, peak_step, samples, notes, placed)
 
 
 def _arguments(allocations, names: list[str], hlo: Hlo) -> list[PeakBuffer]:
@@ -201,13 +197,6 @@ def _totals(sizes: dict[str, int]) -> dict[Kind, int]:
         "argument": sizes["argument_bytes"],
         "output": sizes["output_bytes"] - sizes["alias_bytes"],
     }
-
-
-def _curved(hlo: Hlo, tracer: Tracer) -> frozenset[tuple[str, str]]:
-    """(source line, module) of each place that computes one of `CURVES`."""
-    ends = tuple(f'/{operation}"' for operation in CURVES)
-    names = (n for n, (_, rest) in hlo.lines.items() if any(e in rest for e in ends))
-    return frozenset((o.source, o.group) for o in map(tracer.origin, names))
 
 
 def _in_memory_twice(at_peak: tuple[PeakBuffer, ...]) -> tuple[str, ...]:

@@ -7,12 +7,12 @@ reduce-scatter among n devices, and twice that in an all-reduce.
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of
-from jaxmem.memory.buffers.trips import trips
+from jaxmem.memory.buffers.trips import loops_around, trips
 
 KINDS = (
     "all-reduce",
@@ -93,16 +93,14 @@ def collective_of(hlo: Hlo, made: Instruction, devices: int) -> Collective:
     caller = hlo.instruction(hlo.callers.get(made.computation, ""))
     wrapped = caller is not None and caller.opcode == "async-start"
     kind = made.opcode.removesuffix("-start")
-    loops = list(_loops(hlo, made))
-    place = next((where for where in hlo.stack(made) if where.file), None)
-    source = f"{place.file}:{place.line} ({place.function})" if place else ""
+    loops = list(loops_around(hlo, made))
     return Collective(
         kind,
         sum(a.bytes for o in made.operands for a in arrays_of(hlo.shape_of(o))),
         _group(made.attributes, kind) or devices,
         math.prod(trips(hlo, loop) for loop in loops),
         made.metadata.get("op_name", ""),
-        source,
+        hlo.source(made),
         not wrapped and not made.opcode.endswith("-start"),
         len(made.operands),
         tuple(loop.metadata.get("op_name", "") for loop in loops),
@@ -117,15 +115,6 @@ def _ring(kind: str, devices: int) -> float:
         return devices - 1.0
     share = 1 - 1 / max(1, devices)
     return 2 * share if kind == "all-reduce" else share
-
-
-def _loops(hlo: Hlo, made: Instruction) -> Iterator[Instruction]:
-    """The while loops around an instruction."""
-    caller = hlo.instruction(hlo.callers.get(made.computation, ""))
-    while caller is not None:
-        if caller.opcode == "while":
-            yield caller
-        caller = hlo.instruction(hlo.callers.get(caller.computation, ""))
 
 
 def _group(attributes: str, kind: str) -> int:

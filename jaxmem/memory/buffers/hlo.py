@@ -5,6 +5,7 @@ dump of tens of megabytes takes about a second.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -139,6 +140,15 @@ class Hlo:
         return uses
 
     @cached_property
+    def readers(self) -> dict[str, list[str]]:
+        """Value -> the instructions that have it as an operand."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for name, (_, rest) in self.lines.items():
+            for operand in _NAME.findall(rest.partition(", metadata=")[0]):
+                found[operand].append(name)
+        return found
+
+    @cached_property
     def frames(self) -> dict[int, tuple[int, int]]:
         """Stack frame id -> (file location id, parent's id, 0 at the top)."""
         raw = {i: _numbers(t) for i, t in self.tables.get("StackFrames", {}).items()}
@@ -161,6 +171,11 @@ class Hlo:
             seen.add(frame)
             location, frame = self.frames[frame]
             yield self._location(location)
+
+    def source(self, instruction: Instruction) -> str:
+        """Where an instruction is written, as `file:line (function)`, or ""."""
+        place = next((where for where in self.stack(instruction) if where.file), None)
+        return f"{place.file}:{place.line} ({place.function})" if place else ""
 
     def _location(self, number: int) -> Location:
         ids = _numbers(self.tables.get("FileLocations", {}).get(number, ""))

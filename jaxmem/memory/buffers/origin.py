@@ -22,8 +22,6 @@ _UNINFORMATIVE = frozenset(
     " jit(dynamic_index_in_dim) jit(dynamic_update_index_in_dim) squeeze copy"
     " reshape call_exported".split()
 )
-# The innermost frame outside of these files is the user's own line.
-_LIBRARIES = (*_compat.INSTALLED, _compat.OWN[0])
 _VERBS = {"convert": "cast", "slice": "slice", "dynamic-slice": "slice"}
 _STEPS = 400  # after which a trace gives up
 
@@ -99,13 +97,37 @@ class Tracer:
             return NOWHERE
         # The end of the trace says most, unless it is an instruction that the compiler
         # has added, which has no name.
-        chosen = last if _informative(last) else best or last
+        chosen = (
+            last if _informative(last) else best or self._reader(last, seen) or last
+        )
         return self._origin(chosen, last, verb)
 
+    def _reader(self, at: Instruction, seen) -> Instruction | None:
+        """What reads an array that no line of the user's makes, as zeros to add to."""
+        if at.opcode == "parameter" or self._location(at) is not None:
+            return None
+        made = [name for value in seen for name in self._names(*value)]
+        names = [reader for name in made for reader in self.hlo.readers.get(name, ())]
+        roots = (self.hlo.roots.get(c) for n in names for c in self._called(n))
+        for name in (*names, *filter(None, roots)):
+            found = self.hlo.instruction(name)
+            if found and _informative(found) and self._location(found) is not None:
+                return found
+        return None
+
+    def _called(self, name: str) -> tuple[str, ...]:
+        instruction = self.hlo.instruction(name)
+        return instruction.called if instruction else ()
+
+    def _location(self, at: Instruction) -> Location | None:
+        """The user's own line; that of a library, where there is none."""
+        # never one of this package's, such as that through which a compile calls a step
+        stack = [f for f in self.hlo.stack(at) if not _compat.is_own_file(f.file)]
+        installed = lambda f: any(name in f.file for name in _compat.INSTALLED)
+        return next((f for f in stack if not installed(f)), next(iter(stack), None))
+
     def _origin(self, named: Instruction, last: Instruction, verb: str) -> Origin:
-        stack = list(self.hlo.stack(named))
-        users = [f for f in stack if not any(name in f.file for name in _LIBRARIES)]
-        location = next(iter(users or stack), None)
+        location = self._location(named)
         op_name = named.metadata.get("op_name", "")
         if last.opcode == "parameter":
             copied = OpName("", f"{verb} of {op_name or last.name}", False, False)

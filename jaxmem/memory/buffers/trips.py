@@ -1,6 +1,7 @@
 """How often the loops of a compiled module run."""
 
 import re
+from collections.abc import Iterator
 
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 
@@ -29,6 +30,15 @@ def trips(hlo: Hlo, loop: Instruction) -> int:
     if first is None or not step:
         return 0
     return max(0, -((first - last) // step))
+
+
+def loops_around(hlo: Hlo, made: Instruction) -> Iterator[Instruction]:
+    """The while loops around an instruction, the innermost first."""
+    caller = hlo.instruction(hlo.callers.get(made.computation, ""))
+    while caller is not None:
+        if caller.opcode == "while":
+            yield caller
+        caller = hlo.instruction(hlo.callers.get(caller.computation, ""))
 
 
 def _root(hlo: Hlo, computation: re.Match[str] | None) -> Instruction | None:

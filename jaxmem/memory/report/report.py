@@ -16,11 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 from jaxmem._bytes import parse_bytes
 from jaxmem._checks import wrong_type
-from jaxmem.memory.buffers import Collective, collectives_of, parse_hlo, sent_bytes
+from jaxmem.ir.host_slices import COPIES
+from jaxmem.memory.buffers import (
+    Collective,
+    WrongSlice,
+    collectives_of,
+    parse_hlo,
+    sent_bytes,
+    wrong_slices,
+)
 from jaxmem.memory.buffers.attribute import attribute
 from jaxmem.memory.buffers.rows import PeakBuffer, PlacedBuffer, ScheduleStep
-from jaxmem.memory.report.advice import advise
+from jaxmem.memory.report.advice import LateAdvice
 from jaxmem.memory.report.donation import Donations
+from jaxmem.memory.report.misread import about_wrong_slices
 from jaxmem.memory.time.step_time import StepTime, step_time, time_from_plain
 from jaxmem.pages import SavedResult
 
@@ -29,8 +38,9 @@ if TYPE_CHECKING:
     from jaxmem.memory.report.runtime import RuntimeMemory
 
 _SIZES = ("argument", "output", "temp", "alias", "generated_code")
-_ALONE = ("collectives", "time")  # made without the rows: a search reads the first
-_LAZY = ("at_peak", "peak_step", "timeline", "notes", "advice", "placed", *_ALONE)
+# made without the rows: a search reads them alone
+_FROM_HLO = "collectives", "wrong_slices", "time"
+_ROWS = "at_peak", "peak_step", "timeline", "notes", "placed"
 
 
 @dataclass(frozen=True)
@@ -59,10 +69,16 @@ class MemoryReport(SavedResult):
         timeline: live bytes at about 200 steps of the schedule, with the peak.
         notes: donated buffers that were not reused, arguments that are in memory
             twice, and the like.
-        advice: what to do about the largest buffers, where that is simple to tell.
+        advice: what takes less, with the bytes that are expected of it: what
+            `jaxmem.substitute` finds in the step, and what the passes of
+            `jaxmem.schedule` make of it. They are asked when it is first read, and
+            nothing is compiled.
         placed: the temporaries of at least a thousandth of the peak, a thousand at
             most, with their places in memory and their live ranges.
         collectives: what devices send each other, what sends most first.
+        wrong_slices: slices of arrays in the host's memory that XLA of this version of
+            jax takes from another place than is meant, so that the step computes
+            something else; a note tells what to do.
         time: the predicted seconds and what they are made of, a `StepTime`; None for a
             chip without rates (cpu).
     """
@@ -86,16 +102,23 @@ class MemoryReport(SavedResult):
     # a factory: with a plain default, `__getattr__` would not be asked for it
     placed: tuple[PlacedBuffer, ...] = field(default_factory=tuple)
     collectives: tuple[Collective, ...] = field(default_factory=tuple)
+    wrong_slices: tuple[WrongSlice, ...] = field(default_factory=tuple)
     time: StepTime | None = field(default_factory=lambda: None)
 
     def __getattr__(self, name: str) -> Any:
         """Makes the rows when one is first read: a search reads the numbers alone."""
+        if name == "advice" and "_late" in self.__dict__:
+            self.__dict__.setdefault(name, self.__dict__["_late"].lines())
+            self.__dict__.pop("_late", None)
+            return self.__dict__[name]
         texts = self.__dict__.get("_texts")
-        if name in _LAZY and texts is not None:
-            if name in _ALONE:
-                return self.__dict__.setdefault(name, getattr(texts, name)())
-            alone = {name: getattr(self, name) for name in _ALONE}
-            self.__dict__.update(texts.rows() | alone)
+        if name in _FROM_HLO and texts is not None:
+            return self.__dict__.setdefault(name, getattr(texts, name)())
+        if name in _ROWS and texts is not None:
+            alone = {name: getattr(self, name) for name in _FROM_HLO}
+            wrong = about_wrong_slices(self.wrong_slices)
+            rows = texts.rows() | alone
+            self.__dict__.update(rows | {"notes": (*wrong, *rows["notes"])})
             self.__dict__.pop("_texts", None)
         if name not in self.__dict__:  # another thread may have made the rows
             kind = type(self).__name__
@@ -227,7 +250,8 @@ def _from_plain(plain: Any) -> MemoryReport:
     names = {f.name for f in dataclasses.fields(MemoryReport)}
     if isinstance(plain, dict):
         # earlier versions have not written them
-        plain = {"placed": [], "collectives": [], "time": None, **plain}
+        missing = {"placed": [], "collectives": [], "wrong_slices": [], "time": None}
+        plain = missing | plain
     if not isinstance(plain, dict) or set(plain) != names:
         raise ValueError("not the JSON of a MemoryReport")
     buffers = (
@@ -246,6 +270,7 @@ def _from_plain(plain: Any) -> MemoryReport:
             "advice": tuple(plain["advice"]),
             "placed": tuple(PlacedBuffer(**b) for b in plain["placed"]),
             "collectives": tuple(map(_collective, plain["collectives"])),
+            "wrong_slices": tuple(WrongSlice(**one) for one in plain["wrong_slices"]),
             "time": plain["time"] and time_from_plain(plain["time"]),
         }
     )
@@ -268,12 +293,18 @@ class CompilerTexts:
     donations: Donations | None = None  # None for no notes on donation
     aliases: tuple[tuple[str, int], ...] = ()  # (output index, argument) of reuses
     notes: tuple[str, ...] = ()  # further ones
-    advice: tuple[str, ...] = ()  # what is known before the compile
+    options: str = ""  # what else the compiler was told
     trips: int | None = None  # iterations of loops whose text does not tell
 
     def collectives(self) -> tuple[Collective, ...]:
         """What devices send each other."""
         return collectives_of(parse_hlo(self._dump()["hlo"]))
+
+    def wrong_slices(self) -> tuple[WrongSlice, ...]:
+        """Slices of the host's arrays that are taken from another place."""
+        if COPIES in self.options:
+            return ()
+        return wrong_slices(parse_hlo(self._dump()["hlo"]))
 
     def time(self) -> StepTime | None:
         """The predicted seconds; None for a chip without rates."""
@@ -299,7 +330,6 @@ class CompilerTexts:
             "peak_step": rows.peak_step,
             "timeline": rows.timeline,
             "notes": (*self.notes, *(donated or ()), *rows.notes),
-            "advice": (*self.advice, *advise(rows.at_peak, rows.curved)),
             "placed": rows.placed,
         }
 
@@ -332,7 +362,8 @@ def make_report(
     name: str,
     argument_names: list[str],
     donations: Donations | None = None,
-    advice: tuple[str, ...] = (),
+    options: str = "",
+    advice: LateAdvice | None = None,
     trips: int | None = None,
 ) -> MemoryReport:
     """The report of a compile, whose `texts` are packed."""
@@ -348,18 +379,25 @@ def make_report(
         donations,
         tuple(result.get("aliases", ())),
         tuple(result.get("notes", ())),
-        advice,
+        options,
         trips,
     )
+    peak += sizes["temp_bytes"] - sizes["alias_bytes"]
+    advice = LateAdvice() if advice is None else advice
+    if advice.step is not None:
+        about = {"peak_bytes": peak, "argument_bytes": sizes["argument_bytes"]}
+        step = dataclasses.replace(advice.step, **about)
+        advice = dataclasses.replace(advice, step=step)
     report = object.__new__(MemoryReport)
     report.__dict__.update(
         target=target.name,
         memory_bytes=target.memory_bytes,
         name=name,
-        peak_bytes=peak + sizes["temp_bytes"] - sizes["alias_bytes"],
+        peak_bytes=peak,
         **sizes,
         host_bytes=host["argument"] + host["output"] + host["temp"] - host["alias"],
         cost=dict(result.get("cost") or {}),
         _texts=texts,
+        _late=advice,
     )
     return report

@@ -2,8 +2,7 @@
 
 The parts vary independently, so the formulas are made in loops: where the scale is
 applied, how the mask comes in, a bias, dropout on the probabilities, heads in groups
-("grouped": queries [B, T, N, H] become groups in the formula; "in groups": they come
-as [B, T, K, G, H] and leave so; "repeated": keys and values are repeated).
+("in groups": queries are [B, T, K, G, H]; "repeated": keys and values are repeated).
 The order of dimensions in the einsums needs no entry of its own (`jaxmem.rewriting`).
 """
 
@@ -44,10 +43,9 @@ class AttentionFormula:
         if self.heads != "equal":
             query = "batch t n=6 h"
             key = "batch s k=3 h"
-        if self.heads == "in groups":
+        if self.in_groups:
             query = "batch t k=3 g=2 h"
-        if self.is_grouped:
-            logits = "#batch #t #s"
+            logits = "#batch #k #g #t #s"
         return (
             *(query, key, key),
             *([f"+{logits}"] * bool(self.bias)),
@@ -56,9 +54,9 @@ class AttentionFormula:
         )
 
     @property
-    def is_grouped(self) -> bool:
+    def in_groups(self) -> bool:
         """Whether logits have an axis of groups, and one of the heads in each."""
-        return self.heads in ("grouped", "in groups")
+        return self.heads == "in groups"
 
     @property
     def scalars(self) -> tuple[str, ...]:
@@ -85,15 +83,14 @@ def _masked(form: AttentionFormula, logits, mask, fill):
         mask = jnp.tril(jnp.ones((t, s), bool))
     if form.mask == "compare":
         mask = jnp.arange(t)[:, None] >= jnp.arange(s)[None, :]
-    if form.is_grouped and form.mask == "mask":
-        mask = mask[:, None, None]
     return logits if mask is None else jnp.where(mask, logits, fill)
 
 
 def _dropped(form: AttentionFormula, probs, key, keep):
     if form.dropout is None:
         return probs
-    shape = (1, 1, *probs.shape[2:]) if form.shared_mask else probs.shape
+    heads = (1,) * (probs.ndim - 3)
+    shape = (1, *heads, *probs.shape[-2:]) if form.shared_mask else probs.shape
     mask = jax.random.bernoulli(key, keep, shape)
     if form.dropout == "select":
         return jnp.where(mask, probs / keep, 0)
@@ -102,11 +99,7 @@ def _dropped(form: AttentionFormula, probs, key, keep):
 
 def _shared(form: AttentionFormula, query, key, value):
     """(query, key, value, the einsum of the logits) for the way heads are shared."""
-    if form.heads == "grouped":
-        b, t, n, h = query.shape
-        k = key.shape[2]
-        query = query.reshape(b, t, k, n // k, h)
-    if form.is_grouped:
+    if form.in_groups:
         return query, key, value, "btkgh,bskh->bkgts"
     if form.heads == "repeated":
         repeats = query.shape[2] // key.shape[2]
@@ -117,10 +110,8 @@ def _shared(form: AttentionFormula, query, key, value):
 def _output(form: AttentionFormula, logits, value, rng, keep):
     """What comes after the logits."""
     probs = _dropped(form, jax.nn.softmax(logits, axis=-1), rng, keep)
-    to_output = "bkgts,bskh->btkgh" if form.is_grouped else "bnts,bsnh->btnh"
+    to_output = "bkgts,bskh->btkgh" if form.in_groups else "bnts,bsnh->btnh"
     out = jnp.einsum(to_output, probs, value)
-    if form.heads == "grouped":
-        out = out.reshape(*out.shape[:2], -1, out.shape[-1])
     return out.swapaxes(1, 2) if form.swapped else out
 
 
@@ -146,10 +137,9 @@ def lean_attention(
 ):
     """The same, nothing of size t x s kept."""
     bias, mask, rng = form.split(extra)
-    if form.is_grouped and mask is not None:
-        mask = mask[:, None]
     shape = query.shape
-    if form.heads == "in groups":
+    if form.in_groups:
+        bias, mask = (_over_heads(x, *shape[2:4]) for x in (bias, mask))
         query = query.reshape(*shape[:2], -1, shape[-1])
     out = dot_product_attention(
         query,
@@ -163,9 +153,19 @@ def lean_attention(
         dropout_rng=rng,
         broadcast_dropout=form.shared_mask,
     )
-    if form.heads == "in groups":
+    if form.in_groups:
         return out.reshape(shape)
     return out.swapaxes(1, 2) if form.swapped else out
+
+
+def _over_heads(x, groups: int, heads: int):
+    """What is added to logits in groups, with one axis of all heads."""
+    if x is None:
+        return None
+    b, k, g, t, s = x.shape
+    if (k, g) != (1, 1):
+        x = jnp.broadcast_to(x, (b, groups, heads, t, s))
+    return x.reshape(b, -1, t, s)
 
 
 def _allowed(most: float, scale, fill=LOW_FILL, keep=1.0) -> bool:
@@ -174,22 +174,22 @@ def _allowed(most: float, scale, fill=LOW_FILL, keep=1.0) -> bool:
 
 def _forms():
     dropouts = [(d, s) for d in ("multiply", "select") for s in (False, True)]
-    for scaled, mask, bias, (dropout, shared), swapped in itertools.product(
+    ways = [("equal", False), ("equal", True), ("in groups", False)]
+    for scaled, mask, bias, (dropout, shared), (heads, swapped) in itertools.product(
         ("query", "logits"),
         ("tril", "compare", "mask", None),
         ("before the mask", "after the mask", None),
         (*dropouts, (None, False)),
-        (False, True),
+        ways,
     ):
         orders = mask is not None or bias != "after the mask"
         if orders and not (swapped and dropout):
-            yield AttentionFormula(scaled, mask, bias, dropout, shared, swapped=swapped)
-    for scaled, mask, heads in itertools.product(
-        ("query", "logits"),
-        ("tril", "compare", "mask", None),
-        ("grouped", "in groups", "repeated"),
+            parts = scaled, mask, bias, dropout, shared
+            yield AttentionFormula(*parts, heads=heads, swapped=swapped)
+    for scaled, mask in itertools.product(
+        ("query", "logits"), ("tril", "compare", "mask", None)
     ):
-        yield AttentionFormula(scaled, mask, heads=heads)
+        yield AttentionFormula(scaled, mask, heads="repeated")
 
 
 @functools.cache
@@ -202,8 +202,8 @@ def _gate(heads: str, dropout: str | None, shared: bool, swapped: bool) -> Formu
     def plain(logits, value, *key, keep=1):
         return _output(form, logits, value, key[0] if key else None, keep)
 
-    names = "k=3 g=2" if form.is_grouped else "n"
-    value = "batch s k=3 h" if form.is_grouped else "batch s n h"
+    names = "k=3 g=2" if form.in_groups else "n"
+    value = "batch s k=3 h" if form.in_groups else "batch s n h"
     return Formula(
         plain,
         examples=(f"batch {names} t s", value, *(["key"] * bool(dropout))),
@@ -222,7 +222,7 @@ def attention_formulas() -> tuple[Formula, ...]:
             scalars=form.scalars,
             when=functools.partial(_allowed, form.highest_fill),
             gate=_gate(
-                form.heads if form.is_grouped else "equal",
+                form.heads if form.in_groups else "equal",
                 *(form.dropout, form.shared_mask, form.swapped),
             ),
         )

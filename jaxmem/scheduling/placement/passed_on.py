@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
-from jaxmem.ir.scans import is_var, run_body, scan_like, size_of, split, ys_of
+from jaxmem.ir.scans import is_var, run_body, scan_like, split, ys_of
+from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description
@@ -34,7 +35,7 @@ class Copies:
     """Stacks of scans that are copies of what these read."""
 
     places: Mapping[int, Places]  # of each scan, by its place in the list
-    bytes: int  # of all of them
+    bytes: int  # of all of them, on one device
 
 
 class PassOnSlices(Pass[PassedOn, Copies]):
@@ -44,10 +45,11 @@ class PassOnSlices(Pass[PassedOn, Copies]):
 
     def analyse(self, level: Level, config: PassedOn) -> Iterator[Copies]:
         found, size = {}, 0
+        spreads = labelled_spreads(level.jaxpr, level.spreads)
         for i, eqn in enumerate(JaxprGraph(level.jaxpr).eqns):
             if eqn.primitive.name == "scan" and (places := _places(eqn)):
                 found[i] = places
-                size += sum(size_of(ys_of(eqn)[k]) for k in places)
+                size += sum(spreads.bytes_of(ys_of(eqn)[k]) for k in places)
         if found:
             yield Copies(found, size)
 

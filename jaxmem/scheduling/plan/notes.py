@@ -8,7 +8,9 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import is_jit, why_closed
 from jaxmem.ir.graph import JaxprGraph, is_transposed, late_of
 from jaxmem.ir.primitives import ELEMENTWISE
-from jaxmem.ir.scans import LOOPS, is_var, size_of
+from jaxmem.ir.scans import LOOPS, is_var
+from jaxmem.ir.shard_labels import labelled_spreads
+from jaxmem.ir.shards import WHOLE, Spreads
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling._passes import Rewritten
 from jaxmem.scheduling.order.updates import Update, updates_of
@@ -20,7 +22,8 @@ _BRANCHES = ("cond", "while", "custom_linear_solve", "xla_pmap")
 def notes_of(rewritten: Rewritten, unchanged: bool) -> Iterator[str]:
     """Sentences on a rewritten step; `unchanged`: whether it was to stay as given."""
     for level in rewritten.levels:
-        yield from held_up(level.jaxpr, level.aliases)
+        spreads = labelled_spreads(level.jaxpr, level.spreads)
+        yield from held_up(level.jaxpr, level.aliases, spreads)
     closed = list(dict.fromkeys(_closed(rewritten)))
     yield from closed
     yield from dict.fromkeys(rewritten.notes)
@@ -28,7 +31,7 @@ def notes_of(rewritten: Rewritten, unchanged: bool) -> Iterator[str]:
         yield "nothing is changed: as it was given the step takes least"
     elif fingerprint(rewritten.written_out) == fingerprint(rewritten.jaxpr):
         said = closed or rewritten.notes
-        why = "" if said else f": {_why_nothing(rewritten.written_out)}"
+        why = "" if said else f": {_why_nothing(rewritten)}"
         yield f"nothing is changed{why}"
 
 
@@ -57,8 +60,8 @@ def _acts(eqn) -> bool:
     return _compat.has_side_effects(eqn) and not jaxprs.bodies(eqn)
 
 
-def _why_nothing(closed) -> str:
-    eqns = list(jaxprs.walk(closed))
+def _why_nothing(rewritten: Rewritten) -> str:
+    eqns = list(jaxprs.walk(rewritten.written_out))
     backward = list(filter(is_transposed, eqns))
     if not backward:
         return (
@@ -70,6 +73,8 @@ def _why_nothing(closed) -> str:
             "no layers are in a jax.lax.scan, and of those that are written out no "
             "update of a MiB or more is in place and followed by other gradients"
         )
+    if not rewritten.pairs:
+        return "no backward scan reads what a forward scan stacks for it alone"
     return "its scans keep nothing that can be recomputed from other residuals"
 
 
@@ -80,7 +85,9 @@ _INSTEAD = (
 )
 
 
-def held_up(closed, aliases: Mapping[int, int]) -> Iterator[str]:
+def held_up(
+    closed, aliases: Mapping[int, int], spreads: Spreads = WHOLE
+) -> Iterator[str]:
     """A sentence for each operation that updates outside of loops wait for."""
     graph = JaxprGraph(closed)
     updates = updates_of(graph, aliases)
@@ -91,12 +98,14 @@ def held_up(closed, aliases: Mapping[int, int]) -> Iterator[str]:
         if any(_waits(u, updates) for u in those):
             waiting = _outside_loops(graph, (v for u in those for v in u.leaves))
             if waiting:
-                text = _described(waiting, f"wait for {named(graph.eqns[i])}")
+                what = f"wait for {named(graph.eqns[i])}"
+                text = _described(waiting, what, spreads)
                 yield f"{text}, which needs the last of them{instead}"
     for i, sources in _taken_at_once(graph):
         waiting = _outside_loops(graph, sources)
         if waiting:
-            yield _described(waiting, f"go into {named(graph.eqns[i])} at once")
+            what = f"go into {named(graph.eqns[i])} at once"
+            yield _described(waiting, what, spreads)
 
 
 def _waits(update: Update, updates: Iterable[Update]) -> bool:
@@ -127,8 +136,8 @@ def _outside_loops(graph: JaxprGraph, gradients: Iterable[Any]) -> set[Any]:
     return {v for v, name in makers if name not in LOOPS}
 
 
-def _described(gradients: set[Any], what: str) -> str:
-    size, count = sum(map(size_of, gradients)), len(gradients)
+def _described(gradients: set[Any], what: str, spreads: Spreads) -> str:
+    size, count = sum(map(spreads.bytes_of, gradients)), len(gradients)
     arrays = "array" if count == 1 else "arrays"
     return f"{format_bytes(size)} of gradients in {count} {arrays} {what}"
 

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.communication import sent
 from jaxmem.ir.costs import MACHINES, Machine, flops, seconds
+from jaxmem.ir.part_marks import scopes_of
 from jaxmem.ir.shards import WHOLE, Spreads
 
 
@@ -63,6 +63,7 @@ class RecomputedOperation:
       times: how often it is recomputed: the number of layers.
       flops: of all times together, of matmuls and convolutions, on one device.
       seconds: of all times together, by the rates of the target.
+      bytes: of its result, on one device.
     """
 
     operation: str
@@ -72,6 +73,7 @@ class RecomputedOperation:
     times: int
     flops: float
     seconds: float
+    bytes: int = 0
 
 
 WHOLE_STEP = "the whole step"  # as the path of what runs in micro-batches
@@ -166,28 +168,29 @@ def recomputed(
 def _recomputed(
     eqn, times: int, spreads: Spreads, machine: Machine
 ) -> RecomputedOperation:
-    aval = eqn.outvars[0].aval
+    aval, size = eqn.outvars[0].aval, spreads.bytes_of(eqn.outvars[0])
     share = times / spreads.workers(eqn)
     cost = share * (seconds(eqn, machine) or 0.0)
     cost += times * sent(eqn, spreads) / machine.link
-    path = _compat.name_stack(eqn)
+    path = scopes_of(eqn)
     work = share * flops(eqn), cost
     name = eqn.primitive.name
-    return RecomputedOperation(name, aval.shape, str(aval.dtype), path, times, *work)
+    about = name, aval.shape, str(aval.dtype), path, times
+    return RecomputedOperation(*about, *work, size)
 
 
 def gathered_again(
     eqn, v, size: float, times: int, machine: Machine
 ) -> RecomputedOperation:
     """The row of an operand of a product that devices send `size` bytes to gather."""
-    cost, path = times * size / machine.link, _compat.name_stack(eqn)
+    cost, path = times * size / machine.link, scopes_of(eqn)
     about = "all_gather", v.aval.shape, str(v.aval.dtype), path
     return RecomputedOperation(*about, times, 0.0, cost)
 
 
 def described(aval, maker) -> tuple[int, tuple[int, ...], str, str]:
     """(bytes, shape, dtype, path) of an array."""
-    path = _compat.name_stack(maker) if maker is not None else ""
+    path = scopes_of(maker) if maker is not None else ""
     return nbytes(aval), aval.shape, str(aval.dtype), path
 
 

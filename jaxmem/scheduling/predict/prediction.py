@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxmem import planning
 from jaxmem._checks import check_callable, check_places, wrong_type
 from jaxmem.frameworks import pure_call
 from jaxmem.ir import jaxprs
@@ -135,16 +134,11 @@ def _without(graph: Graph, apart: set[int]) -> Graph:
     return replace(graph, values=tuple(values))
 
 
-_CUTS = 4  # of the dearest operations get the bound that takes a flow
-
-
-def predicted_and_bound(
+def predicted_peak(
     closed, aliases: Mapping[int, int], target: str, spreads: InputSpreads | None
-) -> tuple[int, int]:
-    """Bytes of the peak as XLA's orders have it, and a bound for every order."""
+) -> int:
+    """Bytes of the peak as XLA's orders have it."""
     tpu = is_tpu(target)
     ops = operations_of(closed, aliases, tpu=tpu, spreads=spreads)
     graph = ops.graph
-    there = graph.bytes_of(graph.arguments)
-    bound = planning.lower_bound(graph, cuts=_CUTS)
-    return there + compiled_peak(as_compiled(ops, tpu)), there + bound
+    return graph.bytes_of(graph.arguments) + compiled_peak(as_compiled(ops, tpu))

@@ -10,9 +10,9 @@ from jaxmem._bits import pack_bits, unpack_bits
 from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.map_operations import operations_of
+from jaxmem.ir.part_marks import innermost_operations
 from jaxmem.ir.primitives import CHEAP
-from jaxmem.ir.scans import is_mask, is_var, kept_size, size_of, split
+from jaxmem.ir.scans import is_mask, is_var, size_of, split
 from jaxmem.scheduling.recompute.minimum_cut import needed
 from jaxmem.scheduling.recompute.pairs import LoopCarried, Pair
 
@@ -78,7 +78,7 @@ class PairRewrite:
 
     @property
     def offloaded_bytes(self) -> int:
-        return self.layers * sum(map(kept_size, self.offloaded))
+        return round(self.layers * self.pair.kept_on_device(self.offloaded))
 
     @property
     def recomputed(self) -> list[tuple[Any, int]]:
@@ -118,7 +118,7 @@ def _words_instead(v) -> str:
 
 def _words_for(eqns: Sequence[Any]) -> str:
     """What is done to residuals to recompute another one."""
-    eqns = [one for eqn in eqns for one in operations_of(eqn)]
+    eqns = [one for eqn in eqns for one in innermost_operations(eqn)]
     names = dict.fromkeys(e.primitive.name for e in eqns)
     if all(name in CHEAP for name in names):
         return "another residual"

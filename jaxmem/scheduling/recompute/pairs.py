@@ -15,6 +15,7 @@ from jaxmem import _compat
 from jaxmem.ir.communication import gathered, sent
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.part_marks import is_part
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import is_on_host, is_var, kept_size, size_of, split, xs_of
 from jaxmem.ir.shards import InputSpreads, Spreads
@@ -60,6 +61,9 @@ class Pair:
     loop_carried: tuple[LoopCarried, ...]  # residuals that the iteration before has had
     stacks: tuple[Any, ...]  # the xs of the backward scan
     length: int  # the number of layers
+    # whether the forward scan is what was taken apart from one that keeps less, so that
+    # only one iteration's stacks exist
+    of_parts: bool = False
     # how the variables of the forward body are spread over devices, when asked
     inside: Callable[[], Spreads] = field(default=Spreads, compare=False, repr=False)
     # identity of an equation of the forward body -> bytes that a device sends for it
@@ -143,7 +147,8 @@ def pairs(closed, given: InputSpreads | None = None) -> Iterator[Pair]:
         for f in sorted({graph.maker[v] for v in made}):
             if _is_forward_of(graph.eqns[f], eqn):
                 inside = partial(_inside, closed, given, graph.eqns[f])
-                yield replace(_pair(graph, f, b), inside=inside)
+                about = {"inside": inside, "of_parts": is_part(graph.eqns[f])}
+                yield replace(_pair(graph, f, b), **about)
 
 
 def named(pair: Pair) -> dict[Any, str]:

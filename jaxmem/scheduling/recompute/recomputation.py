@@ -31,8 +31,9 @@ class Recomputation(Pass[C, R]):
     repeats = True
 
     def describe(self, rewrite: R, target: str) -> Description:
+        rows = () if rewrite.pair.of_parts else rewrite.described()
         return Description(
-            residuals=tuple(residual(*row) for row in rewrite.described()),
+            residuals=tuple(residual(*row) for row in rows),
             recomputed=recomputed(rewrite.recomputed, target, rewrite.pair.inside()),
             offloaded_bytes=rewrite.offloaded_bytes,
         )

@@ -269,13 +269,30 @@ def _ancestors(
 
 def bases(graph: JaxprGraph, v, axis: int) -> Iterator[Place]:
     """The arrays that a slice of `v` is made of by operations that cost nothing."""
-    recipe = made_of(graph, v, axis)
-    if recipe is None:
-        yield v, axis
-        return
-    for w, inner in zip(graph.eqns[graph.maker[v]].invars, recipe, strict=True):
-        if is_var(w) and inner is not None:
-            yield from bases(graph, w, inner)
+    return (place for place in _sources(graph, v, axis) if place[1] is not None)
+
+
+def unsliced(graph: JaxprGraph, v, axis: int) -> Iterator[Any]:
+    """Whole arrays (scalars, mostly) that go into the slices of `v`."""
+    return (w for w, inner in _sources(graph, v, axis) if inner is None)
+
+
+def _sources(graph: JaxprGraph, v, axis: int) -> Iterator[tuple[Any, Axis]]:
+    """What a slice of `v` is made of, and the axis it is cut along; None for none."""
+    todo: list[tuple[Any, Axis]] = [(v, axis)]
+    seen: set[tuple[Any, Axis]] = set()
+    while todo:
+        w, inner = todo.pop()
+        if (w, inner) in seen:
+            continue
+        seen.add((w, inner))
+        recipe = None if inner is None else made_of(graph, w, inner)
+        if recipe is None:
+            yield w, inner
+        else:
+            eqn = graph.eqns[graph.maker[w]]
+            pairs = zip(eqn.invars, recipe, strict=True)
+            todo += reversed([(u, a) for u, a in pairs if is_var(u)])
 
 
 def made_of(graph: JaxprGraph, v, axis: int) -> tuple[Axis, ...] | None:

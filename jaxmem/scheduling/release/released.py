@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
-from jaxmem.ir.graph import Aliases, JaxprGraph, Values
+from jaxmem.ir.graph import Aliases, JaxprGraph, Values, of_variables
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import is_var, xs_of, ys_of
 from jaxmem.ir.shards import InputSpreads
@@ -66,14 +66,14 @@ def _release_all(closed, aliases: Aliases) -> tuple[Any, list[Stack]]:
     while (plan := _first_that_pays(closed, aliases)) is not None:
         stacks += [replace(s, within=closed) for s in plan.stacks if s.released]
         closed = _compat.without_dead_code(release(closed, plan))
-    for plan in releases(closed, _pairs(closed, aliases)):
+    for plan in releases(closed, of_variables(closed, aliases)):
         if _is_backward(closed, plan.scan):
             stacks += [replace(s, within=closed) for s in plan.stacks]
     return closed, stacks
 
 
 def _first_that_pays(closed, aliases: Aliases):
-    plans = releases(closed, _pairs(closed, aliases))
+    plans = releases(closed, of_variables(closed, aliases))
     return next((plan for plan in plans if plan.moved), None)
 
 
@@ -103,16 +103,6 @@ def _twice(closed, aliases: Aliases, stacks: list[Stack]) -> tuple[Any, list[Sta
 
 def _unreleased(stacks: list[Stack]) -> int:
     return sum(jaxprs.elements(s.var.aval.shape) for s in stacks if not s.released)
-
-
-def _pairs(closed, aliases: Aliases) -> dict[Any, Any]:
-    """Output variable -> the input variable in whose memory it will be."""
-    jaxpr = jaxprs.split(closed)[0]
-    return {
-        jaxpr.outvars[o]: jaxpr.invars[i]
-        for o, i in aliases.items()
-        if is_var(jaxpr.outvars[o])
-    }
 
 
 def blocked_scans(closed) -> list[int]:

@@ -14,8 +14,9 @@ from jaxmem.ir.branches import of_layers
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.layer_axis import Axis, Reduced, narrow
 from jaxmem.ir.one_gpu import index_after, late, row_major
+from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.scans import is_ahead, is_on_host, is_var, scan_like, split, xs_of, ys_of
-from jaxmem.scheduling.release.analysis import Place, Release, bases, made_of
+from jaxmem.scheduling.release.analysis import Place, Release, bases, made_of, unsliced
 from jaxmem.scheduling.release.write_back import narrowed, scan_with_write_back
 
 
@@ -101,23 +102,11 @@ def _whole(state: _ReleasedValues) -> dict[tuple[Any, Axis], Any]:
     for i in plan.moved:
         for v, axis in zip(graph.eqns[i].invars, plan.treatments[i].ins, strict=True):
             if is_var(v) and v not in plan.axis:
-                for w in [v] if axis is None else _unsliced(graph, v, axis):
+                for w in [v] if axis is None else unsliced(graph, v, axis):
                     found[w, None] = state.read(w)
     for v in filter(is_var, xs_of(graph.eqns[plan.scan])):
-        found |= {(w, None): state.read(w) for w in _unsliced(graph, v, 0)}
+        found |= {(w, None): state.read(w) for w in unsliced(graph, v, 0)}
     return found
-
-
-def _unsliced(graph: JaxprGraph, v, axis: int) -> Iterator[Any]:
-    """Whole arrays (scalars, mostly) that go into the slices of `v`."""
-    recipe = made_of(graph, v, axis)
-    if recipe is None:
-        return
-    for w, inner in zip(graph.eqns[graph.maker[v]].invars, recipe, strict=True):
-        if is_var(w) and inner is None:
-            yield w
-        elif is_var(w) and inner is not None:
-            yield from _unsliced(graph, w, inner)
 
 
 @dataclass(eq=False)  # hashed by identity, as scan wants of a function
@@ -249,9 +238,21 @@ class _Layer:
         if (atom, axis) in self.env:
             return self.env[atom, axis]
         key = atom, axis, gradient
-        if key not in self.cut:
-            self.cut[key] = self._make(*key)
+        for one in operands_first(key, self._missing):
+            if one not in self.cut:
+                self.cut[one] = self._make(*one)
         return self.cut[key]
+
+    def _missing(self, key: tuple[Any, int, Any]) -> list[tuple[Any, int, Any]]:
+        """The slices to make before this one."""
+        v, axis, gradient = key
+        recipe = None if key in self.cut else made_of(self.graph, v, axis)
+        if recipe is None:
+            return []
+        pairs = zip(self.graph.eqns[self.graph.maker[v]].invars, recipe, strict=True)
+        places = [(w, a) for w, a in pairs if is_var(w) and a is not None]
+        keys = [(*place, gradient) for place in places if place not in self.env]
+        return [one for one in keys if one not in self.cut]
 
     def stacked(self, v, y) -> None:
         """Takes a layer of what the scan stacks."""

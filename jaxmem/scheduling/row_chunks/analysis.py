@@ -13,11 +13,14 @@ from typing import Any
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.branches import treatment
-from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.graph import JaxprGraph, of_variables
 from jaxmem.ir.label_products import MATRICES
 from jaxmem.ir.layer_axis import Batched, operand_axes
+from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.row_chunks import MARK, Chunks, chunks_of
 from jaxmem.ir.scans import is_var
+
+_Recipe = list[tuple[Any, int | None]]  # operands, and the axis of their rows
 
 # What costs a product of matrices or more stays where it is.
 _COSTLY = {"dot_general", "sort", *MATRICES}
@@ -86,8 +89,7 @@ def _plan(closed, aliases, rows: int, chunks: Chunks, platforms) -> LeafUpdate |
     search = _Search(JaxprGraph(closed), rows)
     if not search.understand():
         return None
-    jaxpr = jaxprs.split(closed)[0]
-    own = {jaxpr.outvars[o]: jaxpr.invars[i] for o, i in aliases.items()}
+    own = of_variables(closed, aliases)
     moved = search.up_to([v for v in own if v in search.axis])
     needed = search.needed(moved)
     pairs = {v: search.place(v, own, moved) for v in needed}
@@ -112,6 +114,7 @@ class _Search:
     axis: dict[Any, int] = field(default_factory=dict)  # 0 for each variable with rows
     treatments: dict[int, Batched] = field(default_factory=dict)
     later: set[Any] = field(default_factory=set)  # what is made of the update
+    recipes: dict[Any, _Recipe | None] = field(default_factory=dict)  # as far as known
 
     def __post_init__(self) -> None:
         self.core = [i for i, e in enumerate(self.graph.eqns) if _is_of_update(e)]
@@ -212,17 +215,38 @@ class _Search:
         return made, list(read)
 
     def _source(self, v, made: set[Any], read: dict[Any, None]) -> None:
-        recipe = self._recipe(v)
-        if recipe is None:
-            read[v] = None
-            return
-        made.add(v)
-        for w, axis in recipe:
-            if axis is not None:
-                self._source(w, made, read)
+        todo = [v]
+        while todo:
+            v = todo.pop()
+            recipe = self._recipe(v)
+            if recipe is None:
+                read[v] = None
+            elif v not in made:
+                made.add(v)
+                todo += reversed([w for w, axis in recipe if axis is not None])
 
-    def _recipe(self, v) -> list[tuple[Any, int | None]] | None:
+    def _recipe(self, v) -> _Recipe | None:
         """The operands of what makes `v`, if all it is made of are inputs."""
+        for w in operands_first(v, self._undecided):
+            if w not in self.recipes:
+                recipe = self._operands(w)
+                inside = all(self.recipes[u] is not None for u in self._within(recipe))
+                self.recipes[w] = recipe if inside else None
+        return self.recipes[v]
+
+    def _undecided(self, v) -> list[Any]:
+        """The operands whose recipes are to be known before that of `v`."""
+        known = v in self.recipes
+        within = [] if known else self._within(self._operands(v))
+        return [w for w in within if w not in self.recipes]
+
+    def _within(self, recipe: _Recipe | None) -> list[Any]:
+        """The operands with rows that are no inputs."""
+        rows = [w for w, axis in recipe or () if axis is not None and is_var(w)]
+        return [w for w in rows if not self.graph.is_given(w)]
+
+    def _operands(self, v) -> _Recipe | None:
+        """The operands of what makes `v`, if it treats each row alone."""
         i = self.graph.maker.get(v)
         if i is None or v in self.seeds:
             return None
@@ -230,12 +254,7 @@ class _Search:
         axes = operand_axes(eqn, 0)
         if axes is None or any(axis not in (None, 0) for axis in axes):
             return None
-        recipe = list(zip(eqn.invars, axes, strict=True))
-        for w, axis in recipe:
-            given = self.graph.is_given(w) if is_var(w) else True
-            if axis is not None and not given and self._recipe(w) is None:
-                return None
-        return recipe
+        return list(zip(eqn.invars, axes, strict=True))
 
 
 def _is_of_update(eqn) -> bool:

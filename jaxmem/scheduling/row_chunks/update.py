@@ -9,6 +9,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.branches import of_layers
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.layer_axis import narrow, operand_axes
+from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.row_chunks import on_platforms
 from jaxmem.ir.scans import is_var
 from jaxmem.scheduling._pass import Level, Pass
@@ -67,7 +68,9 @@ class _LoopedValues(Values):
         self.env.update(zip(self.plan.pairs, outs, strict=True))
 
 
-@dataclass(eq=False)  # hashed by identity, as loops want of a function
+# Hashed by identity, as loops want of a function. JAX asks a function for its text,
+# which would be that of the whole step.
+@dataclass(eq=False, repr=False)
 class _Loop:
     """An iteration: rows of the buffers as they are after the update."""
 
@@ -123,9 +126,21 @@ class _ChunkValues:
         """Rows of a variable; with None the whole of it."""
         if not is_var(atom) or axis is None:
             return self.loop.values.read(atom)
-        if atom not in self.env:
-            self.env[atom] = self._made(atom)
+        for v in operands_first(atom, self._missing):
+            if v not in self.env:
+                self.env[v] = self._made(v)
         return self.env[atom]
+
+    def _missing(self, v) -> list[Any]:
+        """The variables of which rows are to be had before those of this one."""
+        if v in self.env:
+            return []
+        graph = self.loop.values.graph
+        eqn = graph.eqns[graph.maker[v]]
+        pairs = zip(eqn.invars, operand_axes(eqn, 0) or (), strict=True)
+        return [
+            w for w, a in pairs if is_var(w) and a is not None and w not in self.env
+        ]
 
     def _made(self, v):
         graph = self.loop.values.graph

@@ -126,7 +126,7 @@ def _seconds_within(front: Sequence[Candidate], room: float) -> float:
 def why_not(step: TracedStep) -> list[str]:
     """A sentence on what keeps a step from running in micro-batches, if anything."""
     whys: list[str] = []
-    for n in _first_counts(step):
+    for n in first_counts(step):
         made = _rewritten(step, n)
         if made.did(MicroBatches):
             return []
@@ -153,7 +153,7 @@ def _numbers(step: TracedStep, room: float) -> Iterator[_InParts]:
     """The step in more and more micro-batches, as long as more of them take less."""
     # bytes are hardly less than divided by the number
     times = lambda size: size / room / _HARDLY if room > 0 else 1
-    counts = _first_counts(step, times(step.predicted(Choice(step.target))))
+    counts = first_counts(step, times(step.predicted(Choice(step.target))))
     found = (_in_parts(step, n) for n in counts)
     last = next(filter(None, found), None)
     while last is not None:
@@ -166,7 +166,7 @@ def _numbers(step: TracedStep, room: float) -> Iterator[_InParts]:
 
 def _all_numbers(step: TracedStep) -> Iterator[_InParts]:
     """The step in every number of micro-batches that divides the examples."""
-    found = (_in_parts(step, n) for n in _first_counts(step))
+    found = (_in_parts(step, n) for n in first_counts(step))
     one = next(filter(None, found), None)
     while one is not None:
         yield one
@@ -174,7 +174,7 @@ def _all_numbers(step: TracedStep) -> Iterator[_InParts]:
         one = _in_parts(step, n) if n > one.n else None
 
 
-def _first_counts(step: TracedStep, least: float = 2) -> list[int]:
+def first_counts(step: TracedStep, least: float = 2) -> list[int]:
     """The least numbers that divide what may be the number of examples."""
     level = step.rewritten(Choice(step.target), ordered=False).records[0]
     of = lengths(level.entered[MicroBatches])

@@ -28,7 +28,8 @@ class Trial:
 
     Attributes:
       choice: what the passes were asked to do.
-      peak: its bytes; infinity where the compiler could not fit the chip at all.
+      peak: its bytes; infinity where the compiler could not fit the chip at all, or
+        made of it what computes something else.
       predicted: the bytes that were expected; None where nothing was known yet.
       seconds: of recomputation, by the rates of the target.
     """
@@ -61,8 +62,14 @@ def trial_of(
     seconds: float = 0.0,
 ) -> ReportedTrial:
     """A choice with the compiler's report; None: it could not fit the chip."""
-    peak = math.inf if report is None else report.peak_bytes
+    peak = math.inf if report is None or is_misread(report) else report.peak_bytes
     return ReportedTrial(choice, peak, predicted, seconds, report)
+
+
+def is_misread(report: MemoryReport) -> bool:
+    """Whether the compiled step would compute something else than the step."""
+    # the program's text is not looked at where nothing is in the host's memory
+    return report.host_bytes > 0 and bool(report.wrong_slices)
 
 
 def progress_of(best: ReportedTrial | None) -> str:
@@ -80,6 +87,8 @@ def unreachable(
     `why`: sentences on what cannot be made less.
     """
     text = f"budget={format_bytes(budget)} cannot be reached: "
+    if best.report is not None and is_misread(best.report):
+        return BudgetError(f"{text}{best.report.notes[0]}")
     if best.report is None:
         text += "the compiler found no way to fit any choice into the chip"
         return BudgetError(text)

@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from jaxmem.ir.costs import MACHINES, waiting_for_host
-from jaxmem.memory import format_bytes, start_worker
+from jaxmem.ir.costs import MACHINES
+from jaxmem.ir.host_traffic import waiting_for_host
+from jaxmem.memory import CompileError, format_bytes, start_worker
 from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import Rewritten
 from jaxmem.scheduling.order.ordered import OperationOrder
@@ -36,6 +37,7 @@ from jaxmem.scheduling.search.result import (
     ReportedTrial,
     SearchResult,
     best_of,
+    is_misread,
     progress_of,
     trial_of,
     unreachable,
@@ -85,6 +87,7 @@ def search(
         run = SearchRun(step, budget, tell, compiles, named, offload, tile)
         try:
             best = run.best()
+            _check_slices(best)
             break
         except OtherOptions as other:  # all once more, so that all are compiled alike
             products = other.products
@@ -102,6 +105,12 @@ def search(
         run.notes,
         stopped=run.stopped,
     )
+
+
+def _check_slices(best: ReportedTrial) -> None:
+    """CompileError if even the best computes something else than the step."""
+    if best.report is not None and is_misread(best.report):
+        raise CompileError(best.report.notes[0])
 
 
 @dataclass
@@ -236,7 +245,8 @@ class SearchRun:
     def _space(self) -> SearchSpace:
         lists = () if self.named else self._first.lists
         target = self.step.target
-        waiting = waiting_for_host(self._first.unordered, MACHINES[target])
+        about = self._first.unordered, MACHINES[target], self.step.spreads
+        waiting = waiting_for_host(*about)
         how = self.named, self.offload, waiting
         return space_of(self._first.pairs, lists, target, *how)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxmem.frameworks import Place
 from jaxmem.ir import jaxprs
@@ -74,8 +73,7 @@ class TracedStep:
         rows = self.rewritten(choice, ordered=False).description.recomputed
         rows = [row for row in rows if row.flops]
         rate = MACHINES[self.target].bandwidth
-        size = lambda row: jaxprs.elements(row.shape) * jnp.dtype(row.dtype).itemsize
-        times = (row.times * size(row) / rate - row.seconds for row in rows)
+        times = (row.times * row.bytes / rate - row.seconds for row in rows)
         return sum(time for time in times if time > 0)
 
     def begin(self, choice: Choice, **how: Any) -> Pending:

@@ -1,30 +1,27 @@
 """What it costs to run a step in micro-batches: seconds beyond those of the step.
 
-The roofline is that of tiles (`price`), over the equations of the step and of the loops
-in it: weights are read by every part, the float32 sums of gradients are read and
-written by each, and every kernel is started `n` times.
+By the price of all parts (`price`), over the equations of the step and of the loops in
+it: weights are read by every part, the float32 sums of gradients are read and written
+by each, and every kernel is started `n` times.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from jaxmem.ir.axis_labels import CutAxes
-from jaxmem.ir.costs import MACHINES, Machine
-from jaxmem.ir.costs import seconds as seconds_of
+from jaxmem.ir.shard_labels import inner_spreads
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.partial_sums import PartTreatment, State
-from jaxmem.scheduling.tiling.price import is_fused, kernel, longer
+from jaxmem.scheduling.tiling.price import Price, Work, total
 
 
-class _Work(NamedTuple):
-    """Seconds of kernels: of the whole batch, and of one part; how many they are."""
+class _Both(NamedTuple):
+    """Of the whole batch, and of one part of it."""
 
-    whole: float = 0.0
-    part: float = 0.0
-    kernels: int = 0
+    whole: Work = Work()
+    part: Work = Work()
 
-    def times(self, count: int) -> "_Work":
-        return _Work(count * self.whole, count * self.part, count * self.kernels)
+    def times(self, count: int) -> "_Both":
+        return _Both(self.whole.times(count), self.part.times(count))
 
 
 def seconds(batch: Batch, target: str) -> float:
@@ -35,45 +32,39 @@ def seconds(batch: Batch, target: str) -> float:
       target: the chip's name, one of `jaxmem.targets()`.
 
     Returns:
-      Seconds, 0.0 where the parts cost nothing by the roofline.
+      Seconds of one device, 0.0 where the parts cost nothing by the roofline.
     """
     at = sorted(batch.treated.keys() | batch.in_part())
     eqns = [batch.graph.eqns[i] for i in at]
     treated = {k: batch.treated[i] for k, i in enumerate(at) if i in batch.treated}
-    work = _of_list(eqns, treated, batch.n, MACHINES[target])
-    return longer(*work, batch.n)
+    price = Price(target, batch.spreads)
+    both = _of_list(eqns, treated, batch.n, price)
+    return price.longer(both.whole, [both.part], batch.n)
 
 
 def _of_list(
-    eqns: Iterable[Any], treated: Mapping[int, PartTreatment], n: int, machine: Machine
-) -> _Work:
-    return _total(_of(eqn, treated.get(i), n, machine) for i, eqn in enumerate(eqns))
+    eqns: Iterable[Any], treated: Mapping[int, PartTreatment], n: int, price: Price
+) -> _Both:
+    found = [_of(eqn, treated.get(i), n, price) for i, eqn in enumerate(eqns)]
+    return _Both(total(one.whole for one in found), total(one.part for one in found))
 
 
-def _total(works: Iterator[_Work]) -> _Work:
-    found = list(works)
-    return _Work(*map(sum, zip(*found, strict=True))) if found else _Work()
-
-
-def _of(eqn, found: PartTreatment | None, n: int, machine: Machine) -> _Work:
-    if is_fused(eqn):
-        return _Work()
-    if found is None:  # each part does it as the step does
-        same = seconds_of(eqn, machine) or 0.0
-        return _Work(same, same, 1)
+def _of(eqn, found: PartTreatment | None, n: int, price: Price) -> _Both:
+    if found is None:
+        return _Both(price.alike(eqn), price.alike(eqn))
     if found.inner:
         times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        bodies = (
-            _of_list(body.jaxpr.eqns, body.treated, n, machine) for body in found.inner
-        )
         # one branch of a `cond` is taken, and nobody knows which
-        return max(bodies).times(times)
-    cut = CutAxes(_axes(found.ins), _axes(found.outs))
-    if all(axis is None for axis in (*cut.ins, *cut.outs)):
+        return max(_of_body(eqn, body, n, price) for body in found.inner).times(times)
+    ins, outs = _axes(found.ins), _axes(found.outs)
+    if all(axis is None for axis in (*ins, *outs)):
         n = 1  # on terms of sums: each part does it with whole arrays
-    nowhere = CutAxes((None,) * len(cut.ins), (0,) * len(cut.outs))
-    whole = kernel(eqn, nowhere, 1, machine)
-    return _Work(whole, kernel(eqn, cut, n, machine), 1)
+    return _Both(price.whole(eqn), price.part(eqn, ins, outs, n))
+
+
+def _of_body(eqn, body, n: int, price: Price) -> _Both:
+    inside = Price(price.target, inner_spreads(eqn, body.closed, price.spreads))
+    return _of_list(body.jaxpr.eqns, body.treated, n, inside)
 
 
 def _axes(states: Iterable[State]) -> tuple[int | None, ...]:

@@ -8,12 +8,14 @@ import numpy as np
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.scans import size_of
+from jaxmem.ir.shard_labels import inner_spreads
+from jaxmem.ir.shards import Spreads
 from jaxmem.scheduling.plan.rows import WHOLE_STEP, TiledRegion
 from jaxmem.scheduling.tiling.batch import Batch
 from jaxmem.scheduling.tiling.batch_price import seconds
 from jaxmem.scheduling.tiling.live_bytes import LiveBytes
 from jaxmem.scheduling.tiling.partial_sums import PartTreatment, State
-from jaxmem.scheduling.tiling.sums import wide
+from jaxmem.scheduling.tiling.sums import summed_size
 
 
 def row_of(batch: Batch, target: str) -> TiledRegion:
@@ -35,46 +37,59 @@ def row_of(batch: Batch, target: str) -> TiledRegion:
 
 
 def held(batch: Batch) -> tuple[int, int]:
-    """Bytes that a step has made and holds at its peak: as it is, and in parts."""
-    graph, live = batch.graph, LiveBytes(batch.graph)
-    before = live.whole + _inside(graph.eqns, {}, 1)
+    """Bytes that a step has made and holds at its peak: as it is, and in parts.
+
+    Both are of one device.
+    """
+    graph, spreads = batch.graph, batch.spreads
+    live = LiveBytes(graph, spreads)
+    before = live.whole + _inside(graph.eqns, {}, 1, spreads)
     sums, cut = batch.frontier()
-    sizes = _sizes(graph, batch.state, batch.n)
-    # those that lie there whole, from the first part on
-    kept = {v: float(v.aval.size * wide(v.aval.dtype).itemsize) for v in sums}
-    kept |= {v: float(size_of(v)) for v in cut}
+    # those that lie there whole, from the first part on; of what is added up each
+    # device has all that the others' examples would add to
+    own = lambda v: batch.spreads.shards(v, without=batch.names)
+    kept = {v: summed_size(v) / own(v) for v in sums}
+    kept |= {v: float(spreads.bytes_of(v)) for v in cut}
+    sizes = _sizes(live, batch.state, batch.n)
     after = live.profile({v: s for v, s in sizes.items() if v not in kept})
-    after += _inside(graph.eqns, batch.treated, batch.n)
+    after += _inside(graph.eqns, batch.treated, batch.n, spreads)
     first = min(batch.treated)
     for v, size in kept.items():
         after[first : live.death[v]] += size
     return int(before.max()), int(after.max())
 
 
-def _sizes(graph: JaxprGraph, state: Mapping[Any, State], n: int) -> dict[Any, float]:
+def _sizes(live: LiveBytes, state: Mapping[Any, State], n: int) -> dict[Any, float]:
     """Bytes of what a list makes, for one part."""
     parts = lambda v: n if isinstance(state.get(v), int) else 1
-    return {v: size_of(v) / parts(v) for v in graph.maker}
+    return {v: size / parts(v) for v, size in live.sizes.items()}
 
 
-def _inside(eqns: Sequence[Any], treated: Mapping[int, PartTreatment], n: int):
+def _inside(
+    eqns: Sequence[Any], treated: Mapping[int, PartTreatment], n: int, spreads: Spreads
+):
     """Of each equation of a list, the bytes that its bodies hold at their peak."""
-    return np.array([_of_bodies(eqn, treated.get(i), n) for i, eqn in enumerate(eqns)])
+    found = (_of_bodies(eqn, treated.get(i), n, spreads) for i, eqn in enumerate(eqns))
+    return np.fromiter(found, float, len(eqns))
 
 
-def _of_bodies(eqn, found: PartTreatment | None, n: int) -> float:
+def _of_bodies(eqn, found: PartTreatment | None, n: int, spreads: Spreads) -> float:
     if found is None or not found.inner:
         closed = [(body, {}, {}) for body in jaxprs.bodies(eqn)]
     else:
         closed = [(body.closed, body.state, body.treated) for body in found.inner]
-    return max((_most(*one, n) for one in closed), default=0.0)
+    inside = lambda body: inner_spreads(eqn, body, spreads)
+    return max((_most(*one, n, inside(one[0])) for one in closed), default=0.0)
 
 
-def _most(closed, state: Mapping[Any, State], treated, n: int) -> float:
+def _most(
+    closed, state: Mapping[Any, State], treated, n: int, spreads: Spreads
+) -> float:
     """The peak of a body for one part."""
     graph = JaxprGraph(closed)
-    profile = LiveBytes(graph).profile(_sizes(graph, state, n))
-    return (profile + _inside(graph.eqns, treated, n)).max(initial=0.0)
+    live = LiveBytes(graph, spreads)
+    profile = live.profile(_sizes(live, state, n))
+    return (profile + _inside(graph.eqns, treated, n, spreads)).max(initial=0.0)
 
 
 def _in_parts(batch: Batch) -> Iterator[Any]:

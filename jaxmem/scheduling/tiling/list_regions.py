@@ -57,7 +57,7 @@ class ListRegions:
         self.graph = RegionGraph(closed, labelled_spreads(closed, given))
         self.given = given  # how its inputs are spread over devices
         self.target = target
-        self._live = LiveBytes(self.graph)
+        self._live = LiveBytes(self.graph, self.graph.spreads)
         self._found: dict[tuple[int, bool], list[Found]] = {}
         # the last that was found from an array, along an axis, within a hull
         self._fewer: dict[tuple[Any, int, int], Region] = {}

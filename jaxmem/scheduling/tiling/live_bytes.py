@@ -1,18 +1,31 @@
-"""What is alive while the equations of a region run, whole and in parts."""
+"""What is alive on one device while equations run, whole and in parts.
 
+What is fused into all that reads it has no bytes of its own; what it is made from then
+lives until it is read.
+"""
+
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from jaxmem.ir.costs import is_fused
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.label_rules import COMBINE
+from jaxmem.ir.scans import is_var
+from jaxmem.ir.shards import WHOLE, Spreads
 from jaxmem.scheduling.tiling.regions import Region, inner
+from jaxmem.scheduling.tiling.sums import sum_bytes
+
+_REDUCTIONS = frozenset(COMBINE) | {"argmax", "argmin"}
+_IN_PLACE = frozenset({"dynamic_update_slice", "scatter", "scatter-add"})
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Bytes that a region needs.
+    """Bytes that a region needs on one device.
 
     Attributes:
       inside: the most that is alive at one time of arrays that only the region has.
@@ -32,40 +45,70 @@ class Figures:
 class LiveBytes:
     """Live ranges of what a list of equations makes, in the order of the list."""
 
-    def __init__(self, graph: JaxprGraph):
-        self.graph = graph
+    def __init__(
+        self,
+        graph: JaxprGraph,
+        spreads: Spreads = WHOLE,
+        within: Collection[int] | None = None,
+    ):
+        """`within`: positions of the equations that run; all of them, if None."""
+        self.graph, self.spreads = graph, spreads
         self.count = len(graph.eqns)
-        self.death = dict.fromkeys(graph.maker, 0)
-        for v, i in graph.maker.items():
-            users = graph.users.get(v, ())
-            last = self.count if v in graph.outputs else max(users, default=i) + 1
-            self.death[v] = last
+        every = range(self.count) if within is None else sorted(within)
+        self.made = {v: i for i in every for v in graph.eqns[i].outvars}
+        self.death: dict[Any, int] = {}  # the first equation at which it is not there
+        outputs = graph.outputs if within is None else set()
+        for i in reversed(every):
+            eqn = graph.eqns[i]
+            # the result may lie where an operand was
+            end = i if is_fused(eqn) or eqn.primitive.name in _IN_PLACE else i + 1
+            for v in eqn.outvars:
+                self.death[v] = max(self.death.get(v, i + 1), i + 1)
+                self.death[v] = self.count if v in outputs else self.death[v]
+                if not self._has_bytes(eqn, v):
+                    end = max(end, self.death[v])
+            for v in filter(is_var, eqn.invars):
+                self.death[v] = max(self.death.get(v, 0), end)
+
+    def _has_bytes(self, eqn, v) -> bool:
+        """Whether what an equation makes is written to memory."""
+        readers = [self.graph.eqns[i] for i in self.graph.users.get(v, ())]
+        if not is_fused(eqn) or v in self.graph.outputs or not readers:
+            return True
+        inlined = lambda e: is_fused(e) or e.primitive.name in _REDUCTIONS
+        return not all(map(inlined, readers))
+
+    @cached_property
+    def sizes(self) -> dict[Any, float]:
+        """Bytes on one device of what has any."""
+        made = ((v, self.graph.eqns[i]) for v, i in self.made.items())
+        has = (v for v, eqn in made if self._has_bytes(eqn, v))
+        return {v: float(self.spreads.bytes_of(v)) for v in has}
 
     @cached_property
     def whole(self) -> np.ndarray:
-        return self.profile({v: float(self.graph.size(v)) for v in self.graph.maker})
+        return self.profile(self.sizes)
 
-    def profile(self, sizes: dict[Any, float]) -> np.ndarray:
+    def profile(self, sizes: Mapping[Any, float]) -> np.ndarray:
         """Bytes alive at each equation of these variables."""
         changes = np.zeros(self.count + 1)
         for v, size in sizes.items():
-            changes[self.graph.maker[v]] += size
+            changes[self.made[v]] += size
             changes[self.death[v]] -= size
         return changes.cumsum()[:-1]
 
     def of(self, region: Region) -> Figures:
         """What a region needs whole, and in its parts."""
         at = sorted(region.eqns)
-        within = {v: float(self.graph.size(v)) for v in inner(self.graph, region)}
-        inside = self.profile(within)
+        own = inner(self.graph, region)
+        inside = self.profile({v: s for v, s in self.sizes.items() if v in own})
         less = inside * (1 - 1 / region.n)
         more = np.zeros(self.count)
-        for i in at:
-            if region.is_sum(i):  # carried from the first part on
-                (v,) = self.graph.eqns[i].outvars
-                more[at[0] : i] += self.graph.size(v)
-                wide = max(4, v.aval.dtype.itemsize) / v.aval.dtype.itemsize
-                more[at[0] : self.death[v]] += self.graph.size(v) * (wide - 1)
+        for i in filter(region.is_sum, at):  # carried from the first part on
+            (v,) = self.graph.eqns[i].outvars
+            total = sum_bytes(self.graph.eqns[i], v, self.spreads)
+            more[at[0] : i] += total
+            more[i : self.death[v]] += total - self.sizes[v]
         after = self.whole - less + more
         figures = inside[at].max(), self.whole[at].max(), after[at].max()
         return Figures(*map(int, figures))

@@ -1,26 +1,100 @@
-"""What it costs to run a region in tiles: seconds beyond those of the region as it is.
+"""What parts cost: seconds on one device beyond those of the equations as they are.
 
-By a roofline: a kernel takes its arithmetic or its bytes, whichever is longer. Of the
-bytes, what the tiles share is read by each of them (weights), and a running sum is read
-and written by each, in float32: a product of few rows takes as long as its weights or
-its sum. Kernels are queued while others run, so their starts count where they take
-longer than what they start. What is fused into its reader moves through the chip once,
-whether in tiles or not. Random bits that others need too are drawn once more.
+Tiles, heads over the vocabulary and micro-batches compete in one search, by this one
+roofline: a kernel takes its arithmetic or its bytes, whichever is longer, of what one
+device has. Of the bytes, what the parts share is read by each of them (weights), and a
+running sum is read and written by each, in float32: a product of few rows takes as long
+as its weights or its sum. Kernels are queued while others run, so their starts count
+where they take longer than what they start. What is fused into its reader moves through
+the chip once, whether in parts or not.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from jaxmem.ir.axis_labels import CutAxes
-from jaxmem.ir.costs import FUSED, MACHINES, Machine, flops
+from jaxmem.ir.costs import MACHINES, flops, is_fused
 from jaxmem.ir.costs import seconds as seconds_of
 from jaxmem.ir.jaxprs import bodies
+from jaxmem.ir.propagation import on_device
 from jaxmem.ir.scans import is_var
 from jaxmem.ir.shards import WHOLE, Spreads
 from jaxmem.scheduling.tiling.regions import Region
+from jaxmem.scheduling.tiling.sums import sum_bytes
 
-_START = 3e-6  # seconds until the next kernel can be queued
-_SUM = 4  # bytes of an element of a running sum, at the least
+Axes = Sequence[int | None]  # along which arrays are cut; None for what is whole
+
+
+class Work(NamedTuple):
+    """Kernels on one device: their seconds, and how many they are."""
+
+    seconds: float = 0.0
+    kernels: int = 0
+
+    def times(self, count: int) -> "Work":
+        return Work(count * self.seconds, count * self.kernels)
+
+
+def total(works: Iterable[Work]) -> Work:
+    found = list(works)
+    return Work(sum(w.seconds for w in found), sum(w.kernels for w in found))
+
+
+@dataclass(frozen=True)
+class Price:
+    """What equations and their parts take.
+
+    Attributes:
+      target: the chip's name, one of `jaxmem.targets()`.
+      spreads: how the equations' arrays are spread over devices.
+    """
+
+    target: str
+    spreads: Spreads = field(default_factory=Spreads)
+
+    def whole(self, eqn) -> Work:
+        """An equation as it is."""
+        return self.part(eqn, (None,) * len(eqn.invars), (0,) * len(eqn.outvars), 1)
+
+    def part(self, eqn, ins: Axes, outs: Axes, n: int) -> Work:
+        """One of `n` parts of it; an output that is cut nowhere is a running sum."""
+        if is_fused(eqn):
+            return Work()
+        moved = sum(
+            self.spreads.bytes_of(v) / (1 if axis is None else n)
+            for v, axis in zip(eqn.invars, ins, strict=True)
+            if is_var(v)
+        )
+        for v, axis in zip(eqn.outvars, outs, strict=True):
+            if axis is None:  # read and written
+                moved += 2 * sum_bytes(eqn, v, self.spreads)
+            else:
+                moved += self.spreads.bytes_of(v) / n
+        arithmetic = self._arithmetic(eqn) / n / self.spreads.workers(eqn)
+        return Work(max(arithmetic, moved / MACHINES[self.target].bandwidth), 1)
+
+    def alike(self, eqn) -> Work:
+        """An equation that each part does as the step does."""
+        return Work(0.0 if is_fused(eqn) else self.seconds(eqn), not is_fused(eqn))
+
+    def seconds(self, eqn) -> float:
+        """Of an equation and the loops in it, on one device."""
+        machine = MACHINES[self.target]
+        return on_device(eqn, self.spreads, lambda e: seconds_of(e, machine))
+
+    def longer(self, whole: Work, loops: Iterable[Work], n: int) -> float:
+        """What `n` iterations of these loops take longer than the whole."""
+        launch = MACHINES[self.target].launch
+        # one launch more for a loop's own counter and condition
+        each = (max(w.seconds, launch * (1 + w.kernels)) for w in loops)
+        return max(0.0, n * sum(each) - max(whole.seconds, launch * whole.kernels))
+
+    def _arithmetic(self, eqn) -> float:
+        machine = MACHINES[self.target]
+        if bodies(eqn):  # a loop: its own operations
+            return seconds_of(eqn, machine) or 0.0
+        narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars)
+        return flops(eqn) / (machine.narrow if narrow else machine.wide)
 
 
 def seconds(
@@ -37,18 +111,13 @@ def seconds(
     Returns:
       Seconds, 0.0 where the tiles cost nothing by the roofline.
     """
-    machine = MACHINES[target]
-    whole, tile = [], []
-    for i in region.eqns:
-        if is_fused(eqns[i]):
-            continue
-        cut = region.cut[i]
-        nowhere = CutAxes((None,) * len(cut.ins), (0,) * len(cut.outs))
-        whole.append(kernel(eqns[i], nowhere, 1, machine, spreads))
-        tile.append(kernel(eqns[i], cut, region.n, machine, spreads))
-    drawn = _drawn_twice(eqns, region)
-    bits = ((seconds_of(e, machine) or 0.0) / spreads.workers(e) for e in drawn)
-    return longer(sum(whole), sum(tile), len(tile), region.n) + sum(bits)
+    price = Price(target, spreads)
+    whole = total(price.whole(eqns[i]) for i in region.eqns)
+    cuts = ((eqns[i], region.cut[i]) for i in region.eqns)
+    tile = total(price.part(eqn, cut.ins, cut.outs, region.n) for eqn, cut in cuts)
+    # random bits that others need too are drawn once more
+    bits = sum(map(price.seconds, _drawn_twice(eqns, region)))
+    return price.longer(whole, [tile], region.n) + bits
 
 
 def _drawn_twice(eqns: Sequence[Any], region: Region) -> list[Any]:
@@ -57,43 +126,3 @@ def _drawn_twice(eqns: Sequence[Any], region: Region) -> list[Any]:
     of = lambda i: (eqns[i].invars[0], str(eqns[i].params))
     outside = set(map(of, draws - region.eqns))
     return [eqns[i] for i in draws & region.eqns if of(i) in outside]
-
-
-def longer(whole: float, tile: float, kernels: int, n: int) -> float:
-    """What `n` tiles take longer than the whole, from seconds of the kernels alone."""
-    starts = _START * (1 + kernels)  # one for the loop's own counter and condition
-    return max(0.0, n * max(tile, starts) - max(whole, starts - _START))
-
-
-def is_fused(eqn) -> bool:
-    """Whether an equation is done inside of what reads its result."""
-    return eqn.primitive.name in FUSED or eqn.primitive.name == "optimization_barrier"
-
-
-def kernel(
-    eqn, cut: CutAxes, n: int, machine: Machine, spreads: Spreads = WHOLE
-) -> float:
-    """Seconds of one tile of an equation; an output that is cut nowhere is a sum."""
-    moved = sum(
-        spreads.bytes_of(v) / (1 if place is None else n)
-        for v, place in zip(eqn.invars, cut.ins, strict=True)
-        if is_var(v)
-    )
-    for v, place in zip(eqn.outvars, cut.outs, strict=True):
-        whole = place is None
-        own = _summed(v) / spreads.shards(v) if whole else spreads.bytes_of(v) / n
-        moved += own
-    arithmetic = _arithmetic(eqn, n, machine) / spreads.workers(eqn)
-    return max(arithmetic, moved / machine.bandwidth)
-
-
-def _summed(v) -> int:
-    """Bytes of a running sum, read and written."""
-    return 2 * v.aval.size * max(_SUM, v.aval.dtype.itemsize)
-
-
-def _arithmetic(eqn, n: int, machine: Machine) -> float:
-    if bodies(eqn):  # a loop: its own operations, each on a tile
-        return (seconds_of(eqn, machine) or 0.0) / n
-    narrow = all(v.aval.dtype.itemsize <= 2 for v in eqn.invars)
-    return flops(eqn) / n / (machine.narrow if narrow else machine.wide)

@@ -97,7 +97,8 @@ def _placed(eqn, index, axis: int, place):
         # those along other axes: they are dropped now where they were clipped
         axes = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
         most = [eqn.invars[0].aval.shape[d] - 1 for d in axes]
-        index = jnp.clip(index, 0, jnp.asarray(most, jnp.int32))
+        most = jnp.broadcast_to(jnp.asarray(most, jnp.int32), index.shape)
+        index = jnp.clip(index, 0, most)
     return index.at[..., k].set(place)
 
 

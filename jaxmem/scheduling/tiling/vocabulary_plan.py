@@ -1,21 +1,19 @@
 """Loops over the vocabulary: what they do, what they hold and what they cost."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxmem.ir.costs import FUSED, MACHINES, flops, seconds
 from jaxmem.ir.graph import JaxprGraph
-from jaxmem.ir.jaxprs import elements
-from jaxmem.ir.scans import is_var, size_of
 from jaxmem.ir.shards import Names, Spreads
-from jaxmem.scheduling.tiling.sums import wide
+from jaxmem.scheduling.tiling.live_bytes import LiveBytes
+from jaxmem.scheduling.tiling.price import Price, Work, total
+from jaxmem.scheduling.tiling.sums import sum_bytes
 from jaxmem.scheduling.tiling.vocabulary import CutAxis
 
 LEAST_WORDS = 256  # of a block: a smaller product leaves most of a chip idle
 _ALIGNED = 128  # of columns, which the units for products take at a time
-_START = 5e-6  # seconds that an iteration waits for its kernels to be started
 
 
 @dataclass(frozen=True)
@@ -110,65 +108,39 @@ class VocabularyLoops:
     def held(self, n: int) -> int:
         """Bytes that a loop of `n` blocks holds: of a block, and its sums."""
         share = self.block(n) / self.words
-        held = (self._sums(p) + int(share * self._live(p.eqns)) for p in self.loops)
-        return max(held)
+        live = (self._live(loop.eqns) for loop in self.loops)
+        sums = map(self._sums, self.loops)
+        return int(max(s + share * x for s, x in zip(sums, live, strict=True)))
 
+    @functools.cached_property
     def held_whole(self) -> int:
         """Bytes that are live at a time without loops, of what is cut."""
-        return self._live(sorted(self.found.cut))
+        return int(self._live(self.found.cut))
 
-    def extra_flops(self) -> float:
-        """Of the products that are done more than once."""
-        eqns = self.graph.eqns
-        done = [i for loop in self.loops for i in loop.eqns]
-        return sum(flops(eqns[i]) for i in done) - sum(
-            flops(eqns[i]) for i in self.found.cut
-        )
+    def bytes(self, n: int) -> tuple[int, int]:
+        """What all equations hold while the head runs: as it is, and in `n` blocks."""
+        live = LiveBytes(self.graph, self.spreads)
+        before = int(live.whole[sorted(self.found.cut)].max())
+        return before, before - self.held_whole + self.held(n)
 
-    def extra_seconds(self, n: int, target: str) -> float:
-        """What `n` blocks cost: products twice, sums read and written n times."""
-        machine, eqns = MACHINES[target], self.graph.eqns
-        cost = lambda i: seconds(eqns[i], machine) or 0.0
-        products = [i for i in self.found.cut if flops(eqns[i])]
-        done = [i for loop in self.loops for i in loop.eqns if flops(eqns[i])]
-        twice = sum(map(cost, done)) - sum(map(cost, products))
-        moved = 2 * n * sum(map(self._sums, self.loops)) / machine.bandwidth
-        return twice + moved + n * len(self.loops) * _START
+    def seconds(self, n: int, target: str) -> float:
+        """What `n` blocks take longer than the equations as they are."""
+        price = Price(target, self.spreads)
+        whole = total(price.whole(self.graph.eqns[i]) for i in self.found.cut)
+        loops = (total(self._block(price, i, n) for i in p.eqns) for p in self.loops)
+        return price.longer(whole, loops, n)
 
-    def _sums(self, loop: Loop) -> int:
-        outs = (self.graph.eqns[i].outvars[0].aval for i in loop.sums)
-        return sum(elements(v.shape) * wide(v.dtype).itemsize for v in outs)
+    def _block(self, price: Price, i: int, n: int) -> Work:
+        treated = self.found.cut[i]
+        return price.part(self.graph.eqns[i], treated.ins, treated.outs, n)
 
-    def _live(self, eqns: Sequence[int]) -> int:
+    def _sums(self, loop: Loop) -> float:
+        eqns = (self.graph.eqns[i] for i in loop.sums)
+        return sum(sum_bytes(eqn, eqn.outvars[0], self.spreads) for eqn in eqns)
+
+    def _live(self, eqns: Collection[int]) -> float:
         """Bytes of whole arrays that some of the equations make, alive at most."""
-        buffers = {i: v for i in eqns if (v := self._buffer(i)) is not None}
-        made: dict[Any, set[Any]] = {}  # variable -> buffers that it is made from
-        last: dict[Any, int] = {}
-        for i in eqns:
-            ins = filter(is_var, self.graph.eqns[i].invars)
-            read = set().union(*(made.get(a, ()) for a in ins))
-            last.update(dict.fromkeys(read, i))
-            for v in self.graph.eqns[i].outvars:
-                made[v] = {v} if v is buffers.get(i) else read
-        most, alive = 0, dict[Any, int]()
-        for i, v in buffers.items():
-            # an array may take the place of one that is read here for the last time
-            free = 0 if self._is_fused(i) else 1
-            alive = {
-                u: size for u, size in alive.items() if last.get(u, -1) >= i + free
-            }
-            alive[v] = size_of(v)
-            most = max(most, sum(alive.values()))
-        return most
-
-    def _buffer(self, i: int) -> Any:
-        """What an equation makes, where the compiler has an array of it."""
-        v = self.graph.eqns[i].outvars[0]
-        users = [self.graph.eqns[k] for k in self.graph.users.get(v, ())]
-        read = any(u.primitive.name == "dot_general" for u in users)
-        inside = v in self.found.axis and bool(users)
-        return v if inside and (read or not self._is_fused(i)) else None
-
-    def _is_fused(self, i: int) -> bool:
-        eqn, treated = self.graph.eqns[i], self.found.cut[i]
-        return eqn.primitive.name in FUSED or treated.put
+        live = LiveBytes(self.graph, self.spreads, eqns)
+        users = self.graph.users
+        inside = (v for v in live.sizes if v in self.found.axis and users.get(v))
+        return live.profile({v: live.sizes[v] for v in inside}).max()

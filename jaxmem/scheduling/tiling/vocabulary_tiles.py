@@ -75,6 +75,7 @@ class TileVocabulary(Pass[VocabularyTiles, VocabularyTile]):
     def describe(self, rewrite: VocabularyTile, target: str) -> Description:
         eqn, plan, n = rewrite.product, rewrite.plan, rewrite.n
         logits, path = eqn.outvars[0].aval, _compat.name_stack(eqn)
+        before, after = plan.bytes(n)
         row = TiledRegion(
             shape=logits.shape,
             dtype=str(logits.dtype),
@@ -82,10 +83,10 @@ class TileVocabulary(Pass[VocabularyTiles, VocabularyTile]):
             line=_compat.source_line(eqn),
             axis="vocabulary",
             n=n,
-            bytes_before=plan.held_whole(),
-            bytes_after=plan.held(n),
+            bytes_before=before,
+            bytes_after=after,
             times=1,
-            seconds=plan.extra_seconds(n, target),
+            seconds=plan.seconds(n, target),
         )
         note = f"the logits {logits.str_short()} of {path} are computed {plan.times}"
         note += f" times, in {n} blocks of the vocabulary"
@@ -119,7 +120,7 @@ def _found(level: Level) -> tuple[Any, list[VocabularyLoops | str]]:
 
 def _least(plan: VocabularyLoops, limit: int | None) -> int | None:
     """The least number of blocks that holds less; else that which holds least."""
-    if limit is None or plan.held_whole() <= limit:
+    if limit is None or plan.held_whole <= limit:
         return None
     best = None
     for n in plan.counts():
@@ -127,4 +128,4 @@ def _least(plan: VocabularyLoops, limit: int | None) -> int | None:
             best = n
         if plan.held(n) <= limit:
             break
-    return best if best is not None and plan.held(best) < plan.held_whole() else None
+    return best if best is not None and plan.held(best) < plan.held_whole else None

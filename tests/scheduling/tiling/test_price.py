@@ -8,7 +8,7 @@ import pytest
 
 from jaxmem.ir.axis_labels import CutAxes
 from jaxmem.ir.costs import MACHINES
-from jaxmem.scheduling.tiling.price import _START, seconds
+from jaxmem.scheduling.tiling.price import seconds
 
 SDS = jax.ShapeDtypeStruct
 WIDTH, VOCABULARY, ROWS = 4096, 131_072, 2**17
@@ -66,7 +66,9 @@ def test_weights_are_read_by_every_tile():
 def test_starts_count_where_they_take_longer_than_the_kernels():
     """A product and the loop itself are queued by each tile."""
     tiny = product(((1,), (0,)), (256, 8), (8, 8))
-    assert cost(tiny, (0, None), (0,), 16) == pytest.approx((16 * 2 - 1) * _START)
+    assert cost(tiny, (0, None), (0,), 16) == pytest.approx(
+        (16 * 2 - 1) * MACHINES["h100"].launch
+    )
 
 
 def test_what_is_fused_costs_nothing_and_a_reduction_its_sums():
@@ -82,7 +84,7 @@ def test_what_is_fused_costs_nothing_and_a_reduction_its_sums():
     sums = (4 * 2 - 1) * 4 * 2**16 / MACHINES["h100"].bandwidth
     assert seconds(eqns, region, "h100") == pytest.approx(sums)
     fused = SimpleNamespace(n=4, eqns={0}, cut=both)
-    assert seconds(eqns, fused, "h100") == pytest.approx(4 * _START)
+    assert seconds(eqns, fused, "h100") == pytest.approx(4 * MACHINES["h100"].launch)
 
 
 def test_a_loop_in_a_region_counts_its_operations_and_what_it_reads():
@@ -100,5 +102,5 @@ def test_a_loop_in_a_region_counts_its_operations_and_what_it_reads():
     n = 2**9
     assert time(rows / n) > work / n  # then its weights
     price = cost([eqn], (0, None), (0,), n)
-    most = max(time(rows / n), 2 * _START)
+    most = max(time(rows / n), 2 * MACHINES["h100"].launch)
     assert price == pytest.approx(n * most - work)

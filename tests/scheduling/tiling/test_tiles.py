@@ -277,7 +277,9 @@ def test_the_body_of_a_while_loop_writes_its_stack_in_place():
     shapes = {
         v.aval.shape for e in jaxprs.walk(loop.params["body_jaxpr"]) for v in e.outvars
     }
-    assert (TOKENS, WORDS) not in shapes and (TOKENS // 4, WORDS) in shapes
+    # of tokens or of hidden features: here both save alike
+    assert shapes & {(TOKENS // 4, WORDS), (TOKENS, WORDS // 4)}
+    assert (TOKENS, WORDS) not in shapes
     assert_same(found, fn, args, WORDS)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import jaxmem
 from jaxmem.ir import jaxprs
+from jaxmem.ir.costs import MACHINES
 from jaxmem.scheduling import Choice, _passes
 from jaxmem.scheduling.tiling.vocabulary_tiles import VocabularyTiles
 
@@ -81,6 +82,19 @@ def of_real_words(p, x, labels):
     return nll(jax.nn.log_softmax(logits), labels).mean()
 
 
+def of_words_far_below(p, x, labels):
+    """A masked first half: what scales its sums to those of the others is infinite."""
+    real = jnp.arange(WORDS) > WORDS // 2
+    logits = jnp.where(real[None], logits_of(p, x) - 200, -jnp.inf)
+    labels = jnp.maximum(labels, WORDS // 2 + 1)
+    return nll(jax.nn.log_softmax(logits), labels).mean()
+
+
+def of_columns(p, x, labels):
+    """The gradient of the activations is moved behind its sum."""
+    return log_softmax(p, -(-x.T).T, labels)
+
+
 def tied(p, x, labels):
     """The head's weight is the embedding's; tokens in a batch of sequences."""
     table = p["w"].T
@@ -89,7 +103,10 @@ def tied(p, x, labels):
     return nll(jax.nn.log_softmax(logits[:, :-1]), labels.reshape(4, -1)[:, 1:]).mean()
 
 
-FEW = [log_softmax, integer_labels, weighted_with_z_loss, of_real_words, tied]
+FEW = [
+    *(log_softmax, integer_labels, weighted_with_z_loss, tied),
+    *(of_columns, of_real_words, of_words_far_below),
+]
 LOSSES = [
     *(*FEW, narrow_log_softmax, masked, smoothed, soft_targets, capped, of_places),
 ]
@@ -175,12 +192,23 @@ def test_the_most_likely_word_is_found_in_the_blocks():
     assert largest(done.jaxpr) < TOKENS * WORDS
 
 
-@pytest.mark.parametrize("mode", ["fill", "clip"])
-def test_labels_out_of_bounds_are_what_they_were(mode):
+def along(logp, labels, **how):
+    return jnp.take_along_axis(logp, labels[:, None], -1, **how)[:, 0]
+
+
+def at_places(logp, labels, **how):
+    return logp.at[jnp.arange(len(labels)), labels].get(**how)
+
+
+@pytest.mark.parametrize("how", [along, at_places], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("mode", "fill"), [("fill", None), ("fill", -7.0), ("clip", None)], ids=str
+)
+def test_labels_out_of_bounds_are_what_they_were(how, mode, fill):
     def step(p, x, labels):
         def loss(p, x):
             logp = jax.nn.log_softmax(logits_of(p, x))
-            each = jnp.take_along_axis(logp, labels[:, None], -1, mode=mode)
+            each = how(logp, labels, mode=mode, fill_value=fill)
             return -jnp.where(jnp.isnan(each), 1, each).mean()
 
         return jax.value_and_grad(loss, argnums=(0, 1))(p, x)
@@ -246,6 +274,31 @@ def test_a_limit_takes_the_least_number_of_blocks_that_holds_less():
     blocks = {k: v[0].split(" blocks")[0].split()[-1] for k, v in notes.items() if v}
     assert int(blocks[2**26]) < int(blocks[2**25]) < int(blocks[1]) == 32
     del args
+
+
+def test_each_block_reads_and_writes_the_sums():
+    """Where blocks are so small that their products wait for the sum of a gradient."""
+    tokens, width, words, n = 2**16, 4096, 2**15, 32
+
+    def loss(w, x, labels):
+        return nll(jax.nn.log_softmax(x @ w), labels).mean()
+
+    like = jax.ShapeDtypeStruct
+    args = like((width, words), "bfloat16"), like((tokens, width), "bfloat16")
+    args = *args, like((tokens,), jnp.int32)
+    machine = MACHINES["h100"]
+    summed = 2 * 4 * tokens * width / machine.bandwidth
+    for block in (words // n, words // n // 2):
+        one = 2 * tokens * width * block / machine.narrow
+        read = 2 * tokens * width / machine.bandwidth
+        assert read < one < summed
+
+    def seconds(n):
+        _, done = tiled(jax.grad(loss, (0, 1)), args, VocabularyTiles(n=n))
+        (row,) = done.description.tiles
+        return row.seconds
+
+    assert n * summed <= seconds(2 * n) - seconds(n) <= 1.05 * n * summed
 
 
 def test_a_step_with_an_optimizer_keeps_its_updates():

@@ -1,0 +1,141 @@
+"""What takes less than a step does: asked of its equations, nothing is compiled.
+
+The rewriter says what `jaxmem.substitute` would find in the function that was
+differentiated, the passes of `jaxmem.schedule` what they make of the step. Of both the
+peak is predicted as it is of the step itself, and set against the compiled one.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxmem import _compat
+from jaxmem._bytes import format_bytes
+from jaxmem._module_path import merge_numbered, of_user, parse_op_name
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import by_shape, is_transposed
+from jaxmem.ir.shards import InputSpreads
+from jaxmem.memory.report.advice import AdvisedStep
+from jaxmem.rewriting import KeptInside, kept_inside, with_losses
+from jaxmem.scheduling import operations_of
+from jaxmem.scheduling.predict.operations import as_compiled, compiled_peak
+from jaxmem.scheduling.predict.tpu import is_tpu
+from jaxmem.scheduling.search.expected import ExpectedPeaks, expected_peaks
+
+_LEAST = 0.05  # of the peak: what saves less is not told
+_NAMED = 3  # formulas in a line
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A call, and what the step is expected to take with it.
+
+    Attributes:
+      call: what to write.
+      peak_bytes: of the step with it.
+      why: what is released or done.
+    """
+
+    call: str
+    peak_bytes: int
+    why: str
+
+
+def advice_on(step: AdvisedStep) -> tuple[str, ...]:
+    """A sentence for each remedy."""
+    return tuple(
+        f"about {format_bytes(one.peak_bytes)} with {one.call}: {one.why}"
+        for one in remedies_for(step)
+    )
+
+
+def remedies_for(step: AdvisedStep) -> list[Remedy]:
+    """What takes clearly less than the step, what costs no time before the rest."""
+    peaks = expected_peaks(step.closed, step.donated, step.specs, step.target)
+    most = (1 - _LEAST) * step.peak_bytes
+    found = [*_substituted(step, peaks), *_scheduled(step, peaks)]
+    return [one for one in found if one.peak_bytes < most]
+
+
+def _expected(step: AdvisedStep, peaks: ExpectedPeaks, predicted: float) -> int:
+    """What the compiled peak becomes where the predicted one becomes this."""
+    # arguments stay, and the rest changes as it is predicted to
+    before, after = peaks.plain - peaks.arguments, predicted - peaks.arguments
+    rest = step.peak_bytes - step.argument_bytes
+    return round(step.argument_bytes + rest * max(after, 0) / max(before, 1))
+
+
+def _scheduled(step: AdvisedStep, peaks: ExpectedPeaks) -> Iterator[Remedy]:
+    target = f'target="{step.target}"'
+    free, least = (_expected(step, peaks, p) for p in (peaks.free, peaks.least))
+    if peaks.free < peaks.plain:
+        why = "what it recomputes costs next to nothing"
+        yield Remedy(f"jaxmem.schedule(step, {target})", free, why)
+    if least < (1 - _LEAST) * min(free, step.peak_bytes):
+        parts = f", in {peaks.parts} micro-batches" if peaks.parts > 1 else ""
+        why = f"as low a budget is reached by what costs time{parts}"
+        call = f'jaxmem.schedule(step, budget="{_rounded(least)}", {target})'
+        yield Remedy(call, least, why)
+
+
+def _rounded(size: int) -> str:
+    """A budget that is no smaller."""
+    return f"{-(-size // 2**20)}MiB"
+
+
+def _substituted(step: AdvisedStep, peaks: ExpectedPeaks) -> Iterator[Remedy]:
+    aliases = by_shape(step.closed, step.donated)
+    kept, saved = _released(with_losses(step.closed), aliases, is_tpu(step.target))
+    if saved > 0:
+        peak = _expected(step, peaks, peaks.plain - saved)
+        yield Remedy("jaxmem.substitute", peak, f"it does not keep {_inside(kept)}")
+
+
+def _released(
+    closed: Any, aliases: Any, tpu: bool, spreads: InputSpreads | None = None
+) -> tuple[list[KeptInside], int]:
+    """What formulas keep, and by how much less of it the predicted peak is."""
+    ops = operations_of(closed, aliases, tpu=tpu, spreads=spreads)
+    if not any(map(is_transposed, ops.closed.eqns)):
+        bodies = (b for eqn in ops.closed.eqns for b in jaxprs.bodies(eqn))
+        inside = (b for b in bodies if any(map(is_transposed, jaxprs.walk(b))))
+        found = [_released(with_losses(_closed(b)), {}, tpu) for b in inside]
+        return max(found, key=lambda pair: pair[1], default=([], 0))
+    kept = kept_inside(ops.closed)
+    graph = as_compiled(ops, tpu)
+    values = list(graph.values)
+    for one in kept:
+        number = ops.values.get(one.variable)
+        if number is not None:
+            values[number] = replace(values[number], bytes=0)
+    less = replace(graph, values=tuple(values))
+    more = sum(one.more for one in kept)
+    return kept, compiled_peak(graph) - compiled_peak(less) - more
+
+
+def _closed(body: Any) -> Any:
+    return body if hasattr(body, "consts") else _compat.ClosedJaxpr(body, ())
+
+
+def _inside(kept: Sequence[KeptInside]) -> str:
+    """Bytes by formula and module, the largest first."""
+    modules = [_module(one) for one in kept]
+    merged = merge_numbered(modules)
+    sizes: Counter[tuple[str, str]] = Counter()
+    for one, module in zip(kept, modules, strict=True):
+        aval = one.variable.aval
+        size = jaxprs.elements(aval.shape) * aval.dtype.itemsize
+        sizes[one.site.pattern, merged[module]] += size
+    parts = [
+        f"{format_bytes(size)} inside {pattern} ({module})"
+        for (pattern, module), size in sizes.most_common(_NAMED)
+    ]
+    left = len(sizes) - len(parts)
+    return ", ".join(parts) + (f" and what {left} more have inside" if left else "")
+
+
+def _module(one: KeptInside) -> str:
+    """The modules that a formula is in; its line where there are none."""
+    path = parse_op_name(f"{one.site.path}/{one.site.pattern}").module_path
+    return of_user(path) or one.site.source.rsplit("/", 1)[-1].split(" (")[0]

@@ -1,0 +1,90 @@
+"""What a step moves to the host's memory and back, and how long it waits for that.
+
+Each device has a link of its own: bytes and seconds are those of one.
+"""
+
+from typing import Any
+
+from jaxmem.ir import jaxprs
+from jaxmem.ir.costs import Machine, seconds
+from jaxmem.ir.jaxprs import elements
+from jaxmem.ir.propagation import on_device, spreads_in
+from jaxmem.ir.scans import is_on_host
+from jaxmem.ir.shards import InputSpreads, Spreads
+
+
+def host_traffic(closed, given: InputSpreads | None = None) -> int:
+    """Bytes that a device moves to the host's memory and back; a `while` counts once.
+
+    Args:
+      closed: a step.
+      given: how its inputs are spread over devices, where that is known.
+    """
+    if not _moves(closed):
+        return 0
+    spreads = spreads_in(closed, given)
+    return sum(_traffic(eqn, spreads) for eqn in jaxprs.split(closed)[0].eqns)
+
+
+def _traffic(eqn, spreads: Spreads) -> int:
+    """Of an equation and its bodies, all iterations of a scan."""
+    total = 0
+    if eqn.primitive.name == "device_put":
+        for u, v in zip(eqn.invars, eqn.outvars, strict=True):
+            size = elements(v.aval.shape) * v.aval.dtype.itemsize
+            # one of them is given, and how the other is spread follows from it
+            shards = max(spreads.shards(u), spreads.shards(v))
+            total += size // shards if is_on_host(u) != is_on_host(v) else 0
+    times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+    inside = (host_traffic(b, _given(eqn, b, spreads)) for b in jaxprs.bodies(eqn))
+    return total + times * sum(inside)
+
+
+def _given(eqn, body, spreads: Spreads) -> InputSpreads | None:
+    """How the inputs of a body are spread, as far as that is known."""
+    if eqn.primitive.name == "scan":
+        return spreads.body(eqn)
+    return spreads.inputs(eqn.invars) if jaxprs.called(eqn) is body else None
+
+
+def waiting_for_host(
+    closed, machine: Machine, given: InputSpreads | None = None
+) -> float:
+    """Seconds that scans wait for the link to the host, by what they compute and move.
+
+    Their copies run beside the computation of other iterations. A scan that holds
+    another one with copies counts by that, once; one whose time nobody knows, not.
+    """
+    if not _moves(closed):
+        return 0.0
+    total, spreads = 0.0, spreads_in(closed, given)
+    for eqn in jaxprs.split(closed)[0].eqns:
+        within = [(body, _given(eqn, body, spreads)) for body in jaxprs.bodies(eqn)]
+        if eqn.primitive.name == "scan" and not any(map(_has_copies, _inner(eqn))):
+            total += _waiting(eqn, machine, spreads)
+        else:
+            total += sum(waiting_for_host(b, machine, known) for b, known in within)
+    return total
+
+
+def _waiting(eqn, machine: Machine, spreads: Spreads) -> float:
+    price = lambda e: seconds(e, machine)
+    if price(eqn) is None:
+        return 0.0
+    work = on_device(eqn, spreads, price)
+    return max(0.0, _traffic(eqn, spreads) / machine.host - work)
+
+
+def _inner(eqn) -> list[Any]:
+    return [e for body in jaxprs.bodies(eqn) for e in jaxprs.walk(body)]
+
+
+def _has_copies(eqn) -> bool:
+    return eqn.primitive.name == "scan" and any(map(_moves, jaxprs.bodies(eqn)))
+
+
+def _moves(body) -> bool:
+    """Whether anything in a body goes to the host's memory, or comes from it."""
+    puts = (e for e in jaxprs.walk(body) if e.primitive.name == "device_put")
+    pairs = (zip(e.invars, e.outvars, strict=True) for e in puts)
+    return any(is_on_host(u) != is_on_host(v) for pair in pairs for u, v in pair)

@@ -1,0 +1,185 @@
+"""Equations of a kind that are put together, where at least one of them is a part."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.ir.graph import JaxprGraph, Values
+from jaxmem.ir.jaxprs import is_var
+
+Reads = Iterable[tuple[Any, Any]]  # (operand or result, how it is handed over)
+
+
+class Kind(Protocol):
+    """What has to be known of a primitive to put several equations of it together."""
+
+    def key(self, eqn) -> Any:
+        """What those have in common that can be joined; None for anything else."""
+        ...
+
+    def reads(self, eqn) -> Reads:
+        """(operand, how it is read), as far as one equation can hand it to another."""
+        ...
+
+    def makes(self, eqn) -> Reads:
+        """(result, how it is handed on)."""
+        ...
+
+    def is_part(self, eqn) -> bool: ...
+
+    def belongs(self, group: "Group", i: int) -> bool:
+        """Whether an equation should be in a group, if it can."""
+        ...
+
+    def pays(self, graph: JaxprGraph, group: Sequence[int]) -> bool:
+        """Whether a group is worth joining."""
+        ...
+
+    def joined(
+        self, values: Values, group: Sequence[int]
+    ) -> Iterator[tuple[int, list[Any]]]:
+        """(position, outputs) of a group's equations, done in one."""
+        ...
+
+
+def put_together(closed, kind: Kind) -> Any:
+    """The jaxpr with its equations of a kind joined to those around them."""
+    graph = JaxprGraph(closed)
+    groups = [g for g in _groups(graph, kind) if len(g) > 1 and kind.pays(graph, g)]
+    if not groups:
+        return closed
+    of = {i: group for group in groups for i in group}
+
+    def run(args: list) -> list[Any]:
+        inputs = graph.inputs(args)
+        return _Joined(graph, inputs, kind=kind, groups=of).all_outputs()
+
+    return jaxprs.retrace(closed, run)
+
+
+@dataclass
+class _Joined(Values):
+    """Values of which those of a group are made together, when the first is needed."""
+
+    kind: Kind = field(kw_only=True)
+    groups: Mapping[int, Sequence[int]] = field(kw_only=True)
+
+    def apply(self, i: int) -> None:
+        if i in self.groups:
+            for k, outs in self.kind.joined(self, self.groups[i]):
+                self.put(k, outs)
+        else:
+            super().apply(i)
+
+
+def _groups(graph: JaxprGraph, kind: Kind) -> Iterator[list[int]]:
+    """Positions of equations that nothing else lies between."""
+    # from the end, since a part is to be done where it is read
+    found: list[Group] = []
+    for i in reversed(range(len(graph.eqns))):
+        key = kind.key(graph.eqns[i])
+        same = [] if key is None else [g for g in found if g.key == key]
+        same.sort(key=lambda group: not group.alone_reads(i))
+        own = next((g for g in same if kind.belongs(g, i) and g.takes(i)), None)
+        if own is None and key is not None:
+            found.insert(0, own := Group(graph, kind, key))
+        for group in found:
+            group.add(i) if group is own else group.pass_by(i)
+    for group in found:
+        yield group.positions[::-1]
+
+
+@dataclass
+class Group:
+    """Equations that can be one, from the last to the first.
+
+    Attributes:
+      graph: that they are in.
+      kind: theirs.
+      key: what they have in common.
+      positions: theirs.
+      has_whole: whether one of them is no part.
+      read: what they read, and how.
+      ahead: variables of which something else makes what they read.
+    """
+
+    graph: JaxprGraph
+    kind: Kind
+    key: Any
+    positions: list[int] = field(default_factory=list)
+    has_whole: bool = False
+    read: dict[Any, set[Any]] = field(default_factory=dict)
+    ahead: set[Any] = field(default_factory=set)
+
+    def pass_by(self, i: int) -> None:
+        eqn = self.graph.eqns[i]
+        if any(v in self.read or v in self.ahead for v in eqn.outvars):
+            self.ahead.update(filter(is_var, eqn.invars))
+
+    def alone_reads(self, i: int) -> bool:
+        """Whether the group is the only reader of an equation's results."""
+        outs = self.graph.eqns[i].outvars
+        users = {k for v in outs for k in self.graph.users.get(v, ())}
+        return bool(users) and users <= {*self.positions}
+
+    def takes(self, i: int) -> bool:
+        """Whether nothing between needs an equation, and it gives as they read."""
+        return all(
+            v not in self.ahead and self.read.get(v, set()) <= {how}
+            for v, how in self.kind.makes(self.graph.eqns[i])
+        )
+
+    def add(self, i: int) -> None:
+        eqn = self.graph.eqns[i]
+        self.positions.append(i)
+        self.has_whole |= not self.kind.is_part(eqn)
+        for v, how in self.kind.reads(eqn):
+            if is_var(v):
+                self.read.setdefault(v, set()).add(how)
+
+
+def read_elsewhere(graph: JaxprGraph, group: Sequence[int]) -> list[Any]:
+    """The results of a group that others read."""
+    made = (v for i in group for v in graph.eqns[i].outvars)
+    inside = {*group}
+    return [
+        v for v in made if v in graph.outputs or not {*graph.users.get(v, ())} <= inside
+    ]
+
+
+class OnlyOnce:
+    """A rule for `jaxprs.evaluate` that does no operation twice on the same values."""
+
+    def __init__(self):
+        # the values are kept too: an id is only theirs while they are there
+        self._done: dict[Any, tuple[list[Any], list[Any]]] = {}
+
+    def __call__(self, eqn, args: list) -> list[Any]:
+        key = self._key(eqn, args)
+        if key is None:
+            return _compat.bind(eqn, args)
+        if key not in self._done:
+            self._done[key] = args, _compat.bind(eqn, args)
+        return self._done[key][1]
+
+    def _key(self, eqn, args: list) -> Any:
+        """None for an operation that may not be left out, or cannot be compared."""
+        if _compat.has_side_effects(eqn):
+            return None
+        given = (_identity(v, x) for v, x in zip(eqn.invars, args, strict=True))
+        key = eqn.primitive, tuple(sorted(eqn.params.items())), tuple(given)
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
+
+
+def _identity(atom, value) -> Any:
+    if is_var(atom):
+        return id(value)
+    return atom.aval.dtype, atom.aval.weak_type, np.asarray(value).item()

@@ -1,0 +1,96 @@
+"""Bodies whose nested equations are taken apart, however deep, and put together."""
+
+from collections.abc import Collection, Iterable
+from functools import partial
+from typing import Any
+
+from jaxmem import _compat
+from jaxmem.ir import branch_parts, jaxprs, map_parts, scan_parts
+from jaxmem.ir.body_parts import is_plain
+from jaxmem.ir.costs import fused_only
+from jaxmem.ir.flatten import flatten
+from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
+from jaxmem.ir.joined import Kind, put_together
+from jaxmem.ir.scans import is_var
+
+_KINDS: tuple[Kind, ...] = (map_parts.MAPS, branch_parts.BRANCHES, scan_parts.SCANS)
+
+
+def apart(closed, wanted: Collection[int]) -> Any:
+    """The jaxpr with what makes its outputs at the positions `wanted` taken apart."""
+    graph = JaxprGraph(closed)
+    return made_apart(closed, graph, [graph.outvars[k] for k in wanted])
+
+
+def made_apart(closed, graph: JaxprGraph, wanted: Iterable[Any]) -> Any:
+    """The same of variables of the jaxpr's graph."""
+    asked = _before_moves(graph, wanted)
+    instead = {}
+    for i, eqn in enumerate(graph.eqns):
+        outs = [k for k in _separable(eqn) if eqn.outvars[k] in asked]
+        if outs:
+            instead[i] = partial(_taken_apart, eqn, outs)
+    return done_otherwise(closed, graph, instead) if instead else closed
+
+
+def _before_moves(graph: JaxprGraph, atoms: Iterable[Any]) -> set[Any]:
+    """The variables from which these are made by operations that cost nothing."""
+    todo, found = [v for v in atoms if is_var(v)], set()
+    while todo:
+        v = todo.pop()
+        if v in found:
+            continue
+        found.add(v)
+        if (
+            v in graph.maker
+            and fused_only(eqn := graph.eqns[graph.maker[v]]) is not None
+        ):
+            todo += filter(is_var, eqn.invars)
+    return found
+
+
+def _separable(eqn) -> list[int]:
+    """Positions of the results of an equation that parts of it can make."""
+    name = eqn.primitive.name
+    if _compat.has_side_effects(eqn):
+        return []
+    plain = [k for k, v in enumerate(eqn.outvars) if is_plain(v)]
+    if name == "scan":
+        ends = _compat.scan_counts(eqn)[1]
+        return [k for k in plain if k >= ends]
+    if name == "cond":
+        return plain if branch_parts.can_be_taken_apart(eqn) else []
+    if name == "shard_map":
+        return plain if map_parts.can_be_taken_apart(eqn) else []
+    return []
+
+
+def _taken_apart(eqn, wanted: list[int], values: Values) -> list[Any]:
+    args = [values.read(v) for v in eqn.invars]
+    if eqn.primitive.name == "shard_map":
+        return map_parts.taken_apart(eqn, args, lambda b: apart(flatten(b), wanted))
+    bodies = [apart(body, wanted) for body in jaxprs.bodies(eqn)]
+    if eqn.primitive.name == "cond":
+        return branch_parts.taken_apart(eqn, bodies, args, wanted)
+    return scan_parts.taken_apart(eqn, bodies[0], args, wanted)
+
+
+def together(closed) -> Any:
+    """The jaxpr with its parts, and those inside of its loops and branches, joined."""
+    # `shard_map`s are entered elsewhere: here the axes of their mesh have no meaning.
+    for kind in _KINDS:
+        closed = put_together(closed, kind)
+    graph = JaxprGraph(closed)
+    instead = {}
+    for i, eqn in enumerate(graph.eqns):
+        if eqn.primitive.name not in ("scan", "cond", "while"):
+            continue
+        old = jaxprs.bodies(eqn)
+        new = list(map(together, old))
+        if any(a is not b for a, b in zip(old, new, strict=True)):
+            instead[i] = partial(_with_bodies, eqn, new)
+    return done_otherwise(closed, graph, instead) if instead else closed
+
+
+def _with_bodies(eqn, bodies: list[Any], values: Values) -> list[Any]:
+    return jaxprs.rebind(eqn, [values.read(v) for v in eqn.invars], bodies)

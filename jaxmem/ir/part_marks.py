@@ -1,0 +1,48 @@
+"""Equations with bodies of which each does one operation of a larger one.
+
+A `scan` or a `cond` is taken apart (`scan_parts`, `branch_parts`) so that a pass can
+decide for each of its operations whether it is done a second time; what is left of the
+parts is put together again (`joined`). A name scope tells them from a user's own.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.ir.map_operations import operations_of
+
+_SCOPE = "jaxmem_part"
+
+
+def marked(eqn, fn: Callable, *args):
+    """`fn(*args)` as a part that does what `eqn` does, under its line and scopes."""
+
+    def run(*args):
+        with jax.named_scope(_SCOPE):
+            return fn(*args)
+
+    return _compat.in_context_of(eqn, run, *args)
+
+
+def is_part(eqn) -> bool:
+    named = eqn.primitive.name in ("scan", "cond")
+    return named and _SCOPE in _compat.name_stack(eqn)
+
+
+def innermost_operations(eqn) -> Iterator[Any]:
+    """The operations in a part, or in a `shard_map`; else the equation itself."""
+    if is_part(eqn):
+        inside = [e for b in jaxprs.bodies(eqn) for e in jaxprs.split(b)[0].eqns]
+    else:
+        inside = operations_of(eqn)
+    for one in inside:
+        yield from [one] if one is eqn else innermost_operations(one)
+
+
+def scopes_of(eqn) -> str:
+    """The name scopes (module path) of an equation, as the user named them."""
+    scopes = _compat.name_stack(eqn).split("/")
+    return "/".join(scope for scope in scopes if scope != _SCOPE)

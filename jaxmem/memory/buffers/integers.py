@@ -1,0 +1,108 @@
+"""The integers that a compiled module computes in each iteration of a loop.
+
+Of single elements alone, and only of those that follow from constants and from the
+number of the iteration, as indices of slices do.
+"""
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from jaxmem.memory.buffers.hlo import Hlo, Instruction
+
+CALLS = ("fusion", "call", "async-start")
+_SAME = ("copy", "bitcast", "convert", "reshape", "copy-start", "copy-done")
+_NUMBERS = {"true": 1, "false": 0}
+_INTEGER = re.compile(r"([su])(\d+)\[")
+_DIRECTION = re.compile(r"direction=(\w\w)")
+_DO: dict[str, Callable[..., int]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "negate": operator.neg,
+    "minimum": min,
+    "maximum": max,
+    "clamp": lambda low, x, high: min(max(low, x), high),
+    "select": lambda condition, yes, no: yes if condition else no,
+    "and": operator.and_,
+    "or": operator.or_,
+    # towards zero, as XLA rounds
+    "divide": lambda x, y: int(x / y),
+    "remainder": lambda x, y: x - y * int(x / y),
+}
+
+
+@dataclass
+class Integers:
+    """What an element is in an iteration of `loop`; None: this is outside of loops.
+
+    Ask for the iterations in their order: what one leaves is remembered for the next.
+    """
+
+    hlo: Hlo
+    loop: Instruction | None
+    known: dict[tuple[str, int], int | None] = field(default_factory=dict)
+
+    def at(self, name: str, k: int) -> int | None:
+        """Its value in iteration `k`, from 0; None where the text does not tell it."""
+        if (name, k) not in self.known:
+            made = self.hlo.instruction(name)
+            self.known[name, k] = None if made is None else self._value(made, k)
+        return self.known[name, k]
+
+    def _value(self, made: Instruction, k: int) -> int | None:
+        if made.opcode == "constant":
+            text = _NUMBERS.get(made.argument, made.argument)
+            return int(text) if re.fullmatch(r"-?\d+", str(text)) else None
+        if made.opcode == "parameter":
+            caller = self.hlo.instruction(self.hlo.callers.get(made.computation, ""))
+            fits = caller is not None and caller.opcode in CALLS
+            return self.at(caller.operands[made.element], k) if fits else None
+        if made.opcode == "get-tuple-element":
+            return self._element(made, k)
+        if made.opcode in CALLS:
+            return self.at(self.hlo.roots.get(made.called[0], ""), k)
+        values = [self.at(v, k) for v in made.operands]
+        numbers = [v for v in values if v is not None]
+        if len(numbers) < len(values) or not values:
+            return None
+        return _computed(made, numbers)
+
+    def _element(self, made: Instruction, k: int) -> int | None:
+        """An element of a tuple, of the loop-carried one among others."""
+        whole = self.hlo.instruction(made.operands[0])
+        if whole is not None and whole.opcode in CALLS:
+            whole = self.hlo.instruction(self.hlo.roots.get(whole.called[0], ""))
+        elif whole is not None and self.loop is not None and self._carries(whole):
+            start, body = self.loop.operands[0], self.loop.called[0]
+            whole = self.hlo.instruction(start if k == 0 else self.hlo.roots[body])
+            k = max(0, k - 1)
+        if whole is None or whole.opcode != "tuple":
+            return None
+        return self.at(whole.operands[made.element], k)
+
+    def _carries(self, whole: Instruction) -> bool:
+        assert self.loop is not None
+        return whole.opcode == "parameter" and whole.computation == self.loop.called[0]
+
+
+def _computed(made: Instruction, values: list[int]) -> int | None:
+    if made.opcode in _SAME:
+        return _wrapped(values[0], made.shape)
+    if made.opcode == "compare" and (found := _DIRECTION.search(made.attributes)):
+        return int(getattr(operator, found.group(1).lower())(*values))
+    do = _DO.get(made.opcode)
+    if do is None or (made.opcode in ("divide", "remainder") and values[1] == 0):
+        return None
+    return _wrapped(do(*values), made.shape)
+
+
+def _wrapped(value: int, shape: str) -> int:
+    """As the type holds it: adding 4,294,967,295 to a u32 takes 1 away."""
+    found = _INTEGER.match(shape)
+    if found is None:
+        return value
+    bits = int(found.group(2))
+    low = -(1 << (bits - 1)) if found.group(1) == "s" else 0
+    return (value - low) % (1 << bits) + low

@@ -1,0 +1,209 @@
+"""A plan in words: the peak and the budget, then each pass with its bytes.
+
+A line speaks of what was done: a pass that did nothing has none.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from jaxmem.memory import MemoryReport, format_bytes
+from jaxmem.memory.report import sent_line
+from jaxmem.scheduling.plan.rows import (
+    WHOLE_STEP,
+    Gradient,
+    RecomputedOperation,
+    RecomputedResidual,
+    TiledRegion,
+)
+
+if TYPE_CHECKING:
+    from jaxmem.scheduling.plan.plan import Plan
+
+HEAD = ("what", "bytes", "array", "where", "why")
+_SHORT = 1e-6  # seconds
+_SCALARS = 1e-3  # of what is sent: sums of scalars that XLA combines otherwise
+
+
+def headline(plan: "Plan") -> str:
+    """The peak before and after, of one device, and whether the budget is met."""
+    return "; ".join(filter(None, (_peaks(plan), _budget(plan))))
+
+
+def _peaks(plan: "Plan") -> str:
+    devices = math.prod(size for _, size in plan.mesh)
+    each = f" on each of {devices} devices" if devices > 1 else ""
+    if not plan.target:
+        size = format_bytes(plan.predicted_bytes)
+        return f"predicted peak {size}{each}: name a target, and it is compiled"
+    before, after = plan.plain, plan.scheduled
+    text = f"{plan.target}: peak {_peak(before)}"
+    if before is None or after is None:
+        return f"{text} -> {_peak(after)}{each}"
+    if before.peak_bytes == after.peak_bytes:
+        return f"{text}{each}, as the step was given"
+    share = 100 * (1 - after.peak_bytes / before.peak_bytes)
+    change = f"{abs(share):.2g} % {'less' if share > 0 else 'more'}"
+    return f"{text} -> {_peak(after)}{each} ({change})"
+
+
+def _budget(plan: "Plan") -> str:
+    if plan.budget is None:
+        return ""
+    budget = f"budget {format_bytes(plan.budget)}"
+    if plan.scheduled is None:
+        return f"{budget}: not compiled" if not plan.target else f"{budget}: missed"
+    left = plan.budget - plan.scheduled.peak_bytes
+    if left >= 0:
+        return f"{budget}: met, {format_bytes(left)} to spare"
+    least = min((trial.peak for trial in plan.tried), default=math.inf)
+    found = "" if math.isinf(least) else f", the least found {format_bytes(int(least))}"
+    return f"{budget}: missed by {format_bytes(-left)}{found}"
+
+
+def _peak(report: MemoryReport | None) -> str:
+    if report is None:
+        return "that does not fit"
+    size = format_bytes(report.peak_bytes)
+    return size if fits(report) else f"{size} (does not fit)"
+
+
+def fits(report: MemoryReport | None) -> bool:
+    """Whether the chip has the memory; None stands for a step that it refused."""
+    return report is not None and (report.memory_bytes is None or report.fits())
+
+
+def done(plan: "Plan") -> list[str]:
+    """A line for each pass that did something, what saves most bytes first."""
+    lines = [*_kept_less(plan), *_in_parts(plan)]
+    return [line for _, line in sorted(lines, key=lambda pair: -pair[0])]
+
+
+Line = tuple[int, str]  # bytes, and what to say
+
+
+def _kept_less(plan: "Plan") -> Iterator[Line]:
+    if size := plan.released_bytes:
+        count = _count(sum(g.released for g in plan.gradients), "array")
+        yield size, f"released: {format_bytes(size)} of gradients, {count}"
+    size, time = plan.residual_bytes, _time(plan.recomputed_seconds)
+    if size > 0 or plan.recomputed:
+        kept = f"{format_bytes(size)} of residuals" if size > 0 else ""
+        count = _count(len(plan.recomputed), "operation")
+        work = f"{plan.recomputed_flops:.3g} flops" if plan.recomputed_flops else ""
+        words = filter(None, (kept, plan.recomputed and count, work, time))
+        yield max(0, size), f"recomputed: {', '.join(words)}"
+    if size := plan.offloaded_bytes:
+        yield (
+            size,
+            f"offloaded: {format_bytes(size)} of residuals wait in the host's memory",
+        )
+
+
+def _in_parts(plan: "Plan") -> Iterator[Line]:
+    """What runs in parts; of several regions the one that saves most has its bytes."""
+    whole = [row for row in plan.tiles if row.path == WHOLE_STEP]
+    heads = [row for row in plan.tiles if row.axis == "vocabulary"]
+    others = [row for row in plan.tiles if row not in whole and row not in heads]
+    for rows, name in (
+        (whole, f"in {whole[0].n} micro-batches" if whole else ""),
+        (heads, "in blocks of the vocabulary"),
+        (others, "in tiles"),
+    ):
+        size = max((row.bytes for row in rows), default=0)
+        if not rows:
+            continue
+        count = "" if rows is whole else _count(len(rows), "region")
+        less = f"up to {format_bytes(size)} less while running" if size > 0 else ""
+        time = _time(sum(row.seconds for row in rows))
+        yield size, f"{name}: {', '.join(filter(None, (less, count, time)))}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" + ("s" if number != 1 else "")
+
+
+def _time(seconds: float) -> str:
+    """Empty where it takes no longer than a launch."""
+    return f"some {1e3 * seconds:.3g} ms longer" if seconds >= _SHORT else ""
+
+
+def remarks(plan: "Plan") -> Iterator[str]:
+    """What else there is to say."""
+    if size := plan.kept_bytes:
+        yield f"kept: {format_bytes(size)} of gradients; their rows say why"
+    if plan.lower_bound and plan.scheduled:
+        given = format_bytes(plan.lower_bound)
+        yield f"{given} of the peak are arguments and results: no plan takes less"
+    if plan.target and plan.predicted_bytes:
+        size = format_bytes(plan.predicted_bytes)
+        yield f"{size} was predicted from the step's graph"
+    if plan.plain and plan.scheduled and plan.scheduled.sent_bytes:
+        yield from _sent(plan.plain, plan.scheduled)
+    if plan.host_traffic_bytes:
+        yield (
+            f"{format_bytes(plan.host_traffic_bytes)} go to the host's memory and "
+            f"back: the link of {plan.target or plan.choice.target} is busy for some "
+            f"{1e3 * plan.host_seconds:.3g} ms a step"
+        )
+    if plan.barriers:
+        yield _count(plan.barriers, "barrier")
+    if plan.tried:
+        compiles = _count(len(plan.tried), "compile")
+        yield f"the search took {compiles}, {plan.planning_seconds:.0f} s"
+    yield from plan.notes
+
+
+def _sent(plain: MemoryReport, scheduled: MemoryReport) -> Iterator[str]:
+    """What a device sends in a step, and whether that is more than it was."""
+    before, after = plain.sent_bytes, scheduled.sent_bytes
+    yield f"{sent_line(scheduled)}; {format_bytes(before)} as it was given"
+    if after > (1 + _SCALARS) * before:
+        yield (
+            f"that is {format_bytes(after - before)} more than the step as it was "
+            "given: what is recomputed along an axis that is spread over devices is "
+            "sent once more"
+        )
+
+
+def rows(plan: "Plan") -> Iterator[tuple[str, ...]]:
+    """The cells of a table, below `HEAD`."""
+    for report, which in (
+        (plan.plain, "the step as it was given"),
+        (plan.scheduled, "the scheduled step"),
+    ):
+        if plan.target and not fits(report):
+            size = "" if report is None else format_bytes(report.peak_bytes)
+            yield "does not fit", size, "", "", f"{which}, on {plan.target}"
+    for g in plan.gradients:
+        what = "released" if g.released else "kept"
+        yield what, format_bytes(g.bytes), _array(g), g.path, g.why
+    for r in plan.residuals:
+        what = "recomputed" if r.bytes > 0 else "kept instead"
+        yield what, format_bytes(abs(r.bytes)), _array(r), r.path, r.how
+    for r in plan.recomputed:
+        cost = ", ".join(filter(None, (_count(r.times, "time"), _time(r.seconds))))
+        yield f"recomputed {r.operation}", "", _array(r), r.path, cost
+    for r in plan.tiles:
+        where = ", ".join(filter(None, (r.path, r.line)))
+        size = format_bytes(r.bytes) if r.bytes > 0 else ""
+        yield "in tiles", size, _array(r), where, _tiles_of(r)
+
+
+def pictured(tiles: Sequence[TiledRegion]) -> list[str]:
+    """Lines below the picture."""
+    return [
+        f"in tiles: {_array(r)} of {r.path or r.line}, {_tiles_of(r)}" for r in tiles
+    ]
+
+
+def _tiles_of(r: TiledRegion) -> str:
+    over = f"axis {r.axis}" if r.axis.isdigit() else r.axis
+    often = _count(r.times, "time") if r.times > 1 else ""
+    return ", ".join(filter(None, (f"{r.n} over {over}", often, _time(r.seconds))))
+
+
+def _array(
+    entry: Gradient | RecomputedResidual | RecomputedOperation | TiledRegion,
+) -> str:
+    return f"{entry.dtype}[{','.join(map(str, entry.shape))}]"

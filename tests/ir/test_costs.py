@@ -1,0 +1,215 @@
+"""Seconds of equations, against bytes and arithmetic counted by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxmem.ir import costs
+from jaxmem.ir.costs import MACHINES
+
+TARGET = MACHINES["h100"]
+SDS = jax.ShapeDtypeStruct
+X, NARROW = SDS((32, 64), jnp.float32), SDS((32, 64), jnp.bfloat16)
+BYTES = 4 * 32 * 64
+
+
+def equation(fn, *args):
+    (eqn,) = jax.make_jaxpr(fn)(*args).eqns
+    return eqn
+
+
+def seconds(fn, *args):
+    return costs.seconds(equation(fn, *args), TARGET)
+
+
+MOVED = {
+    "what it reads and what it writes": (lambda x: lax.sort(x), (X,), 2 * BYTES),
+    "a sum": (lambda x: lax.reduce_sum(x, (1,)), (X,), BYTES + 4 * 32),
+    "more than it reads": (
+        lambda x, i: lax.gather(
+            x,
+            i,
+            lax.GatherDimensionNumbers((1,), (0,), (0,)),
+            (1, 64),
+        ),
+        (X, SDS((512, 1), jnp.int32)),
+        BYTES + 4 * 512 + 512 * 64 * 4,
+    ),
+    "in its own type": (lambda x: lax.cumsum(x, 0), (NARROW,), BYTES),
+    "hashes": (
+        lambda key: jax.random.bits(key, (32, 64), jnp.uint32),
+        (jax.eval_shape(lambda: jax.random.key(0)),),
+        3 * BYTES,
+    ),
+    "nothing: fused": (lambda x: lax.exp(x), (X,), 0),
+    "nothing: a barrier": (lambda x: lax.optimization_barrier(x), (X,), 0),
+}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_bytes_take_the_bandwidth(name):
+    fn, args, moved = MOVED[name]
+    assert seconds(fn, *args) == pytest.approx(moved / TARGET.bandwidth)
+
+
+W = SDS((64, 16), jnp.float32)
+IMAGE, KERNEL = SDS((2, 3, 8, 10), jnp.float32), SDS((6, 3, 5, 7), jnp.float32)
+PRODUCTS = {
+    "product": (jnp.dot, (X, W), 2 * 32 * 64 * 16),
+    "batches": (
+        lambda x, y: lax.dot_general(x, y, (((2,), (1,)), ((0,), (0,)))),
+        (SDS((4, 5, 6), jnp.float32), SDS((4, 6, 7), jnp.float32)),
+        2 * 4 * 5 * 6 * 7,
+    ),
+    "convolution": (
+        lambda x, w: lax.conv(x, w, (1, 1), "SAME"),
+        (IMAGE, KERNEL),
+        2 * (2 * 6 * 8 * 10) * (3 * 5 * 7),
+    ),
+    "rows of groups": (
+        lax.ragged_dot,
+        (X, SDS((5, 64, 16), jnp.float32), SDS((5,), jnp.int32)),
+        2 * 32 * 64 * 16,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_products_take_their_arithmetic(name, dtype):
+    fn, args, flops = PRODUCTS[name]
+    of = lambda a: a.dtype if a.dtype == jnp.int32 else dtype
+    eqn = equation(fn, *(SDS(a.shape, of(a)) for a in args))
+    assert costs.flops(eqn) == flops
+    rate = TARGET.wide if dtype == "float32" else TARGET.narrow
+    assert costs.seconds(eqn, TARGET) == pytest.approx(flops / rate)
+    assert costs.product_seconds(eqn, TARGET) == pytest.approx(flops / rate)
+
+
+def test_a_product_of_two_types_is_as_slow_as_the_wider():
+    eqn = equation(
+        lambda x, w: lax.dot_general(
+            x, w, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32
+        ),
+        *(NARROW, W),
+    )
+    assert costs.seconds(eqn, TARGET) == costs.flops(eqn) / TARGET.wide
+
+
+SQUARE = SDS((64, 64), jnp.float32)
+ONE = 2 * 64**3
+
+
+def twice(x):
+    return x @ x @ x
+
+
+NESTED = {
+    "jit": (jax.jit(twice), 2),
+    "remat": (jax.checkpoint(twice), 2),
+    "scan": (lambda x: lax.scan(lambda c, _: (twice(c), None), x, length=5)[0], 10),
+    "scans in scans": (
+        lambda x: lax.scan(
+            lambda c, _: lax.scan(lambda c, _: (c @ c, None), c, length=3), x, length=5
+        )[0],
+        15,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_bodies_count_as_often_as_they_run(name):
+    fn, times = NESTED[name]
+    eqn = equation(fn, SQUARE)
+    assert costs.flops(eqn) == times * ONE
+    took = pytest.approx(times * ONE / TARGET.wide)
+    assert costs.product_seconds(eqn, TARGET) == took
+    assert costs.seconds(eqn, TARGET) == took
+
+
+def test_of_branches_the_dearest_counts():
+    def fn(i, x):
+        return lax.switch(i, [lambda x: x @ x, twice, lambda x: x + 1], x)
+
+    eqn = jax.make_jaxpr(fn)(SDS((), jnp.int32), SQUARE).eqns[-1]
+    assert eqn.primitive.name == "cond" and costs.flops(eqn) == 2 * ONE
+    assert costs.seconds(eqn, TARGET) == pytest.approx(2 * ONE / TARGET.wide)
+
+
+def test_a_shard_map_counts_what_all_devices_do():
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((4,), ("x",), auto, devices=jax.devices()[:4])
+    rows = jax.sharding.PartitionSpec("x")
+    run = jax.shard_map(lambda x: lax.sort(x), mesh=mesh, in_specs=rows, out_specs=rows)
+    assert seconds(run, X) == pytest.approx(2 * BYTES / TARGET.bandwidth)
+
+
+def test_nobody_tells_how_long_a_while_loop_runs():
+    while_ = lambda x: lax.while_loop(lambda x: x[0, 0] < 3, lambda x: x @ x, x)
+    assert seconds(while_, SQUARE) is None
+    assert seconds(jax.jit(lambda x: while_(x) @ x), SQUARE) is None
+    printed = jax.jit(lambda x: jax.debug.callback(lambda x: None, x))
+    assert seconds(printed, SQUARE) is None
+
+
+def fetched(x):
+    return jax.device_put(x, jax.memory.Space.Device)
+
+
+def sent(x):
+    return jax.device_put(x, jax.memory.Space.Host)
+
+
+def stacked(x):
+    """Each iteration sends one array; the products are far quicker."""
+    return lax.scan(lambda c, _: (c @ c, sent(c)), x, length=7)
+
+
+def test_what_goes_to_the_host_and_back_is_counted():
+    both = jax.make_jaxpr(lambda x: fetched(sent(x) + 0))(SQUARE)
+    own = 4 * 64 * 64
+    assert costs.host_traffic(both) == 2 * own
+    stays = jax.make_jaxpr(lambda x: fetched(x) * 2)(SQUARE)
+    assert costs.host_traffic(stays) == 0
+    closed = jax.make_jaxpr(stacked)(SQUARE)
+    assert costs.host_traffic(closed) == 7 * own
+    work = ONE / TARGET.wide + own / TARGET.bandwidth  # the array is read, too
+    waits = 7 * (own / TARGET.host - work)
+    assert costs.waiting_for_host(closed, TARGET) == pytest.approx(waits) and waits > 0
+    outer = jax.jit(lambda x: stacked(stacked(x)[0]))
+    closed = jax.make_jaxpr(outer)(SQUARE)
+    assert costs.waiting_for_host(closed, TARGET) == pytest.approx(2 * waits)
+
+
+def test_a_scan_that_computes_longer_than_it_sends_does_not_wait():
+    wide = SDS((2048, 2048), jnp.float32)
+
+    def body(c, _):
+        for _ in range(64):
+            c = c @ c
+        return c, sent(c[:1])
+
+    closed = jax.make_jaxpr(lambda x: lax.scan(body, x, length=3))(wide)
+    assert costs.host_traffic(closed) == 3 * 4 * 2048
+    assert costs.waiting_for_host(closed, TARGET) == 0.0
+
+
+TABLES = {
+    "a byte's codes": (256, 4096, True),
+    "more than a byte's": (512, 4096, False),
+    "less codes than the table": (16, 8, False),
+    "as many": (16, 16, True),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_is_a_lookup(name):
+    size, codes, is_lookup = TABLES[name]
+    table, at = SDS((size,), jnp.float32), SDS((codes, 1), jnp.int32)
+    numbers = lax.GatherDimensionNumbers((), (0,), (0,))
+    eqn = equation(lambda x, i: lax.gather(x, i, numbers, (1,)), table, at)
+    assert costs.is_lookup(eqn) == is_lookup
+    assert costs.fused_only(eqn) == (0.0 if is_lookup else None)
+    assert costs.fused_only(eqn, sent=1.0) is None
+    assert not costs.is_lookup(equation(lax.exp, X))

@@ -1,0 +1,209 @@
+"""What loops, branches and `shard_map`s keep, nested in layers and in each other."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+from jaxmem.scheduling._choice import Choice
+from jaxmem.scheduling._passes import rewrite
+from jaxmem.scheduling.recompute.residuals import Recompute
+from tests.scheduling.problem import array
+
+L, B, D, N = 4, 16, 8, 3
+ROW, WEIGHT = 4 * B * D, 4 * D * D
+WS = array(L, D, D, seed=1, scale=0.4, dtype=jnp.float32)
+X = array(B, D, seed=2, dtype=jnp.float32)
+YES = jnp.float32(0.3)
+# float32: what XLA fuses is rounded otherwise, three steps
+RTOL = 64 * 2.0**-24
+LEAST = 1e-3  # a rate at which products are recomputed too
+
+
+def layer(x, w):
+    return x + jnp.tanh(jnp.sin(x @ w) * x), None
+
+
+def net(ws, x):
+    return lax.scan(layer, x, ws)[0]
+
+
+def either(ws, x, yes):
+    """Layers in a branch."""
+    return lax.cond(yes < 1, net, lambda ws, x: x * ws[0, 0, 0], ws, x)
+
+
+def either_recomputed(ws, x, yes):
+    return jax.checkpoint(either)(ws, x, yes)
+
+
+def switched(ws, x, yes):
+    """Three branches, one of them with a loop."""
+
+    def body(x, w):
+        loop = lambda x: lax.scan(
+            lambda c, _: (c + jnp.tanh(c @ w) * c, None), x, length=N
+        )
+        branches = [
+            lambda x: x + jnp.tanh(jnp.sin(x @ w)),
+            lambda x: jnp.sin(x) * x,
+            lambda x: loop(x)[0],
+        ]
+        return lax.switch(
+            (jnp.abs(x.sum()) * 10).astype(jnp.int32) % 3, branches, x
+        ), None
+
+    return lax.scan(body, x, ws)[0]
+
+
+def three_deep(ws, x, yes):
+    """A loop in a branch in a loop in a loop."""
+    inner = lambda c, _: (c + jnp.tanh(jnp.sin(c) @ ws[0]) * c, None)
+
+    def middle(c, w):
+        loop = lambda c: lax.scan(inner, c, length=N)[0]
+        c = lax.cond(c.sum() < yes, loop, jnp.cos, c)
+        return c + c * jnp.tanh(c @ w), None
+
+    outer = lambda c, _: (lax.scan(middle, c, ws)[0], None)
+    return lax.scan(outer, x, length=2)[0]
+
+
+def with_dropout(ws, x, yes):
+    """Keys that are split in a branch."""
+
+    def body(c, given):
+        w, key = given
+
+        def kept(c):
+            mask = jax.random.bernoulli(jax.random.split(key)[0], 0.8, c.shape)
+            return c + jnp.where(mask, jnp.tanh(c @ w) * c, 0.0)
+
+        return lax.cond(c.sum() < 1e3, kept, lambda c: c, c), None
+
+    return lax.scan(body, x, (ws, jax.random.split(jax.random.key(3), L)))[0]
+
+
+def recurrent(ws, x, yes):
+    """Layers of loops over time, with products outside of these and inside."""
+
+    def one(xs, w):
+        def cell(h, p):
+            h = jnp.tanh(p + h @ w)
+            return h, jax.nn.sigmoid(p) * h
+
+        return xs + lax.scan(cell, jnp.zeros_like(x), xs @ w)[1], None
+
+    return lax.scan(one, jnp.stack([x, x + 1]), ws)[0]
+
+
+def mapped(ws, x, yes):
+    """Loops and branches in a `shard_map` in a layer."""
+    mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,))
+
+    def inner(x, w):
+        substep = lambda c, _: (0.9 * c + jnp.tanh(jnp.sin(c @ w) * c), None)
+        x = lax.scan(substep, x, length=N)[0]
+        scale = lax.pmean(x.sum(), "data")
+        return lax.cond(scale < 1e3, lambda x: x + jnp.sin(jnp.tanh(x @ w)), jnp.cos, x)
+
+    specs = (P("data"), P())
+    one = jax.shard_map(inner, mesh=mesh, in_specs=specs, out_specs=P("data"))
+    return lax.scan(lambda x, w: (one(x, w), None), x, ws)[0]
+
+
+FORWARDS = [
+    either,
+    either_recomputed,
+    switched,
+    three_deep,
+    with_dropout,
+    recurrent,
+    mapped,
+]
+
+
+def step_of(forward):
+    def step(ws, x, yes):
+        loss = lambda ws: jnp.mean(forward(ws, x, yes) ** 2)
+        value, grads = jax.value_and_grad(loss)(ws)
+        return ws - 0.1 * grads, value
+
+    return step
+
+
+def in_branch(ws, x, yes):
+    """A whole step in a branch."""
+    step = step_of(lambda ws, x, _: net(ws, x))
+    return lax.cond(yes < 1, step, lambda ws, x, _: (ws, yes), ws, x, yes)
+
+
+def in_while(ws, x, yes):
+    """Steps in a loop that ends when it will."""
+    step = step_of(lambda ws, x, _: net(ws, x))
+    more = lambda c: c[1] < jnp.int32(10 * yes)
+    one = lambda c: (step(c[0], x, yes)[0], c[1] + 1)
+    return lax.while_loop(more, one, (ws, 0))
+
+
+STEPS = {f.__name__: step_of(f) for f in FORWARDS}
+STEPS |= {f.__name__: f for f in (in_branch, in_while)}
+
+
+def stacked(closed) -> int:
+    """Bytes that the scans of a list stack at most, with those inside of them."""
+
+    def of(body) -> int:
+        total = 0
+        for eqn in jaxprs.split(body)[0].eqns:
+            total += max(map(of, jaxprs.bodies(eqn)), default=0)
+            if eqn.primitive.name == "scan":
+                ys = eqn.outvars[_compat.scan_counts(eqn)[1] :]
+                total += sum(v.aval.size * v.aval.dtype.itemsize for v in ys)
+        return total
+
+    return of(closed)
+
+
+def rewritten(step, rate=None):
+    before = jax.make_jaxpr(step)(WS, X, YES)
+    return before, rewrite(before, {}, choice=Choice(configs=(Recompute(rate),)))
+
+
+def trained(step):
+    ws, values = WS, []
+    for _ in range(3):
+        ws, value = step(ws, X, YES)
+        values.append(value)
+    assert float(jnp.abs(ws - WS).max()) > 1e-3
+    return ws, values
+
+
+# of what is stacked before, what may be left: without a rate, and at the least one
+LEFT = {
+    "either": (0.5, 0.3),
+    "either_recomputed": (0.5, 0.3),
+    "switched": (0.75, 0.25),
+    "three_deep": (0.75, 0.25),
+    "with_dropout": (0.75, 0.5),
+    "recurrent": (0.75, 0.5),
+    "mapped": (0.5, 0.25),
+    "in_branch": (0.5, 0.3),
+    "in_while": (0.5, 0.3),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_what_is_nested_keeps_less_and_trains_alike(name):
+    want, losses = trained(jax.jit(STEPS[name]))
+    for rate, left in zip((None, LEAST), LEFT[name], strict=True):
+        before, found = rewritten(STEPS[name], rate)
+        assert stacked(found.jaxpr) < left * stacked(before)
+        run = jax.jit(lambda *args, c=found.jaxpr: jaxprs.evaluate(c, args))
+        got, values = trained(run)
+        np.testing.assert_allclose(got, want, rtol=RTOL, atol=RTOL)
+        np.testing.assert_allclose(values, losses, rtol=RTOL)
