@@ -13,7 +13,7 @@ from jaxmem.ir.costs import MACHINES, waiting_for_host
 from jaxmem.ir.host_slices import AFFECTED, COPIES
 from jaxmem.ir.scans import is_on_host, size_of, ys_of
 from jaxmem.memory import CompileError
-from jaxmem.optim import abstract_state, adam, adama, on_host
+from jaxmem.optim import LowBit, abstract_state, adam, adama, on_host
 from jaxmem.scheduling import BudgetError, Choice, Plan
 from jaxmem.scheduling._passes import NO_CHOICE
 from jaxmem.scheduling.predict.operations import operations_of
@@ -200,13 +200,14 @@ def of_offload():
 
 
 def of_moments(donated=(0, 1)):
-    tx, ws = on_host(optax.adam(1e-3)), shape(L, 256, 256)
+    tx, ws = on_host(adama(1e-3)), shape(L, 256, 256)
     step = schedule(partial(updated, tx), donate_argnums=donated)
     return step, (ws, abstract_state(tx, ws), shape(4096, 256))
 
 
 def of_micro_batches():
-    tx, ws = adama(1e-3, bits=32, on_host=True), shape(16384, 256)
+    tx = adama(1e-3, bits=LowBit(8, on_host=True))
+    ws = shape(16384, 256)
     loss = lambda ws, x: jnp.sum(jnp.tanh(x @ ws.T))
     step = microbatch(loss, tx, 2)
     return step, (ws, abstract_state(tx, ws), shape(64, 256), None)
