@@ -272,3 +272,14 @@ def test_job_store():
     run = [sys.executable, "-c", JOB]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_empty_like():
+    """Of the host's memory too, without an array on the device."""
+    host = jax.memory.Space.Host
+    aval = jax.core.ShapedArray((3, 4), jnp.bfloat16, memory_space=host)
+    made = jax.make_jaxpr(lambda: _compat.empty_like(aval))()
+    assert made.out_avals[0].memory_space == host
+    assert made.out_avals[0].str_short() == aval.str_short()
+    assert "device_put" not in str(made)
+    assert jax.jit(lambda: _compat.empty_like(aval))().shape == (3, 4)

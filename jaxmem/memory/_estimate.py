@@ -49,7 +49,9 @@ def estimate(
     The report's notes name each donated argument whose buffer was not reused, with the
     reason, and each argument that is in memory twice: one that is not donated although
     the step returns an updated array of the same shape and dtype (computed from it
-    element by element), or one that the compiled program copies.
+    element by element), or one that the compiled program copies. For a GPU they also
+    say where XLA of this version takes slices of arrays in the host's memory from
+    wrong places (`MemoryReport.wrong_slices`).
 
     Args:
       fn: the step: any function that `jax.jit` takes, already jitted or not. A jitted

@@ -29,7 +29,7 @@ READ = """
   %q.2 = INDEX[] parameter(2)
   ROOT %wrapped = f32[1,16]{1,0} fusion(%q.0, %q.1, %q.2), kind=kCustom, calls=%copied
 }
-"""
+"""  # noqa: E501
 START = "%start = ((f32[8,16]{1,0:S(5)}, INDEX[], INDEX[]), f32[1,16]{1,0}, u32[]) "
 START += "async-start(%stack, %at, %zero), calls=%async"
 
@@ -41,7 +41,7 @@ WRITTEN = """
   %p.2 = INDEX[] parameter(3)
   ROOT %slice = f32[8,16]{1,0:S(5)} dynamic-update-slice(%p.0, %p.3, %p.1, %p.2), backend_config={"dynamic_slice_config":LINE}
 }
-"""
+"""  # noqa: E501
 WRITES = "%start = f32[8,16]{1,0:S(5)} fusion(%stack, %row, %at, %zero), calls=%copied"
 
 LOOP = """
