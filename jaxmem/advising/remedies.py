@@ -52,6 +52,8 @@ def advice_on(step: AdvisedStep) -> tuple[str, ...]:
 
 def remedies_for(step: AdvisedStep) -> list[Remedy]:
     """What takes clearly less than the step, what costs no time before the rest."""
+    if step.peak_bytes - step.argument_bytes < _LEAST * step.peak_bytes:
+        return []
     peaks = expected_peaks(step.closed, step.donated, step.specs, step.target)
     most = (1 - _LEAST) * step.peak_bytes
     found = [*_substituted(step, peaks), *_scheduled(step, peaks)]
