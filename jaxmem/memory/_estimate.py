@@ -80,8 +80,10 @@ def estimate(
       ValueError: unknown target, arguments that do not fit the step, a step that calls
         back into Python.
       TypeError: a step that cannot be traced, an argument that is no array.
+      CompileError: the step cannot be lowered for the target, as with a kernel that the
+        chip has no instructions for, or the compiler failed or died.
       RuntimeError: this installation cannot compile for the target (says how to
-        install what is missing), or the compiler failed or died.
+        install what is missing).
       TimeoutError: the compile took longer than `timeout`.
 
     Example::

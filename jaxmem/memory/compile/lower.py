@@ -18,6 +18,7 @@ from jaxmem.chips import Target, chip_mesh, topology
 from jaxmem.ir.jaxprs import walk
 from jaxmem.ir.one_gpu import compiled_here
 from jaxmem.memory.compile import cache
+from jaxmem.memory.compile.answer import CompileError
 from jaxmem.memory.compile.call import FlatCall, describe_sharding
 from jaxmem.memory.compile.fingerprint import fingerprint
 
@@ -117,7 +118,11 @@ def lower(
     """Lowers a traced step for a chip and packs it for the worker."""
     _refuse_callbacks(traced, call)
     call = _replicated(call, traced)
-    with _device_of(target, traced, call), warnings.catch_warnings():
+    with (
+        _refusals(call, target),
+        _device_of(target, traced, call),
+        warnings.catch_warnings(),
+    ):
         # the report names each donation that was not used
         warnings.filterwarnings("ignore", message="Some donated buffers were not")
         exported = _export(jitted, call, target)
@@ -169,6 +174,19 @@ def _replicated(call: FlatCall, traced: Any) -> FlatCall:
     return replace(call, leaves=tuple(leaves))
 
 
+@contextlib.contextmanager
+def _refusals(call: FlatCall, target: Target) -> Iterator[None]:
+    """Errors of lowering as those of compiling: the step is not for this chip."""
+    # Which kernels and primitives a chip lacks is found out here by some versions of
+    # jax, by the compiler in others, and told by errors of any type.
+    try:
+        yield
+    except Exception as error:
+        raise CompileError(
+            f"{call.name} cannot be lowered for {target.name}: {_first_lines(error)}"
+        ) from error
+
+
 def _export(jitted: Any, call: FlatCall, target: Target) -> export.Exported:
     """Exports a step."""
     # jax refuses custom calls that a later version may not know. The worker has this
@@ -184,10 +202,7 @@ def _export(jitted: Any, call: FlatCall, target: Target) -> export.Exported:
         except ValueError as error:
             names = _custom_calls(str(error))
             if checks or not names:
-                raise ValueError(
-                    f"{call.name} cannot be lowered for {target.name}: "
-                    f"{_first_lines(error)}"
-                ) from error
+                raise
             checks = [export.DisabledSafetyCheck.custom_call(name) for name in names]
     raise AssertionError("the second attempt returns or raises")
 
