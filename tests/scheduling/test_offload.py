@@ -206,21 +206,22 @@ def of_moments(donated=(0, 1)):
     return step, (ws, abstract_state(tx, ws), shape(4096, 256))
 
 
+def of_table(ws, x, *_):
+    return jnp.sum(jnp.tanh(x @ ws.T))
+
+
 def of_micro_batches():
-    tx = adama(1e-3, bits=LowBit(8, on_host=True))
-    ws = shape(16384, 256)
-    loss = lambda ws, x: jnp.sum(jnp.tanh(x @ ws.T))
-    step = microbatch(loss, tx, 2)
-    return step, (ws, abstract_state(tx, ws), shape(64, 256), None)
+    tx, ws = adama(1e-3, bits=LowBit(8, on_host=True)), shape(16384, 256)
+    args = ws, abstract_state(tx, ws), shape(64, 256), None
+    return microbatch(of_table, tx, 2), args
 
 
 def of_rows():
     """Without `schedule`: of an optimizer alone, some rows of a table at a time."""
     tx, ws = adam(1e-3, bits=32, on_host=True), shape(16384, 256)
-    loss = lambda ws, x: jnp.sum(jnp.tanh(x @ ws.T))
 
     def step(ws, state, x):
-        updates, state = tx.update(jax.grad(loss)(ws, x), state, ws)
+        updates, state = tx.update(jax.grad(of_table)(ws, x), state, ws)
         return optax.apply_updates(ws, updates), state
 
     return step, (ws, abstract_state(tx, ws), shape(64, 256))
