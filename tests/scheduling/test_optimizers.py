@@ -113,7 +113,9 @@ def step_of(name: str, model: str) -> tuple[Callable, tuple[Any, Any]]:
     tx: Any = OPTIMIZERS[name]()
     loss, params, batch = MODELS[model]
     of_rows = model == "rows"
-    grad = optim.value_and_row_grad(loss, "table") if of_rows else jax.value_and_grad(loss)
+    grad = (
+        optim.value_and_row_grad(loss, "table") if of_rows else jax.value_and_grad(loss)
+    )
 
     def step(state, batch):
         params, moments = state

@@ -138,7 +138,9 @@ class _ChunkValues:
         graph = self.loop.values.graph
         eqn = graph.eqns[graph.maker[v]]
         pairs = zip(eqn.invars, operand_axes(eqn, 0) or (), strict=True)
-        return [w for w, a in pairs if is_var(w) and a is not None and w not in self.env]
+        return [
+            w for w, a in pairs if is_var(w) and a is not None and w not in self.env
+        ]
 
     def _made(self, v):
         graph = self.loop.values.graph
