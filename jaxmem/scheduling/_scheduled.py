@@ -130,6 +130,10 @@ class Scheduled:
         with self._open(args, kwargs) as call:
             check_fixed_sizes("plan", (call.args, call.kwargs))
             found = self._find(call)
+            if not found.fingerprint:  # there was no search
+                own = self._abstract(call)
+                mark = self._mark(own, self._trace(own))
+                found = replace(found, fingerprint=mark)
             rewritten, scheduled = found.rewritten, found.report
             if rewritten is None:
                 rewritten = self._rewrite(self._abstract(call), found.choice)[0]
@@ -310,12 +314,7 @@ class Scheduled:
         target = self._options.target
         call = self._abstract(call)
         traced = self._trace(call)
-        given = positions(call.args, call.kwargs, call.form.donated)
-        bare = traced
-        if argument_shardings((call.args, call.kwargs)):
-            args, kwargs = unplaced((call.args, call.kwargs))
-            bare = self._trace(replace(call, args=args, kwargs=kwargs))
-        mark = fingerprint(bare.jaxpr, given, self._options.clip)
+        mark = self._mark(call, traced)
         if self._options.plan is not None:
             # in another `jit` nobody knows where arguments are
             mesh = None if call.inside else mesh_of(self._given(call))
@@ -344,6 +343,14 @@ class Scheduled:
         if any(places[0]):
             found = self._sharded[mark] = replace(found, shardings=places[0])
         return found
+
+    def _mark(self, call: Call, traced: Placed) -> str:
+        """The fingerprint of the step, wherever its arguments are."""
+        given = positions(call.args, call.kwargs, call.form.donated)
+        if argument_shardings((call.args, call.kwargs)):
+            args, kwargs = unplaced((call.args, call.kwargs))
+            traced = self._trace(replace(call, args=args, kwargs=kwargs))
+        return fingerprint(traced.jaxpr, given, self._options.clip)
 
     def _looked_up(self, step: TracedStep, traced: str, ins, outs) -> SearchResult:
         """What is on disk, what another process of this job has found, or a search."""
