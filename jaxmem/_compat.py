@@ -103,6 +103,16 @@ def in_context_of(eqn, fn, *args):
         return fn(*args)
 
 
+def no_leak_check():
+    """A context in which `jax.checking_leaks()` has no effect.
+
+    It takes a cycle of references in code of ours for a tracer that has escaped.
+    """
+    from jax._src.config import check_tracer_leaks
+
+    return check_tracer_leaks(False)
+
+
 def source_line(eqn) -> str:
     """Where the user wrote `eqn`, as `file:line (function)`."""
     from jax.extend import source_info_util

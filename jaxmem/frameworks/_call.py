@@ -68,6 +68,8 @@ def pure_call(
     named = {k: v for k, v in kwargs.items() if k not in fixed}
     states, filtered = is_nnx_jit(fn), is_filter_jit(fn)
     with contextlib.ExitStack() as stack:
+        # without jit, a trace has each iteration of each loop, and calls written out
+        stack.enter_context(jax.disable_jit(False))
         objects, modules = _has_objects((rest, named), states)
         if objects:
             stack.enter_context(_nnx.carried())

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxmem._compat import no_leak_check
 from jaxmem._progress import spinner
 from jaxmem.chips import get_target
 from jaxmem.frameworks import Call, Jitted, copied_objects, jitted, pure_call
@@ -74,9 +75,17 @@ class Scheduled:
         return self if obj is None else functools.partial(self, obj)
 
     def __call__(self, *args, **kwargs):
-        """The step's results; its donated arguments are gone afterwards."""
+        """The step's results; its donated arguments are gone afterwards.
+
+        Under `jax.disable_jit()` the step as it was given runs, operation by operation.
+        """
+        without_jit = jax.config.jax_disable_jit
         with self._open(args, kwargs) as call:
             self._warn(call)
+            if without_jit:
+                with jax.disable_jit():
+                    step = call.form.pure(self.__wrapped__)
+                    return call.finish(step(*call.args, **call.kwargs))
             if self._options.offload and self._sends_away(call):
                 check_host_memory("schedule(offload=True)")
             return call.finish(self._jit(call)(*call.args, **call.kwargs))
@@ -339,7 +348,8 @@ class Scheduled:
             self._spreads(traced.jaxpr, call),
         )
         places = argument_shardings((call.args, call.kwargs), traced.ins), traced.outs
-        found = self._looked_up(step, fingerprint(traced.jaxpr), *places)
+        with no_leak_check():  # under which nothing of a search would be remembered
+            found = self._looked_up(step, fingerprint(traced.jaxpr), *places)
         if any(places[0]):
             found = self._sharded[mark] = replace(found, shardings=places[0])
         return found
