@@ -5,6 +5,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
@@ -32,6 +33,20 @@ def test_compile_module():
     lowered = jax.jit(lambda x: x @ x).lower(jnp.ones((8, 8)))
     built = _compat.compile_module(lowered.as_text(), jax.devices()[:1], {})
     assert built.get_compiled_memory_stats().argument_size_in_bytes == 4 * 8 * 8
+
+
+def test_no_leak_check():
+    escaped = []
+
+    def leaks(x):
+        escaped.append(x)
+        return x
+
+    with jax.checking_leaks():
+        with pytest.raises(Exception, match="Leaked"):
+            jax.make_jaxpr(leaks)(1.0)
+        with _compat.no_leak_check():
+            jax.make_jaxpr(leaks)(1.0)
 
 
 def _traced(fn, *args):

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from jaxmem.frameworks import _equinox, _nnx
+from jaxmem.frameworks._donated import check_donated
 from jaxmem.frameworks._form import Form, give_back, leaf_of, splitting
 from jaxmem.frameworks._jitted import Jitted, is_filter_jit, is_nnx_jit, jitted
 from jaxmem.frameworks._places import Place, resolve
@@ -67,6 +68,8 @@ def pure_call(
     named = {k: v for k, v in kwargs.items() if k not in fixed}
     states, filtered = is_nnx_jit(fn), is_filter_jit(fn)
     with contextlib.ExitStack() as stack:
+        # without jit, a trace has each iteration of each loop, and calls written out
+        stack.enter_context(jax.disable_jit(False))
         objects, modules = _has_objects((rest, named), states)
         if objects:
             stack.enter_context(_nnx.carried())
@@ -78,6 +81,7 @@ def pure_call(
                 rest = tuple(map(split, rest))
                 named = {k: split(v) for k, v in named.items()}
         check_shardings(rest, named)
+        check_donated(fn, rest, named, form)
         inside = any(map(_jaxpr.is_abstract, jax.tree.leaves((rest, named))))
         yield Call(rest, named, form, inside, own)
 

@@ -20,13 +20,15 @@ from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.scans import barrier, is_var
 from jaxmem.planning import Graph
+from jaxmem.planning.remat.sequence import check_sequence
 from jaxmem.scheduling.predict.operations import Operations
 
 
 def in_sequence(ops: Operations, sequence: Sequence[int]):
     """A jaxpr that does operations in this sequence, some of them more than once."""
-    # Each at least once, and each value made before it is read, as
-    # `planning.sequence_profile` checks; values are the same to the bit.
+    # Each at least once, and each value made before it is read; values are the same to
+    # the bit. A plan's sequence may be anybody's.
+    sequence = check_sequence(ops.graph, sequence)
     graph = JaxprGraph(ops.closed)
     runs, readers = list(_runs(sequence)), _Readers(ops.graph, sequence)
 

@@ -9,6 +9,7 @@ from jaxmem.ir.graph import by_shape
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import Spreads
 from jaxmem.memory import format_bytes
+from jaxmem.scheduling._choice import Count
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description
 from jaxmem.scheduling.tiling.batch import Batch, find
@@ -21,7 +22,7 @@ class MicroBatches:
     """In how many parts the examples of a step run."""
 
     name: ClassVar[str] = "micro_batches"
-    n: int = 1
+    n: Count = 1
 
 
 class RunInMicroBatches(Pass[MicroBatches, Batch]):
