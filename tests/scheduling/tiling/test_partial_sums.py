@@ -151,3 +151,9 @@ def test_what_is_not_linear_needs_the_sum(name):
     eqn, _, terms = equation(name)
     with pytest.raises(NotInParts, match="the sum over all examples"):
         treatment_of(eqn, terms)
+
+
+def test_what_is_combined_otherwise_needs_all():
+    eqn, _, _ = equation("neg")
+    with pytest.raises(NotInParts, match="what all examples give"):
+        treatment(eqn, ["max"], [None], Parts(PARTS))
