@@ -6,15 +6,13 @@ import re
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
-from flax import nnx
 
 import jaxmem
-from jaxmem import rewriting
+from jaxmem import _adviser, rewriting
+from jaxmem._bytes import parse_bytes
 from jaxmem.advising import remedies_for
 from jaxmem.frameworks import pure_call
-from jaxmem.ir import jaxprs
 from jaxmem.memory.compile.call import flatten_call
 from jaxmem.memory.compile.lower import flat_function, trace
 from jaxmem.memory.report.advice import AdvisedStep
@@ -37,7 +35,9 @@ def remedies(step, *args, donate=(), target="h100"):
         closed = trace(flat_function(lambda: step, call), call).jaxpr
     counts = [len(jax.tree.leaves(a)) for a in args]
     starts = [sum(counts[:i]) for i in range(len(args))]
-    donated = tuple(s + k for i in places for s in [starts[i]] for k in range(counts[i]))
+    donated = tuple(
+        s + k for i in places for s in [starts[i]] for k in range(counts[i])
+    )
     specs = tuple(leaf.spec for leaf in call.leaves)
     sizes = found.peak_bytes, found.argument_bytes
     return remedies_for(AdvisedStep(closed, donated, specs, target, *sizes))
@@ -122,7 +122,9 @@ def linen_step(model, only_gradients):
     params = jax.eval_shape(OfLinen().init, keys, x)
 
     def loss(params, x):
-        return jnp.square(model.apply(params, x, rngs={"dropout": keys["dropout"]})).sum()
+        return jnp.square(
+            model.apply(params, x, rngs={"dropout": keys["dropout"]})
+        ).sum()
 
     def step(params, x):
         if only_gradients:
@@ -157,27 +159,82 @@ def test_micro_batches_by_hand_are_looked_into():
     assert "substitute" in named(found)
 
 
-@pytest.fixture
-def differentiated(monkeypatch):
-    """Whether the rewriter finds something in a function that a step differentiates."""
+def differentiating(monkeypatch, change):
+    """Steps traced from now on differentiate `change` of their functions."""
+    for name in ("grad", "value_and_grad", "vjp"):
+        plain = getattr(jax, name)
+        changed = lambda fn, *a, plain=plain, **k: plain(change(fn), *a, **k)
+        monkeypatch.setattr(jax, name, changed)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=str)
+def test_substitute_is_never_named_where_nothing_is_found(program, monkeypatch):
     found = []
 
-    def listening(transform):
-        def differentiate(fn, *how, **options):
-            lean = jaxmem.substitute(fn)
+    def listened(fn):
+        def call(*args, **kwargs):
+            found.append(rewriting.find(fn, *args, **kwargs).counts)
+            return fn(*args, **kwargs)
 
-            def listened(*args, **kwargs):
-                try:
-                    found.append(rewriting.find(fn, *args, **kwargs).counts)
-                except TypeError:  # an object of nnx
-                    found.append({"unknown": 1})
-                return fn(*args, **kwargs)
+        return call
 
-            del lean
-            return transform(listened, *how, **options)
+    step, args, donate = program.make("small")
+    differentiating(monkeypatch, listened)
+    of = lambda x: S(x.shape, x.dtype) if hasattr(x, "dtype") else x
+    shapes = jax.tree.map(of, args)
+    calls = named(remedies(step, *shapes, donate=donate))
+    assert "substitute" not in calls or any(found)
 
-        return differentiate
 
-    for module, name in ((jax, "grad"), (jax, "value_and_grad"), (jax, "vjp")):
-        monkeypatch.setattr(module, name, listening(getattr(module, name)))
-    return found
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS, ids=str)
+def test_what_is_expected_is_compiled(program, monkeypatch):
+    step, args, donate = program.make("big")
+    how = {"target": "h100", "donate_argnums": donate}
+    report = jaxmem.estimate(step, *args, **how)
+    for line in report.advice:
+        size, call = re.fullmatch(r"about (.*?) with (.*?): .*", line).groups()
+        if call == "jaxmem.substitute":
+            with monkeypatch.context() as patch:
+                differentiating(patch, jaxmem.substitute)
+                with_it = lambda *args: step(*args)  # another one: a trace is kept
+                after = jaxmem.estimate(with_it, *args, **how).peak_bytes
+        else:
+            budget = re.search(r'budget="(.*?)"', call)
+            options = {"budget": budget[1]} if budget else {}
+            scheduled = jaxmem.schedule(step, **how, **options, progress=False)
+            after = scheduled.plan(*args).scheduled.peak_bytes
+        expected = parse_bytes(size.replace(" ", ""), "size")
+        assert after <= FAR * expected, line
+
+
+def mlp(w, x):
+    def loss(w):
+        return jnp.square(jax.nn.gelu(jax.nn.gelu(x @ w) @ w)).sum()
+
+    value, grads = jax.value_and_grad(loss)(w)
+    return w - grads, value
+
+
+def test_advice_is_asked_for_when_it_is_read(monkeypatch):
+    asked = []
+    monkeypatch.setattr(_adviser, "adviser", lambda step: asked.append(step) or ("x",))
+    w, x = S((32, 32), F32), S((4096, 32), F32)
+    report = jaxmem.estimate(mlp, w, x, target="cpu", donate_argnums=0)
+    assert report.at_peak and not asked
+    stored = pickle.loads(pickle.dumps(report))
+    assert stored.advice == () and not asked  # its equations are not stored
+    assert report.advice == ("x",) == report.advice and len(asked) == 1
+    assert asked[0].peak_bytes == report.peak_bytes and asked[0].donated == (0,)
+    assert "What to do:\n  - x" in str(report)
+    assert type(report).from_json(report.to_json()).advice == ("x",)
+
+
+def test_a_report_tells_that_advice_failed(monkeypatch):
+    def fail(step):
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(_adviser, "adviser", fail)
+    w, x = S((32, 32), F32), S((2048, 32), F32)
+    (line,) = jaxmem.estimate(mlp, w, x, target="cpu").advice
+    assert "RecursionError: too deep" in line
