@@ -24,9 +24,10 @@ class Tagger(nn.Module):
     @nn.compact
     def __call__(self, tokens):
         s = self.size
+        lstm = nn.OptimizedLSTMCell(s.width, param_dtype=float)
         x = nn.Embed(s.vocabulary, s.width)(tokens)
-        x = x + nn.RNN(nn.GRUCell(s.width))(x)
-        x = x + nn.RNN(nn.OptimizedLSTMCell(s.width), reverse=True, keep_order=True)(x)
+        x = x + nn.RNN(nn.GRUCell(s.width, param_dtype=float))(x)
+        x = x + nn.RNN(lstm, reverse=True, keep_order=True)(x)
         return nn.Dense(17)(nn.LayerNorm()(x))
 
 
