@@ -134,6 +134,16 @@ def test_what_an_index_is_made_of_may_not_be_known():
     assert one.wanted is None and one.operation.endswith("dynamic_slice")
 
 
+def test_a_deep_chain_of_data_is_not_followed():
+    """The index of a row that was computed, some thousand operations before."""
+    text = module(line(*FORWARDS), "convert(%f.4999)")
+    chain = "".join(f"  %f.{i + 1} = f32[] add(%f.{i}, %f.{i})\n" for i in range(5000))
+    made = f"  %f.0 = f32[] convert(%r.0)\n{chain}"
+    text = text.replace("  ROOT %found", f"{made}  ROOT %found")
+    (one,) = wrong_slices(parse_hlo(text))
+    assert one.wanted is None
+
+
 def test_the_device_s_own_slices_are_not_looked_at():
     text = module(line(*FORWARDS), BACKWARDS).replace(":S(5)", "")
     assert not wrong_slices(parse_hlo(text))
