@@ -288,9 +288,7 @@ class _Block:
     sums: dict[int, Any]
     arrays: dict[Any, Any]  # what is cut, of the shard
     now: dict[Any, Any] = field(default_factory=dict)  # of what is cut, the block's
-    bases: dict[Any, Any] = field(
-        default_factory=dict
-    )  # as the maximum so far has them
+    bases: dict[Any, Any] = field(default_factory=dict)  # of the maximum so far
     before: dict[int, Any] = field(default_factory=dict)  # the base of earlier blocks
 
     def evaluate(self, i: int) -> None:

@@ -131,9 +131,8 @@ def test_a_batch_against_itself_trains_alike(loss):
     # with both sides trained one product needs the array whole along both its axes
     assert done.did(VocabularyTiles) is (loss is not both_sides), done.notes
     eps = EPS["bfloat16"] if loss is narrow else BATCH * EPS["float32"]
-    assert_trains_alike(
-        trained(jax.jit(run), *args), trained(jax.jit(step), *args), eps
-    )
+    got, want = (trained(jax.jit(one), *args) for one in (run, step))
+    assert_trains_alike(got, want, eps)
 
 
 @pytest.mark.slow
