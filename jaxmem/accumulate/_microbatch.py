@@ -139,9 +139,10 @@ def microbatch(
 
     Raises:
       TypeError, ValueError: here for options. At the first call for a batch that n does
-        not divide (naming the leaf), a loss that is no scalar, or another structure
-        than announced, or a state of other parameters; with an `axis_name` for a call outside of a map over it, for
-        parameters or moments sharded over it, or for an AdamA without it. At any call
+        not divide (naming the leaf), a loss that is no scalar, another structure than
+        announced, or a state of other parameters; with an `axis_name` for a call
+        outside of a map over it, for parameters or moments sharded over it, or for an
+        AdamA without it. At any call
         for an AdamA state from elsewhere that was made with another n or is in the
         middle of a mini-batch.
 

@@ -75,8 +75,8 @@ def estimate(
 
     Raises:
       ValueError: unknown target, arguments that do not fit the step, one array in two
-        arguments of which one is donated, a step that takes values from Python while it
-        runs (`jax.pure_callback`; what `jax.debug.print` shows is left out, with a note).
+        arguments of which one is donated, a step that takes values from Python while
+        it runs (`jax.pure_callback`; a `jax.debug.print` is left out, with a note).
       TypeError: a step that cannot be traced, an argument that is no array.
       RuntimeError: this installation cannot compile for the target (says how to
         install what is missing), or the compiler failed or died.
