@@ -121,6 +121,7 @@ def begin(
     check_callable("fn", fn)
     how = CompileSettings(**settings).checked()
     with pure_call(fn, args, kwargs, donate or None, static) as pure:
+        pure.check_donated(fn)
         call = flatten_call(fn, pure)
         jitted, reports = _memo(fn, call)
         traced = trace(jitted, call)
