@@ -40,6 +40,10 @@ class Call:
         leaves, tree = jax.tree.flatten((self.args, self.kwargs))
         return self.form, tree, tuple(map(_kind, leaves))
 
+    def check_donated(self, fn: Callable) -> None:
+        """ValueError where `fn` cannot be called so: an array in two arguments."""
+        check_donated(fn, self.args, self.kwargs, self.form)
+
     def finish(self, out: Any) -> Any:
         """The step's own result; its nnx objects are updated."""
         if self.form.as_it_is:
@@ -81,7 +85,6 @@ def pure_call(
                 rest = tuple(map(split, rest))
                 named = {k: split(v) for k, v in named.items()}
         check_shardings(rest, named)
-        check_donated(fn, rest, named, form)
         inside = any(map(_jaxpr.is_abstract, jax.tree.leaves((rest, named))))
         yield Call(rest, named, form, inside, own)
 

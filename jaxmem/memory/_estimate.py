@@ -77,8 +77,9 @@ def estimate(
       A `MemoryReport`.
 
     Raises:
-      ValueError: unknown target, arguments that do not fit the step, a step that calls
-        back into Python.
+      ValueError: unknown target, arguments that do not fit the step, one array in two
+        arguments of which one is donated, a step that takes values from Python while
+        it runs (`jax.pure_callback`; a `jax.debug.print` is left out, with a note).
       TypeError: a step that cannot be traced, an argument that is no array.
       CompileError: the step cannot be lowered for the target, as with a kernel that the
         chip has no instructions for, or the compiler failed or died.
@@ -125,6 +126,7 @@ def begin(
     check_callable("fn", fn)
     how = CompileSettings(**settings).checked()
     with pure_call(fn, args, kwargs, donate or None, static) as pure:
+        pure.check_donated(fn)
         call = flatten_call(fn, pure)
         jitted, reports = _memo(fn, call)
         traced = trace(jitted, call)

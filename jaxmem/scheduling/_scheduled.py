@@ -83,6 +83,7 @@ class Scheduled:
         without_jit = jax.config.jax_disable_jit
         with self._open(args, kwargs) as call:
             self._warn(call)
+            call.check_donated(self.__wrapped__)
             if without_jit:
                 with jax.disable_jit():
                     step = call.form.pure(self.__wrapped__)
