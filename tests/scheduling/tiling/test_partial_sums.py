@@ -179,3 +179,15 @@ def test_a_barrier_has_what_was_cut_or_is_asked_cut():
     assert found is not None and found.ins == found.outs == (0, 1, None)
     found = treatment(eqn, [SUM, None, SUM], [None] * 3, Parts(2))
     assert found is not None and found.ins == found.outs == (SUM, None, SUM)
+
+
+def test_what_is_cut_is_cut_as_it_comes_and_else_as_it_is_asked():
+    eqn, _, _ = equation("neg")
+    (neg,) = jaxprs.split(jaxprs.bodies(eqn)[0])[0].eqns
+    for state, asked, axis in ((0, 1, 0), (None, 1, 1), (1, None, 1)):
+        found = treatment(neg, [state], [asked], Parts(2))
+        assert found is not None and found.ins == found.outs == (axis,)
+    assert treatment(neg, [None], [None], Parts(2)) is None
+    (summed,) = jax.make_jaxpr(LINEAR["sum"][0])(W).eqns
+    found = treatment(summed, [0], [None], Parts(2))
+    assert found is not None and (found.ins, found.outs) == ((0,), (SUM,))
