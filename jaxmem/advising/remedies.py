@@ -75,8 +75,9 @@ def _scheduled(step: AdvisedStep, peaks: ExpectedPeaks) -> Iterator[Remedy]:
         why = "what it recomputes costs next to nothing"
         yield Remedy(f"jaxmem.schedule(step, {target})", free, why)
     if least < (1 - _LEAST) * min(free, step.peak_bytes):
-        parts = f", in {peaks.parts} micro-batches" if peaks.parts > 1 else ""
-        why = f"as low a budget is reached by what costs time{parts}"
+        why = "it takes time, because more is recomputed"
+        if peaks.parts > 1:
+            why = f"it takes time, because the step runs in {peaks.parts} micro-batches"
         call = f'jaxmem.schedule(step, budget="{_rounded(least)}", {target})'
         yield Remedy(call, least, why)
 
@@ -102,7 +103,10 @@ def _released(
     if not any(map(is_transposed, ops.closed.eqns)):
         bodies = (b for eqn in ops.closed.eqns for b in jaxprs.bodies(eqn))
         inside = (b for b in bodies if any(map(is_transposed, jaxprs.walk(b))))
-        found = [_released(with_losses(_closed(b)), {}, tpu) for b in inside]
+        closed = (
+            b if hasattr(b, "consts") else _compat.ClosedJaxpr(b, ()) for b in inside
+        )
+        found = [_released(with_losses(body), {}, tpu) for body in closed]
         return max(found, key=lambda pair: pair[1], default=([], 0))
     kept = kept_inside(ops.closed)
     graph = as_compiled(ops, tpu)
@@ -114,10 +118,6 @@ def _released(
     less = replace(graph, values=tuple(values))
     more = sum(one.more for one in kept)
     return kept, compiled_peak(graph) - compiled_peak(less) - more
-
-
-def _closed(body: Any) -> Any:
-    return body if hasattr(body, "consts") else _compat.ClosedJaxpr(body, ())
 
 
 def _inside(kept: Sequence[KeptInside]) -> str:
