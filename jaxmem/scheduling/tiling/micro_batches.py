@@ -63,9 +63,10 @@ def _found(level: Level, config: MicroBatches) -> Batch | str | None:
 
 def lengths(level: Level) -> set[int]:
     """How many examples there may be, in each shard, by the step's arguments."""
-    given = (jaxprs.split(level.jaxpr)[0].invars[i] for i in _given(level))
+    given = [jaxprs.split(level.jaxpr)[0].invars[i] for i in _given(level)]
     spreads = _spreads(level)
-    sizes = (v.aval.shape[0] // spreads.count(v, 0) for v in given if v.aval.shape)
+    axes = ((v, axis) for v in given if v.aval.ndim for axis in {0, v.aval.ndim - 1})
+    sizes = (v.aval.shape[axis] // spreads.count(v, axis) for v, axis in axes)
     return {size for size in sizes if size > 1}
 
 
