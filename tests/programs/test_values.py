@@ -22,7 +22,12 @@ RTOL = 1e-10
 
 
 def wide(args):
-    """The arguments with float64 in place of narrower floats."""
+    """The arguments in float64: Flax makes parameters in float32 by itself.
+
+    Where they are wide already, what is narrow is an optimizer's own choice.
+    """
+    if any(x.dtype == jnp.float64 for x in arrays(args[0])):
+        return args
 
     def widened(x):
         narrow = eqx.is_array(x) and jnp.issubdtype(x.dtype, jnp.floating)
@@ -31,13 +36,17 @@ def wide(args):
     return jax.tree.map(widened, args)
 
 
+def arrays(tree):
+    return jax.tree.leaves(eqx.filter(tree, eqx.is_array))
+
+
 def run(step, state, *batch):
     """The state after some steps on one batch, and what they reported."""
     state, reports = copy(state), []
     for _ in range(STEPS):
         state, report = step(state, *batch)
         reports.append(copy(report))
-    return state, reports
+    return eqx.filter((state, reports), eqx.is_array)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=str)
