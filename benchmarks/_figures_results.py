@@ -36,6 +36,7 @@ CHIPS = {
     "layout": NOTHING,
     "ledger": NOTHING,
     "offload": H100,
+    "programs": H100,
     "optimizer_training": CPU,
     "overhead": f"{CPU}, compiling for an {H100}",
     "quantized_base": H100,

@@ -115,6 +115,16 @@ def in_context_of(eqn, fn, *args):
         return fn(*args)
 
 
+def no_leak_check():
+    """A context in which `jax.checking_leaks()` has no effect.
+
+    It takes a cycle of references in code of ours for a tracer that has escaped.
+    """
+    from jax._src.config import check_tracer_leaks
+
+    return check_tracer_leaks(False)
+
+
 def source_line(eqn) -> str:
     """Where `eqn` was written outside of this package, as `file:line (function)`."""
     return caller_line(eqn)

@@ -5,6 +5,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
@@ -32,6 +33,20 @@ def test_compile_module():
     lowered = jax.jit(lambda x: x @ x).lower(jnp.ones((8, 8)))
     built = _compat.compile_module(lowered.as_text(), jax.devices()[:1], {})
     assert built.get_compiled_memory_stats().argument_size_in_bytes == 4 * 8 * 8
+
+
+def test_no_leak_check():
+    escaped = []
+
+    def leaks(x):
+        escaped.append(x)
+        return x
+
+    with jax.checking_leaks():
+        with pytest.raises(Exception, match="Leaked"):
+            jax.make_jaxpr(leaks)(1.0)
+        with _compat.no_leak_check():
+            jax.make_jaxpr(leaks)(1.0)
 
 
 def _traced(fn, *args):
@@ -272,3 +287,14 @@ def test_job_store():
     run = [sys.executable, "-c", JOB]
     done = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_empty_like():
+    """Of the host's memory too, without an array on the device."""
+    host = jax.memory.Space.Host
+    aval = jax.core.ShapedArray((3, 4), jnp.bfloat16, memory_space=host)
+    made = jax.make_jaxpr(lambda: _compat.empty_like(aval))()
+    assert made.out_avals[0].memory_space == host
+    assert made.out_avals[0].str_short() == aval.str_short()
+    assert "device_put" not in str(made)
+    assert jax.jit(lambda: _compat.empty_like(aval))().shape == (3, 4)

@@ -3,6 +3,8 @@
 import pathlib
 import re
 import shlex
+import shutil
+import subprocess
 import tomllib
 
 import pytest
@@ -72,15 +74,82 @@ def test_ci_runs_the_oldest_and_the_newest_jax():
     assert f"Python :: {min(rows)[0]}" in " ".join(PROJECT["classifiers"])
 
 
-@pytest.mark.parametrize("name", ["run", "slow", "build", "smoke.py", "environment"])
+SCRIPTS = "run slow build interpreters environment smoke.py".split()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
 def test_scripts_run_files_that_exist(name):
     lines = (ROOT / ".ci" / name).read_text().splitlines()
     if not name.endswith(".py"):
         words = [w for line in lines if line[:1] != "#" for w in line.split()]
         files = [w for w in words if FILE.fullmatch(w.strip('"'))]
         assert [f for f in files if not (ROOT / f.strip('"')).exists()] == []
-    if name in ("run", "slow", "build"):
+    if name in SCRIPTS[:4]:
         assert (ROOT / ".ci" / name).stat().st_mode & 0o111, "it can be executed"
+
+
+@pytest.fixture
+def interpreters(tmp_path):
+    """What `.ci/interpreters` says where there are no Pythons but these."""
+
+    def run(working=(), broken=(), **environment):
+        for name, code in [*((x, 0) for x in working), *((x, 127) for x in broken)]:
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"#!{shutil.which('sh')}\nexit {code}\n")
+            path.chmod(0o755)
+        known = {"PATH": str(tmp_path / "bin"), "PYENV_ROOT": str(tmp_path / "pyenv")}
+        command = [shutil.which("bash"), ROOT / ".ci" / "interpreters"]
+        how = {"capture_output": True, "text": True, "env": known | environment}
+        return subprocess.run(command, check=False, **how)
+
+    return run
+
+
+def test_both_versions_are_tried_where_there_is_a_python_for_each(interpreters):
+    done = interpreters(["bin/python3.11", "bin/python3.12"])
+    assert done.stdout == "0.10.2 python3.11\nnewest python3.12\n"
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+def test_a_python_that_does_not_run_is_none(interpreters, tmp_path):
+    """As a name of pyenv on the path, for a version that is not chosen there."""
+    its = "pyenv/versions/3.12.1/bin/python"
+    done = interpreters(["bin/python3.11", its], broken=["bin/python3.12"])
+    assert done.stdout == f"0.10.2 python3.11\nnewest {tmp_path / its}\n"
+
+
+@pytest.mark.parametrize(
+    ("there", "tried", "jax", "missing"),
+    [("3.11", "0.10.2", "newest", "3.12"), ("3.12", "newest", "0.10.2", "3.11")],
+)
+def test_it_is_said_which_version_is_not_tried(
+    interpreters, there, tried, jax, missing
+):
+    done = interpreters([f"bin/python{there}"], broken=[f"bin/python{missing}"])
+    assert done.stdout == f"{tried} python{there}\n"
+    words = f"not tried: jax {jax}, since no python{missing} runs here\n"
+    assert (done.stderr, done.returncode) == (words, 0)
+
+
+def test_without_a_python_there_is_nothing_to_run(interpreters):
+    done = interpreters()
+    assert done.stdout == "" and done.returncode == 1
+    assert done.stderr.endswith("name a Python in PYTHON\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"PYTHON": "python3.13"}, "newest python3.13"),
+        ({"JAX": "0.11.0"}, "0.11.0 python3"),
+        ({"JAX": ""}, "newest python3"),  # as in the matrix of CI
+    ],
+    ids=str,
+)
+def test_the_version_that_is_asked_for_is_tried_alone(interpreters, given, line):
+    done = interpreters(["bin/python3.11", "bin/python3.12"], **given)
+    assert (done.stdout, done.returncode) == (f"{line}\n", 0)
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda p: p.name)
@@ -120,6 +189,17 @@ def test_changelog_has_a_section_for_the_version():
     assert [s[2] for s in sections[1:]].count("not tagged yet") == 0
     kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
     assert set(re.findall(r"^### (.*)$", text, re.MULTILINE)) <= kinds
+
+
+def test_it_is_said_which_versions_a_release_has_passed():
+    text = (ROOT / "RELEASING.md").read_text()
+    rows = re.findall(r"^\| (\d+\.\d+\.\d+) \|(.*)\|$", text, re.MULTILINE)
+    oldest, newest = ("3.11: 0.10.2", r"3\.12: (?!0\.10)\d+\.\d+")
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    released = re.findall(r"^## (\d+\.\d+\.\d+)", changelog, re.MULTILINE)
+    assert [version for version, _ in rows] == released
+    for _, passed in rows:
+        assert oldest in passed and re.search(newest, passed)
 
 
 def test_metadata():

@@ -1,7 +1,7 @@
 """Offload: gradients and updates with arrays in the host's memory, and without.
 
 XLA:GPU of old versions takes slices of the host's arrays from other places than is
-meant, and nothing says so (`jaxmem.memory.buffers.wrong_slices`). Layers have weights
+meant, and nothing says so (memory/buffers/wrong_slices.py). Layers have weights
 of their own, so that one layer's residuals in place of another's are far off. A policy
 of JAX alone may be wrong, where the check of the program's text says it; a job fails
 where the two do not agree, or where anything of jaxmem's is off.

@@ -68,7 +68,7 @@ PARTS: tuple[Claim, ...] = (
     lora("BERT-base", "16 x 512"),
     lora("Llama 1B, 4 layers", "2 x 2048"),
     Claim(
-        *("SHERL", ARXIV + "2407.07523", "late layers and a side network"),
+        *("SHERL", ARXIV + "2407.07523", "late layers without the side network"),
         *("", None, None),
         "BERT-base, 16 x 512, temporaries of an H100: all of it plain, and its late "
         "half substituted and scheduled",

@@ -26,3 +26,6 @@ from jaxmem._checks.numbers import check_float as check_float
 from jaxmem._checks.numbers import check_int as check_int
 from jaxmem._checks.numbers import check_numbers as check_numbers
 from jaxmem._checks.numbers import check_scalar as check_scalar
+from jaxmem._checks.plain import OneOf as OneOf
+from jaxmem._checks.plain import Range as Range
+from jaxmem._checks.plain import from_plain as from_plain

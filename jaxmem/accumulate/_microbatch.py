@@ -56,7 +56,9 @@ def microbatch(
       weight_fn: `(batch) -> scalar`, at least 0: the weight of a micro-batch, say its
         tokens. `loss_fn` gives the mean over these; gradient i counts w_i / sum(w).
         All weights are computed before the first gradient, under `vmap`. A micro-batch
-        of weight 0 is skipped. Without this function each counts 1/n.
+        of weight 0 is skipped. Where one turns out to be negative, NaN or infinite as
+        the step runs, nothing is updated, and the loss in the metrics is NaN. Without
+        this function each counts 1/n.
       remat: True to keep nothing of the forward pass but its inputs, or a policy of
         `jax.checkpoint_policies`: `jax.checkpoint` of `loss_fn`. For layers that are
         scanned, `jax.checkpoint` of the layer is what saves bytes.
@@ -137,9 +139,10 @@ def microbatch(
 
     Raises:
       TypeError, ValueError: here for options. At the first call for a batch that n does
-        not divide (naming the leaf), a loss that is no scalar, or another structure
-        than announced; with an `axis_name` for a call outside of a map over it, for
-        parameters or moments sharded over it, or for an AdamA without it. At any call
+        not divide (naming the leaf), a loss that is no scalar, another structure than
+        announced, or a state of other parameters; with an `axis_name` for a call
+        outside of a map over it, for parameters or moments sharded over it, or for an
+        AdamA without it. At any call
         for an AdamA state from elsewhere that was made with another n or is in the
         middle of a mini-batch.
 

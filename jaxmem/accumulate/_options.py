@@ -1,6 +1,7 @@
 """The options of `microbatch`, checked once, when the step is made."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,7 @@ def check_options(
         "axis_name": check_axis_name("axis_name", axis_name),
     }
     checked = StepOptions(n, **options)
+    _check_loss(loss_fn, checked.has_model_state)
     _check_functions(checked)
     if checked.accumulator_dtype is not None:
         check_dtype("accumulator_dtype", checked.accumulator_dtype, "inexact")
@@ -55,6 +57,25 @@ def check_options(
     for name in ("has_aux", "has_model_state", "donate"):
         check_bool(name, getattr(checked, name))
     return checked
+
+
+def _check_loss(loss_fn: Callable, has_model_state: bool) -> None:
+    """TypeError for a function that cannot be called as a loss is."""
+    names = ("params", *(("model_state",) * has_model_state), "batch", "rng")
+    try:
+        signature = inspect.signature(loss_fn)
+    except (TypeError, ValueError):  # some callables have none
+        return
+    try:
+        signature.bind(*names)
+    except TypeError as error:
+        wanted = ", ".join(names)
+        hint = "; that of an nnx module has none" if has_model_state else ""
+        raise TypeError(
+            f"loss_fn{signature}: {error}; it is called with ({wanted}){hint}: write "
+            f"`lambda {wanted}: ...`, also where rng is not used (it is None if the "
+            "step gets none)"
+        ) from None
 
 
 def _check_mesh(options: StepOptions) -> None:

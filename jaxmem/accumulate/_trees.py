@@ -9,9 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.tree_util import keystr
 
-from jaxmem._checks import check_key, shown
+from jaxmem._checks import check_float, check_key, shown
 from jaxmem.optim.accumulation import accumulation_dtype
 
 Axes = tuple[str, ...]
@@ -120,7 +121,7 @@ def weights_of(weight_fn: Callable | None, batches, n: int):
     """[n] in the default float dtype; None without a function."""
     if weight_fn is None:
         return None
-    weights = jax.vmap(weight_fn)(batches)
+    weights = jax.vmap(lambda batch: _known_weight(weight_fn(batch)))(batches)
     if getattr(weights, "shape", None) != (n,):
         shapes = jax.tree.map(lambda x: x.shape[1:], weights)
         raise ValueError(
@@ -129,8 +130,19 @@ def weights_of(weight_fn: Callable | None, batches, n: int):
     return weights.astype(jnp.result_type(float))
 
 
+def _known_weight(weight):
+    """The weight; ValueError for one that is known now and is none."""
+    if isinstance(weight, int | float | np.ndarray | np.generic):
+        if np.shape(weight) == ():
+            check_float("weight_fn(batch)", weight, at_least=0)
+    return weight
+
+
 def shares_of(weights, axes: Axes = ()):
-    """w / sum(w); zeros if no micro-batch has a weight."""
+    """w / sum(w); zeros if no micro-batch has a weight, NaN if one has none at all."""
+    # of numbers that nobody knows before the step runs: then nothing is updated
+    real = (weights >= 0) & jnp.isfinite(weights)
+    weights = jnp.where(real, weights, jnp.full_like(weights, jnp.nan))
     # The devices' sums of w g are averaged, so the sums of w are averaged too.
     total = mean(weights.sum(), axes)
     return weights / jnp.where(total == 0, jnp.ones_like(total), total)

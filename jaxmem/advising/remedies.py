@@ -15,7 +15,7 @@ from jaxmem._bytes import format_bytes
 from jaxmem._module_path import merge_numbered, of_user, parse_op_name
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import by_shape, is_transposed
-from jaxmem.ir.shards import InputSpreads
+from jaxmem.ir.shards import InputSpreads, of_shardings
 from jaxmem.memory.report.advice import AdvisedStep
 from jaxmem.rewriting import KeptInside, kept_inside, with_losses
 from jaxmem.scheduling import operations_of
@@ -52,6 +52,8 @@ def advice_on(step: AdvisedStep) -> tuple[str, ...]:
 
 def remedies_for(step: AdvisedStep) -> list[Remedy]:
     """What takes clearly less than the step, what costs no time before the rest."""
+    if step.peak_bytes - step.argument_bytes < _LEAST * step.peak_bytes:
+        return []
     peaks = expected_peaks(step.closed, step.donated, step.specs, step.target)
     most = (1 - _LEAST) * step.peak_bytes
     found = [*_substituted(step, peaks), *_scheduled(step, peaks)]
@@ -73,8 +75,9 @@ def _scheduled(step: AdvisedStep, peaks: ExpectedPeaks) -> Iterator[Remedy]:
         why = "what it recomputes costs next to nothing"
         yield Remedy(f"jaxmem.schedule(step, {target})", free, why)
     if least < (1 - _LEAST) * min(free, step.peak_bytes):
-        parts = f", in {peaks.parts} micro-batches" if peaks.parts > 1 else ""
-        why = f"as low a budget is reached by what costs time{parts}"
+        why = "it takes time, because more is recomputed"
+        if peaks.parts > 1:
+            why = f"it takes time, because the step runs in {peaks.parts} micro-batches"
         call = f'jaxmem.schedule(step, budget="{_rounded(least)}", {target})'
         yield Remedy(call, least, why)
 
@@ -86,7 +89,10 @@ def _rounded(size: int) -> str:
 
 def _substituted(step: AdvisedStep, peaks: ExpectedPeaks) -> Iterator[Remedy]:
     aliases = by_shape(step.closed, step.donated)
-    kept, saved = _released(with_losses(step.closed), aliases, is_tpu(step.target))
+    named = tuple(getattr(spec, "sharding", None) for spec in step.specs)
+    spreads = of_shardings(step.closed, named if any(named) else ())
+    how = is_tpu(step.target), spreads
+    kept, saved = _released(with_losses(step.closed), aliases, *how)
     if saved > 0:
         peak = _expected(step, peaks, peaks.plain - saved)
         yield Remedy("jaxmem.substitute", peak, f"it does not keep {_inside(kept)}")
@@ -94,39 +100,35 @@ def _substituted(step: AdvisedStep, peaks: ExpectedPeaks) -> Iterator[Remedy]:
 
 def _released(
     closed: Any, aliases: Any, tpu: bool, spreads: InputSpreads | None = None
-) -> tuple[list[KeptInside], int]:
-    """What formulas keep, and by how much less of it the predicted peak is."""
+) -> tuple[list[tuple[KeptInside, int]], int]:
+    """What formulas keep with its bytes, and what less the predicted peak is."""
     ops = operations_of(closed, aliases, tpu=tpu, spreads=spreads)
     if not any(map(is_transposed, ops.closed.eqns)):
         bodies = (b for eqn in ops.closed.eqns for b in jaxprs.bodies(eqn))
         inside = (b for b in bodies if any(map(is_transposed, jaxprs.walk(b))))
-        found = [_released(with_losses(_closed(b)), {}, tpu) for b in inside]
+        closed = (
+            b if hasattr(b, "consts") else _compat.ClosedJaxpr(b, ()) for b in inside
+        )
+        found = [_released(with_losses(body), {}, tpu) for body in closed]
         return max(found, key=lambda pair: pair[1], default=([], 0))
-    kept = kept_inside(ops.closed)
     graph = as_compiled(ops, tpu)
-    values = list(graph.values)
-    for one in kept:
+    values, kept = list(graph.values), []
+    for one in kept_inside(ops.closed):
         number = ops.values.get(one.variable)
         if number is not None:
+            kept.append((one, values[number].bytes))
             values[number] = replace(values[number], bytes=0)
     less = replace(graph, values=tuple(values))
-    more = sum(one.more for one in kept)
+    more = sum(one.more for one, _ in kept)
     return kept, compiled_peak(graph) - compiled_peak(less) - more
 
 
-def _closed(body: Any) -> Any:
-    return body if hasattr(body, "consts") else _compat.ClosedJaxpr(body, ())
-
-
-def _inside(kept: Sequence[KeptInside]) -> str:
+def _inside(kept: Sequence[tuple[KeptInside, int]]) -> str:
     """Bytes by formula and module, the largest first."""
-    modules = [_module(one) for one in kept]
-    merged = merge_numbered(modules)
+    merged = merge_numbered(_module(one) for one, _ in kept)
     sizes: Counter[tuple[str, str]] = Counter()
-    for one, module in zip(kept, modules, strict=True):
-        aval = one.variable.aval
-        size = jaxprs.elements(aval.shape) * aval.dtype.itemsize
-        sizes[one.site.pattern, merged[module]] += size
+    for one, size in kept:
+        sizes[one.site.pattern, merged[_module(one)]] += size
     parts = [
         f"{format_bytes(size)} inside {pattern} ({module})"
         for (pattern, module), size in sizes.most_common(_NAMED)

@@ -9,6 +9,7 @@ from jaxmem.chips._devices import config_text as config_text
 from jaxmem.chips._devices import target_mesh as target_mesh
 from jaxmem.chips._devices import topology as topology
 from jaxmem.chips._folder import CompilerFolder as CompilerFolder
+from jaxmem.chips._folder import home as home
 from jaxmem.chips._folder import installed_folders as installed_folders
 from jaxmem.chips._folder import remove_folder as remove_folder
 from jaxmem.chips._install import InstallError as InstallError

@@ -19,6 +19,14 @@ import jax
 PLATFORMS = {"gpu": "cuda", "tpu": "tpu"}  # by the names that users give
 
 
+def home() -> Path:
+    """The user's home; of a user who has none, a folder that is not there."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path(os.sep, "no-home")
+
+
 def targets_dir() -> Path:
     """The folder of all compilers: `JAXMEM_TARGETS_DIR`, or in the user's data."""
     if folder := os.environ.get("JAXMEM_TARGETS_DIR"):
@@ -26,10 +34,10 @@ def targets_dir() -> Path:
     if folder := os.environ.get("XDG_DATA_HOME"):
         return Path(folder) / "jaxmem" / "targets"
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "jaxmem" / "targets"
+        return home() / "Library" / "Application Support" / "jaxmem" / "targets"
     if sys.platform == "win32" and (folder := os.environ.get("LOCALAPPDATA")):
         return Path(folder) / "jaxmem" / "targets"
-    return Path.home() / ".local" / "share" / "jaxmem" / "targets"
+    return home() / ".local" / "share" / "jaxmem" / "targets"
 
 
 def own_dir(kind: str) -> Path:

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from jaxmem.frameworks import _equinox, _nnx
+from jaxmem.frameworks._donated import check_donated
 from jaxmem.frameworks._form import Form, give_back, leaf_of, splitting
 from jaxmem.frameworks._jitted import Jitted, is_filter_jit, is_nnx_jit, jitted
 from jaxmem.frameworks._places import Place, resolve
@@ -38,6 +39,10 @@ class Call:
         """Equal for calls with the same trace, and with arrays on the same devices."""
         leaves, tree = jax.tree.flatten((self.args, self.kwargs))
         return self.form, tree, tuple(map(_kind, leaves))
+
+    def check_donated(self, fn: Callable) -> None:
+        """ValueError where `fn` cannot be called so: an array in two arguments."""
+        check_donated(fn, self.args, self.kwargs, self.form)
 
     def finish(self, out: Any) -> Any:
         """The step's own result; its nnx objects are updated."""
@@ -67,6 +72,8 @@ def pure_call(
     named = {k: v for k, v in kwargs.items() if k not in fixed}
     states, filtered = is_nnx_jit(fn), is_filter_jit(fn)
     with contextlib.ExitStack() as stack:
+        # without jit, a trace has each iteration of each loop, and calls written out
+        stack.enter_context(jax.disable_jit(False))
         objects, modules = _has_objects((rest, named), states)
         if objects:
             stack.enter_context(_nnx.carried())

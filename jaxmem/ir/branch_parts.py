@@ -16,7 +16,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.body_parts import BodyParts, Run
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.joined import Group, OnlyOnce, Reads, read_elsewhere
+from jaxmem.ir.joined import JoinedGroup, OnlyOnce, Reads, read_elsewhere
 from jaxmem.ir.part_marks import is_part, marked
 from jaxmem.ir.scans import is_var
 
@@ -132,7 +132,7 @@ class Branches:
     def is_part(self, eqn) -> bool:
         return is_part(eqn)
 
-    def belongs(self, group: Group, i: int) -> bool:
+    def belongs(self, group: JoinedGroup, i: int) -> bool:
         return not group.has_whole or group.alone_reads(i)
 
     def pays(self, graph: JaxprGraph, group: Sequence[int]) -> bool:

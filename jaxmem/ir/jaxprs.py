@@ -103,7 +103,9 @@ def walk(body) -> Iterator[Any]:
 def retrace(body, fn: Callable[[list], list]):
     """A closed jaxpr of `fn`, at the argument types of `body`."""
     avals = [v.aval for v in split(body)[0].invars]
-    return jax.make_jaxpr(lambda *args: fn(list(args)))(*avals)
+    # what the user's own function does with tracers has been seen when it was traced
+    with _compat.no_leak_check():
+        return jax.make_jaxpr(lambda *args: fn(list(args)))(*avals)
 
 
 def rebind(eqn, args: Sequence[Any], new: Sequence[Any]) -> list[Any]:

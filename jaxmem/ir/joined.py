@@ -14,7 +14,7 @@ from jaxmem.ir.jaxprs import is_var
 Reads = Iterable[tuple[Any, Any]]  # (operand or result, how it is handed over)
 
 
-class Kind(Protocol):
+class JoinableKind(Protocol):
     """What has to be known of a primitive to put several equations of it together."""
 
     def key(self, eqn) -> Any:
@@ -31,7 +31,7 @@ class Kind(Protocol):
 
     def is_part(self, eqn) -> bool: ...
 
-    def belongs(self, group: "Group", i: int) -> bool:
+    def belongs(self, group: "JoinedGroup", i: int) -> bool:
         """Whether an equation should be in a group, if it can."""
         ...
 
@@ -46,7 +46,7 @@ class Kind(Protocol):
         ...
 
 
-def put_together(closed, kind: Kind) -> Any:
+def put_together(closed, kind: JoinableKind) -> Any:
     """The jaxpr with its equations of a kind joined to those around them."""
     graph = JaxprGraph(closed)
     groups = [g for g in _groups(graph, kind) if len(g) > 1 and kind.pays(graph, g)]
@@ -65,7 +65,7 @@ def put_together(closed, kind: Kind) -> Any:
 class _Joined(Values):
     """Values of which those of a group are made together, when the first is needed."""
 
-    kind: Kind = field(kw_only=True)
+    kind: JoinableKind = field(kw_only=True)
     groups: Mapping[int, Sequence[int]] = field(kw_only=True)
 
     def apply(self, i: int) -> None:
@@ -76,17 +76,17 @@ class _Joined(Values):
             super().apply(i)
 
 
-def _groups(graph: JaxprGraph, kind: Kind) -> Iterator[list[int]]:
+def _groups(graph: JaxprGraph, kind: JoinableKind) -> Iterator[list[int]]:
     """Positions of equations that nothing else lies between."""
     # from the end, since a part is to be done where it is read
-    found: list[Group] = []
+    found: list[JoinedGroup] = []
     for i in reversed(range(len(graph.eqns))):
         key = kind.key(graph.eqns[i])
         same = [] if key is None else [g for g in found if g.key == key]
         same.sort(key=lambda group: not group.alone_reads(i))
         own = next((g for g in same if kind.belongs(g, i) and g.takes(i)), None)
         if own is None and key is not None:
-            found.insert(0, own := Group(graph, kind, key))
+            found.insert(0, own := JoinedGroup(graph, kind, key))
         for group in found:
             group.add(i) if group is own else group.pass_by(i)
     for group in found:
@@ -94,7 +94,7 @@ def _groups(graph: JaxprGraph, kind: Kind) -> Iterator[list[int]]:
 
 
 @dataclass
-class Group:
+class JoinedGroup:
     """Equations that can be one, from the last to the first.
 
     Attributes:
@@ -108,7 +108,7 @@ class Group:
     """
 
     graph: JaxprGraph
-    kind: Kind
+    kind: JoinableKind
     key: Any
     positions: list[int] = field(default_factory=list)
     has_whole: bool = False

@@ -18,7 +18,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.jaxprs import is_var
-from jaxmem.ir.joined import Group, Reads, read_elsewhere
+from jaxmem.ir.joined import JoinedGroup, Reads, read_elsewhere
 from jaxmem.ir.map_operations import mapped_axes, operations_of
 from jaxmem.ir.shard_maps import inside_of
 
@@ -154,7 +154,7 @@ class Maps:
     def is_part(self, eqn) -> bool:
         return len(operations_of(eqn)) < 2
 
-    def belongs(self, group: Group, i: int) -> bool:
+    def belongs(self, group: JoinedGroup, i: int) -> bool:
         return True
 
     def pays(self, graph: JaxprGraph, group: Sequence[int]) -> bool:

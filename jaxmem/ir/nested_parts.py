@@ -10,10 +10,14 @@ from jaxmem.ir.body_parts import is_plain
 from jaxmem.ir.costs import fused_only
 from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
-from jaxmem.ir.joined import Kind, put_together
+from jaxmem.ir.joined import JoinableKind, put_together
 from jaxmem.ir.scans import is_var
 
-_KINDS: tuple[Kind, ...] = (map_parts.MAPS, branch_parts.BRANCHES, scan_parts.SCANS)
+_KINDS: tuple[JoinableKind, ...] = (
+    map_parts.MAPS,
+    branch_parts.BRANCHES,
+    scan_parts.SCANS,
+)
 
 
 def apart(closed, wanted: Collection[int]) -> Any:

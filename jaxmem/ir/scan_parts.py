@@ -15,7 +15,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.body_parts import BodyParts
 from jaxmem.ir.graph import JaxprGraph, Values
-from jaxmem.ir.joined import Group, OnlyOnce, Reads, read_elsewhere
+from jaxmem.ir.joined import JoinedGroup, OnlyOnce, Reads, read_elsewhere
 from jaxmem.ir.part_marks import is_part, marked
 from jaxmem.ir.scans import is_var, scan_like, split
 
@@ -92,7 +92,7 @@ class Scans:
     def is_part(self, eqn) -> bool:
         return is_part(eqn)
 
-    def belongs(self, group: Group, i: int) -> bool:
+    def belongs(self, group: JoinedGroup, i: int) -> bool:
         eqn = group.graph.eqns[i]
         if is_part(eqn):
             return not group.has_whole or group.alone_reads(i)

@@ -50,7 +50,9 @@ def estimate(
     The report's notes name each donated argument whose buffer was not reused, with the
     reason, and each argument that is in memory twice: one that is not donated although
     the step returns an updated array of the same shape and dtype (computed from it
-    element by element), or one that the compiled program copies.
+    element by element), or one that the compiled program copies. For a GPU they also
+    say where XLA of this version takes slices of arrays in the host's memory from
+    wrong places (`MemoryReport.wrong_slices`).
 
     Args:
       fn: the step: any function that `jax.jit` takes, already jitted or not. A jitted
@@ -78,11 +80,14 @@ def estimate(
       A `MemoryReport`.
 
     Raises:
-      ValueError: unknown target, arguments that do not fit the step, a step that calls
-        back into Python.
+      ValueError: unknown target, arguments that do not fit the step, one array in two
+        arguments of which one is donated, a step that takes values from Python while
+        it runs (`jax.pure_callback`; a `jax.debug.print` is left out, with a note).
       TypeError: a step that cannot be traced, an argument that is no array.
+      CompileError: the step cannot be lowered for the target, as with a kernel that the
+        chip has no instructions for, or the compiler failed or died.
       RuntimeError: this installation cannot compile for the target (says how to
-        install what is missing), or the compiler failed or died.
+        install what is missing).
       TimeoutError: the compile took longer than `timeout`.
 
     Example::
@@ -125,6 +130,7 @@ def begin(
     check_callable("fn", fn)
     how = CompileSettings(**settings).checked()
     with pure_call(fn, args, kwargs, donate or None, static) as pure:
+        pure.check_donated(fn)
         call = flatten_call(fn, pure)
         jitted, reports = _memo(fn, call)
         traced = trace(jitted, call)

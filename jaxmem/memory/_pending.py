@@ -29,6 +29,10 @@ _EMITTED = (
     "products of matrices with fewer than 2^{} elements itself, and to pad none for "
     "cuBLAS: temporaries may differ by some per cent from those on the device"
 )
+_PRINTS = (
+    "jax.debug.print and jax.debug.callback are left out of what is compiled: an array "
+    "that one of them shows is in memory until it has"
+)
 
 
 def generates_code(lowered: LoweredStep, extent: Extent) -> bool:
@@ -154,10 +158,12 @@ class Pending:
     def _report_of(self, result: dict[str, Any]) -> MemoryReport:
         self.products = result["products"]
         self.final = result["code"] or self.target.platform == "cuda"
-        notes = () if self.products is None else (_EMITTED.format(self.products),)
+        notes = [] if self.products is None else [_EMITTED.format(self.products)]
+        if self.lowered.prints:
+            notes.append(_PRINTS)
         leaves = self.lowered.call.leaves
         return make_report(
-            result | {"notes": notes},
+            result | {"notes": tuple(notes)},
             target=self.target,
             name=self.lowered.call.name,
             argument_names=[leaves[i].name for i in self.lowered.used],

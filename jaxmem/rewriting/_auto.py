@@ -16,6 +16,7 @@ from jax.custom_derivatives import SymbolicZero, zero_from_primal
 from jaxmem import _compat
 from jaxmem._checks import check_callable
 from jaxmem.ir import jaxprs as _jaxpr
+from jaxmem.ir.operands_first import operands_first
 from jaxmem.ops.activations import AutoSave
 from jaxmem.ops.marks import record_of
 from jaxmem.rewriting._bodies import with_bodies
@@ -219,10 +220,18 @@ def _run(body, args: Sequence[Any], tell: Callable[[SaveChoice], None]) -> list[
         pending.discard(out)
         return y
 
+    def missing(eqn) -> list[Any]:
+        atoms = () if id(eqn) in done else filter(_is_var, eqn.invars)
+        makers = (made_by[v] for v in atoms if v not in env)
+        return [maker for maker in makers if id(maker) not in done]
+
     def run(eqn):
-        if id(eqn) in done:
-            return
-        done.add(id(eqn))
+        for one in operands_first(eqn, missing):
+            if id(one) not in done:
+                done.add(id(one))
+                apply(one)
+
+    def apply(eqn):
         values = [read(v) for v in eqn.invars]
         mark = _mark(eqn)
         if mark is not None:

@@ -226,10 +226,14 @@ def _used_elsewhere(interior, root, covered, graph) -> list[Node]:
     inside, outs = covered | {root}, set(graph.top.outs)
 
     def escapes(node: Node) -> bool:
-        readers = {u for out in node.outs for u in out.users}
-        if not outs.isdisjoint(node.outs) or not readers <= inside:
-            return True
-        return any(u in interior and is_free(u) and escapes(u) for u in readers)
+        todo = [node]
+        while todo:
+            node = todo.pop()
+            readers = {u for out in node.outs for u in out.users}
+            if not outs.isdisjoint(node.outs) or not readers <= inside:
+                return True
+            todo += [u for u in readers if u in interior and is_free(u)]
+        return False
 
     return [node for node in interior if not is_free(node) and escapes(node)]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs as _jaxpr
+from jaxmem.ir.operands_first import operands_first
 
 CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call")
 # Differentiated by a rule of their own: what is inside is not ours to change.
@@ -160,14 +161,13 @@ def made_of(node: Node, within: Container[Node]) -> list[Node]:
     """The nodes among `within` that a node is made of, itself the last."""
     found: dict[Node, None] = {}
 
-    def visit(node: Node) -> None:
-        for value in node.ins:
-            before = value.node
-            if before is not None and before in within and before not in found:
-                visit(before)
-        found[node] = None
+    def missing(node: Node) -> list[Node]:
+        before = (value.node for value in node.ins)
+        inside = (n for n in before if n is not None and n in within)
+        return [n for n in inside if n not in found]
 
-    visit(node)
+    for one in operands_first(node, missing):
+        found[one] = None
     return list(found)
 
 

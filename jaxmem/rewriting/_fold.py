@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxmem.ir import jaxprs as _jaxpr
+from jaxmem.ir.operands_first import operands_first
 from jaxmem.rewriting._flat_graph import FlatValue
 
 _VIEWS = ("broadcast_in_dim", "convert_element_type", "copy", "pcast", "pvary")
@@ -61,9 +62,17 @@ def error_of(dtype) -> float:
 
 def folded(value: FlatValue) -> Number | None:
     """The number that every element of `value` is known to be, or None."""
-    if value.folded == ():
-        value.folded = _fold(value)
+    for one in operands_first(value, _unfolded):
+        if one.folded == ():
+            one.folded = _fold(one)
     return value.folded
+
+
+def _unfolded(value: FlatValue) -> list[FlatValue]:
+    """The operands to fold before a value."""
+    foldable = value.folded == () and value.known is None and value.node is not None
+    ins = value.node.ins if foldable and value.node.name in _FUNCTIONS else ()
+    return [v for v in ins if v.folded == ()]
 
 
 def _fold(value: FlatValue) -> Number | None:

@@ -5,8 +5,17 @@ of a plan to have the same step a second time.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, TypeVar
+
+from jaxmem._checks import OneOf, Range, from_plain, wrong_value
+from jaxmem.chips import CHIPS
+
+Chip = Annotated[str, OneOf(tuple(CHIPS))]
+Count = Annotated[int, Range(1)]
+Bytes = Annotated[int, Range(0)]
+Index = Annotated[int, Range(0)]
+Rate = Annotated[float, Range(0)]  # bytes that one would keep rather than a second
 
 C = TypeVar("C")
 
@@ -23,7 +32,7 @@ class Choice:
         done but what the step's graph shows to gain clearly.
     """
 
-    target: str = "cpu"
+    target: Chip = "cpu"
     configs: tuple[Any, ...] = ()
     unchanged: bool = False
     compared: bool = True
@@ -48,19 +57,39 @@ class Choice:
         return {"target": self.target, "passes": configs, **own}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any], kinds: Mapping[str, type]) -> "Choice":
-        """What `to_dict` gave; `kinds`: the class of configurations of each pass."""
-        configs = (_config(kinds[k], found) for k, found in data["passes"].items())
-        own = data["unchanged"], data["compared"]
-        return cls(data["target"], tuple(configs), *own)
+    def from_dict(
+        cls, data: Any, kinds: Mapping[str, type], name: str = "choice"
+    ) -> "Choice":
+        """What `to_dict` gave.
+
+        Args:
+          data: dicts and lists.
+          kinds: the class of configurations of each pass.
+          name: of the choice, for messages.
+
+        Raises:
+          TypeError, ValueError: a pass or a field that there is not, or a value that
+            is not allowed.
+        """
+        written = from_plain(_Written, data, name)
+        if unknown := written.passes.keys() - kinds.keys():
+            raise wrong_value(f"{name}.passes", sorted(unknown), f"of {sorted(kinds)}")
+        passes = f"{name}.passes"
+        configs = (
+            from_plain(kinds[k], found, f"{passes}[{k!r}]")
+            for k, found in written.passes.items()
+        )
+        return cls(written.target, tuple(configs), written.unchanged, written.compared)
 
 
-def _config(kind: Any, found: dict[str, Any]) -> Any:
-    """JSON has lists where configurations have tuples."""
-    if unknown := found.keys() - {f.name for f in fields(kind)}:
-        raise ValueError(f"the pass {kind.name!r} has no option {sorted(unknown)}")
-    tuples = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
-    return kind(**tuples)
+@dataclass(frozen=True)
+class _Written:
+    """A choice as `to_dict` writes it."""
+
+    target: Chip
+    passes: dict[str, dict]
+    unchanged: bool
+    compared: bool
 
 
 NO_CHOICE = Choice(compared=False)

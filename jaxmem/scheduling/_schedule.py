@@ -129,7 +129,9 @@ def schedule(
         budget that no choice reaches (`BudgetError`, which names the least and who
         holds it).
       TimeoutError: nothing that fits was found in `search_seconds`.
-      RuntimeError: this installation cannot compile for the target.
+      RuntimeError: this installation cannot compile for the target, or XLA makes of
+        every choice what takes slices of the host's arrays from wrong places
+        (`jaxmem.estimate` tells which).
 
     Example::
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from jaxmem._compat import no_leak_check
 from jaxmem._progress import spinner
 from jaxmem.chips import get_target
 from jaxmem.frameworks import Call, Jitted, copied_objects, jitted, pure_call
@@ -75,9 +76,18 @@ class Scheduled:
         return self if obj is None else functools.partial(self, obj)
 
     def __call__(self, *args, **kwargs):
-        """The step's results; its donated arguments are gone afterwards."""
+        """The step's results; its donated arguments are gone afterwards.
+
+        Under `jax.disable_jit()` the step as it was given runs, operation by operation.
+        """
+        without_jit = jax.config.jax_disable_jit
         with self._open(args, kwargs) as call:
             self._warn(call)
+            call.check_donated(self.__wrapped__)
+            if without_jit:
+                with jax.disable_jit():
+                    step = call.form.pure(self.__wrapped__)
+                    return call.finish(step(*call.args, **call.kwargs))
             if self._options.offload and self._sends_away(call):
                 check_host_memory("schedule(offload=True)")
             return call.finish(self._jit(call)(*call.args, **call.kwargs))
@@ -131,6 +141,10 @@ class Scheduled:
         with self._open(args, kwargs) as call:
             check_fixed_sizes("plan", (call.args, call.kwargs))
             found = self._find(call)
+            if not found.fingerprint:  # there was no search
+                own = self._abstract(call)
+                mark = self._mark(own, self._trace(own))
+                found = replace(found, fingerprint=mark)
             rewritten, scheduled = found.rewritten, found.report
             if rewritten is None:
                 rewritten = self._rewrite(self._abstract(call), found.choice)[0]
@@ -312,12 +326,7 @@ class Scheduled:
         target = self._options.target
         call = self._abstract(call)
         traced = self._trace(call)
-        given = positions(call.args, call.kwargs, call.form.donated)
-        bare = traced
-        if argument_shardings((call.args, call.kwargs)):
-            args, kwargs = unplaced((call.args, call.kwargs))
-            bare = self._trace(replace(call, args=args, kwargs=kwargs))
-        mark = fingerprint(bare.jaxpr, given, self._options.clip)
+        mark = self._mark(call, traced)
         if self._options.plan is not None:
             # in another `jit` nobody knows where arguments are
             mesh = None if call.inside else mesh_of(self._given(call))
@@ -342,10 +351,19 @@ class Scheduled:
             self._spreads(traced.jaxpr, call),
         )
         places = argument_shardings((call.args, call.kwargs), traced.ins), traced.outs
-        found = self._looked_up(step, fingerprint(traced.jaxpr), *places)
+        with no_leak_check():  # under which nothing of a search would be remembered
+            found = self._looked_up(step, fingerprint(traced.jaxpr), *places)
         if any(places[0]):
             found = self._sharded[mark] = replace(found, shardings=places[0])
         return found
+
+    def _mark(self, call: Call, traced: Placed) -> str:
+        """The fingerprint of the step, wherever its arguments are."""
+        given = positions(call.args, call.kwargs, call.form.donated)
+        if argument_shardings((call.args, call.kwargs)):
+            args, kwargs = unplaced((call.args, call.kwargs))
+            traced = self._trace(replace(call, args=args, kwargs=kwargs))
+        return fingerprint(traced.jaxpr, given, self._options.clip)
 
     def _looked_up(self, step: TracedStep, traced: str, ins, outs) -> SearchResult:
         """What is on disk, what another process of this job has found, or a search."""

@@ -200,7 +200,8 @@ def test_bad_faces():
     model, optimizer = nnx_pair(adama)
     tx = optimizer.tx
     with pytest.raises(ValueError, match="holds its own"):
-        microbatch(nnx_loss, tx, N, has_model_state=True)(model, optimizer, BATCH)
+        with_state = lambda model, state, *rest: nnx_loss(model, *rest)
+        microbatch(with_state, tx, N, has_model_state=True)(model, optimizer, BATCH)
     with pytest.raises(TypeError, match="its nnx.Optimizer, got tuple"):
         microbatch(nnx_loss, tx, N)(model, nnx.as_pure(optimizer.opt_state), BATCH)
 

@@ -42,6 +42,61 @@ def test_options(args, options, text):
 
 
 @pytest.mark.parametrize(
+    ("loss", "how", "text"),
+    [
+        (
+            lambda model, batch: 0.0,
+            {},
+            r"loss_fn\(model, batch\): .*params, batch, rng",
+        ),
+        (lambda batch: 0.0, {}, r"loss_fn\(batch\): .*params, batch, rng"),
+        (lambda p, s, batch, rng: 0.0, {}, r"missing a required argument: 'rng'"),
+        (problem.loss, {"has_model_state": True}, "params, model_state, batch, rng"),
+    ],
+)
+def test_a_loss_that_cannot_be_called_as_one(loss, how, text):
+    with pytest.raises(TypeError, match=text):
+        microbatch(loss, optax.sgd(LR), 2, **how)
+
+
+def test_a_loss_may_take_what_it_is_given_in_any_form():
+    for loss in (lambda *args: 0.0, lambda params, batch, rng=None: 0.0, jnp.sum):
+        microbatch(loss, optax.sgd(LR), 2)
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), np.float32("inf")])
+def test_a_weight_that_is_known_and_is_none(weight):
+    tx = adama(LR)
+    step = microbatch(problem.loss, tx, 2, weight_fn=lambda batch: weight)
+    with pytest.raises(ValueError, match=r"weight_fn\(batch\)=.*at least 0"):
+        step(PARAMS, tx.init(PARAMS), BATCH, None)
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("tx", [adama(LR), optax.sgd(LR, momentum=0.9)])
+def test_with_a_weight_that_turns_out_to_be_none_nothing_is_updated(tx, weight):
+    """It is the value of an array: the loss is NaN, and tells."""
+    x = BATCH | {"w": jnp.ones(16).at[0].set(weight)}
+    loss = lambda params, batch, rng: problem.loss(
+        params, {k: v for k, v in batch.items() if k != "w"}, rng
+    )
+    step = microbatch(loss, tx, 2, weight_fn=lambda b: b["w"][0], donate=False)
+    state = tx.init(PARAMS)
+    params, new_state, metrics = step(PARAMS, state, x, None)
+    assert jnp.isnan(metrics["loss"])
+    for before, after in ((PARAMS, params), (state, new_state)):
+        jax.tree.map(np.testing.assert_array_equal, before, after)
+
+
+@pytest.mark.parametrize("tx", [adama(LR), optax.sgd(LR, momentum=0.9)])
+def test_a_state_of_parameters_of_other_shapes(tx):
+    other = jax.tree.map(lambda x: jnp.ones((*x.shape, 2)), PARAMS)
+    step = microbatch(problem.loss, tx, 2)
+    with pytest.raises(ValueError, match=r"opt_state.*=float32.*tx\.init\(params\)"):
+        step(PARAMS, tx.init(other), BATCH, None)
+
+
+@pytest.mark.parametrize(
     ("batch", "text"),
     [
         (problem.batch(15), r"n=2 .* batch\['x'\]: it has 15 examples"),

@@ -10,6 +10,7 @@ from benchmarks.device.job import NotHere
 
 JOBS = jobs.jobs()
 FAST = (
+    *("offload: on_host", "offload: a policy of JAX"),
     *("right: silu, 4 bits", "fast: silu, 4 bits, bfloat16"),
     *("true: 16 GiB fits, plain", "steps: ViT-L, 16 x 256, ours"),
 )

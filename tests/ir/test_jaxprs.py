@@ -86,3 +86,19 @@ def test_rebind_gives_a_checkpoint_its_constants():
     np.testing.assert_allclose(run(X), jnp.sin(X) * table[None], rtol=1e-6)
     slope = jax.grad(lambda x: run(x).sum())(X)
     np.testing.assert_allclose(slope, jnp.cos(X) * table[None], rtol=1e-6)
+
+
+def test_the_body_of_a_call_is_that_of_what_has_its_inputs_and_outputs():
+    loop = lambda x: jax.lax.while_loop(lambda x: x[0, 0] < 3, jnp.exp, x)
+    each = lambda x: jax.lax.scan(lambda c, _: (jnp.sin(c), None), x, length=2)[0]
+    either = lambda x: jax.lax.cond(True, jnp.sin, jnp.cos, x)
+    calls = {
+        jax.jit(jnp.sin): ["sin"],
+        jax.checkpoint(jnp.sin): ["sin"],
+        **dict.fromkeys((loop, each, either, jnp.sin)),
+    }
+    for fn, names in calls.items():
+        eqn = jax.make_jaxpr(fn)(X).eqns[-1]
+        body = jaxprs.called(eqn)
+        found = body and [e.primitive.name for e in jaxprs.walk(body)]
+        assert found == names, eqn.primitive.name

@@ -14,7 +14,7 @@ from benchmarks import kernels as benchmark
 from benchmarks.kernel_cases import Size
 from jaxmem import ops
 from jaxmem.chips import AbstractGpu
-from jaxmem.memory import target_mesh, targets
+from jaxmem.memory import CompileError, target_mesh, targets
 from pallas_kernels import chips
 from pallas_kernels.bits import gpu as bits_gpu
 from pallas_kernels.cross_entropy import LossOptions
@@ -119,14 +119,14 @@ def test_an_estimate_says_which_kernel_is_not_for_the_chip(target):
     """Before anything is compiled."""
     fn, args = by_kernel("attention")
     words = f"cannot be lowered for {target}: attention: the pallas kernel needs comp"
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(CompileError, match=words):
         jaxmem.estimate(jax.jit(fn), *args, target=target)
 
 
 def test_an_estimate_says_which_kernel_is_not_for_a_t4():
     p = jax.ShapeDtypeStruct((4096,), jnp.float32)
     words = "cannot be lowered for t4: adam: the pallas kernel needs compute"
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(CompileError, match=words):
         jaxmem.estimate(jax.jit(adam_step), p, p, target="t4")
 
 
@@ -142,7 +142,7 @@ def test_an_estimate_over_several_devices_says_it(absent):
     step = jax.shard_map(fn, mesh=mesh, in_specs=part, out_specs=part)
     place = jax.sharding.NamedSharding(mesh, part)
     args = [x.update(sharding=place) for x in args]
-    with pytest.raises(ValueError, match=r"silu: .* 7.5 \(Tesla T4"):
+    with pytest.raises(CompileError, match=r"silu: .* 7.5 \(Tesla T4"):
         jaxmem.estimate(jax.jit(step), *args, target="t4")
 
 

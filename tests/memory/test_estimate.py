@@ -431,10 +431,9 @@ def test_shapes_that_do_not_fit_are_named():
 
 def test_callbacks_are_refused_by_name():
     def step(x):
-        jax.debug.print("{}", x.sum())
-        return x * 2
+        return jax.pure_callback(lambda x: x * 2, x, x)
 
-    with pytest.raises(ValueError, match="calls back into Python"):
+    with pytest.raises(ValueError, match="from Python while it runs .*pure_callback"):
         estimate(step, X)
 
 

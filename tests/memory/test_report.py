@@ -16,8 +16,7 @@ import pytest
 
 import jaxmem
 from jaxmem._bytes import format_bytes, parse_bytes
-from jaxmem.memory.buffers.rows import FRAGMENTATION, PeakBuffer
-from jaxmem.memory.report.advice import advise
+from jaxmem.memory.buffers.rows import FRAGMENTATION
 from jaxmem.memory.report.donation import copied_parameters
 from jaxmem.memory.report.report import MemoryReport
 from tests.memory import dumps
@@ -196,35 +195,6 @@ def test_a_dump_of_another_format_is_a_note():
     report = dumps.report(result)
     assert "could not be read" in report.notes[0]
     assert sum(totals(report).values()) == report.peak_bytes
-
-
-def test_advice_is_about_what_is_there(bert):
-    (attention,) = [line for line in bert.advice if "attention scores" in line]
-    assert "Bert/layers/attention" in attention and "jaxmem.substitute" in attention
-    (activation,) = [line for line in bert.advice if "activation" in line]
-    assert "Bert/layers/mlp" in activation and "f32[5,2,64,128]" in activation
-
-
-def test_no_advice_where_there_is_nothing_to_do():
-    square = {"shape": (5, 8, 256, 256), "dtype": "float32", "operation": "exp"}
-    lean = PeakBuffer(100, "temp", module_path="A/jaxmem.attention", **square)
-    norm = PeakBuffer(
-        100, "temp", module_path="A/norm", **square | {"operation": "sub"}
-    )
-    assert advise([lean]) == advise([norm]) == ()
-    assert advise([PeakBuffer(100, "temp", module_path="A", **square)])
-
-
-@pytest.mark.parametrize("kind, name", [("argument", "w (donated)"), ("output", "w")])
-def test_casts_of_weights_are_those_of_what_the_step_updates(kind, name):
-    """A batch may have the shape of its activations, and is no weight."""
-    size = {"shape": (16, 512), "dtype": "float32"}
-    batch = PeakBuffer(100, "argument", "batch", **size)
-    cast = {"dtype": "bfloat16", "operation": "convert_element_type"}
-    cast = PeakBuffer(50, "temp", module_path="A", **size | cast)
-    assert advise([batch, cast]) == ()
-    (line,) = advise([batch, PeakBuffer(100, kind, name, **size), cast])
-    assert "weights cast to another type" in line
 
 
 HBM, VMEM = "{1,0:T(8,128)(2,1)}", "{1,0:T(8,128)(2,1)S(1)}"

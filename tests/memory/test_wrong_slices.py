@@ -29,7 +29,7 @@ READ = """
   %q.2 = INDEX[] parameter(2)
   ROOT %wrapped = f32[1,16]{1,0} fusion(%q.0, %q.1, %q.2), kind=kCustom, calls=%copied
 }
-"""
+"""  # noqa: E501
 START = "%start = ((f32[8,16]{1,0:S(5)}, INDEX[], INDEX[]), f32[1,16]{1,0}, u32[]) "
 START += "async-start(%stack, %at, %zero), calls=%async"
 
@@ -41,7 +41,7 @@ WRITTEN = """
   %p.2 = INDEX[] parameter(3)
   ROOT %slice = f32[8,16]{1,0:S(5)} dynamic-update-slice(%p.0, %p.3, %p.1, %p.2), backend_config={"dynamic_slice_config":LINE}
 }
-"""
+"""  # noqa: E501
 WRITES = "%start = f32[8,16]{1,0:S(5)} fusion(%stack, %row, %at, %zero), calls=%copied"
 
 LOOP = """
@@ -132,6 +132,16 @@ def test_what_an_index_is_made_of_may_not_be_known():
     text = module(line(*FORWARDS), "custom-call(%r.0), custom_call_target=foo")
     (one,) = wrong_slices(parse_hlo(text))
     assert one.wanted is None and one.operation.endswith("dynamic_slice")
+
+
+def test_a_deep_chain_of_data_is_not_followed():
+    """The index of a row that was computed, some thousand operations before."""
+    text = module(line(*FORWARDS), "convert(%f.4999)")
+    chain = "".join(f"  %f.{i + 1} = f32[] add(%f.{i}, %f.{i})\n" for i in range(5000))
+    made = f"  %f.0 = f32[] convert(%r.0)\n{chain}"
+    text = text.replace("  ROOT %found", f"{made}  ROOT %found")
+    (one,) = wrong_slices(parse_hlo(text))
+    assert one.wanted is None
 
 
 def test_the_device_s_own_slices_are_not_looked_at():

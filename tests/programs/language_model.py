@@ -22,7 +22,7 @@ class Size(NamedTuple):
     layers: int
     groups: int
     heads: int  # of a group
-    dtype: type
+    dtype: type | None  # of products; None for that of the parameters
 
 
 def rotated(x, base=10_000.0):
@@ -53,7 +53,7 @@ class Attention(nnx.Module):
         q = rotated(self.query(x).reshape(b, t, self.groups, -1, self.features))
         k = rotated(self.key(x).reshape(b, t, self.groups, self.features))
         v = self.value(x).reshape(b, t, self.groups, self.features)
-        logits = jnp.einsum("btghd,bsgd->bghts", q, k).astype(jnp.float32)
+        logits = jnp.einsum("btghd,bsgd->bghts", q, k).astype(float)
         seen = jnp.tril(jnp.ones((t, t), bool))
         logits = jnp.where(seen, logits * self.features**-0.5, -1e30)
         weights = self.dropout(jax.nn.softmax(logits, axis=-1)).astype(v.dtype)
@@ -91,7 +91,7 @@ class Decoder(nnx.Module):
 
 
 def loss(model, tokens):
-    logits = model(tokens[:, :-1]).astype(jnp.float32)
+    logits = model(tokens[:, :-1]).astype(float)
     entropy = optax.softmax_cross_entropy_with_integer_labels
     return entropy(logits, tokens[:, 1:]).mean()
 
@@ -99,7 +99,7 @@ def loss(model, tokens):
 def make(size: str):
     s = of_size(
         size,
-        small=Size(2, 7, 13, 16, 2, 2, 2, jnp.float32),
+        small=Size(2, 7, 13, 16, 2, 2, 2, None),
         big=Size(4, 513, 8192, 512, 4, 2, 4, jnp.bfloat16),
     )
     rate = optax.warmup_cosine_decay_schedule(0.0, 3e-4, 5, 100)

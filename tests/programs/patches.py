@@ -71,7 +71,7 @@ def loss(model, images, labels, key):
 
 
 def make(size: str):
-    s = of_size(size, small=Size(3, 4, 6, 8, 2, 2), big=Size(64, 196, 768, 512, 8, 4))
+    s = of_size(size, small=Size(3, 4, 6, 8, 2, 1), big=Size(64, 196, 768, 512, 8, 4))
     tx = optax.lion(1e-4)
 
     @eqx.filter_jit

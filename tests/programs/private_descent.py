@@ -34,7 +34,8 @@ class ConvNet(nn.Module):
 def make(size: str):
     s = of_size(size, small=Size(4, 8, 4), big=Size(128, 28, 32))
     model = ConvNet(s.width)
-    tx = optax.contrib.dpsgd(0.1, l2_norm_clip=1.0, noise_multiplier=1.1, seed=0)
+    private = optax.contrib.differentially_private_aggregate(1.0, 1.1, key=0)
+    tx = optax.chain(private, optax.sgd(0.1))
 
     def loss(params, image, label):
         logits = model.apply(params, image)

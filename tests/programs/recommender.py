@@ -39,7 +39,7 @@ def loss(params, users, items, history, clicked):
 def make(size: str):
     s = of_size(
         size,
-        small=Size(4, 9, 11, 8, 3),
+        small=Size(4, 600, 11, 8, 3),
         big=Size(4096, 200_000, 50_000, 128, 50),
     )
     tx = jaxmem.adama(1e-3, bits=8)

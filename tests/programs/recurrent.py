@@ -24,10 +24,12 @@ class Tagger(nn.Module):
     @nn.compact
     def __call__(self, tokens):
         s = self.size
-        x = nn.Embed(s.vocabulary, s.width)(tokens)
-        x = x + nn.RNN(nn.GRUCell(s.width))(x)
-        x = x + nn.RNN(nn.OptimizedLSTMCell(s.width), reverse=True, keep_order=True)(x)
-        return nn.Dense(17)(nn.LayerNorm()(x))
+        of = {"param_dtype": float}  # which a cell's first state has, too
+        lstm = nn.OptimizedLSTMCell(s.width, **of)
+        x = nn.Embed(s.vocabulary, s.width, **of)(tokens)
+        x = x + nn.RNN(nn.GRUCell(s.width, **of))(x)
+        x = x + nn.RNN(lstm, reverse=True, keep_order=True)(x)
+        return nn.Dense(17, **of)(nn.LayerNorm(**of)(x))
 
 
 def make(size: str):

@@ -44,20 +44,17 @@ def either_recomputed(ws, x, yes):
 def switched(ws, x, yes):
     """Three branches, one of them with a loop."""
 
-    def body(x, w):
-        loop = lambda x: lax.scan(
-            lambda c, _: (c + jnp.tanh(c @ w) * c, None), x, length=N
-        )
+    def body(x, given):
+        w, i = given
+        substep = lambda c, _: (c / 2 + jnp.tanh(c @ w) * jnp.sin(c), None)
         branches = [
             lambda x: x + jnp.tanh(jnp.sin(x @ w)),
             lambda x: jnp.sin(x) * x,
-            lambda x: loop(x)[0],
+            lambda x: lax.scan(substep, x, length=N)[0],
         ]
-        return lax.switch(
-            (jnp.abs(x.sum()) * 10).astype(jnp.int32) % 3, branches, x
-        ), None
+        return lax.switch(i % 3, branches, x), None
 
-    return lax.scan(body, x, ws)[0]
+    return lax.scan(body, x, (ws, jnp.arange(L)))[0]
 
 
 def three_deep(ws, x, yes):
@@ -185,15 +182,15 @@ def trained(step):
 
 # of what is stacked before, what may be left: without a rate, and at the least one
 LEFT = {
-    "either": (0.5, 0.3),
-    "either_recomputed": (0.5, 0.3),
+    "either": (0.6, 0.35),
+    "either_recomputed": (0.6, 0.35),
     "switched": (0.75, 0.25),
     "three_deep": (0.75, 0.25),
     "with_dropout": (0.75, 0.5),
     "recurrent": (0.75, 0.5),
     "mapped": (0.5, 0.25),
-    "in_branch": (0.5, 0.3),
-    "in_while": (0.5, 0.3),
+    "in_branch": (0.6, 0.35),
+    "in_while": (0.6, 0.35),
 }
 
 

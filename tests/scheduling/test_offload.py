@@ -1,20 +1,27 @@
 """What scans keep, in the host's memory: values, bytes on the device, the search."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import optax
 import pytest
 
-from jaxmem import schedule
+from jaxmem import estimate, microbatch, schedule
+from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import MACHINES
+from jaxmem.ir.host_slices import AFFECTED, COPIES
 from jaxmem.ir.host_traffic import waiting_for_host
 from jaxmem.ir.scans import is_on_host, size_of, ys_of
-from jaxmem.optim import abstract_state, adama, on_host
+from jaxmem.memory import CompileError
+from jaxmem.optim import LowBit, abstract_state, adam, adama, on_host
 from jaxmem.scheduling import BudgetError, Choice, Plan
 from jaxmem.scheduling._passes import NO_CHOICE
 from jaxmem.scheduling.predict.operations import operations_of
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.search.front import pareto_front, space_of
+from tests.memory.test_estimate import needs_h100
+from tests.memory.test_wrong_slices import offloaded
 from tests.scheduling.test_budget import B, D, F, L, problem, rewritten
 from tests.scheduling.test_scan_residuals import same_bits, scans
 
@@ -169,3 +176,104 @@ def test_a_link_that_is_not_full_changes_nothing():
     waiting, front = front_of(on_host(adama(1e-3)), rows=2**22)
     assert waiting == 0
     assert front == front_of(adama(1e-3), rows=2**22)[1]
+
+
+# -- where slices are taken from, in modules for a GPU
+
+
+def updated(tx, ws, state, x):
+    updates, state = tx.update(jax.grad(layers)(ws, x), state, ws)
+    return optax.apply_updates(ws, updates), state
+
+
+def of_policy():
+    """A gradient whose residuals a policy of JAX's sends away."""
+    step, args = offloaded()
+    return schedule(step, donate_argnums=()), args
+
+
+def of_offload():
+    """All that a scan keeps is sent away."""
+    args = shape(L, 256, 256), shape(4096, 256)
+    made = schedule(jax.grad(layers), donate_argnums=())
+    made = made.rewritten(Choice("h100", (Recompute(offload=1),)), *args)
+    return lambda *args: jaxprs.evaluate(made.jaxpr, args), args
+
+
+def of_moments(donated=(0, 1)):
+    tx, ws = on_host(adama(1e-3)), shape(L, 256, 256)
+    step = schedule(partial(updated, tx), donate_argnums=donated)
+    return step, (ws, abstract_state(tx, ws), shape(4096, 256))
+
+
+def of_table(ws, x, *_):
+    return jnp.sum(jnp.tanh(x @ ws.T))
+
+
+def of_micro_batches():
+    tx, ws = adama(1e-3, bits=LowBit(8, on_host=True)), shape(16384, 256)
+    args = ws, abstract_state(tx, ws), shape(64, 256), None
+    return microbatch(of_table, tx, 2), args
+
+
+def of_rows():
+    """Without `schedule`: of an optimizer alone, some rows of a table at a time."""
+    tx, ws = adam(1e-3, bits=32, on_host=True), shape(16384, 256)
+
+    def step(ws, state, x):
+        updates, state = tx.update(jax.grad(of_table)(ws, x), state, ws)
+        return optax.apply_updates(ws, updates), state
+
+    return step, (ws, abstract_state(tx, ws), shape(64, 256))
+
+
+STEPS = {
+    "policy": of_policy,
+    "offload": of_offload,
+    "moments": of_moments,
+    "moments, not donated": partial(of_moments, ()),
+    "rows": of_rows,
+    "rows, micro-batches": of_micro_batches,
+}
+
+
+def shape(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+
+@needs_h100
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["h100", "a100"])
+@pytest.mark.parametrize("name", STEPS)
+def test_a_gpu_takes_every_slice_where_its_index_says(name, target):
+    step, args = STEPS[name]()
+    report = estimate(step, *args, target=target)
+    assert report.host_bytes > 0
+    assert not report.wrong_slices
+
+
+@needs_h100
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.skipif(not AFFECTED, reason="XLA of this version takes them rightly")
+def test_which_of_them_were_wrong(name, monkeypatch):
+    """Without hidden indices; those that are not donated go over the link whole."""
+    monkeypatch.setattr("jaxmem.ir.host_slices.AFFECTED", False)
+    step, args = STEPS[name]()
+    report = estimate(step, *args, target="h100")
+    assert bool(report.wrong_slices) == (name != "moments, not donated")
+
+
+@needs_h100
+@pytest.mark.slow
+@pytest.mark.skipif(not AFFECTED, reason="XLA of this version takes them rightly")
+def test_a_search_hands_out_no_module_that_is_wrong(monkeypatch):
+    monkeypatch.setattr("jaxmem.ir.host_slices.AFFECTED", False)
+    step, args = offloaded()
+    with pytest.raises(CompileError, match="WRONG VALUES.*in place of byte"):
+        schedule(step, target="h100", donate_argnums=()).plan(*args)
+    with pytest.raises(BudgetError, match="cannot be reached: WRONG VALUES"):
+        schedule(step, "1GiB", target="h100", donate_argnums=()).plan(*args)
+    kernels = {"xla_disable_hlo_passes": COPIES}
+    how = {"target": "h100", "donate_argnums": (), "compiler_options": kernels}
+    assert schedule(step, **how).plan(*args).scheduled.host_bytes > 0

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxmem
+from jaxmem.memory.compile import cache
 from jaxmem.scheduling import BudgetError, _scheduled
 from jaxmem.scheduling.search import search as searching
 
@@ -109,12 +110,18 @@ def test_one_that_another_code_made_is_not_taken(outcomes, searches, monkeypatch
     assert len(searches) == 2
 
 
-def test_a_broken_file_is_not_taken(outcomes, searches):
-    scheduled().plan(W, X)
+def test_a_damaged_file_is_searched_anew(outcomes, searches):
+    """One warning, and the entry is whole from then on."""
+    cache._warn_once.cache_clear()
+    first = scheduled().plan(W, X)
     for path in outcomes.glob("*.pickle"):
-        path.write_bytes(b"half")
-    scheduled().plan(W, X)
+        data = path.read_bytes()
+        path.write_bytes(data[:200] + bytes(100) + data[300:])
+    with pytest.warns(UserWarning, match="damaged"):
+        second = scheduled().plan(W, X)
+    third = scheduled().plan(W, X)
     assert len(searches) == 2
+    assert first.choice == second.choice == third.choice
 
 
 def test_one_that_was_stopped_is_not_kept(outcomes, monkeypatch):
@@ -160,14 +167,12 @@ def test_a_folder_that_cannot_be_written(outcomes, searches, monkeypatch):
 
 
 CODE = """
-import time; start = time.time()
 from tests.scheduling.test_outcomes import *
 plan = scheduled().plan(W, X)
-print(sum("earlier" in note for note in plan.notes))
+print(sum("earlier" in note for note in plan.notes), plan.scheduled.peak_bytes)
 """
 
 
-@pytest.mark.slow
 def test_processes_make_one_search(outcomes):
     """Two that start together: one waits for the other."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
@@ -177,5 +182,6 @@ def test_processes_make_one_search(outcomes):
         stdout=subprocess.PIPE,
         text=True,
     )
-    found = [process.communicate()[0].strip() for process in (run(), run())]
-    assert sorted(found) == ["0", "1"]
+    found = [process.communicate()[0].split() for process in (run(), run())]
+    (first, peak), (second, same) = sorted(found)
+    assert (first, second) == ("0", "1") and peak == same

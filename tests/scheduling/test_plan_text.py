@@ -1,6 +1,7 @@
 """What a plan says first: the peak, the budget, and what each pass has saved."""
 
 import dataclasses
+import functools
 import re
 
 import jax
@@ -19,15 +20,21 @@ from jaxmem.scheduling.plan.rows import (
 )
 from jaxmem.scheduling.search.result import Trial
 from tests.memory import dumps
+from tests.sets import some_fast
 
 MIB = 2**20
 STACK = (4, 512, 512), "float32", "Net/layers"
 
 
+@functools.cache
+def compiled():
+    return dumps.report(dumps.compiled(jnp.tanh, jnp.ones((8, 8))))
+
+
 def report(peak: int, memory: int | None = None):
     """Of a step with 2 MiB of arguments and results."""
     sizes = {"peak_bytes": peak, "temp_bytes": peak - 2 * MIB, "memory_bytes": memory}
-    return dataclasses.replace(dumps.report(dumps.bert_result()), **sizes)
+    return dataclasses.replace(compiled(), **sizes)
 
 
 def plan(before: int = 0, after: int = 0, **fields):
@@ -47,6 +54,7 @@ def tile(saved: int, path: str = "Net/mlp", axis: str = "tokens", seconds: float
 RELEASED = Gradient(4 * MIB, *STACK, True)
 KEPT = Gradient(3 * MIB, *STACK, False, "the step returns it")
 RESIDUAL = RecomputedResidual(16 * MIB, *STACK, "elementwise of other residuals")
+WAITING = RecomputedResidual(8 * MIB, *STACK, "itself, from the host's memory")
 PRODUCT = RecomputedOperation("dot_general", *STACK, 4, 2e9, 3e-3)
 
 
@@ -87,7 +95,7 @@ def test_each_pass_in_the_order_of_its_bytes():
     found = plan(
         *(100, 20),
         gradients=(RELEASED,),
-        residuals=(RESIDUAL,),
+        residuals=(RESIDUAL, WAITING),
         recomputed=(PRODUCT,),
         offloaded_bytes=8 * MIB,
         tiles=(tile(2), heads, tile(40, path=WHOLE_STEP, axis="batch")),
@@ -108,7 +116,7 @@ def test_each_pass_in_the_order_of_its_bytes():
 
 def test_nothing_to_do():
     found = plan(10, 10, notes=("nothing is changed: it has no backward pass",))
-    assert head(found) == ["h100: peak 10.0 MiB, as the step was given"]
+    assert head(found) == ["h100: peak 10.0 MiB, as before"]
     assert str(found).endswith("nothing is changed: it has no backward pass")
 
 
@@ -182,7 +190,7 @@ def unread(w, x):
     return jnp.sum(w**2)
 
 
-LOSSES = [chain, mlp, scanned, softmax, reduced, unread]
+LOSSES = {f.__name__: f for f in (chain, mlp, scanned, softmax, reduced, unread)}
 
 
 def printed_bound(found: Plan) -> int | None:
@@ -208,10 +216,13 @@ def bounds_hold(loss, target: str, donate, rows: int = 512) -> None:
         assert bound <= report.peak_bytes
 
 
-@pytest.mark.parametrize("donate", [(), (0,)], ids=["kept", "donated"])
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
-def test_no_compiled_peak_is_below_what_is_printed(loss, donate):
-    bounds_hold(loss, "cpu", donate)
+CASES = [(name, donate) for name in LOSSES for donate in ((), (0,))]
+
+
+@pytest.mark.parametrize("case", some_fast(CASES, ("mlp", (0,))), ids=str)
+def test_no_compiled_peak_is_below_what_is_printed(case):
+    name, donate = case
+    bounds_hold(LOSSES[name], "cpu", donate)
 
 
 @pytest.mark.slow

@@ -11,8 +11,12 @@ import pytest
 from jax import lax
 
 from jaxmem import schedule, targets
+from jaxmem.ir import jaxprs
+from jaxmem.scheduling import _passes
+from jaxmem.scheduling._choice import NO_CHOICE
 from tests.scheduling import problem
 from tests.scheduling.problem import (
+    BATCH,
     D,
     L,
     array,
@@ -770,3 +774,27 @@ def test_a_scan_with_effects_is_left_alone():
     jax.effects_barrier()
     assert len(seen) == 2 * L  # of the plain step, and of the scheduled one
     np.testing.assert_allclose(sorted(seen[:L]), sorted(seen[L:]), rtol=1e-12)
+
+
+def test_who_else_reads_what_is_overwritten_does_so_before():
+    """Else there are two of it: the step asks for a norm of the old weights last."""
+
+    def step(w, x):
+        body = lambda h, w: (jnp.tanh(h @ w), None)
+        value, g = jax.value_and_grad(lambda w: lax.scan(body, x, w)[0].sum())(w)
+        return w - LR * g, value, jnp.sum(jnp.sin(w))
+
+    w, x = array(L, D, D, scale=0.3), array(BATCH, D, seed=1)
+    closed = jax.make_jaxpr(step)(w, x)
+    done = _passes.rewrite(closed, {0: 0}, None, NO_CHOICE)
+    assert [g.released for g in done.description.gradients] == [True]
+    jaxpr, _ = jaxprs.split(done.jaxpr)
+    (taken,) = [k for k, e in enumerate(jaxpr.eqns) if jaxpr.outvars[0] in e.outvars]
+    readers = [k for k, e in enumerate(jaxpr.eqns) if jaxpr.invars[0] in e.invars]
+    assert jaxpr.eqns[taken].primitive.name == "scan"
+    assert any(jaxpr.eqns[k].primitive.name == "sin" for k in readers)
+    assert max(readers) == taken
+    new, _, norm = jaxprs.evaluate(done.jaxpr, [w, x])
+    wanted = jax.jit(step)(w, x)
+    np.testing.assert_allclose(new, wanted[0], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(norm, wanted[2], rtol=1e-12)

@@ -116,3 +116,34 @@ def test_the_compiler_does_not_move_it_out_again():
         step = lambda *args, j=jaxpr: jaxprs.evaluate(j, list(args))
         temps.append(estimate(step, *args, target="h100").temp_bytes)
     assert temps[0] - temps[1] >= mask
+
+
+def sums_of_matrices(base):
+    """Matrices that a scan sums, of which each is made of one and two numbers."""
+
+    def loss(a):
+        term = lambda acc, s: (acc + jnp.exp(a * base * s) * jnp.tanh(base + s), None)
+        return jnp.mean(lax.scan(term, jnp.zeros_like(base), jnp.arange(3.0))[0] ** 2)
+
+    return jax.grad(loss)(jnp.float32(0.5))
+
+
+def test_what_is_made_of_a_constant_of_the_same_scans_is_no_other_constant():
+    base = array(256, 256, seed=1, dtype=jnp.float32)
+    before = jax.make_jaxpr(sums_of_matrices)(base)
+    # the factor of the numbers is hoisted out of both scans
+    after = constants_inside(rewrite(before, {}).written_out)
+    assert len(constants(before)) == len(constants(after)) + 1
+    same_bits(before, after, [base])
+
+
+def test_a_constant_that_a_product_reads_stays():
+    base = array(256, 256, seed=1, dtype=jnp.float32)
+
+    def fn(a):
+        twice = a * base
+        step = lambda c, _: (jnp.sin(c @ twice + base), None)
+        return lax.scan(step, jnp.ones((256, 256), jnp.float32), length=3)[0]
+
+    closed = jax.make_jaxpr(fn)(jnp.float32(2))
+    assert constants_inside(closed) is closed

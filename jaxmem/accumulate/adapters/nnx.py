@@ -14,6 +14,7 @@ from flax import nnx
 from jaxmem.accumulate._mini_batch import run_mini_batch
 from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate.adapters.adapter import Adapter, next_step, standard_loss, unpack
+from jaxmem.accumulate.adapters.opt_state import check_opt_state
 
 
 def nnx_adapter(loss_fn: Callable, tx, options: StepOptions) -> Adapter:
@@ -29,6 +30,7 @@ def nnx_adapter(loss_fn: Callable, tx, options: StepOptions) -> Adapter:
         graphdef, *states = nnx.split(model, optimizer.wrt, ...)
         params, rest = nnx.as_pure(states)  # without Variables: as optax has them
         opt_state, step = nnx.as_pure((optimizer.opt_state, optimizer.step))
+        check_opt_state(tx, params, opt_state)
         loss = functools.partial(_loss, loss_fn, options, graphdef)
         loss = standard_loss(loss, inner)
         out = run_mini_batch(loss, tx, inner, params, opt_state, rest, batch, rng)

@@ -5,16 +5,10 @@ It takes (params, opt_state, [model_state,] batch, rng) and returns the first on
 
 from collections.abc import Callable
 
-import jax
-import jax.numpy as jnp
-from jax.tree_util import keystr
-
-from jaxmem._checks import shown
 from jaxmem.accumulate._mini_batch import run_mini_batch
 from jaxmem.accumulate._options import StepOptions
-from jaxmem.accumulate._overwritten import take_apart
 from jaxmem.accumulate.adapters.adapter import Adapter, standard_loss
-from jaxmem.optim import accumulates
+from jaxmem.accumulate.adapters.opt_state import check_opt_state
 
 
 def plain_adapter(loss_fn: Callable, tx, options: StepOptions) -> Adapter:
@@ -38,7 +32,7 @@ def _adapter(loss_fn: Callable, tx, options: StepOptions, split: Callable) -> Ad
 
     def update(params, opt_state, model_state, batch, rng):
         trained, merge = split(params)
-        _check_opt_state(tx, trained, opt_state)
+        check_opt_state(tx, trained, opt_state)
         loss = lambda trained, *args: loss_fn(merge(trained), *args)
         loss = standard_loss(loss, options)
         out = run_mini_batch(
@@ -58,31 +52,3 @@ def _adapter(loss_fn: Callable, tx, options: StepOptions, split: Callable) -> Ad
     if options.has_model_state:
         run, donate = microbatch_step_with_state, (0, 1, 2)
     return Adapter(run, donate, lambda args: args[1], lambda args, out: out[1])
-
-
-def _check_opt_state(tx, params, opt_state) -> None:
-    """TypeError for a state that is not that of `tx` for these parameters."""
-    trained = jax.tree.map(jax.typeof, take_apart(params)[0])
-    for path, x in jax.tree.leaves_with_path(trained):
-        if not jnp.issubdtype(x.dtype, jnp.inexact) and not accumulates(params):
-            raise TypeError(
-                f"params{keystr(path)} is {shown(x)}: gradients are taken of floating "
-                "arrays; what is not trained goes with has_model_state=True"
-            )
-    try:
-        wanted = jax.tree.structure(jax.eval_shape(tx.init, trained))
-    except Exception as error:
-        if accumulates(params):
-            raise _wrong_state(params, opt_state) from error
-        return  # an init that reads values cannot be traced
-    if jax.tree.structure(opt_state) != wanted:
-        raise _wrong_state(params, opt_state)
-
-
-def _wrong_state(params, opt_state) -> TypeError:
-    return TypeError(
-        f"opt_state={shown(opt_state)} is not of the structure that tx.init(params) "
-        f"gives for params={shown(params)}. A step takes (params, opt_state, ...), in "
-        "this order; with parameters that their gradient overwrites (Flax's fp8) the "
-        "state is that of tx.init(params['params'])"
-    )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from jaxmem.accumulate._mini_batch import run_mini_batch
 from jaxmem.accumulate._options import StepOptions
 from jaxmem.accumulate.adapters.adapter import Adapter, next_step, standard_loss
+from jaxmem.accumulate.adapters.opt_state import check_opt_state
 
 
 def train_state_adapter(loss_fn: Callable, tx, options: StepOptions) -> Adapter:
@@ -15,6 +16,7 @@ def train_state_adapter(loss_fn: Callable, tx, options: StepOptions) -> Adapter:
 
     def microbatch_step(state, batch, rng=None):
         _check_state(state, tx, options)
+        check_opt_state(tx, state.params, state.opt_state)
         model_state = state.batch_stats if options.has_model_state else None
         out = run(state.params, state.opt_state, model_state, batch, rng)
         new = {"params": out.params, "opt_state": out.opt_state}

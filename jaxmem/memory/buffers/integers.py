@@ -14,6 +14,7 @@ from jaxmem.memory.buffers.hlo import Hlo, Instruction
 CALLS = ("fusion", "call", "async-start")
 _SAME = ("copy", "bitcast", "convert", "reshape", "copy-start", "copy-done")
 _NUMBERS = {"true": 1, "false": 0}
+_SINGLE = re.compile(r"(?:[su]\d+|pred)\[[1,]*\]")
 _INTEGER = re.compile(r"([su])(\d+)\[")
 _DIRECTION = re.compile(r"direction=(\w\w)")
 _DO: dict[str, Callable[..., int]] = {
@@ -31,6 +32,7 @@ _DO: dict[str, Callable[..., int]] = {
     "divide": lambda x, y: int(x / y),
     "remainder": lambda x, y: x - y * int(x / y),
 }
+_KNOWN = {*_SAME, *_DO, "compare"}
 
 
 @dataclass
@@ -63,11 +65,12 @@ class Integers:
             return self._element(made, k)
         if made.opcode in CALLS:
             return self.at(self.hlo.roots.get(made.called[0], ""), k)
+        # what is made of data is not followed: a body may be thousands of steps deep
+        if made.opcode not in _KNOWN or not _SINGLE.match(made.shape):
+            return None
         values = [self.at(v, k) for v in made.operands]
         numbers = [v for v in values if v is not None]
-        if len(numbers) < len(values) or not values:
-            return None
-        return _computed(made, numbers)
+        return _computed(made, numbers) if len(numbers) == len(values) else None
 
     def _element(self, made: Instruction, k: int) -> int | None:
         """An element of a tuple, of the loop-carried one among others."""
@@ -90,12 +93,14 @@ class Integers:
 def _computed(made: Instruction, values: list[int]) -> int | None:
     if made.opcode in _SAME:
         return _wrapped(values[0], made.shape)
-    if made.opcode == "compare" and (found := _DIRECTION.search(made.attributes)):
-        return int(getattr(operator, found.group(1).lower())(*values))
-    do = _DO.get(made.opcode)
-    if do is None or (made.opcode in ("divide", "remainder") and values[1] == 0):
+    if made.opcode == "compare":
+        found = _DIRECTION.search(made.attributes)
+        return (
+            int(getattr(operator, found.group(1).lower())(*values)) if found else None
+        )
+    if made.opcode in ("divide", "remainder") and values[1] == 0:
         return None
-    return _wrapped(do(*values), made.shape)
+    return _wrapped(_DO[made.opcode](*values), made.shape)
 
 
 def _wrapped(value: int, shape: str) -> int:

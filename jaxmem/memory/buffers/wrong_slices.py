@@ -2,7 +2,7 @@
 
 XLA:GPU copies a slice in a loop along a line, `dynamic_slice_config`, whose start and
 step it has worked out of the index; when the copy runs, nobody looks at the index. In
-old versions they are wrong (see `jaxmem.ir.host_slices`), in silence: a backward scan
+old versions they are wrong (see ir/host_slices.py), in silence: a backward scan
 is given the host's layers in the order of the forward scan. So the line is held against
 the index that the program computes, iteration by iteration.
 """

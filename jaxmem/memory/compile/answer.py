@@ -21,7 +21,7 @@ _DUMPS = {
 
 
 class CompileError(RuntimeError):
-    """A compile that failed: the compiler's own words, or how it died."""
+    """A step that cannot be lowered or compiled for a chip: why, or how that died."""
 
 
 class DoesNotFit(CompileError):

@@ -4,21 +4,14 @@
 """
 
 import functools
-import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
-from jax.tree_util import keystr, tree_flatten_with_path
 
-from jaxmem.frameworks import Call, Form, Place
-
-_POSITIONAL = (
-    inspect.Parameter.POSITIONAL_ONLY,
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-)
+from jaxmem.frameworks import Call, Form, named_leaves
 
 _HOST_ALONE = NamedSharding(
     AbstractMesh((1,), ("device",), axis_types=(AxisType.Auto,)),
@@ -80,34 +73,6 @@ def step_name(fn: Callable) -> str:
         fn = fn.func
     name = getattr(fn, "__name__", type(fn).__name__)
     return "".join(c if c.isalnum() or c == "_" else "_" for c in name).strip("_")
-
-
-def named_leaves(
-    fn: Callable,  # the function whose parameters give the names
-    args: Sequence[Any],  # positional arguments, without the static ones
-    kwargs: Mapping[str, Any],
-    static: Collection[Place] = (),  # places of those that were taken out
-) -> Iterator[tuple[Place, str, Any]]:
-    """(position or keyword, name, value) of each leaf of the arguments, in order."""
-    titles = _titles(fn, len(args), static)
-    for path, value in tree_flatten_with_path((tuple(args), dict(kwargs)))[0]:
-        is_positional = path[0].idx == 0
-        place = path[1].idx if is_positional else path[1].key
-        title = titles[place] if is_positional else place
-        # the path into an nnx object ends with the object's own dot
-        yield place, title + keystr(path[2:]).removesuffix("."), value
-
-
-def _titles(fn: Callable, given: int, static: Collection[Place]) -> list[str]:
-    """Names of the positional arguments; `args[i]` where the signature has none."""
-    count = given + sum(isinstance(place, int) for place in static)
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):  # some builtins have no signature
-        parameters = []
-    names = [p.name for p in parameters if p.kind in _POSITIONAL]
-    names = [*names[:count], *(f"args[{i}]" for i in range(len(names), count))]
-    return [name for i, name in enumerate(names) if i not in static]
 
 
 def _leaf(spec: jax.ShapeDtypeStruct, title: str, donated: bool) -> Leaf:

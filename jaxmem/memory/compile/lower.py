@@ -15,13 +15,16 @@ from jax import export
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxmem.chips import Target, chip_mesh, topology
+from jaxmem.ir import jaxprs
 from jaxmem.ir.jaxprs import walk
 from jaxmem.ir.one_gpu import compiled_here
+from jaxmem.ir.prints import prints_in, without_prints
 from jaxmem.memory.compile import cache
+from jaxmem.memory.compile.answer import CompileError
 from jaxmem.memory.compile.call import FlatCall, describe_sharding
 from jaxmem.memory.compile.fingerprint import fingerprint
 
-_CALLBACKS = ("debug_callback", "debug_print", "io_callback", "pure_callback")
+_CALLBACKS = ("io_callback", "pure_callback")
 _KERNELS = frozenset(
     "core_map for_chip kernel_or_xla mosaic_gpu mpmd_map pallas_call refused".split()
 )
@@ -41,6 +44,7 @@ class LoweredStep:
     used: tuple[int, ...]  # indices of the leaves that the program takes
     out_avals: tuple[Any, ...]  # shapes and dtypes of its outputs
     kernels: bool  # whether it calls code that XLA does not generate
+    prints: int  # calls of `jax.debug.print` and the like, which are left out
 
 
 def flat_function(get: Callable[[], Callable], call: FlatCall) -> Any:
@@ -116,8 +120,15 @@ def lower(
 ) -> LoweredStep:
     """Lowers a traced step for a chip and packs it for the worker."""
     _refuse_callbacks(traced, call)
+    prints = prints_in(traced.jaxpr)
+    if prints:
+        jitted, traced = _silent(traced, call)
     call = _replicated(call, traced)
-    with _device_of(target, traced, call), warnings.catch_warnings():
+    with (
+        _refusals(call, target),
+        _device_of(target, traced, call),
+        warnings.catch_warnings(),
+    ):
         # the report names each donation that was not used
         warnings.filterwarnings("ignore", message="Some donated buffers were not")
         exported = _export(jitted, call, target)
@@ -137,16 +148,29 @@ def lower(
         used=used,
         out_avals=tuple(exported.out_avals),
         kernels=any(name in data for name in _KERNEL_CALLS),
+        prints=prints,
     )
+
+
+def _silent(traced: Any, call: FlatCall) -> tuple[Any, Any]:
+    """(the `flat_function`, its `trace`) of a step that prints nothing."""
+    closed = without_prints(traced.jaxpr)
+
+    def step(*leaves):
+        return jaxprs.evaluate(closed, leaves)
+
+    donate = tuple(i for i, leaf in enumerate(call.leaves) if leaf.donated)
+    jitted = jax.jit(step, donate_argnums=donate)
+    return jitted, trace(jitted, call)
 
 
 def _refuse_callbacks(traced: Any, call: FlatCall) -> None:
     for eqn in walk(traced.jaxpr):
         if eqn.primitive.name in _CALLBACKS:
             raise ValueError(
-                f"{call.name} calls back into Python ({eqn.primitive.name}, as made by "
-                "jax.debug.print and jax.pure_callback), which cannot be compiled for "
-                "a chip that is not there: leave it out of the step to be measured"
+                f"{call.name} takes values from Python while it runs (jax."
+                f"{eqn.primitive.name}), which cannot be compiled for a chip that is "
+                "not there: leave it out of the step to be measured"
             )
 
 
@@ -169,6 +193,19 @@ def _replicated(call: FlatCall, traced: Any) -> FlatCall:
     return replace(call, leaves=tuple(leaves))
 
 
+@contextlib.contextmanager
+def _refusals(call: FlatCall, target: Target) -> Iterator[None]:
+    """Errors of lowering as those of compiling: the step is not for this chip."""
+    # Which kernels and primitives a chip lacks is found out here by some versions of
+    # jax, by the compiler in others, and told by errors of any type.
+    try:
+        yield
+    except Exception as error:
+        raise CompileError(
+            f"{call.name} cannot be lowered for {target.name}: {_first_lines(error)}"
+        ) from error
+
+
 def _export(jitted: Any, call: FlatCall, target: Target) -> export.Exported:
     """Exports a step."""
     # jax refuses custom calls that a later version may not know. The worker has this
@@ -184,10 +221,7 @@ def _export(jitted: Any, call: FlatCall, target: Target) -> export.Exported:
         except ValueError as error:
             names = _custom_calls(str(error))
             if checks or not names:
-                raise ValueError(
-                    f"{call.name} cannot be lowered for {target.name}: "
-                    f"{_first_lines(error)}"
-                ) from error
+                raise
             checks = [export.DisabledSafetyCheck.custom_call(name) for name in names]
     raise AssertionError("the second attempt returns or raises")
 

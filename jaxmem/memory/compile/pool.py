@@ -4,6 +4,8 @@ The caller's process and its default backend are left as they are.
 """
 
 import atexit
+import contextlib
+import errno
 import itertools
 import json
 import os
@@ -14,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
@@ -26,6 +28,7 @@ from jaxmem.memory.compile.lower import lower
 
 MAX_COMPILES = max(1, min(4, os.cpu_count() or 1))
 _POLL = 0.005  # seconds from one look for an ended compile to the next
+_ROOM = 2**16  # bytes that are left where nothing of a compile was cut
 _QUIET = {
     **NO_HARDWARE,
     "JAX_PLATFORMS": "cpu",
@@ -43,6 +46,31 @@ _QUIET = {
 
 class _Gone(Exception):
     """The worker has died, or has exited because nothing was asked of it for long."""
+
+
+@contextlib.contextmanager
+def _writing(folder: str) -> Iterator[None]:
+    """Has an error of the file system name the folder, and say what to do."""
+    try:
+        yield
+    except OSError as error:
+        why = f"{folder}, where jaxmem compiles: {error.strerror or error}: set TMPDIR"
+        text = f"{why} to a folder that can be written and has room"
+        raise OSError(error.errno, text) from error
+
+
+def _check_room(folder: str) -> None:
+    """OSError where nothing more can be written: XLA says nothing of what is cut."""
+    probe = os.path.join(folder, "probe")
+    try:
+        with _writing(folder), open(probe, "wb") as file:
+            file.write(bytes(_ROOM))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(probe)
 
 
 def caller_flags(environment: Mapping[str, str] = os.environ) -> str:
@@ -65,7 +93,9 @@ class Worker:
 
     def __init__(self, log: str, folders: tuple[str, ...] = ()) -> None:
         self.log, self.folders = log, folders
-        with open(log, "wb") as file:
+        with _writing(os.path.dirname(log)):
+            file = open(log, "wb")
+        with file:
             self.process = subprocess.Popen(
                 # -P: a script's own folder is else searched for modules first, and
                 # this one has a `cache.py` and the like
@@ -117,8 +147,12 @@ class Compile:
         while True:
             self._worker = self._pool.worker()
             self.folder = self._pool.new_folder()
-            with open(os.path.join(self.folder, "request"), "wb") as file:
-                pickle.dump(self._request, file, protocol=5)
+            request = pickle.dumps(self._request, protocol=5)
+            with (
+                _writing(self.folder),
+                open(os.path.join(self.folder, "request"), "wb") as file,
+            ):
+                file.write(request)
             command = {"do": "compile", "folder": self.folder, **self._options}
             try:
                 return self._pool.tell(self._worker, **command)
@@ -127,6 +161,7 @@ class Compile:
 
     def _lose_worker(self) -> None:
         """Counts a dead worker; raises at the second one."""
+        _check_room(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
         self._attempts -= 1
         if not self._attempts:
@@ -141,6 +176,7 @@ class Compile:
                 except _Gone:  # the worker may have died before it was asked
                     self._lose_worker()
                 else:
+                    _check_room(self.folder)
                     result = read_answer(self.folder, how, self._request)
                     if result is not None:
                         return result
@@ -185,7 +221,8 @@ class Pool:
     """Compiles up to `MAX_COMPILES` at a time."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="jaxmem-")
+        with _writing(os.environ.get("TMPDIR", "the folder of temporary files")):
+            self._folder = tempfile.mkdtemp(prefix="jaxmem-")
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._worker: Worker | None = None
@@ -216,7 +253,8 @@ class Pool:
             if worker is None or worker.folders != folders or not worker.alive:
                 if worker is not None:
                     worker.close()
-                os.makedirs(self._folder, exist_ok=True)
+                with _writing(self._folder):
+                    os.makedirs(self._folder, exist_ok=True)
                 worker = Worker(os.path.join(self._folder, "log"), folders)
             self._worker = worker
             return worker
@@ -224,7 +262,8 @@ class Pool:
     def new_folder(self) -> str:
         """An empty folder for a compile."""
         folder = os.path.join(self._folder, f"compile-{next(self._numbers)}")
-        os.mkdir(folder)
+        with _writing(folder):
+            os.makedirs(folder)  # also where somebody has tidied up the one around it
         return folder
 
     def tell(self, worker: Worker, **command: Any) -> None:

@@ -15,7 +15,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from jaxmem._bytes import parse_bytes
-from jaxmem._checks import wrong_type
+from jaxmem._checks import from_plain, wrong_type
 from jaxmem.ir.host_slices import COPIES
 from jaxmem.memory.buffers import (
     Collective,
@@ -30,7 +30,7 @@ from jaxmem.memory.buffers.rows import PeakBuffer, PlacedBuffer, ScheduleStep
 from jaxmem.memory.report.advice import LateAdvice
 from jaxmem.memory.report.donation import Donations
 from jaxmem.memory.report.misread import about_wrong_slices
-from jaxmem.memory.time.step_time import StepTime, step_time, time_from_plain
+from jaxmem.memory.time.step_time import StepTime, step_time
 from jaxmem.pages import SavedResult
 
 if TYPE_CHECKING:
@@ -226,7 +226,10 @@ class MemoryReport(SavedResult):
         Raises:
             ValueError: the text is not a report.
         """
-        return _from_plain(json.loads(text))
+        try:
+            return from_plain(cls, json.loads(text), "report")
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"text: not the JSON of a report: {error}") from error
 
     def __str__(self) -> str:
         from jaxmem.memory.report.text import as_text
@@ -243,42 +246,6 @@ class MemoryReport(SavedResult):
         from jaxmem.memory.report.text import headline
 
         return headline(self), as_html(self)
-
-
-def _from_plain(plain: Any) -> MemoryReport:
-    """A report from the dicts and lists of its JSON."""
-    names = {f.name for f in dataclasses.fields(MemoryReport)}
-    if isinstance(plain, dict):
-        # earlier versions have not written them
-        missing = {"placed": [], "collectives": [], "wrong_slices": [], "time": None}
-        plain = missing | plain
-    if not isinstance(plain, dict) or set(plain) != names:
-        raise ValueError("not the JSON of a MemoryReport")
-    buffers = (
-        PeakBuffer(**{**b, "shape": tuple(b["shape"])}) for b in plain["at_peak"]
-    )
-    steps = (
-        ScheduleStep(**{**s, "by_module": tuple((m, b) for m, b in s["by_module"])})
-        for s in plain["timeline"]
-    )
-    return MemoryReport(
-        **{
-            **plain,
-            "at_peak": tuple(buffers),
-            "timeline": tuple(steps),
-            "notes": tuple(plain["notes"]),
-            "advice": tuple(plain["advice"]),
-            "placed": tuple(PlacedBuffer(**b) for b in plain["placed"]),
-            "collectives": tuple(map(_collective, plain["collectives"])),
-            "wrong_slices": tuple(WrongSlice(**one) for one in plain["wrong_slices"]),
-            "time": plain["time"] and time_from_plain(plain["time"]),
-        }
-    )
-
-
-def _collective(plain: dict[str, Any]) -> Collective:
-    fields = {**plain, "loops": tuple(plain.get("loops", ()))}
-    return Collective(**fields)
 
 
 @dataclass(frozen=True)

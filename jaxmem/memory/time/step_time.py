@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from jaxmem.chips import CHIPS, rates_of
 from jaxmem.memory.buffers.hlo import Hlo, parse_hlo
@@ -99,15 +98,6 @@ def step_time(text: str, target: str, trips: int | None = None) -> StepTime | No
     hlo = parse_hlo(text)
     found = timed(hlo, rates, trips)
     return _result(hlo, found, CHIPS[target].machine.narrow, trips)
-
-
-def time_from_plain(plain: dict[str, Any]) -> StepTime:
-    """A `StepTime` from the dicts and lists of its JSON."""
-    pairs = lambda name: tuple((key, seconds) for key, seconds in plain[name])
-    fields = {name: pairs(name) for name in ("by_bound", "by_module")}
-    operations = tuple(OperationTime(**row) for row in plain["operations"])
-    notes = tuple(plain["notes"])
-    return StepTime(**{**plain, **fields, "operations": operations, "notes": notes})
 
 
 def _result(hlo: Hlo, found: Timed, peak: float, trips: int | None) -> StepTime:

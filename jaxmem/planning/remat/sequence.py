@@ -34,7 +34,7 @@ def sequence_profile(graph: Graph, sequence: Sequence[int]) -> list[int]:
         although it must not be (`Operation.recomputable`, or its output takes over the
         buffer of an argument).
     """
-    sequence = _check(graph, sequence)
+    sequence = check_sequence(graph, sequence)
     events = SequenceTables(graph).events(np.asarray(sequence, dtype=np.int64))
     return [int(b) for b in events.profile]
 
@@ -47,7 +47,8 @@ def repeatable(graph: Graph) -> list[bool]:
     ]
 
 
-def _check(graph: Graph, sequence: Sequence[int]) -> tuple[int, ...]:
+def check_sequence(graph: Graph, sequence: Sequence[int]) -> tuple[int, ...]:
+    """The sequence; ValueError for one in which the graph cannot be run."""
     sequence = check_numbers("sequence", sequence, "numbers of operations")
     recomputable, done = repeatable(checked(graph)), set()
     said = f": {shown(sequence)}"

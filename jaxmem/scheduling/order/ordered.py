@@ -10,6 +10,7 @@ from jaxmem.ir.graph import Aliases
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import format_bytes
 from jaxmem.planning import peak
+from jaxmem.scheduling._choice import Index
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level, Pass
 from jaxmem.scheduling.order.given import fences_of, in_given_order
 from jaxmem.scheduling.order.sequence import in_sequence
@@ -39,7 +40,7 @@ class OperationOrder:
     planned: bool = False
     # numbers of operations, some of them more than once, as `operations_of` counts
     # them; empty for one of the orders above
-    sequence: tuple[int, ...] = field(default=(), repr=False)
+    sequence: tuple[Index, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import bisect
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,15 +17,18 @@ import jax.numpy as jnp
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
+from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.scans import barrier, is_var
 from jaxmem.planning import Graph
+from jaxmem.planning.remat.sequence import check_sequence
 from jaxmem.scheduling.predict.operations import Operations
 
 
 def in_sequence(ops: Operations, sequence: Sequence[int]):
     """A jaxpr that does operations in this sequence, some of them more than once."""
-    # Each at least once, and each value made before it is read, as
-    # `planning.sequence_profile` checks; values are the same to the bit.
+    # Each at least once, and each value made before it is read; values are the same to
+    # the bit. A plan's sequence may be anybody's.
+    sequence = check_sequence(ops.graph, sequence)
     graph = JaxprGraph(ops.closed)
     runs, readers = list(_runs(sequence)), _Readers(ops.graph, sequence)
 
@@ -170,7 +174,20 @@ class _NewestValues:
         """Of a variable that exists in memory under its own name."""
         return self.ops.values.get(v) if v in self.exist else None
 
-    def _evaluate(self, k: int, inside: dict[Any, Any]) -> None:
+    def _evaluate(self, i: int, inside: dict[Any, Any]) -> None:
+        for k in operands_first(i, partial(self._missing, inside)):
+            if not all(v in inside for v in self.graph.eqns[k].outvars):
+                self._bind(k, inside)
+
+    def _missing(self, inside: dict[Any, Any], k: int) -> list[int]:
+        """The equations to do before this one, for the same reader."""
+        eqn = self.graph.eqns[k]
+        if all(v in inside for v in eqn.outvars):
+            return []
+        there = lambda v: not is_var(v) or v in inside or v in self.env
+        return [self.graph.maker[v] for v in eqn.invars if not there(v)]
+
+    def _bind(self, k: int, inside: dict[Any, Any]) -> None:
         # XLA merges what is made of the same values. Written out for each reader, a
         # layer's chain of them would be a program thirty times as long.
         eqn = self.graph.eqns[k]

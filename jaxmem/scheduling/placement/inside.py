@@ -145,12 +145,33 @@ def _constants(eqn) -> list[Any]:
 
 def _made_of_little(graph: JaxprGraph) -> Iterator[tuple[Any, set[Any]]]:
     """(constant of a scan, the arrays that it can be made of for nothing)."""
-    scans = (e for e in graph.eqns if e.primitive.name == "scan")
-    for v in dict.fromkeys(v for eqn in scans for v in _constants(eqn)):
+    scans = {i: e for i, e in enumerate(graph.eqns) if e.primitive.name == "scan"}
+    for v in dict.fromkeys(v for eqn in scans.values() for v in _constants(eqn)):
         if v in graph.maker and size_of(v) >= LARGE:
             leaves = _leaves(graph, v)
-            if _SMALLER * sum(map(size_of, leaves)) <= size_of(v):
+            readers = {i: e for i, e in scans.items() if v in _constants(e)}
+            more = leaves - _read_anyway(graph, v, readers)
+            if _SMALLER * sum(map(size_of, more)) <= size_of(v):
                 yield v, leaves
+
+
+def _read_anyway(graph: JaxprGraph, v, readers: Mapping[int, Any]) -> set[Any]:
+    """What scans hold besides a constant, where it is gone once they make it."""
+    # What is no part of a fusion would be made, and take its place, in each iteration.
+    alone = {*graph.users[v]} <= {*readers} and v not in graph.outputs
+    if not alone or not all(_is_fused_in(eqn, v) for eqn in readers.values()):
+        return set()
+    return set.intersection(*({*_constants(eqn)} for eqn in readers.values()))
+
+
+def _is_fused_in(eqn, v) -> bool:
+    """Whether all that a scan's body does with a constant is in fusions."""
+    body = JaxprGraph(eqn.params["jaxpr"])
+    pairs = zip(split(eqn, eqn.invars)[0], body.arguments, strict=False)
+    own = [w for u, w in pairs if u is v]
+    users = (body.eqns[i] for w in own for i in body.users.get(w, ()))
+    kept = body.outputs.isdisjoint(own)
+    return kept and all(fused_only(one) is not None for one in users)
 
 
 def _leaves(graph: JaxprGraph, v) -> set[Any]:

@@ -5,10 +5,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 
+from jaxmem._checks import OneOf, from_plain
+from jaxmem.chips import CHIPS
 from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import MACHINES
 from jaxmem.ir.host_traffic import host_traffic
@@ -16,7 +18,7 @@ from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import MemoryReport, format_bytes
 from jaxmem.memory.report import plot_both
 from jaxmem.pages import SavedResult, body_of
-from jaxmem.scheduling._choice import NO_CHOICE, Choice
+from jaxmem.scheduling._choice import NO_CHOICE, Choice, Count
 from jaxmem.scheduling._passes import CONFIGS, Rewritten
 from jaxmem.scheduling.plan import text
 from jaxmem.scheduling.plan.rows import (
@@ -74,7 +76,7 @@ class Plan(SavedResult):
     residuals: tuple[RecomputedResidual, ...]
     recomputed: tuple[RecomputedOperation, ...] = ()
     choice: Choice = NO_CHOICE
-    budget: int | None = None
+    budget: Count | None = None
     tried: tuple[Trial, ...] = ()
     planning_seconds: float = 0.0
     plain: MemoryReport | None = None
@@ -85,7 +87,7 @@ class Plan(SavedResult):
     barriers: int = 0
     notes: tuple[str, ...] = ()
     jax_version: str = ""
-    target: str = ""
+    target: Annotated[str, OneOf(("", *CHIPS))] = ""
     host_traffic_bytes: int = 0
     tiles: tuple[TiledRegion, ...] = ()
     mesh: Axes = ()
@@ -169,9 +171,12 @@ class Plan(SavedResult):
           ValueError: the text is not a plan.
         """
         try:
-            return _from_plain(json.loads(text))
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"text: not a plan: {error!r}") from error
+            plain = json.loads(text)
+            if isinstance(plain, dict):
+                plain = {k: v for k, v in plain.items() if k not in _DERIVED}
+            return from_plain(cls, plain, "plan", {Choice: _choice})
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"text: not a plan: {error}") from error
 
     def table(self) -> Any:
         """The plan as a `rich` table."""
@@ -277,37 +282,8 @@ def make_plan(
     )
 
 
-def _from_plain(fields: dict[str, Any]) -> Plan:
-    fields = {k: v for k, v in fields.items() if k not in _DERIVED}
-
-    def rows(kind, name: str) -> tuple:
-        found = (kind(**row) for row in fields[name])
-        return tuple(dataclasses.replace(r, shape=tuple(r.shape)) for r in found)
-
-    def report(name: str) -> MemoryReport | None:
-        plain = fields[name]
-        return None if plain is None else MemoryReport.from_json(json.dumps(plain))
-
-    tried = [dict(t, choice=_choice(t["choice"])) for t in fields["tried"]]
-    return Plan(
-        **fields
-        | {
-            "gradients": rows(Gradient, "gradients"),
-            "residuals": rows(RecomputedResidual, "residuals"),
-            "recomputed": rows(RecomputedOperation, "recomputed"),
-            "tiles": rows(TiledRegion, "tiles"),
-            "choice": _choice(fields["choice"]),
-            "tried": tuple(Trial(**t) for t in tried),
-            "plain": report("plain"),
-            "scheduled": report("scheduled"),
-            "notes": tuple(fields["notes"]),
-            "mesh": tuple((name, size) for name, size in fields["mesh"]),
-        }
-    )
-
-
-def _choice(fields: dict[str, Any]) -> Choice:
-    return Choice.from_dict(fields, CONFIGS)
+def _choice(plain: Any, name: str) -> Choice:
+    return Choice.from_dict(plain, CONFIGS, name)
 
 
 def _on_device(x) -> int:

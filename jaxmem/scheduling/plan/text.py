@@ -41,7 +41,7 @@ def _peaks(plan: "Plan") -> str:
     if before is None or after is None:
         return f"{text} -> {_peak(after)}{each}"
     if before.peak_bytes == after.peak_bytes:
-        return f"{text}{each}, as the step was given"
+        return f"{text}{each}, as before"
     share = 100 * (1 - after.peak_bytes / before.peak_bytes)
     change = f"{abs(share):.2g} % {'less' if share > 0 else 'more'}"
     return f"{text} -> {_peak(after)}{each} ({change})"
@@ -86,18 +86,17 @@ def _kept_less(plan: "Plan") -> Iterator[Line]:
     if size := plan.released_bytes:
         count = _count(sum(g.released for g in plan.gradients), "array")
         yield size, f"released: {format_bytes(size)} of gradients, {count}"
-    size, time = plan.residual_bytes, _time(plan.recomputed_seconds)
+    size = plan.residual_bytes - plan.offloaded_bytes
+    time = _time(plan.recomputed_seconds)
     if size > 0 or plan.recomputed:
         kept = f"{format_bytes(size)} of residuals" if size > 0 else ""
-        count = _count(len(plan.recomputed), "operation")
+        count = _count(len(plan.recomputed), "operation") if plan.recomputed else ""
         work = f"{plan.recomputed_flops:.3g} flops" if plan.recomputed_flops else ""
-        words = filter(None, (kept, plan.recomputed and count, work, time))
+        words = filter(None, (kept, count, work, time))
         yield max(0, size), f"recomputed: {', '.join(words)}"
     if size := plan.offloaded_bytes:
-        yield (
-            size,
-            f"offloaded: {format_bytes(size)} of residuals wait in the host's memory",
-        )
+        where = "wait in the host's memory"
+        yield size, f"offloaded: {format_bytes(size)} of residuals {where}"
 
 
 def _in_parts(plan: "Plan") -> Iterator[Line]:

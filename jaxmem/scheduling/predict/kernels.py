@@ -67,7 +67,21 @@ class Kernels:
     def _kernel(self, end: int, writes: tuple[Any, ...]) -> Kernel:
         """What ends in an equation: as far back as arrays are not in memory."""
         fusion = self.fusion
-        straight: dict[Any, None] = {}  # read element by element, from end to end
+        inside, straight, crooked = self._reach(end, writes)
+        over = [(writes[0], v) for v in straight if v not in crooked]
+        if over and self._lies_apart(end, writes, straight | crooked):
+            over = []
+        if fusion.name_of(end) in INTO_FIRST:
+            first = fusion.resolve(fusion.graph.eqns[end].invars[0])
+            over = [(writes[0], first)] if first is not None else []
+        return Kernel(inside, (*(straight | crooked),), writes, tuple(over))
+
+    def _reach(
+        self, end: int, writes: tuple[Any, ...]
+    ) -> tuple[tuple[int, ...], dict[Any, None], dict[Any, None]]:
+        """The equations of a kernel, what it reads element by element, and the rest."""
+        fusion = self.fusion
+        straight: dict[Any, None] = {}  # from end to end
         crooked: dict[Any, None] = {}
         todo, seen = [(end, True)], {(end, True)}
         size = elements(writes[0].aval.shape) if writes else None
@@ -83,14 +97,7 @@ class Kernels:
                 elif (maker, same) not in seen:
                     seen.add((maker, same))
                     todo.append((maker, same))
-        over = [(writes[0], v) for v in straight if v not in crooked]
-        if over and self._lies_apart(end, writes, straight | crooked):
-            over = []
-        if fusion.name_of(end) in INTO_FIRST:
-            first = fusion.resolve(fusion.graph.eqns[end].invars[0])
-            over = [(writes[0], first)] if first is not None else []
-        equations = tuple(sorted({i for i, _ in seen}))
-        return Kernel(equations, (*(straight | crooked),), writes, tuple(over))
+        return tuple(sorted({i for i, _ in seen})), straight, crooked
 
     def _lies_apart(self, end: int, writes: tuple[Any, ...], reads: Iterable) -> bool:
         """Whether XLA:GPU gives what a kernel makes memory of its own."""
@@ -121,4 +128,5 @@ class Kernels:
         eqn = fusion.graph.eqns[i]
         if eqn.params.get("axes") != (eqn.invars[0].aval.ndim - 1,):
             return ()
-        return self._kernel(i, (v,)).reads
+        _, straight, crooked = self._reach(i, (v,))
+        return (*(straight | crooked),)

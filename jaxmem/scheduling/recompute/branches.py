@@ -56,22 +56,21 @@ class RecomputeInBranches(Pass[InBranches, tuple[Any, Pair, Cut]]):
     def describe(self, rewrite: tuple[Any, Pair, Cut], target: str) -> Description:
         _, pair, found = rewrite
         gone, here = not_kept(pair, found), {*pair.slots.values()}
-        words = "elementwise of other residuals", "others are made of it"
-        rows = [(v, words[0], 1) for v in gone]
-        rows += [(v, words[1], -1) for v in found.variables if v not in here]
         maker = lambda v: pair.body.eqns[pair.body.maker[v]]
-        return Description(
-            residuals=tuple(residual(v.aval, maker(v), *how) for v, *how in rows)
-        )
+        how = "elementwise of other residuals"
+        rows = [residual(v.aval, maker(v), how, 1) for v in gone]
+        kept = (v for v in found.variables if v not in here)
+        rows += [residual(v.aval, maker(v), "others are made of it", -1) for v in kept]
+        return Description(residuals=tuple(rows))
 
 
 def _readers(graph: JaxprGraph) -> Iterator[tuple[Any, Any]]:
     """(variable, the predicate of the `cond`) of what only backward ones read."""
     for v, users in graph.users.items():
         eqns = [graph.eqns[i] for i in users]
-        keys = {BRANCHES.key(e) if is_transposed(e) else None for e in eqns}
-        if v in graph.maker and v not in graph.outputs and len(keys) == 1:
-            yield v, *keys
+        first, *others = [BRANCHES.key(e) if is_transposed(e) else None for e in eqns]
+        if v in graph.maker and v not in graph.outputs and {*others} <= {first}:
+            yield v, first
 
 
 def _left(graph: JaxprGraph) -> Iterator[Any]:

@@ -13,17 +13,19 @@ more for the gradient's products.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
+from jaxmem._checks import Range
 from jaxmem.chips import get_target
 from jaxmem.ir.costs import MACHINES
 from jaxmem.ir.graph import JaxprGraph, Values
 from jaxmem.ir.scans import kept_size, run_body, scan_like, split
 from jaxmem.ir.shards import held
+from jaxmem.scheduling._choice import Rate
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling.plan.rows import Description, gathered_again
 from jaxmem.scheduling.recompute.minimum_cut import (
@@ -53,9 +55,9 @@ class FirstLayers:
 
     name: ClassVar[str] = "first_layers"
     # as `Recompute.rate`, of these layers; None: nothing is done here
-    rate: float | None = None
-    fraction: float = 0.0  # how many of the layers these are
-    others: float | None = None  # as `Recompute.rate`, of the other layers
+    rate: Rate | None = None
+    fraction: Annotated[float, Range(0, 1)] = 0.0  # how many of the layers these are
+    others: Rate | None = None  # as `Recompute.rate`, of the other layers
     # whether what all layers recompute is left where tiles can have it, so that the
     # first ones have none of it for what they do not keep: a `cond` has no tiles
     apart: bool = False

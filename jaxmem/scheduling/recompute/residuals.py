@@ -27,6 +27,7 @@ from jaxmem.ir.scans import (
 )
 from jaxmem.ir.shards import InputSpreads
 from jaxmem.memory import format_bytes
+from jaxmem.scheduling._choice import Bytes, Rate
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level
 from jaxmem.scheduling.plan.rows import nbytes
 from jaxmem.scheduling.recompute.minimum_cut import PriceWithSends, price_at
@@ -48,11 +49,11 @@ class Recompute:
     name: ClassVar[str] = "recompute"
     # bytes that one would rather keep than compute for a second: the lower, the more is
     # recomputed. At infinity, and with None, only what costs nothing
-    rate: float | None = None
+    rate: Rate | None = None
     named: bool = False  # whether only what has a `checkpoint_name` is kept
     # bytes a layer from which what is kept waits in the host's memory; None: nothing
     # does
-    offload: int | None = None
+    offload: Bytes | None = None
 
 
 class RecomputeResiduals(Recomputation[Recompute, PairRewrite]):

@@ -15,6 +15,7 @@ from jax import lax
 from jaxmem import _compat
 from jaxmem.ir.graph import Values
 from jaxmem.ir.scans import ahead, run_body, scan_like, split
+from jaxmem.scheduling._choice import Count, Rate
 from jaxmem.scheduling._pass import Level
 from jaxmem.scheduling.recompute.minimum_cut import price_at
 from jaxmem.scheduling.recompute.pair_rewrite import (
@@ -25,7 +26,7 @@ from jaxmem.scheduling.recompute.pair_rewrite import (
     unpacked,
 )
 from jaxmem.scheduling.recompute.recomputation import Recomputation
-from jaxmem.scheduling.recompute.segments import Segments, Sizes, carries, segmented
+from jaxmem.scheduling.recompute.segments import Segments, carries, segmented
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,11 @@ class InSegments:
 
     name: ClassVar[str] = "segments"
     # as `Recompute.rate`, of what a layer keeps within its segment
-    rate: float | None = None
+    rate: Rate | None = None
     # layers in a segment, of which only the first keeps its input until the backward
     # pass runs them forward a second time, and in one of the segments inside of it;
     # empty: every layer keeps its own input
-    sizes: Sizes = ()
+    sizes: tuple[Count, ...] = ()
 
 
 class RecomputeSegments(Recomputation[InSegments, Segments]):

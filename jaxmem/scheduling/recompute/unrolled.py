@@ -23,6 +23,7 @@ from jaxmem.ir.graph import JaxprGraph, Values, is_transposed, late_of
 from jaxmem.ir.propagation import spreads_in
 from jaxmem.ir.scans import LOOPS, barrier, is_var, size_of
 from jaxmem.ir.shards import InputSpreads
+from jaxmem.scheduling._choice import Rate
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import (
     Description,
@@ -73,7 +74,7 @@ class Unrolled:
 
     name: ClassVar[str] = "unrolled"
     # as `Recompute.rate`; None: only what arguments of few bits are cast to
-    rate: float | None = None
+    rate: Rate | None = None
 
 
 class RecomputeUnrolled(Pass[Unrolled, tuple[Pair, Cut]]):

@@ -1,6 +1,6 @@
 """The scan with the update in its body: what a `Release` plans, carried out."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 

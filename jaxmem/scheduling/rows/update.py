@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise, is_transposed
 from jaxmem.ir.jaxprs import is_var
+from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.unique_rows import put_rows, take_rows, unique_rows
 from jaxmem.scheduling._pass import NAME_A_TARGET, Level, Pass
 from jaxmem.scheduling.plan.rows import Description, described, gradient
@@ -113,9 +114,18 @@ class _RowsAt:
             return atom.val
         if not atom.aval.shape:
             return values.read(atom)
-        if atom not in self.env:
-            self.env[atom] = self._made(atom, values)
+        for v in operands_first(atom, partial(self._missing, values.graph)):
+            if v not in self.env:
+                self.env[v] = self._made(v, values)
         return self.env[atom]
+
+    def _missing(self, graph: JaxprGraph, v) -> list[Any]:
+        """The variables of which rows are to be had before those of this one."""
+        if v in self.env or v not in graph.maker:
+            return []
+        eqn = graph.eqns[graph.maker[v]]
+        arrays = (x for x in eqn.invars if is_var(x) and x.aval.shape)
+        return [x for x in arrays if x not in self.env] if _by_element(eqn) else []
 
     def _made(self, v, values: Values):
         """Of an array of the table's shape the rows, computed of rows where it can."""
@@ -123,7 +133,7 @@ class _RowsAt:
         if i is not None:
             eqn = values.graph.eqns[i]
             name = eqn.primitive.name
-            if name in BY_ELEMENT and len(eqn.outvars) == 1:
+            if _by_element(eqn):
                 return _compat.bind(eqn, [self._read(x, values) for x in eqn.invars])[0]
             if name == "broadcast_in_dim" and 0 not in eqn.params[_DIMENSIONS]:
                 x = jnp.asarray(values.read(eqn.invars[0]))
@@ -136,3 +146,7 @@ class _RowsAt:
 
 
 _DIMENSIONS = "broadcast_dimensions"
+
+
+def _by_element(eqn) -> bool:
+    return eqn.primitive.name in BY_ELEMENT and len(eqn.outvars) == 1

@@ -5,7 +5,7 @@ A few choices that may take least are looked at, and not all of a search.
 
 import functools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxmem.ir.graph import by_shape
@@ -14,13 +14,15 @@ from jaxmem.scheduling._choice import Choice
 from jaxmem.scheduling._passes import rewrite
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling._shardings import argument_shardings
-from jaxmem.scheduling.search.front import pareto_front, space_of
+from jaxmem.scheduling.search.front import Candidate, pareto_front, space_of
 from jaxmem.scheduling.search.front_segments import in_segments
 from jaxmem.scheduling.search.micro_batch_front import first_counts
+from jaxmem.scheduling.search.sequences import of_sequences
 from jaxmem.scheduling.search.traced_step import TracedStep
 from jaxmem.scheduling.tiling.micro_batches import MicroBatches
 
-_PARTS = (8, 64)  # micro-batches
+_PARTS = 16  # micro-batches
+_PATIENCE = 2.0  # seconds for sequences of operations outside of loops
 _ENOUGH = 0.2  # of the plain peak: where that is reached, nothing else is looked at
 
 
@@ -57,30 +59,40 @@ def expected_peaks(
     step = _traced(closed, donated, argument_shardings(tuple(specs)), target)
     plain = Choice(target, unchanged=True)
     arguments, own = step.sizes_of(step.rewritten(plain).jaxpr)
-    free = min(own, step.predicted(Choice(target)))
+    free = own
+    if _does_something(step):  # else a difference is one of predictions alone
+        free = min(own, step.predicted(Choice(target)))
     least, parts = free, 1
-    for choice in _choices(step):
-        peak = step.predicted(choice)
-        if peak < least:
-            least, parts = peak, choice.get(MicroBatches).n
+    for one in _candidates(step):
+        if one.bytes < least:
+            least, parts = one.bytes, one.choice.get(MicroBatches).n
         if least < _ENOUGH * own:
             break
     sizes = (arguments + size for size in (own, free, least))
     return ExpectedPeaks(arguments, *sizes, parts)
 
 
-def _choices(step: TracedStep) -> Iterator[Choice]:
-    """Those that recompute most, and some numbers of micro-batches."""
+def _does_something(step: TracedStep) -> bool:
+    """Whether without a budget gradients are released, or residuals not kept."""
+    done = step.rewritten(Choice(step.target)).description
+    released = any(row.released for row in done.gradients)
+    return released or any(row.bytes > 0 for row in done.residuals)
+
+
+def _candidates(step: TracedStep) -> Iterator[Candidate]:
+    """Those that recompute most, and micro-batches; `bytes` are of peaks."""
     plain = Choice(step.target)
     first = step.rewritten(plain, ordered=False)
     space = space_of(first.pairs, first.lists, step.target)
-    if space.scans and not space.is_unrolled:
+    if space.is_unrolled:
+        yield from of_sequences(step, plain, _PATIENCE)[-1:]
+    elif space.scans:
         front = pareto_front(space)
-        yield front[-1].choice
-        yield from (one.choice for one in in_segments(space, front)[-1:])
-    for least in _PARTS:
-        for n in first_counts(step, least):
-            yield plain.having(MicroBatches(n))
+        for one in (*front[-1:], *in_segments(space, front)[-1:]):
+            yield replace(one, bytes=step.predicted(one.choice))
+    for n in first_counts(step, _PARTS):
+        choice = plain.having(MicroBatches(n))
+        yield Candidate(choice, step.predicted(choice), 0.0)
 
 
 def _traced(closed, donated, shardings, target: str) -> TracedStep:

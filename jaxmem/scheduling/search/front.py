@@ -94,8 +94,8 @@ def pareto_front(space: SearchSpace) -> list[Candidate]:
     first, free = _candidate(space, None), _candidate(space, math.inf)
     least = LEAST * first.bytes
     last = _cheapest(space, _candidate(space, _lowest(space)), least)
-    found = [first, free, *_between(space, free, last, least), last]
-    found = [*found[:2], *_centred(space, found[1:]), last]
+    corners = _undominated([free, *_between(space, free, last, least), last])
+    found = [first, free, corners[0], *_centred(space, corners), last]
     found = [replace(c, seconds=space.beyond(c.seconds)) for c in found]
     if space.offload:
         found += _away(space, found[-1])
@@ -134,6 +134,18 @@ def descending(candidates: Sequence[Candidate], least: float) -> list[Candidate]
         if kept[-1].bytes - candidate.bytes > least:
             kept.append(candidate)
     return kept
+
+
+def _undominated(corners: Sequence[Candidate]) -> list[Candidate]:
+    """Without those that keep more than another which takes no more seconds."""
+    # What is recomputed at no rate may cost nothing by the estimate of seconds: a call
+    # of an activation, of which that estimate looks at the body.
+    found: list[Candidate] = []
+    for corner in corners:  # each keeps less than the one before
+        while found and corner.seconds <= found[-1].seconds:
+            found.pop()
+        found.append(corner)
+    return found
 
 
 def _between(

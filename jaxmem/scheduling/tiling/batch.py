@@ -7,6 +7,7 @@ labels and masks alone, and is known before.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,7 @@ class Batch:
     Attributes:
       graph: the step.
       n: how many parts there are.
+      axis: of the arguments, along which they hold the examples.
       shards: over how many devices the examples are spread. A part is taken from each
         of their shards, so that no device needs what another one has.
       spreads: how the arrays of the step are spread.
@@ -67,6 +69,7 @@ class Batch:
 
     graph: JaxprGraph
     n: int
+    axis: int = 0
     shards: int = 1
     spreads: Spreads = field(default_factory=Spreads)
     treated: dict[int, PartTreatment] = field(default_factory=dict)
@@ -82,13 +85,13 @@ class Batch:
     @property
     def length(self) -> int:
         """How many examples a shard has."""
-        return self.examples.aval.shape[0] // self.shards
+        return self.examples.aval.shape[self.axis] // self.shards
 
     @property
     def examples(self) -> Any:
         """The largest argument that holds some, of those that are spread most."""
         found = (v for v in self.graph.arguments if v in self.state)
-        return max(found, key=lambda v: (self.spreads.count(v, 0), v.aval.size))
+        return max(found, key=lambda v: (self.spreads.count(v, self.axis), v.aval.size))
 
     @property
     def parts(self) -> Parts:
@@ -97,7 +100,7 @@ class Batch:
     @property
     def names(self) -> Names:
         """Over which axes of the mesh the examples are spread."""
-        return self.spreads.names(self.examples, 0)
+        return self.spreads.names(self.examples, self.axis)
 
     def frontier(self) -> tuple[list[Any], list[Any]]:
         """(sums, cut arrays) of the parts that something outside of them needs."""
@@ -161,8 +164,32 @@ def find(
             found = _some(closed, n, places, others, spreads) if others else None
             if found is not None:
                 return _moved(found) or found
+    found = _along_last(closed, n, given, spreads)
+    if found is not None:
+        return _moved(found) or found
     # that of the arguments which are followed furthest: weights are not examples
     return whys[max(whys)]
+
+
+def _along_last(closed, n: int, given: Iterable[int], spreads: Spreads) -> Batch | None:
+    """The region from the last axis of an argument.
+
+    `jax.jacfwd` stacks its tangents there, and with them goes what they are compared
+    with. An axis that a product has part in is of features.
+    """
+    variables = jaxprs.split(closed)[0].invars
+    for i in given:
+        axis = variables[i].aval.ndim - 1
+        if axis < 1 or variables[i].aval.shape[axis] % n:
+            continue
+        if spreads.count(variables[i], axis) > 1:
+            continue
+        with suppress(_Meet):
+            found = _from(closed, n, [i], spreads, axis)
+            products = any(has_product(found.graph.eqns[k]) for k in found.treated)
+            if not products and has_gradients(found):
+                return found
+    return None
 
 
 def _moved(batch: Batch) -> str:
@@ -221,15 +248,17 @@ def _some(
     return found if has_gradients(found) else None
 
 
-def _from(closed, n: int, places: Sequence[int], spreads: Spreads) -> Batch:
+def _from(
+    closed, n: int, places: Sequence[int], spreads: Spreads, axis: int = 0
+) -> Batch:
     graph = JaxprGraph(closed)
-    shards = max(spreads.count(graph.arguments[i], 0) for i in places)
-    about = {"shards": shards, "spreads": spreads}
+    shards = max(spreads.count(graph.arguments[i], axis) for i in places)
+    about = {"axis": axis, "shards": shards, "spreads": spreads}
     wanted: dict[Any, int] = {}
     early: set[Any] = set()
     while True:
         batch = Batch(graph, n, early=set(early), wanted=dict(wanted), **about)
-        batch.state.update((graph.arguments[i], 0) for i in places)
+        batch.state.update((graph.arguments[i], axis) for i in places)
         for i, eqn in enumerate(graph.eqns):
             _follow(batch, i, eqn)
         if (batch.early, batch.wanted) == (early, wanted):

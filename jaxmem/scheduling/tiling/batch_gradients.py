@@ -24,7 +24,8 @@ def has_product(eqn) -> bool:
 def has_gradients(batch) -> bool:
     """Whether one of the sums of a batch (`batch.Batch`) is a gradient."""
     shapes, behind = _read_whole(batch), _behind_products(batch)
-    of_products = (v for v in batch.frontier()[0] if v in behind)
+    # a step that is elementwise has no product in its parts
+    of_products = (v for v in batch.frontier()[0] if v in behind or not behind)
     return any(_made_of(batch, v) & shapes for v in of_products)
 
 

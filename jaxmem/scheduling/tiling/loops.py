@@ -147,19 +147,21 @@ def summed_by(eqns: Sequence[Any], treated: Mapping[int, PartTreatment], v) -> A
     Returns:
       The equation, of a body where it is in one; None if the parts do not make it.
     """
-    i = next((i for i in treated if v in eqns[i].outvars), None)
-    if i is None:  # it is whole, and one part counts it
-        return None
-    eqn, found = eqns[i], treated[i]
-    for body in found.inner:
-        out = body.jaxpr.outvars[eqn.outvars.index(v)]
-        inner = summed_by(body.jaxpr.eqns, body.treated, out)
-        if inner is not None:
-            return inner
-    pairs = zip(eqn.invars, found.ins, strict=True)
-    terms = (w for w, state in pairs if isinstance(state, str) and is_var(w))
-    before = (summed_by(eqns, treated, w) for w in terms)
-    return next((found for found in before if found is not None), eqn)
+    maker = {v: i for i in treated for v in eqns[i].outvars}
+    eqn = None  # of what is whole: one part counts it
+    while is_var(v) and v in maker:
+        eqn, found = eqns[maker[v]], treated[maker[v]]
+        for body in found.inner:
+            out = body.jaxpr.outvars[eqn.outvars.index(v)]
+            inner = summed_by(body.jaxpr.eqns, body.treated, out)
+            if inner is not None:
+                return inner
+        pairs = zip(eqn.invars, found.ins, strict=True)
+        terms = (w for w, state in pairs if isinstance(state, str) and is_var(w))
+        v = next((w for w in terms if w in maker), None)
+        if v is None:
+            break
+    return eqn
 
 
 def body_of(

@@ -9,6 +9,7 @@ from jaxmem.ir.graph import by_shape
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import Spreads
 from jaxmem.memory import format_bytes
+from jaxmem.scheduling._choice import Count
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description
 from jaxmem.scheduling.tiling.batch import Batch, find
@@ -21,7 +22,7 @@ class MicroBatches:
     """In how many parts the examples of a step run."""
 
     name: ClassVar[str] = "micro_batches"
-    n: int = 1
+    n: Count = 1
 
 
 class RunInMicroBatches(Pass[MicroBatches, Batch]):
@@ -62,9 +63,10 @@ def _found(level: Level, config: MicroBatches) -> Batch | str | None:
 
 def lengths(level: Level) -> set[int]:
     """How many examples there may be, in each shard, by the step's arguments."""
-    given = (jaxprs.split(level.jaxpr)[0].invars[i] for i in _given(level))
+    given = [jaxprs.split(level.jaxpr)[0].invars[i] for i in _given(level)]
     spreads = _spreads(level)
-    sizes = (v.aval.shape[0] // spreads.count(v, 0) for v in given if v.aval.shape)
+    axes = ((v, axis) for v in given if v.aval.ndim for axis in {0, v.aval.ndim - 1})
+    sizes = (v.aval.shape[axis] // spreads.count(v, axis) for v, axis in axes)
     return {size for size in sizes if size > 1}
 
 

@@ -9,6 +9,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.ir.scans import LOOPS
 from jaxmem.ir.shard_labels import labelled_spreads
 from jaxmem.ir.shards import InputSpreads
+from jaxmem.scheduling._choice import Bytes, Count
 from jaxmem.scheduling._pass import Level, Pass, has_level
 from jaxmem.scheduling._remembered import Remembered
 from jaxmem.scheduling.plan.rows import Description
@@ -30,9 +31,9 @@ class Tiles:
     name: ClassVar[str] = "tiles"
     # bytes that equations outside of loops, or those of one iteration of a scan, may
     # hold at one time before they run in tiles; None: nothing runs in tiles
-    limit: int | None = None
+    limit: Bytes | None = None
     # how many tiles, whatever they hold; None: as few as will do
-    n: int | None = None
+    n: Count | None = None
 
 
 @dataclass(frozen=True)

@@ -129,9 +129,7 @@ class _Growth:
             self.reasons.append("an array of all of it is an output of the step")
         if self.reasons:
             return self.reasons[0]
-        outs = {i: self.graph.eqns[i].outvars for i in self.cut}
-        made = {i for i in self.cut if self._is_late(i)}
-        repeated = frozenset(outs.keys() - made)
+        repeated = frozenset(i for i in self.cut if not self._is_late(i))
         return CutAxis(self.product, self.size, self.axis, self.cut, repeated)
 
     def _leads_to_maximum(self) -> bool:
@@ -152,16 +150,20 @@ class _Growth:
 
     def _is_late(self, i: int) -> bool:
         """Whether an equation is done in the loops alone."""
-        eqn, treated = self.graph.eqns[i], self.cut[i]
-        if eqn.outvars[0] in self.wide or treated.combine:
-            return True
-        operands = zip(eqn.invars, treated.ins, strict=True)
-        cut = (a for a, d in operands if d is not None and is_var(a))
-        return any(a in self.wide or self._is_made(a) for a in cut)
-
-    def _is_made(self, a) -> bool:
-        i = self.graph.maker.get(a)
-        return i in self.cut and self._is_late(i)
+        todo, seen = [i], {i}
+        while todo:
+            i = todo.pop()
+            eqn, treated = self.graph.eqns[i], self.cut[i]
+            if eqn.outvars[0] in self.wide or treated.combine:
+                return True
+            operands = zip(eqn.invars, treated.ins, strict=True)
+            cut = [a for a, d in operands if d is not None and is_var(a)]
+            if not self.wide.isdisjoint(cut):
+                return True
+            makers = {self.graph.maker.get(a) for a in cut} & self.cut.keys() - seen
+            seen |= makers
+            todo += makers
+        return False
 
     def _tell(self, v, axis: int, wide: bool) -> None:
         """That a variable is cut along an axis; its users follow where it is wide."""
@@ -176,6 +178,17 @@ class _Growth:
             self.todo += self.graph.users.get(v, ())
 
     def _include(self, i: int) -> None:
+        """An equation, and what is cheap of what makes its operands."""
+        operands = [self._included(i)]
+        while operands:
+            a = next(operands[-1], None)
+            if a is None:
+                operands.pop()
+            elif (maker := self._pulled(a)) is not None:
+                operands.append(self._included(maker))
+
+    def _included(self, i: int) -> Iterator[Any]:
+        """The operands of an equation that are cut with it, each when it is known."""
         if i in self.cut:
             return
         eqn = self.graph.eqns[i]
@@ -193,7 +206,7 @@ class _Growth:
             if is_var(a) and d is not None:
                 same = like in self.wide and a.aval.shape == like.aval.shape
                 self._tell(a, d, wide=same and a in self.graph.maker)
-                self._pull(a)
+                yield a
 
     def _out(self, i: int, v, d: int) -> None:
         """An output that is cut: of all the tokens, or of the vocabulary alone."""
@@ -225,21 +238,21 @@ class _Growth:
         m = self.graph.maker.get(eqn.invars[0])
         return m in self.cut and m != self.product and self._is_late(m)
 
-    def _pull(self, a) -> None:
-        """What makes an operand is done block by block too, where that is cheap."""
+    def _pulled(self, a) -> int | None:
+        """What makes an operand, to be done block by block too, where that is cheap."""
         i = self.graph.maker.get(a)
         if i is None or i in self.cut:
-            return
+            return None
         eqn = self.graph.eqns[i]
         puts = eqn.primitive.name == "scatter-add" and eqn.invars[0] in self.masks
         again = eqn.primitive.name == "dot_general" and a in self.wide
         if eqn.primitive.name in _CHEAP or puts or again:
             treated = treatment(eqn, self.axis, self.size)
             if not isinstance(treated, str):
-                self._include(i)
-                return
+                return i
         if a in self.wide:
             self.reasons.append(f"`{eqn.primitive.name}` makes an array of its size")
+        return None
 
 
 def treatment(eqn, axis: Mapping[Any, int], size: int) -> Treatment | str:

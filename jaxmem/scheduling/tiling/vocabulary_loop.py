@@ -127,11 +127,14 @@ class _Blocks:
 
     def _operands(self) -> Iterator[tuple[int, int]]:
         """(position of an equation, which operand): those not made in the loop."""
+        # one variable may be read both block by block and as a whole, such as what is
+        # compared with itself: the whole is made outside
         made = {v for i in self.loop.eqns for v in self.graph.eqns[i].outvars}
-        made |= {online.base for online in self.loop.online}
+        bases = {online.base for online in self.loop.online}
         for i in self.loop.eqns:
             for k, a in enumerate(self.graph.eqns[i].invars):
-                if is_var(a) and a not in made:
+                inside = bases if self.cut[i].ins[k] is None else made
+                if is_var(a) and a not in inside:
                     yield i, k
 
     def _place(self) -> None:
@@ -284,7 +287,8 @@ class _Block:
     words: int
     sums: dict[int, Any]
     arrays: dict[Any, Any]  # what is cut, of the shard
-    now: dict[Any, Any] = field(default_factory=dict)
+    now: dict[Any, Any] = field(default_factory=dict)  # of what is cut, the block's
+    bases: dict[Any, Any] = field(default_factory=dict)  # of the maximum so far
     before: dict[int, Any] = field(default_factory=dict)  # the base of earlier blocks
 
     def evaluate(self, i: int) -> None:
@@ -308,9 +312,9 @@ class _Block:
     def _operand(self, a, axis: int | None):
         if not is_var(a):
             return a.val
+        if axis is None:
+            return self.bases[a] if a in self.bases else self.blocks.run.in_loop(a)
         if a not in self.now:
-            if axis is None:
-                return self.blocks.run.in_loop(a)
             own = self.arrays[a]
             self.now[a] = lax.dynamic_slice_in_dim(own, self.at, self.words, axis)
         return self.now[a]
@@ -341,10 +345,10 @@ class _Block:
         for i, online in self.blocks.online.items():
             if online.most == most:
                 self.before[i] = self.blocks.base(i, total)
-                self.now[online.base] = self.blocks.base(i, self.sums[most])
+                self.bases[online.base] = self.blocks.base(i, self.sums[most])
 
     def _rescaled(self, i: int, total):
-        base = self.now[self.blocks.online[i].base]
+        base = self.bases[self.blocks.online[i].base]
         factor = jnp.exp((self.before[i] - base).astype(total.dtype))
         factor = factor.reshape(total.shape)
         # a factor of what nothing has been added to may be infinite

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from jaxmem import _compat
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.shard_labels import labelled_spreads
+from jaxmem.scheduling._choice import Bytes, Count
 from jaxmem.scheduling._pass import Level, Pass
 from jaxmem.scheduling.plan.rows import Description, TiledRegion
 from jaxmem.scheduling.tiling.prepared import prepared
@@ -28,8 +29,8 @@ class VocabularyTiles:
     """
 
     name: ClassVar[str] = "vocabulary_tiles"
-    limit: int | None = None
-    n: int | None = None
+    limit: Bytes | None = None
+    n: Count | None = None
 
 
 @dataclass(frozen=True)

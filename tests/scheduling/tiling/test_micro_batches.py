@@ -364,3 +364,25 @@ def test_the_row_is_printed_and_kept(tmp_path):
     assert plan.scheduled.temp_bytes < plan.plain.temp_bytes
     plan.plot(tmp_path / "plan.svg")
     assert "the whole step" in (tmp_path / "plan.svg").read_text()
+
+
+def test_tangents_of_a_hessian_are_examples():
+    """`jax.jacfwd` stacks them along the last axis, as what they are compared with."""
+
+    def energy(params, x):
+        h = jnp.tanh((x[:, None] - x) ** 2 * params["w"] + params["b"])
+        return jnp.sum(h * params["w"])
+
+    def loss(params, x, y):
+        hessian = jax.jacfwd(jax.grad(lambda x: energy(params, x)))(x)
+        return jnp.mean((hessian - y) ** 2)
+
+    def step(params, x, y):
+        value, grads = jax.value_and_grad(loss)(params, x, y)
+        return jax.tree.map(lambda w, g: w - RATE * g, params, grads), value
+
+    params = {"w": normal(0, 1, 1), "b": normal(1, 1, 2 * BATCH)}
+    args = params, normal(2, 2 * BATCH), normal(3, 2 * BATCH, 2 * BATCH)
+    done = rewritten(step, args, MicroBatches(PARTS))
+    assert len(batch_loops(done)) == 1
+    check_values(step, args, done)

@@ -65,6 +65,8 @@ LINEAR = {
     "add": (lax.add, 2),
     "add a whole": (lax.add, 1),
     "add 1": (lambda x: lax.add(x, 1.0), 1),
+    "add ones": (lambda x: lax.add(x, lax.full((ROWS, WIDTH), 1.0)), 1),
+    "add zeros": (lambda x: lax.add(x, lax.full((ROWS, WIDTH), 0.0)), 1),
     "sub": (lax.sub, 2),
     "a whole without it": (lambda x, w: lax.sub(w, x), 1),
     "1 without it": (lambda x: lax.sub(1.0, x), 1),
@@ -151,3 +153,41 @@ def test_what_is_not_linear_needs_the_sum(name):
     eqn, _, terms = equation(name)
     with pytest.raises(NotInParts, match="the sum over all examples"):
         treatment_of(eqn, terms)
+
+
+def test_what_is_combined_otherwise_needs_all():
+    eqn, _, _ = equation("neg")
+    with pytest.raises(NotInParts, match="what all examples give"):
+        treatment(eqn, ["max"], [None], Parts(PARTS))
+
+
+def test_what_is_whole_stays_whole_where_it_is_not_cut():
+    """What the asked axis would need is no obstacle: each part does all of it."""
+    summed = jax.make_jaxpr(lambda x: lax.psum(x, "i"), axis_env=[("i", 2)])(W)
+    ordered = jax.make_jaxpr(lambda x: lax.sort(x, dimension=0))(W)
+    for closed, why in ((summed, "sums over devices"), (ordered, "the whole axis")):
+        (eqn,) = closed.eqns
+        assert treatment(eqn, [None], [0], Parts(2)) is None
+        with pytest.raises(NotInParts, match=why):
+            treatment(eqn, [0], [None], Parts(2))
+
+
+def test_a_barrier_has_what_was_cut_or_is_asked_cut():
+    barrier = lambda *xs: lax.optimization_barrier(xs)
+    (eqn,) = jax.make_jaxpr(barrier)(W, V, W + V).eqns
+    found = treatment(eqn, [0, None, None], [None, 1, None], Parts(2))
+    assert found is not None and found.ins == found.outs == (0, 1, None)
+    found = treatment(eqn, [SUM, None, SUM], [None] * 3, Parts(2))
+    assert found is not None and found.ins == found.outs == (SUM, None, SUM)
+
+
+def test_what_is_cut_is_cut_as_it_comes_and_else_as_it_is_asked():
+    eqn, _, _ = equation("neg")
+    (neg,) = jaxprs.split(jaxprs.bodies(eqn)[0])[0].eqns
+    for state, asked, axis in ((0, 1, 0), (None, 1, 1), (1, None, 1)):
+        found = treatment(neg, [state], [asked], Parts(2))
+        assert found is not None and found.ins == found.outs == (axis,)
+    assert treatment(neg, [None], [None], Parts(2)) is None
+    (summed,) = jax.make_jaxpr(LINEAR["sum"][0])(W).eqns
+    found = treatment(summed, [0], [None], Parts(2))
+    assert found is not None and (found.ins, found.outs) == ((0,), (SUM,))

@@ -1,0 +1,40 @@
+"""A step without its `jax.debug.print`s and `jax.debug.callback`s.
+
+They give no values, so all others stay what they are. For a chip that is not there no
+callback can be compiled: what is measured is the step without them.
+"""
+
+from typing import Any
+
+from jaxmem import _compat
+from jaxmem.ir import jaxprs
+
+_PRINTS = ("debug_callback", "debug_print")
+
+
+def prints_in(body: Any) -> int:
+    """How many there are in a jaxpr and in the bodies in it."""
+    return sum(eqn.primitive.name in _PRINTS for eqn in jaxprs.walk(body))
+
+
+def without_prints(closed: Any) -> Any:
+    """The closed jaxpr without them."""
+    return jaxprs.retrace(closed, lambda args: jaxprs.evaluate(closed, args, _rule))
+
+
+def _rule(eqn: Any, args: list[Any]) -> list[Any] | None:
+    if eqn.primitive.name in _PRINTS:
+        return []
+    bodies = jaxprs.bodies(eqn)
+    if not any(map(prints_in, bodies)):
+        return None
+    if eqn.primitive.name == "shard_map":  # its axes have a meaning inside alone
+        body = _compat.ClosedJaxpr(bodies[0], ())
+        shards = lambda args: jaxprs.evaluate(body, args, _rule)
+        return _compat.shard_map_again(eqn, shards, args)
+    return jaxprs.rebind(eqn, args, list(map(_closed_without, bodies)))
+
+
+def _closed_without(body: Any) -> Any:
+    jaxpr, consts = jaxprs.split(body)
+    return without_prints(_compat.ClosedJaxpr(jaxpr, consts))
