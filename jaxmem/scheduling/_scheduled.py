@@ -79,7 +79,7 @@ class Scheduled:
 
         Under `jax.disable_jit()` the step as it was given runs, operation by operation.
         """
-        without_jit = jax.config.jax_disable_jit
+        without_jit = jax.config.jax_disable_jit  # pyright: ignore
         with self._open(args, kwargs) as call:
             self._warn(call)
             call.check_donated(self.__wrapped__)
