@@ -139,6 +139,7 @@ class Scheduled:
         """
         with self._open(args, kwargs) as call:
             check_fixed_sizes("plan", (call.args, call.kwargs))
+            call.check_donated(self.__wrapped__)
             found = self._find(call)
             if not found.fingerprint:  # there was no search
                 own = self._abstract(call)
