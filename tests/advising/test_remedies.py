@@ -26,6 +26,13 @@ F32 = jnp.float32
 FAR = 1.25
 
 
+@pytest.fixture(autouse=True)
+def usual_promotion():
+    """As the programs are written."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 def remedies(step, *args, donate=(), target="h100"):
     """What is found in a step, its predicted peak in the place of the compiled one."""
     places = tuple(donate)
@@ -94,8 +101,7 @@ RECURRENT = {
 @pytest.mark.parametrize("name", RECURRENT)
 def test_schedule_is_named_where_substitute_does_nothing(name):
     loss, *args = RECURRENT[name]
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        found = remedies(lambda *a: jax.value_and_grad(loss)(*a), *args)
+    found = remedies(lambda *a: jax.value_and_grad(loss)(*a), *args)
     assert "substitute" not in named(found) and "schedule" in named(found)
 
 
