@@ -175,6 +175,7 @@ class Scheduled:
     def _begun(self, args, kwargs, target: str | Target, step, **how) -> Pending:
         """The compile of a step with the places of this one's arguments."""
         own = self.jit_options(*args, **kwargs)
+        how["advised"] = step is not self
         if step is self:
             step = self._told(own.donated)
         how |= {"compiler_options": own.compiler_options, "target": target}
