@@ -6,5 +6,5 @@
 from collections.abc import Callable
 from typing import Any
 
-# of a `jaxmem.memory.report.AdvisedStep`, sentences
+# of a `jaxmem.memory.report.advice.AdvisedStep`, sentences
 adviser: Callable[[Any], tuple[str, ...]] = lambda step: ()

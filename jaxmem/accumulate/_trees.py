@@ -130,7 +130,7 @@ def weights_of(weight_fn: Callable | None, batches, n: int):
     return weights.astype(jnp.result_type(float))
 
 
-def _known_weight(weight):
+def _known_weight(weight: Any) -> Any:
     """The weight; ValueError for one that is known now and is none."""
     if isinstance(weight, int | float | np.ndarray | np.generic):
         if np.shape(weight) == ():

@@ -130,7 +130,7 @@ def _inside(kept: Sequence[tuple[KeptInside, int]]) -> str:
     for one, size in kept:
         sizes[one.site.pattern, merged[_module(one)]] += size
     parts = [
-        f"{format_bytes(size)} inside {pattern} ({module})"
+        f"{format_bytes(size)} inside {pattern}" + (f" ({module})" if module else "")
         for (pattern, module), size in sizes.most_common(_NAMED)
     ]
     left = len(sizes) - len(parts)

@@ -32,8 +32,7 @@ def _traffic(eqn, spreads: Spreads) -> int:
     if eqn.primitive.name == "device_put":
         for u, v in zip(eqn.invars, eqn.outvars, strict=True):
             size = elements(v.aval.shape) * v.aval.dtype.itemsize
-            # one of them is given, and how the other is spread follows from it
-            shards = max(spreads.shards(u), spreads.shards(v))
+            shards = spreads.shards(u if is_on_host(u) else v)  # as the host has it
             total += size // shards if is_on_host(u) != is_on_host(v) else 0
     times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
     inside = (host_traffic(b, _given(eqn, b, spreads)) for b in jaxprs.bodies(eqn))

@@ -32,11 +32,9 @@ def can_be_taken_apart(eqn) -> bool:
     return several and not explicit and not _compat.has_side_effects(eqn)
 
 
-def taken_apart(
-    eqn, args: Sequence[Any], opened: Callable[[Any], Any] = flatten
-) -> list[Any]:
-    """What a `shard_map` gives, of one for each operation of its `opened` body."""
-    body, constants = jaxprs.split(inside_of(eqn, opened))
+def taken_apart(eqn, args: Sequence[Any]) -> list[Any]:
+    """What a `shard_map` gives, of one for each of its operations."""
+    body, constants = jaxprs.split(inside_of(eqn, flatten))
     if constants:  # of the trace of the map: elsewhere they have no meaning
         return _compat.bind(eqn, args)
     return _Parts(eqn, body, args).run()

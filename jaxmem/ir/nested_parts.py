@@ -8,7 +8,6 @@ from jaxmem import _compat
 from jaxmem.ir import branch_parts, jaxprs, map_parts, scan_parts
 from jaxmem.ir.body_parts import is_plain
 from jaxmem.ir.costs import fused_only
-from jaxmem.ir.flatten import flatten
 from jaxmem.ir.graph import JaxprGraph, Values, done_otherwise
 from jaxmem.ir.joined import JoinableKind, put_together
 from jaxmem.ir.scans import is_var
@@ -72,7 +71,7 @@ def _separable(eqn) -> list[int]:
 def _taken_apart(eqn, wanted: list[int], values: Values) -> list[Any]:
     args = [values.read(v) for v in eqn.invars]
     if eqn.primitive.name == "shard_map":
-        return map_parts.taken_apart(eqn, args, lambda b: apart(flatten(b), wanted))
+        return map_parts.taken_apart(eqn, args)
     bodies = [apart(body, wanted) for body in jaxprs.bodies(eqn)]
     if eqn.primitive.name == "cond":
         return branch_parts.taken_apart(eqn, bodies, args, wanted)

@@ -139,13 +139,11 @@ def begin(
         options = tuple(sorted((how.compiler_options or {}).items()))
         # The jaxpr is the same object as long as `jax.jit` would not trace anew.
         key = id(traced.jaxpr), chip.name, options, caller_flags()
-        key = *key, how.extent, how.products, how.trips
+        key = *key, how.extent, how.products, how.advised, how.trips
         if how.cache and key in reports and reports[key][1].done:
             return reports[key][1]
         lowered = lower(jitted, traced, call, chip, how.compiler_options)
-    advice = LateAdvice()  # nobody reads it of what is compiled for its bytes alone
-    if how.extent != "buffers":
-        advice = _advice(call, traced.jaxpr, chip)
+    advice = _advice(call, traced.jaxpr, chip) if how.advised else LateAdvice()
     about = donations(lowered, traced), how, how.products, advice
     pending = Pending(lowered, chip, *about)
     # the jaxpr is held so that no other one gets its id

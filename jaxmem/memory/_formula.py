@@ -3,6 +3,7 @@
 The formula of six equations is `x * sigmoid(1.702 * x)`: casts and views are left out.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -43,7 +44,7 @@ class _Scope:
     """A list of equations, and what its arguments are in the list around it."""
 
     jaxpr: Any
-    given: "dict[Any, tuple[_Scope, Any]]" = field(default_factory=dict)
+    given: "Mapping[Any, tuple[_Scope, Any]]" = field(default_factory=dict)
     op: str = ""  # of this package that the list is in
 
     @cached_property

@@ -56,6 +56,7 @@ class CompileSettings:
     # Exponent of 2; XLA:GPU emits products of matrices with fewer elements together
     # itself, and leaves the others to a library. None is XLA's own threshold.
     products: int | None = None
+    advised: bool = True  # whether the report says what to do: not of a scheduled step
     # iterations of loops whose compiled text does not tell how often they run
     trips: int | None = None
 

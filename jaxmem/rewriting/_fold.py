@@ -70,9 +70,10 @@ def folded(value: FlatValue) -> Number | None:
 
 def _unfolded(value: FlatValue) -> list[FlatValue]:
     """The operands to fold before a value."""
-    foldable = value.folded == () and value.known is None and value.node is not None
-    ins = value.node.ins if foldable and value.node.name in _FUNCTIONS else ()
-    return [v for v in ins if v.folded == ()]
+    node = value.node if value.folded == () and value.known is None else None
+    if node is None or node.name not in _FUNCTIONS:
+        return []
+    return [v for v in node.ins if v.folded == ()]
 
 
 def _fold(value: FlatValue) -> Number | None:

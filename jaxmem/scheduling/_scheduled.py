@@ -80,7 +80,7 @@ class Scheduled:
 
         Under `jax.disable_jit()` the step as it was given runs, operation by operation.
         """
-        without_jit = jax.config.jax_disable_jit
+        without_jit = jax.config.jax_disable_jit  # pyright: ignore
         with self._open(args, kwargs) as call:
             self._warn(call)
             call.check_donated(self.__wrapped__)
@@ -140,6 +140,7 @@ class Scheduled:
         """
         with self._open(args, kwargs) as call:
             check_fixed_sizes("plan", (call.args, call.kwargs))
+            call.check_donated(self.__wrapped__)
             found = self._find(call)
             if not found.fingerprint:  # there was no search
                 own = self._abstract(call)
@@ -174,6 +175,7 @@ class Scheduled:
     def _begun(self, args, kwargs, target: str | Target, step, **how) -> Pending:
         """The compile of a step with the places of this one's arguments."""
         own = self.jit_options(*args, **kwargs)
+        how["advised"] = step is not self
         if step is self:
             step = self._told(own.donated)
         how |= {"compiler_options": own.compiler_options, "target": target}

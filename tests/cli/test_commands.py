@@ -123,7 +123,7 @@ CASES = [
     ("plan user_steps:sized_step --batch 0", 2, "--batch"),
     ("plan user_steps:step --donate weights", 2, "'weights'"),
     ("plan user_steps:step --static weights", 2, "'weights'"),
-    ("plan user_steps:clipped --clip two_pass", 0, "stacked gradients"),
+    ("plan user_steps:clipped --clip two_pass", 0, "predicted peak"),
     ("plan user_steps:not_traceable", 3, "TracerBoolConversionError"),
     ("lint user_steps:gradient", 0, "nothing found"),
     ("lint user_steps:misnamed", 1, "no such name"),

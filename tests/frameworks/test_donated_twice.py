@@ -32,6 +32,7 @@ def plain(params, average, x):
 CALLS = {
     "estimate": lambda step, *args: jaxmem.estimate(step, *args, donate_argnums=(0, 1)),
     "schedule": lambda step, *args: jaxmem.schedule(step, donate_argnums=(0, 1))(*args),
+    "plan": lambda step, *args: jaxmem.schedule(step, donate_argnums=1).plan(*args),
     "jitted": lambda step, *args: jaxmem.estimate(
         jax.jit(step, donate_argnums=0) if step is plain else step, *args
     ),

@@ -7,6 +7,7 @@ from jax import lax
 
 from jaxmem.ir import costs
 from jaxmem.ir.costs import MACHINES
+from jaxmem.ir.host_traffic import host_traffic, waiting_for_host
 
 TARGET = MACHINES["h100"]
 SDS = jax.ShapeDtypeStruct
@@ -177,23 +178,23 @@ def stacked(x):
 def test_what_goes_to_the_host_and_back_is_counted():
     both = jax.make_jaxpr(lambda x: fetched(sent(x) + 0))(SQUARE)
     own = 4 * 64 * 64
-    assert costs.host_traffic(both) == 2 * own
+    assert host_traffic(both) == 2 * own
     called = jax.make_jaxpr(jax.jit(lambda x: fetched(sent(x) + 0)))(SQUARE)
-    assert costs.host_traffic(called) == 2 * own
-    assert costs.waiting_for_host(called, TARGET) == 0.0  # only scans wait
+    assert host_traffic(called) == 2 * own
+    assert waiting_for_host(called, TARGET) == 0.0  # only scans wait
     stays = jax.make_jaxpr(lambda x: fetched(x) * 2)(SQUARE)
-    assert costs.host_traffic(stays) == 0
+    assert host_traffic(stays) == 0
     closed = jax.make_jaxpr(stacked)(SQUARE)
-    assert costs.host_traffic(closed) == 7 * own
+    assert host_traffic(closed) == 7 * own
     work = ONE / TARGET.wide + own / TARGET.bandwidth  # the array is read, too
     waits = 7 * (own / TARGET.host - work)
-    assert costs.waiting_for_host(closed, TARGET) == pytest.approx(waits) and waits > 0
+    assert waiting_for_host(closed, TARGET) == pytest.approx(waits) and waits > 0
     inside = jax.jit(lambda c: (c @ c, sent(c)))
     called = jax.make_jaxpr(lambda x: lax.scan(lambda c, _: inside(c), x, length=7))
-    assert costs.waiting_for_host(called(SQUARE), TARGET) == pytest.approx(waits)
+    assert waiting_for_host(called(SQUARE), TARGET) == pytest.approx(waits)
     outer = jax.jit(lambda x: stacked(stacked(x)[0]))
     closed = jax.make_jaxpr(outer)(SQUARE)
-    assert costs.waiting_for_host(closed, TARGET) == pytest.approx(2 * waits)
+    assert waiting_for_host(closed, TARGET) == pytest.approx(2 * waits)
 
 
 def test_a_scan_that_computes_longer_than_it_sends_does_not_wait():
@@ -205,8 +206,8 @@ def test_a_scan_that_computes_longer_than_it_sends_does_not_wait():
         return c, sent(c[:1])
 
     closed = jax.make_jaxpr(lambda x: lax.scan(body, x, length=3))(wide)
-    assert costs.host_traffic(closed) == 3 * 4 * 2048
-    assert costs.waiting_for_host(closed, TARGET) == 0.0
+    assert host_traffic(closed) == 3 * 4 * 2048
+    assert waiting_for_host(closed, TARGET) == 0.0
 
 
 def test_a_scan_of_which_nobody_knows_the_time_does_not_wait():
@@ -214,8 +215,8 @@ def test_a_scan_of_which_nobody_knows_the_time_does_not_wait():
         return lax.while_loop(lambda c: c[0, 0] < 3, lambda c: c + 1, c), sent(c)
 
     closed = jax.make_jaxpr(lambda x: lax.scan(body, x, length=3))(SQUARE)
-    assert costs.host_traffic(closed) > 0
-    assert costs.waiting_for_host(closed, TARGET) == 0.0
+    assert host_traffic(closed) > 0
+    assert waiting_for_host(closed, TARGET) == 0.0
 
 
 TABLES = {

@@ -63,8 +63,7 @@ def test_what_a_pass_writes_is_the_line_of_what_it_stands_for():
     assert not any("jaxmem/scheduling" in line for line in words)
 
 
-def test_an_op_has_the_line_of_who_calls_it():
+def test_an_op_has_no_line_of_its_own():
+    """Its equations have that of its caller; of its first one, where jax caches it."""
     eqns = jax.make_jaxpr(lambda x: jaxmem.ops.glu(x))(jnp.ones(22)).eqns
-    lines = {_compat.source_line(eqn) for eqn in eqns}
-    assert any("test_sources.py" in line for line in lines)
-    assert not any("jaxmem/ops" in line for line in lines)
+    assert not any("jaxmem/ops" in _compat.source_line(eqn) for eqn in eqns)

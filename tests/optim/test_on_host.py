@@ -111,9 +111,12 @@ def test_shapes_of_a_sharded_state_are_sharded():
     step = jaxmem.schedule(train_step(tx), donate_argnums=0)
     args = (given, abstract_state(tx, given)), batch()
     report, plan = jaxmem.estimate(step, *args), step.plan(*args)
-    parts = jax.tree.map(lambda x: x.addressable_shards[0].data, given)
+    of_one = lambda tree: jax.tree.map(lambda x: x.addressable_shards[0].data, tree)
+    parts = of_one(given)
     assert 0 <= report.argument_bytes - 3 * nbytes(parts) <= batch().nbytes + 2**8
-    assert plan.host_traffic_bytes == 2 * nbytes(tx.init(given))
+    own = 2 * nbytes(of_one(tx.init(given)))
+    # a device may write its part alone of the two moments of "b", which are whole
+    assert own - 2 * given["b"].nbytes <= plan.host_traffic_bytes <= own
 
 
 def test_rows_of_an_embedding_go_in_chunks():

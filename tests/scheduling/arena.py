@@ -217,11 +217,24 @@ class _Inside(Values):
 
     def read(self, atom):
         """The value of a variable or literal; a barrier is looked through."""
-        maker = self.graph.maker.get(atom) if is_var(atom) else None
-        eqn = None if maker is None else self.graph.eqns[maker]
-        if eqn is not None and eqn.primitive.name == "optimization_barrier":
-            return self.read(eqn.invars[eqn.outvars.index(atom)])
+        atom = self._before_barriers(atom)
         foreign = is_var(atom) and atom in self.exist and atom not in self.made
         if foreign and atom not in self.env:
             raise RuntimeError(f"{atom} is read by an operation that does not name it")
         return super().read(atom)
+
+    def _missing(self, i):
+        """The equations to do before this one, none of them a barrier."""
+        if i in self.done:
+            return []
+        atoms = map(self._before_barriers, self.graph.eqns[i].invars)
+        makers = [self.graph.maker[v] for v in atoms if is_var(v) and v not in self.env]
+        return [k for k in dict.fromkeys(makers) if k not in self.done]
+
+    def _before_barriers(self, atom):
+        while is_var(atom) and atom in self.graph.maker:
+            eqn = self.graph.eqns[self.graph.maker[atom]]
+            if eqn.primitive.name != "optimization_barrier":
+                break
+            atom = eqn.invars[eqn.outvars.index(atom)]
+        return atom

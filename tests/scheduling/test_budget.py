@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -301,7 +302,7 @@ class Fake:
             kept = self.kept(first.others)
             kept += round(first.fraction * (self.kept(first.rate) - kept))
         peak = kept + self.extra(kept)
-        return type("Report", (), {"peak_bytes": peak, "at_peak": ()})()
+        return SimpleNamespace(peak_bytes=peak, at_peak=(), host_bytes=0)
 
     def kept(self, rate):
         return next(
@@ -400,7 +401,7 @@ class Sequences:
         size = sizes[choice.get(OperationOrder)]
         peak = size + 500 if size >= 1500 else 5000 - size
         peak += 0 if size == 1600 or size == 10_000 else 200
-        return type("Report", (), {"peak_bytes": peak, "at_peak": ()})()
+        return SimpleNamespace(peak_bytes=peak, at_peak=(), host_bytes=0)
 
     def search(self, budget):
         first = self.candidates[0]

@@ -35,7 +35,7 @@ def loss(p, x):
 
 def leaves():
     stack = jnp.ones((LAYERS, WIDTH, WIDTH)) / WIDTH
-    small = [jnp.full((1, WIDTH), 0.01)] * LEAVES
+    small = [jnp.full((1, WIDTH), 0.01) for _ in range(LEAVES)]
     return {"stack": stack, "small": small}, jnp.ones((4, WIDTH))
 
 
@@ -47,7 +47,7 @@ def clipped(p, x):
 
 
 def by_norm_of_parameters(p, x):
-    rate = 1e-2 * optax.global_norm(p)
+    rate = 1e-2 * jnp.sqrt(sum(jnp.sum(w**2) for w in jax.tree.leaves(p)))
     return jax.tree.map(lambda w, g: w - rate * g, p, jax.grad(loss)(p, x))
 
 
@@ -135,7 +135,9 @@ def test_residuals_are_listed(of):
 def test_formulas_are_looked_for(of):
     args = arguments(of)
     lean = jaxmem.substitute(of)
-    assert jax.eval_shape(lean, *args) == jax.eval_shape(of, *args)
+    with pytest.warns(UserWarning, match="nothing to replace"):
+        shapes = jax.eval_shape(lean, *args)
+    assert shapes == jax.eval_shape(of, *args)
 
 
 def test_what_no_array_is_made_of_is_computed_by_its_reader():

@@ -1,11 +1,10 @@
-"""What loops, branches and `shard_map`s keep, nested in layers and in each other."""
+"""What loops and branches keep, nested in layers and in each other."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import PartitionSpec as P
 
 from jaxmem import _compat
 from jaxmem.ir import jaxprs
@@ -98,21 +97,6 @@ def recurrent(ws, x, yes):
     return lax.scan(one, jnp.stack([x, x + 1]), ws)[0]
 
 
-def mapped(ws, x, yes):
-    """Loops and branches in a `shard_map` in a layer."""
-    mesh = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Auto,))
-
-    def inner(x, w):
-        substep = lambda c, _: (0.9 * c + jnp.tanh(jnp.sin(c @ w) * c), None)
-        x = lax.scan(substep, x, length=N)[0]
-        scale = lax.pmean(x.sum(), "data")
-        return lax.cond(scale < 1e3, lambda x: x + jnp.sin(jnp.tanh(x @ w)), jnp.cos, x)
-
-    specs = (P("data"), P())
-    one = jax.shard_map(inner, mesh=mesh, in_specs=specs, out_specs=P("data"))
-    return lax.scan(lambda x, w: (one(x, w), None), x, ws)[0]
-
-
 FORWARDS = [
     either,
     either_recomputed,
@@ -120,7 +104,6 @@ FORWARDS = [
     three_deep,
     with_dropout,
     recurrent,
-    mapped,
 ]
 
 
@@ -188,7 +171,6 @@ LEFT = {
     "three_deep": (0.75, 0.25),
     "with_dropout": (0.75, 0.5),
     "recurrent": (0.75, 0.5),
-    "mapped": (0.5, 0.25),
     "in_branch": (0.6, 0.35),
     "in_while": (0.6, 0.35),
 }

@@ -582,8 +582,8 @@ def test_moments_in_an_outer_scan():
         update = lambda p, m, v: p - LR * m / (jnp.sqrt(v) + 1e-8)
         return jax.tree.map(update, params, *moments), moments
 
-    ones = jax.tree.map(jnp.ones_like, problem.params())
-    released_all(checked(step, problem.params(), (ones, ones), micro_batches()))
+    ones = lambda: jax.tree.map(jnp.ones_like, problem.params())
+    released_all(checked(step, problem.params(), (ones(), ones()), micro_batches()))
 
 
 def test_a_step_for_each_micro_batch():

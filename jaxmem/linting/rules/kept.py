@@ -89,7 +89,9 @@ def _is_mask(mask: Definition) -> bool:
     todo, compared = [(mask.level, mask.var)], []
     while todo:
         found = definition_of(*todo.pop())
-        name = "" if found.eqn is None else found.eqn.primitive.name
+        if found.eqn is None:
+            return False
+        name = found.eqn.primitive.name
         if name in _COMPARISONS:
             compared.append(found)
         elif name in _OF_A_MASK:

@@ -8,6 +8,7 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 
@@ -17,7 +18,7 @@ _NUMBERS = {"true": 1, "false": 0}
 _SINGLE = re.compile(r"(?:[su]\d+|pred)\[[1,]*\]")
 _INTEGER = re.compile(r"([su])(\d+)\[")
 _DIRECTION = re.compile(r"direction=(\w\w)")
-_DO: dict[str, Callable[..., int]] = {
+_DO: dict[str, Callable[..., Any]] = {
     "add": operator.add,
     "subtract": operator.sub,
     "multiply": operator.mul,
@@ -59,8 +60,9 @@ class Integers:
             return int(text) if re.fullmatch(r"-?\d+", str(text)) else None
         if made.opcode == "parameter":
             caller = self.hlo.instruction(self.hlo.callers.get(made.computation, ""))
-            fits = caller is not None and caller.opcode in CALLS
-            return self.at(caller.operands[made.element], k) if fits else None
+            if caller is None or caller.opcode not in CALLS:
+                return None
+            return self.at(caller.operands[made.element], k)
         if made.opcode == "get-tuple-element":
             return self._element(made, k)
         if made.opcode in CALLS:

@@ -77,7 +77,8 @@ def _wrong(hlo: Hlo, made: Instruction) -> WrongSlice | None:
         offset = min(max(0, start + k * step), last)
         pairs = zip(index, ends, strict=True)
         at = [integers.at(i, k) if end else 0 for i, end in pairs]
-        wanted = None if None in at else _offset(at, ends, array)
+        known = [i for i in at if i is not None]
+        wanted = _offset(known, ends, array) if len(known) == len(at) else None
         if offset != wanted:
             operation = made.metadata.get("op_name", "")
             where = operation, hlo.source(made), written

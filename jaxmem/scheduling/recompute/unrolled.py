@@ -54,7 +54,7 @@ def unrolled(closed, given: InputSpreads | None = None) -> Pair | None:
         return None
     slots = dict(enumerate(v for v in early if v in large))
     inside = partial(spreads_in, closed, given)
-    return Pair(-1, -1, graph, slots, {}, free, (), (), 1, inside)
+    return Pair(-1, -1, graph, slots, {}, free, (), (), 1, inside=inside)
 
 
 def _is_stack(graph: JaxprGraph, v) -> bool:

@@ -269,7 +269,7 @@ def _ancestors(
 
 def bases(graph: JaxprGraph, v, axis: int) -> Iterator[Place]:
     """The arrays that a slice of `v` is made of by operations that cost nothing."""
-    return (place for place in _sources(graph, v, axis) if place[1] is not None)
+    return ((w, a) for w, a in _sources(graph, v, axis) if a is not None)
 
 
 def unsliced(graph: JaxprGraph, v, axis: int) -> Iterator[Any]:

@@ -68,8 +68,9 @@ def expected_peaks(
             least, parts = one.bytes, one.choice.get(MicroBatches).n
         if least < _ENOUGH * own:
             break
-    sizes = (arguments + size for size in (own, free, least))
-    return ExpectedPeaks(arguments, *sizes, parts)
+    known = {"plain": own, "free": free, "least": least}
+    sizes = {name: arguments + size for name, size in known.items()}
+    return ExpectedPeaks(arguments, **sizes, parts=parts)
 
 
 def _does_something(step: TracedStep) -> bool:

@@ -89,6 +89,7 @@ class TracedStep:
 
         jitted = jit_with(step, self.donated)
         how |= {"target": self.target, "compiler_options": self.compiler_options}
+        how["advised"] = choice.unchanged
         return begin(jitted, self.args, self.kwargs, **how)
 
     def slack(self) -> float:

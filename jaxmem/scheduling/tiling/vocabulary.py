@@ -160,7 +160,7 @@ class _Growth:
             cut = [a for a, d in operands if d is not None and is_var(a)]
             if not self.wide.isdisjoint(cut):
                 return True
-            makers = {self.graph.maker.get(a) for a in cut} & self.cut.keys() - seen
+            makers = {self.graph.maker.get(a, -1) for a in cut} & self.cut.keys() - seen
             seen |= makers
             todo += makers
         return False
