@@ -89,6 +89,11 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN += (
     "Ledger LedgerRow MomentCodes CompileError DoesNotFit Pending begin".split()
     + ["start_worker"]
 )
+# What the packages ask each other to find the largest batch, and what to advise.
+WITHOUT_ARGUMENTS_OF_ITS_OWN += (
+    "BatchSearch KeptInside LargestBatch OperationTime Remedy StepTime advice_on"
+    " kept_inside remedies_for with_losses".split()
+)
 # States, which `init` makes
 WITHOUT_ARGUMENTS_OF_ITS_OWN += (
     "AdamMiniState CameState FactoredRmsState FactoredMoment Sm3State".split()

@@ -60,13 +60,17 @@ def test_values_in_messages(value, text):
 
 
 # (call of a number, the number, kinds that it may be of)
+def loss(params, batch, rng):
+    return jnp.mean(batch @ params)
+
+
 CALLS = {
     "adama": (lambda n: optim.adama(0.1, micro_batches=n), 2, INTS),
     "b1": (lambda x: optim.adama(0.1, b1=x), 0.5, FLOATS),
     "learning_rate": (lambda x: optim.FusedAdam(x), 0.5, FLOATS),
     "MultiSteps": (lambda k: optim.MultiSteps(optax.sgd(0.1), k), 2, INTS),
     "max_norm": (lambda x: optim.clip_by_layer_norm(x), 0.5, FLOATS),
-    "microbatch": (lambda n: jaxmem.microbatch(step, optax.sgd(0.1), n), 2, INTS),
+    "microbatch": (lambda n: jaxmem.microbatch(loss, optax.sgd(0.1), n), 2, INTS),
     "budget": (lambda b: jaxmem.schedule(step, budget=b), 2**20, INTS[:2]),
     "donate": (lambda i: jaxmem.schedule(step, donate_argnums=i), 0, INTS),
     "several": (lambda i: jaxmem.schedule(step, donate_argnums=[i]), 0, INTS),

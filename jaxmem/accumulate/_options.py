@@ -48,7 +48,6 @@ def check_options(
         "axis_name": check_axis_name("axis_name", axis_name),
     }
     checked = StepOptions(n, **options)
-    _check_loss(loss_fn, checked.has_model_state)
     _check_functions(checked)
     if checked.accumulator_dtype is not None:
         check_dtype("accumulator_dtype", checked.accumulator_dtype, "inexact")
@@ -56,6 +55,7 @@ def check_options(
     check_choice("clip", checked.clip, (None, "two_pass"))
     for name in ("has_aux", "has_model_state", "donate"):
         check_bool(name, getattr(checked, name))
+    _check_loss(loss_fn, checked.has_model_state)
     return checked
 
 
