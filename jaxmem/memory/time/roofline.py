@@ -22,7 +22,7 @@ _SPLITS = (1, 2, 4, 8)  # parts of a long sum whose tiles run side by side
 
 
 @dataclass(frozen=True)
-class Work:
+class KernelWork:
     """What a kernel does, whatever the chip."""
 
     products: tuple[Product, ...]
@@ -35,7 +35,7 @@ class Work:
         return sum(one.flops for one in self.products)
 
 
-def seconds(work: Work, rates: Rates, cached: int = 0) -> tuple[float, Bound]:
+def seconds(work: KernelWork, rates: Rates, cached: int = 0) -> tuple[float, Bound]:
     """How long a kernel takes, and what binds it.
 
     Args:

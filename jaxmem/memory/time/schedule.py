@@ -15,7 +15,7 @@ from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.trips import trips
 from jaxmem.memory.time.arithmetic import arithmetic_of
 from jaxmem.memory.time.products import call_target, products_of
-from jaxmem.memory.time.roofline import Bound, Work, seconds
+from jaxmem.memory.time.roofline import Bound, KernelWork, seconds
 from jaxmem.memory.time.traffic import traffic_of
 
 _NOTHING = frozenset(
@@ -130,7 +130,7 @@ class _Clock:
         took, bound = seconds(work, self.rates, self._cached(made, work))
         self._kernel(made, times, took, bound, work.flops, work.traffic.bytes)
 
-    def _cached(self, made: Instruction, work: Work) -> int:
+    def _cached(self, made: Instruction, work: KernelWork) -> int:
         """Bytes of what is read that were touched so lately that the cache has them."""
         room, found = self.rates.cache_bytes // 2, 0
         for name, size in work.traffic.reads:
@@ -185,10 +185,10 @@ class _Clock:
             self._kernel(made, times, waited, bound, 0.0, size)
 
 
-def work_of(hlo: Hlo, made: Instruction) -> Work:
+def work_of(hlo: Hlo, made: Instruction) -> KernelWork:
     """What an instruction does."""
     products = tuple(products_of(hlo, made))
-    return Work(products, traffic_of(hlo, made), arithmetic_of(hlo, made))
+    return KernelWork(products, traffic_of(hlo, made), arithmetic_of(hlo, made))
 
 
 def total(kernels: list[TimedKernel]) -> float:
