@@ -101,8 +101,12 @@ class Residuals(SavedResult):
         by_module = [_sums(e, lambda e: modules[of_user(e.path)]) for e in kept]
         by_operation = [_sums(entries, lambda e: e.operation) for entries in kept]
         totals = (
-            ComparedRow("kept for the backward pass", *(r.total_bytes for r in both)),
-            ComparedRow("arguments it reads", *(r.argument_bytes for r in both)),
+            ComparedRow(
+                "kept for the backward pass", self.total_bytes, other.total_bytes
+            ),
+            ComparedRow(
+                "arguments it reads", self.argument_bytes, other.argument_bytes
+            ),
         )
         return ReportComparison(
             self._headline(),
