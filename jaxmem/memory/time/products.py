@@ -60,14 +60,17 @@ def _operand(hlo: Hlo, made: Instruction, k: int) -> HloArray:
 
 
 def _dot(hlo: Hlo, made: Instruction) -> Product:
-    lhs, rhs = _operand(hlo, made, 0), _operand(hlo, made, 1)
     axes = lambda name: _axes(made.attributes, name)
-    size = lambda array, of: math.prod(array.sizes[i] for i in of)
-    k = size(lhs, axes("lhs_contracting_dims"))
-    batch = size(lhs, axes("lhs_batch_dims"))
+    return _by_axes(hlo, made, axes("lhs_contracting_dims"), axes("lhs_batch_dims"))
+
+
+def _by_axes(hlo: Hlo, made: Instruction, summed: list[int], batch: list[int]):
+    """The product of two operands, from the axes of the first."""
+    lhs, rhs = _operand(hlo, made, 0), _operand(hlo, made, 1)
+    k, many = (math.prod(lhs.sizes[i] for i in of) for of in (summed, batch))
     wide = max(lhs, rhs, key=lambda array: array.bits)
-    m, n = lhs.elements // max(1, k * batch), rhs.elements // max(1, k * batch)
-    return Product(batch, m, n, k, wide.bits, wide.dtype)
+    m, n = lhs.elements // max(1, k * many), rhs.elements // max(1, k * many)
+    return Product(many, m, n, k, wide.bits, wide.dtype)
 
 
 def _axes(attributes: str, name: str) -> list[int]:
@@ -149,27 +152,19 @@ def call_target(made: Instruction) -> str:
 
 
 def _cublas(hlo: Hlo, made: Instruction) -> Product:
-    lhs, rhs = _operand(hlo, made, 0), _operand(hlo, made, 1)
-    named = lambda name: re.search(rf'"{name}":\[([^\]]*)\]', made.attributes)
+    def axes(name: str) -> list[int]:
+        found = re.search(rf'"{name}":\[([^\]]*)\]', made.attributes)
+        return [int(i) for i in re.findall(r"\d+", found.group(1))] if found else []
 
-    def size(name: str) -> int:
-        found = named(name)
-        axes = re.findall(r"\d+", found.group(1)) if found else []
-        return math.prod(lhs.sizes[int(i)] for i in axes)
-
-    k, batch = size("lhs_contracting_dimensions"), size("lhs_batch_dimensions")
-    wide = max(lhs, rhs, key=lambda array: array.bits)
-    m, n = lhs.elements // max(1, k * batch), rhs.elements // max(1, k * batch)
-    return Product(batch, m, n, k, wide.bits, wide.dtype)
+    summed, batch = axes("lhs_contracting_dimensions"), axes("lhs_batch_dimensions")
+    return _by_axes(hlo, made, summed, batch)
 
 
 def _attention(hlo: Hlo, made: Instruction, target: str) -> Iterator[Product]:
     """Two products of a forward pass, five of a backward one; causal ones by half."""
+    # [batch, length, heads, width], as `jax.nn` hands them to cuDNN
     q, kv = _operand(hlo, made, 0), _operand(hlo, made, 1)
-    # [batch, heads, length, width], whatever the order in memory
-    layout = [int(i) for i in re.findall(r"\d+", made.attributes)[:0]] or (0, 1, 2, 3)
-    batch, heads, queries, width = (q.sizes[i] for i in layout)
-    keys = kv.sizes[layout[2]]
+    (batch, queries, heads, width), keys = q.sizes, kv.sizes[1]
     seen = 0.5 if "CAUSAL" in made.attributes else 1.0
     one = Product(batch * heads, queries, keys, width * seen, q.bits, q.dtype)
     two = Product(batch * heads, queries, width, keys * seen, q.bits, q.dtype)

@@ -6,7 +6,6 @@ al. 2009, "Roofline", with the waves of NVIDIA's matrix multiplication guide).
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,12 +86,3 @@ def _tiled(product: Product, rates: Rates, peak: float, tile: tuple[int, int]) -
         return waves * one * (product.k / parts + _DEPTH)
 
     return min(map(split, _SPLITS))
-
-
-def shares(times: Sequence[tuple[Bound, float]]) -> dict[Bound, float]:
-    """The share of each bound in seconds that add up."""
-    total = sum(s for _, s in times) or 1.0
-    found: dict[Bound, float] = {}
-    for bound, s in times:
-        found[bound] = found.get(bound, 0.0) + s / total
-    return found
