@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-from benchmarks.device import fast, forms, offload, right, steps, true
+from benchmarks.device import fast, forms, offload, rates, right, seconds, steps, true
 from benchmarks.device.job import Job
 
-PIECES = (offload, right, fast, true, steps, forms)
+PIECES = (seconds, rates, offload, right, fast, true, steps, forms)
 
 
 def jobs() -> dict[str, Job]:
