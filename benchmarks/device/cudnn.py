@@ -6,6 +6,7 @@ with respect to the values must be that of a linear function; and heads of sizes
 are padded here, as they are.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -135,8 +136,15 @@ def _compared(small: bool, named: tuple[str, Look]) -> list[dict[str, Any]]:
         exact = want(*wide)
     results = zip(names, compiled(*args), want(*args), exact, strict=True)
     rows = [{"look": name, "result": n, **right.errors(*xs)} for n, *xs in results]
-    taken = (MARK in compiled.as_text()) == look.taken
-    return [*rows, {"look": name, "result": "taken as expected", "right": taken}]
+    calls = [line for line in compiled.as_text().splitlines() if MARK in line]
+    row = {"look": name, "result": "taken as expected"}
+    row |= {"right": bool(calls) == look.taken, "calls": [_sizes(c) for c in calls]}
+    return [*rows, row]
+
+
+def _sizes(call: str) -> str:
+    """Types of the results of a call, its workspace among them."""
+    return re.sub(r"{[^}]*}|/\*.*?\*/", "", call.split("custom-call(")[0])[-200:]
 
 
 def _gradients(fn: Callable, q, k, v, g) -> tuple:
