@@ -49,9 +49,7 @@ def cases() -> dict[str, Callable[[str, bool], Rows]]:
     return {
         "a policy of JAX": partial(compared, make=policy, ours=False),
         "a policy of JAX, by kernels": partial(compared, make=policy, options=_KERNELS),
-        "a policy of JAX, scheduled": partial(
-            compared, make=partial(policy, schedule=True)
-        ),
+        "a policy of JAX, scheduled": partial(compared, make=scheduled),
         "schedule(offload=True)": partial(compared, make=residuals),
         "on_host": partial(compared, make=moments),
         "adamw(on_host=True)": partial(compared, make=rows_of_moments),
