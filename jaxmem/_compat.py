@@ -388,8 +388,8 @@ def propagated(fn, args) -> list[tuple[tuple[str, ...], ...]]:
 def cudnn_attention(form: Any, scale: float, arrays: dict) -> tuple:
     """(output [b, t, n, h], logarithm of the sums of exponentials [b, n, t]).
 
-    `form` is one of `ops/attention/cudnn_rules.py`; `arrays` are q, k, v, and a mask as
-    a bias and lengths of keys, or None. JAX's own function asks the process for its GPU
+    `form` is one of `ops/attention/cudnn_rules.py`; `arrays` are q, k, v, and lengths
+    of keys or None. JAX's own function asks the process for its GPU
     and its cuDNN: these need not be there when a program is compiled.
     """
     from jax._src.cudnn import fused_attention_stablehlo as fused
@@ -415,7 +415,7 @@ def _fused_call(fused: Any, form: Any, scale: float, arrays: dict) -> tuple:
     """The ten operands that both passes have, and their parameters."""
     import jax.numpy as jnp
 
-    q, k, v, mask = (arrays[name] for name in ("q", "k", "v", "mask"))
+    q, k, v = (arrays[name] for name in "qkv")
     none = jnp.zeros(0, q.dtype)
     lengths = [none, none]
     kind = fused.MaskType.CAUSAL if form.causal else fused.MaskType.NO_MASK
@@ -427,15 +427,14 @@ def _fused_call(fused: Any, form: Any, scale: float, arrays: dict) -> tuple:
         "scale": scale,
         "seed": 42,  # of dropout, which there is none of
         "dropout_rate": 0.0,
-        "variadic_args": (mask is not None, False),
+        "variadic_args": (False, False),  # no bias, and no gradient of one
         "mask_type": kind,
         "layout": fused.AttentionLayout.BTNH.value,
         "sliding_window_length": form.window,
     }
     if jax.__version_info__ >= (0, 12):
         how |= {"score_mod_name": None, "score_mod_jaxpr": None}
-    mask = none if mask is None else mask
-    return (q, k, v, mask, *lengths, *[none] * 4), how
+    return (q, k, v, none, *lengths, *[none] * 4), how
 
 
 def runs_here(device: Any) -> bool:

@@ -82,8 +82,8 @@ def dispatch(
       xla_derives: whether the kernel's derivative, which a second derivative of an op
         asks for, is that of `xla`; otherwise it raises an error. `xla` closes over no
         tracers then.
-      others: kernels of another maker, which None takes where none of ours is; `run` is
-        of the leaves of `args`, and gives the leaves of what `xla` gives.
+      others: kernels of another maker, which None takes before ours; `run` is of the
+        leaves of `args`, and gives the leaves of what `xla` gives.
 
     Returns:
       What the chosen function returns.
@@ -108,7 +108,7 @@ def dispatch(
         return xla(*args)
     branches, reasons = _supported(name, kernels, xla, args)
     if implementation is None:
-        candidates = [*_candidates(name, kernels, reasons, found, args), *others]
+        candidates = [*others, *_candidates(name, kernels, reasons, found, args)]
         return kernel_or_xla(xla, candidates, *args)
     run = functools.partial(_by_platform, name, branches, reasons, xla)
     if not xla_derives:

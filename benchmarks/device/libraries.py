@@ -8,10 +8,9 @@ import jax.numpy as jnp
 
 def others(name: str) -> dict[str, Callable]:
     """By library, functions of the arguments of a case of `kernel_cases`."""
-    if not name.startswith("attention"):
+    # cuDNN's dropout has aborted the process: jax 0.11.2, H200
+    if not name.startswith("attention") or "dropout" in name:
         return {}
-    if "dropout" in name:
-        return {"cuDNN with dropout": cudnn_with_dropout}
     return {"jax.experimental": experimental}
 
 
@@ -26,11 +25,3 @@ def experimental(q, k, v, key):
     from jax.experimental.pallas.ops.gpu.attention import mha
 
     return mha(q, k, v, segment_ids=None, sm_scale=q.shape[-1] ** -0.5, causal=True)
-
-
-def cudnn_with_dropout(q, k, v, key):
-    """`jax.nn` has no dropout in cuDNN's attention; its private function has."""
-    from jax._src.cudnn.fused_attention_stablehlo import dot_product_attention
-
-    how = {"scale": q.shape[-1] ** -0.5, "seed": 42, "dropout_rate": 0.1}
-    return dot_product_attention(q, k, v, **how)

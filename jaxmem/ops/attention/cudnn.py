@@ -25,10 +25,6 @@ from jaxmem.ops.attention.cudnn_rules import HEADS, Form, form_of, refusal, suit
 from pallas_kernels.attention import all_of
 from pallas_kernels.lowering import KernelCandidate, warn_once
 
-# Large enough that such a key has no weight beside one that is seen, and small enough
-# that the logarithm of a sum is not lost in float32.
-HIDDEN = -(2.0**15)
-
 
 def candidates(name: str, run: Any, rules: Rules, inputs: tuple) -> tuple:
     """cuDNN's pass `run` for these inputs, if it takes them.
@@ -41,7 +37,7 @@ def candidates(name: str, run: Any, rules: Rules, inputs: tuple) -> tuple:
     """
     if refusal(rules, *inputs):
         return ()
-    form, keys = form_of(rules, inputs[0], inputs[1], inputs[3]), inputs[1].shape[1]
+    form, keys = form_of(rules, inputs[3]), inputs[1].shape[1]
     wins = functools.partial(_wins, form, keys)
     what = f"cuDNN's attention, {name}"
     return (KernelCandidate("cuda", wins, run, "", what, vmaps=True),)
@@ -64,12 +60,12 @@ def _wins(form: Form, keys: int, device: Any) -> bool:
 def forward(rules: Rules, q, k, v, bias, extras: Extras) -> tuple:
     """(o, row maximum [b, n, t], logarithm of the row sum [b, n, t])."""
     del bias  # none is taken
-    form, length = form_of(rules, q, k, extras), k.shape[1]
-    mask, live = _seen(form, rules, q, k, extras)
+    form, length = form_of(rules, extras), k.shape[1]
+    live = _seeing(form, q, extras)
     zero = jnp.zeros((), q.dtype)
     asked = q if live is None else jnp.where(_by_query(live), q, zero)
     arrays = {"q": _padded(asked), "k": _padded(k), "v": _padded(v)}
-    found = {**arrays, "mask": mask, "kv_len": _lengths(form, extras, length)}
+    found = {**arrays, "kv_len": _lengths(form, extras, length)}
     o, total = _forward(form, rules.scale)(found)
     o = _of_queries(extras, o[..., : q.shape[-1]])
     top, log_total = total, jnp.zeros_like(total)
@@ -83,18 +79,17 @@ def backward(rules: Rules, wanted: frozenset[str], saved: dict, g) -> dict[str, 
     """A dict of the gradients named in `wanted`, of q, k and v."""
     extras = Extras(*(saved[name] for name in Extras._fields))
     q, k = saved["q"], saved["k"]
-    form, length = form_of(rules, q, k, extras), k.shape[1]
-    mask, live = _seen(form, rules, q, k, extras)
+    form, length = form_of(rules, extras), k.shape[1]
+    live = _seeing(form, q, extras)
     zero, total = jnp.zeros((), q.dtype), saved["top"] + saved["log_total"]
     asked, g = q, _of_queries(extras, g)
     if live is not None:
         asked = jnp.where(_by_query(live), q, zero)
-        # queries are zeros there, and so are all logits but for the bias
-        blind = (HIDDEN if form.masked else 0.0) + jnp.log(float(length))
-        total = jnp.where(live, total, blind)
+        # queries are zeros there, and so are all logits
+        total = jnp.where(live, total, jnp.log(float(length)))
     arrays = {"q": asked, "k": k, "v": saved["v"], "o": saved["o"], "g": g}
     found = {name: _padded(x) for name, x in arrays.items()}
-    found |= {"total": total, "mask": mask}
+    found |= {"total": total}
     found["kv_len"] = _lengths(form, extras, length)
     grads = _backward(form, rules.scale)(found)
     grads = {name: x[..., : q.shape[-1]] for name, x in grads.items()}
@@ -103,20 +98,14 @@ def backward(rules: Rules, wanted: frozenset[str], saved: dict, g) -> dict[str, 
     return {name: grads[name] for name in sorted(wanted)}
 
 
-def _seen(form: Form, rules: Rules, q, k, extras: Extras) -> tuple:
-    """The mask as a bias, and [b|1, n|1, t|1], whether a row sees a key; or None."""
-    times, keys = jnp.arange(q.shape[1]), jnp.arange(k.shape[1])
-    live, bias = [], None
+def _seeing(form: Form, q, extras: Extras):
+    """Whether a row sees a key, [b, 1, t|1]; None where all do."""
+    live = []
     if extras.q_len is not None:
-        live.append(block.inside(times, extras.q_len)[:, None])
+        live.append(block.inside(jnp.arange(q.shape[1]), extras.q_len)[:, None])
     if form.padded:
         live.append((extras.kv_len > 0)[:, None, None])
-    if form.masked:
-        seen = block.visible(rules, times, keys, extras._replace(q_len=None))
-        seen = jnp.broadcast_to(seen, (*seen.shape[:2], len(times), len(keys)))
-        bias = jnp.where(seen, jnp.zeros((), q.dtype), jnp.asarray(HIDDEN, q.dtype))
-        live.append(seen.any(axis=-1))
-    return bias, all_of(live)
+    return all_of(live)
 
 
 def _of_queries(extras: Extras, x):
@@ -165,23 +154,17 @@ def _folding(run):
     @folding.def_vmap
     def _(size: int, mapped: Any, arrays: dict):
         (along,) = mapped
-        rows = arrays["q"].shape[int(along["q"])]
-        together = {
-            name: _folded(size, rows, x, along[name])
-            for name, x in arrays.items()
-            if name != "mask" or along[name] or (x is not None and x.shape[0] > 1)
-        }
-        outs = folding({"mask": arrays["mask"], **together})
-        outs = jax.tree.map(lambda x: x.reshape(size, rows, *x.shape[1:]), outs)
+        together = {name: _folded(size, x, along[name]) for name, x in arrays.items()}
+        outs = folding(together)
+        outs = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), outs)
         return outs, jax.tree.map(lambda _: True, outs)
 
     return folding
 
 
-def _folded(size: int, rows: int, x, mapped: bool | None):
-    """[size, rows, ...] as [size * rows, ...]."""
+def _folded(size: int, x, mapped: bool | None):
+    """[size, b, ...] as [size * b, ...]."""
     if x is None:
         return None
     x = x if mapped else jnp.broadcast_to(x, (size, *x.shape))
-    x = jnp.broadcast_to(x, (size, rows, *x.shape[2:]))
-    return x.reshape(size * rows, *x.shape[2:])
+    return x.reshape(-1, *x.shape[2:])

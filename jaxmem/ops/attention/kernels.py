@@ -1,7 +1,7 @@
 """Which implementation computes attention: a kernel, or XLA in `blockwise.py`.
 
-With `implementation=None` it is a kernel of ours where it was measured, else cuDNN's
-where it takes the case, else XLA.
+With `implementation=None` it is cuDNN's where it takes the case, else a kernel of ours
+where it was measured, else XLA.
 
 The forward and the backward pass choose each for itself: between them are the same
 arrays.

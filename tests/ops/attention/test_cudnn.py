@@ -40,8 +40,6 @@ def logits_of(form, scale, arrays):
     q, k = arrays["q"], arrays["k"]
     k = jnp.repeat(k, q.shape[2] // k.shape[2], axis=2)
     logits = jnp.einsum("btnh,bsnh->bnts", q, k) * scale
-    if arrays["mask"] is not None:
-        logits = logits + arrays["mask"]
     return jnp.where(seen_by(form, arrays), logits, -jnp.inf)
 
 
@@ -90,10 +88,7 @@ def inputs(heads=N, keys=T, size=H):
     return q, k, v, drawn(3, B, T, N, size)
 
 
-MASK = jax.random.bernoulli(jax.random.key(5), 0.5, (B, 1, T, T))
-BLIND = MASK.at[1, :, 7].set(False).at[2, :, :, :].set(False)
 LENGTHS = jnp.asarray([T, 0, 5], jnp.int32)
-IDS = jnp.broadcast_to(jnp.arange(T, dtype=jnp.int32) // 50, (B, T))
 PLAIN = Rules(1 / math.sqrt(H), False, None, 0.0, False)
 CAUSAL = PLAIN._replace(causal=True)
 
@@ -102,30 +97,18 @@ CASES = {
     "causal": (CAUSAL, Extras()),
     "window behind": (PLAIN._replace(window=(9, 0)), Extras()),
     "window and causal": (CAUSAL._replace(window=(9, 4)), Extras()),
-    "window on both sides": (PLAIN._replace(window=(9, 4)), Extras()),
     "lengths of keys": (PLAIN, Extras(kv_len=LENGTHS)),
     "lengths of queries": (PLAIN, Extras(q_len=LENGTHS)),
     "both lengths": (PLAIN, Extras(q_len=LENGTHS, kv_len=LENGTHS)),
-    "lengths, causal": (CAUSAL, Extras(kv_len=LENGTHS)),
-    "mask": (PLAIN, Extras(mask=MASK)),
-    "mask that hides rows": (PLAIN, Extras(mask=BLIND)),
-    "mask that hides rows, causal": (CAUSAL, Extras(mask=BLIND)),
-    "segments": (CAUSAL, Extras(q_segments=IDS, kv_segments=IDS)),
 }
 FORMS = {
     "plain": Form(),
     "causal": Form(causal=True),
     "window behind": Form(causal=True, window=10),
     "window and causal": Form(causal=True, window=10),
-    "window on both sides": Form(masked=True),
     "lengths of keys": Form(padded=True),
     "lengths of queries": Form(),
     "both lengths": Form(padded=True),
-    "lengths, causal": Form(masked=True),
-    "mask": Form(masked=True),
-    "mask that hides rows": Form(masked=True),
-    "mask that hides rows, causal": Form(masked=True),
-    "segments": Form(masked=True),
 }
 
 
@@ -143,14 +126,10 @@ def gradients(backward, q, k, v, extras, results, g):
     return backward(WANTED, saved, g)
 
 
-def close(got, want, rows=False):
-    """float32 sums of up to 128 terms, in another order.
-
-    Of a row that a bias hides, the logarithm of the sum is rounded beside the bias.
-    """
-    rtol = float(np.spacing(np.float32(-cudnn.HIDDEN))) if rows else 1e-4
-    atol = 0.1 * rtol * float(jnp.abs(want).max())
-    np.testing.assert_allclose(got, want, rtol=rtol, atol=max(atol, 1e-6))
+def close(got, want):
+    """float32 sums of up to 128 terms, in another order."""
+    atol = 1e-5 * float(jnp.abs(want).max())
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=max(atol, 1e-6))
 
 
 @pytest.mark.parametrize("heads", [N, 2])
@@ -158,7 +137,7 @@ def close(got, want, rows=False):
 def test_values_and_gradients(name, heads):
     rules, extras = CASES[name]
     q, k, v, g = inputs(heads)
-    assert form_of(rules, q, k, extras) == FORMS[name]
+    assert form_of(rules, extras) == FORMS[name]
     plain, want = by_blocks(rules, q, k, v, extras, g)
     found = cudnn.forward(rules, q, k, v, None, extras)
     close(found[0], plain[0])
@@ -177,7 +156,7 @@ def test_values_and_gradients(name, heads):
         got = gradients(backward, q, k, v, extras, results, g)
         assert set(got) == WANTED
         for which in WANTED:
-            close(got[which], want[which], rows=form_of(rules, q, k, extras).masked)
+            close(got[which], want[which])
 
 
 def test_gradients_that_nobody_wants_are_not_there():
@@ -204,7 +183,7 @@ def test_heads_are_padded(size, monkeypatch):
     assert seen == [64 if size <= 64 else 128]
 
 
-@pytest.mark.parametrize("name", ["plain", "lengths of keys", "mask that hides rows"])
+@pytest.mark.parametrize("name", ["plain", "lengths of keys", "both lengths"])
 @pytest.mark.parametrize("axes", [(0, 0, 0), (0, None, 0), (None, 0, 1)])
 def test_mapped_axis_joins_the_batch(name, axes):
     rules, extras = CASES[name]
@@ -217,19 +196,6 @@ def test_mapped_axis_joins_the_batch(name, axes):
         blockwise.make_blocks(rules, q, k, None), q, k, v, None, extras
     )[0]
     close(*(jax.vmap(fn, in_axes=axes)(*arrays) for fn in (run, plain)))
-
-
-def test_mapped_mask_and_one_for_all():
-    q, k, v, _ = inputs()
-    run = lambda q, mask: cudnn.forward(PLAIN, q, k, v, None, Extras(mask=mask))[0]
-    plain = lambda q, mask: blockwise.forward(
-        *(blockwise.make_blocks(PLAIN, q, k, None), q, k, v, None, Extras(mask=mask))
-    )[0]
-    masks = jnp.stack([BLIND, MASK])
-    for axes, mask in (((None, 0), masks), ((0, None), MASK[:1]), ((0, 0), masks)):
-        given = q if axes[0] is None else jnp.stack([q, 2 * q])
-        got, want = (jax.vmap(f, in_axes=axes)(given, mask) for f in (run, plain))
-        close(got, want)
 
 
 # -- what it takes
@@ -250,8 +216,11 @@ def why(rules=PLAIN, q=Q, k=Q, bias=None, **extras):
         ("heads of 192", {"q": SDS((2, 256, 4, 192), BF16)}),
         ("a bias", {"bias": SDS((1, 4, 256, 256), BF16)}),
         ("one query", {"q": SDS((2, 1, 4, 64), BF16)}),
-        ("lengths that 128", {"q": SDS((2, 192, 4, 64), BF16), "rules": CAUSAL}),
-        ("too large", {"mask": SDS((2, 1024, 256, 256), jnp.bool_)}),
+        ("192 queries", {"q": SDS((2, 192, 4, 64), BF16), "rules": CAUSAL}),
+        ("a mask", {"mask": SDS((2, 1, 256, 256), jnp.bool_)}),
+        ("a mask", {"q_segments": SDS((2, 256), jnp.int32)}),
+        ("both sides", {"rules": PLAIN._replace(window=(9, 4))}),
+        ("sees no key", {"rules": CAUSAL, "kv_len": SDS((2,), jnp.int32)}),
     ],
 )
 def test_what_is_refused(word, given):
@@ -261,7 +230,9 @@ def test_what_is_refused(word, given):
 def test_what_is_taken():
     assert not why() and not why(CAUSAL)
     assert not why(q=SDS((2, 250, 4, 40), jnp.float16), k=SDS((2, 77, 2, 40), BF16))
-    assert not why(mask=SDS((2, 1, 256, 256), jnp.bool_))
+    assert not why(PLAIN._replace(window=(9, 0))) and not why(
+        CAUSAL._replace(window=(9, 4))
+    )
     assert not why(kv_len=SDS((2,), jnp.int32))
 
 
