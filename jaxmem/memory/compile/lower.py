@@ -23,6 +23,7 @@ from jaxmem.memory.compile import cache
 from jaxmem.memory.compile.answer import CompileError
 from jaxmem.memory.compile.call import FlatCall, describe_sharding
 from jaxmem.memory.compile.fingerprint import fingerprint
+from jaxmem.memory.compile.workspaces import with_workspaces
 
 _CALLBACKS = ("io_callback", "pure_callback")
 _KERNELS = frozenset(
@@ -131,7 +132,7 @@ def lower(
     ):
         # the report names each donation that was not used
         warnings.filterwarnings("ignore", message="Some donated buffers were not")
-        exported = _export(jitted, call, target)
+        exported = with_workspaces(_export(jitted, call, target))
     request = {
         "target": topology(target.name, exported.nr_devices),
         "donate": tuple(i for i, leaf in enumerate(call.leaves) if leaf.donated),
