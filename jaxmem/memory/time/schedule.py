@@ -13,6 +13,7 @@ from jaxmem.chips import Rates
 from jaxmem.memory.buffers.collectives import KINDS, collective_of
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.trips import trips
+from jaxmem.memory.time.access import access_of
 from jaxmem.memory.time.arithmetic import arithmetic_of
 from jaxmem.memory.time.products import call_target, products_of
 from jaxmem.memory.time.roofline import Bound, KernelWork, seconds
@@ -96,7 +97,7 @@ class _Clock:
         elif kind == "conditional":
             self._branches(made, times)
         elif kind.endswith("-start"):
-            self._begin(made)
+            self._begin(made, times)
         elif kind.endswith("-done"):
             self._end(made, times)
         elif kind in KINDS:
@@ -160,11 +161,16 @@ class _Clock:
         took = one.sent_once / self.rates.link + max(1, ring) * self.rates.hop
         return took, "collective", 0.0, one.bytes
 
-    def _begin(self, made: Instruction) -> None:
-        """Something that goes on beside the kernels until its end is waited for."""
+    def _begin(self, made: Instruction, times: float) -> None:
+        """Something that goes on beside the kernels until its end is waited for.
+
+        A copy within a GPU's memory does not: it takes the bandwidth that they need.
+        """
         inner = next(self._inside(made), made)
         if inner.opcode.removesuffix("-start") in KINDS:
             took, bound, _, size = self._collective(inner)
+        elif self.rates.cache_bytes and not work_of(self.hlo, inner).traffic.host:
+            return self._compute(inner, times)
         else:
             work = work_of(self.hlo, inner)
             took, bound = seconds(work, self.rates)
@@ -188,7 +194,9 @@ class _Clock:
 def work_of(hlo: Hlo, made: Instruction) -> KernelWork:
     """What an instruction does."""
     products = tuple(products_of(hlo, made))
-    return KernelWork(products, traffic_of(hlo, made), arithmetic_of(hlo, made))
+    traffic = traffic_of(hlo, made)
+    access = access_of(hlo, made, traffic)
+    return KernelWork(products, traffic, arithmetic_of(hlo, made), access)
 
 
 def total(kernels: list[TimedKernel]) -> float:
