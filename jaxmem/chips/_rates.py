@@ -26,6 +26,7 @@ class Rates:
         integer: of these on integers.
         special: exponentials, roots and reciprocals per second.
         launch: seconds of a kernel beside what it does, with the gap to the next.
+        fill: seconds until a product's first operands are there, and its last tile away.
         blocks: of threads that the chip starts per second.
         sectors: bytes per second of elements that are read or written one by one, each
             in a sector of its own.
@@ -49,6 +50,7 @@ class Rates:
     integer: float
     special: float
     launch: float
+    fill: float
     blocks: float
     sectors: float
     near: float
@@ -63,18 +65,19 @@ class Rates:
 
 # Shares of the data sheet's figures.
 _GPU_PRODUCTS = 0.84  # measured: cuBLAS, large products in bfloat16
-_GPU_BANDWIDTH = 0.9  # measured: sums of arrays in 32 bits
+_GPU_BANDWIDTH = 0.88  # measured: sums and sums of rows, large ones
 _TPU_PRODUCTS = 0.95  # estimate: XLA's own cycles of large products
 _TPU_BANDWIDTH = 0.85  # estimate
 _LINK = 0.8  # published: NCCL's bus bandwidth of large messages
 _HOST = 0.8  # published: pinned copies over PCI Express
 # Seconds.
-_GPU_LAUNCH = 1.3e-6  # measured: the smallest kernels 1 us, in a CUDA graph 0.3 between
+_GPU_LAUNCH = 1.5e-6  # measured: 1.2 of a kernel in a step, 0.3 to the next one
+_GPU_FILL = 1e-6  # measured: products of 10 us
 _TPU_LAUNCH = 2e-7  # estimate: operations of one program, without a launch
 _HOP = 4e-6  # published: NCCL's latency of a step of a ring over NVLink
 _TPU_HOP = 1e-6  # estimate
 # Of a GPU's processor, in cycles of its clock.
-_CACHED = 24  # bytes from the L2 cache; measured: sums of 16 MiB
+_CACHED = 20  # bytes from the L2 cache; measured: kernels on 10 to 40 MB
 _BLOCK = 160  # from the start of a block of threads to the next; measured: broadcasts
 _SECTORS = 11  # bytes of sectors, of which one element is wanted; measured: transposed
 _NEAR = 26  # the same where the next blocks find them in the L1 cache; measured
@@ -117,6 +120,7 @@ def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
         integer=gpu.cores * _INTEGERS * clock,
         special=gpu.cores * 16 * clock,  # data sheet: 16 a cycle
         launch=_GPU_LAUNCH,
+        fill=_GPU_FILL,
         blocks=gpu.cores * clock / _BLOCK,
         sectors=gpu.cores * clock * _SECTORS,
         near=gpu.cores * clock * _NEAR,
@@ -143,6 +147,7 @@ def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
         integer=_SLOTS * vector,
         special=vector,
         launch=_TPU_LAUNCH,
+        fill=0.0,
         blocks=math.inf,  # a TPU's compiler lays out loads itself
         sectors=math.inf,
         near=math.inf,

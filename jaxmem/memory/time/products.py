@@ -1,5 +1,6 @@
 """The matrix products of a compiled module: of dots, convolutions and library calls."""
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ class Product:
         k: the axis that is summed over.
         bits: of an element of the wider operand.
         dtype: XLA's name of that operand's type.
+        library: whether cuBLAS or cuDNN does it.
     """
 
     batch: int
@@ -34,6 +36,7 @@ class Product:
     k: float  # of a convolution the mean number of its taps inside of the input
     bits: int
     dtype: str
+    library: bool = False
 
     @property
     def flops(self) -> float:
@@ -48,7 +51,8 @@ def products_of(hlo: Hlo, made: Instruction) -> Iterator[Product]:
     elif made.opcode == "convolution":
         yield _convolution(hlo, made)
     elif made.opcode == "custom-call":
-        yield from _library_call(hlo, made)
+        for one in _library_call(hlo, made):
+            yield dataclasses.replace(one, library=True)
     elif made.opcode in ("fusion", "call", "async-start"):
         for called in made.called:
             for inner in hlo.body(called):

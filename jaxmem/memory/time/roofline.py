@@ -16,7 +16,9 @@ from jaxmem.memory.time.products import Product
 from jaxmem.memory.time.traffic import Traffic
 
 Bound = Literal["products", "memory", "arithmetic", "launch", "host", "collective"]
-_DEPTH = 64  # what starting and ending a tile's sum takes, in terms of it; measured
+# What starting and ending a tile's sum takes, in terms of it; measured on an H200. A
+# library's kernels end one tile while they start the next.
+_DEPTH, _LIBRARY_DEPTH = 128, 48
 _BEST = 128 * 128 / (128 + 128)  # flops for each element read of tiles at the peak
 _SPLITS = (1, 2, 4, 8)  # parts of a long sum whose tiles run side by side
 
@@ -53,7 +55,7 @@ def seconds(work: KernelWork, rates: Rates, cached: int = 0) -> tuple[float, Bou
         "host": work.traffic.host / rates.host,
     }
     bound = max(done, key=lambda kind: done[kind])
-    took = done[bound] + rates.launch
+    took = done[bound] + rates.launch + rates.fill * bool(work.products)
     return took, "launch" if done[bound] < rates.launch else bound
 
 
@@ -92,11 +94,12 @@ def _up(size: float, to: int) -> float:
 def _tiled(product: Product, rates: Rates, peak: float, tile: tuple[int, int]) -> float:
     rows, columns = tile
     reached = min(1.0, rows * columns / (rows + columns) / _BEST) ** 0.5
+    depth = _LIBRARY_DEPTH if product.library else _DEPTH
     one = 2.0 * rows * columns * rates.processors / (peak * reached)  # of depth 1
     tiles = product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
 
     def split(parts: int) -> float:
         waves = math.ceil(tiles * parts / rates.processors)
-        return waves * one * (product.k / parts + _DEPTH)
+        return waves * one * (product.k / parts + depth)
 
     return min(map(split, _SPLITS))
