@@ -31,8 +31,8 @@ class Rates:
         sectors: bytes per second of elements that are read or written one by one, each
             in a sector of its own.
         near: of these where the other elements of a sector are soon wanted, too.
-        issue: seconds in which a processor issues one operand of a block's threads.
-        wait: seconds from a load to its value.
+        issue: seconds of one load of 1024 threads, where the next ones are on their way.
+        wait: seconds of one load where nothing else is.
         host: bytes per second to and from the host's memory.
         link: bytes per second to other chips.
         hop: seconds that a collective takes beside its bytes, for each device.
@@ -82,8 +82,8 @@ _BLOCK = 160  # from the start of a block of threads to the next; measured: broa
 _SECTORS = 11  # bytes of sectors, of which one element is wanted; measured: transposed
 _NEAR = 26  # the same where the next blocks find them in the L1 cache; measured
 _INTEGERS = 96  # additions and the like in 32 bits; measured: threefry
-_ISSUE = 180  # of one operand of 1024 threads; measured: sums of columns
-_WAIT = 500  # for what is loaded; measured: sums of columns that write what they read
+_ISSUE = 180  # of one load of 1024 threads among others; measured: sums of columns
+_WAIT = 540  # of one load by itself; measured: sums of columns that write as they go
 _GPU_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 # Of a TPU: clock in GHz, side and number of matrix units of a device, vector lanes a
 # cycle (data sheets; the clock follows from the peak and the units)

@@ -35,8 +35,8 @@ class Access:
         near: bytes of such sectors whose other elements the block wants soon.
         rows: groups of rows that a block takes one after another.
         columns: blocks that do so.
-        operands: of each row.
-        stores: whether a row is written before the next one is read.
+        operands: large ones, of which each row has a part.
+        stores: whether something is written for each row, before the next is read.
         serial: whether arithmetic waits for loads, as few blocks fit side by side.
         spilled: bytes of values that do not fit in registers.
     """
@@ -117,7 +117,7 @@ def _sums(hlo: Hlo, made: Instruction, one: _Reduction) -> Access:
     return Access(
         rows=math.ceil(one.rows / _TILE),
         columns=outer * math.ceil(one.columns / _TILE),
-        operands=sum(1 < _elements_of(hlo, name) for name in made.operands),
+        operands=sum(_elements_of(hlo, n) >= one.elements for n in made.operands),
         stores=any(a.elements >= one.elements for a in arrays_of(made.shape)),
     )
 

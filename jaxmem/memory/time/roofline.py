@@ -64,10 +64,10 @@ def _moved(work: KernelWork, rates: Rates, cached: int) -> float:
     access = work.access
     plain = (work.traffic.bytes - cached) / rates.bandwidth
     plain += (cached + access.spilled) / rates.cached
-    sectors = access.scattered / rates.sectors + access.near / rates.near
+    plain += access.scattered / rates.sectors + access.near / rates.near
     waves = math.ceil(access.columns / (2 * rates.processors))  # two blocks fit in one
-    row = access.operands * rates.issue + access.stores * rates.wait
-    return max(plain, access.blocks / rates.blocks, sectors, waves * access.rows * row)
+    row = access.operands * (rates.wait if access.stores else rates.issue)
+    return max(plain, access.blocks / rates.blocks, waves * access.rows * row)
 
 
 def _elementwise(work: Arithmetic, rates: Rates) -> float:

@@ -5,8 +5,8 @@ end; what is left of them at the end is waited for. Each runs after the one befo
 the same link.
 """
 
+import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from jaxmem.chips import Rates
@@ -166,7 +166,7 @@ class _Clock:
 
         A copy within a GPU's memory does not: it takes the bandwidth that they need.
         """
-        inner = next(self._inside(made), made)
+        inner = self._begun(made)
         if inner.opcode.removesuffix("-start") in KINDS:
             took, bound, _, size = self._collective(inner)
         elif self.rates.cache_bytes and not work_of(self.hlo, inner).traffic.host:
@@ -179,9 +179,16 @@ class _Clock:
         self.free[bound] = start + took
         self.ends[made.name] = start + took, bound, size
 
-    def _inside(self, made: Instruction) -> Iterator[Instruction]:
-        for called in made.called:
-            yield from (i for i in self.hlo.body(called) if i.opcode not in _NOTHING)
+    def _begun(self, made: Instruction) -> Instruction:
+        """What runs between a start and its end; slices, which XLA starts, as copies."""
+        if made.opcode == "fusion-start":
+            shape = self.hlo.shape_of(self.hlo.roots.get(made.called[0], ""))
+            copied = made.attributes.replace("kind=kLoop", "kind=kCopy")
+            return dataclasses.replace(
+                made, opcode="fusion", shape=shape, attributes=copied
+            )
+        inside = (i for called in made.called for i in self.hlo.body(called))
+        return next((i for i in inside if i.opcode not in _NOTHING), made)
 
     def _end(self, made: Instruction, times: float) -> None:
         start = made.operands[0].split("#")[0] if made.operands else ""
