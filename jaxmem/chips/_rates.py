@@ -66,6 +66,7 @@ class Rates:
 # Shares of the data sheet's figures.
 _GPU_PRODUCTS = 0.84  # measured: cuBLAS, large products in bfloat16
 _GPU_BANDWIDTH = 0.88  # measured: sums and sums of rows, large ones
+_ISSUED = 0.75  # measured: threefry, erf and other long formulas
 _TPU_PRODUCTS = 0.95  # estimate: XLA's own cycles of large products
 _TPU_BANDWIDTH = 0.85  # estimate
 _LINK = 0.8  # published: NCCL's bus bandwidth of large messages
@@ -81,9 +82,8 @@ _CACHED = 20  # bytes from the L2 cache; measured: kernels on 10 to 40 MB
 _BLOCK = 160  # from the start of a block of threads to the next; measured: broadcasts
 _SECTORS = 11  # bytes of sectors, of which one element is wanted; measured: transposed
 _NEAR = 26  # the same where the next blocks find them in the L1 cache; measured
-_INTEGERS = 96  # additions and the like in 32 bits; measured: threefry
 _ISSUE = 180  # of one load of 1024 threads among others; measured: sums of columns
-_WAIT = 540  # of one load by itself; measured: sums of columns that write as they go
+_WAIT = 400  # of one load by itself; measured: sums of columns that write as they go
 _GPU_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 # Of a TPU: clock in GHz, side and number of matrix units of a device, vector lanes a
 # cycle (data sheets; the clock follows from the peak and the units)
@@ -116,8 +116,8 @@ def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
         bandwidth=_GPU_BANDWIDTH * machine.bandwidth,
         cached=_CACHED * gpu.cores * clock,
         cache_bytes=gpu.l2_bytes,
-        floating=lanes,
-        integer=gpu.cores * _INTEGERS * clock,
+        floating=_ISSUED * lanes,
+        integer=_ISSUED * lanes,
         special=gpu.cores * 16 * clock,  # data sheet: 16 a cycle
         launch=_GPU_LAUNCH,
         fill=_GPU_FILL,

@@ -17,9 +17,12 @@ from jaxmem.memory.time.traffic import Traffic
 
 _LOOP = 512  # elements of a block: 128 threads, four each
 _TILE = 32  # side of a transposition's tile; columns, and rows at once, of a sum
+_HEAP = 16  # loads in a row, in terms of time, for each element that a heap keeps
+_HEAPS = 4  # small blocks that fit where one of 1024 threads does
 _SECTOR = 32  # bytes that are fetched at least
 _LARGE = 2**18  # elements of an array that does not stay in the L1 cache
 _SERIAL = 32  # elements of a thread, beyond which few blocks fit side by side
+_CACHED = 0.2  # of a load's time, where the operand is small
 _FULL = 3  # arrays of twice as many, which registers do not hold
 _SIZES = re.compile(r'"output_tiles":\[\{"sizes":\[([^\]]*)\]')
 _WARPS = re.compile(r'"num_warps":"(\d+)"')
@@ -35,7 +38,7 @@ class Access:
         near: bytes of such sectors whose other elements the block wants soon.
         rows: groups of rows that a block takes one after another.
         columns: blocks that do so.
-        operands: large ones, of which each row has a part.
+        loads: of each row.
         stores: whether something is written for each row, before the next is read.
         serial: whether arithmetic waits for loads, as few blocks fit side by side.
         spilled: bytes of values that do not fit in registers.
@@ -46,7 +49,7 @@ class Access:
     near: float = 0.0
     rows: int = 0
     columns: int = 0
-    operands: int = 0
+    loads: float = 0.0
     stores: bool = False
     serial: bool = False
     spilled: float = 0.0
@@ -54,6 +57,8 @@ class Access:
 
 def access_of(hlo: Hlo, made: Instruction, traffic: Traffic) -> Access:
     """How an instruction's threads get at what it reads and writes."""
+    if '"__gpu$TopK"' in made.attributes:
+        return _top_k(hlo, made)
     if made.opcode != "fusion":
         return Access()
     if '"kind":"__triton"' in made.attributes and _SIZES.search(made.attributes):
@@ -70,6 +75,13 @@ def access_of(hlo: Hlo, made: Instruction, traffic: Traffic) -> Access:
         sectors = _SECTOR * _strided(hlo, made, tiles=True)
         return Access(_elements(made) / _TILE**2, near=sectors)
     return Access()
+
+
+def _top_k(hlo: Hlo, made: Instruction) -> Access:
+    """A block for each row keeps the largest in a heap, one after another."""
+    kept = arrays_of(made.shape)[0].sizes[-1]
+    blocks = math.ceil(_elements(made) / kept / _HEAPS)
+    return Access(rows=_HEAP * kept, columns=blocks, loads=1.0, stores=True)
 
 
 def _elements(made: Instruction) -> int:
@@ -114,11 +126,16 @@ def _sums(hlo: Hlo, made: Instruction, one: _Reduction) -> Access:
     if not one.column:
         return Access()
     outer = one.elements // (one.rows * one.columns)
+    sizes = [_elements_of(hlo, name) for name in made.operands]
+    large = sum(size >= one.elements for size in sizes)
+    stores = any(a.elements >= one.elements for a in arrays_of(made.shape))
+    loads = large + _CACHED * (sum(size > 1 for size in sizes) - large) * stores
+    rows = math.ceil(one.rows / _TILE)
     return Access(
-        rows=math.ceil(one.rows / _TILE),
+        rows=rows,
         columns=outer * math.ceil(one.columns / _TILE),
-        operands=sum(_elements_of(hlo, n) >= one.elements for n in made.operands),
-        stores=any(a.elements >= one.elements for a in arrays_of(made.shape)),
+        loads=loads,
+        stores=stores,
     )
 
 
@@ -135,12 +152,13 @@ def _triton(hlo: Hlo, made: Instruction, traffic: Traffic) -> Access:
     warps = _WARPS.search(made.attributes)
     held = largest / blocks / (32 * int(warps.group(1)) if warps else 128)
     full = sum(_elements_of(hlo, name) >= largest for name in made.operands)
-    spills = held > _SERIAL and full >= _FULL
+    selects = any(one.opcode == "select" for one in _body(hlo, made))
+    spilled = full - _FULL + 1 + selects if held > _SERIAL and full >= _FULL else 0
     return Access(
         blocks,
         scattered=_narrow(hlo, made, traffic, tile, any(one.column for one in sums)),
         serial=bool(sums) and held >= _SERIAL,
-        spilled=8.0 * largest if spills else 0.0,  # written and read, in 32 bits
+        spilled=8.0 * largest * spilled,  # written and read, in 32 bits
     )
 
 
@@ -181,15 +199,28 @@ def _strided(hlo: Hlo, made: Instruction, tiles: bool) -> int:
             if turned and turned % 2 == 0 and _elements(one) >= _LARGE:
                 found[name] = elements
             continue
-        turned += one.opcode == "transpose" and _turns(hlo, one)
-        if one.opcode != "bitcast" and one.opcode != "tuple":
+        turned += _turns(hlo, one)
+        if one.opcode == "reduce":
+            elements = _elements_of(hlo, one.operands[0])
+        elif one.opcode not in ("bitcast", "tuple"):
             elements = _elements(one)
         todo += [(operand, turned, elements) for operand in one.operands]
     return sum(found.values())
 
 
 def _turns(hlo: Hlo, made: Instruction) -> bool:
-    """Whether a transposition moves the last axis, one of a single element aside."""
-    (before,), order = arrays_of(hlo.shape_of(made.operands[0])), _numbers("dimensions", made)
-    real = [axis for axis in order if before.sizes[axis] > 1]
+    """Whether neighbours in memory are others than before, single elements aside."""
+    if made.opcode not in ("transpose", "reduce", "copy"):
+        return False
+    shape = hlo.shape_of(made.operands[0]) if made.opcode == "transpose" else made.shape
+    order = (
+        _numbers("dimensions", made) if made.opcode == "transpose" else _layout(shape)
+    )
+    real = [axis for axis in order if arrays_of(shape)[0].sizes[axis] > 1]
     return bool(real) and real[-1] != max(real)
+
+
+def _layout(shape: str) -> list[int]:
+    """The axes of an array, that of neighbours in memory last."""
+    found = re.search(r"\{([\d,]+)", shape)
+    return [int(n) for n in found.group(1).split(",")][::-1] if found else []

@@ -20,6 +20,7 @@ Bound = Literal["products", "memory", "arithmetic", "launch", "host", "collectiv
 # library's kernels end one tile while they start the next.
 _DEPTH, _LIBRARY_DEPTH = 128, 48
 _BEST = 128 * 128 / (128 + 128)  # flops for each element read of tiles at the peak
+_ALONE = 0.5  # of a kernel's arithmetic, where two blocks run side by side; measured
 _SPLITS = (1, 2, 4, 8)  # parts of a long sum whose tiles run side by side
 
 
@@ -50,7 +51,7 @@ def seconds(work: KernelWork, rates: Rates, cached: int = 0) -> tuple[float, Bou
     moved = _moved(work, rates, cached)
     done: dict[Bound, float] = {
         "products": sum(product_seconds(one, rates) for one in work.products),
-        "memory": moved + arithmetic * work.access.serial,
+        "memory": moved + _ALONE * arithmetic * work.access.serial,
         "arithmetic": arithmetic,
         "host": work.traffic.host / rates.host,
     }
@@ -66,7 +67,7 @@ def _moved(work: KernelWork, rates: Rates, cached: int) -> float:
     plain += (cached + access.spilled) / rates.cached
     plain += access.scattered / rates.sectors + access.near / rates.near
     waves = math.ceil(access.columns / (2 * rates.processors))  # two blocks fit in one
-    row = access.operands * (rates.wait if access.stores else rates.issue)
+    row = access.loads * (rates.wait if access.stores else rates.issue)
     return max(plain, access.blocks / rates.blocks, waves * access.rows * row)
 
 

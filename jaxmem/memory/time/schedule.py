@@ -23,7 +23,7 @@ _NOTHING = frozenset(
     "parameter constant get-tuple-element tuple bitcast after-all iota partition-id"
     " replica-id add-dependency optimization-barrier opt-barrier".split()
 )
-_COSTED = ("__cublas$", "__cudnn$")  # the calls whose products are known
+_COSTED = ("__cublas$", "__cudnn$", "__gpu$TopK")  # the calls whose work is known
 _EMPTY = ("AllocateBuffer", "Sharding", "annotate_device_placement")
 
 
