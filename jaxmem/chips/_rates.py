@@ -26,12 +26,13 @@ class Rates:
         integer: of these on integers.
         special: exponentials, roots and reciprocals per second.
         launch: seconds of a kernel beside what it does, with the gap to the next.
-        fill: seconds until a product's first operands are there, and its last tile away.
+        fill: seconds until a product's first operands are there, and its last tile is
+            written.
         blocks: of threads that the chip starts per second.
         sectors: bytes per second of elements that are read or written one by one, each
             in a sector of its own.
         near: of these where the other elements of a sector are soon wanted, too.
-        issue: seconds of one load of 1024 threads, where the next ones are on their way.
+        issue: seconds of one load of 1024 threads, where the next are on their way.
         wait: seconds of one load where nothing else is.
         host: bytes per second to and from the host's memory.
         link: bytes per second to other chips.

@@ -57,6 +57,7 @@ def seconds(work: KernelWork, rates: Rates, cached: int = 0) -> tuple[float, Bou
     }
     bound = max(done, key=lambda kind: done[kind])
     took = done[bound] + rates.launch + rates.fill * bool(work.products)
+    took += work.access.apart / rates.bandwidth
     return took, "launch" if done[bound] < rates.launch else bound
 
 
@@ -101,6 +102,6 @@ def _tiled(product: Product, rates: Rates, peak: float, tile: tuple[int, int]) -
 
     def split(parts: int) -> float:
         waves = math.ceil(tiles * parts / rates.processors)
-        return waves * one * (product.k / parts + depth)
+        return waves * one * (product.k / parts + depth) * product.spent
 
     return min(map(split, _SPLITS))

@@ -13,8 +13,8 @@ from jaxmem.chips import Rates
 from jaxmem.memory.buffers.collectives import KINDS, collective_of
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.trips import trips
-from jaxmem.memory.time.access import access_of
 from jaxmem.memory.time.arithmetic import arithmetic_of
+from jaxmem.memory.time.emitters import access_of
 from jaxmem.memory.time.products import call_target, products_of
 from jaxmem.memory.time.roofline import Bound, KernelWork, seconds
 from jaxmem.memory.time.traffic import traffic_of
@@ -180,7 +180,7 @@ class _Clock:
         self.ends[made.name] = start + took, bound, size
 
     def _begun(self, made: Instruction) -> Instruction:
-        """What runs between a start and its end; slices, which XLA starts, as copies."""
+        """What runs between a start and its end; a slice that XLA starts is copied."""
         if made.opcode == "fusion-start":
             shape = self.hlo.shape_of(self.hlo.roots.get(made.called[0], ""))
             copied = made.attributes.replace("kind=kLoop", "kind=kCopy")
