@@ -6,7 +6,7 @@ process runs on: a step that is compiled for an absent H100 contains the H100's 
 
 import functools
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -64,6 +64,7 @@ def dispatch(
     sized_by: Any = None,
     backward: bool = False,
     xla_derives: bool = False,
+    others: Sequence[KernelCandidate] = (),
 ) -> Any:
     """`xla(*args)`, or the result of the platform's kernel.
 
@@ -81,6 +82,8 @@ def dispatch(
       xla_derives: whether the kernel's derivative, which a second derivative of an op
         asks for, is that of `xla`; otherwise it raises an error. `xla` closes over no
         tracers then.
+      others: kernels of another maker, which None takes where none of ours is; `run` is
+        of the leaves of `args`, and gives the leaves of what `xla` gives.
 
     Returns:
       What the chosen function returns.
@@ -100,11 +103,12 @@ def dispatch(
     found = _measured(name, x, (backward,))
     if implementation is None:
         kernels = {p: k for p, k in kernels.items() if p in found}
-    if implementation == "xla" or not kernels:
+    others = others if implementation is None else ()
+    if implementation == "xla" or not (kernels or others):
         return xla(*args)
     branches, reasons = _supported(name, kernels, xla, args)
     if implementation is None:
-        candidates = _candidates(name, kernels, reasons, found, args)
+        candidates = [*_candidates(name, kernels, reasons, found, args), *others]
         return kernel_or_xla(xla, candidates, *args)
     run = functools.partial(_by_platform, name, branches, reasons, xla)
     if not xla_derives:

@@ -64,6 +64,7 @@ class KernelCandidate(NamedTuple):
       run: function of flat arrays to a tuple of arrays.
       reason: why it does not support these arguments; empty if it does.
       name: of the kernel and the platform, for warnings.
+      vmaps: whether `jax.vmap` of `run` is as good as the kernel itself.
     """
 
     platform: str
@@ -71,6 +72,7 @@ class KernelCandidate(NamedTuple):
     run: Callable[..., tuple]
     reason: str
     name: str
+    vmaps: bool = False
 
 
 _choice = Primitive("kernel_or_xla")
@@ -79,8 +81,8 @@ _choice.multiple_results = True
 
 def kernel_or_xla(xla: Callable, candidates: list[KernelCandidate], *args: Any) -> Any:
     """`xla(*args)`, or on one device the result of the first candidate that wins."""
-    # Under `vmap` and in derivatives it is `xla(*args)`: nothing was measured there,
-    # and kernels have no derivative of their own.
+    # In derivatives it is `xla(*args)`, since kernels have none of their own, and under
+    # `vmap` for a kernel that was not measured there.
     leaves, tree = jax.tree.flatten(args)
 
     def run(*leaves):
@@ -140,7 +142,10 @@ def _derivative(primals, tangents, *, jaxpr, xla, candidates):
 
 
 def _under_vmap(args, dims, *, jaxpr, xla, candidates):
-    outs = jax.vmap(xla, in_axes=tuple(dims))(*args)
+    mapped = partial(jax.vmap, in_axes=tuple(dims))
+    kept = [k._replace(run=mapped(k.run)) for k in candidates if k.vmaps]
+    plain = mapped(xla)
+    outs = kernel_or_xla(plain, kept, *args) if kept else plain(*args)
     return outs, [0] * len(outs)
 
 

@@ -2,10 +2,20 @@
 
 from collections.abc import Iterable
 
-from benchmarks.device import fast, forms, offload, rates, right, seconds, steps, true
+from benchmarks.device import (
+    cudnn,
+    fast,
+    forms,
+    offload,
+    rates,
+    right,
+    seconds,
+    steps,
+    true,
+)
 from benchmarks.device.job import Job
 
-PIECES = (seconds, rates, offload, right, fast, true, steps, forms)
+PIECES = (seconds, rates, cudnn, offload, right, fast, true, steps, forms)
 
 
 def jobs() -> dict[str, Job]:

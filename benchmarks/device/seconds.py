@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import jaxmem
 from benchmarks import blocks
@@ -26,6 +27,8 @@ from benchmarks.device.timing import in_turn
 from jaxmem.chips import rates_of
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.time.schedule import timed
+from pallas_kernels import dispatch
+from pallas_kernels.measured import Measured
 
 MODELS = ("BERT-Large, 8 x 512", *blocks.STACKS)
 POLICIES = ("plain", "dots_with_no_batch_dims_saveable", "nothing_saveable")
@@ -38,6 +41,8 @@ Made = Callable[[bool], true.Made]
 
 def jobs() -> Iterator[Job]:
     yield Job("seconds: steps", steps, seconds=280, value=2000)
+    yield Job("seconds: substituted", substituted, seconds=60, value=1000)
+    yield Job("seconds: substituted, our kernels", by_kernels, seconds=80, value=900)
 
 
 def programs() -> dict[str, Made]:
@@ -63,6 +68,23 @@ def _substituted(name: str, small: bool) -> true.Made:
 
 def steps(small: bool) -> Rows:
     yield from compared(programs(), small)
+
+
+def substituted(small: bool) -> Rows:
+    """With the attention that `implementation=None` takes on this device."""
+    yield from compared(of_substitute("substitute"), small)
+
+
+def of_substitute(what: str) -> dict[str, Made]:
+    return {f"{name}, {what}": partial(_substituted, name) for name in MODELS}
+
+
+def by_kernels(small: bool) -> Rows:
+    """With our attention, as if it had been measured to be no slower."""
+    chip, dtype = machine.chip(), "bfloat16"
+    taken = [Measured("attention", chip, dtype, 0, which) for which in (False, True)]
+    with mock.patch.object(dispatch, "MEASURED", tuple(taken)):
+        yield from compared(of_substitute("substitute, our kernels"), small)
 
 
 def compared(programs: dict[str, Made], small: bool) -> Rows:

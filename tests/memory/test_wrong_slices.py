@@ -1,5 +1,6 @@
 """Slices of the host's arrays: where they are taken from, and where that is wrong."""
 
+import importlib
 from functools import partial
 
 import jax
@@ -12,6 +13,9 @@ from jaxmem.ir.host_slices import AFFECTED, COPIES
 from jaxmem.memory import MemoryReport
 from jaxmem.memory.buffers import parse_hlo, wrong_slices
 from tests.memory.test_estimate import needs_h100
+
+# the package has the function of that name
+checked = importlib.import_module("jaxmem.memory.buffers.wrong_slices")
 
 N, ROW = 8, 4 * 16  # layers, and bytes of one
 
@@ -101,6 +105,140 @@ def line(first, step, inside=False):
 
 FORWARDS, BACK = (0, ROW), (7 * ROW, -ROW)
 
+# `as_text()` of the gradient of a scan whose residuals a policy of JAX's sends away, of
+# the lines that a slice depends on
+AS_TEXT = """HloModule jit_step, is_scheduled=true
+
+SLICE
+
+%fused_subtract (param_0.22: s32[]) -> s32[] {
+  %constant_36_1 = s32[] constant(7)
+  %param_0.22 = s32[] parameter(0), metadata={scheduling_name="param_0.22"}
+  ROOT %subtract.2 = s32[] subtract(%constant_36_1, %param_0.22), metadata={scheduling_name="subtract.2" stack_frame_id=23}
+}
+
+%fused_add (param_0.4: s32[]) -> s32[] {
+  %param_0.4 = s32[] parameter(0), metadata={scheduling_name="param_0.4"}
+  %constant_13_1 = s32[] constant(1)
+  ROOT %add.3.1 = s32[] add(%param_0.4, %constant_13_1), metadata={scheduling_name="add.3.1" stack_frame_id=50}
+}
+
+%region_2.9 (arg_tuple.5: (s32[], f32[8,8192,1024])) -> (s32[], f32[8,8192,1024]) {
+  %arg_tuple.5 = (s32[], f32[8,8192,1024]{2,1,0:S(5)}) parameter(0), metadata={scheduling_name="arg_tuple.5"}
+  %get-tuple-element.39 = s32[] get-tuple-element(%arg_tuple.5), index=0, metadata={scheduling_name="get-tuple-element.39"}
+  %loop_subtract_fusion = s32[] fusion(%get-tuple-element.39), kind=kLoop, calls=%fused_subtract, metadata={scheduling_name="loop_subtract_fusion" stack_frame_id=23}
+  %constant_5_0 = s32[] constant(0)
+  %get-tuple-element.57 = f32[8,8192,1024]{2,1,0:S(5)} get-tuple-element(%arg_tuple.5), index=1, metadata={scheduling_name="get-tuple-element.57"}
+  %bitcast.2.0 = f32[1,8192,1024]{2,1,0} custom-call(), custom_call_target="row"
+  START
+  %loop_add_fusion.1 = s32[] fusion(%get-tuple-element.39), kind=kLoop, calls=%fused_add, control-predecessors={%loop_subtract_fusion}, metadata={scheduling_name="loop_add_fusion.1" stack_frame_id=23}
+  ROOT %tuple.14 = (s32[], f32[8,8192,1024]{2,1,0:S(5)}) tuple(%loop_add_fusion.1, %get-tuple-element.57), metadata={scheduling_name="tuple.14"}
+}
+
+%region_3.10 (arg_tuple.7: (s32[], f32[8,8192,1024])) -> pred[] {
+  %arg_tuple.7 = (s32[], f32[8,8192,1024]{2,1,0:S(5)}) parameter(0)
+  ROOT %known = pred[] constant(true)
+}
+
+ENTRY %main.12 (x.1: f32[8,8192,1024]) -> f32[8,8192,1024] {
+  %x.1 = f32[8,8192,1024]{2,1,0:S(5)} parameter(0)
+  %constant_61 = s32[] constant(0)
+  %copy.28 = s32[] copy(%constant_61), metadata={scheduling_name="copy.28"}
+  %tuple.8 = (s32[], f32[8,8192,1024]{2,1,0:S(5)}) tuple(%copy.28, %x.1), metadata={scheduling_name="tuple.8"}
+  %while.6 = (s32[], f32[8,8192,1024]{2,1,0:S(5)}) while(%tuple.8), condition=%region_3.10, body=%region_2.9, backend_config={"known_trip_count":{"n":"8"},"known_init_step":{"init":"0","step":"1"},"known_induction_variable":{"tuple_index":"0"}}
+  ROOT %get-tuple-element.1 = f32[8,8192,1024]{2,1,0:S(5)} get-tuple-element(%while.6), index=1
+}
+"""  # noqa: E501
+READ_AS_TEXT = """%wrapped_dynamic-slice_computation (param_0.27: f32[8,8192,1024], param_1.32: s32[], param_2.20: s32[], param_3.10: s32[]) -> f32[1,8192,1024] {
+  %param_0.27 = f32[8,8192,1024]{2,1,0:S(5)} parameter(0), metadata={scheduling_name="param_0.27"}
+  %param_1.32 = s32[] parameter(1), metadata={scheduling_name="param_1.32"}
+  %param_2.20 = s32[] parameter(2), metadata={scheduling_name="param_2.20"}
+  %param_3.10 = s32[] parameter(3), metadata={scheduling_name="param_3.10"}
+  ROOT %dynamic_slice.10.1 = f32[1,8192,1024]{2,1,0} dynamic-slice(%param_0.27, %param_1.32, %param_2.20, %param_3.10), dynamic_slice_sizes={1,8192,1024}, metadata={scheduling_name="dynamic_slice.10.1" stack_frame_id=32}, backend_config={"operation_queue_id":"0","force_earliest_schedule":false,"reification_cost":[],"device_type":"DEVICE_TYPE_INVALID","dynamic_slice_config":CONFIG}
+}"""  # noqa: E501
+READS_AS_TEXT = """%dynamic-slice-start.1 = ((f32[8,8192,1024]{2,1,0:S(5)}, s32[], s32[], s32[]), f32[1,8192,1024]{2,1,0}, u32[]) fusion-start(%get-tuple-element.57, %loop_subtract_fusion, %constant_5_0, %constant_5_0), kind=kLoop, calls=%wrapped_dynamic-slice_computation, metadata={scheduling_name="dynamic-slice-start.1" stack_frame_id=32}
+  %dynamic-slice-done.1 = f32[1,8192,1024]{2,1,0} fusion-done(%dynamic-slice-start.1), metadata={scheduling_name="dynamic-slice-done.1" stack_frame_id=32}"""  # noqa: E501
+WRITTEN_AS_TEXT = """%wrapped_dynamic-update-slice_computation (param_0.26: f32[8,8192,1024], param_1.31: f32[1,8192,1024], param_2.19: s32[], param_3.9: s32[], param_4.1: s32[]) -> f32[8,8192,1024] {
+  %param_0.26 = f32[8,8192,1024]{2,1,0:S(5)} parameter(0), metadata={scheduling_name="param_0.26"}
+  %param_1.31 = f32[1,8192,1024]{2,1,0} parameter(1), metadata={scheduling_name="param_1.31"}
+  %param_2.19 = s32[] parameter(2), metadata={scheduling_name="param_2.19"}
+  %param_3.9 = s32[] parameter(3), metadata={scheduling_name="param_3.9"}
+  %param_4.1 = s32[] parameter(4), metadata={scheduling_name="param_4.1"}
+  ROOT %dynamic_update_slice.6.1 = f32[8,8192,1024]{2,1,0:S(5)} dynamic-update-slice(%param_0.26, %param_1.31, %param_2.19, %param_3.9, %param_4.1), metadata={scheduling_name="dynamic_update_slice.6.1" stack_frame_id=57}, backend_config={"operation_queue_id":"0","force_earliest_schedule":false,"reification_cost":[],"device_type":"DEVICE_TYPE_INVALID","dynamic_slice_config":CONFIG}
+}"""  # noqa: E501
+WRITES_AS_TEXT = """%dynamic-update-slice-start.1 = ((f32[8,8192,1024]{2,1,0:S(5)}, f32[1,8192,1024]{2,1,0}, s32[], s32[], s32[]), f32[8,8192,1024]{2,1,0:S(5)}, u32[]) fusion-start(%get-tuple-element.57, %bitcast.2.0, %get-tuple-element.39, %constant_5_0, %constant_5_0), kind=kLoop, calls=%wrapped_dynamic-update-slice_computation, metadata={scheduling_name="dynamic-update-slice-start.1" stack_frame_id=30}
+  %dynamic-update-slice-done.1 = f32[8,8192,1024]{2,1,0:S(5)} fusion-done(%dynamic-update-slice-start.1), metadata={scheduling_name="dynamic-update-slice-done.1" stack_frame_id=30}"""  # noqa: E501
+# of the backward read, and of the forward write: the latter is the loop's counter
+BYTES = 8192 * 1024 * 4
+LINES = {
+    "0.10.2": (
+        f'{{"loop_index":"0","byte_offset":"0","byte_stride":"{BYTES}"}}',
+        f'{{"loop_index":"0","byte_offset":"0","byte_stride":"{BYTES}"}}',
+    ),
+    "0.11.2": (
+        f'{{"loop_index":"0","byte_offset":"{7 * BYTES}","byte_stride":"-{BYTES}"}}',
+        f'{{"loop_index":"0","byte_offset":"0","byte_stride":"{BYTES}"}}',
+    ),
+    "0.12.0.1": (
+        '{"loop_index":"0","byte_offset":"0","byte_stride":"0","linear":'
+        f'{{"byte_offset":"{7 * BYTES}","byte_stride":"-{BYTES}"}}}}',
+        '{"loop_index":"0","byte_offset":"0","byte_stride":"0","linear":'
+        f'{{"byte_offset":"0","byte_stride":"{BYTES}"}}}}',
+    ),
+}
+
+
+def of_a_compiled_program(version, written):
+    """The text of a version of jax; in 0.10.2 the slices are in custom fusions."""
+    slice_, start = (
+        (WRITTEN_AS_TEXT, WRITES_AS_TEXT) if written else (READ_AS_TEXT, READS_AS_TEXT)
+    )
+    if version == "0.10.2":
+        # which copies what was sliced: the root is another
+        start = start.replace("kind=kLoop", "kind=kCustom")
+        if not written:
+            copied = "ROOT %copy.36 = f32[1,8192,1024]{2,1,0} copy(%dynamic_slice.10.1)"
+            slice_ = slice_.replace("ROOT ", "").replace("\n}", f"\n  {copied}\n}}")
+    slice_ = slice_.replace("CONFIG", LINES[version][written])
+    return AS_TEXT.replace("SLICE", slice_).replace("START", start)
+
+
+@pytest.fixture
+def trusted(monkeypatch):
+    """A version whose lines are right: nothing is said of what cannot be followed."""
+    monkeypatch.setattr(checked, "AFFECTED", False)
+
+
+@pytest.fixture
+def affected(monkeypatch):
+    monkeypatch.setattr(checked, "AFFECTED", True)
+
+
+@pytest.mark.parametrize("version", LINES)
+def test_texts_of_compiled_programs_call_a_fusion_asynchronously(version, affected):
+    """As `fusion-start`; on an H200 what jax 0.11.2 compiled was right to the bit."""
+    text = of_a_compiled_program(version, written=False)
+    assert text.count(" fusion-start(") == 1 and " async-start(" not in text
+    wrong = {"0.10.2": [(0, 0, 7 * BYTES)]}.get(version, [])
+    found = wrong_slices(parse_hlo(text))
+    assert [(one.iteration, one.offset, one.wanted) for one in found] == wrong
+    # followed, and not only left out where nothing is known
+    hidden = text.replace("subtract(%constant_36_1, %param_0.22)", "custom-call()")
+    (one,) = wrong_slices(parse_hlo(hidden))
+    assert one.wanted is None and one.offset == (0 if wrong else 7 * BYTES)
+
+
+@pytest.mark.parametrize("version", LINES)
+def test_a_forward_scan_writes_in_a_fusion_that_is_started(version, affected):
+    text = of_a_compiled_program(version, written=True)
+    assert text.count(" fusion-start(") == 1
+    assert not wrong_slices(parse_hlo(text))
+    back = text.replace("%bitcast.2.0, %get-tuple-element.39", "%bitcast.2.0, %back")
+    made = "  %back = s32[] fusion(%get-tuple-element.39), kind=kLoop, "
+    made += "calls=%fused_subtract\n  %bitcast.2.0 ="
+    (one,) = wrong_slices(parse_hlo(back.replace("  %bitcast.2.0 =", made)))
+    assert one.written and (one.offset, one.wanted) == (0, 7 * BYTES)
+
 
 @pytest.mark.parametrize("written", [False, True], ids=["read", "written"])
 @pytest.mark.parametrize("inside", [False, True])
@@ -128,13 +266,23 @@ def test_a_line_is_that_of_the_index_or_told(index, meant, dtype, inside, writte
         assert (one.offset, one.wanted) == (at(*told), at(*meant))
 
 
-def test_what_an_index_is_made_of_may_not_be_known():
-    text = module(line(*FORWARDS), "custom-call(%r.0), custom_call_target=foo")
+UNKNOWN = "custom-call(%r.0), custom_call_target=foo"
+
+
+def test_what_an_index_is_made_of_may_not_be_known(affected):
+    text = module(line(*FORWARDS), UNKNOWN)
     (one,) = wrong_slices(parse_hlo(text))
     assert one.wanted is None and one.operation.endswith("dynamic_slice")
 
 
-def test_a_deep_chain_of_data_is_not_followed():
+def test_nothing_is_said_of_what_is_not_known_where_lines_are_right(trusted):
+    assert not wrong_slices(parse_hlo(module(line(*FORWARDS), UNKNOWN)))
+    # what is known is
+    (one,) = wrong_slices(parse_hlo(module(line(*FORWARDS), BACKWARDS)))
+    assert one.wanted == 7 * ROW
+
+
+def test_a_deep_chain_of_data_is_not_followed(affected):
     """The index of a row that was computed, some thousand operations before."""
     text = module(line(*FORWARDS), "convert(%f.4999)")
     chain = "".join(f"  %f.{i + 1} = f32[] add(%f.{i}, %f.{i})\n" for i in range(5000))

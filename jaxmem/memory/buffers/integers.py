@@ -12,7 +12,7 @@ from typing import Any
 
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 
-CALLS = ("fusion", "call", "async-start")
+_CALLS = ("fusion", "call", "async")
 _SAME = ("copy", "bitcast", "convert", "reshape", "copy-start", "copy-done")
 _NUMBERS = {"true": 1, "false": 0}
 _SINGLE = re.compile(r"(?:[su]\d+|pred)\[[1,]*\]")
@@ -60,12 +60,12 @@ class Integers:
             return int(text) if re.fullmatch(r"-?\d+", str(text)) else None
         if made.opcode == "parameter":
             caller = self.hlo.instruction(self.hlo.callers.get(made.computation, ""))
-            if caller is None or caller.opcode not in CALLS:
+            if caller is None or not _is_call(caller):
                 return None
             return self.at(caller.operands[made.element], k)
         if made.opcode == "get-tuple-element":
             return self._element(made, k)
-        if made.opcode in CALLS:
+        if _is_call(made):
             return self.at(self.hlo.roots.get(made.called[0], ""), k)
         # what is made of data is not followed: a body may be thousands of steps deep
         if made.opcode not in _KNOWN or not _SINGLE.match(made.shape):
@@ -77,7 +77,7 @@ class Integers:
     def _element(self, made: Instruction, k: int) -> int | None:
         """An element of a tuple, of the loop-carried one among others."""
         whole = self.hlo.instruction(made.operands[0])
-        if whole is not None and whole.opcode in CALLS:
+        if whole is not None and _is_call(whole):
             whole = self.hlo.instruction(self.hlo.roots.get(whole.called[0], ""))
         elif whole is not None and self.loop is not None and self._carries(whole):
             start, body = self.loop.operands[0], self.loop.called[0]
@@ -90,6 +90,15 @@ class Integers:
     def _carries(self, whole: Instruction) -> bool:
         assert self.loop is not None
         return whole.opcode == "parameter" and whole.computation == self.loop.called[0]
+
+
+def _is_call(made: Instruction) -> bool:
+    """Whether it calls a computation with its operands, at once or asynchronously.
+
+    XLA dumps an asynchronous call as `async-start`, of a computation that has the call
+    alone; `as_text()` of a compiled program has `fusion-start` in place of both.
+    """
+    return made.opcode.removesuffix("-start") in _CALLS
 
 
 def _computed(made: Instruction, values: list[int]) -> int | None:

@@ -13,8 +13,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jaxmem.ops.attention import codes as codes
 from jaxmem.ops.attention.block import Extras
-from jaxmem.ops.attention.kernels import AttentionCall, backward, forward
-from pallas_kernels.dispatch import considered
+from jaxmem.ops.attention.kernels import (
+    AttentionCall,
+    backward,
+    forward,
+    reads_value_as_it_is,
+)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -24,10 +28,9 @@ def attend(call: AttentionCall, q, k, v, bias, extras: Extras):
     return o, codes.code({"o": o}, call.save)["o"] if call.save else None
 
 
-def _stored(call: AttentionCall, q, v):
+def _stored(call: AttentionCall, q, k, v, bias, extras: Extras):
     """`v` [b, s, n, h] as it is kept, [b, n, s h]: the rows of a head lie together."""
-    # A kernel reads v as it comes.
-    if considered("attention", call.implementation, q):
+    if reads_value_as_it_is(call, q, k, bias, extras):
         return v
     b, s, n, h = v.shape
     # The backward pass multiplies by it in that order. XLA:GPU would keep it as the
@@ -59,7 +62,10 @@ def _attend_forward(call, q, k, v, bias, extras):
     coded = codes.code({"o": o}, call.save)["o"] if call.save else None
     saved = {"q": q, "k": k, "top": top, "log_total": log_total, "bias": bias}
     if wanted - {"v"}:
-        saved |= {"v": _stored(call, q, v), "o": coded if call.save else o}
+        saved |= {
+            "v": _stored(call, q, k, v, bias, extras),
+            "o": coded if call.save else o,
+        }
     saved = codes.code(saved, call.save)
     # a dict of no arrays: residuals may carry their structure, not strings
     return (o, coded), (dict.fromkeys(wanted), saved | extras._asdict())

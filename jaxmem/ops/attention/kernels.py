@@ -1,17 +1,25 @@
 """Which implementation computes attention: a kernel, or XLA in `blockwise.py`.
 
+With `implementation=None` it is a kernel of ours where it was measured, else cuDNN's
+where it takes the case, else XLA.
+
 The forward and the backward pass choose each for itself: between them are the same
 arrays.
 """
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxmem.ops.attention import blockwise
+import jax
+
+from jaxmem.ops.attention import blockwise, cudnn
 from jaxmem.ops.attention.block import Extras
 from jaxmem.ops.attention.blockwise import AttentionBlocks
+from jaxmem.ops.attention.cudnn_rules import refusal
 from jaxmem.ops.codes.quantization import Quantization
 from pallas_kernels.attention import Inputs
-from pallas_kernels.dispatch import Implementation, dispatch, kernel_module
+from pallas_kernels.dispatch import Implementation, considered, dispatch, kernel_module
 
 _DIFFERENTIATED = ("q", "k", "v", "bias")
 
@@ -36,12 +44,37 @@ def forward(call: AttentionCall, q, k, v, bias, extras: Extras):
 
         return run
 
+    inputs = q, k, v, bias, extras
     return dispatch(
-        *("attention", call.implementation, q, k, v, bias, extras),
+        *("attention", call.implementation, *inputs),
         xla=lambda *inputs: blockwise.forward(call.blocks, *inputs),
         tpu=on("tpu"),
         gpu=on("gpu"),
+        others=_by_cudnn(
+            call,
+            _flat(functools.partial(cudnn.forward, call.blocks.rules), inputs),
+            (q, k, bias, extras),
+        ),
     )
+
+
+def _by_cudnn(call: AttentionCall, run: Callable, inputs: tuple, backward=False):
+    name = "backward" if backward else "forward"
+    return cudnn.candidates(name, run, call.blocks.rules, inputs)
+
+
+def _flat(run: Callable, args: tuple) -> Callable[..., tuple]:
+    """`run` from the leaves of `args` to the leaves of its result."""
+    tree = jax.tree.structure(args)
+    return lambda *leaves: tuple(jax.tree.leaves(run(*tree.unflatten(leaves))))
+
+
+def reads_value_as_it_is(call: AttentionCall, q, k, bias, extras: Extras) -> bool:
+    """Whether a kernel may read the value in the backward pass, as it was given."""
+    if considered("attention", call.implementation, q):
+        return True
+    inputs = q, k, bias, extras
+    return call.implementation is None and not refusal(call.blocks.rules, *inputs)
 
 
 def backward(
@@ -63,6 +96,12 @@ def backward(
 
         return run
 
+    extras = Extras(*(saved[name] for name in Extras._fields))
+    inputs = saved["q"], saved["k"], saved.get("bias"), extras
+    run = _flat(
+        lambda saved, g: cudnn.backward(call.blocks.rules, wanted, saved, g), (saved, g)
+    )
+    whole = "v" in saved and "bias" not in wanted
     return dispatch(
         *("attention", call.implementation, saved, g),
         xla=lambda saved, g: blockwise.backward(call.blocks, wanted, saved, g),
@@ -70,4 +109,5 @@ def backward(
         gpu=on("gpu"),
         sized_by=saved["q"],
         backward=True,
+        others=_by_cudnn(call, run, inputs, backward=True) if whole else (),
     )

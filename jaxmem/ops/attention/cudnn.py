@@ -1,0 +1,187 @@
+"""Attention by cuDNN's kernels, which keep the logits on the chip.
+
+Between the passes are the arrays of the other implementations, so that one pass may be
+cuDNN's and the other XLA's. It keeps one number a row, the logarithm of the sum of the
+exponentials: that stands for the row's maximum, and the logarithm beside it is 0.
+
+A row that sees no key takes the mean of all values. cuDNN makes nothing of the kind,
+so queries of such rows are zeros there: their logits are all alike.
+
+Source:
+  Dao, "FlashAttention-2" (2023); NVIDIA's cuDNN, through the operations of JAX.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+
+from jaxmem import _compat
+from jaxmem.ops.attention import block
+from jaxmem.ops.attention.block import MASKED, Extras, Rules
+from jaxmem.ops.attention.cudnn_rules import HEADS, Form, form_of, refusal, suits
+from pallas_kernels.attention import all_of
+from pallas_kernels.lowering import KernelCandidate, warn_once
+
+# Large enough that such a key has no weight beside one that is seen, and small enough
+# that the logarithm of a sum is not lost in float32.
+HIDDEN = -(2.0**15)
+
+
+def candidates(name: str, run: Any, rules: Rules, inputs: tuple) -> tuple:
+    """cuDNN's pass `run` for these inputs, if it takes them.
+
+    Args:
+      name: "forward" or "backward".
+      run: of the flat arrays of the pass to a tuple of arrays.
+      rules: of the attention.
+      inputs: (q, k, bias, extras).
+    """
+    if refusal(rules, *inputs):
+        return ()
+    form, keys = form_of(rules, inputs[0], inputs[1], inputs[3]), inputs[1].shape[1]
+    wins = functools.partial(_wins, form, keys)
+    what = f"cuDNN's attention, {name}"
+    return (KernelCandidate("cuda", wins, run, "", what, vmaps=True),)
+
+
+def _wins(form: Form, keys: int, device: Any) -> bool:
+    """Whether the device's cuDNN does it; a process that has a GPU and none is told."""
+    version, found = None, True
+    if _compat.runs_here(device):
+        version = _compat.cudnn_version()
+        found = version is not None
+    if not found:
+        warn_once("attention: no cuDNN is installed; XLA computes it in blocks")
+    return found and suits(form, keys, device, version)
+
+
+# -- the passes
+
+
+def forward(rules: Rules, q, k, v, bias, extras: Extras) -> tuple:
+    """(o, row maximum [b, n, t], logarithm of the row sum [b, n, t])."""
+    del bias  # none is taken
+    form, length = form_of(rules, q, k, extras), k.shape[1]
+    mask, live = _seen(form, rules, q, k, extras)
+    zero = jnp.zeros((), q.dtype)
+    asked = q if live is None else jnp.where(_by_query(live), q, zero)
+    arrays = {"q": _padded(asked), "k": _padded(k), "v": _padded(v)}
+    found = {**arrays, "mask": mask, "kv_len": _lengths(form, extras, length)}
+    o, total = _forward(form, rules.scale)(found)
+    o = _of_queries(extras, o[..., : q.shape[-1]])
+    top, log_total = total, jnp.zeros_like(total)
+    if live is not None:
+        top = jnp.where(live, total, MASKED)
+        log_total = jnp.where(live, log_total, jnp.log(float(length)))
+    return o, top, log_total
+
+
+def backward(rules: Rules, wanted: frozenset[str], saved: dict, g) -> dict[str, Any]:
+    """A dict of the gradients named in `wanted`, of q, k and v."""
+    extras = Extras(*(saved[name] for name in Extras._fields))
+    q, k = saved["q"], saved["k"]
+    form, length = form_of(rules, q, k, extras), k.shape[1]
+    mask, live = _seen(form, rules, q, k, extras)
+    zero, total = jnp.zeros((), q.dtype), saved["top"] + saved["log_total"]
+    asked, g = q, _of_queries(extras, g)
+    if live is not None:
+        asked = jnp.where(_by_query(live), q, zero)
+        # queries are zeros there, and so are all logits but for the bias
+        blind = (HIDDEN if form.masked else 0.0) + jnp.log(float(length))
+        total = jnp.where(live, total, blind)
+    arrays = {"q": asked, "k": k, "v": saved["v"], "o": saved["o"], "g": g}
+    found = {name: _padded(x) for name, x in arrays.items()}
+    found |= {"total": total, "mask": mask}
+    found["kv_len"] = _lengths(form, extras, length)
+    grads = _backward(form, rules.scale)(found)
+    grads = {name: x[..., : q.shape[-1]] for name, x in grads.items()}
+    if live is not None:
+        grads["q"] = jnp.where(_by_query(live), grads["q"], zero)
+    return {name: grads[name] for name in sorted(wanted)}
+
+
+def _seen(form: Form, rules: Rules, q, k, extras: Extras) -> tuple:
+    """The mask as a bias, and [b|1, n|1, t|1], whether a row sees a key; or None."""
+    times, keys = jnp.arange(q.shape[1]), jnp.arange(k.shape[1])
+    live, bias = [], None
+    if extras.q_len is not None:
+        live.append(block.inside(times, extras.q_len)[:, None])
+    if form.padded:
+        live.append((extras.kv_len > 0)[:, None, None])
+    if form.masked:
+        seen = block.visible(rules, times, keys, extras._replace(q_len=None))
+        seen = jnp.broadcast_to(seen, (*seen.shape[:2], len(times), len(keys)))
+        bias = jnp.where(seen, jnp.zeros((), q.dtype), jnp.asarray(HIDDEN, q.dtype))
+        live.append(seen.any(axis=-1))
+    return bias, all_of(live)
+
+
+def _of_queries(extras: Extras, x):
+    """`x` [b, t, n, h] with zeros for the queries beyond their sequence."""
+    if extras.q_len is None:
+        return x
+    inside = block.inside(jnp.arange(x.shape[1]), extras.q_len)
+    return jnp.where(inside[..., None, None], x, jnp.zeros((), x.dtype))
+
+
+def _by_query(live):
+    """[b, n, t] to [b, t, n, 1]."""
+    return jnp.swapaxes(live, 1, 2)[..., None]
+
+
+def _lengths(form: Form, extras: Extras, length: int):
+    """Keys of each example, all of them where there are none; None without lengths."""
+    if not form.padded:
+        return None
+    return jnp.where(extras.kv_len > 0, jnp.minimum(extras.kv_len, length), length)
+
+
+def _padded(x):
+    """Heads of a size that the kernels have."""
+    size = next(size for size in HEADS if size >= x.shape[-1])
+    return jnp.pad(x, ((0, 0),) * 3 + ((0, size - x.shape[-1]),))
+
+
+# -- the operations, with mapped axes as more examples
+
+
+@functools.cache
+def _forward(form: Form, scale: float):
+    return _folding(functools.partial(_compat.cudnn_attention, form, scale))
+
+
+@functools.cache
+def _backward(form: Form, scale: float):
+    return _folding(functools.partial(_compat.cudnn_attention_grads, form, scale))
+
+
+def _folding(run):
+    """`run` of a dict of arrays; under `vmap` the mapped axis joins the first one."""
+    folding = custom_vmap(run)
+
+    @folding.def_vmap
+    def _(size: int, mapped: Any, arrays: dict):
+        (along,) = mapped
+        rows = arrays["q"].shape[int(along["q"])]
+        together = {
+            name: _folded(size, rows, x, along[name])
+            for name, x in arrays.items()
+            if name != "mask" or along[name] or (x is not None and x.shape[0] > 1)
+        }
+        outs = folding({"mask": arrays["mask"], **together})
+        outs = jax.tree.map(lambda x: x.reshape(size, rows, *x.shape[1:]), outs)
+        return outs, jax.tree.map(lambda _: True, outs)
+
+    return folding
+
+
+def _folded(size: int, rows: int, x, mapped: bool | None):
+    """[size, rows, ...] as [size * rows, ...]."""
+    if x is None:
+        return None
+    x = x if mapped else jnp.broadcast_to(x, (size, *x.shape))
+    x = jnp.broadcast_to(x, (size, rows, *x.shape[2:]))
+    return x.reshape(size * rows, *x.shape[2:])
