@@ -26,8 +26,8 @@ class Rates:
         integer: of these on integers.
         special: exponentials, roots and reciprocals per second.
         launch: seconds of a kernel beside what it does, with the gap to the next.
-        fill: seconds until a product's first operands are there, and its last tile is
-            written.
+        fill: seconds from a kernel's start to where its products, sums or tiles begin,
+            and from there to its end.
         blocks: of threads that the chip starts per second.
         sectors: bytes per second of elements that are read or written one by one, each
             in a sector of its own.
@@ -74,7 +74,7 @@ _LINK = 0.8  # published: NCCL's bus bandwidth of large messages
 _HOST = 0.8  # published: pinned copies over PCI Express
 # Seconds.
 _GPU_LAUNCH = 1.5e-6  # measured: 1.2 of a kernel in a step, 0.3 to the next one
-_GPU_FILL = 1e-6  # measured: products of 10 us
+_GPU_FILL = 1e-6  # measured: products and sums of rows of 10 us
 _TPU_LAUNCH = 2e-7  # estimate: operations of one program, without a launch
 _HOP = 4e-6  # published: NCCL's latency of a step of a ring over NVLink
 _TPU_HOP = 1e-6  # estimate

@@ -17,6 +17,7 @@ class Access:
         columns: blocks that do so.
         loads: of each row.
         stores: whether something is written for each row, before the next is read.
+        phases: whether threads wait for one another before they write.
         serial: whether arithmetic waits for loads, as few blocks fit side by side.
         spilled: bytes of values that do not fit in registers.
         apart: bytes that other kernels of the same call move.
@@ -29,6 +30,7 @@ class Access:
     columns: int = 0
     loads: float = 0.0
     stores: bool = False
+    phases: bool = False
     serial: bool = False
     spilled: float = 0.0
     apart: float = 0.0

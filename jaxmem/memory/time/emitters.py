@@ -11,7 +11,7 @@ from jaxmem.memory.time.triton import is_tiled, tiled
 
 _LOOP = 512  # elements of a loop's block: 128 threads, four each
 _TILE = 32 * 32  # elements of a transposition's block
-_LARGE = 2**18  # elements of an array whose sum takes longer than a launch
+_LARGE = 2**18  # elements of an array that takes longer than a launch
 _GRADIENTS = 12.0  # times the queries: what cuDNN's attention clears, sums, converts
 
 
@@ -46,7 +46,9 @@ def _input(hlo: Hlo, made: Instruction) -> Access:
     if found:
         return sums(hlo, made, max(found, key=_in_turn))
     apart = strided(hlo, made, tiles=True)
-    return Access(elements_of(made.shape) / _TILE, near=SECTOR * apart)
+    elements = elements_of(made.shape)
+    large = elements >= _LARGE
+    return Access(elements / _TILE, near=SECTOR * apart, phases=large)
 
 
 def _in_turn(one: Reduction) -> int:

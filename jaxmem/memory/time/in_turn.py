@@ -52,7 +52,7 @@ def _reduction(hlo: Hlo, made: Instruction) -> Reduction:
 def sums(hlo: Hlo, made: Instruction, one: Reduction) -> Access:
     """Sums along rows keep all processors busy; those along columns may not."""
     if one.columns == 1:
-        return Access()
+        return Access(phases=True)
     outer = one.elements // (one.rows * one.columns)
     sizes = [elements_of(hlo.shape_of(name)) for name in made.operands]
     large = sum(size >= one.elements for size in sizes)

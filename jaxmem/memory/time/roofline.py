@@ -56,7 +56,8 @@ def seconds(work: KernelWork, rates: Rates, cached: int = 0) -> tuple[float, Bou
         "host": work.traffic.host / rates.host,
     }
     bound = max(done, key=lambda kind: done[kind])
-    took = done[bound] + rates.launch + rates.fill * bool(work.products)
+    phases = bool(work.products) or work.access.phases
+    took = done[bound] + rates.launch + rates.fill * phases
     took += work.access.apart / rates.bandwidth
     return took, "launch" if done[bound] < rates.launch else bound
 
