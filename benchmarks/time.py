@@ -16,8 +16,7 @@ from benchmarks._common import publish
 from benchmarks._traces import Kernel, Trace, traces
 from jaxmem.chips import rates_of
 from jaxmem.memory.buffers import parse_hlo
-from jaxmem.memory.buffers.hlo import Hlo, Instruction
-from jaxmem.memory.time.products import products_of
+from jaxmem.memory.buffers.hlo import Hlo
 from jaxmem.memory.time.schedule import TimedKernel, timed
 
 CHIP = "h200"
@@ -39,11 +38,12 @@ def seconds(kernels: Iterable[TimedKernel]) -> float:
     return sum(one.times * one.seconds for one in kernels)
 
 
-def kind_of(hlo: Hlo, made: Instruction) -> str:
+def kind_of(hlo: Hlo, one: TimedKernel) -> str:
     """What a kernel is, by its instruction."""
+    made = hlo.instruction(one.name)
     if made.opcode in ("copy", "fusion-start"):
         return "copies"
-    if any(products_of(hlo, made)):
+    if one.flops:
         return "products"
     if '"kind":"__triton"' in made.attributes:
         return "Triton's"
@@ -68,11 +68,11 @@ def compared(trace: Trace) -> tuple[float, Sums, dict[str, list[float]]]:
     sums: Sums = defaultdict(lambda: [0.0, 0.0])
     ratios: dict[str, list[float]] = defaultdict(list)
     for one in kernels:
-        kind = kind_of(hlo, hlo.instruction(one.name))
+        kind = kind_of(hlo, one)
         sums[kind][1] += one.times * (one.seconds - GAP)
     for name, (times, took) in _by_instruction(trace.kernels).items():
         one = plain.get(name)
-        kind = kind_of(hlo, hlo.instruction(one.name)) if one else _by_name(name)
+        kind = kind_of(hlo, one) if one else _by_name(name)
         sums[kind][0] += took
         if one and one.seconds > GAP:
             ratios[kind].append((one.seconds - GAP) * times / took)

@@ -19,9 +19,8 @@ def access_of(hlo: Hlo, made: Instruction, traffic: Traffic) -> Access:
     """How an instruction's threads get at what it reads and writes."""
     if '"__gpu$TopK"' in made.attributes:
         return heaps(made)
-    sort = next((i for i in (made, *inside(hlo, made)) if i.opcode == "sort"), None)
-    if sort is not None:
-        return sorted_rows(sort)
+    if made.opcode == "sort":
+        return sorted_rows(made)
     if "__cudnn$fmha" in made.attributes and "Backward" in made.attributes:
         return Access(apart=_GRADIENTS * traffic.reads[0][1])
     if made.opcode != "fusion":
@@ -30,7 +29,10 @@ def access_of(hlo: Hlo, made: Instruction, traffic: Traffic) -> Access:
         return tiled(hlo, made, traffic)
     if "kind=kLoop" in made.attributes:
         return _loop(hlo, made, traffic)
-    return _input(hlo, made) if "kind=kInput" in made.attributes else Access()
+    if "kind=kInput" in made.attributes:
+        return _input(hlo, made)
+    sorts = (one for one in inside(hlo, made) if one.opcode == "sort")
+    return next(map(sorted_rows, sorts), Access())
 
 
 def _loop(hlo: Hlo, made: Instruction, traffic: Traffic) -> Access:

@@ -8,6 +8,7 @@ from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of
 from jaxmem.memory.time.reading import elements_of, layout, numbers
 
+_MOVES = ("transpose", "reduce", "copy")  # the latter two by the layout of a result
 _LARGE = 2**18  # elements of an array that does not stay in the L1 cache
 
 
@@ -32,7 +33,7 @@ def strided(hlo: Hlo, made: Instruction, tiles: bool) -> int:
             if turned and turned % 2 == 0 and elements_of(one.shape) >= _LARGE:
                 found[name] = elements
             continue
-        turned += _turns(hlo, one)
+        turned += one.opcode in _MOVES and _turns(hlo, one)
         if one.opcode == "reduce":
             elements = elements_of(hlo.shape_of(one.operands[0]))
         elif one.opcode not in ("bitcast", "tuple"):
@@ -43,8 +44,6 @@ def strided(hlo: Hlo, made: Instruction, tiles: bool) -> int:
 
 def _turns(hlo: Hlo, made: Instruction) -> bool:
     """Whether neighbours in memory are others than before, single elements aside."""
-    if made.opcode not in ("transpose", "reduce", "copy"):
-        return False
     shape = hlo.shape_of(made.operands[0]) if made.opcode == "transpose" else made.shape
     order = numbers("dimensions", made) if made.opcode == "transpose" else layout(shape)
     real = [axis for axis in order if arrays_of(shape)[0].sizes[axis] > 1]

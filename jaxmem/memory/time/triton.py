@@ -33,7 +33,7 @@ def tiled(hlo: Hlo, made: Instruction, traffic: Traffic) -> Access:
     tile = [int(n) for n in re.findall(r"\d+", _SIZES.search(made.attributes).group(1))]
     out, sums = arrays_of(made.shape)[0], reductions(hlo, made)
     largest = max([out.elements, *(one.elements for one in sums)])
-    blocks = out.elements / math.prod(tile)
+    blocks = max(1.0, out.elements / math.prod(tile))
     warps = _WARPS.search(made.attributes)
     held = largest / blocks / (32 * int(warps.group(1)) if warps else 128)
     full = sum(elements_of(hlo.shape_of(name)) >= largest for name in made.operands)
