@@ -1,10 +1,12 @@
 """What a chip reaches of its rates, for seconds of compiled steps; None for a CPU.
 
 `_table.py` has what data sheets say. A constant here says where it comes from: "data
-sheet"; "published", measured by others on such a chip; "estimate", until a device has
-been timed.
+sheet"; "measured", by `benchmarks.time` on an H200 with jax 0.11.2, and taken for the
+other GPUs; "published", measured by others on such a chip; "estimate", until a device
+has been timed.
 """
 
+import math
 from dataclasses import dataclass
 
 from jaxmem.chips._table import CHIPS, Chip, Gpu, Tpu
@@ -23,7 +25,15 @@ class Rates:
         floating: elementwise instructions per second, one an element.
         integer: of these on integers.
         special: exponentials, roots and reciprocals per second.
-        launch: seconds from one kernel to the next, at least.
+        launch: seconds of a kernel beside what it does, with the gap to the next.
+        fill: seconds from a kernel's start to where its products, sums or tiles begin,
+            and from there to its end.
+        blocks: of threads that the chip starts per second.
+        sectors: bytes per second of elements that are read or written one by one, each
+            in a sector of its own.
+        near: of these where the other elements of a sector are soon wanted, too.
+        issue: seconds of one load of 1024 threads, where the next are on their way.
+        wait: seconds of one load where nothing else is.
         host: bytes per second to and from the host's memory.
         link: bytes per second to other chips.
         hop: seconds that a collective takes beside its bytes, for each device.
@@ -41,6 +51,12 @@ class Rates:
     integer: float
     special: float
     launch: float
+    fill: float
+    blocks: float
+    sectors: float
+    near: float
+    issue: float
+    wait: float
     host: float
     link: float
     hop: float
@@ -49,18 +65,26 @@ class Rates:
 
 
 # Shares of the data sheet's figures.
-_GPU_PRODUCTS = 0.75  # published: cuBLAS, large products in bfloat16 on H100 and A100
-_GPU_BANDWIDTH = 0.85  # published: streaming kernels on H100 and A100
+_GPU_PRODUCTS = 0.84  # measured: cuBLAS, large products in bfloat16
+_GPU_BANDWIDTH = 0.88  # measured: sums and sums of rows, large ones
+_ISSUED = 0.75  # measured: threefry, erf and other long formulas
 _TPU_PRODUCTS = 0.95  # estimate: XLA's own cycles of large products
 _TPU_BANDWIDTH = 0.85  # estimate
 _LINK = 0.8  # published: NCCL's bus bandwidth of large messages
 _HOST = 0.8  # published: pinned copies over PCI Express
 # Seconds.
-_GPU_LAUNCH = 3e-6  # estimate: a kernel a CPU queues, as XLA runs thunks
+_GPU_LAUNCH = 1.5e-6  # measured: 1.2 of a kernel in a step, 0.3 to the next one
+_GPU_FILL = 1e-6  # measured: products and sums of rows of 10 us
 _TPU_LAUNCH = 2e-7  # estimate: operations of one program, without a launch
 _HOP = 4e-6  # published: NCCL's latency of a step of a ring over NVLink
 _TPU_HOP = 1e-6  # estimate
-_CACHED = 2.5  # published: the bandwidth of the L2 cache over that of the memory
+# Of a GPU's processor, in cycles of its clock.
+_CACHED = 20  # bytes from the L2 cache; measured: kernels on 10 to 40 MB
+_BLOCK = 160  # from the start of a block of threads to the next; measured: broadcasts
+_SECTORS = 11  # bytes of sectors, of which one element is wanted; measured: transposed
+_NEAR = 26  # the same where the next blocks find them in the L1 cache; measured
+_ISSUE = 180  # of one load of 1024 threads among others; measured: sums of columns
+_WAIT = 400  # of one load by itself; measured: sums of columns that write as they go
 _GPU_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 # Of a TPU: clock in GHz, side and number of matrix units of a device, vector lanes a
 # cycle (data sheets; the clock follows from the peak and the units)
@@ -91,12 +115,18 @@ def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
         narrow=_GPU_PRODUCTS * machine.narrow,
         wide=_GPU_PRODUCTS * machine.wide,
         bandwidth=_GPU_BANDWIDTH * machine.bandwidth,
-        cached=_CACHED * machine.bandwidth,
+        cached=_CACHED * gpu.cores * clock,
         cache_bytes=gpu.l2_bytes,
-        floating=lanes,
-        integer=gpu.cores * 64 * clock,  # data sheet: 64 of 32 bits a cycle
+        floating=_ISSUED * lanes,
+        integer=_ISSUED * lanes,
         special=gpu.cores * 16 * clock,  # data sheet: 16 a cycle
         launch=_GPU_LAUNCH,
+        fill=_GPU_FILL,
+        blocks=gpu.cores * clock / _BLOCK,
+        sectors=gpu.cores * clock * _SECTORS,
+        near=gpu.cores * clock * _NEAR,
+        issue=_ISSUE / clock,
+        wait=_WAIT / clock,
         host=_HOST * machine.host,
         link=_LINK * machine.link,
         hop=_HOP,
@@ -118,6 +148,12 @@ def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
         integer=_SLOTS * vector,
         special=vector,
         launch=_TPU_LAUNCH,
+        fill=0.0,
+        blocks=math.inf,  # a TPU's compiler lays out loads itself
+        sectors=math.inf,
+        near=math.inf,
+        issue=0.0,
+        wait=0.0,
         host=_HOST * machine.host,
         link=_LINK * machine.link,
         hop=_TPU_HOP,

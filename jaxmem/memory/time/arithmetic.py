@@ -13,7 +13,7 @@ from jaxmem.memory.buffers.shapes import arrays_of
 # opcode -> (instructions of plain arithmetic, of the special function unit)
 _COSTS = {
     "tanh": (20, 1),
-    "erf": (30, 1),
+    "erf": (66, 2),
     "erf-inv": (40, 2),
     "exponential": (3, 1),
     "exponential-minus-one": (14, 1),

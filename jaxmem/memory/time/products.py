@@ -1,5 +1,6 @@
 """The matrix products of a compiled module: of dots, convolutions and library calls."""
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from jaxmem.memory.buffers.shapes import HloArray, arrays_of
 
 _LABELS = re.compile(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
+_STARTED = 256  # keys in whose time a block of queries starts and ends; measured, H200
 _MOST_TAPS = 2**24  # of an axis: beyond it all taps are taken for products
 
 
@@ -26,6 +28,8 @@ class Product:
         k: the axis that is summed over.
         bits: of an element of the wider operand.
         dtype: XLA's name of that operand's type.
+        library: whether cuBLAS or cuDNN does it.
+        spent: its time over that of a product by itself.
     """
 
     batch: int
@@ -34,6 +38,8 @@ class Product:
     k: float  # of a convolution the mean number of its taps inside of the input
     bits: int
     dtype: str
+    library: bool = False
+    spent: float = 1.0
 
     @property
     def flops(self) -> float:
@@ -48,7 +54,8 @@ def products_of(hlo: Hlo, made: Instruction) -> Iterator[Product]:
     elif made.opcode == "convolution":
         yield _convolution(hlo, made)
     elif made.opcode == "custom-call":
-        yield from _library_call(hlo, made)
+        for one in _library_call(hlo, made):
+            yield dataclasses.replace(one, library=True)
     elif made.opcode in ("fusion", "call", "async-start"):
         for called in made.called:
             for inner in hlo.body(called):
@@ -166,6 +173,8 @@ def _attention(hlo: Hlo, made: Instruction, target: str) -> Iterator[Product]:
     q, kv = _operand(hlo, made, 0), _operand(hlo, made, 1)
     (batch, queries, heads, width), keys = q.sizes, kv.sizes[1]
     seen = 0.5 if "CAUSAL" in made.attributes else 1.0
+    spent = 1.0 + _STARTED / (keys * seen)
     one = Product(batch * heads, queries, keys, width * seen, q.bits, q.dtype)
     two = Product(batch * heads, queries, width, keys * seen, q.bits, q.dtype)
+    one, two = (dataclasses.replace(each, spent=spent) for each in (one, two))
     yield from (one, one, two, two, two) if "Backward" in target else (one, two)

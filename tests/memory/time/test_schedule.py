@@ -33,7 +33,8 @@ def test_a_kernel_takes_its_bytes_at_the_bandwidth():
     found = of_text(f"{START}\nROOT {add('b', 'a')}")
     (kernel,) = found.kernels
     assert kernel.bytes == 3 * 64 * MIB and kernel.bound == "memory"
-    assert kernel.seconds == pytest.approx(kernel.bytes / H100.bandwidth)
+    expected = H100.launch + kernel.bytes / H100.bandwidth
+    assert kernel.seconds == pytest.approx(expected)
 
 
 def test_what_the_cache_still_holds_is_read_faster():
@@ -51,7 +52,10 @@ def test_what_the_cache_still_holds_is_read_faster():
 
 def test_a_small_kernel_takes_a_launch():
     found = of_text("%a = f32[8]{0} parameter(0)\nROOT %b = f32[8]{0} negate(%a)")
-    assert [(k.seconds, k.bound) for k in found.kernels] == [(H100.launch, "launch")]
+    (kernel,) = found.kernels
+    moved = 2 * 8 * 4 / H100.bandwidth
+    assert kernel.seconds == pytest.approx(H100.launch + moved)
+    assert kernel.bound == "launch"
 
 
 def test_loops_count_by_their_trips():
@@ -115,9 +119,45 @@ def test_a_copy_runs_beside_kernels_and_the_rest_is_waited_for(kernels):
         add(f"k{i}", f"k{i - 1}" if i else "a") + "\n" for i in range(kernels)
     )
     found = of_text(COPY.replace("{between}", between))
-    alone = 64 * MIB / H100.host
+    alone = H100.launch + 64 * MIB / H100.host
     beside = sum(k.seconds for k in found.kernels if k.name.startswith("k"))
     assert total(found.kernels) == pytest.approx(max(alone, beside))
+
+
+SLICE = modules.computation(
+    "f",
+    "%p0 = f32[24,16777216]{1,0} parameter(0)\n%p1 = s32[] parameter(1)\n"
+    "%z = s32[] constant(0)\n"
+    "ROOT %s = f32[1,16777216]{1,0} dynamic-slice(%p0, %p1, %z), "
+    "dynamic_slice_sizes={1,16777216}",
+)
+
+
+def test_a_slice_that_xla_starts_takes_the_bandwidth_of_the_kernels_beside_it():
+    entry = (
+        "%x = f32[24,16777216]{1,0} parameter(0)\n%i = s32[] parameter(1)\n"
+        "%c = ((f32[24,16777216]{1,0}, s32[]), f32[1,16777216]{1,0}, u32[]) "
+        "fusion-start(%x, %i), kind=kLoop, calls=%f\n"
+        f"{START.replace('parameter(0)', 'parameter(2)')}\n{add('b', 'a')}\n"
+        "ROOT %d = f32[1,16777216]{1,0} fusion-done(%c)"
+    )
+    copied, added = of_text(entry, SLICE).kernels
+    assert copied.bytes == 2 * 64 * MIB + 4
+    alone = H100.launch + copied.bytes / H100.bandwidth
+    assert copied.seconds == pytest.approx(alone)
+    assert added.seconds > H100.launch
+
+
+@pytest.mark.parametrize("workspace", [1, MIB])
+def test_the_workspace_of_a_library_counts_for_nothing(workspace):
+    entry = (
+        "%a = f32[16,16]{1,0} parameter(0)\n"
+        f"ROOT %c = (f32[16,16]{{1,0}}, s8[{workspace}]{{0}}) custom-call(%a, %a), "
+        'custom_call_target="__cublas$gemm", backend_config='
+        '{"lhs_contracting_dimensions":["1"],"lhs_batch_dimensions":[]}'
+    )
+    (kernel,) = of_text(entry).kernels
+    assert kernel.bytes == 3 * 16 * 16 * 4
 
 
 def test_an_update_in_place_costs_what_is_updated():

@@ -1,0 +1,152 @@
+"""Predicted seconds beside those that an H200 has taken: steps, and kinds of kernels.
+
+The steps' modules and the times of their kernels are in results/, from
+`benchmarks.device`. Predictions are made anew from the modules' text. A kernel is
+matched with its instruction by name; XLA runs one kernel for all fusions that are the
+same, and calls cuBLAS and copies by other names, so that kinds are compared by sums
+over a step, and single kernels only where a name is known.
+"""
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from benchmarks._common import publish
+from benchmarks._traces import Kernel, Trace, traces
+from jaxmem.chips import rates_of
+from jaxmem.memory.buffers import parse_hlo
+from jaxmem.memory.buffers.hlo import Hlo
+from jaxmem.memory.time.schedule import TimedKernel, timed
+
+CHIP = "h200"
+COLUMNS = ("chip", "of", "what", "measured", "predicted", "ratio", "median ratio")
+GAP = 3e-7  # seconds between kernels, which the profiler does not count
+ALONE = "Adam"  # not a policy: another step
+_FIRST = {"loop": "loops", "input": "transpositions"}
+
+Sums = dict[str, list[float]]  # kind -> [measured, predicted seconds]
+
+
+def predicted(trace: Trace) -> tuple[Hlo, list[TimedKernel]]:
+    """The kernels of a step, as the library times them."""
+    hlo = parse_hlo(trace.module)
+    return hlo, timed(hlo, rates_of(CHIP)).kernels
+
+
+def seconds(kernels: Iterable[TimedKernel]) -> float:
+    return sum(one.times * one.seconds for one in kernels)
+
+
+def kind_of(hlo: Hlo, one: TimedKernel) -> str:
+    """What a kernel is, by its instruction."""
+    made = hlo.instruction(one.name)
+    if made.opcode in ("copy", "fusion-start"):
+        return "copies"
+    if one.flops:
+        return "products"
+    if '"kind":"__triton"' in made.attributes:
+        return "Triton's"
+    return _by_name(made.name)
+
+
+def _by_name(name: str) -> str:
+    """What a kernel is, by its name alone."""
+    if name.startswith(("nvjet", "cudnn", "gemm_fusion")):
+        return "products"
+    if name.lower().startswith("memcpy"):
+        return "copies"
+    if name.startswith("input") and "reduce" in name:
+        return "sums"
+    return _FIRST.get(name.split("_")[0], "others")
+
+
+def compared(trace: Trace) -> tuple[float, Sums, dict[str, list[float]]]:
+    """Predicted ms of a step, sums by kind, and ratios of single kernels by kind."""
+    hlo, kernels = predicted(trace)
+    plain = {_plain(one.name): one for one in kernels}
+    sums: Sums = defaultdict(lambda: [0.0, 0.0])
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for one in kernels:
+        kind = kind_of(hlo, one)
+        sums[kind][1] += one.times * (one.seconds - GAP)
+    for name, (times, took) in _by_instruction(trace.kernels).items():
+        one = plain.get(name)
+        kind = kind_of(hlo, one) if one else _by_name(name)
+        sums[kind][0] += took
+        if one and one.seconds > GAP:
+            ratios[kind].append((one.seconds - GAP) * times / took)
+    return 1e3 * seconds(kernels), sums, ratios
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\W", "_", name)
+
+
+def _by_instruction(kernels: list[Kernel]) -> dict[str, list[float]]:
+    """Name of an instruction, or else of a kernel -> times, and seconds of all runs.
+
+    A call of a library may run several kernels, outside of a graph under its own name.
+    """
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for kernel in kernels:
+        named = kernel.op and not kernel.op.startswith("command_buffer")
+        of = found[_plain(kernel.op if named else kernel.name)]
+        of[0] = max(of[0], kernel.times)
+        of[1] += kernel.seconds
+    return found
+
+
+def ranked(values: Sequence[float]) -> list[float]:
+    order = sorted(values)
+    return [float(order.index(value)) for value in values]
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Spearman's."""
+    return statistics.correlation(ranked(one), ranked(other))
+
+
+def rows() -> list[tuple]:
+    """Steps, kinds of kernels, and a summary."""
+    steps, kinds, ratios = [], defaultdict(lambda: [0.0, 0.0]), defaultdict(list)
+    for trace in traces():
+        ms, sums, found = compared(trace)
+        steps.append((trace.name, trace.ms, ms))
+        for kind, values in sums.items():
+            kinds[kind] = [
+                a + 1e3 * b for a, b in zip(kinds[kind], values, strict=True)
+            ]
+        for kind, values in found.items():
+            ratios[kind] += values
+    made = [("step, ms", n, took, said, said / took, "") for n, took, said in steps]
+    for kind, (took, said) in sorted(kinds.items(), key=lambda kv: -kv[1][0]):
+        middle = statistics.median(ratios[kind]) if ratios[kind] else ""
+        made.append(("kernels, ms", kind, took, said, said / took, middle))
+    return [(CHIP, *row) for row in made + summary(steps)]
+
+
+def summary(steps: list[tuple[str, float, float]]) -> list[tuple]:
+    """The median and the worst ratio, and rank correlations over policies."""
+    of = [said / took for _, took, said in steps]
+    worst = max(of, key=lambda ratio: abs(ratio - 1))
+    made = [("ratio", "median of the steps", "", "", statistics.median(of), "")]
+    made.append(("ratio", "the step that is furthest off", "", "", worst, ""))
+    for model, pairs in by_model(steps).items():
+        found = rank_correlation(*zip(*pairs, strict=True))
+        made.append(("rank correlation", model, "", "", found, ""))
+    return made
+
+
+def by_model(steps: list[tuple[str, float, float]]) -> dict[str, list]:
+    """Model -> (measured, predicted) of its policies."""
+    found: dict[str, list] = defaultdict(list)
+    for name, *values in steps:
+        model, _, policy = name.rpartition(", ")
+        if policy != ALONE:
+            found[model].append(tuple(values))
+    return found
+
+
+if __name__ == "__main__":
+    publish("time", COLUMNS, rows())
