@@ -225,8 +225,13 @@ ATTENTION_ROWS = 2 * 4 * 2 * 2 * 16  # two float32 a query and head
 
 
 def attention_besides(wanted):
-    """Of one head's size: the output, and the values in the layout they are read in."""
-    return ATTENTION_ROWS + (0 if wanted == {"value"} else 2 * nbytes(HEADS))
+    """The output, where more than the values is wanted."""
+    return ATTENTION_ROWS + (0 if wanted == {"value"} else nbytes(HEADS))
+
+
+def attention_by_blocks(wanted):
+    """And the values in the layout they are read in, where no kernel may read them."""
+    return attention_besides(wanted) + (0 if wanted == {"value"} else nbytes(HEADS))
 
 
 QKV = {name: HEADS for name in ("query", "key", "value")}
@@ -236,7 +241,10 @@ RANDOM = [
         "attention",
         ops.dot_product_attention,
         QKV,
-        {name: "query key value" for name in ("query", "key")},
+        {
+            **dict.fromkeys(("query", "key"), "query key value"),
+            "value": "query key",
+        },
         attention_besides,
     ),
     Case(
@@ -244,7 +252,7 @@ RANDOM = [
         ops.dot_product_attention,
         {**QKV, "bias": array(1, 2, 16, 16, dtype=HALF)},
         {name: "query key value bias" for name in ("query", "key", "bias")},
-        attention_besides,
+        attention_by_blocks,
     ),
 ]
 

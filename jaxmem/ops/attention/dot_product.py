@@ -178,8 +178,11 @@ def dot_product_attention(
       broadcast_dropout: one mask for the whole batch and all heads.
       deterministic: True switches dropout off.
       implementation: "xla"; "pallas" for the kernel of a TPU or GPU, which holds the
-        logits on the chip; None to choose: the kernel where it was measured to be no
-        slower. A kernel reads a `mask` as a bias of two bytes (a GPU's as bits where
+        logits on the chip; None to choose by the chip that is compiled for, on one
+        device, inside `jax.shard_map` and, cuDNN's, under `vmap`: cuDNN's attention for
+        16 bits on an NVIDIA GPU from Ampere on, for what has neither dropout, a bias, a
+        mask nor segments (`cudnn_rules.py` has all reasons); the kernel where it was
+        measured to be no slower: on Hopper for bfloat16; else XLA. A kernel reads a `mask` as a bias of two bytes (a GPU's as bits where
         it differs among queries), sums the gradient of a bias on the chip, so that no
         array is larger than the bias, is differentiable once, and on several devices
         needs a `jax.shard_map`.
@@ -187,7 +190,7 @@ def dot_product_attention(
         "cudnn", as in `jax.nn`; "tokamax" (`pip install tokamax`). These choose
         by the device of the process, not by the platform that is compiled for.
       block_size: queries a block; None chooses such that a block's float32 logits
-        stay below 16 MiB, and takes one block where all fit; for a kernel it is one
+        stay below 64 MiB, and takes one block where all fit; for a kernel it is one
         that suits the chip.
       save: bits a value (1 to 8) or a `Quantization`, to keep query, key, value and
         the output as codes, one step for each position and head. The output is exact;

@@ -74,7 +74,8 @@ def reads_value_as_it_is(call: AttentionCall, q, k, bias, extras: Extras) -> boo
     if considered("attention", call.implementation, q):
         return True
     inputs = q, k, bias, extras
-    return call.implementation is None and not refusal(call.blocks.rules, *inputs)
+    own = call.implementation is None and call.save is None
+    return own and not refusal(call.blocks.rules, *inputs)
 
 
 def backward(
