@@ -4,10 +4,12 @@ Everything here is private to JAX and may move; `tests/test_compat.py` calls eac
 function, so that a new JAX fails there, loudly, and not in a user's step.
 """
 
+import contextlib
 import functools
 import math
 import os
 import pathlib
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -383,6 +385,46 @@ def propagated(fn, args) -> list[tuple[tuple[str, ...], ...]]:
 
 
 # -- cuDNN's attention, as JAX lowers it
+
+# Compute capability of the GPU that a step is traced for, where none is here.
+_ABSENT_GPU: ContextVar[tuple[int, int] | None] = ContextVar("absent", default=None)
+_ABSENT_CUDNN = 91800  # newer than all that JAX's rules ask for
+
+
+@contextlib.contextmanager
+def absent_gpu(capability: tuple[int, int] | None):
+    """A context in which JAX's attention by cuDNN can be traced without a GPU.
+
+    JAX asks the process for its GPU and its cuDNN while it traces. None changes
+    nothing.
+    """
+    if capability is not None:
+        _answer_for_absent_gpus()
+    token = _ABSENT_GPU.set(capability or _ABSENT_GPU.get())
+    try:
+        yield
+    finally:
+        _ABSENT_GPU.reset(token)
+
+
+@functools.cache
+def _answer_for_absent_gpus() -> None:
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    def asked(name, answer):
+        plain = getattr(fused, name)
+
+        @functools.wraps(plain)
+        def run(*args):
+            have = _ABSENT_GPU.get()
+            return plain(*args) if have is None else answer(have, *args)
+
+        setattr(fused, name, run)
+
+    version = lambda text: tuple(int(x) for x in text.split("."))
+    asked("check_cudnn_version", lambda have: _ABSENT_CUDNN)
+    asked("check_compute_capability", lambda have, least: have >= version(least))
+    asked("is_cuda_compute_capability_equal", lambda have, of: have == version(of))
 
 
 def cudnn_attention(form: Any, scale: float, arrays: dict) -> tuple:

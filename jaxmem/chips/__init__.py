@@ -8,6 +8,7 @@ from jaxmem.chips._devices import chip_mesh as chip_mesh
 from jaxmem.chips._devices import config_text as config_text
 from jaxmem.chips._devices import target_mesh as target_mesh
 from jaxmem.chips._devices import topology as topology
+from jaxmem.chips._devices import traced_for as traced_for
 from jaxmem.chips._folder import CompilerFolder as CompilerFolder
 from jaxmem.chips._folder import home as home
 from jaxmem.chips._folder import installed_folders as installed_folders

@@ -1,5 +1,6 @@
 """Devices that are not there: meshes to shard over, topologies to compile for."""
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Any
 
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
+from jaxmem import _compat
 from jaxmem._checks import check_names, check_numbers, shown, wrong_type
 from jaxmem.chips._table import CHIPS, Gpu, Tpu
 from jaxmem.chips._target import Target, get_target
@@ -81,6 +83,13 @@ def target_mesh(
 def chip_mesh(target: Target) -> AbstractMesh:
     """A mesh of one chip that is not there, for kernels that ask which chip it is."""
     return _mesh(target, (1,), ("_",), (AxisType.Auto,))
+
+
+def traced_for(chip: Target | None) -> contextlib.AbstractContextManager:
+    """A context in which a step is traced for a chip that need not be there."""
+    compiler = None if chip is None else CHIPS[chip.name].compiler
+    told = compiler.capability if isinstance(compiler, Gpu) else None
+    return _compat.absent_gpu(told)
 
 
 def _mesh(chip: Target, sizes, names, types: tuple[AxisType, ...]) -> AbstractMesh:

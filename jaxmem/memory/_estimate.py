@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from jaxmem._checks import check_bool, check_callable, check_places
-from jaxmem.chips import Target, get_target
+from jaxmem.chips import Target, get_target, traced_for
 from jaxmem.frameworks import Place, pure_call
 from jaxmem.ir.lost_axes import lost_axes
 from jaxmem.memory._pending import CompileSettings, Pending
@@ -133,7 +133,8 @@ def begin(
         pure.check_donated(fn)
         call = flatten_call(fn, pure)
         jitted, reports = _memo(fn, call)
-        traced = trace(jitted, call)
+        with traced_for(chip):
+            traced = trace(jitted, call)
         if how.compiler_options is None:
             how = replace(how, compiler_options=pure.own.compiler_options)
         options = tuple(sorted((how.compiler_options or {}).items()))

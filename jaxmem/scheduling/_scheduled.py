@@ -2,7 +2,8 @@
 
 import functools
 import warnings
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +12,7 @@ import jax
 
 from jaxmem._compat import no_leak_check
 from jaxmem._progress import spinner
-from jaxmem.chips import get_target
+from jaxmem.chips import get_target, traced_for
 from jaxmem.frameworks import Call, Jitted, copied_objects, jitted, pure_call
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import Aliases, by_shape
@@ -138,7 +139,7 @@ class Scheduled:
         Raises:
           What `jaxmem.estimate` raises, where a target is given.
         """
-        with self._open(args, kwargs) as call:
+        with self._open(args, kwargs, target) as call:
             check_fixed_sizes("plan", (call.args, call.kwargs))
             call.check_donated(self.__wrapped__)
             found = self._find(call)
@@ -189,9 +190,14 @@ class Scheduled:
         told._found, told._sharded = self._found, self._sharded
         return told
 
-    def _open(self, args, kwargs) -> AbstractContextManager[Call]:
-        options = self._options
-        return pure_call(self.__wrapped__, args, kwargs, options.donate, options.static)
+    @contextmanager
+    def _open(self, args, kwargs, target=None) -> Iterator[Call]:
+        given = self._options
+        target = given.target if target is None else target
+        chip = None if target is None else get_target(target)
+        own = self.__wrapped__, args, kwargs, given.donate, given.static
+        with traced_for(chip), pure_call(*own) as call:
+            yield call
 
     def _jit(self, call: Call):
         found = self._find(call)

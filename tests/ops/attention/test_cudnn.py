@@ -297,3 +297,16 @@ def test_xla_where_it_is_asked_for_and_elsewhere(monkeypatch):
     assert not calls_in(grad, q, q, q)
     wide = SDS(q.shape, jnp.float32)
     assert not calls_in(jax.grad(loss), wide, wide, wide)
+
+
+def test_calls_of_jax_nn_compile_for_an_absent_gpu_too(monkeypatch):
+    """`implementation="cudnn"` asks the process for its cuDNN while it is traced."""
+    monkeypatch.undo()
+    q = SDS((2, 256, 4, 64), BF16)
+    attend = partial(jax.nn.dot_product_attention, implementation="cudnn")
+    grad = jax.grad(lambda q: jnp.square(attend(q, q, q).astype(jnp.float32)).sum())
+    assert len(calls_in(grad, q)) == 2
+    step = jaxmem.schedule(grad, donate_argnums=())
+    assert "h100" in str(step.plan(q, target="h100"))
+    with pytest.raises(Exception, match="cuDNN|GPU|gpu"):
+        jax.make_jaxpr(grad)(q)
