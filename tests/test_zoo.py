@@ -12,6 +12,7 @@ from benchmarks.models import StackConfig
 from benchmarks.zoo_transformers import GPT2
 from jaxmem.ir import jaxprs as _jaxpr
 from jaxmem.planning import peak
+from tests.sets import some_fast
 
 pytestmark = pytest.mark.usefixtures("standard_jax")
 
@@ -35,7 +36,10 @@ def test_scanned_and_unrolled_have_the_same_parameters(name):
     assert parameters(unrolled) == parameters(scanned)
 
 
-@pytest.mark.parametrize("name", ["alexnet", "resnet50", "unet", "llama3_8b"])
+@pytest.mark.parametrize(
+    "name",
+    some_fast(["alexnet", "resnet50", "unet", "llama3_8b"], "alexnet", "llama3_8b"),
+)
 def test_a_step_gives_its_state_back(name):
     step, (state, *batch), _ = zoo.step(name, 2, scanned=zoo.ZOO[name].layered)
     new, loss = jax.eval_shape(step, state, *batch)
@@ -45,6 +49,7 @@ def test_a_step_gives_its_state_back(name):
     assert loss.shape == ()
 
 
+@pytest.mark.slow
 def test_layers_are_unrolled_unless_asked_for():
     def dots(scanned):
         step, args, _ = zoo.step("gpt2_small", scanned=scanned)

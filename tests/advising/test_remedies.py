@@ -118,10 +118,8 @@ def transformer(x, project, dropout):
 class OfLinen(nn.Module):
     @nn.compact
     def __call__(self, x):
-        for _ in range(2):
-            dropout = nn.Dropout(0.1, deterministic=False)
-            x = transformer(x, lambda x, n: nn.Dense(n)(x), dropout)
-        return x
+        dropout = nn.Dropout(0.1, deterministic=False)
+        return transformer(x, lambda x, n: nn.Dense(n)(x), dropout)
 
 
 def linen_step(model, only_gradients):

@@ -22,6 +22,7 @@ def runner(tmp_path):
     return Runner(MACHINE, results.path_for(MACHINE, tmp_path), False, SOURCE)
 
 
+@pytest.mark.slow
 def test_each_way_to_end_is_a_line(runner, capsys):
     """One crash, hang or refusal spoils one row; the rows before it are kept."""
     assert runner.run(list(jobs().values()))

@@ -377,7 +377,8 @@ def curved(op, implementation, *args):
     [
         ("silu", 3, 1e-5),
         # both invert rounded outputs: 1e-4 of a derivative each
-        *[("gelu", "output", 1e-3), ("gelu_erf", "output", 1e-3)],
+        pytest.param("gelu", "output", 1e-3, marks=pytest.mark.slow),
+        pytest.param("gelu_erf", "output", 1e-3, marks=pytest.mark.slow),
     ],
 )
 def test_second_derivatives_are_those_of_xla(name, save, error):

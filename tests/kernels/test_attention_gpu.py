@@ -155,6 +155,7 @@ def test_bias_of_queries_and_keys():
     check((*qkv(s=64), bias), broadcast_dropout=True, **DROPPED)
 
 
+@pytest.mark.slow
 def test_mask_of_keys():
     """Padding on the left, so that with a causal mask the first queries see nothing."""
     mask = (jnp.arange(128) >= 70)[None, None, None]
@@ -209,8 +210,11 @@ def two_warpgroups(monkeypatch):
     monkeypatch.setattr(gpu_case, "SHARED_FROM", 64)
 
 
-def test_two_warpgroups(two_warpgroups):
-    check(qkv(t=256, s=256), is_causal=True, **DROPPED)
+@pytest.mark.parametrize(
+    "length, heads", [(128, 1), pytest.param(256, 2, marks=pytest.mark.slow)]
+)
+def test_two_warpgroups(two_warpgroups, length, heads):
+    check(qkv(t=length, s=length, n=heads), is_causal=True, **DROPPED)
 
 
 @over_edges
@@ -225,6 +229,7 @@ def test_two_warpgroups_without_a_mask(two_warpgroups):
     check((*qkv(t=256, s=128), normal(1, 1, 1, 128, seed=5)))
 
 
+@pytest.mark.slow
 def test_two_warpgroups_with_a_bias_and_a_mask_of_pairs(two_warpgroups):
     """Each reads its own part of both, for two blocks of queries and two of keys."""
     bias, mask = normal(1, 1, 256, 256, seed=5), normal(1, 1, 256, 256, seed=7) > -1
@@ -242,9 +247,8 @@ def test_two_warpgroups_with_a_bias_of_which_one_has_nothing(two_warpgroups):
     check((*qkv(t=192, s=320, n=1), normal(1, 1, 192, 320, seed=5)), is_causal=True)
 
 
-@pytest.mark.parametrize(
-    "kw", [{}, pytest.param(DROPPED, marks=pytest.mark.slow)], ids=["bare", "dropout"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kw", [{}, DROPPED], ids=["bare", "dropout"])
 def test_programs_that_take_several_blocks(two_warpgroups, monkeypatch, kw):
     """Three programs for 8 or more blocks: some take one more than others."""
     monkeypatch.setattr(grid, "multiprocessors_in_context", lambda: 3)
@@ -296,6 +300,7 @@ def test_tiles_have_room_for_masks_and_dropout():
     )
 
 
+@pytest.mark.slow
 def test_tiles_with_a_mask_before_and_after_those_without():
     check(qkv(t=256, s=256, n=1), local_window_size=(130, 70), **DROPPED)
 
@@ -431,6 +436,7 @@ def test_hidden_rows_whatever_hides_them():
     check((*qkv(t=64, s=64, n=1), bias))
 
 
+@pytest.mark.slow
 def test_queries_beyond_their_sequence_by_statistics_of_the_reference():
     """The reference says of them what it says of rows that see nothing."""
     q, k, v = qkv(t=64, s=64, n=1)

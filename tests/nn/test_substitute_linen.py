@@ -387,6 +387,7 @@ def test_wrong_options():
         jaxmem.nn.report(nn.Dense(3))
 
 
+@pytest.mark.slow
 def test_convergence_against_plain():
     """Thirty steps of SGD stay together: every step's rounding enters the next."""
     plain = models.Bert(style="scan_remat")

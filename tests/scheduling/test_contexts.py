@@ -50,6 +50,7 @@ def test_leaks_are_looked_for_in_the_step_alone(way):
         _same(scheduled(step, way)(weights(), X), want)
 
 
+@pytest.mark.usefixtures("hidden_heap")
 def test_a_leak_of_the_step_is_told():
     escaped = []
     with jax.checking_leaks(), pytest.raises(Exception, match="Leaked"):

@@ -89,6 +89,7 @@ def test_what_differs_is_searched_anew(outcomes, searches, case):
     assert len(searches) == 2
 
 
+@pytest.mark.slow
 def test_shardings_differ(outcomes, searches):
     mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
     put = lambda x, *spec: jax.device_put(
@@ -173,6 +174,7 @@ print(sum("earlier" in note for note in plan.notes), plan.scheduled.peak_bytes)
 """
 
 
+@pytest.mark.slow
 def test_processes_make_one_search(outcomes):
     """Two that start together: one waits for the other."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}

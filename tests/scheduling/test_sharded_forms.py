@@ -18,6 +18,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
+from tests.sets import some_fast
 
 pytestmark = pytest.mark.usefixtures("standard_jax")  # optax and flax promote types
 WIDTH, LAYERS, BATCH = 64, 4, 512
@@ -128,7 +129,9 @@ def losses(step, form: Form, mesh) -> list[float]:
     return found
 
 
-@FORMS
+@pytest.mark.parametrize(
+    "form", some_fast([logical, named], named), ids=lambda f: f.__name__
+)
 def test_the_losses_are_those_of_the_step(form, mesh):
     made = form(mesh)
     with made.context():

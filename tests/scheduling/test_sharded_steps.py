@@ -71,6 +71,7 @@ def test_data_parallel_is_predicted_as_a_step_on_a_part_of_the_batch(mesh, targe
     )
 
 
+@pytest.mark.slow
 def test_what_a_plan_tells_is_of_one_device(mesh):
     def plan(args):
         return jaxmem.schedule(step, donate_argnums=0, progress=False).plan(*args)
