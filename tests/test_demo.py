@@ -189,6 +189,7 @@ def test_every_optimizer_takes_a_step(name):
 
 
 @pytest.mark.parametrize("flavour", some_fast(FLAVOURS, "nnx"))
+@pytest.mark.slow
 def test_adama_releases_every_scanned_gradient_in_spite_of_clipping(flavour):
     params, loss = _model(flavour)
     optimizer = training.make_optimizer(ADAMA, "adama")

@@ -370,6 +370,7 @@ def test_no_shape_is_copied(target, shape, dtype):
 
 
 @pytest.mark.parametrize("target", [TARGETS[1]])
+@pytest.mark.slow
 def test_compiles_in_double_precision_mode(target):
     with jax.enable_x64(True):
         compiled_step(target, {"w": struct(512, 130)})

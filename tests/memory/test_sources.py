@@ -44,6 +44,7 @@ def test_zeros_that_the_compiler_makes_are_those_of_who_reads_them(target):
     assert not any("(xla)" in h.group for h in arrays)
 
 
+@pytest.mark.slow
 def test_what_a_pass_writes_is_the_line_of_what_it_stands_for():
     """Products in tiles are of one of two kinds, which the pass chooses from."""
     x, w = S((512, 64), jnp.bfloat16), S((64, 2048), jnp.bfloat16)

@@ -139,17 +139,20 @@ CASES = [
 ]
 
 
-def has_it_all(name: str, model: str) -> bool:
-    """A scan, layers written out and a table go the same way with each optimizer."""
-    alone = {"unrolled": "adama", "table": "adamw"}
-    return name == alone.get(model, name)
+# Of each optimizer the scanned layers are in the fast suite; of these the others too.
+OF_ALL_MODELS = ("adamw", "adama_8_bits", "came")
 
 
 @pytest.mark.parametrize(
     "donate", [pytest.param((), marks=pytest.mark.slow), (0,)], ids=["kept", "donated"]
 )
 @pytest.mark.parametrize(
-    "name, model", [pytest.param(*x, marks=slow_unless(has_it_all(*x))) for x in CASES]
+    "name, model",
+    [
+        pytest.param(name, model, marks=slow_unless(fast))
+        for name, model in CASES
+        for fast in [model in ("scanned", "rows") or name in OF_ALL_MODELS]
+    ],
 )
 def test_its_step_can_be_scheduled(name, model, donate):
     step, args = step_of(name, model)

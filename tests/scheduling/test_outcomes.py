@@ -60,6 +60,7 @@ def test_a_second_process_would_find_it(outcomes, searches):
     np.testing.assert_array_equal(first(W * 1, X), second(W * 1, X))
 
 
+@pytest.mark.slow
 def test_a_budget_out_of_reach_is_remembered(outcomes, searches):
     errors = []
     for _ in range(2):

@@ -110,6 +110,7 @@ def test_narrow_rows_need_a_target(width):
     assert [f"float32[{table},64]" in n for n in notes] == [True] * (width == 64)
 
 
+@pytest.mark.slow
 def test_narrow_rows_with_a_target():
     """Both steps are compiled, and the gradient in rows is the smaller."""
     tx = optax.adagrad(0.1)

@@ -87,6 +87,7 @@ def test_remat():
     assert plan.kept_bytes == 0
 
 
+@pytest.mark.slow
 def test_several_scans():
     """The norm is over the gradients of both."""
     params = {"a": problem.stack(3), "b": problem.stack(seed=7)}
