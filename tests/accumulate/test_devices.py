@@ -152,7 +152,11 @@ SKIPS = pytest.mark.parametrize(
 )
 
 
-@ADAMS
+@pytest.mark.parametrize(
+    "make",
+    some_fast([MAKERS["adam"], MAKERS["adama"]], MAKERS["adama"]),
+    ids=["adam", "adama"],
+)
 @SKIPS
 def test_those_left_out_are_zero_gradients(make, loss, skip):
     """One device keeps nothing, one only its last, one only its first."""
@@ -188,7 +192,10 @@ def token_loss(params, batch, rng):
     return per.sum() / batch["tokens"].sum()
 
 
-@pytest.mark.parametrize(("name", "n"), [("adam", 1), ("adam", 3), ("adama", 3)])
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [pytest.param("adam", 1, marks=pytest.mark.slow), ("adam", 3), ("adama", 3)],
+)
 def test_weights_count_over_all_devices(name, n):
     tokens = np.random.default_rng(0).integers(1, 9, (M, n))
     tokens[3], tokens[5, :1] = 0, 0

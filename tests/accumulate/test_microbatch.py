@@ -14,6 +14,7 @@ from jaxmem.optim import adama
 from jaxmem.optim.accumulation import states
 from tests.accumulate import problem
 from tests.accumulate.problem import LR, RTOL, assert_close, assert_same, copy
+from tests.sets import some_fast
 
 PARAMS = problem.params()
 BATCH = problem.batch()
@@ -31,7 +32,7 @@ def plain_step(tx, params, opt_state, grads):
     return optax.apply_updates(params, updates), opt_state
 
 
-@pytest.mark.parametrize("n", [1, 2, 16])
+@pytest.mark.parametrize("n", some_fast([1, 2, 16], 1, 2))
 @pytest.mark.parametrize("tx", [optax.sgd(LR), optax.adam(LR)], ids=["sgd", "adam"])
 def test_other_optimizers_see_the_mean_gradient(tx, n):
     step = microbatch(problem.loss, tx, n, donate=False)

@@ -148,7 +148,7 @@ def advised(form: Form, **options):
     return jaxmem.advise(form.loss_fn, form.model, X, **how)
 
 
-@pytest.mark.parametrize("make", some_fast(FORMS.values(), plain, of_nnx), ids=FORMS)
+@pytest.mark.parametrize("make", some_fast(FORMS.values(), of_nnx), ids=FORMS)
 def test_every_framework_finds_the_way_to_fit(make):
     """Less than one element below the plain step: substituted, it fits."""
     form = make()

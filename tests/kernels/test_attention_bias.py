@@ -23,6 +23,7 @@ from pallas_kernels.attention.gpu import tables
 from pallas_kernels.attention.gpu.bias import visits
 from pallas_kernels.attention.tpu import blocks, grid
 from tests.arrays import array
+from tests.sets import some_fast
 
 AVAILABLE = {t.name for t in targets() if t.available}
 needs = lambda chip: pytest.mark.skipif(chip not in AVAILABLE, reason="targets extra")
@@ -212,7 +213,7 @@ def test_every_gradient_with_a_mask_on_a_tpu(mask):
 # -- on both
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize("platform", some_fast(["cuda", "tpu"], "cuda"))
 def test_a_bias_that_is_the_same_for_all_keys_has_a_gradient_of_zeros(platform):
     """On a GPU such a bias is supported beside a mask of keys."""
     arrays = inputs((1, 2, 128, 1), s=64)
@@ -239,7 +240,9 @@ def test_only_what_is_wanted_runs(module, name, wanted):
     assert found == {{"bias": "dbias", "q": "dq", "k": "dkv"}[wanted]}
 
 
-@pytest.mark.parametrize("platform, call", [("cuda", "mosaic_gpu"), ("tpu", "tpu")])
+@pytest.mark.parametrize(
+    "platform, call", [*cases(("cuda", "mosaic_gpu")), ("tpu", "tpu")]
+)
 @pytest.mark.parametrize(
     "bias", [(1, 2, 64, 64), *cases([(1, 2, 1, 64)], [(1, 1, 64, 1)])]
 )

@@ -119,7 +119,7 @@ def test_parameters_are_those_of_flax(name):
     assert jax.tree.map(jnp.shape, plain) == jax.tree.map(jnp.shape, parameters(name))
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", some_fast(BLOCKS, "pre", "post"))
 def test_nnx_equals_linen(name):
     block, _ = BLOCKS[name]
     if name == "llama":

@@ -13,6 +13,7 @@ from jaxmem.optim.low_bit import bfloat16
 from jaxmem.optim.low_bit.split_master import merged, split
 from tests.arrays import array
 from tests.optim.test_battery import batch, loss
+from tests.sets import some_fast
 
 WRAPPERS = {
     "stochastic": stochastic_rounding,
@@ -137,7 +138,7 @@ def test_micro_batches_in_codes():
     assert int(state.count) == 3 and int(state.inner[0].count) == 3
 
 
-@pytest.mark.parametrize("name", ["stochastic", "split_8"])
+@pytest.mark.parametrize("name", some_fast(["stochastic", "split_8"], "split_8"))
 def test_the_stacked_update_is_released(name):
     """No float32 array of the stack's size is made."""
     tx = WRAPPERS[name](adam(1e-2, bits=8))

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from tests.scheduling.problem import D, L, array, bytes_of, checked, whys
+from tests.sets import some_fast
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -52,7 +53,7 @@ class Model(nn.Module):
         return nn.Dense(3)(x)
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", some_fast([False, True], True))
 def test_linen(remat):
     model = Model(remat)
     key = jax.random.key(0)

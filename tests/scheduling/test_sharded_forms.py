@@ -186,7 +186,9 @@ def nnx_step(model, optimizer, x):
     return loss
 
 
-@pytest.mark.parametrize("jitted", [False, True], ids=["plain", "nnx.jit"])
+@pytest.mark.parametrize(
+    "jitted", some_fast([False, True], True), ids=["plain", "nnx.jit"]
+)
 def test_nnx_objects_keep_their_shardings(jitted, mesh):
     def train(step):
         model = blocks()
