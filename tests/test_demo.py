@@ -158,6 +158,7 @@ def test_dropout_acts_in_training_alone(flavour):
     assert not jnp.allclose(a, b) and not jnp.allclose(a, still)
 
 
+@pytest.mark.slow
 def test_accumulated_gradient_is_that_of_the_batch():
     params, loss = _model("linen", layers=1)
     tokens = _tokens(8)

@@ -344,11 +344,11 @@ TARGETS = [
     pytest.param(t, marks=pytest.mark.skipif(t not in AVAILABLE, reason="targets"))
     for t in ("h100", "tpu-v5e")
 ]
-ON_TPU = pytest.param("tpu-v5e", marks=[*TARGETS[1].marks, pytest.mark.slow])
 
 
-@pytest.mark.parametrize("target", [TARGETS[0], ON_TPU])
-@pytest.mark.parametrize("mode", ["step", pytest.param("scan", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("mode", ["step", "scan"])
 def test_nothing_is_copied(target, mode):
     """Parameters and moments are written over, 10 bytes each; no leaf is a temporary.
 

@@ -182,8 +182,9 @@ RAGGED = {"t": 200, "s": 150}
 @pytest.mark.parametrize(
     "bias, sizes, kw",
     [
-        ((1, 2, 200, 150), {"k": 1, **RAGGED}, CAUSAL | DROPPED),
+        ((1, 2, 200, 150), {"b": 1, "k": 1, **RAGGED}, CAUSAL | DROPPED),
         *cases(
+            ((1, 2, 200, 150), {"k": 1, **RAGGED}, CAUSAL | DROPPED),
             ((1, 2, 1, 150), {"k": 1, "dtype": F32, **RAGGED}, DROPPED),
             ((1, 1, 200, 150), {"n": 4, "k": 4, "dtype": F32, **RAGGED}, CAUSAL),
             ((2, 1, 128, 128), {"dtype": F32}, LENGTHS),

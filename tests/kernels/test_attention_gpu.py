@@ -237,6 +237,7 @@ def test_two_warpgroups_with_a_bias_and_a_mask_of_pairs(two_warpgroups):
     check((*qkv(t=256, s=256, n=1), bias), mask=mask, is_causal=True, **DROPPED)
 
 
+@pytest.mark.slow
 def test_mask_of_pairs_with_blocks_that_are_not_visited():
     mask = normal(1, 1, 128, 128, seed=7) > -1
     check(qkv(n=1), mask=mask, is_causal=True)

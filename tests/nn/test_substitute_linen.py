@@ -143,11 +143,12 @@ def test_nn_jit_does_not_reuse_the_plain_trace():
     assert kept_bytes(plain.apply, variables, x) == kept
 
 
+@pytest.mark.slow
 def test_every_way_in():
     plain = models.Gpt(nn.Dense(11))
     lean = jaxmem.nn.substitute(plain)
-    variables = jax.jit(lean.init)({"params": jax.random.key(0)}, TOKENS)
-    y, repeated = jax.jit(lean.init_with_output)(jax.random.key(0), TOKENS)
+    variables = lean.init({"params": jax.random.key(0)}, TOKENS)
+    y, repeated = lean.init_with_output(jax.random.key(0), TOKENS)
     assert_trees_identical(variables, repeated)
     want = lean.apply(variables, TOKENS)
     assert_close(y, want)

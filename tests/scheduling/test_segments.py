@@ -29,7 +29,7 @@ from tests.sets import some_fast
 L, B, D = 9, 4, 6
 LOWEST = 1e-3
 ALL = [(4,), (2,), (3,), (6,), (4, 2), (6, 3), (6, 2), (8, 4)]
-SIZES = some_fast(ALL, (4,), (4, 2))
+SIZES = some_fast(ALL, (4, 2))
 
 
 def block(x, w):
