@@ -204,6 +204,7 @@ def test_weights_count_over_all_devices(name, n):
     check(MAKERS[name], n, batches, **options)
 
 
+@pytest.mark.slow
 def test_clipping_before_adama_sees_a_micro_batch():
     """Each gradient has a norm over 1, so the order of clip and mean is seen."""
     make = lambda axis: optax.chain(
@@ -212,6 +213,7 @@ def test_clipping_before_adama_sees_a_micro_batch():
     check(make, 2, [problem.batch(4 * M, seed) for seed in (1, 2)])
 
 
+@pytest.mark.slow
 def test_injected_hyperparameters():
     make = lambda axis: optax.inject_hyperparams(adama)(LR, axis_name=axis)
     bad = np.zeros((M, 2))
@@ -372,7 +374,11 @@ def layers_loss(params, batch, rng):
     return problem.loss(params, {"x": y}, None) + batch["bad"].sum()
 
 
-@ADAMS
+@pytest.mark.parametrize(
+    "make",
+    some_fast([MAKERS["adam"], MAKERS["adama"]], MAKERS["adama"]),
+    ids=["adam", "adama"],
+)
 def test_scanned_layers(make, n=2):
     layers = array(np.random.default_rng(0).uniform(0.1, 0.5, (4, 3, 3)))
     params = PARAMS | {"layers": layers.astype(jnp.float32)}

@@ -107,6 +107,7 @@ def test_in_a_train_state():
     assert_same(state.params, run(adama(LR), 2)[0])
 
 
+@pytest.mark.slow
 def test_a_state_from_elsewhere():
     """Restored in the middle of a mini-batch, by the step that made it or another."""
     tx = MultiSteps(adama(LR), 2)

@@ -124,6 +124,7 @@ def test_the_lines_make_the_step_whose_bytes_are_printed():
         np.testing.assert_allclose(a, b, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_budget_makes_the_backward_pass_recompute():
     """Below what costs nothing, products are done a second time."""
     free = next(r for r in every().measures if r.name == "substitute, schedule")

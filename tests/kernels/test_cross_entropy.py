@@ -82,7 +82,10 @@ def with_batch_axes(taken_out):
 
 CASES = [
     (with_batch_axes(140), {"where": jnp.arange(24).reshape(4, 6) % 3 > 0}),
-    (arrays(150, 128, 256, bias=False), {"block_size": 128}),
+    pytest.param(
+        *(arrays(150, 128, 256, bias=False), {"block_size": 128}),
+        marks=pytest.mark.slow,
+    ),
     (arrays(140, 128, 300, axis=0), {"vocab_axis": 0, "block_size": 128} | EVERYTHING),
 ]
 

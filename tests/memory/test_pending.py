@@ -263,6 +263,7 @@ def double(x):
 
 
 @needs_h100
+@pytest.mark.slow
 def test_a_kernel_is_compiled_for_each_chip_of_a_process():
     """Compiled for one chip, it is not taken for compiled on the next."""
     x = SDS((64, 64), jnp.float32)

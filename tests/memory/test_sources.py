@@ -35,6 +35,7 @@ ARGUMENTS = (
 
 
 @pytest.mark.parametrize("target", ["cpu", "h100"])
+@pytest.mark.slow
 def test_zeros_that_the_compiler_makes_are_those_of_who_reads_them(target):
     report = jaxmem.estimate(step, *ARGUMENTS, target=target, donate_argnums=0)
     arrays = [h for h in report.at_peak if h.kind == "temp" and h.shape]

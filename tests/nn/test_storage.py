@@ -197,6 +197,7 @@ def pair():
     return jax.tree.map(noise, variables)
 
 
+@pytest.mark.slow
 def test_ms_norm_takes_the_place_of_layer_norm(pair):
     def outcome(ms):
         loss = lambda v, x: jnp.sin(Pair(ms).apply(v, x)).sum()
@@ -205,6 +206,7 @@ def test_ms_norm_takes_the_place_of_layer_norm(pair):
     assert _distance(outcome(True), outcome(False)) < 1e-5
 
 
+@pytest.mark.slow
 def test_merge_norm_and_back(pair):
     params = pair["params"]
     merged = jaxmem.nn.merge_norm(params, "norm", READERS)

@@ -121,6 +121,7 @@ def test_a_split_master_is_the_weight(dtype, top):
     assert (error <= half * (0.5 / top + 2.0**-15)).all()
 
 
+@pytest.mark.slow
 def test_micro_batches_in_codes():
     """A split master round an AdamA that accumulates in 8 bits."""
     wide = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)

@@ -342,6 +342,7 @@ def test_sharding():
         scale_by_adam(bits=4).init(p)
 
 
+@pytest.mark.slow
 def test_rows_that_would_be_gathered(monkeypatch):
     in_chunks(monkeypatch, 64 * 32)
     p = {"w": placed((512, 64), "data")}

@@ -127,6 +127,7 @@ def test_nnx():
     assert plan.released_bytes == bytes_of(params["layers"])
 
 
+@pytest.mark.slow
 def test_nnx_optimizer_inside_the_step():
     """Model and optimizer as one graph: what nnx.jit would do, written out."""
 

@@ -90,6 +90,7 @@ def test_equals_the_plain_step(in_chunks, how, shape):
 
 
 @pytest.mark.parametrize("how", [EIGHT, DYNAMIC, FOUR], ids=["8", "dynamic", "4"])
+@pytest.mark.slow
 def test_the_loop_ends_with_the_parameter(in_chunks, how):
     """In the place of the old one; the array of updates is not among its results."""
     (plan,), place = found(how)

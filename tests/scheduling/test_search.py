@@ -280,6 +280,7 @@ def test_an_interrupt_takes_the_best_so_far(told, interruptible):
     step(*args)  # and is what is run
 
 
+@pytest.mark.slow
 def test_an_interrupt_before_anything_fits_is_one(told, interruptible):
     interrupt_at(told, "compile 1")
     step, args = in_budget(SHARE)
