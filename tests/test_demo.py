@@ -133,7 +133,8 @@ def test_both_ways_to_the_loss():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, want)
 
 
-@pytest.mark.parametrize("flavour", some_fast(FLAVOURS, "nnx"))
+@pytest.mark.slow
+@pytest.mark.parametrize("flavour", FLAVOURS)
 def test_plain_model_starts_at_a_guess_and_learns(flavour):
     settings = dataclasses.replace(TINY, steps=40, learning_rate=1e-2)
     one = training.start(*_model(flavour), settings)
@@ -189,8 +190,8 @@ def test_every_optimizer_takes_a_step(name):
     assert jax.tree.all(jax.tree.map(same, new, state)) and value.shape == ()
 
 
-@pytest.mark.parametrize("flavour", some_fast(FLAVOURS, "nnx"))
 @pytest.mark.slow
+@pytest.mark.parametrize("flavour", FLAVOURS)
 def test_adama_releases_every_scanned_gradient_in_spite_of_clipping(flavour):
     params, loss = _model(flavour)
     optimizer = training.make_optimizer(ADAMA, "adama")

@@ -125,7 +125,9 @@ def check(make, n, batches, *, loss=problem.loss, **options):
     return want[2]
 
 
-@OPTIMIZERS
+@pytest.mark.parametrize(
+    "make", some_fast(MAKERS.values(), MAKERS["adam"], MAKERS["adama"]), ids=MAKERS
+)
 @pytest.mark.parametrize("n", some_fast([4, 1], 4))
 def test_as_on_one_device(make, n):
     def loss(params, batch, rng):

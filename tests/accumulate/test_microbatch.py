@@ -334,6 +334,7 @@ def test_traced_lowered_and_estimated_as_a_jitted_function():
     assert report.alias_bytes >= 3 * 15 * 4
 
 
+@pytest.mark.slow
 def test_inside_another_jit():
     tx = adama(LR)
     step = microbatch(problem.loss, tx, 4)

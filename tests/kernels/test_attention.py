@@ -137,19 +137,21 @@ WHOLE = [
         IDS,
     ),
 ]
-WHOLE = pytest.mark.parametrize("how, extras", WHOLE, ids=lambda x: next(iter(x), ""))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vmem", [blocks.LEAST_VMEM, 1])
-@WHOLE
+@pytest.mark.parametrize("how, extras", WHOLE, ids=lambda x: next(iter(x), ""))
 def test_blocks_wholly_and_partly_seen(how, extras, vmem, monkeypatch):
     """Some blocks take a mask, and others none, in one backward pass and in two."""
     monkeypatch.setattr(blocks, "LEAST_VMEM", vmem)
     check(qkv(t=400, s=384, n=1, k=1, h=128), **how, **DROPPED)
 
 
-@WHOLE
+@pytest.mark.parametrize(
+    "how, extras",
+    [*WHOLE[:2], *(pytest.param(*x, marks=pytest.mark.slow) for x in WHOLE[2:])],
+)
 def test_which_blocks_take_no_mask(how, extras):
     """Those of which all queries are there, and see all keys."""
     q, k, v = qkv(t=400, s=384, n=1, k=1, h=128)

@@ -108,9 +108,10 @@ def test_segments_and_a_bias_of_keys():
     "shape, dtype, alone, kw",
     [
         ((1, 1, 1, 128), F32, True, {"is_causal": True, **DROPPED}),
-        pytest.param((2, 2, 1, 128), BF16, False, {}, marks=pytest.mark.slow),
+        ((2, 2, 1, 128), BF16, False, {}),
     ],
 )
+@pytest.mark.slow
 def test_gradient_of_a_bias_of_keys(shape, dtype, alone, kw):
     """With those of q, k and v, and alone, so that none of them is computed."""
     bias = normal(*shape, seed=5, dtype=dtype)

@@ -131,9 +131,8 @@ def own_pool(monkeypatch, request):
     return make
 
 
-@pytest.mark.parametrize(
-    "left", some_fast([0, 8192], 0)
-)  # for the request; for a part of a dump
+# no room for the request, or for a part of a dump
+@pytest.mark.parametrize("left", some_fast([0, 8192], 0))
 def test_a_disk_that_is_full_is_named(small_disk, own_pool, left):
     own_pool(small_disk)
     assert estimate(sgd, W, X, cache=False).peak_bytes > 0

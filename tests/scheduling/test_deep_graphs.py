@@ -52,12 +52,10 @@ def by_norm_of_parameters(p, x):
     return jax.tree.map(lambda w, g: w - rate * g, p, jax.grad(loss)(p, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "clip"),
-    [
-        pytest.param(clipped, "two_pass", marks=pytest.mark.slow),
-        (by_norm_of_parameters, None),
-    ],
+    [(clipped, "two_pass"), (by_norm_of_parameters, None)],
 )
 def test_a_number_of_many_leaves_is_computed_before_a_scan(step, clip):
     p, x = leaves()

@@ -240,6 +240,7 @@ def test_after_a_step_that_is_refused_at_the_end_the_next_is_looked_for(
 # -- when to end
 
 
+@pytest.mark.slow
 def test_progress_shows_the_best_so_far(told):
     step, args = in_budget(SHARE)
     found = step.find(args, {})
