@@ -151,6 +151,7 @@ def test_blocks_wholly_and_partly_seen(how, extras, vmem, monkeypatch):
 @pytest.mark.parametrize(
     "how, extras",
     [*WHOLE[:2], *(pytest.param(*x, marks=pytest.mark.slow) for x in WHOLE[2:])],
+    ids=lambda x: next(iter(x), ""),
 )
 def test_which_blocks_take_no_mask(how, extras):
     """Those of which all queries are there, and see all keys."""

@@ -17,8 +17,9 @@ pytestmark = [
 
 # Long to compile, and in the slow suite; each kind of model is among the others too.
 LONG = {
-    *("adversarial", "autoencoder", "diffusion", "language_model", "policy"),
-    *("private_descent", "radiance_field", "recurrent", "simulator", "state_space"),
+    *("adapters", "adversarial", "autoencoder", "diffusion", "language_model"),
+    *("policy", "private_descent", "radiance_field", "recurrent"),
+    *("simulator", "state_space"),
 }
 CASES = [
     pytest.param(p, marks=slow_unless(p.name not in LONG), id=str(p)) for p in PROGRAMS

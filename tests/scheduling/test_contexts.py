@@ -68,6 +68,7 @@ def test_without_jit_the_step_runs_as_it_was_given(way):
     assert seen == [pytest.approx(float(want[1]))]
 
 
+@pytest.mark.slow
 def test_without_jit_a_step_is_planned_and_measured_all_the_same():
     with jax.disable_jit():
         plan = scheduled(step, "target").plan(weights(), X)

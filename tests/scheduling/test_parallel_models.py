@@ -15,7 +15,6 @@ from benchmarks.parallel_models import MODELS, STEPS
 from benchmarks.zoo_transformers import Llama, MixtralLayer, OneHotMixtralLayer
 from jaxmem.memory.buffers import collectives_of, parse_hlo
 from jaxmem.scheduling import BudgetError, predict
-from tests.sets import some_fast
 
 SMALL = 64  # bytes: XLA for CPU computes some sums of scalars twice
 RTOL, ATOL = 1e-4, 1e-5  # float32: AdamW divides gradients by their own size
@@ -184,10 +183,9 @@ def test_substituted_losses(name):
     assert jaxmem.nn.report(lean).patterns
 
 
-@pytest.mark.parametrize(
-    "layer", some_fast([MixtralLayer, OneHotMixtralLayer], OneHotMixtralLayer)
-)
-@pytest.mark.parametrize("scanned", some_fast([True, False], False))
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", [MixtralLayer, OneHotMixtralLayer])
+@pytest.mark.parametrize("scanned", [True, False])
 def test_substituted_mixtures_of_flax(layer, scanned):
     c = StackConfig(2, 32, 4, 2, 64, dropout=0.0, dtype=jnp.float32)
     model = Llama(c, scanned, layer, vocabulary=50)

@@ -155,6 +155,7 @@ def test_a_product_of_few_channels_takes_as_long_as_its_output_is_written(traced
     assert step.writing(Choice("h100")) == 0.0
 
 
+@pytest.mark.slow
 def test_numbers_divide_the_examples(traced):
     w, *data = ARGS
     args = w, *(SDS((45, 32, WIDTH), x.dtype) for x in data)
