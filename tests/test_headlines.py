@@ -111,6 +111,7 @@ class TestModels:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
         assert jax.tree.structure(stats) == jax.tree.structure(own)
 
+    @pytest.mark.slow
     def test_t5_reads_all_of_its_parameters(self):
         x = jax.random.normal(jax.random.key(2), (1, 6, 16))
         model = T5(SMALL, classes=3)

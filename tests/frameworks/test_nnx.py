@@ -200,6 +200,7 @@ def test_scanned_layers_are_released(jit):
     assert plain[2] < plain[0]
 
 
+@pytest.mark.slow
 def test_a_budget():
     """The search compiles the step with its objects, and what it finds trains."""
 

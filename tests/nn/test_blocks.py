@@ -191,6 +191,7 @@ def test_in_a_scan_over_layers():
     assert_close(want, stack.apply({"params": params}, X, None)[0])
 
 
+@pytest.mark.slow
 def test_dropout():
     block = linen.TransformerBlock(H, F, dropout_rate=0.1)
     keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
