@@ -102,6 +102,17 @@ def untyped():
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
+@pytest.fixture
+def hidden_heap():
+    """What the process holds already is not asked who refers to a leaked tracer.
+
+    jax looks through all of it, which takes long where many tests ran before.
+    """
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def pytest_collection_finish():
     """What lives as long as the process is not searched for garbage."""
     gc.collect()

@@ -35,6 +35,7 @@ def test_compile_module():
     assert built.get_compiled_memory_stats().argument_size_in_bytes == 4 * 8 * 8
 
 
+@pytest.mark.usefixtures("hidden_heap")
 def test_no_leak_check():
     escaped = []
 

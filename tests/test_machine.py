@@ -15,6 +15,7 @@ import jaxmem
 from jaxmem import chips
 from tests.cli.conftest import steps as steps
 from tests.cli.invoking import invoke
+from tests.sets import some_fast
 
 ROOT = pathlib.Path(jaxmem.__file__).parents[1]
 W, X = jnp.ones((8, 8)), jnp.ones((4, 8))
@@ -109,7 +110,7 @@ def open_folder():
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("user", some_fast(USERS, "who has a home that is only read"))
 def test_a_user_who_cannot_keep_what_is_found(open_folder, user):
     """All works, with one warning that says what to set."""
     if shutil.which("setpriv") is None or os.geteuid():

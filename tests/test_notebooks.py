@@ -16,17 +16,14 @@ from notebooks import build  # noqa: E402
 
 NOTEBOOKS = sorted(build.FOLDER.glob("*.ipynb"))
 NAMES = [path.stem for path in NOTEBOOKS]
-FAST = {"quickstart"}
 
 
 def test_a_notebook_for_each_source():
     assert NAMES and NAMES == sorted(p.stem for p in build.FOLDER.glob("*.md"))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in NAMES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_notebook_runs(name, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     monkeypatch.setenv("JAXMEM_SMALL", "1")

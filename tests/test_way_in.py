@@ -46,16 +46,8 @@ def test_the_readme_shows_the_script():
     )
 
 
-QUICK = ("quickstart",)  # each of the others takes more than a few seconds
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(p, marks=() if p.stem in QUICK else pytest.mark.slow, id=p.stem)
-        for p in EXAMPLES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(path, tmp_path):
     """As a reader runs it: `python PATH`, in another folder, without a GPU."""
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

@@ -173,6 +173,7 @@ def test_nnx_trains_the_parameters_of_the_optimizer_alone():
     assert not np.allclose(after["dense"]["kernel"], before["dense"]["kernel"])
 
 
+@pytest.mark.slow
 def test_nnx_is_estimated_as_it_is():
     model, optimizer = nnx_pair(adama)
     step = microbatch(nnx_loss, optimizer.tx, N)

@@ -125,7 +125,9 @@ def check(make, n, batches, *, loss=problem.loss, **options):
     return want[2]
 
 
-@OPTIMIZERS
+@pytest.mark.parametrize(
+    "make", some_fast(MAKERS.values(), MAKERS["adam"], MAKERS["adama"]), ids=MAKERS
+)
 @pytest.mark.parametrize("n", some_fast([4, 1], 4))
 def test_as_on_one_device(make, n):
     def loss(params, batch, rng):
@@ -152,7 +154,11 @@ SKIPS = pytest.mark.parametrize(
 )
 
 
-@ADAMS
+@pytest.mark.parametrize(
+    "make",
+    some_fast([MAKERS["adam"], MAKERS["adama"]], MAKERS["adama"]),
+    ids=["adam", "adama"],
+)
 @SKIPS
 def test_those_left_out_are_zero_gradients(make, loss, skip):
     """One device keeps nothing, one only its last, one only its first."""
@@ -188,7 +194,10 @@ def token_loss(params, batch, rng):
     return per.sum() / batch["tokens"].sum()
 
 
-@pytest.mark.parametrize(("name", "n"), [("adam", 1), ("adam", 3), ("adama", 3)])
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [pytest.param("adam", 1, marks=pytest.mark.slow), ("adam", 3), ("adama", 3)],
+)
 def test_weights_count_over_all_devices(name, n):
     tokens = np.random.default_rng(0).integers(1, 9, (M, n))
     tokens[3], tokens[5, :1] = 0, 0
@@ -197,6 +206,7 @@ def test_weights_count_over_all_devices(name, n):
     check(MAKERS[name], n, batches, **options)
 
 
+@pytest.mark.slow
 def test_clipping_before_adama_sees_a_micro_batch():
     """Each gradient has a norm over 1, so the order of clip and mean is seen."""
     make = lambda axis: optax.chain(
@@ -205,6 +215,7 @@ def test_clipping_before_adama_sees_a_micro_batch():
     check(make, 2, [problem.batch(4 * M, seed) for seed in (1, 2)])
 
 
+@pytest.mark.slow
 def test_injected_hyperparameters():
     make = lambda axis: optax.inject_hyperparams(adama)(LR, axis_name=axis)
     bad = np.zeros((M, 2))
@@ -365,7 +376,11 @@ def layers_loss(params, batch, rng):
     return problem.loss(params, {"x": y}, None) + batch["bad"].sum()
 
 
-@ADAMS
+@pytest.mark.parametrize(
+    "make",
+    some_fast([MAKERS["adam"], MAKERS["adama"]], MAKERS["adama"]),
+    ids=["adam", "adama"],
+)
 def test_scanned_layers(make, n=2):
     layers = array(np.random.default_rng(0).uniform(0.1, 0.5, (4, 3, 3)))
     params = PARAMS | {"layers": layers.astype(jnp.float32)}

@@ -24,6 +24,7 @@ from jaxmem.optim.accumulation import (
 )
 from tests.accumulate import problem
 from tests.accumulate.problem import LR, RTOL, assert_close, assert_same
+from tests.sets import some_fast
 
 DECAY, DEVICES, LAYERS = 0.9, 8, 6
 WEIGHTS = np.random.default_rng(0).uniform(0.1, 0.5, (LAYERS, 3, 3))
@@ -131,7 +132,7 @@ def test_its_gradients_are_released():
 
 
 @pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vma"])
-@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("n", some_fast([1, 4], 4))
 def test_on_devices(n, check_vma):
     """Also where the last device skips all its micro-batches, the second time."""
     tx, all_batches = momentum("data"), batches(DEVICES * 8, bad=8)

@@ -94,6 +94,7 @@ def test_what_waits_for_all_gradients_keeps_them_or_computes_them_twice(
     assert temp_bytes(step, tx) < trees * TREE
 
 
+@pytest.mark.slow
 def test_gradients_computed_twice_are_the_same():
     key = jax.random.key(0)
     params = jax.tree.map(lambda s: 0.05 * jax.random.normal(key, s.shape), PARAMS)

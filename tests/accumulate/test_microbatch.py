@@ -14,6 +14,7 @@ from jaxmem.optim import adama
 from jaxmem.optim.accumulation import states
 from tests.accumulate import problem
 from tests.accumulate.problem import LR, RTOL, assert_close, assert_same, copy
+from tests.sets import some_fast
 
 PARAMS = problem.params()
 BATCH = problem.batch()
@@ -31,7 +32,7 @@ def plain_step(tx, params, opt_state, grads):
     return optax.apply_updates(params, updates), opt_state
 
 
-@pytest.mark.parametrize("n", [1, 2, 16])
+@pytest.mark.parametrize("n", some_fast([1, 2, 16], 1, 2))
 @pytest.mark.parametrize("tx", [optax.sgd(LR), optax.adam(LR)], ids=["sgd", "adam"])
 def test_other_optimizers_see_the_mean_gradient(tx, n):
     step = microbatch(problem.loss, tx, n, donate=False)
@@ -333,6 +334,7 @@ def test_traced_lowered_and_estimated_as_a_jitted_function():
     assert report.alias_bytes >= 3 * 15 * 4
 
 
+@pytest.mark.slow
 def test_inside_another_jit():
     tx = adama(LR)
     step = microbatch(problem.loss, tx, 4)

@@ -11,6 +11,7 @@ from jaxmem.accumulate import microbatch
 from jaxmem.optim import MultiSteps, accumulate_step, adama, apply_step
 from tests.accumulate import problem
 from tests.accumulate.problem import LR, assert_close, assert_same
+from tests.sets import some_fast
 
 PARAMS = problem.params()
 BATCHES = [problem.batch(seed=seed) for seed in (1, 2)]
@@ -48,7 +49,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("n", some_fast([1, 4], 4))
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_of_one_step_is_the_adama_itself(form, n):
     params, state, moved = run(form(MultiSteps(adama(LR), 1)), n)
@@ -106,6 +107,7 @@ def test_in_a_train_state():
     assert_same(state.params, run(adama(LR), 2)[0])
 
 
+@pytest.mark.slow
 def test_a_state_from_elsewhere():
     """Restored in the middle of a mini-batch, by the step that made it or another."""
     tx = MultiSteps(adama(LR), 2)

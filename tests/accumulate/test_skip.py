@@ -70,7 +70,7 @@ def reference(tx, loss, good):
     ("loss", "skip"),
     [
         (bad_loss, "loss"),
-        (bad_loss, "gradients"),
+        pytest.param(bad_loss, "gradients", marks=pytest.mark.slow),
         (bad_gradient, "gradients"),
     ],
 )

@@ -15,6 +15,7 @@ from flax.training.train_state import TrainState
 import jaxmem
 from jaxmem.advising.batches import batch_of
 from jaxmem.advising.measures import Goal, of_step
+from tests.sets import some_fast
 
 B, WIDTH, HIDDEN = 8, 16, 64
 TX = optax.adam(1e-2)
@@ -147,7 +148,7 @@ def advised(form: Form, **options):
     return jaxmem.advise(form.loss_fn, form.model, X, **how)
 
 
-@forms
+@pytest.mark.parametrize("make", some_fast(FORMS.values(), of_nnx), ids=FORMS)
 def test_every_framework_finds_the_way_to_fit(make):
     """Less than one element below the plain step: substituted, it fits."""
     form = make()
@@ -202,7 +203,7 @@ def step_of(kind):
     return linen_step, {"state": train_state(), "x": X}
 
 
-@pytest.mark.parametrize("kind", ["nnx", "linen"])
+@pytest.mark.parametrize("kind", some_fast(["nnx", "linen"], "linen"))
 def test_the_model_of_a_step_is_substituted(kind):
     step, given = step_of(kind)
     places = {"donate_argnums": tuple(range(len(given) - 1)), "target": "cpu"}
@@ -216,7 +217,7 @@ def test_the_model_of_a_step_is_substituted(kind):
     assert jaxmem.estimate(step, *args, **how).peak_bytes == advice.taken.peak_bytes
 
 
-@pytest.mark.parametrize("kind", ["nnx", "linen"])
+@pytest.mark.parametrize("kind", some_fast(["nnx", "linen"], "nnx"))
 def test_the_model_of_a_step_is_kept_in_few_bits_where_allowed(kind):
     step, given = step_of(kind)
     args, goal = tuple(given.values()), Goal("cpu", 2**30, "1GiB", step.__name__)

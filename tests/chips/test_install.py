@@ -256,6 +256,7 @@ def wheel(folder, name, version):
         file.writestr(f"{info}/RECORD", "")
 
 
+@pytest.mark.slow
 def test_pip_takes_wheels_from_a_folder(monkeypatch, tmp_path):
     """What the error without a connection tells to do, with the true pip."""
     wheels = tmp_path / "wheels"

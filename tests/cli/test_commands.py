@@ -269,7 +269,9 @@ def test_a_picture_without_matplotlib_is_refused_before_any_work(steps, monkeypa
     assert result.exit_code == 3 and "drawing needs matplotlib" in result.stderr
 
 
-@pytest.mark.parametrize("limit, code", [("1MiB", 0), ("1KiB", 1)])
+@pytest.mark.parametrize(
+    "limit, code", [pytest.param("1MiB", 0, marks=pytest.mark.slow), ("1KiB", 1)]
+)
 def test_a_reader_that_goes_away_changes_nothing(steps, limit, code):
     """As in `jaxmem ... | head -1`: its code and its files are those of the result."""
     reader, writer = os.pipe()

@@ -9,11 +9,7 @@ from benchmarks.device import attention_rules, fast, forms, jobs, on_device, rig
 from benchmarks.device.job import NotHere
 
 JOBS = jobs.jobs()
-FAST = (
-    *("offload: on_host", "offload: a policy of JAX"),
-    *("right: silu, 4 bits", "fast: silu, 4 bits, bfloat16"),
-    *("true: 16 GiB fits, plain", "steps: ViT-L, 16 x 256, ours"),
-)
+FAST = (*("offload: on_host", "offload: a policy of JAX"),)
 ONE_FORM = "forms: attention, 512, bare"  # in small the others are of the same size
 WHOLE = {x for x in JOBS if not x.startswith("forms") or x == ONE_FORM}
 

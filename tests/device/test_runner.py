@@ -22,6 +22,7 @@ def runner(tmp_path):
     return Runner(MACHINE, results.path_for(MACHINE, tmp_path), False, SOURCE)
 
 
+@pytest.mark.slow
 def test_each_way_to_end_is_a_line(runner, capsys):
     """One crash, hang or refusal spoils one row; the rows before it are kept."""
     assert runner.run(list(jobs().values()))
@@ -86,6 +87,7 @@ def test_no_job_begins_that_would_pass_the_end(runner, told):
     assert told == ["short"]
 
 
+@pytest.mark.slow
 def test_a_stop_keeps_what_was_found_and_the_command_goes_on(tmp_path):
     """Here by SIGTERM, as a machine that is taken back sends it."""
     where = ["--small", "--folder", str(tmp_path), "--source", SOURCE]

@@ -176,7 +176,11 @@ def test_what_stays_as_it_is_is_no_output():
     assert int(model.calls[...]) == 1
 
 
-@pytest.mark.parametrize("jit", [nnx.jit, lambda f: f], ids=["nnx.jit", "as it is"])
+@pytest.mark.parametrize(
+    "jit",
+    [nnx.jit, pytest.param(lambda f: f, marks=pytest.mark.slow)],
+    ids=["nnx.jit", "as it is"],
+)
 def test_scanned_layers_are_released(jit):
     """Each layer of the objects is updated as soon as its gradient is there."""
 
@@ -196,6 +200,7 @@ def test_scanned_layers_are_released(jit):
     assert plain[2] < plain[0]
 
 
+@pytest.mark.slow
 def test_a_budget():
     """The search compiles the step with its objects, and what it finds trains."""
 

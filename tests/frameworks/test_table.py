@@ -60,7 +60,7 @@ WRAPPERS = {
 }
 
 
-@over_forms(WRAPPERS, {"for a target", "in a budget"})
+@over_forms(WRAPPERS, {*WRAPPERS} - {"schedule"})
 def test_the_loss_falls_as_in_the_plain_step(function, form):
     want = wanted(form)
     assert want[2] < want[1] < want[0]

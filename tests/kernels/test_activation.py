@@ -29,15 +29,13 @@ AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
 MODULES = {"tpu": activation_tpu, "cuda": activation_gpu}
 TARGETS = {"tpu": "tpu-v5e", "cuda": "h100"}
 PLATFORM = pytest.mark.parametrize("platform", MODULES)
-TARGET = pytest.mark.parametrize(
-    "target",
-    [
-        pytest.param(
-            t, marks=pytest.mark.skipif(t not in AVAILABLE, reason="targets extra")
-        )
-        for t in TARGETS.values()
-    ],
-)
+CHIPS = [
+    pytest.param(
+        t, marks=pytest.mark.skipif(t not in AVAILABLE, reason="targets extra")
+    )
+    for t in TARGETS.values()
+]
+TARGET = pytest.mark.parametrize("target", CHIPS)
 # |derivative error| that the ops state for save="output", by dtype
 STATED = {"float32": 1e-4, "float16": 0.0075, "bfloat16": 0.016}
 BOTH = {
@@ -377,7 +375,8 @@ def curved(op, implementation, *args):
     [
         ("silu", 3, 1e-5),
         # both invert rounded outputs: 1e-4 of a derivative each
-        *[("gelu", "output", 1e-3), ("gelu_erf", "output", 1e-3)],
+        pytest.param("gelu", "output", 1e-3, marks=pytest.mark.slow),
+        pytest.param("gelu_erf", "output", 1e-3, marks=pytest.mark.slow),
     ],
 )
 def test_second_derivatives_are_those_of_xla(name, save, error):
@@ -512,7 +511,13 @@ def check_in_place(target, name, save, shape, dtype):
     assert report.alias_bytes >= n * size
 
 
-@TARGET
+@pytest.mark.parametrize(
+    "target",
+    [
+        CHIPS[0],
+        pytest.param(*CHIPS[1].values, marks=[*CHIPS[1].marks, pytest.mark.slow]),
+    ],
+)
 @pytest.mark.parametrize(
     "name, save",
     [COMPILED[0], pytest.param(*COMPILED[1], marks=pytest.mark.slow)],

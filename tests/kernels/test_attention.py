@@ -94,6 +94,7 @@ def test_causal_with_dropout():
     check(qkv(), is_causal=True, **DROPPED)
 
 
+@pytest.mark.slow
 def test_lengths_and_rows_that_see_nothing():
     """Of no keys at all, and of none in the first sequence's window.
 
@@ -136,19 +137,22 @@ WHOLE = [
         IDS,
     ),
 ]
-WHOLE = pytest.mark.parametrize("how, extras", WHOLE, ids=lambda x: next(iter(x), ""))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("vmem", [blocks.LEAST_VMEM, 1])
-@WHOLE
+@pytest.mark.parametrize("how, extras", WHOLE, ids=lambda x: next(iter(x), ""))
 def test_blocks_wholly_and_partly_seen(how, extras, vmem, monkeypatch):
     """Some blocks take a mask, and others none, in one backward pass and in two."""
     monkeypatch.setattr(blocks, "LEAST_VMEM", vmem)
     check(qkv(t=400, s=384, n=1, k=1, h=128), **how, **DROPPED)
 
 
-@WHOLE
+@pytest.mark.parametrize(
+    "how, extras",
+    [*WHOLE[:2], *(pytest.param(*x, marks=pytest.mark.slow) for x in WHOLE[2:])],
+    ids=lambda x: next(iter(x), ""),
+)
 def test_which_blocks_take_no_mask(how, extras):
     """Those of which all queries are there, and see all keys."""
     q, k, v = qkv(t=400, s=384, n=1, k=1, h=128)
@@ -198,10 +202,14 @@ def test_blocks_that_segments_hide():
     check(qkv(b=2, t=340, s=340, n=1, k=1), **segments)
 
 
-def test_mask_of_keys():
+@pytest.mark.parametrize(
+    "starts", [[130], pytest.param([130, 0], marks=pytest.mark.slow)]
+)
+def test_mask_of_keys(starts):
     """Padding on the left, so that with a causal mask the first queries see nothing."""
-    mask = jnp.arange(150)[None] >= jnp.asarray([[130], [0]])
-    check(qkv(b=2, n=1, k=1), mask=mask[:, None, None], is_causal=True, **DROPPED)
+    mask = jnp.arange(150)[None] >= jnp.asarray(starts)[:, None]
+    args = qkv(b=len(starts), n=1, k=1)
+    check(args, mask=mask[:, None, None], is_causal=True, **DROPPED)
 
 
 @pytest.mark.slow
@@ -363,6 +371,7 @@ def test_only_what_is_wanted_runs(wanted, name):
     assert kernels_in(jax.make_jaxpr(step)(*some)) == ["attention_forward", name]
 
 
+@pytest.mark.slow
 def test_checkpoint_keeps_what_its_policy_says():
     loss = lambda *args: on_pallas(*args, **DROPPED).sum()
     names = (f"jaxmem_attention_{n}" for n in ("output", "row_max", "row_log_sum"))
@@ -402,7 +411,9 @@ def usual_blocks(monkeypatch):
 @pytest.mark.parametrize(
     "chip, platform, most",
     [
-        pytest.param("tpu-v5e", "tpu", 2**20, marks=needs("tpu-v5e")),
+        pytest.param(
+            "tpu-v5e", "tpu", 2**20, marks=(needs("tpu-v5e"), pytest.mark.slow)
+        ),
         # the cotangent, as long as the output, and numbers for each row
         pytest.param(
             "h100", "cuda", 20 * 2**20, marks=(needs("h100"), pytest.mark.slow)

@@ -23,6 +23,7 @@ from pallas_kernels.attention.gpu import tables
 from pallas_kernels.attention.gpu.bias import visits
 from pallas_kernels.attention.tpu import blocks, grid
 from tests.arrays import array
+from tests.sets import some_fast
 
 AVAILABLE = {t.name for t in targets() if t.available}
 needs = lambda chip: pytest.mark.skipif(chip not in AVAILABLE, reason="targets extra")
@@ -106,9 +107,10 @@ def cases(*slow):
 @pytest.mark.parametrize(
     "bias, sizes, kw",
     [
-        ((1, 2, 128, 128), {"k": 1}, CAUSAL | DROPPED),
-        ((1, 2, 128, 128), {}, LENGTHS),
+        ((1, 2, 128, 128), {"b": 1, "k": 1}, CAUSAL | DROPPED),
         *cases(
+            ((1, 2, 128, 128), {"k": 1}, CAUSAL | DROPPED),
+            ((1, 2, 128, 128), {}, LENGTHS),
             ((1, 1, 128, 128), {"dtype": F16, "bias_dtype": BF16}, {}),
             ((1, 1, 128, 128), {"h": 128}, CAUSAL | LENGTHS | DROPPED),
             ((2, 1, 128, 128), {}, CAUSAL | LENGTHS),
@@ -133,7 +135,7 @@ def test_every_gradient_with_a_mask_of_keys_on_a_gpu(mask):
 
 @pytest.mark.parametrize(
     "bias, wanted",
-    [((1, 2, 1, 128), ("bias",)), *cases(((2, 2, 1, 128), NAMES))],
+    cases(((1, 2, 1, 128), ("bias",)), ((2, 2, 1, 128), NAMES)),
 )
 def test_of_keys_that_differ_among_heads_of_one_key(bias, wanted):
     check("cuda", inputs(bias, k=1), wanted, **CAUSAL, **DROPPED)
@@ -180,9 +182,10 @@ RAGGED = {"t": 200, "s": 150}
 @pytest.mark.parametrize(
     "bias, sizes, kw",
     [
-        ((1, 2, 200, 150), {"k": 1, **RAGGED}, CAUSAL | DROPPED),
-        ((1, 2, 1, 150), {"k": 1, "dtype": F32, **RAGGED}, DROPPED),
+        ((1, 2, 200, 150), {"b": 1, "k": 1, **RAGGED}, CAUSAL | DROPPED),
         *cases(
+            ((1, 2, 200, 150), {"k": 1, **RAGGED}, CAUSAL | DROPPED),
+            ((1, 2, 1, 150), {"k": 1, "dtype": F32, **RAGGED}, DROPPED),
             ((1, 1, 200, 150), {"n": 4, "k": 4, "dtype": F32, **RAGGED}, CAUSAL),
             ((2, 1, 128, 128), {"dtype": F32}, LENGTHS),
             ((1, 2, 128, 128), {"dtype": F32}, CAUSAL | LENGTHS | DROPPED),
@@ -211,7 +214,7 @@ def test_every_gradient_with_a_mask_on_a_tpu(mask):
 # -- on both
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize("platform", some_fast(["cuda", "tpu"], "cuda"))
 def test_a_bias_that_is_the_same_for_all_keys_has_a_gradient_of_zeros(platform):
     """On a GPU such a bias is supported beside a mask of keys."""
     arrays = inputs((1, 2, 128, 1), s=64)
@@ -238,8 +241,12 @@ def test_only_what_is_wanted_runs(module, name, wanted):
     assert found == {{"bias": "dbias", "q": "dq", "k": "dkv"}[wanted]}
 
 
-@pytest.mark.parametrize("platform, call", [("cuda", "mosaic_gpu"), ("tpu", "tpu")])
-@pytest.mark.parametrize("bias", [(1, 2, 64, 64), (1, 2, 1, 64), (1, 1, 64, 1)])
+@pytest.mark.parametrize(
+    "platform, call", [*cases(("cuda", "mosaic_gpu")), ("tpu", "tpu")]
+)
+@pytest.mark.parametrize(
+    "bias", [(1, 2, 64, 64), *cases([(1, 2, 1, 64)], [(1, 1, 64, 1)])]
+)
 def test_lowers_under_shard_map(platform, call, bias):
     """Sequences are divided, and the bias is not: its gradient is summed over them."""
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))

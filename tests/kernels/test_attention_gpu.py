@@ -28,6 +28,7 @@ from pallas_kernels.attention.gpu.tables import row_statistics
 from pallas_kernels.attention.inputs import visible
 from pallas_kernels.hashing import half_of, half_threshold, kept
 from tests.arrays import array
+from tests.sets import some_fast
 
 AVAILABLE = {t.name for t in targets() if t.available}
 needs_gpu = pytest.mark.skipif("h100" not in AVAILABLE, reason="targets extra")
@@ -107,9 +108,10 @@ def test_segments_and_a_bias_of_keys():
     "shape, dtype, alone, kw",
     [
         ((1, 1, 1, 128), F32, True, {"is_causal": True, **DROPPED}),
-        pytest.param((2, 2, 1, 128), BF16, False, {}, marks=pytest.mark.slow),
+        ((2, 2, 1, 128), BF16, False, {}),
     ],
 )
+@pytest.mark.slow
 def test_gradient_of_a_bias_of_keys(shape, dtype, alone, kw):
     """With those of q, k and v, and alone, so that none of them is computed."""
     bias = normal(*shape, seed=5, dtype=dtype)
@@ -155,6 +157,7 @@ def test_bias_of_queries_and_keys():
     check((*qkv(s=64), bias), broadcast_dropout=True, **DROPPED)
 
 
+@pytest.mark.slow
 def test_mask_of_keys():
     """Padding on the left, so that with a causal mask the first queries see nothing."""
     mask = (jnp.arange(128) >= 70)[None, None, None]
@@ -209,8 +212,11 @@ def two_warpgroups(monkeypatch):
     monkeypatch.setattr(gpu_case, "SHARED_FROM", 64)
 
 
-def test_two_warpgroups(two_warpgroups):
-    check(qkv(t=256, s=256), is_causal=True, **DROPPED)
+@pytest.mark.parametrize(
+    "length, heads", [(128, 1), pytest.param(256, 2, marks=pytest.mark.slow)]
+)
+def test_two_warpgroups(two_warpgroups, length, heads):
+    check(qkv(t=length, s=length, n=heads), is_causal=True, **DROPPED)
 
 
 @over_edges
@@ -225,12 +231,14 @@ def test_two_warpgroups_without_a_mask(two_warpgroups):
     check((*qkv(t=256, s=128), normal(1, 1, 1, 128, seed=5)))
 
 
+@pytest.mark.slow
 def test_two_warpgroups_with_a_bias_and_a_mask_of_pairs(two_warpgroups):
     """Each reads its own part of both, for two blocks of queries and two of keys."""
     bias, mask = normal(1, 1, 256, 256, seed=5), normal(1, 1, 256, 256, seed=7) > -1
     check((*qkv(t=256, s=256, n=1), bias), mask=mask, is_causal=True, **DROPPED)
 
 
+@pytest.mark.slow
 def test_mask_of_pairs_with_blocks_that_are_not_visited():
     mask = normal(1, 1, 128, 128, seed=7) > -1
     check(qkv(n=1), mask=mask, is_causal=True)
@@ -242,9 +250,8 @@ def test_two_warpgroups_with_a_bias_of_which_one_has_nothing(two_warpgroups):
     check((*qkv(t=192, s=320, n=1), normal(1, 1, 192, 320, seed=5)), is_causal=True)
 
 
-@pytest.mark.parametrize(
-    "kw", [{}, pytest.param(DROPPED, marks=pytest.mark.slow)], ids=["bare", "dropout"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kw", [{}, DROPPED], ids=["bare", "dropout"])
 def test_programs_that_take_several_blocks(two_warpgroups, monkeypatch, kw):
     """Three programs for 8 or more blocks: some take one more than others."""
     monkeypatch.setattr(grid, "multiprocessors_in_context", lambda: 3)
@@ -296,6 +303,7 @@ def test_tiles_have_room_for_masks_and_dropout():
     )
 
 
+@pytest.mark.slow
 def test_tiles_with_a_mask_before_and_after_those_without():
     check(qkv(t=256, s=256, n=1), local_window_size=(130, 70), **DROPPED)
 
@@ -319,7 +327,7 @@ WHERE = {
 }
 
 
-@pytest.mark.parametrize("block", [(128, 64), (64, 128)])
+@pytest.mark.parametrize("block", some_fast([(128, 64), (64, 128)], (128, 64)))
 @pytest.mark.parametrize("name", WHERE)
 def test_blocks_that_are_visited_and_blocks_without_a_mask(name, block):
     """Against all pairs: what is not visited is hidden, what has no mask is seen."""
@@ -431,6 +439,7 @@ def test_hidden_rows_whatever_hides_them():
     check((*qkv(t=64, s=64, n=1), bias))
 
 
+@pytest.mark.slow
 def test_queries_beyond_their_sequence_by_statistics_of_the_reference():
     """The reference says of them what it says of rows that see nothing."""
     q, k, v = qkv(t=64, s=64, n=1)

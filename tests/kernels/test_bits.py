@@ -11,6 +11,7 @@ from pallas_kernels import simulated
 from pallas_kernels.bits import gpu as bits_gpu
 from pallas_kernels.bits import tpu as bits_tpu
 from tests.arrays import array
+from tests.sets import some_fast
 
 AVAILABLE = {t.name for t in jaxmem.targets() if t.available}
 MODULES = {"tpu": bits_tpu, "cuda": bits_gpu}
@@ -81,7 +82,7 @@ def test_what_they_do_not_do_is_said():
             module.unpack(jnp.zeros((1, 128), jnp.int32), 8)
 
 
-@pytest.mark.parametrize("platform", MODULES)
+@pytest.mark.parametrize("platform", some_fast(MODULES, "cuda"))
 @pytest.mark.parametrize(
     "shape",
     [(512, 1024), *(pytest.param(s, marks=pytest.mark.slow) for s in [(4, 197, 768)])],

@@ -82,7 +82,10 @@ def with_batch_axes(taken_out):
 
 CASES = [
     (with_batch_axes(140), {"where": jnp.arange(24).reshape(4, 6) % 3 > 0}),
-    (arrays(150, 128, 256, bias=False), {"block_size": 128}),
+    pytest.param(
+        *(arrays(150, 128, 256, bias=False), {"block_size": 128}),
+        marks=pytest.mark.slow,
+    ),
     (arrays(140, 128, 300, axis=0), {"vocab_axis": 0, "block_size": 128} | EVERYTHING),
 ]
 
@@ -115,6 +118,7 @@ def test_frozen_inputs(wanted):
     check_equal(arrays(20, 128, 130), 1e-5, wanted=wanted)
 
 
+@pytest.mark.slow
 def test_several_blocks_of_tokens():
     """Down in the kernels' own arguments: the public one has the largest that fit."""
     x, kernel, bias, labels = arrays(150, 128, 200)
@@ -171,7 +175,8 @@ def losses(
 
 
 @pytest.mark.skipif("tpu-v5e" not in AVAILABLE, reason="targets extra")
-@pytest.mark.parametrize("words", [50257, pytest.param(32000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [50257, 32000])
 def test_logits_are_nowhere(words):
     """Rows of a token, the bias's gradient: far less than logits, x or a sum of it."""
     tokens, features = 8192, 1024

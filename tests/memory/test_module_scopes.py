@@ -50,6 +50,7 @@ def test_nnx_modules_are_named_as_those_of_linen(net):
     assert "Net/layers/0/up" in found and "Net/layers/3/up" in found
 
 
+@pytest.mark.slow
 def test_modules_that_a_transform_has_made_anew(net):
     """`nnx.grad` and `nnx.jit` trace copies of the modules."""
 

@@ -137,6 +137,7 @@ def test_what_is_told_of_a_tpu_is_compiled_to_the_end(submitted):
 
 
 @needs_tpu
+@pytest.mark.slow
 def test_what_is_told_of_a_tpu_is_what_it_assigns(standard_jax):
     """Older versions of libtpu tell other bytes: here 8 % more."""
     ws = SDS((8, 2048, 2048), jnp.float32)
@@ -181,6 +182,7 @@ def test_attention_without_tiles_is_estimated_and_the_report_says_how(submitted)
 
 
 @needs_h100
+@pytest.mark.slow
 def test_a_step_without_tiles_is_not_larger_once_scheduled():
     plan = jaxmem.schedule(attention_step, target="h100", donate_argnums=0).plan(
         *ATTENTION
@@ -261,6 +263,7 @@ def double(x):
 
 
 @needs_h100
+@pytest.mark.slow
 def test_a_kernel_is_compiled_for_each_chip_of_a_process():
     """Compiled for one chip, it is not taken for compiled on the next."""
     x = SDS((64, 64), jnp.float32)

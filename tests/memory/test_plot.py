@@ -41,6 +41,7 @@ def drawn(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_two_pictures_and_a_legend_that_covers_nothing(drawn, tmp_path):
     """One legend, outside of both pictures, with one colour a module."""
     before = dumps.report(dumps.bert_result(scan=False), name="train")

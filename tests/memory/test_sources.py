@@ -35,6 +35,7 @@ ARGUMENTS = (
 
 
 @pytest.mark.parametrize("target", ["cpu", "h100"])
+@pytest.mark.slow
 def test_zeros_that_the_compiler_makes_are_those_of_who_reads_them(target):
     report = jaxmem.estimate(step, *ARGUMENTS, target=target, donate_argnums=0)
     arrays = [h for h in report.at_peak if h.kind == "temp" and h.shape]
@@ -44,6 +45,7 @@ def test_zeros_that_the_compiler_makes_are_those_of_who_reads_them(target):
     assert not any("(xla)" in h.group for h in arrays)
 
 
+@pytest.mark.slow
 def test_what_a_pass_writes_is_the_line_of_what_it_stands_for():
     """Products in tiles are of one of two kinds, which the pass chooses from."""
     x, w = S((512, 64), jnp.bfloat16), S((64, 2048), jnp.bfloat16)

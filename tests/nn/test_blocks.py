@@ -119,7 +119,7 @@ def test_parameters_are_those_of_flax(name):
     assert jax.tree.map(jnp.shape, plain) == jax.tree.map(jnp.shape, parameters(name))
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", some_fast(BLOCKS, "pre"))
 def test_nnx_equals_linen(name):
     block, _ = BLOCKS[name]
     if name == "llama":
@@ -173,6 +173,7 @@ def test_no_matmul_but_that_of_logits_is_done_twice(name):
     assert ours <= theirs + 2
 
 
+@pytest.mark.slow
 def test_in_a_scan_over_layers():
     class Layer(nn.Module):
         @nn.compact
@@ -190,6 +191,7 @@ def test_in_a_scan_over_layers():
     assert_close(want, stack.apply({"params": params}, X, None)[0])
 
 
+@pytest.mark.slow
 def test_dropout():
     block = linen.TransformerBlock(H, F, dropout_rate=0.1)
     keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}

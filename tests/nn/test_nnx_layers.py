@@ -130,6 +130,7 @@ def test_unserved_options_run_flax_and_say_so_once(name, args, options, monkeypa
     assert_close(plain(x), lean(x))  # silent: warnings are errors
 
 
+@pytest.mark.slow
 def test_keeps_less_in_bfloat16():
     options = dict(dtype=jnp.bfloat16)
     x = jnp.ones((2, 64, 256), jnp.bfloat16)

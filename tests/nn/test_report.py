@@ -99,6 +99,7 @@ class Bottleneck(nn.Module):
         return nn.relu(norm()(conv(32, (1, 1))(y)) + norm()(conv(32, (1, 1))(x)))
 
 
+@pytest.mark.slow
 def test_batch_norm_in_functions_keeps_what_its_module_keeps():
     """The statistics are read for the average too: they are recomputed for it."""
     x = jax.ShapeDtypeStruct((4, 16, 16, 16), jnp.bfloat16)

@@ -29,8 +29,8 @@ def all_cases() -> list[Case]:
 
 
 each = pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
-# One of each family is held to all of it in the fast suite.
-WIDELY = {"adama", "adam_8_bits", "galore", "came", "adam_on_host", "rowwise_adagrad"}
+# These are held to all of it in the fast suite; low rank and the host have own tests.
+WIDELY = {"adama", "adam_8_bits", "came", "rowwise_adagrad"}
 some = pytest.mark.parametrize(
     "case",
     [

@@ -13,6 +13,7 @@ from jaxmem.optim.low_bit import bfloat16
 from jaxmem.optim.low_bit.split_master import merged, split
 from tests.arrays import array
 from tests.optim.test_battery import batch, loss
+from tests.sets import some_fast
 
 WRAPPERS = {
     "stochastic": stochastic_rounding,
@@ -120,6 +121,7 @@ def test_a_split_master_is_the_weight(dtype, top):
     assert (error <= half * (0.5 / top + 2.0**-15)).all()
 
 
+@pytest.mark.slow
 def test_micro_batches_in_codes():
     """A split master round an AdamA that accumulates in 8 bits."""
     wide = lambda tree: jax.tree.map(lambda x: x.astype(jnp.float32), tree)
@@ -137,7 +139,7 @@ def test_micro_batches_in_codes():
     assert int(state.count) == 3 and int(state.inner[0].count) == 3
 
 
-@pytest.mark.parametrize("name", ["stochastic", "split_8"])
+@pytest.mark.parametrize("name", some_fast(["stochastic", "split_8"], "split_8"))
 def test_the_stacked_update_is_released(name):
     """No float32 array of the stack's size is made."""
     tx = WRAPPERS[name](adam(1e-2, bits=8))

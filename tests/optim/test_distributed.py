@@ -25,6 +25,7 @@ from jaxmem.optim import (
 )
 from tests.arrays import array
 from tests.optim.reference import RTOL, adama_tree, assert_near, gradients, tree
+from tests.sets import some_fast
 
 PARAMS = tree()
 STEPS = 3
@@ -362,7 +363,7 @@ SHARDED = {
 }
 
 
-@pytest.mark.parametrize("kind", SHARDED)
+@pytest.mark.parametrize("kind", some_fast(SHARDED, "fsdp"))
 def test_sharded_jit_is_one_device(kind):
     """In float64, to what another order of sums gives."""
     with jax.enable_x64(True):

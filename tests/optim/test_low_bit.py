@@ -20,6 +20,7 @@ from jaxmem.optim.low_bit.codes import FORMATS, pack, unpack
 from tests.arrays import array
 from tests.optim import test_battery as battery
 from tests.optim.cases import low_bit as numpy_side
+from tests.sets import slow_unless, some_fast
 
 FLOAT32 = 2.0**-23
 kinds = pytest.mark.parametrize(
@@ -101,7 +102,15 @@ def test_the_four_bit_map_is_torchaos(which):
     np.testing.assert_array_equal(fmt.encode(jnp.float32(y)), near)
 
 
-@pytest.mark.parametrize("case", numpy_side.OTHERS, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case, marks=slow_unless(case.name != "adamw_dynamic"), id=case.name
+        )
+        for case in numpy_side.OTHERS
+    ],
+)
 def test_other_codes_in_the_battery(case):
     battery.test_as_the_reference(case)
     battery.test_state_is_made_from_shapes_and_keeps_its_types(case)
@@ -199,7 +208,7 @@ def in_chunks(monkeypatch, elements):
 
 
 @pytest.mark.parametrize("shape, outer", [((200, 64), 1), ((512, 64), 4)])
-@pytest.mark.parametrize("phase", ["moved", "accumulated"])
+@pytest.mark.parametrize("phase", some_fast(["moved", "accumulated"], "moved"))
 def test_chunks_of_rows_change_nothing(monkeypatch, shape, outer, phase):
     """Random bits included, and rows that fill no chunk."""
     p = {"w": jnp.zeros(shape)}
@@ -333,6 +342,7 @@ def test_sharding():
         scale_by_adam(bits=4).init(p)
 
 
+@pytest.mark.slow
 def test_rows_that_would_be_gathered(monkeypatch):
     in_chunks(monkeypatch, 64 * 32)
     p = {"w": placed((512, 64), "data")}

@@ -95,6 +95,7 @@ def test_shapes_say_where_they_lie():
     assert plan.host_traffic_bytes == 2 * nbytes(state)
 
 
+@pytest.mark.slow
 def test_shapes_of_a_sharded_state_are_sharded():
     mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
     place = {"layers": P(None, "data"), "w": P("data"), "b": P()}

@@ -125,6 +125,7 @@ def clipped_adam(max_norm, accumulate):
     return accumulate(PARAMS, jax.tree.map(lambda *x: jnp.stack(x), *rows))
 
 
+@pytest.mark.slow
 def test_what_stands_before_sees_micro_batches():
     average = optax.ema(0.5, debias=False)
     tx = optax.chain(optax.clip_by_global_norm(1.0), average, adama(1e-3))

@@ -8,12 +8,22 @@ import pytest
 import jaxmem
 from tests.programs import PROGRAMS
 from tests.scheduling.problem import assert_close, copy
+from tests.sets import slow_unless
 
 pytestmark = [
     pytest.mark.usefixtures("standard_jax"),
     pytest.mark.filterwarnings("ignore:Some donated buffers were not usable"),
 ]
 
+# Long to compile, and in the slow suite; each kind of model is among the others too.
+LONG = {
+    *("adapters", "adversarial", "autoencoder", "diffusion", "language_model"),
+    *("policy", "private_descent", "radiance_field", "recurrent"),
+    *("simulator", "state_space"),
+}
+CASES = [
+    pytest.param(p, marks=slow_unless(p.name not in LONG), id=str(p)) for p in PROGRAMS
+]
 STEPS = 3
 # In float64 a sum of a thousand terms in another order is off by some 1e-14 of it. Adam
 # and its like divide by the root of a second moment, which here is at least 1e-4 of the
@@ -49,7 +59,7 @@ def run(step, state, *batch):
     return eqx.filter((state, reports), eqx.is_array)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=str)
+@pytest.mark.parametrize("program", CASES)
 def test_scheduled_steps_have_the_values_of_plain_ones(program):
     with jax.enable_x64(True):
         step, args, donated = program.make("small")

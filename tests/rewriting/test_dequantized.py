@@ -8,6 +8,7 @@ import pytest
 import jaxmem
 from jaxmem.rewriting import LIBRARY, find, rewrite
 from tests.scheduling.test_few_bit_base import KINDS, LAYERS, arguments, loss_of
+from tests.sets import some_fast
 
 WIDE = (16, 16)
 
@@ -31,7 +32,9 @@ def test_no_wide_weight_is_kept(kind, scanned):
     assert sum(r.bytes for r in lean) <= sum(r.bytes for r in plain)
 
 
-@forms
+@pytest.mark.parametrize(
+    "scanned", some_fast([False, True], True), ids=["written out", "scan"]
+)
 @kinds
 def test_values_and_gradients(kind, scanned):
     loss, args = loss_of(kind, scanned), arguments(kind, scanned)

@@ -12,7 +12,7 @@ from tests import references
 from tests.arrays import array
 from tests.rewriting.formulas import FORMULAS, Formula
 from tests.rewriting.recomputed import attention_errors
-from tests.sets import slow_unless
+from tests.sets import one_of, slow_unless
 
 # One of each kind that differs from the others by its pattern, and how it is fast; all
 # of them in every way are in the slow suite.
@@ -99,7 +99,13 @@ def test_with_all_inputs_but_some_frozen(comparison):
 KEEPS = [i for i in OFTEN if i not in ("two biases", "bias after mask")]
 
 
-@pytest.mark.parametrize("comparison", [COMPARISONS[i] for i in KEEPS], ids=KEEPS)
+@pytest.mark.parametrize(
+    "comparison",
+    [
+        pytest.param(COMPARISONS[i], marks=slow_unless(one_of(2, i) == 0), id=i)
+        for i in KEEPS
+    ],
+)
 def test_keeps_no_more_than_plain_whatever_is_frozen(comparison):
     args = comparison.args((), jnp.dtype("bfloat16"), references._seed(comparison.name))
     for wanted in references.subsets(comparison.diff):

@@ -114,6 +114,7 @@ def test_no_narrow_copy_of_a_weight_is_kept(layer):
     assert saved > (LAYERS - 3) * WIDTH * WIDTH * size
 
 
+@pytest.mark.slow
 def test_a_budget_recomputes_besides():
     """The plan has both, and its step the gradients of the plain one.
 

@@ -50,6 +50,7 @@ def test_leaks_are_looked_for_in_the_step_alone(way):
         _same(scheduled(step, way)(weights(), X), want)
 
 
+@pytest.mark.usefixtures("hidden_heap")
 def test_a_leak_of_the_step_is_told():
     escaped = []
     with jax.checking_leaks(), pytest.raises(Exception, match="Leaked"):
@@ -67,6 +68,7 @@ def test_without_jit_the_step_runs_as_it_was_given(way):
     assert seen == [pytest.approx(float(want[1]))]
 
 
+@pytest.mark.slow
 def test_without_jit_a_step_is_planned_and_measured_all_the_same():
     with jax.disable_jit():
         plan = scheduled(step, "target").plan(weights(), X)

@@ -14,6 +14,7 @@ import jaxmem
 from jaxmem.ir.flatten import flatten
 from jaxmem.scheduling.order.sequence import in_sequence
 from jaxmem.scheduling.predict.operations import operations_of
+from tests.sets import some_fast
 
 LEAVES = 340  # each takes three frames of a walk that recurses
 LONG = 1100  # operations, each of which takes a frame at least
@@ -51,8 +52,10 @@ def by_norm_of_parameters(p, x):
     return jax.tree.map(lambda w, g: w - rate * g, p, jax.grad(loss)(p, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("step", "clip"), [(clipped, "two_pass"), (by_norm_of_parameters, None)]
+    ("step", "clip"),
+    [(clipped, "two_pass"), (by_norm_of_parameters, None)],
 )
 def test_a_number_of_many_leaves_is_computed_before_a_scan(step, clip):
     p, x = leaves()
@@ -115,7 +118,9 @@ def step_of(of):
     return step
 
 
-@each
+@pytest.mark.parametrize(
+    "of", some_fast(LOSSES, terms, numbers, views), ids=lambda f: f.__name__
+)
 def test_a_step_is_scheduled(of):
     plan = jaxmem.schedule(step_of(of), donate_argnums=0).plan(*arguments(of))
     assert plan.plain is None
@@ -126,7 +131,9 @@ def test_a_step_is_linted(of):
     assert jaxmem.lint(step_of(of), *arguments(of), donate_argnums=0) is not None
 
 
-@each
+@pytest.mark.parametrize(
+    "of", some_fast(LOSSES, terms, numbers, views, stacked), ids=lambda f: f.__name__
+)
 def test_residuals_are_listed(of):
     assert jaxmem.residuals(of, *arguments(of)).total_bytes > 0
 

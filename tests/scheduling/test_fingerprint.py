@@ -65,6 +65,7 @@ def test_other_types_donation_and_clip():
     assert len(set(marks)) == len(marks)
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_same():
     """Nothing in it depends on addresses or the order of sets."""
     code = (

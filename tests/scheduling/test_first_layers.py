@@ -14,6 +14,7 @@ from jaxmem.scheduling.recompute.first_layers import FirstLayers
 from jaxmem.scheduling.recompute.residuals import Recompute
 from jaxmem.scheduling.search.front import pareto_front, space_of
 from tests.scheduling.test_budget import close
+from tests.sets import some_fast
 
 L, B, T, H, C = 6, 2, 64, 2, 4  # layers, examples, tokens, heads, channels
 
@@ -56,7 +57,7 @@ def rate(candidate):
     return candidate.choice.get(Recompute).rate
 
 
-@pytest.mark.parametrize("layers", (1, 4))
+@pytest.mark.parametrize("layers", some_fast((1, 4), 4))
 def test_values_between_two_that_recompute(problem, layers):
     fn, args, neighbours = problem
     for rich, poor in neighbours:

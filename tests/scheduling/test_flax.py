@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from tests.scheduling.problem import D, L, array, bytes_of, checked, whys
+from tests.sets import some_fast
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -52,7 +53,7 @@ class Model(nn.Module):
         return nn.Dense(3)(x)
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", some_fast([False, True], True))
 def test_linen(remat):
     model = Model(remat)
     key = jax.random.key(0)
@@ -126,6 +127,7 @@ def test_nnx():
     assert plan.released_bytes == bytes_of(params["layers"])
 
 
+@pytest.mark.slow
 def test_nnx_optimizer_inside_the_step():
     """Model and optimizer as one graph: what nnx.jit would do, written out."""
 

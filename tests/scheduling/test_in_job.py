@@ -152,6 +152,7 @@ def test_arrays_of_one_process_are_its_own_affair():
     assert in_job.first_process(()) is None
 
 
+@pytest.mark.slow
 def test_inside_of_another_jit_a_sharded_step_is_as_it_was_planned(searches):
     """A trace does not know where its arguments are; the plan before it did."""
     w, x = sharded(W), sharded(X, "data")

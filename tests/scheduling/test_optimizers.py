@@ -17,6 +17,7 @@ import pytest
 import jaxmem
 from jaxmem import optim
 from jaxmem.optim import rows
+from tests.sets import slow_unless
 
 pytestmark = pytest.mark.usefixtures("standard_jax")
 
@@ -138,8 +139,21 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("donate", [(), (0,)], ids=["kept", "donated"])
-@pytest.mark.parametrize("name, model", CASES)
+# Of each optimizer the scanned layers are in the fast suite; of these the others too.
+OF_ALL_MODELS = ("adamw", "adama_8_bits", "came")
+
+
+@pytest.mark.parametrize(
+    "donate", [pytest.param((), marks=pytest.mark.slow), (0,)], ids=["kept", "donated"]
+)
+@pytest.mark.parametrize(
+    "name, model",
+    [
+        pytest.param(name, model, marks=slow_unless(fast))
+        for name, model in CASES
+        for fast in [model in ("scanned", "rows") or name in OF_ALL_MODELS]
+    ],
+)
 def test_its_step_can_be_scheduled(name, model, donate):
     step, args = step_of(name, model)
     plan = jaxmem.schedule(step, donate_argnums=donate).plan(*args)

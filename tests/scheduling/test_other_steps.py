@@ -128,7 +128,8 @@ def trained(step, state, batch):
     return [*floats, *map(np.asarray, told)]
 
 
-@pytest.mark.parametrize("make", [fit, pytest.param(rivals, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [fit, rivals])
 def test_a_step_trains_alike_within_a_budget(make):
     step, state, batch = make()
     how = {"target": "cpu", "donate_argnums": 0, "progress": False}

@@ -15,6 +15,7 @@ import jaxmem
 from jaxmem.memory.compile import cache
 from jaxmem.scheduling import BudgetError, _scheduled
 from jaxmem.scheduling.search import search as searching
+from tests.sets import some_fast
 
 LAYERS, WIDTH, BATCH = 6, 32, 64
 W = jnp.ones((LAYERS, WIDTH, WIDTH)) / WIDTH
@@ -60,6 +61,7 @@ def test_a_second_process_would_find_it(outcomes, searches):
     np.testing.assert_array_equal(first(W * 1, X), second(W * 1, X))
 
 
+@pytest.mark.slow
 def test_a_budget_out_of_reach_is_remembered(outcomes, searches):
     errors = []
     for _ in range(2):
@@ -81,7 +83,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("case", OTHERS)
+@pytest.mark.parametrize("case", some_fast(OTHERS, *({*OTHERS} - {"tile", "cache"})))
 def test_what_differs_is_searched_anew(outcomes, searches, case):
     scheduled().plan(W, X)
     how, x = OTHERS[case]
@@ -89,6 +91,7 @@ def test_what_differs_is_searched_anew(outcomes, searches, case):
     assert len(searches) == 2
 
 
+@pytest.mark.slow
 def test_shardings_differ(outcomes, searches):
     mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
     put = lambda x, *spec: jax.device_put(
@@ -173,6 +176,7 @@ print(sum("earlier" in note for note in plan.notes), plan.scheduled.peak_bytes)
 """
 
 
+@pytest.mark.slow
 def test_processes_make_one_search(outcomes):
     """Two that start together: one waits for the other."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}

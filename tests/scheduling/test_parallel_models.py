@@ -18,7 +18,7 @@ from jaxmem.scheduling import BudgetError, predict
 
 SMALL = 64  # bytes: XLA for CPU computes some sums of scalars twice
 RTOL, ATOL = 1e-4, 1e-5  # float32: AdamW divides gradients by their own size
-QUICK = ("MoE, one-hot, expert parallel", "context parallel, ring attention")
+QUICK = ("MoE, one-hot, expert parallel",)
 NAMES = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
     for name in MODELS
@@ -183,6 +183,7 @@ def test_substituted_losses(name):
     assert jaxmem.nn.report(lean).patterns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", [MixtralLayer, OneHotMixtralLayer])
 @pytest.mark.parametrize("scanned", [True, False])
 def test_substituted_mixtures_of_flax(layer, scanned):

@@ -22,6 +22,7 @@ def plan():
     )
 
 
+@pytest.mark.slow
 def test_a_page_shows_the_rows_and_both_pictures(plan, tmp_path):
     plan.save(tmp_path / "plan.html")
     text = (tmp_path / "plan.html").read_text()

@@ -165,7 +165,7 @@ def remats():
 REMATS = dict(remats())
 
 
-@pytest.mark.parametrize("name", REMATS)
+@pytest.mark.parametrize("name", some_fast(REMATS, "a layer", "dots", "the loss"))
 def test_remat(name):
     loss = REMATS[name]
     args = state_of(ADAM, problem.params(), problem.inputs(), loss)
@@ -183,7 +183,7 @@ def check_loss(loss, params, tx=ADAM, layers=None, **options):
 
 @pytest.mark.parametrize(
     "options",
-    [{"unroll": 2}, {"unroll": True}, {"reverse": True}],
+    some_fast([{"unroll": 2}, {"unroll": True}, {"reverse": True}], {"reverse": True}),
     ids=str,
 )
 def test_options_of_the_scan(options):
@@ -479,6 +479,7 @@ def test_a_loss_after_the_update():
     released_all(checked(step_by(update), problem.params(), None, problem.inputs()))
 
 
+@pytest.mark.slow
 def test_two_steps_in_one():
     def twice(params, state, x):
         for _ in range(2):
@@ -520,7 +521,7 @@ FROZEN = {
 }
 
 
-@pytest.mark.parametrize("name", FROZEN)
+@pytest.mark.parametrize("name", some_fast(FROZEN, "partition"))
 def test_frozen_by_the_optimizer(name):
     tx = FROZEN[name]
     args = state_of(tx, problem.params(), problem.inputs())

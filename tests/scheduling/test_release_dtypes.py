@@ -75,7 +75,7 @@ def step_of(dtype):
     return step
 
 
-FAST = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e8m0fnu", "bool", "uint4")
+FAST = ("float8_e4m3fn", "float8_e8m0fnu", "bool", "uint4")
 CASES = [
     name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
     for name in FLOATS + INTEGERS

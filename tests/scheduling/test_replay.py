@@ -34,6 +34,7 @@ def losses(step, args, count=4):
     return found, state[0]
 
 
+@pytest.mark.slow
 def test_an_lstm_under_a_budget_trains_as_the_plain_one():
     step, args = lstm_step(TIME, BATCH, WIDTH)
     plain = jaxmem.estimate(step, *args, target="cpu")

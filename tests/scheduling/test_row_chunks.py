@@ -14,6 +14,7 @@ from jaxmem.ir.graph import by_shape
 from jaxmem.optim import LowBit, adamw
 from jaxmem.scheduling.row_chunks import update
 from jaxmem.scheduling.row_chunks.analysis import leaf_updates
+from tests.sets import some_fast
 
 FLOAT32 = 2.0**-23
 SHAPE = (512, 64)
@@ -69,7 +70,9 @@ def found(how, donated=True, watched=False):
 
 
 @pytest.mark.parametrize("shape", [SHAPE, (200, 64)], ids=str)
-@pytest.mark.parametrize("how", [EIGHT, DYNAMIC, FOUR], ids=["8", "dynamic", "4"])
+@pytest.mark.parametrize(
+    "how", some_fast([EIGHT, DYNAMIC, FOUR], EIGHT, FOUR), ids=["8", "dynamic", "4"]
+)
 def test_equals_the_plain_step(in_chunks, how, shape):
     """In parts that each have rows of a chunk, and with rows that fill none."""
     tx, step = step_of(how)
@@ -87,6 +90,7 @@ def test_equals_the_plain_step(in_chunks, how, shape):
 
 
 @pytest.mark.parametrize("how", [EIGHT, DYNAMIC, FOUR], ids=["8", "dynamic", "4"])
+@pytest.mark.slow
 def test_the_loop_ends_with_the_parameter(in_chunks, how):
     """In the place of the old one; the array of updates is not among its results."""
     (plan,), place = found(how)

@@ -17,6 +17,7 @@ from jaxmem.ir import jaxprs
 from jaxmem.scheduling import Plan, Scheduled
 from tests.scheduling import problem
 from tests.scheduling.problem import D, L, array, assert_close, bytes_of, copy
+from tests.sets import some_fast
 
 LR = 0.1
 RTOL = 64 * 2.0**-24  # float32: sums of 5 to 16 terms, forward and back
@@ -424,7 +425,7 @@ OF_ONE = {
 }
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", some_fast(LAYOUTS, "fsdp"))
 def test_sharded(name):
     params, x = placed(*LAYOUTS[name])
     want = jax.jit(sgd)(params, x)

@@ -18,6 +18,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxmem
+from tests.sets import some_fast
 
 pytestmark = pytest.mark.usefixtures("standard_jax")  # optax and flax promote types
 WIDTH, LAYERS, BATCH = 64, 4, 512
@@ -128,7 +129,9 @@ def losses(step, form: Form, mesh) -> list[float]:
     return found
 
 
-@FORMS
+@pytest.mark.parametrize(
+    "form", some_fast([logical, named], named), ids=lambda f: f.__name__
+)
 def test_the_losses_are_those_of_the_step(form, mesh):
     made = form(mesh)
     with made.context():
@@ -183,7 +186,9 @@ def nnx_step(model, optimizer, x):
     return loss
 
 
-@pytest.mark.parametrize("jitted", [False, True], ids=["plain", "nnx.jit"])
+@pytest.mark.parametrize(
+    "jitted", some_fast([False, True], True), ids=["plain", "nnx.jit"]
+)
 def test_nnx_objects_keep_their_shardings(jitted, mesh):
     def train(step):
         model = blocks()

@@ -71,6 +71,7 @@ def test_data_parallel_is_predicted_as_a_step_on_a_part_of_the_batch(mesh, targe
     )
 
 
+@pytest.mark.slow
 def test_what_a_plan_tells_is_of_one_device(mesh):
     def plan(args):
         return jaxmem.schedule(step, donate_argnums=0, progress=False).plan(*args)
@@ -83,6 +84,7 @@ def test_what_a_plan_tells_is_of_one_device(mesh):
     assert 0 < own.predicted_bytes < whole.predicted_bytes / 2
 
 
+@pytest.mark.slow
 def test_sharded_parameters_are_released_by_their_shards(mesh):
     args = on(mesh, P(None, "data"))
     plan = jaxmem.schedule(step, donate_argnums=0, progress=False).plan(*args)

@@ -13,6 +13,7 @@ import jaxmem
 from jaxmem import optim
 from tests.arrays import array
 from tests.optim.rows.problem import loss, params, train_step
+from tests.sets import some_fast
 
 ROWS, WIDTH, IDS = 8192, 128, 64  # a table of 4 MiB
 
@@ -54,7 +55,7 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", some_fast(EXACT, "sgd", "adagrad"))
 def test_equals_the_plain_step(name):
     tx, lossy = EXACT[name]
     step = train_step(tx, rows=False, loss=lossy)
@@ -110,6 +111,7 @@ def test_narrow_rows_need_a_target(width):
     assert [f"float32[{table},64]" in n for n in notes] == [True] * (width == 64)
 
 
+@pytest.mark.slow
 def test_narrow_rows_with_a_target():
     """Both steps are compiled, and the gradient in rows is the smaller."""
     tx = optax.adagrad(0.1)
@@ -225,6 +227,7 @@ def test_a_table_sharded_over_rows_is_not_gathered():
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_micro_batches():
     """Whatever the pass does in the loop over them, whose accumulator is dense."""
     lossy = lambda params, ids, key: loss(params, ids)

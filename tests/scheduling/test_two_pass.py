@@ -20,6 +20,7 @@ from tests.scheduling.problem import (
     temp_bytes,
     train_step,
 )
+from tests.sets import some_fast
 
 pytestmark = pytest.mark.usefixtures("x64", "standard_promotion")
 
@@ -49,7 +50,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", some_fast(OPTIMIZERS, "clip by global norm"))
 def test_released(name):
     tx = OPTIMIZERS[name]
     args = arguments(tx)
@@ -79,6 +80,7 @@ def test_only_where_it_is_needed():
     assert_one_pass_is_enough(train_step(tx), *args)
 
 
+@pytest.mark.slow
 def test_remat():
     def loss(params, x):
         return problem.loss_with(jax.checkpoint(problem.layer), params, x)
@@ -87,6 +89,7 @@ def test_remat():
     assert plan.kept_bytes == 0
 
 
+@pytest.mark.slow
 def test_several_scans():
     """The norm is over the gradients of both."""
     params = {"a": problem.stack(3), "b": problem.stack(seed=7)}
@@ -103,6 +106,7 @@ def test_several_scans():
     assert plan.released_bytes == bytes_of(params)
 
 
+@pytest.mark.slow
 def test_parameters_used_in_two_scans():
     def loss(params, x):
         once = problem.forward(x, params["layers"])
@@ -111,6 +115,7 @@ def test_parameters_used_in_two_scans():
     twice(train_step(CLIPPED, loss), *arguments(CLIPPED, loss=loss))
 
 
+@pytest.mark.slow
 def test_clipping_each_of_the_micro_batches():
     """A clipped step for each, in an outer scan."""
 

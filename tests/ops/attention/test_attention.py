@@ -81,10 +81,10 @@ def test_equals_jax_nn(option, block_size):
     "shape",
     [
         (2, 4, 13, 9),
-        (1, 4, 13, 9),
+        pytest.param((1, 4, 13, 9), marks=pytest.mark.slow),
         (2, 1, 1, 9),
         (2, 1, 13, 1),
-        (1, 1, 1, 1),
+        pytest.param((1, 1, 1, 1), marks=pytest.mark.slow),
         (4, 1, 9),
     ],
 )
@@ -161,7 +161,7 @@ def test_no_batch_and_no_queries():
 BLOCKS = [{}, {"block_size": 4}, {"block_size": 5}]
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", some_fast([False, True], False))
 @pytest.mark.parametrize("budget", some_fast([1500, 2**24], 1500))
 def test_dropout_mask_does_not_depend_on_blocks(shared, budget, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK_LOGITS_BYTES", budget)

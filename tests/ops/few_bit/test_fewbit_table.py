@@ -119,6 +119,7 @@ def test_what_is_shipped_is_what_the_solver_gives(name):
         np.testing.assert_allclose(levels, table.levels, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_more_bits_are_solved_when_asked_for():
     borders, levels = shipped("gelu_tanh", 6)
     assert len(levels) == 64 and list(borders) == sorted(borders)
@@ -156,6 +157,7 @@ def test_the_primitive_objective_finds_approx_bp(fn, sum_of_relus, corner):
     assert np.mean((f - ours) ** 2) * 60 == pytest.approx(table.error, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_primitive_objective_at_other_bits():
     errors = [
         fewbit_table(jnp.tanh, bits, objective="primitive").error for bits in (2, 3)

@@ -1,5 +1,7 @@
 """The counter-based generator: bit for bit, and statistically."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -169,6 +171,12 @@ def test_a_mask_rounds_its_rate():
     assert abs(dropped - 2**9) < 5 * np.sqrt(2**9)
 
 
+@functools.cache
+def _drawn(mask, rate):
+    """Once for all steps from an element to a neighbour."""
+    return mask(jax.random.key(2), rate).astype("f8")
+
+
 def _correlation(a, b):
     a, b = a - a.mean(), b - b.mean()
     return float((a * b).mean() / np.sqrt(a.var() * b.var()))
@@ -180,7 +188,7 @@ def _correlation(a, b):
     "step", [(0, 1), (1, 0), (1, 1), (0, 2), (2, 0), (64, 0), (0, 128)]
 )
 def test_neighbours_are_not_correlated(mask, rate, step):
-    keep = mask(jax.random.key(2), rate).astype("f8")
+    keep = _drawn(mask, rate)
     r, c = step
     a, b = keep[r:, c:], keep[: keep.shape[0] - r, : keep.shape[1] - c]
     assert abs(_correlation(a, b)) < 5 / np.sqrt(a.size)

@@ -40,6 +40,7 @@ def test_the_order_of_size_comes_first_and_equal_ones_once():
     assert len(list(orders(alike, none(alike)))) == 1
 
 
+@pytest.mark.slow
 def test_time_that_one_stretch_leaves_goes_to_the_highest():
     """Three stretches of time: two are done at once, one is hard."""
     easy = [Buffer(f"e{k}", 10_000 + k, 10_002 + k, 5) for k in range(50)]

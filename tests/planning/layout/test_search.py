@@ -142,6 +142,7 @@ def test_hard_ones_need_the_search():
     assert min(simple) > 1100
 
 
+@pytest.mark.slow
 def test_a_large_one_in_little_time():
     """A training step's shape: nested activations, and short ones within."""
     random = np.random.default_rng(0)

@@ -104,6 +104,7 @@ def test_equal_operations(n):
     assert search(problem, n + 5).order == tuple(range(n))
 
 
+@pytest.mark.slow
 def test_more_operations_than_a_word_has_bits():
     graph = graphs.randomly(0, 80, near=4, large=100)
     problem = order_problem(graph)
@@ -144,6 +145,7 @@ def test_a_search_that_is_cut_short_proves_nothing():
     assert late.peak == peak(graph)
 
 
+@pytest.mark.slow
 def test_a_beam_finds_what_it_can():
     """Where no search comes to an end; then nothing is proven."""
     graph = graphs.randomly(4, 60, 60, 2, 100, plain=True)

@@ -14,6 +14,7 @@ from jaxmem.planning.order import search as order_search
 from jaxmem.planning.order.search import segment_ranges
 from jaxmem.planning.order.sweep import sweep, swept
 from tests.planning import brute, graphs
+from tests.sets import some_fast
 
 
 def test_comment_of_the_list_scheduler():
@@ -49,7 +50,7 @@ def test_never_worse_than_greedy_nor_below_the_bound(seed, n):
     assert found.gap == pytest.approx(found.peak / found.lower_bound - 1)
 
 
-@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize("clipped", some_fast([False, True], False))
 @pytest.mark.parametrize("width, tokens", [(64, 256), (64, 64), (128, 32)])
 def test_training(width, tokens, clipped):
     """Far below program order where weights are large, and near the proven bound."""

@@ -300,6 +300,7 @@ def least_of_chain_plans(graph, cost):
     return min((peak for peak, price in found if price <= cost), default=plain.peak)
 
 
+@pytest.mark.slow
 def test_wide_blocks_are_cut_where_a_long_narrow_end_follows():
     wide, narrow, inner = [16] * 8, [1] * 16, 6
     graph = chain(blocks(wide + narrow, inner))

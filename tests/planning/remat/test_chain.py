@@ -21,7 +21,10 @@ def compared(chain, effort):
     assert found.peaks[0] <= np.flatnonzero(np.isfinite(known))[0]
 
 
-@pytest.mark.parametrize("count, inner, seed", [(40, 30, 0), (20, 4, 1)])
+@pytest.mark.parametrize(
+    "count, inner, seed",
+    [pytest.param(40, 30, 0, marks=pytest.mark.slow), (20, 4, 1)],
+)
 def test_no_chain_costs_more_than_by_dynamic_programming(count, inner, seed):
     rows = list(compared(random_chain(count, seed, inner), effort=0.0))
     assert len(rows) >= 2

@@ -366,6 +366,7 @@ def test_the_row_is_printed_and_kept(tmp_path):
     assert "the whole step" in (tmp_path / "plan.svg").read_text()
 
 
+@pytest.mark.slow
 def test_tangents_of_a_hessian_are_examples():
     """`jax.jacfwd` stacks them along the last axis, as what they are compared with."""
 

@@ -96,7 +96,7 @@ def assert_equal(found, fn, args):
         np.testing.assert_array_equal(a, b)
 
 
-SOME = {"typed key", "raw key", "a key for each"}
+SOME = {"typed key", "a key for each"}
 
 
 @pytest.mark.parametrize("name", [n if n in SOME else slow(n) for n in DROPOUTS])
@@ -138,6 +138,7 @@ def scanned(weights, x, key):
     return (x * jnp.arange(BATCH)[:, None, None]).sum()
 
 
+@pytest.mark.slow
 def test_layers_in_a_scan():
     weights = jax.tree.map(lambda w: jnp.stack([w] * LAYERS), WEIGHTS)
     fn, args = jax.value_and_grad(scanned), (weights, X, jax.random.key(2))

@@ -102,12 +102,14 @@ def test_the_least_number_that_is_predicted_to_fit(traced):
         assert {one.choice.get(MicroBatches).n for one in others} == {n}
 
 
+@pytest.mark.slow
 def test_micro_batches_that_take_more_than_is_asked_for_are_none(traced):
     step = traced(step_of(loss), *ARGS)
     assert not in_micro_batches(step, room=1, below=1)
     assert not in_least_seconds(step, room=1, most=math.inf)
 
 
+@pytest.mark.slow
 def test_the_number_that_takes_least_with_what_its_parts_recompute(traced):
     """In few parts much is recomputed, in many nothing is: what is between counts."""
     step = traced(step_of(loss), *ARGS)
@@ -153,6 +155,7 @@ def test_a_product_of_few_channels_takes_as_long_as_its_output_is_written(traced
     assert step.writing(Choice("h100")) == 0.0
 
 
+@pytest.mark.slow
 def test_numbers_divide_the_examples(traced):
     w, *data = ARGS
     args = w, *(SDS((45, 32, WIDTH), x.dtype) for x in data)

@@ -187,6 +187,7 @@ def test_no_tiles_are_looked_for_where_the_slack_will_do():
         assert run._is_near(first) == near
 
 
+@pytest.mark.slow
 def test_no_tile_where_nothing_needs_it(plain):
     assert not scheduled(plain.peak_bytes).plan(*ARGS).tiles
     step = schedule(GRADIENT, target="cpu", donate_argnums=())

@@ -79,6 +79,7 @@ def unpinned(way: str, n: int):
 
 
 @pytest.mark.parametrize("n", some_fast((2, 4), 4))
+@pytest.mark.slow
 def test_without_a_constraint_on_activations(n):
     """Random bits, numbers of examples, and weights are those of the whole step."""
     step, args, run, found = unpinned("data", n)

@@ -188,6 +188,7 @@ def test_values_and_no_new_collective(case):
     assert not inside or "model" in WAYS[way][1]
 
 
+@pytest.mark.slow
 def test_a_jitted_step_that_names_its_shardings():
     """As users have it: arrays that are not placed yet, and a plan that is kept."""
     mesh = mesh_of("FSDP")
