@@ -92,11 +92,23 @@ class StackConfig:
     dropout: float = 0.1
     causal: bool = True
     dtype: jnp.dtype = jnp.bfloat16
+    fused: bool = False  # attention by cuDNN, as `jax.nn` has it: one argument
+
+    @property
+    def attention(self) -> str | None:
+        """`implementation` of `jax.nn.dot_product_attention`."""
+        return "cudnn" if self.fused else None
 
 
 GPT2_MEDIUM = StackConfig()
 VIT_LARGE = StackConfig(dropout=0.0, causal=False)
 LLAMA_1B = StackConfig(16, 2048, 32, 8, 8192, 0.0)
+
+
+def fused_attention(query, key, value, bias=None, mask=None, **_):
+    """For Flax: cuDNN's, which has neither dropout nor a mask here."""
+    assert bias is None and mask is None
+    return jax.nn.dot_product_attention(query, key, value, implementation="cudnn")
 
 
 class PreLNLayer(nn.Module):
@@ -116,6 +128,7 @@ class PreLNLayer(nn.Module):
             dropout_rate=c.dropout,
             broadcast_dropout=False,
             deterministic=c.dropout == 0,
+            attention_fn=fused_attention if c.fused else nn.dot_product_attention,
             name="attention",
         )
         x = x + dropout(attention(y, mask=mask))
@@ -147,7 +160,8 @@ class LlamaLayer(nn.Module):
         q = rotate(dense((c.heads, head), "query")(y), places)
         k = rotate(dense((c.kv_heads, head), "key")(y), places)
         v = dense((c.kv_heads, head), "value")(y)
-        y = jax.nn.dot_product_attention(q, k, v, is_causal=c.causal)
+        how = {"is_causal": c.causal, "implementation": c.attention}
+        y = jax.nn.dot_product_attention(q, k, v, **how)
         x = x + dense(c.width, "out", (-2, -1))(y)
         return x + self.mlp(nn.RMSNorm(dtype=c.dtype, name="mlp_norm")(x)), None
 
