@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from jaxmem.freezing import trainable as trainable
     from jaxmem.freezing import value_and_grad as value_and_grad
     from jaxmem.linting import lint as lint
+    from jaxmem.memory import best_batch as best_batch
     from jaxmem.memory import estimate as estimate
     from jaxmem.memory import max_batch as max_batch
     from jaxmem.memory import residuals as residuals
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 _HOME = {
     "adama": "jaxmem.optim",
     "advise": "jaxmem.advising",
+    "best_batch": "jaxmem.memory",
     "estimate": "jaxmem.memory",
     "ledger": "jaxmem.optim",
     "lint": "jaxmem.linting",

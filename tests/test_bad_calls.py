@@ -91,7 +91,7 @@ WITHOUT_ARGUMENTS_OF_ITS_OWN += (
 )
 # What the packages ask each other to find the largest batch, and what to advise.
 WITHOUT_ARGUMENTS_OF_ITS_OWN += (
-    "BatchSearch KeptInside LargestBatch OperationTime Remedy StepTime advice_on"
+    "BatchSearch BatchSize KeptInside OperationTime Remedy StepTime advice_on"
     " kept_inside remedies_for with_losses".split()
 )
 # States, which `init` makes

@@ -37,6 +37,12 @@ def max_batch(
     minimum: Annotated[
         int, typer.Option("--min", min=1, help="The least batch that will do.")
     ] = 1,
+    best: Annotated[
+        bool,
+        typer.Option(
+            "--best", help="Find the batch with the most examples a second instead."
+        ),
+    ] = False,
     donate: Donate = None,
     static: Static = None,
     timeout: Timeout = None,
@@ -67,7 +73,8 @@ def max_batch(
     chip = get_target(found.options.pop("target", None))
     if room is None and chip.memory_bytes is None:
         raise typer.BadParameter(f"the memory of {chip.name} is not known: --memory")
-    largest = jaxmem.max_batch(
+    search = jaxmem.best_batch if best else jaxmem.max_batch
+    largest = search(
         *(found.fn, found.make_args, chip, room),
         multiple_of=multiple_of,
         limit=limit,
@@ -75,10 +82,16 @@ def max_batch(
     )
     memory_bytes = chip.memory_bytes if room is None else room
     result = {"batch": largest, "at_limit": largest.at_limit, "target": chip.name}
+    result |= {"seconds": largest.seconds, "examples_per_second": largest.per_second}
     if json_path is None:
         typer.echo(int(largest))
     else:
         show(result | {"memory_bytes": memory_bytes}, json_path)
+    if largest.seconds:
+        ms, rate = 1e3 * largest.seconds, largest.per_second
+        typer.echo(
+            f"predicted: {ms:,.4g} ms a step, {rate:,.4g} examples a second", err=True
+        )
     if largest.at_limit:
         typer.echo(f"{largest.real} is the limit: no larger batch was tried", err=True)
     if largest < minimum:

@@ -14,7 +14,8 @@ from jaxmem.memory._batch_search import REFUSED as REFUSED
 from jaxmem.memory._batch_search import BatchSearch as BatchSearch
 from jaxmem.memory._estimate import begin as begin
 from jaxmem.memory._estimate import estimate as estimate
-from jaxmem.memory._max_batch import LargestBatch as LargestBatch
+from jaxmem.memory._max_batch import BatchSize as BatchSize
+from jaxmem.memory._max_batch import best_batch as best_batch
 from jaxmem.memory._max_batch import max_batch as max_batch
 from jaxmem.memory._pending import Pending as Pending
 from jaxmem.memory._residuals import Residual as Residual
@@ -32,6 +33,7 @@ from jaxmem.memory.time.step_time import StepTime as StepTime
 __all__ = [
     "CompileError",
     "DoesNotFit",
+    "best_batch",
     "estimate",
     "max_batch",
     "residuals",

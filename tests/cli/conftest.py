@@ -40,7 +40,7 @@ def calls(monkeypatch):
         seen.append((fn, args, options))
         chips = {t.name: t.memory_bytes for t in jaxmem.targets()}
         memory = chips[options.get("target", "cpu")]
-        return SimpleNamespace(peak_bytes=2 * GIB, memory_bytes=memory)
+        return SimpleNamespace(peak_bytes=2 * GIB, memory_bytes=memory, seconds=None)
 
     monkeypatch.setattr(jaxmem, "estimate", estimate)
     monkeypatch.setattr("jaxmem.cli._options.check_target", lambda name: None)

@@ -29,7 +29,9 @@ BUFFERS = "id,lower,upper,size\n0,0,2,64\n1,1,3,32\n"
 @pytest.fixture(autouse=True)
 def doubles(monkeypatch, tmp_path):
     """A batch takes a GiB each in the place of a compile, and a demo nothing."""
-    sized = lambda fn, *args, **how: SimpleNamespace(peak_bytes=args[-1].shape[0] * GIB)
+    sized = lambda fn, *args, **how: SimpleNamespace(
+        peak_bytes=args[-1].shape[0] * GIB, seconds=None
+    )
     monkeypatch.setattr("jaxmem.memory._max_batch.estimate", sized)
     done = SimpleNamespace(to_json=lambda: {"loss_gap": 0.0})
     monkeypatch.setattr("jaxmem.demo.run", lambda *args: done)

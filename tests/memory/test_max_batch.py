@@ -12,6 +12,7 @@ from jaxmem.memory import (
     REFUSED,
     BatchSearch,
     _max_batch,
+    best_batch,
     estimate,
     max_batch,
     parse_bytes,
@@ -93,7 +94,7 @@ def test_what_the_compiler_recomputes_by_itself_is_found():
 
 
 def test_a_limit_that_ends_the_search_is_told(monkeypatch):
-    sized = lambda fn, n, **how: types.SimpleNamespace(peak_bytes=n)
+    sized = lambda fn, n, **how: types.SimpleNamespace(peak_bytes=n, seconds=None)
     monkeypatch.setattr(_max_batch, "estimate", sized)
     ended = max_batch(sgd, lambda n: n, memory=1000, limit=100, multiple_of=3)
     assert ended == 99
@@ -107,10 +108,35 @@ def test_a_limit_that_ends_the_search_is_told(monkeypatch):
     assert not max_batch(sgd, lambda n: n, memory=1, multiple_of=2, limit=2).at_limit
 
 
+def test_seconds_of_the_largest_batch_are_told(monkeypatch):
+    sized = lambda fn, n, **how: types.SimpleNamespace(peak_bytes=n, seconds=0.002 * n)
+    monkeypatch.setattr(_max_batch, "estimate", sized)
+    found = max_batch(sgd, lambda n: n, "h100", memory=90)
+    assert (found, found.seconds, found.per_second) == (90, 0.18, 500.0)
+    assert str(found) == "90 (predicted 180 ms a step, 500 examples a second)"
+    again = pickle.loads(pickle.dumps(found))
+    assert (again, again.seconds) == (90, 0.18)
+
+
+def test_best_batch_has_the_most_examples_a_second(monkeypatch):
+    """Tiles of 16: what is over the last full one takes a whole one more."""
+    seconds = lambda n: 1.0 + -(-n // 16)
+    sized = lambda fn, n, **how: types.SimpleNamespace(peak_bytes=n, seconds=seconds(n))
+    monkeypatch.setattr(_max_batch, "estimate", sized)
+    best = best_batch(sgd, lambda n: n, "h100", memory=100)
+    assert max_batch(sgd, lambda n: n, "h100", memory=100) == 100
+    assert best == 96 == max(range(1, 101), key=lambda n: n / seconds(n))
+    assert best.seconds == 7.0 and not best.at_limit
+    assert best_batch(sgd, lambda n: n, "h100", memory=100, multiple_of=12) % 12 == 0
+    assert best_batch(sgd, lambda n: 1000, "h100", memory=100) == 0
+    with pytest.raises(ValueError, match="target='cpu': no rates"):
+        best_batch(sgd, lambda n: n, "cpu", memory=100)
+
+
 def test_running_out_of_memory_means_that_it_does_not_fit(monkeypatch):
     class Report:
         def __init__(self, peak):
-            self.peak_bytes = peak
+            self.peak_bytes, self.seconds = peak, None
 
     def fake(fn, n, *, target):
         if n > 20:

@@ -21,7 +21,7 @@ from jax.custom_batching import custom_vmap
 from jaxmem import _compat
 from jaxmem.ops.attention import block
 from jaxmem.ops.attention.block import MASKED, Extras, Rules
-from jaxmem.ops.attention.cudnn_rules import HEADS, Form, form_of, refusal, suits
+from jaxmem.ops.attention.cudnn_rules import HEADS, CudnnForm, form_of, refusal, suits
 from pallas_kernels.attention import all_of
 from pallas_kernels.lowering import KernelCandidate, warn_once
 
@@ -43,7 +43,7 @@ def candidates(name: str, run: Any, rules: Rules, inputs: tuple) -> tuple:
     return (KernelCandidate("cuda", wins, run, "", what, vmaps=True),)
 
 
-def _wins(form: Form, keys: int, device: Any) -> bool:
+def _wins(form: CudnnForm, keys: int, device: Any) -> bool:
     """Whether the device's cuDNN does it; a process that has a GPU and none is told."""
     version, found = None, True
     if _compat.runs_here(device):
@@ -98,7 +98,7 @@ def backward(rules: Rules, wanted: frozenset[str], saved: dict, g) -> dict[str, 
     return {name: grads[name] for name in sorted(wanted)}
 
 
-def _seeing(form: Form, q, extras: Extras):
+def _seeing(form: CudnnForm, q, extras: Extras):
     """Whether a row sees a key, [b, 1, t|1]; None where all do."""
     live = []
     if extras.q_len is not None:
@@ -121,7 +121,7 @@ def _by_query(live):
     return jnp.swapaxes(live, 1, 2)[..., None]
 
 
-def _lengths(form: Form, extras: Extras, length: int):
+def _lengths(form: CudnnForm, extras: Extras, length: int):
     """Keys of each example, all of them where there are none; None without lengths."""
     if not form.padded:
         return None
@@ -138,12 +138,12 @@ def _padded(x):
 
 
 @functools.cache
-def _forward(form: Form, scale: float):
+def _forward(form: CudnnForm, scale: float):
     return _folding(functools.partial(_compat.cudnn_attention, form, scale))
 
 
 @functools.cache
-def _backward(form: Form, scale: float):
+def _backward(form: CudnnForm, scale: float):
     return _folding(functools.partial(_compat.cudnn_attention_grads, form, scale))
 
 

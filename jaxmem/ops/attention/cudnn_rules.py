@@ -19,7 +19,7 @@ BROKEN = range(91300, 91500)
 BROKEN_FROM = 1024
 
 
-class Form(NamedTuple):
+class CudnnForm(NamedTuple):
     """How the rules of an attention are handed to cuDNN.
 
     Attributes:
@@ -33,12 +33,12 @@ class Form(NamedTuple):
     padded: bool = False
 
 
-def form_of(rules: Rules, extras: Extras) -> Form:
+def form_of(rules: Rules, extras: Extras) -> CudnnForm:
     """The form; which of its rules hold is for `refusal` to say."""
     window = rules.window
     causal = rules.causal or (window is not None and window[1] == 0)
     left = None if window is None else window[0] + 1
-    return Form(causal, left, extras.kv_len is not None)
+    return CudnnForm(causal, left, extras.kv_len is not None)
 
 
 def refusal(rules: Rules, q: Any, k: Any, bias: Any, extras: Extras) -> str:
@@ -78,7 +78,7 @@ def refusal(rules: Rules, q: Any, k: Any, bias: Any, extras: Extras) -> str:
     return ""
 
 
-def suits(form: Form, keys: int, device: Any, version: int | None) -> bool:
+def suits(form: CudnnForm, keys: int, device: Any, version: int | None) -> bool:
     """Whether a device and its cuDNN take this.
 
     Args:

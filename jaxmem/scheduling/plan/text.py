@@ -26,8 +26,18 @@ _SCALARS = 1e-3  # of what is sent: sums of scalars that XLA combines otherwise
 
 
 def headline(plan: "Plan") -> str:
-    """The peak before and after, of one device, and whether the budget is met."""
-    return "; ".join(filter(None, (_peaks(plan), _budget(plan))))
+    """The peak and the time before and after, and whether the budget is met."""
+    return "; ".join(filter(None, (_peaks(plan), _seconds(plan), _budget(plan))))
+
+
+def _seconds(plan: "Plan") -> str:
+    """What a step is predicted to take; nothing for a chip without rates."""
+    both = plan.plain, plan.scheduled
+    told = [f"{1e3 * r.seconds:.4g} ms" if r and r.seconds else "?" for r in both]
+    if told == ["?", "?"]:
+        return ""
+    before, after = told
+    return f"predicted {f'{before} -> ' if before != '?' else ''}{after} a step"
 
 
 def _peaks(plan: "Plan") -> str:

@@ -16,7 +16,7 @@ import jaxmem
 from jaxmem import _compat, ops
 from jaxmem.ops.attention import blockwise, cudnn
 from jaxmem.ops.attention.block import Extras, Rules
-from jaxmem.ops.attention.cudnn_rules import Form, form_of, refusal, suits
+from jaxmem.ops.attention.cudnn_rules import CudnnForm, form_of, refusal, suits
 
 SDS = jax.ShapeDtypeStruct
 B, T, N, H = 3, 128, 4, 16
@@ -102,13 +102,13 @@ CASES = {
     "both lengths": (PLAIN, Extras(q_len=LENGTHS, kv_len=LENGTHS)),
 }
 FORMS = {
-    "plain": Form(),
-    "causal": Form(causal=True),
-    "window behind": Form(causal=True, window=10),
-    "window and causal": Form(causal=True, window=10),
-    "lengths of keys": Form(padded=True),
-    "lengths of queries": Form(),
-    "both lengths": Form(padded=True),
+    "plain": CudnnForm(),
+    "causal": CudnnForm(causal=True),
+    "window behind": CudnnForm(causal=True, window=10),
+    "window and causal": CudnnForm(causal=True, window=10),
+    "lengths of keys": CudnnForm(padded=True),
+    "lengths of queries": CudnnForm(),
+    "both lengths": CudnnForm(padded=True),
 }
 
 
@@ -245,11 +245,13 @@ class Gpu:
 
 def test_device_and_version():
     h100, t4 = Gpu("NVIDIA H100 80GB HBM3"), Gpu("Tesla T4")
-    assert suits(Form(), 512, h100, None) and not suits(Form(), 512, t4, None)
-    assert suits(Form(), 512, h100, 91002) and not suits(Form(), 512, h100, 90100)
-    assert not suits(Form(), 2048, h100, 91400)
-    assert suits(Form(causal=True), 2048, h100, 91400) and suits(
-        Form(), 512, h100, 91400
+    assert suits(CudnnForm(), 512, h100, None) and not suits(CudnnForm(), 512, t4, None)
+    assert suits(CudnnForm(), 512, h100, 91002) and not suits(
+        CudnnForm(), 512, h100, 90100
+    )
+    assert not suits(CudnnForm(), 2048, h100, 91400)
+    assert suits(CudnnForm(causal=True), 2048, h100, 91400) and suits(
+        CudnnForm(), 512, h100, 91400
     )
 
 
