@@ -117,13 +117,14 @@ def _timed(
 
 
 def _rows_of(job: Job, seen: dict[str, Record]) -> list[dict[str, Any]]:
-    """Of a case: of sizes of which both passes were timed, and of steps with it."""
+    """Of a case: of sizes that were timed to the end, and of steps with it."""
     record = seen.get(job.name)
     rows = record["rows"] if record else []
-    ended = {row["elements"] for row in rows if row.get("pass") == "both"}
-    alone = [row for row in rows if row.get("elements") in ended]
+    if record and record["status"] != DONE:
+        ended = {row["elements"] for row in rows if row.get("pass") == "both"}
+        rows = [row for row in rows if row.get("elements") in ended]
     case = job.name.removeprefix("fast: ").removesuffix(f", {job.dtype}")
-    return [*alone, *_rows_of_steps(job, case, seen)]
+    return [*rows, *_rows_of_steps(job, case, seen)]
 
 
 def _rows_of_steps(job: Job, case: str, seen: dict[str, Record]) -> Iterable[Record]:

@@ -56,6 +56,43 @@ def test_a_kernel_that_was_not_right_does_not_enter(tmp_path):
     assert len(table.entries(tmp_path)) == 1
 
 
+def test_of_a_case_that_was_stopped_the_sizes_that_have_ended_count(tmp_path):
+    path = results.path_for(MACHINE, tmp_path)
+    results.append(path, ABOUT | {"job": "right: rms_norm", "rows": []})
+    ended = timed("kernel", 256, 1) | {"pass": "both"}
+    rows = [*pair(256, 1, 2), ended, *pair(64, 1, 2)]
+    case = {"job": "fast: rms_norm, bfloat16", "rows": rows, "status": "stopped"}
+    results.append(path, ABOUT | case)
+    assert [entry.smallest for entry in table.entries(tmp_path)] == [256]
+
+
+def test_whole_steps_count_as_a_case(tmp_path):
+    path, steps = results.path_for(MACHINE, tmp_path), list(table.STEPS)
+    for job in jobs.jobs().values():
+        if job.name.startswith("right: attention, ") and not job.under:
+            results.append(path, ABOUT | {"job": job.name, "rows": []})
+    for job, what, ms in (
+        ("seconds: steps", "substitute", 3.0),
+        ("seconds: substituted, our kernels", "substitute, our kernels", 2.0),
+    ):
+        rows = [{"step": f"{s}, {what}", "ms": ms, "high": ms} for s in steps]
+        assert table.entries(tmp_path) == []
+        results.append(path, ABOUT | {"job": job, "rows": rows})
+    sizes = {entry.smallest for entry in table.entries(tmp_path)}
+    assert sizes == {min(elements for _, elements in table.STEPS.values())}
+
+
+def test_chips_with_the_same_processors_have_the_entries_of_one(tmp_path):
+    one = Measured("attention", "h200", "bfloat16", 64, True)
+    (tmp_path / "measured.json").write_text(table.text([one]))
+    found = measured.load(tmp_path / "measured.json")
+    assert set(found) == {one._replace(chip=c) for c in ("h200", "h100", "gh200")}
+    own = one._replace(chip="h100", smallest=256)  # what it has shown itself
+    (tmp_path / "measured.json").write_text(table.text([one, own]))
+    kept = measured.load(tmp_path / "measured.json")
+    assert {x.smallest for x in kept if x.chip == "h100"} == {256}
+
+
 def test_runs_in_small_do_not_enter(tmp_path):
     path = results.path_for(MACHINE, tmp_path)
     for name in ("right: rms_norm", "fast: rms_norm, bfloat16"):

@@ -245,14 +245,11 @@ class Gpu:
 
 def test_device_and_version():
     h100, t4 = Gpu("NVIDIA H100 80GB HBM3"), Gpu("Tesla T4")
-    assert suits(CudnnForm(), 512, h100, None) and not suits(CudnnForm(), 512, t4, None)
-    assert suits(CudnnForm(), 512, h100, 91002) and not suits(
-        CudnnForm(), 512, h100, 90100
-    )
-    assert not suits(CudnnForm(), 2048, h100, 91400)
-    assert suits(CudnnForm(causal=True), 2048, h100, 91400) and suits(
-        CudnnForm(), 512, h100, 91400
-    )
+    plain, causal = CudnnForm(), CudnnForm(causal=True)
+    assert suits(plain, 512, h100, None) and not suits(plain, 512, t4, None)
+    assert suits(plain, 512, h100, 91002) and not suits(plain, 512, h100, 90100)
+    assert not suits(plain, 2048, h100, 91400) and suits(plain, 512, h100, 91400)
+    assert suits(causal, 2048, h100, 91400)
 
 
 # -- what is compiled
