@@ -40,8 +40,8 @@ keys forward, 64 or 128 by 64 backward.
 Limits: a warpgroup waits for its own products: tensor cores have work only while
 another one has some for them. With segments or a boolean mask every tile is compared.
 With a causal mask a block of keys computes one tile of 64 by 64 that is wholly hidden,
-for its second warpgroup. Nothing was timed on a device; `benchmarks.device` times
-these choices beside others. With `q_len`, o and g are copied once.
+for its second warpgroup. An H200 has timed the passes, and not yet these choices beside
+others, as `benchmarks.device` would. With `q_len`, o and g are copied once.
 
 jax's own kernel refuses a causal mask under CUDA 12.8.0 to 12.9.0, whose ptxas
 miscompiles it; this one does not check for that. The simulator computes products with
