@@ -31,6 +31,7 @@ class CompiledMeasure:
       tile_seconds: that regions in tiles and micro-batches take longer, by these rates.
       host_seconds: that the link to the host is busy, by these rates.
       done: what `schedule` did, in words.
+      predicted_seconds: of the compiled step; None without rates of the chip.
     """
 
     name: str
@@ -45,6 +46,7 @@ class CompiledMeasure:
     tile_seconds: float = 0.0
     host_seconds: float = 0.0
     done: tuple[str, ...] = ()
+    predicted_seconds: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -79,8 +81,16 @@ class Advice(SavedResult):
 
     @property
     def taken(self) -> CompiledMeasure | None:
-        """The first measure that fits; None where none does."""
-        return next((one for one in self.measures if one.fits), None)
+        """The one to take of those that fit; None where none does.
+
+        The exact ones come first, and of these the one that is predicted to take least
+        time; without rates of the chip it is the first.
+        """
+        fit = [one for one in self.measures if one.fits]
+        among = [one for one in fit if one.exact] or fit
+        if any(one.predicted_seconds is None for one in among):
+            return among[0] if among else None
+        return min(among, key=lambda one: one.predicted_seconds or 0.0, default=None)
 
     @property
     def code(self) -> str:
@@ -170,13 +180,12 @@ class Advice(SavedResult):
 
     def _cells(self, one: CompiledMeasure) -> tuple[str, ...]:
         peak = "refused" if one.peak_bytes is None else format_bytes(one.peak_bytes)
-        flops = f"{one.recomputed_flops:.3g}" if one.recomputed_flops else ""
-        seconds = f"{1e3 * one.seconds:.3g}" if one.seconds else ""
+        seconds, more = one.predicted_seconds, one.seconds
         return (
             one.name,
             peak,
-            flops,
-            seconds,
+            f"{1e3 * seconds:.4g}" if seconds else "",
+            f"{1e3 * more:.3g}" if more else "",
             "yes" if one.fits else "no",
             one.error,
         )
@@ -187,4 +196,4 @@ class Advice(SavedResult):
         return [*whys, *done, *(["", self.code] if code and self.code else [])]
 
 
-_HEAD = ("measure", "peak", "recomputed flops", "more ms", "fits", "error")
+_HEAD = ("measure", "peak", "predicted ms", "of it recomputing", "fits", "error")

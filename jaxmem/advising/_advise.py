@@ -222,4 +222,9 @@ def _done(plan: Any) -> tuple[str, ...]:
 def _bytes(report: MemoryReport, goal: Goal) -> dict[str, Any]:
     peak = report.peak_bytes
     fits = peak <= goal.budget
-    return {"peak_bytes": peak, "fits": fits, "sent_bytes": report.sent_bytes}
+    return {
+        "peak_bytes": peak,
+        "fits": fits,
+        "sent_bytes": report.sent_bytes,
+        "predicted_seconds": report.seconds,
+    }
