@@ -1,7 +1,7 @@
 """What a step takes in time, predicted: the result, made from a compiled module."""
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from jaxmem.chips import CHIPS, rates_of
@@ -158,12 +158,17 @@ def _notes(hlo: Hlo, found: Timed, trips: int | None):
             f"the compiled module does not tell how often the loop at "
             f"{place.source or place.group} runs: {counted} is counted; pass trips="
         )
-    unknown, groups = set(found.unknown_calls), Counter()
+    yield from _unknown(tracer, found)
+
+
+def _unknown(tracer: Tracer, found: Timed) -> Iterator[str]:
+    """Of custom calls that declare no cost."""
+    names, groups = set(found.unknown_calls), defaultdict[str, float](float)
     for one in found.kernels:
-        if one.name in unknown:
+        if one.name in names:
             groups[tracer.kernel(one.name).group] += one.times * one.bytes
     moved = sum(one.times * one.bytes for one in found.kernels)
-    for group, size in groups.most_common():
+    for group, size in sorted(groups.items(), key=lambda row: -row[1]):
         yield (
             f"custom calls in {group} are counted by their bytes alone, "
             f"{100 * size / max(1, moved):.1f} % of the step's: they declare no cost"
