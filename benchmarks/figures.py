@@ -23,6 +23,7 @@ from benchmarks import (
     _figures_tables,
     _figures_techniques,
     _figures_tiles,
+    _figures_time,
     _figures_way_in,
 )
 from benchmarks._figures_of import FIGURES, ROOT
@@ -36,7 +37,7 @@ MODULES = (
     _figures_readme,
 )
 MODULES += (_figures_results, _figures_sentences, _figures_tables)
-MODULES += (_figures_techniques, _figures_tiles, _figures_way_in)
+MODULES += (_figures_techniques, _figures_tiles, _figures_time, _figures_way_in)
 MARKED = re.compile(
     r"(?P<begin><!-- figures: (?P<name>[^>]*?) -->)"
     r"(?P<body>.*?)(?P<end><!-- end of figures -->)",

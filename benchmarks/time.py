@@ -17,12 +17,14 @@ from benchmarks._traces import Kernel, Trace, traces
 from jaxmem.chips import rates_of
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.buffers.hlo import Hlo
+from jaxmem.memory.time.products import called_targets
 from jaxmem.memory.time.schedule import TimedKernel, timed
 
 CHIP = "h200"
 COLUMNS = ("chip", "of", "what", "measured", "predicted", "ratio", "median ratio")
 GAP = 3e-7  # seconds between kernels, which the profiler does not count
 ALONE = "Adam"  # not a policy: another step
+PALLAS = "mosaic_gpu"  # in the names of kernels that Pallas has compiled
 _FIRST = {"loop": "loops", "input": "transpositions"}
 
 Sums = dict[str, list[float]]  # kind -> [measured, predicted seconds]
@@ -43,6 +45,8 @@ def kind_of(hlo: Hlo, one: TimedKernel) -> str:
     made = hlo.instruction(one.name)
     if made.opcode in ("copy", "fusion-start"):
         return "copies"
+    if any(PALLAS in target for target in called_targets(hlo, made)):
+        return "Pallas's"
     if one.flops:
         return "products"
     if '"kind":"__triton"' in made.attributes:
@@ -52,6 +56,8 @@ def kind_of(hlo: Hlo, one: TimedKernel) -> str:
 
 def _by_name(name: str) -> str:
     """What a kernel is, by its name alone."""
+    if PALLAS in name:
+        return "Pallas's"
     if name.startswith(("nvjet", "cudnn", "gemm_fusion")):
         return "products"
     if name.lower().startswith("memcpy"):
@@ -142,9 +148,9 @@ def by_model(steps: list[tuple[str, float, float]]) -> dict[str, list]:
     """Model -> (measured, predicted) of its policies."""
     found: dict[str, list] = defaultdict(list)
     for name, *values in steps:
-        model, _, policy = name.rpartition(", ")
+        model, shape, policy = name.split(", ", 2)
         if policy != ALONE:
-            found[model].append(tuple(values))
+            found[f"{model}, {shape}"].append(tuple(values))
     return found
 
 

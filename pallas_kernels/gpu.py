@@ -9,6 +9,7 @@ or of `run_state`. A copy out of shared memory: by `commit_smem` before it and
 after the reads, and by the barrier that Mosaic puts before a copy.
 """
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ import jax
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from pallas_kernels._compat import aliased_kernel, simulated_platform, varying_as
 from pallas_kernels.arrays import like
@@ -37,6 +39,7 @@ def launch(
     scratch: Named | None = None,
     params: Any = None,
     warpgroups: int = 1,
+    cost: pl.CostEstimate | None = None,
 ) -> Named:
     """Runs `body(references by name)` at each point of the grid; returns the outs.
 
@@ -48,6 +51,7 @@ def launch(
       scratch: types of shared memory and barriers.
       params: `plgpu.CompilerParams`.
       warpgroups: of a program, along the axis "warpgroup" if there is more than one.
+      cost: that the compiled module tells of the kernel, for `jaxmem.estimate`.
     """
     scratch = scratch or {}
     threads: Named = {"num_threads": warpgroups, "thread_name": "warpgroup"}
@@ -65,7 +69,9 @@ def launch(
         compiler_params=params,
         **(threads if warpgroups > 1 else {}),
     )
-    with jax.enable_x64(False):  # where it is on, integers without a dtype are int64
+    told = dataclasses.asdict(cost) if cost else {}
+    # Where x64 is on, integers without a dtype are int64.
+    with jax.enable_x64(False), set_xla_metadata(**told):
         results = run(*inputs.values())
     return {x: varying_as(y, outs[x]) for x, y in zip(outs, results, strict=True)}
 

@@ -34,6 +34,8 @@ class Rates:
         near: of these where the other elements of a sector are soon wanted, too.
         issue: seconds of one load of 1024 threads, where the next are on their way.
         wait: seconds of one load where nothing else is.
+        between: share of the products' rate that a kernel reaches which has
+            exponentials between its products.
         host: bytes per second to and from the host's memory.
         link: bytes per second to other chips.
         hop: seconds that a collective takes beside its bytes, for each device.
@@ -57,6 +59,7 @@ class Rates:
     near: float
     issue: float
     wait: float
+    between: float
     host: float
     link: float
     hop: float
@@ -67,9 +70,11 @@ class Rates:
 # Shares of the data sheet's figures.
 _GPU_PRODUCTS = 0.84  # measured: cuBLAS, large products in bfloat16
 _GPU_BANDWIDTH = 0.88  # measured: sums and sums of rows, large ones
+_GPU_BETWEEN = 0.4  # measured: our attention's kernels, 0.31 to 0.47
 _ISSUED = 0.75  # measured: threefry, erf and other long formulas
 _TPU_PRODUCTS = 0.95  # estimate: XLA's own cycles of large products
 _TPU_BANDWIDTH = 0.85  # estimate
+_TPU_BETWEEN = 0.5  # estimate: heads of 64 fill half a matrix unit
 _LINK = 0.8  # published: NCCL's bus bandwidth of large messages
 _HOST = 0.8  # published: pinned copies over PCI Express
 # Seconds.
@@ -127,6 +132,7 @@ def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
         near=gpu.cores * clock * _NEAR,
         issue=_ISSUE / clock,
         wait=_WAIT / clock,
+        between=_GPU_BETWEEN,
         host=_HOST * machine.host,
         link=_LINK * machine.link,
         hop=_HOP,
@@ -154,6 +160,7 @@ def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
         near=math.inf,
         issue=0.0,
         wait=0.0,
+        between=_TPU_BETWEEN,
         host=_HOST * machine.host,
         link=_LINK * machine.link,
         hop=_TPU_HOP,

@@ -5,6 +5,8 @@ copies, barriers, loops and arithmetic; products are not Mosaic's there.
 Blocks are of 64.
 """
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -650,6 +652,24 @@ def test_one_gradient_asks_for_no_more_than_it_needs():
     assert dq is dk is dbias is None and dv.shape == k.shape
 
 
+def for_cuda(fn, *args) -> str:
+    """The text of a module that is lowered for a GPU."""
+    allowed = [export.DisabledSafetyCheck.custom_call("mosaic_gpu_v2")]
+    how = {"platforms": ["cuda"], "disabled_checks": allowed}
+    return export.export(jax.jit(fn), **how)(*args).mlir_module()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_kernels_declare_their_products(causal):
+    """In the forward pass, for queries, and for keys; with a mask of whole blocks."""
+    q = spec(2, 256, 2, 64)
+    text = for_cuda(gradients(is_causal=causal), q, q, q, q)
+    found = {int(x) for x in re.findall(r'flops = "(\d+)"', text)}
+    blocks = 4 * 5 // 2 if causal else 4 * 4  # of 64 by 64
+    one = 2 * (2 * 2) * blocks * 64 * 64 * 64
+    assert found == {products * one for products in (2, 3, 4)}
+
+
 def test_lowers_under_shard_map():
     """Outputs vary over the mesh as the reference's do, or shard_map refuses them."""
     mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -657,7 +677,4 @@ def test_lowers_under_shard_map():
     step = jax.shard_map(gradients(**DROPPED), mesh=mesh, in_specs=part, out_specs=part)
     place = NamedSharding(mesh, part)
     q, k = (jax.ShapeDtypeStruct((8, 64, n, 64), BF16, sharding=place) for n in (2, 1))
-    allowed = [export.DisabledSafetyCheck.custom_call("mosaic_gpu_v2")]
-    how = {"platforms": ["cuda"], "disabled_checks": allowed}
-    exported = export.export(jax.jit(step), **how)(q, k, k, q)
-    assert "mosaic_gpu" in exported.mlir_module()
+    assert "mosaic_gpu" in for_cuda(step, q, k, k, q)

@@ -10,10 +10,12 @@ import numpy as np
 
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import HloArray, arrays_of
+from jaxmem.memory.time.reading import inside
 
 _LABELS = re.compile(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
 _STARTED = 256  # keys in whose time a block of queries starts and ends; measured, H200
+_BIASED = 1.9  # times as long, where a bias or a mask is added to the logits; measured
 _MOST_TAPS = 2**24  # of an axis: beyond it all taps are taken for products
 
 
@@ -158,6 +160,12 @@ def call_target(made: Instruction) -> str:
     return found.group(1) if found else ""
 
 
+def called_targets(hlo: Hlo, made: Instruction) -> list[str]:
+    """Of an instruction, or of those in its fusion."""
+    of = inside(hlo, made) if made.opcode == "fusion" else (made,)
+    return [call_target(one) for one in of if one.opcode == "custom-call"]
+
+
 def _cublas(hlo: Hlo, made: Instruction) -> Product:
     def axes(name: str) -> list[int]:
         found = re.search(rf'"{name}":\[([^\]]*)\]', made.attributes)
@@ -174,6 +182,7 @@ def _attention(hlo: Hlo, made: Instruction, target: str) -> Iterator[Product]:
     (batch, queries, heads, width), keys = q.sizes, kv.sizes[1]
     seen = 0.5 if "CAUSAL" in made.attributes else 1.0
     spent = 1.0 + _STARTED / (keys * seen)
+    spent *= _BIASED if "Bias" in target else 1.0
     one = Product(batch * heads, queries, keys, width * seen, q.bits, q.dtype)
     two = Product(batch * heads, queries, width, keys * seen, q.bits, q.dtype)
     one, two = (dataclasses.replace(each, spent=spent) for each in (one, two))

@@ -12,6 +12,7 @@ from typing import Literal
 from jaxmem.chips import Rates
 from jaxmem.memory.time.access import Access
 from jaxmem.memory.time.arithmetic import Arithmetic
+from jaxmem.memory.time.declared import Declared
 from jaxmem.memory.time.products import Product
 from jaxmem.memory.time.traffic import Traffic
 
@@ -32,11 +33,13 @@ class KernelWork:
     traffic: Traffic
     arithmetic: Arithmetic
     access: Access = Access()
+    declared: Declared | None = None  # of a kernel whose author says what it costs
 
     @property
     def flops(self) -> float:
         """Of its products."""
-        return sum(one.flops for one in self.products)
+        declared = self.declared.flops if self.declared else 0.0
+        return declared + sum(one.flops for one in self.products)
 
 
 def seconds(work: KernelWork, rates: Rates, cached: int = 0) -> tuple[float, Bound]:
@@ -50,13 +53,14 @@ def seconds(work: KernelWork, rates: Rates, cached: int = 0) -> tuple[float, Bou
     arithmetic = _elementwise(work.arithmetic, rates)
     moved = _moved(work, rates, cached)
     done: dict[Bound, float] = {
-        "products": sum(product_seconds(one, rates) for one in work.products),
+        "products": _declared(work.declared, rates)
+        + sum(product_seconds(one, rates) for one in work.products),
         "memory": moved + _ALONE * arithmetic * work.access.serial,
         "arithmetic": arithmetic,
         "host": work.traffic.host / rates.host,
     }
     bound = max(done, key=lambda kind: done[kind])
-    phases = bool(work.products) or work.access.phases
+    phases = bool(work.flops) or work.access.phases
     took = done[bound] + rates.launch + rates.fill * phases
     took += work.access.apart / rates.bandwidth
     return took, "launch" if done[bound] < rates.launch else bound
@@ -79,10 +83,22 @@ def _elementwise(work: Arithmetic, rates: Rates) -> float:
     return max(issued, work.integer / rates.integer, work.special / rates.special)
 
 
+def _declared(work: Declared | None, rates: Rates) -> float:
+    """Products wait for exponentials between them, where a kernel has these."""
+    if work is None:
+        return 0.0
+    share = rates.between if work.transcendentals else 1.0
+    return work.flops / (share * _peak(work.bits, rates))
+
+
+def _peak(bits: int, rates: Rates) -> float:
+    """Flops per second of large products of such elements."""
+    return (rates.wide if bits > 16 else rates.narrow) * (2 if bits == 8 else 1)
+
+
 def product_seconds(product: Product, rates: Rates) -> float:
     """How long a product takes where its operands are at hand."""
-    peak = rates.wide if product.bits > 16 else rates.narrow
-    peak *= 2 if product.bits == 8 else 1
+    peak = _peak(product.bits, rates)
     if len(rates.tiles) == 1:  # a matrix unit takes whole blocks of both axes
         side = rates.tiles[0][0]
         padded = _up(product.m, 8) * _up(product.n, side) * _up(product.k, side)

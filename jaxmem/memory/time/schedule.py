@@ -13,9 +13,10 @@ from jaxmem.chips import Rates
 from jaxmem.memory.buffers.collectives import KINDS, collective_of
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.trips import trips
-from jaxmem.memory.time.arithmetic import arithmetic_of
+from jaxmem.memory.time.arithmetic import Arithmetic, arithmetic_of
+from jaxmem.memory.time.declared import declared_of
 from jaxmem.memory.time.emitters import access_of
-from jaxmem.memory.time.products import call_target, products_of
+from jaxmem.memory.time.products import called_targets, products_of
 from jaxmem.memory.time.roofline import Bound, KernelWork, seconds
 from jaxmem.memory.time.traffic import traffic_of
 
@@ -122,11 +123,10 @@ class _Clock:
 
     def _compute(self, made: Instruction, times: float) -> None:
         work = work_of(self.hlo, made)
-        if made.opcode == "custom-call":
-            target = call_target(made)
+        for target in called_targets(self.hlo, made):
             if target in _EMPTY:
                 return
-            if not target.startswith(_COSTED):
+            if not target.startswith(_COSTED) and work.declared is None:
                 self.found.unknown_calls.append(made.name)
         took, bound = seconds(work, self.rates, self._cached(made, work))
         self._kernel(made, times, took, bound, work.flops, work.traffic.bytes)
@@ -202,8 +202,12 @@ def work_of(hlo: Hlo, made: Instruction) -> KernelWork:
     """What an instruction does."""
     products = tuple(products_of(hlo, made))
     traffic = traffic_of(hlo, made)
-    access = access_of(hlo, made, traffic)
-    return KernelWork(products, traffic, arithmetic_of(hlo, made), access)
+    access, arithmetic = access_of(hlo, made, traffic), arithmetic_of(hlo, made)
+    declared = declared_of(hlo, made)
+    if declared:
+        traffic = traffic.at_most(declared.bytes or traffic.bytes)
+        arithmetic += Arithmetic(special=declared.transcendentals)
+    return KernelWork(products, traffic, arithmetic, access, declared)
 
 
 def total(kernels: list[TimedKernel]) -> float:

@@ -42,6 +42,12 @@ class Traffic:
         """Read and written."""
         return sum(size for _, size in self.reads) + self.written
 
+    def at_most(self, size: int) -> "Traffic":
+        """The same where a kernel moves no more than `size` bytes of its arrays."""
+        share = min(1.0, size / max(1, self.bytes))
+        reads = tuple((name, int(share * whole)) for name, whole in self.reads)
+        return Traffic(reads, int(share * self.written), self.host)
+
 
 def traffic_of(hlo: Hlo, made: Instruction) -> Traffic:
     """The bytes that an instruction, if need be a fusion, reads and writes."""

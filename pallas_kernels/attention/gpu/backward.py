@@ -108,5 +108,5 @@ def _of_queries(case: GpuCase, arrays: Named, tables: MaskTables) -> jax.Array:
     start = lambda: jnp.zeros((case.tile[0], case.size), _F32)
     end = lambda dq: {"dq": dq * np.float32(case.rules.scale)}
     outs = {"dq": like(arrays["q"], arrays["q"].shape, case.dtype)}
-    steps, name = Steps(start, step, end), "jaxmem_attention_dq"
+    steps, name = Steps(start, step, end, products=3), "jaxmem_attention_dq"
     return over_keys(name, case, arrays, tables, outs, steps)["dq"]

@@ -25,6 +25,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.arrays import like
 from pallas_kernels.attention.gpu.case import GpuCase
+from pallas_kernels.attention.gpu.cost import cost_of
 from pallas_kernels.attention.gpu.gradients import gradient_of_logits
 from pallas_kernels.attention.gpu.grid import Grid
 from pallas_kernels.attention.gpu.logits import MASK_WORDS, LogitsTile
@@ -69,7 +70,8 @@ def gradient_of_bias(arrays: Named, case: GpuCase, tables: MaskTables) -> jax.Ar
         with_ring(grid, stream, _shapes(case, tables), case.warpgroups)
 
     name = "jaxmem_attention_dbias"
-    return launch(name, program, inputs, outs, grid.launched, local, TILED)["dbias"]
+    how, cost = (grid.launched, local, TILED), cost_of(case, 2, inputs | outs)
+    return launch(name, program, inputs, outs, *how, cost=cost)["dbias"]
 
 
 def visits(case: GpuCase, tables: MaskTables, lead: int) -> jax.Array:

@@ -56,7 +56,7 @@ def forward(
     number = like(q, case.rows, _F32)
     outs = {"o": like(q, q.shape, q.dtype), "top": number, "total": number}
     arrays = {"q": q, "k": inputs.k, "v": inputs.v}
-    steps = Steps(start, step, end, pingpong=True)
+    steps = Steps(start, step, end, products=2, pingpong=True)
     got = over_keys("jaxmem_attention", case, arrays, tables, outs, steps)
     top, total = (got[name][..., : case.queries] for name in ("top", "total"))
     return (

@@ -11,6 +11,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.attention.gpu.case import GpuCase
+from pallas_kernels.attention.gpu.cost import cost_of
 from pallas_kernels.attention.gpu.grid import Grid
 from pallas_kernels.attention.gpu.logits import MASK_WORDS, LogitsTile
 from pallas_kernels.attention.gpu.pingpong import PingPong
@@ -38,12 +39,14 @@ class Steps(NamedTuple):
       start: makes the first carry.
       step: function of (tile, what stays, k, v, carry, ping-pong) to the next carry.
       end: function of the last carry to blocks of the outs, by name.
+      products: of a step.
       pingpong: whether a step changes twice, where there are two warpgroups.
     """
 
     start: Callable
     step: Callable
     end: Callable
+    products: int
     pingpong: bool = False
 
 
@@ -60,15 +63,17 @@ def over_keys(
     program = _Program(case, tables, stay, outs, do)
     sizes = {"batch": case.batch, "heads": case.heads, "blocks": case.q_blocks}
     grid = grid_of(case, tables, sizes)
+    inputs = arrays | tables.per_query | tables.per_key | tables.rest
     return launch(
         name,
         partial(program.run, grid),
-        arrays | tables.per_query | tables.per_key | tables.rest,
+        inputs,
         outs,
         grid.launched,
         program.memory(),
         TILED,
         case.launched,
+        cost_of(case, do.products, inputs | outs),
     )
 
 

@@ -17,6 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.arrays import like
 from pallas_kernels.attention.gpu.case import GpuCase
+from pallas_kernels.attention.gpu.cost import cost_of
 from pallas_kernels.attention.gpu.gradients import logit_gradient, probabilities
 from pallas_kernels.attention.gpu.logits import (
     MASK_WORDS,
@@ -73,9 +74,11 @@ def gradients_of_keys(
 
     sizes = {"batch": case.batch, "heads": case.kv_heads, "blocks": case.kv_blocks}
     grid, name = grid_of(case, tables, sizes), "jaxmem_attention_dkv"
-    got = launch(
-        name, program, inputs, outs, grid.launched, local, TILED, case.launched
-    )
+    # logits, their gradient, and a product for each result
+    products = len(stay) + sum(x != "bias" for x in wanted)
+    how = grid.launched, local, TILED, case.launched
+    cost = cost_of(case, products, inputs | outs)
+    got = launch(name, program, inputs, outs, *how, cost)
     return {x: got[f"d{x}"] for x in wanted}
 
 

@@ -1,9 +1,11 @@
 """Predicted seconds against those that an H200 has taken for stored modules.
 
 The bounds are what the model reaches, with a margin: constants were fitted to these
-steps, but for those of Llama, which only bounds its error.
+steps, but for those of Llama; that of attention with a mask by cuDNN, and that of our
+kernels, to its attention too.
 """
 
+import itertools
 import json
 import subprocess
 import sys
@@ -12,8 +14,10 @@ import pytest
 
 from benchmarks import time
 
-FITTED = 0.08  # reached: 0.04
+FITTED = 0.08  # reached: 0.06
 HELD_OUT = 0.15  # reached: 0.09
+OF_PALLAS = 0.2  # reached: 0.16
+ALIKE = 0.01  # of steps that nobody need tell apart
 KINDS = {"products": 0.1, "loops": 0.1, "Triton's": 0.1, "sums": 0.1}
 
 
@@ -33,8 +37,8 @@ def compared():
     return json.loads(said.stdout.splitlines()[-1])
 
 
-def test_there_are_seventeen_steps(compared):
-    assert len(compared) == 17
+def test_there_are_twenty_three_steps(compared):
+    assert len(compared) == 23
 
 
 def test_each_step_is_predicted(compared):
@@ -47,8 +51,16 @@ def test_policies_of_a_model_have_their_order(compared):
     found = time.by_model([(name, *of[:2]) for name, of in compared.items()])
     assert len(found) == 4
     for pairs in found.values():
-        assert len(pairs) == 4
-        assert sorted(pairs) == sorted(pairs, key=lambda pair: pair[1])
+        assert len(pairs) >= 5
+        for one, other in itertools.combinations(sorted(pairs), 2):
+            assert one[1] < other[1] or one[0] > (1 - ALIKE) * other[0]
+
+
+def test_kernels_of_pallas_by_what_they_declare(compared):
+    sums = [one["Pallas's"] for _, _, one, _ in compared.values() if "Pallas's" in one]
+    assert len(sums) == 4
+    for measured, said in sums:
+        assert said == pytest.approx(measured, rel=OF_PALLAS)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,28 @@
+"""The figures of docs/time.md: predicted seconds beside those of an H200."""
+
+from benchmarks._figures_of import Row, figures, rows, table
+
+JAX = "jax0.11.2"
+
+
+def steps() -> list[Row]:
+    return [row for row in rows("time", JAX) if row["of"] == "step, ms"]
+
+
+@figures("time")
+def by_step() -> str:
+    """Steps, measured and predicted."""
+    head = ("step", "measured ms", "predicted ms", "predicted / measured")
+    columns = ("what", "measured", "predicted", "ratio")
+    return table(head, [tuple(row[name] for name in columns) for row in steps()])
+
+
+@figures("time, steps")
+def how_many() -> str:
+    return str(len(steps()))
+
+
+@figures("time, off")
+def furthest() -> str:
+    """Of all steps the largest difference to what was measured, in percent."""
+    return f"{100 * max(abs(float(row['ratio']) - 1) for row in steps()):.0f}"

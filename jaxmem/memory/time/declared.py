@@ -1,0 +1,52 @@
+"""What a custom call declares of its cost: the fields of a `pl.CostEstimate`.
+
+Pallas writes them into the call's configuration: on TPUs, and on GPUs from jax 0.12 on.
+With any jax they stand among the call's attributes if it is made under
+`jax.experimental.xla_metadata.set_xla_metadata(flops=..., transcendentals=...)`.
+"""
+
+import re
+from dataclasses import dataclass
+
+from jaxmem.memory.buffers.hlo import Hlo, Instruction
+from jaxmem.memory.buffers.shapes import arrays_of
+from jaxmem.memory.time.reading import inside
+
+# `flops="1"`, `"flops":"1"`, and in a string of a configuration `\22flops\22: 1`
+_FIELDS = {
+    name: re.compile(rf'(?:\\22|\b){name}(?:\\22|\\?"|[=:\s])+(\d+)')
+    for name in ("flops", "transcendentals", "bytes_accessed")
+}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A kernel's cost, as its author says it.
+
+    Attributes:
+        flops: of its products.
+        transcendentals: exponentials and the like.
+        bytes: that it reads and writes; 0 where it does not say.
+        bits: of an element of the largest operand.
+    """
+
+    flops: float = 0.0
+    transcendentals: float = 0.0
+    bytes: int = 0
+    bits: int = 16
+
+
+def declared_of(hlo: Hlo, made: Instruction) -> Declared | None:
+    """What an instruction declares, or a call in its fusion; None without any."""
+    if made.opcode == "fusion":  # XLA puts a call and the slices that it reads into one
+        of_calls = (declared_of(hlo, one) for one in inside(hlo, made))
+        return next((one for one in of_calls if one), None)
+    if made.opcode != "custom-call":
+        return None
+    found = {name: one.search(made.attributes) for name, one in _FIELDS.items()}
+    if not any(found.values()):
+        return None
+    flops, special, size = (int(one.group(1)) if one else 0 for one in found.values())
+    operands = [a for name in made.operands for a in arrays_of(hlo.shape_of(name))]
+    largest = max(operands, key=lambda array: array.bytes, default=None)
+    return Declared(flops, special, size, largest.bits if largest else 16)
