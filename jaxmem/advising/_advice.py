@@ -70,8 +70,8 @@ class Advice(SavedResult):
       name: the step's name.
       target: the chip.
       budget_bytes: what the step may take on one device.
-      measures: those compiled, the step as it is first; the last is the first that
-        fits, if any does.
+      measures: those compiled, the step as it is first; without `every` the last is
+        the first that fits, if any does.
     """
 
     name: str

@@ -74,8 +74,8 @@ def advise(
       **kwargs: the step's keyword arguments.
 
     Returns:
-      An `Advice`: it prints as a table of measures with bytes, recomputed flops,
-      seconds and error, and the lines to write.
+      An `Advice`: it prints as a table of measures with bytes, predicted milliseconds
+      and error, and the lines to write.
 
     Raises:
       TypeError: no function, a loss that is no scalar, an argument that is no array.
