@@ -1,10 +1,11 @@
-"""A report as HTML: a headline, memory over the schedule, and foldable tables."""
+"""A report as HTML: a headline, memory over the schedule, the time, and tables."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from jaxmem._bytes import format_bytes
 from jaxmem.memory.report.chart import chart, legend, number_of, views
+from jaxmem.memory.report.clock import clock
 from jaxmem.memory.report.compare import HEAD, ComparedRow, ReportComparison
 from jaxmem.memory.report.groups import BufferGroup, groups_of
 from jaxmem.memory.report.plot import colours_of_reports
@@ -28,6 +29,7 @@ def as_html(report: "MemoryReport") -> Markup:
         page.headline(headline(report), report.memory_bytes is None or report.fits()),
         tag("p", sizes_line(report), class_="jm-faint"),
         charts({"": report}, colours),
+        clock(report.time, colours),
         tag("h3", "At the peak"),
         *(
             _group(g, report.peak_bytes, colours, i < _OPEN)

@@ -10,6 +10,7 @@ from jaxmem.memory.buffers.origin import Tracer
 from jaxmem.memory.buffers.rows import operation_of
 from jaxmem.memory.time.roofline import Bound
 from jaxmem.memory.time.schedule import Timed, TimedKernel, timed
+from jaxmem.memory.time.spans import TimeSpan, spans_of
 from jaxmem.memory.time.text import table
 
 _SHOWN = 100  # operations that are kept, the slowest
@@ -62,6 +63,7 @@ class StepTime:
         flops: of all matrix products, recomputed ones too.
         bytes: that all kernels read and write.
         peak_flops: what the chip does at most in these seconds, in 16 bits.
+        spans: what runs one after the other, by module, in the schedule's order.
         notes: what the module does not tell: loops without a trip count, custom calls
             of which nobody knows the cost.
     """
@@ -74,6 +76,7 @@ class StepTime:
     flops: float
     bytes: int
     peak_flops: float
+    spans: tuple[TimeSpan, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -113,6 +116,7 @@ def _result(hlo: Hlo, found: Timed, peak: float, trips: int | None) -> StepTime:
         flops=sum(row.flops for row in rows),
         bytes=sum(row.bytes for row in rows),
         peak_flops=peak * seconds,
+        spans=_spans(hlo, found.kernels),
         notes=tuple(_notes(hlo, found, trips)),
     )
 
@@ -146,6 +150,14 @@ def _rows(hlo: Hlo, kernels: list[TimedKernel]) -> list[OperationTime]:
             backward=name.backward,
         )
     return sorted(rows.values(), key=lambda row: -row.seconds)
+
+
+def _spans(hlo: Hlo, kernels: list[TimedKernel]) -> tuple[TimeSpan, ...]:
+    tracer = Tracer(hlo)
+    return spans_of(
+        (tracer.kernel(one.name).group, one.bound, one.times, one.seconds)
+        for one in kernels
+    )
 
 
 def _notes(hlo: Hlo, found: Timed, trips: int | None):
