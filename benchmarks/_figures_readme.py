@@ -1,6 +1,6 @@
 """The README's tables."""
 
-from benchmarks._figures_of import figures, row, rows, table, whole
+from benchmarks._figures_of import figures, row, rows, table, value, whole
 
 CHIPS = ("h100", "tpu-v5e")
 
@@ -39,19 +39,46 @@ def activations() -> str:
     return table((title, *head), lines)
 
 
+WAYS = {
+    "plain": "plain",
+    "dots_with_no_batch_dims_saveable": "`dots_with_no_batch_dims_saveable`",
+    "nothing_saveable": "`nothing_saveable`",
+    "schedule": "`schedule`",
+    "substitute, schedule": "`substitute` and `schedule`",
+    "substitute, schedule, budget": "both, in the bytes of `nothing_saveable`",
+}
+
+
 @figures("blocks")
 def blocks() -> str:
     """Loss gradients of whole models under what JAX offers, and under jaxmem."""
-    variants = ("plain", "dots_saveable", "dots_with_no_batch_dims_saveable")
-    variants = (*variants, "schedule", "substitute, schedule")
     models = dict.fromkeys(r["model"] for r in rows("blocks"))
-    cells = lambda model: [
-        whole("blocks", "temp MiB", {"model": model, "how": how}) for how in variants
-    ]
-    policies = [f"`{variant}`" for variant in variants[1:3]]
-    head = ("gradient of the loss: MiB of temporaries on H100", "plain", *policies)
-    calls = "`schedule`", "`substitute` and `schedule`"
-    return table((*head, *calls), [[model, *cells(model)] for model in models])
+    head = ("gradient of the loss on an H100: MiB of temporaries / predicted ms",)
+    lines = [[model, *(_bytes_and_ms(model, how) for how in WAYS)] for model in models]
+    return table((*head, *WAYS.values()), lines)
+
+
+def _bytes_and_ms(model: str, how: str) -> str:
+    where = {"model": model, "how": how}
+    if not any(r["model"] == model and r["how"] == how for r in rows("blocks")):
+        return "–"
+    ms = value("blocks", "predicted ms", where)
+    return f"{whole('blocks', 'temp MiB', where)} / {ms:.1f}"
+
+
+@figures("blocks, BERT")
+def bert_ms() -> str:
+    """The predicted time of a gradient beside the plain one and the best policy."""
+    model = "BERT-Large, 8 x 512"
+    ms = {
+        r["how"]: float(r["predicted ms"])
+        for r in rows("blocks")
+        if r["model"] == model
+    }
+    policies = [v for how, v in ms.items() if how.endswith("_saveable")]
+    ours = ms["substitute, schedule"]
+    plain, best = ms["plain"], min(policies)
+    return f"{ours:.0f} ms in place of {plain:.0f} (best policy of JAX: {best:.0f})"
 
 
 @figures("budgets")
