@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import export
 from jax.ad_checkpoint import checkpoint_name
 
 import jaxmem
@@ -299,3 +301,51 @@ def test_empty_like():
     assert made.out_avals[0].str_short() == aval.str_short()
     assert "device_put" not in str(made)
     assert jax.jit(lambda: _compat.empty_like(aval))().shape == (3, 4)
+
+
+# -- cuDNN's attention
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_cudnn_attention_is_lowered_to_its_calls(padded):
+    form = SimpleNamespace(causal=not padded, window=None, padded=padded)
+    x = jnp.zeros((2, 128, 4, 64), jnp.bfloat16)
+
+    def both(x):
+        arrays = dict.fromkeys("qkvg", x)
+        arrays["kv_len"] = jnp.asarray([5, 128], jnp.int32) if padded else None
+        o, total = _compat.cudnn_attention(form, 0.5, arrays)
+        assert o.shape == x.shape and total.shape == (2, 4, 128)
+        arrays |= {"o": o, "total": total}
+        return _compat.cudnn_attention_grads(form, 0.5, arrays)
+
+    grads = jax.eval_shape(both, x)
+    assert {name: g.shape for name, g in grads.items()} == dict.fromkeys("qkv", x.shape)
+    calls = ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward")
+    how = [export.DisabledSafetyCheck.custom_call(name) for name in calls]
+    made = export.export(jax.jit(both), platforms=["cuda"], disabled_checks=how)(x)
+    text = made.mlir_module()
+    assert all(f"@{name}(" in text for name in calls)
+    assert ("PADDING" in text) == padded and ("CAUSAL" in text) == (not padded)
+    sizes = lambda call, results: 4096 if call.endswith("Backward") else None
+    changed = _compat.with_results_of_calls(made, sizes)
+    assert "tensor<4096xui8>" in changed.mlir_module()
+    assert "tensor<4096xui8>" not in text
+
+
+def test_jax_asks_the_absent_gpu_and_else_the_process():
+    from jax._src.cudnn import fused_attention_stablehlo as fused
+
+    with _compat.absent_gpu((9, 0)), _compat.absent_gpu(None):
+        assert fused.check_cudnn_version() >= 91300
+        assert fused.check_compute_capability("9.0")
+        assert not fused.check_compute_capability("10.0")
+        assert fused.is_cuda_compute_capability_equal("9.0")
+    assert not fused.check_compute_capability("8.0")  # there is none here
+
+
+def test_devices_of_this_process_run_here():
+    assert _compat.runs_here(jax.devices()[0])
+    assert not _compat.runs_here(SimpleNamespace(platform="gpu"))
+    version = _compat.cudnn_version()
+    assert version is None or version > 80000
