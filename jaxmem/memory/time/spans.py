@@ -1,6 +1,6 @@
 """What a step waits for one after the other: its kernels in the schedule's order."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -31,10 +31,10 @@ def spans_of(kernels: Iterable[tuple[str, Bound, float, float]]) -> tuple:
 
     The shortest ones join the span before them where there are too many to draw.
     """
-    found: list[tuple[str, Counter, list[float]]] = []
+    found: list[tuple[str, dict[Bound, float], list[float]]] = []
     for module, bound, times, seconds in kernels:
         if not found or found[-1][0] != module:
-            found.append((module, Counter(), [0.0, 0.0]))
+            found.append((module, defaultdict(float), [0.0, 0.0]))
         _, bounds, sums = found[-1]
         bounds[bound] += times * seconds
         sums[0] += times * seconds
@@ -42,7 +42,8 @@ def spans_of(kernels: Iterable[tuple[str, Bound, float, float]]) -> tuple:
     shortest = sorted((sums[0] for *_, sums in found), reverse=True)[_MOST - 1 : _MOST]
     drawn: list[TimeSpan] = []
     for module, bounds, (seconds, times) in found:
-        one = TimeSpan(seconds, module, bounds.most_common(1)[0][0], int(times))
+        bound = max(bounds, key=lambda bound: bounds[bound])
+        one = TimeSpan(seconds, module, bound, int(times))
         if drawn and shortest and seconds < shortest[0]:
             last = drawn[-1]
             whole, count = last.seconds + seconds, last.kernels + one.kernels

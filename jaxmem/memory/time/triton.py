@@ -30,7 +30,8 @@ def is_tiled(made: Instruction) -> bool:
 
 def tiled(hlo: Hlo, made: Instruction, traffic: Traffic) -> Access:
     """A block for each tile of the result."""
-    tile = [int(n) for n in re.findall(r"\d+", _SIZES.search(made.attributes).group(1))]
+    sizes = _SIZES.search(made.attributes)
+    tile = [int(n) for n in re.findall(r"\d+", sizes.group(1))] if sizes else [1]
     out, sums = arrays_of(made.shape)[0], reductions(hlo, made)
     largest = max([out.elements, *(one.elements for one in sums)])
     blocks = max(1.0, out.elements / math.prod(tile))

@@ -88,9 +88,8 @@ def backward(rules: Rules, wanted: frozenset[str], saved: dict, g) -> dict[str, 
         # queries are zeros there, and so are all logits
         total = jnp.where(live, total, jnp.log(float(length)))
     arrays = {"q": asked, "k": k, "v": saved["v"], "o": saved["o"], "g": g}
-    found = {name: _padded(x) for name, x in arrays.items()}
-    found |= {"total": total}
-    found["kv_len"] = _lengths(form, extras, length)
+    found: dict[str, Any] = {name: _padded(x) for name, x in arrays.items()}
+    found |= {"total": total, "kv_len": _lengths(form, extras, length)}
     grads = _backward(form, rules.scale)(found)
     grads = {name: x[..., : q.shape[-1]] for name, x in grads.items()}
     if live is not None:
