@@ -26,3 +26,15 @@ def how_many() -> str:
 def furthest() -> str:
     """Of all steps the largest difference to what was measured, in percent."""
     return f"{100 * max(abs(float(row['ratio']) - 1) for row in steps()):.0f}"
+
+
+@figures("time, our kernels")
+def our_kernels() -> str:
+    """What steps took with our attention, of what they took with XLA's blocks."""
+    took = {row["what"]: float(row["measured"]) for row in steps()}
+    whole = {w.removesuffix(", our kernels"): w for w in took if "our kernels" in w}
+    shares = [
+        f"{took[ours] / took[plain]:.2f} ({plain.split(',')[0]})"
+        for plain, ours in whole.items()
+    ]
+    return ", ".join(shares)
