@@ -61,16 +61,22 @@ def _zero(place: BlockPosition, x):
     return place.zero.astype(x.dtype)
 
 
-def _grouped(x, kv_heads: int):
+def _heads_first(x, kv_heads: int):
+    """[b, t, n, h] as [b, k, g t, h]: one matrix for each head of keys.
+
+    A product then has its rows as they are stored. XLA:GPU would put the keys first
+    for groups of heads, and read all logits across their order.
+    """
     b, t, n, h = x.shape
-    return x.reshape(b, t, kv_heads, n // kv_heads, h)
+    x = x.reshape(b, t, kv_heads, n // kv_heads, h)
+    return jnp.transpose(x, (0, 2, 3, 1, 4)).reshape(b, kv_heads, -1, h)
 
 
 def _scores(q, k):
     """q k' for each head: [b, n, t, s], wide."""
     out = jnp.einsum(
-        "btkgh,bskh->bkgts",
-        _grouped(q, k.shape[2]),
+        "bkrh,bskh->bkrs",
+        _heads_first(q, k.shape[2]),
         k,
         preferred_element_type=wide_dtype(q.dtype),
     )
@@ -80,21 +86,22 @@ def _scores(q, k):
 def _over_keys(p, v):
     """p v for each head: [b, t, n, h], wide."""
     b, n, t, s = p.shape
-    p = p.reshape(b, v.shape[2], n // v.shape[2], t, s)
     out = jnp.einsum(
-        "bkgts,bskh->btkgh", p, v, preferred_element_type=wide_dtype(v.dtype)
+        "bkrs,bskh->bkrh",
+        p.reshape(b, v.shape[2], -1, s),
+        v,
+        preferred_element_type=wide_dtype(v.dtype),
     )
-    return out.reshape(b, t, n, v.shape[3])
+    return jnp.swapaxes(out.reshape(b, n, t, v.shape[3]), 1, 2)
 
 
 def _over_queries(p, x, kv_heads: int):
     """p' x for each key head: [b, s, k, h], wide."""
-    b, n, t, s = p.shape
-    p = p.reshape(b, kv_heads, n // kv_heads, t, s)
+    b, _, _, s = p.shape
     return jnp.einsum(
-        "bkgts,btkgh->bskh",
-        p,
-        _grouped(x, kv_heads),
+        "bkrs,bkrh->bskh",
+        p.reshape(b, kv_heads, -1, s),
+        _heads_first(x, kv_heads),
         preferred_element_type=wide_dtype(x.dtype),
     )
 
