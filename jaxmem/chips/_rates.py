@@ -18,6 +18,7 @@ class Rates:
     """Rates that a compiled step can reach.
 
     Attributes:
+        clock: cycles per second.
         narrow: flops per second of large products in 16 bits; in 8 bits twice that.
         wide: of those in 32 bits.
         bandwidth: bytes per second of the chip's memory.
@@ -53,6 +54,7 @@ class Rates:
             side of its matrix unit.
     """
 
+    clock: float
     narrow: float
     wide: float
     bandwidth: float
@@ -134,6 +136,7 @@ def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
     clock, machine = gpu.clock_ghz * 1e9, chip.machine
     lanes = gpu.cores * gpu.fpus_per_core * clock
     return Rates(
+        clock=clock,
         narrow=_GPU_PRODUCTS * machine.narrow,
         wide=_GPU_PRODUCTS * machine.wide,
         bandwidth=_GPU_BANDWIDTH * machine.bandwidth,
@@ -165,8 +168,10 @@ def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
 
 def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
     ghz, side, units, loaded, share = _TPUS[tpu.name]
-    machine, vector = chip.machine, tpu.cores * _LANES * ghz * 1e9
+    machine, clock = chip.machine, ghz * 1e9
+    vector = tpu.cores * _LANES * clock
     return Rates(
+        clock=clock,
         narrow=_TPU_PRODUCTS * machine.narrow,
         wide=_TPU_PRODUCTS * machine.wide,
         bandwidth=share * machine.bandwidth,
@@ -176,7 +181,7 @@ def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
         integer=_SLOTS * vector,
         special=vector,
         shifts=_SLOTS * vector,
-        vector=loaded * tpu.cores * ghz * 1e9,
+        vector=loaded * tpu.cores * clock,
         window=_TPU_WINDOW,
         launch=_TPU_LAUNCH,
         few=_LANES,  # XLA's own cycles: it counts none of these

@@ -218,11 +218,10 @@ def work_of(hlo: Hlo, made: Instruction) -> KernelWork:
         traffic = traffic.at_most(declared.bytes or traffic.bytes)
         arithmetic += Arithmetic(special=declared.transcendentals)
     loaded, alone = 0, 0
-    if not products and not _only_moves(hlo, made):
+    if made.opcode != "fusion" and traffic.bytes and not _only_moves(hlo, made):
+        alone = max(map(elements_of, (made.shape, *map(hlo.shape_of, made.operands))))
+    elif not products and not _only_moves(hlo, made):
         loaded = traffic.bytes + traffic.near
-        shapes = made.shape, *map(hlo.shape_of, made.operands)
-        by_itself = made.opcode != "fusion" and traffic.bytes > 0
-        alone = max(map(elements_of, shapes)) * by_itself
     return KernelWork(products, traffic, arithmetic, access, declared, loaded, alone)
 
 
