@@ -115,7 +115,7 @@ _TPUS = {
     "v4": (1.05, 128, 8, 256, 0.7),
     "v5e": (1.5, 128, 4, 256, 0.7),
     "v5p": (1.75, 128, 8, 256, 0.7),
-    "v6e": (1.75, 256, 4, 650, 0.9),
+    "v6e": (1.75, 256, 4, 600, 0.95),
 }
 _LANES = 8 * 128  # of a vector unit
 _SLOTS = 4  # vector instructions a cycle; XLA's own cycles: threefry
