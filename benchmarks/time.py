@@ -10,6 +10,7 @@ No TPU has been timed. Its steps are held to the cycles that XLA's own cost mode
 written into their modules; what XLA does not estimate is in the predicted step alone.
 """
 
+import dataclasses
 import re
 import statistics
 from collections import defaultdict
@@ -142,11 +143,12 @@ def estimated(step: Costed) -> tuple[float, float, Sums]:
     """XLA's and predicted ms of a step for a TPU, and sums by kind of operation."""
     hlo, rates = parse_hlo(step.module), rates_of(step.chip)
     sums: Sums = defaultdict(lambda: [0.0, 0.0])
-    for one in timed(hlo, rates).kernels:
+    counted = {one.name for one in timed(hlo, rates).kernels}
+    for one in timed(hlo, dataclasses.replace(rates, few=-1)).kernels:
         of_xla = _cycles.seconds_of(hlo, one, rates)
         found = sums[_kind_on_tpu(hlo, one) if of_xla else "not estimated"]
         found[0] += one.times * of_xla
-        found[1] += one.times * one.seconds
+        found[1] += one.times * one.seconds * (one.name in counted)
     of_xla, said = (1e3 * sum(column) for column in zip(*sums.values(), strict=True))
     return of_xla, said, sums
 

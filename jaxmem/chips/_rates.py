@@ -184,7 +184,7 @@ def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
         vector=loaded * tpu.cores * clock,
         window=_TPU_WINDOW,
         launch=_TPU_LAUNCH,
-        few=_LANES,  # XLA's own cycles: it counts none of these
+        few=_LANES,  # XLA's own cycles: it counts few of these
         exposed=_TPU_EXPOSED,
         fill=0.0,
         blocks=math.inf,  # a TPU's compiler lays out loads itself
