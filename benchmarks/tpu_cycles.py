@@ -14,9 +14,9 @@ from jax.experimental import topologies
 import jaxmem
 from benchmarks import blocks
 from benchmarks._cycles import Costed, keep
-from jaxmem.chips import CHIPS, topology
+from jaxmem.chips import CHIPS, compiler_folders, get_target, topology, traced_for
 
-CHOSEN = ("tpu-v5e", "tpu-v6e")
+CHOSEN = ("tpu-v5e", "tpu-v5p", "tpu-v6e")
 MODELS = ("BERT-Large, 8 x 512", "GPT-2 medium, 4 x 1024", "ViT-L, 16 x 256")
 SUBSTITUTE = "substitute"
 
@@ -34,7 +34,9 @@ def compiled_text(step, args, chip: str) -> str:
     device = topologies.get_topology_desc(platform="tpu", **asked).devices[0]
     place = jax.sharding.SingleDeviceSharding(device)
     there = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
-    return jax.jit(step).lower(*jax.tree.map(there, args)).compile().as_text()
+    with traced_for(get_target(chip)):
+        lowered = jax.jit(step).lower(*jax.tree.map(there, args))
+    return lowered.compile().as_text()
 
 
 def cases() -> Iterator[tuple[str, str, str]]:
@@ -60,4 +62,5 @@ def main(words: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    sys.path[:0] = compiler_folders()
     main(sys.argv[1:])

@@ -18,7 +18,7 @@ from jaxmem.memory.time.traffic import Traffic
 from tests.memory.time import modules
 
 V5E = rates_of("tpu-v5e")
-WITHIN = 0.25  # reached: 0.14
+WITHIN = 0.25  # reached: 0.14, of a v5p, to which nothing was fitted, 0.08
 RANKED = 0.9 - 1e-9  # of five policies two neighbours may have changed places
 KINDS = {"products": 0.1, "fusions": 0.1, "by themselves": 0.15}
 UNKNOWN = 0.03  # of what is predicted is of operations that XLA does not estimate
@@ -45,9 +45,9 @@ def by_chip(estimated):
     }
 
 
-def test_two_chips_and_a_dozen_steps(estimated):
-    assert {"tpu-v5e", "tpu-v6e"} <= by_chip(estimated).keys()
-    assert len(estimated) >= 12
+def test_there_are_nineteen_steps_for_three_chips(estimated):
+    steps = {chip: len(rows) for chip, rows in by_chip(estimated).items()}
+    assert steps == {"tpu-v5e": 9, "tpu-v5p": 5, "tpu-v6e": 5}
 
 
 def test_each_step_is_near_the_cycles_of_xla(estimated):
@@ -62,7 +62,7 @@ def test_policies_of_a_model_have_their_order(estimated):
             if len(pairs) > 2:
                 ranked += 1
                 assert time.rank_correlation(*zip(*pairs, strict=True)) >= RANKED
-    assert ranked >= 3
+    assert ranked == 4
 
 
 @pytest.mark.parametrize("kind", KINDS)
