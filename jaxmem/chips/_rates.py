@@ -110,7 +110,7 @@ _GPU_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64)
 # Of a TPU: clock in GHz, side and number of matrix units of a device (data sheets; the
 # clock follows from the peak and the units); bytes a cycle that a core loads and
 # stores, and share of the bandwidth (XLA's own cycles: operations without products,
-# products that move more; v4 and v5p as v5e, which XLA's cycles confirm of v5p)
+# products that move more; estimate: v4 and v5p as v5e)
 _TPUS = {
     "v4": (1.05, 128, 8, 256, 0.7),
     "v5e": (1.5, 128, 4, 256, 0.7),
