@@ -1,4 +1,4 @@
-"""The figures of docs/time.md: predicted seconds beside those of an H200."""
+"""The figures of docs/time.md: predicted seconds beside an H200's and XLA's own."""
 
 from benchmarks._figures_of import Row, figures, rows, table
 
@@ -38,3 +38,21 @@ def our_kernels() -> str:
         for plain, ours in whole.items()
     ]
     return ", ".join(shares)
+
+
+def of_xla() -> list[Row]:
+    return [row for row in rows("time", JAX) if row["of"] == "XLA's step, ms"]
+
+
+@figures("time, TPUs")
+def by_step_of_tpus() -> str:
+    """Steps for TPUs, by XLA's own cycles and predicted."""
+    head = ("chip", "step", "XLA's ms", "predicted ms", "predicted / XLA's")
+    columns = ("chip", "what", "measured", "predicted", "ratio")
+    return table(head, [tuple(row[name] for name in columns) for row in of_xla()])
+
+
+@figures("time, TPUs off")
+def furthest_of_tpus() -> str:
+    """Of all steps for TPUs the largest difference to XLA's own, in percent."""
+    return f"{100 * max(abs(float(row['ratio']) - 1) for row in of_xla()):.0f}"

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from benchmarks._common import RESULTS
 
 H200 = RESULTS / "traces-h200-jax0.11.2"
-_TABLES = re.compile(
+TABLES = re.compile(  # of source lines
     r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:\d+ .*\n)*\n?",
     re.MULTILINE,
 )
@@ -78,7 +78,7 @@ def keep(left: pathlib.Path, ms: Mapping[str, float], folder: pathlib.Path) -> N
             Kernel(k["op"], k["name"], k["times"], round(k["seconds"], 10))
             for k in said["kernels"]
         ]
-        module = _FRAME.sub("", _TABLES.sub("", said["module"]))
+        module = _FRAME.sub("", TABLES.sub("", said["module"]))
         module = _KERNEL.sub('module = ""', module)
         trace = Trace(name, ms[name], kernels, module)
         with open(folder / path.name, "wb") as file:

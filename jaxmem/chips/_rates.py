@@ -2,8 +2,9 @@
 
 `_table.py` has what data sheets say. A constant here says where it comes from: "data
 sheet"; "measured", by `benchmarks.time` on an H200 with jax 0.11.2, and taken for the
-other GPUs; "published", measured by others on such a chip; "estimate", until a device
-has been timed.
+other GPUs; "published", measured by others on such a chip; "XLA's own cycles", what
+XLA's cost model for TPUs says in the text of compiled steps (`benchmarks.time`);
+"estimate", until a device has been timed.
 """
 
 import math
@@ -17,6 +18,7 @@ class Rates:
     """Rates that a compiled step can reach.
 
     Attributes:
+        clock: cycles per second.
         narrow: flops per second of large products in 16 bits; in 8 bits twice that.
         wide: of those in 32 bits.
         bandwidth: bytes per second of the chip's memory.
@@ -25,7 +27,14 @@ class Rates:
         floating: elementwise instructions per second, one an element.
         integer: of these on integers.
         special: exponentials, roots and reciprocals per second.
+        shifts: of integers per second; a GPU's are parts of rotations.
+        vector: bytes per second that a TPU's vector unit loads and stores, wherever
+            they lie.
+        window: elements that an operation by itself, which is in no fusion, takes for
+            each launch.
         launch: seconds of a kernel beside what it does, with the gap to the next.
+        few: numbers up to which an operation by itself is no kernel.
+        exposed: share of a kernel's shorter waits that the longest one does not hide.
         fill: seconds from a kernel's start to where its products, sums or tiles begin,
             and from there to its end.
         blocks: of threads that the chip starts per second.
@@ -39,11 +48,13 @@ class Rates:
         host: bytes per second to and from the host's memory.
         link: bytes per second to other chips.
         hop: seconds that a collective takes beside its bytes, for each device.
-        processors: how many tiles of a product run at once.
+        processors: how many tiles of a product run at once; of a TPU's core the
+            matrix units, which share the sums of a product.
         tiles: sides of the tiles of products that the libraries have; of a TPU the
             side of its matrix unit.
     """
 
+    clock: float
     narrow: float
     wide: float
     bandwidth: float
@@ -52,7 +63,12 @@ class Rates:
     floating: float
     integer: float
     special: float
+    shifts: float
+    vector: float
+    window: float
     launch: float
+    few: int
+    exposed: float
     fill: float
     blocks: float
     sectors: float
@@ -72,15 +88,15 @@ _GPU_PRODUCTS = 0.84  # measured: cuBLAS, large products in bfloat16
 _GPU_BANDWIDTH = 0.88  # measured: sums and sums of rows, large ones
 _GPU_BETWEEN = 0.4  # measured: our attention's kernels, 0.31 to 0.47
 _ISSUED = 0.75  # measured: threefry, erf and other long formulas
-_TPU_PRODUCTS = 0.95  # estimate: XLA's own cycles of large products
-_TPU_BANDWIDTH = 0.85  # estimate
+_TPU_PRODUCTS = 1.0  # XLA's own cycles: large products
+_TPU_EXPOSED = 0.4  # XLA's own cycles: products with bytes, or arithmetic, as long
 _TPU_BETWEEN = 0.5  # estimate: heads of 64 fill half a matrix unit
 _LINK = 0.8  # published: NCCL's bus bandwidth of large messages
 _HOST = 0.8  # published: pinned copies over PCI Express
 # Seconds.
 _GPU_LAUNCH = 1.5e-6  # measured: 1.2 of a kernel in a step, 0.3 to the next one
 _GPU_FILL = 1e-6  # measured: products and sums of rows of 10 us
-_TPU_LAUNCH = 2e-7  # estimate: operations of one program, without a launch
+_TPU_LAUNCH = 1.2e-6  # XLA's own cycles: small operations (v5e and v6e)
 _HOP = 4e-6  # published: NCCL's latency of a step of a ring over NVLink
 _TPU_HOP = 1e-6  # estimate
 # Of a GPU's processor, in cycles of its clock.
@@ -91,16 +107,19 @@ _NEAR = 26  # the same where the next blocks find them in the L1 cache; measured
 _ISSUE = 180  # of one load of 1024 threads among others; measured: sums of columns
 _WAIT = 400  # of one load by itself; measured: sums of columns that write as they go
 _GPU_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
-# Of a TPU: clock in GHz, side and number of matrix units of a device, vector lanes a
-# cycle (data sheets; the clock follows from the peak and the units)
+# Of a TPU: clock in GHz, side and number of matrix units of a device (data sheets; the
+# clock follows from the peak and the units); bytes a cycle that a core loads and
+# stores, and share of the bandwidth (XLA's own cycles: operations without products,
+# products that move more; estimate: v4 and v5p as v5e)
 _TPUS = {
-    "v4": (1.05, 128, 8),
-    "v5e": (1.5, 128, 4),
-    "v5p": (1.75, 128, 8),
-    "v6e": (1.75, 256, 4),
+    "v4": (1.05, 128, 8, 256, 0.7),
+    "v5e": (1.5, 128, 4, 256, 0.7),
+    "v5p": (1.75, 128, 8, 256, 0.7),
+    "v6e": (1.75, 256, 4, 600, 0.95),
 }
 _LANES = 8 * 128  # of a vector unit
-_SLOTS = 4  # vector instructions a cycle
+_SLOTS = 4  # vector instructions a cycle; XLA's own cycles: threefry
+_TPU_WINDOW = 2**17  # elements; XLA's own cycles: conversions, broadcasts
 
 
 def rates_of(target: str) -> Rates | None:
@@ -117,6 +136,7 @@ def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
     clock, machine = gpu.clock_ghz * 1e9, chip.machine
     lanes = gpu.cores * gpu.fpus_per_core * clock
     return Rates(
+        clock=clock,
         narrow=_GPU_PRODUCTS * machine.narrow,
         wide=_GPU_PRODUCTS * machine.wide,
         bandwidth=_GPU_BANDWIDTH * machine.bandwidth,
@@ -125,7 +145,12 @@ def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
         floating=_ISSUED * lanes,
         integer=_ISSUED * lanes,
         special=gpu.cores * 16 * clock,  # data sheet: 16 a cycle
+        shifts=math.inf,
+        vector=math.inf,
+        window=math.inf,
         launch=_GPU_LAUNCH,
+        few=-1,
+        exposed=0.0,
         fill=_GPU_FILL,
         blocks=gpu.cores * clock / _BLOCK,
         sectors=gpu.cores * clock * _SECTORS,
@@ -142,18 +167,25 @@ def _of_gpu(chip: Chip, gpu: Gpu) -> Rates:
 
 
 def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
-    ghz, side, units = _TPUS[tpu.name]
-    machine, vector = chip.machine, tpu.cores * _LANES * ghz * 1e9
+    ghz, side, units, loaded, share = _TPUS[tpu.name]
+    machine, clock = chip.machine, ghz * 1e9
+    vector = tpu.cores * _LANES * clock
     return Rates(
+        clock=clock,
         narrow=_TPU_PRODUCTS * machine.narrow,
         wide=_TPU_PRODUCTS * machine.wide,
-        bandwidth=_TPU_BANDWIDTH * machine.bandwidth,
-        cached=_TPU_BANDWIDTH * machine.bandwidth,
+        bandwidth=share * machine.bandwidth,
+        cached=share * machine.bandwidth,
         cache_bytes=0,  # what stays in vector memory is marked in the module's text
         floating=_SLOTS * vector,
         integer=_SLOTS * vector,
         special=vector,
+        shifts=_SLOTS * vector,
+        vector=loaded * tpu.cores * clock,
+        window=_TPU_WINDOW,
         launch=_TPU_LAUNCH,
+        few=_LANES,  # XLA's own cycles: it counts few of these
+        exposed=_TPU_EXPOSED,
         fill=0.0,
         blocks=math.inf,  # a TPU's compiler lays out loads itself
         sectors=math.inf,
@@ -164,6 +196,6 @@ def _of_tpu(chip: Chip, tpu: Tpu) -> Rates:
         host=_HOST * machine.host,
         link=_LINK * machine.link,
         hop=_TPU_HOP,
-        processors=units,
+        processors=units // tpu.cores,
         tiles=((side, side),),
     )

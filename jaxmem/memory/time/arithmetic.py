@@ -30,16 +30,14 @@ _COSTS = {
     "rsqrt": (3, 1),
     "divide": (6, 1),
     "remainder": (12, 1),
-    # a rotation, two shifts and an `or`, is one instruction of a GPU
-    "shift-left": (0, 0),
-    "shift-right-logical": (0, 0),
 }
+_SHIFTS = ("shift-left", "shift-right-logical")
 _FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast broadcast iota reshape copy"
     " slice dynamic-slice dynamic-update-slice transpose gather concatenate pad fusion"
     " dot convolution custom-call call reverse while conditional after-all".split()
 )
-_WORD = 60  # instructions of a random word: twenty rounds of three
+_WORD, _WORD_SHIFTS = 60, 40  # of a random word: twenty rounds of three and two
 _REDUCTIONS = frozenset("reduce reduce-window scatter select-and-scatter".split())
 
 
@@ -51,17 +49,20 @@ class Arithmetic:
         floating: on floating-point numbers.
         integer: on integers.
         special: of the special function unit: exponentials, roots, reciprocals.
+        shifts: of integers. Two of them and an `or` are one rotation of a GPU.
     """
 
     floating: float = 0.0
     integer: float = 0.0
     special: float = 0.0
+    shifts: float = 0.0
 
     def __add__(self, other: "Arithmetic") -> "Arithmetic":
         return Arithmetic(
             self.floating + other.floating,
             self.integer + other.integer,
             self.special + other.special,
+            self.shifts + other.shifts,
         )
 
 
@@ -74,10 +75,12 @@ def arithmetic_of(hlo: Hlo, made: Instruction) -> Arithmetic:
         return Arithmetic()
     if made.opcode in ("rng-bit-generator", "rng"):
         words = sum(a.elements for a in arrays_of(made.shape))
-        return Arithmetic(integer=_WORD * words)
+        return Arithmetic(integer=_WORD * words, shifts=_WORD_SHIFTS * words)
     read = made.opcode in _REDUCTIONS and made.operands
     arrays = arrays_of(hlo.shape_of(made.operands[0]) if read else made.shape)
     count = arrays[0].elements if arrays else 0
+    if made.opcode in _SHIFTS:
+        return Arithmetic(shifts=count)
     plain, special = _COSTS.get(made.opcode, (1, 0))
     if arrays and arrays[0].dtype[:1] in ("u", "s") or not arrays:
         return Arithmetic(integer=plain * count, special=special * count)

@@ -34,6 +34,8 @@ class KernelWork:
     arithmetic: Arithmetic
     access: Access = Access()
     declared: Declared | None = None  # of a kernel whose author says what it costs
+    loaded: int = 0  # bytes that a TPU's vector unit loads and stores
+    alone: int = 0  # elements of an operation that is in no fusion
 
     @property
     def flops(self) -> float:
@@ -50,7 +52,7 @@ def seconds(work: KernelWork, rates: Rates, cached: int = 0) -> tuple[float, Bou
         rates: of the chip.
         cached: bytes of what it moves that stay in the chip's cache.
     """
-    arithmetic = _elementwise(work.arithmetic, rates)
+    arithmetic = max(_elementwise(work.arithmetic, rates), work.loaded / rates.vector)
     moved = _moved(work, rates, cached)
     done: dict[Bound, float] = {
         "products": _declared(work.declared, rates)
@@ -61,9 +63,20 @@ def seconds(work: KernelWork, rates: Rates, cached: int = 0) -> tuple[float, Bou
     }
     bound = max(done, key=lambda kind: done[kind])
     phases = bool(work.flops) or work.access.phases
-    took = done[bound] + rates.launch + rates.fill * phases
+    launches = max(1.0, work.alone / rates.window)
+    took = _together(done, rates) + launches * rates.launch + rates.fill * phases
     took += work.access.apart / rates.bandwidth
     return took, "launch" if done[bound] < rates.launch else bound
+
+
+def _together(done: dict[Bound, float], rates: Rates) -> float:
+    """Seconds of all that runs side by side, with what of it stays exposed.
+
+    Arithmetic that takes longest hides the rest, since the others wait for it.
+    """
+    others = [took for kind, took in done.items() if kind != "arithmetic"]
+    rest = sum(done.values()) - max(others)
+    return max(done["arithmetic"], max(others) + rates.exposed * rest)
 
 
 def _moved(work: KernelWork, rates: Rates, cached: int) -> float:
@@ -80,6 +93,7 @@ def _moved(work: KernelWork, rates: Rates, cached: int) -> float:
 def _elementwise(work: Arithmetic, rates: Rates) -> float:
     """Integers share the issue slots of all, and have fewer units of their own."""
     issued = (work.floating + work.integer) / rates.floating
+    issued += work.shifts / rates.shifts
     return max(issued, work.integer / rates.integer, work.special / rates.special)
 
 
@@ -99,11 +113,19 @@ def _peak(bits: int, rates: Rates) -> float:
 def product_seconds(product: Product, rates: Rates) -> float:
     """How long a product takes where its operands are at hand."""
     peak = _peak(product.bits, rates)
-    if len(rates.tiles) == 1:  # a matrix unit takes whole blocks of both axes
-        side = rates.tiles[0][0]
-        padded = _up(product.m, 8) * _up(product.n, side) * _up(product.k, side)
-        return 2.0 * product.batch * padded / peak
+    if len(rates.tiles) == 1:
+        return 2.0 * product.batch * _padded(product, rates) / peak
     return min(_tiled(product, rates, peak, tile) for tile in rates.tiles)
+
+
+def _padded(product: Product, rates: Rates) -> float:
+    """Multiplications of a TPU, whose matrix units take whole blocks of both axes.
+
+    The units share a sum, so that a short one leaves some without work.
+    """
+    side = rates.tiles[0][0]
+    depth = max(_up(product.k, side), side * rates.processors)
+    return _up(product.m, 8) * _up(product.n, side) * depth
 
 
 def _up(size: float, to: int) -> float:

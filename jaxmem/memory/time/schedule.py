@@ -17,6 +17,7 @@ from jaxmem.memory.time.arithmetic import Arithmetic, arithmetic_of
 from jaxmem.memory.time.declared import declared_of
 from jaxmem.memory.time.emitters import access_of
 from jaxmem.memory.time.products import called_targets, products_of
+from jaxmem.memory.time.reading import elements_of, layout
 from jaxmem.memory.time.roofline import Bound, KernelWork, seconds
 from jaxmem.memory.time.traffic import traffic_of
 
@@ -25,6 +26,7 @@ _NOTHING = frozenset(
     " replica-id add-dependency optimization-barrier opt-barrier".split()
 )
 _COSTED = ("__cublas$", "__cudnn$", "__gpu$TopK")  # the calls whose work is known
+_MOVED = frozenset("dynamic-slice dynamic-update-slice slice custom-call".split())
 _EMPTY = ("AllocateBuffer", "Sharding", "annotate_device_placement")
 
 
@@ -122,6 +124,8 @@ class _Clock:
         self.found.kernels = outside + slowest
 
     def _compute(self, made: Instruction, times: float) -> None:
+        if self._is_small(made):
+            return
         work = work_of(self.hlo, made)
         for target in called_targets(self.hlo, made):
             if target in _EMPTY:
@@ -130,6 +134,12 @@ class _Clock:
                 self.found.unknown_calls.append(made.name)
         took, bound = seconds(work, self.rates, self._cached(made, work))
         self._kernel(made, times, took, bound, work.flops, work.traffic.bytes)
+
+    def _is_small(self, made: Instruction) -> bool:
+        """Whether it is no kernel: an operation by itself on a few numbers."""
+        shapes = (made.shape, *map(self.hlo.shape_of, made.operands))
+        few = all(elements_of(one) <= self.rates.few for one in shapes)
+        return few and made.opcode not in ("fusion", "custom-call")
 
     def _cached(self, made: Instruction, work: KernelWork) -> int:
         """Bytes of what is read that were touched so lately that the cache has them."""
@@ -172,7 +182,7 @@ class _Clock:
         elif self.rates.cache_bytes and not work_of(self.hlo, inner).traffic.host:
             return self._compute(inner, times)
         else:
-            work = work_of(self.hlo, inner)
+            work = dataclasses.replace(work_of(self.hlo, inner), loaded=0, alone=0)
             took, bound = seconds(work, self.rates)
             size = work.traffic.bytes + work.traffic.host
         start = max(self.clock, self.free.get(bound, 0.0))
@@ -207,7 +217,19 @@ def work_of(hlo: Hlo, made: Instruction) -> KernelWork:
     if declared:
         traffic = traffic.at_most(declared.bytes or traffic.bytes)
         arithmetic += Arithmetic(special=declared.transcendentals)
-    return KernelWork(products, traffic, arithmetic, access, declared)
+    loaded, alone = 0, 0
+    if made.opcode != "fusion" and traffic.bytes and not _only_moves(hlo, made):
+        alone = max(map(elements_of, (made.shape, *map(hlo.shape_of, made.operands))))
+    elif not products and not _only_moves(hlo, made):
+        loaded = traffic.bytes + traffic.near
+    return KernelWork(products, traffic, arithmetic, access, declared, loaded, alone)
+
+
+def _only_moves(hlo: Hlo, made: Instruction) -> bool:
+    """Whether values stay as they are, but for their place."""
+    if made.opcode == "copy":
+        return layout(made.shape) == layout(hlo.shape_of(made.operands[0]))
+    return made.opcode in _MOVED
 
 
 def total(kernels: list[TimedKernel]) -> float:

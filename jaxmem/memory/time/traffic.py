@@ -1,7 +1,7 @@
 """The bytes that a kernel of a compiled module reads and writes.
 
 A slice counts as the slice, an update in place as what is updated, rows as rows. What a
-fusion reads twice counts once. What lies in a TPU's vector memory costs no traffic.
+fusion reads twice counts once. What lies in a TPU's vector memory counts apart.
 """
 
 import re
@@ -20,6 +20,7 @@ _UPDATES = frozenset("dynamic-update-slice scatter".split())
 _LIBRARY = 'custom_call_target="__cu'  # a call to cuBLAS or cuDNN
 _WORKSPACE = re.compile(r"[su]8\[\d+\]")  # of which nobody knows how much is used
 _DEVICE = 0  # the memory space whose traffic counts
+_VECTOR = 1
 HOST = 5
 
 
@@ -31,11 +32,13 @@ class Traffic:
         reads: (name of the operand, bytes) pairs.
         written: bytes.
         host: bytes that cross to or from the host's memory.
+        near: bytes read and written in a TPU's vector memory.
     """
 
     reads: tuple[tuple[str, int], ...]
     written: int
     host: int = 0
+    near: int = 0
 
     @property
     def bytes(self) -> int:
@@ -46,23 +49,35 @@ class Traffic:
         """The same where a kernel moves no more than `size` bytes of its arrays."""
         share = min(1.0, size / max(1, self.bytes))
         reads = tuple((name, int(share * whole)) for name, whole in self.reads)
-        return Traffic(reads, int(share * self.written), self.host)
+        return Traffic(reads, int(share * self.written), self.host, self.near)
 
 
 def traffic_of(hlo: Hlo, made: Instruction) -> Traffic:
     """The bytes that an instruction, if need be a fusion, reads and writes."""
-    reads, host = [], 0
+    reads, host, near = [], 0, 0
     inside = _Inside(hlo, made.called[0]) if made.opcode == "fusion" else None
     for k, operand in enumerate(made.operands):
-        whole = _bytes(hlo, operand, _DEVICE)
-        read = _read_by(hlo, made, k) if inside is None else inside.read(k, whole)
-        reads.append((operand, min(read, whole)))
+        reads.append((operand, _read(hlo, made, k, inside, _DEVICE)))
+        near += _read(hlo, made, k, inside, _VECTOR)
         host += min(_bytes(hlo, operand, HOST), _moved(hlo, made))
     written, away = 0, 0
     for one in _results(hlo, made) if inside is None else inside.results():
         written += sum(a.bytes for a in arrays_of(one) if a.space == _DEVICE)
         away += sum(a.bytes for a in arrays_of(one) if a.space == HOST)
-    return Traffic(tuple(reads), written, max(host, away))
+        near += sum(a.bytes for a in arrays_of(one) if a.space == _VECTOR)
+    return Traffic(tuple(reads), written, max(host, away), near)
+
+
+def _read(
+    hlo: Hlo, made: Instruction, k: int, inside: "_Inside | None", space: int
+) -> int:
+    """Bytes that an instruction reads of an operand's arrays in one memory."""
+    whole = _bytes(hlo, made.operands[k], space)
+    if not whole:
+        return 0
+    if inside is None:
+        return min(whole, _read_by(hlo, made, k, space))
+    return min(whole, inside.read(k, whole))
 
 
 def _moved(hlo: Hlo, made: Instruction) -> int:
@@ -74,13 +89,13 @@ def _bytes(hlo: Hlo, name: str, space: int) -> int:
     return sum(a.bytes for a in arrays_of(hlo.shape_of(name)) if a.space == space)
 
 
-def _read_by(hlo: Hlo, made: Instruction, k: int) -> int:
-    """Bytes that one instruction reads of an operand."""
+def _read_by(hlo: Hlo, made: Instruction, k: int, space: int) -> int:
+    """Bytes that one instruction reads of an operand in a memory."""
     if k == 0 and made.opcode in _SLICES:
         return sum(a.bytes for a in arrays_of(made.shape))
     if k == 0 and made.opcode in _UPDATES:
         return 0
-    return _bytes(hlo, made.operands[k], _DEVICE)
+    return _bytes(hlo, made.operands[k], space)
 
 
 def _results(hlo: Hlo, made: Instruction) -> tuple[str, ...]:
@@ -90,6 +105,8 @@ def _results(hlo: Hlo, made: Instruction) -> tuple[str, ...]:
     if made.opcode == "scatter":  # rows are read, too, to add to them
         updates = made.operands[len(made.operands) // 2 + 1 :]
         return tuple(hlo.shape_of(u) for u in updates for _ in range(2))
+    if made.opcode == "copy-start":  # what is copied, and a word, are named beside it
+        return tuple(elements_of(made.shape)[:1])
     if made.opcode == "custom-call" and _LIBRARY in made.attributes:
         return tuple(s for s in elements_of(made.shape) if not _WORKSPACE.match(s))
     return (made.shape,)
@@ -119,8 +136,8 @@ class _Inside:
         for made, k in self._uses(name):
             if made.opcode == "fusion":
                 total += _Inside(self.hlo, made.called[0]).read(k, whole)
-            elif made.opcode in _SLICES | _UPDATES:
-                total += _read_by(self.hlo, made, k)
+            elif k == 0 and made.opcode in _SLICES | _UPDATES:
+                total += _read_by(self.hlo, made, k, _DEVICE)
             else:
                 return whole
         return total
