@@ -799,3 +799,16 @@ def test_who_else_reads_what_is_overwritten_does_so_before():
     wanted = jax.jit(step)(w, x)
     np.testing.assert_allclose(new, wanted[0], rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(norm, wanted[2], rtol=1e-12)
+
+
+def test_parameters_that_go_to_the_host_do_not_overwrite_those_on_the_device():
+    ws, x = jnp.ones((8, 16, 16)), jnp.ones((4, 16))
+    layer = lambda x, w: (jnp.tanh(x @ w), None)
+    loss = lambda ws, x: jnp.square(lax.scan(layer, x, ws)[0]).sum()
+
+    def step(ws, x):
+        new = ws - 0.1 * jax.grad(loss)(ws, x)
+        return jax.device_put(new, jax.memory.Space.Host)
+
+    got = jax.make_jaxpr(schedule(step, donate_argnums=0))(ws, x)
+    assert got.out_avals[0].memory_space == jax.memory.Space.Host

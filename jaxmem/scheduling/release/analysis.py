@@ -14,7 +14,7 @@ from jaxmem import _compat
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.ir.layer_axis import Axis, Batched, Reduced, operand_axes
-from jaxmem.ir.scans import is_var, size_of, split, xs_of, ys_of
+from jaxmem.ir.scans import is_on_host, is_var, size_of, split, xs_of, ys_of
 from jaxmem.memory import format_bytes
 from jaxmem.scheduling.release.after_scan import AfterScan, after_scan
 
@@ -246,7 +246,8 @@ def _fits(v, search: AfterScan, place: Place) -> bool:
     w, axis = place
     a, b = w.aval, v.aval
     same = a.shape == b.shape and a.dtype == b.dtype and search.axis[v] == axis
-    return same and a.manual_axis_type == b.manual_axis_type
+    here = is_on_host(v) == is_on_host(w)  # a memory is not the other's
+    return same and here and a.manual_axis_type == b.manual_axis_type
 
 
 def _ancestors(
