@@ -15,6 +15,7 @@ from tests.docs_code import DOCS, blocks, examples, run
 SLOW = {
     *("estimate", "remat_policy", "schedule"),
     *("MultiSteps", "dot_product_attention", "linear_cross_entropy", "max_batch"),
+    "best_batch",
     *("adama", "microbatch", "rowwise", "save_quantized", "start_step", "substitute"),
 }
 

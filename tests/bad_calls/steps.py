@@ -106,6 +106,12 @@ CALLS = [
             "memory": (*BYTES, 0), "multiple_of": (None, *COUNT),
             "limit": (None, *COUNT), "progress": FLAG,
         }, unchecked=True),
+    Call("best_batch", jaxmem.best_batch,
+        {"fn": step, "make_args": lambda n: (W, X), "target": "h100", "memory": GIB}, {
+            "fn": FUNCTION, "make_args": FUNCTION, "target": TARGET,
+            "memory": (*BYTES, 0), "multiple_of": (None, *COUNT),
+            "limit": (None, *COUNT), "progress": FLAG,
+        }, unchecked=True),
     Call("residuals", lambda fn, **kw: jaxmem.residuals(fn, W, X, **kw),
         {"fn": lambda w, x: jnp.sum(x @ w)}, {
             "fn": FUNCTION, "argnums": (*NUMBERS, 2, -3, ()),
