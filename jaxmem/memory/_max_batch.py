@@ -135,7 +135,10 @@ def best_batch(
 
     Example::
 
-      print(jaxmem.best_batch(step, make_args, target="h100"))
+      def make_args(size):
+          return state, jax.ShapeDtypeStruct((size, 4), jnp.int32)
+
+      print(jaxmem.best_batch(step, make_args, target="h100", memory="64MiB"))
     """
     chip, room = _checked(fn, make_args, target, memory, multiple_of, limit, progress)
     if rates_of(chip.name) is None:
