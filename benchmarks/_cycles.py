@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from benchmarks._common import RESULTS
-from benchmarks._traces import TABLES
+from benchmarks._traces import TABLES, pack
 from jaxmem.chips import Rates
 from jaxmem.memory.buffers.hlo import Hlo
 from jaxmem.memory.time.schedule import TimedKernel
@@ -51,9 +51,7 @@ def keep(step: Costed, folder: pathlib.Path = CYCLES) -> None:
     """Writes a step without what predictions do not need."""
     folder.mkdir(parents=True, exist_ok=True)
     plain = re.sub(r"\W+", "-", f"{step.chip} {step.name}".lower())
-    with open(folder / f"{plain}.json.gz", "wb") as file:
-        with gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
-            packed.write(json.dumps(step._replace(module=bare(step.module))).encode())
+    pack(folder / f"{plain}.json.gz", step._replace(module=bare(step.module)))
 
 
 def bare(module: str) -> str:

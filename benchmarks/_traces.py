@@ -12,7 +12,7 @@ import json
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks._common import RESULTS
 
@@ -81,6 +81,11 @@ def keep(left: pathlib.Path, ms: Mapping[str, float], folder: pathlib.Path) -> N
         module = _FRAME.sub("", TABLES.sub("", said["module"]))
         module = _KERNEL.sub('module = ""', module)
         trace = Trace(name, ms[name], kernels, module)
-        with open(folder / path.name, "wb") as file:
-            with gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
-                packed.write(json.dumps(trace).encode())
+        pack(folder / path.name, trace)
+
+
+def pack(path: pathlib.Path, value: Any) -> None:
+    """Writes JSON, gzipped to the same bytes whenever it is written."""
+    with path.open("wb") as file:
+        with gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
+            packed.write(json.dumps(value).encode())

@@ -147,13 +147,9 @@ def scheduled(step, budget: int | None = None):
 def in_bytes_of(name: str, policy: str, step, args):
     """Scheduled in the bytes that a stock policy takes."""
     gradient, model = made(name, POLICIES[policy])
-    report = jaxmem.estimate(*_flat(gradient(model)), target=TARGET)
+    stock, own = gradient(model)
+    report = jaxmem.estimate(stock, *own, target=TARGET)
     return scheduled(step, report.peak_bytes)
-
-
-def _flat(made: tuple) -> tuple:
-    step, args = made
-    return step, *args
 
 
 def variants(name: str):

@@ -14,7 +14,9 @@ import dataclasses
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+
+from scipy import stats
 
 from benchmarks import _cycles
 from benchmarks._common import publish
@@ -24,7 +26,7 @@ from jaxmem.chips import rates_of
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.buffers.hlo import Hlo
 from jaxmem.memory.time.products import called_targets
-from jaxmem.memory.time.schedule import TimedKernel, timed
+from jaxmem.memory.time.schedule import TimedKernel, timed, total
 
 CHIP = "h200"
 COLUMNS = ("chip", "of", "what", "measured", "predicted", "ratio", "median ratio")
@@ -41,10 +43,6 @@ def predicted(trace: Trace) -> tuple[Hlo, list[TimedKernel]]:
     """The kernels of a step, as the library times them."""
     hlo = parse_hlo(trace.module)
     return hlo, timed(hlo, rates_of(CHIP)).kernels
-
-
-def seconds(kernels: Iterable[TimedKernel]) -> float:
-    return sum(one.times * one.seconds for one in kernels)
 
 
 def kind_of(hlo: Hlo, one: TimedKernel) -> str:
@@ -89,7 +87,7 @@ def compared(trace: Trace) -> tuple[float, Sums, dict[str, list[float]]]:
         sums[kind][0] += took
         if one and one.seconds > GAP:
             ratios[kind].append((one.seconds - GAP) * times / took)
-    return 1e3 * seconds(kernels), sums, ratios
+    return 1e3 * total(kernels), sums, ratios
 
 
 def _plain(name: str) -> str:
@@ -110,14 +108,9 @@ def _by_instruction(kernels: list[Kernel]) -> dict[str, list[float]]:
     return found
 
 
-def ranked(values: Sequence[float]) -> list[float]:
-    order = sorted(values)
-    return [float(order.index(value)) for value in values]
-
-
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
     """Spearman's."""
-    return statistics.correlation(ranked(one), ranked(other))
+    return float(stats.spearmanr(one, other).statistic)
 
 
 def rows() -> list[tuple]:

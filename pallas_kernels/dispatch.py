@@ -82,8 +82,8 @@ def dispatch(
       xla_derives: whether the kernel's derivative, which a second derivative of an op
         asks for, is that of `xla`; otherwise it raises an error. `xla` closes over no
         tracers then.
-      others: kernels of another maker, which None takes before ours; `run` is of the
-        leaves of `args`, and gives the leaves of what `xla` gives.
+      others: kernels of another maker, which None takes before ours; `run` is of
+        `args`, and returns what `xla` does.
 
     Returns:
       What the chosen function returns.
@@ -108,7 +108,9 @@ def dispatch(
         return xla(*args)
     branches, reasons = _supported(name, kernels, xla, args)
     if implementation is None:
-        candidates = [*others, *_candidates(name, kernels, reasons, found, args)]
+        ours = _candidates(name, kernels, reasons, found)
+        tree = jax.tree.structure(args)
+        candidates = [k._replace(run=_of_leaves(k.run, tree)) for k in (*others, *ours)]
         return kernel_or_xla(xla, candidates, *args)
     run = functools.partial(_by_platform, name, branches, reasons, xla)
     if not xla_derives:
@@ -126,14 +128,17 @@ def _measured(name: str, x, passes: tuple[bool, ...]) -> dict[str, set[str]]:
     return found
 
 
-def _candidates(name, kernels, reasons, found, args) -> list[KernelCandidate]:
-    tree = jax.tree.structure(args)
+def _of_leaves(run: Callable, tree: Any) -> Callable[..., tuple]:
+    """`run` from the leaves of its arguments to the leaves of its result."""
+    return lambda *leaves: tuple(jax.tree.leaves(run(*tree.unflatten(leaves))))
 
+
+def _candidates(name, kernels, reasons, found) -> list[KernelCandidate]:
     def one(platform: str, kernel) -> KernelCandidate:
         return KernelCandidate(
             platform,
             lambda device: chips.chip_name(device) in found[platform],
-            lambda *leaves: tuple(jax.tree.leaves(kernel(*tree.unflatten(leaves)))),
+            kernel,
             reasons.get(platform, ""),
             f"{name} on {NAMES[platform]}",
         )

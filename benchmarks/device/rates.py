@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.device import machine, seconds, traces
+from benchmarks.device import machine, on_device, seconds, traces
 from benchmarks.device.job import Job, Rows
 from benchmarks.device.timing import in_turn
 from benchmarks.kernel_cases import filled
 from jaxmem.chips import rates_of
 from jaxmem.memory.buffers import parse_hlo
-from jaxmem.memory.time.schedule import timed
+from jaxmem.memory.time.schedule import timed, total
 
 SDS = jax.ShapeDtypeStruct
 BF16, F32, I32 = jnp.bfloat16, jnp.float32, jnp.int32
@@ -198,7 +198,7 @@ def measured(cases: dict[str, One], small: bool) -> Rows:
                 "said": f"{type(compiled).__name__}: {compiled}"[:200],
             }
             continue
-        call = seconds.on_device.Step(compiled, filled(cases[name].args, 97), 0)
+        call = on_device.Step(compiled, filled(cases[name].args, 97), 0)
         row = {
             "operation": name,
             **in_turn({name: call}, 2 if small else CALLS, 1)[name],
@@ -211,7 +211,7 @@ def measured(cases: dict[str, One], small: bool) -> Rows:
         }
         if rates is not None:
             said = timed(parse_hlo(compiled.as_text()), rates).kernels
-            row["predicted ms"] = 1e3 * sum(one.times * one.seconds for one in said)
+            row["predicted ms"] = 1e3 * total(said)
             row["flops"] = sum(one.times * one.flops for one in said)
             row["bytes"] = sum(one.times * one.bytes for one in said)
         seconds.left(f"operation {name}", compiled.as_text(), found)

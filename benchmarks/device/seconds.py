@@ -26,7 +26,7 @@ from benchmarks.device.job import Job, Rows
 from benchmarks.device.timing import in_turn
 from jaxmem.chips import rates_of
 from jaxmem.memory.buffers import parse_hlo
-from jaxmem.memory.time.schedule import timed
+from jaxmem.memory.time.schedule import timed, total
 from pallas_kernels import dispatch
 from pallas_kernels.measured import Measured
 
@@ -119,7 +119,7 @@ def _rows(name: str, step: on_device.Step, small: bool) -> Rows:
         yield row | {"predicted": f"no rates for {machine.target()}"}
         return
     predicted = timed(parse_hlo(text), rates).kernels
-    said = sum(one.times * one.seconds for one in predicted)
+    said = total(predicted)
     yield row | {"predicted ms": 1e3 * said, "ratio": 1e3 * said / times["ms"]}
     yield from ({"step": name, **row} for row in by_bound(predicted, found))
 

@@ -179,10 +179,11 @@ class _Clock:
         inner = self._begun(made)
         if inner.opcode.removesuffix("-start") in KINDS:
             took, bound, _, size = self._collective(inner)
-        elif self.rates.cache_bytes and not work_of(self.hlo, inner).traffic.host:
-            return self._compute(inner, times)
         else:
-            work = dataclasses.replace(work_of(self.hlo, inner), loaded=0, alone=0)
+            work = work_of(self.hlo, inner)
+            if self.rates.cache_bytes and not work.traffic.host:
+                return self._compute(inner, times)
+            work = dataclasses.replace(work, loaded=0, alone=0)
             took, bound = seconds(work, self.rates)
             size = work.traffic.bytes + work.traffic.host
         start = max(self.clock, self.free.get(bound, 0.0))

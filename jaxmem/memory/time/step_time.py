@@ -106,7 +106,8 @@ def step_time(text: str, target: str, trips: int | None = None) -> StepTime | No
 
 
 def _result(hlo: Hlo, found: Timed, peak: float, trips: int | None) -> StepTime:
-    rows = _rows(hlo, found.kernels)
+    tracer = Tracer(hlo)
+    rows = _rows(tracer, found.kernels)
     seconds = sum(row.seconds for row in rows)
     return StepTime(
         seconds=seconds,
@@ -117,8 +118,8 @@ def _result(hlo: Hlo, found: Timed, peak: float, trips: int | None) -> StepTime:
         flops=sum(row.flops for row in rows),
         bytes=sum(row.bytes for row in rows),
         peak_flops=peak * seconds,
-        spans=_spans(hlo, found.kernels),
-        notes=tuple(_notes(hlo, found, trips)),
+        spans=_spans(tracer, found.kernels),
+        notes=tuple(_notes(tracer, found, trips)),
     )
 
 
@@ -129,9 +130,8 @@ def _summed(pairs: Iterable[tuple]) -> tuple[tuple, ...]:
     return tuple(sums.most_common())
 
 
-def _rows(hlo: Hlo, kernels: list[TimedKernel]) -> list[OperationTime]:
+def _rows(tracer: Tracer, kernels: list[TimedKernel]) -> list[OperationTime]:
     """Kernels of one line, operation and bound as one row, the slowest first."""
-    tracer = Tracer(hlo)
     rows: dict[tuple, OperationTime] = {}
     for one in kernels:
         origin = tracer.kernel(one.name)
@@ -153,17 +153,15 @@ def _rows(hlo: Hlo, kernels: list[TimedKernel]) -> list[OperationTime]:
     return sorted(rows.values(), key=lambda row: -row.seconds)
 
 
-def _spans(hlo: Hlo, kernels: list[TimedKernel]) -> tuple[TimeSpan, ...]:
-    tracer = Tracer(hlo)
+def _spans(tracer: Tracer, kernels: list[TimedKernel]) -> tuple[TimeSpan, ...]:
     return spans_of(
         (tracer.kernel(one.name).group, one.bound, one.times, one.seconds)
         for one in kernels
     )
 
 
-def _notes(hlo: Hlo, found: Timed, trips: int | None):
+def _notes(tracer: Tracer, found: Timed, trips: int | None):
     """Sentences about what the text does not tell."""
-    tracer = Tracer(hlo)
     for loop in dict.fromkeys(found.unknown_trips):
         place = tracer.kernel(loop)
         counted = f"{trips} iterations" if trips else "one iteration"

@@ -31,7 +31,7 @@ def candidates(name: str, run: Any, rules: Rules, inputs: tuple) -> tuple:
 
     Args:
       name: "forward" or "backward".
-      run: of the flat arrays of the pass to a tuple of arrays.
+      run: of the arrays of the pass, as XLA's is.
       rules: of the attention.
       inputs: (q, k, bias, extras).
     """

@@ -8,10 +8,7 @@ arrays.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import jax
 
 from jaxmem.ops.attention import blockwise, cudnn
 from jaxmem.ops.attention.block import Extras
@@ -44,29 +41,16 @@ def forward(call: AttentionCall, q, k, v, bias, extras: Extras):
 
         return run
 
-    inputs = q, k, v, bias, extras
+    run = functools.partial(cudnn.forward, call.blocks.rules)
     return dispatch(
-        *("attention", call.implementation, *inputs),
+        *("attention", call.implementation, q, k, v, bias, extras),
         xla=lambda *inputs: blockwise.forward(call.blocks, *inputs),
         tpu=on("tpu"),
         gpu=on("gpu"),
-        others=_by_cudnn(
-            call,
-            _flat(functools.partial(cudnn.forward, call.blocks.rules), inputs),
-            (q, k, bias, extras),
+        others=cudnn.candidates(
+            "forward", run, call.blocks.rules, (q, k, bias, extras)
         ),
     )
-
-
-def _by_cudnn(call: AttentionCall, run: Callable, inputs: tuple, backward=False):
-    name = "backward" if backward else "forward"
-    return cudnn.candidates(name, run, call.blocks.rules, inputs)
-
-
-def _flat(run: Callable, args: tuple) -> Callable[..., tuple]:
-    """`run` from the leaves of `args` to the leaves of its result."""
-    tree = jax.tree.structure(args)
-    return lambda *leaves: tuple(jax.tree.leaves(run(*tree.unflatten(leaves))))
 
 
 def reads_value_as_it_is(call: AttentionCall, q, k, bias, extras: Extras) -> bool:
@@ -99,10 +83,10 @@ def backward(
 
     extras = Extras(*(saved[name] for name in Extras._fields))
     inputs = saved["q"], saved["k"], saved.get("bias"), extras
-    run = _flat(
-        lambda saved, g: cudnn.backward(call.blocks.rules, wanted, saved, g), (saved, g)
-    )
-    whole = "v" in saved and "bias" not in wanted
+    rules, others = call.blocks.rules, ()
+    if "v" in saved and "bias" not in wanted:
+        run = functools.partial(cudnn.backward, rules, wanted)
+        others = cudnn.candidates("backward", run, rules, inputs)
     return dispatch(
         *("attention", call.implementation, saved, g),
         xla=lambda saved, g: blockwise.backward(call.blocks, wanted, saved, g),
@@ -110,5 +94,5 @@ def backward(
         gpu=on("gpu"),
         sized_by=saved["q"],
         backward=True,
-        others=_by_cudnn(call, run, inputs, backward=True) if whole else (),
+        others=others,
     )
