@@ -11,7 +11,8 @@ import gzip
 import json
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from benchmarks._common import RESULTS
@@ -89,3 +90,22 @@ def pack(path: pathlib.Path, value: Any) -> None:
     with path.open("wb") as file:
         with gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
             packed.write(json.dumps(value).encode())
+
+
+def plain_name(name: str) -> str:
+    """The name of an instruction as XLA calls its kernel: as C allows it."""
+    return re.sub(r"\W", "_", name)
+
+
+def by_instruction(kernels: Iterable[Kernel]) -> dict[str, list[float]]:
+    """Name of an instruction, or else of a kernel -> times, and seconds of all runs.
+
+    A call of a library may run several kernels, outside of a graph under its own name.
+    """
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for kernel in kernels:
+        named = kernel.op and not kernel.op.startswith("command_buffer")
+        of = found[plain_name(kernel.op if named else kernel.name)]
+        of[0] = max(of[0], kernel.times)
+        of[1] += kernel.seconds
+    return found

@@ -11,7 +11,6 @@ written into their modules; what XLA does not estimate is in the predicted step 
 """
 
 import dataclasses
-import re
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from scipy import stats
 from benchmarks import _cycles
 from benchmarks._common import publish
 from benchmarks._cycles import Costed, costed
-from benchmarks._traces import Kernel, Trace, traces
+from benchmarks._traces import Trace, by_instruction, plain_name, traces
 from jaxmem.chips import rates_of
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.buffers.hlo import Hlo
@@ -75,37 +74,19 @@ def _by_name(name: str) -> str:
 def compared(trace: Trace) -> tuple[float, Sums, dict[str, list[float]]]:
     """Predicted ms of a step, sums by kind, and ratios of single kernels by kind."""
     hlo, kernels = predicted(trace)
-    plain = {_plain(one.name): one for one in kernels}
+    plain = {plain_name(one.name): one for one in kernels}
     sums: Sums = defaultdict(lambda: [0.0, 0.0])
     ratios: dict[str, list[float]] = defaultdict(list)
     for one in kernels:
         kind = kind_of(hlo, one)
         sums[kind][1] += one.times * (one.seconds - GAP)
-    for name, (times, took) in _by_instruction(trace.kernels).items():
+    for name, (times, took) in by_instruction(trace.kernels).items():
         one = plain.get(name)
         kind = kind_of(hlo, one) if one else _by_name(name)
         sums[kind][0] += took
         if one and one.seconds > GAP:
             ratios[kind].append((one.seconds - GAP) * times / took)
     return 1e3 * total(kernels), sums, ratios
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"\W", "_", name)
-
-
-def _by_instruction(kernels: list[Kernel]) -> dict[str, list[float]]:
-    """Name of an instruction, or else of a kernel -> times, and seconds of all runs.
-
-    A call of a library may run several kernels, outside of a graph under its own name.
-    """
-    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for kernel in kernels:
-        named = kernel.op and not kernel.op.startswith("command_buffer")
-        of = found[_plain(kernel.op if named else kernel.name)]
-        of[0] = max(of[0], kernel.times)
-        of[1] += kernel.seconds
-    return found
 
 
 def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:

@@ -21,6 +21,7 @@ from unittest import mock
 import jaxmem
 from benchmarks import blocks
 from benchmarks._common import MIB, RESULTS
+from benchmarks._traces import by_instruction, plain_name
 from benchmarks.device import machine, on_device, traces, true
 from benchmarks.device.job import Job, Rows
 from benchmarks.device.timing import in_turn
@@ -126,13 +127,13 @@ def _rows(name: str, step: on_device.Step, small: bool) -> Rows:
 
 def by_bound(predicted: list, found: list[traces.Kernel]) -> Rows:
     """What kernels of each kind took, those that the profiler names."""
-    seen = traces.of_instructions(found, {one.name for one in predicted})
+    seen = by_instruction(found)
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0, 0.0])
     ratios: dict[str, list[float]] = defaultdict(list)
     for one in predicted:
         said, of = one.times * one.seconds, sums[one.bound]
-        if one.name in seen:
-            took = seen[one.name].seconds
+        if plain_name(one.name) in seen:
+            _, took = seen[plain_name(one.name)]
             for n, more in enumerate((one.times, said, took)):
                 of[n] += more
             if took:

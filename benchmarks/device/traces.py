@@ -1,7 +1,6 @@
 """What the profiler of JAX saw: the kernels of some calls and the seconds of each."""
 
 import pathlib
-import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
@@ -61,21 +60,3 @@ def _kernels(data: ProfileData, calls: int) -> list[Kernel]:
         Kernel(*key, times=n / calls, seconds=took / calls)
         for key, (n, took) in sums.items()
     ]
-
-
-def of_instructions(found: list[Kernel], names: set[str]) -> dict[str, Kernel]:
-    """By instruction of a module: by its op, or else by the kernel's name.
-
-    XLA calls a kernel after its instruction, with "_" for what C does not allow.
-    """
-    plain = {re.sub(r"[^A-Za-z0-9_]", "_", name): name for name in names}
-    by_name: dict[str, Kernel] = {}
-    for kernel in found:
-        name = kernel.op if kernel.op in names else plain.get(kernel.name, "")
-        if name:
-            before = by_name.get(name)
-            more = before.seconds if before else 0.0
-            by_name[name] = Kernel(
-                kernel.module, name, kernel.name, kernel.times, kernel.seconds + more
-            )
-    return by_name

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 SECTOR = 32  # bytes that a GPU fetches at least
+LARGE = 2**18  # elements of an array that takes longer than a launch
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of
-from jaxmem.memory.time.access import SECTOR, Access
+from jaxmem.memory.time.access import LARGE, SECTOR, Access
 from jaxmem.memory.time.in_turn import Reduction, heaps, reductions, sorted_rows, sums
 from jaxmem.memory.time.reading import elements_of, inside
 from jaxmem.memory.time.strides import strided
@@ -11,7 +11,6 @@ from jaxmem.memory.time.triton import is_tiled, tiled
 
 _LOOP = 512  # elements of a loop's block: 128 threads, four each
 _TILE = 32 * 32  # elements of a transposition's block
-_LARGE = 2**18  # elements of an array that takes longer than a launch
 _GRADIENTS = 12.0  # times the queries: what cuDNN's attention clears, sums, converts
 
 
@@ -44,12 +43,12 @@ def _loop(hlo: Hlo, made: Instruction, traffic: Traffic) -> Access:
 
 def _input(hlo: Hlo, made: Instruction) -> Access:
     """Sums, or else transpositions in tiles."""
-    found = [one for one in reductions(hlo, made) if one.elements >= _LARGE]
+    found = [one for one in reductions(hlo, made) if one.elements >= LARGE]
     if found:
         return sums(hlo, made, max(found, key=_in_turn))
     apart = strided(hlo, made, tiles=True)
     elements = elements_of(made.shape)
-    large = elements >= _LARGE
+    large = elements >= LARGE
     return Access(elements / _TILE, near=SECTOR * apart, phases=large)
 
 

@@ -10,12 +10,11 @@ import re
 
 from jaxmem.memory.buffers.hlo import Hlo, Instruction
 from jaxmem.memory.buffers.shapes import arrays_of
-from jaxmem.memory.time.access import SECTOR, Access
+from jaxmem.memory.time.access import LARGE, SECTOR, Access
 from jaxmem.memory.time.in_turn import reductions
 from jaxmem.memory.time.reading import elements_of, inside
 from jaxmem.memory.time.traffic import Traffic
 
-_LARGE = 2**18  # elements of an array that takes longer than a launch
 _SERIAL = 32  # elements of a thread, beyond which few blocks fit side by side
 _FULL = 3  # arrays of twice as many, which registers do not hold
 _SIZES = re.compile(r'"output_tiles":\[\{"sizes":\[([^\]]*)\]')
@@ -45,7 +44,7 @@ def tiled(hlo: Hlo, made: Instruction, traffic: Traffic) -> Access:
         scattered=_narrow(
             hlo, made, traffic, tile, any(one.columns > 1 for one in sums)
         ),
-        phases=largest >= _LARGE,
+        phases=largest >= LARGE,
         serial=bool(sums) and held >= _SERIAL,
         spilled=8.0 * largest * spilled,  # written and read, in 32 bits
     )

@@ -6,13 +6,11 @@ kernels, to its attention too.
 """
 
 import itertools
-import json
-import subprocess
-import sys
 
 import pytest
 
 from benchmarks import time
+from tests.memory.time import modules
 
 FITTED = 0.08  # reached: 0.06
 HELD_OUT = 0.15  # reached: 0.09
@@ -21,7 +19,6 @@ ALIKE = 0.01  # of steps that nobody need tell apart
 KINDS = {"products": 0.1, "loops": 0.1, "Triton's": 0.1, "sums": 0.1}
 
 
-# In a process of its own, where the checker of types does not slow each call down.
 PREDICT = """
 import json
 from benchmarks import time
@@ -32,9 +29,7 @@ print(json.dumps({one.name: (one.ms, *time.compared(one)) for one in traces()}))
 
 @pytest.fixture(scope="module")
 def compared():
-    command = [sys.executable, "-c", PREDICT]
-    said = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(said.stdout.splitlines()[-1])
+    return modules.printed(PREDICT)
 
 
 def test_there_are_twenty_three_steps(compared):

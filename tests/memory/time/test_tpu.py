@@ -1,9 +1,6 @@
 """Predicted seconds for TPUs: against XLA's own cycles, and what they are made of."""
 
 import dataclasses
-import json
-import subprocess
-import sys
 
 import pytest
 
@@ -23,7 +20,6 @@ RANKED = 0.9 - 1e-9  # of five policies two neighbours may have changed places
 KINDS = {"products": 0.1, "fusions": 0.1, "by themselves": 0.15}
 UNKNOWN = 0.03  # of what is predicted is of operations that XLA does not estimate
 
-# In a process of its own, where the checker of types does not slow each call down.
 PREDICT = """
 import json
 from benchmarks import time
@@ -34,9 +30,7 @@ print(json.dumps([[one.chip, one.name, *time.estimated(one)] for one in costed()
 
 @pytest.fixture(scope="module")
 def estimated():
-    command = [sys.executable, "-c", PREDICT]
-    said = subprocess.run(command, capture_output=True, text=True, check=True)
-    return json.loads(said.stdout.splitlines()[-1])
+    return modules.printed(PREDICT)
 
 
 def by_chip(estimated):
