@@ -20,6 +20,8 @@ _AFTER = {"while": ("body", "cond", "body_jaxpr", "cond_jaxpr")}
 _WRAPPERS = frozenset("jvp transpose vmap pmap xmap linearize".split())
 _BRANCH = re.compile(r"branch_\d+_fun$")
 _NUMBER = re.compile(r"^(.*?)(\d+)$")
+# The name scope that `jax.checkpoint`, and all of this package, recompute under.
+RECOMPUTED = "rematted_computation"
 _OWN = "jaxmem."  # the scopes of this package's ops begin with it
 
 
@@ -47,7 +49,7 @@ def parse_op_name(op_name: str) -> OpName:
         module_path="/".join(modules),
         operation="/".join(p for p in (einsum or prefix, operation) if p),
         backward=backward,
-        recomputed="rematted_computation" in op_name,
+        recomputed=RECOMPUTED in op_name,
     )
 
 

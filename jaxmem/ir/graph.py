@@ -5,7 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
 from jaxmem import _compat
+from jaxmem._module_path import RECOMPUTED
 from jaxmem.ir import jaxprs
 from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.scans import is_on_host, is_var
@@ -102,6 +105,12 @@ class Values:
     def put(self, i: int, outs: Sequence[Any]) -> None:
         self.done.add(i)
         self.env.update(zip(self.graph.eqns[i].outvars, outs, strict=True))
+
+    def evaluate_again(self, positions: Iterable[int]) -> None:
+        """Equations that were done before, by name scopes as `jax.checkpoint` does."""
+        with jax.named_scope(RECOMPUTED):
+            for i in positions:
+                self.evaluate(i)
 
     def evaluate_before(self, end: int) -> None:
         """Every equation before `end`, in order."""

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from jaxmem._module_path import RECOMPUTED
 from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import flops
 from jaxmem.ir.scans import is_var, size_of
@@ -67,7 +68,6 @@ def _finding(level: SubjectLevel, eqn, share: float, size: int) -> Finding:
     )
 
 
-_RECOMPUTED = "rematted_computation"  # jax's name scope of what it recomputes
 _HLO = re.compile(
     r" (?:dot|convolution)\(|custom_call_target=\"[^\"]*(?:gemm|matmul|conv)"
 )
@@ -122,5 +122,5 @@ def products_of_program(text: str) -> tuple[int, int]:
 
 
 def _split(scopes: list[str]) -> tuple[int, int]:
-    forward = (s for s in scopes if _RECOMPUTED not in s and "transpose(" not in s)
-    return sum(_RECOMPUTED in s for s in scopes), sum(1 for _ in forward)
+    forward = (s for s in scopes if RECOMPUTED not in s and "transpose(" not in s)
+    return sum(RECOMPUTED in s for s in scopes), sum(1 for _ in forward)

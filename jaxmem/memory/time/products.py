@@ -32,6 +32,7 @@ class Product:
         dtype: XLA's name of that operand's type.
         library: whether cuBLAS or cuDNN does it.
         spent: its time over that of a product by itself.
+        again: whether a library does it a second time, inside of another call.
     """
 
     batch: int
@@ -42,6 +43,7 @@ class Product:
     dtype: str
     library: bool = False
     spent: float = 1.0
+    again: bool = False
 
     @property
     def flops(self) -> float:
@@ -186,4 +188,7 @@ def _attention(hlo: Hlo, made: Instruction, target: str) -> Iterator[Product]:
     one = Product(batch * heads, queries, keys, width * seen, q.bits, q.dtype)
     two = Product(batch * heads, queries, width, keys * seen, q.bits, q.dtype)
     one, two = (dataclasses.replace(each, spent=spent) for each in (one, two))
-    yield from (one, one, two, two, two) if "Backward" in target else (one, two)
+    if "Backward" in target:
+        yield from (dataclasses.replace(one, again=True), one, two, two, two)
+    else:
+        yield from (one, two)

@@ -43,6 +43,11 @@ class KernelWork:
         declared = self.declared.flops if self.declared else 0.0
         return declared + sum(one.flops for one in self.products)
 
+    @property
+    def repeated_flops(self) -> float:
+        """Of the products that a library's call does a second time."""
+        return sum(one.flops for one in self.products if one.again)
+
 
 def seconds(work: KernelWork, rates: Rates, cached: int = 0) -> tuple[float, Bound]:
     """How long a kernel takes, and what binds it.

@@ -41,6 +41,7 @@ class TimedKernel:
         bound: what it waits for most.
         flops: of its products, one time.
         bytes: that it reads and writes, one time.
+        repeated_flops: of its products, what it does a second time itself.
     """
 
     name: str
@@ -49,6 +50,7 @@ class TimedKernel:
     bound: Bound
     flops: float
     bytes: int
+    repeated_flops: float = 0.0
 
 
 @dataclass
@@ -133,7 +135,8 @@ class _Clock:
             if not target.startswith(_COSTED) and work.declared is None:
                 self.found.unknown_calls.append(made.name)
         took, bound = seconds(work, self.rates, self._cached(made, work))
-        self._kernel(made, times, took, bound, work.flops, work.traffic.bytes)
+        counted = work.flops, work.traffic.bytes, work.repeated_flops
+        self._kernel(made, times, took, bound, *counted)
 
     def _is_small(self, made: Instruction) -> bool:
         """Whether it is no kernel: an operation by itself on a few numbers."""
@@ -160,9 +163,10 @@ class _Clock:
         bound: Bound,
         flops: float = 0.0,
         size: int = 0,
+        repeated: float = 0.0,
     ) -> None:
         self.clock += took
-        one = TimedKernel(made.name, times, took, bound, flops, size)
+        one = TimedKernel(made.name, times, took, bound, flops, size, repeated)
         self.found.kernels.append(one)
 
     def _collective(self, made: Instruction) -> tuple[float, Bound, float, int]:

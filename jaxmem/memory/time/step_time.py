@@ -62,6 +62,8 @@ class StepTime:
         operations: the slowest, most seconds first.
         kernels: how many run in a step.
         flops: of all matrix products, recomputed ones too.
+        recomputed_flops: of those that `jax.checkpoint`, a schedule or fused attention
+            does a second time.
         bytes: that all kernels read and write.
         peak_flops: what the chip does at most in these seconds, in 16 bits.
         spans: what runs one after the other, by module, in the schedule's order.
@@ -77,6 +79,7 @@ class StepTime:
     flops: float
     bytes: int
     peak_flops: float
+    recomputed_flops: float = 0.0
     spans: tuple[TimeSpan, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -84,6 +87,12 @@ class StepTime:
     def hfu(self) -> float:
         """The hardware's flops utilization: products done over those at the peak."""
         return self.flops / self.peak_flops if self.peak_flops else 0.0
+
+    @property
+    def mfu(self) -> float:
+        """The model's flops utilization: without what is recomputed."""
+        done = self.flops - self.recomputed_flops
+        return done / self.peak_flops if self.peak_flops else 0.0
 
     def __str__(self) -> str:
         return table(self)
@@ -118,8 +127,19 @@ def _result(hlo: Hlo, found: Timed, peak: float, trips: int | None) -> StepTime:
         flops=sum(row.flops for row in rows),
         bytes=sum(row.bytes for row in rows),
         peak_flops=peak * seconds,
+        recomputed_flops=_recomputed(tracer, found.kernels),
         spans=_spans(tracer, found.kernels),
         notes=tuple(_notes(tracer, found, trips)),
+    )
+
+
+def _recomputed(tracer: Tracer, kernels: list[TimedKernel]) -> float:
+    """Flops of products that a step does a second time."""
+    again = lambda one: tracer.kernel(one.name).name.recomputed
+    return sum(
+        one.times * (one.flops if again(one) else one.repeated_flops)
+        for one in kernels
+        if one.flops
     )
 
 

@@ -25,7 +25,7 @@ def time_line(time: "StepTime") -> str:
         if seconds >= _LEAST * time.seconds
     ]
     text = f"predicted {milliseconds(time.seconds)} a step: {', '.join(parts)}"
-    return f"{text}; HFU {100 * time.hfu:.0f} %"
+    return f"{text}; MFU {100 * time.mfu:.0f} %, HFU {100 * time.hfu:.0f} %"
 
 
 def table(time: "StepTime") -> str:

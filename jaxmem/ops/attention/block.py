@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxmem._module_path import RECOMPUTED
 from jaxmem.ops.common.lean import wide_dtype
 from pallas_kernels import attention as common
 from pallas_kernels.attention import MASKED as MASKED
@@ -177,7 +178,8 @@ def backward(
     # wanted.
     q, k, bias = a["q"], a["k"], a.get("bias")
     g = _queries_inside(place, extras, a["g"])
-    logits, seen = _logits(rules, place, q, k, bias, extras)
+    with jax.named_scope(RECOMPUTED):
+        logits, seen = _logits(rules, place, q, k, bias, extras)
     p = jnp.exp(logits - a["top"][..., None] - a["log_total"][..., None])
     # rounded as the forward pass has it, and held: the logits can go before dp comes
     p = jax.lax.optimization_barrier(p.astype(q.dtype)).astype(p.dtype)

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
+from jaxmem._module_path import RECOMPUTED
 from jaxmem.ops.common.blocks import tied, vary
 from jaxmem.ops.common.lean import wide_dtype
 from pallas_kernels.dispatch import Implementation
@@ -192,7 +194,9 @@ def backward(head: Head, wanted, saved: dict, g: Rows) -> dict:
     def step(grads, start, size):
         w, b, column = _slices(head, x, kernel, bias, start, size)
         here = column[None] == labels[:, None]
-        d = _logits_gradient(head, _raw_logits(head, x, w, b), rows, here, g)
+        with jax.named_scope(RECOMPUTED):
+            raw = _raw_logits(head, x, w, b)
+        d = _logits_gradient(head, raw, rows, here, g)
         new = {}
         if "bias" in wanted:
             new["bias"] = _put(grads["bias"], unit * d.sum(0), 0, start)

@@ -301,8 +301,7 @@ def _run_backward(
         known |= _beyond(plan, known, stacks, j)
         inside = Values(plan.body, known)
         inside.done.update(plan.shared)
-        for i in plan.all.evaluated:
-            inside.evaluate(i)
+        inside.evaluate_again(plan.all.evaluated)
         made = {**plan.all.slots, **plan.all.stays}
         x |= {slot: inside.env[v] for slot, v in made.items() if v in inside.env}
         last = zip(plan.all.loop_carried, before, strict=True)

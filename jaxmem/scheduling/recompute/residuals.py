@@ -167,7 +167,7 @@ def _run_backward(
     eqn, values: list, plan: PairRewrite, given: Given, last: list
 ) -> list:
     consts, init, xs = split(eqn, values)
-    eqns = plan.evaluated
+    again = plan.evaluated
 
     def step(carry, item):
         inner, before = carry
@@ -175,8 +175,7 @@ def _run_backward(
         known = {v: x[slot] for slot, v in plan.stays.items()}
         now |= {v: unpacked(v, _fetched(plan, v, now[v])) for v in plan.instead}
         values = Values(plan.body, {**given.whole, **known, **now})
-        for i in eqns:
-            values.evaluate(i)
+        values.evaluate_again(again)
         x |= {slot: values.env[v] for slot, v in plan.slots.items() if v in values.env}
         slots = (one.slot for one in plan.loop_carried)
         x |= dict(zip(slots, before, strict=True))

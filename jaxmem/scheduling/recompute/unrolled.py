@@ -225,6 +225,5 @@ class Recomputed(Values):
             *values, self.env[anchor] = barrier([*known.values(), self.read(anchor)])
             known = dict(zip(held, values, strict=True))
         inner = Values(self.graph, {v: self.env[v] for v in arguments} | known)
-        for i in eqns:
-            inner.evaluate(i)
+        inner.evaluate_again(eqns)
         self.recomputed |= {v: inner.env[v] for v in made}

@@ -214,6 +214,7 @@ def test_shares_add_up(mlp_time):
     )
     assert mlp_time.flops == 2 * 2 * 512 * 256 * 256  # two products
     assert 0 < mlp_time.hfu < 1
+    assert mlp_time.mfu == mlp_time.hfu  # nothing is recomputed
 
 
 def test_json_round_trip(mlp_time):
