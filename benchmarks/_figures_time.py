@@ -40,6 +40,15 @@ def our_kernels() -> str:
     return ", ".join(shares)
 
 
+@figures("time, XLA's kernels")
+def by_kind_on_a_gpu() -> str:
+    """Kernels of an H100 by kind, by XLA's own cost model and predicted."""
+    head = ("kernels", "XLA's ms", "predicted ms", "predicted / XLA's, median")
+    columns = ("what", "measured", "predicted", "median ratio")
+    found = [row for row in rows("time", JAX) if row["of"] == "XLA's kernels, ms"]
+    return table(head, [tuple(row[name] for name in columns) for row in found])
+
+
 def of_xla() -> list[Row]:
     return [row for row in rows("time", JAX) if row["of"] == "XLA's step, ms"]
 

@@ -8,6 +8,9 @@ over a step, and single kernels only where a name is known.
 
 No TPU has been timed. Its steps are held to the cycles that XLA's own cost model has
 written into their modules; what XLA does not estimate is in the predicted step alone.
+
+XLA has a cost model of GPUs, too, for single kernels, without their launches. It is
+compared kind by kind: of products and Triton's fusions it knows little.
 """
 
 import dataclasses
@@ -17,10 +20,10 @@ from collections.abc import Sequence
 
 from scipy import stats
 
-from benchmarks import _cycles
+from benchmarks import _xla_costs
 from benchmarks._common import publish
-from benchmarks._cycles import Costed, costed
 from benchmarks._traces import Trace, by_instruction, plain_name, traces
+from benchmarks._xla_costs import COSTS, CYCLES, Costed, costed
 from jaxmem.chips import rates_of
 from jaxmem.memory.buffers import parse_hlo
 from jaxmem.memory.buffers.hlo import Hlo
@@ -29,6 +32,7 @@ from jaxmem.memory.time.schedule import TimedKernel, timed, total
 
 CHIP = "h200"
 COLUMNS = ("chip", "of", "what", "measured", "predicted", "ratio", "median ratio")
+LEAST = 1e-6  # seconds: a kernel that takes less is hardly more than its launch
 GAP = 3e-7  # seconds between kernels, which the profiler does not count
 ALONE = "Adam"  # not a policy: another step
 PALLAS = "mosaic_gpu"  # in the names of kernels that Pallas has compiled
@@ -119,7 +123,7 @@ def estimated(step: Costed) -> tuple[float, float, Sums]:
     sums: Sums = defaultdict(lambda: [0.0, 0.0])
     counted = {one.name for one in timed(hlo, rates).kernels}
     for one in timed(hlo, dataclasses.replace(rates, few=-1)).kernels:
-        of_xla = _cycles.seconds_of(hlo, one, rates)
+        of_xla = _xla_costs.by_cycles(hlo, one, rates)
         found = sums[_kind_on_tpu(hlo, one) if of_xla else "not estimated"]
         found[0] += one.times * of_xla
         found[1] += one.times * one.seconds * (one.name in counted)
@@ -132,10 +136,38 @@ def _kind_on_tpu(hlo: Hlo, one: TimedKernel) -> str:
     return "products" if one.flops else _BY_ITSELF.get(opcode, "by themselves")
 
 
+def beside_xla(step: Costed) -> dict[str, list[tuple[float, float, float]]]:
+    """Kind -> (times, XLA's, predicted seconds without launches) of a GPU's kernels."""
+    hlo, rates = parse_hlo(step.module), rates_of(step.chip)
+    found = defaultdict(list)
+    for one in timed(hlo, rates).kernels:
+        of_xla = _xla_costs.by_cost(hlo, one)
+        if of_xla > LEAST:
+            said = one.times, of_xla, one.seconds - rates.launch
+            found[kind_of(hlo, one)].append(said)
+    return found
+
+
+def gpu_rows() -> list[tuple]:
+    """Kernels of all steps by kind: what they take together, and the median ratio."""
+    kinds = defaultdict(list)
+    for step in costed(COSTS):
+        for kind, kernels in beside_xla(step).items():
+            kinds[step.chip, kind] += kernels
+    made = []
+    for (chip, kind), kernels in kinds.items():
+        of_xla, said = (1e3 * sum(one[0] * one[k] for one in kernels) for k in (1, 2))
+        middle = statistics.median(one[2] / one[1] for one in kernels)
+        made.append(
+            (chip, "XLA's kernels, ms", kind, of_xla, said, said / of_xla, middle)
+        )
+    return made
+
+
 def tpu_rows() -> list[tuple]:
     """Steps, kinds of operations and a summary of each TPU."""
     found: dict[str, list] = defaultdict(list)
-    for step in costed():
+    for step in costed(CYCLES):
         found[step.chip].append((step.name, *estimated(step)))
     return [(chip, *row) for chip, steps in found.items() for row in _of_tpu(steps)]
 
@@ -177,4 +209,4 @@ def by_model(steps: list[tuple[str, float, float]]) -> dict[str, list]:
 
 
 if __name__ == "__main__":
-    publish("time", COLUMNS, rows() + tpu_rows())
+    publish("time", COLUMNS, rows() + gpu_rows() + tpu_rows())

@@ -13,7 +13,7 @@ from jax.experimental import topologies
 
 import jaxmem
 from benchmarks import blocks
-from benchmarks._cycles import Costed, keep
+from benchmarks._xla_costs import CYCLES, Costed, keep
 from jaxmem.chips import CHIPS, compiler_folders, get_target, topology, traced_for
 
 CHOSEN = ("tpu-v5e", "tpu-v5p", "tpu-v6e")
@@ -54,7 +54,7 @@ def main(words: list[str]) -> None:
             step, args = step_of(model, policy)
             memory = f"{CHIPS[chip].memory_bytes:,} bytes"
             try:
-                keep(Costed(chip, name, compiled_text(step, args, chip)))
+                keep(Costed(chip, name, compiled_text(step, args, chip)), CYCLES)
             except jax.errors.JaxRuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise
