@@ -23,6 +23,9 @@ Literal = jex_core.Literal
 Primitive = jex_core.Primitive
 Var = jex_core.Var
 
+# The name scope that `jax.checkpoint`, and all of this package, recompute under.
+RECOMPUTED = "rematted_computation"
+
 _HERE = pathlib.Path(__file__).parent
 # The folders of this package, and of the kernels that come with it.
 OWN = tuple(f"{path}{os.sep}" for path in (_HERE, _HERE.parent / "pallas_kernels"))

@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from jaxmem import _compat
+
 # Parts of a path that tracing adds. `body`, `cond` and `branch_N_fun` count as such
 # after their `while` or `cond` only, because a module may have these names.
 _NOISE = frozenset(
@@ -20,8 +22,6 @@ _AFTER = {"while": ("body", "cond", "body_jaxpr", "cond_jaxpr")}
 _WRAPPERS = frozenset("jvp transpose vmap pmap xmap linearize".split())
 _BRANCH = re.compile(r"branch_\d+_fun$")
 _NUMBER = re.compile(r"^(.*?)(\d+)$")
-# The name scope that `jax.checkpoint`, and all of this package, recompute under.
-RECOMPUTED = "rematted_computation"
 _OWN = "jaxmem."  # the scopes of this package's ops begin with it
 
 
@@ -49,7 +49,7 @@ def parse_op_name(op_name: str) -> OpName:
         module_path="/".join(modules),
         operation="/".join(p for p in (einsum or prefix, operation) if p),
         backward=backward,
-        recomputed=RECOMPUTED in op_name,
+        recomputed=_compat.RECOMPUTED in op_name,
     )
 
 

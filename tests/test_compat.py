@@ -349,3 +349,9 @@ def test_devices_of_this_process_run_here():
     assert not _compat.runs_here(SimpleNamespace(platform="gpu"))
     version = _compat.cudnn_version()
     assert version is None or version > 80000
+
+
+def test_what_a_checkpoint_recomputes_has_its_name_scope():
+    step = jax.grad(jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))))
+    text = jax.jit(step).lower(jnp.float32(1)).as_text(debug_info=True)
+    assert f"/{_compat.RECOMPUTED}/sin" in text

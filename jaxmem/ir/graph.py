@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from jaxmem import _compat
-from jaxmem._module_path import RECOMPUTED
 from jaxmem.ir import jaxprs
 from jaxmem.ir.operands_first import operands_first
 from jaxmem.ir.scans import is_on_host, is_var
@@ -108,7 +107,7 @@ class Values:
 
     def evaluate_again(self, positions: Iterable[int]) -> None:
         """Equations that were done before, by name scopes as `jax.checkpoint` does."""
-        with jax.named_scope(RECOMPUTED):
+        with jax.named_scope(_compat.RECOMPUTED):
             for i in positions:
                 self.evaluate(i)
 

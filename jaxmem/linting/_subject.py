@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from jaxmem import _compat
-from jaxmem._module_path import RECOMPUTED, parse_op_name
+from jaxmem._module_path import parse_op_name
 from jaxmem.ir import jaxprs
 from jaxmem.ir.graph import JaxprGraph
 from jaxmem.linting._report import Finding as Finding
@@ -142,7 +142,7 @@ def is_differentiated(eqn) -> bool:
 
 
 def is_recomputed(eqn) -> bool:
-    return RECOMPUTED in _compat.name_stack(eqn)
+    return _compat.RECOMPUTED in _compat.name_stack(eqn)
 
 
 def _users_line(eqn) -> str:

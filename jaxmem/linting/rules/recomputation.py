@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from jaxmem._module_path import RECOMPUTED
+from jaxmem._compat import RECOMPUTED
 from jaxmem.ir import jaxprs
 from jaxmem.ir.costs import flops
 from jaxmem.ir.scans import is_var, size_of

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxmem._module_path import RECOMPUTED
+from jaxmem import _compat
 from jaxmem.ops.common.lean import wide_dtype
 from pallas_kernels import attention as common
 from pallas_kernels.attention import MASKED as MASKED
@@ -178,7 +178,7 @@ def backward(
     # wanted.
     q, k, bias = a["q"], a["k"], a.get("bias")
     g = _queries_inside(place, extras, a["g"])
-    with jax.named_scope(RECOMPUTED):
+    with jax.named_scope(_compat.RECOMPUTED):
         logits, seen = _logits(rules, place, q, k, bias, extras)
     p = jnp.exp(logits - a["top"][..., None] - a["log_total"][..., None])
     # rounded as the forward pass has it, and held: the logits can go before dp comes

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxmem import _compat
-from jaxmem._module_path import RECOMPUTED
 from jaxmem.ops.common.blocks import tied, vary
 from jaxmem.ops.common.lean import wide_dtype
 from pallas_kernels.dispatch import Implementation
@@ -194,7 +193,7 @@ def backward(head: Head, wanted, saved: dict, g: Rows) -> dict:
     def step(grads, start, size):
         w, b, column = _slices(head, x, kernel, bias, start, size)
         here = column[None] == labels[:, None]
-        with jax.named_scope(RECOMPUTED):
+        with jax.named_scope(_compat.RECOMPUTED):
             raw = _raw_logits(head, x, w, b)
         d = _logits_gradient(head, raw, rows, here, g)
         new = {}
