@@ -14,14 +14,13 @@ Source:
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jax.custom_batching import custom_vmap
 
 from jaxmem import _compat
 from jaxmem.ops.attention import block
 from jaxmem.ops.attention.block import MASKED, Extras, Rules
 from jaxmem.ops.attention.cudnn_rules import HEADS, CudnnForm, form_of, refusal, suits
+from jaxmem.ops.attention.mapped import joins_batch
 from pallas_kernels.attention import all_of
 from pallas_kernels.lowering import KernelCandidate, warn_once
 
@@ -138,32 +137,9 @@ def _padded(x):
 
 @functools.cache
 def _forward(form: CudnnForm, scale: float):
-    return _folding(functools.partial(_compat.cudnn_attention, form, scale))
+    return joins_batch(functools.partial(_compat.cudnn_attention, form, scale))
 
 
 @functools.cache
 def _backward(form: CudnnForm, scale: float):
-    return _folding(functools.partial(_compat.cudnn_attention_grads, form, scale))
-
-
-def _folding(run):
-    """`run` of a dict of arrays; under `vmap` the mapped axis joins the first one."""
-    folding = custom_vmap(run)
-
-    @folding.def_vmap
-    def _(size: int, mapped: Any, arrays: dict):
-        (along,) = mapped
-        together = {name: _folded(size, x, along[name]) for name, x in arrays.items()}
-        outs = folding(together)
-        outs = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), outs)
-        return outs, jax.tree.map(lambda _: True, outs)
-
-    return folding
-
-
-def _folded(size: int, x, mapped: bool | None):
-    """[size, b, ...] as [size * b, ...]."""
-    if x is None:
-        return None
-    x = x if mapped else jnp.broadcast_to(x, (size, *x.shape))
-    return x.reshape(-1, *x.shape[2:])
+    return joins_batch(functools.partial(_compat.cudnn_attention_grads, form, scale))

@@ -179,10 +179,11 @@ def dot_product_attention(
       deterministic: True switches dropout off.
       implementation: "xla"; "pallas" for the kernel of a TPU or GPU, which holds the
         logits on the chip; None to choose by the chip that is compiled for, on one
-        device, inside `jax.shard_map` and, cuDNN's, under `vmap`: cuDNN's attention for
-        16 bits on an NVIDIA GPU from Ampere on, for what has neither dropout, a bias, a
-        mask nor segments (`cudnn_rules.py` has all reasons); the kernel where it was
-        measured to be no slower: on Hopper for bfloat16; else XLA. A kernel reads a
+        device, inside `jax.shard_map` and, those of others, under `vmap`: cuDNN's
+        for 16 bits on an NVIDIA GPU from Ampere on, and JAX's splash attention on a TPU
+        for bfloat16 and heads of 128, for what has neither dropout, a bias, a mask nor
+        segments (`cudnn_rules.py` and `splash.py` have all reasons); the kernel where
+        it was measured to be no slower: on Hopper for bfloat16; else XLA. It reads a
         `mask` as a bias of two bytes (a GPU's as bits where it differs among queries),
         sums the gradient of a bias on the chip, so that no array is larger than the
         bias, is differentiable once, and on several devices needs a `jax.shard_map`.

@@ -1,7 +1,7 @@
 """Which implementation computes attention: a kernel, or XLA in `blockwise.py`.
 
-With `implementation=None` it is cuDNN's where it takes the case, else a kernel of ours
-where it was measured, else XLA.
+With `implementation=None` it is cuDNN's or, on a TPU, JAX's splash kernels' where these
+take the case, else a kernel of ours where it was measured, else XLA.
 
 The forward and the backward pass choose each for itself: between them are the same
 arrays.
@@ -10,7 +10,7 @@ arrays.
 import functools
 from typing import Any, NamedTuple
 
-from jaxmem.ops.attention import blockwise, cudnn
+from jaxmem.ops.attention import blockwise, cudnn, splash
 from jaxmem.ops.attention.block import Extras
 from jaxmem.ops.attention.blockwise import AttentionBlocks
 from jaxmem.ops.attention.cudnn_rules import refusal
@@ -41,15 +41,19 @@ def forward(call: AttentionCall, q, k, v, bias, extras: Extras):
 
         return run
 
-    run = functools.partial(cudnn.forward, call.blocks.rules)
+    rules, inputs = call.blocks.rules, (q, k, bias, extras)
     return dispatch(
         *("attention", call.implementation, q, k, v, bias, extras),
         xla=lambda *inputs: blockwise.forward(call.blocks, *inputs),
         tpu=on("tpu"),
         gpu=on("gpu"),
-        others=cudnn.candidates(
-            "forward", run, call.blocks.rules, (q, k, bias, extras)
-        ),
+        others=[
+            candidate
+            for maker in (cudnn, splash)
+            for candidate in maker.candidates(
+                "forward", functools.partial(maker.forward, rules), rules, inputs
+            )
+        ],
     )
 
 
@@ -57,9 +61,9 @@ def reads_value_as_it_is(call: AttentionCall, q, k, bias, extras: Extras) -> boo
     """Whether a kernel may read the value in the backward pass, as it was given."""
     if considered("attention", call.implementation, q):
         return True
-    inputs = q, k, bias, extras
     own = call.implementation is None and call.save is None
-    return own and not refusal(call.blocks.rules, *inputs)
+    asked = call.blocks.rules, q, k, bias, extras
+    return own and not (refusal(*asked) and splash.refusal(*asked))
 
 
 def backward(
@@ -85,8 +89,16 @@ def backward(
     inputs = saved["q"], saved["k"], saved.get("bias"), extras
     rules, others = call.blocks.rules, ()
     if "v" in saved and "bias" not in wanted:
-        run = functools.partial(cudnn.backward, rules, wanted)
-        others = cudnn.candidates("backward", run, rules, inputs)
+        others = [
+            candidate
+            for maker in (cudnn, splash)
+            for candidate in maker.candidates(
+                "backward",
+                functools.partial(maker.backward, rules, wanted),
+                rules,
+                inputs,
+            )
+        ]
     return dispatch(
         *("attention", call.implementation, saved, g),
         xla=lambda saved, g: blockwise.backward(call.blocks, wanted, saved, g),
