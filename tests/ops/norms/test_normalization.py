@@ -274,3 +274,28 @@ BAD = [
 def test_bad_calls(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("size, count", [(1, 1), (64, 1), (1000, 15), (1000, 1000)])
+@pytest.mark.parametrize("kind", ["drawn", "ties", "alike", "not a number"])
+def test_the_smallest_are_those_of_top_k(size, count, kind):
+    score = jax.random.uniform(jax.random.key(size), (size,))
+    if kind == "ties":
+        score = jnp.round(4 * score)
+    elif kind == "alike":
+        score = jnp.ones(size)
+    elif kind == "not a number":  # each place comes once, whatever is in it
+        score = jnp.where(score < 0.5, jnp.nan, score)
+        found = np.asarray(from_output.smallest(score, count))
+        assert len(set(found)) == count and found.min() >= 0 and found.max() < size
+        return
+    found = jax.jit(from_output.smallest, static_argnums=1)(score, count)
+    assert found.dtype == jnp.int32
+    np.testing.assert_array_equal(found, jax.lax.top_k(-score, count)[1])
+
+
+def test_the_smallest_of_many_are_sorted(monkeypatch):
+    score = jax.random.uniform(jax.random.key(0), (100,))
+    few = from_output.smallest(score, 7)
+    monkeypatch.setattr(from_output, "_FEW", 99)
+    np.testing.assert_array_equal(from_output.smallest(score, 7), few)
