@@ -299,3 +299,29 @@ def test_the_smallest_of_many_are_sorted(monkeypatch):
     few = from_output.smallest(score, 7)
     monkeypatch.setattr(from_output, "_FEW", 99)
     np.testing.assert_array_equal(from_output.smallest(score, 7), few)
+
+
+@pytest.mark.parametrize(
+    "shape", [(6, 5), (4096, 8), (2, 2048, 8), (16, 3, 8), (64, 7, 8), (3, 4, 5, 8)]
+)
+def test_sums_by_groups_are_sums(shape):
+    like, row = jnp.zeros(shape), jax.random.normal(jax.random.key(0), shape[-1:])
+    spread = functools.partial(
+        from_output.by_groups, like=like, features=(len(shape) - 1,)
+    )
+    np.testing.assert_array_equal(spread(row), jnp.broadcast_to(row, shape))
+    g = jax.random.normal(jax.random.key(1), shape)
+    (got,) = jax.vjp(spread, row)[1](g)
+    want = np.asarray(g, np.float64).reshape(-1, shape[-1]).sum(0)
+    # the rounding of as many float32 additions of numbers of size one
+    rows = g.size // shape[-1]
+    np.testing.assert_allclose(got, want, atol=2.0**-24 * rows * np.sqrt(rows) + 1e-6)
+
+
+def test_sums_are_by_groups_of_rows():
+    like = jnp.zeros((2, 2048, 8))
+    spread = functools.partial(from_output.by_groups, like=like, features=(2,))
+    jaxpr = jax.make_jaxpr(lambda g: jax.vjp(spread, like[0, 0])[1](g))(like)
+    sums = [e for e in jaxpr.eqns if e.primitive.name == "reduce_sum"]
+    rows = [e.invars[0].aval.size // e.outvars[0].aval.size for e in sums]
+    assert rows == [2048 // 16, 2 * 16]
