@@ -16,6 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 
 from jaxmem.ops.common.blocks import devices_of
+from jaxmem.ops.common.gpu_barrier import gpu_barrier
 from jaxmem.ops.common.lean import wide_dtype, widen
 from jaxmem.ops.norms.moments import (
     Norm,
@@ -105,12 +106,16 @@ def guard(norm: Norm, x: Array, mean, raw: Array, scale, bias):
 
 def _with_channels(norm: Norm, y: Array, index: Array, columns: Array) -> Array:
     """y, with some of its channels replaced."""
-    where = tuple(
-        index if a == norm.features[0] else slice(None) for a in range(y.ndim)
-    )
-    # Without the promise, XLA checks the bounds of every index a second time.
-    columns = columns.astype(y.dtype)
-    return y.at[where].set(columns, unique_indices=True, mode="promise_in_bounds")
+    # By a gather, which is fused with what reads it: to write channels into y would
+    # take a copy of it.
+    (channel,) = norm.features
+    numbers = jnp.arange(index.size, dtype=index.dtype)
+    here = index[:, None] == jnp.arange(y.shape[channel], dtype=index.dtype)[None]
+    place = jnp.where(here, numbers[:, None], 0).sum(axis=0)
+    exact = columns.astype(y.dtype).at[(slice(None),) * channel + (place,)]
+    exact = exact.get(mode="promise_in_bounds")
+    like = jax.ShapeDtypeStruct(y.shape, jnp.bool_)
+    return jnp.where(along(here.any(axis=0), like, norm.features), exact, y)
 
 
 def _forward(norm: Norm, x, scale, bias, mask):
@@ -171,9 +176,8 @@ def by_groups(row: Array, like: Array, features: tuple[int, ...]) -> Array:
     )
     ones = (1,) * (len(shape) - axis - 2)
     groups = jnp.broadcast_to(row, (*shape[: axis + 1], *ones, channels))
-    # XLA would sum over both at once
-    groups = jax.lax.optimization_barrier(groups)
-    return jnp.broadcast_to(groups, shape).reshape(like.shape)
+    # XLA would sum over both at once, as a TPU should
+    return jnp.broadcast_to(gpu_barrier(groups), shape).reshape(like.shape)
 
 
 def norm_tangent(
