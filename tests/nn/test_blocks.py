@@ -113,6 +113,7 @@ def test_equals_plain_layers(name):
     assert_close(gradients(plain, params), gradients(block.apply, params))
 
 
+@pytest.mark.fast("pre")
 @pytest.mark.parametrize("name", ["pre", "post"])
 def test_parameters_are_those_of_flax(name):
     plain = initialized(PlainBlock(name, False), X, seed=2)["params"]

@@ -126,6 +126,7 @@ def test_a_step_is_scheduled(of):
     assert plan.plain is None
 
 
+@pytest.mark.fast("numbers", "views")
 @each
 def test_a_step_is_linted(of):
     assert jaxmem.lint(step_of(of), *arguments(of), donate_argnums=0) is not None
