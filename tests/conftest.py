@@ -4,6 +4,7 @@ The tests compile thousands of small programs and run each for a moment: what XL
 spend on making them fast, more than half of the suite's time, is left out.
 """
 
+import collections
 import ctypes
 import gc
 import os
@@ -66,15 +67,24 @@ def standard_jax():
 CHOSEN = pathlib.Path(__file__).with_name("chosen_slow_tests.txt")
 
 
-def pytest_collection_modifyitems(items):
-    """Marks the tests that the list names, with the words of their parameters."""
-    lines = [line.split() for line in CHOSEN.read_text().splitlines()]
-    chosen = [line for line in lines if line and line[0] != "#"]
+def pytest_collection_modifyitems(config, items):
+    """Marks what is slow beside fast cases, and what the list of chosen tests names."""
+    chosen = collections.defaultdict(list)
+    for name, *words in filter(None, map(str.split, CHOSEN.read_text().splitlines())):
+        chosen[name].append(words)
+    missing = set()
     for item in items:
         name, _, parameters = item.nodeid.partition("[")
-        words = {name, *re.findall(r"\w+", parameters)}
-        if any(words.issuperset(line) for line in chosen):
+        words = set(re.findall(r"\w+", parameters))
+        if any(map(words.issuperset, chosen.get(name, ()))):
             item.add_marker("chosen")
+        if (fast := item.get_closest_marker("fast")) is not None:
+            missing.update((name, case) for case in fast.args)
+            if item.callspec.id not in fast.args:
+                item.add_marker("slow")
+    missing -= {tuple(item.nodeid.removesuffix("]").split("[", 1)) for item in items}
+    if missing and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"no such cases, of those that are fast: {missing}")
 
 
 @pytest.fixture(autouse=True)

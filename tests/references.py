@@ -152,7 +152,7 @@ def _stacked(xs):
     """By numpy where it knows the dtype, which compiles nothing."""
     if jnp.issubdtype(xs[0].dtype, jax.dtypes.prng_key):
         return jnp.stack(xs)
-    return jnp.asarray(np.stack(xs))
+    return array(np.stack(xs))
 
 
 def _of_wanted(fn, args, wanted):
@@ -175,21 +175,20 @@ def _vjp(run, args, wanted, cotangent):
     @jax.jit  # one program: half of what both passes by themselves take to compile
     def both(*values):
         out, pull = jax.vjp(some, *values)
-        ct = jax.tree.map(lambda o, c: c.astype(o.dtype), out, cotangent(out))
-        return out, pull(ct)
+        as_out = lambda o, c: jnp.asarray(c.astype(o.dtype))
+        return out, pull(jax.tree.map(as_out, out, cotangent(out)))
 
     return both(*values)
 
 
 def _float64(x):
-    return np.asarray(x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, "f8")
+    return np.asarray(x).astype("f8")
 
 
 def _cotangent(out):
+    """NumPy's, which compiles nothing."""
     noise = np.random.default_rng(5)
-    return jax.tree.map(
-        lambda o: jnp.asarray(noise.standard_normal(o.shape).astype("f4")), out
-    )
+    return jax.tree.map(lambda o: noise.standard_normal(o.shape).astype("f4"), out)
 
 
 def _stacked_args(comparison, shape, dtype):
@@ -213,7 +212,7 @@ def _expected(comparison, shape, dtype):
         run = functools.partial(_vmap, comparison.plain)
         plain = _vjp(run, stacked, wanted, _cotangent)
         with jax.enable_x64(True):
-            wide = [jnp.asarray(_float64(x)) if _is_float(x) else x for x in stacked]
+            wide = [array(_float64(x)) if _is_float(x) else x for x in stacked]
             reference = _vjp(run, wide, wanted, _cotangent)
             reference = jax.tree.map(np.asarray, reference)
         _EXPECTED[key] = plain, reference
@@ -235,7 +234,7 @@ def _stated_errors(comparison, stacked, out, dtype) -> dict[str, float]:
     errors = [stated] * len(comparison.diff)
     if comparison.recomputed is not None:
         wide = [_float64(x) if _is_float(x) else np.asarray(x) for x in stacked]
-        g = _float64(_cotangent(out).astype(dtype))
+        g = _float64(_cotangent(out).astype(jnp.dtype(dtype)))
         examples = ([x[i] for x in (*wide, g)] for i in range(COPIES))
         found = [comparison.recomputed(args, g) for *args, g in examples]
         errors = [stated + max(es) for es in zip(*found, strict=True)]

@@ -2,8 +2,9 @@
 
 Which are fast does not hang on the place in a list, so that a new case leaves the
 others where they are. Where cases differ in what they go through, the fast ones are
-named: one for each way through the code (`some_fast`). Where there are many and all
-are alike, their names decide (`one_of`): any few will do, but always the same.
+named: one for each way through the code (`some_fast`, or of several parameters the
+mark `fast`). Where there are many and all are alike, their names decide (`one_of`), or
+the first of a kind stands for it (`first_fast`): any few will do, but always the same.
 
 In the fast suite every op has its values and gradients once in float32 and once in
 bfloat16; a transformation, a dtype or a chip is there once for each mechanism. Their
@@ -11,7 +12,7 @@ full product is in the slow suite.
 """
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -22,6 +23,16 @@ def some_fast(cases: Iterable[Any], *fast: Any) -> list[Any]:
     cases = list(cases)
     assert all(one in cases for one in fast), f"fast: {fast}, of {cases}"
     return [c if c in fast else pytest.param(c, marks=pytest.mark.slow) for c in cases]
+
+
+def first_fast(cases: Iterable[Any], kind: Callable[[Any], Any]) -> list[Any]:
+    """The cases, marked slow where an earlier one is of the same kind."""
+    seen, marked = set(), []
+    for case in cases:
+        marks = slow_unless(kind(case) not in seen)
+        seen.add(kind(case))
+        marked.append(pytest.param(case, marks=marks))
+    return marked
 
 
 def one_of(count: int, name: str) -> int:

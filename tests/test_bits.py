@@ -16,6 +16,7 @@ def _mask(shape):
     return array(np.random.default_rng(0).random(shape) < 0.5)
 
 
+@pytest.mark.fast("()", "(8,)", "(17,)", "(4, 0)", "(3, 5, 13)", "(197, 24)")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_round_trip(shape):
     mask = _mask(shape)

@@ -13,7 +13,7 @@ from tests.docs_code import DOCS, blocks, examples, run
 (NAMES,) = blocks(DOCS / "api" / "index.md")
 # These compile for an absent chip, or steps that take seconds to compile.
 SLOW = {
-    *("estimate", "remat_policy", "schedule"),
+    *("advise", "estimate", "remat_policy", "schedule"),
     *("MultiSteps", "dot_product_attention", "linear_cross_entropy", "max_batch"),
     "best_batch",
     *("adama", "microbatch", "rowwise", "save_quantized", "start_step", "substitute"),

@@ -1,6 +1,7 @@
 """The rules: imports go one way, exports are documented, import is cheap."""
 
 import ast
+import functools
 import importlib
 import json
 import pathlib
@@ -73,8 +74,13 @@ def _part(path: pathlib.Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def _imports(path: pathlib.Path):
-    for node in ast.walk(ast.parse(path.read_text())):
+@functools.cache
+def _imports(path: pathlib.Path) -> list[str]:
+    return [*_found_imports(ast.parse(path.read_text()))]
+
+
+def _found_imports(tree: ast.Module):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names)
         if isinstance(node, ast.ImportFrom) and node.module:

@@ -32,12 +32,14 @@ def test_parameters_are_those_published(name):
     assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(args))
 
 
+@pytest.mark.fast("gpt2_small")
 @pytest.mark.parametrize("name", ["vit_b", "bert_base", "gpt2_small"])
 def test_scanned_and_unrolled_have_the_same_parameters(name):
     (_, unrolled, _), (_, scanned, _) = (zoo.step(name, scanned=s) for s in (0, 1))
     assert parameters(unrolled) == parameters(scanned)
 
 
+@pytest.mark.fast("alexnet", "llama3_8b")
 @pytest.mark.parametrize(
     "name",
     ["alexnet", "unet", "llama3_8b", pytest.param("resnet50", marks=pytest.mark.slow)],

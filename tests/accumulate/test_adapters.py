@@ -59,6 +59,7 @@ def linen_variables():
     return variables["params"], variables["batch_stats"]
 
 
+@pytest.mark.fast("adama")
 @OPTIMIZERS
 def test_train_state_with_batch_stats(make):
     tx, (params, stats) = make(LR), linen_variables()
@@ -107,6 +108,7 @@ def nnx_pair(make, **options):
     return model, nnx.Optimizer(model, make(LR), **options)
 
 
+@pytest.mark.fast("adama")
 @OPTIMIZERS
 def test_nnx_is_updated_in_place(make):
     """As flax itself does it, micro-batch by micro-batch."""

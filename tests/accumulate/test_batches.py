@@ -50,6 +50,7 @@ def test_a_sharded_batch_stays_where_it_is(kind):
     assert not any(word in text for word in moves)
 
 
+@pytest.mark.fast("adama-explicit", "adam-auto")
 @KINDS
 @pytest.mark.parametrize("tx", [adama(LR), optax.adam(LR)], ids=["adama", "adam"])
 def test_data_parallel(tx, kind):

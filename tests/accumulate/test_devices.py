@@ -171,6 +171,7 @@ def test_those_left_out_are_zero_gradients(make, loss, skip):
     assert int(metrics["skipped"]) == 3 + 2 + 3 + 5
 
 
+@pytest.mark.fast("1-True-adam", "2-True-adama", "2-False-adama")
 @ADAMS
 @pytest.mark.parametrize(("n", "check_vma"), [(1, True), (2, True), (2, False)])
 def test_nothing_changes_where_all_are_left_out(make, n, check_vma, devices=3):
@@ -240,6 +241,7 @@ def test_noise_before_adama_stays_the_same_on_all_devices():
     assert int(states[1].count) == 0 and states[1].rng_key == first.rng_key
 
 
+@pytest.mark.fast("adama-vma", "adam-no_vma")
 @VMA
 @pytest.mark.parametrize("name", ["adama", "adam"])
 def test_model_state(name, check_vma, n=2):
@@ -274,6 +276,7 @@ def test_model_state(name, check_vma, n=2):
     assert_same(got, got | {"key": jax.random.key_data(state["key"])})
 
 
+@pytest.mark.fast("True-vma", "False-no_vma")
 @VMA
 @pytest.mark.parametrize("raw", [True, False])
 def test_every_device_has_keys_of_its_own(raw, check_vma, n=2):
@@ -295,6 +298,7 @@ def test_every_device_has_keys_of_its_own(raw, check_vma, n=2):
     assert_same(*draws)
 
 
+@pytest.mark.fast("adama")
 @ADAMS
 def test_two_axes(make):
     n, batch = 2, problem.batch(4 * M)
@@ -321,6 +325,7 @@ def test_in_vmap():
     assert_close(got, want, atol=LR * RTOL)
 
 
+@pytest.mark.fast("adama")
 @ADAMS
 def test_train_state(make):
     tx, off = make("data"), marked("bad", np.full((M, 2), np.nan))
@@ -399,6 +404,7 @@ def test_scanned_layers(make, n=2):
         assert_close(numbers(got[1]), numbers(want[1]), rtol=8 * RTOL)
 
 
+@pytest.mark.fast("adam-no_vma", "adama-vma")
 @VMA
 @ADAMS
 def test_one_reduction_a_step(make, check_vma):

@@ -72,6 +72,7 @@ def test_a_weight_that_is_known_and_is_none(weight):
         step(PARAMS, tx.init(PARAMS), BATCH, None)
 
 
+@pytest.mark.fast("tx0--1.0", "tx0-nan", "tx1-inf")
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
 @pytest.mark.parametrize("tx", [adama(LR), optax.sgd(LR, momentum=0.9)])
 def test_with_a_weight_that_turns_out_to_be_none_nothing_is_updated(tx, weight):

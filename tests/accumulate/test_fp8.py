@@ -67,6 +67,7 @@ def history(params, count):
     return np.roll(np.asarray(layer["input_amax_history"]), -1)[-count:]
 
 
+@pytest.mark.fast("1", "4")
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_equals_a_loop_by_hand(n):
     tx, parts = adama(LR), micro_batches(BATCH, n)
@@ -78,6 +79,7 @@ def test_equals_a_loop_by_hand(n):
     assert_same(history(got, n), np.float32(largest))
 
 
+@pytest.mark.fast("adama")
 @pytest.mark.parametrize("make", [adama, optax.adam], ids=["adama", "adam"])
 def test_one_micro_batch_is_a_step_of_the_train_state(make):
     tx = make(LR)

@@ -112,6 +112,7 @@ def assert_as_on_whole_batch(params, state, want):
     assert_close(state.trace, want[1], rtol=8 * RTOL)
 
 
+@pytest.mark.fast("4")
 @pytest.mark.parametrize("n", [1, 4])
 def test_as_on_the_whole_batch(n):
     tx, want = momentum(), on_whole_batch(PARAMS, batches(16))

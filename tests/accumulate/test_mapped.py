@@ -38,6 +38,7 @@ def trained(step, tx, params, batches, key=None):
     return params, metrics
 
 
+@pytest.mark.fast("adama")
 @OPTIMIZERS
 def test_as_in_a_map_of_ones_own(make):
     tx = make("data")
@@ -50,6 +51,7 @@ def test_as_in_a_map_of_ones_own(make):
     assert_close(got, want, rtol=len(BATCHES) * RTOL)
 
 
+@pytest.mark.fast("adam")
 @OPTIMIZERS
 def test_as_on_one_device(make):
     one, tx = make(None), make("data")
@@ -65,6 +67,7 @@ def test_as_on_one_device(make):
 BOTH = jax.make_mesh((2, 2), ("data", "fsdp"), (AxisType.Auto,) * 2)
 
 
+@pytest.mark.fast("as it is-adama", "pinned-adam")
 @OPTIMIZERS
 @pytest.mark.parametrize("pinned", [False, True], ids=["as it is", "pinned"])
 def test_other_axes_are_left_to_the_compiler(make, pinned):

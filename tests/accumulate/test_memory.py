@@ -77,6 +77,7 @@ def test_any_other_optimizer_takes_one_less():
 CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), adama(1e-3))
 
 
+@pytest.mark.fast("loss", "gradients-two_pass", "clip-two_pass")
 @pytest.mark.parametrize(
     ("tx", "options", "trees"),
     [

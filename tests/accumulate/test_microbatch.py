@@ -50,6 +50,7 @@ def test_other_optimizers_see_the_mean_gradient(tx, n):
     assert_close(state, want_state, rtol=4 * RTOL)
 
 
+@pytest.mark.fast("paper-2", "ema-2", "fractional-8")
 @pytest.mark.parametrize("n", [2, 8])
 @pytest.mark.parametrize("mode", ["paper", "ema", "fractional"])
 def test_adama_is_adama_called_micro_batch_by_micro_batch(n, mode):

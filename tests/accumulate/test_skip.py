@@ -65,6 +65,11 @@ def reference(tx, loss, good):
     return optax.apply_updates(PARAMS, updates), state
 
 
+@pytest.mark.fast(
+    "bad_loss-loss-adama",
+    "bad_loss-loss-adam",
+    "bad_gradient-gradients-ema",
+)
 @OPTIMIZERS
 @pytest.mark.parametrize(
     ("loss", "skip"),
@@ -87,6 +92,7 @@ def test_the_others_count_as_they_did(tx, loss, skip, bad=(0, 2)):
     assert_close(metrics["loss"], np.mean(losses))
 
 
+@pytest.mark.fast("1-adam", "4-adama", "4-ema")
 @OPTIMIZERS
 @pytest.mark.parametrize("n", [1, N])
 def test_nothing_changes_where_all_are_left_out(tx, n):

@@ -82,6 +82,7 @@ def run(loss, mesh=None, **options):
     return step(PARAMS, tx.init(PARAMS), BATCH, None)
 
 
+@pytest.mark.fast("mean-mesh1", "in_layers-None")
 @pytest.mark.parametrize("mesh", [None, MESH])
 @pytest.mark.parametrize("loss", [mean, in_layers])
 def test_nothing_is_said_of_a_mean(loss, mesh, caplog):

@@ -101,6 +101,7 @@ RECURRENT = {
 }
 
 
+@pytest.mark.fast("gru", "waves")
 @pytest.mark.parametrize("name", RECURRENT)
 def test_schedule_is_named_where_substitute_does_nothing(name):
     loss, *args = RECURRENT[name]

@@ -134,6 +134,7 @@ def scanned(w, x):
     return w - 0.1 * grad, value
 
 
+@pytest.mark.fast("jit")
 @pytest.mark.parametrize("wrap", [jax.jit, lambda f: f], ids=["jit", "as it is"])
 def test_export_with_a_symbolic_batch(wrap):
     """Decisions take a symbolic size as a number; the program holds for all."""

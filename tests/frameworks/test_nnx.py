@@ -64,6 +64,7 @@ def full():
     return model, nnx.Optimizer(model, TX, wrt=nnx.Param)
 
 
+@pytest.mark.fast("donated")
 @pytest.mark.parametrize("donate", [(), (0, 1)], ids=["kept", "donated"])
 def test_dropout_statistics_counters_and_shared_layers(donate):
     (model, _), _ = checked(step, full, X, donate_argnums=donate)

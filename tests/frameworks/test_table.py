@@ -18,6 +18,7 @@ from jaxmem.cli import app
 from jaxmem.scheduling import predict
 from tests.frameworks.forms import FORMS, LINEN_STATE, MAIN, NNX, TX, X, losses
 from tests.frameworks.stacks import stack_args, step
+from tests.sets import slow_unless
 
 pytestmark = [
     pytest.mark.usefixtures("standard_promotion"),
@@ -33,8 +34,8 @@ def wanted(form):
     return losses(form.jitted, form)
 
 
-def over_forms(table: dict, compiling: set[str]):
-    """All pairs; those that compile are slow on forms that differ little."""
+def over_forms(table: dict, fast: dict[str, tuple[str, ...]]):
+    """All pairs; what compiles is slow on forms other than these."""
     pairs = product(table.items(), FORMS.items())
     return pytest.mark.parametrize(
         "function, form",
@@ -43,7 +44,7 @@ def over_forms(table: dict, compiling: set[str]):
                 function,
                 form,
                 id=f"{name}-{kind}",
-                marks=[pytest.mark.slow] * (name in compiling and kind not in MAIN),
+                marks=slow_unless(kind in fast.get(name, FORMS)),
             )
             for (name, function), (kind, form) in pairs
         ],
@@ -60,7 +61,14 @@ WRAPPERS = {
 }
 
 
-@over_forms(WRAPPERS, {*WRAPPERS} - {"schedule"})
+# Both search, and one takes what the other takes.
+SEARCHES = {
+    "for a target": ("nnx", "equinox.filter_jit"),
+    "in a budget": ("plain", "linen", "nnx.jit"),
+}
+
+
+@over_forms(WRAPPERS, dict.fromkeys({*WRAPPERS} - {"schedule"}, MAIN) | SEARCHES)
 def test_the_loss_falls_as_in_the_plain_step(function, form):
     want = wanted(form)
     assert want[2] < want[1] < want[0]
@@ -87,14 +95,17 @@ LOOKS = {
 }
 
 
-@over_forms(LOOKS, {"estimate", "estimate scheduled", "max_batch", "advise"})
+COMPILES = dict.fromkeys(("estimate", "estimate scheduled", "advise"), MAIN)
+
+
+@over_forms(LOOKS, COMPILES | {"max_batch": ("linen", "nnx.jit")})
 def test_looking_at_a_step_changes_nothing(function, form):
     args = form.make()
     assert function(form, args) is not None
     assert losses(form.jitted, form._replace(make=lambda: args)) == wanted(form)
 
 
-@over_forms({"bytes": None}, {"bytes"})
+@over_forms({"bytes": None}, {"bytes": ("linen", "nnx.jit", "equinox.filter_jit")})
 def test_all_see_the_same_step(function, form):
     """Bytes of the state go in and out, whatever holds them."""
     args = form.make()
@@ -117,6 +128,14 @@ def test_residuals(form):
     assert found.total_bytes >= 2 * X.nbytes  # each layer's tanh
 
 
+@pytest.mark.fast(
+    "1-plain",
+    "2-plain",
+    "2-linen",
+    "2-nnx",
+    "2-nnx.jit",
+    "2-equinox.filter_jit",
+)
 @pytest.mark.parametrize("form", [FORMS[kind] for kind in MAIN], ids=MAIN)
 @pytest.mark.parametrize("n", [1, 2])
 def test_microbatch(n, form):

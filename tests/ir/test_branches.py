@@ -76,6 +76,13 @@ def with_operands(name):
     return found["eqn"], found["values"], [0 if k else None for k in known]
 
 
+@pytest.mark.fast(
+    "decomposed-1",
+    "the other way-0",
+    "the other way-1",
+    "constants-1",
+    "two outputs-1",
+)
 @pytest.mark.parametrize("due", [0, 1])
 @pytest.mark.parametrize("name", CASES)
 def test_layer_by_layer_is_all_at_once(name, due):

@@ -77,6 +77,7 @@ def maker_of(closed, name):
     return next(e for e in closed.eqns if e.primitive.name == name)
 
 
+@pytest.mark.fast("data-True", "FSDP-False", "both-True")
 @pytest.mark.parametrize("pinned", [True, False])
 @pytest.mark.parametrize("way", WAYS)
 def test_results_are_spread_as_the_compiler_has_them(mesh, way, pinned):
@@ -202,6 +203,7 @@ def looked_up(place):
     return step
 
 
+@pytest.mark.fast("data", "both")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_lost_axis_and_the_line_that_brings_it_back(mesh, way):
     params, _ = arguments(mesh, **WAYS[way])

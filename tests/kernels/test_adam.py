@@ -58,6 +58,7 @@ def run_steps(adam, params, grads, rng=None):
 # -- the formulas
 
 
+@pytest.mark.fast("False-4", "True-1")
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("x64", [False, True])
 def test_equals_the_formulas(n, x64):
@@ -192,12 +193,19 @@ CASES = [
 ]
 
 
+@pytest.mark.fast(
+    "(2, 17, 150)-{'p': 'bfloat16'}-cuda",
+    "(40, 3, 12)-{'p': 'bfloat16', 'moment': 'bfloat16'}-tpu",
+    "(1100,)-{'g': 'bfloat16'}-tpu",
+    "(1100,)-{'g': 'bfloat16'}-cuda",
+)
 @pytest.mark.parametrize("platform", KERNELS)
 @pytest.mark.parametrize("shape, dtypes", CASES, ids=str)
 def test_kernel_equals_its_reference(platform, shape, dtypes):
     compare(platform, leaf(shape, **dtypes))
 
 
+@pytest.mark.fast("p-tpu", "g-cuda")
 @pytest.mark.parametrize("platform", KERNELS)
 @pytest.mark.parametrize("without", ["p", "g"])
 def test_kernel_of_half_an_update(platform, without):

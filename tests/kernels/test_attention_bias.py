@@ -147,6 +147,7 @@ def test_two_warpgroups_of_keys_that_differ_among_heads(monkeypatch):
     check("cuda", inputs((1, 2, 1, 256), b=1, t=256, s=256, k=1))
 
 
+@pytest.mark.fast("False-1", "True-3")
 @pytest.mark.parametrize("lead", [1, 3])
 @pytest.mark.parametrize("by_length", [False, True])
 def test_which_sequences_visit_a_tile_of_the_bias(lead, by_length):

@@ -114,6 +114,7 @@ def test_derivatives_maps_and_loops_are_refused_too():
             lowered(step, *args, device=gpu("Tesla T4"))
 
 
+@pytest.mark.fast("t4", "a100")
 @pytest.mark.parametrize("target", ["t4", "l4", "a100"])
 def test_an_estimate_says_which_kernel_is_not_for_the_chip(target):
     """Before anything is compiled."""

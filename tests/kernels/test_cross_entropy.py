@@ -90,6 +90,7 @@ CASES = [
 ]
 
 
+@pytest.mark.fast("everything")
 @pytest.mark.parametrize("args, options", CASES, ids=["plain", "no bias", "everything"])
 def test_equals_its_reference(args, options):
     check_equal(args, 1e-5, **options)

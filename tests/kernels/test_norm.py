@@ -280,6 +280,7 @@ def _op(name, implementation):
     return _dropping(op) if name.startswith("dropout") else op
 
 
+@pytest.mark.fast("layer_norm-input", "rms_norm-output", "dropout_add_rms_norm-output")
 @pytest.mark.parametrize("save", ["input", "output"])
 @pytest.mark.parametrize(
     "name", some_fast(NAMES, "layer_norm", "rms_norm", "dropout_add_rms_norm")
@@ -343,6 +344,7 @@ def measured(monkeypatch):
     monkeypatch.setattr(dispatch, "MEASURED", every)
 
 
+@pytest.mark.fast("layer_norm-output")
 @pytest.mark.parametrize("save", ["input", "output"])
 @pytest.mark.parametrize("name", some_fast(NAMES, "layer_norm"))
 def test_xla_where_a_kernel_was_considered(measured, name, save):

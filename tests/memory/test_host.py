@@ -24,6 +24,7 @@ def arrays():
     return p, jax.device_put(p, HOST)
 
 
+@pytest.mark.fast("False")
 @needs_h100
 @pytest.mark.parametrize("full", [False, True])
 def test_counted_on_the_host(full):

@@ -44,6 +44,7 @@ def test_live_bytes_are_the_bytes_occupied(result):
         assert found.bytes_at(step) == occupied(found, step, size)
 
 
+@pytest.mark.fast("stack", "bert")
 def test_the_peak_is_the_fullest_step(result):
     found, size = live_map(result), result["memory"]["temp"]
     counts = [occupied(found, step, size) for step in range(found.steps)]

@@ -11,6 +11,7 @@ from tests.memory import dumps
 from tests.sets import some_fast
 
 
+@pytest.mark.fast("stack_result")
 @pytest.mark.parametrize("result", [dumps.stack_result, dumps.bert_result])
 def test_layers_add_up_to_the_live_bytes(result):
     report = dumps.report(result())

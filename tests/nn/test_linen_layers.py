@@ -74,6 +74,7 @@ def test_equals_flax(name, options):
     assert isinstance(lean, type(plain))
 
 
+@pytest.mark.fast("2-batch0", "3-batch2", "None-batch2")
 @pytest.mark.parametrize("batch", some_fast([(), (3,), (2, 3)], (), (2, 3)))
 @pytest.mark.parametrize("mask_rank", [2, 3, None])
 def test_attention_batch_axes_and_masks(batch, mask_rank):

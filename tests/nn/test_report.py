@@ -145,6 +145,7 @@ class Tied(nn.Module):
         return head.apply({"params": {"kernel": kernel}}, x)
 
 
+@pytest.mark.fast("float32-apply", "bfloat16-attend")
 @pytest.mark.parametrize("how", ["apply", "attend"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_tied_head_keeps_no_copy_of_the_embedding(how, dtype):

@@ -100,9 +100,7 @@ class Gated(nn.Module):
         return nn.Dense(16, name="down")(ACTIVATIONS[self.kind](gate, up))
 
 
-@pytest.mark.parametrize(
-    "kind", some_fast(ACTIVATIONS, "swiglu", "gelu", "elu", "relu")
-)
+@pytest.mark.parametrize("kind", some_fast(ACTIVATIONS, "swiglu", "gelu"))
 def test_an_activation_and_the_layer_after_it_store_one_array(kind):
     """Of a gated one: the two projections, and not their product beside them."""
     model, how = Gated(kind), jaxmem.ops.Quantization(8, 16, symmetric=True)

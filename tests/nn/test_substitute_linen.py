@@ -78,6 +78,7 @@ def test_same_model(case, save):
     assert isinstance(lean, type(plain))
 
 
+@pytest.mark.fast("scan")
 @pytest.mark.parametrize("style", ["loop", "scan"])
 def test_keeps_much_less(style):
     plain = models.Bert(style=style, width=64, dtype=jnp.bfloat16, dropout=0.1)

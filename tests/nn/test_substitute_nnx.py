@@ -74,6 +74,7 @@ def test_classes_sharing_and_report():
     assert any("gelu" in line for line in jaxmem.nn.report(lean, TOKENS).patterns)
 
 
+@pytest.mark.fast("stack")
 @pytest.mark.parametrize("make", [loop, stack])
 def test_keeps_much_less(make):
     plain = make(width=32)

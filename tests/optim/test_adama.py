@@ -73,6 +73,13 @@ VARIANTS = [
 MASK = {"w": True, "b": False}
 
 
+@pytest.mark.fast(
+    "paper-2-False",
+    "paper-2-True",
+    "paper-mean-2-False",
+    "ema-2-False",
+    "fractional-2-False",
+)
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("n", some_fast([2, 1, 8], 2))
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(v.values()))
@@ -201,6 +208,7 @@ def test_plain_calls_wait():
     assert_near(params, want[0], 1e-6)
 
 
+@pytest.mark.fast("paper", "fractional")
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(v.values()))
 def test_phases_and_plain_calls_agree(variant):
     grads = gradients(4, steps=5)
@@ -234,6 +242,7 @@ def test_weights_replace_one_over_n(variant):
     assert_near((got, moments(state)), (want[0], want[1:]), 5e-6)
 
 
+@pytest.mark.fast("paper", "ema")
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(v.values()))
 def test_what_is_not_kept_counts_as_zeros(variant):
     n = 3

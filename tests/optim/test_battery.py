@@ -4,6 +4,7 @@ import functools
 import importlib
 import pkgutil
 import re
+from collections.abc import Callable
 
 import chex
 import jax
@@ -18,6 +19,7 @@ import jaxmem
 from tests.arrays import array
 from tests.optim import cases
 from tests.optim.cases.case import LR, STEPS, Case
+from tests.sets import slow_unless
 
 ROWS, COLUMNS, LAYERS = 32, 64, 3
 
@@ -28,18 +30,16 @@ def all_cases() -> list[Case]:
     return [case for module in modules for case in module.CASES]
 
 
-each = pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
+def over_cases(fast: Callable[[str], bool]):
+    cases = [(case, slow_unless(fast(case.name))) for case in all_cases()]
+    params = [pytest.param(case, id=case.name, marks=marks) for case, marks in cases]
+    return pytest.mark.parametrize("case", params)
+
+
+# Each is what two others are.
+each = over_cases(lambda name: name not in ("adama_8_bits", "apollo_mini"))
 # These are held to all of it in the fast suite; low rank and the host have own tests.
-WIDELY = {"adama", "adam_8_bits", "came", "rowwise_adagrad"}
-some = pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(
-            case, id=case.name, marks=() if case.name in WIDELY else pytest.mark.slow
-        )
-        for case in all_cases()
-    ],
-)
+some = over_cases({"adama", "adam_8_bits", "sm3", "rowwise_adagrad"}.__contains__)
 
 
 def params(dtype=np.float32):

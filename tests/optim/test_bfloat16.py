@@ -50,6 +50,7 @@ def ends_at(tx, increment, steps=10_000, elements=1024):
     return np.float64(params["w"]).mean()
 
 
+@pytest.mark.fast("stochastic", "split_8")
 @pytest.mark.parametrize("name", ["stochastic", "split_8", "split_16"])
 def test_many_small_updates_add_up(name):
     """Plain bfloat16 stays at 1.0. A random walk of 10,000 roundings of 2**-7 at most

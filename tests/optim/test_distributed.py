@@ -87,6 +87,7 @@ def moments(state):
     return found.mu, found.nu
 
 
+@pytest.mark.fast("paper-1-False", "paper-4-True", "mean-4-False")
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("v_scale", ["paper", "mean"])

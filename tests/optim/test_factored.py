@@ -63,6 +63,7 @@ ADAFACTORS = {
 }
 
 
+@pytest.mark.fast("default", "momentum and decay", "a rate of None")
 @pytest.mark.parametrize("name", ADAFACTORS)
 def test_adafactor_is_optax_s_without_layers(name):
     options = {"learning_rate": 1e-2, "min_dim_size_to_factor": 8} | ADAFACTORS[name]
@@ -135,6 +136,7 @@ def at(tree, i, axis=0):
     return jax.tree.map(lambda x: jnp.take(x, i, axis), tree)
 
 
+@pytest.mark.fast("came", "adafactor", "sm3")
 @pytest.mark.parametrize("name", MAKE)
 def test_more_layers_than_rows(name):
     """Each layer as if it were alone, matrices and vectors; optax mixes them here."""

@@ -102,6 +102,7 @@ def test_the_four_bit_map_is_torchaos(which):
     np.testing.assert_array_equal(fmt.encode(jnp.float32(y)), near)
 
 
+@pytest.mark.fast("adam_4_bits")
 @pytest.mark.parametrize(
     "case",
     [
@@ -207,6 +208,7 @@ def in_chunks(monkeypatch, elements):
     monkeypatch.setattr(moments, "on_platforms", loops)
 
 
+@pytest.mark.fast("moved-shape0-1")
 @pytest.mark.parametrize("shape, outer", [((200, 64), 1), ((512, 64), 4)])
 @pytest.mark.parametrize("phase", some_fast(["moved", "accumulated"], "moved"))
 def test_chunks_of_rows_change_nothing(monkeypatch, shape, outer, phase):

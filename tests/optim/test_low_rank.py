@@ -41,6 +41,15 @@ def assert_near(got, want, rtol):
 # -- the whole space
 
 
+@pytest.mark.fast(
+    "(6, 4)-svd-std",
+    "(6, 4)-svd-reverse_std",
+    "(6, 4)-svd-left",
+    "(6, 4)-svd-right",
+    "(6, 4)-svd-full",
+    "(4, 6)-randomized-std",
+    "(4, 6)-randomized-full",
+)
 @pytest.mark.parametrize("projection", ["std", "reverse_std", "left", "right", "full"])
 @pytest.mark.parametrize("subspace", ["svd", "randomized"])
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6)], ids=str)
@@ -176,6 +185,7 @@ def test_numbers_in_the_state(projection, projector, moments):
     assert {x.dtype.name for x in arrays(state)} == {"float32"}
 
 
+@pytest.mark.fast("512-int4-0.5-15", "48-int8-1-255")
 @pytest.mark.parametrize(
     ("kind", "each", "bound"), [("int8", 1, 255), ("int4", 0.5, 15)]
 )

@@ -47,6 +47,7 @@ INNER = {
 }
 
 
+@pytest.mark.fast("sgd-True", "adam-False", "adamw-True", "clip-False")
 @pytest.mark.parametrize("mean", [True, False])
 @pytest.mark.parametrize("name", INNER)
 def test_equals_optax(name, mean):
@@ -116,6 +117,7 @@ def test_inner_update_runs_in_a_branch():
     assert "sqrt" in str(jaxpr)
 
 
+@pytest.mark.fast("adama")
 @pytest.mark.parametrize("opt", [optax.sgd(0.1), adama(0.1)], ids=["sgd", "adama"])
 def test_dtypes_hold(opt):
     params, flat = tree(dtype=jnp.bfloat16), gradients(1, 4, dtype=jnp.bfloat16)
@@ -132,6 +134,7 @@ def test_dtypes_hold(opt):
     assert wide.acc_grads["w"].dtype == jnp.float32
 
 
+@pytest.mark.fast("adama")
 @pytest.mark.parametrize("opt", [optax.sgd(0.1), adama(0.1)], ids=["sgd", "adama"])
 def test_in_shard_map_and_vmap(opt):
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))

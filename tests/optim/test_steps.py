@@ -85,6 +85,7 @@ def named(lr):
     )
 
 
+@pytest.mark.fast("adama", "inject", "partition", "masked", "deep")
 @pytest.mark.parametrize(
     "make",
     [

@@ -18,8 +18,8 @@ pytestmark = [
 # Long to compile, and in the slow suite; each kind of model is among the others too.
 LONG = {
     *("adapters", "adversarial", "autoencoder", "diffusion", "language_model"),
-    *("policy", "private_descent", "radiance_field", "recurrent"),
-    *("simulator", "state_space"),
+    *("meta_learning", "neural_ode", "patches", "policy", "private_descent"),
+    *("radiance_field", "recurrent", "simulator", "state_space", "two_views"),
 }
 CASES = [
     pytest.param(p, marks=slow_unless(p.name not in LONG), id=str(p)) for p in PROGRAMS

@@ -1,6 +1,7 @@
 """Attention as decoders write it: heads in groups, masks, scores' type, dropout."""
 
 import functools
+import itertools
 
 import flax.linen as nn
 import jax
@@ -13,7 +14,7 @@ import jaxmem
 from jaxmem import rewriting
 from tests.arrays import array
 from tests.references import kept_bytes
-from tests.sets import some_fast
+from tests.sets import slow_unless, some_fast
 
 B, T, H, K, D = 2, 64, 4, 2, 8
 RATE = 0.1
@@ -64,10 +65,16 @@ def arguments(dtype):
     return [array(rng.standard_normal(s), dtype) for s in shapes]
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("dropout", [False, True])
-@pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("heads", HEADS)
+def _forms():
+    """All; fast are each pair of heads and mask, and each pair of other options."""
+    for i, j in itertools.product(range(len(HEADS)), range(len(MASKS))):
+        for wide, dropout in itertools.product((False, True), repeat=2):
+            fast = (wide, dropout) == ((i + j) % 2 == 1, (i + j // 2) % 2 == 1)
+            form = HEADS[i], wide, dropout, MASKS[j]
+            yield pytest.param(*form, marks=slow_unless(fast))
+
+
+@pytest.mark.parametrize("heads, wide, dropout, mask", [*_forms()])
 def test_every_form_is_found(heads, wide, dropout, mask):
     form = functools.partial(
         attention, heads=heads, wide=wide, dropout=dropout, mask=mask
@@ -86,6 +93,14 @@ ADDED = [
 ]
 
 
+@pytest.mark.fast(
+    "float32-none-None",
+    "float32-where-None",
+    "float32-lowest-None",
+    "float32-where-bias4",
+    "float32-where-bias6",
+    "float32-add-bias7",
+)
 @pytest.mark.parametrize(("mask", "bias"), ADDED)
 @pytest.mark.parametrize("dtype", some_fast(["float32", "bfloat16"], "float32"))
 def test_groups_have_the_values_and_gradients_of_the_plain_form(dtype, mask, bias):
@@ -116,6 +131,7 @@ def test_groups_have_the_values_and_gradients_of_the_plain_form(dtype, mask, bia
         assert far(a) <= 4 * float(jnp.finfo(dtype).eps) * most + 2 * far(b)
 
 
+@pytest.mark.fast("none", "where")
 @pytest.mark.parametrize("mask", MASKS)
 def test_groups_draw_the_masks_of_heads_in_one_axis(mask):
     """Dropout in groups is that of the form which repeats the keys, bit for bit."""

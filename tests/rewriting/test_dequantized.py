@@ -22,6 +22,7 @@ def kept(fn, args):
     return [r for r in found if r.kind != "argument"]
 
 
+@pytest.mark.fast("int8-written out", "float8-scan", "table-written out")
 @forms
 @kinds
 def test_no_wide_weight_is_kept(kind, scanned):
@@ -32,6 +33,7 @@ def test_no_wide_weight_is_kept(kind, scanned):
     assert sum(r.bytes for r in lean) <= sum(r.bytes for r in plain)
 
 
+@pytest.mark.fast("int8-scan", "table-scan")
 @pytest.mark.parametrize(
     "scanned", some_fast([False, True], True), ids=["written out", "scan"]
 )

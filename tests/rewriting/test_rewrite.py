@@ -57,12 +57,13 @@ def test_is_found_inside(name):
     assert counts(fn, X) == {"gelu": 1}
     lean = rewrite(fn)
 
-    def loss(fn):
-        return lambda x: sum(jnp.sum(y) for y in jax.tree.leaves(fn(x)))
+    def both(fn):
+        total = lambda x: sum(jnp.sum(y) for y in jax.tree.leaves(fn(x)))
+        return jax.jit(lambda x: (fn(x), jax.grad(total)(x)))(X)
 
-    for a, b in zip(*(jax.tree.leaves(f(X)) for f in (fn, lean)), strict=True):
+    (plain, want), (values, got) = both(fn), both(lean)
+    for a, b in zip(*map(jax.tree.leaves, (plain, values)), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
-    want, got = (jax.jit(jax.grad(loss(f)))(X) for f in (fn, lean))
     np.testing.assert_allclose(want, got, rtol=1e-5, atol=1e-5)
 
 
@@ -334,6 +335,7 @@ def test_what_is_left_is_no_part_of_what_was_replaced():
     assert report.counts == {"dropout": 1} and not report.left
 
 
+@pytest.mark.fast("False-shape0", "False-shape2", "True-shape1")
 @pytest.mark.parametrize("shape", [(1, 1, 8, 4), (3, 3, 8, 4), (3, 3, 2, 4)])
 @pytest.mark.parametrize("first", [False, True])
 def test_convolutions_keep_no_cast_kernel(shape, first):
@@ -495,7 +497,7 @@ BINARY = (jnp.add, jnp.multiply, jnp.subtract, jnp.maximum)
 steps = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(steps.filter(lambda s: 0 < len(s) < 9))
 def test_any_elementwise_program_means_the_same(program):
     def fn(x):

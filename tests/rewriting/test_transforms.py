@@ -99,6 +99,7 @@ def test_with_all_inputs_but_some_frozen(comparison):
 KEEPS = [i for i in OFTEN if i not in ("two biases", "bias after mask")]
 
 
+@pytest.mark.fast("quick gelu", "linen.BatchNorm", "1 - mask", "three masks")
 @pytest.mark.parametrize(
     "comparison",
     [

@@ -77,6 +77,7 @@ def test_without_jit_a_step_is_planned_and_measured_all_the_same():
     assert plan.fingerprint == scheduled(step, "none").plan(weights(), X).fingerprint
 
 
+@pytest.mark.fast("none", "budget")
 @pytest.mark.parametrize("way", WAYS)
 def test_a_step_prints_as_often_as_it_did(way, capfd):
     want = step(weights(), X)
@@ -85,6 +86,7 @@ def test_a_step_prints_as_often_as_it_did(way, capfd):
     assert capfd.readouterr().out.split() == ["loss", f"{float(want[1]):.3f}"]
 
 
+@pytest.mark.fast("cpu")
 @pytest.mark.parametrize("target", ["cpu", pytest.param("h100", marks=needs_h100)])
 def test_what_a_step_prints_is_left_out_of_what_is_measured(target):
     args = weights(), X

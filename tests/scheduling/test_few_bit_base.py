@@ -90,6 +90,7 @@ def unstacked(stack):
     return [jax.tree.map(operator.itemgetter(i), stack) for i in range(LAYERS)]
 
 
+@pytest.mark.fast("int8-scanned", "float8-written out", "table-scanned")
 @pytest.mark.parametrize("scanned", [False, True], ids=["written out", "scanned"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_wide_weight_is_kept(kind, scanned):

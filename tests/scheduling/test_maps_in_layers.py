@@ -126,6 +126,7 @@ def values(closed, xs):
     return jax.jit(lambda *xs: jaxprs.evaluate(closed, xs))(*xs)
 
 
+@pytest.mark.fast("checked", "partial")
 @pytest.mark.parametrize("form", FORMS)
 def test_parts_give_what_the_whole_gives(form):
     eqn = forward_map(form)

@@ -177,6 +177,7 @@ LEFT = {
 }
 
 
+@pytest.mark.fast("either", "switched", "three_deep", "recurrent")
 @pytest.mark.parametrize("name", some_fast(STEPS, *({*STEPS} - {"in_while"})))
 def test_what_is_nested_keeps_less_and_trains_alike(name):
     want, losses = trained(jax.jit(STEPS[name]))

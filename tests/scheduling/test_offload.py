@@ -33,6 +33,7 @@ def stacks(closed):
     return [v for v in ys if not is_on_host(v)], [v for v in ys if is_on_host(v)]
 
 
+@pytest.mark.fast("1-None", "1-10000000000.0")
 @pytest.mark.parametrize(
     "rate", some_fast([None, float("inf"), 1e10, 1e-3], None, 1e10)
 )

@@ -79,6 +79,7 @@ def drawn_step(seed):
 SEEDS = range(8)
 
 
+@pytest.mark.fast("0", "3", "5", "6")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_update(seed):
     step, args = drawn_step(seed)

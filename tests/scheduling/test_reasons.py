@@ -42,6 +42,7 @@ def kinds():
     }
 
 
+@pytest.mark.fast("both")
 @pytest.mark.parametrize("kind", ["in", "out", "both"])
 def test_a_step_jitted_with_shardings_is_scheduled(kind):
     step = jax.jit(sgd, donate_argnums=0, **kinds()[kind])

@@ -109,6 +109,7 @@ def test_layerwise_optimizers_release_everything(name):
     released_all(checked(train_step(tx), *args, rtol=rtol))
 
 
+@pytest.mark.fast("clip by global norm", "novograd", "apply if finite")
 @pytest.mark.parametrize("name", BLOCKED)
 def test_what_needs_all_layers_is_kept_and_named(name):
     tx, why = BLOCKED[name]
@@ -649,6 +650,7 @@ def test_static_and_donated_by_name():
     assert all(x.is_deleted() for x in jax.tree.leaves(given["params"]))
 
 
+@pytest.mark.fast("key")
 @pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
 def test_keys(make):
     """Dropout in the layers, a key a layer, and a key that is carried on."""

@@ -82,6 +82,7 @@ CASES = [
 ]
 
 
+@pytest.mark.fast("float8_e8m0fnu", "bool")
 @pytest.mark.parametrize("name", CASES)
 def test_reductions_of_every_dtype(name):
     args = jnp.zeros_like(DATA), jnp.ones(3)

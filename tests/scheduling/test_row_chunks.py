@@ -69,6 +69,7 @@ def found(how, donated=True, watched=False):
     return list(leaf_updates(closed, aliases)), place
 
 
+@pytest.mark.fast("8-(512, 64)", "4-(200, 64)")
 @pytest.mark.parametrize("shape", [SHAPE, (200, 64)], ids=str)
 @pytest.mark.parametrize(
     "how", some_fast([EIGHT, DYNAMIC, FOUR], EIGHT, FOUR), ids=["8", "dynamic", "4"]

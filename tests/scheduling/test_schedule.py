@@ -186,6 +186,7 @@ def test_the_donation_that_is_named_wins():
     assert (deleted(given), deleted(x)) == ({True}, {False})
 
 
+@pytest.mark.fast("{'donate_argnums': [0]}", "{'donate_argnames': 'params'}")
 @pytest.mark.parametrize(
     "options",
     [

@@ -104,6 +104,12 @@ def run_again(fn, args, sizes, rate=LOWEST):
     )
 
 
+@pytest.mark.fast(
+    "sizes4-mask_and_key",
+    "sizes4-from_the_end",
+    "sizes4-one_weight",
+    "sizes4-many_carries",
+)
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("sizes", SIZES)
@@ -117,6 +123,7 @@ def test_gives_the_same(loss, sizes):
     assert_close(got, jax.tree.leaves(fn(*args)))
 
 
+@pytest.mark.fast("sizes0-None", "sizes0-10000000000.0")
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("rate", [None, float("inf"), 1e10])
 @pytest.mark.parametrize("sizes", some_fast([(4, 2), (3,)], (4, 2)))
@@ -140,6 +147,7 @@ def test_a_length_that_is_one_more_than_a_segment():
     assert_close(got, [jax.grad(plain_layers)(*args)])
 
 
+@pytest.mark.fast("sizes0-True")
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize("sizes", some_fast([(4, 2), (3,)], (4, 2)))
@@ -248,6 +256,7 @@ def scheduled(step, state, x, sizes):
     return made, run
 
 
+@pytest.mark.fast("7-sizes0", "9-sizes2")
 @pytest.mark.usefixtures("x64", "standard_promotion")
 @pytest.mark.parametrize(("length", "sizes"), [(7, (3,)), (8, (3,)), (9, (4, 2))])
 def test_updates_are_released_into_it(length, sizes):

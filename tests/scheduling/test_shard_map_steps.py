@@ -65,6 +65,7 @@ FORMS = {
 }
 
 
+@pytest.mark.fast("checked", "jitted, donating", "unrolled")
 @pytest.mark.parametrize("form", FORMS)
 def test_plan_and_call(form):
     """With donation and without any, which once failed at the call."""

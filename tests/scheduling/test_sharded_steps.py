@@ -63,6 +63,7 @@ def on(mesh, spec=WHOLE):
     return arguments(BATCH, lambda spec: NamedSharding(mesh, spec), spec)
 
 
+@pytest.mark.fast("h100")
 @pytest.mark.parametrize("target", ["h100", "tpu-v5e"])
 def test_data_parallel_is_predicted_as_a_step_on_a_part_of_the_batch(mesh, target):
     how = {"target": target, "donate_argnums": 0}

@@ -72,6 +72,7 @@ def test_equals_the_plain_step(name):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.fast("bfloat16-loss")
 @pytest.mark.parametrize("dtype, lossy", [("bfloat16", loss), ("float32", narrow)])
 def test_sums_in_bfloat16(dtype, lossy):
     """Of a table in it, or of one that is looked up in it, twice."""
@@ -144,6 +145,7 @@ LEFT = {
 }
 
 
+@pytest.mark.fast("adam", "norm", "tied")
 @pytest.mark.parametrize("name", LEFT)
 def test_left_alone_and_said_why(name):
     tx, lossy, why = LEFT[name]

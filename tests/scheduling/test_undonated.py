@@ -42,6 +42,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.fast("sgd-()", "momentum-(1,)", "adam-()", "clipped-(1,)")
 @pytest.mark.parametrize("donate", [(), (1,)], ids=str)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_scanned_layers_take_no_more_than_jit(name, donate):

@@ -34,6 +34,9 @@ class Location:
     function: str
 
 
+_NOWHERE = Location("", 0, "")
+
+
 @dataclass(frozen=True)
 class Instruction:
     """One line of a computation."""
@@ -170,19 +173,25 @@ class Hlo:
         while frame in self.frames and frame not in seen:
             seen.add(frame)
             location, frame = self.frames[frame]
-            yield self._location(location)
+            yield self._places.get(location, _NOWHERE)
 
     def source(self, instruction: Instruction) -> str:
         """Where an instruction is written, as `file:line (function)`, or ""."""
         place = next((where for where in self.stack(instruction) if where.file), None)
         return f"{place.file}:{place.line} ({place.function})" if place else ""
 
-    def _location(self, number: int) -> Location:
-        ids = _numbers(self.tables.get("FileLocations", {}).get(number, ""))
-        file = self.tables.get("FileNames", {}).get(ids.get("file_name_id", 0), "")
-        name = ids.get("function_name_id", 0)
-        function = self.tables.get("FunctionNames", {}).get(name, "")
-        return Location(file.strip('"'), ids.get("line", 0), function.strip('"'))
+    @cached_property
+    def _places(self) -> dict[int, Location]:
+        """File location id -> the line."""
+        of = lambda table: self.tables.get(table, {})
+        files, functions, places = of("FileNames"), of("FunctionNames"), {}
+        for number, text in of("FileLocations").items():
+            ids = _numbers(text)
+            file = files.get(ids.get("file_name_id", 0), "")
+            function = functions.get(ids.get("function_name_id", 0), "")
+            line = ids.get("line", 0)
+            places[number] = Location(file.strip('"'), line, function.strip('"'))
+        return places
 
 
 def parse_hlo(text: str) -> Hlo:

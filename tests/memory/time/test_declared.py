@@ -39,6 +39,7 @@ def kernel(entry: str, *computations: str):
     return one
 
 
+@pytest.mark.fast("16-attributes", "16-Pallas on TPUs", "32-Pallas on GPUs")
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("bits", [16, 32])
 def test_a_declaration_is_read(form, bits):

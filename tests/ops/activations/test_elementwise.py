@@ -16,6 +16,7 @@ def _chain(x):
     return jnp.tanh(x) * jnp.exp(-x * x) * jax.nn.gelu(x)
 
 
+@pytest.mark.fast("4")
 @pytest.mark.parametrize("bits", [8, 4])
 def test_codes_of_the_derivative(bits):
     op = ops.elementwise(_chain, save=bits)

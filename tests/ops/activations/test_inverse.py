@@ -36,6 +36,13 @@ def _derivative(op, x):
     return jax.vjp(jax.jit(op), x)[1](jnp.ones_like(x))[0]
 
 
+@pytest.mark.fast(
+    "gelu_erf-bfloat16",
+    "gelu_erf-float32",
+    "gelu_tanh-float16",
+    "gelu_tanh-float32",
+    "silu-float32",
+)
 @pytest.mark.parametrize("dtype", sorted(BOUNDS))
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_derivative_error(name, dtype):
@@ -85,6 +92,7 @@ def test_tails_and_outputs_below_the_minimum_are_finite(name):
     assert np.all(np.abs(slope[:2]) < 1e-4)
 
 
+@pytest.mark.fast("gelu_tanh", "silu")
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_second_derivative(name):
     op, unimodal = OPS[name]

@@ -24,6 +24,13 @@ def _value_and_gradient(op, x, **kwargs):
     return y, pull(jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape))[0]
 
 
+@pytest.mark.fast(
+    "0-softmax",
+    "axis1-softmax",
+    "axis2-softmax",
+    "axis2-log_softmax",
+    "None-softmax",
+)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("axis", [0, (0, 2), (-1, 1), None])
 def test_axes(name, axis):

@@ -71,12 +71,25 @@ OPTIONS = {
 }
 
 
+@pytest.mark.fast(
+    "plain-5",
+    "window of two sides-5",
+    "causal window-5",
+    "lengths-5",
+    "scale-5",
+)
 @pytest.mark.parametrize("block_size", some_fast([5, None], 5))
 @pytest.mark.parametrize("option", OPTIONS)
 def test_equals_jax_nn(option, block_size):
     check_against_jax_nn(qkv(), block_size, **OPTIONS[option])
 
 
+@pytest.mark.fast(
+    "1500-bias-shape0",
+    "1500-bias-shape3",
+    "1500-mask-shape2",
+    "1500-mask-shape5",
+)
 @pytest.mark.parametrize(
     "shape",
     [
@@ -99,6 +112,7 @@ def test_broadcast_bias_and_mask(what, shape, budget, monkeypatch):
         check_against_jax_nn((*qkv(), normal(*shape, seed=3)), None)
 
 
+@pytest.mark.fast("1500")
 @pytest.mark.parametrize("budget", [2**24, 1500])
 def test_segments_are_a_mask(budget, monkeypatch):
     """Rows of the last segment have no key to see."""
@@ -118,6 +132,7 @@ def test_segments_are_a_mask(budget, monkeypatch):
     np.testing.assert_allclose(np.asarray(out), np.asarray(whole[0]), atol=1e-6)
 
 
+@pytest.mark.fast("bfloat16", "float32")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_rows_masked_by_a_huge_bias(dtype):
     """Where log-sum-exp would lose the logarithm of the number of keys."""
@@ -200,6 +215,7 @@ def attend(q, k, v, key=KEY, block_size=5):
     )  # fmt: skip
 
 
+@pytest.mark.fast("spec0", "spec1")
 @pytest.mark.parametrize("spec", [("x",), (None, None, "x"), (None, "x")])
 def test_sharded_jit(spec):
     """Batch or heads: the same values, without communication."""
@@ -216,6 +232,7 @@ def test_sharded_jit(spec):
     assert spec == (None, "x") or not moved, moved
 
 
+@pytest.mark.fast("0")
 @pytest.mark.parametrize("axis", [0, 2])
 def test_shard_map(axis):
     args = qkv(b=8, t=13, s=9, n=8, k=8, h=4)

@@ -132,6 +132,15 @@ def close(got, want):
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=max(atol, 1e-6))
 
 
+@pytest.mark.fast(
+    "plain-4",
+    "causal-2",
+    "window behind-4",
+    "window and causal-4",
+    "lengths of keys-4",
+    "lengths of queries-4",
+    "both lengths-2",
+)
 @pytest.mark.parametrize("heads", [N, 2])
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name, heads):
@@ -167,6 +176,7 @@ def test_gradients_that_nobody_wants_are_not_there():
     assert set(cudnn.backward(PLAIN, frozenset("q"), saved, g)) == {"q"}
 
 
+@pytest.mark.fast("48", "80")
 @pytest.mark.parametrize("size", [24, 48, 64, 80])
 def test_heads_are_padded(size, monkeypatch):
     seen = []
@@ -183,6 +193,12 @@ def test_heads_are_padded(size, monkeypatch):
     assert seen == [64 if size <= 64 else 128]
 
 
+@pytest.mark.fast(
+    "axes0-plain",
+    "axes1-both lengths",
+    "axes2-plain",
+    "axes2-lengths of keys",
+)
 @pytest.mark.parametrize("name", ["plain", "lengths of keys", "both lengths"])
 @pytest.mark.parametrize("axes", [(0, 0, 0), (0, None, 0), (None, 0, 1)])
 def test_mapped_axis_joins_the_batch(name, axes):
@@ -265,6 +281,7 @@ def calls_in(fn, *args, target="h100"):
     return [op.what for op in report.time.operations if "custom-call" in op.what]
 
 
+@pytest.mark.fast("vmap", "checkpoint")
 @pytest.mark.parametrize("name", ["plain", "vmap", "checkpoint", "scan"])
 def test_compiled_for_an_absent_gpu(name, monkeypatch):
     monkeypatch.undo()

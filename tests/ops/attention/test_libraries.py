@@ -37,6 +37,7 @@ def check(library, args=(), **options):
     assert_same(found, results(given("xla"), (q, k, v), g))
 
 
+@pytest.mark.fast("plain", "window of two sides", "causal window", "lengths")
 @pytest.mark.parametrize("option", OPTIONS)
 def test_cudnn_is_that_of_jax_nn(option, asked):
     check("cudnn", **OPTIONS[option])

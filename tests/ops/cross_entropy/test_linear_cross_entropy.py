@@ -90,11 +90,13 @@ ONE_BLOCK = comparison(
 )
 
 
+@pytest.mark.fast("defaults", "everything")
 @pytest.mark.parametrize("case", [DEFAULTS, ONE_BLOCK, EVERYTHING], ids=str)
 def test_options(case):
     references.check_equal(case, (3, 5), "float32", "scan")
 
 
+@pytest.mark.fast("remat", "shard_map")
 @pytest.mark.parametrize("transform", ["vmap", "remat", "shard_map"])
 def test_under_transform(transform):
     references.check_equal(EVERYTHING, (3, 5), "float32", transform)
@@ -311,6 +313,7 @@ def mesh_of_8(kind=AxisType.Auto):
     return jax.make_mesh((2, 4), ("d", "v"), axis_types=(kind,) * 2)
 
 
+@pytest.mark.fast("True")
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_vocabulary_divided_inside_shard_map(check_vma):
     x, kernel, labels, bias = arrays(v=40)

@@ -61,6 +61,7 @@ def test_an_op_from_the_solver_is_that_of_its_table():
     np.testing.assert_array_equal(_pull(op, _x())[1], _levels(table, _x()))
 
 
+@pytest.mark.fast("silu", "squared_relu", "tanh", "gelu")
 @pytest.mark.parametrize("name", NAMES)
 def test_activations_take_bits(name):
     op, table = getattr(ops, name), shipped(NAMES[name], 2)
@@ -76,6 +77,7 @@ def test_activations_take_bits(name):
         assert kept == packed_codes_nbytes(SHAPE, 2)
 
 
+@pytest.mark.fast("silu", "gelu", "relu", "leaky_relu")
 @pytest.mark.parametrize("name", [*NAMES, *TWO_VALUED])
 def test_exact_words_agree(name):
     op, x = getattr(ops, name), _x()

@@ -38,6 +38,7 @@ def _mean_square(slope, borders, levels):
     return np.mean((slope - _steps(borders, levels)) ** 2) * (X[-1] - X[0])
 
 
+@pytest.mark.fast("erf", "silu")
 @pytest.mark.parametrize("fn", [GELU, GELU_ERF, SILU], ids=["tanh", "erf", "silu"])
 def test_reaches_the_thresholds_and_says_its_error(fn, slopes):
     thresholds = (0.0504, 0.01727, 0.00456) if fn is SILU else (0.0416, 0.0119, 0.00315)
@@ -108,6 +109,7 @@ def test_an_interval_that_misses_the_data_warns():
         fewbit_table(GELU, 1, weight="normal")
 
 
+@pytest.mark.fast("gelu_tanh", "sigmoid", "silu")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_what_is_shipped_is_what_the_solver_gives(name):
     sampled = sample(FUNCTIONS[name], INTERVAL, as_weight("uniform", INTERVAL), ())

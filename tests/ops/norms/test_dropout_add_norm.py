@@ -83,6 +83,7 @@ COMPARISONS = [
 CASES = [(t, s, d) for t in COMPARISONS for s in t.shapes for d in t.dtypes]
 
 
+@pytest.mark.fast("dropout_add_layer_norm-float32", "dropout_add_rms_norm-bfloat16")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[2]}")
 def test_equals_plain_reference(case):
     references.check_equal(*case, transform="jit")
@@ -93,6 +94,7 @@ def test_under_transform(transform):
     references.check_equal(COMPARISONS[0], (3, 5, 13), "float32", transform)
 
 
+@pytest.mark.fast("dropout_add_layer_norm-bfloat16", "dropout_add_rms_norm-float32")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c[0]}-{c[2]}")
 def test_keeps_what_it_says(case):
     reference, shape, dtype = case

@@ -33,6 +33,7 @@ SCALE = (
 BIAS, MEAN, VAR = _normal(2, (64,)) / 3, _normal(3, (64,)) / 9, 1 + SCALE**2
 
 
+@pytest.mark.fast("identity-False", "leaky_relu-True", "gelu-True")
 @pytest.mark.parametrize("trained", [True, False])
 @pytest.mark.parametrize(
     "name", some_fast(ACTIVATIONS, "identity", "leaky_relu", "gelu")

@@ -190,6 +190,7 @@ def fresh():
     keep_output.cache_clear()
 
 
+@pytest.mark.fast("small", "1% at 0")
 @pytest.mark.parametrize("name", SCALES)
 def test_small_scales_are_guarded(name, fresh, monkeypatch):
     scale, size, dx_bound, dscale_bound = SCALES[name]
@@ -237,6 +238,7 @@ SECOND = {
 }
 
 
+@pytest.mark.fast("layer_norm output", "batch_norm")
 @pytest.mark.parametrize("name", SECOND)
 def test_second_derivative(name):
     lean, reference = SECOND[name]

@@ -9,6 +9,7 @@ import pytest
 
 from jaxmem.ops.randomness.bits import positions, random_bits, seed_words, threshold
 from pallas_kernels.hashing import random_mask, rounded_rate
+from tests.sets import slow_unless
 
 RATES = (0.001, 0.1, 0.25, 0.5, 0.9)
 
@@ -152,6 +153,7 @@ def test_keep_rate(mask, rate):
         assert abs(scatter - 1) < 5 * np.sqrt(2 / line.size)
 
 
+@pytest.mark.fast("3.814697265625e-06")
 @pytest.mark.parametrize("rate", [2.0**-14, 2.0**-18])
 def test_a_tiny_rate_is_applied(rate):
     """Of 2**24 elements 1024, or 64: sixteen bits would round the second one to 0."""
@@ -182,11 +184,17 @@ def _correlation(a, b):
     return float((a * b).mean() / np.sqrt(a.var() * b.var()))
 
 
+STEPS = ((0, 1), (1, 0), (1, 1), (0, 2), (2, 0), (64, 0), (0, 128))
+# Every step at one rate, and every rate at one step.
+NEIGHBOURS = [
+    pytest.param(rate, step, marks=slow_unless(rate == 0.1 or step == STEPS[0]))
+    for rate in RATES
+    for step in STEPS
+]
+
+
 @both_masks
-@pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize(
-    "step", [(0, 1), (1, 0), (1, 1), (0, 2), (2, 0), (64, 0), (0, 128)]
-)
+@pytest.mark.parametrize("rate, step", NEIGHBOURS)
 def test_neighbours_are_not_correlated(mask, rate, step):
     keep = _drawn(mask, rate)
     r, c = step
@@ -194,6 +202,7 @@ def test_neighbours_are_not_correlated(mask, rate, step):
     assert abs(_correlation(a, b)) < 5 / np.sqrt(a.size)
 
 
+@pytest.mark.fast("0.1-mask_of_bits", "0.1-mask")
 @both_masks
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_lines_are_not_correlated(mask, rate):
@@ -210,6 +219,7 @@ def test_lines_are_not_correlated(mask, rate):
         assert (np.abs(pairs) >= 7).sum() <= related
 
 
+@pytest.mark.fast("0.1-mask_of_bits", "0.1-mask")
 @both_masks
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_triples_and_rectangles_are_not_correlated(mask, rate):

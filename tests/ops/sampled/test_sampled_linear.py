@@ -47,6 +47,7 @@ def estimates(x, kernel, g, row_norms, method, budget, draws):
 WEIGHTED = [(m, False) for m in METHODS] + [("wta", True)]
 
 
+@pytest.mark.fast("uniform-False", "gaussian-False", "wta-True")
 @pytest.mark.parametrize("method,weighted", WEIGHTED)
 def test_is_unbiased(method, weighted):
     """The mean of 4,000 draws lies within five of its standard errors, everywhere.
@@ -151,6 +152,13 @@ def test_other_gradients_are_exact(reference):
     references.check_equal(reference, (3, 5, 6), dtype, "scan")
 
 
+@pytest.mark.fast(
+    "wta-remat",
+    "wta-shard_map",
+    "gaussian-remat_unrolled",
+    "gaussian-scan",
+    "gaussian-vmap",
+)
 @pytest.mark.parametrize("transform", sorted(set(references.TRANSFORMS) - {"jit"}))
 @pytest.mark.parametrize("method", ["wta", "gaussian"])
 def test_same_estimate_under_transform(method, transform):

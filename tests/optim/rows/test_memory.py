@@ -42,6 +42,7 @@ def nbytes(tree):
     return sum(x.nbytes for x in jax.tree.leaves(tree))
 
 
+@pytest.mark.fast("adagrad", "lazy adam")
 @pytest.mark.parametrize("name", RULES)
 def test_arrays_of_ids_alone(name):
     """Some [ids, width] arrays, and all state in place: a table has 512 times more."""
@@ -51,6 +52,7 @@ def test_arrays_of_ids_alone(name):
     assert sizes.alias_size_in_bytes >= nbytes(state)
 
 
+@pytest.mark.fast("lazy adam")
 @pytest.mark.parametrize("name", ["sgd", "lazy adam", "one accumulator a row"])
 def test_rows_over_devices_are_never_gathered(name):
     mesh = jax.make_mesh((8,), ("rows",), axis_types=(AxisType.Auto,))

@@ -99,6 +99,7 @@ DENSE = {
 }
 
 
+@pytest.mark.fast("adagrad", "one accumulator a row")
 @pytest.mark.parametrize("name", DENSE)
 def test_without_decay_it_is_the_rule_with_dense_gradients(name):
     sparse, dense = DENSE[name]

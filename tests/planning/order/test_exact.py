@@ -74,6 +74,7 @@ def test_a_part_has_the_bytes_of_the_whole(seed, n, data):
     assert (walk.live, part.base) == (0, live)
 
 
+@pytest.mark.fast("True-4-2", "True-40-3", "False-10-2", "False-40-1")
 @pytest.mark.parametrize("near, reads", [(4, 2), (10, 2), (40, 1), (40, 3)])
 @pytest.mark.parametrize("plain", [True, False])
 def test_forty_operations(near, reads, plain):

@@ -124,6 +124,14 @@ def assert_trains_alike(got, want, eps):
         np.testing.assert_allclose(g, w, rtol=0, atol=eps * np.abs(w).max())
 
 
+@pytest.mark.fast(
+    "stopped_keys",
+    "symmetric",
+    "of_normalised",
+    "by_index",
+    "of_sequences",
+    "narrow",
+)
 @pytest.mark.parametrize("loss", FORMS, ids=lambda f: f.__name__)
 def test_a_batch_against_itself_trains_alike(loss):
     step, args = step_of(loss), example()

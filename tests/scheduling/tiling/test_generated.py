@@ -62,6 +62,7 @@ def wanted_and_most(step: Generated, closed) -> tuple[list[np.ndarray], float]:
     return exact, 4 * eps + 2 * apart(plain, exact)
 
 
+@pytest.mark.fast("34")
 @pytest.mark.parametrize("seed", some_fast(SEEDS, *FAST))
 def test_values(seed):
     step = generated(seed)

@@ -190,6 +190,7 @@ NETS = {
 }
 
 
+@pytest.mark.fast("transformer-micro-batches")
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", some_fast(NETS, "transformer"))
 def test_a_net_takes_less_and_gives_the_same(name, how):
@@ -262,6 +263,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.fast("routed-tiles")
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("name", some_fast(OPERATIONS, "routed"))
 def test_what_goes_through_the_places_of_an_example(name, how):

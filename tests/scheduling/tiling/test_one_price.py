@@ -78,6 +78,7 @@ def rows(step, args, *configs, target="h100"):
     return found.rewritten(Choice(target, configs), *args).tiles
 
 
+@pytest.mark.fast("tiles-scanned", "heads-scanned")
 @pytest.mark.parametrize(
     "layers", some_fast([written_out, scanned], scanned), ids=lambda f: f.__name__
 )

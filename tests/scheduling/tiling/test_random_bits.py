@@ -96,7 +96,7 @@ def assert_equal(found, fn, args):
         np.testing.assert_array_equal(a, b)
 
 
-SOME = {"typed key", "a key for each"}
+SOME = {"a key for each"}
 
 
 @pytest.mark.parametrize("name", [n if n in SOME else slow(n) for n in DROPOUTS])

@@ -63,6 +63,7 @@ def head(rows: int):
     return jax.value_and_grad(loss, argnums=(0, 1)), args
 
 
+@pytest.mark.fast("45-5")
 @pytest.mark.parametrize("rows, n", [(45, 5), (49, 7)])
 def test_rows_that_no_power_of_two_divides(rows, n):
     step, args = head(rows)

@@ -87,6 +87,7 @@ def products(closed) -> int:
     return sum(e.primitive.name == "dot_general" for e in jaxprs.walk(closed))
 
 
+@pytest.mark.fast("masked", "smoothed", "z")
 @pytest.mark.parametrize("name", HEADS)
 def test_a_head_is_one_loop_and_does_no_product_twice(name):
     fn = HEADS[name]

@@ -165,6 +165,13 @@ def check_loss(loss, dtype, n):
     assert largest(done.jaxpr) == WIDTH * WORDS < TOKENS * WORDS
 
 
+@pytest.mark.fast(
+    "log_softmax",
+    "weighted_with_z_loss",
+    "tied",
+    "of_real_words",
+    "of_words_far_below",
+)
 @pytest.mark.parametrize("loss", FEW, ids=lambda f: f.__name__)
 def test_loss_and_gradients_are_the_same(loss):
     check_loss(loss, "float32", 4)
@@ -201,6 +208,7 @@ def at_places(logp, labels, **how):
     return logp.at[jnp.arange(len(labels)), labels].get(**how)
 
 
+@pytest.mark.fast("fill--7.0-along", "clip-None-along")
 @pytest.mark.parametrize(
     "how", some_fast([along, at_places], along), ids=lambda f: f.__name__
 )
