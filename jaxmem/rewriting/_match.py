@@ -23,13 +23,12 @@ from jaxmem.rewriting._fold import Number, folded, times
 from jaxmem.rewriting._match_inputs import InputMatcher
 from jaxmem.rewriting._partial_match import PartialMatch, TracedFormula
 from jaxmem.rewriting._views import (
-    Indices,
     Labels,
     View,
+    bottom,
     dot_operands,
     elementwise,
     inserted,
-    look_through,
 )
 
 ELEMENTWISE = frozenset(
@@ -348,11 +347,9 @@ def _equal(a, b) -> bool:
 
 def head(value: FlatValue) -> str:
     """What kind of thing a value is below its casts and views, to index by."""
-    labels: Labels = tuple(range(len(value.shape)))
-    *_, seen = look_through(value, labels, Indices())
-    node = seen.value.node
-    if node is None:
+    value = bottom(value)
+    if value.node is None:
         return ""
-    if is_product(seen.value):
+    if is_product(value):
         return "product"
-    return "sum" if is_sum(seen.value) else node.name
+    return "sum" if is_sum(value) else value.node.name
